@@ -1,0 +1,5 @@
+//! Reading FFCV data.
+
+mod batch;
+
+pub use batch::Batch;

@@ -1,0 +1,100 @@
+//! Why a process ended, and what follows from it.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Exit code of every Baton process when all went well.
+pub const OK: u8 = 0;
+/// Exit code for a job that failed for a reason a restart may cure.
+pub const FAILED: u8 = 1;
+/// Exit code for bad input: a recipe, a file or a flag. A scheduler must not requeue.
+pub const BAD_INPUT: u8 = 2;
+/// Exit code after a drain: state is saved, the same command continues (BSD's `EX_TEMPFAIL`).
+pub const DRAINED: u8 = 75;
+
+/// What kind of trouble ended a rank; it decides what happens next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// The recipe, the data or a path is wrong: another try would end the same way.
+    BadInput,
+    /// A device or its driver failed.
+    Device,
+    /// A process was killed, ran out of memory, or crashed.
+    Crash,
+}
+
+impl Class {
+    /// Whether starting the rank again can help.
+    #[must_use]
+    pub fn is_retriable(self) -> bool {
+        !matches!(self, Self::BadInput)
+    }
+}
+
+/// A rank's end, in words a person can act on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Decides whether the job goes on.
+    pub class: Class,
+    /// One line: what, where, what to do.
+    pub message: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// How a job, or an agent's part in it, came to its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Outcome {
+    /// Every epoch is done.
+    Completed,
+    /// State is saved; the same command continues.
+    Drained {
+        /// Who asked, in words.
+        reason: String,
+    },
+    /// Stopped at once on request, without a save.
+    Stopped,
+    /// It cannot go on.
+    Failed {
+        /// What ended it.
+        failure: Failure,
+    },
+}
+
+impl Outcome {
+    /// The process exit code that tells a scheduler what to do.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Completed => OK,
+            Self::Drained { .. } => DRAINED,
+            Self::Stopped => FAILED,
+            Self::Failed { failure } if failure.class.is_retriable() => FAILED,
+            Self::Failed { .. } => BAD_INPUT,
+        }
+    }
+
+    /// Whether a restarted coordinator takes the job up again rather than report the end.
+    #[must_use]
+    pub fn is_resumable(&self) -> bool {
+        !matches!(self, Self::Completed)
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Completed => f.write_str("completed"),
+            Self::Drained { reason } => write!(f, "drained ({reason}); the same command continues"),
+            Self::Stopped => f.write_str("stopped on request without a checkpoint"),
+            Self::Failed { failure } => write!(f, "failed: {failure}"),
+        }
+    }
+}

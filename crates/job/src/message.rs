@@ -1,0 +1,291 @@
+//! What coordinator, agent and rank say to each other.
+//!
+//! Coordinator and agent speak gRPC (`proto/`, which converts these types); agent and rank speak
+//! these types as JSON frames over a socket pair. A message about a generation names it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    exit::{Failure, Outcome},
+    ids::{Generation, LocalRank, NodeId, Rank, Step},
+    progress::{Accuracy, Progress},
+};
+
+/// Where a generation takes its state from when none of its ranks holds any: the newest whole
+/// checkpoint of generation `not_before` or later, else `path`, else fresh weights.
+///
+/// One rule for three wishes: auto-resume is `not_before = 0`; `--no-auto-resume` is the job's first
+/// generation; `--resume PATH` is that with a path.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restore {
+    /// Checkpoints of earlier generations belong to another run.
+    pub not_before: Generation,
+    /// A checkpoint named by the user.
+    pub path: Option<String>,
+}
+
+/// Where a generation's state came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum StateSource {
+    /// Nothing to resume: weights from the seed.
+    Fresh,
+    /// Ranks of the generation before held it in memory.
+    Survivor {
+        /// The rank, in the new numbering, that gave its state to the others.
+        rank: Rank,
+    },
+    /// A committed checkpoint.
+    Checkpoint {
+        /// Its name in the store.
+        name: String,
+        /// Why a newer one was passed over; empty if none was.
+        skipped: Vec<String>,
+    },
+}
+
+/// A checkpoint that is whole and durable.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Commit {
+    /// Its name in the store.
+    pub name: String,
+    /// The generation that wrote it.
+    pub generation: Generation,
+    /// Updates made.
+    pub step: Step,
+    /// Accuracy at that step, if it was evaluated there.
+    pub accuracy: Option<Accuracy>,
+    /// Size of all its files.
+    pub bytes: u64,
+}
+
+/// Coordinator → agent.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Directive {
+    /// A new generation: run these ranks. Processes that live keep their state and get new numbers.
+    Launch(Launch),
+    /// Every rank is ready: meet at these addresses (index = rank).
+    Begin {
+        /// Of this generation.
+        generation: Generation,
+        /// `host:port` of each rank's listener.
+        peers: Vec<String>,
+    },
+    /// Save after the current step and go on.
+    Checkpoint {
+        /// Of this generation.
+        generation: Generation,
+    },
+    /// Save after the current step and stop.
+    Drain {
+        /// Of this generation.
+        generation: Generation,
+        /// Who asked, in words.
+        reason: String,
+    },
+    /// The job is over: stop whatever runs and leave.
+    Dismiss {
+        /// How it ended.
+        outcome: Outcome,
+    },
+}
+
+/// One agent's part of a new generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Its number.
+    pub generation: Generation,
+    /// Ranks in all.
+    pub world_size: u32,
+    /// Ranks of this node; may be none.
+    pub ranks: Vec<(Rank, LocalRank)>,
+    /// Where state comes from if no rank holds any.
+    pub restore: Restore,
+}
+
+/// Agent → coordinator, first message of an attachment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hello {
+    /// The node's name.
+    pub node: NodeId,
+    /// Ranks it can run.
+    pub slots: u32,
+    /// What it runs already, if this is a reconnect.
+    pub holding: Option<Holding>,
+}
+
+/// The ranks an agent runs, told on reconnect: what the coordinator may have missed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Holding {
+    /// Their generation.
+    pub generation: Generation,
+    /// Those alive or done, each with where it stands.
+    pub ranks: Vec<(Rank, RankPhase)>,
+    /// The last checkpoint they committed.
+    pub commit: Option<Commit>,
+}
+
+/// Where a live rank stands in its generation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RankPhase {
+    /// Spawned or told to join; not yet listening.
+    Joining,
+    /// Listening, waiting for `Begin`.
+    Ready {
+        /// `host:port` of its listener.
+        address: String,
+        /// Its last finished step, if it holds state.
+        step: Option<Step>,
+    },
+    /// Told to meet the others, or training.
+    Training {
+        /// Its last finished step, if known.
+        step: Option<Step>,
+    },
+    /// Its collective broke; it holds its state and waits for a new generation.
+    Waiting,
+    /// Finished: all epochs, or drained.
+    Done {
+        /// Which of the two.
+        outcome: Outcome,
+    },
+}
+
+/// Agent → coordinator after [`Hello`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum Report {
+    /// A rank spoke or ended.
+    Rank {
+        /// Its generation when it did.
+        generation: Generation,
+        /// Its number there.
+        rank: Rank,
+        /// What it said.
+        news: RankNews,
+    },
+    /// The node must go (signal, spot notice): save and stop everywhere.
+    DrainRequested {
+        /// Why, in words.
+        reason: String,
+    },
+}
+
+/// What is told about a rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum RankNews {
+    /// It listens and can meet the others.
+    Ready {
+        /// `host:port` of its listener.
+        address: String,
+        /// Its last finished step, if it holds state.
+        step: Option<Step>,
+    },
+    /// It met the others and has the state; training begins.
+    Started {
+        /// Where the state came from.
+        source: StateSource,
+        /// Where training stands.
+        progress: Progress,
+    },
+    /// One or more updates were made. Told by rank 0 alone.
+    Stepped(StepNews),
+    /// An evaluation ended. Told by rank 0 alone.
+    Evaluated {
+        /// After this many updates.
+        step: Step,
+        /// After this many passes.
+        epoch: crate::Epoch,
+        /// What was found.
+        accuracy: Accuracy,
+    },
+    /// A checkpoint was committed. Told by rank 0 alone.
+    Saved(Commit),
+    /// A save failed; training goes on.
+    SaveFailed {
+        /// One line: what, where, what to do.
+        message: String,
+    },
+    /// Its collective broke; it keeps its state and waits for a new generation.
+    Lost {
+        /// What broke.
+        detail: String,
+    },
+    /// It is done and leaves.
+    Done {
+        /// Completed or drained.
+        outcome: Outcome,
+        /// Digest of the final state, equal on all ranks.
+        digest: String,
+    },
+    /// Its process ended before it was done. Told by the agent.
+    Exited(Failure),
+}
+
+/// Numbers of the latest update.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepNews {
+    /// Updates made.
+    pub step: Step,
+    /// Passes made.
+    pub epoch: crate::Epoch,
+    /// Updates in all, once the job is complete.
+    pub total_steps: u64,
+    /// Updates per pass.
+    pub steps_per_epoch: u64,
+    /// Mean training loss of the update's batch.
+    pub loss: f64,
+    /// Training top-1 of the update's batch, 0..1.
+    pub top1: f64,
+    /// Learning rate of the update.
+    pub lr: f64,
+    /// Samples per second over the last seconds, all ranks.
+    pub samples_per_second: f64,
+    /// Share of time this rank waited for its loader, 0..1.
+    pub loader_wait: f64,
+}
+
+/// Agent → rank.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum RankCommand {
+    /// Take this place in a new generation; whatever ran before is over.
+    Join {
+        /// The generation.
+        generation: Generation,
+        /// The number in it.
+        rank: Rank,
+        /// Ranks in all.
+        world_size: u32,
+        /// Where state comes from if no rank holds any.
+        restore: Restore,
+    },
+    /// Meet the others.
+    Begin {
+        /// Of this generation.
+        generation: Generation,
+        /// `host:port` of each rank.
+        peers: Vec<String>,
+    },
+    /// Vote for a save.
+    Checkpoint {
+        /// Of this generation.
+        generation: Generation,
+    },
+    /// Vote for a save and stop.
+    Drain {
+        /// Of this generation.
+        generation: Generation,
+        /// Who asked, in words.
+        reason: String,
+    },
+}
+
+/// Rank → agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankSays {
+    /// The generation it speaks of.
+    pub generation: Generation,
+    /// What it says.
+    pub news: RankNews,
+}

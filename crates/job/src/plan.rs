@@ -1,0 +1,120 @@
+//! Who runs what: ranks on nodes, virtual ranks on ranks.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{LocalRank, NodeId, Rank};
+
+/// A node that can take ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Which node.
+    pub node: NodeId,
+    /// How many ranks it can run.
+    pub slots: u32,
+}
+
+/// One rank's place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// The rank.
+    pub rank: Rank,
+    /// The node that runs it.
+    pub node: NodeId,
+    /// Its number there.
+    pub local_rank: LocalRank,
+}
+
+/// Places as many ranks as fit, at most `max_ranks`; `None` if they are fewer than `min_ranks`.
+///
+/// Ranks are contiguous on each node, so that neighbours in a collective share a machine, and nodes
+/// stand in the order of their names, so that the same nodes always get the same ranks.
+#[must_use]
+pub fn place_ranks(offers: &[Offer], min_ranks: u32, max_ranks: u32) -> Option<Vec<Placement>> {
+    let mut offers = offers.to_vec();
+    offers.sort_by(|a, b| a.node.cmp(&b.node));
+    let places = offers
+        .iter()
+        .flat_map(|offer| (0..offer.slots).map(|local| (offer.node.clone(), LocalRank(local))));
+    let placed: Vec<Placement> = (0..max_ranks)
+        .zip(places)
+        .map(|(rank, (node, local_rank))| Placement { rank: Rank(rank), node, local_rank })
+        .collect();
+    (placed.len() >= min_ranks as usize).then_some(placed)
+}
+
+/// The virtual ranks that `rank` of `world_size` runs: contiguous blocks, the first ones larger by
+/// one where the numbers do not divide.
+///
+/// A virtual rank is a fixed part of every global batch; because there are always
+/// `virtual_ranks` of them, training does not depend on `world_size`.
+///
+/// ```
+/// use baton_job::{plan::virtual_block, Rank};
+/// assert_eq!(virtual_block(8, Rank(0), 3), 0..3);
+/// assert_eq!(virtual_block(8, Rank(2), 3), 6..8);
+/// ```
+#[must_use]
+pub fn virtual_block(virtual_ranks: u32, rank: Rank, world_size: u32) -> Range<u32> {
+    let share = virtual_ranks / world_size.max(1);
+    let larger = virtual_ranks % world_size.max(1);
+    let start = rank.0 * share + rank.0.min(larger);
+    start..start + share + u32::from(rank.0 < larger)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn offers(slots: &[u32]) -> Vec<Offer> {
+        let named =
+            |(i, &slots): (usize, &u32)| Offer { node: NodeId(format!("node{i:02}")), slots };
+        slots.iter().enumerate().map(named).collect()
+    }
+
+    #[test]
+    fn too_few_slots_place_nobody() {
+        assert_eq!(place_ranks(&offers(&[2, 1]), 4, 8), None);
+    }
+
+    proptest! {
+        #[test]
+        fn ranks_are_a_permutation_and_contiguous_on_each_node(
+            slots in prop::collection::vec(0u32..9, 0..6), most in 1u32..40, rotate in 0usize..6,
+        ) {
+            let mut given = offers(&slots);
+            let len = given.len().max(1);
+            given.rotate_left(rotate % len);
+            let placed = place_ranks(&given, 0, most).unwrap();
+            let total: u32 = slots.iter().sum();
+            prop_assert_eq!(placed.len() as u32, total.min(most));
+            for (i, placement) in placed.iter().enumerate() {
+                prop_assert_eq!(placement.rank, Rank(i as u32));
+            }
+            for pair in placed.windows(2) {
+                let same = pair[0].node == pair[1].node;
+                prop_assert!(pair[0].node <= pair[1].node);
+                prop_assert!(!same || pair[0].local_rank.next() == pair[1].local_rank);
+                prop_assert!(same || pair[1].local_rank == LocalRank(0));
+            }
+            prop_assert_eq!(place_ranks(&offers(&slots), 0, most).unwrap(), placed);
+        }
+
+        #[test]
+        fn blocks_of_virtual_ranks_cover_each_once(log2 in 0u32..8, world in 1u32..130) {
+            let virtual_ranks = 1 << log2;
+            prop_assume!(world <= virtual_ranks);
+            let mut next = 0;
+            for rank in 0..world {
+                let block = virtual_block(virtual_ranks, Rank(rank), world);
+                prop_assert_eq!(block.start, next);
+                prop_assert!(!block.is_empty());
+                next = block.end;
+            }
+            prop_assert_eq!(next, virtual_ranks);
+        }
+    }
+}

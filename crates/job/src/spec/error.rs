@@ -1,0 +1,50 @@
+//! What can be wrong with a recipe.
+
+use std::fmt;
+
+/// Why a recipe was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not TOML, an unknown key, or a value of the wrong type.
+    #[error("recipe: {}", one_line(.0))]
+    Syntax(Box<toml::de::Error>),
+    /// The JSON form handed to an agent does not fit this build.
+    #[error(
+        "recipe from the coordinator does not fit this build (is it of the same version?): {0}"
+    )]
+    Json(serde_json::Error),
+    /// An override is not `dotted.key=value`.
+    #[error("override `{0}` is not of the form section.key=value, e.g. train.epochs=3")]
+    Override(String),
+    /// Values against the rules; all of them are listed.
+    #[error("recipe: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Invalid(Vec<Violation>),
+}
+
+/// One value against one rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Dotted path of the key.
+    pub field: &'static str,
+    /// The value found.
+    pub value: String,
+    /// What it must be, or what to do instead.
+    pub rule: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} = {}: {}", self.field, self.value, self.rule)
+    }
+}
+
+/// toml prints a drawing over several lines; a daemon's error is one line.
+fn one_line(error: &toml::de::Error) -> String {
+    let whole = error.to_string();
+    let place = whole.lines().next().unwrap_or_default().trim_start_matches("TOML parse error ");
+    let message = error.message().replace('\n', " ");
+    match (place.is_empty(), error.span()) {
+        (false, Some(_)) => format!("{place}: {message}"),
+        _ => message,
+    }
+}

@@ -1,0 +1,142 @@
+//! The recipe: one file that says everything about a job.
+//!
+//! A [`JobSpec`] exists only in validated form: [`JobSpec::from_toml`] refuses unknown keys, values
+//! out of range and features this build does not have, each with field, value and rule.
+
+mod error;
+mod sections;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    error::{Error, Violation},
+    sections::{
+        Arch, Augment, Checkpoint, Cluster, CollectiveKind, Compute, Data, Determinism, Device,
+        Ema, Evaluation, Limits, Loss, Model, Optimizer, Order, Phase, Precision, Schedule, Train,
+    },
+};
+
+/// A complete, valid job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JobSpec {
+    /// Names the run folder and the job in every display.
+    pub name: String,
+    /// Root of every random draw: initial weights, sample order, augmentation.
+    #[serde(default)]
+    pub seed: u64,
+    /// The network.
+    pub model: Model,
+    /// The files and how they are read.
+    pub data: Data,
+    /// Random changes to training images.
+    #[serde(default)]
+    pub augment: Augment,
+    /// Length and batch.
+    pub train: Train,
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// The learning rate as a function of the sample cursor.
+    pub schedule: Schedule,
+    /// The objective.
+    #[serde(default)]
+    pub loss: Loss,
+    /// Number formats.
+    #[serde(default)]
+    pub precision: Precision,
+    /// Moving average of the weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ema: Option<Ema>,
+    /// When and how accuracy is measured.
+    #[serde(default)]
+    pub evaluation: Evaluation,
+    /// When and where state is saved.
+    #[serde(default)]
+    pub checkpoint: Checkpoint,
+    /// Processes and devices.
+    #[serde(default)]
+    pub cluster: Cluster,
+    /// When to stop early.
+    #[serde(default)]
+    pub limits: Limits,
+}
+
+impl JobSpec {
+    /// Reads a recipe and applies `overrides`, each `dotted.key=value` with a TOML value.
+    ///
+    /// # Errors
+    /// Unknown keys, wrong types, values against a rule, features that are not implemented yet.
+    pub fn from_toml(text: &str, overrides: &[String]) -> Result<Self, Error> {
+        let syntax = |error| Error::Syntax(Box::new(error));
+        if overrides.is_empty() {
+            // Straight from the text, as errors then name line and column.
+            return toml::from_str::<Self>(text).map_err(syntax)?.validated();
+        }
+        let mut table: toml::Table = text.parse().map_err(syntax)?;
+        for entry in overrides {
+            apply_override(&mut table, entry)?;
+        }
+        table.try_into::<Self>().map_err(syntax)?.validated()
+    }
+
+    /// Reads the form in which a coordinator hands the recipe to its agents.
+    ///
+    /// # Errors
+    /// As [`Self::from_toml`].
+    pub fn from_json(text: &str) -> Result<Self, Error> {
+        let spec: Self = serde_json::from_str(text).map_err(Error::Json)?;
+        spec.validated()
+    }
+
+    /// The form that [`Self::from_json`] reads.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // A tree of plain structs, strings and numbers has no way to fail here.
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    fn validated(self) -> Result<Self, Error> {
+        let violations = validate::violations(&self);
+        if violations.is_empty() { Ok(self) } else { Err(Error::Invalid(violations)) }
+    }
+
+    /// BLAKE3 of everything that decides the resulting weights. Where the job runs, how often it is
+    /// saved and when it is stopped leave it unchanged.
+    #[must_use]
+    pub fn recipe_hash(&self) -> String {
+        let weights_depend_on = Self {
+            name: String::new(),
+            checkpoint: Checkpoint::default(),
+            cluster: Cluster::default(),
+            limits: Limits::default(),
+            data: Data { decode_threads: 1, prefetch_batches: 1, ..self.data.clone() },
+            ..self.clone()
+        };
+        blake3::hash(weights_depend_on.to_json().as_bytes()).to_hex().to_string()
+    }
+}
+
+fn apply_override(table: &mut toml::Table, entry: &str) -> Result<(), Error> {
+    let malformed = || Error::Override(entry.to_owned());
+    let (path, value) = entry.split_once('=').ok_or_else(malformed)?;
+    // A bare word is taken as a string, so that `--set cluster.device=cpu` needs no inner quotes.
+    let value = format!("v = {value}")
+        .parse::<toml::Table>()
+        .ok()
+        .and_then(|mut parsed| parsed.remove("v"))
+        .unwrap_or_else(|| toml::Value::String(value.to_owned()));
+    let (parents, leaf) = match path.rsplit_once('.') {
+        Some((parents, leaf)) => (parents.split('.').collect(), leaf),
+        None => (Vec::new(), path),
+    };
+    let mut at = table;
+    for key in parents {
+        let inner = at.entry(key).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        at = inner.as_table_mut().ok_or_else(malformed)?;
+    }
+    at.insert(leaf.to_owned(), value);
+    Ok(())
+}

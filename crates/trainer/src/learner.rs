@@ -1,0 +1,153 @@
+//! What the step loop needs of a model and its optimizer.
+//!
+//! Two implementations: `torch` (ResNets) and `linear` (plain Rust, for trying out everything
+//! around the training in milliseconds).
+
+use baton_collectives::BufferMut;
+use baton_data::Batch;
+use baton_job::Step;
+
+/// Number of f32 slots at the end of every leaf that belong to the step loop: sums for metrics and
+/// the vote. They travel in the same all-reduce as the gradient.
+pub const TAIL: usize = 6;
+
+/// One virtual rank's contribution to an update: gradient, batch statistics and the loop's tail, in
+/// one contiguous run of f32.
+pub trait Leaf: Sized {
+    /// `self += other`, element by element.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn add(&mut self, other: &Self) -> Result<(), Error>;
+
+    /// Overwrites the last [`TAIL`] values.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn set_tail(&mut self, tail: [f32; TAIL]) -> Result<(), Error>;
+
+    /// Reads the last [`TAIL`] values.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn tail(&self) -> Result<[f32; TAIL], Error>;
+
+    /// The whole leaf, tail included, for the collective.
+    fn buffer(&mut self) -> BufferMut<'_>;
+}
+
+/// Sums over the samples of one batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sums {
+    /// Sum of losses.
+    pub loss: f64,
+    /// Samples whose first guess is right.
+    pub top1: u64,
+    /// Samples with the label among the first five guesses.
+    pub top5: u64,
+    /// Samples.
+    pub count: u64,
+}
+
+/// A part of the replicated state, as one buffer.
+#[derive(Debug)]
+pub struct Region<'a> {
+    /// Its name in checkpoints, e.g. `weights`, `momentum`.
+    pub name: &'static str,
+    /// Its values.
+    pub buffer: BufferMut<'a>,
+}
+
+/// A named tensor inside a region, so that checkpoints can be exported without libtorch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorPlace {
+    /// torchvision's name, e.g. `layer1.0.conv1.weight`.
+    pub name: String,
+    /// torchvision's shape, e.g. `[64, 64, 3, 3]` (OIHW).
+    pub shape: Vec<usize>,
+    /// Region that holds it.
+    pub region: &'static str,
+    /// First value in the region.
+    pub offset: usize,
+    /// Whether the values are stored in channels-last (OHWI) order.
+    pub channels_last: bool,
+}
+
+/// A model with its optimizer: computes gradients, applies updates, exposes its whole state.
+///
+/// All ranks build it from the same recipe and seed and thus hold the same values; the loop keeps
+/// it so.
+pub trait Learner {
+    /// Storage of one contribution.
+    type Leaf: Leaf;
+
+    /// A zeroed leaf.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn new_leaf(&mut self) -> Result<Self::Leaf, Error>;
+
+    /// Overwrites `leaf` with the gradient of `scale ·` (sum of losses over `batch`) and with the
+    /// batch's normalisation statistics; leaves the tail alone. `batch` holds one virtual rank's
+    /// samples and `scale` is 1 / (samples of the whole global batch), so that the sum of all
+    /// leaves is the gradient of the mean loss.
+    ///
+    /// # Errors
+    /// The device failed, or a label is out of range.
+    fn gradient(&mut self, batch: &Batch, scale: f32, leaf: &mut Self::Leaf)
+    -> Result<Sums, Error>;
+
+    /// One optimizer update from the sum of the leaves of all `virtual_ranks`.
+    ///
+    /// `step` counts from 0; `lr` is this update's learning rate.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn update(
+        &mut self,
+        sum: &Self::Leaf,
+        step: Step,
+        lr: f64,
+        virtual_ranks: u32,
+    ) -> Result<(), Error>;
+
+    /// Loss and correct guesses in evaluation mode; changes no state.
+    ///
+    /// # Errors
+    /// The device failed, or a label is out of range.
+    fn evaluate(&mut self, batch: &Batch) -> Result<Sums, Error>;
+
+    /// The whole state that changes during training, in a fixed order.
+    fn regions(&mut self) -> Vec<Region<'_>>;
+
+    /// Where each named tensor lies, for export.
+    fn tensors(&self) -> Vec<TensorPlace>;
+}
+
+/// Why a learner failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// libtorch refused.
+    #[error("{operation}: {message}")]
+    Torch {
+        /// What was being done.
+        operation: &'static str,
+        /// libtorch's first line.
+        message: String,
+    },
+    /// A sample's label does not fit the model.
+    #[error(
+        "sample {sample} has label {label}, but model.num_classes = {num_classes}: raise it or mend the data set"
+    )]
+    Label {
+        /// Position in the data set.
+        sample: u64,
+        /// The label found.
+        label: i64,
+        /// Outputs of the model.
+        num_classes: u32,
+    },
+    /// No such device, or it failed.
+    #[error("{0}")]
+    Device(String),
+}

@@ -1,0 +1,5 @@
+//! Training: the step loop, generic over what learns.
+
+pub mod learner;
+
+pub use learner::{Leaf, Learner};
