@@ -1,1 +1,18 @@
-//! placeholder
+//! The wire: `baton.v1` messages and services, and their conversions to the types of `baton-job`.
+//!
+//! The `.proto` files under `baton/v1/` are the reference; [`v1`] is generated from them.
+
+#![forbid(unsafe_code)]
+
+mod convert;
+
+/// Generated from `baton/v1/*.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod v1 {
+    tonic::include_proto!("baton.v1");
+}
+
+pub use convert::Malformed;
+
+/// Serialised descriptors of all services, for server reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -99,11 +99,13 @@ pub struct Launch {
     pub world_size: u32,
     /// Ranks of this node; may be none.
     pub ranks: Vec<(Rank, LocalRank)>,
+    /// Local ranks whose process hangs and must be killed rather than kept.
+    pub replace: Vec<LocalRank>,
     /// Where state comes from if no rank holds any.
     pub restore: Restore,
 }
 
-/// Agent → coordinator, first message of an attachment.
+/// Who an agent is: the first thing it says on every connection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hello {
     /// The node's name.
@@ -137,23 +139,26 @@ pub enum RankPhase {
         /// Its last finished step, if it holds state.
         step: Option<Step>,
     },
-    /// Told to meet the others, or training.
-    Training {
-        /// Its last finished step, if known.
-        step: Option<Step>,
-    },
+    /// Told to meet the others; not yet training.
+    Meeting,
+    /// Training.
+    Training,
     /// Its collective broke; it holds its state and waits for a new generation.
     Waiting,
     /// Finished: all epochs, or drained.
     Done {
         /// Which of the two.
         outcome: Outcome,
+        /// Digest of the final state, equal on all ranks.
+        digest: String,
     },
 }
 
-/// Agent → coordinator after [`Hello`].
+/// Agent → coordinator.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Report {
+    /// First on every connection.
+    Hello(Hello),
     /// A rank spoke or ended.
     Rank {
         /// Its generation when it did.

@@ -1,0 +1,218 @@
+//! One generation's ranks: where each runs and how far it has come.
+
+use crate::{
+    exit::{Class, Failure, Outcome},
+    ids::{LocalRank, NodeId, Rank, Step},
+    message::{RankNews, RankPhase},
+    plan::Placement,
+};
+
+use super::news_of;
+
+/// How far one rank has come.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Member {
+    /// Its agent was told to run it.
+    Launched,
+    /// It listens; `step` if it holds state.
+    Ready { address: String, step: Option<Step> },
+    /// It met the others and has the state.
+    Started,
+    /// It lost touch with the others and waits.
+    Lost,
+    /// It finished.
+    Done { outcome: Outcome, digest: String },
+    /// The coordinator restarted and has not heard of it yet.
+    Unheard,
+}
+
+impl Member {
+    pub(super) fn has_started(&self) -> bool {
+        matches!(self, Self::Started | Self::Done { .. })
+    }
+}
+
+/// All ranks of one generation.
+#[derive(Clone, Debug)]
+pub(super) struct World {
+    placements: Vec<Placement>,
+    members: Vec<Member>,
+    /// Addresses by rank, once all were ready.
+    peers: Vec<String>,
+}
+
+impl World {
+    pub(super) fn new(placements: Vec<Placement>) -> Self {
+        let members = vec![Member::Launched; placements.len()];
+        Self { placements, members, peers: Vec::new() }
+    }
+
+    /// The world of a generation that was open when the coordinator died.
+    pub(super) fn unheard(placements: Vec<Placement>) -> Self {
+        let members = vec![Member::Unheard; placements.len()];
+        Self { placements, members, peers: Vec::new() }
+    }
+
+    pub(super) fn placements(&self) -> &[Placement] {
+        &self.placements
+    }
+
+    pub(super) fn members(&self) -> impl Iterator<Item = (&Placement, &Member)> {
+        self.placements.iter().zip(&self.members)
+    }
+
+    pub(super) fn size(&self) -> u32 {
+        u32::try_from(self.placements.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn has(&self, node: &NodeId) -> bool {
+        self.placements.iter().any(|placement| placement.node == *node)
+    }
+
+    pub(super) fn runs(&self, node: &NodeId, rank: Rank) -> bool {
+        self.placements.iter().any(|p| p.node == *node && p.rank == rank)
+    }
+
+    pub(super) fn ranks_of(&self, node: &NodeId) -> Vec<(Rank, LocalRank)> {
+        let here = self.placements.iter().filter(|placement| placement.node == *node);
+        here.map(|placement| (placement.rank, placement.local_rank)).collect()
+    }
+
+    /// Each node once.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &NodeId> {
+        let starts_node =
+            |i: &usize| *i == 0 || self.placements[*i].node != self.placements[*i - 1].node;
+        (0..self.placements.len()).filter(starts_node).map(|i| &self.placements[i].node)
+    }
+
+    pub(super) fn set(&mut self, rank: Rank, member: Member) {
+        if let Some(place) = self.members.get_mut(rank.0 as usize) {
+            *place = member;
+        }
+    }
+
+    pub(super) fn all(&self, is: impl Fn(&Member) -> bool) -> bool {
+        self.members.iter().all(is)
+    }
+
+    pub(super) fn is_done(&self, rank: Rank) -> bool {
+        matches!(self.members.get(rank.0 as usize), Some(Member::Done { .. }))
+    }
+
+    /// Whether some rank holds state of its own.
+    pub(super) fn holds_state(&self) -> bool {
+        self.members.iter().any(|member| match member {
+            Member::Ready { step, .. } => step.is_some(),
+            Member::Launched => false,
+            _ => true,
+        })
+    }
+
+    /// Fixes and returns every rank's address, if all are ready.
+    pub(super) fn begin(&mut self) -> Option<Vec<String>> {
+        let addresses: Option<Vec<String>> = self
+            .members
+            .iter()
+            .map(|member| match member {
+                Member::Ready { address, .. } => Some(address.clone()),
+                _ => None,
+            })
+            .collect();
+        self.peers.clone_from(addresses.as_ref()?);
+        addresses
+    }
+
+    pub(super) fn peers(&self) -> &[String] {
+        &self.peers
+    }
+
+    /// Those that keep the others waiting: not ready before the meeting, not started in it.
+    pub(super) fn late(&self) -> Vec<(Rank, NodeId, LocalRank)> {
+        let met = !self.peers.is_empty();
+        let is_late = |member: &Member| match member {
+            Member::Launched | Member::Unheard => true,
+            Member::Ready { .. } => met,
+            Member::Started | Member::Lost | Member::Done { .. } => false,
+        };
+        self.members()
+            .filter(|(_, member)| is_late(member))
+            .map(|(place, _)| (place.rank, place.node.clone(), place.local_rank))
+            .collect()
+    }
+
+    /// Its agent starts over with this node's ranks.
+    pub(super) fn reset(&mut self, node: &NodeId) {
+        self.set_all_of(node, &Member::Launched);
+    }
+
+    /// This node's ranks are gone.
+    pub(super) fn mark_lost(&mut self, node: &NodeId) {
+        self.set_all_of(node, &Member::Lost);
+    }
+
+    fn set_all_of(&mut self, node: &NodeId, member: &Member) {
+        for (rank, _) in self.ranks_of(node) {
+            self.set(rank, member.clone());
+        }
+    }
+
+    /// Takes in what an agent holds on reconnect: news that were missed, and ranks that are gone.
+    pub(super) fn reconcile(
+        &mut self,
+        node: &NodeId,
+        held: Vec<(Rank, RankPhase)>,
+    ) -> (Vec<(Rank, RankNews)>, Vec<Rank>) {
+        let mut missing: Vec<Rank> =
+            self.ranks_of(node).into_iter().map(|(rank, _)| rank).collect();
+        missing.retain(|rank| !self.is_done(*rank));
+        let mut news = Vec::new();
+        for (rank, phase) in held {
+            if !self.runs(node, rank) {
+                continue;
+            }
+            let starts_over = !matches!(phase, RankPhase::Training | RankPhase::Done { .. } | RankPhase::Waiting);
+            if starts_over && self.members.get(rank.0 as usize) == Some(&Member::Started) {
+                // Another process sits in its place: the one that had started is gone.
+                continue;
+            }
+            missing.retain(|other| *other != rank);
+            match phase {
+                RankPhase::Training => self.set(rank, Member::Started),
+                // On its way; what it has still to say comes by itself.
+                RankPhase::Joining | RankPhase::Meeting => self.heard_of(rank),
+                RankPhase::Ready { .. } | RankPhase::Waiting | RankPhase::Done { .. } => {
+                    self.heard_of(rank);
+                    news.extend(news_of(phase).map(|news| (rank, news)));
+                }
+            }
+        }
+        (news, missing)
+    }
+
+    fn heard_of(&mut self, rank: Rank) {
+        if self.members.get(rank.0 as usize) == Some(&Member::Unheard) {
+            self.set(rank, Member::Launched);
+        }
+    }
+
+    /// The job's outcome once every rank is done.
+    pub(super) fn outcome(&self) -> Option<Outcome> {
+        let mut ends = self.members.iter().map(|member| match member {
+            Member::Done { outcome, digest } => Some((outcome, digest)),
+            _ => None,
+        });
+        let (first, digest) = ends.next()??;
+        for end in ends {
+            let (other, other_digest) = end?;
+            if other_digest != digest || other != first {
+                let message = "ranks ended with different states; set cluster.threads_per_rank \
+                               equal on all nodes and report this"
+                    .to_owned();
+                return Some(Outcome::Failed {
+                    failure: Failure { class: Class::Device, message },
+                });
+            }
+        }
+        Some(first.clone())
+    }
+}

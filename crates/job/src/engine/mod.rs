@@ -1,0 +1,889 @@
+//! The coordinator's decisions: who trains together, when a new generation is needed, when the job
+//! is over.
+//!
+//! ```text
+//!            enough ranks                all ready             all started
+//! Gathering ─────────────▶ Forming ───────────────▶ Meeting ───────────────▶ Training
+//!    ▲                        ▲                        │ lost                  │ lost     │ all done
+//!    │ too few ranks          │ due                    ▼                       ▼          ▼
+//!    └──────────────────── Backoff ◀──────────────── Settling ◀────────────────┘        Ended
+//! ```
+//!
+//! A rank that dies ends its generation at once. A rank that only lost touch may have lost it to one
+//! whose death is about to be told: `Settling` waits for that word, so that one failure makes one
+//! new generation. After a restart the coordinator is `Reattaching`: training went on without it,
+//! and if every rank of the last generation is still there, it goes on.
+//!
+//! [`Action::Persist`] comes before every action that another process can see; [`Engine::replay`]
+//! rebuilds the machine from what was persisted.
+
+mod membership;
+mod notice;
+mod record;
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use self::membership::{Member, World};
+pub use self::{
+    notice::{Notice, NoticeKind},
+    record::{Origin, Record},
+    status::{NodeStatus, PhaseName, RankStatus, Recovery, Status},
+};
+use crate::{
+    JobSpec,
+    exit::{Class, Failure, Outcome},
+    ids::{Attachment, Generation, LocalRank, NodeId, Rank, Step},
+    message::{
+        Commit, Directive, Hello, Launch, RankNews, RankPhase, Report, StateSource, StepNews,
+    },
+    plan::{Offer, place_ranks},
+    progress::{Accuracy, Progress},
+    time::Time,
+};
+
+/// What the machine is told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A node's agent connected and said who it is.
+    Attached {
+        /// This connection.
+        attachment: Attachment,
+        /// Its first message.
+        hello: Hello,
+    },
+    /// A connection ended.
+    Detached {
+        /// Whose.
+        node: NodeId,
+        /// Which; an older one than the node's present one changes nothing.
+        attachment: Attachment,
+    },
+    /// An agent reported.
+    Reported {
+        /// Whose.
+        node: NodeId,
+        /// Over which connection.
+        attachment: Attachment,
+        /// What.
+        report: Report,
+    },
+    /// A user wants the job saved and stopped.
+    Drain {
+        /// Why, in words.
+        reason: String,
+    },
+    /// A user wants a checkpoint now.
+    Checkpoint,
+    /// A user wants the job stopped at once.
+    Stop,
+    /// The time of [`Engine::deadline`] has come.
+    Tick,
+}
+
+/// What the shell must do, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Make this durable before going on.
+    Persist(Record),
+    /// Raise the checkpoint store's fence: older generations can commit no more.
+    Fence(Generation),
+    /// Send to an agent.
+    Send {
+        /// To whom.
+        node: NodeId,
+        /// Over which connection.
+        attachment: Attachment,
+        /// What.
+        directive: Directive,
+    },
+    /// Close a connection.
+    Refuse {
+        /// Whose.
+        node: NodeId,
+        /// Which.
+        attachment: Attachment,
+        /// Why, in words.
+        reason: String,
+    },
+    /// Tell everybody who watches.
+    Announce(Notice),
+}
+
+/// The waits, all from the recipe's `cluster` section but one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Policy {
+    min_ranks: u32,
+    max_ranks: u32,
+    node_grace: Duration,
+    rendezvous: Duration,
+    drain: Duration,
+    restart_limit: u32,
+    /// How long to wait for word of a death after ranks lost touch. Agents see a death within
+    /// milliseconds, so this only has to cover a message's way.
+    settle: Duration,
+}
+
+impl Policy {
+    fn new(spec: &JobSpec) -> Self {
+        let cluster = &spec.cluster;
+        Self {
+            min_ranks: cluster.min_ranks,
+            max_ranks: spec.max_ranks(),
+            node_grace: Duration::from_secs_f64(cluster.node_grace_seconds),
+            rendezvous: Duration::from_secs_f64(cluster.rendezvous_seconds),
+            drain: Duration::from_secs_f64(cluster.drain_seconds),
+            restart_limit: cluster.restart_limit,
+            settle: Duration::from_millis(500),
+        }
+    }
+
+    /// The first failure is answered at once; each further one without a step between waits twice
+    /// as long.
+    fn backoff(&self, failures: u32) -> Duration {
+        match failures {
+            0 | 1 => Duration::ZERO,
+            n => Duration::from_secs(1 << (n - 2).min(5)),
+        }
+    }
+}
+
+/// An attached or lately lost node.
+#[derive(Clone, Debug)]
+struct Node {
+    attachment: Attachment,
+    slots: u32,
+    /// Set while it is away: when its ranks are given up.
+    given_up_at: Option<Time>,
+}
+
+/// Each phase carries only what that phase knows.
+#[derive(Clone, Debug)]
+enum Phase {
+    Gathering,
+    Backoff { until: Time },
+    Forming { world: World, until: Time },
+    Meeting { world: World, until: Time },
+    Training { world: World },
+    Settling { world: World, until: Time, cause: String },
+    Reattaching { world: World, until: Time },
+    Ended { outcome: Outcome },
+}
+
+/// A wish to save and stop.
+#[derive(Clone, Debug)]
+struct Drain {
+    reason: String,
+    until: Time,
+}
+
+/// The coordinator's machine.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    policy: Policy,
+    origin: Origin,
+    generation: Generation,
+    nodes: BTreeMap<NodeId, Node>,
+    phase: Phase,
+    since: Time,
+    reason: String,
+    drain: Option<Drain>,
+    /// The furthest step any rank has told of; only beyond it there is progress.
+    high_water: Step,
+    /// Generations that ended one after the other without progress.
+    failures: u32,
+    latest: Option<StepNews>,
+    evaluation: Option<(Step, Accuracy)>,
+    best: Option<(Step, Accuracy)>,
+    commit: Option<Commit>,
+    recoveries: Vec<Recovery>,
+    stale_messages: u64,
+    actions: Vec<Action>,
+}
+
+impl Engine {
+    /// A new job. The first action of the first [`handle`](Self::handle) persists its origin.
+    #[must_use]
+    pub fn new(spec: &JobSpec, origin: Origin, now: Time) -> Self {
+        let mut engine = Self::blank(spec, origin.clone(), now);
+        engine.actions.push(Action::Persist(Record::Created(origin)));
+        engine
+    }
+
+    fn blank(spec: &JobSpec, origin: Origin, now: Time) -> Self {
+        Self {
+            policy: Policy::new(spec),
+            // One below the first that will be opened.
+            generation: Generation(origin.first_generation.0.saturating_sub(1)),
+            origin,
+            nodes: BTreeMap::new(),
+            phase: Phase::Gathering,
+            since: now,
+            reason: "waiting for agents".to_owned(),
+            drain: None,
+            high_water: Step(0),
+            failures: 0,
+            latest: None,
+            evaluation: None,
+            best: None,
+            commit: None,
+            recoveries: Vec::new(),
+            stale_messages: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    /// What the job began with.
+    #[must_use]
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// How the job ended, if it has.
+    #[must_use]
+    pub fn outcome(&self) -> Option<&Outcome> {
+        match &self.phase {
+            Phase::Ended { outcome } => Some(outcome),
+            _ => None,
+        }
+    }
+
+    /// Whether a checkpoint can be asked for now, else why not.
+    ///
+    /// # Errors
+    /// The reason, in words.
+    pub fn can_checkpoint(&self) -> Result<(), String> {
+        match &self.phase {
+            Phase::Training { .. } => Ok(()),
+            _ => Err(format!("nothing trains: {}", self.reason)),
+        }
+    }
+
+    /// When the machine wants a [`Event::Tick`], if nothing happens before.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        let phase = match &self.phase {
+            Phase::Backoff { until }
+            | Phase::Forming { until, .. }
+            | Phase::Meeting { until, .. }
+            | Phase::Settling { until, .. }
+            | Phase::Reattaching { until, .. } => Some(*until),
+            Phase::Gathering | Phase::Training { .. } => None,
+            Phase::Ended { .. } => return None,
+        };
+        let lost_nodes = self.nodes.values().filter_map(|node| node.given_up_at);
+        let drain = self.drain.as_ref().map(|drain| drain.until);
+        phase.into_iter().chain(lost_nodes).chain(drain).min()
+    }
+
+    /// One event in, the actions it calls for out.
+    pub fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
+        match event {
+            Event::Attached { attachment, hello } => self.attached(now, attachment, hello),
+            Event::Detached { node, attachment } => self.detached(now, &node, attachment),
+            Event::Reported { node, attachment, report } => {
+                self.reported(now, &node, attachment, report);
+            }
+            Event::Drain { reason } => self.drain(now, reason),
+            Event::Checkpoint => self.checkpoint(),
+            Event::Stop => self.end(now, Outcome::Stopped),
+            Event::Tick => {}
+        }
+        self.expire(now);
+        std::mem::take(&mut self.actions)
+    }
+
+    // ---- nodes come and go ----
+
+    fn attached(&mut self, now: Time, attachment: Attachment, hello: Hello) {
+        let Hello { node, slots, holding } = hello;
+        let before = self.nodes.insert(node.clone(), Node { attachment, slots, given_up_at: None });
+        match before {
+            Some(old) if old.given_up_at.is_none() => {
+                let reason =
+                    format!("another agent attached as node {node}; give each its own --node-id");
+                self.actions.push(Action::Refuse {
+                    node: node.clone(),
+                    attachment: old.attachment,
+                    reason,
+                });
+            }
+            _ => self
+                .announce(NoticeKind::NodeJoined, format!("node {node} joined with {slots} slots")),
+        }
+        if let Phase::Ended { outcome } = &self.phase {
+            let outcome = outcome.clone();
+            self.send(&node, Directive::Dismiss { outcome });
+            return;
+        }
+        let held = holding.filter(|held| held.generation == self.generation);
+        let Some(world) = self.world_mut().filter(|world| world.has(&node)) else {
+            // Not part of what runs. Whatever it still runs belongs to the past.
+            self.send_launch(&node, &[]);
+            return self.open_if_idle(now);
+        };
+        match held {
+            Some(held) => {
+                let (mut news, missing) = world.reconcile(&node, held.ranks);
+                if let Some(commit) = held.commit {
+                    self.commit = Some(commit);
+                }
+                news.extend(
+                    missing.into_iter().map(|rank| (rank, RankNews::Exited(vanished(rank, &node)))),
+                );
+                let generation = self.generation;
+                for (rank, news) in news {
+                    self.heard(now, generation, rank, news);
+                }
+                self.resend_begin(&node);
+                self.train_when_all_started(now);
+                self.finish_reattaching(now);
+            }
+            // It never got the launch, or it restarted before anybody counted on its ranks.
+            None if matches!(self.phase, Phase::Forming { .. }) => {
+                if let Some(world) = self.world_mut() {
+                    world.reset(&node);
+                }
+                self.send_launch(&node, &[]);
+            }
+            None if matches!(self.phase, Phase::Reattaching { .. }) => {
+                if let Some(world) = self.world_mut() {
+                    world.mark_lost(&node);
+                }
+                self.finish_reattaching(now);
+            }
+            None => {
+                let cause = format!("the agent of node {node} restarted without its ranks");
+                self.fail(now, crash(cause), &[]);
+            }
+        }
+    }
+
+    fn detached(&mut self, now: Time, node: &NodeId, attachment: Attachment) {
+        let Some(state) = self.nodes.get_mut(node).filter(|n| n.attachment == attachment) else {
+            return;
+        };
+        let grace = self.policy.node_grace;
+        state.given_up_at = Some(now.after(grace));
+        let counted_on = self.world().is_some_and(|world| world.has(node));
+        if !counted_on || self.outcome().is_some() {
+            self.nodes.remove(node);
+        }
+        let text = if counted_on {
+            format!("node {node} lost touch; its ranks are given up in {} s", grace.as_secs_f64())
+        } else {
+            format!("node {node} left")
+        };
+        self.announce(NoticeKind::NodeLost, text);
+    }
+
+    /// What time alone brings about.
+    fn expire(&mut self, now: Time) {
+        if self.drain.as_ref().is_some_and(|drain| drain.until <= now) && self.outcome().is_none() {
+            let reason = self.drain.take().map(|drain| drain.reason).unwrap_or_default();
+            let reason =
+                format!("{reason}; ranks did not stop in time, the last checkpoint counts");
+            self.end(now, Outcome::Drained { reason });
+        }
+        let gone: Vec<NodeId> = self
+            .nodes
+            .iter()
+            .filter(|(_, node)| node.given_up_at.is_some_and(|at| at <= now))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for node in gone {
+            self.nodes.remove(&node);
+            // Reattaching has its own deadline and looks at all nodes at once.
+            let waits = matches!(self.phase, Phase::Reattaching { .. });
+            if !waits && self.world().is_some_and(|world| world.has(&node)) {
+                let grace = self.policy.node_grace.as_secs_f64();
+                self.fail(now, crash(format!("node {node} was away for {grace} s")), &[]);
+            }
+        }
+        match &self.phase {
+            Phase::Backoff { until } if *until <= now => self.open(now),
+            Phase::Forming { world, until } | Phase::Meeting { world, until } if *until <= now => {
+                let late = world.late();
+                let names: Vec<String> = late.iter().map(|(rank, ..)| rank.to_string()).collect();
+                let seconds = self.policy.rendezvous.as_secs_f64();
+                let cause =
+                    format!("rank {} did not meet the others in {seconds} s", names.join(", "));
+                let replace: Vec<_> =
+                    late.into_iter().map(|(_, node, local)| (node, local)).collect();
+                self.fail(now, crash(cause), &replace);
+            }
+            Phase::Settling { until, cause, .. } if *until <= now => {
+                let cause = cause.clone();
+                self.fail(now, crash(cause), &[]);
+            }
+            Phase::Reattaching { until, .. } if *until <= now => self.give_up_reattaching(now),
+            _ => {}
+        }
+    }
+
+    // ---- ranks report ----
+
+    fn reported(&mut self, now: Time, node: &NodeId, attachment: Attachment, report: Report) {
+        if self.nodes.get(node).is_none_or(|n| n.attachment != attachment) {
+            self.stale_messages += 1;
+            return;
+        }
+        match report {
+            Report::Hello(_) => self.stale_messages += 1,
+            Report::DrainRequested { reason } => self.drain(now, format!("node {node}: {reason}")),
+            Report::Rank { generation, rank, news } => {
+                let of_this_node = self.world().is_some_and(|world| world.runs(node, rank));
+                if generation == self.generation && of_this_node {
+                    self.heard(now, generation, rank, news);
+                } else {
+                    self.stale_messages += 1;
+                }
+            }
+        }
+    }
+
+    fn heard(&mut self, now: Time, generation: Generation, rank: Rank, news: RankNews) {
+        if generation != self.generation {
+            self.stale_messages += 1;
+            return;
+        }
+        match news {
+            RankNews::Ready { address, step } => {
+                self.saw_step(step);
+                if let Phase::Forming { world, .. } = &mut self.phase {
+                    world.set(rank, Member::Ready { address, step });
+                    self.begin_when_all_ready(now);
+                }
+            }
+            RankNews::Started { source, progress } => {
+                self.saw_step(Some(progress.step));
+                if rank == Rank(0) {
+                    self.best = progress.best;
+                    self.describe_start(&source, &progress);
+                }
+                if let Some(world) = self.world_mut() {
+                    world.set(rank, Member::Started);
+                }
+                self.train_when_all_started(now);
+            }
+            RankNews::Stepped(news) => {
+                self.saw_step(Some(news.step));
+                self.first_step(now, generation);
+                self.latest = Some(news);
+            }
+            RankNews::Evaluated { step, epoch, accuracy } => {
+                let better = self.best.is_none_or(|(_, best)| accuracy.top1 > best.top1);
+                if better {
+                    self.best = Some((step, accuracy));
+                }
+                self.evaluation = Some((step, accuracy));
+                let text = format!(
+                    "epoch {epoch}: validation top-1 {:.2} %, top-5 {:.2} %, loss {:.4}",
+                    accuracy.top1 * 100.0,
+                    accuracy.top5 * 100.0,
+                    accuracy.loss
+                );
+                self.announce_at(NoticeKind::Evaluated, Some(step), text);
+            }
+            RankNews::Saved(commit) => {
+                self.actions.push(Action::Persist(Record::Saved(commit.clone())));
+                let text = format!("checkpoint {} saved", commit.name);
+                self.announce_at(NoticeKind::Saved, Some(commit.step), text);
+                self.commit = Some(commit);
+            }
+            RankNews::SaveFailed { message } => self.announce(NoticeKind::SaveFailed, message),
+            RankNews::Lost { detail } => self.lost(now, rank, &detail),
+            RankNews::Done { outcome, digest } => {
+                if let Some(world) = self.world_mut() {
+                    world.set(rank, Member::Done { outcome, digest });
+                }
+                self.end_when_all_done(now);
+            }
+            RankNews::Exited(failure) => {
+                let done = self.world().is_some_and(|world| world.is_done(rank));
+                if !done {
+                    let message = format!("rank {rank}: {}", failure.message);
+                    self.announce(NoticeKind::RankFailed, message.clone());
+                    self.fail(now, Failure { message, ..failure }, &[]);
+                }
+            }
+        }
+    }
+
+    fn saw_step(&mut self, step: Option<Step>) {
+        if step.is_some_and(|step| step > self.high_water) {
+            self.high_water = step.unwrap_or_default();
+            self.failures = 0;
+        }
+    }
+
+    fn lost(&mut self, now: Time, rank: Rank, detail: &str) {
+        let settle = now.after(self.policy.settle);
+        let until = match &self.phase {
+            Phase::Meeting { world, .. } | Phase::Training { world } => {
+                // A node that is away may be the culprit, or come back with news of it.
+                let away = world.nodes().filter_map(|node| self.nodes.get(node)?.given_up_at);
+                away.fold(settle, Time::max)
+            }
+            Phase::Settling { until, .. } => *until,
+            _ => return,
+        };
+        let cause = match &self.phase {
+            Phase::Settling { cause, .. } => cause.clone(),
+            _ => format!("rank {rank} lost touch with the others: {detail}"),
+        };
+        let Some(mut world) = self.take_world() else { return };
+        world.set(rank, Member::Lost);
+        if world.all(|member| matches!(member, Member::Lost)) {
+            // Nobody is missing, so nobody's death will be told: there is nothing to wait for.
+            self.set_phase(now, Phase::Settling { world, until: now, cause: cause.clone() }, cause);
+        } else {
+            let reason = format!("{cause}; waiting to hear who died");
+            self.set_phase(now, Phase::Settling { world, until, cause }, reason);
+        }
+    }
+
+    // ---- generations ----
+
+    fn open_if_idle(&mut self, now: Time) {
+        if matches!(self.phase, Phase::Gathering) {
+            self.open(now);
+        }
+    }
+
+    /// Opens the next generation with whoever is attached, or waits for more.
+    fn open(&mut self, now: Time) {
+        self.open_replacing(now, &[]);
+    }
+
+    fn open_replacing(&mut self, now: Time, replace: &[(NodeId, LocalRank)]) {
+        let attached = |node: &&Node| node.given_up_at.is_none();
+        let offers: Vec<Offer> = self
+            .nodes
+            .iter()
+            .filter(|(_, node)| attached(node))
+            .map(|(id, node)| Offer { node: id.clone(), slots: node.slots })
+            .collect();
+        let slots: u32 = offers.iter().map(|offer| offer.slots).sum();
+        let Some(placements) = place_ranks(&offers, self.policy.min_ranks, self.policy.max_ranks)
+        else {
+            let least = self.policy.min_ranks;
+            let reason = format!("waiting for agents: {slots} of at least {least} ranks are here");
+            return self.set_phase(now, Phase::Gathering, reason);
+        };
+        self.generation = self.generation.next();
+        let generation = self.generation;
+        let world = World::new(placements);
+        self.actions.push(Action::Persist(Record::Opened {
+            generation,
+            placements: world.placements().to_vec(),
+        }));
+        self.actions.push(Action::Fence(generation));
+        let size = world.size();
+        if let Some(recovery) = self.recoveries.last_mut().filter(|r| r.launched_at.is_none()) {
+            recovery.launched_at = Some(now);
+            recovery.generation = generation;
+        }
+        self.announce(
+            NoticeKind::GenerationOpened,
+            format!("generation {generation} opened with {size} ranks"),
+        );
+        let until = now.after(self.policy.rendezvous);
+        let reason = format!("waiting for {size} ranks to start");
+        self.set_phase(now, Phase::Forming { world, until }, reason);
+        let everyone: Vec<NodeId> = offers.into_iter().map(|offer| offer.node).collect();
+        for node in everyone {
+            let hanging: Vec<LocalRank> =
+                replace.iter().filter(|(n, _)| *n == node).map(|(_, local)| *local).collect();
+            self.send_launch(&node, &hanging);
+        }
+    }
+
+    fn send_launch(&mut self, node: &NodeId, replace: &[LocalRank]) {
+        let (world_size, ranks) = match self.world() {
+            Some(world) => (world.size(), world.ranks_of(node)),
+            None => return,
+        };
+        let launch = Launch {
+            generation: self.generation,
+            world_size,
+            ranks,
+            replace: replace.to_vec(),
+            restore: self.origin.restore.clone(),
+        };
+        self.send(node, Directive::Launch(launch));
+    }
+
+    fn begin_when_all_ready(&mut self, now: Time) {
+        let Phase::Forming { world, .. } = &mut self.phase else { return };
+        let Some(peers) = world.begin() else { return };
+        let Some(world) = self.take_world() else { return };
+        if let Some(recovery) = self.recovering() {
+            recovery.ready_at = Some(now);
+        }
+        let nodes: Vec<NodeId> = world.nodes().cloned().collect();
+        let until = now.after(self.policy.rendezvous);
+        let reason = format!("{} ranks meet and take their state", world.size());
+        self.set_phase(now, Phase::Meeting { world, until }, reason);
+        for node in nodes {
+            let begin = Directive::Begin { generation: self.generation, peers: peers.clone() };
+            self.send(&node, begin);
+        }
+    }
+
+    /// A node that came back may have missed the word to begin.
+    fn resend_begin(&mut self, node: &NodeId) {
+        let Phase::Meeting { world, .. } = &self.phase else { return };
+        let begin = Directive::Begin { generation: self.generation, peers: world.peers().to_vec() };
+        self.send(node, begin);
+    }
+
+    fn train_when_all_started(&mut self, now: Time) {
+        let Phase::Meeting { world, .. } = &self.phase else { return };
+        if !world.all(Member::has_started) {
+            return;
+        }
+        let Some(world) = self.take_world() else { return };
+        let reason = format!("{} ranks train", world.size());
+        self.set_phase(now, Phase::Training { world }, reason);
+        if let Some(recovery) = self.recovering() {
+            recovery.started_at = Some(now);
+        }
+        self.send_drain_if_wanted(now);
+        self.end_when_all_done(now);
+    }
+
+    fn end_when_all_done(&mut self, now: Time) {
+        let Some(outcome) = self.world().and_then(World::outcome) else { return };
+        self.end(now, outcome);
+    }
+
+    /// The present generation is over: a new one, a pause before it, or the end.
+    fn fail(&mut self, now: Time, failure: Failure, replace: &[(NodeId, LocalRank)]) {
+        if self.outcome().is_some() {
+            return;
+        }
+        if !failure.class.is_retriable() {
+            return self.end(now, Outcome::Failed { failure });
+        }
+        self.failures += 1;
+        if self.failures > self.policy.restart_limit {
+            let message = format!(
+                "{} generations ended without a new step, the last because {}",
+                self.failures, failure.message
+            );
+            return self.end(now, Outcome::Failed { failure: Failure { message, ..failure } });
+        }
+        self.recoveries.push(Recovery::new(
+            self.generation,
+            failure.message.clone(),
+            now,
+            self.high_water,
+        ));
+        let until = now.after(self.policy.backoff(self.failures));
+        if until <= now || self.drain.is_some() {
+            return self.open_replacing(now, replace);
+        }
+        let reason = format!(
+            "pausing before restart {} of {}: {failure}",
+            self.failures, self.policy.restart_limit
+        );
+        self.set_phase(now, Phase::Backoff { until }, reason);
+    }
+
+    // ---- after a restart of the coordinator ----
+
+    fn finish_reattaching(&mut self, now: Time) {
+        let Phase::Reattaching { world, .. } = &self.phase else { return };
+        if world.all(|member| *member != Member::Unheard) {
+            self.give_up_reattaching(now);
+        }
+    }
+
+    fn give_up_reattaching(&mut self, now: Time) {
+        let Some(world) = self.take_world() else { return };
+        if world.all(Member::has_started) {
+            let reason = format!(
+                "{} ranks train; they went on while the coordinator was away",
+                world.size()
+            );
+            self.set_phase(now, Phase::Training { world }, reason);
+            self.send_drain_if_wanted(now);
+            return self.end_when_all_done(now);
+        }
+        let reason = "the coordinator restarted and not all ranks are still there".to_owned();
+        self.set_phase(now, Phase::Settling { world, until: now, cause: reason.clone() }, reason);
+    }
+
+    // ---- users ----
+
+    fn drain(&mut self, now: Time, reason: String) {
+        if self.outcome().is_some() || self.drain.is_some() {
+            return;
+        }
+        self.announce(NoticeKind::Draining, format!("saving and stopping: {reason}"));
+        let until = now.after(self.policy.drain);
+        self.drain = Some(Drain { reason: reason.clone(), until });
+        match &self.phase {
+            Phase::Training { .. } => self.send_drain_if_wanted(now),
+            // Nobody holds state that is not in a checkpoint.
+            Phase::Gathering => self.end(now, Outcome::Drained { reason }),
+            Phase::Forming { world, .. } if !world.holds_state() => {
+                self.end(now, Outcome::Drained { reason });
+            }
+            Phase::Backoff { .. } => self.open(now),
+            // Once it trains again, it is told.
+            Phase::Forming { .. }
+            | Phase::Meeting { .. }
+            | Phase::Settling { .. }
+            | Phase::Reattaching { .. }
+            | Phase::Ended { .. } => {}
+        }
+    }
+
+    fn send_drain_if_wanted(&mut self, now: Time) {
+        let Some(drain) = self.drain.clone() else { return };
+        let directive =
+            Directive::Drain { generation: self.generation, reason: drain.reason.clone() };
+        self.send_to_world(&directive);
+        let left = drain.until.since(now).as_secs();
+        self.reason = format!("draining: {}; {left} s to save and stop", drain.reason);
+    }
+
+    fn checkpoint(&mut self) {
+        if matches!(self.phase, Phase::Training { .. }) {
+            self.send_to_world(&Directive::Checkpoint { generation: self.generation });
+        }
+    }
+
+    fn end(&mut self, now: Time, outcome: Outcome) {
+        if self.outcome().is_some() {
+            return;
+        }
+        self.drain = None;
+        self.actions.push(Action::Persist(Record::Ended(outcome.clone())));
+        self.announce(NoticeKind::Ended, format!("job {outcome}"));
+        let nodes: Vec<NodeId> = self.nodes.keys().cloned().collect();
+        let reason = outcome.to_string();
+        self.set_phase(now, Phase::Ended { outcome: outcome.clone() }, reason);
+        for node in nodes {
+            self.send(&node, Directive::Dismiss { outcome: outcome.clone() });
+        }
+    }
+
+    // ---- small things ----
+
+    fn send(&mut self, node: &NodeId, directive: Directive) {
+        if let Some(state) = self.nodes.get(node).filter(|state| state.given_up_at.is_none()) {
+            let attachment = state.attachment;
+            self.actions.push(Action::Send { node: node.clone(), attachment, directive });
+        }
+    }
+
+    fn send_to_world(&mut self, directive: &Directive) {
+        let nodes: Vec<NodeId> =
+            self.world().map(|world| world.nodes().cloned().collect()).unwrap_or_default();
+        for node in nodes {
+            self.send(&node, directive.clone());
+        }
+    }
+
+    fn announce(&mut self, kind: NoticeKind, message: String) {
+        self.announce_at(kind, None, message);
+    }
+
+    fn announce_at(&mut self, kind: NoticeKind, step: Option<Step>, message: String) {
+        let generation = self.generation;
+        self.actions.push(Action::Announce(Notice { kind, generation, step, message }));
+    }
+
+    fn set_phase(&mut self, now: Time, phase: Phase, reason: String) {
+        self.phase = phase;
+        self.since = now;
+        self.reason = reason;
+    }
+
+    fn world(&self) -> Option<&World> {
+        match &self.phase {
+            Phase::Forming { world, .. }
+            | Phase::Meeting { world, .. }
+            | Phase::Training { world }
+            | Phase::Settling { world, .. }
+            | Phase::Reattaching { world, .. } => Some(world),
+            Phase::Gathering | Phase::Backoff { .. } | Phase::Ended { .. } => None,
+        }
+    }
+
+    fn world_mut(&mut self) -> Option<&mut World> {
+        match &mut self.phase {
+            Phase::Forming { world, .. }
+            | Phase::Meeting { world, .. }
+            | Phase::Training { world }
+            | Phase::Settling { world, .. }
+            | Phase::Reattaching { world, .. } => Some(world),
+            Phase::Gathering | Phase::Backoff { .. } | Phase::Ended { .. } => None,
+        }
+    }
+
+    /// Moves the world out of the present phase, for the phase that follows at once.
+    fn take_world(&mut self) -> Option<World> {
+        match std::mem::replace(&mut self.phase, Phase::Gathering) {
+            Phase::Forming { world, .. }
+            | Phase::Meeting { world, .. }
+            | Phase::Training { world }
+            | Phase::Settling { world, .. }
+            | Phase::Reattaching { world, .. } => Some(world),
+            other => {
+                self.phase = other;
+                None
+            }
+        }
+    }
+
+    fn recovering(&mut self) -> Option<&mut Recovery> {
+        let generation = self.generation;
+        self.recoveries.last_mut().filter(|r| r.generation == generation && r.stepped_at.is_none())
+    }
+
+    fn first_step(&mut self, now: Time, generation: Generation) {
+        let Some(recovery) = self.recovering().filter(|r| r.started_at.is_some()) else { return };
+        recovery.stepped_at = Some(now);
+        let text = format!(
+            "recovered in {:.2} s: {}",
+            now.since(recovery.lost_at).as_secs_f64(),
+            recovery.cause
+        );
+        let notice = Notice { kind: NoticeKind::Recovered, generation, step: None, message: text };
+        self.actions.push(Action::Announce(notice));
+    }
+
+    fn describe_start(&mut self, source: &StateSource, progress: &Progress) {
+        if let Some(recovery) = self.recovering() {
+            recovery.lost_steps = recovery.step_before.0.saturating_sub(progress.step.0);
+        }
+        let text = notice::describe_start(source, progress);
+        self.announce_at(NoticeKind::TrainingStarted, Some(progress.step), text);
+    }
+}
+
+fn crash(message: String) -> Failure {
+    Failure { class: Class::Crash, message }
+}
+
+fn vanished(rank: Rank, node: &NodeId) -> Failure {
+    crash(format!("rank {rank} ended while node {node} was out of touch"))
+}
+
+/// The news that a phase told on reconnect stands for.
+fn news_of(phase: RankPhase) -> Option<RankNews> {
+    match phase {
+        RankPhase::Ready { address, step } => Some(RankNews::Ready { address, step }),
+        RankPhase::Waiting => {
+            Some(RankNews::Lost { detail: "it lost touch while its agent was away".to_owned() })
+        }
+        RankPhase::Done { outcome, digest } => Some(RankNews::Done { outcome, digest }),
+        RankPhase::Joining | RankPhase::Meeting | RankPhase::Training => None,
+    }
+}

@@ -1,0 +1,99 @@
+//! What the coordinator's journal holds, and the machine rebuilt from it.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Engine, Phase, World};
+use crate::{
+    JobSpec,
+    exit::Outcome,
+    ids::{Generation, JobId},
+    message::{Commit, Restore},
+    plan::Placement,
+    time::Time,
+};
+
+/// What a job began with; it never changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The job's identity.
+    pub job: JobId,
+    /// [`JobSpec::recipe_hash`] of its recipe.
+    pub recipe_hash: String,
+    /// Above every generation found in the checkpoint store, so that this job's commits are the
+    /// newest there.
+    pub first_generation: Generation,
+    /// Where state comes from when no rank holds any.
+    pub restore: Restore,
+}
+
+/// One entry of the journal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Record {
+    /// The job was created.
+    Created(Origin),
+    /// A generation was opened.
+    Opened {
+        /// Its number.
+        generation: Generation,
+        /// Its ranks.
+        placements: Vec<Placement>,
+    },
+    /// A checkpoint was committed.
+    Saved(Commit),
+    /// The job ended; unless it completed, a restart takes it up again.
+    Ended(Outcome),
+}
+
+impl Engine {
+    /// Rebuilds the machine from the journal of a dead coordinator; `None` if it holds no job.
+    #[must_use]
+    pub fn replay(spec: &JobSpec, records: &[Record], now: Time) -> Option<Self> {
+        let mut engine = None;
+        let mut open_world = None;
+        for record in records {
+            match (record, &mut engine) {
+                (Record::Created(origin), _) => {
+                    engine = Some(Self::blank(spec, origin.clone(), now));
+                    open_world = None;
+                }
+                (_, None) => {}
+                (Record::Opened { generation, placements }, Some(engine)) => {
+                    engine.generation = *generation;
+                    open_world = Some(placements.clone());
+                }
+                (Record::Saved(commit), Some(engine)) => engine.replay_commit(commit),
+                (Record::Ended(outcome), Some(engine)) => {
+                    open_world = None;
+                    engine.phase = match outcome {
+                        Outcome::Completed => Phase::Ended { outcome: outcome.clone() },
+                        _ => Phase::Gathering,
+                    };
+                    engine.reason = match outcome {
+                        Outcome::Completed => outcome.to_string(),
+                        _ => "waiting for agents".to_owned(),
+                    };
+                }
+            }
+        }
+        let mut engine = engine?;
+        if let Some(placements) = open_world {
+            let world = World::unheard(placements);
+            let until = now.after(engine.policy.node_grace);
+            engine.reason = "the coordinator restarted and waits for its agents".to_owned();
+            engine.phase = Phase::Reattaching { world, until };
+        }
+        Some(engine)
+    }
+
+    fn replay_commit(&mut self, commit: &Commit) {
+        self.high_water = self.high_water.max(commit.step);
+        if let Some(accuracy) = commit.accuracy {
+            self.evaluation = Some((commit.step, accuracy));
+            if self.best.is_none_or(|(_, best)| accuracy.top1 > best.top1) {
+                self.best = Some((commit.step, accuracy));
+            }
+        }
+        self.commit = Some(commit.clone());
+    }
+}

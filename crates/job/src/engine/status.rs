@@ -1,0 +1,203 @@
+//! The machine's state for readers.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Engine, Phase, membership::Member};
+use crate::{
+    exit::Outcome,
+    ids::{Generation, LocalRank, NodeId, Rank, Step},
+    message::{Commit, StepNews},
+    progress::Accuracy,
+    time::Time,
+};
+
+/// One look that tells everything.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Status {
+    /// What the job does.
+    pub phase: PhaseName,
+    /// Why, in words a person can act on.
+    pub reason: String,
+    /// Since when.
+    pub since: Time,
+    /// The newest generation.
+    pub generation: Generation,
+    /// Its ranks.
+    pub ranks: Vec<RankStatus>,
+    /// All nodes, training or not.
+    pub nodes: Vec<NodeStatus>,
+    /// Numbers of the latest update.
+    pub latest: Option<StepNews>,
+    /// The latest evaluation and its step.
+    pub evaluation: Option<(Step, Accuracy)>,
+    /// The best evaluation and its step.
+    pub best: Option<(Step, Accuracy)>,
+    /// The last committed checkpoint.
+    pub commit: Option<Commit>,
+    /// Every failure and how long each part of its recovery took.
+    pub recoveries: Vec<Recovery>,
+    /// Messages refused because they came from an older generation or connection.
+    pub stale_messages: u64,
+    /// When a drain gives up waiting.
+    pub drain_until: Option<Time>,
+    /// How the job ended, if it has.
+    pub outcome: Option<Outcome>,
+}
+
+/// Names of the phases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PhaseName {
+    /// Too few ranks have been offered.
+    Gathering,
+    /// A pause before the next try.
+    Backoff,
+    /// Ranks start.
+    Forming,
+    /// Ranks meet and take their state.
+    Meeting,
+    /// Training.
+    Training,
+    /// Ranks lost touch; word of the cause is awaited.
+    Settling,
+    /// The coordinator restarted and waits for its agents.
+    Reattaching,
+    /// Saving and stopping.
+    Draining,
+    /// Over.
+    Ended,
+}
+
+/// One rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankStatus {
+    /// Its number.
+    pub rank: Rank,
+    /// Its node.
+    pub node: NodeId,
+    /// Its number there.
+    pub local_rank: LocalRank,
+    /// How far it is, in a word.
+    pub state: &'static str,
+}
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeStatus {
+    /// Its name.
+    pub node: NodeId,
+    /// Ranks it can run.
+    pub slots: u32,
+    /// Whether its agent is connected.
+    pub attached: bool,
+}
+
+/// One failure and its recovery; times are filled in as they pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovery {
+    /// The generation that failed, then the one that took over.
+    pub generation: Generation,
+    /// What failed.
+    pub cause: String,
+    /// When the failure was known.
+    pub lost_at: Time,
+    /// When the next generation was opened.
+    pub launched_at: Option<Time>,
+    /// When all ranks were ready.
+    pub ready_at: Option<Time>,
+    /// When all ranks had the state.
+    pub started_at: Option<Time>,
+    /// When the first update was done.
+    pub stepped_at: Option<Time>,
+    /// The furthest step known before the failure; work beyond the restored step is done again.
+    pub step_before: Step,
+    /// Updates that had to be made again.
+    pub lost_steps: u64,
+}
+
+impl Recovery {
+    pub(super) fn new(generation: Generation, cause: String, lost_at: Time, step: Step) -> Self {
+        Self {
+            generation,
+            cause,
+            lost_at,
+            launched_at: None,
+            ready_at: None,
+            started_at: None,
+            stepped_at: None,
+            step_before: step,
+            lost_steps: 0,
+        }
+    }
+}
+
+impl Engine {
+    /// The state now.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        Status {
+            phase: self.phase_name(),
+            reason: self.reason.clone(),
+            since: self.since,
+            generation: self.generation,
+            ranks: self.rank_statuses(),
+            nodes: self.node_statuses(),
+            latest: self.latest.clone(),
+            evaluation: self.evaluation,
+            best: self.best,
+            commit: self.commit.clone(),
+            recoveries: self.recoveries.clone(),
+            stale_messages: self.stale_messages,
+            drain_until: self.drain.as_ref().map(|drain| drain.until),
+            outcome: self.outcome().cloned(),
+        }
+    }
+
+    fn phase_name(&self) -> PhaseName {
+        match &self.phase {
+            Phase::Gathering => PhaseName::Gathering,
+            Phase::Backoff { .. } => PhaseName::Backoff,
+            Phase::Forming { .. } => PhaseName::Forming,
+            Phase::Meeting { .. } => PhaseName::Meeting,
+            Phase::Training { .. } if self.drain.is_some() => PhaseName::Draining,
+            Phase::Training { .. } => PhaseName::Training,
+            Phase::Settling { .. } => PhaseName::Settling,
+            Phase::Reattaching { .. } => PhaseName::Reattaching,
+            Phase::Ended { .. } => PhaseName::Ended,
+        }
+    }
+
+    fn rank_statuses(&self) -> Vec<RankStatus> {
+        let Some(world) = self.world() else { return Vec::new() };
+        let meeting = matches!(self.phase, Phase::Meeting { .. });
+        let state = |member: &Member| match member {
+            Member::Launched => "starting",
+            Member::Ready { .. } if meeting => "meeting",
+            Member::Ready { .. } => "ready",
+            Member::Started => "training",
+            Member::Lost => "waiting",
+            Member::Done { .. } => "done",
+            Member::Unheard => "unheard",
+        };
+        world
+            .members()
+            .map(|(place, member)| RankStatus {
+                rank: place.rank,
+                node: place.node.clone(),
+                local_rank: place.local_rank,
+                state: state(member),
+            })
+            .collect()
+    }
+
+    fn node_statuses(&self) -> Vec<NodeStatus> {
+        self.nodes
+            .iter()
+            .map(|(id, node)| NodeStatus {
+                node: id.clone(),
+                slots: node.slots,
+                attached: node.given_up_at.is_none(),
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,588 @@
+//! An agent's decisions: which rank processes to spawn, reuse and stop, what to pass on, when to
+//! leave.
+//!
+//! Ranks go on training while the coordinator is away: news are kept as each rank's latest phase and
+//! told in the [`Hello`] of the next connection. A request to stop needs no coordinator either: the
+//! ranks agree on the step among themselves.
+
+mod slot;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use self::slot::{Process, Seat, Slot};
+use crate::{
+    JobSpec,
+    exit::{Class, Failure, Outcome},
+    ids::{Generation, Incarnation, LocalRank, NodeId},
+    message::{
+        Commit, Directive, Hello, Holding, Launch, RankCommand, RankNews, RankPhase, RankSays,
+        Report,
+    },
+    time::Time,
+};
+
+/// What the machine is told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A connection to the coordinator stands.
+    Connected,
+    /// The connection ended, or none could be made.
+    Disconnected,
+    /// The coordinator sent something.
+    Directed(Directive),
+    /// A rank process sent something.
+    RankSaid {
+        /// Whose place.
+        local_rank: LocalRank,
+        /// Which process in it.
+        incarnation: Incarnation,
+        /// What.
+        says: RankSays,
+    },
+    /// A rank process ended.
+    RankExited {
+        /// Whose place.
+        local_rank: LocalRank,
+        /// Which process in it.
+        incarnation: Incarnation,
+        /// How, unless it said that it was done.
+        failure: Failure,
+    },
+    /// A signal or a notice: this node must go. The second one means at once.
+    MustGo {
+        /// Why, in words.
+        reason: String,
+    },
+    /// The time of [`Session::deadline`] has come.
+    Tick,
+}
+
+/// What the shell must do, in this order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Open a connection to the coordinator.
+    Connect,
+    /// Send over the present connection.
+    Send(Report),
+    /// Start a rank process.
+    Spawn {
+        /// Its place.
+        local_rank: LocalRank,
+        /// Its number in that place.
+        incarnation: Incarnation,
+    },
+    /// Send to a rank process.
+    Tell {
+        /// Its place.
+        local_rank: LocalRank,
+        /// What.
+        command: RankCommand,
+    },
+    /// Ask a rank process to end (SIGTERM).
+    Terminate(LocalRank),
+    /// End a rank process (SIGKILL to its group).
+    Kill(LocalRank),
+    /// Leave; no rank process is left.
+    Exit(Outcome),
+}
+
+/// Waits of an agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Between SIGTERM and SIGKILL.
+    pub kill_after: Duration,
+    /// Between the request to go and SIGTERM.
+    pub drain: Duration,
+    /// First pause between two tries to connect; it doubles up to 16 times.
+    pub reconnect: Duration,
+    /// Without a coordinator: how long after all ranks are done the agent still tries to tell.
+    pub farewell: Duration,
+}
+
+impl Policy {
+    /// The waits of a job.
+    #[must_use]
+    pub fn new(spec: &JobSpec) -> Self {
+        Self { drain: Duration::from_secs_f64(spec.cluster.drain_seconds), ..Self::default() }
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            kill_after: Duration::from_secs(5),
+            drain: Duration::from_secs(100),
+            reconnect: Duration::from_millis(100),
+            farewell: Duration::from_secs(10),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    Up,
+    Trying,
+    Down { retry_at: Time },
+}
+
+/// The agent's machine.
+#[derive(Clone, Debug)]
+pub struct Session {
+    policy: Policy,
+    node: NodeId,
+    slots: Vec<Slot>,
+    link: Link,
+    retries: u32,
+    generation: Generation,
+    commit: Option<Commit>,
+    /// Set once the node must go: why, and when patience ends.
+    going: Option<(String, Time)>,
+    /// Set once the end is decided.
+    leaving: Option<Outcome>,
+    /// Set once all ranks are done and nobody has been told.
+    farewell_until: Option<Time>,
+    exited: bool,
+    stale_messages: u64,
+    actions: Vec<Action>,
+}
+
+impl Session {
+    /// An agent that can run `slots` ranks. The first [`handle`](Self::handle) connects.
+    #[must_use]
+    pub fn new(node: NodeId, slots: u32, policy: Policy) -> Self {
+        Self {
+            policy,
+            node,
+            slots: (0..slots).map(|_| Slot::default()).collect(),
+            link: Link::Down { retry_at: Time(0) },
+            retries: 0,
+            generation: Generation(0),
+            commit: None,
+            going: None,
+            leaving: None,
+            farewell_until: None,
+            exited: false,
+            stale_messages: 0,
+            actions: Vec::new(),
+        }
+    }
+
+    /// Takes over the waits of the job it has been told of.
+    pub fn adopt(&mut self, policy: Policy) {
+        self.policy = policy;
+    }
+
+    /// Messages refused because they came from an older generation or process.
+    #[must_use]
+    pub fn stale_messages(&self) -> u64 {
+        self.stale_messages
+    }
+
+    /// What the agent does, in words.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        let alive = self.slots.iter().filter(|slot| slot.is_alive()).count();
+        let link = match self.link {
+            Link::Up => "attached",
+            Link::Trying | Link::Down { .. } => "looking for the coordinator",
+        };
+        match (&self.leaving, &self.going) {
+            (Some(outcome), _) => format!("leaving ({outcome}); {alive} ranks still run"),
+            (None, Some((reason, _))) => format!("stopping ({reason}); {alive} ranks still run"),
+            (None, None) => format!("{link}; {alive} ranks run in generation {}", self.generation),
+        }
+    }
+
+    /// When the machine wants a [`Event::Tick`], if nothing happens before.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        if self.exited {
+            return None;
+        }
+        let retry = match self.link {
+            Link::Down { retry_at } if self.leaving.is_none() => Some(retry_at),
+            _ => None,
+        };
+        let kills = self.slots.iter().filter_map(Slot::kill_at);
+        let patience =
+            self.going.as_ref().filter(|_| self.leaving.is_none()).map(|(_, until)| *until);
+        retry.into_iter().chain(kills).chain(patience).chain(self.farewell_until).min()
+    }
+
+    /// One event in, the actions it calls for out.
+    pub fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
+        if self.exited {
+            return Vec::new();
+        }
+        match event {
+            Event::Connected => self.connected(),
+            Event::Disconnected => self.disconnected(now),
+            Event::Directed(directive) => self.directed(now, directive),
+            Event::RankSaid { local_rank, incarnation, says } => {
+                self.rank_said(local_rank, incarnation, says);
+            }
+            Event::RankExited { local_rank, incarnation, failure } => {
+                self.rank_exited(local_rank, incarnation, failure);
+            }
+            Event::MustGo { reason } => self.must_go(now, reason),
+            Event::Tick => {}
+        }
+        self.expire(now);
+        self.leave_when_empty(now);
+        std::mem::take(&mut self.actions)
+    }
+
+    // ---- the coordinator ----
+
+    fn connected(&mut self) {
+        self.link = Link::Up;
+        self.retries = 0;
+        self.farewell_until = None;
+        let hello = Hello {
+            node: self.node.clone(),
+            slots: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),
+            holding: self.holding(),
+        };
+        self.actions.push(Action::Send(Report::Hello(hello)));
+        if let Some((reason, _)) = &self.going {
+            let reason = reason.clone();
+            self.actions.push(Action::Send(Report::DrainRequested { reason }));
+        }
+    }
+
+    fn disconnected(&mut self, now: Time) {
+        let pause = self.policy.reconnect * (1 << self.retries.min(4));
+        self.retries = self.retries.saturating_add(1);
+        self.link = Link::Down { retry_at: now.after(pause) };
+    }
+
+    fn holding(&self) -> Option<Holding> {
+        let generation = self.generation;
+        let ranks: Vec<_> =
+            self.slots.iter().filter_map(|slot| slot.standing(generation)).collect();
+        let known = generation != Generation(0);
+        known.then(|| Holding { generation, ranks, commit: self.commit.clone() })
+    }
+
+    fn directed(&mut self, now: Time, directive: Directive) {
+        if self.leaving.is_some() {
+            return;
+        }
+        match directive {
+            Directive::Launch(launch) if launch.generation > self.generation => {
+                self.launch(now, launch)
+            }
+            // Told again after a reconnect: whatever did not arrive the first time is done now.
+            Directive::Launch(launch) if launch.generation == self.generation => {
+                self.launch_missing(&launch);
+            }
+            Directive::Begin { generation, peers } if generation == self.generation => {
+                self.begin(&peers);
+            }
+            Directive::Checkpoint { generation } if generation == self.generation => {
+                self.tell_all(&RankCommand::Checkpoint { generation });
+            }
+            Directive::Drain { generation, reason } if generation == self.generation => {
+                self.tell_all(&RankCommand::Drain { generation, reason });
+            }
+            Directive::Dismiss { outcome } => self.leave(now, outcome),
+            _ => self.stale_messages += 1,
+        }
+    }
+
+    fn launch(&mut self, now: Time, launch: Launch) {
+        self.generation = launch.generation;
+        self.farewell_until = None;
+        for (local_rank, seat) in self.seats(&launch) {
+            let hangs = launch.replace.contains(&local_rank);
+            let kill_at = now.after(self.policy.kill_after);
+            let Some(slot) = self.slot_mut(local_rank) else { continue };
+            slot.seat = seat;
+            match (&slot.process, &slot.seat) {
+                (Process::Alive { phase }, Some(seat)) if !hangs && phase.is_reusable() => {
+                    let command = seat.join();
+                    slot.process = Process::Alive { phase: RankPhase::Joining };
+                    self.actions.push(Action::Tell { local_rank, command });
+                }
+                (Process::Alive { .. }, _) if hangs => {
+                    slot.process = Process::Stopping { kill_at: None };
+                    self.actions.push(Action::Kill(local_rank));
+                }
+                (Process::Alive { .. }, _) => {
+                    slot.process = Process::Stopping { kill_at: Some(kill_at) };
+                    self.actions.push(Action::Terminate(local_rank));
+                }
+                (Process::Stopping { .. } | Process::Empty { .. }, _) => {
+                    self.spawn_if_empty(local_rank)
+                }
+            }
+        }
+    }
+
+    fn launch_missing(&mut self, launch: &Launch) {
+        for (local_rank, seat) in self.seats(launch) {
+            let Some(slot) = self.slot_mut(local_rank) else { continue };
+            if slot.seat.is_none() && seat.is_some() {
+                slot.seat = seat;
+                self.spawn_if_empty(local_rank);
+            }
+        }
+    }
+
+    /// Each local rank with its place in the new generation, if it has one.
+    fn seats(&self, launch: &Launch) -> Vec<(LocalRank, Option<Seat>)> {
+        let locals = (0u32..).zip(&self.slots).map(|(local, _)| LocalRank(local));
+        let seat_of = |local: LocalRank| {
+            let (rank, _) = launch.ranks.iter().find(|(_, other)| *other == local)?;
+            Some(Seat {
+                generation: launch.generation,
+                rank: *rank,
+                world_size: launch.world_size,
+                restore: launch.restore.clone(),
+            })
+        };
+        locals.map(|local| (local, seat_of(local))).collect()
+    }
+
+    fn spawn_if_empty(&mut self, local_rank: LocalRank) {
+        let Some(slot) = self.slot_mut(local_rank) else { return };
+        let (Process::Empty { .. }, Some(seat)) = (&slot.process, &slot.seat) else { return };
+        let command = seat.join();
+        slot.incarnation = slot.incarnation.next();
+        slot.process = Process::Alive { phase: RankPhase::Joining };
+        let incarnation = slot.incarnation;
+        self.actions.push(Action::Spawn { local_rank, incarnation });
+        self.actions.push(Action::Tell { local_rank, command });
+    }
+
+    fn begin(&mut self, peers: &[String]) {
+        let generation = self.generation;
+        for local_rank in self.locals() {
+            let Some(slot) = self.slot_mut(local_rank) else { continue };
+            // Told twice after a reconnect; a rank that has met the others must not meet again.
+            if let Process::Alive { phase: phase @ RankPhase::Ready { .. } } = &mut slot.process {
+                *phase = RankPhase::Meeting;
+                let command = RankCommand::Begin { generation, peers: peers.to_vec() };
+                self.actions.push(Action::Tell { local_rank, command });
+            }
+        }
+    }
+
+    fn tell_all(&mut self, command: &RankCommand) {
+        for local_rank in self.locals() {
+            if self.slot_mut(local_rank).is_some_and(|slot| slot.is_seated()) {
+                self.actions.push(Action::Tell { local_rank, command: command.clone() });
+            }
+        }
+    }
+
+    // ---- the ranks ----
+
+    fn rank_said(&mut self, local_rank: LocalRank, incarnation: Incarnation, says: RankSays) {
+        let Some(slot) = self.slot_mut(local_rank).filter(|slot| slot.incarnation == incarnation)
+        else {
+            self.stale_messages += 1;
+            return;
+        };
+        let seat = slot.seat.clone().filter(|seat| seat.generation == says.generation);
+        let (Some(seat), Process::Alive { phase }) = (seat, &mut slot.process) else {
+            self.stale_messages += 1;
+            return;
+        };
+        if let Some(next) = phase_after(&says.news) {
+            *phase = next;
+        }
+        if let RankNews::Saved(commit) = &says.news {
+            self.commit = Some(commit.clone());
+        }
+        self.report(Report::Rank { generation: seat.generation, rank: seat.rank, news: says.news });
+    }
+
+    fn rank_exited(&mut self, local_rank: LocalRank, incarnation: Incarnation, failure: Failure) {
+        let Some(slot) = self.slot_mut(local_rank).filter(|slot| slot.incarnation == incarnation)
+        else {
+            self.stale_messages += 1;
+            return;
+        };
+        let before = std::mem::replace(&mut slot.process, Process::Empty { done: None });
+        match before {
+            Process::Alive { phase: phase @ RankPhase::Done { .. } } => {
+                slot.process = Process::Empty { done: Some(phase) };
+            }
+            Process::Alive { .. } => {
+                // The seat stays empty until the coordinator says otherwise.
+                if let Some(seat) = slot.seat.take() {
+                    let news = RankNews::Exited(failure);
+                    self.report(Report::Rank {
+                        generation: seat.generation,
+                        rank: seat.rank,
+                        news,
+                    });
+                }
+            }
+            Process::Stopping { .. } | Process::Empty { .. } => {
+                if self.leaving.is_none() {
+                    self.spawn_if_empty(local_rank);
+                }
+            }
+        }
+    }
+
+    fn report(&mut self, report: Report) {
+        if self.link == Link::Up {
+            self.actions.push(Action::Send(report));
+        }
+    }
+
+    // ---- the end ----
+
+    fn must_go(&mut self, now: Time, reason: String) {
+        if self.going.is_some() {
+            return self.leave_at_once(reason);
+        }
+        self.going = Some((reason.clone(), now.after(self.policy.drain)));
+        let generation = self.generation;
+        self.tell_all(&RankCommand::Drain { generation, reason: reason.clone() });
+        self.report(Report::DrainRequested { reason: reason.clone() });
+        let nothing_to_save = !self.slots.iter().any(Slot::is_alive);
+        if self.link != Link::Up && nothing_to_save {
+            self.leave(now, Outcome::Drained { reason });
+        }
+    }
+
+    fn leave_at_once(&mut self, reason: String) {
+        self.leaving.get_or_insert(Outcome::Drained { reason });
+        for local_rank in self.locals() {
+            let Some(slot) = self.slot_mut(local_rank) else { continue };
+            slot.seat = None;
+            if slot.is_alive() {
+                slot.process = Process::Stopping { kill_at: None };
+                self.actions.push(Action::Kill(local_rank));
+            }
+        }
+    }
+
+    fn leave(&mut self, now: Time, outcome: Outcome) {
+        self.leaving = Some(outcome);
+        self.farewell_until = None;
+        let kill_at = now.after(self.policy.kill_after);
+        for local_rank in self.locals() {
+            let Some(slot) = self.slot_mut(local_rank) else { continue };
+            slot.seat = None;
+            if let Process::Alive { phase } = &slot.process {
+                let leaves_by_itself = matches!(phase, RankPhase::Done { .. });
+                slot.process = Process::Stopping { kill_at: Some(kill_at) };
+                if !leaves_by_itself {
+                    self.actions.push(Action::Terminate(local_rank));
+                }
+            }
+        }
+    }
+
+    fn expire(&mut self, now: Time) {
+        if let Link::Down { retry_at } = self.link
+            && retry_at <= now
+            && self.leaving.is_none()
+        {
+            self.link = Link::Trying;
+            self.actions.push(Action::Connect);
+        }
+        for local_rank in self.locals() {
+            let Some(slot) = self.slot_mut(local_rank) else { continue };
+            if slot.kill_at().is_some_and(|at| at <= now) {
+                slot.process = Process::Stopping { kill_at: None };
+                self.actions.push(Action::Kill(local_rank));
+            }
+        }
+        if self.leaving.is_some() {
+            return;
+        }
+        if let Some((reason, until)) = &self.going
+            && *until <= now
+        {
+            let reason =
+                format!("{reason}; ranks did not stop in time, the last checkpoint counts");
+            return self.leave(now, Outcome::Drained { reason });
+        }
+        if self.farewell_until.is_some_and(|until| until <= now)
+            && let Some(outcome) = self.all_done()
+        {
+            self.leave(now, outcome);
+        }
+    }
+
+    fn leave_when_empty(&mut self, now: Time) {
+        let empty = self.slots.iter().all(|slot| matches!(slot.process, Process::Empty { .. }));
+        if let Some(outcome) = self.leaving.clone().filter(|_| empty) {
+            self.exited = true;
+            self.actions.push(Action::Exit(outcome));
+        } else if self.link != Link::Up
+            && self.farewell_until.is_none()
+            && self.all_done().is_some()
+        {
+            self.farewell_until = Some(now.after(self.policy.farewell));
+        }
+    }
+
+    /// The common outcome, if every seated rank is done and there is at least one.
+    fn all_done(&self) -> Option<Outcome> {
+        let mut outcome = None;
+        for slot in self.slots.iter().filter(|slot| slot.seat.is_some()) {
+            match slot.phase() {
+                Some(RankPhase::Done { outcome: done, .. }) => outcome = Some(done.clone()),
+                _ => return None,
+            }
+        }
+        outcome
+    }
+
+    fn locals(&self) -> impl Iterator<Item = LocalRank> + use<> {
+        (0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)).map(LocalRank)
+    }
+
+    fn slot_mut(&mut self, local_rank: LocalRank) -> Option<&mut Slot> {
+        self.slots.get_mut(local_rank.0 as usize)
+    }
+}
+
+/// The phase that a rank's news puts it in; news about other things change nothing.
+fn phase_after(news: &RankNews) -> Option<RankPhase> {
+    match news {
+        RankNews::Ready { address, step } => {
+            Some(RankPhase::Ready { address: address.clone(), step: *step })
+        }
+        RankNews::Started { .. } => Some(RankPhase::Training),
+        RankNews::Lost { .. } => Some(RankPhase::Waiting),
+        RankNews::Done { outcome, digest } => {
+            Some(RankPhase::Done { outcome: outcome.clone(), digest: digest.clone() })
+        }
+        RankNews::Stepped(_)
+        | RankNews::Evaluated { .. }
+        | RankNews::Saved(_)
+        | RankNews::SaveFailed { .. }
+        | RankNews::Exited(_) => None,
+    }
+}
+
+/// How a rank process ended, from its exit code or signal and its last words.
+#[must_use]
+pub fn failure_of(code: Option<i32>, signal: Option<i32>, last_words: Option<&str>) -> Failure {
+    let class = match code {
+        Some(code) if code == i32::from(crate::exit::BAD_INPUT) => Class::BadInput,
+        _ => Class::Crash,
+    };
+    let message = match (last_words, code, signal) {
+        (Some(words), ..) => words.to_owned(),
+        (None, _, Some(9)) => {
+            "its process was killed (signal 9); if nobody did that, look for the kernel's \
+             out-of-memory killer in dmesg"
+                .to_owned()
+        }
+        (None, _, Some(signal)) => format!("its process was ended by signal {signal}; see its log"),
+        (None, Some(code), None) => format!("its process ended with exit code {code}; see its log"),
+        (None, None, None) => "its process ended; see its log".to_owned(),
+    };
+    Failure { class, message }
+}

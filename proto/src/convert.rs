@@ -1,0 +1,4 @@
+//! conversions
+/// placeholder
+#[derive(Debug)]
+pub struct Malformed;
