@@ -1,2 +1,53 @@
-//! placeholder
-fn main() {}
+//! `baton-coordinator`: one per job. Assigns ranks, keeps the journal, answers users.
+//!
+//! The rules are in `baton_job::engine`; this is its shell. [`job`] is the loop that owns the
+//! machine, [`journal`] its memory, [`node_service`] and [`job_service`] translate gRPC, [`serve`]
+//! puts them together.
+
+#![forbid(unsafe_code)]
+
+mod endpoint;
+mod job;
+mod job_service;
+mod journal;
+mod node_service;
+mod serve;
+
+use std::process::ExitCode;
+
+use baton_job::exit;
+use clap::{Parser, Subcommand};
+
+/// Coordinates one training job: assigns ranks to agents, survives its own death, answers queries.
+#[derive(Debug, Parser)]
+#[command(version, after_help = EXIT_CODES)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a job until it ends.
+    Serve(serve::Args),
+}
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 completed, or told to quit; 75 drained (the same command continues); 2 bad input (do \
+not requeue); 1 anything else.
+
+Example:
+  baton-coordinator serve --recipe recipes/digits_cpu.toml --run-dir runs/digits_cpu";
+
+fn main() -> ExitCode {
+    let Command::Serve(args) = Args::parse().command;
+    match serve::run(&args) {
+        Ok(Some(outcome)) => ExitCode::from(outcome.exit_code()),
+        Ok(None) => ExitCode::from(exit::OK),
+        Err(failure) => {
+            // In the plain, as `baton up` and people look for this line in the log.
+            eprintln!("error: {failure}");
+            ExitCode::from(exit::Outcome::Failed { failure }.exit_code())
+        }
+    }
+}

@@ -12,7 +12,7 @@ pub mod v1 {
     tonic::include_proto!("baton.v1");
 }
 
-pub use convert::Malformed;
+pub use convert::{Malformed, check_version, status};
 
 /// Serialised descriptors of all services, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

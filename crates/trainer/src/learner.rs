@@ -9,7 +9,7 @@ use baton_job::Step;
 
 /// Number of f32 slots at the end of every leaf that belong to the step loop: sums for metrics and
 /// the vote. They travel in the same all-reduce as the gradient.
-pub const TAIL: usize = 6;
+pub const TAIL: usize = 5;
 
 /// One virtual rank's contribution to an update: gradient, batch statistics and the loop's tail, in
 /// one contiguous run of f32.
@@ -37,7 +37,7 @@ pub trait Leaf: Sized {
 }
 
 /// Sums over the samples of one batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sums {
     /// Sum of losses.
     pub loss: f64,
@@ -150,4 +150,7 @@ pub enum Error {
     /// No such device, or it failed.
     #[error("{0}")]
     Device(String),
+    /// The recipe asks for something that this model does not have.
+    #[error("{0}")]
+    Recipe(String),
 }

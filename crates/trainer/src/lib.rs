@@ -1,5 +1,34 @@
 //! Training: the step loop, generic over what learns.
+//!
+//! Start with [`Trainer::run`] in `step_loop.rs`; it reads as the story of one generation.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`learner`] | the contract between loop and model |
+//! | [`torch`] | ResNets on libtorch, the only place that uses `tch` |
+//! | [`linear`] | softmax regression in plain Rust, for trying out everything around the training |
+//! | [`schedule`] | learning rates as functions of the sample cursor |
+//! | `agree` | how a new generation's ranks come to hold the same state |
+//! | `saving`, `evaluation` | done by all ranks together |
+//! | `inputs` | data sets cut into micro-batches |
+//! | [`Controls`] | wishes from outside, voted on at the next step |
 
+mod agree;
+mod controls;
+mod error;
+mod evaluation;
+mod inputs;
 pub mod learner;
+pub mod linear;
+mod memory;
+mod saving;
+pub mod schedule;
+mod step_loop;
+pub mod torch;
 
-pub use learner::{Leaf, Learner};
+pub use controls::Controls;
+pub use error::Error;
+pub use evaluation::accuracy;
+pub use inputs::Inputs;
+pub use learner::{Leaf, Learner, Sums};
+pub use step_loop::{Build, Job, Seat, Trainer};

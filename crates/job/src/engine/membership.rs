@@ -1,5 +1,7 @@
 //! One generation's ranks: where each runs and how far it has come.
 
+use std::mem::discriminant;
+
 use crate::{
     exit::{Class, Failure, Outcome},
     ids::{LocalRank, NodeId, Rank, Step},
@@ -204,7 +206,7 @@ impl World {
         let (first, digest) = ends.next()??;
         for end in ends {
             let (other, other_digest) = end?;
-            if other_digest != digest || other != first {
+            if other_digest != digest || discriminant(other) != discriminant(first) {
                 let message = "ranks ended with different states; set cluster.threads_per_rank \
                                equal on all nodes and report this"
                     .to_owned();

@@ -201,3 +201,14 @@ impl Engine {
             .collect()
     }
 }
+
+impl Status {
+    /// Seconds to the last update at the present rate, while there is one.
+    #[must_use]
+    pub fn eta_seconds(&self, global_batch: u64) -> Option<f64> {
+        let latest = self.latest.as_ref().filter(|latest| latest.samples_per_second > 0.0)?;
+        let training = matches!(self.phase, PhaseName::Training | PhaseName::Draining);
+        let steps = latest.total_steps.saturating_sub(latest.step.0);
+        training.then(|| (steps * global_batch) as f64 / latest.samples_per_second)
+    }
+}

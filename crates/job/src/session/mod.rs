@@ -566,23 +566,22 @@ fn phase_after(news: &RankNews) -> Option<RankPhase> {
     }
 }
 
-/// How a rank process ended, from its exit code or signal and its last words.
+/// How a rank process that left no last words ended, from its exit code or signal.
 #[must_use]
-pub fn failure_of(code: Option<i32>, signal: Option<i32>, last_words: Option<&str>) -> Failure {
+pub fn failure_of(code: Option<i32>, signal: Option<i32>) -> Failure {
     let class = match code {
         Some(code) if code == i32::from(crate::exit::BAD_INPUT) => Class::BadInput,
         _ => Class::Crash,
     };
-    let message = match (last_words, code, signal) {
-        (Some(words), ..) => words.to_owned(),
-        (None, _, Some(9)) => {
+    let message = match (code, signal) {
+        (_, Some(9)) => {
             "its process was killed (signal 9); if nobody did that, look for the kernel's \
              out-of-memory killer in dmesg"
                 .to_owned()
         }
-        (None, _, Some(signal)) => format!("its process was ended by signal {signal}; see its log"),
-        (None, Some(code), None) => format!("its process ended with exit code {code}; see its log"),
-        (None, None, None) => "its process ended; see its log".to_owned(),
+        (_, Some(signal)) => format!("its process was ended by signal {signal}; see its log"),
+        (Some(code), None) => format!("its process ended with exit code {code}; see its log"),
+        (None, None) => "its process ended; see its log".to_owned(),
     };
     Failure { class, message }
 }

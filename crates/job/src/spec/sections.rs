@@ -40,6 +40,21 @@ pub enum Arch {
     Linear,
 }
 
+impl Arch {
+    /// Its name in recipes and checkpoints.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Resnet18 => "resnet18",
+            Self::Resnet34 => "resnet34",
+            Self::Resnet50 => "resnet50",
+            Self::Resnet101 => "resnet101",
+            Self::Resnet152 => "resnet152",
+            Self::Linear => "linear",
+        }
+    }
+}
+
 /// The files and how they are read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

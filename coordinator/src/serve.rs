@@ -1,0 +1,294 @@
+//! From flags to a served job.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use baton_checkpoint::Store;
+use baton_job::{
+    JobId, JobSpec, Time,
+    engine::{Engine, Origin},
+    exit::{Class, Failure, Outcome},
+    message::Restore,
+};
+use baton_proto::{
+    DESCRIPTORS,
+    v1::{self, job_service_server::JobServiceServer, node_service_server::NodeServiceServer},
+};
+use clap::ValueEnum;
+use tokio::{net::TcpListener, signal::unix, sync::watch};
+use tonic::transport::{Server, server::TcpIncoming};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    endpoint::EndpointFile,
+    job::{End, Handle, Input, Loop, Snapshot},
+    job_service::Jobs,
+    journal::Journal,
+    node_service::Nodes,
+};
+
+/// Serve a job until it ends.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The job: a recipe file.
+    #[arg(long, value_name = "FILE")]
+    recipe: PathBuf,
+    /// Change one value of the recipe, e.g. --set train.epochs=3. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Folder of this run: journal, logs and, unless the recipe says otherwise, checkpoints.
+    #[arg(long, value_name = "DIR")]
+    run_dir: PathBuf,
+    /// Address to serve on; port 0 takes a free one, written to coordinator.json in the run folder.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:29600")]
+    listen: SocketAddr,
+    /// Serve on an address that other machines reach, without encryption or passwords.
+    #[arg(long)]
+    insecure: bool,
+    /// Start a new run from this checkpoint: a folder in the store, or a path.
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "no_auto_resume")]
+    resume: Option<String>,
+    /// Start a new run from fresh weights, whatever the run folder holds. Nothing is deleted.
+    #[arg(long)]
+    no_auto_resume: bool,
+    /// Form of the log on standard error; its filter is the environment's RUST_LOG.
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+    /// How long to answer queries after the job has ended.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    linger_seconds: f64,
+    /// End when the process that started this one ends.
+    #[arg(long)]
+    exit_with_parent: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Serves until the job ends (`Some`) or the process is told to quit (`None`).
+pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
+    start_logging(args.log_format);
+    if args.exit_with_parent {
+        let signal = Some(rustix::process::Signal::TERM);
+        rustix::process::set_parent_process_death_signal(signal)
+            .map_err(|error| crash(format!("cannot follow the parent process: {error}")))?;
+    }
+    let spec = read_recipe(&args.recipe, &args.overrides)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| crash(format!("cannot start: {error}")))?;
+    runtime.block_on(serve(args, spec))
+}
+
+async fn serve(args: &Args, spec: JobSpec) -> Result<Option<Outcome>, Failure> {
+    // The port first: it is what fails most often, and nothing has been touched yet.
+    let listener = bind(args).await?;
+    let address = listener.local_addr().map_err(|error| crash(error.to_string()))?;
+    let start = Instant::now();
+    let prepared = tokio::task::block_in_place(|| prepare(args, &spec))?;
+    let job_id = prepared.engine.origin().job;
+    let store_location = prepared.store.location().to_owned();
+    tracing::info!(job = %job_id, %address, recipe = %spec.to_json(), "serving");
+
+    let (job_loop, job) = Loop::new(prepared.engine, prepared.journal, prepared.store, start);
+    let job_thread = thread::Builder::new()
+        .name("job".to_owned())
+        .spawn(move || job_loop.run())
+        .map_err(|error| crash(format!("cannot start a thread: {error}")))?;
+    let _endpoint =
+        EndpointFile::write(&args.run_dir, address).map_err(|error| crash(format!("{error:#}")))?;
+    let spec = Arc::new(spec);
+    let welcome = v1::Welcome {
+        job_id: job_id.to_string(),
+        recipe_json: spec.to_json(),
+        checkpoint_location: store_location.clone(),
+    };
+    let jobs = Jobs { job: job.clone(), job_id: job_id.to_string(), spec, store_location };
+    let nodes = Nodes::new(job.clone(), welcome);
+
+    let linger = Duration::from_secs_f64(args.linger_seconds.clamp(0.0, 3600.0));
+    let outcome = tokio::select! {
+        served = serve_grpc(listener, jobs, nodes) => {
+            return Err(crash(format!("the gRPC server ended: {served:?}")));
+        }
+        outcome = ended(job.snapshots(), linger) => outcome,
+        signal = told_to_quit() => {
+            signal.map_err(|error| crash(format!("cannot listen to signals: {error}")))?;
+            tracing::info!("told to quit; training goes on, and so does the job when this starts again");
+            None
+        }
+    };
+    job.send(Input::Quit);
+    match job_thread.join() {
+        Ok(End::Quit) => Ok(outcome),
+        Ok(End::Broken(error)) => Err(crash(format!("{error:#}"))),
+        Err(_) => Err(crash("the job loop panicked; this is a bug".to_owned())),
+    }
+}
+
+struct Prepared {
+    engine: Engine,
+    journal: Journal,
+    store: Store,
+}
+
+/// Opens store and journal and takes up the job they hold, or begins one.
+fn prepare(args: &Args, spec: &JobSpec) -> Result<Prepared, Failure> {
+    fs::create_dir_all(&args.run_dir).map_err(|error| {
+        let dir = args.run_dir.display();
+        bad_input(format!("run folder {dir}: {error}; give a writable one with --run-dir"))
+    })?;
+    let store = Store::open(&store_location(spec, &args.run_dir))
+        .map_err(|error| bad_input(error.to_string()))?;
+    let path = args.run_dir.join("journal.redb");
+    let new_run = args.no_auto_resume || args.resume.is_some();
+    let open = |path: &Path| Journal::open(path).map_err(|error| bad_input(format!("{error:#}")));
+    let (mut journal, mut records) = open(&path)?;
+    if new_run && !records.is_empty() {
+        drop(journal);
+        set_aside(&path)?;
+        (journal, records) = open(&path)?;
+    }
+    let engine = match Engine::replay(spec, &records, Time(0)) {
+        Some(engine) => {
+            check_same_recipe(engine.origin(), spec, &args.run_dir)?;
+            engine
+        }
+        None => Engine::new(spec, new_origin(args, spec, &store)?, Time(0)),
+    };
+    Ok(Prepared { engine, journal, store })
+}
+
+fn new_origin(args: &Args, spec: &JobSpec, store: &Store) -> Result<Origin, Failure> {
+    // Every generation that ever wrote to this store is at or below its fence.
+    let first_generation = store.fence().map_err(|error| bad_input(error.to_string()))?.next();
+    let restore = match (&args.resume, args.no_auto_resume) {
+        (None, false) => Restore::default(),
+        (path, _) => Restore { not_before: first_generation, path: path.clone() },
+    };
+    let job = JobId(uuid::Uuid::new_v4());
+    Ok(Origin { job, recipe_hash: spec.recipe_hash(), first_generation, restore })
+}
+
+fn check_same_recipe(origin: &Origin, spec: &JobSpec, run_dir: &Path) -> Result<(), Failure> {
+    if origin.recipe_hash == spec.recipe_hash() {
+        return Ok(());
+    }
+    Err(bad_input(format!(
+        "run folder {} holds a run of another recipe, and this one would end with other weights: undo \
+         the change, or give another --run-dir, or start anew here with --no-auto-resume",
+        run_dir.display()
+    )))
+}
+
+/// The old run's journal is kept, under a name of its own.
+fn set_aside(path: &Path) -> Result<(), Failure> {
+    let kept = (1u32..)
+        .map(|n| path.with_file_name(format!("journal-{n}.redb")))
+        .find(|kept| !kept.exists())
+        .unwrap_or_else(|| path.with_extension("old"));
+    fs::rename(path, &kept)
+        .map_err(|error| bad_input(format!("{}: {error}", path.display())))
+}
+
+fn store_location(spec: &JobSpec, run_dir: &Path) -> String {
+    match spec.checkpoint.dir.as_str() {
+        "" => run_dir.join("checkpoints").display().to_string(),
+        dir => dir.to_owned(),
+    }
+}
+
+fn read_recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
+    let named = |problem: String| bad_input(format!("{}: {problem}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
+    JobSpec::from_toml(&text, overrides).map_err(|error| named(error.to_string()))
+}
+
+async fn bind(args: &Args) -> Result<TcpListener, Failure> {
+    let listen = args.listen;
+    if !listen.ip().is_loopback() && !args.insecure {
+        return Err(bad_input(format!(
+            "--listen {listen} is reachable from other machines, and anybody there could stop the job: \
+             use 127.0.0.1, or add --insecure on a network you trust"
+        )));
+    }
+    TcpListener::bind(listen).await.map_err(|error| {
+        bad_input(format!(
+            "cannot listen on {listen}: {error}; is another coordinator running? Choose another port \
+             with --listen, or --listen 127.0.0.1:0 for a free one"
+        ))
+    })
+}
+
+async fn serve_grpc(
+    listener: TcpListener,
+    jobs: Jobs,
+    nodes: Nodes,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    health.set_serving::<JobServiceServer<Jobs>>().await;
+    health.set_serving::<NodeServiceServer<Nodes>>().await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(5)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        .add_service(health_service)
+        .add_service(reflection)
+        .add_service(JobServiceServer::new(jobs))
+        .add_service(NodeServiceServer::new(nodes))
+        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
+        .await?;
+    Ok(())
+}
+
+/// Resolves once the job is over, its agents have left and watchers had time to read about it.
+async fn ended(mut snapshots: watch::Receiver<Arc<Snapshot>>, linger: Duration) -> Option<Outcome> {
+    let over = |snapshot: &Arc<Snapshot>| snapshot.status.outcome.is_some();
+    let outcome = snapshots.wait_for(over).await.ok()?.status.outcome.clone();
+    // An agent that hangs must not keep the coordinator.
+    let alone = snapshots.wait_for(|snapshot| snapshot.attached == 0);
+    let _ = tokio::time::timeout(Duration::from_secs(15), alone).await;
+    tokio::time::sleep(linger).await;
+    outcome
+}
+
+async fn told_to_quit() -> std::io::Result<()> {
+    let mut terminate = unix::signal(unix::SignalKind::terminate())?;
+    let mut interrupt = unix::signal(unix::SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+fn start_logging(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+fn bad_input(message: String) -> Failure {
+    Failure { class: Class::BadInput, message }
+}
+
+fn crash(message: String) -> Failure {
+    Failure { class: Class::Crash, message }
+}

@@ -1,0 +1,18 @@
+//! Lets tests, examples and benches of this crate find libtorch without `LD_LIBRARY_PATH`.
+//!
+//! Link arguments do not travel to dependants: a crate with a binary repeats the one line with
+//! `DEP_BATON_TRAINER_LIBTORCH_LIB`, which this script provides.
+
+use std::{env, path::Path};
+
+fn main() {
+    // torch-sys tells where it found the libraries (`links = "tch"`).
+    println!("cargo::rerun-if-env-changed=DEP_TCH_LIBTORCH_LIB");
+    let folder = env::var("DEP_TCH_LIBTORCH_LIB").unwrap_or_default();
+    if !Path::new(&folder).join("libtorch_cpu.so").is_file() {
+        println!("cargo::error=no libtorch_cpu.so in {folder:?}: run `make setup`");
+        return;
+    }
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{folder}");
+    println!("cargo::metadata=libtorch_lib={folder}");
+}

@@ -1,0 +1,123 @@
+//! How the ranks of a new generation come to hold the same state.
+//!
+//! Whoever made the most updates gives its state to all: no step is lost while one rank that made it
+//! lives. If nobody holds any, rank 0 reads the checkpoint that the [`Restore`] rule names and gives
+//! that: whatever the number of ranks was when it was written, there is one way of taking state.
+
+use baton_checkpoint::Store;
+use baton_collectives::{BufferMut, Collective};
+use baton_job::{
+    JobSpec, Rank, Step,
+    message::{Restore, StateSource},
+    progress::Progress,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Learner};
+
+/// The state to begin with.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Agreed {
+    pub(crate) source: StateSource,
+    pub(crate) position: Position,
+}
+
+/// Where a rank stands: replicated like the state itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Position {
+    pub(crate) progress: Progress,
+    /// Step of the last checkpoint that was committed; `progress.saved` counts failed tries too.
+    pub(crate) durable: Option<Step>,
+}
+
+/// What was found out before any state moves.
+pub(crate) struct Plan {
+    pub(crate) agreed: Agreed,
+    /// Who gives its state, if anybody has to.
+    giver: Option<Rank>,
+}
+
+/// Agrees on where to begin. On rank 0 this may fill `learner` from a checkpoint.
+pub(crate) fn plan<L: Learner>(
+    collective: &mut dyn Collective,
+    held: Option<&Position>,
+    learner: &mut L,
+    spec: &JobSpec,
+    store: &Store,
+    restore: &Restore,
+) -> Result<Plan, Error> {
+    let mine = held.map(|position| position.progress.step);
+    let steps: Vec<Option<Step>> = gather(collective, &mine)?;
+    let furthest = steps.iter().flatten().max().copied();
+    let holder = steps.iter().position(|step| step.is_some() && *step == furthest);
+    let root = Rank(u32::try_from(holder.unwrap_or(0)).unwrap_or_default());
+
+    let offer = match held {
+        _ if collective.rank() != root => None,
+        Some(position) => {
+            let source = StateSource::Survivor { rank: root };
+            Some(Agreed { source, position: position.clone() })
+        }
+        None => Some(restored(learner, spec, store, restore)?),
+    };
+    let mut offers: Vec<Option<Agreed>> = gather(collective, &offer)?;
+    let agreed = offers
+        .get_mut(root.0 as usize)
+        .and_then(Option::take)
+        .ok_or_else(|| Error::Mismatch(format!("rank {root} offered no state; this is a bug")))?;
+    let all_have_it = steps.iter().all(|step| step.is_some() && *step == furthest);
+    let fresh = agreed.source == StateSource::Fresh;
+    Ok(Plan { agreed, giver: (!all_have_it && !fresh).then_some(root) })
+}
+
+/// Moves the state that [`plan`] found to those who lack it.
+pub(crate) fn carry_out<L: Learner>(
+    plan: &Plan,
+    collective: &mut dyn Collective,
+    learner: &mut L,
+) -> Result<(), Error> {
+    let Some(giver) = plan.giver else { return Ok(()) };
+    for region in learner.regions() {
+        collective.broadcast(giver, region.buffer)?;
+    }
+    Ok(())
+}
+
+/// Every rank's value, by rank.
+pub(crate) fn gather<T: Serialize + for<'de> Deserialize<'de>>(
+    collective: &mut dyn Collective,
+    mine: &T,
+) -> Result<Vec<T>, Error> {
+    let all = collective.all_gather_bytes(&serde_json::to_vec(mine)?)?;
+    all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(Error::from)).collect()
+}
+
+fn restored<L: Learner>(
+    learner: &mut L,
+    spec: &JobSpec,
+    store: &Store,
+    restore: &Restore,
+) -> Result<Agreed, Error> {
+    let Some(found) = store.find(restore)? else {
+        return Ok(Agreed { source: StateSource::Fresh, position: Position::default() });
+    };
+    let manifest = &found.manifest;
+    if manifest.recipe_hash != spec.recipe_hash() {
+        return Err(Error::Mismatch(format!(
+            "checkpoint {} in {} was written by another recipe: use that recipe, or another \
+             checkpoint.dir, or start anew with --no-auto-resume",
+            manifest.name(),
+            store.location()
+        )));
+    }
+    let mut regions = learner.regions();
+    store.load(manifest, &mut |name, offset, values| {
+        if let Some(region) = regions.iter_mut().find(|region| region.name == name) {
+            fill(&mut region.buffer, offset, values);
+        }
+    })?;
+    let source = StateSource::Checkpoint { name: manifest.name(), skipped: found.skipped };
+    let position =
+        Position { progress: manifest.progress.clone(), durable: Some(manifest.progress.step) };
+    Ok(Agreed { source, position })
+}

@@ -1,0 +1,47 @@
+//! Why training stopped, and what kind of trouble it is.
+
+use baton_job::exit::{Class, Failure};
+
+use crate::learner;
+
+/// Why training stopped before it was done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The other ranks were lost. State is kept; a new generation can go on.
+    #[error(transparent)]
+    Collective(#[from] baton_collectives::Error),
+    /// A sample cannot be read.
+    #[error(transparent)]
+    Data(#[from] baton_data::Error),
+    /// A checkpoint cannot be read, or the last one cannot be written.
+    #[error(transparent)]
+    Checkpoint(#[from] baton_checkpoint::Error),
+    /// The model failed.
+    #[error(transparent)]
+    Learner(#[from] learner::Error),
+    /// The recipe and its data, or a checkpoint, do not fit together.
+    #[error("{0}")]
+    Mismatch(String),
+    /// State could not be saved before leaving.
+    #[error("the last checkpoint could not be written: {0}")]
+    LastSave(String),
+    /// Another rank sent something that cannot be understood.
+    #[error("ranks disagree on their messages ({0}); are all of the same version?")]
+    Protocol(#[from] serde_json::Error),
+}
+
+impl Error {
+    /// The failure to report when the rank's process ends because of this.
+    #[must_use]
+    pub fn failure(&self) -> Failure {
+        let class = match self {
+            Self::Data(_) | Self::Mismatch(_) => Class::BadInput,
+            Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => Class::BadInput,
+            Self::Learner(_) => Class::Device,
+            Self::Collective(_) | Self::Checkpoint(_) | Self::LastSave(_) | Self::Protocol(_) => {
+                Class::Crash
+            }
+        };
+        Failure { class, message: self.to_string() }
+    }
+}

@@ -1,0 +1,202 @@
+//! Softmax regression on pixels, in plain Rust.
+//!
+//! It learns little and takes milliseconds: with it everything around the training — recovery,
+//! checkpoints, control — can be tried out and tested as fast as it can be typed.
+
+use baton_collectives::BufferMut;
+use baton_data::Batch;
+use baton_job::{JobSpec, Step, spec::Optimizer};
+
+use crate::{
+    Leaf, Learner, Sums,
+    learner::{Error, Region, TAIL, TensorPlace},
+};
+
+/// Weights (classes × features), then one bias per class; SGD with momentum.
+#[derive(Debug)]
+pub struct LinearLearner {
+    classes: usize,
+    features: usize,
+    mean: [f32; 3],
+    std: [f32; 3],
+    smoothing: f32,
+    momentum: f32,
+    nesterov: bool,
+    weight_decay: f32,
+    weights: Vec<f32>,
+    velocity: Vec<f32>,
+}
+
+impl LinearLearner {
+    /// Zero weights for `spec`.
+    ///
+    /// # Errors
+    /// An optimizer other than SGD.
+    pub fn new(spec: &JobSpec) -> Result<Self, Error> {
+        let Optimizer::Sgd { momentum, nesterov, weight_decay, .. } = spec.optimizer else {
+            return Err(Error::Recipe(
+                "model.arch = linear knows optimizer.kind = sgd only: choose that".to_owned(),
+            ));
+        };
+        let classes = spec.model.num_classes as usize;
+        let features = (spec.train.resolution as usize).pow(2) * 3;
+        let len = classes * (features + 1);
+        Ok(Self {
+            classes,
+            features,
+            mean: spec.data.mean,
+            std: spec.data.std,
+            smoothing: spec.loss.label_smoothing as f32,
+            momentum: momentum as f32,
+            nesterov,
+            weight_decay: weight_decay as f32,
+            weights: vec![0.0; len],
+            velocity: vec![0.0; len],
+        })
+    }
+
+    fn biases(&self) -> usize {
+        self.classes * self.features
+    }
+
+    /// The normalised pixels of sample `index`.
+    fn pixels(&self, batch: &Batch, index: usize) -> Vec<f32> {
+        let image = &batch.images[index * self.features..(index + 1) * self.features];
+        let channels = self.mean.iter().zip(&self.std).cycle();
+        image.iter().zip(channels).map(|(pixel, (mean, std))| (f32::from(*pixel) - mean) / std).collect()
+    }
+
+    fn probabilities(&self, pixels: &[f32]) -> Vec<f32> {
+        let rows = self.weights.chunks_exact(self.features).take(self.classes);
+        let biases = &self.weights[self.biases()..];
+        // Scaled by the number of features, so that a learning rate fits every resolution.
+        let scale = 1.0 / self.features as f32;
+        let dot = |row: &[f32]| row.iter().zip(pixels).map(|(w, x)| w * x).sum::<f32>() * scale;
+        let logits: Vec<f32> = rows.zip(biases).map(|(row, bias)| dot(row) + bias).collect();
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let exponentials: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
+        let total: f32 = exponentials.iter().sum();
+        exponentials.iter().map(|value| value / total).collect()
+    }
+
+    fn label(&self, batch: &Batch, index: usize) -> Result<usize, Error> {
+        let label = batch.labels[index];
+        usize::try_from(label).ok().filter(|label| *label < self.classes).ok_or(Error::Label {
+            sample: batch.samples[index],
+            label,
+            num_classes: self.classes as u32,
+        })
+    }
+
+    fn judge(&self, probabilities: &[f32], label: usize, sums: &mut Sums) {
+        let ahead = probabilities.iter().filter(|p| **p > probabilities[label]).count();
+        sums.loss -= f64::from(probabilities[label].max(f32::MIN_POSITIVE).ln());
+        sums.top1 += u64::from(ahead == 0);
+        sums.top5 += u64::from(ahead < 5);
+        sums.count += 1;
+    }
+}
+
+impl Learner for LinearLearner {
+    type Leaf = HostLeaf;
+
+    fn new_leaf(&mut self) -> Result<HostLeaf, Error> {
+        Ok(HostLeaf(vec![0.0; self.weights.len() + TAIL]))
+    }
+
+    fn gradient(&mut self, batch: &Batch, scale: f32, leaf: &mut HostLeaf) -> Result<Sums, Error> {
+        let mut sums = Sums::default();
+        let (biases, classes) = (self.biases(), self.classes);
+        let gradient = &mut leaf.0[..biases + classes];
+        gradient.fill(0.0);
+        for index in 0..batch.len() {
+            let label = self.label(batch, index)?;
+            let pixels = self.pixels(batch, index);
+            let probabilities = self.probabilities(&pixels);
+            self.judge(&probabilities, label, &mut sums);
+            for (class, probability) in probabilities.iter().enumerate() {
+                let hit = if class == label { 1.0 - self.smoothing } else { 0.0 };
+                let error = scale * (probability - hit - self.smoothing / classes as f32);
+                let row = &mut gradient[class * self.features..(class + 1) * self.features];
+                let per_feature = error / self.features as f32;
+                row.iter_mut().zip(&pixels).for_each(|(g, x)| *g += per_feature * x);
+                gradient[biases + class] += error;
+            }
+        }
+        Ok(sums)
+    }
+
+    fn update(&mut self, sum: &HostLeaf, _step: Step, lr: f64, _virtual_ranks: u32) -> Result<(), Error> {
+        let values = self.weights.iter_mut().zip(&mut self.velocity).zip(&sum.0);
+        for ((weight, velocity), gradient) in values {
+            let gradient = gradient + self.weight_decay * *weight;
+            *velocity = self.momentum * *velocity + gradient;
+            let ahead = if self.nesterov { gradient + self.momentum * *velocity } else { *velocity };
+            *weight -= lr as f32 * ahead;
+        }
+        Ok(())
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<Sums, Error> {
+        let mut sums = Sums::default();
+        for index in 0..batch.len() {
+            let probabilities = self.probabilities(&self.pixels(batch, index));
+            self.judge(&probabilities, self.label(batch, index)?, &mut sums);
+        }
+        Ok(sums)
+    }
+
+    fn regions(&mut self) -> Vec<Region<'_>> {
+        vec![
+            Region { name: "weights", buffer: BufferMut::Host(&mut self.weights) },
+            Region { name: "momentum", buffer: BufferMut::Host(&mut self.velocity) },
+        ]
+    }
+
+    fn tensors(&self) -> Vec<TensorPlace> {
+        let place = |name: &str, shape: Vec<usize>, offset| TensorPlace {
+            name: name.to_owned(),
+            shape,
+            region: "weights",
+            offset,
+            channels_last: false,
+        };
+        vec![
+            place("fc.weight", vec![self.classes, self.features], 0),
+            place("fc.bias", vec![self.classes], self.biases()),
+        ]
+    }
+}
+
+/// A leaf in host memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HostLeaf(pub Vec<f32>);
+
+impl HostLeaf {
+    fn tail_start(&self) -> usize {
+        self.0.len() - TAIL
+    }
+}
+
+impl Leaf for HostLeaf {
+    fn add(&mut self, other: &Self) -> Result<(), Error> {
+        self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a += b);
+        Ok(())
+    }
+
+    fn set_tail(&mut self, tail: [f32; TAIL]) -> Result<(), Error> {
+        let start = self.tail_start();
+        self.0[start..].copy_from_slice(&tail);
+        Ok(())
+    }
+
+    fn tail(&self) -> Result<[f32; TAIL], Error> {
+        let mut tail = [0.0; TAIL];
+        tail.copy_from_slice(&self.0[self.tail_start()..]);
+        Ok(tail)
+    }
+
+    fn buffer(&mut self) -> BufferMut<'_> {
+        BufferMut::Host(&mut self.0)
+    }
+}

@@ -1,0 +1,380 @@
+//! The step loop: one generation of training, generic over what learns.
+//!
+//! Everything that all ranks must do alike — evaluate, save, stop — follows either from the replicated
+//! [`Progress`] through [`Agenda::due`] or from votes that travel in the gradient's all-reduce. No rank
+//! ever decides alone.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use baton_checkpoint::{SaveId, Store};
+use baton_collectives::{Collective, Part, tree::Fold};
+use baton_job::{
+    Generation, JobId, JobSpec, Rank, Step,
+    exit::Outcome,
+    message::{RankNews, Restore, StepNews},
+    plan::virtual_block,
+    progress::{Agenda, Due},
+    spec::Determinism,
+};
+
+use crate::{
+    Controls, Error, Inputs, Leaf, Learner,
+    agree::{self, Position},
+    controls::Votes,
+    evaluation, learner,
+    inputs::Feed,
+    memory, saving,
+    schedule::learning_rate,
+};
+
+/// What a rank knows of its job.
+pub struct Job {
+    /// The job's identity.
+    pub id: JobId,
+    /// Its recipe.
+    pub spec: Arc<JobSpec>,
+    /// Where checkpoints go.
+    pub store: Store,
+    /// Its data.
+    pub inputs: Inputs,
+}
+
+/// A rank's place in a generation.
+pub struct Seat<'a> {
+    /// The generation.
+    pub generation: Generation,
+    /// The way to the other ranks.
+    pub collective: &'a mut dyn Collective,
+    /// Where state comes from if no rank holds any.
+    pub restore: &'a Restore,
+}
+
+/// Makes a learner as it is before the first step.
+pub type Build<L> = Box<dyn Fn() -> Result<L, learner::Error>>;
+
+/// A rank's model and position; it outlives generations.
+pub struct Trainer<L: Learner> {
+    job: Job,
+    build: Build<L>,
+    learner: L,
+    position: Position,
+    standing: Standing,
+    /// Leaves for reuse: allocating 100 MB per virtual rank and step would cost milliseconds.
+    fold: Fold<L::Leaf>,
+}
+
+/// What the learner's memory holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Weights from the seed.
+    Untouched,
+    /// A part of somebody's state; of no use.
+    Torn,
+    /// The state after [`Trainer::position`].
+    Whole,
+}
+
+impl<L: Learner> Trainer<L> {
+    /// A rank that holds nothing yet.
+    ///
+    /// # Errors
+    /// The learner cannot be built.
+    pub fn new(job: Job, build: Build<L>) -> Result<Self, Error> {
+        let learner = build()?;
+        let fold = Fold::new();
+        Ok(Self {
+            job,
+            build,
+            learner,
+            position: Position::default(),
+            standing: Standing::Untouched,
+            fold,
+        })
+    }
+
+    /// The last finished step, if this rank holds the state after it.
+    #[must_use]
+    pub fn step(&self) -> Option<Step> {
+        (self.standing == Standing::Whole).then_some(self.position.progress.step)
+    }
+
+    /// The model.
+    pub fn learner(&mut self) -> &mut L {
+        &mut self.learner
+    }
+
+    /// Takes part in one generation until the job is done or drained.
+    ///
+    /// # Errors
+    /// [`Error::Collective`] when the other ranks are lost: the state is kept for the next generation.
+    /// Anything else ends this rank.
+    pub fn run(
+        &mut self,
+        seat: &mut Seat<'_>,
+        controls: &Controls,
+        tell: &mut dyn FnMut(RankNews),
+    ) -> Result<Outcome, Error> {
+        self.take_state(seat, tell)?;
+        let (rank, world) = (seat.collective.rank(), seat.collective.world_size());
+        let block = virtual_block(self.job.spec.train.virtual_ranks, rank, world);
+        let mut feed = self.job.inputs.train_feed(&self.position.progress, block.clone());
+        let mut rate = Rate::start(feed.waited());
+        loop {
+            let votes = match self.agenda().due(&self.position.progress) {
+                Due::Train => {
+                    let (news, votes) = self.train_step(seat, controls, &mut feed, block.len())?;
+                    rate.count(self.agenda().global_batch, feed.waited());
+                    if rank == Rank(0) && rate.news_is_due() {
+                        tell(RankNews::Stepped(rate.complete(news)));
+                    }
+                    votes
+                }
+                Due::Evaluate => {
+                    let votes = self.evaluate(seat, controls, tell)?;
+                    // Time spent here is no part of the training rate.
+                    rate = Rate::start(feed.waited());
+                    votes
+                }
+                Due::Save => {
+                    // A failure has been told; the next save may fit again.
+                    let _ = self.save(seat, tell)?;
+                    Votes::default()
+                }
+                Due::Finish => {
+                    self.ensure_saved(seat, tell)?;
+                    return self.done(Outcome::Completed, tell);
+                }
+            };
+            if votes.stop {
+                self.ensure_saved(seat, tell)?;
+                let reason = controls.reason();
+                return self.done(Outcome::Drained { reason }, tell);
+            }
+            if votes.save && self.position.progress.saved != Some(self.position.progress.step) {
+                let _ = self.save(seat, tell)?;
+            }
+        }
+    }
+
+    fn agenda(&self) -> &Agenda {
+        self.job.inputs.agenda()
+    }
+
+    fn take_state(&mut self, seat: &mut Seat<'_>, tell: &mut dyn FnMut(RankNews)) -> Result<(), Error> {
+        let held = (self.standing == Standing::Whole).then(|| self.position.clone());
+        if held.is_none() {
+            // From here to the end of this function the memory may hold a part of a state.
+            if self.standing == Standing::Torn {
+                self.learner = (self.build)()?;
+            }
+            self.standing = Standing::Torn;
+        }
+        let plan = agree::plan(
+            seat.collective,
+            held.as_ref(),
+            &mut self.learner,
+            &self.job.spec,
+            &self.job.store,
+            seat.restore,
+        )?;
+        let step = plan.agreed.position.progress.step;
+        let behind = held.as_ref().is_none_or(|held| held.progress.step != step);
+        if behind {
+            self.standing = Standing::Torn;
+        }
+        agree::carry_out(&plan, seat.collective, &mut self.learner)?;
+        if behind {
+            self.position = plan.agreed.position.clone();
+        }
+        self.standing = Standing::Whole;
+        tell(RankNews::Started { source: plan.agreed.source, progress: self.position.progress.clone() });
+        Ok(())
+    }
+
+    /// One update. Until its all-reduce has ended nothing of the state is touched, so a rank that
+    /// loses its peers in here still holds the state before it.
+    fn train_step(
+        &mut self,
+        seat: &mut Seat<'_>,
+        controls: &Controls,
+        feed: &mut Feed,
+        micro_batches: usize,
+    ) -> Result<(StepNews, Votes), Error> {
+        let spec = self.job.spec.clone();
+        let agenda = self.job.inputs.agenda();
+        let samples = agenda.next_batch(&self.position.progress);
+        let scale = 1.0 / samples as f32;
+        let mut vote = controls.vote();
+        self.fold.begin(virtual_block(
+            spec.train.virtual_ranks,
+            seat.collective.rank(),
+            seat.collective.world_size(),
+        ));
+        for _ in 0..micro_batches {
+            let batch = feed.next()?.ok_or_else(|| Error::Mismatch("the loader ended".to_owned()))?;
+            let mut leaf = match self.fold.reuse() {
+                Some(leaf) => leaf,
+                None => self.learner.new_leaf()?,
+            };
+            let sums = self.learner.gradient(&batch, scale, &mut leaf)?;
+            feed.recycle(batch);
+            let flag = |set: bool| f32::from(u8::from(set));
+            let tail =
+                [sums.loss as f32, sums.top1 as f32, sums.count as f32, flag(vote.save), flag(vote.stop)];
+            leaf.set_tail(tail)?;
+            // Once per rank is enough.
+            vote = Votes::default();
+            self.fold.push(leaf, |sum, leaf| sum.add(leaf))?;
+        }
+        let mut sums = match spec.precision.determinism {
+            Determinism::Strict => self.fold.finish(),
+            Determinism::Fast => self.fold.finish_as_one(|sum, leaf| sum.add(leaf))?,
+        };
+        let mut parts: Vec<Part<'_>> =
+            sums.iter_mut().map(|(node, leaf)| Part { node: *node, buffer: leaf.buffer() }).collect();
+        seat.collective.all_reduce(spec.train.virtual_ranks, &mut parts)?;
+        drop(parts);
+
+        let position = agenda.position_epochs(&self.position.progress);
+        let lr = learning_rate(&spec.schedule, position, f64::from(spec.train.epochs), agenda.steps_per_epoch());
+        let Some((_, total)) = sums.first() else {
+            return Err(Error::Mismatch("a rank without virtual ranks; this is a bug".to_owned()));
+        };
+        let [loss, top1, count, save, stop] = total.tail()?;
+        self.standing = Standing::Torn;
+        self.learner.update(total, self.position.progress.step, lr, spec.train.virtual_ranks)?;
+        agenda.advance(&mut self.position.progress);
+        self.standing = Standing::Whole;
+        for (_, leaf) in sums {
+            self.fold.recycle(leaf);
+        }
+        let news = StepNews {
+            step: self.position.progress.step,
+            epoch: self.position.progress.epoch,
+            total_steps: agenda.total_steps(),
+            steps_per_epoch: agenda.steps_per_epoch(),
+            loss: f64::from(loss) / f64::from(count.max(1.0)),
+            top1: f64::from(top1) / f64::from(count.max(1.0)),
+            lr,
+            ..StepNews::default()
+        };
+        Ok((news, Votes { save: save > 0.0, stop: stop > 0.0 }))
+    }
+
+    fn evaluate(
+        &mut self,
+        seat: &mut Seat<'_>,
+        controls: &Controls,
+        tell: &mut dyn FnMut(RankNews),
+    ) -> Result<Votes, Error> {
+        let vote = || controls.vote();
+        let (accuracy, votes) =
+            evaluation::evaluate(&mut self.learner, &self.job.inputs, seat.collective, vote)?;
+        let progress = &mut self.position.progress;
+        progress.evaluated = Some(progress.epoch);
+        progress.last_evaluation = Some(accuracy);
+        if progress.best.is_none_or(|(_, best)| accuracy.top1 > best.top1) {
+            progress.best = Some((progress.step, accuracy));
+        }
+        if seat.collective.rank() == Rank(0) {
+            tell(RankNews::Evaluated { step: progress.step, epoch: progress.epoch, accuracy });
+        }
+        Ok(votes)
+    }
+
+    /// Saves; a failure is told, and training goes on.
+    fn save(
+        &mut self,
+        seat: &mut Seat<'_>,
+        tell: &mut dyn FnMut(RankNews),
+    ) -> Result<Result<(), String>, Error> {
+        let step = self.position.progress.step;
+        // A failed try counts for the agenda too, else a full disk would make it try for ever.
+        self.position.progress.saved = Some(step);
+        let id = SaveId { generation: seat.generation, step };
+        let saved = saving::save(
+            &mut self.learner,
+            &self.position.progress,
+            &id,
+            seat.restore,
+            &self.job,
+            seat.collective,
+        )?;
+        if saved.is_ok() {
+            self.position.durable = Some(step);
+        }
+        if seat.collective.rank() == Rank(0) {
+            tell(match &saved {
+                Ok(commit) => RankNews::Saved(commit.clone()),
+                Err(message) => RankNews::SaveFailed { message: message.clone() },
+            });
+        }
+        Ok(saved.map(|_| ()))
+    }
+
+    /// Makes sure that leaving now loses nothing.
+    fn ensure_saved(&mut self, seat: &mut Seat<'_>, tell: &mut dyn FnMut(RankNews)) -> Result<(), Error> {
+        if self.position.durable == Some(self.position.progress.step) {
+            return Ok(());
+        }
+        self.save(seat, tell)?.map_err(Error::LastSave)
+    }
+
+    fn done(&mut self, outcome: Outcome, tell: &mut dyn FnMut(RankNews)) -> Result<Outcome, Error> {
+        let digest = memory::digest(&mut self.learner, &self.position.progress)?;
+        tell(RankNews::Done { outcome: outcome.clone(), digest });
+        Ok(outcome)
+    }
+}
+
+/// Samples per second over the last seconds, and the share of them spent waiting for the loader.
+struct Rate {
+    /// When each of the last updates ended, its samples and the loader wait so far.
+    marks: VecDeque<(Instant, u64, Duration)>,
+    told: Option<Instant>,
+}
+
+impl Rate {
+    const WINDOW: Duration = Duration::from_secs(10);
+    const NEWS_EVERY: Duration = Duration::from_millis(100);
+
+    fn start(waited: Duration) -> Self {
+        Self { marks: VecDeque::from([(Instant::now(), 0, waited)]), told: None }
+    }
+
+    fn count(&mut self, samples: u64, waited: Duration) {
+        let now = Instant::now();
+        self.marks.push_back((now, samples, waited));
+        while self.marks.len() > 2 && self.marks.get(1).is_some_and(|(at, ..)| now - *at > Self::WINDOW) {
+            self.marks.pop_front();
+        }
+    }
+
+    /// Rank 0 tells its numbers after the first update and then now and again.
+    fn news_is_due(&mut self) -> bool {
+        let due = self.told.is_none_or(|told| told.elapsed() >= Self::NEWS_EVERY);
+        if due {
+            self.told = Some(Instant::now());
+        }
+        due
+    }
+
+    fn complete(&self, news: StepNews) -> StepNews {
+        let (Some((first, _, waited_then)), Some((last, _, waited_now))) =
+            (self.marks.front(), self.marks.back())
+        else {
+            return news;
+        };
+        let seconds = (*last - *first).as_secs_f64().max(1e-9);
+        let samples: u64 = self.marks.iter().skip(1).map(|(_, samples, _)| samples).sum();
+        StepNews {
+            samples_per_second: samples as f64 / seconds,
+            loader_wait: (waited_now.saturating_sub(*waited_then).as_secs_f64() / seconds).min(1.0),
+            ..news
+        }
+    }
+}

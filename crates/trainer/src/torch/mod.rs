@@ -1,0 +1,35 @@
+//! ResNets on libtorch.
+//!
+//! The whole state is a few flat f32 buffers (`docs` in [`flat`] say how they are cut), so that an
+//! all-reduce, an optimizer update, a checkpoint or bringing a peer up to date is one operation on
+//! one buffer.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`device`] | opening CPU or GPU, threads, libtorch's version |
+//! | [`learner`] | [`TorchLearner`]: the [`Learner`](crate::Learner) contract over the parts below |
+//! | [`weights`] | reading exported weights |
+//! | `flat` | where each tensor lies in its buffer |
+//! | `resnet` | the networks |
+//! | `init` | initial values from the seed alone |
+//! | `input` | bytes to normalised pixels |
+//! | `objective` | loss and counts of right guesses |
+//! | `optimizer` | SGD and AdamW on flat buffers |
+//!
+//! tch's plain methods panic; everything here uses the fallible `f_` forms. Inner modules return
+//! [`tch::TchError`]; the learner adds what was being done.
+
+pub mod device;
+mod failure;
+mod flat;
+mod init;
+mod input;
+pub mod learner;
+mod objective;
+mod optimizer;
+mod resnet;
+#[cfg(test)]
+mod tests;
+pub mod weights;
+
+pub use learner::{Mode, TorchLeaf, TorchLearner};

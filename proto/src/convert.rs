@@ -1,4 +1,0 @@
-//! conversions
-/// placeholder
-#[derive(Debug)]
-pub struct Malformed;

@@ -1,0 +1,222 @@
+//! Agent → coordinator.
+
+use baton_job::{
+    Epoch, Generation, NodeId, Rank, Step,
+    exit::Outcome,
+    message::{Hello, Holding, RankNews, RankPhase, Report, StateSource},
+};
+
+use super::{Malformed, all, required};
+use crate::v1::{
+    self, agent_message::Message, held_rank::Phase, rank_report::News, rank_started::Source,
+};
+
+/// The version told in `Hello`: all packages of the workspace share it.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Whether an agent is of this build's version. It says so on the wire alone: to the coordinator's
+/// rules all agents are alike.
+///
+/// # Errors
+/// The agent is of another version.
+pub fn check_version(hello: &v1::Hello) -> Result<(), Malformed> {
+    if hello.version == VERSION {
+        return Ok(());
+    }
+    let problem =
+        format!("is {:?} but the coordinator's is {VERSION:?}: install the same", hello.version);
+    Err(Malformed::new("Hello", "version", problem))
+}
+
+impl From<Report> for v1::AgentMessage {
+    fn from(report: Report) -> Self {
+        let message = match report {
+            Report::Hello(hello) => Message::Hello(hello.into()),
+            Report::Rank { generation, rank, news } => Message::Rank(v1::RankReport {
+                generation: generation.0,
+                rank: rank.0,
+                news: Some(news.into()),
+            }),
+            Report::DrainRequested { reason } => {
+                Message::DrainRequested(v1::DrainRequested { reason })
+            }
+        };
+        Self { message: Some(message) }
+    }
+}
+
+impl TryFrom<v1::AgentMessage> for Report {
+    type Error = Malformed;
+
+    fn try_from(wire: v1::AgentMessage) -> Result<Self, Malformed> {
+        Ok(match required("AgentMessage", "message", wire.message)? {
+            Message::Hello(hello) => Self::Hello(hello.try_into()?),
+            Message::Rank(v1::RankReport { generation, rank, news }) => Self::Rank {
+                generation: Generation(generation),
+                rank: Rank(rank),
+                news: required("RankReport", "news", news)?.try_into()?,
+            },
+            Message::DrainRequested(v1::DrainRequested { reason }) => {
+                Self::DrainRequested { reason }
+            }
+        })
+    }
+}
+
+impl From<Hello> for v1::Hello {
+    fn from(Hello { node, slots, holding }: Hello) -> Self {
+        let holding = holding.map(Into::into);
+        Self { node_id: node.0, slots, holding, version: VERSION.to_owned() }
+    }
+}
+
+impl TryFrom<v1::Hello> for Hello {
+    type Error = Malformed;
+
+    fn try_from(wire: v1::Hello) -> Result<Self, Malformed> {
+        let v1::Hello { node_id, slots, holding, version: _ } = wire;
+        if node_id.is_empty() {
+            return Err(Malformed::new("Hello", "node_id", "is missing"));
+        }
+        let holding = holding.map(TryInto::try_into).transpose()?;
+        Ok(Self { node: NodeId(node_id), slots, holding })
+    }
+}
+
+impl From<Holding> for v1::Holding {
+    fn from(Holding { generation, ranks, commit }: Holding) -> Self {
+        let ranks = ranks.into_iter().map(Into::into).collect();
+        Self { generation: generation.0, ranks, commit: commit.map(Into::into) }
+    }
+}
+
+impl TryFrom<v1::Holding> for Holding {
+    type Error = Malformed;
+
+    fn try_from(v1::Holding { generation, ranks, commit }: v1::Holding) -> Result<Self, Malformed> {
+        let commit = commit.map(TryInto::try_into).transpose()?;
+        Ok(Self { generation: Generation(generation), ranks: all(ranks)?, commit })
+    }
+}
+
+impl From<(Rank, RankPhase)> for v1::HeldRank {
+    fn from((rank, phase): (Rank, RankPhase)) -> Self {
+        let phase = match phase {
+            RankPhase::Joining => Phase::Joining(v1::Empty {}),
+            RankPhase::Ready { address, step } => Phase::Ready(ready(address, step)),
+            RankPhase::Meeting => Phase::Meeting(v1::Empty {}),
+            RankPhase::Training => Phase::Training(v1::Empty {}),
+            RankPhase::Waiting => Phase::Waiting(v1::Empty {}),
+            RankPhase::Done { outcome, digest } => Phase::Done(done(outcome, digest)),
+        };
+        Self { rank: rank.0, phase: Some(phase) }
+    }
+}
+
+impl TryFrom<v1::HeldRank> for (Rank, RankPhase) {
+    type Error = Malformed;
+
+    fn try_from(v1::HeldRank { rank, phase }: v1::HeldRank) -> Result<Self, Malformed> {
+        let phase = match required("HeldRank", "phase", phase)? {
+            Phase::Joining(v1::Empty {}) => RankPhase::Joining,
+            Phase::Ready(v1::RankReady { address, step }) => {
+                RankPhase::Ready { address, step: step.map(Step) }
+            }
+            Phase::Meeting(v1::Empty {}) => RankPhase::Meeting,
+            Phase::Training(v1::Empty {}) => RankPhase::Training,
+            Phase::Waiting(v1::Empty {}) => RankPhase::Waiting,
+            Phase::Done(v1::RankDone { outcome, digest }) => {
+                RankPhase::Done { outcome: outcome_of_rank(outcome)?, digest }
+            }
+        };
+        Ok((Rank(rank), phase))
+    }
+}
+
+impl From<RankNews> for News {
+    fn from(news: RankNews) -> Self {
+        match news {
+            RankNews::Ready { address, step } => Self::Ready(ready(address, step)),
+            RankNews::Started { source, progress } => Self::Started(v1::RankStarted {
+                source: Some(source.into()),
+                progress: Some(progress.into()),
+            }),
+            RankNews::Stepped(step) => Self::Stepped(step.into()),
+            RankNews::Evaluated { step, epoch, accuracy } => Self::Evaluated(v1::Evaluated {
+                step: step.0,
+                epoch: epoch.0,
+                accuracy: Some(accuracy.into()),
+            }),
+            RankNews::Saved(commit) => Self::Saved(commit.into()),
+            RankNews::SaveFailed { message } => Self::SaveFailed(message),
+            RankNews::Lost { detail } => Self::Lost(detail),
+            RankNews::Done { outcome, digest } => Self::Done(done(outcome, digest)),
+            RankNews::Exited(failure) => Self::Exited(failure.into()),
+        }
+    }
+}
+
+impl TryFrom<News> for RankNews {
+    type Error = Malformed;
+
+    fn try_from(news: News) -> Result<Self, Malformed> {
+        Ok(match news {
+            News::Ready(v1::RankReady { address, step }) => {
+                Self::Ready { address, step: step.map(Step) }
+            }
+            News::Started(v1::RankStarted { source, progress }) => Self::Started {
+                source: required("RankStarted", "source", source)?.into(),
+                progress: required("RankStarted", "progress", progress)?.try_into()?,
+            },
+            News::Stepped(step) => Self::Stepped(step.into()),
+            News::Evaluated(v1::Evaluated { step, epoch, accuracy }) => Self::Evaluated {
+                step: Step(step),
+                epoch: Epoch(epoch),
+                accuracy: required("Evaluated", "accuracy", accuracy)?.into(),
+            },
+            News::Saved(checkpoint) => Self::Saved(checkpoint.try_into()?),
+            News::SaveFailed(message) => Self::SaveFailed { message },
+            News::Lost(detail) => Self::Lost { detail },
+            News::Done(v1::RankDone { outcome, digest }) => {
+                Self::Done { outcome: outcome_of_rank(outcome)?, digest }
+            }
+            News::Exited(failure) => Self::Exited(failure.try_into()?),
+        })
+    }
+}
+
+impl From<StateSource> for Source {
+    fn from(source: StateSource) -> Self {
+        match source {
+            StateSource::Fresh => Self::Fresh(v1::Empty {}),
+            StateSource::Survivor { rank } => Self::SurvivorRank(rank.0),
+            StateSource::Checkpoint { name, skipped } => {
+                Self::Checkpoint(v1::RestoredCheckpoint { name, skipped })
+            }
+        }
+    }
+}
+
+impl From<Source> for StateSource {
+    fn from(source: Source) -> Self {
+        match source {
+            Source::Fresh(v1::Empty {}) => Self::Fresh,
+            Source::SurvivorRank(rank) => Self::Survivor { rank: Rank(rank) },
+            Source::Checkpoint(v1::RestoredCheckpoint { name, skipped }) => {
+                Self::Checkpoint { name, skipped }
+            }
+        }
+    }
+}
+
+fn ready(address: String, step: Option<Step>) -> v1::RankReady {
+    v1::RankReady { address, step: step.map(|step| step.0) }
+}
+
+fn done(outcome: Outcome, digest: String) -> v1::RankDone {
+    v1::RankDone { outcome: Some(outcome.into()), digest }
+}
+
+fn outcome_of_rank(outcome: Option<v1::Outcome>) -> Result<Outcome, Malformed> {
+    required("RankDone", "outcome", outcome)?.try_into()
+}

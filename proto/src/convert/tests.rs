@@ -1,0 +1,326 @@
+use baton_job::{
+    Epoch, Generation, NodeId, Rank, Step, Time,
+    engine::{NoticeKind, PhaseName, Recovery, Status},
+    exit::{Class, Failure, Outcome},
+    ids::LocalRank,
+    message::{
+        Commit, Directive, Hello, Holding, Launch, RankNews, RankPhase, Report, Restore,
+        StateSource, StepNews,
+    },
+    progress::{Accuracy, Progress},
+};
+use proptest::{collection::vec, option, prelude::*};
+
+use super::*;
+use crate::v1;
+
+// ---- arbitrary values ----
+
+fn share() -> impl Strategy<Value = f64> {
+    0.0..=1.0
+}
+
+fn word() -> impl Strategy<Value = String> {
+    "[a-zé0-9:/ -]{1,12}"
+}
+
+fn accuracy() -> impl Strategy<Value = Accuracy> {
+    (0.0..100.0, share(), share(), any::<u64>()).prop_map(|(loss, top1, top5, samples)| Accuracy {
+        loss,
+        top1,
+        top5,
+        samples,
+    })
+}
+
+fn commit() -> impl Strategy<Value = Commit> {
+    (word(), any::<u64>(), any::<u64>(), option::of(accuracy()), any::<u64>()).prop_map(
+        |(name, generation, step, accuracy, bytes)| Commit {
+            name,
+            generation: Generation(generation),
+            step: Step(step),
+            accuracy,
+            bytes,
+        },
+    )
+}
+
+fn failure() -> impl Strategy<Value = Failure> {
+    let class = prop_oneof![Just(Class::BadInput), Just(Class::Device), Just(Class::Crash)];
+    (class, word()).prop_map(|(class, message)| Failure { class, message })
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    prop_oneof![
+        Just(Outcome::Completed),
+        word().prop_map(|reason| Outcome::Drained { reason }),
+        Just(Outcome::Stopped),
+        failure().prop_map(|failure| Outcome::Failed { failure }),
+    ]
+}
+
+fn progress() -> impl Strategy<Value = Progress> {
+    let position = (any::<u64>(), any::<u32>(), any::<u64>());
+    let marks = (option::of(any::<u32>()), option::of(any::<u64>()));
+    let best = option::of((any::<u64>().prop_map(Step), accuracy()));
+    (position, marks, option::of(accuracy()), best).prop_map(
+        |((step, epoch, cursor), (evaluated, saved), last_evaluation, best)| Progress {
+            step: Step(step),
+            epoch: Epoch(epoch),
+            cursor,
+            evaluated: evaluated.map(Epoch),
+            saved: saved.map(Step),
+            last_evaluation,
+            best,
+        },
+    )
+}
+
+fn step_news() -> impl Strategy<Value = StepNews> {
+    let counts = (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>());
+    let numbers = (0.0..100.0, share(), share(), 0.0..1e6, share());
+    (counts, numbers).prop_map(
+        |(
+            (step, epoch, total_steps, steps_per_epoch),
+            (loss, top1, lr, samples_per_second, loader_wait),
+        )| StepNews {
+            step: Step(step),
+            epoch: Epoch(epoch),
+            total_steps,
+            steps_per_epoch,
+            loss,
+            top1,
+            lr,
+            samples_per_second,
+            loader_wait,
+        },
+    )
+}
+
+fn source() -> impl Strategy<Value = StateSource> {
+    prop_oneof![
+        Just(StateSource::Fresh),
+        any::<u32>().prop_map(|rank| StateSource::Survivor { rank: Rank(rank) }),
+        (word(), vec(word(), 0..3))
+            .prop_map(|(name, skipped)| StateSource::Checkpoint { name, skipped }),
+    ]
+}
+
+fn ready() -> impl Strategy<Value = (String, Option<Step>)> {
+    (word(), option::of(any::<u64>().prop_map(Step)))
+}
+
+fn news() -> impl Strategy<Value = RankNews> {
+    prop_oneof![
+        ready().prop_map(|(address, step)| RankNews::Ready { address, step }),
+        (source(), progress())
+            .prop_map(|(source, progress)| RankNews::Started { source, progress }),
+        step_news().prop_map(RankNews::Stepped),
+        (any::<u64>(), any::<u32>(), accuracy()).prop_map(|(step, epoch, accuracy)| {
+            RankNews::Evaluated { step: Step(step), epoch: Epoch(epoch), accuracy }
+        }),
+        commit().prop_map(RankNews::Saved),
+        word().prop_map(|message| RankNews::SaveFailed { message }),
+        word().prop_map(|detail| RankNews::Lost { detail }),
+        (outcome(), word()).prop_map(|(outcome, digest)| RankNews::Done { outcome, digest }),
+        failure().prop_map(RankNews::Exited),
+    ]
+}
+
+fn phase() -> impl Strategy<Value = RankPhase> {
+    prop_oneof![
+        Just(RankPhase::Joining),
+        ready().prop_map(|(address, step)| RankPhase::Ready { address, step }),
+        Just(RankPhase::Meeting),
+        Just(RankPhase::Training),
+        Just(RankPhase::Waiting),
+        (outcome(), word()).prop_map(|(outcome, digest)| RankPhase::Done { outcome, digest }),
+    ]
+}
+
+fn holding() -> impl Strategy<Value = Holding> {
+    let ranks = vec((any::<u32>().prop_map(Rank), phase()), 0..4);
+    (any::<u64>(), ranks, option::of(commit())).prop_map(|(generation, ranks, commit)| Holding {
+        generation: Generation(generation),
+        ranks,
+        commit,
+    })
+}
+
+fn report() -> impl Strategy<Value = Report> {
+    prop_oneof![
+        (word(), any::<u32>(), option::of(holding())).prop_map(|(node, slots, holding)| {
+            Report::Hello(Hello { node: NodeId(node), slots, holding })
+        }),
+        (any::<u64>(), any::<u32>(), news()).prop_map(|(generation, rank, news)| Report::Rank {
+            generation: Generation(generation),
+            rank: Rank(rank),
+            news,
+        }),
+        word().prop_map(|reason| Report::DrainRequested { reason }),
+    ]
+}
+
+fn launch() -> impl Strategy<Value = Launch> {
+    let local = || any::<u32>().prop_map(LocalRank);
+    let ranks = vec((any::<u32>().prop_map(Rank), local()), 0..9);
+    let restore = (any::<u64>(), option::of(word()));
+    (any::<u64>(), any::<u32>(), ranks, vec(local(), 0..3), restore).prop_map(
+        |(generation, world_size, ranks, replace, (not_before, path))| Launch {
+            generation: Generation(generation),
+            world_size,
+            ranks,
+            replace,
+            restore: Restore { not_before: Generation(not_before), path },
+        },
+    )
+}
+
+fn directive() -> impl Strategy<Value = Directive> {
+    let generation = || any::<u64>().prop_map(Generation);
+    prop_oneof![
+        launch().prop_map(Directive::Launch),
+        (generation(), vec(word(), 0..9))
+            .prop_map(|(generation, peers)| Directive::Begin { generation, peers }),
+        generation().prop_map(|generation| Directive::Checkpoint { generation }),
+        (generation(), word())
+            .prop_map(|(generation, reason)| Directive::Drain { generation, reason }),
+        outcome().prop_map(|outcome| Directive::Dismiss { outcome }),
+    ]
+}
+
+/// What the peer's decoder sees.
+fn over_the_wire<M: prost::Message + Default>(message: &M) -> M {
+    M::decode(message.encode_to_vec().as_slice()).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn reports_survive_the_wire(report in report()) {
+        let wire = over_the_wire(&v1::AgentMessage::from(report.clone()));
+        prop_assert_eq!(Report::try_from(wire), Ok(report));
+    }
+
+    #[test]
+    fn directives_survive_the_wire(directive in directive()) {
+        let wire = over_the_wire(&v1::CoordinatorMessage::from(directive.clone()));
+        prop_assert_eq!(Directive::try_from(wire), Ok(directive));
+    }
+}
+
+#[test]
+fn every_kind_and_phase_on_the_wire_has_a_meaning() {
+    use v1::{get_status_response::Phase, watch_events_response::Kind};
+    for kind in (1..).map_while(|number| Kind::try_from(number).ok()) {
+        assert_eq!(NoticeKind::try_from(kind).map(Kind::from), Ok(kind));
+    }
+    for phase in (1..).map_while(|number| Phase::try_from(number).ok()) {
+        assert_eq!(PhaseName::try_from(phase).map(Phase::from), Ok(phase));
+    }
+}
+
+// ---- messages that make no sense ----
+
+fn problem_of(message: impl TryInto<Report, Error = Malformed>) -> String {
+    message.try_into().unwrap_err().to_string()
+}
+
+fn rank_report(news: Option<v1::rank_report::News>) -> v1::AgentMessage {
+    let report = v1::RankReport { generation: 1, rank: 0, news };
+    v1::AgentMessage { message: Some(v1::agent_message::Message::Rank(report)) }
+}
+
+#[test]
+fn a_missing_oneof_is_named() {
+    assert_eq!(
+        problem_of(v1::AgentMessage::default()),
+        "malformed AgentMessage: message is missing"
+    );
+    assert_eq!(problem_of(rank_report(None)), "malformed RankReport: news is missing");
+    let started = v1::rank_report::News::Started(v1::RankStarted::default());
+    assert_eq!(problem_of(rank_report(Some(started))), "malformed RankStarted: source is missing");
+}
+
+#[test]
+fn an_unknown_or_unset_enum_is_named() {
+    let exited = |class| v1::rank_report::News::Exited(v1::Failure { class, ..Default::default() });
+    assert_eq!(problem_of(rank_report(Some(exited(0)))), "malformed Failure: class is missing");
+    assert_eq!(
+        problem_of(rank_report(Some(exited(99)))),
+        "malformed Failure: class has the unknown value 99; is the peer of another version?"
+    );
+    let unset = Outcome::try_from(v1::Outcome::default()).unwrap_err();
+    assert_eq!((unset.message, unset.field), ("Outcome", "kind"));
+    let failed = v1::Outcome { kind: v1::outcome::Kind::Failed.into(), ..Default::default() };
+    assert_eq!(Outcome::try_from(failed).unwrap_err().field, "failure");
+}
+
+#[test]
+fn an_agent_without_a_name_is_refused() {
+    let hello = v1::agent_message::Message::Hello(v1::Hello::default());
+    assert_eq!(
+        problem_of(v1::AgentMessage { message: Some(hello) }),
+        "malformed Hello: node_id is missing"
+    );
+}
+
+#[test]
+fn a_second_welcome_is_refused() {
+    let welcome = v1::coordinator_message::Message::Welcome(v1::Welcome::default());
+    let second = v1::CoordinatorMessage { message: Some(welcome) };
+    assert_eq!(Directive::try_from(second).unwrap_err().field, "message");
+}
+
+#[test]
+fn an_agent_of_another_version_is_told_both() {
+    let ours = v1::Hello::from(Hello { node: NodeId("a".into()), slots: 1, holding: None });
+    assert_eq!(check_version(&ours), Ok(()));
+    let theirs = v1::Hello { version: "0.0.9".into(), ..ours };
+    let status = tonic::Status::from(check_version(&theirs).unwrap_err());
+    assert_eq!(status.code(), tonic::Code::InvalidArgument);
+    assert!(status.message().contains("0.0.9"), "{status}");
+    assert!(status.message().contains(env!("CARGO_PKG_VERSION")), "{status}");
+}
+
+// ---- status ----
+
+#[test]
+fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
+    let status_at_10_s = Status {
+        phase: PhaseName::Draining,
+        reason: "draining: spot notice; 110 s to save and stop".into(),
+        since: Time(8_000),
+        generation: Generation(2),
+        ranks: vec![],
+        nodes: vec![],
+        latest: None,
+        evaluation: None,
+        best: None,
+        commit: None,
+        recoveries: vec![Recovery {
+            generation: Generation(2),
+            cause: "rank 1 was killed".into(),
+            lost_at: Time(5_000),
+            launched_at: Some(Time(5_250)),
+            ready_at: Some(Time(7_250)),
+            started_at: None,
+            stepped_at: None,
+            step_before: Step(40),
+            lost_steps: 0,
+        }],
+        stale_messages: 3,
+        drain_until: Some(Time(120_000)),
+        outcome: None,
+    };
+
+    let wire = status(&status_at_10_s, Time(10_000));
+
+    assert_eq!(wire.phase(), v1::get_status_response::Phase::Draining);
+    assert_eq!(wire.phase_seconds, 2.0);
+    assert_eq!(wire.drain_seconds_left, Some(110.0));
+    let recovery = &wire.recoveries[0];
+    assert_eq!(recovery.launch_seconds, Some(0.25));
+    assert_eq!(recovery.ready_seconds, Some(2.0));
+    assert_eq!((recovery.start_seconds, recovery.step_seconds), (None, None));
+    assert_eq!(wire.stale_messages, 3);
+}

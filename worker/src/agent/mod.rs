@@ -1,0 +1,251 @@
+//! The agent: shell around `baton_job::session`.
+//!
+//! One loop owns the machine and performs its actions; [`uplink`] is the connection to the
+//! coordinator, [`processes`] are the rank processes. Both only put events into the loop's queue.
+
+mod processes;
+mod uplink;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use baton_job::{
+    JobSpec, NodeId, Time,
+    exit::{Class, Failure, Outcome},
+    session::{Action, Event, Policy, Session},
+};
+use baton_proto::v1;
+use tokio::{signal::unix, sync::mpsc};
+use tracing::{debug, error, info};
+
+use self::{processes::Processes, uplink::Uplink};
+use crate::{link::Setup, logging};
+
+/// Run this node's part of a job.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where the coordinator serves.
+    #[arg(long, value_name = "URL", env = "BATON_COORDINATOR", default_value = "http://127.0.0.1:29600")]
+    coordinator: String,
+    /// Ranks to offer; by default one per GPU, and one on a machine without.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: Option<u32>,
+    /// This node's name, unique in the job; by default the host name.
+    #[arg(long, value_name = "NAME")]
+    node_id: Option<String>,
+    /// Address on which the ranks of other nodes reach this one.
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
+    host: String,
+    /// Folder of this run; each rank's log goes to logs/ in it.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    run_dir: PathBuf,
+    /// How long to look for a coordinator that has never answered.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
+    connect_seconds: f64,
+    /// Drain and end when the process that started this one ends.
+    #[arg(long)]
+    exit_with_parent: bool,
+}
+
+/// What reaches the loop.
+enum Input {
+    /// For the machine.
+    Event(Event),
+    /// The coordinator's answer to a new connection.
+    Welcome(v1::Welcome),
+    /// The coordinator will never want this agent.
+    Refused(String),
+}
+
+type Queue = mpsc::UnboundedSender<Input>;
+
+/// Runs until the machine says to leave.
+pub(crate) fn run(args: Args) -> Result<Outcome, Failure> {
+    logging::start();
+    if args.exit_with_parent {
+        let signal = Some(rustix::process::Signal::TERM);
+        rustix::process::set_parent_process_death_signal(signal)
+            .map_err(|error| crash(format!("cannot follow the parent process: {error}")))?;
+    }
+    // On this one thread, because the kernel sends a rank its death signal when the *thread* that
+    // started it ends.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| crash(format!("cannot start: {error}")))?;
+    runtime.block_on(async { Agent::new(args)?.run().await })
+}
+
+struct Agent {
+    session: Session,
+    uplink: Uplink,
+    processes: Processes,
+    inputs: mpsc::UnboundedReceiver<Input>,
+    queue: Queue,
+    args: Args,
+    /// The job it belongs to, once it is known.
+    welcome: Option<v1::Welcome>,
+    start: Instant,
+    last_reason: String,
+}
+
+impl Agent {
+    fn new(args: Args) -> Result<Self, Failure> {
+        let node = NodeId(match &args.node_id {
+            Some(name) => name.clone(),
+            None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        });
+        let slots = args.ranks.unwrap_or_else(|| baton_trainer::torch::gpu_count().max(1));
+        let (queue, inputs) = mpsc::unbounded_channel();
+        let uplink = Uplink::new(&args.coordinator, queue.clone())?;
+        let processes = Processes::new(args.run_dir.join("logs"), queue.clone())?;
+        info!(%node, slots, coordinator = args.coordinator, "agent started");
+        let session = Session::new(node, slots, Policy::default());
+        Ok(Self {
+            session,
+            uplink,
+            processes,
+            inputs,
+            queue,
+            args,
+            welcome: None,
+            start: Instant::now(),
+            last_reason: String::new(),
+        })
+    }
+
+    async fn run(mut self) -> Result<Outcome, Failure> {
+        forward_signals(self.queue.clone())?;
+        let mut event = Event::Tick;
+        loop {
+            if let Some(outcome) = self.step(event)? {
+                return Ok(outcome);
+            }
+            event = self.next().await?;
+        }
+    }
+
+    async fn next(&mut self) -> Result<Event, Failure> {
+        loop {
+            let deadline = self.session.deadline().map(|at| at.since(self.now()));
+            let wait = deadline.unwrap_or(Duration::MAX);
+            match tokio::time::timeout(wait, self.inputs.recv()).await {
+                Err(_) | Ok(None) => return Ok(Event::Tick),
+                Ok(Some(Input::Event(event))) => return Ok(event),
+                Ok(Some(Input::Welcome(welcome))) => self.welcome(welcome)?,
+                Ok(Some(Input::Refused(reason))) => {
+                    self.processes.kill_all();
+                    return Err(bad_input(format!("the coordinator refused this agent: {reason}")));
+                }
+            }
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time(0).after(self.start.elapsed())
+    }
+
+    fn step(&mut self, event: Event) -> Result<Option<Outcome>, Failure> {
+        debug!(?event, "event");
+        if event == Event::Disconnected {
+            self.give_up_if_never_answered()?;
+        }
+        for action in self.session.handle(self.now(), event) {
+            debug!(?action, "action");
+            match action {
+                Action::Connect => self.uplink.connect(),
+                Action::Send(report) => self.uplink.send(report),
+                Action::Spawn { local_rank, incarnation } => match &self.welcome {
+                    Some(welcome) => {
+                        let setup = Setup {
+                            job_id: welcome.job_id.clone(),
+                            recipe_json: welcome.recipe_json.clone(),
+                            checkpoint_location: welcome.checkpoint_location.clone(),
+                            local_rank: local_rank.0,
+                            host: self.args.host.clone(),
+                        };
+                        self.processes.spawn(local_rank, incarnation, &setup);
+                    }
+                    None => error!(%local_rank, "a launch came before the welcome"),
+                },
+                Action::Tell { local_rank, command } => self.processes.tell(local_rank, command),
+                Action::Terminate(local_rank) => self.processes.terminate(local_rank),
+                Action::Kill(local_rank) => self.processes.kill(local_rank),
+                Action::Exit(outcome) => {
+                    info!(%outcome, "agent leaves");
+                    return Ok(Some(outcome));
+                }
+            }
+        }
+        let reason = self.session.reason();
+        if reason != self.last_reason {
+            info!("{reason}");
+            self.last_reason = reason;
+        }
+        Ok(None)
+    }
+
+    fn welcome(&mut self, welcome: v1::Welcome) -> Result<(), Failure> {
+        if let Some(known) = &self.welcome
+            && known.job_id != welcome.job_id
+        {
+            self.processes.kill_all();
+            return Err(crash(format!(
+                "another job ({}) is served at {} now; start a new agent for it",
+                welcome.job_id, self.args.coordinator
+            )));
+        }
+        let spec = JobSpec::from_json(&welcome.recipe_json)
+            .map_err(|error| bad_input(error.to_string()))?;
+        self.session.adopt(Policy::new(&spec));
+        self.welcome = Some(welcome);
+        Ok(())
+    }
+
+    fn give_up_if_never_answered(&self) -> Result<(), Failure> {
+        let patience = Duration::from_secs_f64(self.args.connect_seconds.max(0.0));
+        if self.welcome.is_some() || self.start.elapsed() < patience {
+            return Ok(());
+        }
+        Err(crash(format!(
+            "no coordinator answers at {} ({}): start one with `baton-coordinator serve`, or give the \
+             right address with --coordinator",
+            self.args.coordinator,
+            self.uplink.last_error()
+        )))
+    }
+}
+
+/// Every signal that asks a process to end means the same: this node must go.
+fn forward_signals(queue: Queue) -> Result<(), Failure> {
+    use unix::SignalKind;
+    let kinds = [
+        (SignalKind::terminate(), "SIGTERM"),
+        (SignalKind::interrupt(), "SIGINT"),
+        (SignalKind::user_defined1(), "SIGUSR1"),
+    ];
+    for (kind, name) in kinds {
+        let mut signals =
+            unix::signal(kind).map_err(|error| crash(format!("cannot listen to {name}: {error}")))?;
+        let queue = queue.clone();
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() {
+                let reason = format!("the agent received {name}");
+                if queue.send(Input::Event(Event::MustGo { reason })).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    Ok(())
+}
+
+fn crash(message: String) -> Failure {
+    Failure { class: Class::Crash, message }
+}
+
+fn bad_input(message: String) -> Failure {
+    Failure { class: Class::BadInput, message }
+}

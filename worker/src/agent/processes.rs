@@ -1,0 +1,180 @@
+//! Rank processes: each in a process group of its own, with a log file and a socket to talk through.
+
+use std::{
+    collections::HashMap,
+    fs::{self, OpenOptions},
+    os::{fd::OwnedFd, unix::net::UnixStream, unix::process::ExitStatusExt},
+    path::PathBuf,
+    process::Stdio,
+    time::Duration,
+};
+
+use baton_job::{
+    exit::Failure,
+    ids::{Incarnation, LocalRank},
+    message::RankCommand,
+    session::{Event, failure_of},
+};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::AsyncWriteExt,
+    net::unix::{OwnedReadHalf, OwnedWriteHalf},
+    process::{Child, Command},
+    sync::mpsc,
+};
+use tracing::{info, warn};
+
+use super::{Input, Queue, bad_input, crash};
+use crate::link::{self, FromRank, Setup, ToRank};
+
+/// The processes of this node, by local rank.
+pub(super) struct Processes {
+    logs: PathBuf,
+    queue: Queue,
+    running: HashMap<LocalRank, Running>,
+}
+
+struct Running {
+    pid: Option<Pid>,
+    commands: mpsc::UnboundedSender<ToRank>,
+}
+
+/// How long a rank that has closed its socket may take to end.
+const EXIT_PATIENCE: Duration = Duration::from_secs(5);
+
+impl Processes {
+    pub(super) fn new(logs: PathBuf, queue: Queue) -> Result<Self, Failure> {
+        fs::create_dir_all(&logs).map_err(|error| {
+            bad_input(format!("log folder {}: {error}; give a writable --run-dir", logs.display()))
+        })?;
+        Ok(Self { logs, queue, running: HashMap::new() })
+    }
+
+    /// Starts a rank; if that fails it counts as ended.
+    pub(super) fn spawn(&mut self, local_rank: LocalRank, incarnation: Incarnation, setup: &Setup) {
+        match self.try_spawn(local_rank, incarnation, setup) {
+            Ok(running) => {
+                info!(%local_rank, pid = ?running.pid, "rank started");
+                self.running.insert(local_rank, running);
+            }
+            Err(error) => {
+                let failure = crash(format!("its process cannot be started: {error}"));
+                let exited = Event::RankExited { local_rank, incarnation, failure };
+                let _ = self.queue.send(Input::Event(exited));
+            }
+        }
+    }
+
+    fn try_spawn(
+        &self,
+        local_rank: LocalRank,
+        incarnation: Incarnation,
+        setup: &Setup,
+    ) -> std::io::Result<Running> {
+        let log = self.logs.join(format!("rank-{local_rank}.log"));
+        let log = OpenOptions::new().create(true).append(true).open(log)?;
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let child = Command::new(std::env::current_exe()?)
+            .args(["rank", "--parent", &std::process::id().to_string()])
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()?;
+        let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let (reader, writer) = tokio::net::UnixStream::from_std(ours)?.into_split();
+        let (commands, outgoing) = mpsc::unbounded_channel();
+        // The receiver lives as long as the process, so this first frame cannot be lost.
+        let _ = commands.send(ToRank::Setup(setup.clone()));
+        tokio::spawn(write_frames(writer, outgoing));
+        tokio::spawn(watch(local_rank, incarnation, child, reader, self.queue.clone()));
+        Ok(Running { pid, commands })
+    }
+
+    /// Sends a command; to a dead process it is lost, and its end is on its way to the queue.
+    pub(super) fn tell(&self, local_rank: LocalRank, command: RankCommand) {
+        if let Some(running) = self.running.get(&local_rank) {
+            let _ = running.commands.send(ToRank::Command(command));
+        }
+    }
+
+    pub(super) fn terminate(&self, local_rank: LocalRank) {
+        self.signal(local_rank, Signal::TERM);
+    }
+
+    pub(super) fn kill(&self, local_rank: LocalRank) {
+        self.signal(local_rank, Signal::KILL);
+    }
+
+    pub(super) fn kill_all(&self) {
+        for local_rank in self.running.keys() {
+            self.kill(*local_rank);
+        }
+    }
+
+    fn signal(&self, local_rank: LocalRank, signal: Signal) {
+        if let Some(pid) = self.running.get(&local_rank).and_then(|running| running.pid) {
+            // An error means that it is gone already.
+            let _ = kill_process_group(pid, signal);
+        }
+    }
+}
+
+async fn write_frames(mut writer: OwnedWriteHalf, mut outgoing: mpsc::UnboundedReceiver<ToRank>) {
+    while let Some(message) = outgoing.recv().await {
+        let written = match link::frame(&message) {
+            Ok(bytes) => writer.write_all(&bytes).await,
+            Err(error) => Err(error),
+        };
+        if written.is_err() {
+            // The rank is gone; its reader notices.
+            return;
+        }
+    }
+}
+
+/// Passes on what a rank says until its socket closes, then how it ended: in this order, so that its
+/// last words are heard before its death.
+async fn watch(
+    local_rank: LocalRank,
+    incarnation: Incarnation,
+    mut child: Child,
+    mut reader: OwnedReadHalf,
+    queue: Queue,
+) {
+    let mut last_words = None;
+    loop {
+        match link::read_async(&mut reader).await {
+            Ok(Some(FromRank::Says(says))) => {
+                let said = Event::RankSaid { local_rank, incarnation, says };
+                let _ = queue.send(Input::Event(said));
+            }
+            Ok(Some(FromRank::LastWords(failure))) => last_words = Some(failure),
+            Ok(None) => break,
+            Err(error) => {
+                warn!(%local_rank, %error, "unreadable frame");
+                break;
+            }
+        }
+    }
+    let failure = exit_failure(&mut child, last_words).await;
+    let exited = Event::RankExited { local_rank, incarnation, failure };
+    let _ = queue.send(Input::Event(exited));
+}
+
+async fn exit_failure(child: &mut Child, last_words: Option<Failure>) -> Failure {
+    let status = match tokio::time::timeout(EXIT_PATIENCE, child.wait()).await {
+        Ok(status) => status,
+        Err(_) => {
+            let _ = child.start_kill();
+            child.wait().await
+        }
+    };
+    match (last_words, status) {
+        (Some(failure), _) => failure,
+        (None, Ok(status)) => failure_of(status.code(), status.signal()),
+        (None, Err(error)) => crash(format!("its end cannot be read: {error}")),
+    }
+}

@@ -1,0 +1,115 @@
+//! The connection to the coordinator: one stream at a time.
+
+use std::{sync::Arc, sync::Mutex, time::Duration};
+
+use baton_job::{exit::Failure, message::{Directive, Report}, session::Event};
+use baton_proto::v1::{self, node_service_client::NodeServiceClient};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Code, Status, transport::Endpoint};
+use tracing::{debug, warn};
+
+use super::{Input, Queue, bad_input};
+
+/// Makes connections and reports what comes over them.
+pub(super) struct Uplink {
+    endpoint: Endpoint,
+    queue: Queue,
+    outbox: Option<mpsc::UnboundedSender<v1::AgentMessage>>,
+    last_error: Arc<Mutex<String>>,
+}
+
+impl Uplink {
+    pub(super) fn new(url: &str, queue: Queue) -> Result<Self, Failure> {
+        let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+        let endpoint = Endpoint::from_shared(url.clone())
+            .map_err(|error| bad_input(format!("--coordinator {url}: {error}; e.g. http://10.0.0.1:29600")))?
+            .connect_timeout(Duration::from_secs(3))
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(Duration::from_secs(5))
+            .keep_alive_timeout(Duration::from_secs(5))
+            .keep_alive_while_idle(true);
+        Ok(Self { endpoint, queue, outbox: None, last_error: Arc::default() })
+    }
+
+    /// Why the last try failed.
+    pub(super) fn last_error(&self) -> String {
+        self.last_error.lock().map(|error| error.clone()).unwrap_or_default()
+    }
+
+    /// Starts a connection; `Connected` or `Disconnected` follows in the queue.
+    pub(super) fn connect(&mut self) {
+        let (outbox, messages) = mpsc::unbounded_channel();
+        self.outbox = Some(outbox);
+        let endpoint = self.endpoint.clone();
+        let queue = self.queue.clone();
+        let last_error = self.last_error.clone();
+        tokio::spawn(async move {
+            let ended = serve_stream(endpoint, messages, &queue).await;
+            let input = match ended {
+                Err(status) if is_final(&status) => Input::Refused(status.message().to_owned()),
+                Err(status) => {
+                    debug!(%status, "disconnected");
+                    if let Ok(mut error) = last_error.lock() {
+                        *error = describe(&status);
+                    }
+                    Input::Event(Event::Disconnected)
+                }
+                Ok(()) => Input::Event(Event::Disconnected),
+            };
+            let _ = queue.send(input);
+        });
+    }
+
+    /// Sends over the present connection; lost with it if it breaks, and then told again by the next
+    /// hello.
+    pub(super) fn send(&self, report: Report) {
+        if let Some(outbox) = &self.outbox {
+            let _ = outbox.send(report.into());
+        }
+    }
+}
+
+async fn serve_stream(
+    endpoint: Endpoint,
+    messages: mpsc::UnboundedReceiver<v1::AgentMessage>,
+    queue: &Queue,
+) -> Result<(), Status> {
+    let channel =
+        endpoint.connect().await.map_err(|error| Status::unavailable(source_of(&error)))?;
+    let mut client = NodeServiceClient::new(channel);
+    // The hello has to be on its way before the server answers.
+    let _ = queue.send(Input::Event(Event::Connected));
+    let mut directives = client.attach(UnboundedReceiverStream::new(messages)).await?.into_inner();
+    while let Some(message) = directives.message().await? {
+        if let Some(v1::coordinator_message::Message::Welcome(welcome)) = message.message {
+            let _ = queue.send(Input::Welcome(welcome));
+            continue;
+        }
+        match Directive::try_from(message) {
+            Ok(directive) => {
+                let _ = queue.send(Input::Event(Event::Directed(directive)));
+            }
+            Err(error) => warn!(%error, "malformed directive"),
+        }
+    }
+    Ok(())
+}
+
+/// Whether another try would be refused just the same.
+fn is_final(status: &Status) -> bool {
+    matches!(status.code(), Code::FailedPrecondition | Code::InvalidArgument | Code::Unimplemented)
+}
+
+fn describe(status: &Status) -> String {
+    status.message().to_owned()
+}
+
+/// The innermost cause: "connection refused" rather than "transport error".
+fn source_of(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}

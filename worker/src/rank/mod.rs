@@ -1,0 +1,209 @@
+//! A rank: one training process, disposable, told what to do by its agent.
+//!
+//! The main thread trains; [`inbox`] has a thread that reads the agent's commands. A new generation
+//! breaks whatever the main thread waits for; the model stays in memory from one to the next.
+
+mod inbox;
+
+use std::{
+    os::{fd::AsFd, unix::net::UnixStream},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use baton_checkpoint::Store;
+use baton_collectives::{AbortHandle, Collective, NcclCollective, tcp};
+use baton_job::{
+    Generation, JobId, JobSpec, Rank,
+    exit::{Class, Failure},
+    message::{RankNews, RankSays, Restore},
+    spec::{Arch, CollectiveKind},
+};
+use baton_trainer::{
+    Build, Controls, Error, Inputs, Job, Learner, Seat, Trainer,
+    linear::LinearLearner,
+    torch::{Device, TorchLearner},
+};
+use tracing::{info, warn};
+
+use self::inbox::{Inbox, Orders};
+use crate::{
+    link::{self, FromRank, Setup, ToRank},
+    logging,
+};
+
+/// A rank process; started by the agent.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Process id of the agent.
+    #[arg(long)]
+    parent: u32,
+}
+
+/// Runs until the job is done or drained, or this rank cannot go on.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    logging::start();
+    follow_parent(args.parent)?;
+    let link = socket().map_err(|error| {
+        crash(format!("standard input is no socket ({error}): ranks are started by `baton-worker agent`"))
+    })?;
+    let voice = Voice::new(&link)?;
+    let trained = train(link, &voice);
+    if let Err(failure) = &trained {
+        voice.last_words(failure);
+    }
+    trained
+}
+
+/// No rank outlives its agent, whatever ends it.
+fn follow_parent(parent: u32) -> Result<(), Failure> {
+    let kill = Some(rustix::process::Signal::KILL);
+    rustix::process::set_parent_process_death_signal(kill)
+        .map_err(|error| crash(format!("cannot follow the agent: {error}")))?;
+    // It may have died before the line above.
+    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    if now.and_then(|pid| u32::try_from(pid).ok()) == Some(parent) {
+        Ok(())
+    } else {
+        Err(crash("the agent ended before this rank began".to_owned()))
+    }
+}
+
+fn socket() -> std::io::Result<UnixStream> {
+    let link = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    link.local_addr().map(|_| link)
+}
+
+fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
+    let setup = match link::read::<ToRank>(&link) {
+        Ok(Some(ToRank::Setup(setup))) => setup,
+        other => return Err(crash(format!("expected the setup from the agent, got {other:?}"))),
+    };
+    let spec = JobSpec::from_json(&setup.recipe_json).map_err(|error| bad_input(error.to_string()))?;
+    let spec = Arc::new(spec);
+    let inbox = Inbox::start(link).map_err(|error| crash(format!("cannot read commands: {error}")))?;
+    let device = Device::choose(&spec, setup.local_rank).map_err(|error| Error::from(error).failure())?;
+    let job = open_job(&setup, &spec).map_err(|error| error.failure())?;
+    let rank = RankProcess { spec: spec.clone(), device, setup, inbox, voice: voice.clone() };
+    match spec.model.arch {
+        Arch::Linear => {
+            let spec = spec.clone();
+            rank.serve(job, Box::new(move || LinearLearner::new(&spec)))
+        }
+        _ => rank.serve(job, Box::new(move || TorchLearner::new(&spec, device))),
+    }
+}
+
+fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<Job, Error> {
+    let id = setup.job_id.parse().map_err(|_| Error::Mismatch("the job id is no UUID".to_owned()))?;
+    let store = Store::open(&setup.checkpoint_location)?;
+    Ok(Job { id: JobId(id), spec: spec.clone(), store, inputs: Inputs::open(spec)? })
+}
+
+struct RankProcess {
+    spec: Arc<JobSpec>,
+    device: Device,
+    setup: Setup,
+    inbox: Inbox,
+    voice: Voice,
+}
+
+impl RankProcess {
+    /// One generation after the other.
+    fn serve<L: Learner>(self, job: Job, build: Build<L>) -> Result<(), Failure> {
+        let mut trainer = Trainer::new(job, build).map_err(|error| error.failure())?;
+        loop {
+            let orders = self.inbox.next_orders();
+            let generation = orders.generation;
+            match self.take_part(&mut trainer, &orders) {
+                Ok(()) => return Ok(()),
+                Err(Error::Collective(error)) => {
+                    warn!(%generation, %error, "lost the other ranks");
+                    self.voice.say(generation, RankNews::Lost { detail: error.to_string() });
+                }
+                Err(error) => return Err(error.failure()),
+            }
+        }
+    }
+
+    fn take_part<L: Learner>(&self, trainer: &mut Trainer<L>, orders: &Orders) -> Result<(), Error> {
+        let (generation, rank) = (orders.generation, orders.rank);
+        info!(%generation, %rank, world_size = orders.world_size, "joining");
+        let listener = tcp::Listener::bind(&self.setup.host)?;
+        let ready = RankNews::Ready { address: listener.address(), step: trainer.step() };
+        self.voice.say(generation, ready);
+        // None: a newer generation came first.
+        let Some(peers) = self.inbox.wait_for_begin(generation) else {
+            return Err(baton_collectives::Error::Aborted.into());
+        };
+        let mut collective = self.meet(listener, orders, &peers)?;
+        let mut seat =
+            Seat { generation, collective: collective.as_mut(), restore: &orders.restore };
+        let mut tell = |news| self.voice.say(generation, news);
+        let outcome = trainer.run(&mut seat, &orders.controls, &mut tell)?;
+        info!(%generation, %outcome, "done");
+        Ok(())
+    }
+
+    fn meet(
+        &self,
+        listener: tcp::Listener,
+        orders: &Orders,
+        peers: &[String],
+    ) -> Result<Box<dyn Collective>, Error> {
+        let cluster = &self.spec.cluster;
+        // Less than the coordinator's own patience, so that a rank that waits in vain says so first.
+        let meeting = Duration::from_secs_f64(cluster.rendezvous_seconds * 0.8);
+        let operation = Duration::from_secs_f64(cluster.collective_seconds);
+        let options = tcp::Options { connect_timeout: meeting, operation_timeout: operation };
+        let tcp = listener.connect(orders.generation, orders.rank, peers, options, &orders.abort)?;
+        let nccl = match cluster.collective {
+            CollectiveKind::Auto => self.device.cuda().is_some(),
+            CollectiveKind::Tcp => false,
+            CollectiveKind::Nccl => true,
+        };
+        match (nccl, self.device.cuda()) {
+            (false, _) => Ok(Box::new(tcp)),
+            (true, Some(ordinal)) => {
+                Ok(Box::new(NcclCollective::connect(Box::new(tcp), ordinal, operation, &orders.abort)?))
+            }
+            (true, None) => Err(Error::Mismatch(
+                "cluster.collective = nccl needs GPUs: set it to tcp, or cluster.device to cuda".to_owned(),
+            )),
+        }
+    }
+}
+
+/// The way to the agent; several threads may speak.
+#[derive(Clone)]
+struct Voice(Arc<Mutex<UnixStream>>);
+
+impl Voice {
+    fn new(link: &UnixStream) -> Result<Self, Failure> {
+        let link = link.try_clone().map_err(|error| crash(format!("cannot speak: {error}")))?;
+        Ok(Self(Arc::new(Mutex::new(link))))
+    }
+
+    fn say(&self, generation: Generation, news: RankNews) {
+        self.write(&FromRank::Says(RankSays { generation, news }));
+    }
+
+    fn last_words(&self, failure: &Failure) {
+        self.write(&FromRank::LastWords(failure.clone()));
+    }
+
+    /// If the agent is gone this process ends by itself; see `inbox`.
+    fn write(&self, message: &FromRank) {
+        if let Ok(link) = self.0.lock() {
+            let _ = link::write(&*link, message);
+        }
+    }
+}
+
+fn crash(message: String) -> Failure {
+    Failure { class: Class::Crash, message }
+}
+
+fn bad_input(message: String) -> Failure {
+    Failure { class: Class::BadInput, message }
+}
