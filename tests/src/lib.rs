@@ -1,1 +1,308 @@
-//! placeholder
+//! A job of real processes on this machine, for stories that no single crate can tell.
+//!
+//! [`Cluster`] starts the binaries as `baton up` does, on free ports and in a temporary folder, with a
+//! learner that takes milliseconds. Stories wait for events of the job, never for time to pass.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test harness: what goes wrong here is the test's failure"
+)]
+
+mod processes;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use baton_checkpoint::{EntryState, Store};
+use baton_proto::v1::{
+    GetStatusRequest, GetStatusResponse, WatchEventsRequest, WatchEventsResponse,
+    job_service_client::JobServiceClient, watch_events_response::Kind,
+};
+use tempfile::TempDir;
+use tokio_stream::StreamExt;
+use tonic::{Streaming, transport::Channel};
+
+pub use processes::{binary, children, is_alive, kill, terminate};
+
+/// Longest wait for any single thing. Generous, because test machines are shared; it only matters when
+/// something is broken.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The recipe of the stories: softmax regression on 8×8 digits.
+pub const RECIPE: &str = r#"
+name = "story"
+seed = 7
+model = { arch = "linear", num_classes = 10 }
+train = { epochs = 12, global_batch = 64, resolution = 8, virtual_ranks = 4 }
+optimizer = { kind = "sgd", momentum = 0.9 }
+schedule = { kind = "warmup_cosine", peak_lr = 20.0, warmup_epochs = 1.0 }
+checkpoint = { every_epochs = 1, every_steps = 7 }
+evaluation = { every_epochs = 3, crop_ratio = 1.0 }
+cluster = { device = "cpu", node_grace_seconds = 2.0 }
+augment = { flip = 0.0, crop_scale = [0.8, 1.0] }
+
+[data]
+train = "DIGITS/digits-train.beton"
+val = "DIGITS/digits-val.beton"
+"#;
+
+/// A run folder and the processes that work on it. What still runs is killed when this is dropped.
+pub struct Cluster {
+    folder: TempDir,
+    overrides: Vec<String>,
+    coordinator: Option<Child>,
+    agents: Vec<Child>,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Cluster {
+    /// An empty run folder with [`RECIPE`].
+    #[must_use]
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits");
+        let digits = digits.canonicalize().expect("assets/digits");
+        let recipe = RECIPE.replace("DIGITS", &digits.display().to_string());
+        fs::write(folder.path().join("recipe.toml"), recipe).expect("the recipe is written");
+        Self { folder, overrides: Vec::new(), coordinator: None, agents: Vec::new() }
+    }
+
+    /// Changes one value of the recipe for everything started from here on.
+    #[must_use]
+    pub fn set(mut self, entry: &str) -> Self {
+        self.overrides.push(entry.to_owned());
+        self
+    }
+
+    /// The recipe file.
+    #[must_use]
+    pub fn recipe(&self) -> PathBuf {
+        self.folder.path().join("recipe.toml")
+    }
+
+    /// The run folder.
+    #[must_use]
+    pub fn run_dir(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    /// Starts a coordinator and waits until it serves.
+    pub async fn start_coordinator(&mut self, flags: &[&str]) {
+        let endpoint = self.run_dir().join("coordinator.json");
+        let _ = fs::remove_file(&endpoint);
+        let mut command = Command::new(binary("baton-coordinator"));
+        command.arg("serve").arg("--recipe").arg(self.recipe()).arg("--run-dir").arg(self.run_dir());
+        command.args(["--linger-seconds", "0.2"]).args(flags);
+        if !flags.contains(&"--listen") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
+        for entry in &self.overrides {
+            command.args(["--set", entry]);
+        }
+        let mut child = self.logged(&mut command, "coordinator").spawn().expect("a coordinator");
+        until("the coordinator serves", || {
+            let ended = child.try_wait().expect("its state can be read");
+            assert!(ended.is_none(), "the coordinator ended:\n{}", self.log("coordinator"));
+            endpoint.exists()
+        })
+        .await;
+        self.coordinator = Some(child);
+    }
+
+    /// Starts an agent that offers `ranks`.
+    pub fn start_agent(&mut self, node: &str, ranks: u32) {
+        let mut command = Command::new(binary("baton-worker"));
+        command.args(["agent", "--coordinator", &self.url(), "--node-id", node]);
+        command.args(["--ranks", &ranks.to_string()]).arg("--run-dir").arg(self.run_dir());
+        let child = self.logged(&mut command, "agent").spawn().expect("an agent");
+        self.agents.push(child);
+    }
+
+    fn logged<'a>(&self, command: &'a mut Command, name: &str) -> &'a mut Command {
+        let logs = self.run_dir().join("logs");
+        fs::create_dir_all(&logs).expect("a log folder");
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(logs.join(format!("{name}.log")))
+            .expect("a log file");
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("its clone")).stderr(log)
+    }
+
+    /// What a process wrote to its log.
+    #[must_use]
+    pub fn log(&self, name: &str) -> String {
+        let path = self.run_dir().join("logs").join(format!("{name}.log"));
+        fs::read_to_string(path).unwrap_or_default()
+    }
+
+    /// Where the coordinator serves.
+    #[must_use]
+    pub fn url(&self) -> String {
+        let text = fs::read_to_string(self.run_dir().join("coordinator.json")).expect("an endpoint");
+        let address = text.split('"').nth(3).expect("an address in it").to_owned();
+        format!("http://{address}")
+    }
+
+    /// A client of the coordinator.
+    pub async fn client(&self) -> JobServiceClient<Channel> {
+        JobServiceClient::connect(self.url()).await.expect("the coordinator answers")
+    }
+
+    /// The status now.
+    pub async fn status(&self) -> GetStatusResponse {
+        let response = self.client().await.get_status(GetStatusRequest {}).await;
+        response.expect("a status").into_inner()
+    }
+
+    /// All events so far and to come.
+    pub async fn events(&self) -> Events {
+        let request = WatchEventsRequest { after_id: 0 };
+        let stream = self.client().await.watch_events(request).await.expect("events").into_inner();
+        Events(stream)
+    }
+
+    /// Process id of the coordinator.
+    #[must_use]
+    pub fn coordinator_pid(&self) -> u32 {
+        self.coordinator.as_ref().expect("a coordinator").id()
+    }
+
+    /// Process id of an agent.
+    #[must_use]
+    pub fn agent_pid(&self, index: usize) -> u32 {
+        self.agents[index].id()
+    }
+
+    /// Process ids of an agent's ranks.
+    #[must_use]
+    pub fn rank_pids(&self, agent: usize) -> Vec<u32> {
+        children(self.agent_pid(agent))
+    }
+
+    /// Kills the coordinator with SIGKILL.
+    pub fn kill_coordinator(&mut self) {
+        let mut child = self.coordinator.take().expect("a coordinator");
+        child.kill().expect("it can be killed");
+        child.wait().expect("it ends");
+    }
+
+    /// Kills an agent with SIGKILL and waits until its ranks are gone too.
+    pub async fn kill_agent(&mut self, index: usize) {
+        let ranks = self.rank_pids(index);
+        let mut child = self.agents.remove(index);
+        child.kill().expect("it can be killed");
+        child.wait().expect("it ends");
+        until("no rank outlives its agent", || !ranks.iter().any(|pid| is_alive(*pid))).await;
+    }
+
+    /// Waits for everything to end; the exit statuses of coordinator and agents.
+    pub async fn finish(&mut self) -> (ExitStatus, Vec<ExitStatus>) {
+        let mut agents = Vec::new();
+        for mut child in std::mem::take(&mut self.agents) {
+            agents.push(wait("an agent", &mut child).await);
+        }
+        let mut child = self.coordinator.take().expect("a coordinator");
+        (wait("the coordinator", &mut child).await, agents)
+    }
+
+    /// Starts coordinator and one agent with `ranks`, and waits for the end of the job.
+    pub async fn run_to_the_end(&mut self, ranks: u32) -> Vec<(String, Vec<f32>)> {
+        self.start_coordinator(&[]).await;
+        self.start_agent("node", ranks);
+        let (coordinator, _) = self.finish().await;
+        assert!(coordinator.success(), "{coordinator}:\n{}", self.log("coordinator"));
+        self.newest_state()
+    }
+
+    /// Every value of the newest checkpoint.
+    #[must_use]
+    pub fn newest_state(&self) -> Vec<(String, Vec<f32>)> {
+        let location = self.run_dir().join("checkpoints").display().to_string();
+        let store = Store::open_existing(&location).expect("a store");
+        let newest = store.list().expect("a listing").into_iter().next().expect("a checkpoint");
+        let EntryState::Whole(manifest) = newest.state else { panic!("{} is damaged", newest.name) };
+        let empty = |region: &baton_checkpoint::RegionInfo| (region.name.clone(), vec![0.0; region.len]);
+        let mut state: Vec<(String, Vec<f32>)> = manifest.regions.iter().map(empty).collect();
+        store
+            .load(&manifest, &mut |name, offset, values| {
+                let (_, region) = state.iter_mut().find(|(known, _)| known == name).expect("a region");
+                region[offset..offset + values.len()].copy_from_slice(values);
+            })
+            .expect("its values");
+        state
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for child in self.agents.iter_mut().chain(&mut self.coordinator) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The events of a job.
+pub struct Events(Streaming<WatchEventsResponse>);
+
+impl Events {
+    /// Waits for the next event of a kind.
+    pub async fn next_of(&mut self, kind: Kind) -> WatchEventsResponse {
+        let wait = async {
+            loop {
+                let event = self.0.next().await.expect("the job goes on").expect("an event");
+                if event.kind() == kind {
+                    return event;
+                }
+                assert!(event.kind() != Kind::Ended, "no {kind:?} before the end: {}", event.message);
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("no {kind:?} in time"))
+    }
+
+    /// Waits for a checkpoint at or after a step.
+    pub async fn saved_at(&mut self, step: u64) -> WatchEventsResponse {
+        loop {
+            let event = self.next_of(Kind::Saved).await;
+            if event.step() >= step {
+                return event;
+            }
+        }
+    }
+}
+
+/// Yields until `is_so`.
+///
+/// # Panics
+/// After [`PATIENCE`].
+pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let wait = async {
+        while !is_so() {
+            // Files and foreign processes send no word; look again a moment later.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("not in time: {what}"));
+}
+
+async fn wait(what: &str, child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    until(&format!("{what} ends"), || {
+        status = child.try_wait().expect("its state can be read");
+        status.is_some()
+    })
+    .await;
+    status.expect("just seen")
+}

@@ -1,6 +1,15 @@
-//! The fixed tree.
+//! The fixed tree: the one order in which contributions of virtual ranks are added.
+//!
+//! Floating-point addition is not associative, so a sum depends on its order. Here the order is the
+//! perfect binary tree over the virtual ranks, whoever holds them:
+//! `sum([s, s+2k)) = sum([s, s+k)) + sum([s+k, s+2k))`. A physical rank adds up the largest whole
+//! subtrees of its block ([`Fold`]); the collective completes the rest.
 
-use crate::BufferMut;
+use std::ops::Range;
+
+use baton_job::{Rank, plan::virtual_block};
+
+use crate::{BufferMut, Error, operation};
 
 /// The subtree over virtual ranks `start..start + leaves`; `leaves` is a power of two and divides
 /// `start`.
@@ -12,6 +21,23 @@ pub struct TreeNode {
     pub leaves: u32,
 }
 
+impl TreeNode {
+    /// The subtree of one virtual rank.
+    #[must_use]
+    pub fn leaf(virtual_rank: u32) -> Self {
+        Self { start: virtual_rank, leaves: 1 }
+    }
+
+    /// The parent of `self` and `right`, if they are its left and right child.
+    #[must_use]
+    pub fn join(self, right: Self) -> Option<Self> {
+        let siblings = self.leaves == right.leaves
+            && self.start.is_multiple_of(2 * self.leaves)
+            && self.start + self.leaves == right.start;
+        siblings.then_some(Self { start: self.start, leaves: 2 * self.leaves })
+    }
+}
+
 /// A partial sum.
 #[derive(Debug)]
 pub struct Part<'a> {
@@ -19,4 +45,251 @@ pub struct Part<'a> {
     pub node: TreeNode,
     /// The values.
     pub buffer: BufferMut<'a>,
+}
+
+/// The largest subtrees that make up `block`, ascending.
+///
+/// ```
+/// use baton_collectives::tree::{TreeNode, maximal_subtrees};
+/// let nodes = maximal_subtrees(3..6);
+/// assert_eq!(nodes, [TreeNode { start: 3, leaves: 1 }, TreeNode { start: 4, leaves: 2 }]);
+/// ```
+#[must_use]
+pub fn maximal_subtrees(block: Range<u32>) -> Vec<TreeNode> {
+    let mut nodes = Vec::new();
+    let mut start = block.start;
+    while start < block.end {
+        let fits = 1 << (block.end - start).ilog2();
+        let aligned = if start == 0 { fits } else { 1 << start.trailing_zeros() };
+        let leaves = fits.min(aligned);
+        nodes.push(TreeNode { start, leaves });
+        start += leaves;
+    }
+    nodes
+}
+
+/// Adds up consecutive virtual ranks in the order of the fixed tree: a binary counter whose digits
+/// are subtrees. It keeps the buffers that it has added up for reuse, so that a rank needs about
+/// log2 (virtual ranks) of them, and can itself be used again for the next update.
+///
+/// ```
+/// # use baton_collectives::tree::{Fold, TreeNode};
+/// let mut fold = Fold::new(0);
+/// for gradient in [0.5, 0.25, 4.0] {
+///     let mut leaf = fold.take_buffer().unwrap_or_else(|| vec![0.0]);
+///     leaf[0] = gradient;
+///     fold.push(leaf, |sum, leaf| Ok::<_, std::io::Error>(sum[0] += leaf[0]))?;
+/// }
+/// let sums = fold.finish();
+/// assert_eq!(sums[0], (TreeNode { start: 0, leaves: 2 }, vec![0.75]));
+/// assert_eq!(sums[1], (TreeNode { start: 2, leaves: 1 }, vec![4.0]));
+/// # Ok::<_, std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Fold<T> {
+    first: u32,
+    next: u32,
+    sums: Vec<(TreeNode, T)>,
+    free: Vec<T>,
+}
+
+impl<T> Fold<T> {
+    /// Starts before the virtual rank `first`.
+    #[must_use]
+    pub fn new(first: u32) -> Self {
+        Self { first, next: first, sums: Vec::new(), free: Vec::new() }
+    }
+
+    /// A buffer that has served, to be overwritten with the next leaf; `None` if a new one is
+    /// needed.
+    pub fn take_buffer(&mut self) -> Option<T> {
+        self.free.pop()
+    }
+
+    /// Gives a buffer back, such as a sum that has been used.
+    pub fn recycle(&mut self, buffer: T) {
+        self.free.push(buffer);
+    }
+
+    /// Takes the next virtual rank's contribution and completes the subtrees that end with it.
+    /// `add(left, right)` must do `left += right`.
+    ///
+    /// # Errors
+    /// The first error of `add`; the sums are incomplete then, so [`finish`](Self::finish) and
+    /// start again.
+    pub fn push<E>(
+        &mut self,
+        leaf: T,
+        add: impl FnMut(&mut T, &T) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let node = TreeNode::leaf(self.next);
+        self.next += 1;
+        self.push_node(node, leaf, add)
+    }
+
+    /// The sums so far: exactly the maximal subtrees of what was pushed, ascending. Afterwards the
+    /// fold stands before its first virtual rank again, with its free buffers.
+    pub fn finish(&mut self) -> Vec<(TreeNode, T)> {
+        self.next = self.first;
+        std::mem::take(&mut self.sums)
+    }
+
+    /// Takes the sum of a whole subtree, which begins where the last one ended.
+    pub(crate) fn push_node<E>(
+        &mut self,
+        mut node: TreeNode,
+        mut sum: T,
+        mut add: impl FnMut(&mut T, &T) -> Result<(), E>,
+    ) -> Result<(), E> {
+        while let Some(parent) = self.sums.last().and_then(|(left, _)| left.join(node)) {
+            let Some((_, mut left)) = self.sums.pop() else { break };
+            add(&mut left, &sum)?;
+            self.free.push(std::mem::replace(&mut sum, left));
+            node = parent;
+        }
+        self.sums.push((node, sum));
+        Ok(())
+    }
+}
+
+/// The subtrees that `rank` holds, in ascending order.
+pub(crate) fn subtrees_of(rank: Rank, world_size: u32, virtual_ranks: u32) -> Vec<TreeNode> {
+    maximal_subtrees(virtual_block(virtual_ranks, rank, world_size))
+}
+
+/// The number of values in each of `parts`, which must be `rank`'s maximal subtrees.
+pub(crate) fn check_parts(
+    rank: Rank,
+    world_size: u32,
+    virtual_ranks: u32,
+    parts: &[Part<'_>],
+) -> Result<usize, Error> {
+    let refuse = |detail| Err(Error::Protocol { operation: operation::ALL_REDUCE, detail });
+    if !virtual_ranks.is_power_of_two() || virtual_ranks < world_size {
+        return refuse(format!(
+            "{virtual_ranks} virtual ranks on {world_size} ranks: there must be a power of two, \
+             and at least one for each rank"
+        ));
+    }
+    let expected = subtrees_of(rank, world_size, virtual_ranks);
+    if !parts.iter().map(|part| part.node).eq(expected.iter().copied()) {
+        let given: Vec<TreeNode> = parts.iter().map(|part| part.node).collect();
+        return refuse(format!("rank {rank} must give the sums of {expected:?}, not {given:?}"));
+    }
+    let len = parts[0].buffer.len();
+    match parts.iter().find(|part| part.buffer.len() != len) {
+        None => Ok(len),
+        Some(part) => refuse(format!(
+            "the sum of {:?} has {} values, that of {:?} {len}",
+            part.node,
+            part.buffer.len(),
+            parts[0].node
+        )),
+    }
+}
+
+/// `left += right`, element by element.
+pub(crate) fn add(left: &mut [f32], right: &[f32]) {
+    for (left, right) in left.iter_mut().zip(right) {
+        *left += right;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The sum's parentheses, as `add` makes them.
+    fn fold_of(block: Range<u32>) -> Fold<String> {
+        let mut fold = Fold::new(block.start);
+        for virtual_rank in block {
+            let join = |left: &mut String, right: &String| {
+                *left = format!("({left}+{right})");
+                Ok::<_, Infallible>(())
+            };
+            fold.push(virtual_rank.to_string(), join).unwrap();
+        }
+        fold
+    }
+
+    #[test]
+    fn eight_leaves_are_added_as_a_perfect_tree() {
+        let sums = fold_of(0..8).finish();
+        let root = TreeNode { start: 0, leaves: 8 };
+        assert_eq!(sums, [(root, "(((0+1)+(2+3))+((4+5)+(6+7)))".to_owned())]);
+    }
+
+    #[test]
+    fn a_block_that_cuts_subtrees_leaves_their_roots() {
+        let sums = fold_of(3..6).finish();
+        let roots = [(TreeNode::leaf(3), "3"), (TreeNode { start: 4, leaves: 2 }, "(4+5)")];
+        assert_eq!(sums, roots.map(|(node, sum)| (node, sum.to_owned())));
+    }
+
+    #[test]
+    fn a_fold_needs_few_buffers_and_serves_again() {
+        let mut fold = Fold::new(0);
+        let mut made = 0;
+        for _update in 0..3 {
+            for _leaf in 0..64 {
+                let buffer = fold.take_buffer().unwrap_or_else(|| made += 1);
+                fold.push(buffer, |(), ()| Ok::<_, Infallible>(())).unwrap();
+            }
+            let sums = fold.finish();
+            assert_eq!(sums, [(TreeNode { start: 0, leaves: 64 }, ())]);
+            fold.recycle(());
+        }
+        assert_eq!(made, 7);
+    }
+
+    #[test]
+    fn a_failed_addition_is_told_and_the_fold_can_start_again() {
+        let mut fold = Fold::new(2);
+        fold.push(1, |_, _| Err("never asked")).unwrap();
+        assert_eq!(fold.push(2, |_, _| Err("device lost")), Err("device lost"));
+
+        fold.finish();
+        fold.push(5, |_, _| Err("never asked")).unwrap();
+        assert_eq!(fold.finish(), [(TreeNode::leaf(2), 5)]);
+    }
+
+    #[test]
+    fn foreign_or_uneven_parts_are_refused() {
+        let (mut a, mut b) = ([0.0; 2], [0.0; 3]);
+        fn part(node: TreeNode, values: &mut [f32]) -> Part<'_> {
+            Part { node, buffer: BufferMut::Host(values) }
+        }
+        let refused = |parts: &[Part<'_>]| check_parts(Rank(1), 3, 4, parts).unwrap_err();
+
+        let foreign = [part(TreeNode::leaf(0), &mut a[..])];
+        assert!(refused(&foreign).to_string().contains("rank 1 must give"));
+        let uneven = [part(TreeNode::leaf(2), &mut a[..]), part(TreeNode::leaf(3), &mut b[..])];
+        assert!(check_parts(Rank(1), 2, 4, &uneven).is_err());
+        assert!(check_parts(Rank(0), 3, 6, &[]).is_err());
+        assert!(check_parts(Rank(0), 8, 4, &[]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn a_fold_yields_exactly_the_maximal_subtrees(start in 0u32..70, len in 0u32..70) {
+            let block = start..start + len;
+            let nodes = maximal_subtrees(block.clone());
+            let folded: Vec<TreeNode> =
+                fold_of(block.clone()).finish().into_iter().map(|(node, _)| node).collect();
+            prop_assert_eq!(&folded, &nodes);
+
+            let mut next = block.start;
+            for node in &nodes {
+                prop_assert_eq!(node.start, next);
+                prop_assert!(node.leaves.is_power_of_two() && node.start % node.leaves == 0);
+                next += node.leaves;
+            }
+            prop_assert_eq!(next, block.end);
+            prop_assert!(nodes.windows(2).all(|pair| pair[0].join(pair[1]).is_none()));
+        }
+    }
 }

@@ -5,7 +5,7 @@
 //! that: whatever the number of ranks was when it was written, there is one way of taking state.
 
 use baton_checkpoint::Store;
-use baton_collectives::{BufferMut, Collective};
+use baton_collectives::Collective;
 use baton_job::{
     JobSpec, Rank, Step,
     message::{Restore, StateSource},
@@ -111,11 +111,16 @@ fn restored<L: Learner>(
         )));
     }
     let mut regions = learner.regions();
+    let mut device = Ok(());
     store.load(manifest, &mut |name, offset, values| {
-        if let Some(region) = regions.iter_mut().find(|region| region.name == name) {
-            fill(&mut region.buffer, offset, values);
+        if let Some(region) = regions.iter_mut().find(|region| region.name == name)
+            && device.is_ok()
+        {
+            let mut part = region.buffer.reborrow().narrow(offset..offset + values.len());
+            device = part.copy_from_host(values);
         }
     })?;
+    device?;
     let source = StateSource::Checkpoint { name: manifest.name(), skipped: found.skipped };
     let position =
         Position { progress: manifest.progress.clone(), durable: Some(manifest.progress.step) };

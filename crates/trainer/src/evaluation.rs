@@ -28,12 +28,7 @@ pub(crate) fn evaluate<L: Learner>(
     let votes = gathered.iter().fold(Votes::default(), |all, (_, votes)| all.or(*votes));
     let mut all: Vec<(u64, Sums)> = gathered.into_iter().flat_map(|(sums, _)| sums).collect();
     all.sort_by_key(|(number, _)| *number);
-    let total = all.iter().fold(Sums::default(), |total, (_, sums)| Sums {
-        loss: total.loss + sums.loss,
-        top1: total.top1 + sums.top1,
-        top5: total.top5 + sums.top5,
-        count: total.count + sums.count,
-    });
+    let total = all.iter().fold(Sums::default(), |total, (_, sums)| total.plus(sums));
     Ok((accuracy(&total), votes))
 }
 

@@ -49,6 +49,19 @@ pub struct Sums {
     pub count: u64,
 }
 
+impl Sums {
+    /// Both together.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            loss: self.loss + other.loss,
+            top1: self.top1 + other.top1,
+            top5: self.top5 + other.top5,
+            count: self.count + other.count,
+        }
+    }
+}
+
 /// A part of the replicated state, as one buffer.
 #[derive(Debug)]
 pub struct Region<'a> {

@@ -20,7 +20,7 @@ mod evaluation;
 mod inputs;
 pub mod learner;
 pub mod linear;
-mod memory;
+mod digest;
 mod saving;
 pub mod schedule;
 mod step_loop;

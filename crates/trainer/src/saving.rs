@@ -6,7 +6,7 @@ use baton_checkpoint::{Manifest, RegionInfo, RegionSlice, Retention, SaveId, Sha
 use baton_collectives::Collective;
 use baton_job::{Rank, message::{Commit, Restore}, progress::Progress};
 
-use crate::{Error, Job, Learner, agree::gather, learner::TensorPlace, memory};
+use crate::{Error, Job, Learner, agree::gather, learner::TensorPlace};
 
 /// Saves the state after `progress`. The outer error ends the generation; the inner one is told, and
 /// training goes on. All ranks get the same result.
@@ -43,7 +43,7 @@ fn write_shard<L: Learner>(
     let mut copies = Vec::new();
     for region in learner.regions() {
         let range = slice_of(region.buffer.len(), rank, world_size);
-        let values = memory::read(&region.buffer, range.clone()).map_err(|e| e.to_string())?;
+        let values = region.buffer.narrow(range.clone()).to_host().map_err(|error| error.to_string())?;
         copies.push((region.name, range.start, values));
     }
     let slices: Vec<RegionSlice<'_>> = copies

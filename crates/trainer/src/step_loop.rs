@@ -11,7 +11,7 @@ use std::{
 };
 
 use baton_checkpoint::{SaveId, Store};
-use baton_collectives::{Collective, Part, tree::Fold};
+use baton_collectives::{Collective, Part, TreeNode, tree::Fold};
 use baton_job::{
     Generation, JobId, JobSpec, Rank, Step,
     exit::Outcome,
@@ -22,12 +22,13 @@ use baton_job::{
 };
 
 use crate::{
-    Controls, Error, Inputs, Leaf, Learner,
+    Controls, Error, Inputs, Leaf, Learner, Sums, digest,
     agree::{self, Position},
     controls::Votes,
-    evaluation, learner,
+    evaluation,
     inputs::Feed,
-    memory, saving,
+    learner::{self, TAIL},
+    saving,
     schedule::learning_rate,
 };
 
@@ -63,8 +64,6 @@ pub struct Trainer<L: Learner> {
     learner: L,
     position: Position,
     standing: Standing,
-    /// Leaves for reuse: allocating 100 MB per virtual rank and step would cost milliseconds.
-    fold: Fold<L::Leaf>,
 }
 
 /// What the learner's memory holds.
@@ -85,15 +84,8 @@ impl<L: Learner> Trainer<L> {
     /// The learner cannot be built.
     pub fn new(job: Job, build: Build<L>) -> Result<Self, Error> {
         let learner = build()?;
-        let fold = Fold::new();
-        Ok(Self {
-            job,
-            build,
-            learner,
-            position: Position::default(),
-            standing: Standing::Untouched,
-            fold,
-        })
+        let position = Position::default();
+        Ok(Self { job, build, learner, position, standing: Standing::Untouched })
     }
 
     /// The last finished step, if this rank holds the state after it.
@@ -122,11 +114,13 @@ impl<L: Learner> Trainer<L> {
         let (rank, world) = (seat.collective.rank(), seat.collective.world_size());
         let block = virtual_block(self.job.spec.train.virtual_ranks, rank, world);
         let mut feed = self.job.inputs.train_feed(&self.position.progress, block.clone());
+        // It keeps the leaves: to allocate 100 MB per virtual rank and step would cost milliseconds.
+        let mut fold = Fold::new(block.start);
         let mut rate = Rate::start(feed.waited());
         loop {
             let votes = match self.agenda().due(&self.position.progress) {
                 Due::Train => {
-                    let (news, votes) = self.train_step(seat, controls, &mut feed, block.len())?;
+                    let (news, votes) = self.train_step(seat, controls, &mut feed, &mut fold, block.len())?;
                     rate.count(self.agenda().global_batch, feed.waited());
                     if rank == Rank(0) && rate.news_is_due() {
                         tell(RankNews::Stepped(rate.complete(news)));
@@ -202,55 +196,46 @@ impl<L: Learner> Trainer<L> {
         seat: &mut Seat<'_>,
         controls: &Controls,
         feed: &mut Feed,
+        fold: &mut Fold<L::Leaf>,
         micro_batches: usize,
     ) -> Result<(StepNews, Votes), Error> {
-        let spec = self.job.spec.clone();
+        let spec = &self.job.spec;
+        let virtual_ranks = spec.train.virtual_ranks;
         let agenda = self.job.inputs.agenda();
-        let samples = agenda.next_batch(&self.position.progress);
-        let scale = 1.0 / samples as f32;
+        let scale = 1.0 / agenda.next_batch(&self.position.progress) as f32;
         let mut vote = controls.vote();
-        self.fold.begin(virtual_block(
-            spec.train.virtual_ranks,
-            seat.collective.rank(),
-            seat.collective.world_size(),
-        ));
         for _ in 0..micro_batches {
             let batch = feed.next()?.ok_or_else(|| Error::Mismatch("the loader ended".to_owned()))?;
-            let mut leaf = match self.fold.reuse() {
+            let mut leaf = match fold.take_buffer() {
                 Some(leaf) => leaf,
                 None => self.learner.new_leaf()?,
             };
             let sums = self.learner.gradient(&batch, scale, &mut leaf)?;
             feed.recycle(batch);
-            let flag = |set: bool| f32::from(u8::from(set));
-            let tail =
-                [sums.loss as f32, sums.top1 as f32, sums.count as f32, flag(vote.save), flag(vote.stop)];
-            leaf.set_tail(tail)?;
+            leaf.set_tail(tail(&sums, vote))?;
             // Once per rank is enough.
             vote = Votes::default();
-            self.fold.push(leaf, |sum, leaf| sum.add(leaf))?;
+            fold.push(leaf, |sum, leaf| sum.add(leaf))?;
         }
-        let mut sums = match spec.precision.determinism {
-            Determinism::Strict => self.fold.finish(),
-            Determinism::Fast => self.fold.finish_as_one(|sum, leaf| sum.add(leaf))?,
-        };
+        let mut sums = fold.finish();
+        if spec.precision.determinism == Determinism::Fast {
+            add_up(&mut sums, fold)?;
+        }
         let mut parts: Vec<Part<'_>> =
             sums.iter_mut().map(|(node, leaf)| Part { node: *node, buffer: leaf.buffer() }).collect();
-        seat.collective.all_reduce(spec.train.virtual_ranks, &mut parts)?;
-        drop(parts);
+        seat.collective.all_reduce(virtual_ranks, &mut parts)?;
 
-        let position = agenda.position_epochs(&self.position.progress);
-        let lr = learning_rate(&spec.schedule, position, f64::from(spec.train.epochs), agenda.steps_per_epoch());
+        let lr = self.learning_rate();
         let Some((_, total)) = sums.first() else {
             return Err(Error::Mismatch("a rank without virtual ranks; this is a bug".to_owned()));
         };
         let [loss, top1, count, save, stop] = total.tail()?;
         self.standing = Standing::Torn;
-        self.learner.update(total, self.position.progress.step, lr, spec.train.virtual_ranks)?;
+        self.learner.update(total, self.position.progress.step, lr, virtual_ranks)?;
         agenda.advance(&mut self.position.progress);
         self.standing = Standing::Whole;
         for (_, leaf) in sums {
-            self.fold.recycle(leaf);
+            fold.recycle(leaf);
         }
         let news = StepNews {
             step: self.position.progress.step,
@@ -263,6 +248,13 @@ impl<L: Learner> Trainer<L> {
             ..StepNews::default()
         };
         Ok((news, Votes { save: save > 0.0, stop: stop > 0.0 }))
+    }
+
+    fn learning_rate(&self) -> f64 {
+        let agenda = self.agenda();
+        let position = agenda.position_epochs(&self.position.progress);
+        let schedule = &self.job.spec.schedule;
+        learning_rate(schedule, position, f64::from(agenda.epochs), agenda.steps_per_epoch())
     }
 
     fn evaluate(
@@ -325,10 +317,29 @@ impl<L: Learner> Trainer<L> {
     }
 
     fn done(&mut self, outcome: Outcome, tell: &mut dyn FnMut(RankNews)) -> Result<Outcome, Error> {
-        let digest = memory::digest(&mut self.learner, &self.position.progress)?;
+        let digest = digest::of(&mut self.learner, &self.position.progress)?;
         tell(RankNews::Done { outcome: outcome.clone(), digest });
         Ok(outcome)
     }
+}
+
+/// What travels behind the gradient: sums for metrics, and the vote.
+fn tail(sums: &Sums, vote: Votes) -> [f32; TAIL] {
+    let flag = |set: bool| f32::from(u8::from(set));
+    [sums.loss as f32, sums.top1 as f32, sums.count as f32, flag(vote.save), flag(vote.stop)]
+}
+
+/// Leaves one sum of all, for a collective with an order of its own.
+fn add_up<B: Leaf>(sums: &mut Vec<(TreeNode, B)>, fold: &mut Fold<B>) -> Result<(), Error> {
+    let rest = sums.split_off(1.min(sums.len()));
+    for (node, leaf) in rest {
+        if let Some((whole, sum)) = sums.first_mut() {
+            sum.add(&leaf)?;
+            whole.leaves += node.leaves;
+        }
+        fold.recycle(leaf);
+    }
+    Ok(())
 }
 
 /// Samples per second over the last seconds, and the share of them spent waiting for the loader.

@@ -5,7 +5,13 @@
 //! initialisers. This must come before anything asks libtorch about CUDA, as libtorch remembers
 //! the first answer: call [`open`] before any other function of this crate that touches libtorch.
 
-use std::{fs, path::PathBuf, sync::Once};
+use std::{
+    ffi::{c_int, c_uint},
+    fs,
+    mem::ManuallyDrop,
+    path::PathBuf,
+    sync::Once,
+};
 
 use baton_job::{
     JobSpec,
@@ -15,6 +21,7 @@ use baton_job::{
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 use tch::{Cuda, Device};
 
+pub use super::buffer::DeviceBuffer;
 use crate::learner::Error;
 
 /// Sets threads and determinism as the recipe says and picks this process's device: with CUDA, the
@@ -106,26 +113,55 @@ fn choose(wanted: Wanted, local_rank: LocalRank, found: Found) -> Result<Device,
 }
 
 fn gpus() -> Found {
-    if load("libcuda.so.1".into()).is_err() {
-        return Found::NoDriver;
-    }
+    let count = match driver_gpus() {
+        None => return Found::NoDriver,
+        Some(0) => return Found::Gpus(0),
+        Some(count) => count,
+    };
     // Beside libtorch_cpu.so, else wherever the loader searches.
     let torch_cuda = torch_folder().unwrap_or_default().join("libtorch_cuda.so");
     match load(torch_cuda) {
-        Ok(()) => Found::Gpus(u32::try_from(Cuda::device_count()).unwrap_or(0)),
         Err(error) => Found::NoTorchCuda(error.to_string()),
+        Ok(_) if Cuda::device_count() < i64::from(count) => {
+            Found::NoTorchCuda("the driver is too old for it".to_owned())
+        }
+        Ok(_) => Found::Gpus(count),
     }
 }
 
+/// GPUs that NVIDIA's driver shows this process, 0 without a driver. Takes no GPU memory, unlike
+/// opening a device.
+#[must_use]
+pub fn gpu_count() -> u32 {
+    driver_gpus().unwrap_or(0)
+}
+
+/// Nothing without a driver.
+fn driver_gpus() -> Option<u32> {
+    type Init = unsafe extern "C" fn(flags: c_uint) -> c_int;
+    type DeviceGetCount = unsafe extern "C" fn(count: *mut c_int) -> c_int;
+    let driver = load("libcuda.so.1".into()).ok()?;
+    let mut count = 0;
+    // SAFETY: both signatures are those of the CUDA driver API, section "Initialization" and
+    // "Device Management"; `count` outlives the call.
+    #[allow(unsafe_code)]
+    let ready = unsafe {
+        let init = driver.get::<Init>(b"cuInit\0").ok()?;
+        let get_count = driver.get::<DeviceGetCount>(b"cuDeviceGetCount\0").ok()?;
+        init(0) == 0 && get_count(&raw mut count) == 0
+    };
+    // A driver without a GPU refuses to initialise.
+    Some(if ready { u32::try_from(count).unwrap_or(0) } else { 0 })
+}
+
 /// Opens a library for the rest of the process's life, its symbols visible to all.
-fn load(path: PathBuf) -> Result<(), libloading::Error> {
+fn load(path: PathBuf) -> Result<ManuallyDrop<Library>, libloading::Error> {
     // SAFETY: runs the static initialisers of NVIDIA's driver or of libtorch, which are made to be
     // loaded this way: Python's `import torch` does the same.
     #[allow(unsafe_code)]
     let library = unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) }?;
     // Never closed: libtorch keeps pointers into it.
-    let _ = library.into_raw();
-    Ok(())
+    Ok(ManuallyDrop::new(library))
 }
 
 /// The folder of the `libtorch_cpu.so` that this process runs with.

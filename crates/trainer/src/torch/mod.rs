@@ -1,6 +1,6 @@
 //! ResNets on libtorch.
 //!
-//! The whole state is a few flat f32 buffers (`docs` in [`flat`] say how they are cut), so that an
+//! The whole state is a few flat f32 buffers (`flat` says how they are cut), so that an
 //! all-reduce, an optimizer update, a checkpoint or bringing a peer up to date is one operation on
 //! one buffer.
 //!
@@ -11,6 +11,7 @@
 //! | [`weights`] | reading exported weights |
 //! | `flat` | where each tensor lies in its buffer |
 //! | `resnet` | the networks |
+//! | `buffer` | lending those buffers to collectives and checkpoints |
 //! | `init` | initial values from the seed alone |
 //! | `input` | bytes to normalised pixels |
 //! | `objective` | loss and counts of right guesses |
@@ -19,6 +20,7 @@
 //! tch's plain methods panic; everything here uses the fallible `f_` forms. Inner modules return
 //! [`tch::TchError`]; the learner adds what was being done.
 
+mod buffer;
 pub mod device;
 mod failure;
 mod flat;
@@ -32,4 +34,9 @@ mod resnet;
 mod tests;
 pub mod weights;
 
-pub use learner::{Mode, TorchLeaf, TorchLearner};
+pub use tch::Device;
+
+pub use self::{
+    device::gpu_count,
+    learner::{Mode, TorchLeaf, TorchLearner},
+};

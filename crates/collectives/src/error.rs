@@ -1,0 +1,172 @@
+//! Why an operation failed, and what to do about it.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use baton_job::{Generation, Rank};
+
+/// Who a process says it is when it joins a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// Version of the wire protocol.
+    pub protocol: u32,
+    /// Its generation.
+    pub generation: Generation,
+    /// Its rank.
+    pub rank: Rank,
+    /// Number of ranks in its group.
+    pub world_size: u32,
+}
+
+impl fmt::Display for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { protocol, generation, rank, world_size } = self;
+        write!(
+            f,
+            "rank {rank} of {world_size} in generation {generation}, speaking protocol {protocol}"
+        )
+    }
+}
+
+/// Why a collective operation failed. After any of these the group is of no use any more.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A peer closed its connection or dropped its member: most likely its process died.
+    #[error("{operation}: lost rank {rank}: {source}")]
+    LostPeer {
+        /// Who is gone.
+        rank: Rank,
+        /// During what.
+        operation: &'static str,
+        /// What the connection said.
+        source: io::Error,
+    },
+    /// The deadline for the whole operation passed.
+    #[error("{operation}: gave up after {after:?}{}", waiting(.waiting_for))]
+    TimedOut {
+        /// During what.
+        operation: &'static str,
+        /// A rank that had not done its share; unknown with NCCL.
+        waiting_for: Option<Rank>,
+        /// The time allowed.
+        after: Duration,
+    },
+    /// [`AbortHandle::abort`](crate::AbortHandle::abort) was called.
+    #[error("{operation}: aborted")]
+    Aborted {
+        /// During what.
+        operation: &'static str,
+    },
+    /// An earlier operation on this group failed.
+    #[error("{operation}: the group failed before; join a new generation")]
+    Broken {
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// The process at a peer's address is not who it should be: one side has stale news.
+    #[error("connect: expected {expected}, met {got}; wait for the coordinator's next generation")]
+    Refused {
+        /// The peer as the plan has it.
+        expected: Membership,
+        /// Who answered.
+        got: Membership,
+    },
+    /// Ranks do not do the same things: their operations, lengths or roots differ.
+    #[error("{operation}: {detail}")]
+    Protocol {
+        /// During what.
+        operation: &'static str,
+        /// What differs from what.
+        detail: String,
+    },
+    /// This implementation cannot do that.
+    #[error("{operation}: {what}; {remedy}")]
+    Unsupported {
+        /// What was tried.
+        operation: &'static str,
+        /// What it cannot do.
+        what: &'static str,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+    /// NCCL refused.
+    #[error("{function}: {name} (code {code}): {detail}")]
+    Nccl {
+        /// NCCL's function.
+        function: &'static str,
+        /// `ncclResult_t`.
+        code: i32,
+        /// Its name.
+        name: &'static str,
+        /// Its meaning, and NCCL's own last words if it has any.
+        detail: String,
+    },
+    /// `ncclCommAbort` does not return: GPU kernels still wait for lost peers.
+    #[error("ncclCommAbort: still busy after {after:?}; kill this process to free its GPU")]
+    Stuck {
+        /// The time allowed.
+        after: Duration,
+    },
+    /// The CUDA driver refused.
+    #[error("{function}: {name} (code {code})")]
+    Cuda {
+        /// The driver's function.
+        function: &'static str,
+        /// `CUresult`.
+        code: u32,
+        /// Its name.
+        name: String,
+    },
+    /// A shared library cannot be found.
+    #[error("{library} not found: {remedy}")]
+    LibraryMissing {
+        /// File name looked for.
+        library: &'static str,
+        /// How to get it.
+        remedy: &'static str,
+    },
+    /// The operating system refused something that concerns no peer.
+    #[error("{operation}: {source}")]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+fn waiting(rank: &Option<Rank>) -> String {
+    rank.map(|rank| format!(", waiting for rank {rank}")).unwrap_or_default()
+}
+
+impl Error {
+    /// For `map_err`: the operating system refused.
+    pub(crate) fn io(operation: &'static str) -> impl Fn(io::Error) -> Self {
+        move |source| Self::Io { operation, source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_tell_who_what_and_the_next_move() {
+        let late = |waiting_for| Error::TimedOut {
+            operation: "all_reduce",
+            waiting_for,
+            after: Duration::from_secs(30),
+        };
+        assert_eq!(
+            late(Some(Rank(3))).to_string(),
+            "all_reduce: gave up after 30s, waiting for rank 3"
+        );
+        assert_eq!(late(None).to_string(), "all_reduce: gave up after 30s");
+        assert_eq!(
+            Error::Broken { operation: "broadcast" }.to_string(),
+            "broadcast: the group failed before; join a new generation"
+        );
+    }
+}

@@ -1,0 +1,260 @@
+//! Ranks that are threads of one process, for tests and simulations.
+//!
+//! The members share a board. In every operation each pins up what it has and reads what all others
+//! pinned; the additions are then made by everyone for himself. Simple above all: it is also the
+//! independent check on [`tcp`](crate::tcp), which divides the work.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use baton_job::Rank;
+
+use crate::tree::{self, Fold};
+use crate::{AbortHandle, BufferMut, Collective, Error, Part, TreeNode, operation};
+
+/// A group of `world_size` members, in the order of their ranks. An operation on them takes at most
+/// `timeout`.
+#[must_use]
+pub fn group(world_size: u32, timeout: Duration) -> Vec<LocalCollective> {
+    let board = Arc::new(Board::default());
+    let member = |rank| {
+        let abort = AbortHandle::new();
+        let sleepers = Arc::downgrade(&board);
+        abort.on_abort(move || {
+            if let Some(board) = sleepers.upgrade() {
+                board.rouse_all();
+            }
+        });
+        LocalCollective {
+            board: Arc::clone(&board),
+            rank: Rank(rank),
+            world_size,
+            timeout,
+            round: 0,
+            broken: false,
+            abort,
+        }
+    };
+    (0..world_size).map(member).collect()
+}
+
+/// One rank's end of a group made by [`group`].
+#[derive(Debug)]
+pub struct LocalCollective {
+    board: Arc<Board>,
+    rank: Rank,
+    world_size: u32,
+    timeout: Duration,
+    round: u64,
+    broken: bool,
+    abort: AbortHandle,
+}
+
+/// What a member brings to an operation.
+#[derive(Clone, Debug)]
+enum Note {
+    Sums { virtual_ranks: u32, len: usize, sums: Vec<(TreeNode, Vec<f32>)> },
+    Values { root: Rank, len: usize, values: Option<Vec<f32>> },
+    Bytes(Vec<u8>),
+}
+
+impl Note {
+    /// Whether the other member does the same operation in the same way; else what it does.
+    fn differs_from(&self, other: &Self) -> Option<String> {
+        match (self, other) {
+            (
+                Self::Sums { virtual_ranks: v, len: n, .. },
+                Self::Sums { virtual_ranks, len, .. },
+            ) if v == virtual_ranks && n == len => None,
+            (Self::Values { root: r, len: n, .. }, Self::Values { root, len, .. })
+                if r == root && n == len =>
+            {
+                None
+            }
+            (Self::Bytes(_), Self::Bytes(_)) => None,
+            _ => Some(format!("{} instead of {}", other.title(), self.title())),
+        }
+    }
+
+    fn title(&self) -> String {
+        match self {
+            Self::Sums { virtual_ranks, len, .. } => {
+                format!("all_reduce of {len} values over {virtual_ranks} virtual ranks")
+            }
+            Self::Values { root, len, .. } => {
+                format!("broadcast of {len} values from rank {root}")
+            }
+            Self::Bytes(_) => "all_gather_bytes".to_owned(),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Board {
+    state: Mutex<BoardState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct BoardState {
+    /// Notes of the rounds that not everybody has read: at most two, as nobody enters a round
+    /// before everybody has pinned a note in the one before.
+    rounds: BTreeMap<u64, Round>,
+    left: Vec<Rank>,
+}
+
+#[derive(Debug, Default)]
+struct Round {
+    notes: BTreeMap<Rank, Arc<Note>>,
+    readers: u32,
+}
+
+impl Board {
+    fn lock(&self) -> MutexGuard<'_, BoardState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the lock first, so that nobody misses the call between his look and his sleep.
+    fn rouse_all(&self) {
+        let _state = self.lock();
+        self.changed.notify_all();
+    }
+}
+
+impl LocalCollective {
+    /// Pins up `note` and waits for everybody's, indexed by rank.
+    fn exchange(&mut self, operation: &'static str, note: Note) -> Result<Vec<Arc<Note>>, Error> {
+        self.abort.check(operation)?;
+        if self.broken {
+            return Err(Error::Broken { operation });
+        }
+        self.broken = true; // Until the end is reached.
+        let note = Arc::new(note);
+        let notes = self.wait_for_all(operation, Arc::clone(&note))?;
+        for (rank, other) in notes.iter().enumerate() {
+            if let Some(difference) = note.differs_from(other) {
+                let detail = format!("rank {rank} does {difference}");
+                return Err(Error::Protocol { operation, detail });
+            }
+        }
+        self.broken = false;
+        self.round += 1;
+        Ok(notes)
+    }
+
+    fn wait_for_all(
+        &self,
+        operation: &'static str,
+        note: Arc<Note>,
+    ) -> Result<Vec<Arc<Note>>, Error> {
+        let deadline = Instant::now() + self.timeout;
+        let mut state = self.board.lock();
+        state.rounds.entry(self.round).or_default().notes.insert(self.rank, note);
+        self.board.changed.notify_all();
+        loop {
+            self.abort.check(operation)?;
+            let BoardState { rounds, left } = &mut *state;
+            let round = rounds.entry(self.round).or_default();
+            let mut missing =
+                (0..self.world_size).map(Rank).filter(|rank| !round.notes.contains_key(rank));
+            let Some(first_missing) = missing.clone().next() else {
+                let notes = round.notes.values().cloned().collect();
+                round.readers += 1;
+                if round.readers == self.world_size {
+                    rounds.remove(&self.round);
+                }
+                return Ok(notes);
+            };
+            if let Some(rank) = missing.find(|rank| left.contains(rank)) {
+                let source = io::Error::new(io::ErrorKind::UnexpectedEof, "it left the group");
+                return Err(Error::LostPeer { rank, operation, source });
+            }
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
+                let waiting_for = Some(first_missing);
+                return Err(Error::TimedOut { operation, waiting_for, after: self.timeout });
+            }
+            state = self
+                .board
+                .changed
+                .wait_timeout(state, remaining)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+impl Collective for LocalCollective {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.world_size
+    }
+
+    fn all_reduce(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error> {
+        let len = tree::check_parts(self.rank, self.world_size, virtual_ranks, parts)?;
+        if self.world_size == 1 {
+            return self.abort.check(operation::ALL_REDUCE); // The only part is the total.
+        }
+        let sums = parts
+            .iter()
+            .map(|part| Ok((part.node, part.buffer.to_host()?)))
+            .collect::<Result<Vec<_>, Error>>()?;
+        let notes =
+            self.exchange(operation::ALL_REDUCE, Note::Sums { virtual_ranks, len, sums })?;
+
+        let mut fold = Fold::new(0);
+        for note in &notes {
+            let Note::Sums { sums, .. } = &**note else { continue };
+            for (node, sum) in sums {
+                let Ok(()) = fold.push_node(*node, sum.clone(), |left, right| {
+                    tree::add(left, right);
+                    Ok::<_, Infallible>(())
+                });
+            }
+        }
+        for (part, (_root, total)) in parts.iter_mut().zip(fold.finish()) {
+            part.buffer.copy_from_host(&total)?;
+        }
+        Ok(())
+    }
+
+    fn broadcast(&mut self, root: Rank, mut buffer: BufferMut<'_>) -> Result<(), Error> {
+        crate::check_root(root, self.world_size)?;
+        let values = if self.rank == root { Some(buffer.to_host()?) } else { None };
+        let note = Note::Values { root, len: buffer.len(), values };
+        let notes = self.exchange(operation::BROADCAST, note)?;
+        match &*notes[root.0 as usize] {
+            Note::Values { values: Some(values), .. } if self.rank != root => {
+                buffer.copy_from_host(values)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn all_gather_bytes(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        crate::check_gathered(self.rank, mine.len() as u64)?;
+        let notes = self.exchange(operation::ALL_GATHER_BYTES, Note::Bytes(mine.to_vec()))?;
+        let bytes = notes.iter().map(|note| match &**note {
+            Note::Bytes(bytes) => bytes.clone(),
+            _ => Vec::new(),
+        });
+        Ok(bytes.collect())
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        self.abort.clone()
+    }
+}
+
+impl Drop for LocalCollective {
+    fn drop(&mut self) {
+        self.board.lock().left.push(self.rank);
+        self.board.changed.notify_all();
+    }
+}

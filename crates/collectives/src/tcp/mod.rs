@@ -1,0 +1,343 @@
+//! Ranks that are processes, connected by TCP: one connection for each pair.
+//!
+//! | file | is about |
+//! |---|---|
+//! | `handshake` | how the ranks of one generation find each other and keep strangers out |
+//! | `mesh` | the connections, and exchanging messages over all of them at once |
+//! | `wait` | sleeping until a socket is ready, the deadline passes or the group is aborted |
+//! | `wire` | what the bytes mean |
+//!
+//! **All-reduce.** Rank *r* owns the *r*-th of W slices. Each rank sends every other one the slices
+//! that the other owns, of all its partial sums; the owner completes the fixed tree over them and
+//! sends the finished slice back to everybody. With one partial sum per rank this moves the minimum,
+//! 2(W−1)/W of the buffer, out of and into every rank, and whoever the owner is, the additions are
+//! the same.
+//!
+//! **Broadcast.** The root sends each rank the slice that it owns; then finished slices go around
+//! as above, so that the root is not the bottleneck.
+
+mod handshake;
+mod mesh;
+mod wait;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::convert::Infallible;
+use std::net::TcpListener;
+use std::ops::Range;
+use std::time::Duration;
+
+use baton_job::{Generation, Rank};
+use bytemuck::{cast_slice, cast_slice_mut};
+
+use crate::buffer::Staged;
+use crate::tree::{self, Fold};
+use crate::{AbortHandle, BufferMut, Collective, Error, Membership, Part, TreeNode, operation};
+use mesh::{Mesh, Message};
+use wait::{Alarm, Limit};
+use wire::Kind;
+
+/// A socket that waits for the other ranks of one generation.
+///
+/// Bind a new one for each generation and tell its address to the coordinator. Whoever still has
+/// the address of an older one then meets a closed port, and whoever connects early simply waits in
+/// this one's queue.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    address: String,
+}
+
+impl Listener {
+    /// Listens on a free port of `host`, which is this machine's name or address as peers know it.
+    ///
+    /// # Errors
+    /// The address is not this machine's.
+    pub fn bind(host: &str) -> Result<Self, Error> {
+        let bind = || {
+            let socket = TcpListener::bind((host, 0))?;
+            let address = socket.local_addr()?.to_string();
+            Ok(Self { socket, address })
+        };
+        bind().map_err(Error::io("bind"))
+    }
+
+    /// `address:port`, for the peers.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+/// How long to wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// For all peers to come together.
+    pub connect_timeout: Duration,
+    /// For each operation as a whole; it includes waiting for the slowest rank to begin.
+    pub operation_timeout: Duration,
+}
+
+/// One rank's end of a group of processes.
+#[derive(Debug)]
+pub struct TcpCollective {
+    mesh: Mesh,
+    operation_timeout: Duration,
+    broken: bool,
+    /// What the others send to be added, kept for the next time.
+    received: Vec<f32>,
+    /// Host stand-ins of device buffers, kept for the next time.
+    staging: Vec<Vec<f32>>,
+}
+
+impl TcpCollective {
+    /// Meets the other ranks of `generation`; `peers` are the addresses of all ranks, in order.
+    ///
+    /// Connections from other generations, and from programs that speak something else, are
+    /// refused without disturbing the meeting. Addresses should be numeric: looking up names can
+    /// block beyond the deadline.
+    ///
+    /// # Errors
+    /// A lost or late peer, a peer in another generation, `abort`.
+    pub fn connect(
+        listener: Listener,
+        generation: Generation,
+        rank: Rank,
+        peers: &[String],
+        options: Options,
+        abort: AbortHandle,
+    ) -> Result<Self, Error> {
+        let world_size = peers.len() as u32;
+        if rank.0 >= world_size {
+            let detail = format!("there is no rank {rank} among {world_size}");
+            return Err(Error::Protocol { operation: operation::CONNECT, detail });
+        }
+        let me = Membership { protocol: wire::PROTOCOL, generation, rank, world_size };
+        let alarm = Alarm::new(abort)?;
+        let limit = Limit::new(operation::CONNECT, options.connect_timeout, &alarm)?;
+        let streams = handshake::meet(listener.socket, me, peers, &limit)?;
+        Ok(Self {
+            mesh: Mesh::new(rank, alarm, streams),
+            operation_timeout: options.operation_timeout,
+            broken: false,
+            received: Vec::new(),
+            staging: Vec::new(),
+        })
+    }
+
+    /// Runs one operation. If it fails, connections may be in the middle of a message, so that it
+    /// was the last one.
+    fn run<T>(
+        &mut self,
+        operation: &'static str,
+        body: impl FnOnce(&mut Self, &Limit<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let alarm = self.mesh.alarm.clone();
+        let limit = Limit::new(operation, self.operation_timeout, &alarm)?;
+        if self.broken {
+            return Err(Error::Broken { operation });
+        }
+        self.broken = true;
+        let done = body(self, &limit)?;
+        self.broken = false;
+        Ok(done)
+    }
+
+    /// Completes the tree over this rank's slice of everybody's partial sums, of which `sums` are
+    /// its own. The result is in `sums[0]`.
+    fn sum_own_slice(
+        &mut self,
+        limit: &Limit<'_>,
+        virtual_ranks: u32,
+        sums: &mut [&mut [f32]],
+    ) -> Result<(), Error> {
+        let (me, world_size) = (self.rank(), self.world_size());
+        let len = sums[0].len();
+        let own = slice_of(me, world_size, len);
+        let nodes: Vec<Vec<TreeNode>> = (0..world_size)
+            .map(|rank| tree::subtrees_of(Rank(rank), world_size, virtual_ranks))
+            .collect();
+
+        let foreign: usize = nodes.iter().map(Vec::len).sum::<usize>() - sums.len();
+        self.received.resize(foreign * own.len(), 0.0);
+        let mut unused = &mut self.received[..];
+        let mut messages = Vec::new();
+        for peer in self.mesh.peers() {
+            let theirs = slice_of(peer, world_size, len);
+            let (receive, rest) = unused.split_at_mut(nodes[peer.0 as usize].len() * own.len());
+            unused = rest;
+            messages.push(Message {
+                peer,
+                send: Some(sums.iter().map(|sum| cast_slice(&sum[theirs.clone()])).collect()),
+                receive: Some(cast_slice_mut(receive)),
+            });
+        }
+        self.mesh.exchange(limit, Kind::AllReduce, virtual_ranks, messages)?;
+        if own.is_empty() {
+            return Ok(());
+        }
+
+        let mut received = self.received.chunks_exact_mut(own.len());
+        let mut mine = sums.iter_mut().map(|sum| &mut sum[own.clone()]);
+        let mut fold = Fold::new(0);
+        for (rank, nodes) in nodes.iter().enumerate() {
+            let from: &mut dyn Iterator<Item = &mut [f32]> =
+                if rank == me.0 as usize { &mut mine } else { &mut received };
+            for (node, values) in nodes.iter().zip(from) {
+                let Ok(()) = fold.push_node(*node, values, |left, right| {
+                    tree::add(left, right);
+                    Ok::<_, Infallible>(())
+                });
+            }
+        }
+        drop(fold);
+        // The total is in the leftmost leaf, which is rank 0's.
+        if me != Rank(0) {
+            sums[0][own.clone()].copy_from_slice(&self.received[..own.len()]);
+        }
+        Ok(())
+    }
+
+    /// Every rank sends its slice of `values` to all others, except to `complete`, who has them all.
+    fn gather_slices(
+        &mut self,
+        limit: &Limit<'_>,
+        (kind, argument): (Kind, u32),
+        values: &mut [f32],
+        complete: Option<Rank>,
+    ) -> Result<(), Error> {
+        let me = self.rank();
+        let mut slices = split_slices(values, self.world_size());
+        let mine = &*std::mem::take(&mut slices[me.0 as usize]);
+        let message = |peer: Rank| Message {
+            peer,
+            send: (complete != Some(peer)).then(|| vec![cast_slice(mine)]),
+            receive: (complete != Some(me))
+                .then(|| cast_slice_mut(std::mem::take(&mut slices[peer.0 as usize]))),
+        };
+        let messages = self.mesh.peers().map(message).collect();
+        self.mesh.exchange(limit, kind, argument, messages)
+    }
+
+    /// Every rank sends `mine` to all others; `everyones` has the right lengths already.
+    fn gather(
+        &mut self,
+        limit: &Limit<'_>,
+        mine: &[u8],
+        everyones: &mut [impl AsMut<[u8]>],
+    ) -> Result<(), Error> {
+        let mut messages = Vec::new();
+        for (rank, bytes) in (0..).map(Rank).zip(everyones) {
+            if rank == self.rank() {
+                bytes.as_mut().copy_from_slice(mine);
+            } else {
+                let (send, receive) = (Some(vec![mine]), Some(bytes.as_mut()));
+                messages.push(Message { peer: rank, send, receive });
+            }
+        }
+        self.mesh.exchange(limit, Kind::AllGatherBytes, 0, messages)
+    }
+
+    /// The root sends every rank its slice.
+    fn scatter_slices(
+        &mut self,
+        limit: &Limit<'_>,
+        root: Rank,
+        values: &mut [f32],
+    ) -> Result<(), Error> {
+        let me = self.rank();
+        let mut slices = split_slices(values, self.world_size());
+        let messages = if me == root {
+            let message = |peer: Rank| Message {
+                peer,
+                send: Some(vec![cast_slice(&*slices[peer.0 as usize])]),
+                receive: None,
+            };
+            self.mesh.peers().map(message).collect()
+        } else {
+            let mine = cast_slice_mut(std::mem::take(&mut slices[me.0 as usize]));
+            vec![Message { peer: root, send: None, receive: Some(mine) }]
+        };
+        self.mesh.exchange(limit, Kind::Broadcast, root.0, messages)
+    }
+}
+
+impl Collective for TcpCollective {
+    fn rank(&self) -> Rank {
+        self.mesh.rank
+    }
+
+    fn world_size(&self) -> u32 {
+        self.mesh.world_size()
+    }
+
+    fn all_reduce(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error> {
+        self.run(operation::ALL_REDUCE, |group, limit| {
+            let world_size = group.world_size();
+            tree::check_parts(group.rank(), world_size, virtual_ranks, parts)?;
+            if world_size == 1 {
+                return Ok(()); // The only part is the total.
+            }
+            let mut staged = parts
+                .iter_mut()
+                .map(|part| Staged::new(part.buffer.reborrow(), &mut group.staging))
+                .collect::<Result<Vec<_>, Error>>()?;
+            let mut sums: Vec<&mut [f32]> = staged.iter_mut().map(Staged::values).collect();
+            group.sum_own_slice(limit, virtual_ranks, &mut sums)?;
+            group.gather_slices(limit, (Kind::AllReduce, virtual_ranks), sums[0], None)?;
+            staged.into_iter().try_for_each(|sum| sum.write_back(&mut group.staging))
+        })
+    }
+
+    fn broadcast(&mut self, root: Rank, buffer: BufferMut<'_>) -> Result<(), Error> {
+        self.run(operation::BROADCAST, |group, limit| {
+            crate::check_root(root, group.world_size())?;
+            let mut staged = Staged::new(buffer, &mut group.staging)?;
+            group.scatter_slices(limit, root, staged.values())?;
+            let kind = (Kind::Broadcast, root.0);
+            group.gather_slices(limit, kind, staged.values(), Some(root))?;
+            staged.write_back(&mut group.staging)
+        })
+    }
+
+    fn all_gather_bytes(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        self.run(operation::ALL_GATHER_BYTES, |group, limit| {
+            crate::check_gathered(group.rank(), mine.len() as u64)?;
+            let mut lengths = vec![[0; 8]; group.world_size() as usize];
+            group.gather(limit, &(mine.len() as u64).to_le_bytes(), &mut lengths)?;
+
+            let mut everyones = Vec::new();
+            for (rank, length) in (0..).map(Rank).zip(lengths) {
+                let length = u64::from_le_bytes(length);
+                crate::check_gathered(rank, length)?;
+                everyones.push(vec![0; length as usize]);
+            }
+            group.gather(limit, mine, &mut everyones)?;
+            Ok(everyones)
+        })
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        self.mesh.alarm.handle().clone()
+    }
+}
+
+/// The values that `rank` owns.
+fn slice_of(rank: Rank, world_size: u32, len: usize) -> Range<usize> {
+    let boundary = |rank: u32| (len as u128 * u128::from(rank) / u128::from(world_size)) as usize;
+    boundary(rank.0)..boundary(rank.0 + 1)
+}
+
+/// Everybody's slices, in the order of ranks.
+fn split_slices(mut values: &mut [f32], world_size: u32) -> Vec<&mut [f32]> {
+    let len = values.len();
+    let mut slices = Vec::new();
+    for rank in 0..world_size {
+        let (slice, rest) = values.split_at_mut(slice_of(Rank(rank), world_size, len).len());
+        slices.push(slice);
+        values = rest;
+    }
+    slices
+}

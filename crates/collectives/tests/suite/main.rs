@@ -1,0 +1,62 @@
+//! One body of tests for every implementation of [`Collective`] that runs without a GPU.
+#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests may fail as loudly as tests.
+
+mod conformance;
+mod faults;
+
+use std::time::Duration;
+
+use baton_collectives::tcp::{self, TcpCollective};
+use baton_collectives::{AbortHandle, Collective, local};
+use baton_job::{Generation, Rank};
+
+type Member = Box<dyn Collective>;
+
+/// A way to make a group of so many ranks whose operations may take so long.
+#[derive(Clone, Copy, Debug)]
+enum Implementation {
+    Local,
+    Tcp,
+}
+
+const IMPLEMENTATIONS: [Implementation; 2] = [Implementation::Local, Implementation::Tcp];
+
+/// Longer than any test should take: who waits for it has been forgotten by somebody.
+const LONG: Duration = Duration::from_secs(60);
+
+impl Implementation {
+    fn group(self, world_size: u32, timeout: Duration) -> Vec<Member> {
+        match self {
+            Self::Local => {
+                local::group(world_size, timeout).into_iter().map(|m| Box::new(m) as _).collect()
+            }
+            Self::Tcp => tcp_group(world_size, timeout),
+        }
+    }
+}
+
+fn tcp_group(world_size: u32, operation_timeout: Duration) -> Vec<Member> {
+    let listeners: Vec<_> =
+        (0..world_size).map(|_| tcp::Listener::bind("127.0.0.1").unwrap()).collect();
+    let peers: Vec<String> = listeners.iter().map(|l| l.address().to_owned()).collect();
+    let options = tcp::Options { connect_timeout: LONG, operation_timeout };
+    on_every_rank(listeners, |rank, listener| {
+        let abort = AbortHandle::new();
+        let member =
+            TcpCollective::connect(listener, Generation(1), rank, &peers, options, abort).unwrap();
+        Box::new(member) as Member
+    })
+}
+
+/// Runs `body` on one thread for each rank.
+fn on_every_rank<T: Send, R: Send>(
+    ranks: impl IntoIterator<Item = T>,
+    body: impl Fn(Rank, T) -> R + Sync,
+) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let spawn = |(rank, its)| scope.spawn(move || body(Rank(rank), its));
+        let threads: Vec<_> = (0..).zip(ranks).map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}

@@ -1,0 +1,223 @@
+//! An agent's shell: a machine, the processes in its places, and its deaths.
+
+use baton_job::{
+    NodeId,
+    exit::Failure,
+    ids::LocalRank,
+    message::{Directive, Launch, RankSays},
+    session::{Action, Event, Session, failure_of},
+    time::Time,
+};
+
+use crate::{
+    cluster::{Cluster, Happening},
+    fact::Fact,
+    network::ConnectionId,
+    process::{Doing, Pid, killed},
+};
+
+/// An agent's place in the cluster.
+pub(crate) type AgentId = usize;
+
+/// An agent that may be down.
+pub(crate) struct Agent {
+    pub(crate) node: NodeId,
+    pub(crate) session: Option<Session>,
+    /// Grows with every start.
+    pub(crate) life: u64,
+    /// Its own clock begins here.
+    started_at: Time,
+    pub(crate) connection: Option<ConnectionId>,
+    pub(crate) cut_off_until: Time,
+    /// The last process of each place.
+    pub(crate) places: Vec<Option<Pid>>,
+    /// The newest launch it was given in this life.
+    pub(crate) launch: Option<Launch>,
+    pub(crate) leaves: bool,
+}
+
+impl Agent {
+    pub(crate) fn new(id: AgentId, slots: u32) -> Self {
+        Self {
+            node: NodeId(format!("node{id}")),
+            session: None,
+            life: 0,
+            started_at: Time(0),
+            connection: None,
+            cut_off_until: Time(0),
+            places: vec![None; slots as usize],
+            launch: None,
+            leaves: false,
+        }
+    }
+
+    /// Its machine's deadline on the clock of the history.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        let local = self.session.as_ref()?.deadline()?;
+        Some(Time(self.started_at.0 + local.0))
+    }
+
+    pub(crate) fn clock(&self, now: Time) -> Time {
+        Time(now.0 - self.started_at.0)
+    }
+}
+
+impl Cluster {
+    /// Feeds an agent's machine and performs its actions.
+    pub(crate) fn drive(&mut self, id: AgentId, event: Event) {
+        self.log(|| format!("agent {id}: {event:?}"));
+        let agent = &mut self.agents[id];
+        let now = agent.clock(self.now);
+        let Some(session) = &mut agent.session else { return };
+        let actions = session.handle(now, event);
+        self.facts.push(Fact::SessionMoved(id));
+        for action in actions {
+            self.log(|| format!("    {action:?}"));
+            match action {
+                Action::Connect => self.connect(id),
+                Action::Send(report) => self.send_up(id, report),
+                Action::Spawn { local_rank, incarnation } => {
+                    let crowded = self.occupant(id, local_rank).is_some();
+                    self.facts.push(Fact::Spawned { place: (id, local_rank), crowded });
+                    let pid = self.spawn(id, local_rank, incarnation);
+                    self.agents[id].places[local_rank.0 as usize] = Some(pid);
+                }
+                Action::Tell { local_rank, command } => {
+                    if let Some(pid) = self.occupant(id, local_rank) {
+                        self.tell(pid, command);
+                    }
+                }
+                Action::Terminate(local_rank) => self.terminate(id, local_rank),
+                Action::Kill(local_rank) => {
+                    if let Some(pid) = self.occupant(id, local_rank) {
+                        self.note_end(pid);
+                        self.die(pid, killed());
+                    }
+                }
+                Action::Exit(outcome) => {
+                    self.facts.push(Fact::AgentLeft(id, outcome));
+                    self.agent_is_gone(id);
+                    return self.restart_agent_after(id, 1_000..=3_000);
+                }
+            }
+        }
+    }
+
+    /// The live process of a place.
+    pub(crate) fn occupant(&self, id: AgentId, local_rank: LocalRank) -> Option<Pid> {
+        self.agents[id].places[local_rank.0 as usize].filter(|pid| self.processes[*pid].alive)
+    }
+
+    fn terminate(&mut self, id: AgentId, local_rank: LocalRank) {
+        let Some(pid) = self.occupant(id, local_rank) else { return };
+        self.note_end(pid);
+        // Some do not listen.
+        if !self.processes[pid].hangs && self.rng.u8(0..8) > 0 {
+            let at = self.soon(1..=500);
+            self.schedule(at, Happening::Dies(pid));
+        }
+    }
+
+    fn note_end(&mut self, pid: Pid) {
+        let process = &mut self.processes[pid];
+        if std::mem::replace(&mut process.ending, true) {
+            return;
+        }
+        let agent = &self.agents[process.agent];
+        let launch = agent.launch.as_ref().filter(|_| !agent.leaves);
+        let seated = |launch: &Launch| launch.ranks.iter().any(|(_, local)| *local == process.local_rank);
+        let fit = process.is_healthy() && process.step.is_some() && process.doing != Doing::Done;
+        let wanted = fit && launch.is_some_and(seated);
+        let replaced = launch.is_some_and(|launch| launch.replace.contains(&process.local_rank));
+        self.facts.push(Fact::Ended { pid, wanted, replaced });
+    }
+
+    pub(crate) fn directed(&mut self, id: AgentId, directive: Directive) {
+        let agent = &mut self.agents[id];
+        match &directive {
+            Directive::Launch(launch)
+                if agent.launch.as_ref().is_none_or(|known| known.generation < launch.generation) =>
+            {
+                agent.launch = Some(launch.clone());
+            }
+            Directive::Dismiss { .. } => agent.leaves = true,
+            _ => {}
+        }
+        self.drive(id, Event::Directed(directive));
+    }
+
+    pub(crate) fn said(&mut self, pid: Pid, says: RankSays) {
+        if let Some((id, local_rank)) = self.parent(pid) {
+            let incarnation = self.processes[pid].incarnation;
+            self.drive(id, Event::RankSaid { local_rank, incarnation, says });
+        }
+    }
+
+    pub(crate) fn exited(&mut self, pid: Pid, failure: Failure) {
+        if let Some((id, local_rank)) = self.parent(pid) {
+            let incarnation = self.processes[pid].incarnation;
+            self.drive(id, Event::RankExited { local_rank, incarnation, failure });
+        }
+    }
+
+    /// The agent that started a process, if it still lives.
+    fn parent(&self, pid: Pid) -> Option<(AgentId, LocalRank)> {
+        let process = &self.processes[pid];
+        let agent = &self.agents[process.agent];
+        (agent.life == process.life && agent.session.is_some())
+            .then_some((process.agent, process.local_rank))
+    }
+
+    /// The agent's process ends; the kernel ends its ranks soon after.
+    pub(crate) fn agent_dies(&mut self, id: AgentId) {
+        self.log(|| format!("agent {id} dies"));
+        self.facts.push(Fact::AgentDied);
+        for local_rank in 0..self.agents[id].places.len() {
+            if let Some(pid) = self.occupant(id, LocalRank(local_rank as u32)) {
+                let at = self.soon(0..=50);
+                self.schedule(at, Happening::Dies(pid));
+            }
+        }
+        self.agent_is_gone(id);
+    }
+
+    fn agent_is_gone(&mut self, id: AgentId) {
+        self.agents[id].session = None;
+        if let Some(connection) = self.agents[id].connection.take() {
+            self.break_connection(connection);
+        }
+    }
+
+    pub(crate) fn restart_agent_after(&mut self, id: AgentId, wait_ms: std::ops::RangeInclusive<u64>) {
+        let at = self.soon(wait_ms);
+        self.schedule(at, Happening::AgentRestarts(id));
+    }
+
+    /// A service manager starts the agent, unless the job is known to be over.
+    pub(crate) fn agent_restarts(&mut self, id: AgentId) {
+        if self.agents[id].session.is_some() || self.coordinator.job_is_over() {
+            return;
+        }
+        let now = self.now;
+        let policy = self.plan.policy.clone();
+        let agent = &mut self.agents[id];
+        let slots = agent.places.len() as u32;
+        agent.session = Some(Session::new(agent.node.clone(), slots, policy));
+        agent.life += 1;
+        agent.started_at = now;
+        agent.places.fill(None);
+        agent.launch = None;
+        agent.leaves = false;
+        self.drive(id, Event::Tick);
+    }
+
+    pub(crate) fn must_go(&mut self, id: AgentId) {
+        self.agents[id].leaves = true;
+        self.drive(id, Event::MustGo { reason: "spot notice".to_owned() });
+    }
+
+    /// A process that was asked to end does.
+    pub(crate) fn dies(&mut self, pid: Pid) {
+        self.die(pid, failure_of(None, Some(15)));
+    }
+}

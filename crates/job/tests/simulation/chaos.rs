@@ -1,0 +1,140 @@
+//! Faults, until calm.
+
+use baton_job::{engine, session, time::Time};
+
+use crate::{
+    agent::AgentId,
+    cluster::{Cluster, Happening},
+    fact::Fact,
+    process::{Pid, bad_input, killed},
+};
+
+type Fault = fn(&mut Cluster);
+
+/// Each with its weight and name.
+const FAULTS: &[(u32, &str, Fault)] = &[
+    (60, "a rank is killed", |cluster| {
+        cluster.with_process(|cluster, pid| cluster.die(pid, killed()));
+    }),
+    (20, "a rank hangs", |cluster| cluster.with_process(Cluster::hang)),
+    (1, "a rank finds bad input", |cluster| {
+        cluster.with_process(|cluster, pid| cluster.die(pid, bad_input()));
+    }),
+    (40, "a connection breaks", |cluster| {
+        cluster.with_agent(|cluster, id| {
+            if let Some(connection) = cluster.agents[id].connection {
+                cluster.break_connection(connection);
+            }
+        });
+    }),
+    (20, "a node is cut off", |cluster| {
+        cluster.with_agent(|cluster, id| {
+            cluster.agents[id].cut_off_until = cluster.soon(500..=8_000);
+            if let Some(connection) = cluster.agents[id].connection {
+                cluster.break_connection(connection);
+            }
+        });
+    }),
+    (20, "the coordinator dies", Cluster::coordinator_dies),
+    (20, "the coordinator dies between two actions", |cluster| {
+        cluster.coordinator.dies_after = Some(cluster.rng.usize(0..6));
+    }),
+    (20, "an agent dies", |cluster| {
+        cluster.with_agent(|cluster, id| {
+            cluster.agent_dies(id);
+            cluster.restart_agent_after(id, 50..=10_000);
+        });
+    }),
+    (6, "every agent dies", |cluster| {
+        for id in cluster.running_agents() {
+            cluster.agent_dies(id);
+            cluster.restart_agent_after(id, 50..=3_000);
+        }
+    }),
+    (3, "a node must go", |cluster| cluster.with_agent(Cluster::must_go)),
+    (1, "a node must go at once", |cluster| {
+        cluster.with_agent(|cluster, id| {
+            cluster.must_go(id);
+            cluster.drive(id, session::Event::MustGo { reason: "now".to_owned() });
+        });
+    }),
+    (20, "a checkpoint is wanted", |cluster| cluster.coordinate(engine::Event::Checkpoint)),
+    (4, "a drain is wanted", |cluster| {
+        cluster.coordinate(engine::Event::Drain { reason: "a user".to_owned() });
+    }),
+    (1, "a stop is wanted", |cluster| cluster.coordinate(engine::Event::Stop)),
+];
+
+impl Cluster {
+    pub(crate) fn schedule_fault(&mut self) {
+        let every = self.plan.fault_every_ms;
+        let at = self.soon(1..=2 * every);
+        self.schedule(at, Happening::Fault);
+    }
+
+    pub(crate) fn fault(&mut self) {
+        if self.is_calm() {
+            return;
+        }
+        self.schedule_fault();
+        if self.coordinator.job_is_over() {
+            // The same command again: a job that did not complete is taken up.
+            if self.rng.u8(0..3) == 0 {
+                self.coordinator_dies();
+            }
+            return;
+        }
+        let sum: u32 = FAULTS.iter().map(|(weight, ..)| weight).sum();
+        let mut at = self.rng.u32(0..sum);
+        for (weight, name, fault) in FAULTS {
+            if at < *weight {
+                self.log(|| format!("FAULT: {name}"));
+                self.facts.push(Fact::Fault(name));
+                return fault(self);
+            }
+            at -= weight;
+        }
+    }
+
+    /// Faults stop; whatever is down comes up, every connection is made anew.
+    pub(crate) fn calm_down(&mut self) {
+        self.log(|| "CALM".to_owned());
+        self.calm_since = Some(self.now);
+        self.coordinator.dies_after = None;
+        self.reset_all_connections();
+        self.coordinator_restarts();
+        for id in 0..self.agents.len() {
+            self.agents[id].cut_off_until = Time(0);
+            self.restart_agent_after(id, 0..=500);
+        }
+        // A rank that hangs is found out by the others of its generation, if there are any.
+        for pid in 0..self.processes.len() {
+            let generation = self.processes[pid].generation();
+            let noticed = self
+                .processes
+                .iter()
+                .any(|other| other.is_healthy() && other.generation() == generation);
+            if self.processes[pid].hangs && !noticed {
+                self.die(pid, killed());
+            }
+        }
+    }
+
+    fn with_process(&mut self, fault: impl FnOnce(&mut Self, Pid)) {
+        let alive: Vec<Pid> =
+            (0..self.processes.len()).filter(|pid| self.processes[*pid].is_healthy()).collect();
+        if let Some(pid) = self.rng.choice(alive) {
+            fault(self, pid);
+        }
+    }
+
+    fn with_agent(&mut self, fault: impl FnOnce(&mut Self, AgentId)) {
+        if let Some(id) = self.rng.choice(self.running_agents()) {
+            fault(self, id);
+        }
+    }
+
+    fn running_agents(&self) -> Vec<AgentId> {
+        (0..self.agents.len()).filter(|id| self.agents[*id].session.is_some()).collect()
+    }
+}

@@ -1,0 +1,136 @@
+//! The coordinator's shell: a machine, its journal, and its deaths.
+
+use baton_job::{
+    engine::{Action, Engine, Event, Record, Status},
+    ids::Attachment,
+    time::Time,
+};
+
+use crate::{
+    cluster::{Cluster, Happening},
+    fact::Fact,
+    plan::Plan,
+};
+
+/// A coordinator that may be down.
+pub(crate) struct Coordinator {
+    pub(crate) engine: Option<Engine>,
+    /// Grows with every start.
+    pub(crate) life: u64,
+    /// Its own clock begins here.
+    started_at: Time,
+    pub(crate) journal: Vec<Record>,
+    attachments: u64,
+    /// It dies between two actions of one of the next events: after so many of them.
+    pub(crate) dies_after: Option<usize>,
+    /// The machine's status after the last event, and before it.
+    pub(crate) status: Status,
+    pub(crate) status_before: Status,
+}
+
+impl Coordinator {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let engine = Engine::new(&plan.spec, plan.origin.clone(), Time(0));
+        let status = engine.status();
+        Self {
+            engine: Some(engine),
+            life: 1,
+            started_at: Time(0),
+            journal: Vec::new(),
+            attachments: 0,
+            dies_after: None,
+            status_before: status.clone(),
+            status,
+        }
+    }
+
+    /// Its machine's deadline on the clock of the history.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        let local = self.engine.as_ref()?.deadline()?;
+        Some(Time(self.started_at.0 + local.0))
+    }
+
+    pub(crate) fn clock(&self, now: Time) -> Time {
+        Time(now.0 - self.started_at.0)
+    }
+
+    /// Whether the job is over, for a coordinator that runs.
+    pub(crate) fn job_is_over(&self) -> bool {
+        self.engine.as_ref().is_some_and(|engine| engine.outcome().is_some())
+    }
+
+    pub(crate) fn next_attachment(&mut self) -> Attachment {
+        self.attachments += 1;
+        Attachment(self.attachments)
+    }
+}
+
+impl Cluster {
+    /// Feeds the machine and performs its actions, or the first few if the coordinator dies in them.
+    pub(crate) fn coordinate(&mut self, event: Event) {
+        self.log(|| format!("coordinator: {event:?}"));
+        let now = self.coordinator.clock(self.now);
+        let Some(engine) = &mut self.coordinator.engine else { return };
+        let actions = engine.handle(now, event);
+        let status = engine.status();
+        self.coordinator.status_before = std::mem::replace(&mut self.coordinator.status, status);
+        self.facts.push(Fact::EngineMoved);
+        let dies_after = self.coordinator.dies_after.take_if(|after| *after < actions.len());
+        for (done, action) in actions.into_iter().enumerate() {
+            if dies_after == Some(done) {
+                return self.coordinator_dies();
+            }
+            self.perform(action);
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        self.log(|| format!("    {action:?}"));
+        match action {
+            Action::Persist(record) => {
+                self.coordinator.journal.push(record.clone());
+                self.facts.push(Fact::Persisted(record));
+            }
+            Action::Fence(generation) => {
+                self.store.raise_fence(generation);
+                self.facts.push(Fact::FenceRaised(generation));
+            }
+            Action::Send { attachment, directive, .. } => {
+                self.facts.push(Fact::Told(directive.clone()));
+                self.send_down(attachment, directive);
+            }
+            Action::Refuse { attachment, .. } => self.refuse(attachment),
+            Action::Announce(_) => {}
+        }
+    }
+
+    pub(crate) fn coordinator_dies(&mut self) {
+        if self.coordinator.engine.take().is_none() {
+            return;
+        }
+        self.log(|| "the coordinator dies".to_owned());
+        self.facts.push(Fact::CoordinatorDied);
+        self.coordinator.life += 1;
+        self.reset_all_connections();
+        let slow = self.rng.u8(0..4) == 0;
+        let at = if slow { self.soon(1_000..=15_000) } else { self.soon(50..=1_000) };
+        self.schedule(at, Happening::CoordinatorRestarts);
+    }
+
+    pub(crate) fn coordinator_restarts(&mut self) {
+        if self.coordinator.engine.is_some() {
+            return;
+        }
+        self.coordinator.started_at = self.now;
+        let spec = &self.plan.spec;
+        let engine = Engine::replay(spec, &self.coordinator.journal, Time(0))
+            .unwrap_or_else(|| Engine::new(spec, self.plan.origin.clone(), Time(0)));
+        self.coordinator.status = engine.status();
+        self.coordinator.engine = Some(engine);
+        self.facts.push(Fact::CoordinatorReplayed);
+        for id in 0..self.agents.len() {
+            self.restart_agent_after(id, 0..=3_000);
+        }
+        self.coordinate(Event::Tick);
+    }
+}

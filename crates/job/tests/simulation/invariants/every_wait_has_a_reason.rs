@@ -1,0 +1,66 @@
+//! Every wait has a reason in words, and an end: a deadline, or something outside that the reason
+//! names. A machine that was woken at its deadline does not ask for the same time again.
+
+use baton_job::{Time, engine::PhaseName};
+
+use super::Invariant;
+use crate::{
+    cluster::Cluster,
+    fact::{Fact, Machine},
+};
+
+/// Wakes of one machine at one time; each may bring the next thing to do at once.
+const MOST_WAKES: u32 = 3;
+
+#[derive(Default)]
+pub(super) struct EveryWaitHasAReason {
+    woken: Option<(Machine, Time)>,
+    times: u32,
+}
+
+impl Invariant for EveryWaitHasAReason {
+    fn sentence(&self) -> &'static str {
+        "every wait has a reason and an end"
+    }
+
+    fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
+        match fact {
+            Fact::EngineMoved => waits_for_something(cluster),
+            Fact::SessionMoved(id) => match &cluster.agents[*id].session {
+                Some(session) if session.reason().is_empty() => Err("an agent has none".to_owned()),
+                _ => Ok(()),
+            },
+            Fact::Woke(machine) => self.woke(*machine, cluster.now),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl EveryWaitHasAReason {
+    fn woke(&mut self, machine: Machine, now: Time) -> Result<(), String> {
+        let again = self.woken.replace((machine, now)) == Some((machine, now));
+        self.times = if again { self.times + 1 } else { 1 };
+        if self.times <= MOST_WAKES {
+            return Ok(());
+        }
+        Err("a machine asks to be woken at the same time for ever".to_owned())
+    }
+}
+
+fn waits_for_something(cluster: &Cluster) -> Result<(), String> {
+    if cluster.coordinator.engine.is_none() {
+        return Ok(());
+    }
+    let status = &cluster.coordinator.status;
+    let named = match status.phase {
+        PhaseName::Gathering => "agents",
+        PhaseName::Training => "train",
+        PhaseName::Ended => "",
+        _ if cluster.coordinator.deadline().is_some() => "",
+        phase => return Err(format!("{phase:?} has no deadline: {}", status.reason)),
+    };
+    if !status.reason.is_empty() && status.reason.contains(named) {
+        return Ok(());
+    }
+    Err(format!("{:?} gives the reason \"{}\"", status.phase, status.reason))
+}

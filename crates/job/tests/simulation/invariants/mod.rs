@@ -1,0 +1,40 @@
+//! What must hold after every event, one sentence a file.
+
+mod every_wait_has_a_reason;
+mod no_step_is_lost;
+mod nothing_runs_after_the_end;
+mod one_generation_trains;
+mod persist_comes_first;
+mod ranks_are_a_permutation;
+mod resume_from_a_commit;
+mod stale_changes_nothing;
+mod the_end_is_saved;
+
+use crate::{cluster::Cluster, fact::Fact};
+
+/// A rule about the whole cluster; it may remember what it saw.
+pub(crate) trait Invariant {
+    /// The rule.
+    fn sentence(&self) -> &'static str;
+
+    /// Looks at one thing that happened in the event just past.
+    ///
+    /// # Errors
+    /// How the rule is broken.
+    fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String>;
+}
+
+/// Fresh ones, for a new history.
+pub(crate) fn all() -> Vec<Box<dyn Invariant>> {
+    vec![
+        Box::new(ranks_are_a_permutation::RanksAreAPermutation),
+        Box::new(one_generation_trains::OneGenerationTrains::default()),
+        Box::new(resume_from_a_commit::ResumeFromACommit),
+        Box::new(no_step_is_lost::NoStepIsLost),
+        Box::new(stale_changes_nothing::StaleChangesNothing::default()),
+        Box::new(every_wait_has_a_reason::EveryWaitHasAReason::default()),
+        Box::new(persist_comes_first::PersistComesFirst::default()),
+        Box::new(the_end_is_saved::TheEndIsSaved::default()),
+        Box::new(nothing_runs_after_the_end::NothingRunsAfterTheEnd),
+    ]
+}

@@ -1,0 +1,48 @@
+//! What a peer sees was persisted before: a generation's opening and its fence before any launch of
+//! it, the job's end before any dismissal.
+
+use baton_job::{Generation, engine::Record, message::Directive};
+
+use super::Invariant;
+use crate::{cluster::Cluster, fact::Fact};
+
+#[derive(Default)]
+pub(super) struct PersistComesFirst {
+    opened: Generation,
+    fenced: Generation,
+    ended: bool,
+}
+
+impl Invariant for PersistComesFirst {
+    fn sentence(&self) -> &'static str {
+        "what a peer sees was persisted before"
+    }
+
+    fn check(&mut self, _: &Cluster, fact: &Fact) -> Result<(), String> {
+        match fact {
+            Fact::Persisted(Record::Opened { generation, .. }) => {
+                if *generation <= self.opened {
+                    return Err(format!("generation {generation} opened after {}", self.opened));
+                }
+                self.opened = *generation;
+                self.ended = false;
+            }
+            Fact::Persisted(Record::Ended(_)) => self.ended = true,
+            Fact::FenceRaised(generation) => self.fenced = *generation,
+            Fact::Told(Directive::Launch(launch)) => {
+                let generation = launch.generation;
+                if generation > self.opened {
+                    return Err(format!("launch of generation {generation} before it was persisted"));
+                }
+                if generation > self.fenced && !launch.ranks.is_empty() {
+                    return Err(format!("launch of generation {generation} before its fence"));
+                }
+            }
+            Fact::Told(Directive::Dismiss { outcome }) if !self.ended => {
+                return Err(format!("dismissal ({outcome}) before the end was persisted"));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

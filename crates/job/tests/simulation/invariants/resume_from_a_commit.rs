@@ -1,0 +1,24 @@
+//! A generation of which no rank holds state starts from the newest commit that the job's restore
+//! rule allows, and from step 0 only if there is none.
+
+use super::Invariant;
+use crate::{cluster::Cluster, fact::Fact};
+
+pub(super) struct ResumeFromACommit;
+
+impl Invariant for ResumeFromACommit {
+    fn sentence(&self) -> &'static str {
+        "without survivors, training resumes from the newest commit"
+    }
+
+    fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
+        let Fact::Met(meeting) = fact else { return Ok(()) };
+        let newest = cluster.store.newest(&cluster.plan.origin.restore);
+        let step = newest.map_or(0, |commit| commit.step.0);
+        if !meeting.held.is_empty() || meeting.start == step {
+            return Ok(());
+        }
+        let generation = meeting.generation;
+        Err(format!("generation {generation} starts at step {}, not at {newest:?}", meeting.start))
+    }
+}

@@ -1,0 +1,35 @@
+//! The checkpoint store: commits in the order in which they became visible, and the fence.
+
+use baton_job::{Generation, Step, message::{Commit, Restore}};
+
+/// A store that refuses commits of generations below its fence.
+#[derive(Default)]
+pub(crate) struct Store {
+    pub(crate) fence: Generation,
+    commits: Vec<Commit>,
+}
+
+/// A commit came from below the fence.
+pub(crate) struct Fenced;
+
+impl Store {
+    pub(crate) fn raise_fence(&mut self, generation: Generation) {
+        self.fence = self.fence.max(generation);
+    }
+
+    pub(crate) fn commit(&mut self, generation: Generation, step: u64) -> Result<Commit, Fenced> {
+        if generation < self.fence { Err(Fenced) } else { Ok(self.put(generation, step)) }
+    }
+
+    pub(crate) fn put(&mut self, generation: Generation, step: u64) -> Commit {
+        let name = format!("generation-{generation}-step-{step}");
+        let commit = Commit { name, generation, step: Step(step), accuracy: None, bytes: 0 };
+        self.commits.push(commit.clone());
+        commit
+    }
+
+    /// What a generation without survivors has to start from.
+    pub(crate) fn newest(&self, restore: &Restore) -> Option<&Commit> {
+        self.commits.iter().rev().find(|commit| commit.generation >= restore.not_before)
+    }
+}

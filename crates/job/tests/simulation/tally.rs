@@ -1,0 +1,70 @@
+//! Counts of what really happened, so that a simulation that idles is found out.
+
+use std::{collections::BTreeMap, ops::AddAssign};
+
+use baton_job::{engine::Record, exit::Outcome, message::Directive};
+
+use crate::{cluster::Cluster, fact::Fact};
+
+/// How often each kind of thing happened.
+#[derive(Default)]
+pub(crate) struct Tally(BTreeMap<&'static str, u64>);
+
+impl Tally {
+    pub(crate) fn count(&mut self, what: &'static str) {
+        *self.0.entry(what).or_default() += 1;
+    }
+
+    pub(crate) fn of(&self, what: &str) -> u64 {
+        self.0.get(what).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn observe(&mut self, cluster: &Cluster, fact: &Fact) {
+        match fact {
+            Fact::Persisted(Record::Opened { .. }) => self.count("generations"),
+            Fact::Persisted(Record::Ended(outcome)) => self.count(match outcome {
+                Outcome::Completed => "ended completed",
+                Outcome::Drained { .. } => "ended drained",
+                Outcome::Stopped => "ended stopped",
+                Outcome::Failed { failure } if failure.class.is_retriable() => "ended worn out",
+                Outcome::Failed { .. } => "ended by bad input",
+            }),
+            Fact::CoordinatorReplayed => self.count("coordinator restarts"),
+            Fact::AgentDied => self.count("agent deaths"),
+            Fact::AgentLeft(..) => self.count("agents left"),
+            Fact::Ended { replaced: true, .. } => self.count("hanging ranks replaced"),
+            Fact::Met(meeting) => {
+                let world = meeting.places.len();
+                self.count(match meeting.held.len() {
+                    0 if cluster.store.newest(&cluster.plan.origin.restore).is_some() => {
+                        "meetings from a commit"
+                    }
+                    0 => "meetings from fresh weights",
+                    held if held < world => "meetings of survivors with newcomers",
+                    _ => "meetings of survivors",
+                });
+                if meeting.held.iter().any(|step| *step < meeting.start) {
+                    self.count("meetings of survivors at different steps");
+                }
+            }
+            Fact::Stepped { .. } => self.count("steps"),
+            Fact::Committed { .. } => self.count("commits"),
+            Fact::CommitRefused => self.count("commits refused by the fence"),
+            Fact::Told(Directive::Drain { .. }) => self.count("drains told"),
+            Fact::Fault(name) => self.count(name),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn report(&self) -> String {
+        self.0.iter().map(|(what, count)| format!("{count:>10} {what}\n")).collect()
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        for (what, count) in other.0 {
+            *self.0.entry(what).or_default() += count;
+        }
+    }
+}

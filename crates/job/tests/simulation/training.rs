@@ -1,0 +1,251 @@
+//! A model of what ranks do together: meet, take the furthest state, step, save, finish.
+
+use std::ops::RangeInclusive;
+
+use baton_job::{
+    Generation, Rank, Step,
+    exit::Outcome,
+    message::{RankNews, StateSource, StepNews},
+    progress::Progress,
+};
+
+use crate::{
+    cluster::{Cluster, Happening},
+    fact::{Fact, Meeting},
+    process::{Doing, Pid, Wake, killed},
+};
+
+/// A group of the whole history.
+pub(crate) type GroupId = usize;
+
+/// The ranks of one generation that have met.
+pub(crate) struct Group {
+    generation: Generation,
+    /// By rank.
+    members: Vec<Pid>,
+    source: StateSource,
+    step: u64,
+    started: usize,
+    doing: Together,
+}
+
+#[derive(Clone, PartialEq)]
+enum Together {
+    TakingState,
+    Stepping,
+    /// Writing a checkpoint; the last one if the outcome is known.
+    Saving { ending: Option<Outcome> },
+    Finished(Outcome),
+    /// A member left.
+    Broken,
+}
+
+impl Cluster {
+    /// The ranks have met once the last of them has found the others.
+    pub(crate) fn meet(&mut self, pid: Pid) {
+        let process = &self.processes[pid];
+        let (Doing::Meeting(peers), Some(place)) = (&process.doing, &process.place) else { return };
+        let complete = peers.len() == place.world_size as usize
+            && peers.iter().zip(0..).all(|(peer, rank)| {
+                let other = &self.processes[peer.pid];
+                let there = other.place.as_ref().is_some_and(|there| {
+                    (there.generation, there.rank) == (place.generation, Rank(rank))
+                });
+                there
+                    && other.is_healthy()
+                    && other.listening == peer.listening
+                    && other.doing == process.doing
+            });
+        if !complete {
+            return;
+        }
+        let members: Vec<Pid> = peers.iter().map(|peer| peer.pid).collect();
+        let held: Vec<(Rank, u64)> = (0..)
+            .zip(&members)
+            .filter_map(|(rank, member)| Some((Rank(rank), self.processes[*member].step?)))
+            .collect();
+        let furthest = held.iter().map(|(_, step)| *step).max();
+        let (start, source) = match furthest {
+            Some(step) => {
+                let source = held.iter().find(|(_, held)| *held == step);
+                (step, StateSource::Survivor { rank: source.map_or(Rank(0), |(rank, _)| *rank) })
+            }
+            None => match self.store.newest(&self.processes[members[0]].restore()) {
+                Some(commit) => {
+                    let name = commit.name.clone();
+                    (commit.step.0, StateSource::Checkpoint { name, skipped: Vec::new() })
+                }
+                None => (0, StateSource::Fresh),
+            },
+        };
+        let generation = place.generation;
+        self.log(|| format!("generation {generation} meets at step {start}: processes {members:?}"));
+        let place_of = |pid: &Pid| (self.processes[*pid].agent, self.processes[*pid].local_rank);
+        self.facts.push(Fact::Met(Meeting {
+            generation,
+            places: members.iter().map(place_of).collect(),
+            held: held.into_iter().map(|(_, step)| step).collect(),
+            start,
+        }));
+        let group = self.groups.len();
+        for &member in &members {
+            let process = &mut self.processes[member];
+            process.group = Some(group);
+            // While it takes over another state it holds none.
+            process.step = process.step.filter(|step| *step == start);
+            let at = self.soon(1..=100);
+            self.wake(member, at, Wake::Start);
+        }
+        let doing = Together::TakingState;
+        self.groups.push(Group { generation, members, source, step: start, started: 0, doing });
+    }
+
+    /// A rank has the state.
+    pub(crate) fn start(&mut self, pid: Pid) {
+        let Some(id) = self.processes[pid].group else { return };
+        let group = &mut self.groups[id];
+        if group.doing != Together::TakingState {
+            return;
+        }
+        group.started += 1;
+        let all = group.started == group.members.len();
+        let progress = Progress { step: Step(group.step), ..Progress::default() };
+        let source = group.source.clone();
+        self.processes[pid].step = Some(self.groups[id].step);
+        self.processes[pid].doing = Doing::Training;
+        self.say(pid, RankNews::Started { source, progress });
+        if all {
+            self.go_on(id, None);
+        }
+    }
+
+    /// What is due after a step: an end, a save, or the next step.
+    fn go_on(&mut self, id: GroupId, drained: Option<Outcome>) {
+        let finished = self.groups[id].step >= self.plan.total_steps;
+        let ending = drained.or_else(|| finished.then_some(Outcome::Completed));
+        if ending.is_some() {
+            return self.save(id, ending);
+        }
+        self.groups[id].doing = Together::Stepping;
+        let step_ms = self.plan.step_ms;
+        let at = self.soon(step_ms..=step_ms + step_ms / 4);
+        self.schedule(at, Happening::StepEnds(id));
+    }
+
+    pub(crate) fn step_ends(&mut self, id: GroupId) {
+        if self.groups[id].doing != Together::Stepping {
+            return;
+        }
+        self.groups[id].step += 1;
+        let step = self.groups[id].step;
+        let members = self.groups[id].members.clone();
+        self.make_step(&members, step);
+        let news = StepNews {
+            step: Step(step),
+            total_steps: self.plan.total_steps,
+            ..StepNews::default()
+        };
+        self.say(members[0], RankNews::Stepped(news));
+        let mut save = self.plan.save_every > 0 && step.is_multiple_of(self.plan.save_every);
+        let mut drained = None;
+        for &member in &members {
+            let votes = &mut self.processes[member].votes;
+            save |= std::mem::take(&mut votes.save);
+            drained = drained.or_else(|| votes.stop.clone());
+        }
+        let drained = drained.map(|reason| Outcome::Drained { reason });
+        if save && drained.is_none() && step < self.plan.total_steps {
+            self.save(id, None);
+        } else {
+            self.go_on(id, drained);
+        }
+    }
+
+    fn make_step(&mut self, members: &[Pid], step: u64) {
+        let generations =
+            members.iter().filter_map(|member| self.processes[*member].generation()).collect();
+        for &member in members {
+            self.processes[member].step = Some(step);
+        }
+        self.facts.push(Fact::Stepped { step, generations });
+    }
+
+    fn save(&mut self, id: GroupId, ending: Option<Outcome>) {
+        self.groups[id].doing = Together::Saving { ending };
+        let at = self.soon(5..=200);
+        self.schedule(at, Happening::ShardsWritten(id));
+    }
+
+    /// From here on the manifest is on its way: it lands whatever happens to those who sent it.
+    pub(crate) fn shards_written(&mut self, id: GroupId) {
+        if matches!(self.groups[id].doing, Together::Saving { .. }) {
+            let at = self.soon(1..=400);
+            self.schedule(at, Happening::ManifestLands(id));
+        }
+    }
+
+    pub(crate) fn manifest_lands(&mut self, id: GroupId) {
+        let (generation, step) = (self.groups[id].generation, self.groups[id].step);
+        let fence = self.store.fence;
+        let committed = self.store.commit(generation, step);
+        self.facts.push(match committed {
+            Ok(_) => Fact::Committed { generation, step, fence },
+            Err(_) => Fact::CommitRefused,
+        });
+        let Together::Saving { ending } = self.groups[id].doing.clone() else { return };
+        let members = self.groups[id].members.clone();
+        match committed {
+            Ok(commit) => {
+                self.say(members[0], RankNews::Saved(commit));
+                match ending {
+                    Some(outcome) => {
+                        self.groups[id].doing = Together::Finished(outcome);
+                        for member in members {
+                            let at = self.soon(0..=50);
+                            self.wake(member, at, Wake::Finish);
+                        }
+                    }
+                    None => self.go_on(id, None),
+                }
+            }
+            Err(_) => {
+                let message = "a newer generation has the store".to_owned();
+                self.say(members[0], RankNews::SaveFailed { message });
+                match ending {
+                    Some(_) => members.into_iter().for_each(|member| self.die(member, killed())),
+                    None => self.go_on(id, None),
+                }
+            }
+        }
+    }
+
+    pub(crate) fn finish(&mut self, pid: Pid) {
+        let Some(id) = self.processes[pid].group else { return };
+        if let Together::Finished(outcome) = &self.groups[id].doing {
+            let outcome = outcome.clone();
+            self.done(pid, outcome);
+        }
+    }
+
+    /// A member dies, hangs or is called away: the others lose touch after some of `notice_ms`.
+    pub(crate) fn leave_group(&mut self, pid: Pid, notice_ms: RangeInclusive<u64>) {
+        let Some(id) = self.processes[pid].group.take() else { return };
+        let group = &mut self.groups[id];
+        if matches!(group.doing, Together::Finished(_) | Together::Broken) {
+            return;
+        }
+        let was_stepping = group.doing == Together::Stepping;
+        let step = group.step + 1;
+        group.doing = Together::Broken;
+        let others: Vec<Pid> = group.members.iter().copied().filter(|other| *other != pid).collect();
+        if was_stepping && self.rng.bool() {
+            // The update had reached some of them.
+            let reached: Vec<Pid> = others.iter().copied().filter(|_| self.rng.bool()).collect();
+            self.make_step(&reached, step);
+        }
+        for other in others {
+            let at = self.soon(notice_ms.clone());
+            self.wake(other, at, Wake::GiveUp);
+        }
+    }
+}

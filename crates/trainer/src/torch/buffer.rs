@@ -1,0 +1,46 @@
+//! libtorch's memory as the collectives and checkpoints see it.
+
+use baton_collectives::{BufferMut, DeviceSliceMut};
+use tch::{Device, Tensor};
+
+use super::failure::During;
+use crate::learner::Error;
+
+/// The values of a contiguous f32 tensor that owns its storage, where they are.
+///
+/// The caller keeps every other view of the storage to itself and unused while the buffer is lent.
+pub(super) fn lend(flat: &mut Tensor) -> BufferMut<'_> {
+    let (start, len) = (flat.data_ptr(), flat.numel());
+    if let Device::Cuda(ordinal) = flat.device() {
+        let ordinal = i32::try_from(ordinal).unwrap_or(i32::MAX);
+        // SAFETY: libtorch allocates in the device's primary context and queues its work on the
+        // legacy default stream; otherwise as below.
+        #[allow(unsafe_code)]
+        return BufferMut::Device(unsafe { DeviceSliceMut::from_raw(start as u64, len, ordinal) });
+    }
+    // SAFETY: the memory is initialised, lives as long as the tensor, which is borrowed, and is not
+    // touched through another view meanwhile.
+    #[allow(unsafe_code)]
+    BufferMut::Host(unsafe { std::slice::from_raw_parts_mut(start.cast(), len) })
+}
+
+/// Values in a GPU's memory, for trying out collectives without a model.
+#[derive(Debug)]
+pub struct DeviceBuffer(Tensor);
+
+impl DeviceBuffer {
+    /// Copies `values` to the GPU numbered `ordinal`; call [`open`](super::device::open) first.
+    ///
+    /// # Errors
+    /// No such GPU; out of memory.
+    pub fn new(values: &[f32], ordinal: usize) -> Result<Self, Error> {
+        let tensor = Tensor::f_from_slice(values);
+        let tensor = tensor.and_then(|tensor| tensor.f_to_device(Device::Cuda(ordinal)));
+        tensor.map(Self).during("copy to the GPU")
+    }
+
+    /// The values.
+    pub fn buffer(&mut self) -> BufferMut<'_> {
+        lend(&mut self.0)
+    }
+}

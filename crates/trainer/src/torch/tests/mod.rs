@@ -1,0 +1,107 @@
+//! What a learner promises, on the smallest network and images.
+
+mod gradient;
+mod network;
+mod objective;
+mod optimizer;
+mod state;
+
+use baton_collectives::BufferMut;
+use baton_data::Batch;
+use baton_job::{JobSpec, Step};
+use tch::{Device, Tensor};
+
+use super::{TorchLeaf, TorchLearner, device};
+use crate::learner::{Leaf, Learner, Sums};
+
+const RECIPE: &str = r#"
+name = "test"
+seed = 5
+[model]
+arch = "resnet18"
+num_classes = 10
+[data]
+train = "train.beton"
+val = "val.beton"
+[train]
+epochs = 1
+global_batch = 8
+resolution = 32
+virtual_ranks = 2
+[optimizer]
+kind = "sgd"
+momentum = 0.9
+weight_decay = 1e-4
+[schedule]
+kind = "constant"
+lr = 0.05
+[loss]
+label_smoothing = 0.1
+"#;
+
+fn recipe(overrides: &[&str]) -> JobSpec {
+    let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
+    JobSpec::from_toml(RECIPE, &overrides).unwrap()
+}
+
+fn learner(overrides: &[&str]) -> TorchLearner {
+    device::set_threads(1);
+    TorchLearner::new(&recipe(overrides), Device::Cpu).unwrap()
+}
+
+/// `count` images of 32 × 32 pixels: bytes from a linear congruential generator, lighter for higher
+/// labels so that there is something to learn.
+fn batch(count: usize) -> Batch {
+    let mut state = 1_u32;
+    let mut images = Vec::new();
+    for sample in 0..count {
+        for _ in 0..32 * 32 * 3 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            images.push((state >> 25) as u8 + 12 * (sample % 10) as u8);
+        }
+    }
+    let labels = (0..count).map(|sample| (sample % 10) as i64).collect();
+    Batch { images, labels, samples: (100..100 + count as u64).collect(), resolution: 32 }
+}
+
+fn gradient_of(learner: &mut TorchLearner, batch: &Batch) -> (TorchLeaf, Sums) {
+    let mut leaf = learner.new_leaf().unwrap();
+    let sums = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf).unwrap();
+    (leaf, sums)
+}
+
+/// One update from one virtual rank; returns the mean loss before it.
+fn train(learner: &mut TorchLearner, batch: &Batch, step: u64) -> f64 {
+    let (leaf, sums) = gradient_of(learner, batch);
+    learner.update(&leaf, Step(step), 0.05, 1).unwrap();
+    sums.loss / sums.count as f64
+}
+
+fn host(buffer: BufferMut<'_>) -> &mut [f32] {
+    match buffer {
+        BufferMut::Host(values) => values,
+        BufferMut::Device(_) => panic!("not in host memory"),
+    }
+}
+
+/// Bits of every region, so that NaN equals NaN and 0 differs from -0.
+fn state(learner: &mut TorchLearner) -> Vec<(&'static str, Vec<u32>)> {
+    let bits = |values: &mut [f32]| values.iter().map(|value| value.to_bits()).collect();
+    let regions = learner.regions().into_iter();
+    regions.map(|region| (region.name, bits(host(region.buffer)))).collect()
+}
+
+fn bits(leaf: &mut TorchLeaf) -> Vec<u32> {
+    host(leaf.buffer()).iter().map(|value| value.to_bits()).collect()
+}
+
+fn values(tensor: &Tensor) -> Vec<f32> {
+    let flat = tensor.contiguous().view([-1]);
+    Vec::try_from(&flat).unwrap()
+}
+
+/// Norm of the difference over the norm of `expected`.
+fn relative_error(found: &Tensor, expected: &Tensor) -> f64 {
+    let difference = (found - expected).norm().double_value(&[]);
+    difference / expected.norm().double_value(&[])
+}

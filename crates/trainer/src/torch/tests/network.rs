@@ -1,0 +1,124 @@
+//! Names, shapes, places and initial values.
+
+use baton_job::spec::Model;
+
+use super::*;
+use crate::torch::{
+    flat::{BN_RUNNING, Layout, WEIGHTS},
+    resnet,
+};
+
+fn layout(arch: &str, classes: u32) -> Layout {
+    let arch = format!("model.arch={arch}");
+    let classes = format!("model.num_classes={classes}");
+    let model: Model = recipe(&[&arch, &classes]).model;
+    resnet::plan(&model).unwrap().1
+}
+
+#[test]
+fn parameter_counts_are_torchvisions() {
+    // torchvision 0.26: sum(p.numel() for p in models.resnetN().parameters())
+    for (arch, parameters, tensors, norms) in [
+        ("resnet18", 11_689_512, 62, 20),
+        ("resnet34", 21_797_672, 110, 36),
+        ("resnet50", 25_557_032, 161, 53),
+        ("resnet101", 44_549_160, 314, 104),
+        ("resnet152", 60_192_808, 467, 155),
+    ] {
+        let layout = layout(arch, 1000);
+        assert_eq!(layout.parameters_len(), parameters, "{arch}");
+        assert_eq!(layout.parameters.len(), tensors, "{arch}");
+        assert_eq!(layout.statistics.len(), 2 * norms, "{arch}");
+    }
+}
+
+#[test]
+fn names_shapes_and_order_are_torchvisions() {
+    let places = layout("resnet50", 1000).places();
+    let named: Vec<_> = places.iter().map(|place| (&*place.name, &*place.shape)).collect();
+    assert_eq!(
+        named[..6],
+        [
+            ("conv1.weight", &[64, 3, 7, 7][..]),
+            ("bn1.weight", &[64]),
+            ("bn1.bias", &[64]),
+            ("bn1.running_mean", &[64]),
+            ("bn1.running_var", &[64]),
+            ("layer1.0.conv1.weight", &[64, 64, 1, 1]),
+        ]
+    );
+    let at = |name: &str| named.iter().position(|(found, _)| *found == name).unwrap();
+    assert_eq!(named[at("layer1.0.downsample.0.weight")].1, [256, 64, 1, 1]);
+    assert_eq!(at("layer1.0.downsample.0.weight"), at("layer1.0.bn3.running_var") + 1);
+    assert_eq!(named[at("layer2.0.conv2.weight")].1, [128, 128, 3, 3]);
+    assert_eq!(named[named.len() - 2..], [("fc.weight", &[1000, 2048][..]), ("fc.bias", &[1000])]);
+}
+
+#[test]
+fn tensors_tile_their_regions_with_the_decaying_ones_first() {
+    let layout = layout("resnet18", 7);
+    let mut next = [0, 0];
+    let mut places = layout.places();
+    places.sort_by_key(|place| (place.region, place.offset));
+    for place in places {
+        let next = &mut next[usize::from(place.region == BN_RUNNING)];
+        assert_eq!(place.offset, *next, "{}", place.name);
+        *next += place.shape.iter().product::<usize>();
+        let decays = place.offset < layout.decayed as usize;
+        assert_eq!(place.region == WEIGHTS && decays, place.shape.len() > 1 && decays);
+    }
+    assert_eq!(next, [layout.parameters_len() as usize, layout.statistics_len() as usize]);
+    let decays = |name: &str| !name.contains("bn") && !name.contains("downsample.1");
+    for slot in &layout.parameters {
+        let expected = decays(&slot.name) && slot.name != "fc.bias";
+        assert_eq!(slot.offset < layout.decayed, expected, "{}", slot.name);
+    }
+}
+
+#[test]
+fn initial_values_depend_on_the_seed_alone() {
+    let with = |overrides: &[&str]| learner(overrides).state_dict().unwrap();
+    let first = with(&[]);
+    for (other, same) in [
+        (with(&["model.channels_last=false"]), true),
+        (with(&["optimizer.momentum=0.0", "train.virtual_ranks=4"]), true),
+        (with(&["seed=6"]), false),
+    ] {
+        let equal = first.iter().zip(&other).all(|(a, b)| a.0 == b.0 && a.1.equal(&b.1));
+        assert_eq!(equal, same);
+    }
+}
+
+#[test]
+fn initial_values_have_torchvisions_distribution() {
+    for (name, tensor) in learner(&[]).state_dict().unwrap() {
+        let std = tensor.std(false).double_value(&[]);
+        let expected = match *tensor.size() {
+            [out, _, h, w] => (2.0 / (out * h * w) as f64).sqrt(),
+            [_, inputs] => (1.0 / (3 * inputs) as f64).sqrt(), // uniform on ±1/sqrt(inputs)
+            _ if name == "fc.bias" => {
+                assert!(tensor.abs().max().double_value(&[]) <= 1.0 / 512_f64.sqrt());
+                continue;
+            }
+            _ => 0.0,
+        };
+        assert!((std - expected).abs() <= 0.05 * expected, "{name}: {std} {expected}");
+        if expected == 0.0 {
+            let one = name.ends_with(".weight") || name.ends_with("_var");
+            assert_eq!(tensor.double_value(&[0]), f64::from(u8::from(one)), "{name}");
+        }
+    }
+}
+
+#[test]
+fn zero_init_gamma_makes_every_block_an_identity() {
+    let state = learner(&["model.zero_init_gamma=true"]).state_dict().unwrap();
+    for (name, tensor) in state {
+        let last = name.starts_with("layer") && name.ends_with("bn2.weight");
+        if last {
+            assert_eq!(tensor.abs().max().double_value(&[]), 0.0, "{name}");
+        } else if name.ends_with("bn1.weight") {
+            assert_eq!(tensor.min().double_value(&[]), 1.0, "{name}");
+        }
+    }
+}

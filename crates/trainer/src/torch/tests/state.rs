@@ -1,0 +1,167 @@
+//! The whole state: what changes it, and that the regions are all of it.
+
+use safetensors::{Dtype, serialize, tensor::TensorView};
+
+use super::*;
+use crate::torch::weights::{self, Error};
+
+#[test]
+fn loss_on_a_fixed_batch_falls() {
+    let mut learner = learner(&[]);
+    let batch = batch(8);
+    let losses: Vec<f64> = (0..6).map(|step| train(&mut learner, &batch, step)).collect();
+    assert!(losses[5] < 0.7 * losses[0], "{losses:?}");
+}
+
+#[test]
+fn evaluation_changes_nothing_and_repeats() {
+    let mut learner = learner(&[]);
+    train(&mut learner, &batch(4), 0);
+    let before = state(&mut learner);
+    let sums = learner.evaluate(&batch(8)).unwrap();
+    assert_eq!(sums.count, 8);
+    assert!(sums.top1 <= sums.top5 && sums.top5 <= sums.count);
+    assert_eq!(learner.evaluate(&batch(8)).unwrap(), sums);
+    assert_eq!(state(&mut learner), before);
+}
+
+#[test]
+fn evaluation_of_a_sample_does_not_depend_on_its_neighbours() {
+    let mut learner = learner(&[]);
+    train(&mut learner, &batch(4), 0);
+    let alone = learner.evaluate(&batch(1)).unwrap().loss;
+    let two = learner.evaluate(&batch(2)).unwrap().loss;
+    let mut second = batch(2);
+    second.images.drain(..32 * 32 * 3);
+    second.labels.remove(0);
+    second.samples.remove(0);
+    let other = learner.evaluate(&second).unwrap().loss;
+    assert!((alone + other - two).abs() < 1e-4, "{alone} + {other} = {two}");
+}
+
+#[test]
+fn regions_are_the_whole_state_bit_by_bit() {
+    for optimizer in [
+        &[][..],
+        &["optimizer={kind='sgd', momentum=0.9, nesterov=true}"],
+        &["optimizer={kind='adamw', weight_decay=0.01}"],
+    ] {
+        let mut first = learner(optimizer);
+        train(&mut first, &batch(4), 0);
+        train(&mut first, &batch(8), 1);
+
+        let mut overrides = optimizer.to_vec();
+        overrides.push("seed=99");
+        let mut second = learner(&overrides);
+        for (to, from) in second.regions().into_iter().zip(first.regions()) {
+            assert_eq!(to.name, from.name);
+            host(to.buffer).copy_from_slice(host(from.buffer));
+        }
+
+        train(&mut first, &batch(4), 2);
+        train(&mut second, &batch(4), 2);
+        assert!(state(&mut first) == state(&mut second), "{optimizer:?}");
+    }
+}
+
+#[test]
+fn regions_are_named_after_what_the_optimizer_keeps() {
+    let names = |overrides: &[&str]| {
+        let mut learner = learner(overrides);
+        learner.regions().iter().map(|region| region.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&[]), ["weights", "momentum", "bn_running"]);
+    assert_eq!(names(&["optimizer.momentum=0.0"]), ["weights", "bn_running"]);
+    assert_eq!(
+        names(&["optimizer={kind='adamw'}"]),
+        ["weights", "exp_avg", "exp_avg_sq", "bn_running"]
+    );
+}
+
+#[test]
+fn places_find_each_tensor_in_its_region() {
+    for channels_last in ["true", "false"] {
+        let mut learner = learner(&[&format!("model.channels_last={channels_last}")]);
+        let tensors = learner.state_dict().unwrap();
+        let places = learner.tensors();
+        assert_eq!(tensors.len(), places.len());
+        let regions: Vec<_> =
+            learner.regions().into_iter().map(|r| (r.name, host(r.buffer))).collect();
+        for ((name, tensor), place) in tensors.iter().zip(&places) {
+            assert_eq!(*name, place.name);
+            let (_, region) = regions.iter().find(|(name, _)| *name == place.region).unwrap();
+            let len: usize = place.shape.iter().product();
+            let stored = &region[place.offset..place.offset + len];
+            let expected =
+                if place.channels_last { tensor.permute([0, 2, 3, 1]) } else { tensor.copy() };
+            assert!(stored == values(&expected), "{name}");
+        }
+    }
+}
+
+/// A file with the tensors of `learner` after `change`.
+fn export(
+    learner: &TorchLearner,
+    change: impl FnOnce(&mut Vec<(String, Tensor)>),
+) -> tempfile::NamedTempFile {
+    let mut tensors = learner.state_dict().unwrap();
+    change(&mut tensors);
+    let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .into_iter()
+        .map(|(name, tensor)| {
+            let shape = tensor.size().into_iter().map(|side| side as usize).collect();
+            let bytes = values(&tensor).into_iter().flat_map(f32::to_le_bytes).collect();
+            (name, shape, bytes)
+        })
+        .collect();
+    let views = bytes.iter().map(|(name, shape, bytes)| {
+        (name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), serialize(views, None).unwrap()).unwrap();
+    file
+}
+
+#[test]
+fn exported_weights_load_into_any_memory_format() {
+    let mut first = learner(&[]);
+    train(&mut first, &batch(4), 0);
+    let counter = ("bn1.num_batches_tracked".to_owned(), Tensor::from(0.0_f32));
+    let file = export(&first, |tensors| tensors.push(counter));
+    for channels_last in ["true", "false"] {
+        let format = format!("model.channels_last={channels_last}");
+        let mut second = learner(&["seed=99", &format]);
+        weights::load(&mut second, file.path()).unwrap();
+        for (a, b) in first.state_dict().unwrap().iter().zip(second.state_dict().unwrap()) {
+            assert!(a.1.equal(&b.1), "{}", a.0);
+        }
+    }
+}
+
+#[test]
+fn weights_of_another_network_are_refused_with_every_reason() {
+    let mut learner = learner(&[]);
+    let before = state(&mut learner);
+    let file = export(&learner, |tensors| {
+        tensors.remove(0);
+        tensors.last_mut().unwrap().1 = Tensor::from_slice(&[1.0_f32, 2.0]);
+        tensors.push(("head.weight".to_owned(), Tensor::from(0.0_f32)));
+    });
+    let error = weights::load(&mut learner, file.path()).unwrap_err();
+    let Error::Mismatch { problems, .. } = &error else { panic!("{error}") };
+    assert_eq!(
+        *problems,
+        ["conv1.weight is missing", "fc.bias is [2] F32, not [10] F32", "head.weight is unknown"]
+    );
+    assert!(state(&mut learner) == before);
+}
+
+#[test]
+fn damaged_weights_are_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), b"not safetensors").unwrap();
+    let error = weights::load(&mut learner(&[]), file.path()).unwrap_err();
+    assert!(matches!(error, Error::Format { .. }), "{error}");
+    let error = weights::load(&mut learner(&[]), "/nowhere/at.all".as_ref()).unwrap_err();
+    assert!(matches!(error, Error::Read { .. }), "{error}");
+}

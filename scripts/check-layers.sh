@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Checks what deny.toml cannot say: which crates must not reach a library, even through another crate.
+# deny.toml guards the libraries that have one home; this guards the crates that must stay pure.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+status=0
+
+# must_not_reach CRATE LIBRARY...: normal dependencies only, since tests may use anything.
+must_not_reach() {
+    local crate=$1 library tree
+    shift
+    tree="$(cargo tree --locked --quiet -p "$crate" -e normal --prefix none)"
+    for library in "$@"; do
+        if grep -q "^$library v" <<<"$tree"; then
+            echo "layers: $crate reaches $library; see: cargo tree -p $crate -i $library -e normal"
+            status=1
+        fi
+    done
+}
+
+# The rules are pure: no sockets, no runtime, no files, no tensors, and above all no clock.
+must_not_reach baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
+# Whoever reads data or checkpoints does so without libtorch or a GPU.
+must_not_reach baton-proto torch-sys cudarc
+must_not_reach baton-data tokio tonic torch-sys cudarc
+must_not_reach baton-checkpoint tonic torch-sys cudarc
+# These run on machines that have neither.
+must_not_reach baton-coordinator torch-sys cudarc
+must_not_reach baton-cli torch-sys cudarc
+
+[ "$status" -ne 0 ] || echo "layers: every crate keeps to its own"
+exit "$status"

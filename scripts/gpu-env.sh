@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Runs a command that finds libtorch and NCCL in this machine's Python packages, so that a GPU machine
+# needs a `baton-worker` and PyTorch, but no Rust and no checkout with .libtorch/.
+#
+#   scripts/gpu-env.sh target/gpu/baton-worker gpu-check
+#
+# PYTHON names the interpreter that has PyTorch (default: python3).
+set -euo pipefail
+
+# The version that tch 0.24 binds; the same number stands in scripts/setup.sh.
+readonly TORCH_VERSION=2.11.0
+readonly PYTHON=${PYTHON:-python3}
+
+fail() {
+    printf 'gpu-env: %s\n' "$1" >&2
+    shift
+    for line in "$@"; do printf '         %s\n' "$line" >&2; done
+    exit 1
+}
+
+[ $# -gt 0 ] || fail "no command given" "usage: scripts/gpu-env.sh COMMAND [ARGUMENT...]"
+command -v "$PYTHON" >/dev/null || fail "'$PYTHON' was not found" "PYTHON=/path/to/python3 names another"
+
+# Three lines: PyTorch's version, its folder, and NCCL's folder or nothing. PyTorch itself is not
+# imported: that takes seconds, and fails where this script could still say why.
+if ! found="$(
+    "$PYTHON" - <<'PY'
+import importlib.util, pathlib, re, sys
+
+spec = importlib.util.find_spec("torch")
+if spec is None or spec.origin is None:
+    sys.exit(1)
+torch = pathlib.Path(spec.origin).parent
+print(re.search(r"__version__ = '([^']*)'", (torch / "version.py").read_text()).group(1))
+print(torch)
+nccl = [folder for entry in (torch.parent, *map(pathlib.Path, sys.path))
+        for folder in [entry / "nvidia/nccl/lib"] if (folder / "libnccl.so.2").exists()]
+print(nccl[0] if nccl else "")
+PY
+)"; then
+    fail "$PYTHON has no PyTorch" "run: $PYTHON -m pip install torch==$TORCH_VERSION"
+fi
+{
+    read -r version
+    read -r torch
+    read -r nccl || true # the last line, and empty when there is none
+} <<<"$found"
+
+[ "${version%%+*}" = "$TORCH_VERSION" ] || fail "PyTorch is $version; the worker is bound to $TORCH_VERSION" \
+    "run: $PYTHON -m pip install torch==$TORCH_VERSION"
+[ -e "$torch/lib/libtorch_cuda.so" ] || fail "PyTorch in $torch is built without CUDA" \
+    "install the wheel from PyPI, which has it: $PYTHON -m pip install torch==$TORCH_VERSION"
+
+# PyTorch can also bring NCCL from the system (NVIDIA's containers do).
+if [ -n "$nccl" ]; then
+    library="$nccl/libnccl.so.2"
+else
+    library="$(/sbin/ldconfig -p 2>/dev/null | sed -n 's/.*libnccl\.so\.2 .*=> //p' | head -n 1 || true)"
+    [ -n "$library" ] || fail "NCCL (libnccl.so.2) was not found" \
+        "run: $PYTHON -m pip install nvidia-nccl-cu13"
+fi
+
+# cudarc opens `libnccl.so`, and the wheels carry only the versioned name.
+links="$(mktemp -d)"
+trap 'rm -rf "$links"' EXIT
+ln -s "$library" "$links/libnccl.so"
+
+echo "gpu-env: PyTorch $version in $torch, NCCL in $library" >&2
+LD_LIBRARY_PATH="$links:$torch/lib:$(dirname "$library")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@"

@@ -1,0 +1,128 @@
+//! Bad input gets one clear line, exit code 2, and loses nothing.
+
+use std::{fs, net::TcpListener, path::Path, process::Command};
+
+use baton_job::exit;
+use baton_tests::{Cluster, binary};
+
+/// Runs a coordinator that must refuse to start; its error line.
+fn refused(cluster: &Cluster, flags: &[&str]) -> String {
+    let mut command = Command::new(binary("baton-coordinator"));
+    command.arg("serve").arg("--recipe").arg(cluster.recipe());
+    command.arg("--run-dir").arg(cluster.run_dir()).args(flags);
+    if !flags.contains(&"--listen") {
+        command.args(["--listen", "127.0.0.1:0"]);
+    }
+    let output = command.output().expect("the coordinator runs");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(i32::from(exit::BAD_INPUT)), "{stderr}");
+    one_error_line(&stderr)
+}
+
+fn one_error_line(text: &str) -> String {
+    assert!(!text.contains("panicked") && !text.contains("backtrace"), "{text}");
+    let mut errors = text.lines().filter(|line| line.starts_with("error: "));
+    let error = errors.next().unwrap_or_else(|| panic!("no error line in:\n{text}")).to_owned();
+    assert_eq!(errors.next(), None, "more than one error line in:\n{text}");
+    error
+}
+
+/// Runs a job that must fail for its input; the coordinator's log.
+async fn failed(cluster: &mut Cluster) -> String {
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let (coordinator, agents) = cluster.finish().await;
+    let log = cluster.log("coordinator");
+    assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
+    assert_eq!(agents[0].code(), Some(i32::from(exit::BAD_INPUT)), "{}", cluster.log("agent"));
+    assert!(!log.contains("panicked") && !cluster.log("rank-0").contains("panicked"));
+    log
+}
+
+#[test]
+fn unknown_recipe_key_is_named_with_its_line() {
+    let cluster = Cluster::new();
+    let text = fs::read_to_string(cluster.recipe()).unwrap();
+    fs::write(cluster.recipe(), text.replace("seed = 7", "sead = 7")).unwrap();
+    let error = refused(&cluster, &[]);
+    assert!(error.contains("sead") && error.contains("line 3"), "{error}");
+}
+
+#[test]
+fn missing_recipe_is_named() {
+    let cluster = Cluster::new();
+    fs::remove_file(cluster.recipe()).unwrap();
+    assert!(refused(&cluster, &[]).contains("recipe.toml"));
+}
+
+#[test]
+fn unwritable_checkpoint_folder_is_named_with_a_remedy() {
+    let cluster = Cluster::new();
+    let file = cluster.recipe().display().to_string();
+    // A folder below a file cannot be made, not even by root.
+    let error = refused(&cluster, &["--set", &format!("checkpoint.dir={file}/below")]);
+    assert!(error.contains(&file) && error.contains("below"), "{error}");
+}
+
+#[test]
+fn port_in_use_is_named_with_a_remedy() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let cluster = Cluster::new();
+    let error = refused(&cluster, &["--listen", &address]);
+    assert!(error.contains(&address) && error.contains("--listen"), "{error}");
+}
+
+#[test]
+fn address_open_to_other_machines_needs_a_word() {
+    let error = refused(&Cluster::new(), &["--listen", "0.0.0.0:0"]);
+    assert!(error.contains("--insecure"), "{error}");
+}
+
+#[tokio::test]
+async fn missing_data_file_is_named() {
+    let mut cluster = Cluster::new().set("data.train=/nowhere/train.beton");
+    assert!(failed(&mut cluster).await.contains("/nowhere/train.beton"));
+}
+
+#[tokio::test]
+async fn truncated_data_file_is_named() {
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits/digits-train.beton");
+    let folder = tempfile::tempdir().unwrap();
+    let torn = folder.path().join("torn.beton");
+    fs::write(&torn, &fs::read(whole).unwrap()[..40_000]).unwrap();
+    let mut cluster = Cluster::new().set(&format!("data.train={}", torn.display()));
+    let log = failed(&mut cluster).await;
+    assert!(log.contains("torn.beton"), "{log}");
+}
+
+#[tokio::test]
+async fn label_out_of_range_is_named_with_a_remedy() {
+    let mut cluster = Cluster::new().set("model.num_classes=9");
+    let log = failed(&mut cluster).await;
+    assert!(log.contains("num_classes") && log.contains("label 9"), "{log}");
+}
+
+#[tokio::test]
+async fn changed_recipe_does_not_continue_an_old_run() {
+    let mut cluster = Cluster::new().set("train.epochs=1");
+    let before = cluster.run_to_the_end(1).await;
+    let error = refused(&cluster, &["--set", "train.epochs=1", "--set", "seed=8"]);
+    assert!(error.contains("--no-auto-resume"), "{error}");
+    assert!(cluster.newest_state() == before);
+}
+
+#[test]
+fn agent_without_a_coordinator_gives_up_with_a_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let output = Command::new(binary("baton-worker"))
+        .args(["agent", "--coordinator", &format!("http://{free}"), "--connect-seconds", "0.2"])
+        .args(["--ranks", "1", "--run-dir"])
+        .arg(folder.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(i32::from(exit::FAILED)));
+    let error = one_error_line(&String::from_utf8_lossy(&output.stderr));
+    assert!(error.contains("--coordinator"), "{error}");
+}

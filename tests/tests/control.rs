@@ -1,0 +1,147 @@
+//! Looking at a job and steering it.
+
+use baton_job::exit;
+use baton_proto::v1::{
+    DrainRequest, ListCheckpointsRequest, StopRequest, TriggerCheckpointRequest,
+    get_status_response::Phase, watch_events_response::Kind,
+};
+use baton_tests::Cluster;
+use tokio_stream::StreamExt;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+};
+
+#[tokio::test]
+async fn drained_job_says_so_and_the_same_command_continues_it() {
+    let undisturbed = Cluster::new().run_to_the_end(2).await;
+
+    let mut cluster = Cluster::new();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.events().await.saved_at(40).await;
+    let reason = "the test wants it".to_owned();
+    cluster.client().await.drain(DrainRequest { reason }).await.unwrap();
+    let (coordinator, agents) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("coordinator"));
+    assert_eq!(agents[0].code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
+
+    let state = cluster.run_to_the_end(1).await;
+
+    assert!(state == undisturbed);
+    assert!(cluster.log("coordinator").contains("the test wants it"));
+}
+
+#[tokio::test]
+async fn sigterm_to_the_agent_drains_the_job() {
+    let mut cluster = Cluster::new().set("train.epochs=400");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.events().await.saved_at(1).await;
+    baton_tests::terminate(cluster.agent_pid(0));
+    let (coordinator, agents) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("coordinator"));
+    assert_eq!(agents[0].code(), Some(i32::from(exit::DRAINED)));
+}
+
+#[tokio::test]
+async fn stopped_job_ends_at_once() {
+    let mut cluster = Cluster::new().set("train.epochs=400");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.events().await.saved_at(1).await;
+    cluster.client().await.stop(StopRequest {}).await.unwrap();
+    let (coordinator, _) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(i32::from(exit::FAILED)));
+    assert!(cluster.log("coordinator").contains("stopped on request"));
+}
+
+#[tokio::test]
+async fn status_and_checkpoints_tell_what_goes_on() {
+    let mut cluster =
+        Cluster::new().set("train.epochs=400").set("checkpoint.every_steps=0").set("checkpoint.every_epochs=0");
+    cluster.start_coordinator(&[]).await;
+    let refused = cluster.client().await.trigger_checkpoint(TriggerCheckpointRequest {}).await;
+    assert_eq!(refused.unwrap_err().code(), tonic::Code::FailedPrecondition);
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.next_of(Kind::Evaluated).await;
+    let status = cluster.status().await;
+    assert_eq!(status.phase(), Phase::Training, "{}", status.reason);
+    assert_eq!(status.ranks.len(), 2);
+    assert_eq!(status.name, "story");
+    assert!(status.latest.is_some_and(|latest| latest.samples_per_second > 0.0));
+    assert!(status.evaluation.and_then(|e| e.accuracy).is_some_and(|a| a.samples == 360));
+    assert!(status.eta_seconds.is_some());
+
+    cluster.client().await.trigger_checkpoint(TriggerCheckpointRequest {}).await.unwrap();
+    let saved = events.next_of(Kind::Saved).await;
+
+    let list = cluster.client().await.list_checkpoints(ListCheckpointsRequest {}).await.unwrap();
+    let newest = list.into_inner().checkpoints.into_iter().next().unwrap();
+    assert!(newest.whole);
+    assert_eq!(newest.checkpoint.map(|c| c.step), saved.step);
+    cluster.client().await.stop(StopRequest {}).await.unwrap();
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn health_and_reflection_answer_any_grpc_client() {
+    let mut cluster = Cluster::new();
+    cluster.start_coordinator(&[]).await;
+    let mut health = HealthClient::connect(cluster.url()).await.unwrap();
+    for service in ["", "baton.v1.JobService", "baton.v1.NodeService"] {
+        let request = HealthCheckRequest { service: service.to_owned() };
+        let response = health.check(request).await.unwrap().into_inner();
+        assert_eq!(response.status(), ServingStatus::Serving, "{service}");
+    }
+
+    let mut reflection = ServerReflectionClient::connect(cluster.url()).await.unwrap();
+    let request = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let mut responses = reflection
+        .server_reflection_info(tokio_stream::once(request))
+        .await
+        .unwrap()
+        .into_inner();
+    let response = responses.next().await.unwrap().unwrap().message_response.unwrap();
+    let MessageResponse::ListServicesResponse(services) = response else { panic!("{response:?}") };
+    let names: Vec<String> = services.service.into_iter().map(|service| service.name).collect();
+    for name in ["baton.v1.JobService", "baton.v1.NodeService", "grpc.health.v1.Health"] {
+        assert!(names.iter().any(|known| known == name), "{name} is not among {names:?}");
+    }
+}
+
+#[tokio::test]
+async fn restart_of_a_completed_job_only_says_so() {
+    let mut cluster = Cluster::new().set("train.epochs=1");
+    cluster.run_to_the_end(1).await;
+    let generations = cluster.log("coordinator").matches("opened with").count();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let (coordinator, agents) = cluster.finish().await;
+    assert_eq!((coordinator.code(), agents[0].code()), (Some(0), Some(0)));
+    assert_eq!(cluster.log("coordinator").matches("opened with").count(), generations);
+}
+
+#[tokio::test]
+async fn run_without_auto_resume_begins_anew_and_keeps_the_old_checkpoints() {
+    let mut cluster = Cluster::new().set("train.epochs=2");
+    let first = cluster.run_to_the_end(1).await;
+    cluster.start_coordinator(&["--no-auto-resume"]).await;
+    cluster.start_agent("node", 1);
+    let mut events = cluster.events().await;
+    let started = events.next_of(Kind::TrainingStarted).await;
+    assert!(started.message.contains("fresh"), "{}", started.message);
+    let (coordinator, _) = cluster.finish().await;
+    assert!(coordinator.success());
+    assert!(cluster.newest_state() == first);
+    let kept = std::fs::read_dir(cluster.run_dir().join("checkpoints")).unwrap();
+    let folders = kept.filter(|entry| entry.as_ref().unwrap().path().is_dir()).count();
+    assert!(folders > 4, "the first run's checkpoints are gone: {folders} are left");
+}

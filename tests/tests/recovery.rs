@@ -1,0 +1,137 @@
+//! Whatever is killed, the job ends with the bits of an undisturbed run.
+
+use baton_proto::v1::watch_events_response::Kind;
+use baton_tests::{Cluster, kill};
+
+/// Pseudo-random but repeatable moments; printed with the failure, as they are in the test's name.
+fn moments(seed: u64, count: usize, most: u64) -> Vec<u64> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % most
+    };
+    let mut moments: Vec<u64> = (0..count).map(|_| next()).collect();
+    moments.sort_unstable();
+    moments
+}
+
+#[tokio::test]
+async fn every_number_of_ranks_ends_with_the_same_bits() {
+    let one = Cluster::new().run_to_the_end(1).await;
+    assert!(one.iter().any(|(_, values)| values.iter().any(|value| *value != 0.0)));
+    for ranks in [2, 3, 4] {
+        assert!(Cluster::new().run_to_the_end(ranks).await == one, "{ranks} ranks differ from one");
+    }
+}
+
+#[tokio::test]
+async fn ranks_killed_at_three_moments_change_no_bit() {
+    let undisturbed = Cluster::new().run_to_the_end(2).await;
+
+    let mut cluster = Cluster::new();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    for (victim, step) in moments(1, 3, 200).into_iter().enumerate() {
+        events.saved_at(step).await;
+        let ranks = cluster.rank_pids(0);
+        kill(ranks[victim % ranks.len()]);
+        events.next_of(Kind::RankFailed).await;
+        let started = events.next_of(Kind::TrainingStarted).await;
+        assert!(started.message.contains("with the state of rank"), "{}", started.message);
+    }
+    let (coordinator, _) = cluster.finish().await;
+
+    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    assert!(cluster.newest_state() == undisturbed);
+}
+
+#[tokio::test]
+async fn everything_killed_at_three_moments_resumes_from_the_newest_checkpoint() {
+    let undisturbed = Cluster::new().run_to_the_end(2).await;
+
+    let mut cluster = Cluster::new();
+    for (life, step) in moments(2, 3, 200).into_iter().enumerate() {
+        cluster.start_coordinator(&[]).await;
+        // Another number of ranks in every life.
+        cluster.start_agent("node", 1 + life as u32);
+        let mut events = cluster.events().await;
+        for _ in 0..life {
+            // Events of earlier lives come first.
+            events.next_of(Kind::TrainingStarted).await;
+        }
+        let started = events.next_of(Kind::TrainingStarted).await;
+        assert_eq!(started.message.contains("from checkpoint step-"), life > 0, "{}", started.message);
+        events.saved_at(step).await;
+        cluster.kill_coordinator();
+        cluster.kill_agent(0).await;
+    }
+    let state = cluster.run_to_the_end(4).await;
+
+    assert!(state == undisturbed);
+}
+
+#[tokio::test]
+async fn killed_agent_takes_its_ranks_along_and_a_new_one_goes_on() {
+    let undisturbed = Cluster::new().run_to_the_end(2).await;
+
+    let mut cluster = Cluster::new();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.saved_at(50).await;
+    cluster.kill_agent(0).await;
+    cluster.start_agent("node", 2);
+    events.next_of(Kind::TrainingStarted).await;
+    let (coordinator, _) = cluster.finish().await;
+
+    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    assert!(cluster.newest_state() == undisturbed);
+}
+
+#[tokio::test]
+async fn killed_coordinator_comes_back_and_training_has_not_paused() {
+    let mut cluster = Cluster::new().set("train.epochs=60");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.events().await.saved_at(20).await;
+    let ranks = cluster.rank_pids(0);
+    let before = cluster.status().await;
+    let url = cluster.url();
+    cluster.kill_coordinator();
+    let port = url.rsplit(':').next().unwrap().to_owned();
+    // The agent looks for it where it was.
+    cluster.start_coordinator(&["--listen", &format!("127.0.0.1:{port}")]).await;
+
+    let mut events = cluster.events().await;
+    events.next_of(Kind::NodeJoined).await;
+    events.next_of(Kind::NodeJoined).await;
+    events.next_of(Kind::Saved).await;
+    let after = cluster.status().await;
+
+    assert_eq!(after.generation, before.generation, "{}", after.reason);
+    assert_eq!(cluster.rank_pids(0), ranks);
+    assert_eq!(after.job_id, before.job_id);
+    let (coordinator, _) = cluster.finish().await;
+    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+}
+
+#[tokio::test]
+async fn lost_node_is_given_up_and_the_rest_goes_on() {
+    let undisturbed = Cluster::new().run_to_the_end(1).await;
+
+    let mut cluster = Cluster::new().set("cluster.min_ranks=1").set("cluster.node_grace_seconds=0.3");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("a", 2);
+    let mut events = cluster.events().await;
+    events.saved_at(1).await;
+    cluster.start_agent("b", 2);
+    events.next_of(Kind::NodeJoined).await;
+    cluster.kill_agent(0).await;
+    let started = events.next_of(Kind::TrainingStarted).await;
+    assert!(started.message.contains("from checkpoint"), "{}", started.message);
+    let (coordinator, _) = cluster.finish().await;
+
+    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    assert!(cluster.newest_state() == undisturbed);
+}

@@ -1,0 +1,105 @@
+//! `baton-worker eval`: accuracy of exported weights on a validation set.
+
+use std::path::PathBuf;
+
+use baton_data::{Dataset, Loader, Request, View};
+use baton_job::{
+    JobSpec,
+    exit::{Class, Failure},
+    ids::LocalRank,
+    progress::Accuracy,
+};
+use baton_trainer::{
+    Error, Learner, Sums, accuracy,
+    torch::{self, TorchLearner},
+};
+use indicatif::ProgressBar;
+
+/// Measure the accuracy of exported weights.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Weights in torchvision's names, as `baton checkpoint export` writes them.
+    #[arg(long, value_name = "FILE")]
+    weights: PathBuf,
+    /// Validation set.
+    #[arg(long, value_name = "FILE")]
+    data: String,
+    /// The recipe the weights were trained with: architecture, classes, normalisation, resolution.
+    #[arg(long, value_name = "FILE", default_value = "recipes/digits_cpu.toml")]
+    recipe: PathBuf,
+    /// Change one value of the recipe, e.g. --set evaluation.resolution=64. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// libtorch threads.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    threads: u32,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Evaluates and prints.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let spec = recipe(args)?;
+    let set = Dataset::open(&args.data, &spec.data.image_field, &spec.data.label_field)
+        .and_then(|set| set.check_labels(spec.model.num_classes).map(|()| set))
+        .map_err(|error| Error::from(error).failure())?;
+    let device = torch::device::open(&spec, LocalRank(0)).map_err(|e| Error::from(e).failure())?;
+    torch::device::set_threads(args.threads);
+    let mut learner =
+        TorchLearner::new(&spec, device).map_err(|error| Error::from(error).failure())?;
+    torch::weights::load(&mut learner, &args.weights)
+        .map_err(|error| bad_input(error.to_string()))?;
+    let sums = evaluate(&mut learner, set, &spec).map_err(|error| error.failure())?;
+    print(&accuracy(&sums), args.json);
+    Ok(())
+}
+
+fn evaluate(learner: &mut TorchLearner, set: Dataset, spec: &JobSpec) -> Result<Sums, Error> {
+    let view = View::Evaluate {
+        resolution: spec.evaluation_resolution(),
+        crop_ratio: spec.evaluation.crop_ratio,
+    };
+    let (len, size) = (set.len(), u64::from(spec.evaluation.batch));
+    let requests = (0..len.div_ceil(size)).map(move |number| Request {
+        epoch: 0,
+        samples: (number * size..((number + 1) * size).min(len)).collect(),
+        view: view.clone(),
+    });
+    let (threads, ahead) = (spec.data.decode_threads as usize, spec.data.prefetch_batches as usize);
+    let mut loader = Loader::start(set.into(), threads, ahead, requests);
+    let bar = ProgressBar::new(len);
+    let mut total = Sums::default();
+    while let Some(batch) = loader.next().transpose()? {
+        total = total.plus(&learner.evaluate(&batch)?);
+        bar.inc(batch.len() as u64);
+        loader.recycle(batch);
+    }
+    bar.finish_and_clear();
+    Ok(total)
+}
+
+fn recipe(args: &Args) -> Result<JobSpec, Failure> {
+    let named = |problem: String| bad_input(format!("{}: {problem}", args.recipe.display()));
+    let text = std::fs::read_to_string(&args.recipe).map_err(|error| named(error.to_string()))?;
+    JobSpec::from_toml(&text, &args.overrides).map_err(|error| named(error.to_string()))
+}
+
+#[allow(clippy::print_stdout, reason = "the result is this command's output")]
+fn print(accuracy: &Accuracy, json: bool) {
+    if json {
+        println!("{}", serde_json::to_string(accuracy).unwrap_or_default());
+    } else {
+        println!(
+            "top-1 {:.2} %, top-5 {:.2} %, loss {:.4} on {} samples",
+            accuracy.top1 * 100.0,
+            accuracy.top5 * 100.0,
+            accuracy.loss,
+            accuracy.samples
+        );
+    }
+}
+
+fn bad_input(message: String) -> Failure {
+    Failure { class: Class::BadInput, message }
+}
