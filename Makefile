@@ -11,9 +11,9 @@ SHELL := /bin/bash
 # Where cargo puts programs: `CARGO_TARGET_DIR=/fast/disk make run` works.
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 
-# The programs, with the features that the tests give their shared dependencies: naming one test here
-# is how cargo is told to. Without it, each of our crates would be compiled once to run and once to
-# test. This test is small and needs no libtorch.
+# The programs, with the features that tests give to the dependencies they share: naming any one test
+# is how cargo is told to. Without it, each of our crates would be compiled once to run and again to
+# test (cargo's --unit-graph shows it); so too with `-p` instead of `--workspace`. This test is small.
 BUILD := cargo build --workspace --bins --test simulation
 
 RECIPE := recipes/digits_cpu.toml
@@ -74,7 +74,7 @@ fix: setup ## format, and apply what clippy can repair by itself
 
 .PHONY: sim
 sim: ## the cluster simulation at length; HISTORIES=200000
-	BATON_SIM_HISTORIES=$(HISTORIES) cargo test -p baton-job --test simulation
+	BATON_SIM_HISTORIES=$(HISTORIES) cargo test --workspace --test simulation
 
 .PHONY: parity
 parity: build ## compare with PyTorch and ffcv on this machine

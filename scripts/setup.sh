@@ -138,10 +138,12 @@ install_libtorch() {
     say "libtorch $TORCH_VERSION ($kind) is in .libtorch/"
 }
 
-# cudarc opens `libnccl.so`; the wheel carries only the versioned name.
+# cudarc opens `libnccl.so`; the wheel carries only the versioned name, in a folder of its own. The link
+# lies with PyTorch's libraries, where the worker's rpath looks.
 link_nccl() {
-    local folder="$1/nvidia/nccl/lib"
-    if [ -e "$folder/libnccl.so.2" ]; then ln -sf libnccl.so.2 "$folder/libnccl.so"; fi
+    if [ -e "$1/nvidia/nccl/lib/libnccl.so.2" ]; then
+        ln -sf ../../nvidia/nccl/lib/libnccl.so.2 "$1/torch/lib/libnccl.so"
+    fi
 }
 
 # pip_install FOLDER ARGUMENT...

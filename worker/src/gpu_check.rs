@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use baton_collectives::{AbortHandle, BufferMut, Collective, NcclCollective, Part, TreeNode, local, nccl};
+use baton_collectives::{
+    BufferMut, Collective, Part, TreeNode, local,
+    nccl::{self, NcclCollective},
+};
 use baton_job::{
     JobSpec, Rank, Step,
     exit::{Class, Failure},
@@ -13,6 +16,7 @@ use baton_trainer::{
     Error, Learner,
     torch::{self, TorchLearner},
 };
+use tch::Device;
 
 use crate::bench::made_up_batch;
 
@@ -49,24 +53,25 @@ pub(crate) fn run() -> Result<(), Failure> {
 
 type Check = Box<dyn Fn() -> Result<String, String>>;
 
-fn connect() -> Result<(NcclCollective, AbortHandle), String> {
+fn connect() -> Result<NcclCollective, String> {
     let patience = Duration::from_secs(30);
-    let abort = AbortHandle::new();
+    let options = nccl::Options {
+        connect_timeout: patience,
+        operation_timeout: patience,
+        abort_timeout: Duration::from_secs(5),
+    };
     let alone = local::group(1, patience).into_iter().next().ok_or("no group")?;
-    let nccl = NcclCollective::connect(Box::new(alone), 0, patience, &abort).map_err(text)?;
-    Ok((nccl, abort))
+    NcclCollective::connect(Box::new(alone), 0, options).map_err(text)
 }
 
 fn nccl_world_of_one() -> Result<String, String> {
-    let (mut nccl, _abort) = connect()?;
+    let mut nccl = connect()?;
     let values: Vec<f32> = (0..1_000_003).map(|i| i as f32).collect();
     let mut buffer = torch::device::DeviceBuffer::new(&values, 0).map_err(text)?;
     let node = TreeNode { start: 0, leaves: 1 };
     nccl.all_reduce(1, &mut [Part { node, buffer: buffer.buffer() }]).map_err(text)?;
     nccl.broadcast(Rank(0), buffer.buffer()).map_err(text)?;
-    let mut back = vec![0.0; values.len()];
-    buffer.buffer().copy_to_host(0, &mut back).map_err(text)?;
-    if back != values {
+    if buffer.buffer().to_host().map_err(text)? != values {
         return Err("values changed".to_owned());
     }
     let mut host = [1.0_f32];
@@ -77,21 +82,21 @@ fn nccl_world_of_one() -> Result<String, String> {
 }
 
 fn nccl_abort_and_again() -> Result<String, String> {
-    let (mut nccl, abort) = connect()?;
-    abort.abort();
+    let mut nccl = connect()?;
+    nccl.abort_handle().abort();
     let mut buffer = torch::device::DeviceBuffer::new(&[1.0; 8], 0).map_err(text)?;
     if nccl.broadcast(Rank(0), buffer.buffer()).is_ok() {
         return Err("an aborted group still works".to_owned());
     }
     drop(nccl);
-    let (mut again, _abort) = connect()?;
+    let mut again = connect()?;
     again.broadcast(Rank(0), buffer.buffer()).map_err(text)?;
     Ok("aborted and re-initialised".to_owned())
 }
 
 /// Three updates on the same batches on both devices. TF32 convolutions, cuDNN's default, keep ten
 /// bits of mantissa: hence the tolerance.
-fn same_as_cpu(recipe: &JobSpec, gpu: tch_device::Device) -> Result<String, String> {
+fn same_as_cpu(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
     let losses = |device| -> Result<Vec<f64>, baton_trainer::learner::Error> {
         let mut learner = TorchLearner::new(recipe, device)?;
         let mut leaf = learner.new_leaf()?;
@@ -105,7 +110,7 @@ fn same_as_cpu(recipe: &JobSpec, gpu: tch_device::Device) -> Result<String, Stri
         Ok(losses)
     };
     let on_gpu = losses(gpu).map_err(text)?;
-    let on_cpu = losses(tch_device::Device::Cpu).map_err(text)?;
+    let on_cpu = losses(Device::Cpu).map_err(text)?;
     let worst = on_gpu
         .iter()
         .zip(&on_cpu)

@@ -1,1 +1,39 @@
-//! placeholder
+//! Checkpoints: written in shards, whole or not there at all.
+//!
+//! A store is a folder that holds one folder per checkpoint:
+//!
+//! ```text
+//! fence.json                              the newest generation; older ones can commit no more
+//! latest                                  name of the newest commit, for people; nobody relies on it
+//! step-0000000440-gen-000003/
+//!   shard-00000-of-00002.safetensors      rank 0's slice of every region
+//!   shard-00001-of-00002.safetensors
+//!   manifest.json                         written last, create-only: this write is the commit
+//! ```
+//!
+//! Start with [`Store`]; [`Manifest`] says what a checkpoint holds. Every call blocks; call it from a
+//! thread that may. Newer means greater (generation, step): a fresh run or a rollback has a higher
+//! generation than what it replaces.
+
+#![forbid(unsafe_code)]
+
+mod digest;
+mod error;
+pub mod export;
+mod manifest;
+mod name;
+mod restore;
+mod retention;
+mod shard;
+mod store;
+#[cfg(test)]
+mod tests;
+
+pub use digest::StateDigest;
+pub use error::Error;
+pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};
+pub use name::SaveId;
+pub use restore::Found;
+pub use retention::{Pruned, Retention};
+pub use shard::{RegionSlice, slice_of};
+pub use store::{Entry, EntryState, Store};

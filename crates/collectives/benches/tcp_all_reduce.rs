@@ -47,8 +47,10 @@ fn run_rank(rank: Rank, listener: Listener, peers: &[String]) -> Vec<f64> {
     let mut once = || {
         group.all_gather_bytes(&[]).unwrap(); // All begin together.
         let start = Instant::now();
-        let part = |(&node, sum)| Part { node, buffer: BufferMut::Host(sum) };
-        let mut parts: Vec<_> = nodes.iter().zip(&mut sums).map(part).collect();
+        let mut parts = Vec::new();
+        for (&node, sum) in nodes.iter().zip(&mut sums) {
+            parts.push(Part { node, buffer: BufferMut::Host(sum) });
+        }
         group.all_reduce(VIRTUAL_RANKS, &mut parts).unwrap();
         start.elapsed().as_secs_f64()
     };

@@ -1,6 +1,7 @@
 //! Memory that collectives work on: host or CUDA.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::{Error, cuda};
 
@@ -35,6 +36,20 @@ impl BufferMut<'_> {
         match self {
             Self::Host(values) => BufferMut::Host(values),
             Self::Device(slice) => BufferMut::Device(DeviceSliceMut { ..*slice }),
+        }
+    }
+
+    /// The values of `range` alone; none, if it does not lie inside.
+    #[must_use]
+    pub fn narrow(self, range: Range<usize>) -> Self {
+        let range = if range.start <= range.end && range.end <= self.len() { range } else { 0..0 };
+        match self {
+            Self::Host(values) => Self::Host(&mut values[range]),
+            Self::Device(slice) => Self::Device(DeviceSliceMut {
+                address: slice.address + (range.start * size_of::<f32>()) as u64,
+                len: range.len(),
+                ..slice
+            }),
         }
     }
 

@@ -10,13 +10,15 @@
 //! | [`nccl`] | processes, one per GPU | device | NCCL's own |
 //!
 //! Every operation ends: with the result, with its deadline, or at once when a peer leaves or
-//! another thread calls [`AbortHandle::abort`]. The only unsafe code is in `cuda` and `nccl::ffi`.
+//! another thread calls [`AbortHandle::abort`]. Calls to foreign code are fenced in `cuda` and
+//! `nccl::ffi`; [`DeviceSliceMut::from_raw`] is the one promise that callers must make.
 
 mod abort;
 pub mod buffer;
 mod cuda;
 mod error;
 pub mod local;
+pub mod nccl;
 pub mod tcp;
 pub mod tree;
 
@@ -47,7 +49,8 @@ pub trait Collective: Send {
     /// A lost or late peer, an abort, parts that are not this rank's maximal subtrees.
     fn all_reduce(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error>;
 
-    /// Copies `buffer` of `root` into `buffer` of all others; equal lengths everywhere.
+    /// Copies `buffer` of `root` into `buffer` of all others; equal lengths everywhere. The root
+    /// may return before the others have it all.
     ///
     /// # Errors
     /// A lost or late peer, an abort.

@@ -234,14 +234,19 @@ mod tests {
     fn a_fold_needs_few_buffers_and_serves_again() {
         let mut fold = Fold::new(0);
         let mut made = 0;
+        let mut make = || {
+            made += 1;
+            made
+        };
         for _update in 0..3 {
             for _leaf in 0..64 {
-                let buffer = fold.take_buffer().unwrap_or_else(|| made += 1);
-                fold.push(buffer, |(), ()| Ok::<_, Infallible>(())).unwrap();
+                let buffer = fold.take_buffer().unwrap_or_else(&mut make);
+                fold.push(buffer, |_, _| Ok::<_, Infallible>(())).unwrap();
             }
-            let sums = fold.finish();
-            assert_eq!(sums, [(TreeNode { start: 0, leaves: 64 }, ())]);
-            fold.recycle(());
+            for (node, buffer) in fold.finish() {
+                assert_eq!(node, TreeNode { start: 0, leaves: 64 });
+                fold.recycle(buffer);
+            }
         }
         assert_eq!(made, 7);
     }

@@ -2,7 +2,7 @@
 
 use baton_job::spec::Augment;
 
-use crate::random::{Draws, Operation};
+use crate::random::Draws;
 
 /// Tries of the random crop before it settles for the centre.
 const TRIES: usize = 10;
@@ -36,18 +36,10 @@ pub enum Flip {
 /// the form of torchvision and FFCV (`RandomResizedCrop`): sides are rounded half to even, ten
 /// tries, then the largest centred crop of an allowed shape. `width` and `height` are above 0.
 #[must_use]
-pub fn random_crop(
-    augment: &Augment,
-    seed: u64,
-    epoch: u32,
-    sample: u64,
-    width: u32,
-    height: u32,
-) -> Crop {
+pub fn random_crop(augment: &Augment, width: u32, height: u32, mut draws: Draws) -> Crop {
     let [least, most] = augment.crop_scale;
     let [narrow, wide] = augment.crop_ratio;
     let area = f64::from(width) * f64::from(height);
-    let mut draws = Draws::new(seed, epoch, sample, Operation::Crop);
     for _ in 0..TRIES {
         let area = area * draws.between(least, most);
         let ratio = draws.between(narrow.ln(), wide.ln()).exp();
@@ -78,9 +70,8 @@ fn largest_of_shape(narrow: f64, wide: f64, width: u32, height: u32) -> Crop {
 
 /// Whether a training sample is mirrored: with probability `augment.flip`.
 #[must_use]
-pub fn random_flip(augment: &Augment, seed: u64, epoch: u32, sample: u64) -> Flip {
-    let draw = Draws::new(seed, epoch, sample, Operation::Flip).uniform();
-    if draw < augment.flip { Flip::Mirror } else { Flip::Keep }
+pub fn random_flip(augment: &Augment, mut draws: Draws) -> Flip {
+    if draws.uniform() < augment.flip { Flip::Mirror } else { Flip::Keep }
 }
 
 /// The square in the centre whose side is `ratio` times the short side, rounded down: FFCV's
@@ -91,8 +82,8 @@ pub fn center_crop(ratio: f64, width: u32, height: u32) -> Crop {
     centred(side, side, width, height)
 }
 
-/// Sides are brought into the image, and up to one pixel; halves of a pixel go to the left and
-/// upper edge's disadvantage, as in FFCV.
+/// A crop in the centre, half a pixel further left and up where the margins cannot be equal. Its
+/// sides are first brought into the image and up to one pixel.
 fn centred(crop_width: u32, crop_height: u32, width: u32, height: u32) -> Crop {
     let (crop_width, crop_height) = (crop_width.clamp(1, width), crop_height.clamp(1, height));
     Crop {
@@ -100,5 +91,111 @@ fn centred(crop_width: u32, crop_height: u32, width: u32, height: u32) -> Crop {
         top: (height - crop_height) / 2,
         width: crop_width,
         height: crop_height,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::random::Operation;
+
+    fn crop(sample: u64) -> Draws {
+        Draws::new(1, 2, sample, Operation::Crop)
+    }
+
+    fn augment(crop_scale: [f64; 2], crop_ratio: [f64; 2]) -> Augment {
+        Augment { crop_scale, crop_ratio, ..Augment::default() }
+    }
+
+    #[test]
+    fn a_crop_belongs_to_its_sample() {
+        let of = |sample| random_crop(&Augment::default(), 500, 375, crop(sample));
+        assert_eq!(of(3), of(3));
+        assert_ne!(of(3), of(4));
+    }
+
+    #[test]
+    fn areas_are_uniform_and_shapes_log_uniform() {
+        // Far smaller than the image, so that no try is refused.
+        let augment = augment([0.02, 0.1], [0.5, 2.0]);
+        let (count, side) = (20_000, 10_000_u32);
+        let (mut areas, mut shapes, mut wide) = (0.0, 0.0, 0);
+        for sample in 0..count {
+            let Crop { width, height, .. } = random_crop(&augment, side, side, crop(sample));
+            let (width, height) = (f64::from(width), f64::from(height));
+            areas += width * height / f64::from(side).powi(2);
+            shapes += (width / height).ln();
+            wide += u32::from(width / height > 2_f64.sqrt());
+        }
+        // Means of 20,000 draws; limits are about four standard deviations.
+        let (area, shape) = (areas / count as f64, shapes / count as f64);
+        assert!((area - 0.06).abs() < 0.0007, "mean area {area}");
+        assert!(shape.abs() < 0.012, "mean logarithm of the shape {shape}");
+        let wide = f64::from(wide) / count as f64;
+        assert!((wide - 0.25).abs() < 0.0125, "{wide} are wider than the root of two");
+    }
+
+    #[test]
+    fn a_crop_comes_to_every_place_equally_often() {
+        let augment = augment([0.25, 0.25], [1.0, 1.0]);
+        let mut counts = [0; 36];
+        for sample in 0..36_000 {
+            let Crop { left, top, width, height } = random_crop(&augment, 10, 10, crop(sample));
+            assert_eq!((width, height), (5, 5));
+            counts[(top * 6 + left) as usize] += 1;
+        }
+        let chi_square: f64 = counts.map(|count| f64::from(count - 1_000).powi(2)).iter().sum();
+        // 35 degrees of freedom: above 74 in 1 of 10,000 cases.
+        assert!(chi_square / 1_000.0 < 74.0, "{counts:?}");
+    }
+
+    #[test]
+    fn an_extreme_shape_gets_the_largest_centred_crop() {
+        let augment = Augment::default();
+        let of = |width, height| random_crop(&augment, width, height, crop(0));
+        assert_eq!(of(1_000, 10), Crop { left: 493, top: 0, width: 13, height: 10 });
+        assert_eq!(of(10, 1_000), Crop { left: 0, top: 493, width: 10, height: 13 });
+    }
+
+    #[test]
+    fn the_centre_crop_is_ffcvs() {
+        let ratio = 224.0 / 256.0;
+        let landscape = Crop { left: 86, top: 23, width: 328, height: 328 };
+        assert_eq!(center_crop(ratio, 500, 375), landscape);
+        let portrait = Crop { left: 23, top: 86, width: 328, height: 328 };
+        assert_eq!(center_crop(ratio, 375, 500), portrait);
+        assert_eq!(center_crop(1.0, 7, 4), Crop { left: 1, top: 0, width: 4, height: 4 });
+        assert_eq!(center_crop(0.1, 3, 3), Crop { left: 1, top: 1, width: 1, height: 1 });
+    }
+
+    #[test]
+    fn flips_come_as_often_as_asked_for() {
+        let mirrored = |flip| {
+            let augment = Augment { flip, ..Augment::default() };
+            let flip = |sample| random_flip(&augment, Draws::new(1, 2, sample, Operation::Flip));
+            (0..10_000).filter(|sample| flip(*sample) == Flip::Mirror).count()
+        };
+        assert_eq!(mirrored(0.0), 0);
+        assert_eq!(mirrored(1.0), 10_000);
+        assert!(mirrored(0.5).abs_diff(5_000) < 200);
+    }
+
+    proptest! {
+        #[test]
+        fn a_crop_is_never_empty_and_never_outside(
+            width in 1_u32..=65_535, height in 1_u32..=65_535,
+            least in 0.0001_f64..1.0, ratio in 0.01_f64..100.0, sample: u64,
+        ) {
+            let augment = augment([least, 1.0], [ratio, ratio * 1.5]);
+            for crop in [
+                random_crop(&augment, width, height, crop(sample)),
+                center_crop(least, width, height),
+            ] {
+                prop_assert!(crop.width >= 1 && crop.left + crop.width <= width);
+                prop_assert!(crop.height >= 1 && crop.top + crop.height <= height);
+            }
+        }
     }
 }

@@ -67,8 +67,8 @@ impl Decoder {
         out: &mut [u8],
     ) -> Result<(), SampleFault> {
         let rgb = whole_image(&mut self.jpeg, &mut self.rgb, image)?;
-        let source = ImageRef::new(image.width, image.height, rgb, PixelType::U8x3)
-            .map_err(resize_fault)?;
+        let source =
+            ImageRef::new(image.width, image.height, rgb, PixelType::U8x3).map_err(resize_fault)?;
         // A view, not the resizer's own crop option: that one filters across the crop's edges.
         let source = CroppedImage::new(&source, crop.left, crop.top, crop.width, crop.height)
             .map_err(resize_fault)?;
@@ -109,4 +109,158 @@ fn mirror(pixels: &mut [u8], resolution: u32) {
 
 fn resize_fault(error: impl std::fmt::Display) -> SampleFault {
     SampleFault::Resize(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GREY: &[u8] = include_bytes!("../tests/fixtures/grey-16x8.jpg");
+    const CMYK: &[u8] = include_bytes!("../tests/fixtures/cmyk-16x8.jpg");
+
+    fn raw(width: u32, height: u32, bytes: &[u8]) -> ImageBytes<'_> {
+        ImageBytes { mode: Mode::Raw, width, height, bytes }
+    }
+
+    fn jpeg(bytes: &[u8]) -> ImageBytes<'_> {
+        ImageBytes { mode: Mode::Jpeg, width: 16, height: 8, bytes }
+    }
+
+    /// An image whose pixel (x, y) is `colour(x, y)`.
+    fn picture(width: u32, height: u32, colour: impl Fn(u32, u32) -> [u8; 3]) -> Vec<u8> {
+        (0..height)
+            .flat_map(|y| (0..width).map(move |x| (x, y)))
+            .flat_map(|(x, y)| colour(x, y))
+            .collect()
+    }
+
+    fn render(image: &ImageBytes<'_>, crop: Crop, flip: Flip, resolution: u32) -> Vec<u8> {
+        let mut out = vec![77; (resolution * resolution * 3) as usize];
+        let mut decoder = Decoder::new().unwrap();
+        decoder.render(image, crop, flip, resolution, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn a_crop_of_the_right_size_is_copied() {
+        let place = |x, y| [x as u8, y as u8, 200];
+        let pixels = picture(20, 10, place);
+        let crop = Crop { left: 7, top: 2, width: 5, height: 5 };
+        let copy = render(&raw(20, 10, &pixels), crop, Flip::Keep, 5);
+        assert_eq!(copy, picture(5, 5, |x, y| place(x + 7, y + 2)));
+    }
+
+    #[test]
+    fn a_mirrored_sample_has_its_columns_reversed() {
+        let pixels = picture(6, 6, |x, y| [x as u8, y as u8, 9]);
+        let crop = Crop { left: 1, top: 1, width: 4, height: 4 };
+        let mirrored = render(&raw(6, 6, &pixels), crop, Flip::Mirror, 4);
+        assert_eq!(mirrored, picture(4, 4, |x, y| [4 - x as u8, y as u8 + 1, 9]));
+    }
+
+    #[test]
+    fn pixels_outside_the_crop_have_no_influence() {
+        let crop = Crop { left: 8, top: 8, width: 16, height: 16 };
+        let inside = |v| (8..24).contains(&v);
+        let pixels =
+            picture(32, 32, |x, y| if inside(x) && inside(y) { [40, 50, 60] } else { [255; 3] });
+        for resolution in [4, 7, 15, 33] {
+            let sample = render(&raw(32, 32, &pixels), crop, Flip::Keep, resolution);
+            assert_eq!(sample, picture(resolution, resolution, |_, _| [40, 50, 60]));
+        }
+    }
+
+    #[test]
+    fn a_reduction_averages_instead_of_skipping_pixels() {
+        let pixels = picture(64, 64, |x, y| [255 * ((x + y) % 2) as u8; 3]);
+        let whole = Crop { left: 0, top: 0, width: 64, height: 64 };
+        for value in render(&raw(64, 64, &pixels), whole, Flip::Keep, 8) {
+            assert!((126..=129).contains(&value), "{value} in a fine black and white pattern");
+        }
+    }
+
+    /// The answer of Pillow 13.0 to `resize((3, 3), BILINEAR)` on the same picture.
+    #[test]
+    fn the_filter_is_the_one_torchvision_and_pillow_use() {
+        let pixels = picture(7, 5, |x, y| [(x * 36) as u8, (y * 60) as u8, (x * y * 10) as u8]);
+        let whole = Crop { left: 0, top: 0, width: 7, height: 5 };
+        let sample = render(&raw(7, 5, &pixels), whole, Flip::Keep, 3);
+        let pillow = [
+            [[31, 26, 4], [108, 26, 13], [185, 26, 22]],
+            [[31, 120, 17], [108, 120, 60], [185, 120, 103]],
+            [[31, 214, 31], [108, 214, 107], [185, 214, 184]],
+        ];
+        assert_eq!(sample, pillow.as_flattened().as_flattened());
+    }
+
+    #[test]
+    fn a_decoder_shrinks_and_grows_with_its_images() {
+        let whole = Crop { left: 0, top: 0, width: 16, height: 8 };
+        let grey = render(&jpeg(GREY), whole, Flip::Keep, 8);
+        let large = picture(64, 64, |x, _| [x as u8; 3]);
+        let mut decoder = Decoder::new().unwrap();
+        for _ in 0..2 {
+            assert_eq!(decoder.decode(&raw(64, 64, &large)).unwrap(), large);
+            let mut out = vec![0; 8 * 8 * 3];
+            decoder.render(&jpeg(GREY), whole, Flip::Keep, 8, &mut out).unwrap();
+            assert_eq!(out, grey);
+        }
+    }
+
+    #[test]
+    fn a_grey_jpeg_becomes_rgb() {
+        assert_eq!(Decoder::new().unwrap().decode(&jpeg(GREY)).unwrap(), [100; 16 * 8 * 3]);
+    }
+
+    #[test]
+    fn a_cmyk_jpeg_is_refused() {
+        let refused = Decoder::new().unwrap().decode(&jpeg(CMYK)).unwrap_err();
+        assert_eq!(refused, SampleFault::Cmyk);
+    }
+
+    #[test]
+    fn bytes_that_are_no_jpeg_are_refused() {
+        let mut decoder = Decoder::new().unwrap();
+        for bytes in [&b""[..], b"\xFF", b"\x89PNG"] {
+            assert_eq!(decoder.decode(&jpeg(bytes)).unwrap_err(), SampleFault::NotJpeg);
+        }
+    }
+
+    #[test]
+    fn a_jpeg_of_another_size_than_its_row_says_is_refused() {
+        let image = ImageBytes { width: 15, ..jpeg(GREY) };
+        let refused = Decoder::new().unwrap().decode(&image).unwrap_err();
+        let (jpeg_width, jpeg_height, width, height) = (16, 8, 15, 8);
+        assert_eq!(refused, SampleFault::JpegSize { jpeg_width, jpeg_height, width, height });
+    }
+
+    #[test]
+    fn a_jpeg_cut_off_anywhere_is_an_error_and_harms_no_later_image() {
+        let mut decoder = Decoder::new().unwrap();
+        for end in 0..GREY.len() - 2 {
+            assert!(decoder.decode(&jpeg(&GREY[..end])).is_err(), "cut at {end}");
+            assert!(decoder.decode(&jpeg(GREY)).is_ok(), "after a cut at {end}");
+        }
+    }
+
+    /// For such a stream libjpeg-turbo keeps the size of the image before.
+    #[test]
+    fn a_jpeg_with_tables_only_is_refused() {
+        let frame = GREY.windows(2).position(|marker| marker == [0xFF, 0xC0]).unwrap();
+        let tables = [&GREY[..frame], &[0xFF, 0xD9]].concat();
+        let mut decoder = Decoder::new().unwrap();
+        assert!(decoder.decode(&jpeg(GREY)).is_ok());
+        let refused = decoder.decode(&jpeg(&tables)).unwrap_err();
+        assert!(matches!(refused, SampleFault::Jpeg(_)), "{refused}");
+    }
+
+    #[test]
+    fn a_crop_outside_the_image_is_refused() {
+        let pixels = [0; 4 * 4 * 3];
+        let crop = Crop { left: 2, top: 0, width: 3, height: 4 };
+        let mut out = [0; 4 * 4 * 3];
+        let refused =
+            Decoder::new().unwrap().render(&raw(4, 4, &pixels), crop, Flip::Keep, 4, &mut out);
+        assert!(matches!(refused, Err(SampleFault::Resize(_))));
+    }
 }

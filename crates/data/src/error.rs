@@ -37,9 +37,7 @@ pub enum Error {
         fault: SampleFault,
     },
     /// Recipe validation should have refused this.
-    #[error(
-        "data.order = \"quasi_random\" is not implemented: take \"random\" or \"sequential\""
-    )]
+    #[error("data.order = \"quasi_random\" is not implemented: take \"random\" or \"sequential\"")]
     QuasiRandom,
     /// A decoding thread did not start.
     #[error("cannot start a decoding thread: {0}")]
@@ -135,7 +133,10 @@ pub enum FileFault {
         samples: u64,
     },
     /// No field of that name.
-    #[error("no field \"{name}\"; it has {}: set data.image_field and data.label_field", list(have))]
+    #[error(
+        "no field \"{name}\"; it has {}: set data.image_field and data.label_field",
+        list(have)
+    )]
     MissingField {
         /// The name looked for.
         name: String,

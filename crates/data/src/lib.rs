@@ -1,5 +1,42 @@
-//! Reading FFCV data.
+//! Training data: from a `.beton` file, FFCV's format, to batches of pixels.
+//!
+//! ```text
+//! file ─▶ Beton ─▶ Dataset ─▶ Loader ─▶ Batch        SampleOrder says which samples,
+//!                             (threads, each          augment says which part of each
+//!                              with a Decoder)
+//! ```
+//!
+//! Start with [`Dataset`] (a file, checked) and [`Loader`] (threads that decode ahead).
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | [`beton`] | the file format, through a memory map; every length and offset is checked |
+//! | `dataset` | images with a label each |
+//! | [`random`] | random numbers as a function of (seed, epoch, sample, operation) |
+//! | `order` | which sample comes at which position of an epoch |
+//! | [`augment`] | random and centre crops, flips: arithmetic only |
+//! | `decode` | JPEG or raw → crop → resize → flip |
+//! | `loader` | requests → batches, in order, a few ahead |
+//!
+//! What a sample looks like depends on (seed, epoch, sample) alone: not on the number of ranks or
+//! threads, nor on where a job was interrupted.
 
+pub mod augment;
 mod batch;
+pub mod beton;
+mod dataset;
+mod decode;
+mod error;
+mod loader;
+mod mapping;
+mod order;
+pub mod random;
+mod turbojpeg;
 
 pub use batch::Batch;
+pub use beton::{Beton, ImageBytes, Mode};
+pub use dataset::Dataset;
+pub use decode::Decoder;
+pub use error::{Error, FileFault, SampleFault};
+pub use loader::{Loader, Request, View};
+pub use order::SampleOrder;

@@ -175,12 +175,11 @@ mod tests {
     }
 
     /// Checkpoints hold a position, not a list: a changed order would repeat and skip samples.
+    /// The numbers were computed by another implementation, in Python.
     #[test]
     fn the_order_never_changes_between_versions() {
-        assert_eq!(epoch(&random(10, 1), 0), PINNED);
+        assert_eq!(epoch(&random(10, 1), 0), [7, 5, 4, 0, 3, 2, 6, 9, 8, 1]);
     }
-
-    const PINNED: [u64; 10] = [0; 10];
 
     /// Over many epochs every sample comes equally often to every position.
     #[test]
@@ -209,9 +208,9 @@ mod tests {
     fn neighbours_are_separated() {
         let order = random(10_000, 8);
         let together = (0..20)
-            .flat_map(|number| {
+            .map(|number| {
                 let visited = epoch(&order, number);
-                visited.windows(2).filter(|pair| pair[1] == pair[0] + 1).count().checked_add(0)
+                visited.windows(2).filter(|pair| pair[1] == pair[0] + 1).count()
             })
             .sum::<usize>();
         // One per epoch is expected; 20 epochs give 20, with a standard deviation of 4.5.

@@ -114,9 +114,8 @@ mod tests {
 
     #[test]
     fn every_part_of_the_key_changes_the_sequence() {
-        let first = |seed, epoch, sample, operation| {
-            Draws::new(seed, epoch, sample, operation).bits()
-        };
+        let first =
+            |seed, epoch, sample, operation| Draws::new(seed, epoch, sample, operation).bits();
         let values = [
             first(0, 0, 0, Operation::Crop),
             first(1, 0, 0, Operation::Crop),

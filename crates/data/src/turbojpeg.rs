@@ -43,8 +43,7 @@ impl Decompressor {
             return Err(SampleFault::NotJpeg);
         }
         // SAFETY: the handle is live, and pointer and length are those of a slice.
-        let code =
-            unsafe { sys::tj3DecompressHeader(self.raw(), jpeg.as_ptr(), jpeg.len() as _) };
+        let code = unsafe { sys::tj3DecompressHeader(self.raw(), jpeg.as_ptr(), jpeg.len() as _) };
         self.check(code)?;
         let jpeg_width = self.get(sys::TJPARAM_TJPARAM_JPEGWIDTH);
         let jpeg_height = self.get(sys::TJPARAM_TJPARAM_JPEGHEIGHT);

@@ -7,7 +7,7 @@ use baton_data::Batch;
 use baton_job::{JobSpec, Step};
 use baton_trainer::{
     Learner,
-    torch::{Device, Mode, TorchLearner, device, weights},
+    torch::{Device, Mode, TorchLeaf, TorchLearner, device, weights},
 };
 use safetensors::SafeTensors;
 use tch::Tensor;
@@ -46,13 +46,11 @@ fn results(case: &Path, arch: &str, channels_last: bool) -> Result<Named, Box<dy
         weights::load(&mut learner, &case.join("weights.safetensors"))?;
         Ok(learner)
     };
-    let mut results = model_results(new_learner(OPTIMIZERS[0].1)?, &batch)?;
+    let (mut results, gradient) = model_results(new_learner(OPTIMIZERS[0].1)?, &batch)?;
     for (name, optimizer, lr) in OPTIMIZERS {
         let mut learner = new_learner(optimizer)?;
-        let mut leaf = learner.new_leaf()?;
-        learner.gradient(&batch, 1.0 / batch.len() as f32, &mut leaf)?;
         for step in 0..2 {
-            learner.update(&leaf, Step(step), lr, 1)?;
+            learner.update(&gradient, Step(step), lr, 1)?;
         }
         let (weights, _) = weights_and_running(&learner)?;
         results.extend(under(name, weights));
@@ -60,8 +58,12 @@ fn results(case: &Path, arch: &str, channels_last: bool) -> Result<Named, Box<dy
     Ok(results)
 }
 
-/// Logits, loss, gradients and the running statistics after one update.
-fn model_results(mut learner: TorchLearner, batch: &Batch) -> Result<Named, Box<dyn Error>> {
+/// Logits, loss, gradients and the running statistics after one update; and the gradients again, as
+/// an update takes them.
+fn model_results(
+    mut learner: TorchLearner,
+    batch: &Batch,
+) -> Result<(Named, TorchLeaf), Box<dyn Error>> {
     let evaluation = learner.logits(batch, Mode::Evaluation)?;
     let training = learner.logits(batch, Mode::Training)?;
     let mut leaf = learner.new_leaf()?;
@@ -76,7 +78,7 @@ fn model_results(mut learner: TorchLearner, batch: &Batch) -> Result<Named, Box<
     learner.update(&leaf, Step(0), 0.0, 1)?;
     let (_, running) = weights_and_running(&learner)?;
     results.extend(under("running", running));
-    Ok(results)
+    Ok((results, leaf))
 }
 
 fn weights_and_running(learner: &TorchLearner) -> Result<(Named, Named), Box<dyn Error>> {

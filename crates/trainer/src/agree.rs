@@ -112,7 +112,8 @@ fn restored<L: Learner>(
     }
     let mut regions = learner.regions();
     let mut device = Ok(());
-    store.load(manifest, &mut |name, offset, values| {
+    let elsewhere = found.elsewhere.as_deref().map(Store::open_existing).transpose()?;
+    elsewhere.as_ref().unwrap_or(store).load(manifest, &mut |name, offset, values| {
         if let Some(region) = regions.iter_mut().find(|region| region.name == name)
             && device.is_ok()
         {

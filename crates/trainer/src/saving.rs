@@ -44,11 +44,11 @@ fn write_shard<L: Learner>(
     for region in learner.regions() {
         let range = slice_of(region.buffer.len(), rank, world_size);
         let values = region.buffer.narrow(range.clone()).to_host().map_err(|error| error.to_string())?;
-        copies.push((region.name, range.start, values));
+        copies.push((region.name, values));
     }
     let slices: Vec<RegionSlice<'_>> = copies
         .iter()
-        .map(|(name, offset, values)| RegionSlice { name, offset: *offset, values })
+        .map(|(name, values)| RegionSlice { name, values })
         .collect();
     job.store.write_shard(id, rank, world_size, &slices).map_err(|error| error.to_string())
 }

@@ -97,7 +97,7 @@ impl Agent {
             Some(name) => name.clone(),
             None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
         });
-        let slots = args.ranks.unwrap_or_else(|| baton_trainer::torch::gpu_count().max(1));
+        let slots = args.ranks.unwrap_or_else(|| baton_trainer::torch::device::gpu_count().max(1));
         let (queue, inputs) = mpsc::unbounded_channel();
         let uplink = Uplink::new(&args.coordinator, queue.clone())?;
         let processes = Processes::new(args.run_dir.join("logs"), queue.clone())?;

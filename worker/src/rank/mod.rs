@@ -12,18 +12,24 @@ use std::{
 };
 
 use baton_checkpoint::Store;
-use baton_collectives::{AbortHandle, Collective, NcclCollective, tcp};
+use baton_collectives::{
+    Collective,
+    nccl::{self, NcclCollective},
+    tcp::{self, TcpCollective},
+};
 use baton_job::{
-    Generation, JobId, JobSpec, Rank,
+    Generation, JobId, JobSpec,
     exit::{Class, Failure},
-    message::{RankNews, RankSays, Restore},
+    ids::LocalRank,
+    message::{RankNews, RankSays},
     spec::{Arch, CollectiveKind},
 };
 use baton_trainer::{
     Build, Controls, Error, Inputs, Job, Learner, Seat, Trainer,
     linear::LinearLearner,
-    torch::{Device, TorchLearner},
+    torch::{self, TorchLearner},
 };
+use tch::Device;
 use tracing::{info, warn};
 
 use self::inbox::{Inbox, Orders};
@@ -31,6 +37,9 @@ use crate::{
     link::{self, FromRank, Setup, ToRank},
     logging,
 };
+
+/// Longest wait for `ncclCommAbort`, which may hang; then the process has to go.
+const NCCL_ABORT: Duration = Duration::from_secs(5);
 
 /// A rank process; started by the agent.
 #[derive(Debug, clap::Args)]
@@ -82,7 +91,8 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
     let spec = JobSpec::from_json(&setup.recipe_json).map_err(|error| bad_input(error.to_string()))?;
     let spec = Arc::new(spec);
     let inbox = Inbox::start(link).map_err(|error| crash(format!("cannot read commands: {error}")))?;
-    let device = Device::choose(&spec, setup.local_rank).map_err(|error| Error::from(error).failure())?;
+    let device = torch::device::open(&spec, LocalRank(setup.local_rank))
+        .map_err(|error| Error::from(error).failure())?;
     let job = open_job(&setup, &spec).map_err(|error| error.failure())?;
     let rank = RankProcess { spec: spec.clone(), device, setup, inbox, voice: voice.clone() };
     match spec.model.arch {
@@ -130,11 +140,11 @@ impl RankProcess {
         let (generation, rank) = (orders.generation, orders.rank);
         info!(%generation, %rank, world_size = orders.world_size, "joining");
         let listener = tcp::Listener::bind(&self.setup.host)?;
-        let ready = RankNews::Ready { address: listener.address(), step: trainer.step() };
+        let ready = RankNews::Ready { address: listener.address().to_owned(), step: trainer.step() };
         self.voice.say(generation, ready);
         // None: a newer generation came first.
         let Some(peers) = self.inbox.wait_for_begin(generation) else {
-            return Err(baton_collectives::Error::Aborted.into());
+            return Err(baton_collectives::Error::Aborted { operation: "rendezvous" }.into());
         };
         let mut collective = self.meet(listener, orders, &peers)?;
         let mut seat =
@@ -156,16 +166,27 @@ impl RankProcess {
         let meeting = Duration::from_secs_f64(cluster.rendezvous_seconds * 0.8);
         let operation = Duration::from_secs_f64(cluster.collective_seconds);
         let options = tcp::Options { connect_timeout: meeting, operation_timeout: operation };
-        let tcp = listener.connect(orders.generation, orders.rank, peers, options, &orders.abort)?;
+        let (generation, rank) = (orders.generation, orders.rank);
+        let abort = orders.abort.clone();
+        let tcp = TcpCollective::connect(listener, generation, rank, peers, options, abort)?;
+        let gpu = match self.device {
+            Device::Cuda(ordinal) => i32::try_from(ordinal).ok(),
+            _ => None,
+        };
         let nccl = match cluster.collective {
-            CollectiveKind::Auto => self.device.cuda().is_some(),
+            CollectiveKind::Auto => gpu.is_some(),
             CollectiveKind::Tcp => false,
             CollectiveKind::Nccl => true,
         };
-        match (nccl, self.device.cuda()) {
+        match (nccl, gpu) {
             (false, _) => Ok(Box::new(tcp)),
             (true, Some(ordinal)) => {
-                Ok(Box::new(NcclCollective::connect(Box::new(tcp), ordinal, operation, &orders.abort)?))
+                let options = nccl::Options {
+                    connect_timeout: meeting,
+                    operation_timeout: operation,
+                    abort_timeout: NCCL_ABORT,
+                };
+                Ok(Box::new(NcclCollective::connect(Box::new(tcp), ordinal, options)?))
             }
             (true, None) => Err(Error::Mismatch(
                 "cluster.collective = nccl needs GPUs: set it to tcp, or cluster.device to cuda".to_owned(),

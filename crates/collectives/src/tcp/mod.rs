@@ -39,6 +39,9 @@ use mesh::{Mesh, Message};
 use wait::{Alarm, Limit};
 use wire::Kind;
 
+/// Values added up at a time: 32 KiB of each partial sum.
+const BLOCK: usize = 8 << 10;
+
 /// A socket that waits for the other ranks of one generation.
 ///
 /// Bind a new one for each generation and tell its address to the coordinator. Whoever still has
@@ -175,27 +178,28 @@ impl TcpCollective {
             });
         }
         self.mesh.exchange(limit, Kind::AllReduce, virtual_ranks, messages)?;
-        if own.is_empty() {
-            return Ok(());
-        }
-
-        let mut received = self.received.chunks_exact_mut(own.len());
-        let mut mine = sums.iter_mut().map(|sum| &mut sum[own.clone()]);
-        let mut fold = Fold::new(0);
-        for (rank, nodes) in nodes.iter().enumerate() {
-            let from: &mut dyn Iterator<Item = &mut [f32]> =
-                if rank == me.0 as usize { &mut mine } else { &mut received };
-            for (node, values) in nodes.iter().zip(from) {
-                let Ok(()) = fold.push_node(*node, values, |left, right| {
-                    tree::add(left, right);
-                    Ok::<_, Infallible>(())
-                });
+        // In blocks that stay in the cache, as each value takes part in several additions.
+        for offset in (0..own.len()).step_by(BLOCK) {
+            let block = offset..own.len().min(offset + BLOCK);
+            let mut received =
+                self.received.chunks_exact_mut(own.len()).map(|sum| &mut sum[block.clone()]);
+            let mut mine = sums.iter_mut().map(|sum| &mut sum[own.clone()][block.clone()]);
+            let mut fold = Fold::new(0);
+            for (rank, nodes) in (0..).map(Rank).zip(&nodes) {
+                let from: &mut dyn Iterator<Item = &mut [f32]> =
+                    if rank == me { &mut mine } else { &mut received };
+                for (&node, sum) in nodes.iter().zip(from) {
+                    let Ok(()) = fold.push_node(node, sum, |left, right| {
+                        tree::add(left, right);
+                        Ok::<_, Infallible>(())
+                    });
+                }
             }
-        }
-        drop(fold);
-        // The total is in the leftmost leaf, which is rank 0's.
-        if me != Rank(0) {
-            sums[0][own.clone()].copy_from_slice(&self.received[..own.len()]);
+            drop(fold);
+            // The total is where the leftmost sum was, which is rank 0's.
+            if me != Rank(0) {
+                sums[0][own.clone()][block.clone()].copy_from_slice(&self.received[block]);
+            }
         }
         Ok(())
     }

@@ -1,7 +1,9 @@
 //! Bad connections, made by hand where a well-behaved rank would not make them.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+
+use rustix::net::{AddressFamily, SocketType, bind, socket};
 
 use super::wire::{Header, Hello, PROTOCOL};
 use super::*;
@@ -97,8 +99,11 @@ fn a_meeting_has_a_deadline_even_if_someone_keeps_the_line_open() {
 
 #[test]
 fn a_closed_port_is_a_lost_peer() {
-    let nobody = Listener::bind("127.0.0.1").unwrap().address().to_owned();
-    let lost = rank_1(&nobody, 2).unwrap_err();
+    // Bound but not listening, so that nobody else can get the port meanwhile.
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let held = TcpStream::from(socket);
+    let lost = rank_1(&held.local_addr().unwrap().to_string(), 2).unwrap_err();
     let Error::LostPeer { rank: Rank(0), operation: "connect", source } = lost else {
         panic!("{lost}");
     };

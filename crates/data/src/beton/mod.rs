@@ -18,11 +18,11 @@ mod image;
 
 use std::path::{Path, PathBuf};
 
+use self::field::{DESCRIPTOR_BYTES, layout};
 pub use self::{
     field::{Field, FieldType},
     image::{ImageBytes, ImageColumn, Mode},
 };
-use self::field::{DESCRIPTOR_BYTES, layout};
 use crate::{Error, FileFault, SampleFault, mapping::Mapping};
 
 const VERSION: u16 = 2;

@@ -22,6 +22,8 @@ pub(super) enum Member {
     Started,
     /// It lost touch with the others and waits.
     Lost,
+    /// Its process is gone.
+    Gone,
     /// It finished.
     Done { outcome: Outcome, digest: String },
     /// The coordinator restarted and has not heard of it yet.
@@ -67,7 +69,7 @@ impl World {
         u32::try_from(self.placements.len()).unwrap_or(u32::MAX)
     }
 
-    pub(super) fn has(&self, node: &NodeId) -> bool {
+    pub(super) fn includes(&self, node: &NodeId) -> bool {
         self.placements.iter().any(|placement| placement.node == *node)
     }
 
@@ -97,17 +99,22 @@ impl World {
         self.members.iter().all(is)
     }
 
+    pub(super) fn has(&self, member: &Member) -> bool {
+        self.members.contains(member)
+    }
+
     pub(super) fn is_done(&self, rank: Rank) -> bool {
         matches!(self.members.get(rank.0 as usize), Some(Member::Done { .. }))
     }
 
-    /// Whether some rank holds state of its own.
+    /// Whether some rank has told that it holds state.
     pub(super) fn holds_state(&self) -> bool {
-        self.members.iter().any(|member| match member {
-            Member::Ready { step, .. } => step.is_some(),
-            Member::Launched => false,
-            _ => true,
-        })
+        self.placements.iter().any(|place| self.holds_state_at(place.rank))
+    }
+
+    pub(super) fn holds_state_at(&self, rank: Rank) -> bool {
+        let member = self.members.get(rank.0 as usize);
+        matches!(member, Some(Member::Ready { step: Some(_), .. }))
     }
 
     /// Fixes and returns every rank's address, if all are ready.
@@ -129,32 +136,20 @@ impl World {
     }
 
     /// Those that keep the others waiting: not ready before the meeting, not started in it.
-    pub(super) fn late(&self) -> Vec<(Rank, NodeId, LocalRank)> {
+    pub(super) fn late(&self) -> Vec<&Placement> {
         let met = !self.peers.is_empty();
         let is_late = |member: &Member| match member {
             Member::Launched | Member::Unheard => true,
             Member::Ready { .. } => met,
-            Member::Started | Member::Lost | Member::Done { .. } => false,
+            Member::Started | Member::Lost | Member::Gone | Member::Done { .. } => false,
         };
-        self.members()
-            .filter(|(_, member)| is_late(member))
-            .map(|(place, _)| (place.rank, place.node.clone(), place.local_rank))
-            .collect()
+        self.members().filter(|(_, member)| is_late(member)).map(|(place, _)| place).collect()
     }
 
     /// Its agent starts over with this node's ranks.
     pub(super) fn reset(&mut self, node: &NodeId) {
-        self.set_all_of(node, &Member::Launched);
-    }
-
-    /// This node's ranks are gone.
-    pub(super) fn mark_lost(&mut self, node: &NodeId) {
-        self.set_all_of(node, &Member::Lost);
-    }
-
-    fn set_all_of(&mut self, node: &NodeId, member: &Member) {
         for (rank, _) in self.ranks_of(node) {
-            self.set(rank, member.clone());
+            self.set(rank, Member::Launched);
         }
     }
 
@@ -166,7 +161,9 @@ impl World {
     ) -> (Vec<(Rank, RankNews)>, Vec<Rank>) {
         let mut missing: Vec<Rank> =
             self.ranks_of(node).into_iter().map(|(rank, _)| rank).collect();
-        missing.retain(|rank| !self.is_done(*rank));
+        let is_over =
+            |rank: &Rank| matches!(self.members.get(rank.0 as usize), Some(Member::Done { .. } | Member::Gone));
+        missing.retain(|rank| !is_over(rank));
         let mut news = Vec::new();
         for (rank, phase) in held {
             if !self.runs(node, rank) {

@@ -11,7 +11,8 @@
 //!
 //! A rank that dies ends its generation at once. A rank that only lost touch may have lost it to one
 //! whose death is about to be told: `Settling` waits for that word, so that one failure makes one
-//! new generation. After a restart the coordinator is `Reattaching`: training went on without it,
+//! new generation, and for nodes that are away, whose ranks may hold the furthest state. After a
+//! restart the coordinator is `Reattaching`: training went on without it,
 //! and if every rank of the last generation is still there, it goes on.
 //!
 //! [`Action::Persist`] comes before every action that another process can see; [`Engine::replay`]
@@ -167,7 +168,7 @@ enum Phase {
     Forming { world: World, until: Time },
     Meeting { world: World, until: Time },
     Training { world: World },
-    Settling { world: World, until: Time, cause: String },
+    Settling { world: World, until: Time, failure: Failure },
     Reattaching { world: World, until: Time },
     Ended { outcome: Outcome },
 }
@@ -194,6 +195,8 @@ pub struct Engine {
     high_water: Step,
     /// Generations that ended one after the other without progress.
     failures: u32,
+    /// Ranks that kept the others waiting: their processes are not kept in the next generation.
+    hanging: Vec<(NodeId, LocalRank)>,
     latest: Option<StepNews>,
     evaluation: Option<(Step, Accuracy)>,
     best: Option<(Step, Accuracy)>,
@@ -225,6 +228,7 @@ impl Engine {
             drain: None,
             high_water: Step(0),
             failures: 0,
+            hanging: Vec::new(),
             latest: None,
             evaluation: None,
             best: None,
@@ -265,11 +269,11 @@ impl Engine {
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         let phase = match &self.phase {
-            Phase::Backoff { until }
-            | Phase::Forming { until, .. }
-            | Phase::Meeting { until, .. }
-            | Phase::Settling { until, .. }
-            | Phase::Reattaching { until, .. } => Some(*until),
+            Phase::Backoff { until } | Phase::Reattaching { until, .. } => Some(*until),
+            // A node that is away is waited for until its own deadline.
+            Phase::Forming { world, until }
+            | Phase::Meeting { world, until }
+            | Phase::Settling { world, until, .. } => self.away(world).is_none().then_some(*until),
             Phase::Gathering | Phase::Training { .. } => None,
             Phase::Ended { .. } => return None,
         };
@@ -319,7 +323,7 @@ impl Engine {
             return;
         }
         let held = holding.filter(|held| held.generation == self.generation);
-        let Some(world) = self.world_mut().filter(|world| world.has(&node)) else {
+        let Some(world) = self.world_mut().filter(|world| world.includes(&node)) else {
             // Not part of what runs. Whatever it still runs belongs to the past.
             self.send_launch(&node, &[]);
             return self.open_if_idle(now);
@@ -327,17 +331,17 @@ impl Engine {
         match held {
             Some(held) => {
                 let (mut news, missing) = world.reconcile(&node, held.ranks);
-                if let Some(commit) = held.commit {
-                    self.commit = Some(commit);
-                }
                 news.extend(
                     missing.into_iter().map(|rank| (rank, RankNews::Exited(vanished(rank, &node)))),
                 );
-                let generation = self.generation;
-                for (rank, news) in news {
-                    self.heard(now, generation, rank, news);
+                if let Some(commit) = held.commit {
+                    self.saved(commit);
                 }
-                self.resend_begin(&node);
+                for (rank, news) in news {
+                    self.heard(now, held.generation, rank, news);
+                }
+                self.remind(&node);
+                self.grant_time(now);
                 self.train_when_all_started(now);
                 self.finish_reattaching(now);
             }
@@ -347,17 +351,19 @@ impl Engine {
                     world.reset(&node);
                 }
                 self.send_launch(&node, &[]);
-            }
-            None if matches!(self.phase, Phase::Reattaching { .. }) => {
-                if let Some(world) = self.world_mut() {
-                    world.mark_lost(&node);
-                }
-                self.finish_reattaching(now);
+                self.grant_time(now);
             }
             None => {
                 let cause = format!("the agent of node {node} restarted without its ranks");
-                self.fail(now, crash(cause), &[]);
+                self.lost_node(now, &node, crash(cause));
             }
+        }
+    }
+
+    /// The ranks of a node that came back may only now be told to start or to meet.
+    fn grant_time(&mut self, now: Time) {
+        if let Phase::Forming { until, .. } | Phase::Meeting { until, .. } = &mut self.phase {
+            *until = now.after(self.policy.rendezvous);
         }
     }
 
@@ -367,7 +373,7 @@ impl Engine {
         };
         let grace = self.policy.node_grace;
         state.given_up_at = Some(now.after(grace));
-        let counted_on = self.world().is_some_and(|world| world.has(node));
+        let counted_on = self.world().is_some_and(|world| world.includes(node));
         if !counted_on || self.outcome().is_some() {
             self.nodes.remove(node);
         }
@@ -397,27 +403,27 @@ impl Engine {
             self.nodes.remove(&node);
             // Reattaching has its own deadline and looks at all nodes at once.
             let waits = matches!(self.phase, Phase::Reattaching { .. });
-            if !waits && self.world().is_some_and(|world| world.has(&node)) {
+            if !waits && self.world().is_some_and(|world| world.includes(&node)) {
                 let grace = self.policy.node_grace.as_secs_f64();
-                self.fail(now, crash(format!("node {node} was away for {grace} s")), &[]);
+                self.lost_node(now, &node, crash(format!("node {node} was away for {grace} s")));
             }
         }
         match &self.phase {
             Phase::Backoff { until } if *until <= now => self.open(now),
-            Phase::Forming { world, until } | Phase::Meeting { world, until } if *until <= now => {
+            Phase::Forming { world, until } | Phase::Meeting { world, until }
+                if *until <= now && self.away(world).is_none() =>
+            {
                 let late = world.late();
-                let names: Vec<String> = late.iter().map(|(rank, ..)| rank.to_string()).collect();
+                let names: Vec<String> = late.iter().map(|place| place.rank.to_string()).collect();
                 let seconds = self.policy.rendezvous.as_secs_f64();
                 let cause =
                     format!("rank {} did not meet the others in {seconds} s", names.join(", "));
-                let replace: Vec<_> =
-                    late.into_iter().map(|(_, node, local)| (node, local)).collect();
-                self.fail(now, crash(cause), &replace);
+                // Who answers and holds state gets another chance: perhaps it waited for the others.
+                let hanging = late.into_iter().filter(|place| !world.holds_state_at(place.rank));
+                self.hanging = hanging.map(|place| (place.node.clone(), place.local_rank)).collect();
+                self.fail(now, crash(cause));
             }
-            Phase::Settling { until, cause, .. } if *until <= now => {
-                let cause = cause.clone();
-                self.fail(now, crash(cause), &[]);
-            }
+            Phase::Settling { .. } => self.settle(now),
             Phase::Reattaching { until, .. } if *until <= now => self.give_up_reattaching(now),
             _ => {}
         }
@@ -487,14 +493,12 @@ impl Engine {
                 );
                 self.announce_at(NoticeKind::Evaluated, Some(step), text);
             }
-            RankNews::Saved(commit) => {
-                self.actions.push(Action::Persist(Record::Saved(commit.clone())));
-                let text = format!("checkpoint {} saved", commit.name);
-                self.announce_at(NoticeKind::Saved, Some(commit.step), text);
-                self.commit = Some(commit);
-            }
+            RankNews::Saved(commit) => self.saved(commit),
             RankNews::SaveFailed { message } => self.announce(NoticeKind::SaveFailed, message),
-            RankNews::Lost { detail } => self.lost(now, rank, &detail),
+            RankNews::Lost { detail } => {
+                let cause = format!("rank {rank} lost touch with the others: {detail}");
+                self.lost(now, &[rank], Member::Lost, crash(cause));
+            }
             RankNews::Done { outcome, digest } => {
                 if let Some(world) = self.world_mut() {
                     world.set(rank, Member::Done { outcome, digest });
@@ -502,11 +506,11 @@ impl Engine {
                 self.end_when_all_done(now);
             }
             RankNews::Exited(failure) => {
-                let done = self.world().is_some_and(|world| world.is_done(rank));
-                if !done {
+                let was_done = self.world().is_some_and(|world| world.is_done(rank));
+                if !was_done {
                     let message = format!("rank {rank}: {}", failure.message);
                     self.announce(NoticeKind::RankFailed, message.clone());
-                    self.fail(now, Failure { message, ..failure }, &[]);
+                    self.lost(now, &[rank], Member::Gone, Failure { message, ..failure });
                 }
             }
         }
@@ -519,30 +523,81 @@ impl Engine {
         }
     }
 
-    fn lost(&mut self, now: Time, rank: Rank, detail: &str) {
-        let settle = now.after(self.policy.settle);
-        let until = match &self.phase {
-            Phase::Meeting { world, .. } | Phase::Training { world } => {
-                // A node that is away may be the culprit, or come back with news of it.
-                let away = world.nodes().filter_map(|node| self.nodes.get(node)?.given_up_at);
-                away.fold(settle, Time::max)
-            }
-            Phase::Settling { until, .. } => *until,
-            _ => return,
-        };
-        let cause = match &self.phase {
-            Phase::Settling { cause, .. } => cause.clone(),
-            _ => format!("rank {rank} lost touch with the others: {detail}"),
-        };
-        let Some(mut world) = self.take_world() else { return };
-        world.set(rank, Member::Lost);
-        if world.all(|member| matches!(member, Member::Lost)) {
-            // Nobody is missing, so nobody's death will be told: there is nothing to wait for.
-            self.set_phase(now, Phase::Settling { world, until: now, cause: cause.clone() }, cause);
-        } else {
-            let reason = format!("{cause}; waiting to hear who died");
-            self.set_phase(now, Phase::Settling { world, until, cause }, reason);
+    /// Takes note of a checkpoint, unless a newer one is known already.
+    fn saved(&mut self, commit: Commit) {
+        let age = |commit: &Commit| (commit.generation, commit.step);
+        if self.commit.as_ref().is_some_and(|known| age(known) >= age(&commit)) {
+            return;
         }
+        self.actions.push(Action::Persist(Record::Saved(commit.clone())));
+        let text = format!("checkpoint {} saved", commit.name);
+        self.announce_at(NoticeKind::Saved, Some(commit.step), text);
+        self.commit = Some(commit);
+    }
+
+    // ---- ranks are lost ----
+
+    fn lost_node(&mut self, now: Time, node: &NodeId, failure: Failure) {
+        let Some(world) = self.world() else { return };
+        let ranks: Vec<Rank> = world.ranks_of(node).into_iter().map(|(rank, _)| rank).collect();
+        self.lost(now, &ranks, Member::Gone, failure);
+    }
+
+    /// Ranks lost touch, or their processes are gone.
+    fn lost(&mut self, now: Time, ranks: &[Rank], how: Member, failure: Failure) {
+        if !failure.class.is_retriable() {
+            return self.end(now, Outcome::Failed { failure });
+        }
+        // Before the meeting there is nobody to lose touch with.
+        if how == Member::Lost && matches!(self.phase, Phase::Forming { .. }) {
+            return;
+        }
+        let Some(mut world) = self.world().cloned() else { return };
+        let death_was_known = world.has(&Member::Gone);
+        let unfinished: Vec<Rank> =
+            ranks.iter().copied().filter(|rank| !world.is_done(*rank)).collect();
+        if unfinished.is_empty() {
+            return;
+        }
+        for rank in unfinished {
+            world.set(rank, how.clone());
+        }
+        let (until, failure) = match &self.phase {
+            Phase::Reattaching { until, .. } => {
+                self.phase = Phase::Reattaching { world, until: *until };
+                return self.finish_reattaching(now);
+            }
+            Phase::Settling { until, failure: first, .. } => {
+                let tells_why = how == Member::Gone && !death_was_known;
+                (*until, if tells_why { failure } else { first.clone() })
+            }
+            _ => (now.after(self.policy.settle), failure),
+        };
+        let reason = match self.away(&world) {
+            Some(node) => format!("{failure}; waiting for node {node}, which is away"),
+            None => format!("{failure}; waiting to hear who died"),
+        };
+        self.set_phase(now, Phase::Settling { world, until, failure }, reason);
+        self.settle(now);
+    }
+
+    /// Goes on once it is known who is missing, or enough time has passed.
+    fn settle(&mut self, now: Time) {
+        let Phase::Settling { world, until, failure } = &self.phase else { return };
+        // If all lost touch, nobody is missing and nobody's death will be told.
+        let known = world.has(&Member::Gone) || world.all(|member| *member == Member::Lost);
+        if self.away(world).is_none() && (known || *until <= now) {
+            self.fail(now, failure.clone());
+        }
+    }
+
+    fn is_attached(&self, node: &NodeId) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.given_up_at.is_none())
+    }
+
+    /// A node of `world` that is away and not yet given up.
+    fn away<'a>(&self, world: &'a World) -> Option<&'a NodeId> {
+        world.nodes().find(|node| self.nodes.contains_key(node) && !self.is_attached(node))
     }
 
     // ---- generations ----
@@ -555,10 +610,6 @@ impl Engine {
 
     /// Opens the next generation with whoever is attached, or waits for more.
     fn open(&mut self, now: Time) {
-        self.open_replacing(now, &[]);
-    }
-
-    fn open_replacing(&mut self, now: Time, replace: &[(NodeId, LocalRank)]) {
         let attached = |node: &&Node| node.given_up_at.is_none();
         let offers: Vec<Offer> = self
             .nodes
@@ -594,10 +645,11 @@ impl Engine {
         let reason = format!("waiting for {size} ranks to start");
         self.set_phase(now, Phase::Forming { world, until }, reason);
         let everyone: Vec<NodeId> = offers.into_iter().map(|offer| offer.node).collect();
+        let hanging = std::mem::take(&mut self.hanging);
         for node in everyone {
-            let hanging: Vec<LocalRank> =
-                replace.iter().filter(|(n, _)| *n == node).map(|(_, local)| *local).collect();
-            self.send_launch(&node, &hanging);
+            let here = hanging.iter().filter(|(other, _)| *other == node);
+            let replace: Vec<LocalRank> = here.map(|(_, local)| *local).collect();
+            self.send_launch(&node, &replace);
         }
     }
 
@@ -619,6 +671,11 @@ impl Engine {
     fn begin_when_all_ready(&mut self, now: Time) {
         let Phase::Forming { world, .. } = &mut self.phase else { return };
         let Some(peers) = world.begin() else { return };
+        if let Some(Drain { reason, .. }) = self.drain.clone()
+            && !world.holds_state()
+        {
+            return self.end(now, Outcome::Drained { reason });
+        }
         let Some(world) = self.take_world() else { return };
         if let Some(recovery) = self.recovering() {
             recovery.ready_at = Some(now);
@@ -633,11 +690,20 @@ impl Engine {
         }
     }
 
-    /// A node that came back may have missed the word to begin.
-    fn resend_begin(&mut self, node: &NodeId) {
-        let Phase::Meeting { world, .. } = &self.phase else { return };
-        let begin = Directive::Begin { generation: self.generation, peers: world.peers().to_vec() };
-        self.send(node, begin);
+    /// A node that came back may have missed the word to begin or to drain.
+    fn remind(&mut self, node: &NodeId) {
+        let generation = self.generation;
+        match (&self.phase, &self.drain) {
+            (Phase::Meeting { world, .. }, _) => {
+                let peers = world.peers().to_vec();
+                self.send(node, Directive::Begin { generation, peers });
+            }
+            (Phase::Training { .. }, Some(drain)) => {
+                let reason = drain.reason.clone();
+                self.send(node, Directive::Drain { generation, reason });
+            }
+            _ => {}
+        }
     }
 
     fn train_when_all_started(&mut self, now: Time) {
@@ -661,13 +727,7 @@ impl Engine {
     }
 
     /// The present generation is over: a new one, a pause before it, or the end.
-    fn fail(&mut self, now: Time, failure: Failure, replace: &[(NodeId, LocalRank)]) {
-        if self.outcome().is_some() {
-            return;
-        }
-        if !failure.class.is_retriable() {
-            return self.end(now, Outcome::Failed { failure });
-        }
+    fn fail(&mut self, now: Time, failure: Failure) {
         self.failures += 1;
         if self.failures > self.policy.restart_limit {
             let message = format!(
@@ -684,7 +744,7 @@ impl Engine {
         ));
         let until = now.after(self.policy.backoff(self.failures));
         if until <= now || self.drain.is_some() {
-            return self.open_replacing(now, replace);
+            return self.open(now);
         }
         let reason = format!(
             "pausing before restart {} of {}: {failure}",
@@ -713,8 +773,10 @@ impl Engine {
             self.send_drain_if_wanted(now);
             return self.end_when_all_done(now);
         }
-        let reason = "the coordinator restarted and not all ranks are still there".to_owned();
-        self.set_phase(now, Phase::Settling { world, until: now, cause: reason.clone() }, reason);
+        let cause = "the coordinator restarted and not all ranks are still there".to_owned();
+        let failure = crash(cause.clone());
+        self.set_phase(now, Phase::Settling { world, until: now, failure }, cause);
+        self.settle(now);
     }
 
     // ---- users ----
@@ -728,13 +790,10 @@ impl Engine {
         self.drain = Some(Drain { reason: reason.clone(), until });
         match &self.phase {
             Phase::Training { .. } => self.send_drain_if_wanted(now),
-            // Nobody holds state that is not in a checkpoint.
+            // Too few ranks to save anything.
             Phase::Gathering => self.end(now, Outcome::Drained { reason }),
-            Phase::Forming { world, .. } if !world.holds_state() => {
-                self.end(now, Outcome::Drained { reason });
-            }
             Phase::Backoff { .. } => self.open(now),
-            // Once it trains again, it is told.
+            // Once it trains it is told; if no rank turns out to hold state, it ends before.
             Phase::Forming { .. }
             | Phase::Meeting { .. }
             | Phase::Settling { .. }

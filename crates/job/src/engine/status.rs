@@ -176,6 +176,7 @@ impl Engine {
             Member::Ready { .. } => "ready",
             Member::Started => "training",
             Member::Lost => "waiting",
+            Member::Gone => "gone",
             Member::Done { .. } => "done",
             Member::Unheard => "unheard",
         };

@@ -237,6 +237,10 @@ impl Session {
     // ---- the coordinator ----
 
     fn connected(&mut self) {
+        if self.leaving.is_some() {
+            // Nobody should count on it any more.
+            return;
+        }
         self.link = Link::Up;
         self.retries = 0;
         self.farewell_until = None;
@@ -274,10 +278,8 @@ impl Session {
             Directive::Launch(launch) if launch.generation > self.generation => {
                 self.launch(now, launch)
             }
-            // Told again after a reconnect: whatever did not arrive the first time is done now.
-            Directive::Launch(launch) if launch.generation == self.generation => {
-                self.launch_missing(&launch);
-            }
+            // Told again, because an agent without ranks reconnected: all is done already.
+            Directive::Launch(launch) if launch.generation == self.generation => {}
             Directive::Begin { generation, peers } if generation == self.generation => {
                 self.begin(&peers);
             }
@@ -317,16 +319,6 @@ impl Session {
                 (Process::Stopping { .. } | Process::Empty { .. }, _) => {
                     self.spawn_if_empty(local_rank)
                 }
-            }
-        }
-    }
-
-    fn launch_missing(&mut self, launch: &Launch) {
-        for (local_rank, seat) in self.seats(launch) {
-            let Some(slot) = self.slot_mut(local_rank) else { continue };
-            if slot.seat.is_none() && seat.is_some() {
-                slot.seat = seat;
-                self.spawn_if_empty(local_rank);
             }
         }
     }
@@ -454,10 +446,11 @@ impl Session {
 
     fn leave_at_once(&mut self, reason: String) {
         self.leaving.get_or_insert(Outcome::Drained { reason });
+        self.farewell_until = None;
         for local_rank in self.locals() {
             let Some(slot) = self.slot_mut(local_rank) else { continue };
             slot.seat = None;
-            if slot.is_alive() {
+            if slot.is_alive() || slot.kill_at().is_some() {
                 slot.process = Process::Stopping { kill_at: None };
                 self.actions.push(Action::Kill(local_rank));
             }

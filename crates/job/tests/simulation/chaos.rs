@@ -62,6 +62,15 @@ const FAULTS: &[(u32, &str, Fault)] = &[
     (4, "a drain is wanted", |cluster| {
         cluster.coordinate(engine::Event::Drain { reason: "a user".to_owned() });
     }),
+    (2, "a drain is wanted while nobody is in touch", |cluster| {
+        for id in cluster.running_agents() {
+            if let Some(connection) = cluster.agents[id].connection {
+                cluster.break_connection(connection);
+                cluster.coordinator_notices(connection);
+            }
+        }
+        cluster.coordinate(engine::Event::Drain { reason: "a user".to_owned() });
+    }),
     (1, "a stop is wanted", |cluster| cluster.coordinate(engine::Event::Stop)),
 ];
 

@@ -30,6 +30,7 @@ pub(crate) struct Connection {
     /// Given with the hello.
     attachment: Option<Attachment>,
     stands: bool,
+    opened_at: Time,
     /// Streams keep order: when the last message each way arrives.
     up_until: Time,
     down_until: Time,
@@ -44,6 +45,7 @@ impl Cluster {
             coordinator_life: self.coordinator.life,
             attachment: None,
             stands: true,
+            opened_at: self.now,
             up_until: self.now,
             down_until: self.now,
         });
@@ -123,6 +125,12 @@ impl Cluster {
         if let Some(id) = self.stream_of(attachment) {
             self.break_connection(id);
         }
+    }
+
+    /// Since when an agent's present stream stands.
+    pub(crate) fn in_touch_since(&self, agent: &Agent) -> Option<Time> {
+        let connection = &self.connections[agent.connection?];
+        connection.stands.then_some(connection.opened_at)
     }
 
     /// The attachment of an agent's present stream.

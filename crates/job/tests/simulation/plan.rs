@@ -76,11 +76,12 @@ impl Plan {
         let mut spec = recipe().clone();
         spec.cluster.min_ranks = rng.u32(1..=all);
         spec.cluster.max_ranks = rng.u32(spec.cluster.min_ranks..=all);
-        spec.cluster.node_grace_seconds = rng.u32(1..=5).into();
+        spec.cluster.node_grace_seconds = rng.u32(1..=10).into();
         spec.cluster.rendezvous_seconds = rng.u32(3..=8).into();
-        spec.cluster.drain_seconds = rng.u32(5..=20).into();
+        spec.cluster.drain_seconds = rng.u32(4..=20).into();
         spec.cluster.restart_limit = rng.u32(3..=10);
-        let total_steps = rng.u64(10..=60);
+        let long = rng.u8(0..8) == 0;
+        let total_steps = if long { rng.u64(100..=150) } else { rng.u64(10..=60) };
         Self {
             origin: origin(rng, store, total_steps),
             policy: Policy::new(&spec),

@@ -1,11 +1,15 @@
 //! What must hold after every event, one sentence a file.
 
+mod a_drain_reaches_the_ranks;
+mod calm_needs_few_generations;
 mod every_wait_has_a_reason;
+mod no_node_is_left_behind;
 mod no_step_is_lost;
 mod nothing_runs_after_the_end;
 mod one_generation_trains;
 mod persist_comes_first;
 mod ranks_are_a_permutation;
+mod readers_see_no_step_back;
 mod resume_from_a_commit;
 mod stale_changes_nothing;
 mod the_end_is_saved;
@@ -31,10 +35,14 @@ pub(crate) fn all() -> Vec<Box<dyn Invariant>> {
         Box::new(one_generation_trains::OneGenerationTrains::default()),
         Box::new(resume_from_a_commit::ResumeFromACommit),
         Box::new(no_step_is_lost::NoStepIsLost),
+        Box::new(no_node_is_left_behind::NoNodeIsLeftBehind::default()),
         Box::new(stale_changes_nothing::StaleChangesNothing::default()),
         Box::new(every_wait_has_a_reason::EveryWaitHasAReason::default()),
         Box::new(persist_comes_first::PersistComesFirst::default()),
         Box::new(the_end_is_saved::TheEndIsSaved::default()),
+        Box::new(readers_see_no_step_back::ReadersSeeNoStepBack::default()),
+        Box::new(a_drain_reaches_the_ranks::ADrainReachesTheRanks),
+        Box::new(calm_needs_few_generations::CalmNeedsFewGenerations::default()),
         Box::new(nothing_runs_after_the_end::NothingRunsAfterTheEnd),
     ]
 }

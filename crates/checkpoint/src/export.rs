@@ -1,0 +1,78 @@
+//! A checkpoint's weights as a file that PyTorch reads.
+
+use std::{collections::HashMap, fs, io::Write, path::Path};
+
+use safetensors::{Dtype, tensor::TensorView};
+
+use crate::{Error, Manifest, Store, TensorInfo, shard::to_bytes};
+
+/// Writes the weights and BatchNorm statistics of a checkpoint as safetensors with torchvision's names
+/// and shapes, all f32 and contiguous, plus an int64 `num_batches_tracked` for each BatchNorm layer:
+/// what torchvision's `load_state_dict` expects. The file appears in one piece.
+///
+/// # Errors
+/// The checkpoint is damaged or holds no named tensors; the file cannot be written.
+pub fn safetensors(store: &Store, manifest: &Manifest, out: &Path) -> Result<(), Error> {
+    let mut regions: HashMap<&str, Vec<f32>> = manifest
+        .regions
+        .iter()
+        .map(|region| (region.name.as_str(), vec![0.0; region.len]))
+        .collect();
+    store.load(manifest, &mut |name, offset, values| {
+        if let Some(region) = regions.get_mut(name) {
+            region[offset..offset + values.len()].copy_from_slice(values);
+        }
+    })?;
+    let refused = |problem: String| Error::Export { path: out.display().to_string(), problem };
+    let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    for tensor in &manifest.tensors {
+        let values = regions.get(tensor.region.as_str()).zip(tensor.len());
+        let values = values.and_then(|(all, len)| all.get(tensor.offset..tensor.offset + len));
+        let values =
+            values.ok_or_else(|| refused(format!("{} lies outside its region", tensor.name)))?;
+        let bytes = to_bytes(&contiguous(tensor, values));
+        tensors.push((tensor.name.clone(), Dtype::F32, tensor.shape.clone(), bytes));
+        if let Some(layer) = tensor.name.strip_suffix("running_mean") {
+            let steps = i64::try_from(manifest.step.0).unwrap_or(i64::MAX).to_le_bytes().to_vec();
+            tensors.push((format!("{layer}num_batches_tracked"), Dtype::I64, Vec::new(), steps));
+        }
+    }
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        Ok((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes)?))
+    });
+    let views: Result<Vec<_>, safetensors::SafeTensorError> = views.collect();
+    let encoded = views.and_then(|views| safetensors::serialize(views, None));
+    let bytes = encoded.map_err(|error| refused(error.to_string()))?;
+    write_whole(out, &bytes).map_err(|error| refused(error.to_string()))
+}
+
+/// The values in the order of `tensor.shape`.
+fn contiguous(tensor: &TensorInfo, values: &[f32]) -> Vec<f32> {
+    let &[outputs, inputs, height, width] = tensor.shape.as_slice() else { return values.to_vec() };
+    if !tensor.channels_last {
+        return values.to_vec();
+    }
+    let mut out = Vec::with_capacity(values.len());
+    for o in 0..outputs {
+        for i in 0..inputs {
+            for place in 0..height * width {
+                out.push(values[(o * height * width + place) * inputs + i]);
+            }
+        }
+    }
+    out
+}
+
+fn write_whole(out: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut draft = out.as_os_str().to_owned();
+    draft.push(format!(".{}.tmp", std::process::id()));
+    let written = fs::File::create(&draft).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&draft, out)
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&draft);
+    }
+    written
+}

@@ -1,0 +1,55 @@
+//! Names of checkpoints and of their files.
+
+use baton_job::{Generation, Rank, Step};
+
+/// A checkpoint's identity. Orders like age: a higher generation is newer whatever its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SaveId {
+    /// The generation that writes it.
+    pub generation: Generation,
+    /// Updates made.
+    pub step: Step,
+}
+
+impl SaveId {
+    /// The folder's name, e.g. `step-0000000440-gen-000003`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("step-{:010}-gen-{:06}", self.step.0, self.generation.0)
+    }
+
+    /// Reads a folder's name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        let (step, generation) = name.strip_prefix("step-")?.split_once("-gen-")?;
+        let id = Self {
+            generation: Generation(generation.parse().ok()?),
+            step: Step(step.parse().ok()?),
+        };
+        // Only the canonical spelling, so that a name and an identity are the same thing.
+        (id.name() == name).then_some(id)
+    }
+}
+
+pub(crate) const MANIFEST: &str = "manifest.json";
+pub(crate) const FENCE: &str = "fence.json";
+pub(crate) const LATEST: &str = "latest";
+
+pub(crate) fn shard_file(rank: Rank, world_size: u32) -> String {
+    format!("shard-{:05}-of-{world_size:05}.safetensors", rank.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back_and_others_are_not() {
+        let id = SaveId { generation: Generation(3), step: Step(440) };
+        assert_eq!(id.name(), "step-0000000440-gen-000003");
+        assert_eq!(SaveId::parse(&id.name()), Some(id));
+        for other in ["step-440-gen-3", "step-0000000440", "latest", "step-x-gen-y", ""] {
+            assert_eq!(SaveId::parse(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Finding what to resume from, and reading it.
+
+use baton_job::{Rank, message::Restore};
+
+use crate::{EntryState, Error, Manifest, SaveId, Store, shard};
+
+/// A checkpoint to resume from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
+    /// What it holds; its digests have been verified.
+    pub manifest: Manifest,
+    /// The store it lies in, if not the one that was asked.
+    pub elsewhere: Option<String>,
+    /// Newer ones that were passed over, each with the reason.
+    pub skipped: Vec<String>,
+}
+
+impl Store {
+    /// The checkpoint that `restore` names; see [`Restore`] for the rule.
+    ///
+    /// # Errors
+    /// The store cannot be read, or the checkpoint named by the user is not there or damaged.
+    pub fn find(&self, restore: &Restore) -> Result<Option<Found>, Error> {
+        let mut skipped = Vec::new();
+        for entry in self.list()?.into_iter().filter(|e| e.id.generation >= restore.not_before) {
+            let problem = match entry.state {
+                // A save that never ended is what a kill leaves behind: nothing was lost with it.
+                EntryState::Unfinished => continue,
+                EntryState::Damaged(problem) => problem,
+                EntryState::Whole(manifest) => match self.verify(&manifest, &mut |_, _| {}) {
+                    Ok(()) => {
+                        return Ok(Some(Found { manifest: *manifest, elsewhere: None, skipped }));
+                    }
+                    Err(Error::Damaged { problem, .. }) => problem,
+                    Err(error) => error.to_string(),
+                },
+            };
+            skipped.push(format!("{} ({problem})", entry.name));
+        }
+        match &restore.path {
+            Some(path) => self.named(path, skipped).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// A checkpoint named by the user: in this store, or the folder of one in any other.
+    fn named(&self, path: &str, skipped: Vec<String>) -> Result<Found, Error> {
+        let (parent, name) = match path.trim_end_matches('/').rsplit_once('/') {
+            Some((parent, name)) => (Some(parent), name),
+            None => (None, path),
+        };
+        let other = match parent {
+            Some(parent) => Some(Self::open_existing(parent)?),
+            None => None,
+        };
+        let store = other.as_ref().unwrap_or(self);
+        let manifest = store.manifest(name)?;
+        store.verify(&manifest, &mut |_, _| {})?;
+        Ok(Found { manifest, elsewhere: parent.map(str::to_owned), skipped })
+    }
+
+    /// Reads every shard and compares digests, telling `progress(done, total)` in bytes.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] names the first file that is not as it was written.
+    pub fn verify(
+        &self,
+        manifest: &Manifest,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(), Error> {
+        let mut done = 0;
+        for shard in &manifest.shards {
+            self.read_shard(manifest, shard.rank)?;
+            done += shard.bytes;
+            progress(done, manifest.bytes());
+        }
+        Ok(())
+    }
+
+    /// Hands every value of the state to `into(region, offset, values)`, one shard after the other,
+    /// each verified before its values are used.
+    ///
+    /// # Errors
+    /// A file is missing or not as it was written.
+    pub fn load(
+        &self,
+        manifest: &Manifest,
+        into: &mut dyn FnMut(&str, usize, &[f32]),
+    ) -> Result<(), Error> {
+        for shard in &manifest.shards {
+            let bytes = self.read_shard(manifest, shard.rank)?;
+            shard::decode(&bytes, manifest, shard.rank, into)
+                .map_err(|problem| damaged(manifest.id(), format!("{}: {problem}", shard.file)))?;
+        }
+        Ok(())
+    }
+
+    fn read_shard(&self, manifest: &Manifest, rank: Rank) -> Result<bytes::Bytes, Error> {
+        let id = manifest.id();
+        let Some(shard) = manifest.shards.get(rank.0 as usize) else {
+            return Err(damaged(id, format!("it has no shard of rank {rank}")));
+        };
+        let file = format!("{}/{}", id.name(), shard.file);
+        let bytes = self
+            .read(&file, shard.bytes)?
+            .ok_or_else(|| damaged(id, format!("{} is missing", shard.file)))?;
+        if blake3::hash(&bytes).to_hex().as_str() != shard.blake3 {
+            return Err(damaged(id, format!("{} does not match its digest", shard.file)));
+        }
+        Ok(bytes)
+    }
+}
+
+fn damaged(id: SaveId, problem: String) -> Error {
+    Error::Damaged { name: id.name(), problem }
+}

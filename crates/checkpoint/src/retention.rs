@@ -1,0 +1,71 @@
+//! Which checkpoints are kept.
+
+use baton_job::Generation;
+
+use crate::{Entry, EntryState, SaveId, Store};
+
+/// What to keep of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// The newest ones.
+    pub keep_last: u32,
+    /// The one with the best top-1 too.
+    pub keep_best: bool,
+    /// Checkpoints of earlier generations belong to another run and are left alone.
+    pub not_before: Generation,
+    /// The generation that prunes.
+    pub generation: Generation,
+}
+
+/// What pruning did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// Names of what was removed.
+    pub removed: Vec<String>,
+    /// What could not be done. Nothing that would have to stop training.
+    pub warnings: Vec<String>,
+}
+
+impl Store {
+    /// Removes what `retention` does not keep, and what dead saves have left behind.
+    pub fn prune(&self, retention: &Retention) -> Pruned {
+        let mut pruned = Pruned::default();
+        let listed = self.check_fence(retention.generation).and_then(|()| self.list());
+        let entries = match listed {
+            Ok(entries) => entries,
+            Err(error) => {
+                pruned.warnings.push(format!("old checkpoints are not pruned: {error}"));
+                return pruned;
+            }
+        };
+        for id in superfluous(&entries, retention) {
+            match self.remove(id) {
+                Ok(()) => pruned.removed.push(id.name()),
+                Err(error) => pruned.warnings.push(error.to_string()),
+            }
+        }
+        pruned
+    }
+}
+
+/// What is to be removed of `entries`, which come newest first.
+fn superfluous(entries: &[Entry], retention: &Retention) -> Vec<SaveId> {
+    let ours = || entries.iter().filter(|entry| entry.id.generation >= retention.not_before);
+    let whole = || {
+        ours().filter_map(|entry| match &entry.state {
+            EntryState::Whole(manifest) => Some((entry.id, manifest)),
+            _ => None,
+        })
+    };
+    let mut kept: Vec<SaveId> =
+        whole().take(retention.keep_last as usize).map(|(id, _)| id).collect();
+    let Some(newest) = kept.first().copied() else { return Vec::new() };
+    if retention.keep_best {
+        let graded = whole().filter_map(|(id, manifest)| Some((id, manifest.accuracy()?.top1)));
+        // Newest first, and the last of equals is taken: the earliest.
+        let best = graded.reduce(|best, next| if next.1 >= best.1 { next } else { best });
+        kept.extend(best.map(|(id, _)| id));
+    }
+    // What is newer than the newest whole one may be a save in progress.
+    ours().map(|entry| entry.id).filter(|id| *id < newest && !kept.contains(id)).collect()
+}

@@ -1,0 +1,302 @@
+//! The place where checkpoints lie, and the write that commits one.
+
+use std::{fmt, future::Future, sync::Arc};
+
+use baton_job::{Generation, Rank, message::Commit};
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::{
+    ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, local::LocalFileSystem,
+    path::Path,
+};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
+
+use crate::{
+    Error, Manifest, RegionSlice, SaveId, ShardEntry,
+    manifest::MAX_BYTES,
+    name::{FENCE, LATEST, MANIFEST, shard_file},
+    shard,
+};
+
+/// A folder of checkpoints. All calls block.
+///
+/// Files are written under a temporary name, fsynced, renamed, and the folder is fsynced: when a
+/// write returns it has survived the machine.
+pub struct Store {
+    location: String,
+    objects: Arc<dyn ObjectStore>,
+    runtime: Runtime,
+}
+
+/// One checkpoint folder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub id: SaveId,
+    /// Whether it can be resumed from.
+    pub state: EntryState,
+}
+
+/// What a look at a checkpoint's manifest and file sizes tells. Digests are a matter of
+/// [`Store::verify`].
+#[derive(Clone, Debug, PartialEq)]
+pub enum EntryState {
+    /// All files are there and of the right size.
+    Whole(Box<Manifest>),
+    /// What is wrong with it.
+    Damaged(String),
+    /// Its save was never finished.
+    Unfinished,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Fence {
+    generation: Generation,
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("location", &self.location).finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// Opens the folder `location` for writing and makes it if it is not there.
+    ///
+    /// # Errors
+    /// It cannot be made, or not be written to.
+    pub fn open(location: &str) -> Result<Self, Error> {
+        let refused = |problem: String| Error::Location { location: location.to_owned(), problem };
+        std::fs::create_dir_all(location).map_err(|error| refused(error.to_string()))?;
+        let store = Self::open_existing(location)?;
+        // Better now than at the first save, hours later.
+        let probe = Path::from(format!("probe-{}", std::process::id()));
+        store
+            .wait(async {
+                store.objects.put(&probe, PutPayload::from_static(b"probe")).await?;
+                store.objects.delete(&probe).await
+            })
+            .map_err(|error| refused(error.to_string()))?;
+        Ok(store)
+    }
+
+    /// Opens the folder `location` as it is.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn open_existing(location: &str) -> Result<Self, Error> {
+        let refused = |problem: String| Error::Location { location: location.to_owned(), problem };
+        let files = LocalFileSystem::new_with_prefix(location)
+            .map_err(|error| refused(error.to_string()))?
+            .with_fsync(true)
+            // Removes a checkpoint's folder with its last file.
+            .with_automatic_cleanup(true);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .map_err(|error| refused(error.to_string()))?;
+        Ok(Self { location: location.to_owned(), objects: Arc::new(files), runtime })
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn location(&self) -> &str {
+        &self.location
+    }
+
+    /// All checkpoints, newest first.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn list(&self) -> Result<Vec<Entry>, Error> {
+        let listing = self.wait(self.objects.list_with_delimiter(None));
+        let listing = listing.map_err(|source| self.failed("list", "checkpoints", source))?;
+        let names = listing.common_prefixes.iter().filter_map(Path::filename);
+        let mut ids: Vec<SaveId> = names.filter_map(SaveId::parse).collect();
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        ids.into_iter().map(|id| self.entry(id)).collect()
+    }
+
+    /// The checkpoint called `name`.
+    ///
+    /// # Errors
+    /// There is none, or it is damaged.
+    pub fn manifest(&self, name: &str) -> Result<Manifest, Error> {
+        let missing = || Error::Missing { name: name.to_owned(), location: self.location.clone() };
+        let entry = self.entry(SaveId::parse(name).ok_or_else(missing)?)?;
+        match entry.state {
+            EntryState::Whole(manifest) => Ok(*manifest),
+            EntryState::Damaged(problem) => Err(Error::Damaged { name: entry.name, problem }),
+            EntryState::Unfinished => Err(missing()),
+        }
+    }
+
+    /// The newest generation that was ever opened on this store; 0 if none was.
+    ///
+    /// # Errors
+    /// The fence cannot be read.
+    pub fn fence(&self) -> Result<Generation, Error> {
+        let Some(bytes) = self.read(FENCE, MAX_BYTES)? else { return Ok(Generation(0)) };
+        let fence: Fence = serde_json::from_slice(&bytes).map_err(|error| Error::Location {
+            location: self.location.clone(),
+            problem: format!("{FENCE} is not readable ({error})"),
+        })?;
+        Ok(fence.generation)
+    }
+
+    /// Keeps generations below `generation` from changing anything here; never lowers the fence.
+    ///
+    /// # Errors
+    /// The fence cannot be read or written.
+    pub fn raise_fence(&self, generation: Generation) -> Result<(), Error> {
+        if self.fence()? >= generation {
+            return Ok(());
+        }
+        let bytes = serde_json::to_vec(&Fence { generation }).unwrap_or_default();
+        self.write(FENCE, bytes, PutMode::Overwrite)
+    }
+
+    /// Writes one rank's slices, durable on return.
+    ///
+    /// # Errors
+    /// The file cannot be written, for example because the disk is full.
+    pub fn write_shard(
+        &self,
+        save: &SaveId,
+        rank: Rank,
+        world_size: u32,
+        slices: &[RegionSlice<'_>],
+    ) -> Result<ShardEntry, Error> {
+        let file = shard_file(rank, world_size);
+        let bytes = shard::encode(slices).map_err(|error| Error::Damaged {
+            name: save.name(),
+            problem: format!("{file} cannot be encoded: {error}"),
+        })?;
+        let blake3 = blake3::hash(&bytes).to_hex().to_string();
+        let entry = ShardEntry { file: file.clone(), bytes: bytes.len() as u64, blake3, rank };
+        self.write(&format!("{}/{file}", save.name()), bytes, PutMode::Overwrite)?;
+        Ok(entry)
+    }
+
+    /// Commits a checkpoint whose shards are all durable.
+    ///
+    /// # Errors
+    /// A newer generation has taken over; there is one of that name; the manifest cannot be written.
+    pub fn commit(&self, manifest: &Manifest) -> Result<Commit, Error> {
+        self.check_fence(manifest.generation)?;
+        let name = manifest.name();
+        let bytes = serde_json::to_vec_pretty(manifest).map_err(|error| Error::Damaged {
+            name: name.clone(),
+            problem: format!("its manifest cannot be encoded: {error}"),
+        })?;
+        match self.write(&format!("{name}/{MANIFEST}"), bytes, PutMode::Create) {
+            Err(Error::Storage { source: object_store::Error::AlreadyExists { .. }, .. }) => {
+                return Err(Error::Exists(name));
+            }
+            other => other?,
+        }
+        self.write(LATEST, format!("{name}\n").into_bytes(), PutMode::Overwrite)?;
+        Ok(manifest.to_commit())
+    }
+
+    /// Removes one checkpoint, its manifest first: half removed it is no checkpoint.
+    pub(crate) fn remove(&self, id: SaveId) -> Result<(), Error> {
+        let name = id.name();
+        let removed = self.wait(async {
+            let manifest = Path::from(format!("{name}/{MANIFEST}"));
+            match self.objects.delete(&manifest).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            let files: Vec<_> =
+                self.objects.list(Some(&Path::from(name.as_str()))).try_collect().await?;
+            for file in files {
+                self.objects.delete(&file.location).await?;
+            }
+            Ok(())
+        });
+        removed.map_err(|source| self.failed("remove", &name, source))
+    }
+
+    pub(crate) fn check_fence(&self, mine: Generation) -> Result<(), Error> {
+        let fence = self.fence()?;
+        if mine < fence { Err(Error::Fenced { mine, fence }) } else { Ok(()) }
+    }
+
+    /// A file's bytes if it is there and no larger than `most`.
+    pub(crate) fn read(&self, file: &str, most: u64) -> Result<Option<Bytes>, Error> {
+        let path = Path::from(file);
+        let read = self.wait(async {
+            let object = self.objects.get(&path).await?;
+            if object.meta.size > most {
+                let text =
+                    format!("it has {} bytes, more than the {most} expected", object.meta.size);
+                return Err(object_store::Error::Generic {
+                    store: "checkpoint",
+                    source: text.into(),
+                });
+            }
+            object.bytes().await
+        });
+        match read {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(source) => Err(self.failed("read", file, source)),
+        }
+    }
+
+    fn write(&self, file: &str, bytes: Vec<u8>, mode: PutMode) -> Result<(), Error> {
+        let path = Path::from(file);
+        let put = self.objects.put_opts(&path, bytes.into(), PutOptions::from(mode));
+        self.wait(put).map(|_| ()).map_err(|source| self.failed("write", file, source))
+    }
+
+    fn entry(&self, id: SaveId) -> Result<Entry, Error> {
+        let name = id.name();
+        let state = match self.read(&format!("{name}/{MANIFEST}"), MAX_BYTES) {
+            Ok(None) => EntryState::Unfinished,
+            Ok(Some(bytes)) => match Manifest::parse(&bytes) {
+                Ok(manifest) => self.check_files(id, manifest)?,
+                Err(problem) => EntryState::Damaged(problem),
+            },
+            Err(error) => EntryState::Damaged(error.to_string()),
+        };
+        Ok(Entry { name, id, state })
+    }
+
+    fn check_files(&self, id: SaveId, manifest: Manifest) -> Result<EntryState, Error> {
+        if manifest.id() != id {
+            return Ok(EntryState::Damaged(format!("its manifest is that of {}", manifest.name())));
+        }
+        let name = id.name();
+        let files = self.wait(async {
+            self.objects.list(Some(&Path::from(name.as_str()))).try_collect::<Vec<_>>().await
+        });
+        let files = files.map_err(|source| self.failed("list", &name, source))?;
+        for shard in &manifest.shards {
+            let file = files.iter().find(|file| file.location.filename() == Some(&shard.file));
+            match file {
+                None => return Ok(EntryState::Damaged(format!("{} is missing", shard.file))),
+                Some(file) if file.size != shard.bytes => {
+                    return Ok(EntryState::Damaged(format!(
+                        "{} has {} bytes instead of {}",
+                        shard.file, file.size, shard.bytes
+                    )));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(EntryState::Whole(Box::new(manifest)))
+    }
+
+    fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    fn failed(&self, operation: &'static str, subject: &str, source: object_store::Error) -> Error {
+        let (subject, location) = (subject.to_owned(), self.location.clone());
+        Error::Storage { operation, subject, location, source }
+    }
+}

@@ -1,0 +1,96 @@
+//! The commands, one file each.
+
+mod checkpoint;
+mod completion;
+mod drain;
+pub(crate) mod recipe;
+mod status;
+mod stop;
+mod watch;
+
+use baton_job::exit::Failure;
+use clap::{Parser, Subcommand};
+
+use crate::up;
+
+/// Trains on machines that may be taken away: start a job, look at it, steer it.
+#[derive(Debug, Parser)]
+#[command(name = "baton", version, max_term_width = 100, after_help = AFTER_HELP)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  baton up recipes/digits_cpu.toml --ranks 2     train here; run it again to go on where it stopped
+  baton status                                   one look at the job
+  baton drain                                    save after the current step and stop
+
+A command asks the first of these coordinators: --coordinator URL, the environment's
+BATON_COORDINATOR, the one that serves --run-dir DIR, the one of the newest run below runs/,
+http://127.0.0.1:29600.
+
+Exit codes:
+  0    all went well; for `baton up`: every epoch is done
+  1    failed for a reason that another try may cure, or stopped
+  2    bad input: a recipe, a file, a flag; do not try the same again
+  75   `baton up`: saved and stopped; the same command goes on
+  130  `baton up`: stopped at once by a second Ctrl-C";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Up(up::Args),
+    Status(status::Args),
+    Watch(watch::Args),
+    Drain(drain::Args),
+    Stop(stop::Args),
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
+    #[command(subcommand)]
+    Recipe(recipe::Command),
+    Completion(completion::Args),
+}
+
+impl Cli {
+    /// Runs the command; the exit code of one that did what it should.
+    pub(crate) async fn run(self) -> Result<u8, Failure> {
+        let done = match self.command {
+            Command::Up(args) => return up::run(args).await,
+            Command::Status(args) => status::run(args).await,
+            Command::Watch(args) => watch::run(args).await,
+            Command::Drain(args) => drain::run(args).await,
+            Command::Stop(args) => stop::run(args).await,
+            Command::Checkpoint(command) => checkpoint::run(command).await,
+            Command::Recipe(command) => recipe::run(&command),
+            Command::Completion(args) => completion::run(&args),
+        };
+        done.map(|()| baton_job::exit::OK)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_teaches_by_example() {
+        fn check(command: &clap::Command) {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let has_example = help.contains(&format!("{} ", command.get_name()))
+                || help.contains(&format!("{}\n", command.get_name()))
+                || help.ends_with(command.get_name());
+            let is_group = command.get_subcommands().next().is_some();
+            assert!(is_group || has_example, "{} has no example: {help:?}", command.get_name());
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+}

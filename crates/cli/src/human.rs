@@ -1,0 +1,110 @@
+//! Numbers for people.
+
+use std::time::Duration;
+
+/// A duration in at most two units.
+pub(crate) fn duration(seconds: f64) -> String {
+    let whole = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX).as_secs();
+    let (days, hours, minutes) = (whole / 86_400, whole / 3_600 % 24, whole / 60 % 60);
+    match whole {
+        0..10 => format!("{:.1} s", seconds.max(0.0)),
+        10..60 => format!("{whole} s"),
+        60..3_600 => format!("{minutes} min {:02} s", whole % 60),
+        3_600..86_400 => format!("{hours} h {minutes:02} min"),
+        _ => format!("{days} d {hours} h"),
+    }
+}
+
+/// A number of bytes in decimal units.
+pub(crate) fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
+    if bytes < 1_000 {
+        return format!("{bytes} B");
+    }
+    let mut amount = bytes as f64 / 1e3;
+    let mut unit = 0;
+    // 999.95 would be printed as 1000.0.
+    while amount >= 999.95 && unit + 1 < UNITS.len() {
+        amount /= 1e3;
+        unit += 1;
+    }
+    format!("{amount:.1} {}", UNITS[unit])
+}
+
+/// A share of one.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// A learning rate.
+pub(crate) fn rate(rate: f64) -> String {
+    if rate == 0.0 || (0.01..1e4).contains(&rate) {
+        format!("{rate:.4}")
+    } else {
+        format!("{rate:.2e}")
+    }
+}
+
+/// A thing that there is once or more often.
+pub(crate) fn count(number: u64, thing: &str) -> String {
+    format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
+}
+
+/// A moment as `2026-11-21T09:15:08Z`.
+pub(crate) fn utc(unix_seconds: u64) -> String {
+    let (year, month, day) = civil(unix_seconds / 86_400);
+    format!("{year:04}-{month:02}-{day:02}T{}", utc_time_of_day(unix_seconds))
+}
+
+/// A moment as `09:15:08Z`.
+pub(crate) fn utc_time_of_day(unix_seconds: u64) -> String {
+    let (hours, minutes) = (unix_seconds / 3_600 % 24, unix_seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}Z", unix_seconds % 60)
+}
+
+/// Year, month and day in the Gregorian calendar, by Howard Hinnant's `civil_from_days`
+/// (<https://howardhinnant.github.io/date_algorithms.html>): years begin in March, so that the leap
+/// day is the last.
+fn civil(days_since_1970: u64) -> (u64, u64, u64) {
+    let days = days_since_1970 + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    (year, month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_at_most_two_units() {
+        let shown = [0.42, 12.3, 192.0, 7_500.0, 100_000.0, f64::INFINITY, -1.0].map(duration);
+        assert_eq!(shown[..5], ["0.4 s", "12 s", "3 min 12 s", "2 h 05 min", "1 d 3 h"]);
+        assert!(shown[5].ends_with(" h"), "{}", shown[5]);
+        assert_eq!(shown[6], "0.0 s");
+    }
+
+    #[test]
+    fn bytes_never_show_a_thousand() {
+        let shown = [999, 1_000, 999_949, 999_999, 102_400_000, u64::MAX].map(bytes);
+        assert_eq!(shown, ["999 B", "1.0 kB", "999.9 kB", "1.0 MB", "102.4 MB", "18446.7 PB"]);
+    }
+
+    #[test]
+    fn learning_rates_keep_their_digits() {
+        assert_eq!([0.0, 0.8, 0.001, 3e-7].map(rate), ["0.0000", "0.8000", "1.00e-3", "3.00e-7"]);
+    }
+
+    #[test]
+    fn dates_know_leap_years() {
+        assert_eq!(utc(0), "1970-01-01T00:00:00Z");
+        assert_eq!(utc(951_827_696), "2000-02-29T12:34:56Z");
+        assert_eq!(utc(1_795_252_508), "2026-11-21T09:15:08Z");
+    }
+}

@@ -1,0 +1,349 @@
+//! What `--json` prints. These are promises to scripts: fields are added, never renamed or removed.
+//! Shares are 0..1, durations seconds; what does not exist yet is `null`, as is a number that is
+//! infinite or none.
+
+use baton_proto::v1;
+use serde::Serialize;
+
+use crate::render::{kind_name, outcome_name, phase_name};
+
+/// `baton status --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Status {
+    /// UUID of the job, the same over all restarts.
+    pub(crate) job_id: String,
+    /// The recipe's name.
+    pub(crate) name: String,
+    /// `gathering`, `backoff`, `forming`, `meeting`, `training`, `settling`, `reattaching`,
+    /// `draining` or `ended`.
+    pub(crate) phase: String,
+    /// Why, in words.
+    pub(crate) reason: String,
+    /// For how long it has been in this phase.
+    pub(crate) phase_seconds: f64,
+    /// The newest membership of ranks.
+    pub(crate) generation: u64,
+    /// Passes over the data to make.
+    pub(crate) epochs: u32,
+    /// The latest update.
+    pub(crate) latest: Option<Step>,
+    /// The latest evaluation.
+    pub(crate) evaluation: Option<Evaluation>,
+    /// The best evaluation.
+    pub(crate) best: Option<Evaluation>,
+    /// The last committed checkpoint.
+    pub(crate) checkpoint: Option<Checkpoint>,
+    /// Its age, if this coordinator saw it being committed.
+    pub(crate) checkpoint_age_seconds: Option<f64>,
+    /// The folder that holds the checkpoints.
+    pub(crate) checkpoint_location: String,
+    /// The ranks of the newest generation.
+    pub(crate) ranks: Vec<Rank>,
+    /// All nodes.
+    pub(crate) nodes: Vec<Node>,
+    /// Failures since the coordinator started.
+    pub(crate) recoveries: Vec<Recovery>,
+    /// Messages refused because they came from an older generation or connection.
+    pub(crate) stale_messages: u64,
+    /// Time left to save and stop, while draining.
+    pub(crate) drain_seconds_left: Option<f64>,
+    /// Estimated time to the end, while training.
+    pub(crate) eta_seconds: Option<f64>,
+    /// How the job ended, once it has.
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// One optimizer update.
+#[derive(Debug, Serialize)]
+pub(crate) struct Step {
+    /// Updates made.
+    pub(crate) step: u64,
+    /// Whole passes made.
+    pub(crate) epoch: u32,
+    /// Updates in all.
+    pub(crate) total_steps: u64,
+    /// Updates per pass.
+    pub(crate) steps_per_epoch: u64,
+    /// Mean loss of the batch.
+    pub(crate) loss: f64,
+    /// Top-1 of the batch.
+    pub(crate) top1: f64,
+    /// Learning rate.
+    pub(crate) lr: f64,
+    /// All ranks together, over the last seconds.
+    pub(crate) samples_per_second: f64,
+    /// Share of time that rank 0 waited for its loader.
+    pub(crate) loader_wait: f64,
+}
+
+/// One evaluation.
+#[derive(Debug, Serialize)]
+pub(crate) struct Evaluation {
+    /// After this many updates.
+    pub(crate) step: u64,
+    /// Mean loss.
+    pub(crate) loss: f64,
+    /// Share of samples whose first guess is right.
+    pub(crate) top1: f64,
+    /// Share of samples with the label among the first five guesses.
+    pub(crate) top5: f64,
+    /// Number of samples.
+    pub(crate) samples: u64,
+}
+
+/// One committed checkpoint.
+#[derive(Debug, Serialize)]
+pub(crate) struct Checkpoint {
+    /// Name of its folder.
+    pub(crate) name: String,
+    /// The generation that wrote it.
+    pub(crate) generation: u64,
+    /// Updates made.
+    pub(crate) step: u64,
+    /// Size of all its files.
+    pub(crate) bytes: u64,
+    /// Top-1, if it was evaluated there.
+    pub(crate) top1: Option<f64>,
+}
+
+/// One rank.
+#[derive(Debug, Serialize)]
+pub(crate) struct Rank {
+    /// Its number.
+    pub(crate) rank: u32,
+    /// Its node.
+    pub(crate) node: String,
+    /// Its number there.
+    pub(crate) local_rank: u32,
+    /// `starting`, `ready`, `meeting`, `training`, `waiting`, `done` or `unheard`.
+    pub(crate) state: String,
+}
+
+/// One node.
+#[derive(Debug, Serialize)]
+pub(crate) struct Node {
+    /// Its name.
+    pub(crate) node: String,
+    /// Ranks it can run.
+    pub(crate) slots: u32,
+    /// Whether its agent is connected.
+    pub(crate) attached: bool,
+}
+
+/// One failure and its recovery.
+#[derive(Debug, Serialize)]
+pub(crate) struct Recovery {
+    /// The generation that took over.
+    pub(crate) generation: u64,
+    /// What failed.
+    pub(crate) cause: String,
+    /// Until the new generation was opened.
+    pub(crate) launch_seconds: Option<f64>,
+    /// From there until all ranks were ready.
+    pub(crate) ready_seconds: Option<f64>,
+    /// From there until all ranks had the state.
+    pub(crate) start_seconds: Option<f64>,
+    /// From there until the first update.
+    pub(crate) step_seconds: Option<f64>,
+    /// Updates that were made again.
+    pub(crate) lost_steps: u64,
+}
+
+/// How a job ended.
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    /// `completed`, `drained`, `stopped` or `failed`.
+    pub(crate) kind: String,
+    /// Why it was drained or failed.
+    pub(crate) reason: Option<String>,
+}
+
+/// One event: a line of `baton watch --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Event {
+    /// Rises by one over the job's whole life; `baton watch --after ID` goes on from it.
+    pub(crate) id: u64,
+    /// When, milliseconds since 1970-01-01 UTC.
+    pub(crate) unix_millis: u64,
+    /// `node_joined`, `node_lost`, `generation_opened`, `training_started`, `evaluated`, `saved`,
+    /// `save_failed`, `rank_failed`, `recovered`, `draining` or `ended`.
+    pub(crate) kind: String,
+    /// In which generation.
+    pub(crate) generation: u64,
+    /// At which step, where that means something.
+    pub(crate) step: Option<u64>,
+    /// In words.
+    pub(crate) message: String,
+}
+
+/// One line of `baton checkpoint ls --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ListedCheckpoint {
+    /// Name of its folder.
+    pub(crate) name: String,
+    /// Whether all its files are there and of the right size.
+    pub(crate) whole: bool,
+    /// What is wrong, if it is not whole.
+    pub(crate) damage: Option<String>,
+    /// Updates made.
+    pub(crate) step: Option<u64>,
+    /// Whole passes made.
+    pub(crate) epoch: Option<u32>,
+    /// Top-1, if it was evaluated there.
+    pub(crate) top1: Option<f64>,
+    /// Size of all its files.
+    pub(crate) bytes: Option<u64>,
+    /// When it was committed, seconds since 1970-01-01 UTC.
+    pub(crate) created_unix_seconds: Option<u64>,
+}
+
+/// One line of `baton up --json`.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(crate) enum UpLine {
+    /// Something happened in the job.
+    Event(Event),
+    /// Where the job stands; at least one per epoch and every ten seconds while it trains.
+    Progress(Status),
+    /// Something that `baton up` itself did.
+    Note {
+        /// In words.
+        message: String,
+    },
+    /// The last line.
+    End {
+        /// With which `baton up` ends.
+        exit_code: u8,
+        /// Where the job stood.
+        status: Option<Status>,
+    },
+}
+
+/// One line of JSON.
+pub(crate) fn line(value: &impl Serialize) -> String {
+    // Plain structs, strings and numbers: nothing here can fail.
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+impl From<&v1::GetStatusResponse> for Status {
+    fn from(status: &v1::GetStatusResponse) -> Self {
+        Self {
+            job_id: status.job_id.clone(),
+            name: status.name.clone(),
+            phase: phase_name(status.phase()),
+            reason: status.reason.clone(),
+            phase_seconds: status.phase_seconds,
+            generation: status.generation,
+            epochs: status.epochs,
+            latest: status.latest.as_ref().map(Into::into),
+            evaluation: status.evaluation.as_ref().map(Into::into),
+            best: status.best.as_ref().map(Into::into),
+            checkpoint: status.checkpoint.as_ref().map(Into::into),
+            checkpoint_age_seconds: status.checkpoint_age_seconds,
+            checkpoint_location: status.checkpoint_location.clone(),
+            ranks: status.ranks.iter().map(Into::into).collect(),
+            nodes: status.nodes.iter().map(Into::into).collect(),
+            recoveries: status.recoveries.iter().map(Into::into).collect(),
+            stale_messages: status.stale_messages,
+            drain_seconds_left: status.drain_seconds_left,
+            eta_seconds: status.eta_seconds,
+            outcome: status.outcome.as_ref().map(Into::into),
+        }
+    }
+}
+
+impl From<&v1::Step> for Step {
+    fn from(step: &v1::Step) -> Self {
+        Self {
+            step: step.step,
+            epoch: step.epoch,
+            total_steps: step.total_steps,
+            steps_per_epoch: step.steps_per_epoch,
+            loss: step.loss,
+            top1: step.top1,
+            lr: step.lr,
+            samples_per_second: step.samples_per_second,
+            loader_wait: step.loader_wait,
+        }
+    }
+}
+
+impl From<&v1::EvaluatedStep> for Evaluation {
+    fn from(evaluated: &v1::EvaluatedStep) -> Self {
+        let v1::Accuracy { loss, top1, top5, samples } = evaluated.accuracy.unwrap_or_default();
+        Self { step: evaluated.step, loss, top1, top5, samples }
+    }
+}
+
+impl From<&v1::Checkpoint> for Checkpoint {
+    fn from(checkpoint: &v1::Checkpoint) -> Self {
+        let v1::Checkpoint { name, generation, step, accuracy, bytes } = checkpoint;
+        let top1 = accuracy.map(|accuracy| accuracy.top1);
+        Self { name: name.clone(), generation: *generation, step: *step, bytes: *bytes, top1 }
+    }
+}
+
+impl From<&v1::RankStatus> for Rank {
+    fn from(status: &v1::RankStatus) -> Self {
+        let v1::RankStatus { rank, node_id, local_rank, state } = status.clone();
+        Self { rank, node: node_id, local_rank, state }
+    }
+}
+
+impl From<&v1::NodeStatus> for Node {
+    fn from(status: &v1::NodeStatus) -> Self {
+        let v1::NodeStatus { node_id, slots, attached } = status.clone();
+        Self { node: node_id, slots, attached }
+    }
+}
+
+impl From<&v1::Recovery> for Recovery {
+    fn from(recovery: &v1::Recovery) -> Self {
+        Self {
+            generation: recovery.generation,
+            cause: recovery.cause.clone(),
+            launch_seconds: recovery.launch_seconds,
+            ready_seconds: recovery.ready_seconds,
+            start_seconds: recovery.start_seconds,
+            step_seconds: recovery.step_seconds,
+            lost_steps: recovery.lost_steps,
+        }
+    }
+}
+
+impl From<&v1::Outcome> for Outcome {
+    fn from(outcome: &v1::Outcome) -> Self {
+        let failure = outcome.failure.as_ref().map(|failure| failure.message.clone());
+        let reason = failure.or_else(|| Some(outcome.reason.clone()).filter(|r| !r.is_empty()));
+        Self { kind: outcome_name(outcome.kind()), reason }
+    }
+}
+
+impl From<&v1::WatchEventsResponse> for Event {
+    fn from(event: &v1::WatchEventsResponse) -> Self {
+        Self {
+            id: event.id,
+            unix_millis: event.unix_millis,
+            kind: kind_name(event.kind()),
+            generation: event.generation,
+            step: event.step,
+            message: event.message.clone(),
+        }
+    }
+}
+
+impl From<&v1::CheckpointEntry> for ListedCheckpoint {
+    fn from(entry: &v1::CheckpointEntry) -> Self {
+        let checkpoint = entry.checkpoint.as_ref();
+        Self {
+            name: entry.name.clone(),
+            whole: entry.whole,
+            damage: (!entry.whole).then(|| entry.damage.clone()),
+            step: checkpoint.map(|checkpoint| checkpoint.step),
+            epoch: checkpoint.map(|_| entry.epoch),
+            top1: checkpoint.and_then(|checkpoint| Some(checkpoint.accuracy?.top1)),
+            bytes: checkpoint.map(|checkpoint| checkpoint.bytes),
+            created_unix_seconds: checkpoint.map(|_| entry.created_unix_seconds),
+        }
+    }
+}

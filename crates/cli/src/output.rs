@@ -1,0 +1,42 @@
+//! The only place that prints.
+
+use std::{
+    fmt::Display,
+    io::{self, ErrorKind, IsTerminal, Write},
+    process,
+};
+
+use baton_job::exit::{self, Failure};
+
+/// Prints an answer's line. When nobody reads any more (`baton watch | head`), that was all.
+pub(crate) fn line(text: impl Display) {
+    match writeln!(io::stdout(), "{text}") {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => process::exit(i32::from(exit::OK)),
+        _ => {}
+    }
+}
+
+/// Prints a line of a job that goes on whether anybody reads or not.
+pub(crate) fn tell(text: impl Display) {
+    let _ = writeln!(io::stdout(), "{text}");
+}
+
+/// Clears the terminal and prints from its top.
+pub(crate) fn page(text: impl Display) {
+    line(format_args!("\x1b[H\x1b[J{text}"));
+}
+
+/// Prints why a command failed.
+pub(crate) fn error(failure: &Failure) {
+    let _ = writeln!(io::stderr(), "error: {}", failure.message.replace('\n', " "));
+}
+
+/// Whether standard output is a screen that a person looks at.
+pub(crate) fn is_terminal() -> bool {
+    io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Whether to use colours, see <https://no-color.org>.
+pub(crate) fn is_colourful() -> bool {
+    is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}

@@ -1,0 +1,396 @@
+//! Statuses, events and ends as text. Pure: what goes in decides what comes out.
+
+use std::path::Path;
+
+use baton_job::exit::Outcome;
+use baton_proto::v1::{
+    self, CheckpointEntry, EvaluatedStep, GetStatusResponse, RankStatus, Recovery, Step,
+    WatchEventsResponse, get_status_response::Phase, watch_events_response::Kind,
+};
+use comfy_table::{Table, presets};
+
+use crate::human;
+
+/// Whether to colour text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Paint {
+    Plain,
+    Colours,
+}
+
+impl Paint {
+    /// Colours where a person looks at a terminal that wants them.
+    pub(crate) fn detect() -> Self {
+        if crate::output::is_colourful() { Self::Colours } else { Self::Plain }
+    }
+
+    fn with(self, code: &str, text: &str) -> String {
+        match self {
+            Self::Plain => text.to_owned(),
+            Self::Colours => format!("\x1b[{code}m{text}\x1b[0m"),
+        }
+    }
+
+    fn bold(self, text: &str) -> String {
+        self.with("1", text)
+    }
+
+    fn phase(self, phase: Phase, text: &str) -> String {
+        match phase {
+            Phase::Training => self.with("32", text),
+            Phase::Ended => self.with("1", text),
+            Phase::Backoff | Phase::Settling | Phase::Draining => self.with("33", text),
+            _ => self.with("36", text),
+        }
+    }
+
+    fn kind(self, kind: Kind, text: &str) -> String {
+        match kind {
+            Kind::NodeLost | Kind::SaveFailed | Kind::RankFailed => self.with("31", text),
+            Kind::Draining => self.with("33", text),
+            Kind::Evaluated | Kind::Recovered => self.with("32", text),
+            Kind::Ended => self.with("1", text),
+            _ => text.to_owned(),
+        }
+    }
+}
+
+/// `training`, as people and scripts read it.
+pub(crate) fn phase_name(phase: Phase) -> String {
+    word(phase.as_str_name(), "PHASE_")
+}
+
+/// `rank_failed`, as scripts read it.
+pub(crate) fn kind_name(kind: Kind) -> String {
+    word(kind.as_str_name(), "KIND_")
+}
+
+/// `completed`, as scripts read it.
+pub(crate) fn outcome_name(kind: v1::outcome::Kind) -> String {
+    word(kind.as_str_name(), "KIND_")
+}
+
+fn word(name: &str, prefix: &str) -> String {
+    name.trim_start_matches(prefix).to_ascii_lowercase()
+}
+
+// ---- one line each ----
+
+/// What the job does, and why.
+pub(crate) fn phase_line(status: &GetStatusResponse, paint: Paint) -> String {
+    let phase = paint.phase(status.phase(), &phase_name(status.phase()));
+    format!("{phase}: {}", status.reason)
+}
+
+/// Where in the job an update stands.
+pub(crate) struct Position {
+    /// The pass being made, counted from 1.
+    pub(crate) epoch: u32,
+    /// Updates made in it.
+    pub(crate) step_of_epoch: u64,
+    /// Share of the whole job.
+    pub(crate) share: f64,
+}
+
+impl Position {
+    pub(crate) fn new(step: &Step, epochs: u32) -> Self {
+        let before = u64::from(step.epoch).saturating_mul(step.steps_per_epoch);
+        let step_of_epoch = step.step.saturating_sub(before).min(step.steps_per_epoch);
+        let over = step.epoch >= epochs;
+        Self {
+            epoch: step.epoch.saturating_add(1).min(epochs),
+            step_of_epoch: if over { step.steps_per_epoch } else { step_of_epoch },
+            share: if step.total_steps == 0 {
+                0.0
+            } else {
+                (step.step as f64 / step.total_steps as f64).min(1.0)
+            },
+        }
+    }
+}
+
+/// How the latest update went.
+pub(crate) fn numbers(step: &Step) -> String {
+    format!(
+        "loss {:.4}  top-1 {}  lr {}  {:.0} images/s  loader wait {}",
+        step.loss,
+        human::percent(step.top1),
+        human::rate(step.lr),
+        step.samples_per_second,
+        human::percent(step.loader_wait)
+    )
+}
+
+/// Where the job stands and how it goes, in one line; none before its first update.
+pub(crate) fn progress_line(status: &GetStatusResponse) -> Option<String> {
+    let step = status.latest.as_ref()?;
+    let position = Position::new(step, status.epochs);
+    let eta = match status.eta_seconds {
+        Some(seconds) => format!("  eta {}", human::duration(seconds)),
+        None => String::new(),
+    };
+    Some(format!(
+        "epoch {}/{}  step {}/{}  {}  {}{eta}",
+        position.epoch,
+        status.epochs,
+        step.step,
+        step.total_steps,
+        human::percent(position.share),
+        numbers(step)
+    ))
+}
+
+/// An evaluation.
+pub(crate) fn evaluation(evaluated: &EvaluatedStep) -> String {
+    let accuracy = evaluated.accuracy.unwrap_or_default();
+    format!(
+        "top-1 {}  top-5 {}  loss {:.4}  at step {}",
+        human::percent(accuracy.top1),
+        human::percent(accuracy.top5),
+        accuracy.loss,
+        evaluated.step
+    )
+}
+
+/// The last checkpoint, if there is one.
+pub(crate) fn checkpoint(status: &GetStatusResponse) -> Option<String> {
+    let checkpoint = status.checkpoint.as_ref()?;
+    let age = match status.checkpoint_age_seconds {
+        Some(seconds) => format!("  {} ago", human::duration(seconds)),
+        None => String::new(),
+    };
+    let size = human::bytes(checkpoint.bytes);
+    Some(format!("{}  step {}  {size}{age}", checkpoint.name, checkpoint.step))
+}
+
+/// An event. `day` also tells the date.
+pub(crate) fn event(event: &WatchEventsResponse, day: Day, paint: Paint) -> String {
+    let seconds = event.unix_millis / 1_000;
+    let when = match day {
+        Day::Shown => human::utc(seconds),
+        Day::Hidden => human::utc_time_of_day(seconds),
+    };
+    format!("{when}  {}", paint.kind(event.kind(), &event.message))
+}
+
+/// Whether a time of day comes with its date.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Day {
+    Shown,
+    Hidden,
+}
+
+// ---- several lines ----
+
+/// `baton status`.
+pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
+    let mut lines = vec![format!(
+        "{}  {}  ({} in generation {})",
+        paint.bold(&status.name),
+        phase_line(status, paint),
+        human::duration(status.phase_seconds),
+        status.generation
+    )];
+    let mut add = |name: &str, text: Option<String>| {
+        if let Some(text) = text {
+            lines.push(format!("  {name:<12}{text}"));
+        }
+    };
+    add("draining", status.drain_seconds_left.map(drain_left));
+    add("progress", status.latest.as_ref().map(|step| progress(step, status)));
+    add("update", status.latest.as_ref().map(numbers));
+    add("evaluation", status.evaluation.as_ref().map(evaluation));
+    add("best", status.best.filter(|best| Some(*best) != status.evaluation).as_ref().map(evaluation));
+    add("checkpoint", checkpoint(status));
+    let location = &status.checkpoint_location;
+    add("stored in", Some(location.clone()).filter(|location| !location.is_empty()));
+    add("ranks", ranks(&status.ranks));
+    add("nodes", nodes(&status.nodes));
+    for recovery in &status.recoveries {
+        add("recovery", Some(self::recovery(recovery)));
+    }
+    let stale = status.stale_messages;
+    add("refused", (stale > 0).then(|| human::count(stale, "stale message")));
+    lines.join("\n")
+}
+
+fn drain_left(seconds: f64) -> String {
+    format!("{} left to save and stop", human::duration(seconds))
+}
+
+fn progress(step: &Step, status: &GetStatusResponse) -> String {
+    let position = Position::new(step, status.epochs);
+    let eta = match status.eta_seconds {
+        Some(seconds) => format!("  {} left", human::duration(seconds)),
+        None => String::new(),
+    };
+    format!(
+        "epoch {}/{}, step {}/{}  {} {}{eta}",
+        position.epoch,
+        status.epochs,
+        step.step,
+        step.total_steps,
+        bar(position.share, 24),
+        human::percent(position.share)
+    )
+}
+
+fn bar(share: f64, width: usize) -> String {
+    let full = ((share * width as f64) as usize).min(width);
+    format!("{}{}", "█".repeat(full), "░".repeat(width - full))
+}
+
+/// Ranks by state: `0-6 training, 7 starting`.
+fn ranks(ranks: &[RankStatus]) -> Option<String> {
+    let mut states: Vec<&str> = Vec::new();
+    for rank in ranks {
+        if !states.contains(&rank.state.as_str()) {
+            states.push(&rank.state);
+        }
+    }
+    let numbers = |state: &str| {
+        let of_state = ranks.iter().filter(|rank| rank.state == state).map(|rank| rank.rank);
+        spans(of_state.collect())
+    };
+    let parts: Vec<String> =
+        states.iter().map(|state| format!("{} {state}", numbers(state))).collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+/// `0-3, 7` for 0, 1, 2, 3, 7.
+fn spans(mut numbers: Vec<u32>) -> String {
+    numbers.sort_unstable();
+    let mut spans: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match spans.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
+            _ => spans.push((number, number)),
+        }
+    }
+    let parts: Vec<String> = spans
+        .iter()
+        .map(|(first, last)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        })
+        .collect();
+    parts.join(", ")
+}
+
+fn nodes(nodes: &[v1::NodeStatus]) -> Option<String> {
+    let describe = |node: &v1::NodeStatus| {
+        let away = if node.attached { "" } else { ", away" };
+        format!("{} ({}{away})", node.node_id, human::count(u64::from(node.slots), "rank"))
+    };
+    let parts: Vec<String> = nodes.iter().map(describe).collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+fn recovery(recovery: &Recovery) -> String {
+    let parts = [
+        ("launch", recovery.launch_seconds),
+        ("ready", recovery.ready_seconds),
+        ("state", recovery.start_seconds),
+        ("first step", recovery.step_seconds),
+    ];
+    let known: Vec<String> = parts
+        .iter()
+        .filter_map(|(name, seconds)| seconds.map(|seconds| format!("{name} {seconds:.2} s")))
+        .collect();
+    let total: f64 = parts.iter().filter_map(|(_, seconds)| *seconds).sum();
+    let progress = match recovery.step_seconds {
+        Some(_) => format!("recovered in {total:.2} s"),
+        None => "recovering".to_owned(),
+    };
+    let detail = match known.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", known.join(", ")),
+    };
+    let lost = human::count(recovery.lost_steps, "step");
+    format!("{}: {progress}{detail}, {lost} made again", recovery.cause)
+}
+
+/// `baton checkpoint ls`.
+pub(crate) fn checkpoints(entries: &[CheckpointEntry]) -> String {
+    if entries.is_empty() {
+        return "no checkpoints yet".to_owned();
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["NAME", "EPOCH", "STEP", "TOP-1", "SIZE", "COMMITTED", "STATE"]);
+    for entry in entries {
+        let state = if entry.whole { "whole" } else { &entry.damage };
+        let cells = match &entry.checkpoint {
+            Some(checkpoint) => [
+                entry.epoch.to_string(),
+                checkpoint.step.to_string(),
+                checkpoint.accuracy.map_or("-".to_owned(), |found| human::percent(found.top1)),
+                human::bytes(checkpoint.bytes),
+                human::utc(entry.created_unix_seconds),
+            ],
+            None => ["-"; 5].map(str::to_owned),
+        };
+        let mut row = vec![entry.name.clone()];
+        row.extend(cells);
+        row.push(state.to_owned());
+        table.add_row(row);
+    }
+    table.trim_fmt()
+}
+
+/// What the end of `baton up` needs to know besides the status.
+pub(crate) struct Run<'a> {
+    /// The recipe file, as typed.
+    pub(crate) recipe: &'a str,
+    /// The changes to it, as typed.
+    pub(crate) overrides: &'a [String],
+    /// The run folder, as typed.
+    pub(crate) run_dir: &'a str,
+    /// The recipe's validation set.
+    pub(crate) validation_set: &'a str,
+}
+
+/// How the job ended, what it reached, and what to do next.
+pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &Run<'_>) -> String {
+    let mut lines = vec![format!("{}: {outcome}", status.name)];
+    lines.extend(status.evaluation.as_ref().map(|found| format!("  accuracy    {}", evaluation(found))));
+    let best = status.best.filter(|best| Some(*best) != status.evaluation);
+    lines.extend(best.as_ref().map(|found| format!("  best        {}", evaluation(found))));
+    if let Some(checkpoint) = &status.checkpoint {
+        let location = status.checkpoint_location.trim_end_matches('/');
+        lines.push(format!("  checkpoint  {location}/{}", checkpoint.name));
+    }
+    let run_dir = word_for_shell(run.run_dir);
+    if status.checkpoint.is_some() {
+        let name = &status.name;
+        let set: String =
+            run.overrides.iter().map(|entry| format!(" --set {}", word_for_shell(entry))).collect();
+        lines.push("look at it:".to_owned());
+        lines.push(format!("  baton checkpoint ls --run-dir {run_dir}"));
+        lines.push(format!(
+            "  baton checkpoint export --run-dir {run_dir} --out {name}.safetensors"
+        ));
+        lines.push(format!(
+            "  baton-worker eval --weights {name}.safetensors --data {} --recipe {}{set}",
+            word_for_shell(run.validation_set),
+            word_for_shell(run.recipe)
+        ));
+    }
+    if let Outcome::Failed { .. } = outcome {
+        lines.push(format!("logs: {}", Path::new(run.run_dir).join("logs").display()));
+    }
+    lines.join("\n")
+}
+
+/// `text` such that a shell takes it for one word.
+fn word_for_shell(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

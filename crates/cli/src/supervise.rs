@@ -1,0 +1,257 @@
+//! Child processes: started with a log file, in process groups of their own, started again when
+//! they crash, but not for ever.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    fs::{self, File, OpenOptions},
+    io::{Read, Seek, SeekFrom},
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use baton_job::{Time, exit::Failure};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::process::Command;
+
+use crate::failure::failed;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+impl From<ExitStatus> for Exit {
+    fn from(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Code(code),
+            (None, signal) => Self::Signal(signal.unwrap_or_default()),
+        }
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "ended with exit code {code}"),
+            Self::Signal(signal) => write!(f, "was ended by signal {signal}"),
+        }
+    }
+}
+
+/// Bounds how often a process is started again: a crash may be bad luck, a row of crashes is not.
+#[derive(Clone, Debug)]
+pub(crate) struct RestartLimiter {
+    /// Restarts lately, oldest first.
+    restarts: VecDeque<Time>,
+}
+
+impl RestartLimiter {
+    /// No more restarts than this...
+    pub(crate) const LIMIT: usize = 5;
+    /// ...within this time.
+    pub(crate) const WINDOW: Duration = Duration::from_secs(60);
+    /// Before the second of a row; it doubles with every further one.
+    const FIRST_PAUSE: Duration = Duration::from_millis(250);
+
+    pub(crate) fn new() -> Self {
+        Self { restarts: VecDeque::new() }
+    }
+
+    /// A process ended `now`: how long to wait before it is started again, or none if that was too
+    /// often.
+    pub(crate) fn pause(&mut self, now: Time) -> Option<Duration> {
+        self.restarts.retain(|restart| now.since(*restart) < Self::WINDOW);
+        if self.restarts.len() >= Self::LIMIT {
+            return None;
+        }
+        let pause = match u32::try_from(self.restarts.len()) {
+            Ok(0) | Err(_) => Duration::ZERO,
+            Ok(before) => Self::FIRST_PAUSE * 2u32.saturating_pow(before - 1),
+        };
+        self.restarts.push_back(now);
+        Some(pause)
+    }
+}
+
+/// A process that is kept alive.
+pub(crate) struct Child {
+    name: &'static str,
+    log: PathBuf,
+    /// Where in the log the words of the present process begin.
+    log_begin: u64,
+    limiter: RestartLimiter,
+    /// The process group, while it runs. Its leader is the process itself.
+    group: Option<Pid>,
+}
+
+impl Child {
+    /// A process to be started, which logs to `log`.
+    pub(crate) fn new(name: &'static str, log: PathBuf) -> Self {
+        Self { name, log, log_begin: 0, limiter: RestartLimiter::new(), group: None }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub(crate) fn log(&self) -> &Path {
+        &self.log
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        self.group.is_some()
+    }
+
+    /// Whether a process has this id.
+    pub(crate) fn has_pid(&self, pid: u32) -> bool {
+        self.group.is_some_and(|group| u32::try_from(group.as_raw_pid()) == Ok(pid))
+    }
+
+    /// Starts the process; `on_end` is called when it has ended, and must lead to [`Self::ended`].
+    pub(crate) fn start(
+        &mut self,
+        mut command: Command,
+        on_end: impl FnOnce(Exit) + Send + 'static,
+    ) -> Result<(), Failure> {
+        let program = PathBuf::from(command.as_std().get_program());
+        let explain = |subject: &Path, error: std::io::Error| {
+            failed(format!("{}: {error}; the {} cannot be started", subject.display(), self.name))
+        };
+        let log = open_log(&self.log).map_err(|error| explain(&self.log, error))?;
+        let log_begin = log.metadata().map_or(0, |metadata| metadata.len());
+        let errors = log.try_clone().map_err(|error| explain(&self.log, error))?;
+        let mut process = command
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            // Ctrl-C is for us; the children are asked to save first.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| explain(&program, error))?;
+        self.log_begin = log_begin;
+        self.group = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        tokio::spawn(async move {
+            // Waiting for one's own child fails only if somebody else waited for it.
+            let status = process.wait().await.unwrap_or_default();
+            on_end(Exit::from(status));
+        });
+        Ok(())
+    }
+
+    /// Takes note of the process's end.
+    pub(crate) fn ended(&mut self) {
+        self.group = None;
+    }
+
+    /// How long to wait before starting it again, or none if it crashed too often.
+    pub(crate) fn pause_before_restart(&mut self, now: Time) -> Option<Duration> {
+        self.limiter.pause(now)
+    }
+
+    /// Signals the whole process group, if it runs.
+    pub(crate) fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group {
+            // It may have ended a moment ago.
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    /// What the present process said last about why it cannot go on.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        let mut log = File::open(&self.log).ok()?;
+        log.seek(SeekFrom::Start(self.log_begin)).ok()?;
+        let mut text = Vec::new();
+        log.read_to_end(&mut text).ok()?;
+        last_error_in(&String::from_utf8_lossy(&text))
+    }
+}
+
+impl Drop for Child {
+    /// Whatever way `baton up` ends, nothing it started stays behind.
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
+fn open_log(path: &Path) -> std::io::Result<File> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+/// The last line that begins with `error: `, without that beginning.
+fn last_error_in(text: &str) -> Option<String> {
+    text.lines().rev().find_map(|line| line.strip_prefix("error: ")).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at_secs(seconds: u64) -> Time {
+        Time(seconds * 1_000)
+    }
+
+    #[test]
+    fn the_first_restart_is_immediate_and_each_further_one_waits_twice_as_long() {
+        let mut limiter = RestartLimiter::new();
+        let pauses: Vec<_> =
+            (0..5).map(|second| limiter.pause(at_secs(second)).unwrap().as_millis()).collect();
+        assert_eq!(pauses, [0, 250, 500, 1_000, 2_000]);
+    }
+
+    #[test]
+    fn the_sixth_restart_within_a_minute_is_refused() {
+        let mut limiter = RestartLimiter::new();
+        for second in 0..5 {
+            assert!(limiter.pause(at_secs(second)).is_some());
+        }
+        assert_eq!(limiter.pause(at_secs(59)), None);
+    }
+
+    #[test]
+    fn crashes_far_apart_are_forgiven() {
+        let mut limiter = RestartLimiter::new();
+        for hour in 0..100 {
+            assert_eq!(limiter.pause(at_secs(hour * 3_600)), Some(Duration::ZERO));
+        }
+    }
+
+    #[test]
+    fn a_restart_is_allowed_again_once_the_oldest_is_a_minute_ago() {
+        let mut limiter = RestartLimiter::new();
+        for second in 0..5 {
+            limiter.pause(at_secs(second));
+        }
+        assert!(limiter.pause(at_secs(60)).is_some());
+        assert_eq!(limiter.pause(at_secs(60)), None);
+    }
+
+    #[test]
+    fn the_last_error_line_is_found_among_other_lines() {
+        let log = "INFO serving\nerror: first\nWARN no error: here\nerror: second\nINFO bye\n";
+        assert_eq!(last_error_in(log).as_deref(), Some("second"));
+        assert_eq!(last_error_in("INFO all is well\n"), None);
+    }
+
+    #[tokio::test]
+    async fn errors_of_an_earlier_process_in_the_same_log_are_not_blamed_on_this_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = Child::new("shell", folder.path().join("logs/shell.log"));
+        for (script, expected) in [("echo error: old >&2; exit 3", Some("old")), ("exit 4", None)] {
+            let (sender, end) = tokio::sync::oneshot::channel();
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            child.start(command, |exit| sender.send(exit).unwrap()).unwrap();
+            assert!(matches!(end.await, Ok(Exit::Code(3 | 4))));
+            child.ended();
+            assert_eq!(child.last_error().as_deref(), expected);
+        }
+    }
+}

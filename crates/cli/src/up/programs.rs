@@ -1,0 +1,173 @@
+//! The programs that `baton up` starts, and what it tells them.
+
+use std::{
+    env,
+    ffi::OsString,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+use baton_job::exit::Failure;
+use tokio::process::Command;
+
+use super::Args;
+use crate::failure::failed;
+
+/// Where the programs are.
+#[derive(Debug)]
+pub(super) struct Programs {
+    coordinator: PathBuf,
+    worker: PathBuf,
+}
+
+impl Programs {
+    /// Finds them beside this program, else on the `PATH`.
+    pub(super) fn find() -> Result<Self, Failure> {
+        let mut folders: Vec<PathBuf> = Vec::new();
+        folders.extend(env::current_exe().ok().as_deref().and_then(Path::parent).map(Path::to_owned));
+        folders.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+        let find = |name| find_in(&folders, name);
+        Ok(Self { coordinator: find("baton-coordinator")?, worker: find("baton-worker")? })
+    }
+
+    /// The coordinator of a run.
+    pub(super) fn coordinator(&self, arguments: &[OsString]) -> Command {
+        let mut command = Command::new(&self.coordinator);
+        command.arg("serve").args(arguments);
+        command
+    }
+
+    /// The agent of a run.
+    pub(super) fn agent(&self, arguments: &[OsString]) -> Command {
+        let mut command = Command::new(&self.worker);
+        command.arg("agent").args(arguments);
+        command
+    }
+}
+
+fn find_in(folders: &[PathBuf], name: &str) -> Result<PathBuf, Failure> {
+    let mut candidates = folders.iter().map(|folder| folder.join(name));
+    candidates.find(|path| path.is_file()).ok_or_else(|| {
+        failed(format!(
+            "{name} is neither beside this program nor on the PATH: build all three with `make build`"
+        ))
+    })
+}
+
+/// Whether the coordinator begins a run or takes up its own again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// As the user wishes: `--resume` and `--no-auto-resume` are obeyed.
+    First,
+    /// After a crash: they must not be, or what was trained since would be lost.
+    Again,
+}
+
+/// What the coordinator is told.
+pub(super) fn coordinator_arguments(
+    args: &Args,
+    run_dir: &Path,
+    listen: SocketAddr,
+    start: Start,
+) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec![
+        "--recipe".into(),
+        args.recipe.clone().into(),
+        "--run-dir".into(),
+        run_dir.into(),
+        "--listen".into(),
+        listen.to_string().into(),
+        "--exit-with-parent".into(),
+    ];
+    for entry in &args.overrides {
+        arguments.extend(["--set".into(), entry.into()]);
+    }
+    if args.insecure {
+        arguments.push("--insecure".into());
+    }
+    if start == Start::First {
+        if let Some(checkpoint) = &args.resume {
+            arguments.extend(["--resume".into(), checkpoint.into()]);
+        }
+        if args.no_auto_resume {
+            arguments.push("--no-auto-resume".into());
+        }
+    }
+    arguments
+}
+
+/// What the agent is told.
+pub(super) fn agent_arguments(args: &Args, run_dir: &Path, coordinator: &str) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = vec![
+        "--coordinator".into(),
+        coordinator.into(),
+        "--run-dir".into(),
+        run_dir.into(),
+        "--exit-with-parent".into(),
+    ];
+    if let Some(ranks) = args.ranks {
+        arguments.extend(["--ranks".into(), ranks.to_string().into()]);
+    }
+    arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        up: Args,
+    }
+
+    fn parse(flags: &[&str]) -> Args {
+        Cli::try_parse_from(["up", "r.toml"].iter().chain(flags)).unwrap().up
+    }
+
+    fn coordinator(flags: &[&str], start: Start) -> String {
+        let listen = "127.0.0.1:7".parse().unwrap();
+        let words = coordinator_arguments(&parse(flags), Path::new("runs/a"), listen, start);
+        words.join(" ".as_ref()).into_string().unwrap()
+    }
+
+    #[test]
+    fn only_the_first_coordinator_is_told_to_begin_anew() {
+        let common = "--recipe r.toml --run-dir runs/a --listen 127.0.0.1:7 --exit-with-parent";
+        let anew = ["--no-auto-resume"];
+        assert_eq!(coordinator(&anew, Start::First), format!("{common} --no-auto-resume"));
+        assert_eq!(coordinator(&anew, Start::Again), common);
+        let resume = ["--resume", "step-9"];
+        assert_eq!(coordinator(&resume, Start::First), format!("{common} --resume step-9"));
+        assert_eq!(coordinator(&resume, Start::Again), common);
+    }
+
+    #[test]
+    fn changes_to_the_recipe_hold_for_every_coordinator() {
+        let flags = ["--set", "seed=1", "--set", "train.epochs=3"];
+        for start in [Start::First, Start::Again] {
+            assert!(coordinator(&flags, start).ends_with("--set seed=1 --set train.epochs=3"));
+        }
+    }
+
+    #[test]
+    fn an_agent_without_a_number_of_ranks_decides_itself() {
+        let words = |flags: &[&str]| {
+            agent_arguments(&parse(flags), Path::new("runs/a"), "http://127.0.0.1:7")
+                .join(" ".as_ref())
+                .into_string()
+                .unwrap()
+        };
+        let common = "--coordinator http://127.0.0.1:7 --run-dir runs/a --exit-with-parent";
+        assert_eq!(words(&[]), common);
+        assert_eq!(words(&["--ranks", "2"]), format!("{common} --ranks 2"));
+    }
+
+    #[test]
+    fn a_missing_program_is_named_with_a_remedy() {
+        let message = find_in(&["/nowhere".into()], "baton-worker").unwrap_err().message;
+        assert!(message.contains("baton-worker") && message.contains("make build"), "{message}");
+    }
+}

@@ -1,0 +1,95 @@
+//! What answers without a GPU. Each test asserts something with and without `libnccl.so`.
+
+use super::*;
+use crate::local;
+
+const OPTIONS: Options = Options {
+    connect_timeout: Duration::from_secs(30),
+    operation_timeout: Duration::from_secs(30),
+    abort_timeout: Duration::from_secs(5),
+};
+
+fn alone() -> Box<dyn Collective> {
+    Box::new(local::group(1, OPTIONS.operation_timeout).remove(0))
+}
+
+fn assert_missing<T>(result: Result<T, Error>) {
+    let Err(error) = result else { panic!("a missing library must be an error") };
+    assert!(matches!(error, Error::LibraryMissing { library: "libnccl.so", .. }), "{error}");
+    assert!(error.to_string().contains("`make setup`"), "{error}");
+}
+
+#[test]
+fn the_library_is_asked_or_named_as_missing() {
+    if !is_present() {
+        assert_missing(version());
+        assert_missing(ffi::unique_id());
+        return;
+    }
+    assert!(version().unwrap() >= OLDEST);
+    assert_ne!(ffi::unique_id().unwrap(), ffi::unique_id().unwrap());
+}
+
+#[test]
+fn a_communicator_without_a_gpu_is_a_typed_error() {
+    if !is_present() {
+        return assert_missing(Communicator::begin([0; 128], Rank(0), 1));
+    }
+    // No such device anywhere; what fails, driver or device, depends on the machine.
+    let refused = NcclCollective::connect(alone(), 4096, OPTIONS).unwrap_err();
+    assert!(matches!(refused, Error::LibraryMissing { .. } | Error::Cuda { .. }), "{refused}");
+
+    let communicator = Communicator::begin(ffi::unique_id().unwrap(), Rank(0), 1);
+    let settled = communicator.and_then(|communicator| {
+        let deadline = Instant::now() + OPTIONS.connect_timeout;
+        while !communicator.is_settled()? {
+            assert!(Instant::now() < deadline, "neither set up nor failed");
+            pause(OPTIONS.connect_timeout);
+        }
+        communicator.abort();
+        Ok(())
+    });
+    match settled {
+        Ok(()) => assert!(cuda::activate(0).is_ok(), "set up on no device"),
+        Err(error) => assert!(matches!(error, Error::Nccl { .. }), "{error}"),
+    }
+}
+
+#[test]
+fn connecting_without_the_library_says_how_to_get_it() {
+    if !is_present() {
+        return assert_missing(NcclCollective::connect(alone(), 0, OPTIONS));
+    }
+    match NcclCollective::connect(alone(), 0, OPTIONS) {
+        Ok(mut group) => assert_eq!(group.all_gather_bytes(b"me").unwrap(), [b"me"]),
+        Err(error) => assert!(cuda::activate(0).is_err(), "{error}"),
+    }
+}
+
+/// A group that never met anyone; enough for what is refused before NCCL is asked.
+fn unconnected() -> NcclCollective {
+    let bootstrap = alone();
+    let abort = bootstrap.abort_handle();
+    NcclCollective { bootstrap, device: 0, options: OPTIONS, abort, communicator: None }
+}
+
+#[test]
+fn host_memory_is_refused_with_a_remedy() {
+    let refused = unconnected().broadcast(Rank(0), BufferMut::Host(&mut [1.0])).unwrap_err();
+    assert!(refused.to_string().contains("set cluster.collective = \"tcp\""), "{refused}");
+}
+
+#[test]
+fn several_partial_sums_are_refused_with_a_remedy() {
+    let refused = unconnected().all_reduce(8, &mut []).unwrap_err();
+    assert!(refused.to_string().contains("set precision.determinism = \"fast\""), "{refused}");
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn memory_of_another_device_is_refused() {
+    // SAFETY: it is empty.
+    let elsewhere = unsafe { DeviceSliceMut::from_raw(0, 0, 3) };
+    let refused = unconnected().broadcast(Rank(0), BufferMut::Device(elsewhere)).unwrap_err();
+    assert_eq!(refused.to_string(), "broadcast: the buffer is on CUDA device 3, the group on 0");
+}

@@ -1,0 +1,281 @@
+//! Damaged files: named errors, no panic, no memory by the word of a damaged size.
+
+use std::fs;
+
+use baton_data::{
+    Beton, Dataset, Decoder, Error, FileFault, SampleFault,
+    augment::{Crop, Flip, center_crop},
+    beton::FieldType,
+};
+
+use crate::{
+    allocations::largest_during,
+    fixtures::path,
+    sketch::{LABEL, PAGE_BYTES, Picture, ROW_BYTES, ROWS_START, Saved, beton, jpeg, raw},
+};
+
+/// Where the pages of a sketch with three pictures start.
+const PAGES: usize = (ROWS_START + 3 * ROW_BYTES).next_multiple_of(PAGE_BYTES);
+
+fn sketch() -> Vec<u8> {
+    beton(&[raw(4, 3, 10), jpeg(), raw(5, 5, 30)])
+}
+
+fn table_start(file: &[u8]) -> usize {
+    u64::from_le_bytes(file[16..24].try_into().unwrap()) as usize
+}
+
+fn open(file: &[u8]) -> Result<Dataset, Error> {
+    Dataset::open(Saved::new(file).path(), "image", "label")
+}
+
+/// The fault of a file with some of its bytes replaced.
+fn fault(mut file: Vec<u8>, at: usize, bytes: &[u8]) -> FileFault {
+    file[at..at + bytes.len()].copy_from_slice(bytes);
+    match open(&file) {
+        Err(Error::File { fault, .. }) => fault,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The position and fault of the refused sample of a file with some of its bytes replaced.
+fn sample_fault(mut file: Vec<u8>, at: usize, bytes: &[u8]) -> (u64, SampleFault) {
+    file[at..at + bytes.len()].copy_from_slice(bytes);
+    match open(&file) {
+        Err(Error::Sample { sample, fault, .. }) => (sample, fault),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let refused = Beton::open("/nowhere/set.beton").unwrap_err().to_string();
+    assert!(refused.starts_with("cannot open /nowhere/set.beton: No such file"), "{refused}");
+}
+
+#[test]
+fn an_empty_file_is_named() {
+    let refused = open(&[]).unwrap_err().to_string();
+    assert!(refused.ends_with("set.beton: the file is empty: copy or write it again"), "{refused}");
+}
+
+#[test]
+fn a_folder_is_no_file() {
+    assert!(matches!(Beton::open("/"), Err(Error::Io { .. })));
+}
+
+#[test]
+fn no_samples_are_legal() {
+    let set = open(&beton(&[])).unwrap();
+    assert!(set.is_empty());
+    set.check_labels(1).unwrap();
+}
+
+#[test]
+fn faults_of_the_header_are_named() {
+    assert_eq!(fault(sketch(), 0, &[3, 0]), FileFault::Version(3));
+    assert_eq!(fault(sketch(), 2, &[0, 0]), FileFault::NoFields);
+    assert_eq!(fault(sketch(), 4, &[65]), FileFault::PageSize(65));
+    assert_eq!(fault(sketch(), 16, &[0; 8]), FileFault::Unfinished);
+
+    let (file, samples_at, table_at) = (sketch(), 8, 16);
+    let file_bytes = file.len() as u64;
+    let most = u64::MAX.to_le_bytes();
+    let cut = FileFault::CutOff {
+        section: "metadata rows",
+        start: ROWS_START as u64,
+        end: u64::MAX,
+        file_bytes,
+    };
+    assert_eq!(fault(file.clone(), samples_at, &most), cut);
+    let least = (ROWS_START + 3 * ROW_BYTES) as u64;
+    let place = FileFault::TablePlace { start: u64::MAX, least, file_bytes };
+    assert_eq!(fault(file.clone(), table_at, &most), place);
+    let start = table_start(&file) as u64 + 1;
+    let length = FileFault::TableLength { start, table_bytes: 3 * 24 - 1 };
+    assert_eq!(fault(file, table_at, &start.to_le_bytes()), length);
+}
+
+#[test]
+fn faults_of_the_fields_are_named() {
+    let unknown = FileFault::UnknownType { name: "image".to_owned(), type_id: 255 };
+    assert_eq!(fault(sketch(), 24, &[255]), unknown);
+
+    let saved = Saved::new(&sketch());
+    let refused = Dataset::open(saved.path(), "picture", "label").unwrap_err().to_string();
+    let told = "no field \"picture\"; it has \"image\", \"label\": \
+                set data.image_field and data.label_field";
+    assert!(refused.ends_with(told), "{refused}");
+    let refused = Dataset::open(saved.path(), "image", "image").unwrap_err();
+    let Error::File { fault, .. } = refused else { panic!("{refused}") };
+    let (found, wanted) = (FieldType::RgbImage, FieldType::Int);
+    assert_eq!(fault, FileFault::WrongType { name: "image".to_owned(), found, wanted });
+}
+
+#[test]
+fn faults_of_the_allocation_table_are_named() {
+    let file = sketch();
+    let second = table_start(&file) + 24;
+    let strange = FileFault::TableSample { entry: 1, sample: 3, samples: 3 };
+    assert_eq!(fault(file.clone(), second, &3_u64.to_le_bytes()), strange);
+
+    let pointer = (PAGES + 36) as u64;
+    let unresolved = (1, SampleFault::Unresolved { pointer });
+    assert_eq!(sample_fault(file.clone(), second + 8, &[0; 8]), unresolved);
+    assert_eq!(sample_fault(file.clone(), second + 16, &[0; 8]), unresolved);
+
+    let (least, most) = (PAGES as u64, table_start(&file) as u64);
+    let end = pointer + u64::from(u32::MAX);
+    let outside = (1, SampleFault::OutsidePages { start: pointer, end, least, most });
+    assert_eq!(sample_fault(file, second + 16, &[0xFF; 8]), outside);
+}
+
+#[test]
+fn faults_of_a_row_are_named() {
+    let first = |at, bytes: &[u8]| {
+        let (sample, fault) = sample_fault(sketch(), ROWS_START + at, bytes);
+        assert_eq!(sample, 0);
+        fault
+    };
+    assert_eq!(first(0, &[2]), SampleFault::Mode(2));
+    assert_eq!(first(1, &[0, 0]), SampleFault::NoPixels { width: 0, height: 3 });
+    assert_eq!(first(3, &[4, 0]), SampleFault::RawSize { stored: 36, width: 4, height: 4 });
+    assert_eq!(first(5, &[1; 8]), SampleFault::Unresolved { pointer: 0x0101_0101_0101_0101 });
+}
+
+#[test]
+fn a_label_that_no_model_can_learn_is_named() {
+    let mut file = sketch();
+    file[ROWS_START + ROW_BYTES + LABEL..][..8].copy_from_slice(&(-1_i64).to_le_bytes());
+    let set = open(&file).unwrap();
+    let refused = set.check_labels(1_000).unwrap_err().to_string();
+    assert!(refused.contains("set.beton: sample 1: label -1, "), "{refused}");
+}
+
+#[test]
+fn a_sample_beyond_the_end_is_named() {
+    let set = open(&sketch()).unwrap();
+    for refused in [set.image(3).map(|_| ()), set.label(3).map(|_| ())] {
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.ends_with("sample 3: there are only 3 samples"), "{refused}");
+    }
+    assert!(set.label(u64::MAX).is_err());
+}
+
+/// Zero bytes are no damage that a reader could see; everything else before the end is.
+#[test]
+fn a_file_cut_off_anywhere_is_refused() {
+    let file = sketch();
+    let saved = Saved::new(&[]);
+    for end in 0..file.len() {
+        saved.overwrite(&file[..end]);
+        assert!(Dataset::open(saved.path(), "image", "label").is_err(), "cut at byte {end}");
+    }
+}
+
+#[test]
+fn ffcvs_files_cut_off_at_section_boundaries_are_refused() {
+    for name in ["g_single.beton", "k_two_workers.beton"] {
+        let file = fs::read(path(name)).unwrap();
+        let samples = u64::from_le_bytes(file[8..16].try_into().unwrap()) as usize;
+        let page = u32::from_le_bytes(file[4..8].try_into().unwrap()) as usize;
+        let rows_end = ROWS_START + samples * ROW_BYTES;
+        let boundaries = [
+            0,
+            24,
+            24 + 1041,
+            ROWS_START,
+            rows_end,
+            rows_end.next_multiple_of(page),
+            table_start(&file),
+            file.len() - 24,
+            file.len(),
+        ];
+        let saved = Saved::new(&[]);
+        for end in boundaries.into_iter().flat_map(|end| [end.saturating_sub(1), end, end + 1]) {
+            if end < file.len() {
+                saved.overwrite(&file[..end]);
+                let refused = Dataset::open(saved.path(), "image", "label");
+                assert!(refused.is_err(), "{name} cut at byte {end}");
+            }
+        }
+    }
+}
+
+/// Reads all there is. Whether that works is not the question here.
+fn read_everything(saved: &Saved) -> Result<(), Error> {
+    let set = Dataset::open(saved.path(), "image", "label")?;
+    let _ = set.check_labels(3);
+    let mut decoder = Decoder::new()?;
+    let mut out = [0; 4 * 4 * 3];
+    for sample in 0..set.len() {
+        let image = set.image(sample)?;
+        let crop: Crop = center_crop(1.0, image.width, image.height);
+        let _ = decoder.render(&image, crop, Flip::Keep, 4, &mut out);
+    }
+    Ok(())
+}
+
+/// Neither may it panic, nor take more memory than the file and one image in it justify.
+fn survives(saved: &Saved, file: &[u8], what: &str) {
+    saved.overwrite(file);
+    let (largest, _) = largest_during(|| read_everything(saved));
+    assert!(largest <= file.len() + 16_384, "{what}: {largest} bytes at once");
+}
+
+#[test]
+fn any_flipped_bit_is_survived() {
+    let sound = sketch();
+    // The arguments of the descriptors are not read.
+    let arguments = |at: &usize| (24 + 17..ROWS_START).contains(at) && (at - 24) % 1041 > 17;
+    let saved = Saved::new(&[]);
+    for at in (0..sound.len()).filter(|at| !arguments(at)) {
+        for bit in 0..8 {
+            let mut file = sound.clone();
+            file[at] ^= 1 << bit;
+            survives(&saved, &file, &format!("bit {bit} of byte {at}"));
+        }
+    }
+}
+
+#[test]
+fn random_damage_is_survived() {
+    let sound = sketch();
+    let saved = Saved::new(&[]);
+    // Knuth's linear congruential generator; the seed makes it the same every time.
+    let mut state = 1_u64;
+    let mut random = |bound: usize| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % bound
+    };
+    for round in 0..2_000 {
+        let mut file = sound.clone();
+        for _ in 0..1 + random(6) {
+            // Half of the damage goes where the sizes are.
+            let part = if random(2) == 0 { 24 } else { file.len() };
+            let (at, value) = (random(part), random(256));
+            file[at] = value as u8;
+        }
+        file.truncate(sound.len() - random(4) * random(200));
+        survives(&saved, &file, &format!("round {round}"));
+    }
+}
+
+/// Row and JPEG agree on an image of 65,500 x 65,500 pixels, in 333 bytes: 13 GB of pixels.
+#[test]
+fn a_jpeg_that_promises_too_much_is_refused() {
+    let Picture { mut bytes, mode, .. } = jpeg();
+    let frame = bytes.windows(2).position(|marker| marker == [0xFF, 0xC0]).unwrap();
+    let side = 65_500_u16;
+    bytes[frame + 5..frame + 7].copy_from_slice(&side.to_be_bytes());
+    bytes[frame + 7..frame + 9].copy_from_slice(&side.to_be_bytes());
+    let file = beton(&[Picture { mode, width: side, height: side, bytes }]);
+    let saved = Saved::new(&file);
+    let set = Dataset::open(saved.path(), "image", "label").unwrap();
+    let mut decoder = Decoder::new().unwrap();
+    let image = set.image(0).unwrap();
+    let (largest, refused) = largest_during(|| decoder.decode(&image).map(|_| ()));
+    assert!(refused.is_err());
+    assert!(largest < 100_000, "{largest} bytes at once");
+}

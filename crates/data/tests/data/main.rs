@@ -1,0 +1,10 @@
+//! What no unit of the crate can show alone: whole files, sound and damaged, and running loaders.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod allocations;
+mod damage;
+mod digits;
+mod fixtures;
+mod loader;
+mod sketch;

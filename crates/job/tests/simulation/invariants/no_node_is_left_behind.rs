@@ -1,0 +1,79 @@
+//! A generation is not opened without a node that is away, within its grace, and alone has the
+//! furthest step.
+
+use std::collections::BTreeMap;
+
+use baton_job::{
+    NodeId, Time,
+    engine::{PhaseName, Record},
+    plan::Placement,
+};
+
+use super::Invariant;
+use crate::{cluster::Cluster, fact::Fact};
+
+#[derive(Default)]
+pub(super) struct NoNodeIsLeftBehind {
+    /// Nodes of the running generation that are away, each since when.
+    away: BTreeMap<NodeId, Time>,
+}
+
+impl Invariant for NoNodeIsLeftBehind {
+    fn sentence(&self) -> &'static str {
+        "no node that alone has the furthest step is left behind within its grace"
+    }
+
+    fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
+        match fact {
+            Fact::CoordinatorReplayed => {
+                let ranks = &cluster.coordinator.status.ranks;
+                self.away = ranks.iter().map(|rank| (rank.node.clone(), cluster.now)).collect();
+                Ok(())
+            }
+            Fact::EngineMoved => {
+                let attached = cluster.coordinator.status.nodes.iter().filter(|node| node.attached);
+                for node in attached {
+                    self.away.remove(&node.node);
+                }
+                let waits = cluster.coordinator.status.nodes.iter().filter(|node| !node.attached);
+                for node in waits {
+                    self.away.entry(node.node.clone()).or_insert(cluster.now);
+                }
+                Ok(())
+            }
+            Fact::Persisted(Record::Opened { placements, .. }) => self.opened(cluster, placements),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl NoNodeIsLeftBehind {
+    fn opened(&self, cluster: &Cluster, placements: &[Placement]) -> Result<(), String> {
+        let before = cluster.coordinator.status_before.phase;
+        if matches!(before, PhaseName::Gathering | PhaseName::Backoff) {
+            return Ok(());
+        }
+        let furthest = placements.iter().filter_map(|place| held_on(cluster, &place.node)).max();
+        for (node, since) in &self.away {
+            let grace = cluster.plan.spec.cluster.node_grace_seconds;
+            let in_grace = cluster.now.since(*since).as_secs_f64() < grace;
+            let held = held_on(cluster, node);
+            if in_grace && held > furthest && placements.iter().all(|place| place.node != *node) {
+                return Err(format!("{node} is away since {since} with step {held:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The furthest step of healthy ranks on a node whose agent lives.
+fn held_on(cluster: &Cluster, node: &NodeId) -> Option<u64> {
+    let healthy = cluster.processes.iter().filter(|process| process.is_healthy());
+    healthy
+        .filter(|process| {
+            let agent = &cluster.agents[process.agent];
+            agent.node == *node && agent.session.is_some() && agent.life == process.life
+        })
+        .filter_map(|process| process.step)
+        .max()
+}
