@@ -27,7 +27,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     endpoint::EndpointFile,
-    job::{End, Handle, Input, Loop, Snapshot},
+    job::{End, Input, Loop, Snapshot},
     job_service::Jobs,
     journal::Journal,
     node_service::Nodes,

@@ -14,9 +14,8 @@ use baton_job::{
 };
 use baton_trainer::{
     Error, Learner,
-    torch::{self, TorchLearner},
+    torch::{self, Device, TorchLearner},
 };
-use tch::Device;
 
 use crate::bench::made_up_batch;
 

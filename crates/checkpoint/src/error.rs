@@ -25,7 +25,7 @@ pub enum Error {
         /// The folder.
         location: String,
         /// What the store said.
-        source: object_store::Error,
+        source: Box<object_store::Error>,
     },
     /// A newer generation has taken over.
     #[error(
@@ -57,6 +57,38 @@ pub enum Error {
         name: String,
         /// What is wrong.
         problem: String,
+    },
+    /// What was handed in makes no checkpoint.
+    #[error("checkpoint {name} cannot be committed: {problem}")]
+    Unfit {
+        /// Which one.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A later Baton wrote it.
+    #[error(
+        "checkpoint {name} has format version {found}, and this Baton reads up to {supported}: update Baton"
+    )]
+    NewerVersion {
+        /// Which one.
+        name: String,
+        /// Its version.
+        found: u32,
+        /// The newest known here.
+        supported: u32,
+    },
+    /// There are checkpoints to resume from, and all are damaged. Starting anew would throw the run
+    /// away unasked.
+    #[error(
+        "no checkpoint in {location} is whole: {}; mend the folder, or name another checkpoint with --resume PATH, or start anew with --no-auto-resume",
+        skipped.join("; ")
+    )]
+    NoneWhole {
+        /// The folder.
+        location: String,
+        /// Why each was passed over.
+        skipped: Vec<String>,
     },
     /// The export cannot be written.
     #[error("{path}: {problem}")]

@@ -1,10 +1,10 @@
 //! A checkpoint's weights as a file that PyTorch reads.
 
-use std::{collections::HashMap, fs, io::Write, path::Path};
+use std::{collections::HashMap, path::Path};
 
 use safetensors::{Dtype, tensor::TensorView};
 
-use crate::{Error, Manifest, Store, TensorInfo, shard::to_bytes};
+use crate::{Error, Manifest, Store, TensorInfo, folder::write_whole, shard::to_bytes};
 
 /// Writes the weights and BatchNorm statistics of a checkpoint as safetensors with torchvision's names
 /// and shapes, all f32 and contiguous, plus an int64 `num_batches_tracked` for each BatchNorm layer:
@@ -13,9 +13,15 @@ use crate::{Error, Manifest, Store, TensorInfo, shard::to_bytes};
 /// # Errors
 /// The checkpoint is damaged or holds no named tensors; the file cannot be written.
 pub fn safetensors(store: &Store, manifest: &Manifest, out: &Path) -> Result<(), Error> {
+    let refused = |problem: String| Error::Export { path: out.display().to_string(), problem };
+    if manifest.tensors.is_empty() {
+        return Err(refused(format!("checkpoint {} names no tensors", manifest.name())));
+    }
+    let exported = |name: &str| manifest.tensors.iter().any(|tensor| tensor.region == name);
     let mut regions: HashMap<&str, Vec<f32>> = manifest
         .regions
         .iter()
+        .filter(|region| exported(&region.name))
         .map(|region| (region.name.as_str(), vec![0.0; region.len]))
         .collect();
     store.load(manifest, &mut |name, offset, values| {
@@ -23,7 +29,6 @@ pub fn safetensors(store: &Store, manifest: &Manifest, out: &Path) -> Result<(),
             region[offset..offset + values.len()].copy_from_slice(values);
         }
     })?;
-    let refused = |problem: String| Error::Export { path: out.display().to_string(), problem };
     let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
     for tensor in &manifest.tensors {
         let values = regions.get(tensor.region.as_str()).zip(tensor.len());
@@ -48,31 +53,19 @@ pub fn safetensors(store: &Store, manifest: &Manifest, out: &Path) -> Result<(),
 
 /// The values in the order of `tensor.shape`.
 fn contiguous(tensor: &TensorInfo, values: &[f32]) -> Vec<f32> {
-    let &[outputs, inputs, height, width] = tensor.shape.as_slice() else { return values.to_vec() };
+    // Two spatial dimensions in images, one in signals.
+    let [outputs, inputs, places @ ..] = tensor.shape.as_slice() else { return values.to_vec() };
     if !tensor.channels_last {
         return values.to_vec();
     }
+    let (outputs, inputs, places) = (*outputs, *inputs, places.iter().product::<usize>());
     let mut out = Vec::with_capacity(values.len());
     for o in 0..outputs {
         for i in 0..inputs {
-            for place in 0..height * width {
-                out.push(values[(o * height * width + place) * inputs + i]);
+            for place in 0..places {
+                out.push(values[(o * places + place) * inputs + i]);
             }
         }
     }
     out
-}
-
-fn write_whole(out: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut draft = out.as_os_str().to_owned();
-    draft.push(format!(".{}.tmp", std::process::id()));
-    let written = fs::File::create(&draft).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&draft, out)
-    });
-    if written.is_err() {
-        let _ = fs::remove_file(&draft);
-    }
-    written
 }

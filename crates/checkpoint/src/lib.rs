@@ -17,17 +17,17 @@
 
 #![forbid(unsafe_code)]
 
+mod blocking;
 mod digest;
 mod error;
 pub mod export;
+mod folder;
 mod manifest;
 mod name;
 mod restore;
 mod retention;
 mod shard;
 mod store;
-#[cfg(test)]
-mod tests;
 
 pub use digest::StateDigest;
 pub use error::Error;

@@ -1,5 +1,7 @@
 //! What a checkpoint holds.
 
+use std::collections::HashSet;
+
 use baton_job::{
     Generation, JobId, Rank, Step,
     message::Commit,
@@ -7,7 +9,7 @@ use baton_job::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{SaveId, shard::slice_of};
+use crate::{Error, SaveId, shard::slice_of};
 
 /// Format version that this build writes, and the newest it reads.
 pub const VERSION: u32 = 1;
@@ -76,8 +78,7 @@ pub struct TensorInfo {
 
 impl TensorInfo {
     /// Number of values; `None` for a shape that no memory could hold.
-    #[must_use]
-    pub fn len(&self) -> Option<usize> {
+    pub(crate) fn len(&self) -> Option<usize> {
         self.shape.iter().try_fold(1usize, |len, side| len.checked_mul(*side))
     }
 }
@@ -134,30 +135,53 @@ impl Manifest {
         }
     }
 
-    /// Reads a manifest and checks that it makes sense by itself.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
+    /// JSON text, once it is sure that it can be read again.
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
+        let unfit = |problem| Error::Unfit { name: self.name(), problem };
+        let text = serde_json::to_vec_pretty(self).map_err(|error| unfit(error.to_string()))?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(unfit(format!("its manifest has more than {MAX_BYTES} bytes")));
+        }
+        // JSON has no NaN: a run that diverged must not leave what nobody can read.
+        Self::parse(self.id(), &text).map_err(|error| {
+            unfit(format!("it could not be read again, is an accuracy not finite? ({error})"))
+        })?;
+        Ok(text)
+    }
+
+    /// Reads the manifest found in the folder of `id` and checks that it makes sense by itself.
+    pub(crate) fn parse(id: SaveId, bytes: &[u8]) -> Result<Self, Error> {
         #[derive(Deserialize)]
         struct Head {
             version: u32,
         }
+        let damaged = |problem| Error::Damaged { name: id.name(), problem };
         let head: Head = serde_json::from_slice(bytes)
-            .map_err(|error| format!("its manifest is no manifest ({error})"))?;
+            .map_err(|error| damaged(format!("its manifest is no manifest ({error})")))?;
         if head.version > VERSION {
-            return Err(format!(
-                "it has format version {} and this Baton knows {VERSION}: use a newer Baton",
-                head.version
-            ));
+            let name = id.name();
+            return Err(Error::NewerVersion { name, found: head.version, supported: VERSION });
         }
         let manifest: Self = serde_json::from_slice(bytes)
-            .map_err(|error| format!("its manifest cannot be understood ({error})"))?;
-        manifest.check()?;
+            .map_err(|error| damaged(format!("its manifest cannot be understood ({error})")))?;
+        if manifest.id() != id {
+            return Err(damaged(format!("its manifest is that of {}", manifest.name())));
+        }
+        manifest.check().map_err(damaged)?;
         Ok(manifest)
     }
 
     /// Sizes come from outside: nothing may be allocated for them unless the files are as large.
     fn check(&self) -> Result<(), String> {
+        if self.progress.step != self.step {
+            return Err(format!("its progress is that of step {}", self.progress.step));
+        }
+        let mut names = HashSet::new();
+        if let Some(twice) = self.regions.iter().find(|region| !names.insert(&region.name)) {
+            return Err(format!("region {} is there twice", twice.name));
+        }
         let ranks = (0..self.world_size).map(Rank);
-        if !self.shards.iter().map(|shard| shard.rank).eq(ranks) {
+        if self.world_size == 0 || !self.shards.iter().map(|shard| shard.rank).eq(ranks) {
             return Err(format!(
                 "its manifest does not list one shard for each of {} ranks",
                 self.world_size

@@ -2,7 +2,7 @@
 
 use baton_job::{Rank, message::Restore};
 
-use crate::{EntryState, Error, Manifest, SaveId, Store, shard};
+use crate::{Error, Manifest, SaveId, Store, shard};
 
 /// A checkpoint to resume from.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,28 +19,37 @@ impl Store {
     /// The checkpoint that `restore` names; see [`Restore`] for the rule.
     ///
     /// # Errors
-    /// The store cannot be read, or the checkpoint named by the user is not there or damaged.
+    /// The store cannot be read, or the checkpoint named by the user is not there or damaged;
+    /// [`Error::NoneWhole`] if there is something to resume from and all of it is damaged;
+    /// [`Error::NewerVersion`], which is no damage and must not cost training time.
     pub fn find(&self, restore: &Restore) -> Result<Option<Found>, Error> {
         let mut skipped = Vec::new();
-        for entry in self.list()?.into_iter().filter(|e| e.id.generation >= restore.not_before) {
-            let problem = match entry.state {
+        for id in self.ids()?.into_iter().filter(|id| id.generation >= restore.not_before) {
+            match self.proven(id) {
+                Ok(Some(manifest)) => {
+                    return Ok(Some(Found { manifest, elsewhere: None, skipped }));
+                }
                 // A save that never ended is what a kill leaves behind: nothing was lost with it.
-                EntryState::Unfinished => continue,
-                EntryState::Damaged(problem) => problem,
-                EntryState::Whole(manifest) => match self.verify(&manifest, &mut |_, _| {}) {
-                    Ok(()) => {
-                        return Ok(Some(Found { manifest: *manifest, elsewhere: None, skipped }));
-                    }
-                    Err(Error::Damaged { problem, .. }) => problem,
-                    Err(error) => error.to_string(),
-                },
-            };
-            skipped.push(format!("{} ({problem})", entry.name));
+                Ok(None) => {}
+                Err(error @ Error::NewerVersion { .. }) => return Err(error),
+                Err(Error::Damaged { problem, .. }) => {
+                    skipped.push(format!("{} ({problem})", id.name()));
+                }
+                Err(error) => skipped.push(format!("{} ({error})", id.name())),
+            }
         }
         match &restore.path {
             Some(path) => self.named(path, skipped).map(Some),
-            None => Ok(None),
+            None if skipped.is_empty() => Ok(None),
+            None => Err(Error::NoneWhole { location: self.location().to_owned(), skipped }),
         }
+    }
+
+    /// The manifest of a checkpoint whose every byte is right; `None` if it is unfinished.
+    fn proven(&self, id: SaveId) -> Result<Option<Manifest>, Error> {
+        let Some(manifest) = self.inspect(id)? else { return Ok(None) };
+        self.verify(&manifest, &mut |_, _| {})?;
+        Ok(Some(manifest))
     }
 
     /// A checkpoint named by the user: in this store, or the folder of one in any other.

@@ -2,12 +2,12 @@
 
 use baton_job::Generation;
 
-use crate::{Entry, EntryState, SaveId, Store};
+use crate::{Entry, EntryState, Manifest, SaveId, Store};
 
 /// What to keep of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// The newest ones.
+    /// The newest ones; at least one is kept.
     pub keep_last: u32,
     /// The one with the best top-1 too.
     pub keep_best: bool,
@@ -27,7 +27,8 @@ pub struct Pruned {
 }
 
 impl Store {
-    /// Removes what `retention` does not keep, and what dead saves have left behind.
+    /// Removes what `retention` does not keep, and what dead saves have left behind. Damaged ones
+    /// stay: they are a person's to look at.
     pub fn prune(&self, retention: &Retention) -> Pruned {
         let mut pruned = Pruned::default();
         let listed = self.check_fence(retention.generation).and_then(|()| self.list());
@@ -50,22 +51,31 @@ impl Store {
 
 /// What is to be removed of `entries`, which come newest first.
 fn superfluous(entries: &[Entry], retention: &Retention) -> Vec<SaveId> {
-    let ours = || entries.iter().filter(|entry| entry.id.generation >= retention.not_before);
-    let whole = || {
-        ours().filter_map(|entry| match &entry.state {
-            EntryState::Whole(manifest) => Some((entry.id, manifest)),
+    let ours: Vec<&Manifest> = entries
+        .iter()
+        .filter(|entry| entry.id.generation >= retention.not_before)
+        .filter_map(|entry| match &entry.state {
+            EntryState::Whole(manifest) => Some(&**manifest),
             _ => None,
         })
+        .collect();
+    let graded =
+        ours.iter().filter_map(|manifest| Some((manifest.id(), manifest.accuracy()?.top1)));
+    // Newest first, and the last of equals is taken: the earliest.
+    let best = graded.reduce(|best, next| if next.1 >= best.1 { next } else { best });
+    let best = best.filter(|_| retention.keep_best).map(|(id, _)| id);
+    let beyond =
+        ours.iter().skip(retention.keep_last.max(1) as usize).map(|manifest| manifest.id());
+
+    // What is newer than the newest whole one may be a save in progress, unless its generation has
+    // ended. A generation that ended left no save in progress, whichever run it belonged to.
+    let newest = ours.first().map(|manifest| manifest.id());
+    let dead = |id: SaveId| {
+        id.generation < retention.generation || newest.is_some_and(|newest| id < newest)
     };
-    let mut kept: Vec<SaveId> =
-        whole().take(retention.keep_last as usize).map(|(id, _)| id).collect();
-    let Some(newest) = kept.first().copied() else { return Vec::new() };
-    if retention.keep_best {
-        let graded = whole().filter_map(|(id, manifest)| Some((id, manifest.accuracy()?.top1)));
-        // Newest first, and the last of equals is taken: the earliest.
-        let best = graded.reduce(|best, next| if next.1 >= best.1 { next } else { best });
-        kept.extend(best.map(|(id, _)| id));
-    }
-    // What is newer than the newest whole one may be a save in progress.
-    ours().map(|entry| entry.id).filter(|id| *id < newest && !kept.contains(id)).collect()
+    let leftovers = entries
+        .iter()
+        .filter(|entry| entry.state == EntryState::Unfinished && dead(entry.id))
+        .map(|entry| entry.id);
+    beyond.filter(|id| Some(*id) != best).chain(leftovers).collect()
 }

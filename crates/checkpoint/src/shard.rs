@@ -11,10 +11,11 @@ use crate::manifest::Manifest;
 /// ones longer by one where the numbers do not divide.
 #[must_use]
 pub fn slice_of(len: usize, rank: Rank, world_size: u32) -> Range<usize> {
-    let (rank, world) = (rank.0 as usize, world_size.max(1) as usize);
+    let world = world_size.max(1) as usize;
     let (share, longer) = (len / world, len % world);
-    let start = rank * share + rank.min(longer);
-    start..start + share + usize::from(rank < longer)
+    // A rank beyond the world gets nothing, rather than a range beyond the region.
+    let start = |rank: usize| rank.min(world) * share + rank.min(longer);
+    start(rank.0 as usize)..start(rank.0 as usize + 1)
 }
 
 /// A rank's slice of one region.
@@ -27,7 +28,17 @@ pub struct RegionSlice<'a> {
 }
 
 /// The file's bytes.
-pub(crate) fn encode(slices: &[RegionSlice<'_>]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+pub(crate) fn encode(slices: &[RegionSlice<'_>]) -> Result<Vec<u8>, String> {
+    // The safetensors crate panics on a name given twice.
+    for (i, slice) in slices.iter().enumerate() {
+        if slices[..i].iter().any(|other| other.name == slice.name) {
+            return Err(format!("region {} is there twice", slice.name));
+        }
+    }
+    serialize(slices).map_err(|error| error.to_string())
+}
+
+fn serialize(slices: &[RegionSlice<'_>]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
     let bytes: Vec<(&str, Vec<u8>)> =
         slices.iter().map(|slice| (slice.name, to_bytes(slice.values))).collect();
     let views = bytes.iter().zip(slices).map(|((name, bytes), slice)| {
@@ -89,6 +100,7 @@ mod tests {
                 next = slice.end;
             }
             prop_assert_eq!(next, len);
+            prop_assert!(slice_of(len, Rank(world), world).is_empty());
         }
     }
 }

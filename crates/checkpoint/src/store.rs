@@ -1,19 +1,19 @@
 //! The place where checkpoints lie, and the write that commits one.
 
-use std::{fmt, future::Future, sync::Arc};
+use std::{fmt, path, sync::Arc};
 
 use baton_job::{Generation, Rank, message::Commit};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::{
-    ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, local::LocalFileSystem,
-    path::Path,
+    ObjectStore, ObjectStoreExt, PutMode, PutOptions, local::LocalFileSystem, path::Path,
 };
-use serde::{Deserialize, Serialize};
-use tokio::runtime::Runtime;
+use serde::Deserialize;
 
 use crate::{
     Error, Manifest, RegionSlice, SaveId, ShardEntry,
+    blocking::Blocking,
+    folder,
     manifest::MAX_BYTES,
     name::{FENCE, LATEST, MANIFEST, shard_file},
     shard,
@@ -26,7 +26,7 @@ use crate::{
 pub struct Store {
     location: String,
     objects: Arc<dyn ObjectStore>,
-    runtime: Runtime,
+    blocking: Blocking,
 }
 
 /// One checkpoint folder.
@@ -52,7 +52,7 @@ pub enum EntryState {
     Unfinished,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 struct Fence {
     generation: Generation,
 }
@@ -70,17 +70,11 @@ impl Store {
     /// It cannot be made, or not be written to.
     pub fn open(location: &str) -> Result<Self, Error> {
         let refused = |problem: String| Error::Location { location: location.to_owned(), problem };
-        std::fs::create_dir_all(location).map_err(|error| refused(error.to_string()))?;
-        let store = Self::open_existing(location)?;
+        let path = path::Path::new(location);
+        folder::create(path).map_err(|error| refused(error.to_string()))?;
         // Better now than at the first save, hours later.
-        let probe = Path::from(format!("probe-{}", std::process::id()));
-        store
-            .wait(async {
-                store.objects.put(&probe, PutPayload::from_static(b"probe")).await?;
-                store.objects.delete(&probe).await
-            })
-            .map_err(|error| refused(error.to_string()))?;
-        Ok(store)
+        folder::probe(path).map_err(|error| refused(error.to_string()))?;
+        Self::open_existing(location)
     }
 
     /// Opens the folder `location` as it is.
@@ -91,13 +85,9 @@ impl Store {
         let refused = |problem: String| Error::Location { location: location.to_owned(), problem };
         let files = LocalFileSystem::new_with_prefix(location)
             .map_err(|error| refused(error.to_string()))?
-            .with_fsync(true)
-            // Removes a checkpoint's folder with its last file.
-            .with_automatic_cleanup(true);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .map_err(|error| refused(error.to_string()))?;
-        Ok(Self { location: location.to_owned(), objects: Arc::new(files), runtime })
+            .with_fsync(true);
+        let blocking = Blocking::new().map_err(|error| refused(error.to_string()))?;
+        Ok(Self { location: location.to_owned(), objects: Arc::new(files), blocking })
     }
 
     /// The folder.
@@ -111,12 +101,17 @@ impl Store {
     /// # Errors
     /// The folder cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>, Error> {
+        Ok(self.ids()?.into_iter().map(|id| self.entry(id)).collect())
+    }
+
+    /// All checkpoints, finished or not, newest first.
+    pub(crate) fn ids(&self) -> Result<Vec<SaveId>, Error> {
         let listing = self.wait(self.objects.list_with_delimiter(None));
         let listing = listing.map_err(|source| self.failed("list", "checkpoints", source))?;
         let names = listing.common_prefixes.iter().filter_map(Path::filename);
         let mut ids: Vec<SaveId> = names.filter_map(SaveId::parse).collect();
         ids.sort_unstable_by(|a, b| b.cmp(a));
-        ids.into_iter().map(|id| self.entry(id)).collect()
+        Ok(ids)
     }
 
     /// The checkpoint called `name`.
@@ -125,12 +120,7 @@ impl Store {
     /// There is none, or it is damaged.
     pub fn manifest(&self, name: &str) -> Result<Manifest, Error> {
         let missing = || Error::Missing { name: name.to_owned(), location: self.location.clone() };
-        let entry = self.entry(SaveId::parse(name).ok_or_else(missing)?)?;
-        match entry.state {
-            EntryState::Whole(manifest) => Ok(*manifest),
-            EntryState::Damaged(problem) => Err(Error::Damaged { name: entry.name, problem }),
-            EntryState::Unfinished => Err(missing()),
-        }
+        self.inspect(SaveId::parse(name).ok_or_else(missing)?)?.ok_or_else(missing)
     }
 
     /// The newest generation that was ever opened on this store; 0 if none was.
@@ -154,14 +144,15 @@ impl Store {
         if self.fence()? >= generation {
             return Ok(());
         }
-        let bytes = serde_json::to_vec(&Fence { generation }).unwrap_or_default();
-        self.write(FENCE, bytes, PutMode::Overwrite)
+        let text = serde_json::json!({ "generation": generation }).to_string();
+        self.write(FENCE, text.into_bytes(), PutMode::Overwrite)
     }
 
     /// Writes one rank's slices, durable on return.
     ///
     /// # Errors
-    /// The file cannot be written, for example because the disk is full.
+    /// The checkpoint is committed already, or the file cannot be written, for example because the
+    /// disk is full.
     pub fn write_shard(
         &self,
         save: &SaveId,
@@ -169,8 +160,11 @@ impl Store {
         world_size: u32,
         slices: &[RegionSlice<'_>],
     ) -> Result<ShardEntry, Error> {
+        if self.read(&format!("{}/{MANIFEST}", save.name()), MAX_BYTES)?.is_some() {
+            return Err(Error::Exists(save.name()));
+        }
         let file = shard_file(rank, world_size);
-        let bytes = shard::encode(slices).map_err(|error| Error::Damaged {
+        let bytes = shard::encode(slices).map_err(|error| Error::Unfit {
             name: save.name(),
             problem: format!("{file} cannot be encoded: {error}"),
         })?;
@@ -183,21 +177,26 @@ impl Store {
     /// Commits a checkpoint whose shards are all durable.
     ///
     /// # Errors
-    /// A newer generation has taken over; there is one of that name; the manifest cannot be written.
+    /// A newer generation has taken over; there is one of that name; the manifest is not consistent
+    /// or not that of the shards in the folder; it cannot be written.
     pub fn commit(&self, manifest: &Manifest) -> Result<Commit, Error> {
         self.check_fence(manifest.generation)?;
         let name = manifest.name();
-        let bytes = serde_json::to_vec_pretty(manifest).map_err(|error| Error::Damaged {
-            name: name.clone(),
-            problem: format!("its manifest cannot be encoded: {error}"),
-        })?;
+        let bytes = manifest.encode()?;
+        if let Some(problem) = self.wrong_file(manifest)? {
+            let problem = format!("{problem}; do all nodes share {}?", self.location);
+            return Err(Error::Unfit { name, problem });
+        }
         match self.write(&format!("{name}/{MANIFEST}"), bytes, PutMode::Create) {
-            Err(Error::Storage { source: object_store::Error::AlreadyExists { .. }, .. }) => {
+            Err(Error::Storage { source, .. })
+                if matches!(*source, object_store::Error::AlreadyExists { .. }) =>
+            {
                 return Err(Error::Exists(name));
             }
             other => other?,
         }
-        self.write(LATEST, format!("{name}\n").into_bytes(), PutMode::Overwrite)?;
+        // The commit stands without it: no reader relies on it, and the next commit mends it.
+        let _ = self.write(LATEST, format!("{name}\n").into_bytes(), PutMode::Overwrite);
         Ok(manifest.to_commit())
     }
 
@@ -217,7 +216,11 @@ impl Store {
             }
             Ok(())
         });
-        removed.map_err(|source| self.failed("remove", &name, source))
+        removed.map_err(|source| self.failed("remove", &name, source))?;
+        // An object store knows no folders, and hides the temporary files that a crash leaves.
+        folder::remove(&path::Path::new(&self.location).join(&name)).map_err(|error| {
+            Error::Location { location: self.location.clone(), problem: format!("{name}: {error}") }
+        })
     }
 
     pub(crate) fn check_fence(&self, mine: Generation) -> Result<(), Error> {
@@ -253,50 +256,54 @@ impl Store {
         self.wait(put).map(|_| ()).map_err(|source| self.failed("write", file, source))
     }
 
-    fn entry(&self, id: SaveId) -> Result<Entry, Error> {
-        let name = id.name();
-        let state = match self.read(&format!("{name}/{MANIFEST}"), MAX_BYTES) {
+    fn entry(&self, id: SaveId) -> Entry {
+        let state = match self.inspect(id) {
+            Ok(Some(manifest)) => EntryState::Whole(Box::new(manifest)),
             Ok(None) => EntryState::Unfinished,
-            Ok(Some(bytes)) => match Manifest::parse(&bytes) {
-                Ok(manifest) => self.check_files(id, manifest)?,
-                Err(problem) => EntryState::Damaged(problem),
-            },
+            Err(Error::Damaged { problem, .. }) => EntryState::Damaged(problem),
             Err(error) => EntryState::Damaged(error.to_string()),
         };
-        Ok(Entry { name, id, state })
+        Entry { name: id.name(), id, state }
     }
 
-    fn check_files(&self, id: SaveId, manifest: Manifest) -> Result<EntryState, Error> {
-        if manifest.id() != id {
-            return Ok(EntryState::Damaged(format!("its manifest is that of {}", manifest.name())));
+    /// The manifest of a checkpoint whose files have the right sizes; `None` if it is unfinished.
+    pub(crate) fn inspect(&self, id: SaveId) -> Result<Option<Manifest>, Error> {
+        let Some(bytes) = self.read(&format!("{}/{MANIFEST}", id.name()), MAX_BYTES)? else {
+            return Ok(None);
+        };
+        let manifest = Manifest::parse(id, &bytes)?;
+        match self.wrong_file(&manifest)? {
+            Some(problem) => Err(Error::Damaged { name: id.name(), problem }),
+            None => Ok(Some(manifest)),
         }
-        let name = id.name();
+    }
+
+    /// The first file that is not there, or not of the size that the manifest tells.
+    fn wrong_file(&self, manifest: &Manifest) -> Result<Option<String>, Error> {
+        let name = manifest.name();
         let files = self.wait(async {
             self.objects.list(Some(&Path::from(name.as_str()))).try_collect::<Vec<_>>().await
         });
         let files = files.map_err(|source| self.failed("list", &name, source))?;
-        for shard in &manifest.shards {
+        Ok(manifest.shards.iter().find_map(|shard| {
             let file = files.iter().find(|file| file.location.filename() == Some(&shard.file));
             match file {
-                None => return Ok(EntryState::Damaged(format!("{} is missing", shard.file))),
-                Some(file) if file.size != shard.bytes => {
-                    return Ok(EntryState::Damaged(format!(
-                        "{} has {} bytes instead of {}",
-                        shard.file, file.size, shard.bytes
-                    )));
-                }
-                Some(_) => {}
+                None => Some(format!("{} is missing", shard.file)),
+                Some(file) if file.size != shard.bytes => Some(format!(
+                    "{} has {} bytes instead of {}",
+                    shard.file, file.size, shard.bytes
+                )),
+                Some(_) => None,
             }
-        }
-        Ok(EntryState::Whole(Box::new(manifest)))
+        }))
     }
 
     fn wait<T>(&self, future: impl Future<Output = T>) -> T {
-        self.runtime.block_on(future)
+        self.blocking.run(future)
     }
 
     fn failed(&self, operation: &'static str, subject: &str, source: object_store::Error) -> Error {
         let (subject, location) = (subject.to_owned(), self.location.clone());
-        Error::Storage { operation, subject, location, source }
+        Error::Storage { operation, subject, location, source: Box::new(source) }
     }
 }

@@ -173,7 +173,9 @@ impl Coordinator {
     pub(crate) fn at(address: Address) -> Result<Self, Failure> {
         let endpoint = Endpoint::from_shared(address.url.clone()).map_err(|error| {
             let Address { url, named_by } = &address;
-            bad_input(format!("{url:?} ({named_by}) is no address such as http://host:29600: {error}"))
+            bad_input(format!(
+                "{url:?} ({named_by}) is no address such as http://host:29600: {error}"
+            ))
         })?;
         let channel = endpoint
             .connect_timeout(DEADLINE)
@@ -251,7 +253,10 @@ impl Events {
     ///
     /// # Errors
     /// It did not.
-    pub(crate) async fn next(&mut self, patience: Duration) -> Result<WatchEventsResponse, Failure> {
+    pub(crate) async fn next(
+        &mut self,
+        patience: Duration,
+    ) -> Result<WatchEventsResponse, Failure> {
         let mut away_since = None;
         loop {
             match self.try_next().await {

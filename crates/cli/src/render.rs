@@ -78,8 +78,10 @@ fn word(name: &str, prefix: &str) -> String {
 
 /// What the job does, and why.
 pub(crate) fn phase_line(status: &GetStatusResponse, paint: Paint) -> String {
-    let phase = paint.phase(status.phase(), &phase_name(status.phase()));
-    format!("{phase}: {}", status.reason)
+    let phase = phase_name(status.phase());
+    // Some reasons begin with the phase already.
+    let reason = status.reason.strip_prefix(&format!("{phase}: ")).unwrap_or(&status.reason);
+    format!("{}: {reason}", paint.phase(status.phase(), &phase))
 }
 
 /// Where in the job an update stands.
@@ -185,7 +187,7 @@ pub(crate) enum Day {
 /// `baton status`.
 pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     let mut lines = vec![format!(
-        "{}  {}  ({} in generation {})",
+        "{}  {}  (for {}, generation {})",
         paint.bold(&status.name),
         phase_line(status, paint),
         human::duration(status.phase_seconds),
@@ -196,11 +198,14 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
             lines.push(format!("  {name:<12}{text}"));
         }
     };
-    add("draining", status.drain_seconds_left.map(drain_left));
+    add("deadline", status.drain_seconds_left.map(drain_left));
     add("progress", status.latest.as_ref().map(|step| progress(step, status)));
     add("update", status.latest.as_ref().map(numbers));
     add("evaluation", status.evaluation.as_ref().map(evaluation));
-    add("best", status.best.filter(|best| Some(*best) != status.evaluation).as_ref().map(evaluation));
+    add(
+        "best",
+        status.best.filter(|best| Some(*best) != status.evaluation).as_ref().map(evaluation),
+    );
     add("checkpoint", checkpoint(status));
     let location = &status.checkpoint_location;
     add("stored in", Some(location.clone()).filter(|location| !location.is_empty()));
@@ -240,7 +245,7 @@ fn bar(share: f64, width: usize) -> String {
     format!("{}{}", "█".repeat(full), "░".repeat(width - full))
 }
 
-/// Ranks by state: `0-6 training, 7 starting`.
+/// Ranks by state: `training 0-6; starting 7`.
 fn ranks(ranks: &[RankStatus]) -> Option<String> {
     let mut states: Vec<&str> = Vec::new();
     for rank in ranks {
@@ -253,8 +258,8 @@ fn ranks(ranks: &[RankStatus]) -> Option<String> {
         spans(of_state.collect())
     };
     let parts: Vec<String> =
-        states.iter().map(|state| format!("{} {state}", numbers(state))).collect();
-    (!parts.is_empty()).then(|| parts.join(", "))
+        states.iter().map(|state| format!("{state} {}", numbers(state))).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }
 
 /// `0-3, 7` for 0, 1, 2, 3, 7.
@@ -298,16 +303,15 @@ fn recovery(recovery: &Recovery) -> String {
         .filter_map(|(name, seconds)| seconds.map(|seconds| format!("{name} {seconds:.2} s")))
         .collect();
     let total: f64 = parts.iter().filter_map(|(_, seconds)| *seconds).sum();
-    let progress = match recovery.step_seconds {
-        Some(_) => format!("recovered in {total:.2} s"),
-        None => "recovering".to_owned(),
-    };
-    let detail = match known.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", known.join(", ")),
-    };
+    let parts = known.join(", ");
     let lost = human::count(recovery.lost_steps, "step");
-    format!("{}: {progress}{detail}, {lost} made again", recovery.cause)
+    match (recovery.step_seconds, known.is_empty()) {
+        (Some(_), _) => {
+            format!("{}: recovered in {total:.2} s ({parts}), {lost} made again", recovery.cause)
+        }
+        (None, true) => format!("{}: recovering", recovery.cause),
+        (None, false) => format!("{}: recovering ({parts})", recovery.cause),
+    }
 }
 
 /// `baton checkpoint ls`.
@@ -353,7 +357,9 @@ pub(crate) struct Run<'a> {
 /// How the job ended, what it reached, and what to do next.
 pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &Run<'_>) -> String {
     let mut lines = vec![format!("{}: {outcome}", status.name)];
-    lines.extend(status.evaluation.as_ref().map(|found| format!("  accuracy    {}", evaluation(found))));
+    lines.extend(
+        status.evaluation.as_ref().map(|found| format!("  accuracy    {}", evaluation(found))),
+    );
     let best = status.best.filter(|best| Some(*best) != status.evaluation);
     lines.extend(best.as_ref().map(|found| format!("  best        {}", evaluation(found))));
     if let Some(checkpoint) = &status.checkpoint {

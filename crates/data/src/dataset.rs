@@ -26,8 +26,8 @@ impl Dataset {
         label_field: &str,
     ) -> Result<Self, Error> {
         let beton = Beton::open(path)?;
-        let images = beton.image_column(image_field)?;
         let labels = beton.int_column(label_field)?;
+        let images = beton.image_column(image_field)?;
         Ok(Self { beton, images, labels })
     }
 

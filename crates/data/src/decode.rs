@@ -1,8 +1,9 @@
 //! From stored bytes to the pixels of one sample: decode, crop, resize, flip.
 
 use fast_image_resize::{
-    FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer,
-    images::{CroppedImage, Image, ImageRef},
+    FilterType, ResizeAlg, ResizeOptions, Resizer,
+    images::{TypedCroppedImage, TypedImage, TypedImageRef},
+    pixels::U8x3,
 };
 
 use crate::{
@@ -67,14 +68,15 @@ impl Decoder {
         out: &mut [u8],
     ) -> Result<(), SampleFault> {
         let rgb = whole_image(&mut self.jpeg, &mut self.rgb, image)?;
-        let source =
-            ImageRef::new(image.width, image.height, rgb, PixelType::U8x3).map_err(resize_fault)?;
+        let source = TypedImageRef::<U8x3>::from_buffer(image.width, image.height, rgb)
+            .map_err(resize_fault)?;
         // A view, not the resizer's own crop option: that one filters across the crop's edges.
-        let source = CroppedImage::new(&source, crop.left, crop.top, crop.width, crop.height)
-            .map_err(resize_fault)?;
-        let mut target = Image::from_slice_u8(resolution, resolution, out, PixelType::U8x3)
-            .map_err(resize_fault)?;
-        self.resizer.resize(&source, &mut target, &self.resize).map_err(resize_fault)?;
+        let Crop { left, top, width, height } = crop;
+        let source =
+            TypedCroppedImage::from_ref(&source, left, top, width, height).map_err(resize_fault)?;
+        let mut target =
+            TypedImage::<U8x3>::from_buffer(resolution, resolution, out).map_err(resize_fault)?;
+        self.resizer.resize_typed(&source, &mut target, &self.resize).map_err(resize_fault)?;
         if flip == Flip::Mirror {
             mirror(out, resolution);
         }
@@ -87,16 +89,10 @@ fn whole_image<'a>(
     buffer: &'a mut Vec<u8>,
     image: &ImageBytes<'a>,
 ) -> Result<&'a [u8], SampleFault> {
-    if image.mode == Mode::Raw {
-        return Ok(image.bytes);
+    match image.mode {
+        Mode::Raw => Ok(image.bytes),
+        Mode::Jpeg => jpeg.decode(image.bytes, image.width, image.height, buffer),
     }
-    let needed = 3 * image.width as usize * image.height as usize;
-    if buffer.len() < needed {
-        buffer.resize(needed, 0);
-    }
-    let rgb = &mut buffer[..needed];
-    jpeg.decode(image.bytes, image.width, image.height, rgb)?;
-    Ok(rgb)
 }
 
 /// Reverses the pixels of every row.

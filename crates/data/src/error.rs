@@ -244,6 +244,16 @@ pub enum SampleFault {
         /// Height in the row.
         height: u32,
     },
+    /// The JPEG is far too short for its size.
+    #[error("{stored} bytes cannot hold a JPEG of {width}x{height} pixels: the file is damaged")]
+    TooFewBytes {
+        /// Length in the allocation table.
+        stored: u64,
+        /// Width in pixels.
+        width: u32,
+        /// Height in pixels.
+        height: u32,
+    },
     /// Four ink channels.
     #[error("the JPEG is CMYK: convert it to RGB when writing the data set")]
     Cmyk,

@@ -10,6 +10,10 @@ use turbojpeg_sys as sys;
 
 use crate::SampleFault;
 
+/// Most pixels that a byte of Huffman codes can stand for: in any scan every block of 8 x 8 takes one
+/// bit at least. A damaged size beyond that must not become an allocation.
+const PIXELS_PER_BYTE: u64 = 8 * 64;
+
 /// A decompressor with its tables and buffers, reused from image to image.
 pub(crate) struct Decompressor {
     handle: NonNull<c_void>,
@@ -29,21 +33,37 @@ impl Decompressor {
         Ok(decompressor)
     }
 
-    /// Decodes a whole image to RGB with the accurate inverse DCT and smooth chroma.
-    ///
-    /// `out` is u8 of shape (height, width, 3); its length must be `3 * width * height`.
-    pub(crate) fn decode(
+    /// Decodes a whole image to RGB with the accurate inverse DCT and smooth chroma: u8, shape
+    /// (height, width, 3), at the start of `buffer`, which grows as needed.
+    pub(crate) fn decode<'a>(
         &mut self,
         jpeg: &[u8],
         width: u32,
         height: u32,
-        out: &mut [u8],
-    ) -> Result<(), SampleFault> {
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], SampleFault> {
+        let outcome = self.try_decode(jpeg, width, height, buffer);
+        if outcome.is_err() {
+            // After some failures in a header the library takes the next image for more of the same.
+            *self = Self::new().map_err(SampleFault::Jpeg)?;
+        }
+        outcome
+    }
+
+    fn try_decode<'a>(
+        &mut self,
+        jpeg: &[u8],
+        width: u32,
+        height: u32,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], SampleFault> {
         if !jpeg.starts_with(&[0xFF, 0xD8]) {
             return Err(SampleFault::NotJpeg);
         }
         // SAFETY: the handle is live, and pointer and length are those of a slice.
-        let code = unsafe { sys::tj3DecompressHeader(self.raw(), jpeg.as_ptr(), jpeg.len() as _) };
+        let code = unsafe {
+            sys::tj3DecompressHeader(self.raw(), jpeg.as_ptr(), jpeg.len() as sys::size_t)
+        };
         self.check(code)?;
         let jpeg_width = self.get(sys::TJPARAM_TJPARAM_JPEGWIDTH);
         let jpeg_height = self.get(sys::TJPARAM_TJPARAM_JPEGHEIGHT);
@@ -51,28 +71,37 @@ impl Decompressor {
             return Err(SampleFault::JpegSize { jpeg_width, jpeg_height, width, height });
         }
         let colours = self.get(sys::TJPARAM_TJPARAM_COLORSPACE);
-        if colours == sys::TJCS_TJCS_CMYK as u32 || colours == sys::TJCS_TJCS_YCCK as u32 {
+        if colours == sys::TJCS_TJCS_CMYK || colours == sys::TJCS_TJCS_YCCK {
             return Err(SampleFault::Cmyk);
         }
-        let row_bytes = 3 * jpeg_width as usize;
-        assert_eq!(out.len(), row_bytes * jpeg_height as usize, "buffer and image differ in size");
+        let stored = jpeg.len() as u64;
+        if u64::from(width) * u64::from(height) > stored.saturating_mul(PIXELS_PER_BYTE) {
+            return Err(SampleFault::TooFewBytes { stored, width, height });
+        }
+        let row_bytes = 3 * width as usize;
+        let image_bytes = row_bytes * height as usize;
+        if buffer.len() < image_bytes {
+            buffer.resize(image_bytes, 0);
+        }
+        let out = &mut buffer[..image_bytes];
         // SAFETY: the handle is live, and input pointer and length are those of a slice. The
-        // decoder writes `JPEGHEIGHT` rows of 3 `JPEGWIDTH` bytes, `pitch` bytes apart, which is
+        // decoder writes `JPEGHEIGHT` rows of 3 `JPEGWIDTH` bytes, `row_bytes` apart, which is
         // exactly the length of `out`, for scaling and cropping are never set on this handle. It
-        // parses the header again, from the same bytes, so the size is the one just checked; a
-        // stream of tables without an image, for which the first parse sets no size, is refused
-        // by the second.
+        // parses the header again, from the same bytes (see `Mapping::open` for files that change),
+        // so the size is the one just checked; a stream of tables without an image, for which the
+        // first parse sets no size, is refused by the second.
         let code = unsafe {
             sys::tj3Decompress8(
                 self.raw(),
                 jpeg.as_ptr(),
-                jpeg.len() as _,
+                jpeg.len() as sys::size_t,
                 out.as_mut_ptr(),
                 row_bytes as c_int,
                 sys::TJPF_TJPF_RGB as c_int,
             )
         };
-        self.check(code)
+        self.check(code)?;
+        Ok(out)
     }
 
     fn raw(&mut self) -> *mut c_void {

@@ -23,6 +23,7 @@ type Named = Vec<(String, Tensor)>;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = env::args().nth(1).ok_or("usage: parity FOLDER")?;
+    // As many as in parity.py, for the same rounding.
     device::set_threads(2);
     for case in fs::read_dir(folder)? {
         let case = case?;
@@ -30,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         eprintln!("parity: {arch}, Baton");
         for (format, channels_last) in [("nhwc", true), ("nchw", false)] {
             let results = results(&case.path(), &arch, channels_last)?;
-            let file = case.path().join(format).with_extension("safetensors");
+            let file = case.path().join(format!("baton-{format}.safetensors"));
             Tensor::write_safetensors(&results, file)?;
         }
     }

@@ -25,11 +25,10 @@ use baton_job::{
     spec::{Arch, CollectiveKind},
 };
 use baton_trainer::{
-    Build, Controls, Error, Inputs, Job, Learner, Seat, Trainer,
+    Build, Error, Inputs, Job, Learner, Seat, Trainer,
     linear::LinearLearner,
-    torch::{self, TorchLearner},
+    torch::{self, Device, TorchLearner},
 };
-use tch::Device;
 use tracing::{info, warn};
 
 use self::inbox::{Inbox, Orders};

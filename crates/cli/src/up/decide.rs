@@ -48,7 +48,8 @@ mod tests {
 
     #[test]
     fn killed_and_crashed_children_are_started_again() {
-        for exit in [Exit::Signal(9), Exit::Signal(15), Exit::Code(1), Exit::Code(101), Exit::Code(0)]
+        for exit in
+            [Exit::Signal(9), Exit::Signal(15), Exit::Code(1), Exit::Code(101), Exit::Code(0)]
         {
             assert_eq!(after_coordinator(exit, true), Next::Restart);
             assert_eq!(after_agent(exit), Next::Restart);

@@ -86,6 +86,9 @@ const SERVE_PATIENCE: Duration = Duration::from_secs(120);
 /// for agents and lingers a little.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Two signals so close are one that reached us twice, by the terminal and by a parent.
+const SAME_SIGNAL: Duration = Duration::from_millis(500);
+
 /// Runs the job; the exit code is that of its outcome.
 pub(crate) async fn run(args: Args) -> Result<u8, Failure> {
     let spec = recipe::read(&args.recipe, &args.overrides)?;
@@ -116,7 +119,18 @@ struct Up {
     status: Option<GetStatusResponse>,
     /// How the job ended, once that is known.
     outcome: Option<Outcome>,
-    draining: bool,
+    wish: Wish,
+}
+
+/// What the user wants of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    /// To be trained to its end.
+    GoOn,
+    /// To be saved and stopped, since then.
+    Drain { since: Time },
+    /// To be stopped at once.
+    StopNow,
 }
 
 /// Why the loop is left.
@@ -151,7 +165,7 @@ impl Up {
             start: Instant::now(),
             status: None,
             outcome: None,
-            draining: false,
+            wish: Wish::GoOn,
         })
     }
 
@@ -194,23 +208,19 @@ impl Up {
         listen: SocketAddr,
     ) -> Result<Left, Failure> {
         loop {
-            if let Some(outcome) = &self.outcome
-                && !self.coordinator.is_running()
-                && !self.agent.is_running()
-            {
-                return Ok(Left::Over(outcome.clone()));
+            let gone = !self.coordinator.is_running() && !self.agent.is_running();
+            match &self.outcome {
+                _ if gone && self.wish == Wish::StopNow => return Ok(Left::Interrupted),
+                Some(outcome) if gone => return Ok(Left::Over(outcome.clone())),
+                _ => {}
             }
             match self.next().await {
                 Input::Status(status) => self.take_status(*status),
                 Input::Event(event) => self.display.event(&event),
-                Input::Signal(_) if self.draining => {
-                    self.kill();
-                    return Ok(Left::Interrupted);
-                }
-                Input::Signal(name) => self.drain(coordinator, &format!("{name} at `baton up`")),
+                Input::Signal(name) => self.take_signal(name, coordinator),
                 Input::Ended(Who::Coordinator, exit) => self.coordinator_ended(exit).await?,
                 Input::Ended(Who::Agent, exit) => self.agent_ended(exit, coordinator).await?,
-                Input::Restart(_) if self.outcome.is_some() => {}
+                Input::Restart(_) if self.is_ending() => {}
                 Input::Restart(Who::Coordinator) => self.spawn_coordinator(listen, Start::Again)?,
                 Input::Restart(Who::Agent) => self.start_agent(address)?,
                 Input::Overdue => self.kill(),
@@ -242,7 +252,9 @@ impl Up {
             if began.elapsed() >= SERVE_PATIENCE {
                 let log = self.coordinator.log().display();
                 let seconds = SERVE_PATIENCE.as_secs();
-                return Err(failed(format!("the coordinator did not serve within {seconds} s; see {log}")));
+                return Err(failed(format!(
+                    "the coordinator did not serve within {seconds} s; see {log}"
+                )));
             }
             match tokio::time::timeout(Duration::from_millis(20), self.inputs.recv()).await {
                 Ok(Some(Input::Ended(_, exit))) => {
@@ -266,7 +278,9 @@ impl Up {
 
     async fn coordinator_ended(&mut self, exit: Exit) -> Result<(), Failure> {
         self.coordinator.ended();
-        if self.outcome.is_some() {
+        if self.is_ending() {
+            // An agent that it has not dismissed came too late to know that the job is over.
+            self.agent.signal(Signal::TERM);
             return Ok(());
         }
         match decide::after_coordinator(exit, true) {
@@ -301,6 +315,9 @@ impl Up {
 
     async fn agent_ended(&mut self, exit: Exit, coordinator: &Coordinator) -> Result<(), Failure> {
         self.agent.ended();
+        if self.is_ending() {
+            return Ok(());
+        }
         // It leaves when it is told of the end of the job; that may not be known here yet.
         if let Ok(status) = coordinator.clone().status().await {
             self.take_status(status);
@@ -343,7 +360,8 @@ impl Up {
             let Failure { class, message } = give_up(child, exit);
             let (limit, window) = (RestartLimiter::LIMIT, RestartLimiter::WINDOW.as_secs());
             let name = child.name();
-            let message = format!("the {name} was started again {limit} times in {window} s: {message}");
+            let message =
+                format!("the {name} was started again {limit} times in {window} s: {message}");
             return Err(Failure { class, message });
         };
         let note = format!("the {} {exit}; starting it again", child.name());
@@ -377,6 +395,11 @@ impl Up {
 
     fn kill(&self) {
         self.agent.signal(Signal::KILL);
+        let path = EndpointFile::path(&self.run_dir);
+        if EndpointFile::read(&path).is_some_and(|found| self.coordinator.has_pid(found.pid)) {
+            // It will not do so itself.
+            let _ = std::fs::remove_file(path);
+        }
         self.coordinator.signal(Signal::KILL);
     }
 
@@ -398,12 +421,28 @@ impl Up {
         }
     }
 
+    fn take_signal(&mut self, name: &str, coordinator: &Coordinator) {
+        match self.wish {
+            Wish::GoOn => self.drain(coordinator, &format!("{name} at `baton up`")),
+            Wish::Drain { since } if self.now().since(since) < SAME_SIGNAL => {}
+            Wish::Drain { .. } | Wish::StopNow => {
+                self.wish = Wish::StopNow;
+                self.kill();
+            }
+        }
+    }
+
     fn drain(&mut self, coordinator: &Coordinator, reason: &str) {
-        self.draining = true;
+        self.wish = Wish::Drain { since: self.now() };
         if self.outcome.is_none() {
             self.display.note("saving and stopping; Ctrl-C again to stop at once");
             tokio::spawn(feed::drain(coordinator.clone(), reason.to_owned(), self.queue.clone()));
         }
+    }
+
+    /// Whether a child that ends is not missed.
+    fn is_ending(&self) -> bool {
+        self.outcome.is_some() || self.wish == Wish::StopNow
     }
 
     /// The run folder holds a job that has nothing left to do.
@@ -434,7 +473,8 @@ impl Up {
             run_dir: &self.run_dir.display().to_string(),
             validation_set: &self.spec.data.val,
         };
-        let nothing_known = GetStatusResponse { name: self.spec.name.clone(), ..Default::default() };
+        let nothing_known =
+            GetStatusResponse { name: self.spec.name.clone(), ..Default::default() };
         render::ending(self.status.as_ref().unwrap_or(&nothing_known), outcome, &run)
     }
 

@@ -161,15 +161,17 @@ impl World {
     ) -> (Vec<(Rank, RankNews)>, Vec<Rank>) {
         let mut missing: Vec<Rank> =
             self.ranks_of(node).into_iter().map(|(rank, _)| rank).collect();
-        let is_over =
-            |rank: &Rank| matches!(self.members.get(rank.0 as usize), Some(Member::Done { .. } | Member::Gone));
+        let is_over = |rank: &Rank| {
+            matches!(self.members.get(rank.0 as usize), Some(Member::Done { .. } | Member::Gone))
+        };
         missing.retain(|rank| !is_over(rank));
         let mut news = Vec::new();
         for (rank, phase) in held {
             if !self.runs(node, rank) {
                 continue;
             }
-            let starts_over = !matches!(phase, RankPhase::Training | RankPhase::Done { .. } | RankPhase::Waiting);
+            let starts_over =
+                !matches!(phase, RankPhase::Training | RankPhase::Done { .. } | RankPhase::Waiting);
             if starts_over && self.members.get(rank.0 as usize) == Some(&Member::Started) {
                 // Another process sits in its place: the one that had started is gone.
                 continue;

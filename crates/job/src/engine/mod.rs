@@ -338,7 +338,10 @@ impl Engine {
                     self.saved(commit);
                 }
                 for (rank, news) in news {
-                    self.heard(now, held.generation, rank, news);
+                    // The first loss told may have ended the generation.
+                    if self.generation == held.generation {
+                        self.heard(now, rank, news);
+                    }
                 }
                 self.remind(&node);
                 self.grant_time(now);
@@ -420,7 +423,8 @@ impl Engine {
                     format!("rank {} did not meet the others in {seconds} s", names.join(", "));
                 // Who answers and holds state gets another chance: perhaps it waited for the others.
                 let hanging = late.into_iter().filter(|place| !world.holds_state_at(place.rank));
-                self.hanging = hanging.map(|place| (place.node.clone(), place.local_rank)).collect();
+                self.hanging =
+                    hanging.map(|place| (place.node.clone(), place.local_rank)).collect();
                 self.fail(now, crash(cause));
             }
             Phase::Settling { .. } => self.settle(now),
@@ -442,7 +446,7 @@ impl Engine {
             Report::Rank { generation, rank, news } => {
                 let of_this_node = self.world().is_some_and(|world| world.runs(node, rank));
                 if generation == self.generation && of_this_node {
-                    self.heard(now, generation, rank, news);
+                    self.heard(now, rank, news);
                 } else {
                     self.stale_messages += 1;
                 }
@@ -450,11 +454,7 @@ impl Engine {
         }
     }
 
-    fn heard(&mut self, now: Time, generation: Generation, rank: Rank, news: RankNews) {
-        if generation != self.generation {
-            self.stale_messages += 1;
-            return;
-        }
+    fn heard(&mut self, now: Time, rank: Rank, news: RankNews) {
         match news {
             RankNews::Ready { address, step } => {
                 self.saw_step(step);
@@ -476,7 +476,7 @@ impl Engine {
             }
             RankNews::Stepped(news) => {
                 self.saw_step(Some(news.step));
-                self.first_step(now, generation);
+                self.first_step(now);
                 self.latest = Some(news);
             }
             RankNews::Evaluated { step, epoch, accuracy } => {
@@ -906,7 +906,7 @@ impl Engine {
         self.recoveries.last_mut().filter(|r| r.generation == generation && r.stepped_at.is_none())
     }
 
-    fn first_step(&mut self, now: Time, generation: Generation) {
+    fn first_step(&mut self, now: Time) {
         let Some(recovery) = self.recovering().filter(|r| r.started_at.is_some()) else { return };
         recovery.stepped_at = Some(now);
         let text = format!(
@@ -914,8 +914,7 @@ impl Engine {
             now.since(recovery.lost_at).as_secs_f64(),
             recovery.cause
         );
-        let notice = Notice { kind: NoticeKind::Recovered, generation, step: None, message: text };
-        self.actions.push(Action::Announce(notice));
+        self.announce(NoticeKind::Recovered, text);
     }
 
     fn describe_start(&mut self, source: &StateSource, progress: &Progress) {

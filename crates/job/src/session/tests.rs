@@ -1,1 +1,529 @@
-//! behaviours
+//! One state, one event, its actions. Whole histories are in `tests/simulation`.
+
+use super::*;
+use crate::{
+    ids::{Rank, Step},
+    message::{Restore, StateSource},
+    progress::Progress,
+};
+
+fn at(seconds: f64) -> Time {
+    Time(0).after(Duration::from_secs_f64(seconds))
+}
+
+// ---- states, each made from the one before ----
+
+/// An agent with `slots` places that has just said hello.
+fn attached(slots: u32) -> Session {
+    let mut session = Session::new(NodeId("node0".to_owned()), slots, Policy::default());
+    assert_eq!(session.handle(at(0.0), Event::Tick), [Action::Connect]);
+    assert_eq!(session.handle(at(0.0), Event::Connected), [hello(slots, None)]);
+    session
+}
+
+/// Every place runs a rank of generation 1.
+fn joining(slots: u32) -> Session {
+    let mut session = attached(slots);
+    session.handle(at(1.0), launched(1, slots));
+    session
+}
+
+fn training(slots: u32) -> Session {
+    let mut session = joining(slots);
+    for local in 0..slots {
+        say(&mut session, at(2.0), local, ready(local, None));
+        say(&mut session, at(3.0), local, started());
+    }
+    session
+}
+
+/// Training goes on, but the coordinator is away.
+fn alone(slots: u32) -> Session {
+    let mut session = training(slots);
+    session.handle(at(10.0), Event::Disconnected);
+    session
+}
+
+// ---- events ----
+
+/// A launch of as many ranks as places, on each place the rank of its number.
+fn launch(generation: u64, ranks: u32) -> Launch {
+    Launch {
+        generation: Generation(generation),
+        world_size: 4,
+        ranks: (0..ranks).map(|local| (Rank(local), LocalRank(local))).collect(),
+        replace: Vec::new(),
+        restore: Restore::default(),
+    }
+}
+
+fn launched(generation: u64, ranks: u32) -> Event {
+    Event::Directed(Directive::Launch(launch(generation, ranks)))
+}
+
+fn begin(generation: u64) -> Event {
+    let peers = vec!["host:0".to_owned()];
+    Event::Directed(Directive::Begin { generation: Generation(generation), peers })
+}
+
+fn must_go() -> Event {
+    Event::MustGo { reason: "spot notice".to_owned() }
+}
+
+fn dismissed() -> Event {
+    Event::Directed(Directive::Dismiss { outcome: Outcome::Completed })
+}
+
+/// What the present process of a place says of the present generation.
+fn say(session: &mut Session, now: Time, local: u32, news: RankNews) -> Vec<Action> {
+    let generation = session.generation;
+    let incarnation = session.slots[local as usize].incarnation;
+    session.handle(now, said(local, incarnation, generation, news))
+}
+
+fn said(local: u32, incarnation: Incarnation, generation: Generation, news: RankNews) -> Event {
+    Event::RankSaid {
+        local_rank: LocalRank(local),
+        incarnation,
+        says: RankSays { generation, news },
+    }
+}
+
+/// The present process of a place ends.
+fn exit(session: &mut Session, now: Time, local: u32) -> Vec<Action> {
+    let incarnation = session.slots[local as usize].incarnation;
+    session.handle(now, exited(local, incarnation))
+}
+
+fn exited(local: u32, incarnation: Incarnation) -> Event {
+    Event::RankExited { local_rank: LocalRank(local), incarnation, failure: killed() }
+}
+
+fn killed() -> Failure {
+    failure_of(None, Some(15))
+}
+
+// ---- news ----
+
+fn ready(local: u32, step: Option<u64>) -> RankNews {
+    RankNews::Ready { address: format!("host:{local}"), step: step.map(Step) }
+}
+
+fn started() -> RankNews {
+    RankNews::Started { source: StateSource::Fresh, progress: Progress::default() }
+}
+
+fn lost() -> RankNews {
+    RankNews::Lost { detail: "connection reset".to_owned() }
+}
+
+fn done(outcome: Outcome) -> RankNews {
+    RankNews::Done { outcome, digest: "d".to_owned() }
+}
+
+fn drained() -> Outcome {
+    Outcome::Drained { reason: "spot notice".to_owned() }
+}
+
+fn commit() -> Commit {
+    Commit {
+        name: "step-50".to_owned(),
+        generation: Generation(1),
+        step: Step(50),
+        accuracy: None,
+        bytes: 1,
+    }
+}
+
+// ---- actions ----
+
+fn hello(slots: u32, holding: Option<Holding>) -> Action {
+    Action::Send(Report::Hello(Hello { node: NodeId("node0".to_owned()), slots, holding }))
+}
+
+fn holding(ranks: &[(u32, RankPhase)]) -> Option<Holding> {
+    let ranks = ranks.iter().map(|(rank, phase)| (Rank(*rank), phase.clone())).collect();
+    Some(Holding { generation: Generation(1), ranks, commit: None })
+}
+
+fn report(rank: u32, news: RankNews) -> Action {
+    Action::Send(Report::Rank { generation: Generation(1), rank: Rank(rank), news })
+}
+
+fn spawn(local: u32, incarnation: u64) -> Action {
+    Action::Spawn { local_rank: LocalRank(local), incarnation: Incarnation(incarnation) }
+}
+
+fn tell(local: u32, command: RankCommand) -> Action {
+    Action::Tell { local_rank: LocalRank(local), command }
+}
+
+fn join(generation: u64, local: u32) -> Action {
+    let command = RankCommand::Join {
+        generation: Generation(generation),
+        rank: Rank(local),
+        world_size: 4,
+        restore: Restore::default(),
+    };
+    tell(local, command)
+}
+
+fn drain(local: u32) -> Action {
+    let reason = "spot notice".to_owned();
+    tell(local, RankCommand::Drain { generation: Generation(1), reason })
+}
+
+fn drain_requested() -> Action {
+    Action::Send(Report::DrainRequested { reason: "spot notice".to_owned() })
+}
+
+// ---- launching ----
+
+#[test]
+fn a_launch_starts_a_process_for_each_of_its_ranks() {
+    let actions = attached(3).handle(at(1.0), launched(1, 2));
+
+    assert_eq!(actions, [spawn(0, 1), join(1, 0), spawn(1, 1), join(1, 1)]);
+}
+
+#[test]
+fn survivors_are_told_to_join_and_only_the_dead_are_started_again() {
+    let mut session = training(2);
+    let failed = report(1, RankNews::Exited(killed()));
+    assert_eq!(exit(&mut session, at(10.0), 1), [failed]);
+
+    let actions = session.handle(at(10.1), launched(2, 2));
+
+    assert_eq!(actions, [join(2, 0), spawn(1, 2), join(2, 1)]);
+}
+
+#[test]
+fn a_process_that_hangs_is_killed_and_its_successor_started_when_it_has_ended() {
+    let mut session = training(1);
+    let launch = Launch { replace: vec![LocalRank(0)], ..launch(2, 1) };
+
+    let actions = session.handle(at(10.0), Event::Directed(Directive::Launch(launch)));
+
+    assert_eq!(actions, [Action::Kill(LocalRank(0))]);
+    assert_eq!(exit(&mut session, at(10.1), 0), [spawn(0, 2), join(2, 0)]);
+}
+
+#[test]
+fn a_process_that_has_finished_is_not_used_again() {
+    let mut session = training(1);
+    say(&mut session, at(9.0), 0, done(Outcome::Completed));
+
+    assert_eq!(session.handle(at(10.0), launched(2, 1)), [Action::Terminate(LocalRank(0))]);
+
+    assert_eq!(exit(&mut session, at(10.1), 0), [spawn(0, 2), join(2, 0)]);
+}
+
+#[test]
+fn a_process_without_a_place_is_asked_to_end_and_then_killed() {
+    let mut session = training(1);
+
+    assert_eq!(session.handle(at(10.0), launched(2, 0)), [Action::Terminate(LocalRank(0))]);
+
+    assert_eq!(session.deadline(), Some(at(15.0)));
+    assert_eq!(session.handle(at(15.0), Event::Tick), [Action::Kill(LocalRank(0))]);
+    assert_eq!(session.deadline(), None);
+    assert_eq!(exit(&mut session, at(15.1), 0), []);
+}
+
+#[test]
+fn a_launch_told_again_does_not_raise_the_dead() {
+    let mut session = training(1);
+    exit(&mut session, at(10.0), 0);
+
+    assert_eq!(session.handle(at(10.1), launched(1, 1)), []);
+}
+
+#[test]
+fn begin_is_passed_on_once() {
+    let mut session = joining(1);
+    say(&mut session, at(2.0), 0, ready(0, None));
+
+    let passed = RankCommand::Begin { generation: Generation(1), peers: vec!["host:0".to_owned()] };
+    assert_eq!(session.handle(at(3.0), begin(1)), [tell(0, passed)]);
+    assert_eq!(session.handle(at(3.1), begin(1)), []);
+}
+
+#[test]
+fn a_checkpoint_and_a_drain_are_passed_on_to_every_rank() {
+    let mut session = training(2);
+    let generation = Generation(1);
+    let checkpoint = Event::Directed(Directive::Checkpoint { generation });
+    let reason = "spot notice".to_owned();
+    let wanted = Event::Directed(Directive::Drain { generation, reason });
+
+    let passed = RankCommand::Checkpoint { generation };
+    assert_eq!(session.handle(at(10.0), checkpoint), [tell(0, passed.clone()), tell(1, passed)]);
+    assert_eq!(session.handle(at(11.0), wanted), [drain(0), drain(1)]);
+}
+
+// ---- stale messages ----
+
+/// Feeds a message that must change nothing but the count of such messages.
+fn refused(mut session: Session, event: Event) {
+    let (reason, deadline, stale) =
+        (session.reason(), session.deadline(), session.stale_messages());
+
+    assert_eq!(session.handle(at(10.0), event), []);
+
+    assert_eq!((session.reason(), session.deadline()), (reason, deadline));
+    assert_eq!(session.stale_messages(), stale + 1);
+}
+
+#[test]
+fn directives_of_an_older_generation_are_refused_and_counted() {
+    let mut session = training(1);
+    session.handle(at(4.0), launched(2, 1));
+    say(&mut session, at(5.0), 0, ready(0, None));
+    let generation = Generation(1);
+    let reason = "stale".to_owned();
+    for event in [
+        launched(1, 0),
+        begin(1),
+        Event::Directed(Directive::Checkpoint { generation }),
+        Event::Directed(Directive::Drain { generation, reason }),
+    ] {
+        refused(session.clone(), event);
+    }
+}
+
+#[test]
+fn last_words_of_a_process_are_not_taken_for_its_successors() {
+    let mut session = training(1);
+    exit(&mut session, at(4.0), 0);
+    session.handle(at(5.0), launched(2, 1));
+    refused(session.clone(), said(0, Incarnation(1), Generation(2), ready(0, None)));
+    refused(session, exited(0, Incarnation(1)));
+}
+
+#[test]
+fn words_about_an_older_generation_are_refused_and_counted() {
+    let mut session = training(1);
+    session.handle(at(4.0), launched(2, 1));
+    refused(session, said(0, Incarnation(1), Generation(1), lost()));
+}
+
+// ---- without a coordinator ----
+
+#[test]
+fn reconnects_at_growing_intervals() {
+    let mut session = attached(1);
+    let mut now = at(10.0);
+    let mut pauses = Vec::new();
+    for _ in 0..6 {
+        session.handle(now, Event::Disconnected);
+        let retry_at = session.deadline().unwrap();
+        pauses.push(retry_at.since(now).as_millis());
+        now = retry_at;
+        assert_eq!(session.handle(now, Event::Tick), [Action::Connect]);
+    }
+    assert_eq!(pauses, [100, 200, 400, 800, 1_600, 1_600]);
+
+    session.handle(now, Event::Connected);
+    session.handle(now, Event::Disconnected);
+    assert_eq!(session.deadline(), Some(now.after(Duration::from_millis(100))));
+}
+
+#[test]
+fn news_while_the_coordinator_is_away_are_told_in_the_next_hello() {
+    let mut session = joining(5);
+    say(&mut session, at(2.0), 0, started());
+    say(&mut session, at(2.0), 1, started());
+    say(&mut session, at(2.0), 2, started());
+    session.handle(at(10.0), Event::Disconnected);
+    session.handle(at(10.1), Event::Tick);
+    assert_eq!(say(&mut session, at(11.0), 0, RankNews::Saved(commit())), []);
+    assert_eq!(say(&mut session, at(11.0), 1, lost()), []);
+    assert_eq!(exit(&mut session, at(11.0), 2), []);
+    assert_eq!(say(&mut session, at(11.0), 3, ready(3, Some(7))), []);
+
+    let actions = session.handle(at(12.0), Event::Connected);
+
+    let address = "host:3".to_owned();
+    let held = holding(&[
+        (0, RankPhase::Training),
+        (1, RankPhase::Waiting),
+        (3, RankPhase::Ready { address, step: Some(Step(7)) }),
+        (4, RankPhase::Joining),
+    ]);
+    let held = held.map(|held| Holding { commit: Some(commit()), ..held });
+    assert_eq!(actions, [hello(5, held)]);
+}
+
+#[test]
+fn ranks_that_are_done_are_told_in_the_next_hello_even_if_they_have_exited() {
+    let mut session = alone(1);
+    say(&mut session, at(11.0), 0, done(Outcome::Completed));
+    exit(&mut session, at(11.1), 0);
+
+    let actions = session.handle(at(12.0), Event::Connected);
+
+    let phase = RankPhase::Done { outcome: Outcome::Completed, digest: "d".to_owned() };
+    assert_eq!(actions, [hello(1, holding(&[(0, phase)]))]);
+}
+
+#[test]
+fn leaves_when_all_is_done_and_nobody_listens() {
+    let mut session = alone(1);
+    session.handle(at(10.1), Event::Tick);
+    say(&mut session, at(11.0), 0, done(Outcome::Completed));
+    assert_eq!(exit(&mut session, at(11.1), 0), []);
+    assert_eq!(session.deadline(), Some(at(21.0)));
+
+    let actions = session.handle(at(21.0), Event::Tick);
+
+    assert_eq!(actions, [Action::Exit(Outcome::Completed)]);
+}
+
+#[test]
+fn stays_when_all_is_done_and_the_coordinator_comes_back() {
+    let mut session = alone(1);
+    session.handle(at(10.1), Event::Tick);
+    say(&mut session, at(11.0), 0, done(Outcome::Completed));
+    exit(&mut session, at(11.1), 0);
+
+    session.handle(at(12.0), Event::Connected);
+
+    assert_eq!(session.deadline(), None);
+}
+
+// ---- the node must go ----
+
+#[test]
+fn a_node_that_must_go_drains_its_ranks_and_the_job() {
+    let actions = training(2).handle(at(10.0), must_go());
+
+    assert_eq!(actions, [drain(0), drain(1), drain_requested()]);
+}
+
+#[test]
+fn a_node_that_must_go_drains_without_a_coordinator() {
+    let mut session = alone(1);
+
+    assert_eq!(session.handle(at(10.05), must_go()), [drain(0)]);
+
+    session.handle(at(10.1), Event::Tick);
+    say(&mut session, at(11.0), 0, done(drained()));
+    exit(&mut session, at(11.1), 0);
+    assert_eq!(session.handle(at(21.0), Event::Tick), [Action::Exit(drained())]);
+}
+
+#[test]
+fn a_coordinator_that_was_away_is_asked_to_drain_in_the_next_connection() {
+    let mut session = alone(1);
+    session.handle(at(10.05), must_go());
+
+    let actions = session.handle(at(11.0), Event::Connected);
+
+    assert_eq!(actions, [hello(1, holding(&[(0, RankPhase::Training)])), drain_requested()]);
+}
+
+#[test]
+fn a_node_that_must_go_and_runs_nothing_leaves_if_nobody_listens() {
+    let mut session = Session::new(NodeId("node0".to_owned()), 1, Policy::default());
+    session.handle(at(0.0), Event::Tick);
+
+    assert_eq!(session.handle(at(1.0), must_go()), [Action::Exit(drained())]);
+}
+
+#[test]
+fn ranks_that_do_not_drain_in_time_are_asked_to_end_and_then_killed() {
+    let mut session = training(1);
+    session.handle(at(10.0), must_go());
+    assert_eq!(session.deadline(), Some(at(110.0)));
+
+    assert_eq!(session.handle(at(110.0), Event::Tick), [Action::Terminate(LocalRank(0))]);
+
+    assert_eq!(session.handle(at(115.0), Event::Tick), [Action::Kill(LocalRank(0))]);
+    let reason = "spot notice; ranks did not stop in time, the last checkpoint counts".to_owned();
+    let outcome = Outcome::Drained { reason };
+    assert_eq!(exit(&mut session, at(115.1), 0), [Action::Exit(outcome)]);
+}
+
+#[test]
+fn a_second_notice_kills() {
+    let mut session = training(1);
+    session.handle(at(10.0), must_go());
+
+    assert_eq!(session.handle(at(11.0), must_go()), [Action::Kill(LocalRank(0))]);
+
+    assert_eq!(exit(&mut session, at(11.1), 0), [Action::Exit(drained())]);
+}
+
+#[test]
+fn a_second_notice_kills_those_that_were_asked_to_end_too() {
+    let mut session = training(2);
+    session.handle(at(9.0), launched(2, 1));
+    session.handle(at(10.0), must_go());
+
+    let actions = session.handle(at(11.0), must_go());
+
+    assert_eq!(actions, [Action::Kill(LocalRank(0)), Action::Kill(LocalRank(1))]);
+}
+
+#[test]
+fn a_second_notice_ends_the_wait_for_a_listener() {
+    let mut session = alone(1);
+    session.handle(at(10.1), Event::Tick);
+    say(&mut session, at(11.0), 0, done(drained()));
+    session.handle(at(12.0), must_go());
+
+    session.handle(at(13.0), must_go());
+
+    assert_eq!(session.deadline(), None);
+}
+
+// ---- the end ----
+
+#[test]
+fn a_dismissed_agent_stops_its_ranks_and_leaves_when_they_have_ended() {
+    let mut session = training(2);
+
+    let stop = [Action::Terminate(LocalRank(0)), Action::Terminate(LocalRank(1))];
+    assert_eq!(session.handle(at(10.0), dismissed()), stop);
+
+    assert_eq!(session.reason(), "leaving (completed); 0 ranks still run");
+    assert_eq!(exit(&mut session, at(10.1), 0), []);
+    assert_eq!(exit(&mut session, at(10.2), 1), [Action::Exit(Outcome::Completed)]);
+}
+
+#[test]
+fn a_rank_that_is_done_may_exit_by_itself_but_is_killed_if_it_does_not() {
+    let mut session = training(1);
+    say(&mut session, at(9.0), 0, done(Outcome::Completed));
+
+    assert_eq!(session.handle(at(10.0), dismissed()), []);
+
+    assert_eq!(session.handle(at(15.0), Event::Tick), [Action::Kill(LocalRank(0))]);
+}
+
+#[test]
+fn an_agent_that_leaves_takes_no_more_orders_and_offers_nothing() {
+    let mut session = alone(1);
+    session.handle(at(10.1), Event::Tick);
+    session.handle(at(10.2), must_go());
+    session.handle(at(10.3), must_go());
+
+    assert_eq!(session.handle(at(10.4), Event::Connected), []);
+    assert_eq!(session.handle(at(10.5), launched(2, 1)), []);
+}
+
+#[test]
+fn after_the_exit_nothing_happens() {
+    let mut session = attached(1);
+    assert_eq!(session.handle(at(10.0), dismissed()), [Action::Exit(Outcome::Completed)]);
+
+    assert_eq!(session.handle(at(11.0), launched(2, 1)), []);
+    assert_eq!(session.deadline(), None);
+}
+
+#[test]
+fn an_end_without_words_is_told_from_code_and_signal() {
+    assert_eq!(failure_of(Some(2), None).class, Class::BadInput);
+    assert_eq!(failure_of(Some(1), None).class, Class::Crash);
+    assert!(failure_of(None, Some(9)).message.contains("out-of-memory"));
+}

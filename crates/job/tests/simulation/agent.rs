@@ -125,7 +125,8 @@ impl Cluster {
         }
         let agent = &self.agents[process.agent];
         let launch = agent.launch.as_ref().filter(|_| !agent.leaves);
-        let seated = |launch: &Launch| launch.ranks.iter().any(|(_, local)| *local == process.local_rank);
+        let seated =
+            |launch: &Launch| launch.ranks.iter().any(|(_, local)| *local == process.local_rank);
         let fit = process.is_healthy() && process.step.is_some() && process.doing != Doing::Done;
         let wanted = fit && launch.is_some_and(seated);
         let replaced = launch.is_some_and(|launch| launch.replace.contains(&process.local_rank));
@@ -136,7 +137,10 @@ impl Cluster {
         let agent = &mut self.agents[id];
         match &directive {
             Directive::Launch(launch)
-                if agent.launch.as_ref().is_none_or(|known| known.generation < launch.generation) =>
+                if agent
+                    .launch
+                    .as_ref()
+                    .is_none_or(|known| known.generation < launch.generation) =>
             {
                 agent.launch = Some(launch.clone());
             }
@@ -188,7 +192,11 @@ impl Cluster {
         }
     }
 
-    pub(crate) fn restart_agent_after(&mut self, id: AgentId, wait_ms: std::ops::RangeInclusive<u64>) {
+    pub(crate) fn restart_agent_after(
+        &mut self,
+        id: AgentId,
+        wait_ms: std::ops::RangeInclusive<u64>,
+    ) {
         let at = self.soon(wait_ms);
         self.schedule(at, Happening::AgentRestarts(id));
     }

@@ -7,9 +7,10 @@ use std::{
 };
 
 use baton_job::{
-    engine, session,
+    engine,
     exit::Failure,
     message::{Directive, RankCommand, RankSays, Report},
+    session,
     time::Time,
 };
 use fastrand::Rng;
@@ -184,9 +185,11 @@ impl Cluster {
     /// The machine that wants to be woken first.
     fn next_wake(&self) -> Option<(Time, Machine)> {
         let engine = self.coordinator.deadline().map(|at| (at, Machine::Engine));
-        let sessions = self.agents.iter().enumerate().filter_map(|(id, agent)| {
-            agent.deadline().map(|at| (at, Machine::Session(id)))
-        });
+        let sessions = self
+            .agents
+            .iter()
+            .enumerate()
+            .filter_map(|(id, agent)| agent.deadline().map(|at| (at, Machine::Session(id))));
         engine.into_iter().chain(sessions).min_by_key(|(at, _)| *at)
     }
 

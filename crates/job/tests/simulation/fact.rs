@@ -1,12 +1,6 @@
 //! What happened, for invariants and counts.
 
-use baton_job::{
-    Generation,
-    engine::Record,
-    exit::Outcome,
-    ids::LocalRank,
-    message::Directive,
-};
+use baton_job::{Generation, engine::Record, exit::Outcome, ids::LocalRank, message::Directive};
 
 use crate::{agent::AgentId, process::Pid};
 

@@ -54,7 +54,8 @@ fn attempt(seed: u64, telling: Telling) -> Result<Tally, Violation> {
         }
         let late = cluster.calm_since.is_some_and(|calm| cluster.now > calm.after(PATIENCE));
         if !goes_on || late || events > MOST_EVENTS {
-            let what = format!("no end at {} after {events} events: {}", cluster.now, stuck(&cluster));
+            let what =
+                format!("no end at {} after {events} events: {}", cluster.now, stuck(&cluster));
             return failed(&cluster, "after the last fault every job comes to an end", what);
         }
     }
@@ -85,18 +86,4 @@ fn stuck(cluster: &Cluster) -> String {
         .map(|agent| agent.session.as_ref().map_or("down".to_owned(), |session| session.reason()))
         .collect();
     format!("{:?} ({}); agents: {}", status.phase, status.reason, agents.join("; "))
-}
-
-#[test]
-fn zz_survey() {
-    let mut found = std::collections::BTreeMap::<String, (u64, u64, String)>::new();
-    let n = std::env::var("N").map_or(2000, |n| n.parse().unwrap());
-    for seed in 0..n {
-        if let Err(v) = attempt(seed, Telling::Silent) {
-            let what: String = v.what.chars().filter(|c| !c.is_numeric()).take(60).collect();
-            let e = found.entry(format!("{} | {what}", v.invariant)).or_insert((0, seed, v.what));
-            e.0 += 1;
-        }
-    }
-    for (k, (n, seed, what)) in found { println!("{n} x seed {seed}: {k}\n      {what}"); }
 }

@@ -2,12 +2,7 @@
 
 use std::{sync::OnceLock, time::Duration};
 
-use baton_job::{
-    Generation, JobId, JobSpec,
-    engine::Origin,
-    message::Restore,
-    session::Policy,
-};
+use baton_job::{Generation, JobId, JobSpec, engine::Origin, message::Restore, session::Policy};
 use fastrand::Rng;
 
 use crate::store::Store;

@@ -125,7 +125,12 @@ impl Process {
 }
 
 impl Cluster {
-    pub(crate) fn spawn(&mut self, agent: AgentId, local_rank: LocalRank, incarnation: Incarnation) -> Pid {
+    pub(crate) fn spawn(
+        &mut self,
+        agent: AgentId,
+        local_rank: LocalRank,
+        incarnation: Incarnation,
+    ) -> Pid {
         self.processes.push(Process {
             agent,
             life: self.agents[agent].life,
@@ -185,7 +190,9 @@ impl Cluster {
             RankCommand::Drain { generation, reason } if current == Some(generation) => {
                 self.processes[pid].votes.stop = Some(reason);
             }
-            RankCommand::Begin { .. } | RankCommand::Checkpoint { .. } | RankCommand::Drain { .. } => {}
+            RankCommand::Begin { .. }
+            | RankCommand::Checkpoint { .. }
+            | RankCommand::Drain { .. } => {}
         }
     }
 

@@ -1,6 +1,9 @@
 //! The checkpoint store: commits in the order in which they became visible, and the fence.
 
-use baton_job::{Generation, Step, message::{Commit, Restore}};
+use baton_job::{
+    Generation, Step,
+    message::{Commit, Restore},
+};
 
 /// A store that refuses commits of generations below its fence.
 #[derive(Default)]

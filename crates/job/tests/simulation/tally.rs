@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeMap, ops::AddAssign};
 
-use baton_job::{engine::Record, exit::Outcome, message::Directive};
+use baton_job::{
+    engine::{PhaseName, Record},
+    exit::Outcome,
+    message::Directive,
+};
 
 use crate::{cluster::Cluster, fact::Fact};
 
@@ -15,8 +19,14 @@ impl Tally {
         *self.0.entry(what).or_default() += 1;
     }
 
-    pub(crate) fn of(&self, what: &str) -> u64 {
+    fn of(&self, what: &str) -> u64 {
         self.0.get(what).copied().unwrap_or_default()
+    }
+
+    /// Which of `things` happened less than the number of times beside it.
+    pub(crate) fn too_rare<'a>(&self, things: &[(u64, &'a str)]) -> Vec<&'a str> {
+        let rare = things.iter().filter(|(least, what)| self.of(what) < *least);
+        rare.map(|(_, what)| *what).collect()
     }
 
     pub(crate) fn observe(&mut self, cluster: &Cluster, fact: &Fact) {
@@ -29,6 +39,7 @@ impl Tally {
                 Outcome::Failed { failure } if failure.class.is_retriable() => "ended worn out",
                 Outcome::Failed { .. } => "ended by bad input",
             }),
+            Fact::EngineMoved => self.compare(cluster),
             Fact::CoordinatorReplayed => self.count("coordinator restarts"),
             Fact::AgentDied => self.count("agent deaths"),
             Fact::AgentLeft(..) => self.count("agents left"),
@@ -53,6 +64,17 @@ impl Tally {
             Fact::Told(Directive::Drain { .. }) => self.count("drains told"),
             Fact::Fault(name) => self.count(name),
             _ => {}
+        }
+    }
+
+    fn compare(&mut self, cluster: &Cluster) {
+        let (before, after) = (&cluster.coordinator.status_before, &cluster.coordinator.status);
+        let trains = matches!(after.phase, PhaseName::Training | PhaseName::Draining);
+        if before.phase == PhaseName::Reattaching && trains {
+            self.count("coordinator restarts that ranks did not notice");
+        }
+        if after.stale_messages > before.stale_messages {
+            self.count("stale messages");
         }
     }
 

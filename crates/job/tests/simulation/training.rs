@@ -34,7 +34,9 @@ enum Together {
     TakingState,
     Stepping,
     /// Writing a checkpoint; the last one if the outcome is known.
-    Saving { ending: Option<Outcome> },
+    Saving {
+        ending: Option<Outcome>,
+    },
     Finished(Outcome),
     /// A member left.
     Broken,
@@ -79,7 +81,9 @@ impl Cluster {
             },
         };
         let generation = place.generation;
-        self.log(|| format!("generation {generation} meets at step {start}: processes {members:?}"));
+        self.log(|| {
+            format!("generation {generation} meets at step {start}: processes {members:?}")
+        });
         let place_of = |pid: &Pid| (self.processes[*pid].agent, self.processes[*pid].local_rank);
         self.facts.push(Fact::Met(Meeting {
             generation,
@@ -237,7 +241,8 @@ impl Cluster {
         let was_stepping = group.doing == Together::Stepping;
         let step = group.step + 1;
         group.doing = Together::Broken;
-        let others: Vec<Pid> = group.members.iter().copied().filter(|other| *other != pid).collect();
+        let others: Vec<Pid> =
+            group.members.iter().copied().filter(|other| *other != pid).collect();
         if was_stepping && self.rng.bool() {
             // The update had reached some of them.
             let reached: Vec<Pid> = others.iter().copied().filter(|_| self.rng.bool()).collect();

@@ -118,8 +118,11 @@ impl TorchLearner {
         match mode {
             Mode::Evaluation => self.forward(batch, Statistics::Running(&self.running_views)),
             Mode::Training => {
-                let thrown_away = self.leaf().during("allocate statistics")?;
-                self.forward(batch, Statistics::Batch(&thrown_away.statistics_views))
+                let thrown_away = self.running.f_zeros_like();
+                let thrown_away = thrown_away
+                    .and_then(|flat| views(&self.layout.statistics, &flat, 0))
+                    .during("allocate statistics")?;
+                self.forward(batch, Statistics::Batch(&thrown_away))
             }
         }
     }

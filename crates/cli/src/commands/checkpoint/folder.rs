@@ -34,14 +34,15 @@ impl Folder {
             Some(run_dir) => Some(run_dir.join(CHECKPOINTS)),
             None => connect::newest_below(Path::new(connect::RUNS), CHECKPOINTS),
         };
-        in_run.filter(|folder| folder.is_dir()).map(|folder| folder.display().to_string()).ok_or_else(
-            || {
+        in_run
+            .filter(|folder| folder.is_dir())
+            .map(|folder| folder.display().to_string())
+            .ok_or_else(|| {
                 failed(
                     "no checkpoints found: no coordinator answers, and there are none in the run \
                      folder; name their folder with --dir",
                 )
-            },
-        )
+            })
     }
 
     async fn ask(&self) -> Option<String> {

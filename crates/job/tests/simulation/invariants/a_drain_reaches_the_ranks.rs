@@ -37,7 +37,9 @@ fn all_is_well(cluster: &Cluster) -> bool {
     let long = now.0.saturating_sub(status.since.0) >= LONG_MS;
     let in_touch = |node: &_| {
         let agent = cluster.agents.iter().find(|agent| agent.node == *node);
-        agent.is_some_and(|agent| cluster.in_touch_since(agent).is_some_and(|since| since.0 + LONG_MS <= cluster.now.0))
+        agent.is_some_and(|agent| {
+            cluster.in_touch_since(agent).is_some_and(|since| since.0 + LONG_MS <= cluster.now.0)
+        })
     };
     let trains = |rank: &u32| {
         cluster.processes.iter().any(|process| {

@@ -32,7 +32,9 @@ impl Invariant for PersistComesFirst {
             Fact::Told(Directive::Launch(launch)) => {
                 let generation = launch.generation;
                 if generation > self.opened {
-                    return Err(format!("launch of generation {generation} before it was persisted"));
+                    return Err(format!(
+                        "launch of generation {generation} before it was persisted"
+                    ));
                 }
                 if generation > self.fenced && !launch.ranks.is_empty() {
                     return Err(format!("launch of generation {generation} before its fence"));

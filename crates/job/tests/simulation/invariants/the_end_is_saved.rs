@@ -22,16 +22,19 @@ impl Invariant for TheEndIsSaved {
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
         match fact {
             Fact::Committed { step, .. } => self.newest = *step,
-            Fact::Persisted(Record::Ended(Outcome::Completed)) => {
-                if self.newest != cluster.plan.total_steps {
-                    return Err(format!("completed, but step {} is the last saved", self.newest));
-                }
+            Fact::Persisted(Record::Ended(Outcome::Completed))
+                if self.newest != cluster.plan.total_steps =>
+            {
+                return Err(format!("completed, but step {} is the last saved", self.newest));
             }
             Fact::Persisted(Record::Ended(Outcome::Drained { reason })) => {
                 let in_time = !reason.contains("did not stop in time");
                 let held = held(cluster);
                 if in_time && held > self.newest {
-                    return Err(format!("drained at step {}, but step {held} was held", self.newest));
+                    return Err(format!(
+                        "drained at step {}, but step {held} was held",
+                        self.newest
+                    ));
                 }
             }
             _ => {}

@@ -1,0 +1,56 @@
+//! What the local disk needs beyond an object store's operations.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, absolute},
+};
+
+/// Creates a folder and those above it, each of them safe from a power cut.
+pub(crate) fn create(folder: &Path) -> io::Result<()> {
+    let folder = absolute(folder)?;
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let parent = folder.parent().ok_or(io::ErrorKind::NotFound)?;
+    create(parent)?;
+    match fs::create_dir(&folder) {
+        // Ranks open the same store at the same time.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+        created => created?,
+    }
+    sync(parent)
+}
+
+/// Writes and removes a small file. Its name is random: ranks in containers share process ids.
+pub(crate) fn probe(folder: &Path) -> io::Result<()> {
+    let mut file = tempfile::Builder::new().prefix("probe-").tempfile_in(folder)?;
+    file.write_all(b"probe")?;
+    file.close()
+}
+
+/// Writes a file that is complete and durable, or not there.
+pub(crate) fn write_whole(out: &Path, bytes: &[u8]) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let out = absolute(out)?;
+    let folder = out.parent().ok_or(io::ErrorKind::IsADirectory)?;
+    // Temporary files are private by default; this one is to be shared like any other.
+    let shared = fs::Permissions::from_mode(0o644);
+    let mut draft = tempfile::Builder::new().permissions(shared).tempfile_in(folder)?;
+    draft.write_all(bytes)?;
+    draft.as_file().sync_all()?;
+    draft.persist(&out)?;
+    sync(folder)
+}
+
+/// Removes a folder with whatever is left in it; fine if there is none.
+pub(crate) fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}

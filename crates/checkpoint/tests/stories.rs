@@ -1,0 +1,583 @@
+//! Stories of saves, crashes and resumes, through the public interface alone.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use baton_checkpoint::{
+    EntryState, Error, Found, Manifest, RegionInfo, RegionSlice, Retention, SaveId, Store,
+    TensorInfo, export, slice_of,
+};
+use baton_job::{
+    Epoch, Generation, JobId, Rank, Step,
+    message::Restore,
+    progress::{Accuracy, Progress},
+};
+use tempfile::TempDir;
+
+const LENS: [(&str, usize); 3] = [("weights", 1003), ("momentum", 1003), ("statistics", 5)];
+
+struct Fixture {
+    folder: TempDir,
+    store: Store,
+}
+
+fn fixture() -> Fixture {
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path().to_str().unwrap()).unwrap();
+    Fixture { folder, store }
+}
+
+fn id(generation: u64, step: u64) -> SaveId {
+    SaveId { generation: Generation(generation), step: Step(step) }
+}
+
+fn values(region: usize, len: usize, seed: u64) -> Vec<f32> {
+    (0..len).map(|i| (i + 7 * region) as f32 + seed as f32 / 64.0).collect()
+}
+
+/// All shards written, nothing committed.
+fn written(store: &Store, id: SaveId, world_size: u32) -> Manifest {
+    let state: Vec<Vec<f32>> =
+        LENS.iter().enumerate().map(|(r, (_, len))| values(r, *len, id.step.0)).collect();
+    let shards = (0..world_size)
+        .map(Rank)
+        .map(|rank| {
+            let slices: Vec<RegionSlice<'_>> = LENS
+                .iter()
+                .zip(&state)
+                .map(|((name, len), values)| RegionSlice {
+                    name,
+                    values: &values[slice_of(*len, rank, world_size)],
+                })
+                .collect();
+            store.write_shard(&id, rank, world_size, &slices).unwrap()
+        })
+        .collect();
+    Manifest {
+        version: baton_checkpoint::VERSION,
+        job: JobId(uuid::Uuid::nil()),
+        arch: "linear".into(),
+        recipe_hash: "hash".into(),
+        recipe: "{}".into(),
+        generation: id.generation,
+        step: id.step,
+        progress: Progress { step: id.step, ..Progress::default() },
+        seed: 1,
+        virtual_ranks: 8,
+        world_size,
+        regions: LENS
+            .iter()
+            .map(|(name, len)| RegionInfo { name: (*name).into(), len: *len })
+            .collect(),
+        tensors: Vec::new(),
+        shards,
+        created_unix_seconds: 1,
+    }
+}
+
+fn saved(store: &Store, id: SaveId, world_size: u32) -> Manifest {
+    let manifest = written(store, id, world_size);
+    store.commit(&manifest).unwrap();
+    manifest
+}
+
+fn graded(store: &Store, id: SaveId, top1: f64) {
+    let mut manifest = written(store, id, 1);
+    manifest.progress.epoch = Epoch(1);
+    manifest.progress.evaluated = Some(Epoch(1));
+    manifest.progress.last_evaluation = Some(Accuracy { top1, ..Accuracy::default() });
+    store.commit(&manifest).unwrap();
+}
+
+fn find(store: &Store, not_before: u64, path: Option<&str>) -> Result<Option<Found>, Error> {
+    store.find(&Restore { not_before: Generation(not_before), path: path.map(str::to_owned) })
+}
+
+fn newest(store: &Store) -> Found {
+    find(store, 0, None).unwrap().expect("a checkpoint")
+}
+
+fn names(store: &Store) -> Vec<String> {
+    store.list().unwrap().into_iter().map(|entry| entry.name).collect()
+}
+
+fn file(f: &Fixture, id: SaveId, name: &str) -> PathBuf {
+    f.folder.path().join(id.name()).join(name)
+}
+
+fn assert_holds(store: &Store, manifest: &Manifest) {
+    let mut state: Vec<Vec<f32>> = LENS.iter().map(|(_, len)| vec![f32::NAN; *len]).collect();
+    store
+        .load(manifest, &mut |name, offset, values| {
+            let region = LENS.iter().position(|(known, _)| *known == name).unwrap();
+            for (i, value) in values.iter().enumerate() {
+                assert!(state[region][offset + i].is_nan(), "value given twice");
+                state[region][offset + i] = *value;
+            }
+        })
+        .unwrap();
+    for (r, (_, len)) in LENS.iter().enumerate() {
+        assert_eq!(state[r], values(r, *len, manifest.step.0));
+    }
+}
+
+fn keep(keep_last: u32, keep_best: bool, not_before: u64, generation: u64) -> Retention {
+    Retention {
+        keep_last,
+        keep_best,
+        not_before: Generation(not_before),
+        generation: Generation(generation),
+    }
+}
+
+#[test]
+fn state_comes_back_whatever_the_number_of_shards() {
+    let f = fixture();
+    for (step, world_size) in [(1, 1), (2, 2), (3, 3), (4, 4), (8, 8)] {
+        let manifest = saved(&f.store, id(1, step), world_size);
+        assert_holds(&f.store, &manifest);
+        assert_eq!(newest(&f.store).manifest, manifest);
+    }
+    assert_eq!(fs::read_to_string(f.folder.path().join("latest")).unwrap().trim(), id(1, 8).name());
+}
+
+#[test]
+fn more_ranks_than_values_is_fine() {
+    let f = fixture();
+    let manifest = saved(&f.store, id(1, 1), 7);
+    assert_holds(&f.store, &manifest);
+}
+
+#[test]
+fn commit_is_create_only() {
+    let f = fixture();
+    let manifest = saved(&f.store, id(1, 1), 2);
+    assert!(f.store.commit(&manifest).is_err());
+    assert_holds(&f.store, &newest(&f.store).manifest);
+}
+
+#[test]
+fn shard_of_a_committed_checkpoint_is_not_overwritten() {
+    let f = fixture();
+    saved(&f.store, id(1, 1), 1);
+    let _ =
+        f.store.write_shard(&id(1, 1), Rank(0), 1, &[RegionSlice { name: "weights", values: &[] }]);
+    assert_holds(&f.store, &newest(&f.store).manifest);
+}
+
+#[test]
+fn damage_falls_back_to_the_one_before_and_names_the_file() {
+    type Harm = fn(&Path);
+    let shard = "shard-00001-of-00002.safetensors";
+    let harms: [(&str, &str, Harm); 8] = [
+        ("torn", shard, |p| {
+            let b = fs::read(p).unwrap();
+            fs::write(p, &b[..b.len() / 2]).unwrap();
+        }),
+        ("flipped", shard, |p| {
+            let mut b = fs::read(p).unwrap();
+            let n = b.len();
+            b[n / 2] ^= 1;
+            fs::write(p, b).unwrap();
+        }),
+        ("flipped header", shard, |p| {
+            let mut b = fs::read(p).unwrap();
+            b[6] ^= 0x40;
+            fs::write(p, b).unwrap();
+        }),
+        ("missing", shard, |p| fs::remove_file(p).unwrap()),
+        ("zeroed tail", shard, |p| {
+            let mut b = fs::read(p).unwrap();
+            let n = b.len();
+            b[n - 100..].fill(0);
+            fs::write(p, b).unwrap();
+        }),
+        ("grown", shard, |p| {
+            let mut b = fs::read(p).unwrap();
+            b.push(0);
+            fs::write(p, b).unwrap();
+        }),
+        ("garbage manifest", "manifest.json", |p| fs::write(p, b"\x00{]").unwrap()),
+        ("truncated manifest", "manifest.json", |p| {
+            let b = fs::read(p).unwrap();
+            fs::write(p, &b[..b.len() / 2]).unwrap();
+        }),
+    ];
+    for (what, name, harm) in harms {
+        let f = fixture();
+        saved(&f.store, id(1, 10), 2);
+        saved(&f.store, id(1, 20), 2);
+        harm(&file(&f, id(1, 20), name));
+        let found = newest(&f.store);
+        assert_eq!(found.manifest.step, Step(10), "{what}");
+        let reason = found.skipped.join("\n");
+        assert!(reason.contains(&id(1, 20).name()), "{what}: {reason}");
+        assert!(reason.contains(name) || reason.contains("manifest"), "{what}: {reason}");
+    }
+}
+
+#[test]
+fn all_damaged_is_an_error_and_no_silent_fresh_start() {
+    let f = fixture();
+    saved(&f.store, id(1, 10), 1);
+    fs::remove_file(file(&f, id(1, 10), "shard-00000-of-00001.safetensors")).unwrap();
+    match find(&f.store, 0, None) {
+        Ok(None) => panic!("starts anew, and nobody learns that a checkpoint was passed over"),
+        Ok(Some(_)) => panic!("damaged one taken"),
+        Err(error) => assert!(error.to_string().contains("shard-00000-of-00001"), "{error}"),
+    }
+}
+
+#[test]
+fn crash_at_any_point_of_a_save_leaves_the_one_before() {
+    let whole = fixture();
+    saved(&whole.store, id(1, 20), 3);
+    let mut files: Vec<String> = fs::read_dir(whole.folder.path().join(id(1, 20).name()))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    files.sort_by_key(|name| (name == "manifest.json", name.clone()));
+    for k in 0..=files.len() {
+        let f = fixture();
+        saved(&f.store, id(1, 10), 2);
+        fs::create_dir(f.folder.path().join(id(1, 20).name())).unwrap();
+        for name in &files[..k] {
+            fs::copy(file(&whole, id(1, 20), name), file(&f, id(1, 20), name)).unwrap();
+        }
+        let found = newest(&f.store);
+        assert_eq!(found.manifest.step, Step(if k == files.len() { 20 } else { 10 }), "{k}");
+        assert!(found.skipped.is_empty(), "an unfinished save is no damage: {:?}", found.skipped);
+    }
+}
+
+#[test]
+fn commit_without_all_shards_is_refused() {
+    let f = fixture();
+    let manifest = written(&f.store, id(1, 1), 2);
+    fs::remove_file(file(&f, id(1, 1), "shard-00001-of-00002.safetensors")).unwrap();
+    let error = f.store.commit(&manifest).expect_err("a node without the shared folder");
+    assert!(error.to_string().contains("shard-00001-of-00002"), "{error}");
+    assert!(find(&f.store, 0, None).unwrap().is_none());
+}
+
+#[test]
+fn manifest_that_could_not_be_read_again_is_refused() {
+    let f = fixture();
+    let mut manifest = written(&f.store, id(1, 1), 1);
+    manifest.progress.last_evaluation = Some(Accuracy { loss: f64::NAN, ..Accuracy::default() });
+    f.store.commit(&manifest).expect_err("NaN has no JSON");
+}
+
+#[test]
+fn region_given_twice_is_refused() {
+    let f = fixture();
+    let slice = RegionSlice { name: "weights", values: &[1.0] };
+    assert!(f.store.write_shard(&id(1, 1), Rank(0), 1, &[slice, slice]).is_err());
+}
+
+#[test]
+fn old_generation_is_fenced_off() {
+    let f = fixture();
+    saved(&f.store, id(1, 10), 1);
+    saved(&f.store, id(1, 20), 1);
+    f.store.raise_fence(Generation(3)).unwrap();
+    let _ = f.store.raise_fence(Generation(2));
+    assert_eq!(f.store.fence().unwrap(), Generation(3));
+    let late = written(&f.store, id(2, 30), 1);
+    assert!(matches!(f.store.commit(&late), Err(Error::Fenced { .. })));
+    let pruned = f.store.prune(&keep(1, false, 0, 2));
+    assert!(pruned.removed.is_empty() && pruned.warnings.len() == 1);
+    assert_eq!(newest(&f.store).manifest.step, Step(20));
+    saved(&f.store, id(3, 40), 1);
+}
+
+#[test]
+fn restore_takes_own_generations_then_the_path_then_nothing() {
+    let f = fixture();
+    assert!(find(&f.store, 0, None).unwrap().is_none());
+    saved(&f.store, id(3, 900), 1);
+    assert!(find(&f.store, 4, None).unwrap().is_none());
+    saved(&f.store, id(4, 100), 1);
+    assert_eq!(newest(&f.store).manifest.id(), id(4, 100));
+    let by_name = find(&f.store, 5, Some(&id(3, 900).name())).unwrap().unwrap();
+    assert_eq!(by_name.manifest.id(), id(3, 900));
+    assert_eq!(
+        find(&f.store, 4, Some(&id(3, 900).name())).unwrap().unwrap().manifest.id(),
+        id(4, 100)
+    );
+
+    let other = fixture();
+    saved(&other.store, id(1, 7), 1);
+    let folder = other.folder.path().join(id(1, 7).name());
+    let by_path = find(&f.store, 5, Some(folder.to_str().unwrap())).unwrap().unwrap();
+    assert_eq!(by_path.manifest.id(), id(1, 7));
+    let error = find(&f.store, 5, Some("/nowhere/step-0000000001-gen-000001")).unwrap_err();
+    assert!(error.to_string().contains("/nowhere"), "{error}");
+}
+
+#[test]
+fn retention_keeps_the_last_and_the_best_and_no_other_runs_are_touched() {
+    let f = fixture();
+    graded(&f.store, id(1, 50), 0.99);
+    for (step, top1) in [(10, 0.2), (20, 0.8), (30, 0.8), (40, 0.5), (50, 0.6)] {
+        graded(&f.store, id(2, step), top1);
+    }
+    let pruned = f.store.prune(&keep(2, true, 2, 2));
+    assert!(pruned.warnings.is_empty(), "{:?}", pruned.warnings);
+    let kept = [id(2, 50), id(2, 40), id(2, 20), id(1, 50)].map(|id| id.name());
+    assert_eq!(names(&f.store), kept);
+}
+
+#[test]
+fn leftovers_of_dead_saves_are_collected_and_a_running_save_is_not() {
+    let f = fixture();
+    written(&f.store, id(1, 90), 1);
+    written(&f.store, id(2, 10), 1);
+    saved(&f.store, id(2, 20), 1);
+    written(&f.store, id(2, 30), 1);
+    f.store.prune(&keep(3, true, 0, 2));
+    assert_eq!(names(&f.store), [id(2, 30), id(2, 20)].map(|id| id.name()));
+}
+
+#[test]
+fn leftovers_with_only_a_temporary_file_or_nothing_are_collected_once() {
+    let f = fixture();
+    // kill -9 in the middle of a shard, and just after the folder was made.
+    fs::create_dir(f.folder.path().join(id(1, 5).name())).unwrap();
+    fs::write(file(&f, id(1, 5), "shard-00000-of-00001.safetensors#1"), b"half").unwrap();
+    fs::create_dir(f.folder.path().join(id(1, 6).name())).unwrap();
+    saved(&f.store, id(2, 20), 1);
+    f.store.prune(&keep(3, true, 0, 2));
+    assert_eq!(names(&f.store), [id(2, 20).name()]);
+    assert!(f.store.prune(&keep(3, true, 0, 2)).removed.is_empty());
+}
+
+#[test]
+fn leftovers_of_another_run_are_collected_too() {
+    let f = fixture();
+    written(&f.store, id(1, 90), 1);
+    saved(&f.store, id(4, 20), 1);
+    f.store.prune(&keep(3, true, 4, 4));
+    assert_eq!(names(&f.store), [id(4, 20).name()]);
+}
+
+#[test]
+fn newer_format_is_told_and_not_passed_over() {
+    let f = fixture();
+    saved(&f.store, id(1, 10), 1);
+    saved(&f.store, id(1, 20), 1);
+    let path = file(&f, id(1, 20), "manifest.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json["version"] = 2.into();
+    fs::write(&path, json.to_string()).unwrap();
+    let Err(error) = find(&f.store, 0, None) else {
+        panic!("ten steps are lost to an old program")
+    };
+    let text = error.to_string().to_lowercase();
+    assert!(text.contains("update baton") || text.contains("newer baton"), "{text}");
+}
+
+#[test]
+fn lies_in_a_manifest_are_damage_and_never_a_crash() {
+    type Lie = fn(&mut serde_json::Value);
+    let lies: [(&str, Lie); 9] = [
+        ("huge region", |m| m["regions"][0]["len"] = u64::MAX.into()),
+        ("longer region", |m| m["regions"][2]["len"] = 100_000_000.into()),
+        ("region twice", |m| {
+            let r = m["regions"][0].clone();
+            m["regions"][1] = r;
+        }),
+        ("no shards", |m| {
+            m["shards"] = serde_json::json!([]);
+            m["world_size"] = 0.into();
+        }),
+        ("many ranks", |m| m["world_size"] = u32::MAX.into()),
+        ("path outside", |m| m["shards"][0]["file"] = "../x".into()),
+        ("no digest", |m| m["shards"][0]["blake3"] = "".into()),
+        (
+            "tensor outside",
+            |m| m["tensors"] = serde_json::json!([{"name": "t", "shape": [u64::MAX, 2], "region": "weights", "offset": 1, "channels_last": false}]),
+        ),
+        ("huge shard", |m| m["shards"][0]["bytes"] = u64::MAX.into()),
+    ];
+    for (what, lie) in lies {
+        let f = fixture();
+        saved(&f.store, id(1, 10), 1);
+        saved(&f.store, id(1, 20), 1);
+        let path = file(&f, id(1, 20), "manifest.json");
+        let mut json: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        lie(&mut json);
+        fs::write(&path, json.to_string()).unwrap();
+        let found = newest(&f.store);
+        assert_eq!(found.manifest.step, Step(10), "{what}");
+        assert_eq!(found.skipped.len(), 1, "{what}");
+    }
+}
+
+#[test]
+fn folder_that_cannot_be_made_is_refused_with_path_and_remedy() {
+    let f = fixture();
+    let plain = f.folder.path().join("file");
+    fs::write(&plain, b"").unwrap();
+    let below = plain.join("sub");
+    let error = Store::open(below.to_str().unwrap()).unwrap_err().to_string();
+    assert!(error.contains(below.to_str().unwrap()) && error.contains("checkpoint.dir"), "{error}");
+    assert!(Store::open_existing("/nowhere/at/all").is_err());
+}
+
+#[test]
+fn many_processes_may_open_one_store_at_once() {
+    let f = fixture();
+    let location = f.folder.path().to_str().unwrap();
+    // Ranks in containers share process ids; threads of one process stand for them.
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..50).for_each(|_| drop(Store::open(location).unwrap())));
+        }
+    });
+}
+
+#[test]
+fn store_may_be_dropped_in_async_code() {
+    let f = fixture();
+    let store = Store::open_existing(f.folder.path().to_str().unwrap()).unwrap();
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap()
+        .block_on(async move { drop(store) });
+}
+
+fn exported(shape: &[usize], stored: &[f32]) -> Vec<u8> {
+    let f = fixture();
+    let mut manifest = written(&f.store, id(1, 42), 2);
+    let all = [stored, &[0.25, 0.75]].concat();
+    manifest.regions = vec![RegionInfo { name: "weights".into(), len: all.len() }];
+    manifest.shards = (0..2)
+        .map(Rank)
+        .map(|rank| {
+            let slice = RegionSlice { name: "weights", values: &all[slice_of(all.len(), rank, 2)] };
+            f.store.write_shard(&id(1, 42), rank, 2, &[slice]).unwrap()
+        })
+        .collect();
+    let tensor = |name: &str, shape: &[usize], offset, channels_last| TensorInfo {
+        name: name.into(),
+        shape: shape.to_vec(),
+        region: "weights".into(),
+        offset,
+        channels_last,
+    };
+    manifest.tensors = vec![
+        tensor("conv1.weight", shape, 0, true),
+        tensor("bn1.running_mean", &[2], stored.len(), false),
+    ];
+    f.store.commit(&manifest).unwrap();
+    let out = f.folder.path().join("model.safetensors");
+    export::safetensors(&f.store, &manifest, &out).unwrap();
+    fs::read(out).unwrap()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+#[test]
+fn export_permutes_channels_last_and_counts_batches() {
+    // Value = 100·o + 10·i + position, stored OHWI.
+    let stored: Vec<f32> = (0..2)
+        .flat_map(|o| (0..4).flat_map(move |p| (0..3).map(move |i| (100 * o + 10 * i + p) as f32)))
+        .collect();
+    let wanted: Vec<f32> = (0..2)
+        .flat_map(|o| (0..3).flat_map(move |i| (0..4).map(move |p| (100 * o + 10 * i + p) as f32)))
+        .collect();
+    for shape in [vec![2, 3, 2, 2], vec![2, 3, 4]] {
+        let file = exported(&shape, &stored);
+        let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+        let conv = tensors.tensor("conv1.weight").unwrap();
+        assert_eq!(conv.shape(), shape);
+        assert_eq!(floats(conv.data()), wanted, "{shape:?}");
+        assert_eq!(floats(tensors.tensor("bn1.running_mean").unwrap().data()), [0.25, 0.75]);
+        let counted = tensors.tensor("bn1.num_batches_tracked").unwrap();
+        assert_eq!((counted.dtype(), counted.shape().len()), (safetensors::Dtype::I64, 0));
+        assert_eq!(counted.data(), 42_i64.to_le_bytes());
+    }
+}
+
+#[test]
+fn export_without_tensors_is_refused() {
+    let f = fixture();
+    let manifest = saved(&f.store, id(1, 1), 1);
+    let out = f.folder.path().join("model.safetensors");
+    assert!(export::safetensors(&f.store, &manifest, &out).is_err());
+    assert!(!out.exists());
+}
+
+#[test]
+fn listing_tells_each_state_newest_first() {
+    let f = fixture();
+    saved(&f.store, id(1, 10), 1);
+    saved(&f.store, id(1, 20), 1);
+    written(&f.store, id(1, 30), 1);
+    fs::create_dir(f.folder.path().join("notes")).unwrap();
+    fs::write(file(&f, id(1, 20), "manifest.json"), b"x").unwrap();
+    let states: Vec<EntryState> =
+        f.store.list().unwrap().into_iter().map(|entry| entry.state).collect();
+    assert!(matches!(
+        states.as_slice(),
+        [EntryState::Unfinished, EntryState::Damaged(_), EntryState::Whole(_)]
+    ));
+}
+
+/// `cargo test --test stories -- --ignored --nocapture`
+#[test]
+#[ignore = "measures"]
+fn time_of_300_megabytes_at_two_ranks() {
+    let folder = tempfile::Builder::new()
+        .tempdir_in(std::env::var("BENCH_DIR").unwrap_or("/tmp".into()))
+        .unwrap();
+    let store = Store::open(folder.path().to_str().unwrap()).unwrap();
+    let len = 75_000_000;
+    let state: Vec<f32> = (0..len).map(|i| i as f32).collect();
+    for round in 1..=3 {
+        let id = id(1, round);
+        let start = std::time::Instant::now();
+        let shards: Vec<_> = std::thread::scope(|scope| {
+            let (store, state) = (&store, &state);
+            let threads: Vec<_> = (0..2)
+                .map(Rank)
+                .map(|rank| {
+                    scope.spawn(move || {
+                        store
+                            .write_shard(
+                                &id,
+                                rank,
+                                2,
+                                &[RegionSlice {
+                                    name: "weights",
+                                    values: &state[slice_of(len, rank, 2)],
+                                }],
+                            )
+                            .unwrap()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let f = fixture();
+        let mut manifest = written(&f.store, id, 2);
+        manifest.regions = vec![RegionInfo { name: "weights".into(), len }];
+        manifest.shards = shards;
+        store.commit(&manifest).unwrap();
+        let save = start.elapsed();
+        let start = std::time::Instant::now();
+        let found = newest(&store);
+        let find = start.elapsed();
+        let start = std::time::Instant::now();
+        let mut sum = 0.0;
+        store.load(&found.manifest, &mut |_, _, values| sum += f64::from(values[0])).unwrap();
+        println!("save {save:.2?} find {find:.2?} load {:.2?} ({sum})", start.elapsed());
+    }
+}

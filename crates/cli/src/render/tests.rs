@@ -1,0 +1,167 @@
+use baton_proto::v1::{Checkpoint, Outcome as WireOutcome};
+use insta::assert_snapshot;
+
+use super::*;
+use crate::{json, testing};
+
+#[test]
+fn status_before_anybody_came() {
+    assert_snapshot!(status(&testing::gathering(), Paint::Plain));
+}
+
+#[test]
+fn status_while_training() {
+    assert_snapshot!(status(&testing::training(), Paint::Plain));
+}
+
+#[test]
+fn status_while_recovering() {
+    assert_snapshot!(status(&testing::recovering(), Paint::Plain));
+}
+
+#[test]
+fn status_while_draining() {
+    assert_snapshot!(status(&testing::draining(), Paint::Plain));
+}
+
+#[test]
+fn status_once_completed() {
+    assert_snapshot!(status(&testing::completed(), Paint::Plain));
+}
+
+#[test]
+fn status_once_failed() {
+    assert_snapshot!(status(&testing::failed(), Paint::Plain));
+}
+
+fn pretty(status: &GetStatusResponse) -> String {
+    serde_json::to_string_pretty(&json::Status::from(status)).unwrap()
+}
+
+#[test]
+fn json_status_while_training() {
+    assert_snapshot!(pretty(&testing::training()));
+}
+
+#[test]
+fn json_status_once_failed() {
+    assert_snapshot!(pretty(&testing::failed()));
+}
+
+#[test]
+fn progress_in_one_line() {
+    assert_snapshot!(progress_line(&testing::training()).unwrap());
+    assert_eq!(progress_line(&testing::gathering()), None);
+}
+
+#[test]
+fn colours_change_nothing_but_colours() {
+    let coloured = status(&testing::training(), Paint::Colours);
+    assert!(coloured.contains("\x1b[32mtraining\x1b[0m"), "{coloured}");
+    let codes = ["\x1b[0m", "\x1b[1m", "\x1b[32m"];
+    let bare = codes.iter().fold(coloured, |text, code| text.replace(code, ""));
+    assert_eq!(bare, status(&testing::training(), Paint::Plain));
+}
+
+fn position(step: u64, epoch: u32) -> (u32, u64, f64) {
+    let step = Step { step, epoch, total_steps: 40, steps_per_epoch: 10, ..Step::default() };
+    let Position { epoch, step_of_epoch, share } = Position::new(&step, 4);
+    (epoch, step_of_epoch, share)
+}
+
+#[test]
+fn the_epoch_being_made_is_counted_from_one_and_the_last_ends_full() {
+    assert_eq!(position(0, 0), (1, 0, 0.0));
+    assert_eq!(position(9, 0), (1, 9, 0.225));
+    assert_eq!(position(10, 1), (2, 0, 0.25));
+    assert_eq!(position(40, 4), (4, 10, 1.0));
+}
+
+#[test]
+fn a_job_of_unknown_length_has_made_no_share_of_it() {
+    assert_eq!(Position::new(&Step::default(), 0).share, 0.0);
+}
+
+#[test]
+fn ranks_are_grouped_by_state() {
+    let rank = |(rank, state): (u32, &str)| RankStatus {
+        rank,
+        state: state.to_owned(),
+        ..RankStatus::default()
+    };
+    let all = [(0, "training"), (3, "training"), (1, "training"), (2, "starting"), (7, "starting")];
+    let text = ranks(&all.map(rank)).unwrap();
+    assert_eq!(text, "training 0-1, 3; starting 2, 7");
+}
+
+#[test]
+fn events_tell_when_and_what() {
+    let saved = WatchEventsResponse {
+        id: 7,
+        unix_millis: 1_795_252_508_250,
+        kind: Kind::Saved.into(),
+        generation: 2,
+        step: Some(88),
+        message: "checkpoint step-88 committed".to_owned(),
+    };
+    assert_eq!(
+        event(&saved, Day::Shown, Paint::Plain),
+        "2026-11-21T09:15:08Z  checkpoint step-88 committed"
+    );
+    assert_eq!(event(&saved, Day::Hidden, Paint::Plain), "09:15:08Z  checkpoint step-88 committed");
+}
+
+#[test]
+fn listed_checkpoints() {
+    let whole = CheckpointEntry {
+        name: "step-0000000088-gen-000002".to_owned(),
+        whole: true,
+        damage: String::new(),
+        checkpoint: testing::training().checkpoint,
+        epoch: 4,
+        created_unix_seconds: 1_795_252_508,
+    };
+    let checkpoint = Checkpoint { step: 110, accuracy: None, ..whole.checkpoint.clone().unwrap() };
+    let unevaluated = CheckpointEntry {
+        name: "step-0000000110-gen-000002".to_owned(),
+        epoch: 5,
+        checkpoint: Some(checkpoint),
+        ..whole.clone()
+    };
+    let damaged = CheckpointEntry {
+        name: "step-0000000066-gen-000001".to_owned(),
+        damage: "shard-00001-of-00002.safetensors is missing".to_owned(),
+        ..CheckpointEntry::default()
+    };
+    assert_snapshot!(checkpoints(&[unevaluated, whole, damaged]));
+    assert_eq!(checkpoints(&[]), "no checkpoints yet");
+}
+
+fn end(status: &GetStatusResponse, overrides: &[&str]) -> String {
+    let wire: WireOutcome = status.outcome.clone().unwrap();
+    let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
+    let run = Run {
+        recipe: "recipes/digits_cpu.toml",
+        overrides: &overrides,
+        run_dir: "runs/my digits",
+        validation_set: "assets/digits/digits-val.beton",
+    };
+    ending(status, &wire.try_into().unwrap(), &run)
+}
+
+#[test]
+fn end_of_a_completed_job() {
+    assert_snapshot!(end(&testing::completed(), &["train.epochs=16"]));
+}
+
+#[test]
+fn end_of_a_failed_job() {
+    assert_snapshot!(end(&testing::failed(), &[]));
+}
+
+#[test]
+fn words_for_a_shell_stay_one_word() {
+    assert_eq!(word_for_shell("runs/digits_cpu"), "runs/digits_cpu");
+    assert_eq!(word_for_shell("it's here"), r"'it'\''s here'");
+    assert_eq!(word_for_shell(""), "''");
+}

@@ -1,0 +1,144 @@
+//! Statuses for tests: one job at several moments of its life.
+
+use baton_proto::v1::{
+    Accuracy, Checkpoint, EvaluatedStep, Failure, GetStatusResponse, NodeStatus, Outcome,
+    RankStatus, Recovery, Step, failure::Class, get_status_response::Phase, outcome,
+};
+
+/// No agent has come yet.
+pub(crate) fn gathering() -> GetStatusResponse {
+    GetStatusResponse {
+        job_id: "5f0c8d5e-3d6c-4b59-9a3c-6d1f0f3f2a11".to_owned(),
+        name: "digits_cpu".to_owned(),
+        phase: Phase::Gathering.into(),
+        reason: "waiting for agents: 0 of at least 1 ranks are here".to_owned(),
+        phase_seconds: 3.25,
+        epochs: 16,
+        checkpoint_location: "runs/digits_cpu/checkpoints".to_owned(),
+        ..GetStatusResponse::default()
+    }
+}
+
+/// In the fifth epoch, with everything there is to show.
+pub(crate) fn training() -> GetStatusResponse {
+    GetStatusResponse {
+        phase: Phase::Training.into(),
+        reason: "3 ranks train".to_owned(),
+        phase_seconds: 192.0,
+        generation: 2,
+        latest: Some(Step {
+            step: 101,
+            epoch: 4,
+            total_steps: 352,
+            steps_per_epoch: 22,
+            loss: 1.234_56,
+            top1: 0.562_5,
+            lr: 0.000_85,
+            samples_per_second: 412.4,
+            loader_wait: 0.031,
+        }),
+        evaluation: Some(evaluated(88, 0.912)),
+        best: Some(evaluated(66, 0.925)),
+        checkpoint: Some(Checkpoint {
+            name: "step-0000000088-gen-000002".to_owned(),
+            generation: 2,
+            step: 88,
+            accuracy: Some(accuracy(0.912)),
+            bytes: 282_300_000,
+        }),
+        checkpoint_age_seconds: Some(34.2),
+        ranks: vec![rank(0, "a", 0), rank(1, "a", 1), rank(2, "b", 0)],
+        nodes: vec![node("a", 2, true), node("b", 1, true)],
+        recoveries: vec![Recovery {
+            generation: 2,
+            cause: "rank 1 on a: its process was killed".to_owned(),
+            launch_seconds: Some(0.01),
+            ready_seconds: Some(0.31),
+            start_seconds: Some(0.12),
+            step_seconds: Some(0.08),
+            lost_steps: 1,
+        }],
+        stale_messages: 2,
+        eta_seconds: Some(125.0),
+        ..gathering()
+    }
+}
+
+/// A rank died and the next generation forms.
+pub(crate) fn recovering() -> GetStatusResponse {
+    let mut status = training();
+    status.phase = Phase::Forming.into();
+    status.reason = "waiting for 3 ranks to start".to_owned();
+    status.phase_seconds = 0.4;
+    status.generation = 3;
+    status.ranks[1].state = "starting".to_owned();
+    status.nodes[1].attached = false;
+    status.eta_seconds = None;
+    status.recoveries.push(Recovery {
+        generation: 3,
+        cause: "rank 2 on b: its process was killed".to_owned(),
+        launch_seconds: Some(0.01),
+        ..Recovery::default()
+    });
+    status
+}
+
+/// Asked to save and stop.
+pub(crate) fn draining() -> GetStatusResponse {
+    GetStatusResponse {
+        phase: Phase::Draining.into(),
+        reason: "draining: spot notice; 98 s to save and stop".to_owned(),
+        drain_seconds_left: Some(97.5),
+        ..training()
+    }
+}
+
+/// All epochs are done.
+pub(crate) fn completed() -> GetStatusResponse {
+    ended(outcome::Kind::Completed, "completed", None)
+}
+
+/// A rank found that its input is wrong.
+pub(crate) fn failed() -> GetStatusResponse {
+    let message = "cannot open /nowhere/train.beton".to_owned();
+    let failure = Failure { class: Class::BadInput.into(), message };
+    let mut status =
+        ended(outcome::Kind::Failed, "failed: cannot open /nowhere/train.beton", Some(failure));
+    (status.latest, status.evaluation, status.best) = (None, None, None);
+    (status.checkpoint, status.checkpoint_age_seconds) = (None, None);
+    status
+}
+
+fn ended(kind: outcome::Kind, reason: &str, failure: Option<Failure>) -> GetStatusResponse {
+    let last = Step { step: 352, epoch: 16, ..training().latest.unwrap_or_default() };
+    GetStatusResponse {
+        phase: Phase::Ended.into(),
+        reason: reason.to_owned(),
+        phase_seconds: 1.5,
+        latest: Some(last),
+        evaluation: Some(evaluated(352, 0.961)),
+        best: Some(evaluated(352, 0.961)),
+        ranks: vec![],
+        recoveries: vec![],
+        stale_messages: 0,
+        eta_seconds: None,
+        outcome: Some(Outcome { kind: kind.into(), reason: String::new(), failure }),
+        ..training()
+    }
+}
+
+fn evaluated(step: u64, top1: f64) -> EvaluatedStep {
+    EvaluatedStep { step, accuracy: Some(accuracy(top1)) }
+}
+
+fn accuracy(top1: f64) -> Accuracy {
+    Accuracy { loss: 0.321, top1, top5: 0.997, samples: 360 }
+}
+
+fn rank(rank: u32, node: &str, local_rank: u32) -> RankStatus {
+    RankStatus { rank, node_id: node.to_owned(), local_rank, state: "training".to_owned() }
+}
+
+fn node(node: &str, slots: u32, attached: bool) -> NodeStatus {
+    NodeStatus { node_id: node.to_owned(), slots, attached }
+}
