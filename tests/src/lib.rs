@@ -26,7 +26,10 @@ use baton_proto::v1::{
 };
 use tempfile::TempDir;
 use tokio_stream::StreamExt;
-use tonic::{Streaming, transport::Channel};
+use tonic::{
+    Streaming,
+    transport::{Channel, Endpoint},
+};
 
 pub use processes::{binary, children, is_alive, kill, terminate};
 
@@ -41,7 +44,7 @@ seed = 7
 model = { arch = "linear", num_classes = 10 }
 train = { epochs = 12, global_batch = 64, resolution = 8, virtual_ranks = 4 }
 optimizer = { kind = "sgd", momentum = 0.9 }
-schedule = { kind = "warmup_cosine", peak_lr = 20.0, warmup_epochs = 1.0 }
+schedule = { kind = "warmup_cosine", peak_lr = 0.5, warmup_epochs = 1.0 }
 checkpoint = { every_epochs = 1, every_steps = 7 }
 evaluation = { every_epochs = 3, crop_ratio = 1.0 }
 cluster = { device = "cpu", node_grace_seconds = 2.0 }
@@ -155,9 +158,15 @@ impl Cluster {
         format!("http://{address}")
     }
 
+    /// A connection to the coordinator.
+    pub async fn channel(&self) -> Channel {
+        let endpoint = Endpoint::from_shared(self.url()).expect("an address");
+        endpoint.connect().await.expect("the coordinator answers")
+    }
+
     /// A client of the coordinator.
     pub async fn client(&self) -> JobServiceClient<Channel> {
-        JobServiceClient::connect(self.url()).await.expect("the coordinator answers")
+        JobServiceClient::new(self.channel().await)
     }
 
     /// The status now.

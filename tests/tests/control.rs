@@ -92,14 +92,14 @@ async fn status_and_checkpoints_tell_what_goes_on() {
 async fn health_and_reflection_answer_any_grpc_client() {
     let mut cluster = Cluster::new();
     cluster.start_coordinator(&[]).await;
-    let mut health = HealthClient::connect(cluster.url()).await.unwrap();
+    let mut health = HealthClient::new(cluster.channel().await);
     for service in ["", "baton.v1.JobService", "baton.v1.NodeService"] {
         let request = HealthCheckRequest { service: service.to_owned() };
         let response = health.check(request).await.unwrap().into_inner();
         assert_eq!(response.status(), ServingStatus::Serving, "{service}");
     }
 
-    let mut reflection = ServerReflectionClient::connect(cluster.url()).await.unwrap();
+    let mut reflection = ServerReflectionClient::new(cluster.channel().await);
     let request = ServerReflectionRequest {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),

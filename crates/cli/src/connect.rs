@@ -187,6 +187,14 @@ impl Coordinator {
         Ok(Self { address, client: JobServiceClient::new(channel) })
     }
 
+    /// The job served here and its address: said before a job is changed, because it may not be the
+    /// one that was meant.
+    pub(crate) async fn name(&mut self) -> Result<String, Failure> {
+        let name = self.status().await?.name;
+        let Address { url, named_by } = &self.address;
+        Ok(format!("{name} at {url} ({named_by})"))
+    }
+
     pub(crate) async fn status(&mut self) -> Result<GetStatusResponse, Failure> {
         let answer = self.client.get_status(GetStatusRequest {}).await;
         Ok(answer.map_err(|status| self.explain(&status))?.into_inner())

@@ -24,7 +24,7 @@ type Named = Vec<(String, Tensor)>;
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = env::args().nth(1).ok_or("usage: parity FOLDER")?;
     // As many as in parity.py, for the same rounding.
-    device::set_threads(2);
+    device::set_threads(1);
     for case in fs::read_dir(folder)? {
         let case = case?;
         let arch = case.file_name().into_string().map_err(|name| format!("{name:?}"))?;

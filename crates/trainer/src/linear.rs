@@ -59,6 +59,11 @@ impl LinearLearner {
         self.classes * self.features
     }
 
+    /// Keeps logits of one size, so that a learning rate fits every resolution.
+    fn scale(&self) -> f32 {
+        1.0 / (self.features as f32).sqrt()
+    }
+
     /// The normalised pixels of sample `index`.
     fn pixels(&self, batch: &Batch, index: usize) -> Vec<f32> {
         let image = &batch.images[index * self.features..(index + 1) * self.features];
@@ -69,8 +74,7 @@ impl LinearLearner {
     fn probabilities(&self, pixels: &[f32]) -> Vec<f32> {
         let rows = self.weights.chunks_exact(self.features).take(self.classes);
         let biases = &self.weights[self.biases()..];
-        // Scaled by the number of features, so that a learning rate fits every resolution.
-        let scale = 1.0 / self.features as f32;
+        let scale = self.scale();
         let dot = |row: &[f32]| row.iter().zip(pixels).map(|(w, x)| w * x).sum::<f32>() * scale;
         let logits: Vec<f32> = rows.zip(biases).map(|(row, bias)| dot(row) + bias).collect();
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -89,8 +93,11 @@ impl LinearLearner {
     }
 
     fn judge(&self, probabilities: &[f32], label: usize, sums: &mut Sums) {
-        let ahead = probabilities.iter().filter(|p| **p > probabilities[label]).count();
-        sums.loss -= f64::from(probabilities[label].max(f32::MIN_POSITIVE).ln());
+        let own = probabilities[label];
+        // Of equals the first is the guess.
+        let is_ahead = |(class, p): &(usize, &f32)| **p > own || (**p == own && *class < label);
+        let ahead = probabilities.iter().enumerate().filter(is_ahead).count();
+        sums.loss -= f64::from(own.max(f32::MIN_POSITIVE).ln());
         sums.top1 += u64::from(ahead == 0);
         sums.top5 += u64::from(ahead < 5);
         sums.count += 1;
@@ -118,7 +125,7 @@ impl Learner for LinearLearner {
                 let hit = if class == label { 1.0 - self.smoothing } else { 0.0 };
                 let error = scale * (probability - hit - self.smoothing / classes as f32);
                 let row = &mut gradient[class * self.features..(class + 1) * self.features];
-                let per_feature = error / self.features as f32;
+                let per_feature = error * self.scale();
                 row.iter_mut().zip(&pixels).for_each(|(g, x)| *g += per_feature * x);
                 gradient[biases + class] += error;
             }

@@ -22,7 +22,11 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    Coordinator::find(&args.place)?.drain(args.reason).await?;
-    output::line("saving after the current step, then stopping; `baton status --watch` shows how");
+    let mut coordinator = Coordinator::find(&args.place)?;
+    let name = coordinator.name().await?;
+    coordinator.drain(args.reason).await?;
+    output::line(format_args!(
+        "{name}: saving after the current step, then stopping; `baton status --watch` shows how"
+    ));
     Ok(())
 }

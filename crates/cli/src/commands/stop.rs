@@ -19,7 +19,11 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    Coordinator::find(&args.place)?.stop().await?;
-    output::line("stopping; `baton up` with the same recipe goes on from the last checkpoint");
+    let mut coordinator = Coordinator::find(&args.place)?;
+    let name = coordinator.name().await?;
+    coordinator.stop().await?;
+    output::line(format_args!(
+        "{name}: stopping; `baton up` with the same recipe goes on from the last checkpoint"
+    ));
     Ok(())
 }

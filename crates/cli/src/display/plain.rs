@@ -50,7 +50,10 @@ impl Pace {
     const INTERVAL: Duration = Duration::from_secs(10);
 
     pub(super) fn is_due(&mut self, now: Time, status: &GetStatusResponse) -> bool {
-        let Some(step) = &status.latest else { return false };
+        // Once the job is over there is no progress, only its end.
+        let Some(step) = status.latest.as_ref().filter(|_| status.outcome.is_none()) else {
+            return false;
+        };
         let due = match self.last {
             None => true,
             Some((_, last, _)) if last == step.step => false,

@@ -187,7 +187,9 @@ impl Up {
         tokio::spawn(feed::statuses(coordinator.clone(), self.queue.clone()));
         tokio::spawn(feed::events(coordinator.clone(), since, self.queue.clone()));
         self.start_agent(&address)?;
-        match self.supervise(&coordinator, &address, endpoint.address).await? {
+        // Agents know this port; a coordinator that is started again must have it again.
+        let listen = SocketAddr::new(self.args.listen.ip(), endpoint.address.port());
+        match self.supervise(&coordinator, &address, listen).await? {
             Left::Over(outcome) => {
                 let words = self.ending(&outcome);
                 self.display.end(outcome.exit_code(), self.status.as_ref(), &words);
@@ -210,8 +212,8 @@ impl Up {
         loop {
             let gone = !self.coordinator.is_running() && !self.agent.is_running();
             match &self.outcome {
-                _ if gone && self.wish == Wish::StopNow => return Ok(Left::Interrupted),
                 Some(outcome) if gone => return Ok(Left::Over(outcome.clone())),
+                None if gone && self.wish == Wish::StopNow => return Ok(Left::Interrupted),
                 _ => {}
             }
             match self.next().await {

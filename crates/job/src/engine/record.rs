@@ -28,7 +28,7 @@ pub struct Origin {
 
 /// One entry of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
+#[serde(rename_all = "snake_case")]
 pub enum Record {
     /// The job was created.
     Created(Origin),

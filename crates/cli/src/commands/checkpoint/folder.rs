@@ -31,18 +31,17 @@ impl Folder {
             return Ok(location);
         }
         let in_run = match &self.place.run_dir {
-            Some(run_dir) => Some(run_dir.join(CHECKPOINTS)),
-            None => connect::newest_below(Path::new(connect::RUNS), CHECKPOINTS),
+            Some(run_dir) => run_dir.join(CHECKPOINTS),
+            None => connect::newest_below(Path::new(connect::RUNS), CHECKPOINTS)
+                .unwrap_or_else(|| Path::new(connect::RUNS).join("*").join(CHECKPOINTS)),
         };
-        in_run
-            .filter(|folder| folder.is_dir())
-            .map(|folder| folder.display().to_string())
-            .ok_or_else(|| {
-                failed(
-                    "no checkpoints found: no coordinator answers, and there are none in the run \
-                     folder; name their folder with --dir",
-                )
-            })
+        if in_run.is_dir() {
+            return Ok(in_run.display().to_string());
+        }
+        Err(failed(format!(
+            "no coordinator answers, and there is no {}: name the folder of the checkpoints with --dir",
+            in_run.display()
+        )))
     }
 
     async fn ask(&self) -> Option<String> {

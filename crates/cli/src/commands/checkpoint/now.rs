@@ -19,7 +19,11 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    Coordinator::find(&args.place)?.trigger_checkpoint().await?;
-    output::line("saving after the current step; `baton watch` tells when it is durable");
+    let mut coordinator = Coordinator::find(&args.place)?;
+    let name = coordinator.name().await?;
+    coordinator.trigger_checkpoint().await?;
+    output::line(format_args!(
+        "{name}: saving after the current step; `baton watch` tells when it is durable"
+    ));
     Ok(())
 }
