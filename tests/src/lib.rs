@@ -44,7 +44,7 @@ seed = 7
 model = { arch = "linear", num_classes = 10 }
 train = { epochs = 12, global_batch = 64, resolution = 8, virtual_ranks = 4 }
 optimizer = { kind = "sgd", momentum = 0.9 }
-schedule = { kind = "warmup_cosine", peak_lr = 0.5, warmup_epochs = 1.0 }
+schedule = { kind = "warmup_cosine", peak_lr = 0.5, warmup_epochs = 0.5 }
 checkpoint = { every_epochs = 1, every_steps = 7 }
 evaluation = { every_epochs = 3, crop_ratio = 1.0 }
 cluster = { device = "cpu", node_grace_seconds = 2.0 }
@@ -239,19 +239,24 @@ impl Cluster {
     #[must_use]
     pub fn newest_state(&self) -> Vec<(String, Vec<f32>)> {
         let location = self.run_dir().join("checkpoints").display().to_string();
-        let store = Store::open_existing(&location).expect("a store");
-        let newest = store.list().expect("a listing").into_iter().next().expect("a checkpoint");
-        let EntryState::Whole(manifest) = newest.state else { panic!("{} is damaged", newest.name) };
-        let empty = |region: &baton_checkpoint::RegionInfo| (region.name.clone(), vec![0.0; region.len]);
-        let mut state: Vec<(String, Vec<f32>)> = manifest.regions.iter().map(empty).collect();
-        store
-            .load(&manifest, &mut |name, offset, values| {
-                let (_, region) = state.iter_mut().find(|(known, _)| known == name).expect("a region");
-                region[offset..offset + values.len()].copy_from_slice(values);
-            })
-            .expect("its values");
-        state
+        // A store blocks, which the thread of an async test may not.
+        std::thread::spawn(move || newest_state(&location)).join().expect("it can be read")
     }
+}
+
+fn newest_state(location: &str) -> Vec<(String, Vec<f32>)> {
+    let store = Store::open_existing(location).expect("a store");
+    let newest = store.list().expect("a listing").into_iter().next().expect("a checkpoint");
+    let EntryState::Whole(manifest) = newest.state else { panic!("{} is damaged", newest.name) };
+    let empty = |region: &baton_checkpoint::RegionInfo| (region.name.clone(), vec![0.0; region.len]);
+    let mut state: Vec<(String, Vec<f32>)> = manifest.regions.iter().map(empty).collect();
+    store
+        .load(&manifest, &mut |name, offset, values| {
+            let (_, region) = state.iter_mut().find(|(known, _)| known == name).expect("a region");
+            region[offset..offset + values.len()].copy_from_slice(values);
+        })
+        .expect("its values");
+    state
 }
 
 impl Drop for Cluster {

@@ -345,11 +345,11 @@ pub(crate) fn checkpoints(entries: &[CheckpointEntry]) -> String {
 /// What the end of `baton up` needs to know besides the status.
 pub(crate) struct Run<'a> {
     /// The recipe file, as typed.
-    pub(crate) recipe: &'a str,
+    pub(crate) recipe: &'a Path,
     /// The changes to it, as typed.
     pub(crate) overrides: &'a [String],
-    /// The run folder, as typed.
-    pub(crate) run_dir: &'a str,
+    /// The run folder.
+    pub(crate) run_dir: &'a Path,
     /// The recipe's validation set.
     pub(crate) validation_set: &'a str,
 }
@@ -366,26 +366,41 @@ pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &Run<'_
         let location = status.checkpoint_location.trim_end_matches('/');
         lines.push(format!("  checkpoint  {location}/{}", checkpoint.name));
     }
-    let run_dir = word_for_shell(run.run_dir);
     if status.checkpoint.is_some() {
-        let name = &status.name;
-        let set: String =
-            run.overrides.iter().map(|entry| format!(" --set {}", word_for_shell(entry))).collect();
+        let (name, run_dir) = (&status.name, run.run_dir());
         lines.push("look at it:".to_owned());
         lines.push(format!("  baton checkpoint ls --run-dir {run_dir}"));
         lines.push(format!(
             "  baton checkpoint export --run-dir {run_dir} --out {name}.safetensors"
         ));
         lines.push(format!(
-            "  baton-worker eval --weights {name}.safetensors --data {} --recipe {}{set}",
+            "  baton-worker eval --weights {name}.safetensors --data {} --recipe {}",
             word_for_shell(run.validation_set),
-            word_for_shell(run.recipe)
+            run.recipe()
         ));
     }
     if let Outcome::Failed { .. } = outcome {
-        lines.push(format!("logs: {}", Path::new(run.run_dir).join("logs").display()));
+        lines.push(format!("logs: {}", run.run_dir.join("logs").display()));
     }
     lines.join("\n")
+}
+
+/// The command that trains the same job from fresh weights.
+pub(crate) fn anew(run: &Run<'_>) -> String {
+    format!("baton up {} --run-dir {} --no-auto-resume", run.recipe(), run.run_dir())
+}
+
+impl Run<'_> {
+    fn run_dir(&self) -> String {
+        word_for_shell(&self.run_dir.display().to_string())
+    }
+
+    /// The recipe with its changes, as the rest of a command.
+    fn recipe(&self) -> String {
+        let file = word_for_shell(&self.recipe.display().to_string());
+        let set = |entry: &String| format!(" --set {}", word_for_shell(entry));
+        file + &self.overrides.iter().map(set).collect::<String>()
+    }
 }
 
 /// `text` such that a shell takes it for one word.

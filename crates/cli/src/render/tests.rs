@@ -137,21 +137,33 @@ fn listed_checkpoints() {
     assert_eq!(checkpoints(&[]), "no checkpoints yet");
 }
 
-fn end(status: &GetStatusResponse, overrides: &[&str]) -> String {
-    let wire: WireOutcome = status.outcome.clone().unwrap();
-    let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
-    let run = Run {
-        recipe: "recipes/digits_cpu.toml",
-        overrides: &overrides,
-        run_dir: "runs/my digits",
+fn run(overrides: &[String]) -> Run<'_> {
+    Run {
+        recipe: Path::new("recipes/digits_cpu.toml"),
+        overrides,
+        run_dir: Path::new("runs/my digits"),
         validation_set: "assets/digits/digits-val.beton",
-    };
-    ending(status, &wire.try_into().unwrap(), &run)
+    }
+}
+
+fn end(status: &GetStatusResponse, overrides: &[String]) -> String {
+    let wire: WireOutcome = status.outcome.clone().unwrap();
+    ending(status, &wire.try_into().unwrap(), &run(overrides))
+}
+
+#[test]
+fn training_anew_keeps_folder_and_changes() {
+    let overrides = ["train.epochs=16".to_owned(), "augment.crop_scale=[0.8, 1.0]".to_owned()];
+    assert_eq!(
+        anew(&run(&overrides)),
+        "baton up recipes/digits_cpu.toml --set train.epochs=16 --set 'augment.crop_scale=[0.8, 1.0]' \
+         --run-dir 'runs/my digits' --no-auto-resume"
+    );
 }
 
 #[test]
 fn end_of_a_completed_job() {
-    assert_snapshot!(end(&testing::completed(), &["train.epochs=16"]));
+    assert_snapshot!(end(&testing::completed(), &["train.epochs=16".to_owned()]));
 }
 
 #[test]

@@ -449,11 +449,9 @@ impl Up {
 
     /// The run folder holds a job that has nothing left to do.
     async fn was_over_before(&mut self, outcome: &Outcome) -> u8 {
-        let words = format!(
-            "{}\nit was so before; to train anew: baton up {} --no-auto-resume",
-            self.ending(outcome),
-            self.args.recipe.display()
-        );
+        let anew = render::anew(&self.names());
+        let words =
+            format!("{}\nthis had ended before; to train anew: {anew}", self.ending(outcome));
         self.outcome = Some(outcome.clone());
         self.coordinator.signal(Signal::TERM);
         feed::later(LEAVE_PATIENCE, Input::Overdue, &self.queue);
@@ -468,16 +466,19 @@ impl Up {
         outcome.exit_code()
     }
 
-    fn ending(&self, outcome: &Outcome) -> String {
-        let run = render::Run {
-            recipe: &self.args.recipe.display().to_string(),
+    fn names(&self) -> render::Run<'_> {
+        render::Run {
+            recipe: &self.args.recipe,
             overrides: &self.args.overrides,
-            run_dir: &self.run_dir.display().to_string(),
+            run_dir: &self.run_dir,
             validation_set: &self.spec.data.val,
-        };
+        }
+    }
+
+    fn ending(&self, outcome: &Outcome) -> String {
         let nothing_known =
-            GetStatusResponse { name: self.spec.name.clone(), ..Default::default() };
-        render::ending(self.status.as_ref().unwrap_or(&nothing_known), outcome, &run)
+            GetStatusResponse { name: self.spec.name.clone(), ..GetStatusResponse::default() };
+        render::ending(self.status.as_ref().unwrap_or(&nothing_known), outcome, &self.names())
     }
 
     fn now(&self) -> Time {
