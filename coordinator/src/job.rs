@@ -24,7 +24,7 @@ use crate::journal::{Journal, LoggedEvent};
 /// What reaches the loop.
 pub(crate) enum Input {
     /// For the machine.
-    Event(Event),
+    Event(Box<Event>),
     /// An agent's stream opened: where its directives go.
     Opened { attachment: Attachment, outbox: Outbox },
     /// A user wants a checkpoint and an answer.
@@ -33,6 +33,12 @@ pub(crate) enum Input {
     Watch { after: u64, answer: oneshot::Sender<Result<Watch, String>> },
     /// The process was told to end. Training goes on without it.
     Quit,
+}
+
+impl From<Event> for Input {
+    fn from(event: Event) -> Self {
+        Self::Event(Box::new(event))
+    }
 }
 
 /// Directives to one agent; an error closes its stream.
@@ -108,7 +114,12 @@ const WATCH_BUFFER: usize = 1024;
 
 impl Loop {
     /// The loop of `engine`, whose time began at `start`.
-    pub(crate) fn new(engine: Engine, journal: Journal, store: Store, start: Instant) -> (Self, Handle) {
+    pub(crate) fn new(
+        engine: Engine,
+        journal: Journal,
+        store: Store,
+        start: Instant,
+    ) -> (Self, Handle) {
         let (sender, inputs) = mpsc::channel();
         let snapshot = Snapshot {
             status: engine.status(),
@@ -145,7 +156,7 @@ impl Loop {
                 return End::Broken(error);
             }
             match self.next() {
-                Some(Input::Event(next)) => event = Some(next),
+                Some(Input::Event(next)) => event = Some(*next),
                 Some(Input::Opened { attachment, outbox }) => {
                     self.outboxes.insert(attachment, outbox);
                 }
@@ -203,7 +214,9 @@ impl Loop {
                 self.journal.append(&record)?;
             }
             Action::Fence(generation) => {
-                self.store.raise_fence(generation).context("the checkpoint store cannot be fenced")?;
+                self.store
+                    .raise_fence(generation)
+                    .context("the checkpoint store cannot be fenced")?;
             }
             Action::Send { attachment, directive, .. } => {
                 // A stream that just closed reports itself as detached.

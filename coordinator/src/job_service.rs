@@ -40,10 +40,8 @@ impl JobService for Jobs {
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let after = request.into_inner().after_id;
-        let watch = self
-            .ask(|answer| Input::Watch { after, answer })
-            .await?
-            .map_err(Status::internal)?;
+        let watch =
+            self.ask(|answer| Input::Watch { after, answer }).await?.map_err(Status::internal)?;
         let seen = watch.past.last().map_or(after, |event| event.id);
         let past = tokio_stream::iter(watch.past.into_iter().map(|event| Ok(wire(event))));
         let coming = BroadcastStream::new(watch.coming).filter_map(move |event| match event {
@@ -64,7 +62,7 @@ impl JobService for Jobs {
             reason if reason.is_empty() => "asked by a user".to_owned(),
             reason => reason,
         };
-        self.queue(Input::Event(Event::Drain { reason }))?;
+        self.queue(Event::Drain { reason }.into())?;
         Ok(Response::new(v1::DrainResponse {}))
     }
 
@@ -82,7 +80,7 @@ impl JobService for Jobs {
         &self,
         _request: Request<v1::StopRequest>,
     ) -> Result<Response<v1::StopResponse>, Status> {
-        self.queue(Input::Event(Event::Stop))?;
+        self.queue(Event::Stop.into())?;
         Ok(Response::new(v1::StopResponse {}))
     }
 

@@ -42,7 +42,8 @@ impl Journal {
         write.open_table(EVENTS).with_context(context)?;
         write.commit().with_context(context)?;
         let records: Vec<(u64, Record)> = read_from(&database, RECORDS, 0).with_context(context)?;
-        let events: Vec<(u64, LoggedEvent)> = read_from(&database, EVENTS, 0).with_context(context)?;
+        let events: Vec<(u64, LoggedEvent)> =
+            read_from(&database, EVENTS, 0).with_context(context)?;
         let next_record = records.last().map_or(0, |(key, _)| key + 1);
         let next_event = events.last().map_or(1, |(key, _)| key + 1);
         let records = records.into_iter().map(|(_, record)| record).collect();
@@ -91,8 +92,9 @@ fn read_from<T: for<'de> Deserialize<'de>>(
     let mut values = Vec::new();
     for entry in table.range(first..)? {
         let (key, bytes) = entry?;
-        let value = serde_json::from_slice(bytes.value())
-            .with_context(|| format!("entry {} was written by another version of Baton", key.value()))?;
+        let value = serde_json::from_slice(bytes.value()).with_context(|| {
+            format!("entry {} was written by another version of Baton", key.value())
+        })?;
         values.push((key.value(), value));
     }
     Ok(values)

@@ -26,7 +26,8 @@ impl Nodes {
     }
 }
 
-type Outgoing = std::pin::Pin<Box<dyn Stream<Item = Result<v1::CoordinatorMessage, Status>> + Send>>;
+type Outgoing =
+    std::pin::Pin<Box<dyn Stream<Item = Result<v1::CoordinatorMessage, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl NodeService for Nodes {
@@ -37,7 +38,8 @@ impl NodeService for Nodes {
         request: Request<Streaming<v1::AgentMessage>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
         let mut incoming = request.into_inner();
-        let first = incoming.message().await?.ok_or_else(|| Status::invalid_argument("no hello"))?;
+        let first =
+            incoming.message().await?.ok_or_else(|| Status::invalid_argument("no hello"))?;
         if let Some(v1::agent_message::Message::Hello(hello)) = &first.message {
             baton_proto::check_version(hello)
                 .map_err(|error| Status::failed_precondition(error.to_string()))?;
@@ -49,7 +51,7 @@ impl NodeService for Nodes {
         let node = hello.node.clone();
         let (outbox, directives) = mpsc::unbounded_channel();
         self.queue(Input::Opened { attachment, outbox })?;
-        self.queue(Input::Event(Event::Attached { attachment, hello }))?;
+        self.queue(Event::Attached { attachment, hello }.into())?;
 
         let job = self.job.clone();
         tokio::spawn(async move {
@@ -57,7 +59,7 @@ impl NodeService for Nodes {
                 match Report::try_from(message) {
                     Ok(report) => {
                         let node = node.clone();
-                        job.send(Input::Event(Event::Reported { node, attachment, report }));
+                        job.send(Event::Reported { node, attachment, report }.into());
                     }
                     Err(error) => {
                         tracing::warn!(%node, %error, "malformed message");
@@ -65,16 +67,17 @@ impl NodeService for Nodes {
                     }
                 }
             }
-            job.send(Input::Event(Event::Detached { node, attachment }));
+            job.send(Event::Detached { node, attachment }.into());
         });
 
         let welcome = v1::CoordinatorMessage {
             message: Some(v1::coordinator_message::Message::Welcome((*self.welcome).clone())),
         };
-        let directives = UnboundedReceiverStream::new(directives).map(|directive| match directive {
-            Ok(directive) => Ok(directive.into()),
-            Err(reason) => Err(Status::failed_precondition(reason)),
-        });
+        let directives =
+            UnboundedReceiverStream::new(directives).map(|directive| match directive {
+                Ok(directive) => Ok(directive.into()),
+                Err(reason) => Err(Status::failed_precondition(reason)),
+            });
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(welcome)).chain(directives))))
     }
 }

@@ -198,8 +198,7 @@ fn set_aside(path: &Path) -> Result<(), Failure> {
         .map(|n| path.with_file_name(format!("journal-{n}.redb")))
         .find(|kept| !kept.exists())
         .unwrap_or_else(|| path.with_extension("old"));
-    fs::rename(path, &kept)
-        .map_err(|error| bad_input(format!("{}: {error}", path.display())))
+    fs::rename(path, &kept).map_err(|error| bad_input(format!("{}: {error}", path.display())))
 }
 
 fn store_location(spec: &JobSpec, run_dir: &Path) -> String {

@@ -105,7 +105,12 @@ impl Cluster {
         let endpoint = self.run_dir().join("coordinator.json");
         let _ = fs::remove_file(&endpoint);
         let mut command = Command::new(binary("baton-coordinator"));
-        command.arg("serve").arg("--recipe").arg(self.recipe()).arg("--run-dir").arg(self.run_dir());
+        command
+            .arg("serve")
+            .arg("--recipe")
+            .arg(self.recipe())
+            .arg("--run-dir")
+            .arg(self.run_dir());
         command.args(["--linger-seconds", "0.2"]).args(flags);
         if !flags.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
@@ -153,7 +158,8 @@ impl Cluster {
     /// Where the coordinator serves.
     #[must_use]
     pub fn url(&self) -> String {
-        let text = fs::read_to_string(self.run_dir().join("coordinator.json")).expect("an endpoint");
+        let text =
+            fs::read_to_string(self.run_dir().join("coordinator.json")).expect("an endpoint");
         let address = text.split('"').nth(3).expect("an address in it").to_owned();
         format!("http://{address}")
     }
@@ -248,7 +254,8 @@ fn newest_state(location: &str) -> Vec<(String, Vec<f32>)> {
     let store = Store::open_existing(location).expect("a store");
     let newest = store.list().expect("a listing").into_iter().next().expect("a checkpoint");
     let EntryState::Whole(manifest) = newest.state else { panic!("{} is damaged", newest.name) };
-    let empty = |region: &baton_checkpoint::RegionInfo| (region.name.clone(), vec![0.0; region.len]);
+    let empty =
+        |region: &baton_checkpoint::RegionInfo| (region.name.clone(), vec![0.0; region.len]);
     let mut state: Vec<(String, Vec<f32>)> = manifest.regions.iter().map(empty).collect();
     store
         .load(&manifest, &mut |name, offset, values| {
@@ -280,7 +287,11 @@ impl Events {
                 if event.kind() == kind {
                     return event;
                 }
-                assert!(event.kind() != Kind::Ended, "no {kind:?} before the end: {}", event.message);
+                assert!(
+                    event.kind() != Kind::Ended,
+                    "no {kind:?} before the end: {}",
+                    event.message
+                );
             }
         };
         tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("no {kind:?} in time"))

@@ -26,7 +26,12 @@ async fn drained_job_says_so_and_the_same_command_continues_it() {
     let reason = "the test wants it".to_owned();
     cluster.client().await.drain(DrainRequest { reason }).await.unwrap();
     let (coordinator, agents) = cluster.finish().await;
-    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("coordinator"));
+    assert_eq!(
+        coordinator.code(),
+        Some(i32::from(exit::DRAINED)),
+        "{}",
+        cluster.log("coordinator")
+    );
     assert_eq!(agents[0].code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
 
     let state = cluster.run_to_the_end(1).await;
@@ -43,7 +48,12 @@ async fn sigterm_to_the_agent_drains_the_job() {
     cluster.events().await.saved_at(1).await;
     baton_tests::terminate(cluster.agent_pid(0));
     let (coordinator, agents) = cluster.finish().await;
-    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("coordinator"));
+    assert_eq!(
+        coordinator.code(),
+        Some(i32::from(exit::DRAINED)),
+        "{}",
+        cluster.log("coordinator")
+    );
     assert_eq!(agents[0].code(), Some(i32::from(exit::DRAINED)));
 }
 
@@ -61,8 +71,10 @@ async fn stopped_job_ends_at_once() {
 
 #[tokio::test]
 async fn status_and_checkpoints_tell_what_goes_on() {
-    let mut cluster =
-        Cluster::new().set("train.epochs=400").set("checkpoint.every_steps=0").set("checkpoint.every_epochs=0");
+    let mut cluster = Cluster::new()
+        .set("train.epochs=400")
+        .set("checkpoint.every_steps=0")
+        .set("checkpoint.every_epochs=0");
     cluster.start_coordinator(&[]).await;
     let refused = cluster.client().await.trigger_checkpoint(TriggerCheckpointRequest {}).await;
     assert_eq!(refused.unwrap_err().code(), tonic::Code::FailedPrecondition);
@@ -104,11 +116,8 @@ async fn health_and_reflection_answer_any_grpc_client() {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
-    let mut responses = reflection
-        .server_reflection_info(tokio_stream::once(request))
-        .await
-        .unwrap()
-        .into_inner();
+    let mut responses =
+        reflection.server_reflection_info(tokio_stream::once(request)).await.unwrap().into_inner();
     let response = responses.next().await.unwrap().unwrap().message_response.unwrap();
     let MessageResponse::ListServicesResponse(services) = response else { panic!("{response:?}") };
     let names: Vec<String> = services.service.into_iter().map(|service| service.name).collect();

@@ -7,7 +7,8 @@ use baton_tests::{Cluster, kill};
 fn moments(seed: u64, count: usize, most: u64) -> Vec<u64> {
     let mut state = seed;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % most
     };
     let mut moments: Vec<u64> = (0..count).map(|_| next()).collect();
@@ -61,7 +62,12 @@ async fn everything_killed_at_three_moments_resumes_from_the_newest_checkpoint()
             events.next_of(Kind::TrainingStarted).await;
         }
         let started = events.next_of(Kind::TrainingStarted).await;
-        assert_eq!(started.message.contains("from checkpoint step-"), life > 0, "{}", started.message);
+        assert_eq!(
+            started.message.contains("from checkpoint step-"),
+            life > 0,
+            "{}",
+            started.message
+        );
         events.saved_at(step).await;
         cluster.kill_coordinator();
         cluster.kill_agent(0).await;
@@ -120,7 +126,8 @@ async fn killed_coordinator_comes_back_and_training_has_not_paused() {
 async fn lost_node_is_given_up_and_the_rest_goes_on() {
     let undisturbed = Cluster::new().run_to_the_end(1).await;
 
-    let mut cluster = Cluster::new().set("cluster.min_ranks=1").set("cluster.node_grace_seconds=0.3");
+    let mut cluster =
+        Cluster::new().set("cluster.min_ranks=1").set("cluster.node_grace_seconds=0.3");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("a", 2);
     let mut events = cluster.events().await;

@@ -110,11 +110,8 @@ fn same_as_cpu(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
     };
     let on_gpu = losses(gpu).map_err(text)?;
     let on_cpu = losses(Device::Cpu).map_err(text)?;
-    let worst = on_gpu
-        .iter()
-        .zip(&on_cpu)
-        .map(|(gpu, cpu)| ((gpu - cpu) / cpu).abs())
-        .fold(0.0, f64::max);
+    let worst =
+        on_gpu.iter().zip(&on_cpu).map(|(gpu, cpu)| ((gpu - cpu) / cpu).abs()).fold(0.0, f64::max);
     let detail = format!("losses {on_gpu:.5?} against {on_cpu:.5?}, worst difference {worst:.1e}");
     if worst < 5e-3 { Ok(detail) } else { Err(detail) }
 }

@@ -28,14 +28,17 @@ use clap::{Parser, Subcommand};
 
 /// Runs the ranks of a training job on this machine.
 #[derive(Debug, Parser)]
-#[command(version, after_help = "\
+#[command(
+    version,
+    after_help = "\
 Exit codes: 0 completed, 75 drained (the same command continues), 2 bad input (do not requeue), \
 1 anything else.
 
 Examples:
   baton-worker agent --coordinator http://127.0.0.1:29600 --ranks 2
   baton-worker eval --weights resnet50.safetensors --data assets/digits/digits-val.beton --resolution 32
-  baton-worker bench --arch resnet50 --resolution 64 --batch 16")]
+  baton-worker bench --arch resnet50 --resolution 64 --batch 16"
+)]
 struct Args {
     #[command(subcommand)]
     command: Command,

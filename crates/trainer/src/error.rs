@@ -36,7 +36,9 @@ impl Error {
     pub fn failure(&self) -> Failure {
         let class = match self {
             Self::Data(_) | Self::Mismatch(_) => Class::BadInput,
-            Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => Class::BadInput,
+            Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => {
+                Class::BadInput
+            }
             Self::Learner(_) => Class::Device,
             Self::Collective(_) | Self::Checkpoint(_) | Self::LastSave(_) | Self::Protocol(_) => {
                 Class::Crash

@@ -100,7 +100,11 @@ impl Inputs {
         self.start(&self.val, numbers.map(request))
     }
 
-    fn start(&self, set: &Arc<Dataset>, requests: impl Iterator<Item = Request> + Send + 'static) -> Feed {
+    fn start(
+        &self,
+        set: &Arc<Dataset>,
+        requests: impl Iterator<Item = Request> + Send + 'static,
+    ) -> Feed {
         let data = &self.spec.data;
         let (threads, ahead) = (data.decode_threads as usize, data.prefetch_batches as usize);
         Feed { loader: Loader::start(set.clone(), threads, ahead, requests) }

@@ -15,12 +15,12 @@
 
 mod agree;
 mod controls;
+mod digest;
 mod error;
 mod evaluation;
 mod inputs;
 pub mod learner;
 pub mod linear;
-mod digest;
 mod saving;
 pub mod schedule;
 mod step_loop;

@@ -68,7 +68,11 @@ impl LinearLearner {
     fn pixels(&self, batch: &Batch, index: usize) -> Vec<f32> {
         let image = &batch.images[index * self.features..(index + 1) * self.features];
         let channels = self.mean.iter().zip(&self.std).cycle();
-        image.iter().zip(channels).map(|(pixel, (mean, std))| (f32::from(*pixel) - mean) / std).collect()
+        image
+            .iter()
+            .zip(channels)
+            .map(|(pixel, (mean, std))| (f32::from(*pixel) - mean) / std)
+            .collect()
     }
 
     fn probabilities(&self, pixels: &[f32]) -> Vec<f32> {
@@ -133,12 +137,19 @@ impl Learner for LinearLearner {
         Ok(sums)
     }
 
-    fn update(&mut self, sum: &HostLeaf, _step: Step, lr: f64, _virtual_ranks: u32) -> Result<(), Error> {
+    fn update(
+        &mut self,
+        sum: &HostLeaf,
+        _step: Step,
+        lr: f64,
+        _virtual_ranks: u32,
+    ) -> Result<(), Error> {
         let values = self.weights.iter_mut().zip(&mut self.velocity).zip(&sum.0);
         for ((weight, velocity), gradient) in values {
             let gradient = gradient + self.weight_decay * *weight;
             *velocity = self.momentum * *velocity + gradient;
-            let ahead = if self.nesterov { gradient + self.momentum * *velocity } else { *velocity };
+            let ahead =
+                if self.nesterov { gradient + self.momentum * *velocity } else { *velocity };
             *weight -= lr as f32 * ahead;
         }
         Ok(())

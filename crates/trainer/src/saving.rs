@@ -2,9 +2,15 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use baton_checkpoint::{Manifest, RegionInfo, RegionSlice, Retention, SaveId, ShardEntry, TensorInfo, slice_of};
+use baton_checkpoint::{
+    Manifest, RegionInfo, RegionSlice, Retention, SaveId, ShardEntry, TensorInfo, slice_of,
+};
 use baton_collectives::Collective;
-use baton_job::{Rank, message::{Commit, Restore}, progress::Progress};
+use baton_job::{
+    Rank,
+    message::{Commit, Restore},
+    progress::Progress,
+};
 
 use crate::{Error, Job, Learner, agree::gather, learner::TensorPlace};
 
@@ -43,13 +49,12 @@ fn write_shard<L: Learner>(
     let mut copies = Vec::new();
     for region in learner.regions() {
         let range = slice_of(region.buffer.len(), rank, world_size);
-        let values = region.buffer.narrow(range.clone()).to_host().map_err(|error| error.to_string())?;
+        let values =
+            region.buffer.narrow(range.clone()).to_host().map_err(|error| error.to_string())?;
         copies.push((region.name, values));
     }
-    let slices: Vec<RegionSlice<'_>> = copies
-        .iter()
-        .map(|(name, values)| RegionSlice { name, values })
-        .collect();
+    let slices: Vec<RegionSlice<'_>> =
+        copies.iter().map(|(name, values)| RegionSlice { name, values }).collect();
     job.store.write_shard(id, rank, world_size, &slices).map_err(|error| error.to_string())
 }
 

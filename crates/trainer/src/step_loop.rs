@@ -22,10 +22,10 @@ use baton_job::{
 };
 
 use crate::{
-    Controls, Error, Inputs, Leaf, Learner, Sums, digest,
+    Controls, Error, Inputs, Leaf, Learner, Sums,
     agree::{self, Position},
     controls::Votes,
-    evaluation,
+    digest, evaluation,
     inputs::Feed,
     learner::{self, TAIL},
     saving,
@@ -120,7 +120,8 @@ impl<L: Learner> Trainer<L> {
         loop {
             let votes = match self.agenda().due(&self.position.progress) {
                 Due::Train => {
-                    let (news, votes) = self.train_step(seat, controls, &mut feed, &mut fold, block.len())?;
+                    let (news, votes) =
+                        self.train_step(seat, controls, &mut feed, &mut fold, block.len())?;
                     rate.count(self.agenda().global_batch, feed.waited());
                     if rank == Rank(0) && rate.news_is_due() {
                         tell(RankNews::Stepped(rate.complete(news)));
@@ -158,7 +159,11 @@ impl<L: Learner> Trainer<L> {
         self.job.inputs.agenda()
     }
 
-    fn take_state(&mut self, seat: &mut Seat<'_>, tell: &mut dyn FnMut(RankNews)) -> Result<(), Error> {
+    fn take_state(
+        &mut self,
+        seat: &mut Seat<'_>,
+        tell: &mut dyn FnMut(RankNews),
+    ) -> Result<(), Error> {
         let held = (self.standing == Standing::Whole).then(|| self.position.clone());
         if held.is_none() {
             // From here to the end of this function the memory may hold a part of a state.
@@ -185,7 +190,10 @@ impl<L: Learner> Trainer<L> {
             self.position = plan.agreed.position.clone();
         }
         self.standing = Standing::Whole;
-        tell(RankNews::Started { source: plan.agreed.source, progress: self.position.progress.clone() });
+        tell(RankNews::Started {
+            source: plan.agreed.source,
+            progress: self.position.progress.clone(),
+        });
         Ok(())
     }
 
@@ -205,7 +213,8 @@ impl<L: Learner> Trainer<L> {
         let scale = 1.0 / agenda.next_batch(&self.position.progress) as f32;
         let mut vote = controls.vote();
         for _ in 0..micro_batches {
-            let batch = feed.next()?.ok_or_else(|| Error::Mismatch("the loader ended".to_owned()))?;
+            let batch =
+                feed.next()?.ok_or_else(|| Error::Mismatch("the loader ended".to_owned()))?;
             let mut leaf = match fold.take_buffer() {
                 Some(leaf) => leaf,
                 None => self.learner.new_leaf()?,
@@ -221,8 +230,10 @@ impl<L: Learner> Trainer<L> {
         if spec.precision.determinism == Determinism::Fast {
             add_up(&mut sums, fold)?;
         }
-        let mut parts: Vec<Part<'_>> =
-            sums.iter_mut().map(|(node, leaf)| Part { node: *node, buffer: leaf.buffer() }).collect();
+        let mut parts: Vec<Part<'_>> = sums
+            .iter_mut()
+            .map(|(node, leaf)| Part { node: *node, buffer: leaf.buffer() })
+            .collect();
         seat.collective.all_reduce(virtual_ranks, &mut parts)?;
 
         let lr = self.learning_rate();
@@ -309,7 +320,11 @@ impl<L: Learner> Trainer<L> {
     }
 
     /// Makes sure that leaving now loses nothing.
-    fn ensure_saved(&mut self, seat: &mut Seat<'_>, tell: &mut dyn FnMut(RankNews)) -> Result<(), Error> {
+    fn ensure_saved(
+        &mut self,
+        seat: &mut Seat<'_>,
+        tell: &mut dyn FnMut(RankNews),
+    ) -> Result<(), Error> {
         if self.position.durable == Some(self.position.progress.step) {
             return Ok(());
         }
@@ -360,7 +375,9 @@ impl Rate {
     fn count(&mut self, samples: u64, waited: Duration) {
         let now = Instant::now();
         self.marks.push_back((now, samples, waited));
-        while self.marks.len() > 2 && self.marks.get(1).is_some_and(|(at, ..)| now - *at > Self::WINDOW) {
+        while self.marks.len() > 2
+            && self.marks.get(1).is_some_and(|(at, ..)| now - *at > Self::WINDOW)
+        {
             self.marks.pop_front();
         }
     }

@@ -27,7 +27,12 @@ use crate::{link::Setup, logging};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Where the coordinator serves.
-    #[arg(long, value_name = "URL", env = "BATON_COORDINATOR", default_value = "http://127.0.0.1:29600")]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "BATON_COORDINATOR",
+        default_value = "http://127.0.0.1:29600"
+    )]
     coordinator: String,
     /// Ranks to offer; by default one per GPU, and one on a machine without.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -227,8 +232,8 @@ fn forward_signals(queue: Queue) -> Result<(), Failure> {
         (SignalKind::user_defined1(), "SIGUSR1"),
     ];
     for (kind, name) in kinds {
-        let mut signals =
-            unix::signal(kind).map_err(|error| crash(format!("cannot listen to {name}: {error}")))?;
+        let mut signals = unix::signal(kind)
+            .map_err(|error| crash(format!("cannot listen to {name}: {error}")))?;
         let queue = queue.clone();
         tokio::spawn(async move {
             while signals.recv().await.is_some() {

@@ -2,7 +2,11 @@
 
 use std::{sync::Arc, sync::Mutex, time::Duration};
 
-use baton_job::{exit::Failure, message::{Directive, Report}, session::Event};
+use baton_job::{
+    exit::Failure,
+    message::{Directive, Report},
+    session::Event,
+};
 use baton_proto::v1::{self, node_service_client::NodeServiceClient};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -23,7 +27,9 @@ impl Uplink {
     pub(super) fn new(url: &str, queue: Queue) -> Result<Self, Failure> {
         let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         let endpoint = Endpoint::from_shared(url.clone())
-            .map_err(|error| bad_input(format!("--coordinator {url}: {error}; e.g. http://10.0.0.1:29600")))?
+            .map_err(|error| {
+                bad_input(format!("--coordinator {url}: {error}; e.g. http://10.0.0.1:29600"))
+            })?
             .connect_timeout(Duration::from_secs(3))
             .tcp_nodelay(true)
             .http2_keep_alive_interval(Duration::from_secs(5))

@@ -53,7 +53,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     logging::start();
     follow_parent(args.parent)?;
     let link = socket().map_err(|error| {
-        crash(format!("standard input is no socket ({error}): ranks are started by `baton-worker agent`"))
+        crash(format!(
+            "standard input is no socket ({error}): ranks are started by `baton-worker agent`"
+        ))
     })?;
     let voice = Voice::new(&link)?;
     let trained = train(link, &voice);
@@ -87,9 +89,11 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
         Ok(Some(ToRank::Setup(setup))) => setup,
         other => return Err(crash(format!("expected the setup from the agent, got {other:?}"))),
     };
-    let spec = JobSpec::from_json(&setup.recipe_json).map_err(|error| bad_input(error.to_string()))?;
+    let spec =
+        JobSpec::from_json(&setup.recipe_json).map_err(|error| bad_input(error.to_string()))?;
     let spec = Arc::new(spec);
-    let inbox = Inbox::start(link).map_err(|error| crash(format!("cannot read commands: {error}")))?;
+    let inbox =
+        Inbox::start(link).map_err(|error| crash(format!("cannot read commands: {error}")))?;
     let device = torch::device::open(&spec, LocalRank(setup.local_rank))
         .map_err(|error| Error::from(error).failure())?;
     let job = open_job(&setup, &spec).map_err(|error| error.failure())?;
@@ -104,7 +108,8 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
 }
 
 fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<Job, Error> {
-    let id = setup.job_id.parse().map_err(|_| Error::Mismatch("the job id is no UUID".to_owned()))?;
+    let id =
+        setup.job_id.parse().map_err(|_| Error::Mismatch("the job id is no UUID".to_owned()))?;
     let store = Store::open(&setup.checkpoint_location)?;
     Ok(Job { id: JobId(id), spec: spec.clone(), store, inputs: Inputs::open(spec)? })
 }
@@ -135,11 +140,16 @@ impl RankProcess {
         }
     }
 
-    fn take_part<L: Learner>(&self, trainer: &mut Trainer<L>, orders: &Orders) -> Result<(), Error> {
+    fn take_part<L: Learner>(
+        &self,
+        trainer: &mut Trainer<L>,
+        orders: &Orders,
+    ) -> Result<(), Error> {
         let (generation, rank) = (orders.generation, orders.rank);
         info!(%generation, %rank, world_size = orders.world_size, "joining");
         let listener = tcp::Listener::bind(&self.setup.host)?;
-        let ready = RankNews::Ready { address: listener.address().to_owned(), step: trainer.step() };
+        let ready =
+            RankNews::Ready { address: listener.address().to_owned(), step: trainer.step() };
         self.voice.say(generation, ready);
         // None: a newer generation came first.
         let Some(peers) = self.inbox.wait_for_begin(generation) else {
@@ -188,7 +198,8 @@ impl RankProcess {
                 Ok(Box::new(NcclCollective::connect(Box::new(tcp), ordinal, options)?))
             }
             (true, None) => Err(Error::Mismatch(
-                "cluster.collective = nccl needs GPUs: set it to tcp, or cluster.device to cuda".to_owned(),
+                "cluster.collective = nccl needs GPUs: set it to tcp, or cluster.device to cuda"
+                    .to_owned(),
             )),
         }
     }

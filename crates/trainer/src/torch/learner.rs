@@ -49,7 +49,7 @@ pub struct TorchLearner {
     running_views: Vec<Tensor>,
 }
 
-/// Batch statistics, gradient and tail in one tensor; see [`flat`](super::flat) for the order.
+/// Batch statistics, gradient and tail, in this order, in one tensor.
 #[derive(Debug)]
 pub struct TorchLeaf {
     flat: Tensor,

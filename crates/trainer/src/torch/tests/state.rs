@@ -143,7 +143,7 @@ fn weights_of_another_network_are_refused_with_every_reason() {
     let mut learner = learner(&[]);
     let before = state(&mut learner);
     let file = export(&learner, |tensors| {
-        tensors.remove(0);
+        drop(tensors.remove(0));
         tensors.last_mut().unwrap().1 = Tensor::from_slice(&[1.0_f32, 2.0]);
         tensors.push(("head.weight".to_owned(), Tensor::from(0.0_f32)));
     });
