@@ -1,5 +1,12 @@
 //! Bad input gets one clear line, exit code 2, and loses nothing.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a failed test may say so loudly"
+)]
+
 use std::{fs, net::TcpListener, path::Path, process::Command};
 
 use baton_job::exit;

@@ -1,5 +1,12 @@
 //! Looking at a job and steering it.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a failed test may say so loudly"
+)]
+
 use baton_job::exit;
 use baton_proto::v1::{
     DrainRequest, ListCheckpointsRequest, StopRequest, TriggerCheckpointRequest,

@@ -1,5 +1,12 @@
 //! Whatever is killed, the job ends with the bits of an undisturbed run.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a failed test may say so loudly"
+)]
+
 use baton_proto::v1::watch_events_response::Kind;
 use baton_tests::{Cluster, kill};
 
@@ -141,4 +148,37 @@ async fn lost_node_is_given_up_and_the_rest_goes_on() {
 
     assert!(coordinator.success(), "{}", cluster.log("coordinator"));
     assert!(cluster.newest_state() == undisturbed);
+}
+
+#[tokio::test]
+async fn resnet_ends_with_the_same_bits_for_every_number_of_ranks_and_through_a_kill() {
+    // A few steps of the smallest ResNet; the 360 validation digits are its training set.
+    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/digits/digits-val.beton");
+    let resnet = || {
+        Cluster::new()
+            .set("model.arch=resnet18")
+            .set("train.resolution=32")
+            .set("train.epochs=2")
+            .set("train.global_batch=72")
+            .set(&format!("data.train={digits}"))
+            .set("schedule.peak_lr=0.05")
+            .set("evaluation.every_epochs=2")
+            .set("checkpoint.every_steps=3")
+    };
+    let one = resnet().run_to_the_end(1).await;
+    for ranks in [2, 4] {
+        assert!(resnet().run_to_the_end(ranks).await == one, "{ranks} ranks differ from one");
+    }
+
+    let mut cluster = resnet();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.saved_at(3).await;
+    kill(cluster.rank_pids(0)[1]);
+    events.next_of(Kind::RankFailed).await;
+    let (coordinator, _) = cluster.finish().await;
+
+    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    assert!(cluster.newest_state() == one);
 }

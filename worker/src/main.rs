@@ -5,7 +5,7 @@
 //! | `agent` | one per node: spawns, watches and stops ranks; rules in `baton_job::session` ([`agent`]) |
 //! | `rank` | one per GPU, started by the agent only ([`rank`]) |
 //! | `eval` | accuracy of exported weights or a checkpoint ([`eval`]) |
-//! | `bench` | seconds per training step ([`bench`]) |
+//! | `bench` | seconds per training step ([`mod@bench`]) |
 //! | `gpu-check` | proof of the GPU path on a GPU machine ([`gpu_check`]) |
 //!
 //! Agent and rank speak the frames of [`link`] over a socket pair: it is the rank's standard input, so
