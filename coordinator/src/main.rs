@@ -33,8 +33,8 @@ enum Command {
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 completed, or told to quit; 75 drained (the same command continues); 2 bad input (do \
-not requeue); 1 anything else.
+Exit codes: 0 completed, or told to quit; 75 drained (the same command continues); 3 stopped by a \
+user; 2 bad input (do not requeue); 1 anything else.
 
 Example:
   baton-coordinator serve --recipe recipes/digits_cpu.toml --run-dir runs/digits_cpu";

@@ -72,7 +72,7 @@ async fn stopped_job_ends_at_once() {
     cluster.events().await.saved_at(1).await;
     cluster.client().await.stop(StopRequest {}).await.unwrap();
     let (coordinator, _) = cluster.finish().await;
-    assert_eq!(coordinator.code(), Some(i32::from(exit::FAILED)));
+    assert_eq!(coordinator.code(), Some(i32::from(exit::STOPPED)));
     assert!(cluster.log("coordinator").contains("stopped on request"));
 }
 

@@ -31,8 +31,8 @@ use clap::{Parser, Subcommand};
 #[command(
     version,
     after_help = "\
-Exit codes: 0 completed, 75 drained (the same command continues), 2 bad input (do not requeue), \
-1 anything else.
+Exit codes: 0 completed, 75 drained (the same command continues), 3 stopped by a user, 2 bad input \
+(do not requeue), 1 anything else.
 
 Examples:
   baton-worker agent --coordinator http://127.0.0.1:29600 --ranks 2

@@ -10,6 +10,8 @@ pub const OK: u8 = 0;
 pub const FAILED: u8 = 1;
 /// Exit code for bad input: a recipe, a file or a flag. A scheduler must not requeue.
 pub const BAD_INPUT: u8 = 2;
+/// Exit code after `baton stop`: somebody wanted the end, so a supervisor must not restart it.
+pub const STOPPED: u8 = 3;
 /// Exit code after a drain: state is saved, the same command continues (BSD's `EX_TEMPFAIL`).
 pub const DRAINED: u8 = 75;
 
@@ -75,7 +77,7 @@ impl Outcome {
         match self {
             Self::Completed => OK,
             Self::Drained { .. } => DRAINED,
-            Self::Stopped => FAILED,
+            Self::Stopped => STOPPED,
             Self::Failed { failure } if failure.class.is_retriable() => FAILED,
             Self::Failed { .. } => BAD_INPUT,
         }

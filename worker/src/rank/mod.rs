@@ -22,7 +22,7 @@ use baton_job::{
     exit::{Class, Failure},
     ids::LocalRank,
     message::{RankNews, RankSays},
-    spec::{Arch, CollectiveKind},
+    spec::{Arch, CollectiveKind, Determinism},
 };
 use baton_trainer::{
     Build, Error, Inputs, Job, Learner, Seat, Trainer,
@@ -183,7 +183,9 @@ impl RankProcess {
             _ => None,
         };
         let nccl = match cluster.collective {
-            CollectiveKind::Auto => gpu.is_some(),
+            CollectiveKind::Auto => {
+                gpu.is_some() && self.spec.precision.determinism == Determinism::Fast
+            }
             CollectiveKind::Tcp => false,
             CollectiveKind::Nccl => true,
         };

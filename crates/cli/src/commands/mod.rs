@@ -33,8 +33,9 @@ http://127.0.0.1:29600.
 
 Exit codes:
   0    all went well; for `baton up`: every epoch is done
-  1    failed for a reason that another try may cure, or stopped
+  1    failed for a reason that another try may cure
   2    bad input: a recipe, a file, a flag; do not try the same again
+  3    `baton up`: stopped by `baton stop`, without a save
   75   `baton up`: saved and stopped; the same command goes on
   130  `baton up`: stopped at once by a second Ctrl-C";
 

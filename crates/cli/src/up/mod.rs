@@ -47,7 +47,7 @@ Examples:
   baton up recipes/digits_cpu.toml --listen 127.0.0.1:0     beside another job
 
 Ctrl-C saves after the current step and stops; a second one stops at once.
-Exit codes: 0 completed, 75 saved and stopped, 2 bad input, 1 failed, 130 stopped at once.")]
+Exit codes: 0 completed, 75 saved and stopped, 3 stopped by `baton stop`, 2 bad input, 1 failed, 130 stopped at once.")]
 pub(crate) struct Args {
     /// The job
     #[arg(value_name = "RECIPE")]

@@ -103,3 +103,9 @@ fn recipe_hash_ignores_where_it_runs_and_sees_what_it_computes() {
     assert_ne!(hash("seed=1"), base);
     assert_ne!(hash("train.virtual_ranks=4"), base);
 }
+
+#[test]
+fn strict_order_over_nccl_is_refused_with_both_ways_out() {
+    let error = refused(&["cluster.collective=nccl"]);
+    assert!(error.contains("determinism") && error.contains("auto"), "{error}");
+}

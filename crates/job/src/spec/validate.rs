@@ -2,7 +2,9 @@
 
 use std::fmt::Display;
 
-use super::{Arch, Compute, JobSpec, Optimizer, Order, Schedule, Violation};
+use super::{
+    Arch, CollectiveKind, Compute, Determinism, JobSpec, Optimizer, Order, Schedule, Violation,
+};
 
 /// Every rule that `spec` breaks.
 pub(super) fn violations(spec: &JobSpec) -> Vec<Violation> {
@@ -258,6 +260,14 @@ fn cluster(spec: &JobSpec, rules: &mut Rules) {
         "cluster.threads_per_rank",
         cluster.threads_per_rank,
         "must be 1..1024",
+    );
+    let strict = spec.precision.determinism == Determinism::Strict;
+    rules.check(
+        !(strict && cluster.collective == CollectiveKind::Nccl),
+        "cluster.collective",
+        "nccl",
+        "adds in an order of its own: set precision.determinism = \"fast\", or leave it to auto, which \
+         keeps the strict order over TCP",
     );
     for (field, seconds) in [
         ("cluster.node_grace_seconds", cluster.node_grace_seconds),
