@@ -185,9 +185,17 @@ fn open_log(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-/// The last line that begins with `error: `, without that beginning.
+/// The last line that begins with `error: `, without that beginning; or what the dynamic loader says
+/// of a library it does not find, with the remedy it does not know.
 fn last_error_in(text: &str) -> Option<String> {
-    text.lines().rev().find_map(|line| line.strip_prefix("error: ")).map(str::to_owned)
+    text.lines().rev().find_map(|line| {
+        match line.split_once("error while loading shared libraries: ") {
+            Some((_, library)) => {
+                Some(format!("{library}: run `make setup`, or set LD_LIBRARY_PATH"))
+            }
+            None => line.strip_prefix("error: ").map(str::to_owned),
+        }
+    })
 }
 
 #[cfg(test)]
@@ -235,6 +243,12 @@ mod tests {
 
     #[test]
     fn the_last_error_line_is_found_among_other_lines() {
+        let unloaded =
+            "baton-worker: error while loading shared libraries: libtorch_cpu.so: cannot open";
+        assert_eq!(
+            last_error_in(unloaded).as_deref(),
+            Some("libtorch_cpu.so: cannot open: run `make setup`, or set LD_LIBRARY_PATH")
+        );
         let log = "INFO serving\nerror: first\nWARN no error: here\nerror: second\nINFO bye\n";
         assert_eq!(last_error_in(log).as_deref(), Some("second"));
         assert_eq!(last_error_in("INFO all is well\n"), None);

@@ -26,9 +26,13 @@ pub(super) fn after_coordinator(exit: Exit, has_served: bool) -> Next {
     }
 }
 
+/// What the dynamic loader exits with when it does not find a library.
+const NOT_LOADED: i32 = 127;
+
 /// The agent ended. Exit code 75 means that it was told to go while the coordinator was away.
 pub(super) fn after_agent(exit: Exit) -> Next {
     match exit {
+        Exit::Code(NOT_LOADED) => Next::GiveUp,
         Exit::Code(code) if code == i32::from(BAD_INPUT) => Next::GiveUp,
         Exit::Code(code) if code == i32::from(DRAINED) => Next::Drained,
         Exit::Code(_) | Exit::Signal(_) => Next::Restart,
@@ -60,6 +64,7 @@ mod tests {
     fn bad_input_is_never_tried_again() {
         assert_eq!(after_coordinator(Exit::Code(2), true), Next::GiveUp);
         assert_eq!(after_agent(Exit::Code(2)), Next::GiveUp);
+        assert_eq!(after_agent(Exit::Code(127)), Next::GiveUp, "libtorch is missing");
     }
 
     #[test]
