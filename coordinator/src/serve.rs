@@ -45,7 +45,8 @@ pub(crate) struct Args {
     /// Folder of this run: journal, logs and, unless the recipe says otherwise, checkpoints.
     #[arg(long, value_name = "DIR")]
     run_dir: PathBuf,
-    /// Address to serve on; port 0 takes a free one, written to coordinator.json in the run folder.
+    /// Address to serve on; port 0 takes a free one. It is printed, and written to coordinator.json in
+    /// the run folder.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:29600")]
     listen: SocketAddr,
     /// Serve on an address that other machines reach, without encryption or passwords.
@@ -108,6 +109,7 @@ async fn serve(args: &Args, spec: JobSpec) -> Result<Option<Outcome>, Failure> {
         .map_err(|error| crash(format!("cannot start a thread: {error}")))?;
     let _endpoint =
         EndpointFile::write(&args.run_dir, address).map_err(|error| crash(format!("{error:#}")))?;
+    say_where(address);
     let spec = Arc::new(spec);
     let welcome = v1::Welcome {
         job_id: job_id.to_string(),
@@ -273,6 +275,12 @@ async fn told_to_quit() -> std::io::Result<()> {
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+/// For whoever started this with port 0: the one line on standard output.
+#[allow(clippy::print_stdout, reason = "the address is this command's output")]
+fn say_where(address: SocketAddr) {
+    println!("{address}");
 }
 
 fn start_logging(format: LogFormat) {

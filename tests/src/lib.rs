@@ -15,7 +15,7 @@ mod processes;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -25,13 +25,17 @@ use baton_proto::v1::{
     job_service_client::JobServiceClient, watch_events_response::Kind,
 };
 use tempfile::TempDir;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::{Child, Command},
+};
 use tokio_stream::StreamExt;
 use tonic::{
     Streaming,
     transport::{Channel, Endpoint},
 };
 
-pub use processes::{binary, children, is_alive, kill, terminate};
+pub use processes::{Ending, binary, children, kill, terminate};
 
 /// Longest wait for any single thing. Generous, because test machines are shared; it only matters when
 /// something is broken.
@@ -61,6 +65,7 @@ pub struct Cluster {
     overrides: Vec<String>,
     coordinator: Option<Child>,
     agents: Vec<Child>,
+    url: String,
 }
 
 impl Default for Cluster {
@@ -78,7 +83,13 @@ impl Cluster {
         let digits = digits.canonicalize().expect("assets/digits");
         let recipe = RECIPE.replace("DIGITS", &digits.display().to_string());
         fs::write(folder.path().join("recipe.toml"), recipe).expect("the recipe is written");
-        Self { folder, overrides: Vec::new(), coordinator: None, agents: Vec::new() }
+        Self {
+            folder,
+            overrides: Vec::new(),
+            coordinator: None,
+            agents: Vec::new(),
+            url: String::new(),
+        }
     }
 
     /// Changes one value of the recipe for everything started from here on.
@@ -102,8 +113,6 @@ impl Cluster {
 
     /// Starts a coordinator and waits until it serves.
     pub async fn start_coordinator(&mut self, flags: &[&str]) {
-        let endpoint = self.run_dir().join("coordinator.json");
-        let _ = fs::remove_file(&endpoint);
         let mut command = Command::new(binary("baton-coordinator"));
         command
             .arg("serve")
@@ -118,13 +127,12 @@ impl Cluster {
         for entry in &self.overrides {
             command.args(["--set", entry]);
         }
-        let mut child = self.logged(&mut command, "coordinator").spawn().expect("a coordinator");
-        until("the coordinator serves", || {
-            let ended = child.try_wait().expect("its state can be read");
-            assert!(ended.is_none(), "the coordinator ended:\n{}", self.log("coordinator"));
-            endpoint.exists()
-        })
-        .await;
+        let command = self.logged(&mut command, "coordinator").stdout(Stdio::piped());
+        let mut child = command.spawn().expect("a coordinator");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let line = in_time("the coordinator serves", lines.next_line()).await.expect("its output");
+        let address = line.unwrap_or_else(|| panic!("it ended:\n{}", self.log("coordinator")));
+        self.url = format!("http://{address}");
         self.coordinator = Some(child);
     }
 
@@ -145,7 +153,8 @@ impl Cluster {
             .append(true)
             .open(logs.join(format!("{name}.log")))
             .expect("a log file");
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("its clone")).stderr(log)
+        let same = log.try_clone().expect("its clone");
+        command.stdin(Stdio::null()).stdout(same).stderr(log).kill_on_drop(true)
     }
 
     /// What a process wrote to its log.
@@ -158,10 +167,7 @@ impl Cluster {
     /// Where the coordinator serves.
     #[must_use]
     pub fn url(&self) -> String {
-        let text =
-            fs::read_to_string(self.run_dir().join("coordinator.json")).expect("an endpoint");
-        let address = text.split('"').nth(3).expect("an address in it").to_owned();
-        format!("http://{address}")
+        self.url.clone()
     }
 
     /// A connection to the coordinator.
@@ -191,13 +197,13 @@ impl Cluster {
     /// Process id of the coordinator.
     #[must_use]
     pub fn coordinator_pid(&self) -> u32 {
-        self.coordinator.as_ref().expect("a coordinator").id()
+        self.coordinator.as_ref().and_then(Child::id).expect("a coordinator")
     }
 
     /// Process id of an agent.
     #[must_use]
     pub fn agent_pid(&self, index: usize) -> u32 {
-        self.agents[index].id()
+        self.agents[index].id().expect("an agent")
     }
 
     /// Process ids of an agent's ranks.
@@ -207,29 +213,30 @@ impl Cluster {
     }
 
     /// Kills the coordinator with SIGKILL.
-    pub fn kill_coordinator(&mut self) {
+    pub async fn kill_coordinator(&mut self) {
         let mut child = self.coordinator.take().expect("a coordinator");
-        child.kill().expect("it can be killed");
-        child.wait().expect("it ends");
+        in_time("the coordinator ends", child.kill()).await.expect("it can be killed");
     }
 
     /// Kills an agent with SIGKILL and waits until its ranks are gone too.
     pub async fn kill_agent(&mut self, index: usize) {
-        let ranks = self.rank_pids(index);
+        let ranks: Vec<_> = self.rank_pids(index).into_iter().map(Ending::of).collect();
         let mut child = self.agents.remove(index);
-        child.kill().expect("it can be killed");
-        child.wait().expect("it ends");
-        until("no rank outlives its agent", || !ranks.iter().any(|pid| is_alive(*pid))).await;
+        in_time("the agent ends", child.kill()).await.expect("it can be killed");
+        for rank in ranks {
+            in_time("no rank outlives its agent", rank.wait()).await;
+        }
     }
 
     /// Waits for everything to end; the exit statuses of coordinator and agents.
     pub async fn finish(&mut self) -> (ExitStatus, Vec<ExitStatus>) {
         let mut agents = Vec::new();
         for mut child in std::mem::take(&mut self.agents) {
-            agents.push(wait("an agent", &mut child).await);
+            agents.push(in_time("an agent ends", child.wait()).await.expect("its status"));
         }
         let mut child = self.coordinator.take().expect("a coordinator");
-        (wait("the coordinator", &mut child).await, agents)
+        let status = in_time("the coordinator ends", child.wait()).await;
+        (status.expect("its status"), agents)
     }
 
     /// Starts coordinator and one agent with `ranks`, and waits for the end of the job.
@@ -266,15 +273,6 @@ fn newest_state(location: &str) -> Vec<(String, Vec<f32>)> {
     state
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        for child in self.agents.iter_mut().chain(&mut self.coordinator) {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
 /// The events of a job.
 pub struct Events(Streaming<WatchEventsResponse>);
 
@@ -294,7 +292,7 @@ impl Events {
                 );
             }
         };
-        tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("no {kind:?} in time"))
+        in_time(&format!("{kind:?}"), wait).await
     }
 
     /// Waits for a checkpoint at or after a step.
@@ -308,26 +306,11 @@ impl Events {
     }
 }
 
-/// Yields until `is_so`.
+/// What `future` comes to.
 ///
 /// # Panics
 /// After [`PATIENCE`].
-pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let wait = async {
-        while !is_so() {
-            // Files and foreign processes send no word; look again a moment later.
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("not in time: {what}"));
-}
-
-async fn wait(what: &str, child: &mut Child) -> ExitStatus {
-    let mut status = None;
-    until(&format!("{what} ends"), || {
-        status = child.try_wait().expect("its state can be read");
-        status.is_some()
-    })
-    .await;
-    status.expect("just seen")
+pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let result = tokio::time::timeout(PATIENCE, future).await;
+    result.unwrap_or_else(|_| panic!("not in time: {what}"))
 }

@@ -1,8 +1,11 @@
 //! Looking at and killing processes by their ids.
 
-use std::{fs, path::PathBuf};
+use std::{fs, os::fd::OwnedFd, path::PathBuf};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
+};
 
 /// One of the workspace's binaries, beside this test in the target folder.
 #[must_use]
@@ -21,22 +24,36 @@ pub fn children(pid: u32) -> Vec<u32> {
     text.split_whitespace().filter_map(|id| id.parse().ok()).collect()
 }
 
-/// Whether a process runs; one that has ended but not been waited for does not.
-#[must_use]
-pub fn is_alive(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
-    state.is_some_and(|state| !matches!(state, "Z" | "X"))
+/// The end of a process that is not our child.
+pub struct Ending(OwnedFd);
+
+impl Ending {
+    /// To be made while the process lives.
+    #[must_use]
+    pub fn of(pid: u32) -> Self {
+        Self(pidfd_open(raw(pid), PidfdFlags::empty()).expect("the process lives"))
+    }
+
+    /// Waits for it.
+    pub async fn wait(self) {
+        let wait = move || {
+            // A pidfd becomes readable when its process ends.
+            poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None).expect("its end");
+        };
+        tokio::task::spawn_blocking(wait).await.expect("a thread");
+    }
 }
 
 /// Kills a process with SIGKILL.
 pub fn kill(pid: u32) {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
-    kill_process(pid, Signal::KILL).expect("it can be killed");
+    kill_process(raw(pid), Signal::KILL).expect("it can be killed");
 }
 
 /// Asks a process to end with SIGTERM.
 pub fn terminate(pid: u32) {
-    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id");
-    kill_process(pid, Signal::TERM).expect("it can be signalled");
+    kill_process(raw(pid), Signal::TERM).expect("it can be signalled");
+}
+
+fn raw(pid: u32) -> Pid {
+    i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id")
 }

@@ -76,7 +76,7 @@ async fn everything_killed_at_three_moments_resumes_from_the_newest_checkpoint()
             started.message
         );
         events.saved_at(step).await;
-        cluster.kill_coordinator();
+        cluster.kill_coordinator().await;
         cluster.kill_agent(0).await;
     }
     let state = cluster.run_to_the_end(4).await;
@@ -111,7 +111,7 @@ async fn killed_coordinator_comes_back_and_training_has_not_paused() {
     let ranks = cluster.rank_pids(0);
     let before = cluster.status().await;
     let url = cluster.url();
-    cluster.kill_coordinator();
+    cluster.kill_coordinator().await;
     let port = url.rsplit(':').next().unwrap().to_owned();
     // The agent looks for it where it was.
     cluster.start_coordinator(&["--listen", &format!("127.0.0.1:{port}")]).await;

@@ -12,8 +12,9 @@ use std::ops::Range;
 use baton_job::{Step, spec};
 use tch::{Device, Kind, Tensor};
 
-/// Values per block on a CPU: 256 KiB per buffer.
-const CPU_BLOCK: i64 = 64 * 1024;
+/// Values per block on a CPU: half a MiB per buffer. SGD on ResNet-50 with one thread takes 36 ms so,
+/// and 57 ms all at once or in `torch.optim.SGD` (Xeon with 2 MiB of L2; 16 Ki to 256 Ki are alike).
+const CPU_BLOCK: i64 = 128 * 1024;
 
 /// The update rule with its state.
 #[derive(Debug)]

@@ -108,3 +108,21 @@ fn rate_zero_leaves_weights_alone() {
     rule.update(&mut weights, &gradient, Step(0), 0.0).unwrap();
     assert_eq!(values(&weights), [1.0, 2.0]);
 }
+
+#[test]
+fn every_value_of_a_buffer_of_many_blocks_is_updated_once() {
+    let rule = spec::Optimizer::Sgd {
+        momentum: 0.5,
+        nesterov: false,
+        weight_decay: 0.0,
+        decay_norm_and_bias: false,
+    };
+    let len = 300_001;
+    let mut rule = Optimizer::new(&rule, len, 200_000, Device::Cpu).unwrap();
+    let mut weights = Tensor::zeros([len], (Kind::Float, Device::Cpu));
+    let gradient = Tensor::ones([len], (Kind::Float, Device::Cpu));
+    for step in 0..2 {
+        rule.update(&mut weights, &gradient, Step(step), 1.0).unwrap();
+    }
+    assert!(weights.eq(-2.5).all().int64_value(&[]) == 1);
+}
