@@ -34,7 +34,7 @@ pub(crate) struct Position {
 pub(crate) struct Plan {
     pub(crate) agreed: Agreed,
     /// Who gives its state, if anybody has to.
-    giver: Option<Rank>,
+    pub(crate) giver: Option<Rank>,
 }
 
 /// Agrees on where to begin. On rank 0 this may fill `learner` from a checkpoint.
@@ -72,11 +72,11 @@ pub(crate) fn plan<L: Learner>(
 
 /// Moves the state that [`plan`] found to those who lack it.
 pub(crate) fn carry_out<L: Learner>(
-    plan: &Plan,
+    giver: Option<Rank>,
     collective: &mut dyn Collective,
     learner: &mut L,
 ) -> Result<(), Error> {
-    let Some(giver) = plan.giver else { return Ok(()) };
+    let Some(giver) = giver else { return Ok(()) };
     for region in learner.regions() {
         collective.broadcast(giver, region.buffer)?;
     }

@@ -185,10 +185,10 @@ impl<L: Learner> Trainer<L> {
         if behind {
             self.standing = Standing::Torn;
         }
-        agree::carry_out(&plan, seat.collective, &mut self.learner)?;
-        if behind {
-            self.position = plan.agreed.position.clone();
-        }
+        agree::carry_out(plan.giver, seat.collective, &mut self.learner)?;
+        // Also by those who hold the same step: one may have evaluated or saved after it when the others
+        // were lost before they knew, and all must go on with the same thing.
+        self.position = plan.agreed.position;
         self.standing = Standing::Whole;
         tell(RankNews::Started {
             source: plan.agreed.source,
