@@ -55,7 +55,7 @@ pub struct Seat<'a> {
 }
 
 /// Makes a learner as it is before the first step.
-pub type Build<L> = Box<dyn Fn() -> Result<L, learner::Error>>;
+pub type Build<L> = Box<dyn Fn() -> Result<L, learner::Error> + Send>;
 
 /// A rank's model and position; it outlives generations.
 pub struct Trainer<L: Learner> {
@@ -404,5 +404,70 @@ impl Rate {
             loader_wait: (waited_now.saturating_sub(*waited_then).as_secs_f64() / seconds).min(1.0),
             ..news
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_collectives::local;
+    use baton_job::ids::Epoch;
+
+    use super::*;
+    use crate::linear::LinearLearner;
+
+    fn trainer(store: &str) -> Trainer<LinearLearner> {
+        let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
+        let text = format!(
+            r#"
+            name = "loop"
+            model = {{ arch = "linear", num_classes = 10 }}
+            data = {{ train = "{digits}", val = "{digits}" }}
+            train = {{ epochs = 1, global_batch = 90, resolution = 8, virtual_ranks = 2 }}
+            optimizer = {{ kind = "sgd" }}
+            schedule = {{ kind = "constant", lr = 0.1 }}
+            "#
+        );
+        let spec = Arc::new(JobSpec::from_toml(&text, &[]).unwrap());
+        let inputs = Inputs::open(&spec).unwrap();
+        let store = Store::open(store).unwrap();
+        let job = Job {
+            id: JobId("00000000-0000-0000-0000-000000000000".parse().unwrap()),
+            spec: spec.clone(),
+            store,
+            inputs,
+        };
+        Trainer::new(job, Box::new(move || LinearLearner::new(&spec))).unwrap()
+    }
+
+    #[test]
+    fn survivors_of_one_step_go_on_together_though_one_had_evaluated_after_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let location = folder.path().to_str().unwrap();
+        let mut survivors = [trainer(location), trainer(location)];
+        for survivor in &mut survivors {
+            survivor.standing = Standing::Whole;
+            survivor.position.progress.step = Step(4);
+            survivor.position.progress.epoch = Epoch(1);
+        }
+        survivors[1].position.progress.evaluated = Some(Epoch(1));
+        let group = local::group(2, Duration::from_secs(60));
+
+        let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let run = |(mut survivor, mut collective): (Trainer<LinearLearner>, _)| {
+                scope.spawn(move || {
+                    let generation = Generation(2);
+                    let restore = Restore::default();
+                    let collective: &mut local::LocalCollective = &mut collective;
+                    let mut seat = Seat { generation, collective, restore: &restore };
+                    survivor
+                        .run(&mut seat, &Controls::default(), &mut |_| {})
+                        .map_err(|e| e.to_string())
+                })
+            };
+            let threads: Vec<_> = survivors.into_iter().zip(group).map(run).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+
+        assert_eq!(outcomes, [Ok(Outcome::Completed), Ok(Outcome::Completed)]);
     }
 }
