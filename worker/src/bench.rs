@@ -85,12 +85,10 @@ fn made_up_recipe(args: &Args) -> Result<JobSpec, Failure> {
 /// Images and labels that differ from each other and are the same every time.
 pub(crate) fn made_up_batch(samples: u32, resolution: u32) -> Batch {
     let pixels = samples * resolution * resolution * 3;
-    Batch {
-        images: (0..pixels).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect(),
-        labels: (0..i64::from(samples)).map(|i| i * 7 % 10).collect(),
-        samples: (0..u64::from(samples)).collect(),
-        resolution,
-    }
+    let pixels: Vec<u8> =
+        (0..pixels).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let labels = (0..i64::from(samples)).map(|i| i * 7 % 10).collect();
+    Batch::of_images(&pixels, resolution, labels, (0..u64::from(samples)).collect())
 }
 
 #[allow(clippy::print_stdout, reason = "the result is this command's output")]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use baton_data::{Dataset, Loader, Request, View};
+use baton_data::{Dataset, Loader, Options, Request, Source, View};
 use baton_job::{
     JobSpec,
     exit::{Class, Failure},
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 /// Evaluates and prints.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let spec = recipe(args)?;
-    let set = Dataset::open(&args.data, &spec.data.image_field, &spec.data.label_field)
+    let set = Dataset::open(Source::of_recipe(&spec.data, &args.data))
         .and_then(|set| set.check_labels(spec.model.num_classes).map(|()| set))
         .map_err(|error| Error::from(error).failure())?;
     let device = torch::device::open(&spec, LocalRank(0)).map_err(|e| Error::from(e).failure())?;
@@ -58,6 +58,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn evaluate(learner: &mut TorchLearner, set: Dataset, spec: &JobSpec) -> Result<Sums, Error> {
     let view = View::Evaluate {
         resolution: spec.evaluation_resolution(),
+        resize: spec.data.resize,
         crop_ratio: spec.evaluation.crop_ratio,
     };
     let (len, size) = (set.len(), u64::from(spec.evaluation.batch));
@@ -67,7 +68,7 @@ fn evaluate(learner: &mut TorchLearner, set: Dataset, spec: &JobSpec) -> Result<
         view: view.clone(),
     });
     let (threads, ahead) = (spec.data.decode_threads as usize, spec.data.prefetch_batches as usize);
-    let mut loader = Loader::start(set.into(), threads, ahead, requests);
+    let mut loader = Loader::start(set.into(), &Options::new(threads, ahead), requests);
     let bar = ProgressBar::new(len);
     let mut total = Sums::default();
     while let Some(batch) = loader.next().transpose()? {

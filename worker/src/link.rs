@@ -33,6 +33,8 @@ pub(crate) struct Setup {
     pub(crate) checkpoint_location: String,
     /// The rank's number on this node; with GPUs its CUDA device.
     pub(crate) local_rank: u32,
+    /// Ranks that this node can run.
+    pub(crate) local_ranks: u32,
     /// Address on which other ranks reach this node.
     pub(crate) host: String,
 }

@@ -11,20 +11,8 @@
 //! Floating-point sums are taken in OpenCV's order, multiply then add, so that every bit is
 //! OpenCV's. Therefore no sum here may be reordered or fused.
 
+pub use crate::pixels::Pixels;
 use crate::{SampleFault, augment::Crop};
-
-/// Pixels of an image in memory: u8 RGB interleaved.
-#[derive(Clone, Copy, Debug)]
-pub struct Pixels<'a> {
-    /// The first pixel's red comes first; at least `height` rows.
-    pub bytes: &'a [u8],
-    /// Width in pixels.
-    pub width: u32,
-    /// Height in pixels.
-    pub height: u32,
-    /// Bytes from one row to the next, at least `3 * width`.
-    pub row_bytes: usize,
-}
 
 /// Resizes one image after the other. Keeps its tables and rows: no allocation per image once it
 /// has seen the largest.

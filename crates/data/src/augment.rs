@@ -2,7 +2,7 @@
 
 use baton_job::spec::Augment;
 
-use crate::random::Draws;
+use crate::{SampleFault, random::Draws};
 
 /// Tries of the random crop before it settles for the centre.
 const TRIES: usize = 10;
@@ -18,6 +18,22 @@ pub struct Crop {
     pub width: u32,
     /// Number of rows.
     pub height: u32,
+}
+
+impl Crop {
+    /// Makes sure that it is a part of an image, and not empty.
+    pub(crate) fn check_inside(self, width: u32, height: u32) -> Result<(), SampleFault> {
+        let Self { left, top, .. } = self;
+        let is_inside = left.checked_add(self.width).is_some_and(|right| right <= width)
+            && top.checked_add(self.height).is_some_and(|bottom| bottom <= height);
+        if is_inside && self.width > 0 && self.height > 0 {
+            return Ok(());
+        }
+        Err(SampleFault::Resize(format!(
+            "a crop of {}x{} pixels at ({left}, {top}) is not inside {width}x{height}",
+            self.width, self.height
+        )))
+    }
 }
 
 /// Whether an image is seen in a mirror.

@@ -1,16 +1,41 @@
 //! What the loader hands to training: one micro-batch.
 
+use bytes::BytesMut;
+
 /// A decoded micro-batch.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// Pixels, u8, shape (samples, resolution, resolution, 3), RGB.
-    pub images: Vec<u8>,
+    /// What the model sees.
+    pub inputs: Inputs,
     /// Class of each sample, in `0..num_classes`.
     pub labels: Vec<i64>,
     /// Position of each sample in the data set.
     pub samples: Vec<u64>,
-    /// Side of the images in pixels.
-    pub resolution: u32,
+}
+
+/// What the model sees of a batch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Inputs {
+    /// Images.
+    Images {
+        /// Pixels, u8, shape (samples, resolution, resolution, 3), RGB.
+        pixels: BytesMut,
+        /// Side of the images in pixels.
+        resolution: u32,
+    },
+    /// Arrays.
+    Arrays {
+        /// Elements, f32, shape (samples, …).
+        values: Vec<f32>,
+        /// Shape of one sample.
+        shape: Vec<u64>,
+    },
+}
+
+impl Default for Inputs {
+    fn default() -> Self {
+        Self::Images { pixels: BytesMut::new(), resolution: 0 }
+    }
 }
 
 impl Batch {
@@ -24,5 +49,39 @@ impl Batch {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
+    }
+
+    /// Takes one sample out.
+    pub(crate) fn remove(&mut self, position: usize) {
+        let samples = self.len();
+        match &mut self.inputs {
+            Inputs::Images { pixels, .. } => {
+                let each = pixels.len() / samples;
+                pixels.copy_within((position + 1) * each.., position * each);
+                pixels.truncate((samples - 1) * each);
+            }
+            Inputs::Arrays { values, .. } => {
+                let each = values.len() / samples;
+                values.drain(position * each..(position + 1) * each);
+            }
+        }
+        self.labels.remove(position);
+        self.samples.remove(position);
+    }
+
+    /// A batch of images: u8, shape (labels, resolution, resolution, 3), RGB.
+    #[must_use]
+    pub fn of_images(pixels: &[u8], resolution: u32, labels: Vec<i64>, samples: Vec<u64>) -> Self {
+        let inputs = Inputs::Images { pixels: BytesMut::from(pixels), resolution };
+        Self { inputs, labels, samples }
+    }
+
+    /// Pixels and resolution of a batch of images; nothing of another one.
+    #[must_use]
+    pub fn images(&self) -> Option<(&[u8], u32)> {
+        match &self.inputs {
+            Inputs::Images { pixels, resolution } => Some((pixels, *resolution)),
+            Inputs::Arrays { .. } => None,
+        }
     }
 }

@@ -1,28 +1,41 @@
 //! From stored bytes to the pixels of one sample: decode, crop, resize, flip.
 
-use fast_image_resize::{
-    FilterType, ResizeAlg, ResizeOptions, Resizer,
-    images::{TypedCroppedImage, TypedImage, TypedImageRef},
-    pixels::U8x3,
-};
+use baton_job::spec::Resize;
 
 use crate::{
     Error, SampleFault,
+    area::AreaResizer,
     augment::{Crop, Flip},
-    beton::{ImageBytes, Mode},
-    turbojpeg::Decompressor,
+    beton::{Beton, ImageBytes, ImagePlace, Mode},
+    pixels::Pixels,
+    resize::{Resizer, Window},
+    turbojpeg::{Dct, Decompressor, Part},
 };
 
-/// Decodes images one after the other. Keeps its buffers: once it has seen the largest image, only
-/// the resizer's tables of filter weights are allocated per image.
+/// Which part of an image becomes a sample, and how.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Frame {
+    /// What is seen of the image.
+    pub crop: Crop,
+    /// Which way round.
+    pub flip: Flip,
+    /// Side of the sample in pixels.
+    pub resolution: u32,
+    /// How the crop gets that size.
+    pub resize: Resize,
+}
+
+/// Decodes images one after the other, into buffers that it keeps.
 ///
 /// One per thread; it is not `Send`.
 pub struct Decoder {
     jpeg: Decompressor,
-    /// The last JPEG, u8, shape (height, width, 3); longer than needed after a larger one.
+    /// The last image as stored; longer than needed after a larger one.
+    stored: Vec<u8>,
+    /// The pixels of the last JPEG; longer than needed after a larger one.
     rgb: Vec<u8>,
-    resizer: Resizer,
-    resize: ResizeOptions,
+    fast: Resizer,
+    area: AreaResizer,
 }
 
 impl Decoder {
@@ -33,13 +46,10 @@ impl Decoder {
     pub fn new() -> Result<Self, Error> {
         Ok(Self {
             jpeg: Decompressor::new().map_err(Error::Decoder)?,
+            stored: Vec::new(),
             rgb: Vec::new(),
-            resizer: Resizer::new(),
-            // Linear interpolation whose kernel widens with the reduction, so that nothing
-            // aliases: torchvision's `antialias=True`, Pillow's `BILINEAR`.
-            resize: ResizeOptions::new()
-                .resize_alg(ResizeAlg::Convolution(FilterType::Bilinear))
-                .use_alpha(false),
+            fast: Resizer::new(),
+            area: AreaResizer::new(),
         })
     }
 
@@ -49,49 +59,100 @@ impl Decoder {
     /// # Errors
     /// The bytes are no JPEG, a damaged one, one of another size than the row says, or CMYK.
     pub fn decode<'a>(&'a mut self, image: &ImageBytes<'a>) -> Result<&'a [u8], SampleFault> {
-        whole_image(&mut self.jpeg, &mut self.rgb, image)
+        match image.mode {
+            Mode::Raw => Ok(image.bytes),
+            Mode::Jpeg => self.jpeg.decode(image.bytes, image.width, image.height, &mut self.rgb),
+        }
     }
 
-    /// Writes `crop`, resized to a square of `resolution` pixels and flipped, into `out`: u8, shape
+    /// Writes the sample that `frame` shows of an image into `out`: u8, shape
     /// (resolution, resolution, 3), RGB. A crop of that very size is copied, bit by bit.
     ///
-    /// Pixels outside the crop have no influence.
+    /// Of a JPEG only what the crop needs is decoded. If the crop is twice as large as the sample or
+    /// more and the resize is fast, the inverse DCT already reduces it; else pixels outside the crop
+    /// have no influence. With [`Resize::Area`] the pixels are ffcv's own.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode); or the crop is not inside the image, or `out` is too short.
+    /// As [`decode`](Self::decode); or the crop is not inside the image, or `out` is of another size.
     pub fn render(
         &mut self,
         image: &ImageBytes<'_>,
-        crop: Crop,
-        flip: Flip,
-        resolution: u32,
+        frame: &Frame,
         out: &mut [u8],
     ) -> Result<(), SampleFault> {
-        let rgb = whole_image(&mut self.jpeg, &mut self.rgb, image)?;
-        let source = TypedImageRef::<U8x3>::from_buffer(image.width, image.height, rgb)
-            .map_err(resize_fault)?;
-        // A view, not the resizer's own crop option: that one filters across the crop's edges.
-        let Crop { left, top, width, height } = crop;
-        let source =
-            TypedCroppedImage::from_ref(&source, left, top, width, height).map_err(resize_fault)?;
-        let mut target =
-            TypedImage::<U8x3>::from_buffer(resolution, resolution, out).map_err(resize_fault)?;
-        self.resizer.resize_typed(&source, &mut target, &self.resize).map_err(resize_fault)?;
-        if flip == Flip::Mirror {
-            mirror(out, resolution);
+        let Self { jpeg, rgb, fast, area, .. } = self;
+        let &ImageBytes { mode, width, height, bytes } = image;
+        let (pixels, window) = match mode {
+            Mode::Raw => {
+                let pixels = Pixels::new(bytes, width, height).crop(frame.crop)?;
+                (pixels, Window::whole(&pixels))
+            }
+            Mode::Jpeg => {
+                frame.crop.check_inside(width, height)?;
+                jpeg.decode_part(bytes, width, height, &part(frame), rgb)?
+            }
+        };
+        let (side, flip) = (frame.resolution, frame.flip);
+        match frame.resize {
+            Resize::Fast => fast.resize(pixels, window, side, flip, out),
+            Resize::Area => {
+                let Pixels { width, height, .. } = pixels;
+                area.resize(pixels, Crop { left: 0, top: 0, width, height }, side, side, out)?;
+                if flip == Flip::Mirror {
+                    mirror(out, side);
+                }
+                Ok(())
+            }
         }
-        Ok(())
+    }
+
+    /// As [`render`](Self::render), of an image in a file; of a raw one only the rows of the crop are
+    /// read.
+    pub(crate) fn render_stored(
+        &mut self,
+        beton: &Beton,
+        sample: u64,
+        place: &ImagePlace,
+        frame: &Frame,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let mut stored = std::mem::take(&mut self.stored);
+        let &ImagePlace { mode, width, height, len, .. } = place;
+        let (rows, frame) = match mode {
+            Mode::Jpeg => (0..height, *frame),
+            Mode::Raw => {
+                let (top, end) = (frame.crop.top, frame.crop.top + frame.crop.height);
+                (top..end, Frame { crop: Crop { top: 0, ..frame.crop }, ..*frame })
+            }
+        };
+        let part = match mode {
+            Mode::Jpeg => 0..len,
+            Mode::Raw => {
+                let row_bytes = 3 * u64::from(width);
+                row_bytes * u64::from(rows.start)..row_bytes * u64::from(rows.end)
+            }
+        };
+        let height = rows.end - rows.start;
+        let outcome = beton.image_part(sample, place, part, &mut stored).and_then(|bytes| {
+            self.render(&ImageBytes { mode, width, height, bytes }, &frame, out)
+                .map_err(|fault| beton.sample_error(sample, place.start, fault))
+        });
+        self.stored = stored;
+        outcome
     }
 }
 
-fn whole_image<'a>(
-    jpeg: &mut Decompressor,
-    buffer: &'a mut Vec<u8>,
-    image: &ImageBytes<'a>,
-) -> Result<&'a [u8], SampleFault> {
-    match image.mode {
-        Mode::Raw => Ok(image.bytes),
-        Mode::Jpeg => jpeg.decode(image.bytes, image.width, image.height, buffer),
+/// What to decode of a JPEG.
+fn part(frame: &Frame) -> Part {
+    let Crop { width, height, .. } = frame.crop;
+    match frame.resize {
+        Resize::Area => Part { crop: frame.crop, shrink: 1, dct: Dct::Fast },
+        Resize::Fast => {
+            let reduction = width.min(height) / frame.resolution.max(1);
+            // The largest power of two that leaves the resize something to reduce.
+            let shrink = 1 << reduction.clamp(1, 8).ilog2();
+            Part { crop: frame.crop, shrink, dct: Dct::Accurate }
+        }
     }
 }
 
@@ -101,10 +162,6 @@ fn mirror(pixels: &mut [u8], resolution: u32) {
     for row in pixels.chunks_exact_mut((resolution as usize).max(1)) {
         row.reverse();
     }
-}
-
-fn resize_fault(error: impl std::fmt::Display) -> SampleFault {
-    SampleFault::Resize(error.to_string())
 }
 
 #[cfg(test)]
@@ -130,10 +187,14 @@ mod tests {
             .collect()
     }
 
+    fn frame(crop: Crop, flip: Flip, resolution: u32) -> Frame {
+        Frame { crop, flip, resolution, resize: Resize::Fast }
+    }
+
     fn render(image: &ImageBytes<'_>, crop: Crop, flip: Flip, resolution: u32) -> Vec<u8> {
         let mut out = vec![77; (resolution * resolution * 3) as usize];
         let mut decoder = Decoder::new().unwrap();
-        decoder.render(image, crop, flip, resolution, &mut out).unwrap();
+        decoder.render(image, &frame(crop, flip, resolution), &mut out).unwrap();
         out
     }
 
@@ -198,7 +259,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(decoder.decode(&raw(64, 64, &large)).unwrap(), large);
             let mut out = vec![0; 8 * 8 * 3];
-            decoder.render(&jpeg(GREY), whole, Flip::Keep, 8, &mut out).unwrap();
+            decoder.render(&jpeg(GREY), &frame(whole, Flip::Keep, 8), &mut out).unwrap();
             assert_eq!(out, grey);
         }
     }
@@ -255,8 +316,11 @@ mod tests {
         let pixels = [0; 4 * 4 * 3];
         let crop = Crop { left: 2, top: 0, width: 3, height: 4 };
         let mut out = [0; 4 * 4 * 3];
-        let refused =
-            Decoder::new().unwrap().render(&raw(4, 4, &pixels), crop, Flip::Keep, 4, &mut out);
+        let refused = Decoder::new().unwrap().render(
+            &raw(4, 4, &pixels),
+            &frame(crop, Flip::Keep, 4),
+            &mut out,
+        );
         assert!(matches!(refused, Err(SampleFault::Resize(_))));
     }
 }

@@ -27,18 +27,17 @@ pub enum Error {
         fault: FileFault,
     },
     /// One sample cannot be used.
-    #[error("{}: sample {sample}: {fault}", path.display())]
+    #[error("{}: sample {sample}, byte {offset}: {fault}", path.display())]
     Sample {
         /// The file.
         path: PathBuf,
-        /// Position in the data set.
+        /// Position in the file.
         sample: u64,
+        /// Where its value lies in the file, or its row if that is what is wrong.
+        offset: u64,
         /// What is wrong with it.
         fault: SampleFault,
     },
-    /// Recipe validation should have refused this.
-    #[error("data.order = \"quasi_random\" is not implemented: take \"random\" or \"sequential\"")]
-    QuasiRandom,
     /// A decoding thread did not start.
     #[error("cannot start a decoding thread: {0}")]
     Thread(#[source] io::Error),
@@ -48,6 +47,21 @@ pub enum Error {
     /// A bug: a decoding thread panicked. Its message is on stderr.
     #[error("a decoding thread panicked: this is a bug, please report the message above")]
     Panicked,
+}
+
+impl Error {
+    /// Whether it is the fault of one sample's data, so that others may be sound.
+    pub(crate) fn is_of_data(&self) -> bool {
+        match self {
+            Self::Sample { fault, .. } => !matches!(
+                fault,
+                SampleFault::OutOfRange { .. }
+                    | SampleFault::Label { .. }
+                    | SampleFault::Shrunk { .. }
+            ),
+            _ => false,
+        }
+    }
 }
 
 /// What can be wrong with a file as a whole.
@@ -134,7 +148,7 @@ pub enum FileFault {
     },
     /// No field of that name.
     #[error(
-        "no field \"{name}\"; it has {}: set data.image_field and data.label_field",
+        "no field \"{name}\"; it has {}: set data.input_field and data.label_field",
         list(have)
     )]
     MissingField {
@@ -145,16 +159,27 @@ pub enum FileFault {
     },
     /// A field of that name, but of another type.
     #[error(
-        "field \"{name}\" is of type {found:?}, but {wanted:?} is needed: \
-         set data.image_field and data.label_field"
+        "field \"{name}\" is a {}, but a {} is needed: set data.input_field and data.label_field",
+        found.name(),
+        wanted.iter().map(|wanted| wanted.name()).collect::<Vec<_>>().join(" or ")
     )]
     WrongType {
         /// Its name.
         name: String,
         /// Its type.
         found: FieldType,
-        /// The type needed.
-        wanted: FieldType,
+        /// The types that would do.
+        wanted: Vec<FieldType>,
+    },
+    /// An array field whose values cannot be read.
+    #[error(
+        "field \"{name}\" cannot be read: {what}; write the file without it or with another dtype"
+    )]
+    ArrayType {
+        /// Its name.
+        name: String,
+        /// What is wrong, in words.
+        what: String,
     },
 }
 
@@ -200,7 +225,7 @@ pub enum SampleFault {
     },
     /// The image lies outside the data pages.
     #[error(
-        "the image at bytes {start}..{end} lies outside the data pages {least}..{most}: \
+        "its value at bytes {start}..{end} lies outside the data pages {least}..{most}: \
          the file is damaged, copy or write it again"
     )]
     OutsidePages {
@@ -212,6 +237,26 @@ pub enum SampleFault {
         least: u64,
         /// The byte after their last.
         most: u64,
+    },
+    /// The row and the allocation table disagree about a value.
+    #[error(
+        "{stored} bytes are stored where {size} are needed: \
+         the file is damaged, copy or write it again"
+    )]
+    ValueSize {
+        /// Length in the allocation table.
+        stored: u64,
+        /// Length by the row or the field's type.
+        size: u64,
+    },
+    /// It was longer when it was opened.
+    #[error(
+        "the file now ends before byte {end}: it was cut off while in use; \
+         put the whole file back and start again"
+    )]
+    Shrunk {
+        /// The byte after the last one wanted.
+        end: u64,
     },
     /// A raw image of the wrong length.
     #[error(
@@ -254,12 +299,28 @@ pub enum SampleFault {
         /// Height in pixels.
         height: u32,
     },
+    /// The JPEG is far too large.
+    #[error(
+        "{width}x{height} pixels, above the {most} that are decoded: \
+         the file is damaged, or write it with smaller images"
+    )]
+    TooManyPixels {
+        /// Width in pixels.
+        width: u32,
+        /// Height in pixels.
+        height: u32,
+        /// Most pixels allowed.
+        most: u64,
+    },
     /// Four ink channels.
     #[error("the JPEG is CMYK: convert it to RGB when writing the data set")]
     Cmyk,
     /// libjpeg-turbo refuses, or warns of, damaged data.
     #[error("the JPEG does not decode: {0}")]
     Jpeg(String),
+    /// A text that is none.
+    #[error("the JSON text does not parse: {0}")]
+    Json(String),
     /// The resizer refuses.
     #[error("the image does not resize: {0}")]
     Resize(String),

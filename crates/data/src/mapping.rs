@@ -1,27 +1,27 @@
-//! A file as a slice of bytes.
-#![allow(unsafe_code)] // The only way to map a file; see `Mapping::open`.
+//! A part of a file as a slice of bytes.
+#![allow(unsafe_code)] // The only way to map a file; see `Mapping::new`.
 
-use std::{fs::File, ops::Deref, path::Path};
+use std::{fs::File, io, ops::Deref, ops::Range};
 
-use crate::Error;
-
-/// A whole file, mapped read-only. The page cache holds it once for all processes of a machine.
+/// Bytes of a file, mapped read-only. The page cache holds them once for all processes of a machine.
+///
+/// Only what is small and read often is mapped: header, rows and allocation table. Values are read
+/// with `pread`, so that memory does not grow with the part of a file that has been seen, and a file
+/// that is cut off under us is an error instead of a signal.
 #[derive(Debug)]
 pub(crate) struct Mapping(memmap2::Mmap);
 
 impl Mapping {
-    /// Maps the file.
+    /// Maps `range`, which must lie inside the file.
     ///
-    /// Nobody may change or shorten a data set while it is in use: a shortened file ends the
-    /// process with SIGBUS, a changed one gives changed pixels.
-    pub(crate) fn open(path: &Path) -> Result<Self, Error> {
-        let failed =
-            |operation| move |source| Error::Io { operation, path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed("open"))?;
+    /// Nobody may change or shorten a data set while it is in use: shortened to less than its rows, it
+    /// ends the process with SIGBUS; changed, it gives changed samples.
+    pub(crate) fn new(file: &File, range: Range<u64>) -> io::Result<Self> {
+        let mut options = memmap2::MmapOptions::new();
+        options.offset(range.start).len((range.end - range.start) as usize);
         // SAFETY: the mapping is private to this value and read-only. That no other process
         // changes the file underneath cannot be enforced, only asked for (see above).
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(failed("map"))?;
-        Ok(Self(map))
+        unsafe { options.map(file) }.map(Self)
     }
 }
 

@@ -8,11 +8,19 @@
 //! walking for the few numbers from `samples` on: Black & Rogaway, "Ciphers with arbitrary finite
 //! domains", CT-RSA 2002, §4–5. Each round adds to one half a random function of the other, which
 //! is undone by subtracting it, so the whole is a permutation whatever the function.
+//!
+//! Quasi-random order is for data that does not fit into memory. Blocks of samples that lie together
+//! come in a new order every epoch, and the samples of a *window* of consecutive blocks are shuffled
+//! with each other. While a window is visited only its blocks are read, so a node that can hold two
+//! windows reads every block once per epoch: read amplification 1, against samples per block where
+//! samples are visited at random.
+
+use std::sync::Arc;
 
 use baton_job::spec::Order;
 
 use crate::{
-    Error,
+    layout::Layout,
     random::{Draws, Operation},
 };
 
@@ -22,7 +30,43 @@ const ROUNDS: u64 = 8;
 /// The order of all epochs of one data set.
 #[derive(Clone, Debug)]
 pub struct SampleOrder {
+    kind: Order,
+    seed: u64,
+    window: u64,
+    layout: Arc<Layout>,
+}
+
+impl SampleOrder {
+    /// The order of the samples of `layout`. The seed does not matter to [`Order::Sequential`], and
+    /// `window`, the least number of samples shuffled with each other, only to
+    /// [`Order::QuasiRandom`].
+    #[must_use]
+    pub fn new(kind: Order, seed: u64, window: u64, layout: Layout) -> Self {
+        Self { kind, seed, window, layout: Arc::new(layout) }
+    }
+
+    /// The order of one epoch. Costs nothing but for [`Order::QuasiRandom`]: 20 bytes and some hundred
+    /// nanoseconds per block of the layout.
+    #[must_use]
+    pub fn epoch(&self, epoch: u32) -> EpochOrder {
+        let samples = self.layout.samples();
+        let kind = match self.kind {
+            Order::Sequential => Kind::Sequential,
+            Order::Random => Kind::Random(Permutation::new(samples, self.seed)),
+            Order::QuasiRandom => {
+                let windows = Windows::new(&self.layout, self.seed, epoch, self.window);
+                Kind::Quasi(Arc::new(windows), self.layout.clone())
+            }
+        };
+        EpochOrder { kind, epoch, samples }
+    }
+}
+
+/// The order of one epoch.
+#[derive(Clone, Debug)]
+pub struct EpochOrder {
     kind: Kind,
+    epoch: u32,
     samples: u64,
 }
 
@@ -30,33 +74,101 @@ pub struct SampleOrder {
 enum Kind {
     Sequential,
     Random(Permutation),
+    Quasi(Arc<Windows>, Arc<Layout>),
 }
 
-impl SampleOrder {
-    /// The order of `samples` samples. The seed does not matter to [`Order::Sequential`].
-    ///
-    /// # Errors
-    /// [`Order::QuasiRandom`] is not implemented.
-    pub fn new(kind: Order, samples: u64, seed: u64) -> Result<Self, Error> {
-        let kind = match kind {
-            Order::Sequential => Kind::Sequential,
-            Order::Random => Kind::Random(Permutation::new(samples, seed)),
-            Order::QuasiRandom => return Err(Error::QuasiRandom),
-        };
-        Ok(Self { kind, samples })
+impl EpochOrder {
+    /// Which pass over the data it is.
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        self.epoch
     }
 
-    /// The sample at a position of an epoch. Takes well under a microsecond.
+    /// The sample at a position. Takes well under a microsecond.
     ///
     /// # Panics
     /// `position` is not below the number of samples: a bug of the caller.
     #[must_use]
-    pub fn at(&self, epoch: u32, position: u64) -> u64 {
+    pub fn at(&self, position: u64) -> u64 {
         assert!(position < self.samples, "position {position} of {} samples", self.samples);
         match &self.kind {
             Kind::Sequential => position,
-            Kind::Random(permutation) => permutation.at(epoch, position),
+            Kind::Random(permutation) => permutation.at(self.epoch, position),
+            Kind::Quasi(windows, layout) => {
+                let (block, number) = windows.at(self.epoch, position);
+                layout.sample(block, number)
+            }
         }
+    }
+
+    /// The blocks of the layout that hold the samples from a position on, in the order in which they
+    /// are first needed; for random order that is not computed, and all come in their own order.
+    #[must_use]
+    pub fn blocks_from(&self, position: u64) -> Option<Vec<u32>> {
+        match &self.kind {
+            Kind::Quasi(windows, _) => Some(windows.blocks_from(position)),
+            Kind::Sequential | Kind::Random(_) => None,
+        }
+    }
+}
+
+/// The blocks of an epoch in their order, cut into windows.
+#[derive(Debug)]
+struct Windows {
+    /// The blocks in the order of the epoch.
+    blocks: Vec<u32>,
+    /// Position of each one's first sample if there were no shuffling within windows, and behind them
+    /// the number of samples.
+    starts: Vec<u64>,
+    windows: Vec<Span>,
+}
+
+/// A window: consecutive blocks.
+#[derive(Debug)]
+struct Span {
+    /// Its first position.
+    start: u64,
+    /// Shuffles its samples.
+    permutation: Permutation,
+}
+
+impl Windows {
+    fn new(layout: &Layout, seed: u64, epoch: u32, least: u64) -> Self {
+        let count = layout.blocks();
+        let order = Permutation::new(count, seed);
+        let blocks: Vec<u32> = (0..count).map(|number| order.at(epoch, number) as u32).collect();
+        let mut starts = Vec::with_capacity(blocks.len() + 1);
+        let (mut windows, mut end, mut window) = (Vec::new(), 0, 0);
+        for (number, block) in blocks.iter().enumerate() {
+            starts.push(end);
+            end += layout.block_samples(*block);
+            let is_last = number + 1 == blocks.len();
+            if end - window >= least.max(1) || is_last {
+                // A seed of its own, so that windows of one length are shuffled differently.
+                let key = Draws::new(seed, epoch, window, Operation::Window).below(u64::MAX);
+                windows
+                    .push(Span { start: window, permutation: Permutation::new(end - window, key) });
+                window = end;
+            }
+        }
+        starts.push(end);
+        Self { blocks, starts, windows }
+    }
+
+    /// The block of a position, and the number of the sample in it.
+    fn at(&self, epoch: u32, position: u64) -> (u32, u64) {
+        let window = self.windows.partition_point(|window| window.start <= position) - 1;
+        let Span { start, permutation } = &self.windows[window];
+        let shuffled = start + permutation.at(epoch, position - start);
+        let number = self.starts.partition_point(|start| *start <= shuffled) - 1;
+        (self.blocks[number], shuffled - self.starts[number])
+    }
+
+    fn blocks_from(&self, position: u64) -> Vec<u32> {
+        let window = self.windows.partition_point(|window| window.start <= position);
+        let start = self.windows.get(window.saturating_sub(1)).map_or(0, |window| window.start);
+        let first = self.starts.partition_point(|block| *block < start);
+        self.blocks.get(first..).unwrap_or_default().to_vec()
     }
 }
 
@@ -110,128 +222,4 @@ impl Permutation {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn random(samples: u64, seed: u64) -> SampleOrder {
-        SampleOrder::new(Order::Random, samples, seed).unwrap()
-    }
-
-    fn epoch(order: &SampleOrder, epoch: u32) -> Vec<u64> {
-        (0..order.samples).map(|position| order.at(epoch, position)).collect()
-    }
-
-    fn is_permutation(values: &[u64]) -> bool {
-        let mut seen = vec![false; values.len()];
-        values.iter().all(|value| {
-            seen.get_mut(*value as usize).is_some_and(|seen| !std::mem::replace(seen, true))
-        })
-    }
-
-    #[test]
-    fn every_small_number_of_samples_gives_a_permutation() {
-        for samples in 1..=600 {
-            assert!(is_permutation(&epoch(&random(samples, 5), 2)), "{samples} samples");
-        }
-    }
-
-    #[test]
-    fn imagenet_gives_a_permutation() {
-        assert!(is_permutation(&epoch(&random(1_281_167, 42), 17)));
-    }
-
-    #[test]
-    fn the_largest_number_of_samples_stays_in_range() {
-        for samples in [1 << 40, (1 << 62) + 12_345, u64::MAX - 1, u64::MAX] {
-            let order = random(samples, 1);
-            let positions = [0, 1, samples / 3, samples - 1];
-            let visited = positions.map(|position| order.at(0, position));
-            assert!(visited.iter().all(|sample| *sample < samples));
-            for (i, sample) in visited.iter().enumerate() {
-                assert!(!visited[..i].contains(sample), "{samples} samples: {sample} twice");
-            }
-        }
-    }
-
-    #[test]
-    fn sequential_is_the_order_of_the_file_in_every_epoch() {
-        let order = SampleOrder::new(Order::Sequential, 5, 9).unwrap();
-        assert_eq!(epoch(&order, 0), [0, 1, 2, 3, 4]);
-        assert_eq!(epoch(&order, 7), [0, 1, 2, 3, 4]);
-    }
-
-    #[test]
-    fn quasi_random_is_refused() {
-        let refused = SampleOrder::new(Order::QuasiRandom, 5, 9);
-        assert!(matches!(refused, Err(Error::QuasiRandom)));
-    }
-
-    #[test]
-    #[should_panic(expected = "position 5 of 5 samples")]
-    fn a_position_beyond_the_end_is_a_bug() {
-        let _ = random(5, 0).at(0, 5);
-    }
-
-    /// Checkpoints hold a position, not a list: a changed order would repeat and skip samples.
-    /// The numbers were computed by another implementation, in Python.
-    #[test]
-    fn the_order_never_changes_between_versions() {
-        assert_eq!(epoch(&random(10, 1), 0), [7, 5, 4, 0, 3, 2, 6, 9, 8, 1]);
-    }
-
-    /// Over many epochs every sample comes equally often to every position.
-    #[test]
-    fn every_position_gets_every_sample_equally_often() {
-        for samples in [2_u64, 3, 4, 5, 7, 12, 30] {
-            let cells = (samples * samples) as usize;
-            let expected = 2_000.0;
-            let mut counts = vec![0_u32; cells];
-            let order = random(samples, 3);
-            for number in 0..(samples as u32 * expected as u32) {
-                for (position, sample) in epoch(&order, number).into_iter().enumerate() {
-                    counts[position * samples as usize + sample as usize] += 1;
-                }
-            }
-            let square = |count: u32| (f64::from(count) - expected).powi(2) / expected;
-            let chi_square: f64 = counts.into_iter().map(square).sum();
-            let freedom = ((samples - 1) * (samples - 1)) as f64;
-            // Mean `freedom`, variance `2 freedom`; five deviations and a little for the skew.
-            let limit = freedom + 5.0 * (2.0 * freedom).sqrt() + 10.0;
-            assert!(chi_square < limit, "{samples} samples: {chi_square} above {limit}");
-        }
-    }
-
-    /// Sample p + 1 does not follow sample p more often than any other does.
-    #[test]
-    fn neighbours_are_separated() {
-        let order = random(10_000, 8);
-        let together = (0..20)
-            .map(|number| {
-                let visited = epoch(&order, number);
-                visited.windows(2).filter(|pair| pair[1] == pair[0] + 1).count()
-            })
-            .sum::<usize>();
-        // One per epoch is expected; 20 epochs give 20, with a standard deviation of 4.5.
-        assert!((2..=45).contains(&together), "{together} neighbours stayed together");
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-
-        #[test]
-        fn any_seed_and_epoch_give_a_permutation(
-            samples in 1_u64..5_000, seed: u64, number: u32,
-        ) {
-            prop_assert!(is_permutation(&epoch(&random(samples, seed), number)));
-        }
-
-        #[test]
-        fn epochs_and_seeds_differ(samples in 50_u64..5_000, seed: u64, number in 0..u32::MAX) {
-            let order = epoch(&random(samples, seed), number);
-            prop_assert_ne!(&order, &epoch(&random(samples, seed), number + 1));
-            prop_assert_ne!(&order, &epoch(&random(samples, seed.wrapping_add(1)), number));
-        }
-    }
-}
+mod tests;

@@ -38,6 +38,8 @@ pub enum Operation {
     Flip = 1,
     /// The order of samples.
     Order = 2,
+    /// The order of the samples within a window of blocks.
+    Window = 3,
 }
 
 /// The sequence of one (seed, epoch, sample, operation).

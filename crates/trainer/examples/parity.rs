@@ -97,12 +97,8 @@ fn batch(path: &Path) -> Result<Batch, Box<dyn Error>> {
     let (images, labels) = (file.tensor("images")?, file.tensor("labels")?);
     let labels: Vec<i64> =
         labels.data().as_chunks().0.iter().map(|label| i64::from_le_bytes(*label)).collect();
-    Ok(Batch {
-        images: images.data().to_vec(),
-        samples: (0..labels.len() as u64).collect(),
-        labels,
-        resolution: u32::try_from(images.shape()[1])?,
-    })
+    let samples = (0..labels.len() as u64).collect();
+    Ok(Batch::of_images(images.data(), u32::try_from(images.shape()[1])?, labels, samples))
 }
 
 fn recipe(arch: &str, channels_last: bool, optimizer: &str) -> String {

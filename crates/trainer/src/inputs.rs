@@ -1,11 +1,15 @@
 //! The data of a job: opened, checked against the recipe, and cut into micro-batches.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc};
 
-use baton_data::{Batch, Dataset, Loader, Request, SampleOrder, View};
+use baton_data::{
+    Batch, CpuShare, Dataset, EpochOrder, InputType, Loader, Options, Request, SampleOrder, Source,
+    Stats, View,
+};
 use baton_job::{
     JobSpec,
     progress::{Agenda, Progress},
+    spec::Arch,
 };
 
 use crate::Error;
@@ -18,18 +22,21 @@ pub struct Inputs {
     order: SampleOrder,
     spec: Arc<JobSpec>,
     agenda: Agenda,
+    cpus: CpuShare,
 }
 
 impl Inputs {
-    /// Opens both sets and checks every label.
+    /// Opens both sets and checks every label. Loaders keep to `cpus` if the recipe pins threads.
     ///
     /// # Errors
-    /// A file that cannot be read, a label out of range, a set that does not fill a batch.
-    pub fn open(spec: &Arc<JobSpec>) -> Result<Self, Error> {
+    /// A file that cannot be read, a label out of range, a set that does not fill a batch or does not
+    /// fit the model.
+    pub fn open(spec: &Arc<JobSpec>, cpus: CpuShare) -> Result<Self, Error> {
         let data = &spec.data;
-        let open = |path: &str| -> Result<Arc<Dataset>, Error> {
-            let set = Dataset::open(path, &data.image_field, &data.label_field)?;
+        let open = |location: &str| -> Result<Arc<Dataset>, Error> {
+            let set = Dataset::open(Source::of_recipe(data, location))?;
             set.check_labels(spec.model.num_classes)?;
+            check_input_type(spec, &set, location)?;
             Ok(Arc::new(set))
         };
         let (train, val) = (open(&data.train)?, open(&data.val)?);
@@ -51,8 +58,18 @@ impl Inputs {
                 data.train, spec.train.virtual_ranks
             )));
         }
-        let order = SampleOrder::new(data.order, samples, spec.seed)?;
-        Ok(Self { train, val, order, spec: spec.clone(), agenda })
+        if train.input_type() != val.input_type() {
+            return Err(Error::Mismatch(format!(
+                "{} holds {}, but {} {}: train and validate on the same kind of input",
+                data.train,
+                described(train.input_type()),
+                data.val,
+                described(val.input_type())
+            )));
+        }
+        let order = SampleOrder::new(data.order, spec.seed, data.shuffle_window, train.layout()?);
+        let cpus = if data.pin_threads { cpus } else { CpuShare::default() };
+        Ok(Self { train, val, order, spec: spec.clone(), agenda, cpus })
     }
 
     /// The shape of the run over this training set.
@@ -61,17 +78,25 @@ impl Inputs {
         &self.agenda
     }
 
+    /// What the model sees of a sample.
+    #[must_use]
+    pub fn input_type(&self) -> &InputType {
+        self.train.input_type()
+    }
+
     /// Training micro-batches of the virtual ranks `block`, from `progress` on without end.
     pub(crate) fn train_feed(&self, progress: &Progress, block: Range<u32>) -> Feed {
         let view = View::Train {
             seed: self.spec.seed,
             resolution: self.spec.train.resolution,
+            resize: self.spec.data.resize,
             augment: self.spec.augment.clone(),
         };
         let requests = MicroBatches {
             progress: progress.clone(),
             agenda: self.agenda.clone(),
-            order: self.order.clone(),
+            order: self.order.epoch(progress.epoch.0),
+            orders: self.order.clone(),
             virtual_ranks: u64::from(self.spec.train.virtual_ranks),
             next: u64::from(block.start),
             block,
@@ -89,6 +114,7 @@ impl Inputs {
     pub(crate) fn val_feed(&self, numbers: impl Iterator<Item = u64> + Send + 'static) -> Feed {
         let view = View::Evaluate {
             resolution: self.spec.evaluation_resolution(),
+            resize: self.spec.data.resize,
             crop_ratio: self.spec.evaluation.crop_ratio,
         };
         let (size, len) = (u64::from(self.spec.evaluation.batch), self.val.len());
@@ -106,8 +132,12 @@ impl Inputs {
         requests: impl Iterator<Item = Request> + Send + 'static,
     ) -> Feed {
         let data = &self.spec.data;
-        let (threads, ahead) = (data.decode_threads as usize, data.prefetch_batches as usize);
-        Feed { loader: Loader::start(set.clone(), threads, ahead, requests) }
+        let options = Options {
+            threads: data.decode_threads as usize,
+            prefetch: data.prefetch_batches as usize,
+            cpus: self.cpus.clone(),
+        };
+        Feed { loader: Loader::start(set.clone(), &options, requests) }
     }
 }
 
@@ -127,9 +157,9 @@ impl Feed {
         self.loader.recycle(batch);
     }
 
-    /// Time spent waiting in [`next`](Self::next) so far.
-    pub(crate) fn waited(&self) -> Duration {
-        self.loader.waited()
+    /// What the loader has done so far.
+    pub(crate) fn stats(&self) -> Stats {
+        self.loader.stats()
     }
 }
 
@@ -138,7 +168,9 @@ impl Feed {
 struct MicroBatches {
     progress: Progress,
     agenda: Agenda,
-    order: SampleOrder,
+    /// Of the epoch that `progress` is in.
+    order: EpochOrder,
+    orders: SampleOrder,
     virtual_ranks: u64,
     block: Range<u32>,
     /// The virtual rank whose turn it is.
@@ -153,13 +185,37 @@ impl Iterator for MicroBatches {
         let batch = self.agenda.next_batch(&self.progress);
         let share = |virtual_rank: u64| virtual_rank * batch / self.virtual_ranks;
         let (epoch, cursor) = (self.progress.epoch.0, self.progress.cursor);
+        if self.order.epoch() != epoch {
+            self.order = self.orders.epoch(epoch);
+        }
         let positions = cursor + share(self.next)..cursor + share(self.next + 1);
-        let samples = positions.map(|position| self.order.at(epoch, position)).collect();
+        let samples = positions.map(|position| self.order.at(position)).collect();
         self.next += 1;
         if self.next == u64::from(self.block.end) {
             self.next = u64::from(self.block.start);
             self.agenda.advance(&mut self.progress);
         }
         Some(Request { epoch, samples, view: self.view.clone() })
+    }
+}
+
+/// Makes sure that the model can see such samples.
+fn check_input_type(spec: &JobSpec, set: &Dataset, location: &str) -> Result<(), Error> {
+    match (set.input_type(), spec.model.arch) {
+        (InputType::Image, _) | (InputType::Array(_), Arch::Linear) => Ok(()),
+        (found @ InputType::Array(_), arch) => Err(Error::Mismatch(format!(
+            "field \"{}\" of {location} holds {}, but model.arch = \"{}\" sees images: \
+             name an image field in data.input_field, or take model.arch = \"linear\"",
+            spec.data.input_field,
+            described(found),
+            arch.name()
+        ))),
+    }
+}
+
+fn described(input_type: &InputType) -> String {
+    match input_type {
+        InputType::Image => "images".to_owned(),
+        InputType::Array(shape) => format!("arrays of shape {shape:?}"),
     }
 }

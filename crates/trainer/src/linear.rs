@@ -1,10 +1,10 @@
-//! Softmax regression on pixels, in plain Rust.
+//! Softmax regression on pixels or on arrays, in plain Rust.
 //!
 //! It learns little and takes milliseconds: with it everything around the training — recovery,
 //! checkpoints, control — can be tried out and tested as fast as it can be typed.
 
 use baton_collectives::BufferMut;
-use baton_data::Batch;
+use baton_data::{Batch, InputType, Inputs};
 use baton_job::{JobSpec, Step, spec::Optimizer};
 
 use crate::{
@@ -28,18 +28,21 @@ pub struct LinearLearner {
 }
 
 impl LinearLearner {
-    /// Zero weights for `spec`.
+    /// Zero weights for `spec` and such samples.
     ///
     /// # Errors
     /// An optimizer other than SGD.
-    pub fn new(spec: &JobSpec) -> Result<Self, Error> {
+    pub fn new(spec: &JobSpec, input_type: &InputType) -> Result<Self, Error> {
         let Optimizer::Sgd { momentum, nesterov, weight_decay, .. } = spec.optimizer else {
             return Err(Error::Recipe(
                 "model.arch = linear knows optimizer.kind = sgd only: choose that".to_owned(),
             ));
         };
         let classes = spec.model.num_classes as usize;
-        let features = (spec.train.resolution as usize).pow(2) * 3;
+        let features = match input_type {
+            InputType::Image => (spec.train.resolution as usize).pow(2) * 3,
+            InputType::Array(shape) => shape.iter().product::<u64>() as usize,
+        };
         let len = classes * (features + 1);
         Ok(Self {
             classes,
@@ -64,22 +67,25 @@ impl LinearLearner {
         1.0 / (self.features as f32).sqrt()
     }
 
-    /// The normalised pixels of sample `index`.
-    fn pixels(&self, batch: &Batch, index: usize) -> Vec<f32> {
-        let image = &batch.images[index * self.features..(index + 1) * self.features];
-        let channels = self.mean.iter().zip(&self.std).cycle();
-        image
-            .iter()
-            .zip(channels)
-            .map(|(pixel, (mean, std))| (f32::from(*pixel) - mean) / std)
-            .collect()
+    /// What sample `index` is: normalised pixels, or an array as it is.
+    fn values(&self, batch: &Batch, index: usize) -> Vec<f32> {
+        let place = index * self.features..(index + 1) * self.features;
+        match &batch.inputs {
+            Inputs::Arrays { values, .. } => values[place].to_vec(),
+            Inputs::Images { pixels, .. } => {
+                let channels = self.mean.iter().zip(&self.std).cycle();
+                let normalised =
+                    |(pixel, (mean, std)): (&u8, (&f32, &f32))| (f32::from(*pixel) - mean) / std;
+                pixels[place].iter().zip(channels).map(normalised).collect()
+            }
+        }
     }
 
-    fn probabilities(&self, pixels: &[f32]) -> Vec<f32> {
+    fn probabilities(&self, values: &[f32]) -> Vec<f32> {
         let rows = self.weights.chunks_exact(self.features).take(self.classes);
         let biases = &self.weights[self.biases()..];
         let scale = self.scale();
-        let dot = |row: &[f32]| row.iter().zip(pixels).map(|(w, x)| w * x).sum::<f32>() * scale;
+        let dot = |row: &[f32]| row.iter().zip(values).map(|(w, x)| w * x).sum::<f32>() * scale;
         let logits: Vec<f32> = rows.zip(biases).map(|(row, bias)| dot(row) + bias).collect();
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let exponentials: Vec<f32> = logits.iter().map(|logit| (logit - largest).exp()).collect();
@@ -122,15 +128,15 @@ impl Learner for LinearLearner {
         gradient.fill(0.0);
         for index in 0..batch.len() {
             let label = self.label(batch, index)?;
-            let pixels = self.pixels(batch, index);
-            let probabilities = self.probabilities(&pixels);
+            let values = self.values(batch, index);
+            let probabilities = self.probabilities(&values);
             self.judge(&probabilities, label, &mut sums);
             for (class, probability) in probabilities.iter().enumerate() {
                 let hit = if class == label { 1.0 - self.smoothing } else { 0.0 };
                 let error = scale * (probability - hit - self.smoothing / classes as f32);
                 let row = &mut gradient[class * self.features..(class + 1) * self.features];
                 let per_feature = error * self.scale();
-                row.iter_mut().zip(&pixels).for_each(|(g, x)| *g += per_feature * x);
+                row.iter_mut().zip(&values).for_each(|(g, x)| *g += per_feature * x);
                 gradient[biases + class] += error;
             }
         }
@@ -158,7 +164,7 @@ impl Learner for LinearLearner {
     fn evaluate(&mut self, batch: &Batch) -> Result<Sums, Error> {
         let mut sums = Sums::default();
         for index in 0..batch.len() {
-            let probabilities = self.probabilities(&self.pixels(batch, index));
+            let probabilities = self.probabilities(&self.values(batch, index));
             self.judge(&probabilities, self.label(batch, index)?, &mut sums);
         }
         Ok(sums)

@@ -116,13 +116,13 @@ impl<L: Learner> Trainer<L> {
         let mut feed = self.job.inputs.train_feed(&self.position.progress, block.clone());
         // It keeps the leaves: to allocate 100 MB per virtual rank and step would cost milliseconds.
         let mut fold = Fold::new(block.start);
-        let mut rate = Rate::start(feed.waited());
+        let mut rate = Rate::start(feed.stats().waited);
         loop {
             let votes = match self.agenda().due(&self.position.progress) {
                 Due::Train => {
                     let (news, votes) =
                         self.train_step(seat, controls, &mut feed, &mut fold, block.len())?;
-                    rate.count(self.agenda().global_batch, feed.waited());
+                    rate.count(self.agenda().global_batch, feed.stats().waited);
                     if rank == Rank(0) && rate.news_is_due() {
                         tell(RankNews::Stepped(rate.complete(news)));
                     }
@@ -131,7 +131,7 @@ impl<L: Learner> Trainer<L> {
                 Due::Evaluate => {
                     let votes = self.evaluate(seat, controls, tell)?;
                     // Time spent here is no part of the training rate.
-                    rate = Rate::start(feed.waited());
+                    rate = Rate::start(feed.stats().waited);
                     votes
                 }
                 Due::Save => {
@@ -410,6 +410,7 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use baton_collectives::local;
+    use baton_data::{CpuShare, InputType};
     use baton_job::ids::Epoch;
 
     use super::*;
@@ -428,7 +429,7 @@ mod tests {
             "#
         );
         let spec = Arc::new(JobSpec::from_toml(&text, &[]).unwrap());
-        let inputs = Inputs::open(&spec).unwrap();
+        let inputs = Inputs::open(&spec, CpuShare::default()).unwrap();
         let store = Store::open(store).unwrap();
         let job = Job {
             id: JobId("00000000-0000-0000-0000-000000000000".parse().unwrap()),
@@ -436,7 +437,7 @@ mod tests {
             store,
             inputs,
         };
-        Trainer::new(job, Box::new(move || LinearLearner::new(&spec))).unwrap()
+        Trainer::new(job, Box::new(move || LinearLearner::new(&spec, &InputType::Image))).unwrap()
     }
 
     #[test]

@@ -90,6 +90,8 @@ struct Agent {
     inputs: mpsc::UnboundedReceiver<Input>,
     queue: Queue,
     args: Args,
+    /// Ranks that this node can run.
+    slots: u32,
     /// The job it belongs to, once it is known.
     welcome: Option<v1::Welcome>,
     start: Instant,
@@ -115,6 +117,7 @@ impl Agent {
             inputs,
             queue,
             args,
+            slots,
             welcome: None,
             start: Instant::now(),
             last_reason: String::new(),
@@ -169,6 +172,7 @@ impl Agent {
                             recipe_json: welcome.recipe_json.clone(),
                             checkpoint_location: welcome.checkpoint_location.clone(),
                             local_rank: local_rank.0,
+                            local_ranks: self.slots,
                             host: self.args.host.clone(),
                         };
                         self.processes.spawn(local_rank, incarnation, &setup);

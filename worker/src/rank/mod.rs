@@ -17,6 +17,7 @@ use baton_collectives::{
     nccl::{self, NcclCollective},
     tcp::{self, TcpCollective},
 };
+use baton_data::CpuShare;
 use baton_job::{
     Generation, JobId, JobSpec,
     exit::{Class, Failure},
@@ -100,8 +101,8 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
     let rank = RankProcess { spec: spec.clone(), device, setup, inbox, voice: voice.clone() };
     match spec.model.arch {
         Arch::Linear => {
-            let spec = spec.clone();
-            rank.serve(job, Box::new(move || LinearLearner::new(&spec)))
+            let (spec, input_type) = (spec.clone(), job.inputs.input_type().clone());
+            rank.serve(job, Box::new(move || LinearLearner::new(&spec, &input_type)))
         }
         _ => rank.serve(job, Box::new(move || TorchLearner::new(&spec, device))),
     }
@@ -111,7 +112,8 @@ fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<Job, Error> {
     let id =
         setup.job_id.parse().map_err(|_| Error::Mismatch("the job id is no UUID".to_owned()))?;
     let store = Store::open(&setup.checkpoint_location)?;
-    Ok(Job { id: JobId(id), spec: spec.clone(), store, inputs: Inputs::open(spec)? })
+    let cpus = CpuShare::of_rank(setup.local_rank, setup.local_ranks);
+    Ok(Job { id: JobId(id), spec: spec.clone(), store, inputs: Inputs::open(spec, cpus)? })
 }
 
 struct RankProcess {

@@ -3,7 +3,9 @@
 use crate::FileFault;
 
 /// Bytes of one descriptor: type, name, arguments.
-pub(super) const DESCRIPTOR_BYTES: usize = 1 + 16 + 1024;
+pub(crate) const DESCRIPTOR_BYTES: usize = 1 + 16 + 1024;
+/// Most dimensions of an array.
+const DIMENSIONS: usize = 32;
 
 /// Types of fields that ffcv 1.x writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +27,20 @@ pub enum FieldType {
 }
 
 impl FieldType {
+    /// What ffcv calls it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float => "FloatField",
+            Self::Int => "IntField",
+            Self::RgbImage => "RGBImageField",
+            Self::Bytes => "BytesField",
+            Self::NdArray => "NDArrayField",
+            Self::Json => "JSONField",
+            Self::TorchTensor => "TorchTensorField",
+        }
+    }
+
     fn from_id(id: u8) -> Option<Self> {
         Some(match id {
             0 => Self::Float,
@@ -39,7 +55,7 @@ impl FieldType {
     }
 
     /// Size and alignment of its cell in a row, in bytes.
-    fn cell(self) -> (u64, u64) {
+    pub(crate) fn cell(self) -> (u64, u64) {
         match self {
             Self::Float | Self::Int | Self::NdArray | Self::TorchTensor => (8, 8),
             // u8 mode, u16 width, u16 height, u64 pointer: packed.
@@ -59,12 +75,190 @@ pub struct Field {
     pub kind: FieldType,
     /// Where its cell starts in a row, in bytes.
     pub offset: u64,
+    /// Shape and dtype of its values; `None` but for arrays and tensors.
+    array: Option<Result<ArrayType, FileFault>>,
+}
+
+impl Field {
+    /// Shape and dtype of the values of an array or tensor field.
+    ///
+    /// # Errors
+    /// Its descriptor cannot be read, or it is a field of another type.
+    pub fn array_type(&self) -> Result<ArrayType, FileFault> {
+        self.array.clone().unwrap_or_else(|| {
+            Err(FileFault::ArrayType { name: self.name.clone(), what: "it is no array".to_owned() })
+        })
+    }
+}
+
+/// Shape and dtype of every value of an array field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArrayType {
+    /// Sizes of the dimensions; never empty, none is 0.
+    pub shape: Vec<u64>,
+    /// Type of the elements.
+    pub dtype: Dtype,
+}
+
+impl ArrayType {
+    /// Number of elements of a value.
+    #[must_use]
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Size of a value in bytes.
+    #[must_use]
+    pub fn value_bytes(&self) -> u64 {
+        self.elements() * self.dtype.bytes() as u64
+    }
+
+    /// Reads the arguments of a descriptor: u64\[32\] shape, u64 n, then n bytes of JSON with numpy's
+    /// `descr` of the dtype.
+    fn read(arguments: &[u8]) -> Result<Self, String> {
+        let (words, _) = arguments.as_chunks::<8>();
+        let shape: Vec<u64> = words[..DIMENSIONS].iter().map(|w| u64::from_le_bytes(*w)).collect();
+        let rank = shape.iter().rposition(|size| *size != 0).map_or(0, |last| last + 1);
+        let shape = shape[..rank].to_vec();
+        let text_bytes = u64::from_le_bytes(words[DIMENSIONS]);
+        let text = &arguments[8 * (DIMENSIONS + 1)..];
+        let Some(text) = usize::try_from(text_bytes).ok().and_then(|len| text.get(..len)) else {
+            return Err(format!("its dtype has {text_bytes} bytes, more than fit"));
+        };
+        let shown = String::from_utf8_lossy(text);
+        let descr: Vec<(String, String)> = serde_json::from_slice(text)
+            .map_err(|_| format!("its dtype is {shown}, but only plain ones are known"))?;
+        let dtype = match descr.as_slice() {
+            [(_, code)] => Dtype::from_code(code),
+            _ => None,
+        };
+        let Some(dtype) = dtype else {
+            return Err(format!(
+                "its dtype is {shown}, but only plain little-endian ones are known"
+            ));
+        };
+        if shape.is_empty() || shape.contains(&0) {
+            return Err(format!("its shape is {shape:?}, so its values are empty"));
+        }
+        let bytes = shape.iter().try_fold(dtype.bytes() as u64, |all, size| all.checked_mul(*size));
+        // A value fits into a page, and a page is below 4 GiB.
+        if bytes.is_none_or(|bytes| bytes > u64::from(u32::MAX)) {
+            return Err(format!("its shape is {shape:?}, which fits into no page"));
+        }
+        Ok(Self { shape, dtype })
+    }
+}
+
+/// Types of array elements, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// One byte, 0 or 1.
+    Bool,
+    /// Unsigned 8 bits.
+    U8,
+    /// Signed 8 bits.
+    I8,
+    /// Unsigned 16 bits.
+    U16,
+    /// Signed 16 bits.
+    I16,
+    /// Unsigned 32 bits.
+    U32,
+    /// Signed 32 bits.
+    I32,
+    /// Unsigned 64 bits.
+    U64,
+    /// Signed 64 bits.
+    I64,
+    /// IEEE half.
+    F16,
+    /// IEEE single.
+    F32,
+    /// IEEE double.
+    F64,
+}
+
+impl Dtype {
+    /// All of them, each with numpy's code.
+    const CODES: [(Self, &'static str); 12] = [
+        (Self::Bool, "|b1"),
+        (Self::U8, "|u1"),
+        (Self::I8, "|i1"),
+        (Self::U16, "<u2"),
+        (Self::I16, "<i2"),
+        (Self::U32, "<u4"),
+        (Self::I32, "<i4"),
+        (Self::U64, "<u8"),
+        (Self::I64, "<i8"),
+        (Self::F16, "<f2"),
+        (Self::F32, "<f4"),
+        (Self::F64, "<f8"),
+    ];
+
+    fn from_code(code: &str) -> Option<Self> {
+        Self::CODES.iter().find(|(_, known)| *known == code).map(|(dtype, _)| *dtype)
+    }
+
+    /// Numpy's code, such as `<f4`.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        // Every dtype is in the table: see the test.
+        Self::CODES.iter().find(|(dtype, _)| *dtype == self).map_or("", |(_, code)| *code)
+    }
+
+    /// Size of an element in bytes.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Bool | Self::U8 | Self::I8 => 1,
+            Self::U16 | Self::I16 | Self::F16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
+        }
+    }
+
+    /// Appends the elements in `bytes` to `out`, each rounded to f32.
+    pub(crate) fn to_f32(self, bytes: &[u8], out: &mut [f32]) {
+        fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+            for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
+                *out = value(*bytes);
+            }
+        }
+        match self {
+            Self::Bool | Self::U8 => each(bytes, out, |b: [u8; 1]| f32::from(b[0])),
+            Self::I8 => each(bytes, out, |b| f32::from(i8::from_le_bytes(b))),
+            Self::U16 => each(bytes, out, |b| f32::from(u16::from_le_bytes(b))),
+            Self::I16 => each(bytes, out, |b| f32::from(i16::from_le_bytes(b))),
+            Self::U32 => each(bytes, out, |b| u32::from_le_bytes(b) as f32),
+            Self::I32 => each(bytes, out, |b| i32::from_le_bytes(b) as f32),
+            Self::U64 => each(bytes, out, |b| u64::from_le_bytes(b) as f32),
+            Self::I64 => each(bytes, out, |b| i64::from_le_bytes(b) as f32),
+            Self::F16 => each(bytes, out, |b| f32_of_half(u16::from_le_bytes(b))),
+            Self::F32 => each(bytes, out, f32::from_le_bytes),
+            Self::F64 => each(bytes, out, |b| f64::from_le_bytes(b) as f32),
+        }
+    }
+}
+
+/// IEEE 754 binary16 to binary32, exactly.
+fn f32_of_half(half: u16) -> f32 {
+    let sign = u32::from(half >> 15) << 31;
+    let (exponent, fraction) = (u32::from(half >> 10) & 0x1F, u32::from(half) & 0x3FF);
+    match exponent {
+        // Zero and subnormals: the fraction counts units of 2⁻²⁴.
+        0 => {
+            let magnitude = fraction as f32 * (1.0 / 16_777_216.0);
+            f32::from_bits(magnitude.to_bits() | sign)
+        }
+        31 => f32::from_bits(sign | 0x7F80_0000 | fraction << 13),
+        _ => f32::from_bits(sign | (exponent + 112) << 23 | fraction << 13),
+    }
 }
 
 /// Reads the descriptors and lays out a row as a C struct of their cells.
 ///
 /// Returns the fields and the size of a row in bytes.
-pub(super) fn layout(descriptors: &[u8]) -> Result<(Vec<Field>, u64), FileFault> {
+pub(crate) fn layout(descriptors: &[u8]) -> Result<(Vec<Field>, u64), FileFault> {
     let (descriptors, _) = descriptors.as_chunks::<DESCRIPTOR_BYTES>();
     let mut fields = Vec::with_capacity(descriptors.len());
     let (mut end, mut row_alignment) = (0_u64, 1);
@@ -78,7 +272,13 @@ pub(super) fn layout(descriptors: &[u8]) -> Result<(Vec<Field>, u64), FileFault>
         let offset = end.next_multiple_of(alignment);
         end = offset + size;
         row_alignment = row_alignment.max(alignment);
-        fields.push(Field { name, kind, offset });
+        let is_array = matches!(kind, FieldType::NdArray | FieldType::TorchTensor);
+        // A dtype that cannot be read is no reason to refuse the file's other fields.
+        let array = is_array.then(|| {
+            ArrayType::read(&descriptor[17..])
+                .map_err(|what| FileFault::ArrayType { name: name.clone(), what })
+        });
+        fields.push(Field { name, kind, offset, array });
     }
     Ok((fields, end.next_multiple_of(row_alignment)))
 }

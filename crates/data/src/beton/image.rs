@@ -1,7 +1,7 @@
 //! Image fields: a cell in the row, bytes in the pages, and a size in the allocation table only.
 
 use super::{Beton, FieldType};
-use crate::{Error, FileFault, SampleFault};
+use crate::{Error, SampleFault};
 
 /// How an image is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,7 +12,7 @@ pub enum Mode {
     Raw,
 }
 
-/// One stored image.
+/// One image as stored, read into memory.
 #[derive(Clone, Copy, Debug)]
 pub struct ImageBytes<'a> {
     /// How it is stored.
@@ -25,55 +25,71 @@ pub struct ImageBytes<'a> {
     pub bytes: &'a [u8],
 }
 
+/// Where an image lies in the file, and what it is: checked against the sections of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImagePlace {
+    /// How it is stored.
+    pub mode: Mode,
+    /// Width in pixels, above 0.
+    pub width: u32,
+    /// Height in pixels, above 0.
+    pub height: u32,
+    /// Its first byte in the file.
+    pub start: u64,
+    /// Stored bytes, above 0; `3 * width * height` if raw.
+    pub len: u64,
+}
+
 /// An image field.
 #[derive(Clone)]
 pub struct ImageColumn {
     offset: u64,
-    /// Stored bytes per sample, 0 where the allocation table knows none: 4 bytes of memory per
-    /// sample. A value fits into a page, and a page is below 4 GiB.
+    /// Stored bytes per sample, 0 where the allocation table knows none.
     sizes: Vec<u32>,
 }
 
 impl Beton {
-    /// Finds an image field and the size of each of its images, and checks every row. Reads the
-    /// metadata and the allocation table once, no pixels.
+    /// Finds an image field and the size of each of its images. Reads the metadata and the allocation
+    /// table once, no pixels; [`check_images`](Self::check_images) looks at every row.
     ///
     /// # Errors
-    /// No field of that name, or it is of another type; an allocation of an unknown sample; the
-    /// first sample, if any, for which [`image`](Self::image) fails.
+    /// No field of that name, or it is of another type; an allocation of an unknown sample.
     pub fn image_column(&self, name: &str) -> Result<ImageColumn, Error> {
-        let offset = self.field(name, FieldType::RgbImage)?.offset;
-        let mut column = ImageColumn { offset, sizes: vec![0; self.samples as usize] };
-        for (entry, [sample, pointer, size]) in (0..).zip(self.allocations()) {
-            if sample >= self.samples {
-                let samples = self.samples;
-                return Err(self.file_error(FileFault::TableSample { entry, sample, samples }));
-            }
-            if self.image_cell(&column, sample)?.pointer == pointer {
-                // An empty value of another field may share the pointer: the larger is the image's.
-                let known = &mut column.sizes[sample as usize];
-                *known = u32::try_from(size).unwrap_or(u32::MAX).max(*known);
-            }
-        }
-        for sample in 0..self.samples {
-            self.image(&column, sample)?;
-        }
-        Ok(column)
+        let offset = self.field(name, &[FieldType::RgbImage])?.offset;
+        Ok(ImageColumn { offset, sizes: self.stored_sizes(offset + 5)? })
     }
 
-    /// One image as stored. That a JPEG stream is one is left to the decoder.
+    /// Makes sure that every image is where its row says, and can be what its row says.
+    ///
+    /// # Errors
+    /// The first sample, if any, for which [`image_place`](Self::image_place) fails.
+    pub fn check_images(&self, column: &ImageColumn) -> Result<(), Error> {
+        (0..self.samples).try_for_each(|sample| self.image_place(column, sample).map(|_| ()))
+    }
+
+    /// Where one image lies.
     ///
     /// # Errors
     /// There is no such sample, or its row contradicts the allocation table or the pages.
-    pub fn image(&self, column: &ImageColumn, sample: u64) -> Result<ImageBytes<'_>, Error> {
-        let cell = self.image_cell(column, sample)?;
+    pub fn image_place(&self, column: &ImageColumn, sample: u64) -> Result<ImagePlace, Error> {
+        let [mode, w0, w1, h0, h1, pointer @ ..] = self.cell::<13>(sample, column.offset)?;
+        let width = u16::from_le_bytes([w0, w1]).into();
+        let height = u16::from_le_bytes([h0, h1]).into();
+        let start = u64::from_le_bytes(pointer);
         let stored = column.sizes.get(sample as usize).copied().unwrap_or_default();
-        self.stored_image(&cell, u64::from(stored))
-            .map_err(|fault| self.sample_error(sample, fault))
+        self.checked_place(mode, width, height, start, stored.into()).map_err(|fault| {
+            self.sample_error(sample, self.cell_start(sample, column.offset), fault)
+        })
     }
 
-    fn stored_image(&self, cell: &ImageCell, stored: u64) -> Result<ImageBytes<'_>, SampleFault> {
-        let &ImageCell { mode, width, height, pointer } = cell;
+    fn checked_place(
+        &self,
+        mode: u8,
+        width: u32,
+        height: u32,
+        start: u64,
+        len: u64,
+    ) -> Result<ImagePlace, SampleFault> {
         let mode = match mode {
             0 => Mode::Jpeg,
             1 => Mode::Raw,
@@ -82,30 +98,46 @@ impl Beton {
         if width == 0 || height == 0 {
             return Err(SampleFault::NoPixels { width, height });
         }
-        if stored == 0 {
-            return Err(SampleFault::Unresolved { pointer });
+        if len == 0 {
+            return Err(SampleFault::Unresolved { pointer: start });
         }
-        if mode == Mode::Raw && stored != 3 * u64::from(width) * u64::from(height) {
-            return Err(SampleFault::RawSize { stored, width, height });
+        if mode == Mode::Raw && len != 3 * u64::from(width) * u64::from(height) {
+            return Err(SampleFault::RawSize { stored: len, width, height });
         }
-        Ok(ImageBytes { mode, width, height, bytes: self.paged(pointer, stored)? })
+        self.check_paged(start, len)?;
+        Ok(ImagePlace { mode, width, height, start, len })
     }
 
-    fn image_cell(&self, column: &ImageColumn, sample: u64) -> Result<ImageCell, Error> {
-        let [mode, w0, w1, h0, h1, pointer @ ..] = self.cell::<13>(sample, column.offset)?;
-        Ok(ImageCell {
-            mode,
-            width: u16::from_le_bytes([w0, w1]).into(),
-            height: u16::from_le_bytes([h0, h1]).into(),
-            pointer: u64::from_le_bytes(pointer),
-        })
+    /// Reads one image as stored into `buffer`. That a JPEG stream is one is left to the decoder.
+    ///
+    /// # Errors
+    /// As [`image_place`](Self::image_place); or the file cannot be read.
+    pub fn image<'a>(
+        &self,
+        column: &ImageColumn,
+        sample: u64,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<ImageBytes<'a>, Error> {
+        let place = self.image_place(column, sample)?;
+        let bytes = self.image_part(sample, &place, 0..place.len, buffer)?;
+        Ok(ImageBytes { mode: place.mode, width: place.width, height: place.height, bytes })
     }
-}
 
-/// What the row says; not yet checked.
-struct ImageCell {
-    mode: u8,
-    width: u32,
-    height: u32,
-    pointer: u64,
+    /// Reads a part of an image as stored into `buffer`, which grows as needed and keeps its length
+    /// where it is longer.
+    pub(crate) fn image_part<'a>(
+        &self,
+        sample: u64,
+        place: &ImagePlace,
+        part: std::ops::Range<u64>,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], Error> {
+        let len = (part.end - part.start) as usize;
+        if buffer.len() < len {
+            buffer.resize(len, 0);
+        }
+        let out = &mut buffer[..len];
+        self.read(sample, place.start + part.start, out)?;
+        Ok(out)
+    }
 }

@@ -1,4 +1,4 @@
-//! FFCV's `.beton` files, format version 2, read through a memory map.
+//! FFCV's `.beton` files, format version 2.
 //!
 //! ```text
 //! 0                header                 24 bytes
@@ -12,89 +12,97 @@
 //! length and offset is compared with the file before it is used, and nothing is allocated by the
 //! word of an unchecked one. Sources: ffcv 1.0.2, `writer.py`, `reader.py`, `types.py`,
 //! `fields/*.py`; fixtures written by it (`tests/fixtures`).
+//!
+//! A value is found in two steps: a column ([`Beton::image_column`], [`Beton::int_column`], …) knows
+//! where its cells and values lie; with it the value of any sample is read.
 
+mod allocations;
 mod field;
 mod image;
+mod value;
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
 
-use self::field::{DESCRIPTOR_BYTES, layout};
+pub(crate) use self::field::{DESCRIPTOR_BYTES, layout};
 pub use self::{
-    field::{Field, FieldType},
-    image::{ImageBytes, ImageColumn, Mode},
+    field::{ArrayType, Dtype, Field, FieldType},
+    image::{ImageBytes, ImageColumn, ImagePlace, Mode},
+    value::{ArrayColumn, BytesColumn, FloatColumn, IntColumn},
 };
 use crate::{Error, FileFault, SampleFault, mapping::Mapping};
 
-const VERSION: u16 = 2;
-const HEADER_BYTES: usize = 24;
-const ALLOCATION_BYTES: usize = 24;
+pub(crate) const VERSION: u16 = 2;
+pub(crate) const HEADER_BYTES: usize = 24;
+const ALLOCATION_BYTES: u64 = 24;
 
 /// An open file: its sections are known to lie inside it.
 #[derive(Debug)]
 pub struct Beton {
     path: PathBuf,
-    map: Mapping,
+    file: File,
+    /// Header, descriptors and rows.
+    head: Mapping,
     fields: Vec<Field>,
     samples: u64,
     row_bytes: u64,
     rows_start: u64,
+    page_bytes: u32,
     /// First byte of the first data page.
     pages_start: u64,
     /// End of the pages, start of the allocation table.
     table_start: u64,
-}
-
-/// A field of whole numbers.
-#[derive(Clone, Debug)]
-pub struct IntColumn {
-    offset: u64,
+    file_bytes: u64,
 }
 
 impl Beton {
-    /// Maps a file and checks its sections. Values are checked by the methods that read them.
+    /// Opens a file and checks its sections. Values are checked by the methods that read them.
     ///
     /// # Errors
     /// The file is missing, empty, cut off, unfinished, of another version, or has a field whose
     /// layout is unknown.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let map = Mapping::open(path)?;
-        Self::from_map(path, map).map_err(|fault| Error::File { path: path.to_owned(), fault })
-    }
-
-    fn from_map(path: &Path, map: Mapping) -> Result<Self, FileFault> {
-        let header = Header::read(&map)?;
+        let failed =
+            |operation| move |source| Error::Io { operation, path: path.to_owned(), source };
+        let file = File::open(path).map_err(failed("open"))?;
+        let file_bytes = file.metadata().map_err(failed("look at"))?.len();
+        let mut head = [0; HEADER_BYTES];
+        let have = file_bytes.min(HEADER_BYTES as u64) as usize;
+        file.read_exact_at(&mut head[..have], 0).map_err(failed("read"))?;
+        let refused = |fault| Error::File { path: path.to_owned(), fault };
+        let header = Header::read(&head[..have]).map_err(refused)?;
 
         let rows_start =
             span_end(HEADER_BYTES as u64, u64::from(header.fields), DESCRIPTOR_BYTES as u64);
-        let descriptors = section(&map, "field descriptors", HEADER_BYTES as u64, rows_start)?;
-        let (fields, row_bytes) = layout(descriptors)?;
-        if fields.is_empty() {
-            return Err(FileFault::NoFields);
-        }
+        section("field descriptors", HEADER_BYTES as u64, rows_start, file_bytes)
+            .map_err(refused)?;
+        let mut descriptors = vec![0; rows_start as usize - HEADER_BYTES];
+        file.read_exact_at(&mut descriptors, HEADER_BYTES as u64).map_err(failed("read"))?;
+        let (fields, row_bytes) = layout(&descriptors).map_err(refused)?;
 
         let rows_end = span_end(rows_start, header.samples, row_bytes);
-        section(&map, "metadata rows", rows_start, rows_end)?;
-
-        let (table_start, file_bytes) = (header.table_start, map.len() as u64);
-        if !(rows_end..=file_bytes).contains(&table_start) {
-            return Err(FileFault::TablePlace { start: table_start, least: rows_end, file_bytes });
-        }
-        let table_bytes = file_bytes - table_start;
-        if !table_bytes.is_multiple_of(ALLOCATION_BYTES as u64) {
-            return Err(FileFault::TableLength { start: table_start, table_bytes });
-        }
+        section("metadata rows", rows_start, rows_end, file_bytes).map_err(refused)?;
+        let table_start = header.table_start;
+        check_table(table_start, rows_end, file_bytes).map_err(refused)?;
 
         Ok(Self {
             path: path.to_owned(),
+            head: Mapping::new(&file, 0..rows_end).map_err(failed("map"))?,
+            file,
             fields,
             samples: header.samples,
             row_bytes,
             rows_start,
+            page_bytes: header.page_bytes,
             // No overflow: `rows_end` is inside the file and a page is below 4 GiB.
             pages_start: rows_end.next_multiple_of(u64::from(header.page_bytes)),
             table_start,
-            map,
+            file_bytes,
         })
     }
 
@@ -122,72 +130,80 @@ impl Beton {
         &self.fields
     }
 
-    /// Finds a field of whole numbers.
-    ///
-    /// # Errors
-    /// No field of that name, or it is of another type.
-    pub fn int_column(&self, name: &str) -> Result<IntColumn, Error> {
-        Ok(IntColumn { offset: self.field(name, FieldType::Int)?.offset })
+    /// Size of a data page in bytes, a power of two.
+    #[must_use]
+    pub fn page_bytes(&self) -> u32 {
+        self.page_bytes
     }
 
-    /// One whole number.
-    ///
-    /// # Errors
-    /// There is no such sample.
-    pub fn int(&self, column: &IntColumn, sample: u64) -> Result<i64, Error> {
-        self.cell(sample, column.offset).map(i64::from_le_bytes)
+    /// Length of the file in bytes.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
     }
 
-    fn field(&self, name: &str, wanted: FieldType) -> Result<&Field, Error> {
+    /// Tells the system that bytes will be read soon, so that it fetches them in the background.
+    /// A hint: what goes wrong shows when they are read.
+    pub(crate) fn read_ahead(&self, start: u64, len: u64) {
+        let len = std::num::NonZeroU64::new(len);
+        let _ = rustix::fs::fadvise(&self.file, start, len, rustix::fs::Advice::WillNeed);
+    }
+
+    /// Reads the bytes of a sample's value from `start` on.
+    pub(crate) fn read(&self, sample: u64, start: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.file.read_exact_at(out, start).map_err(|source| match source.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                let end = start.saturating_add(out.len() as u64);
+                self.sample_error(sample, start, SampleFault::Shrunk { end })
+            }
+            _ => Error::Io { operation: "read", path: self.path.clone(), source },
+        })
+    }
+
+    fn field(&self, name: &str, wanted: &[FieldType]) -> Result<&Field, Error> {
         let Some(field) = self.fields.iter().find(|field| field.name == name) else {
             let have = self.fields.iter().map(|field| field.name.clone()).collect();
             return Err(self.file_error(FileFault::MissingField { name: name.to_owned(), have }));
         };
-        if field.kind != wanted {
-            let (name, found) = (name.to_owned(), field.kind);
+        if !wanted.contains(&field.kind) {
+            let (name, found, wanted) = (name.to_owned(), field.kind, wanted.to_vec());
             return Err(self.file_error(FileFault::WrongType { name, found, wanted }));
         }
         Ok(field)
+    }
+
+    /// Where the cell at `offset` in a sample's row lies in the file.
+    fn cell_start(&self, sample: u64, offset: u64) -> u64 {
+        // No overflow for a sample there is: its row lies inside the file.
+        self.rows_start + sample * self.row_bytes + offset
     }
 
     /// The `N` bytes at `offset` in a sample's row.
     fn cell<const N: usize>(&self, sample: u64, offset: u64) -> Result<[u8; N], Error> {
         if sample >= self.samples {
             let fault = SampleFault::OutOfRange { samples: self.samples };
-            return Err(self.sample_error(sample, fault));
+            return Err(self.sample_error(sample, 0, fault));
         }
-        // No overflow: the row lies inside the file.
-        let start = self.rows_start + sample * self.row_bytes + offset;
-        let bytes = &self.map[start as usize..][..N];
+        let bytes = &self.head[self.cell_start(sample, offset) as usize..][..N];
         Ok(std::array::from_fn(|i| bytes[i]))
     }
 
-    /// A value in the data pages.
-    fn paged(&self, start: u64, len: u64) -> Result<&[u8], SampleFault> {
+    /// Makes sure that a value lies in the data pages.
+    fn check_paged(&self, start: u64, len: u64) -> Result<(), SampleFault> {
         let end = start.saturating_add(len);
         let (least, most) = (self.pages_start, self.table_start);
         if start < least || end > most {
             return Err(SampleFault::OutsidePages { start, end, least, most });
         }
-        Ok(&self.map[start as usize..end as usize])
-    }
-
-    /// The allocation table: sample, pointer and size of every value in the pages, in no order.
-    fn allocations(&self) -> impl Iterator<Item = [u64; 3]> {
-        let table = &self.map[self.table_start as usize..];
-        let (entries, _) = table.as_chunks::<ALLOCATION_BYTES>();
-        entries.iter().map(|entry| {
-            let (words, _) = entry.as_chunks::<8>();
-            [words[0], words[1], words[2]].map(u64::from_le_bytes)
-        })
+        Ok(())
     }
 
     fn file_error(&self, fault: FileFault) -> Error {
         Error::File { path: self.path.clone(), fault }
     }
 
-    pub(crate) fn sample_error(&self, sample: u64, fault: SampleFault) -> Error {
-        Error::Sample { path: self.path.clone(), sample, fault }
+    pub(crate) fn sample_error(&self, sample: u64, offset: u64, fault: SampleFault) -> Error {
+        Error::Sample { path: self.path.clone(), sample, offset, fault }
     }
 }
 
@@ -200,14 +216,14 @@ struct Header {
 }
 
 impl Header {
-    fn read(file: &[u8]) -> Result<Self, FileFault> {
-        if file.is_empty() {
+    fn read(bytes: &[u8]) -> Result<Self, FileFault> {
+        if bytes.is_empty() {
             return Err(FileFault::Empty);
         }
-        let header = section(file, "header", 0, HEADER_BYTES as u64)?;
-        let (halves, _) = header.as_chunks::<2>();
-        let (words, _) = header.as_chunks::<4>();
-        let (doubles, _) = header.as_chunks::<8>();
+        section("header", 0, HEADER_BYTES as u64, bytes.len() as u64)?;
+        let (halves, _) = bytes.as_chunks::<2>();
+        let (words, _) = bytes.as_chunks::<4>();
+        let (doubles, _) = bytes.as_chunks::<8>();
         let version = u16::from_le_bytes(halves[0]);
         let header = Self {
             fields: u16::from_le_bytes(halves[1]),
@@ -224,8 +240,30 @@ impl Header {
         if !header.page_bytes.is_power_of_two() {
             return Err(FileFault::PageSize(header.page_bytes));
         }
+        if header.fields == 0 {
+            return Err(FileFault::NoFields);
+        }
         Ok(header)
     }
+}
+
+/// The number of samples that the first 24 bytes of a file tell.
+///
+/// # Errors
+/// They are no header of a finished file.
+pub(crate) fn samples_in_header(bytes: &[u8]) -> Result<u64, FileFault> {
+    Header::read(bytes).map(|header| header.samples)
+}
+
+fn check_table(start: u64, least: u64, file_bytes: u64) -> Result<(), FileFault> {
+    if !(least..=file_bytes).contains(&start) {
+        return Err(FileFault::TablePlace { start, least, file_bytes });
+    }
+    let table_bytes = file_bytes - start;
+    if !table_bytes.is_multiple_of(ALLOCATION_BYTES) {
+        return Err(FileFault::TableLength { start, table_bytes });
+    }
+    Ok(())
 }
 
 /// `start + count * size`; saturated where that overflows, which is beyond the end of any file.
@@ -233,15 +271,9 @@ fn span_end(start: u64, count: u64, size: u64) -> u64 {
     start.saturating_add(count.saturating_mul(size))
 }
 
-fn section<'a>(
-    file: &'a [u8],
-    section: &'static str,
-    start: u64,
-    end: u64,
-) -> Result<&'a [u8], FileFault> {
-    let file_bytes = file.len() as u64;
+fn section(section: &'static str, start: u64, end: u64, file_bytes: u64) -> Result<(), FileFault> {
     if end > file_bytes {
         return Err(FileFault::CutOff { section, start, end, file_bytes });
     }
-    Ok(&file[start as usize..end as usize])
+    Ok(())
 }

@@ -1,24 +1,68 @@
 //! Batches decoded ahead of training by a few threads, delivered in the order asked for.
 //!
-//! All threads share one queue of open batches under one lock. A thread claims the next sample,
-//! decodes it without the lock into a buffer of its own, and copies the finished pixels into the
-//! batch under the lock: the copy is about a hundredth of the work, and in return no two threads
-//! ever write to one buffer. Which thread decodes a sample has no influence on its pixels.
+//! All threads share one queue of open batches under one lock. A thread claims the next sample and
+//! with it the place in the batch where its pixels go, makes it without the lock, and gives both
+//! back: no two threads ever write to one place. Which thread makes a sample has no influence on its
+//! pixels.
 
+mod affinity;
 mod queue;
 mod request;
+mod work;
 
 use std::{
     iter::FusedIterator,
-    panic::catch_unwind,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use self::queue::{Claim, Queue, Taken};
-pub use self::request::{Request, View};
-use crate::{Batch, Dataset, Decoder, Error};
+pub use self::{
+    affinity::CpuShare,
+    request::{Request, View},
+};
+use self::{
+    queue::{Queue, Taken},
+    work::{Made, Worker},
+};
+use crate::{Batch, Dataset, Error};
+
+/// How a loader works.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Decoding threads, at least one.
+    pub threads: usize,
+    /// Most batches, at least one, begun or finished at any time besides those handed out.
+    pub prefetch: usize,
+    /// The cores that the threads keep to; empty is any.
+    pub cpus: CpuShare,
+}
+
+impl Options {
+    /// Threads that run anywhere.
+    #[must_use]
+    pub fn new(threads: usize, prefetch: usize) -> Self {
+        Self { threads, prefetch, cpus: CpuShare::default() }
+    }
+}
+
+/// What a loader has done so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Time that the consumer spent waiting for batches.
+    pub waited: Duration,
+    /// Finished batches that wait for the consumer, now.
+    pub ready: usize,
+    /// Most batches that may be begun or finished.
+    pub room: usize,
+    /// Time that the threads spent making samples, all together.
+    pub busy: Duration,
+    /// Samples left out or replaced because they cannot be used.
+    pub skipped: u64,
+    /// What is wrong with the last of them.
+    pub last_skipped: Option<String>,
+}
 
 /// An iterator over finished batches, strictly in the order of the requests.
 ///
@@ -27,34 +71,38 @@ use crate::{Batch, Dataset, Decoder, Error};
 pub struct Loader {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    room: usize,
     waited: Duration,
 }
 
 impl Loader {
-    /// Starts `threads` decoding threads (at least one). At most `prefetch` batches (at least one)
-    /// are begun or finished at any time, besides those handed out.
+    /// Starts decoding threads.
     ///
     /// `requests` may be endless. It is asked for a request only when there is room for its batch,
     /// by the decoding threads and under the loader's lock, so it must not block.
     #[must_use]
     pub fn start(
         dataset: Arc<Dataset>,
-        threads: usize,
-        prefetch: usize,
+        options: &Options,
         requests: impl Iterator<Item = Request> + Send + 'static,
     ) -> Self {
-        let queue = Queue::new(Box::new(requests), prefetch.max(1));
+        let room = options.prefetch.max(1);
+        let queue = Queue::new(Box::new(requests), room, dataset.input_type().clone());
         let shared = Arc::new(Shared {
             dataset,
-            queue: Mutex::new(queue),
+            state: Mutex::new(State { queue, stats: Stats::default() }),
             work: Condvar::new(),
             news: Condvar::new(),
         });
-        let mut loader = Self { shared, threads: Vec::new(), waited: Duration::ZERO };
-        for number in 0..threads.max(1) {
-            let shared = loader.shared.clone();
+        let mut loader = Self { shared, threads: Vec::new(), room, waited: Duration::ZERO };
+        for number in 0..options.threads.max(1) {
+            let (shared, cpus) = (loader.shared.clone(), options.cpus.clone());
             let thread = thread::Builder::new().name(format!("decode-{number}"));
-            match thread.spawn(move || run(&shared)) {
+            let started = thread.spawn(move || {
+                cpus.keep_to();
+                run(&shared);
+            });
+            match started {
                 Ok(thread) => loader.threads.push(thread),
                 Err(error) => loader.shared.fail(Error::Thread(error)),
             }
@@ -64,13 +112,15 @@ impl Loader {
 
     /// Gives a used batch's memory back for a later one.
     pub fn recycle(&mut self, batch: Batch) {
-        self.shared.lock().recycle(batch);
+        self.shared.lock().queue.recycle(batch);
     }
 
-    /// Time that `next` has spent waiting for a batch so far.
+    /// What it has done so far.
     #[must_use]
-    pub fn waited(&self) -> Duration {
-        self.waited
+    pub fn stats(&self) -> Stats {
+        let state = self.shared.lock();
+        let ready = state.queue.ready();
+        Stats { waited: self.waited, ready, room: self.room, ..state.stats.clone() }
     }
 }
 
@@ -79,15 +129,15 @@ impl Iterator for Loader {
 
     fn next(&mut self) -> Option<Self::Item> {
         let called = Instant::now();
-        let mut queue = self.shared.lock();
+        let mut state = self.shared.lock();
         let item = loop {
-            match queue.take() {
+            match state.queue.take() {
                 Taken::Item(item) => break Some(item),
                 Taken::End => break None,
-                Taken::NotYet => queue = wait(&self.shared.news, queue),
+                Taken::NotYet => state = wait(&self.shared.news, state),
             }
         };
-        drop(queue);
+        drop(state);
         // There is room for another batch.
         self.shared.work.notify_all();
         self.waited += called.elapsed();
@@ -99,7 +149,7 @@ impl FusedIterator for Loader {}
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        self.shared.lock().stop();
+        self.shared.lock().queue.stop();
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
             // Never an error: `run` catches panics.
@@ -111,75 +161,79 @@ impl Drop for Loader {
 /// What the threads and the consumer share.
 struct Shared {
     dataset: Arc<Dataset>,
-    queue: Mutex<Queue>,
-    /// Threads wait here for a sample to decode.
+    state: Mutex<State>,
+    /// Threads wait here for a sample to make.
     work: Condvar,
     /// The consumer waits here for its next batch.
     news: Condvar,
 }
 
+struct State {
+    queue: Queue,
+    stats: Stats,
+}
+
+impl State {
+    fn count(&mut self, made: &mut Made) {
+        self.stats.busy += made.busy;
+        self.stats.skipped += made.skipped;
+        if let Some(reason) = made.reason.take() {
+            self.stats.last_skipped = Some(reason.to_string());
+        }
+    }
+}
+
 impl Shared {
     /// A panic under the lock ends the loader by way of [`Shared::fail`] rather than by poison.
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn fail(&self, error: Error) {
-        self.lock().fail(error);
+        self.lock().queue.fail(error);
         self.news.notify_one();
     }
 }
 
-fn wait<'a>(condvar: &Condvar, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
-    condvar.wait(queue).unwrap_or_else(PoisonError::into_inner)
+fn wait<'a>(condvar: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    condvar.wait(state).unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The life of a decoding thread. A panic must not leave the consumer waiting for a batch that
 /// nobody will finish.
 fn run(shared: &Shared) {
-    match catch_unwind(|| decode_claims(shared)) {
+    // Nothing that a panic may have left half done is looked at again: the loader ends.
+    match catch_unwind(AssertUnwindSafe(|| make_claims(shared))) {
         Ok(Ok(())) => {}
         Ok(Err(error)) => shared.fail(error),
         Err(_panic) => shared.fail(Error::Panicked),
     }
 }
 
-fn decode_claims(shared: &Shared) -> Result<(), Error> {
-    let mut decoder = Decoder::new()?;
-    let mut pixels = Vec::new();
-    let mut queue = shared.lock();
-    while !queue.is_stopped() {
-        let claim = queue.claim();
-        if let Some(claim) = &claim {
-            drop(queue);
-            let label = decode(&shared.dataset, &mut decoder, claim, &mut pixels);
-            queue = shared.lock();
-            queue.finish(claim, label, &pixels);
+fn make_claims(shared: &Shared) -> Result<(), Error> {
+    let mut worker = Worker::new(&shared.dataset)?;
+    let mut state = shared.lock();
+    while !state.queue.is_stopped() {
+        let claim = state.queue.claim();
+        let found = claim.is_some();
+        if let Some(mut claim) = claim {
+            drop(state);
+            if let Some(samples) = claim.read_ahead.take() {
+                worker.read_ahead(&samples);
+            }
+            let mut made = worker.make(&mut claim);
+            state = shared.lock();
+            if let Ok(made) = &mut made {
+                state.count(made);
+            }
+            state.queue.finish(claim, made);
         }
-        if queue.has_news() {
+        if state.queue.has_news() {
             shared.news.notify_one();
         }
-        if claim.is_none() && !queue.is_stopped() {
-            queue = wait(&shared.work, queue);
+        if !found && !state.queue.is_stopped() {
+            state = wait(&shared.work, state);
         }
     }
     Ok(())
-}
-
-/// Decodes one sample into `pixels` and returns its label.
-fn decode(
-    dataset: &Dataset,
-    decoder: &mut Decoder,
-    claim: &Claim,
-    pixels: &mut Vec<u8>,
-) -> Result<i64, Error> {
-    let &Claim { sample, epoch, ref view, .. } = claim;
-    let image = dataset.image(sample)?;
-    let (crop, flip) = view.frame(epoch, sample, image.width, image.height);
-    let side = view.resolution() as usize;
-    pixels.resize(side * side * 3, 0);
-    decoder
-        .render(&image, crop, flip, view.resolution(), pixels)
-        .map_err(|fault| dataset.sample_error(sample, fault))?;
-    dataset.label(sample)
 }

@@ -3,8 +3,10 @@
 
 use std::collections::VecDeque;
 
-use super::{Request, View};
-use crate::{Batch, Error};
+use bytes::BytesMut;
+
+use super::{Request, View, work::Made};
+use crate::{Batch, Error, InputType, batch::Inputs};
 
 type Requests = Box<dyn Iterator<Item = Request> + Send>;
 
@@ -12,6 +14,7 @@ type Requests = Box<dyn Iterator<Item = Request> + Send>;
 pub(super) struct Queue {
     /// `None` once there are no more, or no more are wanted.
     requests: Option<Requests>,
+    input_type: InputType,
     open: VecDeque<OpenBatch>,
     /// Number of the first open batch, counted from the start of the loader.
     first: u64,
@@ -24,7 +27,7 @@ pub(super) struct Queue {
     stopped: bool,
 }
 
-/// A sample for a thread to decode.
+/// A sample for a thread to make, and the place where it goes: nobody else writes there.
 pub(super) struct Claim {
     /// Number of its batch.
     number: u64,
@@ -33,6 +36,12 @@ pub(super) struct Claim {
     pub(super) sample: u64,
     pub(super) epoch: u32,
     pub(super) view: View,
+    /// Its place in a batch of images: u8, shape (resolution, resolution, 3).
+    pub(super) pixels: BytesMut,
+    /// An array, to be copied into its place.
+    pub(super) values: Vec<f32>,
+    /// All samples of a batch just begun, for the system to fetch.
+    pub(super) read_ahead: Option<Vec<u64>>,
 }
 
 /// What the consumer finds at the head of the queue.
@@ -43,9 +52,10 @@ pub(super) enum Taken {
 }
 
 impl Queue {
-    pub(super) fn new(requests: Requests, room: usize) -> Self {
+    pub(super) fn new(requests: Requests, room: usize, input_type: InputType) -> Self {
         Self {
             requests: Some(requests),
+            input_type,
             open: VecDeque::new(),
             first: 0,
             room,
@@ -55,14 +65,15 @@ impl Queue {
         }
     }
 
-    /// The next sample to decode; opens a batch for it if there is room.
+    /// The next sample to make; opens a batch for it if there is room.
     pub(super) fn claim(&mut self) -> Option<Claim> {
+        let mut read_ahead = None;
         loop {
             let number = self.first + self.open.len() as u64;
             if let Some(last) = self.open.back_mut()
                 && let Some(claim) = last.claim(number - 1)
             {
-                return Some(claim);
+                return Some(Claim { read_ahead, ..claim });
             }
             if self.open.len() == self.room {
                 return None;
@@ -71,19 +82,21 @@ impl Queue {
                 self.requests = None;
                 return None;
             };
-            self.open.push_back(OpenBatch::new(request, self.spare.pop().unwrap_or_default()));
+            read_ahead = Some(request.samples.clone());
+            let memory = self.spare.pop().unwrap_or_default();
+            self.open.push_back(OpenBatch::new(request, &self.input_type, memory));
         }
     }
 
-    /// Puts a decoded sample, its label and pixels, or the reason why there is none, into its batch.
-    pub(super) fn finish(&mut self, claim: &Claim, label: Result<i64, Error>, pixels: &[u8]) {
+    /// Puts a sample, or the reason why there is none, into its batch.
+    pub(super) fn finish(&mut self, claim: Claim, made: Result<Made, Error>) {
         // A batch behind a failed one is gone by now.
         let Some(index) = claim.number.checked_sub(self.first) else { return };
         let Some(open) = self.open.get_mut(index as usize) else { return };
-        match label {
-            Ok(label) => open.fill(claim.position, label, pixels),
+        match made {
+            Ok(made) => open.fill(claim, &made),
             Err(error) => {
-                open.fail(claim.position, error);
+                open.fail(claim, error);
                 self.requests = None;
             }
         }
@@ -95,6 +108,11 @@ impl Queue {
             Some(first) => first.missing == 0 || self.failure.is_some(),
             None => self.requests.is_none(),
         }
+    }
+
+    /// Batches that are finished and wait for the consumer.
+    pub(super) fn ready(&self) -> usize {
+        self.open.iter().take_while(|open| open.missing == 0).count()
     }
 
     /// The first batch if it is finished. After an error nothing follows.
@@ -110,13 +128,11 @@ impl Queue {
         }
         let Some(open) = self.open.pop_front() else { return Taken::NotYet };
         self.first += 1;
-        match open.failure {
-            None => Taken::Item(Ok(open.batch)),
-            Some((_, error)) => {
-                self.stop();
-                Taken::Item(Err(error))
-            }
+        let finished = open.finish();
+        if finished.is_err() {
+            self.stop();
         }
+        Taken::Item(finished)
     }
 
     /// Keeps a used batch's memory.
@@ -146,86 +162,184 @@ impl Queue {
 }
 
 /// A batch in the making.
+///
+/// The memory of its images is cut into one piece per sample, each of which one thread owns while it
+/// writes there; at the end the pieces are joined again, which copies nothing because they are
+/// neighbours.
 struct OpenBatch {
     epoch: u32,
     view: View,
     batch: Batch,
+    /// The pieces not claimed yet.
+    rest: BytesMut,
+    /// Pieces that came back.
+    pieces: Vec<BytesMut>,
+    piece_bytes: usize,
     /// Samples claimed so far; they are claimed in order.
     claimed: usize,
     /// Samples not finished yet.
     missing: usize,
+    /// Positions without a sample.
+    left_out: Vec<usize>,
     /// The failure at the lowest position. All positions before a failed one have been claimed and
     /// will be finished, so which one it is does not depend on timing.
     failure: Option<(usize, Error)>,
 }
 
 impl OpenBatch {
-    fn new(request: Request, mut batch: Batch) -> Self {
+    fn new(request: Request, input_type: &InputType, mut batch: Batch) -> Self {
         let Request { epoch, samples, view } = request;
         let missing = samples.len();
-        batch.resolution = view.resolution();
-        let pixels = batch.resolution as usize * batch.resolution as usize;
-        let image_bytes = missing * pixels * 3;
-        if batch.images.capacity() < image_bytes {
-            // Zeroed memory straight from the system costs nothing yet, while the lock is held.
-            batch.images = vec![0; image_bytes];
-        } else {
-            batch.images.resize(image_bytes, 0);
-        }
+        let side = view.resolution() as usize;
+        let piece_bytes = if *input_type == InputType::Image { side * side * 3 } else { 0 };
+        let mut rest = BytesMut::new();
+        batch.inputs = match (input_type, batch.inputs) {
+            (InputType::Image, memory) => {
+                rest = match memory {
+                    Inputs::Images { pixels, .. } => pixels,
+                    Inputs::Arrays { .. } => BytesMut::new(),
+                };
+                let bytes = missing * piece_bytes;
+                if rest.capacity() < bytes {
+                    // Zeroed memory straight from the system costs nothing yet, while the lock is held.
+                    rest = BytesMut::zeroed(bytes);
+                } else {
+                    rest.resize(bytes, 0);
+                }
+                Inputs::Images { pixels: BytesMut::new(), resolution: view.resolution() }
+            }
+            (InputType::Array(shape), memory) => {
+                let mut values = match memory {
+                    Inputs::Arrays { values, .. } => values,
+                    Inputs::Images { .. } => Vec::new(),
+                };
+                values.resize(missing * shape.iter().product::<u64>() as usize, 0.0);
+                Inputs::Arrays { values, shape: shape.clone() }
+            }
+        };
         batch.labels.clear();
         batch.labels.resize(missing, 0);
         batch.samples = samples;
-        Self { epoch, view, batch, claimed: 0, missing, failure: None }
+        let mut pieces = Vec::new();
+        pieces.resize_with(missing, BytesMut::new);
+        Self {
+            epoch,
+            view,
+            batch,
+            rest,
+            pieces,
+            piece_bytes,
+            claimed: 0,
+            missing,
+            left_out: Vec::new(),
+            failure: None,
+        }
     }
 
     fn claim(&mut self, number: u64) -> Option<Claim> {
         let position = self.claimed;
         let sample = *self.batch.samples.get(position)?;
         self.claimed += 1;
-        Some(Claim { number, position, sample, epoch: self.epoch, view: self.view.clone() })
+        Some(Claim {
+            number,
+            position,
+            sample,
+            epoch: self.epoch,
+            view: self.view.clone(),
+            pixels: self.rest.split_to(self.piece_bytes),
+            values: Vec::new(),
+            read_ahead: None,
+        })
     }
 
-    fn fill(&mut self, position: usize, label: i64, pixels: &[u8]) {
-        self.batch.images[position * pixels.len()..][..pixels.len()].copy_from_slice(pixels);
-        self.batch.labels[position] = label;
+    fn fill(&mut self, claim: Claim, made: &Made) {
+        let Claim { position, pixels, values, .. } = claim;
         self.missing -= 1;
+        self.pieces[position] = pixels;
+        let Some((sample, label)) = made.sample else {
+            self.left_out.push(position);
+            return;
+        };
+        self.batch.samples[position] = sample;
+        self.batch.labels[position] = label;
+        if let Inputs::Arrays { values: all, .. } = &mut self.batch.inputs {
+            all[position * values.len()..][..values.len()].copy_from_slice(&values);
+        }
     }
 
-    fn fail(&mut self, position: usize, error: Error) {
+    fn fail(&mut self, claim: Claim, error: Error) {
         let unclaimed = self.batch.samples.len() - self.claimed;
         self.claimed += unclaimed;
         self.missing -= unclaimed + 1;
-        if self.failure.as_ref().is_none_or(|(lowest, _)| position < *lowest) {
-            self.failure = Some((position, error));
+        if self.failure.as_ref().is_none_or(|(lowest, _)| claim.position < *lowest) {
+            self.failure = Some((claim.position, error));
         }
+    }
+
+    fn finish(mut self) -> Result<Batch, Error> {
+        if let Some((_, error)) = self.failure {
+            return Err(error);
+        }
+        let mut batch = self.batch;
+        if let Inputs::Images { pixels, .. } = &mut batch.inputs {
+            for piece in self.pieces {
+                pixels.unsplit(piece);
+            }
+            // What is left of the memory, so that it is there for a larger batch.
+            pixels.unsplit(self.rest);
+        }
+        self.left_out.sort_unstable();
+        for position in self.left_out.into_iter().rev() {
+            batch.remove(position);
+        }
+        Ok(batch)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use baton_job::spec::{Augment, Resize};
+
     use super::*;
 
     fn request(samples: &[u64]) -> Request {
-        let view = View::Evaluate { resolution: 1, crop_ratio: 1.0 };
+        let view = View::Train {
+            seed: 0,
+            resolution: 1,
+            resize: Resize::Fast,
+            augment: Augment::default(),
+        };
         Request { epoch: 0, samples: samples.to_vec(), view }
     }
 
     fn queue(room: usize, requests: &[&[u64]]) -> Queue {
         let requests: Vec<_> = requests.iter().map(|samples| request(samples)).collect();
-        Queue::new(Box::new(requests.into_iter()), room)
+        Queue::new(Box::new(requests.into_iter()), room, InputType::Image)
     }
 
     fn claims(queue: &mut Queue) -> Vec<Claim> {
         std::iter::from_fn(|| queue.claim()).collect()
     }
 
-    fn finish(queue: &mut Queue, claim: &Claim) {
-        let sample = claim.sample;
-        queue.finish(claim, Ok(sample as i64), &[sample as u8; 3]);
+    fn made(sample: Option<(u64, i64)>) -> Result<Made, Error> {
+        Ok(Made { sample, skipped: 0, reason: None, busy: Duration::ZERO })
     }
 
-    fn fail(queue: &mut Queue, claim: &Claim) {
-        queue.finish(claim, Err(Error::Decoder(format!("sample {}", claim.sample))), &[]);
+    fn finish(queue: &mut Queue, mut claim: Claim) {
+        let sample = claim.sample;
+        claim.pixels.fill(sample as u8);
+        queue.finish(claim, made(Some((sample, sample as i64))));
+    }
+
+    fn fail(queue: &mut Queue, claim: Claim) {
+        let error = Error::Decoder(format!("sample {}", claim.sample));
+        queue.finish(claim, Err(error));
+    }
+
+    fn pixels(batch: &Batch) -> &[u8] {
+        batch.images().unwrap().0
     }
 
     fn batch(queue: &mut Queue) -> Batch {
@@ -247,27 +361,29 @@ mod tests {
     #[test]
     fn batches_come_in_order_whatever_the_order_of_their_samples() {
         let mut queue = queue(2, &[&[4, 9], &[7]]);
-        let claims = claims(&mut queue);
-        finish(&mut queue, &claims[2]);
-        finish(&mut queue, &claims[1]);
+        let mut claims = claims(&mut queue);
+        finish(&mut queue, claims.remove(2));
+        finish(&mut queue, claims.remove(1));
         assert!(matches!(queue.take(), Taken::NotYet));
+        assert_eq!(queue.ready(), 0);
         assert!(!queue.has_news());
-        finish(&mut queue, &claims[0]);
+        finish(&mut queue, claims.remove(0));
+        assert_eq!(queue.ready(), 2);
         assert!(queue.has_news());
 
         let first = batch(&mut queue);
         assert_eq!(first.samples, [4, 9]);
         assert_eq!(first.labels, [4, 9]);
-        assert_eq!(first.images, [4, 4, 4, 9, 9, 9]);
+        assert_eq!(pixels(&first), [4, 4, 4, 9, 9, 9]);
         assert_eq!(batch(&mut queue).samples, [7]);
     }
 
     #[test]
     fn no_more_batches_are_open_than_there_is_room_for() {
         let mut queue = queue(2, &[&[0], &[1], &[2]]);
-        let first = claims(&mut queue);
+        let mut first = claims(&mut queue);
         assert_eq!(first.len(), 2);
-        finish(&mut queue, &first[0]);
+        finish(&mut queue, first.remove(0));
         assert!(queue.claim().is_none(), "a finished batch takes up room, too");
         batch(&mut queue);
         assert_eq!(claims(&mut queue).len(), 1);
@@ -276,9 +392,9 @@ mod tests {
     #[test]
     fn the_end_comes_after_the_last_batch() {
         let mut queue = queue(3, &[&[0], &[]]);
-        let claims = claims(&mut queue);
+        let mut claims = claims(&mut queue);
         assert!(matches!(queue.take(), Taken::NotYet));
-        finish(&mut queue, &claims[0]);
+        finish(&mut queue, claims.remove(0));
         assert_eq!(batch(&mut queue).len(), 1);
         assert!(batch(&mut queue).is_empty());
         assert!(queue.has_news());
@@ -288,10 +404,10 @@ mod tests {
     #[test]
     fn a_failure_is_the_last_item_and_comes_in_its_place() {
         let mut queue = queue(3, &[&[0], &[1], &[2], &[3]]);
-        let claims = claims(&mut queue);
-        fail(&mut queue, &claims[1]);
-        finish(&mut queue, &claims[2]);
-        finish(&mut queue, &claims[0]);
+        let mut claims = claims(&mut queue);
+        fail(&mut queue, claims.remove(1));
+        finish(&mut queue, claims.remove(1));
+        finish(&mut queue, claims.remove(0));
         assert_eq!(batch(&mut queue).samples, [0]);
         assert!(queue.claim().is_none(), "nothing is begun behind a failure");
         assert!(error(&mut queue).contains("sample 1"));
@@ -303,11 +419,12 @@ mod tests {
     fn the_failure_at_the_lowest_position_is_told_whichever_came_first() {
         for order in [[0, 1], [1, 0]] {
             let mut queue = queue(1, &[&[5, 6, 7, 8]]);
-            let claims = [(); 2].map(|()| queue.claim().unwrap());
-            fail(&mut queue, &claims[order[0]]);
+            let mut claims = [(); 2].map(|()| queue.claim());
+            let [first, second] = order.map(|index| claims[index].take().unwrap());
+            fail(&mut queue, first);
             assert!(queue.claim().is_none(), "the rest of the batch is not worth decoding");
             assert!(matches!(queue.take(), Taken::NotYet));
-            fail(&mut queue, &claims[order[1]]);
+            fail(&mut queue, second);
             assert!(error(&mut queue).contains("sample 5"));
         }
     }
@@ -315,10 +432,10 @@ mod tests {
     #[test]
     fn samples_of_a_forgotten_batch_go_nowhere() {
         let mut queue = queue(2, &[&[0, 1], &[2]]);
-        let claims = claims(&mut queue);
+        let mut claims = claims(&mut queue);
         queue.stop();
-        finish(&mut queue, &claims[0]);
-        fail(&mut queue, &claims[2]);
+        finish(&mut queue, claims.remove(0));
+        fail(&mut queue, claims.remove(1));
         assert!(queue.is_stopped());
         assert!(matches!(queue.take(), Taken::End));
     }
@@ -339,13 +456,45 @@ mod tests {
         let mut memory = Vec::new();
         for _ in 0..3 {
             for claim in claims(&mut queue) {
-                finish(&mut queue, &claim);
+                finish(&mut queue, claim);
             }
             let batch = batch(&mut queue);
-            assert_eq!(batch.images.len(), 3 * batch.len());
-            memory.push(batch.images.as_ptr());
+            assert_eq!(pixels(&batch).len(), 3 * batch.len());
+            memory.push(pixels(&batch).as_ptr());
             queue.recycle(batch);
         }
         assert_eq!(memory, [memory[0]; 3]);
+    }
+
+    #[test]
+    fn a_sample_left_out_leaves_no_gap() {
+        let mut queue = queue(1, &[&[1, 2, 3, 4]]);
+        for claim in claims(&mut queue) {
+            if [1, 3].contains(&claim.sample) {
+                queue.finish(claim, made(None));
+            } else {
+                finish(&mut queue, claim);
+            }
+        }
+        let batch = batch(&mut queue);
+        assert_eq!(batch.samples, [2, 4]);
+        assert_eq!(batch.labels, [2, 4]);
+        assert_eq!(pixels(&batch), [2, 2, 2, 4, 4, 4]);
+    }
+
+    #[test]
+    fn a_sample_in_the_place_of_another_goes_by_its_own_name() {
+        let mut queue = queue(1, &[&[7]]);
+        let claim = claims(&mut queue).remove(0);
+        queue.finish(claim, made(Some((8, 80))));
+        let batch = batch(&mut queue);
+        assert_eq!((batch.samples, batch.labels), (vec![8], vec![80]));
+    }
+
+    #[test]
+    fn the_first_claim_of_a_batch_tells_what_will_be_read() {
+        let mut queue = queue(2, &[&[1, 2], &[3]]);
+        let told: Vec<_> = claims(&mut queue).into_iter().map(|claim| claim.read_ahead).collect();
+        assert_eq!(told, [Some(vec![1, 2]), None, Some(vec![3])]);
     }
 }

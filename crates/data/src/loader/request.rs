@@ -1,9 +1,10 @@
 //! What a loader is asked for.
 
-use baton_job::spec::Augment;
+use baton_job::spec::{Augment, Resize};
 
 use crate::{
-    augment::{Crop, Flip, center_crop, random_crop, random_flip},
+    Frame,
+    augment::{Flip, center_crop, random_crop, random_flip},
     random::{Draws, Operation},
 };
 
@@ -18,7 +19,7 @@ pub struct Request {
     pub view: View,
 }
 
-/// How images become samples.
+/// How images become samples. Arrays are taken as they are.
 #[derive(Clone, Debug, PartialEq)]
 pub enum View {
     /// Random crop and flip, each a function of (seed, epoch, sample).
@@ -27,6 +28,8 @@ pub enum View {
         seed: u64,
         /// Side of the samples in pixels.
         resolution: u32,
+        /// How crops get that size.
+        resize: Resize,
         /// What is random.
         augment: Augment,
     },
@@ -34,6 +37,8 @@ pub enum View {
     Evaluate {
         /// Side of the samples in pixels.
         resolution: u32,
+        /// How crops get that size.
+        resize: Resize,
         /// Side of the centre crop as a share of the short side.
         crop_ratio: f64,
     },
@@ -48,19 +53,25 @@ impl View {
         }
     }
 
-    /// Which part of a sample's image is seen, and which way round.
-    pub(super) fn frame(&self, epoch: u32, sample: u64, width: u32, height: u32) -> (Crop, Flip) {
+    /// Which part of a sample's image is seen, and how.
+    #[must_use]
+    pub fn frame(&self, epoch: u32, sample: u64, width: u32, height: u32) -> Frame {
         match self {
-            Self::Train { seed, augment, .. } => {
+            Self::Train { seed, augment, resolution, resize } => {
                 let draws = |operation| Draws::new(*seed, epoch, sample, operation);
-                (
-                    random_crop(augment, width, height, draws(Operation::Crop)),
-                    random_flip(augment, draws(Operation::Flip)),
-                )
+                Frame {
+                    crop: random_crop(augment, width, height, draws(Operation::Crop)),
+                    flip: random_flip(augment, draws(Operation::Flip)),
+                    resolution: *resolution,
+                    resize: *resize,
+                }
             }
-            Self::Evaluate { crop_ratio, .. } => {
-                (center_crop(*crop_ratio, width, height), Flip::Keep)
-            }
+            Self::Evaluate { crop_ratio, resolution, resize } => Frame {
+                crop: center_crop(*crop_ratio, width, height),
+                flip: Flip::Keep,
+                resolution: *resolution,
+                resize: *resize,
+            },
         }
     }
 }

@@ -9,7 +9,7 @@ use baton_data::{
 use flate2::read::GzDecoder;
 use serde_json::Value;
 
-use crate::fixtures::{path, sha256};
+use crate::fixtures::{folder, sha256};
 
 /// Images that FFCV stored raw, and what it made of them.
 struct References {
@@ -23,8 +23,9 @@ fn number(value: &Value) -> u32 {
 
 fn references() -> References {
     let json: Value =
-        serde_json::from_str(&fs::read_to_string(path("a_raw.area.json")).unwrap()).unwrap();
-    let mut pixels = GzDecoder::new(fs::File::open(path("a_raw.rgb.gz")).unwrap());
+        serde_json::from_str(&fs::read_to_string(folder().join("a_raw.area.json")).unwrap())
+            .unwrap();
+    let mut pixels = GzDecoder::new(fs::File::open(folder().join("a_raw.rgb.gz")).unwrap());
     let image = |image: &Value| {
         let (width, height) = (number(&image["width"]), number(&image["height"]));
         let mut bytes = vec![0; 3 * (width * height) as usize];

@@ -1,16 +1,14 @@
 //! Damaged files: named errors, no panic, no memory by the word of a damaged size.
 
-use std::fs;
-
 use baton_data::{
-    Beton, Dataset, Decoder, Error, FileFault, SampleFault,
-    augment::{Crop, Flip, center_crop},
+    Beton, Dataset, Decoder, Error, FileFault, Layout, SampleFault, Source,
     beton::FieldType,
+    verify::{Tools, Verifier},
 };
 
 use crate::{
     allocations::largest_during,
-    fixtures::path,
+    fixtures,
     sketch::{LABEL, PAGE_BYTES, Picture, ROW_BYTES, ROWS_START, Saved, beton, jpeg, raw},
 };
 
@@ -26,7 +24,7 @@ fn table_start(file: &[u8]) -> usize {
 }
 
 fn open(file: &[u8]) -> Result<Dataset, Error> {
-    Dataset::open(Saved::new(file).path(), "image", "label")
+    Saved::new(file).dataset()
 }
 
 /// The fault of a file with some of its bytes replaced.
@@ -102,13 +100,18 @@ fn faults_of_the_fields_are_named() {
     assert_eq!(fault(sketch(), 24, &[255]), unknown);
 
     let saved = Saved::new(&sketch());
-    let refused = Dataset::open(saved.path(), "picture", "label").unwrap_err().to_string();
+    let fields = |input: &str, label: &str| Source {
+        input_field: input.to_owned(),
+        label_field: label.to_owned(),
+        ..Source::new(saved.location())
+    };
+    let refused = Dataset::open(fields("picture", "label")).unwrap_err().to_string();
     let told = "no field \"picture\"; it has \"image\", \"label\": \
-                set data.image_field and data.label_field";
+                set data.input_field and data.label_field";
     assert!(refused.ends_with(told), "{refused}");
-    let refused = Dataset::open(saved.path(), "image", "image").unwrap_err();
+    let refused = Dataset::open(fields("image", "image")).unwrap_err();
     let Error::File { fault, .. } = refused else { panic!("{refused}") };
-    let (found, wanted) = (FieldType::RgbImage, FieldType::Int);
+    let (found, wanted) = (FieldType::RgbImage, vec![FieldType::Int]);
     assert_eq!(fault, FileFault::WrongType { name: "image".to_owned(), found, wanted });
 }
 
@@ -149,16 +152,14 @@ fn a_label_that_no_model_can_learn_is_named() {
     file[ROWS_START + ROW_BYTES + LABEL..][..8].copy_from_slice(&(-1_i64).to_le_bytes());
     let set = open(&file).unwrap();
     let refused = set.check_labels(1_000).unwrap_err().to_string();
-    assert!(refused.contains("set.beton: sample 1: label -1, "), "{refused}");
+    assert!(refused.contains("set.beton: sample 1, byte 0: label -1, "), "{refused}");
 }
 
 #[test]
 fn a_sample_beyond_the_end_is_named() {
     let set = open(&sketch()).unwrap();
-    for refused in [set.image(3).map(|_| ()), set.label(3).map(|_| ())] {
-        let refused = refused.unwrap_err().to_string();
-        assert!(refused.ends_with("sample 3: there are only 3 samples"), "{refused}");
-    }
+    let refused = set.label(3).unwrap_err().to_string();
+    assert!(refused.ends_with("sample 3, byte 0: there are only 3 samples"), "{refused}");
     assert!(set.label(u64::MAX).is_err());
 }
 
@@ -169,14 +170,14 @@ fn a_file_cut_off_anywhere_is_refused() {
     let saved = Saved::new(&[]);
     for end in 0..file.len() {
         saved.overwrite(&file[..end]);
-        assert!(Dataset::open(saved.path(), "image", "label").is_err(), "cut at byte {end}");
+        assert!(saved.dataset().is_err(), "cut at byte {end}");
     }
 }
 
 #[test]
 fn ffcvs_files_cut_off_at_section_boundaries_are_refused() {
-    for name in ["g_single.beton", "k_two_workers.beton"] {
-        let file = fs::read(path(name)).unwrap();
+    for name in ["g_single", "k_two_workers"] {
+        let file = fixtures::file(name);
         let samples = u64::from_le_bytes(file[8..16].try_into().unwrap()) as usize;
         let page = u32::from_le_bytes(file[4..8].try_into().unwrap()) as usize;
         let rows_end = ROWS_START + samples * ROW_BYTES;
@@ -195,7 +196,7 @@ fn ffcvs_files_cut_off_at_section_boundaries_are_refused() {
         for end in boundaries.into_iter().flat_map(|end| [end.saturating_sub(1), end, end + 1]) {
             if end < file.len() {
                 saved.overwrite(&file[..end]);
-                let refused = Dataset::open(saved.path(), "image", "label");
+                let refused = saved.dataset();
                 assert!(refused.is_err(), "{name} cut at byte {end}");
             }
         }
@@ -204,15 +205,15 @@ fn ffcvs_files_cut_off_at_section_boundaries_are_refused() {
 
 /// Reads all there is. Whether that works is not the question here.
 fn read_everything(saved: &Saved) -> Result<(), Error> {
-    let set = Dataset::open(saved.path(), "image", "label")?;
-    let _ = set.check_labels(3);
-    let mut decoder = Decoder::new()?;
-    let mut out = [0; 4 * 4 * 3];
-    for sample in 0..set.len() {
-        let image = set.image(sample)?;
-        let crop: Crop = center_crop(1.0, image.width, image.height);
-        let _ = decoder.render(&image, crop, Flip::Keep, 4, &mut out);
+    let beton = Beton::open(saved.path())?;
+    let _ = Layout::of_pages(&beton);
+    let verifier = Verifier::new(&beton)?;
+    let mut tools = Tools::new()?;
+    for sample in 0..beton.len() {
+        let _ = verifier.check(sample, &mut tools);
     }
+    let set = saved.dataset()?;
+    let _ = set.check_labels(3);
     Ok(())
 }
 
@@ -272,9 +273,9 @@ fn a_jpeg_that_promises_too_much_is_refused() {
     bytes[frame + 7..frame + 9].copy_from_slice(&side.to_be_bytes());
     let file = beton(&[Picture { mode, width: side, height: side, bytes }]);
     let saved = Saved::new(&file);
-    let set = Dataset::open(saved.path(), "image", "label").unwrap();
-    let mut decoder = Decoder::new().unwrap();
-    let image = set.image(0).unwrap();
+    let beton = Beton::open(saved.path()).unwrap();
+    let (mut decoder, mut buffer) = (Decoder::new().unwrap(), Vec::new());
+    let image = beton.image(&beton.image_column("image").unwrap(), 0, &mut buffer).unwrap();
     let (largest, refused) = largest_during(|| decoder.decode(&image).map(|_| ()));
     assert!(matches!(refused, Err(SampleFault::TooFewBytes { .. })));
     assert!(largest < 100_000, "{largest} bytes at once");

@@ -2,11 +2,14 @@
 
 use std::path::PathBuf;
 
-use baton_data::{Dataset, Decoder, Mode};
+use baton_data::{Beton, Dataset, Decoder, Mode, Source};
+
+pub(crate) fn path(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/digits").join(name)
+}
 
 pub(crate) fn open(name: &str) -> Dataset {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/digits");
-    Dataset::open(folder.join(name), "image", "label").unwrap()
+    Dataset::open(Source::new(path(name).to_str().unwrap())).unwrap()
 }
 
 #[test]
@@ -14,12 +17,13 @@ fn the_digits_are_read() {
     let sets = [("digits-train.beton", 1_437, Mode::Jpeg), ("digits-val.beton", 360, Mode::Raw)];
     let mut decoder = Decoder::new().unwrap();
     for (name, samples, mode) in sets {
-        let set = open(name);
+        let (set, beton) = (open(name), Beton::open(path(name)).unwrap());
+        let (images, mut buffer) = (beton.image_column("image").unwrap(), Vec::new());
         assert_eq!(set.len(), samples);
         set.check_labels(10).unwrap();
         let mut of_each_class = [0; 10];
         for sample in 0..samples {
-            let image = set.image(sample).unwrap();
+            let image = beton.image(&images, sample, &mut buffer).unwrap();
             assert_eq!((image.mode, image.width, image.height), (mode, 32, 32));
             let pixels = decoder.decode(&image).unwrap();
             assert!(pixels.iter().any(|value| *value > 128), "{name}: sample {sample} is dark");

@@ -9,14 +9,15 @@ use std::{
 };
 
 use baton_data::{
-    Batch, Dataset, Decoder, Error, Loader, Request, SampleFault, View,
+    Batch, Beton, Dataset, Decoder, Error, Frame, InputType, Inputs, Loader, Options, Request,
+    SampleFault, Source, View,
     augment::{Flip, center_crop, random_crop, random_flip},
     random::{Draws, Operation},
 };
-use baton_job::spec::Augment;
+use baton_job::spec::{Augment, OnBadSample, Resize};
 
 use crate::{
-    digits,
+    digits, fixtures,
     sketch::{Saved, beton, raw},
 };
 
@@ -27,7 +28,7 @@ fn train_set() -> Arc<Dataset> {
 }
 
 fn train_view(resolution: u32) -> View {
-    View::Train { seed: SEED, resolution, augment: Augment::default() }
+    View::Train { seed: SEED, resolution, resize: Resize::Fast, augment: Augment::default() }
 }
 
 fn request(epoch: u32, samples: impl IntoIterator<Item = u64>) -> Request {
@@ -47,10 +48,10 @@ fn all(loader: Loader) -> Vec<Batch> {
 fn pixels_do_not_depend_on_threads_or_prefetch() {
     let set = train_set();
     let requests = || endless().take(12);
-    let one = all(Loader::start(set.clone(), 1, 1, requests()));
+    let one = all(Loader::start(set.clone(), &Options::new(1, 1), requests()));
     assert_eq!(one.len(), 12);
     for (threads, prefetch) in [(2, 1), (3, 2), (8, 5), (5, 100)] {
-        let many = all(Loader::start(set.clone(), threads, prefetch, requests()));
+        let many = all(Loader::start(set.clone(), &Options::new(threads, prefetch), requests()));
         assert!(one == many, "{threads} threads, {prefetch} batches ahead");
     }
 }
@@ -59,12 +60,14 @@ fn pixels_do_not_depend_on_threads_or_prefetch() {
 fn batches_come_in_the_order_of_the_requests_whatever_their_sizes() {
     let sizes = [1, 40, 0, 3, 64, 0, 0, 2, 1, 17];
     let requests = sizes.map(|size| request(0, (0..size).rev()));
-    let batches = all(Loader::start(train_set(), 4, 3, requests.clone().into_iter()));
+    let batches =
+        all(Loader::start(train_set(), &Options::new(4, 3), requests.clone().into_iter()));
     for (batch, request) in batches.iter().zip(&requests) {
         assert_eq!(batch.samples, request.samples);
         assert_eq!(batch.labels.len(), request.samples.len());
-        assert_eq!(batch.resolution, 24);
-        assert_eq!(batch.images.len(), request.samples.len() * 24 * 24 * 3);
+        let (pixels, resolution) = batch.images().unwrap();
+        assert_eq!(resolution, 24);
+        assert_eq!(pixels.len(), request.samples.len() * 24 * 24 * 3);
     }
     assert_eq!(batches.len(), sizes.len());
 }
@@ -73,30 +76,36 @@ fn batches_come_in_the_order_of_the_requests_whatever_their_sizes() {
 fn a_sample_is_what_its_view_says() {
     let set = train_set();
     let (epoch, sample, resolution) = (3, 77, 20);
-    let image = set.image(sample).unwrap();
+    let beton = Beton::open(digits::path("digits-train.beton")).unwrap();
+    let mut buffer = Vec::new();
+    let images = beton.image_column("image").unwrap();
+    let image = beton.image(&images, sample, &mut buffer).unwrap();
     let augment = Augment::default();
     let draws = |operation| Draws::new(SEED, epoch, sample, operation);
     let crop = random_crop(&augment, 32, 32, draws(Operation::Crop));
     let flip = random_flip(&augment, draws(Operation::Flip));
-    let frames = [
-        (train_view(resolution), crop, flip),
-        (View::Evaluate { resolution, crop_ratio: 0.5 }, center_crop(0.5, 32, 32), Flip::Keep),
-    ];
-    for (view, crop, flip) in frames {
-        let request = Request { epoch, samples: vec![sample], view };
-        let batch = all(Loader::start(set.clone(), 1, 1, [request].into_iter())).remove(0);
-        let mut expected = vec![0; (resolution * resolution * 3) as usize];
-        Decoder::new().unwrap().render(&image, crop, flip, resolution, &mut expected).unwrap();
-        assert!(batch.images == expected);
-        assert_eq!(batch.labels, [set.label(sample).unwrap()]);
+    for resize in [Resize::Fast, Resize::Area] {
+        let train = View::Train { seed: SEED, resolution, resize, augment: augment.clone() };
+        let evaluate = View::Evaluate { resolution, resize, crop_ratio: 0.5 };
+        let frames = [(train, crop, flip), (evaluate, center_crop(0.5, 32, 32), Flip::Keep)];
+        for (view, crop, flip) in frames {
+            let request = Request { epoch, samples: vec![sample], view };
+            let options = Options::new(1, 1);
+            let batch = all(Loader::start(set.clone(), &options, [request].into_iter())).remove(0);
+            let mut expected = vec![0; (resolution * resolution * 3) as usize];
+            let frame = Frame { crop, flip, resolution, resize };
+            Decoder::new().unwrap().render(&image, &frame, &mut expected).unwrap();
+            assert!(batch.images() == Some((expected.as_slice(), resolution)));
+            assert_eq!(batch.labels, [set.label(sample).unwrap()]);
+        }
     }
 }
 
 #[test]
 fn epochs_differ_and_repeat() {
     let requests = [request(0, 0..64), request(1, 0..64), request(0, 0..64)];
-    let batches = all(Loader::start(train_set(), 2, 3, requests.into_iter()));
-    assert!(batches[0].images != batches[1].images);
+    let batches = all(Loader::start(train_set(), &Options::new(2, 3), requests.into_iter()));
+    assert!(batches[0].inputs != batches[1].inputs);
     assert!(batches[0] == batches[2]);
 }
 
@@ -107,10 +116,10 @@ fn a_sample_that_does_not_decode_ends_the_loader_in_its_place() {
         pictures[damaged].mode = 0;
     }
     let saved = Saved::new(&beton(&pictures));
-    let set = Arc::new(Dataset::open(saved.path(), "image", "label").unwrap());
+    let set = Arc::new(saved.dataset().unwrap());
     for threads in [1, 4] {
         let requests = (0..4).map(|number| request(0, number * 3..number * 3 + 3));
-        let mut loader = Loader::start(set.clone(), threads, 3, requests);
+        let mut loader = Loader::start(set.clone(), &Options::new(threads, 3), requests);
         assert_eq!(loader.next().unwrap().unwrap().samples, [0, 1, 2]);
         let error = loader.next().unwrap().unwrap_err();
         assert!(matches!(error, Error::Sample { sample: 4, fault: SampleFault::NotJpeg, .. }));
@@ -121,9 +130,10 @@ fn a_sample_that_does_not_decode_ends_the_loader_in_its_place() {
 
 #[test]
 fn a_sample_that_is_not_in_the_set_is_an_error() {
-    let mut loader = Loader::start(train_set(), 2, 1, [request(0, [0, 1_437])].into_iter());
+    let mut loader =
+        Loader::start(train_set(), &Options::new(2, 1), [request(0, [0, 1_437])].into_iter());
     let error = loader.next().unwrap().unwrap_err().to_string();
-    assert!(error.ends_with("sample 1437: there are only 1437 samples"), "{error}");
+    assert!(error.ends_with("sample 1437, byte 0: there are only 1437 samples"), "{error}");
 }
 
 #[test]
@@ -132,7 +142,7 @@ fn a_panic_in_the_requests_is_an_error_not_a_wait_for_ever() {
         0 => request(0, 0..2),
         _ => panic!("planted"),
     });
-    let mut loader = Loader::start(train_set(), 2, 4, requests);
+    let mut loader = Loader::start(train_set(), &Options::new(2, 4), requests);
     let outcomes: Vec<_> = loader.by_ref().take(3).collect();
     assert!(matches!(outcomes.last(), Some(Err(Error::Panicked))));
     assert!(loader.next().is_none());
@@ -144,7 +154,7 @@ fn dropping_the_loader_at_any_moment_ends_its_threads() {
     let set = train_set();
     for taken in [0, 1, 2, 7] {
         for threads in [1, 4] {
-            let mut loader = Loader::start(set.clone(), threads, 3, endless());
+            let mut loader = Loader::start(set.clone(), &Options::new(threads, 3), endless());
             for _ in 0..taken {
                 let batch = loader.next().unwrap().unwrap();
                 loader.recycle(batch);
@@ -163,7 +173,7 @@ fn no_more_is_begun_than_was_asked_for() {
     let requests = endless().inspect(move |_| {
         counter.fetch_add(1, Ordering::SeqCst);
     });
-    let mut loader = Loader::start(train_set(), 4, 2, requests);
+    let mut loader = Loader::start(train_set(), &Options::new(4, 2), requests);
     for taken in 1..50 {
         loader.next().unwrap().unwrap();
         assert!(begun.load(Ordering::SeqCst) <= taken + 2);
@@ -172,8 +182,102 @@ fn no_more_is_begun_than_was_asked_for() {
 
 #[test]
 fn waiting_is_measured() {
-    let mut loader = Loader::start(train_set(), 1, 1, endless());
-    assert_eq!(loader.waited(), Duration::ZERO);
+    let mut loader = Loader::start(train_set(), &Options::new(1, 1), endless());
+    assert_eq!(loader.stats().waited, Duration::ZERO);
     loader.next().unwrap().unwrap();
-    assert!(loader.waited() > Duration::ZERO);
+    assert!(loader.stats().waited > Duration::ZERO);
+}
+
+/// Twelve pictures of which some do not decode.
+fn with_bad(bad: &[usize]) -> Saved {
+    let mut pictures: Vec<_> = (0..12).map(|value| raw(8, 8, value)).collect();
+    for index in bad {
+        pictures[*index].mode = 0;
+    }
+    Saved::new(&beton(&pictures))
+}
+
+fn skipping(saved: &Saved) -> Arc<Dataset> {
+    let source = Source { on_bad_sample: OnBadSample::Skip, ..Source::new(saved.location()) };
+    Arc::new(Dataset::open(source).unwrap())
+}
+
+#[test]
+fn the_next_good_sample_takes_the_place_of_a_bad_one() {
+    let saved = with_bad(&[4, 5, 11]);
+    for threads in [1, 3] {
+        let requests = (0..4).map(|number| request(0, number * 3..number * 3 + 3));
+        let mut loader = Loader::start(skipping(&saved), &Options::new(threads, 2), requests);
+        let batches: Vec<_> = loader.by_ref().map(Result::unwrap).collect();
+        let samples: Vec<_> = batches.iter().flat_map(|batch| batch.samples.clone()).collect();
+        assert_eq!(samples, [0, 1, 2, 3, 6, 6, 6, 7, 8, 9, 10, 0]);
+        assert!(batches.iter().all(|batch| batch.len() == 3));
+        let stats = loader.stats();
+        assert_eq!(stats.skipped, 4, "4 and 5, 5, and 11");
+        assert!(stats.last_skipped.unwrap().contains("does not start with FF D8"));
+    }
+}
+
+#[test]
+fn evaluation_leaves_bad_samples_out() {
+    let saved = with_bad(&[0, 4]);
+    let view = View::Evaluate { resolution: 4, resize: Resize::Fast, crop_ratio: 1.0 };
+    let request = Request { epoch: 0, samples: (0..6).collect(), view };
+    let mut loader = Loader::start(skipping(&saved), &Options::new(2, 1), [request].into_iter());
+    let batch = loader.next().unwrap().unwrap();
+    assert_eq!(batch.samples, [1, 2, 3, 5]);
+    assert_eq!(batch.labels, [1, 2, 3, 5]);
+    let (pixels, _) = batch.images().unwrap();
+    let expected: Vec<u8> = [1, 2, 3, 5].into_iter().flat_map(|value| [value; 48]).collect();
+    assert_eq!(pixels, expected);
+    assert_eq!(loader.stats().skipped, 2);
+}
+
+#[test]
+fn a_data_set_without_any_good_sample_is_an_error_even_if_bad_ones_are_skipped() {
+    let saved = with_bad(&(0..12).collect::<Vec<_>>());
+    let mut loader =
+        Loader::start(skipping(&saved), &Options::new(1, 1), [request(0, [3])].into_iter());
+    assert!(matches!(loader.next().unwrap(), Err(Error::Sample { .. })));
+}
+
+#[test]
+fn arrays_come_as_floats_in_the_order_of_the_batch() {
+    let saved = Saved::new(&fixtures::file("f2_layouts"));
+    let source = Source {
+        input_field: "arr_i16".to_owned(),
+        label_field: "n".to_owned(),
+        ..Source::new(saved.location())
+    };
+    let set = Arc::new(Dataset::open(source).unwrap());
+    let requests = [request(0, [1, 0]), request(0, [8, 1, 3])];
+    let batches = all(Loader::start(set.clone(), &Options::new(2, 2), requests.into_iter()));
+
+    let beton = Beton::open(saved.path()).unwrap();
+    let column = beton.array_column("arr_i16").unwrap();
+    for batch in &batches {
+        let Inputs::Arrays { values, shape } = &batch.inputs else { panic!("no arrays") };
+        assert_eq!(InputType::Array(shape.clone()), *set.input_type());
+        let mut expected = Vec::new();
+        for sample in &batch.samples {
+            let mut bytes = vec![0; 60];
+            beton.array(&column, *sample, &mut bytes).unwrap();
+            let (words, _) = bytes.as_chunks::<2>();
+            expected.extend(words.iter().map(|word| f32::from(i16::from_le_bytes(*word))));
+        }
+        assert_eq!(*values, expected);
+    }
+    assert_eq!(batches[0].samples, [1, 0]);
+}
+
+/// A file cut off under a running job is an error with its name, not a signal.
+#[test]
+fn a_file_cut_off_while_in_use_is_told() {
+    let saved = with_bad(&[]);
+    let set = Arc::new(saved.dataset().unwrap());
+    let file = std::fs::OpenOptions::new().write(true).open(saved.path()).unwrap();
+    file.set_len(2_500).unwrap();
+    let mut loader = Loader::start(set, &Options::new(1, 1), [request(0, [9])].into_iter());
+    let refused = loader.next().unwrap().unwrap_err().to_string();
+    assert!(refused.contains("it was cut off while in use"), "{refused}");
 }

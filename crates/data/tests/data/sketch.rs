@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use baton_data::{Dataset, Error, Source};
 use tempfile::TempDir;
 
 pub(crate) const PAGE_BYTES: usize = 64;
@@ -92,5 +93,14 @@ impl Saved {
 
     pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("set.beton")
+    }
+
+    pub(crate) fn location(&self) -> String {
+        self.path().to_str().unwrap().to_owned()
+    }
+
+    /// As images with labels.
+    pub(crate) fn dataset(&self) -> Result<Dataset, Error> {
+        Dataset::open(Source::new(self.location()))
     }
 }

@@ -15,7 +15,8 @@ pub use self::{
     error::{Error, Violation},
     sections::{
         Arch, Augment, Checkpoint, Cluster, CollectiveKind, Compute, Data, Determinism, Device,
-        Ema, Evaluation, Limits, Loss, Model, Optimizer, Order, Phase, Precision, Schedule, Train,
+        Ema, Evaluation, Limits, Loss, Model, OnBadSample, Optimizer, Order, Phase, Precision,
+        Resize, Schedule, Train,
     },
 };
 

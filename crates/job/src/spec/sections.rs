@@ -59,19 +59,30 @@ impl Arch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
-    /// Training set, a `.beton` file.
+    /// Training set: a `.beton` file, a glob such as `/data/train-*.beton`, or the same in an object
+    /// store (`s3://bucket/train-*.beton`).
     pub train: String,
-    /// Validation set, a `.beton` file.
+    /// Validation set, as `train`.
     pub val: String,
-    /// Name of the RGB image field.
-    #[serde(default = "image_field")]
-    pub image_field: String,
+    /// Name of the field that the model sees: RGB images, or arrays for 1-D models.
+    #[serde(default = "input_field")]
+    pub input_field: String,
     /// Name of the Int label field.
     #[serde(default = "label_field")]
     pub label_field: String,
     /// Order of samples in an epoch.
     #[serde(default)]
     pub order: Order,
+    /// Samples shuffled with each other in quasi-random order, at least: what the memory of a node
+    /// should hold twice.
+    #[serde(default = "shuffle_window")]
+    pub shuffle_window: u64,
+    /// How a crop gets the size of a sample.
+    #[serde(default)]
+    pub resize: Resize,
+    /// What becomes of samples that cannot be used.
+    #[serde(default)]
+    pub on_bad_sample: OnBadSample,
     /// Leave out the last samples of an epoch that do not fill a global batch.
     #[serde(default = "yes")]
     pub drop_last: bool,
@@ -81,6 +92,15 @@ pub struct Data {
     /// Decoded micro-batches held ready per rank.
     #[serde(default = "three")]
     pub prefetch_batches: u32,
+    /// Keep a rank's decoding threads on its share of the node's cores.
+    #[serde(default = "yes")]
+    pub pin_threads: bool,
+    /// Folder for copies of remote shards, on a fast local disk; empty means `cache` in the run folder.
+    #[serde(default)]
+    pub cache_dir: String,
+    /// Most that the copies of remote shards may take, in GiB; shared by the ranks of a node.
+    #[serde(default = "cache_gib")]
+    pub cache_gib: f64,
     /// Mean per channel, in 0..255 units.
     #[serde(default = "imagenet_mean")]
     pub mean: [f32; 3],
@@ -98,8 +118,33 @@ pub enum Order {
     Random,
     /// As in the file.
     Sequential,
-    /// A permutation local to file pages.
+    /// Blocks of samples in a new order every epoch, and the samples of a window of blocks shuffled
+    /// with each other: for data that does not fit into memory. A block is a page of a file, or, where
+    /// there are many files, a file.
     QuasiRandom,
+}
+
+/// How a crop gets the size of a sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Resize {
+    /// Antialiased triangle filter, as torchvision's and Pillow's; large crops are already reduced
+    /// while they are decoded.
+    #[default]
+    Fast,
+    /// OpenCV's `INTER_AREA` and the fast inverse DCT: the pixels that ffcv makes.
+    Area,
+}
+
+/// What becomes of samples that cannot be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnBadSample {
+    /// They end the job, with their names.
+    #[default]
+    Fail,
+    /// The next good one takes its place, and it is counted; evaluation leaves it out.
+    Skip,
 }
 
 /// Random changes to training images.
@@ -444,7 +489,13 @@ fn three() -> u32 {
 fn eight() -> u32 {
     8
 }
-fn image_field() -> String {
+fn shuffle_window() -> u64 {
+    16_384
+}
+fn cache_gib() -> f64 {
+    100.0
+}
+fn input_field() -> String {
     "image".to_owned()
 }
 fn label_field() -> String {

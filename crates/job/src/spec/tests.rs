@@ -70,7 +70,6 @@ fn features_of_later_versions_are_refused_not_ignored() {
         "model.blur_pool=true",
         "augment.mixup_alpha=0.2",
         "augment.cutmix_probability=0.3",
-        "data.order=quasi_random",
         "train.grad_accumulation=2",
         "train.clip_grad_norm=1.0",
         "train.phases=[{from_epoch=0, resolution=160, global_batch=4096}]",

@@ -2,9 +2,7 @@
 
 use std::fmt::Display;
 
-use super::{
-    Arch, CollectiveKind, Compute, Determinism, JobSpec, Optimizer, Order, Schedule, Violation,
-};
+use super::{Arch, CollectiveKind, Compute, Determinism, JobSpec, Optimizer, Schedule, Violation};
 
 /// Every rule that `spec` breaks.
 pub(super) fn violations(spec: &JobSpec) -> Vec<Violation> {
@@ -198,6 +196,12 @@ fn ranges(spec: &JobSpec, rules: &mut Rules) {
     );
     share(rules, "augment.flip", augment.flip);
     rules.check(
+        spec.data.cache_gib.is_finite() && spec.data.cache_gib > 0.0,
+        "data.cache_gib",
+        spec.data.cache_gib,
+        "must be above 0",
+    );
+    rules.check(
         (0.0..1.0).contains(&spec.loss.label_smoothing),
         "loss.label_smoothing",
         spec.loss.label_smoothing,
@@ -298,12 +302,6 @@ fn not_yet(spec: &JobSpec, rules: &mut Rules) {
         "augment.cutmix_probability",
         spec.augment.cutmix_probability,
         "set it to 0",
-    );
-    rules.unimplemented(
-        spec.data.order == Order::QuasiRandom,
-        "data.order",
-        "quasi_random",
-        "use random or sequential",
     );
     rules.unimplemented(
         train.grad_accumulation != 1,

@@ -28,9 +28,11 @@ impl Input {
     /// Images f32, shape (samples, 3, resolution, resolution), in channels-last memory order if the
     /// network is.
     pub(super) fn images(&self, batch: &Batch) -> tch::Result<Tensor> {
-        let side = i64::from(batch.resolution);
+        // `Inputs::open` lets no arrays come here; they would fail in the view below.
+        let (pixels, resolution) = batch.images().unwrap_or_default();
+        let side = i64::from(resolution);
         // Bytes cross to the device: a quarter of what floats would be.
-        let bytes = Tensor::f_from_slice(&batch.images)?.f_to_device(self.device)?;
+        let bytes = Tensor::f_from_slice(pixels)?.f_to_device(self.device)?;
         let nhwc = bytes.f_view([batch.len() as i64, side, side, 3])?;
         let nhwc = nhwc.f_to_kind(Kind::Float)?.f_sub_(&self.mean)?.f_div_(&self.std)?;
         let nchw = nhwc.f_permute([0, 3, 1, 2])?;

@@ -213,14 +213,14 @@ impl Learner for TorchLearner {
             leaf.contribute_nothing(&self.running).during("clear a leaf")?;
             return Ok(Sums::default());
         }
-        if batch.len() < Resnet::least_batch(batch.resolution) {
+        let (_, resolution) = batch.images().unwrap_or_default();
+        if batch.len() < Resnet::least_batch(resolution) {
             return Err(Error::Torch {
                 operation: "batch normalisation",
                 message: format!(
-                    "one sample of {0}x{0} pixels leaves one value per channel, which has no \
+                    "one sample of {resolution}x{resolution} pixels leaves one value per channel, which has no \
                      variance: raise train.global_batch or train.resolution, lower \
-                     train.virtual_ranks, or set data.drop_last",
-                    batch.resolution
+                     train.virtual_ranks, or set data.drop_last"
                 ),
             });
         }

@@ -98,7 +98,7 @@ fn leaf_holds_the_batchs_mean_and_unbiased_variance() {
     let (leaf, _) = gradient_of(&mut learner, &batch);
 
     // The first layer's statistics from its definition, in f64.
-    let images = Tensor::from_slice(&batch.images).to_kind(tch::Kind::Double);
+    let images = Tensor::from_slice(batch.images().unwrap().0).to_kind(tch::Kind::Double);
     let mean = Tensor::from_slice(&[10.0, 20.0, 30.0]);
     let std = Tensor::from_slice(&[50.0, 60.0, 70.0]);
     let images = ((images.view([3, 32, 32, 3]) - mean) / std).permute([0, 3, 1, 2]);
@@ -130,7 +130,7 @@ fn update_moves_running_statistics_by_a_tenth_of_the_mean_over_virtual_ranks() {
 fn empty_batch_contributes_nothing() {
     let mut learner = learner(&[]);
     let mut leaf = learner.new_leaf().unwrap();
-    let empty = Batch { resolution: 32, ..Batch::default() };
+    let empty = Batch::of_images(&[], 32, Vec::new(), Vec::new());
     assert_eq!(learner.gradient(&empty, 1.0, &mut leaf).unwrap(), Sums::default());
     assert_eq!(learner.evaluate(&empty).unwrap(), Sums::default());
     assert_eq!(leaf.gradient.abs().max().double_value(&[]), 0.0);
@@ -166,8 +166,9 @@ fn label_out_of_range_is_refused_by_sample() {
 
 #[test]
 fn images_of_the_wrong_length_are_refused() {
-    let mut batch = batch(4);
-    batch.images.pop();
+    let batch = batch(4);
+    let (pixels, _) = batch.images().unwrap();
+    let batch = Batch::of_images(&pixels[1..], 32, batch.labels.clone(), batch.samples.clone());
     let error = learner(&[]).evaluate(&batch).unwrap_err().to_string();
     assert!(error.starts_with("copy images: ") && !error.contains('\n'), "{error}");
 }

@@ -61,7 +61,7 @@ fn batch(count: usize) -> Batch {
         }
     }
     let labels = (0..count).map(|sample| (sample % 10) as i64).collect();
-    Batch { images, labels, samples: (100..100 + count as u64).collect(), resolution: 32 }
+    Batch::of_images(&images, 32, labels, (100..100 + count as u64).collect())
 }
 
 fn gradient_of(learner: &mut TorchLearner, batch: &Batch) -> (TorchLeaf, Sums) {

@@ -31,10 +31,14 @@ fn evaluation_of_a_sample_does_not_depend_on_its_neighbours() {
     train(&mut learner, &batch(4), 0);
     let alone = learner.evaluate(&batch(1)).unwrap().loss;
     let two = learner.evaluate(&batch(2)).unwrap().loss;
-    let mut second = batch(2);
-    second.images.drain(..32 * 32 * 3);
-    second.labels.remove(0);
-    second.samples.remove(0);
+    let both = batch(2);
+    let (pixels, _) = both.images().unwrap();
+    let second = Batch::of_images(
+        &pixels[32 * 32 * 3..],
+        32,
+        both.labels[1..].to_vec(),
+        both.samples[1..].to_vec(),
+    );
     let other = learner.evaluate(&second).unwrap().loss;
     assert!((alone + other - two).abs() < 1e-4, "{alone} + {other} = {two}");
 }

@@ -1,0 +1,100 @@
+//! The allocation table: the only place that knows how long a stored JPEG is.
+
+use super::{ALLOCATION_BYTES, Beton, Field, FieldType};
+use crate::{Error, FileFault, SampleFault, mapping::Mapping};
+
+/// One entry: where a value of a sample lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Allocation {
+    pub(crate) sample: u64,
+    pub(crate) pointer: u64,
+    pub(crate) size: u64,
+}
+
+/// The table, in no order. Mapped while it is looked at: afterwards it is of no use.
+pub(crate) struct Allocations(Mapping);
+
+impl Allocations {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Allocation> {
+        let (entries, _) = self.0.as_chunks::<{ ALLOCATION_BYTES as usize }>();
+        entries.iter().map(|entry| {
+            let (words, _) = entry.as_chunks::<8>();
+            let [sample, pointer, size] = [words[0], words[1], words[2]].map(u64::from_le_bytes);
+            Allocation { sample, pointer, size }
+        })
+    }
+}
+
+impl Beton {
+    pub(crate) fn allocations(&self) -> Result<Allocations, Error> {
+        let range = self.table_start..self.file_bytes;
+        Mapping::new(&self.file, range).map(Allocations).map_err(|source| Error::Io {
+            operation: "map",
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    /// Stored bytes of the values of one field, whose pointer lies at `pointer_offset` in a row: 0
+    /// where the table knows none. 4 bytes of memory per sample; a value fits into a page, and a
+    /// page is below 4 GiB.
+    pub(super) fn stored_sizes(&self, pointer_offset: u64) -> Result<Vec<u32>, Error> {
+        let mut sizes = vec![0; self.samples as usize];
+        for (entry, allocation) in (0..).zip(self.allocations()?.iter()) {
+            let Allocation { sample, pointer, size } = allocation;
+            if sample >= self.samples {
+                let samples = self.samples;
+                return Err(self.file_error(FileFault::TableSample { entry, sample, samples }));
+            }
+            if self.pointer(sample, pointer_offset)? == pointer {
+                // An empty value of another field may share the pointer: the larger is ours.
+                let known: &mut u32 = &mut sizes[sample as usize];
+                *known = u32::try_from(size).unwrap_or(u32::MAX).max(*known);
+            }
+        }
+        Ok(sizes)
+    }
+
+    pub(super) fn pointer(&self, sample: u64, pointer_offset: u64) -> Result<u64, Error> {
+        self.cell(sample, pointer_offset).map(u64::from_le_bytes)
+    }
+
+    /// What the allocation table says against the values of a field of bytes, texts, arrays or tensors:
+    /// those that it does not know, or knows with another size, and those outside the pages. (Of images
+    /// only the table knows the size: [`check_images`](Self::check_images) looks at those.)
+    ///
+    /// # Errors
+    /// The table cannot be read, or names a sample that does not exist.
+    pub(crate) fn value_faults(&self, field: &Field) -> Result<Vec<Error>, Error> {
+        let value_bytes = match field.kind {
+            FieldType::Bytes | FieldType::Json => None,
+            FieldType::NdArray | FieldType::TorchTensor => match field.array_type() {
+                Ok(array) => Some(array.value_bytes()),
+                Err(fault) => return Ok(vec![self.file_error(fault)]),
+            },
+            FieldType::Float | FieldType::Int | FieldType::RgbImage => return Ok(Vec::new()),
+        };
+        let mut faults = Vec::new();
+        for (sample, stored) in (0..).zip(self.stored_sizes(field.offset)?) {
+            let pointer = self.pointer(sample, field.offset)?;
+            let size = match value_bytes {
+                Some(bytes) => bytes,
+                None => self.pointer(sample, field.offset + 8)?,
+            };
+            if let Err(fault) = self.check_value(pointer, u64::from(stored), size) {
+                faults.push(self.sample_error(sample, pointer, fault));
+            }
+        }
+        Ok(faults)
+    }
+
+    fn check_value(&self, pointer: u64, stored: u64, size: u64) -> Result<(), SampleFault> {
+        match stored {
+            // Nothing is stored of an empty value, and its pointer may be anywhere.
+            _ if size == 0 => Ok(()),
+            0 => Err(SampleFault::Unresolved { pointer }),
+            stored if stored != size => Err(SampleFault::ValueSize { stored, size }),
+            _ => self.check_paged(pointer, size),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Fields other than images: numbers in the row, bytes and arrays in the pages.
+
+use super::{ArrayType, Beton, FieldType};
+use crate::{Error, SampleFault};
+
+/// A field of whole numbers.
+#[derive(Clone, Debug)]
+pub struct IntColumn {
+    offset: u64,
+}
+
+/// A field of floating-point numbers.
+#[derive(Clone, Debug)]
+pub struct FloatColumn {
+    offset: u64,
+}
+
+/// A field of bytes or of JSON texts, of any length.
+#[derive(Clone, Debug)]
+pub struct BytesColumn {
+    offset: u64,
+    is_json: bool,
+}
+
+/// A field of arrays, all of one type.
+#[derive(Clone, Debug)]
+pub struct ArrayColumn {
+    offset: u64,
+    array: ArrayType,
+    value_bytes: u64,
+}
+
+impl ArrayColumn {
+    /// Shape and dtype of every value.
+    #[must_use]
+    pub fn array_type(&self) -> &ArrayType {
+        &self.array
+    }
+
+    /// Size of every value in bytes.
+    #[must_use]
+    pub fn value_bytes(&self) -> u64 {
+        self.value_bytes
+    }
+}
+
+impl Beton {
+    /// Finds a field of whole numbers.
+    ///
+    /// # Errors
+    /// No field of that name, or it is of another type.
+    pub fn int_column(&self, name: &str) -> Result<IntColumn, Error> {
+        Ok(IntColumn { offset: self.field(name, &[FieldType::Int])?.offset })
+    }
+
+    /// One whole number.
+    ///
+    /// # Errors
+    /// There is no such sample.
+    pub fn int(&self, column: &IntColumn, sample: u64) -> Result<i64, Error> {
+        self.cell(sample, column.offset).map(i64::from_le_bytes)
+    }
+
+    /// Finds a field of floating-point numbers.
+    ///
+    /// # Errors
+    /// No field of that name, or it is of another type.
+    pub fn float_column(&self, name: &str) -> Result<FloatColumn, Error> {
+        Ok(FloatColumn { offset: self.field(name, &[FieldType::Float])?.offset })
+    }
+
+    /// One floating-point number.
+    ///
+    /// # Errors
+    /// There is no such sample.
+    pub fn float(&self, column: &FloatColumn, sample: u64) -> Result<f64, Error> {
+        self.cell(sample, column.offset).map(f64::from_le_bytes)
+    }
+
+    /// Finds a field of bytes or JSON.
+    ///
+    /// # Errors
+    /// No field of that name, or it is of another type.
+    pub fn bytes_column(&self, name: &str) -> Result<BytesColumn, Error> {
+        let field = self.field(name, &[FieldType::Bytes, FieldType::Json])?;
+        Ok(BytesColumn { offset: field.offset, is_json: field.kind == FieldType::Json })
+    }
+
+    /// Reads one value of a field of bytes or JSON into `buffer`. JSON comes without the zero byte
+    /// that ffcv writes behind it.
+    ///
+    /// # Errors
+    /// There is no such sample, its value lies outside the pages, or the file cannot be read.
+    pub fn bytes<'a>(
+        &self,
+        column: &BytesColumn,
+        sample: u64,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], Error> {
+        let start = self.pointer(sample, column.offset)?;
+        let size = self.pointer(sample, column.offset + 8)?;
+        buffer.clear();
+        if size > 0 {
+            self.check_paged(start, size)
+                .map_err(|fault| self.sample_error(sample, start, fault))?;
+            buffer.resize(size as usize, 0);
+            self.read(sample, start, buffer)?;
+        }
+        let text_end = buffer.iter().position(|byte| *byte == 0).filter(|_| column.is_json);
+        Ok(&buffer[..text_end.unwrap_or(buffer.len())])
+    }
+
+    /// Finds a field of arrays or tensors.
+    ///
+    /// # Errors
+    /// No field of that name, or it is of another type; a shape or dtype that cannot be read.
+    pub fn array_column(&self, name: &str) -> Result<ArrayColumn, Error> {
+        let field = self.field(name, &[FieldType::NdArray, FieldType::TorchTensor])?;
+        let offset = field.offset;
+        let array = field.array_type().map_err(|fault| self.file_error(fault))?;
+        let value_bytes = array.value_bytes();
+        Ok(ArrayColumn { offset, array, value_bytes })
+    }
+
+    /// Reads one array into `out`: C-contiguous elements, little-endian,
+    /// [`value_bytes`](ArrayColumn::value_bytes) of them.
+    ///
+    /// # Errors
+    /// There is no such sample, its value lies outside the pages, `out` is of another length, or the
+    /// file cannot be read.
+    pub fn array(&self, column: &ArrayColumn, sample: u64, out: &mut [u8]) -> Result<(), Error> {
+        let start = self.pointer(sample, column.offset)?;
+        let refused = |fault| self.sample_error(sample, start, fault);
+        let (stored, size) = (column.value_bytes, out.len() as u64);
+        if stored != size {
+            return Err(refused(SampleFault::ValueSize { stored, size }));
+        }
+        self.check_paged(start, size).map_err(refused)?;
+        self.read(sample, start, out)
+    }
+
+    /// Where one array lies: its first byte and its length in bytes.
+    pub(crate) fn array_place(
+        &self,
+        column: &ArrayColumn,
+        sample: u64,
+    ) -> Result<(u64, u64), Error> {
+        Ok((self.pointer(sample, column.offset)?, column.value_bytes))
+    }
+}

@@ -1,0 +1,231 @@
+//! The `fast` resize: a triangle filter that widens with the reduction, so that nothing aliases.
+//!
+//! It is what torchvision calls `antialias=True` and Pillow `BILINEAR`, to within one level: weights
+//! have 16 bits, and values between and within the passes 8 bits behind the point.
+//!
+//! Sixteen output rows are made at a time. The first pass mixes input rows, many columns at once; its
+//! result is turned round, so that the sixteen rows of one column lie together and the second pass can
+//! mix columns, sixteen rows at once; that is turned back. So neither pass has to move single pixels
+//! about in a register, which is what other resizers spend most of their time on with RGB.
+//!
+//! Whole numbers all the way: the code gives the same bits whatever the processor it is compiled for,
+//! so a run may move from one machine to another.
+
+mod avx2;
+mod portable;
+mod turn;
+
+use std::ops::Range;
+
+use self::turn::{turn_bytes, turn_words};
+use crate::{SampleFault, augment::Flip, pixels::Pixels};
+
+/// Output rows made at a time.
+const LANES: usize = 16;
+/// Columns that the first pass mixes at a time.
+const COLUMNS: usize = 128;
+/// Bits behind the point of a value: 255 becomes 65,280, just inside a u16.
+const VALUE_BITS: u32 = 8;
+/// Bits behind the point of a weight.
+const WEIGHT_BITS: u32 = 16;
+
+/// One column of a tile: a value for each of its rows.
+type Column = [u16; LANES];
+
+/// A part of an image whose edges may lie between pixels, in pixels.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Window {
+    pub(crate) left: f64,
+    pub(crate) top: f64,
+    pub(crate) width: f64,
+    pub(crate) height: f64,
+}
+
+impl Window {
+    /// All of an image.
+    pub(crate) fn whole(pixels: &Pixels<'_>) -> Self {
+        let (width, height) = (pixels.width.into(), pixels.height.into());
+        Self { left: 0.0, top: 0.0, width, height }
+    }
+}
+
+/// Resizes images one after the other; keeps its tables and tiles.
+pub(crate) struct Resizer {
+    columns: Taps,
+    rows: Taps,
+    tile: Tile,
+    mix_row: MixRow,
+    mix_columns: MixColumns,
+}
+
+/// Sixteen output rows in the making.
+#[derive(Default)]
+struct Tile {
+    /// Mixed rows: one entry for each channel of each input column, and some that are of no use.
+    mixed: Vec<Column>,
+    /// Finished values: one entry for each channel of each output column, and some of no use.
+    finished: Vec<[u8; LANES]>,
+}
+
+impl Resizer {
+    pub(crate) fn new() -> Self {
+        let (mix_row, mix_columns) =
+            avx2::passes().unwrap_or((portable::mix_row, portable::mix_columns));
+        Self {
+            columns: Taps::default(),
+            rows: Taps::default(),
+            tile: Tile::default(),
+            mix_row,
+            mix_columns,
+        }
+    }
+
+    /// Writes `window` of `source`, resized to a square of `side` pixels and flipped, into `out`: u8,
+    /// shape (side, side, 3). Pixels further than one from the window have no influence.
+    pub(crate) fn resize(
+        &mut self,
+        source: Pixels<'_>,
+        window: Window,
+        side: u32,
+        flip: Flip,
+        out: &mut [u8],
+    ) -> Result<(), SampleFault> {
+        let row_bytes = 3 * side as usize;
+        if out.len() != row_bytes * side as usize || side == 0 {
+            return Err(SampleFault::Resize(format!(
+                "{} bytes are no place for {side}x{side} pixels",
+                out.len()
+            )));
+        }
+        self.rows.lay_out(window.top, window.height, source.height, side);
+        self.columns.lay_out(window.left, window.width, source.width, side);
+        if flip == Flip::Mirror {
+            self.columns.reverse();
+        }
+        let columns = 3 * source.width as usize;
+        self.tile.mixed.resize(columns.next_multiple_of(COLUMNS), [0; LANES]);
+        self.tile.finished.resize(row_bytes.next_multiple_of(LANES), [0; LANES]);
+        for (number, out) in out.chunks_mut(LANES * row_bytes).enumerate() {
+            let first = number * LANES;
+            let rows = first..first + out.len() / row_bytes;
+            mix_rows(&source, &self.rows, rows, self.mix_row, &mut self.tile.mixed);
+            (self.mix_columns)(&self.tile.mixed, &self.columns, &mut self.tile.finished);
+            turn_back(&self.tile.finished, row_bytes, out);
+        }
+        Ok(())
+    }
+}
+
+/// The first pass: weighted sums of input rows, turned round.
+fn mix_rows(
+    source: &Pixels<'_>,
+    taps: &Taps,
+    rows: Range<usize>,
+    mix: MixRow,
+    mixed: &mut [Column],
+) {
+    let len = 3 * source.width as usize;
+    let mut block = [[0; COLUMNS]; LANES];
+    for (number, out) in mixed.as_chunks_mut::<COLUMNS>().0.iter_mut().enumerate() {
+        let start = number * COLUMNS;
+        for (row, sums) in rows.clone().zip(&mut block) {
+            let (first, weights) = taps.of(row);
+            mix(source, first, weights, start..len.min(start + COLUMNS), sums);
+        }
+        turn_words(&block, out);
+    }
+}
+
+/// Turns finished columns back into the rows of `out`.
+fn turn_back(finished: &[[u8; LANES]], row_bytes: usize, out: &mut [u8]) {
+    for (number, block) in finished.as_chunks::<LANES>().0.iter().enumerate() {
+        let start = number * LANES;
+        for (row, values) in out.chunks_exact_mut(row_bytes).zip(&turn_bytes(block)) {
+            let row = &mut row[start..];
+            // The usual case, in one store.
+            match row.first_chunk_mut::<LANES>() {
+                Some(out) => *out = *values,
+                None => row.copy_from_slice(&values[..row.len()]),
+            }
+        }
+    }
+}
+
+/// Mixes a range of columns of the rows from a first on, with a weight each.
+type MixRow = fn(&Pixels<'_>, usize, &[u16], Range<usize>, &mut [u16; COLUMNS]);
+/// The second pass: weighted sums of columns, rounded to whole levels.
+type MixColumns = fn(&[Column], &Taps, &mut [[u8; LANES]]);
+
+/// What rounding down takes from a sum of products on average.
+fn rounding(weights: &[u16]) -> u16 {
+    // No more weights than an image has rows or columns, so it fits.
+    (weights.len() / 2) as u16
+}
+
+/// Which pixels of an axis go into each output pixel, and with what weights.
+#[derive(Debug, Default)]
+struct Taps {
+    /// For each output pixel: the first input pixel, and where its weights lie.
+    spans: Vec<(u32, u32, u32)>,
+    weights: Vec<u16>,
+    exact: Vec<f64>,
+}
+
+impl Taps {
+    /// Lays out `target` output pixels over the `len` pixels from `start` on, of `pixels` pixels.
+    ///
+    /// The filter is a triangle as wide as two output pixels, but no narrower than two input pixels;
+    /// at the ends it is cut off and what is left is scaled up.
+    fn lay_out(&mut self, start: f64, len: f64, pixels: u32, target: u32) {
+        let scale = len / f64::from(target);
+        let support = scale.max(1.0);
+        let last = f64::from(pixels);
+        self.spans.clear();
+        self.weights.clear();
+        for number in 0..target {
+            let centre = start + (f64::from(number) + 0.5) * scale;
+            let first = (centre - support + 0.5).floor().clamp(0.0, last - 1.0);
+            let end = (centre + support + 0.5).floor().clamp(first + 1.0, last);
+            self.exact.clear();
+            self.exact.extend((first as u32..end as u32).map(|pixel| {
+                let distance = (f64::from(pixel) + 0.5 - centre).abs() / support;
+                (1.0 - distance).max(0.0)
+            }));
+            let begin = self.weights.len() as u32;
+            self.round();
+            self.spans.push((first as u32, begin, self.weights.len() as u32));
+        }
+    }
+
+    /// Rounds the exact weights so that they sum to 1: what rounding leaves over goes to the largest.
+    /// A single weight of 1 is one unit too small, which no level shows.
+    fn round(&mut self) {
+        const ONE: i32 = 1 << WEIGHT_BITS;
+        let scale = f64::from(ONE) / self.exact.iter().sum::<f64>();
+        let whole = |exact: &f64| (exact * scale).round_ties_even() as i32;
+        let rest = ONE - self.exact.iter().map(whole).sum::<i32>();
+        let begin = self.weights.len();
+        let fits = |weight: i32| weight.min(i32::from(u16::MAX)) as u16;
+        self.weights.extend(self.exact.iter().map(|exact| fits(whole(exact))));
+        if let Some(largest) = self.weights[begin..].iter_mut().max() {
+            *largest = fits(i32::from(*largest) + rest);
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// The first input pixel of an output pixel, and the weights of it and those behind it.
+    fn of(&self, number: usize) -> (usize, &[u16]) {
+        let (first, begin, end) = self.spans[number];
+        (first as usize, &self.weights[begin as usize..end as usize])
+    }
+
+    fn reverse(&mut self) {
+        self.spans.reverse();
+    }
+}
+
+#[cfg(test)]
+mod tests;

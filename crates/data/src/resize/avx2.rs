@@ -1,0 +1,139 @@
+//! Both passes, 32 bytes at a time: the same sums as in [`super::portable`], bit by bit.
+#![allow(unsafe_code)] // Calls of code for a newer processor, and loads and stores by pointer.
+
+use std::{
+    arch::x86_64::{
+        __m256i, _mm_loadu_si128, _mm_storeu_si128, _mm256_adds_epu16, _mm256_castsi256_si128,
+        _mm256_cvtepu8_epi16, _mm256_loadu_si256, _mm256_mulhi_epu16, _mm256_packus_epi16,
+        _mm256_permute4x64_epi64, _mm256_set1_epi16, _mm256_slli_epi16, _mm256_srli_epi16,
+        _mm256_storeu_si256,
+    },
+    ops::Range,
+};
+
+use super::{
+    COLUMNS, Column, LANES, MixColumns, MixRow, Pixels, Taps, VALUE_BITS, portable, rounding,
+};
+
+const SHIFT: i32 = VALUE_BITS as i32;
+
+/// The passes, if this processor has AVX2.
+pub(super) fn passes() -> Option<(MixRow, MixColumns)> {
+    std::arch::is_x86_feature_detected!("avx2").then_some((mix_row, mix_columns))
+}
+
+/// Only what [`passes`] hands out calls it.
+fn mix_row(
+    source: &Pixels<'_>,
+    first: usize,
+    weights: &[u16],
+    columns: Range<usize>,
+    sums: &mut [u16; COLUMNS],
+) {
+    if columns.len() < COLUMNS {
+        return portable::mix_row(source, first, weights, columns, sums);
+    }
+    // SAFETY: `passes` asked whether the processor knows AVX2.
+    unsafe { mix_row_avx2(source, first, weights, columns.start, sums) }
+}
+
+/// Only what [`passes`] hands out calls it.
+fn mix_columns(mixed: &[Column], columns: &Taps, finished: &mut [[u8; LANES]]) {
+    // SAFETY: `passes` asked whether the processor knows AVX2.
+    unsafe { mix_columns_avx2(mixed, columns, finished) }
+}
+
+// No closures and no iterator adaptors around instructions: what those call is not compiled for AVX2
+// unless it happens to be inlined.
+
+#[target_feature(enable = "avx2")]
+fn mix_row_avx2(
+    source: &Pixels<'_>,
+    first: usize,
+    weights: &[u16],
+    start: usize,
+    sums: &mut [u16; COLUMNS],
+) {
+    let begin = _mm256_set1_epi16(rounding(weights) as i16);
+    let (parts, _) = sums.as_chunks_mut::<{ 4 * LANES }>();
+    for (part, sums) in parts.iter_mut().enumerate() {
+        let start = start + part * 4 * LANES;
+        let (mut sum0, mut sum1, mut sum2, mut sum3) = (begin, begin, begin, begin);
+        for (row, weight) in (first..).zip(weights) {
+            let weight = _mm256_set1_epi16(*weight as i16);
+            let values = &source.row(row)[start..start + 4 * LANES];
+            let (values, _) = values.as_chunks::<LANES>();
+            sum0 = add(sum0, widen(&values[0]), weight);
+            sum1 = add(sum1, widen(&values[1]), weight);
+            sum2 = add(sum2, widen(&values[2]), weight);
+            sum3 = add(sum3, widen(&values[3]), weight);
+        }
+        let (sums, _) = sums.as_chunks_mut::<LANES>();
+        store(&mut sums[0], sum0);
+        store(&mut sums[1], sum1);
+        store(&mut sums[2], sum2);
+        store(&mut sums[3], sum3);
+    }
+}
+
+#[target_feature(enable = "avx2")]
+fn mix_columns_avx2(mixed: &[Column], columns: &Taps, finished: &mut [[u8; LANES]]) {
+    let (pixels, _) = mixed.as_chunks::<3>();
+    let (finished, _) = finished.as_chunks_mut::<3>();
+    for (number, out) in finished[..columns.len()].iter_mut().enumerate() {
+        let (first, weights) = columns.of(number);
+        let begin = _mm256_set1_epi16(rounding(weights) as i16);
+        let (mut red, mut green, mut blue) = (begin, begin, begin);
+        for (pixel, weight) in pixels[first..first + weights.len()].iter().zip(weights) {
+            let weight = _mm256_set1_epi16(*weight as i16);
+            red = add(red, load(&pixel[0]), weight);
+            green = add(green, load(&pixel[1]), weight);
+            blue = add(blue, load(&pixel[2]), weight);
+        }
+        store_rounded(&mut out[0], red);
+        store_rounded(&mut out[1], green);
+        store_rounded(&mut out[2], blue);
+    }
+}
+
+/// Adds products, rounded down.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn add(sum: __m256i, values: __m256i, weight: __m256i) -> __m256i {
+    _mm256_adds_epu16(sum, _mm256_mulhi_epu16(values, weight))
+}
+
+/// Bytes as values.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn widen(bytes: &[u8; LANES]) -> __m256i {
+    // SAFETY: 16 bytes are there, and the load needs no alignment.
+    let bytes = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
+    _mm256_slli_epi16::<SHIFT>(_mm256_cvtepu8_epi16(bytes))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load(values: &Column) -> __m256i {
+    // SAFETY: 32 bytes are there, and the load needs no alignment.
+    unsafe { _mm256_loadu_si256(values.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn store(out: &mut Column, values: __m256i) {
+    // SAFETY: 32 bytes are there, and the store needs no alignment.
+    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), values) }
+}
+
+/// Stores values as bytes, rounded to whole levels.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn store_rounded(out: &mut [u8; LANES], values: __m256i) {
+    let half = _mm256_set1_epi16(1 << (SHIFT - 1));
+    let levels = _mm256_srli_epi16::<SHIFT>(_mm256_adds_epu16(values, half));
+    // Packing works on halves of a register; the first and third quarter hold the bytes.
+    let packed = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packus_epi16(levels, levels));
+    // SAFETY: 16 bytes are there, and the store needs no alignment.
+    unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), _mm256_castsi256_si128(packed)) }
+}

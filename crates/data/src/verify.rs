@@ -1,0 +1,157 @@
+//! Looks at everything in a file: what `baton data verify` does.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use crate::{
+    Beton, Decoder, Error, SampleFault,
+    beton::{ArrayColumn, BytesColumn, FieldType, ImageColumn},
+};
+
+/// Samples that a thread takes at a time.
+const CHUNK: u64 = 64;
+
+/// A file whose samples can be looked at one by one.
+pub struct Verifier<'a> {
+    beton: &'a Beton,
+    columns: Vec<Column>,
+    faults: Vec<Error>,
+}
+
+/// A field with values in the pages; numbers in the rows cannot be wrong.
+enum Column {
+    Image(ImageColumn),
+    Bytes(BytesColumn),
+    Json(BytesColumn),
+    Array(ArrayColumn),
+}
+
+impl<'a> Verifier<'a> {
+    /// Looks at the rows and the allocation table.
+    ///
+    /// # Errors
+    /// They contradict each other so much that no sample can be looked at.
+    pub fn new(beton: &'a Beton) -> Result<Self, Error> {
+        let (mut columns, mut faults) = (Vec::new(), Vec::new());
+        for field in beton.fields() {
+            let name = &field.name;
+            let array = matches!(field.kind, FieldType::NdArray | FieldType::TorchTensor);
+            faults.extend(beton.value_faults(field)?);
+            columns.push(match field.kind {
+                FieldType::Float | FieldType::Int => continue,
+                // Told among the faults.
+                _ if array && field.array_type().is_err() => continue,
+                FieldType::RgbImage => Column::Image(beton.image_column(name)?),
+                FieldType::Bytes => Column::Bytes(beton.bytes_column(name)?),
+                FieldType::Json => Column::Json(beton.bytes_column(name)?),
+                FieldType::NdArray | FieldType::TorchTensor => {
+                    Column::Array(beton.array_column(name)?)
+                }
+            });
+        }
+        Ok(Self { beton, columns, faults })
+    }
+
+    /// What is wrong with values by their rows and the allocation table alone.
+    #[must_use]
+    pub fn faults(&self) -> &[Error] {
+        &self.faults
+    }
+
+    /// Reads all values of a sample: images are decoded, texts parsed.
+    ///
+    /// # Errors
+    /// The first that is not what it should be.
+    pub fn check(&self, sample: u64, tools: &mut Tools) -> Result<(), Error> {
+        for column in &self.columns {
+            match column {
+                Column::Image(column) => {
+                    let image = self.beton.image(column, sample, &mut tools.buffer)?;
+                    let start = self.beton.image_place(column, sample)?.start;
+                    let decoded = tools.decoder.decode(&image);
+                    decoded.map_err(|fault| self.beton.sample_error(sample, start, fault))?;
+                }
+                Column::Bytes(column) => {
+                    self.beton.bytes(column, sample, &mut tools.buffer)?;
+                }
+                Column::Json(column) => {
+                    let text = self.beton.bytes(column, sample, &mut tools.buffer)?;
+                    serde_json::from_slice::<serde::de::IgnoredAny>(text).map_err(|error| {
+                        let fault = SampleFault::Json(error.to_string());
+                        self.beton.sample_error(sample, 0, fault)
+                    })?;
+                }
+                Column::Array(column) => {
+                    tools.buffer.resize(column.value_bytes() as usize, 0);
+                    self.beton.array(column, sample, &mut tools.buffer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks every sample with `threads` threads. `progress` hears how many more are done, from any
+    /// thread. Faults come in the order of the samples.
+    #[must_use]
+    pub fn check_all(&self, threads: usize, progress: impl Fn(u64) + Sync) -> Vec<Error> {
+        let (next, found) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+        let (stop, samples) = (AtomicBool::new(false), self.beton.len());
+        let tell = |sample: u64, error: Error| {
+            found.lock().unwrap_or_else(PoisonError::into_inner).push((sample, error));
+        };
+        let work = || {
+            let mut tools = match Tools::new() {
+                Ok(tools) => tools,
+                Err(error) => return tell(samples, error),
+            };
+            while !stop.load(Ordering::Relaxed) {
+                let start = next.fetch_add(CHUNK, Ordering::Relaxed);
+                if start >= samples {
+                    return;
+                }
+                let end = samples.min(start + CHUNK);
+                for sample in start..end {
+                    if let Err(error) = self.check(sample, &mut tools) {
+                        tell(sample, error);
+                    }
+                }
+                progress(end - start);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..threads.max(1) {
+                scope.spawn(|| {
+                    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+                        stop.store(true, Ordering::Relaxed);
+                        tell(samples, Error::Panicked);
+                    }
+                });
+            }
+        });
+        let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        found.sort_by_key(|(sample, _)| *sample);
+        found.into_iter().map(|(_, error)| error).collect()
+    }
+}
+
+/// What a thread needs to look at samples.
+pub struct Tools {
+    decoder: Decoder,
+    buffer: Vec<u8>,
+}
+
+impl Tools {
+    /// Empty buffers.
+    ///
+    /// # Errors
+    /// libjpeg-turbo did not start.
+    pub fn new() -> Result<Self, Error> {
+        Ok(Self { decoder: Decoder::new()?, buffer: Vec::new() })
+    }
+}
