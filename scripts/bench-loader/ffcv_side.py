@@ -1,9 +1,9 @@
 """ffcv's side of the loader bench: epochs of random-resized-crop, flip and labels, timed.
 
 Prints one JSON object on one line. Two epochs go before those that count: in the first, ffcv compiles
-its pipeline and the file comes into the page cache; in the second it still holds the first one's
-buffers, takes as many anew, and was seen to run at half its later speed. Run it with .venv-ffcv's
-Python; taskset pins it.
+its pipeline and the file comes into the page cache; in the second it was seen to spend three times a
+later one's time in the kernel, on memory that the process had not touched before, and to run at half
+its speed. Run it with .venv-ffcv's Python; taskset pins it.
 """
 
 import argparse
