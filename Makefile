@@ -80,6 +80,10 @@ sim: ## the cluster simulation at length; HISTORIES=200000
 parity: build ## compare with PyTorch and ffcv on this machine
 	scripts/parity/run.sh $(ARGS)
 
+.PHONY: bench-loader
+bench-loader: build ## race the data loader against the real ffcv; ARGS="--rounds 2" for a quick look
+	scripts/bench-loader/run.sh $(ARGS)
+
 # A GPU machine needs neither Rust nor this build: it gets a stripped worker and PyTorch's libraries.
 .PHONY: gpu-check
 gpu-check: build ## check CUDA, NCCL and libtorch on this machine's GPUs
