@@ -15,12 +15,14 @@
 //! | [`random`] | random numbers as a function of (seed, epoch, sample, operation) |
 //! | `order` | which sample comes at which position of an epoch |
 //! | [`augment`] | random and centre crops, flips: arithmetic only |
+//! | [`area`] | the resize of FFCV: OpenCV's `INTER_AREA`, bit by bit |
 //! | `decode` | JPEG or raw → crop → resize → flip |
 //! | `loader` | requests → batches, in order, a few ahead |
 //!
 //! What a sample looks like depends on (seed, epoch, sample) alone: not on the number of ranks or
 //! threads, nor on where a job was interrupted.
 
+pub mod area;
 pub mod augment;
 mod batch;
 pub mod beton;

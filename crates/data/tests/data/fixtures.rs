@@ -39,7 +39,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap()
 }
 
-fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod allocations;
+mod area;
 mod damage;
 mod digits;
 mod fixtures;

@@ -1,0 +1,72 @@
+//! The area resize, compared with OpenCV's by way of FFCV.
+
+use std::{fs, io::Read};
+
+use baton_data::{
+    area::{AreaResizer, Pixels},
+    augment::{Crop, center_crop},
+};
+use flate2::read::GzDecoder;
+use serde_json::Value;
+
+use crate::fixtures::{path, sha256};
+
+/// Images that FFCV stored raw, and what it made of them.
+struct References {
+    json: Value,
+    images: Vec<(u32, u32, Vec<u8>)>,
+}
+
+fn number(value: &Value) -> u32 {
+    value.as_u64().unwrap().try_into().unwrap()
+}
+
+fn references() -> References {
+    let json: Value =
+        serde_json::from_str(&fs::read_to_string(path("a_raw.area.json")).unwrap()).unwrap();
+    let mut pixels = GzDecoder::new(fs::File::open(path("a_raw.rgb.gz")).unwrap());
+    let image = |image: &Value| {
+        let (width, height) = (number(&image["width"]), number(&image["height"]));
+        let mut bytes = vec![0; 3 * (width * height) as usize];
+        pixels.read_exact(&mut bytes).unwrap();
+        (width, height, bytes)
+    };
+    let images = json["images"].as_array().unwrap().iter().map(image).collect();
+    References { json, images }
+}
+
+fn resize(
+    resizer: &mut AreaResizer,
+    (width, height, bytes): &(u32, u32, Vec<u8>),
+    crop: Crop,
+    [target_width, target_height]: [u32; 2],
+) -> String {
+    let source = Pixels { bytes, width: *width, height: *height, row_bytes: 3 * *width as usize };
+    let mut out = vec![0; 3 * (target_width * target_height) as usize];
+    resizer.resize(source, crop, target_width, target_height, &mut out).unwrap();
+    sha256(&out)
+}
+
+#[test]
+fn crops_of_every_kind_are_opencvs_bit_by_bit() {
+    let References { json, images } = references();
+    let mut resizer = AreaResizer::new();
+    for reference in json["crops"].as_array().unwrap() {
+        let [left, top, width, height] = [0, 1, 2, 3].map(|i| number(&reference["crop"][i]));
+        let crop = Crop { left, top, width, height };
+        let target = [0, 1].map(|i| number(&reference["target"][i]));
+        let image = &images[number(&reference["sample"]) as usize];
+        let got = resize(&mut resizer, image, crop, target);
+        assert_eq!(got, reference["sha256"], "{crop:?} to {target:?}");
+    }
+}
+
+#[test]
+fn centre_crops_are_ffcvs_loaders_bit_by_bit() {
+    let References { json, images } = references();
+    let mut resizer = AreaResizer::new();
+    for (image, expected) in images.iter().zip(json["images"].as_array().unwrap()) {
+        let crop = center_crop(224.0 / 256.0, image.0, image.1);
+        assert_eq!(resize(&mut resizer, image, crop, [64, 64]), expected["center64"], "{crop:?}");
+    }
+}
