@@ -38,6 +38,8 @@ pub enum Operation {
     Flip = 1,
     /// The order of samples.
     Order = 2,
+    /// Whether the writer stores an image as JPEG. From 16 on numbers are the writer's.
+    Store = 16,
 }
 
 /// The sequence of one (seed, epoch, sample, operation).
@@ -125,6 +127,7 @@ mod tests {
             first(0, 0, 1 << 32, Operation::Crop),
             first(0, 0, 0, Operation::Flip),
             first(0, 0, 0, Operation::Order),
+            first(0, 0, 0, Operation::Store),
         ];
         for (i, value) in values.iter().enumerate() {
             assert!(!values[..i].contains(value), "key {i} repeats an earlier sequence");
