@@ -2,6 +2,7 @@
 //! Shares are 0..1, durations seconds; what does not exist yet is `null`, as is a number that is
 //! infinite or none.
 
+use baton_data::write::Summary;
 use baton_proto::v1;
 use serde::Serialize;
 
@@ -217,6 +218,68 @@ pub(crate) enum UpLine {
         /// Where the job stood.
         status: Option<Status>,
     },
+}
+
+/// `baton data write --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct WrittenData {
+    /// Images stored.
+    pub(crate) samples: u64,
+    /// Bad images left out.
+    pub(crate) skipped: u64,
+    /// Those of the samples that are JPEGs.
+    pub(crate) jpeg: u64,
+    /// Those of the samples that are raw.
+    pub(crate) raw: u64,
+    /// Those of the JPEGs that are their files' own bytes.
+    pub(crate) untouched: u64,
+    /// Length of the samples' image files in bytes.
+    pub(crate) source_bytes: u64,
+    /// Length of the samples' images as stored, in bytes.
+    pub(crate) stored_bytes: u64,
+    /// The files written, in the order of the samples.
+    pub(crate) files: Vec<WrittenFile>,
+    /// The list of class names, if the source has names.
+    pub(crate) classes: Option<String>,
+    /// Duration of this run.
+    pub(crate) seconds: f64,
+}
+
+/// A file of a data set.
+#[derive(Debug, Serialize)]
+pub(crate) struct WrittenFile {
+    /// Where.
+    pub(crate) path: String,
+    /// Samples in it.
+    pub(crate) samples: u64,
+    /// Its length in bytes.
+    pub(crate) bytes: u64,
+    /// Whether an earlier run wrote it.
+    pub(crate) kept: bool,
+}
+
+impl WrittenData {
+    pub(crate) fn new(summary: &Summary, seconds: f64) -> Self {
+        let tally = summary.tally;
+        let files = summary.files.iter().map(|file| WrittenFile {
+            path: file.path.display().to_string(),
+            samples: file.samples,
+            bytes: file.bytes,
+            kept: file.kept,
+        });
+        Self {
+            samples: tally.samples,
+            skipped: tally.skipped,
+            jpeg: tally.jpeg,
+            raw: tally.samples - tally.jpeg,
+            untouched: tally.untouched,
+            source_bytes: tally.source_bytes,
+            stored_bytes: tally.stored_bytes,
+            files: files.collect(),
+            classes: summary.classes.as_ref().map(|path| path.display().to_string()),
+            seconds,
+        }
+    }
 }
 
 /// One line of JSON.

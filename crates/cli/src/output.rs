@@ -26,6 +26,11 @@ pub(crate) fn page(text: impl Display) {
     line(format_args!("\x1b[H\x1b[J{text}"));
 }
 
+/// Prints a line about a command's progress, beside its answer.
+pub(crate) fn note(text: impl Display) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
 /// Prints why a command failed.
 pub(crate) fn error(failure: &Failure) {
     let _ = writeln!(io::stderr(), "error: {}", failure.message.replace('\n', " "));

@@ -40,6 +40,8 @@ pub enum Operation {
     Order = 2,
     /// The order of the samples within a window of blocks.
     Window = 3,
+    /// Whether the writer stores an image as JPEG. From 16 on numbers are the writer's.
+    Store = 16,
 }
 
 /// The sequence of one (seed, epoch, sample, operation).
@@ -127,6 +129,7 @@ mod tests {
             first(0, 0, 1 << 32, Operation::Crop),
             first(0, 0, 0, Operation::Flip),
             first(0, 0, 0, Operation::Order),
+            first(0, 0, 0, Operation::Store),
         ];
         for (i, value) in values.iter().enumerate() {
             assert!(!values[..i].contains(value), "key {i} repeats an earlier sequence");

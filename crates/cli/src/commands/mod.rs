@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod completion;
+mod data;
 mod drain;
 pub(crate) mod recipe;
 mod status;
@@ -49,6 +50,8 @@ enum Command {
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
     #[command(subcommand)]
+    Data(data::Command),
+    #[command(subcommand)]
     Recipe(recipe::Command),
     Completion(completion::Args),
 }
@@ -63,6 +66,7 @@ impl Cli {
             Command::Drain(args) => drain::run(args).await,
             Command::Stop(args) => stop::run(args).await,
             Command::Checkpoint(command) => checkpoint::run(command).await,
+            Command::Data(command) => data::run(&command),
             Command::Recipe(command) => recipe::run(&command),
             Command::Completion(args) => completion::run(&args),
         };

@@ -1,0 +1,315 @@
+//! What a file to be written has in its columns: descriptors, rows, and values.
+
+use super::Error;
+use crate::beton::{FieldType, Mode};
+
+/// Bytes of one descriptor: type, name, arguments.
+pub(super) const DESCRIPTOR_BYTES: usize = 1 + NAME_BYTES + 1024;
+const NAME_BYTES: usize = 16;
+/// Where the text of an array's type starts in a descriptor's arguments: behind 32 lengths and the
+/// text's own.
+const DTYPE_AT: usize = 33 * 8;
+const MOST_AXES: usize = 32;
+
+/// One column to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// 1 to 16 bytes of ASCII; ffcv would cut longer names.
+    pub name: String,
+    /// What it holds.
+    pub kind: Kind,
+}
+
+/// What a column holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// f64.
+    Float,
+    /// i64.
+    Int,
+    /// u8 RGB images, each JPEG or raw.
+    RgbImage,
+    /// Bytes of any length.
+    Bytes,
+    /// JSON texts.
+    Json,
+    /// Arrays of one shape and type.
+    NdArray(Array),
+    /// As [`NdArray`](Self::NdArray), but ffcv gives them as tensors.
+    TorchTensor(Array),
+}
+
+/// Shape and type of arrays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Array {
+    /// Length of each axis: 1 to 32 axes, the last one not empty (the format cannot tell).
+    pub shape: Vec<u64>,
+    /// numpy's name of the type, e.g. `<f4`, `|u1`, `<i8`.
+    pub dtype: String,
+}
+
+/// One value of a sample.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Value<'a> {
+    /// For [`Kind::Float`].
+    Float(f64),
+    /// For [`Kind::Int`].
+    Int(i64),
+    /// For [`Kind::RgbImage`].
+    Image {
+        /// How `bytes` are to be understood.
+        mode: Mode,
+        /// Width in pixels, 1 to 65535.
+        width: u32,
+        /// Height in pixels, 1 to 65535.
+        height: u32,
+        /// A JPEG stream of that size, or `3 * width * height` bytes.
+        bytes: &'a [u8],
+    },
+    /// For [`Kind::Bytes`].
+    Bytes(&'a [u8]),
+    /// For [`Kind::Json`]: a JSON text.
+    Json(&'a str),
+    /// For [`Kind::NdArray`] and [`Kind::TorchTensor`]: elements in C order, little-endian.
+    Array(&'a [u8]),
+}
+
+impl Field {
+    /// A column.
+    #[must_use]
+    pub fn new(name: impl Into<String>, kind: Kind) -> Self {
+        Self { name: name.into(), kind }
+    }
+
+    /// The descriptor.
+    ///
+    /// # Errors
+    /// Name or array cannot be told in one.
+    pub(super) fn descriptor(&self) -> Result<[u8; DESCRIPTOR_BYTES], Error> {
+        let name = self.name.as_bytes();
+        if name.is_empty() || name.len() > NAME_BYTES || !name.iter().all(u8::is_ascii_graphic) {
+            return Err(self.refused("a name is 1 to 16 visible ASCII characters"));
+        }
+        let mut descriptor = [0; DESCRIPTOR_BYTES];
+        descriptor[0] = type_id(self.kind.field_type());
+        descriptor[1..][..name.len()].copy_from_slice(name);
+        if let Kind::NdArray(array) | Kind::TorchTensor(array) = &self.kind {
+            array
+                .describe(&mut descriptor[1 + NAME_BYTES..])
+                .map_err(|reason| self.refused(reason))?;
+        }
+        Ok(descriptor)
+    }
+
+    fn refused(&self, reason: impl Into<String>) -> Error {
+        Error::Field { name: self.name.clone(), reason: reason.into() }
+    }
+}
+
+impl Kind {
+    /// The type that a reader finds.
+    #[must_use]
+    pub fn field_type(&self) -> FieldType {
+        match self {
+            Self::Float => FieldType::Float,
+            Self::Int => FieldType::Int,
+            Self::RgbImage => FieldType::RgbImage,
+            Self::Bytes => FieldType::Bytes,
+            Self::Json => FieldType::Json,
+            Self::NdArray(_) => FieldType::NdArray,
+            Self::TorchTensor(_) => FieldType::TorchTensor,
+        }
+    }
+}
+
+fn type_id(field_type: FieldType) -> u8 {
+    match field_type {
+        FieldType::Float => 0,
+        FieldType::Int => 1,
+        FieldType::RgbImage => 2,
+        FieldType::Bytes => 3,
+        FieldType::NdArray => 4,
+        FieldType::Json => 5,
+        FieldType::TorchTensor => 6,
+    }
+}
+
+/// Size and alignment of a field's cell in a row, in bytes.
+fn cell(field_type: FieldType) -> (usize, usize) {
+    match field_type {
+        FieldType::Float | FieldType::Int | FieldType::NdArray | FieldType::TorchTensor => (8, 8),
+        // u8 mode, u16 width, u16 height, u64 pointer: packed.
+        FieldType::RgbImage => (13, 1),
+        // u64 pointer, u64 size: packed.
+        FieldType::Bytes | FieldType::Json => (16, 1),
+    }
+}
+
+/// Where the cells of a row start, and its length: a C struct of the cells.
+pub(super) fn row_layout(fields: &[Field]) -> (Vec<usize>, usize) {
+    let (mut end, mut row_alignment) = (0_usize, 1);
+    let mut offsets = Vec::with_capacity(fields.len());
+    for field in fields {
+        let (size, alignment) = cell(field.kind.field_type());
+        let offset = end.next_multiple_of(alignment);
+        offsets.push(offset);
+        end = offset + size;
+        row_alignment = row_alignment.max(alignment);
+    }
+    (offsets, end.next_multiple_of(row_alignment))
+}
+
+impl Array {
+    /// Bytes of one array, if the type is one whose size is known.
+    fn bytes(&self) -> Option<u64> {
+        let item = item_bytes(&self.dtype)?;
+        self.shape.iter().try_fold(item, |bytes, axis| bytes.checked_mul(*axis))
+    }
+
+    fn describe(&self, arguments: &mut [u8]) -> Result<(), String> {
+        let axes = self.shape.len();
+        if axes == 0 || axes > MOST_AXES || self.shape.last() == Some(&0) {
+            return Err(format!(
+                "shape {:?}: arrays have 1 to {MOST_AXES} axes, and the last one is not empty",
+                self.shape
+            ));
+        }
+        if self.bytes().is_none() {
+            return Err(format!(
+                "dtype {:?} of shape {:?}: give numpy's name of a plain type, e.g. \"<f4\" or \
+                 \"|u1\"",
+                self.dtype, self.shape
+            ));
+        }
+        for (word, axis) in arguments.chunks_exact_mut(8).zip(&self.shape) {
+            word.copy_from_slice(&axis.to_le_bytes());
+        }
+        let text = format!("[[\"\", \"{}\"]]", self.dtype);
+        arguments[DTYPE_AT - 8..DTYPE_AT].copy_from_slice(&(text.len() as u64).to_le_bytes());
+        arguments[DTYPE_AT..][..text.len()].copy_from_slice(text.as_bytes());
+        Ok(())
+    }
+}
+
+/// Bytes of an element by numpy's name: byte order, kind, size.
+fn item_bytes(dtype: &str) -> Option<u64> {
+    let (order_and_kind, size) = dtype.split_at_checked(2)?;
+    let size: u64 = size.parse().ok()?;
+    let known = match order_and_kind {
+        "|b" => size == 1,
+        "|u" | "|i" => size == 1,
+        "<u" | "<i" => matches!(size, 2 | 4 | 8),
+        "<f" => matches!(size, 2 | 4 | 8),
+        "<c" => matches!(size, 8 | 16),
+        _ => false,
+    };
+    known.then_some(size)
+}
+
+/// A value made ready: what its cell says besides the pointer, and what goes into a page.
+pub(super) enum Prepared<'a> {
+    /// The cell's eight bytes are the value.
+    InRow([u8; 8]),
+    /// Mode, width and height, and the bytes.
+    Image([u8; 5], &'a [u8]),
+    /// Bytes whose length the cell tells.
+    Sized(&'a [u8]),
+    /// JSON with its final NUL.
+    Text(Vec<u8>),
+    /// Bytes whose length follows from the field.
+    Unsized(&'a [u8]),
+}
+
+impl Prepared<'_> {
+    /// What goes into a page.
+    pub(super) fn paged(&self) -> Option<&[u8]> {
+        match self {
+            Self::InRow(_) => None,
+            Self::Image(_, bytes) | Self::Sized(bytes) | Self::Unsized(bytes) => Some(bytes),
+            Self::Text(text) => Some(text),
+        }
+    }
+
+    /// Writes the cell, given where the value starts in the file.
+    pub(super) fn put_cell(&self, cell: &mut [u8], pointer: u64) {
+        let pointer = pointer.to_le_bytes();
+        match self {
+            Self::InRow(value) => cell[..8].copy_from_slice(value),
+            Self::Image(head, _) => {
+                cell[..5].copy_from_slice(head);
+                cell[5..13].copy_from_slice(&pointer);
+            }
+            Self::Unsized(_) => cell[..8].copy_from_slice(&pointer),
+            Self::Sized(_) | Self::Text(_) => {
+                let len = self.paged().map_or(0, <[u8]>::len) as u64;
+                cell[..8].copy_from_slice(&pointer);
+                cell[8..16].copy_from_slice(&len.to_le_bytes());
+            }
+        }
+    }
+}
+
+/// Checks a value against its field.
+///
+/// # Errors
+/// In words: another type, another size, or no JSON.
+pub(super) fn prepare<'a>(field: &Field, value: &Value<'a>) -> Result<Prepared<'a>, String> {
+    match (&field.kind, *value) {
+        (Kind::Float, Value::Float(value)) => Ok(Prepared::InRow(value.to_le_bytes())),
+        (Kind::Int, Value::Int(value)) => Ok(Prepared::InRow(value.to_le_bytes())),
+        (Kind::RgbImage, Value::Image { mode, width, height, bytes }) => {
+            let head = image_head(mode, width, height, bytes)?;
+            Ok(Prepared::Image(head, bytes))
+        }
+        (Kind::Bytes, Value::Bytes(bytes)) => Ok(Prepared::Sized(bytes)),
+        (Kind::Json, Value::Json(text)) => json(text).map(Prepared::Text),
+        (Kind::NdArray(array) | Kind::TorchTensor(array), Value::Array(bytes)) => {
+            let needed = array.bytes();
+            if needed != Some(bytes.len() as u64) {
+                return Err(format!(
+                    "{} bytes for {} of shape {:?}",
+                    bytes.len(),
+                    array.dtype,
+                    array.shape
+                ));
+            }
+            Ok(Prepared::Unsized(bytes))
+        }
+        (kind, _) => Err(format!("the value is of another type than {:?}", kind.field_type())),
+    }
+}
+
+fn image_head(mode: Mode, width: u32, height: u32, bytes: &[u8]) -> Result<[u8; 5], String> {
+    let (Ok(short_width @ 1..), Ok(short_height @ 1..)) =
+        (u16::try_from(width), u16::try_from(height))
+    else {
+        return Err(format!("{width}x{height} pixels, but a side has 1 to 65535"));
+    };
+    let mode = match mode {
+        Mode::Jpeg if bytes.starts_with(&[0xFF, 0xD8]) => 0,
+        Mode::Jpeg => return Err("a JPEG that does not start with FF D8".to_owned()),
+        Mode::Raw if bytes.len() as u64 == 3 * u64::from(width) * u64::from(height) => 1,
+        Mode::Raw => return Err(format!("{} bytes for {width}x{height} pixels", bytes.len())),
+    };
+    let ([w0, w1], [h0, h1]) = (short_width.to_le_bytes(), short_height.to_le_bytes());
+    Ok([mode, w0, w1, h0, h1])
+}
+
+/// As Python's `json.dumps` leaves it: pure ASCII, here with a NUL behind it.
+fn json(text: &str) -> Result<Vec<u8>, String> {
+    serde_json::from_str::<serde::de::IgnoredAny>(text)
+        .map_err(|error| format!("JSON: {error}"))?;
+    let mut ascii = String::with_capacity(text.len() + 1);
+    for character in text.chars() {
+        if character.is_ascii() {
+            ascii.push(character);
+        } else {
+            // In JSON these occur in strings only, where an escape means the same.
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                ascii.push_str(&format!("\\u{unit:04x}"));
+            }
+        }
+    }
+    ascii.push('\0');
+    Ok(ascii.into_bytes())
+}

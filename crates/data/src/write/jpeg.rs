@@ -1,0 +1,265 @@
+//! libjpeg-turbo, made safe: encodes as ffcv's writer does, and decodes what a folder may hold.
+#![allow(unsafe_code)] // Calls into C; each block says why it is sound.
+
+use std::{
+    ffi::{CStr, c_int, c_void},
+    ptr::NonNull,
+};
+
+use turbojpeg_sys as sys;
+
+use super::BadImage;
+
+/// Most pixels that a byte can stand for; see `turbojpeg::PIXELS_PER_BYTE`. A damaged size beyond
+/// that must not become an allocation.
+const PIXELS_PER_BYTE: u64 = 8 * 64;
+/// Beyond any JPEG, whose sides have 16 bits: so the casts to C's `int` below lose nothing.
+const MOST_SIDE: u32 = 65_535;
+
+/// Encodes RGB as baseline JPEG with 4:2:0 chroma and standard Huffman tables, the accurate DCT:
+/// what ffcv's writer gets from OpenCV.
+pub(super) struct Compressor {
+    handle: Handle,
+    /// The last JPEG, and room for a worse one.
+    buffer: Vec<u8>,
+}
+
+impl Compressor {
+    /// `quality` is 1 to 100. Fails where memory is exhausted.
+    pub(super) fn new(quality: u8) -> Result<Self, String> {
+        let mut handle = Handle::new(sys::TJINIT_TJINIT_COMPRESS)?;
+        handle.set(sys::TJPARAM_TJPARAM_QUALITY, quality.into())?;
+        handle.set(sys::TJPARAM_TJPARAM_SUBSAMP, sys::TJSAMP_TJSAMP_420 as c_int)?;
+        // The buffer is ours: the library may not replace it.
+        handle.set(sys::TJPARAM_TJPARAM_NOREALLOC, 1)?;
+        Ok(Self { handle, buffer: Vec::new() })
+    }
+
+    /// Encodes pixels: u8, shape (height, width, 3), RGB.
+    pub(super) fn encode(
+        &mut self,
+        rgb: &[u8],
+        width: u32,
+        height: u32,
+    ) -> Result<&[u8], BadImage> {
+        let refused = |reason: &str| Err(BadImage::Encode(reason.to_owned()));
+        let sides = 1..=MOST_SIDE;
+        if !sides.contains(&width) || !sides.contains(&height) {
+            return refused("a side has 1 to 65535 pixels");
+        }
+        let row_bytes = 3 * width as usize;
+        if rgb.len() != row_bytes * height as usize {
+            return refused("the pixels have another number of bytes than their size says");
+        }
+        let (width, height) = (width as c_int, height as c_int);
+        // SAFETY: a function of its arguments alone.
+        let most = unsafe { sys::tj3JPEGBufSize(width, height, sys::TJSAMP_TJSAMP_420 as c_int) };
+        if self.buffer.len() < most as usize {
+            self.buffer.resize(most as usize, 0);
+        }
+        let mut start = self.buffer.as_mut_ptr();
+        let mut size = self.buffer.len() as sys::size_t;
+        // SAFETY: the handle is live. `rgb` holds `height` rows of `row_bytes`, as just checked.
+        // With NOREALLOC the library writes into the buffer at `start` and needs `size` to be
+        // `tj3JPEGBufSize` at least, which it is; it keeps neither pointer.
+        let code = unsafe {
+            sys::tj3Compress8(
+                self.handle.raw(),
+                rgb.as_ptr(),
+                width,
+                row_bytes as c_int,
+                height,
+                sys::TJPF_TJPF_RGB as c_int,
+                &raw mut start,
+                &raw mut size,
+            )
+        };
+        if code != 0 {
+            return Err(BadImage::Encode(self.handle.message()));
+        }
+        let encoded = self.buffer.get(..size as usize);
+        encoded.ok_or_else(|| BadImage::Encode("libjpeg-turbo gave an impossible size".to_owned()))
+    }
+}
+
+/// What a JPEG says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) width: u32,
+    pub(super) height: u32,
+    /// Whether every decoder of ffcv's kind understands it: three channels of 8 bits, lossy,
+    /// Huffman codes.
+    pub(super) is_plain_colour: bool,
+    is_cmyk: bool,
+}
+
+/// Decodes JPEGs of any size and colours to RGB.
+pub(super) struct Decompressor {
+    handle: Handle,
+    /// The last image as CMYK.
+    cmyk: Vec<u8>,
+}
+
+impl Decompressor {
+    /// Fails where memory is exhausted.
+    pub(super) fn new() -> Result<Self, String> {
+        Ok(Self { handle: Self::handle()?, cmyk: Vec::new() })
+    }
+
+    fn handle() -> Result<Handle, String> {
+        let mut handle = Handle::new(sys::TJINIT_TJINIT_DECOMPRESS)?;
+        // A damaged stream is an error, not a picture with a grey half.
+        handle.set(sys::TJPARAM_TJPARAM_STOPONWARNING, 1)?;
+        handle.set(sys::TJPARAM_TJPARAM_SAVEMARKERS, 0)?;
+        Ok(handle)
+    }
+
+    /// Decodes a whole image to u8, shape (height, width, 3), RGB: with the accurate inverse DCT
+    /// and smooth chroma, as Pillow does; grey and CMYK become what Pillow's `convert("RGB")` makes
+    /// of them. `rgb` gets exactly that length.
+    pub(super) fn decode(&mut self, jpeg: &[u8], rgb: &mut Vec<u8>) -> Result<Header, BadImage> {
+        let outcome = self.try_decode(jpeg, rgb);
+        if outcome.is_err() {
+            // After some failures in a header the library takes the next image for more of the same.
+            self.handle = Self::handle().map_err(BadImage::Decode)?;
+        }
+        outcome
+    }
+
+    fn try_decode(&mut self, jpeg: &[u8], rgb: &mut Vec<u8>) -> Result<Header, BadImage> {
+        let header = self.header(jpeg)?;
+        let Header { width, height, .. } = header;
+        let pixels = u64::from(width) * u64::from(height);
+        if pixels > (jpeg.len() as u64).saturating_mul(PIXELS_PER_BYTE) {
+            let reason = format!("{} bytes cannot hold {width}x{height} pixels", jpeg.len());
+            return Err(BadImage::Decode(reason));
+        }
+        let pixels = pixels as usize;
+        if header.is_cmyk {
+            self.cmyk.resize(4 * pixels, 0);
+            self.handle.decompress(jpeg, &mut self.cmyk, 4, &header)?;
+            rgb.resize(3 * pixels, 0);
+            let (inks, _) = self.cmyk.as_chunks::<4>();
+            let (colours, _) = rgb.as_chunks_mut::<3>();
+            for (colour, ink) in colours.iter_mut().zip(inks) {
+                *colour = rgb_of_ink(*ink);
+            }
+        } else {
+            rgb.resize(3 * pixels, 0);
+            self.handle.decompress(jpeg, rgb, 3, &header)?;
+        }
+        Ok(header)
+    }
+
+    fn header(&mut self, jpeg: &[u8]) -> Result<Header, BadImage> {
+        // SAFETY: the handle is live, and pointer and length are those of a slice.
+        let code = unsafe {
+            sys::tj3DecompressHeader(self.handle.raw(), jpeg.as_ptr(), jpeg.len() as sys::size_t)
+        };
+        if code != 0 {
+            return Err(BadImage::Decode(self.handle.message()));
+        }
+        let get = |parameter| self.handle.get(parameter);
+        let colours = u32::try_from(get(sys::TJPARAM_TJPARAM_COLORSPACE)).unwrap_or(u32::MAX);
+        let precision = get(sys::TJPARAM_TJPARAM_PRECISION);
+        if precision != 8 {
+            return Err(BadImage::Pixels(format!("{precision}-bit")));
+        }
+        let side = |parameter| match u32::try_from(get(parameter)) {
+            Ok(side @ 1..=MOST_SIDE) => Ok(side),
+            _ => Err(BadImage::Decode("there is no image in it".to_owned())),
+        };
+        Ok(Header {
+            width: side(sys::TJPARAM_TJPARAM_JPEGWIDTH)?,
+            height: side(sys::TJPARAM_TJPARAM_JPEGHEIGHT)?,
+            is_plain_colour: [sys::TJCS_TJCS_YCbCr, sys::TJCS_TJCS_RGB].contains(&colours)
+                && get(sys::TJPARAM_TJPARAM_LOSSLESS) == 0
+                && get(sys::TJPARAM_TJPARAM_ARITHMETIC) == 0,
+            is_cmyk: [sys::TJCS_TJCS_CMYK, sys::TJCS_TJCS_YCCK].contains(&colours),
+        })
+    }
+}
+
+/// A pixel of a CMYK JPEG, which by Adobe's convention has 255 for no ink, as Pillow converts it.
+fn rgb_of_ink([cyan, magenta, yellow, black]: [u8; 4]) -> [u8; 3] {
+    let light = u32::from(black);
+    [cyan, magenta, yellow].map(|value| {
+        let product = u32::from(255 - value) * light + 128;
+        // Divided by 255, rounded.
+        let dimmed = ((product >> 8) + product) >> 8;
+        light.saturating_sub(dimmed) as u8
+    })
+}
+
+/// A handle that is owned.
+struct Handle(NonNull<c_void>);
+
+impl Handle {
+    fn new(kind: sys::TJINIT) -> Result<Self, String> {
+        // SAFETY: no precondition; the answer is null or a handle that we own.
+        let handle = unsafe { sys::tj3Init(kind as c_int) };
+        NonNull::new(handle).map(Self).ok_or_else(|| message(std::ptr::null_mut()))
+    }
+
+    fn raw(&mut self) -> *mut c_void {
+        self.0.as_ptr()
+    }
+
+    fn set(&mut self, parameter: sys::TJPARAM, value: c_int) -> Result<(), String> {
+        // SAFETY: the handle is live; unknown parameters and values are refused by the callee.
+        let code = unsafe { sys::tj3Set(self.raw(), parameter as c_int, value) };
+        if code == 0 { Ok(()) } else { Err(self.message()) }
+    }
+
+    fn get(&self, parameter: sys::TJPARAM) -> c_int {
+        // SAFETY: the handle is live and not changed; an unknown parameter gives -1.
+        unsafe { sys::tj3Get(self.0.as_ptr(), parameter as c_int) }
+    }
+
+    /// Decodes to `channels` bytes per pixel (3: RGB, 4: CMYK), into a buffer of that length.
+    fn decompress(
+        &mut self,
+        jpeg: &[u8],
+        out: &mut [u8],
+        channels: usize,
+        header: &Header,
+    ) -> Result<(), BadImage> {
+        let format = if channels == 4 { sys::TJPF_TJPF_CMYK } else { sys::TJPF_TJPF_RGB };
+        let row_bytes = channels * header.width as usize;
+        assert_eq!(out.len(), row_bytes * header.height as usize);
+        // SAFETY: the handle is live, and input pointer and length are those of a slice. The
+        // decoder writes rows of `channels` bytes per pixel, `row_bytes` apart, of the size that it
+        // reads in the header again: `header`'s, from the same bytes, which nobody else can change.
+        // That is exactly the length of `out`, as just checked; scaling and cropping are never set.
+        let code = unsafe {
+            sys::tj3Decompress8(
+                self.raw(),
+                jpeg.as_ptr(),
+                jpeg.len() as sys::size_t,
+                out.as_mut_ptr(),
+                row_bytes as c_int,
+                format as c_int,
+            )
+        };
+        if code == 0 { Ok(()) } else { Err(BadImage::Decode(self.message())) }
+    }
+
+    fn message(&mut self) -> String {
+        message(self.raw())
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: the handle came from `tj3Init`, is destroyed only here, and nothing borrows it.
+        unsafe { sys::tj3Destroy(self.raw()) };
+    }
+}
+
+/// The library's words for the last failure of a handle, or, for null, of this thread.
+fn message(handle: *mut c_void) -> String {
+    // SAFETY: the handle is live or null, both allowed; the answer is a NUL-terminated string that
+    // stays valid until the next call on the handle, and it is copied before that.
+    let text = unsafe { CStr::from_ptr(sys::tj3GetErrorStr(handle)) };
+    text.to_string_lossy().into_owned()
+}

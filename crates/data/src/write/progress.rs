@@ -1,0 +1,123 @@
+//! Which shards of a write are done: a small file beside them.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{
+    Error, Options, Source, Tally,
+    draft::{failed, replace},
+    images::with_suffix,
+};
+
+/// `TARGET-write.json`. Written before the first shard, and again after each one.
+#[derive(Debug)]
+pub(super) struct Progress {
+    path: PathBuf,
+    record: Record,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    /// All that the bytes of the shards depend on.
+    write: BTreeMap<String, Value>,
+    /// By number.
+    done: BTreeMap<usize, DoneShard>,
+}
+
+/// A shard that is on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DoneShard {
+    /// Its length.
+    pub(super) bytes: u64,
+    /// What is in it.
+    pub(super) tally: Tally,
+}
+
+impl Progress {
+    /// Begins anew, or goes on with the record of the same write.
+    pub(super) fn open(source: &Source, target: &Path, options: &Options) -> Result<Self, Error> {
+        let path = with_suffix(target, "-write.json");
+        let write = parameters(source, options)?;
+        if options.resume
+            && let Some(record) = read(&path)?
+        {
+            if let Some(name) = first_difference(&record.write, &write) {
+                let told = |write: &BTreeMap<String, Value>| match write.get(name) {
+                    Some(value) => value.to_string(),
+                    None => "nothing".to_owned(),
+                };
+                let (was, is) = (told(&record.write), told(&write));
+                let what = format!("its {name} was {was}, now it is {is}");
+                return Err(Error::OtherWrite { path, what });
+            }
+            return Ok(Self { path, record });
+        }
+        let progress = Self { path, record: Record { write, done: BTreeMap::new() } };
+        progress.save()?;
+        Ok(progress)
+    }
+
+    /// A shard that is done, if its file still is as it was.
+    pub(super) fn done(&self, shard: usize, path: &Path) -> Option<DoneShard> {
+        let done = *self.record.done.get(&shard)?;
+        let is_there = fs::metadata(path).is_ok_and(|metadata| metadata.len() == done.bytes);
+        is_there.then_some(done)
+    }
+
+    /// Notes a shard that is on the disk.
+    pub(super) fn add(&mut self, shard: usize, done: DoneShard) -> Result<(), Error> {
+        self.record.done.insert(shard, done);
+        self.save()
+    }
+
+    fn save(&self) -> Result<(), Error> {
+        let text = serde_json::to_string_pretty(&self.record);
+        let text = text.map_err(|error| failed("encode", &self.path)(error.into()))?;
+        replace(&self.path, &(text + "\n"))
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Record>, Error> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed("read", path)(error)),
+    };
+    let record = serde_json::from_str(&text);
+    record.map(Some).map_err(|error| Error::OtherWrite {
+        path: path.to_owned(),
+        what: format!("it does not read as a record of one ({error})"),
+    })
+}
+
+fn parameters(source: &Source, options: &Options) -> Result<BTreeMap<String, Value>, Error> {
+    let encoding = serde_json::to_value(options.encoding)
+        .map_err(|error| Error::Option(format!("options do not encode: {error}")))?;
+    let mut write = BTreeMap::from([
+        ("images".to_owned(), Value::from(source.items.len())),
+        ("source_digest".to_owned(), Value::from(source.digest())),
+        ("image_field".to_owned(), Value::from(options.image_field.as_str())),
+        ("label_field".to_owned(), Value::from(options.label_field.as_str())),
+        ("page_bytes".to_owned(), Value::from(options.page_bytes)),
+        ("shards".to_owned(), Value::from(options.shards)),
+    ]);
+    if let Value::Object(encoding) = encoding {
+        write.extend(encoding);
+    }
+    Ok(write)
+}
+
+fn first_difference<'a>(
+    was: &'a BTreeMap<String, Value>,
+    is: &'a BTreeMap<String, Value>,
+) -> Option<&'a str> {
+    let names = is.keys().chain(was.keys());
+    names.map(String::as_str).find(|name| was.get(*name) != is.get(*name))
+}

@@ -1,0 +1,177 @@
+//! Which images with which labels: a folder of class folders, or a list.
+
+use std::{
+    collections::BTreeSet,
+    ffi::{OsStr, OsString},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use walkdir::WalkDir;
+
+use super::{Error, draft::failed};
+
+/// Extensions of the files in class folders that are taken for images, in lower case:
+/// torchvision's, and GIF.
+pub const EXTENSIONS: [&str; 10] =
+    ["bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"];
+
+/// Images to be written, in the order of the file to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The folder or list.
+    pub path: PathBuf,
+    /// The images.
+    pub items: Vec<Item>,
+    /// Names of the classes by label; only class folders have them.
+    pub classes: Option<Vec<String>>,
+}
+
+/// One image to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// The file; as absolute as the source's path.
+    pub path: PathBuf,
+    /// Its class.
+    pub label: i64,
+}
+
+impl Source {
+    /// Reads a folder as [`folder`](Self::folder), a file as [`list`](Self::list).
+    ///
+    /// # Errors
+    /// There is neither; or as those.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        match fs::metadata(path).map_err(failed("open", path))?.is_dir() {
+            true => Self::folder(path),
+            false => Self::list(path),
+        }
+    }
+
+    /// Reads a folder as torchvision's `ImageFolder` does: each folder in it is a class, labelled
+    /// by its place among their sorted names. Images of a class are those in its folder, sorted by
+    /// name, then those in folders below, sorted by their whole path. Links are followed, other
+    /// files passed over.
+    ///
+    /// # Errors
+    /// No class folder, a class without an image, a name that is no UTF-8, or a folder that cannot
+    /// be read.
+    pub fn folder(path: &Path) -> Result<Self, Error> {
+        let refused = |path: &Path, reason: String| Error::Source { path: path.to_owned(), reason };
+        let mut names = BTreeSet::new();
+        for entry in fs::read_dir(path).map_err(failed("read", path))? {
+            let entry = entry.map_err(failed("read", path))?;
+            if entry.path().is_dir() {
+                names.insert(entry.file_name());
+            }
+        }
+        if names.is_empty() {
+            let reason = "there is no class folder in it: give a folder with a folder of images \
+                          per class, or a list file";
+            return Err(refused(path, reason.to_owned()));
+        }
+        let (mut items, mut classes) = (Vec::new(), Vec::new());
+        for (label, name) in (0..).zip(names) {
+            let folder = path.join(&name);
+            let images = images_below(&folder)?;
+            if images.is_empty() {
+                let reason = format!(
+                    "this class has no image ({}): remove its folder or fill it",
+                    EXTENSIONS.join(", ")
+                );
+                return Err(refused(&folder, reason));
+            }
+            items.extend(images.into_iter().map(|path| Item { path, label }));
+            let name = name.into_string().ok().filter(|name| !name.contains('\n'));
+            let reason =
+                || "the name of a class is UTF-8 in one line: rename the folder".to_owned();
+            classes.push(name.ok_or_else(|| refused(&folder, reason()))?);
+        }
+        Ok(Self { path: path.to_owned(), items, classes: Some(classes) })
+    }
+
+    /// Reads a list: a line per image, its path, then a TAB or a comma, then its label, a whole
+    /// number. Paths are relative to the list's own folder. Without a TAB the last comma divides;
+    /// empty lines are passed over, as is a first line whose label is `label`.
+    ///
+    /// # Errors
+    /// A line is malformed, or there is none; the file cannot be read or is no UTF-8.
+    pub fn list(path: &Path) -> Result<Self, Error> {
+        let text = fs::read_to_string(path).map_err(failed("read", path))?;
+        let base = path.parent().unwrap_or(Path::new(""));
+        let mut items = Vec::new();
+        for (number, line) in (1..).zip(text.lines()) {
+            if line.trim().is_empty() {
+                continue;
+            }
+            let refused =
+                |reason: String| Error::Line { path: path.to_owned(), line: number, reason };
+            let (name, label) = line
+                .split_once('\t')
+                .or_else(|| line.rsplit_once(','))
+                .ok_or_else(|| refused("no TAB and no comma: give `path<TAB>label`".to_owned()))?;
+            let (name, label) = (name.trim(), label.trim());
+            if number == 1 && label == "label" {
+                continue;
+            }
+            if name.is_empty() {
+                return Err(refused("no path before the label".to_owned()));
+            }
+            let label = label
+                .parse()
+                .map_err(|_| refused(format!("label {label:?} is no whole number")))?;
+            items.push(Item { path: base.join(name), label });
+        }
+        if items.is_empty() {
+            let reason = "the list names no image: give `path<TAB>label` lines".to_owned();
+            return Err(Error::Source { path: path.to_owned(), reason });
+        }
+        Ok(Self { path: path.to_owned(), items, classes: None })
+    }
+
+    /// A digest over names, labels, sizes and times of change: it tells whether this is still the
+    /// same source. Files that cannot be looked at count as such.
+    pub(super) fn digest(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        for item in &self.items {
+            let path = item.path.as_os_str().as_encoded_bytes();
+            hasher.update(&(path.len() as u64).to_le_bytes());
+            hasher.update(path);
+            hasher.update(&item.label.to_le_bytes());
+            let metadata = fs::metadata(&item.path);
+            let size = metadata.as_ref().map_or(u64::MAX, fs::Metadata::len);
+            let changed = metadata.and_then(|metadata| metadata.modified()).ok();
+            let age = changed.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+            hasher.update(&size.to_le_bytes());
+            hasher.update(&age.map_or(0, |age| age.as_nanos()).to_le_bytes());
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+}
+
+/// The images of one class in torchvision's order.
+fn images_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mut images: Vec<(OsString, OsString)> = Vec::new();
+    for entry in WalkDir::new(folder).follow_links(true) {
+        let entry = entry.map_err(|error| Error::Source {
+            path: error.path().unwrap_or(folder).to_owned(),
+            reason: error.to_string(),
+        })?;
+        let path = entry.path();
+        if entry.file_type().is_file()
+            && path.extension().is_some_and(is_image)
+            && let (Some(parent), Some(name)) = (path.parent(), path.file_name())
+        {
+            // Folders are compared as text, not part by part: "a-b" comes before "a/b".
+            images.push((parent.as_os_str().to_owned(), name.to_owned()));
+        }
+    }
+    images.sort();
+    Ok(images.into_iter().map(|(folder, name)| Path::new(&folder).join(name)).collect())
+}
+
+fn is_image(extension: &OsStr) -> bool {
+    let extension = extension.to_string_lossy().to_lowercase();
+    EXTENSIONS.contains(&extension.as_str())
+}
