@@ -132,6 +132,11 @@ impl Dataset {
         self.shards.iter().try_for_each(|shard| shard.check_labels(num_classes))
     }
 
+    /// Makes the system forget what it holds of the files in memory.
+    pub(crate) fn forget(&self) {
+        self.shards.iter().for_each(|shard| shard.beton.forget());
+    }
+
     /// The shard that holds a sample, and the sample's position in it.
     pub(crate) fn find(&self, sample: u64) -> Result<(Arc<Shard>, u64), Error> {
         let samples = self.len();

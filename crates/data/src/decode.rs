@@ -1,5 +1,7 @@
 //! From stored bytes to the pixels of one sample: decode, crop, resize, flip.
 
+use std::time::{Duration, Instant};
+
 use baton_job::spec::Resize;
 
 use crate::{
@@ -139,6 +141,45 @@ impl Decoder {
         });
         self.stored = stored;
         outcome
+    }
+
+    /// Makes a sample and tells how long each stage took. `huffman` is no stage but the least that any
+    /// decoder of a JPEG must do: entropy decoding down to the last row of the crop.
+    pub(crate) fn time_stages(
+        &mut self,
+        beton: &Beton,
+        sample: u64,
+        place: &ImagePlace,
+        frame: &Frame,
+        out: &mut [u8],
+    ) -> Result<Vec<(&'static str, Duration)>, Error> {
+        let mut stored = std::mem::take(&mut self.stored);
+        let begun = Instant::now();
+        let bytes = beton.image_part(sample, place, 0..place.len, &mut stored)?;
+        let mut stages = vec![("read", begun.elapsed())];
+        let &ImagePlace { mode, width, height, .. } = place;
+        let image = ImageBytes { mode, width, height, bytes };
+        let refused = |fault| beton.sample_error(sample, place.start, fault);
+
+        let begun = Instant::now();
+        let mut decoded = Duration::ZERO;
+        if mode == Mode::Jpeg {
+            let part = part(frame);
+            self.jpeg.decode_part(bytes, width, height, &part, &mut self.rgb).map_err(refused)?;
+            decoded = begun.elapsed();
+            stages.push(("decode", decoded));
+            let last = frame.crop.top + frame.crop.height - 1;
+            let crop = Crop { left: 0, top: last, width: 1, height: 1 };
+            let least = Part { crop, ..part };
+            let begun = Instant::now();
+            self.jpeg.decode_part(bytes, width, height, &least, &mut self.rgb).map_err(refused)?;
+            stages.push(("huffman", begun.elapsed()));
+        }
+        let begun = Instant::now();
+        self.render(&image, frame, out).map_err(refused)?;
+        stages.push(("resize", begun.elapsed().saturating_sub(decoded)));
+        self.stored = stored;
+        Ok(stages)
     }
 }
 

@@ -26,6 +26,7 @@
 pub mod area;
 pub mod augment;
 mod batch;
+pub mod bench;
 pub mod beton;
 mod dataset;
 mod decode;
@@ -37,6 +38,7 @@ mod order;
 mod pixels;
 pub mod random;
 mod resize;
+pub mod survey;
 mod turbojpeg;
 pub mod verify;
 pub mod write;

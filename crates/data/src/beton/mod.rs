@@ -149,6 +149,11 @@ impl Beton {
         let _ = rustix::fs::fadvise(&self.file, start, len, rustix::fs::Advice::WillNeed);
     }
 
+    /// Makes the system forget what it holds of the file in memory, as if it had not been read for long.
+    pub(crate) fn forget(&self) {
+        let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
+    }
+
     /// Reads the bytes of a sample's value from `start` on.
     pub(crate) fn read(&self, sample: u64, start: u64, out: &mut [u8]) -> Result<(), Error> {
         self.file.read_exact_at(out, start).map_err(|source| match source.kind() {

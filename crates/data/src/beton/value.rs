@@ -110,6 +110,11 @@ impl Beton {
         Ok(&buffer[..text_end.unwrap_or(buffer.len())])
     }
 
+    /// Length of one value of a field of bytes or JSON, ffcv's zero byte included.
+    pub(crate) fn bytes_len(&self, column: &BytesColumn, sample: u64) -> Result<u64, Error> {
+        self.pointer(sample, column.offset + 8)
+    }
+
     /// Finds a field of arrays or tensors.
     ///
     /// # Errors

@@ -1,18 +1,40 @@
 //! `baton data`
 
+mod bench;
+mod inspect;
+mod verify;
 mod write;
 
 use baton_job::exit::Failure;
 use clap::Subcommand;
 
-/// Make data sets
+use crate::failure::{bad_input, failed};
+
+/// Make data sets, look into them, check and measure them
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Write(write::Args),
+    Inspect(inspect::Args),
+    Verify(verify::Args),
+    Bench(bench::Args),
 }
 
 pub(super) fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Write(args) => write::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::Bench(args) => bench::run(args),
+    }
+}
+
+/// Whether another try may help: it may where the machine refused, not where the data is wrong.
+fn failure(error: &baton_data::Error) -> Failure {
+    let message = error.to_string();
+    match error {
+        baton_data::Error::Thread(_)
+        | baton_data::Error::Decoder(_)
+        | baton_data::Error::Panicked => failed(message),
+        _ => bad_input(message),
     }
 }

@@ -1,0 +1,194 @@
+//! `baton data bench`
+
+use std::{num::NonZeroUsize, sync::Arc};
+
+use baton_data::{
+    Dataset, InputType, Options, Source, View,
+    bench::{self, Plan, Report},
+};
+use baton_job::{
+    exit::Failure,
+    spec::{Augment, OnBadSample, Order, Resize},
+};
+use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::failure;
+use crate::{failure::bad_input, human, json, output};
+
+/// Measure how fast this machine loads a data set
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  baton data bench train.beton                       warm: from the page cache
+  baton data bench train.beton --cold --threads 8    from disk, 8 threads
+  baton data bench train.beton --resize area         with ffcv's own pixels
+
+The first pass warms the page cache and is slower than later ones unless the file was read before.
+Beside the passes, single samples are timed on one thread: `read` from the page cache, `decode`,
+`resize` with crop and flip.")]
+pub(crate) struct Args {
+    /// A .beton file
+    location: String,
+    /// Side of the samples in pixels
+    #[arg(long, value_name = "PIXELS", default_value_t = 160)]
+    resolution: u32,
+    /// Samples per batch
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    batch: u64,
+    /// Decoding threads [default: all cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Batches decoded ahead
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    prefetch: usize,
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    epochs: u32,
+    /// Most batches of a pass; 0 is all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    batches: u64,
+    /// Order of samples
+    #[arg(long, value_enum, default_value_t = OrderName::Random)]
+    order: OrderName,
+    /// Samples shuffled with each other in quasi-random order
+    #[arg(long, value_name = "SAMPLES", default_value_t = 16_384)]
+    shuffle_window: u64,
+    /// How a crop gets the size of a sample
+    #[arg(long, value_enum, default_value_t = ResizeName::Fast)]
+    resize: ResizeName,
+    /// Random crops and flips, or the centre
+    #[arg(long, value_enum, default_value_t = ViewName::Train)]
+    view: ViewName,
+    /// Make the system forget the file before every pass
+    #[arg(long)]
+    cold: bool,
+    /// Name of the input field
+    #[arg(long, value_name = "NAME", default_value = "image")]
+    input_field: String,
+    /// Name of the label field
+    #[arg(long, value_name = "NAME", default_value = "label")]
+    label_field: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OrderName {
+    Random,
+    QuasiRandom,
+    Sequential,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ResizeName {
+    Fast,
+    Area,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ViewName {
+    Train,
+    Evaluate,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let plan = plan(args)?;
+    let source = Source {
+        input_field: args.input_field.clone(),
+        label_field: args.label_field.clone(),
+        on_bad_sample: OnBadSample::Skip,
+        ..Source::new(&args.location)
+    };
+    let dataset = Arc::new(Dataset::open(source).map_err(|error| failure(&error))?);
+    if dataset.is_empty() {
+        return Err(bad_input(format!(
+            "{} has no samples: there is nothing to measure",
+            args.location
+        )));
+    }
+    let bar = bar(dataset.len() * u64::from(args.epochs));
+    let report = bench::run(&dataset, &plan, |samples| bar.inc(samples));
+    bar.finish_and_clear();
+    let report = report.map_err(|error| failure(&error))?;
+    if args.json {
+        output::line(json::line(&report));
+    } else {
+        output::line(text(&report, dataset.input_type(), plan.options.threads));
+    }
+    Ok(())
+}
+
+fn plan(args: &Args) -> Result<Plan, Failure> {
+    if !(1..=4096).contains(&args.resolution) {
+        return Err(bad_input(format!("--resolution {}: take 1 to 4096 pixels", args.resolution)));
+    }
+    if args.batch == 0 || args.epochs == 0 {
+        return Err(bad_input("--batch and --epochs must be at least 1".to_owned()));
+    }
+    let resize = match args.resize {
+        ResizeName::Fast => Resize::Fast,
+        ResizeName::Area => Resize::Area,
+    };
+    let resolution = args.resolution;
+    let view = match args.view {
+        ViewName::Train => View::Train { seed: 0, resolution, resize, augment: Augment::default() },
+        ViewName::Evaluate => View::Evaluate { resolution, resize, crop_ratio: 224.0 / 256.0 },
+    };
+    let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    Ok(Plan {
+        view,
+        order: match args.order {
+            OrderName::Random => Order::Random,
+            OrderName::QuasiRandom => Order::QuasiRandom,
+            OrderName::Sequential => Order::Sequential,
+        },
+        window: args.shuffle_window,
+        batch: args.batch,
+        epochs: args.epochs,
+        batches: args.batches,
+        options: Options::new(args.threads.map_or_else(cores, NonZeroUsize::get), args.prefetch),
+        cold: args.cold,
+    })
+}
+
+/// For people.
+fn text(report: &Report, input_type: &InputType, threads: usize) -> String {
+    let rates: Vec<String> =
+        report.images_per_second.iter().map(|rate| format!("{rate:.0}")).collect();
+    let mut lines = vec![
+        format!(
+            "{:.0} samples/s with {} (passes: {})",
+            report.median_images_per_second,
+            human::count(threads as u64, "thread"),
+            rates.join(", ")
+        ),
+        format!("{:.1} µs of processor time per sample", report.cpu_seconds_per_image * 1e6),
+        format!("{:.1} ms from the start of a pass to its first batch", report.first_batch_ms),
+        format!(
+            "{:.0} MB of memory at most, {:.0} MB of its own; {:.0} MB read from disk",
+            report.peak_rss_mb, report.peak_anonymous_rss_mb, report.read_from_disk_mb
+        ),
+    ];
+    if *input_type == InputType::Image {
+        lines.push(format!("{:.0} MB/s of finished pixels", report.output_mb_per_second));
+        let stages: Vec<String> =
+            report.stages.iter().map(|(stage, time)| format!("{stage} {time:.0} µs")).collect();
+        lines.push(format!("one thread, per sample: {}", stages.join(", ")));
+    }
+    if let Some(floor) = report.huffman_floor_images_per_second {
+        lines.push(format!("Huffman decoding alone, one thread: {floor:.0} JPEGs/s"));
+    }
+    if report.skipped > 0 {
+        let skipped = human::count(report.skipped, "bad sample");
+        lines.push(format!("{skipped} skipped: `baton data verify` lists them"));
+    }
+    lines.join("\n")
+}
+
+/// Draws on standard error, and only on a terminal.
+fn bar(samples: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} samples  {per_sec}");
+    ProgressBar::new(samples).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}

@@ -1,0 +1,105 @@
+//! `baton data verify`
+
+use std::{num::NonZeroUsize, path::PathBuf};
+
+use baton_data::{Beton, verify::Verifier};
+use baton_job::exit::Failure;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::failure;
+use crate::{failure::bad_input, human, json, output};
+
+/// Faults that are shown without --all.
+const SHOWN: usize = 20;
+
+/// Read every value of every sample, decode every image, and list what is bad
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  baton data verify train.beton
+  baton data verify --all --json train-*.beton
+
+Exit code 0 if all is well, 2 if anything is bad. To train on what is left, set
+data.on_bad_sample = \"skip\" in the recipe.")]
+pub(crate) struct Args {
+    /// The files
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Decoding threads [default: all cores]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// List every bad sample, not just the first 20
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object per file
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found in a file.
+#[derive(Debug, serde::Serialize)]
+struct Verified {
+    file: String,
+    samples: u64,
+    bad: u64,
+    faults: Vec<String>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let mut bad = 0;
+    for path in &args.files {
+        let verified = verify(path, args)?;
+        bad += verified.bad;
+        if args.json {
+            output::line(json::line(&verified));
+            continue;
+        }
+        for fault in &verified.faults {
+            output::line(fault);
+        }
+        let left_out = verified.bad - verified.faults.len() as u64;
+        if left_out > 0 {
+            output::line(format_args!("and {left_out} more; --all lists them"));
+        }
+        let samples = human::count(verified.samples, "sample");
+        output::line(match verified.bad {
+            0 => format!("{}: {samples}, all well", verified.file),
+            bad => format!("{}: {samples}, {}", verified.file, human::count(bad, "fault")),
+        });
+    }
+    match bad {
+        0 => Ok(()),
+        _ => Err(bad_input(format!(
+            "{} found: write the data again, or set data.on_bad_sample = \"skip\" in the recipe",
+            human::count(bad, "fault")
+        ))),
+    }
+}
+
+fn verify(path: &PathBuf, args: &Args) -> Result<Verified, Failure> {
+    let beton = Beton::open(path).map_err(|error| failure(&error))?;
+    let verifier = Verifier::new(&beton).map_err(|error| failure(&error))?;
+    let bar = bar(beton.len());
+    let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = args.threads.map_or_else(cores, NonZeroUsize::get);
+    let found = verifier.check_all(threads, |samples| bar.inc(samples));
+    bar.finish_and_clear();
+    let mut faults: Vec<String> = verifier.faults().iter().map(ToString::to_string).collect();
+    // A value that its row contradicts is found again when it is read.
+    for fault in found.iter().map(ToString::to_string) {
+        if !faults.contains(&fault) {
+            faults.push(fault);
+        }
+    }
+    let bad = faults.len() as u64;
+    if !args.all {
+        faults.truncate(SHOWN);
+    }
+    Ok(Verified { file: path.display().to_string(), samples: beton.len(), bad, faults })
+}
+
+/// Draws on standard error, and only on a terminal.
+fn bar(samples: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} samples  {per_sec}  {eta} left");
+    ProgressBar::new(samples).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
