@@ -124,13 +124,12 @@ fn mix_rows(
     mix: MixRow,
     mixed: &mut [Column],
 ) {
-    let len = 3 * source.width as usize;
     let mut block = [[0; COLUMNS]; LANES];
     for (number, out) in mixed.as_chunks_mut::<COLUMNS>().0.iter_mut().enumerate() {
         let start = number * COLUMNS;
         for (row, sums) in rows.clone().zip(&mut block) {
             let (first, weights) = taps.of(row);
-            mix(source, first, weights, start..len.min(start + COLUMNS), sums);
+            mix(source, first, weights, start, sums);
         }
         turn_words(&block, out);
     }
@@ -151,8 +150,9 @@ fn turn_back(finished: &[[u8; LANES]], row_bytes: usize, out: &mut [u8]) {
     }
 }
 
-/// Mixes a range of columns of the rows from a first on, with a weight each.
-type MixRow = fn(&Pixels<'_>, usize, &[u16], Range<usize>, &mut [u16; COLUMNS]);
+/// Mixes the columns from one on, of the rows from one on, with a weight each. Of
+/// columns behind the end of the rows it may make anything.
+type MixRow = fn(&Pixels<'_>, usize, &[u16], usize, &mut [u16; COLUMNS]);
 /// The second pass: weighted sums of columns, rounded to whole levels.
 type MixColumns = fn(&[Column], &Taps, &mut [[u8; LANES]]);
 
@@ -184,16 +184,18 @@ impl Taps {
         self.weights.clear();
         for number in 0..target {
             let centre = start + (f64::from(number) + 0.5) * scale;
-            let first = (centre - support + 0.5).floor().clamp(0.0, last - 1.0);
-            let end = (centre + support + 0.5).floor().clamp(first + 1.0, last);
+            // Casts round down, and never below 0.
+            let first = (centre - support + 0.5).clamp(0.0, last - 1.0) as u32;
+            let end = (centre + support + 0.5).clamp(f64::from(first) + 1.0, last) as u32;
             self.exact.clear();
-            self.exact.extend((first as u32..end as u32).map(|pixel| {
-                let distance = (f64::from(pixel) + 0.5 - centre).abs() / support;
-                (1.0 - distance).max(0.0)
-            }));
+            let mut distance = f64::from(first) + 0.5 - centre;
+            for _ in first..end {
+                self.exact.push((support - distance.abs()).max(0.0));
+                distance += 1.0;
+            }
             let begin = self.weights.len() as u32;
             self.round();
-            self.spans.push((first as u32, begin, self.weights.len() as u32));
+            self.spans.push((first, begin, self.weights.len() as u32));
         }
     }
 
@@ -202,11 +204,14 @@ impl Taps {
     fn round(&mut self) {
         const ONE: i32 = 1 << WEIGHT_BITS;
         let scale = f64::from(ONE) / self.exact.iter().sum::<f64>();
-        let whole = |exact: &f64| (exact * scale).round_ties_even() as i32;
-        let rest = ONE - self.exact.iter().map(whole).sum::<i32>();
         let begin = self.weights.len();
         let fits = |weight: i32| weight.min(i32::from(u16::MAX)) as u16;
-        self.weights.extend(self.exact.iter().map(|exact| fits(whole(exact))));
+        let mut rest = ONE;
+        for exact in &self.exact {
+            let weight = (exact * scale + 0.5) as i32;
+            rest -= weight;
+            self.weights.push(fits(weight));
+        }
         if let Some(largest) = self.weights[begin..].iter_mut().max() {
             *largest = fits(i32::from(*largest) + rest);
         }

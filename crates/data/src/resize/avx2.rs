@@ -1,14 +1,11 @@
 //! Both passes, 32 bytes at a time: the same sums as in [`super::portable`], bit by bit.
 #![allow(unsafe_code)] // Calls of code for a newer processor, and loads and stores by pointer.
 
-use std::{
-    arch::x86_64::{
-        __m256i, _mm_loadu_si128, _mm_storeu_si128, _mm256_adds_epu16, _mm256_castsi256_si128,
-        _mm256_cvtepu8_epi16, _mm256_loadu_si256, _mm256_mulhi_epu16, _mm256_packus_epi16,
-        _mm256_permute4x64_epi64, _mm256_set1_epi16, _mm256_slli_epi16, _mm256_srli_epi16,
-        _mm256_storeu_si256,
-    },
-    ops::Range,
+use std::arch::x86_64::{
+    __m256i, _mm_loadu_si128, _mm_storeu_si128, _mm256_adds_epu16, _mm256_castsi256_si128,
+    _mm256_cvtepu8_epi16, _mm256_loadu_si256, _mm256_mulhi_epu16, _mm256_packus_epi16,
+    _mm256_permute4x64_epi64, _mm256_set1_epi16, _mm256_slli_epi16, _mm256_srli_epi16,
+    _mm256_storeu_si256,
 };
 
 use super::{
@@ -27,14 +24,17 @@ fn mix_row(
     source: &Pixels<'_>,
     first: usize,
     weights: &[u16],
-    columns: Range<usize>,
+    start: usize,
     sums: &mut [u16; COLUMNS],
 ) {
-    if columns.len() < COLUMNS {
-        return portable::mix_row(source, first, weights, columns, sums);
+    // The end of a row is read on into the next one, but for the last.
+    let last = (first + weights.len() - 1) * source.row_bytes + start;
+    if last + COLUMNS > source.bytes.len() {
+        return portable::mix_row(source, first, weights, start, sums);
     }
+    let rows = &source.bytes[first * source.row_bytes + start..];
     // SAFETY: `passes` asked whether the processor knows AVX2.
-    unsafe { mix_row_avx2(source, first, weights, columns.start, sums) }
+    unsafe { mix_row_avx2(rows, source.row_bytes, weights, sums) }
 }
 
 /// Only what [`passes`] hands out calls it.
@@ -47,22 +47,16 @@ fn mix_columns(mixed: &[Column], columns: &Taps, finished: &mut [[u8; LANES]]) {
 // unless it happens to be inlined.
 
 #[target_feature(enable = "avx2")]
-fn mix_row_avx2(
-    source: &Pixels<'_>,
-    first: usize,
-    weights: &[u16],
-    start: usize,
-    sums: &mut [u16; COLUMNS],
-) {
+fn mix_row_avx2(rows: &[u8], row_bytes: usize, weights: &[u16], sums: &mut [u16; COLUMNS]) {
     let begin = _mm256_set1_epi16(rounding(weights) as i16);
     let (parts, _) = sums.as_chunks_mut::<{ 4 * LANES }>();
     for (part, sums) in parts.iter_mut().enumerate() {
-        let start = start + part * 4 * LANES;
+        let mut start = part * 4 * LANES;
         let (mut sum0, mut sum1, mut sum2, mut sum3) = (begin, begin, begin, begin);
-        for (row, weight) in (first..).zip(weights) {
+        for weight in weights {
             let weight = _mm256_set1_epi16(*weight as i16);
-            let values = &source.row(row)[start..start + 4 * LANES];
-            let (values, _) = values.as_chunks::<LANES>();
+            let (values, _) = rows[start..start + 4 * LANES].as_chunks::<LANES>();
+            start += row_bytes;
             sum0 = add(sum0, widen(&values[0]), weight);
             sum1 = add(sum1, widen(&values[1]), weight);
             sum2 = add(sum2, widen(&values[2]), weight);

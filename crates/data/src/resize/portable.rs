@@ -1,19 +1,17 @@
 //! Both passes in plain Rust: what they compute, and what runs on processors without AVX2.
 
-use std::ops::Range;
-
 use super::{COLUMNS, Column, LANES, Pixels, Taps, VALUE_BITS, WEIGHT_BITS, rounding};
 
 pub(super) fn mix_row(
     source: &Pixels<'_>,
     first: usize,
     weights: &[u16],
-    columns: Range<usize>,
+    start: usize,
     sums: &mut [u16; COLUMNS],
 ) {
     *sums = [rounding(weights); COLUMNS];
     for (row, weight) in (first..).zip(weights) {
-        for (sum, value) in sums.iter_mut().zip(&source.row(row)[columns.clone()]) {
+        for (sum, value) in sums.iter_mut().zip(&source.row(row)[start..]) {
             add(sum, u16::from(*value) << VALUE_BITS, *weight);
         }
     }
