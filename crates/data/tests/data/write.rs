@@ -223,7 +223,7 @@ fn values_that_fill_a_page_to_the_byte_share_it_with_nothing() {
     let rows_end = 24 + 1041 + 6 * 16_u64;
     assert_eq!(len, rows_end.next_multiple_of(PAGE.into()) + 5 * u64::from(PAGE) + 6 * 24);
 
-    // 16 x 21 pixels and one more byte for the label's neighbour would be too much; 3 * 341 is not.
+    // 3 * 341 + 1 is a page.
     let image = vec![Owned::Raw(341, 1, vec![9; 3 * 341]), Owned::Bytes(vec![5])];
     let kinds = [Kind::RgbImage, Kind::Bytes];
     write(&path, &kinds, 1, std::slice::from_ref(&image)).unwrap();
@@ -281,6 +281,24 @@ fn what_cannot_be_stored_is_refused_and_the_file_goes_on_without_it() {
     assert_eq!(writer.finish().unwrap().samples, 2);
     let set = Dataset::open(&path, "image", "label").unwrap();
     assert_eq!((set.len(), set.image(1).unwrap().height), (2, 4));
+}
+
+#[test]
+fn an_unfinished_file_has_another_name_and_does_not_look_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("set.beton");
+    let mut writer = Writer::create(&path, vec![Field::new("data", Kind::Bytes)], 9, PAGE).unwrap();
+    for _ in 0..9 {
+        writer.push(&[Value::Bytes(&[1; 900])]).unwrap();
+    }
+    assert!(!path.exists());
+    // What a killed process would leave: eight pages are written.
+    let left = folder.path().join(".set.beton.draft");
+    assert!(fs::metadata(&left).unwrap().len() > 8 * u64::from(PAGE));
+    let Err(baton_data::Error::File { fault, .. }) = Beton::open(&left) else { panic!() };
+    assert!(fault.to_string().contains("its writer never finished"), "{fault}");
+    drop(writer);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 #[test]
