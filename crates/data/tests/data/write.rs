@@ -175,7 +175,7 @@ fn compare(path: &Path, kinds: &[Kind], samples: &[Vec<Owned>]) {
                     assert!(*nul == 0 && stored.is_ascii());
                     let stored: serde_json::Value = serde_json::from_slice(stored).unwrap();
                     assert_eq!(stored, serde_json::from_str::<serde_json::Value>(text).unwrap());
-                    paged(cell, &file[start..start + len].to_vec());
+                    paged(cell, &file[start..start + len]);
                 }
                 Owned::Raw(width, height, bytes) | Owned::Jpeg(width, height, bytes) => {
                     paged(&cell[5..], bytes);
