@@ -203,12 +203,6 @@ impl Writer {
         self.draft.finish()?;
         Ok(Written { samples: self.samples, bytes: table_start + self.table.len() as u64 })
     }
-
-    /// The file to be.
-    #[must_use]
-    pub fn target(&self) -> &Path {
-        self.draft.target()
-    }
 }
 
 fn header(fields: usize, page_bytes: u32, samples: u64, table_start: u64) -> Vec<u8> {

@@ -226,7 +226,9 @@ impl Handle {
     ) -> Result<(), BadImage> {
         let format = if channels == 4 { sys::TJPF_TJPF_CMYK } else { sys::TJPF_TJPF_RGB };
         let row_bytes = channels * header.width as usize;
-        assert_eq!(out.len(), row_bytes * header.height as usize);
+        if out.len() != row_bytes * header.height as usize {
+            return Err(BadImage::Decode("its buffer has another size: this is a bug".to_owned()));
+        }
         // SAFETY: the handle is live, and input pointer and length are those of a slice. The
         // decoder writes rows of `channels` bytes per pixel, `row_bytes` apart, of the size that it
         // reads in the header again: `header`'s, from the same bytes, which nobody else can change.
