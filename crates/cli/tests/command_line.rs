@@ -200,3 +200,77 @@ fn help_teaches_exit_codes_and_examples() {
         assert!(help.contains(word), "{word}: {help}");
     }
 }
+
+/// A folder of two classes with `count` images in a format that needs no encoder.
+fn images(place: &Place, count: u8) -> PathBuf {
+    let folder = place.0.path().join("images");
+    for number in 0..count {
+        let class = folder.join(["cat", "dog"][usize::from(number % 2)]);
+        fs::create_dir_all(&class).unwrap();
+        let header = format!("P6 4 {} 255\n", number + 1);
+        let pixels = vec![number; 3 * 4 * (usize::from(number) + 1)];
+        fs::write(class.join(format!("{number}.ppm")), [header.as_bytes(), &pixels].concat())
+            .unwrap();
+    }
+    folder
+}
+
+#[test]
+fn a_folder_of_images_becomes_a_data_set() {
+    let place = Place::new();
+    images(&place, 6);
+    let write = ["data", "write", "--from", "images", "--to", "set.beton", "--jpeg-fraction", "0"];
+    let text = stdout(&place.baton(&write));
+    assert!(text.contains("set.beton: 6 samples (0 JPEG, 0 of them untouched; 6 raw), "), "{text}");
+    assert!(text.ends_with("classes: set.beton.classes.txt\n"), "{text}");
+    let classes = fs::read_to_string(place.0.path().join("set.beton.classes.txt")).unwrap();
+    assert_eq!(classes, "cat\ndog\n");
+
+    let text = stdout(&place.baton(&[&write[..], &["--json", "--shards", "2"]].concat()));
+    let told: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&told["samples"], &told["raw"]), (&6.into(), &6.into()));
+    assert_eq!(told["files"][1]["path"], "set-00001-of-00002.beton");
+    assert_eq!(told["files"][1]["kept"], false);
+
+    let again = place.baton(&[&write[..], &["--shards", "2", "--resume"]].concat());
+    let told = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(told.contains("kept set-00000-of-00002.beton: 3 samples of an earlier run"), "{told}");
+    assert!(stdout(&again).contains("set.beton in 2 shards: 6 samples"));
+}
+
+#[test]
+fn bad_images_are_named_and_then_bad_input_or_left_out() {
+    let place = Place::new();
+    fs::write(images(&place, 4).join("cat/bad.jpg"), "no image").unwrap();
+    let write = ["data", "write", "--from", "images", "--to", "set.beton"];
+    let output = place.baton(&write);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    let (named, error) = told.trim_end().split_once('\n').unwrap();
+    assert_eq!(named, "bad image: images/cat/bad.jpg is no image of a known format");
+    assert!(
+        error.starts_with("error: 1 image of images cannot be stored, the first is "),
+        "{error}"
+    );
+    assert!(!place.0.path().join("set.beton").exists());
+
+    let text = stdout(&place.baton(&[&write[..], &["--on-bad-image", "skip"]].concat()));
+    assert!(text.contains("4 samples") && text.contains("skipped 1 bad image\n"), "{text}");
+}
+
+#[test]
+fn a_write_with_bad_input_is_refused_with_exit_code_2_and_one_line() {
+    let place = Place::new();
+    images(&place, 2);
+    place.write("list.csv", "images/cat/0.ppm,zero\n");
+    let refused = |from: &str, more: &[&str]| {
+        place.refused(2, &[&["data", "write", "--from", from, "--to", "set.beton"], more].concat())
+    };
+    assert!(refused("nowhere", &[]).contains("cannot open nowhere"));
+    assert!(
+        refused("list.csv", &[]).contains("list.csv, line 1: label \"zero\" is no whole number")
+    );
+    assert!(refused("images", &["--page-size", "1048576"]).contains("--page-size 1048576"));
+    assert!(refused("images", &["--shards", "3"]).contains("take 1 to 2 shards"));
+    assert!(refused("images", &["--image-field", "seventeen_letters"]).contains("1 to 16"));
+}

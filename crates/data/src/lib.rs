@@ -18,7 +18,7 @@
 //! | [`area`] | the resize of FFCV: OpenCV's `INTER_AREA`, bit by bit |
 //! | `decode` | JPEG or raw → crop → resize → flip |
 //! | `loader` | requests → batches, in order, a few ahead |
-//! | [`write`] | images, or values of any kind, → file |
+//! | [`mod@write`] | images, or values of any kind, → file |
 //!
 //! What a sample looks like depends on (seed, epoch, sample) alone: not on the number of ranks or
 //! threads, nor on where a job was interrupted.

@@ -48,10 +48,6 @@ impl Draft {
         }
     }
 
-    pub(super) fn target(&self) -> &Path {
-        &self.target
-    }
-
     /// Writes behind what was written last.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.file.write_all(bytes).map_err(failed("write", &self.path))

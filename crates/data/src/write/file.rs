@@ -83,8 +83,8 @@ impl Writer {
         let (offsets, row_bytes) = row_layout(&fields);
 
         let mut draft = Draft::create(target.as_ref())?;
-        // The rest of the header comes last.
-        draft.seek(HEADER_BYTES)?;
+        // The table's place comes last: readers take 0 for an unfinished file.
+        draft.write(&header(fields.len(), page_bytes, planned, 0))?;
         draft.write(&descriptors)?;
         let rows_end = planned
             .checked_mul(row_bytes as u64)
@@ -194,14 +194,8 @@ impl Writer {
         self.draft.seek(table_start)?;
         self.draft.write(&self.table)?;
 
-        let mut header = Vec::with_capacity(HEADER_BYTES as usize);
-        header.extend(VERSION.to_le_bytes());
-        // At most 65535 fields, see `create`.
-        header.extend((self.fields.len() as u16).to_le_bytes());
-        header.extend(self.page_bytes.to_le_bytes());
-        header.extend(self.samples.to_le_bytes());
         self.draft.seek(0)?;
-        self.draft.write(&header)?;
+        self.draft.write(&header(self.fields.len(), self.page_bytes, self.samples, 0))?;
         // From here on it looks whole, so everything else must be there.
         self.draft.sync()?;
         self.draft.seek(TABLE_POINTER_AT)?;
@@ -209,10 +203,15 @@ impl Writer {
         self.draft.finish()?;
         Ok(Written { samples: self.samples, bytes: table_start + self.table.len() as u64 })
     }
+}
 
-    /// The file to be.
-    #[must_use]
-    pub fn target(&self) -> &Path {
-        self.draft.target()
-    }
+fn header(fields: usize, page_bytes: u32, samples: u64, table_start: u64) -> Vec<u8> {
+    let mut header = Vec::with_capacity(HEADER_BYTES as usize);
+    header.extend(VERSION.to_le_bytes());
+    // At most 65535, see `Writer::create`.
+    header.extend((fields as u16).to_le_bytes());
+    header.extend(page_bytes.to_le_bytes());
+    header.extend(samples.to_le_bytes());
+    header.extend(table_start.to_le_bytes());
+    header
 }

@@ -226,7 +226,9 @@ impl Handle {
     ) -> Result<(), BadImage> {
         let format = if channels == 4 { sys::TJPF_TJPF_CMYK } else { sys::TJPF_TJPF_RGB };
         let row_bytes = channels * header.width as usize;
-        assert_eq!(out.len(), row_bytes * header.height as usize);
+        if out.len() != row_bytes * header.height as usize {
+            return Err(BadImage::Decode("its buffer has another size: this is a bug".to_owned()));
+        }
         // SAFETY: the handle is live, and input pointer and length are those of a slice. The
         // decoder writes rows of `channels` bytes per pixel, `row_bytes` apart, of the size that it
         // reads in the header again: `header`'s, from the same bytes, which nobody else can change.
@@ -262,4 +264,98 @@ fn message(handle: *mut c_void) -> String {
     // stays valid until the next call on the handle, and it is copied before that.
     let text = unsafe { CStr::from_ptr(sys::tj3GetErrorStr(handle)) };
     text.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GREY: &[u8] = include_bytes!("../../tests/fixtures/grey-16x8.jpg");
+    const CMYK: &[u8] = include_bytes!("../../tests/fixtures/cmyk-16x8.jpg");
+
+    /// What Pillow 13.0 makes of the CMYK file.
+    const CMYK_AS_RGB: [u8; 3] = [207, 46, 190];
+
+    /// Markers of a JPEG up to its first scan.
+    fn markers(jpeg: &[u8]) -> Vec<u8> {
+        let (mut at, mut markers) = (2, Vec::new());
+        while markers.last() != Some(&0xDA) {
+            markers.push(jpeg[at + 1]);
+            at += 2 + usize::from(u16::from_be_bytes([jpeg[at + 2], jpeg[at + 3]]));
+        }
+        markers
+    }
+
+    #[test]
+    fn a_jpeg_is_a_plain_baseline_jfif_stream_as_ffcvs() {
+        let rgb: Vec<u8> = (0..3 * 33 * 17).map(|i| (i % 251) as u8).collect();
+        let mut compressor = Compressor::new(90).unwrap();
+        let jpeg = compressor.encode(&rgb, 33, 17).unwrap();
+        // APP0, two tables for quantization, the frame, four for Huffman codes, the scan.
+        assert_eq!(markers(jpeg), [0xE0, 0xDB, 0xDB, 0xC0, 0xC4, 0xC4, 0xC4, 0xC4, 0xDA]);
+        let frame = jpeg.windows(2).position(|pair| pair == [0xFF, 0xC0]).unwrap();
+        let sampling: Vec<u8> = (0..3).map(|channel| jpeg[frame + 11 + 3 * channel]).collect();
+        assert_eq!(sampling, [0x22, 0x11, 0x11], "4:2:0");
+
+        let mut decoded = Vec::new();
+        let header = Decompressor::new().unwrap().decode(jpeg, &mut decoded).unwrap();
+        assert_eq!((header.width, header.height, decoded.len()), (33, 17, rgb.len()));
+        assert!(header.is_plain_colour);
+    }
+
+    #[test]
+    fn a_used_compressor_gives_what_a_new_one_gives() {
+        let mut used = Compressor::new(75).unwrap();
+        for (width, height) in [(64, 64), (1, 1), (7, 100), (64, 64)] {
+            let rgb: Vec<u8> = (0..3 * width * height).map(|i| (i * 7 % 256) as u8).collect();
+            let fresh = Compressor::new(75).unwrap().encode(&rgb, width, height).unwrap().to_vec();
+            assert_eq!(used.encode(&rgb, width, height).unwrap(), fresh);
+        }
+    }
+
+    #[test]
+    fn what_no_jpeg_can_hold_is_refused() {
+        let mut compressor = Compressor::new(90).unwrap();
+        for (width, height, len) in [(0, 1, 0), (2, 2, 11), (65_501, 1, 3 * 65_501), (65_536, 1, 1)]
+        {
+            let refused = compressor.encode(&vec![0; len], width, height);
+            assert!(matches!(refused, Err(BadImage::Encode(_))), "{width}x{height}");
+        }
+        assert!(Compressor::new(0).is_err());
+        assert!(Compressor::new(101).is_err());
+        assert!(compressor.encode(&[5; 12], 2, 2).is_ok());
+    }
+
+    #[test]
+    fn grey_and_cmyk_become_rgb_and_are_not_plain() {
+        let mut decompressor = Decompressor::new().unwrap();
+        let mut rgb = Vec::new();
+        let header = decompressor.decode(GREY, &mut rgb).unwrap();
+        assert!(!header.is_plain_colour && rgb == [100; 3 * 16 * 8]);
+        let header = decompressor.decode(CMYK, &mut rgb).unwrap();
+        assert!(!header.is_plain_colour && rgb.len() == 3 * 16 * 8);
+        assert_eq!(rgb[..3], CMYK_AS_RGB);
+        assert!(rgb.as_chunks::<3>().0.iter().all(|pixel| *pixel == CMYK_AS_RGB));
+    }
+
+    #[test]
+    fn a_jpeg_cut_off_anywhere_is_an_error_and_harms_no_later_image() {
+        let mut decompressor = Decompressor::new().unwrap();
+        let mut rgb = Vec::new();
+        for end in 0..GREY.len() - 2 {
+            assert!(decompressor.decode(&GREY[..end], &mut rgb).is_err(), "cut at {end}");
+            assert!(decompressor.decode(GREY, &mut rgb).is_ok(), "after a cut at {end}");
+        }
+    }
+
+    #[test]
+    fn a_promise_of_too_many_pixels_is_no_allocation() {
+        let mut jpeg = GREY.to_vec();
+        let frame = jpeg.windows(2).position(|pair| pair == [0xFF, 0xC0]).unwrap();
+        jpeg[frame + 5..frame + 9].copy_from_slice(&[0xFF; 4]);
+        let mut rgb = Vec::new();
+        let refused = Decompressor::new().unwrap().decode(&jpeg, &mut rgb);
+        assert!(matches!(refused, Err(BadImage::Decode(_))));
+        assert!(rgb.capacity() < 100_000);
+    }
 }

@@ -159,7 +159,8 @@ impl Studio {
         Ok(Picture { mode, width, height, bytes, origin: Origin::Pixels })
     }
 
-    /// Decodes into `rgb`.
+    /// Decodes into `rgb`. JPEGs are refused at the slightest damage, as Baton's loader would: better
+    /// here than in training.
     fn decode(&mut self, source: &[u8]) -> Result<Decoded, BadImage> {
         if source.starts_with(&[0xFF, 0xD8]) {
             let header = self.decompressor.decode(source, &mut self.rgb)?;

@@ -9,3 +9,5 @@ mod digits;
 mod fixtures;
 mod loader;
 mod sketch;
+mod write;
+mod write_images;

@@ -1,0 +1,541 @@
+//! From image files to data sets.
+
+use std::{
+    fs,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
+
+use baton_data::{
+    Dataset, Decoder, Mode,
+    area::{AreaResizer, Pixels},
+    augment::Crop,
+    write::{
+        BadImage, Choice, Encoding, Error, Event, OnBadImage, Options, Source, Summary, shard_path,
+        write_images,
+    },
+};
+use image::{DynamicImage, ImageFormat, RgbImage};
+use tempfile::TempDir;
+
+use crate::fixtures::path as fixture;
+
+const PAGE: u32 = 64 << 10;
+
+/// A folder for sources and targets.
+struct Place(TempDir);
+
+/// What was told of bad images and of kept files.
+type Told = Vec<String>;
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn put(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn picture(&self, name: &str, width: u32, height: u32) {
+        let pixels = picture(width, height);
+        let path = self.put(name, b"");
+        match path.extension().unwrap() == "jpg" {
+            true => fs::write(path, jpeg(pixels)).unwrap(),
+            false => pixels.save(path).unwrap(),
+        }
+    }
+
+    /// `count` images of two classes, some JPEG.
+    fn folder(&self, count: u32) -> Source {
+        for number in 0..count {
+            let (class, extension) = (number % 2, ["png", "jpg", "bmp"][number as usize % 3]);
+            let name = format!("images/class-{class}/{number:03}.{extension}");
+            self.picture(&name, 20 + 7 * number % 50, 15 + 5 * number % 60);
+        }
+        Source::open(self.path("images")).unwrap()
+    }
+
+    fn write(&self, source: &Source, options: &Options) -> (Result<Summary, Error>, Told) {
+        let mut told = Vec::new();
+        let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+        let written =
+            write_images(source, &self.path("set.beton"), options, &mut |event| match event {
+                Event::Bad { path, reason } => told.push(format!("{} {reason}", name(path))),
+                Event::Kept { path, samples, .. } => told.push(format!("{} {samples}", name(path))),
+                Event::Stored { .. } | Event::Wrote { .. } => {}
+            });
+        (written, told)
+    }
+
+    fn written(&self, source: &Source, options: &Options) -> Summary {
+        self.write(source, options).0.unwrap()
+    }
+
+    fn refused(&self, source: &Source, options: &Options) -> String {
+        self.write(source, options).0.unwrap_err().to_string()
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        fs::read(self.path("set.beton")).unwrap()
+    }
+
+    fn open(&self) -> Dataset {
+        Dataset::open(self.path("set.beton"), "image", "label").unwrap()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.0.path()).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// Smooth, so that JPEG keeps it nearly.
+fn picture(width: u32, height: u32) -> RgbImage {
+    RgbImage::from_fn(width, height, |x, y| {
+        image::Rgb([(2 * x) as u8, (3 * y) as u8, (x + y) as u8])
+    })
+}
+
+/// The only encoder there is without another library: the writer's.
+fn jpeg(pixels: RgbImage) -> Vec<u8> {
+    let place = Place::new();
+    let path = place.put("images/a/0.png", b"");
+    pixels.save(path).unwrap();
+    place.written(&Source::open(place.path("images")).unwrap(), &options(share(1.0)));
+    place.open().image(0).unwrap().bytes.to_vec()
+}
+
+fn share(share: f64) -> Choice {
+    Choice::Fraction { share, seed: 1 }
+}
+
+fn options(choice: Choice) -> Options {
+    Options {
+        encoding: Encoding { choice, jpeg_quality: 90, max_resolution: None, keep_jpeg: false },
+        image_field: "image".to_owned(),
+        label_field: "label".to_owned(),
+        page_bytes: PAGE,
+        threads: NonZeroUsize::new(3).unwrap(),
+        shards: None,
+        resume: false,
+        on_bad_image: OnBadImage::Fail,
+    }
+}
+
+#[test]
+fn class_folders_are_read_as_torchvision_does() {
+    let place = Place::new();
+    for name in ["b/2.jpg", "b/10.JPG", "B/x/1.png", "B/x-y/1.png", "B/z.Tiff", "B/x/a/0.gif"] {
+        place.put(&format!("set/{name}"), b"");
+    }
+    place.put("set/B/notes.txt", b"");
+    place.put("set/README.md", b"");
+    let source = Source::open(place.path("set")).unwrap();
+    let names: Vec<_> = source
+        .items
+        .iter()
+        .map(|item| {
+            (item.path.strip_prefix(place.path("set")).unwrap().to_str().unwrap(), item.label)
+        })
+        .collect();
+    let expected = [
+        ("B/z.Tiff", 0),
+        ("B/x/1.png", 0),
+        ("B/x-y/1.png", 0),
+        ("B/x/a/0.gif", 0),
+        ("b/10.JPG", 1),
+        ("b/2.jpg", 1),
+    ];
+    // "x" before "x-y" before "x/a": folders are compared as whole texts.
+    assert_eq!(names, expected);
+    assert_eq!(source.classes, Some(vec!["B".to_owned(), "b".to_owned()]));
+}
+
+#[test]
+fn folders_without_classes_or_images_are_refused() {
+    let place = Place::new();
+    let refused = |name| Source::open(place.path(name)).unwrap_err().to_string();
+    place.put("flat/1.jpg", b"");
+    assert!(refused("flat").contains("there is no class folder in it"));
+    place.put("empty/cat/notes.txt", b"");
+    assert!(refused("empty").contains("empty/cat: this class has no image (bmp, gif, "));
+    assert!(refused("nowhere").starts_with("cannot open "));
+}
+
+#[test]
+fn lists_have_a_path_and_a_label_per_line() {
+    let place = Place::new();
+    let list =
+        place.put("lists/a.tsv", b"path\tlabel\nx.png\t3\r\n\n/abs/a,b.png\t-1\ny, z.png , 5\n");
+    let source = Source::open(&list).unwrap();
+    let items: Vec<_> = source.items.iter().map(|item| (item.path.clone(), item.label)).collect();
+    let expected = [
+        (place.path("lists/x.png"), 3),
+        (PathBuf::from("/abs/a,b.png"), -1),
+        (place.path("lists/y, z.png"), 5),
+    ];
+    assert_eq!(items, expected);
+    assert_eq!(source.classes, None);
+}
+
+#[test]
+fn bad_lines_of_a_list_are_told_with_their_number() {
+    let place = Place::new();
+    let refused = |text: &str| {
+        let list = place.put("list.csv", text.as_bytes());
+        Source::open(list).unwrap_err().to_string()
+    };
+    assert!(
+        refused("a.png,1\nb.png\n")
+            .ends_with("list.csv, line 2: no TAB and no comma: give `path<TAB>label`")
+    );
+    assert!(
+        refused("a.png,1\n\nb.png,cat\n").ends_with("line 3: label \"cat\" is no whole number")
+    );
+    assert!(refused(",1\n").ends_with("line 1: no path before the label"));
+    assert!(refused("\n").contains("the list names no image"));
+}
+
+#[test]
+fn raw_images_keep_their_pixels_and_order() {
+    let place = Place::new();
+    let source = place.folder(20);
+    let summary = place.written(&source, &options(share(0.0)));
+    assert_eq!((summary.tally.samples, summary.tally.jpeg), (20, 0));
+    let set = place.open();
+    for (sample, item) in (0..).zip(&source.items) {
+        let (image, label) = (set.image(sample).unwrap(), set.label(sample).unwrap());
+        assert_eq!((image.mode, label), (Mode::Raw, item.label));
+        if item.path.extension().unwrap() != "jpg" {
+            let pixels = image::open(&item.path).unwrap().into_rgb8();
+            assert_eq!((image.width, image.height), pixels.dimensions());
+            assert_eq!(image.bytes, pixels.as_raw());
+        }
+    }
+    assert_eq!(fs::read_to_string(summary.classes.unwrap()).unwrap(), "class-0\nclass-1\n");
+    assert_eq!(place.names(), ["images", "set.beton", "set.beton.classes.txt"]);
+}
+
+#[test]
+fn jpegs_look_like_their_sources() {
+    let place = Place::new();
+    let source = place.folder(9);
+    place.written(&source, &options(share(1.0)));
+    let (set, mut decoder) = (place.open(), Decoder::new().unwrap());
+    for (sample, item) in (0..).zip(&source.items) {
+        let image = set.image(sample).unwrap();
+        assert_eq!(image.mode, Mode::Jpeg);
+        if item.path.extension().unwrap() == "jpg" {
+            continue;
+        }
+        let pixels = image::open(&item.path).unwrap().into_rgb8();
+        let decoded = decoder.decode(&image).unwrap();
+        let error: f64 = decoded
+            .iter()
+            .zip(pixels.as_raw())
+            .map(|(a, b)| f64::from(a.abs_diff(*b)).powi(2))
+            .sum();
+        let mean = error / decoded.len() as f64;
+        // 33 dB.
+        assert!(mean < 32.0, "{}: mean squared error {mean}", item.path.display());
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_byte() {
+    let place = Place::new();
+    let source = place.folder(40);
+    let mut options = options(share(0.5));
+    place.written(&source, &options);
+    let expected = place.bytes();
+    let modes: Vec<_> = (0..40).map(|sample| place.open().image(sample).unwrap().mode).collect();
+    assert!(modes.contains(&Mode::Jpeg) && modes.contains(&Mode::Raw));
+    for threads in [1, 2, 16, 100] {
+        options.threads = NonZeroUsize::new(threads).unwrap();
+        place.written(&source, &options);
+        assert!(place.bytes() == expected, "{threads} threads");
+    }
+    options.encoding.choice = Choice::Fraction { share: 0.5, seed: 2 };
+    place.written(&source, &options);
+    assert!(place.bytes() != expected, "another seed draws others");
+}
+
+#[test]
+fn the_smart_choice_goes_by_raw_bytes() {
+    let place = Place::new();
+    let source = place.folder(20);
+    let bytes = 3 * 40 * 40;
+    place.written(&source, &options(Choice::LargerThan { bytes }));
+    let set = place.open();
+    for sample in 0..20 {
+        let image = set.image(sample).unwrap();
+        let is_large = 3 * u64::from(image.width) * u64::from(image.height) > bytes;
+        assert_eq!(image.mode == Mode::Jpeg, is_large);
+    }
+}
+
+#[test]
+fn large_images_are_reduced_as_ffcv_does_and_small_ones_left_alone() {
+    let place = Place::new();
+    place.picture("images/a/large.png", 100, 33);
+    place.picture("images/a/small.png", 10, 20);
+    place.picture("images/a/thin.png", 300, 1);
+    let source = Source::open(place.path("images")).unwrap();
+    let mut options = options(share(0.0));
+    options.encoding.max_resolution = Some(40);
+    place.written(&source, &options);
+    let set = place.open();
+    let size = |sample| {
+        let image = set.image(sample).unwrap();
+        (image.width, image.height)
+    };
+    assert_eq!([0, 1, 2].map(size), [(40, 13), (10, 20), (40, 1)]);
+
+    let large = picture(100, 33);
+    let source = Pixels { bytes: large.as_raw(), width: 100, height: 33, row_bytes: 300 };
+    let mut expected = vec![0; 3 * 40 * 13];
+    let whole = Crop { left: 0, top: 0, width: 100, height: 33 };
+    AreaResizer::new().resize(source, whole, 40, 13, &mut expected).unwrap();
+    assert_eq!(set.image(0).unwrap().bytes, expected);
+}
+
+#[test]
+fn source_jpegs_are_kept_where_nothing_has_to_change() {
+    let place = Place::new();
+    place.picture("images/a/0.jpg", 30, 20);
+    place.picture("images/a/1.png", 30, 20);
+    place.picture("images/a/2.jpg", 90, 20);
+    place.put("images/a/3.jpg", &fs::read(fixture("grey-16x8.jpg")).unwrap());
+    let source = Source::open(place.path("images")).unwrap();
+    let mut options = options(share(1.0));
+    options.encoding.keep_jpeg = true;
+    options.encoding.max_resolution = Some(50);
+    let summary = place.written(&source, &options);
+    assert_eq!((summary.tally.jpeg, summary.tally.untouched), (4, 1));
+    let first = fs::read(place.path("images/a/0.jpg")).unwrap();
+    assert_eq!(place.open().image(0).unwrap().bytes, first);
+    // The grey one has three channels now, as ffcv's readers want.
+    let mut decoder = Decoder::new().unwrap();
+    assert_eq!(decoder.decode(&place.open().image(3).unwrap()).unwrap(), [100; 3 * 16 * 8]);
+}
+
+/// The conversions of every kind of pixel are compared with Pillow's by scripts/parity.
+#[test]
+fn grey_opaque_and_deep_pixels_become_rgb() {
+    let place = Place::new();
+    let save = |name: &str, image: DynamicImage| {
+        let path = place.put(&format!("images/a/{name}"), b"");
+        image.save(path).unwrap();
+    };
+    save("0.png", DynamicImage::from(image::GrayImage::from_pixel(1, 1, image::Luma([9]))));
+    save(
+        "1.png",
+        DynamicImage::from(image::RgbaImage::from_pixel(1, 1, image::Rgba([1, 2, 3, 0]))),
+    );
+    let deep = image::ImageBuffer::from_pixel(1, 1, image::Rgb([0x1234_u16, 0xFFFF, 0x00FF]));
+    save("2.png", DynamicImage::from(deep));
+    let deep = image::ImageBuffer::from_fn(2, 1, |x, _| image::Luma([[77_u16, 300][x as usize]]));
+    save("3.png", DynamicImage::from(deep));
+    place.put("images/a/4.jpg", &fs::read(fixture("cmyk-16x8.jpg")).unwrap());
+    let source = Source::open(place.path("images")).unwrap();
+    place.written(&source, &options(share(0.0)));
+    let set = place.open();
+    let bytes = |sample| set.image(sample).unwrap().bytes.to_vec();
+    assert_eq!(bytes(0), [9, 9, 9]);
+    assert_eq!(bytes(1), [1, 2, 3]);
+    assert_eq!(bytes(2), [0x12, 0xFF, 0]);
+    assert_eq!(bytes(3), [77, 77, 77, 255, 255, 255]);
+    assert_eq!(bytes(4).len(), 3 * 16 * 8);
+}
+
+fn with_bad_ones(place: &Place) -> Source {
+    place.folder(6);
+    let whole = fs::read(place.path("images/class-1/001.jpg")).unwrap();
+    place.put("images/class-0/cut.jpg", &whole[..whole.len() / 2]);
+    place.put("images/class-0/empty.png", b"");
+    place.put("images/class-1/text.jpg", b"not an image");
+    Source::open(place.path("images")).unwrap()
+}
+
+#[test]
+fn bad_images_are_all_named_and_then_fail_the_write() {
+    let place = Place::new();
+    let source = with_bad_ones(&place);
+    let (outcome, told) = place.write(&source, &options(share(0.5)));
+    let Err(Error::BadImages { count: 3, first, reason: BadImage::Decode(_), .. }) = outcome else {
+        panic!("{outcome:?}");
+    };
+    assert!(first.ends_with("class-0/cut.jpg"));
+    assert_eq!(told.len(), 3);
+    assert!(told[0].starts_with("cut.jpg does not decode: "), "{told:?}");
+    assert_eq!(
+        told[1..],
+        ["empty.png is no image of a known format", "text.jpg is no image of a known format"]
+    );
+    assert_eq!(place.names(), ["images"]);
+}
+
+#[test]
+fn bad_images_may_be_left_out() {
+    let place = Place::new();
+    let source = with_bad_ones(&place);
+    let mut options = options(share(0.0));
+    options.on_bad_image = OnBadImage::Skip;
+    let summary = place.written(&source, &options);
+    assert_eq!((summary.tally.samples, summary.tally.skipped), (6, 3));
+    let set = place.open();
+    let labels: Vec<_> = (0..6).map(|sample| set.label(sample).unwrap()).collect();
+    assert_eq!(labels, [0, 0, 0, 1, 1, 1]);
+
+    let list = place.put("list.tsv", b"missing.png\t1\n");
+    let (outcome, told) = place.write(&Source::open(list).unwrap(), &options);
+    assert!(matches!(outcome, Err(Error::BadImages { count: 1, .. })), "no file without samples");
+    assert!(told[0].starts_with("missing.png cannot be read: No such file"), "{told:?}");
+}
+
+#[test]
+fn images_too_large_for_page_or_format_are_told_with_the_remedy() {
+    let place = Place::new();
+    place.picture("images/a/page.png", 200, 200);
+    let mut options = options(share(0.0));
+    let refused = place.refused(&Source::open(place.path("images")).unwrap(), &options);
+    let told = "needs 120000 bytes, but a page has 65536: write larger pages, store it as JPEG, or \
+                set a maximal resolution";
+    assert!(refused.contains(told), "{refused}");
+
+    let path = place.put("wide/a/wide.png", b"");
+    image::GrayImage::new(70_000, 1).save_with_format(path, ImageFormat::Png).unwrap();
+    let wide = Source::open(place.path("wide")).unwrap();
+    let refused = place.refused(&wide, &options);
+    assert!(refused.contains("is 70000x1 pixels, but a side has 65535 at most"), "{refused}");
+    options.encoding.max_resolution = Some(700);
+    place.written(&wide, &options);
+    assert_eq!(place.open().image(0).unwrap().width, 700);
+}
+
+#[test]
+fn an_image_may_fill_a_page_to_the_byte() {
+    let place = Place::new();
+    // 3 * 128 * 128 is no power of two, but 49152 + 16384 of a second image is.
+    place.picture("images/a/0.png", 128, 128);
+    place.picture("images/a/1.png", 128, 128);
+    let mut options = options(share(0.0));
+    options.page_bytes = 1 << 16;
+    place.written(&Source::open(place.path("images")).unwrap(), &options);
+    let set = place.open();
+    assert_eq!(set.image(1).unwrap().bytes, picture(128, 128).as_raw());
+    let rows_end: u64 = 24 + 2 * 1041 + 2 * 24;
+    let expected = rows_end.next_multiple_of(1 << 16) + 2 * (1 << 16) + 2 * 24;
+    assert_eq!(place.bytes().len() as u64, expected);
+}
+
+fn sharded(shards: u32, resume: bool) -> Options {
+    Options { shards: Some(shards), resume, ..options(share(0.5)) }
+}
+
+#[test]
+fn shards_hold_what_one_file_would_in_contiguous_parts() {
+    let place = Place::new();
+    let source = place.folder(23);
+    place.written(&source, &options(share(0.5)));
+    let whole = place.open();
+    let summary = place.written(&source, &sharded(5, false));
+    assert_eq!(summary.files.len(), 5);
+    let mut sample = 0;
+    for (shard, file) in (0..).zip(&summary.files) {
+        assert_eq!(file.path, shard_path(&place.path("set.beton"), shard, 5));
+        assert_eq!(file.bytes, fs::metadata(&file.path).unwrap().len());
+        let set = Dataset::open(&file.path, "image", "label").unwrap();
+        assert!((4..=5).contains(&set.len()) && set.len() == file.samples);
+        for in_shard in 0..set.len() {
+            let (a, b) = (set.image(in_shard).unwrap(), whole.image(sample).unwrap());
+            assert_eq!((a.mode, a.bytes), (b.mode, b.bytes), "sample {sample}");
+            assert_eq!(set.label(in_shard).unwrap(), whole.label(sample).unwrap());
+            sample += 1;
+        }
+    }
+    assert_eq!(sample, 23);
+    assert!(place.path("set-00004-of-00005.beton").exists());
+}
+
+#[test]
+fn a_resumed_write_keeps_finished_shards_and_gives_the_same_data_set() {
+    let place = Place::new();
+    let mut source = place.folder(20);
+    let shard = |number| fs::read(shard_path(&place.path("set.beton"), number, 4)).unwrap();
+    let complete = place.written(&source, &sharded(4, false));
+    let expected = [0, 1, 2, 3].map(shard);
+
+    // Shard 1 vanished, shard 3 was cut off by something else.
+    fs::remove_file(&complete.files[1].path).unwrap();
+    fs::write(&complete.files[3].path, b"short").unwrap();
+    let (resumed, told) = place.write(&source, &sharded(4, true));
+    let resumed = resumed.unwrap();
+    assert_eq!(told, ["set-00000-of-00004.beton 5", "set-00002-of-00004.beton 5"]);
+    assert_eq!(resumed.tally, complete.tally);
+    assert_eq!([0, 1, 2, 3].map(shard), expected);
+
+    // Not resumed, everything is written.
+    assert_eq!(place.write(&source, &sharded(4, false)).1, Told::new());
+    // Another write is not resumed.
+    let mut other = sharded(4, true);
+    other.encoding.jpeg_quality = 80;
+    let refused = place.refused(&source, &other);
+    assert!(refused.contains("set.beton-write.json is of another write"), "{refused}");
+    assert!(refused.contains("its jpeg_quality was 90, now it is 80"), "{refused}");
+    source.items.swap(0, 1);
+    let refused = place.refused(&source, &sharded(4, true));
+    assert!(refused.contains("its source_digest was"), "{refused}");
+}
+
+#[test]
+fn a_write_that_failed_halfway_goes_on_after_the_mending() {
+    let place = Place::new();
+    place.folder(20);
+    let path = place.path("images/class-1/019.jpg");
+    let whole = fs::read(place.path("images/class-1/001.jpg")).unwrap();
+    fs::write(place.path("images/class-1/019.jpg"), b"bad").unwrap();
+    let source = Source::open(place.path("images")).unwrap();
+    assert!(place.write(&source, &sharded(4, false)).0.is_err());
+    assert!(!place.path("set-00003-of-00004.beton").exists());
+
+    let skip = Options { on_bad_image: OnBadImage::Skip, ..sharded(4, true) };
+    let (summary, told) = place.write(&source, &skip);
+    assert_eq!(summary.unwrap().tally.skipped, 1);
+    assert_eq!(told.len(), 3 + 1);
+    // The shard with a gap is no success where gaps are failures.
+    assert!(place.write(&source, &sharded(4, true)).0.is_err());
+    fs::write(path, whole).unwrap();
+}
+
+#[test]
+fn options_out_of_range_are_refused() {
+    let place = Place::new();
+    let source = place.folder(3);
+    let refused = |change: fn(&mut Options)| {
+        let mut options = options(share(0.5));
+        change(&mut options);
+        place.refused(&source, &options)
+    };
+    assert!(refused(|options| options.encoding.choice = share(1.5)).contains("0 to 1"));
+    assert!(refused(|options| options.encoding.jpeg_quality = 0).contains("1 to 100"));
+    assert!(refused(|options| options.encoding.max_resolution = Some(0)).contains("1 pixel"));
+    assert!(refused(|options| options.shards = Some(4)).contains("take 1 to 3 shards"));
+    assert!(refused(|options| options.resume = true).contains("only shards can be resumed"));
+    assert!(
+        refused(|options| options.image_field = "seventeen_letters".into()).contains("1 to 16")
+    );
+    assert!(refused(|options| options.label_field = "image".into()).contains("same name"));
+    assert_eq!(place.names(), ["images"]);
+}
