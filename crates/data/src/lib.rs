@@ -31,6 +31,7 @@ mod loader;
 mod mapping;
 mod order;
 pub mod random;
+pub mod shards;
 mod turbojpeg;
 
 pub use batch::Batch;
