@@ -162,6 +162,7 @@ impl Bucket {
             }
             let digest = self.fetcher.fetch(object, &work.file, &work.path)?;
             if let Some(held) = self.cache.commit(slot, &object.url, work, digest)? {
+                self.counters.fetched_shards.add(1);
                 return Ok(Obtained::Held(held));
             }
         }

@@ -46,28 +46,21 @@ impl Fetcher {
         path: &Path,
     ) -> Result<blake3::Hash, Error> {
         let (first, verdict) = self.download(object, file, path)?;
-        let digest = match verdict {
-            Verdict::Same | Verdict::Unknown => first,
-            // Either the bytes are wrong or the tag is no digest of them: a second download tells.
-            Verdict::Suspect => {
-                self.counters.retries.add(1);
-                match self.download(object, file, path)? {
-                    (second, Verdict::Suspect) if second == first => {
-                        self.remote.tags_are_no_digests();
-                        second
-                    }
-                    (_, Verdict::Suspect) => {
-                        return Err(Error::Damaged { url: object.url.clone() });
-                    }
-                    (second, Verdict::Same | Verdict::Unknown) => {
-                        self.counters.damaged.add(1);
-                        second
-                    }
-                }
-            }
-        };
-        self.counters.fetched_shards.add(1);
-        Ok(digest)
+        if verdict != Verdict::Suspect {
+            return Ok(first);
+        }
+        // Either the bytes are wrong or the tag is no digest of them: a second download tells.
+        self.counters.retries.add(1);
+        let (second, verdict) = self.download(object, file, path)?;
+        if second == first {
+            self.remote.tags_are_no_digests();
+            return Ok(second);
+        }
+        self.counters.damaged.add(1);
+        match verdict {
+            Verdict::Suspect => Err(Error::Damaged { url: object.url.clone() }),
+            Verdict::Same | Verdict::Unknown => Ok(second),
+        }
     }
 
     /// Parts come in any order, but are digested and written in theirs, by the calling thread: the

@@ -103,42 +103,60 @@ impl fmt::Display for Remedy {
 impl Fault {
     /// Whether the same request may succeed later.
     fn is_transient(&self) -> bool {
-        use object_store::Error as E;
         match self {
             Self::Stalled(_) | Self::Slow(_) | Self::CutOff { .. } => true,
             Self::Changed => false,
-            // `object_store` keeps the status code to itself, so its words must do. Were they to
-            // change, hopeless requests would be repeated in vain, and no more.
-            Self::Store(error @ E::Generic { .. }) => {
-                let words = error.to_string();
-                let refused = words.contains("status code: 4")
-                    && !["408", "429"].iter().any(|s| words.contains(&format!("status code: {s}")));
-                !refused && !words.contains("redirect")
-            }
-            Self::Store(_) => false,
+            Self::Store(error) => match status(error) {
+                // Too slow a request, too many of them.
+                Some(408 | 429) => true,
+                Some(status) => status >= 500,
+                None => {
+                    matches!(error, object_store::Error::Generic { .. })
+                        && !error.to_string().contains(REDIRECT)
+                }
+            },
         }
     }
 
     pub(super) fn remedy(&self) -> Remedy {
-        use object_store::Error as E;
-        match self {
-            Self::Changed | Self::Store(E::Precondition { .. }) => Remedy::Restart,
-            Self::Store(E::NotFound { .. }) => Remedy::Place,
-            Self::Store(E::PermissionDenied { .. } | E::Unauthenticated { .. }) => {
-                Remedy::Credentials
-            }
-            Self::Store(error) => {
-                let words = error.to_string();
-                let has = |needles: &[&str]| needles.iter().any(|needle| words.contains(needle));
-                if has(&["169.254.", "credential", "ExpiredToken", "/latest/api/token"]) {
-                    Remedy::Credentials
-                } else if has(&["redirect", "AuthorizationHeaderMalformed"]) {
-                    Remedy::Region
-                } else {
-                    Remedy::Network
-                }
-            }
-            Self::Stalled(_) | Self::Slow(_) | Self::CutOff { .. } => Remedy::Network,
+        let error = match self {
+            Self::Stalled(_) | Self::Slow(_) | Self::CutOff { .. } => return Remedy::Network,
+            Self::Changed => return Remedy::Restart,
+            Self::Store(error) => error,
+        };
+        let words = error.to_string();
+        let has = |needles: &[&str]| needles.iter().any(|needle| words.contains(needle));
+        match status(error) {
+            _ if has(&[REDIRECT, "AuthorizationHeaderMalformed"]) => Remedy::Region,
+            // The service that gives a machine its role has one of these addresses.
+            _ if has(&["169.254.", "ExpiredToken"]) => Remedy::Credentials,
+            Some(401 | 403) => Remedy::Credentials,
+            Some(404) => Remedy::Place,
+            Some(412) => Remedy::Restart,
+            _ => Remedy::Network,
+        }
+    }
+}
+
+/// What `object_store` says of an answer that sends elsewhere without saying where.
+const REDIRECT: &str = "Received redirect";
+
+/// The status of the store's answer, if there was one.
+///
+/// `object_store` has variants for some operations and some answers, and keeps the code to itself
+/// otherwise, so its words must do. Were they to change, hopeless requests would be repeated in
+/// vain, and no more.
+fn status(error: &object_store::Error) -> Option<u16> {
+    use object_store::Error as E;
+    match error {
+        E::Unauthenticated { .. } => Some(401),
+        E::PermissionDenied { .. } => Some(403),
+        E::NotFound { .. } => Some(404),
+        E::Precondition { .. } => Some(412),
+        error => {
+            let words = error.to_string();
+            let (_, rest) = words.split_once("status code: ")?;
+            rest.get(..3)?.parse().ok()
         }
     }
 }
