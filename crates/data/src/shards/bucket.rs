@@ -39,6 +39,8 @@ pub(super) struct Bucket {
 /// How an attempt to have a shard ended.
 pub(super) enum Obtained {
     Held(Held),
+    /// Not asked for yet, and somebody else is at work on it.
+    Busy,
     /// Not now: so many bytes of the cache may not be evicted.
     NoRoom {
         in_use_bytes: u64,
@@ -124,6 +126,7 @@ impl Bucket {
             let seen = self.signal.changes();
             let in_use_bytes = match self.obtain(shard, Need::Now)? {
                 Obtained::Held(held) => return Ok(held),
+                Obtained::Busy => continue,
                 Obtained::NoRoom { in_use_bytes } => in_use_bytes,
             };
             let waited = since.elapsed();
@@ -149,7 +152,13 @@ impl Bucket {
             if let Some(held) = self.cache.lease(slot)? {
                 return Ok(Obtained::Held(held));
             }
-            let work = self.cache.work(slot)?;
+            let work = match need {
+                Need::Now => self.cache.work(slot)?,
+                Need::At(_) => match self.cache.try_work(slot)? {
+                    Some(work) => work,
+                    None => return Ok(Obtained::Busy),
+                },
+            };
             // Whoever had the right before may have brought it meanwhile.
             if let Some(held) = self.cache.lease(slot)? {
                 return Ok(Obtained::Held(held));

@@ -218,6 +218,19 @@ impl Cache {
 
     /// The right to fetch or check this shard; waits for whoever has it.
     pub(super) fn work(&self, slot: &Slot) -> Result<Work, Error> {
+        loop {
+            if let Some(work) = self.try_work(slot)? {
+                return Ok(work);
+            }
+            if self.signal.is_over() {
+                return Err(Error::Cancelled { name: slot.name.clone() });
+            }
+            thread::sleep(LOCK_POLL);
+        }
+    }
+
+    /// The right to fetch or check this shard, unless somebody has it.
+    pub(super) fn try_work(&self, slot: &Slot) -> Result<Option<Work>, Error> {
         let path = slot.with(PART);
         loop {
             let file = File::options()
@@ -227,13 +240,13 @@ impl Cache {
                 .truncate(false)
                 .open(&path)
                 .map_err(Error::io("create", &path))?;
-            if try_lock(&file).map_err(Error::io("lock", &path))? && is_at(&file, &path) {
-                return Ok(Work { path, file, is_done: false });
+            if !try_lock(&file).map_err(Error::io("lock", &path))? {
+                return Ok(None);
             }
-            if self.signal.is_over() {
-                return Err(Error::Cancelled { name: slot.name.clone() });
+            // Else whoever had it has just ended, and renamed or removed the file.
+            if is_at(&file, &path) {
+                return Ok(Some(Work { path, file, is_done: false }));
             }
-            thread::sleep(LOCK_POLL);
         }
     }
 

@@ -219,6 +219,34 @@ fn a_copy_that_was_damaged_is_found_out_and_fetched_anew() {
 }
 
 #[test]
+fn a_damaged_copy_is_found_out_ahead_of_its_need() {
+    let kit = Kit::new(1, 1);
+    let copy = kit.open().local(0).unwrap().to_owned();
+    damage(&copy);
+    let shards = kit.open();
+
+    shards.will_need([0]);
+    until(&shards, |statistics| statistics.fetched_shards == 1);
+
+    assert_eq!(fs::read(shards.local(0).unwrap()).unwrap(), contents(0));
+    assert_eq!((shards.statistics().damaged, shards.statistics().hits), (1, 1));
+}
+
+#[test]
+fn two_sets_that_fetch_ahead_share_the_work() {
+    let kit = Kit::new(4, 4);
+    kit.proxy.harm(|_| crate::proxy::Harm::Trickle(4000));
+    let sets = [kit.open(), kit.open()];
+    let fetched = || sets.each_ref().map(|shards| shards.statistics().fetched_shards);
+
+    sets.iter().for_each(|shards| shards.will_need(0..4));
+    until(&sets[0], |_| fetched().iter().sum::<u64>() == 4);
+
+    assert!(fetched().iter().all(|&shards| shards > 0), "{:?}", fetched());
+    assert_eq!([0, 1, 2, 3].map(|shard| kit.fetches(shard)), [1; 4]);
+}
+
+#[test]
 fn a_copy_that_was_touched_but_is_whole_is_kept() {
     let kit = Kit::new(1, 1);
     let copy = kit.open().local(0).unwrap().to_owned();
