@@ -23,7 +23,7 @@ must_not_reach() {
 must_not_reach baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 # Whoever reads data or checkpoints does so without libtorch or a GPU.
 must_not_reach baton-proto torch-sys cudarc
-must_not_reach baton-data tokio tonic torch-sys cudarc
+must_not_reach baton-data tonic torch-sys cudarc
 must_not_reach baton-checkpoint tonic torch-sys cudarc
 # These run on machines that have neither.
 must_not_reach baton-coordinator torch-sys cudarc

@@ -41,9 +41,9 @@ pub(crate) struct Args {
 /// Evaluates and prints.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let spec = recipe(args)?;
-    let set = Dataset::open(Source::of_recipe(&spec.data, &args.data))
-        .and_then(|set| set.check_labels(spec.model.num_classes).map(|()| set))
-        .map_err(|error| Error::from(error).failure())?;
+    let cache_dir = Source::new("").cache_dir;
+    let source = Source::of_recipe(&spec.data, spec.model.num_classes, &args.data, cache_dir);
+    let set = Dataset::open(source).map_err(|error| Error::from(error).failure())?;
     let device = torch::device::open(&spec, LocalRank(0)).map_err(|e| Error::from(e).failure())?;
     torch::device::set_threads(args.threads);
     let mut learner =

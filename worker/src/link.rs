@@ -35,6 +35,8 @@ pub(crate) struct Setup {
     pub(crate) local_rank: u32,
     /// Ranks that this node can run.
     pub(crate) local_ranks: u32,
+    /// Folder of this node for copies of remote shards, if the recipe names none.
+    pub(crate) cache_dir: std::path::PathBuf,
     /// Address on which other ranks reach this node.
     pub(crate) host: String,
 }

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::beton::FieldType;
+use crate::{beton::FieldType, shards};
 
 /// Anything that stops the loader.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +38,9 @@ pub enum Error {
         /// What is wrong with it.
         fault: SampleFault,
     },
+    /// A file or shard cannot be had.
+    #[error(transparent)]
+    Shards(#[from] shards::Error),
     /// A decoding thread did not start.
     #[error("cannot start a decoding thread: {0}")]
     Thread(#[source] io::Error),
@@ -50,6 +53,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the same try may succeed later: a store or this machine refused, not the data.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Shards(error) => error.may_pass(),
+            Self::Thread(_) | Self::Decoder(_) | Self::Panicked => true,
+            Self::Io { .. } | Self::File { .. } | Self::Sample { .. } => false,
+        }
+    }
+
     /// Whether it is the fault of one sample's data, so that others may be sound.
     pub(crate) fn is_of_data(&self) -> bool {
         match self {
@@ -170,6 +183,15 @@ pub enum FileFault {
         found: FieldType,
         /// The types that would do.
         wanted: Vec<FieldType>,
+    },
+    /// A shard unlike the others.
+    #[error(
+        "field \"{name}\" holds something else than in the first shard: \
+         write all shards with the same fields"
+    )]
+    OtherInput {
+        /// Its name.
+        name: String,
     },
     /// An array field whose values cannot be read.
     #[error(

@@ -38,6 +38,7 @@ mod order;
 mod pixels;
 pub mod random;
 mod resize;
+pub mod shards;
 pub mod survey;
 mod turbojpeg;
 pub mod verify;

@@ -35,6 +35,7 @@ impl Error {
     #[must_use]
     pub fn failure(&self) -> Failure {
         let class = match self {
+            Self::Data(error) if error.may_pass() => Class::Crash,
             Self::Data(_) | Self::Mismatch(_) => Class::BadInput,
             Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => {
                 Class::BadInput

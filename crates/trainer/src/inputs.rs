@@ -1,15 +1,15 @@
 //! The data of a job: opened, checked against the recipe, and cut into micro-batches.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, path::PathBuf, sync::Arc};
 
 use baton_data::{
-    Batch, CpuShare, Dataset, EpochOrder, InputType, Loader, Options, Request, SampleOrder, Source,
-    Stats, View,
+    Batch, CpuShare, Dataset, EpochOrder, InputType, Layout, Loader, Options, Request, SampleOrder,
+    Source, Stats, View,
 };
 use baton_job::{
     JobSpec,
     progress::{Agenda, Progress},
-    spec::Arch,
+    spec::{Arch, Order},
 };
 
 use crate::Error;
@@ -25,17 +25,27 @@ pub struct Inputs {
     cpus: CpuShare,
 }
 
+/// Where a rank is.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// The cores of this rank.
+    pub cpus: CpuShare,
+    /// Folder for copies of remote shards, if the recipe names none.
+    pub cache_dir: PathBuf,
+}
+
 impl Inputs {
-    /// Opens both sets and checks every label. Loaders keep to `cpus` if the recipe pins threads.
+    /// Opens both sets and checks every label. Loaders keep to the place's cores if the recipe pins
+    /// threads.
     ///
     /// # Errors
     /// A file that cannot be read, a label out of range, a set that does not fill a batch or does not
     /// fit the model.
-    pub fn open(spec: &Arc<JobSpec>, cpus: CpuShare) -> Result<Self, Error> {
+    pub fn open(spec: &Arc<JobSpec>, place: &Place) -> Result<Self, Error> {
         let data = &spec.data;
         let open = |location: &str| -> Result<Arc<Dataset>, Error> {
-            let set = Dataset::open(Source::of_recipe(data, location))?;
-            set.check_labels(spec.model.num_classes)?;
+            let (num_classes, cache_dir) = (spec.model.num_classes, place.cache_dir.clone());
+            let set = Dataset::open(Source::of_recipe(data, num_classes, location, cache_dir))?;
             check_input_type(spec, &set, location)?;
             Ok(Arc::new(set))
         };
@@ -68,7 +78,7 @@ impl Inputs {
             )));
         }
         let order = SampleOrder::new(data.order, spec.seed, data.shuffle_window, train.layout()?);
-        let cpus = if data.pin_threads { cpus } else { CpuShare::default() };
+        let cpus = if data.pin_threads { place.cpus.clone() } else { CpuShare::default() };
         Ok(Self { train, val, order, spec: spec.clone(), agenda, cpus })
     }
 
@@ -95,7 +105,8 @@ impl Inputs {
         let requests = MicroBatches {
             progress: progress.clone(),
             agenda: self.agenda.clone(),
-            order: self.order.epoch(progress.epoch.0),
+            set: self.train.clone(),
+            order: None,
             orders: self.order.clone(),
             virtual_ranks: u64::from(self.spec.train.virtual_ranks),
             next: u64::from(block.start),
@@ -123,6 +134,8 @@ impl Inputs {
             samples: (number * size..((number + 1) * size).min(len)).collect(),
             view: view.clone(),
         };
+        let order = SampleOrder::new(Order::Sequential, 0, 0, Layout::of_files(&[len])).epoch(0);
+        self.val.will_need(&order, 0, None);
         self.start(&self.val, numbers.map(request))
     }
 
@@ -168,8 +181,9 @@ impl Feed {
 struct MicroBatches {
     progress: Progress,
     agenda: Agenda,
-    /// Of the epoch that `progress` is in.
-    order: EpochOrder,
+    set: Arc<Dataset>,
+    /// Of the last epoch asked for.
+    order: Option<EpochOrder>,
     orders: SampleOrder,
     virtual_ranks: u64,
     block: Range<u32>,
@@ -185,11 +199,18 @@ impl Iterator for MicroBatches {
         let batch = self.agenda.next_batch(&self.progress);
         let share = |virtual_rank: u64| virtual_rank * batch / self.virtual_ranks;
         let (epoch, cursor) = (self.progress.epoch.0, self.progress.cursor);
-        if self.order.epoch() != epoch {
-            self.order = self.orders.epoch(epoch);
-        }
+        let order = match self.order.take().filter(|order| order.epoch() == epoch) {
+            Some(order) => order,
+            None => {
+                let order = self.orders.epoch(epoch);
+                let next = (epoch + 1 < self.agenda.epochs).then(|| self.orders.epoch(epoch + 1));
+                self.set.will_need(&order, cursor, next.as_ref());
+                order
+            }
+        };
         let positions = cursor + share(self.next)..cursor + share(self.next + 1);
-        let samples = positions.map(|position| self.order.at(position)).collect();
+        let samples = positions.map(|position| order.at(position)).collect();
+        self.order = Some(order);
         self.next += 1;
         if self.next == u64::from(self.block.end) {
             self.next = u64::from(self.block.start);

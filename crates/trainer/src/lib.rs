@@ -29,6 +29,6 @@ pub mod torch;
 pub use controls::Controls;
 pub use error::Error;
 pub use evaluation::accuracy;
-pub use inputs::Inputs;
+pub use inputs::{Inputs, Place};
 pub use learner::{Leaf, Learner, Sums};
 pub use step_loop::{Build, Job, Seat, Trainer};

@@ -410,11 +410,11 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use baton_collectives::local;
-    use baton_data::{CpuShare, InputType};
+    use baton_data::InputType;
     use baton_job::ids::Epoch;
 
     use super::*;
-    use crate::linear::LinearLearner;
+    use crate::{Place, linear::LinearLearner};
 
     fn trainer(store: &str) -> Trainer<LinearLearner> {
         let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
@@ -429,7 +429,7 @@ mod tests {
             "#
         );
         let spec = Arc::new(JobSpec::from_toml(&text, &[]).unwrap());
-        let inputs = Inputs::open(&spec, CpuShare::default()).unwrap();
+        let inputs = Inputs::open(&spec, &Place::default()).unwrap();
         let store = Store::open(store).unwrap();
         let job = Job {
             id: JobId("00000000-0000-0000-0000-000000000000".parse().unwrap()),

@@ -173,6 +173,7 @@ impl Agent {
                             checkpoint_location: welcome.checkpoint_location.clone(),
                             local_rank: local_rank.0,
                             local_ranks: self.slots,
+                            cache_dir: self.args.run_dir.join("cache"),
                             host: self.args.host.clone(),
                         };
                         self.processes.spawn(local_rank, incarnation, &setup);

@@ -26,7 +26,7 @@ use baton_job::{
     spec::{Arch, CollectiveKind, Determinism},
 };
 use baton_trainer::{
-    Build, Error, Inputs, Job, Learner, Seat, Trainer,
+    Build, Error, Inputs, Job, Learner, Place, Seat, Trainer,
     linear::LinearLearner,
     torch::{self, Device, TorchLearner},
 };
@@ -112,8 +112,11 @@ fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<Job, Error> {
     let id =
         setup.job_id.parse().map_err(|_| Error::Mismatch("the job id is no UUID".to_owned()))?;
     let store = Store::open(&setup.checkpoint_location)?;
-    let cpus = CpuShare::of_rank(setup.local_rank, setup.local_ranks);
-    Ok(Job { id: JobId(id), spec: spec.clone(), store, inputs: Inputs::open(spec, cpus)? })
+    let place = Place {
+        cpus: CpuShare::of_rank(setup.local_rank, setup.local_ranks),
+        cache_dir: setup.cache_dir.clone(),
+    };
+    Ok(Job { id: JobId(id), spec: spec.clone(), store, inputs: Inputs::open(spec, &place)? })
 }
 
 struct RankProcess {

@@ -66,7 +66,6 @@ fn a_folder_is_no_file() {
 fn no_samples_are_legal() {
     let set = open(&beton(&[])).unwrap();
     assert!(set.is_empty());
-    set.check_labels(1).unwrap();
 }
 
 #[test]
@@ -150,8 +149,7 @@ fn faults_of_a_row_are_named() {
 fn a_label_that_no_model_can_learn_is_named() {
     let mut file = sketch();
     file[ROWS_START + ROW_BYTES + LABEL..][..8].copy_from_slice(&(-1_i64).to_le_bytes());
-    let set = open(&file).unwrap();
-    let refused = set.check_labels(1_000).unwrap_err().to_string();
+    let refused = Saved::new(&file).classes(1_000).unwrap_err().to_string();
     assert!(refused.contains("set.beton: sample 1, byte 0: label -1, "), "{refused}");
 }
 
@@ -212,9 +210,7 @@ fn read_everything(saved: &Saved) -> Result<(), Error> {
     for sample in 0..beton.len() {
         let _ = verifier.check(sample, &mut tools);
     }
-    let set = saved.dataset()?;
-    let _ = set.check_labels(3);
-    Ok(())
+    saved.classes(3).map(|_| ())
 }
 
 /// Neither may it panic, nor take more memory than the file and one image in it justify.

@@ -1,8 +1,11 @@
 //! The smallest beton files there can be, built byte by byte.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use baton_data::{Dataset, Error, Source};
+use baton_data::{
+    Beton, Dataset, Error, ImageBytes, Source,
+    beton::{ImageColumn, IntColumn},
+};
 use tempfile::TempDir;
 
 pub(crate) const PAGE_BYTES: usize = 64;
@@ -72,6 +75,36 @@ pub(crate) fn beton(pictures: &[Picture]) -> Vec<u8> {
     file
 }
 
+/// A file with images and labels, for tests that look at what is stored.
+pub(crate) struct Opened {
+    beton: Beton,
+    images: ImageColumn,
+    labels: IntColumn,
+}
+
+impl Opened {
+    pub(crate) fn new(path: &Path) -> Self {
+        let beton = Beton::open(path).unwrap();
+        let images = beton.image_column("image").unwrap();
+        beton.check_images(&images).unwrap();
+        let labels = beton.int_column("label").unwrap();
+        Self { beton, images, labels }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.beton.len()
+    }
+
+    /// Leaks the bytes: a test is short.
+    pub(crate) fn image(&self, sample: u64) -> ImageBytes<'static> {
+        self.beton.image(&self.images, sample, Box::leak(Box::default())).unwrap()
+    }
+
+    pub(crate) fn label(&self, sample: u64) -> i64 {
+        self.beton.int(&self.labels, sample).unwrap()
+    }
+}
+
 /// A file that lives as long as this value.
 pub(crate) struct Saved {
     folder: TempDir,
@@ -102,5 +135,10 @@ impl Saved {
     /// As images with labels.
     pub(crate) fn dataset(&self) -> Result<Dataset, Error> {
         Dataset::open(Source::new(self.location()))
+    }
+
+    /// As images with labels of so many classes.
+    pub(crate) fn classes(&self, num_classes: u32) -> Result<Dataset, Error> {
+        Dataset::open(Source { num_classes: Some(num_classes), ..Source::new(self.location()) })
     }
 }

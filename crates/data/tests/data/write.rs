@@ -3,11 +3,13 @@
 use std::{fs, path::Path};
 
 use baton_data::{
-    Beton, Dataset, Mode,
+    Beton, Mode,
     beton::FieldType,
     write::{Array, Error, Field, Kind, Value, Writer},
 };
 use proptest::{collection::vec, prelude::*};
+
+use crate::sketch::Opened;
 
 /// Small, so that a few values fill it.
 const PAGE: u32 = 1_024;
@@ -180,7 +182,8 @@ fn compare(path: &Path, kinds: &[Kind], samples: &[Vec<Owned>]) {
                 Owned::Raw(width, height, bytes) | Owned::Jpeg(width, height, bytes) => {
                     paged(&cell[5..], bytes);
                     let column = beton.image_column(&field.name).unwrap();
-                    let image = beton.image(&column, sample as u64).unwrap();
+                    let mut buffer = Vec::new();
+                    let image = beton.image(&column, sample as u64, &mut buffer).unwrap();
                     let is_raw = matches!(value, Owned::Raw(..));
                     assert_eq!(image.mode, if is_raw { Mode::Raw } else { Mode::Jpeg });
                     assert_eq!((image.width, image.height), ((*width).into(), (*height).into()));
@@ -279,8 +282,8 @@ fn what_cannot_be_stored_is_refused_and_the_file_goes_on_without_it() {
 
     assert!(!path.exists());
     assert_eq!(writer.finish().unwrap().samples, 2);
-    let set = Dataset::open(&path, "image", "label").unwrap();
-    assert_eq!((set.len(), set.image(1).unwrap().height), (2, 4));
+    let set = Opened::new(&path);
+    assert_eq!((set.len(), set.image(1).height), (2, 4));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{
 };
 
 use baton_data::{
-    Dataset, Decoder, Mode,
+    Decoder, Mode,
     area::{AreaResizer, Pixels},
     augment::Crop,
     write::{
@@ -18,7 +18,7 @@ use baton_data::{
 use image::{DynamicImage, ImageFormat, RgbImage};
 use tempfile::TempDir;
 
-use crate::fixtures::path as fixture;
+use crate::{fixtures::folder, sketch::Opened};
 
 const PAGE: u32 = 64 << 10;
 
@@ -87,8 +87,8 @@ impl Place {
         fs::read(self.path("set.beton")).unwrap()
     }
 
-    fn open(&self) -> Dataset {
-        Dataset::open(self.path("set.beton"), "image", "label").unwrap()
+    fn open(&self) -> Opened {
+        Opened::new(&self.path("set.beton"))
     }
 
     fn names(&self) -> Vec<String> {
@@ -113,7 +113,7 @@ fn jpeg(pixels: RgbImage) -> Vec<u8> {
     let path = place.put("images/a/0.png", b"");
     pixels.save(path).unwrap();
     place.written(&Source::open(place.path("images")).unwrap(), &options(share(1.0)));
-    place.open().image(0).unwrap().bytes.to_vec()
+    place.open().image(0).bytes.to_vec()
 }
 
 fn share(share: f64) -> Choice {
@@ -215,7 +215,7 @@ fn raw_images_keep_their_pixels_and_order() {
     assert_eq!((summary.tally.samples, summary.tally.jpeg), (20, 0));
     let set = place.open();
     for (sample, item) in (0..).zip(&source.items) {
-        let (image, label) = (set.image(sample).unwrap(), set.label(sample).unwrap());
+        let (image, label) = (set.image(sample), set.label(sample));
         assert_eq!((image.mode, label), (Mode::Raw, item.label));
         if item.path.extension().unwrap() != "jpg" {
             let pixels = image::open(&item.path).unwrap().into_rgb8();
@@ -234,7 +234,7 @@ fn jpegs_look_like_their_sources() {
     place.written(&source, &options(share(1.0)));
     let (set, mut decoder) = (place.open(), Decoder::new().unwrap());
     for (sample, item) in (0..).zip(&source.items) {
-        let image = set.image(sample).unwrap();
+        let image = set.image(sample);
         assert_eq!(image.mode, Mode::Jpeg);
         if item.path.extension().unwrap() == "jpg" {
             continue;
@@ -259,7 +259,7 @@ fn the_number_of_threads_changes_no_byte() {
     let mut options = options(share(0.5));
     place.written(&source, &options);
     let expected = place.bytes();
-    let modes: Vec<_> = (0..40).map(|sample| place.open().image(sample).unwrap().mode).collect();
+    let modes: Vec<_> = (0..40).map(|sample| place.open().image(sample).mode).collect();
     assert!(modes.contains(&Mode::Jpeg) && modes.contains(&Mode::Raw));
     for threads in [1, 2, 16, 100] {
         options.threads = NonZeroUsize::new(threads).unwrap();
@@ -279,7 +279,7 @@ fn the_smart_choice_goes_by_raw_bytes() {
     place.written(&source, &options(Choice::LargerThan { bytes }));
     let set = place.open();
     for sample in 0..20 {
-        let image = set.image(sample).unwrap();
+        let image = set.image(sample);
         let is_large = 3 * u64::from(image.width) * u64::from(image.height) > bytes;
         assert_eq!(image.mode == Mode::Jpeg, is_large);
     }
@@ -297,7 +297,7 @@ fn large_images_are_reduced_as_ffcv_does_and_small_ones_left_alone() {
     place.written(&source, &options);
     let set = place.open();
     let size = |sample| {
-        let image = set.image(sample).unwrap();
+        let image = set.image(sample);
         (image.width, image.height)
     };
     assert_eq!([0, 1, 2].map(size), [(40, 13), (10, 20), (40, 1)]);
@@ -307,7 +307,7 @@ fn large_images_are_reduced_as_ffcv_does_and_small_ones_left_alone() {
     let mut expected = vec![0; 3 * 40 * 13];
     let whole = Crop { left: 0, top: 0, width: 100, height: 33 };
     AreaResizer::new().resize(source, whole, 40, 13, &mut expected).unwrap();
-    assert_eq!(set.image(0).unwrap().bytes, expected);
+    assert_eq!(set.image(0).bytes, expected);
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn source_jpegs_are_kept_where_nothing_has_to_change() {
     place.picture("images/a/0.jpg", 30, 20);
     place.picture("images/a/1.png", 30, 20);
     place.picture("images/a/2.jpg", 90, 20);
-    place.put("images/a/3.jpg", &fs::read(fixture("grey-16x8.jpg")).unwrap());
+    place.put("images/a/3.jpg", &fs::read(folder().join("grey-16x8.jpg")).unwrap());
     let source = Source::open(place.path("images")).unwrap();
     let mut options = options(share(1.0));
     options.encoding.keep_jpeg = true;
@@ -324,10 +324,10 @@ fn source_jpegs_are_kept_where_nothing_has_to_change() {
     let summary = place.written(&source, &options);
     assert_eq!((summary.tally.jpeg, summary.tally.untouched), (4, 1));
     let first = fs::read(place.path("images/a/0.jpg")).unwrap();
-    assert_eq!(place.open().image(0).unwrap().bytes, first);
+    assert_eq!(place.open().image(0).bytes, first);
     // The grey one has three channels now, as ffcv's readers want.
     let mut decoder = Decoder::new().unwrap();
-    assert_eq!(decoder.decode(&place.open().image(3).unwrap()).unwrap(), [100; 3 * 16 * 8]);
+    assert_eq!(decoder.decode(&place.open().image(3)).unwrap(), [100; 3 * 16 * 8]);
 }
 
 /// The conversions of every kind of pixel are compared with Pillow's by scripts/parity.
@@ -347,11 +347,11 @@ fn grey_opaque_and_deep_pixels_become_rgb() {
     save("2.png", DynamicImage::from(deep));
     let deep = image::ImageBuffer::from_fn(2, 1, |x, _| image::Luma([[77_u16, 300][x as usize]]));
     save("3.png", DynamicImage::from(deep));
-    place.put("images/a/4.jpg", &fs::read(fixture("cmyk-16x8.jpg")).unwrap());
+    place.put("images/a/4.jpg", &fs::read(folder().join("cmyk-16x8.jpg")).unwrap());
     let source = Source::open(place.path("images")).unwrap();
     place.written(&source, &options(share(0.0)));
     let set = place.open();
-    let bytes = |sample| set.image(sample).unwrap().bytes.to_vec();
+    let bytes = |sample| set.image(sample).bytes.to_vec();
     assert_eq!(bytes(0), [9, 9, 9]);
     assert_eq!(bytes(1), [1, 2, 3]);
     assert_eq!(bytes(2), [0x12, 0xFF, 0]);
@@ -395,7 +395,7 @@ fn bad_images_may_be_left_out() {
     let summary = place.written(&source, &options);
     assert_eq!((summary.tally.samples, summary.tally.skipped), (6, 3));
     let set = place.open();
-    let labels: Vec<_> = (0..6).map(|sample| set.label(sample).unwrap()).collect();
+    let labels: Vec<_> = (0..6).map(|sample| set.label(sample)).collect();
     assert_eq!(labels, [0, 0, 0, 1, 1, 1]);
 
     let list = place.put("list.tsv", b"missing.png\t1\n");
@@ -421,7 +421,7 @@ fn images_too_large_for_page_or_format_are_told_with_the_remedy() {
     assert!(refused.contains("is 70000x1 pixels, but a side has 65535 at most"), "{refused}");
     options.encoding.max_resolution = Some(700);
     place.written(&wide, &options);
-    assert_eq!(place.open().image(0).unwrap().width, 700);
+    assert_eq!(place.open().image(0).width, 700);
 }
 
 #[test]
@@ -434,7 +434,7 @@ fn an_image_may_fill_a_page_to_the_byte() {
     options.page_bytes = 1 << 16;
     place.written(&Source::open(place.path("images")).unwrap(), &options);
     let set = place.open();
-    assert_eq!(set.image(1).unwrap().bytes, picture(128, 128).as_raw());
+    assert_eq!(set.image(1).bytes, picture(128, 128).as_raw());
     let rows_end: u64 = 24 + 2 * 1041 + 2 * 24;
     let expected = rows_end.next_multiple_of(1 << 16) + 2 * (1 << 16) + 2 * 24;
     assert_eq!(place.bytes().len() as u64, expected);
@@ -456,12 +456,12 @@ fn shards_hold_what_one_file_would_in_contiguous_parts() {
     for (shard, file) in (0..).zip(&summary.files) {
         assert_eq!(file.path, shard_path(&place.path("set.beton"), shard, 5));
         assert_eq!(file.bytes, fs::metadata(&file.path).unwrap().len());
-        let set = Dataset::open(&file.path, "image", "label").unwrap();
+        let set = Opened::new(&file.path);
         assert!((4..=5).contains(&set.len()) && set.len() == file.samples);
         for in_shard in 0..set.len() {
-            let (a, b) = (set.image(in_shard).unwrap(), whole.image(sample).unwrap());
+            let (a, b) = (set.image(in_shard), whole.image(sample));
             assert_eq!((a.mode, a.bytes), (b.mode, b.bytes), "sample {sample}");
-            assert_eq!(set.label(in_shard).unwrap(), whole.label(sample).unwrap());
+            assert_eq!(set.label(in_shard), whole.label(sample));
             sample += 1;
         }
     }

@@ -1,0 +1,11 @@
+//! Stories of shards in a bucket: an S3 server on loopback, a proxy that does harm, real processes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod caching;
+mod faults;
+mod kit;
+mod listing;
+mod processes;
+mod proxy;
+mod server;
