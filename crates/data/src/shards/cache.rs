@@ -199,12 +199,12 @@ impl Cache {
     /// The shard, if it is there and has the digest that was written down. Nobody else checks it
     /// meanwhile, by the right of `_work`. What is not whole is removed.
     pub(super) fn check(&self, slot: &Slot, _work: &Work) -> Result<Option<Held>, Error> {
-        let Some(mut file) = self.share(slot)? else { return Ok(None) };
+        let Some(file) = self.share(slot)? else { return Ok(None) };
         // Without a record, its fetcher died after the rename, and nobody knows the digest.
         if let Some(record) = self.read_record(slot) {
             // Before the bytes: what is written while they are read must not be vouched for.
             let metadata = file.metadata().map_err(Error::io("look at", &slot.data))?;
-            let found = digest(&mut file).map_err(Error::io("read", &slot.data))?;
+            let found = digest(&file).map_err(Error::io("read", &slot.data))?;
             if found.to_hex().as_str() == record.blake3 {
                 let vouch = self.vouch(&metadata);
                 self.write_record(slot, &Record { vouch, ..record })?;

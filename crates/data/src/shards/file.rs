@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io::{self, Read},
+    io,
     os::unix::fs::MetadataExt,
     path::Path,
 };
@@ -22,15 +22,10 @@ pub(super) fn allocate(file: &File, bytes: u64) -> io::Result<()> {
 }
 
 /// The digest of a file's bytes.
-pub(super) fn digest(file: &mut File) -> io::Result<blake3::Hash> {
+pub(super) fn digest(file: &File) -> io::Result<blake3::Hash> {
     let mut digest = blake3::Hasher::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(digest.finalize()),
-            bytes => digest.update(&buffer[..bytes]),
-        };
-    }
+    digest.update_reader(file)?;
+    Ok(digest.finalize())
 }
 
 /// Whether a file still has its name: who waited for its lock may hold a removed one.
