@@ -204,10 +204,6 @@ impl Bucket {
         (plan.edition, plan.window(self.cache.bound, bytes))
     }
 
-    pub(super) fn edition(&self) -> u64 {
-        self.plan().edition
-    }
-
     /// A panic elsewhere leaves a plan that is still one.
     fn plan(&self) -> MutexGuard<'_, Plan> {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)

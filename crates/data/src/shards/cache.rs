@@ -19,8 +19,8 @@
 //! therefore finds its cache at once, and a node pays for digesting once per boot, not per rank.
 
 use std::{
-    fs::{self, File, TryLockError},
-    io::{self, Read},
+    fs::{self, File},
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -33,6 +33,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Error,
     evict::{self, Candidate, Need},
+    file::{allocate, digest, is_at, try_lock},
     remote::Object,
     signal::Signal,
     statistics::Counters,
@@ -198,12 +199,12 @@ impl Cache {
     /// The shard, if it is there and has the digest that was written down. Nobody else checks it
     /// meanwhile, by the right of `_work`. What is not whole is removed.
     pub(super) fn check(&self, slot: &Slot, _work: &Work) -> Result<Option<Held>, Error> {
-        let Some(mut file) = self.share(slot)? else { return Ok(None) };
+        let Some(file) = self.share(slot)? else { return Ok(None) };
         // Without a record, its fetcher died after the rename, and nobody knows the digest.
         if let Some(record) = self.read_record(slot) {
             // Before the bytes: what is written while they are read must not be vouched for.
             let metadata = file.metadata().map_err(Error::io("look at", &slot.data))?;
-            let found = digest(&mut file).map_err(Error::io("read", &slot.data))?;
+            let found = digest(&file).map_err(Error::io("read", &slot.data))?;
             if found.to_hex().as_str() == record.blake3 {
                 let vouch = self.vouch(&metadata);
                 self.write_record(slot, &Record { vouch, ..record })?;
@@ -456,48 +457,6 @@ fn remove(slot: &Slot) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-/// Takes disk space now rather than fail in the middle of a download.
-fn allocate(file: &File, bytes: u64) -> io::Result<()> {
-    use rustix::{
-        fs::{FallocateFlags, fallocate},
-        io::Errno,
-    };
-    file.set_len(bytes)?;
-    match fallocate(file, FallocateFlags::empty(), 0, bytes.max(1)) {
-        // Not every file system can; the length alone is what the bound needs.
-        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(bytes),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn digest(file: &mut File) -> io::Result<blake3::Hash> {
-    let mut digest = blake3::Hasher::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(digest.finalize()),
-            bytes => digest.update(&buffer[..bytes]),
-        };
-    }
-}
-
-/// Whether a file still has its name: who waited for its lock may hold a removed one.
-fn is_at(file: &File, path: &Path) -> bool {
-    let of = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-    match (file.metadata(), fs::metadata(path)) {
-        (Ok(file), Ok(named)) => of(file) == of(named),
-        _ => false,
-    }
-}
-
-fn try_lock(file: &File) -> io::Result<bool> {
-    match file.try_lock() {
-        Ok(()) => Ok(true),
-        Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {

@@ -2,14 +2,14 @@
 //!
 //! S3 makes no promise, but the tag of an object stored in one request is the MD5 of its bytes, and
 //! that of one stored in `n` parts is the MD5 of the parts' MD5s, then `-n`. The parts' length is
-//! not recorded; 8 MiB is what the AWS command line and boto3 take, so only that is tried. With
-//! KMS encryption the tag is no digest at all: a mismatch is a suspicion, which another download
-//! settles (see `fetch`).
+//! not recorded: if there are as many as ours they are taken to be ours, whose 8 MiB are what the
+//! AWS command line and boto3 take. With KMS encryption the tag is no digest at all: a mismatch is a
+//! suspicion, which another download settles (see `fetch`).
 
 use md5::{Digest, Md5, digest::Output};
 
-/// The usual length of a part in bytes.
-const PART: u64 = 8 << 20;
+/// The MD5 of one part.
+pub(super) type PartDigest = Output<Md5>;
 
 /// What an `ETag` says about the bytes it came with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum Verdict {
     Unknown,
 }
 
-/// Digests bytes in the order of the object, and compares.
+/// Takes the parts of an object in their order, and compares.
 pub(super) struct Check {
     tag: String,
     kind: Kind,
@@ -30,7 +30,7 @@ pub(super) struct Check {
 
 enum Kind {
     Whole(Md5),
-    Parts { part: Md5, part_bytes: u64, digests: Md5, count: u64 },
+    Parts { digests: Md5, count: u64 },
     Unknown,
 }
 
@@ -39,42 +39,41 @@ pub(super) fn bare(tag: &str) -> &str {
     tag.trim_start_matches("W/").trim_matches('"')
 }
 
+pub(super) fn part_digest(part: &[u8]) -> PartDigest {
+    Md5::digest(part)
+}
+
 impl Check {
-    pub(super) fn new(tag: Option<&str>, object_bytes: u64) -> Self {
+    /// For an object that comes in so many parts.
+    pub(super) fn new(tag: Option<&str>, parts: u64) -> Self {
         let tag = bare(tag.unwrap_or_default()).to_ascii_lowercase();
         let (digest, count) = match tag.split_once('-') {
-            Some((digest, count)) => (digest, count.parse().ok()),
+            Some((digest, count)) => (digest, Some(count.parse().unwrap_or(0))),
             None => (tag.as_str(), None),
         };
         let is_digest = digest.len() == 32 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
         let kind = match count {
-            _ if !is_digest => Kind::Unknown,
-            None if tag.contains('-') => Kind::Unknown,
-            None => Kind::Whole(Md5::new()),
-            Some(count) if count == object_bytes.div_ceil(PART) => {
-                Kind::Parts { part: Md5::new(), part_bytes: 0, digests: Md5::new(), count }
+            None if is_digest => Kind::Whole(Md5::new()),
+            Some(count) if is_digest && count == parts => {
+                Kind::Parts { digests: Md5::new(), count }
             }
-            Some(_) => Kind::Unknown,
+            _ => Kind::Unknown,
         };
         Self { tag, kind }
     }
 
-    pub(super) fn update(&mut self, mut bytes: &[u8]) {
+    /// Whether [`update`](Self::update) is to be given the digest of each part, which may be
+    /// computed anywhere and in any order.
+    pub(super) fn is_by_part(&self) -> bool {
+        matches!(self.kind, Kind::Parts { .. })
+    }
+
+    pub(super) fn update(&mut self, part: &[u8], digest: Option<PartDigest>) {
         match &mut self.kind {
             Kind::Unknown => {}
-            Kind::Whole(md5) => md5.update(bytes),
-            Kind::Parts { part, part_bytes, digests, .. } => {
-                while !bytes.is_empty() {
-                    let left = usize::try_from(PART - *part_bytes).unwrap_or(usize::MAX);
-                    let (now, later) = bytes.split_at(left.min(bytes.len()));
-                    part.update(now);
-                    *part_bytes += now.len() as u64;
-                    if *part_bytes == PART {
-                        digests.update(part.finalize_reset());
-                        *part_bytes = 0;
-                    }
-                    bytes = later;
-                }
+            Kind::Whole(md5) => md5.update(part),
+            Kind::Parts { digests, .. } => {
+                digests.update(digest.unwrap_or_else(|| part_digest(part)));
             }
         }
     }
@@ -83,12 +82,7 @@ impl Check {
         let found = match self.kind {
             Kind::Unknown => return Verdict::Unknown,
             Kind::Whole(md5) => hex(md5.finalize()),
-            Kind::Parts { part, part_bytes, mut digests, count } => {
-                if part_bytes > 0 {
-                    digests.update(part.finalize());
-                }
-                format!("{}-{count}", hex(digests.finalize()))
-            }
+            Kind::Parts { digests, count } => format!("{}-{count}", hex(digests.finalize())),
         };
         if found == self.tag { Verdict::Same } else { Verdict::Suspect }
     }
@@ -102,10 +96,9 @@ fn hex(digest: Output<Md5>) -> String {
 mod tests {
     use super::*;
 
-    /// Digest of `bytes` fed in `pieces` bytes at a time.
-    fn verdict(tag: &str, bytes: &[u8], pieces: usize) -> Verdict {
-        let mut check = Check::new(Some(tag), bytes.len() as u64);
-        bytes.chunks(pieces).for_each(|piece| check.update(piece));
+    fn verdict(tag: &str, parts: &[&[u8]]) -> Verdict {
+        let mut check = Check::new(Some(tag), parts.len() as u64);
+        parts.iter().for_each(|part| check.update(part, None));
         check.verdict()
     }
 
@@ -113,25 +106,24 @@ mod tests {
     fn the_digest_of_the_whole_is_known() {
         // RFC 1321, A.5.
         let tag = "\"900150983cd24fb0d6963f7d28e17f72\"";
-        assert_eq!(verdict(tag, b"abc", 2), Verdict::Same);
-        assert_eq!(verdict(tag, b"abd", 2), Verdict::Suspect);
+        assert_eq!(verdict(tag, &[b"ab", b"c"]), Verdict::Same);
+        assert_eq!(verdict(tag, &[b"ab", b"d"]), Verdict::Suspect);
     }
 
     #[test]
-    fn the_digest_of_usual_parts_is_known() {
-        let bytes = vec![7; (PART + 5) as usize];
-        let (first, last) = bytes.split_at(PART as usize);
-        let parts = [Md5::digest(first), Md5::digest(last)].concat();
-        let tag = format!("\"{}-2\"", hex(Md5::digest(parts)));
+    fn the_digest_of_as_many_parts_is_known() {
+        let parts = [part_digest(b"ab"), part_digest(b"c")].concat();
+        let tag = format!("W/\"{}-2\"", hex(Md5::digest(parts)));
 
-        assert_eq!(verdict(&tag, &bytes, 3 << 20), Verdict::Same);
-        assert_eq!(verdict(&tag, &bytes[1..], 3 << 20), Verdict::Suspect);
+        assert_eq!(verdict(&tag, &[b"ab", b"c"]), Verdict::Same);
+        assert_eq!(verdict(&tag, &[b"a", b"bc"]), Verdict::Suspect);
+        assert_eq!(verdict(&tag, &[b"abc"]), Verdict::Unknown);
     }
 
     #[test]
     fn other_tags_say_nothing() {
-        for tag in ["", "\"v1\"", "\"900150983cd24fb0d6963f7d28e17f72-9\"", "W/\"12-ab\""] {
-            assert_eq!(verdict(tag, b"abc", 3), Verdict::Unknown, "{tag}");
+        for tag in ["", "\"v1\"", "\"900150983cd24fb0d6963f7d28e17f72-x\"", "W/\"12-1\""] {
+            assert_eq!(verdict(tag, &[b"abc"]), Verdict::Unknown, "{tag}");
         }
     }
 }

@@ -5,12 +5,12 @@ use std::{fs::File, os::unix::fs::FileExt, path::Path, sync::Arc};
 use futures::{StreamExt, stream};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    task::{JoinError, JoinHandle},
+    task::{JoinError, JoinHandle, spawn_blocking},
 };
 
 use super::{
     Error,
-    etag::Verdict,
+    etag::{self, PartDigest, Verdict},
     io::Io,
     remote::{Object, Remote},
     signal::Signal,
@@ -31,8 +31,14 @@ pub(super) struct Fetcher {
     pub(super) parts_at_once: usize,
 }
 
-/// A part that has come, and its place in memory's bound.
-type Part = (OwnedSemaphorePermit, Vec<u8>);
+/// A part that has come.
+struct Part {
+    bytes: Vec<u8>,
+    /// If the object's tag is made of such.
+    digest: Option<PartDigest>,
+    /// Its place in memory's bound.
+    _place: OwnedSemaphorePermit,
+}
 
 impl Fetcher {
     /// Fills `file` with the shard and returns the digest of its bytes.
@@ -72,15 +78,14 @@ impl Fetcher {
         path: &Path,
     ) -> Result<(blake3::Hash, Verdict), Error> {
         let mut digest = blake3::Hasher::new();
-        let mut check = self.remote.check(object);
+        let mut check = self.remote.check(object, object.meta.size.div_ceil(self.part_bytes));
         let mut offset = 0;
-        let mut parts = std::pin::pin!(self.parts(object));
-        while let Some((place, bytes)) = self.next(object, parts.next())? {
-            digest.update(&bytes);
-            check.update(&bytes);
-            file.write_all_at(&bytes, offset).map_err(Error::io("write", path))?;
-            offset += bytes.len() as u64;
-            drop(place);
+        let mut parts = std::pin::pin!(self.parts(object, check.is_by_part()));
+        while let Some(part) = self.next(object, parts.next())? {
+            digest.update(&part.bytes);
+            check.update(&part.bytes, part.digest);
+            file.write_all_at(&part.bytes, offset).map_err(Error::io("write", path))?;
+            offset += part.bytes.len() as u64;
         }
         Ok((digest.finalize(), check.verdict()))
     }
@@ -99,7 +104,11 @@ impl Fetcher {
         })
     }
 
-    fn parts(&self, object: &Object) -> impl futures::Stream<Item = Result<Part, Error>> {
+    fn parts(
+        &self,
+        object: &Object,
+        with_digest: bool,
+    ) -> impl futures::Stream<Item = Result<Part, Error>> {
         let size = object.meta.size;
         let starts = (0..size.div_ceil(self.part_bytes)).map(|part| part * self.part_bytes);
         let ranges = starts.map(move |start| start..size.min(start + self.part_bytes));
@@ -112,20 +121,22 @@ impl Fetcher {
             })
             .map(move |(range, place)| {
                 let (remote, object) = (Arc::clone(&self.remote), object.clone());
-                let cancelled = Error::Cancelled { name: object.url.clone() };
                 let part = async move {
-                    let place = place.map_err(|_| cancelled)?;
-                    Ok((place, remote.piece(&object, range).await?))
+                    let cancelled = |_| Error::Cancelled { name: object.url.clone() };
+                    let _place = place.map_err(cancelled)?;
+                    let bytes = remote.piece(&object, range).await?;
+                    if !with_digest {
+                        return Ok(Part { bytes, digest: None, _place });
+                    }
+                    // MD5 is slower than most networks, but here several parts are at it.
+                    let digested = spawn_blocking(move || (etag::part_digest(&bytes), bytes));
+                    let (digest, bytes) = digested.await.map_err(broken)?;
+                    Ok(Part { bytes, digest: Some(digest), _place })
                 };
                 // A task of its own, so that it goes on while the caller writes.
                 Task(self.io.handle().spawn(part))
             })
-            .map(|mut task| async move {
-                match (&mut task.0).await {
-                    Ok(part) => part,
-                    Err(error) => Err(broken(error)),
-                }
-            })
+            .map(async |mut task| (&mut task.0).await.unwrap_or_else(|error| Err(broken(error))))
             .buffered(self.parts_at_once)
     }
 }

@@ -35,6 +35,7 @@ mod error;
 mod etag;
 mod evict;
 mod fetch;
+mod file;
 mod io;
 mod plan;
 mod remote;
@@ -58,7 +59,8 @@ pub struct Options {
     pub cache_dir: PathBuf,
     /// Most bytes that the shards in it may have together, those being fetched included.
     pub cache_bytes: u64,
-    /// Length of a part in bytes: one range request.
+    /// Length of a part in bytes: one range request. Best what the objects were uploaded with, since
+    /// then their tags can be compared.
     pub part_bytes: u64,
     /// Parts of one shard fetched at the same moment. Memory holds twice as many at most.
     pub parts_at_once: usize,
@@ -192,7 +194,7 @@ impl ShardSet {
     }
 
     /// Tells the order in which shards will be needed from now on, in place of what was told
-    /// before. A thread fetches as many of them ahead as the cache can hold; a call of
+    /// before; shards that do not exist are passed over. A thread fetches as many of them ahead as the cache can hold; a call of
     /// [`local`](Self::local) strikes the shard's first mention off.
     pub fn will_need(&self, shards: impl IntoIterator<Item = usize>) {
         if let Shards::Bucket { bucket, .. } = &self.shards {

@@ -113,11 +113,11 @@ impl Remote {
         &self.endpoint
     }
 
-    /// What to compare downloaded bytes with.
-    pub(super) fn check(&self, object: &Object) -> etag::Check {
+    /// What to compare the parts of a download with.
+    pub(super) fn check(&self, object: &Object, parts: u64) -> etag::Check {
         let are_digests = self.tags_are_digests.load(Ordering::Relaxed);
         let tag = object.meta.e_tag.as_deref().filter(|_| are_digests);
-        etag::Check::new(tag, object.meta.size)
+        etag::Check::new(tag, parts)
     }
 
     /// Two downloads agreed with each other, but not with the tag.

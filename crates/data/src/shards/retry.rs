@@ -128,8 +128,7 @@ impl Fault {
         let has = |needles: &[&str]| needles.iter().any(|needle| words.contains(needle));
         match status(error) {
             _ if has(&[REDIRECT, "AuthorizationHeaderMalformed"]) => Remedy::Region,
-            // The service that gives a machine its role has one of these addresses.
-            _ if has(&["169.254.", "ExpiredToken"]) => Remedy::Credentials,
+            _ if has(&[ROLE, "ExpiredToken"]) => Remedy::Credentials,
             Some(401 | 403) => Remedy::Credentials,
             Some(404) => Remedy::Place,
             Some(412) => Remedy::Restart,
@@ -140,6 +139,9 @@ impl Fault {
 
 /// What `object_store` says of an answer that sends elsewhere without saying where.
 const REDIRECT: &str = "Received redirect";
+
+/// Part of every address at which a machine asks for the credentials of its role.
+const ROLE: &str = "/latest/";
 
 /// The status of the store's answer, if there was one.
 ///
@@ -175,6 +177,9 @@ fn brief(error: &object_store::Error) -> String {
     match (tag("Code"), tag("Message")) {
         (Some(code), Some(message)) => format!("the store answers {code}: {message}"),
         (Some(code), None) => format!("the store answers {code}"),
+        _ if error.to_string().contains(ROLE) => {
+            format!("no credentials are set, and the machine's role cannot be asked for ({words})")
+        }
         _ => words.trim_end_matches([':', ' ']).to_owned(),
     }
 }

@@ -15,7 +15,7 @@ pub struct Statistics {
     pub misses: u64,
     /// Shards fetched from the store by this process, asked for or ahead of need.
     pub fetched_shards: u64,
-    /// Bytes received for shards, those of repeated downloads included.
+    /// Bytes received of shards, those of headers and of repeated downloads included.
     pub fetched_bytes: u64,
     /// Requests that failed and were made again.
     pub retries: u64,

@@ -96,12 +96,17 @@ fn what_trickles_is_left_but_never_given_up() {
 
 #[test]
 fn a_byte_changed_on_the_way_is_noticed() {
-    let kit = Kit::new(1, 1);
-    kit.proxy.harm(once(Harm::Corrupt(5), |request| starts_part(request, 3)));
-    let shards = kit.open();
+    for is_in_parts in [false, true] {
+        let kit = Kit::new(1, 1);
+        if is_in_parts {
+            kit.server.bucket.put_in_parts(&key(0), contents(0), PART as usize);
+        }
+        kit.proxy.harm(once(Harm::Corrupt(5), |request| starts_part(request, 3)));
+        let shards = kit.open();
 
-    assert_eq!(fs::read(shards.local(0).unwrap()).unwrap(), contents(0));
-    assert_eq!(shards.statistics().damaged, 1);
+        assert_eq!(fs::read(shards.local(0).unwrap()).unwrap(), contents(0));
+        assert_eq!((shards.statistics().damaged, kit.fetches(0)), (1, 2));
+    }
 }
 
 #[test]

@@ -131,6 +131,21 @@ fn wrong_credentials_give_one_clear_error_at_once() {
 }
 
 #[test]
+fn a_machine_that_has_neither_credentials_nor_a_role_is_told_so() {
+    let mut kit = Kit::new(1, 1);
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    kit.options.environment.retain(|(name, _)| name == "AWS_ENDPOINT_URL");
+    let metadata = ("AWS_METADATA_ENDPOINT".to_owned(), format!("http://{nobody}"));
+    kit.options.environment.push(metadata);
+
+    let error = ShardSet::open(&source(), &kit.options).unwrap_err();
+
+    assert!(matches!(error, Error::Store { remedy: Remedy::Credentials, .. }), "{error:?}");
+    assert!(error.to_string().contains("no credentials are set"), "{error}");
+    assert_eq!(kit.proxy.log().len(), 0);
+}
+
+#[test]
 fn a_bucket_that_is_not_there_is_told_at_once() {
     let kit = Kit::new(1, 1);
 

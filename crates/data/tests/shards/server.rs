@@ -80,8 +80,14 @@ impl Server {
 impl Bucket {
     /// Stores an object with the tag that S3 gives to one stored in one request.
     pub(crate) fn put(&self, key: &str, bytes: Vec<u8>) {
-        let digest = Md5::digest(&bytes);
-        let tag: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let tag = hex(&Md5::digest(&bytes));
+        self.put_tagged(key, bytes, &tag);
+    }
+
+    /// Stores an object with the tag that S3 gives to one stored in parts of that length.
+    pub(crate) fn put_in_parts(&self, key: &str, bytes: Vec<u8>, part_bytes: usize) {
+        let digests: Vec<_> = bytes.chunks(part_bytes).flat_map(Md5::digest).collect();
+        let tag = format!("{}-{}", hex(&Md5::digest(digests)), bytes.chunks(part_bytes).count());
         self.put_tagged(key, bytes, &tag);
     }
 
@@ -179,4 +185,8 @@ impl S3 for Bucket {
             ..ListObjectsV2Output::default()
         }))
     }
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
