@@ -12,7 +12,7 @@ use baton_job::{
 use crate::{
     cluster::{Cluster, Happening},
     fact::{Fact, Meeting},
-    process::{Doing, Pid, Wake, killed},
+    process::{Doing, Pid, Process, Wake, killed},
 };
 
 /// A group of the whole history.
@@ -221,6 +221,13 @@ impl Cluster {
                 }
             }
         }
+    }
+
+    /// Whether a process needs the others no more.
+    pub(crate) fn has_finished(&self, process: &Process) -> bool {
+        let in_finished_group =
+            process.group.is_some_and(|id| matches!(self.groups[id].doing, Together::Finished(_)));
+        process.doing == Doing::Done || in_finished_group
     }
 
     pub(crate) fn finish(&mut self, pid: Pid) {
