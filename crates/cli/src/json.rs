@@ -166,7 +166,7 @@ pub(crate) struct Event {
     /// When, milliseconds since 1970-01-01 UTC.
     pub(crate) unix_millis: u64,
     /// `node_joined`, `node_lost`, `generation_opened`, `training_started`, `evaluated`, `saved`,
-    /// `save_failed`, `rank_failed`, `recovered`, `draining` or `ended`.
+    /// `save_failed`, `rank_failed`, `samples_skipped`, `recovered`, `draining` or `ended`.
     pub(crate) kind: String,
     /// In which generation.
     pub(crate) generation: u64,

@@ -47,7 +47,7 @@ impl Paint {
     fn kind(self, kind: Kind, text: &str) -> String {
         match kind {
             Kind::NodeLost | Kind::SaveFailed | Kind::RankFailed => self.with("31", text),
-            Kind::Draining => self.with("33", text),
+            Kind::Draining | Kind::SamplesSkipped => self.with("33", text),
             Kind::Evaluated | Kind::Recovered => self.with("32", text),
             Kind::Ended => self.with("1", text),
             _ => text.to_owned(),

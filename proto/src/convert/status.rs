@@ -22,6 +22,7 @@ same_variants!(
         Saved,
         SaveFailed,
         RankFailed,
+        SamplesSkipped,
         Recovered,
         Draining,
         Ended,
