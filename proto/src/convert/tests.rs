@@ -1,6 +1,6 @@
 use baton_job::{
     Epoch, Generation, NodeId, Rank, Step, Time,
-    engine::{NoticeKind, PhaseName, Recovery, Status},
+    engine::{NoticeKind, PhaseName, RankStatus, Recovery, Status},
     exit::{Class, Failure, Outcome},
     ids::LocalRank,
     message::{
@@ -339,4 +339,30 @@ fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
     assert_eq!(recovery.ready_seconds, Some(2.0));
     assert_eq!((recovery.start_seconds, recovery.step_seconds), (None, None));
     assert_eq!(wire.stale_messages, 3);
+}
+
+#[test]
+fn a_status_tells_how_each_rank_is_fed_and_what_was_skipped() {
+    let loader = LoaderNews {
+        wait: 0.25,
+        ready: 3,
+        room: 8,
+        skipped: 12,
+        last_skipped: Some("train.beton: sample 7: no JPEG at byte 4096".into()),
+    };
+    let rank = |rank, loader| RankStatus {
+        rank: Rank(rank),
+        node: NodeId("a".into()),
+        local_rank: LocalRank(rank),
+        state: "training",
+        loader,
+    };
+    let ranks = vec![rank(0, None), rank(1, Some(loader.clone()))];
+    let told = Status { ranks, skipped_samples: 15, ..draining_since_8_s() };
+
+    let wire = status(&told, Time(10_000));
+
+    assert_eq!(wire.skipped_samples, 15);
+    assert_eq!(wire.ranks[0].loader, None);
+    assert_eq!(wire.ranks[1].loader.clone().map(LoaderNews::from), Some(loader));
 }
