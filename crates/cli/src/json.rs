@@ -42,6 +42,9 @@ pub(crate) struct Status {
     pub(crate) ranks: Vec<Rank>,
     /// All nodes.
     pub(crate) nodes: Vec<Node>,
+    /// Samples that could not be used and were replaced or left out: by all rank processes heard of
+    /// since the coordinator started, also those that are gone.
+    pub(crate) skipped_samples: u64,
     /// Failures since the coordinator started.
     pub(crate) recoveries: Vec<Recovery>,
     /// Messages refused because they came from an older generation or connection.
@@ -116,8 +119,25 @@ pub(crate) struct Rank {
     pub(crate) node: String,
     /// Its number there.
     pub(crate) local_rank: u32,
-    /// `starting`, `ready`, `meeting`, `training`, `waiting`, `done` or `unheard`.
+    /// `starting`, `ready`, `meeting`, `training`, `waiting`, `gone`, `done` or `unheard`.
     pub(crate) state: String,
+    /// How its loader does, once it has told and while its process lives.
+    pub(crate) loader: Option<Loader>,
+}
+
+/// One rank's loader.
+#[derive(Debug, Serialize)]
+pub(crate) struct Loader {
+    /// Share of the last seconds that the rank's training waited for it.
+    pub(crate) wait: f64,
+    /// Finished batches that wait for training.
+    pub(crate) ready: u32,
+    /// The most finished batches there can be.
+    pub(crate) room: u32,
+    /// Samples that could not be used, since the rank's process started.
+    pub(crate) skipped: u64,
+    /// What was wrong with the last of them: file, sample and byte.
+    pub(crate) last_skipped: Option<String>,
 }
 
 /// One node.
@@ -167,7 +187,7 @@ pub(crate) struct Event {
     /// When, milliseconds since 1970-01-01 UTC.
     pub(crate) unix_millis: u64,
     /// `node_joined`, `node_lost`, `generation_opened`, `training_started`, `evaluated`, `saved`,
-    /// `save_failed`, `rank_failed`, `recovered`, `draining` or `ended`.
+    /// `save_failed`, `rank_failed`, `samples_skipped`, `recovered`, `draining` or `ended`.
     pub(crate) kind: String,
     /// In which generation.
     pub(crate) generation: u64,
@@ -306,6 +326,7 @@ impl From<&v1::GetStatusResponse> for Status {
             checkpoint_location: status.checkpoint_location.clone(),
             ranks: status.ranks.iter().map(Into::into).collect(),
             nodes: status.nodes.iter().map(Into::into).collect(),
+            skipped_samples: status.skipped_samples,
             recoveries: status.recoveries.iter().map(Into::into).collect(),
             stale_messages: status.stale_messages,
             drain_seconds_left: status.drain_seconds_left,
@@ -348,8 +369,15 @@ impl From<&v1::Checkpoint> for Checkpoint {
 
 impl From<&v1::RankStatus> for Rank {
     fn from(status: &v1::RankStatus) -> Self {
-        let v1::RankStatus { rank, node_id, local_rank, state } = status.clone();
-        Self { rank, node: node_id, local_rank, state }
+        let v1::RankStatus { rank, node_id, local_rank, state, loader } = status.clone();
+        Self { rank, node: node_id, local_rank, state, loader: loader.map(Into::into) }
+    }
+}
+
+impl From<v1::Loader> for Loader {
+    fn from(loader: v1::Loader) -> Self {
+        let v1::Loader { wait, ready, room, skipped, last_skipped } = loader;
+        Self { wait, ready, room, skipped, last_skipped }
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use baton_job::exit::Outcome;
 use baton_proto::v1::{
-    self, CheckpointEntry, EvaluatedStep, GetStatusResponse, RankStatus, Recovery, Step,
+    self, CheckpointEntry, EvaluatedStep, GetStatusResponse, Loader, RankStatus, Recovery, Step,
     WatchEventsResponse, get_status_response::Phase, watch_events_response::Kind,
 };
 use comfy_table::{Table, presets};
@@ -47,7 +47,7 @@ impl Paint {
     fn kind(self, kind: Kind, text: &str) -> String {
         match kind {
             Kind::NodeLost | Kind::SaveFailed | Kind::RankFailed => self.with("31", text),
-            Kind::Draining => self.with("33", text),
+            Kind::Draining | Kind::SamplesSkipped => self.with("33", text),
             Kind::Evaluated | Kind::Recovered => self.with("32", text),
             Kind::Ended => self.with("1", text),
             _ => text.to_owned(),
@@ -210,6 +210,10 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     let location = &status.checkpoint_location;
     add("stored in", Some(location.clone()).filter(|location| !location.is_empty()));
     add("ranks", ranks(&status.ranks));
+    for rank in &status.ranks {
+        add(&format!("loader {}", rank.rank), rank.loader.as_ref().map(loader));
+    }
+    add("skipped", skipped(status));
     add("nodes", nodes(&status.nodes));
     for recovery in &status.recoveries {
         add("recovery", Some(self::recovery(recovery)));
@@ -280,6 +284,25 @@ fn spans(mut numbers: Vec<u32>) -> String {
         })
         .collect();
     parts.join(", ")
+}
+
+fn loader(loader: &Loader) -> String {
+    let Loader { wait, ready, room, .. } = loader;
+    format!("wait {}  queue {ready}/{room}", human::percent(*wait))
+}
+
+/// `12 bad samples; the last of rank 3: …`, of the rank that skipped most; none if there were none.
+fn skipped(status: &GetStatusResponse) -> Option<String> {
+    let count = Some(status.skipped_samples).filter(|count| *count > 0)?;
+    let count = human::count(count, "bad sample");
+    let example = |rank: &RankStatus| {
+        let loader = rank.loader.as_ref()?;
+        Some((loader.skipped, rank.rank, loader.last_skipped.clone()?))
+    };
+    Some(match status.ranks.iter().filter_map(example).max_by_key(|(skipped, ..)| *skipped) {
+        Some((_, rank, last)) => format!("{count}; the last of rank {rank}: {last}"),
+        None => count,
+    })
 }
 
 fn nodes(nodes: &[v1::NodeStatus]) -> Option<String> {
@@ -362,6 +385,7 @@ pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &Run<'_
     );
     let best = status.best.filter(|best| Some(*best) != status.evaluation);
     lines.extend(best.as_ref().map(|found| format!("  best        {}", evaluation(found))));
+    lines.extend(skipped(status).map(|count| format!("  skipped     {count}")));
     if let Some(checkpoint) = &status.checkpoint {
         let location = status.checkpoint_location.trim_end_matches('/');
         lines.push(format!("  checkpoint  {location}/{}", checkpoint.name));

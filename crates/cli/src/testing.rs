@@ -1,7 +1,7 @@
 //! Statuses for tests: one job at several moments of its life.
 
 use baton_proto::v1::{
-    Accuracy, Checkpoint, EvaluatedStep, Failure, GetStatusResponse, NodeStatus, Outcome,
+    Accuracy, Checkpoint, EvaluatedStep, Failure, GetStatusResponse, Loader, NodeStatus, Outcome,
     RankStatus, Recovery, Step, failure::Class, get_status_response::Phase, outcome,
 };
 
@@ -47,7 +47,12 @@ pub(crate) fn training() -> GetStatusResponse {
             bytes: 282_300_000,
         }),
         checkpoint_age_seconds: Some(34.2),
-        ranks: vec![rank(0, "a", 0), rank(1, "a", 1), rank(2, "b", 0)],
+        ranks: vec![
+            fed(rank(0, "a", 0), 0.031, 6),
+            losing(fed(rank(1, "a", 1), 0.25, 0), 12),
+            rank(2, "b", 0),
+        ],
+        skipped_samples: 13,
         nodes: vec![node("a", 2, true), node("b", 1, true)],
         recoveries: vec![Recovery {
             generation: 2,
@@ -72,6 +77,7 @@ pub(crate) fn recovering() -> GetStatusResponse {
     status.phase_seconds = 0.4;
     status.generation = 3;
     status.ranks[1].state = "starting".to_owned();
+    status.ranks.iter_mut().for_each(|rank| rank.loader = None);
     status.nodes[1].attached = false;
     status.eta_seconds = None;
     status.recoveries.push(Recovery {
@@ -119,6 +125,7 @@ fn ended(kind: outcome::Kind, reason: &str, failure: Option<Failure>) -> GetStat
         evaluation: Some(evaluated(352, 0.961)),
         best: Some(evaluated(352, 0.961)),
         ranks: vec![],
+        skipped_samples: 0,
         recoveries: vec![],
         stale_messages: 0,
         eta_seconds: None,
@@ -136,7 +143,27 @@ fn accuracy(top1: f64) -> Accuracy {
 }
 
 fn rank(rank: u32, node: &str, local_rank: u32) -> RankStatus {
-    RankStatus { rank, node_id: node.to_owned(), local_rank, state: "training".to_owned() }
+    RankStatus {
+        rank,
+        node_id: node.to_owned(),
+        local_rank,
+        state: "training".to_owned(),
+        loader: None,
+    }
+}
+
+/// `rank`, which has told how it is fed.
+fn fed(rank: RankStatus, wait: f64, ready: u32) -> RankStatus {
+    RankStatus { loader: Some(Loader { wait, ready, room: 8, ..Loader::default() }), ..rank }
+}
+
+/// `rank`, which skipped so many samples.
+fn losing(mut rank: RankStatus, skipped: u64) -> RankStatus {
+    if let Some(loader) = &mut rank.loader {
+        loader.skipped = skipped;
+        loader.last_skipped = Some("train.beton: sample 7: no JPEG at byte 4096".to_owned());
+    }
+    rank
 }
 
 fn node(node: &str, slots: u32, attached: bool) -> NodeStatus {

@@ -204,6 +204,8 @@ pub enum RankNews {
         /// What was found.
         accuracy: Accuracy,
     },
+    /// How its loader does. Told by every rank about once a second while it trains.
+    Loader(LoaderNews),
     /// A checkpoint was committed. Told by rank 0 alone.
     Saved(Commit),
     /// A save failed; training goes on.
@@ -248,6 +250,21 @@ pub struct StepNews {
     pub samples_per_second: f64,
     /// Share of time this rank waited for its loader, 0..1.
     pub loader_wait: f64,
+}
+
+/// How one rank's loader does.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LoaderNews {
+    /// Share of the last seconds that the rank's training waited for its loader, 0..1.
+    pub wait: f64,
+    /// Finished batches that wait for training.
+    pub ready: u32,
+    /// The most finished batches there can be.
+    pub room: u32,
+    /// Samples that could not be used and were replaced or left out, since the process started.
+    pub skipped: u64,
+    /// What was wrong with the last of them: one line with file, sample and byte.
+    pub last_skipped: Option<String>,
 }
 
 /// Agent → rank.

@@ -22,6 +22,7 @@ same_variants!(
         Saved,
         SaveFailed,
         RankFailed,
+        SamplesSkipped,
         Recovered,
         Draining,
         Ended,
@@ -51,6 +52,7 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
         checkpoint: status.commit.clone().map(Into::into),
         ranks: status.ranks.iter().map(Into::into).collect(),
         nodes: status.nodes.iter().map(Into::into).collect(),
+        skipped_samples: status.skipped_samples,
         recoveries: status.recoveries.iter().map(Into::into).collect(),
         stale_messages: status.stale_messages,
         drain_seconds_left: status.drain_until.map(|until| seconds(now, until)),
@@ -66,6 +68,7 @@ impl From<&RankStatus> for v1::RankStatus {
             node_id: status.node.0.clone(),
             local_rank: status.local_rank.0,
             state: status.state.to_owned(),
+            loader: status.loader.clone().map(Into::into),
         }
     }
 }

@@ -1,11 +1,11 @@
 use baton_job::{
     Epoch, Generation, NodeId, Rank, Step, Time,
-    engine::{NoticeKind, PhaseName, Recovery, Status},
+    engine::{NoticeKind, PhaseName, RankStatus, Recovery, Status},
     exit::{Class, Failure, Outcome},
     ids::LocalRank,
     message::{
-        Commit, Directive, Hello, Holding, Launch, RankNews, RankPhase, Report, Restore,
-        StateSource, StepNews,
+        Commit, Directive, Hello, Holding, Launch, LoaderNews, RankNews, RankPhase, Report,
+        Restore, StateSource, StepNews,
     },
     progress::{Accuracy, Progress},
 };
@@ -97,6 +97,18 @@ fn step_news() -> impl Strategy<Value = StepNews> {
     )
 }
 
+fn loader_news() -> impl Strategy<Value = LoaderNews> {
+    (share(), any::<u32>(), any::<u32>(), any::<u64>(), option::of(word())).prop_map(
+        |(wait, ready, room, skipped, last_skipped)| LoaderNews {
+            wait,
+            ready,
+            room,
+            skipped,
+            last_skipped,
+        },
+    )
+}
+
 fn source() -> impl Strategy<Value = StateSource> {
     prop_oneof![
         Just(StateSource::Fresh),
@@ -119,6 +131,7 @@ fn news() -> impl Strategy<Value = RankNews> {
         (any::<u64>(), any::<u32>(), accuracy()).prop_map(|(step, epoch, accuracy)| {
             RankNews::Evaluated { step: Step(step), epoch: Epoch(epoch), accuracy }
         }),
+        loader_news().prop_map(RankNews::Loader),
         commit().prop_map(RankNews::Saved),
         word().prop_map(|message| RankNews::SaveFailed { message }),
         word().prop_map(|detail| RankNews::Lost { detail }),
@@ -284,9 +297,8 @@ fn an_agent_of_another_version_is_told_both() {
 
 // ---- status ----
 
-#[test]
-fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
-    let status_at_10_s = Status {
+fn draining_since_8_s() -> Status {
+    Status {
         phase: PhaseName::Draining,
         reason: "draining: spot notice; 110 s to save and stop".into(),
         since: Time(8_000),
@@ -297,6 +309,7 @@ fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
         evaluation: None,
         best: None,
         commit: None,
+        skipped_samples: 0,
         recoveries: vec![Recovery {
             generation: Generation(2),
             cause: "rank 1 was killed".into(),
@@ -311,9 +324,12 @@ fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
         stale_messages: 3,
         drain_until: Some(Time(120_000)),
         outcome: None,
-    };
+    }
+}
 
-    let wire = status(&status_at_10_s, Time(10_000));
+#[test]
+fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
+    let wire = status(&draining_since_8_s(), Time(10_000));
 
     assert_eq!(wire.phase(), v1::get_status_response::Phase::Draining);
     assert_eq!(wire.phase_seconds, 2.0);
@@ -323,4 +339,30 @@ fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
     assert_eq!(recovery.ready_seconds, Some(2.0));
     assert_eq!((recovery.start_seconds, recovery.step_seconds), (None, None));
     assert_eq!(wire.stale_messages, 3);
+}
+
+#[test]
+fn a_status_tells_how_each_rank_is_fed_and_what_was_skipped() {
+    let loader = LoaderNews {
+        wait: 0.25,
+        ready: 3,
+        room: 8,
+        skipped: 12,
+        last_skipped: Some("train.beton: sample 7: no JPEG at byte 4096".into()),
+    };
+    let rank = |rank, loader| RankStatus {
+        rank: Rank(rank),
+        node: NodeId("a".into()),
+        local_rank: LocalRank(rank),
+        state: "training",
+        loader,
+    };
+    let ranks = vec![rank(0, None), rank(1, Some(loader.clone()))];
+    let told = Status { ranks, skipped_samples: 15, ..draining_since_8_s() };
+
+    let wire = status(&told, Time(10_000));
+
+    assert_eq!(wire.skipped_samples, 15);
+    assert_eq!(wire.ranks[0].loader, None);
+    assert_eq!(wire.ranks[1].loader.clone().map(LoaderNews::from), Some(loader));
 }

@@ -3,7 +3,7 @@
 use baton_job::{
     Epoch, Generation, Step,
     exit::{Class, Failure, Outcome},
-    message::{Commit, StepNews},
+    message::{Commit, LoaderNews, StepNews},
     progress::{Accuracy, Progress},
 };
 
@@ -90,6 +90,18 @@ impl From<v1::Step> for StepNews {
             samples_per_second: wire.samples_per_second,
             loader_wait: wire.loader_wait,
         }
+    }
+}
+
+impl From<LoaderNews> for v1::Loader {
+    fn from(LoaderNews { wait, ready, room, skipped, last_skipped }: LoaderNews) -> Self {
+        Self { wait, ready, room, skipped, last_skipped }
+    }
+}
+
+impl From<v1::Loader> for LoaderNews {
+    fn from(v1::Loader { wait, ready, room, skipped, last_skipped }: v1::Loader) -> Self {
+        Self { wait, ready, room, skipped, last_skipped }
     }
 }
 

@@ -95,6 +95,14 @@ fn ranks_are_grouped_by_state() {
 }
 
 #[test]
+fn skipped_samples_are_told_only_once_there_are_some() {
+    assert_eq!(skipped(&testing::gathering()), None);
+    // Those who could say what was wrong are gone.
+    let one = GetStatusResponse { skipped_samples: 1, ..testing::completed() };
+    assert_eq!(skipped(&one).as_deref(), Some("1 bad sample"));
+}
+
+#[test]
 fn events_tell_when_and_what() {
     let saved = WatchEventsResponse {
         id: 7,
@@ -164,6 +172,13 @@ fn training_anew_keeps_folder_and_changes() {
 #[test]
 fn end_of_a_completed_job() {
     assert_snapshot!(end(&testing::completed(), &["train.epochs=16".to_owned()]));
+}
+
+#[test]
+fn the_end_tells_of_skipped_samples() {
+    let lossy = GetStatusResponse { skipped_samples: 12, ..testing::completed() };
+    let text = end(&lossy, &[]);
+    assert!(text.contains("\n  skipped     12 bad samples\n"), "{text}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::mem::discriminant;
 use crate::{
     exit::{Class, Failure, Outcome},
     ids::{LocalRank, NodeId, Rank, Step},
-    message::{RankNews, RankPhase},
+    message::{LoaderNews, RankNews, RankPhase},
     plan::Placement,
 };
 
@@ -41,20 +41,26 @@ impl Member {
 pub(super) struct World {
     placements: Vec<Placement>,
     members: Vec<Member>,
+    /// By rank, of those that have told.
+    loaders: Vec<Option<LoaderNews>>,
     /// Addresses by rank, once all were ready.
     peers: Vec<String>,
 }
 
 impl World {
     pub(super) fn new(placements: Vec<Placement>) -> Self {
-        let members = vec![Member::Launched; placements.len()];
-        Self { placements, members, peers: Vec::new() }
+        Self::of(placements, Member::Launched)
     }
 
     /// The world of a generation that was open when the coordinator died.
     pub(super) fn unheard(placements: Vec<Placement>) -> Self {
-        let members = vec![Member::Unheard; placements.len()];
-        Self { placements, members, peers: Vec::new() }
+        Self::of(placements, Member::Unheard)
+    }
+
+    fn of(placements: Vec<Placement>, each: Member) -> Self {
+        let members = vec![each; placements.len()];
+        let loaders = vec![None; placements.len()];
+        Self { placements, members, loaders, peers: Vec::new() }
     }
 
     pub(super) fn placements(&self) -> &[Placement] {
@@ -63,6 +69,15 @@ impl World {
 
     pub(super) fn members(&self) -> impl Iterator<Item = (&Placement, &Member)> {
         self.placements.iter().zip(&self.members)
+    }
+
+    /// What each rank told last of its loader, in order of rank.
+    pub(super) fn loaders(&self) -> impl Iterator<Item = Option<&LoaderNews>> {
+        self.loaders.iter().map(Option::as_ref)
+    }
+
+    pub(super) fn place_of(&self, rank: Rank) -> Option<&Placement> {
+        self.placements.get(rank.0 as usize)
     }
 
     pub(super) fn size(&self) -> u32 {
@@ -90,8 +105,17 @@ impl World {
     }
 
     pub(super) fn set(&mut self, rank: Rank, member: Member) {
+        if matches!(member, Member::Gone | Member::Launched) {
+            self.set_loader(rank, None);
+        }
         if let Some(place) = self.members.get_mut(rank.0 as usize) {
             *place = member;
+        }
+    }
+
+    pub(super) fn set_loader(&mut self, rank: Rank, news: Option<LoaderNews>) {
+        if let Some(loader) = self.loaders.get_mut(rank.0 as usize) {
+            *loader = news;
         }
     }
 
@@ -101,6 +125,10 @@ impl World {
 
     pub(super) fn has(&self, member: &Member) -> bool {
         self.members.contains(member)
+    }
+
+    pub(super) fn is_gone(&self, rank: Rank) -> bool {
+        self.members.get(rank.0 as usize) == Some(&Member::Gone)
     }
 
     pub(super) fn is_done(&self, rank: Rank) -> bool {

@@ -21,13 +21,17 @@
 mod membership;
 mod notice;
 mod record;
+mod skips;
 mod status;
 #[cfg(test)]
 mod tests;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use self::membership::{Member, World};
+use self::{
+    membership::{Member, World},
+    skips::Skips,
+};
 pub use self::{
     notice::{Notice, NoticeKind},
     record::{Origin, Record},
@@ -38,7 +42,8 @@ use crate::{
     exit::{Class, Failure, Outcome},
     ids::{Attachment, Generation, LocalRank, NodeId, Rank, Step},
     message::{
-        Commit, Directive, Hello, Launch, RankNews, RankPhase, Report, StateSource, StepNews,
+        Commit, Directive, Hello, Launch, LoaderNews, RankNews, RankPhase, Report, StateSource,
+        StepNews,
     },
     plan::{Offer, place_ranks},
     progress::{Accuracy, Progress},
@@ -201,6 +206,7 @@ pub struct Engine {
     evaluation: Option<(Step, Accuracy)>,
     best: Option<(Step, Accuracy)>,
     commit: Option<Commit>,
+    skips: Skips,
     recoveries: Vec<Recovery>,
     stale_messages: u64,
     actions: Vec<Action>,
@@ -233,6 +239,7 @@ impl Engine {
             evaluation: None,
             best: None,
             commit: None,
+            skips: Skips::default(),
             recoveries: Vec::new(),
             stale_messages: 0,
             actions: Vec::new(),
@@ -493,6 +500,7 @@ impl Engine {
                 );
                 self.announce_at(NoticeKind::Evaluated, Some(step), text);
             }
+            RankNews::Loader(news) => self.heard_of_loader(rank, news),
             RankNews::Saved(commit) => self.saved(commit),
             RankNews::SaveFailed { message } => self.announce(NoticeKind::SaveFailed, message),
             RankNews::Lost { detail } => {
@@ -508,6 +516,9 @@ impl Engine {
             RankNews::Exited(failure) => {
                 let was_done = self.world().is_some_and(|world| world.is_done(rank));
                 if !was_done {
+                    if let Some(place) = self.world().and_then(|world| world.place_of(rank)) {
+                        self.skips.forget(&place.clone());
+                    }
                     let message = format!("rank {rank}: {}", failure.message);
                     self.announce(NoticeKind::RankFailed, message.clone());
                     self.lost(now, &[rank], Member::Gone, Failure { message, ..failure });
@@ -520,6 +531,16 @@ impl Engine {
         if step.is_some_and(|step| step > self.high_water) {
             self.high_water = step.unwrap_or_default();
             self.failures = 0;
+        }
+    }
+
+    /// Keeps the newest word on a rank's loader, and says when it begins to lose samples.
+    fn heard_of_loader(&mut self, rank: Rank, news: LoaderNews) {
+        let Some(world) = self.world_mut().filter(|world| !world.is_gone(rank)) else { return };
+        world.set_loader(rank, Some(news.clone()));
+        let Some(place) = world.place_of(rank).cloned() else { return };
+        if self.skips.count(&place, news.skipped) {
+            self.announce(NoticeKind::SamplesSkipped, notice::describe_skips(rank, &news));
         }
     }
 

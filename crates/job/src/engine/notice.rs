@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::{Generation, Step},
-    message::StateSource,
+    ids::{Generation, Rank, Step},
+    message::{LoaderNews, StateSource},
     progress::Progress,
 };
 
@@ -41,6 +41,8 @@ pub enum NoticeKind {
     SaveFailed,
     /// A rank's process ended before it was done.
     RankFailed,
+    /// A rank begins to skip samples that it cannot use, or has skipped ten times as many.
+    SamplesSkipped,
     /// The first step after a failure is done.
     Recovered,
     /// The job is being saved and stopped.
@@ -66,5 +68,15 @@ pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> Strin
                 skipped.join("; ")
             )
         }
+    }
+}
+
+/// Says that a rank loses samples, and what is wrong with the last.
+pub(super) fn describe_skips(rank: Rank, news: &LoaderNews) -> String {
+    let samples = if news.skipped == 1 { "sample" } else { "samples" };
+    let skipped = format!("rank {rank} skipped {} bad {samples}", news.skipped);
+    match &news.last_skipped {
+        Some(last) => format!("{skipped}; the last: {last}"),
+        None => skipped,
     }
 }

@@ -6,7 +6,7 @@ use super::{Engine, Phase, membership::Member};
 use crate::{
     exit::Outcome,
     ids::{Generation, LocalRank, NodeId, Rank, Step},
-    message::{Commit, StepNews},
+    message::{Commit, LoaderNews, StepNews},
     progress::Accuracy,
     time::Time,
 };
@@ -34,6 +34,9 @@ pub struct Status {
     pub best: Option<(Step, Accuracy)>,
     /// The last committed checkpoint.
     pub commit: Option<Commit>,
+    /// Samples that could not be used and were replaced or left out: by all rank processes heard of
+    /// since the coordinator started, also those that are gone.
+    pub skipped_samples: u64,
     /// Every failure and how long each part of its recovery took.
     pub recoveries: Vec<Recovery>,
     /// Messages refused because they came from an older generation or connection.
@@ -69,7 +72,7 @@ pub enum PhaseName {
 }
 
 /// One rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RankStatus {
     /// Its number.
     pub rank: Rank,
@@ -79,6 +82,8 @@ pub struct RankStatus {
     pub local_rank: LocalRank,
     /// How far it is, in a word.
     pub state: &'static str,
+    /// How its loader does, once it has told in this generation and while its process lives.
+    pub loader: Option<LoaderNews>,
 }
 
 /// One node.
@@ -146,6 +151,7 @@ impl Engine {
             evaluation: self.evaluation,
             best: self.best,
             commit: self.commit.clone(),
+            skipped_samples: self.skips.total(),
             recoveries: self.recoveries.clone(),
             stale_messages: self.stale_messages,
             drain_until: self.drain.as_ref().map(|drain| drain.until),
@@ -182,11 +188,13 @@ impl Engine {
         };
         world
             .members()
-            .map(|(place, member)| RankStatus {
+            .zip(world.loaders())
+            .map(|((place, member), loader)| RankStatus {
                 rank: place.rank,
                 node: place.node.clone(),
                 local_rank: place.local_rank,
                 state: state(member),
+                loader: loader.cloned(),
             })
             .collect()
     }

@@ -197,6 +197,12 @@ fn stepped(step: u64) -> RankNews {
     RankNews::Stepped(StepNews { step: Step(step), ..StepNews::default() })
 }
 
+fn loader(skipped: u64) -> LoaderNews {
+    let last_skipped =
+        (skipped > 0).then(|| "train.beton: sample 7: no JPEG at byte 4096".to_owned());
+    LoaderNews { wait: 0.25, ready: 3, room: 8, skipped, last_skipped }
+}
+
 fn lost() -> RankNews {
     RankNews::Lost { detail: "connection reset".to_owned() }
 }
@@ -707,6 +713,117 @@ fn a_commit_told_in_a_hello_is_persisted_unless_a_newer_one_is_known() {
 
     assert_eq!(told_in_hello(&mut engine, 40), []);
     assert_eq!(engine.status().commit, Some(commit(1, 50)));
+}
+
+// ---- loaders ----
+
+/// What is announced when a rank has skipped so many samples.
+fn skips(engine: &mut Engine, rank: u32, skipped: u64) -> Vec<String> {
+    let generation = engine.generation;
+    let event = report(engine, generation, rank, RankNews::Loader(loader(skipped)));
+    let announced = |action| match action {
+        Action::Announce(notice) if notice.kind == NoticeKind::SamplesSkipped => notice.message,
+        other => panic!("{other:?}"),
+    };
+    engine.handle(at(10.0), event).into_iter().map(announced).collect()
+}
+
+fn loaders(engine: &Engine) -> Vec<Option<LoaderNews>> {
+    engine.status().ranks.into_iter().map(|rank| rank.loader).collect()
+}
+
+#[test]
+fn the_newest_word_on_each_rank_s_loader_is_kept() {
+    let mut engine = training(&[1, 1]);
+    assert_eq!(say(&mut engine, at(10.0), 1, RankNews::Loader(LoaderNews::default())), []);
+    assert_eq!(say(&mut engine, at(11.0), 1, RankNews::Loader(loader(0))), []);
+
+    assert_eq!(loaders(&engine), [None, Some(loader(0))]);
+    assert_eq!(engine.status().skipped_samples, 0);
+}
+
+#[test]
+fn a_rank_that_is_gone_loses_its_loader_and_late_words_on_it_change_nothing() {
+    let mut engine = training(&[1, 1]);
+    detach(&mut engine, at(9.0), 1);
+    skips(&mut engine, 0, 2);
+    // Node 1, which is away, keeps the generation open.
+    say(&mut engine, at(10.0), 0, crashed());
+    assert_eq!(loaders(&engine), [None, None]);
+
+    assert_eq!(skips(&mut engine, 0, 3), [""; 0]);
+
+    assert_eq!(loaders(&engine), [None, None]);
+    assert_eq!(engine.status().skipped_samples, 2);
+}
+
+#[test]
+fn a_new_generation_knows_nothing_of_loaders_until_they_tell() {
+    let mut engine = training(&[1, 1]);
+    skips(&mut engine, 0, 2);
+
+    say(&mut engine, at(10.0), 1, crashed());
+
+    assert_eq!(loaders(&engine), [None, None]);
+}
+
+#[test]
+fn skipped_samples_are_announced_at_the_first_and_at_each_tenfold() {
+    let mut engine = training(&[1]);
+    let bad = "the last: train.beton: sample 7: no JPEG at byte 4096";
+
+    assert_eq!(skips(&mut engine, 0, 0), [""; 0]);
+    assert_eq!(skips(&mut engine, 0, 1), [format!("rank 0 skipped 1 bad sample; {bad}")]);
+    assert_eq!(skips(&mut engine, 0, 9), [""; 0]);
+    assert_eq!(skips(&mut engine, 0, 12), [format!("rank 0 skipped 12 bad samples; {bad}")]);
+    assert_eq!(skips(&mut engine, 0, 119), [""; 0]);
+    assert_eq!(skips(&mut engine, 0, 120), [format!("rank 0 skipped 120 bad samples; {bad}")]);
+    assert_eq!(engine.status().skipped_samples, 120);
+}
+
+#[test]
+fn skipped_samples_of_all_ranks_add_up() {
+    let mut engine = training(&[2, 1]);
+    for (rank, skipped) in [(0, 1), (2, 4), (0, 2), (2, 4)] {
+        skips(&mut engine, rank, skipped);
+    }
+
+    assert_eq!(engine.status().skipped_samples, 6);
+}
+
+#[test]
+fn a_survivor_s_skipped_samples_are_neither_announced_nor_counted_again_under_its_new_rank() {
+    let mut engine = training(&[1, 1]);
+    skips(&mut engine, 1, 5);
+    detach(&mut engine, at(9.0), 0);
+    tick(&mut engine, at(14.0));
+    attach(&mut engine, at(15.0), 2, 1, holding(1, &[]));
+    assert_eq!(engine.status().ranks[0].node, node(1), "node 1 runs rank 0 now");
+
+    assert_eq!(skips(&mut engine, 0, 6), [""; 0]);
+
+    assert_eq!(engine.status().skipped_samples, 6);
+}
+
+#[test]
+fn the_successor_of_a_dead_rank_skips_samples_of_its_own() {
+    let mut engine = training(&[1]);
+    skips(&mut engine, 0, 5);
+    say(&mut engine, at(10.0), 0, crashed());
+
+    assert_eq!(skips(&mut engine, 0, 7).len(), 1, "announced anew");
+
+    assert_eq!(engine.status().skipped_samples, 12);
+}
+
+#[test]
+fn a_smaller_count_is_another_process_s() {
+    let mut engine = training(&[1]);
+    skips(&mut engine, 0, 5);
+
+    assert_eq!(skips(&mut engine, 0, 2).len(), 1, "announced anew");
+
+    assert_eq!(engine.status().skipped_samples, 7);
 }
 
 // ---- the end ----

@@ -553,6 +553,7 @@ fn phase_after(news: &RankNews) -> Option<RankPhase> {
         }
         RankNews::Stepped(_)
         | RankNews::Evaluated { .. }
+        | RankNews::Loader(_)
         | RankNews::Saved(_)
         | RankNews::SaveFailed { .. }
         | RankNews::Exited(_) => None,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     ids::{Rank, Step},
-    message::{Restore, StateSource},
+    message::{LoaderNews, Restore, StateSource},
     progress::Progress,
 };
 
@@ -326,6 +326,15 @@ fn reconnects_at_growing_intervals() {
     session.handle(now, Event::Connected);
     session.handle(now, Event::Disconnected);
     assert_eq!(session.deadline(), Some(now.after(Duration::from_millis(100))));
+}
+
+#[test]
+fn words_on_a_loader_are_passed_on_and_change_no_phase() {
+    let mut session = joining(5);
+    say(&mut session, at(2.0), 0, started());
+    let news = RankNews::Loader(LoaderNews { ready: 3, room: 8, ..LoaderNews::default() });
+
+    assert_eq!(say(&mut session, at(3.0), 0, news.clone()), [report(0, news)]);
 }
 
 #[test]

@@ -116,13 +116,13 @@ impl Cluster {
             self.agents[id].cut_off_until = Time(0);
             self.restart_agent_after(id, 0..=500);
         }
-        // A rank that hangs is found out by the others of its generation, if there are any.
+        // A rank that hangs is found out by the others of its generation, if any still need it.
         for pid in 0..self.processes.len() {
             let generation = self.processes[pid].generation();
-            let noticed = self
-                .processes
-                .iter()
-                .any(|other| other.is_healthy() && other.generation() == generation);
+            let noticed = self.processes.iter().any(|other| {
+                let is_there = other.is_healthy() && other.generation() == generation;
+                is_there && !self.has_finished(other)
+            });
             if self.processes[pid].hangs && !noticed {
                 self.die(pid, killed());
             }

@@ -61,6 +61,7 @@ const EXPECTED: &[(u64, &str)] = &[
     (100_000, "commits"),
     (500, "commits refused by the fence"),
     (5_000, "stale messages"),
+    (10_000, "words of skipped samples"),
 ];
 
 #[test]

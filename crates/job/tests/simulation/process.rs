@@ -101,6 +101,8 @@ pub(crate) struct Process {
     pub(crate) listening: u64,
     pub(crate) votes: Votes,
     pub(crate) group: Option<GroupId>,
+    /// Samples it could not use.
+    pub(crate) skipped: u64,
     /// Pipes keep order: when the last message each way arrives.
     heard_until: Time,
     said_until: Time,
@@ -145,6 +147,7 @@ impl Cluster {
             listening: 0,
             votes: Votes::default(),
             group: None,
+            skipped: 0,
             heard_until: Time(0),
             said_until: Time(0),
         });

@@ -73,6 +73,9 @@ impl Tally {
         if before.phase == PhaseName::Reattaching && trains {
             self.count("coordinator restarts that ranks did not notice");
         }
+        if after.skipped_samples > before.skipped_samples {
+            self.count("words of skipped samples");
+        }
         if after.stale_messages > before.stale_messages {
             self.count("stale messages");
         }

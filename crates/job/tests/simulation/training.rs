@@ -5,14 +5,14 @@ use std::ops::RangeInclusive;
 use baton_job::{
     Generation, Rank, Step,
     exit::Outcome,
-    message::{RankNews, StateSource, StepNews},
+    message::{LoaderNews, RankNews, StateSource, StepNews},
     progress::Progress,
 };
 
 use crate::{
     cluster::{Cluster, Happening},
     fact::{Fact, Meeting},
-    process::{Doing, Pid, Wake, killed},
+    process::{Doing, Pid, Process, Wake, killed},
 };
 
 /// A group of the whole history.
@@ -150,6 +150,7 @@ impl Cluster {
             ..StepNews::default()
         };
         self.say(members[0], RankNews::Stepped(news));
+        self.tell_of_loaders(&members);
         let mut save = self.plan.save_every > 0 && step.is_multiple_of(self.plan.save_every);
         let mut drained = None;
         for &member in &members {
@@ -162,6 +163,20 @@ impl Cluster {
             self.save(id, None);
         } else {
             self.go_on(id, drained);
+        }
+    }
+
+    /// Now and then a rank says how its loader does, and now and then that it lost samples.
+    fn tell_of_loaders(&mut self, members: &[Pid]) {
+        for &member in members {
+            if self.rng.u8(0..8) > 0 {
+                continue;
+            }
+            if self.rng.u8(0..4) == 0 {
+                self.processes[member].skipped += self.rng.u64(1..=4);
+            }
+            let skipped = self.processes[member].skipped;
+            self.say(member, RankNews::Loader(LoaderNews { skipped, ..LoaderNews::default() }));
         }
     }
 
@@ -221,6 +236,13 @@ impl Cluster {
                 }
             }
         }
+    }
+
+    /// Whether a process needs the others no more.
+    pub(crate) fn has_finished(&self, process: &Process) -> bool {
+        let in_finished_group =
+            process.group.is_some_and(|id| matches!(self.groups[id].doing, Together::Finished(_)));
+        process.doing == Doing::Done || in_finished_group
     }
 
     pub(crate) fn finish(&mut self, pid: Pid) {

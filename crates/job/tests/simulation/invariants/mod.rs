@@ -11,6 +11,7 @@ mod persist_comes_first;
 mod ranks_are_a_permutation;
 mod readers_see_no_step_back;
 mod resume_from_a_commit;
+mod skipped_samples_add_up;
 mod stale_changes_nothing;
 mod the_end_is_saved;
 
@@ -43,6 +44,7 @@ pub(crate) fn all() -> Vec<Box<dyn Invariant>> {
         Box::new(readers_see_no_step_back::ReadersSeeNoStepBack::default()),
         Box::new(a_drain_reaches_the_ranks::ADrainReachesTheRanks),
         Box::new(calm_needs_few_generations::CalmNeedsFewGenerations::default()),
+        Box::new(skipped_samples_add_up::SkippedSamplesAddUp),
         Box::new(nothing_runs_after_the_end::NothingRunsAfterTheEnd),
     ]
 }

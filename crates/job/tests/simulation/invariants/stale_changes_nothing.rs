@@ -8,7 +8,7 @@ use baton_job::{
     engine::{self, Engine},
     exit::{Class, Failure, Outcome},
     ids::{Attachment, Incarnation, LocalRank},
-    message::{Directive, Launch, RankNews, RankSays, Report, Restore, StateSource},
+    message::{Directive, Launch, LoaderNews, RankNews, RankSays, Report, Restore, StateSource},
     progress::Progress,
     session::{self, Session},
 };
@@ -53,6 +53,7 @@ fn news() -> Vec<RankNews> {
     vec![
         RankNews::Ready { address: "0/0".to_owned(), step: None },
         RankNews::Started { source: StateSource::Fresh, progress: Progress::default() },
+        RankNews::Loader(LoaderNews { skipped: 1, ..LoaderNews::default() }),
         RankNews::Lost { detail: "stale".to_owned() },
         RankNews::Done { outcome: Outcome::Completed, digest: "stale".to_owned() },
         RankNews::Exited(failure()),
