@@ -6,13 +6,16 @@
 use baton_collectives::Collective;
 use baton_job::progress::Accuracy;
 
-use crate::{Error, Learner, Sums, agree::gather, controls::Votes, inputs::Inputs};
+use crate::{
+    Error, Learner, Sums, agree::gather, controls::Votes, inputs::Inputs, loader_watch::LoaderWatch,
+};
 
 /// Evaluates `learner`; with the result comes what all ranks want next.
 pub(crate) fn evaluate<L: Learner>(
     learner: &mut L,
     inputs: &Inputs,
     collective: &mut dyn Collective,
+    loaders: &mut LoaderWatch,
     vote: impl Fn() -> Votes,
 ) -> Result<(Accuracy, Votes), Error> {
     let (rank, world) = (u64::from(collective.rank().0), u64::from(collective.world_size()));
@@ -24,6 +27,7 @@ pub(crate) fn evaluate<L: Learner>(
         mine.push((number, learner.evaluate(&batch)?));
         feed.recycle(batch);
     }
+    loaders.end(feed.stats());
     let gathered: Vec<(Vec<(u64, Sums)>, Votes)> = gather(collective, &(mine, vote()))?;
     let votes = gathered.iter().fold(Votes::default(), |all, (_, votes)| all.or(*votes));
     let mut all: Vec<(u64, Sums)> = gathered.into_iter().flat_map(|(sums, _)| sums).collect();

@@ -21,6 +21,7 @@ mod evaluation;
 mod inputs;
 pub mod learner;
 pub mod linear;
+mod loader_watch;
 mod saving;
 pub mod schedule;
 mod step_loop;

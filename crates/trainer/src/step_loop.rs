@@ -6,6 +6,7 @@
 
 use std::{
     collections::VecDeque,
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -28,6 +29,7 @@ use crate::{
     digest, evaluation,
     inputs::Feed,
     learner::{self, TAIL},
+    loader_watch::LoaderWatch,
     saving,
     schedule::learning_rate,
 };
@@ -64,6 +66,7 @@ pub struct Trainer<L: Learner> {
     learner: L,
     position: Position,
     standing: Standing,
+    loaders: LoaderWatch,
 }
 
 /// What the learner's memory holds.
@@ -84,8 +87,14 @@ impl<L: Learner> Trainer<L> {
     /// The learner cannot be built.
     pub fn new(job: Job, build: Build<L>) -> Result<Self, Error> {
         let learner = build()?;
-        let position = Position::default();
-        Ok(Self { job, build, learner, position, standing: Standing::Untouched })
+        Ok(Self {
+            job,
+            build,
+            learner,
+            position: Position::default(),
+            standing: Standing::Untouched,
+            loaders: LoaderWatch::default(),
+        })
     }
 
     /// The last finished step, if this rank holds the state after it.
@@ -114,6 +123,21 @@ impl<L: Learner> Trainer<L> {
         let (rank, world) = (seat.collective.rank(), seat.collective.world_size());
         let block = virtual_block(self.job.spec.train.virtual_ranks, rank, world);
         let mut feed = self.job.inputs.train_feed(&self.position.progress, block.clone());
+        self.loaders.begin();
+        let outcome = self.train(seat, controls, tell, &block, &mut feed);
+        self.loaders.end(feed.stats());
+        outcome
+    }
+
+    fn train(
+        &mut self,
+        seat: &mut Seat<'_>,
+        controls: &Controls,
+        tell: &mut dyn FnMut(RankNews),
+        block: &Range<u32>,
+        feed: &mut Feed,
+    ) -> Result<Outcome, Error> {
+        let rank = seat.collective.rank();
         // It keeps the leaves: to allocate 100 MB per virtual rank and step would cost milliseconds.
         let mut fold = Fold::new(block.start);
         let mut rate = Rate::start(feed.stats().waited);
@@ -121,8 +145,12 @@ impl<L: Learner> Trainer<L> {
             let votes = match self.agenda().due(&self.position.progress) {
                 Due::Train => {
                     let (news, votes) =
-                        self.train_step(seat, controls, &mut feed, &mut fold, block.len())?;
-                    rate.count(self.agenda().global_batch, feed.stats().waited);
+                        self.train_step(seat, controls, feed, &mut fold, block.len())?;
+                    let stats = feed.stats();
+                    rate.count(self.agenda().global_batch, stats.waited);
+                    if let Some(news) = self.loaders.news(Instant::now(), &stats) {
+                        tell(RankNews::Loader(news));
+                    }
                     if rank == Rank(0) && rate.news_is_due() {
                         tell(RankNews::Stepped(rate.complete(news)));
                     }
@@ -275,8 +303,13 @@ impl<L: Learner> Trainer<L> {
         tell: &mut dyn FnMut(RankNews),
     ) -> Result<Votes, Error> {
         let vote = || controls.vote();
-        let (accuracy, votes) =
-            evaluation::evaluate(&mut self.learner, &self.job.inputs, seat.collective, vote)?;
+        let (accuracy, votes) = evaluation::evaluate(
+            &mut self.learner,
+            &self.job.inputs,
+            seat.collective,
+            &mut self.loaders,
+            vote,
+        )?;
         let progress = &mut self.position.progress;
         progress.evaluated = Some(progress.epoch);
         progress.last_evaluation = Some(accuracy);
