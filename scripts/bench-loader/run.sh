@@ -97,12 +97,11 @@ scaling() {
     baton "scaling-2-$round" jpeg --epochs "$epochs" --threads 2 --resize fast
 }
 
-# From the start of an epoch of 1.3 million samples to its first batch. Small crops, because Baton
-# runs its epoch to the end.
+# From the start of an epoch of 1.3 million samples to its first batch.
 epoch_start() {
-    local round=$1 pin=() resolution=32
+    local round=$1 pin=()
     ffcv "start-ffcv-$round" huge --epochs 3 --first-batch-only
-    baton "start-baton-$round" huge --epochs 1 --threads 1 --resize fast
+    baton "start-baton-$round" huge --epochs 3 --batches 1 --threads 1 --resize fast
 }
 
 # Baton alone. A loader that leaks, or whose memory grows with the samples seen, has more after two.
@@ -117,12 +116,12 @@ memory() {
 # ffcv|baton RESULT_NAME FILE OPTION...; the caller's `pin` goes before the command.
 ffcv() {
     measure "$1" "$PYTHON" scripts/bench-loader/ffcv_side.py --file "$DATA/$2.beton" --workers 1 \
-        --resolution "${resolution:-160}" --batch 256 --order random "${@:3}"
+        --resolution 160 --batch 256 --order random "${@:3}"
 }
 
 baton() {
     measure "$1" "$BATON" data bench "$DATA/$2.beton" \
-        --resolution "${resolution:-160}" --batch 256 --order random --json "${@:3}"
+        --resolution 160 --batch 256 --order random --json "${@:3}"
 }
 
 measure() {

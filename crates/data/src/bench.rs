@@ -7,11 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_job::spec::Order;
+use baton_job::spec::{Order, Resize};
 use serde::Serialize;
 
 use crate::{
-    Dataset, Decoder, Error, Loader, Options, Request, SampleOrder, View, dataset::InputPlace,
+    Dataset, Decoder, Error, Frame, Loader, Options, Request, SampleOrder, View,
+    dataset::InputPlace,
 };
 
 /// Samples timed one by one for the time of each stage.
@@ -66,6 +67,8 @@ pub struct Report {
     pub skipped: u64,
     /// One thread, median time of each stage in µs per image.
     pub stages: BTreeMap<&'static str, f64>,
+    /// Mean difference between the pixels of the two resizes, in levels of 255.
+    pub resizes_differ_by: f64,
     /// Images per second of one thread that only Huffman-decodes what no decoder can leave out;
     /// absent without JPEGs.
     pub huffman_floor_images_per_second: Option<f64>,
@@ -92,7 +95,7 @@ pub fn run(
     }
     let cpu = cpu_seconds() - cpu_before;
     let disk = disk_bytes().saturating_sub(disk_before);
-    let (stages, floor) = stages(dataset, plan)?;
+    let singles = Singles::time(dataset, plan)?;
     let median_rate = median(&seen.rates);
     let pixels = u64::from(plan.view.resolution()).pow(2) * 3;
     Ok(Report {
@@ -106,8 +109,12 @@ pub fn run(
         peak_anonymous_rss_mb: seen.anonymous_mb,
         read_from_disk_mb: disk as f64 / 1e6,
         skipped: seen.skipped,
-        stages,
-        huffman_floor_images_per_second: floor.map(|seconds| 1.0 / seconds),
+        huffman_floor_images_per_second: singles.mean_micros("huffman").map(|micros| 1e6 / micros),
+        stages: ["read", "decode", "resize"]
+            .into_iter()
+            .filter_map(|stage| Some((stage, singles.mean_micros(stage)?)))
+            .collect(),
+        resizes_differ_by: singles.difference / singles.pixels.max(1.0),
     })
 }
 
@@ -160,31 +167,52 @@ fn pass(
     Ok(())
 }
 
-/// Times single samples on this thread: µs per image of each stage, and seconds of the floor.
-fn stages(
-    dataset: &Dataset,
-    plan: &Plan,
-) -> Result<(BTreeMap<&'static str, f64>, Option<f64>), Error> {
-    let mut decoder = Decoder::new()?;
-    let mut times: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
-    let side = plan.view.resolution() as usize;
-    let mut out = vec![0; side * side * 3];
-    let step = (dataset.len() / TIMED_SAMPLES).max(1);
-    for sample in (0..dataset.len()).step_by(step as usize) {
-        let (shard, local) = dataset.find(sample)?;
-        let Ok(InputPlace::Image(place)) = shard.place(local) else { continue };
-        let frame = plan.view.frame(0, sample, place.width, place.height);
-        // Damaged samples are counted by the passes.
-        let Ok(timed) = decoder.time_stages(&shard.beton, local, &place, &frame, &mut out) else {
-            continue;
-        };
-        for (stage, time) in timed {
-            times.entry(stage).or_default().push(time.as_secs_f64() * 1e6);
+/// Single samples, made on this thread.
+#[derive(Default)]
+struct Singles {
+    /// Times of each stage.
+    stages: BTreeMap<&'static str, Vec<Duration>>,
+    /// Sum of the differences between the two resizes, and how many values were compared.
+    difference: f64,
+    pixels: f64,
+}
+
+impl Singles {
+    fn time(dataset: &Dataset, plan: &Plan) -> Result<Self, Error> {
+        let mut singles = Self::default();
+        let mut decoder = Decoder::new()?;
+        let side = plan.view.resolution() as usize;
+        let mut outs =
+            [Resize::Fast, Resize::Area].map(|resize| (resize, vec![0; side * side * 3]));
+        let step = (dataset.len() / TIMED_SAMPLES).max(1);
+        for sample in (0..dataset.len()).step_by(step as usize) {
+            let (shard, local) = dataset.find(sample)?;
+            let Ok(InputPlace::Image(place)) = shard.place(local) else { continue };
+            let frame = plan.view.frame(0, sample, place.width, place.height);
+            let timed = decoder.time_stages(&shard.beton, local, &place, &frame, &mut outs[0].1);
+            // Damaged samples are counted by the passes.
+            let Ok(timed) = timed else { continue };
+            for (stage, time) in timed {
+                singles.stages.entry(stage).or_default().push(time);
+            }
+            for (resize, out) in &mut outs {
+                let frame = Frame { resize: *resize, ..frame };
+                decoder.render_stored(&shard.beton, local, &place, &frame, out)?;
+            }
+            let [(_, fast), (_, area)] = &outs;
+            let differences = fast.iter().zip(area).map(|(a, b)| u64::from(a.abs_diff(*b)));
+            singles.difference += differences.sum::<u64>() as f64;
+            singles.pixels += fast.len() as f64;
         }
+        Ok(singles)
     }
-    let mean = |times: &Vec<f64>| times.iter().sum::<f64>() / times.len() as f64;
-    let floor = times.remove("huffman").map(|times| mean(&times) / 1e6);
-    Ok((times.iter().map(|(stage, times)| (*stage, mean(times))).collect(), floor))
+
+    /// Of a stage there is.
+    fn mean_micros(&self, stage: &str) -> Option<f64> {
+        let times = self.stages.get(stage)?;
+        let sum: Duration = times.iter().sum();
+        Some(sum.as_secs_f64() * 1e6 / times.len() as f64)
+    }
 }
 
 fn median(values: &[f64]) -> f64 {

@@ -28,7 +28,7 @@ The first pass warms the page cache and is slower than later ones unless the fil
 Beside the passes, single samples are timed on one thread: `read` from the page cache, `decode`,
 `resize` with crop and flip.")]
 pub(crate) struct Args {
-    /// A .beton file
+    /// A .beton file, a pattern such as 'train-*.beton', or the same at s3://
     location: String,
     /// Side of the samples in pixels
     #[arg(long, value_name = "PIXELS", default_value_t = 160)]
@@ -176,6 +176,10 @@ fn text(report: &Report, input_type: &InputType, threads: usize) -> String {
         let stages: Vec<String> =
             report.stages.iter().map(|(stage, time)| format!("{stage} {time:.0} µs")).collect();
         lines.push(format!("one thread, per sample: {}", stages.join(", ")));
+        lines.push(format!(
+            "the fast and the area resize differ by {:.2} levels on average",
+            report.resizes_differ_by
+        ));
     }
     if let Some(floor) = report.huffman_floor_images_per_second {
         lines.push(format!("Huffman decoding alone, one thread: {floor:.0} JPEGs/s"));

@@ -1,0 +1,213 @@
+//! Training on every kind of data set, from recipe to checkpoint.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a failed test may say so loudly"
+)]
+
+use std::path::Path;
+
+use baton_data::{
+    Beton, Mode,
+    write::{Array, FFCV_LEAST_PAGE_BYTES, Field, Kind, Value, Writer},
+};
+use baton_proto::v1::watch_events_response::Kind as Event;
+use baton_tests::{Cluster, kill};
+
+/// The digits, cut into files of these many samples; `damage` may change a stored image.
+fn shards(folder: &Path, sizes: &[u64], damage: impl Fn(u64, &mut Vec<u8>)) {
+    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits/digits-train.beton");
+    let beton = Beton::open(digits).unwrap();
+    let images = beton.image_column("image").unwrap();
+    let labels = beton.int_column("label").unwrap();
+    let fields = [Field::new("image", Kind::RgbImage), Field::new("label", Kind::Int)];
+    let mut sample = 0;
+    for (number, size) in sizes.iter().enumerate() {
+        let path = folder.join(format!("train-{number}.beton"));
+        let mut writer =
+            Writer::create(&path, fields.to_vec(), *size, FFCV_LEAST_PAGE_BYTES).unwrap();
+        for _ in 0..*size {
+            let mut buffer = Vec::new();
+            let image = beton.image(&images, sample, &mut buffer).unwrap();
+            assert_eq!(image.mode, Mode::Jpeg);
+            let mut bytes = image.bytes.to_vec();
+            damage(sample, &mut bytes);
+            let (mode, width, height) = (image.mode, image.width, image.height);
+            let image = Value::Image { mode, width, height, bytes: &bytes };
+            writer.push(&[image, Value::Int(beton.int(&labels, sample).unwrap())]).unwrap();
+            sample += 1;
+        }
+        writer.finish().unwrap();
+    }
+}
+
+fn training_on(pattern: &Path) -> Cluster {
+    Cluster::new().set(&format!("data.train={}", pattern.display()))
+}
+
+fn quasi_random(pattern: &Path) -> Cluster {
+    training_on(pattern).set("data.order=quasi_random").set("data.shuffle_window=300")
+}
+
+#[tokio::test]
+async fn shards_in_quasi_random_order_end_with_the_same_bits_on_any_number_of_ranks_and_through_a_kill()
+ {
+    let folder = tempfile::tempdir().unwrap();
+    shards(folder.path(), &[200, 150, 300, 0, 250, 100, 200], |_, _| {});
+    let pattern = folder.path().join("train-*.beton");
+    let one = quasi_random(&pattern).run_to_the_end(1).await;
+    assert!(quasi_random(&pattern).run_to_the_end(3).await == one, "3 ranks differ from one");
+
+    let mut killed = quasi_random(&pattern);
+    killed.start_coordinator(&[]).await;
+    killed.start_agent("node", 2);
+    let mut events = killed.events().await;
+    events.saved_at(30).await;
+    kill(killed.rank_pids(0)[1]);
+    events.next_of(Event::RankFailed).await;
+    let (coordinator, _) = killed.finish().await;
+    assert!(coordinator.success(), "{}", killed.log("coordinator"));
+    assert!(killed.newest_state() == one, "a kill changed bits");
+
+    // Another order is another run, or the order would not matter here.
+    let random = training_on(&pattern).run_to_the_end(1).await;
+    assert!(random != one);
+}
+
+/// Shards or not, random order goes by the position in the whole.
+#[tokio::test]
+async fn a_set_in_shards_trains_to_the_same_bits_as_the_same_samples_in_one_file() {
+    let folder = tempfile::tempdir().unwrap();
+    shards(folder.path(), &[700, 500, 200], |_, _| {});
+    let many = training_on(&folder.path().join("train-*.beton")).run_to_the_end(2).await;
+    let other = tempfile::tempdir().unwrap();
+    shards(other.path(), &[1_400], |_, _| {});
+    let single = training_on(&other.path().join("train-0.beton")).run_to_the_end(2).await;
+    assert!(many == single);
+}
+
+#[tokio::test]
+async fn bad_samples_end_the_job_with_their_names_or_are_skipped_and_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let pattern = folder.path().join("train-0.beton");
+    shards(folder.path(), &[1_400], |sample, bytes| {
+        if sample % 200 == 7 {
+            // The file looks whole, the picture is not.
+            let len = bytes.len();
+            bytes[len / 2..len - 2].fill(0);
+        }
+    });
+
+    let mut failing = training_on(&pattern);
+    failing.start_coordinator(&[]).await;
+    failing.start_agent("node", 2);
+    let (coordinator, _) = failing.finish().await;
+    assert_eq!(coordinator.code(), Some(2), "{}", failing.log("coordinator"));
+    let log = failing.log("coordinator");
+    assert!(log.contains("train-0.beton: sample ") && log.contains("does not decode"), "{log}");
+
+    let skipping = || training_on(&pattern).set("data.on_bad_sample=skip");
+    let one = skipping().run_to_the_end(1).await;
+    let mut three = skipping();
+    three.start_coordinator(&[]).await;
+    three.start_agent("node", 3);
+    let mut events = three.events().await;
+    let told = events.next_of(Event::SamplesSkipped).await;
+    assert!(told.message.contains("train-0.beton: sample "), "{}", told.message);
+    events.saved_at(1).await;
+    assert!(three.status().await.skipped_samples > 0);
+    let (coordinator, _) = three.finish().await;
+    assert!(coordinator.success(), "{}", three.log("coordinator"));
+    assert!(three.newest_state() == one, "what takes a bad sample's place depends on the ranks");
+}
+
+/// Waves of two frequencies with noise: class and frequency belong together.
+fn signals(path: &Path, count: u64) {
+    let array = Array { shape: vec![2, 50], dtype: "<f4".to_owned() };
+    let fields = vec![Field::new("signal", Kind::NdArray(array)), Field::new("label", Kind::Int)];
+    let mut writer = Writer::create(path, fields, count, FFCV_LEAST_PAGE_BYTES).unwrap();
+    let mut state = 1_u32;
+    for sample in 0..count {
+        let label = (sample % 2) as i64;
+        let frequency = if label == 0 { 0.2 } else { 0.31 };
+        let mut bytes = Vec::new();
+        for i in 0..100 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let noise = f64::from(state >> 8) / f64::from(1 << 24) - 0.5;
+            let value = (f64::from(i) * frequency).sin() + noise;
+            bytes.extend((value as f32).to_le_bytes());
+        }
+        writer.push(&[Value::Array(&bytes), Value::Int(label)]).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+fn on_signals(folder: &Path) -> Cluster {
+    let file = |name: &str| folder.join(name).display().to_string();
+    Cluster::new()
+        .set(&format!("data.train={}", file("train.beton")))
+        .set(&format!("data.val={}", file("val.beton")))
+        .set("data.input_field=signal")
+        .set("model.num_classes=2")
+}
+
+#[tokio::test]
+async fn signals_are_learnt_from_arrays() {
+    let folder = tempfile::tempdir().unwrap();
+    signals(&folder.path().join("train.beton"), 640);
+    signals(&folder.path().join("val.beton"), 128);
+    let one = on_signals(folder.path()).run_to_the_end(1).await;
+    let mut two = on_signals(folder.path());
+    two.start_coordinator(&[]).await;
+    two.start_agent("node", 2);
+    let mut events = two.events().await;
+    let evaluated = events.next_of(Event::Evaluated).await.message;
+    let top1 = evaluated.split("top-1 ").nth(1).and_then(|rest| rest.split(' ').next());
+    let top1: f64 = top1.and_then(|percent| percent.parse().ok()).expect(&evaluated);
+    assert!(top1 > 95.0, "{evaluated}");
+    two.finish().await;
+    assert!(two.newest_state() == one);
+}
+
+#[tokio::test]
+async fn a_model_of_images_refuses_arrays() {
+    let folder = tempfile::tempdir().unwrap();
+    signals(&folder.path().join("train.beton"), 640);
+    signals(&folder.path().join("val.beton"), 128);
+    let mut cluster =
+        on_signals(folder.path()).set("model.arch=resnet18").set("train.resolution=32");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let (coordinator, _) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(2));
+    let log = cluster.log("coordinator");
+    assert!(log.contains("holds arrays of shape [2, 50]"), "{log}");
+}
+
+#[tokio::test]
+async fn ffcvs_own_pixels_are_a_choice_of_the_recipe() {
+    let area = Cluster::new().set("data.resize=area").run_to_the_end(1).await;
+    let fast = Cluster::new().run_to_the_end(1).await;
+    assert!(area != fast);
+    assert!(Cluster::new().set("data.resize=area").run_to_the_end(2).await == area);
+}
+
+/// Every rank tells of its loader.
+#[tokio::test]
+async fn status_shows_every_ranks_loader() {
+    let mut cluster = Cluster::new().set("train.epochs=200");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    // News of the second step come with those of the loader before them.
+    events.saved_at(7).await;
+    let status = cluster.status().await;
+    assert_eq!(status.ranks.len(), 2);
+    for rank in &status.ranks {
+        let loader = rank.loader.as_ref().unwrap_or_else(|| panic!("rank {} is silent", rank.rank));
+        assert_eq!(loader.room, 3);
+        assert!(loader.ready <= 3 && (0.0..=1.0).contains(&loader.wait));
+    }
+}
