@@ -1,26 +1,20 @@
 //! libjpeg-turbo's JPEG decoder, made safe.
 #![allow(unsafe_code)] // Calls into C; each block says why it is sound.
 
-use std::{
-    ffi::{CStr, c_int, c_void},
-    ptr::NonNull,
-};
+mod handle;
+
+use std::ffi::c_int;
 
 use turbojpeg_sys as sys;
 
+pub(crate) use self::handle::Handle;
 use crate::{SampleFault, augment::Crop, pixels::Pixels, resize::Window};
 
 /// Most pixels that a byte of Huffman codes can stand for: in any scan every block of 8 x 8 takes one
 /// bit at least. A damaged size beyond that must not become an allocation.
-const PIXELS_PER_BYTE: u64 = 8 * 64;
+pub(crate) const PIXELS_PER_BYTE: u64 = 8 * 64;
 /// Most pixels of one image, 16384 x 16384: three times what Pillow takes for an attack.
 const MOST_PIXELS: u64 = 1 << 28;
-/// Most memory that libjpeg-turbo may use beside ours, in MiB: for progressive images it holds all
-/// coefficients.
-const MOST_MEMORY_MIB: c_int = 1024;
-/// Most scans of a progressive image. Encoders write about ten; a damaged stream of thousands of empty
-/// ones would take minutes.
-const MOST_SCANS: c_int = 200;
 /// Columns decoded beside a crop, because smooth chroma of a column depends on its neighbours.
 const SIDE_COLUMNS: u32 = 2;
 
@@ -44,28 +38,14 @@ pub(crate) struct Part {
 }
 
 /// A decompressor with its tables and buffers, reused from image to image.
-pub(crate) struct Decompressor {
-    handle: NonNull<c_void>,
-}
+pub(crate) struct Decompressor(Handle);
 
 impl Decompressor {
     /// Fails where memory is exhausted.
     pub(crate) fn new() -> Result<Self, String> {
-        // SAFETY: no precondition; the answer is null or a handle that we own.
-        let handle = unsafe { sys::tj3Init(sys::TJINIT_TJINIT_DECOMPRESS as c_int) };
-        let handle = NonNull::new(handle).ok_or_else(|| message(std::ptr::null_mut()))?;
-        let mut decompressor = Self { handle };
-        for (parameter, value) in [
-            // A damaged stream is an error, not a picture with a grey half.
-            (sys::TJPARAM_TJPARAM_STOPONWARNING, 1),
-            // Colour profiles and EXIF blocks are not worth copying.
-            (sys::TJPARAM_TJPARAM_SAVEMARKERS, 0),
-            (sys::TJPARAM_TJPARAM_SCANLIMIT, MOST_SCANS),
-            (sys::TJPARAM_TJPARAM_MAXMEMORY, MOST_MEMORY_MIB),
-        ] {
-            decompressor.set(parameter, value)?;
-        }
-        Ok(decompressor)
+        let mut handle = Handle::new(sys::TJINIT_TJINIT_DECOMPRESS)?;
+        handle.guard()?;
+        Ok(Self(handle))
     }
 
     /// Decodes a whole image to RGB with the accurate inverse DCT and smooth chroma: u8, shape
@@ -128,18 +108,18 @@ impl Decompressor {
         };
         let area = if decoded == whole { Area::default() } else { decoded };
         let fast = c_int::from(dct == Dct::Fast);
-        self.set(sys::TJPARAM_TJPARAM_FASTDCT, fast).map_err(SampleFault::Jpeg)?;
+        self.0.set(sys::TJPARAM_TJPARAM_FASTDCT, fast).map_err(SampleFault::Jpeg)?;
         // SAFETY: the handle is live; impossible values are refused by the callee.
         let code = unsafe {
             sys::tj3SetScalingFactor(
-                self.raw(),
+                self.0.raw(),
                 sys::tjscalingfactor { num: 1, denom: shrink as c_int },
             )
         };
-        self.check(code)?;
+        self.0.check(code).map_err(SampleFault::Jpeg)?;
         // SAFETY: as above.
-        let code = unsafe { sys::tj3SetCroppingRegion(self.raw(), area.region()) };
-        self.check(code)?;
+        let code = unsafe { sys::tj3SetCroppingRegion(self.0.raw(), area.region()) };
+        self.0.check(code).map_err(SampleFault::Jpeg)?;
 
         let row_bytes = 3 * (decoded.right - decoded.left) as usize;
         let rows = (decoded.bottom - decoded.top) as usize;
@@ -154,7 +134,7 @@ impl Decompressor {
         // tables without an image, for which the first parse sets no size, is refused by the second.
         let code = unsafe {
             sys::tj3Decompress8(
-                self.raw(),
+                self.0.raw(),
                 jpeg.as_ptr(),
                 jpeg.len() as sys::size_t,
                 out.as_mut_ptr(),
@@ -162,7 +142,7 @@ impl Decompressor {
                 sys::TJPF_TJPF_RGB as c_int,
             )
         };
-        self.check(code)?;
+        self.0.check(code).map_err(SampleFault::Jpeg)?;
 
         let pixels = Pixels::new(out, decoded.right - decoded.left, rows as u32);
         let seen = pixels.crop(wanted.within(&decoded))?;
@@ -183,9 +163,9 @@ impl Decompressor {
         }
         // SAFETY: the handle is live, and pointer and length are those of a slice.
         let code = unsafe {
-            sys::tj3DecompressHeader(self.raw(), jpeg.as_ptr(), jpeg.len() as sys::size_t)
+            sys::tj3DecompressHeader(self.0.raw(), jpeg.as_ptr(), jpeg.len() as sys::size_t)
         };
-        self.check(code)?;
+        self.0.check(code).map_err(SampleFault::Jpeg)?;
         let jpeg_width = self.get(sys::TJPARAM_TJPARAM_JPEGWIDTH);
         let jpeg_height = self.get(sys::TJPARAM_TJPARAM_JPEGHEIGHT);
         if (jpeg_width, jpeg_height) != (width, height) {
@@ -206,8 +186,13 @@ impl Decompressor {
         Ok(())
     }
 
+    /// A property of the last header; `u32::MAX` where unknown.
+    fn get(&self, parameter: sys::TJPARAM) -> u32 {
+        u32::try_from(self.0.get(parameter)).unwrap_or(u32::MAX)
+    }
+
     /// Columns that are decoded together; `None` where the image cannot be decoded in part.
-    fn mcu_columns(&mut self) -> Option<u32> {
+    fn mcu_columns(&self) -> Option<u32> {
         let is_lossless = self.get(sys::TJPARAM_TJPARAM_LOSSLESS) != 0;
         let sampling = self.get(sys::TJPARAM_TJPARAM_SUBSAMP);
         match sampling as sys::TJSAMP {
@@ -217,34 +202,6 @@ impl Decompressor {
             sys::TJSAMP_TJSAMP_411 => Some(32),
             _ => None,
         }
-    }
-
-    fn raw(&mut self) -> *mut c_void {
-        self.handle.as_ptr()
-    }
-
-    fn check(&mut self, code: c_int) -> Result<(), SampleFault> {
-        if code == 0 { Ok(()) } else { Err(SampleFault::Jpeg(message(self.raw()))) }
-    }
-
-    fn set(&mut self, parameter: sys::TJPARAM, value: c_int) -> Result<(), String> {
-        // SAFETY: the handle is live; unknown parameters and values are refused by the callee.
-        let code = unsafe { sys::tj3Set(self.raw(), parameter as c_int, value) };
-        if code == 0 { Ok(()) } else { Err(message(self.raw())) }
-    }
-
-    /// A property of the last header; `u32::MAX` where unknown.
-    fn get(&mut self, parameter: sys::TJPARAM) -> u32 {
-        // SAFETY: the handle is live; an unknown parameter gives -1.
-        let value = unsafe { sys::tj3Get(self.raw(), parameter as c_int) };
-        u32::try_from(value).unwrap_or(u32::MAX)
-    }
-}
-
-impl Drop for Decompressor {
-    fn drop(&mut self) {
-        // SAFETY: the handle came from `tj3Init`, is destroyed only here, and nothing borrows it.
-        unsafe { sys::tj3Destroy(self.raw()) };
     }
 }
 
@@ -282,14 +239,6 @@ impl Area {
             h: (self.bottom - self.top) as c_int,
         }
     }
-}
-
-/// The library's words for the last failure of a handle, or, for null, of this thread.
-fn message(handle: *mut c_void) -> String {
-    // SAFETY: the handle is live or null, both allowed; the answer is a NUL-terminated string that
-    // stays valid until the next call on the handle, and it is copied before that.
-    let text = unsafe { CStr::from_ptr(sys::tj3GetErrorStr(handle)) };
-    text.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

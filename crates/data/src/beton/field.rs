@@ -7,11 +7,11 @@ pub(crate) const DESCRIPTOR_BYTES: usize = 1 + 16 + 1024;
 /// Most dimensions of an array.
 const DIMENSIONS: usize = 32;
 
-/// Types of fields that ffcv 1.x writes.
+/// Types of fields that ffcv 1.x writes, with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldType {
     /// f64 in the row.
-    Float,
+    Float = 0,
     /// i64 in the row.
     Int,
     /// u8 RGB image, JPEG or raw.
@@ -41,21 +41,28 @@ impl FieldType {
         }
     }
 
+    /// All of them, each at the place of its number in the file.
+    const ALL: [Self; 7] = [
+        Self::Float,
+        Self::Int,
+        Self::RgbImage,
+        Self::Bytes,
+        Self::NdArray,
+        Self::Json,
+        Self::TorchTensor,
+    ];
+
     fn from_id(id: u8) -> Option<Self> {
-        Some(match id {
-            0 => Self::Float,
-            1 => Self::Int,
-            2 => Self::RgbImage,
-            3 => Self::Bytes,
-            4 => Self::NdArray,
-            5 => Self::Json,
-            6 => Self::TorchTensor,
-            _ => return None,
-        })
+        Self::ALL.get(usize::from(id)).copied()
+    }
+
+    /// Its number in the file.
+    pub(crate) fn id(self) -> u8 {
+        self as u8
     }
 
     /// Size and alignment of its cell in a row, in bytes.
-    pub(crate) fn cell(self) -> (u64, u64) {
+    fn cell(self) -> (u64, u64) {
         match self {
             Self::Float | Self::Int | Self::NdArray | Self::TorchTensor => (8, 8),
             // u8 mode, u16 width, u16 height, u64 pointer: packed.
@@ -258,20 +265,21 @@ fn f32_of_half(half: u16) -> f32 {
 /// Reads the descriptors and lays out a row as a C struct of their cells.
 ///
 /// Returns the fields and the size of a row in bytes.
-pub(crate) fn layout(descriptors: &[u8]) -> Result<(Vec<Field>, u64), FileFault> {
+pub(super) fn layout(descriptors: &[u8]) -> Result<(Vec<Field>, u64), FileFault> {
     let (descriptors, _) = descriptors.as_chunks::<DESCRIPTOR_BYTES>();
-    let mut fields = Vec::with_capacity(descriptors.len());
-    let (mut end, mut row_alignment) = (0_u64, 1);
+    let mut kinds = Vec::with_capacity(descriptors.len());
     for descriptor in descriptors {
         let type_id = descriptor[0];
         let name = name(&descriptor[1..17]);
         let Some(kind) = FieldType::from_id(type_id) else {
             return Err(FileFault::UnknownType { name, type_id });
         };
-        let (size, alignment) = kind.cell();
-        let offset = end.next_multiple_of(alignment);
-        end = offset + size;
-        row_alignment = row_alignment.max(alignment);
+        kinds.push(kind);
+    }
+    let (offsets, row_bytes) = row_layout(&kinds);
+    let mut fields = Vec::with_capacity(descriptors.len());
+    for ((descriptor, kind), offset) in descriptors.iter().zip(kinds).zip(offsets) {
+        let name = name(&descriptor[1..17]);
         let is_array = matches!(kind, FieldType::NdArray | FieldType::TorchTensor);
         // A dtype that cannot be read is no reason to refuse the file's other fields.
         let array = is_array.then(|| {
@@ -280,7 +288,21 @@ pub(crate) fn layout(descriptors: &[u8]) -> Result<(Vec<Field>, u64), FileFault>
         });
         fields.push(Field { name, kind, offset, array });
     }
-    Ok((fields, end.next_multiple_of(row_alignment)))
+    Ok((fields, row_bytes))
+}
+
+/// Where the cells of a row start, and the row's length in bytes: a C struct of the cells.
+pub(crate) fn row_layout(kinds: &[FieldType]) -> (Vec<u64>, u64) {
+    let (mut end, mut row_alignment) = (0_u64, 1);
+    let mut offsets = Vec::with_capacity(kinds.len());
+    for kind in kinds {
+        let (size, alignment) = kind.cell();
+        let offset = end.next_multiple_of(alignment);
+        offsets.push(offset);
+        end = offset + size;
+        row_alignment = row_alignment.max(alignment);
+    }
+    (offsets, end.next_multiple_of(row_alignment))
 }
 
 /// ASCII, padded with NUL; a name of the full 16 bytes has none.

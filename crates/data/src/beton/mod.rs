@@ -28,7 +28,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub(crate) use self::field::{DESCRIPTOR_BYTES, layout};
+use self::field::layout;
+pub(crate) use self::field::{DESCRIPTOR_BYTES, row_layout};
 pub use self::{
     field::{ArrayType, Dtype, Field, FieldType},
     image::{ImageBytes, ImageColumn, ImagePlace, Mode},

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::*;
+use super::{handle::MOST_SCANS, *};
 use crate::random::{Draws, Operation};
 
 /// How an image is stored.

@@ -1,10 +1,8 @@
 //! What a file to be written has in its columns: descriptors, rows, and values.
 
 use super::Error;
-use crate::beton::{FieldType, Mode};
+use crate::beton::{DESCRIPTOR_BYTES, FieldType, Mode};
 
-/// Bytes of one descriptor: type, name, arguments.
-pub(super) const DESCRIPTOR_BYTES: usize = 1 + NAME_BYTES + 1024;
 const NAME_BYTES: usize = 16;
 /// Where the text of an array's type starts in a descriptor's arguments: behind 32 lengths and the
 /// text's own.
@@ -91,7 +89,7 @@ impl Field {
             return Err(self.refused("a name is 1 to 16 visible ASCII characters"));
         }
         let mut descriptor = [0; DESCRIPTOR_BYTES];
-        descriptor[0] = type_id(self.kind.field_type());
+        descriptor[0] = self.kind.field_type().id();
         descriptor[1..][..name.len()].copy_from_slice(name);
         if let Kind::NdArray(array) | Kind::TorchTensor(array) = &self.kind {
             array
@@ -120,43 +118,6 @@ impl Kind {
             Self::TorchTensor(_) => FieldType::TorchTensor,
         }
     }
-}
-
-fn type_id(field_type: FieldType) -> u8 {
-    match field_type {
-        FieldType::Float => 0,
-        FieldType::Int => 1,
-        FieldType::RgbImage => 2,
-        FieldType::Bytes => 3,
-        FieldType::NdArray => 4,
-        FieldType::Json => 5,
-        FieldType::TorchTensor => 6,
-    }
-}
-
-/// Size and alignment of a field's cell in a row, in bytes.
-fn cell(field_type: FieldType) -> (usize, usize) {
-    match field_type {
-        FieldType::Float | FieldType::Int | FieldType::NdArray | FieldType::TorchTensor => (8, 8),
-        // u8 mode, u16 width, u16 height, u64 pointer: packed.
-        FieldType::RgbImage => (13, 1),
-        // u64 pointer, u64 size: packed.
-        FieldType::Bytes | FieldType::Json => (16, 1),
-    }
-}
-
-/// Where the cells of a row start, and its length: a C struct of the cells.
-pub(super) fn row_layout(fields: &[Field]) -> (Vec<usize>, usize) {
-    let (mut end, mut row_alignment) = (0_usize, 1);
-    let mut offsets = Vec::with_capacity(fields.len());
-    for field in fields {
-        let (size, alignment) = cell(field.kind.field_type());
-        let offset = end.next_multiple_of(alignment);
-        offsets.push(offset);
-        end = offset + size;
-        row_alignment = row_alignment.max(alignment);
-    }
-    (offsets, end.next_multiple_of(row_alignment))
 }
 
 impl Array {

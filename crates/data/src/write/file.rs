@@ -5,11 +5,10 @@ use std::path::Path;
 use super::{
     Error,
     draft::Draft,
-    field::{DESCRIPTOR_BYTES, Field, Prepared, Value, prepare, row_layout},
+    field::{Field, Prepared, Value, prepare},
 };
+use crate::beton::{DESCRIPTOR_BYTES, HEADER_BYTES, VERSION, row_layout};
 
-const VERSION: u16 = 2;
-const HEADER_BYTES: u64 = 24;
 /// Where the header has the place of the allocation table.
 const TABLE_POINTER_AT: u64 = 16;
 /// Bytes of a page unless told otherwise: ffcv's default.
@@ -31,8 +30,8 @@ pub const FFCV_LEAST_PAGE_BYTES: u32 = 2 << 20;
 pub struct Writer {
     draft: Draft,
     fields: Vec<Field>,
-    offsets: Vec<usize>,
-    row_bytes: usize,
+    offsets: Vec<u64>,
+    row_bytes: u64,
     planned: u64,
     samples: u64,
     rows: Vec<u8>,
@@ -80,15 +79,16 @@ impl Writer {
                 return Err(Error::Field { name: field.name.clone(), reason });
             }
         }
-        let (offsets, row_bytes) = row_layout(&fields);
+        let kinds: Vec<_> = fields.iter().map(|field| field.kind.field_type()).collect();
+        let (offsets, row_bytes) = row_layout(&kinds);
 
         let mut draft = Draft::create(target.as_ref())?;
         // The table's place comes last: readers take 0 for an unfinished file.
         draft.write(&header(fields.len(), page_bytes, planned, 0))?;
         draft.write(&descriptors)?;
         let rows_end = planned
-            .checked_mul(row_bytes as u64)
-            .and_then(|rows| rows.checked_add(HEADER_BYTES + descriptors.len() as u64))
+            .checked_mul(row_bytes)
+            .and_then(|rows| rows.checked_add((HEADER_BYTES + descriptors.len()) as u64))
             .and_then(|end| end.checked_next_multiple_of(page_bytes.into()));
         let page_start = rows_end.ok_or(Error::TooMany { planned })?;
         Ok(Self {
@@ -132,11 +132,11 @@ impl Writer {
         self.make_room(sample, &prepared)?;
 
         let row_start = self.rows.len();
-        self.rows.resize(row_start + self.row_bytes, 0);
+        self.rows.resize(row_start + self.row_bytes as usize, 0);
         let row = &mut self.rows[row_start..];
         for (value, offset) in prepared.iter().zip(&self.offsets) {
             let pointer = self.page_start + self.page.len() as u64;
-            value.put_cell(&mut row[*offset..], pointer);
+            value.put_cell(&mut row[*offset as usize..], pointer);
             if let Some(bytes) = value.paged() {
                 for word in [sample, pointer, bytes.len() as u64] {
                     self.table.extend(word.to_le_bytes());
@@ -183,7 +183,7 @@ impl Writer {
         if !self.page.is_empty() {
             self.write_page()?;
         }
-        let rows_start = HEADER_BYTES + (self.fields.len() * DESCRIPTOR_BYTES) as u64;
+        let rows_start = (HEADER_BYTES + self.fields.len() * DESCRIPTOR_BYTES) as u64;
         // Without values in pages there are none, nor padding.
         let table_start = match self.table.is_empty() {
             true => rows_start + self.rows.len() as u64,
@@ -206,7 +206,7 @@ impl Writer {
 }
 
 fn header(fields: usize, page_bytes: u32, samples: u64, table_start: u64) -> Vec<u8> {
-    let mut header = Vec::with_capacity(HEADER_BYTES as usize);
+    let mut header = Vec::with_capacity(HEADER_BYTES);
     header.extend(VERSION.to_le_bytes());
     // At most 65535, see `Writer::create`.
     header.extend((fields as u16).to_le_bytes());

@@ -1,18 +1,13 @@
 //! libjpeg-turbo, made safe: encodes as ffcv's writer does, and decodes what a folder may hold.
 #![allow(unsafe_code)] // Calls into C; each block says why it is sound.
 
-use std::{
-    ffi::{CStr, c_int, c_void},
-    ptr::NonNull,
-};
+use std::ffi::c_int;
 
 use turbojpeg_sys as sys;
 
 use super::BadImage;
+use crate::turbojpeg::{Handle, PIXELS_PER_BYTE};
 
-/// Most pixels that a byte can stand for; see `turbojpeg::PIXELS_PER_BYTE`. A damaged size beyond
-/// that must not become an allocation.
-const PIXELS_PER_BYTE: u64 = 8 * 64;
 /// Beyond any JPEG, whose sides have 16 bits: so the casts to C's `int` below lose nothing.
 const MOST_SIDE: u32 = 65_535;
 
@@ -74,9 +69,7 @@ impl Compressor {
                 &raw mut size,
             )
         };
-        if code != 0 {
-            return Err(BadImage::Encode(self.handle.message()));
-        }
+        self.handle.check(code).map_err(BadImage::Encode)?;
         let encoded = self.buffer.get(..size as usize);
         encoded.ok_or_else(|| BadImage::Encode("libjpeg-turbo gave an impossible size".to_owned()))
     }
@@ -108,9 +101,7 @@ impl Decompressor {
 
     fn handle() -> Result<Handle, String> {
         let mut handle = Handle::new(sys::TJINIT_TJINIT_DECOMPRESS)?;
-        // A damaged stream is an error, not a picture with a grey half.
-        handle.set(sys::TJPARAM_TJPARAM_STOPONWARNING, 1)?;
-        handle.set(sys::TJPARAM_TJPARAM_SAVEMARKERS, 0)?;
+        handle.guard()?;
         Ok(handle)
     }
 
@@ -137,7 +128,7 @@ impl Decompressor {
         let pixels = pixels as usize;
         if header.is_cmyk {
             self.cmyk.resize(4 * pixels, 0);
-            self.handle.decompress(jpeg, &mut self.cmyk, 4, &header)?;
+            decompress(&mut self.handle, jpeg, &mut self.cmyk, 4, &header)?;
             rgb.resize(3 * pixels, 0);
             let (inks, _) = self.cmyk.as_chunks::<4>();
             let (colours, _) = rgb.as_chunks_mut::<3>();
@@ -146,7 +137,7 @@ impl Decompressor {
             }
         } else {
             rgb.resize(3 * pixels, 0);
-            self.handle.decompress(jpeg, rgb, 3, &header)?;
+            decompress(&mut self.handle, jpeg, rgb, 3, &header)?;
         }
         Ok(header)
     }
@@ -156,9 +147,7 @@ impl Decompressor {
         let code = unsafe {
             sys::tj3DecompressHeader(self.handle.raw(), jpeg.as_ptr(), jpeg.len() as sys::size_t)
         };
-        if code != 0 {
-            return Err(BadImage::Decode(self.handle.message()));
-        }
+        self.handle.check(code).map_err(BadImage::Decode)?;
         let get = |parameter| self.handle.get(parameter);
         let colours = u32::try_from(get(sys::TJPARAM_TJPARAM_COLORSPACE)).unwrap_or(u32::MAX);
         let precision = get(sys::TJPARAM_TJPARAM_PRECISION);
@@ -191,79 +180,34 @@ fn rgb_of_ink([cyan, magenta, yellow, black]: [u8; 4]) -> [u8; 3] {
     })
 }
 
-/// A handle that is owned.
-struct Handle(NonNull<c_void>);
-
-impl Handle {
-    fn new(kind: sys::TJINIT) -> Result<Self, String> {
-        // SAFETY: no precondition; the answer is null or a handle that we own.
-        let handle = unsafe { sys::tj3Init(kind as c_int) };
-        NonNull::new(handle).map(Self).ok_or_else(|| message(std::ptr::null_mut()))
+/// Decodes to `channels` bytes per pixel (3: RGB, 4: CMYK), into a buffer of that length.
+fn decompress(
+    handle: &mut Handle,
+    jpeg: &[u8],
+    out: &mut [u8],
+    channels: usize,
+    header: &Header,
+) -> Result<(), BadImage> {
+    let format = if channels == 4 { sys::TJPF_TJPF_CMYK } else { sys::TJPF_TJPF_RGB };
+    let row_bytes = channels * header.width as usize;
+    if out.len() != row_bytes * header.height as usize {
+        return Err(BadImage::Decode("its buffer has another size: this is a bug".to_owned()));
     }
-
-    fn raw(&mut self) -> *mut c_void {
-        self.0.as_ptr()
-    }
-
-    fn set(&mut self, parameter: sys::TJPARAM, value: c_int) -> Result<(), String> {
-        // SAFETY: the handle is live; unknown parameters and values are refused by the callee.
-        let code = unsafe { sys::tj3Set(self.raw(), parameter as c_int, value) };
-        if code == 0 { Ok(()) } else { Err(self.message()) }
-    }
-
-    fn get(&self, parameter: sys::TJPARAM) -> c_int {
-        // SAFETY: the handle is live and not changed; an unknown parameter gives -1.
-        unsafe { sys::tj3Get(self.0.as_ptr(), parameter as c_int) }
-    }
-
-    /// Decodes to `channels` bytes per pixel (3: RGB, 4: CMYK), into a buffer of that length.
-    fn decompress(
-        &mut self,
-        jpeg: &[u8],
-        out: &mut [u8],
-        channels: usize,
-        header: &Header,
-    ) -> Result<(), BadImage> {
-        let format = if channels == 4 { sys::TJPF_TJPF_CMYK } else { sys::TJPF_TJPF_RGB };
-        let row_bytes = channels * header.width as usize;
-        if out.len() != row_bytes * header.height as usize {
-            return Err(BadImage::Decode("its buffer has another size: this is a bug".to_owned()));
-        }
-        // SAFETY: the handle is live, and input pointer and length are those of a slice. The
-        // decoder writes rows of `channels` bytes per pixel, `row_bytes` apart, of the size that it
-        // reads in the header again: `header`'s, from the same bytes, which nobody else can change.
-        // That is exactly the length of `out`, as just checked; scaling and cropping are never set.
-        let code = unsafe {
-            sys::tj3Decompress8(
-                self.raw(),
-                jpeg.as_ptr(),
-                jpeg.len() as sys::size_t,
-                out.as_mut_ptr(),
-                row_bytes as c_int,
-                format as c_int,
-            )
-        };
-        if code == 0 { Ok(()) } else { Err(BadImage::Decode(self.message())) }
-    }
-
-    fn message(&mut self) -> String {
-        message(self.raw())
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        // SAFETY: the handle came from `tj3Init`, is destroyed only here, and nothing borrows it.
-        unsafe { sys::tj3Destroy(self.raw()) };
-    }
-}
-
-/// The library's words for the last failure of a handle, or, for null, of this thread.
-fn message(handle: *mut c_void) -> String {
-    // SAFETY: the handle is live or null, both allowed; the answer is a NUL-terminated string that
-    // stays valid until the next call on the handle, and it is copied before that.
-    let text = unsafe { CStr::from_ptr(sys::tj3GetErrorStr(handle)) };
-    text.to_string_lossy().into_owned()
+    // SAFETY: the handle is live, and input pointer and length are those of a slice. The
+    // decoder writes rows of `channels` bytes per pixel, `row_bytes` apart, of the size that it
+    // reads in the header again: `header`'s, from the same bytes, which nobody else can change.
+    // That is exactly the length of `out`, as just checked; scaling and cropping are never set.
+    let code = unsafe {
+        sys::tj3Decompress8(
+            handle.raw(),
+            jpeg.as_ptr(),
+            jpeg.len() as sys::size_t,
+            out.as_mut_ptr(),
+            row_bytes as c_int,
+            format as c_int,
+        )
+    };
+    handle.check(code).map_err(BadImage::Decode)
 }
 
 #[cfg(test)]
