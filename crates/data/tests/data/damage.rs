@@ -1,10 +1,13 @@
 //! Damaged files: named errors, no panic, no memory by the word of a damaged size.
 
 use baton_data::{
-    Beton, Dataset, Decoder, Error, FileFault, Layout, SampleFault, Source,
+    Beton, Dataset, Decoder, Error, FileFault, Frame, ImageBytes, Layout, Mode, SampleFault,
+    Source,
+    augment::{Crop, Flip},
     beton::FieldType,
     verify::{Tools, Verifier},
 };
+use baton_job::spec::Resize;
 
 use crate::{
     allocations::largest_during,
@@ -279,4 +282,36 @@ fn a_jpeg_that_promises_too_much_is_refused() {
     let (largest, refused) = largest_during(|| decoder.decode(&image).map(|_| ()));
     assert!(matches!(refused, Err(SampleFault::TooFewBytes { .. })));
     assert!(largest < 100_000, "{largest} bytes at once");
+}
+
+/// That a part of a JPEG looks as the same part of its pixels does.
+fn a_part_looks_as_the_pixels(jpeg: &[u8], width: u32, height: u32, crop: Crop, resolution: u32) {
+    let mut decoder = Decoder::new().unwrap();
+    let jpeg = ImageBytes { mode: Mode::Jpeg, width, height, bytes: jpeg };
+    let frame = Frame { crop, flip: Flip::Keep, resolution, resize: Resize::Fast };
+    let mut seen = vec![0; 3 * (resolution * resolution) as usize];
+    decoder.render(&jpeg, &frame, &mut seen).unwrap();
+    let pixels = decoder.decode(&jpeg).unwrap().to_vec();
+    let raw = ImageBytes { mode: Mode::Raw, bytes: &pixels, ..jpeg };
+    let mut expected = vec![0; seen.len()];
+    decoder.render(&raw, &frame, &mut expected).unwrap();
+    assert!(seen == expected, "{frame:?}");
+}
+
+/// Found by `make fuzz TARGET=jpeg`: libjpeg-turbo ignores the scale of a lossless image, and wrote all
+/// of it into a buffer for an eighth of its width.
+#[test]
+fn a_lossless_jpeg_is_not_reduced_while_it_is_decoded() {
+    let jpeg = include_bytes!("../fixtures/lossless-16x12.jpg");
+    a_part_looks_as_the_pixels(jpeg, 16, 12, Crop { left: 2, top: 0, width: 12, height: 12 }, 1);
+}
+
+/// Found by `make fuzz TARGET=jpeg`: 4:4:4 with factors of 2x1 each has units of 16 columns, and the
+/// library refused a part that starts at a multiple of 8.
+#[test]
+fn a_part_decodes_where_4_4_4_is_written_in_an_unusual_way() {
+    let jpeg = include_bytes!("../fixtures/wide-444-32x24.jpg");
+    for left in 0..24 {
+        a_part_looks_as_the_pixels(jpeg, 32, 24, Crop { left, top: 5, width: 8, height: 8 }, 8);
+    }
 }
