@@ -7,7 +7,7 @@ use baton_data::{
     beton::FieldType,
     verify::{Tools, Verifier},
 };
-use baton_job::spec::Resize;
+use baton_job::spec::{OnBadSample, Resize};
 
 use crate::{
     allocations::largest_during,
@@ -282,6 +282,40 @@ fn a_jpeg_that_promises_too_much_is_refused() {
     let (largest, refused) = largest_during(|| decoder.decode(&image).map(|_| ()));
     assert!(matches!(refused, Err(SampleFault::TooFewBytes { .. })));
     assert!(largest < 100_000, "{largest} bytes at once");
+}
+
+/// Found by `make fuzz TARGET=fields`: a shape of almost 4 GiB, in a file of 130 KB.
+#[test]
+fn an_array_larger_than_the_pages_is_refused_before_anybody_makes_room() {
+    let mut file = fixtures::file("f2_layouts");
+    let (field, name) = (3, "arr_i16");
+    let first_dimension = 24 + 1041 * field + 17;
+    let dimensions = u64::from_le_bytes(file[first_dimension..][..8].try_into().unwrap());
+    let saved = Saved::new(&file);
+    let sound = Beton::open(saved.path()).unwrap().array_column(name).unwrap().value_bytes();
+    let huge = dimensions * (u64::from(u32::MAX) / sound);
+    file[first_dimension..][..8].copy_from_slice(&huge.to_le_bytes());
+    saved.overwrite(&file);
+
+    let beton = Beton::open(saved.path()).unwrap();
+    let refused = beton.array_column(name).unwrap_err().to_string();
+    assert!(refused.contains("fits into no page of this file"), "{refused}");
+    let (largest, faults) = largest_during(|| {
+        let verifier = Verifier::new(&beton).unwrap();
+        let mut tools = Tools::new().unwrap();
+        for sample in 0..beton.len() {
+            let _ = verifier.check(sample, &mut tools);
+        }
+        verifier.faults().len()
+    });
+    assert_eq!(faults, 1, "the shape");
+    assert!(largest < 1 << 20, "{largest} bytes at once");
+    for on_bad_sample in [OnBadSample::Fail, OnBadSample::Skip] {
+        let (input_field, label_field) = (name.to_owned(), "n".to_owned());
+        let location = saved.location();
+        let refused = Dataset::open(Source { location, input_field, label_field, on_bad_sample });
+        assert!(matches!(refused, Err(Error::File { fault: FileFault::ArrayType { .. }, .. })));
+    }
 }
 
 /// That a part of a JPEG looks as the same part of its pixels does.
