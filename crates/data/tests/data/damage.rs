@@ -332,7 +332,7 @@ fn a_part_looks_as_the_pixels(jpeg: &[u8], width: u32, height: u32, crop: Crop, 
     assert!(seen == expected, "{frame:?}");
 }
 
-/// Found by `make fuzz TARGET=jpeg`: libjpeg-turbo ignores the scale of a lossless image, and wrote all
+/// Shown by `make fuzz TARGET=jpeg`: libjpeg-turbo ignores the scale of a lossless image, and wrote all
 /// of it into a buffer for an eighth of its width.
 #[test]
 fn a_lossless_jpeg_is_not_reduced_while_it_is_decoded() {
@@ -340,7 +340,7 @@ fn a_lossless_jpeg_is_not_reduced_while_it_is_decoded() {
     a_part_looks_as_the_pixels(jpeg, 16, 12, Crop { left: 2, top: 0, width: 12, height: 12 }, 1);
 }
 
-/// Found by `make fuzz TARGET=jpeg`: 4:4:4 with factors of 2x1 each has units of 16 columns, and the
+/// Shown by `make fuzz TARGET=jpeg`: 4:4:4 with factors of 2x1 each has units of 16 columns, and the
 /// library refused a part that starts at a multiple of 8.
 #[test]
 fn a_part_decodes_where_4_4_4_is_written_in_an_unusual_way() {
