@@ -19,6 +19,7 @@ BUILD := cargo build --workspace --bins --test simulation
 RECIPE := recipes/digits_cpu.toml
 RANKS := 2
 HISTORIES := 200000
+RUNS := 1000000
 
 .PHONY: help
 help: ## list the targets
@@ -75,6 +76,17 @@ fix: setup ## format, and apply what clippy can repair by itself
 .PHONY: sim
 sim: ## the cluster simulation at length; HISTORIES=200000
 	BATON_SIM_HISTORIES=$(HISTORIES) cargo test --workspace --test simulation
+
+# Beside test and lint, not in them: a million inputs take minutes and find what nobody expects.
+.PHONY: fuzz
+fuzz: setup ## damaged files and JPEGs at length; RUNS=1000000, TARGET="open table fields jpeg"
+	RUNS=$(RUNS) TARGET="$(TARGET)" scripts/fuzz.sh $(ARGS)
+
+.PHONY: fuzz-check
+fuzz-check: setup ## formatting and clippy of fuzz/, without libFuzzer
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
+	CUSTOM_LIBFUZZER_PATH=/nowhere/libFuzzer.a cargo clippy --locked --manifest-path fuzz/Cargo.toml \
+		--target-dir $(dir $(BIN)) --all-targets -- -D warnings
 
 .PHONY: parity
 parity: build ## compare with PyTorch and ffcv on this machine

@@ -67,7 +67,9 @@ impl Decompressor {
     ///
     /// Without shrinking the answer is exactly the crop, with the very pixels that decoding all of the
     /// image gives: what lies above it is only Huffman-decoded, what lies below is not even read. With
-    /// shrinking it is the pixels that the crop touches, and where in them it lies.
+    /// shrinking it is the pixels that the crop touches, and where in them it lies. (Only a progressive
+    /// image that lacks some of its scans differs at the edges of the crop: the library smooths blocks
+    /// by their neighbours there. And a lossless image is never shrunk.)
     pub(crate) fn decode_part<'a>(
         &mut self,
         jpeg: &[u8],
@@ -94,6 +96,8 @@ impl Decompressor {
     ) -> Result<(Pixels<'a>, Window), SampleFault> {
         self.read_header(jpeg, width, height)?;
         let Part { crop, shrink, dct } = *part;
+        // The library ignores the scale of a lossless image: it would write behind a smaller buffer.
+        let shrink = if self.is_lossless() { 1 } else { shrink };
         let scaled = |length: u32| length.div_ceil(shrink);
         let whole = Area { left: 0, top: 0, right: scaled(width), bottom: scaled(height) };
         let wanted = Area {
@@ -191,14 +195,23 @@ impl Decompressor {
         u32::try_from(self.0.get(parameter)).unwrap_or(u32::MAX)
     }
 
-    /// Columns that are decoded together; `None` where the image cannot be decoded in part.
+    fn is_lossless(&self) -> bool {
+        self.get(sys::TJPARAM_TJPARAM_LOSSLESS) != 0
+    }
+
+    /// Columns at a multiple of which a part may start; `None` where the image cannot be decoded in
+    /// part.
+    ///
+    /// The library tells the ratio of the components, not their factors: without any reduction all may
+    /// be 1, 2 or 3 blocks wide, and 4:4:0 may be written as 2x2 to 2x1. It refuses a part that does
+    /// not start with a whole unit, so it has to start where each of those does.
     fn mcu_columns(&self) -> Option<u32> {
-        let is_lossless = self.get(sys::TJPARAM_TJPARAM_LOSSLESS) != 0;
         let sampling = self.get(sys::TJPARAM_TJPARAM_SUBSAMP);
         match sampling as sys::TJSAMP {
-            _ if is_lossless => None,
-            sys::TJSAMP_TJSAMP_444 | sys::TJSAMP_TJSAMP_GRAY | sys::TJSAMP_TJSAMP_440 => Some(8),
-            sys::TJSAMP_TJSAMP_422 | sys::TJSAMP_TJSAMP_420 => Some(16),
+            _ if self.is_lossless() => None,
+            sys::TJSAMP_TJSAMP_GRAY => Some(8),
+            sys::TJSAMP_TJSAMP_444 => Some(48),
+            sys::TJSAMP_TJSAMP_422 | sys::TJSAMP_TJSAMP_420 | sys::TJSAMP_TJSAMP_440 => Some(16),
             sys::TJSAMP_TJSAMP_411 => Some(32),
             _ => None,
         }

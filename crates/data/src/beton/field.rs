@@ -96,6 +96,18 @@ impl Field {
             Err(FileFault::ArrayType { name: self.name.clone(), what: "it is no array".to_owned() })
         })
     }
+
+    /// Takes values of more than `most` bytes, all that there are in the pages, for a damaged shape, so
+    /// that nobody makes room for one.
+    pub(super) fn refuse_arrays_above(&mut self, most: u64) {
+        if let Some(Ok(array)) = &self.array
+            && array.value_bytes() > most
+        {
+            let ArrayType { shape, .. } = array;
+            let what = format!("its shape is {shape:?}, which fits into no page of this file");
+            self.array = Some(Err(FileFault::ArrayType { name: self.name.clone(), what }));
+        }
+    }
 }
 
 /// Shape and dtype of every value of an array field.

@@ -84,12 +84,16 @@ impl Beton {
             .map_err(refused)?;
         let mut descriptors = vec![0; rows_start as usize - HEADER_BYTES];
         file.read_exact_at(&mut descriptors, HEADER_BYTES as u64).map_err(failed("read"))?;
-        let (fields, row_bytes) = layout(&descriptors).map_err(refused)?;
+        let (mut fields, row_bytes) = layout(&descriptors).map_err(refused)?;
 
         let rows_end = span_end(rows_start, header.samples, row_bytes);
         section("metadata rows", rows_start, rows_end, file_bytes).map_err(refused)?;
         let table_start = header.table_start;
         check_table(table_start, rows_end, file_bytes).map_err(refused)?;
+        if header.samples > 0 {
+            let most = table_start - rows_end;
+            fields.iter_mut().for_each(|field| field.refuse_arrays_above(most));
+        }
 
         Ok(Self {
             path: path.to_owned(),

@@ -3,13 +3,18 @@
 use std::{fs, io::Read};
 
 use baton_data::{
+    Decoder, Frame,
     area::{AreaResizer, Pixels},
-    augment::{Crop, center_crop},
+    augment::{Crop, Flip, center_crop},
 };
+use baton_job::spec::Resize;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 
-use crate::fixtures::{folder, sha256};
+use crate::{
+    fixtures::{file, folder, sha256},
+    sketch::{Opened, Saved},
+};
 
 /// Images that FFCV stored raw, and what it made of them.
 struct References {
@@ -70,4 +75,38 @@ fn centre_crops_are_ffcvs_loaders_bit_by_bit() {
         let crop = center_crop(224.0 / 256.0, image.0, image.1);
         assert_eq!(resize(&mut resizer, image, crop, [64, 64]), expected["center64"], "{crop:?}");
     }
+}
+
+/// From the stored JPEG to the sample: FFCV's inverse DCT, crop and resize.
+#[test]
+fn samples_of_jpegs_are_ffcvs_own_bit_by_bit() {
+    let text = fs::read_to_string(folder().join("b_jpg90.area.json")).unwrap();
+    let json: Value = serde_json::from_str(&text).unwrap();
+    let saved = Saved::new(&file("b_jpg90"));
+    let (opened, mut decoder) = (Opened::new(&saved.path()), Decoder::new().unwrap());
+    let mut render = |sample: u64, crop: Option<Crop>, resolution: u32| {
+        let image = opened.image(sample);
+        let centre = || center_crop(224.0 / 256.0, image.width, image.height);
+        let crop = crop.unwrap_or_else(centre);
+        let frame = Frame { crop, flip: Flip::Keep, resolution, resize: Resize::Area };
+        let mut out = vec![0; 3 * (resolution * resolution) as usize];
+        decoder.render(&image, &frame, &mut out).unwrap();
+        sha256(&out)
+    };
+    for (sample, expected) in (0..).zip(json["images"].as_array().unwrap()) {
+        assert_eq!(render(sample, None, 64), expected["center64"], "sample {sample}");
+    }
+    let mut squares = 0;
+    for reference in json["crops"].as_array().unwrap() {
+        let [left, top, width, height] = [0, 1, 2, 3].map(|i| number(&reference["crop"][i]));
+        let [target_width, target_height] = [0, 1].map(|i| number(&reference["target"][i]));
+        if target_width != target_height {
+            continue;
+        }
+        squares += 1;
+        let crop = Crop { left, top, width, height };
+        let sample = u64::from(number(&reference["sample"]));
+        assert_eq!(render(sample, Some(crop), target_width), reference["sha256"], "{crop:?}");
+    }
+    assert!(squares > 0);
 }

@@ -1,10 +1,13 @@
 //! Damaged files: named errors, no panic, no memory by the word of a damaged size.
 
 use baton_data::{
-    Beton, Dataset, Decoder, Error, FileFault, Layout, SampleFault, Source,
+    Beton, Dataset, Decoder, Error, FileFault, Frame, ImageBytes, Layout, Mode, SampleFault,
+    Source,
+    augment::{Crop, Flip},
     beton::FieldType,
     verify::{Tools, Verifier},
 };
+use baton_job::spec::{OnBadSample, Resize};
 
 use crate::{
     allocations::largest_during,
@@ -275,4 +278,70 @@ fn a_jpeg_that_promises_too_much_is_refused() {
     let (largest, refused) = largest_during(|| decoder.decode(&image).map(|_| ()));
     assert!(matches!(refused, Err(SampleFault::TooFewBytes { .. })));
     assert!(largest < 100_000, "{largest} bytes at once");
+}
+
+/// Found by `make fuzz TARGET=fields`: a shape of almost 4 GiB, in a file of 130 KB.
+#[test]
+fn an_array_larger_than_the_pages_is_refused_before_anybody_makes_room() {
+    let mut file = fixtures::file("f2_layouts");
+    let (field, name) = (3, "arr_i16");
+    let first_dimension = 24 + 1041 * field + 17;
+    let dimensions = u64::from_le_bytes(file[first_dimension..][..8].try_into().unwrap());
+    let saved = Saved::new(&file);
+    let sound = Beton::open(saved.path()).unwrap().array_column(name).unwrap().value_bytes();
+    let huge = dimensions * (u64::from(u32::MAX) / sound);
+    file[first_dimension..][..8].copy_from_slice(&huge.to_le_bytes());
+    saved.overwrite(&file);
+
+    let beton = Beton::open(saved.path()).unwrap();
+    let refused = beton.array_column(name).unwrap_err().to_string();
+    assert!(refused.contains("fits into no page of this file"), "{refused}");
+    let (largest, faults) = largest_during(|| {
+        let verifier = Verifier::new(&beton).unwrap();
+        let mut tools = Tools::new().unwrap();
+        for sample in 0..beton.len() {
+            let _ = verifier.check(sample, &mut tools);
+        }
+        verifier.faults().len()
+    });
+    assert_eq!(faults, 1, "the shape");
+    assert!(largest < 1 << 20, "{largest} bytes at once");
+    for on_bad_sample in [OnBadSample::Fail, OnBadSample::Skip] {
+        let (input_field, label_field) = (name.to_owned(), "n".to_owned());
+        let source = Source::new(saved.location());
+        let refused = Dataset::open(Source { input_field, label_field, on_bad_sample, ..source });
+        assert!(matches!(refused, Err(Error::File { fault: FileFault::ArrayType { .. }, .. })));
+    }
+}
+
+/// That a part of a JPEG looks as the same part of its pixels does.
+fn a_part_looks_as_the_pixels(jpeg: &[u8], width: u32, height: u32, crop: Crop, resolution: u32) {
+    let mut decoder = Decoder::new().unwrap();
+    let jpeg = ImageBytes { mode: Mode::Jpeg, width, height, bytes: jpeg };
+    let frame = Frame { crop, flip: Flip::Keep, resolution, resize: Resize::Fast };
+    let mut seen = vec![0; 3 * (resolution * resolution) as usize];
+    decoder.render(&jpeg, &frame, &mut seen).unwrap();
+    let pixels = decoder.decode(&jpeg).unwrap().to_vec();
+    let raw = ImageBytes { mode: Mode::Raw, bytes: &pixels, ..jpeg };
+    let mut expected = vec![0; seen.len()];
+    decoder.render(&raw, &frame, &mut expected).unwrap();
+    assert!(seen == expected, "{frame:?}");
+}
+
+/// Shown by `make fuzz TARGET=jpeg`: libjpeg-turbo ignores the scale of a lossless image, and wrote all
+/// of it into a buffer for an eighth of its width.
+#[test]
+fn a_lossless_jpeg_is_not_reduced_while_it_is_decoded() {
+    let jpeg = include_bytes!("../fixtures/lossless-16x12.jpg");
+    a_part_looks_as_the_pixels(jpeg, 16, 12, Crop { left: 2, top: 0, width: 12, height: 12 }, 1);
+}
+
+/// Shown by `make fuzz TARGET=jpeg`: 4:4:4 with factors of 2x1 each has units of 16 columns, and the
+/// library refused a part that starts at a multiple of 8.
+#[test]
+fn a_part_decodes_where_4_4_4_is_written_in_an_unusual_way() {
+    let jpeg = include_bytes!("../fixtures/wide-444-32x24.jpg");
+    for left in 0..24 {
+        a_part_looks_as_the_pixels(jpeg, 32, 24, Crop { left, top: 5, width: 8, height: 8 }, 8);
+    }
 }

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Runs the fuzz targets of fuzz/ one after the other, each until it has tried so many inputs or found
+# something. A finding lies in fuzz/artifacts/; fuzz/README.md says what to do with it.
+#
+#   RUNS=1000000 TARGET="open table fields jpeg" scripts/fuzz.sh [libFuzzer flag...]
+#
+# Stable Rust and gcc do: no sanitizer is used, and C code is instrumented by a flag that gcc knows.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly CARGO_FUZZ_VERSION=0.13.2
+# Input bytes at most, so that there are many a second, and yet room for a few samples or scans.
+declare -A most_bytes=([open]=4096 [table]=4096 [fields]=12288 [jpeg]=2048)
+
+# Not one of setup's tools, which every machine gets; gone, like them, when scripts/tools.txt changes.
+install_cargo_fuzz() {
+    if [ -x .tools/bin/cargo-fuzz ]; then return; fi
+    echo "fuzz: compiling cargo-fuzz $CARGO_FUZZ_VERSION into .tools/ (a minute)"
+    cargo install cargo-fuzz --quiet --locked --version "$CARGO_FUZZ_VERSION" --root .tools \
+        --target-dir "$target_dir/tools"
+}
+
+# Apart from other builds, which must not be compiled again because of these flags.
+readonly target_dir="${CARGO_TARGET_DIR:-$PWD/target}/fuzz"
+unset CARGO_TARGET_DIR
+# See fuzz/src/coverage.rs. What cmake links to try the compiler has no such function and is not run.
+export CFLAGS_x86_64_unknown_linux_gnu="-fsanitize-coverage=trace-pc -Wl,--defsym=__sanitizer_cov_trace_pc=0"
+
+install_cargo_fuzz
+for target in ${TARGET:-open table fields jpeg}; do
+    corpus="fuzz/corpus/$target"
+    mkdir -p "$corpus"
+    # -timeout: seconds for one input. -rss_limit_mb: for what C code allocates.
+    PATH="$PWD/.tools/bin:$PATH" cargo fuzz run --sanitizer none --target-dir "$target_dir" \
+        "$target" "$corpus" "fuzz/seeds/$target" -- \
+        -runs="${RUNS:-1000000}" -max_len="${most_bytes[$target]}" -timeout=5 -rss_limit_mb=512 \
+        -print_final_stats=1 "$@"
+done
