@@ -197,15 +197,21 @@ impl Loop {
         if let Event::Detached { attachment, .. } = &event {
             self.outboxes.remove(attachment);
         }
+        let mut news = Vec::new();
         for action in self.engine.handle(self.now(), event) {
             debug!(?action, "action");
-            self.perform(action)?;
+            self.perform(action, &mut news)?;
         }
         self.publish();
+        // After the status, so that whoever hears of an event finds it there.
+        for event in news {
+            // No watcher is no error.
+            let _ = self.events.send(event);
+        }
         Ok(())
     }
 
-    fn perform(&mut self, action: Action) -> Result<()> {
+    fn perform(&mut self, action: Action, news: &mut Vec<LoggedEvent>) -> Result<()> {
         match action {
             Action::Persist(record) => {
                 if matches!(record, Record::Saved(_)) {
@@ -234,9 +240,7 @@ impl Loop {
                 info!(kind = ?notice.kind, generation = %notice.generation, "{}", notice.message);
                 let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 let millis = u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX);
-                let event = self.journal.log(millis, notice)?;
-                // No watcher is no error.
-                let _ = self.events.send(event);
+                news.push(self.journal.log(millis, notice)?);
             }
         }
         Ok(())

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Compares Baton's ResNets and optimizers with torchvision and torch.optim, tensor by tensor.
-# Fails if a tensor is off by more than the tolerance in parity.py. About 3 GB of disk for
-# .venv-parity, made once; a few minutes on two cores.
+# Compares Baton with its peers, live:
+# - ResNets and optimizers with torchvision and torch.optim, tensor by tensor; fails if one is off by
+#   more than the tolerance in parity.py;
+# - the data sets that `baton data write` makes with what the real ffcv reads from them.
+# About 5 GB of disk for .venv-parity and .venv-ffcv, made once; a few minutes on two cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -20,3 +22,6 @@ parity=("$venv/bin/python" scripts/parity/parity.py)
 "${parity[@]}" reference "$work"
 cargo run --quiet --package baton-trainer --example parity -- "$work"
 "${parity[@]}" compare "$work"
+
+scripts/ffcv/setup.sh
+.venv-ffcv/bin/python scripts/parity/ffcv_write.py "${CARGO_TARGET_DIR:-target}/debug/baton"
