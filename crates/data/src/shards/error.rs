@@ -71,7 +71,7 @@ pub enum Error {
     /// The cache could never hold this shard.
     #[error(
         "{name} has {bytes} bytes, but the shard cache may hold only {cache_bytes}: \
-         raise cache_bytes to twice the largest shard or more, or write smaller shards"
+         raise data.cache_gib to twice the largest shard or more, or write smaller shards"
     )]
     CacheTooSmall {
         /// The largest shard.
@@ -84,7 +84,7 @@ pub enum Error {
     /// All that the cache holds is in use, and stayed so.
     #[error(
         "no room for {name} ({bytes} bytes) in {} for {waited:.0?}: {in_use_bytes} of its \
-         {cache_bytes} bytes are in use by this or other processes; raise cache_bytes", cache_dir.display()
+         {cache_bytes} bytes are in use by this or other processes; raise data.cache_gib", cache_dir.display()
     )]
     NoRoom {
         /// The shard.

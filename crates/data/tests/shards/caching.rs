@@ -121,7 +121,7 @@ fn when_everything_stays_in_use_the_error_says_to_raise_the_bound() {
     let error = shards.local(2).unwrap_err();
 
     assert!(matches!(error, Error::NoRoom { in_use_bytes: 400_000, .. }), "{error:?}");
-    assert!(error.to_string().contains("raise cache_bytes"), "{error}");
+    assert!(error.to_string().contains("raise data.cache_gib"), "{error}");
     assert_eq!(kit.fetches(2), 0);
 }
 

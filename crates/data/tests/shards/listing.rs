@@ -181,6 +181,6 @@ fn a_shard_larger_than_the_cache_is_refused_before_training() {
     assert_eq!(
         error.to_string(),
         "s3://data/set/train-0.beton has 200000 bytes, but the shard cache may hold only 199999: \
-         raise cache_bytes to twice the largest shard or more, or write smaller shards"
+         raise data.cache_gib to twice the largest shard or more, or write smaller shards"
     );
 }

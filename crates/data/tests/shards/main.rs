@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod caching;
+mod dataset;
 mod faults;
 mod kit;
 mod listing;

@@ -1,0 +1,135 @@
+//! A data set in a bucket, from the order of its samples to finished batches.
+
+use std::{fs, path::Path, sync::Arc};
+
+use baton_data::{
+    Batch, Dataset, Loader, Mode, Options, Request, SampleOrder, Source, View, shards,
+    write::{Field, Kind, Value, Writer},
+};
+use baton_job::spec::{Augment, Order, Resize};
+use tempfile::TempDir;
+
+use crate::{
+    kit::{key, options, source},
+    proxy::Proxy,
+    server::Server,
+};
+
+const SHARDS: u8 = 8;
+/// Samples of each shard; one is empty.
+const SAMPLES: [u64; SHARDS as usize] = [20, 13, 0, 31, 20, 17, 25, 8];
+/// Two or three shards.
+const WINDOW: u64 = 40;
+
+/// A shard whose images and labels are like no other's.
+fn shard(path: &Path, number: u8) {
+    let fields = vec![Field::new("image", Kind::RgbImage), Field::new("label", Kind::Int)];
+    let samples = SAMPLES[usize::from(number)];
+    let mut writer = Writer::create(path, fields, samples, 1 << 12).unwrap();
+    for sample in 0..samples {
+        let bytes = [[number * 30, sample as u8 * 8, 77]; 16 * 16];
+        let (mode, width, height) = (Mode::Raw, 16, 16);
+        let image = Value::Image { mode, width, height, bytes: bytes.as_flattened() };
+        writer.push(&[image, Value::Int(i64::from(number))]).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// The same shards on disk and in a bucket, with a cache that holds six of the largest.
+struct Place {
+    disk: TempDir,
+    proxy: Proxy,
+    _server: Server,
+    _cache: TempDir,
+    options: shards::Options,
+}
+
+impl Place {
+    fn new() -> Self {
+        let (disk, cache, server) =
+            (TempDir::new().unwrap(), TempDir::new().unwrap(), Server::start());
+        let mut largest = 0;
+        for number in 0..SHARDS {
+            let path = disk.path().join(format!("train-{number}.beton"));
+            shard(&path, number);
+            let bytes = fs::read(&path).unwrap();
+            largest = largest.max(bytes.len() as u64);
+            server.bucket.put(&key(number), bytes);
+        }
+        let proxy = Proxy::start(server.address);
+        let options = options(&proxy.address.to_string(), cache.path(), 6 * largest);
+        Self { disk, proxy, _server: server, _cache: cache, options }
+    }
+
+    fn local(&self) -> Arc<Dataset> {
+        let pattern = self.disk.path().join("train-*.beton");
+        Arc::new(Dataset::open(Source::new(pattern.to_str().unwrap())).unwrap())
+    }
+
+    fn remote(&self, num_classes: Option<u32>) -> Result<Arc<Dataset>, baton_data::Error> {
+        let cache_bytes = self.options.cache_bytes;
+        let source = Source { num_classes, cache_bytes, ..Source::new(source()) };
+        Dataset::open_with(source, &self.options).map(Arc::new)
+    }
+
+    /// How often a shard was fetched from its beginning; the reading of its header is no fetch.
+    fn fetches(&self, number: u8) -> usize {
+        let is_first = |range: Option<(u64, u64)>| range.is_some_and(|(a, b)| a == 0 && b > 23);
+        let log = self.proxy.log();
+        log.iter().filter(|get| get.gets(&key(number)) && is_first(get.range)).count()
+    }
+}
+
+/// An epoch from a position on, in batches of seven.
+fn batches(set: &Arc<Dataset>, kind: Order, epoch: u32, start: u64) -> Vec<Batch> {
+    let order = SampleOrder::new(kind, 5, WINDOW, set.layout().unwrap());
+    let (order, len) = (order.epoch(epoch), set.len());
+    set.will_need(&order, start, None);
+    let view =
+        View::Train { seed: 1, resolution: 8, resize: Resize::Fast, augment: Augment::default() };
+    let requests = (start..len).step_by(7).map(move |first| Request {
+        epoch,
+        samples: (first..(first + 7).min(len)).map(|position| order.at(position)).collect(),
+        view: view.clone(),
+    });
+    Loader::start(set.clone(), &Options::new(2, 2), requests).map(Result::unwrap).collect()
+}
+
+#[test]
+fn a_bucket_gives_the_same_batches_as_the_files_on_disk() {
+    let place = Place::new();
+    let (local, remote) = (place.local(), place.remote(None).unwrap());
+    assert_eq!(remote.len(), SAMPLES.iter().sum::<u64>());
+    for kind in [Order::QuasiRandom, Order::Sequential, Order::Random] {
+        for (epoch, start) in [(0, 0), (1, 63)] {
+            let expected = batches(&local, kind, epoch, start);
+            assert!(batches(&remote, kind, epoch, start) == expected, "{kind:?}, epoch {epoch}");
+        }
+    }
+}
+
+/// The cache is smaller than the set, and no shard is fetched for more than one window.
+#[test]
+fn quasi_random_order_fetches_every_shard_once_per_epoch() {
+    let place = Place::new();
+    let remote = place.remote(None).unwrap();
+    // Opening fetched one shard, which may have to go before its turn comes.
+    let before: Vec<usize> = (0..SHARDS).map(|number| place.fetches(number)).collect();
+    let visited = batches(&remote, Order::QuasiRandom, 0, 0);
+    assert_eq!(visited.iter().map(Batch::len).sum::<usize>() as u64, remote.len());
+    for number in 0..SHARDS {
+        let fetches = place.fetches(number) - before[usize::from(number)];
+        assert!(fetches <= 1, "shard {number} was fetched {fetches} times");
+    }
+}
+
+#[test]
+fn a_label_that_the_model_does_not_know_is_told_when_its_shard_arrives() {
+    let place = Place::new();
+    // The first shard has label 0 only.
+    let remote = place.remote(Some(5)).unwrap();
+    let last = remote.len() - 1;
+    let refused = remote.label(last).unwrap_err().to_string();
+    assert!(refused.contains("label 7, but model.num_classes = 5"), "{refused}");
+    assert_eq!(remote.label(0).unwrap(), 0);
+}
