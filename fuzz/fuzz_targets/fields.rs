@@ -91,9 +91,10 @@ fn train(
     let label = beton.fields().iter().find(|field| field.kind == FieldType::Int);
     let label_field = label.map_or("label", |field| &field.name).to_owned();
     let location = path.to_string_lossy().into_owned();
-    let source = Source { location, input_field: input.to_owned(), label_field, on_bad_sample };
+    let input_field = input.to_owned();
+    let source = Source { input_field, label_field, on_bad_sample, ..Source::new(location) };
+    tell(Dataset::open(Source { num_classes: Some(10), ..source.clone() }));
     let set = Dataset::open(source)?;
-    tell(set.check_labels(10));
     for sample in 0..=set.len() {
         tell(set.label(sample));
     }

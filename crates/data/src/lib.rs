@@ -1,24 +1,27 @@
 //! Training data: from a `.beton` file, FFCV's format, to batches of pixels.
 //!
 //! ```text
-//! file ─▶ Beton ─▶ Dataset ─▶ Loader ─▶ Batch        SampleOrder says which samples,
-//!                             (threads, each          augment says which part of each
-//!                              with a Decoder)
+//! file, pattern, bucket ─▶ Dataset ─▶ Loader ─▶ Batch     SampleOrder says which samples,
+//!                          (Beton,    (threads, each       augment says which part of each
+//!                           shards)    with a Decoder)
 //! ```
 //!
-//! Start with [`Dataset`] (a file, checked) and [`Loader`] (threads that decode ahead).
+//! Start with [`Dataset`] (files, checked) and [`Loader`] (threads that decode ahead).
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | [`beton`] | the file format, through a memory map; every length and offset is checked |
-//! | `dataset` | images with a label each |
+//! | [`beton`] | the file format; every length and offset is checked |
+//! | [`shards`] | many files, on disk or in a bucket with copies in a bounded folder |
+//! | `dataset` | images or arrays with a label each |
 //! | [`random`] | random numbers as a function of (seed, epoch, sample, operation) |
-//! | `order` | which sample comes at which position of an epoch |
+//! | `order`, `layout` | which sample comes at which position of an epoch; which lie together |
 //! | [`augment`] | random and centre crops, flips: arithmetic only |
-//! | [`area`] | the resize of FFCV: OpenCV's `INTER_AREA`, bit by bit |
+//! | `turbojpeg` | JPEG → the pixels of a crop |
+//! | `resize`, [`area`] | a crop → a sample: fast, or as FFCV does it, bit by bit |
 //! | `decode` | JPEG or raw → crop → resize → flip |
 //! | `loader` | requests → batches, in order, a few ahead |
 //! | [`mod@write`] | images, or values of any kind, → file |
+//! | [`survey`], [`verify`], [`bench`] | what is in a file, whether it is sound, how fast it loads |
 //!
 //! What a sample looks like depends on (seed, epoch, sample) alone: not on the number of ranks or
 //! threads, nor on where a job was interrupted.
