@@ -240,3 +240,113 @@ fn described(input_type: &InputType) -> String {
         InputType::Array(shape) => format!("arrays of shape {shape:?}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use baton_job::{ids::Epoch, plan::virtual_block};
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    const SAMPLES: u64 = 360;
+
+    fn set() -> Arc<Dataset> {
+        let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
+        Arc::new(Dataset::open(Source::new(digits)).unwrap())
+    }
+
+    fn agenda(global_batch: u64) -> Agenda {
+        Agenda {
+            epochs: 9,
+            global_batch,
+            epoch_samples: SAMPLES,
+            evaluate_every_epochs: 1,
+            save_every_epochs: 1,
+            save_every_steps: 0,
+        }
+    }
+
+    /// The samples of some updates from a position on, in the order of the virtual ranks, as the ranks
+    /// of a world of this size ask for them; and the position after them.
+    fn updates(
+        set: &Arc<Dataset>,
+        order: &SampleOrder,
+        start: &Progress,
+        world_size: u32,
+        agenda: &Agenda,
+        virtual_ranks: u32,
+        steps: u64,
+    ) -> (Vec<u64>, Progress) {
+        let mut parts: Vec<Vec<Request>> = Vec::new();
+        for rank in 0..world_size {
+            let block = virtual_block(virtual_ranks, baton_job::Rank(rank), world_size);
+            let count = steps as usize * block.len();
+            let batches = MicroBatches {
+                progress: start.clone(),
+                agenda: agenda.clone(),
+                set: set.clone(),
+                order: None,
+                orders: order.clone(),
+                virtual_ranks: virtual_ranks.into(),
+                next: block.start.into(),
+                block,
+                view: View::Evaluate { resolution: 8, resize: Default::default(), crop_ratio: 1.0 },
+            };
+            parts.push(batches.take(count).collect());
+        }
+        let mut end = start.clone();
+        let mut samples = Vec::new();
+        for step in 0..steps as usize {
+            for requests in &parts {
+                let each = requests.len() / steps as usize;
+                let asked = &requests[step * each..(step + 1) * each];
+                samples.extend(asked.iter().flat_map(|request| request.samples.clone()));
+            }
+            agenda.advance(&mut end);
+        }
+        (samples, end)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Whatever the ranks, the places where the run was interrupted, and the batch size of each
+        /// stretch: the sequence is that of the epoch's order, every sample once.
+        #[test]
+        fn ranks_resumes_and_batch_sizes_never_change_the_sequence(
+            kind in prop_oneof![
+                Just(Order::Random), Just(Order::QuasiRandom), Just(Order::Sequential),
+            ],
+            seed: u64,
+            window in 0_u64..200,
+            epoch in 0_u32..8,
+            virtual_ranks in (0_u32..4).prop_map(|power| 1 << power),
+            stretches in vec((1_u32..9, 1_u64..120, 1_u64..5), 1..12),
+        ) {
+            let set = set();
+            let layout = set.layout().unwrap();
+            let order = SampleOrder::new(kind, seed, window, layout);
+            let start = Progress { epoch: Epoch(epoch), ..Progress::default() };
+            let (mut seen, mut at) = (Vec::new(), start);
+            // The last stretch goes to the end of the epoch.
+            for (world_size, batch, steps) in stretches.into_iter().chain([(3, 64, u64::MAX)]) {
+                let agenda = agenda(batch);
+                let left = (SAMPLES - at.cursor).div_ceil(batch);
+                let (samples, end) = updates(
+                    &set, &order, &at, world_size.min(virtual_ranks), &agenda, virtual_ranks,
+                    steps.min(left),
+                );
+                seen.extend(samples);
+                at = end;
+                if at.epoch.0 > epoch {
+                    break;
+                }
+            }
+            let order = order.epoch(epoch);
+            let expected: Vec<u64> = (0..SAMPLES).map(|position| order.at(position)).collect();
+            prop_assert_eq!(&seen, &expected);
+            seen.sort_unstable();
+            prop_assert!(seen.into_iter().eq(0..SAMPLES));
+        }
+    }
+}

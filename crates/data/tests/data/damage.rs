@@ -176,7 +176,7 @@ fn a_file_cut_off_anywhere_is_refused() {
 }
 
 #[test]
-fn ffcvs_files_cut_off_at_section_boundaries_are_refused() {
+fn ffcvs_files_cut_off_at_section_and_page_boundaries_are_refused() {
     for name in ["g_single", "k_two_workers"] {
         let file = fixtures::file(name);
         let samples = u64::from_le_bytes(file[8..16].try_into().unwrap()) as usize;
@@ -193,8 +193,13 @@ fn ffcvs_files_cut_off_at_section_boundaries_are_refused() {
             file.len() - 24,
             file.len(),
         ];
+        let pages = (rows_end.next_multiple_of(page)..table_start(&file)).step_by(page);
         let saved = Saved::new(&[]);
-        for end in boundaries.into_iter().flat_map(|end| [end.saturating_sub(1), end, end + 1]) {
+        for end in boundaries
+            .into_iter()
+            .chain(pages)
+            .flat_map(|end| [end.saturating_sub(1), end, end + 1])
+        {
             if end < file.len() {
                 saved.overwrite(&file[..end]);
                 let refused = saved.dataset();
