@@ -21,7 +21,7 @@
 //! | `decode` | JPEG or raw → crop → resize → flip |
 //! | `loader` | requests → batches, in order, a few ahead |
 //! | [`mod@write`] | images, or values of any kind, → file |
-//! | [`survey`], [`verify`], [`bench`] | what is in a file, whether it is sound, how fast it loads |
+//! | [`survey`], [`verify`], [`mod@bench`] | what is in a file, whether it is sound, how fast it loads |
 //!
 //! What a sample looks like depends on (seed, epoch, sample) alone: not on the number of ranks or
 //! threads, nor on where a job was interrupted.

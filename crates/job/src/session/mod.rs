@@ -15,7 +15,7 @@ use self::slot::{Process, Seat, Slot};
 use crate::{
     JobSpec,
     exit::{Class, Failure, Outcome},
-    ids::{Generation, Incarnation, LocalRank, NodeId},
+    ids::{Generation, Incarnation, LocalRank, NodeId, Rank},
     message::{
         Commit, Directive, Hello, Holding, Launch, RankCommand, RankNews, RankPhase, RankSays,
         Report,
@@ -284,7 +284,10 @@ impl Session {
                 self.begin(&peers);
             }
             Directive::Checkpoint { generation } if generation == self.generation => {
-                self.tell_all(&RankCommand::Checkpoint { generation });
+                // One vote is enough. Were all to vote, one would do so after the step at which the
+                // others have saved, and there would be two checkpoints for one wish.
+                let is_first = |slot: &Slot| slot.seat.as_ref().is_some_and(|s| s.rank == Rank(0));
+                self.tell_where(is_first, &RankCommand::Checkpoint { generation });
             }
             Directive::Drain { generation, reason } if generation == self.generation => {
                 self.tell_all(&RankCommand::Drain { generation, reason });
@@ -363,8 +366,12 @@ impl Session {
     }
 
     fn tell_all(&mut self, command: &RankCommand) {
+        self.tell_where(|_| true, command);
+    }
+
+    fn tell_where(&mut self, wanted: impl Fn(&Slot) -> bool, command: &RankCommand) {
         for local_rank in self.locals() {
-            if self.slot_mut(local_rank).is_some_and(|slot| slot.is_seated()) {
+            if self.slot_mut(local_rank).is_some_and(|slot| slot.is_seated() && wanted(slot)) {
                 self.actions.push(Action::Tell { local_rank, command: command.clone() });
             }
         }
