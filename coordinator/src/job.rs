@@ -4,6 +4,7 @@
 
 use std::{
     collections::HashMap,
+    path::PathBuf,
     sync::{Arc, mpsc},
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
@@ -19,7 +20,10 @@ use baton_job::{
 use tokio::sync::{broadcast, oneshot, watch};
 use tracing::{debug, info, warn};
 
-use crate::journal::{Journal, LoggedEvent};
+use crate::{
+    diagnosis,
+    journal::{Journal, LoggedEvent},
+};
 
 /// What reaches the loop.
 pub(crate) enum Input {
@@ -100,6 +104,7 @@ pub(crate) struct Loop {
     engine: Engine,
     journal: Journal,
     store: Store,
+    run_dir: PathBuf,
     start: Instant,
     inputs: mpsc::Receiver<Input>,
     outboxes: HashMap<Attachment, Outbox>,
@@ -113,11 +118,12 @@ pub(crate) struct Loop {
 const WATCH_BUFFER: usize = 1024;
 
 impl Loop {
-    /// The loop of `engine`, whose time began at `start`.
+    /// The loop of `engine`, whose time began at `start`; diagnoses are written to `run_dir`.
     pub(crate) fn new(
         engine: Engine,
         journal: Journal,
         store: Store,
+        run_dir: PathBuf,
         start: Instant,
     ) -> (Self, Handle) {
         let (sender, inputs) = mpsc::channel();
@@ -134,6 +140,7 @@ impl Loop {
             engine,
             journal,
             store,
+            run_dir,
             start,
             inputs,
             outboxes: HashMap::new(),
@@ -234,6 +241,12 @@ impl Loop {
                 warn!(%node, reason, "agent refused");
                 if let Some(outbox) = self.outboxes.remove(&attachment) {
                     let _ = outbox.send(Err(reason));
+                }
+            }
+            Action::Write(written) => {
+                // For people alone: training must not end for want of a file.
+                if let Err(error) = diagnosis::write(&self.run_dir, &written) {
+                    warn!("{error:#}");
                 }
             }
             Action::Announce(notice) => {

@@ -132,10 +132,8 @@ impl Jobs {
         let mut response = baton_proto::status(&snapshot.status, now);
         response.job_id.clone_from(&self.job_id);
         response.name.clone_from(&self.spec.name);
-        response.epochs = self.spec.train.epochs;
         response.checkpoint_location.clone_from(&self.store_location);
         response.checkpoint_age_seconds = snapshot.saved.map(|saved| saved.elapsed().as_secs_f64());
-        response.eta_seconds = snapshot.status.eta_seconds(u64::from(self.spec.train.global_batch));
         response
     }
 }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod diagnosis;
 mod endpoint;
 mod job;
 mod job_service;
@@ -34,7 +35,8 @@ enum Command {
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 completed, or told to quit; 75 drained (the same command continues); 3 stopped by a \
-user; 2 bad input (do not requeue); 1 anything else.
+user; 4 a budget of the recipe's limits is used up and state is saved (the same command continues once \
+the limit is raised); 2 bad input, or training that diverges (do not requeue); 1 anything else.
 
 Example:
   baton-coordinator serve --recipe recipes/digits_cpu.toml --run-dir runs/digits_cpu";

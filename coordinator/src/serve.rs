@@ -102,7 +102,8 @@ async fn serve(args: &Args, spec: JobSpec) -> Result<Option<Outcome>, Failure> {
     let store_location = prepared.store.location().to_owned();
     tracing::info!(job = %job_id, %address, recipe = %spec.to_json(), "serving");
 
-    let (job_loop, job) = Loop::new(prepared.engine, prepared.journal, prepared.store, start);
+    let Prepared { engine, journal, store } = prepared;
+    let (job_loop, job) = Loop::new(engine, journal, store, args.run_dir.clone(), start);
     let job_thread = thread::Builder::new()
         .name("job".to_owned())
         .spawn(move || job_loop.run())
@@ -177,7 +178,9 @@ fn new_origin(args: &Args, spec: &JobSpec, store: &Store) -> Result<Origin, Fail
     let first_generation = store.fence().map_err(|error| bad_input(error.to_string()))?.next();
     let restore = match (&args.resume, args.no_auto_resume) {
         (None, false) => Restore::default(),
-        (path, _) => Restore { not_before: first_generation, path: path.clone() },
+        (path, _) => {
+            Restore { not_before: first_generation, path: path.clone(), ..Restore::default() }
+        }
     };
     let job = JobId(uuid::Uuid::new_v4());
     Ok(Origin { job, recipe_hash: spec.recipe_hash(), first_generation, restore })

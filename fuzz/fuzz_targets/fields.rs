@@ -7,7 +7,7 @@ use std::{
 };
 
 use baton_data::{
-    Beton, Dataset, Error, Loader, Options, Request, Source, View,
+    Beton, Dataset, Error, Labels, Loader, Options, Request, Source, View,
     beton::{Field, FieldType},
     verify::{Tools, Verifier},
 };
@@ -35,10 +35,14 @@ fuzz_target!(|bytes: &[u8]| {
                 tell(value(&beton, field, sample));
             }
         }
+        // Whole numbers where there are any, and every field once.
+        let whole = beton.fields().iter().find(|field| field.kind == FieldType::Int);
         for policy in [OnBadSample::Fail, OnBadSample::Skip] {
-            for input in beton.fields() {
+            for (input, next) in beton.fields().iter().zip(beton.fields().iter().cycle().skip(1)) {
                 let with_loader = bytes.len().is_multiple_of(16);
-                tell(train(path, &beton, &input.name, policy, with_loader));
+                for label in whole.into_iter().chain([next]) {
+                    tell(train(path, input, label, policy, with_loader));
+                }
             }
         }
     });
@@ -83,20 +87,22 @@ fn value(beton: &Beton, field: &Field, sample: u64) -> Result<(), Error> {
 
 fn train(
     path: &Path,
-    beton: &Beton,
-    input: &str,
+    input: &Field,
+    label: &Field,
     on_bad_sample: OnBadSample,
     with_loader: bool,
 ) -> Result<(), Error> {
-    let label = beton.fields().iter().find(|field| field.kind == FieldType::Int);
-    let label_field = label.map_or("label", |field| &field.name).to_owned();
     let location = path.to_string_lossy().into_owned();
-    let input_field = input.to_owned();
+    let (input_field, label_field) = (input.name.clone(), label.name.clone());
     let source = Source { input_field, label_field, on_bad_sample, ..Source::new(location) };
-    tell(Dataset::open(Source { num_classes: Some(10), ..source.clone() }));
-    let set = Dataset::open(source)?;
+    tell(Dataset::open(Source { labels: Labels::Classes(10), ..source.clone() }));
+    tell(Dataset::open(source.clone()));
+    let outputs = label.array_type().map_or(1, |array| array.elements());
+    let labels = Labels::Values(u32::try_from(outputs).unwrap_or(u32::MAX));
+    let set = Dataset::open(Source { labels, ..source })?;
     for sample in 0..=set.len() {
         tell(set.label(sample));
+        tell(set.targets(sample));
     }
     // Threads take longer than all else, so only some inputs get any.
     if with_loader && !set.is_empty() {

@@ -1,4 +1,4 @@
-"""Proves that the real ffcv reads what `baton data write` writes.
+"""Proves that the real ffcv reads what `baton data write` and `baton data synth` write.
 
     .venv-ffcv/bin/python scripts/parity/ffcv_write.py target/debug/baton
 
@@ -11,7 +11,8 @@ What is compared, bit by bit:
 - raw images with Pillow's `convert("RGB")`, reduced ones with ffcv's own resize (OpenCV) of that;
 - JPEGs, decoded by ffcv, with what Pillow encodes from those pixels (quality 90, 4:2:0), so the
   quantised coefficients are libjpeg's; untouched ones with the source file;
-- batches of ffcv.loader.Loader with those pixels.
+- batches of ffcv.loader.Loader with those pixels;
+- made-up signals with their formula in numpy, to the last digits of f32.
 Not bit by bit: WebP and lossy formats have one decoder per library, so they are made lossless.
 """
 
@@ -24,7 +25,8 @@ import tempfile
 
 import cv2
 import numpy as np
-from ffcv.fields.decoders import CenterCropRGBImageDecoder, IntDecoder, SimpleRGBImageDecoder
+from ffcv.fields.decoders import (CenterCropRGBImageDecoder, FloatDecoder, IntDecoder, NDArrayDecoder,
+                                  SimpleRGBImageDecoder)
 from ffcv.libffcv import imdecode, resize_crop
 from ffcv.loader import Loader, OrderOption
 from ffcv.reader import Reader
@@ -189,6 +191,67 @@ def centre(image):
     return resized(image[top:top + side, left:left + side], 64, 64)
 
 
+def philox4x32(counter, key):
+    """Salmon et al. 2011: ten rounds on four columns of 32 bits."""
+    mask = (1 << 32) - 1
+    for _ in range(10):
+        first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [second >> 32 ^ counter[1] ^ key[0], second & mask,
+                   first >> 32 ^ counter[3] ^ key[1], first & mask]
+        key = [(key[0] + 0x9E3779B9) & mask, (key[1] + 0xBB67AE85) & mask]
+    return counter
+
+
+def uniforms(seed, part, sample, count):
+    """Baton's random numbers for a made-up signal: see crates/data/src/random.rs."""
+    numbers = []
+    for block in range((count + 1) // 2):
+        a, b, c, d = philox4x32([(17 << 24) + block, part, sample, 0], [seed, 0])
+        numbers += [((high << 32 | low) >> 11) / 2**53 for low, high in [(a, b), (c, d)]]
+    return numbers
+
+
+def signal(seed, part, sample, channels, window, noise):
+    """A made-up signal and its target: the formula of crates/data/src/synth.rs."""
+    numbers = iter(uniforms(seed, part, sample, 2 + channels * (4 + 2 * window)))
+
+    def between(low, high):
+        return low + (high - low) * next(numbers)
+
+    target, damping = between(0, 1), between(0, 3)
+    time = np.arange(window) / window
+    rows = []
+    for _ in range(channels):
+        amplitude, phase = between(0.5, 2), between(0, 2 * np.pi)
+        offset, drift = between(-1, 1), between(-2, 2)
+        x = amplitude * np.exp(-damping * time) * np.sin(2 * np.pi * (2 + 10 * target) * time + phase)
+        draws = np.array([next(numbers) for _ in range(2 * window)]).reshape(window, 2)
+        normal = np.sqrt(-2 * np.log(1 - draws[:, 0])) * np.cos(2 * np.pi * draws[:, 1])
+        rows.append(x + offset + drift * (time - 0.5) + noise * normal)
+    return np.array(rows), target
+
+
+def check_signals(baton, work):
+    """Reads made-up signals with ffcv and compares them with the formula."""
+    seed, channels, window, noise = 5, 2, 50, 0.25
+    flags = {"--out": work, "--samples": 20, "--val-samples": 11, "--seed": seed, "--channels": channels,
+             "--window": window, "--noise": noise}
+    command = [baton, "data", "synth", "signals", *(part for flag in flags.items() for part in flag)]
+    subprocess.run([str(part) for part in command], check=True, capture_output=True)
+    for part, (name, samples) in enumerate([("train", 20), ("val", 11)]):
+        pipelines = {"signal": [NDArrayDecoder()], "target": [FloatDecoder()]}
+        loader = Loader(str(work / f"signals-{name}.beton"), batch_size=7, num_workers=1,
+                        order=OrderOption.SEQUENTIAL, drop_last=False, pipelines=pipelines)
+        batches = [(x.copy(), y.copy()) for x, y in loader]
+        x, y = (np.concatenate(parts) for parts in zip(*batches))
+        assert x.shape == (samples, channels, window) and x.dtype == np.float32, x.shape
+        for sample in range(samples):
+            expected, target = signal(seed, part, sample, channels, window, noise)
+            assert np.allclose(x[sample], expected, rtol=1e-6, atol=1e-6), (name, sample)
+            assert y[sample, 0] == target, (name, sample)
+    print("ok  signals: 31 samples through ffcv.loader.Loader")
+
+
 def main(baton):
     with tempfile.TemporaryDirectory() as work:
         work = pathlib.Path(work)
@@ -244,6 +307,8 @@ def main(baton):
         path = case.write(same, "same", "--jpeg-fraction", 0.5)
         got = case.check("one size", path, image_folder(same)[0])
         case.load("one size", path, got, SimpleRGBImageDecoder(), lambda image: image)
+
+        check_signals(case.baton, work)
 
 
 if __name__ == "__main__":

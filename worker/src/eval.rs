@@ -6,12 +6,13 @@ use baton_data::{Dataset, Loader, Options, Request, Source, View};
 use baton_job::{
     JobSpec,
     exit::{Class, Failure},
+    fit::Fit,
     ids::LocalRank,
     progress::Accuracy,
 };
 use baton_trainer::{
-    Error, Learner, Sums, accuracy,
-    torch::{self, TorchLearner},
+    Error, Judged, Learner, Weights, summed_up,
+    torch::{self, TorchLearner, weights::Head},
 };
 use indicatif::ProgressBar;
 
@@ -42,20 +43,24 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let spec = recipe(args)?;
     let cache_dir = Source::new("").cache_dir;
-    let source = Source::of_recipe(&spec.data, spec.model.num_classes, &args.data, cache_dir);
+    let source = Source::of_recipe(&spec, &args.data, cache_dir);
     let set = Dataset::open(source).map_err(|error| Error::from(error).failure())?;
     let device = torch::device::open(&spec, LocalRank(0)).map_err(|e| Error::from(e).failure())?;
     torch::device::set_threads(args.threads);
-    let mut learner =
-        TorchLearner::new(&spec, device).map_err(|error| Error::from(error).failure())?;
-    torch::weights::load(&mut learner, &args.weights)
+    let mut learner = TorchLearner::new(&spec, set.input_type(), device)
+        .map_err(|error| Error::from(error).failure())?;
+    torch::weights::load(&mut learner, &args.weights, Head::FromFile)
         .map_err(|error| bad_input(error.to_string()))?;
-    let sums = evaluate(&mut learner, set, &spec).map_err(|error| error.failure())?;
-    print(&accuracy(&sums), args.json);
+    let judged = evaluate(&mut learner, set, &spec).map_err(|error| error.failure())?;
+    print(&summed_up(&judged.iter().collect::<Vec<_>>(), &spec), args.json);
     Ok(())
 }
 
-fn evaluate(learner: &mut TorchLearner, set: Dataset, spec: &JobSpec) -> Result<Sums, Error> {
+fn evaluate(
+    learner: &mut TorchLearner,
+    set: Dataset,
+    spec: &JobSpec,
+) -> Result<Vec<Judged>, Error> {
     let view = View::Evaluate {
         resolution: spec.evaluation_resolution(),
         resize: spec.data.resize,
@@ -70,14 +75,14 @@ fn evaluate(learner: &mut TorchLearner, set: Dataset, spec: &JobSpec) -> Result<
     let (threads, ahead) = (spec.data.decode_threads as usize, spec.data.prefetch_batches as usize);
     let mut loader = Loader::start(set.into(), &Options::new(threads, ahead), requests);
     let bar = ProgressBar::new(len);
-    let mut total = Sums::default();
+    let mut judged = Vec::new();
     while let Some(batch) = loader.next().transpose()? {
-        total = total.plus(&learner.evaluate(&batch)?);
+        judged.push(learner.evaluate(&batch, Weights::Raw)?);
         bar.inc(batch.len() as u64);
         loader.recycle(batch);
     }
     bar.finish_and_clear();
-    Ok(total)
+    Ok(judged)
 }
 
 fn recipe(args: &Args) -> Result<JobSpec, Failure> {
@@ -90,6 +95,12 @@ fn recipe(args: &Args) -> Result<JobSpec, Failure> {
 fn print(accuracy: &Accuracy, json: bool) {
     if json {
         println!("{}", serde_json::to_string(accuracy).unwrap_or_default());
+    } else if let Some(Fit { mae, pearson, spearman }) = accuracy.fit {
+        println!(
+            "Spearman {spearman:.4}, Pearson {pearson:.4}, mean absolute error {mae:.4}, loss {:.4} \
+             on {} samples",
+            accuracy.loss, accuracy.samples
+        );
     } else {
         println!(
             "top-1 {:.2} %, top-5 {:.2} %, loss {:.4} on {} samples",

@@ -6,6 +6,7 @@ use baton_collectives::{
     BufferMut, Collective, Part, TreeNode, local,
     nccl::{self, NcclCollective},
 };
+use baton_data::InputType;
 use baton_job::{
     JobSpec, Rank, Step,
     exit::{Class, Failure},
@@ -13,7 +14,7 @@ use baton_job::{
     spec,
 };
 use baton_trainer::{
-    Error, Learner,
+    Error, Learner, Update,
     torch::{self, Device, TorchLearner},
 };
 
@@ -97,14 +98,16 @@ fn nccl_abort_and_again() -> Result<String, String> {
 /// bits of mantissa: hence the tolerance.
 fn same_as_cpu(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
     let losses = |device| -> Result<Vec<f64>, baton_trainer::learner::Error> {
-        let mut learner = TorchLearner::new(recipe, device)?;
+        let mut learner = TorchLearner::new(recipe, &InputType::Image, device)?;
         let mut leaf = learner.new_leaf()?;
         let batch = made_up_batch(recipe.train.global_batch, recipe.train.resolution);
         let scale = 1.0 / batch.len() as f32;
         let mut losses = Vec::new();
         for step in 0..3 {
             losses.push(learner.gradient(&batch, scale, &mut leaf)?.loss / batch.len() as f64);
-            learner.update(&leaf, Step(step), 0.01, 1)?;
+            learner.measure(&mut leaf)?;
+            let update = Update { step: Step(step), lr: 0.01, micro_batches: 1 };
+            learner.update(&mut leaf, &update)?;
         }
         Ok(losses)
     };

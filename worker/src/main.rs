@@ -31,8 +31,8 @@ use clap::{Parser, Subcommand};
 #[command(
     version,
     after_help = "\
-Exit codes: 0 completed, 75 drained (the same command continues), 3 stopped by a user, 2 bad input \
-(do not requeue), 1 anything else.
+Exit codes: 0 completed, 75 drained (the same command continues), 3 stopped by a user, 4 a budget is used \
+up (raise the limit), 2 bad input or diverging training (do not requeue), 1 anything else.
 
 Examples:
   baton-worker agent --coordinator http://127.0.0.1:29600 --ranks 2
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
 
 fn exit_code(failure: Failure) -> u8 {
     match failure.class {
-        exit::Class::BadInput => exit::BAD_INPUT,
+        exit::Class::BadInput | exit::Class::Diverged => exit::BAD_INPUT,
         exit::Class::Device | exit::Class::Crash => exit::FAILED,
     }
 }

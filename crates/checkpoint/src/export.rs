@@ -6,18 +6,51 @@ use safetensors::{Dtype, tensor::TensorView};
 
 use crate::{Error, Manifest, Store, TensorInfo, folder::write_whole, shard::to_bytes};
 
+/// Which of a checkpoint's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// Those that are trained.
+    Raw,
+    /// Their moving average, with that of the BatchNorm statistics.
+    Averaged,
+}
+
+impl Weights {
+    /// Where they lie that the manifest's tensors have in `region`.
+    fn region(self, region: &str) -> &str {
+        match (self, region) {
+            (Self::Averaged, "weights") => "ema",
+            (Self::Averaged, "bn_running") => "bn_running_ema",
+            _ => region,
+        }
+    }
+}
+
 /// Writes the weights and BatchNorm statistics of a checkpoint as safetensors with torchvision's names
 /// and shapes, all f32 and contiguous, plus an int64 `num_batches_tracked` for each BatchNorm layer:
 /// what torchvision's `load_state_dict` expects. The file appears in one piece.
 ///
 /// # Errors
-/// The checkpoint is damaged or holds no named tensors; the file cannot be written.
-pub fn safetensors(store: &Store, manifest: &Manifest, out: &Path) -> Result<(), Error> {
+/// The checkpoint is damaged, or holds no named tensors or no average; the file cannot be written.
+pub fn safetensors(
+    store: &Store,
+    manifest: &Manifest,
+    weights: Weights,
+    out: &Path,
+) -> Result<(), Error> {
     let refused = |problem: String| Error::Export { path: out.display().to_string(), problem };
     if manifest.tensors.is_empty() {
         return Err(refused(format!("checkpoint {} names no tensors", manifest.name())));
     }
-    let exported = |name: &str| manifest.tensors.iter().any(|tensor| tensor.region == name);
+    let has = |name: &str| manifest.regions.iter().any(|region| region.name == name);
+    if weights == Weights::Averaged && !has("ema") {
+        return Err(refused(format!(
+            "checkpoint {} holds no averaged weights, as its recipe has no [ema]",
+            manifest.name()
+        )));
+    }
+    let exported =
+        |name: &str| manifest.tensors.iter().any(|tensor| weights.region(&tensor.region) == name);
     let mut regions: HashMap<&str, Vec<f32>> = manifest
         .regions
         .iter()
@@ -31,7 +64,7 @@ pub fn safetensors(store: &Store, manifest: &Manifest, out: &Path) -> Result<(),
     })?;
     let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
     for tensor in &manifest.tensors {
-        let values = regions.get(tensor.region.as_str()).zip(tensor.len());
+        let values = regions.get(weights.region(&tensor.region)).zip(tensor.len());
         let values = values.and_then(|(all, len)| all.get(tensor.offset..tensor.offset + len));
         let values =
             values.ok_or_else(|| refused(format!("{} lies outside its region", tensor.name)))?;

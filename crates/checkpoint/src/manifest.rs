@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use baton_job::{
     Generation, JobId, Rank, Step,
     message::Commit,
-    progress::{Accuracy, Progress},
+    progress::{Accuracy, Progress, better},
 };
 use serde::{Deserialize, Serialize};
 
@@ -121,6 +121,12 @@ impl Manifest {
         let progress = &self.progress;
         let here = progress.cursor == 0 && progress.evaluated == Some(progress.epoch);
         progress.last_evaluation.filter(|_| here)
+    }
+
+    /// What checkpoints are compared by: the score of the better of raw and averaged weights.
+    #[must_use]
+    pub fn score(&self) -> Option<f64> {
+        Some(better(self.accuracy()?, self.progress.last_ema).score())
     }
 
     /// What is told about it.

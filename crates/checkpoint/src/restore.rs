@@ -1,6 +1,9 @@
 //! Finding what to resume from, and reading it.
 
-use baton_job::{Rank, message::Restore};
+use baton_job::{
+    Rank,
+    message::{Restore, Rollback},
+};
 
 use crate::{Error, Manifest, SaveId, Store, shard};
 
@@ -20,11 +23,19 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be read, or the checkpoint named by the user is not there or damaged;
-    /// [`Error::NoneWhole`] if there is something to resume from and all of it is damaged;
+    /// [`Error::NoneWhole`] if there is something to resume from, none of it is good and some of it is
+    /// damaged;
     /// [`Error::NewerVersion`], which is no damage and must not cost training time.
     pub fn find(&self, restore: &Restore) -> Result<Option<Found>, Error> {
         let mut skipped = Vec::new();
+        let mut any_damaged = false;
         for id in self.ids()?.into_iter().filter(|id| id.generation >= restore.not_before) {
+            if let Some(rollback) = restore.condemned_by(id.generation, id.step) {
+                if !matches!(self.inspect(id), Ok(None)) {
+                    skipped.push(format!("{} ({})", id.name(), condemned(rollback)));
+                }
+                continue;
+            }
             match self.proven(id) {
                 Ok(Some(manifest)) => {
                     return Ok(Some(Found { manifest, elsewhere: None, skipped }));
@@ -32,15 +43,20 @@ impl Store {
                 // A save that never ended is what a kill leaves behind: nothing was lost with it.
                 Ok(None) => {}
                 Err(error @ Error::NewerVersion { .. }) => return Err(error),
-                Err(Error::Damaged { problem, .. }) => {
+                Err(error) => {
+                    let problem = match error {
+                        Error::Damaged { problem, .. } => problem,
+                        other => other.to_string(),
+                    };
                     skipped.push(format!("{} ({problem})", id.name()));
+                    any_damaged = true;
                 }
-                Err(error) => skipped.push(format!("{} ({error})", id.name())),
             }
         }
         match &restore.path {
             Some(path) => self.named(path, skipped).map(Some),
-            None if skipped.is_empty() => Ok(None),
+            // From before the first good checkpoint the way back leads to fresh weights.
+            None if !any_damaged => Ok(None),
             None => Err(Error::NoneWhole { location: self.location().to_owned(), skipped }),
         }
     }
@@ -118,6 +134,12 @@ impl Store {
         }
         Ok(bytes)
     }
+}
+
+/// Why a whole checkpoint is no good.
+fn condemned(rollback: &Rollback) -> String {
+    let Rollback { generation, before, .. } = rollback;
+    format!("training went wrong, and generation {generation} went back to before step {before}")
 }
 
 fn damaged(id: SaveId, problem: String) -> Error {

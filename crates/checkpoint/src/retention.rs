@@ -1,18 +1,19 @@
 //! Which checkpoints are kept.
 
-use baton_job::Generation;
+use baton_job::{Generation, message::Restore};
 
 use crate::{Entry, EntryState, Manifest, SaveId, Store};
 
 /// What to keep of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retention {
     /// The newest ones; at least one is kept.
     pub keep_last: u32,
-    /// The one with the best top-1 too.
+    /// The one with the best score too.
     pub keep_best: bool,
-    /// Checkpoints of earlier generations belong to another run and are left alone.
-    pub not_before: Generation,
+    /// What may be resumed from. Checkpoints of another run are left alone; those that a rollback made
+    /// worthless count for nothing and are removed.
+    pub restore: Restore,
     /// The generation that prunes.
     pub generation: Generation,
 }
@@ -51,16 +52,17 @@ impl Store {
 
 /// What is to be removed of `entries`, which come newest first.
 fn superfluous(entries: &[Entry], retention: &Retention) -> Vec<SaveId> {
-    let ours: Vec<&Manifest> = entries
+    let restore = &retention.restore;
+    let whole = entries
         .iter()
-        .filter(|entry| entry.id.generation >= retention.not_before)
+        .filter(|entry| entry.id.generation >= restore.not_before)
         .filter_map(|entry| match &entry.state {
             EntryState::Whole(manifest) => Some(&**manifest),
             _ => None,
-        })
-        .collect();
-    let graded =
-        ours.iter().filter_map(|manifest| Some((manifest.id(), manifest.accuracy()?.top1)));
+        });
+    let (worthless, ours): (Vec<&Manifest>, Vec<&Manifest>) = whole
+        .partition(|manifest| restore.condemned_by(manifest.generation, manifest.step).is_some());
+    let graded = ours.iter().filter_map(|manifest| Some((manifest.id(), manifest.score()?)));
     // Newest first, and the last of equals is taken: the earliest.
     let best = graded.reduce(|best, next| if next.1 >= best.1 { next } else { best });
     let best = best.filter(|_| retention.keep_best).map(|(id, _)| id);
@@ -77,5 +79,6 @@ fn superfluous(entries: &[Entry], retention: &Retention) -> Vec<SaveId> {
         .iter()
         .filter(|entry| entry.state == EntryState::Unfinished && dead(entry.id))
         .map(|entry| entry.id);
-    beyond.filter(|id| Some(*id) != best).chain(leftovers).collect()
+    let worthless = worthless.iter().map(|manifest| manifest.id());
+    beyond.filter(|id| Some(*id) != best).chain(worthless).chain(leftovers).collect()
 }

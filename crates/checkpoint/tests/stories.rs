@@ -8,12 +8,14 @@ use std::{
 
 use baton_checkpoint::{
     EntryState, Error, Found, Manifest, RegionInfo, RegionSlice, Retention, SaveId, Store,
-    TensorInfo, export, slice_of,
+    TensorInfo,
+    export::{self, Weights},
+    slice_of,
 };
 use baton_job::{
     Epoch, Generation, JobId, Rank, Step,
-    message::Restore,
-    progress::{Accuracy, Progress},
+    message::{Restore, Rollback},
+    progress::{Accuracy, Fit, Progress},
 };
 use tempfile::TempDir;
 
@@ -93,7 +95,8 @@ fn graded(store: &Store, id: SaveId, top1: f64) {
 }
 
 fn find(store: &Store, not_before: u64, path: Option<&str>) -> Result<Option<Found>, Error> {
-    store.find(&Restore { not_before: Generation(not_before), path: path.map(str::to_owned) })
+    let path = path.map(str::to_owned);
+    store.find(&Restore { not_before: Generation(not_before), path, ..Restore::default() })
 }
 
 fn newest(store: &Store) -> Found {
@@ -128,9 +131,19 @@ fn keep(keep_last: u32, keep_best: bool, not_before: u64, generation: u64) -> Re
     Retention {
         keep_last,
         keep_best,
-        not_before: Generation(not_before),
+        restore: Restore { not_before: Generation(not_before), ..Restore::default() },
         generation: Generation(generation),
     }
+}
+
+/// Auto-resume of a job that went back: each (generation that goes on, first step that is no good).
+fn after(rollbacks: &[(u64, u64)]) -> Restore {
+    let rollback = |(generation, before): &(u64, u64)| Rollback {
+        generation: Generation(*generation),
+        before: Step(*before),
+        skip: None,
+    };
+    Restore { rollbacks: rollbacks.iter().map(rollback).collect(), ..Restore::default() }
 }
 
 #[test]
@@ -319,6 +332,85 @@ fn restore_takes_own_generations_then_the_path_then_nothing() {
 }
 
 #[test]
+fn checkpoints_that_a_rollback_made_bad_are_passed_over_and_named() {
+    let f = fixture();
+    for step in [10, 20, 30] {
+        saved(&f.store, id(1, step), 1);
+    }
+    let found = f.store.find(&after(&[(2, 30)])).unwrap().unwrap();
+    assert_eq!(found.manifest.id(), id(1, 20));
+    let name = id(1, 30).name();
+    let reason = "training went wrong, and generation 2 went back to before step 30";
+    assert_eq!(found.skipped, [format!("{name} ({reason})")]);
+
+    // What the generation that went back saves is good, and only another rollback makes it bad.
+    saved(&f.store, id(2, 30), 1);
+    let newest = |rollbacks| f.store.find(&after(rollbacks)).unwrap().unwrap().manifest.id();
+    assert_eq!(newest(&[(2, 30)]), id(2, 30));
+    assert_eq!(newest(&[(2, 30), (3, 25)]), id(1, 20));
+}
+
+#[test]
+fn where_every_checkpoint_went_bad_the_way_back_leads_to_where_the_run_began() {
+    let f = fixture();
+    saved(&f.store, id(1, 10), 1);
+    written(&f.store, id(1, 20), 1);
+    assert!(f.store.find(&after(&[(2, 5)])).unwrap().is_none(), "fresh weights");
+
+    let named = Restore {
+        not_before: Generation(2),
+        path: Some(id(1, 10).name()),
+        ..after(&[(3, 10), (4, 10)])
+    };
+    saved(&f.store, id(2, 12), 1);
+    let found = f.store.find(&named).unwrap().unwrap();
+    assert_eq!((found.manifest.id(), found.skipped.len()), (id(1, 10), 1), "the user's checkpoint");
+}
+
+#[test]
+fn damage_below_a_bad_checkpoint_is_still_an_error() {
+    let f = fixture();
+    saved(&f.store, id(1, 10), 1);
+    saved(&f.store, id(1, 20), 1);
+    fs::remove_file(file(&f, id(1, 10), "shard-00000-of-00001.safetensors")).unwrap();
+    let error = f.store.find(&after(&[(2, 15)])).unwrap_err();
+    assert!(error.to_string().contains("shard-00000-of-00001"), "{error}");
+}
+
+#[test]
+fn checkpoints_that_a_rollback_made_bad_take_no_good_one_s_place() {
+    let f = fixture();
+    for (step, top1) in [(10, 0.2), (20, 0.3), (30, 0.9), (40, 0.8)] {
+        graded(&f.store, id(1, step), top1);
+    }
+    graded(&f.store, id(2, 15), 0.1);
+    let restore = after(&[(2, 30)]);
+
+    let pruned = f.store.prune(&Retention { restore, ..keep(2, true, 0, 2) });
+
+    assert!(pruned.warnings.is_empty(), "{:?}", pruned.warnings);
+    assert_eq!(names(&f.store), [id(2, 15), id(1, 20)].map(|id| id.name()));
+}
+
+#[test]
+fn the_best_checkpoint_of_a_regression_or_of_averaged_weights_is_kept() {
+    let f = fixture();
+    let fit = |spearman| {
+        let fit = Some(Fit { spearman, ..Fit::default() });
+        Accuracy { fit, ..Accuracy::default() }
+    };
+    for (step, raw, ema) in [(10, 0.2, Some(0.9)), (20, 0.8, None), (30, 0.1, None)] {
+        let mut manifest = written(&f.store, id(1, step), 1);
+        manifest.progress.evaluated = Some(Epoch(0));
+        manifest.progress.last_evaluation = Some(fit(raw));
+        manifest.progress.last_ema = ema.map(fit);
+        f.store.commit(&manifest).unwrap();
+    }
+    f.store.prune(&keep(1, true, 0, 1));
+    assert_eq!(names(&f.store), [id(1, 30), id(1, 10)].map(|id| id.name()));
+}
+
+#[test]
 fn retention_keeps_the_last_and_the_best_and_no_other_runs_are_touched() {
     let f = fixture();
     graded(&f.store, id(1, 50), 0.99);
@@ -451,32 +543,52 @@ fn store_may_be_dropped_in_async_code() {
         .block_on(async move { drop(store) });
 }
 
-fn exported(shape: &[usize], stored: &[f32]) -> Vec<u8> {
-    let f = fixture();
+/// A checkpoint of one kernel in channels-last order and two statistics; averages are 1,000 more.
+fn written_for_export(f: &Fixture, shape: &[usize], stored: &[f32]) -> Manifest {
     let mut manifest = written(&f.store, id(1, 42), 2);
-    let all = [stored, &[0.25, 0.75]].concat();
-    manifest.regions = vec![RegionInfo { name: "weights".into(), len: all.len() }];
+    let more = |values: &[f32]| values.iter().map(|value| value + 1_000.0).collect::<Vec<_>>();
+    let statistics = [0.25, 0.75];
+    let regions = [
+        ("weights", stored.to_vec()),
+        ("ema", more(stored)),
+        ("bn_running", statistics.to_vec()),
+        ("bn_running_ema", more(&statistics)),
+    ];
+    let info =
+        |(name, values): &(&str, Vec<f32>)| RegionInfo { name: (*name).into(), len: values.len() };
+    manifest.regions = regions.iter().map(info).collect();
     manifest.shards = (0..2)
         .map(Rank)
         .map(|rank| {
-            let slice = RegionSlice { name: "weights", values: &all[slice_of(all.len(), rank, 2)] };
-            f.store.write_shard(&id(1, 42), rank, 2, &[slice]).unwrap()
+            let slice = |(name, values): &'_ (&'static str, Vec<f32>)| {
+                (*name, values[slice_of(values.len(), rank, 2)].to_vec())
+            };
+            let slices: Vec<_> = regions.iter().map(slice).collect();
+            let slices: Vec<_> =
+                slices.iter().map(|(name, values)| RegionSlice { name, values }).collect();
+            f.store.write_shard(&id(1, 42), rank, 2, &slices).unwrap()
         })
         .collect();
-    let tensor = |name: &str, shape: &[usize], offset, channels_last| TensorInfo {
+    let tensor = |name: &str, shape: &[usize], region: &str, channels_last| TensorInfo {
         name: name.into(),
         shape: shape.to_vec(),
-        region: "weights".into(),
-        offset,
+        region: region.into(),
+        offset: 0,
         channels_last,
     };
     manifest.tensors = vec![
-        tensor("conv1.weight", shape, 0, true),
-        tensor("bn1.running_mean", &[2], stored.len(), false),
+        tensor("conv1.weight", shape, "weights", true),
+        tensor("bn1.running_mean", &[2], "bn_running", false),
     ];
     f.store.commit(&manifest).unwrap();
+    manifest
+}
+
+fn exported(shape: &[usize], stored: &[f32], weights: Weights) -> Vec<u8> {
+    let f = fixture();
+    let manifest = written_for_export(&f, shape, stored);
     let out = f.folder.path().join("model.safetensors");
-    export::safetensors(&f.store, &manifest, &out).unwrap();
+    export::safetensors(&f.store, &manifest, weights, &out).unwrap();
     fs::read(out).unwrap()
 }
 
@@ -494,7 +606,7 @@ fn export_permutes_channels_last_and_counts_batches() {
         .flat_map(|o| (0..3).flat_map(move |i| (0..4).map(move |p| (100 * o + 10 * i + p) as f32)))
         .collect();
     for shape in [vec![2, 3, 2, 2], vec![2, 3, 4]] {
-        let file = exported(&shape, &stored);
+        let file = exported(&shape, &stored, Weights::Raw);
         let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
         let conv = tensors.tensor("conv1.weight").unwrap();
         assert_eq!(conv.shape(), shape);
@@ -511,8 +623,24 @@ fn export_without_tensors_is_refused() {
     let f = fixture();
     let manifest = saved(&f.store, id(1, 1), 1);
     let out = f.folder.path().join("model.safetensors");
-    assert!(export::safetensors(&f.store, &manifest, &out).is_err());
+    assert!(export::safetensors(&f.store, &manifest, Weights::Raw, &out).is_err());
     assert!(!out.exists());
+}
+
+#[test]
+fn averages_are_exported_under_the_same_names_or_said_to_be_missing() {
+    let file = exported(&[1, 1, 1, 2], &[1.0, 2.0], Weights::Averaged);
+    let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+    assert_eq!(floats(tensors.tensor("conv1.weight").unwrap().data()), [1_001.0, 1_002.0]);
+    let mean = tensors.tensor("bn1.running_mean").unwrap();
+    assert_eq!(floats(mean.data()), [1_000.25, 1_000.75]);
+
+    let f = fixture();
+    let mut manifest = written_for_export(&f, &[1, 1, 1, 2], &[1.0, 2.0]);
+    manifest.regions.retain(|region| !region.name.contains("ema"));
+    let out = f.folder.path().join("model.safetensors");
+    let refused = export::safetensors(&f.store, &manifest, Weights::Averaged, &out).unwrap_err();
+    assert!(refused.to_string().contains("no [ema]"), "{refused}");
 }
 
 #[test]

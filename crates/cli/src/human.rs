@@ -36,6 +36,12 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
+/// A number of any size, to six digits.
+pub(crate) fn number(number: f64) -> String {
+    // Rounded by way of its text; the shortest text of what that gives has no more digits.
+    format!("{number:.5e}").parse::<f64>().unwrap_or(number).to_string()
+}
+
 /// A learning rate.
 pub(crate) fn rate(rate: f64) -> String {
     if rate == 0.0 || (0.01..1e4).contains(&rate) {
@@ -43,6 +49,19 @@ pub(crate) fn rate(rate: f64) -> String {
     } else {
         format!("{rate:.2e}")
     }
+}
+
+/// A whole number, its digits in groups of three.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 /// A thing that there is once or more often.
@@ -94,6 +113,18 @@ mod tests {
     fn bytes_never_show_a_thousand() {
         let shown = [999, 1_000, 999_949, 999_999, 102_400_000, u64::MAX].map(bytes);
         assert_eq!(shown, ["999 B", "1.0 kB", "999.9 kB", "1.0 MB", "102.4 MB", "18446.7 PB"]);
+    }
+
+    #[test]
+    fn numbers_have_six_digits_at_most() {
+        let shown = [0.0, 2.0 / 3.0, -123_456_789.0, 1e-3, 2.5].map(number);
+        assert_eq!(shown, ["0", "0.666667", "-123457000", "0.001", "2.5"]);
+    }
+
+    #[test]
+    fn digits_stand_in_groups_of_three() {
+        let shown = [0, 999, 1_000, 1_281_167].map(grouped);
+        assert_eq!(shown, ["0", "999", "1,000", "1,281,167"]);
     }
 
     #[test]

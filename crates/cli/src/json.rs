@@ -3,10 +3,12 @@
 //! infinite or none.
 
 use baton_data::write::Summary;
+use baton_job::{dry_run::DryRun, spec::Violation};
 use baton_proto::v1;
 use serde::Serialize;
+use serde_json::Value;
 
-use crate::render::{kind_name, outcome_name, phase_name};
+use crate::render::{extent_name, kind_name, outcome_name, phase_name};
 
 /// `baton status --json`.
 #[derive(Debug, Serialize)]
@@ -45,6 +47,10 @@ pub(crate) struct Status {
     /// Samples that could not be used and were replaced or left out: by all rank processes heard of
     /// since the coordinator started, also those that are gone.
     pub(crate) skipped_samples: u64,
+    /// Training that went wrong over the job's whole life, in order: why the step went back.
+    pub(crate) divergences: Vec<Divergence>,
+    /// What the job has cost.
+    pub(crate) spending: Spending,
     /// Failures since the coordinator started.
     pub(crate) recoveries: Vec<Recovery>,
     /// Messages refused because they came from an older generation or connection.
@@ -66,14 +72,24 @@ pub(crate) struct Step {
     pub(crate) epoch: u32,
     /// Updates in all.
     pub(crate) total_steps: u64,
-    /// Updates per pass.
+    /// Batches of the present pass.
     pub(crate) steps_per_epoch: u64,
+    /// Those of them that are behind, also those that were left out.
+    pub(crate) step_of_epoch: u64,
     /// Mean loss of the batch.
     pub(crate) loss: f64,
     /// Top-1 of the batch.
     pub(crate) top1: f64,
     /// Learning rate.
     pub(crate) lr: f64,
+    /// L2 norm of the whole gradient before clipping.
+    pub(crate) gradient_norm: Option<f64>,
+    /// Factor on the loss; of fp16 only.
+    pub(crate) loss_scale: Option<f64>,
+    /// Side of the training images in pixels; 0 for arrays.
+    pub(crate) resolution: u32,
+    /// Samples of a full update.
+    pub(crate) global_batch: u64,
     /// All ranks together, over the last seconds.
     pub(crate) samples_per_second: f64,
     /// Share of time that rank 0 waited for its loader.
@@ -93,6 +109,79 @@ pub(crate) struct Evaluation {
     pub(crate) top5: f64,
     /// Number of samples.
     pub(crate) samples: u64,
+    /// How well a regression fits, whose `top1` and `top5` mean nothing.
+    pub(crate) fit: Option<Fit>,
+    /// What was found with the averaged weights; of the latest evaluation only.
+    pub(crate) ema: Option<Averaged>,
+    /// `full`, or `subset` for a quick look; of the latest evaluation only.
+    pub(crate) extent: Option<String>,
+}
+
+/// How well a regression's outputs fit.
+#[derive(Debug, Serialize)]
+pub(crate) struct Fit {
+    /// Mean absolute error, in units of the label.
+    pub(crate) mae: f64,
+    /// Pearson's correlation, -1..1.
+    pub(crate) pearson: f64,
+    /// Spearman's rank correlation, -1..1.
+    pub(crate) spearman: f64,
+}
+
+/// What was found with averaged weights.
+#[derive(Debug, Serialize)]
+pub(crate) struct Averaged {
+    /// Mean loss.
+    pub(crate) loss: f64,
+    /// Share of samples whose first guess is right.
+    pub(crate) top1: f64,
+    /// Share of samples with the label among the first five guesses.
+    pub(crate) top5: f64,
+    /// How well a regression fits.
+    pub(crate) fit: Option<Fit>,
+}
+
+/// Training that went wrong, and what was done about it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Divergence {
+    /// The generation that found it.
+    pub(crate) generation: u64,
+    /// Updates made before it.
+    pub(crate) step: u64,
+    /// The batch's pass over the data, counted from 0.
+    pub(crate) epoch: u32,
+    /// Samples of the pass before the batch.
+    pub(crate) cursor: u64,
+    /// What was found, in words.
+    pub(crate) cause: String,
+    /// What was done, in words.
+    pub(crate) remedy: String,
+    /// The generation that went back, and the first step that is no good; null if the job ended.
+    pub(crate) rollback: Option<Rollback>,
+}
+
+/// A way back.
+#[derive(Debug, Serialize)]
+pub(crate) struct Rollback {
+    /// The generation that goes on.
+    pub(crate) generation: u64,
+    /// The first step that is no good.
+    pub(crate) before: u64,
+    /// `lower_lr` or `skip_batch`.
+    pub(crate) remedy: &'static str,
+}
+
+/// Time that machines are paid for, over the job's whole life.
+#[derive(Debug, Serialize)]
+pub(crate) struct Spending {
+    /// For how many hours nodes have been attached.
+    pub(crate) hours: f64,
+    /// At how many hours the recipe's limits end the job.
+    pub(crate) most_hours: Option<f64>,
+    /// What the hours cost, if there is a price.
+    pub(crate) dollars: Option<f64>,
+    /// What the whole job will have cost at the present rate, while it trains.
+    pub(crate) projected_dollars: Option<f64>,
 }
 
 /// One committed checkpoint.
@@ -108,6 +197,8 @@ pub(crate) struct Checkpoint {
     pub(crate) bytes: u64,
     /// Top-1, if it was evaluated there.
     pub(crate) top1: Option<f64>,
+    /// How well a regression fits there.
+    pub(crate) fit: Option<Fit>,
 }
 
 /// One rank.
@@ -173,9 +264,9 @@ pub(crate) struct Recovery {
 /// How a job ended.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
-    /// `completed`, `drained`, `stopped` or `failed`.
+    /// `completed`, `drained`, `limit_reached`, `stopped` or `failed`.
     pub(crate) kind: String,
-    /// Why it was drained or failed.
+    /// Why it was drained or failed, or which limit is reached.
     pub(crate) reason: Option<String>,
 }
 
@@ -186,8 +277,9 @@ pub(crate) struct Event {
     pub(crate) id: u64,
     /// When, milliseconds since 1970-01-01 UTC.
     pub(crate) unix_millis: u64,
-    /// `node_joined`, `node_lost`, `generation_opened`, `training_started`, `evaluated`, `saved`,
-    /// `save_failed`, `rank_failed`, `samples_skipped`, `recovered`, `draining` or `ended`.
+    /// `node_joined`, `node_lost`, `generation_opened`, `training_started`, `evaluated`, `diverged`,
+    /// `ends_early`, `saved`, `save_failed`, `rank_failed`, `samples_skipped`, `recovered`, `draining`
+    /// or `ended`.
     pub(crate) kind: String,
     /// In which generation.
     pub(crate) generation: u64,
@@ -212,6 +304,8 @@ pub(crate) struct ListedCheckpoint {
     pub(crate) epoch: Option<u32>,
     /// Top-1, if it was evaluated there.
     pub(crate) top1: Option<f64>,
+    /// How well a regression fits there.
+    pub(crate) fit: Option<Fit>,
     /// Size of all its files.
     pub(crate) bytes: Option<u64>,
     /// When it was committed, seconds since 1970-01-01 UTC.
@@ -265,6 +359,21 @@ pub(crate) struct WrittenData {
     pub(crate) seconds: f64,
 }
 
+/// `baton data synth --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct SynthesizedData {
+    /// The files written: the one for training, the one for validation.
+    pub(crate) files: [WrittenFile; 2],
+    /// Field that the model sees.
+    pub(crate) input_field: &'static str,
+    /// Shape of its values.
+    pub(crate) shape: [u32; 2],
+    /// Field that the model learns to tell.
+    pub(crate) label_field: &'static str,
+    /// Duration of this run.
+    pub(crate) seconds: f64,
+}
+
 /// A file of a data set.
 #[derive(Debug, Serialize)]
 pub(crate) struct WrittenFile {
@@ -302,6 +411,45 @@ impl WrittenData {
     }
 }
 
+/// One line of `baton recipe check --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckedRecipe {
+    /// The file.
+    pub(crate) recipe: String,
+    /// Whether it can be run, as far as was seen.
+    pub(crate) ok: bool,
+    /// Why it is no recipe at all, or its data cannot be read.
+    pub(crate) problem: Option<String>,
+    /// Its values against the rules.
+    pub(crate) faults: Vec<Violation>,
+    /// Why nobody knows the size of its training set, and with it `run`.
+    pub(crate) not_walked_because: Option<String>,
+    /// What would run, but is hardly meant.
+    pub(crate) doubts: Vec<Violation>,
+    /// What it comes to.
+    pub(crate) run: Option<DryRun>,
+}
+
+/// `baton recipe diff --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct RecipeDifference {
+    /// Those that differ, by their dotted paths.
+    pub(crate) fields: Vec<DifferentField>,
+    /// Whether anything that decides the resulting weights differs.
+    pub(crate) weights_can_differ: bool,
+}
+
+/// A value that two recipes do not share.
+#[derive(Debug, Serialize)]
+pub(crate) struct DifferentField {
+    /// Its dotted path.
+    pub(crate) field: String,
+    /// In the first recipe; `null` where it has none.
+    pub(crate) a: Option<Value>,
+    /// In the second.
+    pub(crate) b: Option<Value>,
+}
+
 /// One line of JSON.
 pub(crate) fn line(value: &impl Serialize) -> String {
     // Plain structs, strings and numbers: nothing here can fail.
@@ -327,6 +475,8 @@ impl From<&v1::GetStatusResponse> for Status {
             ranks: status.ranks.iter().map(Into::into).collect(),
             nodes: status.nodes.iter().map(Into::into).collect(),
             skipped_samples: status.skipped_samples,
+            divergences: status.incidents.iter().map(Into::into).collect(),
+            spending: status.spending.unwrap_or_default().into(),
             recoveries: status.recoveries.iter().map(Into::into).collect(),
             stale_messages: status.stale_messages,
             drain_seconds_left: status.drain_seconds_left,
@@ -343,9 +493,14 @@ impl From<&v1::Step> for Step {
             epoch: step.epoch,
             total_steps: step.total_steps,
             steps_per_epoch: step.steps_per_epoch,
+            step_of_epoch: step.step_of_epoch,
             loss: step.loss,
             top1: step.top1,
             lr: step.lr,
+            gradient_norm: step.gradient_norm,
+            loss_scale: step.loss_scale,
+            resolution: step.resolution,
+            global_batch: step.global_batch,
             samples_per_second: step.samples_per_second,
             loader_wait: step.loader_wait,
         }
@@ -354,16 +509,74 @@ impl From<&v1::Step> for Step {
 
 impl From<&v1::EvaluatedStep> for Evaluation {
     fn from(evaluated: &v1::EvaluatedStep) -> Self {
-        let v1::Accuracy { loss, top1, top5, samples } = evaluated.accuracy.unwrap_or_default();
-        Self { step: evaluated.step, loss, top1, top5, samples }
+        let v1::Accuracy { loss, top1, top5, samples, fit } =
+            evaluated.accuracy.unwrap_or_default();
+        Self {
+            step: evaluated.step,
+            loss,
+            top1,
+            top5,
+            samples,
+            fit: fit.map(Into::into),
+            ema: evaluated.ema.map(Into::into),
+            extent: extent_name(evaluated.extent()),
+        }
+    }
+}
+
+impl From<v1::Fit> for Fit {
+    fn from(v1::Fit { mae, pearson, spearman }: v1::Fit) -> Self {
+        Self { mae, pearson, spearman }
+    }
+}
+
+impl From<v1::Accuracy> for Averaged {
+    fn from(v1::Accuracy { loss, top1, top5, fit, .. }: v1::Accuracy) -> Self {
+        Self { loss, top1, top5, fit: fit.map(Into::into) }
+    }
+}
+
+impl From<&v1::Incident> for Divergence {
+    fn from(incident: &v1::Incident) -> Self {
+        let diagnosis = incident.diagnosis.clone().unwrap_or_default();
+        let v1::BatchMark { epoch, cursor } = diagnosis.batch.unwrap_or_default();
+        Self {
+            generation: incident.generation,
+            step: diagnosis.step,
+            epoch,
+            cursor,
+            cause: incident.cause.clone(),
+            remedy: incident.remedy.clone(),
+            rollback: incident.rollback.map(Into::into),
+        }
+    }
+}
+
+impl From<v1::Rollback> for Rollback {
+    fn from(v1::Rollback { generation, before, skip }: v1::Rollback) -> Self {
+        let remedy = if skip.is_some() { "skip_batch" } else { "lower_lr" };
+        Self { generation, before, remedy }
+    }
+}
+
+impl From<v1::Spending> for Spending {
+    fn from(spending: v1::Spending) -> Self {
+        let v1::Spending { hours, most_hours, dollars, projected_dollars } = spending;
+        Self { hours, most_hours, dollars, projected_dollars }
     }
 }
 
 impl From<&v1::Checkpoint> for Checkpoint {
     fn from(checkpoint: &v1::Checkpoint) -> Self {
         let v1::Checkpoint { name, generation, step, accuracy, bytes } = checkpoint;
-        let top1 = accuracy.map(|accuracy| accuracy.top1);
-        Self { name: name.clone(), generation: *generation, step: *step, bytes: *bytes, top1 }
+        Self {
+            name: name.clone(),
+            generation: *generation,
+            step: *step,
+            bytes: *bytes,
+            top1: accuracy.map(|accuracy| accuracy.top1),
+            fit: accuracy.and_then(|accuracy| accuracy.fit).map(Into::into),
+        }
     }
 }
 
@@ -433,6 +646,7 @@ impl From<&v1::CheckpointEntry> for ListedCheckpoint {
             step: checkpoint.map(|checkpoint| checkpoint.step),
             epoch: checkpoint.map(|_| entry.epoch),
             top1: checkpoint.and_then(|checkpoint| Some(checkpoint.accuracy?.top1)),
+            fit: checkpoint.and_then(|checkpoint| checkpoint.accuracy?.fit).map(Into::into),
             bytes: checkpoint.map(|checkpoint| checkpoint.bytes),
             created_unix_seconds: checkpoint.map(|_| entry.created_unix_seconds),
         }

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use baton_job::exit::Outcome;
 use baton_proto::v1::{
-    self, CheckpointEntry, EvaluatedStep, GetStatusResponse, Loader, RankStatus, Recovery, Step,
-    WatchEventsResponse, get_status_response::Phase, watch_events_response::Kind,
+    self, Accuracy, CheckpointEntry, EvaluatedStep, Extent, Fit, GetStatusResponse, Incident,
+    Loader, RankStatus, Recovery, Spending, Step, WatchEventsResponse, get_status_response::Phase,
+    watch_events_response::Kind,
 };
 use comfy_table::{Table, presets};
 
@@ -46,9 +47,11 @@ impl Paint {
 
     fn kind(self, kind: Kind, text: &str) -> String {
         match kind {
-            Kind::NodeLost | Kind::SaveFailed | Kind::RankFailed => self.with("31", text),
+            Kind::NodeLost | Kind::SaveFailed | Kind::RankFailed | Kind::Diverged => {
+                self.with("31", text)
+            }
             Kind::Draining | Kind::SamplesSkipped => self.with("33", text),
-            Kind::Evaluated | Kind::Recovered => self.with("32", text),
+            Kind::Evaluated | Kind::EndsEarly | Kind::Recovered => self.with("32", text),
             Kind::Ended => self.with("1", text),
             _ => text.to_owned(),
         }
@@ -70,6 +73,11 @@ pub(crate) fn outcome_name(kind: v1::outcome::Kind) -> String {
     word(kind.as_str_name(), "KIND_")
 }
 
+/// `full`, as scripts read it; none where it is not told.
+pub(crate) fn extent_name(extent: Extent) -> Option<String> {
+    (extent != Extent::Unspecified).then(|| word(extent.as_str_name(), "EXTENT_"))
+}
+
 fn word(name: &str, prefix: &str) -> String {
     name.trim_start_matches(prefix).to_ascii_lowercase()
 }
@@ -88,37 +96,43 @@ pub(crate) fn phase_line(status: &GetStatusResponse, paint: Paint) -> String {
 pub(crate) struct Position {
     /// The pass being made, counted from 1.
     pub(crate) epoch: u32,
-    /// Updates made in it.
+    /// Batches of it that are behind.
     pub(crate) step_of_epoch: u64,
-    /// Share of the whole job.
+    /// Share of the whole job in samples: a pass has as many in every phase, though other batches.
     pub(crate) share: f64,
 }
 
 impl Position {
     pub(crate) fn new(step: &Step, epochs: u32) -> Self {
-        let before = u64::from(step.epoch).saturating_mul(step.steps_per_epoch);
-        let step_of_epoch = step.step.saturating_sub(before).min(step.steps_per_epoch);
         let over = step.epoch >= epochs;
+        let step_of_epoch = if over { step.steps_per_epoch } else { step.step_of_epoch };
+        let of_epoch = step.step_of_epoch as f64 / step.steps_per_epoch.max(1) as f64;
+        let share = (f64::from(step.epoch) + of_epoch) / f64::from(epochs.max(1));
         Self {
             epoch: step.epoch.saturating_add(1).min(epochs),
-            step_of_epoch: if over { step.steps_per_epoch } else { step_of_epoch },
-            share: if step.total_steps == 0 {
-                0.0
-            } else {
-                (step.step as f64 / step.total_steps as f64).min(1.0)
-            },
+            step_of_epoch,
+            share: share.min(1.0),
         }
     }
 }
 
 /// How the latest update went.
 pub(crate) fn numbers(step: &Step) -> String {
+    let norm = step.gradient_norm.map(|norm| format!("  grad {norm:.3}"));
+    let scale = step.loss_scale.map(|scale| format!("  scale {scale:.0}"));
+    let of_images = step.resolution > 0;
+    let pixels = of_images.then(|| format!("  {} px", step.resolution));
     format!(
-        "loss {:.4}  top-1 {}  lr {}  {:.0} images/s  loader wait {}",
+        "loss {:.4}  top-1 {}  lr {}{}{}{}  batch {}  {:.0} {}/s  loader wait {}",
         step.loss,
         human::percent(step.top1),
         human::rate(step.lr),
+        norm.unwrap_or_default(),
+        scale.unwrap_or_default(),
+        pixels.unwrap_or_default(),
+        step.global_batch,
         step.samples_per_second,
+        if of_images { "images" } else { "samples" },
         human::percent(step.loader_wait)
     )
 }
@@ -145,13 +159,35 @@ pub(crate) fn progress_line(status: &GetStatusResponse) -> Option<String> {
 /// An evaluation.
 pub(crate) fn evaluation(evaluated: &EvaluatedStep) -> String {
     let accuracy = evaluated.accuracy.unwrap_or_default();
-    format!(
-        "top-1 {}  top-5 {}  loss {:.4}  at step {}",
-        human::percent(accuracy.top1),
-        human::percent(accuracy.top5),
-        accuracy.loss,
-        evaluated.step
-    )
+    let ema = match &evaluated.ema {
+        Some(ema) => format!("  EMA {}", score(ema)),
+        None => String::new(),
+    };
+    let found = match accuracy.fit {
+        Some(Fit { mae, pearson, spearman }) => {
+            format!("Spearman {spearman:.4}{ema}  Pearson {pearson:.4}  MAE {mae:.4}")
+        }
+        None => {
+            let [top1, top5] = [accuracy.top1, accuracy.top5].map(human::percent);
+            format!("top-1 {top1}{ema}  top-5 {top5}")
+        }
+    };
+    let quick = if evaluated.extent() == Extent::Subset { "  (quick)" } else { "" };
+    format!("{found}  loss {:.4}  at step {}{quick}", accuracy.loss, evaluated.step)
+}
+
+/// The best evaluation, unless it is the latest, which is shown anyway.
+fn best(status: &GetStatusResponse) -> Option<&EvaluatedStep> {
+    let latest = status.evaluation.as_ref().map(|latest| latest.step);
+    status.best.as_ref().filter(|best| Some(best.step) != latest)
+}
+
+/// What evaluations are compared by: top-1, or a regression's rank correlation.
+fn score(accuracy: &Accuracy) -> String {
+    match accuracy.fit {
+        Some(fit) => format!("{:.4}", fit.spearman),
+        None => human::percent(accuracy.top1),
+    }
 }
 
 /// The last checkpoint, if there is one.
@@ -202,10 +238,7 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     add("progress", status.latest.as_ref().map(|step| progress(step, status)));
     add("update", status.latest.as_ref().map(numbers));
     add("evaluation", status.evaluation.as_ref().map(evaluation));
-    add(
-        "best",
-        status.best.filter(|best| Some(*best) != status.evaluation).as_ref().map(evaluation),
-    );
+    add("best", best(status).map(evaluation));
     add("checkpoint", checkpoint(status));
     let location = &status.checkpoint_location;
     add("stored in", Some(location.clone()).filter(|location| !location.is_empty()));
@@ -215,6 +248,10 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     }
     add("skipped", skipped(status));
     add("nodes", nodes(&status.nodes));
+    add("spent", status.spending.as_ref().and_then(spending));
+    for incident in &status.incidents {
+        add("diverged", Some(self::incident(incident)));
+    }
     for recovery in &status.recoveries {
         add("recovery", Some(self::recovery(recovery)));
     }
@@ -337,6 +374,27 @@ fn recovery(recovery: &Recovery) -> String {
     }
 }
 
+/// What went wrong, and what was done; the generation that took over is only known if one did.
+fn incident(incident: &Incident) -> String {
+    let Incident { cause, remedy, .. } = incident;
+    match &incident.rollback {
+        Some(rollback) => format!("{cause}: {remedy}, generation {}", rollback.generation),
+        None => format!("{cause}: {remedy}"),
+    }
+}
+
+/// `1 h 15 min of 2 h 00 min  $5.00, $8.00 in all`; none before the first node came.
+fn spending(spending: &Spending) -> Option<String> {
+    let time = |hours: f64| human::duration(hours * 3_600.0);
+    let most = spending.most_hours.map(|hours| format!(" of {}", time(hours)));
+    let dollars = spending.dollars.map(|dollars| format!("  ${dollars:.2}"));
+    let projected = spending.projected_dollars.map(|dollars| format!(", ${dollars:.2} in all"));
+    (spending.hours > 0.0 || most.is_some()).then(|| {
+        let parts = [most, dollars, projected].map(Option::unwrap_or_default);
+        time(spending.hours) + &parts.concat()
+    })
+}
+
 /// `baton checkpoint ls`.
 pub(crate) fn checkpoints(entries: &[CheckpointEntry]) -> String {
     if entries.is_empty() {
@@ -344,14 +402,14 @@ pub(crate) fn checkpoints(entries: &[CheckpointEntry]) -> String {
     }
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    table.set_header(["NAME", "EPOCH", "STEP", "TOP-1", "SIZE", "COMMITTED", "STATE"]);
+    table.set_header(["NAME", "EPOCH", "STEP", "SCORE", "SIZE", "COMMITTED", "STATE"]);
     for entry in entries {
         let state = if entry.whole { "whole" } else { &entry.damage };
         let cells = match &entry.checkpoint {
             Some(checkpoint) => [
                 entry.epoch.to_string(),
                 checkpoint.step.to_string(),
-                checkpoint.accuracy.map_or("-".to_owned(), |found| human::percent(found.top1)),
+                checkpoint.accuracy.as_ref().map_or("-".to_owned(), score),
                 human::bytes(checkpoint.bytes),
                 human::utc(entry.created_unix_seconds),
             ],
@@ -383,8 +441,7 @@ pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &Run<'_
     lines.extend(
         status.evaluation.as_ref().map(|found| format!("  accuracy    {}", evaluation(found))),
     );
-    let best = status.best.filter(|best| Some(*best) != status.evaluation);
-    lines.extend(best.as_ref().map(|found| format!("  best        {}", evaluation(found))));
+    lines.extend(best(status).map(|found| format!("  best        {}", evaluation(found))));
     lines.extend(skipped(status).map(|count| format!("  skipped     {count}")));
     if let Some(checkpoint) = &status.checkpoint {
         let location = status.checkpoint_location.trim_end_matches('/');

@@ -1,8 +1,9 @@
 //! Statuses for tests: one job at several moments of its life.
 
 use baton_proto::v1::{
-    Accuracy, Checkpoint, EvaluatedStep, Failure, GetStatusResponse, Loader, NodeStatus, Outcome,
-    RankStatus, Recovery, Step, failure::Class, get_status_response::Phase, outcome,
+    Accuracy, BatchMark, Checkpoint, Diagnosis, Empty, EvaluatedStep, Extent, Failure, Fit,
+    GetStatusResponse, Incident, Loader, NodeStatus, Outcome, RankStatus, Recovery, Rollback,
+    Spending, Step, diagnosis::Divergence, failure::Class, get_status_response::Phase, outcome,
 };
 
 /// No agent has come yet.
@@ -36,8 +37,17 @@ pub(crate) fn training() -> GetStatusResponse {
             lr: 0.000_85,
             samples_per_second: 412.4,
             loader_wait: 0.031,
+            gradient_norm: Some(1.375),
+            loss_scale: Some(65_536.0),
+            resolution: 32,
+            global_batch: 64,
+            step_of_epoch: 13,
         }),
-        evaluation: Some(evaluated(88, 0.912)),
+        evaluation: Some(EvaluatedStep {
+            ema: Some(accuracy(0.921)),
+            extent: Extent::Subset.into(),
+            ..evaluated(88, 0.912)
+        }),
         best: Some(evaluated(66, 0.925)),
         checkpoint: Some(Checkpoint {
             name: "step-0000000088-gen-000002".to_owned(),
@@ -63,6 +73,13 @@ pub(crate) fn training() -> GetStatusResponse {
             step_seconds: Some(0.08),
             lost_steps: 1,
         }],
+        incidents: vec![went_back(1, 70)],
+        spending: Some(Spending {
+            hours: 1.25,
+            most_hours: Some(2.0),
+            dollars: Some(5.0),
+            projected_dollars: Some(5.14),
+        }),
         stale_messages: 2,
         eta_seconds: Some(125.0),
         ..gathering()
@@ -104,6 +121,42 @@ pub(crate) fn completed() -> GetStatusResponse {
     ended(outcome::Kind::Completed, "completed", None)
 }
 
+/// A regression on arrays, without a price or averaged weights.
+pub(crate) fn regression() -> GetStatusResponse {
+    let fit = |spearman| Some(Fit { mae: 0.125, pearson: 0.905, spearman });
+    let found = |step, spearman| EvaluatedStep {
+        step,
+        accuracy: Some(Accuracy {
+            loss: 0.04,
+            samples: 2_048,
+            fit: fit(spearman),
+            ..Accuracy::default()
+        }),
+        extent: Extent::Full.into(),
+        ..EvaluatedStep::default()
+    };
+    let mut status = training();
+    status.latest =
+        status.latest.map(|latest| Step { top1: 0.0, resolution: 0, loss_scale: None, ..latest });
+    status.evaluation = Some(found(88, 0.912));
+    status.best = Some(found(66, 0.925));
+    status.spending = Some(Spending { hours: 0.5, ..Spending::default() });
+    status.incidents.clear();
+    status
+}
+
+/// The budget is used up.
+pub(crate) fn limited() -> GetStatusResponse {
+    let reason = "limits.max_hours = 2 is reached; raise it to go on";
+    let mut status =
+        ended(outcome::Kind::LimitReached, &format!("saved and stopped: {reason}"), None);
+    status.latest = training().latest;
+    if let Some(outcome) = &mut status.outcome {
+        outcome.reason = reason.to_owned();
+    }
+    status
+}
+
 /// A rank found that its input is wrong.
 pub(crate) fn failed() -> GetStatusResponse {
     let message = "cannot open /nowhere/train.beton".to_owned();
@@ -116,7 +169,8 @@ pub(crate) fn failed() -> GetStatusResponse {
 }
 
 fn ended(kind: outcome::Kind, reason: &str, failure: Option<Failure>) -> GetStatusResponse {
-    let last = Step { step: 352, epoch: 16, ..training().latest.unwrap_or_default() };
+    let last =
+        Step { step: 352, epoch: 16, step_of_epoch: 0, ..training().latest.unwrap_or_default() };
     GetStatusResponse {
         phase: Phase::Ended.into(),
         reason: reason.to_owned(),
@@ -126,6 +180,8 @@ fn ended(kind: outcome::Kind, reason: &str, failure: Option<Failure>) -> GetStat
         best: Some(evaluated(352, 0.961)),
         ranks: vec![],
         skipped_samples: 0,
+        spending: Some(Spending { hours: 1.25, dollars: Some(5.0), ..Spending::default() }),
+        incidents: vec![],
         recoveries: vec![],
         stale_messages: 0,
         eta_seconds: None,
@@ -135,11 +191,30 @@ fn ended(kind: outcome::Kind, reason: &str, failure: Option<Failure>) -> GetStat
 }
 
 fn evaluated(step: u64, top1: f64) -> EvaluatedStep {
-    EvaluatedStep { step, accuracy: Some(accuracy(top1)) }
+    EvaluatedStep { step, accuracy: Some(accuracy(top1)), ..EvaluatedStep::default() }
+}
+
+/// A rollback after so many updates in a generation, to the next.
+fn went_back(generation: u64, step: u64) -> Incident {
+    Incident {
+        generation,
+        diagnosis: Some(Diagnosis {
+            divergence: Some(Divergence::LossNotFinite(Empty {})),
+            step,
+            batch: Some(BatchMark { epoch: 3, cursor: 256 }),
+            lr: 0.1,
+            ..Diagnosis::default()
+        }),
+        cause: format!(
+            "the loss is not a finite number at step {step} (epoch 3, sample 256 of it)"
+        ),
+        rollback: Some(Rollback { generation: generation + 1, before: step + 1, skip: None }),
+        remedy: format!("back to before step {} with a lower learning rate", step + 1),
+    }
 }
 
 fn accuracy(top1: f64) -> Accuracy {
-    Accuracy { loss: 0.321, top1, top5: 0.997, samples: 360 }
+    Accuracy { loss: 0.321, top1, top5: 0.997, samples: 360, fit: None }
 }
 
 fn rank(rank: u32, node: &str, local_rank: u32) -> RankStatus {

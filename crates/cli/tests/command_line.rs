@@ -92,12 +92,15 @@ fn stdout(output: &Output) -> String {
 #[test]
 fn a_good_recipe_is_printed_whole_and_reads_as_the_same_recipe() {
     let place = Place::new();
-    let text = stdout(&place.baton(&["recipe", "check", "good.toml", "--set", "train.epochs=3"]));
+    let show = |more: &[&str]| stdout(&place.baton(&[&["recipe", "show"], more].concat()));
+    let text = show(&["good.toml", "--set", "train.epochs=3", "--toml"]);
     assert!(text.contains("epochs = 3") && text.contains("virtual_ranks = 8"), "{text}");
     place.write("resolved.toml", &text);
-    assert_eq!(stdout(&place.baton(&["recipe", "check", "resolved.toml"])), text);
-    let json = stdout(&place.baton(&["recipe", "check", "good.toml", "--json"]));
+    assert_eq!(show(&["resolved.toml", "--toml"]), text);
+    let json = show(&["good.toml", "--json"]);
     assert!(json.contains(r#""virtual_ranks": 8"#), "{json}");
+    let whole = show(&["good.toml", "--set", "train.epochs=3", "--samples", "640"]);
+    assert!(whole.starts_with(&text) && whole.contains("3 epochs, 30 updates"), "{whole}");
 }
 
 #[test]
@@ -120,7 +123,7 @@ fn bad_recipes_are_refused_with_exit_code_2_and_one_line() {
     for (name, text, word) in cases {
         let place = Place::new();
         place.write("bad.toml", &text);
-        let error = place.refused(2, &["recipe", "check", "bad.toml"]);
+        let error = place.refused(2, &["recipe", "show", "bad.toml"]);
         assert!(error.contains(word), "{name}: {error}");
         // `up` says the same, before it starts anything.
         assert_eq!(place.refused(2, &["up", "bad.toml"]), error, "{name}");
@@ -131,9 +134,111 @@ fn bad_recipes_are_refused_with_exit_code_2_and_one_line() {
 #[test]
 fn a_missing_recipe_and_a_malformed_change_are_named() {
     let place = Place::new();
-    assert!(place.refused(2, &["recipe", "check", "no.toml"]).contains("no.toml"));
-    let error = place.refused(2, &["recipe", "check", "good.toml", "--set", "epochs"]);
+    assert!(place.refused(2, &["recipe", "show", "no.toml"]).contains("no.toml"));
+    let error = place.refused(2, &["recipe", "show", "good.toml", "--set", "epochs"]);
     assert!(error.contains("`epochs`"), "{error}");
+}
+
+#[test]
+fn a_recipe_is_found_by_its_name_in_recipes() {
+    let place = Place::new();
+    fs::create_dir(place.0.path().join("recipes")).unwrap();
+    place.write("recipes/mine.toml", RECIPE);
+    let text = stdout(&place.baton(&["recipe", "check", "mine", "--samples", "6400"]));
+    assert_eq!(text, "recipes/mine.toml: ok: 2 epochs, 200 updates over 6,400 samples\n");
+}
+
+#[test]
+fn a_check_counts_the_samples_of_local_files_and_says_so_where_there_are_none() {
+    let place = Place::new();
+    let checked = |train: &str| {
+        let train = format!("data.train={train}");
+        stdout(&place.baton(&["recipe", "check", "good.toml", "--set", &train]))
+    };
+    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-train.beton");
+    assert_eq!(checked(digits), "good.toml: ok: 2 epochs, 44 updates over 1,437 samples\n");
+    for (train, why) in [("no.beton", "is not here"), ("s3://bucket/x.beton", "is not asked")] {
+        let expected = format!(
+            "good.toml: ok, but not walked over: {train} {why}; --samples N tells its size\n"
+        );
+        assert_eq!(checked(train), expected);
+    }
+}
+
+#[test]
+fn a_check_lists_all_faults_of_all_recipes() {
+    let place = Place::new();
+    let changed =
+        RECIPE.replace("lr = 0.1", "lr = -1.0").replace("global_batch = 64", "global_batch = 60");
+    place.write("bad.toml", &changed);
+    place.write("damaged.beton", "no beton file");
+    let checked = |arguments: &[&str]| {
+        let output = place.baton(&[&["recipe", "check"], arguments].concat());
+        let told = String::from_utf8(output.stdout).unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        (told, error, output.status.code())
+    };
+    let (told, error, code) = checked(&["good.toml", "bad.toml", "no.toml", "--samples", "6400"]);
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(
+        lines[..3],
+        [
+            "good.toml: ok: 2 epochs, 200 updates over 6,400 samples",
+            "bad.toml: train.global_batch = 60: must be a multiple of train.virtual_ranks = 8",
+            "bad.toml: schedule.lr = -1: must be at least 0",
+        ]
+    );
+    assert!(lines[3].starts_with("no.toml: No such file"), "{told}");
+    assert_eq!((error.as_str(), code), ("error: 2 of 3 recipes cannot be run\n", Some(2)));
+
+    // What only a walk over the data shows.
+    let (told, _, code) = checked(&["good.toml", "--samples", "63"]);
+    assert_eq!(code, Some(2));
+    assert!(told.contains("is more than the 63 samples of data.train"), "{told}");
+    let (told, _, code) = checked(&["good.toml", "--set", "data.train=damaged.beton"]);
+    assert_eq!(code, Some(2));
+    assert!(told.contains("damaged.beton"), "{told}");
+    let (told, _, code) = checked(&["good.toml", "--samples", "640", "--set", "ema.decay=0.999"]);
+    assert_eq!(code, Some(0));
+    assert!(told.contains("good.toml: doubtful: ema.decay = 0.999: averages over 1000"), "{told}");
+}
+
+#[test]
+fn a_check_tells_scripts_the_same() {
+    let place = Place::new();
+    let arguments = ["recipe", "check", "good.toml", "no.toml", "--samples", "640", "--json"];
+    let told = String::from_utf8(place.baton(&arguments).stdout).unwrap();
+    let told: Vec<serde_json::Value> =
+        told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&told[0]["ok"], &told[0]["run"]["steps"]), (&true.into(), &20.into()));
+    assert_eq!((&told[1]["ok"], &told[1]["recipe"]), (&false.into(), &"no.toml".into()));
+    let bad = ["recipe", "check", "good.toml", "--set", "train.epochs=0", "--json"];
+    let told: serde_json::Value = serde_json::from_slice(&place.baton(&bad).stdout).unwrap();
+    assert_eq!(told["faults"][0]["field"], "train.epochs");
+}
+
+#[test]
+fn a_difference_of_recipes_names_fields_and_says_whether_weights_can_differ() {
+    let place = Place::new();
+    place.write("other.toml", &RECIPE.replace("lr = 0.1", "lr = 0.2"));
+    let diff = |arguments: &[&str]| {
+        let output = place.baton(&[&["recipe", "diff"], arguments].concat());
+        (String::from_utf8(output.stdout).unwrap(), output.status.code())
+    };
+    assert_eq!(diff(&["good.toml", "good.toml"]), ("the same\n".to_owned(), Some(0)));
+
+    let (told, code) = diff(&["good.toml", "other.toml", "--set", "train.clip_grad_norm=1.0"]);
+    let rows: Vec<Vec<&str>> = told.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[1..3], [["schedule.lr", "0.1", "0.2"], ["train.clip_grad_norm", "-", "1.0"]]);
+    assert!(told.ends_with("the resulting weights can differ\n"), "{told}");
+    assert_eq!(code, Some(1));
+
+    let (told, code) = diff(&["good.toml", "good.toml", "--set", "cluster.max_ranks=1", "--json"]);
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    let field = serde_json::json!({ "field": "cluster.max_ranks", "a": 0, "b": 1 });
+    assert_eq!(told, serde_json::json!({ "fields": [field], "weights_can_differ": false }));
+    assert_eq!(code, Some(1));
+    place.refused(2, &["recipe", "diff", "good.toml", "no.toml"]);
 }
 
 #[test]
@@ -273,4 +378,56 @@ fn a_write_with_bad_input_is_refused_with_exit_code_2_and_one_line() {
     assert!(refused("images", &["--page-size", "1048576"]).contains("--page-size 1048576"));
     assert!(refused("images", &["--shards", "3"]).contains("take 1 to 2 shards"));
     assert!(refused("images", &["--image-field", "seventeen_letters"]).contains("1 to 16"));
+}
+
+#[test]
+fn made_up_signals_become_a_data_set_that_inspect_verify_and_bench_know() {
+    let place = Place::new();
+    let synth = ["data", "synth", "signals", "--out", "sets/made", "--samples", "30"];
+    let synth = [&synth[..], &["--val-samples", "10", "--channels", "2"]].concat();
+    let text = stdout(&place.baton(&synth));
+    assert!(text.starts_with("sets/made/signals-train.beton: 30 samples of shape [2, 100], "));
+    assert!(text.contains("\nsets/made/signals-val.beton: 10 samples "), "{text}");
+    assert!(
+        text.contains("data.input_field = \"signal\", data.label_field = \"target\""),
+        "{text}"
+    );
+
+    let train = place.0.path().join("sets/made/signals-train.beton");
+    let bytes = fs::read(&train).unwrap();
+    let refused = place.refused(2, &synth);
+    let expected = "sets/made/signals-train.beton is there already: --force replaces it";
+    assert!(refused.ends_with(expected), "{refused}");
+    let text = stdout(&place.baton(&[&synth[..], &["--force", "--json"]].concat()));
+    let told: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(told["files"][1]["samples"], 10);
+    assert_eq!(told["shape"], serde_json::json!([2, 100]));
+    assert_eq!(fs::read(&train).unwrap(), bytes, "the same command writes the same bytes");
+    place.baton(&[&synth[..], &["--force", "--seed", "1"]].concat());
+    assert_ne!(fs::read(&train).unwrap(), bytes);
+
+    let train = "sets/made/signals-train.beton";
+    let text = stdout(&place.baton(&["data", "inspect", train]));
+    assert!(text.contains("signal  NDArrayField\n  shape [2, 100], dtype <f4\n"), "{text}");
+    assert!(text.contains("target  FloatField\n  0.0") && text.contains(", mean 0."), "{text}");
+    let text = stdout(&place.baton(&["data", "verify", train]));
+    assert_eq!(text, format!("{train}: 30 samples, all well\n"));
+    let fields = ["--input-field", "signal", "--label-field", "target"];
+    let bench = [&["data", "bench", train, "--batch", "8", "--json"], &fields[..]].concat();
+    let refused = place.refused(2, &bench);
+    assert!(refused.contains("field \"target\" is a FloatField"), "{refused}");
+    let text = stdout(&place.baton(&[&bench[..], &["--outputs", "1"]].concat()));
+    let told: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert!(told["median_images_per_second"].as_f64().unwrap() > 0.0, "{text}");
+}
+
+#[test]
+fn signals_that_cannot_be_made_up_are_refused_before_anything_is_written() {
+    let place = Place::new();
+    let refused = |more: &[&str]| {
+        place.refused(2, &[&["data", "synth", "signals", "--out", "sets"], more].concat())
+    };
+    assert!(refused(&["--window", "10"]).contains("a window of 10 is too short for 12 cycles"));
+    assert!(refused(&["--noise=-1"]).contains("noise of -1: take 0 or more"));
+    assert!(!place.0.path().join("sets").exists());
 }

@@ -7,10 +7,14 @@ use bytes::BytesMut;
 pub struct Batch {
     /// What the model sees.
     pub inputs: Inputs,
-    /// Class of each sample, in `0..num_classes`.
+    /// Class of each sample; empty where labels are values.
     pub labels: Vec<i64>,
+    /// Values that are the labels, shape (samples, outputs); empty where labels are classes.
+    pub targets: Vec<f32>,
     /// Position of each sample in the data set.
     pub samples: Vec<u64>,
+    /// The pass over the data that it is of.
+    pub epoch: u32,
 }
 
 /// What the model sees of a batch.
@@ -42,13 +46,13 @@ impl Batch {
     /// Number of samples.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.labels.len()
+        self.samples.len()
     }
 
     /// Whether there are no samples.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.labels.is_empty()
+        self.samples.is_empty()
     }
 
     /// Takes one sample out.
@@ -60,20 +64,19 @@ impl Batch {
                 pixels.copy_within((position + 1) * each.., position * each);
                 pixels.truncate((samples - 1) * each);
             }
-            Inputs::Arrays { values, .. } => {
-                let each = values.len() / samples;
-                values.drain(position * each..(position + 1) * each);
-            }
+            Inputs::Arrays { values, .. } => remove_share(values, position, samples),
         }
-        self.labels.remove(position);
+        remove_share(&mut self.labels, position, samples);
+        remove_share(&mut self.targets, position, samples);
         self.samples.remove(position);
     }
 
-    /// A batch of images: u8, shape (labels, resolution, resolution, 3), RGB.
+    /// A batch of images with classes, of the first epoch: u8, shape (samples, resolution, resolution,
+    /// 3), RGB; a label for each sample.
     #[must_use]
     pub fn of_images(pixels: &[u8], resolution: u32, labels: Vec<i64>, samples: Vec<u64>) -> Self {
         let inputs = Inputs::Images { pixels: BytesMut::from(pixels), resolution };
-        Self { inputs, labels, samples }
+        Self { inputs, labels, samples, ..Self::default() }
     }
 
     /// Pixels and resolution of a batch of images; nothing of another one.
@@ -84,4 +87,10 @@ impl Batch {
             Inputs::Arrays { .. } => None,
         }
     }
+}
+
+/// Takes the share of one of `samples` out of values of which each has equally many.
+fn remove_share<T>(values: &mut Vec<T>, position: usize, samples: usize) {
+    let each = values.len() / samples;
+    values.drain(position * each..(position + 1) * each);
 }

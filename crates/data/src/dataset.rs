@@ -1,15 +1,17 @@
-//! Inputs with a class each: what training sees of one file or many.
+//! Inputs with a class or values each: what training sees of one file or many.
 
+mod labels;
 mod open_shards;
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-use baton_job::spec::{Data, OnBadSample};
+use baton_job::{JobSpec, spec::OnBadSample};
 
-use self::open_shards::OpenShards;
+pub use self::labels::Labels;
+use self::{labels::LabelColumn, open_shards::OpenShards};
 use crate::{
     Beton, EpochOrder, Error, FileFault, Layout, SampleFault,
-    beton::{ArrayColumn, FieldType, ImageColumn, ImagePlace, IntColumn},
+    beton::{ArrayColumn, FieldType, ImageColumn, ImagePlace},
     shards::{self, Lease, ShardSet, Statistics},
 };
 
@@ -20,10 +22,10 @@ pub struct Source {
     pub location: String,
     /// Name of the field that the model sees: images, arrays or tensors.
     pub input_field: String,
-    /// Name of the Int field with the classes.
+    /// Name of the field that the model learns to tell.
     pub label_field: String,
-    /// Number of classes: labels are in `0..num_classes`. Without it labels are not looked at.
-    pub num_classes: Option<u32>,
+    /// What that is.
+    pub labels: Labels,
     /// What becomes of samples that cannot be used.
     pub on_bad_sample: OnBadSample,
     /// Folder for copies of remote shards.
@@ -36,7 +38,7 @@ pub struct Source {
 const CACHE_BYTES: u64 = 100 << 30;
 
 impl Source {
-    /// The fields `image` and `label`, no bad samples tolerated, copies of remote shards in the
+    /// The fields `image` and `label`, the latter of any whole numbers; no bad samples tolerated, copies of remote shards in the
     /// system's folder for temporary files.
     #[must_use]
     pub fn new(location: impl Into<String>) -> Self {
@@ -44,22 +46,25 @@ impl Source {
             location: location.into(),
             input_field: "image".to_owned(),
             label_field: "label".to_owned(),
-            num_classes: None,
+            labels: Labels::Ints,
             on_bad_sample: OnBadSample::Fail,
             cache_dir: std::env::temp_dir().join("baton-cache"),
             cache_bytes: CACHE_BYTES,
         }
     }
 
-    /// A data set of a recipe. Copies of remote shards go to `cache_dir` if the recipe names no folder.
+    /// A data set of a recipe: `location` is the one for training, for validation, or another of that
+    /// kind. Copies of remote shards go to `cache_dir` if the recipe names no folder.
     #[must_use]
-    pub fn of_recipe(data: &Data, num_classes: u32, location: &str, cache_dir: PathBuf) -> Self {
+    pub fn of_recipe(spec: &JobSpec, location: &str, cache_dir: PathBuf) -> Self {
+        let (data, outputs) = (&spec.data, spec.model.num_classes);
+        let is_regression = spec.loss.kind.is_regression();
         let named = (!data.cache_dir.is_empty()).then(|| PathBuf::from(&data.cache_dir));
         Self {
             location: location.to_owned(),
             input_field: data.input_field.clone(),
             label_field: data.label_field.clone(),
-            num_classes: Some(num_classes),
+            labels: if is_regression { Labels::Values(outputs) } else { Labels::Classes(outputs) },
             on_bad_sample: data.on_bad_sample,
             cache_dir: named.unwrap_or(cache_dir),
             cache_bytes: (data.cache_gib * f64::from(1 << 30)) as u64,
@@ -103,7 +108,8 @@ impl Dataset {
     ///
     /// # Errors
     /// As [`ShardSet::open`], [`Beton::open`] and [`Beton::image_column`]; there is no such input or
-    /// label field, a label is not in `0..num_classes`, or the shards differ in what their inputs are.
+    /// label field, a label is not what [`Source::labels`] says, or the shards differ in what their
+    /// inputs are.
     pub fn open(source: Source) -> Result<Self, Error> {
         let options = shards::Options::new(&source.cache_dir, source.cache_bytes);
         Self::open_with(source, &options)
@@ -180,6 +186,12 @@ impl Dataset {
         }
     }
 
+    /// What the labels are.
+    #[must_use]
+    pub fn labels(&self) -> Labels {
+        self.source.labels
+    }
+
     /// What becomes of samples that cannot be used.
     #[must_use]
     pub fn on_bad_sample(&self) -> OnBadSample {
@@ -192,13 +204,25 @@ impl Dataset {
         self.set.statistics()
     }
 
-    /// The class of a sample.
+    /// The class of a sample; 0 where labels are values.
     ///
     /// # Errors
     /// There is no such sample, or its shard cannot be had.
     pub fn label(&self, sample: u64) -> Result<i64, Error> {
         let (shard, local) = self.find(sample)?;
         shard.label(local)
+    }
+
+    /// The values that are a sample's label; none where labels are classes.
+    ///
+    /// # Errors
+    /// There is no such sample, its shard cannot be had, or a value is not finite as f32 or cannot be
+    /// read.
+    pub fn targets(&self, sample: u64) -> Result<Vec<f32>, Error> {
+        let (shard, local) = self.find(sample)?;
+        let mut targets = Vec::new();
+        shard.read_targets(local, &mut Vec::new(), &mut targets)?;
+        Ok(targets)
     }
 
     /// Tells in which order samples will be needed: those of `order` from a position on, then those of
@@ -276,7 +300,7 @@ impl fmt::Debug for Dataset {
 pub(crate) struct Shard {
     pub(crate) beton: Beton,
     pub(crate) inputs: InputColumn,
-    labels: IntColumn,
+    labels: LabelColumn,
     /// Keeps a copy of a remote shard where it is.
     _lease: Lease,
 }
@@ -296,7 +320,7 @@ pub(crate) enum InputPlace<'a> {
 impl Shard {
     fn open(lease: Lease, source: &Source, expected: Option<&InputType>) -> Result<Self, Error> {
         let beton = Beton::open(&*lease)?;
-        let labels = beton.int_column(&source.label_field)?;
+        let labels = LabelColumn::find(&beton, source)?;
         let name = &source.input_field;
         let kind = beton.fields().iter().find(|field| field.name == *name).map(|field| field.kind);
         let inputs = match kind {
@@ -313,9 +337,7 @@ impl Shard {
         if source.on_bad_sample == OnBadSample::Fail {
             shard.check_rows(name)?;
         }
-        if let Some(num_classes) = source.num_classes {
-            shard.check_labels(num_classes)?;
-        }
+        shard.labels.check(&shard.beton, source)?;
         Ok(shard)
     }
 
@@ -338,28 +360,27 @@ impl Shard {
         match &self.inputs {
             InputColumn::Images(images) => self.beton.check_images(images),
             InputColumn::Arrays(_) => {
-                let mut fields = self.beton.fields().iter();
-                let field = fields.find(|field| field.name == input_field);
-                let faults =
-                    field.map_or(Ok(Vec::new()), |field| self.beton.value_faults(field))?;
-                faults.into_iter().next().map_or(Ok(()), Err)
+                let wanted = [FieldType::NdArray, FieldType::TorchTensor];
+                let field = self.beton.field(input_field, &wanted)?;
+                self.beton.check_values(field)
             }
         }
     }
 
-    fn check_labels(&self, num_classes: u32) -> Result<(), Error> {
-        for sample in 0..self.beton.len() {
-            let label = self.label(sample)?;
-            if !(0..i64::from(num_classes)).contains(&label) {
-                let fault = SampleFault::Label { label, num_classes };
-                return Err(self.beton.sample_error(sample, 0, fault));
-            }
-        }
-        Ok(())
-    }
-
+    /// The class of a sample; 0 where labels are values.
     pub(crate) fn label(&self, sample: u64) -> Result<i64, Error> {
-        self.beton.int(&self.labels, sample)
+        self.labels.class(&self.beton, sample)
+    }
+
+    /// Puts the values that are a sample's label into `targets`; none where labels are classes. `buffer`
+    /// is scratch memory.
+    pub(crate) fn read_targets(
+        &self,
+        sample: u64,
+        buffer: &mut Vec<u8>,
+        targets: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        self.labels.read_targets(&self.beton, sample, buffer, targets)
     }
 
     pub(crate) fn place(&self, sample: u64) -> Result<InputPlace<'_>, Error> {

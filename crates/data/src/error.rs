@@ -184,6 +184,32 @@ pub enum FileFault {
         /// The types that would do.
         wanted: Vec<FieldType>,
     },
+    /// Values where classes are needed.
+    #[error(
+        "field \"{name}\" is a {}, but classes are an IntField: name another one in \
+         data.label_field, or learn its values with loss.kind = \"mse\"",
+        found.name()
+    )]
+    NoClasses {
+        /// Its name.
+        name: String,
+        /// Its type.
+        found: FieldType,
+    },
+    /// Targets of another number than the model has outputs.
+    #[error(
+        "field \"{name}\" has {found} {} per sample, but model.num_classes = {outputs}: set \
+         model.num_classes = {found}, or name another field in data.label_field",
+        if *found == 1 { "value" } else { "values" }
+    )]
+    Outputs {
+        /// Its name.
+        name: String,
+        /// Values of a sample.
+        found: u64,
+        /// Outputs of the model.
+        outputs: u32,
+    },
     /// A shard unlike the others.
     #[error(
         "field \"{name}\" holds something else than in the first shard: \
@@ -225,6 +251,17 @@ pub enum SampleFault {
         label: i64,
         /// Outputs of the model.
         num_classes: u32,
+    },
+    /// NaN or infinite, or beyond what f32 can hold.
+    #[error(
+        "field \"{field}\" holds {value} as f32, but only finite numbers can be learned from: mend \
+         the data set, or set data.on_bad_sample = \"skip\""
+    )]
+    NotFinite {
+        /// Name of the field.
+        field: String,
+        /// The number.
+        value: String,
     },
     /// Neither JPEG nor raw.
     #[error("image mode {0}, but only 0 (jpg) and 1 (raw) are known: the row is damaged")]

@@ -12,15 +12,17 @@
 //! |---|---|
 //! | [`beton`] | the file format; every length and offset is checked |
 //! | [`shards`] | many files, on disk or in a bucket with copies in a bounded folder |
-//! | `dataset` | images or arrays with a label each |
+//! | `dataset` | images or arrays with a class or values each |
 //! | [`random`] | random numbers as a function of (seed, epoch, sample, operation) |
 //! | `order`, `layout` | which sample comes at which position of an epoch; which lie together |
+//! | [`mix`] | MixUp and CutMix of a micro-batch: arithmetic only |
 //! | [`augment`] | random and centre crops, flips: arithmetic only |
 //! | `turbojpeg` | JPEG → the pixels of a crop |
 //! | `resize`, [`area`] | a crop → a sample: fast, or as FFCV does it, bit by bit |
 //! | `decode` | JPEG or raw → crop → resize → flip |
 //! | `loader` | requests → batches, in order, a few ahead |
 //! | [`mod@write`] | images, or values of any kind, → file |
+//! | [`synth`] | made-up signals with a known answer |
 //! | [`survey`], [`verify`], [`mod@bench`] | what is in a file, whether it is sound, how fast it loads |
 //!
 //! What a sample looks like depends on (seed, epoch, sample) alone: not on the number of ranks or
@@ -37,19 +39,21 @@ mod error;
 mod layout;
 mod loader;
 mod mapping;
+pub mod mix;
 mod order;
 mod pixels;
 pub mod random;
 mod resize;
 pub mod shards;
 pub mod survey;
+pub mod synth;
 mod turbojpeg;
 pub mod verify;
 pub mod write;
 
 pub use batch::{Batch, Inputs};
 pub use beton::{Beton, ImageBytes, Mode};
-pub use dataset::{Dataset, InputType, Source};
+pub use dataset::{Dataset, InputType, Labels, Source};
 pub use decode::{Decoder, Frame};
 pub use error::{Error, FileFault, SampleFault};
 pub use layout::Layout;

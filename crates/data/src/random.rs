@@ -40,8 +40,12 @@ pub enum Operation {
     Order = 2,
     /// The order of the samples within a window of blocks.
     Window = 3,
+    /// How the samples of a micro-batch are mixed.
+    Mix = 4,
     /// Whether the writer stores an image as JPEG. From 16 on numbers are the writer's.
     Store = 16,
+    /// A made-up signal.
+    Signal = 17,
 }
 
 /// The sequence of one (seed, epoch, sample, operation).
@@ -129,7 +133,9 @@ mod tests {
             first(0, 0, 1 << 32, Operation::Crop),
             first(0, 0, 0, Operation::Flip),
             first(0, 0, 0, Operation::Order),
+            first(0, 0, 0, Operation::Mix),
             first(0, 0, 0, Operation::Store),
+            first(0, 0, 0, Operation::Signal),
         ];
         for (i, value) in values.iter().enumerate() {
             assert!(!values[..i].contains(value), "key {i} repeats an earlier sequence");

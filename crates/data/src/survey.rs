@@ -55,10 +55,16 @@ pub enum Values {
     },
     /// Floating-point numbers.
     Floats {
-        /// The least; absent if there are no samples.
+        /// The least of the finite ones; absent if there are none.
         least: Option<f64>,
         /// The largest.
         most: Option<f64>,
+        /// Their mean.
+        mean: Option<f64>,
+        /// Their standard deviation: the error of whoever always says the mean.
+        deviation: Option<f64>,
+        /// How many are NaN or infinite.
+        not_finite: u64,
     },
     /// Images.
     Images {
@@ -162,13 +168,11 @@ impl FieldSurvey {
             }
             FieldType::Float => {
                 let column = beton.float_column(&name)?;
-                let (mut least, mut most) = (None, None);
+                let mut floats = Floats::default();
                 for sample in samples {
-                    let value = beton.float(&column, sample)?;
-                    least = Some(least.map_or(value, |least: f64| least.min(value)));
-                    most = Some(most.map_or(value, |most: f64| most.max(value)));
+                    floats.add(beton.float(&column, sample)?);
                 }
-                Values::Floats { least, most }
+                floats.values()
             }
             FieldType::RgbImage => images(beton, &name)?,
             FieldType::Bytes | FieldType::Json => {
@@ -186,6 +190,46 @@ impl FieldSurvey {
             }
         };
         Ok(Self { name, kind: field.kind.name(), values })
+    }
+}
+
+/// Floating-point numbers seen so far.
+#[derive(Default)]
+struct Floats {
+    count: u64,
+    least: f64,
+    most: f64,
+    mean: f64,
+    /// Sum of the squares of the distances from the mean.
+    spread: f64,
+    not_finite: u64,
+}
+
+impl Floats {
+    /// Welford 1962, which loses no digits where values lie close together.
+    fn add(&mut self, value: f64) {
+        if !value.is_finite() {
+            self.not_finite += 1;
+            return;
+        }
+        let is_first = self.count == 0;
+        self.least = if is_first { value } else { self.least.min(value) };
+        self.most = if is_first { value } else { self.most.max(value) };
+        self.count += 1;
+        let distance = value - self.mean;
+        self.mean += distance / self.count as f64;
+        self.spread += distance * (value - self.mean);
+    }
+
+    fn values(self) -> Values {
+        let if_any = |value| (self.count > 0).then_some(value);
+        Values::Floats {
+            least: if_any(self.least),
+            most: if_any(self.most),
+            mean: if_any(self.mean),
+            deviation: if_any((self.spread / self.count as f64).sqrt()),
+            not_finite: self.not_finite,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     Beton, Decoder, Error, SampleFault,
-    beton::{ArrayColumn, BytesColumn, FieldType, ImageColumn},
+    beton::{ArrayColumn, BytesColumn, FieldType, FloatColumn, ImageColumn},
 };
 
 /// Samples that a thread takes at a time.
@@ -24,8 +24,9 @@ pub struct Verifier<'a> {
     faults: Vec<Error>,
 }
 
-/// A field with values in the pages; numbers in the rows cannot be wrong.
+/// A field whose values can be wrong; whole numbers in the rows cannot.
 enum Column {
+    Float(FloatColumn),
     Image(ImageColumn),
     Bytes(BytesColumn),
     Json(BytesColumn),
@@ -44,7 +45,8 @@ impl<'a> Verifier<'a> {
             let array = matches!(field.kind, FieldType::NdArray | FieldType::TorchTensor);
             faults.extend(beton.value_faults(field)?);
             columns.push(match field.kind {
-                FieldType::Float | FieldType::Int => continue,
+                FieldType::Int => continue,
+                FieldType::Float => Column::Float(beton.float_column(name)?),
                 // Told among the faults.
                 _ if array && field.array_type().is_err() => continue,
                 FieldType::RgbImage => Column::Image(beton.image_column(name)?),
@@ -64,13 +66,17 @@ impl<'a> Verifier<'a> {
         &self.faults
     }
 
-    /// Reads all values of a sample: images are decoded, texts parsed.
+    /// Reads all values of a sample: images are decoded, texts parsed, and floating-point numbers must be
+    /// finite as f32, which is how they are learned from.
     ///
     /// # Errors
     /// The first that is not what it should be.
     pub fn check(&self, sample: u64, tools: &mut Tools) -> Result<(), Error> {
         for column in &self.columns {
             match column {
+                Column::Float(column) => {
+                    self.beton.float_as_f32(column, sample)?;
+                }
                 Column::Image(column) => {
                     let image = self.beton.image(column, sample, &mut tools.buffer)?;
                     let start = self.beton.image_place(column, sample)?.start;
@@ -88,8 +94,8 @@ impl<'a> Verifier<'a> {
                     })?;
                 }
                 Column::Array(column) => {
-                    tools.buffer.resize(column.value_bytes() as usize, 0);
-                    self.beton.array(column, sample, &mut tools.buffer)?;
+                    let Tools { buffer, values, .. } = &mut *tools;
+                    self.beton.array_as_f32(column, sample, buffer, values)?;
                 }
             }
         }
@@ -144,6 +150,7 @@ impl<'a> Verifier<'a> {
 pub struct Tools {
     decoder: Decoder,
     buffer: Vec<u8>,
+    values: Vec<f32>,
 }
 
 impl Tools {
@@ -152,6 +159,6 @@ impl Tools {
     /// # Errors
     /// libjpeg-turbo did not start.
     pub fn new() -> Result<Self, Error> {
-        Ok(Self { decoder: Decoder::new()?, buffer: Vec::new() })
+        Ok(Self { decoder: Decoder::new()?, buffer: Vec::new(), values: Vec::new() })
     }
 }

@@ -8,10 +8,14 @@ use serde::{Deserialize, Serialize};
 pub const OK: u8 = 0;
 /// Exit code for a job that failed for a reason a restart may cure.
 pub const FAILED: u8 = 1;
-/// Exit code for bad input: a recipe, a file or a flag. A scheduler must not requeue.
+/// Exit code for bad input (a recipe, a file or a flag) and for training that diverges. A scheduler
+/// must not requeue.
 pub const BAD_INPUT: u8 = 2;
 /// Exit code after `baton stop`: somebody wanted the end, so a supervisor must not restart it.
 pub const STOPPED: u8 = 3;
+/// Exit code when a budget of the recipe's `limits` is used up: state is saved, and the same command
+/// goes on once the limit is raised. A supervisor must not restart it.
+pub const LIMIT_REACHED: u8 = 4;
 /// Exit code after a drain: state is saved, the same command continues (BSD's `EX_TEMPFAIL`).
 pub const DRAINED: u8 = 75;
 
@@ -21,6 +25,8 @@ pub const DRAINED: u8 = 75;
 pub enum Class {
     /// The recipe, the data or a path is wrong: another try would end the same way.
     BadInput,
+    /// Training diverges: another try would end the same way.
+    Diverged,
     /// A device or its driver failed.
     Device,
     /// A process was killed, ran out of memory, or crashed.
@@ -31,7 +37,7 @@ impl Class {
     /// Whether starting the rank again can help.
     #[must_use]
     pub fn is_retriable(self) -> bool {
-        !matches!(self, Self::BadInput)
+        !matches!(self, Self::BadInput | Self::Diverged)
     }
 }
 
@@ -61,6 +67,11 @@ pub enum Outcome {
         /// Who asked, in words.
         reason: String,
     },
+    /// A budget is used up and state is saved; the same command goes on once the limit is raised.
+    LimitReached {
+        /// Which limit, and what to do.
+        reason: String,
+    },
     /// Stopped at once on request, without a save.
     Stopped,
     /// It cannot go on.
@@ -77,6 +88,7 @@ impl Outcome {
         match self {
             Self::Completed => OK,
             Self::Drained { .. } => DRAINED,
+            Self::LimitReached { .. } => LIMIT_REACHED,
             Self::Stopped => STOPPED,
             Self::Failed { failure } if failure.class.is_retriable() => FAILED,
             Self::Failed { .. } => BAD_INPUT,
@@ -95,6 +107,7 @@ impl fmt::Display for Outcome {
         match self {
             Self::Completed => f.write_str("completed"),
             Self::Drained { reason } => write!(f, "drained ({reason}); the same command continues"),
+            Self::LimitReached { reason } => write!(f, "saved and stopped: {reason}"),
             Self::Stopped => f.write_str("stopped on request without a checkpoint"),
             Self::Failed { failure } => write!(f, "failed: {failure}"),
         }

@@ -11,6 +11,10 @@
 //! | [`spec`] | the recipe file, validated |
 //! | [`plan`] | which node runs which rank; which rank runs which virtual ranks |
 //! | [`progress`] | where training stands, and what is due next |
+//! | [`schedule`] | the learning rate at a position |
+//! | [`fit`] | how well a regression's outputs fit |
+//! | [`dry_run`] | what a recipe comes to, without training |
+//! | [`guard`] | training that goes wrong |
 //! | [`message`] | what coordinator, agent and rank say to each other |
 //! | [`exit`] | why a process ended, and what follows from it |
 //! | [`engine`] | coordinator: generations, recovery, draining |
@@ -18,12 +22,16 @@
 
 #![forbid(unsafe_code)]
 
+pub mod dry_run;
 pub mod engine;
 pub mod exit;
+pub mod fit;
+pub mod guard;
 pub mod ids;
 pub mod message;
 pub mod plan;
 pub mod progress;
+pub mod schedule;
 pub mod session;
 pub mod spec;
 pub mod time;

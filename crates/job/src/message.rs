@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     exit::{Failure, Outcome},
+    guard::{BatchMark, Diagnosis},
     ids::{Generation, LocalRank, NodeId, Rank, Step},
-    progress::{Accuracy, Progress},
+    progress::{Accuracy, Extent, Progress},
 };
 
 /// Where a generation takes its state from when none of its ranks holds any: the newest whole
@@ -22,6 +23,39 @@ pub struct Restore {
     pub not_before: Generation,
     /// A checkpoint named by the user.
     pub path: Option<String>,
+    /// Times that training went wrong, in order: what was computed since counts no more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rollbacks: Vec<Rollback>,
+}
+
+impl Restore {
+    /// The rollback that made a state or a checkpoint worthless, if one did. Fresh weights and `path`
+    /// are always good.
+    #[must_use]
+    pub fn condemned_by(&self, generation: Generation, step: Step) -> Option<&Rollback> {
+        self.rollbacks.iter().find(|rollback| rollback.condemns(generation, step))
+    }
+}
+
+/// Training went wrong, and goes on from before.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rollback {
+    /// The generation that goes on; states and checkpoints of earlier ones are good only if they are
+    /// of a step before `before`.
+    pub generation: Generation,
+    /// The first step that is no good.
+    pub before: Step,
+    /// A batch to leave out from now on, with the one before it; without one the learning rate is
+    /// lowered.
+    pub skip: Option<BatchMark>,
+}
+
+impl Rollback {
+    /// Whether what `generation` held or saved after `step` updates is no good.
+    #[must_use]
+    pub fn condemns(&self, generation: Generation, step: Step) -> bool {
+        generation < self.generation && step >= self.before
+    }
 }
 
 /// Where a generation's state came from.
@@ -145,6 +179,8 @@ pub enum RankPhase {
     Training,
     /// Its collective broke; it holds its state and waits for a new generation.
     Waiting,
+    /// Training went wrong; it waits for a new generation.
+    Diverged(Diagnosis),
     /// Finished: all epochs, or drained.
     Done {
         /// Which of the two.
@@ -203,6 +239,17 @@ pub enum RankNews {
         epoch: crate::Epoch,
         /// What was found.
         accuracy: Accuracy,
+        /// What was found with the averaged weights, if the recipe has them.
+        ema: Option<Accuracy>,
+        /// Which part of the validation set was looked at.
+        extent: Extent,
+    },
+    /// Training went wrong; it waits for a new generation. Told by every rank.
+    Diverged(Diagnosis),
+    /// The job completes before its last epoch. Told by rank 0 alone.
+    EndsEarly {
+        /// Why, in words.
+        reason: String,
     },
     /// How its loader does. Told by every rank about once a second while it trains.
     Loader(LoaderNews),
@@ -238,14 +285,31 @@ pub struct StepNews {
     pub epoch: crate::Epoch,
     /// Updates in all, once the job is complete.
     pub total_steps: u64,
-    /// Updates per pass.
+    /// Batches of the present pass.
     pub steps_per_epoch: u64,
+    /// Batches of the present pass that are behind: [`Agenda::step_of_epoch`].
+    ///
+    /// [`Agenda::step_of_epoch`]: crate::progress::Agenda::step_of_epoch
+    #[serde(default)]
+    pub step_of_epoch: u64,
     /// Mean training loss of the update's batch.
     pub loss: f64,
     /// Training top-1 of the update's batch, 0..1.
     pub top1: f64,
     /// Learning rate of the update.
     pub lr: f64,
+    /// L2 norm of the whole gradient before clipping.
+    #[serde(default)]
+    pub gradient_norm: Option<f64>,
+    /// Factor on the loss, of fp16 only.
+    #[serde(default)]
+    pub loss_scale: Option<f64>,
+    /// Side of the images in pixels; 0 for arrays.
+    #[serde(default)]
+    pub resolution: u32,
+    /// Samples of a full update.
+    #[serde(default)]
+    pub global_batch: u64,
     /// Samples per second over the last seconds, all ranks.
     pub samples_per_second: f64,
     /// Share of time this rank waited for its loader, 0..1.

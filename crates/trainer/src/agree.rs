@@ -7,9 +7,9 @@
 use baton_checkpoint::Store;
 use baton_collectives::Collective;
 use baton_job::{
-    JobSpec, Rank, Step,
+    Generation, JobSpec, Rank, Step,
     message::{Restore, StateSource},
-    progress::Progress,
+    progress::{Agenda, Progress},
 };
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,8 @@ pub(crate) struct Position {
     pub(crate) progress: Progress,
     /// Step of the last checkpoint that was committed; `progress.saved` counts failed tries too.
     pub(crate) durable: Option<Step>,
+    /// Times that training went back before: a state from before the last one counts no more.
+    pub(crate) rollbacks: usize,
 }
 
 /// What was found out before any state moves.
@@ -43,6 +45,7 @@ pub(crate) fn plan<L: Learner>(
     held: Option<&Position>,
     learner: &mut L,
     spec: &JobSpec,
+    agenda: &Agenda,
     store: &Store,
     restore: &Restore,
 ) -> Result<Plan, Error> {
@@ -58,7 +61,7 @@ pub(crate) fn plan<L: Learner>(
             let source = StateSource::Survivor { rank: root };
             Some(Agreed { source, position: position.clone() })
         }
-        None => Some(restored(learner, spec, store, restore)?),
+        None => Some(restored(learner, spec, agenda, store, restore)?),
     };
     let mut offers: Vec<Option<Agreed>> = gather(collective, &offer)?;
     let agreed = offers
@@ -66,7 +69,8 @@ pub(crate) fn plan<L: Learner>(
         .and_then(Option::take)
         .ok_or_else(|| Error::Mismatch(format!("rank {root} offered no state; this is a bug")))?;
     let all_have_it = steps.iter().all(|step| step.is_some() && *step == furthest);
-    let fresh = agreed.source == StateSource::Fresh;
+    // All ranks built the same, unless rank 0 has read a file.
+    let fresh = agreed.source == StateSource::Fresh && spec.model.pretrained.is_empty();
     Ok(Plan { agreed, giver: (!all_have_it && !fresh).then_some(root) })
 }
 
@@ -95,11 +99,14 @@ pub(crate) fn gather<T: Serialize + for<'de> Deserialize<'de>>(
 fn restored<L: Learner>(
     learner: &mut L,
     spec: &JobSpec,
+    agenda: &Agenda,
     store: &Store,
     restore: &Restore,
 ) -> Result<Agreed, Error> {
     let Some(found) = store.find(restore)? else {
-        return Ok(Agreed { source: StateSource::Fresh, position: Position::default() });
+        learner.load_initial()?;
+        let position = position(Progress::default(), None, Generation(0), agenda, restore);
+        return Ok(Agreed { source: StateSource::Fresh, position });
     };
     let manifest = &found.manifest;
     if manifest.recipe_hash != spec.recipe_hash() {
@@ -123,7 +130,27 @@ fn restored<L: Learner>(
     })?;
     device?;
     let source = StateSource::Checkpoint { name: manifest.name(), skipped: found.skipped };
-    let position =
-        Position { progress: manifest.progress.clone(), durable: Some(manifest.progress.step) };
-    Ok(Agreed { source, position })
+    let progress = manifest.progress.clone();
+    let durable = Some(progress.step);
+    Ok(Agreed {
+        source,
+        position: position(progress, durable, manifest.generation, agenda, restore),
+    })
+}
+
+/// Where training stands with a state that `written_by` left, and what it has to do otherwise since.
+fn position(
+    mut progress: Progress,
+    durable: Option<Step>,
+    written_by: Generation,
+    agenda: &Agenda,
+    restore: &Restore,
+) -> Position {
+    for rollback in restore.rollbacks.iter().filter(|r| r.generation > written_by) {
+        match rollback.skip {
+            Some(batch) => progress.skips.extend(agenda.with_the_one_before(batch)),
+            None => progress.lr_cuts += 1,
+        }
+    }
+    Position { progress, durable, rollbacks: restore.rollbacks.len() }
 }

@@ -1,6 +1,9 @@
 //! Why training stopped, and what kind of trouble it is.
 
-use baton_job::exit::{Class, Failure};
+use baton_job::{
+    exit::{Class, Failure},
+    guard::Diagnosis,
+};
 
 use crate::learner;
 
@@ -25,6 +28,9 @@ pub enum Error {
     /// State could not be saved before leaving.
     #[error("the last checkpoint could not be written: {0}")]
     LastSave(String),
+    /// Training went wrong: all ranks found so at this update, before it changed anything.
+    #[error("{0}")]
+    Diverged(Box<Diagnosis>),
     /// Another rank sent something that cannot be understood.
     #[error("ranks disagree on their messages ({0}); are all of the same version?")]
     Protocol(#[from] serde_json::Error),
@@ -36,7 +42,7 @@ impl Error {
     pub fn failure(&self) -> Failure {
         let class = match self {
             Self::Data(error) if error.may_pass() => Class::Crash,
-            Self::Data(_) | Self::Mismatch(_) => Class::BadInput,
+            Self::Data(_) | Self::Mismatch(_) | Self::Diverged(_) => Class::BadInput,
             Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => {
                 Class::BadInput
             }

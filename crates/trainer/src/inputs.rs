@@ -8,7 +8,8 @@ use baton_data::{
 };
 use baton_job::{
     JobSpec,
-    progress::{Agenda, Progress},
+    dry_run::unusable_batches,
+    progress::{Agenda, Extent, Progress},
     spec::{Arch, Order},
 };
 
@@ -44,28 +45,20 @@ impl Inputs {
     pub fn open(spec: &Arc<JobSpec>, place: &Place) -> Result<Self, Error> {
         let data = &spec.data;
         let open = |location: &str| -> Result<Arc<Dataset>, Error> {
-            let (num_classes, cache_dir) = (spec.model.num_classes, place.cache_dir.clone());
-            let set = Dataset::open(Source::of_recipe(data, num_classes, location, cache_dir))?;
+            let set = Dataset::open(Source::of_recipe(spec, location, place.cache_dir.clone()))?;
             check_input_type(spec, &set, location)?;
             Ok(Arc::new(set))
         };
         let (train, val) = (open(&data.train)?, open(&data.val)?);
         let samples = train.len();
         let agenda = Agenda::new(spec, samples);
-        if agenda.epoch_samples == 0 {
+        let unusable = unusable_batches(spec, samples);
+        if !unusable.is_empty() {
+            let problems: Vec<String> = unusable.iter().map(ToString::to_string).collect();
             return Err(Error::Mismatch(format!(
-                "{} has {samples} samples, less than one batch of train.global_batch = {}: lower it",
-                data.train, spec.train.global_batch
-            )));
-        }
-        // BatchNorm needs two samples, and every virtual rank needs its share.
-        let last = agenda.epoch_samples % agenda.global_batch;
-        let least = 2 * u64::from(spec.train.virtual_ranks);
-        if last != 0 && last < least {
-            return Err(Error::Mismatch(format!(
-                "{} has {samples} samples; the last batch of {last} is too small for {} virtual ranks: \
-                 set data.drop_last = true",
-                data.train, spec.train.virtual_ranks
+                "{} has {samples} samples: {}",
+                data.train,
+                problems.join("; ")
             )));
         }
         if train.input_type() != val.input_type() {
@@ -96,45 +89,72 @@ impl Inputs {
 
     /// Training micro-batches of the virtual ranks `block`, from `progress` on without end.
     pub(crate) fn train_feed(&self, progress: &Progress, block: Range<u32>) -> Feed {
-        let view = View::Train {
-            seed: self.spec.seed,
-            resolution: self.spec.train.resolution,
-            resize: self.spec.data.resize,
-            augment: self.spec.augment.clone(),
+        let spec = self.spec.clone();
+        let view = move |resolution| View::Train {
+            seed: spec.seed,
+            resolution,
+            resize: spec.data.resize,
+            augment: spec.augment.clone(),
         };
+        let train = &self.spec.train;
+        let each = u64::from(train.grad_accumulation);
+        let micro_batches = u64::from(block.start) * each..u64::from(block.end) * each;
         let requests = MicroBatches {
             progress: progress.clone(),
             agenda: self.agenda.clone(),
             set: self.train.clone(),
             order: None,
             orders: self.order.clone(),
-            virtual_ranks: u64::from(self.spec.train.virtual_ranks),
-            next: u64::from(block.start),
-            block,
+            of_update: u64::from(train.virtual_ranks) * each,
+            next: micro_batches.start,
+            mine: micro_batches,
             view,
         };
         self.start(&self.train, requests)
     }
 
-    /// Number of validation batches.
-    pub(crate) fn val_batches(&self) -> u64 {
-        self.val.len().div_ceil(u64::from(self.spec.evaluation.batch))
+    /// The recipe.
+    pub(crate) fn spec(&self) -> &JobSpec {
+        &self.spec
     }
 
-    /// The validation batches with the given numbers, in that order.
-    pub(crate) fn val_feed(&self, numbers: impl Iterator<Item = u64> + Send + 'static) -> Feed {
+    /// Samples of the validation set that are looked at.
+    fn val_samples(&self, extent: Extent) -> u64 {
+        let all = self.val.len();
+        match extent {
+            Extent::Full => all,
+            Extent::Subset => (all as f64 * self.spec.evaluation.subset).ceil() as u64,
+        }
+    }
+
+    /// Number of validation batches.
+    pub(crate) fn val_batches(&self, extent: Extent) -> u64 {
+        self.val_samples(extent).div_ceil(u64::from(self.spec.evaluation.batch))
+    }
+
+    /// The validation batches with the given numbers, in that order. A subset is spread evenly over the
+    /// set, so that it has all classes also where the set is sorted by class.
+    pub(crate) fn val_feed(
+        &self,
+        extent: Extent,
+        numbers: impl Iterator<Item = u64> + Send + 'static,
+    ) -> Feed {
         let view = View::Evaluate {
             resolution: self.spec.evaluation_resolution(),
             resize: self.spec.data.resize,
             crop_ratio: self.spec.evaluation.crop_ratio,
         };
-        let (size, len) = (u64::from(self.spec.evaluation.batch), self.val.len());
+        let (size, all) = (u64::from(self.spec.evaluation.batch), self.val.len());
+        let samples = self.val_samples(extent);
+        let sample = move |number: u64| {
+            (u128::from(number) * u128::from(all) / u128::from(samples.max(1))) as u64
+        };
         let request = move |number: u64| Request {
             epoch: 0,
-            samples: (number * size..((number + 1) * size).min(len)).collect(),
+            samples: (number * size..((number + 1) * size).min(samples)).map(sample).collect(),
             view: view.clone(),
         };
-        let order = SampleOrder::new(Order::Sequential, 0, 0, Layout::of_files(&[len])).epoch(0);
+        let order = SampleOrder::new(Order::Sequential, 0, 0, Layout::of_files(&[all])).epoch(0);
         self.val.will_need(&order, 0, None);
         self.start(&self.val, numbers.map(request))
     }
@@ -176,28 +196,32 @@ impl Feed {
     }
 }
 
-/// The endless sequence of one rank's micro-batches: for every update, one per virtual rank of its
+/// The endless sequence of one rank's micro-batches: for every update, those of each virtual rank of its
 /// block. What a virtual rank gets depends on the position alone, not on who runs it.
-struct MicroBatches {
+struct MicroBatches<V> {
     progress: Progress,
     agenda: Agenda,
     set: Arc<Dataset>,
     /// Of the last epoch asked for.
     order: Option<EpochOrder>,
     orders: SampleOrder,
-    virtual_ranks: u64,
-    block: Range<u32>,
-    /// The virtual rank whose turn it is.
+    /// Micro-batches of one update, over all ranks.
+    of_update: u64,
+    /// Those of this rank.
+    mine: Range<u64>,
+    /// The one whose turn it is.
     next: u64,
-    view: View,
+    /// How images of this side are made.
+    view: V,
 }
 
-impl Iterator for MicroBatches {
+impl<V: Fn(u32) -> View> Iterator for MicroBatches<V> {
     type Item = Request;
 
     fn next(&mut self) -> Option<Request> {
+        self.agenda.pass_over_marked(&mut self.progress);
         let batch = self.agenda.next_batch(&self.progress);
-        let share = |virtual_rank: u64| virtual_rank * batch / self.virtual_ranks;
+        let share = |number: u64| number * batch / self.of_update;
         let (epoch, cursor) = (self.progress.epoch.0, self.progress.cursor);
         let order = match self.order.take().filter(|order| order.epoch() == epoch) {
             Some(order) => order,
@@ -210,28 +234,35 @@ impl Iterator for MicroBatches {
         };
         let positions = cursor + share(self.next)..cursor + share(self.next + 1);
         let samples = positions.map(|position| order.at(position)).collect();
+        let view = (self.view)(self.agenda.resolution(self.progress.epoch));
         self.order = Some(order);
         self.next += 1;
-        if self.next == u64::from(self.block.end) {
-            self.next = u64::from(self.block.start);
+        if self.next == self.mine.end {
+            self.next = self.mine.start;
             self.agenda.advance(&mut self.progress);
         }
-        Some(Request { epoch, samples, view: self.view.clone() })
+        Some(Request { epoch, samples, view })
     }
 }
 
 /// Makes sure that the model can see such samples.
 fn check_input_type(spec: &JobSpec, set: &Dataset, location: &str) -> Result<(), Error> {
-    match (set.input_type(), spec.model.arch) {
-        (InputType::Image, _) | (InputType::Array(_), Arch::Linear) => Ok(()),
-        (found @ InputType::Array(_), arch) => Err(Error::Mismatch(format!(
-            "field \"{}\" of {location} holds {}, but model.arch = \"{}\" sees images: \
-             name an image field in data.input_field, or take model.arch = \"linear\"",
-            spec.data.input_field,
-            described(found),
-            arch.name()
-        ))),
-    }
+    let sees = match (set.input_type(), spec.model.arch) {
+        (_, Arch::Linear) => return Ok(()),
+        (InputType::Image, arch) if arch != Arch::Resnet34In1d => return Ok(()),
+        (InputType::Array(shape), Arch::Resnet34In1d) if (1..=2).contains(&shape.len()) => {
+            return Ok(());
+        }
+        (_, Arch::Resnet34In1d) => "signals: arrays of shape (length) or (channels, length)",
+        _ => "images",
+    };
+    Err(Error::Mismatch(format!(
+        "field \"{}\" of {location} holds {}, but model.arch = \"{}\" sees {sees}: name such a field \
+         in data.input_field, or take another model.arch",
+        spec.data.input_field,
+        described(set.input_type()),
+        spec.model.arch.name()
+    )))
 }
 
 fn described(input_type: &InputType) -> String {
@@ -243,7 +274,7 @@ fn described(input_type: &InputType) -> String {
 
 #[cfg(test)]
 mod tests {
-    use baton_job::{ids::Epoch, plan::virtual_block};
+    use baton_job::{Epoch, plan::virtual_block, spec::Phase};
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
@@ -255,14 +286,18 @@ mod tests {
         Arc::new(Dataset::open(Source::new(digits)).unwrap())
     }
 
-    fn agenda(global_batch: u64) -> Agenda {
+    fn agenda(global_batch: u32) -> Agenda {
         Agenda {
             epochs: 9,
-            global_batch,
-            epoch_samples: SAMPLES,
+            samples: SAMPLES,
+            drop_last: false,
+            phases: vec![Phase { from_epoch: 0, resolution: 8, global_batch, ramp_epochs: 0 }],
             evaluate_every_epochs: 1,
+            subset: false,
             save_every_epochs: 1,
             save_every_steps: 0,
+            target: None,
+            patience: None,
         }
     }
 
@@ -274,23 +309,27 @@ mod tests {
         start: &Progress,
         world_size: u32,
         agenda: &Agenda,
-        virtual_ranks: u32,
+        (virtual_ranks, accumulation): (u32, u64),
         steps: u64,
     ) -> (Vec<u64>, Progress) {
         let mut parts: Vec<Vec<Request>> = Vec::new();
         for rank in 0..world_size {
             let block = virtual_block(virtual_ranks, baton_job::Rank(rank), world_size);
-            let count = steps as usize * block.len();
+            let count = steps as usize * block.len() * accumulation as usize;
             let batches = MicroBatches {
                 progress: start.clone(),
                 agenda: agenda.clone(),
                 set: set.clone(),
                 order: None,
                 orders: order.clone(),
-                virtual_ranks: virtual_ranks.into(),
-                next: block.start.into(),
-                block,
-                view: View::Evaluate { resolution: 8, resize: Default::default(), crop_ratio: 1.0 },
+                of_update: u64::from(virtual_ranks) * accumulation,
+                next: u64::from(block.start) * accumulation,
+                mine: u64::from(block.start) * accumulation..u64::from(block.end) * accumulation,
+                view: |resolution| View::Evaluate {
+                    resolution,
+                    resize: Default::default(),
+                    crop_ratio: 1.0,
+                },
             };
             parts.push(batches.take(count).collect());
         }
@@ -321,7 +360,8 @@ mod tests {
             window in 0_u64..200,
             epoch in 0_u32..8,
             virtual_ranks in (0_u32..4).prop_map(|power| 1 << power),
-            stretches in vec((1_u32..9, 1_u64..120, 1_u64..5), 1..12),
+            accumulation in 1_u64..4,
+            stretches in vec((1_u32..9, 1_u32..120, 1_u64..5), 1..12),
         ) {
             let set = set();
             let layout = set.layout().unwrap();
@@ -331,10 +371,10 @@ mod tests {
             // The last stretch goes to the end of the epoch.
             for (world_size, batch, steps) in stretches.into_iter().chain([(3, 64, u64::MAX)]) {
                 let agenda = agenda(batch);
-                let left = (SAMPLES - at.cursor).div_ceil(batch);
+                let left = (SAMPLES - at.cursor).div_ceil(batch.into());
                 let (samples, end) = updates(
-                    &set, &order, &at, world_size.min(virtual_ranks), &agenda, virtual_ranks,
-                    steps.min(left),
+                    &set, &order, &at, world_size.min(virtual_ranks), &agenda,
+                    (virtual_ranks, accumulation), steps.min(left),
                 );
                 seen.extend(samples);
                 at = end;

@@ -7,9 +7,12 @@ use baton_collectives::BufferMut;
 use baton_data::Batch;
 use baton_job::Step;
 
+use crate::bits;
+
 /// Number of f32 slots at the end of every leaf that belong to the step loop: sums for metrics and
-/// the vote. They travel in the same all-reduce as the gradient.
-pub const TAIL: usize = 5;
+/// the vote, which travel in the same all-reduce as the gradient, and then, in the last one, the
+/// gradient's norm, found by [`Learner::measure`].
+pub const TAIL: usize = 6;
 
 /// One virtual rank's contribution to an update: gradient, batch statistics and the loop's tail, in
 /// one contiguous run of f32.
@@ -40,6 +43,7 @@ pub trait Leaf: Sized {
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sums {
     /// Sum of losses.
+    #[serde(with = "bits")]
     pub loss: f64,
     /// Samples whose first guess is right.
     pub top1: u64,
@@ -60,6 +64,39 @@ impl Sums {
             count: self.count + other.count,
         }
     }
+}
+
+/// What an evaluation found in one batch.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Judged {
+    /// Sums over its samples.
+    pub sums: Sums,
+    /// Of a regression: what the model says, shape (samples, outputs).
+    #[serde(with = "bits::of_each")]
+    pub predictions: Vec<f32>,
+    /// Of a regression: what is true, shape (samples, outputs).
+    #[serde(with = "bits::of_each")]
+    pub targets: Vec<f32>,
+}
+
+/// Which weights are evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// Those that are trained.
+    Raw,
+    /// Their moving average.
+    Averaged,
+}
+
+/// What an update is told besides the gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// Updates made before; counts from 0.
+    pub step: Step,
+    /// Learning rate.
+    pub lr: f64,
+    /// Micro-batches that the gradient is the sum of: their statistics are averaged.
+    pub micro_batches: u32,
 }
 
 /// A part of the replicated state, as one buffer.
@@ -100,35 +137,51 @@ pub trait Learner {
     /// Out of memory.
     fn new_leaf(&mut self) -> Result<Self::Leaf, Error>;
 
+    /// Loads what the recipe begins with, if it is not the seed's weights. Called on one rank only, which
+    /// then gives its state to the others.
+    ///
+    /// # Errors
+    /// The file cannot be read or does not fit.
+    fn load_initial(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Overwrites `leaf` with the gradient of `scale ·` (sum of losses over `batch`) and with the
-    /// batch's normalisation statistics; leaves the tail alone. `batch` holds one virtual rank's
-    /// samples and `scale` is 1 / (samples of the whole global batch), so that the sum of all
-    /// leaves is the gradient of the mean loss.
+    /// batch's normalisation statistics; leaves the tail alone. `batch` holds one micro-batch of one
+    /// virtual rank and `scale` is 1 / (samples of the whole global batch), so that the sum of all
+    /// leaves is the gradient of the mean loss. With fp16 all this is times the loss's own factor.
     ///
     /// # Errors
     /// The device failed, or a label is out of range.
     fn gradient(&mut self, batch: &Batch, scale: f32, leaf: &mut Self::Leaf)
     -> Result<Sums, Error>;
 
-    /// One optimizer update from the sum of the leaves of all `virtual_ranks`.
-    ///
-    /// `step` counts from 0; `lr` is this update's learning rate.
+    /// Writes the L2 norm of the summed gradient, without the loss's factor, into the last value of
+    /// its tail.
     ///
     /// # Errors
     /// The device failed.
-    fn update(
-        &mut self,
-        sum: &Self::Leaf,
-        step: Step,
-        lr: f64,
-        virtual_ranks: u32,
-    ) -> Result<(), Error>;
+    fn measure(&mut self, sum: &mut Self::Leaf) -> Result<(), Error>;
 
-    /// Loss and correct guesses in evaluation mode; changes no state.
+    /// One optimizer update from the measured sum of all leaves, which is of no use afterwards.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn update(&mut self, sum: &mut Self::Leaf, update: &Update) -> Result<(), Error>;
+
+    /// Loss, correct guesses and predictions in evaluation mode; changes no state.
     ///
     /// # Errors
     /// The device failed, or a label is out of range.
-    fn evaluate(&mut self, batch: &Batch) -> Result<Sums, Error>;
+    fn evaluate(&mut self, batch: &Batch, weights: Weights) -> Result<Judged, Error>;
+
+    /// Factor on the loss, if there is one. Waits for the device.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn loss_scale(&mut self) -> Result<Option<f64>, Error> {
+        Ok(None)
+    }
 
     /// The whole state that changes during training, in a fixed order.
     fn regions(&mut self) -> Vec<Region<'_>>;

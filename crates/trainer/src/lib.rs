@@ -7,13 +7,13 @@
 //! | [`learner`] | the contract between loop and model |
 //! | [`torch`] | ResNets on libtorch, the only place that uses `tch` |
 //! | [`linear`] | softmax regression in plain Rust, for trying out everything around the training |
-//! | [`schedule`] | learning rates as functions of the sample cursor |
 //! | `agree` | how a new generation's ranks come to hold the same state |
 //! | `saving`, `evaluation` | done by all ranks together |
 //! | `inputs` | data sets cut into micro-batches |
 //! | [`Controls`] | wishes from outside, voted on at the next step |
 
 mod agree;
+mod bits;
 mod controls;
 mod digest;
 mod error;
@@ -23,13 +23,13 @@ pub mod learner;
 pub mod linear;
 mod loader_watch;
 mod saving;
-pub mod schedule;
 mod step_loop;
+mod suspects;
 pub mod torch;
 
 pub use controls::Controls;
 pub use error::Error;
-pub use evaluation::accuracy;
+pub use evaluation::summed_up;
 pub use inputs::{Inputs, Place};
-pub use learner::{Leaf, Learner, Sums};
+pub use learner::{Judged, Leaf, Learner, Sums, Update, Weights};
 pub use step_loop::{Build, Job, Seat, Trainer};

@@ -5,11 +5,11 @@
 
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, Inputs};
-use baton_job::{JobSpec, Step, spec::Optimizer};
+use baton_job::{JobSpec, spec::Optimizer};
 
 use crate::{
     Leaf, Learner, Sums,
-    learner::{Error, Region, TAIL, TensorPlace},
+    learner::{Error, Judged, Region, TAIL, TensorPlace, Update, Weights},
 };
 
 /// Weights (classes × features), then one bias per class; SGD with momentum.
@@ -143,13 +143,17 @@ impl Learner for LinearLearner {
         Ok(sums)
     }
 
-    fn update(
-        &mut self,
-        sum: &HostLeaf,
-        _step: Step,
-        lr: f64,
-        _virtual_ranks: u32,
-    ) -> Result<(), Error> {
+    fn measure(&mut self, sum: &mut HostLeaf) -> Result<(), Error> {
+        let (gradient, tail) = sum.0.split_at_mut(self.weights.len());
+        let squares = gradient.iter().map(|value| f64::from(*value).powi(2));
+        if let Some(norm) = tail.last_mut() {
+            *norm = squares.sum::<f64>().sqrt() as f32;
+        }
+        Ok(())
+    }
+
+    fn update(&mut self, sum: &mut HostLeaf, update: &Update) -> Result<(), Error> {
+        let lr = update.lr;
         let values = self.weights.iter_mut().zip(&mut self.velocity).zip(&sum.0);
         for ((weight, velocity), gradient) in values {
             let gradient = gradient + self.weight_decay * *weight;
@@ -161,13 +165,13 @@ impl Learner for LinearLearner {
         Ok(())
     }
 
-    fn evaluate(&mut self, batch: &Batch) -> Result<Sums, Error> {
+    fn evaluate(&mut self, batch: &Batch, _weights: Weights) -> Result<Judged, Error> {
         let mut sums = Sums::default();
         for index in 0..batch.len() {
             let probabilities = self.probabilities(&self.values(batch, index));
             self.judge(&probabilities, self.label(batch, index)?, &mut sums);
         }
-        Ok(sums)
+        Ok(Judged { sums, ..Judged::default() })
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {

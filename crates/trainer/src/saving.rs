@@ -94,7 +94,7 @@ fn commit<L: Learner>(
     let retention = Retention {
         keep_last: spec.checkpoint.keep_last,
         keep_best: spec.checkpoint.keep_best,
-        not_before: restore.not_before,
+        restore: restore.clone(),
         generation: id.generation,
     };
     for warning in job.store.prune(&retention).warnings {

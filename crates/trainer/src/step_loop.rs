@@ -13,17 +13,20 @@ use std::{
 
 use baton_checkpoint::{SaveId, Store};
 use baton_collectives::{Collective, Part, TreeNode, tree::Fold};
+use baton_data::InputType;
 use baton_job::{
     Generation, JobId, JobSpec, Rank, Step,
     exit::Outcome,
+    guard::{self, BatchMark, Diagnosis},
     message::{RankNews, Restore, StepNews},
     plan::virtual_block,
-    progress::{Agenda, Due},
+    progress::{Agenda, Due, Extent},
+    schedule::learning_rate,
     spec::Determinism,
 };
 
 use crate::{
-    Controls, Error, Inputs, Leaf, Learner, Sums,
+    Controls, Error, Inputs, Leaf, Learner, Sums, Update,
     agree::{self, Position},
     controls::Votes,
     digest, evaluation,
@@ -31,7 +34,7 @@ use crate::{
     learner::{self, TAIL},
     loader_watch::LoaderWatch,
     saving,
-    schedule::learning_rate,
+    suspects::Suspects,
 };
 
 /// What a rank knows of its job.
@@ -144,20 +147,27 @@ impl<L: Learner> Trainer<L> {
         loop {
             let votes = match self.agenda().due(&self.position.progress) {
                 Due::Train => {
+                    let samples = self.agenda().next_batch(&self.position.progress);
                     let (news, votes) =
                         self.train_step(seat, controls, feed, &mut fold, block.len())?;
                     let stats = feed.stats();
-                    rate.count(self.agenda().global_batch, stats.waited);
+                    rate.count(samples, stats.waited);
                     if let Some(news) = self.loaders.news(Instant::now(), &stats) {
                         tell(RankNews::Loader(news));
                     }
                     if rank == Rank(0) && rate.news_is_due() {
-                        tell(RankNews::Stepped(rate.complete(news)));
+                        let loss_scale = self.learner.loss_scale()?;
+                        tell(RankNews::Stepped(StepNews { loss_scale, ..rate.complete(news) }));
                     }
                     votes
                 }
-                Due::Evaluate => {
-                    let votes = self.evaluate(seat, controls, tell)?;
+                Due::PassOver => {
+                    let agenda = self.job.inputs.agenda();
+                    agenda.pass_over_marked(&mut self.position.progress);
+                    Votes::default()
+                }
+                Due::Evaluate(extent) => {
+                    let votes = self.evaluate(seat, controls, extent, tell)?;
                     // Time spent here is no part of the training rate.
                     rate = Rate::start(feed.stats().waited);
                     votes
@@ -168,6 +178,11 @@ impl<L: Learner> Trainer<L> {
                     Votes::default()
                 }
                 Due::Finish => {
+                    if let Some(reason) = self.agenda().ends_early(&self.position.progress)
+                        && rank == Rank(0)
+                    {
+                        tell(RankNews::EndsEarly { reason });
+                    }
                     self.ensure_saved(seat, tell)?;
                     return self.done(Outcome::Completed, tell);
                 }
@@ -192,10 +207,12 @@ impl<L: Learner> Trainer<L> {
         seat: &mut Seat<'_>,
         tell: &mut dyn FnMut(RankNews),
     ) -> Result<(), Error> {
-        let held = (self.standing == Standing::Whole).then(|| self.position.clone());
+        // What was computed before training went back counts no more.
+        let counts = self.position.rollbacks == seat.restore.rollbacks.len();
+        let held = (self.standing == Standing::Whole && counts).then(|| self.position.clone());
         if held.is_none() {
             // From here to the end of this function the memory may hold a part of a state.
-            if self.standing == Standing::Torn {
+            if self.standing != Standing::Untouched {
                 self.learner = (self.build)()?;
             }
             self.standing = Standing::Torn;
@@ -205,6 +222,7 @@ impl<L: Learner> Trainer<L> {
             held.as_ref(),
             &mut self.learner,
             &self.job.spec,
+            self.job.inputs.agenda(),
             &self.job.store,
             seat.restore,
         )?;
@@ -225,30 +243,23 @@ impl<L: Learner> Trainer<L> {
         Ok(())
     }
 
-    /// One update. Until its all-reduce has ended nothing of the state is touched, so a rank that
-    /// loses its peers in here still holds the state before it.
+    /// One update. Until its all-reduce has ended and its sum is judged nothing of the state is
+    /// touched, so a rank that loses its peers in here still holds the state before it.
     fn train_step(
         &mut self,
         seat: &mut Seat<'_>,
         controls: &Controls,
         feed: &mut Feed,
         fold: &mut Fold<L::Leaf>,
-        micro_batches: usize,
+        virtual_ranks_here: usize,
     ) -> Result<(StepNews, Votes), Error> {
-        let spec = &self.job.spec;
-        let virtual_ranks = spec.train.virtual_ranks;
-        let agenda = self.job.inputs.agenda();
-        let scale = 1.0 / agenda.next_batch(&self.position.progress) as f32;
+        let spec = self.job.spec.clone();
+        let (virtual_ranks, parts) = (spec.train.virtual_ranks, spec.train.grad_accumulation);
+        let before = self.position.progress.clone();
+        let mut suspects = Suspects::default();
         let mut vote = controls.vote();
-        for _ in 0..micro_batches {
-            let batch =
-                feed.next()?.ok_or_else(|| Error::Mismatch("the loader ended".to_owned()))?;
-            let mut leaf = match fold.take_buffer() {
-                Some(leaf) => leaf,
-                None => self.learner.new_leaf()?,
-            };
-            let sums = self.learner.gradient(&batch, scale, &mut leaf)?;
-            feed.recycle(batch);
+        for _ in 0..virtual_ranks_here {
+            let (mut leaf, sums) = self.leaf(feed, fold, &mut suspects)?;
             leaf.set_tail(tail(&sums, vote))?;
             // Once per rank is enough.
             vote = Votes::default();
@@ -258,20 +269,40 @@ impl<L: Learner> Trainer<L> {
         if spec.precision.determinism == Determinism::Fast {
             add_up(&mut sums, fold)?;
         }
-        let mut parts: Vec<Part<'_>> = sums
+        let mut buffers: Vec<Part<'_>> = sums
             .iter_mut()
             .map(|(node, leaf)| Part { node: *node, buffer: leaf.buffer() })
             .collect();
-        seat.collective.all_reduce(virtual_ranks, &mut parts)?;
+        seat.collective.all_reduce(virtual_ranks, &mut buffers)?;
 
-        let lr = self.learning_rate();
-        let Some((_, total)) = sums.first() else {
+        let agenda = self.job.inputs.agenda();
+        let lr = learning_rate(&spec, agenda, &before);
+        let Some((_, total)) = sums.first_mut() else {
             return Err(Error::Mismatch("a rank without virtual ranks; this is a bug".to_owned()));
         };
-        let [loss, top1, count, save, stop] = total.tail()?;
+        self.learner.measure(total)?;
+        // Here the host waits for the device, once per update.
+        let [loss, top1, count, save, stop, norm] = total.tail()?.map(f64::from);
+        let loss = loss / count.max(1.0);
+        let mut watch = before.watch;
+        if let Err(divergence) = watch.judge(loss, norm, &spec) {
+            let finite = |value: f64| value.is_finite().then_some(value);
+            let found = Diagnosis {
+                divergence,
+                step: before.step,
+                batch: BatchMark { epoch: before.epoch, cursor: before.cursor },
+                lr,
+                loss: finite(loss),
+                gradient_norm: finite(norm),
+                samples: suspects.of_all(seat.collective)?,
+            };
+            return Err(Error::Diverged(Box::new(found)));
+        }
         self.standing = Standing::Torn;
-        self.learner.update(total, self.position.progress.step, lr, virtual_ranks)?;
+        let update = Update { step: before.step, lr, micro_batches: virtual_ranks * parts };
+        self.learner.update(total, &update)?;
         agenda.advance(&mut self.position.progress);
+        self.position.progress.watch = watch;
         self.standing = Standing::Whole;
         for (_, leaf) in sums {
             fold.recycle(leaf);
@@ -280,44 +311,88 @@ impl<L: Learner> Trainer<L> {
             step: self.position.progress.step,
             epoch: self.position.progress.epoch,
             total_steps: agenda.total_steps(),
-            steps_per_epoch: agenda.steps_per_epoch(),
-            loss: f64::from(loss) / f64::from(count.max(1.0)),
-            top1: f64::from(top1) / f64::from(count.max(1.0)),
+            steps_per_epoch: agenda.steps_of(self.position.progress.epoch),
+            step_of_epoch: agenda.step_of_epoch(&self.position.progress),
+            loss,
+            top1: top1 / count.max(1.0),
             lr,
+            gradient_norm: norm.is_finite().then_some(norm),
+            resolution: match self.job.inputs.input_type() {
+                InputType::Image => agenda.resolution(before.epoch),
+                InputType::Array(_) => 0,
+            },
+            global_batch: agenda.global_batch(before.epoch),
             ..StepNews::default()
         };
         Ok((news, Votes { save: save > 0.0, stop: stop > 0.0 }))
     }
 
-    fn learning_rate(&self) -> f64 {
-        let agenda = self.agenda();
-        let position = agenda.position_epochs(&self.position.progress);
-        let schedule = &self.job.spec.schedule;
-        learning_rate(schedule, position, f64::from(agenda.epochs), agenda.steps_per_epoch())
+    /// The contribution of one virtual rank: the sum over its micro-batches.
+    fn leaf(
+        &mut self,
+        feed: &mut Feed,
+        fold: &mut Fold<L::Leaf>,
+        suspects: &mut Suspects,
+    ) -> Result<(L::Leaf, Sums), Error> {
+        let agenda = self.job.inputs.agenda();
+        let scale = 1.0 / agenda.next_batch(&self.position.progress) as f32;
+        let mut sum: Option<(L::Leaf, Sums)> = None;
+        for _ in 0..self.job.spec.train.grad_accumulation {
+            let batch =
+                feed.next()?.ok_or_else(|| Error::Mismatch("the loader ended".to_owned()))?;
+            let mut leaf = match fold.take_buffer() {
+                Some(leaf) => leaf,
+                None => self.learner.new_leaf()?,
+            };
+            let sums = self.learner.gradient(&batch, scale, &mut leaf)?;
+            suspects.note(&batch.samples, &sums);
+            feed.recycle(batch);
+            sum = Some(match sum {
+                None => (leaf, sums),
+                Some((mut whole, before)) => {
+                    whole.add(&leaf)?;
+                    fold.recycle(leaf);
+                    (whole, before.plus(&sums))
+                }
+            });
+        }
+        sum.ok_or_else(|| Error::Mismatch("an update without micro-batches".to_owned()))
     }
 
     fn evaluate(
         &mut self,
         seat: &mut Seat<'_>,
         controls: &Controls,
+        extent: Extent,
         tell: &mut dyn FnMut(RankNews),
     ) -> Result<Votes, Error> {
         let vote = || controls.vote();
-        let (accuracy, votes) = evaluation::evaluate(
+        let evaluation::Evaluated { raw, ema, votes } = evaluation::evaluate(
             &mut self.learner,
             &self.job.inputs,
+            extent,
             seat.collective,
             &mut self.loaders,
             vote,
         )?;
+        let spec = &self.job.spec;
         let progress = &mut self.position.progress;
-        progress.evaluated = Some(progress.epoch);
-        progress.last_evaluation = Some(accuracy);
-        if progress.best.is_none_or(|(_, best)| accuracy.top1 > best.top1) {
-            progress.best = Some((progress.step, accuracy));
+        if let Some(divergence) = guard::collapse(progress, &raw, &spec.guard) {
+            let lr = learning_rate(spec, self.job.inputs.agenda(), progress);
+            return Err(Error::Diverged(Box::new(Diagnosis {
+                divergence,
+                step: progress.step,
+                batch: BatchMark { epoch: progress.epoch, cursor: progress.cursor },
+                lr,
+                loss: Some(raw.loss),
+                gradient_norm: None,
+                samples: Vec::new(),
+            })));
         }
+        progress.note_evaluation(raw, ema, extent);
         if seat.collective.rank() == Rank(0) {
-            tell(RankNews::Evaluated { step: progress.step, epoch: progress.epoch, accuracy });
+            let (step, epoch) = (progress.step, progress.epoch);
+            tell(RankNews::Evaluated { step, epoch, accuracy: raw, ema, extent });
         }
         Ok(votes)
     }
@@ -371,10 +446,11 @@ impl<L: Learner> Trainer<L> {
     }
 }
 
-/// What travels behind the gradient: sums for metrics, and the vote.
+/// What travels behind the gradient: sums for metrics, and the vote. The last value is for the norm.
 fn tail(sums: &Sums, vote: Votes) -> [f32; TAIL] {
     let flag = |set: bool| f32::from(u8::from(set));
-    [sums.loss as f32, sums.top1 as f32, sums.count as f32, flag(vote.save), flag(vote.stop)]
+    let [loss, top1, count] = [sums.loss as f32, sums.top1 as f32, sums.count as f32];
+    [loss, top1, count, flag(vote.save), flag(vote.stop), 0.0]
 }
 
 /// Leaves one sum of all, for a collective with an order of its own.
@@ -443,13 +519,19 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use baton_collectives::local;
-    use baton_data::InputType;
-    use baton_job::ids::Epoch;
+    use baton_job::{
+        ids::Epoch,
+        message::{Rollback, StateSource},
+    };
 
     use super::*;
     use crate::{Place, linear::LinearLearner};
 
     fn trainer(store: &str) -> Trainer<LinearLearner> {
+        trainer_with(store, &[])
+    }
+
+    fn trainer_with(store: &str, overrides: &[&str]) -> Trainer<LinearLearner> {
         let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
         let text = format!(
             r#"
@@ -461,7 +543,8 @@ mod tests {
             schedule = {{ kind = "constant", lr = 0.1 }}
             "#
         );
-        let spec = Arc::new(JobSpec::from_toml(&text, &[]).unwrap());
+        let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
+        let spec = Arc::new(JobSpec::from_toml(&text, &overrides).unwrap());
         let inputs = Inputs::open(&spec, &Place::default()).unwrap();
         let store = Store::open(store).unwrap();
         let job = Job {
@@ -471,6 +554,120 @@ mod tests {
             inputs,
         };
         Trainer::new(job, Box::new(move || LinearLearner::new(&spec, &InputType::Image))).unwrap()
+    }
+
+    /// One generation of one rank.
+    fn run_alone(
+        trainer: &mut Trainer<LinearLearner>,
+        generation: Generation,
+        restore: &Restore,
+    ) -> (Result<Outcome, Error>, Vec<RankNews>) {
+        let mut group = local::group(1, Duration::from_secs(60));
+        let collective = &mut group[0];
+        let mut seat = Seat { generation, collective, restore };
+        let mut news = Vec::new();
+        let ended = trainer.run(&mut seat, &Controls::default(), &mut |told| news.push(told));
+        (ended, news)
+    }
+
+    /// Two epochs whose rate rises so far in the second that the loss overflows.
+    const EXPLODING: [&str; 3] = [
+        "train.epochs=3",
+        "schedule={kind='piecewise_linear', points=[[0.0, 0.1], [1.0, 0.1], [1.01, 1e38], [3.0, 1e38]]}",
+        "guard.lr_factor=1e-38",
+    ];
+
+    #[test]
+    fn a_divergence_is_told_with_its_batch_and_changes_no_state() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut trainer = trainer_with(folder.path().to_str().unwrap(), &EXPLODING);
+        let (ended, _) = run_alone(&mut trainer, Generation(1), &Restore::default());
+        let Err(Error::Diverged(found)) = ended else { panic!("{ended:?}") };
+        assert!(found.step > Step(4) && found.batch.epoch == Epoch(1), "{found:?}");
+        assert!(found.lr > 1e30 && !found.samples.is_empty(), "{found:?}");
+        assert_eq!(trainer.step(), Some(found.step));
+        for region in trainer.learner().regions() {
+            assert!(region.buffer.to_host().unwrap().iter().all(|value| value.is_finite()));
+        }
+    }
+
+    #[test]
+    fn a_rollback_goes_on_from_the_last_good_checkpoint_with_a_lower_rate() {
+        let folder = tempfile::tempdir().unwrap();
+        let location = folder.path().to_str().unwrap();
+        let mut trainer = trainer_with(location, &EXPLODING);
+        let (ended, _) = run_alone(&mut trainer, Generation(1), &Restore::default());
+        let Err(Error::Diverged(found)) = ended else { panic!("{ended:?}") };
+
+        let rollback = Rollback { generation: Generation(2), before: found.step, skip: None };
+        let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
+        let (ended, news) = run_alone(&mut trainer, Generation(2), &restore);
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        let started = news.iter().find_map(|news| match news {
+            RankNews::Started { progress, source } => Some((progress, source)),
+            _ => None,
+        });
+        let (progress, source) = started.unwrap();
+        // Of the end of the first epoch, though the rank held a later state.
+        assert_eq!((progress.step, progress.lr_cuts), (Step(4), 1));
+        assert!(matches!(source, StateSource::Checkpoint { .. }), "{source:?}");
+    }
+
+    #[test]
+    fn a_batch_named_by_a_rollback_and_the_one_before_are_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let location = folder.path().to_str().unwrap();
+        let mut trainer = trainer_with(location, &["train.epochs=2"]);
+        let batch = BatchMark { epoch: Epoch(1), cursor: 90 };
+        let rollback = Rollback { generation: Generation(1), before: Step(5), skip: Some(batch) };
+        let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
+        let (ended, _) = run_alone(&mut trainer, Generation(1), &restore);
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        assert_eq!(trainer.step(), Some(Step(6)));
+        assert_eq!(trainer.position.progress.epoch, Epoch(2));
+    }
+
+    #[test]
+    fn a_target_completes_the_job_and_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let location = folder.path().to_str().unwrap();
+        let target = ["train.epochs=50", "limits.target_top1=0.5", "evaluation.subset=0.5"];
+        let mut trainer = trainer_with(location, &target);
+        let (ended, news) = run_alone(&mut trainer, Generation(1), &Restore::default());
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        let evaluations = news.iter().filter_map(|news| match news {
+            RankNews::Evaluated { extent, accuracy, .. } => Some((*extent, accuracy.samples)),
+            _ => None,
+        });
+        let evaluations: Vec<_> = evaluations.collect();
+        assert_eq!(evaluations.first(), Some(&(Extent::Subset, 180)));
+        assert_eq!(evaluations.last(), Some(&(Extent::Full, 360)));
+        let reasons: Vec<_> = news
+            .iter()
+            .filter_map(|news| match news {
+                RankNews::EndsEarly { reason } => Some(reason.as_str()),
+                _ => None,
+            })
+            .collect();
+        assert!(reasons.len() == 1 && reasons[0].contains("target_top1 = 0.5"), "{reasons:?}");
+        assert!(trainer.position.progress.epoch < Epoch(50));
+    }
+
+    #[test]
+    fn accumulated_micro_batches_give_nearly_the_same_model() {
+        let trained = |overrides: &[&str]| {
+            let folder = tempfile::tempdir().unwrap();
+            let mut trainer = trainer_with(folder.path().to_str().unwrap(), overrides);
+            let (ended, _) = run_alone(&mut trainer, Generation(1), &Restore::default());
+            assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+            trainer.learner().regions()[0].buffer.to_host().unwrap()
+        };
+        let whole = trained(&[]);
+        let parts = trained(&["train.grad_accumulation=3"]);
+        assert_ne!(whole, parts);
+        for (a, b) in whole.iter().zip(parts) {
+            assert!((a - b).abs() < 1e-5, "{a} {b}");
+        }
     }
 
     #[test]
@@ -484,6 +681,7 @@ mod tests {
             survivor.position.progress.epoch = Epoch(1);
         }
         survivors[1].position.progress.evaluated = Some(Epoch(1));
+        survivors[1].position.progress.evaluated_fully = Some(Epoch(1));
         let group = local::group(2, Duration::from_secs(60));
 
         let outcomes: Vec<_> = std::thread::scope(|scope| {

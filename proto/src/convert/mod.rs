@@ -4,6 +4,7 @@
 //! where every value has a meaning.
 
 mod directive;
+mod divergence;
 mod report;
 mod status;
 #[cfg(test)]

@@ -6,7 +6,7 @@ use baton_job::{
     message::{Hello, Holding, RankNews, RankPhase, Report, StateSource},
 };
 
-use super::{Malformed, all, required};
+use super::{Malformed, all, known, required};
 use crate::v1::{
     self, agent_message::Message, held_rank::Phase, rank_report::News, rank_started::Source,
 };
@@ -107,6 +107,7 @@ impl From<(Rank, RankPhase)> for v1::HeldRank {
             RankPhase::Meeting => Phase::Meeting(v1::Empty {}),
             RankPhase::Training => Phase::Training(v1::Empty {}),
             RankPhase::Waiting => Phase::Waiting(v1::Empty {}),
+            RankPhase::Diverged(diagnosis) => Phase::Diverged(diagnosis.into()),
             RankPhase::Done { outcome, digest } => Phase::Done(done(outcome, digest)),
         };
         Self { rank: rank.0, phase: Some(phase) }
@@ -125,6 +126,7 @@ impl TryFrom<v1::HeldRank> for (Rank, RankPhase) {
             Phase::Meeting(v1::Empty {}) => RankPhase::Meeting,
             Phase::Training(v1::Empty {}) => RankPhase::Training,
             Phase::Waiting(v1::Empty {}) => RankPhase::Waiting,
+            Phase::Diverged(diagnosis) => RankPhase::Diverged(diagnosis.try_into()?),
             Phase::Done(v1::RankDone { outcome, digest }) => {
                 RankPhase::Done { outcome: outcome_of_rank(outcome)?, digest }
             }
@@ -142,11 +144,17 @@ impl From<RankNews> for News {
                 progress: Some(progress.into()),
             }),
             RankNews::Stepped(step) => Self::Stepped(step.into()),
-            RankNews::Evaluated { step, epoch, accuracy } => Self::Evaluated(v1::Evaluated {
-                step: step.0,
-                epoch: epoch.0,
-                accuracy: Some(accuracy.into()),
-            }),
+            RankNews::Evaluated { step, epoch, accuracy, ema, extent } => {
+                Self::Evaluated(v1::Evaluated {
+                    step: step.0,
+                    epoch: epoch.0,
+                    accuracy: Some(accuracy.into()),
+                    ema: ema.map(Into::into),
+                    extent: v1::Extent::from(extent).into(),
+                })
+            }
+            RankNews::Diverged(diagnosis) => Self::Diverged(diagnosis.into()),
+            RankNews::EndsEarly { reason } => Self::EndsEarly(reason),
             RankNews::Loader(news) => Self::Loader(news.into()),
             RankNews::Saved(commit) => Self::Saved(commit.into()),
             RankNews::SaveFailed { message } => Self::SaveFailed(message),
@@ -170,11 +178,15 @@ impl TryFrom<News> for RankNews {
                 progress: required("RankStarted", "progress", progress)?.try_into()?,
             },
             News::Stepped(step) => Self::Stepped(step.into()),
-            News::Evaluated(v1::Evaluated { step, epoch, accuracy }) => Self::Evaluated {
-                step: Step(step),
-                epoch: Epoch(epoch),
-                accuracy: required("Evaluated", "accuracy", accuracy)?.into(),
+            News::Evaluated(wire) => Self::Evaluated {
+                step: Step(wire.step),
+                epoch: Epoch(wire.epoch),
+                accuracy: required("Evaluated", "accuracy", wire.accuracy)?.into(),
+                ema: wire.ema.map(Into::into),
+                extent: known::<v1::Extent>("Evaluated", "extent", wire.extent)?.try_into()?,
             },
+            News::Diverged(diagnosis) => Self::Diverged(diagnosis.try_into()?),
+            News::EndsEarly(reason) => Self::EndsEarly { reason },
             News::Loader(news) => Self::Loader(news.into()),
             News::Saved(checkpoint) => Self::Saved(checkpoint.try_into()?),
             News::SaveFailed(message) => Self::SaveFailed { message },

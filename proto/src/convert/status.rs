@@ -1,8 +1,10 @@
 //! What users see.
 
+use std::time::Duration;
+
 use baton_job::{
     Time,
-    engine::{NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery, Status},
+    engine::{Incident, NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery, Status},
 };
 
 use super::same_variants;
@@ -22,6 +24,8 @@ same_variants!(
         Saved,
         SaveFailed,
         RankFailed,
+        Diverged,
+        EndsEarly,
         SamplesSkipped,
         Recovered,
         Draining,
@@ -38,7 +42,7 @@ same_variants!(
 );
 
 /// The machine's state as users see it. The coordinator fills in what the machine does not know:
-/// `job_id`, `name`, `epochs`, `checkpoint_age_seconds`, `checkpoint_location`, `eta_seconds`.
+/// `job_id`, `name`, `checkpoint_age_seconds`, `checkpoint_location`.
 #[must_use]
 pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
     v1::GetStatusResponse {
@@ -46,6 +50,7 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
         reason: status.reason.clone(),
         phase_seconds: seconds(status.since, now),
         generation: status.generation.0,
+        epochs: status.epochs,
         latest: status.latest.clone().map(Into::into),
         evaluation: status.evaluation.map(Into::into),
         best: status.best.map(Into::into),
@@ -54,10 +59,36 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
         nodes: status.nodes.iter().map(Into::into).collect(),
         skipped_samples: status.skipped_samples,
         recoveries: status.recoveries.iter().map(Into::into).collect(),
+        incidents: status.incidents.iter().map(Into::into).collect(),
+        spending: Some(spending(status, now)),
+        eta_seconds: status.eta_seconds(),
         stale_messages: status.stale_messages,
         drain_seconds_left: status.drain_until.map(|until| seconds(now, until)),
         outcome: status.outcome.clone().map(Into::into),
         ..v1::GetStatusResponse::default()
+    }
+}
+
+fn spending(status: &Status, now: Time) -> v1::Spending {
+    let time = status.spending.meter.read(now);
+    let hours = |time: Duration| time.as_secs_f64() / 3_600.0;
+    v1::Spending {
+        hours: hours(time),
+        most_hours: status.spending.most.map(hours),
+        dollars: status.spending.dollars(time),
+        projected_dollars: status.projected_dollars(now),
+    }
+}
+
+impl From<&Incident> for v1::Incident {
+    fn from(incident: &Incident) -> Self {
+        Self {
+            generation: incident.generation.0,
+            diagnosis: Some(incident.diagnosis.clone().into()),
+            cause: incident.diagnosis.to_string(),
+            rollback: incident.rollback.clone().map(Into::into),
+            remedy: incident.remedy(),
+        }
     }
 }
 

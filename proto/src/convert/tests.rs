@@ -1,13 +1,16 @@
+use std::time::Duration;
+
 use baton_job::{
     Epoch, Generation, NodeId, Rank, Step, Time,
-    engine::{NoticeKind, PhaseName, RankStatus, Recovery, Status},
+    engine::{Incident, Meter, NoticeKind, PhaseName, RankStatus, Recovery, Spending, Status},
     exit::{Class, Failure, Outcome},
+    guard::{BatchMark, Diagnosis, Divergence, LossWatch},
     ids::LocalRank,
     message::{
         Commit, Directive, Hello, Holding, Launch, LoaderNews, RankNews, RankPhase, Report,
-        Restore, StateSource, StepNews,
+        Restore, Rollback, StateSource, StepNews,
     },
-    progress::{Accuracy, Progress},
+    progress::{Accuracy, Extent, Fit, Progress},
 };
 use proptest::{collection::vec, option, prelude::*};
 
@@ -25,11 +28,48 @@ fn word() -> impl Strategy<Value = String> {
 }
 
 fn accuracy() -> impl Strategy<Value = Accuracy> {
-    (0.0..100.0, share(), share(), any::<u64>()).prop_map(|(loss, top1, top5, samples)| Accuracy {
-        loss,
-        top1,
-        top5,
-        samples,
+    let fit = (share(), share(), share()).prop_map(|(mae, pearson, spearman)| Fit {
+        mae,
+        pearson,
+        spearman,
+    });
+    (0.0..100.0, share(), share(), any::<u64>(), option::of(fit))
+        .prop_map(|(loss, top1, top5, samples, fit)| Accuracy { loss, top1, top5, samples, fit })
+}
+
+fn extent() -> impl Strategy<Value = Extent> {
+    prop_oneof![Just(Extent::Subset), Just(Extent::Full)]
+}
+
+fn batch_mark() -> impl Strategy<Value = BatchMark> {
+    (any::<u32>(), any::<u64>())
+        .prop_map(|(epoch, cursor)| BatchMark { epoch: Epoch(epoch), cursor })
+}
+
+fn diagnosis() -> impl Strategy<Value = Diagnosis> {
+    let divergence = prop_oneof![
+        Just(Divergence::LossNotFinite),
+        Just(Divergence::GradientNotFinite),
+        (share(), share()).prop_map(|(mean, bound)| Divergence::LossRose { mean, bound }),
+        (share(), share()).prop_map(|(score, best)| Divergence::AccuracyCollapsed { score, best }),
+    ];
+    let numbers = (share(), option::of(share()), option::of(share()));
+    (divergence, any::<u64>(), batch_mark(), numbers, vec(any::<u64>(), 0..4)).prop_map(
+        |(divergence, step, batch, (lr, loss, gradient_norm), samples)| Diagnosis {
+            divergence,
+            step: Step(step),
+            batch,
+            lr,
+            loss,
+            gradient_norm,
+            samples,
+        },
+    )
+}
+
+fn rollback() -> impl Strategy<Value = Rollback> {
+    (any::<u64>(), any::<u64>(), option::of(batch_mark())).prop_map(|(generation, before, skip)| {
+        Rollback { generation: Generation(generation), before: Step(before), skip }
     })
 }
 
@@ -46,7 +86,8 @@ fn commit() -> impl Strategy<Value = Commit> {
 }
 
 fn failure() -> impl Strategy<Value = Failure> {
-    let class = prop_oneof![Just(Class::BadInput), Just(Class::Device), Just(Class::Crash)];
+    let classes = [Class::BadInput, Class::Diverged, Class::Device, Class::Crash];
+    let class = proptest::sample::select(classes.to_vec());
     (class, word()).prop_map(|(class, message)| Failure { class, message })
 }
 
@@ -54,6 +95,7 @@ fn outcome() -> impl Strategy<Value = Outcome> {
     prop_oneof![
         Just(Outcome::Completed),
         word().prop_map(|reason| Outcome::Drained { reason }),
+        word().prop_map(|reason| Outcome::LimitReached { reason }),
         Just(Outcome::Stopped),
         failure().prop_map(|failure| Outcome::Failed { failure }),
     ]
@@ -63,8 +105,24 @@ fn progress() -> impl Strategy<Value = Progress> {
     let position = (any::<u64>(), any::<u32>(), any::<u64>());
     let marks = (option::of(any::<u32>()), option::of(any::<u64>()));
     let best = option::of((any::<u64>().prop_map(Step), accuracy()));
-    (position, marks, option::of(accuracy()), best).prop_map(
-        |((step, epoch, cursor), (evaluated, saved), last_evaluation, best)| Progress {
+    let watch = (any::<u64>(), share(), share(), share(), any::<u32>()).prop_map(
+        |(updates, mean, first, lowest, overflows)| LossWatch {
+            updates,
+            mean,
+            first,
+            lowest,
+            overflows,
+        },
+    );
+    let found = (option::of(accuracy()), best, option::of(any::<u32>()), option::of(accuracy()));
+    let guarded = (any::<u32>(), watch, any::<u32>(), vec(batch_mark(), 0..4));
+    (position, marks, found, guarded).prop_map(
+        |(
+            (step, epoch, cursor),
+            (evaluated, saved),
+            (last_evaluation, best, evaluated_fully, last_ema),
+            (evaluations_since_best, watch, lr_cuts, skips),
+        )| Progress {
             step: Step(step),
             epoch: Epoch(epoch),
             cursor,
@@ -72,6 +130,12 @@ fn progress() -> impl Strategy<Value = Progress> {
             saved: saved.map(Step),
             last_evaluation,
             best,
+            evaluated_fully: evaluated_fully.map(Epoch),
+            last_ema,
+            evaluations_since_best,
+            watch,
+            lr_cuts,
+            skips,
         },
     )
 }
@@ -79,10 +143,14 @@ fn progress() -> impl Strategy<Value = Progress> {
 fn step_news() -> impl Strategy<Value = StepNews> {
     let counts = (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>());
     let numbers = (0.0..100.0, share(), share(), 0.0..1e6, share());
-    (counts, numbers).prop_map(
+    let details = (option::of(share()), option::of(share()), any::<u32>());
+    let batches = (any::<u64>(), any::<u64>());
+    (counts, numbers, details, batches).prop_map(
         |(
             (step, epoch, total_steps, steps_per_epoch),
             (loss, top1, lr, samples_per_second, loader_wait),
+            (gradient_norm, loss_scale, resolution),
+            (global_batch, step_of_epoch),
         )| StepNews {
             step: Step(step),
             epoch: Epoch(epoch),
@@ -93,6 +161,11 @@ fn step_news() -> impl Strategy<Value = StepNews> {
             lr,
             samples_per_second,
             loader_wait,
+            gradient_norm,
+            loss_scale,
+            resolution,
+            global_batch,
+            step_of_epoch,
         },
     )
 }
@@ -122,15 +195,27 @@ fn ready() -> impl Strategy<Value = (String, Option<Step>)> {
     (word(), option::of(any::<u64>().prop_map(Step)))
 }
 
+fn evaluated() -> impl Strategy<Value = RankNews> {
+    (any::<u64>(), any::<u32>(), accuracy(), option::of(accuracy()), extent()).prop_map(
+        |(step, epoch, accuracy, ema, extent)| RankNews::Evaluated {
+            step: Step(step),
+            epoch: Epoch(epoch),
+            accuracy,
+            ema,
+            extent,
+        },
+    )
+}
+
 fn news() -> impl Strategy<Value = RankNews> {
     prop_oneof![
         ready().prop_map(|(address, step)| RankNews::Ready { address, step }),
         (source(), progress())
             .prop_map(|(source, progress)| RankNews::Started { source, progress }),
         step_news().prop_map(RankNews::Stepped),
-        (any::<u64>(), any::<u32>(), accuracy()).prop_map(|(step, epoch, accuracy)| {
-            RankNews::Evaluated { step: Step(step), epoch: Epoch(epoch), accuracy }
-        }),
+        evaluated(),
+        diagnosis().prop_map(RankNews::Diverged),
+        word().prop_map(|reason| RankNews::EndsEarly { reason }),
         loader_news().prop_map(RankNews::Loader),
         commit().prop_map(RankNews::Saved),
         word().prop_map(|message| RankNews::SaveFailed { message }),
@@ -147,6 +232,7 @@ fn phase() -> impl Strategy<Value = RankPhase> {
         Just(RankPhase::Meeting),
         Just(RankPhase::Training),
         Just(RankPhase::Waiting),
+        diagnosis().prop_map(RankPhase::Diverged),
         (outcome(), word()).prop_map(|(outcome, digest)| RankPhase::Done { outcome, digest }),
     ]
 }
@@ -177,14 +263,14 @@ fn report() -> impl Strategy<Value = Report> {
 fn launch() -> impl Strategy<Value = Launch> {
     let local = || any::<u32>().prop_map(LocalRank);
     let ranks = vec((any::<u32>().prop_map(Rank), local()), 0..9);
-    let restore = (any::<u64>(), option::of(word()));
+    let restore = (any::<u64>(), option::of(word()), vec(rollback(), 0..3));
     (any::<u64>(), any::<u32>(), ranks, vec(local(), 0..3), restore).prop_map(
-        |(generation, world_size, ranks, replace, (not_before, path))| Launch {
+        |(generation, world_size, ranks, replace, (not_before, path, rollbacks))| Launch {
             generation: Generation(generation),
             world_size,
             ranks,
             replace,
-            restore: Restore { not_before: Generation(not_before), path },
+            restore: Restore { not_before: Generation(not_before), path, rollbacks },
         },
     )
 }
@@ -305,6 +391,7 @@ fn draining_since_8_s() -> Status {
         generation: Generation(2),
         ranks: vec![],
         nodes: vec![],
+        epochs: 16,
         latest: None,
         evaluation: None,
         best: None,
@@ -321,6 +408,8 @@ fn draining_since_8_s() -> Status {
             step_before: Step(40),
             lost_steps: 0,
         }],
+        incidents: vec![],
+        spending: Spending::default(),
         stale_messages: 3,
         drain_until: Some(Time(120_000)),
         outcome: None,
@@ -365,4 +454,72 @@ fn a_status_tells_how_each_rank_is_fed_and_what_was_skipped() {
     assert_eq!(wire.skipped_samples, 15);
     assert_eq!(wire.ranks[0].loader, None);
     assert_eq!(wire.ranks[1].loader.clone().map(LoaderNews::from), Some(loader));
+}
+
+#[test]
+fn a_status_tells_why_the_step_went_back() {
+    let diagnosis = Diagnosis {
+        divergence: Divergence::LossNotFinite,
+        step: Step(40),
+        batch: BatchMark { epoch: Epoch(1), cursor: 640 },
+        lr: 0.1,
+        loss: None,
+        gradient_norm: Some(3.5),
+        samples: vec![7],
+    };
+    let rollback = Rollback { generation: Generation(2), before: Step(41), skip: None };
+    let incident =
+        Incident { generation: Generation(1), diagnosis, rollback: Some(rollback.clone()) };
+    let told = Status { incidents: vec![incident.clone()], ..draining_since_8_s() };
+
+    let mut wire = status(&told, Time(10_000)).incidents;
+
+    let wire = wire.remove(0);
+    assert_eq!(wire.cause, incident.diagnosis.to_string());
+    assert_eq!(wire.remedy, "back to before step 41 with a lower learning rate");
+    assert_eq!(wire.rollback.map(Rollback::from), Some(rollback));
+    assert_eq!(wire.diagnosis.map(Diagnosis::try_from), Some(Ok(incident.diagnosis)));
+}
+
+#[test]
+fn a_status_tells_what_the_job_costs() {
+    let latest = StepNews {
+        epoch: Epoch(15),
+        steps_per_epoch: 100,
+        global_batch: 36,
+        samples_per_second: 1.0,
+        ..StepNews::default()
+    };
+    let spending = Spending {
+        meter: Meter::default(),
+        most: Some(Duration::from_secs(5_400)),
+        dollars_per_hour: Some(4.0),
+    };
+    let told = Status { spending, latest: Some(latest), ..draining_since_8_s() };
+
+    let wire = status(&told, Time(10_000));
+
+    assert_eq!((wire.epochs, wire.eta_seconds), (16, Some(3_600.0)));
+    let expected = v1::Spending {
+        hours: 0.0,
+        most_hours: Some(1.5),
+        dollars: Some(0.0),
+        projected_dollars: Some(4.0),
+    };
+    assert_eq!(wire.spending, Some(expected));
+}
+
+#[test]
+fn what_is_not_finite_is_left_out_of_a_diagnosis() {
+    let diagnosis = Diagnosis {
+        divergence: Divergence::GradientNotFinite,
+        step: Step(0),
+        batch: BatchMark::default(),
+        lr: 0.1,
+        loss: Some(2.0),
+        gradient_norm: Some(f64::INFINITY),
+        samples: vec![],
+    };
+    let wire = v1::Diagnosis::from(diagnosis);
+    assert_eq!((wire.loss, wire.gradient_norm), (Some(2.0), None));
 }

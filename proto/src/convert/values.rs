@@ -2,31 +2,47 @@
 
 use baton_job::{
     Epoch, Generation, Step,
+    engine::Evaluation,
     exit::{Class, Failure, Outcome},
+    guard::LossWatch,
     message::{Commit, LoaderNews, StepNews},
-    progress::{Accuracy, Progress},
+    progress::{Accuracy, Extent, Fit, Progress},
 };
 
 use super::{Malformed, known, required, same_variants};
 use crate::v1;
 
-same_variants!(Class, v1::failure::Class, "Failure", "class", [BadInput, Device, Crash]);
+same_variants!(Class, v1::failure::Class, "Failure", "class", [BadInput, Diverged, Device, Crash]);
+same_variants!(Extent, v1::Extent, "Evaluated", "extent", [Subset, Full]);
 
 impl From<Accuracy> for v1::Accuracy {
-    fn from(Accuracy { loss, top1, top5, samples }: Accuracy) -> Self {
-        Self { loss, top1, top5, samples }
+    fn from(Accuracy { loss, top1, top5, samples, fit }: Accuracy) -> Self {
+        let fit = fit.map(|Fit { mae, pearson, spearman }| v1::Fit { mae, pearson, spearman });
+        Self { loss, top1, top5, samples, fit }
     }
 }
 
 impl From<v1::Accuracy> for Accuracy {
-    fn from(v1::Accuracy { loss, top1, top5, samples }: v1::Accuracy) -> Self {
-        Self { loss, top1, top5, samples }
+    fn from(v1::Accuracy { loss, top1, top5, samples, fit }: v1::Accuracy) -> Self {
+        let fit = fit.map(|v1::Fit { mae, pearson, spearman }| Fit { mae, pearson, spearman });
+        Self { loss, top1, top5, samples, fit }
     }
 }
 
 impl From<(Step, Accuracy)> for v1::EvaluatedStep {
     fn from((step, accuracy): (Step, Accuracy)) -> Self {
-        Self { step: step.0, accuracy: Some(accuracy.into()) }
+        Self { step: step.0, accuracy: Some(accuracy.into()), ..Self::default() }
+    }
+}
+
+impl From<Evaluation> for v1::EvaluatedStep {
+    fn from(Evaluation { step, accuracy, ema, extent }: Evaluation) -> Self {
+        Self {
+            step: step.0,
+            accuracy: Some(accuracy.into()),
+            ema: ema.map(Into::into),
+            extent: v1::Extent::from(extent).into(),
+        }
     }
 }
 
@@ -72,6 +88,11 @@ impl From<StepNews> for v1::Step {
             lr,
             samples_per_second: news.samples_per_second,
             loader_wait: news.loader_wait,
+            gradient_norm: news.gradient_norm,
+            loss_scale: news.loss_scale,
+            resolution: news.resolution,
+            global_batch: news.global_batch,
+            step_of_epoch: news.step_of_epoch,
         }
     }
 }
@@ -89,6 +110,11 @@ impl From<v1::Step> for StepNews {
             lr,
             samples_per_second: wire.samples_per_second,
             loader_wait: wire.loader_wait,
+            gradient_norm: wire.gradient_norm,
+            loss_scale: wire.loss_scale,
+            resolution: wire.resolution,
+            global_batch: wire.global_batch,
+            step_of_epoch: wire.step_of_epoch,
         }
     }
 }
@@ -115,6 +141,12 @@ impl From<Progress> for v1::Progress {
             saved_step: progress.saved.map(|step| step.0),
             last_evaluation: progress.last_evaluation.map(Into::into),
             best: progress.best.map(Into::into),
+            evaluated_fully_epoch: progress.evaluated_fully.map(|epoch| epoch.0),
+            last_ema: progress.last_ema.map(Into::into),
+            evaluations_since_best: progress.evaluations_since_best,
+            watch: Some(progress.watch.into()),
+            lr_cuts: progress.lr_cuts,
+            skips: progress.skips.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -131,7 +163,25 @@ impl TryFrom<v1::Progress> for Progress {
             saved: wire.saved_step.map(Step),
             last_evaluation: wire.last_evaluation.map(Into::into),
             best: wire.best.map(TryInto::try_into).transpose()?,
+            evaluated_fully: wire.evaluated_fully_epoch.map(Epoch),
+            last_ema: wire.last_ema.map(Into::into),
+            evaluations_since_best: wire.evaluations_since_best,
+            watch: required("Progress", "watch", wire.watch)?.into(),
+            lr_cuts: wire.lr_cuts,
+            skips: wire.skips.into_iter().map(Into::into).collect(),
         })
+    }
+}
+
+impl From<LossWatch> for v1::LossWatch {
+    fn from(LossWatch { updates, mean, first, lowest, overflows }: LossWatch) -> Self {
+        Self { updates, mean, first, lowest, overflows }
+    }
+}
+
+impl From<v1::LossWatch> for LossWatch {
+    fn from(v1::LossWatch { updates, mean, first, lowest, overflows }: v1::LossWatch) -> Self {
+        Self { updates, mean, first, lowest, overflows }
     }
 }
 
@@ -156,6 +206,7 @@ impl From<Outcome> for v1::Outcome {
         let (kind, reason, failure) = match outcome {
             Outcome::Completed => (Kind::Completed, String::new(), None),
             Outcome::Drained { reason } => (Kind::Drained, reason, None),
+            Outcome::LimitReached { reason } => (Kind::LimitReached, reason, None),
             Outcome::Stopped => (Kind::Stopped, String::new(), None),
             Outcome::Failed { failure } => (Kind::Failed, String::new(), Some(failure.into())),
         };
@@ -172,6 +223,7 @@ impl TryFrom<v1::Outcome> for Outcome {
             Kind::Unspecified => Err(Malformed::new("Outcome", "kind", "is missing")),
             Kind::Completed => Ok(Self::Completed),
             Kind::Drained => Ok(Self::Drained { reason }),
+            Kind::LimitReached => Ok(Self::LimitReached { reason }),
             Kind::Stopped => Ok(Self::Stopped),
             Kind::Failed => {
                 let failure = required("Outcome", "failure", failure)?.try_into()?;

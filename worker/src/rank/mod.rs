@@ -104,7 +104,10 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
             let (spec, input_type) = (spec.clone(), job.inputs.input_type().clone());
             rank.serve(job, Box::new(move || LinearLearner::new(&spec, &input_type)))
         }
-        _ => rank.serve(job, Box::new(move || TorchLearner::new(&spec, device))),
+        _ => {
+            let (spec, input_type) = (spec.clone(), job.inputs.input_type().clone());
+            rank.serve(job, Box::new(move || TorchLearner::new(&spec, &input_type, device)))
+        }
     }
 }
 
@@ -136,6 +139,10 @@ impl RankProcess {
             let generation = orders.generation;
             match self.take_part(&mut trainer, &orders) {
                 Ok(()) => return Ok(()),
+                Err(Error::Diverged(diagnosis)) => {
+                    warn!(%generation, %diagnosis, "training went wrong");
+                    self.voice.say(generation, RankNews::Diverged(*diagnosis));
+                }
                 Err(Error::Collective(error)) => {
                     warn!(%generation, %error, "lost the other ranks");
                     self.voice.say(generation, RankNews::Lost { detail: error.to_string() });

@@ -26,6 +26,7 @@ const AFTER_HELP: &str = "\
 Examples:
   baton up recipes/digits_cpu.toml --ranks 2     train here; run it again to go on where it stopped
   baton status                                   one look at the job
+  baton recipe show digits_cpu                   every setting, and what it comes to
   baton drain                                    save after the current step and stop
 
 A command asks the first of these coordinators: --coordinator URL, the environment's
@@ -34,9 +35,10 @@ http://127.0.0.1:29600.
 
 Exit codes:
   0    all went well; for `baton up`: every epoch is done
-  1    failed for a reason that another try may cure
-  2    bad input: a recipe, a file, a flag; do not try the same again
+  1    failed for a reason that another try may cure; for `baton recipe diff`: they differ
+  2    bad input (a recipe, a file, a flag), or training that diverges; do not try the same again
   3    `baton up`: stopped by `baton stop`, without a save
+  4    `baton up`: saved and stopped, as limits.max_hours or limits.max_dollars is reached; raise it
   75   `baton up`: saved and stopped; the same command goes on
   130  `baton up`: stopped at once by a second Ctrl-C";
 
@@ -67,7 +69,7 @@ impl Cli {
             Command::Stop(args) => stop::run(args).await,
             Command::Checkpoint(command) => checkpoint::run(command).await,
             Command::Data(command) => data::run(&command),
-            Command::Recipe(command) => recipe::run(&command),
+            Command::Recipe(command) => return recipe::run(&command),
             Command::Completion(args) => completion::run(&args),
         };
         done.map(|()| baton_job::exit::OK)

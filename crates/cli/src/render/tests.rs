@@ -34,6 +34,51 @@ fn status_once_failed() {
     assert_snapshot!(status(&testing::failed(), Paint::Plain));
 }
 
+#[test]
+fn status_of_a_regression() {
+    assert_snapshot!(status(&testing::regression(), Paint::Plain));
+}
+
+#[test]
+fn status_once_a_limit_is_reached() {
+    assert_snapshot!(status(&testing::limited(), Paint::Plain));
+}
+
+#[test]
+fn json_status_of_a_regression() {
+    assert_snapshot!(pretty(&testing::regression()));
+}
+
+#[test]
+fn end_of_a_job_that_reached_its_limit() {
+    assert_snapshot!(end(&testing::limited(), &[]));
+}
+
+#[test]
+fn the_last_divergence_names_no_generation_that_took_over() {
+    let mut last = testing::training().incidents.remove(0);
+    last.rollback = None;
+    last.remedy = "the job ended".to_owned();
+    let text = incident(&last);
+    assert!(text.ends_with("(epoch 3, sample 256 of it): the job ended"), "{text}");
+}
+
+#[test]
+fn nothing_spent_and_nothing_limited_is_not_told() {
+    assert_eq!(spending(&Spending::default()), None);
+    let limited = Spending { most_hours: Some(2.0), ..Spending::default() };
+    assert_eq!(spending(&limited).as_deref(), Some("0.0 s of 2 h 00 min"));
+}
+
+#[test]
+fn the_share_of_a_job_counts_samples_whatever_the_batch_of_the_phase() {
+    let share = |epoch, step_of_epoch, steps_per_epoch| {
+        let step = Step { epoch, step_of_epoch, steps_per_epoch, ..Step::default() };
+        Position::new(&step, 4).share
+    };
+    assert_eq!([share(1, 5, 10), share(1, 10, 20)], [0.375, 0.375]);
+}
+
 fn pretty(status: &GetStatusResponse) -> String {
     serde_json::to_string_pretty(&json::Status::from(status)).unwrap()
 }
@@ -64,7 +109,8 @@ fn colours_change_nothing_but_colours() {
 }
 
 fn position(step: u64, epoch: u32) -> (u32, u64, f64) {
-    let step = Step { step, epoch, total_steps: 40, steps_per_epoch: 10, ..Step::default() };
+    let step_of_epoch = step - 10 * u64::from(epoch);
+    let step = Step { step, epoch, step_of_epoch, steps_per_epoch: 10, ..Step::default() };
     let Position { epoch, step_of_epoch, share } = Position::new(&step, 4);
     (epoch, step_of_epoch, share)
 }

@@ -1,6 +1,6 @@
 //! What the end of a child means while the end of the job is not known. Pure.
 
-use baton_job::exit::{BAD_INPUT, DRAINED};
+use baton_job::exit::{BAD_INPUT, DRAINED, LIMIT_REACHED};
 
 use crate::supervise::Exit;
 
@@ -13,6 +13,8 @@ pub(super) enum Next {
     GiveUp,
     /// The job is saved and stopped, and nobody was told.
     Drained,
+    /// The same, because a budget is used up.
+    LimitReached,
 }
 
 /// The coordinator ended. Before it has served, it found something wrong; later it is missed: exit
@@ -22,6 +24,7 @@ pub(super) fn after_coordinator(exit: Exit, has_served: bool) -> Next {
         _ if !has_served => Next::GiveUp,
         Exit::Code(code) if code == i32::from(BAD_INPUT) => Next::GiveUp,
         Exit::Code(code) if code == i32::from(DRAINED) => Next::Drained,
+        Exit::Code(code) if code == i32::from(LIMIT_REACHED) => Next::LimitReached,
         Exit::Code(_) | Exit::Signal(_) => Next::Restart,
     }
 }
@@ -35,6 +38,7 @@ pub(super) fn after_agent(exit: Exit) -> Next {
         Exit::Code(NOT_LOADED) => Next::GiveUp,
         Exit::Code(code) if code == i32::from(BAD_INPUT) => Next::GiveUp,
         Exit::Code(code) if code == i32::from(DRAINED) => Next::Drained,
+        Exit::Code(code) if code == i32::from(LIMIT_REACHED) => Next::LimitReached,
         Exit::Code(_) | Exit::Signal(_) => Next::Restart,
     }
 }
@@ -68,8 +72,10 @@ mod tests {
     }
 
     #[test]
-    fn a_drain_that_nobody_heard_of_counts() {
+    fn an_end_that_nobody_heard_of_counts() {
         assert_eq!(after_coordinator(Exit::Code(75), true), Next::Drained);
         assert_eq!(after_agent(Exit::Code(75)), Next::Drained);
+        assert_eq!(after_coordinator(Exit::Code(4), true), Next::LimitReached);
+        assert_eq!(after_agent(Exit::Code(4)), Next::LimitReached);
     }
 }

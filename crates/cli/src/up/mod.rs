@@ -47,7 +47,7 @@ Examples:
   baton up recipes/digits_cpu.toml --listen 127.0.0.1:0     beside another job
 
 Ctrl-C saves after the current step and stops; a second one stops at once.
-Exit codes: 0 completed, 75 saved and stopped, 3 stopped by `baton stop`, 2 bad input, 1 failed, 130 stopped at once.")]
+Exit codes: 0 completed, 75 saved and stopped, 4 saved as a budget is used up, 3 stopped by `baton stop`, 2 bad input or diverging training, 1 failed, 130 stopped at once.")]
 pub(crate) struct Args {
     /// The job
     #[arg(value_name = "RECIPE")]
@@ -291,6 +291,10 @@ impl Up {
                 self.take_outcome(Outcome::Drained { reason: "as asked".to_owned() });
                 return Ok(());
             }
+            Next::LimitReached => {
+                self.take_outcome(limit_reached());
+                return Ok(());
+            }
             Next::GiveUp => {
                 let failure = give_up(&self.coordinator, exit);
                 self.leave(Who::Agent).await;
@@ -331,6 +335,10 @@ impl Up {
             Next::Restart => {}
             Next::Drained => {
                 self.drain(coordinator, "the agent was told to go");
+                return Ok(());
+            }
+            Next::LimitReached => {
+                self.take_outcome(limit_reached());
                 return Ok(());
             }
             Next::GiveUp => {
@@ -484,6 +492,12 @@ impl Up {
     fn now(&self) -> Time {
         Time(0).after(self.start.elapsed())
     }
+}
+
+/// Known from an exit code alone.
+fn limit_reached() -> Outcome {
+    let reason = "a budget of the recipe's limits is used up; raise it to go on".to_owned();
+    Outcome::LimitReached { reason }
 }
 
 /// Why a child that will not be started again ended, in its own words if it left any.

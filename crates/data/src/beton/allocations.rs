@@ -88,6 +88,14 @@ impl Beton {
         Ok(faults)
     }
 
+    /// The first of [`value_faults`](Self::value_faults), if any.
+    ///
+    /// # Errors
+    /// As there, or the first fault itself.
+    pub(crate) fn check_values(&self, field: &Field) -> Result<(), Error> {
+        self.value_faults(field)?.into_iter().next().map_or(Ok(()), Err)
+    }
+
     fn check_value(&self, pointer: u64, stored: u64, size: u64) -> Result<(), SampleFault> {
         match stored {
             // Nothing is stored of an empty value, and its pointer may be anywhere.

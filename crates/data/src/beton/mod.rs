@@ -170,7 +170,7 @@ impl Beton {
         })
     }
 
-    fn field(&self, name: &str, wanted: &[FieldType]) -> Result<&Field, Error> {
+    pub(crate) fn field(&self, name: &str, wanted: &[FieldType]) -> Result<&Field, Error> {
         let Some(field) = self.fields.iter().find(|field| field.name == name) else {
             let have = self.fields.iter().map(|field| field.name.clone()).collect();
             return Err(self.file_error(FileFault::MissingField { name: name.to_owned(), have }));
@@ -208,7 +208,7 @@ impl Beton {
         Ok(())
     }
 
-    fn file_error(&self, fault: FileFault) -> Error {
+    pub(crate) fn file_error(&self, fault: FileFault) -> Error {
         Error::File { path: self.path.clone(), fault }
     }
 

@@ -12,6 +12,7 @@ pub struct IntColumn {
 /// A field of floating-point numbers.
 #[derive(Clone, Debug)]
 pub struct FloatColumn {
+    name: String,
     offset: u64,
 }
 
@@ -25,6 +26,7 @@ pub struct BytesColumn {
 /// A field of arrays, all of one type.
 #[derive(Clone, Debug)]
 pub struct ArrayColumn {
+    name: String,
     offset: u64,
     array: ArrayType,
     value_bytes: u64,
@@ -66,7 +68,8 @@ impl Beton {
     /// # Errors
     /// No field of that name, or it is of another type.
     pub fn float_column(&self, name: &str) -> Result<FloatColumn, Error> {
-        Ok(FloatColumn { offset: self.field(name, &[FieldType::Float])?.offset })
+        let offset = self.field(name, &[FieldType::Float])?.offset;
+        Ok(FloatColumn { name: name.to_owned(), offset })
     }
 
     /// One floating-point number.
@@ -75,6 +78,18 @@ impl Beton {
     /// There is no such sample.
     pub fn float(&self, column: &FloatColumn, sample: u64) -> Result<f64, Error> {
         self.cell(sample, column.offset).map(f64::from_le_bytes)
+    }
+
+    /// One floating-point number, rounded to f32.
+    ///
+    /// # Errors
+    /// There is no such sample, or the number is not finite.
+    pub(crate) fn float_as_f32(&self, column: &FloatColumn, sample: u64) -> Result<f32, Error> {
+        let value = self.float(column, sample)? as f32;
+        check_finite(&column.name, &[value]).map_err(|fault| {
+            self.sample_error(sample, self.cell_start(sample, column.offset), fault)
+        })?;
+        Ok(value)
     }
 
     /// Finds a field of bytes or JSON.
@@ -124,7 +139,7 @@ impl Beton {
         let offset = field.offset;
         let array = field.array_type().map_err(|fault| self.file_error(fault))?;
         let value_bytes = array.value_bytes();
-        Ok(ArrayColumn { offset, array, value_bytes })
+        Ok(ArrayColumn { name: name.to_owned(), offset, array, value_bytes })
     }
 
     /// Reads one array into `out`: C-contiguous elements, little-endian,
@@ -144,6 +159,27 @@ impl Beton {
         self.read(sample, start, out)
     }
 
+    /// Reads one array into `out`, each element rounded to f32. `buffer` is scratch memory.
+    ///
+    /// # Errors
+    /// As [`array`](Self::array), or an element is not finite.
+    pub(crate) fn array_as_f32(
+        &self,
+        column: &ArrayColumn,
+        sample: u64,
+        buffer: &mut Vec<u8>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        buffer.resize(column.value_bytes as usize, 0);
+        self.array(column, sample, buffer)?;
+        out.resize(column.array.elements() as usize, 0.0);
+        column.array.dtype.to_f32(buffer, out);
+        check_finite(&column.name, out).map_err(|fault| match self.array_place(column, sample) {
+            Ok((start, _)) => self.sample_error(sample, start, fault),
+            Err(error) => error,
+        })
+    }
+
     /// Where one array lies: its first byte and its length in bytes.
     pub(crate) fn array_place(
         &self,
@@ -152,4 +188,12 @@ impl Beton {
     ) -> Result<(u64, u64), Error> {
         Ok((self.pointer(sample, column.offset)?, column.value_bytes))
     }
+}
+
+/// Makes sure that a model can learn from a field's values.
+fn check_finite(field: &str, values: &[f32]) -> Result<(), SampleFault> {
+    let wrong = values.iter().find(|value| !value.is_finite());
+    wrong.map_or(Ok(()), |value| {
+        Err(SampleFault::NotFinite { field: field.to_owned(), value: value.to_string() })
+    })
 }

@@ -87,7 +87,8 @@ impl Loader {
         requests: impl Iterator<Item = Request> + Send + 'static,
     ) -> Self {
         let room = options.prefetch.max(1);
-        let queue = Queue::new(Box::new(requests), room, dataset.input_type().clone());
+        let input_type = dataset.input_type().clone();
+        let queue = Queue::new(Box::new(requests), room, input_type, dataset.labels());
         let shared = Arc::new(Shared {
             dataset,
             state: Mutex::new(State { queue, stats: Stats::default() }),
@@ -174,7 +175,7 @@ struct State {
 }
 
 impl State {
-    fn count(&mut self, made: &mut Made) {
+    fn count(&mut self, made: &mut Made<'_>) {
         self.stats.busy += made.busy;
         self.stats.skipped += made.skipped;
         if let Some(reason) = made.reason.take() {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use bytes::BytesMut;
 
 use super::{Request, View, work::Made};
-use crate::{Batch, Error, InputType, batch::Inputs};
+use crate::{Batch, Error, InputType, Labels, batch::Inputs};
 
 type Requests = Box<dyn Iterator<Item = Request> + Send>;
 
@@ -15,6 +15,7 @@ pub(super) struct Queue {
     /// `None` once there are no more, or no more are wanted.
     requests: Option<Requests>,
     input_type: InputType,
+    labels: Labels,
     open: VecDeque<OpenBatch>,
     /// Number of the first open batch, counted from the start of the loader.
     first: u64,
@@ -38,8 +39,6 @@ pub(super) struct Claim {
     pub(super) view: View,
     /// Its place in a batch of images: u8, shape (resolution, resolution, 3).
     pub(super) pixels: BytesMut,
-    /// An array, to be copied into its place.
-    pub(super) values: Vec<f32>,
     /// All samples of a batch just begun, for the system to fetch.
     pub(super) read_ahead: Option<Vec<u64>>,
 }
@@ -52,10 +51,16 @@ pub(super) enum Taken {
 }
 
 impl Queue {
-    pub(super) fn new(requests: Requests, room: usize, input_type: InputType) -> Self {
+    pub(super) fn new(
+        requests: Requests,
+        room: usize,
+        input_type: InputType,
+        labels: Labels,
+    ) -> Self {
         Self {
             requests: Some(requests),
             input_type,
+            labels,
             open: VecDeque::new(),
             first: 0,
             room,
@@ -84,12 +89,13 @@ impl Queue {
             };
             read_ahead = Some(request.samples.clone());
             let memory = self.spare.pop().unwrap_or_default();
-            self.open.push_back(OpenBatch::new(request, &self.input_type, memory));
+            let open = OpenBatch::new(request, &self.input_type, self.labels, memory);
+            self.open.push_back(open);
         }
     }
 
     /// Puts a sample, or the reason why there is none, into its batch.
-    pub(super) fn finish(&mut self, claim: Claim, made: Result<Made, Error>) {
+    pub(super) fn finish(&mut self, claim: Claim, made: Result<Made<'_>, Error>) {
         // A batch behind a failed one is gone by now.
         let Some(index) = claim.number.checked_sub(self.first) else { return };
         let Some(open) = self.open.get_mut(index as usize) else { return };
@@ -167,7 +173,6 @@ impl Queue {
 /// writes there; at the end the pieces are joined again, which copies nothing because they are
 /// neighbours.
 struct OpenBatch {
-    epoch: u32,
     view: View,
     batch: Batch,
     /// The pieces not claimed yet.
@@ -187,7 +192,7 @@ struct OpenBatch {
 }
 
 impl OpenBatch {
-    fn new(request: Request, input_type: &InputType, mut batch: Batch) -> Self {
+    fn new(request: Request, input_type: &InputType, labels: Labels, mut batch: Batch) -> Self {
         let Request { epoch, samples, view } = request;
         let missing = samples.len();
         let side = view.resolution() as usize;
@@ -217,13 +222,16 @@ impl OpenBatch {
                 Inputs::Arrays { values, shape: shape.clone() }
             }
         };
+        let are_values = matches!(labels, Labels::Values(_));
         batch.labels.clear();
-        batch.labels.resize(missing, 0);
+        batch.labels.resize(if are_values { 0 } else { missing }, 0);
+        batch.targets.clear();
+        batch.targets.resize(missing * labels.targets(), 0.0);
         batch.samples = samples;
+        batch.epoch = epoch;
         let mut pieces = Vec::new();
         pieces.resize_with(missing, BytesMut::new);
         Self {
-            epoch,
             view,
             batch,
             rest,
@@ -244,16 +252,15 @@ impl OpenBatch {
             number,
             position,
             sample,
-            epoch: self.epoch,
+            epoch: self.batch.epoch,
             view: self.view.clone(),
             pixels: self.rest.split_to(self.piece_bytes),
-            values: Vec::new(),
             read_ahead: None,
         })
     }
 
-    fn fill(&mut self, claim: Claim, made: &Made) {
-        let Claim { position, pixels, values, .. } = claim;
+    fn fill(&mut self, claim: Claim, made: &Made<'_>) {
+        let Claim { position, pixels, .. } = claim;
         self.missing -= 1;
         self.pieces[position] = pixels;
         let Some((sample, label)) = made.sample else {
@@ -261,9 +268,12 @@ impl OpenBatch {
             return;
         };
         self.batch.samples[position] = sample;
-        self.batch.labels[position] = label;
-        if let Inputs::Arrays { values: all, .. } = &mut self.batch.inputs {
-            all[position * values.len()..][..values.len()].copy_from_slice(&values);
+        if let Some(place) = self.batch.labels.get_mut(position) {
+            *place = label;
+        }
+        put(made.targets, position, &mut self.batch.targets);
+        if let Inputs::Arrays { values, .. } = &mut self.batch.inputs {
+            put(made.values, position, values);
         }
     }
 
@@ -296,6 +306,11 @@ impl OpenBatch {
     }
 }
 
+/// Copies a sample's values to their place among those of a batch.
+fn put(values: &[f32], position: usize, all: &mut [f32]) {
+    all[position * values.len()..][..values.len()].copy_from_slice(values);
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -315,16 +330,21 @@ mod tests {
     }
 
     fn queue(room: usize, requests: &[&[u64]]) -> Queue {
+        queue_of(room, requests, InputType::Image, Labels::Ints)
+    }
+
+    fn queue_of(room: usize, requests: &[&[u64]], inputs: InputType, labels: Labels) -> Queue {
         let requests: Vec<_> = requests.iter().map(|samples| request(samples)).collect();
-        Queue::new(Box::new(requests.into_iter()), room, InputType::Image)
+        Queue::new(Box::new(requests.into_iter()), room, inputs, labels)
     }
 
     fn claims(queue: &mut Queue) -> Vec<Claim> {
         std::iter::from_fn(|| queue.claim()).collect()
     }
 
-    fn made(sample: Option<(u64, i64)>) -> Result<Made, Error> {
-        Ok(Made { sample, skipped: 0, reason: None, busy: Duration::ZERO })
+    fn made(sample: Option<(u64, i64)>) -> Result<Made<'static>, Error> {
+        let (values, targets) = (&[], &[]);
+        Ok(Made { sample, values, targets, skipped: 0, reason: None, busy: Duration::ZERO })
     }
 
     fn finish(queue: &mut Queue, mut claim: Claim) {
@@ -461,6 +481,34 @@ mod tests {
             let batch = batch(&mut queue);
             assert_eq!(pixels(&batch).len(), 3 * batch.len());
             memory.push(pixels(&batch).as_ptr());
+            queue.recycle(batch);
+        }
+        assert_eq!(memory, [memory[0]; 3]);
+    }
+
+    #[test]
+    fn values_go_to_their_places_and_their_memory_is_used_again() {
+        let (inputs, labels) = (InputType::Array(vec![3]), Labels::Values(2));
+        let mut queue = queue_of(1, &[&[1, 2, 3], &[4, 5], &[6, 7, 8]], inputs, labels);
+        let mut memory = Vec::new();
+        for left in [vec![1, 3], vec![4, 5], vec![6, 7, 8]] {
+            for claim in claims(&mut queue).into_iter().rev() {
+                let sample = (claim.sample != 2).then_some((claim.sample, 0));
+                let (value, target) = (claim.sample as f32, -(claim.sample as f32));
+                let (values, targets) = (&[value; 3], &[target; 2]);
+                let made = Made { sample, values, targets, ..made(None).unwrap() };
+                queue.finish(claim, Ok(made));
+            }
+            let batch = batch(&mut queue);
+            assert_eq!(batch.samples, left);
+            assert!(batch.labels.is_empty());
+            let each = |count, sign: f32| -> Vec<f32> {
+                left.iter().flat_map(|sample| vec![sign * *sample as f32; count]).collect()
+            };
+            assert_eq!(batch.targets, each(2, -1.0));
+            let Inputs::Arrays { values, .. } = &batch.inputs else { panic!("no arrays") };
+            assert_eq!(*values, each(3, 1.0));
+            memory.push((batch.targets.as_ptr(), values.as_ptr()));
             queue.recycle(batch);
         }
         assert_eq!(memory, [memory[0]; 3]);

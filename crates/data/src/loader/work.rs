@@ -16,12 +16,20 @@ pub(super) struct Worker<'a> {
     decoder: Decoder,
     /// The last array as stored.
     array: Vec<u8>,
+    /// Its elements.
+    values: Vec<f32>,
+    /// Values that are the last sample's label.
+    targets: Vec<f32>,
 }
 
 /// What became of a claim.
-pub(super) struct Made {
+pub(super) struct Made<'a> {
     /// The sample and its class; `None` if it is left out.
     pub(super) sample: Option<(u64, i64)>,
+    /// Its elements, if it is an array.
+    pub(super) values: &'a [f32],
+    /// The values that are its label, if that is no class.
+    pub(super) targets: &'a [f32],
     /// Samples that could not be used, and what is wrong with the last of them.
     pub(super) skipped: u64,
     pub(super) reason: Option<Error>,
@@ -31,13 +39,14 @@ pub(super) struct Made {
 
 impl<'a> Worker<'a> {
     pub(super) fn new(dataset: &'a Dataset) -> Result<Self, Error> {
-        Ok(Self { dataset, decoder: Decoder::new()?, array: Vec::new() })
+        let (array, values, targets) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { dataset, decoder: Decoder::new()?, array, values, targets })
     }
 
     /// Makes the claimed sample, or, where bad ones are skipped, what takes its place: in training the
     /// next good one of the data set, so that batches stay full and every rank and run takes the same;
     /// in evaluation nothing.
-    pub(super) fn make(&mut self, claim: &mut Claim) -> Result<Made, Error> {
+    pub(super) fn make(&mut self, claim: &mut Claim) -> Result<Made<'_>, Error> {
         let begun = Instant::now();
         let len = self.dataset.len();
         let (mut skipped, mut reason) = (0, None);
@@ -59,10 +68,11 @@ impl<'a> Worker<'a> {
                 break None;
             }
         };
-        Ok(Made { sample, skipped, reason, busy: begun.elapsed() })
+        let (values, targets) = (&self.values, &self.targets);
+        Ok(Made { sample, values, targets, skipped, reason, busy: begun.elapsed() })
     }
 
-    /// Puts a sample into the claim and returns its class.
+    /// Makes a sample: pixels go into the claim, values into this thread's own memory. Returns its class.
     fn one(&mut self, sample: u64, claim: &mut Claim) -> Result<i64, Error> {
         let (shard, local) = self.dataset.find(sample)?;
         match shard.place(local)? {
@@ -72,13 +82,10 @@ impl<'a> Worker<'a> {
                 self.decoder.render_stored(&shard.beton, local, &place, &frame, out)?;
             }
             InputPlace::Array(column) => {
-                self.array.resize(column.value_bytes() as usize, 0);
-                shard.beton.array(column, local, &mut self.array)?;
-                let array = column.array_type();
-                claim.values.resize(array.elements() as usize, 0.0);
-                array.dtype.to_f32(&self.array, &mut claim.values);
+                shard.beton.array_as_f32(column, local, &mut self.array, &mut self.values)?;
             }
         }
+        shard.read_targets(local, &mut self.array, &mut self.targets)?;
         shard.label(local)
     }
 

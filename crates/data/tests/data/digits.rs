@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use baton_data::{Beton, Dataset, Decoder, Error, Mode, Source};
+use baton_data::{Beton, Dataset, Decoder, Error, Labels, Mode, Source};
 
 pub(crate) fn path(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../assets/digits").join(name)
@@ -10,7 +10,7 @@ pub(crate) fn path(name: &str) -> PathBuf {
 
 fn try_open(name: &str, num_classes: u32) -> Result<Dataset, Error> {
     let location = path(name).to_str().unwrap().to_owned();
-    Dataset::open(Source { num_classes: Some(num_classes), ..Source::new(location) })
+    Dataset::open(Source { labels: Labels::Classes(num_classes), ..Source::new(location) })
 }
 
 pub(crate) fn open(name: &str) -> Dataset {

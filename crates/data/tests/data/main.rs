@@ -8,6 +8,7 @@ mod damage;
 mod digits;
 mod fixtures;
 mod loader;
+mod regression;
 mod sketch;
 mod write;
 mod write_images;

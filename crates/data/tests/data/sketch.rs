@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use baton_data::{
-    Beton, Dataset, Error, ImageBytes, Source,
+    Beton, Dataset, Error, ImageBytes, Labels, Source,
     beton::{ImageColumn, IntColumn},
 };
 use tempfile::TempDir;
@@ -139,6 +139,9 @@ impl Saved {
 
     /// As images with labels of so many classes.
     pub(crate) fn classes(&self, num_classes: u32) -> Result<Dataset, Error> {
-        Dataset::open(Source { num_classes: Some(num_classes), ..Source::new(self.location()) })
+        Dataset::open(Source {
+            labels: Labels::Classes(num_classes),
+            ..Source::new(self.location())
+        })
     }
 }

@@ -3,7 +3,7 @@
 use std::{fs, path::Path, sync::Arc};
 
 use baton_data::{
-    Batch, Dataset, Loader, Mode, Options, Request, SampleOrder, Source, View, shards,
+    Batch, Dataset, Labels, Loader, Mode, Options, Request, SampleOrder, Source, View, shards,
     write::{Field, Kind, Value, Writer},
 };
 use baton_job::spec::{Augment, Order, Resize};
@@ -66,9 +66,9 @@ impl Place {
         Arc::new(Dataset::open(Source::new(pattern.to_str().unwrap())).unwrap())
     }
 
-    fn remote(&self, num_classes: Option<u32>) -> Result<Arc<Dataset>, baton_data::Error> {
+    fn remote(&self, labels: Labels) -> Result<Arc<Dataset>, baton_data::Error> {
         let cache_bytes = self.options.cache_bytes;
-        let source = Source { num_classes, cache_bytes, ..Source::new(source()) };
+        let source = Source { labels, cache_bytes, ..Source::new(source()) };
         Dataset::open_with(source, &self.options).map(Arc::new)
     }
 
@@ -98,7 +98,7 @@ fn batches(set: &Arc<Dataset>, kind: Order, epoch: u32, start: u64) -> Vec<Batch
 #[test]
 fn a_bucket_gives_the_same_batches_as_the_files_on_disk() {
     let place = Place::new();
-    let (local, remote) = (place.local(), place.remote(None).unwrap());
+    let (local, remote) = (place.local(), place.remote(Labels::Ints).unwrap());
     assert_eq!(remote.len(), SAMPLES.iter().sum::<u64>());
     for kind in [Order::QuasiRandom, Order::Sequential, Order::Random] {
         for (epoch, start) in [(0, 0), (1, 63)] {
@@ -112,7 +112,7 @@ fn a_bucket_gives_the_same_batches_as_the_files_on_disk() {
 #[test]
 fn quasi_random_order_fetches_every_shard_once_per_epoch() {
     let place = Place::new();
-    let remote = place.remote(None).unwrap();
+    let remote = place.remote(Labels::Ints).unwrap();
     // Opening fetched one shard, which may have to go before its turn comes.
     let before: Vec<usize> = (0..SHARDS).map(|number| place.fetches(number)).collect();
     let visited = batches(&remote, Order::QuasiRandom, 0, 0);
@@ -127,7 +127,7 @@ fn quasi_random_order_fetches_every_shard_once_per_epoch() {
 fn a_label_that_the_model_does_not_know_is_told_when_its_shard_arrives() {
     let place = Place::new();
     // The first shard has label 0 only.
-    let remote = place.remote(Some(5)).unwrap();
+    let remote = place.remote(Labels::Classes(5)).unwrap();
     let last = remote.len() - 1;
     let refused = remote.label(last).unwrap_err().to_string();
     assert!(refused.contains("label 7, but model.num_classes = 5"), "{refused}");

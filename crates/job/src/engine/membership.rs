@@ -113,6 +113,15 @@ impl World {
         }
     }
 
+    /// None of them goes on; those that are gone or done stay so.
+    pub(super) fn all_lose_touch(&mut self) {
+        for member in &mut self.members {
+            if !matches!(member, Member::Gone | Member::Done { .. } | Member::Unheard) {
+                *member = Member::Lost;
+            }
+        }
+    }
+
     pub(super) fn set_loader(&mut self, rank: Rank, news: Option<LoaderNews>) {
         if let Some(loader) = self.loaders.get_mut(rank.0 as usize) {
             *loader = news;
@@ -199,7 +208,7 @@ impl World {
                 continue;
             }
             let starts_over =
-                !matches!(phase, RankPhase::Training | RankPhase::Done { .. } | RankPhase::Waiting);
+                matches!(phase, RankPhase::Joining | RankPhase::Ready { .. } | RankPhase::Meeting);
             if starts_over && self.members.get(rank.0 as usize) == Some(&Member::Started) {
                 // Another process sits in its place: the one that had started is gone.
                 continue;
@@ -209,7 +218,10 @@ impl World {
                 RankPhase::Training => self.set(rank, Member::Started),
                 // On its way; what it has still to say comes by itself.
                 RankPhase::Joining | RankPhase::Meeting => self.heard_of(rank),
-                RankPhase::Ready { .. } | RankPhase::Waiting | RankPhase::Done { .. } => {
+                RankPhase::Ready { .. }
+                | RankPhase::Waiting
+                | RankPhase::Diverged(_)
+                | RankPhase::Done { .. } => {
                     self.heard_of(rank);
                     news.extend(news_of(phase).map(|news| (rank, news)));
                 }

@@ -15,9 +15,16 @@
 //! restart the coordinator is `Reattaching`: training went on without it,
 //! and if every rank of the last generation is still there, it goes on.
 //!
+//! Training that goes wrong also leads to a new generation, by way of `Settling`, but is no failure
+//! (`divergence`). A budget that is used up drains the job (`budget`).
+//!
 //! [`Action::Persist`] comes before every action that another process can see; [`Engine::replay`]
 //! rebuilds the machine from what was persisted.
 
+mod budget;
+mod diagnosis;
+mod divergence;
+mod evaluation;
 mod membership;
 mod notice;
 mod record;
@@ -26,16 +33,21 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use self::{
+    budget::Budget,
     membership::{Member, World},
     skips::Skips,
 };
 pub use self::{
+    budget::Meter,
+    diagnosis::WrittenDiagnosis,
+    divergence::Incident,
+    evaluation::Evaluation,
     notice::{Notice, NoticeKind},
     record::{Origin, Record},
-    status::{NodeStatus, PhaseName, RankStatus, Recovery, Status},
+    status::{NodeStatus, PhaseName, RankStatus, Recovery, Spending, Status},
 };
 use crate::{
     JobSpec,
@@ -114,6 +126,8 @@ pub enum Action {
         /// Why, in words.
         reason: String,
     },
+    /// Write a diagnosis beside the journal, for people; if that cannot be done, go on.
+    Write(Box<WrittenDiagnosis>),
     /// Tell everybody who watches.
     Announce(Notice),
 }
@@ -188,7 +202,9 @@ struct Drain {
 /// The coordinator's machine.
 #[derive(Clone, Debug)]
 pub struct Engine {
+    spec: Arc<JobSpec>,
     policy: Policy,
+    budget: Option<Budget>,
     origin: Origin,
     generation: Generation,
     nodes: BTreeMap<NodeId, Node>,
@@ -196,16 +212,24 @@ pub struct Engine {
     since: Time,
     reason: String,
     drain: Option<Drain>,
-    /// The furthest step any rank has told of; only beyond it there is progress.
+    /// The step that the present generation began with, once a rank has told.
+    began_at: Option<Step>,
+    /// The furthest step any rank has told of since the last rollback; only beyond it there is
+    /// progress.
     high_water: Step,
     /// Generations that ended one after the other without progress.
     failures: u32,
     /// Ranks that kept the others waiting: their processes are not kept in the next generation.
     hanging: Vec<(NodeId, LocalRank)>,
     latest: Option<StepNews>,
-    evaluation: Option<(Step, Accuracy)>,
+    evaluation: Option<Evaluation>,
     best: Option<(Step, Accuracy)>,
     commit: Option<Commit>,
+    /// Training that went wrong, in order.
+    incidents: Vec<Incident>,
+    meter: Meter,
+    /// What the journal knows of the meter.
+    metered: Duration,
     skips: Skips,
     recoveries: Vec<Recovery>,
     stale_messages: u64,
@@ -224,6 +248,8 @@ impl Engine {
     fn blank(spec: &JobSpec, origin: Origin, now: Time) -> Self {
         Self {
             policy: Policy::new(spec),
+            budget: Budget::new(&spec.limits),
+            spec: Arc::new(spec.clone()),
             // One below the first that will be opened.
             generation: Generation(origin.first_generation.0.saturating_sub(1)),
             origin,
@@ -232,6 +258,7 @@ impl Engine {
             since: now,
             reason: "waiting for agents".to_owned(),
             drain: None,
+            began_at: None,
             high_water: Step(0),
             failures: 0,
             hanging: Vec::new(),
@@ -239,6 +266,9 @@ impl Engine {
             evaluation: None,
             best: None,
             commit: None,
+            incidents: Vec::new(),
+            meter: Meter::default(),
+            metered: Duration::ZERO,
             skips: Skips::default(),
             recoveries: Vec::new(),
             stale_messages: 0,
@@ -286,7 +316,7 @@ impl Engine {
         };
         let lost_nodes = self.nodes.values().filter_map(|node| node.given_up_at);
         let drain = self.drain.as_ref().map(|drain| drain.until);
-        phase.into_iter().chain(lost_nodes).chain(drain).min()
+        phase.into_iter().chain(lost_nodes).chain(drain).chain(self.budget_ends_at()).min()
     }
 
     /// One event in, the actions it calls for out.
@@ -303,6 +333,7 @@ impl Engine {
             Event::Tick => {}
         }
         self.expire(now);
+        self.run_meter(now);
         std::mem::take(&mut self.actions)
     }
 
@@ -342,7 +373,7 @@ impl Engine {
                     missing.into_iter().map(|rank| (rank, RankNews::Exited(vanished(rank, &node)))),
                 );
                 if let Some(commit) = held.commit {
-                    self.saved(commit);
+                    self.saved(now, commit);
                 }
                 for (rank, news) in news {
                     // The first loss told may have ended the generation.
@@ -397,6 +428,7 @@ impl Engine {
 
     /// What time alone brings about.
     fn expire(&mut self, now: Time) {
+        self.mind_the_budget(now);
         if self.drain.as_ref().is_some_and(|drain| drain.until <= now) && self.outcome().is_none() {
             let reason = self.drain.take().map(|drain| drain.reason).unwrap_or_default();
             let reason =
@@ -472,6 +504,7 @@ impl Engine {
             }
             RankNews::Started { source, progress } => {
                 self.saw_step(Some(progress.step));
+                self.began_at = Some(progress.step);
                 if rank == Rank(0) {
                     self.best = progress.best;
                     self.describe_start(&source, &progress);
@@ -485,23 +518,17 @@ impl Engine {
                 self.saw_step(Some(news.step));
                 self.first_step(now);
                 self.latest = Some(news);
+                self.persist_meter_now_and_then(now);
             }
-            RankNews::Evaluated { step, epoch, accuracy } => {
-                let better = self.best.is_none_or(|(_, best)| accuracy.top1 > best.top1);
-                if better {
-                    self.best = Some((step, accuracy));
-                }
-                self.evaluation = Some((step, accuracy));
-                let text = format!(
-                    "epoch {epoch}: validation top-1 {:.2} %, top-5 {:.2} %, loss {:.4}",
-                    accuracy.top1 * 100.0,
-                    accuracy.top5 * 100.0,
-                    accuracy.loss
-                );
-                self.announce_at(NoticeKind::Evaluated, Some(step), text);
+            RankNews::Evaluated { step, epoch, accuracy, ema, extent } => {
+                self.evaluated(epoch, Evaluation { step, accuracy, ema, extent });
+            }
+            RankNews::Diverged(diagnosis) => self.diverged(now, diagnosis),
+            RankNews::EndsEarly { reason } => {
+                self.announce(NoticeKind::EndsEarly, format!("training is complete: {reason}"));
             }
             RankNews::Loader(news) => self.heard_of_loader(rank, news),
-            RankNews::Saved(commit) => self.saved(commit),
+            RankNews::Saved(commit) => self.saved(now, commit),
             RankNews::SaveFailed { message } => self.announce(NoticeKind::SaveFailed, message),
             RankNews::Lost { detail } => {
                 let cause = format!("rank {rank} lost touch with the others: {detail}");
@@ -545,12 +572,13 @@ impl Engine {
     }
 
     /// Takes note of a checkpoint, unless a newer one is known already.
-    fn saved(&mut self, commit: Commit) {
+    fn saved(&mut self, now: Time, commit: Commit) {
         let age = |commit: &Commit| (commit.generation, commit.step);
         if self.commit.as_ref().is_some_and(|known| age(known) >= age(&commit)) {
             return;
         }
         self.actions.push(Action::Persist(Record::Saved(commit.clone())));
+        self.persist_meter(now);
         let text = format!("checkpoint {} saved", commit.name);
         self.announce_at(NoticeKind::Saved, Some(commit.step), text);
         self.commit = Some(commit);
@@ -646,12 +674,14 @@ impl Engine {
             return self.set_phase(now, Phase::Gathering, reason);
         };
         self.generation = self.generation.next();
+        self.began_at = None;
         let generation = self.generation;
         let world = World::new(placements);
         self.actions.push(Action::Persist(Record::Opened {
             generation,
             placements: world.placements().to_vec(),
         }));
+        self.persist_meter(now);
         self.actions.push(Action::Fence(generation));
         let size = world.size();
         if let Some(recovery) = self.recoveries.last_mut().filter(|r| r.launched_at.is_none()) {
@@ -684,7 +714,7 @@ impl Engine {
             world_size,
             ranks,
             replace: replace.to_vec(),
-            restore: self.origin.restore.clone(),
+            restore: self.restore(),
         };
         self.send(node, Directive::Launch(launch));
     }
@@ -749,6 +779,10 @@ impl Engine {
 
     /// The present generation is over: a new one, a pause before it, or the end.
     fn fail(&mut self, now: Time, failure: Failure) {
+        if self.is_rollback_due() {
+            // What ended it was no failure.
+            return self.open(now);
+        }
         self.failures += 1;
         if self.failures > self.policy.restart_limit {
             let message = format!(
@@ -785,7 +819,7 @@ impl Engine {
 
     fn give_up_reattaching(&mut self, now: Time) {
         let Some(world) = self.take_world() else { return };
-        if world.all(Member::has_started) {
+        if world.all(Member::has_started) && !self.is_rollback_due() {
             let reason = format!(
                 "{} ranks train; they went on while the coordinator was away",
                 world.size()
@@ -842,7 +876,9 @@ impl Engine {
         if self.outcome().is_some() {
             return;
         }
+        let outcome = self.limited(now, outcome);
         self.drain = None;
+        self.persist_meter(now);
         self.actions.push(Action::Persist(Record::Ended(outcome.clone())));
         self.announce(NoticeKind::Ended, format!("job {outcome}"));
         let nodes: Vec<NodeId> = self.nodes.keys().cloned().collect();
@@ -962,6 +998,7 @@ fn news_of(phase: RankPhase) -> Option<RankNews> {
         RankPhase::Waiting => {
             Some(RankNews::Lost { detail: "it lost touch while its agent was away".to_owned() })
         }
+        RankPhase::Diverged(diagnosis) => Some(RankNews::Diverged(diagnosis)),
         RankPhase::Done { outcome, digest } => Some(RankNews::Done { outcome, digest }),
         RankPhase::Joining | RankPhase::Meeting | RankPhase::Training => None,
     }

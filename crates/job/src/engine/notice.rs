@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{Evaluation, Incident};
 use crate::{
-    ids::{Generation, Rank, Step},
+    ids::{Epoch, Generation, Rank, Step},
     message::{LoaderNews, StateSource},
-    progress::Progress,
+    progress::{Accuracy, Extent, Progress},
 };
 
 /// One thing that happened, for people and scripts.
@@ -35,6 +36,10 @@ pub enum NoticeKind {
     TrainingStarted,
     /// An evaluation ended.
     Evaluated,
+    /// Training went wrong; says what follows.
+    Diverged,
+    /// The job completes before its last epoch; says why.
+    EndsEarly,
     /// A checkpoint was committed.
     Saved,
     /// A checkpoint failed; training goes on.
@@ -69,6 +74,44 @@ pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> Strin
             )
         }
     }
+}
+
+/// Says what an evaluation found: accuracy, or how well a regression fits.
+pub(super) fn describe_evaluation(epoch: Epoch, found: &Evaluation) -> String {
+    let Evaluation { accuracy, ema, extent, .. } = found;
+    let quick = if *extent == Extent::Subset { "quick " } else { "" };
+    let averaged = |tell: fn(&Accuracy) -> String| match ema {
+        Some(ema) => format!(" (EMA {})", tell(ema)),
+        None => String::new(),
+    };
+    let (first, rest) = match accuracy.fit {
+        Some(fit) => {
+            let spearman = |found: &Accuracy| format!("{:.4}", found.score());
+            let first = format!("Spearman {}{}", spearman(accuracy), averaged(spearman));
+            (first, format!("Pearson {:.4}, MAE {:.4}", fit.pearson, fit.mae))
+        }
+        None => {
+            let top1 = |found: &Accuracy| format!("{:.2} %", found.top1 * 100.0);
+            let first = format!("top-1 {}{}", top1(accuracy), averaged(top1));
+            (first, format!("top-5 {:.2} %", accuracy.top5 * 100.0))
+        }
+    };
+    format!("epoch {epoch}: {quick}validation {first}, {rest}, loss {:.4}", accuracy.loss)
+}
+
+/// Says that training went wrong, what follows, and where more is written.
+pub(super) fn describe_divergence(
+    incident: &Incident,
+    rollbacks: usize,
+    most: u32,
+    file: &str,
+) -> String {
+    let which = match incident.rollback {
+        Some(_) => format!(" (rollback {rollbacks} of {most})"),
+        None => String::new(),
+    };
+    let (diagnosis, remedy) = (&incident.diagnosis, incident.remedy());
+    format!("training went wrong: {diagnosis}; {remedy}{which}; see {file}.md in the run folder")
 }
 
 /// Says that a rank loses samples, and what is wrong with the last.

@@ -1,14 +1,17 @@
 //! What the coordinator's journal holds, and the machine rebuilt from it.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Engine, Phase, World};
+use super::{Engine, Evaluation, Incident, Phase, World};
 use crate::{
     JobSpec,
     exit::Outcome,
     ids::{Generation, JobId},
     message::{Commit, Restore},
     plan::Placement,
+    progress::Extent,
     time::Time,
 };
 
@@ -41,6 +44,10 @@ pub enum Record {
     },
     /// A checkpoint was committed.
     Saved(Commit),
+    /// Training went wrong, and what is done about it.
+    Diverged(Incident),
+    /// For how long nodes have been attached so far.
+    Metered(Duration),
     /// The job ended; unless it completed, a restart takes it up again.
     Ended(Outcome),
 }
@@ -63,6 +70,8 @@ impl Engine {
                     open_world = Some(placements.clone());
                 }
                 (Record::Saved(commit), Some(engine)) => engine.replay_commit(commit),
+                (Record::Diverged(incident), Some(engine)) => engine.remember(incident),
+                (Record::Metered(spent), Some(engine)) => engine.replay_meter(*spent),
                 (Record::Ended(outcome), Some(engine)) => {
                     open_world = None;
                     engine.phase = match outcome {
@@ -89,10 +98,8 @@ impl Engine {
     fn replay_commit(&mut self, commit: &Commit) {
         self.high_water = self.high_water.max(commit.step);
         if let Some(accuracy) = commit.accuracy {
-            self.evaluation = Some((commit.step, accuracy));
-            if self.best.is_none_or(|(_, best)| accuracy.top1 > best.top1) {
-                self.best = Some((commit.step, accuracy));
-            }
+            let (step, ema, extent) = (commit.step, None, Extent::Full);
+            self.take_evaluation(Evaluation { step, accuracy, ema, extent });
         }
         self.commit = Some(commit.clone());
     }

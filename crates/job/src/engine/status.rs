@@ -1,8 +1,10 @@
 //! The machine's state for readers.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Engine, Phase, membership::Member};
+use super::{Engine, Evaluation, Incident, Meter, Phase, membership::Member};
 use crate::{
     exit::Outcome,
     ids::{Generation, LocalRank, NodeId, Rank, Step},
@@ -26,10 +28,12 @@ pub struct Status {
     pub ranks: Vec<RankStatus>,
     /// All nodes, training or not.
     pub nodes: Vec<NodeStatus>,
+    /// Passes to make.
+    pub epochs: u32,
     /// Numbers of the latest update.
     pub latest: Option<StepNews>,
-    /// The latest evaluation and its step.
-    pub evaluation: Option<(Step, Accuracy)>,
+    /// The latest evaluation.
+    pub evaluation: Option<Evaluation>,
     /// The best evaluation and its step.
     pub best: Option<(Step, Accuracy)>,
     /// The last committed checkpoint.
@@ -39,12 +43,35 @@ pub struct Status {
     pub skipped_samples: u64,
     /// Every failure and how long each part of its recovery took.
     pub recoveries: Vec<Recovery>,
+    /// Training that went wrong over the job's whole life, in order: why the step went back.
+    pub incidents: Vec<Incident>,
+    /// What the job has cost, and may cost.
+    pub spending: Spending,
     /// Messages refused because they came from an older generation or connection.
     pub stale_messages: u64,
     /// When a drain gives up waiting.
     pub drain_until: Option<Time>,
     /// How the job ended, if it has.
     pub outcome: Option<Outcome>,
+}
+
+/// Time that machines are paid for, and its price.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spending {
+    /// For how long nodes have been attached.
+    pub meter: Meter,
+    /// When the recipe's limits end the job, as attached time.
+    pub most: Option<Duration>,
+    /// Price of all nodes together.
+    pub dollars_per_hour: Option<f64>,
+}
+
+impl Spending {
+    /// What so much attached time costs, if there is a price.
+    #[must_use]
+    pub fn dollars(&self, time: Duration) -> Option<f64> {
+        self.dollars_per_hour.map(|price| price * time.as_secs_f64() / 3_600.0)
+    }
 }
 
 /// Names of the phases.
@@ -147,12 +174,19 @@ impl Engine {
             generation: self.generation,
             ranks: self.rank_statuses(),
             nodes: self.node_statuses(),
+            epochs: self.spec.train.epochs,
             latest: self.latest.clone(),
             evaluation: self.evaluation,
             best: self.best,
             commit: self.commit.clone(),
             skipped_samples: self.skips.total(),
             recoveries: self.recoveries.clone(),
+            incidents: self.incidents.clone(),
+            spending: Spending {
+                meter: self.meter,
+                most: self.budget.as_ref().map(|budget| budget.most),
+                dollars_per_hour: self.spec.limits.dollars_per_hour,
+            },
             stale_messages: self.stale_messages,
             drain_until: self.drain.as_ref().map(|drain| drain.until),
             outcome: self.outcome().cloned(),
@@ -213,11 +247,23 @@ impl Engine {
 
 impl Status {
     /// Seconds to the last update at the present rate, while there is one.
+    ///
+    /// It counts samples, not updates: a pass has as many whatever the batch of its phase.
     #[must_use]
-    pub fn eta_seconds(&self, global_batch: u64) -> Option<f64> {
+    pub fn eta_seconds(&self) -> Option<f64> {
         let latest = self.latest.as_ref().filter(|latest| latest.samples_per_second > 0.0)?;
         let training = matches!(self.phase, PhaseName::Training | PhaseName::Draining);
-        let steps = latest.total_steps.saturating_sub(latest.step.0);
-        training.then(|| (steps * global_batch) as f64 / latest.samples_per_second)
+        let passes = f64::from(self.epochs.saturating_sub(latest.epoch.0));
+        let per_pass = latest.steps_per_epoch as f64;
+        let batches = (passes * per_pass - latest.step_of_epoch as f64).max(0.0);
+        training.then(|| batches * latest.global_batch as f64 / latest.samples_per_second)
+    }
+
+    /// What the whole job will have cost in dollars, if there is a price and it goes on at the present
+    /// rate.
+    #[must_use]
+    pub fn projected_dollars(&self, now: Time) -> Option<f64> {
+        let left = Duration::try_from_secs_f64(self.eta_seconds()?).ok()?;
+        self.spending.dollars(self.spending.meter.read(now).checked_add(left)?)
     }
 }

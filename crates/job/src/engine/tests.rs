@@ -1,5 +1,9 @@
 //! One state, one event, its actions. Whole histories are in `tests/simulation`.
 
+mod budget;
+mod divergence;
+mod evaluation;
+
 use super::*;
 use crate::{
     ids::JobId,
@@ -33,7 +37,12 @@ restart_limit = 3
 "#;
 
 fn spec(min_ranks: u32) -> JobSpec {
-    JobSpec::from_toml(RECIPE, &[format!("cluster.min_ranks={min_ranks}")]).unwrap()
+    spec_with(&[&format!("cluster.min_ranks={min_ranks}")])
+}
+
+fn spec_with(overrides: &[&str]) -> JobSpec {
+    let overrides: Vec<String> = overrides.iter().map(|&one| one.to_owned()).collect();
+    JobSpec::from_toml(RECIPE, &overrides).unwrap()
 }
 
 fn at(seconds: f64) -> Time {
@@ -173,9 +182,12 @@ fn drain(engine: &mut Engine, now: Time) -> Vec<Action> {
     told(engine.handle(now, Event::Drain { reason: "a user asked".to_owned() }))
 }
 
-/// Without what is only announced.
+/// Without what is only announced, and without the meter's entries.
 fn told(mut actions: Vec<Action>) -> Vec<Action> {
-    actions.retain(|action| !matches!(action, Action::Announce(_)));
+    let aside = |action: &Action| {
+        matches!(action, Action::Announce(_) | Action::Persist(Record::Metered(_)))
+    };
+    actions.retain(|action| !aside(action));
     actions
 }
 

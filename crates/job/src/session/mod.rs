@@ -555,11 +555,13 @@ fn phase_after(news: &RankNews) -> Option<RankPhase> {
         }
         RankNews::Started { .. } => Some(RankPhase::Training),
         RankNews::Lost { .. } => Some(RankPhase::Waiting),
+        RankNews::Diverged(diagnosis) => Some(RankPhase::Diverged(diagnosis.clone())),
         RankNews::Done { outcome, digest } => {
             Some(RankPhase::Done { outcome: outcome.clone(), digest: digest.clone() })
         }
         RankNews::Stepped(_)
         | RankNews::Evaluated { .. }
+        | RankNews::EndsEarly { .. }
         | RankNews::Loader(_)
         | RankNews::Saved(_)
         | RankNews::SaveFailed { .. }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{
+    guard::{BatchMark, Diagnosis, Divergence},
     ids::{Rank, Step},
     message::{LoaderNews, Restore, StateSource},
     progress::Progress,
@@ -335,6 +336,38 @@ fn words_on_a_loader_are_passed_on_and_change_no_phase() {
     let news = RankNews::Loader(LoaderNews { ready: 3, room: 8, ..LoaderNews::default() });
 
     assert_eq!(say(&mut session, at(3.0), 0, news.clone()), [report(0, news)]);
+}
+
+fn diagnosis() -> Diagnosis {
+    Diagnosis {
+        divergence: Divergence::LossNotFinite,
+        step: Step(40),
+        batch: BatchMark::default(),
+        lr: 0.1,
+        loss: None,
+        gradient_norm: None,
+        samples: Vec::new(),
+    }
+}
+
+#[test]
+fn a_rank_that_diverged_waits_for_a_new_generation() {
+    let mut session = training(1);
+    let news = RankNews::Diverged(diagnosis());
+    assert_eq!(say(&mut session, at(10.0), 0, news.clone()), [report(0, news)]);
+
+    assert_eq!(session.handle(at(11.0), launched(2, 1)), [join(2, 0)]);
+}
+
+#[test]
+fn a_divergence_while_the_coordinator_is_away_is_told_in_the_next_hello() {
+    let mut session = alone(1);
+    session.handle(at(10.1), Event::Tick);
+    assert_eq!(say(&mut session, at(11.0), 0, RankNews::Diverged(diagnosis())), []);
+
+    let actions = session.handle(at(12.0), Event::Connected);
+
+    assert_eq!(actions, [hello(1, holding(&[(0, RankPhase::Diverged(diagnosis()))]))]);
 }
 
 #[test]

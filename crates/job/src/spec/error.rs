@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 /// Why a recipe was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -22,7 +24,7 @@ pub enum Error {
 }
 
 /// One value against one rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
     /// Dotted path of the key.
     pub field: &'static str,

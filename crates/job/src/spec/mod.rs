@@ -15,8 +15,8 @@ pub use self::{
     error::{Error, Violation},
     sections::{
         Arch, Augment, Checkpoint, Cluster, CollectiveKind, Compute, Data, Determinism, Device,
-        Ema, Evaluation, Limits, Loss, Model, OnBadSample, Optimizer, Order, Phase, Precision,
-        Resize, Schedule, Train,
+        Ema, Evaluation, Guard, Limits, Loss, LossKind, LossScale, Model, OnBadSample, Optimizer,
+        Order, Phase, Precision, Remedy, Resize, Schedule, Stage, Train,
     },
 };
 
@@ -63,6 +63,9 @@ pub struct JobSpec {
     /// When to stop early.
     #[serde(default)]
     pub limits: Limits,
+    /// What is done against training that goes wrong.
+    #[serde(default)]
+    pub guard: Guard,
 }
 
 impl JobSpec {
@@ -113,7 +116,14 @@ impl JobSpec {
             checkpoint: Checkpoint::default(),
             cluster: Cluster::default(),
             limits: Limits::default(),
-            data: Data { decode_threads: 1, prefetch_batches: 1, ..self.data.clone() },
+            data: Data {
+                decode_threads: 1,
+                prefetch_batches: 1,
+                pin_threads: true,
+                cache_dir: String::new(),
+                cache_gib: 1.0,
+                ..self.data.clone()
+            },
             ..self.clone()
         };
         blake3::hash(weights_depend_on.to_json().as_bytes()).to_hex().to_string()

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Model {
     /// Which one.
     pub arch: Arch,
-    /// Number of outputs.
+    /// Number of outputs: classes, or values of a regression.
     pub num_classes: u32,
     /// Start the last BatchNorm scale of every residual block at zero (Goyal et al. 2017, §5.1).
     #[serde(default)]
@@ -16,9 +16,40 @@ pub struct Model {
     /// Keep activations and convolution weights in NHWC order.
     #[serde(default = "yes")]
     pub channels_last: bool,
-    /// Blur before every strided convolution (Zhang 2019).
+    /// Blur before every strided convolution of 16 channels or more (Zhang 2019, as in
+    /// ffcv-imagenet).
     #[serde(default)]
     pub blur_pool: bool,
+    /// Weights to begin with: a safetensors file with torchvision's names; empty begins at random.
+    #[serde(default)]
+    pub pretrained: String,
+    /// Leave the classifier of `pretrained` out: for another set of classes.
+    #[serde(default)]
+    pub new_head: bool,
+    /// Stages that keep their weights and statistics, from the first on.
+    #[serde(default)]
+    pub freeze: Vec<Stage>,
+}
+
+/// Parts of a ResNet, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// The first convolution.
+    Stem,
+    /// First residual stage.
+    Layer1,
+    /// Second residual stage.
+    Layer2,
+    /// Third residual stage.
+    Layer3,
+    /// Fourth residual stage.
+    Layer4,
+}
+
+impl Stage {
+    /// All of them, in order.
+    pub const ALL: [Self; 5] = [Self::Stem, Self::Layer1, Self::Layer2, Self::Layer3, Self::Layer4];
 }
 
 /// Networks by their torchvision names, and a plain-Rust one.
@@ -35,6 +66,9 @@ pub enum Arch {
     Resnet101,
     /// ResNet-152 v1.5.
     Resnet152,
+    /// ResNet-34 with kernels of nine samples in one dimension, for signals.
+    #[serde(rename = "resnet34_1d")]
+    Resnet34In1d,
     /// Softmax regression on pixels, in plain Rust: milliseconds per epoch, for trying out
     /// everything around the training itself.
     Linear,
@@ -50,6 +84,7 @@ impl Arch {
             Self::Resnet50 => "resnet50",
             Self::Resnet101 => "resnet101",
             Self::Resnet152 => "resnet152",
+            Self::Resnet34In1d => "resnet34_1d",
             Self::Linear => "linear",
         }
     }
@@ -67,7 +102,7 @@ pub struct Data {
     /// Name of the field that the model sees: RGB images, or arrays for 1-D models.
     #[serde(default = "input_field")]
     pub input_field: String,
-    /// Name of the Int label field.
+    /// Name of the label field: Int for classes, Int or Float for a regression.
     #[serde(default = "label_field")]
     pub label_field: String,
     /// Order of samples in an epoch.
@@ -157,10 +192,12 @@ pub struct Augment {
     pub crop_ratio: [f64; 2],
     /// Probability of a horizontal flip.
     pub flip: f64,
-    /// MixUp's beta parameter; 0 is off.
+    /// MixUp's beta parameter (Zhang et al. 2018); 0 is off. Batches that get CutMix get no MixUp.
     pub mixup_alpha: f64,
-    /// Share of batches that get CutMix.
+    /// Share of batches that get CutMix (Yun et al. 2019).
     pub cutmix_probability: f64,
+    /// CutMix's beta parameter.
+    pub cutmix_alpha: f64,
 }
 
 impl Default for Augment {
@@ -171,6 +208,7 @@ impl Default for Augment {
             flip: 0.5,
             mixup_alpha: 0.0,
             cutmix_probability: 0.0,
+            cutmix_alpha: 1.0,
         }
     }
 }
@@ -181,37 +219,42 @@ impl Default for Augment {
 pub struct Train {
     /// Passes over the training data.
     pub epochs: u32,
-    /// Samples per optimizer update, over all ranks.
+    /// Samples per optimizer update, over all ranks; until the first of `phases`.
     pub global_batch: u32,
-    /// Side of the training images in pixels.
+    /// Side of the training images in pixels; until the first of `phases`. Signals ignore it.
+    #[serde(default = "thirty_two")]
     pub resolution: u32,
     /// Parts the global batch is always split into, whatever the number of ranks; a power of two.
     #[serde(default = "eight")]
     pub virtual_ranks: u32,
-    /// Micro-batches per virtual rank and update.
+    /// Micro-batches per virtual rank and update, one after the other: less memory, same batch.
     #[serde(default = "one")]
     pub grad_accumulation: u32,
-    /// Largest norm of the gradient; absent is off.
+    /// Largest L2 norm of the whole gradient, which is scaled down to it; absent is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_grad_norm: Option<f64>,
-    /// Progressive resize: resolution and batch by epoch. Empty is off.
+    /// Progressive resize: resolution and batch from an epoch on. Empty is off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<Phase>,
-    /// Compute each stage's activations twice instead of keeping them.
+    /// Stages whose activations are computed a second time for the gradient instead of kept.
     #[serde(default)]
-    pub recompute: bool,
+    pub recompute: Vec<Stage>,
 }
 
-/// One phase of progressive resize.
+/// What changes at an epoch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
-    /// Its first epoch.
+    /// Its first epoch, counted from 0.
     pub from_epoch: u32,
     /// Side of the images in pixels.
     pub resolution: u32,
     /// Samples per optimizer update.
     pub global_batch: u32,
+    /// Epochs in which the resolution rises to this one from the one before, in multiples of 32; 0 is
+    /// at once.
+    #[serde(default)]
+    pub ramp_epochs: u32,
 }
 
 /// The update rule.
@@ -247,6 +290,22 @@ pub enum Optimizer {
         /// Decay BatchNorm parameters and biases too.
         #[serde(default)]
         decay_norm_and_bias: bool,
+    },
+    /// SGD with a rate of its own for every layer (You et al. 2017), for very large batches. BatchNorm
+    /// parameters and biases neither decay nor get a rate of their own.
+    Lars {
+        /// Factor on the running gradient.
+        #[serde(default)]
+        momentum: f64,
+        /// L2 penalty.
+        #[serde(default)]
+        weight_decay: f64,
+        /// The paper's η: a layer's rate is η · ‖weights‖ / (‖gradient‖ + weight_decay · ‖weights‖).
+        #[serde(default = "thousandth")]
+        trust_coefficient: f64,
+        /// Added to the denominator.
+        #[serde(default = "adam_eps")]
+        eps: f64,
     },
 }
 
@@ -288,14 +347,58 @@ pub enum Schedule {
         /// Points in rising order of epoch; the first is at epoch 0.
         points: Vec<[f64; 2]>,
     },
+    /// `lr · gamma^n` after n of the milestones, as `torch.optim.lr_scheduler.MultiStepLR`.
+    Step {
+        /// Value before the first milestone.
+        lr: f64,
+        /// Epochs at which the value drops, rising.
+        milestones: Vec<f64>,
+        /// Factor of each drop.
+        #[serde(default = "tenth")]
+        gamma: f64,
+        /// Length of the linear rise from near zero at the start.
+        #[serde(default)]
+        warmup_epochs: f64,
+    },
 }
 
 /// The objective.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Loss {
+    /// Which one.
+    pub kind: LossKind,
     /// Share of the target spread over all classes (Szegedy et al. 2016, §7).
     pub label_smoothing: f64,
+    /// Distance from the target at which Huber's loss turns from a square to a line.
+    pub huber_delta: f64,
+}
+
+impl Default for Loss {
+    fn default() -> Self {
+        Self { kind: LossKind::CrossEntropy, label_smoothing: 0.0, huber_delta: 1.0 }
+    }
+}
+
+/// What is minimised.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossKind {
+    /// Classification.
+    #[default]
+    CrossEntropy,
+    /// Regression: the square of the difference.
+    Mse,
+    /// Regression: Huber 1964; as `torch.nn.HuberLoss`.
+    Huber,
+}
+
+impl LossKind {
+    /// Whether labels are values rather than classes.
+    #[must_use]
+    pub fn is_regression(self) -> bool {
+        self != Self::CrossEntropy
+    }
 }
 
 /// Number formats.
@@ -306,6 +409,28 @@ pub struct Precision {
     pub compute: Compute,
     /// What is promised about bits.
     pub determinism: Determinism,
+    /// Of fp16 only.
+    pub loss_scale: LossScale,
+}
+
+/// Dynamic loss scaling as in `torch.amp.GradScaler`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LossScale {
+    /// First factor on the loss.
+    pub initial: f64,
+    /// Its change after `growth_interval` updates without overflow.
+    pub growth: f64,
+    /// Its change after an overflow, whose update is left out.
+    pub backoff: f64,
+    /// Updates between two growths.
+    pub growth_interval: u32,
+}
+
+impl Default for LossScale {
+    fn default() -> Self {
+        Self { initial: 65_536.0, growth: 2.0, backoff: 0.5, growth_interval: 2_000 }
+    }
 }
 
 /// Working number format.
@@ -336,8 +461,11 @@ pub enum Determinism {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ema {
-    /// Share kept per update.
+    /// Share kept each time.
     pub decay: f64,
+    /// Updates between two times.
+    #[serde(default = "one")]
+    pub every_steps: u32,
 }
 
 /// When and how accuracy is measured.
@@ -354,7 +482,7 @@ pub struct Evaluation {
     pub batch: u32,
     /// Average with the mirrored image.
     pub flip: bool,
-    /// Share of the validation set used before the last epoch.
+    /// Share of the validation set used before the last epoch: always the same samples, evenly spread.
     pub subset: f64,
 }
 
@@ -466,15 +594,66 @@ pub enum CollectiveKind {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Stop once evaluated top-1 accuracy (0..1) reaches this.
+    /// Complete once top-1 accuracy (0..1) of the whole validation set reaches this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_top1: Option<f64>,
-    /// Stop with a checkpoint after so many hours of training.
+    /// Complete after so many evaluations without a better one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u32>,
+    /// Stop with a checkpoint once nodes have been attached for so many hours.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_hours: Option<f64>,
     /// Stop with a checkpoint once so many dollars are spent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_dollars: Option<f64>,
+    /// Price of all nodes together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dollars_per_hour: Option<f64>,
+}
+
+/// What is done against training that goes wrong.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Guard {
+    /// Watch at all; without it only a loss or gradient that is no number ends the job.
+    pub enabled: bool,
+    /// Updates over which the loss is averaged.
+    pub window: u32,
+    /// The averaged loss may rise above its lowest value by this share of its first value.
+    pub loss_rise: f64,
+    /// An evaluation below this share of the best one is a collapse; 0 is off.
+    pub accuracy_collapse: f64,
+    /// What changes after going back to the last good checkpoint.
+    pub remedy: Remedy,
+    /// Factor on the learning rate from then on.
+    pub lr_factor: f64,
+    /// Times to go back before the job fails.
+    pub max_rollbacks: u32,
+}
+
+impl Default for Guard {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            window: 20,
+            loss_rise: 0.5,
+            accuracy_collapse: 0.25,
+            remedy: Remedy::LowerLr,
+            lr_factor: 0.5,
+            max_rollbacks: 3,
+        }
+    }
+}
+
+/// What changes after a rollback.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Remedy {
+    /// The learning rate.
+    #[default]
+    LowerLr,
+    /// The batch at which training went wrong and the one before it are left out.
+    SkipBatch,
 }
 
 fn yes() -> bool {
@@ -513,6 +692,15 @@ fn adam_betas() -> [f64; 2] {
 }
 fn adam_eps() -> f64 {
     1e-8
+}
+fn thirty_two() -> u32 {
+    32
+}
+fn tenth() -> f64 {
+    0.1
+}
+fn thousandth() -> f64 {
+    1e-3
 }
 fn third() -> f64 {
     0.3

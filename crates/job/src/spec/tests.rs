@@ -64,27 +64,89 @@ fn all_violations_are_listed_at_once() {
     }
 }
 
+/// Field, value, rule and remedy of whatever a slip of the pen can do.
 #[test]
-fn features_of_later_versions_are_refused_not_ignored() {
-    for entry in [
+fn wrong_values_are_refused_before_anything_starts() {
+    for (entries, expected) in [
+        (&["schedule.lr=-0.1"][..], "schedule.lr = -0.1: must be at least 0"),
+        (&["train.grad_accumulation=3"], "virtual_ranks x train.grad_accumulation = 24"),
+        (
+            &["train.phases=[{from_epoch=1, resolution=160, global_batch=100}]"],
+            "train.phases.global_batch = 100: must be a multiple of train.virtual_ranks = 8",
+        ),
+        (
+            &["train.phases=[{from_epoch=1, resolution=176, global_batch=64}]"],
+            "train.phases.resolution = 176: must be a multiple of 32 where train.phases changes it, \
+             e.g. 192",
+        ),
+        (
+            &["train.phases=[{from_epoch=2, resolution=64, global_batch=64}]"],
+            "train.phases.from_epoch = 2: must be 0 (after the phase before and its ramp) or later, \
+             and below train.epochs = 2",
+        ),
+        (
+            &["train.phases=[{from_epoch=1, resolution=64, global_batch=64, ramp_epochs=9}]"],
+            "train.phases.ramp_epochs = 9: must end by train.epochs = 2",
+        ),
+        (
+            &["loss.kind=mse", "augment.mixup_alpha=0.2"],
+            "augment.mixup_alpha = 0.2: is of classes: set it to 0, or loss.kind = \"cross_entropy\"",
+        ),
+        (
+            &["augment.cutmix_probability=1.5"],
+            "augment.cutmix_probability = 1.5: must be in [0, 1]",
+        ),
+        (&["train.clip_grad_norm=0.0"], "train.clip_grad_norm = 0: must be above 0"),
+        (&["ema.decay=1.0"], "ema.decay = 1: must be between 0 and 1"),
+        (&["model.freeze=['layer1']"], "model.freeze = [layer1]: must be stem, layer1,"),
+        (&["model.freeze=['stem']"], "keeps random weights: name a file in model.pretrained"),
+        (&["limits.max_dollars=10.0"], "limits.max_dollars = 10: needs the price: set"),
+        (&["limits.target_top1=78.0"], "must be above 0 and at most 1, e.g. 0.78 for 78 %"),
+        (&["guard.lr_factor=1.0"], "guard.lr_factor = 1: must be between 0 and 1"),
+        (&["evaluation.subset=0.0"], "evaluation.subset = 0: must be above 0 and at most 1"),
+        (
+            &["schedule={kind='step', lr=0.1, milestones=[5.0]}"],
+            "schedule.milestones = [5.0]: must be rising epochs between 0 and train.epochs = 2",
+        ),
+        (
+            &["model.arch=linear", "train.clip_grad_norm=1.0"],
+            "train.clip_grad_norm = 1: is not known to model.arch = \"linear\": leave it out",
+        ),
+        (
+            &["model.arch=resnet34_1d", "model.blur_pool=true"],
+            "model.blur_pool = true: is of images",
+        ),
+    ] {
+        let error = refused(entries);
+        assert!(error.contains(expected), "{entries:?}: {error}");
+    }
+}
+
+#[test]
+fn unknown_schedule_is_refused_with_those_that_there_are() {
+    let error = refused(&["schedule.kind=cyclic"]);
+    assert!(error.contains("cyclic") && error.contains("piecewise_linear"), "{error}");
+}
+
+#[test]
+fn every_part_of_a_recipe_can_be_used_together() {
+    let entries = [
         "model.blur_pool=true",
         "augment.mixup_alpha=0.2",
         "augment.cutmix_probability=0.3",
         "train.grad_accumulation=2",
         "train.clip_grad_norm=1.0",
-        "train.phases=[{from_epoch=0, resolution=160, global_batch=4096}]",
-        "train.recompute=true",
+        "train.phases=[{from_epoch=1, resolution=64, global_batch=32, ramp_epochs=1}]",
+        "train.recompute=['layer1', 'layer4']",
         "precision.compute=bf16",
         "ema.decay=0.999",
         "evaluation.flip=true",
         "evaluation.subset=0.1",
-        "limits.target_top1=0.78",
-        "limits.max_hours=1.0",
-        "limits.max_dollars=10.0",
-    ] {
-        let error = refused(&[entry]);
-        assert!(error.contains("not implemented yet"), "{entry}: {error}");
-    }
+        "limits={target_top1=0.78, patience=3, max_hours=1.0, max_dollars=9.0, dollars_per_hour=11.0}",
+        "optimizer={kind='lars', momentum=0.9, weight_decay=1e-4}",
+    ];
+    let spec = JobSpec::from_toml(MINIMAL, &entries.map(str::to_owned)).unwrap();
+    assert_eq!(JobSpec::from_json(&spec.to_json()).unwrap(), spec);
 }
 
 #[test]
@@ -99,6 +161,8 @@ fn recipe_hash_ignores_where_it_runs_and_sees_what_it_computes() {
     let base = hash("seed=0");
     assert_eq!(hash("cluster.max_ranks=2"), base);
     assert_eq!(hash("checkpoint.every_steps=7"), base);
+    assert_eq!(hash("data.cache_dir=/nvme"), base);
+    assert_eq!(hash("limits.max_hours=1.0"), base);
     assert_ne!(hash("seed=1"), base);
     assert_ne!(hash("train.virtual_ranks=4"), base);
 }

@@ -1,8 +1,10 @@
 //! The coordinator's shell: a machine, its journal, and its deaths.
 
 use baton_job::{
-    engine::{Action, Engine, Event, Record, Status},
+    Generation, Step,
+    engine::{Action, Engine, Event, Incident, Record, Status},
     ids::Attachment,
+    message::Restore,
     time::Time,
 };
 
@@ -10,6 +12,7 @@ use crate::{
     cluster::{Cluster, Happening},
     fact::Fact,
     plan::Plan,
+    process::Process,
 };
 
 /// A coordinator that may be down.
@@ -54,6 +57,16 @@ impl Coordinator {
         Time(now.0 - self.started_at.0)
     }
 
+    /// What the journal tells of rollbacks, as generations up to `generation` have to heed it.
+    pub(crate) fn restore(&self, plan: &Plan, generation: Generation) -> Restore {
+        let rollbacks = self.journal.iter().filter_map(|record| match record {
+            Record::Diverged(Incident { rollback: Some(rollback), .. }) => Some(rollback.clone()),
+            _ => None,
+        });
+        let rollbacks = rollbacks.filter(|rollback| rollback.generation <= generation).collect();
+        Restore { rollbacks, ..plan.origin.restore.clone() }
+    }
+
     /// Whether the job is over, for a coordinator that runs.
     pub(crate) fn job_is_over(&self) -> bool {
         self.engine.as_ref().is_some_and(|engine| engine.outcome().is_some())
@@ -66,6 +79,13 @@ impl Coordinator {
 }
 
 impl Cluster {
+    /// The step of a process, if no rollback has made its state worthless.
+    pub(crate) fn good_step(&self, process: &Process) -> Option<u64> {
+        let restore = self.coordinator.restore(&self.plan, Generation(u64::MAX));
+        let is_good = |step: &u64| restore.condemned_by(process.state_of, Step(*step)).is_none();
+        process.step.filter(is_good)
+    }
+
     /// Feeds the machine and performs its actions, or the first few if the coordinator dies in them.
     pub(crate) fn coordinate(&mut self, event: Event) {
         self.log(|| format!("coordinator: {event:?}"));
@@ -100,7 +120,7 @@ impl Cluster {
                 self.send_down(attachment, directive);
             }
             Action::Refuse { attachment, .. } => self.refuse(attachment),
-            Action::Announce(_) => {}
+            Action::Announce(_) | Action::Write(_) => {}
         }
     }
 

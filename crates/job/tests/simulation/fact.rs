@@ -72,4 +72,6 @@ pub(crate) struct Meeting {
     pub(crate) held: Vec<u64>,
     /// The step they agreed on.
     pub(crate) start: u64,
+    /// The generation that came to the state they take; none of fresh weights.
+    pub(crate) state_of: Option<Generation>,
 }

@@ -15,7 +15,9 @@
 //! fence, a store that ignores it, survivors started anew, exits and words of older processes,
 //! launches of older generations and news over older connections let in, the restore rule lost,
 //! hanging ranks forgotten in a pause, a generation opened before all nodes were heard or while one
-//! was away, a drain told to nobody, an end before it is persisted, an exit with ranks running.
+//! was away, a drain told to nobody, an end before it is persisted, an exit with ranks running,
+//! rollbacks left out of a launch, forgotten with the coordinator or of another generation than the
+//! next, attached time forgotten with the coordinator.
 
 #![allow(clippy::panic, reason = "a test fails loudly")]
 
@@ -48,6 +50,10 @@ const EXPECTED: &[(u64, &str)] = &[
     (100, "ended stopped"),
     (100, "ended by bad input"),
     (5, "ended worn out"),
+    (500, "ended diverged"),
+    (200, "ended by a limit"),
+    (2_000, "rollbacks"),
+    (300, "rollbacks to before the state that was begun with"),
     (30_000, "generations"),
     (10_000, "coordinator restarts"),
     (500, "coordinator restarts that ranks did not notice"),

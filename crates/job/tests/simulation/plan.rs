@@ -2,7 +2,9 @@
 
 use std::{sync::OnceLock, time::Duration};
 
-use baton_job::{Generation, JobId, JobSpec, engine::Origin, message::Restore, session::Policy};
+use baton_job::{
+    Generation, JobId, JobSpec, engine::Origin, message::Restore, session::Policy, spec::Remedy,
+};
 use fastrand::Rng;
 
 use crate::store::Store;
@@ -46,6 +48,17 @@ impl Temper {
     }
 }
 
+/// An update at which training goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Trap {
+    /// Updates made before it.
+    pub(crate) step: u64,
+    /// The state is spoiled after so many updates already, though it does not show before `step`.
+    pub(crate) spoils_after: Option<u64>,
+    /// So many rollbacks cure it.
+    pub(crate) cured_by: usize,
+}
+
 /// The fixed facts of one history.
 pub(crate) struct Plan {
     pub(crate) spec: JobSpec,
@@ -57,6 +70,9 @@ pub(crate) struct Plan {
     pub(crate) step_ms: u64,
     /// Steps between periodic saves; 0 is off.
     pub(crate) save_every: u64,
+    pub(crate) trap: Option<Trap>,
+    /// Whether ranks keep the state before the update at which training goes wrong.
+    pub(crate) keeps_state: bool,
     pub(crate) temper: Temper,
     /// How long faults happen.
     pub(crate) chaos: Duration,
@@ -77,6 +93,12 @@ impl Plan {
         spec.cluster.restart_limit = rng.u32(3..=10);
         let long = rng.u8(0..8) == 0;
         let total_steps = if long { rng.u64(100..=150) } else { rng.u64(10..=60) };
+        spec.guard.enabled = rng.u8(0..10) > 0;
+        spec.guard.max_rollbacks = rng.u32(0..=4);
+        spec.guard.remedy = if rng.bool() { Remedy::LowerLr } else { Remedy::SkipBatch };
+        if rng.u8(0..10) == 0 {
+            spec.limits.max_hours = Some(rng.f64() * 30.0 / 3_600.0);
+        }
         Self {
             origin: origin(rng, store, total_steps),
             policy: Policy::new(&spec),
@@ -85,6 +107,8 @@ impl Plan {
             total_steps,
             step_ms: rng.u64(20..=100),
             save_every: rng.u64(0..=12),
+            trap: trap(rng, total_steps),
+            keeps_state: rng.bool(),
             temper: if rng.u8(0..10) < 7 { Temper::HONEST } else { Temper::HARSH },
             chaos: Duration::from_millis(rng.u64(500..=15_000)),
             fault_every_ms: rng.u64(100..=3_000),
@@ -96,13 +120,23 @@ impl Plan {
     }
 }
 
+/// In some histories training goes wrong.
+fn trap(rng: &mut Rng, total_steps: u64) -> Option<Trap> {
+    if rng.u8(0..5) > 0 {
+        return None;
+    }
+    let step = rng.u64(0..total_steps);
+    let spoils_after = (step > 0 && rng.bool()).then(|| rng.u64(step.saturating_sub(9)..step) + 1);
+    Some(Trap { step, spoils_after, cured_by: rng.usize(1..=4) })
+}
+
 /// A new job; in some stores an earlier run has left commits, which it may be told to leave alone.
 fn origin(rng: &mut Rng, store: &mut Store, total_steps: u64) -> Origin {
     let mut generation = Generation(0);
     if rng.u8(0..4) == 0 {
         for _ in 0..rng.u64(1..=3) {
             generation = generation.next();
-            store.put(generation, rng.u64(1..total_steps));
+            store.put(generation, rng.u64(1..total_steps), false);
         }
     }
     let first_generation = generation.next();
@@ -111,7 +145,7 @@ fn origin(rng: &mut Rng, store: &mut Store, total_steps: u64) -> Origin {
         job: JobId(uuid::Uuid::nil()),
         recipe_hash: String::new(),
         first_generation,
-        restore: Restore { not_before, path: None },
+        restore: Restore { not_before, ..Restore::default() },
     }
 }
 

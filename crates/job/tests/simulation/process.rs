@@ -95,6 +95,10 @@ pub(crate) struct Process {
     pub(crate) ending: bool,
     /// Its last finished step, if it holds state.
     pub(crate) step: Option<u64>,
+    /// The generation in which it came to that state.
+    pub(crate) state_of: Generation,
+    /// That state leads to divergence.
+    pub(crate) spoiled: bool,
     pub(crate) place: Option<Place>,
     pub(crate) doing: Doing,
     /// Grows with every place, so that wishes of an earlier one are dropped.
@@ -142,6 +146,8 @@ impl Cluster {
             hangs: false,
             ending: false,
             step: None,
+            state_of: Generation(0),
+            spoiled: false,
             place: None,
             doing: Doing::Preparing,
             listening: 0,
@@ -212,6 +218,9 @@ impl Cluster {
         };
         self.leave_group(pid, 0..=300);
         let process = &mut self.processes[pid];
+        let state_of = process.state_of;
+        let is_good = |step: &u64| place.restore.condemned_by(state_of, Step(*step)).is_none();
+        process.step = process.step.filter(is_good);
         process.place = Some(place);
         process.doing = Doing::Preparing;
         process.listening += 1;

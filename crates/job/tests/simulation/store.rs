@@ -9,7 +9,8 @@ use baton_job::{
 #[derive(Default)]
 pub(crate) struct Store {
     pub(crate) fence: Generation,
-    commits: Vec<Commit>,
+    /// Each with whether its state is spoiled.
+    commits: Vec<(Commit, bool)>,
 }
 
 /// A commit came from below the fence.
@@ -20,19 +21,27 @@ impl Store {
         self.fence = self.fence.max(generation);
     }
 
-    pub(crate) fn commit(&mut self, generation: Generation, step: u64) -> Result<Commit, Fenced> {
-        if generation < self.fence { Err(Fenced) } else { Ok(self.put(generation, step)) }
+    pub(crate) fn commit(
+        &mut self,
+        generation: Generation,
+        step: u64,
+        spoiled: bool,
+    ) -> Result<Commit, Fenced> {
+        if generation < self.fence { Err(Fenced) } else { Ok(self.put(generation, step, spoiled)) }
     }
 
-    pub(crate) fn put(&mut self, generation: Generation, step: u64) -> Commit {
+    pub(crate) fn put(&mut self, generation: Generation, step: u64, spoiled: bool) -> Commit {
         let name = format!("generation-{generation}-step-{step}");
         let commit = Commit { name, generation, step: Step(step), accuracy: None, bytes: 0 };
-        self.commits.push(commit.clone());
+        self.commits.push((commit.clone(), spoiled));
         commit
     }
 
-    /// What a generation without survivors has to start from.
-    pub(crate) fn newest(&self, restore: &Restore) -> Option<&Commit> {
-        self.commits.iter().rev().find(|commit| commit.generation >= restore.not_before)
+    /// What a generation without survivors has to start from, and whether that is spoiled.
+    pub(crate) fn newest(&self, restore: &Restore) -> Option<&(Commit, bool)> {
+        self.commits.iter().rev().find(|(commit, _)| {
+            let condemned = restore.condemned_by(commit.generation, commit.step).is_some();
+            commit.generation >= restore.not_before && !condemned
+        })
     }
 }

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, ops::AddAssign};
 
 use baton_job::{
-    engine::{PhaseName, Record},
-    exit::Outcome,
+    engine::{Incident, PhaseName, Record},
+    exit::{Class, Outcome},
     message::Directive,
 };
 
@@ -35,10 +35,22 @@ impl Tally {
             Fact::Persisted(Record::Ended(outcome)) => self.count(match outcome {
                 Outcome::Completed => "ended completed",
                 Outcome::Drained { .. } => "ended drained",
+                Outcome::LimitReached { .. } => "ended by a limit",
                 Outcome::Stopped => "ended stopped",
+                Outcome::Failed { failure } if failure.class == Class::Diverged => "ended diverged",
                 Outcome::Failed { failure } if failure.class.is_retriable() => "ended worn out",
                 Outcome::Failed { .. } => "ended by bad input",
             }),
+            Fact::Persisted(Record::Diverged(Incident {
+                rollback: Some(rollback),
+                diagnosis,
+                ..
+            })) => {
+                self.count("rollbacks");
+                if rollback.before == diagnosis.step {
+                    self.count("rollbacks to before the state that was begun with");
+                }
+            }
             Fact::EngineMoved => self.compare(cluster),
             Fact::CoordinatorReplayed => self.count("coordinator restarts"),
             Fact::AgentDied => self.count("agent deaths"),
@@ -47,9 +59,7 @@ impl Tally {
             Fact::Met(meeting) => {
                 let world = meeting.places.len();
                 self.count(match meeting.held.len() {
-                    0 if cluster.store.newest(&cluster.plan.origin.restore).is_some() => {
-                        "meetings from a commit"
-                    }
+                    0 if meeting.state_of.is_some() => "meetings from a commit",
                     0 => "meetings from fresh weights",
                     held if held < world => "meetings of survivors with newcomers",
                     _ => "meetings of survivors",

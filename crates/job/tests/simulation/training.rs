@@ -5,18 +5,28 @@ use std::ops::RangeInclusive;
 use baton_job::{
     Generation, Rank, Step,
     exit::Outcome,
-    message::{LoaderNews, RankNews, StateSource, StepNews},
+    guard::{BatchMark, Diagnosis, Divergence},
+    message::{LoaderNews, RankNews, Restore, StateSource, StepNews},
     progress::Progress,
 };
 
 use crate::{
     cluster::{Cluster, Happening},
     fact::{Fact, Meeting},
+    plan::Trap,
     process::{Doing, Pid, Process, Wake, killed},
 };
 
 /// A group of the whole history.
 pub(crate) type GroupId = usize;
+
+/// A state that a generation may begin with.
+struct State {
+    step: u64,
+    /// The generation that came to it; none of fresh weights.
+    of: Option<Generation>,
+    spoiled: bool,
+}
 
 /// The ranks of one generation that have met.
 pub(crate) struct Group {
@@ -25,6 +35,10 @@ pub(crate) struct Group {
     members: Vec<Pid>,
     source: StateSource,
     step: u64,
+    /// The state leads to divergence.
+    spoiled: bool,
+    /// Times that the job went back.
+    rollbacks: usize,
     started: usize,
     doing: Together,
 }
@@ -62,24 +76,10 @@ impl Cluster {
             return;
         }
         let members: Vec<Pid> = peers.iter().map(|peer| peer.pid).collect();
-        let held: Vec<(Rank, u64)> = (0..)
-            .zip(&members)
-            .filter_map(|(rank, member)| Some((Rank(rank), self.processes[*member].step?)))
-            .collect();
-        let furthest = held.iter().map(|(_, step)| *step).max();
-        let (start, source) = match furthest {
-            Some(step) => {
-                let source = held.iter().find(|(_, held)| *held == step);
-                (step, StateSource::Survivor { rank: source.map_or(Rank(0), |(rank, _)| *rank) })
-            }
-            None => match self.store.newest(&self.processes[members[0]].restore()) {
-                Some(commit) => {
-                    let name = commit.name.clone();
-                    (commit.step.0, StateSource::Checkpoint { name, skipped: Vec::new() })
-                }
-                None => (0, StateSource::Fresh),
-            },
-        };
+        let restore = self.processes[members[0]].restore();
+        let (source, state) = self.state_to_take(&members, &restore);
+        let State { step: start, spoiled, .. } = state;
+        let held = members.iter().filter_map(|member| self.processes[*member].step).collect();
         let generation = place.generation;
         self.log(|| {
             format!("generation {generation} meets at step {start}: processes {members:?}")
@@ -88,8 +88,9 @@ impl Cluster {
         self.facts.push(Fact::Met(Meeting {
             generation,
             places: members.iter().map(place_of).collect(),
-            held: held.into_iter().map(|(_, step)| step).collect(),
+            held,
             start,
+            state_of: state.of,
         }));
         let group = self.groups.len();
         for &member in &members {
@@ -101,7 +102,39 @@ impl Cluster {
             self.wake(member, at, Wake::Start);
         }
         let doing = Together::TakingState;
-        self.groups.push(Group { generation, members, source, step: start, started: 0, doing });
+        self.groups.push(Group {
+            generation,
+            members,
+            source,
+            step: start,
+            spoiled,
+            rollbacks: restore.rollbacks.len(),
+            started: 0,
+            doing,
+        });
+    }
+
+    /// The furthest state that one of the ranks holds, else the newest good commit's, else a fresh one.
+    fn state_to_take(&self, members: &[Pid], restore: &Restore) -> (StateSource, State) {
+        let held = (0..).zip(members).filter_map(|(rank, member)| {
+            let process = &self.processes[*member];
+            let (of, spoiled) = (Some(process.state_of), process.spoiled);
+            Some((Rank(rank), State { step: process.step?, of, spoiled }))
+        });
+        // The first of those that are equally far.
+        let furthest = held.reduce(|one, next| if next.1.step > one.1.step { next } else { one });
+        if let Some((rank, state)) = furthest {
+            return (StateSource::Survivor { rank }, state);
+        }
+        match self.store.newest(restore) {
+            Some((commit, spoiled)) => {
+                let (name, skipped) = (commit.name.clone(), Vec::new());
+                let of = Some(commit.generation);
+                let state = State { step: commit.step.0, of, spoiled: *spoiled };
+                (StateSource::Checkpoint { name, skipped }, state)
+            }
+            None => (StateSource::Fresh, State { step: 0, of: None, spoiled: false }),
+        }
     }
 
     /// A rank has the state.
@@ -115,7 +148,10 @@ impl Cluster {
         let all = group.started == group.members.len();
         let progress = Progress { step: Step(group.step), ..Progress::default() };
         let source = group.source.clone();
-        self.processes[pid].step = Some(self.groups[id].step);
+        let group = &self.groups[id];
+        self.processes[pid].step = Some(group.step);
+        self.processes[pid].state_of = group.generation;
+        self.processes[pid].spoiled = group.spoiled;
         self.processes[pid].doing = Doing::Training;
         self.say(pid, RankNews::Started { source, progress });
         if all {
@@ -140,10 +176,15 @@ impl Cluster {
         if self.groups[id].doing != Together::Stepping {
             return;
         }
+        if self.goes_wrong(id) {
+            return self.diverge(id);
+        }
         self.groups[id].step += 1;
         let step = self.groups[id].step;
         let members = self.groups[id].members.clone();
-        self.make_step(&members, step);
+        self.groups[id].spoiled |= self.spoils(id, step);
+        let spoiled = self.groups[id].spoiled;
+        self.make_step(&members, step, spoiled);
         let news = StepNews {
             step: Step(step),
             total_steps: self.plan.total_steps,
@@ -180,11 +221,53 @@ impl Cluster {
         }
     }
 
-    fn make_step(&mut self, members: &[Pid], step: u64) {
+    /// Whether the next update of a group does.
+    fn goes_wrong(&self, id: GroupId) -> bool {
+        let Some(trap) = self.plan.trap else { return false };
+        let group = &self.groups[id];
+        match trap.spoils_after {
+            Some(_) => group.spoiled && group.step >= trap.step,
+            None => group.step == trap.step && group.rollbacks < trap.cured_by,
+        }
+    }
+
+    /// Whether the state of a group goes bad with its update to `step`.
+    fn spoils(&self, id: GroupId, step: u64) -> bool {
+        let uncured = |trap: &Trap| self.groups[id].rollbacks < trap.cured_by;
+        let trap = self.plan.trap.filter(uncured);
+        trap.is_some_and(|trap| trap.spoils_after == Some(step))
+    }
+
+    /// All ranks of a group see it and wait.
+    fn diverge(&mut self, id: GroupId) {
+        let group = &mut self.groups[id];
+        group.doing = Together::Broken;
+        let diagnosis = Diagnosis {
+            divergence: Divergence::LossNotFinite,
+            step: Step(group.step),
+            batch: BatchMark::default(),
+            lr: 0.1,
+            loss: None,
+            gradient_norm: None,
+            samples: Vec::new(),
+        };
+        for member in group.members.clone() {
+            let process = &mut self.processes[member];
+            process.group = None;
+            process.doing = Doing::Waiting;
+            process.step = process.step.filter(|_| self.plan.keeps_state);
+            self.say(member, RankNews::Diverged(diagnosis.clone()));
+        }
+    }
+
+    fn make_step(&mut self, members: &[Pid], step: u64, spoiled: bool) {
         let generations =
             members.iter().filter_map(|member| self.processes[*member].generation()).collect();
         for &member in members {
-            self.processes[member].step = Some(step);
+            let process = &mut self.processes[member];
+            process.step = Some(step);
+            process.spoiled = spoiled;
+            process.state_of = process.generation().unwrap_or_default();
         }
         self.facts.push(Fact::Stepped { step, generations });
     }
@@ -206,7 +289,7 @@ impl Cluster {
     pub(crate) fn manifest_lands(&mut self, id: GroupId) {
         let (generation, step) = (self.groups[id].generation, self.groups[id].step);
         let fence = self.store.fence;
-        let committed = self.store.commit(generation, step);
+        let committed = self.store.commit(generation, step, self.groups[id].spoiled);
         self.facts.push(match committed {
             Ok(_) => Fact::Committed { generation, step, fence },
             Err(_) => Fact::CommitRefused,
@@ -265,10 +348,11 @@ impl Cluster {
         group.doing = Together::Broken;
         let others: Vec<Pid> =
             group.members.iter().copied().filter(|other| *other != pid).collect();
-        if was_stepping && self.rng.bool() {
+        if was_stepping && !self.goes_wrong(id) && self.rng.bool() {
             // The update had reached some of them.
             let reached: Vec<Pid> = others.iter().copied().filter(|_| self.rng.bool()).collect();
-            self.make_step(&reached, step);
+            let spoiled = self.groups[id].spoiled || self.spoils(id, step);
+            self.make_step(&reached, step, spoiled);
         }
         for other in others {
             let at = self.soon(notice_ms.clone());

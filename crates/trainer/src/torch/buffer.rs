@@ -24,6 +24,30 @@ pub(super) fn lend(flat: &mut Tensor) -> BufferMut<'_> {
     BufferMut::Host(unsafe { std::slice::from_raw_parts_mut(start.cast(), len) })
 }
 
+/// The values of a contiguous f32 tensor on the CPU, to be written; nothing of a tensor elsewhere.
+///
+/// The caller keeps other views of the storage unused meanwhile.
+pub(super) fn write(flat: &mut Tensor) -> &mut [f32] {
+    match lend(flat) {
+        BufferMut::Host(values) => values,
+        BufferMut::Device(_) => &mut [],
+    }
+}
+
+/// The values of a contiguous f32 tensor on the CPU, to be read; nothing of a tensor elsewhere.
+///
+/// The caller lets nobody write to the storage meanwhile.
+pub(super) fn read(flat: &Tensor) -> &[f32] {
+    if flat.device() != Device::Cpu {
+        return &[];
+    }
+    // SAFETY: as in `lend`, for reading.
+    #[allow(unsafe_code)]
+    unsafe {
+        std::slice::from_raw_parts(flat.data_ptr().cast_const().cast(), flat.numel())
+    }
+}
+
 /// Values in a GPU's memory, for trying out collectives without a model.
 #[derive(Debug)]
 pub struct DeviceBuffer(Tensor);

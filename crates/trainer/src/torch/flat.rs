@@ -13,7 +13,7 @@
 
 use tch::Tensor;
 
-use super::init::Init;
+use super::{init::Init, optimizer::Segment};
 use crate::learner::TensorPlace;
 
 /// Name of the region of all parameters.
@@ -34,6 +34,8 @@ pub(super) struct Slot {
     pub(super) channels_last: bool,
     /// Value before training.
     pub(super) init: Init,
+    /// Keeps its value.
+    pub(super) frozen: bool,
     /// Place in the order of torchvision's `state_dict`.
     position: usize,
 }
@@ -44,9 +46,9 @@ impl Slot {
         self.shape.iter().product()
     }
 
-    /// Whether weight decay means this tensor whatever the recipe says: it is the weight of a
-    /// convolution or of a linear layer. Only those have more than one dimension.
-    fn decays(&self) -> bool {
+    /// Whether it is the weight of a convolution or of a linear layer: only those have more than one
+    /// dimension. They decay whatever the recipe says, and are computed with in its number format.
+    pub(super) fn is_kernel(&self) -> bool {
         self.shape.len() > 1
     }
 
@@ -90,8 +92,10 @@ pub(super) struct Layout {
     pub(super) parameters: Vec<Slot>,
     /// Mean, variance, mean, variance, …
     pub(super) statistics: Vec<Slot>,
-    /// So many values at the start of the parameters decay by default.
-    pub(super) decayed: i64,
+    /// So many values at the start of the parameters are kernels'.
+    pub(super) kernels_len: i64,
+    /// Whether tensors added from now on keep their values.
+    pub(super) freeze: bool,
 }
 
 impl Layout {
@@ -105,7 +109,9 @@ impl Layout {
     ) -> usize {
         let position = self.parameters.len() + self.statistics.len();
         let channels_last = channels_last && shape.len() == 4;
-        self.parameters.push(Slot { name, shape, offset: 0, channels_last, init, position });
+        let frozen = self.freeze;
+        let slot = Slot { name, shape, offset: 0, channels_last, init, frozen, position };
+        self.parameters.push(slot);
         self.parameters.len() - 1
     }
 
@@ -113,17 +119,43 @@ impl Layout {
     pub(super) fn statistic(&mut self, name: String, channels: i64, init: Init) -> usize {
         let position = self.parameters.len() + self.statistics.len();
         let shape = vec![channels];
-        let slot = Slot { name, shape, offset: 0, channels_last: false, init, position };
+        let (channels_last, frozen) = (false, self.freeze);
+        let slot = Slot { name, shape, offset: 0, channels_last, init, frozen, position };
         self.statistics.push(slot);
         self.statistics.len() - 1
     }
 
     /// Gives every tensor its offset.
     pub(super) fn finish(mut self) -> Self {
-        self.decayed = place_in_turn(self.parameters.iter_mut().filter(|slot| slot.decays()), 0);
-        place_in_turn(self.parameters.iter_mut().filter(|slot| !slot.decays()), self.decayed);
+        self.kernels_len =
+            place_in_turn(self.parameters.iter_mut().filter(|slot| slot.is_kernel()), 0);
+        place_in_turn(
+            self.parameters.iter_mut().filter(|slot| !slot.is_kernel()),
+            self.kernels_len,
+        );
         place_in_turn(self.statistics.iter_mut(), 0);
         self
+    }
+
+    /// What an optimizer updates, in order; one segment per tensor, or as few as there can be.
+    pub(super) fn segments(&self, per_tensor: bool) -> Vec<Segment> {
+        let mut slots: Vec<&Slot> = self.parameters.iter().filter(|slot| !slot.frozen).collect();
+        slots.sort_by_key(|slot| slot.offset);
+        let mut segments: Vec<Segment> = Vec::new();
+        for slot in slots {
+            let (start, len, is_kernel) = (slot.offset, slot.len(), slot.is_kernel());
+            match segments.last_mut() {
+                Some(last)
+                    if !per_tensor
+                        && last.is_kernel == is_kernel
+                        && last.start + last.len == start =>
+                {
+                    last.len += len;
+                }
+                _ => segments.push(Segment { start, len, is_kernel }),
+            }
+        }
+        segments
     }
 
     /// Values of all parameters.
@@ -162,4 +194,11 @@ fn place_in_turn<'a>(slots: impl Iterator<Item = &'a mut Slot>, start: i64) -> i
 /// Sides and offsets are sums and products of small positive constants.
 fn to_usize(value: i64) -> usize {
     usize::try_from(value).unwrap_or_default()
+}
+
+/// `slots` as views of `buffer`, whose first tensor starts at `start`.
+///
+/// `detach` makes each a tensor of its own for autograd.
+pub(super) fn views(slots: &[Slot], buffer: &Tensor, start: i64) -> tch::Result<Vec<Tensor>> {
+    slots.iter().map(|slot| slot.view(buffer, start)?.f_detach()).collect()
 }

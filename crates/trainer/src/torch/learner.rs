@@ -1,21 +1,32 @@
 //! [`TorchLearner`]: a ResNet with its optimizer, and [`TorchLeaf`], one contribution to an update.
 
+use std::path::PathBuf;
+
 use baton_collectives::BufferMut;
-use baton_data::Batch;
-use baton_job::{JobSpec, Step};
+use baton_data::{Batch, InputType, mix::Mix};
+use baton_job::{
+    JobSpec,
+    spec::{Augment, Compute, Stage},
+};
 use tch::{Device, Kind, Tensor};
 
 use super::{
+    backward::Pass,
     buffer::lend,
     failure::During,
-    flat::{self, Layout, Slot},
+    flat::{self, Layout, Slot, views},
     init,
-    input::Input,
+    input::{Input, signal_shape},
+    mixing,
     objective::Objective,
-    optimizer::Optimizer,
-    resnet::{self, Resnet, Statistics, Tensors},
+    optimizer::{Optimizer, Rates},
+    resnet::{self, Resnet, Tensors},
+    weights,
+    working::Working,
 };
-use crate::learner::{Error, Leaf, Learner, Region, Sums, TAIL, TensorPlace};
+use crate::learner::{
+    Error, Judged, Leaf, Learner, Region, Sums, TAIL, TensorPlace, Update, Weights,
+};
 
 /// Share of the running BatchNorm statistics that one update replaces; torch's `momentum`.
 const STATISTICS_MOMENTUM: f64 = 0.1;
@@ -31,22 +42,55 @@ pub enum Mode {
 
 /// A ResNet and its optimizer on one device.
 ///
-/// Regions, all f32: `weights`; the optimizer's `momentum` (SGD) or `exp_avg` and `exp_avg_sq`
-/// (AdamW), as long and in the same order as the weights; `bn_running`.
+/// Regions, all f32: `weights`; as long and in the same order the optimizer's `momentum` (SGD, LARS)
+/// or `exp_avg` and `exp_avg_sq` (AdamW) and the averaged weights `ema`; with fp16 the three values of
+/// `loss_scale`; `bn_running` and its average `bn_running_ema`.
 #[derive(Debug)]
 pub struct TorchLearner {
     device: Device,
     network: Resnet,
     pub(super) layout: Layout,
+    recipe: Recipe,
     input: Input,
     objective: Objective,
     optimizer: Optimizer,
     pub(super) weights: Tensor,
     pub(super) running: Tensor,
-    /// Views of `weights`, each the start of a gradient.
-    pub(super) parameters: Vec<Tensor>,
+    /// Of `weights`, each the start of a gradient.
+    pub(super) working: Working,
     /// Views of `running`.
     running_views: Vec<Tensor>,
+    averaged: Option<Averaged>,
+    pub(super) blur: Option<Tensor>,
+    /// Where batch statistics go that nobody needs, and views of it.
+    spare_statistics: (Tensor, Vec<Tensor>),
+}
+
+/// What the learner reads of the recipe at every step.
+#[derive(Debug)]
+struct Recipe {
+    seed: u64,
+    augment: Augment,
+    freeze: Vec<Stage>,
+    recompute: Vec<Stage>,
+    pretrained: Option<Pretrained>,
+    /// Mirror images in evaluations.
+    flip: bool,
+    channels_last: bool,
+}
+
+#[derive(Debug)]
+struct Pretrained {
+    path: PathBuf,
+    head: weights::Head,
+}
+
+/// The averaged model; its weights are the optimizer's.
+#[derive(Debug)]
+struct Averaged {
+    running: Tensor,
+    running_views: Vec<Tensor>,
+    working: Working,
 }
 
 /// Batch statistics, gradient and tail, in this order, in one tensor.
@@ -62,16 +106,21 @@ pub struct TorchLeaf {
 }
 
 impl TorchLearner {
-    /// The network of `spec.model` with initial values from `spec.seed`, on `device` (see
-    /// [`device::open`](super::device::open)).
+    /// The network of `spec.model` for such inputs, with initial values from `spec.seed`, on `device`
+    /// (see [`device::open`](super::device::open)).
     ///
     /// # Errors
     /// `model.arch` is no ResNet; out of memory.
-    pub fn new(spec: &JobSpec, device: Device) -> Result<Self, Error> {
-        let (network, layout) = resnet::plan(&spec.model).ok_or_else(|| Error::Torch {
-            operation: "build the network",
-            message: format!("{:?} is no ResNet", spec.model.arch),
-        })?;
+    pub fn new(spec: &JobSpec, input_type: &InputType, device: Device) -> Result<Self, Error> {
+        let channels = match input_type {
+            InputType::Image => 3,
+            InputType::Array(shape) => signal_shape(shape).map_or(1, |[channels, _]| channels),
+        };
+        let (network, layout) =
+            resnet::plan(&spec.model, channels).ok_or_else(|| Error::Torch {
+                operation: "build the network",
+                message: format!("{:?} is no ResNet", spec.model.arch),
+            })?;
         Self::build(spec, device, network, layout).during("build the network")
     }
 
@@ -81,49 +130,93 @@ impl TorchLearner {
         let running = Tensor::f_zeros([layout.statistics_len()], float)?;
         init::fill(&weights, &layout.parameters, spec.seed)?;
         init::fill(&running, &layout.statistics, spec.seed)?;
-        let parameters = views(&layout.parameters, &weights, 0)?;
-        for parameter in &parameters {
-            let _ = parameter.f_set_requires_grad(true)?;
-        }
-        let running_views = views(&layout.statistics, &running, 0)?;
-        let (model, data) = (&spec.model, &spec.data);
+        let kind = match spec.precision.compute {
+            Compute::Fp32 => Kind::Float,
+            Compute::Bf16 => Kind::BFloat16,
+            Compute::Fp16 => Kind::Half,
+        };
+        let working = Working::new(&layout, &weights, kind)?;
+        working.require_gradients(&layout)?;
+        let optimizer = Optimizer::new(spec, &layout, device)?;
+        let averaged = match optimizer.averaged() {
+            None => None,
+            Some(averaged) => {
+                let working = Working::new(&layout, averaged, kind)?;
+                let running = running.f_zeros_like()?;
+                let running_views = views(&layout.statistics, &running, 0)?;
+                Some(Averaged { running, running_views, working })
+            }
+        };
+        let spare = running.f_zeros_like()?;
+        let model = &spec.model;
+        let objective = Objective { loss: spec.loss.clone(), outputs: model.num_classes };
+        let pretrained = (!model.pretrained.is_empty()).then(|| Pretrained {
+            path: model.pretrained.clone().into(),
+            head: if model.new_head { weights::Head::New } else { weights::Head::FromFile },
+        });
         Ok(Self {
             device,
-            network,
-            input: Input::new(data.mean, data.std, device, model.channels_last)?,
-            objective: Objective {
-                label_smoothing: spec.loss.label_smoothing,
-                num_classes: model.num_classes,
+            input: Input::new(&spec.data, device, model.channels_last, kind)?,
+            objective,
+            optimizer,
+            running_views: views(&layout.statistics, &running, 0)?,
+            spare_statistics: {
+                let spare_views = views(&layout.statistics, &spare, 0)?;
+                (spare, spare_views)
             },
-            optimizer: Optimizer::new(
-                &spec.optimizer,
-                layout.parameters_len(),
-                layout.decayed,
-                device,
-            )?,
+            blur: resnet::blur_filters(model, kind, device)?,
+            recipe: Recipe {
+                seed: spec.seed,
+                augment: spec.augment.clone(),
+                freeze: model.freeze.clone(),
+                recompute: spec.train.recompute.clone(),
+                pretrained,
+                flip: spec.evaluation.flip,
+                channels_last: model.channels_last,
+            },
+            network,
             layout,
             weights,
             running,
-            parameters,
-            running_views,
+            working,
+            averaged,
         })
     }
 
-    /// Logits of `batch`, f32, shape (samples, classes); changes no state and records no gradient.
+    /// Outputs for `batch`, f32, shape (samples, classes); changes no state and records no gradient.
     ///
     /// # Errors
-    /// The device failed; the images do not have the length that their number and side ask for.
-    pub fn logits(&self, batch: &Batch, mode: Mode) -> Result<Tensor, Error> {
+    /// The device failed; the inputs do not have the length that their number and shape ask for.
+    pub fn logits(&mut self, batch: &Batch, mode: Mode) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
-        match mode {
-            Mode::Evaluation => self.forward(batch, Statistics::Running(&self.running_views)),
-            Mode::Training => {
-                let thrown_away = self.running.f_zeros_like();
-                let thrown_away = thrown_away
-                    .and_then(|flat| views(&self.layout.statistics, &flat, 0))
-                    .during("allocate statistics")?;
-                self.forward(batch, Statistics::Batch(&thrown_away))
-            }
+        self.working.refresh(&self.weights).during("cast weights")?;
+        let inputs = self.input.load(batch).during("copy inputs")?;
+        let tensors = self.tensors(&self.working, &self.running_views);
+        let batch = match mode {
+            Mode::Evaluation => None,
+            Mode::Training => Some(self.spare_statistics.1.as_slice()),
+        };
+        self.network.forward(&inputs, Tensors { batch, ..tensors }).during("forward pass")
+    }
+
+    /// What the network sees of a training batch, shape (samples, channels, …), and how it is mixed.
+    ///
+    /// # Errors
+    /// The device failed; the inputs do not have the length that their number and shape ask for.
+    pub fn mixed(&self, batch: &Batch) -> Result<(Tensor, Mix), Error> {
+        let inputs = self.input.load(batch).during("copy inputs")?;
+        let mix = Mix::of_batch(self.recipe.seed, batch, &self.recipe.augment);
+        let mixed = mixing::inputs(&inputs, &mix).during("mix inputs")?;
+        Ok((mixed, mix))
+    }
+
+    fn tensors<'a>(&'a self, working: &'a Working, running: &'a [Tensor]) -> Tensors<'a> {
+        Tensors {
+            parameters: &working.parameters,
+            running,
+            batch: None,
+            blur: self.blur.as_ref(),
+            pointwise_as_product: self.device == Device::Cpu && self.recipe.channels_last,
         }
     }
 
@@ -161,12 +254,6 @@ impl TorchLearner {
         views.collect::<tch::Result<_>>().during("view the state")
     }
 
-    fn forward(&self, batch: &Batch, statistics: Statistics<'_>) -> Result<Tensor, Error> {
-        let images = self.input.images(batch).during("copy images")?;
-        let tensors = Tensors { parameters: &self.parameters, statistics };
-        self.network.forward(&images, tensors).during("forward pass")
-    }
-
     fn leaf(&self) -> tch::Result<TorchLeaf> {
         let statistics = self.layout.statistics_len();
         let gradient = self.layout.parameters_len();
@@ -181,23 +268,76 @@ impl TorchLearner {
         })
     }
 
-    /// Writes the gradient of `loss` into `leaf`.
-    fn backward(&self, loss: &Tensor, leaf: &TorchLeaf) -> tch::Result<()> {
-        // A gradient per parameter, then one concatenation. The other way, `grad().set_data(view)`
-        // once and backward accumulating into the views, costs more: the views must be zeroed and
-        // then read as well as written (ResNet-50, one CPU thread: 40 ms against 16 ms). Nor could
-        // they lie in the leaf, as autograd refuses changes to a tensor that shares memory with the
-        // statistics it keeps for BatchNorm.
-        let gradients = Tensor::f_run_backward(&[loss], &self.parameters, false, false)?;
+    /// Finds the gradient of the scaled loss of `inputs` and writes it into `leaf`.
+    fn pass(
+        &self,
+        inputs: &Tensor,
+        targets: &Tensor,
+        mix: &Mix,
+        scale: f32,
+        leaf: &TorchLeaf,
+    ) -> Result<Sums, Error> {
+        let tensors = self.tensors(&self.working, &self.running_views);
+        let pass = Pass {
+            network: &self.network,
+            tensors: Tensors { batch: Some(&leaf.statistics_views), ..tensors },
+            frozen: &self.recipe.freeze,
+            recompute: &self.recipe.recompute,
+            spare_statistics: &self.spare_statistics.1,
+        };
+        let factor = self.optimizer.loss_scale().during("loss scale")?;
+        let loss = |outputs: &Tensor| {
+            let loss = mixing::loss(&self.objective, outputs, targets, mix)?;
+            let scaled = loss.f_mul_scalar(f64::from(scale))?;
+            match &factor {
+                None => Ok((loss, scaled)),
+                Some(factor) => Ok((loss, scaled.f_mul(factor)?)),
+            }
+        };
+        let found = pass.run(inputs, loss).during("forward and backward pass")?;
+        self.keep(found.gradients, leaf).during("collect gradients")?;
+        self.objective.sums(&found.loss, &found.outputs, targets).during("sum up the batch")
+    }
+
+    /// Writes gradients into `leaf`.
+    ///
+    /// A gradient per parameter, then one concatenation. The other way, `grad().set_data(view)` once
+    /// and backward accumulating into the views, costs more: the views must be zeroed and then read as
+    /// well as written (ResNet-50, one CPU thread: 40 ms against 16 ms). Nor could they lie in the
+    /// leaf, as autograd refuses changes to a tensor that shares memory with the statistics it keeps
+    /// for BatchNorm.
+    fn keep(&self, gradients: Vec<(usize, Tensor)>, leaf: &TorchLeaf) -> tch::Result<()> {
         let slots = &self.layout.parameters;
         let mut flat: Vec<(i64, Tensor)> = Vec::with_capacity(slots.len());
-        for (slot, gradient) in slots.iter().zip(gradients) {
+        for (index, gradient) in gradients {
+            let slot = &slots[index];
             flat.push((slot.offset, slot.flatten(&gradient)?));
+        }
+        for slot in slots.iter().filter(|slot| slot.frozen) {
+            flat.push((
+                slot.offset,
+                leaf.gradient.f_new_zeros([slot.len()], (Kind::Float, self.device))?,
+            ));
         }
         flat.sort_by_key(|(offset, _)| *offset);
         let flat: Vec<Tensor> = flat.into_iter().map(|(_, gradient)| gradient).collect();
         let _ = Tensor::f_cat_out(&leaf.gradient, &flat, 0)?;
+        // Frozen stages' batches told nothing.
+        for (index, slot) in self.layout.statistics.iter().enumerate().filter(|(_, s)| s.frozen) {
+            let mut told = leaf.statistics.f_narrow(0, slot.offset, slot.len())?;
+            told.f_copy_(&self.running_views[index])?;
+        }
         Ok(())
+    }
+
+    /// Outputs in evaluation mode, averaged with those for the mirrored images if the recipe says so.
+    fn judge(&self, inputs: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
+        let outputs = self.network.forward(inputs, tensors)?;
+        if !self.recipe.flip {
+            return Ok(outputs);
+        }
+        let mirrored = self.network.forward(&inputs.f_flip([-1])?, tensors)?;
+        outputs.f_add(&mirrored)?.f_div_scalar(2.0)
     }
 }
 
@@ -208,66 +348,113 @@ impl Learner for TorchLearner {
         self.leaf().during("allocate a leaf")
     }
 
+    fn load_initial(&mut self) -> Result<(), Error> {
+        let Some(Pretrained { path, head }) = &self.recipe.pretrained else { return Ok(()) };
+        let (path, head) = (path.clone(), *head);
+        weights::load(self, &path, head).map_err(|error| match error {
+            weights::Error::Learner(error) => error,
+            error => Error::Recipe(format!("model.pretrained: {error}")),
+        })
+    }
+
     fn gradient(&mut self, batch: &Batch, scale: f32, leaf: &mut TorchLeaf) -> Result<Sums, Error> {
         if batch.is_empty() {
             leaf.contribute_nothing(&self.running).during("clear a leaf")?;
             return Ok(Sums::default());
         }
-        let (_, resolution) = batch.images().unwrap_or_default();
-        if batch.len() < Resnet::least_batch(resolution) {
+        let side = side_of(batch);
+        if batch.len() < Resnet::least_batch(side) {
             return Err(Error::Torch {
                 operation: "batch normalisation",
                 message: format!(
-                    "one sample of {resolution}x{resolution} pixels leaves one value per channel, which has no \
-                     variance: raise train.global_batch or train.resolution, lower \
-                     train.virtual_ranks, or set data.drop_last"
+                    "one sample of side {side} leaves one value per channel, which has no variance: \
+                     raise train.global_batch or train.resolution, lower train.virtual_ranks or \
+                     train.grad_accumulation, or set data.drop_last"
                 ),
             });
         }
-        let labels = self.objective.labels(batch, self.device)?;
+        self.working.refresh(&self.weights).during("cast weights")?;
+        let targets = self.objective.targets(batch, self.device)?;
+        let (inputs, mix) = self.mixed(batch)?;
         // Momentum 1 multiplies what was there by 0, which keeps infinities and NaNs alive.
         let _ = leaf.statistics.f_zero_().during("clear statistics")?;
-        let logits = self.forward(batch, Statistics::Batch(&leaf.statistics_views))?;
-        let loss = self.objective.loss(&logits, &labels).during("loss")?;
-        let scaled = loss.f_mul_scalar(f64::from(scale)).during("loss")?;
-        self.backward(&scaled, leaf).during("backward pass")?;
-        self.objective.sums(&loss, &logits, &labels).during("sum up the batch")
+        self.pass(&inputs, &targets, &mix, scale, leaf)
     }
 
-    fn update(
-        &mut self,
-        sum: &TorchLeaf,
-        step: Step,
-        lr: f64,
-        virtual_ranks: u32,
-    ) -> Result<(), Error> {
+    fn measure(&mut self, sum: &mut TorchLeaf) -> Result<(), Error> {
+        let norm = sum.tail.f_narrow(0, TAIL as i64 - 1, 1);
+        norm.and_then(|mut norm| self.optimizer.measure(&sum.gradient, &mut norm))
+            .during("norm of the gradient")
+    }
+
+    fn update(&mut self, sum: &mut TorchLeaf, update: &Update) -> Result<(), Error> {
+        let Update { step, lr, micro_batches } = *update;
+        let norm = sum.tail.f_narrow(0, TAIL as i64 - 1, 1).during("norm of the gradient")?;
         self.optimizer
-            .update(&mut self.weights, &sum.gradient, step, lr)
+            .update(&mut self.weights, &sum.gradient, &norm, Rates { step, lr })
             .during("optimizer update")?;
-        // running = 0.9 * running + 0.1 * (mean over the virtual ranks)
+        self.working.invalidate();
+        // running = 0.9 * running + 0.1 * (mean over the micro-batches)
         let _ = sum
             .statistics
-            .f_div_scalar(i64::from(virtual_ranks))
+            .f_div_scalar_(i64::from(micro_batches))
             .and_then(|mean| self.running.f_lerp_(&mean, STATISTICS_MOMENTUM))
             .during("statistics update")?;
+        if let (Some(share), Some(averaged)) =
+            (self.optimizer.averaging_share(step), &mut self.averaged)
+        {
+            let _ = averaged.running.f_lerp_(&self.running, share).during("statistics update")?;
+            averaged.working.invalidate();
+        }
         Ok(())
     }
 
-    fn evaluate(&mut self, batch: &Batch) -> Result<Sums, Error> {
+    fn evaluate(&mut self, batch: &Batch, weights: Weights) -> Result<Judged, Error> {
         if batch.is_empty() {
-            return Ok(Sums::default());
+            return Ok(Judged::default());
         }
-        let labels = self.objective.labels(batch, self.device)?;
-        let logits = self.logits(batch, Mode::Evaluation)?;
-        let loss = self.objective.loss(&logits, &labels).during("loss")?;
-        self.objective.sums(&loss, &logits, &labels).during("sum up the batch")
+        let _no_grad = tch::no_grad_guard();
+        self.working.refresh(&self.weights).during("cast weights")?;
+        if let (Some(averaged), Some(masters)) = (&mut self.averaged, self.optimizer.averaged()) {
+            averaged.working.refresh(masters).during("cast weights")?;
+        }
+        let targets = self.objective.targets(batch, self.device)?;
+        let inputs = self.input.load(batch).during("copy inputs")?;
+        let tensors = match (weights, &self.averaged) {
+            (Weights::Averaged, Some(averaged)) => {
+                self.tensors(&averaged.working, &averaged.running_views)
+            }
+            _ => self.tensors(&self.working, &self.running_views),
+        };
+        let outputs = self.judge(&inputs, tensors).during("forward pass")?;
+        let loss = self.objective.loss(&outputs, &targets).during("loss")?;
+        let sums = self.objective.sums(&loss, &outputs, &targets).during("sum up the batch")?;
+        if !self.objective.loss.kind.is_regression() {
+            return Ok(Judged { sums, ..Judged::default() });
+        }
+        let predictions = outputs
+            .f_to_device(Device::Cpu)
+            .and_then(|outputs| Vec::try_from(&outputs.f_reshape([-1])?))
+            .during("copy predictions")?;
+        Ok(Judged { sums, predictions, targets: batch.targets.clone() })
+    }
+
+    fn loss_scale(&mut self) -> Result<Option<f64>, Error> {
+        let scale = self.optimizer.loss_scale();
+        scale.and_then(|scale| scale.map(f64::try_from).transpose()).during("loss scale")
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {
+        // Whoever asks may write.
+        self.working.invalidate();
+        let averaged_running = self.averaged.as_mut().map(|averaged| {
+            averaged.working.invalidate();
+            ("bn_running_ema", &mut averaged.running)
+        });
         let weights = (flat::WEIGHTS, &mut self.weights);
         let running = (flat::BN_RUNNING, &mut self.running);
-        let moments = self.optimizer.moments();
-        let all = std::iter::once(weights).chain(moments).chain([running]);
+        let state = self.optimizer.state();
+        let all = std::iter::once(weights).chain(state).chain([running]).chain(averaged_running);
         all.map(|(name, tensor)| Region { name, buffer: lend(tensor) }).collect()
     }
 
@@ -308,11 +495,12 @@ impl Leaf for TorchLeaf {
     }
 }
 
-/// `slots` as views of `buffer`, whose first tensor starts at `start`.
-///
-/// `detach` makes each a tensor of its own for autograd.
-fn views(slots: &[Slot], buffer: &Tensor, start: i64) -> tch::Result<Vec<Tensor>> {
-    slots.iter().map(|slot| slot.view(buffer, start)?.f_detach()).collect()
+/// Side of a batch's images in pixels, or length of its signals in samples.
+fn side_of(batch: &Batch) -> u64 {
+    match &batch.inputs {
+        baton_data::Inputs::Images { resolution, .. } => u64::from(*resolution),
+        baton_data::Inputs::Arrays { shape, .. } => shape.last().copied().unwrap_or_default(),
+    }
 }
 
 /// A contiguous copy on the CPU.

@@ -11,15 +11,18 @@
 //! | [`weights`] | reading exported weights |
 //! | `flat` | where each tensor lies in its buffer |
 //! | `resnet` | the networks |
+//! | `working` | weights in the recipe's number format |
+//! | `backward` | one forward and backward pass |
 //! | `buffer` | lending those buffers to collectives and checkpoints |
 //! | `init` | initial values from the seed alone |
-//! | `input` | bytes to normalised pixels |
+//! | `input`, `mixing` | bytes to normalised pixels; MixUp and CutMix |
 //! | `objective` | loss and counts of right guesses |
-//! | `optimizer` | SGD and AdamW on flat buffers |
+//! | `optimizer` | clipping, SGD, AdamW, LARS, moving average, loss scale on flat buffers |
 //!
 //! tch's plain methods panic; everything here uses the fallible `f_` forms. Inner modules return
 //! [`tch::TchError`]; the learner adds what was being done.
 
+mod backward;
 mod buffer;
 pub mod device;
 mod failure;
@@ -27,12 +30,14 @@ mod flat;
 mod init;
 mod input;
 pub mod learner;
+mod mixing;
 mod objective;
 mod optimizer;
 mod resnet;
 #[cfg(test)]
 mod tests;
 pub mod weights;
+mod working;
 
 pub use tch::Device;
 

@@ -1,10 +1,13 @@
 //! ResNet-18 to ResNet-152: He et al. 2015 (arXiv 1512.03385), with the stride of a bottleneck on its
-//! 3×3 convolution ("v1.5", as in torchvision and in every published speed record).
+//! 3×3 convolution ("v1.5", as in torchvision and in every published speed record); and ResNet-34 in
+//! one dimension.
 //!
-//! Names, shapes, order and the distribution of initial values are torchvision's.
+//! Names, shapes, order and the distribution of initial values are torchvision's. In one dimension a
+//! kernel has nine samples, as many as a 3×3 kernel has pixels (the first has fifteen), so that
+//! ResNet-34 keeps its 21 M parameters.
 
-use baton_job::spec::{Arch, Model};
-use tch::Tensor;
+use baton_job::spec::{Arch, Model, Stage};
+use tch::{Device, Tensor};
 
 use super::{flat::Layout, init::Init};
 
@@ -12,39 +15,55 @@ use super::{flat::Layout, init::Init};
 const WIDTH: i64 = 64;
 /// Added to BatchNorm's variance; torch's default.
 const EPSILON: f64 = 1e-5;
-
-/// Where BatchNorm takes its statistics from.
-#[derive(Clone, Copy)]
-pub(super) enum Statistics<'a> {
-    /// From the batch; each layer overwrites its views with the batch's mean and unbiased variance.
-    Batch(&'a [Tensor]),
-    /// From these views, unchanged.
-    Running(&'a [Tensor]),
-}
+/// Strided convolutions of at least so many channels are blurred before, as in ffcv-imagenet: all but
+/// the first.
+const LEAST_BLURRED: i64 = 16;
+/// Of any activation.
+const MOST_CHANNELS: i64 = 2048;
 
 /// What a forward pass reads.
 #[derive(Clone, Copy)]
 pub(super) struct Tensors<'a> {
     /// In the order of [`Layout::parameters`].
     pub(super) parameters: &'a [Tensor],
-    /// In the order of [`Layout::statistics`].
-    pub(super) statistics: Statistics<'a>,
+    /// In the order of [`Layout::statistics`]: what BatchNorm takes where it takes no batch's.
+    pub(super) running: &'a [Tensor],
+    /// As `running`; each layer overwrites its views with the batch's mean and unbiased variance.
+    pub(super) batch: Option<&'a [Tensor]>,
+    /// One 3×3 filter for each of the most channels that are blurred.
+    pub(super) blur: Option<&'a Tensor>,
+    /// Compute 1×1 convolutions as products of matrices: activations lie channels-last on a CPU.
+    /// There libtorch spends up to half of their time on reordering weights.
+    pub(super) pointwise_as_product: bool,
 }
 
 /// A network: only its wiring. Numbers are indices into [`Tensors`].
 #[derive(Debug)]
 pub(super) struct Resnet {
     stem: ConvNorm,
-    blocks: Vec<Block>,
+    stages: Vec<Vec<Block>>,
     classifier: Linear,
+    dimensions: Dimensions,
+}
+
+/// Of what the network sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dimensions {
+    /// Signals.
+    One,
+    /// Images.
+    Two,
 }
 
 /// A convolution without bias and the BatchNorm after it.
 #[derive(Debug)]
 struct ConvNorm {
     kernel: usize,
+    dimensions: Dimensions,
+    side: i64,
     stride: i64,
-    padding: i64,
+    /// Channels to blur before, if any.
+    blurred: Option<i64>,
     scale: usize,
     shift: usize,
     mean: usize,
@@ -67,14 +86,14 @@ struct Linear {
 
 /// The two kinds of residual block.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BlockKind {
     /// 3×3, 3×3.
     Basic,
     /// 1×1, 3×3, 1×1 with four times the channels.
     Bottleneck,
 }
 
-impl Kind {
+impl BlockKind {
     fn expansion(self) -> i64 {
         match self {
             Self::Basic => 1,
@@ -83,42 +102,60 @@ impl Kind {
     }
 }
 
-/// The network that `model` describes and where its tensors lie; nothing if it is no ResNet.
-pub(super) fn plan(model: &Model) -> Option<(Resnet, Layout)> {
+/// The network that `model` describes for inputs of so many channels, and where its tensors lie;
+/// nothing if it is no ResNet.
+pub(super) fn plan(model: &Model, channels: i64) -> Option<(Resnet, Layout)> {
     let (kind, depths) = match model.arch {
-        Arch::Resnet18 => (Kind::Basic, [2, 2, 2, 2]),
-        Arch::Resnet34 => (Kind::Basic, [3, 4, 6, 3]),
-        Arch::Resnet50 => (Kind::Bottleneck, [3, 4, 6, 3]),
-        Arch::Resnet101 => (Kind::Bottleneck, [3, 4, 23, 3]),
-        Arch::Resnet152 => (Kind::Bottleneck, [3, 8, 36, 3]),
+        Arch::Resnet18 => (BlockKind::Basic, [2, 2, 2, 2]),
+        Arch::Resnet34 | Arch::Resnet34In1d => (BlockKind::Basic, [3, 4, 6, 3]),
+        Arch::Resnet50 => (BlockKind::Bottleneck, [3, 4, 6, 3]),
+        Arch::Resnet101 => (BlockKind::Bottleneck, [3, 4, 23, 3]),
+        Arch::Resnet152 => (BlockKind::Bottleneck, [3, 8, 36, 3]),
         Arch::Linear => return None,
     };
-    let mut planner = Planner { model, kind, layout: Layout::default() };
-    let shape = Shape { inputs: 3, outputs: WIDTH, side: 7, stride: 2 };
+    let (dimensions, sides) = match model.arch {
+        Arch::Resnet34In1d => (Dimensions::One, Sides { stem: 15, block: 9 }),
+        _ => (Dimensions::Two, Sides { stem: 7, block: 3 }),
+    };
+    let mut planner = Planner { model, kind, dimensions, sides, layout: Layout::default() };
+    planner.enter(Stage::Stem);
+    let shape = Shape { inputs: channels, outputs: WIDTH, side: sides.stem, stride: 2 };
     let stem = planner.conv_norm("conv1", "bn1", shape, 1.0);
-    let mut blocks = Vec::new();
-    let mut channels = WIDTH;
+    let mut stages = Vec::new();
+    let mut inputs = WIDTH;
     let mut width = WIDTH;
-    for (stage, depth) in (1..).zip(depths) {
+    for ((number, stage), depth) in (1..).zip(&Stage::ALL[1..]).zip(depths) {
+        planner.enter(*stage);
+        let mut blocks = Vec::new();
         for index in 0..depth {
-            let stride = if stage > 1 && index == 0 { 2 } else { 1 };
-            let name = format!("layer{stage}.{index}");
-            blocks.push(planner.block(&name, channels, width, stride));
-            channels = width * kind.expansion();
+            let stride = if number > 1 && index == 0 { 2 } else { 1 };
+            blocks.push(planner.block(&format!("layer{number}.{index}"), inputs, width, stride));
+            inputs = width * kind.expansion();
         }
+        stages.push(blocks);
         width *= 2;
     }
-    let classifier = planner.linear("fc", channels, i64::from(model.num_classes));
-    Some((Resnet { stem, blocks, classifier }, planner.layout.finish()))
+    planner.layout.freeze = false;
+    let classifier = planner.linear("fc", inputs, i64::from(model.num_classes));
+    Some((Resnet { stem, stages, classifier, dimensions }, planner.layout.finish()))
 }
 
 struct Planner<'a> {
     model: &'a Model,
-    kind: Kind,
+    kind: BlockKind,
+    dimensions: Dimensions,
+    sides: Sides,
     layout: Layout,
 }
 
-/// A square convolution.
+/// Sides of the kernels larger than one.
+#[derive(Clone, Copy)]
+struct Sides {
+    stem: i64,
+    block: i64,
+}
+
+/// A convolution with equal sides.
 #[derive(Clone, Copy)]
 struct Shape {
     inputs: i64,
@@ -128,16 +165,22 @@ struct Shape {
 }
 
 impl Planner<'_> {
+    /// What is added from here on belongs to `stage`.
+    fn enter(&mut self, stage: Stage) {
+        self.layout.freeze = self.model.freeze.contains(&stage);
+    }
+
     fn block(&mut self, name: &str, inputs: i64, width: i64, stride: i64) -> Block {
         let outputs = width * self.kind.expansion();
+        let side = self.sides.block;
         let shapes = match self.kind {
-            Kind::Basic => vec![
-                Shape { inputs, outputs: width, side: 3, stride },
-                Shape { inputs: width, outputs, side: 3, stride: 1 },
+            BlockKind::Basic => vec![
+                Shape { inputs, outputs: width, side, stride },
+                Shape { inputs: width, outputs, side, stride: 1 },
             ],
-            Kind::Bottleneck => vec![
+            BlockKind::Bottleneck => vec![
                 Shape { inputs, outputs: width, side: 1, stride: 1 },
-                Shape { inputs: width, outputs: width, side: 3, stride },
+                Shape { inputs: width, outputs: width, side, stride },
                 Shape { inputs: width, outputs, side: 1, stride: 1 },
             ],
         };
@@ -158,19 +201,24 @@ impl Planner<'_> {
 
     fn conv_norm(&mut self, conv: &str, norm: &str, shape: Shape, scale: f32) -> ConvNorm {
         let Shape { inputs, outputs, side, stride } = shape;
+        let (size, taps) = match self.dimensions {
+            Dimensions::One => (vec![outputs, inputs, side], side),
+            Dimensions::Two => (vec![outputs, inputs, side, side], side * side),
+        };
         // He et al. 2015 (arXiv 1502.01852) §2.2, backward case; torch's
         // `kaiming_normal_(mode="fan_out", nonlinearity="relu")`.
-        let std = (2.0 / (outputs * side * side) as f64).sqrt();
-        let size = vec![outputs, inputs, side, side];
-        let init = Init::Normal { std };
+        let init = Init::Normal { std: (2.0 / (outputs * taps) as f64).sqrt() };
         let kernel = self.parameter(format!("{conv}.weight"), size, init);
         let statistic = |layout: &mut Layout, name, value| {
             layout.statistic(format!("{norm}.{name}"), outputs, Init::Constant(value))
         };
+        let blurred = self.model.blur_pool && stride > 1 && inputs >= LEAST_BLURRED;
         ConvNorm {
             kernel,
+            dimensions: self.dimensions,
+            side,
             stride,
-            padding: side / 2,
+            blurred: blurred.then_some(inputs),
             scale: self.parameter(format!("{norm}.weight"), vec![outputs], Init::Constant(scale)),
             shift: self.parameter(format!("{norm}.bias"), vec![outputs], Init::Constant(0.0)),
             mean: statistic(&mut self.layout, "running_mean", 0.0),
@@ -194,23 +242,78 @@ impl Planner<'_> {
 }
 
 impl Resnet {
-    /// Logits (samples, classes) of `images` (samples, 3, height, width).
-    pub(super) fn forward(&self, images: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
-        let mut x = self.stem.forward(images, tensors)?;
-        x = x.f_relu_()?.f_max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false)?;
-        for block in &self.blocks {
+    /// Outputs (samples, classes), f32, of `inputs`: images (samples, 3, height, width) or signals
+    /// (samples, channels, length).
+    pub(super) fn forward(&self, inputs: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
+        let mut x = inputs.shallow_clone();
+        for stage in Stage::ALL {
+            x = self.stage(stage, &x, tensors)?;
+        }
+        self.head(&x, tensors)
+    }
+
+    /// One stage's activations.
+    pub(super) fn stage(
+        &self,
+        stage: Stage,
+        x: &Tensor,
+        tensors: Tensors<'_>,
+    ) -> tch::Result<Tensor> {
+        let Some(blocks) = (stage as usize).checked_sub(1).and_then(|at| self.stages.get(at))
+        else {
+            let mut x = self.stem.forward(x, tensors)?;
+            let x = x.f_relu_()?;
+            return match self.dimensions {
+                Dimensions::One => x.f_max_pool1d([3], [2], [1], [1], false),
+                Dimensions::Two => x.f_max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false),
+            };
+        };
+        let mut x = x.shallow_clone();
+        for block in blocks {
             x = block.forward(&x, tensors)?;
         }
-        let pooled = x.f_adaptive_avg_pool2d([1, 1])?.f_flatten(1, -1)?;
-        let Linear { weight, bias } = self.classifier;
-        pooled.f_linear(&tensors.parameters[weight], Some(&tensors.parameters[bias]))
+        Ok(x)
+    }
+
+    /// Outputs of the last stage's activations.
+    pub(super) fn head(&self, x: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
+        let pooled = match self.dimensions {
+            Dimensions::One => x.f_adaptive_avg_pool1d([1])?,
+            Dimensions::Two => x.f_adaptive_avg_pool2d([1, 1])?,
+        };
+        let pooled = pooled.f_flatten(1, -1)?;
+        let weight = &tensors.parameters[self.classifier.weight];
+        let bias = &tensors.parameters[self.classifier.bias];
+        if weight.kind() == bias.kind() {
+            return pooled.f_linear(weight, Some(bias));
+        }
+        // The product in the recipe's number format, the sum in f32.
+        pooled.f_linear(weight, None::<&Tensor>)?.f_to_kind(bias.kind())?.f_add(bias)
+    }
+
+    /// Parameters of a stage.
+    pub(super) fn parameters_of(&self, stage: Stage) -> Vec<usize> {
+        let layers: Vec<&ConvNorm> = match stage {
+            Stage::Stem => vec![&self.stem],
+            _ => {
+                let blocks = self.stages[stage as usize - 1].iter();
+                blocks.flat_map(|block| block.body.iter().chain(&block.shortcut)).collect()
+            }
+        };
+        layers.iter().flat_map(|layer| [layer.kernel, layer.scale, layer.shift]).collect()
+    }
+
+    /// Parameters of the head.
+    pub(super) fn parameters_of_head(&self) -> Vec<usize> {
+        vec![self.classifier.weight, self.classifier.bias]
     }
 
     /// Least number of samples per batch with which every BatchNorm layer sees more than one value
-    /// per channel, as its unbiased variance needs, for images of so many pixels' side.
-    pub(super) fn least_batch(resolution: u32) -> usize {
+    /// per channel, as its unbiased variance needs, for inputs of so many pixels' side or samples'
+    /// length.
+    pub(super) fn least_batch(side: u64) -> usize {
         // Five halvings, each rounded up: up to 32 pixels, one value per sample is left.
-        if resolution > 32 { 1 } else { 2 }
+        if side > 32 { 1 } else { 2 }
     }
 }
 
@@ -235,18 +338,19 @@ impl Block {
 
 impl ConvNorm {
     fn forward(&self, x: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
-        let Tensors { parameters, statistics } = tensors;
         // Momentum 1 replaces the running statistics with the batch's.
-        let (views, training, momentum) = match statistics {
-            Statistics::Batch(views) => (views, true, 1.0),
-            Statistics::Running(views) => (views, false, 0.0),
+        let (views, training, momentum) = match tensors.batch {
+            Some(views) => (views, true, 1.0),
+            None => (tensors.running, false, 0.0),
         };
-        let stride = [self.stride, self.stride];
-        let padding = [self.padding, self.padding];
-        let kernel = &parameters[self.kernel];
-        x.f_conv2d(kernel, None::<&Tensor>, stride, padding, [1, 1], 1)?.f_batch_norm(
-            Some(&parameters[self.scale]),
-            Some(&parameters[self.shift]),
+        let blurred = match (self.blurred, tensors.blur) {
+            (Some(channels), Some(filters)) => Some(blur(x, channels, filters)?),
+            _ => None,
+        };
+        let x = blurred.as_ref().unwrap_or(x);
+        self.convolve(x, &tensors.parameters[self.kernel], tensors)?.f_batch_norm(
+            Some(&tensors.parameters[self.scale]),
+            Some(&tensors.parameters[self.shift]),
             Some(&views[self.mean]),
             Some(&views[self.variance]),
             training,
@@ -255,4 +359,46 @@ impl ConvNorm {
             true,
         )
     }
+
+    fn convolve(&self, x: &Tensor, kernel: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
+        let none = None::<&Tensor>;
+        let (stride, padding) = (self.stride, self.side / 2);
+        match self.dimensions {
+            Dimensions::One => x.f_conv1d(kernel, none, [stride], [padding], [1], 1),
+            Dimensions::Two if self.side == 1 && tensors.pointwise_as_product => {
+                let mut pixels = x.f_permute([0, 2, 3, 1])?;
+                if stride > 1 {
+                    pixels =
+                        pixels.f_slice(1, None, None, stride)?.f_slice(2, None, None, stride)?;
+                }
+                let matrix = kernel.f_flatten(1, -1)?;
+                pixels.f_linear(&matrix, none)?.f_permute([0, 3, 1, 2])
+            }
+            Dimensions::Two => {
+                x.f_conv2d(kernel, none, [stride, stride], [padding, padding], [1, 1], 1)
+            }
+        }
+    }
+}
+
+/// The filters that `model` blurs with, one per channel, if it does: outer product of (1, 2, 1) with
+/// itself, over 16.
+pub(super) fn blur_filters(
+    model: &Model,
+    kind: tch::Kind,
+    device: Device,
+) -> tch::Result<Option<Tensor>> {
+    if !model.blur_pool {
+        return Ok(None);
+    }
+    let row = Tensor::f_from_slice(&[1.0_f32, 2.0, 1.0])?;
+    let filter = row.f_outer(&row)?.f_div_scalar(16.0)?;
+    let filters = filter.f_repeat([MOST_CHANNELS, 1, 1, 1])?.f_to_kind(kind)?;
+    filters.f_to_device(device).map(Some)
+}
+
+/// Zhang 2019 (arXiv 1904.11486): each channel with its own filter.
+fn blur(x: &Tensor, channels: i64, filters: &Tensor) -> tch::Result<Tensor> {
+    let filters = filters.f_narrow(0, 0, channels)?;
+    x.f_conv2d(&filters, None::<&Tensor>, [1, 1], [1, 1], [1, 1], channels)
 }

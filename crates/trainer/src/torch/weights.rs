@@ -36,7 +36,8 @@ pub enum Error {
     },
     /// Made for another network.
     #[error(
-        "weights {path:?} do not fit model.arch and model.num_classes: {}", problems.join("; ")
+        "weights {path:?} do not fit model.arch and model.num_classes (for other classes set \
+         model.new_head = true): {}", problems.join("; ")
     )]
     Mismatch {
         /// The file.
@@ -49,19 +50,31 @@ pub enum Error {
     Learner(#[from] learner::Error),
 }
 
+/// What becomes of the classifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head {
+    /// It comes from the file.
+    FromFile,
+    /// It keeps its values: the file's is of other classes.
+    New,
+}
+
 /// Overwrites all weights and running statistics of `learner` with those in the file at `path`.
 /// The optimizer's state stays as it is.
 ///
 /// # Errors
 /// The file is unreadable, damaged, or does not hold exactly the network's tensors in f32; the
 /// learner is then unchanged.
-pub fn load(learner: &mut TorchLearner, path: &Path) -> Result<(), Error> {
+pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), Error> {
     let bytes = fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let file = SafeTensors::deserialize(&bytes)
         .map_err(|error| Error::Format { path: path.to_owned(), message: error.to_string() })?;
-    let views = learner.state_views()?;
+    let mut views = learner.state_views()?;
+    if head == Head::New {
+        views.retain(|(slot, _)| !is_head(&slot.name));
+    }
     let wanted = views.iter().map(|(slot, _)| (slot.name.as_str(), slot.shape.as_slice()));
-    let problems = mismatches(&file, wanted);
+    let problems = mismatches(&file, wanted, head);
     if !problems.is_empty() {
         return Err(Error::Mismatch { path: path.to_owned(), problems });
     }
@@ -72,12 +85,18 @@ pub fn load(learner: &mut TorchLearner, path: &Path) -> Result<(), Error> {
             .and_then(|tensor| view.f_copy_(&tensor))
             .during("copy weights")?;
     }
+    learner.working.invalidate();
     Ok(())
+}
+
+fn is_head(name: &str) -> bool {
+    name.starts_with("fc.")
 }
 
 fn mismatches<'a>(
     file: &SafeTensors<'_>,
     wanted: impl Iterator<Item = (&'a str, &'a [i64])>,
+    head: Head,
 ) -> Vec<String> {
     let mut problems = Vec::new();
     let mut known = HashSet::new();
@@ -96,6 +115,7 @@ fn mismatches<'a>(
     }
     let mut unknown: Vec<_> = file.names();
     unknown.retain(|name| !known.contains(name) && !name.ends_with(UNUSED));
+    unknown.retain(|name| head == Head::FromFile || !is_head(name));
     unknown.sort_unstable();
     problems.extend(unknown.into_iter().map(|name| format!("{name} is unknown")));
     problems

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use baton_checkpoint::export::{Weights, safetensors};
 use baton_job::exit::Failure;
 
 use super::folder::{Folder, none_whole, pick, with_store};
@@ -12,12 +13,16 @@ use crate::{human, output};
 #[command(after_help = "\
 Examples:
   baton checkpoint export --out resnet50.safetensors                               the newest
-  baton checkpoint export step-0000000440-gen-000003 --out resnet50.safetensors")]
+  baton checkpoint export step-0000000440-gen-000003 --out resnet50.safetensors
+  baton checkpoint export --ema --out resnet50.safetensors                         averaged weights")]
 pub(crate) struct Args {
     #[command(flatten)]
     folder: Folder,
     /// Which one [default: the newest whole one]
     name: Option<String>,
+    /// The moving average of the weights instead of the weights
+    #[arg(long)]
+    ema: bool,
     /// The file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -26,9 +31,10 @@ pub(crate) struct Args {
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let location = args.folder.find().await?;
     let out = args.out.clone();
+    let weights = if args.ema { Weights::Averaged } else { Weights::Raw };
     let exported = with_store(location.clone(), move |store| {
         let Some(manifest) = pick(store, args.name.as_deref())? else { return Ok(None) };
-        baton_checkpoint::export::safetensors(store, &manifest, &out)?;
+        safetensors(store, &manifest, weights, &out)?;
         Ok(Some(manifest))
     })
     .await?;

@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, sync::Arc};
 
 use baton_data::{
-    Dataset, InputType, Options, Source, View,
+    Dataset, InputType, Labels, Options, Source, View,
     bench::{self, Plan, Report},
 };
 use baton_job::{
@@ -23,6 +23,7 @@ Examples:
   baton data bench train.beton                       warm: from the page cache
   baton data bench train.beton --cold --threads 8    from disk, 8 threads
   baton data bench train.beton --resize area         with ffcv's own pixels
+  baton data bench signals-train.beton --input-field signal --label-field target --outputs 1
 
 The first pass warms the page cache and is slower than later ones unless the file was read before.
 Beside the passes, single samples are timed on one thread: `read` from the page cache, `decode`,
@@ -69,6 +70,9 @@ pub(crate) struct Args {
     /// Name of the label field
     #[arg(long, value_name = "NAME", default_value = "label")]
     label_field: String,
+    /// The label field holds N values of a regression instead of a class
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    outputs: Option<u32>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -98,6 +102,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let source = Source {
         input_field: args.input_field.clone(),
         label_field: args.label_field.clone(),
+        labels: args.outputs.map_or(Labels::Ints, Labels::Values),
         on_bad_sample: OnBadSample::Skip,
         ..Source::new(&args.location)
     };

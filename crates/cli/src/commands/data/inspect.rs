@@ -69,10 +69,23 @@ fn lines(values: &Values) -> Vec<String> {
             };
             vec![format!("{least} to {most}, {distinct}")]
         }
-        Values::Floats { least: Some(least), most: Some(most) } => {
-            vec![format!("{least} to {most}")]
+        Values::Floats { least, most, mean, deviation, not_finite } => {
+            let mut lines = Vec::new();
+            if let (Some(least), Some(most), Some(mean), Some(deviation)) =
+                (least, most, mean, deviation)
+            {
+                let [least, most, mean, deviation] =
+                    [least, most, mean, deviation].map(|value| human::number(*value));
+                lines.push(format!(
+                    "{least} to {most}, mean {mean}, standard deviation {deviation}"
+                ));
+            }
+            if *not_finite > 0 {
+                lines.push(format!("{not_finite} not finite: `baton data verify` lists them"));
+            }
+            if lines.is_empty() { vec!["no values".to_owned()] } else { lines }
         }
-        Values::Ints { .. } | Values::Floats { .. } => vec!["no values".to_owned()],
+        Values::Ints { .. } => vec!["no values".to_owned()],
         Values::Bytes { bytes } => vec![stored(bytes)],
         Values::Arrays { shape: Some(shape), dtype: Some(dtype) } => {
             vec![format!("shape {shape:?}, dtype {dtype}")]

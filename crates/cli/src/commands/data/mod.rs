@@ -2,9 +2,11 @@
 
 mod bench;
 mod inspect;
+mod synth;
 mod verify;
 mod write;
 
+use baton_data::write::Error as WriteError;
 use baton_job::exit::Failure;
 use clap::Subcommand;
 
@@ -14,6 +16,8 @@ use crate::failure::{bad_input, failed};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Write(write::Args),
+    #[command(subcommand)]
+    Synth(synth::Command),
     Inspect(inspect::Args),
     Verify(verify::Args),
     Bench(bench::Args),
@@ -22,9 +26,24 @@ pub(crate) enum Command {
 pub(super) fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Write(args) => write::run(args),
+        Command::Synth(command) => synth::run(command),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Bench(args) => bench::run(args),
+    }
+}
+
+/// Whether another try may help: it may where the machine refused, not where the input is wrong.
+fn write_failure(error: &WriteError) -> Failure {
+    let message = error.to_string();
+    match error {
+        WriteError::Io { operation: "open" | "read", .. } => bad_input(message),
+        WriteError::Io { .. }
+        | WriteError::Busy { .. }
+        | WriteError::Thread(_)
+        | WriteError::Jpeg(_)
+        | WriteError::Ended => failed(message),
+        _ => bad_input(message),
     }
 }
 

@@ -19,6 +19,7 @@ Examples:
   baton data verify train.beton
   baton data verify --all --json train-*.beton
 
+A number that is NaN, infinite or beyond f32 is bad, in whatever field: nothing can be learned from it.
 Exit code 0 if all is well, 2 if anything is bad. To train on what is left, set
 data.on_bad_sample = \"skip\" in the recipe.")]
 pub(crate) struct Args {

@@ -7,14 +7,15 @@ use std::{
 };
 
 use baton_data::write::{
-    Choice, DEFAULT_PAGE_BYTES, Encoding, Error, Event, FFCV_LEAST_PAGE_BYTES, OnBadImage, Options,
+    Choice, DEFAULT_PAGE_BYTES, Encoding, Event, FFCV_LEAST_PAGE_BYTES, OnBadImage, Options,
     Source, Summary, write_images,
 };
 use baton_job::exit::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::write_failure;
 use crate::{
-    failure::{bad_input, failed},
+    failure::bad_input,
     human,
     json::{self, WrittenData},
     output,
@@ -107,13 +108,13 @@ fn share(text: &str) -> Result<f64, String> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let options = options(args)?;
-    let source = Source::open(&args.from).map_err(failure)?;
+    let source = Source::open(&args.from).map_err(|error| write_failure(&error))?;
     let begun = Instant::now();
     let mut report = Report::new(source.items.len() as u64, args);
     let written =
         write_images(&source, &args.to, &options, &mut |event: Event<'_>| report.tell(event));
     report.bar.finish_and_clear();
-    let summary = written.map_err(failure)?;
+    let summary = written.map_err(|error| write_failure(&error))?;
     let seconds = begun.elapsed().as_secs_f64();
     match args.json {
         true => output::line(json::line(&WrittenData::new(&summary, seconds))),
@@ -152,20 +153,6 @@ fn options(args: &Args) -> Result<Options, Failure> {
             BadImages::Skip => OnBadImage::Skip,
         },
     })
-}
-
-/// Whether another try may help: it may where the machine refused, not where the input is wrong.
-fn failure(error: Error) -> Failure {
-    let message = error.to_string();
-    match error {
-        Error::Io { operation: "open" | "read", .. } => bad_input(message),
-        Error::Io { .. }
-        | Error::Busy { .. }
-        | Error::Thread(_)
-        | Error::Jpeg(_)
-        | Error::Ended => failed(message),
-        _ => bad_input(message),
-    }
 }
 
 /// Seconds between lines of progress where there is no screen to draw a bar on.

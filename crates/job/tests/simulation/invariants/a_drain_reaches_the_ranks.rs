@@ -19,7 +19,10 @@ impl Invariant for ADrainReachesTheRanks {
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
-        let Fact::Persisted(Record::Ended(Outcome::Drained { reason })) = fact else {
+        let Fact::Persisted(Record::Ended(
+            Outcome::Drained { reason } | Outcome::LimitReached { reason },
+        )) = fact
+        else {
             return Ok(());
         };
         let late = reason.contains("did not stop in time");

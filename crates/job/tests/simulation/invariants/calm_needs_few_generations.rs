@@ -1,5 +1,5 @@
-//! After the last fault a few generations are enough to come to the end: what went wrong is found
-//! and put right, not tried again and again.
+//! After the last fault a few generations are enough to come to the end, besides those that go back
+//! because training went wrong: what failed is found and put right, not tried again and again.
 
 use baton_job::engine::Record;
 
@@ -21,7 +21,10 @@ impl Invariant for CalmNeedsFewGenerations {
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
         let Fact::Persisted(Record::Opened { generation, .. }) = fact else { return Ok(()) };
-        self.opened += u32::from(cluster.is_calm());
+        let restore = cluster.coordinator.restore(&cluster.plan, *generation);
+        let last = restore.rollbacks.last();
+        let goes_back = last.is_some_and(|rollback| rollback.generation == *generation);
+        self.opened += u32::from(cluster.is_calm() && !goes_back);
         if self.opened <= MOST {
             return Ok(());
         }

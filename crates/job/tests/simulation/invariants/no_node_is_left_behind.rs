@@ -74,6 +74,6 @@ fn held_on(cluster: &Cluster, node: &NodeId) -> Option<u64> {
             let agent = &cluster.agents[process.agent];
             agent.node == *node && agent.session.is_some() && agent.life == process.life
         })
-        .filter_map(|process| process.step)
+        .filter_map(|process| cluster.good_step(process))
         .max()
 }

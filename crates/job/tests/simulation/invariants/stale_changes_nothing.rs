@@ -4,9 +4,10 @@
 //! Now and then a copy of a machine is fed one, as the history itself brings them about too rarely.
 
 use baton_job::{
-    Generation, Rank, Time,
+    Generation, Rank, Step, Time,
     engine::{self, Engine},
     exit::{Class, Failure, Outcome},
+    guard::{BatchMark, Diagnosis, Divergence},
     ids::{Attachment, Incarnation, LocalRank},
     message::{Directive, Launch, LoaderNews, RankNews, RankSays, Report, Restore, StateSource},
     progress::Progress,
@@ -55,9 +56,22 @@ fn news() -> Vec<RankNews> {
         RankNews::Started { source: StateSource::Fresh, progress: Progress::default() },
         RankNews::Loader(LoaderNews { skipped: 1, ..LoaderNews::default() }),
         RankNews::Lost { detail: "stale".to_owned() },
+        RankNews::Diverged(diagnosis()),
         RankNews::Done { outcome: Outcome::Completed, digest: "stale".to_owned() },
         RankNews::Exited(failure()),
     ]
+}
+
+fn diagnosis() -> Diagnosis {
+    Diagnosis {
+        divergence: Divergence::LossNotFinite,
+        step: Step(1),
+        batch: BatchMark::default(),
+        lr: 0.1,
+        loss: None,
+        gradient_norm: None,
+        samples: Vec::new(),
+    }
 }
 
 fn failure() -> Failure {

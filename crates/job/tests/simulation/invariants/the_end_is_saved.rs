@@ -1,5 +1,5 @@
-//! A job that completed has its last step in the store; one that was drained in time has every step
-//! that its ranks hold.
+//! A job that completed has its last step in the store; one that was drained in time, by a wish or by
+//! its budget, has every good step that its ranks hold.
 
 use baton_job::{
     engine::{PhaseName, Record},
@@ -27,7 +27,9 @@ impl Invariant for TheEndIsSaved {
             {
                 return Err(format!("completed, but step {} is the last saved", self.newest));
             }
-            Fact::Persisted(Record::Ended(Outcome::Drained { reason })) => {
+            Fact::Persisted(Record::Ended(
+                Outcome::Drained { reason } | Outcome::LimitReached { reason },
+            )) => {
                 let in_time = !reason.contains("did not stop in time");
                 let held = held(cluster);
                 if in_time && held > self.newest {
@@ -56,7 +58,7 @@ fn held(cluster: &Cluster) -> u64 {
         .iter()
         .filter(|process| process.is_healthy() && !process.ending)
         .filter(|process| attached(cluster.agents[process.agent].node.clone()))
-        .filter_map(|process| process.step)
+        .filter_map(|process| cluster.good_step(process))
         .max()
         .unwrap_or_default()
 }

@@ -37,6 +37,7 @@ fn loss_along_the_gradient_falls_as_fast_as_the_gradient_says() {
     let start = learner.weights.copy();
     let mut loss_at = |distance: f64| {
         learner.weights.copy_(&(&start + &leaf.gradient * (distance / norm)));
+        learner.working.invalidate();
         gradient_of(&mut learner, &batch).1.loss / 16.0
     };
     let h = 1e-4;
@@ -61,7 +62,7 @@ fn memory_format_changes_no_gradient() {
 #[test]
 fn convolution_weights_of_a_channels_last_network_are_stored_channels_last() {
     let learner = learner(&[]);
-    let kernel = &learner.parameters[learner.layout.parameters.len() - 5];
+    let kernel = &learner.working.parameters[learner.layout.parameters.len() - 5];
     assert_eq!(kernel.size(), [512, 512, 3, 3]);
     assert_eq!(kernel.stride(), [3 * 3 * 512, 1, 3 * 512, 512]);
 }
@@ -102,7 +103,7 @@ fn leaf_holds_the_batchs_mean_and_unbiased_variance() {
     let mean = Tensor::from_slice(&[10.0, 20.0, 30.0]);
     let std = Tensor::from_slice(&[50.0, 60.0, 70.0]);
     let images = ((images.view([3, 32, 32, 3]) - mean) / std).permute([0, 3, 1, 2]);
-    let kernel = learner.parameters[0].detach().to_kind(tch::Kind::Double);
+    let kernel = learner.working.parameters[0].detach().to_kind(tch::Kind::Double);
     let y = images.conv2d(&kernel, None::<&Tensor>, [2, 2], [3, 3], [1, 1], 1);
     let expected_mean = y.mean_dim([0, 2, 3].as_slice(), false, None);
     let expected_variance = y.var_dim([0, 2, 3].as_slice(), true, false);
@@ -112,15 +113,17 @@ fn leaf_holds_the_batchs_mean_and_unbiased_variance() {
 }
 
 #[test]
-fn update_moves_running_statistics_by_a_tenth_of_the_mean_over_virtual_ranks() {
+fn update_moves_running_statistics_by_a_tenth_of_the_mean_over_micro_batches() {
     let mut learner = learner(&[]);
     let (mut sum, _) = gradient_of(&mut learner, &batch(4));
     let (other, _) = gradient_of(&mut learner, &batch(2));
     sum.add(&other).unwrap();
     let before = values(&learner.running);
-    learner.update(&sum, Step(0), 0.0, 2).unwrap();
+    let told = values(&sum.statistics);
+    learner.measure(&mut sum).unwrap();
+    learner.update(&mut sum, &Update { step: Step(0), lr: 0.0, micro_batches: 2 }).unwrap();
     let after = values(&learner.running);
-    for ((before, sum), after) in before.iter().zip(values(&sum.statistics)).zip(after) {
+    for ((before, sum), after) in before.iter().zip(told).zip(after) {
         let expected = 0.9 * before + 0.1 * (sum / 2.0);
         assert!((after - expected).abs() <= 1e-6 * expected.abs().max(1.0));
     }
@@ -132,10 +135,10 @@ fn empty_batch_contributes_nothing() {
     let mut leaf = learner.new_leaf().unwrap();
     let empty = Batch::of_images(&[], 32, Vec::new(), Vec::new());
     assert_eq!(learner.gradient(&empty, 1.0, &mut leaf).unwrap(), Sums::default());
-    assert_eq!(learner.evaluate(&empty).unwrap(), Sums::default());
+    assert_eq!(evaluated(&mut learner, &empty), Sums::default());
     assert_eq!(leaf.gradient.abs().max().double_value(&[]), 0.0);
     let running = values(&learner.running);
-    learner.update(&leaf, Step(0), 0.1, 1).unwrap();
+    update(&mut learner, &mut leaf, 0, 0.1);
     assert_eq!(values(&learner.running), running);
 }
 
@@ -144,7 +147,7 @@ fn one_tiny_image_is_refused_as_it_has_no_variance() {
     let mut learner = learner(&[]);
     let mut leaf = learner.new_leaf().unwrap();
     let error = learner.gradient(&batch(1), 1.0, &mut leaf).unwrap_err().to_string();
-    assert!(error.contains("32x32") && error.contains("train.virtual_ranks"), "{error}");
+    assert!(error.contains("side 32") && error.contains("train.virtual_ranks"), "{error}");
 }
 
 #[test]
@@ -154,7 +157,8 @@ fn label_out_of_range_is_refused_by_sample() {
     for label in [-100, -1, 10] {
         let mut batch = batch(4);
         batch.labels[2] = label;
-        for result in [learner.gradient(&batch, 1.0, &mut leaf), learner.evaluate(&batch)] {
+        let evaluated = learner.evaluate(&batch, Weights::Raw).map(|judged| judged.sums);
+        for result in [learner.gradient(&batch, 1.0, &mut leaf), evaluated] {
             let named = matches!(
                 result,
                 Err(Error::Label { sample: 102, label: found, num_classes: 10 }) if found == label
@@ -169,6 +173,6 @@ fn images_of_the_wrong_length_are_refused() {
     let batch = batch(4);
     let (pixels, _) = batch.images().unwrap();
     let batch = Batch::of_images(&pixels[1..], 32, batch.labels.clone(), batch.samples.clone());
-    let error = learner(&[]).evaluate(&batch).unwrap_err().to_string();
-    assert!(error.starts_with("copy images: ") && !error.contains('\n'), "{error}");
+    let error = learner(&[]).evaluate(&batch, Weights::Raw).unwrap_err().to_string();
+    assert!(error.starts_with("copy inputs: ") && !error.contains('\n'), "{error}");
 }

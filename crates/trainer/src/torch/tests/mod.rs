@@ -1,18 +1,22 @@
 //! What a learner promises, on the smallest network and images.
 
 mod gradient;
+mod mixing;
 mod network;
 mod objective;
 mod optimizer;
+mod precision;
+mod recompute;
 mod state;
+mod tasks;
 
 use baton_collectives::BufferMut;
-use baton_data::Batch;
+use baton_data::{Batch, InputType};
 use baton_job::{JobSpec, Step};
 use tch::{Device, Tensor};
 
 use super::{TorchLeaf, TorchLearner, device};
-use crate::learner::{Leaf, Learner, Sums};
+use crate::learner::{Leaf, Learner, Sums, Update, Weights};
 
 const RECIPE: &str = r#"
 name = "test"
@@ -46,7 +50,7 @@ fn recipe(overrides: &[&str]) -> JobSpec {
 
 fn learner(overrides: &[&str]) -> TorchLearner {
     device::set_threads(1);
-    TorchLearner::new(&recipe(overrides), Device::Cpu).unwrap()
+    TorchLearner::new(&recipe(overrides), &InputType::Image, Device::Cpu).unwrap()
 }
 
 /// `count` images of 32 × 32 pixels: bytes from a linear congruential generator, lighter for higher
@@ -72,9 +76,23 @@ fn gradient_of(learner: &mut TorchLearner, batch: &Batch) -> (TorchLeaf, Sums) {
 
 /// One update from one virtual rank; returns the mean loss before it.
 fn train(learner: &mut TorchLearner, batch: &Batch, step: u64) -> f64 {
-    let (leaf, sums) = gradient_of(learner, batch);
-    learner.update(&leaf, Step(step), 0.05, 1).unwrap();
+    train_at(0.05, learner, batch, step)
+}
+
+fn train_at(lr: f64, learner: &mut TorchLearner, batch: &Batch, step: u64) -> f64 {
+    let (mut leaf, sums) = gradient_of(learner, batch);
+    update(learner, &mut leaf, step, lr);
     sums.loss / sums.count as f64
+}
+
+/// One update from the leaf of one micro-batch.
+fn update(learner: &mut TorchLearner, leaf: &mut TorchLeaf, step: u64, lr: f64) {
+    learner.measure(leaf).unwrap();
+    learner.update(leaf, &Update { step: Step(step), lr, micro_batches: 1 }).unwrap();
+}
+
+fn evaluated(learner: &mut TorchLearner, batch: &Batch) -> Sums {
+    learner.evaluate(batch, Weights::Raw).unwrap().sums
 }
 
 fn host(buffer: BufferMut<'_>) -> &mut [f32] {

@@ -12,7 +12,8 @@ fn layout(arch: &str, classes: u32) -> Layout {
     let arch = format!("model.arch={arch}");
     let classes = format!("model.num_classes={classes}");
     let model: Model = recipe(&[&arch, &classes]).model;
-    resnet::plan(&model).unwrap().1
+    let channels = if arch.ends_with("1d") { 1 } else { 3 };
+    resnet::plan(&model, channels).unwrap().1
 }
 
 #[test]
@@ -55,6 +56,41 @@ fn names_shapes_and_order_are_torchvisions() {
 }
 
 #[test]
+fn in_one_dimension_resnet34_keeps_its_size() {
+    let layout = layout("resnet34_1d", 2);
+    assert_eq!(layout.parameters_len(), 21_277_250);
+    let names: Vec<&str> = layout.parameters.iter().map(|slot| &*slot.name).collect();
+    assert_eq!(names.len(), 110);
+    assert_eq!(layout.parameters[0].shape, [64, 1, 15]);
+    let at = |name: &str| names.iter().position(|found| *found == name).unwrap();
+    assert_eq!(layout.parameters[at("layer4.2.conv2.weight")].shape, [512, 512, 9]);
+    assert_eq!(layout.parameters[at("layer2.0.downsample.0.weight")].shape, [128, 64, 1]);
+}
+
+#[test]
+fn frozen_stages_are_in_no_segment() {
+    let layout = |freeze: &str| {
+        let freeze = format!("model.freeze={freeze}");
+        let model = recipe(&["model.pretrained=a.safetensors", &freeze]).model;
+        resnet::plan(&model, 3).unwrap().1
+    };
+    let whole = layout("[]");
+    assert_eq!(whole.segments(false).len(), 2);
+    let values = |layout: &Layout| layout.segments(true).iter().map(|s| s.len).sum::<i64>();
+    assert_eq!(values(&whole), whole.parameters_len());
+
+    let frozen = layout("['stem', 'layer1']");
+    let kept: i64 =
+        frozen.parameters.iter().filter(|slot| slot.frozen).map(|slot| slot.len()).sum();
+    assert_eq!(kept, 9_408 + 128 + 4 * (36_864 + 128));
+    assert_eq!(values(&frozen), whole.parameters_len() - kept);
+    assert!(frozen.parameters.iter().all(|s| s.frozen
+        == (s.name.starts_with("layer1")
+            || s.name.ends_with("1.weight") && !s.name.contains("layer")
+            || s.name == "bn1.bias")));
+}
+
+#[test]
 fn tensors_tile_their_regions_with_the_decaying_ones_first() {
     let layout = layout("resnet18", 7);
     let mut next = [0, 0];
@@ -69,7 +105,7 @@ fn tensors_tile_their_regions_with_the_decaying_ones_first() {
     for slot in &layout.parameters {
         let name = &slot.name;
         let norm = name.contains("bn") || name.contains("downsample.1");
-        assert_eq!(slot.offset < layout.decayed, !norm && name != "fc.bias", "{name}");
+        assert_eq!(slot.offset < layout.kernels_len, !norm && name != "fc.bias", "{name}");
     }
 }
 

@@ -1,10 +1,12 @@
 //! Loss and counts of right guesses.
 
+use baton_job::spec::{Loss, LossKind};
+
 use super::*;
 use crate::torch::objective::Objective;
 
-fn objective(label_smoothing: f64, num_classes: u32) -> Objective {
-    Objective { label_smoothing, num_classes }
+fn objective(label_smoothing: f64, outputs: u32) -> Objective {
+    Objective { loss: Loss { label_smoothing, ..Loss::default() }, outputs }
 }
 
 #[test]
@@ -43,4 +45,21 @@ fn with_fewer_than_five_classes_every_sample_is_among_the_first_five() {
     let labels = Tensor::from_slice(&[0_i64, 1, 2]);
     let sums = objective(0.0, 3).sums(&Tensor::from(0.0), &logits, &labels).unwrap();
     assert_eq!((sums.top1, sums.top5), (1, 3));
+}
+
+#[test]
+fn regression_losses_are_torchs_means_over_the_outputs() {
+    let outputs = Tensor::from_slice(&[1.0_f32, 5.0, -1.0, 0.5]).view([2, 2]);
+    let targets = Tensor::from_slice(&[0.0_f32, 2.0, -1.0, 0.0]).view([2, 2]);
+    let loss = |kind| {
+        let loss = Loss { kind, huber_delta: 2.0, ..Loss::default() };
+        let objective = Objective { loss, outputs: 2 };
+        let loss = objective.loss(&outputs, &targets).unwrap();
+        let sums = objective.sums(&loss, &outputs, &targets).unwrap();
+        assert_eq!((sums.top1, sums.top5, sums.count), (0, 0, 2));
+        sums.loss
+    };
+    assert_eq!(loss(LossKind::Mse), (1.0 + 9.0 + 0.0 + 0.25) / 2.0);
+    // Beyond 2 the line 2 (|x| - 1).
+    assert_eq!(loss(LossKind::Huber), (0.5 + 4.0 + 0.0 + 0.125) / 2.0);
 }

@@ -1,14 +1,25 @@
-//! Update rules against scalar versions in f64.
+//! Update rules against scalar versions in f64, on a CPU and in the way a GPU takes.
 
-use baton_job::spec;
 use tch::Kind;
 
 use super::*;
-use crate::torch::optimizer::Optimizer;
+use crate::torch::{
+    flat::Layout,
+    init::Init,
+    optimizer::{Optimizer, Rates},
+};
 
 const PARAMETERS: usize = 6;
-const DECAYED: usize = 4;
+const KERNEL: usize = 4;
 const UPDATES: u64 = 25;
+
+/// A kernel of four values and a bias of two.
+fn layout() -> Layout {
+    let mut layout = Layout::default();
+    layout.parameter("fc.weight".to_owned(), vec![2, 2], false, Init::Constant(0.0));
+    layout.parameter("fc.bias".to_owned(), vec![2], false, Init::Constant(0.0));
+    layout.finish()
+}
 
 fn gradient_at(step: u64) -> Vec<f32> {
     (0..PARAMETERS).map(|i| ((step as f32 + 1.3) * (i as f32 + 0.7)).sin()).collect()
@@ -18,29 +29,56 @@ fn rate_at(step: u64) -> f64 {
     0.1 / (1.0 + step as f64)
 }
 
-/// Runs `optimizer` and `scalar(weight, gradient, step, decays)` side by side, one `scalar` per
-/// parameter.
-fn compare<S: FnMut(f64, f64, u64, bool) -> f64>(
-    optimizer: &spec::Optimizer,
-    mut scalar: impl FnMut() -> S,
-    decay_all: bool,
-) {
-    let (len, decayed) = (PARAMETERS as i64, DECAYED as i64);
-    let mut rule = Optimizer::new(optimizer, len, decayed, Device::Cpu).unwrap();
+/// One optimizer with its weights.
+struct Side {
+    optimizer: Optimizer,
+    weights: Tensor,
+    on_device: bool,
+}
+
+impl Side {
+    /// The same twice: as on a CPU and as on a GPU.
+    fn both(spec: &JobSpec, layout: &Layout, start: &[f32]) -> [Self; 2] {
+        [false, true].map(|on_device| Self {
+            optimizer: Optimizer::new(spec, layout, Device::Cpu).unwrap(),
+            weights: Tensor::from_slice(start),
+            on_device,
+        })
+    }
+
+    fn update(&mut self, gradient: &[f32], step: u64, lr: f64) {
+        let gradient = Tensor::from_slice(gradient);
+        let mut norm = Tensor::zeros([1], (Kind::Float, Device::Cpu));
+        self.optimizer.measure(&gradient, &mut norm).unwrap();
+        let (weights, rates) = (&mut self.weights, Rates { step: Step(step), lr });
+        let update = match self.on_device {
+            true => Optimizer::update_on_device,
+            false => Optimizer::update_on_host,
+        };
+        update(&mut self.optimizer, weights, &gradient, &norm, rates).unwrap();
+    }
+
+    fn state(&mut self, name: &str) -> Vec<f32> {
+        let mut state = self.optimizer.state();
+        values(state.iter_mut().find(|(found, _)| *found == name).unwrap().1)
+    }
+}
+
+/// Runs a recipe's optimizer beside `scalar(weights, gradient, step)`, which updates in f64.
+fn compare(overrides: &[&str], mut scalar: impl FnMut(&mut [f64; PARAMETERS], &[f64], u64)) {
     let start = [1.0_f32, -2.0, 0.5, 3.0, -0.1, 0.0];
-    let mut weights = Tensor::from_slice(&start);
+    let mut sides = Side::both(&recipe(overrides), &layout(), &start);
     let mut expected = start.map(f64::from);
-    let mut scalars: Vec<S> = (0..PARAMETERS).map(|_| scalar()).collect();
     for step in 0..UPDATES {
         let gradient = gradient_at(step);
-        let tensor = Tensor::from_slice(&gradient);
-        rule.update(&mut weights, &tensor, Step(step), rate_at(step)).unwrap();
-        for (i, scalar) in scalars.iter_mut().enumerate() {
-            let decays = decay_all || i < DECAYED;
-            expected[i] = scalar(expected[i], f64::from(gradient[i]), step, decays);
-        }
-        for (found, expected) in values(&weights).into_iter().zip(expected) {
-            assert!((f64::from(found) - expected).abs() < 2e-6, "{optimizer:?} step {step}");
+        let exact: Vec<f64> = gradient.iter().map(|value| f64::from(*value)).collect();
+        scalar(&mut expected, &exact, step);
+        for side in &mut sides {
+            side.update(&gradient, step, rate_at(step));
+            for (found, expected) in values(&side.weights).into_iter().zip(expected) {
+                let error = (f64::from(found) - expected).abs();
+                assert!(error < 4e-6, "{overrides:?} step {step}, GPU {}", side.on_device);
+            }
         }
     }
 }
@@ -50,79 +88,172 @@ fn sgd_follows_torchs_formula() {
     for (momentum, nesterov, decay_all) in
         [(0.0, false, false), (0.9, false, false), (0.9, true, false), (0.9, true, true)]
     {
-        let weight_decay = 0.01;
-        let rule = spec::Optimizer::Sgd {
-            momentum,
-            nesterov,
-            weight_decay,
-            decay_norm_and_bias: decay_all,
-        };
-        let scalar = || {
-            let mut buffer = None;
-            move |weight: f64, gradient: f64, step, decays| {
-                let gradient = gradient + if decays { weight_decay * weight } else { 0.0 };
-                let velocity = buffer.map_or(gradient, |buffer: f64| momentum * buffer + gradient);
-                buffer = Some(velocity);
+        let decay = 0.01;
+        let optimizer = format!(
+            "optimizer={{kind='sgd', momentum={momentum:.1}, nesterov={nesterov}, \
+             weight_decay={decay}, decay_norm_and_bias={decay_all}}}"
+        );
+        let mut velocities = [None; PARAMETERS];
+        compare(&[&optimizer], |weights, gradient, step| {
+            for (i, weight) in weights.iter_mut().enumerate() {
+                let decay = if decay_all || i < KERNEL { decay } else { 0.0 };
+                let gradient = gradient[i] + decay * *weight;
+                let velocity = velocities[i].map_or(gradient, |v: f64| momentum * v + gradient);
+                velocities[i] = Some(velocity);
                 let direction = if nesterov { gradient + momentum * velocity } else { velocity };
-                weight - rate_at(step) * direction
+                *weight -= rate_at(step) * direction;
             }
-        };
-        compare(&rule, scalar, decay_all);
+        });
     }
 }
 
 #[test]
 fn adamw_follows_torchs_formula() {
-    for (betas, decay_all) in [([0.9, 0.999], false), ([0.8, 0.4], true)] {
-        let [beta1, beta2] = betas;
-        let (eps, weight_decay) = (1e-3, 0.05);
-        let rule =
-            spec::Optimizer::AdamW { betas, eps, weight_decay, decay_norm_and_bias: decay_all };
-        let scalar = || {
-            let (mut mean, mut square) = (0.0, 0.0);
-            move |weight: f64, gradient: f64, step, decays| {
-                let lr = rate_at(step);
-                let weight = if decays { weight * (1.0 - lr * weight_decay) } else { weight };
-                mean = beta1 * mean + (1.0 - beta1) * gradient;
-                square = beta2 * square + (1.0 - beta2) * gradient * gradient;
+    for (beta1, beta2, decay_all) in [(0.9, 0.999, false), (0.8, 0.4, true)] {
+        let (eps, decay) = (1e-3, 0.05);
+        let optimizer = format!(
+            "optimizer={{kind='adamw', betas=[{beta1}, {beta2}], eps={eps}, weight_decay={decay}, \
+             decay_norm_and_bias={decay_all}}}"
+        );
+        let (mut means, mut squares) = ([0.0; PARAMETERS], [0.0; PARAMETERS]);
+        compare(&[&optimizer], |weights, gradient, step| {
+            let lr = rate_at(step);
+            for (i, weight) in weights.iter_mut().enumerate() {
+                if decay_all || i < KERNEL {
+                    *weight *= 1.0 - lr * decay;
+                }
                 let unbiased =
                     |moment: f64, beta: f64| moment / (1.0 - beta.powf(step as f64 + 1.0));
-                weight - lr * unbiased(mean, beta1) / (unbiased(square, beta2).sqrt() + eps)
+                means[i] = beta1 * means[i] + (1.0 - beta1) * gradient[i];
+                squares[i] = beta2 * squares[i] + (1.0 - beta2) * gradient[i] * gradient[i];
+                *weight -=
+                    lr * unbiased(means[i], beta1) / (unbiased(squares[i], beta2).sqrt() + eps);
             }
-        };
-        compare(&rule, scalar, decay_all);
+        });
+    }
+}
+
+/// You et al. 2017, algorithm 1; the rate multiplies when the weights change, as in SGD here.
+#[test]
+fn lars_follows_its_paper() {
+    let (trust, decay) = (0.02, 0.01);
+    let norm = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>().sqrt();
+    let optimizer =
+        "optimizer={kind='lars', momentum=0.9, weight_decay=0.01, trust_coefficient=0.02}";
+    let mut velocities = [0.0; PARAMETERS];
+    compare(&[optimizer], |weights, gradient, step| {
+        let size = norm(&weights[..KERNEL]);
+        let layer_rate = trust * size / (norm(&gradient[..KERNEL]) + decay * size);
+        for (i, weight) in weights.iter_mut().enumerate() {
+            let change = match i < KERNEL {
+                true => layer_rate * (gradient[i] + decay * *weight),
+                false => gradient[i],
+            };
+            velocities[i] = 0.9 * velocities[i] + change;
+            *weight -= rate_at(step) * velocities[i];
+        }
+    });
+}
+
+/// `torch.nn.utils.clip_grad_norm_`.
+#[test]
+fn a_gradient_above_the_norm_is_scaled_down_to_it() {
+    let norm = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>().sqrt();
+    let mut clipped = 0;
+    compare(&["train.clip_grad_norm=1.7", "optimizer={kind='sgd'}"], |weights, gradient, step| {
+        let norm = norm(gradient);
+        clipped += usize::from(norm > 1.7);
+        let factor = (1.7 / (norm + 1e-6)).min(1.0);
+        for (weight, gradient) in weights.iter_mut().zip(gradient) {
+            *weight -= rate_at(step) * factor * gradient;
+        }
+    });
+    assert!((1..UPDATES as usize).contains(&clipped), "{clipped}");
+}
+
+#[test]
+fn average_begins_with_the_first_weights_and_follows_every_few_updates() {
+    let spec = recipe(&["ema={decay=0.75, every_steps=2}", "optimizer={kind='sgd'}"]);
+    for mut side in Side::both(&spec, &layout(), &[1.0; PARAMETERS]) {
+        let mut averages = Vec::new();
+        for step in 0..5 {
+            side.update(&[1.0; PARAMETERS], step, 1.0);
+            averages.push(side.state("ema")[5]);
+        }
+        // Weights 0, -1, -2, -3, -4; at -1 a copy, at -3 a quarter of the way from there.
+        assert_eq!(averages, [0.0, -1.0, -1.0, -1.5, -1.5], "GPU {}", side.on_device);
+    }
+}
+
+#[test]
+fn an_overflow_changes_the_loss_scale_and_nothing_else() {
+    for optimizer in [
+        "optimizer={kind='sgd', momentum=0.9, weight_decay=0.1}",
+        "optimizer={kind='sgd', momentum=0.9, nesterov=true}",
+        "optimizer={kind='adamw', weight_decay=0.1}",
+        "optimizer={kind='lars', momentum=0.9}",
+    ] {
+        let scale =
+            "precision.loss_scale={initial=8.0, growth=4.0, backoff=0.5, growth_interval=2}";
+        let spec = recipe(&["precision.compute=fp16", scale, optimizer]);
+        let plain = recipe(&[optimizer]);
+        for (mut side, mut other) in Side::both(&spec, &layout(), &[1.0; PARAMETERS])
+            .into_iter()
+            .zip(Side::both(&plain, &layout(), &[1.0; PARAMETERS]))
+        {
+            let gradient = gradient_at(3);
+            let scaled = |by: f32| gradient.iter().map(|value| value * by).collect::<Vec<_>>();
+            let mut bad = scaled(8.0);
+            bad[2] = f32::INFINITY;
+            side.update(&scaled(8.0), 0, 0.1);
+            side.update(&bad, 1, 0.1);
+            assert_eq!(side.state("loss_scale"), [4.0, 0.0, 1.0], "{optimizer}");
+            bad[2] = f32::NAN;
+            side.update(&bad, 2, 0.1);
+            side.update(&scaled(2.0), 3, 0.1);
+            side.update(&scaled(2.0), 4, 0.1);
+            assert_eq!(side.state("loss_scale"), [8.0, 0.0, 2.0], "{optimizer}");
+            // As if the bad ones had never been.
+            for step in 0..3 {
+                other.update(&gradient, step, 0.1);
+            }
+            let error = relative_error(&side.weights, &other.weights);
+            assert!(error < 1e-6, "{optimizer}, GPU {}: {error}", side.on_device);
+        }
     }
 }
 
 #[test]
 fn rate_zero_leaves_weights_alone() {
-    let adamw = spec::Optimizer::AdamW {
-        betas: [0.9, 0.999],
-        eps: 1e-8,
-        weight_decay: 0.1,
-        decay_norm_and_bias: true,
-    };
-    let mut rule = Optimizer::new(&adamw, 2, 2, Device::Cpu).unwrap();
-    let mut weights = Tensor::from_slice(&[1.0_f32, 2.0]);
-    let gradient = Tensor::zeros([2], (Kind::Float, Device::Cpu));
-    rule.update(&mut weights, &gradient, Step(0), 0.0).unwrap();
-    assert_eq!(values(&weights), [1.0, 2.0]);
+    let adamw = "optimizer={kind='adamw', weight_decay=0.1, decay_norm_and_bias=true}";
+    let start = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    for mut side in Side::both(&recipe(&[adamw]), &layout(), &start) {
+        side.update(&[0.0; PARAMETERS], 0, 0.0);
+        assert_eq!(values(&side.weights), start);
+    }
 }
 
 #[test]
-fn every_value_of_a_buffer_of_many_blocks_is_updated_once() {
-    let rule = spec::Optimizer::Sgd {
-        momentum: 0.5,
-        nesterov: false,
-        weight_decay: 0.0,
-        decay_norm_and_bias: false,
-    };
-    let len = 300_001;
-    let mut rule = Optimizer::new(&rule, len, 200_000, Device::Cpu).unwrap();
-    let mut weights = Tensor::zeros([len], (Kind::Float, Device::Cpu));
-    let gradient = Tensor::ones([len], (Kind::Float, Device::Cpu));
-    for step in 0..2 {
-        rule.update(&mut weights, &gradient, Step(step), 1.0).unwrap();
+fn every_value_of_many_blocks_is_updated_once_and_frozen_ones_never() {
+    let (first, second) = (50_001, 300_001);
+    let mut layout = Layout { freeze: true, ..Layout::default() };
+    layout.parameter("conv1.weight".to_owned(), vec![1, first], false, Init::Constant(0.0));
+    layout.freeze = false;
+    layout.parameter("fc.weight".to_owned(), vec![1, second], false, Init::Constant(0.0));
+    layout.parameter("fc.bias".to_owned(), vec![3], false, Init::Constant(0.0));
+    let layout = layout.finish();
+    let len = (first + second + 3) as usize;
+    let optimizer = "optimizer={kind='sgd', momentum=0.5}";
+    for mut side in Side::both(&recipe(&[optimizer, "ema.decay=0.5"]), &layout, &vec![0.0; len]) {
+        for step in 0..2 {
+            side.update(&vec![1.0; len], step, 1.0);
+        }
+        let weights = values(&side.weights);
+        let (frozen, trained) = weights.split_at(first as usize);
+        assert!(frozen.iter().all(|weight| *weight == 0.0));
+        assert!(trained.iter().all(|weight| *weight == -2.5));
+        let average = side.state("ema");
+        // -1, then half way to -2.5.
+        assert!(average[first as usize..].iter().all(|weight| *weight == -1.75));
     }
-    assert!(weights.eq(-2.5).all().int64_value(&[]) == 1);
 }

@@ -3,7 +3,7 @@
 use safetensors::{Dtype, serialize, tensor::TensorView};
 
 use super::*;
-use crate::torch::weights::{self, Error};
+use crate::torch::weights::{self, Error, Head};
 
 #[test]
 fn loss_on_a_fixed_batch_falls() {
@@ -18,10 +18,10 @@ fn evaluation_changes_nothing_and_repeats() {
     let mut learner = learner(&[]);
     train(&mut learner, &batch(4), 0);
     let before = state(&mut learner);
-    let sums = learner.evaluate(&batch(8)).unwrap();
+    let sums = evaluated(&mut learner, &batch(8));
     assert_eq!(sums.count, 8);
     assert!(sums.top1 <= sums.top5 && sums.top5 <= sums.count);
-    assert_eq!(learner.evaluate(&batch(8)).unwrap(), sums);
+    assert_eq!(evaluated(&mut learner, &batch(8)), sums);
     assert_eq!(state(&mut learner), before);
 }
 
@@ -29,8 +29,8 @@ fn evaluation_changes_nothing_and_repeats() {
 fn evaluation_of_a_sample_does_not_depend_on_its_neighbours() {
     let mut learner = learner(&[]);
     train(&mut learner, &batch(4), 0);
-    let alone = learner.evaluate(&batch(1)).unwrap().loss;
-    let two = learner.evaluate(&batch(2)).unwrap().loss;
+    let alone = evaluated(&mut learner, &batch(1)).loss;
+    let two = evaluated(&mut learner, &batch(2)).loss;
     let both = batch(2);
     let (pixels, _) = both.images().unwrap();
     let second = Batch::of_images(
@@ -39,7 +39,7 @@ fn evaluation_of_a_sample_does_not_depend_on_its_neighbours() {
         both.labels[1..].to_vec(),
         both.samples[1..].to_vec(),
     );
-    let other = learner.evaluate(&second).unwrap().loss;
+    let other = evaluated(&mut learner, &second).loss;
     assert!((alone + other - two).abs() < 1e-4, "{alone} + {other} = {two}");
 }
 
@@ -49,6 +49,8 @@ fn regions_are_the_whole_state_bit_by_bit() {
         &[][..],
         &["optimizer={kind='sgd', momentum=0.9, nesterov=true}"],
         &["optimizer={kind='adamw', weight_decay=0.01}"],
+        &["optimizer={kind='lars', momentum=0.9, weight_decay=0.01}", "ema.decay=0.5"],
+        &["precision.compute=fp16", "precision.loss_scale.growth_interval=2"],
     ] {
         let mut first = learner(optimizer);
         train(&mut first, &batch(4), 0);
@@ -79,6 +81,10 @@ fn regions_are_named_after_what_the_optimizer_keeps() {
     assert_eq!(
         names(&["optimizer={kind='adamw'}"]),
         ["weights", "exp_avg", "exp_avg_sq", "bn_running"]
+    );
+    assert_eq!(
+        names(&["ema.decay=0.9", "precision.compute=fp16"]),
+        ["weights", "momentum", "ema", "loss_scale", "bn_running", "bn_running_ema"]
     );
 }
 
@@ -135,7 +141,7 @@ fn exported_weights_load_into_any_memory_format() {
     for channels_last in ["true", "false"] {
         let format = format!("model.channels_last={channels_last}");
         let mut second = learner(&["seed=99", &format]);
-        weights::load(&mut second, file.path()).unwrap();
+        weights::load(&mut second, file.path(), Head::FromFile).unwrap();
         for (a, b) in first.state_dict().unwrap().iter().zip(second.state_dict().unwrap()) {
             assert!(a.1.equal(&b.1), "{}", a.0);
         }
@@ -151,7 +157,7 @@ fn weights_of_another_network_are_refused_with_every_reason() {
         tensors.last_mut().unwrap().1 = Tensor::from_slice(&[1.0_f32, 2.0]);
         tensors.push(("head.weight".to_owned(), Tensor::from(0.0_f32)));
     });
-    let error = weights::load(&mut learner, file.path()).unwrap_err();
+    let error = weights::load(&mut learner, file.path(), Head::FromFile).unwrap_err();
     let Error::Mismatch { problems, .. } = &error else { panic!("{error}") };
     assert_eq!(
         *problems,
@@ -164,8 +170,30 @@ fn weights_of_another_network_are_refused_with_every_reason() {
 fn damaged_weights_are_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), b"not safetensors").unwrap();
-    let error = weights::load(&mut learner(&[]), file.path()).unwrap_err();
+    let error = weights::load(&mut learner(&[]), file.path(), Head::FromFile).unwrap_err();
     assert!(matches!(error, Error::Format { .. }), "{error}");
-    let error = weights::load(&mut learner(&[]), "/nowhere/at.all".as_ref()).unwrap_err();
+    let error =
+        weights::load(&mut learner(&[]), "/nowhere/at.all".as_ref(), Head::FromFile).unwrap_err();
     assert!(matches!(error, Error::Read { .. }), "{error}");
+}
+
+#[test]
+fn training_begins_with_pretrained_weights_and_a_head_for_other_classes() {
+    let mut first = learner(&[]);
+    train(&mut first, &batch(4), 0);
+    let file = export(&first, |_| {});
+    let pretrained = format!("model.pretrained='{}'", file.path().display());
+    let mut second = learner(&["model.num_classes=7", "model.new_head=true", &pretrained]);
+    let head = second.state_dict().unwrap().split_off(first.state_dict().unwrap().len() - 2);
+    second.load_initial().unwrap();
+    for (a, b) in first.state_dict().unwrap().iter().zip(second.state_dict().unwrap()) {
+        match head.iter().find(|(name, _)| *name == b.0) {
+            Some((_, kept)) => assert!(b.1.equal(kept), "{}", a.0),
+            None => assert!(a.1.equal(&b.1), "{}", a.0),
+        }
+    }
+
+    let mut without = learner(&["model.num_classes=7", &pretrained]);
+    let error = without.load_initial().unwrap_err().to_string();
+    assert!(error.contains("model.pretrained") && error.contains("new_head"), "{error}");
 }

@@ -1,0 +1,76 @@
+//! `baton recipe`
+
+mod check;
+mod diff;
+mod samples;
+mod show;
+mod summary;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use baton_job::{
+    JobSpec,
+    exit::{Failure, OK},
+    spec,
+};
+use clap::Subcommand;
+use serde::Serialize;
+
+use crate::failure::bad_input;
+
+/// Look at recipes, check and compare them
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Show(show::Args),
+    Check(check::Args),
+    Diff(diff::Args),
+}
+
+/// Runs the command; the exit code of one that did what it should.
+pub(super) fn run(command: &Command) -> Result<u8, Failure> {
+    match command {
+        Command::Show(args) => show::run(args).map(|()| OK),
+        Command::Check(args) => check::run(args).map(|()| OK),
+        Command::Diff(args) => diff::run(args),
+    }
+}
+
+/// Reads a recipe file and applies changes.
+pub(crate) fn read(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
+    let text = fs::read_to_string(path).map_err(|error| about(path, error))?;
+    JobSpec::from_toml(&text, overrides).map_err(|error| about(path, error))
+}
+
+/// The folder in which recipes are looked for by name.
+const RECIPES: &str = "recipes";
+
+/// A recipe file, or the one of this name in `recipes/`.
+fn find(file_or_name: &Path) -> PathBuf {
+    let named = Path::new(RECIPES).join(format!("{}.toml", file_or_name.display()));
+    if !file_or_name.exists() && named.exists() { named } else { file_or_name.to_owned() }
+}
+
+/// Something is wrong with a recipe.
+fn about(path: &Path, problem: impl std::fmt::Display) -> Failure {
+    bad_input(format!("{}: {problem}", path.display()))
+}
+
+/// All that is wrong with a recipe.
+fn broken(path: &Path, faults: Vec<spec::Violation>) -> Failure {
+    about(path, spec::Error::Invalid(faults))
+}
+
+/// The word that a recipe has for a choice.
+fn word(choice: &impl Serialize) -> String {
+    match serde_json::to_value(choice) {
+        Ok(serde_json::Value::String(word)) => word,
+        // A choice with values of its own.
+        Ok(serde_json::Value::Object(values)) => {
+            values.get("kind").and_then(|kind| kind.as_str()).unwrap_or_default().to_owned()
+        }
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,331 @@
+//! What a recipe comes to, for people. Pure: what goes in decides what comes out.
+
+use std::fmt::Write;
+
+use baton_job::{
+    JobSpec,
+    dry_run::DryRun,
+    ids::Epoch,
+    schedule::linearly_scaled,
+    spec::{Arch, Determinism, Optimizer, Remedy},
+};
+use comfy_table::{Table, presets};
+
+use super::{samples::Samples, word};
+use crate::human::{count, grouped, percent, rate};
+
+/// Epochs whose learning rate is drawn, about.
+const DRAWN_EPOCHS: usize = 20;
+/// Length of the highest bar, in characters.
+const BAR: f64 = 40.0;
+
+/// `run` is the walk over `samples`, or over a stand-in where they are not known: numbers of updates are
+/// then left out.
+pub(super) fn text(
+    spec: &JobSpec,
+    run: &DryRun,
+    samples: &Samples,
+    other_batches: &[u64],
+) -> String {
+    let sections = [
+        heading(spec, samples),
+        stretches(spec, run, samples),
+        learning_rate(spec, run),
+        linear_scaling(run, other_batches),
+        settings(spec, run, samples),
+        doubts(spec, run, samples),
+    ];
+    let sections = sections.iter().map(|section| section.trim_end());
+    sections.filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n\n")
+}
+
+fn heading(spec: &JobSpec, samples: &Samples) -> String {
+    let outputs = if spec.loss.kind.is_regression() { "value" } else { "class" };
+    let outputs = match (spec.model.num_classes, outputs) {
+        (1, one) => format!("1 {one}"),
+        (more, "class") => format!("{more} classes"),
+        (more, _) => format!("{more} values"),
+    };
+    let size = match samples {
+        Samples::Known(samples) => {
+            format!("{}: {} samples", spec.data.train, grouped(*samples))
+        }
+        Samples::Unknown(why) => {
+            format!("{why}; --samples N counts updates and checkpoints")
+        }
+    };
+    format!("{}: {} for {outputs}\n{size}", spec.name, spec.model.arch.name())
+}
+
+fn sees_images(spec: &JobSpec) -> bool {
+    spec.model.arch != Arch::Resnet34In1d
+}
+
+fn stretches(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
+    let known = matches!(samples, Samples::Known(_));
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    let mut header = vec!["EPOCHS", "PIXELS", "GLOBAL BATCH", "MICRO-BATCH"];
+    if known {
+        header.extend(["UPDATES/EPOCH", "UPDATES"]);
+    }
+    table.set_header(header);
+    for stretch in &run.stretches {
+        let (first, last) = (stretch.first_epoch, stretch.last_epoch());
+        let mut row = vec![
+            if first == last { first.to_string() } else { format!("{first}-{last}") },
+            if sees_images(spec) { stretch.resolution.to_string() } else { "-".to_owned() },
+            stretch.global_batch.to_string(),
+            stretch.micro_batch.to_string(),
+        ];
+        if known {
+            let updates = stretch.steps_per_epoch;
+            row.extend([grouped(updates), grouped(updates * u64::from(stretch.epochs))]);
+        }
+        table.add_row(row);
+    }
+    table.trim_fmt()
+}
+
+/// The rate at the start of some epochs, and at the end.
+fn learning_rate(spec: &JobSpec, run: &DryRun) -> String {
+    let first = run.epoch_lrs.first().copied().unwrap_or_default();
+    let mut text = format!(
+        "learning rate ({}): {} at first, {} at most (in epoch {}), {} at last\n",
+        word(&spec.schedule),
+        rate(first),
+        rate(run.peak_lr),
+        run.peak_epoch,
+        rate(run.last_lr)
+    );
+    let every = run.epoch_lrs.len().div_ceil(DRAWN_EPOCHS).max(1);
+    let drawn =
+        run.epoch_lrs.iter().enumerate().filter(|(epoch, _)| {
+            epoch.is_multiple_of(every) || *epoch == run.peak_epoch.0 as usize
+        });
+    let mut line = |place: &str, lr: f64| {
+        let bar = "#".repeat((BAR * lr / run.peak_lr).round() as usize);
+        // Writing to a string never fails.
+        let _ = writeln!(text, "{}", format!("  {place:<10} {:>8} {bar}", rate(lr)).trim_end());
+    };
+    for (epoch, lr) in drawn {
+        line(&format!("epoch {epoch}"), *lr);
+    }
+    line("last", run.last_lr);
+    text
+}
+
+/// For the batches asked for, and for those that the recipe itself changes to.
+fn linear_scaling(run: &DryRun, other_batches: &[u64]) -> String {
+    let batch = global_batch(run, run.peak_epoch);
+    let of_phases = run.stretches.iter().map(|stretch| stretch.global_batch);
+    let mut batches: Vec<u64> = of_phases.chain(other_batches.iter().copied()).collect();
+    batches.sort_unstable();
+    batches.dedup();
+    batches.retain(|other| *other != batch);
+    let used = format!(
+        "the peak of {} is used at a global batch of {batch}; nothing is scaled silently",
+        rate(run.peak_lr)
+    );
+    if batches.is_empty() {
+        return format!(
+            "{used} (--global-batch N\nshows what linear scaling makes of it for another)"
+        );
+    }
+    let mut text =
+        format!("{used}. Linear scaling\n(Goyal et al. 2017, section 2.1) would make of it:\n");
+    for other in batches {
+        let scaled = linearly_scaled(run.peak_lr, batch, other);
+        let _ = writeln!(text, "  {} at a global batch of {other}", rate(scaled));
+    }
+    text
+}
+
+fn global_batch(run: &DryRun, epoch: Epoch) -> u64 {
+    let of_epoch = run.stretches.iter().find(|stretch| stretch.last_epoch() >= epoch);
+    of_epoch.map_or(0, |stretch| stretch.global_batch)
+}
+
+/// What follows from the recipe without standing in it, and what is easily overlooked.
+fn settings(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
+    let mut lines = Vec::new();
+    let mut line = |name, value: String| lines.push(format!("{name:<14}{value}"));
+    line("training", length(spec, run, samples));
+    line("ranks", ranks(spec));
+    line("loss", loss(spec));
+    line("optimizer", optimizer(spec));
+    line("precision", precision(spec));
+    line("evaluations", evaluations(spec, run));
+    if matches!(samples, Samples::Known(_)) {
+        line("checkpoints", format!("{}, at {} kept", grouped(run.saves), kept(spec)));
+    }
+    line("ends early", ends_early(spec));
+    line("guard", guard(spec));
+    line("recipe hash", format!("{} (of all that decides the weights)", spec.recipe_hash()));
+    lines.join("\n")
+}
+
+fn length(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
+    let epochs = count(spec.train.epochs.into(), "epoch");
+    match samples {
+        Samples::Known(_) => format!(
+            "{epochs}, {} updates, {} samples",
+            grouped(run.steps),
+            grouped(run.samples_seen)
+        ),
+        Samples::Unknown(_) => epochs,
+    }
+}
+
+fn ranks(spec: &JobSpec) -> String {
+    let (least, most) = (spec.cluster.min_ranks, spec.max_ranks());
+    let ranks = if least == most { most.to_string() } else { format!("{least} to {most}") };
+    let virtual_ranks = count(spec.train.virtual_ranks.into(), "virtual rank");
+    match spec.train.grad_accumulation {
+        1 => format!("{ranks}, running {virtual_ranks}"),
+        parts => format!("{ranks}, running {virtual_ranks} of {parts} micro-batches each"),
+    }
+}
+
+fn loss(spec: &JobSpec) -> String {
+    let augment = &spec.augment;
+    let mut parts = vec![word(&spec.loss.kind)];
+    if spec.loss.label_smoothing > 0.0 {
+        parts.push(format!("label smoothing {}", spec.loss.label_smoothing));
+    }
+    if augment.cutmix_probability > 0.0 {
+        parts.push(format!("CutMix in {} of micro-batches", percent(augment.cutmix_probability)));
+    }
+    if augment.mixup_alpha > 0.0 {
+        let rest = if augment.cutmix_probability > 0.0 { " in the others" } else { "" };
+        parts.push(format!("MixUp of alpha {}{rest}", augment.mixup_alpha));
+    }
+    parts.join(", ")
+}
+
+fn optimizer(spec: &JobSpec) -> String {
+    let (Optimizer::Sgd { weight_decay, .. }
+    | Optimizer::AdamW { weight_decay, .. }
+    | Optimizer::Lars { weight_decay, .. }) = &spec.optimizer;
+    let mut parts = vec![word(&spec.optimizer), format!("weight decay {weight_decay}")];
+    if let Some(norm) = spec.train.clip_grad_norm {
+        parts.push(format!("gradient clipped to a norm of {norm}"));
+    }
+    if let Some(ema) = &spec.ema {
+        let updates = f64::from(ema.every_steps) / (1.0 - ema.decay);
+        parts.push(format!("EMA over about {} updates", grouped(updates.round() as u64)));
+    }
+    parts.join(", ")
+}
+
+fn precision(spec: &JobSpec) -> String {
+    let promise = match spec.precision.determinism {
+        Determinism::Strict => "one result for every number of ranks",
+        Determinism::Fast => "one result for one number of ranks",
+    };
+    let determinism = word(&spec.precision.determinism);
+    format!("{}, {determinism}: {promise}", word(&spec.precision.compute))
+}
+
+fn evaluations(spec: &JobSpec, run: &DryRun) -> String {
+    let mut text = format!("{} of the whole validation set", run.full_evaluations);
+    if run.subset_evaluations > 0 {
+        let share = percent(spec.evaluation.subset);
+        let _ = write!(text, " and {} of {share} of it", run.subset_evaluations);
+    }
+    if sees_images(spec) {
+        let _ = write!(text, ", at {} px", spec.evaluation_resolution());
+    }
+    if spec.evaluation.flip {
+        text.push_str(", averaged with the mirrored image");
+    }
+    text
+}
+
+fn kept(spec: &JobSpec) -> String {
+    let best = if spec.checkpoint.keep_best { " and the best" } else { "" };
+    format!("most {}{best}", spec.checkpoint.keep_last)
+}
+
+fn ends_early(spec: &JobSpec) -> String {
+    let limits = &spec.limits;
+    let ends = [
+        limits.target_top1.map(|target| format!("complete at top-1 {}", percent(target))),
+        limits.patience.map(|patience| {
+            format!("complete after {} without a better one", count(patience.into(), "evaluation"))
+        }),
+        limits.max_hours.map(|hours| format!("saved and stopped after {hours} h")),
+        limits.max_dollars.map(|dollars| format!("saved and stopped after ${dollars}")),
+    ];
+    let ends: Vec<String> = ends.into_iter().flatten().collect();
+    if ends.is_empty() { "no".to_owned() } else { ends.join("; ") }
+}
+
+fn guard(spec: &JobSpec) -> String {
+    let guard = &spec.guard;
+    let remedy = match guard.remedy {
+        Remedy::LowerLr => format!("then with the learning rate times {}", guard.lr_factor),
+        Remedy::SkipBatch => "then without the batch".to_owned(),
+    };
+    match guard.enabled {
+        true => {
+            format!("goes back {} at most, {remedy}", count(guard.max_rollbacks.into(), "time"))
+        }
+        false => "off: only a loss or gradient that is no number ends the job".to_owned(),
+    }
+}
+
+fn doubts(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
+    match samples {
+        Samples::Known(_) => {
+            run.doubts(spec).iter().map(|doubt| format!("doubtful: {doubt}\n")).collect()
+        }
+        Samples::Unknown(_) => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use insta::assert_snapshot;
+
+    use super::*;
+
+    fn shown(recipe: &str, overrides: &[&str], samples: Samples, other_batches: &[u64]) -> String {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+        let text = fs::read_to_string(folder.join(format!("{recipe}.toml"))).unwrap();
+        let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
+        let spec = JobSpec::from_toml(&text, &overrides).unwrap();
+        let walked = match samples {
+            Samples::Known(samples) => samples,
+            Samples::Unknown(_) => 4_096_000,
+        };
+        let run = DryRun::new(&spec, walked).unwrap();
+        let text = super::text(&spec, &run, &samples, other_batches);
+        // Any new field of a recipe changes it.
+        text.replace(&spec.recipe_hash(), "HASH")
+    }
+
+    #[test]
+    fn summary_of_a_recipe_whose_data_is_here() {
+        assert_snapshot!(shown("digits_cpu", &[], Samples::Known(1_437), &[128, 32]));
+    }
+
+    #[test]
+    fn summary_of_a_recipe_with_every_part() {
+        assert_snapshot!(shown("resnet50_p4d_60ep", &[], Samples::Known(1_281_167), &[]));
+    }
+
+    #[test]
+    fn summary_without_the_data_counts_no_updates() {
+        let samples = Samples::Unknown("/data/imagenet is not here".to_owned());
+        assert_snapshot!(shown("resnet50_t4", &[], samples, &[]));
+    }
+
+    #[test]
+    fn summary_of_a_doubtful_regression_without_a_guard() {
+        let changes = ["guard.enabled=false", "schedule.warmup_epochs=3.0", "limits.patience=1"];
+        assert_snapshot!(shown("resnet34_1d_signals", &changes, Samples::Known(8_192), &[]));
+    }
+}

@@ -1,0 +1,460 @@
+//! A run without training: what a recipe comes to over a data set of a given size.
+//!
+//! The walk goes by epochs and asks the same [`Agenda`] and the same [`learning_rate`] as training,
+//! so it shows what will happen, not what somebody meant.
+
+use serde::Serialize;
+
+use crate::{
+    JobSpec,
+    ids::Epoch,
+    progress::{Agenda, Progress},
+    schedule::{self, learning_rate},
+    spec::{Schedule, Violation},
+};
+
+/// What a run comes to if nothing goes wrong and nothing ends it early.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DryRun {
+    /// Samples of the training set.
+    pub samples: u64,
+    /// Epochs of one resolution and one batch each, in order.
+    pub stretches: Vec<Stretch>,
+    /// Optimizer updates in all.
+    pub steps: u64,
+    /// Samples trained on, over all epochs.
+    pub samples_seen: u64,
+    /// Learning rate of the first update of every epoch.
+    pub epoch_lrs: Vec<f64>,
+    /// The highest learning rate of any update.
+    pub peak_lr: f64,
+    /// The epoch of the first update that has it.
+    pub peak_epoch: Epoch,
+    /// Learning rate of the last update.
+    pub last_lr: f64,
+    /// Evaluations of a part of the validation set.
+    pub subset_evaluations: u32,
+    /// Evaluations of all of it.
+    pub full_evaluations: u32,
+    /// Checkpoints written.
+    pub saves: u64,
+}
+
+/// Consecutive epochs of one resolution and one batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Stretch {
+    /// The first of them.
+    pub first_epoch: Epoch,
+    /// How many.
+    pub epochs: u32,
+    /// Side of the training images in pixels.
+    pub resolution: u32,
+    /// Samples per update.
+    pub global_batch: u64,
+    /// Samples of one forward pass: of one virtual rank's micro-batch.
+    pub micro_batch: u64,
+    /// Updates per epoch.
+    pub steps_per_epoch: u64,
+}
+
+impl Stretch {
+    /// Its last epoch.
+    #[must_use]
+    pub fn last_epoch(&self) -> Epoch {
+        Epoch(self.first_epoch.0 + self.epochs.saturating_sub(1))
+    }
+}
+
+impl DryRun {
+    /// Walks over the whole run on a training set of `samples`.
+    ///
+    /// # Errors
+    /// The run cannot be made, or would learn nothing: all that is wrong with it.
+    pub fn new(spec: &JobSpec, samples: u64) -> Result<Self, Vec<Violation>> {
+        let agenda = Agenda::new(spec, samples);
+        let stretches = stretches(spec, &agenda);
+        let mut faults = unusable_batches(spec, samples);
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        let rates = Rates { spec, agenda: &agenda };
+        let (peak_lr, peak_epoch) = rates.peak();
+        if peak_lr == 0.0 {
+            faults.push(Violation {
+                field: "schedule",
+                value: "0 throughout".to_owned(),
+                rule: "trains nothing: raise the learning rate".to_owned(),
+            });
+            return Err(faults);
+        }
+        let evaluations = agenda.epochs.div_ceil(agenda.evaluate_every_epochs.max(1));
+        let full_evaluations = if agenda.subset { 1 } else { evaluations };
+        let epochs = || (0..agenda.epochs).map(Epoch);
+        Ok(Self {
+            samples,
+            stretches,
+            steps: agenda.total_steps(),
+            samples_seen: epochs().map(|epoch| agenda.epoch_samples(epoch)).sum(),
+            epoch_lrs: epochs().map(|epoch| rates.of_update(epoch, 0)).collect(),
+            peak_lr,
+            peak_epoch,
+            last_lr: rates.last_of(Epoch(agenda.epochs.saturating_sub(1))),
+            subset_evaluations: evaluations - full_evaluations,
+            full_evaluations,
+            saves: epochs().map(|epoch| saves_in(&agenda, epoch)).sum(),
+        })
+    }
+
+    /// What will run, but is hardly meant.
+    #[must_use]
+    pub fn doubts(&self, spec: &JobSpec) -> Vec<Violation> {
+        let mut doubts = Vec::new();
+        let mut doubt = |field, value: String, rule: String| {
+            doubts.push(Violation { field, value, rule });
+        };
+        let epochs = f64::from(spec.train.epochs);
+        match &spec.schedule {
+            Schedule::PiecewiseLinear { points } => {
+                if let Some(beyond) = points.iter().find(|point| point[0] > epochs) {
+                    doubt(
+                        "schedule.points",
+                        format!("{beyond:?}"),
+                        format!(
+                            "lies beyond train.epochs = {epochs}: the rate ends on its way there"
+                        ),
+                    );
+                }
+            }
+            Schedule::WarmupCosine { warmup_epochs, .. } | Schedule::Step { warmup_epochs, .. }
+                if *warmup_epochs > epochs / 2.0 =>
+            {
+                doubt(
+                    "schedule.warmup_epochs",
+                    warmup_epochs.to_string(),
+                    format!("is more than half of train.epochs = {epochs}"),
+                );
+            }
+            _ => {}
+        }
+        if let Some(ema) = &spec.ema {
+            let updates = f64::from(ema.every_steps) / (1.0 - ema.decay);
+            if updates > self.steps as f64 {
+                doubt(
+                    "ema.decay",
+                    ema.decay.to_string(),
+                    format!(
+                        "averages over {updates:.0} updates, but there are only {}: much of the first \
+                         weights is left in it",
+                        self.steps
+                    ),
+                );
+            }
+        }
+        if spec.guard.enabled && u64::from(spec.guard.window) >= self.steps {
+            doubt(
+                "guard.window",
+                spec.guard.window.to_string(),
+                format!(
+                    "is not below the {} updates of the run: a rise of the loss is never noticed",
+                    self.steps
+                ),
+            );
+        }
+        doubts
+    }
+}
+
+/// Whether every batch of every epoch, the last one too, gives each micro-batch what BatchNorm needs.
+#[must_use]
+pub fn unusable_batches(spec: &JobSpec, samples: u64) -> Vec<Violation> {
+    let agenda = Agenda::new(spec, samples);
+    let parts = u64::from(spec.train.virtual_ranks) * u64::from(spec.train.grad_accumulation);
+    let mut faults: Vec<Violation> = Vec::new();
+    for (number, phase) in agenda.phases.iter().enumerate() {
+        let batch = u64::from(phase.global_batch);
+        let used = agenda.epoch_samples(Epoch(phase.from_epoch));
+        let field = if number == 0 { "train.global_batch" } else { "train.phases.global_batch" };
+        if used == 0 {
+            faults.push(Violation {
+                field,
+                value: batch.to_string(),
+                rule: format!("is more than the {samples} samples of data.train: lower it"),
+            });
+            continue;
+        }
+        let last = used % batch;
+        // BatchNorm has no variance of one sample.
+        if last != 0 && last < 2 * parts {
+            faults.push(Violation {
+                field: "data.drop_last",
+                value: "false".to_owned(),
+                rule: format!(
+                    "leaves a last batch of {last} of {samples} samples, too few for {parts} \
+                     micro-batches (train.virtual_ranks x train.grad_accumulation) of at least 2: set \
+                     it to true"
+                ),
+            });
+        }
+    }
+    faults
+}
+
+fn stretches(spec: &JobSpec, agenda: &Agenda) -> Vec<Stretch> {
+    let parts = u64::from(spec.train.virtual_ranks) * u64::from(spec.train.grad_accumulation);
+    let mut stretches: Vec<Stretch> = Vec::new();
+    for epoch in (0..agenda.epochs).map(Epoch) {
+        let (resolution, global_batch) = (agenda.resolution(epoch), agenda.global_batch(epoch));
+        match stretches.last_mut() {
+            Some(last) if (last.resolution, last.global_batch) == (resolution, global_batch) => {
+                last.epochs += 1;
+            }
+            _ => stretches.push(Stretch {
+                first_epoch: epoch,
+                epochs: 1,
+                resolution,
+                global_batch,
+                micro_batch: global_batch / parts.max(1),
+                steps_per_epoch: agenda.steps_of(epoch),
+            }),
+        }
+    }
+    stretches
+}
+
+/// Checkpoints in and right after `epoch`: as [`Agenda::due`] has it, one for each such step.
+fn saves_in(agenda: &Agenda, epoch: Epoch) -> u64 {
+    let (before, after) = (agenda.steps_before(epoch), agenda.steps_before(epoch.next()));
+    let (by_step, on_a_step) = match agenda.save_every_steps {
+        0 => (0, false),
+        every => (after / every - before / every, after.is_multiple_of(every)),
+    };
+    let ends = epoch.0 + 1;
+    let every = agenda.save_every_epochs;
+    let by_epoch = ends == agenda.epochs || (every > 0 && ends.is_multiple_of(every));
+    by_step + u64::from(by_epoch && !on_a_step)
+}
+
+/// The learning rates of a run's updates.
+#[derive(Clone, Copy)]
+struct Rates<'run> {
+    spec: &'run JobSpec,
+    agenda: &'run Agenda,
+}
+
+impl Rates<'_> {
+    /// Of an epoch's update, counted from 0.
+    fn of_update(&self, epoch: Epoch, update: u64) -> f64 {
+        let cursor = update * self.agenda.global_batch(epoch);
+        learning_rate(self.spec, self.agenda, &Progress { epoch, cursor, ..Progress::default() })
+    }
+
+    fn last_of(&self, epoch: Epoch) -> f64 {
+        self.of_update(epoch, self.agenda.steps_of(epoch).saturating_sub(1))
+    }
+
+    /// The highest of all, and its epoch. Between its turns a schedule only rises or only falls, so the
+    /// first and last update of every epoch and those around the turns are all that can have it.
+    fn peak(&self) -> (f64, Epoch) {
+        let ends = (0..self.agenda.epochs)
+            .map(Epoch)
+            .flat_map(|epoch| [(epoch, self.of_update(epoch, 0)), (epoch, self.last_of(epoch))]);
+        let turns = schedule::turns(&self.spec.schedule, self.agenda);
+        let within = turns.into_iter().filter(|turn| *turn < f64::from(self.agenda.epochs));
+        let around = within.flat_map(|turn| {
+            let epoch = Epoch(turn as u32);
+            let cursor = turn.fract() * self.agenda.epoch_samples(epoch) as f64;
+            let update = cursor as u64 / self.agenda.global_batch(epoch);
+            let near = update.saturating_sub(1)..(update + 2).min(self.agenda.steps_of(epoch));
+            near.map(move |update| (epoch, self.of_update(epoch, update)))
+        });
+        let mut peak = (0.0, Epoch(0));
+        for (epoch, rate) in ends.chain(around) {
+            if rate > peak.0 || (rate == peak.0 && epoch < peak.1) {
+                peak = (rate, epoch);
+            }
+        }
+        peak
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::progress::{Accuracy, Due, Extent};
+
+    fn spec(overrides: &[&str]) -> JobSpec {
+        let text = r#"
+            name = "walk"
+            model = { arch = "resnet18", num_classes = 10 }
+            data = { train = "train.beton", val = "val.beton" }
+            train = { epochs = 4, global_batch = 16, resolution = 64, virtual_ranks = 2 }
+            optimizer = { kind = "sgd" }
+            schedule = { kind = "constant", lr = 0.1 }
+        "#;
+        let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
+        JobSpec::from_toml(text, &overrides).unwrap()
+    }
+
+    fn told(violations: &[Violation]) -> String {
+        violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    }
+
+    fn refused(overrides: &[&str], samples: u64) -> String {
+        told(&DryRun::new(&spec(overrides), samples).unwrap_err())
+    }
+
+    fn doubted(overrides: &[&str], samples: u64) -> String {
+        let spec = spec(overrides);
+        told(&DryRun::new(&spec, samples).unwrap().doubts(&spec))
+    }
+
+    /// The same by making every update, as training does.
+    fn by_every_update(spec: &JobSpec, samples: u64) -> DryRun {
+        let agenda = Agenda::new(spec, samples);
+        let mut run = DryRun {
+            samples,
+            stretches: stretches(spec, &agenda),
+            steps: 0,
+            samples_seen: 0,
+            epoch_lrs: Vec::new(),
+            peak_lr: 0.0,
+            peak_epoch: Epoch(0),
+            last_lr: 0.0,
+            subset_evaluations: 0,
+            full_evaluations: 0,
+            saves: 0,
+        };
+        let mut progress = Progress::default();
+        loop {
+            match agenda.due(&progress) {
+                Due::Train => {
+                    run.last_lr = learning_rate(spec, &agenda, &progress);
+                    if progress.cursor == 0 {
+                        run.epoch_lrs.push(run.last_lr);
+                    }
+                    if run.last_lr > run.peak_lr {
+                        (run.peak_lr, run.peak_epoch) = (run.last_lr, progress.epoch);
+                    }
+                    run.samples_seen += agenda.next_batch(&progress);
+                    agenda.advance(&mut progress);
+                    run.steps += 1;
+                }
+                Due::Evaluate(extent) => {
+                    match extent {
+                        Extent::Subset => run.subset_evaluations += 1,
+                        Extent::Full => run.full_evaluations += 1,
+                    }
+                    progress.note_evaluation(Accuracy::default(), None, extent);
+                }
+                Due::Save => {
+                    progress.saved = Some(progress.step);
+                    run.saves += 1;
+                }
+                Due::Finish => return run,
+                Due::PassOver => unreachable!("nothing is marked"),
+            }
+        }
+    }
+
+    fn schedules() -> impl Strategy<Value = String> {
+        prop_oneof![
+            Just("{ kind = 'constant', lr = 0.5 }".to_owned()),
+            (0.0..3.9).prop_map(|warmup| format!(
+                "{{ kind = 'warmup_cosine', peak_lr = 0.8, warmup_epochs = {warmup:?} }}"
+            )),
+            (0.01..0.99).prop_map(|rise| format!(
+                "{{ kind = 'one_cycle', peak_lr = 0.8, pct_start = {rise:?} }}"
+            )),
+            (0.1..6.0, 0.0..1.0).prop_map(|(turn, end)| format!(
+                "{{ kind = 'piecewise_linear', points = [[0.0, 0.1], [{turn:?}, 1.0], [9.0, {end:?}]] }}"
+            )),
+            (0.1..3.9, 0.0..3.9).prop_map(|(drop, warmup)| format!(
+                "{{ kind = 'step', lr = 0.5, milestones = [{drop:?}], warmup_epochs = {warmup:?} }}"
+            )),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_walk_finds_what_every_update_of_training_finds(
+            schedule in schedules(), samples in 48u64..400, drop_last in any::<bool>(),
+            phased in any::<bool>(), evaluate in 1u32..6, epochs in 0u32..6, steps in 0u64..30,
+        ) {
+            let phases = "[{ from_epoch = 1, resolution = 128, global_batch = 48, ramp_epochs = 3 }]";
+            let spec = spec(&[
+                &format!("schedule={schedule}"),
+                &format!("data.drop_last={drop_last}"),
+                &format!("train.phases={}", if phased { phases } else { "[]" }),
+                &format!("evaluation={{ every_epochs = {evaluate}, subset = 0.5 }}"),
+                &format!("checkpoint={{ every_epochs = {epochs}, every_steps = {steps} }}"),
+            ]);
+            prop_assume!(unusable_batches(&spec, samples).is_empty());
+            prop_assert_eq!(DryRun::new(&spec, samples).unwrap(), by_every_update(&spec, samples));
+        }
+    }
+
+    #[test]
+    fn a_ramp_is_one_stretch_per_resolution() {
+        let phases = "train.phases=[{ from_epoch = 1, resolution = 128, global_batch = 32, \
+                      ramp_epochs = 2 }]";
+        let run = DryRun::new(&spec(&[phases]), 160).unwrap();
+        let shown: Vec<_> = run
+            .stretches
+            .iter()
+            .map(|s| (s.first_epoch.0, s.last_epoch().0, s.resolution, s.micro_batch))
+            .collect();
+        assert_eq!(shown, [(0, 0, 64, 8), (1, 1, 64, 16), (2, 2, 96, 16), (3, 3, 128, 16)]);
+        assert_eq!((run.steps, run.samples_seen), (10 + 3 * 5, 4 * 160));
+    }
+
+    #[test]
+    fn a_data_set_below_one_batch_is_refused() {
+        assert_eq!(
+            refused(&[], 15),
+            "train.global_batch = 16: is more than the 15 samples of data.train: lower it"
+        );
+        let phases = "train.phases=[{ from_epoch = 1, resolution = 64, global_batch = 32 }]";
+        assert!(refused(&[phases], 31).starts_with("train.phases.global_batch = 32: is more than"));
+    }
+
+    #[test]
+    fn a_last_batch_without_two_samples_for_every_micro_batch_is_refused() {
+        let accumulated = ["data.drop_last=false", "train.grad_accumulation=2"];
+        assert!(refused(&accumulated, 16 + 7).starts_with(
+            "data.drop_last = false: leaves a last batch of 7 of 23 samples, too few for 4 micro-batches"
+        ));
+        assert!(DryRun::new(&spec(&accumulated), 16 + 8).is_ok());
+        assert!(DryRun::new(&spec(&["train.grad_accumulation=2"]), 16 + 7).is_ok());
+    }
+
+    #[test]
+    fn a_rate_of_zero_throughout_is_refused() {
+        assert_eq!(
+            refused(&["schedule.lr=0.0"], 160),
+            "schedule = 0 throughout: trains nothing: raise the learning rate"
+        );
+    }
+
+    #[test]
+    fn what_is_hardly_meant_is_doubted() {
+        let points = "schedule={ kind = 'piecewise_linear', points = [[0.0, 0.1], [16.0, 0.0]] }";
+        for (entries, expected) in [
+            (&[points][..], "schedule.points = [16.0, 0.0]: lies beyond train.epochs = 4"),
+            (
+                &["schedule={ kind = 'warmup_cosine', peak_lr = 0.1, warmup_epochs = 2.5 }"],
+                "schedule.warmup_epochs = 2.5: is more than half of train.epochs = 4",
+            ),
+            (
+                &["ema.decay=0.99"],
+                "ema.decay = 0.99: averages over 100 updates, but there are only 40",
+            ),
+            (&["guard.window=40"], "guard.window = 40: is not below the 40 updates of the run"),
+        ] {
+            let doubts = doubted(entries, 160);
+            assert!(doubts.starts_with(expected), "{doubts}");
+        }
+        assert_eq!(doubted(&[], 160), "");
+    }
+}

@@ -1,0 +1,119 @@
+//! What is written down for the person who has to mend a recipe.
+
+use serde::Serialize;
+
+use super::{Engine, Incident};
+use crate::{
+    JobId,
+    guard::{BatchMark, Diagnosis},
+    ids::Generation,
+    message::{Rollback, StepNews},
+};
+
+/// A diagnosis with all that is known around it, as two files say it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WrittenDiagnosis {
+    /// Counts the job's diagnoses, from 1.
+    pub number: usize,
+    /// The job.
+    pub job: JobId,
+    /// The recipe's name.
+    pub recipe: String,
+    /// The generation in which training went wrong.
+    pub generation: Generation,
+    /// How, in words.
+    pub summary: String,
+    /// The same in parts.
+    pub diagnosis: Diagnosis,
+    /// What was done, in words.
+    pub remedy: String,
+    /// How training goes on, if it does.
+    pub rollback: Option<Rollback>,
+    /// What a person should try, the likeliest first.
+    pub advice: Vec<String>,
+    /// Numbers of the last update that the coordinator was told of.
+    pub latest: Option<StepNews>,
+}
+
+impl Engine {
+    /// What to write of an incident that has been remembered.
+    pub(super) fn written(&self, incident: &Incident) -> WrittenDiagnosis {
+        let diagnosis = incident.diagnosis.clone();
+        WrittenDiagnosis {
+            number: self.incidents.len(),
+            job: self.origin.job,
+            recipe: self.spec.name.clone(),
+            generation: incident.generation,
+            summary: diagnosis.to_string(),
+            remedy: incident.remedy(),
+            rollback: incident.rollback.clone(),
+            advice: diagnosis.advice(&self.spec),
+            diagnosis,
+            latest: self.latest.clone(),
+        }
+    }
+}
+
+impl WrittenDiagnosis {
+    /// Name of its files, without an ending.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("diagnosis-{}", self.number)
+    }
+
+    /// For programs: one JSON object; numbers that are not finite are `null`.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        // Plain structs, strings and numbers: nothing here can fail.
+        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
+    }
+
+    /// For people, in Markdown.
+    #[must_use]
+    pub fn to_markdown(&self) -> String {
+        let Self { number, job, recipe, generation, remedy, diagnosis, .. } = self;
+        let BatchMark { epoch, cursor } = diagnosis.batch;
+        let mut text = format!(
+            "# Diagnosis {number} of {recipe}\n\n\
+             Training went wrong: {}.\n\n\
+             What was done: {remedy}.\n\n\
+             | | |\n|---|---|\n\
+             | job | {job} |\n\
+             | generation | {generation} |\n\
+             | updates made before | {} |\n\
+             | batch | epoch {epoch}, from sample {cursor} of its order |\n\
+             | learning rate | {:.4e} |\n\
+             | loss of the batch | {} |\n\
+             | gradient norm | {} |\n",
+            diagnosis.divergence,
+            diagnosis.step,
+            diagnosis.lr,
+            number_or_none(diagnosis.loss),
+            number_or_none(diagnosis.gradient_norm),
+        );
+        if !diagnosis.samples.is_empty() {
+            let samples: Vec<String> = diagnosis.samples.iter().map(u64::to_string).collect();
+            text += &format!("| samples | {} |\n", samples.join(", "));
+        }
+        if let Some(latest) = &self.latest {
+            let StepNews { step, loss, lr, .. } = latest;
+            let norm = number_or_none(latest.gradient_norm);
+            text += &format!(
+                "| last update told | step {step}, loss {loss:.4}, learning rate {lr:.4e}, gradient \
+                 norm {norm} |\n"
+            );
+        }
+        text.push_str("\nTry, the likeliest first:\n\n");
+        for (place, advice) in (1..).zip(&self.advice) {
+            text += &format!("{place}. {advice}\n");
+        }
+        text
+    }
+}
+
+fn number_or_none(number: Option<f64>) -> String {
+    match number.filter(|number| number.is_finite()) {
+        Some(number) => format!("{number:.4e}"),
+        None => "no finite number".to_owned(),
+    }
+}

@@ -1,0 +1,227 @@
+//! Time and money.
+
+use super::*;
+use crate::exit::LIMIT_REACHED;
+
+const WORDS: &str = "limits.max_hours = 2 is reached; raise it to go on";
+const HOUR: f64 = 3_600.0;
+
+fn two_hours() -> JobSpec {
+    spec_with(&["limits.max_hours=2"])
+}
+
+/// One node, attached since 0, trains.
+fn training_with(spec: &JobSpec) -> Engine {
+    let mut engine = Engine::new(spec, origin(), at(0.0));
+    attach(&mut engine, at(0.0), 0, 1, None);
+    all_ready(&mut engine, at(1.0), None);
+    all_started(&mut engine, at(2.0));
+    engine
+}
+
+fn spent(engine: &Engine, now: Time) -> f64 {
+    engine.status().spending.meter.read(now).as_secs_f64()
+}
+
+fn limit() -> Outcome {
+    Outcome::LimitReached { reason: WORDS.to_owned() }
+}
+
+fn metered(actions: &[Action]) -> Vec<Duration> {
+    let metered = |action: &Action| match action {
+        Action::Persist(Record::Metered(spent)) => Some(*spent),
+        _ => None,
+    };
+    actions.iter().filter_map(metered).collect()
+}
+
+// ---- the meter ----
+
+#[test]
+fn the_meter_runs_while_a_node_is_attached() {
+    let mut engine = gathering(2);
+    assert_eq!(spent(&engine, at(50.0)), 0.0);
+    attach(&mut engine, at(100.0), 0, 1, None);
+    assert_eq!(spent(&engine, at(130.0)), 30.0);
+    attach(&mut engine, at(140.0), 1, 1, None);
+    detach(&mut engine, at(150.0), 0);
+    assert_eq!(spent(&engine, at(160.0)), 60.0, "two nodes count as one");
+    detach(&mut engine, at(170.0), 1);
+    assert_eq!(spent(&engine, at(900.0)), 70.0);
+    attach(&mut engine, at(1_000.0), 0, 1, None);
+    assert_eq!(spent(&engine, at(1_001.0)), 71.0);
+}
+
+#[test]
+fn the_meter_stops_when_the_job_is_over() {
+    let mut engine = training(&[1]);
+    engine.handle(at(10.0), Event::Stop);
+    assert_eq!(spent(&engine, at(99.0)), 10.0);
+}
+
+#[test]
+fn the_meter_is_persisted_with_generations_saves_and_ends_and_every_minute_of_steps() {
+    let mut engine = training(&[1]);
+    let generation = engine.generation;
+    let mut seconds = |now, news| {
+        let event = report(&engine, generation, 0, news);
+        metered(&engine.handle(at(now), event))
+    };
+    assert_eq!(seconds(10.0, RankNews::Saved(commit(1, 5))), [Duration::from_secs(10)]);
+    assert_eq!(seconds(60.0, stepped(6)), []);
+    assert_eq!(seconds(70.0, stepped(7)), [Duration::from_secs(70)]);
+    assert_eq!(seconds(75.0, crashed()), [Duration::from_secs(75)]);
+    assert_eq!(metered(&engine.handle(at(80.0), Event::Stop)), [Duration::from_secs(80)]);
+}
+
+#[test]
+fn the_meter_goes_on_after_a_restart_of_the_coordinator() {
+    let spent_before = Record::Metered(Duration::from_secs(100));
+    let mut engine = replay(&[opened(1, vec![placement(0, 0, 0)]), spent_before]);
+    assert_eq!(spent(&engine, at(50.0)), 100.0, "nobody is attached yet");
+
+    attach(&mut engine, at(60.0), 0, 1, holding(1, &[(0, RankPhase::Training)]));
+
+    assert_eq!(spent(&engine, at(65.0)), 105.0);
+}
+
+// ---- the end of the budget ----
+
+#[test]
+fn the_machine_wakes_when_the_budget_ends_and_drains() {
+    let mut engine = training_with(&two_hours());
+    assert_eq!(engine.deadline(), Some(at(2.0 * HOUR)));
+    assert_eq!(tick(&mut engine, at(2.0 * HOUR - 1.0)), []);
+
+    let actions = engine.handle(at(2.0 * HOUR), Event::Tick);
+
+    assert_eq!(metered(&actions), [Duration::from_secs(7_200)]);
+    let told = Directive::Drain { generation: Generation(1), reason: WORDS.to_owned() };
+    assert_eq!(actions.last(), Some(&send(0, 1, told)));
+    assert_eq!(engine.status().phase, PhaseName::Draining);
+}
+
+#[test]
+fn a_job_drained_by_its_budget_has_reached_its_limit() {
+    let mut engine = training_with(&two_hours());
+    tick(&mut engine, at(2.0 * HOUR));
+    let ended = Outcome::Drained { reason: WORDS.to_owned() };
+
+    let actions = say(&mut engine, at(2.0 * HOUR + 5.0), 0, done(ended, "d"));
+
+    assert_eq!(actions[0], Action::Persist(Record::Ended(limit())));
+    assert_eq!(actions[1], send(0, 1, Directive::Dismiss { outcome: limit() }));
+    assert_eq!(limit().exit_code(), LIMIT_REACHED);
+}
+
+#[test]
+fn a_job_that_completes_in_its_last_minute_is_complete() {
+    let mut engine = training_with(&two_hours());
+    tick(&mut engine, at(2.0 * HOUR));
+    say(&mut engine, at(2.0 * HOUR + 5.0), 0, done(Outcome::Completed, "d"));
+    assert_eq!(engine.outcome(), Some(&Outcome::Completed));
+}
+
+#[test]
+fn ranks_that_do_not_stop_in_time_are_told_of_in_the_outcome() {
+    let mut engine = training_with(&two_hours());
+    tick(&mut engine, at(2.0 * HOUR));
+    tick(&mut engine, at(2.0 * HOUR + 100.0));
+    let reason = format!("{WORDS}; ranks did not stop in time, the last checkpoint counts");
+    assert_eq!(engine.outcome(), Some(&Outcome::LimitReached { reason }));
+}
+
+#[test]
+fn a_drain_that_was_asked_for_in_time_stays_one() {
+    let mut engine = training_with(&two_hours());
+    drain(&mut engine, at(HOUR));
+    say(&mut engine, at(HOUR + 5.0), 0, done(drained(), "d"));
+    assert_eq!(engine.outcome(), Some(&drained()));
+}
+
+fn replay_with(spec: &JobSpec, records: &[Record]) -> Engine {
+    let mut journal = vec![Record::Created(origin())];
+    journal.extend_from_slice(records);
+    Engine::replay(spec, &journal, at(0.0)).unwrap()
+}
+
+fn ended_by_limit() -> [Record; 3] {
+    let opened = opened(1, vec![placement(0, 0, 0)]);
+    [opened, Record::Metered(Duration::from_secs(7_201)), Record::Ended(limit())]
+}
+
+#[test]
+fn the_same_command_ends_again_at_once_with_the_same_words() {
+    let mut engine = replay_with(&two_hours(), &ended_by_limit());
+
+    let actions = tick(&mut engine, at(0.0));
+
+    assert_eq!(actions, [Action::Persist(Record::Ended(limit()))]);
+}
+
+#[test]
+fn the_same_command_with_a_higher_limit_goes_on() {
+    let spec = spec_with(&["limits.max_hours=3"]);
+    let mut engine = replay_with(&spec, &ended_by_limit());
+    assert_eq!(tick(&mut engine, at(0.0)), []);
+
+    assert!(opens(&attach(&mut engine, at(1.0), 0, 1, None), 2));
+
+    assert_eq!(engine.budget_ends_at(), Some(at(1.0 + 3.0 * HOUR - 7_201.0)));
+}
+
+#[test]
+fn ranks_that_were_drained_by_the_budget_without_the_coordinator_have_reached_the_limit() {
+    let [opened, metered, _] = ended_by_limit();
+    let mut engine = replay_with(&two_hours(), &[opened, metered]);
+    let outcome = Outcome::Drained { reason: WORDS.to_owned() };
+    let phase = RankPhase::Done { outcome, digest: "d".to_owned() };
+
+    attach(&mut engine, at(1.0), 0, 1, holding(1, &[(0, phase)]));
+
+    assert_eq!(engine.outcome(), Some(&limit()));
+}
+
+// ---- money ----
+
+#[test]
+fn the_earlier_limit_counts() {
+    let limits = ["limits.max_hours=9", "limits.max_dollars=10", "limits.dollars_per_hour=4"];
+    let engine = training_with(&spec_with(&limits));
+    assert_eq!(engine.deadline(), Some(at(2.5 * HOUR)));
+
+    let spec = spec_with(&[&["limits.max_hours=1"], &limits[1..]].concat());
+    assert_eq!(training_with(&spec).deadline(), Some(at(HOUR)));
+}
+
+#[test]
+fn money_ends_the_job_in_its_own_words() {
+    let limits = ["limits.max_dollars=10", "limits.dollars_per_hour=4"];
+    let mut engine = training_with(&spec_with(&limits));
+    tick(&mut engine, at(2.5 * HOUR));
+    let reason = "limits.max_dollars = 10 is reached, at 4 dollars per hour; raise it to go on";
+    assert_eq!(engine.status().reason, format!("draining: {reason}; 100 s to save and stop"));
+}
+
+#[test]
+fn what_the_whole_job_will_cost_is_told_while_it_trains() {
+    let mut engine = training_with(&spec_with(&["limits.dollars_per_hour=4"]));
+    assert_eq!(engine.status().projected_dollars(at(HOUR)), None);
+    // Two epochs of 100 batches of 36 samples, half an epoch done, 1.5 samples a second.
+    let news = StepNews {
+        step: Step(50),
+        step_of_epoch: 50,
+        steps_per_epoch: 100,
+        global_batch: 36,
+        samples_per_second: 1.5,
+        ..StepNews::default()
+    };
+    say(&mut engine, at(HOUR), 0, RankNews::Stepped(news));
+
+    let status = engine.status();
+
+    assert_eq!(status.eta_seconds(), Some(HOUR));
+    assert_eq!(status.spending.dollars(Duration::from_secs(3_600)), Some(4.0));
+    assert_eq!(status.projected_dollars(at(HOUR)), Some(8.0));
+    assert_eq!(training(&[1]).status().spending.dollars(Duration::from_secs(3_600)), None);
+}

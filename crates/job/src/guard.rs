@@ -1,0 +1,296 @@
+//! Training that goes wrong: how it is told from noise, and what a person would want to know.
+//!
+//! All ranks see the same sums, so all come to the same verdict at the same update, before it
+//! changes anything. What follows (which checkpoint, how often) the coordinator's
+//! [`engine`](crate::engine) decides.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    ids::{Epoch, Step},
+    progress::{Accuracy, Progress},
+    spec::{Compute, Guard, JobSpec},
+};
+
+/// A batch, by the cursor at which it begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchMark {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Samples of the epoch before it.
+    pub cursor: u64,
+}
+
+/// The training loss so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LossWatch {
+    /// Updates seen.
+    pub updates: u64,
+    /// Over the last window: a plain mean at first, then an exponential one.
+    pub mean: f64,
+    /// The mean of the first window.
+    pub first: f64,
+    /// The lowest mean since then.
+    pub lowest: f64,
+    /// Updates left out one after the other because fp16 overflowed.
+    pub overflows: u32,
+}
+
+/// Halvings of the loss's factor, one after the other, that no healthy training needs: from 2¹⁶ to 2⁻⁸.
+const MOST_OVERFLOWS: u32 = 24;
+
+/// How training went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Divergence {
+    /// The loss is infinite or not a number.
+    LossNotFinite,
+    /// The loss is a number, its gradient is not.
+    GradientNotFinite,
+    /// The mean loss rose above its bound.
+    LossRose {
+        /// Over the last updates.
+        mean: f64,
+        /// What it must not exceed.
+        bound: f64,
+    },
+    /// An evaluation is far below the best one.
+    AccuracyCollapsed {
+        /// What it found.
+        score: f64,
+        /// The best so far.
+        best: f64,
+    },
+}
+
+/// What is known about the update at which training went wrong.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Diagnosis {
+    /// How.
+    pub divergence: Divergence,
+    /// Updates made before it.
+    pub step: Step,
+    /// The batch.
+    pub batch: BatchMark,
+    /// Learning rate of the update.
+    pub lr: f64,
+    /// Mean loss of the batch.
+    pub loss: Option<f64>,
+    /// L2 norm of the whole gradient.
+    pub gradient_norm: Option<f64>,
+    /// Positions in the data set: of the micro-batches whose loss is no number, else the first of the
+    /// batch.
+    pub samples: Vec<u64>,
+}
+
+/// So many samples are named at most.
+pub const MOST_SAMPLES: usize = 32;
+
+impl LossWatch {
+    /// Takes in the loss and the gradient's norm of an update that is about to be made.
+    ///
+    /// With fp16 a gradient may overflow now and then: the update is left out and the loss's factor
+    /// halved.
+    ///
+    /// # Errors
+    /// What is wrong; the watch then stays as it was.
+    pub fn judge(&mut self, loss: f64, norm: f64, spec: &JobSpec) -> Result<(), Divergence> {
+        let guard = &spec.guard;
+        if !loss.is_finite() {
+            return Err(Divergence::LossNotFinite);
+        }
+        let overflows = if norm.is_finite() { 0 } else { self.overflows + 1 };
+        let most = if spec.precision.compute == Compute::Fp16 { MOST_OVERFLOWS } else { 0 };
+        if overflows > most {
+            return Err(Divergence::GradientNotFinite);
+        }
+        let mut next = *self;
+        next.overflows = overflows;
+        next.updates += 1;
+        let window = u64::from(guard.window);
+        next.mean += (loss - next.mean) / next.updates.min(window) as f64;
+        if next.updates <= window {
+            next.first = next.mean;
+            next.lowest = next.mean;
+        } else {
+            let bound = next.lowest + guard.loss_rise * next.first.abs();
+            if guard.enabled && next.mean > bound {
+                return Err(Divergence::LossRose { mean: next.mean, bound });
+            }
+            next.lowest = next.lowest.min(next.mean);
+        }
+        *self = next;
+        Ok(())
+    }
+}
+
+/// Whether the evaluation just made is a collapse; to be asked before it is noted.
+#[must_use]
+pub fn collapse(progress: &Progress, now: &Accuracy, guard: &Guard) -> Option<Divergence> {
+    let best = progress.best?.1.score();
+    let score = now.score();
+    let collapsed = guard.enabled && score < best * guard.accuracy_collapse;
+    collapsed.then_some(Divergence::AccuracyCollapsed { score, best })
+}
+
+impl std::fmt::Display for Divergence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::LossNotFinite => f.write_str("the loss is not a finite number"),
+            Self::GradientNotFinite => f.write_str("the gradient is not finite"),
+            Self::LossRose { mean, bound } => {
+                write!(f, "the mean loss rose to {mean:.4}, above its bound of {bound:.4}")
+            }
+            Self::AccuracyCollapsed { score, best } => {
+                write!(f, "accuracy fell to {:.2} % from {:.2} %", score * 100.0, best * 100.0)
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { divergence, step, batch, lr, loss, gradient_norm, samples } = self;
+        let BatchMark { epoch, cursor } = batch;
+        write!(
+            f,
+            "{divergence} at step {step} (epoch {epoch}, sample {cursor} of it), lr {lr:.3e}"
+        )?;
+        if let Some(loss) = loss {
+            write!(f, ", loss {loss:.4}")?;
+        }
+        if let Some(norm) = gradient_norm {
+            write!(f, ", gradient norm {norm:.3e}")?;
+        }
+        let named: Vec<String> = samples.iter().take(8).map(u64::to_string).collect();
+        if !named.is_empty() {
+            let more = if samples.len() > named.len() { ", ..." } else { "" };
+            write!(f, ", samples {}{more}", named.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+impl Diagnosis {
+    /// What a person should try, the likeliest first.
+    #[must_use]
+    pub fn advice(&self, spec: &JobSpec) -> Vec<String> {
+        let mut advice = Vec::new();
+        let early = self.step.0 < 500;
+        match self.divergence {
+            Divergence::LossNotFinite if !self.samples.is_empty() => advice.push(format!(
+                "look at the samples named above with `baton data inspect {}`; if they are bad, set \
+                 guard.remedy = \"skip_batch\"",
+                spec.data.train
+            )),
+            Divergence::AccuracyCollapsed { .. } => advice.push(
+                "compare training and validation data and data.mean and data.std of both".to_owned(),
+            ),
+            _ => {}
+        }
+        if spec.precision.compute == Compute::Fp16 {
+            advice
+                .push("take precision.compute = \"bf16\", whose range is that of fp32".to_owned());
+        }
+        if spec.train.clip_grad_norm.is_none() {
+            advice.push("set train.clip_grad_norm = 1.0".to_owned());
+        }
+        advice.push(if early {
+            "lengthen the warm-up, or lower the learning rate in schedule".to_owned()
+        } else {
+            format!("lower the learning rate in schedule (it was {:.3e})", self.lr)
+        });
+        advice
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(compute: &str) -> JobSpec {
+        let text = r#"
+            name = "guarded"
+            model = { arch = "resnet18", num_classes = 10 }
+            data = { train = "train.beton", val = "val.beton" }
+            train = { epochs = 1, global_batch = 8 }
+            optimizer = { kind = "sgd" }
+            schedule = { kind = "constant", lr = 0.1 }
+            guard = { window = 4 }
+        "#;
+        JobSpec::from_toml(text, &[format!("precision.compute={compute}")]).unwrap()
+    }
+
+    fn judged(losses: impl IntoIterator<Item = f64>) -> (LossWatch, Option<(usize, Divergence)>) {
+        let spec = recipe("fp32");
+        let mut watch = LossWatch::default();
+        for (index, loss) in losses.into_iter().enumerate() {
+            if let Err(divergence) = watch.judge(loss, 1.0, &spec) {
+                return (watch, Some((index, divergence)));
+            }
+        }
+        (watch, None)
+    }
+
+    #[test]
+    fn a_falling_loss_with_noise_is_no_divergence() {
+        let losses =
+            (0..200).map(|i| 7.0 / (1.0 + i as f64 / 20.0) + if i % 7 == 0 { 1.5 } else { 0.0 });
+        assert_eq!(judged(losses).1, None);
+    }
+
+    #[test]
+    fn a_small_loss_may_double_without_alarm() {
+        let losses =
+            [2.3, 2.3, 2.3, 2.3].into_iter().chain((0..50).map(|_| 0.02)).chain([0.06; 20]);
+        assert_eq!(judged(losses).1, None);
+    }
+
+    #[test]
+    fn a_loss_back_at_its_start_is_found_within_a_window() {
+        let losses = [4.0; 4].into_iter().chain([1.0; 40]).chain([4.5; 8]);
+        let (_, found) = judged(losses);
+        let Some((index, Divergence::LossRose { mean, bound })) = found else {
+            panic!("{found:?}")
+        };
+        assert!((44..48).contains(&index) && mean > bound, "{found:?}");
+        assert!((bound - 3.0).abs() < 0.01, "{bound}");
+    }
+
+    #[test]
+    fn what_is_no_number_is_found_at_once_and_not_taken_in() {
+        let (watch, found) = judged([1.0, f64::NAN]);
+        assert_eq!(found, Some((1, Divergence::LossNotFinite)));
+        assert_eq!((watch.updates, watch.mean), (1, 1.0));
+    }
+
+    #[test]
+    fn an_overflow_is_tolerated_with_fp16_only_and_not_for_ever() {
+        let overflow = Err(Divergence::GradientNotFinite);
+        for compute in ["fp32", "bf16"] {
+            let mut watch = LossWatch::default();
+            assert_eq!(watch.judge(1.0, f64::INFINITY, &recipe(compute)), overflow);
+        }
+        let (mut watch, spec) = (LossWatch::default(), recipe("fp16"));
+        for _ in 0..3 {
+            for _ in 0..MOST_OVERFLOWS {
+                assert_eq!(watch.judge(1.0, f64::INFINITY, &spec), Ok(()));
+            }
+            assert_eq!(watch.judge(1.0, 2.0, &spec), Ok(()));
+        }
+        for _ in 0..MOST_OVERFLOWS {
+            watch.judge(1.0, f64::NAN, &spec).unwrap();
+        }
+        assert_eq!(watch.judge(1.0, f64::NAN, &spec), overflow);
+    }
+
+    #[test]
+    fn only_a_fall_far_below_the_best_is_a_collapse() {
+        let accuracy = |top1| Accuracy { top1, ..Accuracy::default() };
+        let progress = Progress { best: Some((Step(9), accuracy(0.8))), ..Progress::default() };
+        let guard = Guard::default();
+        assert_eq!(collapse(&progress, &accuracy(0.3), &guard), None);
+        assert!(collapse(&progress, &accuracy(0.1), &guard).is_some());
+        assert_eq!(collapse(&Progress::default(), &accuracy(0.0), &guard), None);
+    }
+}

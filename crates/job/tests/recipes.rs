@@ -1,0 +1,191 @@
+//! Every file in `recipes/` is a whole, valid recipe that can be run on the data it is for.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail loudly")]
+
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+use baton_job::{JobSpec, dry_run::DryRun, schedule::linearly_scaled};
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../recipes")
+}
+
+/// Names without `.toml`, and texts.
+fn recipes() -> Vec<(String, String)> {
+    let mut recipes: Vec<(String, String)> = fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| {
+            assert_eq!(path.extension().unwrap(), "toml", "{} is no recipe", path.display());
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            (name, fs::read_to_string(path).unwrap())
+        })
+        .collect();
+    recipes.sort();
+    recipes
+}
+
+fn recipe(name: &str) -> JobSpec {
+    let text = fs::read_to_string(folder().join(format!("{name}.toml"))).unwrap();
+    JobSpec::from_toml(&text, &[]).unwrap()
+}
+
+/// Samples of the training set that a recipe is for.
+fn training_samples(spec: &JobSpec) -> u64 {
+    match spec.data.train.as_str() {
+        "/data/imagenet/train_500_0.50_90.beton" => 1_281_167,
+        "assets/digits/digits-train.beton" => 1_437,
+        // What `baton data synth signals` makes.
+        "data/signals-train.beton" => 8_192,
+        other => panic!("how many samples has {other}? say so here"),
+    }
+}
+
+/// Dotted paths of all values; arrays are values.
+fn keys(table: &toml::Table, prefix: &str, into: &mut BTreeSet<String>) {
+    for (key, value) in table {
+        match value {
+            toml::Value::Table(inner) => keys(inner, &format!("{prefix}{key}."), into),
+            _ => {
+                into.insert(format!("{prefix}{key}"));
+            }
+        }
+    }
+}
+
+fn keys_of(table: &toml::Table) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    keys(table, "", &mut found);
+    found
+}
+
+#[test]
+fn every_recipe_is_valid_and_named_as_its_file() {
+    for (name, text) in recipes() {
+        let spec = JobSpec::from_toml(&text, &[]).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(spec.name, name);
+    }
+}
+
+#[test]
+fn every_recipe_leaves_no_value_to_a_default() {
+    for (name, text) in recipes() {
+        let spec = JobSpec::from_toml(&text, &[]).unwrap();
+        let set = keys_of(&text.parse().unwrap());
+        let whole = keys_of(&toml::Table::try_from(&spec).unwrap());
+        let missing: Vec<_> = whole.difference(&set).collect();
+        assert!(missing.is_empty(), "{name} does not set {missing:?}");
+    }
+}
+
+#[test]
+fn every_recipe_can_be_run_on_the_data_it_is_for() {
+    for (name, _) in recipes() {
+        let spec = recipe(&name);
+        let run = DryRun::new(&spec, training_samples(&spec));
+        let run = run.unwrap_or_else(|faults| panic!("{name}: {faults:?}"));
+        let doubts = run.doubts(&spec);
+        assert!(doubts.is_empty(), "{name}: {doubts:?}");
+        assert_eq!(
+            run.stretches.iter().map(|stretch| stretch.epochs).sum::<u32>(),
+            spec.train.epochs
+        );
+    }
+}
+
+#[test]
+fn every_shipped_recipe_is_there() {
+    let names: Vec<String> = recipes().into_iter().map(|(name, _)| name).collect();
+    let expected = [
+        "digits_cpu",
+        "resnet34_1d_signals",
+        "resnet50_a100_bf16_adamw",
+        "resnet50_ffcv_16ep",
+        "resnet50_ffcv_24ep",
+        "resnet50_ffcv_32ep",
+        "resnet50_ffcv_40ep",
+        "resnet50_ffcv_56ep",
+        "resnet50_ffcv_88ep",
+        "resnet50_l4",
+        "resnet50_p4d_60ep",
+        "resnet50_t4",
+    ];
+    assert_eq!(names, expected);
+}
+
+/// The epochs, counted from 0, at which ffcv-imagenet's `get_resolution` first gives 192 pixels.
+#[test]
+fn ffcv_recipes_switch_resolution_and_rate_where_ffcv_does() {
+    for (epochs, switch) in [(16, 12), (24, 19), (32, 25), (40, 32), (56, 45), (88, 71)] {
+        let spec = recipe(&format!("resnet50_ffcv_{epochs}ep"));
+        let run = DryRun::new(&spec, 1_281_167).unwrap();
+        let shown: Vec<_> = run
+            .stretches
+            .iter()
+            .map(|s| (s.first_epoch.0, s.resolution, s.global_batch, s.steps_per_epoch))
+            .collect();
+        assert_eq!(shown, [(0, 160, 4096, 312), (switch, 192, 4096, 312)], "{epochs} epochs");
+        assert_eq!((run.epoch_lrs[0], run.peak_lr, run.peak_epoch.0), (1.7e-4, 1.7, 2));
+    }
+}
+
+#[test]
+fn recipes_for_one_gpu_scale_the_rate_of_ffcv_linearly() {
+    for (name, published) in
+        [("resnet50_t4", "resnet50_ffcv_16ep"), ("resnet50_l4", "resnet50_ffcv_32ep")]
+    {
+        let peak = |name: &str| DryRun::new(&recipe(name), 1_281_167).unwrap().peak_lr;
+        let batch = u64::from(recipe(name).train.global_batch);
+        assert_eq!(peak(name), linearly_scaled(peak(published), 4096, batch), "{name}");
+    }
+}
+
+/// Everything that a recipe can say, as dotted paths: each kind of what has kinds, and what is optional.
+fn every_key() -> BTreeSet<String> {
+    let changes = [
+        "schedule={ kind = 'constant', lr = 0.1 }",
+        "schedule={ kind = 'warmup_cosine', peak_lr = 0.1, warmup_epochs = 1.0 }",
+        "schedule={ kind = 'one_cycle', peak_lr = 0.1 }",
+        "schedule={ kind = 'piecewise_linear', points = [[0.0, 0.1]] }",
+        "schedule={ kind = 'step', lr = 0.1, milestones = [1.0] }",
+        "optimizer={ kind = 'sgd' }",
+        "optimizer={ kind = 'adamw' }",
+        "optimizer={ kind = 'lars' }",
+        "limits={ target_top1 = 0.9, patience = 1, max_hours = 1.0, max_dollars = 1.0, \
+         dollars_per_hour = 1.0 }",
+    ];
+    let text = fs::read_to_string(folder().join("resnet50_p4d_60ep.toml")).unwrap();
+    let keys = changes.iter().flat_map(|change| {
+        let spec = JobSpec::from_toml(&text, &[(*change).to_owned()]).unwrap();
+        keys_of(&toml::Table::try_from(&spec).unwrap())
+    });
+    keys.collect()
+}
+
+/// Dotted paths of the fields in the tables of `docs/recipes.md`.
+fn documented_keys() -> BTreeSet<String> {
+    let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/recipes.md");
+    let page = fs::read_to_string(page).unwrap();
+    let mut keys = BTreeSet::new();
+    let (mut section, mut is_of_fields) = (String::new(), false);
+    for line in page.lines() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            let name = heading.strip_prefix("`[").and_then(|rest| rest.strip_suffix("]`"));
+            section = name.map(|name| format!("{name}.")).unwrap_or_default();
+        }
+        let cell = line.split('|').nth(1).unwrap_or_default().trim();
+        match cell.strip_prefix('`').and_then(|rest| rest.strip_suffix('`')) {
+            Some(key) if is_of_fields => {
+                keys.insert(format!("{section}{key}"));
+            }
+            _ if !cell.starts_with("--") => is_of_fields = cell.starts_with("field"),
+            _ => {}
+        }
+    }
+    keys
+}
+
+#[test]
+fn the_reference_page_names_every_field_and_no_other() {
+    assert_eq!(documented_keys(), every_key());
+}

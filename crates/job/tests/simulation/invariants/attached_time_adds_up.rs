@@ -1,0 +1,61 @@
+//! The meter shows for how long nodes were attached: counted here anew, in the life of every
+//! coordinator from where its journal stood.
+
+use std::time::Duration;
+
+use baton_job::{Time, engine::Record};
+
+use super::Invariant;
+use crate::{cluster::Cluster, fact::Fact};
+
+#[derive(Default)]
+pub(super) struct AttachedTimeAddsUp {
+    /// Of former lives, as the journal has it, and of this one.
+    sum: Duration,
+    /// Since when a node is attached.
+    since: Option<Time>,
+    persisted: Duration,
+}
+
+impl Invariant for AttachedTimeAddsUp {
+    fn sentence(&self) -> &'static str {
+        "attached time adds up, over the lives of the coordinator"
+    }
+
+    fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
+        match fact {
+            Fact::Persisted(Record::Metered(spent)) => {
+                if *spent < self.persisted {
+                    return Err(format!("{spent:?} after {:?}", self.persisted));
+                }
+                self.persisted = *spent;
+            }
+            Fact::CoordinatorReplayed => {
+                self.sum = self.persisted;
+                self.since = None;
+            }
+            Fact::EngineMoved if cluster.coordinator.engine.is_some() => {
+                return self.moved(cluster);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl AttachedTimeAddsUp {
+    fn moved(&mut self, cluster: &Cluster) -> Result<(), String> {
+        let status = &cluster.coordinator.status;
+        let now = cluster.now;
+        if let Some(since) = self.since {
+            self.sum += now.since(since);
+        }
+        let runs = status.outcome.is_none() && status.nodes.iter().any(|node| node.attached);
+        self.since = runs.then_some(now);
+        let shown = status.spending.meter.read(cluster.coordinator.clock(now));
+        if shown == self.sum {
+            return Ok(());
+        }
+        Err(format!("the meter shows {shown:?}, and it is {:?}", self.sum))
+    }
+}

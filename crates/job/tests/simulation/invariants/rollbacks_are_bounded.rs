@@ -1,0 +1,63 @@
+//! A job goes back as often as its guard allows and no more, each time with the generation that is
+//! opened next; only then does divergence end it.
+
+use baton_job::{
+    Generation,
+    engine::Record,
+    exit::{Class, Outcome},
+};
+
+use super::Invariant;
+use crate::{cluster::Cluster, fact::Fact};
+
+#[derive(Default)]
+pub(super) struct RollbacksAreBounded {
+    made: u32,
+    /// The generation that the last one announced, until it is opened.
+    due: Option<Generation>,
+}
+
+impl Invariant for RollbacksAreBounded {
+    fn sentence(&self) -> &'static str {
+        "rollbacks are bounded, and each is carried out by the next generation"
+    }
+
+    fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
+        let guard = &cluster.plan.spec.guard;
+        let most = if guard.enabled { guard.max_rollbacks } else { 0 };
+        match fact {
+            Fact::Persisted(Record::Diverged(incident)) => {
+                let Some(rollback) = &incident.rollback else { return Ok(()) };
+                self.made += 1;
+                if self.made > most {
+                    return Err(format!("{rollback:?} is number {} of {most}", self.made));
+                }
+                match self.due.replace(rollback.generation) {
+                    Some(due) => {
+                        Err(format!("{rollback:?} while generation {due} is due to go back"))
+                    }
+                    None => Ok(()),
+                }
+            }
+            Fact::Persisted(Record::Opened { generation, .. }) => match self.due.take() {
+                Some(due) if due != *generation => {
+                    Err(format!("generation {generation} was opened instead of {due}"))
+                }
+                _ => Ok(()),
+            },
+            // A word that was on its way when the rollback was persisted must not undo it.
+            Fact::Stepped { step, generations } => match self.due {
+                Some(due) if generations.contains(&due) => {
+                    Err(format!("generation {due} made step {step} before it was opened"))
+                }
+                _ => Ok(()),
+            },
+            Fact::Persisted(Record::Ended(Outcome::Failed { failure }))
+                if failure.class == Class::Diverged && self.made < most =>
+            {
+                Err(format!("ended by divergence after {} rollbacks of {most}", self.made))
+            }
+            _ => Ok(()),
+        }
+    }
+}

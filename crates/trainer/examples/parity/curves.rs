@@ -1,0 +1,33 @@
+//! A short training.
+
+use baton_job::Step;
+use baton_trainer::{Learner, Update};
+use tch::Tensor;
+
+use crate::{
+    case::{Case, Named, Result, under},
+    updates::averages,
+};
+
+/// The loss before and the loss's factor after every update, and the averages in the end.
+pub(crate) fn results(case: &Case) -> Result<Named> {
+    let mut learner = case.learner()?;
+    let mut leaf = learner.new_leaf()?;
+    let lr = case.rate()?;
+    let (mut losses, mut scales) = (Vec::new(), Vec::new());
+    let batches = case.batches()?;
+    let epochs = 0..case.spec.train.epochs;
+    for (step, batch) in (0..).zip(epochs.flat_map(|_| &batches)) {
+        let sums = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf)?;
+        losses.push(sums.loss / batch.len() as f64);
+        learner.measure(&mut leaf)?;
+        learner.update(&mut leaf, &Update { step: Step(step), lr, micro_batches: 1 })?;
+        scales.extend(learner.loss_scale()?);
+    }
+    let mut results = vec![("loss".to_owned(), Tensor::from_slice(&losses))];
+    if !scales.is_empty() {
+        results.push(("scale".to_owned(), Tensor::from_slice(&scales)));
+    }
+    results.extend(under("average", averages(&mut learner)?));
+    Ok(results)
+}

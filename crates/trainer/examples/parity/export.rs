@@ -1,0 +1,121 @@
+//! A real training on the digits, its checkpoint as PyTorch reads it, and what Baton says to the
+//! validation set.
+
+use std::{sync::Arc, time::Duration};
+
+use baton_checkpoint::{EntryState, Manifest, Store, export};
+use baton_collectives::local;
+use baton_data::{Batch, Dataset, Loader, Options, Request, Source, View};
+use baton_job::{Generation, JobId, JobSpec, exit::Outcome, message::Restore, progress::Accuracy};
+use baton_trainer::{
+    Controls, Inputs, Job, Learner, Place, Seat, Trainer,
+    torch::{Device, Mode, TorchLearner},
+};
+use tch::Tensor;
+
+use crate::{
+    case::{Case, Named, Result},
+    updates::averages_of,
+};
+
+/// Writes `raw.safetensors` and `averaged.safetensors` beside the recipe. Tells the pixels and labels of
+/// the validation set, the logits of both models, and the (loss, top-1) that the job measured.
+pub(crate) fn results(case: &Case) -> Result<Named> {
+    let location = case.folder.join("checkpoints").display().to_string();
+    let mut trainer = trainer(&case.spec, &location)?;
+    train(&mut trainer)?;
+
+    let manifest = newest(&location)?;
+    let store = Store::open_existing(&location)?;
+    export::safetensors(&store, &manifest, &case.folder.join("raw.safetensors"))?;
+    let averaged = of_averages(&manifest);
+    export::safetensors(&store, &averaged, &case.folder.join("averaged.safetensors"))?;
+
+    let batch = validation_set(&case.spec)?;
+    let (pixels, side) = batch.images().ok_or("the digits are no images")?;
+    let side = i64::from(side);
+    let pixels = Tensor::from_slice(pixels).f_view([-1, side, side, 3])?;
+    let learner = trainer.learner();
+    let raw_logits = learner.logits(&batch, Mode::Evaluation)?;
+    show_averages(learner)?;
+    let averaged_logits = learner.logits(&batch, Mode::Evaluation)?;
+    let progress = &manifest.progress;
+    let accuracy = [progress.last_evaluation, progress.last_ema].map(accuracy);
+    let [raw_accuracy, averaged_accuracy] = accuracy;
+    let results = [
+        ("pixels", pixels),
+        ("labels", Tensor::from_slice(&batch.labels)),
+        ("logits/raw", raw_logits),
+        ("logits/averaged", averaged_logits),
+        ("accuracy/raw", raw_accuracy),
+        ("accuracy/averaged", averaged_accuracy),
+    ];
+    Ok(results.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect())
+}
+
+fn trainer(spec: &Arc<JobSpec>, location: &str) -> Result<Trainer<TorchLearner>> {
+    let inputs = Inputs::open(spec, &Place::default())?;
+    let input_type = inputs.input_type().clone();
+    let id = JobId("00000000-0000-0000-0000-000000000000".parse()?);
+    let job = Job { id, spec: spec.clone(), store: Store::open(location)?, inputs };
+    let spec = spec.clone();
+    let build = move || TorchLearner::new(&spec, &input_type, Device::Cpu);
+    Ok(Trainer::new(job, Box::new(build))?)
+}
+
+/// The whole job, alone.
+fn train(trainer: &mut Trainer<TorchLearner>) -> Result<()> {
+    let mut group = local::group(1, Duration::from_secs(60));
+    let (collective, restore) = (&mut group[0], &Restore::default());
+    let mut seat = Seat { generation: Generation(1), collective, restore };
+    match trainer.run(&mut seat, &Controls::default(), &mut |_| {})? {
+        Outcome::Completed => Ok(()),
+        other => Err(format!("the job ended with {other:?}").into()),
+    }
+}
+
+fn newest(location: &str) -> Result<Manifest> {
+    match Store::open_existing(location)?.list()?.into_iter().next().map(|entry| entry.state) {
+        Some(EntryState::Whole(manifest)) => Ok(*manifest),
+        other => Err(format!("the job left {other:?}").into()),
+    }
+}
+
+/// The same checkpoint with the averages for its tensors.
+fn of_averages(manifest: &Manifest) -> Manifest {
+    let mut averaged = manifest.clone();
+    for tensor in &mut averaged.tensors {
+        tensor.region = averages_of(&tensor.region).to_owned();
+    }
+    averaged
+}
+
+/// Overwrites what is trained with the averages.
+fn show_averages(learner: &mut TorchLearner) -> Result<()> {
+    for region in ["weights", "bn_running"] {
+        let mut regions = learner.regions();
+        let find = |name| regions.iter().position(|region| region.name == name).ok_or(name);
+        let (from, to) = (find(averages_of(region))?, find(region)?);
+        let values = regions[from].buffer.to_host()?;
+        regions[to].buffer.copy_from_host(&values)?;
+    }
+    Ok(())
+}
+
+fn accuracy(accuracy: Option<Accuracy>) -> Tensor {
+    let Accuracy { loss, top1, .. } = accuracy.unwrap_or_default();
+    Tensor::from_slice(&[loss, top1])
+}
+
+/// All of it in one batch.
+fn validation_set(spec: &JobSpec) -> Result<Batch> {
+    let set = Arc::new(Dataset::open(Source::new(&spec.data.val))?);
+    let view = View::Evaluate {
+        resolution: spec.train.resolution,
+        resize: spec.data.resize,
+        crop_ratio: spec.evaluation.crop_ratio,
+    };
+    let request = Request { epoch: 0, samples: (0..set.len()).collect(), view };
+    let mut loader = Loader::start(set, &Options::new(1, 1), [request].into_iter());
+    Ok(loader.next().ok_or("the validation set is empty")??)
+}

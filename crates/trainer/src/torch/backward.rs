@@ -1,0 +1,136 @@
+//! One forward and backward pass.
+//!
+//! Activations of a stage are kept for the gradient or, if the recipe says so, computed a second time
+//! (Chen et al. 2016, arXiv 1604.06174): less memory for a third more work. The operations are the
+//! same, hence the bits of the gradient too.
+
+use baton_job::spec::Stage;
+use tch::Tensor;
+
+use super::resnet::{Resnet, Tensors};
+
+/// How a pass is made.
+#[derive(Clone, Copy)]
+pub(super) struct Pass<'a> {
+    pub(super) network: &'a Resnet,
+    /// With the batch's statistics.
+    pub(super) tensors: Tensors<'a>,
+    /// Stages that have no gradient and keep their statistics: the first ones.
+    pub(super) frozen: &'a [Stage],
+    /// Stages that are computed twice.
+    pub(super) recompute: &'a [Stage],
+    /// Where the second computation leaves the batch's statistics, which the first one has told.
+    pub(super) spare_statistics: &'a [Tensor],
+}
+
+/// What a pass found.
+pub(super) struct Found {
+    /// Outputs (samples, classes), detached.
+    pub(super) outputs: Tensor,
+    /// The loss, detached.
+    pub(super) loss: Tensor,
+    /// Gradients by index of the parameter; frozen ones have none.
+    pub(super) gradients: Vec<(usize, Tensor)>,
+}
+
+/// Stages whose gradients are found together.
+struct Span {
+    stages: Vec<Stage>,
+    /// The start of their graph.
+    input: Tensor,
+    /// The end of their graph; absent if it has to be computed again.
+    output: Option<Tensor>,
+}
+
+impl Pass<'_> {
+    /// Finds the gradient of a scalar: `loss(outputs)` yields the loss that is told, and what is derived.
+    pub(super) fn run(
+        &self,
+        inputs: &Tensor,
+        loss: impl FnOnce(&Tensor) -> tch::Result<(Tensor, Tensor)>,
+    ) -> tch::Result<Found> {
+        let mut x = self.through_frozen(inputs)?;
+        let mut spans: Vec<Span> = Vec::new();
+        for stage in &Stage::ALL[self.frozen.len()..] {
+            if self.recompute.contains(stage) {
+                let input = self.start(&x, spans.is_empty())?;
+                let _no_grad = tch::no_grad_guard();
+                x = self.network.stage(*stage, &input, self.tensors)?;
+                spans.push(Span { stages: vec![*stage], input, output: None });
+            } else {
+                let span = self.kept_span(&mut spans, &x)?;
+                x = self.network.stage(*stage, span.output.as_ref().unwrap_or(&x), self.tensors)?;
+                span.stages.push(*stage);
+                span.output = Some(x.shallow_clone());
+            }
+        }
+        let head = self.kept_span(&mut spans, &x)?;
+        let outputs = self.network.head(head.output.as_ref().unwrap_or(&x), self.tensors)?;
+        let (loss, objective) = loss(&outputs)?;
+        let gradients = self.backward(spans, &objective)?;
+        Ok(Found { outputs: outputs.f_detach()?, loss: loss.f_detach()?, gradients })
+    }
+
+    fn through_frozen(&self, inputs: &Tensor) -> tch::Result<Tensor> {
+        let _no_grad = tch::no_grad_guard();
+        let tensors = Tensors { batch: None, ..self.tensors };
+        let mut x = inputs.shallow_clone();
+        for stage in self.frozen {
+            x = self.network.stage(*stage, &x, tensors)?;
+        }
+        Ok(x)
+    }
+
+    /// The span to go on with from `x`: the last one, if its graph ends there, else a new one.
+    fn kept_span<'s>(&self, spans: &'s mut Vec<Span>, x: &Tensor) -> tch::Result<&'s mut Span> {
+        if spans.last().is_none_or(|last| last.output.is_none()) {
+            let input = self.start(x, spans.is_empty())?;
+            let output = Some(input.shallow_clone());
+            spans.push(Span { stages: Vec::new(), input, output });
+        }
+        let last = spans.len() - 1;
+        Ok(&mut spans[last])
+    }
+
+    /// `x` as the start of a graph of its own. Nobody asks for the gradient of the first one.
+    fn start(&self, x: &Tensor, first: bool) -> tch::Result<Tensor> {
+        x.f_detach()?.f_set_requires_grad(!first)
+    }
+
+    fn backward(&self, spans: Vec<Span>, objective: &Tensor) -> tch::Result<Vec<(usize, Tensor)>> {
+        let mut gradients = Vec::new();
+        let mut upstream: Option<Tensor> = None;
+        for (number, span) in spans.into_iter().enumerate().rev() {
+            let output = match span.output {
+                Some(output) => output,
+                None => self.again(&span.stages, &span.input)?,
+            };
+            let mut indices: Vec<usize> =
+                span.stages.iter().flat_map(|stage| self.network.parameters_of(*stage)).collect();
+            let derived = match upstream.take() {
+                None => {
+                    indices.extend(self.network.parameters_of_head());
+                    objective.shallow_clone()
+                }
+                // tch starts at scalars only; this one has `upstream` for its gradient.
+                Some(upstream) => output.f_mul(&upstream)?.f_sum(None)?,
+            };
+            let parameters = indices.iter().map(|index| &self.tensors.parameters[*index]);
+            let input = (number > 0).then_some(&span.input);
+            let wanted: Vec<&Tensor> = parameters.chain(input).collect();
+            let mut found = Tensor::f_run_backward(&[&derived], &wanted, false, false)?;
+            upstream = input.and_then(|_| found.pop());
+            gradients.extend(indices.into_iter().zip(found));
+        }
+        Ok(gradients)
+    }
+
+    fn again(&self, stages: &[Stage], input: &Tensor) -> tch::Result<Tensor> {
+        let tensors = Tensors { batch: Some(self.spare_statistics), ..self.tensors };
+        let mut x = input.shallow_clone();
+        for stage in stages {
+            x = self.network.stage(*stage, &x, tensors)?;
+        }
+        Ok(x)
+    }
+}

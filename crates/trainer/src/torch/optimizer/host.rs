@@ -1,0 +1,303 @@
+//! Updates on a CPU: every value is read and written once.
+//!
+//! An update is bound by memory, so that the operations of a block follow each other while it is in
+//! the cache. Plain Rust: no operation here depends on the CPU's instruction set, nor does the result
+//! on the number of threads.
+
+use std::{iter, mem};
+
+use tch::Tensor;
+
+use super::{CLIP_EPSILON, Optimizer, Rates, Rule, Scaler, Segment};
+use crate::torch::buffer::{read, write};
+
+/// Values that are worked on at a time: 64 KiB of each buffer.
+const BLOCK: usize = 16 * 1024;
+
+/// L2 norm of `gradient`.
+pub(super) fn norm(gradient: &[f32]) -> f64 {
+    let mut squares = vec![0.0; gradient.len().div_ceil(BLOCK)];
+    let blocks: Vec<_> = gradient.chunks(BLOCK).zip(&mut squares).collect();
+    in_parallel(blocks, threads(), &|(block, square)| *square = sum_of_squares(block));
+    squares.iter().sum::<f64>().sqrt()
+}
+
+/// In sixteen sums, which the compiler keeps in registers.
+fn sum_of_squares(values: &[f32]) -> f64 {
+    let (chunks, rest) = values.as_chunks::<16>();
+    let mut sums = [0.0_f32; 16];
+    for chunk in chunks {
+        for (sum, value) in sums.iter_mut().zip(chunk) {
+            *sum += value * value;
+        }
+    }
+    let all = sums.into_iter().chain(rest.iter().map(|value| value * value));
+    all.map(f64::from).sum()
+}
+
+/// One block of every buffer that an update touches.
+struct Block<'a> {
+    weights: &'a mut [f32],
+    gradient: &'a [f32],
+    /// First and second moment, as far as the rule has them.
+    moments: [Option<&'a mut [f32]>; 2],
+    average: Option<&'a mut [f32]>,
+    /// Factor on the learning rate; LARS has one per layer.
+    layer_rate: f32,
+    weight_decay: f32,
+}
+
+impl Optimizer {
+    pub(in crate::torch) fn update_on_host(
+        &mut self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        norm: &Tensor,
+        rates: Rates,
+    ) -> tch::Result<()> {
+        let norm = f64::from(read(norm).first().copied().unwrap_or(f32::NAN));
+        let (scale, skipped) = match self.scaler.as_ref().map(|scaler| read(&scaler.state)) {
+            Some([scale, _, skipped]) => (*scale, *skipped),
+            _ => (1.0, 0.0),
+        };
+        let clip = self.clip.map_or(1.0, |most| (most / (norm + CLIP_EPSILON)).min(1.0));
+        let share = self.averaging_share(rates.step).map(|share| share as f32);
+        if norm.is_finite() {
+            let numbers = Numbers {
+                factor: (clip / f64::from(scale)) as f32,
+                lr: rates.lr,
+                updates: rates.step.0 as f64 + 1.0 - f64::from(skipped),
+                share,
+            };
+            self.apply(write(weights), read(gradient), &numbers);
+        } else if let (Some(share), Some(average)) = (share, &mut self.average) {
+            blend(write(&mut average.weights), read(weights), share);
+        }
+        if let Some(scaler) = &mut self.scaler {
+            scaler.adjust(norm.is_finite());
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, weights: &mut [f32], gradient: &[f32], numbers: &Numbers) {
+        let layer_rates = self.layer_rates(weights, gradient, numbers);
+        let kernel = Kernel::new(&self.rule, numbers);
+        let decays: Vec<f32> = self.segments.iter().map(|s| self.decay_of(*s) as f32).collect();
+        let (first, second) = match &mut self.rule {
+            Rule::Sgd { velocity, .. } => (velocity.as_mut(), None),
+            Rule::AdamW { mean, square, .. } => (Some(mean), Some(square)),
+            Rule::Lars { velocity, .. } => (Some(velocity), None),
+        };
+        let mut weights = Rest(weights);
+        let mut moments = [first, second].map(|moment| moment.map(|m| Rest(write(m))));
+        let average = numbers.share.and(self.average.as_mut());
+        let mut average = average.map(|average| Rest(write(&mut average.weights)));
+
+        let mut blocks = Vec::new();
+        let mut end = 0;
+        for ((segment, layer_rate), weight_decay) in
+            self.segments.iter().zip(layer_rates).zip(decays)
+        {
+            let (start, len) = (segment.start as usize, segment.len as usize);
+            // Frozen parameters lie between segments.
+            let gap = start - end;
+            end = start + len;
+            let buffers = iter::once(&mut weights).chain(moments.iter_mut().flatten());
+            buffers.chain(&mut average).for_each(|buffer| {
+                buffer.take(gap);
+            });
+            for gradient in gradient[start..end].chunks(BLOCK) {
+                let len = gradient.len();
+                blocks.push(Block {
+                    weights: weights.take(len),
+                    gradient,
+                    moments: moments.each_mut().map(|m| m.as_mut().map(|m| m.take(len))),
+                    average: average.as_mut().map(|average| average.take(len)),
+                    layer_rate,
+                    weight_decay,
+                });
+            }
+        }
+        in_parallel(blocks, threads(), &|block| kernel.run(block, numbers));
+    }
+
+    /// You et al. 2017: `η ‖w‖ / (‖g‖ + λ ‖w‖)` for each layer's kernel, 1 for anything else.
+    fn layer_rates(&self, weights: &[f32], gradient: &[f32], numbers: &Numbers) -> Vec<f32> {
+        let Rule::Lars { trust, eps, .. } = self.rule else {
+            return vec![1.0; self.segments.len()];
+        };
+        let rate = |segment: &Segment| {
+            let range = segment.start as usize..(segment.start + segment.len) as usize;
+            let weight_norm = norm(&weights[range.clone()]);
+            let gradient_norm = norm(&gradient[range]) * f64::from(numbers.factor);
+            let whole = gradient_norm + self.weight_decay * weight_norm + eps;
+            let known = segment.is_kernel && weight_norm > 0.0 && gradient_norm > 0.0;
+            if known { (trust * weight_norm / whole) as f32 } else { 1.0 }
+        };
+        self.segments.iter().map(rate).collect()
+    }
+}
+
+/// Numbers of one update.
+struct Numbers {
+    /// On the gradient: clipping, and the loss's own factor undone.
+    factor: f32,
+    lr: f64,
+    /// Updates made with this one.
+    updates: f64,
+    /// Of the new weights in their average.
+    share: Option<f32>,
+}
+
+/// A rule with its numbers worked out.
+enum Kernel {
+    Sgd {
+        lr: f32,
+        momentum: f32,
+        nesterov: bool,
+    },
+    AdamW {
+        lr: f32,
+        /// Shares of the new moments, rounded by themselves: 1 less a rounded 0.999 is off by 1e-5.
+        take: [f32; 2],
+        keep_square: f32,
+        unbiased_lr: f32,
+        root_correction: f32,
+        eps: f32,
+    },
+}
+
+impl Kernel {
+    fn new(rule: &Rule, numbers: &Numbers) -> Self {
+        let lr = numbers.lr as f32;
+        match *rule {
+            Rule::Sgd { momentum, nesterov, .. } => {
+                Self::Sgd { lr, momentum: momentum as f32, nesterov }
+            }
+            Rule::Lars { momentum, .. } => {
+                Self::Sgd { lr, momentum: momentum as f32, nesterov: false }
+            }
+            Rule::AdamW { betas, eps, .. } => {
+                let [bias1, bias2] = betas.map(|beta| 1.0 - libm::pow(beta, numbers.updates));
+                Self::AdamW {
+                    lr,
+                    take: betas.map(|beta| (1.0 - beta) as f32),
+                    keep_square: betas[1] as f32,
+                    unbiased_lr: (numbers.lr / bias1) as f32,
+                    root_correction: bias2.sqrt() as f32,
+                    eps: eps as f32,
+                }
+            }
+        }
+    }
+
+    fn run(&self, block: Block<'_>, numbers: &Numbers) {
+        let Block { weights, gradient, moments, average, layer_rate, weight_decay } = block;
+        let factor = numbers.factor;
+        match (self, moments) {
+            (Self::Sgd { lr, .. }, [None, _]) => {
+                for (w, g) in weights.iter_mut().zip(gradient) {
+                    *w -= lr * (g * factor + weight_decay * *w);
+                }
+            }
+            (Self::Sgd { lr, momentum, nesterov }, [Some(velocity), _]) => {
+                let values = weights.iter_mut().zip(gradient).zip(velocity);
+                if *nesterov {
+                    for ((w, g), v) in values {
+                        let g = g * factor + weight_decay * *w;
+                        *v = momentum * *v + g;
+                        *w -= lr * (g + momentum * *v);
+                    }
+                } else {
+                    for ((w, g), v) in values {
+                        let g = g * factor + weight_decay * *w;
+                        *v = momentum * *v + g * layer_rate;
+                        *w -= lr * *v;
+                    }
+                }
+            }
+            (
+                Self::AdamW {
+                    lr,
+                    take: [take_mean, take_square],
+                    keep_square,
+                    unbiased_lr,
+                    root_correction,
+                    eps,
+                },
+                [Some(mean), Some(square)],
+            ) => {
+                let shrink = 1.0 - lr * weight_decay;
+                let values = weights.iter_mut().zip(gradient).zip(mean).zip(square);
+                for (((w, g), m), s) in values {
+                    let g = g * factor;
+                    *m += take_mean * (g - *m);
+                    *s = keep_square * *s + take_square * (g * g);
+                    *w = *w * shrink - unbiased_lr * *m / (s.sqrt() / root_correction + eps);
+                }
+            }
+            (Self::AdamW { .. }, _) => {}
+        }
+        if let (Some(average), Some(share)) = (average, numbers.share) {
+            blend(average, weights, share);
+        }
+    }
+}
+
+impl Scaler {
+    /// As `torch.amp.GradScaler.update`.
+    fn adjust(&mut self, finite: bool) {
+        let [scale, good, skipped] = write(&mut self.state) else { return };
+        if finite {
+            *good += 1.0;
+            if *good >= self.rule.growth_interval as f32 {
+                let grown = *scale * self.rule.growth as f32;
+                *scale = if grown.is_finite() { grown } else { *scale };
+                *good = 0.0;
+            }
+        } else {
+            *scale *= self.rule.backoff as f32;
+            *good = 0.0;
+            *skipped += 1.0;
+        }
+    }
+}
+
+/// `average += share (weights - average)`
+fn blend(average: &mut [f32], weights: &[f32], share: f32) {
+    if share == 1.0 {
+        average.copy_from_slice(weights);
+        return;
+    }
+    for (average, weight) in average.iter_mut().zip(weights) {
+        *average += share * (weight - *average);
+    }
+}
+
+/// What is left of a buffer that is handed out piece by piece.
+struct Rest<'a>(&'a mut [f32]);
+
+impl<'a> Rest<'a> {
+    /// The next `len` values.
+    fn take(&mut self, len: usize) -> &'a mut [f32] {
+        let (piece, rest) = mem::take(&mut self.0).split_at_mut(len);
+        self.0 = rest;
+        piece
+    }
+}
+
+fn threads() -> usize {
+    usize::try_from(tch::get_num_threads()).unwrap_or(1)
+}
+
+/// Works on `items`, each thread on a run of them.
+fn in_parallel<T: Send>(mut items: Vec<T>, threads: usize, work: &(impl Fn(T) + Sync)) {
+    let share = items.len().div_ceil(threads.max(1)).max(1);
+    std::thread::scope(|scope| {
+        while items.len() > share {
+            let part = items.split_off(items.len() - share);
+            scope.spawn(move || part.into_iter().for_each(work));
+        }
+        items.into_iter().for_each(work);
+    });
+}

@@ -1,0 +1,183 @@
+//! What an update does with the summed gradient: unscale, clip, SGD, AdamW or LARS, moving average.
+//!
+//! Formulas are those of `torch.nn.utils.clip_grad_norm_`, `torch.optim.SGD` (dampening 0),
+//! `torch.optim.AdamW` (without amsgrad), You et al. 2017 (arXiv 1708.03888, algorithm 1),
+//! `torch.optim.swa_utils.get_ema_multi_avg_fn` and `torch.amp.GradScaler`. Moments start at zero,
+//! which for SGD equals torch's first step (`buffer = gradient`).
+//!
+//! Everything is done on flat buffers, in two ways that compute the same: [`host`] makes one pass over
+//! memory on a CPU; [`device`] is a handful of kernels on a GPU, with every number that depends on the
+//! gradient kept there, so that no host waits.
+
+mod device;
+mod host;
+
+use baton_job::{JobSpec, Step, spec};
+use tch::{Device, Kind, Tensor};
+
+use super::{buffer::read, flat::Layout};
+
+/// Added to the norm that clips; torch's constant.
+const CLIP_EPSILON: f64 = 1e-6;
+
+/// A run of parameters that are treated alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Segment {
+    /// First value.
+    pub(super) start: i64,
+    /// Number of values.
+    pub(super) len: i64,
+    /// Weights of a convolution or of the linear layer, rather than BatchNorm parameters or biases.
+    pub(super) is_kernel: bool,
+}
+
+/// The update rule with its state.
+#[derive(Debug)]
+pub(super) struct Optimizer {
+    rule: Rule,
+    /// What is updated; frozen parameters are left out. One segment per tensor if rates differ.
+    segments: Vec<Segment>,
+    weight_decay: f64,
+    decay_all: bool,
+    clip: Option<f64>,
+    average: Option<Average>,
+    scaler: Option<Scaler>,
+}
+
+#[derive(Debug)]
+enum Rule {
+    Sgd { momentum: f64, nesterov: bool, velocity: Option<Tensor> },
+    AdamW { betas: [f64; 2], eps: f64, mean: Tensor, square: Tensor },
+    Lars { momentum: f64, trust: f64, eps: f64, velocity: Tensor },
+}
+
+/// The moving average of the weights.
+#[derive(Debug)]
+struct Average {
+    decay: f64,
+    every: u64,
+    weights: Tensor,
+}
+
+/// Dynamic loss scaling.
+#[derive(Debug)]
+struct Scaler {
+    rule: spec::LossScale,
+    /// The factor, updates since it last changed, updates left out; f32, where the weights are.
+    state: Tensor,
+}
+
+/// What an update is told.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rates {
+    pub(super) step: Step,
+    pub(super) lr: f64,
+}
+
+impl Optimizer {
+    /// State for the parameters of `layout` as `spec` has it.
+    pub(super) fn new(spec: &JobSpec, layout: &Layout, device: Device) -> tch::Result<Self> {
+        let parameters = layout.parameters_len();
+        let zeros = || Tensor::f_zeros([parameters], (Kind::Float, device));
+        let (rule, weight_decay, decay_all) = match spec.optimizer {
+            spec::Optimizer::Sgd { momentum, nesterov, weight_decay, decay_norm_and_bias } => {
+                let velocity = (momentum != 0.0).then(zeros).transpose()?;
+                (Rule::Sgd { momentum, nesterov, velocity }, weight_decay, decay_norm_and_bias)
+            }
+            spec::Optimizer::AdamW { betas, eps, weight_decay, decay_norm_and_bias } => {
+                let rule = Rule::AdamW { betas, eps, mean: zeros()?, square: zeros()? };
+                (rule, weight_decay, decay_norm_and_bias)
+            }
+            spec::Optimizer::Lars { momentum, weight_decay, trust_coefficient, eps } => {
+                let (trust, velocity) = (trust_coefficient, zeros()?);
+                (Rule::Lars { momentum, trust, eps, velocity }, weight_decay, false)
+            }
+        };
+        let average = match &spec.ema {
+            None => None,
+            Some(ema) => {
+                let (decay, every) = (ema.decay, u64::from(ema.every_steps));
+                Some(Average { decay, every, weights: zeros()? })
+            }
+        };
+        let scaler = match spec.precision.compute {
+            spec::Compute::Fp16 => {
+                let rule = spec.precision.loss_scale;
+                let state = Tensor::f_from_slice(&[rule.initial as f32, 0.0, 0.0])?;
+                Some(Scaler { rule, state: state.f_to_device(device)? })
+            }
+            spec::Compute::Fp32 | spec::Compute::Bf16 => None,
+        };
+        Ok(Self {
+            segments: layout.segments(matches!(rule, Rule::Lars { .. })),
+            rule,
+            weight_decay,
+            decay_all,
+            clip: spec.train.clip_grad_norm,
+            average,
+            scaler,
+        })
+    }
+
+    /// The state that must survive, by torch's names.
+    pub(super) fn state(&mut self) -> Vec<(&'static str, &mut Tensor)> {
+        let mut state = match &mut self.rule {
+            Rule::Sgd { velocity, .. } => velocity.iter_mut().map(|v| ("momentum", v)).collect(),
+            Rule::AdamW { mean, square, .. } => vec![("exp_avg", mean), ("exp_avg_sq", square)],
+            Rule::Lars { velocity, .. } => vec![("momentum", velocity)],
+        };
+        state.extend(self.average.iter_mut().map(|ema| ("ema", &mut ema.weights)));
+        state.extend(self.scaler.iter_mut().map(|scaler| ("loss_scale", &mut scaler.state)));
+        state
+    }
+
+    /// The averaged weights, if the recipe has them.
+    pub(super) fn averaged(&self) -> Option<&Tensor> {
+        self.average.as_ref().map(|average| &average.weights)
+    }
+
+    /// How an update averages: the share that the new values get, if it does at all. The first time
+    /// they replace the old ones.
+    pub(super) fn averaging_share(&self, step: Step) -> Option<f64> {
+        let Average { decay, every, .. } = self.average.as_ref()?;
+        let updates = step.0 + 1;
+        updates.is_multiple_of(*every).then(|| if updates == *every { 1.0 } else { 1.0 - decay })
+    }
+
+    /// The factor on the loss, a scalar tensor, if there is one.
+    pub(super) fn loss_scale(&self) -> tch::Result<Option<Tensor>> {
+        self.scaler.as_ref().map(|scaler| scaler.state.f_select(0, 0)).transpose()
+    }
+
+    /// Writes the gradient's L2 norm, without the loss's factor, into the one value of `norm`.
+    pub(super) fn measure(&self, gradient: &Tensor, norm: &mut Tensor) -> tch::Result<()> {
+        let mut found = match gradient.device() {
+            Device::Cpu => Tensor::f_from_slice(&[host::norm(read(gradient)) as f32])?,
+            _ => gradient.f_norm()?.f_view([1])?,
+        };
+        if let Some(scale) = self.loss_scale()? {
+            found = found.f_div(&scale)?;
+        }
+        norm.f_copy_(&found)
+    }
+
+    /// One update of `weights` with `gradient`, which is as long and of no use afterwards; `norm` is
+    /// what [`Self::measure`] found. A gradient that is not finite changes the loss's factor, not the
+    /// weights.
+    pub(super) fn update(
+        &mut self,
+        weights: &mut Tensor,
+        gradient: &Tensor,
+        norm: &Tensor,
+        rates: Rates,
+    ) -> tch::Result<()> {
+        match weights.device() {
+            Device::Cpu => self.update_on_host(weights, gradient, norm, rates),
+            _ => self.update_on_device(weights, gradient, norm, rates),
+        }
+    }
+
+    fn decay_of(&self, segment: Segment) -> f64 {
+        if segment.is_kernel || self.decay_all { self.weight_decay } else { 0.0 }
+    }
+}

@@ -1,0 +1,71 @@
+//! bf16 and fp16 beside fp32.
+
+use super::*;
+
+#[test]
+fn half_formats_give_nearly_the_gradient_of_fp32() {
+    // As far off as torch's own autocast is on such a network: 0.4 with bf16.
+    let mut fp32 = learner(&[]);
+    let (exact, exact_sums) = gradient_of(&mut fp32, &batch(8));
+    for (compute, scale, tolerance) in [("bf16", 1.0, 0.5), ("fp16", 1024.0, 0.25)] {
+        let compute = format!("precision.compute={compute}");
+        let mut half = learner(&[&compute, "precision.loss_scale.initial=1024.0"]);
+        let (leaf, sums) = gradient_of(&mut half, &batch(8));
+        let error = relative_error(&(&leaf.gradient / scale), &exact.gradient);
+        assert!(error < tolerance && error > 0.0, "{compute}: {error}");
+        assert!((sums.loss / exact_sums.loss - 1.0).abs() < 0.01, "{compute}");
+        let error = relative_error(&leaf.statistics, &exact.statistics);
+        assert!(error < 0.01, "{compute}: {error}");
+    }
+}
+
+#[test]
+fn half_formats_learn_and_keep_f32_masters() {
+    for compute in ["bf16", "fp16"] {
+        let compute = format!("precision.compute={compute}");
+        let mut learner = learner(&[&compute, "ema.decay=0.5"]);
+        let batch = batch(8);
+        let losses: Vec<f64> =
+            (0..6).map(|step| train_at(0.01, &mut learner, &batch, step)).collect();
+        assert!(losses[5] < 0.75 * losses[0], "{compute}: {losses:?}");
+        // No bf16 or fp16 number has so many digits.
+        let fine = values(&learner.weights).iter().filter(|w| w.to_bits() & 0xfff != 0).count();
+        assert!(fine > learner.layout.kernels_len as usize / 2, "{compute}: {fine}");
+        let raw = evaluated(&mut learner, &batch);
+        let averaged = learner.evaluate(&batch, Weights::Averaged).unwrap().sums;
+        assert!(raw.loss.is_finite() && averaged.loss.is_finite() && raw != averaged);
+    }
+}
+
+#[test]
+fn an_overflow_halves_the_scale_and_leaves_the_weights() {
+    let fp16 = ["precision.compute=fp16", "precision.loss_scale.initial=1e30"];
+    let mut learner = learner(&fp16);
+    let before = values(&learner.weights);
+    train(&mut learner, &batch(4), 0);
+    assert_eq!(values(&learner.weights), before);
+    assert_eq!(learner.loss_scale().unwrap(), Some(f64::from(5e29_f32)));
+}
+
+#[test]
+fn averaged_weights_are_evaluated_with_averaged_statistics() {
+    let mut averaging = learner(&["ema.decay=0.5"]);
+    let mut plain = learner(&[]);
+    for step in 0..2 {
+        train(&mut averaging, &batch(8), step);
+    }
+    // The average of two states, put into a learner that has none.
+    let regions: Vec<(&str, Vec<f32>)> =
+        averaging.regions().into_iter().map(|r| (r.name, host(r.buffer).to_vec())).collect();
+    let region = |name: &str| regions.iter().find(|(found, _)| *found == name).unwrap().1.clone();
+    for to in plain.regions() {
+        match to.name {
+            "weights" => host(to.buffer).copy_from_slice(&region("ema")),
+            "bn_running" => host(to.buffer).copy_from_slice(&region("bn_running_ema")),
+            _ => {}
+        }
+    }
+    let found = averaging.evaluate(&batch(8), Weights::Averaged).unwrap();
+    assert_eq!(found.sums, evaluated(&mut plain, &batch(8)));
+    assert_ne!(found.sums, evaluated(&mut averaging, &batch(8)));
+}

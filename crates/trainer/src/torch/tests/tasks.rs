@@ -1,0 +1,113 @@
+//! Regression, signals, blurred and mirrored images, pretrained weights.
+
+use baton_data::Inputs;
+use tch::Kind;
+
+use super::*;
+
+/// Signals of one channel whose target is their mean.
+fn signals(count: usize, length: usize) -> Batch {
+    let value = |i: usize| ((i * 37 % 101) as f32 / 50.0 - 1.0) + (i / length % 5) as f32 * 0.3;
+    let values: Vec<f32> = (0..count * length).map(value).collect();
+    let mean = |signal: &[f32]| signal.iter().sum::<f32>() / length as f32;
+    Batch {
+        targets: values.chunks(length).map(mean).collect(),
+        inputs: Inputs::Arrays { values, shape: vec![length as u64] },
+        samples: (0..count as u64).collect(),
+        ..Batch::default()
+    }
+}
+
+fn signal_learner() -> TorchLearner {
+    device::set_threads(1);
+    let spec = recipe(&[
+        "model.arch=resnet34_1d",
+        "model.num_classes=1",
+        "loss.kind=huber",
+        "loss.label_smoothing=0.0",
+    ]);
+    TorchLearner::new(&spec, &InputType::Array(vec![100]), Device::Cpu).unwrap()
+}
+
+#[test]
+fn a_network_of_one_dimension_learns_a_regression() {
+    let mut learner = signal_learner();
+    let batch = signals(8, 100);
+    let losses: Vec<f64> = (0..8).map(|step| train_at(0.001, &mut learner, &batch, step)).collect();
+    assert!(losses[7] < 0.5 * losses[0], "{losses:?}");
+}
+
+#[test]
+fn a_regression_is_judged_by_its_predictions() {
+    let mut learner = signal_learner();
+    let batch = signals(3, 100);
+    let judged = learner.evaluate(&batch, Weights::Raw).unwrap();
+    assert_eq!(judged.targets, batch.targets);
+    assert_eq!(judged.predictions.len(), 3);
+    let logits = values(&learner.logits(&batch, crate::torch::Mode::Evaluation).unwrap());
+    assert_eq!(judged.predictions, logits);
+}
+
+/// ffcv-imagenet's `BlurPoolConv2d`, written out.
+#[test]
+fn blur_pool_blurs_before_strided_convolutions_but_the_first() {
+    let mut plain = learner(&[]);
+    let mut blurred = learner(&["model.blur_pool=true"]);
+    assert_eq!(plain.tensors(), blurred.tensors());
+    let of = |learner: &mut TorchLearner| gradient_of(learner, &batch(4)).0;
+    let (a, b) = (of(&mut plain), of(&mut blurred));
+    let statistics = |leaf: &TorchLeaf, name: &str| {
+        let slots = &plain.layout.statistics;
+        let at = slots.iter().position(|slot| slot.name == name).unwrap();
+        leaf.statistics_views[at].copy()
+    };
+    for (name, same) in [
+        ("bn1.running_mean", true),
+        ("layer1.1.bn2.running_mean", true),
+        ("layer2.0.bn1.running_mean", false),
+        ("layer2.0.downsample.1.running_mean", false),
+    ] {
+        assert_eq!(statistics(&a, name).equal(&statistics(&b, name)), same, "{name}");
+    }
+
+    let filters = blurred.blur.as_ref().unwrap();
+    let x = Tensor::rand([1, 16, 4, 4], (Kind::Float, Device::Cpu));
+    let padded = x.constant_pad_nd([1, 1, 1, 1]);
+    let found = x.conv2d(&filters.narrow(0, 0, 16), None::<&Tensor>, [1, 1], [1, 1], [1, 1], 16);
+    let weights = [[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]];
+    let at = |row: i64, column: i64| {
+        let mut sum = 0.0;
+        for (i, line) in weights.iter().enumerate() {
+            for (j, weight) in line.iter().enumerate() {
+                sum +=
+                    weight / 16.0 * padded.double_value(&[0, 3, row + i as i64, column + j as i64]);
+            }
+        }
+        sum
+    };
+    for (row, column) in [(0, 0), (1, 2), (3, 3)] {
+        assert!((found.double_value(&[0, 3, row, column]) - at(row, column)).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn mirrored_images_are_averaged_with_the_images() {
+    let mut plain = learner(&[]);
+    let mut both = learner(&["evaluation.flip=true"]);
+    train(&mut plain, &batch(8), 0);
+    train(&mut both, &batch(8), 0);
+    let images = batch(2);
+    let mirrored = {
+        let (pixels, _) = images.images().unwrap();
+        let tensor = Tensor::from_slice(pixels).view([2, 32, 32, 3]).flip([2]).contiguous();
+        let pixels: Vec<u8> = Vec::try_from(&tensor.view([-1])).unwrap();
+        Batch::of_images(&pixels, 32, images.labels.clone(), images.samples.clone())
+    };
+    let judged = both.evaluate(&images, Weights::Raw).unwrap().sums.loss;
+    assert_eq!(
+        both.evaluate(&mirrored, Weights::Raw).unwrap().sums.loss.to_bits(),
+        judged.to_bits()
+    );
+    let plain = evaluated(&mut plain, &images).loss;
+    assert!((plain - judged).abs() > 1e-6, "{plain} {judged}");
+}

@@ -1,0 +1,61 @@
+//! Weights as the network reads them: views of a flat f32 buffer, and with bf16 or fp16 a working copy
+//! of the kernels, made by one cast of the buffer's first part.
+//!
+//! BatchNorm's parameters and biases stay f32.
+
+use tch::{Kind, Tensor};
+
+use super::flat::{Layout, views};
+
+/// Readable weights.
+#[derive(Debug)]
+pub(super) struct Working {
+    /// In the order of [`Layout::parameters`].
+    pub(super) parameters: Vec<Tensor>,
+    /// All kernels in the working format, if it is not that of the masters.
+    cast: Option<Tensor>,
+    stale: bool,
+}
+
+impl Working {
+    /// Views of `masters`, kernels in `kind`.
+    pub(super) fn new(layout: &Layout, masters: &Tensor, kind: Kind) -> tch::Result<Self> {
+        let mut parameters = views(&layout.parameters, masters, 0)?;
+        let mut cast = None;
+        if kind != Kind::Float {
+            let buffer = Tensor::f_zeros([layout.kernels_len], (kind, masters.device()))?;
+            for (parameter, slot) in parameters.iter_mut().zip(&layout.parameters) {
+                if slot.is_kernel() {
+                    *parameter = slot.view(&buffer, 0)?.f_detach()?;
+                }
+            }
+            cast = Some(buffer);
+        }
+        Ok(Self { parameters, cast, stale: true })
+    }
+
+    /// Makes every parameter that is trained the start of a gradient.
+    pub(super) fn require_gradients(&self, layout: &Layout) -> tch::Result<()> {
+        for (parameter, slot) in self.parameters.iter().zip(&layout.parameters) {
+            if !slot.frozen {
+                let _ = parameter.f_set_requires_grad(true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The masters have changed.
+    pub(super) fn invalidate(&mut self) {
+        self.stale = true;
+    }
+
+    /// Brings the working copy up to date with `masters`.
+    pub(super) fn refresh(&mut self, masters: &Tensor) -> tch::Result<()> {
+        if let (true, Some(cast)) = (self.stale, &mut self.cast) {
+            let kernels = masters.f_narrow(0, 0, cast.size1()?)?;
+            cast.f_copy_(&kernels)?;
+        }
+        self.stale = false;
+        Ok(())
+    }
+}

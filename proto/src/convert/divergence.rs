@@ -1,0 +1,95 @@
+//! Training that goes wrong: diagnoses and rollbacks.
+
+use baton_job::{
+    Epoch, Generation, Step,
+    guard::{BatchMark, Diagnosis, Divergence},
+    message::Rollback,
+};
+
+use super::{Malformed, required};
+use crate::v1::{self, diagnosis::Divergence as WireDivergence};
+
+impl From<BatchMark> for v1::BatchMark {
+    fn from(BatchMark { epoch, cursor }: BatchMark) -> Self {
+        Self { epoch: epoch.0, cursor }
+    }
+}
+
+impl From<v1::BatchMark> for BatchMark {
+    fn from(v1::BatchMark { epoch, cursor }: v1::BatchMark) -> Self {
+        Self { epoch: Epoch(epoch), cursor }
+    }
+}
+
+impl From<Rollback> for v1::Rollback {
+    fn from(Rollback { generation, before, skip }: Rollback) -> Self {
+        Self { generation: generation.0, before: before.0, skip: skip.map(Into::into) }
+    }
+}
+
+impl From<v1::Rollback> for Rollback {
+    fn from(v1::Rollback { generation, before, skip }: v1::Rollback) -> Self {
+        let skip = skip.map(Into::into);
+        Self { generation: Generation(generation), before: Step(before), skip }
+    }
+}
+
+impl From<Diagnosis> for v1::Diagnosis {
+    fn from(diagnosis: Diagnosis) -> Self {
+        // JSON, which carries the rest of the way, has no infinity: absent means the same on both.
+        let finite = |number: Option<f64>| number.filter(|number| number.is_finite());
+        Self {
+            divergence: Some(diagnosis.divergence.into()),
+            step: diagnosis.step.0,
+            batch: Some(diagnosis.batch.into()),
+            lr: diagnosis.lr,
+            loss: finite(diagnosis.loss),
+            gradient_norm: finite(diagnosis.gradient_norm),
+            samples: diagnosis.samples,
+        }
+    }
+}
+
+impl TryFrom<v1::Diagnosis> for Diagnosis {
+    type Error = Malformed;
+
+    fn try_from(wire: v1::Diagnosis) -> Result<Self, Malformed> {
+        Ok(Self {
+            divergence: required("Diagnosis", "divergence", wire.divergence)?.into(),
+            step: Step(wire.step),
+            batch: required("Diagnosis", "batch", wire.batch)?.into(),
+            lr: wire.lr,
+            loss: wire.loss,
+            gradient_norm: wire.gradient_norm,
+            samples: wire.samples,
+        })
+    }
+}
+
+impl From<Divergence> for WireDivergence {
+    fn from(divergence: Divergence) -> Self {
+        match divergence {
+            Divergence::LossNotFinite => Self::LossNotFinite(v1::Empty {}),
+            Divergence::GradientNotFinite => Self::GradientNotFinite(v1::Empty {}),
+            Divergence::LossRose { mean, bound } => Self::LossRose(v1::LossRose { mean, bound }),
+            Divergence::AccuracyCollapsed { score, best } => {
+                Self::AccuracyCollapsed(v1::AccuracyCollapsed { score, best })
+            }
+        }
+    }
+}
+
+impl From<WireDivergence> for Divergence {
+    fn from(divergence: WireDivergence) -> Self {
+        match divergence {
+            WireDivergence::LossNotFinite(v1::Empty {}) => Self::LossNotFinite,
+            WireDivergence::GradientNotFinite(v1::Empty {}) => Self::GradientNotFinite,
+            WireDivergence::LossRose(v1::LossRose { mean, bound }) => {
+                Self::LossRose { mean, bound }
+            }
+            WireDivergence::AccuracyCollapsed(v1::AccuracyCollapsed { score, best }) => {
+                Self::AccuracyCollapsed { score, best }
+            }
+        }
+    }
+}

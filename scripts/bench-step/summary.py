@@ -1,0 +1,61 @@
+"""Sums up what scripts/bench-step/run.sh measured: medians over the rounds, and their ratios."""
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+
+# How many times faster than the better of torch's two formats, or what share of torch's value.
+AIMS = {
+    "step64_ratio": (1.15, "at least"),
+    "step128_ratio": (1.15, "at least"),
+    "optimizer_ratio": (0.5, "at most"),
+    "memory_ratio": (1.0, "at most"),
+}
+
+
+def median(folder, rounds, name, key):
+    values = [
+        json.loads((folder / f"{name}-{number}.json").read_text())[key]
+        for number in range(1, rounds + 1)
+    ]
+    spread = f"{min(values):.4g} to {max(values):.4g}"
+    print(f"  {name:24} {key:18} {statistics.median(values):10.4f}  ({spread})")
+    return statistics.median(values)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, required=True)
+    arguments = parser.parse_args()
+
+    def value(name, key):
+        return median(arguments.folder, arguments.rounds, name, key)
+
+    print("seconds per step; MiB; medians over the rounds (lowest to highest)")
+    results = {}
+    memory = []
+    for side in [64, 128]:
+        baton = value(f"{side}-plain-baton", "step_seconds")
+        formats = [f"{side}-plain-torch_{format}" for format in ["nhwc", "nchw"]]
+        best = min(formats, key=lambda name: value(name, "step_seconds"))
+        results[f"step{side}_ratio"] = value(best, "step_seconds") / baton
+        # Of the faster format, as nobody would run the other.
+        memory.append(value(f"{side}-plain-baton", "peak_mib") / value(best, "peak_mib"))
+    kinds = [f"64-full-torch_{kind}" for kind in ["foreach", "fused", "loop"]]
+    quickest = min(value(name, "optimizer_seconds") for name in kinds)
+    results["optimizer_ratio"] = value("64-full-baton", "optimizer_seconds") / quickest
+    results["memory_ratio"] = max(memory)
+
+    loads = [(arguments.folder / f"load_{when}").read_text().strip() for when in ["before", "after"]]
+    print(f"load average {loads[0]} before, {loads[1]} after")
+    for name, (aim, bound) in AIMS.items():
+        met = results[name] >= aim if bound == "at least" else results[name] <= aim
+        print(f"{name}: {results[name]:.3f}, aim {bound} {aim}: {'met' if met else 'MISSED'}")
+    print("RESULT " + json.dumps({name: round(ratio, 3) for name, ratio in results.items()}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

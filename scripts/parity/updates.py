@@ -1,0 +1,140 @@
+"""Two optimizer updates with the same gradient and different rates: every weight after them, and the
+moving average of every weight.
+
+References: torch.optim, torch.nn.utils.clip_grad_norm_, torch.optim.swa_utils; LARS is written out.
+"""
+
+import torch
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from cases import errors, load, normalised, save, worst, write_recipe
+from models import LABEL_SMOOTHING, image_batch, smoothed
+from networks import FORMATS, NETWORKS, without_special_values
+
+TOLERANCE = 1e-6
+# The second update shows the moments, and on which side of them the rate is.
+RATES = [1.0, 0.5]
+# Large decay, so that an error in it shows in the updated weights.
+WEIGHT_DECAY, MOMENTUM, TRUST, EPS = 0.1, 0.9, 0.02, 1e-8
+# Well below the norm of the gradient.
+CLIP = 0.1
+DECAY = 0.9
+
+
+class Lars(torch.optim.Optimizer):
+    """You et al. 2017 (arXiv 1708.03888), equations 5 and 6 in the form of torch's SGD: the velocity
+    is without the global rate. The paper's is with it; at a constant rate both are the same."""
+
+    def __init__(self, groups, lr):
+        super().__init__(groups, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient, decay = parameter.grad, group["weight_decay"]
+                local = 1.0
+                if parameter.ndim > 1:
+                    # torch's own sum of a million squares in float32 is off by 3e-5.
+                    norm, gradient_norm = (x.double().norm().item() for x in (parameter, gradient))
+                    local = TRUST * norm / (gradient_norm + decay * norm + EPS)
+                state = self.state[parameter]
+                velocity = state.get("velocity", torch.zeros_like(parameter))
+                state["velocity"] = MOMENTUM * velocity + local * (gradient + decay * parameter)
+                parameter -= group["lr"] * state["velocity"]
+
+
+SGD = {"kind": "sgd", "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
+ADAMW = {"kind": "adamw", "weight_decay": WEIGHT_DECAY}
+LARS = {"kind": "lars", "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY, "trust_coefficient": TRUST}
+
+
+def sgd(groups, lr):
+    return torch.optim.SGD(groups, lr=lr, momentum=MOMENTUM)
+
+
+def nesterov(groups, lr):
+    return torch.optim.SGD(groups, lr=lr, momentum=MOMENTUM, nesterov=True)
+
+
+# Rate, sections of the recipe, and torch's rule.
+RULES = {
+    "sgd": (0.1, {"optimizer": SGD}, sgd),
+    "decay all": (0.1, {"optimizer": {**SGD, "decay_norm_and_bias": True}}, sgd),
+    "nesterov": (0.1, {"optimizer": {**SGD, "nesterov": True}}, nesterov),
+    "adamw": (0.01, {"optimizer": ADAMW}, torch.optim.AdamW),
+    "lars": (1.0, {"optimizer": LARS}, Lars),
+    "clipped": (0.5, {"optimizer": SGD, "train": {"clip_grad_norm": CLIP}}, sgd),
+    "averaged": (0.1, {"optimizer": SGD, "ema": {"decay": DECAY}}, sgd),
+}
+NETWORK = NETWORKS["resnet18"]
+
+
+def groups_of(model, decay_all):
+    """The two decay groups of a recipe."""
+    return [
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+        {
+            "params": [p for p in model.parameters() if p.ndim == 1],
+            "weight_decay": WEIGHT_DECAY if decay_all else 0.0,
+        },
+    ]
+
+
+def results(model, gradients, lr, sections, rule):
+    """Updates a model twice."""
+    decay_all = sections["optimizer"].get("decay_norm_and_bias", False)
+    optimizer = rule(groups_of(model, decay_all), lr)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    for factor in RATES:
+        for parameter, gradient in zip(model.parameters(), gradients):
+            parameter.grad = gradient.clone()
+        if "train" in sections:
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            assert norm > 2 * CLIP, norm
+        for group in optimizer.param_groups:
+            group["lr"] = factor * lr
+        optimizer.step()
+        average.update_parameters(model)
+    out = {f"weights/{key}": parameter.detach() for key, parameter in model.named_parameters()}
+    if "ema" in sections:
+        for key, parameter in average.module.named_parameters():
+            out[f"average/{key}"] = parameter.detach()
+    return out
+
+
+def reference(folder):
+    case = folder / NETWORK.arch
+    weights, batch = without_special_values(NETWORK.build("nchw")), image_batch(NETWORK)
+    save(weights, case / "weights.safetensors")
+    save(batch, case / "batches.safetensors")
+    for label, memory_format in FORMATS.items():
+        model = NETWORK.build(label)
+        model.load_state_dict(weights)
+        images = normalised(batch["inputs"][0], memory_format)
+        smoothed(batch["labels"][0])(model(images)).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        for kind, (lr, sections, rule) in RULES.items():
+            model.load_state_dict(weights)
+            found = results(model, gradients, lr, sections, rule)
+            save(found, case / f"torch-{kind}-{label}.safetensors")
+            write_recipe(
+                case / f"{kind}-{label}.toml",
+                **sections,
+                model=NETWORK.recipe(label),
+                loss={"label_smoothing": LABEL_SMOOTHING},
+                schedule={"kind": "constant", "lr": lr},
+            )
+
+
+def compare(folder, table):
+    for kind in RULES:
+        for label in FORMATS:
+            found, expected = (
+                load(folder / NETWORK.arch / f"{side}-{kind}-{label}.safetensors")
+                for side in ["baton", "torch"]
+            )
+            # Averages of running statistics: curves.py.
+            found = {key: found[key] for key in found if "running_" not in key}
+            for result, tensors in errors(found, expected).items():
+                table.row(f"{kind} {label}", result, worst(tensors)[0], TOLERANCE, worst(tensors)[1])

@@ -1,0 +1,240 @@
+//! Every part of a recipe at once, from file to checkpoint; and training that goes wrong.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a failed test may say so loudly"
+)]
+
+use std::path::Path;
+
+use baton_data::write::{Array, Field, Kind, Value, Writer};
+use baton_proto::v1::watch_events_response::Kind as Event;
+use baton_tests::{Cluster, kill};
+
+/// A ResNet with all that changes what it computes.
+fn everything(few: &str) -> Cluster {
+    [
+        "model={ arch='resnet18', num_classes=10, blur_pool=true, zero_init_gamma=true }",
+        "augment={ mixup_alpha=0.4, cutmix_probability=0.5, crop_scale=[0.5, 1.0] }",
+        "train={ epochs=3, global_batch=32, resolution=32, virtual_ranks=2, grad_accumulation=2, \
+         clip_grad_norm=0.5, recompute=['layer1', 'layer3'], \
+         phases=[{ from_epoch=1, resolution=64, global_batch=16, ramp_epochs=1 }] }",
+        "optimizer={ kind='adamw', weight_decay=0.05 }",
+        "schedule={ kind='one_cycle', peak_lr=2e-3 }",
+        "loss.label_smoothing=0.1",
+        "precision.compute=bf16",
+        "ema={ decay=0.9, every_steps=2 }",
+        "evaluation={ every_epochs=1, flip=true, subset=0.5, batch=18, resolution=32 }",
+        "checkpoint={ every_epochs=1, every_steps=2 }",
+    ]
+    .into_iter()
+    .fold(on(few), |cluster, entry| cluster.set(entry))
+}
+
+fn on(few: &str) -> Cluster {
+    Cluster::new().set(&format!("data.train={few}")).set(&format!("data.val={few}"))
+}
+
+/// The first digits as a set of their own: a ResNet takes a second for what the whole story needs.
+fn few_digits(folder: &Path, samples: u64) -> String {
+    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits/digits-train.beton");
+    let beton = baton_data::Beton::open(digits).unwrap();
+    let images = beton.image_column("image").unwrap();
+    let labels = beton.int_column("label").unwrap();
+    let fields = [Field::new("image", Kind::RgbImage), Field::new("label", Kind::Int)];
+    let path = folder.join("few.beton");
+    let page = baton_data::write::FFCV_LEAST_PAGE_BYTES;
+    let mut writer = Writer::create(&path, fields.to_vec(), samples, page).unwrap();
+    for sample in 0..samples {
+        let mut buffer = Vec::new();
+        let image = beton.image(&images, sample, &mut buffer).unwrap();
+        let (mode, width, height, bytes) = (image.mode, image.width, image.height, image.bytes);
+        let label = Value::Int(beton.int(&labels, sample).unwrap());
+        writer.push(&[Value::Image { mode, width, height, bytes }, label]).unwrap();
+    }
+    writer.finish().unwrap();
+    path.display().to_string()
+}
+
+#[tokio::test]
+async fn with_every_option_on_ranks_kills_and_resumes_change_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let few = few_digits(folder.path(), 64);
+    let one = everything(&few).run_to_the_end(1).await;
+    let names: Vec<&str> = one.iter().map(|(name, _)| name.as_str()).collect();
+    for region in ["weights", "exp_avg", "ema", "bn_running_ema"] {
+        assert!(names.contains(&region), "{names:?}");
+    }
+
+    let mut killed = everything(&few);
+    killed.start_coordinator(&[]).await;
+    killed.start_agent("node", 2);
+    let mut events = killed.events().await;
+    events.saved_at(2).await;
+    kill(killed.rank_pids(0)[1]);
+    events.next_of(Event::RankFailed).await;
+    // And then everybody, in another phase.
+    events.saved_at(8).await;
+    killed.kill_coordinator().await;
+    killed.kill_agent(0).await;
+    assert!(killed.run_to_the_end(1).await == one, "two ranks or a kill changed bits");
+}
+
+/// Four updates: fp16 has no fast convolutions on CPUs.
+#[tokio::test]
+async fn the_loss_scale_and_what_it_left_out_survive_a_kill() {
+    let folder = tempfile::tempdir().unwrap();
+    let few = few_digits(folder.path(), 16);
+    let scaling = || {
+        [
+            "model={ arch='resnet18', num_classes=10 }",
+            "train={ epochs=2, global_batch=8, resolution=32, virtual_ranks=2 }",
+            "augment={}",
+            "precision={ compute='fp16', loss_scale={ initial=1e30, backoff=1e-27 } }",
+            "evaluation={ every_epochs=2, resolution=32, batch=16 }",
+            "checkpoint={ every_epochs=0, every_steps=1 }",
+        ]
+        .into_iter()
+        .fold(on(&few), |cluster, entry| cluster.set(entry))
+    };
+    let one = scaling().run_to_the_end(1).await;
+    let (_, scale) = one.iter().find(|(name, _)| name == "loss_scale").unwrap();
+    // One update overflowed, three did not.
+    assert_eq!(scale[1..], [3.0, 1.0]);
+    assert!((scale[0] / 1e3 - 1.0).abs() < 1e-6, "{scale:?}");
+
+    let mut killed = scaling();
+    killed.start_coordinator(&[]).await;
+    killed.start_agent("node", 2);
+    let mut events = killed.events().await;
+    events.saved_at(2).await;
+    killed.kill_coordinator().await;
+    killed.kill_agent(0).await;
+    assert!(killed.run_to_the_end(1).await == one);
+}
+
+/// Arrays of eight values with the class in the first; the values of one are so large that its update
+/// spoils the weights.
+fn poisoned_arrays(path: &Path, samples: u64, poison: Option<u64>) {
+    let array = Array { dtype: "<f4".to_owned(), shape: vec![8] };
+    let fields = [Field::new("array", Kind::NdArray(array)), Field::new("label", Kind::Int)];
+    let page = baton_data::write::FFCV_LEAST_PAGE_BYTES;
+    let mut writer = Writer::create(path, fields.to_vec(), samples, page).unwrap();
+    for sample in 0..samples {
+        let class = (sample * 7 % 10) as i64;
+        let mut values = [0.1_f32; 8];
+        values[0] = class as f32;
+        if poison == Some(sample) {
+            values = [1e30; 8];
+        }
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        writer.push(&[Value::Array(&bytes), Value::Int(class)]).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+fn on_poison(folder: &Path) -> Cluster {
+    let (train, val) = (folder.join("train.beton"), folder.join("val.beton"));
+    poisoned_arrays(&train, 640, Some(200));
+    poisoned_arrays(&val, 100, None);
+    Cluster::new()
+        .set(&format!("data.train={}", train.display()))
+        .set(&format!("data.val={}", val.display()))
+        .set("data.input_field=array")
+        .set("train.epochs=3")
+        .set("guard.window=2")
+        .set("augment={}")
+}
+
+#[tokio::test]
+async fn a_poisoned_batch_is_found_named_and_left_out_with_the_same_bits_on_any_number_of_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let skipping = || on_poison(folder.path()).set("guard.remedy=skip_batch");
+    let mut first = skipping();
+    let one = first.run_to_the_end(1).await;
+    let harmless = one.iter().all(|(_, values)| values.iter().all(|value| value.abs() < 1e6));
+    assert!(harmless, "{}", first.log("coordinator"));
+
+    let mut three = skipping();
+    three.start_coordinator(&[]).await;
+    three.start_agent("node", 3);
+    let mut events = three.events().await;
+    let told = events.next_of(Event::Diverged).await;
+    for part in ["mean loss rose", "samples", "without that batch and the one before it"] {
+        assert!(told.message.contains(part), "{}", told.message);
+    }
+    let (coordinator, _) = three.finish().await;
+    assert!(coordinator.success(), "{}", three.log("coordinator"));
+    assert!(three.newest_state() == one);
+}
+
+#[tokio::test]
+async fn a_divergence_that_nothing_cures_ends_the_job_with_diagnosis_and_advice() {
+    let folder = tempfile::tempdir().unwrap();
+    // A rate of a half does not help against a sample of 1e30.
+    let mut cluster = on_poison(folder.path()).set("guard.max_rollbacks=2");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let (coordinator, _) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(2), "{}", cluster.log("coordinator"));
+    let log = cluster.log("coordinator");
+    assert!(log.contains("mean loss rose") && log.contains("train.clip_grad_norm"), "{log}");
+    let written: Vec<String> = std::fs::read_dir(cluster.run_dir())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("diagnosis-") && name.ends_with(".json"))
+        .collect();
+    assert_eq!(written.len(), 3, "{written:?}");
+}
+
+#[tokio::test]
+async fn a_rate_that_explodes_is_lowered_and_training_completes() {
+    let exploding = || {
+        Cluster::new()
+            .set("train.epochs=4")
+            .set("schedule={kind='piecewise_linear', points=[[0.0, 0.1], [2.0, 0.1], [2.1, 1e37], [4.0, 1e37]]}")
+            .set("guard.lr_factor=1e-37")
+    };
+    let one = exploding().run_to_the_end(1).await;
+    let mut killed = exploding();
+    killed.start_coordinator(&[]).await;
+    killed.start_agent("node", 2);
+    let mut events = killed.events().await;
+    events.next_of(Event::Diverged).await;
+    let started = events.next_of(Event::TrainingStarted).await;
+    assert!(started.message.contains("from checkpoint"), "{}", started.message);
+    // What rank 1 had before counts no more; what it has since does.
+    let step = killed.status().await.latest.map_or(0, |step| step.step);
+    events.saved_at(step + 7).await;
+    kill(killed.rank_pids(0)[1]);
+    let (coordinator, _) = killed.finish().await;
+    assert!(coordinator.success(), "{}", killed.log("coordinator"));
+    assert!(killed.newest_state() == one);
+}
+
+#[tokio::test]
+async fn a_target_completes_the_job_early_with_everything_saved() {
+    let mut cluster = Cluster::new().set("train.epochs=500").set("limits.target_top1=0.8");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    let told = events.next_of(Event::EndsEarly).await;
+    assert!(told.message.contains("target_top1 = 0.8"), "{}", told.message);
+    let (coordinator, agents) = cluster.finish().await;
+    assert!(coordinator.success() && agents[0].success(), "{}", cluster.log("coordinator"));
+    assert!(!cluster.newest_state().is_empty());
+}
+
+#[tokio::test]
+async fn a_spent_budget_saves_and_stops_with_a_code_of_its_own() {
+    let mut cluster = Cluster::new()
+        .set("train.epochs=100000")
+        .set("limits={ max_dollars=0.01, dollars_per_hour=20.0 }");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let (coordinator, _) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(4), "{}", cluster.log("coordinator"));
+    assert!(!cluster.newest_state().is_empty());
+}

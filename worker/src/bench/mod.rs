@@ -1,0 +1,232 @@
+//! `baton-worker bench`: seconds per training step on made-up inputs, without loader and coordinator.
+//!
+//! With several ranks this process starts itself once per rank; they meet and exchange gradients as
+//! ranks of a job do.
+
+mod ranks;
+
+use std::time::Instant;
+
+use baton_collectives::{Collective, Part, local, tree::Fold};
+use baton_data::{Batch, InputType};
+use baton_job::{
+    JobSpec, Step,
+    exit::{Class, Failure},
+    ids::LocalRank,
+    plan::virtual_block,
+};
+use baton_trainer::{
+    Error, Leaf, Learner, Update,
+    torch::{self, TorchLearner},
+};
+use serde::{Deserialize, Serialize};
+
+/// Measure seconds per training step on made-up images.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Network.
+    #[arg(long, default_value = "resnet50")]
+    arch: String,
+    /// Side of the images in pixels.
+    #[arg(long, value_name = "PIXELS", default_value_t = 64)]
+    resolution: u32,
+    /// Images per step and rank.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    batch: u32,
+    /// Steps measured, after two that are not.
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    steps: u32,
+    /// Processes that add up their gradients; a power of two.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    ranks: u32,
+    /// libtorch threads per rank.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: u32,
+    /// Keep activations in NCHW order.
+    #[arg(long)]
+    channels_first: bool,
+    /// cpu, cuda or auto.
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Change one value of the made-up recipe, e.g. --set precision.compute=bf16. May be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Be this rank of several; started by the bench itself.
+    #[arg(long, hide = true)]
+    rank: Option<u32>,
+}
+
+/// What one rank measured.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Measured {
+    /// Median over the steps.
+    step_seconds: f64,
+    best_step_seconds: f64,
+    /// Of that for adding up gradients, waiting for the others included.
+    all_reduce_seconds: f64,
+    /// Of that for norm, clipping, update and average.
+    optimizer_seconds: f64,
+    /// Most memory this process had, in MiB.
+    peak_mib: f64,
+}
+
+/// Measures and prints.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let spec = made_up_recipe(args)?;
+    if let Some(rank) = args.rank {
+        return ranks::be_one(args, &spec, rank);
+    }
+    let all = match args.ranks {
+        1 => {
+            let alone = local::group(1, ranks::PATIENCE).into_iter().next();
+            let mut alone = alone.ok_or_else(|| crash("no group of one"))?;
+            vec![measure(args, &spec, &mut alone)?]
+        }
+        _ => ranks::start_all(args)?,
+    };
+    print(args, &all);
+    Ok(())
+}
+
+/// Makes steps as the step loop does and takes the time.
+fn measure(
+    args: &Args,
+    spec: &JobSpec,
+    collective: &mut dyn Collective,
+) -> Result<Measured, Failure> {
+    let device = torch::device::open(spec, LocalRank(collective.rank().0)).map_err(failure)?;
+    let mut learner = TorchLearner::new(spec, &InputType::Image, device).map_err(failure)?;
+    let batch = made_up_batch(args.batch, args.resolution);
+    let scale = 1.0 / spec.train.global_batch as f32;
+    let block = virtual_block(spec.train.virtual_ranks, collective.rank(), args.ranks);
+    let mut fold = Fold::new(block.start);
+    let (mut steps, mut reduces, mut updates) = (Vec::new(), Vec::new(), Vec::new());
+    for step in 0..args.steps + 2 {
+        let start = Instant::now();
+        let mut leaf = match fold.take_buffer() {
+            Some(leaf) => leaf,
+            None => learner.new_leaf().map_err(failure)?,
+        };
+        learner.gradient(&batch, scale, &mut leaf).map_err(failure)?;
+        fold.push(leaf, |sum, leaf| sum.add(leaf)).map_err(failure)?;
+        let reduce = Instant::now();
+        let mut sums = fold.finish();
+        let mut parts: Vec<Part<'_>> = sums
+            .iter_mut()
+            .map(|(node, leaf)| Part { node: *node, buffer: leaf.buffer() })
+            .collect();
+        collective
+            .all_reduce(spec.train.virtual_ranks, &mut parts)
+            .map_err(|error| crash(error.to_string()))?;
+        let update = Instant::now();
+        for (_, mut leaf) in sums {
+            learner.measure(&mut leaf).map_err(failure)?;
+            let (step, micro_batches) = (Step(u64::from(step)), args.ranks);
+            learner.update(&mut leaf, &Update { step, lr: 0.1, micro_batches }).map_err(failure)?;
+            // A GPU has finished everything before this answer.
+            leaf.tail().map_err(failure)?;
+            fold.recycle(leaf);
+        }
+        steps.push(start.elapsed().as_secs_f64());
+        reduces.push((update - reduce).as_secs_f64());
+        updates.push(update.elapsed().as_secs_f64());
+    }
+    Ok(Measured {
+        step_seconds: median(&mut steps),
+        best_step_seconds: steps.first().copied().unwrap_or_default(),
+        all_reduce_seconds: median(&mut reduces),
+        optimizer_seconds: median(&mut updates),
+        peak_mib: peak_mib(),
+    })
+}
+
+/// Of all but the first two; leaves those that count in rising order.
+fn median(seconds: &mut Vec<f64>) -> f64 {
+    seconds.drain(..2);
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied().unwrap_or_default()
+}
+
+/// `VmHWM` of `proc_pid_status(5)`.
+fn peak_mib() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    kib.unwrap_or_default() / 1024.0
+}
+
+fn made_up_recipe(args: &Args) -> Result<JobSpec, Failure> {
+    let text = format!(
+        r#"
+        name = "bench"
+        model = {{ arch = "{}", num_classes = 1000, channels_last = {} }}
+        data = {{ train = "none", val = "none" }}
+        train = {{ epochs = 1, global_batch = {}, resolution = {}, virtual_ranks = {} }}
+        optimizer = {{ kind = "sgd", momentum = 0.9, weight_decay = 1e-4 }}
+        schedule = {{ kind = "constant", lr = 0.1 }}
+        loss = {{ label_smoothing = 0.1 }}
+        cluster = {{ device = "{}", threads_per_rank = {} }}
+        "#,
+        args.arch,
+        !args.channels_first,
+        args.batch * args.ranks,
+        args.resolution,
+        args.ranks,
+        args.device,
+        args.threads
+    );
+    JobSpec::from_toml(&text, &args.overrides)
+        .map_err(|error| Failure { class: Class::BadInput, message: error.to_string() })
+}
+
+/// Images and labels that differ from each other and are the same every time.
+pub(crate) fn made_up_batch(samples: u32, resolution: u32) -> Batch {
+    let pixels = samples * resolution * resolution * 3;
+    let pixels: Vec<u8> =
+        (0..pixels).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let labels = (0..i64::from(samples)).map(|i| i * 7 % 10).collect();
+    Batch::of_images(&pixels, resolution, labels, (0..u64::from(samples)).collect())
+}
+
+/// Ranks wait for each other in every step: the slowest one's numbers are the job's.
+#[allow(clippy::print_stdout, reason = "the result is this command's output")]
+fn print(args: &Args, all: &[Measured]) {
+    let most = |value: fn(&Measured) -> f64| all.iter().map(value).fold(0.0, f64::max);
+    let worst = Measured {
+        step_seconds: most(|m| m.step_seconds),
+        best_step_seconds: most(|m| m.best_step_seconds),
+        all_reduce_seconds: most(|m| m.all_reduce_seconds),
+        optimizer_seconds: most(|m| m.optimizer_seconds),
+        peak_mib: most(|m| m.peak_mib),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string(&worst).unwrap_or_default());
+        return;
+    }
+    let images = f64::from(args.batch * args.ranks);
+    println!(
+        "{} at {} px, {} ranks x batch {}: {:.4} s per step (median; best {:.4}), {:.1} images/s; \
+         adding up {:.4} s, optimizer {:.4} s, {:.0} MiB per rank",
+        args.arch,
+        args.resolution,
+        args.ranks,
+        args.batch,
+        worst.step_seconds,
+        worst.best_step_seconds,
+        images / worst.step_seconds,
+        worst.all_reduce_seconds,
+        worst.optimizer_seconds,
+        worst.peak_mib
+    );
+}
+
+fn failure(error: baton_trainer::learner::Error) -> Failure {
+    Error::from(error).failure()
+}
+
+fn crash(message: impl Into<String>) -> Failure {
+    Failure { class: Class::Crash, message: message.into() }
+}
