@@ -3,7 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use baton_checkpoint::{EntryState, Manifest, Store, export};
+use baton_checkpoint::{
+    EntryState, Manifest, Store,
+    export::{self, Weights},
+};
 use baton_collectives::local;
 use baton_data::{Batch, Dataset, Loader, Options, Request, Source, View};
 use baton_job::{Generation, JobId, JobSpec, exit::Outcome, message::Restore, progress::Accuracy};
@@ -27,9 +30,10 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
 
     let manifest = newest(&location)?;
     let store = Store::open_existing(&location)?;
-    export::safetensors(&store, &manifest, &case.folder.join("raw.safetensors"))?;
-    let averaged = of_averages(&manifest);
-    export::safetensors(&store, &averaged, &case.folder.join("averaged.safetensors"))?;
+    for (name, weights) in [("raw", Weights::Raw), ("averaged", Weights::Averaged)] {
+        let out = case.folder.join(format!("{name}.safetensors"));
+        export::safetensors(&store, &manifest, weights, &out)?;
+    }
 
     let batch = validation_set(&case.spec)?;
     let (pixels, side) = batch.images().ok_or("the digits are no images")?;
@@ -79,15 +83,6 @@ fn newest(location: &str) -> Result<Manifest> {
         Some(EntryState::Whole(manifest)) => Ok(*manifest),
         other => Err(format!("the job left {other:?}").into()),
     }
-}
-
-/// The same checkpoint with the averages for its tensors.
-fn of_averages(manifest: &Manifest) -> Manifest {
-    let mut averaged = manifest.clone();
-    for tensor in &mut averaged.tensors {
-        tensor.region = averages_of(&tensor.region).to_owned();
-    }
-    averaged
 }
 
 /// Overwrites what is trained with the averages.

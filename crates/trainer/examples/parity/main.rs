@@ -16,8 +16,11 @@ use baton_trainer::torch::device;
 
 use self::case::{Case, Named, Result};
 
+/// Computes what one part of parity.py compares.
+type Part = fn(&Case) -> Result<Named>;
+
 /// The parts by the names of their folders.
-const PARTS: [(&str, fn(&Case) -> Result<Named>); 6] = [
+const PARTS: [(&str, Part); 6] = [
     ("models", models::results),
     ("updates", updates::results),
     ("curves", curves::results),
