@@ -4,6 +4,7 @@ Baton's view of a folder is in crates/trainer/examples/parity/case.rs.
 """
 
 import json
+import math
 import sys
 
 import torch
@@ -33,7 +34,8 @@ def write_recipe(path, **sections):
     for name in ["model", "train"]:
         merged[name] = {**NEEDED[name], **sections.get(name, {})}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(['name = "parity"', *(f"{k} = {toml(v)}" for k, v in merged.items())]))
+    lines = [f"{name} = {toml(section)}" for name, section in merged.items()]
+    path.write_text("\n".join(['name = "parity"', *lines]))
 
 
 def save(tensors, path):
@@ -73,15 +75,15 @@ def errors(found, expected):
 
 
 def worst(tensors):
-    """The largest error and its tensor; NaN is the largest of all, which `max` may overlook."""
-    name = max(tensors, key=lambda name: float("inf") if tensors[name] != tensors[name] else tensors[name])
+    """The largest error and its tensor. NaN is the largest of all, which `max` need not notice."""
+    name = max(tensors, key=lambda name: (math.isnan(tensors[name]), tensors[name]))
     return tensors[name], name
 
 
 class Table:
     def __init__(self):
         self.part, self.failures, self.rows = "", 0, 0
-        print(f"{'part':9} {'case':22} {'result':19} {'found':>8} {'at most':>8}")
+        print(f"{'part':9} {'case':23} {'result':19} {'found':>8} {'at most':>8}")
 
     def row(self, case, result, found, most, note=""):
         """Passes if `found` is at most `most`."""
@@ -90,7 +92,7 @@ class Table:
         self.failures += not good
         numbers = " ".join(f"{n:8.1e}" if isinstance(n, float) else f"{n:8}" for n in (found, most))
         mark = "" if good else "FAILED "
-        print(f"{self.part:9} {case:22} {result:19} {numbers}  {mark}{note}".rstrip())
+        print(f"{self.part:9} {case:23} {result:19} {numbers}  {mark}{note}".rstrip())
 
     def end(self):
         good = self.rows > 0 and self.failures == 0

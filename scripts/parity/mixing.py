@@ -63,20 +63,19 @@ def reference(folder):
 
 def compare(folder, table):
     case = folder / NETWORK.arch
-    batches = load(case / "batches.safetensors")
+    batches, weights = load(case / "batches.safetensors"), load(case / "weights.safetensors")
     for kind in KINDS:
-        for label, memory_format in FORMATS.items():
+        for label in FORMATS:
             model = NETWORK.build(label)
-            model.load_state_dict(load(case / "weights.safetensors"))
+            model.load_state_dict(weights)
             results = load(case / f"baton-{kind}-{label}.safetensors")
-            for number in range(BATCHES):
-                found = {key.partition("/")[0]: results[key] for key in results if key.endswith(f"/{number}")}
-                images = normalised(batches["inputs"][number], memory_format)
-                mixed, targets = MIXERS[kind](found)(images, batches["labels"][number])
+            for number, (pixels, labels) in enumerate(zip(batches["inputs"], batches["labels"])):
+                names = [name for name in results if name.endswith(f"/{number}")]
+                found = {name.partition("/")[0]: results[name] for name in names}
+                images, targets = MIXERS[kind](found)(normalised(pixels, FORMATS[label]), labels)
                 with torch.no_grad():
-                    loss = functional.cross_entropy(
-                        model.train()(mixed), targets, label_smoothing=LABEL_SMOOTHING
-                    )
+                    logits = model.train()(images)
+                loss = functional.cross_entropy(logits, targets, label_smoothing=LABEL_SMOOTHING)
                 where, note = f"{kind} {label} {number}", f"lambda {found['lambda'].item():.3f}"
-                table.row(where, "images", error(found["images"], mixed), TOLERANCE, note)
+                table.row(where, "images", error(found["images"], images), TOLERANCE, note)
                 table.row(where, "loss", error(found["loss"], loss), TOLERANCE)

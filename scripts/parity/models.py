@@ -49,8 +49,9 @@ def smoothed(labels):
 
 
 def image_batch(network):
+    side = network.side
     return {
-        "inputs": torch.randint(0, 256, (1, SAMPLES, network.side, network.side, 3), dtype=torch.uint8),
+        "inputs": torch.randint(0, 256, (1, SAMPLES, side, side, 3), dtype=torch.uint8),
         "labels": torch.randint(0, CLASSES, (1, SAMPLES)),
     }
 
@@ -69,23 +70,24 @@ def reference(folder):
             results = pass_of(network.build(label), weights, images, loss)
             save(results, case / f"torch-{label}.safetensors")
             if label == "nhwc":
-                results = pass_of(network.build(label, "torchvision"), weights, images, loss)
-                save(results, case / "torch-own.safetensors")
+                own = pass_of(network.build(label, "torchvision"), weights, images, loss)
+                save(own, case / "torch-own.safetensors")
     reference_signals(folder / SIGNAL)
 
 
 def reference_signals(case):
     weights = without_special_values(ResNet1d(CHANNELS, OUTPUTS))
-    inputs = torch.randn(SAMPLES, CHANNELS, LENGTH)
-    targets = torch.randn(SAMPLES, OUTPUTS)
+    inputs, targets = torch.randn(SAMPLES, CHANNELS, LENGTH), torch.randn(SAMPLES, OUTPUTS)
     save(weights, case / "weights.safetensors")
     save({"inputs": inputs[None], "targets": targets[None]}, case / "batches.safetensors")
-    for kind, function in REGRESSIONS.items():
-        loss = {"kind": kind, "huber_delta": HUBER_DELTA}
-        write_recipe(case / f"{kind}.toml", model={"arch": SIGNAL, "num_classes": OUTPUTS}, loss=loss)
-        results = pass_of(
-            ResNet1d(CHANNELS, OUTPUTS), weights, inputs, lambda outputs: function(outputs, targets)
+    for kind, loss in REGRESSIONS.items():
+        write_recipe(
+            case / f"{kind}.toml",
+            model={"arch": SIGNAL, "num_classes": OUTPUTS},
+            loss={"kind": kind, "huber_delta": HUBER_DELTA},
         )
+        model = ResNet1d(CHANNELS, OUTPUTS)
+        results = pass_of(model, weights, inputs, lambda outputs: loss(outputs, targets))
         save(results, case / f"torch-{kind}.safetensors")
 
 

@@ -42,7 +42,7 @@ class Network:
         return model.to(memory_format=FORMATS[label])
 
 
-# In evaluation mode a deep network's numbers explode with random statistics, hence small images.
+# Small images for the deep ones, which take longest.
 NETWORKS = {
     "resnet18": Network("resnet18", 96),
     "resnet34": Network("resnet34", 96),

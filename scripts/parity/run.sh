@@ -7,7 +7,7 @@
 #     scripts/parity/run.sh                everything
 #     scripts/parity/run.sh curves ffcv    some parts: models updates curves schedules mixing export ffcv
 #
-# About 5 GB of disk for .venv-parity and .venv-ffcv, made once, and 6 GB in $TMPDIR; ten minutes on two
+# About 5 GB of disk for .venv-parity and .venv-ffcv, made once, and 8 GB in $TMPDIR; ten minutes on two
 # cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
