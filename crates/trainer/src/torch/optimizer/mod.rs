@@ -1,7 +1,8 @@
 //! What an update does with the summed gradient: unscale, clip, SGD, AdamW or LARS, moving average.
 //!
 //! Formulas are those of `torch.nn.utils.clip_grad_norm_`, `torch.optim.SGD` (dampening 0),
-//! `torch.optim.AdamW` (without amsgrad), You et al. 2017 (arXiv 1708.03888, algorithm 1),
+//! `torch.optim.AdamW` (without amsgrad), You et al. 2017 (arXiv 1708.03888, algorithm 1, but with the
+//! global rate outside the velocity, as in `torch.optim.SGD`: the same at a constant rate),
 //! `torch.optim.swa_utils.get_ema_multi_avg_fn` and `torch.amp.GradScaler`. Moments start at zero,
 //! which for SGD equals torch's first step (`buffer = gradient`).
 //!
