@@ -25,6 +25,13 @@ use std::process::ExitCode;
 
 use baton_job::exit::{self, Failure, Outcome};
 use clap::{Parser, Subcommand};
+use tikv_jemallocator::Jemalloc;
+
+/// For libtorch as well, whose calls of `malloc` end here: glibc gives large blocks back to the kernel at
+/// every step and spent 12–14 % of a step on clearing them anew (`docs/measurements/step.md`). How it
+/// behaves is set in `.cargo/config.toml`.
+#[global_allocator]
+static ALLOCATOR: Jemalloc = Jemalloc;
 
 /// Runs the ranks of a training job on this machine.
 #[derive(Debug, Parser)]

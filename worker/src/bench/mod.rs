@@ -69,6 +69,8 @@ struct Measured {
     all_reduce_seconds: f64,
     /// Of that for norm, clipping, update and average.
     optimizer_seconds: f64,
+    /// Pages that the kernel had to provide in a step: median.
+    page_faults: f64,
     /// Most memory this process had, in MiB.
     peak_mib: f64,
 }
@@ -104,7 +106,9 @@ fn measure(
     let block = virtual_block(spec.train.virtual_ranks, collective.rank(), args.ranks);
     let mut fold = Fold::new(block.start);
     let (mut steps, mut reduces, mut updates) = (Vec::new(), Vec::new(), Vec::new());
+    let mut faults = Vec::new();
     for step in 0..args.steps + 2 {
+        let faults_before = page_faults();
         let start = Instant::now();
         let mut leaf = match fold.take_buffer() {
             Some(leaf) => leaf,
@@ -133,21 +137,30 @@ fn measure(
         steps.push(start.elapsed().as_secs_f64());
         reduces.push((update - reduce).as_secs_f64());
         updates.push(update.elapsed().as_secs_f64());
+        faults.push(page_faults() - faults_before);
     }
     Ok(Measured {
         step_seconds: median(&mut steps),
         best_step_seconds: steps.first().copied().unwrap_or_default(),
         all_reduce_seconds: median(&mut reduces),
         optimizer_seconds: median(&mut updates),
+        page_faults: median(&mut faults),
         peak_mib: peak_mib(),
     })
 }
 
 /// Of all but the first two; leaves those that count in rising order.
-fn median(seconds: &mut Vec<f64>) -> f64 {
-    seconds.drain(..2);
-    seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len() / 2).copied().unwrap_or_default()
+fn median(values: &mut Vec<f64>) -> f64 {
+    values.drain(..2);
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// Of this process so far: `minflt` of `proc_pid_stat(5)`, the eighth value behind the command's name.
+fn page_faults() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let behind_name = stat.rsplit(") ").next().unwrap_or_default();
+    behind_name.split(' ').nth(7).and_then(|count| count.parse().ok()).unwrap_or_default()
 }
 
 /// `VmHWM` of `proc_pid_status(5)`.
@@ -200,6 +213,7 @@ fn print(args: &Args, all: &[Measured]) {
         best_step_seconds: most(|m| m.best_step_seconds),
         all_reduce_seconds: most(|m| m.all_reduce_seconds),
         optimizer_seconds: most(|m| m.optimizer_seconds),
+        page_faults: most(|m| m.page_faults),
         peak_mib: most(|m| m.peak_mib),
     };
     if args.json {
@@ -209,7 +223,7 @@ fn print(args: &Args, all: &[Measured]) {
     let images = f64::from(args.batch * args.ranks);
     println!(
         "{} at {} px, {} ranks x batch {}: {:.4} s per step (median; best {:.4}), {:.1} images/s; \
-         adding up {:.4} s, optimizer {:.4} s, {:.0} MiB per rank",
+         adding up {:.4} s, optimizer {:.4} s, {:.0} page faults, {:.0} MiB per rank",
         args.arch,
         args.resolution,
         args.ranks,
@@ -219,6 +233,7 @@ fn print(args: &Args, all: &[Measured]) {
         images / worst.step_seconds,
         worst.all_reduce_seconds,
         worst.optimizer_seconds,
+        worst.page_faults,
         worst.peak_mib
     );
 }
@@ -229,4 +244,27 @@ fn failure(error: baton_trainer::learner::Error) -> Failure {
 
 fn crash(message: impl Into<String>) -> Failure {
     Failure { class: Class::Crash, message: message.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_step_gets_its_memory_from_the_step_before_and_not_from_the_kernel() {
+        let line = ["bench", "--device=cpu", "--arch=resnet18", "--batch=8", "--steps=3"];
+        let Command { args } = Command::parse_from(line);
+        let spec = made_up_recipe(&args).unwrap();
+        let mut alone = local::group(1, ranks::PATIENCE).remove(0);
+        let measured = measure(&args, &spec, &mut alone).unwrap();
+        assert!(measured.page_faults < 500.0, "{measured:?}");
+    }
 }
