@@ -46,7 +46,7 @@ pub const RECIPE: &str = r#"
 name = "story"
 seed = 7
 model = { arch = "linear", num_classes = 10 }
-train = { epochs = 12, global_batch = 64, resolution = 8, virtual_ranks = 4 }
+train = { epochs = 60, global_batch = 64, resolution = 8, virtual_ranks = 4 }
 optimizer = { kind = "sgd", momentum = 0.9 }
 schedule = { kind = "warmup_cosine", peak_lr = 0.5, warmup_epochs = 0.5 }
 checkpoint = { every_epochs = 1, every_steps = 7 }
@@ -246,6 +246,16 @@ impl Cluster {
         let (coordinator, _) = self.finish().await;
         assert!(coordinator.success(), "{coordinator}:\n{}", self.log("coordinator"));
         self.newest_state()
+    }
+
+    /// Names of all checkpoint folders.
+    #[must_use]
+    pub fn checkpoint_names(&self) -> Vec<String> {
+        let folder = self.run_dir().join("checkpoints");
+        let entries = std::fs::read_dir(folder).expect("the folder is there");
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        let names = names.filter_map(|name| name.into_string().ok());
+        names.filter(|name| name.starts_with("step-")).collect()
     }
 
     /// Every value of the newest checkpoint.

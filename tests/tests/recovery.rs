@@ -131,10 +131,11 @@ async fn killed_coordinator_comes_back_and_training_has_not_paused() {
 
 #[tokio::test]
 async fn lost_node_is_given_up_and_the_rest_goes_on() {
-    let undisturbed = Cluster::new().run_to_the_end(1).await;
+    // Long enough for another node to come while training goes on.
+    let cluster = || Cluster::new().set("train.epochs=300");
+    let undisturbed = cluster().run_to_the_end(1).await;
 
-    let mut cluster =
-        Cluster::new().set("cluster.min_ranks=1").set("cluster.node_grace_seconds=0.3");
+    let mut cluster = cluster().set("cluster.min_ranks=1").set("cluster.node_grace_seconds=0.3");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("a", 2);
     let mut events = cluster.events().await;

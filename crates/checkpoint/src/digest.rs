@@ -13,7 +13,7 @@ impl StateDigest {
 
     /// Adds a region of f32 values.
     pub fn region(&mut self, name: &str, values: &[f32]) {
-        self.bytes(name, &crate::shard::to_bytes(values));
+        self.bytes(name, bytemuck::cast_slice(values));
     }
 
     /// Adds anything else.

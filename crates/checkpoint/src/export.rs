@@ -4,7 +4,7 @@ use std::{collections::HashMap, path::Path};
 
 use safetensors::{Dtype, tensor::TensorView};
 
-use crate::{Error, Manifest, Store, TensorInfo, folder::write_whole, shard::to_bytes};
+use crate::{Error, Manifest, Store, TensorInfo, folder::write_whole};
 
 /// Which of a checkpoint's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub fn safetensors(
         let values = values.and_then(|(all, len)| all.get(tensor.offset..tensor.offset + len));
         let values =
             values.ok_or_else(|| refused(format!("{} lies outside its region", tensor.name)))?;
-        let bytes = to_bytes(&contiguous(tensor, values));
+        let bytes = bytemuck::cast_slice(&contiguous(tensor, values)).to_vec();
         tensors.push((tensor.name.clone(), Dtype::F32, tensor.shape.clone(), bytes));
         if let Some(layer) = tensor.name.strip_suffix("running_mean") {
             let steps = i64::try_from(manifest.step.0).unwrap_or(i64::MAX).to_le_bytes().to_vec();

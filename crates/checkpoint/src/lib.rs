@@ -27,6 +27,7 @@ mod name;
 mod restore;
 mod retention;
 mod shard;
+mod snapshot;
 mod store;
 
 pub use digest::StateDigest;
@@ -35,5 +36,6 @@ pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};
 pub use name::SaveId;
 pub use restore::Found;
 pub use retention::{Pruned, Retention};
-pub use shard::{RegionSlice, slice_of};
+pub use shard::slice_of;
+pub use snapshot::Snapshot;
 pub use store::{Entry, EntryState, Store};

@@ -138,6 +138,7 @@ impl Manifest {
             step: self.step,
             accuracy: self.accuracy(),
             bytes: self.bytes(),
+            took: None,
         }
     }
 

@@ -1,9 +1,9 @@
-//! One rank's slice of the state as a safetensors file.
+//! Which values a rank's file holds, and reading it. Writing is the [`Snapshot`](crate::Snapshot)'s.
 
 use std::ops::Range;
 
 use baton_job::Rank;
-use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use safetensors::{Dtype, SafeTensors};
 
 use crate::manifest::Manifest;
 
@@ -16,37 +16,6 @@ pub fn slice_of(len: usize, rank: Rank, world_size: u32) -> Range<usize> {
     // A rank beyond the world gets nothing, rather than a range beyond the region.
     let start = |rank: usize| rank.min(world) * share + rank.min(longer);
     start(rank.0 as usize)..start(rank.0 as usize + 1)
-}
-
-/// A rank's slice of one region.
-#[derive(Clone, Copy, Debug)]
-pub struct RegionSlice<'a> {
-    /// The region.
-    pub name: &'a str,
-    /// The slice.
-    pub values: &'a [f32],
-}
-
-/// The file's bytes.
-pub(crate) fn encode(slices: &[RegionSlice<'_>]) -> Result<Vec<u8>, String> {
-    // The safetensors crate panics on a name given twice.
-    for (i, slice) in slices.iter().enumerate() {
-        if slices[..i].iter().any(|other| other.name == slice.name) {
-            return Err(format!("region {} is there twice", slice.name));
-        }
-    }
-    serialize(slices).map_err(|error| error.to_string())
-}
-
-fn serialize(slices: &[RegionSlice<'_>]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
-    let bytes: Vec<(&str, Vec<u8>)> =
-        slices.iter().map(|slice| (slice.name, to_bytes(slice.values))).collect();
-    let views = bytes.iter().zip(slices).map(|((name, bytes), slice)| {
-        Ok((*name, TensorView::new(Dtype::F32, vec![slice.values.len()], bytes)?))
-    });
-    let views: Vec<(&str, TensorView<'_>)> =
-        views.collect::<Result<_, safetensors::SafeTensorError>>()?;
-    safetensors::serialize(views, None)
 }
 
 /// Hands every value of the file of `rank` to `into(region, offset, values)`.
@@ -73,10 +42,6 @@ pub(crate) fn decode(
         into(&region.name, range.start, &to_values(tensor.data()));
     }
     Ok(())
-}
-
-pub(crate) fn to_bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 fn to_values(bytes: &[u8]) -> Vec<f32> {

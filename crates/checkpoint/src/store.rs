@@ -6,17 +6,17 @@ use baton_job::{Generation, Rank, message::Commit};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::{
-    ObjectStore, ObjectStoreExt, PutMode, PutOptions, local::LocalFileSystem, path::Path,
+    ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, local::LocalFileSystem,
+    path::Path,
 };
 use serde::Deserialize;
 
 use crate::{
-    Error, Manifest, RegionSlice, SaveId, ShardEntry,
+    Error, Manifest, SaveId, ShardEntry, Snapshot,
     blocking::Blocking,
     folder,
     manifest::MAX_BYTES,
     name::{FENCE, LATEST, MANIFEST, shard_file},
-    shard,
 };
 
 /// A folder of checkpoints. All calls block.
@@ -145,10 +145,10 @@ impl Store {
             return Ok(());
         }
         let text = serde_json::json!({ "generation": generation }).to_string();
-        self.write(FENCE, text.into_bytes(), PutMode::Overwrite)
+        self.write(FENCE, text.into(), PutMode::Overwrite)
     }
 
-    /// Writes one rank's slices, durable on return.
+    /// Writes one rank's slices, durable on return. Their memory is read where it lies.
     ///
     /// # Errors
     /// The checkpoint is committed already, or the file cannot be written, for example because the
@@ -158,19 +158,20 @@ impl Store {
         save: &SaveId,
         rank: Rank,
         world_size: u32,
-        slices: &[RegionSlice<'_>],
+        snapshot: &Snapshot,
     ) -> Result<ShardEntry, Error> {
         if self.read(&format!("{}/{MANIFEST}", save.name()), MAX_BYTES)?.is_some() {
             return Err(Error::Exists(save.name()));
         }
         let file = shard_file(rank, world_size);
-        let bytes = shard::encode(slices).map_err(|error| Error::Unfit {
+        let encoded = snapshot.encode().map_err(|error| Error::Unfit {
             name: save.name(),
             problem: format!("{file} cannot be encoded: {error}"),
         })?;
-        let blake3 = blake3::hash(&bytes).to_hex().to_string();
-        let entry = ShardEntry { file: file.clone(), bytes: bytes.len() as u64, blake3, rank };
-        self.write(&format!("{}/{file}", save.name()), bytes, PutMode::Overwrite)?;
+        let (bytes, blake3) = (encoded.len(), encoded.blake3());
+        let entry = ShardEntry { file: file.clone(), bytes, blake3, rank };
+        let payload = encoded.into_payload();
+        self.write(&format!("{}/{file}", save.name()), payload, PutMode::Overwrite)?;
         Ok(entry)
     }
 
@@ -187,7 +188,7 @@ impl Store {
             let problem = format!("{problem}; do all nodes share {}?", self.location);
             return Err(Error::Unfit { name, problem });
         }
-        match self.write(&format!("{name}/{MANIFEST}"), bytes, PutMode::Create) {
+        match self.write(&format!("{name}/{MANIFEST}"), bytes.into(), PutMode::Create) {
             Err(Error::Storage { source, .. })
                 if matches!(*source, object_store::Error::AlreadyExists { .. }) =>
             {
@@ -196,7 +197,7 @@ impl Store {
             other => other?,
         }
         // The commit stands without it: no reader relies on it, and the next commit mends it.
-        let _ = self.write(LATEST, format!("{name}\n").into_bytes(), PutMode::Overwrite);
+        let _ = self.write(LATEST, format!("{name}\n").into(), PutMode::Overwrite);
         Ok(manifest.to_commit())
     }
 
@@ -250,9 +251,9 @@ impl Store {
         }
     }
 
-    fn write(&self, file: &str, bytes: Vec<u8>, mode: PutMode) -> Result<(), Error> {
+    fn write(&self, file: &str, payload: PutPayload, mode: PutMode) -> Result<(), Error> {
         let path = Path::from(file);
-        let put = self.objects.put_opts(&path, bytes.into(), PutOptions::from(mode));
+        let put = self.objects.put_opts(&path, payload, PutOptions::from(mode));
         self.wait(put).map(|_| ()).map_err(|source| self.failed("write", file, source))
     }
 

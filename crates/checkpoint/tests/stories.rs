@@ -7,8 +7,7 @@ use std::{
 };
 
 use baton_checkpoint::{
-    EntryState, Error, Found, Manifest, RegionInfo, RegionSlice, Retention, SaveId, Store,
-    TensorInfo,
+    EntryState, Error, Found, Manifest, RegionInfo, Retention, SaveId, Snapshot, Store, TensorInfo,
     export::{self, Weights},
     slice_of,
 };
@@ -47,15 +46,12 @@ fn written(store: &Store, id: SaveId, world_size: u32) -> Manifest {
     let shards = (0..world_size)
         .map(Rank)
         .map(|rank| {
-            let slices: Vec<RegionSlice<'_>> = LENS
+            let snapshot: Snapshot = LENS
                 .iter()
                 .zip(&state)
-                .map(|((name, len), values)| RegionSlice {
-                    name,
-                    values: &values[slice_of(*len, rank, world_size)],
-                })
+                .map(|((name, len), values)| (*name, &values[slice_of(*len, rank, world_size)]))
                 .collect();
-            store.write_shard(&id, rank, world_size, &slices).unwrap()
+            store.write_shard(&id, rank, world_size, &snapshot).unwrap()
         })
         .collect();
     Manifest {
@@ -176,8 +172,8 @@ fn commit_is_create_only() {
 fn shard_of_a_committed_checkpoint_is_not_overwritten() {
     let f = fixture();
     saved(&f.store, id(1, 1), 1);
-    let _ =
-        f.store.write_shard(&id(1, 1), Rank(0), 1, &[RegionSlice { name: "weights", values: &[] }]);
+    let nothing = Snapshot::from_iter([("weights", &[][..])]);
+    f.store.write_shard(&id(1, 1), Rank(0), 1, &nothing).expect_err("it is committed");
     assert_holds(&f.store, &newest(&f.store).manifest);
 }
 
@@ -285,10 +281,21 @@ fn manifest_that_could_not_be_read_again_is_refused() {
 }
 
 #[test]
-fn region_given_twice_is_refused() {
+fn memory_of_a_snapshot_is_used_again_and_holds_the_newest_values() {
     let f = fixture();
-    let slice = RegionSlice { name: "weights", values: &[1.0] };
-    assert!(f.store.write_shard(&id(1, 1), Rank(0), 1, &[slice, slice]).is_err());
+    let mut snapshot = Snapshot::default();
+    let mut places = Vec::new();
+    for step in 1..4 {
+        let slice = snapshot.slice("weights", 1000);
+        slice.fill(step as f32);
+        places.push(slice.as_ptr());
+        f.store.write_shard(&id(1, step), Rank(0), 1, &snapshot).unwrap();
+        let file =
+            f.folder.path().join(id(1, step).name()).join("shard-00000-of-00001.safetensors");
+        let bytes = fs::read(file).unwrap();
+        assert_eq!(bytes[bytes.len() - 4000..], (step as f32).to_le_bytes().repeat(1000));
+    }
+    assert!(places.iter().all(|place| *place == places[0]));
 }
 
 #[test]
@@ -560,13 +567,11 @@ fn written_for_export(f: &Fixture, shape: &[usize], stored: &[f32]) -> Manifest 
     manifest.shards = (0..2)
         .map(Rank)
         .map(|rank| {
-            let slice = |(name, values): &'_ (&'static str, Vec<f32>)| {
-                (*name, values[slice_of(values.len(), rank, 2)].to_vec())
-            };
-            let slices: Vec<_> = regions.iter().map(slice).collect();
-            let slices: Vec<_> =
-                slices.iter().map(|(name, values)| RegionSlice { name, values }).collect();
-            f.store.write_shard(&id(1, 42), rank, 2, &slices).unwrap()
+            let slices = regions.iter();
+            let snapshot: Snapshot = slices
+                .map(|(name, values)| (*name, &values[slice_of(values.len(), rank, 2)]))
+                .collect();
+            f.store.write_shard(&id(1, 42), rank, 2, &snapshot).unwrap()
         })
         .collect();
     let tensor = |name: &str, shape: &[usize], region: &str, channels_last| TensorInfo {
@@ -678,17 +683,9 @@ fn time_of_300_megabytes_at_two_ranks() {
                 .map(Rank)
                 .map(|rank| {
                     scope.spawn(move || {
-                        store
-                            .write_shard(
-                                &id,
-                                rank,
-                                2,
-                                &[RegionSlice {
-                                    name: "weights",
-                                    values: &state[slice_of(len, rank, 2)],
-                                }],
-                            )
-                            .unwrap()
+                        let slice = &state[slice_of(len, rank, 2)];
+                        let snapshot = Snapshot::from_iter([("weights", slice)]);
+                        store.write_shard(&id, rank, 2, &snapshot).unwrap()
                     })
                 })
                 .collect();

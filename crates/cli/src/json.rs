@@ -195,6 +195,10 @@ pub(crate) struct Checkpoint {
     pub(crate) step: u64,
     /// Size of all its files.
     pub(crate) bytes: u64,
+    /// Seconds that training stood still for it; `null` where that was not seen.
+    pub(crate) stall_seconds: Option<f64>,
+    /// Seconds from there until it was committed.
+    pub(crate) save_seconds: Option<f64>,
     /// Top-1, if it was evaluated there.
     pub(crate) top1: Option<f64>,
     /// How well a regression fits there.
@@ -568,12 +572,14 @@ impl From<v1::Spending> for Spending {
 
 impl From<&v1::Checkpoint> for Checkpoint {
     fn from(checkpoint: &v1::Checkpoint) -> Self {
-        let v1::Checkpoint { name, generation, step, accuracy, bytes } = checkpoint;
+        let v1::Checkpoint { name, generation, step, accuracy, bytes, took } = checkpoint;
         Self {
             name: name.clone(),
             generation: *generation,
             step: *step,
             bytes: *bytes,
+            stall_seconds: took.map(|took| took.stall_seconds),
+            save_seconds: took.map(|took| took.seconds),
             top1: accuracy.map(|accuracy| accuracy.top1),
             fit: accuracy.and_then(|accuracy| accuracy.fit).map(Into::into),
         }

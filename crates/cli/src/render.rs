@@ -50,7 +50,7 @@ impl Paint {
             Kind::NodeLost | Kind::SaveFailed | Kind::RankFailed | Kind::Diverged => {
                 self.with("31", text)
             }
-            Kind::Draining | Kind::SamplesSkipped => self.with("33", text),
+            Kind::Draining | Kind::SamplesSkipped | Kind::SaveWaits => self.with("33", text),
             Kind::Evaluated | Kind::EndsEarly | Kind::Recovered => self.with("32", text),
             Kind::Ended => self.with("1", text),
             _ => text.to_owned(),
@@ -198,7 +198,11 @@ pub(crate) fn checkpoint(status: &GetStatusResponse) -> Option<String> {
         None => String::new(),
     };
     let size = human::bytes(checkpoint.bytes);
-    Some(format!("{}  step {}  {size}{age}", checkpoint.name, checkpoint.step))
+    let took = checkpoint.took.map_or(String::new(), |took| {
+        let stall = 1000.0 * took.stall_seconds;
+        format!("  written in {:.1} s, training stood still for {stall:.0} ms", took.seconds)
+    });
+    Some(format!("{}  step {}  {size}{age}{took}", checkpoint.name, checkpoint.step))
 }
 
 /// An event. `day` also tells the date.

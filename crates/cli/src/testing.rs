@@ -3,7 +3,8 @@
 use baton_proto::v1::{
     Accuracy, BatchMark, Checkpoint, Diagnosis, Empty, EvaluatedStep, Extent, Failure, Fit,
     GetStatusResponse, Incident, Loader, NodeStatus, Outcome, RankStatus, Recovery, Rollback,
-    Spending, Step, diagnosis::Divergence, failure::Class, get_status_response::Phase, outcome,
+    SaveTimes, Spending, Step, diagnosis::Divergence, failure::Class, get_status_response::Phase,
+    outcome,
 };
 
 /// No agent has come yet.
@@ -55,6 +56,7 @@ pub(crate) fn training() -> GetStatusResponse {
             step: 88,
             accuracy: Some(accuracy(0.912)),
             bytes: 282_300_000,
+            took: Some(SaveTimes { stall_seconds: 0.012, seconds: 0.84 }),
         }),
         checkpoint_age_seconds: Some(34.2),
         ranks: vec![

@@ -91,6 +91,18 @@ pub struct Commit {
     pub accuracy: Option<Accuracy>,
     /// Size of all its files.
     pub bytes: u64,
+    /// What it cost; known where it was written, not where it is found.
+    #[serde(default)]
+    pub took: Option<SaveTimes>,
+}
+
+/// How long a checkpoint took.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SaveTimes {
+    /// Seconds that training stood still on rank 0, for a copy of the state.
+    pub stall_seconds: f64,
+    /// Seconds from there until it was committed.
+    pub seconds: f64,
 }
 
 /// Coordinator → agent.
@@ -255,6 +267,16 @@ pub enum RankNews {
     Loader(LoaderNews),
     /// A checkpoint was committed. Told by rank 0 alone.
     Saved(Commit),
+    /// A checkpoint is wanted while another is being written: it comes after that one's end, with the
+    /// state of then. Told by rank 0 alone, once for each that is waited for.
+    SaveWaits {
+        /// Updates made when it was wanted.
+        step: Step,
+        /// The checkpoint that is being written.
+        behind: Step,
+        /// Seconds since that one was begun.
+        seconds: f64,
+    },
     /// A save failed; training goes on.
     SaveFailed {
         /// One line: what, where, what to do.

@@ -18,11 +18,17 @@ pub struct Controls {
 pub(crate) struct Votes {
     pub(crate) save: bool,
     pub(crate) stop: bool,
+    /// Somebody's part of a checkpoint is still being written.
+    pub(crate) writing: bool,
 }
 
 impl Votes {
     pub(crate) fn or(self, other: Self) -> Self {
-        Self { save: self.save || other.save, stop: self.stop || other.stop }
+        Self {
+            save: self.save || other.save,
+            stop: self.stop || other.stop,
+            writing: self.writing || other.writing,
+        }
     }
 }
 
@@ -40,11 +46,13 @@ impl Controls {
         self.stop.store(true, Ordering::Release);
     }
 
-    /// This rank's vote. A wish to save is spent by it; a wish to stop stands.
-    pub(crate) fn vote(&self) -> Votes {
+    /// This rank's vote, given whether it is still writing. A wish to save is spent by it; a wish to stop
+    /// stands.
+    pub(crate) fn vote(&self, writing: bool) -> Votes {
         Votes {
             save: self.save.swap(false, Ordering::AcqRel),
             stop: self.stop.load(Ordering::Acquire),
+            writing,
         }
     }
 

@@ -37,7 +37,7 @@ pub(crate) fn evaluate<L: Learner>(
     extent: Extent,
     collective: &mut dyn Collective,
     loaders: &mut LoaderWatch,
-    vote: impl Fn() -> Votes,
+    vote: impl FnOnce() -> Votes,
 ) -> Result<Evaluated, Error> {
     let spec = inputs.spec();
     let kinds = match spec.ema {

@@ -1,71 +1,234 @@
-//! Writing a checkpoint together: every rank its slice, rank 0 the manifest.
+//! Writing checkpoints while training goes on.
+//!
+//! After an agreed update every rank copies its slice of the state, and a thread of its own writes the
+//! copy. Whether a rank is still at it travels with the gradient, so that all learn after the same update
+//! that every shard is durable. Then rank 0 writes the manifest, which is the commit, in the same manner.
+//! One checkpoint is written at a time: whoever wants one meanwhile gets the state after this one's end.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
 
 use baton_checkpoint::{
-    Manifest, RegionInfo, RegionSlice, Retention, SaveId, ShardEntry, TensorInfo, slice_of,
+    Manifest, RegionInfo, Retention, SaveId, ShardEntry, Snapshot, Store, TensorInfo, slice_of,
 };
 use baton_collectives::Collective;
 use baton_job::{
-    Rank,
-    message::{Commit, Restore},
+    Rank, Step,
+    message::{Commit, Restore, SaveTimes},
     progress::Progress,
 };
 
 use crate::{Error, Job, Learner, agree::gather, learner::TensorPlace};
 
-/// Saves the state after `progress`. The outer error ends the generation; the inner one is told, and
-/// training goes on. All ranks get the same result.
-pub(crate) fn save<L: Learner>(
-    learner: &mut L,
-    progress: &Progress,
-    id: &SaveId,
-    restore: &Restore,
-    job: &Job,
-    collective: &mut dyn Collective,
-) -> Result<Result<Commit, String>, Error> {
-    let (rank, world_size) = (collective.rank(), collective.world_size());
-    let mine = write_shard(learner, id, rank, world_size, job);
-    let shards: Vec<Result<ShardEntry, String>> = gather(collective, &mine)?;
-    let shards: Result<Vec<ShardEntry>, String> = shards.into_iter().collect();
-    let committed = match shards {
-        Err(problem) => Err(problem),
-        Ok(shards) if rank == Rank(0) => commit(learner, progress, id, restore, job, shards),
-        // Told below by rank 0.
-        Ok(_) => Err(String::new()),
-    };
-    let results: Vec<Result<Commit, String>> = gather(collective, &committed)?;
-    let of_rank_0 = results.into_iter().next();
-    Ok(of_rank_0.unwrap_or_else(|| Err("rank 0 told no result".to_owned())))
+/// The checkpoint that is being written, and the memory that it is written from.
+#[derive(Debug, Default)]
+pub(crate) struct Saver {
+    phase: Phase,
+    spare: Snapshot,
+    /// Of generations that ended, possibly behind a store that does not answer.
+    abandoned: Vec<JoinHandle<()>>,
+    wanted: bool,
 }
 
-fn write_shard<L: Learner>(
+#[derive(Debug, Default)]
+enum Phase {
+    #[default]
+    Idle,
+    /// Every rank writes its shard.
+    Writing { save: Save, shard: JoinHandle<(Result<ShardEntry, String>, Snapshot)> },
+    /// Rank 0 writes the manifest; nobody else has a thread.
+    Committing { save: Save, manifest: Option<JoinHandle<Result<Commit, String>>> },
+}
+
+/// What all of a checkpoint but its shards is made of.
+#[derive(Debug)]
+struct Save {
+    step: Step,
+    /// On rank 0 alone.
+    commit: Option<(Manifest, Retention)>,
+    began: Instant,
+    /// How long training stood still for it.
+    stall: Duration,
+}
+
+impl Save {
+    fn took(&self) -> SaveTimes {
+        let [stall_seconds, seconds] = [self.stall, self.began.elapsed()].map(|d| d.as_secs_f64());
+        SaveTimes { stall_seconds, seconds }
+    }
+}
+
+impl Saver {
+    /// Whether a checkpoint is being written.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.at_work_on().is_some()
+    }
+
+    /// The checkpoint that is being written, and seconds since its beginning.
+    pub(crate) fn at_work_on(&self) -> Option<(Step, f64)> {
+        match &self.phase {
+            Phase::Idle => None,
+            Phase::Writing { save, .. } | Phase::Committing { save, .. } => {
+                Some((save.step, save.began.elapsed().as_secs_f64()))
+            }
+        }
+    }
+
+    /// This rank's vote: whether the others have to wait for it before the next phase.
+    pub(crate) fn is_busy(&mut self) -> bool {
+        self.abandoned.retain(|thread| !thread.is_finished());
+        let at_work = match &self.phase {
+            Phase::Idle => false,
+            Phase::Writing { shard, .. } => !shard.is_finished(),
+            Phase::Committing { manifest, .. } => {
+                manifest.as_ref().is_some_and(|thread| !thread.is_finished())
+            }
+        };
+        at_work || !self.abandoned.is_empty()
+    }
+
+    /// Asks for a checkpoint once this one is written; whether that is news.
+    pub(crate) fn want_another(&mut self) -> bool {
+        !std::mem::replace(&mut self.wanted, true)
+    }
+
+    /// Whether one was asked for meanwhile; the question answers the wish.
+    pub(crate) fn take_wish(&mut self) -> bool {
+        std::mem::take(&mut self.wanted)
+    }
+
+    /// Copies this rank's slice of the state after `progress` and begins to write it.
+    pub(crate) fn start<L: Learner>(
+        &mut self,
+        learner: &mut L,
+        progress: &Progress,
+        id: SaveId,
+        restore: &Restore,
+        job: &Job,
+        collective: &dyn Collective,
+    ) {
+        let began = Instant::now();
+        let (rank, world_size) = (collective.rank(), collective.world_size());
+        let commit = (rank == Rank(0)).then(|| {
+            let manifest = draft(learner, progress, id, world_size, job);
+            (manifest, retention(id, restore, job))
+        });
+        let mut snapshot = std::mem::take(&mut self.spare);
+        let copied = copy(learner, rank, world_size, &mut snapshot);
+        let stall = began.elapsed();
+        let store = Arc::clone(&job.store);
+        let shard = thread::spawn(move || {
+            let written = copied.and_then(|()| {
+                let entry = store.write_shard(&id, rank, world_size, &snapshot);
+                entry.map_err(|error| error.to_string())
+            });
+            (written, snapshot)
+        });
+        self.phase = Phase::Writing { save: Save { step: id.step, commit, began, stall }, shard };
+    }
+
+    /// The next phase, or the end, told to all ranks alike. To be called by all after the same update,
+    /// when none is busy; waits for those that are.
+    pub(crate) fn advance(
+        &mut self,
+        job: &Job,
+        collective: &mut dyn Collective,
+    ) -> Result<Option<Result<Commit, String>>, Error> {
+        match std::mem::take(&mut self.phase) {
+            Phase::Idle => Ok(None),
+            Phase::Writing { save, shard } => {
+                let (mine, snapshot) =
+                    joined(shard).unwrap_or_else(|problem| (Err(problem), Snapshot::default()));
+                self.spare = snapshot;
+                let shards: Vec<Result<ShardEntry, String>> = gather(collective, &mine)?;
+                let shards = match shards.into_iter().collect::<Result<Vec<_>, _>>() {
+                    Ok(shards) => shards,
+                    Err(problem) => return Ok(Some(Err(problem))),
+                };
+                let manifest = save.commit.clone().map(|(manifest, retention)| {
+                    let store = Arc::clone(&job.store);
+                    let manifest = Manifest { shards, ..manifest };
+                    thread::spawn(move || commit(&store, manifest, &retention))
+                });
+                self.phase = Phase::Committing { save, manifest };
+                Ok(None)
+            }
+            Phase::Committing { save, manifest } => {
+                let mine = match manifest {
+                    Some(thread) => joined(thread).and_then(|committed| committed),
+                    // Told below by rank 0.
+                    None => Err(String::new()),
+                };
+                let results: Vec<Result<Commit, String>> = gather(collective, &mine)?;
+                let of_rank_0 = results.into_iter().next();
+                let committed =
+                    of_rank_0.unwrap_or_else(|| Err("rank 0 told no result".to_owned()));
+                let took = save.took();
+                Ok(Some(committed.map(|commit| Commit { took: Some(took), ..commit })))
+            }
+        }
+    }
+
+    /// Goes through the phases that are left, if any.
+    pub(crate) fn finish(
+        &mut self,
+        job: &Job,
+        collective: &mut dyn Collective,
+    ) -> Result<Option<Result<Commit, String>>, Error> {
+        while self.is_at_work() {
+            if let Some(result) = self.advance(job, collective)? {
+                return Ok(Some(result));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Leaves what is being written to its end, which nobody waits for: the fence decides whether it may
+    /// still commit.
+    pub(crate) fn abandon(&mut self) {
+        self.wanted = false;
+        match std::mem::take(&mut self.phase) {
+            Phase::Idle => {}
+            Phase::Writing { shard, .. } => {
+                self.abandoned.push(thread::spawn(|| drop(shard.join())));
+            }
+            Phase::Committing { manifest, .. } => {
+                let ending = manifest.map(|thread| thread::spawn(|| drop(thread.join())));
+                self.abandoned.extend(ending);
+            }
+        }
+    }
+}
+
+fn joined<T>(thread: JoinHandle<T>) -> Result<T, String> {
+    thread.join().map_err(|_| "the thread that writes it has panicked; this is a bug".to_owned())
+}
+
+fn copy<L: Learner>(
     learner: &mut L,
-    id: &SaveId,
     rank: Rank,
     world_size: u32,
-    job: &Job,
-) -> Result<ShardEntry, String> {
-    let mut copies = Vec::new();
+    snapshot: &mut Snapshot,
+) -> Result<(), String> {
     for region in learner.regions() {
         let range = slice_of(region.buffer.len(), rank, world_size);
-        let values =
-            region.buffer.narrow(range.clone()).to_host().map_err(|error| error.to_string())?;
-        copies.push((region.name, values));
+        let slice = snapshot.slice(region.name, range.len());
+        region.buffer.narrow(range).copy_to_host(slice).map_err(|error| error.to_string())?;
     }
-    let slices: Vec<RegionSlice<'_>> =
-        copies.iter().map(|(name, values)| RegionSlice { name, values }).collect();
-    job.store.write_shard(id, rank, world_size, &slices).map_err(|error| error.to_string())
+    Ok(())
 }
 
-fn commit<L: Learner>(
+/// The manifest but for its shards.
+fn draft<L: Learner>(
     learner: &mut L,
     progress: &Progress,
-    id: &SaveId,
-    restore: &Restore,
+    id: SaveId,
+    world_size: u32,
     job: &Job,
-    shards: Vec<ShardEntry>,
-) -> Result<Commit, String> {
+) -> Manifest {
     let spec = &job.spec;
     let regions = learner.regions();
     let regions = regions
@@ -73,7 +236,7 @@ fn commit<L: Learner>(
         .map(|region| RegionInfo { name: region.name.to_owned(), len: region.buffer.len() })
         .collect();
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let manifest = Manifest {
+    Manifest {
         version: baton_checkpoint::VERSION,
         job: job.id,
         arch: spec.model.arch.name().to_owned(),
@@ -84,20 +247,26 @@ fn commit<L: Learner>(
         progress: progress.clone(),
         seed: spec.seed,
         virtual_ranks: spec.train.virtual_ranks,
-        world_size: u32::try_from(shards.len()).unwrap_or(u32::MAX),
+        world_size,
         regions,
         tensors: learner.tensors().into_iter().map(tensor_info).collect(),
-        shards,
+        shards: Vec::new(),
         created_unix_seconds: since_epoch.as_secs(),
-    };
-    let commit = job.store.commit(&manifest).map_err(|error| error.to_string())?;
-    let retention = Retention {
-        keep_last: spec.checkpoint.keep_last,
-        keep_best: spec.checkpoint.keep_best,
+    }
+}
+
+fn retention(id: SaveId, restore: &Restore, job: &Job) -> Retention {
+    Retention {
+        keep_last: job.spec.checkpoint.keep_last,
+        keep_best: job.spec.checkpoint.keep_best,
         restore: restore.clone(),
         generation: id.generation,
-    };
-    for warning in job.store.prune(&retention).warnings {
+    }
+}
+
+fn commit(store: &Store, manifest: Manifest, retention: &Retention) -> Result<Commit, String> {
+    let commit = store.commit(&manifest).map_err(|error| error.to_string())?;
+    for warning in store.prune(retention).warnings {
         tracing::warn!("{warning}");
     }
     Ok(commit)

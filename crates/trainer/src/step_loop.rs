@@ -18,7 +18,7 @@ use baton_job::{
     Generation, JobId, JobSpec, Rank, Step,
     exit::Outcome,
     guard::{self, BatchMark, Diagnosis},
-    message::{RankNews, Restore, StepNews},
+    message::{Commit, RankNews, Restore, StepNews},
     plan::virtual_block,
     progress::{Agenda, Due, Extent},
     schedule::learning_rate,
@@ -33,7 +33,7 @@ use crate::{
     inputs::Feed,
     learner::{self, TAIL},
     loader_watch::LoaderWatch,
-    saving,
+    saving::Saver,
     suspects::Suspects,
 };
 
@@ -44,7 +44,7 @@ pub struct Job {
     /// Its recipe.
     pub spec: Arc<JobSpec>,
     /// Where checkpoints go.
-    pub store: Store,
+    pub store: Arc<Store>,
     /// Its data.
     pub inputs: Inputs,
 }
@@ -69,6 +69,7 @@ pub struct Trainer<L: Learner> {
     learner: L,
     position: Position,
     standing: Standing,
+    saver: Saver,
     loaders: LoaderWatch,
 }
 
@@ -96,6 +97,7 @@ impl<L: Learner> Trainer<L> {
             learner,
             position: Position::default(),
             standing: Standing::Untouched,
+            saver: Saver::default(),
             loaders: LoaderWatch::default(),
         })
     }
@@ -122,6 +124,7 @@ impl<L: Learner> Trainer<L> {
         controls: &Controls,
         tell: &mut dyn FnMut(RankNews),
     ) -> Result<Outcome, Error> {
+        self.saver.abandon();
         self.take_state(seat, tell)?;
         let (rank, world) = (seat.collective.rank(), seat.collective.world_size());
         let block = virtual_block(self.job.spec.train.virtual_ranks, rank, world);
@@ -129,6 +132,10 @@ impl<L: Learner> Trainer<L> {
         self.loaders.begin();
         let outcome = self.train(seat, controls, tell, &block, &mut feed);
         self.loaders.end(feed.stats());
+        if let Err(Error::Diverged(_)) = outcome {
+            // The better the newest checkpoint, the less is lost; that training went wrong comes first.
+            let _ = self.finish_writing(seat, tell);
+        }
         outcome
     }
 
@@ -145,7 +152,7 @@ impl<L: Learner> Trainer<L> {
         let mut fold = Fold::new(block.start);
         let mut rate = Rate::start(feed.stats().waited);
         loop {
-            let votes = match self.agenda().due(&self.position.progress) {
+            let agreed = match self.agenda().due(&self.position.progress) {
                 Due::Train => {
                     let samples = self.agenda().next_batch(&self.position.progress);
                     let (news, votes) =
@@ -159,23 +166,22 @@ impl<L: Learner> Trainer<L> {
                         let loss_scale = self.learner.loss_scale()?;
                         tell(RankNews::Stepped(StepNews { loss_scale, ..rate.complete(news) }));
                     }
-                    votes
+                    Some(votes)
                 }
                 Due::PassOver => {
                     let agenda = self.job.inputs.agenda();
                     agenda.pass_over_marked(&mut self.position.progress);
-                    Votes::default()
+                    None
                 }
                 Due::Evaluate(extent) => {
                     let votes = self.evaluate(seat, controls, extent, tell)?;
                     // Time spent here is no part of the training rate.
                     rate = Rate::start(feed.stats().waited);
-                    votes
+                    Some(votes)
                 }
                 Due::Save => {
-                    // A failure has been told; the next save may fit again.
-                    let _ = self.save(seat, tell)?;
-                    Votes::default()
+                    self.save(seat, tell);
+                    None
                 }
                 Due::Finish => {
                     if let Some(reason) = self.agenda().ends_early(&self.position.progress)
@@ -187,13 +193,17 @@ impl<L: Learner> Trainer<L> {
                     return self.done(Outcome::Completed, tell);
                 }
             };
+            let Some(votes) = agreed else { continue };
+            if !votes.writing {
+                self.go_on_writing(seat, tell)?;
+            }
             if votes.stop {
                 self.ensure_saved(seat, tell)?;
                 let reason = controls.reason();
                 return self.done(Outcome::Drained { reason }, tell);
             }
             if votes.save && self.position.progress.saved != Some(self.position.progress.step) {
-                let _ = self.save(seat, tell)?;
+                self.save(seat, tell);
             }
         }
     }
@@ -257,7 +267,7 @@ impl<L: Learner> Trainer<L> {
         let (virtual_ranks, parts) = (spec.train.virtual_ranks, spec.train.grad_accumulation);
         let before = self.position.progress.clone();
         let mut suspects = Suspects::default();
-        let mut vote = controls.vote();
+        let mut vote = controls.vote(self.saver.is_busy());
         for _ in 0..virtual_ranks_here {
             let (mut leaf, sums) = self.leaf(feed, fold, &mut suspects)?;
             leaf.set_tail(tail(&sums, vote))?;
@@ -282,7 +292,7 @@ impl<L: Learner> Trainer<L> {
         };
         self.learner.measure(total)?;
         // Here the host waits for the device, once per update.
-        let [loss, top1, count, save, stop, norm] = total.tail()?.map(f64::from);
+        let [loss, top1, count, save, stop, writing, norm] = total.tail()?.map(f64::from);
         let loss = loss / count.max(1.0);
         let mut watch = before.watch;
         if let Err(divergence) = watch.judge(loss, norm, &spec) {
@@ -324,7 +334,8 @@ impl<L: Learner> Trainer<L> {
             global_batch: agenda.global_batch(before.epoch),
             ..StepNews::default()
         };
-        Ok((news, Votes { save: save > 0.0, stop: stop > 0.0 }))
+        let [save, stop, writing] = [save, stop, writing].map(|votes| votes > 0.0);
+        Ok((news, Votes { save, stop, writing }))
     }
 
     /// The contribution of one virtual rank: the sum over its micro-batches.
@@ -366,7 +377,8 @@ impl<L: Learner> Trainer<L> {
         extent: Extent,
         tell: &mut dyn FnMut(RankNews),
     ) -> Result<Votes, Error> {
-        let vote = || controls.vote();
+        let saver = &mut self.saver;
+        let vote = || controls.vote(saver.is_busy());
         let evaluation::Evaluated { raw, ema, votes } = evaluation::evaluate(
             &mut self.learner,
             &self.job.inputs,
@@ -397,34 +409,72 @@ impl<L: Learner> Trainer<L> {
         Ok(votes)
     }
 
-    /// Saves; a failure is told, and training goes on.
-    fn save(
+    /// Begins a checkpoint, or sees to it that one follows that which is being written.
+    fn save(&mut self, seat: &mut Seat<'_>, tell: &mut dyn FnMut(RankNews)) {
+        let step = self.position.progress.step;
+        // A failed try counts for the agenda too, else a full disk would make it try for ever.
+        self.position.progress.saved = Some(step);
+        match self.saver.at_work_on() {
+            None => self.begin_writing(seat),
+            Some((behind, seconds)) => {
+                let is_news = self.saver.want_another();
+                if is_news && seat.collective.rank() == Rank(0) {
+                    tell(RankNews::SaveWaits { step, behind, seconds });
+                }
+            }
+        }
+    }
+
+    fn begin_writing(&mut self, seat: &Seat<'_>) {
+        let progress = &mut self.position.progress;
+        progress.saved = Some(progress.step);
+        let id = SaveId { generation: seat.generation, step: progress.step };
+        let (learner, restore) = (&mut self.learner, seat.restore);
+        self.saver.start(learner, progress, id, restore, &self.job, &*seat.collective);
+    }
+
+    /// The next phase of the checkpoint that is being written; then the one that waits for it.
+    fn go_on_writing(
+        &mut self,
+        seat: &mut Seat<'_>,
+        tell: &mut dyn FnMut(RankNews),
+    ) -> Result<(), Error> {
+        if let Some(written) = self.saver.advance(&self.job, seat.collective)? {
+            // A failure is told, and training goes on: the next one may fit again.
+            let _ = self.note_written(written, seat, tell);
+            if self.saver.take_wish() {
+                self.begin_writing(seat);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the checkpoint that is being written; of no other.
+    fn finish_writing(
         &mut self,
         seat: &mut Seat<'_>,
         tell: &mut dyn FnMut(RankNews),
     ) -> Result<Result<(), String>, Error> {
-        let step = self.position.progress.step;
-        // A failed try counts for the agenda too, else a full disk would make it try for ever.
-        self.position.progress.saved = Some(step);
-        let id = SaveId { generation: seat.generation, step };
-        let saved = saving::save(
-            &mut self.learner,
-            &self.position.progress,
-            &id,
-            seat.restore,
-            &self.job,
-            seat.collective,
-        )?;
-        if saved.is_ok() {
-            self.position.durable = Some(step);
+        let written = self.saver.finish(&self.job, seat.collective)?;
+        Ok(written.map_or(Ok(()), |written| self.note_written(written, seat, tell)))
+    }
+
+    fn note_written(
+        &mut self,
+        written: Result<Commit, String>,
+        seat: &Seat<'_>,
+        tell: &mut dyn FnMut(RankNews),
+    ) -> Result<(), String> {
+        if let Ok(commit) = &written {
+            self.position.durable = Some(commit.step);
         }
         if seat.collective.rank() == Rank(0) {
-            tell(match &saved {
+            tell(match &written {
                 Ok(commit) => RankNews::Saved(commit.clone()),
                 Err(message) => RankNews::SaveFailed { message: message.clone() },
             });
         }
-        Ok(saved.map(|_| ()))
+        written.map(|_| ())
     }
 
     /// Makes sure that leaving now loses nothing.
@@ -433,10 +483,12 @@ impl<L: Learner> Trainer<L> {
         seat: &mut Seat<'_>,
         tell: &mut dyn FnMut(RankNews),
     ) -> Result<(), Error> {
+        let _ = self.finish_writing(seat, tell)?;
         if self.position.durable == Some(self.position.progress.step) {
             return Ok(());
         }
-        self.save(seat, tell)?.map_err(Error::LastSave)
+        self.begin_writing(seat);
+        self.finish_writing(seat, tell)?.map_err(Error::LastSave)
     }
 
     fn done(&mut self, outcome: Outcome, tell: &mut dyn FnMut(RankNews)) -> Result<Outcome, Error> {
@@ -450,7 +502,7 @@ impl<L: Learner> Trainer<L> {
 fn tail(sums: &Sums, vote: Votes) -> [f32; TAIL] {
     let flag = |set: bool| f32::from(u8::from(set));
     let [loss, top1, count] = [sums.loss as f32, sums.top1 as f32, sums.count as f32];
-    [loss, top1, count, flag(vote.save), flag(vote.stop), 0.0]
+    [loss, top1, count, flag(vote.save), flag(vote.stop), flag(vote.writing), 0.0]
 }
 
 /// Leaves one sum of all, for a collective with an order of its own.
@@ -546,7 +598,7 @@ mod tests {
         let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
         let spec = Arc::new(JobSpec::from_toml(&text, &overrides).unwrap());
         let inputs = Inputs::open(&spec, &Place::default()).unwrap();
-        let store = Store::open(store).unwrap();
+        let store = Arc::new(Store::open(store).unwrap());
         let job = Job {
             id: JobId("00000000-0000-0000-0000-000000000000".parse().unwrap()),
             spec: spec.clone(),

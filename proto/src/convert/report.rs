@@ -157,6 +157,9 @@ impl From<RankNews> for News {
             RankNews::EndsEarly { reason } => Self::EndsEarly(reason),
             RankNews::Loader(news) => Self::Loader(news.into()),
             RankNews::Saved(commit) => Self::Saved(commit.into()),
+            RankNews::SaveWaits { step, behind, seconds } => {
+                Self::SaveWaits(v1::SaveWaits { step: step.0, behind: behind.0, seconds })
+            }
             RankNews::SaveFailed { message } => Self::SaveFailed(message),
             RankNews::Lost { detail } => Self::Lost(detail),
             RankNews::Done { outcome, digest } => Self::Done(done(outcome, digest)),
@@ -189,6 +192,9 @@ impl TryFrom<News> for RankNews {
             News::EndsEarly(reason) => Self::EndsEarly { reason },
             News::Loader(news) => Self::Loader(news.into()),
             News::Saved(checkpoint) => Self::Saved(checkpoint.try_into()?),
+            News::SaveWaits(v1::SaveWaits { step, behind, seconds }) => {
+                Self::SaveWaits { step: Step(step), behind: Step(behind), seconds }
+            }
             News::SaveFailed(message) => Self::SaveFailed { message },
             News::Lost(detail) => Self::Lost { detail },
             News::Done(v1::RankDone { outcome, digest }) => {

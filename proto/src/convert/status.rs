@@ -22,6 +22,7 @@ same_variants!(
         TrainingStarted,
         Evaluated,
         Saved,
+        SaveWaits,
         SaveFailed,
         RankFailed,
         Diverged,

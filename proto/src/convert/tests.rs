@@ -8,7 +8,7 @@ use baton_job::{
     ids::LocalRank,
     message::{
         Commit, Directive, Hello, Holding, Launch, LoaderNews, RankNews, RankPhase, Report,
-        Restore, Rollback, StateSource, StepNews,
+        Restore, Rollback, SaveTimes, StateSource, StepNews,
     },
     progress::{Accuracy, Extent, Fit, Progress},
 };
@@ -74,15 +74,17 @@ fn rollback() -> impl Strategy<Value = Rollback> {
 }
 
 fn commit() -> impl Strategy<Value = Commit> {
-    (word(), any::<u64>(), any::<u64>(), option::of(accuracy()), any::<u64>()).prop_map(
-        |(name, generation, step, accuracy, bytes)| Commit {
+    let took = (0.0..1e6, 0.0..1e6)
+        .prop_map(|(stall_seconds, seconds)| SaveTimes { stall_seconds, seconds });
+    (word(), any::<u64>(), any::<u64>(), option::of(accuracy()), any::<u64>(), option::of(took))
+        .prop_map(|(name, generation, step, accuracy, bytes, took)| Commit {
             name,
             generation: Generation(generation),
             step: Step(step),
             accuracy,
             bytes,
-        },
-    )
+            took,
+        })
 }
 
 fn failure() -> impl Strategy<Value = Failure> {
@@ -219,6 +221,9 @@ fn news() -> impl Strategy<Value = RankNews> {
         loader_news().prop_map(RankNews::Loader),
         commit().prop_map(RankNews::Saved),
         word().prop_map(|message| RankNews::SaveFailed { message }),
+        (any::<u64>(), any::<u64>(), 0.0..1e6).prop_map(|(step, behind, seconds)| {
+            RankNews::SaveWaits { step: Step(step), behind: Step(behind), seconds }
+        }),
         word().prop_map(|detail| RankNews::Lost { detail }),
         (outcome(), word()).prop_map(|(outcome, digest)| RankNews::Done { outcome, digest }),
         failure().prop_map(RankNews::Exited),

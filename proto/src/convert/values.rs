@@ -5,7 +5,7 @@ use baton_job::{
     engine::Evaluation,
     exit::{Class, Failure, Outcome},
     guard::LossWatch,
-    message::{Commit, LoaderNews, StepNews},
+    message::{Commit, LoaderNews, SaveTimes, StepNews},
     progress::{Accuracy, Extent, Fit, Progress},
 };
 
@@ -56,9 +56,11 @@ impl TryFrom<v1::EvaluatedStep> for (Step, Accuracy) {
 }
 
 impl From<Commit> for v1::Checkpoint {
-    fn from(Commit { name, generation, step, accuracy, bytes }: Commit) -> Self {
+    fn from(Commit { name, generation, step, accuracy, bytes, took }: Commit) -> Self {
         let accuracy = accuracy.map(Into::into);
-        Self { name, generation: generation.0, step: step.0, accuracy, bytes }
+        let took = took
+            .map(|SaveTimes { stall_seconds, seconds }| v1::SaveTimes { stall_seconds, seconds });
+        Self { name, generation: generation.0, step: step.0, accuracy, bytes, took }
     }
 }
 
@@ -66,12 +68,15 @@ impl TryFrom<v1::Checkpoint> for Commit {
     type Error = Malformed;
 
     fn try_from(wire: v1::Checkpoint) -> Result<Self, Malformed> {
-        let v1::Checkpoint { name, generation, step, accuracy, bytes } = wire;
+        let v1::Checkpoint { name, generation, step, accuracy, bytes, took } = wire;
         if name.is_empty() {
             return Err(Malformed::new("Checkpoint", "name", "is missing"));
         }
         let accuracy = accuracy.map(Into::into);
-        Ok(Self { name, generation: Generation(generation), step: Step(step), accuracy, bytes })
+        let took = took
+            .map(|v1::SaveTimes { stall_seconds, seconds }| SaveTimes { stall_seconds, seconds });
+        let (generation, step) = (Generation(generation), Step(step));
+        Ok(Self { name, generation, step, accuracy, bytes, took })
     }
 }
 

@@ -114,7 +114,7 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
 fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<Job, Error> {
     let id =
         setup.job_id.parse().map_err(|_| Error::Mismatch("the job id is no UUID".to_owned()))?;
-    let store = Store::open(&setup.checkpoint_location)?;
+    let store = Arc::new(Store::open(&setup.checkpoint_location)?);
     let place = Place {
         cpus: CpuShare::of_rank(setup.local_rank, setup.local_ranks),
         cache_dir: setup.cache_dir.clone(),

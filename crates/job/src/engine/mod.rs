@@ -529,6 +529,9 @@ impl Engine {
             }
             RankNews::Loader(news) => self.heard_of_loader(rank, news),
             RankNews::Saved(commit) => self.saved(now, commit),
+            RankNews::SaveWaits { step, behind, seconds } => {
+                self.announce(NoticeKind::SaveWaits, notice::describe_wait(step, behind, seconds));
+            }
             RankNews::SaveFailed { message } => self.announce(NoticeKind::SaveFailed, message),
             RankNews::Lost { detail } => {
                 let cause = format!("rank {rank} lost touch with the others: {detail}");
@@ -579,7 +582,7 @@ impl Engine {
         }
         self.actions.push(Action::Persist(Record::Saved(commit.clone())));
         self.persist_meter(now);
-        let text = format!("checkpoint {} saved", commit.name);
+        let text = notice::describe_commit(&commit);
         self.announce_at(NoticeKind::Saved, Some(commit.step), text);
         self.commit = Some(commit);
     }

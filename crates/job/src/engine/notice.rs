@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Evaluation, Incident};
 use crate::{
     ids::{Epoch, Generation, Rank, Step},
-    message::{LoaderNews, StateSource},
+    message::{Commit, LoaderNews, SaveTimes, StateSource},
     progress::{Accuracy, Extent, Progress},
 };
 
@@ -42,6 +42,8 @@ pub enum NoticeKind {
     EndsEarly,
     /// A checkpoint was committed.
     Saved,
+    /// A checkpoint waits for another to be written; says for which.
+    SaveWaits,
     /// A checkpoint failed; training goes on.
     SaveFailed,
     /// A rank's process ended before it was done.
@@ -54,6 +56,28 @@ pub enum NoticeKind {
     Draining,
     /// The job is over.
     Ended,
+}
+
+/// Says what was saved and what it cost.
+pub(super) fn describe_commit(commit: &Commit) -> String {
+    let name = &commit.name;
+    match commit.took {
+        None => format!("checkpoint {name} saved"),
+        Some(SaveTimes { stall_seconds, seconds }) => {
+            let stall = 1000.0 * stall_seconds;
+            format!(
+                "checkpoint {name} saved in {seconds:.1} s; training stood still for {stall:.0} ms"
+            )
+        }
+    }
+}
+
+/// Says what a checkpoint waits for.
+pub(super) fn describe_wait(step: Step, behind: Step, seconds: f64) -> String {
+    format!(
+        "the checkpoint due at step {step} waits: that of step {behind} is being written since \
+         {seconds:.1} s; a faster store or fewer checkpoints would help"
+    )
 }
 
 /// Says from where training goes on.

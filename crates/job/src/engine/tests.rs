@@ -238,6 +238,7 @@ fn commit(generation: u64, step: u64) -> Commit {
         step: Step(step),
         accuracy: None,
         bytes: 1,
+        took: None,
     }
 }
 

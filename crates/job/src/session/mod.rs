@@ -564,6 +564,7 @@ fn phase_after(news: &RankNews) -> Option<RankPhase> {
         | RankNews::EndsEarly { .. }
         | RankNews::Loader(_)
         | RankNews::Saved(_)
+        | RankNews::SaveWaits { .. }
         | RankNews::SaveFailed { .. }
         | RankNews::Exited(_) => None,
     }

@@ -133,6 +133,7 @@ fn commit() -> Commit {
         step: Step(50),
         accuracy: None,
         bytes: 1,
+        took: None,
     }
 }
 

@@ -32,7 +32,8 @@ impl Store {
 
     pub(crate) fn put(&mut self, generation: Generation, step: u64, spoiled: bool) -> Commit {
         let name = format!("generation-{generation}-step-{step}");
-        let commit = Commit { name, generation, step: Step(step), accuracy: None, bytes: 0 };
+        let commit =
+            Commit { name, generation, step: Step(step), accuracy: None, bytes: 0, took: None };
         self.commits.push((commit.clone(), spoiled));
         commit
     }

@@ -41,16 +41,22 @@ pub(crate) struct Group {
     rollbacks: usize,
     started: usize,
     doing: Together,
+    /// The checkpoint that is being written.
+    writing: Option<Writing>,
+}
+
+#[derive(Clone, Copy)]
+struct Writing {
+    step: u64,
+    spoiled: bool,
 }
 
 #[derive(Clone, PartialEq)]
 enum Together {
     TakingState,
     Stepping,
-    /// Writing a checkpoint; the last one if the outcome is known.
-    Saving {
-        ending: Option<Outcome>,
-    },
+    /// Writing the last checkpoint.
+    Ending(Outcome),
     Finished(Outcome),
     /// A member left.
     Broken,
@@ -111,6 +117,7 @@ impl Cluster {
             rollbacks: restore.rollbacks.len(),
             started: 0,
             doing,
+            writing: None,
         });
     }
 
@@ -163,8 +170,9 @@ impl Cluster {
     fn go_on(&mut self, id: GroupId, drained: Option<Outcome>) {
         let finished = self.groups[id].step >= self.plan.total_steps;
         let ending = drained.or_else(|| finished.then_some(Outcome::Completed));
-        if ending.is_some() {
-            return self.save(id, ending);
+        if let Some(outcome) = ending {
+            self.groups[id].doing = Together::Ending(outcome);
+            return self.save(id);
         }
         self.groups[id].doing = Together::Stepping;
         let step_ms = self.plan.step_ms;
@@ -201,10 +209,9 @@ impl Cluster {
         }
         let drained = drained.map(|reason| Outcome::Drained { reason });
         if save && drained.is_none() && step < self.plan.total_steps {
-            self.save(id, None);
-        } else {
-            self.go_on(id, drained);
+            self.save(id);
         }
+        self.go_on(id, drained);
     }
 
     /// Now and then a rank says how its loader does, and now and then that it lost samples.
@@ -272,52 +279,61 @@ impl Cluster {
         self.facts.push(Fact::Stepped { step, generations });
     }
 
-    fn save(&mut self, id: GroupId, ending: Option<Outcome>) {
-        self.groups[id].doing = Together::Saving { ending };
-        let at = self.soon(5..=200);
-        self.schedule(at, Happening::ShardsWritten(id));
+    /// One checkpoint is written at a time, while training goes on. The last one waits for its turn.
+    fn save(&mut self, id: GroupId) {
+        let group = &mut self.groups[id];
+        if group.writing.is_none() {
+            group.writing = Some(Writing { step: group.step, spoiled: group.spoiled });
+            let at = self.soon(5..=200);
+            self.schedule(at, Happening::ShardsWritten(id));
+        }
     }
 
     /// From here on the manifest is on its way: it lands whatever happens to those who sent it.
     pub(crate) fn shards_written(&mut self, id: GroupId) {
-        if matches!(self.groups[id].doing, Together::Saving { .. }) {
+        if self.groups[id].doing != Together::Broken {
             let at = self.soon(1..=400);
             self.schedule(at, Happening::ManifestLands(id));
         }
     }
 
     pub(crate) fn manifest_lands(&mut self, id: GroupId) {
-        let (generation, step) = (self.groups[id].generation, self.groups[id].step);
+        let generation = self.groups[id].generation;
+        let Some(Writing { step, spoiled }) = self.groups[id].writing.take() else { return };
         let fence = self.store.fence;
-        let committed = self.store.commit(generation, step, self.groups[id].spoiled);
+        let committed = self.store.commit(generation, step, spoiled);
         self.facts.push(match committed {
             Ok(_) => Fact::Committed { generation, step, fence },
             Err(_) => Fact::CommitRefused,
         });
-        let Together::Saving { ending } = self.groups[id].doing.clone() else { return };
-        let members = self.groups[id].members.clone();
-        match committed {
-            Ok(commit) => {
-                self.say(members[0], RankNews::Saved(commit));
-                match ending {
-                    Some(outcome) => {
-                        self.groups[id].doing = Together::Finished(outcome);
-                        for member in members {
-                            let at = self.soon(0..=50);
-                            self.wake(member, at, Wake::Finish);
-                        }
-                    }
-                    None => self.go_on(id, None),
+        let Group { doing, members, step: now_at, .. } = &self.groups[id];
+        let (doing, members, is_newest) = (doing.clone(), members.clone(), step == *now_at);
+        if !matches!(doing, Together::Stepping | Together::Ending(_)) {
+            return;
+        }
+        let is_safe = committed.is_ok();
+        self.say(
+            members[0],
+            match committed {
+                Ok(commit) => RankNews::Saved(commit),
+                Err(_) => {
+                    RankNews::SaveFailed { message: "a newer generation has the store".to_owned() }
+                }
+            },
+        );
+        match doing {
+            Together::Ending(outcome) if is_safe && is_newest => {
+                self.groups[id].doing = Together::Finished(outcome);
+                for member in members {
+                    let at = self.soon(0..=50);
+                    self.wake(member, at, Wake::Finish);
                 }
             }
-            Err(_) => {
-                let message = "a newer generation has the store".to_owned();
-                self.say(members[0], RankNews::SaveFailed { message });
-                match ending {
-                    Some(_) => members.into_iter().for_each(|member| self.die(member, killed())),
-                    None => self.go_on(id, None),
-                }
+            Together::Ending(_) if is_newest => {
+                members.into_iter().for_each(|member| self.die(member, killed()));
             }
+            Together::Ending(_) => self.save(id),
+            _ => {}
         }
     }
 
