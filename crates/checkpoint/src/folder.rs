@@ -51,6 +51,21 @@ pub(crate) fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
+/// Removes all files of a folder but `kept`; fine if there is none.
+pub(crate) fn clear(folder: &Path, kept: &str) -> io::Result<()> {
+    for file in fs::read_dir(folder)? {
+        let file = file?;
+        if file.file_name() == kept {
+            continue;
+        }
+        match fs::remove_file(file.path()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }

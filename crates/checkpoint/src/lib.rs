@@ -3,7 +3,7 @@
 //! A store is a folder that holds one folder per checkpoint:
 //!
 //! ```text
-//! fence.json                              the newest generation; older ones can commit no more
+//! fences/000003                           the newest generation; older ones can commit no more
 //! latest                                  name of the newest commit, for people; nobody relies on it
 //! step-0000000440-gen-000003/
 //!   shard-00000-of-00002.safetensors      rank 0's slice of every region
@@ -21,6 +21,7 @@ mod blocking;
 mod digest;
 mod error;
 pub mod export;
+mod fence;
 mod folder;
 mod manifest;
 mod name;

@@ -32,7 +32,7 @@ impl SaveId {
 }
 
 pub(crate) const MANIFEST: &str = "manifest.json";
-pub(crate) const FENCE: &str = "fence.json";
+pub(crate) const FENCES: &str = "fences";
 pub(crate) const LATEST: &str = "latest";
 
 pub(crate) fn shard_file(rank: Rank, world_size: u32) -> String {

@@ -41,6 +41,11 @@ impl Store {
             }
         };
         for id in superfluous(&entries, retention) {
+            // A newer generation may go on from what an older one no longer wants.
+            if let Err(error) = self.check_fence(retention.generation) {
+                pruned.warnings.push(format!("old checkpoints are not pruned: {error}"));
+                break;
+            }
             match self.remove(id) {
                 Ok(()) => pruned.removed.push(id.name()),
                 Err(error) => pruned.warnings.push(error.to_string()),

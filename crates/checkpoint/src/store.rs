@@ -1,22 +1,26 @@
 //! The place where checkpoints lie, and the write that commits one.
 
-use std::{fmt, path, sync::Arc};
+use std::{
+    fmt,
+    path::{self, PathBuf},
+    sync::Arc,
+};
 
-use baton_job::{Generation, Rank, message::Commit};
+use baton_job::{Rank, message::Commit};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::{
-    ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, local::LocalFileSystem,
-    path::Path,
+    ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    local::LocalFileSystem, memory::InMemory, path::Path,
 };
-use serde::Deserialize;
 
 use crate::{
     Error, Manifest, SaveId, ShardEntry, Snapshot,
     blocking::Blocking,
+    fence::Tombstone,
     folder,
     manifest::MAX_BYTES,
-    name::{FENCE, LATEST, MANIFEST, shard_file},
+    name::{LATEST, MANIFEST, shard_file},
 };
 
 /// A folder of checkpoints. All calls block.
@@ -25,6 +29,8 @@ use crate::{
 /// write returns it has survived the machine.
 pub struct Store {
     location: String,
+    /// Where a folder is.
+    folder: Option<PathBuf>,
     objects: Arc<dyn ObjectStore>,
     blocking: Blocking,
 }
@@ -50,11 +56,6 @@ pub enum EntryState {
     Damaged(String),
     /// Its save was never finished.
     Unfinished,
-}
-
-#[derive(Deserialize)]
-struct Fence {
-    generation: Generation,
 }
 
 impl fmt::Debug for Store {
@@ -86,8 +87,30 @@ impl Store {
         let files = LocalFileSystem::new_with_prefix(location)
             .map_err(|error| refused(error.to_string()))?
             .with_fsync(true);
-        let blocking = Blocking::new().map_err(|error| refused(error.to_string()))?;
-        Ok(Self { location: location.to_owned(), objects: Arc::new(files), blocking })
+        let mut store = Self::over(location, Arc::new(files))?;
+        store.folder = Some(PathBuf::from(location));
+        Ok(store)
+    }
+
+    /// A store in memory, for tests.
+    ///
+    /// # Errors
+    /// The system refuses threads.
+    pub fn memory() -> Result<Self, Error> {
+        Self::over("memory", Arc::new(InMemory::new()))
+    }
+
+    /// A store on any object store that lists what was written and knows create-only writes. Messages
+    /// call it `location`.
+    ///
+    /// # Errors
+    /// The system refuses threads.
+    pub fn over(location: &str, objects: Arc<dyn ObjectStore>) -> Result<Self, Error> {
+        let blocking = Blocking::new().map_err(|error| Error::Location {
+            location: location.to_owned(),
+            problem: error.to_string(),
+        })?;
+        Ok(Self { location: location.to_owned(), folder: None, objects, blocking })
     }
 
     /// The folder.
@@ -101,7 +124,14 @@ impl Store {
     /// # Errors
     /// The folder cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>, Error> {
-        Ok(self.ids()?.into_iter().map(|id| self.entry(id)).collect())
+        let mut entries = Vec::new();
+        for id in self.ids()? {
+            let entry = self.entry(id);
+            if entry.state != EntryState::Unfinished || !self.is_cleared(id)? {
+                entries.push(entry);
+            }
+        }
+        Ok(entries)
     }
 
     /// All checkpoints, finished or not, newest first.
@@ -123,36 +153,11 @@ impl Store {
         self.inspect(SaveId::parse(name).ok_or_else(missing)?)?.ok_or_else(missing)
     }
 
-    /// The newest generation that was ever opened on this store; 0 if none was.
-    ///
-    /// # Errors
-    /// The fence cannot be read.
-    pub fn fence(&self) -> Result<Generation, Error> {
-        let Some(bytes) = self.read(FENCE, MAX_BYTES)? else { return Ok(Generation(0)) };
-        let fence: Fence = serde_json::from_slice(&bytes).map_err(|error| Error::Location {
-            location: self.location.clone(),
-            problem: format!("{FENCE} is not readable ({error})"),
-        })?;
-        Ok(fence.generation)
-    }
-
-    /// Keeps generations below `generation` from changing anything here; never lowers the fence.
-    ///
-    /// # Errors
-    /// The fence cannot be read or written.
-    pub fn raise_fence(&self, generation: Generation) -> Result<(), Error> {
-        if self.fence()? >= generation {
-            return Ok(());
-        }
-        let text = serde_json::json!({ "generation": generation }).to_string();
-        self.write(FENCE, text.into(), PutMode::Overwrite)
-    }
-
     /// Writes one rank's slices, durable on return. Their memory is read where it lies.
     ///
     /// # Errors
-    /// The checkpoint is committed already, or the file cannot be written, for example because the
-    /// disk is full.
+    /// A newer generation has taken over; the checkpoint is committed already; the file cannot be
+    /// written, for example because the disk is full.
     pub fn write_shard(
         &self,
         save: &SaveId,
@@ -160,8 +165,9 @@ impl Store {
         world_size: u32,
         snapshot: &Snapshot,
     ) -> Result<ShardEntry, Error> {
-        if self.read(&format!("{}/{MANIFEST}", save.name()), MAX_BYTES)?.is_some() {
-            return Err(Error::Exists(save.name()));
+        self.check_fence(save.generation)?;
+        if let Some(there) = self.read(&format!("{}/{MANIFEST}", save.name()), MAX_BYTES)? {
+            return Err(taken(*save, &there));
         }
         let file = shard_file(rank, world_size);
         let encoded = snapshot.encode().map_err(|error| Error::Unfit {
@@ -175,58 +181,66 @@ impl Store {
         Ok(entry)
     }
 
-    /// Commits a checkpoint whose shards are all durable.
+    /// Commits a checkpoint whose shards are all durable. To commit the very same one again changes
+    /// nothing.
     ///
     /// # Errors
-    /// A newer generation has taken over; there is one of that name; the manifest is not consistent
-    /// or not that of the shards in the folder; it cannot be written.
+    /// A newer generation has taken over; there is another of that name; the manifest is not
+    /// consistent or not that of the shards in the folder; it cannot be written.
     pub fn commit(&self, manifest: &Manifest) -> Result<Commit, Error> {
-        self.check_fence(manifest.generation)?;
         let name = manifest.name();
         let bytes = manifest.encode()?;
         if let Some(problem) = self.wrong_file(manifest)? {
             let problem = format!("{problem}; do all nodes share {}?", self.location);
             return Err(Error::Unfit { name, problem });
         }
-        match self.write(&format!("{name}/{MANIFEST}"), bytes.into(), PutMode::Create) {
-            Err(Error::Storage { source, .. })
-                if matches!(*source, object_store::Error::AlreadyExists { .. }) =>
-            {
-                return Err(Error::Exists(name));
-            }
-            other => other?,
+        // In this order: `fence` says why.
+        self.check_fence(manifest.generation)?;
+        if let Some(there) = self.create(&format!("{name}/{MANIFEST}"), &bytes)? {
+            return Err(taken(manifest.id(), &there));
         }
         // The commit stands without it: no reader relies on it, and the next commit mends it.
         let _ = self.write(LATEST, format!("{name}\n").into(), PutMode::Overwrite);
         Ok(manifest.to_commit())
     }
 
-    /// Removes one checkpoint, its manifest first: half removed it is no checkpoint.
+    /// Removes one checkpoint, its manifest first: half removed it is no checkpoint. A tombstone stays.
     pub(crate) fn remove(&self, id: SaveId) -> Result<(), Error> {
         let name = id.name();
-        let removed = self.wait(async {
-            let manifest = Path::from(format!("{name}/{MANIFEST}"));
-            match self.objects.delete(&manifest).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => return Err(error),
+        let manifest = format!("{name}/{MANIFEST}");
+        let there = self.read(&manifest, MAX_BYTES)?;
+        let is_closed = there.is_some_and(|bytes| Tombstone::parse(&bytes).is_some());
+        if !is_closed {
+            self.delete(&Path::from(manifest))?;
+        }
+        for file in self.files(&name)? {
+            if !is_closed || file.location.filename() != Some(MANIFEST) {
+                self.delete(&file.location)?;
             }
-            let files: Vec<_> =
-                self.objects.list(Some(&Path::from(name.as_str()))).try_collect().await?;
-            for file in files {
-                self.objects.delete(&file.location).await?;
-            }
-            Ok(())
-        });
-        removed.map_err(|source| self.failed("remove", &name, source))?;
+        }
         // An object store knows no folders, and hides the temporary files that a crash leaves.
-        folder::remove(&path::Path::new(&self.location).join(&name)).map_err(|error| {
-            Error::Location { location: self.location.clone(), problem: format!("{name}: {error}") }
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let folder = folder.join(&name);
+        let removed =
+            if is_closed { folder::clear(&folder, MANIFEST) } else { folder::remove(&folder) };
+        removed.map_err(|error| Error::Location {
+            location: self.location.clone(),
+            problem: format!("{name}: {error}"),
         })
     }
 
-    pub(crate) fn check_fence(&self, mine: Generation) -> Result<(), Error> {
-        let fence = self.fence()?;
-        if mine < fence { Err(Error::Fenced { mine, fence }) } else { Ok(()) }
+    fn delete(&self, file: &Path) -> Result<(), Error> {
+        match self.wait(self.objects.delete(file)) {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(source) => Err(self.failed("remove", file.as_ref(), source)),
+        }
+    }
+
+    /// All files in a folder of the store and below; none if it is not there.
+    pub(crate) fn files(&self, folder: &str) -> Result<Vec<ObjectMeta>, Error> {
+        let path = Path::from(folder);
+        let listing = self.objects.list(Some(&path)).try_collect();
+        self.wait(listing).map_err(|source| self.failed("list", folder, source))
     }
 
     /// A file's bytes if it is there and no larger than `most`.
@@ -251,7 +265,12 @@ impl Store {
         }
     }
 
-    fn write(&self, file: &str, payload: PutPayload, mode: PutMode) -> Result<(), Error> {
+    pub(crate) fn write(
+        &self,
+        file: &str,
+        payload: PutPayload,
+        mode: PutMode,
+    ) -> Result<(), Error> {
         let path = Path::from(file);
         let put = self.objects.put_opts(&path, payload, PutOptions::from(mode));
         self.wait(put).map(|_| ()).map_err(|source| self.failed("write", file, source))
@@ -272,6 +291,9 @@ impl Store {
         let Some(bytes) = self.read(&format!("{}/{MANIFEST}", id.name()), MAX_BYTES)? else {
             return Ok(None);
         };
+        if Tombstone::parse(&bytes).is_some() {
+            return Ok(None);
+        }
         let manifest = Manifest::parse(id, &bytes)?;
         match self.wrong_file(&manifest)? {
             Some(problem) => Err(Error::Damaged { name: id.name(), problem }),
@@ -279,13 +301,16 @@ impl Store {
         }
     }
 
+    /// Whether an unfinished save was pruned and only its tombstone is left.
+    fn is_cleared(&self, id: SaveId) -> Result<bool, Error> {
+        let files = self.files(&id.name())?;
+        Ok(matches!(files.as_slice(), [only] if only.location.filename() == Some(MANIFEST)))
+    }
+
     /// The first file that is not there, or not of the size that the manifest tells.
     fn wrong_file(&self, manifest: &Manifest) -> Result<Option<String>, Error> {
         let name = manifest.name();
-        let files = self.wait(async {
-            self.objects.list(Some(&Path::from(name.as_str()))).try_collect::<Vec<_>>().await
-        });
-        let files = files.map_err(|source| self.failed("list", &name, source))?;
+        let files = self.files(&name)?;
         Ok(manifest.shards.iter().find_map(|shard| {
             let file = files.iter().find(|file| file.location.filename() == Some(&shard.file));
             match file {
@@ -306,5 +331,13 @@ impl Store {
     fn failed(&self, operation: &'static str, subject: &str, source: object_store::Error) -> Error {
         let (subject, location) = (subject.to_owned(), self.location.clone());
         Error::Storage { operation, subject, location, source: Box::new(source) }
+    }
+}
+
+/// Why nothing can be written to a save, given what stands in its manifest's place.
+fn taken(id: SaveId, there: &[u8]) -> Error {
+    match Tombstone::parse(there) {
+        Some(tombstone) => Error::Fenced { mine: id.generation, fence: tombstone.abandoned_by },
+        None => Error::Exists(id.name()),
     }
 }

@@ -1,24 +1,25 @@
 //! Stories of saves, crashes and resumes, through the public interface alone.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+mod kit;
+
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
 use baton_checkpoint::{
-    EntryState, Error, Found, Manifest, RegionInfo, Retention, SaveId, Snapshot, Store, TensorInfo,
+    EntryState, Error, Manifest, RegionInfo, Retention, SaveId, Snapshot, Store, TensorInfo,
     export::{self, Weights},
     slice_of,
 };
 use baton_job::{
-    Epoch, Generation, JobId, Rank, Step,
+    Epoch, Generation, Rank, Step,
     message::{Restore, Rollback},
-    progress::{Accuracy, Fit, Progress},
+    progress::{Accuracy, Fit},
 };
+use kit::{assert_holds, find, id, keep, names, newest, saved, written};
 use tempfile::TempDir;
-
-const LENS: [(&str, usize); 3] = [("weights", 1003), ("momentum", 1003), ("statistics", 5)];
 
 struct Fixture {
     folder: TempDir,
@@ -31,57 +32,6 @@ fn fixture() -> Fixture {
     Fixture { folder, store }
 }
 
-fn id(generation: u64, step: u64) -> SaveId {
-    SaveId { generation: Generation(generation), step: Step(step) }
-}
-
-fn values(region: usize, len: usize, seed: u64) -> Vec<f32> {
-    (0..len).map(|i| (i + 7 * region) as f32 + seed as f32 / 64.0).collect()
-}
-
-/// All shards written, nothing committed.
-fn written(store: &Store, id: SaveId, world_size: u32) -> Manifest {
-    let state: Vec<Vec<f32>> =
-        LENS.iter().enumerate().map(|(r, (_, len))| values(r, *len, id.step.0)).collect();
-    let shards = (0..world_size)
-        .map(Rank)
-        .map(|rank| {
-            let snapshot: Snapshot = LENS
-                .iter()
-                .zip(&state)
-                .map(|((name, len), values)| (*name, &values[slice_of(*len, rank, world_size)]))
-                .collect();
-            store.write_shard(&id, rank, world_size, &snapshot).unwrap()
-        })
-        .collect();
-    Manifest {
-        version: baton_checkpoint::VERSION,
-        job: JobId(uuid::Uuid::nil()),
-        arch: "linear".into(),
-        recipe_hash: "hash".into(),
-        recipe: "{}".into(),
-        generation: id.generation,
-        step: id.step,
-        progress: Progress { step: id.step, ..Progress::default() },
-        seed: 1,
-        virtual_ranks: 8,
-        world_size,
-        regions: LENS
-            .iter()
-            .map(|(name, len)| RegionInfo { name: (*name).into(), len: *len })
-            .collect(),
-        tensors: Vec::new(),
-        shards,
-        created_unix_seconds: 1,
-    }
-}
-
-fn saved(store: &Store, id: SaveId, world_size: u32) -> Manifest {
-    let manifest = written(store, id, world_size);
-    store.commit(&manifest).unwrap();
-    manifest
-}
-
 fn graded(store: &Store, id: SaveId, top1: f64) {
     let mut manifest = written(store, id, 1);
     manifest.progress.epoch = Epoch(1);
@@ -90,46 +40,8 @@ fn graded(store: &Store, id: SaveId, top1: f64) {
     store.commit(&manifest).unwrap();
 }
 
-fn find(store: &Store, not_before: u64, path: Option<&str>) -> Result<Option<Found>, Error> {
-    let path = path.map(str::to_owned);
-    store.find(&Restore { not_before: Generation(not_before), path, ..Restore::default() })
-}
-
-fn newest(store: &Store) -> Found {
-    find(store, 0, None).unwrap().expect("a checkpoint")
-}
-
-fn names(store: &Store) -> Vec<String> {
-    store.list().unwrap().into_iter().map(|entry| entry.name).collect()
-}
-
 fn file(f: &Fixture, id: SaveId, name: &str) -> PathBuf {
     f.folder.path().join(id.name()).join(name)
-}
-
-fn assert_holds(store: &Store, manifest: &Manifest) {
-    let mut state: Vec<Vec<f32>> = LENS.iter().map(|(_, len)| vec![f32::NAN; *len]).collect();
-    store
-        .load(manifest, &mut |name, offset, values| {
-            let region = LENS.iter().position(|(known, _)| *known == name).unwrap();
-            for (i, value) in values.iter().enumerate() {
-                assert!(state[region][offset + i].is_nan(), "value given twice");
-                state[region][offset + i] = *value;
-            }
-        })
-        .unwrap();
-    for (r, (_, len)) in LENS.iter().enumerate() {
-        assert_eq!(state[r], values(r, *len, manifest.step.0));
-    }
-}
-
-fn keep(keep_last: u32, keep_best: bool, not_before: u64, generation: u64) -> Retention {
-    Retention {
-        keep_last,
-        keep_best,
-        restore: Restore { not_before: Generation(not_before), ..Restore::default() },
-        generation: Generation(generation),
-    }
 }
 
 /// Auto-resume of a job that went back: each (generation that goes on, first step that is no good).
@@ -164,7 +76,9 @@ fn more_ranks_than_values_is_fine() {
 fn commit_is_create_only() {
     let f = fixture();
     let manifest = saved(&f.store, id(1, 1), 2);
-    assert!(f.store.commit(&manifest).is_err());
+    let other = Manifest { seed: 2, ..manifest.clone() };
+    assert!(matches!(f.store.commit(&other), Err(Error::Exists(_))));
+    f.store.commit(&manifest).expect("the same one again, after an answer that was lost");
     assert_holds(&f.store, &newest(&f.store).manifest);
 }
 
@@ -303,10 +217,8 @@ fn old_generation_is_fenced_off() {
     let f = fixture();
     saved(&f.store, id(1, 10), 1);
     saved(&f.store, id(1, 20), 1);
-    f.store.raise_fence(Generation(3)).unwrap();
-    let _ = f.store.raise_fence(Generation(2));
-    assert_eq!(f.store.fence().unwrap(), Generation(3));
     let late = written(&f.store, id(2, 30), 1);
+    f.store.raise_fence(Generation(3)).unwrap();
     assert!(matches!(f.store.commit(&late), Err(Error::Fenced { .. })));
     let pruned = f.store.prune(&keep(1, false, 0, 2));
     assert!(pruned.removed.is_empty() && pruned.warnings.len() == 1);

@@ -1,0 +1,125 @@
+//! The fence: which generations may no longer commit.
+//!
+//! The fence is made of objects that are only ever created, one for each generation that was opened:
+//! `fences/000003`. The highest number counts, so it can never be lowered.
+//!
+//! Why nothing of an older generation is committed once [`Store::raise_fence`] has returned:
+//!
+//! 1. A commit first sees all its shards in its folder, then looks at the fence, then creates its manifest.
+//! 2. Raising first creates the fence, then lists the store, then creates a tombstone in the manifest's place
+//!    in every older folder that has no manifest.
+//! 3. A commit that looks after the fence was created is refused. One that looked before has its folder in
+//!    that listing, so both want to create the same object, and one of them loses: either the tombstone
+//!    stands and the commit is refused, or the commit came before raising was done, which is legitimate.
+//!
+//! For the same reason a tombstone stays when the rest of its folder is pruned. All of it needs listings
+//! that show what was written before, as local disks, FSx for Lustre and S3 give them. NFS clients remember
+//! listings for up to a minute: mount with `actimeo=0`.
+
+use baton_job::Generation;
+use bytes::Bytes;
+use object_store::{PutMode, path::Path};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, SaveId, Store, VERSION,
+    manifest::MAX_BYTES,
+    name::{FENCES, MANIFEST},
+};
+
+/// Stands in the place of a manifest that shall never be written.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Tombstone {
+    version: u32,
+    /// The generation that took over.
+    pub(crate) abandoned_by: Generation,
+}
+
+impl Tombstone {
+    /// What a manifest's file holds, if it is a tombstone.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        serde_json::from_slice(bytes).ok()
+    }
+}
+
+impl Store {
+    /// The newest generation that was ever opened on this store; 0 if none was.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn fence(&self) -> Result<Generation, Error> {
+        let fences = self.files(FENCES)?;
+        let numbers = fences.iter().filter_map(|fence| fence.location.filename()?.parse().ok());
+        Ok(Generation(numbers.max().unwrap_or(0)))
+    }
+
+    /// Keeps generations below `generation` from changing anything here; never lowers the fence. What they
+    /// have not committed when this returns they can never commit. May be repeated after a failure.
+    ///
+    /// # Errors
+    /// The store cannot be read or written.
+    pub fn raise_fence(&self, generation: Generation) -> Result<(), Error> {
+        let fence = format!("{FENCES}/{:06}", generation.0);
+        self.create(&fence, format!("{}\n", generation.0).as_bytes())?;
+        let tombstone = Tombstone { version: VERSION, abandoned_by: generation };
+        let text = serde_json::json!(tombstone).to_string();
+        for id in self.unfinished()?.into_iter().filter(|id| id.generation < generation) {
+            // Whatever is there already is as good: a commit that was faster, or another tombstone.
+            self.create(&format!("{}/{MANIFEST}", id.name()), text.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_fence(&self, mine: Generation) -> Result<(), Error> {
+        let fence = self.fence()?;
+        if mine < fence { Err(Error::Fenced { mine, fence }) } else { Ok(()) }
+    }
+
+    /// Every save that has files and no manifest.
+    fn unfinished(&self) -> Result<Vec<SaveId>, Error> {
+        let files = self.files("")?;
+        let in_folder = |file: &Path| {
+            let mut parts = file.parts();
+            let id = SaveId::parse(parts.next()?.as_ref())?;
+            Some((id, parts.next()?.as_ref().to_owned()))
+        };
+        let files: Vec<(SaveId, String)> =
+            files.iter().filter_map(|file| in_folder(&file.location)).collect();
+        let mut ids: Vec<SaveId> = files.iter().map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.retain(|id| !files.iter().any(|(other, file)| other == id && file == MANIFEST));
+        Ok(ids)
+    }
+
+    /// Creates a file, unless there is one of that name: then its bytes are returned. A file with the very
+    /// same bytes is taken for ours, for an answer may be lost after the work was done.
+    pub(crate) fn create(&self, file: &str, bytes: &[u8]) -> Result<Option<Bytes>, Error> {
+        let payload = Bytes::copy_from_slice(bytes);
+        let mut attempt = 1;
+        loop {
+            let Err(error) = self.write(file, payload.clone().into(), PutMode::Create) else {
+                return Ok(None);
+            };
+            match self.read(file, MAX_BYTES) {
+                Ok(Some(there)) if there == payload => return Ok(None),
+                Ok(Some(there)) => return Ok(Some(there)),
+                Ok(None) if attempt < CREATE_ATTEMPTS && may_be_repeated(&error) => attempt += 1,
+                _ => return Err(error),
+            }
+        }
+    }
+}
+
+/// How often a file is created that is not there afterwards.
+const CREATE_ATTEMPTS: u32 = 4;
+
+/// S3 answers "conflict" to one of two that write at the same moment, and the other may fail; and a request
+/// that must not be done twice is not repeated by its client when the connection breaks.
+fn may_be_repeated(error: &Error) -> bool {
+    let Error::Storage { source, .. } = error else { return false };
+    matches!(
+        **source,
+        object_store::Error::AlreadyExists { .. } | object_store::Error::Generic { .. }
+    )
+}

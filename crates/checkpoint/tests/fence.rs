@@ -1,0 +1,205 @@
+//! Every interleaving of the store operations of an old generation's commit and of raising the fence.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod kit;
+
+use std::{
+    sync::{Arc, Condvar, Mutex},
+    thread,
+};
+
+use baton_checkpoint::{EntryState, Error, Store};
+use baton_job::{Generation, Rank};
+use kit::{
+    hook::{Hook, Hooked, Operation},
+    id, keep, newest, saved, written,
+};
+use object_store::memory::InMemory;
+
+const COMMITTER: usize = 0;
+const RAISER: usize = 1;
+
+/// Lets one of two threads at a time do one operation, in the order of a plan.
+#[derive(Clone, Default)]
+struct Turns(Arc<(Mutex<State>, Condvar)>);
+
+#[derive(Default)]
+struct State {
+    waiting: [bool; 2],
+    ended: [bool; 2],
+    /// Whose turn it is; `None` while the next is to be chosen.
+    turn: Option<usize>,
+    /// Who went at each choice, where both could have gone.
+    plan: Vec<usize>,
+    chosen: usize,
+    /// What was done, in order; the end of a thread's work is one of them.
+    log: Vec<(usize, String)>,
+}
+
+impl State {
+    /// Chooses once both threads stand at an operation or have ended.
+    fn choose(&mut self) {
+        let settled = (0..2).all(|who| self.waiting[who] || self.ended[who]);
+        if self.turn.is_some() || !settled {
+            return;
+        }
+        self.turn = match self.waiting {
+            [true, true] => {
+                if self.chosen == self.plan.len() {
+                    self.plan.push(COMMITTER);
+                }
+                self.chosen += 1;
+                Some(self.plan[self.chosen - 1])
+            }
+            [true, false] => Some(COMMITTER),
+            [false, true] => Some(RAISER),
+            [false, false] => None,
+        };
+    }
+}
+
+impl Turns {
+    fn hook(&self, who: usize) -> Hook {
+        let turns = self.clone();
+        Hook::before(move |operation: &Operation| {
+            let (state, changed) = &*turns.0;
+            let mut state = state.lock().unwrap();
+            // The last turn ends where the next operation begins.
+            state.turn.take_if(|turn| *turn == who);
+            state.waiting[who] = true;
+            state.choose();
+            changed.notify_all();
+            let mut state = changed.wait_while(state, |state| state.turn != Some(who)).unwrap();
+            state.waiting[who] = false;
+            state.log.push((who, operation.to_string()));
+        })
+    }
+
+    fn end(&self, who: usize) {
+        let (state, changed) = &*self.0;
+        let mut state = state.lock().unwrap();
+        state.turn.take_if(|turn| *turn == who);
+        state.ended[who] = true;
+        state.log.push((who, "end".into()));
+        state.choose();
+        changed.notify_all();
+    }
+}
+
+/// Runs every interleaving and counts how many ended with a commit, and how many without.
+fn every_interleaving(run: impl Fn(&Turns) -> bool) -> (usize, usize) {
+    let mut plan = Vec::new();
+    let (mut committed, mut refused) = (0, 0);
+    loop {
+        let turns = Turns::default();
+        turns.0.0.lock().unwrap().plan = plan;
+        *if run(&turns) { &mut committed } else { &mut refused } += 1;
+        plan = std::mem::take(&mut turns.0.0.lock().unwrap().plan);
+        // The next plan in order: the last choice that can still go to the raiser does.
+        while plan.last() == Some(&RAISER) {
+            plan.pop();
+        }
+        match plan.last_mut() {
+            Some(last) => *last = RAISER,
+            None => return (committed, refused),
+        }
+    }
+}
+
+/// An old generation writes its last shard and commits, while a new one takes over and, if asked to,
+/// prunes. Whether there was a commit.
+fn race(turns: &Turns, prunes: bool) -> bool {
+    let objects = Arc::new(InMemory::new());
+    let plain = Store::over("plain", objects.clone()).unwrap();
+    saved(&plain, id(1, 10), 2);
+    let first = plain.write_shard(&id(1, 20), Rank(0), 2, &kit::snapshot(20, 0, 2)).unwrap();
+
+    let over = |who| Store::over("hooked", Arc::new(Hooked::new(objects.clone(), turns.hook(who))));
+    let (committing, raising) = (over(COMMITTER).unwrap(), over(RAISER).unwrap());
+    let outcome = thread::scope(|scope| {
+        let commit = scope.spawn(|| {
+            let save = || {
+                let last = kit::snapshot(20, 1, 2);
+                let last = committing.write_shard(&id(1, 20), Rank(1), 2, &last)?;
+                let manifest = kit::draft(id(1, 20), 2, vec![first, last]);
+                committing.commit(&manifest)?;
+                Ok(manifest)
+            };
+            let outcome = save();
+            turns.end(COMMITTER);
+            outcome
+        });
+        scope.spawn(|| {
+            raising.raise_fence(Generation(2)).unwrap();
+            turns.0.0.lock().unwrap().log.push((RAISER, "raised".into()));
+            if prunes {
+                let pruned = raising.prune(&keep(1, false, 0, 2));
+                assert!(pruned.warnings.is_empty(), "{:?}", pruned.warnings);
+            }
+            turns.end(RAISER);
+        });
+        commit.join().unwrap()
+    });
+
+    let log = std::mem::take(&mut turns.0.0.lock().unwrap().log);
+    let place =
+        |wanted: (usize, &str)| log.iter().position(|(who, what)| (*who, what.as_str()) == wanted);
+    match &outcome {
+        Ok(manifest) => {
+            let created = format!("create {}/manifest.json", id(1, 20).name());
+            let committed = place((COMMITTER, &created)).unwrap();
+            assert!(committed < place((RAISER, "raised")).unwrap(), "too late: {log:#?}");
+            assert_eq!(&newest(&plain).manifest, manifest, "{log:#?}");
+        }
+        Err(Error::Fenced { .. }) => {
+            assert_eq!(newest(&plain).manifest.id(), id(1, 10), "{log:#?}");
+        }
+        // Pruned while it was being written, which only a newer generation may do.
+        Err(Error::Unfit { .. }) if prunes => {}
+        Err(error) => panic!("{error}: {log:#?}"),
+    }
+    let states = plain.list().unwrap();
+    let damaged = |state: &EntryState| matches!(state, EntryState::Damaged(_));
+    assert!(!states.iter().any(|entry| damaged(&entry.state)), "{states:?} {log:#?}");
+    outcome.is_ok()
+}
+
+#[test]
+fn nothing_is_committed_after_the_fence_was_raised() {
+    let (committed, refused) = every_interleaving(|turns| race(turns, false));
+    assert!(committed >= 5 && refused >= 20, "only {committed} commits and {refused} refusals");
+}
+
+#[test]
+fn nothing_is_committed_after_the_fence_was_raised_and_the_leftovers_were_pruned() {
+    let (committed, refused) = every_interleaving(|turns| race(turns, true));
+    assert!(committed >= 20 && refused >= 500, "only {committed} commits and {refused} refusals");
+}
+
+#[test]
+fn a_closed_save_is_refused_and_pruned_and_its_tombstone_stays() {
+    let store = Store::memory().unwrap();
+    saved(&store, id(1, 10), 1);
+    let late = written(&store, id(1, 20), 1);
+    store.raise_fence(Generation(2)).unwrap();
+    store.raise_fence(Generation(2)).expect("may be repeated");
+    assert!(matches!(store.commit(&late), Err(Error::Fenced { .. })));
+    let states: Vec<_> = store.list().unwrap().into_iter().map(|entry| entry.state).collect();
+    assert!(matches!(states.as_slice(), [EntryState::Unfinished, EntryState::Whole(_)]));
+
+    assert_eq!(store.prune(&keep(1, false, 0, 2)).removed, [id(1, 20).name()]);
+    assert_eq!(store.list().unwrap().len(), 1);
+    assert!(store.prune(&keep(1, false, 0, 2)).removed.is_empty());
+    let late = store.write_shard(&id(1, 20), Rank(0), 1, &kit::snapshot(20, 0, 1));
+    assert!(matches!(late, Err(Error::Fenced { .. })));
+}
+
+#[test]
+fn the_fence_is_never_lowered() {
+    let store = Store::memory().unwrap();
+    assert_eq!(store.fence().unwrap(), Generation(0));
+    for (raised, fence) in [(3, 3), (2, 3), (3, 3), (1_000_000, 1_000_000), (999_999, 1_000_000)] {
+        store.raise_fence(Generation(raised)).unwrap();
+        assert_eq!(store.fence().unwrap(), Generation(fence));
+    }
+}
