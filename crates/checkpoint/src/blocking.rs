@@ -12,7 +12,12 @@ pub(crate) struct Blocking {
 
 impl Blocking {
     pub(crate) fn new() -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
+        // A thread of its own, for a bucket's connections live on between two operations.
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("checkpoint-io")
+            .enable_all()
+            .build()?;
         Ok(Self { runtime: Some(runtime) })
     }
 

@@ -1,22 +1,29 @@
 //! What can go wrong with checkpoints.
 
+use std::{error, fmt, io, iter};
+
 use baton_job::Generation;
 
 /// Why a checkpoint operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The folder cannot be used at all.
+    /// The folder or bucket cannot be used at all.
     #[error(
-        "checkpoint folder {location}: {problem}; give one that exists and is writable in checkpoint.dir"
+        "checkpoint store {location}: {}; give a folder or s3://bucket/prefix that is writable in checkpoint.dir",
+        one_line(problem)
     )]
     Location {
-        /// The folder.
+        /// The folder or bucket.
         location: String,
         /// What the system said.
         problem: String,
     },
     /// A file cannot be written, read or listed.
-    #[error("cannot {operation} {subject} in checkpoint folder {location}: {source}")]
+    #[error(
+        "cannot {operation} {subject} in checkpoint store {location}: {}; {}",
+        one_line(source),
+        remedy(location, source)
+    )]
     Storage {
         /// What was being done.
         operation: &'static str,
@@ -98,4 +105,40 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+}
+
+/// Servers answer with pages of XML.
+fn one_line(text: &impl fmt::Display) -> String {
+    let line = text.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(MOST_CHARS) {
+        Some((end, _)) => format!("{} ...", &line[..end]),
+        None => line,
+    }
+}
+
+const MOST_CHARS: usize = 400;
+
+/// What a person should try.
+fn remedy(location: &str, source: &object_store::Error) -> &'static str {
+    use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
+    let causes = iter::successors(Some(source as &(dyn error::Error + 'static)), |e| e.source());
+    let system = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).last();
+    match (system.map(io::Error::kind), source) {
+        (Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded), _) => {
+            "free some space there, or lower checkpoint.keep_last"
+        }
+        (Some(io::ErrorKind::ReadOnlyFilesystem), _) => {
+            "mount it for writing, or give another in checkpoint.dir"
+        }
+        (_, PermissionDenied { .. } | Unauthenticated { .. }) if location.starts_with("s3://") => {
+            "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the role of this machine: it must be allowed to list, read, write and delete there"
+        }
+        (_, NotFound { .. }) if location.starts_with("s3://") => {
+            "check the name of the bucket, AWS_REGION and AWS_ENDPOINT_URL"
+        }
+        _ if location.starts_with("s3://") => {
+            "check the network, AWS_REGION and AWS_ENDPOINT_URL, and that there are credentials"
+        }
+        _ => "check the disk, and that this user may read and write there",
+    }
 }

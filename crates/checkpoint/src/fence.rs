@@ -25,6 +25,7 @@ use crate::{
     Error, SaveId, Store, VERSION,
     manifest::MAX_BYTES,
     name::{FENCES, MANIFEST},
+    store::ATTEMPTS,
 };
 
 /// Stands in the place of a manifest that shall never be written.
@@ -104,15 +105,12 @@ impl Store {
             match self.read(file, MAX_BYTES) {
                 Ok(Some(there)) if there == payload => return Ok(None),
                 Ok(Some(there)) => return Ok(Some(there)),
-                Ok(None) if attempt < CREATE_ATTEMPTS && may_be_repeated(&error) => attempt += 1,
+                Ok(None) if attempt < ATTEMPTS && may_be_repeated(&error) => attempt += 1,
                 _ => return Err(error),
             }
         }
     }
 }
-
-/// How often a file is created that is not there afterwards.
-const CREATE_ATTEMPTS: u32 = 4;
 
 /// S3 answers "conflict" to one of two that write at the same moment, and the other may fail; and a request
 /// that must not be done twice is not repeated by its client when the connection breaks.

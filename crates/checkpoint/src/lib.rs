@@ -1,6 +1,6 @@
 //! Checkpoints: written in shards, whole or not there at all.
 //!
-//! A store is a folder that holds one folder per checkpoint:
+//! A store is a folder, on disk or in an S3 bucket, that holds one folder per checkpoint:
 //!
 //! ```text
 //! fences/000003                           the newest generation; older ones can commit no more
@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod access;
 mod blocking;
 mod digest;
 mod error;
@@ -30,7 +31,9 @@ mod retention;
 mod shard;
 mod snapshot;
 mod store;
+mod transfer;
 
+pub use access::Access;
 pub use digest::StateDigest;
 pub use error::Error;
 pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};

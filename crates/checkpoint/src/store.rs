@@ -10,23 +10,24 @@ use baton_job::{Rank, message::Commit};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::{
-    ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-    local::LocalFileSystem, memory::InMemory, path::Path,
+    ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, local::LocalFileSystem,
+    memory::InMemory, path::Path, prefix::PrefixStore,
 };
 
 use crate::{
-    Error, Manifest, SaveId, ShardEntry, Snapshot,
+    Access, Error, Manifest, SaveId, ShardEntry, Snapshot,
+    access::bucket_of,
     blocking::Blocking,
     fence::Tombstone,
     folder,
     manifest::MAX_BYTES,
     name::{LATEST, MANIFEST, shard_file},
+    transfer::{download, upload},
 };
 
-/// A folder of checkpoints. All calls block.
+/// A folder of checkpoints, on disk or in a bucket. All calls block.
 ///
-/// Files are written under a temporary name, fsynced, renamed, and the folder is fsynced: when a
-/// write returns it has survived the machine.
+/// When a write returns it has survived the machine: `access` says how.
 pub struct Store {
     location: String,
     /// Where a folder is.
@@ -34,6 +35,9 @@ pub struct Store {
     objects: Arc<dyn ObjectStore>,
     blocking: Blocking,
 }
+
+/// How often is tried what the object store's client does not repeat by itself.
+pub(crate) const ATTEMPTS: u32 = 4;
 
 /// One checkpoint folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,31 +69,66 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens the folder `location` for writing and makes it if it is not there.
+    /// Opens a folder or `s3://bucket/prefix` for writing, a bucket as the environment's `AWS_*` variables
+    /// say. A folder is made if it is not there.
     ///
     /// # Errors
     /// It cannot be made, or not be written to.
     pub fn open(location: &str) -> Result<Self, Error> {
-        let refused = |problem: String| Error::Location { location: location.to_owned(), problem };
-        let path = path::Path::new(location);
-        folder::create(path).map_err(|error| refused(error.to_string()))?;
-        // Better now than at the first save, hours later.
-        folder::probe(path).map_err(|error| refused(error.to_string()))?;
-        Self::open_existing(location)
+        Self::open_with(location, &Access::default())
     }
 
-    /// Opens the folder `location` as it is.
+    /// As [`Store::open`], with another way to reach buckets.
     ///
     /// # Errors
-    /// It is not there.
+    /// It cannot be made, or not be written to.
+    pub fn open_with(location: &str, access: &Access) -> Result<Self, Error> {
+        // Better now than at the first save, hours later.
+        if let Some((bucket, prefix)) = bucket_of(location) {
+            let store = Self::in_bucket(location, bucket, prefix, access)?;
+            let probe = format!("probe-{}", std::process::id());
+            store.write(&probe, "probe".into(), PutMode::Overwrite)?;
+            store.delete(&Path::from(probe))?;
+            return Ok(store);
+        }
+        let path = path::Path::new(location);
+        let prepared = folder::create(path).and_then(|()| folder::probe(path));
+        prepared.map_err(|error| unusable(location, error))?;
+        Self::in_folder(location)
+    }
+
+    /// Opens a folder or `s3://bucket/prefix` as it is.
+    ///
+    /// # Errors
+    /// The folder is not there; the environment makes no way to the bucket. Whether the bucket is there is
+    /// seen at the first use.
     pub fn open_existing(location: &str) -> Result<Self, Error> {
-        let refused = |problem: String| Error::Location { location: location.to_owned(), problem };
+        match bucket_of(location) {
+            Some((bucket, prefix)) => Self::in_bucket(location, bucket, prefix, &Access::default()),
+            None => Self::in_folder(location),
+        }
+    }
+
+    fn in_bucket(
+        location: &str,
+        bucket: &str,
+        prefix: &str,
+        access: &Access,
+    ) -> Result<Self, Error> {
+        if bucket.is_empty() {
+            return Err(unusable(location, "it names no bucket"));
+        }
+        let prefix = Path::parse(prefix).map_err(|error| unusable(location, error))?;
+        let objects = access.bucket(bucket).map_err(|error| unusable(location, error))?;
+        Self::over(location, Arc::new(PrefixStore::new(objects, prefix)))
+    }
+
+    fn in_folder(location: &str) -> Result<Self, Error> {
         let files = LocalFileSystem::new_with_prefix(location)
-            .map_err(|error| refused(error.to_string()))?
+            .map_err(|error| unusable(location, error))?
             .with_fsync(true);
-        let mut store = Self::over(location, Arc::new(files))?;
-        store.folder = Some(PathBuf::from(location));
-        Ok(store)
+        let store = Self::over(location, Arc::new(files))?;
+        Ok(Self { folder: Some(PathBuf::from(location)), ..store })
     }
 
     /// A store in memory, for tests.
@@ -106,14 +145,11 @@ impl Store {
     /// # Errors
     /// The system refuses threads.
     pub fn over(location: &str, objects: Arc<dyn ObjectStore>) -> Result<Self, Error> {
-        let blocking = Blocking::new().map_err(|error| Error::Location {
-            location: location.to_owned(),
-            problem: error.to_string(),
-        })?;
+        let blocking = Blocking::new().map_err(|error| unusable(location, error))?;
         Ok(Self { location: location.to_owned(), folder: None, objects, blocking })
     }
 
-    /// The folder.
+    /// The folder, or `s3://bucket/prefix`.
     #[must_use]
     pub fn location(&self) -> &str {
         &self.location
@@ -223,16 +259,18 @@ impl Store {
         let folder = folder.join(&name);
         let removed =
             if is_closed { folder::clear(&folder, MANIFEST) } else { folder::remove(&folder) };
-        removed.map_err(|error| Error::Location {
-            location: self.location.clone(),
-            problem: format!("{name}: {error}"),
-        })
+        removed.map_err(|error| unusable(&self.location, format!("{name}: {error}")))
     }
 
     fn delete(&self, file: &Path) -> Result<(), Error> {
-        match self.wait(self.objects.delete(file)) {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(source) => Err(self.failed("remove", file.as_ref(), source)),
+        let mut attempt = 1;
+        loop {
+            match self.wait(self.objects.delete(file)) {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => return Ok(()),
+                // A bucket's client does not repeat it when the connection breaks.
+                Err(object_store::Error::Generic { .. }) if attempt < ATTEMPTS => attempt += 1,
+                Err(source) => return Err(self.failed("remove", file.as_ref(), source)),
+            }
         }
     }
 
@@ -246,18 +284,7 @@ impl Store {
     /// A file's bytes if it is there and no larger than `most`.
     pub(crate) fn read(&self, file: &str, most: u64) -> Result<Option<Bytes>, Error> {
         let path = Path::from(file);
-        let read = self.wait(async {
-            let object = self.objects.get(&path).await?;
-            if object.meta.size > most {
-                let text =
-                    format!("it has {} bytes, more than the {most} expected", object.meta.size);
-                return Err(object_store::Error::Generic {
-                    store: "checkpoint",
-                    source: text.into(),
-                });
-            }
-            object.bytes().await
-        });
+        let read = self.wait(download(&*self.objects, &path, most));
         match read {
             Ok(bytes) => Ok(Some(bytes)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
@@ -272,8 +299,13 @@ impl Store {
         mode: PutMode,
     ) -> Result<(), Error> {
         let path = Path::from(file);
-        let put = self.objects.put_opts(&path, payload, PutOptions::from(mode));
-        self.wait(put).map(|_| ()).map_err(|source| self.failed("write", file, source))
+        let written = self.wait(async {
+            match mode {
+                PutMode::Overwrite => upload(&*self.objects, &path, payload).await,
+                mode => self.objects.put_opts(&path, payload, mode.into()).await.map(drop),
+            }
+        });
+        written.map_err(|source| self.failed("write", file, source))
     }
 
     fn entry(&self, id: SaveId) -> Entry {
@@ -332,6 +364,10 @@ impl Store {
         let (subject, location) = (subject.to_owned(), self.location.clone());
         Error::Storage { operation, subject, location, source: Box::new(source) }
     }
+}
+
+fn unusable(location: &str, problem: impl fmt::Display) -> Error {
+    Error::Location { location: location.to_owned(), problem: problem.to_string() }
 }
 
 /// Why nothing can be written to a save, given what stands in its manifest's place.

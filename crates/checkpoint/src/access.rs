@@ -1,0 +1,106 @@
+//! Where a store lies, and how a bucket is reached.
+//!
+//! A location is a folder, or `s3://bucket/prefix`.
+//!
+//! **Folders.** A file is written under a temporary name, fsynced, and renamed (or linked, where it must
+//! not replace another); then its folder is fsynced. On EBS and local disks that outlives the machine, on
+//! FSx for Lustre and NFS it has reached the servers, which rename in one piece too. Clients of NFS remember
+//! what a folder held; what that means for the fence stands in `fence`. The file system must know hard
+//! links.
+//!
+//! **Buckets.** S3, or what speaks its protocol and heeds `If-None-Match: *` on uploads. An object appears
+//! whole or not at all, and is safe when the upload was answered. Uploads in parts that a kill left
+//! unfinished are not seen here but are paid for: give the bucket a lifecycle rule that aborts them.
+
+use std::{env, time::Duration};
+
+use object_store::{
+    BackoffConfig, ClientConfigKey, RetryConfig,
+    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut},
+};
+
+/// How a bucket is reached, and for how long it is asked.
+#[derive(Clone, Debug)]
+pub struct Access {
+    /// The usual `AWS_*` variables: credentials, region, `AWS_ENDPOINT_URL`.
+    pub environment: Vec<(String, String)>,
+    /// Longest time for one request; none carries more than 16 MiB, except for states above 160 GB.
+    pub request: Duration,
+    /// Longest time until a request that fails is given up. It is repeated after growing pauses.
+    pub patience: Duration,
+}
+
+impl Default for Access {
+    /// With the environment of this process.
+    fn default() -> Self {
+        let unicode = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        Self {
+            environment: env::vars_os().filter_map(unicode).collect(),
+            request: Duration::from_secs(60),
+            patience: Duration::from_secs(180),
+        }
+    }
+}
+
+/// Time to reach the server at all.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// The bucket and the prefix in `s3://bucket/prefix`; `None` if it is a folder.
+pub(crate) fn bucket_of(location: &str) -> Option<(&str, &str)> {
+    let rest = location.strip_prefix("s3://")?;
+    Some(rest.split_once('/').unwrap_or((rest, "")))
+}
+
+impl Access {
+    /// Prepares, but does not connect.
+    pub(crate) fn bucket(&self, name: &str) -> Result<AmazonS3, object_store::Error> {
+        let millis = |duration: Duration| format!("{}ms", duration.as_millis());
+        let client = |key, value| (AmazonS3ConfigKey::Client(key), value);
+        let mut builder = AmazonS3Builder::new()
+            .with_bucket_name(name)
+            .with_conditional_put(S3ConditionalPut::ETagMatch)
+            .with_retry(RetryConfig {
+                backoff: BackoffConfig {
+                    init_backoff: Duration::from_millis(100).min(self.patience / 20),
+                    max_backoff: Duration::from_secs(10),
+                    base: 2.0,
+                },
+                max_retries: 20,
+                retry_timeout: self.patience,
+            });
+        for (key, value) in [
+            client(ClientConfigKey::Timeout, millis(self.request)),
+            client(ClientConfigKey::ConnectTimeout, millis(CONNECT.min(self.request))),
+        ] {
+            builder = builder.with_config(key, value);
+        }
+        for (name, value) in &self.environment {
+            if let Ok(key) = name.to_ascii_lowercase().parse() {
+                builder = builder.with_config(key, value);
+            }
+        }
+        let endpoint = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint]
+            .iter()
+            .find_map(|key| builder.get_config_value(key))
+            .unwrap_or_default();
+        // Whoever writes http:// there means it.
+        if endpoint.starts_with("http://") {
+            builder = builder.with_allow_http(true);
+        }
+        builder.build()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_are_told_apart() {
+        assert_eq!(bucket_of("s3://bucket/runs/a"), Some(("bucket", "runs/a")));
+        assert_eq!(bucket_of("s3://bucket"), Some(("bucket", "")));
+        assert_eq!(bucket_of("runs/s3"), None);
+    }
+}
