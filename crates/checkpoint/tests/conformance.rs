@@ -1,0 +1,175 @@
+//! What every kind of store does: a folder, memory, and a bucket, the bucket with each fault too.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod kit;
+mod s3;
+
+use std::time::Duration;
+
+use baton_checkpoint::{EntryState, Error, Manifest, RegionInfo, SaveId, Snapshot, Store};
+use baton_job::{Generation, Rank};
+use kit::{assert_holds, draft, find, id, keep, names, newest, saved, snapshot, written};
+use s3::{Fault, Server};
+use tempfile::TempDir;
+
+/// Runs a story on every kind of store.
+fn everywhere(story: fn(&Store)) {
+    let folder = TempDir::new().unwrap();
+    story(&Store::open(folder.path().to_str().unwrap()).unwrap());
+    story(&Store::memory().unwrap());
+    let server = Server::start();
+    story(&server.store(&server.access()));
+    for fault in [Fault::Internal, Fault::Throttled, Fault::AnswerLost] {
+        let server = Server::start();
+        let store = server.store(&server.access());
+        server.faults(fault, 3);
+        story(&store);
+    }
+}
+
+#[test]
+fn state_comes_back_whatever_the_number_of_shards() {
+    everywhere(|store| {
+        for (step, world_size) in [(1, 1), (2, 2), (4, 5)] {
+            let manifest = saved(store, id(1, step), world_size);
+            assert_holds(store, &manifest);
+            store.verify(&manifest, &mut |_, _| {}).unwrap();
+            assert_eq!(newest(store).manifest, manifest);
+            assert_eq!(store.manifest(&manifest.name()).unwrap(), manifest);
+        }
+        assert_eq!(names(store), [id(1, 4), id(1, 2), id(1, 1)].map(|id: SaveId| id.name()));
+        assert!(find(store, 2, None).unwrap().is_none());
+        assert!(matches!(store.manifest(&id(1, 3).name()), Err(Error::Missing { .. })));
+    });
+}
+
+#[test]
+fn a_commit_is_create_only_and_may_be_repeated() {
+    everywhere(|store| {
+        let manifest = saved(store, id(1, 10), 2);
+        store.commit(&manifest).unwrap();
+        let other = Manifest { seed: 99, ..manifest.clone() };
+        assert!(matches!(store.commit(&other), Err(Error::Exists(_))));
+        let shard = store.write_shard(&id(1, 10), Rank(0), 2, &snapshot(11, 0, 2));
+        assert!(matches!(shard, Err(Error::Exists(_))));
+        assert_eq!(newest(store).manifest, manifest);
+        assert_holds(store, &manifest);
+    });
+}
+
+#[test]
+fn a_commit_without_all_shards_is_refused() {
+    everywhere(|store| {
+        let first = store.write_shard(&id(1, 10), Rank(0), 2, &snapshot(10, 0, 2)).unwrap();
+        let mut second = first.clone();
+        (second.rank, second.file) = (Rank(1), "shard-00001-of-00002.safetensors".into());
+        let refused = store.commit(&draft(id(1, 10), 2, vec![first, second])).unwrap_err();
+        assert!(refused.to_string().contains("shard-00001-of-00002"), "{refused}");
+        assert!(find(store, 0, None).unwrap().is_none());
+    });
+}
+
+#[test]
+fn retention_and_leftovers() {
+    everywhere(|store| {
+        written(store, id(1, 5), 2);
+        for step in [10, 20, 30] {
+            saved(store, id(1, step), 2);
+        }
+        let running = written(store, id(1, 40), 1);
+        let pruned = store.prune(&keep(2, false, 0, 1));
+        assert!(pruned.warnings.is_empty(), "{:?}", pruned.warnings);
+        assert_eq!(names(store), [id(1, 40), id(1, 30), id(1, 20)].map(|id: SaveId| id.name()));
+        store.commit(&running).unwrap();
+        assert_holds(store, &newest(store).manifest);
+    });
+}
+
+#[test]
+fn an_old_generation_is_fenced_off() {
+    everywhere(|store| {
+        assert_eq!(store.fence().unwrap(), Generation(0));
+        saved(store, id(1, 10), 1);
+        let late = written(store, id(1, 20), 2);
+        for generation in [2, 3, 1] {
+            store.raise_fence(Generation(generation)).unwrap();
+        }
+        assert_eq!(store.fence().unwrap(), Generation(3));
+        assert!(matches!(store.commit(&late), Err(Error::Fenced { .. })));
+        let shard = store.write_shard(&id(2, 30), Rank(0), 1, &snapshot(30, 0, 1));
+        assert!(matches!(shard, Err(Error::Fenced { .. })));
+        assert_eq!(store.prune(&keep(1, false, 0, 2)).warnings.len(), 1);
+        let states: Vec<_> = store.list().unwrap().into_iter().map(|entry| entry.state).collect();
+        assert!(matches!(states.as_slice(), [EntryState::Unfinished, EntryState::Whole(_)]));
+
+        saved(store, id(3, 20), 1);
+        let pruned = store.prune(&keep(1, false, 0, 3));
+        assert!(pruned.warnings.is_empty(), "{:?}", pruned.warnings);
+        assert_eq!(names(store), [id(3, 20).name()]);
+        assert!(matches!(store.commit(&late), Err(Error::Unfit { .. })), "its shards are gone");
+    });
+}
+
+#[test]
+fn a_large_shard_goes_and_comes_in_parts() {
+    everywhere(|store| {
+        // 18 MB: two parts.
+        let values: Vec<f32> = (0..4_500_000).map(|i| i as f32).collect();
+        let snapshot = Snapshot::from_iter([("weights", values.as_slice())]);
+        let shard = store.write_shard(&id(1, 10), Rank(0), 1, &snapshot).unwrap();
+        let regions = vec![RegionInfo { name: "weights".into(), len: values.len() }];
+        let manifest = Manifest { regions, ..draft(id(1, 10), 1, vec![shard]) };
+        store.commit(&manifest).unwrap();
+        let mut loaded = Vec::new();
+        store.load(&manifest, &mut |_, _, values| loaded.extend_from_slice(values)).unwrap();
+        assert!(loaded == values);
+    });
+}
+
+#[test]
+fn requests_without_an_answer_are_repeated() {
+    let server = Server::start();
+    let mut access = server.access();
+    access.request = Duration::from_millis(500);
+    let store = server.store(&access);
+    server.faults(Fault::Stalled, 6);
+    let manifest = saved(&store, id(1, 10), 2);
+    assert_holds(&store, &manifest);
+    assert_eq!(newest(&store).manifest, manifest);
+}
+
+#[test]
+fn objects_lie_below_the_prefix_and_nothing_else_is_left() {
+    let server = Server::start();
+    let store = server.store(&server.access());
+    saved(&store, id(1, 10), 1);
+    let keys: Vec<String> = server.objects().into_iter().map(|(key, _)| key).collect();
+    let folder = format!("runs/first/{}", id(1, 10).name());
+    let shard = format!("{folder}/shard-00000-of-00001.safetensors");
+    assert_eq!(keys, ["runs/first/latest".into(), format!("{folder}/manifest.json"), shard]);
+    assert_eq!(server.unfinished_uploads(), 0);
+    assert_eq!(store.location(), server.location());
+}
+
+#[test]
+fn a_bucket_that_cannot_be_used_is_refused_in_one_line_with_a_remedy() {
+    let server = Server::start();
+    let refused = |location: &str, name: &str, value: &str| {
+        let mut access = server.access();
+        access.patience = Duration::from_millis(200);
+        access.environment.push((name.to_owned(), value.to_owned()));
+        let error = Store::open_with(location, &access).unwrap_err().to_string();
+        assert!(!error.contains('\n') && error.contains(location), "{error}");
+        error
+    };
+    let wrong_key = refused(&server.location(), "AWS_SECRET_ACCESS_KEY", "wrong");
+    assert!(wrong_key.contains("check AWS_ACCESS_KEY_ID"), "{wrong_key}");
+    let no_bucket = refused("s3://nowhere/runs", "AWS_REGION", "eu-west-1");
+    assert!(no_bucket.contains("check the name of the bucket"), "{no_bucket}");
+    // A port that was just given up.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let no_server = refused(&server.location(), "AWS_ENDPOINT_URL", &format!("http://{port}"));
+    assert!(no_server.contains("check the network"), "{no_server}");
+    let no_name = refused("s3:///runs", "AWS_REGION", "eu-west-1");
+    assert!(no_name.contains("it names no bucket"), "{no_name}");
+}

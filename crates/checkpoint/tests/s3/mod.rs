@@ -1,0 +1,421 @@
+//! An S3 server in this process: `s3s` speaks the protocol and checks signatures, the objects lie in memory,
+//! listings come in small pages, and every so many requests one meets a fault.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::pending,
+    io,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::{Duration, SystemTime},
+};
+
+use baton_checkpoint::{Access, Store};
+use bytes::Bytes;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use md5::{Digest, Md5};
+use s3s::{
+    Body, S3, S3Request, S3Response, S3Result,
+    auth::SimpleAuth,
+    dto::{
+        AbortMultipartUploadInput, AbortMultipartUploadOutput, CommonPrefix,
+        CompleteMultipartUploadInput, CompleteMultipartUploadOutput, CreateMultipartUploadInput,
+        CreateMultipartUploadOutput, DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput,
+        DeleteObjectsOutput, DeletedObject, GetObjectInput, GetObjectOutput, ListObjectsV2Input,
+        ListObjectsV2Output, Object, PutObjectInput, PutObjectOutput, StreamingBlob, Timestamp,
+        UploadPartInput, UploadPartOutput,
+    },
+    s3_error,
+    service::S3ServiceBuilder,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    runtime::Runtime,
+};
+
+const BUCKET: &str = "checkpoints";
+const ACCESS_KEY: &str = "writer";
+const SECRET_KEY: &str = "secret of the writer";
+/// Entries in one answer to a listing.
+const PAGE: usize = 3;
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// 500, and nothing is done.
+    Internal,
+    /// 503 with `SlowDown`, and nothing is done.
+    Throttled,
+    /// It is done, and the connection breaks before the answer.
+    AnswerLost,
+    /// No answer ever comes, and nothing is done.
+    Stalled,
+}
+
+/// The server; it ends when it is dropped.
+pub(crate) struct Server {
+    endpoint: String,
+    bucket: Bucket,
+    _runtime: Runtime,
+}
+
+#[derive(Clone, Default)]
+struct Bucket(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    objects: Mutex<BTreeMap<String, Stored>>,
+    uploads: Mutex<BTreeMap<String, BTreeMap<i32, Bytes>>>,
+    requests: AtomicUsize,
+    fault: Mutex<Option<(Fault, usize)>>,
+    cuts_next_answer: AtomicBool,
+}
+
+#[derive(Clone)]
+struct Stored {
+    bytes: Bytes,
+    tag: String,
+    modified: SystemTime,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let bucket = Bucket::default();
+        let mut builder = S3ServiceBuilder::new(bucket.clone());
+        builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
+        let service = builder.build().into_shared();
+        let state = Arc::clone(&bucket.0);
+        runtime.spawn(async move {
+            while let Ok((socket, _)) = listener.accept().await {
+                let (service, state) = (service.clone(), Arc::clone(&state));
+                tokio::spawn(async move {
+                    let line = TokioIo::new(Line { socket, state });
+                    let connection = auto::Builder::new(TokioExecutor::new());
+                    let _ = connection.serve_connection(line, service).await;
+                });
+            }
+        });
+        Self { endpoint, bucket, _runtime: runtime }
+    }
+
+    /// From now on one in so many requests meets the fault.
+    pub(crate) fn faults(&self, fault: Fault, every: usize) {
+        *self.bucket.0.fault.lock().unwrap() = Some((fault, every));
+    }
+
+    pub(crate) fn access(&self) -> Access {
+        Access {
+            environment: [
+                ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
+                ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
+                ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
+            ]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .to_vec(),
+            request: Duration::from_secs(30),
+            patience: Duration::from_secs(60),
+        }
+    }
+
+    pub(crate) fn location(&self) -> String {
+        format!("s3://{BUCKET}/runs/first")
+    }
+
+    pub(crate) fn store(&self, access: &Access) -> Store {
+        Store::open_with(&self.location(), access).unwrap()
+    }
+
+    /// Sizes by key.
+    pub(crate) fn objects(&self) -> Vec<(String, usize)> {
+        let objects = self.bucket.0.objects.lock().unwrap();
+        objects.iter().map(|(key, stored)| (key.clone(), stored.bytes.len())).collect()
+    }
+
+    pub(crate) fn unfinished_uploads(&self) -> usize {
+        self.bucket.0.uploads.lock().unwrap().len()
+    }
+}
+
+/// A connection that breaks when it is told to.
+struct Line {
+    socket: TcpStream,
+    state: Arc<State>,
+}
+
+impl AsyncRead for Line {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Line {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.state.cuts_next_answer.swap(false, Ordering::SeqCst) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+        }
+        Pin::new(&mut self.socket).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}
+
+impl Bucket {
+    /// Does the work of a request, unless it meets a fault.
+    async fn answer<T>(
+        &self,
+        bucket: &str,
+        work: impl FnOnce(&State) -> S3Result<T>,
+    ) -> S3Result<S3Response<T>> {
+        if bucket != BUCKET {
+            return Err(s3_error!(NoSuchBucket, "The specified bucket\n does not exist"));
+        }
+        let state = &*self.0;
+        let count = state.requests.fetch_add(1, Ordering::SeqCst) + 1;
+        let fault = *state.fault.lock().unwrap();
+        match fault.filter(|(_, every)| count.is_multiple_of(*every)).map(|(fault, _)| fault) {
+            None => work(state).map(S3Response::new),
+            Some(Fault::Internal) => Err(s3_error!(InternalError, "the test wants it so")),
+            Some(Fault::Throttled) => Err(s3_error!(SlowDown, "Please reduce your request rate.")),
+            Some(Fault::Stalled) => pending().await,
+            Some(Fault::AnswerLost) => {
+                let answer = work(state);
+                state.cuts_next_answer.store(true, Ordering::SeqCst);
+                answer.map(S3Response::new)
+            }
+        }
+    }
+}
+
+impl State {
+    fn store(&self, key: String, bytes: Bytes) -> String {
+        let digest = Md5::digest(&bytes);
+        let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let tag = format!("\"{hex}\"");
+        let stored = Stored { bytes, tag: tag.clone(), modified: SystemTime::now() };
+        self.objects.lock().unwrap().insert(key, stored);
+        tag
+    }
+}
+
+async fn read(body: Option<StreamingBlob>) -> S3Result<Bytes> {
+    let Some(body) = body else { return Ok(Bytes::new()) };
+    let mut body = Body::from(body);
+    body.store_all_unlimited().await.map_err(|error| s3_error!(InternalError, "{error}"))
+}
+
+#[async_trait::async_trait]
+impl S3 for Bucket {
+    async fn put_object(
+        &self,
+        request: S3Request<PutObjectInput>,
+    ) -> S3Result<S3Response<PutObjectOutput>> {
+        let input = request.input;
+        let bytes = read(input.body).await?;
+        self.answer(&input.bucket, |state| {
+            let is_there = state.objects.lock().unwrap().contains_key(&input.key);
+            if input.if_none_match.is_some() && is_there {
+                return Err(s3_error!(PreconditionFailed, "it is there"));
+            }
+            let tag = state.store(input.key, bytes);
+            Ok(PutObjectOutput { e_tag: Some(tag), ..PutObjectOutput::default() })
+        })
+        .await
+    }
+
+    async fn create_multipart_upload(
+        &self,
+        request: S3Request<CreateMultipartUploadInput>,
+    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        let input = request.input;
+        self.answer(&input.bucket, |state| {
+            let upload = uuid::Uuid::new_v4().to_string();
+            state.uploads.lock().unwrap().insert(upload.clone(), BTreeMap::new());
+            Ok(CreateMultipartUploadOutput {
+                bucket: Some(BUCKET.to_owned()),
+                key: Some(input.key),
+                upload_id: Some(upload),
+                ..CreateMultipartUploadOutput::default()
+            })
+        })
+        .await
+    }
+
+    async fn upload_part(
+        &self,
+        request: S3Request<UploadPartInput>,
+    ) -> S3Result<S3Response<UploadPartOutput>> {
+        let input = request.input;
+        let bytes = read(input.body).await?;
+        self.answer(&input.bucket, |state| {
+            let mut uploads = state.uploads.lock().unwrap();
+            let no_upload = || s3_error!(NoSuchUpload, "no such upload");
+            let upload = uploads.get_mut(&input.upload_id).ok_or_else(no_upload)?;
+            upload.insert(input.part_number, bytes);
+            let tag = Some(format!("\"part-{}\"", input.part_number));
+            Ok(UploadPartOutput { e_tag: tag, ..UploadPartOutput::default() })
+        })
+        .await
+    }
+
+    async fn complete_multipart_upload(
+        &self,
+        request: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        let input = request.input;
+        self.answer(&input.bucket, |state| {
+            let upload = state.uploads.lock().unwrap().remove(&input.upload_id);
+            let parts = upload.ok_or_else(|| s3_error!(NoSuchUpload, "no such upload"))?;
+            let bytes: Vec<u8> = parts.values().flatten().copied().collect();
+            let tag = state.store(input.key.clone(), bytes.into());
+            Ok(CompleteMultipartUploadOutput {
+                bucket: Some(BUCKET.to_owned()),
+                key: Some(input.key),
+                e_tag: Some(tag),
+                ..CompleteMultipartUploadOutput::default()
+            })
+        })
+        .await
+    }
+
+    async fn abort_multipart_upload(
+        &self,
+        request: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        let input = request.input;
+        self.answer(&input.bucket, |state| {
+            state.uploads.lock().unwrap().remove(&input.upload_id);
+            Ok(AbortMultipartUploadOutput::default())
+        })
+        .await
+    }
+
+    async fn get_object(
+        &self,
+        request: S3Request<GetObjectInput>,
+    ) -> S3Result<S3Response<GetObjectOutput>> {
+        let input = request.input;
+        self.answer(&input.bucket, |state| {
+            let stored = state.objects.lock().unwrap().get(&input.key).cloned();
+            let stored = stored.ok_or_else(|| s3_error!(NoSuchKey, "no such key"))?;
+            let size = stored.bytes.len() as u64;
+            let range = input.range.map(|range| range.check(size)).transpose()?;
+            let content_range = range
+                .as_ref()
+                .map(|range| format!("bytes {}-{}/{size}", range.start, range.end - 1));
+            let bytes = match range {
+                Some(range) => stored.bytes.slice(range.start as usize..range.end as usize),
+                None => stored.bytes,
+            };
+            Ok(GetObjectOutput {
+                content_length: Some(bytes.len() as i64),
+                content_range,
+                body: Some(StreamingBlob::from(Body::from(bytes))),
+                e_tag: Some(stored.tag),
+                last_modified: Some(Timestamp::from(stored.modified)),
+                ..GetObjectOutput::default()
+            })
+        })
+        .await
+    }
+
+    async fn delete_object(
+        &self,
+        request: S3Request<DeleteObjectInput>,
+    ) -> S3Result<S3Response<DeleteObjectOutput>> {
+        let input = request.input;
+        self.answer(&input.bucket, |state| {
+            state.objects.lock().unwrap().remove(&input.key);
+            Ok(DeleteObjectOutput::default())
+        })
+        .await
+    }
+
+    async fn delete_objects(
+        &self,
+        request: S3Request<DeleteObjectsInput>,
+    ) -> S3Result<S3Response<DeleteObjectsOutput>> {
+        let input = request.input;
+        self.answer(&input.bucket, |state| {
+            let mut deleted = Vec::new();
+            for object in input.delete.objects {
+                state.objects.lock().unwrap().remove(&object.key);
+                deleted.push(DeletedObject { key: Some(object.key), ..DeletedObject::default() });
+            }
+            Ok(DeleteObjectsOutput { deleted: Some(deleted), ..DeleteObjectsOutput::default() })
+        })
+        .await
+    }
+
+    async fn list_objects_v2(
+        &self,
+        request: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        let input = request.input;
+        self.answer(&input.bucket, |state| {
+            let prefix = input.prefix.unwrap_or_default();
+            let delimiter = input.delimiter.filter(|delimiter| !delimiter.is_empty());
+            let objects = state.objects.lock().unwrap();
+            let mut names: BTreeSet<String> = BTreeSet::new();
+            for key in objects.keys() {
+                let Some(rest) = key.strip_prefix(&prefix) else { continue };
+                let split = delimiter.as_deref().and_then(|delimiter| rest.split_once(delimiter));
+                names.insert(match split {
+                    Some((folder, _)) => format!("{prefix}{folder}/"),
+                    None => key.clone(),
+                });
+            }
+            let after = input.continuation_token.unwrap_or_default();
+            names.retain(|name| *name > after);
+            let page: Vec<String> = names.iter().take(PAGE).cloned().collect();
+            let is_truncated = names.len() > page.len();
+            let (mut contents, mut folders) = (Vec::new(), Vec::new());
+            for name in &page {
+                match objects.get(name) {
+                    Some(stored) => contents.push(Object {
+                        key: Some(name.clone()),
+                        size: Some(stored.bytes.len() as i64),
+                        e_tag: Some(stored.tag.clone()),
+                        last_modified: Some(Timestamp::from(stored.modified)),
+                        ..Object::default()
+                    }),
+                    None => folders.push(CommonPrefix { prefix: Some(name.clone()) }),
+                }
+            }
+            Ok(ListObjectsV2Output {
+                key_count: Some(page.len() as i32),
+                next_continuation_token: page.last().cloned().filter(|_| is_truncated),
+                contents: Some(contents),
+                common_prefixes: Some(folders),
+                is_truncated: Some(is_truncated),
+                prefix: Some(prefix),
+                ..ListObjectsV2Output::default()
+            })
+        })
+        .await
+    }
+}
