@@ -2,7 +2,7 @@
 
 use baton_job::{Generation, message::Restore};
 
-use crate::{Entry, EntryState, Manifest, SaveId, Store};
+use crate::{Store, Verdict, judge};
 
 /// What to keep of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +11,8 @@ pub struct Retention {
     pub keep_last: u32,
     /// The one with the best score too.
     pub keep_best: bool,
+    /// Those of the end of every so many epochs too; 0 is off.
+    pub keep_every_epochs: u32,
     /// What may be resumed from. Checkpoints of another run are left alone; those that a rollback made
     /// worthless count for nothing and are removed.
     pub restore: Restore,
@@ -40,7 +42,12 @@ impl Store {
                 return pruned;
             }
         };
-        for id in superfluous(&entries, retention) {
+        let verdicts = judge(&entries, retention);
+        let removed = entries.iter().zip(verdicts).filter_map(|(entry, verdict)| match verdict {
+            Verdict::Removed(_) => Some(entry.id),
+            Verdict::Kept(_) => None,
+        });
+        for id in removed {
             // A newer generation may go on from what an older one no longer wants.
             if let Err(error) = self.check_fence(retention.generation) {
                 pruned.warnings.push(format!("old checkpoints are not pruned: {error}"));
@@ -53,37 +60,4 @@ impl Store {
         }
         pruned
     }
-}
-
-/// What is to be removed of `entries`, which come newest first.
-fn superfluous(entries: &[Entry], retention: &Retention) -> Vec<SaveId> {
-    let restore = &retention.restore;
-    let whole = entries
-        .iter()
-        .filter(|entry| entry.id.generation >= restore.not_before)
-        .filter_map(|entry| match &entry.state {
-            EntryState::Whole(manifest) => Some(&**manifest),
-            _ => None,
-        });
-    let (worthless, ours): (Vec<&Manifest>, Vec<&Manifest>) = whole
-        .partition(|manifest| restore.condemned_by(manifest.generation, manifest.step).is_some());
-    let graded = ours.iter().filter_map(|manifest| Some((manifest.id(), manifest.score()?)));
-    // Newest first, and the last of equals is taken: the earliest.
-    let best = graded.reduce(|best, next| if next.1 >= best.1 { next } else { best });
-    let best = best.filter(|_| retention.keep_best).map(|(id, _)| id);
-    let beyond =
-        ours.iter().skip(retention.keep_last.max(1) as usize).map(|manifest| manifest.id());
-
-    // What is newer than the newest whole one may be a save in progress, unless its generation has
-    // ended. A generation that ended left no save in progress, whichever run it belonged to.
-    let newest = ours.first().map(|manifest| manifest.id());
-    let dead = |id: SaveId| {
-        id.generation < retention.generation || newest.is_some_and(|newest| id < newest)
-    };
-    let leftovers = entries
-        .iter()
-        .filter(|entry| entry.state == EntryState::Unfinished && dead(entry.id))
-        .map(|entry| entry.id);
-    let worthless = worthless.iter().map(|manifest| manifest.id());
-    beyond.filter(|id| Some(*id) != best).chain(worthless).chain(leftovers).collect()
 }

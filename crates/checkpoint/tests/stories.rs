@@ -9,9 +9,10 @@ use std::{
 };
 
 use baton_checkpoint::{
-    EntryState, Error, Manifest, RegionInfo, Retention, SaveId, Snapshot, Store, TensorInfo,
+    EntryState, Error, Kept, Manifest, RegionInfo, Removed, Retention, SaveId, Snapshot, Store,
+    TensorInfo, Verdict,
     export::{self, Weights},
-    slice_of,
+    judge, slice_of,
 };
 use baton_job::{
     Epoch, Generation, Rank, Step,
@@ -340,6 +341,62 @@ fn retention_keeps_the_last_and_the_best_and_no_other_runs_are_touched() {
     assert!(pruned.warnings.is_empty(), "{:?}", pruned.warnings);
     let kept = [id(2, 50), id(2, 40), id(2, 20), id(1, 50)].map(|id| id.name());
     assert_eq!(names(&f.store), kept);
+}
+
+/// A save at an epoch's end, or so many samples after it.
+fn at_epoch(store: &Store, id: SaveId, epoch: u32, cursor: u64) {
+    let mut manifest = written(store, id, 1);
+    manifest.progress.epoch = Epoch(epoch);
+    manifest.progress.cursor = cursor;
+    store.commit(&manifest).unwrap();
+}
+
+#[test]
+fn the_ends_of_every_so_many_epochs_are_kept_and_what_lies_between_is_not() {
+    let f = fixture();
+    for (step, epoch, cursor) in
+        [(0, 0, 0), (10, 1, 0), (20, 2, 0), (25, 2, 64), (30, 3, 0), (40, 4, 0), (45, 4, 64)]
+    {
+        at_epoch(&f.store, id(1, step), epoch, cursor);
+    }
+    f.store.prune(&Retention { keep_every_epochs: 2, ..keep(1, false, 0, 1) });
+    assert_eq!(names(&f.store), [id(1, 45), id(1, 40), id(1, 20)].map(|id| id.name()));
+    f.store.prune(&keep(1, false, 0, 1));
+    assert_eq!(names(&f.store), [id(1, 45).name()], "off, nothing asks for them");
+}
+
+#[test]
+fn every_checkpoint_is_given_the_reasons_for_which_it_stays_or_goes() {
+    let f = fixture();
+    graded(&f.store, id(1, 50), 0.99);
+    for (step, top1) in [(10, 0.3), (20, 0.8), (30, 0.5), (40, 0.6), (60, 0.9)] {
+        graded(&f.store, id(2, step), top1);
+    }
+    graded(&f.store, id(3, 50), 0.7);
+    written(&f.store, id(2, 15), 1);
+    written(&f.store, id(3, 60), 1);
+    fs::remove_file(file(&f, id(2, 10), "shard-00000-of-00001.safetensors")).unwrap();
+    let rollback = Restore { not_before: Generation(2), ..after(&[(3, 45)]) };
+    let retention = Retention { restore: rollback, keep_every_epochs: 1, ..keep(2, true, 0, 3) };
+    let judged = |retention: &Retention| judge(&f.store.list().unwrap(), retention);
+
+    let every = Kept::EveryEpochs(1);
+    assert_eq!(
+        judged(&retention),
+        [
+            Verdict::Kept(vec![Kept::InProgress]),
+            Verdict::Kept(vec![Kept::Newest, every]),
+            Verdict::Removed(Removed::Condemned),
+            Verdict::Kept(vec![Kept::Last(2), every]),
+            Verdict::Kept(vec![every]),
+            Verdict::Kept(vec![Kept::Best, every]),
+            Verdict::Removed(Removed::DeadSave),
+            Verdict::Kept(vec![Kept::Damaged]),
+            Verdict::Kept(vec![Kept::OutsideRun]),
+        ]
+    );
+    let without = Retention { keep_every_epochs: 0, ..retention };
+    assert_eq!(judged(&without)[4], Verdict::Removed(Removed::NotAskedFor));
 }
 
 #[test]
