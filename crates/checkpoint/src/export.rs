@@ -1,8 +1,18 @@
 //! A checkpoint's weights as a file that PyTorch reads.
 
-use std::{collections::HashMap, path::Path};
+use std::{
+    borrow::Cow,
+    collections::HashMap,
+    io::{self, Write},
+    num::NonZeroUsize,
+    path::Path,
+};
 
-use safetensors::{Dtype, tensor::TensorView};
+use half::{bf16, f16};
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorInfo as Place},
+};
 
 use crate::{Error, Manifest, Store, TensorInfo, folder::write_whole};
 
@@ -26,13 +36,85 @@ impl Weights {
     }
 }
 
-/// Writes the weights and BatchNorm statistics of a checkpoint as safetensors with torchvision's names
-/// and shapes, all f32 and contiguous, plus an int64 `num_batches_tracked` for each BatchNorm layer:
-/// what torchvision's `load_state_dict` expects. The file appears in one piece.
+/// The type that floating-point values are written in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Float {
+    /// As they are trained.
+    #[default]
+    F32,
+    /// Rounded to the nearest IEEE half, ties to even.
+    F16,
+    /// Rounded to the nearest bfloat16, ties to even.
+    Bf16,
+}
+
+impl Float {
+    fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::F16 => Dtype::F16,
+            Self::Bf16 => Dtype::BF16,
+        }
+    }
+
+    fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// The values as they stand in a file; the first that is finite and would become infinite.
+    fn encode(self, values: &[f32]) -> Result<Vec<u8>, f32> {
+        let mut bytes = Vec::with_capacity(values.len() * self.bytes());
+        for &value in values {
+            let is_finite = match self {
+                Self::F32 => {
+                    bytes.extend(value.to_le_bytes());
+                    value.is_finite()
+                }
+                Self::F16 => {
+                    let rounded = f16::from_f32(value);
+                    bytes.extend(rounded.to_le_bytes());
+                    rounded.is_finite()
+                }
+                Self::Bf16 => {
+                    let rounded = bf16::from_f32(value);
+                    bytes.extend(rounded.to_le_bytes());
+                    rounded.is_finite()
+                }
+            };
+            if value.is_finite() && !is_finite {
+                return Err(value);
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// [`safetensors_as`] f32.
 ///
 /// # Errors
-/// The checkpoint is damaged, or holds no named tensors or no average; the file cannot be written.
+/// As there.
 pub fn safetensors(
+    store: &Store,
+    manifest: &Manifest,
+    weights: Weights,
+    out: &Path,
+) -> Result<(), Error> {
+    safetensors_as(Float::F32, store, manifest, weights, out)
+}
+
+/// Writes the weights and BatchNorm statistics of a checkpoint as safetensors with torchvision's names
+/// and shapes, all of the type `float` and contiguous, plus an int64 `num_batches_tracked` for each
+/// BatchNorm layer: what torchvision's `load_state_dict` expects. The file appears in one piece. Memory
+/// holds the exported values and one tensor of the file.
+///
+/// # Errors
+/// The checkpoint is damaged, or holds no named tensors or no average; a value is too large for `float`;
+/// the file cannot be written.
+pub fn safetensors_as(
+    float: Float,
     store: &Store,
     manifest: &Manifest,
     weights: Weights,
@@ -49,47 +131,94 @@ pub fn safetensors(
             manifest.name()
         )));
     }
-    let exported =
-        |name: &str| manifest.tensors.iter().any(|tensor| weights.region(&tensor.region) == name);
-    let mut regions: HashMap<&str, Vec<f32>> = manifest
-        .regions
-        .iter()
-        .filter(|region| exported(&region.name))
-        .map(|region| (region.name.as_str(), vec![0.0; region.len]))
-        .collect();
-    store.load(manifest, &mut |name, offset, values| {
-        if let Some(region) = regions.get_mut(name) {
-            region[offset..offset + values.len()].copy_from_slice(values);
+    store.prove(&[manifest], NonZeroUsize::MIN, &|_| {}).into_iter().collect::<Result<(), _>>()?;
+    let mut regions: HashMap<&str, Vec<f32>> = HashMap::new();
+    for tensor in &manifest.tensors {
+        let name = weights.region(&tensor.region);
+        if !regions.contains_key(name) {
+            regions.insert(name, store.read_region(manifest, name)?);
         }
-    })?;
-    let mut tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = Vec::new();
+    }
+    let mut tensors: Vec<Exported<'_>> = Vec::new();
     for tensor in &manifest.tensors {
         let values = regions.get(weights.region(&tensor.region)).zip(tensor.len());
         let values = values.and_then(|(all, len)| all.get(tensor.offset..tensor.offset + len));
         let values =
             values.ok_or_else(|| refused(format!("{} lies outside its region", tensor.name)))?;
-        let bytes = bytemuck::cast_slice(&contiguous(tensor, values)).to_vec();
-        tensors.push((tensor.name.clone(), Dtype::F32, tensor.shape.clone(), bytes));
+        tensors.push(Exported::Floats { tensor, values });
         if let Some(layer) = tensor.name.strip_suffix("running_mean") {
-            let steps = i64::try_from(manifest.step.0).unwrap_or(i64::MAX).to_le_bytes().to_vec();
-            tensors.push((format!("{layer}num_batches_tracked"), Dtype::I64, Vec::new(), steps));
+            let steps = i64::try_from(manifest.step.0).unwrap_or(i64::MAX);
+            tensors.push(Exported::Count { name: format!("{layer}num_batches_tracked"), steps });
         }
     }
-    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
-        Ok((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes)?))
+    // The strictest alignment first, as safetensors' own writer does.
+    tensors.sort_by(|a, b| (a.is_floats(), a.name()).cmp(&(b.is_floats(), b.name())));
+    let header = header(&tensors, float).map_err(refused)?;
+    let written = write_whole(out, |file| {
+        file.write_all(&header)?;
+        tensors.iter().try_for_each(|tensor| tensor.write(float, file))
     });
-    let views: Result<Vec<_>, safetensors::SafeTensorError> = views.collect();
-    let encoded = views.and_then(|views| safetensors::serialize(views, None));
-    let bytes = encoded.map_err(|error| refused(error.to_string()))?;
-    write_whole(out, &bytes).map_err(|error| refused(error.to_string()))
+    written.map_err(|error| refused(error.to_string()))
+}
+
+/// One tensor of the file.
+enum Exported<'a> {
+    Floats { tensor: &'a TensorInfo, values: &'a [f32] },
+    Count { name: String, steps: i64 },
+}
+
+impl Exported<'_> {
+    fn is_floats(&self) -> bool {
+        matches!(self, Self::Floats { .. })
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Floats { tensor, .. } => &tensor.name,
+            Self::Count { name, .. } => name,
+        }
+    }
+
+    fn write(&self, float: Float, file: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Self::Floats { tensor, values } => {
+                let bytes = float.encode(&contiguous(tensor, values)).map_err(|value| {
+                    let (name, dtype) = (&tensor.name, float.dtype());
+                    io::Error::other(format!("{value} in {name} is too large for {dtype:?}"))
+                })?;
+                file.write_all(&bytes)
+            }
+            Self::Count { steps, .. } => file.write_all(&steps.to_le_bytes()),
+        }
+    }
+}
+
+/// 8 bytes of header length, and a JSON header padded to 8.
+fn header(tensors: &[Exported<'_>], float: Float) -> Result<Vec<u8>, String> {
+    let mut end = 0;
+    let places = tensors.iter().map(|tensor| {
+        let (dtype, shape, bytes) = match tensor {
+            Exported::Floats { tensor, values } => {
+                (float.dtype(), tensor.shape.clone(), values.len() * float.bytes())
+            }
+            Exported::Count { .. } => (Dtype::I64, Vec::new(), size_of::<i64>()),
+        };
+        let start = end;
+        end += bytes;
+        (tensor.name().to_owned(), Place { dtype, shape, data_offsets: (start, end) })
+    });
+    let metadata = Metadata::new(None, places.collect()).map_err(|error| error.to_string())?;
+    let mut json = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    Ok([&(json.len() as u64).to_le_bytes(), json.as_slice()].concat())
 }
 
 /// The values in the order of `tensor.shape`.
-fn contiguous(tensor: &TensorInfo, values: &[f32]) -> Vec<f32> {
+pub(crate) fn contiguous<'a>(tensor: &TensorInfo, values: &'a [f32]) -> Cow<'a, [f32]> {
     // Two spatial dimensions in images, one in signals.
-    let [outputs, inputs, places @ ..] = tensor.shape.as_slice() else { return values.to_vec() };
+    let [outputs, inputs, places @ ..] = tensor.shape.as_slice() else { return values.into() };
     if !tensor.channels_last {
-        return values.to_vec();
+        return values.into();
     }
     let (outputs, inputs, places) = (*outputs, *inputs, places.iter().product::<usize>());
     let mut out = Vec::with_capacity(values.len());
@@ -100,5 +229,5 @@ fn contiguous(tensor: &TensorInfo, values: &[f32]) -> Vec<f32> {
             }
         }
     }
-    out
+    out.into()
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Write},
+    io::{self, BufWriter, Write},
     path::{Path, absolute},
 };
 
@@ -29,15 +29,21 @@ pub(crate) fn probe(folder: &Path) -> io::Result<()> {
     file.close()
 }
 
-/// Writes a file that is complete and durable, or not there.
-pub(crate) fn write_whole(out: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Writes a file that is complete and durable, or not there: what `write` writes.
+pub(crate) fn write_whole(
+    out: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let out = absolute(out)?;
     let folder = out.parent().ok_or(io::ErrorKind::IsADirectory)?;
     // Temporary files are private by default; this one is to be shared like any other.
     let shared = fs::Permissions::from_mode(0o644);
     let mut draft = tempfile::Builder::new().permissions(shared).tempfile_in(folder)?;
-    draft.write_all(bytes)?;
+    let mut buffered = BufWriter::new(&mut draft);
+    write(&mut buffered)?;
+    buffered.flush()?;
+    drop(buffered);
     draft.as_file().sync_all()?;
     draft.persist(&out)?;
     sync(folder)

@@ -19,6 +19,9 @@
 
 mod access;
 mod blocking;
+mod blocks;
+mod copy;
+mod difference;
 mod digest;
 mod error;
 pub mod export;
@@ -27,6 +30,9 @@ mod folder;
 mod keeping;
 mod manifest;
 mod name;
+mod proof;
+mod region;
+mod removal;
 mod restore;
 mod retention;
 mod shard;
@@ -35,11 +41,14 @@ mod store;
 mod transfer;
 
 pub use access::Access;
+pub use copy::Copied;
+pub use difference::{Compared, Difference, Finding, Spread};
 pub use digest::StateDigest;
 pub use error::Error;
 pub use keeping::{Kept, Removed, Verdict, judge};
 pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};
 pub use name::SaveId;
+pub use region::ShardHeader;
 pub use restore::Found;
 pub use retention::{Pruned, Retention};
 pub use shard::slice_of;

@@ -120,7 +120,11 @@ impl Store {
         Ok(())
     }
 
-    fn read_shard(&self, manifest: &Manifest, rank: Rank) -> Result<bytes::Bytes, Error> {
+    pub(crate) fn read_shard(
+        &self,
+        manifest: &Manifest,
+        rank: Rank,
+    ) -> Result<bytes::Bytes, Error> {
         let id = manifest.id();
         let Some(shard) = manifest.shards.get(rank.0 as usize) else {
             return Err(damaged(id, format!("it has no shard of rank {rank}")));

@@ -356,11 +356,21 @@ impl Store {
         }))
     }
 
-    fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+    /// Where the files lie, by their paths in the folder.
+    pub(crate) fn objects(&self) -> &dyn ObjectStore {
+        &*self.objects
+    }
+
+    pub(crate) fn wait<T>(&self, future: impl Future<Output = T>) -> T {
         self.blocking.run(future)
     }
 
-    fn failed(&self, operation: &'static str, subject: &str, source: object_store::Error) -> Error {
+    pub(crate) fn failed(
+        &self,
+        operation: &'static str,
+        subject: &str,
+        source: object_store::Error,
+    ) -> Error {
         let (subject, location) = (subject.to_owned(), self.location.clone());
         Error::Storage { operation, subject, location, source: Box::new(source) }
     }

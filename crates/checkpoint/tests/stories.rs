@@ -11,7 +11,7 @@ use std::{
 use baton_checkpoint::{
     EntryState, Error, Kept, Manifest, RegionInfo, Removed, Retention, SaveId, Snapshot, Store,
     TensorInfo, Verdict,
-    export::{self, Weights},
+    export::{self, Float, Weights},
     judge, slice_of,
 };
 use baton_job::{
@@ -590,6 +590,62 @@ fn export_permutes_channels_last_and_counts_batches() {
         assert_eq!((counted.dtype(), counted.shape().len()), (safetensors::Dtype::I64, 0));
         assert_eq!(counted.data(), 42_i64.to_le_bytes());
     }
+}
+
+#[test]
+fn an_export_in_half_precision_casts_every_floating_tensor_to_the_nearest() {
+    // Halfway between two halves: to the even one, whichever way that is.
+    let stored = [1.0 + 1.0 / 2048.0, 1.0 + 3.0 / 2048.0, 1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0];
+    let f = fixture();
+    let manifest = written_for_export(&f, &[4], &stored);
+    let cast = |float| {
+        let out = f.folder.path().join("model.safetensors");
+        export::safetensors_as(float, &f.store, &manifest, Weights::Raw, &out).unwrap();
+        fs::read(out).unwrap()
+    };
+    let words = |bytes: &[u8]| -> Vec<u16> {
+        bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect()
+    };
+    let file = cast(Float::F16);
+    let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let conv = tensors.tensor("conv1.weight").unwrap();
+    assert_eq!(words(conv.data()), [0x3c00, 0x3c02, 0x3c04, 0x3c0c]);
+    let mean = tensors.tensor("bn1.running_mean").unwrap();
+    assert_eq!((mean.dtype(), words(mean.data())), (safetensors::Dtype::F16, vec![0x3400, 0x3a00]));
+    let counted = tensors.tensor("bn1.num_batches_tracked").unwrap();
+    assert_eq!(counted.data(), 42_i64.to_le_bytes());
+
+    let file = cast(Float::Bf16);
+    let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let conv = tensors.tensor("conv1.weight").unwrap();
+    assert_eq!(conv.dtype(), safetensors::Dtype::BF16);
+    assert_eq!(words(conv.data()), [0x3f80, 0x3f80, 0x3f80, 0x3f82]);
+}
+
+#[test]
+fn a_value_beyond_half_precision_is_refused_and_named() {
+    let f = fixture();
+    let manifest = written_for_export(&f, &[1], &[70_000.0]);
+    let out = f.folder.path().join("model.safetensors");
+    let cast = |float| export::safetensors_as(float, &f.store, &manifest, Weights::Raw, &out);
+    let refused = cast(Float::F16).unwrap_err().to_string();
+    assert!(refused.contains("70000 in conv1.weight is too large for F16"), "{refused}");
+    assert!(!out.exists());
+    cast(Float::Bf16).unwrap();
+}
+
+#[test]
+fn an_export_of_a_damaged_checkpoint_is_refused() {
+    let f = fixture();
+    let manifest = written_for_export(&f, &[1], &[1.0]);
+    let shard = file(&f, manifest.id(), &manifest.shards[0].file);
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(shard, bytes).unwrap();
+    let out = f.folder.path().join("model.safetensors");
+    let refused = export::safetensors(&f.store, &manifest, Weights::Raw, &out).unwrap_err();
+    assert!(refused.to_string().contains("does not match its digest"), "{refused}");
+    assert!(!out.exists());
 }
 
 #[test]

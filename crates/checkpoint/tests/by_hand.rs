@@ -1,0 +1,247 @@
+//! What a person does with checkpoints: proves, compares, copies and removes them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::{fs, num::NonZeroUsize, path::PathBuf, sync::atomic::AtomicU64};
+
+use baton_checkpoint::{
+    Copied, Difference, Error, Finding, Manifest, RegionInfo, SaveId, Snapshot, Store, TensorInfo,
+    slice_of,
+};
+use baton_job::{Generation, JobId, Rank, Step, progress::Progress};
+use tempfile::TempDir;
+
+struct Fixture {
+    folder: TempDir,
+    store: Store,
+}
+
+fn fixture() -> Fixture {
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path().to_str().unwrap()).unwrap();
+    Fixture { folder, store }
+}
+
+impl Fixture {
+    /// A file of a checkpoint.
+    fn file(&self, manifest: &Manifest, name: &str) -> PathBuf {
+        self.folder.path().join(manifest.name()).join(name)
+    }
+
+    fn flip_last_bit(&self, manifest: &Manifest, shard: usize) {
+        let path = self.file(manifest, &manifest.shards[shard].file);
+        let mut bytes = fs::read(&path).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+fn id(generation: u64, step: u64) -> SaveId {
+    SaveId { generation: Generation(generation), step: Step(step) }
+}
+
+fn saved(store: &Store, id: SaveId, world_size: u32, regions: &[(&str, Vec<f32>)]) -> Manifest {
+    let shards = (0..world_size).map(Rank).map(|rank| {
+        let snapshot: Snapshot = regions
+            .iter()
+            .map(|(name, values)| (*name, &values[slice_of(values.len(), rank, world_size)]))
+            .collect();
+        store.write_shard(&id, rank, world_size, &snapshot).unwrap()
+    });
+    let shards = shards.collect();
+    let region =
+        |(name, values): &(&str, Vec<f32>)| RegionInfo { name: (*name).into(), len: values.len() };
+    let tensor = |name: &str, offset, shape: &[usize], channels_last| TensorInfo {
+        name: name.into(),
+        shape: shape.to_vec(),
+        region: "weights".into(),
+        offset,
+        channels_last,
+    };
+    let manifest = Manifest {
+        version: baton_checkpoint::VERSION,
+        job: JobId(uuid::Uuid::nil()),
+        arch: "linear".into(),
+        recipe_hash: "hash".into(),
+        recipe: "{}".into(),
+        generation: id.generation,
+        step: id.step,
+        progress: Progress { step: id.step, ..Progress::default() },
+        seed: 1,
+        virtual_ranks: 8,
+        world_size,
+        regions: regions.iter().map(region).collect(),
+        tensors: vec![tensor("conv", 0, &[1, 2, 2], true), tensor("fc", 4, &[2], false)],
+        shards,
+        created_unix_seconds: 1,
+    };
+    store.commit(&manifest).unwrap();
+    manifest
+}
+
+/// A state that a number tells from others.
+fn state(seed: f32) -> Vec<(&'static str, Vec<f32>)> {
+    vec![("weights", (0..7).map(|i| i as f32 + seed).collect()), ("momentum", vec![seed; 3])]
+}
+
+fn jobs(number: usize) -> NonZeroUsize {
+    NonZeroUsize::new(number).unwrap()
+}
+
+#[test]
+fn many_checkpoints_are_proven_at_once_and_each_is_judged_by_itself() {
+    let f = fixture();
+    let manifests: Vec<Manifest> =
+        (1..=4).map(|step| saved(&f.store, id(1, step), 3, &state(step as f32))).collect();
+    f.flip_last_bit(&manifests[1], 2);
+    fs::remove_file(f.file(&manifests[3], &manifests[3].shards[0].file)).unwrap();
+    for number in [1, 2, 8] {
+        let read = AtomicU64::new(0);
+        let all: Vec<&Manifest> = manifests.iter().collect();
+        let outcomes = f.store.prove(&all, jobs(number), &|bytes| {
+            read.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+        });
+        let told: Vec<Option<String>> =
+            outcomes.into_iter().map(|outcome| outcome.err().map(|e| e.to_string())).collect();
+        assert!(told[0].is_none() && told[2].is_none(), "{told:?}");
+        let flipped = told[1].as_deref().unwrap();
+        assert!(flipped.contains("shard-00002-of-00003.safetensors does not match"), "{flipped}");
+        let missing = told[3].as_deref().unwrap();
+        assert!(missing.contains("shard-00000-of-00003.safetensors is missing"), "{missing}");
+        let there: u64 = manifests.iter().map(Manifest::bytes).sum();
+        assert_eq!(read.into_inner(), there - manifests[3].shards[0].bytes);
+    }
+    assert!(f.store.prove(&[], jobs(2), &|_| {}).is_empty());
+}
+
+#[test]
+fn a_region_is_read_whatever_the_number_of_shards_and_one_that_is_not_there_is_an_error() {
+    let f = fixture();
+    for world_size in [1, 2, 5] {
+        let manifest = saved(&f.store, id(1, world_size.into()), world_size, &state(0.5));
+        for (name, values) in state(0.5) {
+            assert_eq!(f.store.read_region(&manifest, name).unwrap(), values);
+        }
+        let error = f.store.read_region(&manifest, "ema").unwrap_err();
+        assert!(error.to_string().contains("no region ema"), "{error}");
+    }
+}
+
+#[test]
+fn a_damaged_header_is_damage_and_no_panic() {
+    let f = fixture();
+    let manifest = saved(&f.store, id(1, 1), 1, &state(0.5));
+    let path = f.file(&manifest, &manifest.shards[0].file);
+    let whole = fs::read(&path).unwrap();
+    for (at, bit) in [(0, 1), (1, 1), (3, 1), (7, 0x80), (9, 2), (30, 4)] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= bit;
+        fs::write(&path, bytes).unwrap();
+        let error = f.store.read_region(&manifest, "weights").unwrap_err();
+        assert!(matches!(error, Error::Damaged { .. }), "{at}: {error}");
+    }
+}
+
+#[test]
+fn the_same_state_in_another_number_of_shards_is_no_difference() {
+    let f = fixture();
+    let a = saved(&f.store, id(1, 1), 1, &state(0.5));
+    let b = saved(&f.store, id(1, 2), 3, &state(0.5));
+    let difference = Difference::between((&f.store, &a), (&f.store, &b)).unwrap();
+    assert!(difference.is_none(), "{difference:?}");
+    assert_eq!((difference.regions.len(), difference.tensors.len()), (2, 2));
+}
+
+#[test]
+fn differences_name_regions_and_tensors_the_largest_first() {
+    let f = fixture();
+    let a = saved(&f.store, id(1, 1), 1, &state(1.0));
+    let mut other = state(1.0);
+    other[0].1[5] *= 2.0;
+    other[0].1[0] += 0.25;
+    other[1].0 = "exp_avg";
+    let b = saved(&f.store, id(1, 2), 2, &other);
+    let found = Difference::between((&f.store, &a), (&f.store, &b)).unwrap();
+    let told: Vec<(&str, &Finding)> = found
+        .regions
+        .iter()
+        .chain(&found.tensors)
+        .map(|part| (part.name.as_str(), &part.finding))
+        .collect();
+    let Finding::Different(weights) = told[0].1 else { panic!("{told:?}") };
+    assert_eq!((weights.different, weights.values, weights.largest_absolute), (2, 7, 6.0));
+    assert_eq!(told[1], ("momentum", &Finding::OnlyInFirst));
+    assert_eq!(told[2], ("exp_avg", &Finding::OnlyInSecond));
+    assert_eq!((told[3].0, told[4].0), ("fc", "conv"));
+    let Finding::Different(conv) = told[4].1 else { panic!("{told:?}") };
+    assert_eq!((conv.different, conv.values, conv.largest_relative), (1, 4, 0.2));
+    assert!(!found.is_none());
+}
+
+#[test]
+fn a_copy_is_the_same_checkpoint_and_a_second_copy_changes_nothing() {
+    let (from, to) = (fixture(), fixture());
+    let manifest = saved(&from.store, id(3, 9), 2, &state(0.5));
+    let progress = AtomicU64::new(0);
+    let told = |bytes| {
+        progress.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+    };
+    let copied = from.store.copy_to(&manifest, &to.store, &told).unwrap();
+    let written_bytes = manifest.bytes();
+    assert_eq!(copied, Copied { written: 2, written_bytes, ..Copied::default() });
+    assert_eq!(progress.into_inner(), written_bytes);
+    assert_eq!(to.store.manifest(&manifest.name()).unwrap(), manifest);
+    assert!(to.store.prove(&[&manifest], jobs(1), &|_| {})[0].is_ok());
+    for name in ["manifest.json", &manifest.shards[0].file, &manifest.shards[1].file] {
+        let read = |f: &Fixture| fs::read(f.file(&manifest, name)).unwrap();
+        assert_eq!(read(&from), read(&to), "{name}");
+    }
+    assert_eq!(to.store.fence().unwrap(), Generation(3), "what goes on from there is newer");
+
+    let again = from.store.copy_to(&manifest, &to.store, &|_| {}).unwrap();
+    assert_eq!(again, Copied { kept: 2, was_there: true, ..Copied::default() });
+}
+
+#[test]
+fn a_copy_that_was_cut_off_goes_on_where_it_stopped() {
+    let (from, to) = (fixture(), fixture());
+    let manifest = saved(&from.store, id(3, 9), 3, &state(0.5));
+    let folder = to.folder.path().join(manifest.name());
+    fs::create_dir(&folder).unwrap();
+    // One file is there, one is half there, one is not.
+    let [first, second, _] = [0, 1, 2].map(|rank: usize| manifest.shards[rank].file.clone());
+    fs::copy(from.file(&manifest, &first), folder.join(first)).unwrap();
+    let whole = fs::read(from.file(&manifest, &second)).unwrap();
+    fs::write(folder.join(second), &whole[..whole.len() / 2]).unwrap();
+
+    let copied = from.store.copy_to(&manifest, &to.store, &|_| {}).unwrap();
+
+    assert_eq!((copied.written, copied.kept, copied.was_there), (2, 1, false));
+    assert!(to.store.prove(&[&manifest], jobs(1), &|_| {})[0].is_ok());
+}
+
+#[test]
+fn a_damaged_checkpoint_is_not_copied_and_another_of_the_name_is_not_overwritten() {
+    let (from, to) = (fixture(), fixture());
+    let manifest = saved(&from.store, id(3, 9), 2, &state(0.5));
+    from.flip_last_bit(&manifest, 1);
+    let error = from.store.copy_to(&manifest, &to.store, &|_| {}).unwrap_err();
+    assert!(matches!(error, Error::Damaged { .. }), "{error}");
+    assert!(to.store.manifest(&manifest.name()).is_err(), "without a manifest it is none");
+
+    let (other, mine) = (fixture(), fixture());
+    let manifest = saved(&mine.store, id(3, 9), 2, &state(0.5));
+    saved(&other.store, id(3, 9), 1, &state(1.5));
+    let error = mine.store.copy_to(&manifest, &other.store, &|_| {}).unwrap_err();
+    assert!(matches!(error, Error::Exists(_)), "{error}");
+}
+
+#[test]
+fn a_discarded_checkpoint_is_gone_and_its_size_is_told() {
+    let f = fixture();
+    let manifest = saved(&f.store, id(1, 1), 2, &state(0.5));
+    let json = fs::metadata(f.file(&manifest, "manifest.json")).unwrap().len();
+    assert_eq!(f.store.discard(manifest.id()).unwrap(), manifest.bytes() + json);
+    assert!(f.store.list().unwrap().is_empty());
+    let error = f.store.discard(manifest.id()).unwrap_err();
+    assert!(matches!(error, Error::Missing { .. }), "{error}");
+}
