@@ -259,6 +259,7 @@ fn retention(id: SaveId, restore: &Restore, job: &Job) -> Retention {
     Retention {
         keep_last: job.spec.checkpoint.keep_last,
         keep_best: job.spec.checkpoint.keep_best,
+        keep_every_epochs: job.spec.checkpoint.keep_every_epochs,
         restore: restore.clone(),
         generation: id.generation,
     }

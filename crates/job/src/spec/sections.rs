@@ -503,7 +503,7 @@ impl Default for Evaluation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Checkpoint {
-    /// Folder; empty means `checkpoints` in the run folder.
+    /// Folder or `s3://bucket/prefix`; empty means `checkpoints` in the run folder.
     pub dir: String,
     /// Epochs between saves; 0 is off.
     pub every_epochs: u32,
@@ -513,11 +513,20 @@ pub struct Checkpoint {
     pub keep_last: u32,
     /// Keep the one with the best metric too.
     pub keep_best: bool,
+    /// Keep those of the end of every so many epochs for ever too; 0 is off.
+    pub keep_every_epochs: u32,
 }
 
 impl Default for Checkpoint {
     fn default() -> Self {
-        Self { dir: String::new(), every_epochs: 1, every_steps: 0, keep_last: 3, keep_best: true }
+        Self {
+            dir: String::new(),
+            every_epochs: 1,
+            every_steps: 0,
+            keep_last: 3,
+            keep_best: true,
+            keep_every_epochs: 0,
+        }
     }
 }
 
