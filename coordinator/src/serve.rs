@@ -11,7 +11,7 @@ use std::{
 
 use baton_checkpoint::Store;
 use baton_job::{
-    JobId, JobSpec, Time,
+    Generation, JobId, JobSpec, Time,
     engine::{Engine, Origin},
     exit::{Class, Failure, Outcome},
     message::Restore,
@@ -58,6 +58,9 @@ pub(crate) struct Args {
     /// Start a new run from fresh weights, whatever the run folder holds. Nothing is deleted.
     #[arg(long)]
     no_auto_resume: bool,
+    /// Go on with the state of another recipe, if it has this one's shape; the differences are told.
+    #[arg(long, conflicts_with = "no_auto_resume")]
+    allow_recipe_change: bool,
     /// Form of the log on standard error; its filter is the environment's RUST_LOG.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -164,37 +167,48 @@ fn prepare(args: &Args, spec: &JobSpec) -> Result<Prepared, Failure> {
         (journal, records) = open(&path)?;
     }
     let engine = match Engine::replay(spec, &records, Time(0)) {
-        Some(engine) => {
-            check_same_recipe(engine.origin(), spec, &args.run_dir)?;
-            engine
+        Some(engine) if engine.origin().recipe_hash == spec.recipe_hash() => engine,
+        Some(before) if args.allow_recipe_change => {
+            // What it must not resume from, this one must not either.
+            let restore = Restore { allow_recipe_change: true, ..before.restore() };
+            drop(journal);
+            set_aside(&path)?;
+            (journal, _) = open(&path)?;
+            Engine::new(spec, new_origin(spec, &store, |_| restore)?, Time(0))
         }
-        None => Engine::new(spec, new_origin(args, spec, &store)?, Time(0)),
+        Some(_) => return Err(other_recipe(&args.run_dir)),
+        None => Engine::new(spec, new_origin(spec, &store, |first| wished(args, first))?, Time(0)),
     };
     Ok(Prepared { engine, journal, store })
 }
 
-fn new_origin(args: &Args, spec: &JobSpec, store: &Store) -> Result<Origin, Failure> {
+fn new_origin(
+    spec: &JobSpec,
+    store: &Store,
+    restore: impl FnOnce(Generation) -> Restore,
+) -> Result<Origin, Failure> {
     // Every generation that ever wrote to this store is at or below its fence.
     let first_generation = store.fence().map_err(|error| bad_input(error.to_string()))?.next();
-    let restore = match (&args.resume, args.no_auto_resume) {
-        (None, false) => Restore::default(),
-        (path, _) => {
-            Restore { not_before: first_generation, path: path.clone(), ..Restore::default() }
-        }
-    };
     let job = JobId(uuid::Uuid::new_v4());
+    let restore = restore(first_generation);
     Ok(Origin { job, recipe_hash: spec.recipe_hash(), first_generation, restore })
 }
 
-fn check_same_recipe(origin: &Origin, spec: &JobSpec, run_dir: &Path) -> Result<(), Failure> {
-    if origin.recipe_hash == spec.recipe_hash() {
-        return Ok(());
-    }
-    Err(bad_input(format!(
+/// Where the user wants a new run to begin.
+fn wished(args: &Args, first_generation: Generation) -> Restore {
+    let allow_recipe_change = args.allow_recipe_change;
+    let begins_anew = args.no_auto_resume || args.resume.is_some();
+    let not_before = if begins_anew { first_generation } else { Generation(0) };
+    Restore { not_before, path: args.resume.clone(), allow_recipe_change, ..Restore::default() }
+}
+
+fn other_recipe(run_dir: &Path) -> Failure {
+    bad_input(format!(
         "run folder {} holds a run of another recipe, and this one would end with other weights: undo \
-         the change, or give another --run-dir, or start anew here with --no-auto-resume",
+         the change, or give another --run-dir, or go on with its state by --allow-recipe-change, or start \
+         anew here with --no-auto-resume",
         run_dir.display()
-    )))
+    ))
 }
 
 /// The old run's journal is kept, under a name of its own.

@@ -23,6 +23,10 @@ pub struct Restore {
     pub not_before: Generation,
     /// A checkpoint named by the user.
     pub path: Option<String>,
+    /// A checkpoint of a recipe that leads to other weights is taken too, if its state has this one's
+    /// shape.
+    #[serde(default)]
+    pub allow_recipe_change: bool,
     /// Times that training went wrong, in order: what was computed since counts no more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rollbacks: Vec<Rollback>,
@@ -59,7 +63,7 @@ impl Rollback {
 }
 
 /// Where a generation's state came from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum StateSource {
     /// Nothing to resume: weights from the seed.
@@ -70,12 +74,24 @@ pub enum StateSource {
         rank: Rank,
     },
     /// A committed checkpoint.
-    Checkpoint {
-        /// Its name in the store.
-        name: String,
-        /// Why a newer one was passed over; empty if none was.
-        skipped: Vec<String>,
-    },
+    Checkpoint(Restored),
+}
+
+/// A checkpoint that was resumed from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Restored {
+    /// Its name in the store.
+    pub name: String,
+    /// Why newer ones were passed over; empty if none was.
+    pub skipped: Vec<String>,
+    /// What this recipe changes of the one that it was written by, a value a line.
+    pub changes: Vec<String>,
+    /// Ranks that wrote it.
+    pub world_size: u32,
+    /// Seconds since it was committed.
+    pub age_seconds: u64,
+    /// Learning rate that training goes on with.
+    pub lr: f64,
 }
 
 /// A checkpoint that is whole and durable.

@@ -4,12 +4,18 @@
 //! lives. If nobody holds any, rank 0 reads the checkpoint that the [`Restore`] rule names and gives
 //! that: whatever the number of ranks was when it was written, there is one way of taking state.
 
-use baton_checkpoint::Store;
+use std::{
+    collections::BTreeMap,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use baton_checkpoint::{Manifest, Store};
 use baton_collectives::Collective;
 use baton_job::{
     Generation, JobSpec, Rank, Step,
-    message::{Restore, StateSource},
+    message::{Restore, Restored, StateSource},
     progress::{Agenda, Progress},
+    schedule::learning_rate,
 };
 use serde::{Deserialize, Serialize};
 
@@ -109,14 +115,8 @@ fn restored<L: Learner>(
         return Ok(Agreed { source: StateSource::Fresh, position });
     };
     let manifest = &found.manifest;
-    if manifest.recipe_hash != spec.recipe_hash() {
-        return Err(Error::Mismatch(format!(
-            "checkpoint {} in {} was written by another recipe: use that recipe, or another \
-             checkpoint.dir, or start anew with --no-auto-resume",
-            manifest.name(),
-            store.location()
-        )));
-    }
+    let changes = changes(manifest, spec, restore, store.location())?;
+    fits(manifest, learner)?;
     let mut regions = learner.regions();
     let mut device = Ok(());
     let elsewhere = found.elsewhere.as_deref().map(Store::open_existing).transpose()?;
@@ -129,13 +129,64 @@ fn restored<L: Learner>(
         }
     })?;
     device?;
-    let source = StateSource::Checkpoint { name: manifest.name(), skipped: found.skipped };
-    let progress = manifest.progress.clone();
-    let durable = Some(progress.step);
-    Ok(Agreed {
-        source,
-        position: position(progress, durable, manifest.generation, agenda, restore),
-    })
+    let durable = Some(manifest.progress.step);
+    let position =
+        position(manifest.progress.clone(), durable, manifest.generation, agenda, restore);
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let source = StateSource::Checkpoint(Restored {
+        name: manifest.name(),
+        skipped: found.skipped,
+        changes,
+        world_size: manifest.world_size,
+        age_seconds: since_epoch.as_secs().saturating_sub(manifest.created_unix_seconds),
+        lr: learning_rate(spec, agenda, &position.progress),
+    });
+    Ok(Agreed { source, position })
+}
+
+/// In which values that decide the weights the recipe differs from that of the checkpoint.
+fn changes(
+    manifest: &Manifest,
+    spec: &JobSpec,
+    restore: &Restore,
+    location: &str,
+) -> Result<Vec<String>, Error> {
+    if manifest.recipe_hash == spec.recipe_hash() {
+        return Ok(Vec::new());
+    }
+    let changes: Vec<String> = match serde_json::from_str::<JobSpec>(&manifest.recipe) {
+        Ok(written_by) => {
+            written_by.differences_in_weights(spec).iter().map(ToString::to_string).collect()
+        }
+        Err(_) => vec!["its recipe is of another version of Baton".to_owned()],
+    };
+    if restore.allow_recipe_change {
+        return Ok(changes);
+    }
+    Err(Error::Mismatch(format!(
+        "checkpoint {} in {location} was written by another recipe ({}): use that recipe, or another \
+         checkpoint.dir, or go on with this one by --allow-recipe-change, or start anew with \
+         --no-auto-resume",
+        manifest.name(),
+        changes.join(", ")
+    )))
+}
+
+/// A changed recipe may have another model or optimizer, whose state has another shape.
+fn fits<L: Learner>(manifest: &Manifest, learner: &mut L) -> Result<(), Error> {
+    let regions = learner.regions();
+    let mine = regions.iter().map(|region| (region.name, region.buffer.len()));
+    let theirs = manifest.regions.iter().map(|region| (region.name.as_str(), region.len));
+    let (mine, theirs): (BTreeMap<_, _>, BTreeMap<_, _>) = (mine.collect(), theirs.collect());
+    if mine == theirs {
+        return Ok(());
+    }
+    Err(Error::Mismatch(format!(
+        "checkpoint {} holds {theirs:?} values, and this recipe's state is {mine:?}: model, optimizer, ema \
+         and precision.compute must keep its shape; to begin with its weights alone export them and set \
+         model.pretrained",
+        manifest.name()
+    )))
 }
 
 /// Where training stands with a state that `written_by` left, and what it has to do otherwise since.

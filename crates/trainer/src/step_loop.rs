@@ -575,6 +575,10 @@ mod tests {
         ids::Epoch,
         message::{Rollback, StateSource},
     };
+    use object_store::{
+        memory::InMemory,
+        throttle::{ThrottleConfig, ThrottledStore},
+    };
 
     use super::*;
     use crate::{Place, linear::LinearLearner};
@@ -584,6 +588,10 @@ mod tests {
     }
 
     fn trainer_with(store: &str, overrides: &[&str]) -> Trainer<LinearLearner> {
+        trainer_on(Store::open(store).unwrap(), overrides)
+    }
+
+    fn trainer_on(store: Store, overrides: &[&str]) -> Trainer<LinearLearner> {
         let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
         let text = format!(
             r#"
@@ -598,7 +606,7 @@ mod tests {
         let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
         let spec = Arc::new(JobSpec::from_toml(&text, &overrides).unwrap());
         let inputs = Inputs::open(&spec, &Place::default()).unwrap();
-        let store = Arc::new(Store::open(store).unwrap());
+        let store = Arc::new(store);
         let job = Job {
             id: JobId("00000000-0000-0000-0000-000000000000".parse().unwrap()),
             spec: spec.clone(),
@@ -620,6 +628,94 @@ mod tests {
         let mut news = Vec::new();
         let ended = trainer.run(&mut seat, &Controls::default(), &mut |told| news.push(told));
         (ended, news)
+    }
+
+    /// Whose writes take so long that many updates are made meanwhile.
+    fn slow_store() -> Store {
+        let slow = ThrottleConfig {
+            wait_put_per_call: Duration::from_millis(300),
+            ..ThrottleConfig::default()
+        };
+        let objects = ThrottledStore::new(InMemory::new(), slow);
+        Store::over("slow memory", Arc::new(objects)).unwrap()
+    }
+
+    #[test]
+    fn training_goes_on_while_a_checkpoint_is_written_and_the_newest_wish_wins() {
+        let overrides = ["train.epochs=5", "checkpoint.every_steps=1", "checkpoint.keep_last=99"];
+        let mut trainer = trainer_on(slow_store(), &overrides);
+        let (ended, news) = run_alone(&mut trainer, Generation(1), &Restore::default());
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+
+        let waits = news.iter().filter_map(|news| match news {
+            RankNews::SaveWaits { step, behind, .. } => Some((*step, *behind)),
+            _ => None,
+        });
+        assert_eq!(waits.collect::<Vec<_>>().first(), Some(&(Step(2), Step(1))));
+        let saved: Vec<&Commit> = news
+            .iter()
+            .filter_map(|news| match news {
+                RankNews::Saved(commit) => Some(commit),
+                _ => None,
+            })
+            .collect();
+        // Nobody waits for more than the one that is being written, and the last step is safe.
+        let steps: Vec<Step> = saved.iter().map(|commit| commit.step).collect();
+        assert_eq!((steps.first(), steps.last()), (Some(&Step(1)), Some(&Step(20))));
+        assert!(steps.len() < 10, "{steps:?}");
+        for commit in saved {
+            let took = commit.took.unwrap();
+            assert!(took.stall_seconds < 0.1 && took.seconds > 0.3, "{took:?}");
+        }
+    }
+
+    #[test]
+    fn save_that_fails_is_told_and_a_later_one_succeeds() {
+        let folder = tempfile::tempdir().unwrap();
+        // Where the first one's folder would be.
+        std::fs::write(folder.path().join("step-0000000004-gen-000001"), "in the way").unwrap();
+        let location = folder.path().to_str().unwrap();
+        let mut trainer = trainer_with(location, &["train.epochs=3"]);
+        let (ended, news) = run_alone(&mut trainer, Generation(1), &Restore::default());
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        let told = |kind: fn(&RankNews) -> bool| news.iter().position(kind);
+        let failed = told(|news| matches!(news, RankNews::SaveFailed { .. })).unwrap();
+        let saved = told(|news| matches!(news, RankNews::Saved(_))).unwrap();
+        assert!(failed < saved, "{news:?}");
+        let RankNews::SaveFailed { message } = &news[failed] else { panic!() };
+        assert!(message.contains("step-0000000004-gen-000001"), "{message}");
+    }
+
+    #[test]
+    fn checkpoint_of_another_recipe_is_refused_with_the_difference_or_taken_if_so_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let location = folder.path().to_str().unwrap();
+        run_alone(&mut trainer(location), Generation(1), &Restore::default()).0.unwrap();
+
+        let changed = ["train.epochs=2"];
+        let (refused, _) =
+            run_alone(&mut trainer_with(location, &changed), Generation(2), &Restore::default());
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("train.epochs: 1 → 2"), "{refused}");
+        assert!(refused.contains("--allow-recipe-change"), "{refused}");
+
+        let allowed = Restore { allow_recipe_change: true, ..Restore::default() };
+        let (ended, news) =
+            run_alone(&mut trainer_with(location, &changed), Generation(3), &allowed);
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        let Some(RankNews::Started { source: StateSource::Checkpoint(restored), progress }) =
+            news.iter().find(|news| matches!(news, RankNews::Started { .. }))
+        else {
+            panic!("{news:?}")
+        };
+        assert_eq!(progress.step, Step(4));
+        assert_eq!(restored.changes, ["train.epochs: 1 → 2"]);
+        assert_eq!((restored.world_size, restored.lr), (1, 0.1));
+
+        let larger = ["train.epochs=2", "model.num_classes=11"];
+        let (refused, _) = run_alone(&mut trainer_with(location, &larger), Generation(4), &allowed);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("must keep its shape"), "{refused}");
     }
 
     /// Two epochs whose rate rises so far in the second that the loss overflows.
@@ -662,7 +758,7 @@ mod tests {
         let (progress, source) = started.unwrap();
         // Of the end of the first epoch, though the rank held a later state.
         assert_eq!((progress.step, progress.lr_cuts), (Step(4), 1));
-        assert!(matches!(source, StateSource::Checkpoint { .. }), "{source:?}");
+        assert!(matches!(source, StateSource::Checkpoint(_)), "{source:?}");
     }
 
     #[test]

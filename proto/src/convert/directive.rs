@@ -68,6 +68,7 @@ impl From<Launch> for v1::Launch {
             replace_local_ranks: replace.into_iter().map(|local| local.0).collect(),
             restore_not_before: restore.not_before.0,
             restore_path: restore.path,
+            allow_recipe_change: restore.allow_recipe_change,
             rollbacks: restore.rollbacks.into_iter().map(Into::into).collect(),
         }
     }
@@ -84,6 +85,7 @@ impl From<v1::Launch> for Launch {
             restore: Restore {
                 not_before: Generation(wire.restore_not_before),
                 path: wire.restore_path,
+                allow_recipe_change: wire.allow_recipe_change,
                 rollbacks: wire.rollbacks.into_iter().map(Into::into).collect(),
             },
         }

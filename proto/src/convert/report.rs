@@ -3,7 +3,7 @@
 use baton_job::{
     Epoch, Generation, NodeId, Rank, Step,
     exit::Outcome,
-    message::{Hello, Holding, RankNews, RankPhase, Report, StateSource},
+    message::{Hello, Holding, RankNews, RankPhase, Report, Restored, StateSource},
 };
 
 use super::{Malformed, all, known, required};
@@ -210,8 +210,16 @@ impl From<StateSource> for Source {
         match source {
             StateSource::Fresh => Self::Fresh(v1::Empty {}),
             StateSource::Survivor { rank } => Self::SurvivorRank(rank.0),
-            StateSource::Checkpoint { name, skipped } => {
-                Self::Checkpoint(v1::RestoredCheckpoint { name, skipped })
+            StateSource::Checkpoint(restored) => {
+                let Restored { name, skipped, changes, world_size, age_seconds, lr } = restored;
+                Self::Checkpoint(v1::RestoredCheckpoint {
+                    name,
+                    skipped,
+                    changes,
+                    world_size,
+                    age_seconds,
+                    lr,
+                })
             }
         }
     }
@@ -222,8 +230,10 @@ impl From<Source> for StateSource {
         match source {
             Source::Fresh(v1::Empty {}) => Self::Fresh,
             Source::SurvivorRank(rank) => Self::Survivor { rank: Rank(rank) },
-            Source::Checkpoint(v1::RestoredCheckpoint { name, skipped }) => {
-                Self::Checkpoint { name, skipped }
+            Source::Checkpoint(wire) => {
+                let v1::RestoredCheckpoint { name, skipped, changes, world_size, age_seconds, lr } =
+                    wire;
+                Self::Checkpoint(Restored { name, skipped, changes, world_size, age_seconds, lr })
             }
         }
     }

@@ -8,7 +8,7 @@ use baton_job::{
     ids::LocalRank,
     message::{
         Commit, Directive, Hello, Holding, Launch, LoaderNews, RankNews, RankPhase, Report,
-        Restore, Rollback, SaveTimes, StateSource, StepNews,
+        Restore, Restored, Rollback, SaveTimes, StateSource, StepNews,
     },
     progress::{Accuracy, Extent, Fit, Progress},
 };
@@ -188,8 +188,11 @@ fn source() -> impl Strategy<Value = StateSource> {
     prop_oneof![
         Just(StateSource::Fresh),
         any::<u32>().prop_map(|rank| StateSource::Survivor { rank: Rank(rank) }),
-        (word(), vec(word(), 0..3))
-            .prop_map(|(name, skipped)| StateSource::Checkpoint { name, skipped }),
+        (word(), vec(word(), 0..3), vec(word(), 0..3), any::<u32>(), any::<u64>(), 0.0..10.0)
+            .prop_map(|(name, skipped, changes, world_size, age_seconds, lr)| {
+                let restored = Restored { name, skipped, changes, world_size, age_seconds, lr };
+                StateSource::Checkpoint(restored)
+            }),
     ]
 }
 
@@ -268,14 +271,25 @@ fn report() -> impl Strategy<Value = Report> {
 fn launch() -> impl Strategy<Value = Launch> {
     let local = || any::<u32>().prop_map(LocalRank);
     let ranks = vec((any::<u32>().prop_map(Rank), local()), 0..9);
-    let restore = (any::<u64>(), option::of(word()), vec(rollback(), 0..3));
+    let restore = (any::<u64>(), option::of(word()), any::<bool>(), vec(rollback(), 0..3));
     (any::<u64>(), any::<u32>(), ranks, vec(local(), 0..3), restore).prop_map(
-        |(generation, world_size, ranks, replace, (not_before, path, rollbacks))| Launch {
+        |(
+            generation,
+            world_size,
+            ranks,
+            replace,
+            (not_before, path, allow_recipe_change, rollbacks),
+        )| Launch {
             generation: Generation(generation),
             world_size,
             ranks,
             replace,
-            restore: Restore { not_before: Generation(not_before), path, rollbacks },
+            restore: Restore {
+                not_before: Generation(not_before),
+                path,
+                allow_recipe_change,
+                rollbacks,
+            },
         },
     )
 }

@@ -67,12 +67,15 @@ pub(crate) struct Args {
     /// Serve on an address that other machines reach, without encryption or passwords
     #[arg(long)]
     insecure: bool,
-    /// Start a new run from this checkpoint
+    /// Start a new run from this checkpoint: a name in checkpoint.dir, a path or a URL
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "no_auto_resume")]
     resume: Option<String>,
     /// Start a new run from fresh weights; nothing is deleted
     #[arg(long)]
     no_auto_resume: bool,
+    /// Go on with the state of another recipe, if it has this one's shape; the differences are told
+    #[arg(long, conflicts_with = "no_auto_resume")]
+    allow_recipe_change: bool,
     /// Print events and progress as JSON lines
     #[arg(long)]
     json: bool,

@@ -93,6 +93,9 @@ pub(super) fn coordinator_arguments(
         if args.no_auto_resume {
             arguments.push("--no-auto-resume".into());
         }
+        if args.allow_recipe_change {
+            arguments.push("--allow-recipe-change".into());
+        }
     }
     arguments
 }

@@ -48,7 +48,8 @@ impl Incident {
 
 impl Engine {
     /// Where the state of a generation comes from: the job's rule, and what has been rolled back.
-    pub(super) fn restore(&self) -> Restore {
+    #[must_use]
+    pub fn restore(&self) -> Restore {
         let rollbacks = self.rollbacks().cloned().collect();
         Restore { rollbacks, ..self.origin.restore.clone() }
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Evaluation, Incident};
 use crate::{
     ids::{Epoch, Generation, Rank, Step},
-    message::{Commit, LoaderNews, SaveTimes, StateSource},
+    message::{Commit, LoaderNews, Restored, SaveTimes, StateSource},
     progress::{Accuracy, Extent, Progress},
 };
 
@@ -88,14 +88,25 @@ pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> Strin
         StateSource::Survivor { rank } => {
             format!("training goes on at {place} with the state of rank {rank}")
         }
-        StateSource::Checkpoint { name, skipped } if skipped.is_empty() => {
-            format!("resumed at {place} from checkpoint {name}")
-        }
-        StateSource::Checkpoint { name, skipped } => {
-            format!(
-                "resumed at {place} from checkpoint {name}, passing over {}",
-                skipped.join("; ")
-            )
+        StateSource::Checkpoint(restored) => {
+            let Restored { name, skipped, changes, world_size, age_seconds, lr } = restored;
+            let ranks =
+                if *world_size == 1 { "1 rank".to_owned() } else { format!("{world_size} ranks") };
+            let best = progress.best.map_or(String::new(), |(epoch, best)| {
+                format!(", best score {:.4} after epoch {epoch}", best.score())
+            });
+            let mut text = format!(
+                "resumed at {place}, sample {} of the epoch, from checkpoint {name}, written by {ranks} \
+                 {age_seconds} s ago; learning rate {lr:.3e}{best}",
+                progress.cursor
+            );
+            if !skipped.is_empty() {
+                text += &format!("; PASSED OVER: {}", skipped.join("; "));
+            }
+            if !changes.is_empty() {
+                text += &format!("; the recipe was changed: {}", changes.join(", "));
+            }
+            text
         }
     }
 }

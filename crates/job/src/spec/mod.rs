@@ -3,6 +3,7 @@
 //! A [`JobSpec`] exists only in validated form: [`JobSpec::from_toml`] refuses unknown keys, values
 //! out of range and features this build does not have, each with field, value and rule.
 
+mod difference;
 mod error;
 mod sections;
 #[cfg(test)]
@@ -12,6 +13,7 @@ mod validate;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    difference::Difference,
     error::{Error, Violation},
     sections::{
         Arch, Augment, Checkpoint, Cluster, CollectiveKind, Compute, Data, Determinism, Device,
@@ -111,7 +113,12 @@ impl JobSpec {
     /// saved and when it is stopped leave it unchanged.
     #[must_use]
     pub fn recipe_hash(&self) -> String {
-        let weights_depend_on = Self {
+        blake3::hash(self.decisive().to_json().as_bytes()).to_hex().to_string()
+    }
+
+    /// The recipe with what leaves the weights alone at its defaults.
+    fn decisive(&self) -> Self {
+        Self {
             name: String::new(),
             checkpoint: Checkpoint::default(),
             cluster: Cluster::default(),
@@ -125,8 +132,7 @@ impl JobSpec {
                 ..self.data.clone()
             },
             ..self.clone()
-        };
-        blake3::hash(weights_depend_on.to_json().as_bytes()).to_hex().to_string()
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use baton_job::{
     Generation, Rank, Step,
     exit::Outcome,
     guard::{BatchMark, Diagnosis, Divergence},
-    message::{LoaderNews, RankNews, Restore, StateSource, StepNews},
+    message::{LoaderNews, RankNews, Restore, Restored, StateSource, StepNews},
     progress::Progress,
 };
 
@@ -135,10 +135,10 @@ impl Cluster {
         }
         match self.store.newest(restore) {
             Some((commit, spoiled)) => {
-                let (name, skipped) = (commit.name.clone(), Vec::new());
+                let restored = Restored { name: commit.name.clone(), ..Restored::default() };
                 let of = Some(commit.generation);
                 let state = State { step: commit.step.0, of, spoiled: *spoiled };
-                (StateSource::Checkpoint { name, skipped }, state)
+                (StateSource::Checkpoint(restored), state)
             }
             None => (StateSource::Fresh, State { step: 0, of: None, spoiled: false }),
         }
