@@ -63,7 +63,7 @@ impl Access {
             .with_conditional_put(S3ConditionalPut::ETagMatch)
             .with_retry(RetryConfig {
                 backoff: BackoffConfig {
-                    init_backoff: Duration::from_millis(100).min(self.patience / 20),
+                    init_backoff: Duration::from_millis(100).min(self.patience / 1000),
                     max_backoff: Duration::from_secs(10),
                     base: 2.0,
                 },

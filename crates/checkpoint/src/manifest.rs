@@ -17,7 +17,8 @@ pub const VERSION: u32 = 1;
 /// Largest manifest that is read. ResNet-152's, with 8 shards, has about 150 kB.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
 
-/// The commit record of one checkpoint.
+/// The commit record of one checkpoint: a JSON file whose last field, `blake3`, is the digest of the text
+/// before it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Format version.
@@ -145,15 +146,16 @@ impl Manifest {
     /// JSON text, once it is sure that it can be read again.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
         let unfit = |problem| Error::Unfit { name: self.name(), problem };
-        let text = serde_json::to_vec_pretty(self).map_err(|error| unfit(error.to_string()))?;
+        let text = serde_json::to_string_pretty(self).map_err(|error| unfit(error.to_string()))?;
+        let text = seal(&text);
         if text.len() as u64 > MAX_BYTES {
             return Err(unfit(format!("its manifest has more than {MAX_BYTES} bytes")));
         }
         // JSON has no NaN: a run that diverged must not leave what nobody can read.
-        Self::parse(self.id(), &text).map_err(|error| {
+        Self::parse(self.id(), text.as_bytes()).map_err(|error| {
             unfit(format!("it could not be read again, is an accuracy not finite? ({error})"))
         })?;
-        Ok(text)
+        Ok(text.into_bytes())
     }
 
     /// Reads the manifest found in the folder of `id` and checks that it makes sense by itself.
@@ -163,6 +165,9 @@ impl Manifest {
             version: u32,
         }
         let damaged = |problem| Error::Damaged { name: id.name(), problem };
+        if !is_sealed(bytes) {
+            return Err(damaged("its manifest does not match its digest".to_owned()));
+        }
         let head: Head = serde_json::from_slice(bytes)
             .map_err(|error| damaged(format!("its manifest is no manifest ({error})")))?;
         if head.version > VERSION {
@@ -219,4 +224,21 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// What stands between a manifest's text and its digest, which is its last field in every version: a newer
+/// manifest is told from a damaged one.
+const SEAL: &str = ",\n  \"blake3\": \"";
+const END: &str = "\"\n}";
+
+/// Adds the digest of all that stands before it, for one flipped bit may leave good JSON.
+fn seal(json: &str) -> String {
+    let text = json.strip_suffix("\n}").unwrap_or(json);
+    format!("{text}{SEAL}{}{END}", blake3::hash(text.as_bytes()).to_hex())
+}
+
+fn is_sealed(bytes: &[u8]) -> bool {
+    let Ok(text) = str::from_utf8(bytes) else { return false };
+    let Some((text, digest)) = text.rsplit_once(SEAL) else { return false };
+    digest.strip_suffix(END) == Some(blake3::hash(text.as_bytes()).to_hex().as_str())
 }

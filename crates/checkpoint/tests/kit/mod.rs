@@ -111,3 +111,11 @@ pub(crate) fn keep(keep_last: u32, keep_best: bool, not_before: u64, generation:
         generation: Generation(generation),
     }
 }
+
+/// A manifest's text with the digest that belongs to it.
+pub(crate) fn sealed(mut json: serde_json::Value) -> String {
+    json.as_object_mut().unwrap().remove("blake3");
+    let text = serde_json::to_string_pretty(&json).unwrap();
+    let text = text.strip_suffix("\n}").unwrap();
+    format!("{text},\n  \"blake3\": \"{}\"\n}}", blake3::hash(text.as_bytes()).to_hex())
+}

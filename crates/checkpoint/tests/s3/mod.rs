@@ -124,7 +124,7 @@ impl Server {
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .to_vec(),
             request: Duration::from_secs(30),
-            patience: Duration::from_secs(60),
+            patience: Duration::from_secs(10),
         }
     }
 

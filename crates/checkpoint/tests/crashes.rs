@@ -1,0 +1,218 @@
+//! A save dies at every single operation of its store; files are damaged at any place.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+mod kit;
+
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use baton_checkpoint::{EntryState, Error, Store};
+use baton_job::{Generation, Rank};
+use kit::{
+    assert_holds, draft,
+    hook::{Fate, Hook, Hooked, Kind},
+    id, keep, newest, saved, snapshot, written,
+};
+use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+/// What becomes of the operations after the one that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// The process is dead: they fail too.
+    Dies,
+    /// It was a fault that passes.
+    GoesOn,
+}
+
+/// Two ranks write, rank 0 commits and prunes. Whether the commit was reported.
+fn save(store: &Store) -> bool {
+    let write = |rank| store.write_shard(&id(1, 20), Rank(rank), 2, &snapshot(20, rank, 2));
+    let Ok(shards) = (0..2).map(write).collect::<Result<Vec<_>, Error>>() else { return false };
+    let is_committed = store.commit(&draft(id(1, 20), 2, shards)).is_ok();
+    if is_committed {
+        store.prune(&keep(1, false, 0, 1));
+    }
+    is_committed
+}
+
+/// Does `fate` to the operation `at` of a save; how many operations there were.
+fn crash(objects: Arc<dyn ObjectStore>, at: usize, fate: Fate, then: Then) -> usize {
+    let what = format!("{fate:?} at {at}, then {then:?}");
+    let plain = Store::over("plain", objects.clone()).unwrap();
+    saved(&plain, id(1, 5), 2);
+    saved(&plain, id(1, 10), 2);
+
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    let hook = Hook::new(move |operation| {
+        let is_overwrite = operation.kind == Kind::Put;
+        match counted.fetch_add(1, Ordering::SeqCst) {
+            // What appears in one piece is never torn.
+            now if now == at && fate == Fate::Torn && !is_overwrite => Fate::FailsBefore,
+            now if now == at => fate,
+            now if now > at && then == Then::Dies => Fate::FailsBefore,
+            _ => Fate::Done,
+        }
+    });
+    let hooked = Store::over("hooked", Arc::new(Hooked::new(objects, hook))).unwrap();
+    let is_committed = save(&hooked);
+
+    let found = newest(&plain);
+    assert!(found.skipped.is_empty(), "{what}: {:?}", found.skipped);
+    assert!(found.manifest.id() >= id(1, 10), "{what}: {:?}", found.manifest.id());
+    assert!(!is_committed || found.manifest.id() == id(1, 20), "{what}: a commit was lost");
+    assert_holds(&plain, &found.manifest);
+
+    // The next generation cleans up and goes on.
+    plain.raise_fence(Generation(2)).unwrap();
+    assert_eq!(newest(&plain).manifest, found.manifest, "{what}");
+    let next = saved(&plain, id(2, 30), 3);
+    let pruned = plain.prune(&keep(1, false, 0, 2));
+    assert!(pruned.warnings.is_empty(), "{what}: {:?}", pruned.warnings);
+    let entries = plain.list().unwrap();
+    assert!(
+        matches!(entries.as_slice(), [only] if only.state == EntryState::Whole(Box::new(next))),
+        "{what}: {entries:?}"
+    );
+    count.load(Ordering::SeqCst)
+}
+
+fn crash_everywhere(objects: impl Fn() -> Arc<dyn ObjectStore>) {
+    let count = crash(objects(), usize::MAX, Fate::Done, Then::GoesOn);
+    assert!(count >= 20, "a save of only {count} operations");
+    for fate in [Fate::FailsBefore, Fate::FailsAfter, Fate::Torn] {
+        for then in [Then::Dies, Then::GoesOn] {
+            for at in 0..count {
+                crash(objects(), at, fate, then);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_save_that_dies_at_any_operation_costs_no_more_than_itself() {
+    crash_everywhere(|| Arc::new(InMemory::new()));
+}
+
+#[test]
+fn a_save_that_dies_in_a_folder_costs_no_more_than_itself() {
+    let root = TempDir::new().unwrap();
+    crash_everywhere(|| {
+        let folder = tempfile::tempdir_in(root.path()).unwrap().keep();
+        let files = LocalFileSystem::new_with_prefix(folder).unwrap();
+        Arc::new(files.with_automatic_cleanup(true))
+    });
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Harm {
+    TornTail,
+    ZeroedTail,
+    FlippedBit(u8),
+}
+
+impl Harm {
+    fn to(self, bytes: &mut Vec<u8>, place: usize) {
+        match self {
+            Self::TornTail => bytes.truncate(place),
+            Self::ZeroedTail => bytes[place..].fill(0),
+            Self::FlippedBit(bit) => bytes[place] ^= 1 << bit,
+        }
+    }
+}
+
+fn any_harm() -> impl Strategy<Value = Harm> {
+    prop_oneof![Just(Harm::TornTail), Just(Harm::ZeroedTail), (0u8..8).prop_map(Harm::FlippedBit)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn damage_at_any_place_falls_back_to_the_one_before(
+        harm in any_harm(),
+        file in 0usize..3,
+        place: prop::sample::Index,
+    ) {
+        let folder = TempDir::new().unwrap();
+        let files = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
+        let store = Store::over("folder", Arc::new(files)).unwrap();
+        let good = saved(&store, id(1, 10), 2);
+        saved(&store, id(1, 20), 2);
+        let names = [
+            "shard-00000-of-00002.safetensors",
+            "shard-00001-of-00002.safetensors",
+            "manifest.json",
+        ];
+        let path = folder.path().join(id(1, 20).name()).join(names[file]);
+        let whole = fs::read(&path).unwrap();
+        let mut bytes = whole.clone();
+        harm.to(&mut bytes, place.index(whole.len()));
+        prop_assume!(bytes != whole);
+        fs::write(&path, bytes).unwrap();
+
+        let found = newest(&store);
+
+        prop_assert_eq!(&found.manifest, &good);
+        prop_assert_eq!(found.skipped.len(), 1);
+        let reason = &found.skipped[0];
+        prop_assert!(reason.starts_with(&id(1, 20).name()), "{}", reason);
+        let is_named = reason.contains(names[file]) || reason.contains("version");
+        prop_assert!(is_named || reason.contains("manifest"), "{}", reason);
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_in_one_line_with_a_remedy() {
+    let is_shard = |path: &str| path.ends_with(".safetensors");
+    let hook = Hook::new(move |operation| match operation.kind {
+        Kind::Put if is_shard(&operation.path) => Fate::Full,
+        _ => Fate::Done,
+    });
+    let store = Arc::new(Hooked::new(Arc::new(InMemory::new()), hook));
+    let store = Store::over("/data/checkpoints", store).unwrap();
+    let error = store.write_shard(&id(1, 10), Rank(0), 1, &snapshot(10, 0, 1)).unwrap_err();
+    let text = error.to_string();
+    assert!(!text.contains('\n'), "{text}");
+    for part in ["/data/checkpoints", "shard-00000-of-00001", "free some space"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn a_folder_that_is_read_only_is_told_in_one_line_with_a_remedy() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path().to_str().unwrap()).unwrap();
+    let manifest = written(&store, id(1, 10), 1);
+    let saves = folder.path().join(id(1, 10).name());
+    let allow = |mode| {
+        for path in [folder.path(), &saves] {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+    };
+    allow(0o555);
+    let is_root = fs::write(folder.path().join("probe"), b"").is_ok();
+    let opened = Store::open(folder.path().to_str().unwrap());
+    let committed = store.commit(&manifest);
+    allow(0o755);
+    if is_root {
+        // Nothing is read-only to root.
+        return;
+    }
+    for error in [opened.unwrap_err().to_string(), committed.unwrap_err().to_string()] {
+        assert!(!error.contains('\n'), "{error}");
+        assert!(error.contains(folder.path().to_str().unwrap()), "{error}");
+        assert!(
+            error.contains("checkpoint.dir") || error.contains("may read and write"),
+            "{error}"
+        );
+    }
+}
