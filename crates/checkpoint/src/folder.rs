@@ -49,15 +49,7 @@ pub(crate) fn write_whole(
     sync(folder)
 }
 
-/// Removes a folder with whatever is left in it; fine if there is none.
-pub(crate) fn remove(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Removes all files of a folder but `kept`; fine if there is none.
+/// Removes all files of a folder but `kept`.
 pub(crate) fn clear(folder: &Path, kept: &str) -> io::Result<()> {
     for file in fs::read_dir(folder)? {
         let file = file?;
@@ -72,6 +64,7 @@ pub(crate) fn clear(folder: &Path, kept: &str) -> io::Result<()> {
     Ok(())
 }
 
-fn sync(folder: &Path) -> io::Result<()> {
+/// Makes what was created and removed in a folder outlive the machine.
+pub(crate) fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }

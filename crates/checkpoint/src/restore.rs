@@ -25,7 +25,8 @@ impl Store {
     /// The store cannot be read, or the checkpoint named by the user is not there or damaged;
     /// [`Error::NoneWhole`] if there is something to resume from, none of it is good and some of it is
     /// damaged;
-    /// [`Error::NewerVersion`], which is no damage and must not cost training time.
+    /// [`Error::NewerVersion`], or a bucket that does not answer, which is no damage and must not cost
+    /// training time.
     pub fn find(&self, restore: &Restore) -> Result<Option<Found>, Error> {
         let mut skipped = Vec::new();
         let mut any_damaged = false;
@@ -43,6 +44,7 @@ impl Store {
                 // A save that never ended is what a kill leaves behind: nothing was lost with it.
                 Ok(None) => {}
                 Err(error @ Error::NewerVersion { .. }) => return Err(error),
+                Err(error) if self.is_unreachable(&error) => return Err(error),
                 Err(error) => {
                     let problem = match error {
                         Error::Damaged { problem, .. } => problem,

@@ -1,7 +1,7 @@
 //! The place where checkpoints lie, and the write that commits one.
 
 use std::{
-    fmt,
+    fmt, fs, io,
     path::{self, PathBuf},
     sync::Arc,
 };
@@ -162,7 +162,7 @@ impl Store {
     pub fn list(&self) -> Result<Vec<Entry>, Error> {
         let mut entries = Vec::new();
         for id in self.ids()? {
-            let entry = self.entry(id);
+            let entry = self.entry(id)?;
             if entry.state != EntryState::Unfinished || !self.is_cleared(id)? {
                 entries.push(entry);
             }
@@ -248,6 +248,8 @@ impl Store {
         let is_closed = there.is_some_and(|bytes| Tombstone::parse(&bytes).is_some());
         if !is_closed {
             self.delete(&Path::from(manifest))?;
+            // A power cut must not bring the manifest back without its shards.
+            self.in_its_folder(id, folder::sync)?;
         }
         for file in self.files(&name)? {
             if !is_closed || file.location.filename() != Some(MANIFEST) {
@@ -255,11 +257,25 @@ impl Store {
             }
         }
         // An object store knows no folders, and hides the temporary files that a crash leaves.
+        self.in_its_folder(id, |folder| match is_closed {
+            true => folder::clear(folder, MANIFEST),
+            false => fs::remove_dir_all(folder),
+        })
+    }
+
+    /// Does what an object store cannot, if this is a folder; fine if that is gone.
+    fn in_its_folder(
+        &self,
+        id: SaveId,
+        work: impl FnOnce(&path::Path) -> io::Result<()>,
+    ) -> Result<(), Error> {
         let Some(folder) = &self.folder else { return Ok(()) };
-        let folder = folder.join(&name);
-        let removed =
-            if is_closed { folder::clear(&folder, MANIFEST) } else { folder::remove(&folder) };
-        removed.map_err(|error| unusable(&self.location, format!("{name}: {error}")))
+        match work(&folder.join(id.name())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(unusable(&self.location, format!("{}: {error}", id.name())))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn delete(&self, file: &Path) -> Result<(), Error> {
@@ -308,14 +324,20 @@ impl Store {
         written.map_err(|source| self.failed("write", file, source))
     }
 
-    fn entry(&self, id: SaveId) -> Entry {
+    fn entry(&self, id: SaveId) -> Result<Entry, Error> {
         let state = match self.inspect(id) {
             Ok(Some(manifest)) => EntryState::Whole(Box::new(manifest)),
             Ok(None) => EntryState::Unfinished,
             Err(Error::Damaged { problem, .. }) => EntryState::Damaged(problem),
+            Err(error) if self.is_unreachable(&error) => return Err(error),
             Err(error) => EntryState::Damaged(error.to_string()),
         };
-        Entry { name: id.name(), id, state }
+        Ok(Entry { name: id.name(), id, state })
+    }
+
+    /// Whether the network failed, where a disk would have lost a file.
+    pub(crate) fn is_unreachable(&self, error: &Error) -> bool {
+        matches!(error, Error::Storage { .. }) && bucket_of(&self.location).is_some()
     }
 
     /// The manifest of a checkpoint whose files have the right sizes; `None` if it is unfinished.

@@ -14,7 +14,7 @@ use std::{
 use baton_checkpoint::{EntryState, Error, Store};
 use baton_job::{Generation, Rank};
 use kit::{
-    assert_holds, draft,
+    assert_holds, draft, find,
     hook::{Fate, Hook, Hooked, Kind},
     id, keep, newest, saved, snapshot, written,
 };
@@ -166,6 +166,26 @@ proptest! {
         prop_assert!(reason.starts_with(&id(1, 20).name()), "{}", reason);
         let is_named = reason.contains(names[file]) || reason.contains("version");
         prop_assert!(is_named || reason.contains("manifest"), "{}", reason);
+    }
+}
+
+#[test]
+fn a_bucket_that_does_not_answer_is_no_damage() {
+    let objects = Arc::new(InMemory::new());
+    let plain = Store::over("plain", objects.clone()).unwrap();
+    saved(&plain, id(1, 10), 1);
+    saved(&plain, id(1, 20), 1);
+    for file in ["manifest.json", "shard-00000-of-00001.safetensors"] {
+        let lost = format!("{}/{file}", id(1, 20).name());
+        let hook = Hook::new(move |operation| match operation.kind {
+            Kind::Get if operation.path == lost => Fate::FailsBefore,
+            _ => Fate::Done,
+        });
+        let hooked = Arc::new(Hooked::new(objects.clone(), hook));
+        let store = Store::over("s3://bucket/runs", hooked).unwrap();
+        let error = find(&store, 0, None).expect_err("ten steps are lost to the network");
+        assert!(error.to_string().contains("check the network"), "{error}");
+        assert_eq!(store.list().is_err(), file == "manifest.json");
     }
 }
 
