@@ -12,20 +12,20 @@
 //!    that listing, so both want to create the same object, and one of them loses: either the tombstone
 //!    stands and the commit is refused, or the commit came before raising was done, which is legitimate.
 //!
-//! For the same reason a tombstone stays when the rest of its folder is pruned. All of it needs listings
-//! that show what was written before, as local disks, FSx for Lustre and S3 give them. NFS clients remember
-//! listings for up to a minute: mount with `actimeo=0`.
+//! For the same reason a tombstone stays when the rest of its folder is pruned. Pruning looks at the fence
+//! before each removal; one that looked a moment too early still removes one checkpoint that it holds for
+//! superfluous, which is never the newest good one it knows.
+//!
+//! All of it needs listings that show what was written before, as local disks, FSx for Lustre and S3 give
+//! them. NFS clients remember listings for up to a minute: mount with `actimeo=0`.
 
 use baton_job::Generation;
-use bytes::Bytes;
-use object_store::{PutMode, path::Path};
+use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, SaveId, Store, VERSION,
-    manifest::MAX_BYTES,
     name::{FENCES, MANIFEST},
-    store::ATTEMPTS,
 };
 
 /// Stands in the place of a manifest that shall never be written.
@@ -92,32 +92,4 @@ impl Store {
         ids.retain(|id| !files.iter().any(|(other, file)| other == id && file == MANIFEST));
         Ok(ids)
     }
-
-    /// Creates a file, unless there is one of that name: then its bytes are returned. A file with the very
-    /// same bytes is taken for ours, for an answer may be lost after the work was done.
-    pub(crate) fn create(&self, file: &str, bytes: &[u8]) -> Result<Option<Bytes>, Error> {
-        let payload = Bytes::copy_from_slice(bytes);
-        let mut attempt = 1;
-        loop {
-            let Err(error) = self.write(file, payload.clone().into(), PutMode::Create) else {
-                return Ok(None);
-            };
-            match self.read(file, MAX_BYTES) {
-                Ok(Some(there)) if there == payload => return Ok(None),
-                Ok(Some(there)) => return Ok(Some(there)),
-                Ok(None) if attempt < ATTEMPTS && may_be_repeated(&error) => attempt += 1,
-                _ => return Err(error),
-            }
-        }
-    }
-}
-
-/// S3 answers "conflict" to one of two that write at the same moment, and the other may fail; and a request
-/// that must not be done twice is not repeated by its client when the connection breaks.
-fn may_be_repeated(error: &Error) -> bool {
-    let Error::Storage { source, .. } = error else { return false };
-    matches!(
-        **source,
-        object_store::Error::AlreadyExists { .. } | object_store::Error::Generic { .. }
-    )
 }

@@ -26,6 +26,7 @@ mod digest;
 mod error;
 pub mod export;
 mod fence;
+mod file;
 mod folder;
 mod keeping;
 mod manifest;

@@ -7,11 +7,8 @@ use std::{
 };
 
 use baton_job::{Rank, message::Commit};
-use bytes::Bytes;
-use futures::TryStreamExt;
 use object_store::{
-    ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, local::LocalFileSystem,
-    memory::InMemory, path::Path, prefix::PrefixStore,
+    ObjectStore, PutMode, local::LocalFileSystem, memory::InMemory, path::Path, prefix::PrefixStore,
 };
 
 use crate::{
@@ -22,7 +19,6 @@ use crate::{
     folder,
     manifest::MAX_BYTES,
     name::{LATEST, MANIFEST, shard_file},
-    transfer::{download, upload},
 };
 
 /// A folder of checkpoints, on disk or in a bucket. All calls block.
@@ -32,12 +28,9 @@ pub struct Store {
     location: String,
     /// Where a folder is.
     folder: Option<PathBuf>,
-    objects: Arc<dyn ObjectStore>,
-    blocking: Blocking,
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    pub(crate) blocking: Blocking,
 }
-
-/// How often is tried what the object store's client does not repeat by itself.
-pub(crate) const ATTEMPTS: u32 = 4;
 
 /// One checkpoint folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -227,6 +220,8 @@ impl Store {
         let name = manifest.name();
         let bytes = manifest.encode()?;
         if let Some(problem) = self.wrong_file(manifest)? {
+            // Pruned by a newer generation?
+            self.check_fence(manifest.generation)?;
             let problem = format!("{problem}; do all nodes share {}?", self.location);
             return Err(Error::Unfit { name, problem });
         }
@@ -276,52 +271,6 @@ impl Store {
             }
             _ => Ok(()),
         }
-    }
-
-    fn delete(&self, file: &Path) -> Result<(), Error> {
-        let mut attempt = 1;
-        loop {
-            match self.wait(self.objects.delete(file)) {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => return Ok(()),
-                // A bucket's client does not repeat it when the connection breaks.
-                Err(object_store::Error::Generic { .. }) if attempt < ATTEMPTS => attempt += 1,
-                Err(source) => return Err(self.failed("remove", file.as_ref(), source)),
-            }
-        }
-    }
-
-    /// All files in a folder of the store and below; none if it is not there.
-    pub(crate) fn files(&self, folder: &str) -> Result<Vec<ObjectMeta>, Error> {
-        let path = Path::from(folder);
-        let listing = self.objects.list(Some(&path)).try_collect();
-        self.wait(listing).map_err(|source| self.failed("list", folder, source))
-    }
-
-    /// A file's bytes if it is there and no larger than `most`.
-    pub(crate) fn read(&self, file: &str, most: u64) -> Result<Option<Bytes>, Error> {
-        let path = Path::from(file);
-        let read = self.wait(download(&*self.objects, &path, most));
-        match read {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
-            Err(source) => Err(self.failed("read", file, source)),
-        }
-    }
-
-    pub(crate) fn write(
-        &self,
-        file: &str,
-        payload: PutPayload,
-        mode: PutMode,
-    ) -> Result<(), Error> {
-        let path = Path::from(file);
-        let written = self.wait(async {
-            match mode {
-                PutMode::Overwrite => upload(&*self.objects, &path, payload).await,
-                mode => self.objects.put_opts(&path, payload, mode.into()).await.map(drop),
-            }
-        });
-        written.map_err(|source| self.failed("write", file, source))
     }
 
     fn entry(&self, id: SaveId) -> Result<Entry, Error> {
@@ -381,20 +330,6 @@ impl Store {
     /// Where the files lie, by their paths in the folder.
     pub(crate) fn objects(&self) -> &dyn ObjectStore {
         &*self.objects
-    }
-
-    pub(crate) fn wait<T>(&self, future: impl Future<Output = T>) -> T {
-        self.blocking.run(future)
-    }
-
-    pub(crate) fn failed(
-        &self,
-        operation: &'static str,
-        subject: &str,
-        source: object_store::Error,
-    ) -> Error {
-        let (subject, location) = (subject.to_owned(), self.location.clone());
-        Error::Storage { operation, subject, location, source: Box::new(source) }
     }
 }
 

@@ -106,7 +106,7 @@ fn an_old_generation_is_fenced_off() {
         let pruned = store.prune(&keep(1, false, 0, 3));
         assert!(pruned.warnings.is_empty(), "{:?}", pruned.warnings);
         assert_eq!(names(store), [id(3, 20).name()]);
-        assert!(matches!(store.commit(&late), Err(Error::Unfit { .. })), "its shards are gone");
+        assert!(matches!(store.commit(&late), Err(Error::Fenced { .. })), "nor without its shards");
     });
 }
 

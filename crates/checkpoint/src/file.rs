@@ -1,0 +1,106 @@
+//! What the store does with a single file, in a folder or a bucket.
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload, path::Path};
+
+use crate::{
+    Error, Store,
+    manifest::MAX_BYTES,
+    transfer::{download, upload},
+};
+
+/// How often is tried what the object store's client does not repeat by itself.
+const ATTEMPTS: u32 = 4;
+
+impl Store {
+    /// All files in a folder of the store and below; none if it is not there.
+    pub(crate) fn files(&self, folder: &str) -> Result<Vec<ObjectMeta>, Error> {
+        let path = Path::from(folder);
+        let listing = self.objects.list(Some(&path)).try_collect();
+        self.wait(listing).map_err(|source| self.failed("list", folder, source))
+    }
+
+    /// A file's bytes if it is there and no larger than `most`.
+    pub(crate) fn read(&self, file: &str, most: u64) -> Result<Option<Bytes>, Error> {
+        let path = Path::from(file);
+        let read = self.wait(download(&*self.objects, &path, most));
+        match read {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(source) => Err(self.failed("read", file, source)),
+        }
+    }
+
+    /// Writes a file that appears in one piece and is durable on return.
+    pub(crate) fn write(
+        &self,
+        file: &str,
+        payload: PutPayload,
+        mode: PutMode,
+    ) -> Result<(), Error> {
+        let path = Path::from(file);
+        let written = self.wait(async {
+            match mode {
+                PutMode::Overwrite => upload(&*self.objects, &path, payload).await,
+                mode => self.objects.put_opts(&path, payload, mode.into()).await.map(drop),
+            }
+        });
+        written.map_err(|source| self.failed("write", file, source))
+    }
+
+    /// Creates a file, unless there is one of that name: then its bytes are returned. A file with the very
+    /// same bytes is taken for ours, for an answer may be lost after the work was done.
+    pub(crate) fn create(&self, file: &str, bytes: &[u8]) -> Result<Option<Bytes>, Error> {
+        let payload = Bytes::copy_from_slice(bytes);
+        let mut attempt = 1;
+        loop {
+            let Err(error) = self.write(file, payload.clone().into(), PutMode::Create) else {
+                return Ok(None);
+            };
+            match self.read(file, MAX_BYTES) {
+                Ok(Some(there)) if there == payload => return Ok(None),
+                Ok(Some(there)) => return Ok(Some(there)),
+                Ok(None) if attempt < ATTEMPTS && may_be_repeated(&error) => attempt += 1,
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// Removes a file; fine if there is none.
+    pub(crate) fn delete(&self, file: &Path) -> Result<(), Error> {
+        let mut attempt = 1;
+        loop {
+            match self.wait(self.objects.delete(file)) {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => return Ok(()),
+                // A bucket's client does not repeat it when the connection breaks.
+                Err(object_store::Error::Generic { .. }) if attempt < ATTEMPTS => attempt += 1,
+                Err(source) => return Err(self.failed("remove", file.as_ref(), source)),
+            }
+        }
+    }
+
+    pub(crate) fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+        self.blocking.run(future)
+    }
+
+    pub(crate) fn failed(
+        &self,
+        operation: &'static str,
+        subject: &str,
+        source: object_store::Error,
+    ) -> Error {
+        let (subject, location) = (subject.to_owned(), self.location().to_owned());
+        Error::Storage { operation, subject, location, source: Box::new(source) }
+    }
+}
+
+/// S3 answers "conflict" to one of two that write at the same moment, and the other may fail; and a request
+/// that must not be done twice is not repeated by its client when the connection breaks.
+fn may_be_repeated(error: &Error) -> bool {
+    let Error::Storage { source, .. } = error else { return false };
+    matches!(
+        **source,
+        object_store::Error::AlreadyExists { .. } | object_store::Error::Generic { .. }
+    )
+}
