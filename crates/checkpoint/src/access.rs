@@ -24,7 +24,7 @@ use object_store::{
 pub struct Access {
     /// The usual `AWS_*` variables: credentials, region, `AWS_ENDPOINT_URL`.
     pub environment: Vec<(String, String)>,
-    /// Longest time for one request; none carries more than 16 MiB, except for states above 160 GB.
+    /// Longest time for one request; none carries more than 16 MiB, but for shards above 160 GB.
     pub request: Duration,
     /// Longest time until a request that fails is given up. It is repeated after growing pauses.
     pub patience: Duration,
