@@ -300,6 +300,8 @@ pub(crate) struct ListedCheckpoint {
     pub(crate) name: String,
     /// Whether all its files are there and of the right size.
     pub(crate) whole: bool,
+    /// `whole`, `damaged` or `unfinished`.
+    pub(crate) state: &'static str,
     /// What is wrong, if it is not whole.
     pub(crate) damage: Option<String>,
     /// Updates made.
@@ -314,6 +316,60 @@ pub(crate) struct ListedCheckpoint {
     pub(crate) bytes: Option<u64>,
     /// When it was committed, seconds since 1970-01-01 UTC.
     pub(crate) created_unix_seconds: Option<u64>,
+    /// The generation that wrote it.
+    pub(crate) generation: Option<u64>,
+    /// How many ranks wrote it.
+    pub(crate) ranks: Option<u32>,
+    /// Top-5, if it was evaluated there.
+    pub(crate) top5: Option<f64>,
+    /// What was found there with the averaged weights.
+    pub(crate) ema: Option<Averaged>,
+    /// Why its run keeps it: some of `newest`, `last`, `best`, `every_epochs`, `outside_run`, `damaged`,
+    /// `in_progress`; `null` if only the coordinator can see the folder.
+    pub(crate) kept_because: Option<Vec<&'static str>>,
+    /// Why the next save removes it: `not_asked_for`, `condemned` (training went wrong there) or
+    /// `dead_save`.
+    pub(crate) removed_because: Option<&'static str>,
+    /// The metric in words, for people.
+    #[serde(skip)]
+    pub(crate) metric: Option<String>,
+    /// Why it stays or goes in words, for people.
+    #[serde(skip)]
+    pub(crate) verdict: Option<String>,
+}
+
+/// One line of `baton checkpoint verify --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct VerifiedCheckpoint {
+    /// Name of its folder.
+    pub(crate) name: String,
+    /// `whole`: every byte is as it was written; `damaged` or `unfinished`.
+    pub(crate) state: &'static str,
+    /// What is wrong, if it is damaged.
+    pub(crate) problem: Option<String>,
+    /// Number of its files, if its manifest can be read.
+    pub(crate) files: Option<u64>,
+    /// Size of all its files.
+    pub(crate) bytes: Option<u64>,
+}
+
+/// `baton checkpoint export --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ExportedWeights {
+    /// Name of the checkpoint.
+    pub(crate) checkpoint: String,
+    /// The file written.
+    pub(crate) path: String,
+    /// Network, by its recipe name.
+    pub(crate) arch: String,
+    /// Updates made.
+    pub(crate) step: u64,
+    /// `f32`, `f16` or `bf16`.
+    pub(crate) dtype: String,
+    /// Whether the weights are the averaged ones.
+    pub(crate) averaged: bool,
+    /// Size of the file.
+    pub(crate) bytes: u64,
 }
 
 /// One line of `baton up --json`.
@@ -540,6 +596,20 @@ impl From<v1::Accuracy> for Averaged {
     }
 }
 
+impl From<baton_job::progress::Fit> for Fit {
+    fn from(fit: baton_job::progress::Fit) -> Self {
+        let baton_job::progress::Fit { mae, pearson, spearman } = fit;
+        Self { mae, pearson, spearman }
+    }
+}
+
+impl From<baton_job::progress::Accuracy> for Averaged {
+    fn from(accuracy: baton_job::progress::Accuracy) -> Self {
+        let baton_job::progress::Accuracy { loss, top1, top5, fit, .. } = accuracy;
+        Self { loss, top1, top5, fit: fit.map(Into::into) }
+    }
+}
+
 impl From<&v1::Incident> for Divergence {
     fn from(incident: &v1::Incident) -> Self {
         let diagnosis = incident.diagnosis.clone().unwrap_or_default();
@@ -638,23 +708,6 @@ impl From<&v1::WatchEventsResponse> for Event {
             generation: event.generation,
             step: event.step,
             message: event.message.clone(),
-        }
-    }
-}
-
-impl From<&v1::CheckpointEntry> for ListedCheckpoint {
-    fn from(entry: &v1::CheckpointEntry) -> Self {
-        let checkpoint = entry.checkpoint.as_ref();
-        Self {
-            name: entry.name.clone(),
-            whole: entry.whole,
-            damage: (!entry.whole).then(|| entry.damage.clone()),
-            step: checkpoint.map(|checkpoint| checkpoint.step),
-            epoch: checkpoint.map(|_| entry.epoch),
-            top1: checkpoint.and_then(|checkpoint| Some(checkpoint.accuracy?.top1)),
-            fit: checkpoint.and_then(|checkpoint| checkpoint.accuracy?.fit).map(Into::into),
-            bytes: checkpoint.map(|checkpoint| checkpoint.bytes),
-            created_unix_seconds: checkpoint.map(|_| entry.created_unix_seconds),
         }
     }
 }

@@ -4,11 +4,10 @@ use std::path::Path;
 
 use baton_job::exit::Outcome;
 use baton_proto::v1::{
-    self, Accuracy, CheckpointEntry, EvaluatedStep, Extent, Fit, GetStatusResponse, Incident,
-    Loader, RankStatus, Recovery, Spending, Step, WatchEventsResponse, get_status_response::Phase,
+    self, Accuracy, EvaluatedStep, Extent, Fit, GetStatusResponse, Incident, Loader, RankStatus,
+    Recovery, Spending, Step, WatchEventsResponse, get_status_response::Phase,
     watch_events_response::Kind,
 };
-use comfy_table::{Table, presets};
 
 use crate::human;
 
@@ -397,34 +396,6 @@ fn spending(spending: &Spending) -> Option<String> {
         let parts = [most, dollars, projected].map(Option::unwrap_or_default);
         time(spending.hours) + &parts.concat()
     })
-}
-
-/// `baton checkpoint ls`.
-pub(crate) fn checkpoints(entries: &[CheckpointEntry]) -> String {
-    if entries.is_empty() {
-        return "no checkpoints yet".to_owned();
-    }
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(["NAME", "EPOCH", "STEP", "SCORE", "SIZE", "COMMITTED", "STATE"]);
-    for entry in entries {
-        let state = if entry.whole { "whole" } else { &entry.damage };
-        let cells = match &entry.checkpoint {
-            Some(checkpoint) => [
-                entry.epoch.to_string(),
-                checkpoint.step.to_string(),
-                checkpoint.accuracy.as_ref().map_or("-".to_owned(), score),
-                human::bytes(checkpoint.bytes),
-                human::utc(entry.created_unix_seconds),
-            ],
-            None => ["-"; 5].map(str::to_owned),
-        };
-        let mut row = vec![entry.name.clone()];
-        row.extend(cells);
-        row.push(state.to_owned());
-        table.add_row(row);
-    }
-    table.trim_fmt()
 }
 
 /// What the end of `baton up` needs to know besides the status.

@@ -67,7 +67,7 @@ impl Cli {
             Command::Watch(args) => watch::run(args).await,
             Command::Drain(args) => drain::run(args).await,
             Command::Stop(args) => stop::run(args).await,
-            Command::Checkpoint(command) => checkpoint::run(command).await,
+            Command::Checkpoint(command) => return checkpoint::run(command).await,
             Command::Data(command) => data::run(&command),
             Command::Recipe(command) => return recipe::run(&command),
             Command::Completion(args) => completion::run(&args),

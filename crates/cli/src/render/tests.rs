@@ -1,4 +1,4 @@
-use baton_proto::v1::{Checkpoint, Outcome as WireOutcome};
+use baton_proto::v1::Outcome as WireOutcome;
 use insta::assert_snapshot;
 
 use super::*;
@@ -163,32 +163,6 @@ fn events_tell_when_and_what() {
         "2026-11-21T09:15:08Z  checkpoint step-88 committed"
     );
     assert_eq!(event(&saved, Day::Hidden, Paint::Plain), "09:15:08Z  checkpoint step-88 committed");
-}
-
-#[test]
-fn listed_checkpoints() {
-    let whole = CheckpointEntry {
-        name: "step-0000000088-gen-000002".to_owned(),
-        whole: true,
-        damage: String::new(),
-        checkpoint: testing::training().checkpoint,
-        epoch: 4,
-        created_unix_seconds: 1_795_252_508,
-    };
-    let checkpoint = Checkpoint { step: 110, accuracy: None, ..whole.checkpoint.clone().unwrap() };
-    let unevaluated = CheckpointEntry {
-        name: "step-0000000110-gen-000002".to_owned(),
-        epoch: 5,
-        checkpoint: Some(checkpoint),
-        ..whole.clone()
-    };
-    let damaged = CheckpointEntry {
-        name: "step-0000000066-gen-000001".to_owned(),
-        damage: "shard-00001-of-00002.safetensors is missing".to_owned(),
-        ..CheckpointEntry::default()
-    };
-    assert_snapshot!(checkpoints(&[unevaluated, whole, damaged]));
-    assert_eq!(checkpoints(&[]), "no checkpoints yet");
 }
 
 fn run(overrides: &[String]) -> Run<'_> {

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use baton_checkpoint::export::{Weights, safetensors};
+use baton_checkpoint::export::{Float, Weights, safetensors_as};
 use baton_job::exit::Failure;
+use clap::ValueEnum;
 
-use super::folder::{Folder, none_whole, pick, with_store};
-use crate::{human, output};
+use super::folder::{Folder, about, pick, with_store};
+use crate::{human, json, output};
 
 /// Write a checkpoint's weights as safetensors, with torchvision's names and shapes
 #[derive(Debug, clap::Args)]
@@ -14,7 +15,13 @@ use crate::{human, output};
 Examples:
   baton checkpoint export --out resnet50.safetensors                               the newest
   baton checkpoint export step-0000000440-gen-000003 --out resnet50.safetensors
-  baton checkpoint export --ema --out resnet50.safetensors                         averaged weights")]
+  baton checkpoint export --ema --out resnet50.safetensors                         averaged weights
+  baton checkpoint export --dtype f16 --out resnet50.safetensors                   half the size
+
+With --dtype f16 or bf16 every floating-point tensor is rounded to the nearest value, ties to even: the
+weights, the biases, and BatchNorm's running statistics too, as in PyTorch's model.half().
+num_batches_tracked stays int64. A value that f16 cannot hold is refused and named; bf16 holds nearly
+all that f32 does. `baton-worker eval` and fine-tuning read f32 only.")]
 pub(crate) struct Args {
     #[command(flatten)]
     folder: Folder,
@@ -23,29 +30,62 @@ pub(crate) struct Args {
     /// The moving average of the weights instead of the weights
     #[arg(long)]
     ema: bool,
+    /// The type of floating-point values
+    #[arg(long, value_enum, default_value_t = Dtype::F32)]
+    dtype: Dtype,
     /// The file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Dtype {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Dtype {
+    fn float(self) -> Float {
+        match self {
+            Self::F32 => Float::F32,
+            Self::F16 => Float::F16,
+            Self::Bf16 => Float::Bf16,
+        }
+    }
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let location = args.folder.find().await?;
-    let out = args.out.clone();
+    let (out, float) = (args.out.clone(), args.dtype.float());
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };
-    let exported = with_store(location.clone(), move |store| {
-        let Some(manifest) = pick(store, args.name.as_deref())? else { return Ok(None) };
-        safetensors(store, &manifest, weights, &out)?;
-        Ok(Some(manifest))
+    let manifest = with_store(location, move |store| {
+        let manifest = pick(store, args.name.as_deref())?;
+        safetensors_as(float, store, &manifest, weights, &out).map_err(about)?;
+        Ok(manifest)
     })
     .await?;
-    let manifest = exported.ok_or_else(|| none_whole(&location))?;
     let bytes = std::fs::metadata(&args.out).map_or(0, |metadata| metadata.len());
-    output::line(format_args!(
-        "wrote {}: {} of step {} ({})",
-        args.out.display(),
-        manifest.arch,
-        manifest.step,
-        human::bytes(bytes)
-    ));
+    let dtype = args.dtype.to_possible_value().map(|value| value.get_name().to_owned());
+    let exported = json::ExportedWeights {
+        checkpoint: manifest.name(),
+        path: args.out.display().to_string(),
+        arch: manifest.arch,
+        step: manifest.step.0,
+        dtype: dtype.unwrap_or_default(),
+        averaged: args.ema,
+        bytes,
+    };
+    if args.json {
+        output::line(json::line(&exported));
+        return Ok(());
+    }
+    let json::ExportedWeights { path, arch, step, dtype, .. } = exported;
+    let cast = if dtype == "f32" { String::new() } else { format!(" in {dtype}") };
+    let size = human::bytes(bytes);
+    output::line(format_args!("wrote {path}: {arch} of step {step}{cast} ({size})"));
     Ok(())
 }

@@ -1,21 +1,23 @@
 //! Finds the folder that holds a job's checkpoints, and the checkpoint that is meant.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use baton_checkpoint::{EntryState, Manifest, Store};
+use baton_checkpoint::{Entry, EntryState, Error, Manifest, Store};
 use baton_job::exit::Failure;
+use baton_proto::v1::GetStatusResponse;
 
 use crate::{
     connect::{self, Coordinator, Where},
-    failure::failed,
+    failure::{bad_input, failed},
 };
 
 /// Flags of every command that reads checkpoints.
 #[derive(Debug, clap::Args)]
 pub(super) struct Folder {
-    /// The folder that holds the checkpoints [default: that of the job, else of the newest run]
-    #[arg(long, value_name = "DIR")]
-    pub(super) dir: Option<PathBuf>,
+    /// Where the checkpoints lie, a folder or s3://BUCKET/PREFIX [default: that of the job, else of
+    /// the newest run]
+    #[arg(long, value_name = "LOCATION")]
+    pub(super) dir: Option<String>,
     #[command(flatten)]
     pub(super) place: Where,
 }
@@ -24,11 +26,18 @@ impl Folder {
     /// The folder: as named, else as a coordinator says, else in the run folder, else in the newest
     /// run's.
     pub(super) async fn find(&self) -> Result<String, Failure> {
+        Ok(self.find_with_status().await?.0)
+    }
+
+    /// The folder, and what the coordinator said if it was asked.
+    pub(super) async fn find_with_status(
+        &self,
+    ) -> Result<(String, Option<GetStatusResponse>), Failure> {
         if let Some(dir) = &self.dir {
-            return Ok(dir.display().to_string());
+            return Ok((dir.clone(), None));
         }
-        if let Some(location) = self.ask().await {
-            return Ok(location);
+        if let Some(status) = self.ask().await {
+            return Ok((status.checkpoint_location.clone(), Some(status)));
         }
         let in_run = match &self.place.run_dir {
             Some(run_dir) => run_dir.join(CHECKPOINTS),
@@ -36,7 +45,7 @@ impl Folder {
                 .unwrap_or_else(|| Path::new(connect::RUNS).join("*").join(CHECKPOINTS)),
         };
         if in_run.is_dir() {
-            return Ok(in_run.display().to_string());
+            return Ok((in_run.display().to_string(), None));
         }
         Err(failed(format!(
             "no coordinator answers, and there is no {}: name the folder of the checkpoints with --dir",
@@ -44,9 +53,9 @@ impl Folder {
         )))
     }
 
-    async fn ask(&self) -> Option<String> {
+    async fn ask(&self) -> Option<GetStatusResponse> {
         let status = Coordinator::find(&self.place).ok()?.status().await.ok()?;
-        Some(status.checkpoint_location).filter(|location| !location.is_empty())
+        Some(status).filter(|status| !status.checkpoint_location.is_empty())
     }
 }
 
@@ -56,31 +65,117 @@ const CHECKPOINTS: &str = "checkpoints";
 /// Works on the store at `location`, away from the async threads: its calls block.
 pub(super) async fn with_store<T: Send + 'static>(
     location: String,
-    work: impl FnOnce(&Store) -> Result<T, baton_checkpoint::Error> + Send + 'static,
+    work: impl FnOnce(&Store) -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
-    let work = move || Store::open_existing(&location).and_then(|store| work(&store));
+    blocking(move || work(&open(&location)?)).await
+}
+
+/// Does what blocks, away from the async threads.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
     match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(|error| failed(error.to_string())),
+        Ok(done) => done,
         Err(error) => Err(failed(format!("reading checkpoints: {error}; this is a bug"))),
     }
 }
 
-/// The checkpoint called `name`, or the newest whole one.
-pub(super) fn pick(
-    store: &Store,
-    name: Option<&str>,
-) -> Result<Option<Manifest>, baton_checkpoint::Error> {
-    if let Some(name) = name {
-        return store.manifest(name).map(Some);
-    }
-    let whole = store.list()?.into_iter().find_map(|entry| match entry.state {
-        EntryState::Whole(manifest) => Some(*manifest),
-        EntryState::Damaged(_) | EntryState::Unfinished => None,
-    });
-    Ok(whole)
+/// The store at `location`, which must be there.
+fn open(location: &str) -> Result<Store, Failure> {
+    Store::open_existing(location).map_err(about)
 }
 
-/// Why [`pick`] found none.
+/// What is wrong, and whether another try could help.
+pub(super) fn about(error: Error) -> Failure {
+    let message = error.to_string();
+    match error {
+        Error::Missing { .. }
+        | Error::Damaged { .. }
+        | Error::Exists(_)
+        | Error::NewerVersion { .. } => bad_input(message),
+        _ => failed(message),
+    }
+}
+
+/// The one of `entries` that is called `name`.
+pub(super) fn named<'a>(
+    entries: &'a [Entry],
+    name: &str,
+    location: &str,
+) -> Result<&'a Entry, Failure> {
+    entries.iter().find(|entry| entry.name == name).ok_or_else(|| {
+        let meant = match nearest(entries, name) {
+            Some(meant) => format!(": is {meant} meant?"),
+            None => String::new(),
+        };
+        bad_input(format!(
+            "there is no checkpoint {name} in {location}{meant} (`baton checkpoint ls --dir {location}` \
+             lists what is there)"
+        ))
+    })
+}
+
+/// The name that was hardly mistyped: one that holds what was typed, else the least different.
+fn nearest<'a>(entries: &'a [Entry], typed: &str) -> Option<&'a str> {
+    let distance = |entry: &&Entry| {
+        let holds = !typed.is_empty() && entry.name.contains(typed);
+        (!holds, strsim::damerau_levenshtein(&entry.name, typed))
+    };
+    entries.iter().min_by_key(distance).map(|entry| entry.name.as_str())
+}
+
+/// What the entry holds, if it is whole.
+pub(super) fn held(entry: &Entry) -> Result<&Manifest, Failure> {
+    let name = &entry.name;
+    match &entry.state {
+        EntryState::Whole(manifest) => Ok(manifest),
+        EntryState::Damaged(problem) => {
+            Err(bad_input(format!("checkpoint {name} is damaged: {problem}; take another one")))
+        }
+        EntryState::Unfinished => {
+            Err(bad_input(format!("the save of {name} was never finished; take another one")))
+        }
+    }
+}
+
+/// The checkpoint called `name`, or the newest whole one.
+pub(super) fn pick(store: &Store, name: Option<&str>) -> Result<Manifest, Failure> {
+    let entries = store.list().map_err(about)?;
+    match name {
+        Some(name) => held(named(&entries, name, store.location())?).cloned(),
+        None => {
+            let whole = entries.iter().find_map(|entry| held(entry).ok());
+            whole.cloned().ok_or_else(|| none_whole(store.location()))
+        }
+    }
+}
+
+/// There is nothing to take the newest of.
 pub(super) fn none_whole(location: &str) -> Failure {
     failed(format!("{location} holds no whole checkpoint"))
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_checkpoint::SaveId;
+
+    use super::*;
+
+    const NAME: &str = "step-0000000440-gen-000003";
+
+    #[test]
+    fn the_nearest_name_holds_what_was_typed_or_differs_least() {
+        let entry = |generation, step| {
+            let id = SaveId {
+                generation: baton_job::Generation(generation),
+                step: baton_job::Step(step),
+            };
+            Entry { name: id.name(), id, state: EntryState::Unfinished }
+        };
+        let entries = [entry(3, 440), entry(2, 88)];
+        assert_eq!(nearest(&entries, "440"), Some(NAME));
+        assert_eq!(nearest(&entries, "gen-000002"), Some(entries[1].name.as_str()));
+        assert_eq!(nearest(&entries, "step-0000000440-gen-000004"), Some(NAME));
+        assert_eq!(nearest(&[], "440"), None);
+    }
 }

@@ -1,18 +1,33 @@
 //! `baton checkpoint ls`
 
-use baton_checkpoint::{Entry, EntryState};
-use baton_job::exit::Failure;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use baton_checkpoint::{Entry, EntryState, Kept, Manifest, Removed, Verdict};
+use baton_job::{
+    exit::Failure,
+    progress::{Accuracy, better},
+};
 use baton_proto::v1::CheckpointEntry;
+use comfy_table::{Table, presets};
 
-use super::folder::{Folder, with_store};
-use crate::{connect::Coordinator, json, output, render};
+use super::{
+    folder::{Folder, with_store},
+    keeping::{judged, rollbacks},
+};
+use crate::{connect::Coordinator, human, json, output};
 
-/// List the checkpoints, newest first
+/// List the checkpoints, newest first, and why each is kept
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   baton checkpoint ls
-  baton checkpoint ls --dir /mnt/shared/job/checkpoints --json")]
+  baton checkpoint ls --dir /mnt/shared/job/checkpoints --json
+  baton checkpoint ls --dir s3://bucket/job
+
+METRIC is that of exactly these weights, if they were evaluated; \"EMA\" marks that of the averaged
+weights where it is the better one. KEPT BECAUSE is what the next save of the same run decides by, after
+the recipe of the newest checkpoint: checkpoint.keep_last, keep_best, keep_every_epochs. Checkpoints of
+another job are outside this run, and damaged ones are left for you; `baton checkpoint rm` removes them.")]
 pub(crate) struct Args {
     #[command(flatten)]
     folder: Folder,
@@ -21,44 +36,182 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// What a coordinator, too, says is wrong with such.
+const UNFINISHED: &str = "its save was never finished";
+
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let entries = entries(&args.folder).await?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let listed = list(&args.folder).await?;
     if args.json {
-        for entry in &entries {
-            output::line(json::line(&json::ListedCheckpoint::from(entry)));
+        for checkpoint in &listed {
+            output::line(json::line(checkpoint));
         }
     } else {
-        output::line(render::checkpoints(&entries));
+        output::line(text(&listed, now));
     }
     Ok(())
 }
 
-async fn entries(folder: &Folder) -> Result<Vec<CheckpointEntry>, Failure> {
-    if folder.dir.is_none()
-        && let Ok(mut coordinator) = Coordinator::find(&folder.place)
-        && let Ok(entries) = coordinator.checkpoints().await
-    {
-        return Ok(entries);
+async fn list(folder: &Folder) -> Result<Vec<json::ListedCheckpoint>, Failure> {
+    let (location, status) = folder.find_with_status().await?;
+    let rollbacks = rollbacks(status.as_ref());
+    let judged = with_store(location, move |store| judged(store, &rollbacks)).await;
+    match (judged, status) {
+        (Ok(judged), _) => Ok(judged.iter().map(|(entry, verdict)| row(entry, verdict)).collect()),
+        // The folder may lie on the coordinator's machine alone.
+        (Err(unreachable), Some(_)) => {
+            let entries = match Coordinator::find(&folder.place) {
+                Ok(mut coordinator) => coordinator.checkpoints().await,
+                Err(_) => return Err(unreachable),
+            };
+            let entries = entries.map_err(|_| unreachable)?;
+            Ok(entries.iter().map(json::ListedCheckpoint::from).collect())
+        }
+        (Err(error), None) => Err(error),
     }
-    let entries = with_store(folder.find().await?, |store| store.list()).await?;
-    Ok(entries.into_iter().map(wire).collect())
 }
 
-fn wire(Entry { name, state, .. }: Entry) -> CheckpointEntry {
-    match state {
-        EntryState::Whole(manifest) => CheckpointEntry {
-            name,
-            whole: true,
-            damage: String::new(),
-            epoch: manifest.progress.epoch.0,
-            created_unix_seconds: manifest.created_unix_seconds,
-            checkpoint: Some(manifest.to_commit().into()),
-        },
-        EntryState::Damaged(damage) => CheckpointEntry { name, damage, ..Default::default() },
-        EntryState::Unfinished => CheckpointEntry {
-            name,
-            damage: "its save was never finished".to_owned(),
-            ..Default::default()
-        },
+fn row(entry: &Entry, verdict: &Verdict) -> json::ListedCheckpoint {
+    let (state, damage, manifest) = match &entry.state {
+        EntryState::Whole(manifest) => ("whole", None, Some(&**manifest)),
+        EntryState::Damaged(problem) => ("damaged", Some(problem.clone()), None),
+        EntryState::Unfinished => ("unfinished", Some(UNFINISHED.to_owned()), None),
+    };
+    let (kept, removed) = match verdict {
+        Verdict::Kept(reasons) => (reasons.as_slice(), None),
+        Verdict::Removed(reason) => ([].as_slice(), Some(*reason)),
+    };
+    let accuracy = manifest.and_then(Manifest::accuracy);
+    let ema = accuracy.and_then(|_| manifest?.progress.last_ema);
+    json::ListedCheckpoint {
+        name: entry.name.clone(),
+        whole: manifest.is_some(),
+        damage,
+        step: manifest.map(|manifest| manifest.step.0),
+        epoch: manifest.map(|manifest| manifest.progress.epoch.0),
+        top1: accuracy.map(|accuracy| accuracy.top1),
+        fit: accuracy.and_then(|accuracy| accuracy.fit).map(Into::into),
+        bytes: manifest.map(Manifest::bytes),
+        created_unix_seconds: manifest.map(|manifest| manifest.created_unix_seconds),
+        state,
+        generation: Some(entry.id.generation.0),
+        ranks: manifest.map(|manifest| manifest.world_size),
+        top5: accuracy.map(|accuracy| accuracy.top5),
+        ema: ema.map(Into::into),
+        kept_because: Some(kept.iter().map(|reason| kept_word(*reason)).collect()),
+        removed_because: removed.map(removed_word),
+        metric: accuracy.map(|raw| metric(raw, ema)),
+        verdict: Some(verdict.to_string()),
     }
 }
+
+/// The better one of what was found with raw and with averaged weights.
+fn metric(raw: Accuracy, ema: Option<Accuracy>) -> String {
+    let shown = better(raw, ema);
+    let mark = if shown == raw { "" } else { " EMA" };
+    match shown.fit {
+        Some(fit) => format!("Spearman {:.4}, MAE {:.4}{mark}", fit.spearman, fit.mae),
+        None => {
+            let [top1, top5] = [shown.top1, shown.top5].map(human::percent);
+            format!("top-1 {top1}, top-5 {top5}{mark}")
+        }
+    }
+}
+
+fn kept_word(reason: Kept) -> &'static str {
+    match reason {
+        Kept::Newest => "newest",
+        Kept::Last(_) => "last",
+        Kept::Best => "best",
+        Kept::EveryEpochs(_) => "every_epochs",
+        Kept::OutsideRun => "outside_run",
+        Kept::Damaged => "damaged",
+        Kept::InProgress => "in_progress",
+    }
+}
+
+fn removed_word(reason: Removed) -> &'static str {
+    match reason {
+        Removed::NotAskedFor => "not_asked_for",
+        Removed::Condemned => "condemned",
+        Removed::DeadSave => "dead_save",
+    }
+}
+
+impl From<&CheckpointEntry> for json::ListedCheckpoint {
+    /// What a coordinator tells of a folder that only it can see.
+    fn from(entry: &CheckpointEntry) -> Self {
+        let checkpoint = entry.checkpoint.as_ref();
+        let accuracy = checkpoint.and_then(|checkpoint| checkpoint.accuracy);
+        let found = accuracy.map(Accuracy::from);
+        Self {
+            name: entry.name.clone(),
+            whole: entry.whole,
+            damage: (!entry.whole).then(|| entry.damage.clone()),
+            step: checkpoint.map(|checkpoint| checkpoint.step),
+            epoch: checkpoint.map(|_| entry.epoch),
+            top1: accuracy.map(|accuracy| accuracy.top1),
+            fit: accuracy.and_then(|accuracy| accuracy.fit).map(Into::into),
+            bytes: checkpoint.map(|checkpoint| checkpoint.bytes),
+            created_unix_seconds: checkpoint.map(|_| entry.created_unix_seconds),
+            state: match entry.damage.as_str() {
+                _ if entry.whole => "whole",
+                UNFINISHED => "unfinished",
+                _ => "damaged",
+            },
+            generation: checkpoint.map(|checkpoint| checkpoint.generation),
+            ranks: None,
+            top5: accuracy.map(|accuracy| accuracy.top5),
+            ema: None,
+            kept_because: None,
+            removed_because: None,
+            metric: found.map(|raw| metric(raw, None)),
+            verdict: None,
+        }
+    }
+}
+
+/// For people, at this moment.
+fn text(listed: &[json::ListedCheckpoint], now_unix_seconds: u64) -> String {
+    if listed.is_empty() {
+        return "no checkpoints yet".to_owned();
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header([
+        "NAME",
+        "STEP",
+        "EPOCH",
+        "METRIC",
+        "SIZE",
+        "AGE",
+        "RANKS",
+        "STATE",
+        "KEPT BECAUSE",
+    ]);
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    for checkpoint in listed {
+        let age = checkpoint
+            .created_unix_seconds
+            .map(|created| human::duration(now_unix_seconds.saturating_sub(created) as f64));
+        let state = match &checkpoint.damage {
+            Some(damage) if checkpoint.state == "damaged" => format!("damaged: {damage}"),
+            _ => checkpoint.state.to_owned(),
+        };
+        table.add_row([
+            checkpoint.name.clone(),
+            or_dash(checkpoint.step.map(|step| step.to_string())),
+            or_dash(checkpoint.epoch.map(|epoch| epoch.to_string())),
+            or_dash(checkpoint.metric.clone()),
+            or_dash(checkpoint.bytes.map(human::bytes)),
+            or_dash(age),
+            or_dash(checkpoint.ranks.map(|ranks| ranks.to_string())),
+            state,
+            or_dash(checkpoint.verdict.clone()),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests;

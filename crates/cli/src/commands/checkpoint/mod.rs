@@ -1,12 +1,16 @@
 //! `baton checkpoint`
 
+mod bar;
 mod export;
 mod folder;
+mod keeping;
 mod ls;
 mod now;
+#[cfg(test)]
+mod samples;
 mod verify;
 
-use baton_job::exit::Failure;
+use baton_job::exit::{Failure, OK};
 use clap::Subcommand;
 
 /// List, prove, export and take checkpoints
@@ -18,11 +22,13 @@ pub(crate) enum Command {
     Now(now::Args),
 }
 
-pub(super) async fn run(command: Command) -> Result<(), Failure> {
-    match command {
+/// Runs the command; the exit code of one that did what it should.
+pub(super) async fn run(command: Command) -> Result<u8, Failure> {
+    let done = match command {
         Command::Ls(args) => ls::run(args).await,
         Command::Verify(args) => verify::run(args).await,
         Command::Export(args) => export::run(args).await,
         Command::Now(args) => now::run(args).await,
-    }
+    };
+    done.map(|()| OK)
 }

@@ -1,0 +1,78 @@
+use baton_job::{
+    Generation, Step,
+    message::Rollback,
+    progress::{Accuracy, Fit},
+};
+use baton_proto::v1::CheckpointEntry;
+use insta::assert_snapshot;
+
+use super::*;
+use crate::{commands::checkpoint::samples, testing};
+
+/// Two hours after the first update.
+const NOW: u64 = 1_795_252_508 + 7_200;
+
+fn rows(rollbacks: &[Rollback]) -> Vec<json::ListedCheckpoint> {
+    let judged = judged(&samples::run().store, rollbacks).unwrap();
+    judged.iter().map(|(entry, verdict)| row(entry, verdict)).collect()
+}
+
+#[test]
+fn listed_checkpoints_tell_why_each_is_kept() {
+    assert_snapshot!(text(&rows(&[]), NOW));
+}
+
+#[test]
+fn listed_checkpoints_as_json() {
+    let lines: Vec<String> = rows(&[]).iter().map(json::line).collect();
+    assert_snapshot!(lines.join("\n"));
+}
+
+#[test]
+fn what_a_rollback_made_worthless_is_kept_no_longer() {
+    let rollback = Rollback { generation: Generation(3), before: Step(70), skip: None };
+    let rows = rows(&[rollback]);
+    let verdict = |step: u64| {
+        let row = rows.iter().find(|row| row.step == Some(step)).unwrap();
+        row.verdict.clone().unwrap()
+    };
+    assert_eq!(
+        [110, 88, 66].map(verdict),
+        ["no longer: training went wrong here", "no longer: training went wrong here", "newest",]
+    );
+}
+
+#[test]
+fn the_metric_of_a_regression_is_its_correlation() {
+    let fit = |spearman| {
+        let fit = Some(Fit { mae: 0.125, pearson: 0.9, spearman });
+        Accuracy { fit, ..Accuracy::default() }
+    };
+    assert_eq!(metric(fit(0.912), Some(fit(0.9))), "Spearman 0.9120, MAE 0.1250");
+    assert_eq!(metric(fit(0.912), Some(fit(0.925))), "Spearman 0.9250, MAE 0.1250 EMA");
+}
+
+#[test]
+fn a_folder_that_only_the_coordinator_sees_is_listed_without_reasons() {
+    let whole = CheckpointEntry {
+        name: "step-0000000088-gen-000002".to_owned(),
+        whole: true,
+        checkpoint: testing::training().checkpoint,
+        epoch: 4,
+        created_unix_seconds: NOW - 600,
+        ..CheckpointEntry::default()
+    };
+    let damaged = CheckpointEntry {
+        name: "step-0000000066-gen-000001".to_owned(),
+        damage: "shard-00001-of-00002.safetensors is missing".to_owned(),
+        ..CheckpointEntry::default()
+    };
+    let unfinished = CheckpointEntry {
+        name: "step-0000000044-gen-000001".to_owned(),
+        damage: UNFINISHED.to_owned(),
+        ..CheckpointEntry::default()
+    };
+    let entries = [&whole, &damaged, &unfinished].map(json::ListedCheckpoint::from);
+    assert_snapshot!(text(&entries, NOW));
+    assert_eq!(text(&[], NOW), "no checkpoints yet");
+}

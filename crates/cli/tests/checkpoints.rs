@@ -1,0 +1,100 @@
+//! `baton checkpoint …` as it is typed: what it prints, and with which exit code it ends.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers may fail as loudly as the test")]
+
+#[path = "../src/commands/checkpoint/samples.rs"]
+mod samples;
+
+use std::{
+    fs,
+    process::{Command, Stdio},
+};
+
+use samples::{Place, Sample};
+
+/// `baton checkpoint` with these arguments, in the folder of `place`: exit code, answer, complaint.
+fn baton(place: &Place, arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_baton"))
+        .arg("checkpoint")
+        .args(arguments)
+        .current_dir(place.folder.path())
+        .env_remove("BATON_COORDINATOR")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// A command that must end with `code` and one line of complaint; that line.
+fn refused(place: &Place, code: i32, arguments: &[&str]) -> String {
+    let (ended, told, error) = baton(place, arguments);
+    assert_eq!(ended, code, "{told}{error}");
+    assert!(error.lines().count() == 1 && error.starts_with("error: "), "{error}");
+    error
+}
+
+#[test]
+fn a_list_tells_why_each_is_kept() {
+    let place = samples::run();
+    let (code, told, error) = baton(&place, &["ls", "--dir", "."]);
+    assert_eq!((code, error.as_str()), (0, ""));
+    let rows: Vec<&str> = told.lines().collect();
+    assert!(rows[0].contains("METRIC") && rows[0].ends_with("KEPT BECAUSE"), "{told}");
+    assert!(rows[2].contains(" whole ") && rows[2].ends_with("newest"), "{told}");
+    assert_eq!(rows.len(), 10);
+}
+
+#[test]
+fn verification_ends_with_2_if_any_is_damaged_and_with_0_if_none_is() {
+    let place = samples::run();
+    let error = refused(&place, 2, &["verify", "--dir", "."]);
+    assert!(error.contains("1 of 9 checkpoints damaged"), "{error}");
+    let name = "step-0000000088-gen-000002";
+    let (code, told, error) = baton(&place, &["verify", "--dir", ".", name, "--jobs", "1"]);
+    assert_eq!((code, error.as_str()), (0, ""));
+    assert_eq!(told, format!("{name}: whole: 456 B in 3 files match their digests\n"));
+}
+
+#[test]
+fn an_unknown_name_is_bad_input_everywhere_and_the_nearest_is_told() {
+    let place = samples::run();
+    let meant = "is step-0000000088-gen-000002 meant?";
+    let typed = "step-0000000088-gen-000009";
+    let commands: [&[&str]; 2] = [&["verify", typed], &["export", typed, "--out", "w.safetensors"]];
+    for command in commands {
+        let error = refused(&place, 2, &[command, &["--dir", "."]].concat());
+        assert!(error.contains(meant), "{error}");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_with_what_is_wrong() {
+    let place = samples::run();
+    let damaged = "step-0000000022-gen-000002";
+    let error = refused(&place, 2, &["export", damaged, "--dir", ".", "--out", "w.safetensors"]);
+    assert!(error.contains("shard-00001-of-00002.safetensors is missing"), "{error}");
+}
+
+#[test]
+fn an_export_in_half_precision_is_half_the_size() {
+    let place = samples::store();
+    let name = Sample::default().save(&place.store).name();
+    let export = |dtype: &str| {
+        let arguments = ["export", "--dir", ".", "--dtype", dtype, "--out", "w.safetensors"];
+        let (code, told, error) = baton(&place, &[&arguments[..], &["--json"]].concat());
+        assert_eq!((code, error.as_str()), (0, ""), "{told}");
+        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+        assert_eq!((&told["dtype"], &told["checkpoint"]), (&dtype.into(), &name.as_str().into()));
+        let file = fs::read(place.folder.path().join("w.safetensors")).unwrap();
+        let header = usize::try_from(u64::from_le_bytes(file[..8].try_into().unwrap())).unwrap();
+        file[8 + header..].to_vec()
+    };
+    // fc.bias, then fc.weight.
+    let values = [4.0_f32, 5.0, 0.0, 1.0, 2.0, 3.0];
+    assert_eq!(export("f32"), values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
+    let upper = |value: &f32| value.to_bits().to_be_bytes()[..2].to_vec();
+    let upper = values.iter().flat_map(|v| upper(v).into_iter().rev().collect::<Vec<_>>());
+    assert_eq!(export("bf16"), upper.collect::<Vec<_>>());
+    assert_eq!(export("f16").len(), 12);
+}
