@@ -372,6 +372,15 @@ pub(crate) struct ExportedWeights {
     pub(crate) bytes: u64,
 }
 
+/// `baton checkpoint rm --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct RemovedCheckpoints {
+    /// Names of what is gone.
+    pub(crate) removed: Vec<String>,
+    /// Size of its files.
+    pub(crate) freed_bytes: u64,
+}
+
 /// One line of `baton up --json`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]

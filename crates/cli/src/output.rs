@@ -36,6 +36,18 @@ pub(crate) fn error(failure: &Failure) {
     let _ = writeln!(io::stderr(), "error: {}", failure.message.replace('\n', " "));
 }
 
+/// Asks a person for a yes; `None` where nobody can be asked.
+pub(crate) fn confirm(question: impl Display) -> Option<bool> {
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        return None;
+    }
+    let _ = write!(io::stderr(), "{question} [y/N] ");
+    let _ = io::stderr().flush();
+    let mut answer = String::new();
+    let _ = io::stdin().read_line(&mut answer);
+    Some(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
 /// Whether standard output is a screen that a person looks at.
 pub(crate) fn is_terminal() -> bool {
     io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")

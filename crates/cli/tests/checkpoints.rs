@@ -61,7 +61,8 @@ fn an_unknown_name_is_bad_input_everywhere_and_the_nearest_is_told() {
     let place = samples::run();
     let meant = "is step-0000000088-gen-000002 meant?";
     let typed = "step-0000000088-gen-000009";
-    let commands: [&[&str]; 2] = [&["verify", typed], &["export", typed, "--out", "w.safetensors"]];
+    let commands: [&[&str]; 3] =
+        [&["verify", typed], &["export", typed, "--out", "w.safetensors"], &["rm", typed, "--yes"]];
     for command in commands {
         let error = refused(&place, 2, &[command, &["--dir", "."]].concat());
         assert!(error.contains(meant), "{error}");
@@ -97,4 +98,21 @@ fn an_export_in_half_precision_is_half_the_size() {
     let upper = values.iter().flat_map(|v| upper(v).into_iter().rev().collect::<Vec<_>>());
     assert_eq!(export("bf16"), upper.collect::<Vec<_>>());
     assert_eq!(export("f16").len(), 12);
+}
+
+#[test]
+fn nothing_is_removed_without_a_yes() {
+    let place = samples::run();
+    let name = "step-0000000088-gen-000002";
+    let there = || place.folder.path().join(name).exists();
+    let error = refused(&place, 2, &["rm", name, "--dir", "."]);
+    assert!(error.contains("--yes") && there(), "{error}");
+    let (code, told, _) = baton(&place, &["rm", name, "--dir", ".", "--yes"]);
+    assert_eq!(code, 0);
+    assert!(told.starts_with("removed 1 checkpoint, ") && !there(), "{told}");
+    let newest = "step-0000000110-gen-000002";
+    let error = refused(&place, 2, &["rm", newest, "--dir", ".", "--yes"]);
+    assert!(error.contains("--force"), "{error}");
+    let (code, ..) = baton(&place, &["rm", newest, "--dir", ".", "--yes", "--force"]);
+    assert_eq!(code, 0);
 }

@@ -6,6 +6,7 @@ mod folder;
 mod keeping;
 mod ls;
 mod now;
+mod rm;
 #[cfg(test)]
 mod samples;
 mod verify;
@@ -13,12 +14,13 @@ mod verify;
 use baton_job::exit::{Failure, OK};
 use clap::Subcommand;
 
-/// List, prove, export and take checkpoints
+/// List, prove, export, remove and take checkpoints
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Ls(ls::Args),
     Verify(verify::Args),
     Export(export::Args),
+    Rm(rm::Args),
     Now(now::Args),
 }
 
@@ -28,6 +30,7 @@ pub(super) async fn run(command: Command) -> Result<u8, Failure> {
         Command::Ls(args) => ls::run(args).await,
         Command::Verify(args) => verify::run(args).await,
         Command::Export(args) => export::run(args).await,
+        Command::Rm(args) => rm::run(args).await,
         Command::Now(args) => now::run(args).await,
     };
     done.map(|()| OK)
