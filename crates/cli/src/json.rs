@@ -372,6 +372,64 @@ pub(crate) struct ExportedWeights {
     pub(crate) bytes: u64,
 }
 
+/// `baton checkpoint diff --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct CheckpointDifference {
+    /// Whether recipe, position and state are all the same.
+    pub(crate) same: bool,
+    /// The first checkpoint.
+    pub(crate) a: ComparedCheckpoint,
+    /// The second one.
+    pub(crate) b: ComparedCheckpoint,
+    /// Between their recipes.
+    pub(crate) recipe: RecipeDifference,
+    /// Between their positions: what was made, evaluated and saved so far.
+    pub(crate) progress: Vec<DifferentField>,
+    /// All regions of the state.
+    pub(crate) regions: Vec<ComparedPart>,
+    /// Named tensors, by the largest relative difference; as many as `--top` says, and none of those
+    /// that are the same.
+    pub(crate) tensors: Vec<ComparedPart>,
+    /// Named tensors that are not the same.
+    pub(crate) different_tensors: u64,
+    /// All named tensors.
+    pub(crate) all_tensors: u64,
+}
+
+/// A checkpoint in a comparison.
+#[derive(Debug, Serialize)]
+pub(crate) struct ComparedCheckpoint {
+    /// Where it lies.
+    pub(crate) location: String,
+    /// Name of its folder.
+    pub(crate) name: String,
+    /// UUID of the job that wrote it.
+    pub(crate) job_id: String,
+    /// Network, by its recipe name.
+    pub(crate) arch: String,
+    /// The generation that wrote it.
+    pub(crate) generation: u64,
+    /// How many ranks wrote it.
+    pub(crate) ranks: u32,
+}
+
+/// A region or tensor in a comparison.
+#[derive(Debug, Serialize)]
+pub(crate) struct ComparedPart {
+    /// Its name.
+    pub(crate) name: String,
+    /// `same` (in all bits), `different`, `other_shape`, `only_in_a` or `only_in_b`.
+    pub(crate) finding: &'static str,
+    /// How many values differ, if `different`.
+    pub(crate) different: Option<u64>,
+    /// How many there are, if `different`.
+    pub(crate) values: Option<u64>,
+    /// Largest |a - b|, if `different`.
+    pub(crate) largest_absolute: Option<f64>,
+    /// Largest |a - b| / max(|a|, |b|), if `different`.
+    pub(crate) largest_relative: Option<f64>,
+}
+
 /// `baton checkpoint rm --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct RemovedCheckpoints {
@@ -379,6 +437,23 @@ pub(crate) struct RemovedCheckpoints {
     pub(crate) removed: Vec<String>,
     /// Size of its files.
     pub(crate) freed_bytes: u64,
+}
+
+/// `baton checkpoint cp --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct CopiedCheckpoint {
+    /// Name of its folder, the same in both places.
+    pub(crate) name: String,
+    /// Where it was copied to.
+    pub(crate) location: String,
+    /// Files written by this copy, the manifest not among them.
+    pub(crate) written_files: u64,
+    /// Size of those.
+    pub(crate) written_bytes: u64,
+    /// Files that were there already and match their digests.
+    pub(crate) kept_files: u64,
+    /// Whether the whole checkpoint was there already.
+    pub(crate) was_there: bool,
 }
 
 /// One line of `baton up --json`.

@@ -37,7 +37,7 @@ fn refused(place: &Place, code: i32, arguments: &[&str]) -> String {
 #[test]
 fn a_list_tells_why_each_is_kept() {
     let place = samples::run();
-    let (code, told, error) = baton(&place, &["ls", "--dir", "."]);
+    let (code, told, error) = baton(&place, &["ls", "--dir", &place.location()]);
     assert_eq!((code, error.as_str()), (0, ""));
     let rows: Vec<&str> = told.lines().collect();
     assert!(rows[0].contains("METRIC") && rows[0].ends_with("KEPT BECAUSE"), "{told}");
@@ -61,12 +61,19 @@ fn an_unknown_name_is_bad_input_everywhere_and_the_nearest_is_told() {
     let place = samples::run();
     let meant = "is step-0000000088-gen-000002 meant?";
     let typed = "step-0000000088-gen-000009";
-    let commands: [&[&str]; 3] =
-        [&["verify", typed], &["export", typed, "--out", "w.safetensors"], &["rm", typed, "--yes"]];
+    let commands: [&[&str]; 4] = [
+        &["verify", typed],
+        &["export", typed, "--out", "w.safetensors"],
+        &["rm", typed, "--yes"],
+        &["diff", typed, "step-0000000044-gen-000002"],
+    ];
     for command in commands {
         let error = refused(&place, 2, &[command, &["--dir", "."]].concat());
         assert!(error.contains(meant), "{error}");
     }
+    let error = refused(&place, 2, &["cp", &format!("{}/{typed}", place.location()), "copies"]);
+    assert!(error.contains(meant), "{error}");
+    assert!(!place.folder.path().join("copies").exists(), "nothing is made for nothing");
 }
 
 #[test]
@@ -75,6 +82,8 @@ fn a_damaged_checkpoint_is_named_with_what_is_wrong() {
     let damaged = "step-0000000022-gen-000002";
     let error = refused(&place, 2, &["export", damaged, "--dir", ".", "--out", "w.safetensors"]);
     assert!(error.contains("shard-00001-of-00002.safetensors is missing"), "{error}");
+    let error = refused(&place, 2, &["diff", damaged, damaged, "--dir", "."]);
+    assert!(error.contains("is damaged"), "{error}");
 }
 
 #[test]
@@ -101,6 +110,18 @@ fn an_export_in_half_precision_is_half_the_size() {
 }
 
 #[test]
+fn a_comparison_ends_as_diff_does() {
+    let place = samples::run();
+    let diff = |a: &str, b: &str| baton(&place, &["diff", a, b, "--dir", "."]);
+    let (code, told, _) = diff("step-0000000088-gen-000002", "step-0000000088-gen-000002");
+    assert_eq!(code, 0, "{told}");
+    let (code, told, _) = diff("step-0000000088-gen-000002", "step-0000000110-gen-000002");
+    assert_eq!(code, 1, "{told}");
+    assert!(told.contains("tensors: all 2 are the same in all bits"), "{told}");
+    refused(&place, 2, &["diff", "nowhere/a", "nowhere/b"]);
+}
+
+#[test]
 fn nothing_is_removed_without_a_yes() {
     let place = samples::run();
     let name = "step-0000000088-gen-000002";
@@ -115,4 +136,18 @@ fn nothing_is_removed_without_a_yes() {
     assert!(error.contains("--force"), "{error}");
     let (code, ..) = baton(&place, &["rm", newest, "--dir", ".", "--yes", "--force"]);
     assert_eq!(code, 0);
+}
+
+#[test]
+fn a_copy_goes_to_a_folder_that_is_made_for_it() {
+    let place = samples::run();
+    let (code, told, error) = baton(&place, &["cp", &place.location(), "copies"]);
+    assert_eq!((code, error.as_str()), (0, ""));
+    assert_eq!(told, "copied step-0000000110-gen-000002 to copies: 320 B in 2 files\n");
+    let (code, ..) = baton(&place, &["diff", ".", "copies"]);
+    assert_eq!(code, 2, "a word without a slash is a name");
+    let (code, told, _) = baton(&place, &["diff", "./", "copies/"]);
+    assert_eq!(code, 0, "{told}");
+    let error = refused(&place, 1, &["cp", "nowhere", "copies"]);
+    assert!(error.contains("nowhere"), "{error}");
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use baton_checkpoint::{Entry, EntryState, Error, Manifest, Store};
+use baton_checkpoint::{Entry, EntryState, Error, Manifest, SaveId, Store};
 use baton_job::exit::Failure;
 use baton_proto::v1::GetStatusResponse;
 
@@ -71,7 +71,7 @@ pub(super) async fn with_store<T: Send + 'static>(
 }
 
 /// Does what blocks, away from the async threads.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     match tokio::task::spawn_blocking(work).await {
@@ -81,7 +81,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// The store at `location`, which must be there.
-fn open(location: &str) -> Result<Store, Failure> {
+pub(super) fn open(location: &str) -> Result<Store, Failure> {
     Store::open_existing(location).map_err(about)
 }
 
@@ -155,13 +155,68 @@ pub(super) fn none_whole(location: &str) -> Failure {
     failed(format!("{location} holds no whole checkpoint"))
 }
 
+/// A checkpoint as typed: a name, or a location, or both with a slash between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reference {
+    /// The folder or address, if it is told.
+    pub(super) location: Option<String>,
+    /// The name, if it is told.
+    pub(super) name: Option<String>,
+}
+
+impl Reference {
+    /// Where there is no slash, `bare` is what a word that is no checkpoint's name is taken for.
+    pub(super) fn parse(typed: &str, bare: Bare) -> Self {
+        let trimmed = typed.trim_end_matches('/');
+        let is_name = |text: &str| SaveId::parse(text).is_some();
+        match trimmed.rsplit_once('/') {
+            Some((location, name)) if is_name(name) => {
+                // A checkpoint in the root folder.
+                let location = if location.is_empty() { "/" } else { location };
+                Self { location: Some(location.to_owned()), name: Some(name.to_owned()) }
+            }
+            None if is_name(trimmed) || (bare == Bare::Name && trimmed == typed) => {
+                Self { location: None, name: Some(trimmed.to_owned()) }
+            }
+            _ => Self { location: Some(typed.to_owned()), name: None },
+        }
+    }
+}
+
+/// What a word without a slash is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bare {
+    /// A name, perhaps mistyped.
+    Name,
+    /// A folder.
+    Location,
+}
+
 #[cfg(test)]
 mod tests {
-    use baton_checkpoint::SaveId;
-
     use super::*;
 
     const NAME: &str = "step-0000000440-gen-000003";
+
+    fn parsed(typed: &str, bare: Bare) -> (Option<String>, Option<String>) {
+        let Reference { location, name } = Reference::parse(typed, bare);
+        (location, name)
+    }
+
+    #[test]
+    fn a_reference_is_a_name_or_a_location_or_both() {
+        let both = |location: &str| (Some(location.to_owned()), Some(NAME.to_owned()));
+        for bare in [Bare::Name, Bare::Location] {
+            assert_eq!(parsed(NAME, bare), (None, Some(NAME.to_owned())));
+            assert_eq!(parsed(&format!("runs/a/{NAME}"), bare), both("runs/a"));
+            assert_eq!(parsed(&format!("s3://b/p/{NAME}/"), bare), both("s3://b/p"));
+            assert_eq!(parsed(&format!("/{NAME}"), bare), both("/"));
+            assert_eq!(parsed("s3://b/p/", bare), (Some("s3://b/p/".to_owned()), None));
+        }
+        assert_eq!(parsed("step-440", Bare::Name), (None, Some("step-440".to_owned())));
+        assert_eq!(parsed("folder/", Bare::Name), (Some("folder/".to_owned()), None));
+        assert_eq!(parsed("folder", Bare::Location), (Some("folder".to_owned()), None));
+    }
 
     #[test]
     fn the_nearest_name_holds_what_was_typed_or_differs_least() {

@@ -1,6 +1,8 @@
 //! `baton checkpoint`
 
 mod bar;
+mod cp;
+mod diff;
 mod export;
 mod folder;
 mod keeping;
@@ -14,11 +16,13 @@ mod verify;
 use baton_job::exit::{Failure, OK};
 use clap::Subcommand;
 
-/// List, prove, export, remove and take checkpoints
+/// List, prove, compare, copy, export, remove and take checkpoints
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Ls(ls::Args),
     Verify(verify::Args),
+    Diff(diff::Args),
+    Cp(cp::Args),
     Export(export::Args),
     Rm(rm::Args),
     Now(now::Args),
@@ -29,6 +33,8 @@ pub(super) async fn run(command: Command) -> Result<u8, Failure> {
     let done = match command {
         Command::Ls(args) => ls::run(args).await,
         Command::Verify(args) => verify::run(args).await,
+        Command::Diff(args) => return diff::run(args).await,
+        Command::Cp(args) => cp::run(args).await,
         Command::Export(args) => export::run(args).await,
         Command::Rm(args) => rm::run(args).await,
         Command::Now(args) => now::run(args).await,

@@ -14,6 +14,12 @@ pub(super) struct Place {
     pub(super) folder: TempDir,
 }
 
+impl Place {
+    pub(super) fn location(&self) -> String {
+        self.folder.path().display().to_string()
+    }
+}
+
 /// An empty store.
 pub(super) fn store() -> Place {
     let folder = tempfile::tempdir().unwrap();

@@ -48,8 +48,17 @@ pub(super) fn run(args: &Args) -> Result<u8, Failure> {
     Ok(if same { OK } else { FAILED })
 }
 
-/// Field by field; lists are one value.
 fn difference(a: &JobSpec, b: &JobSpec) -> json::RecipeDifference {
+    // A tree of plain structs, strings and numbers has no way to fail here.
+    let value = |spec: &JobSpec| serde_json::to_value(spec).unwrap_or_default();
+    json::RecipeDifference {
+        fields: different_fields(value(a), value(b)),
+        weights_can_differ: a.recipe_hash() != b.recipe_hash(),
+    }
+}
+
+/// Field by field; lists are one value.
+pub(crate) fn different_fields(a: Value, b: Value) -> Vec<json::DifferentField> {
     let (in_a, in_b) = (values(a), values(b));
     let paths: BTreeSet<&String> = in_a.keys().chain(in_b.keys()).collect();
     let differing = paths.into_iter().filter(|path| in_a.get(*path) != in_b.get(*path));
@@ -58,14 +67,11 @@ fn difference(a: &JobSpec, b: &JobSpec) -> json::RecipeDifference {
         a: in_a.get(path).cloned(),
         b: in_b.get(path).cloned(),
     };
-    json::RecipeDifference {
-        fields: differing.map(field).collect(),
-        weights_can_differ: a.recipe_hash() != b.recipe_hash(),
-    }
+    differing.map(field).collect()
 }
 
 /// All values by their dotted paths.
-fn values(spec: &JobSpec) -> BTreeMap<String, Value> {
+fn values(tree: Value) -> BTreeMap<String, Value> {
     fn collect(value: Value, path: String, into: &mut BTreeMap<String, Value>) {
         match value {
             Value::Object(fields) => {
@@ -80,22 +86,14 @@ fn values(spec: &JobSpec) -> BTreeMap<String, Value> {
         }
     }
     let mut found = BTreeMap::new();
-    // A tree of plain structs, strings and numbers has no way to fail here.
-    collect(serde_json::to_value(spec).unwrap_or_default(), String::new(), &mut found);
+    collect(tree, String::new(), &mut found);
     found
 }
 
 /// For people.
-fn text(difference: &json::RecipeDifference) -> String {
+pub(crate) fn text(difference: &json::RecipeDifference) -> String {
     if difference.fields.is_empty() {
         return "the same".to_owned();
-    }
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
-    table.set_header(["FIELD", "A", "B"]);
-    for json::DifferentField { field, a, b } in &difference.fields {
-        let shown = |value: &Option<Value>| value.as_ref().map_or("-".to_owned(), Value::to_string);
-        table.add_row([field.clone(), shown(a), shown(b)]);
     }
     let verdict = match difference.weights_can_differ {
         true => "the resulting weights can differ",
@@ -105,5 +103,17 @@ fn text(difference: &json::RecipeDifference) -> String {
              strict, on the number of ranks"
         }
     };
-    format!("{}\n\n{verdict}", table.trim_fmt())
+    format!("{}\n\n{verdict}", table(&difference.fields))
+}
+
+/// What two trees of values do not share.
+pub(crate) fn table(fields: &[json::DifferentField]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["FIELD", "A", "B"]);
+    for json::DifferentField { field, a, b } in fields {
+        let shown = |value: &Option<Value>| value.as_ref().map_or("-".to_owned(), Value::to_string);
+        table.add_row([field.clone(), shown(a), shown(b)]);
+    }
+    table.trim_fmt()
 }

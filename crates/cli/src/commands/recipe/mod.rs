@@ -1,7 +1,7 @@
 //! `baton recipe`
 
 mod check;
-mod diff;
+pub(crate) mod diff;
 mod samples;
 mod show;
 mod summary;
