@@ -77,7 +77,7 @@ sim: ## the cluster simulation at length; HISTORIES=200000
 
 # Beside test and lint, not in them: a million inputs take minutes and find what nobody expects.
 .PHONY: fuzz
-fuzz: setup ## damaged files and JPEGs at length; RUNS=1000000, TARGET="open table fields jpeg"
+fuzz: setup ## damaged files, JPEGs and checkpoints at length; RUNS=1000000, TARGET="jpeg shard"
 	RUNS=$(RUNS) TARGET="$(TARGET)" scripts/fuzz.sh $(ARGS)
 
 .PHONY: fuzz-check

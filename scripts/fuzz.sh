@@ -2,7 +2,7 @@
 # Runs the fuzz targets of fuzz/ one after the other, each until it has tried so many inputs or found
 # something. A finding lies in fuzz/artifacts/; fuzz/README.md says what to do with it.
 #
-#   RUNS=1000000 TARGET="open table fields jpeg" scripts/fuzz.sh [libFuzzer flag...]
+#   RUNS=1000000 TARGET="open table fields jpeg manifest shard" scripts/fuzz.sh [libFuzzer flag...]
 #
 # Stable Rust and gcc do: no sanitizer is used, and C code is instrumented by a flag that gcc knows.
 set -euo pipefail
@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly CARGO_FUZZ_VERSION=0.13.2
 # Input bytes at most, so that there are many a second, and yet room for a few samples or scans.
-declare -A most_bytes=([open]=4096 [table]=4096 [fields]=12288 [jpeg]=2048)
+declare -A most_bytes=([open]=4096 [table]=4096 [fields]=12288 [jpeg]=2048 [manifest]=4096 [shard]=1024)
 
 # Not one of setup's tools, which every machine gets; gone, like them, when scripts/tools.txt changes.
 install_cargo_fuzz() {
@@ -28,7 +28,7 @@ unset CARGO_TARGET_DIR
 export CFLAGS_x86_64_unknown_linux_gnu="-fsanitize-coverage=trace-pc -Wl,--defsym=__sanitizer_cov_trace_pc=0"
 
 install_cargo_fuzz
-for target in ${TARGET:-open table fields jpeg}; do
+for target in ${TARGET:-open table fields jpeg manifest shard}; do
     corpus="fuzz/corpus/$target"
     mkdir -p "$corpus"
     # -timeout: seconds for one input. -rss_limit_mb: for what C code allocates.

@@ -27,6 +27,7 @@ const CMYK: &[u8] = include_bytes!("../../crates/data/tests/fixtures/cmyk-16x8.j
 const LARGEST_IMAGE: usize = 500;
 
 fn main() {
+    checkpoints();
     let all_fields = cut("f_allfields", 0..3);
     let layouts = cut("f2_layouts", 0..2);
     let scalars = cut("f4_scalars_only", 0..4);
@@ -101,6 +102,46 @@ fn main() {
         );
     }
     save("jpeg", "raw", &[&[7, 10, 20, 128, 128, 3, 9, 0][..], &[90; 360]].concat());
+}
+
+/// Manifests and a rank's file. `seeds/manifest/two_ranks` is not written here: it is a checkpoint's own.
+fn checkpoints() {
+    let manifest = baton_fuzz::SHARD_MANIFEST;
+    save("manifest", "cut_off", &manifest.as_bytes()[..manifest.len() / 2]);
+    save("manifest", "newer", manifest.replace("\"version\": 1", "\"version\": 2").as_bytes());
+    save("manifest", "outside", manifest.replace("\"offset\": 12", "\"offset\": 13").as_bytes());
+    save(
+        "manifest",
+        "no_ranks",
+        manifest.replace("\"world_size\": 2", "\"world_size\": 0").as_bytes(),
+    );
+
+    let part = |name: &str, start: usize, len: usize| {
+        let end = start + 4 * len;
+        format!(r#""{name}":{{"dtype":"F32","shape":[{len}],"data_offsets":[{start},{end}]}}"#)
+    };
+    let parts = [part("weights", 0, 8), part("momentum", 32, 5), part("bn_running", 52, 2)];
+    let file = |header: &str, values: usize| {
+        let mut header = header.as_bytes().to_vec();
+        header.resize(header.len().next_multiple_of(8), b' ');
+        let values = (0..values).flat_map(|value| (value as f32).to_le_bytes());
+        [&(header.len() as u64).to_le_bytes(), header.as_slice(), &values.collect::<Vec<u8>>()]
+            .concat()
+    };
+    let whole = file(&format!("{{{}}}", parts.join(",")), 15);
+    save("shard", "whole", &whole);
+    save("shard", "cut_off", &whole[..whole.len() - 4]);
+    save("shard", "header_cut_off", &whole[..40]);
+    save("shard", "too_few", &file(&format!("{{{}}}", parts[..2].join(",")), 13));
+    let halves = format!("{{{}}}", parts.join(",")).replace("F32", "F16");
+    save("shard", "of_another_type", &file(&halves, 15));
+    let about = format!(r#"{{"__metadata__":{{"format":"pt"}},{}}}"#, parts.join(","));
+    save("shard", "with_metadata", &file(&about, 15));
+    save(
+        "shard",
+        "overlapping",
+        &file(&format!("{{{},{}}}", parts[0], part("momentum", 16, 5)), 15),
+    );
 }
 
 fn save(target: &str, name: &str, input: &[u8]) {

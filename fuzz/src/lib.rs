@@ -15,6 +15,9 @@ pub mod damage;
 pub mod file;
 pub mod memory;
 
+/// A manifest whose first shard has 15 values: 8 of `weights`, 5 of `momentum` and 2 of `bn_running`.
+pub const SHARD_MANIFEST: &str = include_str!("../seeds/manifest/two_ranks");
+
 /// An outcome is not asked for: that there is one is all that counts. It does steer the search.
 pub fn tell<T>(outcome: Result<T, impl std::fmt::Display>) -> Option<T> {
     outcome.map_err(|error| coverage::saw(&error.to_string())).ok()

@@ -52,6 +52,6 @@ pub use name::SaveId;
 pub use region::ShardHeader;
 pub use restore::Found;
 pub use retention::{Pruned, Retention};
-pub use shard::slice_of;
+pub use shard::{decode as decode_shard, slice_of};
 pub use snapshot::Snapshot;
 pub use store::{Entry, EntryState, Store};

@@ -158,8 +158,12 @@ impl Manifest {
         Ok(text.into_bytes())
     }
 
-    /// Reads the manifest found in the folder of `id` and checks that it makes sense by itself.
-    pub(crate) fn parse(id: SaveId, bytes: &[u8]) -> Result<Self, Error> {
+    /// Reads the manifest found in the folder of `id` and checks that it makes sense by itself. Files are
+    /// not looked at.
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] says what is wrong; [`Error::NewerVersion`].
+    pub fn parse(id: SaveId, bytes: &[u8]) -> Result<Self, Error> {
         #[derive(Deserialize)]
         struct Head {
             version: u32,

@@ -18,8 +18,12 @@ pub fn slice_of(len: usize, rank: Rank, world_size: u32) -> Range<usize> {
     start(rank.0 as usize)..start(rank.0 as usize + 1)
 }
 
-/// Hands every value of the file of `rank` to `into(region, offset, values)`.
-pub(crate) fn decode(
+/// Hands every value of `bytes`, the whole file of `rank`, to `into(region, offset, values)`. See
+/// [`ShardHeader`](crate::ShardHeader) for reading a part of it.
+///
+/// # Errors
+/// It is no such file, in words.
+pub fn decode(
     bytes: &[u8],
     manifest: &Manifest,
     rank: Rank,
