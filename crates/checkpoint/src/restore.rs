@@ -28,6 +28,20 @@ impl Store {
     /// [`Error::NewerVersion`], or a bucket that does not answer, which is no damage and must not cost
     /// training time.
     pub fn find(&self, restore: &Restore) -> Result<Option<Found>, Error> {
+        self.find_by(restore, &mut |store, manifest| store.verify(manifest, &mut |_, _| {}))
+    }
+
+    /// As [`find`](Self::find), where `prove` reads the checkpoint and says whether it is damaged: whoever
+    /// wants its values gets them by [`load`](Self::load) in there, and reads all only once. What was read
+    /// of a damaged one is of no use.
+    ///
+    /// # Errors
+    /// As [`find`](Self::find).
+    pub fn find_by(
+        &self,
+        restore: &Restore,
+        prove: &mut dyn FnMut(&Self, &Manifest) -> Result<(), Error>,
+    ) -> Result<Option<Found>, Error> {
         let mut skipped = Vec::new();
         let mut any_damaged = false;
         for id in self.ids()?.into_iter().filter(|id| id.generation >= restore.not_before) {
@@ -37,7 +51,7 @@ impl Store {
                 }
                 continue;
             }
-            match self.proven(id) {
+            match self.proven(id, prove) {
                 Ok(Some(manifest)) => {
                     return Ok(Some(Found { manifest, elsewhere: None, skipped }));
                 }
@@ -56,7 +70,7 @@ impl Store {
             }
         }
         match &restore.path {
-            Some(path) => self.named(path, skipped).map(Some),
+            Some(path) => self.named(path, skipped, prove).map(Some),
             // From before the first good checkpoint the way back leads to fresh weights.
             None if !any_damaged => Ok(None),
             None => Err(Error::NoneWhole { location: self.location().to_owned(), skipped }),
@@ -64,14 +78,23 @@ impl Store {
     }
 
     /// The manifest of a checkpoint whose every byte is right; `None` if it is unfinished.
-    fn proven(&self, id: SaveId) -> Result<Option<Manifest>, Error> {
+    fn proven(
+        &self,
+        id: SaveId,
+        prove: &mut dyn FnMut(&Self, &Manifest) -> Result<(), Error>,
+    ) -> Result<Option<Manifest>, Error> {
         let Some(manifest) = self.inspect(id)? else { return Ok(None) };
-        self.verify(&manifest, &mut |_, _| {})?;
+        prove(self, &manifest)?;
         Ok(Some(manifest))
     }
 
     /// A checkpoint named by the user: in this store, or the folder of one in any other.
-    fn named(&self, path: &str, skipped: Vec<String>) -> Result<Found, Error> {
+    fn named(
+        &self,
+        path: &str,
+        skipped: Vec<String>,
+        prove: &mut dyn FnMut(&Self, &Manifest) -> Result<(), Error>,
+    ) -> Result<Found, Error> {
         let (parent, name) = match path.trim_end_matches('/').rsplit_once('/') {
             Some((parent, name)) => (Some(parent), name),
             None => (None, path),
@@ -82,7 +105,7 @@ impl Store {
         };
         let store = other.as_ref().unwrap_or(self);
         let manifest = store.manifest(name)?;
-        store.verify(&manifest, &mut |_, _| {})?;
+        prove(store, &manifest)?;
         Ok(Found { manifest, elsewhere: parent.map(str::to_owned), skipped })
     }
 

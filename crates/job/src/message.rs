@@ -92,6 +92,8 @@ pub struct Restored {
     pub age_seconds: u64,
     /// Learning rate that training goes on with.
     pub lr: f64,
+    /// Seconds from the search for it until every rank had its state.
+    pub seconds: f64,
 }
 
 /// A checkpoint that is whole and durable.

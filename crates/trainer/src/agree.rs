@@ -109,26 +109,36 @@ fn restored<L: Learner>(
     store: &Store,
     restore: &Restore,
 ) -> Result<Agreed, Error> {
-    let Some(found) = store.find(restore)? else {
+    // What makes a checkpoint unusable without being damage to it.
+    let mut accepted = Ok(Vec::new());
+    let found = store.find_by(restore, &mut |store, manifest| {
+        accepted = changes(manifest, spec, restore, store.location())
+            .and_then(|changes| fits(manifest, learner).map(|()| changes));
+        if accepted.is_err() {
+            return Ok(());
+        }
+        let mut regions = learner.regions();
+        let mut copied = Ok(());
+        store.load(manifest, &mut |name, offset, values| {
+            if let Some(region) = regions.iter_mut().find(|region| region.name == name)
+                && copied.is_ok()
+            {
+                let mut part = region.buffer.reborrow().narrow(offset..offset + values.len());
+                copied = part.copy_from_host(values);
+            }
+        })?;
+        if let Err(error) = copied {
+            accepted = Err(error.into());
+        }
+        Ok(())
+    })?;
+    let changes = accepted?;
+    let Some(found) = found else {
         learner.load_initial()?;
         let position = position(Progress::default(), None, Generation(0), agenda, restore);
         return Ok(Agreed { source: StateSource::Fresh, position });
     };
     let manifest = &found.manifest;
-    let changes = changes(manifest, spec, restore, store.location())?;
-    fits(manifest, learner)?;
-    let mut regions = learner.regions();
-    let mut device = Ok(());
-    let elsewhere = found.elsewhere.as_deref().map(Store::open_existing).transpose()?;
-    elsewhere.as_ref().unwrap_or(store).load(manifest, &mut |name, offset, values| {
-        if let Some(region) = regions.iter_mut().find(|region| region.name == name)
-            && device.is_ok()
-        {
-            let mut part = region.buffer.reborrow().narrow(offset..offset + values.len());
-            device = part.copy_from_host(values);
-        }
-    })?;
-    device?;
     let durable = Some(manifest.progress.step);
     let position =
         position(manifest.progress.clone(), durable, manifest.generation, agenda, restore);
@@ -140,6 +150,8 @@ fn restored<L: Learner>(
         world_size: manifest.world_size,
         age_seconds: since_epoch.as_secs().saturating_sub(manifest.created_unix_seconds),
         lr: learning_rate(spec, agenda, &position.progress),
+        // Known when everybody has it.
+        seconds: 0.0,
     });
     Ok(Agreed { source, position })
 }

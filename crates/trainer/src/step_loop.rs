@@ -18,7 +18,7 @@ use baton_job::{
     Generation, JobId, JobSpec, Rank, Step,
     exit::Outcome,
     guard::{self, BatchMark, Diagnosis},
-    message::{Commit, RankNews, Restore, StepNews},
+    message::{Commit, RankNews, Restore, StateSource, StepNews},
     plan::virtual_block,
     progress::{Agenda, Due, Extent},
     schedule::learning_rate,
@@ -227,6 +227,7 @@ impl<L: Learner> Trainer<L> {
             }
             self.standing = Standing::Torn;
         }
+        let began = Instant::now();
         let plan = agree::plan(
             seat.collective,
             held.as_ref(),
@@ -246,10 +247,11 @@ impl<L: Learner> Trainer<L> {
         // were lost before they knew, and all must go on with the same thing.
         self.position = plan.agreed.position;
         self.standing = Standing::Whole;
-        tell(RankNews::Started {
-            source: plan.agreed.source,
-            progress: self.position.progress.clone(),
-        });
+        let mut source = plan.agreed.source;
+        if let StateSource::Checkpoint(restored) = &mut source {
+            restored.seconds = began.elapsed().as_secs_f64();
+        }
+        tell(RankNews::Started { source, progress: self.position.progress.clone() });
         Ok(())
     }
 
@@ -571,10 +573,7 @@ impl Rate {
 #[cfg(test)]
 mod tests {
     use baton_collectives::local;
-    use baton_job::{
-        ids::Epoch,
-        message::{Rollback, StateSource},
-    };
+    use baton_job::{ids::Epoch, message::Rollback};
     use object_store::{
         memory::InMemory,
         throttle::{ThrottleConfig, ThrottledStore},

@@ -211,7 +211,8 @@ impl From<StateSource> for Source {
             StateSource::Fresh => Self::Fresh(v1::Empty {}),
             StateSource::Survivor { rank } => Self::SurvivorRank(rank.0),
             StateSource::Checkpoint(restored) => {
-                let Restored { name, skipped, changes, world_size, age_seconds, lr } = restored;
+                let Restored { name, skipped, changes, world_size, age_seconds, lr, seconds } =
+                    restored;
                 Self::Checkpoint(v1::RestoredCheckpoint {
                     name,
                     skipped,
@@ -219,6 +220,7 @@ impl From<StateSource> for Source {
                     world_size,
                     age_seconds,
                     lr,
+                    seconds,
                 })
             }
         }
@@ -230,11 +232,15 @@ impl From<Source> for StateSource {
         match source {
             Source::Fresh(v1::Empty {}) => Self::Fresh,
             Source::SurvivorRank(rank) => Self::Survivor { rank: Rank(rank) },
-            Source::Checkpoint(wire) => {
-                let v1::RestoredCheckpoint { name, skipped, changes, world_size, age_seconds, lr } =
-                    wire;
-                Self::Checkpoint(Restored { name, skipped, changes, world_size, age_seconds, lr })
-            }
+            Source::Checkpoint(wire) => Self::Checkpoint(Restored {
+                name: wire.name,
+                skipped: wire.skipped,
+                changes: wire.changes,
+                world_size: wire.world_size,
+                age_seconds: wire.age_seconds,
+                lr: wire.lr,
+                seconds: wire.seconds,
+            }),
         }
     }
 }

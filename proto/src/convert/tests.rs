@@ -188,10 +188,25 @@ fn source() -> impl Strategy<Value = StateSource> {
     prop_oneof![
         Just(StateSource::Fresh),
         any::<u32>().prop_map(|rank| StateSource::Survivor { rank: Rank(rank) }),
-        (word(), vec(word(), 0..3), vec(word(), 0..3), any::<u32>(), any::<u64>(), 0.0..10.0)
-            .prop_map(|(name, skipped, changes, world_size, age_seconds, lr)| {
-                let restored = Restored { name, skipped, changes, world_size, age_seconds, lr };
-                StateSource::Checkpoint(restored)
+        (
+            word(),
+            vec(word(), 0..3),
+            vec(word(), 0..3),
+            any::<u32>(),
+            any::<u64>(),
+            share(),
+            share()
+        )
+            .prop_map(|(name, skipped, changes, world_size, age_seconds, lr, seconds)| {
+                StateSource::Checkpoint(Restored {
+                    name,
+                    skipped,
+                    changes,
+                    world_size,
+                    age_seconds,
+                    lr,
+                    seconds,
+                })
             }),
     ]
 }

@@ -89,15 +89,16 @@ pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> Strin
             format!("training goes on at {place} with the state of rank {rank}")
         }
         StateSource::Checkpoint(restored) => {
-            let Restored { name, skipped, changes, world_size, age_seconds, lr } = restored;
+            let Restored { name, skipped, changes, world_size, age_seconds, lr, seconds } =
+                restored;
             let ranks =
                 if *world_size == 1 { "1 rank".to_owned() } else { format!("{world_size} ranks") };
             let best = progress.best.map_or(String::new(), |(epoch, best)| {
                 format!(", best score {:.4} after epoch {epoch}", best.score())
             });
             let mut text = format!(
-                "resumed at {place}, sample {} of the epoch, from checkpoint {name}, written by {ranks} \
-                 {age_seconds} s ago; learning rate {lr:.3e}{best}",
+                "resumed in {seconds:.2} s at {place}, sample {} of the epoch, from checkpoint {name}, \
+                 written by {ranks} {age_seconds} s ago; learning rate {lr:.3e}{best}",
                 progress.cursor
             );
             if !skipped.is_empty() {
