@@ -17,11 +17,11 @@ Examples:
   baton checkpoint cp runs/a/checkpoints/step-0000000440-gen-000003 s3://bucket/a
   baton checkpoint cp s3://bucket/a runs/b/checkpoints
 
-The checkpoint keeps its name, and becomes one in the destination only once all its files are there. A
+The checkpoint keeps its name, and becomes one in the destination only once all its files are there. A \
 copy that was cut off goes on where it stopped: run it again. One file is in memory at a time.
 
-Copy to where no job saves: the destination takes over the checkpoint's generation, and a job there of
-an older generation cannot save any more. A job that starts there goes on from the newest checkpoint;
+Copy to where no job saves: the destination takes over the checkpoint's generation, and a job there of \
+an older generation cannot save any more. A job that starts there goes on from the newest checkpoint; \
 its recipe must be the same.")]
 pub(crate) struct Args {
     /// A folder or s3://BUCKET/PREFIX, with /NAME for another than the newest whole checkpoint

@@ -23,7 +23,7 @@ Examples:
   baton checkpoint diff runs/a/checkpoints runs/b/checkpoints --top 3      the newest of each
   baton checkpoint diff runs/a/checkpoints/step-0000000440-gen-000003 s3://bucket/a --json
 
-Bits are compared, whatever the numbers of ranks that wrote them; digests are verified first. The
+Bits are compared, whatever the numbers of ranks that wrote them; digests are verified first. The \
 relative difference of two values is |a - b| / max(|a|, |b|).
 Exit codes, as diff(1): 0 the same recipe, position and bits, 1 different, 2 trouble.")]
 pub(crate) struct Args {

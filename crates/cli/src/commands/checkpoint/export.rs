@@ -18,9 +18,9 @@ Examples:
   baton checkpoint export --ema --out resnet50.safetensors                         averaged weights
   baton checkpoint export --dtype f16 --out resnet50.safetensors                   half the size
 
-With --dtype f16 or bf16 every floating-point tensor is rounded to the nearest value, ties to even: the
-weights, the biases, and BatchNorm's running statistics too, as in PyTorch's model.half().
-num_batches_tracked stays int64. A value that f16 cannot hold is refused and named; bf16 holds nearly
+With --dtype f16 or bf16 every floating-point tensor is rounded to the nearest value, ties to even: the \
+weights, the biases, and BatchNorm's running statistics too, as in PyTorch's model.half(). \
+num_batches_tracked stays int64. A value that f16 cannot hold is refused and named; bf16 holds nearly \
 all that f32 does. `baton-worker eval` and fine-tuning read f32 only.")]
 pub(crate) struct Args {
     #[command(flatten)]

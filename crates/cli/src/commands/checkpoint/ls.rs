@@ -24,9 +24,9 @@ Examples:
   baton checkpoint ls --dir /mnt/shared/job/checkpoints --json
   baton checkpoint ls --dir s3://bucket/job
 
-METRIC is that of exactly these weights, if they were evaluated; \"EMA\" marks that of the averaged
-weights where it is the better one. KEPT BECAUSE is what the next save of the same run decides by, after
-the recipe of the newest checkpoint: checkpoint.keep_last, keep_best, keep_every_epochs. Checkpoints of
+METRIC is that of exactly these weights, if they were evaluated; \"EMA\" marks that of the averaged \
+weights where it is the better one. KEPT BECAUSE is what the next save of the same run decides by, after \
+the recipe of the newest checkpoint: checkpoint.keep_last, keep_best, keep_every_epochs. Checkpoints of \
 another job are outside this run, and damaged ones are left for you; `baton checkpoint rm` removes them.")]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -16,11 +16,12 @@ Examples:
   baton checkpoint rm step-0000000440-gen-000003
   baton checkpoint rm step-0000000440-gen-000003 step-0000000480-gen-000003 --yes
 
-The newest whole checkpoint, the best one, and a save that may be in progress are refused without
---force; then nothing is removed. A manifest goes first: what is half removed is no checkpoint.
+The newest whole checkpoint, the best one, and a save that may be in progress are refused without \
+--force; then nothing is removed. Where there is no terminal to ask on, --yes is needed. A manifest \
+goes first: what is half removed is no checkpoint.
 
-A job that uses the folder meanwhile trains on, for its state is in its memory, and saves as before: the
-fence keeps out older generations, not you. What is lost is a place to go back to. A rank that reads the
+A job that uses the folder meanwhile trains on, for its state is in its memory, and saves as before: the \
+fence keeps out older generations, not you. What is lost is a place to go back to. A rank that reads the \
 checkpoint at that very moment fails, and its job takes the next older one.")]
 pub(crate) struct Args {
     #[command(flatten)]
