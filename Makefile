@@ -94,6 +94,14 @@ parity: build ## compare with PyTorch and ffcv on this machine
 bench-loader: build ## race the data loader against the real ffcv; ARGS="--rounds 2" for a quick look
 	scripts/bench-loader/run.sh $(ARGS)
 
+.PHONY: chaos
+chaos: setup ## kill processes at 500 random moments of a save; a minute
+	BATON_TEST_KILLS=500 cargo test --package baton-checkpoint --test kills -- --nocapture
+
+.PHONY: bench-checkpoint
+bench-checkpoint: build ## race checkpoints against torch.distributed.checkpoint; ARGS="--rounds 1" for a quick look
+	scripts/bench-checkpoint/run.sh $(ARGS)
+
 .PHONY: bench-step
 bench-step: build ## race a training step against PyTorch DDP on the CPU; ARGS="--rounds 2" for a quick look
 	scripts/bench-step/run.sh $(ARGS)

@@ -7,7 +7,7 @@ use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload, path::Path};
 use crate::{
     Error, Store,
     manifest::MAX_BYTES,
-    transfer::{download, upload},
+    transfer::{download, upload, whole},
 };
 
 /// How often is tried what the object store's client does not repeat by itself.
@@ -24,7 +24,11 @@ impl Store {
     /// A file's bytes if it is there and no larger than `most`.
     pub(crate) fn read(&self, file: &str, most: u64) -> Result<Option<Bytes>, Error> {
         let path = Path::from(file);
-        let read = self.wait(download(&*self.objects, &path, most));
+        // A disk is fastest in one go.
+        let read = match self.folder.is_some() {
+            true => self.wait(whole(&*self.objects, &path, most)),
+            false => self.wait(download(&*self.objects, &path, most)),
+        };
         match read {
             Ok(bytes) => Ok(Some(bytes)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
@@ -42,7 +46,9 @@ impl Store {
         let path = Path::from(file);
         let written = self.wait(async {
             match mode {
-                PutMode::Overwrite => upload(&*self.objects, &path, payload).await,
+                PutMode::Overwrite if self.folder.is_none() => {
+                    upload(&*self.objects, &path, payload).await
+                }
                 mode => self.objects.put_opts(&path, payload, mode.into()).await.map(drop),
             }
         });

@@ -1,5 +1,7 @@
 //! Finding what to resume from, and reading it.
 
+use std::{sync::mpsc, thread};
+
 use baton_job::{
     Rank,
     message::{Restore, Rollback},
@@ -128,7 +130,8 @@ impl Store {
     }
 
     /// Hands every value of the state to `into(region, offset, values)`, one shard after the other,
-    /// each verified before its values are used.
+    /// each verified before its values are used. The next one is read meanwhile, so that two or three are
+    /// in memory.
     ///
     /// # Errors
     /// A file is missing or not as it was written.
@@ -137,12 +140,25 @@ impl Store {
         manifest: &Manifest,
         into: &mut dyn FnMut(&str, usize, &[f32]),
     ) -> Result<(), Error> {
-        for shard in &manifest.shards {
-            let bytes = self.read_shard(manifest, shard.rank)?;
-            shard::decode(&bytes, manifest, shard.rank, into)
-                .map_err(|problem| damaged(manifest.id(), format!("{}: {problem}", shard.file)))?;
-        }
-        Ok(())
+        thread::scope(|scope| {
+            let (sender, shards) = mpsc::sync_channel(0);
+            scope.spawn(move || {
+                for shard in &manifest.shards {
+                    let read = self.read_shard(manifest, shard.rank);
+                    let is_last = read.is_err();
+                    // Nobody listens once a shard was found to be wrong.
+                    if sender.send((shard, read)).is_err() || is_last {
+                        break;
+                    }
+                }
+            });
+            for (shard, read) in shards {
+                shard::decode(&read?, manifest, shard.rank, into).map_err(|problem| {
+                    damaged(manifest.id(), format!("{}: {problem}", shard.file))
+                })?;
+            }
+            Ok(())
+        })
     }
 
     pub(crate) fn read_shard(

@@ -43,7 +43,11 @@ pub fn decode(
                 range.len()
             ));
         }
-        into(&region.name, range.start, &to_values(tensor.data()));
+        // In place wherever the file lies in memory as it should.
+        match bytemuck::try_cast_slice(tensor.data()) {
+            Ok(values) => into(&region.name, range.start, values),
+            Err(_) => into(&region.name, range.start, &to_values(tensor.data())),
+        }
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ use crate::{
 pub struct Store {
     location: String,
     /// Where a folder is.
-    folder: Option<PathBuf>,
+    pub(crate) folder: Option<PathBuf>,
     pub(crate) objects: Arc<dyn ObjectStore>,
     pub(crate) blocking: Blocking,
 }

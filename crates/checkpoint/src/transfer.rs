@@ -55,15 +55,27 @@ async fn send(
     parts.buffer_unordered(PARTS_AT_ONCE).try_collect().await
 }
 
-/// The whole object if it is no larger than `most`.
+/// The whole object, in one request, if it is no larger than `most`.
+pub(crate) async fn whole(objects: &dyn ObjectStore, path: &Path, most: u64) -> Result<Bytes> {
+    let object = objects.get(path).await?;
+    refuse_larger(object.meta.size, most)?;
+    object.bytes().await
+}
+
+fn refuse_larger(size: u64, most: u64) -> Result<()> {
+    if size <= most {
+        return Ok(());
+    }
+    let text = format!("it has {size} bytes, more than the {most} expected");
+    Err(object_store::Error::Generic { store: "checkpoint", source: text.into() })
+}
+
+/// The whole object, in parts, if it is no larger than `most`.
 pub(crate) async fn download(objects: &dyn ObjectStore, path: &Path, most: u64) -> Result<Bytes> {
     let range = Some(GetRange::Bounded(0..PART_BYTES as u64));
     let first = objects.get_opts(path, GetOptions { range, ..GetOptions::default() }).await?;
     let size = first.meta.size;
-    if size > most {
-        let text = format!("it has {size} bytes, more than the {most} expected");
-        return Err(object_store::Error::Generic { store: "checkpoint", source: text.into() });
-    }
+    refuse_larger(size, most)?;
     let first = first.bytes().await?;
     if first.len() as u64 == size {
         return Ok(first);

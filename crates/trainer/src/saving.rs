@@ -54,13 +54,6 @@ struct Save {
     stall: Duration,
 }
 
-impl Save {
-    fn took(&self) -> SaveTimes {
-        let [stall_seconds, seconds] = [self.stall, self.began.elapsed()].map(|d| d.as_secs_f64());
-        SaveTimes { stall_seconds, seconds }
-    }
-}
-
 impl Saver {
     /// Whether a checkpoint is being written.
     pub(crate) fn is_at_work(&self) -> bool {
@@ -151,12 +144,18 @@ impl Saver {
                 let manifest = save.commit.clone().map(|(manifest, retention)| {
                     let store = Arc::clone(&job.store);
                     let manifest = Manifest { shards, ..manifest };
-                    thread::spawn(move || commit(&store, manifest, &retention))
+                    let (began, stall) = (save.began, save.stall);
+                    thread::spawn(move || {
+                        let commit = store.commit(&manifest).map_err(|error| error.to_string())?;
+                        let took = took(began, stall);
+                        prune(&store, &retention);
+                        Ok(Commit { took: Some(took), ..commit })
+                    })
                 });
                 self.phase = Phase::Committing { save, manifest };
                 Ok(None)
             }
-            Phase::Committing { save, manifest } => {
+            Phase::Committing { save: _, manifest } => {
                 let mine = match manifest {
                     Some(thread) => joined(thread).and_then(|committed| committed),
                     // Told below by rank 0.
@@ -166,8 +165,7 @@ impl Saver {
                 let of_rank_0 = results.into_iter().next();
                 let committed =
                     of_rank_0.unwrap_or_else(|| Err("rank 0 told no result".to_owned()));
-                let took = save.took();
-                Ok(Some(committed.map(|commit| Commit { took: Some(took), ..commit })))
+                Ok(Some(committed))
             }
         }
     }
@@ -265,12 +263,14 @@ fn retention(id: SaveId, restore: &Restore, job: &Job) -> Retention {
     }
 }
 
-fn commit(store: &Store, manifest: Manifest, retention: &Retention) -> Result<Commit, String> {
-    let commit = store.commit(&manifest).map_err(|error| error.to_string())?;
+fn took(began: Instant, stall: Duration) -> SaveTimes {
+    SaveTimes { stall_seconds: stall.as_secs_f64(), seconds: began.elapsed().as_secs_f64() }
+}
+
+fn prune(store: &Store, retention: &Retention) {
     for warning in store.prune(retention).warnings {
         tracing::warn!("{warning}");
     }
-    Ok(commit)
 }
 
 fn tensor_info(place: TensorPlace) -> TensorInfo {

@@ -269,12 +269,14 @@ impl<L: Learner> Trainer<L> {
         let (virtual_ranks, parts) = (spec.train.virtual_ranks, spec.train.grad_accumulation);
         let before = self.position.progress.clone();
         let mut suspects = Suspects::default();
-        let mut vote = controls.vote(self.saver.is_busy());
-        for _ in 0..virtual_ranks_here {
+        for virtual_rank in 1..=virtual_ranks_here {
             let (mut leaf, sums) = self.leaf(feed, fold, &mut suspects)?;
+            // Once per rank is enough, and the later the sooner it is known.
+            let vote = match virtual_rank == virtual_ranks_here {
+                true => controls.vote(self.saver.is_busy()),
+                false => Votes::default(),
+            };
             leaf.set_tail(tail(&sums, vote))?;
-            // Once per rank is enough.
-            vote = Votes::default();
             fold.push(leaf, |sum, leaf| sum.add(leaf))?;
         }
         let mut sums = fold.finish();
