@@ -3,10 +3,12 @@
 //! infinite or none.
 
 use baton_data::write::Summary;
-use baton_job::{dry_run::DryRun, spec::Violation};
+use baton_job::{
+    dry_run::DryRun,
+    spec::{Difference, Violation},
+};
 use baton_proto::v1;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::render::{extent_name, kind_name, outcome_name, phase_name};
 
@@ -384,7 +386,7 @@ pub(crate) struct CheckpointDifference {
     /// Between their recipes.
     pub(crate) recipe: RecipeDifference,
     /// Between their positions: what was made, evaluated and saved so far.
-    pub(crate) progress: Vec<DifferentField>,
+    pub(crate) progress: Vec<Difference>,
     /// All regions of the state.
     pub(crate) regions: Vec<ComparedPart>,
     /// Named tensors, by the largest relative difference; as many as `--top` says, and none of those
@@ -578,20 +580,9 @@ pub(crate) struct CheckedRecipe {
 #[derive(Debug, Serialize)]
 pub(crate) struct RecipeDifference {
     /// Those that differ, by their dotted paths.
-    pub(crate) fields: Vec<DifferentField>,
+    pub(crate) fields: Vec<Difference>,
     /// Whether anything that decides the resulting weights differs.
     pub(crate) weights_can_differ: bool,
-}
-
-/// A value that two recipes do not share.
-#[derive(Debug, Serialize)]
-pub(crate) struct DifferentField {
-    /// Its dotted path.
-    pub(crate) field: String,
-    /// In the first recipe; `null` where it has none.
-    pub(crate) a: Option<Value>,
-    /// In the second.
-    pub(crate) b: Option<Value>,
 }
 
 /// One line of JSON.

@@ -1,18 +1,19 @@
-//! In which values two recipes differ.
+//! In which values two trees differ.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
 };
 
+use serde::Serialize;
 use serde_json::Value;
 
 use super::JobSpec;
 
-/// A value that two recipes do not share.
-#[derive(Clone, Debug, PartialEq)]
+/// A value that two trees, such as recipes, do not share.
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// Its dotted path, as for `--set`.
+    /// Its dotted path, as for `--set` in a recipe.
     pub field: String,
     /// In the first one; `None` if it has no such field.
     pub a: Option<Value>,
@@ -28,20 +29,30 @@ impl fmt::Display for Difference {
     }
 }
 
-impl JobSpec {
-    /// Field by field, defaults filled in; a list is one value.
+impl Difference {
+    /// Field by field; a list is one value.
     #[must_use]
-    pub fn differences(&self, other: &Self) -> Vec<Difference> {
-        let (in_a, in_b) = (values(self), values(other));
+    pub fn between(a: Value, b: Value) -> Vec<Self> {
+        let (in_a, in_b) = (values(a), values(b));
         let fields: BTreeSet<&String> = in_a.keys().chain(in_b.keys()).collect();
         let differing = fields.into_iter().filter(|field| in_a.get(*field) != in_b.get(*field));
         differing
-            .map(|field| Difference {
+            .map(|field| Self {
                 field: field.clone(),
                 a: in_a.get(field).cloned(),
                 b: in_b.get(field).cloned(),
             })
             .collect()
+    }
+}
+
+impl JobSpec {
+    /// Defaults are filled in first.
+    #[must_use]
+    pub fn differences(&self, other: &Self) -> Vec<Difference> {
+        // A tree of plain structs, strings and numbers has no way to fail here.
+        let [a, b] = [self, other].map(|spec| serde_json::to_value(spec).unwrap_or_default());
+        Difference::between(a, b)
     }
 
     /// Those that decide the resulting weights, as [`recipe_hash`](Self::recipe_hash) sees it.
@@ -52,7 +63,7 @@ impl JobSpec {
 }
 
 /// All values by their dotted paths.
-fn values(spec: &JobSpec) -> BTreeMap<String, Value> {
+fn values(tree: Value) -> BTreeMap<String, Value> {
     fn collect(value: Value, path: String, into: &mut BTreeMap<String, Value>) {
         match value {
             Value::Object(fields) => {
@@ -67,7 +78,6 @@ fn values(spec: &JobSpec) -> BTreeMap<String, Value> {
         }
     }
     let mut found = BTreeMap::new();
-    // A tree of plain structs, strings and numbers has no way to fail here.
-    collect(serde_json::to_value(spec).unwrap_or_default(), String::new(), &mut found);
+    collect(tree, String::new(), &mut found);
     found
 }

@@ -1,7 +1,10 @@
 //! `baton checkpoint diff`
 
 use baton_checkpoint::{Compared, Difference, Finding, Manifest, Store};
-use baton_job::exit::{FAILED, Failure, OK};
+use baton_job::{
+    exit::{FAILED, Failure, OK},
+    spec,
+};
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
@@ -10,7 +13,7 @@ use super::{
     folder::{Bare, Folder, Reference, about, blocking, open, pick},
 };
 use crate::{
-    commands::recipe::diff::{different_fields, table, text as recipe_text},
+    commands::recipe::diff::{table, text as recipe_text},
     failure::bad_input,
     human, json, output,
 };
@@ -109,10 +112,10 @@ fn compare(a: &Side, b: &Side, top: usize) -> Result<json::CheckpointDifference,
     let state = Difference::between((&a.store, &a.manifest), (&b.store, &b.manifest));
     let state = state.map_err(about)?;
     let recipe = json::RecipeDifference {
-        fields: different_fields(a.recipe(), b.recipe()),
+        fields: spec::Difference::between(a.recipe(), b.recipe()),
         weights_can_differ: a.manifest.recipe_hash != b.manifest.recipe_hash,
     };
-    let progress = different_fields(a.progress(), b.progress());
+    let progress = spec::Difference::between(a.progress(), b.progress());
     let different = || state.tensors.iter().filter(|tensor| tensor.finding != Finding::Same);
     Ok(json::CheckpointDifference {
         same: recipe.fields.is_empty() && progress.is_empty() && state.is_none(),

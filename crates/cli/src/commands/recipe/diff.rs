@@ -1,13 +1,11 @@
 //! `baton recipe diff`
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
-};
+use std::path::PathBuf;
 
 use baton_job::{
     JobSpec,
     exit::{FAILED, Failure, OK},
+    spec::Difference,
 };
 use comfy_table::{Table, presets};
 use serde_json::Value;
@@ -49,45 +47,10 @@ pub(super) fn run(args: &Args) -> Result<u8, Failure> {
 }
 
 fn difference(a: &JobSpec, b: &JobSpec) -> json::RecipeDifference {
-    // A tree of plain structs, strings and numbers has no way to fail here.
-    let value = |spec: &JobSpec| serde_json::to_value(spec).unwrap_or_default();
     json::RecipeDifference {
-        fields: different_fields(value(a), value(b)),
+        fields: a.differences(b),
         weights_can_differ: a.recipe_hash() != b.recipe_hash(),
     }
-}
-
-/// Field by field; lists are one value.
-pub(crate) fn different_fields(a: Value, b: Value) -> Vec<json::DifferentField> {
-    let (in_a, in_b) = (values(a), values(b));
-    let paths: BTreeSet<&String> = in_a.keys().chain(in_b.keys()).collect();
-    let differing = paths.into_iter().filter(|path| in_a.get(*path) != in_b.get(*path));
-    let field = |path: &String| json::DifferentField {
-        field: path.clone(),
-        a: in_a.get(path).cloned(),
-        b: in_b.get(path).cloned(),
-    };
-    differing.map(field).collect()
-}
-
-/// All values by their dotted paths.
-fn values(tree: Value) -> BTreeMap<String, Value> {
-    fn collect(value: Value, path: String, into: &mut BTreeMap<String, Value>) {
-        match value {
-            Value::Object(fields) => {
-                for (name, value) in fields {
-                    let dot = if path.is_empty() { "" } else { "." };
-                    collect(value, format!("{path}{dot}{name}"), into);
-                }
-            }
-            value => {
-                into.insert(path, value);
-            }
-        }
-    }
-    let mut found = BTreeMap::new();
-    collect(tree, String::new(), &mut found);
-    found
 }
 
 /// For people.
@@ -107,11 +70,11 @@ pub(crate) fn text(difference: &json::RecipeDifference) -> String {
 }
 
 /// What two trees of values do not share.
-pub(crate) fn table(fields: &[json::DifferentField]) -> String {
+pub(crate) fn table(fields: &[Difference]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(["FIELD", "A", "B"]);
-    for json::DifferentField { field, a, b } in fields {
+    for Difference { field, a, b } in fields {
         let shown = |value: &Option<Value>| value.as_ref().map_or("-".to_owned(), Value::to_string);
         table.add_row([field.clone(), shown(a), shown(b)]);
     }
