@@ -29,7 +29,7 @@ pub(crate) struct Saver {
     phase: Phase,
     spare: Snapshot,
     /// Of generations that ended, possibly behind a store that does not answer.
-    abandoned: Vec<JoinHandle<()>>,
+    abandoned: Vec<Phase>,
     wanted: bool,
 }
 
@@ -38,10 +38,13 @@ enum Phase {
     #[default]
     Idle,
     /// Every rank writes its shard.
-    Writing { save: Save, shard: JoinHandle<(Result<ShardEntry, String>, Snapshot)> },
+    Writing { save: Save, shard: Task<(Result<ShardEntry, String>, Snapshot)> },
     /// Rank 0 writes the manifest; nobody else has a thread.
-    Committing { save: Save, manifest: Option<JoinHandle<Result<Commit, String>>> },
+    Committing { save: Save, manifest: Option<Task<Result<Commit, String>>> },
 }
+
+/// A thread, or why there is none.
+type Task<T> = Result<JoinHandle<T>, String>;
 
 /// What all of a checkpoint but its shards is made of.
 #[derive(Debug)]
@@ -72,15 +75,8 @@ impl Saver {
 
     /// This rank's vote: whether the others have to wait for it before the next phase.
     pub(crate) fn is_busy(&mut self) -> bool {
-        self.abandoned.retain(|thread| !thread.is_finished());
-        let at_work = match &self.phase {
-            Phase::Idle => false,
-            Phase::Writing { shard, .. } => !shard.is_finished(),
-            Phase::Committing { manifest, .. } => {
-                manifest.as_ref().is_some_and(|thread| !thread.is_finished())
-            }
-        };
-        at_work || !self.abandoned.is_empty()
+        self.abandoned.retain(Phase::is_running);
+        self.phase.is_running() || !self.abandoned.is_empty()
     }
 
     /// Asks for a checkpoint once this one is written; whether that is news.
@@ -113,7 +109,7 @@ impl Saver {
         let copied = copy(learner, rank, world_size, &mut snapshot);
         let stall = began.elapsed();
         let store = Arc::clone(&job.store);
-        let shard = thread::spawn(move || {
+        let shard = spawn(move || {
             let written = copied.and_then(|()| {
                 let entry = store.write_shard(&id, rank, world_size, &snapshot);
                 entry.map_err(|error| error.to_string())
@@ -145,7 +141,7 @@ impl Saver {
                     let store = Arc::clone(&job.store);
                     let manifest = Manifest { shards, ..manifest };
                     let (began, stall) = (save.began, save.stall);
-                    thread::spawn(move || {
+                    spawn(move || {
                         let commit = store.commit(&manifest).map_err(|error| error.to_string())?;
                         let took = took(began, stall);
                         prune(&store, &retention);
@@ -157,7 +153,7 @@ impl Saver {
             }
             Phase::Committing { save: _, manifest } => {
                 let mine = match manifest {
-                    Some(thread) => joined(thread).and_then(|committed| committed),
+                    Some(task) => joined(task).and_then(|committed| committed),
                     // Told below by rank 0.
                     None => Err(String::new()),
                 };
@@ -188,21 +184,32 @@ impl Saver {
     /// still commit.
     pub(crate) fn abandon(&mut self) {
         self.wanted = false;
-        match std::mem::take(&mut self.phase) {
-            Phase::Idle => {}
-            Phase::Writing { shard, .. } => {
-                self.abandoned.push(thread::spawn(|| drop(shard.join())));
-            }
-            Phase::Committing { manifest, .. } => {
-                let ending = manifest.map(|thread| thread::spawn(|| drop(thread.join())));
-                self.abandoned.extend(ending);
-            }
+        self.abandoned.push(std::mem::take(&mut self.phase));
+    }
+}
+
+impl Phase {
+    /// Whether this rank's part of it is still being done.
+    fn is_running(&self) -> bool {
+        match self {
+            Self::Idle => false,
+            Self::Writing { shard, .. } => is_running(shard),
+            Self::Committing { manifest, .. } => manifest.as_ref().is_some_and(is_running),
         }
     }
 }
 
-fn joined<T>(thread: JoinHandle<T>) -> Result<T, String> {
-    thread.join().map_err(|_| "the thread that writes it has panicked; this is a bug".to_owned())
+fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
+    let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(work);
+    thread.map_err(|error| format!("there is no thread to write it ({error})"))
+}
+
+fn is_running<T>(task: &Task<T>) -> bool {
+    task.as_ref().is_ok_and(|thread| !thread.is_finished())
+}
+
+fn joined<T>(task: Task<T>) -> Result<T, String> {
+    task?.join().map_err(|_| "the thread that writes it has panicked; this is a bug".to_owned())
 }
 
 fn copy<L: Learner>(
