@@ -285,10 +285,10 @@ pub enum RankNews {
     Loader(LoaderNews),
     /// A checkpoint was committed. Told by rank 0 alone.
     Saved(Commit),
-    /// A checkpoint is wanted while another is being written: it comes after that one's end, with the
-    /// state of then. Told by rank 0 alone, once for each that is waited for.
+    /// A checkpoint is due while another is being written: training waits for that one's end. Told by
+    /// rank 0 alone.
     SaveWaits {
-        /// Updates made when it was wanted.
+        /// Updates made.
         step: Step,
         /// The checkpoint that is being written.
         behind: Step,

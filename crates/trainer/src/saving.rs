@@ -3,7 +3,8 @@
 //! After an agreed update every rank copies its slice of the state, and a thread of its own writes the
 //! copy. Whether a rank is still at it travels with the gradient, so that all learn after the same update
 //! that every shard is durable. Then rank 0 writes the manifest, which is the commit, in the same manner.
-//! One checkpoint is written at a time: whoever wants one meanwhile gets the state after this one's end.
+//! One checkpoint is written at a time: who wishes one meanwhile gets the state after this one's end, and for
+//! one that the recipe asks for training waits.
 
 use std::{
     sync::Arc,
@@ -79,9 +80,9 @@ impl Saver {
         self.phase.is_running() || !self.abandoned.is_empty()
     }
 
-    /// Asks for a checkpoint once this one is written; whether that is news.
-    pub(crate) fn want_another(&mut self) -> bool {
-        !std::mem::replace(&mut self.wanted, true)
+    /// Asks for a checkpoint once this one is written.
+    pub(crate) fn want_another(&mut self) {
+        self.wanted = true;
     }
 
     /// Whether one was asked for meanwhile; the question answers the wish.
