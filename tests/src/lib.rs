@@ -14,6 +14,7 @@ mod processes;
 
 use std::{
     fs,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     time::Duration,
@@ -63,6 +64,7 @@ val = "DIGITS/digits-val.beton"
 pub struct Cluster {
     folder: TempDir,
     overrides: Vec<String>,
+    environment: Vec<(String, String)>,
     coordinator: Option<Child>,
     agents: Vec<Child>,
     url: String,
@@ -86,6 +88,7 @@ impl Cluster {
         Self {
             folder,
             overrides: Vec::new(),
+            environment: Vec::new(),
             coordinator: None,
             agents: Vec::new(),
             url: String::new(),
@@ -96,6 +99,13 @@ impl Cluster {
     #[must_use]
     pub fn set(mut self, entry: &str) -> Self {
         self.overrides.push(entry.to_owned());
+        self
+    }
+
+    /// Adds variables to the environment of everything started from here on.
+    #[must_use]
+    pub fn with_environment(mut self, variables: Vec<(String, String)>) -> Self {
+        self.environment.extend(variables);
         self
     }
 
@@ -154,6 +164,7 @@ impl Cluster {
             .open(logs.join(format!("{name}.log")))
             .expect("a log file");
         let same = log.try_clone().expect("its clone");
+        command.envs(self.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(same).stderr(log).kill_on_drop(true)
     }
 
@@ -263,19 +274,22 @@ impl Cluster {
     pub fn newest_state(&self) -> Vec<(String, Vec<f32>)> {
         let location = self.run_dir().join("checkpoints").display().to_string();
         // A store blocks, which the thread of an async test may not.
-        std::thread::spawn(move || newest_state(&location)).join().expect("it can be read")
+        let read = || newest_state(&Store::open_existing(&location).expect("a store"));
+        std::thread::scope(|scope| scope.spawn(read).join()).expect("it can be read")
     }
 }
 
-fn newest_state(location: &str) -> Vec<(String, Vec<f32>)> {
-    let store = Store::open_existing(location).expect("a store");
+/// Every value of the newest checkpoint in a store.
+#[must_use]
+pub fn newest_state(store: &Store) -> Vec<(String, Vec<f32>)> {
     let newest = store.list().expect("a listing").into_iter().next().expect("a checkpoint");
     let EntryState::Whole(manifest) = newest.state else { panic!("{} is damaged", newest.name) };
     let empty =
         |region: &baton_checkpoint::RegionInfo| (region.name.clone(), vec![0.0; region.len]);
     let mut state: Vec<(String, Vec<f32>)> = manifest.regions.iter().map(empty).collect();
+    let shards: Vec<_> = manifest.shards.iter().collect();
     store
-        .load(&manifest, &mut |name, offset, values| {
+        .load(&manifest, &shards, NonZeroUsize::MIN, &mut |name, offset, values| {
             let (_, region) = state.iter_mut().find(|(known, _)| known == name).expect("a region");
             region[offset..offset + values.len()].copy_from_slice(values);
         })

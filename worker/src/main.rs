@@ -17,6 +17,7 @@ mod agent;
 mod bench;
 mod eval;
 mod gpu_check;
+mod import;
 mod link;
 mod logging;
 mod rank;
@@ -28,8 +29,8 @@ use clap::{Parser, Subcommand};
 use tikv_jemallocator::Jemalloc;
 
 /// For libtorch as well, whose calls of `malloc` end here: glibc gives large blocks back to the kernel at
-/// every step and spent 12–14 % of a step on clearing them anew (`docs/measurements/step.md`). How it
-/// behaves is set in `.cargo/config.toml`.
+/// every step, which has to clear them anew (a step at 128 px took 1.95 s with it and takes 1.72 s, see
+/// `docs/measurements/step.md`). How it behaves is set in `.cargo/config.toml`.
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
@@ -60,6 +61,8 @@ enum Command {
     Rank(rank::Args),
     /// Measure the accuracy of exported weights.
     Eval(eval::Args),
+    /// Write weights as the checkpoint that a job begins with.
+    Import(import::Args),
     /// Measure seconds per training step on made-up images.
     Bench(bench::Args),
     /// Prove the GPU path: CUDA, NCCL, and the same loss as on the CPU.
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Agent(args) => agent::run(args),
         Command::Rank(args) => rank::run(&args).map(|()| Outcome::Completed),
         Command::Eval(args) => eval::run(&args).map(|()| Outcome::Completed),
+        Command::Import(args) => import::run(&args).map(|()| Outcome::Completed),
         Command::Bench(args) => bench::run(&args).map(|()| Outcome::Completed),
         Command::GpuCheck => gpu_check::run().map(|()| Outcome::Completed),
     };

@@ -47,10 +47,28 @@ impl Default for Access {
 /// Time to reach the server at all.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// The bucket and the prefix in `s3://bucket/prefix`; `None` if it is a folder.
-pub(crate) fn bucket_of(location: &str) -> Option<(&str, &str)> {
-    let rest = location.strip_prefix("s3://")?;
-    Some(rest.split_once('/').unwrap_or((rest, "")))
+/// What a location names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Location<'a> {
+    Folder(&'a str),
+    Bucket { name: &'a str, prefix: &'a str },
+}
+
+impl<'a> Location<'a> {
+    /// A store that is not known is refused, in words: a folder called `gs:` would be nobody's wish.
+    pub(crate) fn of(location: &'a str) -> Result<Self, String> {
+        match location.split_once("://") {
+            None => Ok(Self::Folder(location)),
+            Some(("s3", rest)) => {
+                let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+                if name.is_empty() {
+                    return Err("it names no bucket".to_owned());
+                }
+                Ok(Self::Bucket { name, prefix })
+            }
+            Some((scheme, _)) => Err(format!("{scheme}:// is not known")),
+        }
+    }
 }
 
 impl Access {
@@ -99,8 +117,11 @@ mod tests {
 
     #[test]
     fn locations_are_told_apart() {
-        assert_eq!(bucket_of("s3://bucket/runs/a"), Some(("bucket", "runs/a")));
-        assert_eq!(bucket_of("s3://bucket"), Some(("bucket", "")));
-        assert_eq!(bucket_of("runs/s3"), None);
+        let bucket = |name, prefix| Ok(Location::Bucket { name, prefix });
+        assert_eq!(Location::of("s3://bucket/runs/a"), bucket("bucket", "runs/a"));
+        assert_eq!(Location::of("s3://bucket"), bucket("bucket", ""));
+        assert_eq!(Location::of("runs/s3"), Ok(Location::Folder("runs/s3")));
+        assert_eq!(Location::of("gs://bucket/runs"), Err("gs:// is not known".to_owned()));
+        assert_eq!(Location::of("s3:///runs"), Err("it names no bucket".to_owned()));
     }
 }

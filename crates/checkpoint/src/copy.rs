@@ -4,9 +4,11 @@ use bytes::Bytes;
 use object_store::PutMode;
 
 use crate::{
-    Error, Manifest, Store,
+    Error, Manifest, ShardEntry, Store,
     manifest::MAX_BYTES,
     name::{LATEST, MANIFEST},
+    proof::{DIGEST_DIFFERS, damaged},
+    store::taken,
 };
 
 /// What copying did.
@@ -51,33 +53,37 @@ impl Store {
         to.raise_fence(manifest.generation)?;
         let mut copied = Copied::default();
         for shard in &manifest.shards {
-            match to.prove_shard(manifest, shard, &|_| {}) {
+            match to.read_proven(manifest, shard, &mut |_, _| {}) {
                 Ok(()) => copied.kept += 1,
                 // Not there, or what an earlier copy left when it was cut off.
                 Err(_) => {
-                    let bytes = self.read_shard(manifest, shard.rank)?;
-                    let path = format!("{name}/{}", shard.file);
-                    to.write(&path, bytes.into(), PutMode::Overwrite)?;
+                    let bytes = self.read_shard(manifest, shard)?;
+                    to.write(&manifest.path(shard), bytes.into(), PutMode::Overwrite)?;
                     copied.written += 1;
                     copied.written_bytes += shard.bytes;
                 }
             }
             progress(shard.bytes);
         }
-        match to.write(&file, commit.clone().into(), PutMode::Create) {
-            Ok(()) => {}
-            // Another copy was quicker, or another checkpoint has the name.
-            Err(error) => {
-                if !to.holds_commit(&name, &file, &commit)? {
-                    return Err(error);
-                }
-            }
+        if let Some(there) = to.create(&file, &commit)? {
+            return Err(taken(manifest.id(), &there));
         }
         if to.ids()?.first() == Some(&manifest.id()) {
             // The copy stands without it: no reader relies on it.
             let _ = to.write(LATEST, format!("{name}\n").into(), PutMode::Overwrite);
         }
         Ok(copied)
+    }
+
+    /// A whole file, verified.
+    fn read_shard(&self, manifest: &Manifest, shard: &ShardEntry) -> Result<Bytes, Error> {
+        let bytes = self.read(&manifest.path(shard), shard.bytes)?;
+        let bytes = bytes.ok_or_else(|| damaged(manifest, shard, "is missing"))?;
+        if blake3::hash(&bytes).to_hex().as_str() == shard.blake3 {
+            Ok(bytes)
+        } else {
+            Err(damaged(manifest, shard, DIGEST_DIFFERS))
+        }
     }
 
     /// Whether this very manifest is there.

@@ -3,18 +3,16 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
-    io::{self, Write},
+    fs::OpenOptions,
+    io::{self, BufWriter, Write},
     num::NonZeroUsize,
     path::Path,
 };
 
 use half::{bf16, f16};
-use safetensors::{
-    Dtype,
-    tensor::{Metadata, TensorInfo as Place},
-};
+use safetensors::{Dtype, tensor::TensorInfo as Place};
 
-use crate::{Error, Manifest, Store, TensorInfo, folder::write_whole};
+use crate::{Error, Manifest, Store, TensorInfo, folder::write_whole, shard::encode_header};
 
 /// Which of a checkpoint's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,9 +152,12 @@ pub fn safetensors_as(
     // The strictest alignment first, as safetensors' own writer does.
     tensors.sort_by(|a, b| (a.is_floats(), a.name()).cmp(&(b.is_floats(), b.name())));
     let header = header(&tensors, float).map_err(refused)?;
-    let written = write_whole(out, |file| {
+    let open = |options: &mut OpenOptions, path: &Path| options.open(path);
+    let written = write_whole(out, open, |file| {
+        let mut file = BufWriter::new(file);
         file.write_all(&header)?;
-        tensors.iter().try_for_each(|tensor| tensor.write(float, file))
+        tensors.iter().try_for_each(|tensor| tensor.write(float, &mut file))?;
+        file.flush()
     });
     written.map_err(|error| refused(error.to_string()))
 }
@@ -193,7 +194,7 @@ impl Exported<'_> {
     }
 }
 
-/// 8 bytes of header length, and a JSON header padded to 8.
+/// What the file begins with.
 fn header(tensors: &[Exported<'_>], float: Float) -> Result<Vec<u8>, String> {
     let mut end = 0;
     let places = tensors.iter().map(|tensor| {
@@ -207,10 +208,7 @@ fn header(tensors: &[Exported<'_>], float: Float) -> Result<Vec<u8>, String> {
         end += bytes;
         (tensor.name().to_owned(), Place { dtype, shape, data_offsets: (start, end) })
     });
-    let metadata = Metadata::new(None, places.collect()).map_err(|error| error.to_string())?;
-    let mut json = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
-    json.resize(json.len().next_multiple_of(8), b' ');
-    Ok([&(json.len() as u64).to_le_bytes(), json.as_slice()].concat())
+    encode_header(places.collect())
 }
 
 /// The values in the order of `tensor.shape`.

@@ -1,11 +1,13 @@
 //! What the store does with a single file, in a folder or a bucket.
 
+use std::io;
+
 use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload, path::Path};
 
 use crate::{
-    Error, Store,
+    Error, Store, direct, folder,
     manifest::MAX_BYTES,
     transfer::{download, upload, whole},
 };
@@ -53,6 +55,32 @@ impl Store {
             }
         });
         written.map_err(|source| self.failed("write", file, source))
+    }
+
+    /// Writes a large file as [`write`](Self::write) does; its BLAKE3 digest. The memory of `pieces` is read
+    /// where it lies.
+    pub(crate) fn write_large(
+        &self,
+        file: &str,
+        pieces: Vec<Bytes>,
+    ) -> Result<blake3::Hash, Error> {
+        match &self.folder {
+            Some(folder) => {
+                let path = folder.join(file);
+                let made = path.parent().map_or(Ok(()), folder::create);
+                let written =
+                    made.and_then(|()| direct::write(&path, pieces.iter().map(AsRef::as_ref)));
+                written.map_err(|error| self.failed("write", file, of_disk(file, error)))
+            }
+            None => {
+                let mut hasher = blake3::Hasher::new();
+                for piece in &pieces {
+                    hasher.update(piece);
+                }
+                self.write(file, pieces.into_iter().collect(), PutMode::Overwrite)?;
+                Ok(hasher.finalize())
+            }
+        }
     }
 
     /// Creates a file, unless there is one of that name: then its bytes are returned. A file with the very
@@ -109,4 +137,13 @@ fn may_be_repeated(error: &Error) -> bool {
         **source,
         object_store::Error::AlreadyExists { .. } | object_store::Error::Generic { .. }
     )
+}
+
+/// As the store would tell it.
+pub(crate) fn of_disk(file: &str, error: io::Error) -> object_store::Error {
+    let (store, source) = ("checkpoint", Box::new(error));
+    match source.kind() {
+        io::ErrorKind::NotFound => object_store::Error::NotFound { path: file.to_owned(), source },
+        _ => object_store::Error::Generic { store, source },
+    }
 }

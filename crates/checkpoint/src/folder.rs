@@ -1,8 +1,9 @@
 //! What the local disk needs beyond an object store's operations.
 
 use std::{
-    fs::{self, File},
-    io::{self, BufWriter, Write},
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, absolute},
 };
 
@@ -29,24 +30,23 @@ pub(crate) fn probe(folder: &Path) -> io::Result<()> {
     file.close()
 }
 
-/// Writes a file that is complete and durable, or not there: what `write` writes.
-pub(crate) fn write_whole(
+/// Writes a file that is complete and durable, or not there: what `write` writes to a draft that `open` opens.
+pub(crate) fn write_whole<T>(
     out: &Path,
-    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
+    open: impl Fn(&mut OpenOptions, &Path) -> io::Result<File>,
+    write: impl FnOnce(&File) -> io::Result<T>,
+) -> io::Result<T> {
     let out = absolute(out)?;
     let folder = out.parent().ok_or(io::ErrorKind::IsADirectory)?;
-    // Temporary files are private by default; this one is to be shared like any other.
-    let shared = fs::Permissions::from_mode(0o644);
-    let mut draft = tempfile::Builder::new().permissions(shared).tempfile_in(folder)?;
-    let mut buffered = BufWriter::new(&mut draft);
-    write(&mut buffered)?;
-    buffered.flush()?;
-    drop(buffered);
+    let draft = tempfile::Builder::new().make_in(folder, |path| {
+        // Temporary files are private by default; this one is to be shared like any other.
+        open(OpenOptions::new().write(true).create_new(true).mode(0o644), path)
+    })?;
+    let written = write(draft.as_file())?;
     draft.as_file().sync_all()?;
     draft.persist(&out)?;
-    sync(folder)
+    sync(folder)?;
+    Ok(written)
 }
 
 /// Removes all files of a folder but `kept`.

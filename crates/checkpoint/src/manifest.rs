@@ -110,6 +110,11 @@ impl Manifest {
         self.id().name()
     }
 
+    /// Where a shard's file lies in the store.
+    pub(crate) fn path(&self, shard: &ShardEntry) -> String {
+        format!("{}/{}", self.name(), shard.file)
+    }
+
     /// Size of all shards.
     #[must_use]
     pub fn bytes(&self) -> u64 {

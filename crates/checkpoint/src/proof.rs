@@ -2,6 +2,7 @@
 
 use std::{
     num::NonZeroUsize,
+    ops::Range,
     sync::{
         OnceLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -25,65 +26,87 @@ impl Store {
         jobs: NonZeroUsize,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Vec<Result<(), Error>> {
-        let shards = |manifest: &&Manifest| manifest.shards.len();
         let tasks: Vec<(&Manifest, &ShardEntry)> = manifests
             .iter()
             .flat_map(|manifest| manifest.shards.iter().map(|shard| (*manifest, shard)))
             .collect();
-        let outcomes: Vec<OnceLock<Result<(), Error>>> =
-            tasks.iter().map(|_| OnceLock::new()).collect();
-        let next = AtomicUsize::new(0);
-        let work = || {
-            while let index = next.fetch_add(1, Relaxed)
-                && let Some(((manifest, shard), outcome)) =
-                    tasks.get(index).zip(outcomes.get(index))
-            {
-                let _ = outcome.set(self.prove_shard(manifest, shard, progress));
-            }
-        };
-        thread::scope(|scope| {
-            for _ in 1..jobs.get().min(tasks.len()) {
-                scope.spawn(work);
-            }
-            work();
+        let outcomes = in_parallel(&tasks, jobs, |(manifest, shard)| {
+            self.read_proven(manifest, shard, &mut |_, block| progress(block.len() as u64))
         });
-        let mut outcomes = outcomes.into_iter().filter_map(OnceLock::into_inner);
+        let mut outcomes = outcomes.into_iter();
         let of_each = manifests.iter().map(|manifest| {
-            let all: Vec<_> = outcomes.by_ref().take(shards(manifest)).collect();
+            let all: Vec<_> = outcomes.by_ref().take(manifest.shards.len()).collect();
             all.into_iter().collect()
         });
         of_each.collect()
     }
 
-    /// Reads one file block by block and compares its digest.
-    pub(crate) fn prove_shard(
+    /// Hands a file to `each(start, bytes)` block by block, and compares its digest in the end.
+    pub(crate) fn read_proven(
         &self,
         manifest: &Manifest,
         shard: &ShardEntry,
-        progress: &dyn Fn(u64),
+        each: &mut dyn FnMut(u64, &[u8]),
     ) -> Result<(), Error> {
-        let damaged = |what: &str| Error::Damaged {
-            name: manifest.name(),
-            problem: format!("{} {what}", shard.file),
-        };
-        let file = format!("{}/{}", manifest.name(), shard.file);
         let mut hasher = blake3::Hasher::new();
-        let read = self.read_blocks(&file, 0..shard.bytes, &mut |block| {
+        let mut start = 0;
+        self.read_present(manifest, shard, 0..shard.bytes, &mut |block| {
             hasher.update(block);
-            progress(block.len() as u64);
-        });
-        match read {
-            Err(Error::Storage { source, .. })
-                if matches!(*source, object_store::Error::NotFound { .. }) =>
-            {
-                return Err(damaged("is missing"));
-            }
-            read => read?,
-        }
+            each(start, block);
+            start += block.len() as u64;
+        })?;
         if hasher.finalize().to_hex().as_str() == shard.blake3 {
             Ok(())
         } else {
-            Err(damaged("does not match its digest"))
+            Err(damaged(manifest, shard, DIGEST_DIFFERS))
         }
     }
+
+    /// A part of a file that has to be there.
+    pub(crate) fn read_present(
+        &self,
+        manifest: &Manifest,
+        shard: &ShardEntry,
+        range: Range<u64>,
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<(), Error> {
+        match self.read_blocks(&manifest.path(shard), range, each) {
+            Err(Error::Storage { source, .. })
+                if matches!(*source, object_store::Error::NotFound { .. }) =>
+            {
+                Err(damaged(manifest, shard, "is missing"))
+            }
+            read => read,
+        }
+    }
+}
+
+pub(crate) const DIGEST_DIFFERS: &str = "does not match its digest";
+
+pub(crate) fn damaged(manifest: &Manifest, shard: &ShardEntry, what: &str) -> Error {
+    Error::Damaged { name: manifest.name(), problem: format!("{} {what}", shard.file) }
+}
+
+/// Does all tasks, up to `jobs` at a time. The outcomes come in the order of the tasks.
+pub(crate) fn in_parallel<T: Sync, O: Send + Sync>(
+    tasks: &[T],
+    jobs: NonZeroUsize,
+    work: impl Fn(&T) -> O + Sync,
+) -> Vec<O> {
+    let outcomes: Vec<OnceLock<O>> = tasks.iter().map(|_| OnceLock::new()).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let index = next.fetch_add(1, Relaxed)
+            && let Some((task, outcome)) = tasks.get(index).zip(outcomes.get(index))
+        {
+            let _ = outcome.set(work(task));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..jobs.get().min(tasks.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    outcomes.into_iter().filter_map(OnceLock::into_inner).collect()
 }

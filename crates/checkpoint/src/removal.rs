@@ -1,8 +1,5 @@
 //! Removing one checkpoint by hand.
 
-use futures::TryStreamExt;
-use object_store::path::Path;
-
 use crate::{Error, SaveId, Store};
 
 impl Store {
@@ -16,9 +13,7 @@ impl Store {
         if !self.ids()?.contains(&id) {
             return Err(Error::Missing { name, location: self.location().to_owned() });
         }
-        let folder = Path::from(name.as_str());
-        let files = self.wait(self.objects().list(Some(&folder)).try_collect::<Vec<_>>());
-        let files = files.map_err(|source| self.failed("list", &name, source))?;
+        let files = self.files(&name)?;
         self.remove(id)?;
         Ok(files.iter().map(|file| file.size).fold(0, u64::saturating_add))
     }

@@ -1,13 +1,10 @@
 //! Finding what to resume from, and reading it.
 
-use std::{sync::mpsc, thread};
+use std::{num::NonZeroUsize, thread};
 
-use baton_job::{
-    Rank,
-    message::{Restore, Rollback},
-};
+use baton_job::message::{Restore, Rollback};
 
-use crate::{Error, Manifest, SaveId, Store, shard};
+use crate::{Error, Manifest, SaveId, Store};
 
 /// A checkpoint to resume from.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,12 +27,14 @@ impl Store {
     /// [`Error::NewerVersion`], or a bucket that does not answer, which is no damage and must not cost
     /// training time.
     pub fn find(&self, restore: &Restore) -> Result<Option<Found>, Error> {
-        self.find_by(restore, &mut |store, manifest| store.verify(manifest, &mut |_, _| {}))
+        let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        self.find_by(restore, &mut |store, manifest| {
+            store.prove(&[manifest], jobs, &|_| {}).into_iter().collect()
+        })
     }
 
     /// As [`find`](Self::find), where `prove` reads the checkpoint and says whether it is damaged: whoever
-    /// wants its values gets them by [`load`](Self::load) in there, and reads all only once. What was read
-    /// of a damaged one is of no use.
+    /// wants its values gets them by [`load`](Self::load) in there, and reads all only once.
     ///
     /// # Errors
     /// As [`find`](Self::find).
@@ -59,13 +58,8 @@ impl Store {
                 }
                 // A save that never ended is what a kill leaves behind: nothing was lost with it.
                 Ok(None) => {}
-                Err(error @ Error::NewerVersion { .. }) => return Err(error),
-                Err(error) if self.is_unreachable(&error) => return Err(error),
                 Err(error) => {
-                    let problem = match error {
-                        Error::Damaged { problem, .. } => problem,
-                        other => other.to_string(),
-                    };
+                    let problem = self.damage(error)?;
                     skipped.push(format!("{} ({problem})", id.name()));
                     any_damaged = true;
                 }
@@ -76,6 +70,19 @@ impl Store {
             // From before the first good checkpoint the way back leads to fresh weights.
             None if !any_damaged => Ok(None),
             None => Err(Error::NoneWhole { location: self.location().to_owned(), skipped }),
+        }
+    }
+
+    /// What is wrong with a checkpoint that could not be read because of `error`.
+    ///
+    /// # Errors
+    /// The error itself, if it does not say that the checkpoint is no good.
+    pub fn damage(&self, error: Error) -> Result<String, Error> {
+        match error {
+            Error::Damaged { problem, .. } => Ok(problem),
+            Error::NewerVersion { .. } => Err(error),
+            error if self.is_unreachable(&error) => Err(error),
+            other => Ok(other.to_string()),
         }
     }
 
@@ -110,83 +117,10 @@ impl Store {
         prove(store, &manifest)?;
         Ok(Found { manifest, elsewhere: parent.map(str::to_owned), skipped })
     }
-
-    /// Reads every shard and compares digests, telling `progress(done, total)` in bytes.
-    ///
-    /// # Errors
-    /// [`Error::Damaged`] names the first file that is not as it was written.
-    pub fn verify(
-        &self,
-        manifest: &Manifest,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<(), Error> {
-        let mut done = 0;
-        for shard in &manifest.shards {
-            self.read_shard(manifest, shard.rank)?;
-            done += shard.bytes;
-            progress(done, manifest.bytes());
-        }
-        Ok(())
-    }
-
-    /// Hands every value of the state to `into(region, offset, values)`, one shard after the other,
-    /// each verified before its values are used. The next one is read meanwhile, so that two or three are
-    /// in memory.
-    ///
-    /// # Errors
-    /// A file is missing or not as it was written.
-    pub fn load(
-        &self,
-        manifest: &Manifest,
-        into: &mut dyn FnMut(&str, usize, &[f32]),
-    ) -> Result<(), Error> {
-        thread::scope(|scope| {
-            let (sender, shards) = mpsc::sync_channel(0);
-            scope.spawn(move || {
-                for shard in &manifest.shards {
-                    let read = self.read_shard(manifest, shard.rank);
-                    let is_last = read.is_err();
-                    // Nobody listens once a shard was found to be wrong.
-                    if sender.send((shard, read)).is_err() || is_last {
-                        break;
-                    }
-                }
-            });
-            for (shard, read) in shards {
-                shard::decode(&read?, manifest, shard.rank, into).map_err(|problem| {
-                    damaged(manifest.id(), format!("{}: {problem}", shard.file))
-                })?;
-            }
-            Ok(())
-        })
-    }
-
-    pub(crate) fn read_shard(
-        &self,
-        manifest: &Manifest,
-        rank: Rank,
-    ) -> Result<bytes::Bytes, Error> {
-        let id = manifest.id();
-        let Some(shard) = manifest.shards.get(rank.0 as usize) else {
-            return Err(damaged(id, format!("it has no shard of rank {rank}")));
-        };
-        let file = format!("{}/{}", id.name(), shard.file);
-        let bytes = self
-            .read(&file, shard.bytes)?
-            .ok_or_else(|| damaged(id, format!("{} is missing", shard.file)))?;
-        if blake3::hash(&bytes).to_hex().as_str() != shard.blake3 {
-            return Err(damaged(id, format!("{} does not match its digest", shard.file)));
-        }
-        Ok(bytes)
-    }
 }
 
 /// Why a whole checkpoint is no good.
 fn condemned(rollback: &Rollback) -> String {
     let Rollback { generation, before, .. } = rollback;
     format!("training went wrong, and generation {generation} went back to before step {before}")
-}
-
-fn damaged(id: SaveId, problem: String) -> Error {
-    Error::Damaged { name: id.name(), problem }
 }

@@ -1,11 +1,18 @@
-//! Which values a rank's file holds, and reading it. Writing is the [`Snapshot`](crate::Snapshot)'s.
+//! A rank's file: which values it holds, and where. It is a safetensors file: 8 bytes of header length, a
+//! JSON header padded to 8, the values.
 
-use std::ops::Range;
+use std::{collections::HashMap, ops::Range};
 
 use baton_job::Rank;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorInfo},
+};
 
-use crate::manifest::Manifest;
+/// Largest header that is read. A shard's names a few regions.
+const MAX_HEADER_BYTES: u64 = 1 << 20;
+/// A file begins with the length of its header.
+pub(crate) const LENGTH_BYTES: u64 = 8;
 
 /// The slice of a region of `len` values that `rank` of `world_size` writes: contiguous, the first
 /// ones longer by one where the numbers do not divide.
@@ -18,43 +25,66 @@ pub fn slice_of(len: usize, rank: Rank, world_size: u32) -> Range<usize> {
     start(rank.0 as usize)..start(rank.0 as usize + 1)
 }
 
-/// Hands every value of `bytes`, the whole file of `rank`, to `into(region, offset, values)`. See
-/// [`ShardHeader`](crate::ShardHeader) for reading a part of it.
-///
-/// # Errors
-/// It is no such file, in words.
-pub fn decode(
-    bytes: &[u8],
-    manifest: &Manifest,
-    rank: Rank,
-    into: &mut dyn FnMut(&str, usize, &[f32]),
-) -> Result<(), String> {
-    let tensors = SafeTensors::deserialize(bytes).map_err(|error| error.to_string())?;
-    for region in &manifest.regions {
-        let range = slice_of(region.len, rank, manifest.world_size);
-        let tensor = tensors.tensor(&region.name).map_err(|error| error.to_string())?;
-        let right = tensor.dtype() == Dtype::F32 && tensor.shape() == [range.len()];
-        if !right {
-            return Err(format!(
-                "region {} is {:?} of {:?}, not f32 of {}",
-                region.name,
-                tensor.dtype(),
-                tensor.shape(),
-                range.len()
-            ));
-        }
-        // In place wherever the file lies in memory as it should.
-        match bytemuck::try_cast_slice(tensor.data()) {
-            Ok(values) => into(&region.name, range.start, values),
-            Err(_) => into(&region.name, range.start, &to_values(tensor.data())),
-        }
-    }
-    Ok(())
+/// The first bytes of a file that holds `tensors`.
+pub(crate) fn encode_header(tensors: Vec<(String, TensorInfo)>) -> Result<Vec<u8>, String> {
+    let metadata = Metadata::new(None::<HashMap<String, String>>, tensors);
+    let metadata = metadata.map_err(|error| error.to_string())?;
+    let mut json = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    Ok([&(json.len() as u64).to_le_bytes(), json.as_slice()].concat())
 }
 
-fn to_values(bytes: &[u8]) -> Vec<f32> {
-    let words = bytes.as_chunks::<4>().0;
-    words.iter().map(|word| f32::from_le_bytes(*word)).collect()
+/// What the first bytes of a shard's file say of the others.
+#[derive(Clone, Debug)]
+pub struct ShardHeader {
+    tensors: Metadata,
+    end: u64,
+}
+
+impl ShardHeader {
+    /// Reads the header at the beginning of a file of so many bytes.
+    ///
+    /// # Errors
+    /// It is no safetensors header, in words; or not that of a file of this length.
+    pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Self, String> {
+        let end = Self::end(bytes, file_bytes)?;
+        let whole = usize::try_from(end).ok().and_then(|end| bytes.get(..end));
+        let json = whole.ok_or("its header is cut off")?;
+        let tensors: Metadata = serde_json::from_slice(&json[LENGTH_BYTES as usize..])
+            .map_err(|error| format!("its header cannot be read ({error})"))?;
+        if end.checked_add(tensors.data_len() as u64) != Some(file_bytes) {
+            return Err("its header is that of another file".to_owned());
+        }
+        Ok(Self { tensors, end })
+    }
+
+    /// The first byte behind the header.
+    pub(crate) fn end(bytes: &[u8], file_bytes: u64) -> Result<u64, String> {
+        let (length, _) = bytes.split_first_chunk().ok_or("it is too short for a header")?;
+        let length = u64::from_le_bytes(*length);
+        match length.checked_add(LENGTH_BYTES) {
+            Some(end) if length <= MAX_HEADER_BYTES && end <= file_bytes => Ok(end),
+            _ => Err(format!("its header cannot have {length} bytes")),
+        }
+    }
+
+    /// The bytes of the file in which `len` f32 values of a region lie.
+    ///
+    /// # Errors
+    /// The region is not there, or of another type or length, in words.
+    pub fn place(&self, region: &str, len: usize) -> Result<Range<u64>, String> {
+        let info = self.tensors.info(region).ok_or_else(|| format!("it has no region {region}"))?;
+        if info.dtype != Dtype::F32 || info.shape != [len] {
+            let (dtype, shape) = (info.dtype, &info.shape);
+            return Err(format!("region {region} is {dtype:?} of {shape:?}, not f32 of {len}"));
+        }
+        let (start, end) = info.data_offsets;
+        // Files are read in blocks that are whole numbers of values.
+        if !(self.end + start as u64).is_multiple_of(4) {
+            return Err(format!("region {region} does not lie at a multiple of 4 bytes"));
+        }
+        Ok(self.end + start as u64..self.end + end as u64)
+    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,11 @@
 //! A rank's part of the state, copied while training stands still and written while it goes on.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use object_store::PutPayload;
-use safetensors::{
-    Dtype,
-    tensor::{Metadata, TensorInfo},
-};
+use safetensors::{Dtype, tensor::TensorInfo};
+
+use crate::shard::encode_header;
 
 /// Files hold little-endian values, as safetensors wants; memory is written as it lies.
 #[cfg(target_endian = "big")]
@@ -35,9 +33,6 @@ impl AsRef<[u8]> for Values {
     }
 }
 
-/// A safetensors file in pieces that lie where they lay.
-pub(crate) struct Encoded(Vec<Bytes>);
-
 impl Snapshot {
     /// Room for `len` values of `region`, to be overwritten.
     pub fn slice(&mut self, region: &str, len: usize) -> &mut [f32] {
@@ -57,8 +52,8 @@ impl Snapshot {
         values
     }
 
-    /// As a safetensors file: 8 bytes of header length, a JSON header padded to 8, the values.
-    pub(crate) fn encode(&self) -> Result<Encoded, String> {
+    /// As a safetensors file, in pieces that lie where they lay.
+    pub(crate) fn encode(&self) -> Result<Vec<Bytes>, String> {
         let mut end = 0;
         let mut tensors = Vec::new();
         for Slice { region, values } in &self.slices {
@@ -68,18 +63,11 @@ impl Snapshot {
                 TensorInfo { dtype: Dtype::F32, shape: vec![len], data_offsets: (start, end) };
             tensors.push((region.clone(), info));
         }
-        let metadata = Metadata::new(None::<HashMap<String, String>>, tensors);
-        let metadata = metadata.map_err(|error| error.to_string())?;
-        let mut json = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
-        json.resize(json.len().next_multiple_of(8), b' ');
-        let mut header = (json.len() as u64).to_le_bytes().to_vec();
-        header.append(&mut json);
-
-        let mut pieces = vec![Bytes::from(header)];
+        let mut pieces = vec![Bytes::from(encode_header(tensors)?)];
         pieces.extend(
             self.slices.iter().map(|slice| Bytes::from_owner(Shared(slice.values.clone()))),
         );
-        Ok(Encoded(pieces))
+        Ok(pieces)
     }
 }
 
@@ -99,23 +87,5 @@ struct Shared(Arc<Values>);
 impl AsRef<[u8]> for Shared {
     fn as_ref(&self) -> &[u8] {
         self.0.as_ref().as_ref()
-    }
-}
-
-impl Encoded {
-    pub(crate) fn len(&self) -> u64 {
-        self.0.iter().map(|piece| piece.len() as u64).sum()
-    }
-
-    pub(crate) fn blake3(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        for piece in &self.0 {
-            hasher.update(piece);
-        }
-        hasher.finalize().to_hex().to_string()
-    }
-
-    pub(crate) fn into_payload(self) -> PutPayload {
-        self.0.into_iter().collect()
     }
 }

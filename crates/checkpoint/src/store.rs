@@ -13,7 +13,7 @@ use object_store::{
 
 use crate::{
     Access, Error, Manifest, SaveId, ShardEntry, Snapshot,
-    access::bucket_of,
+    access::Location,
     blocking::Blocking,
     fence::Tombstone,
     folder,
@@ -44,7 +44,7 @@ pub struct Entry {
 }
 
 /// What a look at a checkpoint's manifest and file sizes tells. Digests are a matter of
-/// [`Store::verify`].
+/// [`Store::prove`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum EntryState {
     /// All files are there and of the right size.
@@ -77,17 +77,21 @@ impl Store {
     /// It cannot be made, or not be written to.
     pub fn open_with(location: &str, access: &Access) -> Result<Self, Error> {
         // Better now than at the first save, hours later.
-        if let Some((bucket, prefix)) = bucket_of(location) {
-            let store = Self::in_bucket(location, bucket, prefix, access)?;
-            let probe = format!("probe-{}", std::process::id());
-            store.write(&probe, "probe".into(), PutMode::Overwrite)?;
-            store.delete(&Path::from(probe))?;
-            return Ok(store);
+        match Location::of(location).map_err(|problem| unusable(location, problem))? {
+            Location::Bucket { name, prefix } => {
+                let store = Self::in_bucket(location, name, prefix, access)?;
+                let probe = format!("probe-{}", std::process::id());
+                store.write(&probe, "probe".into(), PutMode::Overwrite)?;
+                store.delete(&Path::from(probe))?;
+                Ok(store)
+            }
+            Location::Folder(folder) => {
+                let path = path::Path::new(folder);
+                let prepared = folder::create(path).and_then(|()| folder::probe(path));
+                prepared.map_err(|error| unusable(location, error))?;
+                Self::in_folder(location)
+            }
         }
-        let path = path::Path::new(location);
-        let prepared = folder::create(path).and_then(|()| folder::probe(path));
-        prepared.map_err(|error| unusable(location, error))?;
-        Self::in_folder(location)
     }
 
     /// Opens a folder or `s3://bucket/prefix` as it is.
@@ -96,9 +100,11 @@ impl Store {
     /// The folder is not there; the environment makes no way to the bucket. Whether the bucket is there is
     /// seen at the first use.
     pub fn open_existing(location: &str) -> Result<Self, Error> {
-        match bucket_of(location) {
-            Some((bucket, prefix)) => Self::in_bucket(location, bucket, prefix, &Access::default()),
-            None => Self::in_folder(location),
+        match Location::of(location).map_err(|problem| unusable(location, problem))? {
+            Location::Bucket { name, prefix } => {
+                Self::in_bucket(location, name, prefix, &Access::default())
+            }
+            Location::Folder(_) => Self::in_folder(location),
         }
     }
 
@@ -108,9 +114,6 @@ impl Store {
         prefix: &str,
         access: &Access,
     ) -> Result<Self, Error> {
-        if bucket.is_empty() {
-            return Err(unusable(location, "it names no bucket"));
-        }
         let prefix = Path::parse(prefix).map_err(|error| unusable(location, error))?;
         let objects = access.bucket(bucket).map_err(|error| unusable(location, error))?;
         Self::over(location, Arc::new(PrefixStore::new(objects, prefix)))
@@ -199,15 +202,13 @@ impl Store {
             return Err(taken(*save, &there));
         }
         let file = shard_file(rank, world_size);
-        let encoded = snapshot.encode().map_err(|error| Error::Unfit {
+        let pieces = snapshot.encode().map_err(|error| Error::Unfit {
             name: save.name(),
             problem: format!("{file} cannot be encoded: {error}"),
         })?;
-        let (bytes, blake3) = (encoded.len(), encoded.blake3());
-        let entry = ShardEntry { file: file.clone(), bytes, blake3, rank };
-        let payload = encoded.into_payload();
-        self.write(&format!("{}/{file}", save.name()), payload, PutMode::Overwrite)?;
-        Ok(entry)
+        let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+        let digest = self.write_large(&format!("{}/{file}", save.name()), pieces)?;
+        Ok(ShardEntry { file, bytes, blake3: digest.to_hex().to_string(), rank })
     }
 
     /// Commits a checkpoint whose shards are all durable. To commit the very same one again changes
@@ -286,7 +287,8 @@ impl Store {
 
     /// Whether the network failed, where a disk would have lost a file.
     pub(crate) fn is_unreachable(&self, error: &Error) -> bool {
-        matches!(error, Error::Storage { .. }) && bucket_of(&self.location).is_some()
+        matches!(error, Error::Storage { .. })
+            && matches!(Location::of(&self.location), Ok(Location::Bucket { .. }))
     }
 
     /// The manifest of a checkpoint whose files have the right sizes; `None` if it is unfinished.
@@ -326,11 +328,6 @@ impl Store {
             }
         }))
     }
-
-    /// Where the files lie, by their paths in the folder.
-    pub(crate) fn objects(&self) -> &dyn ObjectStore {
-        &*self.objects
-    }
 }
 
 fn unusable(location: &str, problem: impl fmt::Display) -> Error {
@@ -338,7 +335,7 @@ fn unusable(location: &str, problem: impl fmt::Display) -> Error {
 }
 
 /// Why nothing can be written to a save, given what stands in its manifest's place.
-fn taken(id: SaveId, there: &[u8]) -> Error {
+pub(crate) fn taken(id: SaveId, there: &[u8]) -> Error {
     match Tombstone::parse(there) {
         Some(tombstone) => Error::Fenced { mine: id.generation, fence: tombstone.abandoned_by },
         None => Error::Exists(id.name()),

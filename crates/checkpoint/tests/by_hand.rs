@@ -1,13 +1,16 @@
 //! What a person does with checkpoints: proves, compares, copies and removes them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+mod kit;
+
 use std::{fs, num::NonZeroUsize, path::PathBuf, sync::atomic::AtomicU64};
 
 use baton_checkpoint::{
     Copied, Difference, Error, Finding, Manifest, RegionInfo, SaveId, Snapshot, Store, TensorInfo,
     slice_of,
 };
-use baton_job::{Generation, JobId, Rank, Step, progress::Progress};
+use baton_job::{Generation, Rank};
+use kit::{draft, id};
 use tempfile::TempDir;
 
 struct Fixture {
@@ -35,10 +38,6 @@ impl Fixture {
     }
 }
 
-fn id(generation: u64, step: u64) -> SaveId {
-    SaveId { generation: Generation(generation), step: Step(step) }
-}
-
 fn saved(store: &Store, id: SaveId, world_size: u32, regions: &[(&str, Vec<f32>)]) -> Manifest {
     let shards = (0..world_size).map(Rank).map(|rank| {
         let snapshot: Snapshot = regions
@@ -58,21 +57,9 @@ fn saved(store: &Store, id: SaveId, world_size: u32, regions: &[(&str, Vec<f32>)
         channels_last,
     };
     let manifest = Manifest {
-        version: baton_checkpoint::VERSION,
-        job: JobId(uuid::Uuid::nil()),
-        arch: "linear".into(),
-        recipe_hash: "hash".into(),
-        recipe: "{}".into(),
-        generation: id.generation,
-        step: id.step,
-        progress: Progress { step: id.step, ..Progress::default() },
-        seed: 1,
-        virtual_ranks: 8,
-        world_size,
         regions: regions.iter().map(region).collect(),
         tensors: vec![tensor("conv", 0, &[1, 2, 2], true), tensor("fc", 4, &[2], false)],
-        shards,
-        created_unix_seconds: 1,
+        ..draft(id, world_size, shards)
     };
     store.commit(&manifest).unwrap();
     manifest

@@ -4,7 +4,7 @@
 mod kit;
 mod s3;
 
-use std::time::Duration;
+use std::{num::NonZeroUsize, time::Duration};
 
 use baton_checkpoint::{EntryState, Error, Manifest, RegionInfo, SaveId, Snapshot, Store};
 use baton_job::{Generation, Rank};
@@ -33,7 +33,7 @@ fn state_comes_back_whatever_the_number_of_shards() {
         for (step, world_size) in [(1, 1), (2, 2), (4, 5)] {
             let manifest = saved(store, id(1, step), world_size);
             assert_holds(store, &manifest);
-            store.verify(&manifest, &mut |_, _| {}).unwrap();
+            store.prove(&[&manifest], NonZeroUsize::MIN, &|_| {}).pop().unwrap().unwrap();
             assert_eq!(newest(store).manifest, manifest);
             assert_eq!(store.manifest(&manifest.name()).unwrap(), manifest);
         }
@@ -121,7 +121,8 @@ fn a_large_shard_goes_and_comes_in_parts() {
         let manifest = Manifest { regions, ..draft(id(1, 10), 1, vec![shard]) };
         store.commit(&manifest).unwrap();
         let mut loaded = Vec::new();
-        store.load(&manifest, &mut |_, _, values| loaded.extend_from_slice(values)).unwrap();
+        let mut take = |_: &str, _: usize, values: &[f32]| loaded.extend_from_slice(values);
+        store.load(&manifest, &[&manifest.shards[0]], NonZeroUsize::MIN, &mut take).unwrap();
         assert!(loaded == values);
     });
 }

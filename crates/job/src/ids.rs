@@ -70,8 +70,11 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// A job's identity for its whole life, over restarts of every process and machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// A job's identity for its whole life, over restarts of every process and machine. The default one is no
+/// job's.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct JobId(pub uuid::Uuid);
 

@@ -28,6 +28,14 @@ pub enum Error {
     /// State could not be saved before leaving.
     #[error("the last checkpoint could not be written: {0}")]
     LastSave(String),
+    /// Another rank cannot do its part.
+    #[error("rank {rank} cannot go on: {problem}")]
+    Peer {
+        /// Which one.
+        rank: usize,
+        /// Why.
+        problem: String,
+    },
     /// Training went wrong: all ranks found so at this update, before it changed anything.
     #[error("{0}")]
     Diverged(Box<Diagnosis>),
@@ -47,9 +55,11 @@ impl Error {
                 Class::BadInput
             }
             Self::Learner(_) => Class::Device,
-            Self::Collective(_) | Self::Checkpoint(_) | Self::LastSave(_) | Self::Protocol(_) => {
-                Class::Crash
-            }
+            Self::Collective(_)
+            | Self::Checkpoint(_)
+            | Self::LastSave(_)
+            | Self::Peer { .. }
+            | Self::Protocol(_) => Class::Crash,
         };
         Failure { class, message: self.to_string() }
     }

@@ -17,7 +17,7 @@ use baton_checkpoint::{
 };
 use baton_collectives::Collective;
 use baton_job::{
-    Rank, Step,
+    JobId, JobSpec, Rank, Step,
     message::{Commit, Restore, SaveTimes},
     progress::Progress,
 };
@@ -103,7 +103,7 @@ impl Saver {
         let began = Instant::now();
         let (rank, world_size) = (collective.rank(), collective.world_size());
         let commit = (rank == Rank(0)).then(|| {
-            let manifest = draft(learner, progress, id, world_size, job);
+            let manifest = draft(learner, progress, id, world_size, job.id, &job.spec);
             (manifest, retention(id, restore, job))
         });
         let mut snapshot = std::mem::take(&mut self.spare);
@@ -111,7 +111,7 @@ impl Saver {
         let stall = began.elapsed();
         let store = Arc::clone(&job.store);
         let shard = spawn(move || {
-            let written = copied.and_then(|()| {
+            let written = copied.map_err(|error| error.to_string()).and_then(|()| {
                 let entry = store.write_shard(&id, rank, world_size, &snapshot);
                 entry.map_err(|error| error.to_string())
             });
@@ -200,6 +200,31 @@ impl Phase {
     }
 }
 
+/// Writes the state of `learner` as the checkpoint of step 0 that a job of this recipe begins with.
+///
+/// # Errors
+/// The store holds checkpoints, or cannot be written.
+pub fn write_first<L: Learner>(
+    learner: &mut L,
+    job: JobId,
+    spec: &JobSpec,
+    store: &Store,
+) -> Result<Commit, Error> {
+    if let Some(newest) = store.list()?.first() {
+        return Err(Error::Mismatch(format!(
+            "{} holds checkpoints already (the newest is {}); give a folder of its own to the new run",
+            store.location(),
+            newest.name
+        )));
+    }
+    let id = SaveId { generation: store.fence()?, step: Step(0) };
+    let mut snapshot = Snapshot::default();
+    copy(learner, Rank(0), 1, &mut snapshot)?;
+    let shard = store.write_shard(&id, Rank(0), 1, &snapshot)?;
+    let manifest = draft(learner, &Progress::default(), id, 1, job, spec);
+    Ok(store.commit(&Manifest { shards: vec![shard], ..manifest })?)
+}
+
 fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
     let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(work);
     thread.map_err(|error| format!("there is no thread to write it ({error})"))
@@ -218,11 +243,11 @@ fn copy<L: Learner>(
     rank: Rank,
     world_size: u32,
     snapshot: &mut Snapshot,
-) -> Result<(), String> {
+) -> Result<(), baton_collectives::Error> {
     for region in learner.regions() {
         let range = slice_of(region.buffer.len(), rank, world_size);
         let slice = snapshot.slice(region.name, range.len());
-        region.buffer.narrow(range).copy_to_host(slice).map_err(|error| error.to_string())?;
+        region.buffer.narrow(range).copy_to_host(slice)?;
     }
     Ok(())
 }
@@ -233,9 +258,9 @@ fn draft<L: Learner>(
     progress: &Progress,
     id: SaveId,
     world_size: u32,
-    job: &Job,
+    job: JobId,
+    spec: &JobSpec,
 ) -> Manifest {
-    let spec = &job.spec;
     let regions = learner.regions();
     let regions = regions
         .iter()
@@ -244,7 +269,7 @@ fn draft<L: Learner>(
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Manifest {
         version: baton_checkpoint::VERSION,
-        job: job.id,
+        job,
         arch: spec.model.arch.name().to_owned(),
         recipe_hash: spec.recipe_hash(),
         recipe: spec.to_json(),

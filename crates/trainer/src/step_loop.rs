@@ -151,6 +151,10 @@ impl<L: Learner> Trainer<L> {
         // It keeps the leaves: to allocate 100 MB per virtual rank and step would cost milliseconds.
         let mut fold = Fold::new(block.start);
         let mut rate = Rate::start(feed.stats().waited);
+        if self.position.progress.saved != self.position.durable {
+            // One was lost with the last generation, or failed.
+            self.save_when_possible(seat);
+        }
         loop {
             let agreed = match self.agenda().due(&self.position.progress) {
                 Due::Train => {
@@ -242,7 +246,7 @@ impl<L: Learner> Trainer<L> {
         if behind {
             self.standing = Standing::Torn;
         }
-        agree::carry_out(plan.giver, seat.collective, &mut self.learner)?;
+        agree::carry_out(&plan.source, seat.collective, &mut self.learner)?;
         // Also by those who hold the same step: one may have evaluated or saved after it when the others
         // were lost before they knew, and all must go on with the same thing.
         self.position = plan.agreed.position;
@@ -630,18 +634,48 @@ mod tests {
         Trainer::new(job, Box::new(move || LinearLearner::new(&spec, &InputType::Image))).unwrap()
     }
 
+    type Told = (Result<Outcome, Error>, Vec<RankNews>);
+
+    /// One generation of all ranks.
+    fn run_all(
+        trainers: &mut [Trainer<LinearLearner>],
+        generation: Generation,
+        restore: &Restore,
+    ) -> Vec<Told> {
+        let world_size = u32::try_from(trainers.len()).unwrap();
+        let group = local::group(world_size, Duration::from_secs(60));
+        let run = |trainer: &mut Trainer<LinearLearner>, mut collective| {
+            let collective: &mut local::LocalCollective = &mut collective;
+            let mut seat = Seat { generation, collective, restore };
+            let mut news = Vec::new();
+            let ended = trainer.run(&mut seat, &Controls::default(), &mut |told| news.push(told));
+            (ended, news)
+        };
+        std::thread::scope(|scope| {
+            let members = trainers.iter_mut().zip(group);
+            let threads: Vec<_> = members
+                .map(|(trainer, collective)| scope.spawn(move || run(trainer, collective)))
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
     /// One generation of one rank.
     fn run_alone(
         trainer: &mut Trainer<LinearLearner>,
         generation: Generation,
         restore: &Restore,
-    ) -> (Result<Outcome, Error>, Vec<RankNews>) {
-        let mut group = local::group(1, Duration::from_secs(60));
-        let collective = &mut group[0];
-        let mut seat = Seat { generation, collective, restore };
-        let mut news = Vec::new();
-        let ended = trainer.run(&mut seat, &Controls::default(), &mut |told| news.push(told));
-        (ended, news)
+    ) -> Told {
+        run_all(std::slice::from_mut(trainer), generation, restore).remove(0)
+    }
+
+    fn committed(news: &[RankNews]) -> Vec<&Commit> {
+        news.iter()
+            .filter_map(|news| match news {
+                RankNews::Saved(commit) => Some(commit),
+                _ => None,
+            })
+            .collect()
     }
 
     /// Whose writes take so long that many updates are made meanwhile.
@@ -667,13 +701,7 @@ mod tests {
         });
         // The whole second epoch was trained meanwhile.
         assert_eq!(waits.collect::<Vec<_>>(), [(Step(8), Step(4)), (Step(12), Step(8))]);
-        let saved: Vec<&Commit> = news
-            .iter()
-            .filter_map(|news| match news {
-                RankNews::Saved(commit) => Some(commit),
-                _ => None,
-            })
-            .collect();
+        let saved = committed(&news);
         let steps: Vec<Step> = saved.iter().map(|commit| commit.step).collect();
         assert_eq!(steps, [Step(4), Step(8), Step(12)]);
         for commit in saved {
@@ -843,24 +871,69 @@ mod tests {
         }
         survivors[1].position.progress.evaluated = Some(Epoch(1));
         survivors[1].position.progress.evaluated_fully = Some(Epoch(1));
-        let group = local::group(2, Duration::from_secs(60));
 
-        let outcomes: Vec<_> = std::thread::scope(|scope| {
-            let run = |(mut survivor, mut collective): (Trainer<LinearLearner>, _)| {
-                scope.spawn(move || {
-                    let generation = Generation(2);
-                    let restore = Restore::default();
-                    let collective: &mut local::LocalCollective = &mut collective;
-                    let mut seat = Seat { generation, collective, restore: &restore };
-                    survivor
-                        .run(&mut seat, &Controls::default(), &mut |_| {})
-                        .map_err(|e| e.to_string())
-                })
+        for (ended, _) in run_all(&mut survivors, Generation(2), &Restore::default()) {
+            assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_lost_with_its_generation_is_made_up_for_in_the_next() {
+        let overrides = ["train.epochs=2", "checkpoint.every_epochs=0"];
+        let mut survivor = trainer_on(Store::memory().unwrap(), &overrides);
+        survivor.standing = Standing::Whole;
+        survivor.position.progress.step = Step(4);
+        survivor.position.progress.epoch = Epoch(1);
+        survivor.position.progress.evaluated = Some(Epoch(1));
+        survivor.position.progress.evaluated_fully = Some(Epoch(1));
+        survivor.position.progress.saved = Some(Step(3));
+
+        let (ended, news) = run_alone(&mut survivor, Generation(2), &Restore::default());
+
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        let steps: Vec<Step> = committed(&news).iter().map(|commit| commit.step).collect();
+        assert_eq!(steps, [Step(4), Step(8)]);
+    }
+
+    #[test]
+    fn a_checkpoint_of_two_ranks_is_restored_by_any_number_and_damage_to_a_share_is_known_to_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let location = folder.path().to_str().unwrap();
+        let new = || trainer_with(location, &["train.epochs=2"]);
+        let mut first = [new(), new()];
+        run_all(&mut first, Generation(1), &Restore::default());
+        let state = |trainer: &mut Trainer<LinearLearner>| {
+            let regions = trainer.learner().regions();
+            regions.iter().map(|region| region.buffer.to_host().unwrap()).collect::<Vec<_>>()
+        };
+        let undisturbed = state(&mut first[0]);
+
+        for world_size in [2, 1] {
+            let mut restored: Vec<_> = (0..world_size).map(|_| new()).collect();
+            for (ended, news) in run_all(&mut restored, Generation(2), &Restore::default()) {
+                assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+                let RankNews::Started { progress, .. } = &news[0] else { panic!("{news:?}") };
+                assert_eq!(progress.step, Step(8));
+            }
+            assert!(restored.iter_mut().all(|trainer| state(trainer) == undisturbed));
+        }
+
+        let newest = folder.path().join("step-0000000008-gen-000001");
+        let share = newest.join("shard-00001-of-00002.safetensors");
+        let mut bytes = std::fs::read(&share).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&share, bytes).unwrap();
+        let mut restored = [new(), new()];
+        for (ended, news) in run_all(&mut restored, Generation(3), &Restore::default()) {
+            assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+            let RankNews::Started { source: StateSource::Checkpoint(restored), progress } =
+                &news[0]
+            else {
+                panic!("{news:?}")
             };
-            let threads: Vec<_> = survivors.into_iter().zip(group).map(run).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        });
-
-        assert_eq!(outcomes, [Ok(Outcome::Completed), Ok(Outcome::Completed)]);
+            assert_eq!(progress.step, Step(4));
+            assert!(restored.skipped[0].contains("shard-00001-of-00002"), "{restored:?}");
+        }
+        assert!(restored.iter_mut().all(|trainer| state(trainer) == undisturbed));
     }
 }

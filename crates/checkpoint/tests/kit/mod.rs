@@ -4,6 +4,8 @@
 
 pub(crate) mod hook;
 
+use std::num::NonZeroUsize;
+
 use baton_checkpoint::{
     Error, Found, Manifest, RegionInfo, Retention, SaveId, ShardEntry, Snapshot, Store, slice_of,
 };
@@ -88,8 +90,10 @@ pub(crate) fn names(store: &Store) -> Vec<String> {
 
 pub(crate) fn assert_holds(store: &Store, manifest: &Manifest) {
     let mut state: Vec<Vec<f32>> = LENS.iter().map(|(_, len)| vec![f32::NAN; *len]).collect();
+    let shards: Vec<_> = manifest.shards.iter().collect();
+    let jobs = NonZeroUsize::new(2).unwrap();
     store
-        .load(manifest, &mut |name, offset, values| {
+        .load(manifest, &shards, jobs, &mut |name, offset, values| {
             let region = LENS.iter().position(|(known, _)| *known == name).unwrap();
             for (i, value) in values.iter().enumerate() {
                 assert!(state[region][offset + i].is_nan(), "value given twice");

@@ -114,15 +114,19 @@ impl Server {
         *self.bucket.0.fault.lock().unwrap() = Some((fault, every));
     }
 
+    /// What leads a process here.
+    pub(crate) fn environment(&self) -> Vec<(String, String)> {
+        let variables = [
+            ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
+            ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
+            ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
+        ];
+        variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
+    }
+
     pub(crate) fn access(&self) -> Access {
         Access {
-            environment: [
-                ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
-                ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
-                ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
-            ]
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .to_vec(),
+            environment: self.environment(),
             request: Duration::from_secs(30),
             patience: Duration::from_secs(10),
         }

@@ -5,7 +5,7 @@
 
 mod decide;
 mod feed;
-mod programs;
+pub(crate) mod programs;
 mod run_lock;
 
 use std::{

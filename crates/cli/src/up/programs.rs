@@ -21,13 +21,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Finds them beside this program, else on the `PATH`.
     pub(super) fn find() -> Result<Self, Failure> {
-        let mut folders: Vec<PathBuf> = Vec::new();
-        folders
-            .extend(env::current_exe().ok().as_deref().and_then(Path::parent).map(Path::to_owned));
-        folders.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
-        let find = |name| find_in(&folders, name);
         Ok(Self { coordinator: find("baton-coordinator")?, worker: find("baton-worker")? })
     }
 
@@ -44,6 +38,14 @@ impl Programs {
         command.arg("agent").args(arguments);
         command
     }
+}
+
+/// Finds a program beside this one, else on the `PATH`.
+pub(crate) fn find(name: &str) -> Result<PathBuf, Failure> {
+    let mut folders: Vec<PathBuf> = Vec::new();
+    folders.extend(env::current_exe().ok().as_deref().and_then(Path::parent).map(Path::to_owned));
+    folders.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+    find_in(&folders, name)
 }
 
 fn find_in(folders: &[PathBuf], name: &str) -> Result<PathBuf, Failure> {

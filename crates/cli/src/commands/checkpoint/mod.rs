@@ -5,6 +5,7 @@ mod cp;
 mod diff;
 mod export;
 mod folder;
+mod import;
 mod keeping;
 mod ls;
 mod now;
@@ -16,7 +17,7 @@ mod verify;
 use baton_job::exit::{Failure, OK};
 use clap::Subcommand;
 
-/// List, prove, compare, copy, export, remove and take checkpoints
+/// List, prove, compare, copy, export, import, remove and take checkpoints
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Ls(ls::Args),
@@ -24,6 +25,7 @@ pub(crate) enum Command {
     Diff(diff::Args),
     Cp(cp::Args),
     Export(export::Args),
+    Import(import::Args),
     Rm(rm::Args),
     Now(now::Args),
 }
@@ -36,6 +38,7 @@ pub(super) async fn run(command: Command) -> Result<u8, Failure> {
         Command::Diff(args) => return diff::run(args).await,
         Command::Cp(args) => cp::run(args).await,
         Command::Export(args) => export::run(args).await,
+        Command::Import(args) => return import::run(args).await,
         Command::Rm(args) => rm::run(args).await,
         Command::Now(args) => now::run(args).await,
     };
