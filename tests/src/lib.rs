@@ -36,7 +36,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-pub use processes::{Ending, binary, children, kill, terminate};
+pub use processes::{Ending, binary, children, kill, stop, terminate};
 
 /// Longest wait for any single thing. Generous, because test machines are shared; it only matters when
 /// something is broken.
@@ -88,7 +88,8 @@ impl Cluster {
         Self {
             folder,
             overrides: Vec::new(),
-            environment: Vec::new(),
+            // No test asks the machine's own metadata service, if it has one.
+            environment: vec![("AWS_EC2_METADATA_DISABLED".to_owned(), "true".to_owned())],
             coordinator: None,
             agents: Vec::new(),
             url: String::new(),
@@ -148,11 +149,23 @@ impl Cluster {
 
     /// Starts an agent that offers `ranks`.
     pub fn start_agent(&mut self, node: &str, ranks: u32) {
+        self.start_agent_with(node, ranks, &[], &[]);
+    }
+
+    /// Starts an agent with more flags and variables than it needs.
+    pub fn start_agent_with(
+        &mut self,
+        node: &str,
+        ranks: u32,
+        flags: &[&str],
+        environment: &[(String, String)],
+    ) {
         let mut command = Command::new(binary("baton-worker"));
         command.args(["agent", "--coordinator", &self.url(), "--node-id", node]);
         command.args(["--ranks", &ranks.to_string()]).arg("--run-dir").arg(self.run_dir());
-        let child = self.logged(&mut command, "agent").spawn().expect("an agent");
-        self.agents.push(child);
+        let command = self.logged(&mut command, "agent");
+        let child = command.args(flags).envs(environment.iter().cloned()).spawn();
+        self.agents.push(child.expect("an agent"));
     }
 
     fn logged<'a>(&self, command: &'a mut Command, name: &str) -> &'a mut Command {

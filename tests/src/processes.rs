@@ -49,6 +49,11 @@ pub fn kill(pid: u32) {
     kill_process(raw(pid), Signal::KILL).expect("it can be killed");
 }
 
+/// Stops a process with SIGSTOP: it lives, and does nothing more.
+pub fn stop(pid: u32) {
+    kill_process(raw(pid), Signal::STOP).expect("it can be stopped");
+}
+
 /// Asks a process to end with SIGTERM.
 pub fn terminate(pid: u32) {
     kill_process(raw(pid), Signal::TERM).expect("it can be signalled");

@@ -8,7 +8,7 @@
 )]
 
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::{Cluster, kill};
+use baton_tests::{Cluster, kill, stop};
 
 /// Pseudo-random but repeatable moments; printed with the failure, as they are in the test's name.
 fn moments(seed: u64, count: usize, most: u64) -> Vec<u64> {
@@ -48,6 +48,24 @@ async fn ranks_killed_at_three_moments_change_no_bit() {
         let started = events.next_of(Kind::TrainingStarted).await;
         assert!(started.message.contains("with the state of rank"), "{}", started.message);
     }
+    let (coordinator, _) = cluster.finish().await;
+
+    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    assert!(cluster.newest_state() == undisturbed);
+}
+
+#[tokio::test]
+async fn a_stopped_rank_is_named_and_replaced_with_the_same_bits() {
+    let undisturbed = Cluster::new().run_to_the_end(2).await;
+
+    let mut cluster = Cluster::new().set("cluster.hang_seconds=2");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.saved_at(30).await;
+    stop(cluster.rank_pids(0)[1]);
+    let failed = events.next_of(Kind::RankFailed).await;
+    assert!(failed.message.contains("did not answer for 2 s"), "{}", failed.message);
     let (coordinator, _) = cluster.finish().await;
 
     assert!(coordinator.success(), "{}", cluster.log("coordinator"));

@@ -45,6 +45,8 @@ pub(crate) struct Setup {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FromRank {
+    /// It has loaded all it needs and waits for a place in a generation.
+    Warm,
     /// For the agent's machine.
     Says(RankSays),
     /// Why it is about to end.

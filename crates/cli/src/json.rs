@@ -10,7 +10,7 @@ use baton_job::{
 use baton_proto::v1;
 use serde::Serialize;
 
-use crate::render::{extent_name, kind_name, outcome_name, phase_name};
+use crate::render::{activity_name, extent_name, kind_name, outcome_name, phase_name};
 
 /// `baton status --json`.
 #[derive(Debug, Serialize)]
@@ -57,8 +57,10 @@ pub(crate) struct Status {
     pub(crate) recoveries: Vec<Recovery>,
     /// Messages refused because they came from an older generation or connection.
     pub(crate) stale_messages: u64,
-    /// Time left to save and stop, while draining.
-    pub(crate) drain_seconds_left: Option<f64>,
+    /// Where the state came from that training last began with, in words.
+    pub(crate) began_with: Option<String>,
+    /// How far saving and stopping has come, while draining.
+    pub(crate) drain: Option<Drain>,
     /// Estimated time to the end, while training.
     pub(crate) eta_seconds: Option<f64>,
     /// How the job ended, once it has.
@@ -207,6 +209,23 @@ pub(crate) struct Checkpoint {
     pub(crate) fit: Option<Fit>,
 }
 
+/// A wish to save and stop.
+#[derive(Debug, Serialize)]
+pub(crate) struct Drain {
+    /// Why, in words.
+    pub(crate) reason: String,
+    /// Until nobody waits for it any more.
+    pub(crate) seconds_left: f64,
+    /// The update after which all ranks stop, once they have agreed on it.
+    pub(crate) stop_step: Option<u64>,
+    /// From the wish until they had.
+    pub(crate) agreed_after_seconds: Option<f64>,
+    /// From the wish until the state was copied.
+    pub(crate) copied_after_seconds: Option<f64>,
+    /// From the wish until it was durable and committed.
+    pub(crate) durable_after_seconds: Option<f64>,
+}
+
 /// One rank.
 #[derive(Debug, Serialize)]
 pub(crate) struct Rank {
@@ -220,6 +239,25 @@ pub(crate) struct Rank {
     pub(crate) state: String,
     /// How its loader does, once it has told and while its process lives.
     pub(crate) loader: Option<Loader>,
+    /// What it did when it was last heard of.
+    pub(crate) pulse: Option<Pulse>,
+    /// Seconds since it was last heard of.
+    pub(crate) heartbeat_age_seconds: Option<f64>,
+    /// Its own time per update, divided by the median over all ranks.
+    pub(crate) slowness: Option<f64>,
+}
+
+/// What a rank does.
+#[derive(Debug, Serialize)]
+pub(crate) struct Pulse {
+    /// `restoring`, `loading`, `computing`, `exchanging`, `evaluating` or `saving`.
+    pub(crate) activity: String,
+    /// Seconds it has been at it.
+    pub(crate) seconds: f64,
+    /// Updates made.
+    pub(crate) step: u64,
+    /// Seconds that an update takes of the rank's own time, exchanges left out; 0 before the first.
+    pub(crate) own_step_seconds: f64,
 }
 
 /// One rank's loader.
@@ -614,7 +652,8 @@ impl From<&v1::GetStatusResponse> for Status {
             spending: status.spending.unwrap_or_default().into(),
             recoveries: status.recoveries.iter().map(Into::into).collect(),
             stale_messages: status.stale_messages,
-            drain_seconds_left: status.drain_seconds_left,
+            began_with: status.began_with.clone(),
+            drain: status.drain.clone().map(Into::into),
             eta_seconds: status.eta_seconds,
             outcome: status.outcome.as_ref().map(Into::into),
         }
@@ -733,8 +772,55 @@ impl From<&v1::Checkpoint> for Checkpoint {
 
 impl From<&v1::RankStatus> for Rank {
     fn from(status: &v1::RankStatus) -> Self {
-        let v1::RankStatus { rank, node_id, local_rank, state, loader } = status.clone();
-        Self { rank, node: node_id, local_rank, state, loader: loader.map(Into::into) }
+        let v1::RankStatus {
+            rank,
+            node_id,
+            local_rank,
+            state,
+            loader,
+            pulse,
+            heartbeat_age_seconds,
+            slowness,
+        } = status.clone();
+        Self {
+            rank,
+            node: node_id,
+            local_rank,
+            state,
+            loader: loader.map(Into::into),
+            pulse: pulse.map(Into::into),
+            heartbeat_age_seconds,
+            slowness,
+        }
+    }
+}
+
+impl From<v1::DrainStatus> for Drain {
+    fn from(status: v1::DrainStatus) -> Self {
+        let v1::DrainStatus {
+            reason,
+            seconds_left,
+            stop_step,
+            agreed_after_seconds,
+            copied_after_seconds,
+            durable_after_seconds,
+        } = status;
+        Self {
+            reason,
+            seconds_left,
+            stop_step,
+            agreed_after_seconds,
+            copied_after_seconds,
+            durable_after_seconds,
+        }
+    }
+}
+
+impl From<v1::Pulse> for Pulse {
+    fn from(pulse: v1::Pulse) -> Self {
+        let activity = activity_name(pulse.activity());
+        let v1::Pulse { seconds, step, own_step_seconds, .. } = pulse;
+        Self { activity, seconds, step, own_step_seconds }
     }
 }
 

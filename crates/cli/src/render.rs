@@ -49,7 +49,12 @@ impl Paint {
             Kind::NodeLost | Kind::SaveFailed | Kind::RankFailed | Kind::Diverged => {
                 self.with("31", text)
             }
-            Kind::Draining | Kind::SamplesSkipped | Kind::SaveWaits => self.with("33", text),
+            Kind::Draining
+            | Kind::SamplesSkipped
+            | Kind::SaveWaits
+            | Kind::Straggler
+            | Kind::NodeLeaves
+            | Kind::Advised => self.with("33", text),
             Kind::Evaluated | Kind::EndsEarly | Kind::Recovered => self.with("32", text),
             Kind::Ended => self.with("1", text),
             _ => text.to_owned(),
@@ -75,6 +80,11 @@ pub(crate) fn outcome_name(kind: v1::outcome::Kind) -> String {
 /// `full`, as scripts read it; none where it is not told.
 pub(crate) fn extent_name(extent: Extent) -> Option<String> {
     (extent != Extent::Unspecified).then(|| word(extent.as_str_name(), "EXTENT_"))
+}
+
+/// `computing`, as people and scripts read it.
+pub(crate) fn activity_name(activity: v1::Activity) -> String {
+    word(activity.as_str_name(), "ACTIVITY_")
 }
 
 fn word(name: &str, prefix: &str) -> String {
@@ -237,17 +247,18 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
             lines.push(format!("  {name:<12}{text}"));
         }
     };
-    add("deadline", status.drain_seconds_left.map(drain_left));
+    add("deadline", status.drain.as_ref().map(drain));
     add("progress", status.latest.as_ref().map(|step| progress(step, status)));
     add("update", status.latest.as_ref().map(numbers));
     add("evaluation", status.evaluation.as_ref().map(evaluation));
     add("best", best(status).map(evaluation));
+    add("began", status.began_with.clone());
     add("checkpoint", checkpoint(status));
     let location = &status.checkpoint_location;
     add("stored in", Some(location.clone()).filter(|location| !location.is_empty()));
     add("ranks", ranks(&status.ranks));
     for rank in &status.ranks {
-        add(&format!("loader {}", rank.rank), rank.loader.as_ref().map(loader));
+        add(&format!("rank {}", rank.rank), rank_line(rank));
     }
     add("skipped", skipped(status));
     add("nodes", nodes(&status.nodes));
@@ -263,8 +274,22 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     lines.join("\n")
 }
 
-fn drain_left(seconds: f64) -> String {
-    format!("{} left to save and stop", human::duration(seconds))
+/// `97 s left to save and stop; stops after step 441 (0.4 s), copied (0.5 s), durable (…)`
+fn drain(drain: &v1::DrainStatus) -> String {
+    let mut text = format!("{} left to save and stop", human::duration(drain.seconds_left));
+    if let Some(step) = drain.stop_step {
+        let stages = [
+            (format!("stops after step {step}"), drain.agreed_after_seconds),
+            ("copied".to_owned(), drain.copied_after_seconds),
+            ("durable".to_owned(), drain.durable_after_seconds),
+        ];
+        let stages = stages.map(|(stage, after)| match after {
+            Some(seconds) => format!("{stage} ({seconds:.1} s)"),
+            None => format!("{stage} (…)"),
+        });
+        text += &format!("; {}", stages.join(", "));
+    }
+    text
 }
 
 fn progress(step: &Step, status: &GetStatusResponse) -> String {
@@ -326,9 +351,31 @@ fn spans(mut numbers: Vec<u32>) -> String {
     parts.join(", ")
 }
 
-fn loader(loader: &Loader) -> String {
-    let Loader { wait, ready, room, .. } = loader;
-    format!("wait {}  queue {ready}/{room}", human::percent(*wait))
+/// Seconds without a word from a rank that are worth telling.
+const SILENT: f64 = 5.0;
+
+/// `step 440  0.512 s/update of its own  loader wait 3.1 %, queue 6/8`, with what is unusual behind.
+fn rank_line(rank: &RankStatus) -> Option<String> {
+    let mut parts = Vec::new();
+    if let Some(pulse) = &rank.pulse {
+        parts.push(format!("step {}", pulse.step));
+        if pulse.own_step_seconds > 0.0 {
+            parts.push(format!("{:.3} s/update of its own", pulse.own_step_seconds));
+        }
+    }
+    if let Some(Loader { wait, ready, room, .. }) = &rank.loader {
+        parts.push(format!("loader wait {}, queue {ready}/{room}", human::percent(*wait)));
+    }
+    if let Some(slowness) = rank.slowness.filter(|slowness| *slowness >= 1.5) {
+        parts.push(format!("SLOW: {slowness:.1} times the median"));
+    }
+    if let Some(pulse) = rank.pulse.as_ref().filter(|pulse| pulse.seconds >= SILENT) {
+        parts.push(format!("{} for {:.0} s", activity_name(pulse.activity()), pulse.seconds));
+    }
+    if let Some(age) = rank.heartbeat_age_seconds.filter(|age| *age >= SILENT) {
+        parts.push(format!("SILENT for {age:.0} s"));
+    }
+    (!parts.is_empty()).then(|| parts.join("  "))
 }
 
 /// `12 bad samples; the last of rank 3: …`, of the rank that skipped most; none if there were none.

@@ -1,10 +1,10 @@
 //! Statuses for tests: one job at several moments of its life.
 
 use baton_proto::v1::{
-    Accuracy, BatchMark, Checkpoint, Diagnosis, Empty, EvaluatedStep, Extent, Failure, Fit,
-    GetStatusResponse, Incident, Loader, NodeStatus, Outcome, RankStatus, Recovery, Rollback,
-    SaveTimes, Spending, Step, diagnosis::Divergence, failure::Class, get_status_response::Phase,
-    outcome,
+    Accuracy, Activity, BatchMark, Checkpoint, Diagnosis, DrainStatus, Empty, EvaluatedStep,
+    Extent, Failure, Fit, GetStatusResponse, Incident, Loader, NodeStatus, Outcome, Pulse,
+    RankStatus, Recovery, Rollback, SaveTimes, Spending, Step, diagnosis::Divergence,
+    failure::Class, get_status_response::Phase, outcome,
 };
 
 /// No agent has come yet.
@@ -113,7 +113,14 @@ pub(crate) fn draining() -> GetStatusResponse {
     GetStatusResponse {
         phase: Phase::Draining.into(),
         reason: "draining: spot notice; 98 s to save and stop".to_owned(),
-        drain_seconds_left: Some(97.5),
+        drain: Some(DrainStatus {
+            reason: "spot notice".to_owned(),
+            seconds_left: 97.5,
+            stop_step: Some(441),
+            agreed_after_seconds: Some(0.4),
+            copied_after_seconds: Some(0.5),
+            durable_after_seconds: None,
+        }),
         ..training()
     }
 }
@@ -225,13 +232,21 @@ fn rank(rank: u32, node: &str, local_rank: u32) -> RankStatus {
         node_id: node.to_owned(),
         local_rank,
         state: "training".to_owned(),
-        loader: None,
+        ..RankStatus::default()
     }
 }
 
-/// `rank`, which has told how it is fed.
+/// `rank`, which has told how it is fed and what it does.
 fn fed(rank: RankStatus, wait: f64, ready: u32) -> RankStatus {
-    RankStatus { loader: Some(Loader { wait, ready, room: 8, ..Loader::default() }), ..rank }
+    let activity = Activity::Computing.into();
+    let own_step_seconds = 0.5 + wait;
+    RankStatus {
+        loader: Some(Loader { wait, ready, room: 8, ..Loader::default() }),
+        pulse: Some(Pulse { activity, seconds: 0.1, step: 440, own_step_seconds }),
+        heartbeat_age_seconds: Some(0.4),
+        slowness: Some(own_step_seconds / 0.531),
+        ..rank
+    }
 }
 
 /// `rank`, which skipped so many samples.

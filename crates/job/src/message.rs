@@ -147,6 +147,16 @@ pub enum Directive {
         /// Who asked, in words.
         reason: String,
     },
+    /// Start processes in these places, to be ready when the node is needed; they get no rank as yet.
+    Warm {
+        /// Which.
+        local_ranks: Vec<LocalRank>,
+    },
+    /// The job goes on without this node: stop whatever runs and leave.
+    Release {
+        /// Why the node must go, in words.
+        reason: String,
+    },
     /// The job is over: stop whatever runs and leave.
     Dismiss {
         /// How it ended.
@@ -234,8 +244,20 @@ pub enum Report {
         /// What it said.
         news: RankNews,
     },
-    /// The node must go (signal, spot notice): save and stop everywhere.
+    /// The node must go (signal, spot notice): the others go on without it, or the job is saved and stopped.
     DrainRequested {
+        /// Why, in words.
+        reason: String,
+        /// When its machine ends, in seconds from now, if that is known.
+        seconds_left: Option<f64>,
+    },
+    /// A process that has no rank as yet could take one.
+    Warm {
+        /// Its place.
+        local_rank: LocalRank,
+    },
+    /// The node may have to go soon: its ranks were asked for a checkpoint.
+    Advised {
         /// Why, in words.
         reason: String,
     },
@@ -283,6 +305,8 @@ pub enum RankNews {
     },
     /// How its loader does. Told by every rank about once a second while it trains.
     Loader(LoaderNews),
+    /// It lives, and what it does. Told by every rank about once a second.
+    Pulse(Pulse),
     /// A checkpoint was committed. Told by rank 0 alone.
     Saved(Commit),
     /// A checkpoint is due while another is being written: training waits for that one's end. Told by
@@ -294,6 +318,16 @@ pub enum RankNews {
         behind: Step,
         /// Seconds since that one was begun.
         seconds: f64,
+    },
+    /// All ranks agreed to stop after this update. Told by rank 0 alone.
+    Stopping {
+        /// Updates made.
+        step: Step,
+    },
+    /// The last state is copied; what is left is to write it. Told by rank 0 alone.
+    Copied {
+        /// Updates made.
+        step: Step,
     },
     /// A save failed; training goes on.
     SaveFailed {
@@ -354,6 +388,53 @@ pub struct StepNews {
     pub samples_per_second: f64,
     /// Share of time this rank waited for its loader, 0..1.
     pub loader_wait: f64,
+}
+
+/// What a rank does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activity {
+    /// It takes its state: from the others, a checkpoint, or a file.
+    #[default]
+    Restoring,
+    /// It waits for its loader.
+    Loading,
+    /// It computes a gradient or an update.
+    Computing,
+    /// It is in a collective: it waits for other ranks, or for the way to them.
+    Exchanging,
+    /// It evaluates.
+    Evaluating,
+    /// It copies or waits for a checkpoint.
+    Saving,
+}
+
+impl Activity {
+    /// In words, after "it is".
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Restoring => "restoring",
+            Self::Loading => "loading",
+            Self::Computing => "computing",
+            Self::Exchanging => "exchanging",
+            Self::Evaluating => "evaluating",
+            Self::Saving => "saving",
+        }
+    }
+}
+
+/// What a rank does at a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Pulse {
+    /// What.
+    pub activity: Activity,
+    /// Seconds it has been at it.
+    pub seconds: f64,
+    /// Updates made.
+    pub step: Step,
+    /// Seconds that an update of late took of this rank's own time, exchanges left out; 0 before the first.
+    pub own_step_seconds: f64,
 }
 
 /// How one rank's loader does.

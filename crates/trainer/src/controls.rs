@@ -1,9 +1,11 @@
-//! What other threads ask of the step loop: it votes for them at its next step.
+//! What other threads ask of the step loop, which votes for it at its next step, and what they see of it.
 
 use std::sync::{
     Mutex,
     atomic::{AtomicBool, Ordering},
 };
+
+use crate::vitals::Vitals;
 
 /// Requests from outside, set by the thread that reads the agent's commands.
 #[derive(Debug, Default)]
@@ -11,6 +13,7 @@ pub struct Controls {
     save: AtomicBool,
     stop: AtomicBool,
     reason: Mutex<String>,
+    vitals: Vitals,
 }
 
 /// What one rank, or all together, want after a step.
@@ -33,6 +36,12 @@ impl Votes {
 }
 
 impl Controls {
+    /// What the step loop does.
+    #[must_use]
+    pub fn vitals(&self) -> &Vitals {
+        &self.vitals
+    }
+
     /// Save after the next step.
     pub fn request_save(&self) {
         self.save.store(true, Ordering::Release);

@@ -7,6 +7,7 @@ use baton_collectives::{Collective, MAX_GATHERED_BYTES};
 use baton_job::{
     JobSpec,
     fit::Fit,
+    message::Activity,
     progress::{Accuracy, Extent},
 };
 
@@ -17,6 +18,7 @@ use crate::{
     inputs::Inputs,
     learner::{Judged, Weights},
     loader_watch::LoaderWatch,
+    vitals::Vitals,
 };
 
 /// What an evaluation found, and what all ranks want next.
@@ -38,6 +40,7 @@ pub(crate) fn evaluate<L: Learner>(
     collective: &mut dyn Collective,
     loaders: &mut LoaderWatch,
     vote: impl FnOnce() -> Votes,
+    vitals: &Vitals,
 ) -> Result<Evaluated, Error> {
     let spec = inputs.spec();
     let kinds = match spec.ema {
@@ -49,7 +52,9 @@ pub(crate) fn evaluate<L: Learner>(
     let mut feed = inputs.val_feed(extent, numbers.clone());
     let mut mine: Vec<Numbered> = Vec::new();
     for number in numbers {
+        vitals.at(Activity::Loading);
         let Some(batch) = feed.next()? else { break };
+        vitals.at(Activity::Evaluating);
         let judged = kinds.iter().map(|weights| learner.evaluate(&batch, *weights));
         mine.push((number, judged.collect::<Result<_, _>>()?));
         feed.recycle(batch);

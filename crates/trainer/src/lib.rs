@@ -27,6 +27,7 @@ mod saving;
 mod step_loop;
 mod suspects;
 pub mod torch;
+mod vitals;
 
 pub use controls::Controls;
 pub use error::Error;
@@ -35,3 +36,4 @@ pub use inputs::{Inputs, Place};
 pub use learner::{Judged, Leaf, Learner, Sums, Update, Weights};
 pub use saving::write_first;
 pub use step_loop::{Build, Job, Seat, Trainer};
+pub use vitals::Vitals;

@@ -18,7 +18,7 @@ use baton_job::{
     Generation, JobId, JobSpec, Rank, Step,
     exit::Outcome,
     guard::{self, BatchMark, Diagnosis},
-    message::{Commit, RankNews, Restore, StateSource, StepNews},
+    message::{Activity, Commit, RankNews, Restore, StateSource, StepNews},
     plan::virtual_block,
     progress::{Agenda, Due, Extent},
     schedule::learning_rate,
@@ -35,6 +35,7 @@ use crate::{
     loader_watch::LoaderWatch,
     saving::Saver,
     suspects::Suspects,
+    vitals::{Vitals, Watched},
 };
 
 /// What a rank knows of its job.
@@ -125,7 +126,12 @@ impl<L: Learner> Trainer<L> {
         tell: &mut dyn FnMut(RankNews),
     ) -> Result<Outcome, Error> {
         self.saver.abandon();
+        let vitals = controls.vitals();
+        let (generation, restore) = (seat.generation, seat.restore);
+        let mut watched = Watched { inner: seat.collective, vitals };
+        let seat = &mut Seat { generation, collective: &mut watched, restore };
         self.take_state(seat, tell)?;
+        vitals.stepped(self.position.progress.step);
         let (rank, world) = (seat.collective.rank(), seat.collective.world_size());
         let block = virtual_block(self.job.spec.train.virtual_ranks, rank, world);
         let mut feed = self.job.inputs.train_feed(&self.position.progress, block.clone());
@@ -147,7 +153,7 @@ impl<L: Learner> Trainer<L> {
         block: &Range<u32>,
         feed: &mut Feed,
     ) -> Result<Outcome, Error> {
-        let rank = seat.collective.rank();
+        let (rank, vitals) = (seat.collective.rank(), controls.vitals());
         // It keeps the leaves: to allocate 100 MB per virtual rank and step would cost milliseconds.
         let mut fold = Fold::new(block.start);
         let mut rate = Rate::start(feed.stats().waited);
@@ -180,10 +186,12 @@ impl<L: Learner> Trainer<L> {
                 Due::Evaluate(extent) => {
                     let votes = self.evaluate(seat, controls, extent, tell)?;
                     // Time spent here is no part of the training rate.
+                    vitals.resume();
                     rate = Rate::start(feed.stats().waited);
                     Some(votes)
                 }
                 Due::Save => {
+                    vitals.at(Activity::Saving);
                     self.save_when_due(seat, tell)?;
                     None
                 }
@@ -193,6 +201,7 @@ impl<L: Learner> Trainer<L> {
                     {
                         tell(RankNews::EndsEarly { reason });
                     }
+                    vitals.at(Activity::Saving);
                     self.ensure_saved(seat, tell)?;
                     return self.done(Outcome::Completed, tell);
                 }
@@ -202,6 +211,10 @@ impl<L: Learner> Trainer<L> {
                 self.go_on_writing(seat, tell)?;
             }
             if votes.stop {
+                vitals.at(Activity::Saving);
+                if rank == Rank(0) {
+                    tell(RankNews::Stopping { step: self.position.progress.step });
+                }
                 self.ensure_saved(seat, tell)?;
                 let reason = controls.reason();
                 return self.done(Outcome::Drained { reason }, tell);
@@ -274,7 +287,7 @@ impl<L: Learner> Trainer<L> {
         let before = self.position.progress.clone();
         let mut suspects = Suspects::default();
         for virtual_rank in 1..=virtual_ranks_here {
-            let (mut leaf, sums) = self.leaf(feed, fold, &mut suspects)?;
+            let (mut leaf, sums) = self.leaf(feed, fold, &mut suspects, controls.vitals())?;
             // Once per rank is enough, and the later the sooner it is known.
             let vote = match virtual_rank == virtual_ranks_here {
                 true => controls.vote(self.saver.is_busy()),
@@ -320,6 +333,7 @@ impl<L: Learner> Trainer<L> {
         let update = Update { step: before.step, lr, micro_batches: virtual_ranks * parts };
         self.learner.update(total, &update)?;
         agenda.advance(&mut self.position.progress);
+        controls.vitals().stepped(self.position.progress.step);
         self.position.progress.watch = watch;
         self.standing = Standing::Whole;
         for (_, leaf) in sums {
@@ -352,13 +366,16 @@ impl<L: Learner> Trainer<L> {
         feed: &mut Feed,
         fold: &mut Fold<L::Leaf>,
         suspects: &mut Suspects,
+        vitals: &Vitals,
     ) -> Result<(L::Leaf, Sums), Error> {
         let agenda = self.job.inputs.agenda();
         let scale = 1.0 / agenda.next_batch(&self.position.progress) as f32;
         let mut sum: Option<(L::Leaf, Sums)> = None;
         for _ in 0..self.job.spec.train.grad_accumulation {
+            vitals.at(Activity::Loading);
             let batch =
                 feed.next()?.ok_or_else(|| Error::Mismatch("the loader ended".to_owned()))?;
+            vitals.at(Activity::Computing);
             let mut leaf = match fold.take_buffer() {
                 Some(leaf) => leaf,
                 None => self.learner.new_leaf()?,
@@ -394,6 +411,7 @@ impl<L: Learner> Trainer<L> {
             seat.collective,
             &mut self.loaders,
             vote,
+            controls.vitals(),
         )?;
         let spec = &self.job.spec;
         let progress = &mut self.position.progress;
@@ -509,6 +527,9 @@ impl<L: Learner> Trainer<L> {
             return Ok(());
         }
         self.begin_writing(seat);
+        if seat.collective.rank() == Rank(0) {
+            tell(RankNews::Copied { step: self.position.progress.step });
+        }
         self.finish_writing(seat, tell)?.map_err(Error::LastSave)
     }
 

@@ -22,6 +22,11 @@ impl From<Directive> for v1::CoordinatorMessage {
             Directive::Drain { generation, reason } => {
                 Message::DrainNow(v1::DrainNow { generation: generation.0, reason })
             }
+            Directive::Warm { local_ranks } => {
+                let local_ranks = local_ranks.into_iter().map(|local| local.0).collect();
+                Message::Warm(v1::Warm { local_ranks })
+            }
+            Directive::Release { reason } => Message::Release(v1::Release { reason }),
             Directive::Dismiss { outcome } => {
                 Message::Dismiss(v1::Dismiss { outcome: Some(outcome.into()) })
             }
@@ -50,6 +55,10 @@ impl TryFrom<v1::CoordinatorMessage> for Directive {
             Message::DrainNow(v1::DrainNow { generation, reason }) => {
                 Self::Drain { generation: Generation(generation), reason }
             }
+            Message::Warm(v1::Warm { local_ranks }) => {
+                Self::Warm { local_ranks: local_ranks.into_iter().map(LocalRank).collect() }
+            }
+            Message::Release(v1::Release { reason }) => Self::Release { reason },
             Message::Dismiss(v1::Dismiss { outcome }) => {
                 Self::Dismiss { outcome: required("Dismiss", "outcome", outcome)?.try_into()? }
             }

@@ -3,6 +3,7 @@
 use baton_job::{
     Epoch, Generation, NodeId, Rank, Step,
     exit::Outcome,
+    ids::LocalRank,
     message::{Hello, Holding, RankNews, RankPhase, Report, Restored, StateSource},
 };
 
@@ -37,9 +38,11 @@ impl From<Report> for v1::AgentMessage {
                 rank: rank.0,
                 news: Some(news.into()),
             }),
-            Report::DrainRequested { reason } => {
-                Message::DrainRequested(v1::DrainRequested { reason })
+            Report::DrainRequested { reason, seconds_left } => {
+                Message::DrainRequested(v1::DrainRequested { reason, seconds_left })
             }
+            Report::Warm { local_rank } => Message::Warm(local_rank.0),
+            Report::Advised { reason } => Message::Advised(v1::Advised { reason }),
         };
         Self { message: Some(message) }
     }
@@ -56,9 +59,11 @@ impl TryFrom<v1::AgentMessage> for Report {
                 rank: Rank(rank),
                 news: required("RankReport", "news", news)?.try_into()?,
             },
-            Message::DrainRequested(v1::DrainRequested { reason }) => {
-                Self::DrainRequested { reason }
+            Message::DrainRequested(v1::DrainRequested { reason, seconds_left }) => {
+                Self::DrainRequested { reason, seconds_left }
             }
+            Message::Warm(local_rank) => Self::Warm { local_rank: LocalRank(local_rank) },
+            Message::Advised(v1::Advised { reason }) => Self::Advised { reason },
         })
     }
 }
@@ -156,10 +161,13 @@ impl From<RankNews> for News {
             RankNews::Diverged(diagnosis) => Self::Diverged(diagnosis.into()),
             RankNews::EndsEarly { reason } => Self::EndsEarly(reason),
             RankNews::Loader(news) => Self::Loader(news.into()),
+            RankNews::Pulse(pulse) => Self::Pulse(pulse.into()),
             RankNews::Saved(commit) => Self::Saved(commit.into()),
             RankNews::SaveWaits { step, behind, seconds } => {
                 Self::SaveWaits(v1::SaveWaits { step: step.0, behind: behind.0, seconds })
             }
+            RankNews::Stopping { step } => Self::Stopping(step.0),
+            RankNews::Copied { step } => Self::Copied(step.0),
             RankNews::SaveFailed { message } => Self::SaveFailed(message),
             RankNews::Lost { detail } => Self::Lost(detail),
             RankNews::Done { outcome, digest } => Self::Done(done(outcome, digest)),
@@ -191,10 +199,13 @@ impl TryFrom<News> for RankNews {
             News::Diverged(diagnosis) => Self::Diverged(diagnosis.try_into()?),
             News::EndsEarly(reason) => Self::EndsEarly { reason },
             News::Loader(news) => Self::Loader(news.into()),
+            News::Pulse(pulse) => Self::Pulse(pulse.try_into()?),
             News::Saved(checkpoint) => Self::Saved(checkpoint.try_into()?),
             News::SaveWaits(v1::SaveWaits { step, behind, seconds }) => {
                 Self::SaveWaits { step: Step(step), behind: Step(behind), seconds }
             }
+            News::Stopping(step) => Self::Stopping { step: Step(step) },
+            News::Copied(step) => Self::Copied { step: Step(step) },
             News::SaveFailed(message) => Self::SaveFailed { message },
             News::Lost(detail) => Self::Lost { detail },
             News::Done(v1::RankDone { outcome, digest }) => {

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use baton_job::{
     Time,
-    engine::{Incident, NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery, Status},
+    engine::{
+        DrainStatus, Incident, NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery, Status,
+    },
 };
 
 use super::same_variants;
@@ -28,6 +30,10 @@ same_variants!(
         Diverged,
         EndsEarly,
         SamplesSkipped,
+        Straggler,
+        NodeLeaves,
+        Advised,
+        Grows,
         Recovered,
         Draining,
         Ended,
@@ -51,12 +57,13 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
         reason: status.reason.clone(),
         phase_seconds: seconds(status.since, now),
         generation: status.generation.0,
+        began_with: status.began_with.clone(),
         epochs: status.epochs,
         latest: status.latest.clone().map(Into::into),
         evaluation: status.evaluation.map(Into::into),
         best: status.best.map(Into::into),
         checkpoint: status.commit.clone().map(Into::into),
-        ranks: status.ranks.iter().map(Into::into).collect(),
+        ranks: status.ranks.iter().map(|rank| rank_status(rank, now)).collect(),
         nodes: status.nodes.iter().map(Into::into).collect(),
         skipped_samples: status.skipped_samples,
         recoveries: status.recoveries.iter().map(Into::into).collect(),
@@ -64,7 +71,7 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
         spending: Some(spending(status, now)),
         eta_seconds: status.eta_seconds(),
         stale_messages: status.stale_messages,
-        drain_seconds_left: status.drain_until.map(|until| seconds(now, until)),
+        drain: status.drain.as_ref().map(|drain| drain_status(drain, now)),
         outcome: status.outcome.clone().map(Into::into),
         ..v1::GetStatusResponse::default()
     }
@@ -93,15 +100,28 @@ impl From<&Incident> for v1::Incident {
     }
 }
 
-impl From<&RankStatus> for v1::RankStatus {
-    fn from(status: &RankStatus) -> Self {
-        Self {
-            rank: status.rank.0,
-            node_id: status.node.0.clone(),
-            local_rank: status.local_rank.0,
-            state: status.state.to_owned(),
-            loader: status.loader.clone().map(Into::into),
-        }
+fn drain_status(drain: &DrainStatus, now: Time) -> v1::DrainStatus {
+    let after = |at: Option<Time>| at.map(|at| seconds(drain.since, at));
+    v1::DrainStatus {
+        reason: drain.reason.clone(),
+        seconds_left: seconds(now, drain.until),
+        stop_step: drain.stop_step.map(|step| step.0),
+        agreed_after_seconds: after(drain.agreed_at),
+        copied_after_seconds: after(drain.copied_at),
+        durable_after_seconds: after(drain.durable_at),
+    }
+}
+
+fn rank_status(status: &RankStatus, now: Time) -> v1::RankStatus {
+    v1::RankStatus {
+        rank: status.rank.0,
+        node_id: status.node.0.clone(),
+        local_rank: status.local_rank.0,
+        state: status.state.to_owned(),
+        loader: status.loader.clone().map(Into::into),
+        pulse: status.pulse.map(Into::into),
+        heartbeat_age_seconds: status.heard_at.map(|at| seconds(at, now)),
+        slowness: status.slowness,
     }
 }
 

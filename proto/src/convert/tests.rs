@@ -2,13 +2,15 @@ use std::time::Duration;
 
 use baton_job::{
     Epoch, Generation, NodeId, Rank, Step, Time,
-    engine::{Incident, Meter, NoticeKind, PhaseName, RankStatus, Recovery, Spending, Status},
+    engine::{
+        DrainStatus, Incident, Meter, NoticeKind, PhaseName, RankStatus, Recovery, Spending, Status,
+    },
     exit::{Class, Failure, Outcome},
     guard::{BatchMark, Diagnosis, Divergence, LossWatch},
     ids::LocalRank,
     message::{
-        Commit, Directive, Hello, Holding, Launch, LoaderNews, RankNews, RankPhase, Report,
-        Restore, Restored, Rollback, SaveTimes, StateSource, StepNews,
+        Activity, Commit, Directive, Hello, Holding, Launch, LoaderNews, Pulse, RankNews,
+        RankPhase, Report, Restore, Restored, Rollback, SaveTimes, StateSource, StepNews,
     },
     progress::{Accuracy, Extent, Fit, Progress},
 };
@@ -184,6 +186,25 @@ fn loader_news() -> impl Strategy<Value = LoaderNews> {
     )
 }
 
+fn pulse() -> impl Strategy<Value = Pulse> {
+    let activity = prop_oneof![
+        Just(Activity::Restoring),
+        Just(Activity::Loading),
+        Just(Activity::Computing),
+        Just(Activity::Exchanging),
+        Just(Activity::Evaluating),
+        Just(Activity::Saving),
+    ];
+    (activity, 0.0..1e6, any::<u64>(), 0.0..1e6).prop_map(
+        |(activity, seconds, step, own_step_seconds)| Pulse {
+            activity,
+            seconds,
+            step: Step(step),
+            own_step_seconds,
+        },
+    )
+}
+
 fn source() -> impl Strategy<Value = StateSource> {
     prop_oneof![
         Just(StateSource::Fresh),
@@ -237,11 +258,14 @@ fn news() -> impl Strategy<Value = RankNews> {
         diagnosis().prop_map(RankNews::Diverged),
         word().prop_map(|reason| RankNews::EndsEarly { reason }),
         loader_news().prop_map(RankNews::Loader),
+        pulse().prop_map(RankNews::Pulse),
         commit().prop_map(RankNews::Saved),
         word().prop_map(|message| RankNews::SaveFailed { message }),
         (any::<u64>(), any::<u64>(), 0.0..1e6).prop_map(|(step, behind, seconds)| {
             RankNews::SaveWaits { step: Step(step), behind: Step(behind), seconds }
         }),
+        any::<u64>().prop_map(|step| RankNews::Stopping { step: Step(step) }),
+        any::<u64>().prop_map(|step| RankNews::Copied { step: Step(step) }),
         word().prop_map(|detail| RankNews::Lost { detail }),
         (outcome(), word()).prop_map(|(outcome, digest)| RankNews::Done { outcome, digest }),
         failure().prop_map(RankNews::Exited),
@@ -279,7 +303,10 @@ fn report() -> impl Strategy<Value = Report> {
             rank: Rank(rank),
             news,
         }),
-        word().prop_map(|reason| Report::DrainRequested { reason }),
+        (word(), option::of(0.0..1e6))
+            .prop_map(|(reason, seconds_left)| Report::DrainRequested { reason, seconds_left }),
+        word().prop_map(|reason| Report::Advised { reason }),
+        any::<u32>().prop_map(|local| Report::Warm { local_rank: LocalRank(local) }),
     ]
 }
 
@@ -318,6 +345,9 @@ fn directive() -> impl Strategy<Value = Directive> {
         generation().prop_map(|generation| Directive::Checkpoint { generation }),
         (generation(), word())
             .prop_map(|(generation, reason)| Directive::Drain { generation, reason }),
+        word().prop_map(|reason| Directive::Release { reason }),
+        vec(any::<u32>().prop_map(LocalRank), 0..4)
+            .prop_map(|local_ranks| Directive::Warm { local_ranks }),
         outcome().prop_map(|outcome| Directive::Dismiss { outcome }),
     ]
 }
@@ -423,6 +453,7 @@ fn draining_since_8_s() -> Status {
         reason: "draining: spot notice; 110 s to save and stop".into(),
         since: Time(8_000),
         generation: Generation(2),
+        began_with: None,
         ranks: vec![],
         nodes: vec![],
         epochs: 16,
@@ -445,7 +476,15 @@ fn draining_since_8_s() -> Status {
         incidents: vec![],
         spending: Spending::default(),
         stale_messages: 3,
-        drain_until: Some(Time(120_000)),
+        drain: Some(DrainStatus {
+            reason: "spot notice".into(),
+            since: Time(8_000),
+            until: Time(120_000),
+            stop_step: Some(Step(41)),
+            agreed_at: Some(Time(8_250)),
+            copied_at: Some(Time(8_500)),
+            durable_at: None,
+        }),
         outcome: None,
     }
 }
@@ -456,7 +495,10 @@ fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
 
     assert_eq!(wire.phase(), v1::get_status_response::Phase::Draining);
     assert_eq!(wire.phase_seconds, 2.0);
-    assert_eq!(wire.drain_seconds_left, Some(110.0));
+    let drain = wire.drain.as_ref().unwrap();
+    assert_eq!((drain.seconds_left, drain.stop_step), (110.0, Some(41)));
+    assert_eq!((drain.agreed_after_seconds, drain.copied_after_seconds), (Some(0.25), Some(0.5)));
+    assert_eq!(drain.durable_after_seconds, None);
     let recovery = &wire.recoveries[0];
     assert_eq!(recovery.launch_seconds, Some(0.25));
     assert_eq!(recovery.ready_seconds, Some(2.0));
@@ -465,7 +507,7 @@ fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
 }
 
 #[test]
-fn a_status_tells_how_each_rank_is_fed_and_what_was_skipped() {
+fn a_status_tells_what_each_rank_does_how_it_is_fed_and_what_was_skipped() {
     let loader = LoaderNews {
         wait: 0.25,
         ready: 3,
@@ -473,11 +515,14 @@ fn a_status_tells_how_each_rank_is_fed_and_what_was_skipped() {
         skipped: 12,
         last_skipped: Some("train.beton: sample 7: no JPEG at byte 4096".into()),
     };
-    let rank = |rank, loader| RankStatus {
+    let rank = |rank, loader: Option<LoaderNews>| RankStatus {
         rank: Rank(rank),
         node: NodeId("a".into()),
         local_rank: LocalRank(rank),
         state: "training",
+        pulse: loader.as_ref().map(|_| Pulse { step: Step(9), ..Pulse::default() }),
+        heard_at: loader.as_ref().map(|_| Time(9_500)),
+        slowness: None,
         loader,
     };
     let ranks = vec![rank(0, None), rank(1, Some(loader.clone()))];
@@ -488,6 +533,9 @@ fn a_status_tells_how_each_rank_is_fed_and_what_was_skipped() {
     assert_eq!(wire.skipped_samples, 15);
     assert_eq!(wire.ranks[0].loader, None);
     assert_eq!(wire.ranks[1].loader.clone().map(LoaderNews::from), Some(loader));
+    assert_eq!(wire.ranks[1].pulse.map(|pulse| pulse.step), Some(9));
+    assert_eq!(wire.ranks[1].heartbeat_age_seconds, Some(0.5));
+    assert_eq!((wire.ranks[0].pulse, wire.ranks[0].heartbeat_age_seconds), (None, None));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use baton_job::{
     engine::Evaluation,
     exit::{Class, Failure, Outcome},
     guard::LossWatch,
-    message::{Commit, LoaderNews, SaveTimes, StepNews},
+    message::{Activity, Commit, LoaderNews, Pulse, SaveTimes, StepNews},
     progress::{Accuracy, Extent, Fit, Progress},
 };
 
@@ -121,6 +121,31 @@ impl From<v1::Step> for StepNews {
             global_batch: wire.global_batch,
             step_of_epoch: wire.step_of_epoch,
         }
+    }
+}
+
+same_variants!(
+    Activity,
+    v1::Activity,
+    "Pulse",
+    "activity",
+    [Restoring, Loading, Computing, Exchanging, Evaluating, Saving]
+);
+
+impl From<Pulse> for v1::Pulse {
+    fn from(Pulse { activity, seconds, step, own_step_seconds }: Pulse) -> Self {
+        let activity = v1::Activity::from(activity).into();
+        Self { activity, seconds, step: step.0, own_step_seconds }
+    }
+}
+
+impl TryFrom<v1::Pulse> for Pulse {
+    type Error = Malformed;
+
+    fn try_from(wire: v1::Pulse) -> Result<Self, Malformed> {
+        let v1::Pulse { activity, seconds, step, own_step_seconds } = wire;
+        let activity = known::<v1::Activity>("Pulse", "activity", activity)?.try_into()?;
+        Ok(Self { activity, seconds, step: Step(step), own_step_seconds })
     }
 }
 

@@ -1,8 +1,10 @@
 //! The agent: shell around `baton_job::session`.
 //!
 //! One loop owns the machine and performs its actions; [`uplink`] is the connection to the
-//! coordinator, [`processes`] are the rank processes. Both only put events into the loop's queue.
+//! coordinator, [`processes`] are the rank processes, [`notices`] says that the node must go. All of them
+//! only put events into the loop's queue.
 
+mod notices;
 mod processes;
 mod uplink;
 
@@ -17,7 +19,7 @@ use baton_job::{
     session::{Action, Event, Policy, Session},
 };
 use baton_proto::v1;
-use tokio::{signal::unix, sync::mpsc};
+use tokio::sync::mpsc;
 use tracing::{debug, error, info};
 
 use self::{processes::Processes, uplink::Uplink};
@@ -49,6 +51,9 @@ pub(crate) struct Args {
     /// How long to look for a coordinator that has never answered.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     connect_seconds: f64,
+    /// Drain once this file is there; it is removed then.
+    #[arg(long, value_name = "FILE")]
+    drain_file: Option<PathBuf>,
     /// Drain and end when the process that started this one ends.
     #[arg(long)]
     exit_with_parent: bool,
@@ -125,7 +130,9 @@ impl Agent {
     }
 
     async fn run(mut self) -> Result<Outcome, Failure> {
-        forward_signals(self.queue.clone())?;
+        notices::forward_signals(self.queue.clone())?;
+        notices::watch_file(self.args.drain_file.clone(), self.queue.clone());
+        notices::watch_metadata(self.start, self.queue.clone())?;
         let mut event = Event::Tick;
         loop {
             if let Some(outcome) = self.step(event)? {
@@ -226,30 +233,6 @@ impl Agent {
             self.uplink.last_error()
         )))
     }
-}
-
-/// Every signal that asks a process to end means the same: this node must go.
-fn forward_signals(queue: Queue) -> Result<(), Failure> {
-    use unix::SignalKind;
-    let kinds = [
-        (SignalKind::terminate(), "SIGTERM"),
-        (SignalKind::interrupt(), "SIGINT"),
-        (SignalKind::user_defined1(), "SIGUSR1"),
-    ];
-    for (kind, name) in kinds {
-        let mut signals = unix::signal(kind)
-            .map_err(|error| crash(format!("cannot listen to {name}: {error}")))?;
-        let queue = queue.clone();
-        tokio::spawn(async move {
-            while signals.recv().await.is_some() {
-                let reason = format!("the agent received {name}");
-                if queue.send(Input::Event(Event::MustGo { reason })).is_err() {
-                    return;
-                }
-            }
-        });
-    }
-    Ok(())
 }
 
 fn crash(message: String) -> Failure {

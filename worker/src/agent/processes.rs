@@ -147,6 +147,10 @@ async fn watch(
     let mut last_words = None;
     loop {
         match link::read_async(&mut reader).await {
+            Ok(Some(FromRank::Warm)) => {
+                let warm = Event::RankWarm { local_rank, incarnation };
+                let _ = queue.send(Input::Event(warm));
+            }
             Ok(Some(FromRank::Says(says))) => {
                 let said = Event::RankSaid { local_rank, incarnation, says };
                 let _ = queue.send(Input::Event(said));

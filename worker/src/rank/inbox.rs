@@ -12,7 +12,7 @@ use std::{
 use baton_collectives::AbortHandle;
 use baton_job::{
     Generation, Rank,
-    message::{RankCommand, Restore},
+    message::{Pulse, RankCommand, Restore},
 };
 use baton_trainer::Controls;
 use tracing::warn;
@@ -78,6 +78,13 @@ impl Inbox {
             }
             state = self.wait(state);
         }
+    }
+
+    /// The present generation and what its step loop does, if the main thread is at it.
+    pub(super) fn pulse(&self) -> Option<(Generation, Pulse)> {
+        let state = self.lock();
+        let orders = state.orders.as_ref().filter(|_| state.taken)?;
+        Some((orders.generation, orders.controls.vitals().pulse()))
     }
 
     fn read(&self, link: &UnixStream) {

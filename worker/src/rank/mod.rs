@@ -8,6 +8,7 @@ mod inbox;
 use std::{
     os::{fd::AsFd, unix::net::UnixStream},
     sync::{Arc, Mutex},
+    thread,
     time::Duration,
 };
 
@@ -23,6 +24,7 @@ use baton_job::{
     exit::{Class, Failure},
     ids::LocalRank,
     message::{RankNews, RankSays},
+    session::PULSE,
     spec::{Arch, CollectiveKind, Determinism},
 };
 use baton_trainer::{
@@ -95,6 +97,8 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
     let spec = Arc::new(spec);
     let inbox =
         Inbox::start(link).map_err(|error| crash(format!("cannot read commands: {error}")))?;
+    start_pulse(inbox.clone(), voice.clone())
+        .map_err(|error| crash(format!("cannot tell what it does: {error}")))?;
     let device = torch::device::open(&spec, LocalRank(setup.local_rank))
         .map_err(|error| Error::from(error).failure())?;
     let job = open_job(&setup, &spec).map_err(|error| error.failure())?;
@@ -109,6 +113,19 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
             rank.serve(job, Box::new(move || TorchLearner::new(&spec, &input_type, device)))
         }
     }
+}
+
+/// Tells what the step loop does, from a thread of its own: silence means that the whole process hangs.
+fn start_pulse(inbox: Inbox, voice: Voice) -> std::io::Result<()> {
+    let beat = move || {
+        loop {
+            thread::sleep(PULSE);
+            if let Some((generation, pulse)) = inbox.pulse() {
+                voice.say(generation, RankNews::Pulse(pulse));
+            }
+        }
+    };
+    thread::Builder::new().name("pulse".to_owned()).spawn(beat).map(drop)
 }
 
 fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<Job, Error> {
@@ -134,6 +151,7 @@ impl RankProcess {
     /// One generation after the other.
     fn serve<L: Learner>(self, job: Job, build: Build<L>) -> Result<(), Failure> {
         let mut trainer = Trainer::new(job, build).map_err(|error| error.failure())?;
+        self.voice.write(&FromRank::Warm);
         loop {
             let orders = self.inbox.next_orders();
             let generation = orders.generation;

@@ -141,6 +141,28 @@ fn ranks_are_grouped_by_state() {
 }
 
 #[test]
+fn a_rank_that_is_slow_stuck_or_silent_is_shown_to_be_so() {
+    let pulse = v1::Pulse {
+        activity: v1::Activity::Loading.into(),
+        seconds: 31.2,
+        step: 7,
+        own_step_seconds: 0.9,
+    };
+    let rank = RankStatus {
+        pulse: Some(pulse),
+        heartbeat_age_seconds: Some(12.0),
+        slowness: Some(1.8),
+        ..RankStatus::default()
+    };
+    let line = rank_line(&rank).unwrap();
+    assert!(
+        line.ends_with("SLOW: 1.8 times the median  loading for 31 s  SILENT for 12 s"),
+        "{line}"
+    );
+    assert_eq!(rank_line(&RankStatus::default()), None);
+}
+
+#[test]
 fn skipped_samples_are_told_only_once_there_are_some() {
     assert_eq!(skipped(&testing::gathering()), None);
     // Those who could say what was wrong are gone.

@@ -80,7 +80,7 @@ impl Engine {
         let idle = self.drain.is_none() && self.outcome().is_none();
         if let Some(reason) = self.used_up(now).filter(|_| idle) {
             self.persist_meter(now);
-            self.drain(now, reason);
+            self.drain(now, reason, None);
         }
     }
 

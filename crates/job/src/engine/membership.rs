@@ -9,7 +9,7 @@ use crate::{
     plan::Placement,
 };
 
-use super::news_of;
+use super::{news_of, pulses::Pulses};
 
 /// How far one rank has come.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +43,7 @@ pub(super) struct World {
     members: Vec<Member>,
     /// By rank, of those that have told.
     loaders: Vec<Option<LoaderNews>>,
+    pub(super) pulses: Pulses,
     /// Addresses by rank, once all were ready.
     peers: Vec<String>,
 }
@@ -60,7 +61,8 @@ impl World {
     fn of(placements: Vec<Placement>, each: Member) -> Self {
         let members = vec![each; placements.len()];
         let loaders = vec![None; placements.len()];
-        Self { placements, members, loaders, peers: Vec::new() }
+        let pulses = Pulses::new(placements.len());
+        Self { placements, members, loaders, pulses, peers: Vec::new() }
     }
 
     pub(super) fn placements(&self) -> &[Placement] {
@@ -107,6 +109,7 @@ impl World {
     pub(super) fn set(&mut self, rank: Rank, member: Member) {
         if matches!(member, Member::Gone | Member::Launched) {
             self.set_loader(rank, None);
+            self.pulses.forget(rank);
         }
         if let Some(place) = self.members.get_mut(rank.0 as usize) {
             *place = member;

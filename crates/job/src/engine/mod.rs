@@ -24,9 +24,12 @@
 mod budget;
 mod diagnosis;
 mod divergence;
+mod drain;
+mod elastic;
 mod evaluation;
 mod membership;
 mod notice;
+mod pulses;
 mod record;
 mod skips;
 mod status;
@@ -37,6 +40,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use self::{
     budget::Budget,
+    drain::DrainStage,
+    elastic::Warming,
     membership::{Member, World},
     skips::Skips,
 };
@@ -44,6 +49,7 @@ pub use self::{
     budget::Meter,
     diagnosis::WrittenDiagnosis,
     divergence::Incident,
+    drain::DrainStatus,
     evaluation::Evaluation,
     notice::{Notice, NoticeKind},
     record::{Origin, Record},
@@ -54,8 +60,8 @@ use crate::{
     exit::{Class, Failure, Outcome},
     ids::{Attachment, Generation, LocalRank, NodeId, Rank, Step},
     message::{
-        Commit, Directive, Hello, Launch, LoaderNews, RankNews, RankPhase, Report, StateSource,
-        StepNews,
+        Commit, Directive, Hello, Launch, LoaderNews, Pulse, RankNews, RankPhase, Report,
+        StateSource, StepNews,
     },
     plan::{Offer, place_ranks},
     progress::{Accuracy, Progress},
@@ -177,6 +183,10 @@ struct Node {
     slots: u32,
     /// Set while it is away: when its ranks are given up.
     given_up_at: Option<Time>,
+    /// Why its machine is taken away, if it is: no new generation counts on it once the others hold the state.
+    leaving: Option<String>,
+    /// What it was told to start, if others train and it does not.
+    warming: Option<Warming>,
 }
 
 /// Each phase carries only what that phase knows.
@@ -192,13 +202,6 @@ enum Phase {
     Ended { outcome: Outcome },
 }
 
-/// A wish to save and stop.
-#[derive(Clone, Debug)]
-struct Drain {
-    reason: String,
-    until: Time,
-}
-
 /// The coordinator's machine.
 #[derive(Clone, Debug)]
 pub struct Engine {
@@ -211,7 +214,9 @@ pub struct Engine {
     phase: Phase,
     since: Time,
     reason: String,
-    drain: Option<Drain>,
+    drain: Option<DrainStatus>,
+    /// Where the state came from that the present generation began with, in words.
+    began_with: Option<String>,
     /// The step that the present generation began with, once a rank has told.
     began_at: Option<Step>,
     /// The furthest step any rank has told of since the last rollback; only beyond it there is
@@ -258,6 +263,7 @@ impl Engine {
             since: now,
             reason: "waiting for agents".to_owned(),
             drain: None,
+            began_with: None,
             began_at: None,
             high_water: Step(0),
             failures: 0,
@@ -327,7 +333,7 @@ impl Engine {
             Event::Reported { node, attachment, report } => {
                 self.reported(now, &node, attachment, report);
             }
-            Event::Drain { reason } => self.drain(now, reason),
+            Event::Drain { reason } => self.drain(now, reason, None),
             Event::Checkpoint => self.checkpoint(),
             Event::Stop => self.end(now, Outcome::Stopped),
             Event::Tick => {}
@@ -341,7 +347,10 @@ impl Engine {
 
     fn attached(&mut self, now: Time, attachment: Attachment, hello: Hello) {
         let Hello { node, slots, holding } = hello;
-        let before = self.nodes.insert(node.clone(), Node { attachment, slots, given_up_at: None });
+        let before = self.nodes.insert(
+            node.clone(),
+            Node { attachment, slots, given_up_at: None, leaving: None, warming: None },
+        );
         match before {
             Some(old) if old.given_up_at.is_none() => {
                 let reason =
@@ -364,6 +373,7 @@ impl Engine {
         let Some(world) = self.world_mut().filter(|world| world.includes(&node)) else {
             // Not part of what runs. Whatever it still runs belongs to the past.
             self.send_launch(&node, &[]);
+            self.adapt(now);
             return self.open_if_idle(now);
         };
         match held {
@@ -385,6 +395,7 @@ impl Engine {
                 self.grant_time(now);
                 self.train_when_all_started(now);
                 self.finish_reattaching(now);
+                self.adapt(now);
             }
             // It never got the launch, or it restarted before anybody counted on its ranks.
             None if matches!(self.phase, Phase::Forming { .. }) => {
@@ -429,8 +440,9 @@ impl Engine {
     /// What time alone brings about.
     fn expire(&mut self, now: Time) {
         self.mind_the_budget(now);
-        if self.drain.as_ref().is_some_and(|drain| drain.until <= now) && self.outcome().is_none() {
-            let reason = self.drain.take().map(|drain| drain.reason).unwrap_or_default();
+        let drain = self.drain.clone().filter(|drain| drain.until <= now);
+        if let Some(DrainStatus { reason, .. }) = drain.filter(|_| self.outcome().is_none()) {
+            self.drain = None;
             let reason =
                 format!("{reason}; ranks did not stop in time, the last checkpoint counts");
             self.end(now, Outcome::Drained { reason });
@@ -481,7 +493,14 @@ impl Engine {
         }
         match report {
             Report::Hello(_) => self.stale_messages += 1,
-            Report::DrainRequested { reason } => self.drain(now, format!("node {node}: {reason}")),
+            Report::DrainRequested { reason, seconds_left } => {
+                self.node_must_go(now, node, &reason, seconds_left);
+            }
+            Report::Warm { local_rank } => self.heard_warm(now, node, local_rank),
+            Report::Advised { reason } => {
+                let text = format!("node {node}: {reason}; a checkpoint is taken");
+                self.announce(NoticeKind::Advised, text);
+            }
             Report::Rank { generation, rank, news } => {
                 let of_this_node = self.world().is_some_and(|world| world.runs(node, rank));
                 if generation == self.generation && of_this_node {
@@ -528,10 +547,13 @@ impl Engine {
                 self.announce(NoticeKind::EndsEarly, format!("training is complete: {reason}"));
             }
             RankNews::Loader(news) => self.heard_of_loader(rank, news),
+            RankNews::Pulse(pulse) => self.heard_pulse(now, rank, pulse),
             RankNews::Saved(commit) => self.saved(now, commit),
             RankNews::SaveWaits { step, behind, seconds } => {
                 self.announce(NoticeKind::SaveWaits, notice::describe_wait(step, behind, seconds));
             }
+            RankNews::Stopping { step } => self.heard_of_drain(now, step, DrainStage::Agreed),
+            RankNews::Copied { step } => self.heard_of_drain(now, step, DrainStage::Copied),
             RankNews::SaveFailed { message } => self.announce(NoticeKind::SaveFailed, message),
             RankNews::Lost { detail } => {
                 let cause = format!("rank {rank} lost touch with the others: {detail}");
@@ -574,6 +596,16 @@ impl Engine {
         }
     }
 
+    /// Keeps what a rank does, and says if it holds the others up.
+    fn heard_pulse(&mut self, now: Time, rank: Rank, pulse: Pulse) {
+        let Some(world) = self.world_mut().filter(|world| !world.is_gone(rank)) else { return };
+        let Some(slowness) = world.pulses.hear(now, rank, pulse) else { return };
+        if let Some(place) = world.place_of(rank).cloned() {
+            let text = notice::describe_straggler(&place, pulse, slowness);
+            self.announce_at(NoticeKind::Straggler, Some(pulse.step), text);
+        }
+    }
+
     /// Takes note of a checkpoint, unless a newer one is known already.
     fn saved(&mut self, now: Time, commit: Commit) {
         let age = |commit: &Commit| (commit.generation, commit.step);
@@ -584,6 +616,7 @@ impl Engine {
         self.persist_meter(now);
         let text = notice::describe_commit(&commit);
         self.announce_at(NoticeKind::Saved, Some(commit.step), text);
+        self.heard_of_drain(now, commit.step, DrainStage::Durable);
         self.commit = Some(commit);
     }
 
@@ -660,15 +693,17 @@ impl Engine {
         }
     }
 
+    /// What the attached nodes that are wanted offer.
+    fn offers(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Offer> {
+        let here = self.nodes.iter().filter(|(_, node)| node.given_up_at.is_none() && wanted(node));
+        here.map(|(id, node)| Offer { node: id.clone(), slots: node.slots }).collect()
+    }
+
     /// Opens the next generation with whoever is attached, or waits for more.
     fn open(&mut self, now: Time) {
-        let attached = |node: &&Node| node.given_up_at.is_none();
-        let offers: Vec<Offer> = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| attached(node))
-            .map(|(id, node)| Offer { node: id.clone(), slots: node.slots })
-            .collect();
+        // Before all hold the state, a node that must go may be the only one that does.
+        let all_hold_it = matches!(self.phase, Phase::Training { .. });
+        let offers = self.offers(|node| node.leaving.is_none() || !all_hold_it);
         let slots: u32 = offers.iter().map(|offer| offer.slots).sum();
         let Some(placements) = place_ranks(&offers, self.policy.min_ranks, self.policy.max_ranks)
         else {
@@ -698,6 +733,9 @@ impl Engine {
         let until = now.after(self.policy.rendezvous);
         let reason = format!("waiting for {size} ranks to start");
         self.set_phase(now, Phase::Forming { world, until }, reason);
+        for node in self.nodes.values_mut() {
+            node.warming = None;
+        }
         let everyone: Vec<NodeId> = offers.into_iter().map(|offer| offer.node).collect();
         let hanging = std::mem::take(&mut self.hanging);
         for node in everyone {
@@ -725,7 +763,7 @@ impl Engine {
     fn begin_when_all_ready(&mut self, now: Time) {
         let Phase::Forming { world, .. } = &mut self.phase else { return };
         let Some(peers) = world.begin() else { return };
-        if let Some(Drain { reason, .. }) = self.drain.clone()
+        if let Some(DrainStatus { reason, .. }) = self.drain.clone()
             && !world.holds_state()
         {
             return self.end(now, Outcome::Drained { reason });
@@ -773,6 +811,7 @@ impl Engine {
         }
         self.send_drain_if_wanted(now);
         self.end_when_all_done(now);
+        self.adapt(now);
     }
 
     fn end_when_all_done(&mut self, now: Time) {
@@ -829,7 +868,8 @@ impl Engine {
             );
             self.set_phase(now, Phase::Training { world }, reason);
             self.send_drain_if_wanted(now);
-            return self.end_when_all_done(now);
+            self.end_when_all_done(now);
+            return self.adapt(now);
         }
         let cause = "the coordinator restarted and not all ranks are still there".to_owned();
         let failure = crash(cause.clone());
@@ -838,36 +878,6 @@ impl Engine {
     }
 
     // ---- users ----
-
-    fn drain(&mut self, now: Time, reason: String) {
-        if self.outcome().is_some() || self.drain.is_some() {
-            return;
-        }
-        self.announce(NoticeKind::Draining, format!("saving and stopping: {reason}"));
-        let until = now.after(self.policy.drain);
-        self.drain = Some(Drain { reason: reason.clone(), until });
-        match &self.phase {
-            Phase::Training { .. } => self.send_drain_if_wanted(now),
-            // Too few ranks to save anything.
-            Phase::Gathering => self.end(now, Outcome::Drained { reason }),
-            Phase::Backoff { .. } => self.open(now),
-            // Once it trains it is told; if no rank turns out to hold state, it ends before.
-            Phase::Forming { .. }
-            | Phase::Meeting { .. }
-            | Phase::Settling { .. }
-            | Phase::Reattaching { .. }
-            | Phase::Ended { .. } => {}
-        }
-    }
-
-    fn send_drain_if_wanted(&mut self, now: Time) {
-        let Some(drain) = self.drain.clone() else { return };
-        let directive =
-            Directive::Drain { generation: self.generation, reason: drain.reason.clone() };
-        self.send_to_world(&directive);
-        let left = drain.until.since(now).as_secs();
-        self.reason = format!("draining: {}; {left} s to save and stop", drain.reason);
-    }
 
     fn checkpoint(&mut self) {
         if matches!(self.phase, Phase::Training { .. }) {
@@ -982,6 +992,7 @@ impl Engine {
             recovery.lost_steps = recovery.step_before.0.saturating_sub(progress.step.0);
         }
         let text = notice::describe_start(source, progress);
+        self.began_with = Some(text.clone());
         self.announce_at(NoticeKind::TrainingStarted, Some(progress.step), text);
     }
 }

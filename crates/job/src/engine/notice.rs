@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{Evaluation, Incident};
 use crate::{
     ids::{Epoch, Generation, Rank, Step},
-    message::{Commit, LoaderNews, Restored, SaveTimes, StateSource},
+    message::{Commit, LoaderNews, Pulse, Restored, SaveTimes, StateSource},
+    plan::Placement,
     progress::{Accuracy, Extent, Progress},
 };
 
@@ -30,6 +31,12 @@ pub enum NoticeKind {
     NodeJoined,
     /// An agent's connection ended.
     NodeLost,
+    /// A node's machine is taken away, and the others go on.
+    NodeLeaves,
+    /// A node's machine may be taken away soon; a checkpoint is taken.
+    Advised,
+    /// A node that joined takes part from here on.
+    Grows,
     /// A new generation was opened.
     GenerationOpened,
     /// Training began or went on; says from where.
@@ -50,6 +57,8 @@ pub enum NoticeKind {
     RankFailed,
     /// A rank begins to skip samples that it cannot use, or has skipped ten times as many.
     SamplesSkipped,
+    /// A rank has been slower than the others for a while, and holds them up.
+    Straggler,
     /// The first step after a failure is done.
     Recovered,
     /// The job is being saved and stopped.
@@ -75,8 +84,8 @@ pub(super) fn describe_commit(commit: &Commit) -> String {
 /// Says what a checkpoint waits for.
 pub(super) fn describe_wait(step: Step, behind: Step, seconds: f64) -> String {
     format!(
-        "the checkpoint due at step {step} waits: that of step {behind} is being written since \
-         {seconds:.1} s; a faster store or fewer checkpoints would help"
+        "training waits at step {step}, where a checkpoint is due: that of step {behind} is being written \
+         since {seconds:.1} s; a faster store or fewer checkpoints would help"
     )
 }
 
@@ -148,6 +157,16 @@ pub(super) fn describe_divergence(
     };
     let (diagnosis, remedy) = (&incident.diagnosis, incident.remedy());
     format!("training went wrong: {diagnosis}; {remedy}{which}; see {file}.md in the run folder")
+}
+
+/// Says which rank is slow, and how slow.
+pub(super) fn describe_straggler(place: &Placement, pulse: Pulse, slowness: f64) -> String {
+    let Placement { rank, node, local_rank } = place;
+    let seconds = pulse.own_step_seconds;
+    format!(
+        "rank {rank} (local rank {local_rank} of node {node}) holds the others up: an update takes it \
+         {seconds:.3} s of its own, {slowness:.1} times the median of all ranks"
+    )
 }
 
 /// Says that a rank loses samples, and what is wrong with the last.

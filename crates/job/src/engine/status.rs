@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Engine, Evaluation, Incident, Meter, Phase, membership::Member};
+use super::{DrainStatus, Engine, Evaluation, Incident, Meter, Phase, membership::Member};
 use crate::{
     exit::Outcome,
     ids::{Generation, LocalRank, NodeId, Rank, Step},
-    message::{Commit, LoaderNews, StepNews},
+    message::{Commit, LoaderNews, Pulse, StepNews},
     progress::Accuracy,
     time::Time,
 };
@@ -24,6 +24,8 @@ pub struct Status {
     pub since: Time,
     /// The newest generation.
     pub generation: Generation,
+    /// Where the state came from that training last began with, in words.
+    pub began_with: Option<String>,
     /// Its ranks.
     pub ranks: Vec<RankStatus>,
     /// All nodes, training or not.
@@ -49,8 +51,8 @@ pub struct Status {
     pub spending: Spending,
     /// Messages refused because they came from an older generation or connection.
     pub stale_messages: u64,
-    /// When a drain gives up waiting.
-    pub drain_until: Option<Time>,
+    /// How far saving and stopping has come, if somebody wants it.
+    pub drain: Option<DrainStatus>,
     /// How the job ended, if it has.
     pub outcome: Option<Outcome>,
 }
@@ -111,6 +113,12 @@ pub struct RankStatus {
     pub state: &'static str,
     /// How its loader does, once it has told in this generation and while its process lives.
     pub loader: Option<LoaderNews>,
+    /// What it does, once it has told in this generation and while its process lives.
+    pub pulse: Option<Pulse>,
+    /// When it told.
+    pub heard_at: Option<Time>,
+    /// Its own time per update, divided by the median over all ranks.
+    pub slowness: Option<f64>,
 }
 
 /// One node.
@@ -172,6 +180,7 @@ impl Engine {
             reason: self.reason.clone(),
             since: self.since,
             generation: self.generation,
+            began_with: self.began_with.clone(),
             ranks: self.rank_statuses(),
             nodes: self.node_statuses(),
             epochs: self.spec.train.epochs,
@@ -188,7 +197,7 @@ impl Engine {
                 dollars_per_hour: self.spec.limits.dollars_per_hour,
             },
             stale_messages: self.stale_messages,
-            drain_until: self.drain.as_ref().map(|drain| drain.until),
+            drain: self.drain.clone(),
             outcome: self.outcome().cloned(),
         }
     }
@@ -229,6 +238,9 @@ impl Engine {
                 local_rank: place.local_rank,
                 state: state(member),
                 loader: loader.cloned(),
+                pulse: world.pulses.of(place.rank).map(|heard| heard.pulse),
+                heard_at: world.pulses.of(place.rank).map(|heard| heard.at),
+                slowness: world.pulses.slowness(place.rank),
             })
             .collect()
     }

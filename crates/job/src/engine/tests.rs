@@ -355,10 +355,141 @@ fn trains_when_all_have_started() {
 #[test]
 fn a_spare_node_is_told_that_it_runs_nothing() {
     let mut engine = training(&[1]);
+    engine.policy.max_ranks = 1;
 
     let actions = attach(&mut engine, at(3.0), 1, 4, None);
 
     assert_eq!(actions, [send(1, 2, Directive::Launch(launch(1, 1, &[])))]);
+}
+
+fn warm(engine: &mut Engine, now: Time, number: u32, local: u32) -> Vec<Action> {
+    let report = Report::Warm { local_rank: LocalRank(local) };
+    reports(engine, now, number, report)
+}
+
+fn reports(engine: &mut Engine, now: Time, number: u32, report: Report) -> Vec<Action> {
+    let (node, attachment) = (node(number), attachment(engine, number));
+    engine.handle(now, Event::Reported { node, attachment, report })
+}
+
+/// Ranks of each node in the present generation.
+fn placed(engine: &Engine) -> Vec<String> {
+    engine.status().ranks.into_iter().map(|rank| rank.node.0).collect()
+}
+
+#[test]
+fn a_node_that_joins_is_taken_in_once_its_processes_are_ready() {
+    let mut engine = training(&[1]);
+
+    let actions = attach(&mut engine, at(3.0), 1, 2, None);
+    let local_ranks = vec![LocalRank(0), LocalRank(1)];
+    assert_eq!(actions[1], send(1, 2, Directive::Warm { local_ranks }));
+    assert_eq!(warm(&mut engine, at(5.0), 1, 1), [], "the others train on");
+    assert_eq!(placed(&engine), ["node0"]);
+
+    let opened = warm(&mut engine, at(6.0), 1, 0);
+    let Action::Announce(notice) = &opened[0] else { panic!("{opened:?}") };
+    assert_eq!(notice.kind, NoticeKind::Grows);
+    assert_eq!(placed(&engine), ["node0", "node1", "node1"]);
+    let status = engine.status();
+    assert_eq!((status.phase, status.generation), (PhaseName::Forming, Generation(2)));
+    assert_eq!(status.recoveries[0].cause, "node node1 takes part with 2 ranks from here on");
+}
+
+#[test]
+fn a_node_that_joined_between_two_generations_is_taken_in_afterwards() {
+    let mut engine = forming(&[1]);
+    attach(&mut engine, at(0.5), 1, 1, None);
+    all_ready(&mut engine, at(1.0), None);
+    let actions = say(&mut engine, at(2.0), 0, started());
+    assert_eq!(actions, [send(1, 2, Directive::Warm { local_ranks: vec![LocalRank(0)] })]);
+    warm(&mut engine, at(3.0), 1, 0);
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+}
+
+fn must_go(engine: &mut Engine, now: Time, number: u32, seconds_left: Option<f64>) -> Vec<Action> {
+    reports(
+        engine,
+        now,
+        number,
+        Report::DrainRequested { reason: "spot notice".to_owned(), seconds_left },
+    )
+}
+
+#[test]
+fn the_others_go_on_without_a_node_that_must_go() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+
+    let actions = told(must_go(&mut engine, at(10.0), 0, Some(120.0)));
+
+    assert_eq!(placed(&engine), ["node1"]);
+    assert_eq!(engine.status().drain, None);
+    let released = send(0, 1, Directive::Release { reason: "spot notice".to_owned() });
+    assert_eq!(actions.last(), Some(&released));
+    assert!(!actions.iter().any(|action| matches!(
+        action,
+        Action::Send { node: to, directive: Directive::Launch(_), .. } if *to == node(0)
+    )));
+}
+
+#[test]
+fn a_node_that_must_go_stays_until_the_others_hold_the_state() {
+    let mut engine = meeting(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    assert_eq!(told(must_go(&mut engine, at(1.5), 0, None)), []);
+    assert_eq!(placed(&engine), ["node0", "node1"], "it may be the only one that holds it");
+
+    all_started(&mut engine, at(2.0));
+
+    assert_eq!(placed(&engine), ["node1"]);
+}
+
+#[test]
+fn a_spare_node_that_must_go_just_goes() {
+    let mut engine = training(&[1]);
+    engine.policy.max_ranks = 1;
+    attach(&mut engine, at(3.0), 1, 1, None);
+
+    let actions = told(must_go(&mut engine, at(10.0), 1, None));
+
+    assert_eq!(actions, [send(1, 2, Directive::Release { reason: "spot notice".to_owned() })]);
+    assert_eq!(engine.status().phase, PhaseName::Training);
+}
+
+#[test]
+fn a_drain_tells_each_stage_and_heeds_an_earlier_end() {
+    let mut engine = training(&[1]);
+    must_go(&mut engine, at(10.0), 0, None);
+    assert_eq!(engine.status().drain.unwrap().until, at(110.0));
+    must_go(&mut engine, at(11.0), 0, Some(49.0));
+    assert_eq!(engine.status().drain.unwrap().until, at(60.0));
+
+    let mut stages = Vec::new();
+    for (second, news) in [
+        (12.0, RankNews::Stopping { step: Step(7) }),
+        (12.5, RankNews::Copied { step: Step(7) }),
+        (14.0, RankNews::Saved(commit(1, 7))),
+    ] {
+        let event = report(&engine, engine.generation, 0, news);
+        for action in engine.handle(at(second), event) {
+            if let Action::Announce(notice) = action
+                && notice.kind == NoticeKind::Draining
+            {
+                stages.push(notice.message);
+            }
+        }
+    }
+    assert_eq!(
+        stages,
+        [
+            "all ranks stop after step 7, 2.0 s after the wish; 48 s are left",
+            "the state after step 7 is copied, 2.5 s after the wish; 47 s are left",
+            "the state after step 7 is durable, 4.0 s after the wish; 46 s are left",
+        ]
+    );
+    let drain = engine.status().drain.unwrap();
+    assert_eq!((drain.stop_step, drain.durable_at), (Some(Step(7)), Some(at(14.0))));
 }
 
 #[test]
@@ -950,7 +1081,7 @@ fn draining_while_settling_goes_on_with_the_next_generation() {
     let mut engine = settling();
     assert_eq!(drain(&mut engine, at(10.1)), []);
     assert!(opens(&tick(&mut engine, at(10.5)), 2));
-    assert!(engine.status().drain_until.is_some());
+    assert!(engine.status().drain.is_some());
 }
 
 #[test]
@@ -998,7 +1129,7 @@ fn a_drain_that_takes_too_long_ends_the_job() {
 #[test]
 fn a_node_that_must_go_drains_the_job() {
     let mut engine = training(&[1]);
-    let report = Report::DrainRequested { reason: "spot notice".to_owned() };
+    let report = Report::DrainRequested { reason: "spot notice".to_owned(), seconds_left: None };
 
     engine.handle(at(10.0), Event::Reported { node: node(0), attachment: Attachment(1), report });
 
@@ -1138,4 +1269,29 @@ fn every_phase_tells_its_reason() {
             "Ended: stopped on request without a checkpoint",
         ]
     );
+}
+
+#[test]
+fn a_rank_that_holds_the_others_up_is_named_once_and_shown() {
+    let mut engine = training(&[2]);
+    let pulse = |own_step_seconds| {
+        RankNews::Pulse(Pulse { own_step_seconds, step: Step(3), ..Pulse::default() })
+    };
+    let mut told = Vec::new();
+    for second in 10..40u32 {
+        let now = at(f64::from(second));
+        for (rank, seconds) in [(0, 0.2), (1, 0.5)] {
+            let event = report(&engine, engine.generation, rank, pulse(seconds));
+            told.extend(engine.handle(now, event));
+        }
+    }
+    let [Action::Announce(notice)] = &told[..] else { panic!("{told:?}") };
+    assert_eq!(notice.kind, NoticeKind::Straggler);
+    assert!(
+        notice.message.contains("rank 1") && notice.message.contains("2.5 times"),
+        "{notice:?}"
+    );
+    let status = engine.status();
+    assert_eq!((status.ranks[0].slowness, status.ranks[1].slowness), (Some(1.0), Some(2.5)));
+    assert_eq!(status.ranks[1].heard_at, Some(at(39.0)));
 }

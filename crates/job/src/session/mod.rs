@@ -5,13 +5,18 @@
 //! told in the [`Hello`] of the next connection. A request to stop needs no coordinator either: the
 //! ranks agree on the step among themselves.
 
+mod hang;
 mod slot;
 #[cfg(test)]
 mod tests;
 
 use std::time::Duration;
 
-use self::slot::{Process, Seat, Slot};
+pub use self::hang::PULSE;
+use self::{
+    hang::Heard,
+    slot::{Process, Seat, Slot},
+};
 use crate::{
     JobSpec,
     exit::{Class, Failure, Outcome},
@@ -41,6 +46,13 @@ pub enum Event {
         /// What.
         says: RankSays,
     },
+    /// A rank process has loaded all it needs and waits for a place in a generation.
+    RankWarm {
+        /// Whose place.
+        local_rank: LocalRank,
+        /// Which process in it.
+        incarnation: Incarnation,
+    },
     /// A rank process ended.
     RankExited {
         /// Whose place.
@@ -50,8 +62,20 @@ pub enum Event {
         /// How, unless it said that it was done.
         failure: Failure,
     },
-    /// A signal or a notice: this node must go. The second one means at once.
+    /// A signal: this node must go. The second one means at once.
     MustGo {
+        /// Why, in words.
+        reason: String,
+    },
+    /// Whoever owns the machine takes it away.
+    Noticed {
+        /// Why, in words.
+        reason: String,
+        /// When, if that is known.
+        end: Option<Time>,
+    },
+    /// Whoever owns the machine may soon take it away: what is not saved is in danger.
+    Advised {
         /// Why, in words.
         reason: String,
     },
@@ -97,6 +121,8 @@ pub struct Policy {
     pub drain: Duration,
     /// First pause between two tries to connect; it doubles up to 16 times.
     pub reconnect: Duration,
+    /// How long a rank that trains may be silent, or at one thing. Zero: for ever.
+    pub hang: Duration,
     /// Without a coordinator: how long after all ranks are done the agent still tries to tell.
     pub farewell: Duration,
 }
@@ -105,7 +131,11 @@ impl Policy {
     /// The waits of a job.
     #[must_use]
     pub fn new(spec: &JobSpec) -> Self {
-        Self { drain: Duration::from_secs_f64(spec.cluster.drain_seconds), ..Self::default() }
+        Self {
+            drain: Duration::from_secs_f64(spec.cluster.drain_seconds),
+            hang: Duration::from_secs_f64(spec.cluster.hang_seconds),
+            ..Self::default()
+        }
     }
 }
 
@@ -115,6 +145,7 @@ impl Default for Policy {
             kill_after: Duration::from_secs(5),
             drain: Duration::from_secs(100),
             reconnect: Duration::from_millis(100),
+            hang: Duration::ZERO,
             farewell: Duration::from_secs(10),
         }
     }
@@ -127,6 +158,18 @@ enum Link {
     Down { retry_at: Time },
 }
 
+/// The node must go.
+#[derive(Clone, Debug)]
+struct Going {
+    reason: String,
+    /// When the machine ends, if that is known.
+    end: Option<Time>,
+    /// When patience ends.
+    until: Time,
+    /// Whether a signal said so.
+    by_signal: bool,
+}
+
 /// The agent's machine.
 #[derive(Clone, Debug)]
 pub struct Session {
@@ -137,13 +180,15 @@ pub struct Session {
     retries: u32,
     generation: Generation,
     commit: Option<Commit>,
-    /// Set once the node must go: why, and when patience ends.
-    going: Option<(String, Time)>,
+    /// Set once the node must go.
+    going: Option<Going>,
     /// Set once the end is decided.
     leaving: Option<Outcome>,
     /// Set once all ranks are done and nobody has been told.
     farewell_until: Option<Time>,
     exited: bool,
+    /// When ranks were last looked after.
+    minded_at: Time,
     stale_messages: u64,
     actions: Vec<Action>,
 }
@@ -164,6 +209,7 @@ impl Session {
             leaving: None,
             farewell_until: None,
             exited: false,
+            minded_at: Time(0),
             stale_messages: 0,
             actions: Vec::new(),
         }
@@ -190,7 +236,9 @@ impl Session {
         };
         match (&self.leaving, &self.going) {
             (Some(outcome), _) => format!("leaving ({outcome}); {alive} ranks still run"),
-            (None, Some((reason, _))) => format!("stopping ({reason}); {alive} ranks still run"),
+            (None, Some(Going { reason, .. })) => {
+                format!("stopping ({reason}); {alive} ranks still run")
+            }
             (None, None) => format!("{link}; {alive} ranks run in generation {}", self.generation),
         }
     }
@@ -207,8 +255,15 @@ impl Session {
         };
         let kills = self.slots.iter().filter_map(Slot::kill_at);
         let patience =
-            self.going.as_ref().filter(|_| self.leaving.is_none()).map(|(_, until)| *until);
-        retry.into_iter().chain(kills).chain(patience).chain(self.farewell_until).min()
+            self.going.as_ref().filter(|_| self.leaving.is_none()).map(|going| going.until);
+        let minding = (!self.policy.hang.is_zero() && self.leaving.is_none()).then(|| {
+            let silent = self.slots.iter().filter_map(Slot::watched);
+            let silent = silent.map(|heard| heard.silent_at(self.policy.hang)).min()?;
+            // More often, to tell a rank's silence from this agent's own sleep.
+            Some(silent.min(self.minded_at.after(self.policy.hang / 4)))
+        });
+        let waits = retry.into_iter().chain(kills).chain(patience).chain(self.farewell_until);
+        waits.chain(minding.flatten()).min()
     }
 
     /// One event in, the actions it calls for out.
@@ -217,16 +272,19 @@ impl Session {
             return Vec::new();
         }
         match event {
-            Event::Connected => self.connected(),
+            Event::Connected => self.connected(now),
             Event::Disconnected => self.disconnected(now),
             Event::Directed(directive) => self.directed(now, directive),
             Event::RankSaid { local_rank, incarnation, says } => {
-                self.rank_said(local_rank, incarnation, says);
+                self.rank_said(now, local_rank, incarnation, says);
             }
+            Event::RankWarm { local_rank, incarnation } => self.warm(local_rank, incarnation),
             Event::RankExited { local_rank, incarnation, failure } => {
                 self.rank_exited(local_rank, incarnation, failure);
             }
             Event::MustGo { reason } => self.must_go(now, reason),
+            Event::Noticed { reason, end } => self.go(now, reason, end),
+            Event::Advised { reason } => self.advised(reason),
             Event::Tick => {}
         }
         self.expire(now);
@@ -236,7 +294,7 @@ impl Session {
 
     // ---- the coordinator ----
 
-    fn connected(&mut self) {
+    fn connected(&mut self, now: Time) {
         if self.leaving.is_some() {
             // Nobody should count on it any more.
             return;
@@ -250,16 +308,18 @@ impl Session {
             holding: self.holding(),
         };
         self.actions.push(Action::Send(Report::Hello(hello)));
-        if let Some((reason, _)) = &self.going {
-            let reason = reason.clone();
-            self.actions.push(Action::Send(Report::DrainRequested { reason }));
-        }
+        self.report_going(now);
     }
 
     fn disconnected(&mut self, now: Time) {
         let pause = self.policy.reconnect * (1 << self.retries.min(4));
         self.retries = self.retries.saturating_add(1);
         self.link = Link::Down { retry_at: now.after(pause) };
+        if let Some(going) = &self.going {
+            // Nobody else tells the ranks now.
+            let reason = going.reason.clone();
+            self.drain_ranks(reason);
+        }
     }
 
     fn holding(&self) -> Option<Holding> {
@@ -292,6 +352,8 @@ impl Session {
             Directive::Drain { generation, reason } if generation == self.generation => {
                 self.tell_all(&RankCommand::Drain { generation, reason });
             }
+            Directive::Warm { local_ranks } => self.warm_up(&local_ranks),
+            Directive::Release { reason } => self.leave(now, Outcome::Drained { reason }),
             Directive::Dismiss { outcome } => self.leave(now, outcome),
             _ => self.stale_messages += 1,
         }
@@ -305,6 +367,7 @@ impl Session {
             let kill_at = now.after(self.policy.kill_after);
             let Some(slot) = self.slot_mut(local_rank) else { continue };
             slot.seat = seat;
+            slot.heard = None;
             match (&slot.process, &slot.seat) {
                 (Process::Alive { phase }, Some(seat)) if !hangs && phase.is_reusable() => {
                     let command = seat.join();
@@ -345,11 +408,35 @@ impl Session {
         let Some(slot) = self.slot_mut(local_rank) else { return };
         let (Process::Empty { .. }, Some(seat)) = (&slot.process, &slot.seat) else { return };
         let command = seat.join();
+        self.spawn(local_rank);
+        self.actions.push(Action::Tell { local_rank, command });
+    }
+
+    fn warm_up(&mut self, local_ranks: &[LocalRank]) {
+        for &local_rank in local_ranks {
+            let Some(slot) = self.slot_mut(local_rank) else { continue };
+            if let (Process::Empty { .. }, None) = (&slot.process, &slot.seat) {
+                self.spawn(local_rank);
+            }
+        }
+    }
+
+    fn warm(&mut self, local_rank: LocalRank, incarnation: Incarnation) {
+        let slot = self.slots.get(local_rank.0 as usize);
+        let waits = |slot: &&Slot| {
+            slot.incarnation == incarnation && slot.is_alive() && slot.seat.is_none()
+        };
+        if slot.filter(waits).is_some() {
+            self.report(Report::Warm { local_rank });
+        }
+    }
+
+    fn spawn(&mut self, local_rank: LocalRank) {
+        let Some(slot) = self.slot_mut(local_rank) else { return };
         slot.incarnation = slot.incarnation.next();
         slot.process = Process::Alive { phase: RankPhase::Joining };
         let incarnation = slot.incarnation;
         self.actions.push(Action::Spawn { local_rank, incarnation });
-        self.actions.push(Action::Tell { local_rank, command });
     }
 
     fn begin(&mut self, peers: &[String]) {
@@ -379,7 +466,13 @@ impl Session {
 
     // ---- the ranks ----
 
-    fn rank_said(&mut self, local_rank: LocalRank, incarnation: Incarnation, says: RankSays) {
+    fn rank_said(
+        &mut self,
+        now: Time,
+        local_rank: LocalRank,
+        incarnation: Incarnation,
+        says: RankSays,
+    ) {
         let Some(slot) = self.slot_mut(local_rank).filter(|slot| slot.incarnation == incarnation)
         else {
             self.stale_messages += 1;
@@ -393,6 +486,11 @@ impl Session {
         if let Some(next) = phase_after(&says.news) {
             *phase = next;
         }
+        let pulse = match &says.news {
+            RankNews::Pulse(pulse) => *pulse,
+            _ => slot.heard.map(|heard| heard.pulse).unwrap_or_default(),
+        };
+        slot.heard = Some(Heard { at: now, pulse });
         if let RankNews::Saved(commit) = &says.news {
             self.commit = Some(commit.clone());
         }
@@ -429,6 +527,34 @@ impl Session {
         }
     }
 
+    /// Kills who hangs. Its death is told at once: a process that waits for a broken disk dies when the disk
+    /// likes.
+    fn mind_ranks(&mut self, now: Time) {
+        let patience = self.policy.hang;
+        // Who slept itself knows nothing of the others.
+        let slept = now.since(self.minded_at) > patience / 2;
+        self.minded_at = now;
+        if patience.is_zero() || self.leaving.is_some() {
+            return;
+        }
+        for local_rank in self.locals() {
+            let Some(slot) = self.slot_mut(local_rank) else { continue };
+            let Some(heard) = slot.watched().copied() else { continue };
+            if slept {
+                slot.heard = Some(Heard { at: now, ..heard });
+                continue;
+            }
+            let Some(failure) = heard.verdict(now, patience) else { continue };
+            slot.process = Process::Stopping { kill_at: None };
+            let seat = slot.seat.take();
+            self.actions.push(Action::Kill(local_rank));
+            if let Some(Seat { generation, rank, .. }) = seat {
+                let news = RankNews::Exited(failure);
+                self.report(Report::Rank { generation, rank, news });
+            }
+        }
+    }
+
     fn report(&mut self, report: Report) {
         if self.link == Link::Up {
             self.actions.push(Action::Send(report));
@@ -438,17 +564,59 @@ impl Session {
     // ---- the end ----
 
     fn must_go(&mut self, now: Time, reason: String) {
-        if self.going.is_some() {
+        if self.going.as_ref().is_some_and(|going| going.by_signal) {
             return self.leave_at_once(reason);
         }
-        self.going = Some((reason.clone(), now.after(self.policy.drain)));
-        let generation = self.generation;
-        self.tell_all(&RankCommand::Drain { generation, reason: reason.clone() });
-        self.report(Report::DrainRequested { reason: reason.clone() });
-        let nothing_to_save = !self.slots.iter().any(Slot::is_alive);
-        if self.link != Link::Up && nothing_to_save {
+        self.go(now, reason, None);
+        if let Some(going) = &mut self.going {
+            going.by_signal = true;
+        }
+    }
+
+    /// The coordinator decides whether the others go on without this node. Without one the ranks are told to
+    /// save and stop.
+    fn go(&mut self, now: Time, reason: String, end: Option<Time>) {
+        let by_signal = self.going.as_ref().is_some_and(|going| going.by_signal);
+        let patience = now.after(self.policy.drain);
+        let mut until = self.going.as_ref().map_or(patience, |going| going.until);
+        if let Some(end) = end {
+            // Killing needs its time too.
+            until = until.min(Time(0).after(end.since(Time(0).after(self.policy.kill_after))));
+        }
+        let is_news = self.going.as_ref().is_none_or(|going| until < going.until);
+        if !is_news {
+            return;
+        }
+        self.going = Some(Going { reason: reason.clone(), end, until, by_signal });
+        if self.link == Link::Up {
+            return self.report_going(now);
+        }
+        self.drain_ranks(reason.clone());
+        if !self.slots.iter().any(Slot::is_seated) {
             self.leave(now, Outcome::Drained { reason });
         }
+    }
+
+    fn report_going(&mut self, now: Time) {
+        let Some(Going { reason, end, .. }) = self.going.clone() else { return };
+        let seconds_left = end.map(|end| end.since(now).as_secs_f64());
+        self.report(Report::DrainRequested { reason, seconds_left });
+    }
+
+    fn drain_ranks(&mut self, reason: String) {
+        let generation = self.generation;
+        self.tell_all(&RankCommand::Drain { generation, reason });
+    }
+
+    /// One vote is enough for a checkpoint.
+    fn advised(&mut self, reason: String) {
+        let generation = self.generation;
+        let seated = self.locals().zip(&self.slots).find(|(_, slot)| slot.is_seated());
+        if let Some((local_rank, _)) = seated {
+            let command = RankCommand::Checkpoint { generation };
+            self.actions.push(Action::Tell { local_rank, command });
+        }
+        self.report(Report::Advised { reason });
     }
 
     fn leave_at_once(&mut self, reason: String) {
@@ -496,10 +664,11 @@ impl Session {
                 self.actions.push(Action::Kill(local_rank));
             }
         }
+        self.mind_ranks(now);
         if self.leaving.is_some() {
             return;
         }
-        if let Some((reason, until)) = &self.going
+        if let Some(Going { reason, until, .. }) = &self.going
             && *until <= now
         {
             let reason =
@@ -563,8 +732,11 @@ fn phase_after(news: &RankNews) -> Option<RankPhase> {
         | RankNews::Evaluated { .. }
         | RankNews::EndsEarly { .. }
         | RankNews::Loader(_)
+        | RankNews::Pulse(_)
         | RankNews::Saved(_)
         | RankNews::SaveWaits { .. }
+        | RankNews::Stopping { .. }
+        | RankNews::Copied { .. }
         | RankNews::SaveFailed { .. }
         | RankNews::Exited(_) => None,
     }

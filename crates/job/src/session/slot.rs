@@ -1,5 +1,6 @@
 //! One local rank's place on a node.
 
+use super::hang::Heard;
 use crate::{
     ids::{Generation, Incarnation, Rank},
     message::{RankCommand, RankPhase, Restore},
@@ -43,15 +44,30 @@ pub(super) struct Slot {
     pub(super) seat: Option<Seat>,
     pub(super) incarnation: Incarnation,
     pub(super) process: Process,
+    /// Of the process, in the newest generation.
+    pub(super) heard: Option<Heard>,
 }
 
 impl Default for Slot {
     fn default() -> Self {
-        Self { seat: None, incarnation: Incarnation(0), process: Process::Empty { done: None } }
+        Self {
+            seat: None,
+            incarnation: Incarnation(0),
+            process: Process::Empty { done: None },
+            heard: None,
+        }
     }
 }
 
 impl Slot {
+    /// Who trains has to be heard of.
+    pub(super) fn watched(&self) -> Option<&Heard> {
+        match self.process {
+            Process::Alive { phase: RankPhase::Training } => self.heard.as_ref(),
+            _ => None,
+        }
+    }
+
     pub(super) fn is_alive(&self) -> bool {
         matches!(self.process, Process::Alive { .. })
     }

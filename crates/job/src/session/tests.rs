@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     guard::{BatchMark, Diagnosis, Divergence},
     ids::{Rank, Step},
-    message::{LoaderNews, Restore, StateSource},
+    message::{Activity, LoaderNews, Pulse, Restore, StateSource},
     progress::Progress,
 };
 
@@ -176,7 +176,7 @@ fn drain(local: u32) -> Action {
 }
 
 fn drain_requested() -> Action {
-    Action::Send(Report::DrainRequested { reason: "spot notice".to_owned() })
+    Action::Send(Report::DrainRequested { reason: "spot notice".to_owned(), seconds_left: None })
 }
 
 // ---- launching ----
@@ -339,6 +339,97 @@ fn words_on_a_loader_are_passed_on_and_change_no_phase() {
     assert_eq!(say(&mut session, at(3.0), 0, news.clone()), [report(0, news)]);
 }
 
+fn pulse(activity: Activity, seconds: f64) -> RankNews {
+    RankNews::Pulse(Pulse { activity, seconds, step: Step(7), ..Pulse::default() })
+}
+
+/// Two ranks train; who hangs for 20 s is killed.
+fn minded() -> Session {
+    let mut session = training(2);
+    session.adopt(Policy { hang: Duration::from_secs(20), ..Policy::default() });
+    session
+}
+
+/// Passes time as the shell does; what the machine asks for on the way.
+fn pass(
+    session: &mut Session,
+    until: Time,
+    mut alive: impl FnMut(&mut Session, Time) -> Vec<Action>,
+) -> Vec<Action> {
+    let mut actions = Vec::new();
+    let mut second = 4;
+    loop {
+        let beat = at(f64::from(second));
+        let tick = session.deadline().unwrap_or(beat).min(beat);
+        if tick > until {
+            return actions;
+        }
+        if tick == beat {
+            actions.extend(alive(session, tick));
+            second += 1;
+        }
+        actions.extend(session.handle(tick, Event::Tick));
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_answer_is_killed_and_its_death_told_at_once() {
+    let mut session = minded();
+    let actions = pass(&mut session, at(24.0), |session, now| {
+        let mut told = say(session, now, 0, pulse(Activity::Exchanging, 20.0));
+        told.retain(|action| !matches!(action, Action::Send(Report::Rank { rank: Rank(0), .. })));
+        told
+    });
+    let [Action::Kill(LocalRank(1)), Action::Send(Report::Rank { rank, news, .. })] = &actions[..]
+    else {
+        panic!("{actions:?}")
+    };
+    assert_eq!(*rank, Rank(1));
+    let RankNews::Exited(failure) = news else { panic!("{news:?}") };
+    assert!(failure.message.contains("did not answer for 20 s"), "{failure}");
+    // Its place is taken by the next launch, once the process has ended.
+    let places = session.handle(at(25.0), launched(2, 2));
+    assert!(!places.iter().any(|action| matches!(action, Action::Spawn { .. })), "{places:?}");
+    let spawned = exit(&mut session, at(25.1), 1);
+    assert!(matches!(spawned[0], Action::Spawn { local_rank: LocalRank(1), .. }), "{spawned:?}");
+}
+
+#[test]
+fn a_rank_that_is_at_one_thing_too_long_is_killed_unless_it_waits_for_others() {
+    for (activity, seconds, dies) in [
+        (Activity::Computing, 19.0, false),
+        (Activity::Computing, 20.0, true),
+        (Activity::Loading, 79.0, false),
+        (Activity::Saving, 80.0, true),
+        (Activity::Exchanging, 1e6, false),
+    ] {
+        let mut session = minded();
+        let actions = say(&mut session, at(4.0), 0, pulse(activity, seconds));
+        let killed = actions.contains(&Action::Kill(LocalRank(0)));
+        assert_eq!(killed, dies, "{activity:?} for {seconds} s: {actions:?}");
+    }
+}
+
+#[test]
+fn an_agent_that_slept_itself_blames_nobody() {
+    let mut session = minded();
+    session.handle(at(4.0), Event::Tick);
+    assert_eq!(session.handle(at(1_000.0), Event::Tick), []);
+    let actions = pass(&mut session, at(1_019.0), |_, _| Vec::new());
+    assert_eq!(actions, [], "its ranks have as long as ever from here");
+}
+
+#[test]
+fn ranks_that_take_their_state_or_leave_are_not_judged() {
+    let mut session = joining(2);
+    session.adopt(Policy { hang: Duration::from_secs(20), ..Policy::default() });
+    assert_eq!(pass(&mut session, at(100.0), |_, _| Vec::new()), []);
+    let mut session = minded();
+    session.handle(at(4.0), dismissed());
+    let actions = session.handle(at(8.0), Event::Tick);
+    assert!(!actions.contains(&Action::Kill(LocalRank(0))), "{actions:?}");
+}
+
 fn diagnosis() -> Diagnosis {
     Diagnosis {
         divergence: Divergence::LossNotFinite,
@@ -437,10 +528,76 @@ fn stays_when_all_is_done_and_the_coordinator_comes_back() {
 // ---- the node must go ----
 
 #[test]
-fn a_node_that_must_go_drains_its_ranks_and_the_job() {
-    let actions = training(2).handle(at(10.0), must_go());
+fn a_node_that_must_go_asks_the_coordinator_and_drains_its_ranks_if_that_says_so() {
+    let mut session = training(2);
+    assert_eq!(session.handle(at(10.0), must_go()), [drain_requested()]);
 
-    assert_eq!(actions, [drain(0), drain(1), drain_requested()]);
+    let reason = "spot notice".to_owned();
+    let told = Event::Directed(Directive::Drain { generation: Generation(1), reason });
+    assert_eq!(session.handle(at(10.1), told), [drain(0), drain(1)]);
+}
+
+#[test]
+fn a_node_that_loses_its_coordinator_while_it_must_go_drains_by_itself() {
+    let mut session = training(2);
+    session.handle(at(10.0), must_go());
+
+    assert_eq!(session.handle(at(11.0), Event::Disconnected), [drain(0), drain(1)]);
+}
+
+fn noticed(end: Option<f64>) -> Event {
+    Event::Noticed { reason: "spot notice".to_owned(), end: end.map(at) }
+}
+
+#[test]
+fn a_notice_leaves_time_for_the_end_and_only_an_earlier_end_is_news() {
+    let mut session = training(1);
+    let asked = |seconds_left| {
+        let reason = "spot notice".to_owned();
+        [Action::Send(Report::DrainRequested { reason, seconds_left })]
+    };
+    assert_eq!(session.handle(at(10.0), noticed(None)), asked(None));
+    assert_eq!(session.deadline(), Some(at(110.0)), "as long as the recipe allows");
+
+    assert_eq!(session.handle(at(12.0), noticed(Some(500.0))), []);
+    assert_eq!(session.handle(at(12.0), noticed(Some(60.0))), asked(Some(48.0)));
+    assert_eq!(session.deadline(), Some(at(55.0)), "killing takes its time");
+    assert_eq!(session.handle(at(12.0), noticed(Some(60.0))), []);
+
+    // The first signal after it is that of the machine going down.
+    assert_eq!(session.handle(at(13.0), must_go()), []);
+    assert_eq!(session.handle(at(14.0), must_go()), [Action::Kill(LocalRank(0))]);
+}
+
+#[test]
+fn a_place_without_a_rank_is_warmed_up_and_the_process_taken_by_the_next_launch() {
+    let mut session = attached(2);
+    session.handle(at(1.0), launched(1, 0));
+    let local_ranks = vec![LocalRank(0), LocalRank(1)];
+    let incarnation = Incarnation(1);
+    let spawn = |local| Action::Spawn { local_rank: LocalRank(local), incarnation };
+    let warmed = session.handle(at(1.1), Event::Directed(Directive::Warm { local_ranks }));
+    assert_eq!(warmed, [spawn(0), spawn(1)]);
+
+    let ready = Event::RankWarm { local_rank: LocalRank(1), incarnation };
+    let report = Action::Send(Report::Warm { local_rank: LocalRank(1) });
+    assert_eq!(session.handle(at(3.0), ready), [report]);
+
+    let actions = session.handle(at(3.1), launched(2, 2));
+    let joins = |action: &Action| matches!(action, Action::Tell { .. });
+    assert!(actions.len() == 2 && actions.iter().all(joins), "{actions:?}");
+}
+
+#[test]
+fn advice_asks_for_a_checkpoint_and_training_goes_on() {
+    let mut session = training(2);
+    let reason = "rebalance recommendation".to_owned();
+    let command = RankCommand::Checkpoint { generation: Generation(1) };
+
+    let actions = session.handle(at(10.0), Event::Advised { reason: reason.clone() });
+
+    let tell = Action::Tell { local_rank: LocalRank(0), command };
+    assert_eq!(actions, [tell, Action::Send(Report::Advised { reason })]);
 }
 
 #[test]
@@ -488,7 +645,7 @@ fn ranks_that_do_not_drain_in_time_are_asked_to_end_and_then_killed() {
 }
 
 #[test]
-fn a_second_notice_kills() {
+fn a_second_signal_kills() {
     let mut session = training(1);
     session.handle(at(10.0), must_go());
 
@@ -498,7 +655,7 @@ fn a_second_notice_kills() {
 }
 
 #[test]
-fn a_second_notice_kills_those_that_were_asked_to_end_too() {
+fn a_second_signal_kills_those_that_were_asked_to_end_too() {
     let mut session = training(2);
     session.handle(at(9.0), launched(2, 1));
     session.handle(at(10.0), must_go());
@@ -509,7 +666,7 @@ fn a_second_notice_kills_those_that_were_asked_to_end_too() {
 }
 
 #[test]
-fn a_second_notice_ends_the_wait_for_a_listener() {
+fn a_second_signal_ends_the_wait_for_a_listener() {
     let mut session = alone(1);
     session.handle(at(10.1), Event::Tick);
     say(&mut session, at(11.0), 0, done(drained()));

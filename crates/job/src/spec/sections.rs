@@ -550,6 +550,9 @@ pub struct Cluster {
     pub rendezvous_seconds: f64,
     /// Longest wait inside one collective operation.
     pub collective_seconds: f64,
+    /// A rank that has not answered for so long, or has been at one thing for so long that is no wait for
+    /// others, is killed and replaced.
+    pub hang_seconds: f64,
     /// Longest wait for ranks to save and stop once asked.
     pub drain_seconds: f64,
     /// Generations that may die one after the other without a new step before the job fails.
@@ -567,6 +570,7 @@ impl Default for Cluster {
             node_grace_seconds: 5.0,
             rendezvous_seconds: 120.0,
             collective_seconds: 300.0,
+            hang_seconds: 60.0,
             drain_seconds: 100.0,
             restart_limit: 3,
         }

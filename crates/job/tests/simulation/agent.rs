@@ -144,7 +144,7 @@ impl Cluster {
             {
                 agent.launch = Some(launch.clone());
             }
-            Directive::Dismiss { .. } => agent.leaves = true,
+            Directive::Dismiss { .. } | Directive::Release { .. } => agent.leaves = true,
             _ => {}
         }
         self.drive(id, Event::Directed(directive));
@@ -154,6 +154,15 @@ impl Cluster {
         if let Some((id, local_rank)) = self.parent(pid) {
             let incarnation = self.processes[pid].incarnation;
             self.drive(id, Event::RankSaid { local_rank, incarnation, says });
+        }
+    }
+
+    pub(crate) fn warms(&mut self, pid: Pid) {
+        if let Some((id, local_rank)) =
+            self.parent(pid).filter(|_| self.processes[pid].is_healthy())
+        {
+            let incarnation = self.processes[pid].incarnation;
+            self.drive(id, Event::RankWarm { local_rank, incarnation });
         }
     }
 

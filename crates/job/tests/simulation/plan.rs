@@ -89,6 +89,7 @@ impl Plan {
         spec.cluster.max_ranks = rng.u32(spec.cluster.min_ranks..=all);
         spec.cluster.node_grace_seconds = rng.u32(1..=10).into();
         spec.cluster.rendezvous_seconds = rng.u32(3..=8).into();
+        spec.cluster.hang_seconds = rng.u32(2..=6).into();
         spec.cluster.drain_seconds = rng.u32(4..=20).into();
         spec.cluster.restart_limit = rng.u32(3..=10);
         let long = rng.u8(0..8) == 0;

@@ -5,7 +5,7 @@ use baton_job::{
     Generation, Rank, Step,
     exit::{Class, Failure, Outcome},
     ids::{Incarnation, LocalRank},
-    message::{RankCommand, RankNews, RankSays, Restore},
+    message::{Pulse, RankCommand, RankNews, RankSays, Restore},
     session,
     time::Time,
 };
@@ -157,7 +157,23 @@ impl Cluster {
             heard_until: Time(0),
             said_until: Time(0),
         });
-        self.processes.len() - 1
+        let pid = self.processes.len() - 1;
+        let (warm, pulse) = (self.soon(50..=1_000), self.now.after(session::PULSE));
+        self.schedule(warm, Happening::Warms(pid));
+        self.schedule(pulse, Happening::Pulses(pid));
+        pid
+    }
+
+    /// It tells what it does, unless it hangs.
+    pub(crate) fn pulses(&mut self, pid: Pid) {
+        if !self.processes[pid].alive {
+            return;
+        }
+        if self.processes[pid].is_healthy() {
+            let step = Step(self.processes[pid].step.unwrap_or_default());
+            self.say(pid, RankNews::Pulse(Pulse { step, ..Pulse::default() }));
+        }
+        self.schedule(self.now.after(session::PULSE), Happening::Pulses(pid));
     }
 
     pub(crate) fn tell(&mut self, pid: Pid, command: RankCommand) {

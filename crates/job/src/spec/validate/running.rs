@@ -177,6 +177,7 @@ fn cluster(spec: &JobSpec, rules: &mut Rules) {
         ("cluster.node_grace_seconds", cluster.node_grace_seconds),
         ("cluster.rendezvous_seconds", cluster.rendezvous_seconds),
         ("cluster.collective_seconds", cluster.collective_seconds),
+        ("cluster.hang_seconds", cluster.hang_seconds),
         ("cluster.drain_seconds", cluster.drain_seconds),
     ] {
         rules.check(

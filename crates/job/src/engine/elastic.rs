@@ -1,0 +1,102 @@
+//! Nodes that come and go while others train.
+//!
+//! To start processes takes longer than to bring them into a generation. So a node that joins is told to
+//! start its processes first, and the others train on; when all are ready a new generation is opened.
+
+use std::collections::BTreeSet;
+
+use super::{Engine, Node, NoticeKind, Phase, Recovery};
+use crate::{
+    ids::{LocalRank, NodeId},
+    message::Directive,
+    plan::place_ranks,
+    time::Time,
+};
+
+/// What a node was told to start before it is taken in.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Warming {
+    wanted: BTreeSet<LocalRank>,
+    ready: BTreeSet<LocalRank>,
+}
+
+impl Warming {
+    fn is_done(&self) -> bool {
+        self.ready.is_superset(&self.wanted)
+    }
+}
+
+impl Engine {
+    /// Opens a generation of other nodes, if some must go or have become ready.
+    pub(super) fn adapt(&mut self, now: Time) {
+        let Phase::Training { world } = &self.phase else { return };
+        // Who is away may have the furthest state.
+        if self.drain.is_some() || self.away(world).is_some() {
+            return;
+        }
+        let leaving = world.nodes().find_map(|node| {
+            let reason = self.nodes.get(node)?.leaving.clone()?;
+            Some((node.clone(), format!("node {node}: {reason}")))
+        });
+        if let Some((node, reason)) = leaving {
+            return match self.is_enough_without(&node) {
+                true => self.regroup(now, reason),
+                false => self.drain(now, reason, None),
+            };
+        }
+        let ready = self.nodes.iter().find_map(|(node, state)| {
+            let is_ready = |warming: &&Warming| warming.is_done() && state.leaving.is_none();
+            let warming = state.warming.as_ref().filter(is_ready)?;
+            (!world.includes(node)).then(|| (node.clone(), warming.wanted.len()))
+        });
+        if let Some((node, count)) = ready {
+            let ranks = if count == 1 { "rank" } else { "ranks" };
+            let cause = format!("node {node} takes part with {count} {ranks} from here on");
+            self.announce(NoticeKind::Grows, cause.clone());
+            return self.regroup(now, cause);
+        }
+        self.warm_up_newcomers();
+    }
+
+    /// Tells nodes that could take part to start their processes.
+    fn warm_up_newcomers(&mut self) {
+        let Phase::Training { world } = &self.phase else { return };
+        let offers = self.offers(|node| node.leaving.is_none());
+        let (least, most) = (self.policy.min_ranks, self.policy.max_ranks);
+        let Some(placements) = place_ranks(&offers, least, most) else { return };
+        if placements.len() <= world.size() as usize {
+            return;
+        }
+        let is_new = |node: &NodeId, state: &Node| !world.includes(node) && state.warming.is_none();
+        let new = self.nodes.iter().filter(|(node, state)| is_new(node, state));
+        let new: Vec<NodeId> = new.map(|(node, _)| node.clone()).collect();
+        for node in new {
+            let here = placements.iter().filter(|place| place.node == node);
+            let wanted: BTreeSet<LocalRank> = here.map(|place| place.local_rank).collect();
+            if wanted.is_empty() {
+                continue;
+            }
+            let local_ranks = wanted.iter().copied().collect();
+            if let Some(state) = self.nodes.get_mut(&node) {
+                state.warming = Some(Warming { wanted, ready: BTreeSet::new() });
+            }
+            self.send(&node, Directive::Warm { local_ranks });
+        }
+    }
+
+    /// A process of a node that joined is ready. Once all are, the node is taken in.
+    pub(super) fn heard_warm(&mut self, now: Time, node: &NodeId, local_rank: LocalRank) {
+        let warming = self.nodes.get_mut(node).and_then(|state| state.warming.as_mut());
+        if let Some(warming) = warming {
+            warming.ready.insert(local_rank);
+            self.adapt(now);
+        }
+    }
+
+    /// Opens a generation of other nodes although nothing failed. Every rank keeps its state.
+    fn regroup(&mut self, now: Time, cause: String) {
+        self.recoveries.push(Recovery::new(self.generation, cause, now, self.high_water));
+        self.open(now);
+        self.release_the_leaving();
+    }
+}

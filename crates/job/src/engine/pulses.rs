@@ -1,0 +1,59 @@
+//! What the ranks of a generation do at the moment, and who holds the others up.
+
+use crate::{ids::Rank, message::Pulse, time::Time};
+
+/// Times the median of all ranks' own time per update from which a rank is slow.
+const SLOW: f64 = 1.5;
+/// Pulses in a row before anybody is told: one update may be slow for any reason.
+const TOLD_AFTER: u32 = 10;
+
+/// By rank.
+#[derive(Clone, Debug)]
+pub(super) struct Pulses(Vec<Option<Heard>>);
+
+/// The newest word on a rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Heard {
+    pub(super) at: Time,
+    pub(super) pulse: Pulse,
+    /// Pulses in a row that it has been slow.
+    slow: u32,
+}
+
+impl Pulses {
+    pub(super) fn new(ranks: usize) -> Self {
+        Self(vec![None; ranks])
+    }
+
+    pub(super) fn of(&self, rank: Rank) -> Option<&Heard> {
+        self.0.get(rank.0 as usize)?.as_ref()
+    }
+
+    pub(super) fn forget(&mut self, rank: Rank) {
+        if let Some(heard) = self.0.get_mut(rank.0 as usize) {
+            *heard = None;
+        }
+    }
+
+    /// Takes in a pulse; how slow the rank is, if that has just become worth telling.
+    pub(super) fn hear(&mut self, at: Time, rank: Rank, pulse: Pulse) -> Option<f64> {
+        let before = self.of(rank).map_or(0, |heard| heard.slow);
+        *self.0.get_mut(rank.0 as usize)? = Some(Heard { at, pulse, slow: 0 });
+        let slowness = self.slowness(rank).filter(|slowness| *slowness >= SLOW);
+        let slow = slowness.map_or(0, |_| before.saturating_add(1));
+        self.0.get_mut(rank.0 as usize)?.as_mut()?.slow = slow;
+        slowness.filter(|_| slow == TOLD_AFTER)
+    }
+
+    /// A rank's own time per update, divided by the median over all ranks; absent while there is nobody to
+    /// compare it with.
+    pub(super) fn slowness(&self, rank: Rank) -> Option<f64> {
+        let mine = self.of(rank)?.pulse.own_step_seconds;
+        let own = self.0.iter().flatten().map(|heard| heard.pulse.own_step_seconds);
+        let mut own: Vec<f64> = own.filter(|seconds| *seconds > 0.0).collect();
+        own.sort_by(f64::total_cmp);
+        // Of two the faster: the mean of both would hide half of the difference.
+        let median = own.get((own.len().saturating_sub(1)) / 2).filter(|_| own.len() > 1)?;
+        (mine > 0.0).then(|| mine / median)
+    }
+}
