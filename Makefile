@@ -95,8 +95,10 @@ bench-loader: build ## race the data loader against the real ffcv; ARGS="--round
 	scripts/bench-loader/run.sh $(ARGS)
 
 .PHONY: chaos
-chaos: setup ## kill processes at 500 random moments of a save; a minute
+chaos: build ## faults without end: 500 kills during saves, 5,000 histories of ranks, 100 faults of real processes; 15 minutes
 	BATON_TEST_KILLS=500 cargo test --package baton-checkpoint --test kills -- --nocapture
+	BATON_CHAOS_SEEDS=5000 cargo test --package baton-trainer --test chaos -- --nocapture
+	BATON_CHAOS_FAULTS=100 cargo test --package baton-tests --test chaos -- --nocapture
 
 .PHONY: bench-checkpoint
 bench-checkpoint: build ## race checkpoints against torch.distributed.checkpoint; ARGS="--rounds 1" for a quick look

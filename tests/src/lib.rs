@@ -60,13 +60,19 @@ train = "DIGITS/digits-train.beton"
 val = "DIGITS/digits-val.beton"
 "#;
 
+struct Agent {
+    node: String,
+    ranks: u32,
+    child: Child,
+}
+
 /// A run folder and the processes that work on it. What still runs is killed when this is dropped.
 pub struct Cluster {
     folder: TempDir,
     overrides: Vec<String>,
     environment: Vec<(String, String)>,
     coordinator: Option<Child>,
-    agents: Vec<Child>,
+    agents: Vec<Agent>,
     url: String,
 }
 
@@ -165,7 +171,8 @@ impl Cluster {
         command.args(["--ranks", &ranks.to_string()]).arg("--run-dir").arg(self.run_dir());
         let command = self.logged(&mut command, "agent");
         let child = command.args(flags).envs(environment.iter().cloned()).spawn();
-        self.agents.push(child.expect("an agent"));
+        let child = child.expect("an agent");
+        self.agents.push(Agent { node: node.to_owned(), ranks, child });
     }
 
     fn logged<'a>(&self, command: &'a mut Command, name: &str) -> &'a mut Command {
@@ -227,7 +234,20 @@ impl Cluster {
     /// Process id of an agent.
     #[must_use]
     pub fn agent_pid(&self, index: usize) -> u32 {
-        self.agents[index].id().expect("an agent")
+        self.agents[index].child.id().expect("an agent")
+    }
+
+    /// An agent's node and the ranks it offers.
+    #[must_use]
+    pub fn agent(&self, index: usize) -> (String, u32) {
+        let Agent { node, ranks, .. } = &self.agents[index];
+        (node.clone(), *ranks)
+    }
+
+    /// Waits for an agent to end by itself.
+    pub async fn agent_ends(&mut self, index: usize) -> ExitStatus {
+        let mut agent = self.agents.remove(index);
+        in_time("the agent ends", agent.child.wait()).await.expect("its status")
     }
 
     /// Process ids of an agent's ranks.
@@ -245,7 +265,7 @@ impl Cluster {
     /// Kills an agent with SIGKILL and waits until its ranks are gone too.
     pub async fn kill_agent(&mut self, index: usize) {
         let ranks: Vec<_> = self.rank_pids(index).into_iter().map(Ending::of).collect();
-        let mut child = self.agents.remove(index);
+        let mut child = self.agents.remove(index).child;
         in_time("the agent ends", child.kill()).await.expect("it can be killed");
         for rank in ranks {
             in_time("no rank outlives its agent", rank.wait()).await;
@@ -255,8 +275,8 @@ impl Cluster {
     /// Waits for everything to end; the exit statuses of coordinator and agents.
     pub async fn finish(&mut self) -> (ExitStatus, Vec<ExitStatus>) {
         let mut agents = Vec::new();
-        for mut child in std::mem::take(&mut self.agents) {
-            agents.push(in_time("an agent ends", child.wait()).await.expect("its status"));
+        for mut agent in std::mem::take(&mut self.agents) {
+            agents.push(in_time("an agent ends", agent.child.wait()).await.expect("its status"));
         }
         let mut child = self.coordinator.take().expect("a coordinator");
         let status = in_time("the coordinator ends", child.wait()).await;

@@ -7,7 +7,6 @@
     reason = "a failed test may say so loudly"
 )]
 
-#[allow(dead_code, reason = "the metadata client's own tests use the rest")]
 #[path = "../../crates/imds/tests/service/mod.rs"]
 mod service;
 

@@ -1,0 +1,368 @@
+//! The proof: a run through many random faults ends with the weights, the optimizer's state, the evaluations
+//! and the samples of an undisturbed run, to the bit.
+//!
+//! Ranks are threads, one generation after the other: what the coordinator and the agents decide is played
+//! here by chance, and what they do decide is proved in `crates/job/tests/simulation`. Real processes go
+//! through the same in `tests/tests/chaos.rs`.
+//!
+//! ```text
+//! BATON_CHAOS_SEED=17     cargo test -p baton-trainer --test chaos    that history alone
+//! BATON_CHAOS_SEEDS=5000  cargo test -p baton-trainer --test chaos    more of them
+//! ```
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+use baton_checkpoint::Store;
+use baton_collectives::{AbortHandle, Collective, local};
+use baton_data::Batch;
+use baton_job::{
+    Generation, JobId, JobSpec, Step,
+    exit::Outcome,
+    message::{RankNews, Restore},
+    progress::Accuracy,
+};
+use baton_trainer::{
+    Controls, Error, Inputs, Job, Judged, Learner, Place, Seat, Sums, Trainer, Update, Weights,
+    learner::{self, Region, TensorPlace},
+    linear::{HostLeaf, LinearLearner},
+};
+
+const SEEDS: u64 = 200;
+const FAULTS: usize = 20;
+const VIRTUAL_RANKS: u32 = 4;
+
+const RECIPE: &str = r#"
+name = "chaos"
+seed = 3
+model = { arch = "linear", num_classes = 10 }
+train = { epochs = 30, global_batch = 60, resolution = 8, virtual_ranks = 4 }
+optimizer = { kind = "sgd", momentum = 0.9 }
+schedule = { kind = "warmup_cosine", peak_lr = 0.5, warmup_epochs = 0.5 }
+checkpoint = { every_epochs = 2, every_steps = 4, keep_last = 2 }
+evaluation = { every_epochs = 2, crop_ratio = 1.0 }
+augment = { flip = 0.5, crop_scale = [0.7, 1.0] }
+data = { train = "DIGITS", val = "DIGITS", pin_threads = false, prefetch_batches = 2 }
+"#;
+
+// ---- what is seen of a run ----
+
+/// What an undisturbed and a disturbed run must have in common.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Seen {
+    /// Of each update, those of all ranks, in whatever generation it was tried.
+    samples: BTreeMap<u64, BTreeSet<u64>>,
+    evaluations: BTreeMap<u64, Accuracy>,
+    /// Of weights, momentum, position and best evaluation.
+    digest: String,
+}
+
+/// Shared by all ranks of a run.
+#[derive(Default)]
+struct Watch {
+    seen: Mutex<Seen>,
+    /// Grows with everything that a rank does.
+    moments: AtomicUsize,
+    /// At which moment of the present generation the fault strikes.
+    strikes_at: AtomicUsize,
+    fault: Mutex<Vec<AbortHandle>>,
+}
+
+impl Watch {
+    fn moment(&self) {
+        if self.moments.fetch_add(1, SeqCst) + 1 == self.strikes_at.load(SeqCst) {
+            self.fault.lock().unwrap().iter().for_each(AbortHandle::abort);
+        }
+    }
+}
+
+/// A learner that tells what it is given.
+struct Witness {
+    inner: LinearLearner,
+    watch: Arc<Watch>,
+    /// The update that is being made.
+    step: Arc<AtomicU64>,
+}
+
+impl Learner for Witness {
+    type Leaf = HostLeaf;
+
+    fn new_leaf(&mut self) -> Result<HostLeaf, learner::Error> {
+        self.inner.new_leaf()
+    }
+
+    fn gradient(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        leaf: &mut HostLeaf,
+    ) -> Result<Sums, learner::Error> {
+        self.watch.moment();
+        let mut seen = self.watch.seen.lock().unwrap();
+        seen.samples.entry(self.step.load(SeqCst)).or_default().extend(&batch.samples);
+        drop(seen);
+        self.inner.gradient(batch, scale, leaf)
+    }
+
+    fn measure(&mut self, sum: &mut HostLeaf) -> Result<(), learner::Error> {
+        self.inner.measure(sum)
+    }
+
+    fn update(&mut self, sum: &mut HostLeaf, update: &Update) -> Result<(), learner::Error> {
+        self.inner.update(sum, update)?;
+        self.step.store(update.step.0 + 1, SeqCst);
+        self.watch.moment();
+        Ok(())
+    }
+
+    fn evaluate(&mut self, batch: &Batch, weights: Weights) -> Result<Judged, learner::Error> {
+        self.watch.moment();
+        self.inner.evaluate(batch, weights)
+    }
+
+    fn regions(&mut self) -> Vec<Region<'_>> {
+        // Where state is copied, restored and given to others.
+        self.watch.moment();
+        self.inner.regions()
+    }
+
+    fn tensors(&self) -> Vec<TensorPlace> {
+        self.inner.tensors()
+    }
+}
+
+// ---- faults ----
+
+/// What ends a generation, or changes the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// Ranks die, stopped or killed: those whose bit is set.
+    Kill(u32),
+    /// All die at once, or the machine does.
+    KillAll,
+    /// The ranks lose touch, and live.
+    Network,
+    /// A notice: they save and stop.
+    Notice,
+    /// Nodes leave or join: from now on there are so many ranks.
+    Resize(u32),
+    /// A user wants a checkpoint, and then the ranks lose touch.
+    Wish,
+}
+
+impl Fault {
+    fn any(rng: &mut fastrand::Rng, ranks: usize) -> Self {
+        match rng.u8(0..10) {
+            0..=2 => Self::Kill(rng.u32(1..1 << ranks)),
+            3..=4 => Self::KillAll,
+            5 => Self::Network,
+            6 => Self::Notice,
+            7..=8 => Self::Resize(rng.u32(1..=VIRTUAL_RANKS)),
+            _ => Self::Wish,
+        }
+    }
+}
+
+/// A rank's process, and the update that it makes.
+struct Process {
+    trainer: Trainer<Witness>,
+    step: Arc<AtomicU64>,
+}
+
+/// One history.
+struct Run {
+    spec: Arc<JobSpec>,
+    store: Arc<Store>,
+    watch: Arc<Watch>,
+    ranks: Vec<Option<Process>>,
+    generation: u64,
+}
+
+impl Run {
+    fn new(spec: &Arc<JobSpec>, ranks: u32) -> Self {
+        Self {
+            spec: spec.clone(),
+            store: Arc::new(Store::memory().unwrap()),
+            watch: Arc::default(),
+            ranks: (0..ranks).map(|_| None).collect(),
+            generation: 0,
+        }
+    }
+
+    fn process(&self) -> Process {
+        let inputs = Inputs::open(&self.spec, &Place::default()).unwrap();
+        let input_type = inputs.input_type().clone();
+        let (spec, store) = (self.spec.clone(), self.store.clone());
+        let job = Job { id: JobId::default(), spec: spec.clone(), store, inputs };
+        let (watch, step) = (self.watch.clone(), Arc::<AtomicU64>::default());
+        let made = step.clone();
+        let build = move || {
+            let inner = LinearLearner::new(&spec, &input_type)?;
+            Ok(Witness { inner, watch: watch.clone(), step: made.clone() })
+        };
+        Process { trainer: Trainer::new(job, Box::new(build)).unwrap(), step }
+    }
+
+    /// One generation, into which the fault strikes at a moment; whether the job is done.
+    fn generation(&mut self, fault: Option<Fault>, at: usize) -> bool {
+        if let Some(Fault::Resize(ranks)) = fault {
+            self.ranks.resize_with(ranks as usize, || None);
+        }
+        self.generation += 1;
+        let generation = Generation(self.generation);
+        self.store.raise_fence(generation).unwrap();
+        for place in 0..self.ranks.len() {
+            if self.ranks[place].is_none() {
+                self.ranks[place] = Some(self.process());
+            }
+        }
+        let world_size = u32::try_from(self.ranks.len()).unwrap();
+        let group = local::group(world_size, Duration::from_secs(60));
+        self.watch.moments.store(0, SeqCst);
+        let breaks = !matches!(fault, None | Some(Fault::Notice));
+        self.watch.strikes_at.store(if breaks { at } else { 0 }, SeqCst);
+        *self.watch.fault.lock().unwrap() = match fault {
+            // Death breaks the connections of the dead alone: the others notice.
+            Some(Fault::Kill(who)) => {
+                let dies = |rank: &usize| who >> rank & 1 == 1;
+                (0..group.len()).filter(dies).map(|rank| group[rank].abort_handle()).collect()
+            }
+            _ => group.iter().map(Collective::abort_handle).collect(),
+        };
+        let asked = (at % self.ranks.len(), fault);
+        let watch = &self.watch;
+        let outcomes: Vec<Result<Outcome, Error>> = thread::scope(|scope| {
+            let mut threads = Vec::new();
+            let members = self.ranks.iter_mut().flatten().zip(group).enumerate();
+            for (rank, (Process { trainer, step }, mut collective)) in members {
+                let controls = Controls::default();
+                match asked {
+                    (place, Some(Fault::Notice)) if place == rank => {
+                        controls.request_stop("notice".to_owned());
+                    }
+                    (place, Some(Fault::Wish)) if place == rank => controls.request_save(),
+                    _ => {}
+                }
+                threads.push(scope.spawn(move || {
+                    let restore = Restore::default();
+                    let collective: &mut local::LocalCollective = &mut collective;
+                    let mut seat = Seat { generation, collective, restore: &restore };
+                    trainer.run(&mut seat, &controls, &mut |news| note(watch, step, news))
+                }));
+            }
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let is_done = outcomes.iter().all(|ended| matches!(ended, Ok(Outcome::Completed)));
+        for (rank, (place, ended)) in self.ranks.iter_mut().zip(&outcomes).enumerate() {
+            let dies = match fault {
+                Some(Fault::Kill(who)) => who >> rank & 1 == 1,
+                Some(Fault::KillAll) => true,
+                _ => false,
+            };
+            // One that is done has left; the others go on with what they hold.
+            let has_left = ended.is_ok();
+            assert!(has_left || matches!(ended, Err(Error::Collective(_))), "{ended:?}");
+            if dies || has_left {
+                *place = None;
+            }
+        }
+        is_done
+    }
+
+    fn finish(&mut self) -> Seen {
+        while !self.generation(None, 0) {}
+        self.watch.seen.lock().unwrap().clone()
+    }
+}
+
+fn note(watch: &Watch, step: &AtomicU64, news: RankNews) {
+    let mut seen = watch.seen.lock().unwrap();
+    match news {
+        RankNews::Started { progress, .. } => step.store(progress.step.0, SeqCst),
+        RankNews::Evaluated { step: Step(step), accuracy, .. } => {
+            let before = seen.evaluations.insert(step, accuracy);
+            assert!(before.is_none_or(|before| before == accuracy), "another evaluation of {step}");
+        }
+        RankNews::Done { outcome: Outcome::Completed, digest } => seen.digest = digest,
+        _ => {}
+    }
+}
+
+// ---- histories ----
+
+/// How a history went, to be told if it went wrong.
+struct Story(Vec<(Option<Fault>, usize)>);
+
+impl fmt::Display for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|(fault, at)| writeln!(f, "{fault:?} at moment {at}"))
+    }
+}
+
+fn history(seed: u64, spec: &Arc<JobSpec>, undisturbed: &Seen) -> Result<(), String> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut run = Run::new(spec, rng.u32(1..=VIRTUAL_RANKS));
+    let mut story = Story(Vec::new());
+    while story.0.len() < FAULTS {
+        let (fault, at) = (Fault::any(&mut rng, run.ranks.len()), rng.usize(1..80));
+        story.0.push((Some(fault), at));
+        if run.generation(Some(fault), at) {
+            return Err(format!("seed {seed}: done before the faults were\n{story}"));
+        }
+    }
+    let seen = run.finish();
+    if seen == *undisturbed {
+        return Ok(());
+    }
+    let what = match () {
+        () if seen.digest != undisturbed.digest => "state",
+        () if seen.evaluations != undisturbed.evaluations => "evaluations",
+        () => "samples",
+    };
+    Err(format!("{what} differ; rerun this history: BATON_CHAOS_SEED={seed}\n{story}"))
+}
+
+fn spec() -> Arc<JobSpec> {
+    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
+    Arc::new(JobSpec::from_toml(&RECIPE.replace("DIGITS", digits), &[]).unwrap())
+}
+
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+#[test]
+fn any_series_of_faults_ends_with_the_bits_evaluations_and_samples_of_an_undisturbed_run() {
+    let spec = spec();
+    let undisturbed = Run::new(&spec, 2).finish();
+    assert_eq!(undisturbed.samples.len(), 180, "{:?}", undisturbed.samples.keys());
+    assert!(undisturbed.samples.values().all(|samples| samples.len() == 60));
+    assert_eq!(undisturbed.evaluations.len(), 15);
+    let seeds = match from_environment("BATON_CHAOS_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..from_environment("BATON_CHAOS_SEEDS").unwrap_or(SEEDS),
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let next = Mutex::new(seeds.clone());
+    thread::scope(|scope| {
+        let work = || {
+            while let Some(seed) = { next.lock().unwrap().next() } {
+                if let Err(problem) = history(seed, &spec, &undisturbed) {
+                    panic!("{problem}");
+                }
+            }
+        };
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+    });
+    println!("{} histories, each with {FAULTS} faults", seeds.end - seeds.start);
+}

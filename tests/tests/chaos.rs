@@ -1,0 +1,183 @@
+//! Real processes through many random faults, and the same bits in the end.
+//!
+//! ```text
+//! BATON_CHAOS_SEED=17      cargo test -p baton-tests --test chaos    the faults of that seed
+//! BATON_CHAOS_FAULTS=100   cargo test -p baton-tests --test chaos    more of them
+//! ```
+//! `crates/trainer/tests/chaos.rs` does the same with threads, thousands of times.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a failed test may say so loudly"
+)]
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use baton_job::exit;
+use baton_proto::v1::{DrainRequest, get_status_response::Phase};
+use baton_tests::{Cluster, PATIENCE, kill, stop, terminate};
+
+/// Faults of an ordinary test run.
+const FAULTS: u64 = 8;
+/// Agents: their names and ranks.
+const NODES: [(&str, u32); 2] = [("a", 2), ("b", 1)];
+
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    KillRank,
+    StopRank,
+    KillAgent,
+    KillCoordinator,
+    /// A node's machine is taken away, and another one comes.
+    Notice,
+    KillAll,
+    Drain,
+}
+
+const ALL: [Fault; 7] = [
+    Fault::KillRank,
+    Fault::StopRank,
+    Fault::KillAgent,
+    Fault::KillCoordinator,
+    Fault::Notice,
+    Fault::KillAll,
+    Fault::Drain,
+];
+
+/// Long enough for all faults.
+fn cluster(faults: u64) -> Cluster {
+    Cluster::new()
+        .set(&format!("train.epochs={}", 60 + 40 * faults))
+        .set("evaluation.every_epochs=50")
+        .set("checkpoint.every_epochs=0")
+        .set("checkpoint.every_steps=150")
+        .set("cluster.hang_seconds=1")
+        .set("cluster.min_ranks=1")
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap())
+}
+
+#[tokio::test]
+async fn random_faults_in_a_row_change_no_bit() {
+    let faults = number("BATON_CHAOS_FAULTS").unwrap_or(FAULTS);
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let seed = number("BATON_CHAOS_SEED").unwrap_or(since_epoch.as_secs());
+    println!("BATON_CHAOS_SEED={seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let undisturbed = cluster(faults).run_to_the_end(2).await;
+
+    let mut cluster = cluster(faults);
+    start(&mut cluster, "127.0.0.1:0").await;
+    let mut kinds: Vec<Fault> = Vec::new();
+    for number in 0..faults {
+        let before = trains(&cluster, 0).await;
+        tokio::time::sleep(Duration::from_millis(rng.u64(0..300))).await;
+        if kinds.is_empty() {
+            kinds.extend(ALL);
+            rng.shuffle(&mut kinds);
+        }
+        let fault = kinds.pop().unwrap();
+        println!("{number}: {fault:?} at step {before}");
+        strike(&mut cluster, fault, &mut rng).await;
+    }
+    let (coordinator, _) = cluster.finish().await;
+
+    assert!(coordinator.success(), "{coordinator}:\n{}", cluster.log("coordinator"));
+    assert!(cluster.newest_state() == undisturbed, "rerun with BATON_CHAOS_SEED={seed}");
+}
+
+async fn start(cluster: &mut Cluster, listen: &str) {
+    cluster.start_coordinator(&["--listen", listen]).await;
+    for (node, ranks) in NODES {
+        cluster.start_agent(node, ranks);
+    }
+}
+
+/// Waits until training has come beyond a step; the step that it is at.
+async fn trains(cluster: &Cluster, beyond: u64) -> u64 {
+    let wait = async {
+        loop {
+            let status = cluster.status().await;
+            let step = status.latest.as_ref().map_or(0, |latest| latest.step);
+            assert!(status.phase() != Phase::Ended, "it ended: {}", status.reason);
+            if status.phase() == Phase::Training && step > beyond {
+                return step;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    match tokio::time::timeout(PATIENCE, wait).await {
+        Ok(step) => step,
+        Err(_) => panic!("no training:\n{}", cluster.log("coordinator")),
+    }
+}
+
+async fn strike(cluster: &mut Cluster, fault: Fault, rng: &mut fastrand::Rng) {
+    // Agents are in the order of their starts.
+    let agent = rng.usize(0..NODES.len());
+    let generation = cluster.status().await.generation;
+    match fault {
+        Fault::KillRank | Fault::StopRank => {
+            let pids = cluster.rank_pids(agent);
+            let Some(pid) = rng.choice(pids) else { return };
+            if matches!(fault, Fault::KillRank) {
+                kill(pid)
+            } else {
+                stop(pid)
+            }
+            opened(cluster, generation).await;
+        }
+        Fault::KillAgent => {
+            let (node, ranks) = cluster.agent(agent);
+            cluster.kill_agent(agent).await;
+            cluster.start_agent(&node, ranks);
+            opened(cluster, generation).await;
+        }
+        Fault::KillCoordinator => {
+            let address = cluster.url().trim_start_matches("http://").to_owned();
+            cluster.kill_coordinator().await;
+            cluster.start_coordinator(&["--listen", &address]).await;
+        }
+        Fault::Notice => {
+            let (node, ranks) = cluster.agent(agent);
+            terminate(cluster.agent_pid(agent));
+            let left = cluster.agent_ends(agent).await;
+            assert_eq!(left.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
+            // The job has gone on without it.
+            trains(cluster, 0).await;
+            let smaller = cluster.status().await;
+            assert!(smaller.ranks.iter().all(|rank| rank.node_id != node), "{smaller:?}");
+            cluster.start_agent(&node, ranks);
+            opened(cluster, smaller.generation).await;
+        }
+        Fault::KillAll => {
+            cluster.kill_coordinator().await;
+            for _ in NODES {
+                cluster.kill_agent(0).await;
+            }
+            start(cluster, "127.0.0.1:0").await;
+        }
+        Fault::Drain => {
+            let reason = "chaos".to_owned();
+            cluster.client().await.drain(DrainRequest { reason }).await.unwrap();
+            let (coordinator, _) = cluster.finish().await;
+            assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)));
+            start(cluster, "127.0.0.1:0").await;
+        }
+    }
+}
+
+/// Waits for a newer generation to train.
+async fn opened(cluster: &Cluster, generation: u64) {
+    let wait = async {
+        while cluster.status().await.generation <= generation {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let opened = tokio::time::timeout(PATIENCE, wait).await;
+    assert!(opened.is_ok(), "no generation after {generation}:\n{}", cluster.log("coordinator"));
+}
