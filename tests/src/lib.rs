@@ -204,7 +204,8 @@ impl Cluster {
     /// A connection to the coordinator.
     pub async fn channel(&self) -> Channel {
         let endpoint = Endpoint::from_shared(self.url()).expect("an address");
-        endpoint.connect().await.expect("the coordinator answers")
+        let log = || self.log("coordinator");
+        endpoint.connect().await.unwrap_or_else(|error| panic!("{error}:\n{}", log()))
     }
 
     /// A client of the coordinator.
@@ -215,7 +216,8 @@ impl Cluster {
     /// The status now.
     pub async fn status(&self) -> GetStatusResponse {
         let response = self.client().await.get_status(GetStatusRequest {}).await;
-        response.expect("a status").into_inner()
+        let log = || self.log("coordinator");
+        response.unwrap_or_else(|error| panic!("{error}:\n{}", log())).into_inner()
     }
 
     /// All events so far and to come.

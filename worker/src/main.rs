@@ -90,6 +90,6 @@ fn main() -> ExitCode {
 fn exit_code(failure: Failure) -> u8 {
     match failure.class {
         exit::Class::BadInput | exit::Class::Diverged => exit::BAD_INPUT,
-        exit::Class::Device | exit::Class::Crash => exit::FAILED,
+        exit::Class::Device | exit::Class::OutOfMemory | exit::Class::Crash => exit::FAILED,
     }
 }

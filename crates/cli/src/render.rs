@@ -54,7 +54,8 @@ impl Paint {
             | Kind::SaveWaits
             | Kind::Straggler
             | Kind::NodeLeaves
-            | Kind::Advised => self.with("33", text),
+            | Kind::Advised
+            | Kind::NodeRests => self.with("33", text),
             Kind::Evaluated | Kind::EndsEarly | Kind::Recovered => self.with("32", text),
             Kind::Ended => self.with("1", text),
             _ => text.to_owned(),

@@ -29,7 +29,9 @@ pub enum Class {
     Diverged,
     /// A device or its driver failed.
     Device,
-    /// A process was killed, ran out of memory, or crashed.
+    /// The machine or a device had no memory left.
+    OutOfMemory,
+    /// A process was killed or crashed.
     Crash,
 }
 

@@ -54,7 +54,13 @@ impl Error {
             Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => {
                 Class::BadInput
             }
-            Self::Learner(_) => Class::Device,
+            // CUDA's and the C++ library's words for it, through libtorch.
+            Self::Learner(error) => match error.to_string() {
+                text if text.contains("out of memory") || text.contains("bad_alloc") => {
+                    Class::OutOfMemory
+                }
+                _ => Class::Device,
+            },
             Self::Collective(_)
             | Self::Checkpoint(_)
             | Self::LastSave(_)

@@ -34,6 +34,7 @@ same_variants!(
         NodeLeaves,
         Advised,
         Grows,
+        NodeRests,
         Recovered,
         Draining,
         Ended,

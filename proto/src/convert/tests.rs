@@ -90,7 +90,8 @@ fn commit() -> impl Strategy<Value = Commit> {
 }
 
 fn failure() -> impl Strategy<Value = Failure> {
-    let classes = [Class::BadInput, Class::Diverged, Class::Device, Class::Crash];
+    let classes =
+        [Class::BadInput, Class::Diverged, Class::Device, Class::OutOfMemory, Class::Crash];
     let class = proptest::sample::select(classes.to_vec());
     (class, word()).prop_map(|(class, message)| Failure { class, message })
 }

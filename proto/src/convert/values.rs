@@ -12,7 +12,13 @@ use baton_job::{
 use super::{Malformed, known, required, same_variants};
 use crate::v1;
 
-same_variants!(Class, v1::failure::Class, "Failure", "class", [BadInput, Diverged, Device, Crash]);
+same_variants!(
+    Class,
+    v1::failure::Class,
+    "Failure",
+    "class",
+    [BadInput, Diverged, Device, OutOfMemory, Crash]
+);
 same_variants!(Extent, v1::Extent, "Evaluated", "extent", [Subset, Full]);
 
 impl From<Accuracy> for v1::Accuracy {

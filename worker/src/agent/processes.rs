@@ -144,6 +144,7 @@ async fn watch(
     mut reader: OwnedReadHalf,
     queue: Queue,
 ) {
+    let killed_for_memory = killed_for_memory();
     let mut last_words = None;
     loop {
         match link::read_async(&mut reader).await {
@@ -163,12 +164,22 @@ async fn watch(
             }
         }
     }
-    let failure = exit_failure(&mut child, last_words).await;
+    let failure = exit_failure(&mut child, last_words, killed_for_memory).await;
     let exited = Event::RankExited { local_rank, incarnation, failure };
     let _ = queue.send(Input::Event(exited));
 }
 
-async fn exit_failure(child: &mut Child, last_words: Option<Failure>) -> Failure {
+/// Processes that the kernel has killed on this machine because memory ran out.
+fn killed_for_memory() -> Option<u64> {
+    let counters = fs::read_to_string("/proc/vmstat").ok()?;
+    counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
+}
+
+async fn exit_failure(
+    child: &mut Child,
+    last_words: Option<Failure>,
+    killed_before: Option<u64>,
+) -> Failure {
     let status = match tokio::time::timeout(EXIT_PATIENCE, child.wait()).await {
         Ok(status) => status,
         Err(_) => {
@@ -178,7 +189,10 @@ async fn exit_failure(child: &mut Child, last_words: Option<Failure>) -> Failure
     };
     match (last_words, status) {
         (Some(failure), _) => failure,
-        (None, Ok(status)) => failure_of(status.code(), status.signal()),
+        (None, Ok(status)) => {
+            let memory_ran_out = killed_for_memory() > killed_before;
+            failure_of(status.code(), status.signal(), memory_ran_out)
+        }
         (None, Err(error)) => crash(format!("its end cannot be read: {error}")),
     }
 }

@@ -31,6 +31,7 @@ mod membership;
 mod notice;
 mod pulses;
 mod record;
+mod rest;
 mod skips;
 mod status;
 #[cfg(test)]
@@ -187,6 +188,28 @@ struct Node {
     leaving: Option<String>,
     /// What it was told to start, if others train and it does not.
     warming: Option<Warming>,
+    /// Generations that its ranks ended one after the other.
+    blamed: u32,
+    /// Until when nobody counts on it, after that.
+    rests_until: Option<Time>,
+}
+
+impl Node {
+    fn new(attachment: Attachment, slots: u32) -> Self {
+        Self {
+            attachment,
+            slots,
+            given_up_at: None,
+            leaving: None,
+            warming: None,
+            blamed: 0,
+            rests_until: None,
+        }
+    }
+
+    fn is_attached(&self) -> bool {
+        self.given_up_at.is_none()
+    }
 }
 
 /// Each phase carries only what that phase knows.
@@ -321,8 +344,15 @@ impl Engine {
             Phase::Ended { .. } => return None,
         };
         let lost_nodes = self.nodes.values().filter_map(|node| node.given_up_at);
+        let resting = self.nodes.values().filter_map(|node| node.rests_until);
         let drain = self.drain.as_ref().map(|drain| drain.until);
-        phase.into_iter().chain(lost_nodes).chain(drain).chain(self.budget_ends_at()).min()
+        phase
+            .into_iter()
+            .chain(lost_nodes)
+            .chain(resting)
+            .chain(drain)
+            .chain(self.budget_ends_at())
+            .min()
     }
 
     /// One event in, the actions it calls for out.
@@ -347,10 +377,11 @@ impl Engine {
 
     fn attached(&mut self, now: Time, attachment: Attachment, hello: Hello) {
         let Hello { node, slots, holding } = hello;
-        let before = self.nodes.insert(
-            node.clone(),
-            Node { attachment, slots, given_up_at: None, leaving: None, warming: None },
-        );
+        let before = self.nodes.insert(node.clone(), Node::new(attachment, slots));
+        if let (Some(old), Some(state)) = (&before, self.nodes.get_mut(&node)) {
+            // A new agent on the same machine makes that no better.
+            (state.blamed, state.rests_until) = (old.blamed, old.rests_until);
+        }
         match before {
             Some(old) if old.given_up_at.is_none() => {
                 let reason =
@@ -440,6 +471,7 @@ impl Engine {
     /// What time alone brings about.
     fn expire(&mut self, now: Time) {
         self.mind_the_budget(now);
+        self.wake_the_rested(now);
         let drain = self.drain.clone().filter(|drain| drain.until <= now);
         if let Some(DrainStatus { reason, .. }) = drain.filter(|_| self.outcome().is_none()) {
             self.drain = None;
@@ -583,6 +615,7 @@ impl Engine {
         if step.is_some_and(|step| step > self.high_water) {
             self.high_water = step.unwrap_or_default();
             self.failures = 0;
+            self.forgive();
         }
     }
 
@@ -647,6 +680,9 @@ impl Engine {
         for rank in unfinished {
             world.set(rank, how.clone());
         }
+        if how == Member::Gone {
+            self.blame(&world, ranks);
+        }
         let (until, failure) = match &self.phase {
             Phase::Reattaching { until, .. } => {
                 self.phase = Phase::Reattaching { world, until: *until };
@@ -695,7 +731,8 @@ impl Engine {
 
     /// What the attached nodes that are wanted offer.
     fn offers(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Offer> {
-        let here = self.nodes.iter().filter(|(_, node)| node.given_up_at.is_none() && wanted(node));
+        let counts = |node: &Node| node.is_attached() && node.rests_until.is_none() && wanted(node);
+        let here = self.nodes.iter().filter(|(_, node)| counts(node));
         here.map(|(id, node)| Offer { node: id.clone(), slots: node.slots }).collect()
     }
 
@@ -839,7 +876,8 @@ impl Engine {
             now,
             self.high_water,
         ));
-        let until = now.after(self.policy.backoff(self.failures));
+        self.rest_those_to_blame(now);
+        let until = now.after(self.spread(self.policy.backoff(self.failures)));
         if until <= now || self.drain.is_some() {
             return self.open(now);
         }

@@ -37,6 +37,8 @@ pub enum NoticeKind {
     Advised,
     /// A node that joined takes part from here on.
     Grows,
+    /// A node whose ranks failed again and again is left out for a while.
+    NodeRests,
     /// A new generation was opened.
     GenerationOpened,
     /// Training began or went on; says from where.

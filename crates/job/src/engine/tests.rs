@@ -670,15 +670,49 @@ fn pauses_grow_until_the_restart_limit_ends_the_job() {
         say(&mut engine, now, 0, crashed());
         let deadline = engine.deadline().filter(|_| engine.status().phase == PhaseName::Backoff);
         if let Some(until) = deadline {
-            pauses.push(until.since(now).as_secs());
+            pauses.push(until.since(now).as_secs_f64());
             now = until;
             tick(&mut engine, now);
         }
     }
 
-    assert_eq!(pauses, [1, 2]);
+    // A quarter more or less, so that jobs that failed together do not try again together.
+    let [first, second] = pauses[..] else { panic!("{pauses:?}") };
+    assert!((0.75..=1.25).contains(&first) && (1.5..=2.5).contains(&second), "{pauses:?}");
     let message = "4 generations ended without a new step, the last because rank 0: killed";
     assert_eq!(failure_of(&engine), crash(message.to_owned()));
+}
+
+#[test]
+fn a_node_that_fails_again_and_again_is_left_out_for_a_while() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    say(&mut engine, at(10.0), 1, crashed());
+    assert_eq!(placed(&engine), ["node0", "node1"], "once may happen to anybody");
+    all_ready(&mut engine, at(11.0), None);
+    all_started(&mut engine, at(12.0));
+    say(&mut engine, at(13.0), 1, crashed());
+    let until = engine.deadline().unwrap();
+    tick(&mut engine, until);
+    assert_eq!(placed(&engine), ["node0"]);
+
+    all_ready(&mut engine, at(16.0), None);
+    all_started(&mut engine, at(17.0));
+    assert_eq!(engine.deadline(), Some(at(73.0)));
+    let actions = tick(&mut engine, at(73.0));
+    assert_eq!(actions, [send(1, 2, Directive::Warm { local_ranks: vec![LocalRank(0)] })]);
+}
+
+#[test]
+fn a_node_that_fails_is_kept_if_the_others_are_too_few() {
+    let mut engine = training(&[1, 1]);
+    say(&mut engine, at(10.0), 1, crashed());
+    all_ready(&mut engine, at(11.0), None);
+    all_started(&mut engine, at(12.0));
+    say(&mut engine, at(13.0), 1, crashed());
+    let until = engine.deadline().unwrap();
+    tick(&mut engine, until);
+    assert_eq!(placed(&engine), ["node0", "node1"]);
 }
 
 #[test]

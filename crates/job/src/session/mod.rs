@@ -742,19 +742,22 @@ fn phase_after(news: &RankNews) -> Option<RankPhase> {
     }
 }
 
-/// How a rank process that left no last words ended, from its exit code or signal.
+/// How a rank process that left no last words ended, from its exit code or signal, and whether the kernel
+/// has killed processes for memory since it was started.
 #[must_use]
-pub fn failure_of(code: Option<i32>, signal: Option<i32>) -> Failure {
+pub fn failure_of(code: Option<i32>, signal: Option<i32>, memory_ran_out: bool) -> Failure {
     let class = match code {
         Some(code) if code == i32::from(crate::exit::BAD_INPUT) => Class::BadInput,
+        _ if signal == Some(9) && memory_ran_out => Class::OutOfMemory,
         _ => Class::Crash,
     };
     let message = match (code, signal) {
-        (_, Some(9)) => {
-            "its process was killed (signal 9); if nobody did that, look for the kernel's \
-             out-of-memory killer in dmesg"
+        (_, Some(9)) if memory_ran_out => {
+            "the kernel killed its process because memory ran out: lower train.global_batch, \
+             data.prefetch_batches or the number of ranks, or take a machine with more memory"
                 .to_owned()
         }
+        (_, Some(9)) => "its process was killed (signal 9), not for memory".to_owned(),
         (_, Some(signal)) => format!("its process was ended by signal {signal}; see its log"),
         (Some(code), None) => format!("its process ended with exit code {code}; see its log"),
         (None, None) => "its process ended; see its log".to_owned(),

@@ -101,7 +101,7 @@ fn exited(local: u32, incarnation: Incarnation) -> Event {
 }
 
 fn killed() -> Failure {
-    failure_of(None, Some(15))
+    failure_of(None, Some(15), false)
 }
 
 // ---- news ----
@@ -723,7 +723,14 @@ fn after_the_exit_nothing_happens() {
 
 #[test]
 fn an_end_without_words_is_told_from_code_and_signal() {
-    assert_eq!(failure_of(Some(2), None).class, Class::BadInput);
-    assert_eq!(failure_of(Some(1), None).class, Class::Crash);
-    assert!(failure_of(None, Some(9)).message.contains("out-of-memory"));
+    assert_eq!(failure_of(Some(2), None, false).class, Class::BadInput);
+    assert_eq!(failure_of(Some(1), None, false).class, Class::Crash);
+    let killed = failure_of(None, Some(9), false);
+    assert_eq!((killed.class, killed.message.contains("memory ran out")), (Class::Crash, false));
+    let killed = failure_of(None, Some(9), true);
+    assert_eq!(
+        (killed.class, killed.message.contains("memory ran out")),
+        (Class::OutOfMemory, true)
+    );
+    assert_eq!(failure_of(None, Some(15), true).class, Class::Crash);
 }

@@ -235,6 +235,6 @@ impl Cluster {
 
     /// A process that was asked to end does.
     pub(crate) fn dies(&mut self, pid: Pid) {
-        self.die(pid, failure_of(None, Some(15)));
+        self.die(pid, failure_of(None, Some(15), false));
     }
 }

@@ -322,7 +322,7 @@ impl Cluster {
 }
 
 pub(crate) fn killed() -> Failure {
-    session::failure_of(None, Some(9))
+    session::failure_of(None, Some(9), false)
 }
 
 pub(crate) fn bad_input() -> Failure {

@@ -1,0 +1,109 @@
+//! Nodes whose ranks fail again and again are left out for a while, and pauses are spread.
+
+use std::time::Duration;
+
+use super::{
+    Engine, NoticeKind, Phase,
+    membership::{Member, World},
+};
+use crate::{
+    ids::{NodeId, Rank},
+    time::Time,
+};
+
+/// Generations in a row that a node's ranks may end before it is left out.
+const TOLERATED: u32 = 2;
+/// For how long it is left out then; twice as long each further time, up to [`LONGEST`].
+const SHORTEST: Duration = Duration::from_secs(60);
+const LONGEST: Duration = Duration::from_secs(960);
+
+impl Engine {
+    /// Notes on which nodes ranks have died.
+    pub(super) fn blame(&mut self, world: &World, ranks: &[Rank]) {
+        let mut nodes: Vec<&NodeId> =
+            ranks.iter().filter_map(|rank| Some(&world.place_of(*rank)?.node)).collect();
+        nodes.dedup();
+        for node in nodes {
+            if let Some(state) = self.nodes.get_mut(node) {
+                state.blamed = state.blamed.saturating_add(1);
+            }
+        }
+    }
+
+    /// Those who take part in progress have made up for what was before.
+    pub(super) fn forgive(&mut self) {
+        let Some(world) = self.world().cloned() else { return };
+        for (node, state) in &mut self.nodes {
+            if world.includes(node) {
+                state.blamed = 0;
+            }
+        }
+    }
+
+    /// Leaves out those who failed too often, while the others are enough and lose nothing by it.
+    pub(super) fn rest_those_to_blame(&mut self, now: Time) {
+        let Phase::Settling { world, .. } = &self.phase else { return };
+        // For the last save every rank that holds the state is welcome.
+        if self.drain.is_some() {
+            return;
+        }
+        let holds = |member: &Member| {
+            matches!(member, Member::Lost | Member::Started | Member::Ready { step: Some(_), .. })
+        };
+        let holder_among = |wanted: &dyn Fn(&NodeId) -> bool| {
+            world.members().any(|(place, member)| holds(member) && wanted(&place.node))
+        };
+        let bad: Vec<(NodeId, u32)> = self
+            .nodes
+            .iter()
+            .filter(|(_, state)| state.blamed >= TOLERATED && state.rests_until.is_none())
+            .filter(|(node, _)| {
+                !holder_among(&|other| other == *node) || holder_among(&|other| other != *node)
+            })
+            .map(|(node, state)| (node.clone(), state.blamed))
+            .collect();
+        for (node, blamed) in bad {
+            if !self.is_enough_without(&node) {
+                continue;
+            }
+            let doubled = 1 << (blamed - TOLERATED).min(8);
+            let rest = (SHORTEST * doubled).min(LONGEST);
+            if let Some(state) = self.nodes.get_mut(&node) {
+                state.rests_until = Some(now.after(rest));
+            }
+            let seconds = rest.as_secs();
+            let text = format!(
+                "node {node} is left out for {seconds} s: its ranks ended {blamed} generations one after the \
+                 other; look at its logs, its memory and its GPUs"
+            );
+            self.announce(NoticeKind::NodeRests, text);
+        }
+    }
+
+    /// Takes back all that are left out.
+    pub(super) fn wake_all(&mut self) {
+        self.nodes.values_mut().for_each(|state| state.rests_until = None);
+    }
+
+    /// Takes back those who have been left out long enough.
+    pub(super) fn wake_the_rested(&mut self, now: Time) {
+        let mut is_back = false;
+        for state in self.nodes.values_mut() {
+            if state.rests_until.is_some_and(|until| until <= now) {
+                state.rests_until = None;
+                is_back = true;
+            }
+        }
+        if is_back {
+            self.adapt(now);
+            self.open_if_idle(now);
+        }
+    }
+
+    /// Up to a quarter more or less, so that jobs that failed together do not try again together.
+    pub(super) fn spread(&self, pause: Duration) -> Duration {
+        let (job, _) = self.origin.job.0.as_u64_pair();
+        let mixed = (job ^ self.generation.0).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+        pause.mul_f64(0.75 + 0.5 * mixed as f64 / 1_024.0)
+    }
+}
