@@ -104,6 +104,10 @@ chaos: build ## faults without end: 500 kills during saves, 5,000 histories of r
 bench-checkpoint: build ## race checkpoints against torch.distributed.checkpoint; ARGS="--rounds 1" for a quick look
 	scripts/bench-checkpoint/run.sh $(ARGS)
 
+.PHONY: bench-recovery
+bench-recovery: build ## kill what trains, beside torchrun; ARGS="--rounds 1 --goodput-seconds 60" for a quick look
+	scripts/bench-recovery/run.sh $(ARGS)
+
 .PHONY: bench-step
 bench-step: build ## race a training step against PyTorch DDP on the CPU; ARGS="--rounds 2" for a quick look
 	scripts/bench-step/run.sh $(ARGS)
