@@ -49,11 +49,13 @@ const ALL: [Fault; 7] = [
 /// Long enough for all faults.
 fn cluster(faults: u64) -> Cluster {
     Cluster::new()
-        .set(&format!("train.epochs={}", 60 + 40 * faults))
-        .set("evaluation.every_epochs=50")
+        .set(&format!("train.epochs={}", 20 + 10 * faults))
+        .set("train.resolution=32")
+        .set("evaluation.every_epochs=20")
         .set("checkpoint.every_epochs=0")
-        .set("checkpoint.every_steps=150")
+        .set("checkpoint.every_steps=50")
         .set("cluster.hang_seconds=1")
+        .set("cluster.rendezvous_seconds=10")
         .set("cluster.min_ranks=1")
 }
 
@@ -74,7 +76,7 @@ async fn random_faults_in_a_row_change_no_bit() {
     start(&mut cluster, "127.0.0.1:0").await;
     let mut kinds: Vec<Fault> = Vec::new();
     for number in 0..faults {
-        let before = trains(&cluster, 0).await;
+        let before = trains(&cluster, NODES.iter().map(|(_, ranks)| ranks).sum()).await;
         tokio::time::sleep(Duration::from_millis(rng.u64(0..300))).await;
         if kinds.is_empty() {
             kinds.extend(ALL);
@@ -97,14 +99,15 @@ async fn start(cluster: &mut Cluster, listen: &str) {
     }
 }
 
-/// Waits until training has come beyond a step; the step that it is at.
-async fn trains(cluster: &Cluster, beyond: u64) -> u64 {
+/// Waits until so many ranks train; the step that they are at.
+async fn trains(cluster: &Cluster, ranks: u32) -> u64 {
     let wait = async {
         loop {
             let status = cluster.status().await;
             let step = status.latest.as_ref().map_or(0, |latest| latest.step);
             assert!(status.phase() != Phase::Ended, "it ended: {}", status.reason);
-            if status.phase() == Phase::Training && step > beyond {
+            if status.phase() == Phase::Training && status.ranks.len() == ranks as usize && step > 0
+            {
                 return step;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -148,7 +151,8 @@ async fn strike(cluster: &mut Cluster, fault: Fault, rng: &mut fastrand::Rng) {
             let left = cluster.agent_ends(agent).await;
             assert_eq!(left.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
             // The job has gone on without it.
-            trains(cluster, 0).await;
+            let others: u32 = NODES.iter().map(|(_, ranks)| ranks).sum();
+            trains(cluster, others - ranks).await;
             let smaller = cluster.status().await;
             assert!(smaller.ranks.iter().all(|rank| rank.node_id != node), "{smaller:?}");
             cluster.start_agent(&node, ranks);

@@ -7,7 +7,6 @@ use baton_data::{Dataset, Source};
 use baton_job::{
     JobId, JobSpec,
     exit::{Class, Failure},
-    ids::LocalRank,
 };
 use baton_trainer::{
     Error,

@@ -147,7 +147,8 @@ pub enum Directive {
         /// Who asked, in words.
         reason: String,
     },
-    /// Start processes in these places, to be ready when the node is needed; they get no rank as yet.
+    /// Start processes in these places, to be ready when the node is needed; they get no rank as yet. Those
+    /// that were to be ready before and are not are replaced.
     Warm {
         /// Which.
         local_ranks: Vec<LocalRank>,
@@ -255,6 +256,13 @@ pub enum Report {
     Warm {
         /// Its place.
         local_rank: LocalRank,
+    },
+    /// A process that has no rank as yet ended.
+    WarmFailed {
+        /// Its place.
+        local_rank: LocalRank,
+        /// How.
+        failure: Failure,
     },
     /// The node may have to go soon: its ranks were asked for a checkpoint.
     Advised {

@@ -42,6 +42,10 @@ impl From<Report> for v1::AgentMessage {
                 Message::DrainRequested(v1::DrainRequested { reason, seconds_left })
             }
             Report::Warm { local_rank } => Message::Warm(local_rank.0),
+            Report::WarmFailed { local_rank, failure } => Message::WarmFailed(v1::WarmFailed {
+                local_rank: local_rank.0,
+                failure: Some(failure.into()),
+            }),
             Report::Advised { reason } => Message::Advised(v1::Advised { reason }),
         };
         Self { message: Some(message) }
@@ -63,6 +67,10 @@ impl TryFrom<v1::AgentMessage> for Report {
                 Self::DrainRequested { reason, seconds_left }
             }
             Message::Warm(local_rank) => Self::Warm { local_rank: LocalRank(local_rank) },
+            Message::WarmFailed(v1::WarmFailed { local_rank, failure }) => Self::WarmFailed {
+                local_rank: LocalRank(local_rank),
+                failure: required("WarmFailed", "failure", failure)?.try_into()?,
+            },
             Message::Advised(v1::Advised { reason }) => Self::Advised { reason },
         })
     }

@@ -308,6 +308,10 @@ fn report() -> impl Strategy<Value = Report> {
             .prop_map(|(reason, seconds_left)| Report::DrainRequested { reason, seconds_left }),
         word().prop_map(|reason| Report::Advised { reason }),
         any::<u32>().prop_map(|local| Report::Warm { local_rank: LocalRank(local) }),
+        (any::<u32>(), failure()).prop_map(|(local, failure)| Report::WarmFailed {
+            local_rank: LocalRank(local),
+            failure,
+        }),
     ]
 }
 

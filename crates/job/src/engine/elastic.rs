@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use super::{Engine, Node, NoticeKind, Phase, Recovery};
 use crate::{
+    exit::Failure,
     ids::{LocalRank, NodeId},
     message::Directive,
     plan::place_ranks,
@@ -14,10 +15,12 @@ use crate::{
 };
 
 /// What a node was told to start before it is taken in.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct Warming {
     wanted: BTreeSet<LocalRank>,
     ready: BTreeSet<LocalRank>,
+    /// When nobody waits for it any more.
+    pub(super) until: Time,
 }
 
 impl Warming {
@@ -55,11 +58,11 @@ impl Engine {
             self.announce(NoticeKind::Grows, cause.clone());
             return self.regroup(now, cause);
         }
-        self.warm_up_newcomers();
+        self.warm_up_newcomers(now);
     }
 
     /// Tells nodes that could take part to start their processes.
-    fn warm_up_newcomers(&mut self) {
+    fn warm_up_newcomers(&mut self, now: Time) {
         let Phase::Training { world } = &self.phase else { return };
         let offers = self.offers(|node| node.leaving.is_none());
         let (least, most) = (self.policy.min_ranks, self.policy.max_ranks);
@@ -78,7 +81,8 @@ impl Engine {
             }
             let local_ranks = wanted.iter().copied().collect();
             if let Some(state) = self.nodes.get_mut(&node) {
-                state.warming = Some(Warming { wanted, ready: BTreeSet::new() });
+                let until = now.after(self.policy.rendezvous);
+                state.warming = Some(Warming { wanted, ready: BTreeSet::new(), until });
             }
             self.send(&node, Directive::Warm { local_ranks });
         }
@@ -90,6 +94,42 @@ impl Engine {
         if let Some(warming) = warming {
             warming.ready.insert(local_rank);
             self.adapt(now);
+        }
+    }
+
+    /// A process that was to be ready ended. It is tried once more.
+    pub(super) fn warm_failed(
+        &mut self,
+        now: Time,
+        node: &NodeId,
+        local_rank: LocalRank,
+        failure: &Failure,
+    ) {
+        let text = format!("a process that was to join on node {node} ended: {failure}");
+        self.announce(NoticeKind::RankFailed, text);
+        let Some(state) = self.nodes.get_mut(node) else { return };
+        state.blamed = state.blamed.saturating_add(1);
+        if state.is_bad() {
+            state.warming = None;
+            return self.rest(now, node);
+        }
+        if let Some(warming) = &mut state.warming {
+            warming.ready.remove(&local_rank);
+            self.send(node, Directive::Warm { local_ranks: vec![local_rank] });
+        }
+    }
+
+    /// Gives up on nodes that are never ready.
+    pub(super) fn give_up_warming(&mut self, now: Time) {
+        let is_late = |state: &Node| state.warming.as_ref().is_some_and(|w| w.until <= now);
+        let late = self.nodes.iter().filter(|(_, state)| is_late(state));
+        let late: Vec<NodeId> = late.map(|(node, _)| node.clone()).collect();
+        for node in late {
+            if let Some(state) = self.nodes.get_mut(&node) {
+                state.warming = None;
+                state.blamed = state.blamed.saturating_add(1);
+            }
+            self.rest(now, &node);
         }
     }
 

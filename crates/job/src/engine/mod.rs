@@ -345,14 +345,10 @@ impl Engine {
         };
         let lost_nodes = self.nodes.values().filter_map(|node| node.given_up_at);
         let resting = self.nodes.values().filter_map(|node| node.rests_until);
+        let warming = self.nodes.values().filter_map(|node| Some(node.warming.as_ref()?.until));
         let drain = self.drain.as_ref().map(|drain| drain.until);
-        phase
-            .into_iter()
-            .chain(lost_nodes)
-            .chain(resting)
-            .chain(drain)
-            .chain(self.budget_ends_at())
-            .min()
+        let nodes = lost_nodes.chain(resting).chain(warming);
+        phase.into_iter().chain(nodes).chain(drain).chain(self.budget_ends_at()).min()
     }
 
     /// One event in, the actions it calls for out.
@@ -472,6 +468,7 @@ impl Engine {
     fn expire(&mut self, now: Time) {
         self.mind_the_budget(now);
         self.wake_the_rested(now);
+        self.give_up_warming(now);
         let drain = self.drain.clone().filter(|drain| drain.until <= now);
         if let Some(DrainStatus { reason, .. }) = drain.filter(|_| self.outcome().is_none()) {
             self.drain = None;
@@ -529,6 +526,9 @@ impl Engine {
                 self.node_must_go(now, node, &reason, seconds_left);
             }
             Report::Warm { local_rank } => self.heard_warm(now, node, local_rank),
+            Report::WarmFailed { local_rank, failure } => {
+                self.warm_failed(now, node, local_rank, &failure);
+            }
             Report::Advised { reason } => {
                 let text = format!("node {node}: {reason}; a checkpoint is taken");
                 self.announce(NoticeKind::Advised, text);

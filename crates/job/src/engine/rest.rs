@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    Engine, NoticeKind, Phase,
+    Engine, Node, NoticeKind, Phase,
     membership::{Member, World},
 };
 use crate::{
@@ -16,6 +16,13 @@ const TOLERATED: u32 = 2;
 /// For how long it is left out then; twice as long each further time, up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(960);
+
+impl Node {
+    /// Whether its ranks have failed too often one after the other.
+    pub(super) fn is_bad(&self) -> bool {
+        self.blamed >= TOLERATED
+    }
+}
 
 impl Engine {
     /// Notes on which nodes ranks have died.
@@ -53,31 +60,35 @@ impl Engine {
         let holder_among = |wanted: &dyn Fn(&NodeId) -> bool| {
             world.members().any(|(place, member)| holds(member) && wanted(&place.node))
         };
-        let bad: Vec<(NodeId, u32)> = self
+        let bad: Vec<NodeId> = self
             .nodes
             .iter()
-            .filter(|(_, state)| state.blamed >= TOLERATED && state.rests_until.is_none())
+            .filter(|(_, state)| state.is_bad() && state.rests_until.is_none())
             .filter(|(node, _)| {
                 !holder_among(&|other| other == *node) || holder_among(&|other| other != *node)
             })
-            .map(|(node, state)| (node.clone(), state.blamed))
+            .map(|(node, _)| node.clone())
             .collect();
-        for (node, blamed) in bad {
-            if !self.is_enough_without(&node) {
-                continue;
+        for node in bad {
+            if self.is_enough_without(&node) {
+                self.rest(now, &node);
             }
-            let doubled = 1 << (blamed - TOLERATED).min(8);
-            let rest = (SHORTEST * doubled).min(LONGEST);
-            if let Some(state) = self.nodes.get_mut(&node) {
-                state.rests_until = Some(now.after(rest));
-            }
-            let seconds = rest.as_secs();
-            let text = format!(
-                "node {node} is left out for {seconds} s: its ranks ended {blamed} generations one after the \
-                 other; look at its logs, its memory and its GPUs"
-            );
-            self.announce(NoticeKind::NodeRests, text);
         }
+    }
+
+    /// Leaves a node out for a while.
+    pub(super) fn rest(&mut self, now: Time, node: &NodeId) {
+        let Some(state) = self.nodes.get_mut(node) else { return };
+        let blamed = state.blamed;
+        let doubled = 1 << blamed.saturating_sub(TOLERATED).min(8);
+        let rest = (SHORTEST * doubled).min(LONGEST);
+        state.rests_until = Some(now.after(rest));
+        let seconds = rest.as_secs();
+        let text = format!(
+            "node {node} is left out for {seconds} s: its ranks failed {blamed} times one after the other; look \
+             at its logs, its memory and its GPUs"
+        );
+        self.announce(NoticeKind::NodeRests, text);
     }
 
     /// Takes back all that are left out.

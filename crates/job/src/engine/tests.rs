@@ -397,6 +397,37 @@ fn a_node_that_joins_is_taken_in_once_its_processes_are_ready() {
 }
 
 #[test]
+fn a_process_that_ends_before_it_joins_is_tried_once_more_and_then_its_node_rests() {
+    let mut engine = training(&[1]);
+    attach(&mut engine, at(3.0), 1, 2, None);
+    warm(&mut engine, at(4.0), 1, 0);
+    let failed =
+        || Report::WarmFailed { local_rank: LocalRank(0), failure: crash("no memory".to_owned()) };
+
+    let again = told(reports(&mut engine, at(5.0), 1, failed()));
+    assert_eq!(again, [send(1, 2, Directive::Warm { local_ranks: vec![LocalRank(0)] })]);
+    warm(&mut engine, at(6.0), 1, 1);
+    assert_eq!(placed(&engine), ["node0"], "the one that was ready is not");
+
+    let rests = reports(&mut engine, at(7.0), 1, failed());
+    let Some(Action::Announce(notice)) = rests.last() else { panic!("{rests:?}") };
+    assert_eq!(notice.kind, NoticeKind::NodeRests);
+    assert_eq!(engine.deadline(), Some(at(67.0)));
+    let local_ranks = vec![LocalRank(0), LocalRank(1)];
+    assert_eq!(tick(&mut engine, at(67.0)), [send(1, 2, Directive::Warm { local_ranks })]);
+}
+
+#[test]
+fn a_node_that_is_never_ready_to_join_rests() {
+    let mut engine = training(&[1]);
+    attach(&mut engine, at(3.0), 1, 1, None);
+    assert_eq!(engine.deadline(), Some(at(23.0)), "as long as a meeting may take");
+    assert_eq!(tick(&mut engine, at(23.0)), []);
+    assert_eq!(engine.deadline(), Some(at(83.0)));
+    assert_eq!(engine.status().phase, PhaseName::Training);
+}
+
+#[test]
 fn a_node_that_joined_between_two_generations_is_taken_in_afterwards() {
     let mut engine = forming(&[1]);
     attach(&mut engine, at(0.5), 1, 1, None);

@@ -368,6 +368,7 @@ impl Session {
             let Some(slot) = self.slot_mut(local_rank) else { continue };
             slot.seat = seat;
             slot.heard = None;
+            slot.warm = None;
             match (&slot.process, &slot.seat) {
                 (Process::Alive { phase }, Some(seat)) if !hangs && phase.is_reusable() => {
                     let command = seat.join();
@@ -414,19 +415,28 @@ impl Session {
 
     fn warm_up(&mut self, local_ranks: &[LocalRank]) {
         for &local_rank in local_ranks {
-            let Some(slot) = self.slot_mut(local_rank) else { continue };
-            if let (Process::Empty { .. }, None) = (&slot.process, &slot.seat) {
-                self.spawn(local_rank);
+            let Some(slot) = self.slot_mut(local_rank).filter(|slot| slot.seat.is_none()) else {
+                continue;
+            };
+            let is_ready = slot.warm == Some(true);
+            slot.warm = Some(is_ready && slot.is_alive());
+            match &slot.process {
+                Process::Empty { .. } => self.spawn(local_rank),
+                Process::Alive { .. } if is_ready => self.report(Report::Warm { local_rank }),
+                Process::Alive { .. } => {
+                    slot.process = Process::Stopping { kill_at: None };
+                    self.actions.push(Action::Kill(local_rank));
+                }
+                // Another one follows.
+                Process::Stopping { .. } => {}
             }
         }
     }
 
     fn warm(&mut self, local_rank: LocalRank, incarnation: Incarnation) {
-        let slot = self.slots.get(local_rank.0 as usize);
-        let waits = |slot: &&Slot| {
-            slot.incarnation == incarnation && slot.is_alive() && slot.seat.is_none()
-        };
-        if slot.filter(waits).is_some() {
+        let Some(slot) = self.slot_mut(local_rank) else { return };
+        if slot.incarnation == incarnation && slot.is_alive() && slot.warm.is_some() {
+            slot.warm = Some(true);
             self.report(Report::Warm { local_rank });
         }
     }
@@ -517,10 +527,16 @@ impl Session {
                         rank: seat.rank,
                         news,
                     });
+                } else if slot.warm.take().is_some() {
+                    self.report(Report::WarmFailed { local_rank, failure });
                 }
             }
             Process::Stopping { .. } | Process::Empty { .. } => {
-                if self.leaving.is_none() {
+                let is_to_be_warm = slot.warm.is_some() && slot.seat.is_none();
+                if self.leaving.is_some() {
+                } else if is_to_be_warm {
+                    self.spawn(local_rank);
+                } else {
                     self.spawn_if_empty(local_rank);
                 }
             }

@@ -46,6 +46,8 @@ pub(super) struct Slot {
     pub(super) process: Process,
     /// Of the process, in the newest generation.
     pub(super) heard: Option<Heard>,
+    /// Its process is to be ready although it has no seat as yet; whether it is.
+    pub(super) warm: Option<bool>,
 }
 
 impl Default for Slot {
@@ -55,6 +57,7 @@ impl Default for Slot {
             incarnation: Incarnation(0),
             process: Process::Empty { done: None },
             heard: None,
+            warm: None,
         }
     }
 }

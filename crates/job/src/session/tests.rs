@@ -589,6 +589,27 @@ fn a_place_without_a_rank_is_warmed_up_and_the_process_taken_by_the_next_launch(
 }
 
 #[test]
+fn a_process_that_is_to_be_warm_and_is_not_is_replaced_and_its_end_told() {
+    let mut session = attached(1);
+    session.handle(at(1.0), launched(1, 0));
+    let warm = || Event::Directed(Directive::Warm { local_ranks: vec![LocalRank(0)] });
+    session.handle(at(1.1), warm());
+
+    let Action::Send(Report::WarmFailed { local_rank, .. }) = &exit(&mut session, at(2.0), 0)[0]
+    else {
+        panic!()
+    };
+    assert_eq!(*local_rank, LocalRank(0));
+
+    let spawned = session.handle(at(3.0), warm());
+    assert!(matches!(spawned[..], [Action::Spawn { .. }]), "{spawned:?}");
+    // It hangs.
+    assert_eq!(session.handle(at(90.0), warm()), [Action::Kill(LocalRank(0))]);
+    let spawned = exit(&mut session, at(90.1), 0);
+    assert!(matches!(spawned[..], [Action::Spawn { .. }]), "{spawned:?}");
+}
+
+#[test]
 fn advice_asks_for_a_checkpoint_and_training_goes_on() {
     let mut session = training(2);
     let reason = "rebalance recommendation".to_owned();
