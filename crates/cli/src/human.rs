@@ -15,6 +15,17 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
+/// How long ago something was, in one unit.
+pub(crate) fn ago(seconds: f64) -> String {
+    let whole = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX).as_secs();
+    match whole {
+        0..60 => format!("{whole} s ago"),
+        60..3_600 => format!("{} min ago", whole / 60),
+        3_600..86_400 => format!("{} h ago", whole / 3_600),
+        _ => format!("{} d ago", whole / 86_400),
+    }
+}
+
 /// A number of bytes in decimal units.
 pub(crate) fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
@@ -107,6 +118,12 @@ mod tests {
         assert_eq!(shown[..5], ["0.4 s", "12 s", "3 min 12 s", "2 h 05 min", "1 d 3 h"]);
         assert!(shown[5].ends_with(" h"), "{}", shown[5]);
         assert_eq!(shown[6], "0.0 s");
+    }
+
+    #[test]
+    fn ages_have_one_unit() {
+        let shown = [-1.0, 59.9, 60.0, 3_599.0, 7_200.0, 200_000.0].map(ago);
+        assert_eq!(shown, ["0 s ago", "59 s ago", "1 min ago", "59 min ago", "2 h ago", "2 d ago"]);
     }
 
     #[test]

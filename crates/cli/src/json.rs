@@ -53,8 +53,10 @@ pub(crate) struct Status {
     pub(crate) divergences: Vec<Divergence>,
     /// What the job has cost.
     pub(crate) spending: Spending,
-    /// Failures since the coordinator started.
+    /// The newest 1,000 failures and planned changes of nodes since the coordinator started, oldest first.
     pub(crate) recoveries: Vec<Recovery>,
+    /// The number of all of them.
+    pub(crate) recoveries_total: u64,
     /// Messages refused because they came from an older generation or connection.
     pub(crate) stale_messages: u64,
     /// Where the state came from that training last began with, in words.
@@ -286,23 +288,57 @@ pub(crate) struct Node {
     pub(crate) attached: bool,
 }
 
-/// One failure and its recovery.
+/// `baton recoveries --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Recoveries {
+    /// Number of recoveries since the coordinator started.
+    pub(crate) recoveries_total: u64,
+    /// Median over those below that came to their first update.
+    pub(crate) median_total_seconds: Option<f64>,
+    /// The longest of them.
+    pub(crate) worst_total_seconds: Option<f64>,
+    /// Updates that had to be made again for all below.
+    pub(crate) lost_steps: u64,
+    /// The newest 1,000, oldest first.
+    pub(crate) recoveries: Vec<Recovery>,
+}
+
+/// A failure or a planned change of nodes, and its recovery. A part of it begins where the one before it ended, and is
+/// `null` until it has ended; for good, if the generation that took over failed before its first update.
 #[derive(Debug, Serialize)]
 pub(crate) struct Recovery {
-    /// The generation that took over.
+    /// The generation that took over; the one that failed, until another is opened.
     pub(crate) generation: u64,
-    /// What failed.
+    /// What failed, or which nodes came or went.
     pub(crate) cause: String,
-    /// Until the new generation was opened.
-    pub(crate) launch_seconds: Option<f64>,
-    /// From there until all ranks were ready.
-    pub(crate) ready_seconds: Option<f64>,
-    /// From there until all ranks had the state.
-    pub(crate) start_seconds: Option<f64>,
-    /// From there until the first update.
-    pub(crate) step_seconds: Option<f64>,
-    /// Updates that were made again.
+    /// Nodes came or went; nothing failed.
+    pub(crate) planned: bool,
+    /// Since the first word of it.
+    pub(crate) age_seconds: f64,
+    /// From that word until the new generation was opened: to hear who died, and a pause before a restart.
+    pub(crate) settle_seconds: Option<f64>,
+    /// Until the ranks that hold state had left the old generation and were ready again.
+    pub(crate) tear_down_seconds: Option<f64>,
+    /// Until the ranks that had to be started were ready too; 0 if there were none.
+    pub(crate) respawn_seconds: Option<f64>,
+    /// Until all ranks had met. If one could not tell, it stays `null` and counts to the next part.
+    pub(crate) rendezvous_seconds: Option<f64>,
+    /// Until all ranks had the state.
+    pub(crate) restore_seconds: Option<f64>,
+    /// Until the first update was done.
+    pub(crate) first_step_seconds: Option<f64>,
+    /// All parts together, once the first update was done.
+    pub(crate) total_seconds: Option<f64>,
+    /// Updates that had to be made again; known once all ranks have the state.
     pub(crate) lost_steps: u64,
+    /// An earlier name of `settle_seconds`.
+    pub(crate) launch_seconds: Option<f64>,
+    /// `tear_down_seconds` and `respawn_seconds` together.
+    pub(crate) ready_seconds: Option<f64>,
+    /// `rendezvous_seconds` and `restore_seconds` together.
+    pub(crate) start_seconds: Option<f64>,
+    /// An earlier name of `first_step_seconds`.
+    pub(crate) step_seconds: Option<f64>,
 }
 
 /// How a job ended.
@@ -651,6 +687,7 @@ impl From<&v1::GetStatusResponse> for Status {
             divergences: status.incidents.iter().map(Into::into).collect(),
             spending: status.spending.unwrap_or_default().into(),
             recoveries: status.recoveries.iter().map(Into::into).collect(),
+            recoveries_total: status.recoveries_total,
             stale_messages: status.stale_messages,
             began_with: status.began_with.clone(),
             drain: status.drain.clone().map(Into::into),
@@ -843,13 +880,27 @@ impl From<&v1::Recovery> for Recovery {
         Self {
             generation: recovery.generation,
             cause: recovery.cause.clone(),
-            launch_seconds: recovery.launch_seconds,
-            ready_seconds: recovery.ready_seconds,
-            start_seconds: recovery.start_seconds,
-            step_seconds: recovery.step_seconds,
+            planned: recovery.planned,
+            age_seconds: recovery.age_seconds,
+            settle_seconds: recovery.settle_seconds,
+            tear_down_seconds: recovery.tear_down_seconds,
+            respawn_seconds: recovery.respawn_seconds,
+            rendezvous_seconds: recovery.rendezvous_seconds,
+            restore_seconds: recovery.restore_seconds,
+            first_step_seconds: recovery.first_step_seconds,
+            total_seconds: recovery.total_seconds,
             lost_steps: recovery.lost_steps,
+            launch_seconds: recovery.settle_seconds,
+            ready_seconds: with(recovery.tear_down_seconds, recovery.respawn_seconds),
+            start_seconds: with(recovery.rendezvous_seconds, recovery.restore_seconds),
+            step_seconds: recovery.first_step_seconds,
         }
     }
+}
+
+/// A part of a recovery with the one before it, once it has ended.
+fn with(before: Option<f64>, part: Option<f64>) -> Option<f64> {
+    part.map(|seconds| before.unwrap_or_default() + seconds)
 }
 
 impl From<&v1::Outcome> for Outcome {

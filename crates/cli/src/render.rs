@@ -234,6 +234,9 @@ pub(crate) enum Day {
 
 // ---- several lines ----
 
+/// Recoveries that a status shows.
+const RECOVERIES: usize = 5;
+
 /// `baton status`.
 pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     let mut lines = vec![format!(
@@ -267,8 +270,12 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     for incident in &status.incidents {
         add("diverged", Some(self::incident(incident)));
     }
-    for recovery in &status.recoveries {
-        add("recovery", Some(self::recovery(recovery)));
+    let earlier = status.recoveries.len().saturating_sub(RECOVERIES);
+    let all = human::grouped(status.recoveries_total);
+    add("recoveries", (earlier > 0).then(|| format!("{all}; `baton recoveries` tells of all")));
+    for recovery in &status.recoveries[earlier..] {
+        let under_way = recovery_under_way(status) == Some(recovery);
+        add("recovery", Some(self::recovery(recovery, under_way)));
     }
     let stale = status.stale_messages;
     add("refused", (stale > 0).then(|| human::count(stale, "stale message")));
@@ -402,27 +409,40 @@ fn nodes(nodes: &[v1::NodeStatus]) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-fn recovery(recovery: &Recovery) -> String {
-    let parts = [
-        ("launch", recovery.launch_seconds),
-        ("ready", recovery.ready_seconds),
-        ("state", recovery.start_seconds),
-        ("first step", recovery.step_seconds),
-    ];
-    let known: Vec<String> = parts
-        .iter()
-        .filter_map(|(name, seconds)| seconds.map(|seconds| format!("{name} {seconds:.2} s")))
-        .collect();
-    let total: f64 = parts.iter().filter_map(|(_, seconds)| *seconds).sum();
-    let parts = known.join(", ");
+/// `rank 1: killed: recovered in 0.52 s (settle 0.01 s, …), 1 step lost`, or how far it has come.
+fn recovery(recovery: &Recovery, under_way: bool) -> String {
+    let told = |(name, seconds): (&str, Option<f64>)| {
+        seconds.map(|seconds| format!("{name} {seconds:.2} s"))
+    };
+    let known: Vec<String> = recovery_parts(recovery).into_iter().filter_map(told).collect();
+    let parts = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
+    let cause = &recovery.cause;
     let lost = human::count(recovery.lost_steps, "step");
-    match (recovery.step_seconds, known.is_empty()) {
-        (Some(_), _) => {
-            format!("{}: recovered in {total:.2} s ({parts}), {lost} made again", recovery.cause)
-        }
-        (None, true) => format!("{}: recovering", recovery.cause),
-        (None, false) => format!("{}: recovering ({parts})", recovery.cause),
+    match recovery.total_seconds {
+        Some(total) if recovery.planned => format!("{cause}: went on after {total:.2} s{parts}"),
+        Some(total) => format!("{cause}: recovered in {total:.2} s{parts}, {lost} lost"),
+        None if under_way => format!("{cause}: recovering{parts}"),
+        None => format!("{cause}: ended before the first step{parts}"),
     }
+}
+
+/// The parts of a recovery with their names, in order.
+pub(crate) fn recovery_parts(recovery: &Recovery) -> [(&'static str, Option<f64>); 6] {
+    [
+        ("settle", recovery.settle_seconds),
+        ("tear down", recovery.tear_down_seconds),
+        ("respawn", recovery.respawn_seconds),
+        ("rendezvous", recovery.rendezvous_seconds),
+        ("restore", recovery.restore_seconds),
+        ("first step", recovery.first_step_seconds),
+    ]
+}
+
+/// The recovery that may yet come to its first step: the last, unless its generation has failed in its turn.
+pub(crate) fn recovery_under_way(status: &GetStatusResponse) -> Option<&Recovery> {
+    let goes_on =
+        |last: &&Recovery| last.total_seconds.is_none() && last.generation == status.generation;
+    status.recoveries.last().filter(goes_on).filter(|_| status.outcome.is_none())
 }
 
 /// What went wrong, and what was done; the generation that took over is only known if one did.

@@ -66,15 +66,8 @@ pub(crate) fn training() -> GetStatusResponse {
         ],
         skipped_samples: 13,
         nodes: vec![node("a", 2, true), node("b", 1, true)],
-        recoveries: vec![Recovery {
-            generation: 2,
-            cause: "rank 1 on a: its process was killed".to_owned(),
-            launch_seconds: Some(0.01),
-            ready_seconds: Some(0.31),
-            start_seconds: Some(0.12),
-            step_seconds: Some(0.08),
-            lost_steps: 1,
-        }],
+        recoveries: vec![Recovery { lost_steps: 1, ..recovered(192.0) }],
+        recoveries_total: 1,
         incidents: vec![went_back(1, 70)],
         spending: Some(Spending {
             hours: 1.25,
@@ -101,11 +94,67 @@ pub(crate) fn recovering() -> GetStatusResponse {
     status.eta_seconds = None;
     status.recoveries.push(Recovery {
         generation: 3,
-        cause: "rank 2 on b: its process was killed".to_owned(),
-        launch_seconds: Some(0.01),
+        cause: "rank 2: its process was killed".to_owned(),
+        settle_seconds: Some(0.015_625),
+        age_seconds: 0.5,
         ..Recovery::default()
     });
+    status.recoveries_total = 2;
     status
+}
+
+/// As `recovering`, after a planned change, a recovery that failed, and more than are kept.
+pub(crate) fn recovering_again() -> GetStatusResponse {
+    let mut status = recovering();
+    let planned = Recovery {
+        cause: "node b takes part with 1 rank from here on".to_owned(),
+        planned: true,
+        respawn_seconds: Some(0.0),
+        rendezvous_seconds: None,
+        total_seconds: Some(0.312_5),
+        ..recovered(7_500.0)
+    };
+    let failed = Recovery {
+        settle_seconds: Some(1.0),
+        tear_down_seconds: Some(0.0),
+        respawn_seconds: Some(2.5),
+        age_seconds: 400.0,
+        cause:
+            "rank 0: its process was killed (signal 9); if nobody did that, look for the kernel's \
+                out-of-memory killer in dmesg"
+                .to_owned(),
+        ..Recovery::default()
+    };
+    let slow = Recovery {
+        respawn_seconds: Some(10.25),
+        total_seconds: Some(10.5),
+        lost_steps: 12,
+        ..recovered(3_700.0)
+    };
+    status.recoveries.splice(..0, [recovered(100_000.0), planned, slow, failed]);
+    for (recovery, generation) in status.recoveries.iter_mut().zip(2..) {
+        recovery.generation = generation;
+        status.generation = generation;
+    }
+    status.recoveries_total = 1_234;
+    status
+}
+
+/// A recovery that came to its first step.
+fn recovered(age_seconds: f64) -> Recovery {
+    Recovery {
+        generation: 2,
+        cause: "rank 1: its process was killed".to_owned(),
+        settle_seconds: Some(0.015_625),
+        tear_down_seconds: Some(0.062_5),
+        respawn_seconds: Some(0.25),
+        rendezvous_seconds: Some(0.031_25),
+        restore_seconds: Some(0.125),
+        first_step_seconds: Some(0.078_125),
+        total_seconds: Some(0.562_5),
+        age_seconds,
+        ..Recovery::default()
+    }
 }
 
 /// Asked to save and stop.
@@ -192,6 +241,7 @@ fn ended(kind: outcome::Kind, reason: &str, failure: Option<Failure>) -> GetStat
         spending: Some(Spending { hours: 1.25, dollars: Some(5.0), ..Spending::default() }),
         incidents: vec![],
         recoveries: vec![],
+        recoveries_total: 0,
         stale_messages: 0,
         eta_seconds: None,
         outcome: Some(Outcome { kind: kind.into(), reason: String::new(), failure }),

@@ -246,7 +246,15 @@ fn commands_without_a_coordinator_fail_with_one_line_and_a_remedy() {
     let place = Place::new();
     // Port 1 is nobody's.
     let at = ["--coordinator", "http://127.0.0.1:1"];
-    for command in [&["status"][..], &["watch"], &["drain"], &["stop"], &["checkpoint", "now"]] {
+    for command in [
+        &["status"][..],
+        &["watch"],
+        &["recoveries"],
+        &["recoveries", "--json"],
+        &["drain"],
+        &["stop"],
+        &["checkpoint", "now"],
+    ] {
         let error = place.refused(1, &[command, &at].concat());
         assert!(error.contains("127.0.0.1:1") && error.contains("baton up"), "{error}");
     }

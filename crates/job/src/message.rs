@@ -282,7 +282,9 @@ pub enum RankNews {
         /// Its last finished step, if it holds state.
         step: Option<Step>,
     },
-    /// It met the others and has the state; training begins.
+    /// It met the others; now it takes the state. Told by every rank.
+    Met,
+    /// It has the state; training begins.
     Started {
         /// Where the state came from.
         source: StateSource,

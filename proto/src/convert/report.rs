@@ -152,6 +152,7 @@ impl From<RankNews> for News {
     fn from(news: RankNews) -> Self {
         match news {
             RankNews::Ready { address, step } => Self::Ready(ready(address, step)),
+            RankNews::Met => Self::Met(v1::Empty {}),
             RankNews::Started { source, progress } => Self::Started(v1::RankStarted {
                 source: Some(source.into()),
                 progress: Some(progress.into()),
@@ -192,6 +193,7 @@ impl TryFrom<News> for RankNews {
             News::Ready(v1::RankReady { address, step }) => {
                 Self::Ready { address, step: step.map(Step) }
             }
+            News::Met(v1::Empty {}) => Self::Met,
             News::Started(v1::RankStarted { source, progress }) => Self::Started {
                 source: required("RankStarted", "source", source)?.into(),
                 progress: required("RankStarted", "progress", progress)?.try_into()?,

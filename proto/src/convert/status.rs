@@ -67,7 +67,8 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
         ranks: status.ranks.iter().map(|rank| rank_status(rank, now)).collect(),
         nodes: status.nodes.iter().map(Into::into).collect(),
         skipped_samples: status.skipped_samples,
-        recoveries: status.recoveries.iter().map(Into::into).collect(),
+        recoveries: status.recoveries.iter().map(|one| recovery(one, now)).collect(),
+        recoveries_total: status.recoveries_total,
         incidents: status.incidents.iter().map(Into::into).collect(),
         spending: Some(spending(status, now)),
         eta_seconds: status.eta_seconds(),
@@ -133,18 +134,22 @@ impl From<&NodeStatus> for v1::NodeStatus {
     }
 }
 
-impl From<&Recovery> for v1::Recovery {
-    fn from(recovery: &Recovery) -> Self {
-        let part = |from: Option<Time>, to: Option<Time>| Some(seconds(from?, to?));
-        Self {
-            generation: recovery.generation.0,
-            cause: recovery.cause.clone(),
-            launch_seconds: part(Some(recovery.lost_at), recovery.launched_at),
-            ready_seconds: part(recovery.launched_at, recovery.ready_at),
-            start_seconds: part(recovery.ready_at, recovery.started_at),
-            step_seconds: part(recovery.started_at, recovery.stepped_at),
-            lost_steps: recovery.lost_steps,
-        }
+fn recovery(recovery: &Recovery, now: Time) -> v1::Recovery {
+    let seconds_of = |took: Option<Duration>| took.map(|took| took.as_secs_f64());
+    let parts = recovery.parts();
+    v1::Recovery {
+        generation: recovery.generation.0,
+        cause: recovery.cause.clone(),
+        settle_seconds: seconds_of(parts.settle),
+        tear_down_seconds: seconds_of(parts.tear_down),
+        respawn_seconds: seconds_of(parts.respawn),
+        rendezvous_seconds: seconds_of(parts.rendezvous),
+        restore_seconds: seconds_of(parts.restore),
+        first_step_seconds: seconds_of(parts.first_step),
+        total_seconds: seconds_of(recovery.total()),
+        lost_steps: recovery.lost_steps,
+        planned: recovery.planned,
+        age_seconds: seconds(recovery.lost_at, now),
     }
 }
 

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use baton_job::{
     Epoch, Generation, NodeId, Rank, Step, Time,
@@ -252,6 +252,7 @@ fn evaluated() -> impl Strategy<Value = RankNews> {
 fn news() -> impl Strategy<Value = RankNews> {
     prop_oneof![
         ready().prop_map(|(address, step)| RankNews::Ready { address, step }),
+        Just(RankNews::Met),
         (source(), progress())
             .prop_map(|(source, progress)| RankNews::Started { source, progress }),
         step_news().prop_map(RankNews::Stepped),
@@ -452,6 +453,24 @@ fn an_agent_of_another_version_is_told_both() {
 
 // ---- status ----
 
+/// All are ready.
+fn recovery() -> Recovery {
+    Recovery {
+        generation: Generation(2),
+        cause: "rank 1 was killed".into(),
+        planned: false,
+        lost_at: Time(5_000),
+        launched_at: Some(Time(5_250)),
+        torn_down_at: Some(Time(5_750)),
+        ready_at: Some(Time(7_250)),
+        met_at: None,
+        started_at: None,
+        stepped_at: None,
+        step_before: Step(40),
+        lost_steps: 0,
+    }
+}
+
 fn draining_since_8_s() -> Status {
     Status {
         phase: PhaseName::Draining,
@@ -467,17 +486,8 @@ fn draining_since_8_s() -> Status {
         best: None,
         commit: None,
         skipped_samples: 0,
-        recoveries: vec![Recovery {
-            generation: Generation(2),
-            cause: "rank 1 was killed".into(),
-            lost_at: Time(5_000),
-            launched_at: Some(Time(5_250)),
-            ready_at: Some(Time(7_250)),
-            started_at: None,
-            stepped_at: None,
-            step_before: Step(40),
-            lost_steps: 0,
-        }],
+        recoveries: Arc::new([recovery()].into()),
+        recoveries_total: 3,
         incidents: vec![],
         spending: Spending::default(),
         stale_messages: 3,
@@ -504,11 +514,36 @@ fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
     assert_eq!((drain.seconds_left, drain.stop_step), (110.0, Some(41)));
     assert_eq!((drain.agreed_after_seconds, drain.copied_after_seconds), (Some(0.25), Some(0.5)));
     assert_eq!(drain.durable_after_seconds, None);
-    let recovery = &wire.recoveries[0];
-    assert_eq!(recovery.launch_seconds, Some(0.25));
-    assert_eq!(recovery.ready_seconds, Some(2.0));
-    assert_eq!((recovery.start_seconds, recovery.step_seconds), (None, None));
+    let expected = v1::Recovery {
+        generation: 2,
+        cause: "rank 1 was killed".into(),
+        settle_seconds: Some(0.25),
+        tear_down_seconds: Some(0.5),
+        respawn_seconds: Some(1.5),
+        age_seconds: 5.0,
+        ..v1::Recovery::default()
+    };
+    assert_eq!((wire.recoveries, wire.recoveries_total), (vec![expected], 3));
     assert_eq!(wire.stale_messages, 3);
+}
+
+#[test]
+fn a_recovery_that_came_to_its_first_step_tells_all_its_parts_and_their_sum() {
+    let whole = Recovery {
+        planned: true,
+        met_at: Some(Time(7_500)),
+        started_at: Some(Time(8_500)),
+        stepped_at: Some(Time(8_625)),
+        lost_steps: 2,
+        ..recovery()
+    };
+    let told = Status { recoveries: Arc::new([whole].into()), ..draining_since_8_s() };
+
+    let wire = status(&told, Time(10_000)).recoveries.remove(0);
+
+    assert_eq!((wire.rendezvous_seconds, wire.restore_seconds), (Some(0.25), Some(1.0)));
+    assert_eq!((wire.first_step_seconds, wire.total_seconds), (Some(0.125), Some(3.625)));
+    assert_eq!((wire.lost_steps, wire.planned), (2, true));
 }
 
 #[test]

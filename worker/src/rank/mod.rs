@@ -186,6 +186,7 @@ impl RankProcess {
             return Err(baton_collectives::Error::Aborted { operation: "rendezvous" }.into());
         };
         let mut collective = self.meet(listener, orders, &peers)?;
+        self.voice.say(generation, RankNews::Met);
         let mut seat =
             Seat { generation, collective: collective.as_mut(), restore: &orders.restore };
         let mut tell = |news| self.voice.say(generation, news);

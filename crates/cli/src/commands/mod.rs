@@ -5,6 +5,7 @@ mod completion;
 mod data;
 mod drain;
 pub(crate) mod recipe;
+mod recoveries;
 mod status;
 mod stop;
 mod watch;
@@ -48,6 +49,7 @@ enum Command {
     Up(up::Args),
     Status(status::Args),
     Watch(watch::Args),
+    Recoveries(recoveries::Args),
     Drain(drain::Args),
     Stop(stop::Args),
     #[command(subcommand)]
@@ -66,6 +68,7 @@ impl Cli {
             Command::Up(args) => return up::run(args).await,
             Command::Status(args) => status::run(args).await,
             Command::Watch(args) => watch::run(args).await,
+            Command::Recoveries(args) => recoveries::run(args).await,
             Command::Drain(args) => drain::run(args).await,
             Command::Stop(args) => stop::run(args).await,
             Command::Checkpoint(command) => return checkpoint::run(command).await,

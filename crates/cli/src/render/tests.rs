@@ -20,6 +20,22 @@ fn status_while_recovering() {
 }
 
 #[test]
+fn status_shows_the_newest_recoveries_and_names_the_command_for_the_others() {
+    assert_snapshot!(status(&testing::recovering_again(), Paint::Plain));
+}
+
+#[test]
+fn a_recovery_is_under_way_while_no_later_generation_and_no_end_has_come() {
+    let told = testing::recovering();
+    assert_eq!(recovery_under_way(&told), told.recoveries.last());
+    assert_eq!(recovery_under_way(&testing::training()), None, "it is done");
+    let rolled_back = GetStatusResponse { generation: 4, ..testing::recovering() };
+    assert_eq!(recovery_under_way(&rolled_back), None);
+    let ended = GetStatusResponse { outcome: testing::failed().outcome, ..testing::recovering() };
+    assert_eq!(recovery_under_way(&ended), None);
+}
+
+#[test]
 fn status_while_draining() {
     assert_snapshot!(status(&testing::draining(), Paint::Plain));
 }

@@ -109,6 +109,7 @@ impl Engine {
         let Some(Rollback { before, .. }) = incident.rollback else { return };
         // Steps that are made again are progress again.
         self.high_water = Step(0);
+        self.reached = Step(0);
         self.evaluation.take_if(|found| found.step >= before);
         self.best.take_if(|(step, _)| *step >= before);
     }
@@ -118,20 +119,20 @@ impl Engine {
     fn go_back(&mut self, now: Time, diagnosis: &Diagnosis) {
         let failure = crash(format!("rolling back: {}", diagnosis.divergence));
         let reattaching = match &self.phase {
-            Phase::Reattaching { until, .. } => Some(*until),
+            Phase::Reattaching { until, lost_at, .. } => Some((*until, *lost_at)),
             _ => None,
         };
         let Some(mut world) = self.take_world() else { return };
         world.all_lose_touch();
-        if let Some(until) = reattaching {
-            self.phase = Phase::Reattaching { world, until };
+        if let Some((until, lost_at)) = reattaching {
+            self.phase = Phase::Reattaching { world, until, lost_at };
             return self.finish_reattaching(now);
         }
         let reason = match self.away(&world) {
             Some(node) => format!("{failure}; waiting for node {node}, which is away"),
             None => failure.message.clone(),
         };
-        self.set_phase(now, Phase::Settling { world, until: now, failure }, reason);
+        self.set_phase(now, Phase::Settling { world, until: now, lost_at: now, failure }, reason);
         self.settle(now);
     }
 

@@ -67,7 +67,6 @@ impl Engine {
             copied_at: None,
             durable_at: None,
         });
-        self.wake_all();
         match &self.phase {
             Phase::Training { .. } => self.send_drain_if_wanted(now),
             // Too few ranks to save anything.

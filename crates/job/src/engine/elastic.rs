@@ -43,7 +43,7 @@ impl Engine {
         });
         if let Some((node, reason)) = leaving {
             return match self.is_enough_without(&node) {
-                true => self.regroup(now, reason),
+                true => self.regroup(now, &reason),
                 false => self.drain(now, reason, None),
             };
         }
@@ -56,7 +56,7 @@ impl Engine {
             let ranks = if count == 1 { "rank" } else { "ranks" };
             let cause = format!("node {node} takes part with {count} {ranks} from here on");
             self.announce(NoticeKind::Grows, cause.clone());
-            return self.regroup(now, cause);
+            return self.regroup(now, &cause);
         }
         self.warm_up_newcomers(now);
     }
@@ -134,8 +134,9 @@ impl Engine {
     }
 
     /// Opens a generation of other nodes although nothing failed. Every rank keeps its state.
-    fn regroup(&mut self, now: Time, cause: String) {
-        self.recoveries.push(Recovery::new(self.generation, cause, now, self.high_water));
+    fn regroup(&mut self, now: Time, cause: &str) {
+        let recovery = Recovery::new(self.generation, cause, now, self.reached);
+        self.recoveries.begin(Recovery { planned: true, ..recovery });
         self.open(now);
         self.release_the_leaving();
     }

@@ -1,12 +1,13 @@
 //! One generation's ranks: where each runs and how far it has come.
 
-use std::mem::discriminant;
+use std::{collections::BTreeSet, mem::discriminant};
 
 use crate::{
     exit::{Class, Failure, Outcome},
     ids::{LocalRank, NodeId, Rank, Step},
     message::{LoaderNews, RankNews, RankPhase},
     plan::Placement,
+    time::Time,
 };
 
 use super::{news_of, pulses::Pulses};
@@ -16,8 +17,8 @@ use super::{news_of, pulses::Pulses};
 pub(super) enum Member {
     /// Its agent was told to run it.
     Launched,
-    /// It listens; `step` if it holds state.
-    Ready { address: String, step: Option<Step> },
+    /// It listens, since then; `step` if it holds state.
+    Ready { address: String, step: Option<Step>, since: Time },
     /// It met the others and has the state.
     Started,
     /// It lost touch with the others and waits.
@@ -46,6 +47,8 @@ pub(super) struct World {
     pub(super) pulses: Pulses,
     /// Addresses by rank, once all were ready.
     peers: Vec<String>,
+    /// Those that told that they met the others.
+    met: BTreeSet<Rank>,
 }
 
 impl World {
@@ -62,7 +65,8 @@ impl World {
         let members = vec![each; placements.len()];
         let loaders = vec![None; placements.len()];
         let pulses = Pulses::new(placements.len());
-        Self { placements, members, loaders, pulses, peers: Vec::new() }
+        let (peers, met) = (Vec::new(), BTreeSet::new());
+        Self { placements, members, loaders, pulses, peers, met }
     }
 
     pub(super) fn placements(&self) -> &[Placement] {
@@ -155,6 +159,30 @@ impl World {
     pub(super) fn holds_state_at(&self, rank: Rank) -> bool {
         let member = self.members.get(rank.0 as usize);
         matches!(member, Some(Member::Ready { step: Some(_), .. }))
+    }
+
+    /// It listens. What is told again on a reconnect makes it ready no later.
+    pub(super) fn set_ready(&mut self, now: Time, rank: Rank, address: String, step: Option<Step>) {
+        let since = match self.members.get(rank.0 as usize) {
+            Some(Member::Ready { since, .. }) => *since,
+            _ => now,
+        };
+        self.set(rank, Member::Ready { address, step, since });
+    }
+
+    /// When the last of the ready ranks that hold state was so.
+    pub(super) fn holders_ready_at(&self) -> Option<Time> {
+        let ready_at = |member: &Member| match member {
+            Member::Ready { step: Some(_), since, .. } => Some(*since),
+            _ => None,
+        };
+        self.members.iter().filter_map(ready_at).max()
+    }
+
+    /// It met the others; whether all have told so.
+    pub(super) fn set_met(&mut self, rank: Rank) -> bool {
+        self.met.insert(rank);
+        self.met.len() == self.placements.len()
     }
 
     /// Fixes and returns every rank's address, if all are ready.

@@ -31,6 +31,7 @@ mod membership;
 mod notice;
 mod pulses;
 mod record;
+mod recovery;
 mod rest;
 mod skips;
 mod status;
@@ -44,6 +45,7 @@ use self::{
     drain::DrainStage,
     elastic::Warming,
     membership::{Member, World},
+    recovery::Recoveries,
     skips::Skips,
 };
 pub use self::{
@@ -54,7 +56,8 @@ pub use self::{
     evaluation::Evaluation,
     notice::{Notice, NoticeKind},
     record::{Origin, Record},
-    status::{NodeStatus, PhaseName, RankStatus, Recovery, Spending, Status},
+    recovery::{Parts, Recovery},
+    status::{NodeStatus, PhaseName, RankStatus, Spending, Status},
 };
 use crate::{
     JobSpec,
@@ -212,7 +215,7 @@ impl Node {
     }
 }
 
-/// Each phase carries only what that phase knows.
+/// Each phase carries only what that phase knows; `lost_at` is when the first word of a loss came.
 #[derive(Clone, Debug)]
 enum Phase {
     Gathering,
@@ -220,8 +223,8 @@ enum Phase {
     Forming { world: World, until: Time },
     Meeting { world: World, until: Time },
     Training { world: World },
-    Settling { world: World, until: Time, failure: Failure },
-    Reattaching { world: World, until: Time },
+    Settling { world: World, until: Time, lost_at: Time, failure: Failure },
+    Reattaching { world: World, until: Time, lost_at: Option<Time> },
     Ended { outcome: Outcome },
 }
 
@@ -245,6 +248,8 @@ pub struct Engine {
     /// The furthest step any rank has told of since the last rollback; only beyond it there is
     /// progress.
     high_water: Step,
+    /// The step that training has reached, which is less while steps are made again.
+    reached: Step,
     /// Generations that ended one after the other without progress.
     failures: u32,
     /// Ranks that kept the others waiting: their processes are not kept in the next generation.
@@ -259,7 +264,7 @@ pub struct Engine {
     /// What the journal knows of the meter.
     metered: Duration,
     skips: Skips,
-    recoveries: Vec<Recovery>,
+    recoveries: Recoveries,
     stale_messages: u64,
     actions: Vec<Action>,
 }
@@ -289,6 +294,7 @@ impl Engine {
             began_with: None,
             began_at: None,
             high_water: Step(0),
+            reached: Step(0),
             failures: 0,
             hanging: Vec::new(),
             latest: None,
@@ -299,7 +305,7 @@ impl Engine {
             meter: Meter::default(),
             metered: Duration::ZERO,
             skips: Skips::default(),
-            recoveries: Vec::new(),
+            recoveries: Recoveries::default(),
             stale_messages: 0,
             actions: Vec::new(),
         }
@@ -505,7 +511,7 @@ impl Engine {
                 let hanging = late.into_iter().filter(|place| !world.holds_state_at(place.rank));
                 self.hanging =
                     hanging.map(|place| (place.node.clone(), place.local_rank)).collect();
-                self.fail(now, crash(cause));
+                self.fail(now, now, crash(cause));
             }
             Phase::Settling { .. } => self.settle(now),
             Phase::Reattaching { until, .. } if *until <= now => self.give_up_reattaching(now),
@@ -548,15 +554,19 @@ impl Engine {
         match news {
             RankNews::Ready { address, step } => {
                 self.saw_step(step);
+                self.reached = self.reached.max(step.unwrap_or_default());
                 if let Phase::Forming { world, .. } = &mut self.phase {
-                    world.set(rank, Member::Ready { address, step });
+                    world.set_ready(now, rank, address, step);
                     self.begin_when_all_ready(now);
                 }
             }
+            RankNews::Met => self.heard_met(now, rank),
             RankNews::Started { source, progress } => {
                 self.saw_step(Some(progress.step));
                 self.began_at = Some(progress.step);
                 if rank == Rank(0) {
+                    // Another rank's word may come after the first step.
+                    self.reached = progress.step;
                     self.best = progress.best;
                     self.describe_start(&source, &progress);
                 }
@@ -567,6 +577,7 @@ impl Engine {
             }
             RankNews::Stepped(news) => {
                 self.saw_step(Some(news.step));
+                self.reached = news.step;
                 self.first_step(now);
                 self.latest = Some(news);
                 self.persist_meter_now_and_then(now);
@@ -683,32 +694,33 @@ impl Engine {
         if how == Member::Gone {
             self.blame(&world, ranks);
         }
-        let (until, failure) = match &self.phase {
-            Phase::Reattaching { until, .. } => {
-                self.phase = Phase::Reattaching { world, until: *until };
+        let (until, lost_at, failure) = match &self.phase {
+            Phase::Reattaching { until, lost_at, .. } => {
+                let (until, lost_at) = (*until, lost_at.or(Some(now)));
+                self.phase = Phase::Reattaching { world, until, lost_at };
                 return self.finish_reattaching(now);
             }
-            Phase::Settling { until, failure: first, .. } => {
+            Phase::Settling { until, lost_at, failure: first, .. } => {
                 let tells_why = how == Member::Gone && !death_was_known;
-                (*until, if tells_why { failure } else { first.clone() })
+                (*until, *lost_at, if tells_why { failure } else { first.clone() })
             }
-            _ => (now.after(self.policy.settle), failure),
+            _ => (now.after(self.policy.settle), now, failure),
         };
         let reason = match self.away(&world) {
             Some(node) => format!("{failure}; waiting for node {node}, which is away"),
             None => format!("{failure}; waiting to hear who died"),
         };
-        self.set_phase(now, Phase::Settling { world, until, failure }, reason);
+        self.set_phase(now, Phase::Settling { world, until, lost_at, failure }, reason);
         self.settle(now);
     }
 
     /// Goes on once it is known who is missing, or enough time has passed.
     fn settle(&mut self, now: Time) {
-        let Phase::Settling { world, until, failure } = &self.phase else { return };
+        let Phase::Settling { world, until, lost_at, failure } = &self.phase else { return };
         // If all lost touch, nobody is missing and nobody's death will be told.
         let known = world.has(&Member::Gone) || world.all(|member| *member == Member::Lost);
         if self.away(world).is_none() && (known || *until <= now) {
-            self.fail(now, failure.clone());
+            self.fail(now, *lost_at, failure.clone());
         }
     }
 
@@ -759,7 +771,7 @@ impl Engine {
         self.persist_meter(now);
         self.actions.push(Action::Fence(generation));
         let size = world.size();
-        if let Some(recovery) = self.recoveries.last_mut().filter(|r| r.launched_at.is_none()) {
+        if let Some(recovery) = self.recoveries.waiting() {
             recovery.launched_at = Some(now);
             recovery.generation = generation;
         }
@@ -800,13 +812,19 @@ impl Engine {
     fn begin_when_all_ready(&mut self, now: Time) {
         let Phase::Forming { world, .. } = &mut self.phase else { return };
         let Some(peers) = world.begin() else { return };
+        let holds_state = world.holds_state();
+        if !holds_state && self.wake_all() {
+            // Those who are left out may hold it.
+            return self.open(now);
+        }
         if let Some(DrainStatus { reason, .. }) = self.drain.clone()
-            && !world.holds_state()
+            && !holds_state
         {
             return self.end(now, Outcome::Drained { reason });
         }
         let Some(world) = self.take_world() else { return };
-        if let Some(recovery) = self.recovering() {
+        if let Some(recovery) = self.recoveries.under_way(self.generation) {
+            recovery.torn_down_at = world.holders_ready_at().or(recovery.launched_at);
             recovery.ready_at = Some(now);
         }
         let nodes: Vec<NodeId> = world.nodes().cloned().collect();
@@ -835,6 +853,15 @@ impl Engine {
         }
     }
 
+    fn heard_met(&mut self, now: Time, rank: Rank) {
+        let Phase::Meeting { world, .. } = &mut self.phase else { return };
+        if world.set_met(rank)
+            && let Some(recovery) = self.recoveries.under_way(self.generation)
+        {
+            recovery.met_at.get_or_insert(now);
+        }
+    }
+
     fn train_when_all_started(&mut self, now: Time) {
         let Phase::Meeting { world, .. } = &self.phase else { return };
         if !world.all(Member::has_started) {
@@ -843,7 +870,7 @@ impl Engine {
         let Some(world) = self.take_world() else { return };
         let reason = format!("{} ranks train", world.size());
         self.set_phase(now, Phase::Training { world }, reason);
-        if let Some(recovery) = self.recovering() {
+        if let Some(recovery) = self.recoveries.under_way(self.generation) {
             recovery.started_at = Some(now);
         }
         self.send_drain_if_wanted(now);
@@ -856,8 +883,8 @@ impl Engine {
         self.end(now, outcome);
     }
 
-    /// The present generation is over: a new one, a pause before it, or the end.
-    fn fail(&mut self, now: Time, failure: Failure) {
+    /// The present generation is over, as was first heard at `lost_at`: a new one, a pause before it, or the end.
+    fn fail(&mut self, now: Time, lost_at: Time, failure: Failure) {
         if self.is_rollback_due() {
             // What ended it was no failure.
             return self.open(now);
@@ -870,12 +897,8 @@ impl Engine {
             );
             return self.end(now, Outcome::Failed { failure: Failure { message, ..failure } });
         }
-        self.recoveries.push(Recovery::new(
-            self.generation,
-            failure.message.clone(),
-            now,
-            self.high_water,
-        ));
+        let recovery = Recovery::new(self.generation, &failure.message, lost_at, self.reached);
+        self.recoveries.begin(recovery);
         self.rest_those_to_blame(now);
         let until = now.after(self.spread(self.policy.backoff(self.failures)));
         if until <= now || self.drain.is_some() {
@@ -898,6 +921,7 @@ impl Engine {
     }
 
     fn give_up_reattaching(&mut self, now: Time) {
+        let Phase::Reattaching { lost_at, .. } = self.phase else { return };
         let Some(world) = self.take_world() else { return };
         if world.all(Member::has_started) && !self.is_rollback_due() {
             let reason = format!(
@@ -911,7 +935,8 @@ impl Engine {
         }
         let cause = "the coordinator restarted and not all ranks are still there".to_owned();
         let failure = crash(cause.clone());
-        self.set_phase(now, Phase::Settling { world, until: now, failure }, cause);
+        let lost_at = lost_at.unwrap_or(now);
+        self.set_phase(now, Phase::Settling { world, until: now, lost_at, failure }, cause);
         self.settle(now);
     }
 
@@ -1009,24 +1034,16 @@ impl Engine {
         }
     }
 
-    fn recovering(&mut self) -> Option<&mut Recovery> {
-        let generation = self.generation;
-        self.recoveries.last_mut().filter(|r| r.generation == generation && r.stepped_at.is_none())
-    }
-
     fn first_step(&mut self, now: Time) {
-        let Some(recovery) = self.recovering().filter(|r| r.started_at.is_some()) else { return };
+        let recovery = self.recoveries.under_way(self.generation);
+        let Some(recovery) = recovery.filter(|r| r.started_at.is_some()) else { return };
         recovery.stepped_at = Some(now);
-        let text = format!(
-            "recovered in {:.2} s: {}",
-            now.since(recovery.lost_at).as_secs_f64(),
-            recovery.cause
-        );
+        let text = notice::describe_recovery(recovery);
         self.announce(NoticeKind::Recovered, text);
     }
 
     fn describe_start(&mut self, source: &StateSource, progress: &Progress) {
-        if let Some(recovery) = self.recovering() {
+        if let Some(recovery) = self.recoveries.under_way(self.generation) {
             recovery.lost_steps = recovery.step_before.0.saturating_sub(progress.step.0);
         }
         let text = notice::describe_start(source, progress);

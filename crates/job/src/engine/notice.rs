@@ -1,8 +1,10 @@
 //! What watchers are told.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Evaluation, Incident};
+use super::{Evaluation, Incident, Recovery};
 use crate::{
     ids::{Epoch, Generation, Rank, Step},
     message::{Commit, LoaderNews, Pulse, Restored, SaveTimes, StateSource},
@@ -61,7 +63,7 @@ pub enum NoticeKind {
     SamplesSkipped,
     /// A rank has been slower than the others for a while, and holds them up.
     Straggler,
-    /// The first step after a failure is done.
+    /// The first step after a failure or a planned change of nodes is done; says how long each part took.
     Recovered,
     /// The job is being saved and stopped.
     Draining,
@@ -121,6 +123,21 @@ pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> Strin
             text
         }
     }
+}
+
+/// Says how long a recovery took that has come to its first step, and each part of it if something failed.
+pub(super) fn describe_recovery(recovery: &Recovery) -> String {
+    let Recovery { cause, planned, lost_steps, .. } = recovery;
+    let total = recovery.total().unwrap_or_default().as_secs_f64();
+    if *planned {
+        return format!("went on after {total:.2} s: {cause}");
+    }
+    let told = |(name, took): (&str, Option<Duration>)| {
+        took.map(|took| format!("{name} {:.2}", took.as_secs_f64()))
+    };
+    let parts: Vec<String> = recovery.parts().named().into_iter().filter_map(told).collect();
+    let (parts, steps) = (parts.join(", "), if *lost_steps == 1 { "step" } else { "steps" });
+    format!("recovered in {total:.2} s ({parts}), {lost_steps} {steps} lost: {cause}")
 }
 
 /// Says what an evaluation found: accuracy, or how well a regression fits.

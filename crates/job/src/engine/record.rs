@@ -90,13 +90,14 @@ impl Engine {
             let world = World::unheard(placements);
             let until = now.after(engine.policy.node_grace);
             engine.reason = "the coordinator restarted and waits for its agents".to_owned();
-            engine.phase = Phase::Reattaching { world, until };
+            engine.phase = Phase::Reattaching { world, until, lost_at: None };
         }
         Some(engine)
     }
 
     fn replay_commit(&mut self, commit: &Commit) {
         self.high_water = self.high_water.max(commit.step);
+        self.reached = commit.step;
         if let Some(accuracy) = commit.accuracy {
             let (step, ema, extent) = (commit.step, None, Extent::Full);
             self.take_evaluation(Evaluation { step, accuracy, ema, extent });

@@ -50,10 +50,6 @@ impl Engine {
     /// Leaves out those who failed too often, while the others are enough and lose nothing by it.
     pub(super) fn rest_those_to_blame(&mut self, now: Time) {
         let Phase::Settling { world, .. } = &self.phase else { return };
-        // For the last save every rank that holds the state is welcome.
-        if self.drain.is_some() {
-            return;
-        }
         let holds = |member: &Member| {
             matches!(member, Member::Lost | Member::Started | Member::Ready { step: Some(_), .. })
         };
@@ -91,9 +87,11 @@ impl Engine {
         self.announce(NoticeKind::NodeRests, text);
     }
 
-    /// Takes back all that are left out.
-    pub(super) fn wake_all(&mut self) {
-        self.nodes.values_mut().for_each(|state| state.rests_until = None);
+    /// Takes back all that are left out; whether there are any.
+    pub(super) fn wake_all(&mut self) -> bool {
+        let rests = |node: &&mut Node| node.is_attached() && node.rests_until.is_some();
+        let woken = self.nodes.values_mut().filter(rests);
+        woken.map(|node| node.rests_until = None).count() > 0
     }
 
     /// Takes back those who have been left out long enough.

@@ -1,10 +1,12 @@
 //! The machine's state for readers.
 
-use std::time::Duration;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{DrainStatus, Engine, Evaluation, Incident, Meter, Phase, membership::Member};
+use super::{
+    DrainStatus, Engine, Evaluation, Incident, Meter, Phase, Recovery, membership::Member,
+};
 use crate::{
     exit::Outcome,
     ids::{Generation, LocalRank, NodeId, Rank, Step},
@@ -43,8 +45,11 @@ pub struct Status {
     /// Samples that could not be used and were replaced or left out: by all rank processes heard of
     /// since the coordinator started, also those that are gone.
     pub skipped_samples: u64,
-    /// Every failure and how long each part of its recovery took.
-    pub recoveries: Vec<Recovery>,
+    /// The newest 1,000 failures and planned changes of nodes since the coordinator started, oldest first, and how
+    /// long each part of the recovery took.
+    pub recoveries: Arc<VecDeque<Recovery>>,
+    /// The number of all of them since the coordinator started.
+    pub recoveries_total: u64,
     /// Training that went wrong over the job's whole life, in order: why the step went back.
     pub incidents: Vec<Incident>,
     /// What the job has cost, and may cost.
@@ -132,45 +137,6 @@ pub struct NodeStatus {
     pub attached: bool,
 }
 
-/// One failure and its recovery; times are filled in as they pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recovery {
-    /// The generation that failed, then the one that took over.
-    pub generation: Generation,
-    /// What failed.
-    pub cause: String,
-    /// When the failure was known.
-    pub lost_at: Time,
-    /// When the next generation was opened.
-    pub launched_at: Option<Time>,
-    /// When all ranks were ready.
-    pub ready_at: Option<Time>,
-    /// When all ranks had the state.
-    pub started_at: Option<Time>,
-    /// When the first update was done.
-    pub stepped_at: Option<Time>,
-    /// The furthest step known before the failure; work beyond the restored step is done again.
-    pub step_before: Step,
-    /// Updates that had to be made again.
-    pub lost_steps: u64,
-}
-
-impl Recovery {
-    pub(super) fn new(generation: Generation, cause: String, lost_at: Time, step: Step) -> Self {
-        Self {
-            generation,
-            cause,
-            lost_at,
-            launched_at: None,
-            ready_at: None,
-            started_at: None,
-            stepped_at: None,
-            step_before: step,
-            lost_steps: 0,
-        }
-    }
-}
-
 impl Engine {
     /// The state now.
     #[must_use]
@@ -189,7 +155,8 @@ impl Engine {
             best: self.best,
             commit: self.commit.clone(),
             skipped_samples: self.skips.total(),
-            recoveries: self.recoveries.clone(),
+            recoveries: self.recoveries.newest(),
+            recoveries_total: self.recoveries.total(),
             incidents: self.incidents.clone(),
             spending: Spending {
                 meter: self.meter,

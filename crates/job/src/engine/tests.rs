@@ -3,6 +3,7 @@
 mod budget;
 mod divergence;
 mod evaluation;
+mod recovery;
 
 use super::*;
 use crate::{
@@ -290,6 +291,11 @@ fn launches(actions: &[Action]) -> Vec<Launch> {
         _ => None,
     };
     actions.iter().filter_map(launch_in).collect()
+}
+
+/// What each recovery was for.
+fn causes(engine: &Engine) -> Vec<String> {
+    engine.status().recoveries.iter().map(|one| one.cause.clone()).collect()
 }
 
 fn failure_of(engine: &Engine) -> Failure {
@@ -640,8 +646,7 @@ fn lost_touch_waits_for_the_word_of_a_death() {
     );
     let actions = say(&mut engine, at(10.1), 1, crashed());
     assert!(opens(&actions, 2));
-    let causes: Vec<_> = engine.status().recoveries.into_iter().map(|one| one.cause).collect();
-    assert_eq!(causes, ["rank 1: killed"]);
+    assert_eq!(causes(&engine), ["rank 1: killed"]);
 }
 
 #[test]
@@ -727,11 +732,26 @@ fn a_node_that_fails_again_and_again_is_left_out_for_a_while() {
     tick(&mut engine, until);
     assert_eq!(placed(&engine), ["node0"]);
 
-    all_ready(&mut engine, at(16.0), None);
+    all_ready(&mut engine, at(16.0), Some(0));
     all_started(&mut engine, at(17.0));
     assert_eq!(engine.deadline(), Some(at(73.0)));
     let actions = tick(&mut engine, at(73.0));
     assert_eq!(actions, [send(1, 2, Directive::Warm { local_ranks: vec![LocalRank(0)] })]);
+}
+
+#[test]
+fn those_who_are_left_out_come_back_if_the_others_hold_no_state() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    for (failed, ready) in [(10.0, 11.0), (13.0, 16.0)] {
+        say(&mut engine, at(failed), 1, crashed());
+        if let Some(until) = engine.deadline().filter(|_| placed(&engine).is_empty()) {
+            tick(&mut engine, until);
+        }
+        all_ready(&mut engine, at(ready), None);
+        all_started(&mut engine, at(ready + 0.5));
+    }
+    assert_eq!(placed(&engine), ["node0", "node1"]);
 }
 
 #[test]
@@ -755,36 +775,6 @@ fn a_new_step_forgives_earlier_failures() {
     say(&mut engine, at(13.0), 0, stepped(1));
 
     assert!(opens(&say(&mut engine, at(14.0), 0, crashed()), 3));
-}
-
-#[test]
-fn a_recovery_tells_how_long_each_part_of_it_took() {
-    let mut engine = training(&[1, 1]);
-    say(&mut engine, at(9.0), 0, stepped(40));
-    say(&mut engine, at(10.0), 1, crashed());
-    all_ready(&mut engine, at(10.5), Some(40));
-    let progress = Progress { step: Step(40), ..Progress::default() };
-    let source = StateSource::Survivor { rank: Rank(0) };
-    for rank in [0, 1] {
-        let news = RankNews::Started { source: source.clone(), progress: progress.clone() };
-        say(&mut engine, at(10.7), rank, news);
-    }
-    say(&mut engine, at(10.8), 0, stepped(41));
-
-    assert_eq!(
-        engine.status().recoveries,
-        [Recovery {
-            generation: Generation(2),
-            cause: "rank 1: killed".to_owned(),
-            lost_at: at(10.0),
-            launched_at: Some(at(10.0)),
-            ready_at: Some(at(10.5)),
-            started_at: Some(at(10.7)),
-            stepped_at: Some(at(10.8)),
-            step_before: Step(40),
-            lost_steps: 0,
-        }]
-    );
 }
 
 // ---- losing nodes ----

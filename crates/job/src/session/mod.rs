@@ -744,7 +744,8 @@ fn phase_after(news: &RankNews) -> Option<RankPhase> {
         RankNews::Done { outcome, digest } => {
             Some(RankPhase::Done { outcome: outcome.clone(), digest: digest.clone() })
         }
-        RankNews::Stepped(_)
+        RankNews::Met
+        | RankNews::Stepped(_)
         | RankNews::Evaluated { .. }
         | RankNews::EndsEarly { .. }
         | RankNews::Loader(_)

@@ -339,6 +339,20 @@ fn words_on_a_loader_are_passed_on_and_change_no_phase() {
     assert_eq!(say(&mut session, at(3.0), 0, news.clone()), [report(0, news)]);
 }
 
+#[test]
+fn word_that_a_rank_met_the_others_is_passed_on_and_changes_no_phase() {
+    let mut session = joining(1);
+    say(&mut session, at(2.0), 0, ready(0, None));
+    session.handle(at(3.0), begin(1));
+
+    assert_eq!(say(&mut session, at(3.1), 0, RankNews::Met), [report(0, RankNews::Met)]);
+
+    session.handle(at(4.0), Event::Disconnected);
+    session.handle(at(4.2), Event::Tick);
+    let actions = session.handle(at(4.3), Event::Connected);
+    assert_eq!(actions, [hello(1, holding(&[(0, RankPhase::Meeting)]))]);
+}
+
 fn pulse(activity: Activity, seconds: f64) -> RankNews {
     RankNews::Pulse(Pulse { activity, seconds, step: Step(7), ..Pulse::default() })
 }

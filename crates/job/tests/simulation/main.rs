@@ -68,6 +68,10 @@ const EXPECTED: &[(u64, &str)] = &[
     (500, "commits refused by the fence"),
     (5_000, "stale messages"),
     (10_000, "words of skipped samples"),
+    (10_000, "recoveries"),
+    (5_000, "recoveries of ranks that all told that they met"),
+    (100, "recoveries of planned changes"),
+    (1_000, "recoveries that lost steps"),
 ];
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::AddAssign};
 
 use baton_job::{
-    engine::{Incident, PhaseName, Record},
+    engine::{Incident, PhaseName, Record, Recovery, Status},
     exit::{Class, Outcome},
     message::Directive,
 };
@@ -86,6 +86,18 @@ impl Tally {
         if after.skipped_samples > before.skipped_samples {
             self.count("words of skipped samples");
         }
+        if let Some(recovered) = newly_recovered(before, after) {
+            self.count("recoveries");
+            if recovered.met_at.is_some() {
+                self.count("recoveries of ranks that all told that they met");
+            }
+            if recovered.planned {
+                self.count("recoveries of planned changes");
+            }
+            if recovered.lost_steps > 0 {
+                self.count("recoveries that lost steps");
+            }
+        }
         if after.stale_messages > before.stale_messages {
             self.count("stale messages");
         }
@@ -94,6 +106,13 @@ impl Tally {
     pub(crate) fn report(&self) -> String {
         self.0.iter().map(|(what, count)| format!("{count:>10} {what}\n")).collect()
     }
+}
+
+/// The recovery that has just come to its first step.
+fn newly_recovered<'a>(before: &Status, after: &'a Status) -> Option<&'a Recovery> {
+    let last = after.recoveries.back()?;
+    let is_new = before.recoveries.back().is_some_and(|one| one.stepped_at.is_none());
+    Some(last).filter(|last| is_new && last.stepped_at.is_some())
 }
 
 impl AddAssign for Tally {

@@ -104,6 +104,7 @@ impl Cluster {
             process.group = Some(group);
             // While it takes over another state it holds none.
             process.step = process.step.filter(|step| *step == start);
+            self.say(member, RankNews::Met);
             let at = self.soon(1..=100);
             self.wake(member, at, Wake::Start);
         }

@@ -13,6 +13,7 @@ mod one_generation_trains;
 mod persist_comes_first;
 mod ranks_are_a_permutation;
 mod readers_see_no_step_back;
+mod recoveries_add_up;
 mod resume_from_a_commit;
 mod rollbacks_are_bounded;
 mod skipped_samples_add_up;
@@ -53,6 +54,7 @@ pub(crate) fn all() -> Vec<Box<dyn Invariant>> {
         Box::new(a_drain_reaches_the_ranks::ADrainReachesTheRanks),
         Box::new(calm_needs_few_generations::CalmNeedsFewGenerations::default()),
         Box::new(skipped_samples_add_up::SkippedSamplesAddUp),
+        Box::new(recoveries_add_up::RecoveriesAddUp),
         Box::new(nothing_runs_after_the_end::NothingRunsAfterTheEnd),
     ]
 }

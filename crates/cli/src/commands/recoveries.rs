@@ -1,0 +1,228 @@
+//! `baton recoveries`
+
+use baton_job::exit::Failure;
+use baton_proto::v1::{GetStatusResponse, Recovery};
+use comfy_table::{
+    CellAlignment, ColumnConstraint, ContentArrangement, Row, Table, Width, presets,
+};
+
+use crate::{
+    connect::{Coordinator, Where},
+    human, json, output, render,
+};
+
+/// Show how long each recovery took, and each part of it
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  baton recoveries
+  baton recoveries | less -S                              causes are not cut to the terminal
+  baton recoveries --json | jq .median_total_seconds
+  baton recoveries --json | jq '.recoveries[-1].respawn_seconds'
+
+A recovery begins with the first word of a failure, or with a planned change of nodes, and ends with the \
+first update of the ranks that go on. Its parts follow each other; all are in seconds:
+  SETTLE      until the next generation is opened: to hear who died, and a pause before a restart
+  TEAR DOWN   until the ranks that hold state have left the old generation and are ready again
+  RESPAWN     until the ranks that had to be started are ready too; 0 if there are none
+  RENDEZVOUS  until all ranks have met
+  RESTORE     until all have the state: that of a survivor, or a checkpoint
+  FIRST STEP  until the first update is done
+
+GEN is the generation that takes over. LOST STEPS are updates that had to be made again. A part that has not ended is \"…\", and \"-\" if it never \
+will: its generation failed in its turn, and what follows stands in the next line. A rendezvous that a rank \
+could not tell of is \"-\" too and counts to RESTORE. The coordinator counts from its own start and keeps the \
+newest 1,000.")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: Where,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) async fn run(args: Args) -> Result<(), Failure> {
+    let status = Coordinator::find(&args.place)?.status().await?;
+    match args.json {
+        true => output::line(json::line(&json::Recoveries::from(&status))),
+        false => output::line(text(&status, output::width())),
+    }
+    Ok(())
+}
+
+impl From<&GetStatusResponse> for json::Recoveries {
+    fn from(status: &GetStatusResponse) -> Self {
+        let totals = status.recoveries.iter().filter_map(|recovery| recovery.total_seconds);
+        let mut totals: Vec<f64> = totals.collect();
+        totals.sort_by(f64::total_cmp);
+        Self {
+            recoveries_total: status.recoveries_total,
+            median_total_seconds: median(&totals),
+            worst_total_seconds: totals.last().copied(),
+            lost_steps: status.recoveries.iter().map(|recovery| recovery.lost_steps).sum(),
+            recoveries: status.recoveries.iter().map(Into::into).collect(),
+        }
+    }
+}
+
+/// Of two in the middle their mean.
+fn median(sorted: &[f64]) -> Option<f64> {
+    let (upper, lower) = (sorted.len() / 2, sorted.len().saturating_sub(1) / 2);
+    Some((sorted.get(lower)? + sorted.get(upper)?) / 2.0)
+}
+
+/// For people, on a screen of so many columns.
+fn text(status: &GetStatusResponse, width: Option<u16>) -> String {
+    if status.recoveries.is_empty() {
+        return "no recoveries: nothing has failed since the coordinator started".to_owned();
+    }
+    format!("{}\n\n{}", table(status, width).trim_fmt(), summary(&status.into()))
+}
+
+/// The column that gives way where the screen is narrow, and the least it keeps.
+const CAUSE: usize = 2;
+const LEAST_CAUSE: u16 = 16;
+
+fn table(status: &GetStatusResponse, width: Option<u16>) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_truncation_indicator("…").set_header([
+        "WHEN",
+        "GEN",
+        "CAUSE",
+        "TOTAL\n(s)",
+        "SETTLE",
+        "TEAR\nDOWN",
+        "RE-\nSPAWN",
+        "RENDEZ-\nVOUS",
+        "RE-\nSTORE",
+        "FIRST\nSTEP",
+        "LOST\nSTEPS",
+    ]);
+    let under_way = render::recovery_under_way(status);
+    for recovery in &status.recoveries {
+        table.add_row(row(recovery, under_way == Some(recovery)));
+    }
+    if let Some(width) = width {
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    }
+    for (number, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 1));
+        if number == CAUSE {
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(LEAST_CAUSE)));
+        } else {
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+        if number > CAUSE {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn row(recovery: &Recovery, under_way: bool) -> Row {
+    let unknown = if under_way { "…" } else { "-" };
+    let or = |unknown: &str, text: Option<String>| text.unwrap_or_else(|| unknown.to_owned());
+    let seconds = |seconds: f64| format!("{seconds:.2}");
+    let parts = render::recovery_parts(recovery).map(|(_, part)| part.map(seconds));
+    let ended = parts.iter().rposition(Option::is_some);
+    let planned = if recovery.planned { "planned: " } else { "" };
+    let lost_steps = recovery.restore_seconds.map(|_| human::grouped(recovery.lost_steps));
+    let mut cells = vec![
+        human::ago(recovery.age_seconds),
+        recovery.generation.to_string(),
+        format!("{planned}{}", recovery.cause),
+        or(unknown, recovery.total_seconds.map(seconds)),
+    ];
+    // A part that is left out between others will not be told any more.
+    let unknown_at = |number| if Some(number) < ended { "-" } else { unknown };
+    cells.extend((0..).zip(parts).map(|(number, part)| or(unknown_at(number), part)));
+    cells.push(or(unknown, lost_steps));
+    let mut row = Row::from(cells);
+    row.max_height(1);
+    row
+}
+
+/// `4 recoveries: median 0.56 s, worst 10.50 s; 12 steps lost in all`
+fn summary(recoveries: &json::Recoveries) -> String {
+    let json::Recoveries { recoveries_total, recoveries: shown, .. } = recoveries;
+    let (all, shown) = (human::grouped(*recoveries_total), human::grouped(shown.len() as u64));
+    let count = match *recoveries_total {
+        1 => "1 recovery".to_owned(),
+        _ if all == shown => format!("{all} recoveries"),
+        _ => format!("the newest {shown} of {all} recoveries"),
+    };
+    let took = match (recoveries.median_total_seconds, recoveries.worst_total_seconds) {
+        (Some(median), Some(worst)) => format!("median {median:.2} s, worst {worst:.2} s"),
+        _ => "none came to its first step".to_owned(),
+    };
+    format!("{count}: {took}; {} lost in all", human::count(recoveries.lost_steps, "step"))
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn every_recovery_has_a_line_with_its_parts() {
+        assert_snapshot!(text(&testing::recovering_again(), None));
+    }
+
+    #[test]
+    fn causes_are_cut_where_the_screen_ends() {
+        let shown = text(&testing::recovering_again(), Some(100));
+        assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
+        assert_snapshot!(shown);
+    }
+
+    #[test]
+    fn the_beginning_of_a_cause_has_room_on_the_narrowest_usual_screen() {
+        let shown = table(&testing::recovering_again(), Some(80)).trim_fmt();
+        assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
+        assert_snapshot!(shown);
+    }
+
+    #[test]
+    fn recoveries_as_json() {
+        let json = json::Recoveries::from(&testing::recovering_again());
+        assert_snapshot!(serde_json::to_string_pretty(&json).unwrap());
+    }
+
+    #[test]
+    fn no_recovery_is_one_friendly_line_and_an_empty_list() {
+        let calm = testing::completed();
+        assert_eq!(
+            text(&calm, None),
+            "no recoveries: nothing has failed since the coordinator started"
+        );
+        let json = json::line(&json::Recoveries::from(&calm));
+        assert_eq!(
+            json,
+            r#"{"recoveries_total":0,"median_total_seconds":null,"worst_total_seconds":null,"lost_steps":0,"recoveries":[]}"#
+        );
+    }
+
+    #[test]
+    fn the_summary_counts_what_is_shown_and_what_there_was() {
+        let summary_of = |status: &GetStatusResponse| summary(&status.into());
+        assert_eq!(
+            summary_of(&testing::training()),
+            "1 recovery: median 0.56 s, worst 0.56 s; 1 step lost in all"
+        );
+        let mut none_ended = testing::recovering();
+        none_ended.recoveries.remove(0);
+        assert_eq!(
+            summary_of(&none_ended),
+            "the newest 1 of 2 recoveries: none came to its first step; 0 steps lost in all"
+        );
+    }
+
+    #[test]
+    fn the_median_of_an_even_number_lies_in_the_middle() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[1.0, 2.0, 9.0]), Some(2.0));
+        assert_eq!(median(&[1.0, 2.0, 4.0, 9.0]), Some(3.0));
+    }
+}

@@ -1,0 +1,286 @@
+//! How long each part of a recovery takes.
+
+use super::*;
+
+// ---- what happens ----
+
+/// A rank takes the state after this many updates.
+fn started_at(step: u64) -> RankNews {
+    let progress = Progress { step: Step(step), ..Progress::default() };
+    RankNews::Started { source: StateSource::Survivor { rank: Rank(0) }, progress }
+}
+
+fn all_say(engine: &mut Engine, now: Time, news: &RankNews) {
+    for rank in 0..engine.status().ranks.len() as u32 {
+        say(engine, now, rank, news.clone());
+    }
+}
+
+/// The present generation comes to its first step, a tenth of a second a part.
+fn recover(engine: &mut Engine, seconds: f64, from: u64) {
+    all_ready(engine, at(seconds + 0.1), Some(from));
+    all_say(engine, at(seconds + 0.2), &RankNews::Met);
+    all_say(engine, at(seconds + 0.3), &started_at(from));
+    say(engine, at(seconds + 0.4), 0, stepped(from + 1));
+}
+
+/// Two ranks on two nodes have made 40 updates.
+fn after_40_steps() -> Engine {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    say(&mut engine, at(9.0), 0, stepped(40));
+    engine
+}
+
+// ---- what is told ----
+
+/// Of the newest recovery, in milliseconds.
+fn parts(engine: &Engine) -> [Option<u128>; 6] {
+    let newest = engine.status().recoveries.back().unwrap().parts();
+    newest.named().map(|(_, took)| took.map(|took| took.as_millis()))
+}
+
+fn total_ms(engine: &Engine) -> Option<u128> {
+    engine.status().recoveries.back().unwrap().total().map(|took| took.as_millis())
+}
+
+fn lost_steps(engine: &Engine) -> Vec<u64> {
+    engine.status().recoveries.iter().map(|one| one.lost_steps).collect()
+}
+
+/// The notices of recoveries that this news of rank 0 brings.
+fn recovered(engine: &mut Engine, now: Time, news: RankNews) -> Vec<String> {
+    let event = report(engine, engine.generation, 0, news);
+    let told = engine.handle(now, event).into_iter().filter_map(|action| match action {
+        Action::Announce(notice) if notice.kind == NoticeKind::Recovered => Some(notice.message),
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn each_part_counts_from_the_end_of_the_one_before() {
+    let mut engine = after_40_steps();
+    say(&mut engine, at(10.0), 0, lost());
+    say(&mut engine, at(10.1), 1, crashed());
+    say(&mut engine, at(10.3), 0, ready(0, Some(40)));
+    say(&mut engine, at(11.5), 1, ready(1, None));
+    say(&mut engine, at(11.51), 0, RankNews::Met);
+    say(&mut engine, at(11.55), 1, RankNews::Met);
+    say(&mut engine, at(11.6), 0, started_at(40));
+    say(&mut engine, at(11.7), 1, started_at(40));
+
+    let told = recovered(&mut engine, at(11.8), stepped(41));
+
+    assert_eq!(
+        engine.status().recoveries.iter().collect::<Vec<_>>(),
+        [&Recovery {
+            generation: Generation(2),
+            cause: "rank 1: killed".to_owned(),
+            planned: false,
+            lost_at: at(10.0),
+            launched_at: Some(at(10.1)),
+            torn_down_at: Some(at(10.3)),
+            ready_at: Some(at(11.5)),
+            met_at: Some(at(11.55)),
+            started_at: Some(at(11.7)),
+            stepped_at: Some(at(11.8)),
+            step_before: Step(40),
+            lost_steps: 0,
+        }]
+    );
+    assert_eq!(parts(&engine), [100, 200, 1_200, 50, 150, 100].map(Some));
+    assert_eq!(
+        told,
+        [
+            "recovered in 1.80 s (settle 0.10, tear down 0.20, respawn 1.20, rendezvous 0.05, restore 0.15, \
+          first step 0.10), 0 steps lost: rank 1: killed"
+        ]
+    );
+    assert_eq!(recovered(&mut engine, at(12.0), stepped(42)), [""; 0], "told once");
+}
+
+#[test]
+fn a_part_is_absent_until_it_has_ended() {
+    let mut engine = after_40_steps();
+    say(&mut engine, at(10.0), 1, crashed());
+    let none = [None; 5];
+    assert_eq!(parts(&engine)[..1], [Some(0)]);
+    assert_eq!(parts(&engine)[1..], none);
+
+    say(&mut engine, at(10.1), 0, ready(0, Some(40)));
+    assert_eq!(parts(&engine)[1..], none, "another rank may yet tell that it holds state");
+
+    say(&mut engine, at(11.0), 1, ready(1, None));
+    say(&mut engine, at(11.1), 1, RankNews::Met);
+    assert_eq!(parts(&engine), [Some(0), Some(100), Some(900), None, None, None]);
+    assert_eq!(total_ms(&engine), None);
+}
+
+#[test]
+fn without_a_survivor_nothing_is_torn_down_and_steps_are_lost() {
+    let mut engine = after_40_steps();
+    say(&mut engine, at(10.0), 0, crashed());
+    all_ready(&mut engine, at(11.0), None);
+    all_say(&mut engine, at(11.5), &RankNews::Met);
+    all_say(&mut engine, at(12.0), &started_at(39));
+
+    let told = recovered(&mut engine, at(12.5), stepped(40));
+
+    assert_eq!(parts(&engine), [0, 0, 1_000, 500, 500, 500].map(Some));
+    assert!(told[0].ends_with("first step 0.50), 1 step lost: rank 0: killed"), "{told:?}");
+}
+
+#[test]
+fn nobody_had_to_be_started_where_all_hold_state() {
+    let mut engine = after_40_steps();
+    say(&mut engine, at(10.0), 0, lost());
+    say(&mut engine, at(10.0), 1, lost());
+    say(&mut engine, at(10.2), 0, ready(0, Some(40)));
+    say(&mut engine, at(10.6), 1, ready(1, Some(40)));
+
+    assert_eq!(parts(&engine)[..3], [0, 600, 0].map(Some));
+}
+
+#[test]
+fn a_rank_that_tells_again_that_it_is_ready_was_so_before() {
+    let mut engine = after_40_steps();
+    say(&mut engine, at(10.0), 1, crashed());
+    say(&mut engine, at(10.1), 0, ready(0, Some(40)));
+    detach(&mut engine, at(10.2), 0);
+    let phase = RankPhase::Ready { address: address(0), step: Some(Step(40)) };
+    attach(&mut engine, at(10.9), 0, 1, holding(2, &[(0, phase)]));
+
+    say(&mut engine, at(11.0), 1, ready(1, None));
+
+    assert_eq!(parts(&engine)[..3], [0, 100, 900].map(Some));
+}
+
+#[test]
+fn a_meeting_that_one_rank_could_not_tell_of_counts_to_what_follows() {
+    let mut engine = after_40_steps();
+    say(&mut engine, at(10.0), 1, crashed());
+    all_ready(&mut engine, at(11.0), Some(40));
+    say(&mut engine, at(11.1), 0, RankNews::Met);
+    detach(&mut engine, at(11.2), 1);
+    attach(&mut engine, at(11.3), 1, 1, holding(2, &[(1, RankPhase::Meeting)]));
+    all_say(&mut engine, at(11.5), &started_at(40));
+    say(&mut engine, at(11.6), 1, RankNews::Met);
+
+    let told = recovered(&mut engine, at(11.7), stepped(41));
+
+    assert_eq!(parts(&engine), [Some(0), Some(1_000), Some(0), None, Some(500), Some(200)]);
+    assert!(told[0].contains("(settle 0.00, tear down 1.00, respawn 0.00, restore 0.50, "));
+}
+
+#[test]
+fn waiting_for_a_node_that_is_away_counts_from_the_first_word() {
+    let mut engine = training(&[1, 1]);
+    detach(&mut engine, at(9.0), 1);
+    say(&mut engine, at(10.0), 0, crashed());
+
+    attach(&mut engine, at(11.0), 1, 1, holding(1, &[(1, RankPhase::Waiting)]));
+
+    assert_eq!(parts(&engine)[0], Some(1_000));
+}
+
+#[test]
+fn what_a_restarted_coordinator_hears_first_counts_before_all_are_heard() {
+    let mut engine = reattaching(&[1, 1]);
+    attach(&mut engine, at(1.0), 0, 1, holding(1, &[(0, RankPhase::Waiting)]));
+
+    attach(&mut engine, at(3.0), 1, 1, holding(1, &[(1, RankPhase::Waiting)]));
+
+    assert_eq!(causes(&engine), ["the coordinator restarted and not all ranks are still there"]);
+    assert_eq!(parts(&engine)[0], Some(2_000));
+}
+
+#[test]
+fn a_generation_that_fails_before_its_first_step_leaves_its_recovery_as_it_is() {
+    let mut engine = after_40_steps();
+    say(&mut engine, at(10.0), 0, crashed());
+    all_ready(&mut engine, at(11.0), None);
+    all_say(&mut engine, at(11.5), &RankNews::Met);
+    all_say(&mut engine, at(12.0), &started_at(30));
+    say(&mut engine, at(13.0), 1, crashed());
+    let failed = engine.status().recoveries[0].clone();
+
+    tick(&mut engine, at(14.0));
+    recover(&mut engine, 14.0, 30);
+
+    let status = engine.status();
+    assert_eq!(status.recoveries[0], failed);
+    assert_eq!((failed.generation, failed.total()), (Generation(2), None));
+    assert_eq!(status.recoveries[1].generation, Generation(3));
+    assert_eq!(parts(&engine), [1_000, 100, 0, 100, 100, 100].map(Some), "the pause counts");
+    assert_eq!(lost_steps(&engine), [10, 0], "what was lost already is not lost again");
+}
+
+#[test]
+fn steps_that_are_lost_while_they_are_made_again_are_counted_once_more() {
+    let mut engine = after_40_steps();
+    for (seconds, from, reached) in [(10.0, 30, 35), (20.0, 30, 33)] {
+        say(&mut engine, at(seconds), 0, crashed());
+        tick(&mut engine, at(seconds + 2.0));
+        recover(&mut engine, seconds + 2.0, from);
+        say(&mut engine, at(seconds + 3.0), 0, stepped(reached));
+    }
+
+    assert_eq!(lost_steps(&engine), [10, 5]);
+}
+
+#[test]
+fn a_planned_change_is_a_recovery_but_no_failure() {
+    let mut engine = after_40_steps();
+    must_go(&mut engine, at(10.0), 0, Some(120.0));
+    say(&mut engine, at(10.1), 0, ready(0, Some(40)));
+    say(&mut engine, at(10.15), 0, RankNews::Met);
+    say(&mut engine, at(10.2), 0, started_at(40));
+
+    let told = recovered(&mut engine, at(10.3), stepped(41));
+
+    let status = engine.status();
+    assert!(status.recoveries[0].planned);
+    assert_eq!(parts(&engine), [0, 100, 0, 50, 50, 100].map(Some));
+    assert_eq!(told, ["went on after 0.30 s: node node0: spot notice"]);
+    assert_eq!(engine.failures, 0);
+}
+
+#[test]
+fn a_failure_amid_a_planned_change_is_a_recovery_of_its_own() {
+    let mut engine = after_40_steps();
+    attach(&mut engine, at(9.5), 2, 1, None);
+    warm(&mut engine, at(10.0), 2, 0);
+    say(&mut engine, at(10.5), 0, crashed());
+
+    let status = engine.status();
+    let told: Vec<_> = status.recoveries.iter().map(|one| (one.planned, one.total())).collect();
+    assert_eq!(told, [(true, None), (false, None)]);
+    assert_eq!(causes(&engine)[1], "rank 0: killed");
+}
+
+#[test]
+fn the_newest_thousand_are_kept_and_all_are_counted() {
+    let mut engine = training(&[1]);
+    for number in 1..=1_003u64 {
+        let seconds = 10.0 * number as f64;
+        let failure = crash(format!("failure {number}"));
+        say(&mut engine, at(seconds), 0, RankNews::Exited(failure));
+        recover(&mut engine, seconds, number);
+    }
+
+    let status = engine.status();
+    assert_eq!((status.recoveries.len(), status.recoveries_total), (1_000, 1_003));
+    assert_eq!(causes(&engine)[0], "rank 0: failure 4");
+    assert_eq!(status.recoveries[999].cause, "rank 0: failure 1003");
+}
+
+#[test]
+fn a_cause_of_many_pages_is_cut() {
+    let mut engine = training(&[1]);
+    say(&mut engine, at(10.0), 0, RankNews::Exited(crash("é".repeat(5_000))));
+
+    let cause = causes(&engine).remove(0);
+    assert_eq!(cause.chars().count(), 501);
+    assert!(cause.starts_with("rank 0: é") && cause.ends_with("é…"), "{cause}");
+}
