@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use baton_checkpoint::{EntryState, Store};
+use baton_checkpoint::{EntryState, Manifest, Store};
 use baton_proto::v1::{
     GetStatusRequest, GetStatusResponse, WatchEventsRequest, WatchEventsResponse,
     job_service_client::JobServiceClient, watch_events_response::Kind,
@@ -155,7 +155,7 @@ impl Cluster {
 
     /// Starts an agent that offers `ranks`.
     pub fn start_agent(&mut self, node: &str, ranks: u32) {
-        self.start_agent_with(node, ranks, &[], &[]);
+        self.start_agent_by(&[], node, ranks, &[], &[]);
     }
 
     /// Starts an agent with more flags and variables than it needs.
@@ -166,7 +166,27 @@ impl Cluster {
         flags: &[&str],
         environment: &[(String, String)],
     ) {
-        let mut command = Command::new(binary("baton-worker"));
+        self.start_agent_by(&[], node, ranks, flags, environment);
+    }
+
+    /// Starts an agent by way of another program that becomes it, such as `ip netns exec n1`.
+    pub fn start_agent_by(
+        &mut self,
+        launcher: &[&str],
+        node: &str,
+        ranks: u32,
+        flags: &[&str],
+        environment: &[(String, String)],
+    ) {
+        let worker = binary("baton-worker");
+        let mut command = match launcher {
+            [] => Command::new(worker),
+            [program, arguments @ ..] => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(worker);
+                command
+            }
+        };
         command.args(["agent", "--coordinator", &self.url(), "--node-id", node]);
         command.args(["--ranks", &ranks.to_string()]).arg("--run-dir").arg(self.run_dir());
         let command = self.logged(&mut command, "agent");
@@ -319,12 +339,18 @@ impl Cluster {
 pub fn newest_state(store: &Store) -> Vec<(String, Vec<f32>)> {
     let newest = store.list().expect("a listing").into_iter().next().expect("a checkpoint");
     let EntryState::Whole(manifest) = newest.state else { panic!("{} is damaged", newest.name) };
+    state_of(store, &manifest)
+}
+
+/// Every value of a checkpoint.
+#[must_use]
+pub fn state_of(store: &Store, manifest: &Manifest) -> Vec<(String, Vec<f32>)> {
     let empty =
         |region: &baton_checkpoint::RegionInfo| (region.name.clone(), vec![0.0; region.len]);
     let mut state: Vec<(String, Vec<f32>)> = manifest.regions.iter().map(empty).collect();
     let shards: Vec<_> = manifest.shards.iter().collect();
     store
-        .load(&manifest, &shards, NonZeroUsize::MIN, &mut |name, offset, values| {
+        .load(manifest, &shards, NonZeroUsize::MIN, &mut |name, offset, values| {
             let (_, region) = state.iter_mut().find(|(known, _)| known == name).expect("a region");
             region[offset..offset + values.len()].copy_from_slice(values);
         })
