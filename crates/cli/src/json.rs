@@ -61,6 +61,8 @@ pub(crate) struct Status {
     pub(crate) stale_messages: u64,
     /// Where the state came from that training last began with, in words.
     pub(crate) began_with: Option<String>,
+    /// Why the newest save failed, if it did.
+    pub(crate) save_problem: Option<String>,
     /// How far saving and stopping has come, while draining.
     pub(crate) drain: Option<Drain>,
     /// Estimated time to the end, while training.
@@ -690,6 +692,7 @@ impl From<&v1::GetStatusResponse> for Status {
             recoveries_total: status.recoveries_total,
             stale_messages: status.stale_messages,
             began_with: status.began_with.clone(),
+            save_problem: status.save_problem.clone(),
             drain: status.drain.clone().map(Into::into),
             eta_seconds: status.eta_seconds,
             outcome: status.outcome.as_ref().map(Into::into),

@@ -258,6 +258,8 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     add("best", best(status).map(evaluation));
     add("began", status.began_with.clone());
     add("checkpoint", checkpoint(status));
+    let fails = |problem: &String| format!("FAILS, training goes on: {problem}");
+    add("saving", status.save_problem.as_ref().map(fails));
     let location = &status.checkpoint_location;
     add("stored in", Some(location.clone()).filter(|location| !location.is_empty()));
     add("ranks", ranks(&status.ranks));

@@ -170,6 +170,9 @@ pub(crate) fn draining() -> GetStatusResponse {
             copied_after_seconds: Some(0.5),
             durable_after_seconds: None,
         }),
+        save_problem: Some(
+            "cannot write shard-00000-of-00003.safetensors: the disk is full".to_owned(),
+        ),
         ..training()
     }
 }

@@ -59,6 +59,7 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
         phase_seconds: seconds(status.since, now),
         generation: status.generation.0,
         began_with: status.began_with.clone(),
+        save_problem: status.save_problem.clone(),
         epochs: status.epochs,
         latest: status.latest.clone().map(Into::into),
         evaluation: status.evaluation.map(Into::into),

@@ -478,6 +478,7 @@ fn draining_since_8_s() -> Status {
         since: Time(8_000),
         generation: Generation(2),
         began_with: None,
+        save_problem: None,
         ranks: vec![],
         nodes: vec![],
         epochs: 16,

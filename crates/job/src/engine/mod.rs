@@ -258,6 +258,8 @@ pub struct Engine {
     evaluation: Option<Evaluation>,
     best: Option<(Step, Accuracy)>,
     commit: Option<Commit>,
+    /// Why the newest save failed, if it did.
+    save_problem: Option<String>,
     /// Training that went wrong, in order.
     incidents: Vec<Incident>,
     meter: Meter,
@@ -301,6 +303,7 @@ impl Engine {
             evaluation: None,
             best: None,
             commit: None,
+            save_problem: None,
             incidents: Vec::new(),
             meter: Meter::default(),
             metered: Duration::ZERO,
@@ -597,7 +600,10 @@ impl Engine {
             }
             RankNews::Stopping { step } => self.heard_of_drain(now, step, DrainStage::Agreed),
             RankNews::Copied { step } => self.heard_of_drain(now, step, DrainStage::Copied),
-            RankNews::SaveFailed { message } => self.announce(NoticeKind::SaveFailed, message),
+            RankNews::SaveFailed { message } => {
+                self.save_problem = Some(message.clone());
+                self.announce(NoticeKind::SaveFailed, message);
+            }
             RankNews::Lost { detail } => {
                 let cause = format!("rank {rank} lost touch with the others: {detail}");
                 self.lost(now, &[rank], Member::Lost, crash(cause));
@@ -661,6 +667,7 @@ impl Engine {
         let text = notice::describe_commit(&commit);
         self.announce_at(NoticeKind::Saved, Some(commit.step), text);
         self.heard_of_drain(now, commit.step, DrainStage::Durable);
+        self.save_problem = None;
         self.commit = Some(commit);
     }
 

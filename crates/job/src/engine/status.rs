@@ -42,6 +42,8 @@ pub struct Status {
     pub best: Option<(Step, Accuracy)>,
     /// The last committed checkpoint.
     pub commit: Option<Commit>,
+    /// Why the save after it failed, if it did: training goes on, and the next one may fit.
+    pub save_problem: Option<String>,
     /// Samples that could not be used and were replaced or left out: by all rank processes heard of
     /// since the coordinator started, also those that are gone.
     pub skipped_samples: u64,
@@ -154,6 +156,7 @@ impl Engine {
             evaluation: self.evaluation,
             best: self.best,
             commit: self.commit.clone(),
+            save_problem: self.save_problem.clone(),
             skipped_samples: self.skips.total(),
             recoveries: self.recoveries.newest(),
             recoveries_total: self.recoveries.total(),

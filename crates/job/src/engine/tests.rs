@@ -1350,3 +1350,14 @@ fn a_rank_that_holds_the_others_up_is_named_once_and_shown() {
     assert_eq!((status.ranks[0].slowness, status.ranks[1].slowness), (Some(1.0), Some(2.5)));
     assert_eq!(status.ranks[1].heard_at, Some(at(39.0)));
 }
+
+#[test]
+fn a_save_that_failed_is_shown_until_one_succeeds() {
+    let mut engine = training(&[1]);
+    say(&mut engine, at(10.0), 0, RankNews::SaveFailed { message: "the disk is full".to_owned() });
+    assert_eq!(engine.status().save_problem.as_deref(), Some("the disk is full"));
+    assert_eq!(engine.status().phase, PhaseName::Training);
+
+    say(&mut engine, at(20.0), 0, RankNews::Saved(commit(1, 7)));
+    assert_eq!(engine.status().save_problem, None);
+}
