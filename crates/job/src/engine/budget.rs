@@ -95,7 +95,8 @@ impl Engine {
         match (outcome, self.used_up(now)) {
             (Outcome::Drained { reason }, Some(limit)) => {
                 // The drain may have had to say more, or have begun for another reason.
-                let reason = if reason.starts_with(&limit) { reason } else { limit };
+                let tells_limit = reason.starts_with(&limit);
+                let reason = if tells_limit { reason } else { format!("{limit} ({reason})") };
                 Outcome::LimitReached { reason }
             }
             (outcome, _) => outcome,
