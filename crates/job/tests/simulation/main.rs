@@ -1,4 +1,4 @@
-//! Thousands of histories of a whole cluster on virtual time.
+//! A hundred thousand histories of a whole cluster on virtual time.
 //!
 //! The two machines of this crate run as they are; everything around them is a model: rank processes
 //! ([`process`], [`training`]), the checkpoint store ([`store`]), connections ([`network`]) and the
@@ -40,38 +40,38 @@ use std::{num::NonZero, ops::Range, thread};
 use crate::{history::Violation, tally::Tally};
 
 /// Histories of an ordinary test run.
-const HISTORIES: u64 = 20_000;
+const HISTORIES: u64 = 100_000;
 
 /// What must happen at least so often in as many histories, so that the simulation cannot become
 /// idle without anybody noticing.
 const EXPECTED: &[(u64, &str)] = &[
-    (15_000, "ended completed"),
-    (500, "ended drained"),
-    (100, "ended stopped"),
-    (100, "ended by bad input"),
-    (5, "ended worn out"),
-    (500, "ended diverged"),
-    (200, "ended by a limit"),
-    (2_000, "rollbacks"),
-    (300, "rollbacks to before the state that was begun with"),
-    (30_000, "generations"),
-    (10_000, "coordinator restarts"),
-    (500, "coordinator restarts that ranks did not notice"),
-    (10_000, "agent deaths"),
-    (1_000, "drains told"),
-    (500, "hanging ranks replaced"),
-    (3_000, "meetings from a commit"),
-    (3_000, "meetings of survivors with newcomers"),
-    (300, "meetings of survivors at different steps"),
-    (300_000, "steps"),
-    (100_000, "commits"),
-    (500, "commits refused by the fence"),
-    (5_000, "stale messages"),
-    (10_000, "words of skipped samples"),
-    (10_000, "recoveries"),
-    (5_000, "recoveries of ranks that all told that they met"),
-    (100, "recoveries of planned changes"),
-    (1_000, "recoveries that lost steps"),
+    (60_000, "ended completed"),
+    (2_000, "ended drained"),
+    (400, "ended stopped"),
+    (400, "ended by bad input"),
+    (20, "ended worn out"),
+    (2_000, "ended diverged"),
+    (800, "ended by a limit"),
+    (8_000, "rollbacks"),
+    (1_200, "rollbacks to before the state that was begun with"),
+    (120_000, "generations"),
+    (40_000, "coordinator restarts"),
+    (2_000, "coordinator restarts that ranks did not notice"),
+    (40_000, "agent deaths"),
+    (4_000, "drains told"),
+    (2_000, "hanging ranks replaced"),
+    (12_000, "meetings from a commit"),
+    (12_000, "meetings of survivors with newcomers"),
+    (1_200, "meetings of survivors at different steps"),
+    (1_200_000, "steps"),
+    (400_000, "commits"),
+    (2_000, "commits refused by the fence"),
+    (20_000, "stale messages"),
+    (40_000, "words of skipped samples"),
+    (40_000, "recoveries"),
+    (20_000, "recoveries of ranks that all told that they met"),
+    (400, "recoveries of planned changes"),
+    (4_000, "recoveries that lost steps"),
 ];
 
 #[test]
