@@ -1,20 +1,21 @@
 """Races Baton's checkpoints against torch.distributed.checkpoint; see run.sh.
 
-    race.py --baton PROGRAM --work DIR [--rounds N]
+    race.py --baton PROGRAM --work DIR --rounds N
 
 Baton's side is the whole product, `baton up` with two ranks, and its numbers are what it tells its users.
 """
 
-import argparse
 import json
 import re
 import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import time
 from pathlib import Path
+
+import common
+from jobs import Baton, Job
 
 HERE = Path(__file__).parent
 SAVES = 5
@@ -34,122 +35,118 @@ checkpoint = { every_epochs = 0, every_steps = 10, keep_last = 2, keep_best = fa
 cluster = { device = "cpu" }
 """
 DIGITS = "assets/digits/digits-val.beton"
-SAVED = re.compile(r"checkpoint (\S+) saved in ([\d.]+) s; training stood still for (\d+) ms")
+SAVED = re.compile(r"checkpoint (\S+) saved in ")
 RESUMED = re.compile(r"resumed in ([\d.]+) s ")
 STARTED = re.compile(r"training from fresh weights")
 EVALUATED = re.compile(r"epoch 2: validation")
 
 
-class Up:
-    """A running `baton up`."""
+class Up(Baton):
+    """A `baton up` whose messages are read, not its steps."""
 
-    def __init__(self, baton, recipe, run_dir, ranks=2, options=()):
-        command = [baton, "up", recipe, "--ranks", str(ranks), "--run-dir", run_dir, "--json"]
-        command += ["--listen", "127.0.0.1:0", *options]
-        errors = open(Path(run_dir).with_suffix(".log"), "a", encoding="utf-8")
-        self.process = subprocess.Popen(
-            [str(part) for part in command], stdout=subprocess.PIPE, stderr=errors, text=True
-        )
+    unread = ()
+    told_in = Job.told_in
 
-    def messages(self):
-        for line in self.process.stdout:
-            message = json.loads(line).get("message")
-            if message:
-                yield time.perf_counter(), message
+    def next(self, pattern):
+        self.unread = [*self.unread, *map(json.loads, self.lines())]
+        while self.unread:
+            event = self.unread.pop(0)
+            if found := pattern.search(event.get("message", "")):
+                return event["unix_millis"] / 1000, found
+        return None
 
     def find(self, pattern):
-        for when, message in self.messages():
-            if found := pattern.search(message):
-                return when, found
-        sys.exit(f"bench-checkpoint: baton ended without {pattern.pattern!r}")
+        """The next message like that, and when it was told, seconds since 1970."""
+        return self.wait_until(lambda: self.next(pattern), f"`{pattern.pattern}`")
+
+    def saved(self):
+        """The next checkpoint, as the status tells it: the message is rounded."""
+        _, found = self.find(SAVED)
+        checkpoint = self.status()["checkpoint"]
+        if checkpoint["name"] != found[1]:
+            common.fail(f"the status tells of {checkpoint['name']} after {found[1]} was saved; {self.logs()}")
+        return checkpoint
 
     def end(self):
         """Drains; seconds until the last checkpoint was told."""
-        began = time.perf_counter()
+        began = time.time()
         self.process.send_signal(signal.SIGTERM)
         when, _ = self.find(SAVED)
         self.finish()
         return when - began
 
     def finish(self):
-        for _ in self.messages():
-            pass
-        self.process.wait()
+        self.wait_until(lambda: self.process.poll() is not None, "end")
+        self.unread, _ = (), self.lines()
 
 
-def save(baton, recipe, run_dir):
-    up = Up(baton, recipe, run_dir)
-    stalls, durables = [], []
-    for _ in range(SAVES + 1):
-        _, found = up.find(SAVED)
-        durables.append(float(found[2]))
-        stalls.append(float(found[3]) / 1000)
-    emergency = up.end()
+def save(up):
+    up.start()
     # The first one makes its memory.
+    saves = [up.saved() for _ in range(SAVES + 1)][1:]
     return {
-        "stall": statistics.median(stalls[1:]),
-        "durable": statistics.median(durables[1:]),
-        "emergency": emergency,
+        "stall": statistics.median(save["stall_seconds"] for save in saves),
+        "durable": statistics.median(save["save_seconds"] for save in saves),
+        "emergency": up.end(),
     }
 
 
-def restore(baton, recipe, run_dir, ranks):
-    up = Up(baton, recipe, run_dir, ranks)
+def restore(up, ranks):
+    up.world_size = ranks
+    up.start()
     _, found = up.find(RESUMED)
     up.end()
     return {"restore": float(found[1])}
 
 
-def epochs(baton, run_dir, every_steps):
+def epochs(baton, folder, every_steps):
     """Seconds that two epochs of the digits run take, evaluation included."""
     settings = [f"checkpoint.every_steps={every_steps}", "checkpoint.every_epochs=0"]
     settings += ["train.epochs=2", "evaluation.every_epochs=2"]
-    options = [option for setting in settings for option in ("--set", setting)]
-    up = Up(baton, "recipes/digits_cpu.toml", run_dir, options=options)
+    up = Up(folder, baton, "recipes/digits_cpu.toml", settings)
+    up.start()
     began, _ = up.find(STARTED)
     ended, _ = up.find(EVALUATED)
     up.finish()
-    shutil.rmtree(run_dir)
+    shutil.rmtree(folder)
     return {"epochs": ended - began}
 
 
 def torch(folder, *options):
     command = [".venv-parity/bin/python", HERE / "torch_side.py", "--folder", folder, *options]
-    printed = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE)
-    return json.loads(printed.stdout.splitlines()[-1])
+    try:
+        printed = subprocess.check_output([str(part) for part in command], timeout=common.PATIENCE)
+    except subprocess.SubprocessError as error:
+        common.fail(f"PyTorch's side failed, see above: {error}")
+    return json.loads(printed.splitlines()[-1])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--baton", required=True)
-    parser.add_argument("--work", required=True)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    work = Path(arguments.work)
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+def measure_all(baton, work, rounds):
+    """What was seen by its name, a number of seconds of each round."""
     recipe = work / "recipe.toml"
     recipe.write_text(RECIPE.replace("DIGITS", str(Path(DIGITS).absolute())), encoding="utf-8")
-
     seen = {}
 
     def note(side, what, numbers):
         for key, value in numbers.items():
             seen.setdefault(f"{side} {what}{key}", []).append(value)
 
-    for number in range(1, arguments.rounds + 1):
-        print(f"bench-checkpoint: round {number} of {arguments.rounds}", file=sys.stderr)
-        run_dir, folder = work / f"baton-{number}", work / f"torch-{number}"
-        note("baton", "", save(arguments.baton, recipe, run_dir))
+    for number in range(1, rounds + 1):
+        common.say(f"round {number} of {rounds}")
+        up, folder = Up(work / "baton", baton, recipe), work / "torch"
+        note("baton", "", save(up))
         note("torch", "", torch(folder, "--saves", SAVES, "--steps", 10))
         for ranks in (2, 1):
-            note("baton", f"{ranks} ranks ", restore(arguments.baton, recipe, run_dir, ranks))
+            note("baton", f"{ranks} ranks ", restore(up, ranks))
             note("torch", f"{ranks} ranks ", torch(folder, "--restore", "--ranks", ranks))
-        shutil.rmtree(run_dir)
+        shutil.rmtree(up.folder)
         shutil.rmtree(folder)
-        note("baton", "no saves, ", epochs(arguments.baton, run_dir, 0))
-        note("baton", f"a save every {OFTEN} updates, ", epochs(arguments.baton, run_dir, OFTEN))
+        note("baton", "no saves, ", epochs(baton, work / "epochs", 0))
+        note("baton", f"a save every {OFTEN} updates, ", epochs(baton, work / "epochs", OFTEN))
+    return seen
 
+
+def report(seen):
     median = {name: statistics.median(values) for name, values in seen.items()}
     for name, values in sorted(seen.items()):
         print(f"  {name:38} {median[name]:.3f} s  ({min(values):.3f} to {max(values):.3f})")
@@ -167,6 +164,13 @@ def main():
         "emergency_seconds": round(median["baton emergency"], 2),
     }
     print(f"RESULT {json.dumps(results)}")
+
+
+def main():
+    arguments = common.read_arguments(common.parser(__doc__))
+    with common.working_in(arguments.work):
+        seen = measure_all(arguments.baton, arguments.work, arguments.rounds)
+    report(seen)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ one JSON object: the slowest rank's medians.
 
 import argparse
 import json
-import os
-import socket
 import statistics
 import time
 from pathlib import Path
 
+import ranks
 import torch
 import torch.distributed.checkpoint as dcp
 import torchvision
@@ -93,15 +92,10 @@ def restore(training, folder):
     return {"restore": time.perf_counter() - began}
 
 
-def run(rank, arguments, port, results):
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=arguments.ranks)
+def part(arguments):
     training = Training(arguments.ranks)
     folder = Path(arguments.folder)
-    results.put(restore(training, folder) if arguments.restore else save(training, folder, arguments))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    return restore(training, folder) if arguments.restore else save(training, folder, arguments)
 
 
 def main():
@@ -111,15 +105,8 @@ def main():
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
-    arguments = parser.parse_args()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    torch.multiprocessing.spawn(run, (arguments, port, results), nprocs=arguments.ranks)
-    all_ranks = [results.get() for _ in range(arguments.ranks)]
-    print(json.dumps({key: max(ranks[key] for ranks in all_ranks) for key in all_ranks[0]}))
+    parser.add_argument("--threads", type=int, default=1)
+    print(json.dumps(ranks.run(part, parser.parse_args())))
 
 
 if __name__ == "__main__":

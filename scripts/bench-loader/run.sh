@@ -2,58 +2,32 @@
 # Races Baton's loader against the real ffcv on this machine; about a quarter of an hour.
 #
 #   scripts/bench-loader/run.sh [--rounds N]     N runs of each side, alternating (5 without it)
+#       --baton PROGRAM     another build
 #
 # Each run is a new process. For the ratios each side has one worker thread, and all of the process is
 # pinned to one core. What each run printed stays in target/bench-loader/results/. The last line of
 # output is "RESULT {...}". Expects a built `baton`, as `make bench-loader` sees to.
 set -euo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=scripts/bench/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../bench/lib.sh"
 
-readonly BATON="${CARGO_TARGET_DIR:-target}/debug/baton"
 readonly PYTHON=.venv-ffcv/bin/python
 readonly DATA=target/bench-loader
-readonly RESULTS=$DATA/results
 # Epochs that count in a run. Raw ones last less than a second.
 readonly JPEG_EPOCHS=3
 readonly RAW_EPOCHS=10
 # Both sides run these first, uncounted; ffcv_side.py adds its own and says why.
 readonly WARM_UP_EPOCHS=2
 
-say() { printf 'bench-loader: %s\n' "$*" >&2; }
-fail() {
-    printf 'bench-loader: %s\n' "$1" >&2
-    shift
-    for line in "$@"; do printf '              %s\n' "$line" >&2; done
-    exit 1
-}
-
 main() {
-    local rounds=5
-    while [ $# -gt 0 ]; do
-        case "$1" in
-        --rounds)
-            rounds=${2:-}
-            shift
-            ;;
-        -h | --help)
-            sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
-            return
-            ;;
-        *) fail "unknown argument '$1'" "known: --rounds N, --help" ;;
-        esac
-        shift || true
-    done
-    [[ $rounds =~ ^[1-9][0-9]*$ ]] || fail "--rounds is '$rounds'; it must be a number from 1"
-    [ -x "$BATON" ] || fail "$BATON is not there" "run: make build"
+    read_arguments "$@"
+    refuse_others
     command -v taskset >/dev/null || fail "taskset is missing" "run: apt-get install util-linux"
 
     scripts/ffcv/setup.sh
     "$PYTHON" scripts/bench-loader/make_data.py "$DATA" >&2
-    rm -rf "$RESULTS"
-    mkdir -p "$RESULTS"
-
-    cut -d ' ' -f 1 /proc/loadavg >"$RESULTS/load_before"
+    begin_results
     local round
     for ((round = 1; round <= rounds; round++)); do
         say "round $round of $rounds"
@@ -63,9 +37,9 @@ main() {
     done
     say "memory, over one epoch and over two of 100,000 samples"
     memory
-    cut -d ' ' -f 1 /proc/loadavg >"$RESULTS/load_after"
+    note_load after
 
-    "$PYTHON" scripts/bench-loader/summary.py "$RESULTS" \
+    "$PYTHON" scripts/bench-loader/summary.py "$results" \
         --rounds "$rounds" --warm-up "$WARM_UP_EPOCHS"
 }
 
@@ -115,24 +89,13 @@ memory() {
 
 # ffcv|baton RESULT_NAME FILE OPTION...; the caller's `pin` goes before the command.
 ffcv() {
-    measure "$1" "$PYTHON" scripts/bench-loader/ffcv_side.py --file "$DATA/$2.beton" --workers 1 \
+    measure "$1" "${pin[@]}" "$PYTHON" scripts/bench-loader/ffcv_side.py --file "$DATA/$2.beton" --workers 1 \
         --resolution 160 --batch 256 --order random "${@:3}"
 }
 
 baton() {
-    measure "$1" "$BATON" data bench "$DATA/$2.beton" \
+    measure "$1" "${pin[@]}" "$baton" data bench "$DATA/$2.beton" \
         --resolution 160 --batch 256 --order random --json "${@:3}"
-}
-
-measure() {
-    local output=$RESULTS/$1
-    shift
-    local result=0
-    "${pin[@]}" "$@" >"$output.json" 2>"$output.log" || result=$?
-    if [ $result -ne 0 ]; then
-        tail -n 15 "$output.log" >&2
-        fail "a side failed with status $result (the end of $output.log is above)" "it was: ${pin[*]} $*"
-    fi
 }
 
 main "$@"

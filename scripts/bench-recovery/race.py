@@ -1,22 +1,22 @@
 """Kills what trains, and measures until it trains again: Baton against torchrun; see run.sh.
 
-    race.py --baton PROGRAM --work DIR [--rounds N] [--goodput-seconds S] [--seed N] [--only PART]
+    race.py --baton PROGRAM --work DIR --rounds N [--goodput-seconds S] [--seed N] [--only PART]
 
 Each part starts jobs of its own and returns numbers by name; jobs.py tells how a finished step is seen.
 """
 
-import argparse
 import json
 import random
 import shutil
 import signal
 import statistics
-import sys
 import time
 from pathlib import Path
 
+import common
 import processes
-from jobs import Baton, Torch, gaps, kill_rank, stop_rank, typical_gap
+from common import say
+from jobs import Baton, Torch, gaps, signal_rank, typical_gap
 
 # Like torch_side.py's: ResNet-50, momentum, 8 images of 32 px per rank, a checkpoint every 5 steps.
 RECIPE = """
@@ -40,50 +40,41 @@ CALM = 8 * SAVE_EVERY
 AFTERMATH = 2 * SAVE_EVERY
 KILL_EVERY = 15.0
 HANG_SECONDS = 5
-PARTS_OF_RECOVERY = ["launch_seconds", "ready_seconds", "start_seconds", "step_seconds"]
+PARTS = ["rank-kill", "all-kill", "coordinator-kill", "sigstop", "goodput"]
+PARTS_OF_RECOVERY = ["settle", "tear_down", "respawn", "rendezvous", "restore", "first_step", "total"]
 
 
 class Bench:
     """What all parts share."""
 
     def __init__(self, arguments):
-        self.work = Path(arguments.work).absolute()
-        self.program = Path(arguments.baton).absolute()
-        self.goodput_seconds = arguments.goodput_seconds
-        self.seed = arguments.seed
+        self.work = arguments.work
+        self.program = arguments.baton
         self.recipe = self.work / "recipe.toml"
         self.seen = {}
-
-    def prepare(self):
-        shutil.rmtree(self.work, ignore_errors=True)
-        self.work.mkdir(parents=True)
-        text = RECIPE.replace("DIGITS", str(Path(DIGITS).absolute()))
-        self.recipe.write_text(text, encoding="utf-8")
+        self.recipe.write_text(RECIPE.replace("DIGITS", str(Path(DIGITS).absolute())), encoding="utf-8")
 
     def baton(self, *settings):
         return Baton(self.work / "baton", self.program, self.recipe, settings)
 
     def torch(self):
-        return Torch(self.work / "torchrun")
+        return Torch(self.work / "torchrun", Path(__file__).with_name("torch_side.py"))
 
-    def measure(self, what, part, job, number):
-        """Runs one part of one side, and notes what it found."""
-        job.start()
-        found = part(job, number)
-        job.kill()
-        shutil.rmtree(job.folder)
-        for key, value in found.items():
-            self.seen.setdefault(f"{job.name} {what}: {key}", []).append(value)
-        say(f"{what}, round {number}, {job.name}: " + describe(found))
+    def measure(self, what, part, number, *jobs):
+        """Runs one part of some sides, and notes what it found."""
+        for job in jobs:
+            job.start()
+            found = part(job, number)
+            job.kill()
+            shutil.rmtree(job.folder)
+            for key, value in found.items():
+                self.seen.setdefault(f"{job.name} {what}: {key}", []).append(value)
+            say(f"{what}, round {number}, {job.name}: " + describe(found))
 
     def median(self, name):
         """None if that was not measured."""
         values = self.seen.get(name)
         return round(statistics.median(values), 2) if values else None
-
-
-def say(text):
-    print(f"bench-recovery: {text}", file=sys.stderr, flush=True)
 
 
 def describe(found):
@@ -105,7 +96,7 @@ def recovery(job, since):
     """Numbers of the recovery from what happened at the time `since`."""
     job.look()
     last = job.steps[-1]
-    following = job.wait_for_next_life(last.life)
+    following = job.wait_for(lambda step: step.life != last.life, "step after the restart")
     # Of those made before, once more; a step in the middle of which it was killed is not counted.
     before = max(step.number for step in job.steps if step.life == last.life)
     further = job.wait_for(
@@ -122,13 +113,15 @@ def parts_of_recovery(job):
     """What the coordinator tells of the last recovery, once it has heard of its first step."""
     job.wait_for_number(job.steps[-1].number + 1)
     told = job.status()["recoveries"][-1]
-    parts = {f"its {part.replace('_', ' ')}": told[part] for part in PARTS_OF_RECOVERY}
-    return parts | {"its steps lost": told["lost_steps"]}
+    parts = {f"its {part} seconds": told[f"{part}_seconds"] for part in PARTS_OF_RECOVERY}
+    # A part that nobody could tell counts to the next.
+    known = {name: seconds for name, seconds in parts.items() if seconds is not None}
+    return known | {"its steps lost": told["lost_steps"]}
 
 
 def rank_kill(job, number):
     step = run_until_kill(job, number)
-    found = recovery(job, kill_rank(job, number % 2)) | {"step": step}
+    found = recovery(job, signal_rank(job, number % 2, signal.SIGKILL)) | {"step": step}
     return found | parts_of_recovery(job) if isinstance(job, Baton) else found
 
 
@@ -144,9 +137,10 @@ def coordinator_kill(job, number):
     job.wait_for_number(WARM_UP + CALM + number % SAVE_EVERY)
     calm = job.steps[WARM_UP:]
     time.sleep(typical_gap(calm) / 2)
-    before, old = len(job.steps), job.child("serve")
+    before, old = len(job.steps), job.coordinator()
     processes.kill([old])
-    job.wait_for(lambda _: job.serving() not in (None, old), "new coordinator")
+    job.wait_until(lambda: job.serving() not in (None, old), "new coordinator")
+    job.look()
     job.wait_for_number(job.steps[-1].number + AFTERMATH)
     around = job.steps[before - 1 :]
     if job.steps[-1].life != job.steps[0].life:
@@ -174,7 +168,7 @@ def kill_for(job, seconds, seed):
     began = time.monotonic()
     kills = 0
     while kills * KILL_EVERY < seconds:
-        kill_rank(job, victims.randrange(2))
+        signal_rank(job, victims.randrange(2), signal.SIGKILL)
         kills += 1
         time.sleep(max(0.0, began + min(kills * KILL_EVERY, seconds) - time.monotonic()))
     return kills
@@ -194,7 +188,7 @@ def goodput(job, seconds, seed):
     # The machine may be faster or slower than before.
     calm.append(calm_seconds(job))
     step = sum(span for span, _ in calm) / sum(count for _, count in calm)
-    recoveries = [recovery_seconds(told) for told in job.status()["recoveries"]]
+    recoveries = [told["total_seconds"] for told in job.status()["recoveries"]]
     return {
         "percent": 100 * useful * step / took,
         "percent by its pauses": 100 * (1 - pauses(among_kills) / took),
@@ -202,7 +196,7 @@ def goodput(job, seconds, seed):
         "kills": kills,
         "useful steps": useful,
         "step": step,
-        "its seconds of a recovery": statistics.median(recoveries),
+        "its seconds of a recovery": statistics.median(filter(None, recoveries)),
     }
 
 
@@ -214,55 +208,31 @@ def pauses(steps):
     return sum(b.when - a.when - typical for a, b in pairs if a.life != b.life)
 
 
-def recovery_seconds(told):
-    return sum(told[part] or 0.0 for part in PARTS_OF_RECOVERY)
-
-
 def sigstop(job, number):
     step = run_until_kill(job, number)
-    found = recovery(job, stop_rank(job, number % 2))
+    found = recovery(job, signal_rank(job, number % 2, signal.SIGSTOP))
     beyond = {"seconds beyond the deadline": found["seconds"] - HANG_SECONDS}
     return beyond | found | {"step": step} | parts_of_recovery(job)
 
 
-def measure_rank_kill(bench, number):
-    bench.measure("rank-kill", rank_kill, bench.baton(), number)
-    bench.measure("rank-kill", rank_kill, bench.torch(), number)
+def measure_all(bench, arguments):
+    def kill_on_and_on(job, _):
+        return goodput(job, arguments.goodput_seconds, arguments.seed)
 
-
-def measure_all_kill(bench, number):
-    bench.measure("all-kill", all_kill, bench.baton(), number)
-    bench.measure("all-kill", all_kill, bench.torch(), number)
-
-
-def measure_coordinator_kill(bench, number):
-    bench.measure("coordinator-kill", coordinator_kill, bench.baton(), number)
-
-
-def measure_sigstop(bench, number):
-    job = bench.baton(f"cluster.hang_seconds={HANG_SECONDS}")
-    bench.measure("sigstop", sigstop, job, number)
-
-
-def measure_goodput(bench, number):
-    """Once: it is long, and holds many kills."""
-    if number > 1:
-        return
-    say(f"goodput, seed {bench.seed}")
-
-    def part(job, _):
-        return goodput(job, bench.goodput_seconds, bench.seed)
-
-    bench.measure("goodput", part, bench.baton(), number)
-
-
-PARTS = {
-    "rank-kill": measure_rank_kill,
-    "all-kill": measure_all_kill,
-    "coordinator-kill": measure_coordinator_kill,
-    "sigstop": measure_sigstop,
-    "goodput": measure_goodput,
-}
+    parts = arguments.only or PARTS
+    for number in range(1, arguments.rounds + 1):
+        if "rank-kill" in parts:
+            bench.measure("rank-kill", rank_kill, number, bench.baton(), bench.torch())
+        if "all-kill" in parts:
+            bench.measure("all-kill", all_kill, number, bench.baton(), bench.torch())
+        if "coordinator-kill" in parts:
+            bench.measure("coordinator-kill", coordinator_kill, number, bench.baton())
+        if "sigstop" in parts:
+            bench.measure("sigstop", sigstop, number, bench.baton(f"cluster.hang_seconds={HANG_SECONDS}"))
+        # Once: it is long, and holds many kills.
+        if "goodput" in parts and number == 1:
+            say(f"goodput, seed {arguments.seed}")
+            bench.measure("goodput", kill_on_and_on, number, bench.baton())
 
 
 def report(bench):
@@ -284,60 +254,21 @@ def report(bench):
 
 
 def read_arguments():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--baton", required=True)
-    parser.add_argument("--work", required=True)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = common.parser(__doc__)
     parser.add_argument("--goodput-seconds", type=float, default=300.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**32))
     parser.add_argument("--only", action="append", choices=PARTS)
-    arguments = parser.parse_args()
-    if arguments.rounds < 1 or arguments.goodput_seconds <= 0:
-        parser.error("--rounds must be at least 1, --goodput-seconds above 0")
+    arguments = common.read_arguments(parser)
+    if arguments.goodput_seconds <= 0:
+        parser.error("--goodput-seconds must be above 0")
     return arguments
-
-
-def interrupt_on_signals():
-    """Whatever asks this process to end counts as Ctrl-C."""
-
-    def interrupt(number, frame):
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
-
-
-def end_all():
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    processes.end_all()
-
-
-def measure_all(bench, arguments):
-    for number in range(1, arguments.rounds + 1):
-        for name, measure in PARTS.items():
-            if name in (arguments.only or PARTS):
-                measure(bench, number)
 
 
 def main():
     arguments = read_arguments()
-    bench = Bench(arguments)
-    bench.prepare()
-    processes.adopt_orphans()
-    interrupt_on_signals()
-    interrupted = False
-    try:
+    with common.working_in(arguments.work):
+        bench = Bench(arguments)
         measure_all(bench, arguments)
-    except KeyboardInterrupt:
-        interrupted = True
-    finally:
-        end_all()
-    # After a failure they stay, to be looked at.
-    shutil.rmtree(bench.work)
-    if interrupted:
-        say("interrupted; everything it started is ended")
-        sys.exit(130)
     report(bench)
 
 

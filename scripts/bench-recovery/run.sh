@@ -13,15 +13,8 @@
 # "RESULT {...}". Expects built programs, as `make bench-recovery` sees to.
 set -euo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=scripts/bench/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../bench/lib.sh"
 
-case ${1:-} in
--h | --help)
-    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
-    exit
-    ;;
-esac
-
-scripts/parity/setup.sh
-exec .venv-parity/bin/python -B scripts/bench-recovery/race.py \
-    --baton "${CARGO_TARGET_DIR:-target}/debug/baton" --work target/bench-recovery "$@"
+read_arguments "$@"
+race

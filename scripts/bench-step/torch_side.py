@@ -9,12 +9,11 @@ weights. `--optimizer` picks torch's own implementation: a loop over tensors, fo
 
 import argparse
 import json
-import os
 import resource
-import socket
 import statistics
 import time
 
+import ranks
 import torch
 import torchvision
 from torch.nn.parallel import DistributedDataParallel
@@ -27,10 +26,7 @@ FORMATS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 OPTIMIZERS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 
 
-def measure(rank, arguments, port, results):
-    torch.set_num_threads(arguments.threads)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=arguments.ranks)
+def measure(arguments):
     torch.manual_seed(0)
     memory_format = FORMATS[arguments.format]
     network = torchvision.models.get_model(arguments.arch, weights=None, num_classes=CLASSES)
@@ -71,21 +67,12 @@ def measure(rank, arguments, port, results):
         end = time.perf_counter()
         steps.append(end - start)
         updates.append(end - update)
-    results.put(
-        {
-            "step_seconds": statistics.median(steps[WARM_UP:]),
-            "best_step_seconds": min(steps[WARM_UP:]),
-            "optimizer_seconds": statistics.median(updates[WARM_UP:]),
-            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        }
-    )
-    torch.distributed.destroy_process_group()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return {
+        "step_seconds": statistics.median(steps[WARM_UP:]),
+        "best_step_seconds": min(steps[WARM_UP:]),
+        "optimizer_seconds": statistics.median(updates[WARM_UP:]),
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
 
 
 def main():
@@ -99,20 +86,7 @@ def main():
     parser.add_argument("--format", choices=FORMATS, default="nhwc")
     parser.add_argument("--recipe", choices=["plain", "full"], default="plain")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="foreach")
-    arguments = parser.parse_args()
-
-    context = torch.multiprocessing.get_context("spawn")
-    results, port = context.Queue(), free_port()
-    ranks = [
-        context.Process(target=measure, args=(rank, arguments, port, results))
-        for rank in range(arguments.ranks)
-    ]
-    for rank in ranks:
-        rank.start()
-    measured = [results.get(timeout=600) for _ in ranks]
-    for rank in ranks:
-        rank.join()
-    print(json.dumps({key: max(m[key] for m in measured) for key in measured[0]}))
+    print(json.dumps(ranks.run(measure, parser.parse_args())))
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ pub(crate) struct Status {
     pub(crate) divergences: Vec<Divergence>,
     /// What the job has cost.
     pub(crate) spending: Spending,
-    /// The newest 1,000 failures and planned changes of nodes since the coordinator started, oldest first.
+    /// The newest 1,000 failures and planned changes of nodes over the job's whole life, oldest first.
     pub(crate) recoveries: Vec<Recovery>,
     /// The number of all of them.
     pub(crate) recoveries_total: u64,
@@ -293,9 +293,9 @@ pub(crate) struct Node {
 /// `baton recoveries --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Recoveries {
-    /// Number of recoveries since the coordinator started.
+    /// Number of recoveries over the job's whole life.
     pub(crate) recoveries_total: u64,
-    /// Median over those below that came to their first update.
+    /// Median over the failures below that came to their first update; planned changes left out.
     pub(crate) median_total_seconds: Option<f64>,
     /// The longest of them.
     pub(crate) worst_total_seconds: Option<f64>,
@@ -333,14 +333,6 @@ pub(crate) struct Recovery {
     pub(crate) total_seconds: Option<f64>,
     /// Updates that had to be made again; known once all ranks have the state.
     pub(crate) lost_steps: u64,
-    /// An earlier name of `settle_seconds`.
-    pub(crate) launch_seconds: Option<f64>,
-    /// `tear_down_seconds` and `respawn_seconds` together.
-    pub(crate) ready_seconds: Option<f64>,
-    /// `rendezvous_seconds` and `restore_seconds` together.
-    pub(crate) start_seconds: Option<f64>,
-    /// An earlier name of `first_step_seconds`.
-    pub(crate) step_seconds: Option<f64>,
 }
 
 /// How a job ended.
@@ -893,17 +885,8 @@ impl From<&v1::Recovery> for Recovery {
             first_step_seconds: recovery.first_step_seconds,
             total_seconds: recovery.total_seconds,
             lost_steps: recovery.lost_steps,
-            launch_seconds: recovery.settle_seconds,
-            ready_seconds: with(recovery.tear_down_seconds, recovery.respawn_seconds),
-            start_seconds: with(recovery.rendezvous_seconds, recovery.restore_seconds),
-            step_seconds: recovery.first_step_seconds,
         }
     }
-}
-
-/// A part of a recovery with the one before it, once it has ended.
-fn with(before: Option<f64>, part: Option<f64>) -> Option<f64> {
-    part.map(|seconds| before.unwrap_or_default() + seconds)
 }
 
 impl From<&v1::Outcome> for Outcome {

@@ -1,21 +1,18 @@
-"""The two sides of the recovery bench: how each is started, whom it consists of, which steps it has finished."""
+"""What the benches start: how, whom it consists of, what it tells, and which steps it has finished."""
 
 import json
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
 import time
 from datetime import datetime
-from pathlib import Path
 from typing import NamedTuple
 
+import common
 import processes
 
-HERE = Path(__file__).parent
-PATIENCE = 180.0
 LOOK = 0.02
 
 
@@ -28,7 +25,7 @@ class Step(NamedTuple):
 
 
 class Job:
-    """A job that trains until it is killed, and tells every finished step in a file."""
+    """A job that trains until it is ended, and tells what it does in a file, every finished step above all."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -51,48 +48,70 @@ class Job:
         processes.kill(processes.family(self.process.pid))
         self.process.wait()
 
-    def look(self):
-        """Takes note of the steps finished since the last look."""
+    def told_in(self):
+        return self.folder / "output"
+
+    def lines(self):
+        """What it has told since the last call."""
         path = self.told_in()
         if not path.exists():
-            return
+            return []
         with open(path, "rb") as told:
             told.seek(self._read)
             # The last line may not be complete yet.
-            text = told.read().rpartition(b"\n")[0]
+            text = b"".join(told.read().rpartition(b"\n")[:2])
         self._read += len(text)
-        for line in text.decode(errors="replace").splitlines():
-            if step := self.step_in(line):
-                self.steps.append(step)
+        return text.decode(errors="replace").splitlines()
 
-    def wait_for(self, wanted, what, patience=PATIENCE):
-        """Waits until one of the finished steps is `wanted`; the first that is."""
-        deadline = time.monotonic() + patience
-        seen = 0
+    def look(self):
+        """Takes note of the steps finished since the last look."""
+        for line in self.lines():
+            if step := self.step_in(line):
+                self.note(step)
+
+    def note(self, step):
+        """Every step counts: without one, a gap would be too long, and a lost step might be missed."""
+        last = self.steps[-1] if self.steps else None
+        if last and last.life == step.life and step.number > last.number + 1:
+            common.fail(
+                f"step {step.number} of {self.name} was told after step {last.number}: steps are faster than they are "
+                "told (baton tells one every 100 ms); slow them down by larger images or batches in RECIPE of race.py "
+                f"and in torch_side.py; {self.logs()}"
+            )
+        self.steps.append(step)
+
+    def wait_until(self, condition, what):
+        """Waits until the condition holds; what it gives then."""
+        deadline = time.monotonic() + common.PATIENCE
         while True:
-            self.look()
-            for step in self.steps[seen:]:
-                if wanted(step):
-                    return step
-            seen = len(self.steps)
-            if self.process.poll() is not None:
-                sys.exit(f"bench-recovery: {self.name} ended while {what} was awaited; {self.logs()}")
+            # In this order: its last words come before its end.
+            has_ended = self.process.poll() is not None
+            if found := condition():
+                return found
+            if has_ended:
+                common.fail(f"{self.name} ended while {what} was awaited; {self.logs()}")
             if time.monotonic() > deadline:
-                sys.exit(f"bench-recovery: no {what} of {self.name} in {patience:.0f} s; {self.logs()}")
+                common.fail(f"no {what} of {self.name} in {common.PATIENCE} s; {self.logs()}")
             time.sleep(LOOK)
+
+    def wait_for(self, wanted, what):
+        """Waits until one of the finished steps is `wanted`; the first that is."""
+
+        def first():
+            self.look()
+            return next(filter(wanted, self.steps), None)
+
+        return self.wait_until(first, what)
 
     def wait_for_number(self, number):
         return self.wait_for(lambda step: step.number >= number, f"step {number}")
-
-    def wait_for_next_life(self, life):
-        return self.wait_for(lambda step: step.life != life, "step after the restart")
 
     def logs(self):
         return f"its logs are in {self.folder}"
 
 
 class Baton(Job):
-    """The whole product, `baton up` with two ranks.
+    """The whole product, `baton up`.
 
     What it prints tells a step every ten seconds, what its coordinator answers is gone while that is dead. So each
     step is read where the agent logs rank 0's word of it, with a time stamp to the microsecond.
@@ -108,11 +127,12 @@ class Baton(Job):
         self.program = program
         self.recipe = recipe
         self.settings = settings
+        self.world_size = 2
         self.run_dir = folder / "run"
 
     def command(self):
         options = [word for setting in self.settings for word in ("--set", setting)]
-        command = [self.program, "up", self.recipe, "--ranks", 2, "--run-dir", self.run_dir]
+        command = [self.program, "up", self.recipe, "--ranks", self.world_size, "--run-dir", self.run_dir]
         return command + ["--listen", "127.0.0.1:0", "--json", *options]
 
     def environment(self):
@@ -134,6 +154,9 @@ class Baton(Job):
                 return pid
         return None
 
+    def coordinator(self):
+        return self.child("serve") or common.fail(f"{self.name} has no coordinator to be hit; {self.logs()}")
+
     def ranks(self):
         """In the order in which they were started."""
         agent = self.child("agent")
@@ -149,29 +172,29 @@ class Baton(Job):
 
     def status(self):
         command = [self.program, "status", "--json", "--run-dir", self.run_dir]
-        command = [str(part) for part in command]
-        return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        return json.loads(subprocess.check_output(command, timeout=common.PATIENCE))
 
 
 class Torch(Job):
-    """torchrun with two workers; see torch_side.py."""
+    """torchrun with two workers."""
 
     name = "torchrun"
     TOLD = re.compile(r"^([\d.]+) step (\d+) of process (\d+)$")
+
+    def __init__(self, folder, script):
+        super().__init__(folder)
+        self.script = script
 
     def command(self):
         # torch.distributed.run is what torchrun calls; the script's first line may name another Python.
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", 2, "--max-restarts", 10]
-        return command + [HERE / "torch_side.py", "--checkpoint", self.folder / "checkpoint.pt"]
+        return command + [self.script, "--checkpoint", self.folder / "checkpoint.pt"]
 
     def environment(self):
         # Without the second, torch 2.11 gives restarted workers the store of those before, with their addresses in
         # it, and a third of the restarts hung in gloo. See pytorch/pytorch#135712.
         return {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-    def told_in(self):
-        return self.folder / "output"
 
     def step_in(self, line):
         if found := self.TOLD.match(line):
@@ -181,7 +204,7 @@ class Torch(Job):
     def ranks(self):
         """In the order in which they were started."""
         workers = processes.children(self.process.pid)
-        return [pid for pid in workers if str(HERE / "torch_side.py") in processes.arguments_of(pid)]
+        return [pid for pid in workers if str(self.script) in processes.arguments_of(pid)]
 
 
 def gaps(steps):
@@ -197,15 +220,7 @@ def signal_rank(job, index, number):
     """Sends a signal to a rank; when that was."""
     ranks = job.ranks()
     if len(ranks) <= index:
-        sys.exit(f"bench-recovery: {job.name} has {len(ranks)} of 2 ranks where one is to be hit; {job.logs()}")
+        common.fail(f"{job.name} has {len(ranks)} of 2 ranks where one is to be hit; {job.logs()}")
     when = time.time()
     os.kill(ranks[index], number)
     return when
-
-
-def kill_rank(job, index):
-    return signal_rank(job, index, signal.SIGKILL)
-
-
-def stop_rank(job, index):
-    return signal_rank(job, index, signal.SIGSTOP)

@@ -1,0 +1,79 @@
+# shellcheck shell=bash
+# What the benches' run.sh share; they source it. From here on the working directory is the repository's root.
+#
+# Each knows --rounds N, --baton PROGRAM (another build, its coordinator and worker beside it) and --help.
+
+script=$(realpath "$0")
+bench=$(basename "$(dirname "$script")")
+cd "$(dirname "$script")/../.." || exit
+# Python finds here what its scripts share, and leaves nothing compiled among them.
+export PYTHONPATH=scripts/bench PYTHONDONTWRITEBYTECODE=1
+
+rounds=5
+baton=${CARGO_TARGET_DIR:-target}/debug/baton
+others=()
+results=target/$bench/results
+
+say() { printf '%s: %s\n' "$bench" "$*" >&2; }
+
+# fail PROBLEM LINE...
+fail() {
+    say "$1"
+    shift
+    for line in "$@"; do printf '%*s  %s\n' ${#bench} '' "$line" >&2; done
+    exit 1
+}
+
+# Sets `rounds` and `baton`; arguments that not all benches know go to `others`.
+read_arguments() {
+    while [ $# -gt 0 ]; do
+        case "$1" in
+        --rounds | --baton)
+            printf -v "${1#--}" %s "${2:-}"
+            shift
+            ;;
+        -h | --help)
+            sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$script"
+            exit
+            ;;
+        *) others+=("$1") ;;
+        esac
+        shift || true
+    done
+    [[ $rounds =~ ^[1-9][0-9]*$ ]] || fail "--rounds is '$rounds'; it must be a number from 1"
+    need_program "$baton"
+}
+
+refuse_others() {
+    [ ${#others[@]} -eq 0 ] ||
+        fail "unknown argument '${others[0]}'" "known: --rounds N, --baton PROGRAM, --help"
+}
+
+need_program() {
+    [[ -f $1 && -x $1 ]] || fail "there is no program '$1'" "run: make build"
+}
+
+# Leaves everything to race.py beside the script. Its peer is PyTorch.
+race() {
+    scripts/parity/setup.sh
+    exec .venv-parity/bin/python "scripts/$bench/race.py" \
+        --baton "$baton" --work "target/$bench" --rounds "$rounds" "${others[@]}"
+}
+
+begin_results() {
+    rm -rf "$results"
+    mkdir -p "$results"
+    note_load before
+}
+
+note_load() { cut -d ' ' -f 1 /proc/loadavg >"$results/load_$1"; }
+
+# measure NAME COMMAND...: what it prints goes to NAME.json and NAME.log among the results.
+measure() {
+    local output=$results/$1
+    shift
+    "$@" >"$output.json" 2>"$output.log" && return
+    local result=$?
+    tail -n 15 "$output.log" >&2
+    fail "a side failed with status $result (the end of $output.log is above)" "it was: $*"
+}

@@ -1,0 +1,24 @@
+"""Ranks of PyTorch over gloo, each a process of its own, as torchrun starts them."""
+
+import tempfile
+
+import torch
+
+
+def run(part, arguments):
+    """Lets each rank do its part; by name, the largest that a rank has returned."""
+    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(rank_main, (part, arguments, folder, results), nprocs=arguments.ranks)
+    measured = [results.get() for _ in range(arguments.ranks)]
+    return {name: max(numbers[name] for numbers in measured) for name in measured[0]}
+
+
+def rank_main(rank, part, arguments, folder, results):
+    torch.set_num_threads(arguments.threads)
+    # By a file of its own: a port that is free now may be taken by the time rank 0 listens.
+    store = f"file://{folder}/store"
+    torch.distributed.init_process_group("gloo", store, rank=rank, world_size=arguments.ranks)
+    results.put(part(arguments))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
