@@ -2,22 +2,32 @@
 
 use std::time::{Duration, Instant};
 
-/// Knows when the service last answered.
+use crate::Kind;
+
+/// Knows when each document was last read.
 #[derive(Debug, Default)]
 pub(crate) struct Contact {
     /// `None` as long as nothing suggests that this is EC2.
-    last: Option<Instant>,
-    /// The present silence was mentioned.
+    silences: Option<[Silence; 3]>,
+    /// That there is none was mentioned.
     was_told: bool,
 }
 
-/// How a poll went.
+/// Since a document was last read.
+#[derive(Clone, Copy, Debug)]
+struct Silence {
+    kind: Kind,
+    since: Instant,
+    was_told: bool,
+}
+
+/// How reading a document went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Every document was read, or is not there.
-    Complete,
-    /// There is a service, but something could not be read.
-    Partial,
+    /// It was read, or is not there.
+    Read,
+    /// There is a service, but it did not give it.
+    Refused,
     /// No sign of a service.
     Nothing,
 }
@@ -27,45 +37,59 @@ pub(crate) enum Outcome {
 pub(crate) enum Mention {
     Found,
     NotFound,
-    /// For how long notices may have been missed.
-    Silent(Duration),
+    /// For how long notices of these kinds may have been missed.
+    Silent(Vec<Kind>, Duration),
     /// After how long.
-    Back(Duration),
+    Back(Vec<Kind>, Duration),
 }
 
 impl Contact {
     pub(crate) fn is_made(&self) -> bool {
-        self.last.is_some()
+        self.silences.is_some()
     }
 
+    /// After a poll of all documents.
     pub(crate) fn after(
         &mut self,
-        outcome: Outcome,
+        outcomes: [(Kind, Outcome); 3],
         now: Instant,
         patience: Duration,
-    ) -> Option<Mention> {
-        let silence = self.last.map(|last| now.saturating_duration_since(last));
-        match (outcome, silence) {
-            (Outcome::Nothing, None) => self.tell(Mention::NotFound),
-            (Outcome::Complete | Outcome::Partial, None) => {
-                *self = Self { last: Some(now), was_told: false };
-                Some(Mention::Found)
+    ) -> Vec<Mention> {
+        let Some(silences) = &mut self.silences else {
+            if outcomes.iter().all(|(_, outcome)| *outcome == Outcome::Nothing) {
+                let was_told = std::mem::replace(&mut self.was_told, true);
+                return if was_told { Vec::new() } else { vec![Mention::NotFound] };
             }
-            (Outcome::Complete, Some(silence)) => {
-                let was_told = self.was_told;
-                *self = Self { last: Some(now), was_told: false };
-                was_told.then_some(Mention::Back(silence))
+            let silence = |(kind, _)| Silence { kind, since: now, was_told: false };
+            self.silences = Some(outcomes.map(silence));
+            return vec![Mention::Found];
+        };
+        let (mut silent, mut back) = (Vec::new(), Vec::new());
+        let mut longest = [Duration::ZERO; 2];
+        for (silence, (_, outcome)) in silences.iter_mut().zip(outcomes) {
+            let length = now.saturating_duration_since(silence.since);
+            match outcome {
+                Outcome::Read => {
+                    if silence.was_told {
+                        back.push(silence.kind);
+                        longest[1] = longest[1].max(length);
+                    }
+                    (silence.since, silence.was_told) = (now, false);
+                }
+                Outcome::Refused | Outcome::Nothing => {
+                    if length >= patience && !silence.was_told {
+                        silent.push(silence.kind);
+                        longest[0] = longest[0].max(length);
+                        silence.was_told = true;
+                    }
+                }
             }
-            (Outcome::Partial | Outcome::Nothing, Some(silence)) if silence >= patience => {
-                self.tell(Mention::Silent(silence))
-            }
-            (Outcome::Partial | Outcome::Nothing, Some(_)) => None,
         }
-    }
-
-    fn tell(&mut self, mention: Mention) -> Option<Mention> {
-        let was_told = std::mem::replace(&mut self.was_told, true);
-        (!was_told).then_some(mention)
+        let mentions = [
+            (!silent.is_empty()).then_some(Mention::Silent(silent, longest[0])),
+            (!back.is_empty()).then_some(Mention::Back(back, longest[1])),
+        ];
+        mentions.into_iter().flatten().collect()
     }
 }
 
@@ -73,30 +97,40 @@ impl Contact {
 mod tests {
     use super::{Mention::*, Outcome::*, *};
 
+    const KINDS: [Kind; 3] = [Kind::Interruption, Kind::Rebalance, Kind::Lifecycle];
+
     /// What is mentioned after outcomes at those seconds, with a patience of 10 s.
-    fn mentions(outcomes: &[(u64, Outcome)]) -> Vec<Option<Mention>> {
+    fn mentions(outcomes: &[(u64, [Outcome; 3])]) -> Vec<Vec<Mention>> {
         let start = Instant::now();
         let mut contact = Contact::default();
         let patience = Duration::from_secs(10);
-        let after = |&(second, outcome): &(u64, Outcome)| {
-            contact.after(outcome, start + Duration::from_secs(second), patience)
+        let after = |&(second, [first, second_document, third]): &(u64, [Outcome; 3])| {
+            let [interruption, rebalance, lifecycle] = KINDS;
+            let read = [(interruption, first), (rebalance, second_document), (lifecycle, third)];
+            contact.after(read, start + Duration::from_secs(second), patience)
         };
         outcomes.iter().map(after).collect()
+    }
+
+    fn all(outcomes: &[(u64, Outcome)]) -> Vec<Vec<Mention>> {
+        let each: Vec<_> =
+            outcomes.iter().map(|&(second, outcome)| (second, [outcome; 3])).collect();
+        mentions(&each)
     }
 
     #[test]
     fn machine_without_a_service_is_mentioned_once() {
         assert_eq!(
-            mentions(&[(0, Nothing), (60, Nothing), (120, Nothing), (180, Complete)]),
-            [Some(NotFound), None, None, Some(Found)]
+            all(&[(0, Nothing), (60, Nothing), (120, Nothing), (180, Read)]),
+            [vec![NotFound], vec![], vec![], vec![Found]]
         );
     }
 
     #[test]
     fn lost_poll_is_not_worth_a_line() {
         assert_eq!(
-            mentions(&[(0, Complete), (2, Nothing), (4, Partial), (6, Complete), (14, Nothing)]),
-            [Some(Found), None, None, None, None]
+            all(&[(0, Read), (2, Nothing), (4, Refused), (6, Read), (14, Nothing)]),
+            [vec![Found], vec![], vec![], vec![], vec![]]
         );
     }
 
@@ -104,32 +138,43 @@ mod tests {
     fn each_outage_is_mentioned_once_with_its_length() {
         let seconds = Duration::from_secs;
         assert_eq!(
-            mentions(&[
-                (0, Complete),
+            all(&[
+                (0, Read),
                 (9, Nothing),
                 (10, Nothing),
-                (12, Partial),
-                (20, Complete),
-                (22, Complete),
-                (40, Partial),
+                (12, Refused),
+                (20, Read),
+                (22, Read),
+                (40, Refused),
             ]),
             [
-                Some(Found),
-                None,
-                Some(Silent(seconds(10))),
-                None,
-                Some(Back(seconds(20))),
-                None,
-                Some(Silent(seconds(18))),
+                vec![Found],
+                vec![],
+                vec![Silent(KINDS.to_vec(), seconds(10))],
+                vec![],
+                vec![Back(KINDS.to_vec(), seconds(20))],
+                vec![],
+                vec![Silent(KINDS.to_vec(), seconds(18))],
             ]
         );
     }
 
     #[test]
-    fn document_that_was_never_read_is_an_outage_too() {
+    fn a_document_that_is_silent_hides_no_outage_of_another() {
+        let seconds = Duration::from_secs;
         assert_eq!(
-            mentions(&[(0, Partial), (10, Partial)]),
-            [Some(Found), Some(Silent(Duration::from_secs(10)))]
+            mentions(&[
+                (0, [Read, Refused, Read]),
+                (10, [Read, Refused, Read]),
+                (20, [Nothing, Nothing, Read]),
+                (21, [Read, Refused, Read]),
+            ]),
+            [
+                vec![Found],
+                vec![Silent(vec![Kind::Rebalance], seconds(10))],
+                vec![Silent(vec![Kind::Interruption], seconds(10))],
+                vec![Back(vec![Kind::Interruption], seconds(11))],
+            ]
         );
     }
 }

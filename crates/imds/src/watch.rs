@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    sync::Arc,
     time::{Instant, SystemTime},
 };
 
@@ -34,17 +35,23 @@ pub async fn watch(settings: Settings, tell: impl Fn(Notice)) -> Infallible {
     let mut contact = Contact::default();
     loop {
         let begin = Instant::now();
-        let poll = watch.poll().await;
-        let outcome = match &poll {
-            Ok(()) => Outcome::Complete,
-            Err(failure) if failure.is_from_service() => Outcome::Partial,
-            Err(_) => Outcome::Nothing,
-        };
-        if let Some(mention) = contact.after(outcome, Instant::now(), watch.settings.patience) {
-            log(&mention, poll.err());
+        let failures = watch.poll().await;
+        let kinds = watch.seen.each_ref().map(|seen| seen.kind);
+        let outcomes = std::array::from_fn(|number| (kinds[number], outcome(&failures[number])));
+        let failure = failures.into_iter().flatten().next();
+        for mention in contact.after(outcomes, Instant::now(), watch.settings.patience) {
+            log(&mention, failure.as_deref());
         }
         let pause = if contact.is_made() { watch.settings.period } else { watch.settings.rest };
         sleep(pause.saturating_sub(begin.elapsed())).await;
+    }
+}
+
+fn outcome(failure: &Option<Arc<Failure>>) -> Outcome {
+    match failure {
+        None => Outcome::Read,
+        Some(failure) if failure.is_from_service() => Outcome::Refused,
+        Some(_) => Outcome::Nothing,
     }
 }
 
@@ -55,26 +62,32 @@ struct Watch<Tell> {
     token: Option<Token>,
 }
 
+/// For each document why it was not read, if it was not.
+type Failures = [Option<Arc<Failure>>; 3];
+
 impl<Tell: Fn(Notice)> Watch<Tell> {
     /// Reads every document, and once more if the service no longer takes the token.
-    async fn poll(&mut self) -> Result<(), Failure> {
-        let mut outcomes = self.read_all().await?;
-        if outcomes.iter().flatten().any(Failure::is_unauthorized) {
+    async fn poll(&mut self) -> Failures {
+        let mut failures = self.read_all().await;
+        if failures.iter().flatten().any(|failure| failure.is_unauthorized()) {
             self.token = None;
-            outcomes = self.read_all().await?;
+            failures = self.read_all().await;
         }
-        outcomes.into_iter().flatten().next().map_or(Ok(()), Err)
+        failures
     }
 
-    /// Fails if there is no token to read with.
-    async fn read_all(&mut self) -> Result<[Option<Failure>; 3], Failure> {
+    /// Nothing is read without a token.
+    async fn read_all(&mut self) -> Failures {
         let token = match self.token.take() {
             Some(token) if token.is_good(Instant::now()) => token,
             old => match (client::token(&self.settings).await, old) {
                 (Ok(token), _) => token,
                 // It has a little time left.
                 (Err(_), Some(old)) => old,
-                (Err(failure), None) => return Err(failure),
+                (Err(failure), None) => {
+                    let failure = Arc::new(failure);
+                    return std::array::from_fn(|_| Some(failure.clone()));
+                }
             },
         };
         let token = self.token.insert(token);
@@ -83,7 +96,7 @@ impl<Tell: Fn(Notice)> Watch<Tell> {
         let reads = self.seen.each_mut().map(|seen| read(settings, token, seen, tell));
         let [interruption, rebalance, lifecycle] = reads;
         let (interruption, rebalance, lifecycle) = join!(interruption, rebalance, lifecycle);
-        Ok([interruption, rebalance, lifecycle].map(Result::err))
+        [interruption, rebalance, lifecycle].map(|read| read.err().map(Arc::new))
     }
 }
 
@@ -104,21 +117,32 @@ async fn read(
     Ok(())
 }
 
-fn log(mention: &Mention, failure: Option<Failure>) {
-    let failure = failure.map(|failure| failure.to_string()).unwrap_or_default();
+fn log(mention: &Mention, failure: Option<&Failure>) {
+    let failure = failure.map(ToString::to_string).unwrap_or_default();
     match mention {
         Mention::Found => info!("watching instance metadata for the end of this machine"),
         Mention::NotFound => debug!(
             failure,
             "no instance metadata: not on EC2, turned off, or in a container with a hop limit of 1"
         ),
-        Mention::Silent(silence) => warn!(
+        Mention::Silent(kinds, silence) => warn!(
             failure,
-            "instance metadata has not answered for {} s: spot notices cannot be seen",
-            silence.as_secs()
+            "instance metadata gave nothing for {} s: {} cannot be seen; look whether this machine still may \
+             ask for it (firewall, metadata options of the instance, AWS_EC2_METADATA_SERVICE_ENDPOINT)",
+            silence.as_secs(),
+            named(kinds)
         ),
-        Mention::Back(silence) => {
-            info!("instance metadata answers again after {} s", silence.as_secs());
+        Mention::Back(kinds, silence) => {
+            info!("instance metadata tells {} again after {} s", named(kinds), silence.as_secs());
         }
     }
+}
+
+fn named(kinds: &[Kind]) -> String {
+    let names = kinds.iter().map(|kind| match kind {
+        Kind::Interruption => "spot notices",
+        Kind::Rebalance => "rebalance recommendations",
+        Kind::Lifecycle => "the Auto Scaling lifecycle",
+    });
+    names.collect::<Vec<_>>().join(", ")
 }

@@ -6,6 +6,7 @@
 )]
 
 mod service;
+mod until;
 
 use std::{
     io,
@@ -14,11 +15,9 @@ use std::{
 };
 
 use baton_imds::{Settings, watch};
-use service::{Misbehaviour, REBALANCE, Service};
-use tokio::time::{sleep, timeout};
+use service::{Misbehaviour, REBALANCE, Service, TOKEN};
 use tracing_subscriber::fmt::MakeWriter;
-
-const TOKEN: &str = "/latest/api/token";
+use until::until;
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -48,26 +47,13 @@ impl<'a> MakeWriter<'a> for Log {
     }
 }
 
-async fn until(condition: impl Fn() -> bool) {
-    let poll = async {
-        while !condition() {
-            sleep(Duration::from_millis(2)).await;
-        }
-    };
-    timeout(Duration::from_secs(30), poll).await.expect("it did not come to pass");
-}
-
 #[tokio::test]
 async fn each_trouble_is_one_line() {
     let log = Log::default();
     let lines = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false);
     lines.with_env_filter("baton_imds=debug").init();
     let service = Service::start();
-    let environment = service.environment();
-    let settings = Settings::from_variables(|name| {
-        let found = environment.iter().find(|(variable, _)| variable == name);
-        found.map(|(_, value)| value.clone())
-    });
+    let settings = Settings::from_variables(|name| service.variable(name));
     let settings = Settings {
         period: Duration::from_millis(5),
         rest: Duration::from_millis(5),
@@ -89,11 +75,11 @@ async fn each_trouble_is_one_line() {
 
     for outage in 1..3 {
         service.misbehave_at(REBALANCE, Misbehaviour::Status(500));
-        until(|| log.count("spot notices cannot be seen") == outage).await;
+        until(|| log.count("rebalance recommendations cannot be seen") == outage).await;
         requests(REBALANCE, 5).await;
         service.behave();
-        until(|| log.count("answers again") == outage).await;
-        assert_eq!(log.count("spot notices cannot be seen"), outage);
+        until(|| log.count("tells rebalance recommendations again") == outage).await;
+        assert_eq!(log.count("rebalance recommendations cannot be seen"), outage);
     }
     let why = "rebalance: answered 500 Internal Server Error";
     assert_eq!(log.count(why), 2);
@@ -102,5 +88,6 @@ async fn each_trouble_is_one_line() {
     requests(REBALANCE, 5).await;
     assert_eq!(log.count("odd instance metadata"), 1);
     assert_eq!(log.count("WARN"), 3);
+    assert_eq!(log.count("spot notices"), 0);
     watching.abort();
 }

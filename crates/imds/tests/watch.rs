@@ -6,21 +6,14 @@
 )]
 
 mod service;
+mod until;
 
 use std::time::{Duration, SystemTime};
 
 use baton_imds::{Kind, Notice, Settings, watch};
-use service::{INTERRUPTION, LIFECYCLE, Misbehaviour, REBALANCE, Service, Tokens};
-use tokio::{
-    sync::mpsc,
-    task::JoinHandle,
-    time::{sleep, timeout},
-};
-
-/// Longer than anything takes; only a test that fails waits for it.
-const LONG: Duration = Duration::from_secs(30);
-
-const TOKEN: &str = "/latest/api/token";
+use service::{INTERRUPTION, LIFECYCLE, Misbehaviour, REBALANCE, Service, TOKEN, Tokens};
+use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
+use until::{LONG, until};
 
 struct Watching {
     notices: mpsc::UnboundedReceiver<Notice>,
@@ -57,26 +50,13 @@ impl Drop for Watching {
 }
 
 fn settings(service: &Service) -> Settings {
-    let environment = service.environment();
-    let settings = Settings::from_variables(|name| {
-        let found = environment.iter().find(|(variable, _)| variable == name);
-        found.map(|(_, value)| value.clone())
-    });
+    let settings = Settings::from_variables(|name| service.variable(name));
     Settings {
         period: Duration::from_millis(5),
         timeout: Duration::from_millis(500),
         rest: Duration::from_millis(5),
         ..settings.unwrap().unwrap()
     }
-}
-
-async fn until(condition: impl Fn() -> bool) {
-    let poll = async {
-        while !condition() {
-            sleep(Duration::from_millis(2)).await;
-        }
-    };
-    timeout(LONG, poll).await.expect("it did not come to pass");
 }
 
 /// Waits for so many more requests.
@@ -200,12 +180,7 @@ async fn connections_that_were_given_up_are_closed() {
 /// All of these end in a notice that came while the service was out of order.
 async fn is_told_after(misbehaviour: Misbehaviour, path: &str) {
     let service = Service::start();
-    let settings = Settings {
-        timeout: Duration::from_millis(200),
-        // Once the service was found, nothing waits for this.
-        rest: Duration::from_secs(3600),
-        ..settings(&service)
-    };
+    let settings = Settings { timeout: Duration::from_millis(200), ..settings(&service) };
     let mut watching = Watching::start_with(settings);
     polls(&service, INTERRUPTION, 2).await;
     service.misbehave_at(path, misbehaviour);
@@ -235,6 +210,18 @@ async fn misbehaviour_costs_only_the_polls_it_hits() {
     }
     is_told_after(Misbehaviour::Unauthorized, INTERRUPTION).await;
     is_told_after(Misbehaviour::Status(404), TOKEN).await;
+}
+
+#[tokio::test]
+async fn interruption_that_was_called_off_is_told_anew_when_it_comes_after_all() {
+    let service = Service::start();
+    let mut watching = Watching::start(&service);
+    service.interrupt("terminate", 0);
+    watching.next().await;
+    service.withdraw();
+    polls(&service, INTERRUPTION, 5).await;
+    service.interrupt("stop", 120);
+    assert_eq!(watching.next().await.kind, Kind::Interruption);
 }
 
 #[tokio::test]

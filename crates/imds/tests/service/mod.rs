@@ -23,7 +23,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-const TOKEN: &str = "/latest/api/token";
+pub(crate) const TOKEN: &str = "/latest/api/token";
 pub(crate) const INTERRUPTION: &str = "/latest/meta-data/spot/instance-action";
 pub(crate) const REBALANCE: &str = "/latest/meta-data/events/recommendations/rebalance";
 pub(crate) const LIFECYCLE: &str = "/latest/meta-data/autoscaling/target-lifecycle-state";
@@ -164,6 +164,12 @@ impl Service {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .to_vec()
+    }
+
+    /// One of [`environment`](Self::environment).
+    pub(crate) fn variable(&self, name: &str) -> Option<String> {
+        let found = self.environment().into_iter().find(|(variable, _)| variable == name);
+        found.map(|(_, value)| value)
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
