@@ -18,7 +18,7 @@ BUILD := cargo build --workspace --bins --test simulation
 
 RECIPE := recipes/digits_cpu.toml
 RANKS := 2
-HISTORIES := 200000
+HISTORIES := 2000000
 RUNS := 1000000
 
 .PHONY: help
@@ -72,7 +72,7 @@ fix: setup ## format, and apply what clippy can repair by itself
 	cargo fmt --all
 
 .PHONY: sim
-sim: ## the cluster simulation at length; HISTORIES=200000
+sim: ## the cluster simulation at length, half an hour; HISTORIES=2000000
 	BATON_SIM_HISTORIES=$(HISTORIES) cargo test --workspace --test simulation
 
 # Beside test and lint, not in them: a million inputs take minutes and find what nobody expects.

@@ -21,6 +21,7 @@ use tokio::sync::{broadcast, oneshot, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
+    clock::Clock,
     diagnosis,
     journal::{Journal, LoggedEvent},
 };
@@ -105,32 +106,35 @@ pub(crate) struct Loop {
     journal: Journal,
     store: Store,
     run_dir: PathBuf,
-    start: Instant,
+    clock: Clock,
     inputs: mpsc::Receiver<Input>,
     outboxes: HashMap<Attachment, Outbox>,
     snapshots: watch::Sender<Arc<Snapshot>>,
     events: broadcast::Sender<LoggedEvent>,
     saved: Option<Instant>,
     last_reason: String,
+    /// Whose the generations are that it opens. The job's identity would not do: its run folder may have been
+    /// copied, and then two are the same job.
+    incarnation: String,
 }
 
 /// Events a slow watcher may fall behind before it has to ask again.
 const WATCH_BUFFER: usize = 1024;
 
 impl Loop {
-    /// The loop of `engine`, whose time began at `start`; diagnoses are written to `run_dir`.
+    /// The loop of `engine`, which lives by `clock`; diagnoses are written to `run_dir`.
     pub(crate) fn new(
         engine: Engine,
         journal: Journal,
         store: Store,
         run_dir: PathBuf,
-        start: Instant,
+        clock: Clock,
     ) -> (Self, Handle) {
         let (sender, inputs) = mpsc::channel();
         let snapshot = Snapshot {
             status: engine.status(),
-            now: Time(0),
-            taken: start,
+            now: clock.now(),
+            taken: Instant::now(),
             saved: None,
             attached: 0,
         };
@@ -141,13 +145,14 @@ impl Loop {
             journal,
             store,
             run_dir,
-            start,
+            clock,
             inputs,
             outboxes: HashMap::new(),
             snapshots,
             events,
             saved: None,
             last_reason: String::new(),
+            incarnation: uuid::Uuid::new_v4().to_string(),
         };
         (this, Handle { inputs: sender, snapshots: receiver })
     }
@@ -185,7 +190,7 @@ impl Loop {
     /// The next input, or `None` when the machine's deadline has come.
     fn next(&self) -> Option<Input> {
         let received = match self.engine.deadline() {
-            Some(deadline) => self.inputs.recv_timeout(deadline.since(self.now())),
+            Some(deadline) => self.inputs.recv_timeout(deadline.since(self.clock.now())),
             None => self.inputs.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
         };
         match received {
@@ -195,19 +200,21 @@ impl Loop {
         }
     }
 
-    fn now(&self) -> Time {
-        Time(0).after(self.start.elapsed())
-    }
-
     fn step(&mut self, event: Event) -> Result<()> {
         debug!(?event, "event");
         if let Event::Detached { attachment, .. } = &event {
             self.outboxes.remove(attachment);
         }
         let mut news = Vec::new();
-        for action in self.engine.handle(self.now(), event) {
-            debug!(?action, "action");
-            self.perform(action, &mut news)?;
+        let mut next = Some(event);
+        while let Some(event) = next.take() {
+            for action in self.engine.handle(self.clock.now(), event) {
+                debug!(?action, "action");
+                next = self.perform(action, &mut news)?;
+                if next.is_some() {
+                    break;
+                }
+            }
         }
         self.publish();
         // After the status, so that whoever hears of an event finds it there.
@@ -218,7 +225,8 @@ impl Loop {
         Ok(())
     }
 
-    fn perform(&mut self, action: Action, news: &mut Vec<LoggedEvent>) -> Result<()> {
+    /// Does it. With an event to answer, the actions that were to follow must not be done.
+    fn perform(&mut self, action: Action, news: &mut Vec<LoggedEvent>) -> Result<Option<Event>> {
         match action {
             Action::Persist(record) => {
                 if matches!(record, Record::Saved(_)) {
@@ -226,11 +234,15 @@ impl Loop {
                 }
                 self.journal.append(&record)?;
             }
-            Action::Fence(generation) => {
-                self.store
-                    .raise_fence(generation)
-                    .context("the checkpoint store cannot be fenced")?;
-            }
+            Action::Fence(generation) => match self.store.claim(generation, &self.incarnation) {
+                Ok(()) => {}
+                Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
+                    return Ok(Some(Event::TakenOver { message: error.to_string() }));
+                }
+                Err(error) => {
+                    return Err(error).context("the checkpoint store cannot be fenced");
+                }
+            },
             Action::Send { attachment, directive, .. } => {
                 // A stream that just closed reports itself as detached.
                 if let Some(outbox) = self.outboxes.get(&attachment) {
@@ -256,7 +268,7 @@ impl Loop {
                 news.push(self.journal.log(millis, notice)?);
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     fn watch(&self, after: u64) -> Result<Watch, String> {
@@ -274,7 +286,7 @@ impl Loop {
         }
         self.snapshots.send_replace(Arc::new(Snapshot {
             status,
-            now: self.now(),
+            now: self.clock.now(),
             taken: Instant::now(),
             saved: self.saved,
             attached: self.outboxes.len(),

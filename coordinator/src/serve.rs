@@ -6,12 +6,12 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use baton_checkpoint::Store;
 use baton_job::{
-    Generation, JobId, JobSpec, Time,
+    Generation, JobId, JobSpec,
     engine::{Engine, Origin},
     exit::{Class, Failure, Outcome},
     message::Restore,
@@ -26,6 +26,7 @@ use tonic::transport::{Server, server::TcpIncoming};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    clock::Clock,
     endpoint::EndpointFile,
     job::{End, Input, Loop, Snapshot},
     job_service::Jobs,
@@ -99,14 +100,14 @@ async fn serve(args: &Args, spec: JobSpec) -> Result<Option<Outcome>, Failure> {
     // The port first: it is what fails most often, and nothing has been touched yet.
     let listener = bind(args).await?;
     let address = listener.local_addr().map_err(|error| crash(error.to_string()))?;
-    let start = Instant::now();
-    let prepared = tokio::task::block_in_place(|| prepare(args, &spec))?;
+    let clock = Clock::start();
+    let prepared = tokio::task::block_in_place(|| prepare(args, &spec, clock))?;
     let job_id = prepared.engine.origin().job;
     let store_location = prepared.store.location().to_owned();
     tracing::info!(job = %job_id, %address, recipe = %spec.to_json(), "serving");
 
     let Prepared { engine, journal, store } = prepared;
-    let (job_loop, job) = Loop::new(engine, journal, store, args.run_dir.clone(), start);
+    let (job_loop, job) = Loop::new(engine, journal, store, args.run_dir.clone(), clock);
     let job_thread = thread::Builder::new()
         .name("job".to_owned())
         .spawn(move || job_loop.run())
@@ -150,7 +151,7 @@ struct Prepared {
 }
 
 /// Opens store and journal and takes up the job they hold, or begins one.
-fn prepare(args: &Args, spec: &JobSpec) -> Result<Prepared, Failure> {
+fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<Prepared, Failure> {
     fs::create_dir_all(&args.run_dir).map_err(|error| {
         let dir = args.run_dir.display();
         bad_input(format!("run folder {dir}: {error}; give a writable one with --run-dir"))
@@ -166,7 +167,7 @@ fn prepare(args: &Args, spec: &JobSpec) -> Result<Prepared, Failure> {
         set_aside(&path)?;
         (journal, records) = open(&path)?;
     }
-    let engine = match Engine::replay(spec, &records, Time(0)) {
+    let engine = match Engine::replay(spec, &records, clock.now()) {
         Some(engine) if engine.origin().recipe_hash == spec.recipe_hash() => engine,
         Some(before) if args.allow_recipe_change => {
             // What it must not resume from, this one must not either.
@@ -174,10 +175,12 @@ fn prepare(args: &Args, spec: &JobSpec) -> Result<Prepared, Failure> {
             drop(journal);
             set_aside(&path)?;
             (journal, _) = open(&path)?;
-            Engine::new(spec, new_origin(spec, &store, |_| restore)?, Time(0))
+            Engine::new(spec, new_origin(spec, &store, |_| restore)?, clock.now())
         }
         Some(_) => return Err(other_recipe(&args.run_dir)),
-        None => Engine::new(spec, new_origin(spec, &store, |first| wished(args, first))?, Time(0)),
+        None => {
+            Engine::new(spec, new_origin(spec, &store, |first| wished(args, first))?, clock.now())
+        }
     };
     Ok(Prepared { engine, journal, store })
 }

@@ -102,6 +102,23 @@ impl Cluster {
         }
     }
 
+    /// A run that nobody waits for the end of: any number of its epochs begins like any other number. To be
+    /// stopped, and its last whole epoch compared with a run of so many [`epochs`](Self::of_epochs).
+    #[must_use]
+    pub fn endless() -> Self {
+        Self::of_epochs(1_000_000)
+    }
+
+    /// What [`endless`](Self::endless) is after so many epochs.
+    #[must_use]
+    pub fn of_epochs(epochs: u64) -> Self {
+        Self::new()
+            .set(&format!("train.epochs={epochs}"))
+            .set("schedule={ kind='constant', lr=0.1 }")
+            .set("checkpoint={ every_epochs=1, every_steps=0, keep_best=false }")
+            .set("evaluation.every_epochs=1000000")
+    }
+
     /// Changes one value of the recipe for everything started from here on.
     #[must_use]
     pub fn set(mut self, entry: &str) -> Self {
@@ -247,12 +264,6 @@ impl Cluster {
         Events(stream)
     }
 
-    /// Process id of the coordinator.
-    #[must_use]
-    pub fn coordinator_pid(&self) -> u32 {
-        self.coordinator.as_ref().and_then(Child::id).expect("a coordinator")
-    }
-
     /// Process id of an agent.
     #[must_use]
     pub fn agent_pid(&self, index: usize) -> u32 {
@@ -327,9 +338,30 @@ impl Cluster {
     /// Every value of the newest checkpoint.
     #[must_use]
     pub fn newest_state(&self) -> Vec<(String, Vec<f32>)> {
+        self.read_store(newest_state)
+    }
+
+    /// Every value of the newest checkpoint that was taken at the end of an epoch, and the number of epochs.
+    #[must_use]
+    pub fn newest_epoch(&self) -> (u64, Vec<(String, Vec<f32>)>) {
+        self.read_store(|store| {
+            let entries = store.list().expect("a listing").into_iter();
+            let at_the_end_of_an_epoch = |state: EntryState| match state {
+                EntryState::Whole(manifest) if manifest.progress.cursor == 0 => Some(manifest),
+                _ => None,
+            };
+            let manifest = entries
+                .map(|entry| entry.state)
+                .find_map(at_the_end_of_an_epoch)
+                .expect("an epoch");
+            (manifest.progress.epoch.0.into(), state_of(store, &manifest))
+        })
+    }
+
+    fn read_store<T: Send>(&self, read: impl FnOnce(&Store) -> T + Send) -> T {
         let location = self.run_dir().join("checkpoints").display().to_string();
         // A store blocks, which the thread of an async test may not.
-        let read = || newest_state(&Store::open_existing(&location).expect("a store"));
+        let read = || read(&Store::open_existing(&location).expect("a store"));
         std::thread::scope(|scope| scope.spawn(read).join()).expect("it can be read")
     }
 }

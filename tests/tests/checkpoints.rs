@@ -16,10 +16,12 @@ use std::{
     io::{BufRead, BufReader},
     path::Path,
     process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
 };
 
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::{Cluster, binary, newest_state};
+use baton_tests::{Cluster, PATIENCE, binary, newest_state};
 
 #[test]
 fn an_empty_machine_that_sees_only_the_bucket_goes_on_from_there() {
@@ -164,15 +166,22 @@ fn training_goes_on_while_the_disk_is_full_and_the_next_checkpoint_that_fits_is_
         eprintln!("skipped: the kernel allows no mount namespace");
         return;
     };
-    let mut lines = BufReader::new(run.up.stdout.take().unwrap()).lines();
-    let mut wait_for = |wanted: &str| {
-        let found = lines.by_ref().map(Result::unwrap).find(|line| line.contains(wanted));
-        found.unwrap_or_else(|| panic!("it ended without {wanted:?}"))
+    let output = BufReader::new(run.up.stdout.take().unwrap());
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|l| sender.send(l)));
+    let wait_for = |wanted: &str| loop {
+        let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no {wanted:?}"));
+        if line.contains(wanted) {
+            break line;
+        }
     };
 
     let failed = wait_for("save_failed");
     assert!(failed.contains("space"), "{failed}");
     wait_for("save_failed");
+    // The first one may have fitted; these do not.
+    let mut told = lines.try_iter();
+    assert!(!told.any(|line| line.contains("\"saved\"")), "it fits without room");
     run.make_room();
     wait_for("\"saved\"");
 

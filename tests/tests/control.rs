@@ -166,9 +166,9 @@ async fn run_without_auto_resume_begins_anew_and_keeps_the_old_checkpoints() {
 async fn changed_recipe_goes_on_from_the_old_state_if_so_told() {
     let mut cluster = Cluster::new().set("train.epochs=2");
     cluster.run_to_the_end(1).await;
-    cluster
-        .start_coordinator(&["--set", "loss.label_smoothing=0.1", "--allow-recipe-change"])
-        .await;
+    let before = cluster.checkpoint_names();
+    let mut cluster = cluster.set("loss.label_smoothing=0.1").set("train.epochs=3");
+    cluster.start_coordinator(&["--allow-recipe-change"]).await;
     cluster.start_agent("node", 2);
     let started = cluster.events().await.next_of(Kind::TrainingStarted).await;
     let (coordinator, _) = cluster.finish().await;
@@ -176,7 +176,9 @@ async fn changed_recipe_goes_on_from_the_old_state_if_so_told() {
     assert!(started.message.contains("epoch 2, step "), "{}", started.message);
     assert!(started.message.contains("written by 1 rank"), "{}", started.message);
     assert!(started.message.contains("loss.label_smoothing: 0.0 → 0.1"), "{}", started.message);
+    assert!(started.message.contains("train.epochs: 2 → 3"), "{}", started.message);
     assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    assert!(cluster.checkpoint_names().iter().max() > before.iter().max(), "it has not trained");
 }
 
 #[tokio::test]

@@ -7,7 +7,8 @@
     reason = "a failed test may say so loudly"
 )]
 
-use baton_proto::v1::watch_events_response::Kind;
+use baton_job::exit;
+use baton_proto::v1::{DrainRequest, watch_events_response::Kind};
 use baton_tests::{Cluster, kill, stop};
 
 /// Pseudo-random but repeatable moments; printed with the failure, as they are in the test's name.
@@ -58,14 +59,14 @@ async fn ranks_killed_at_three_moments_change_no_bit() {
 async fn a_stopped_rank_is_named_and_replaced_with_the_same_bits() {
     let undisturbed = Cluster::new().run_to_the_end(2).await;
 
-    let mut cluster = Cluster::new().set("cluster.hang_seconds=2");
+    let mut cluster = Cluster::new().set("cluster.hang_seconds=3");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     let mut events = cluster.events().await;
     events.saved_at(30).await;
     stop(cluster.rank_pids(0)[1]);
     let failed = events.next_of(Kind::RankFailed).await;
-    assert!(failed.message.contains("did not answer for 2 s"), "{}", failed.message);
+    assert!(failed.message.contains("did not answer for 3 s"), "{}", failed.message);
     let (coordinator, _) = cluster.finish().await;
 
     assert!(coordinator.success(), "{}", cluster.log("coordinator"));
@@ -200,4 +201,45 @@ async fn resnet_ends_with_the_same_bits_for_every_number_of_ranks_and_through_a_
 
     assert!(coordinator.success(), "{}", cluster.log("coordinator"));
     assert!(cluster.newest_state() == one);
+}
+
+#[tokio::test]
+async fn of_two_coordinators_on_one_store_the_older_is_fenced_out_and_ends_for_good() {
+    let store = tempfile::tempdir().unwrap();
+    let dir = format!("checkpoint.dir={}", store.path().display());
+    let job = || {
+        // Long enough for both.
+        let cluster = Cluster::new().set("train.epochs=100000").set("checkpoint.every_steps=100");
+        cluster.set("checkpoint.every_epochs=0").set(&dir)
+    };
+    let mut older = job();
+    older.start_coordinator(&[]).await;
+    older.start_agent("node", 1);
+    older.events().await.saved_at(1).await;
+
+    let mut newer = job();
+    newer.start_coordinator(&[]).await;
+    newer.start_agent("node", 1);
+    newer.events().await.next_of(Kind::TrainingStarted).await;
+    let (coordinator, agents) = older.finish().await;
+
+    assert_eq!(
+        coordinator.code(),
+        Some(i32::from(exit::BAD_INPUT)),
+        "{}",
+        older.log("coordinator")
+    );
+    assert!(!agents[0].success());
+    older.start_coordinator(&[]).await;
+    let (again, _) = older.finish().await;
+    assert_eq!(again.code(), Some(i32::from(exit::BAD_INPUT)), "{}", older.log("coordinator"));
+
+    let status = newer.status().await;
+    let began_with = status.began_with.unwrap();
+    assert!(began_with.contains("step-"), "{began_with}");
+    newer.events().await.saved_at(status.latest.unwrap().step).await;
+    let reason = "enough was seen".to_owned();
+    newer.client().await.drain(DrainRequest { reason }).await.unwrap();
+    let (coordinator, _) = newer.finish().await;
+    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)), "{}", newer.log("coordinator"));
 }

@@ -1,6 +1,6 @@
 //! `baton-worker eval`: accuracy of exported weights on a validation set.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use baton_data::{Dataset, Loader, Options, Request, Source, View};
 use baton_job::{
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 
 /// Evaluates and prints.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let spec = recipe(args)?;
+    let spec = recipe(&args.recipe, &args.overrides)?;
     let cache_dir = Source::new("").cache_dir;
     let source = Source::of_recipe(&spec, &args.data, cache_dir);
     let set = Dataset::open(source).map_err(|error| Error::from(error).failure())?;
@@ -85,10 +85,11 @@ fn evaluate(
     Ok(judged)
 }
 
-fn recipe(args: &Args) -> Result<JobSpec, Failure> {
-    let named = |problem: String| bad_input(format!("{}: {problem}", args.recipe.display()));
-    let text = std::fs::read_to_string(&args.recipe).map_err(|error| named(error.to_string()))?;
-    JobSpec::from_toml(&text, &args.overrides).map_err(|error| named(error.to_string()))
+/// Reads a recipe file, with values changed on the command line.
+pub(crate) fn recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
+    let named = |problem: String| bad_input(format!("{}: {problem}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
+    JobSpec::from_toml(&text, overrides).map_err(|error| named(error.to_string()))
 }
 
 #[allow(clippy::print_stdout, reason = "the result is this command's output")]
@@ -112,6 +113,6 @@ fn print(accuracy: &Accuracy, json: bool) {
     }
 }
 
-fn bad_input(message: String) -> Failure {
+pub(crate) fn bad_input(message: String) -> Failure {
     Failure { class: Class::BadInput, message }
 }

@@ -4,16 +4,15 @@ use std::path::PathBuf;
 
 use baton_checkpoint::Store;
 use baton_data::{Dataset, Source};
-use baton_job::{
-    JobId, JobSpec,
-    exit::{Class, Failure},
-};
+use baton_job::{JobId, exit::Failure};
 use baton_trainer::{
     Error,
     torch::{self, TorchLearner, weights::Head},
     write_first,
 };
 use serde::Serialize;
+
+use crate::eval::{bad_input, recipe};
 
 /// Write weights as the checkpoint that a job begins with; `baton checkpoint import` is the same.
 #[derive(Debug, clap::Args)]
@@ -48,9 +47,7 @@ struct Imported<'a> {
 /// Writes the checkpoint and says which.
 #[allow(clippy::print_stdout, reason = "the result is this command's output")]
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let named = |problem: String| bad_input(format!("{}: {problem}", args.recipe.display()));
-    let text = std::fs::read_to_string(&args.recipe).map_err(|error| named(error.to_string()))?;
-    let spec = JobSpec::from_toml(&text, &args.overrides).map_err(|e| named(e.to_string()))?;
+    let spec = recipe(&args.recipe, &args.overrides)?;
     let source = Source::of_recipe(&spec, &spec.data.train, Source::new("").cache_dir);
     let set = Dataset::open(source).map_err(|error| Error::from(error).failure())?;
     // Wherever it is to be trained, its bytes are the same.
@@ -76,8 +73,4 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         );
     }
     Ok(())
-}
-
-fn bad_input(message: String) -> Failure {
-    Failure { class: Class::BadInput, message }
 }

@@ -24,7 +24,7 @@ mod rank;
 
 use std::process::ExitCode;
 
-use baton_job::exit::{self, Failure, Outcome};
+use baton_job::exit::{Failure, Outcome};
 use clap::{Parser, Subcommand};
 use tikv_jemallocator::Jemalloc;
 
@@ -88,8 +88,5 @@ fn main() -> ExitCode {
 }
 
 fn exit_code(failure: Failure) -> u8 {
-    match failure.class {
-        exit::Class::BadInput | exit::Class::Diverged => exit::BAD_INPUT,
-        exit::Class::Device | exit::Class::OutOfMemory | exit::Class::Crash => exit::FAILED,
-    }
+    Outcome::Failed { failure }.exit_code()
 }

@@ -30,7 +30,7 @@ pub(crate) fn write<'a>(
 ) -> io::Result<blake3::Hash> {
     folder::write_whole(out, open, |file| {
         let mut hasher = blake3::Hasher::new();
-        let mut block = Block::new();
+        let mut block = Block::new(BLOCK_BYTES);
         let (mut filled, mut offset) = (0, 0);
         for mut piece in pieces {
             while !piece.is_empty() {
@@ -55,8 +55,9 @@ pub(crate) fn write<'a>(
 /// the range is.
 pub(crate) fn read(file: &Path, range: Range<u64>, each: &mut dyn FnMut(&[u8])) -> io::Result<()> {
     let file = open(OpenOptions::new().read(true), file)?;
-    let mut block = Block::new();
     let mut offset = range.start - range.start % ALIGNMENT as u64;
+    let most = range.end.saturating_sub(offset).min(BLOCK_BYTES as u64) as usize;
+    let mut block = Block::new(most.next_multiple_of(ALIGNMENT));
     while offset < range.end {
         let wanted = (range.end - offset).min(BLOCK_BYTES as u64) as usize;
         let got = read_at(&file, &mut block[..wanted.next_multiple_of(ALIGNMENT)], offset)?;
@@ -116,17 +117,17 @@ fn use_the_cache(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, flags - OFlags::DIRECT)?)
 }
 
-/// [`BLOCK_BYTES`] of memory that begin at a multiple of [`ALIGNMENT`].
+/// Memory that begins at a multiple of [`ALIGNMENT`].
 struct Block {
     memory: Vec<u8>,
-    start: usize,
+    range: Range<usize>,
 }
 
 impl Block {
-    fn new() -> Self {
-        let memory = vec![0; BLOCK_BYTES + ALIGNMENT];
+    fn new(bytes: usize) -> Self {
+        let memory = vec![0; bytes + ALIGNMENT];
         let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
-        Self { memory, start }
+        Self { memory, range: start..start + bytes }
     }
 }
 
@@ -134,13 +135,13 @@ impl Deref for Block {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.memory[self.start..self.start + BLOCK_BYTES]
+        &self.memory[self.range.clone()]
     }
 }
 
 impl DerefMut for Block {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..self.start + BLOCK_BYTES]
+        &mut self.memory[self.range.clone()]
     }
 }
 

@@ -44,6 +44,16 @@ pub enum Error {
         /// The newest one.
         fence: Generation,
     },
+    /// Another coordinator holds the store.
+    #[error(
+        "another coordinator has taken over checkpoint store {location} with generation {generation}; end one of the two, or give this job a store of its own in checkpoint.dir"
+    )]
+    TakenOver {
+        /// The folder or bucket.
+        location: String,
+        /// The other one's generation.
+        generation: Generation,
+    },
     /// There is one of that name already.
     #[error("checkpoint {0} is there already")]
     Exists(String),

@@ -43,6 +43,10 @@ impl Tombstone {
     }
 }
 
+fn fence_file(generation: Generation) -> String {
+    format!("{FENCES}/{:06}", generation.0)
+}
+
 impl Store {
     /// The newest generation that was ever opened on this store; 0 if none was.
     ///
@@ -60,8 +64,33 @@ impl Store {
     /// # Errors
     /// The store cannot be read or written.
     pub fn raise_fence(&self, generation: Generation) -> Result<(), Error> {
-        let fence = format!("{FENCES}/{:06}", generation.0);
-        self.create(&fence, format!("{}\n", generation.0).as_bytes())?;
+        self.create(&fence_file(generation), format!("{}\n", generation.0).as_bytes())?;
+        self.bury_below(generation)
+    }
+
+    /// Raises the fence for a generation that `owner` alone opens: two coordinators on one store must not both
+    /// believe that a number is theirs, for their ranks could then commit side by side. May be repeated by the
+    /// same owner.
+    ///
+    /// # Errors
+    /// [`Error::TakenOver`] if somebody else holds this generation or a newer one; the store cannot be read or
+    /// written.
+    pub fn claim(&self, generation: Generation, owner: &str) -> Result<(), Error> {
+        let taken_over =
+            |by| Error::TakenOver { location: self.location().to_owned(), generation: by };
+        if self.create(&fence_file(generation), format!("{owner}\n").as_bytes())?.is_some() {
+            return Err(taken_over(generation));
+        }
+        // Looked at last: of two who claim at the same time, the older one sees the newer one's.
+        let fence = self.fence()?;
+        if fence > generation {
+            return Err(taken_over(fence));
+        }
+        self.bury_below(generation)
+    }
+
+    /// Puts a tombstone into every older save that has no manifest.
+    fn bury_below(&self, generation: Generation) -> Result<(), Error> {
         let tombstone = Tombstone { version: VERSION, abandoned_by: generation };
         let text = serde_json::json!(tombstone).to_string();
         for id in self.unfinished()?.into_iter().filter(|id| id.generation < generation) {

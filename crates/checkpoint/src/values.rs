@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Takes `(region, offset, values)`.
-type Into<'a> = dyn FnMut(&str, usize, &[f32]) + Send + 'a;
+type Take<'a> = dyn FnMut(&str, usize, &[f32]) + Send + 'a;
 
 /// Where a shard holds its slice of a region.
 struct Place<'a> {
@@ -32,7 +32,7 @@ impl Store {
         manifest: &Manifest,
         shards: &[&ShardEntry],
         jobs: NonZeroUsize,
-        into: &mut Into<'_>,
+        into: &mut Take<'_>,
     ) -> Result<(), Error> {
         let into = Mutex::new(into);
         let outcomes = in_parallel(shards, jobs, |shard| {

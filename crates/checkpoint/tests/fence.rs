@@ -193,6 +193,25 @@ fn a_closed_save_is_refused_and_pruned_and_its_tombstone_stays() {
 }
 
 #[test]
+fn a_generation_belongs_to_one_owner_and_an_older_one_to_nobody() {
+    let store = Store::memory().unwrap();
+    let taken_by = |generation, owner| match store.claim(Generation(generation), owner) {
+        Ok(()) => None,
+        Err(Error::TakenOver { generation, .. }) => Some(generation.0),
+        Err(error) => panic!("{error}"),
+    };
+    assert_eq!(taken_by(3, "first"), None);
+    assert_eq!(taken_by(3, "first"), None, "may be repeated");
+    assert_eq!(taken_by(3, "second"), Some(3));
+    let late = written(&store, id(3, 10), 1);
+    assert_eq!(taken_by(4, "second"), None);
+    assert!(matches!(store.commit(&late), Err(Error::Fenced { .. })));
+    assert_eq!(taken_by(4, "first"), Some(4));
+    assert_eq!(taken_by(2, "first"), Some(4));
+    assert_eq!(store.fence().unwrap(), Generation(4));
+}
+
+#[test]
 fn the_fence_is_never_lowered() {
     let store = Store::memory().unwrap();
     assert_eq!(store.fence().unwrap(), Generation(0));

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 pub const OK: u8 = 0;
 /// Exit code for a job that failed for a reason a restart may cure.
 pub const FAILED: u8 = 1;
-/// Exit code for bad input (a recipe, a file or a flag) and for training that diverges. A scheduler
-/// must not requeue.
+/// Exit code for bad input (a recipe, a file or a flag), for training that diverges, and for a job whose
+/// checkpoint store another coordinator has taken over. A scheduler must not requeue.
 pub const BAD_INPUT: u8 = 2;
 /// Exit code after `baton stop`: somebody wanted the end, so a supervisor must not restart it.
 pub const STOPPED: u8 = 3;
@@ -27,6 +27,8 @@ pub enum Class {
     BadInput,
     /// Training diverges: another try would end the same way.
     Diverged,
+    /// Another coordinator has taken over the checkpoint store: both would end each other for ever.
+    TakenOver,
     /// A device or its driver failed.
     Device,
     /// The machine or a device had no memory left.
@@ -39,7 +41,7 @@ impl Class {
     /// Whether starting the rank again can help.
     #[must_use]
     pub fn is_retriable(self) -> bool {
-        !matches!(self, Self::BadInput | Self::Diverged)
+        !matches!(self, Self::BadInput | Self::Diverged | Self::TakenOver)
     }
 }
 
@@ -100,7 +102,11 @@ impl Outcome {
     /// Whether a restarted coordinator takes the job up again rather than report the end.
     #[must_use]
     pub fn is_resumable(&self) -> bool {
-        !matches!(self, Self::Completed)
+        match self {
+            Self::Completed => false,
+            Self::Failed { failure } => failure.class != Class::TakenOver,
+            _ => true,
+        }
     }
 }
 

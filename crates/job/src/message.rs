@@ -340,10 +340,7 @@ pub enum RankNews {
         step: Step,
     },
     /// A save failed; training goes on.
-    SaveFailed {
-        /// One line: what, where, what to do.
-        message: String,
-    },
+    SaveFailed(SaveProblem),
     /// Its collective broke; it keeps its state and waits for a new generation.
     Lost {
         /// What broke.
@@ -358,6 +355,21 @@ pub enum RankNews {
     },
     /// Its process ended before it was done. Told by the agent.
     Exited(Failure),
+}
+
+/// Why there is no checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveProblem {
+    /// One line: what, where, what to do.
+    pub message: String,
+    /// The generation that has the checkpoint store, if that is why.
+    pub fence: Option<Generation>,
+}
+
+impl From<String> for SaveProblem {
+    fn from(message: String) -> Self {
+        Self { message, fence: None }
+    }
 }
 
 /// Numbers of the latest update.

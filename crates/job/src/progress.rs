@@ -33,6 +33,9 @@ pub struct Progress {
     /// Epoch count at the last evaluation of the whole validation set.
     #[serde(default)]
     pub evaluated_fully: Option<Epoch>,
+    /// Step of the last evaluation.
+    #[serde(default)]
+    pub evaluated_at: Option<Step>,
     /// The last evaluation of the averaged weights, if the recipe has them.
     #[serde(default)]
     pub last_ema: Option<Accuracy>,
@@ -75,7 +78,7 @@ impl Accuracy {
 }
 
 /// Which part of the validation set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extent {
     /// The recipe's `evaluation.subset`.
@@ -91,6 +94,7 @@ impl Progress {
         // A second look at the same weights, with more samples, replaces the first.
         let again = self.evaluated == Some(self.epoch);
         self.evaluated = Some(self.epoch);
+        self.evaluated_at = Some(self.step);
         if extent == Extent::Full {
             self.evaluated_fully = Some(self.epoch);
         }

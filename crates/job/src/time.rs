@@ -2,10 +2,15 @@
 
 use std::{fmt, time::Duration};
 
-/// Milliseconds since an origin of the shell's choosing (its start, or zero in a simulation).
+use serde::{Deserialize, Serialize};
+
+/// Milliseconds since an origin of the shell's choosing.
 ///
-/// It never goes backwards and is never compared across processes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// It never goes backwards. An agent's begins with its process. A coordinator's begins with the UNIX epoch as its
+/// machine had it when the process started, for its journal outlives it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Time(pub u64);
 
 impl Time {

@@ -32,13 +32,24 @@ pub(crate) struct Position {
     pub(crate) rollbacks: usize,
 }
 
+/// What decides where training begins if no rank holds a state.
+#[derive(Clone, Copy)]
+pub(crate) struct Basis<'a> {
+    pub(crate) spec: &'a JobSpec,
+    pub(crate) agenda: &'a Agenda,
+    pub(crate) store: &'a Store,
+    pub(crate) restore: &'a Restore,
+}
+
 /// What was found out before any state moves.
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Plan {
     pub(crate) agreed: Agreed,
     pub(crate) source: Source,
 }
 
 /// Who holds what others lack.
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Source {
     /// Nobody lacks anything.
     Everybody,
@@ -53,16 +64,13 @@ pub(crate) fn plan<L: Learner>(
     collective: &mut dyn Collective,
     held: Option<&Position>,
     learner: &mut L,
-    spec: &JobSpec,
-    agenda: &Agenda,
-    store: &Store,
-    restore: &Restore,
+    basis: Basis<'_>,
 ) -> Result<Plan, Error> {
     let mine = held.map(|position| position.progress.step);
     let steps: Vec<Option<Step>> = gather(collective, &mine)?;
     let furthest = steps.iter().flatten().max().copied();
     let Some(holder) = steps.iter().position(|step| step.is_some() && *step == furthest) else {
-        return restoring::restore(collective, learner, spec, agenda, store, restore);
+        return restoring::restore(collective, learner, basis);
     };
     let holder = Rank(u32::try_from(holder).unwrap_or_default());
     let mine = held.filter(|_| collective.rank() == holder).cloned();
@@ -106,19 +114,21 @@ pub(crate) fn gather<T: Serialize + for<'de> Deserialize<'de>>(
     all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(Error::from)).collect()
 }
 
-/// Where training stands with a state that `written_by` left, and what it has to do otherwise since.
-pub(crate) fn position(
-    mut progress: Progress,
-    durable: Option<Step>,
-    written_by: Generation,
-    agenda: &Agenda,
-    restore: &Restore,
-) -> Position {
-    for rollback in restore.rollbacks.iter().filter(|r| r.generation > written_by) {
-        match rollback.skip {
-            Some(batch) => progress.skips.extend(agenda.with_the_one_before(batch)),
-            None => progress.lr_cuts += 1,
+impl Basis<'_> {
+    /// Where training stands with a state that `written_by` left, and what it has to do otherwise since.
+    pub(crate) fn position(
+        &self,
+        mut progress: Progress,
+        durable: Option<Step>,
+        written_by: Generation,
+    ) -> Position {
+        let rollbacks = &self.restore.rollbacks;
+        for rollback in rollbacks.iter().filter(|r| r.generation > written_by) {
+            match rollback.skip {
+                Some(batch) => progress.skips.extend(self.agenda.with_the_one_before(batch)),
+                None => progress.lr_cuts += 1,
+            }
         }
+        Position { progress, durable, rollbacks: rollbacks.len() }
     }
-    Position { progress, durable, rollbacks: restore.rollbacks.len() }
 }

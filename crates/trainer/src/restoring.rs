@@ -10,34 +10,28 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use baton_checkpoint::{self as checkpoint, Manifest, Store, slice_of};
+use baton_checkpoint::{self as checkpoint, Found, Manifest, ShardEntry, Store, slice_of};
 use baton_collectives::Collective;
 use baton_job::{
     Generation, JobSpec, Rank,
     message::{Restore, Restored, StateSource},
-    progress::{Agenda, Progress},
+    progress::Progress,
     schedule::learning_rate,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Learner,
-    agree::{Agreed, Plan, Source, gather, position},
+    agree::{Agreed, Basis, Plan, Source, gather},
 };
 
-/// What rank 0 tells the others to do.
+/// What rank 0 tells all ranks to do.
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
     /// Read their share of this checkpoint, and tell how it went.
-    Read(Box<Reading>),
-    /// Begin with this, of which all was read, or else rank 0 has made it.
-    Begin(Agreed),
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Reading {
-    location: String,
-    manifest: Manifest,
+    Read(Box<Manifest>),
+    /// Begin with this.
+    Begin(Box<Plan>),
 }
 
 /// How a rank's reading went.
@@ -50,56 +44,59 @@ enum Outcome {
     Failed(String),
 }
 
-/// Finds the checkpoint that `restore` names and fills `learner` with this rank's share of it, or on rank 0
-/// with what training begins from without one.
+/// Finds the checkpoint that the [`Restore`] rule names and fills `learner` with this rank's share of it, or
+/// on rank 0 with what training begins from without one.
+///
+/// [`Restore`]: baton_job::message::Restore
 pub(crate) fn restore<L: Learner>(
     collective: &mut dyn Collective,
     learner: &mut L,
-    spec: &JobSpec,
-    agenda: &Agenda,
-    store: &Store,
-    restore: &Restore,
+    basis: Basis<'_>,
 ) -> Result<Plan, Error> {
-    let (agreed, read) = match collective.rank() {
-        Rank(0) => {
-            let (agreed, read) = choose(collective, learner, spec, agenda, store, restore)?;
-            let mut orders = gather(collective, &Some(Order::Begin(agreed)))?;
-            match orders.swap_remove(0) {
-                Some(Order::Begin(agreed)) => (agreed, read),
-                _ => return Err(out_of_order()),
+    let mut mine = match collective.rank() {
+        Rank(0) => Some(Order::Begin(Box::new(choose(collective, learner, basis)?))),
+        _ => None,
+    };
+    loop {
+        match order(collective, mine.take())? {
+            Order::Read(manifest) => {
+                // What is wrong with it is rank 0's business.
+                let _damage = read_share(basis.store, &manifest, collective, learner)?;
             }
+            Order::Begin(plan) => return Ok(*plan),
         }
-        _ => follow(collective, learner, store)?,
-    };
-    let source = match read {
-        Some(manifest) => Source::Readers(Box::new(manifest)),
-        // All ranks built the same, unless rank 0 has read a file.
-        None if spec.model.pretrained.is_empty() => Source::Everybody,
-        None => Source::One(Rank(0)),
-    };
-    Ok(Plan { agreed, source })
+    }
 }
 
-/// Rank 0's part.
+/// Rank 0's word, which every rank gets.
+fn order(collective: &mut dyn Collective, mine: Option<Order>) -> Result<Order, Error> {
+    let orders: Vec<Option<Order>> = gather(collective, &mine)?;
+    orders.into_iter().next().flatten().ok_or_else(|| {
+        Error::Mismatch("rank 0 does not say what to restore; this is a bug".to_owned())
+    })
+}
+
+/// Rank 0's part: the others follow its orders meanwhile.
 fn choose<L: Learner>(
     collective: &mut dyn Collective,
     learner: &mut L,
-    spec: &JobSpec,
-    agenda: &Agenda,
-    store: &Store,
-    restore: &Restore,
-) -> Result<(Agreed, Option<Manifest>), Error> {
+    basis: Basis<'_>,
+) -> Result<Plan, Error> {
+    let Basis { spec, agenda, store, restore } = basis;
     // What makes a checkpoint unusable without being damage to it.
     let mut accepted = Ok(Vec::new());
-    let found = store.find_by(restore, &mut |store, manifest| {
-        let checked = changes(manifest, spec, restore, store.location())
-            .and_then(|changes| fits(manifest, learner).map(|()| changes));
-        let read = checked.and_then(|changes| {
-            let location = store.location().to_owned();
-            let reading = Reading { location, manifest: manifest.clone() };
-            gather(collective, &Some(Order::Read(Box::new(reading))))
-                .and_then(|_: Vec<Option<Order>>| read_share(store, manifest, collective, learner))
-                .map(|damage| (changes, damage))
+    let mut alone = false;
+    let found = store.find_by(restore, &mut |place, manifest| {
+        let read = changes(manifest, spec, restore, place.location()).and_then(|changes| {
+            fits(manifest, learner)?;
+            // Perhaps nobody else sees a folder that a user names.
+            alone = place.location() != store.location();
+            if alone {
+                let all: Vec<_> = manifest.shards.iter().collect();
+                return Ok((changes, read(place, manifest, &all, jobs(1), learner)?.err()));
+            }
+            order(collective, Some(Order::Read(Box::new(manifest.clone()))))?;
+            Ok((changes, read_share(place, manifest, collective, learner)?))
         });
         match read {
             Ok((changes, damage)) => {
@@ -115,56 +112,34 @@ fn choose<L: Learner>(
         }
     })?;
     let changes = accepted?;
-    let Some(found) = found else {
+    let Some(Found { manifest, skipped, .. }) = found else {
         learner.load_initial()?;
-        let position = position(Progress::default(), None, Generation(0), agenda, restore);
-        return Ok((Agreed { source: StateSource::Fresh, position }, None));
+        let position = basis.position(Progress::default(), None, Generation(0));
+        // All ranks built the same, unless rank 0 has read a file.
+        let source = match spec.model.pretrained.is_empty() {
+            true => Source::Everybody,
+            false => Source::One(Rank(0)),
+        };
+        return Ok(Plan { agreed: Agreed { source: StateSource::Fresh, position }, source });
     };
-    let manifest = found.manifest;
     let durable = Some(manifest.progress.step);
-    let position =
-        position(manifest.progress.clone(), durable, manifest.generation, agenda, restore);
+    let position = basis.position(manifest.progress.clone(), durable, manifest.generation);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let source = StateSource::Checkpoint(Restored {
+    let restored = Restored {
         name: manifest.name(),
-        skipped: found.skipped,
+        skipped,
         changes,
         world_size: manifest.world_size,
         age_seconds: since_epoch.as_secs().saturating_sub(manifest.created_unix_seconds),
         lr: learning_rate(spec, agenda, &position.progress),
         // Known when everybody has it.
         seconds: 0.0,
-    });
-    Ok((Agreed { source, position }, Some(manifest)))
-}
-
-/// The part of the others: what they begin with, and the last checkpoint they read of.
-fn follow<L: Learner>(
-    collective: &mut dyn Collective,
-    learner: &mut L,
-    store: &Store,
-) -> Result<(Agreed, Option<Manifest>), Error> {
-    let mut last = None;
-    loop {
-        let orders: Vec<Option<Order>> = gather(collective, &None::<Order>)?;
-        match orders.into_iter().next().flatten() {
-            Some(Order::Read(reading)) => {
-                let Reading { location, manifest } = *reading;
-                let elsewhere = match location == store.location() {
-                    true => None,
-                    false => Some(Store::open_existing(&location)?),
-                };
-                let store = elsewhere.as_ref().unwrap_or(store);
-                read_share(store, &manifest, collective, learner)?;
-                last = Some(manifest);
-            }
-            Some(Order::Begin(agreed)) => {
-                let is_read = matches!(agreed.source, StateSource::Checkpoint(_));
-                return Ok((agreed, last.filter(|_| is_read)));
-            }
-            None => return Err(out_of_order()),
-        }
-    }
+    };
+    let source = match alone {
+        true => Source::One(Rank(0)),
+        false => Source::Readers(Box::new(manifest)),
+    };
+    Ok(Plan { agreed: Agreed { source: StateSource::Checkpoint(restored), position }, source })
 }
 
 /// Reads this rank's share of the files, and tells all ranks alike what is wrong with the checkpoint.
@@ -177,36 +152,14 @@ fn read_share<L: Learner>(
     let world_size = collective.world_size();
     let is_mine = |rank| reader_of(rank, world_size) == collective.rank();
     let mine: Vec<_> = manifest.shards.iter().filter(|shard| is_mine(shard.rank)).collect();
-    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let jobs = NonZeroUsize::new(cores / world_size.max(1) as usize).unwrap_or(NonZeroUsize::MIN);
-
-    let mut regions = learner.regions();
-    let mut copied = Ok(());
-    let read = store.load(manifest, &mine, jobs, &mut |name, offset, values| {
-        if let Some(region) = regions.iter_mut().find(|region| region.name == name)
-            && copied.is_ok()
-        {
-            let mut part = region.buffer.reborrow().narrow(offset..offset + values.len());
-            copied = part.copy_from_host(values);
-        }
-    });
-    let mut failure = copied.err().map(Error::from);
-    let outcome = match (&failure, read) {
-        (Some(error), _) => Outcome::Failed(error.to_string()),
-        (None, Ok(())) => Outcome::Read,
-        (None, Err(error)) => match store.damage(error) {
-            Ok(problem) => Outcome::Damaged(problem),
-            Err(error) => {
-                let text = error.to_string();
-                failure = Some(error.into());
-                Outcome::Failed(text)
-            }
-        },
+    let read = read(store, manifest, &mine, jobs(world_size), learner);
+    let outcome = match &read {
+        Ok(Ok(())) => Outcome::Read,
+        Ok(Err(problem)) => Outcome::Damaged(problem.clone()),
+        Err(error) => Outcome::Failed(error.to_string()),
     };
     let outcomes = gather(collective, &outcome)?;
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
+    let _mine = read?;
     let mut damage = None;
     for (rank, outcome) in outcomes.into_iter().enumerate() {
         match outcome {
@@ -216,6 +169,38 @@ fn read_share<L: Learner>(
         }
     }
     Ok(damage)
+}
+
+/// Files that are read at a time, if all ranks are on this machine.
+fn jobs(world_size: u32) -> NonZeroUsize {
+    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    NonZeroUsize::new(cores / world_size.max(1) as usize).unwrap_or(NonZeroUsize::MIN)
+}
+
+/// Reads some of the files into `learner`; in words what is wrong with the checkpoint, if that is why it
+/// cannot be read.
+fn read<L: Learner>(
+    store: &Store,
+    manifest: &Manifest,
+    shards: &[&ShardEntry],
+    jobs: NonZeroUsize,
+    learner: &mut L,
+) -> Result<Result<(), String>, Error> {
+    let mut regions = learner.regions();
+    let mut copied = Ok(());
+    let read = store.load(manifest, shards, jobs, &mut |name, offset, values| {
+        if let Some(region) = regions.iter_mut().find(|region| region.name == name)
+            && copied.is_ok()
+        {
+            let mut part = region.buffer.reborrow().narrow(offset..offset + values.len());
+            copied = part.copy_from_host(values);
+        }
+    });
+    copied?;
+    match read {
+        Ok(()) => Ok(Ok(())),
+        Err(error) => Ok(Err(store.damage(error)?)),
+    }
 }
 
 /// Gives every rank what the others have read.
@@ -238,10 +223,6 @@ pub(crate) fn exchange<L: Learner>(
 /// Who reads the file that `writer` wrote.
 fn reader_of(writer: Rank, world_size: u32) -> Rank {
     Rank(writer.0 % world_size.max(1))
-}
-
-fn out_of_order() -> Error {
-    Error::Mismatch("rank 0 does not say what to restore; this is a bug".to_owned())
 }
 
 /// In which values that decide the weights the recipe differs from that of the checkpoint.

@@ -18,7 +18,7 @@ use baton_checkpoint::{
 use baton_collectives::Collective;
 use baton_job::{
     JobId, JobSpec, Rank, Step,
-    message::{Commit, Restore, SaveTimes},
+    message::{Commit, Restore, SaveProblem, SaveTimes},
     progress::Progress,
 };
 
@@ -39,13 +39,13 @@ enum Phase {
     #[default]
     Idle,
     /// Every rank writes its shard.
-    Writing { save: Save, shard: Task<(Result<ShardEntry, String>, Snapshot)> },
+    Writing { save: Save, shard: Task<(Result<ShardEntry, SaveProblem>, Snapshot)> },
     /// Rank 0 writes the manifest; nobody else has a thread.
-    Committing { save: Save, manifest: Option<Task<Result<Commit, String>>> },
+    Committing { save: Save, manifest: Option<Task<Result<Commit, SaveProblem>>> },
 }
 
 /// A thread, or why there is none.
-type Task<T> = Result<JoinHandle<T>, String>;
+type Task<T> = Result<JoinHandle<T>, SaveProblem>;
 
 /// What all of a checkpoint but its shards is made of.
 #[derive(Debug)]
@@ -111,9 +111,9 @@ impl Saver {
         let stall = began.elapsed();
         let store = Arc::clone(&job.store);
         let shard = spawn(move || {
-            let written = copied.map_err(|error| error.to_string()).and_then(|()| {
-                let entry = store.write_shard(&id, rank, world_size, &snapshot);
-                entry.map_err(|error| error.to_string())
+            let copied = copied.map_err(|error| SaveProblem::from(error.to_string()));
+            let written = copied.and_then(|()| {
+                store.write_shard(&id, rank, world_size, &snapshot).map_err(problem)
             });
             (written, snapshot)
         });
@@ -126,14 +126,14 @@ impl Saver {
         &mut self,
         job: &Job,
         collective: &mut dyn Collective,
-    ) -> Result<Option<Result<Commit, String>>, Error> {
+    ) -> Result<Option<Result<Commit, SaveProblem>>, Error> {
         match std::mem::take(&mut self.phase) {
             Phase::Idle => Ok(None),
             Phase::Writing { save, shard } => {
                 let (mine, snapshot) =
                     joined(shard).unwrap_or_else(|problem| (Err(problem), Snapshot::default()));
                 self.spare = snapshot;
-                let shards: Vec<Result<ShardEntry, String>> = gather(collective, &mine)?;
+                let shards: Vec<Result<ShardEntry, SaveProblem>> = gather(collective, &mine)?;
                 let shards = match shards.into_iter().collect::<Result<Vec<_>, _>>() {
                     Ok(shards) => shards,
                     Err(problem) => return Ok(Some(Err(problem))),
@@ -143,7 +143,7 @@ impl Saver {
                     let manifest = Manifest { shards, ..manifest };
                     let (began, stall) = (save.began, save.stall);
                     spawn(move || {
-                        let commit = store.commit(&manifest).map_err(|error| error.to_string())?;
+                        let commit = store.commit(&manifest).map_err(problem)?;
                         let took = took(began, stall);
                         prune(&store, &retention);
                         Ok(Commit { took: Some(took), ..commit })
@@ -156,12 +156,12 @@ impl Saver {
                 let mine = match manifest {
                     Some(task) => joined(task).and_then(|committed| committed),
                     // Told below by rank 0.
-                    None => Err(String::new()),
+                    None => Err(String::new().into()),
                 };
-                let results: Vec<Result<Commit, String>> = gather(collective, &mine)?;
+                let results: Vec<Result<Commit, SaveProblem>> = gather(collective, &mine)?;
                 let of_rank_0 = results.into_iter().next();
                 let committed =
-                    of_rank_0.unwrap_or_else(|| Err("rank 0 told no result".to_owned()));
+                    of_rank_0.unwrap_or_else(|| Err("rank 0 told no result".to_owned().into()));
                 Ok(Some(committed))
             }
         }
@@ -172,7 +172,7 @@ impl Saver {
         &mut self,
         job: &Job,
         collective: &mut dyn Collective,
-    ) -> Result<Option<Result<Commit, String>>, Error> {
+    ) -> Result<Option<Result<Commit, SaveProblem>>, Error> {
         while self.is_at_work() {
             if let Some(result) = self.advance(job, collective)? {
                 return Ok(Some(result));
@@ -221,21 +221,31 @@ pub fn write_first<L: Learner>(
     let mut snapshot = Snapshot::default();
     copy(learner, Rank(0), 1, &mut snapshot)?;
     let shard = store.write_shard(&id, Rank(0), 1, &snapshot)?;
-    let manifest = draft(learner, &Progress::default(), id, 1, job, spec);
+    let progress = Progress { saved: Some(id.step), ..Progress::default() };
+    let manifest = draft(learner, &progress, id, 1, job, spec);
     Ok(store.commit(&Manifest { shards: vec![shard], ..manifest })?)
 }
 
 fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
     let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(work);
-    thread.map_err(|error| format!("there is no thread to write it ({error})"))
+    thread.map_err(|error| format!("there is no thread to write it ({error})").into())
 }
 
 fn is_running<T>(task: &Task<T>) -> bool {
     task.as_ref().is_ok_and(|thread| !thread.is_finished())
 }
 
-fn joined<T>(task: Task<T>) -> Result<T, String> {
-    task?.join().map_err(|_| "the thread that writes it has panicked; this is a bug".to_owned())
+fn joined<T>(task: Task<T>) -> Result<T, SaveProblem> {
+    let panicked = "the thread that writes it has panicked; this is a bug";
+    task?.join().map_err(|_| panicked.to_owned().into())
+}
+
+fn problem(error: baton_checkpoint::Error) -> SaveProblem {
+    let fence = match error {
+        baton_checkpoint::Error::Fenced { fence, .. } => Some(fence),
+        _ => None,
+    };
+    SaveProblem { message: error.to_string(), fence }
 }
 
 fn copy<L: Learner>(

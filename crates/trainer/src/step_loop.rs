@@ -18,7 +18,7 @@ use baton_job::{
     Generation, JobId, JobSpec, Rank, Step,
     exit::Outcome,
     guard::{self, BatchMark, Diagnosis},
-    message::{Activity, Commit, RankNews, Restore, StateSource, StepNews},
+    message::{Activity, Commit, RankNews, Restore, SaveProblem, StateSource, StepNews},
     plan::virtual_block,
     progress::{Agenda, Due, Extent},
     schedule::learning_rate,
@@ -27,7 +27,7 @@ use baton_job::{
 
 use crate::{
     Controls, Error, Inputs, Leaf, Learner, Sums, Update,
-    agree::{self, Position},
+    agree::{self, Basis, Position},
     controls::Votes,
     digest, evaluation,
     inputs::Feed,
@@ -245,15 +245,13 @@ impl<L: Learner> Trainer<L> {
             self.standing = Standing::Torn;
         }
         let began = Instant::now();
-        let plan = agree::plan(
-            seat.collective,
-            held.as_ref(),
-            &mut self.learner,
-            &self.job.spec,
-            self.job.inputs.agenda(),
-            &self.job.store,
-            seat.restore,
-        )?;
+        let basis = Basis {
+            spec: &self.job.spec,
+            agenda: self.job.inputs.agenda(),
+            store: &self.job.store,
+            restore: seat.restore,
+        };
+        let plan = agree::plan(seat.collective, held.as_ref(), &mut self.learner, basis)?;
         let step = plan.agreed.position.progress.step;
         let behind = held.as_ref().is_none_or(|held| held.progress.step != step);
         if behind {
@@ -493,24 +491,24 @@ impl<L: Learner> Trainer<L> {
         &mut self,
         seat: &mut Seat<'_>,
         tell: &mut dyn FnMut(RankNews),
-    ) -> Result<Result<(), String>, Error> {
+    ) -> Result<Result<(), SaveProblem>, Error> {
         let written = self.saver.finish(&self.job, seat.collective)?;
         Ok(written.map_or(Ok(()), |written| self.note_written(written, seat, tell)))
     }
 
     fn note_written(
         &mut self,
-        written: Result<Commit, String>,
+        written: Result<Commit, SaveProblem>,
         seat: &Seat<'_>,
         tell: &mut dyn FnMut(RankNews),
-    ) -> Result<(), String> {
+    ) -> Result<(), SaveProblem> {
         if let Ok(commit) = &written {
             self.position.durable = Some(commit.step);
         }
         if seat.collective.rank() == Rank(0) {
             tell(match &written {
                 Ok(commit) => RankNews::Saved(commit.clone()),
-                Err(message) => RankNews::SaveFailed { message: message.clone() },
+                Err(problem) => RankNews::SaveFailed(problem.clone()),
             });
         }
         written.map(|_| ())
@@ -530,7 +528,7 @@ impl<L: Learner> Trainer<L> {
         if seat.collective.rank() == Rank(0) {
             tell(RankNews::Copied { step: self.position.progress.step });
         }
-        self.finish_writing(seat, tell)?.map_err(Error::LastSave)
+        self.finish_writing(seat, tell)?.map_err(|problem| Error::LastSave(problem.message))
     }
 
     fn done(&mut self, outcome: Outcome, tell: &mut dyn FnMut(RankNews)) -> Result<Outcome, Error> {
@@ -741,10 +739,12 @@ mod tests {
         let (ended, news) = run_alone(&mut trainer, Generation(1), &Restore::default());
         assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
         let told = |kind: fn(&RankNews) -> bool| news.iter().position(kind);
-        let failed = told(|news| matches!(news, RankNews::SaveFailed { .. })).unwrap();
+        let failed = told(|news| matches!(news, RankNews::SaveFailed(_))).unwrap();
         let saved = told(|news| matches!(news, RankNews::Saved(_))).unwrap();
         assert!(failed < saved, "{news:?}");
-        let RankNews::SaveFailed { message } = &news[failed] else { panic!() };
+        let RankNews::SaveFailed(SaveProblem { message, fence: None }) = &news[failed] else {
+            panic!()
+        };
         assert!(message.contains("step-0000000004-gen-000001"), "{message}");
     }
 

@@ -7,13 +7,14 @@
 //!
 //! ```text
 //! BATON_CHAOS_SEED=17     cargo test -p baton-trainer --test chaos    that history alone
-//! BATON_CHAOS_SEEDS=5000  cargo test -p baton-trainer --test chaos    more of them
+//! BATON_CHAOS_SEEDS=5000  cargo test -p baton-trainer --test chaos    more of them, with the small learner
 //! ```
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    ops::Range,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
@@ -24,9 +25,10 @@ use std::{
 
 use baton_checkpoint::Store;
 use baton_collectives::{AbortHandle, Collective, local};
-use baton_data::Batch;
+use baton_data::{Batch, InputType};
 use baton_job::{
     Generation, JobId, JobSpec, Step,
+    engine::Evaluation,
     exit::Outcome,
     message::{RankNews, Restore},
     progress::Accuracy,
@@ -34,10 +36,12 @@ use baton_job::{
 use baton_trainer::{
     Controls, Error, Inputs, Job, Judged, Learner, Place, Seat, Sums, Trainer, Update, Weights,
     learner::{self, Region, TensorPlace},
-    linear::{HostLeaf, LinearLearner},
+    linear::LinearLearner,
+    torch::{Device, TorchLearner},
 };
 
 const SEEDS: u64 = 200;
+const RESNET_SEEDS: u64 = 2;
 const FAULTS: usize = 20;
 const VIRTUAL_RANKS: u32 = 4;
 
@@ -66,6 +70,13 @@ struct Seen {
     digest: String,
 }
 
+impl Seen {
+    fn evaluated(&mut self, Step(step): Step, accuracy: Accuracy) {
+        let before = self.evaluations.insert(step, accuracy);
+        assert!(before.is_none_or(|before| before == accuracy), "another evaluation of {step}");
+    }
+}
+
 /// Shared by all ranks of a run.
 #[derive(Default)]
 struct Watch {
@@ -86,17 +97,17 @@ impl Watch {
 }
 
 /// A learner that tells what it is given.
-struct Witness {
-    inner: LinearLearner,
+struct Witness<L> {
+    inner: L,
     watch: Arc<Watch>,
     /// The update that is being made.
     step: Arc<AtomicU64>,
 }
 
-impl Learner for Witness {
-    type Leaf = HostLeaf;
+impl<L: Learner> Learner for Witness<L> {
+    type Leaf = L::Leaf;
 
-    fn new_leaf(&mut self) -> Result<HostLeaf, learner::Error> {
+    fn new_leaf(&mut self) -> Result<L::Leaf, learner::Error> {
         self.inner.new_leaf()
     }
 
@@ -104,7 +115,7 @@ impl Learner for Witness {
         &mut self,
         batch: &Batch,
         scale: f32,
-        leaf: &mut HostLeaf,
+        leaf: &mut L::Leaf,
     ) -> Result<Sums, learner::Error> {
         self.watch.moment();
         let mut seen = self.watch.seen.lock().unwrap();
@@ -113,11 +124,11 @@ impl Learner for Witness {
         self.inner.gradient(batch, scale, leaf)
     }
 
-    fn measure(&mut self, sum: &mut HostLeaf) -> Result<(), learner::Error> {
+    fn measure(&mut self, sum: &mut L::Leaf) -> Result<(), learner::Error> {
         self.inner.measure(sum)
     }
 
-    fn update(&mut self, sum: &mut HostLeaf, update: &Update) -> Result<(), learner::Error> {
+    fn update(&mut self, sum: &mut L::Leaf, update: &Update) -> Result<(), learner::Error> {
         self.inner.update(sum, update)?;
         self.step.store(update.step.0 + 1, SeqCst);
         self.watch.moment();
@@ -173,24 +184,32 @@ impl Fault {
 }
 
 /// A rank's process, and the update that it makes.
-struct Process {
-    trainer: Trainer<Witness>,
+struct Process<L: Learner> {
+    trainer: Trainer<Witness<L>>,
     step: Arc<AtomicU64>,
 }
 
-/// One history.
-struct Run {
+/// What is trained.
+struct Work<L> {
     spec: Arc<JobSpec>,
+    learner: fn(&JobSpec, &InputType) -> Result<L, learner::Error>,
+    /// The longest that a generation goes before a fault: all faults have to find it at work.
+    most_moments: usize,
+}
+
+/// One history.
+struct Run<'a, L: Learner> {
+    work: &'a Work<L>,
     store: Arc<Store>,
     watch: Arc<Watch>,
-    ranks: Vec<Option<Process>>,
+    ranks: Vec<Option<Process<L>>>,
     generation: u64,
 }
 
-impl Run {
-    fn new(spec: &Arc<JobSpec>, ranks: u32) -> Self {
+impl<'a, L: Learner + Send + 'static> Run<'a, L> {
+    fn new(work: &'a Work<L>, ranks: u32) -> Self {
         Self {
-            spec: spec.clone(),
+            work,
             store: Arc::new(Store::memory().unwrap()),
             watch: Arc::default(),
             ranks: (0..ranks).map(|_| None).collect(),
@@ -198,15 +217,16 @@ impl Run {
         }
     }
 
-    fn process(&self) -> Process {
-        let inputs = Inputs::open(&self.spec, &Place::default()).unwrap();
+    fn process(&self) -> Process<L> {
+        let (spec, store, learner) =
+            (self.work.spec.clone(), self.store.clone(), self.work.learner);
+        let inputs = Inputs::open(&spec, &Place::default()).unwrap();
         let input_type = inputs.input_type().clone();
-        let (spec, store) = (self.spec.clone(), self.store.clone());
         let job = Job { id: JobId::default(), spec: spec.clone(), store, inputs };
         let (watch, step) = (self.watch.clone(), Arc::<AtomicU64>::default());
         let made = step.clone();
         let build = move || {
-            let inner = LinearLearner::new(&spec, &input_type)?;
+            let inner = learner(&spec, &input_type)?;
             Ok(Witness { inner, watch: watch.clone(), step: made.clone() })
         };
         Process { trainer: Trainer::new(job, Box::new(build)).unwrap(), step }
@@ -287,11 +307,14 @@ impl Run {
 fn note(watch: &Watch, step: &AtomicU64, news: RankNews) {
     let mut seen = watch.seen.lock().unwrap();
     match news {
-        RankNews::Started { progress, .. } => step.store(progress.step.0, SeqCst),
-        RankNews::Evaluated { step: Step(step), accuracy, .. } => {
-            let before = seen.evaluations.insert(step, accuracy);
-            assert!(before.is_none_or(|before| before == accuracy), "another evaluation of {step}");
+        RankNews::Started { progress, .. } => {
+            step.store(progress.step.0, SeqCst);
+            // As the coordinator does: the rank that was to tell it may have died before.
+            if let Some((_, last)) = Evaluation::last_of(&progress) {
+                seen.evaluated(last.step, last.accuracy);
+            }
         }
+        RankNews::Evaluated { step, accuracy, .. } => seen.evaluated(step, accuracy),
         RankNews::Done { outcome: Outcome::Completed, digest } => seen.digest = digest,
         _ => {}
     }
@@ -308,12 +331,15 @@ impl fmt::Display for Story {
     }
 }
 
-fn history(seed: u64, spec: &Arc<JobSpec>, undisturbed: &Seen) -> Result<(), String> {
+fn history<L>(seed: u64, work: &Work<L>, undisturbed: &Seen) -> Result<(), String>
+where
+    L: Learner + Send + 'static,
+{
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut run = Run::new(spec, rng.u32(1..=VIRTUAL_RANKS));
+    let mut run = Run::new(work, rng.u32(1..=VIRTUAL_RANKS));
     let mut story = Story(Vec::new());
     while story.0.len() < FAULTS {
-        let (fault, at) = (Fault::any(&mut rng, run.ranks.len()), rng.usize(1..80));
+        let (fault, at) = (Fault::any(&mut rng, run.ranks.len()), rng.usize(1..work.most_moments));
         story.0.push((Some(fault), at));
         if run.generation(Some(fault), at) {
             return Err(format!("seed {seed}: done before the faults were\n{story}"));
@@ -331,38 +357,65 @@ fn history(seed: u64, spec: &Arc<JobSpec>, undisturbed: &Seen) -> Result<(), Str
     Err(format!("{what} differ; rerun this history: BATON_CHAOS_SEED={seed}\n{story}"))
 }
 
-fn spec() -> Arc<JobSpec> {
+fn spec(overrides: &[&str]) -> Arc<JobSpec> {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
-    Arc::new(JobSpec::from_toml(&RECIPE.replace("DIGITS", digits), &[]).unwrap())
+    let overrides: Vec<String> = overrides.iter().map(|&one| one.to_owned()).collect();
+    Arc::new(JobSpec::from_toml(&RECIPE.replace("DIGITS", digits), &overrides).unwrap())
 }
 
 fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
+/// That one alone which the environment names, or `0..count`.
+fn seeds(count: u64) -> Range<u64> {
+    match from_environment("BATON_CHAOS_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..count,
+    }
+}
+
 #[test]
 fn any_series_of_faults_ends_with_the_bits_evaluations_and_samples_of_an_undisturbed_run() {
-    let spec = spec();
-    let undisturbed = Run::new(&spec, 2).finish();
+    let work = Work { spec: spec(&[]), learner: LinearLearner::new, most_moments: 80 };
+    let undisturbed = Run::new(&work, 2).finish();
     assert_eq!(undisturbed.samples.len(), 180, "{:?}", undisturbed.samples.keys());
     assert!(undisturbed.samples.values().all(|samples| samples.len() == 60));
     assert_eq!(undisturbed.evaluations.len(), 15);
-    let seeds = match from_environment("BATON_CHAOS_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..from_environment("BATON_CHAOS_SEEDS").unwrap_or(SEEDS),
-    };
+    let seeds = seeds(from_environment("BATON_CHAOS_SEEDS").unwrap_or(SEEDS));
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let next = Mutex::new(seeds.clone());
     thread::scope(|scope| {
-        let work = || {
+        let run = || {
             while let Some(seed) = { next.lock().unwrap().next() } {
-                if let Err(problem) = history(seed, &spec, &undisturbed) {
+                if let Err(problem) = history(seed, &work, &undisturbed) {
                     panic!("{problem}");
                 }
             }
         };
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
     });
     println!("{} histories, each with {FAULTS} faults", seeds.end - seeds.start);
+}
+
+#[test]
+fn a_resnet_goes_through_any_series_of_faults_to_the_same_bits() {
+    let spec = spec(&[
+        "model.arch=resnet18",
+        "train.epochs=1",
+        "train.global_batch=24",
+        "train.resolution=32",
+        "evaluation={ every_epochs=1, subset=0.1, crop_ratio=1.0 }",
+        "ema={ decay=0.9, every_steps=2 }",
+    ]);
+    let learner = |spec: &JobSpec, inputs: &InputType| TorchLearner::new(spec, inputs, Device::Cpu);
+    let work = Work { spec, learner, most_moments: 9 };
+    let undisturbed = Run::new(&work, 2).finish();
+    assert_eq!(undisturbed.samples.len(), 15);
+    for seed in seeds(RESNET_SEEDS) {
+        if let Err(problem) = history(seed, &work, &undisturbed) {
+            panic!("{problem}");
+        }
+    }
 }

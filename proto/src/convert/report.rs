@@ -4,7 +4,7 @@ use baton_job::{
     Epoch, Generation, NodeId, Rank, Step,
     exit::Outcome,
     ids::LocalRank,
-    message::{Hello, Holding, RankNews, RankPhase, Report, Restored, StateSource},
+    message::{Hello, Holding, RankNews, RankPhase, Report, Restored, SaveProblem, StateSource},
 };
 
 use super::{Malformed, all, known, required};
@@ -177,7 +177,9 @@ impl From<RankNews> for News {
             }
             RankNews::Stopping { step } => Self::Stopping(step.0),
             RankNews::Copied { step } => Self::Copied(step.0),
-            RankNews::SaveFailed { message } => Self::SaveFailed(message),
+            RankNews::SaveFailed(SaveProblem { message, fence }) => {
+                Self::SaveFailed(v1::SaveProblem { message, fence: fence.map(|fence| fence.0) })
+            }
             RankNews::Lost { detail } => Self::Lost(detail),
             RankNews::Done { outcome, digest } => Self::Done(done(outcome, digest)),
             RankNews::Exited(failure) => Self::Exited(failure.into()),
@@ -216,7 +218,9 @@ impl TryFrom<News> for RankNews {
             }
             News::Stopping(step) => Self::Stopping { step: Step(step) },
             News::Copied(step) => Self::Copied { step: Step(step) },
-            News::SaveFailed(message) => Self::SaveFailed { message },
+            News::SaveFailed(v1::SaveProblem { message, fence }) => {
+                Self::SaveFailed(SaveProblem { message, fence: fence.map(Generation) })
+            }
             News::Lost(detail) => Self::Lost { detail },
             News::Done(v1::RankDone { outcome, digest }) => {
                 Self::Done { outcome: outcome_of_rank(outcome)?, digest }

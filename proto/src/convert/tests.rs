@@ -10,7 +10,8 @@ use baton_job::{
     ids::LocalRank,
     message::{
         Activity, Commit, Directive, Hello, Holding, Launch, LoaderNews, Pulse, RankNews,
-        RankPhase, Report, Restore, Restored, Rollback, SaveTimes, StateSource, StepNews,
+        RankPhase, Report, Restore, Restored, Rollback, SaveProblem, SaveTimes, StateSource,
+        StepNews,
     },
     progress::{Accuracy, Extent, Fit, Progress},
 };
@@ -90,8 +91,14 @@ fn commit() -> impl Strategy<Value = Commit> {
 }
 
 fn failure() -> impl Strategy<Value = Failure> {
-    let classes =
-        [Class::BadInput, Class::Diverged, Class::Device, Class::OutOfMemory, Class::Crash];
+    let classes = [
+        Class::BadInput,
+        Class::Diverged,
+        Class::TakenOver,
+        Class::Device,
+        Class::OutOfMemory,
+        Class::Crash,
+    ];
     let class = proptest::sample::select(classes.to_vec());
     (class, word()).prop_map(|(class, message)| Failure { class, message })
 }
@@ -108,7 +115,7 @@ fn outcome() -> impl Strategy<Value = Outcome> {
 
 fn progress() -> impl Strategy<Value = Progress> {
     let position = (any::<u64>(), any::<u32>(), any::<u64>());
-    let marks = (option::of(any::<u32>()), option::of(any::<u64>()));
+    let marks = (option::of(any::<u32>()), option::of(any::<u64>()), option::of(any::<u64>()));
     let best = option::of((any::<u64>().prop_map(Step), accuracy()));
     let watch = (any::<u64>(), share(), share(), share(), any::<u32>()).prop_map(
         |(updates, mean, first, lowest, overflows)| LossWatch {
@@ -124,7 +131,7 @@ fn progress() -> impl Strategy<Value = Progress> {
     (position, marks, found, guarded).prop_map(
         |(
             (step, epoch, cursor),
-            (evaluated, saved),
+            (evaluated, evaluated_at, saved),
             (last_evaluation, best, evaluated_fully, last_ema),
             (evaluations_since_best, watch, lr_cuts, skips),
         )| Progress {
@@ -132,6 +139,7 @@ fn progress() -> impl Strategy<Value = Progress> {
             epoch: Epoch(epoch),
             cursor,
             evaluated: evaluated.map(Epoch),
+            evaluated_at: evaluated_at.map(Step),
             saved: saved.map(Step),
             last_evaluation,
             best,
@@ -262,7 +270,9 @@ fn news() -> impl Strategy<Value = RankNews> {
         loader_news().prop_map(RankNews::Loader),
         pulse().prop_map(RankNews::Pulse),
         commit().prop_map(RankNews::Saved),
-        word().prop_map(|message| RankNews::SaveFailed { message }),
+        (word(), proptest::option::of(any::<u64>())).prop_map(|(message, fence)| {
+            RankNews::SaveFailed(SaveProblem { message, fence: fence.map(Generation) })
+        }),
         (any::<u64>(), any::<u64>(), 0.0..1e6).prop_map(|(step, behind, seconds)| {
             RankNews::SaveWaits { step: Step(step), behind: Step(behind), seconds }
         }),

@@ -17,7 +17,7 @@ same_variants!(
     v1::failure::Class,
     "Failure",
     "class",
-    [BadInput, Diverged, Device, OutOfMemory, Crash]
+    [BadInput, Diverged, TakenOver, Device, OutOfMemory, Crash]
 );
 same_variants!(Extent, v1::Extent, "Evaluated", "extent", [Subset, Full]);
 
@@ -174,6 +174,7 @@ impl From<Progress> for v1::Progress {
             epoch: progress.epoch.0,
             cursor: progress.cursor,
             evaluated_epoch: progress.evaluated.map(|epoch| epoch.0),
+            evaluated_step: progress.evaluated_at.map(|step| step.0),
             saved_step: progress.saved.map(|step| step.0),
             last_evaluation: progress.last_evaluation.map(Into::into),
             best: progress.best.map(Into::into),
@@ -196,6 +197,7 @@ impl TryFrom<v1::Progress> for Progress {
             epoch: Epoch(wire.epoch),
             cursor: wire.cursor,
             evaluated: wire.evaluated_epoch.map(Epoch),
+            evaluated_at: wire.evaluated_step.map(Step),
             saved: wire.saved_step.map(Step),
             last_evaluation: wire.last_evaluation.map(Into::into),
             best: wire.best.map(TryInto::try_into).transpose()?,

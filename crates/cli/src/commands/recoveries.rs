@@ -31,8 +31,8 @@ first update of the ranks that go on. Its parts follow each other; all are in se
 
 GEN is the generation that takes over. LOST STEPS are updates that had to be made again. A part that has not ended is \"…\", and \"-\" if it never \
 will: its generation failed in its turn, and what follows stands in the next line. A rendezvous that a rank \
-could not tell of is \"-\" too and counts to RESTORE. The coordinator counts from its own start and keeps the \
-newest 1,000.")]
+could not tell of is \"-\" too and counts to RESTORE. Median and worst leave planned changes out. All are counted, \
+and the newest 1,000 are kept, also when the coordinator restarts.")]
 pub(crate) struct Args {
     #[command(flatten)]
     place: Where,
@@ -52,7 +52,8 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
 
 impl From<&GetStatusResponse> for json::Recoveries {
     fn from(status: &GetStatusResponse) -> Self {
-        let totals = status.recoveries.iter().filter_map(|recovery| recovery.total_seconds);
+        let failures = status.recoveries.iter().filter(|recovery| !recovery.planned);
+        let totals = failures.filter_map(|recovery| recovery.total_seconds);
         let mut totals: Vec<f64> = totals.collect();
         totals.sort_by(f64::total_cmp);
         Self {
@@ -74,7 +75,7 @@ fn median(sorted: &[f64]) -> Option<f64> {
 /// For people, on a screen of so many columns.
 fn text(status: &GetStatusResponse, width: Option<u16>) -> String {
     if status.recoveries.is_empty() {
-        return "no recoveries: nothing has failed since the coordinator started".to_owned();
+        return "no recoveries: nothing has failed".to_owned();
     }
     format!("{}\n\n{}", table(status, width).trim_fmt(), summary(&status.into()))
 }
@@ -142,20 +143,26 @@ fn row(recovery: &Recovery, under_way: bool) -> Row {
     row
 }
 
-/// `4 recoveries: median 0.56 s, worst 10.50 s; 12 steps lost in all`
+/// `4 recoveries, 1 of them planned: median 0.56 s, worst 10.50 s; 12 steps lost`
 fn summary(recoveries: &json::Recoveries) -> String {
-    let json::Recoveries { recoveries_total, recoveries: shown, .. } = recoveries;
-    let (all, shown) = (human::grouped(*recoveries_total), human::grouped(shown.len() as u64));
+    let json::Recoveries { recoveries_total, recoveries: shown_ones, .. } = recoveries;
+    let shown = human::grouped(shown_ones.len() as u64);
+    let all = human::grouped(*recoveries_total);
     let count = match *recoveries_total {
         1 => "1 recovery".to_owned(),
         _ if all == shown => format!("{all} recoveries"),
         _ => format!("the newest {shown} of {all} recoveries"),
     };
+    let planned = shown_ones.iter().filter(|recovery| recovery.planned).count();
+    let planned = match planned {
+        0 => String::new(),
+        planned => format!(", {planned} of them planned"),
+    };
     let took = match (recoveries.median_total_seconds, recoveries.worst_total_seconds) {
         (Some(median), Some(worst)) => format!("median {median:.2} s, worst {worst:.2} s"),
         _ => "none came to its first step".to_owned(),
     };
-    format!("{count}: {took}; {} lost in all", human::count(recoveries.lost_steps, "step"))
+    format!("{count}{planned}: {took}; {} lost", human::count(recoveries.lost_steps, "step"))
 }
 
 #[cfg(test)]
@@ -193,10 +200,7 @@ mod tests {
     #[test]
     fn no_recovery_is_one_friendly_line_and_an_empty_list() {
         let calm = testing::completed();
-        assert_eq!(
-            text(&calm, None),
-            "no recoveries: nothing has failed since the coordinator started"
-        );
+        assert_eq!(text(&calm, None), "no recoveries: nothing has failed");
         let json = json::line(&json::Recoveries::from(&calm));
         assert_eq!(
             json,
@@ -209,13 +213,13 @@ mod tests {
         let summary_of = |status: &GetStatusResponse| summary(&status.into());
         assert_eq!(
             summary_of(&testing::training()),
-            "1 recovery: median 0.56 s, worst 0.56 s; 1 step lost in all"
+            "1 recovery: median 0.56 s, worst 0.56 s; 1 step lost"
         );
         let mut none_ended = testing::recovering();
         none_ended.recoveries.remove(0);
         assert_eq!(
             summary_of(&none_ended),
-            "the newest 1 of 2 recoveries: none came to its first step; 0 steps lost in all"
+            "the newest 1 of 2 recoveries: none came to its first step; 0 steps lost"
         );
     }
 

@@ -29,10 +29,11 @@ pub(super) fn after_coordinator(exit: Exit, has_served: bool) -> Next {
     }
 }
 
-/// What the dynamic loader exits with when it does not find a library.
-const NOT_LOADED: i32 = 127;
+/// What the dynamic loader exits with when it does not find a library. It has said which.
+pub(crate) const NOT_LOADED: i32 = 127;
 
-/// The agent ended. Exit code 75 means that it was told to go while the coordinator was away.
+/// The agent ended. Exit code 75 means that its machine is taken away, or that a user told it to go. The
+/// coordinator stands on the same machine, and so the whole job saves and stops.
 pub(super) fn after_agent(exit: Exit) -> Next {
     match exit {
         Exit::Code(NOT_LOADED) => Next::GiveUp,

@@ -3,7 +3,7 @@
 //! [`programs`] says what is started, [`feed`] brings everything that happens into one queue,
 //! [`decide`] what the end of a child means, [`run_lock`] that nobody else works in the run folder.
 
-mod decide;
+pub(crate) mod decide;
 mod feed;
 pub(crate) mod programs;
 mod run_lock;
@@ -67,6 +67,9 @@ pub(crate) struct Args {
     /// Serve on an address that other machines reach, without encryption or passwords
     #[arg(long)]
     insecure: bool,
+    /// Address by which the ranks of other machines reach those of this one [default: that of --listen]
+    #[arg(long, value_name = "HOST")]
+    host: Option<String>,
     /// Start a new run from this checkpoint: a name in checkpoint.dir, a path or a URL
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "no_auto_resume")]
     resume: Option<String>,
@@ -95,6 +98,12 @@ const SAME_SIGNAL: Duration = Duration::from_millis(500);
 /// Runs the job; the exit code is that of its outcome.
 pub(crate) async fn run(args: Args) -> Result<u8, Failure> {
     let spec = recipe::read(&args.recipe, &args.overrides)?;
+    if args.host.is_none() && args.listen.ip().is_unspecified() {
+        return Err(bad_input(format!(
+            "--listen {} is every address of this machine: say with --host by which one other machines reach it",
+            args.listen
+        )));
+    }
     let programs = Programs::find()?;
     let run_dir = args.run_dir.clone().unwrap_or_else(|| Path::new(RUNS).join(&spec.name));
     let mut display = display::new(args.json);

@@ -110,6 +110,8 @@ pub(super) fn agent_arguments(args: &Args, run_dir: &Path, coordinator: &str) ->
         "--run-dir".into(),
         run_dir.into(),
         "--exit-with-parent".into(),
+        "--host".into(),
+        args.host.clone().unwrap_or_else(|| args.listen.ip().to_string()).into(),
     ];
     if let Some(ranks) = args.ranks {
         arguments.extend(["--ranks".into(), ranks.to_string().into()]);
@@ -166,9 +168,13 @@ mod tests {
                 .into_string()
                 .unwrap()
         };
-        let common = "--coordinator http://127.0.0.1:7 --run-dir runs/a --exit-with-parent";
-        assert_eq!(words(&[]), common);
-        assert_eq!(words(&["--ranks", "2"]), format!("{common} --ranks 2"));
+        let common = "--coordinator http://127.0.0.1:7 --run-dir runs/a --exit-with-parent --host";
+        assert_eq!(words(&[]), format!("{common} 127.0.0.1"));
+        assert_eq!(words(&["--ranks", "2"]), format!("{common} 127.0.0.1 --ranks 2"));
+        // By what address others reach the coordinator they reach the ranks beside it.
+        let served = ["--listen", "10.0.0.5:29600"];
+        assert_eq!(words(&served), format!("{common} 10.0.0.5"));
+        assert_eq!(words(&["--listen", "0.0.0.0:1", "--host", "n1"]), format!("{common} n1"));
     }
 
     #[test]

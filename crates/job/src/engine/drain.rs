@@ -3,6 +3,8 @@
 //! A node that must go takes the job down with it only if too few ranks would be left. Else the others open a
 //! generation without it, as soon as they hold the state.
 
+use std::time::Duration;
+
 use super::{Engine, NoticeKind, Phase};
 use crate::{
     exit::Outcome,
@@ -29,6 +31,15 @@ pub struct DrainStatus {
     pub copied_at: Option<Time>,
     /// When it was durable and committed.
     pub durable_at: Option<Time>,
+}
+
+/// A node's machine is taken away.
+#[derive(Clone, Debug)]
+pub(super) struct Leaving {
+    /// Why, in words.
+    pub(super) reason: String,
+    /// When, if that is known.
+    pub(super) end: Option<Time>,
 }
 
 /// What rank 0 tells on the way.
@@ -124,14 +135,15 @@ impl Engine {
         seconds_left: Option<f64>,
     ) {
         let end = seconds_left.map(|seconds| {
-            let left = std::time::Duration::try_from_secs_f64(seconds.max(0.0));
+            let left = Duration::try_from_secs_f64(seconds.max(0.0));
             now.after(left.unwrap_or(self.policy.drain))
         });
         if self.drain.is_some() || !self.is_enough_without(node) {
             return self.drain(now, format!("node {node}: {reason}"), end);
         }
         let Some(state) = self.nodes.get_mut(node) else { return };
-        if state.leaving.replace(reason.to_owned()).is_none() {
+        let leaving = Leaving { reason: reason.to_owned(), end };
+        if state.leaving.replace(leaving).is_none() {
             let text = format!("node {node} must go ({reason}); the others go on without it");
             self.announce(NoticeKind::NodeLeaves, text);
         }
@@ -144,8 +156,9 @@ impl Engine {
         let world = self.world().cloned();
         let is_counted_on = |node: &NodeId| world.as_ref().is_some_and(|w| w.includes(node));
         let free = self.nodes.iter().filter(|(node, _)| !is_counted_on(node));
-        let free: Vec<(NodeId, String)> =
-            free.filter_map(|(node, state)| Some((node.clone(), state.leaving.clone()?))).collect();
+        let free: Vec<(NodeId, String)> = free
+            .filter_map(|(node, state)| Some((node.clone(), state.leaving.clone()?.reason)))
+            .collect();
         for (node, reason) in free {
             self.send(&node, Directive::Release { reason });
         }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Engine, Node, NoticeKind, Phase, Recovery};
+use super::{Engine, Node, NoticeKind, Phase, Recovery, drain::Leaving, membership::Member};
 use crate::{
     exit::Failure,
     ids::{LocalRank, NodeId},
@@ -33,18 +33,19 @@ impl Engine {
     /// Opens a generation of other nodes, if some must go or have become ready.
     pub(super) fn adapt(&mut self, now: Time) {
         let Phase::Training { world } = &self.phase else { return };
-        // Who is away may have the furthest state.
-        if self.drain.is_some() || self.away(world).is_some() {
+        // Who is away may have the furthest state; and what is all but done is better ended.
+        let all_train = world.all(|member| *member == Member::Started);
+        if self.drain.is_some() || self.away(world).is_some() || !all_train {
             return;
         }
         let leaving = world.nodes().find_map(|node| {
-            let reason = self.nodes.get(node)?.leaving.clone()?;
-            Some((node.clone(), format!("node {node}: {reason}")))
+            let Leaving { reason, end } = self.nodes.get(node)?.leaving.clone()?;
+            Some((node.clone(), format!("node {node}: {reason}"), end))
         });
-        if let Some((node, reason)) = leaving {
+        if let Some((node, reason, end)) = leaving {
             return match self.is_enough_without(&node) {
                 true => self.regroup(now, &reason),
-                false => self.drain(now, reason, None),
+                false => self.drain(now, reason, end),
             };
         }
         let ready = self.nodes.iter().find_map(|(node, state)| {
@@ -136,7 +137,7 @@ impl Engine {
     /// Opens a generation of other nodes although nothing failed. Every rank keeps its state.
     fn regroup(&mut self, now: Time, cause: &str) {
         let recovery = Recovery::new(self.generation, cause, now, self.reached);
-        self.recoveries.begin(Recovery { planned: true, ..recovery });
+        self.begin_recovery(Recovery { planned: true, ..recovery });
         self.open(now);
         self.release_the_leaving();
     }

@@ -42,7 +42,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use self::{
     budget::Budget,
-    drain::DrainStage,
+    drain::{DrainStage, Leaving},
     elastic::Warming,
     membership::{Member, World},
     recovery::Recoveries,
@@ -65,7 +65,7 @@ use crate::{
     ids::{Attachment, Generation, LocalRank, NodeId, Rank, Step},
     message::{
         Commit, Directive, Hello, Launch, LoaderNews, Pulse, RankNews, RankPhase, Report,
-        StateSource, StepNews,
+        SaveProblem, StateSource, StepNews,
     },
     plan::{Offer, place_ranks},
     progress::{Accuracy, Progress},
@@ -107,6 +107,11 @@ pub enum Event {
     Checkpoint,
     /// A user wants the job stopped at once.
     Stop,
+    /// The fence cannot be raised, as another coordinator holds the checkpoint store.
+    TakenOver {
+        /// One line: what, where, what to do.
+        message: String,
+    },
     /// The time of [`Engine::deadline`] has come.
     Tick,
 }
@@ -116,7 +121,8 @@ pub enum Event {
 pub enum Action {
     /// Make this durable before going on.
     Persist(Record),
-    /// Raise the checkpoint store's fence: older generations can commit no more.
+    /// Raise the checkpoint store's fence: older generations can commit no more. If another coordinator holds
+    /// the store, leave out the rest of this list and answer with [`Event::TakenOver`].
     Fence(Generation),
     /// Send to an agent.
     Send {
@@ -187,8 +193,8 @@ struct Node {
     slots: u32,
     /// Set while it is away: when its ranks are given up.
     given_up_at: Option<Time>,
-    /// Why its machine is taken away, if it is: no new generation counts on it once the others hold the state.
-    leaving: Option<String>,
+    /// Set if its machine is taken away: no new generation counts on it once the others hold the state.
+    leaving: Option<Leaving>,
     /// What it was told to start, if others train and it does not.
     warming: Option<Warming>,
     /// Generations that its ranks ended one after the other.
@@ -256,6 +262,8 @@ pub struct Engine {
     hanging: Vec<(NodeId, LocalRank)>,
     latest: Option<StepNews>,
     evaluation: Option<Evaluation>,
+    /// The generation that the newest evaluation was told in.
+    evaluated_in: Generation,
     best: Option<(Step, Accuracy)>,
     commit: Option<Commit>,
     /// Why the newest save failed, if it did.
@@ -301,6 +309,7 @@ impl Engine {
             hanging: Vec::new(),
             latest: None,
             evaluation: None,
+            evaluated_in: Generation(0),
             best: None,
             commit: None,
             save_problem: None,
@@ -371,6 +380,7 @@ impl Engine {
             Event::Drain { reason } => self.drain(now, reason, None),
             Event::Checkpoint => self.checkpoint(),
             Event::Stop => self.end(now, Outcome::Stopped),
+            Event::TakenOver { message } => self.taken_over(now, message),
             Event::Tick => {}
         }
         self.expire(now);
@@ -570,6 +580,7 @@ impl Engine {
                 if rank == Rank(0) {
                     // Another rank's word may come after the first step.
                     self.reached = progress.step;
+                    self.inherit_evaluation(&progress);
                     self.best = progress.best;
                     self.describe_start(&source, &progress);
                 }
@@ -586,7 +597,7 @@ impl Engine {
                 self.persist_meter_now_and_then(now);
             }
             RankNews::Evaluated { step, epoch, accuracy, ema, extent } => {
-                self.evaluated(epoch, Evaluation { step, accuracy, ema, extent });
+                self.heard_evaluation(epoch, Evaluation { step, accuracy, ema, extent });
             }
             RankNews::Diverged(diagnosis) => self.diverged(now, diagnosis),
             RankNews::EndsEarly { reason } => {
@@ -600,9 +611,13 @@ impl Engine {
             }
             RankNews::Stopping { step } => self.heard_of_drain(now, step, DrainStage::Agreed),
             RankNews::Copied { step } => self.heard_of_drain(now, step, DrainStage::Copied),
-            RankNews::SaveFailed { message } => {
+            RankNews::SaveFailed(SaveProblem { message, fence }) => {
                 self.save_problem = Some(message.clone());
-                self.announce(NoticeKind::SaveFailed, message);
+                self.announce(NoticeKind::SaveFailed, message.clone());
+                // Our own newer generation is no news, and not this rank's to tell.
+                if fence.is_some_and(|fence| fence > self.generation) {
+                    self.taken_over(now, message);
+                }
             }
             RankNews::Lost { detail } => {
                 let cause = format!("rank {rank} lost touch with the others: {detail}");
@@ -905,7 +920,7 @@ impl Engine {
             return self.end(now, Outcome::Failed { failure: Failure { message, ..failure } });
         }
         let recovery = Recovery::new(self.generation, &failure.message, lost_at, self.reached);
-        self.recoveries.begin(recovery);
+        self.begin_recovery(recovery);
         self.rest_those_to_blame(now);
         let until = now.after(self.spread(self.policy.backoff(self.failures)));
         if until <= now || self.drain.is_some() {
@@ -961,6 +976,7 @@ impl Engine {
         }
         let outcome = self.limited(now, outcome);
         self.drain = None;
+        self.keep_recovery_so_far();
         self.persist_meter(now);
         self.actions.push(Action::Persist(Record::Ended(outcome.clone())));
         self.announce(NoticeKind::Ended, format!("job {outcome}"));
@@ -970,6 +986,11 @@ impl Engine {
         for node in nodes {
             self.send(&node, Directive::Dismiss { outcome: outcome.clone() });
         }
+    }
+
+    /// Nothing that it does can be saved any more.
+    fn taken_over(&mut self, now: Time, message: String) {
+        self.end(now, Outcome::Failed { failure: Failure { class: Class::TakenOver, message } });
     }
 
     // ---- small things ----
@@ -1046,6 +1067,8 @@ impl Engine {
         let Some(recovery) = recovery.filter(|r| r.started_at.is_some()) else { return };
         recovery.stepped_at = Some(now);
         let text = notice::describe_recovery(recovery);
+        let record = Record::Recovery(recovery.clone());
+        self.actions.push(Action::Persist(record));
         self.announce(NoticeKind::Recovered, text);
     }
 

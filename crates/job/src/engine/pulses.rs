@@ -37,23 +37,33 @@ impl Pulses {
 
     /// Takes in a pulse; how slow the rank is, if that has just become worth telling.
     pub(super) fn hear(&mut self, at: Time, rank: Rank, pulse: Pulse) -> Option<f64> {
-        let before = self.of(rank).map_or(0, |heard| heard.slow);
-        *self.0.get_mut(rank.0 as usize)? = Some(Heard { at, pulse, slow: 0 });
-        let slowness = self.slowness(rank).filter(|slowness| *slowness >= SLOW);
-        let slow = slowness.map_or(0, |_| before.saturating_add(1));
+        let slot = self.0.get_mut(rank.0 as usize)?;
+        let before = slot.map_or(0, |heard| heard.slow);
+        *slot = Some(Heard { at, pulse, slow: 0 });
+        let slowness = self.of(rank)?.slowness(self.median());
+        let slowness = slowness.filter(|slowness| *slowness >= SLOW)?;
+        let slow = before.saturating_add(1);
         self.0.get_mut(rank.0 as usize)?.as_mut()?.slow = slow;
-        slowness.filter(|_| slow == TOLD_AFTER)
+        (slow == TOLD_AFTER).then_some(slowness)
     }
 
-    /// A rank's own time per update, divided by the median over all ranks; absent while there is nobody to
-    /// compare it with.
-    pub(super) fn slowness(&self, rank: Rank) -> Option<f64> {
-        let mine = self.of(rank)?.pulse.own_step_seconds;
+    /// The median of all ranks' own time per update; absent while there are not two to compare.
+    pub(super) fn median(&self) -> Option<f64> {
         let own = self.0.iter().flatten().map(|heard| heard.pulse.own_step_seconds);
         let mut own: Vec<f64> = own.filter(|seconds| *seconds > 0.0).collect();
-        own.sort_by(f64::total_cmp);
+        if own.len() < 2 {
+            return None;
+        }
         // Of two the faster: the mean of both would hide half of the difference.
-        let median = own.get((own.len().saturating_sub(1)) / 2).filter(|_| own.len() > 1)?;
-        (mine > 0.0).then(|| mine / median)
+        let middle = (own.len() - 1) / 2;
+        Some(*own.select_nth_unstable_by(middle, f64::total_cmp).1)
+    }
+}
+
+impl Heard {
+    /// The rank's own time per update, divided by the median over all ranks.
+    pub(super) fn slowness(&self, median: Option<f64>) -> Option<f64> {
+        let mine = self.pulse.own_step_seconds;
+        (mine > 0.0).then_some(mine / median?)
     }
 }

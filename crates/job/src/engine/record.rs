@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Engine, Evaluation, Incident, Phase, World};
+use super::{Engine, Evaluation, Incident, Phase, Recovery, World};
 use crate::{
     JobSpec,
     exit::Outcome,
     ids::{Generation, JobId},
     message::{Commit, Restore},
     plan::Placement,
-    progress::Extent,
     time::Time,
 };
 
@@ -44,11 +43,20 @@ pub enum Record {
     },
     /// A checkpoint was committed.
     Saved(Commit),
+    /// An evaluation was told of.
+    Evaluated {
+        /// In which generation.
+        generation: Generation,
+        /// What it found.
+        evaluation: Evaluation,
+    },
+    /// A recovery came to its end, or to that of its generation.
+    Recovery(Recovery),
     /// Training went wrong, and what is done about it.
     Diverged(Incident),
     /// For how long nodes have been attached so far.
     Metered(Duration),
-    /// The job ended; unless it completed, a restart takes it up again.
+    /// The job ended; if it [can go on](Outcome::is_resumable), a restart takes it up again.
     Ended(Outcome),
 }
 
@@ -70,17 +78,19 @@ impl Engine {
                     open_world = Some(placements.clone());
                 }
                 (Record::Saved(commit), Some(engine)) => engine.replay_commit(commit),
+                (Record::Evaluated { generation, evaluation }, Some(engine)) => {
+                    engine.take_evaluation(*generation, *evaluation);
+                }
+                (Record::Recovery(recovery), Some(engine)) => {
+                    engine.recoveries.begin(recovery.clone());
+                }
                 (Record::Diverged(incident), Some(engine)) => engine.remember(incident),
                 (Record::Metered(spent), Some(engine)) => engine.replay_meter(*spent),
                 (Record::Ended(outcome), Some(engine)) => {
                     open_world = None;
-                    engine.phase = match outcome {
-                        Outcome::Completed => Phase::Ended { outcome: outcome.clone() },
-                        _ => Phase::Gathering,
-                    };
-                    engine.reason = match outcome {
-                        Outcome::Completed => outcome.to_string(),
-                        _ => "waiting for agents".to_owned(),
+                    (engine.phase, engine.reason) = match outcome.is_resumable() {
+                        true => (Phase::Gathering, "waiting for agents".to_owned()),
+                        false => (Phase::Ended { outcome: outcome.clone() }, outcome.to_string()),
                     };
                 }
             }
@@ -98,10 +108,6 @@ impl Engine {
     fn replay_commit(&mut self, commit: &Commit) {
         self.high_water = self.high_water.max(commit.step);
         self.reached = commit.step;
-        if let Some(accuracy) = commit.accuracy {
-            let (step, ema, extent) = (commit.step, None, Extent::Full);
-            self.take_evaluation(Evaluation { step, accuracy, ema, extent });
-        }
         self.commit = Some(commit.clone());
     }
 }

@@ -2,6 +2,9 @@
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
+use super::{Action, Engine, Record};
 use crate::{
     ids::{Generation, Step},
     time::Time,
@@ -17,7 +20,7 @@ const LONGEST_CAUSE: usize = 500;
 ///
 /// If the generation that takes over fails before its first update, its recovery stays as far as it has come, and
 /// the next one is another.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovery {
     /// The generation that failed, then the one that took over.
     pub generation: Generation,
@@ -117,6 +120,20 @@ impl Recovery {
     }
 }
 
+impl Engine {
+    pub(super) fn begin_recovery(&mut self, recovery: Recovery) {
+        self.keep_recovery_so_far();
+        self.recoveries.begin(recovery);
+    }
+
+    /// One that will not come to its end is not lost with the coordinator.
+    pub(super) fn keep_recovery_so_far(&mut self) {
+        if let Some(recovery) = self.recoveries.unended() {
+            self.actions.push(Action::Persist(Record::Recovery(recovery.clone())));
+        }
+    }
+}
+
 fn cut(cause: &str) -> String {
     match cause.char_indices().nth(LONGEST_CAUSE) {
         Some((end, _)) => format!("{}…", &cause[..end]),
@@ -148,6 +165,11 @@ impl Recoveries {
             newest.pop_front();
         }
         self.total += 1;
+    }
+
+    /// The last one, if it has not ended.
+    fn unended(&self) -> Option<&Recovery> {
+        self.newest.back().filter(|last| last.stepped_at.is_none())
     }
 
     /// The last one, if it waits for a generation.

@@ -47,10 +47,10 @@ pub struct Status {
     /// Samples that could not be used and were replaced or left out: by all rank processes heard of
     /// since the coordinator started, also those that are gone.
     pub skipped_samples: u64,
-    /// The newest 1,000 failures and planned changes of nodes since the coordinator started, oldest first, and how
+    /// The newest 1,000 failures and planned changes of nodes over the job's whole life, oldest first, and how
     /// long each part of the recovery took.
     pub recoveries: Arc<VecDeque<Recovery>>,
-    /// The number of all of them since the coordinator started.
+    /// The number of all of them over the job's whole life.
     pub recoveries_total: u64,
     /// Training that went wrong over the job's whole life, in order: why the step went back.
     pub incidents: Vec<Incident>,
@@ -199,18 +199,22 @@ impl Engine {
             Member::Done { .. } => "done",
             Member::Unheard => "unheard",
         };
+        let median = world.pulses.median();
         world
             .members()
             .zip(world.loaders())
-            .map(|((place, member), loader)| RankStatus {
-                rank: place.rank,
-                node: place.node.clone(),
-                local_rank: place.local_rank,
-                state: state(member),
-                loader: loader.cloned(),
-                pulse: world.pulses.of(place.rank).map(|heard| heard.pulse),
-                heard_at: world.pulses.of(place.rank).map(|heard| heard.at),
-                slowness: world.pulses.slowness(place.rank),
+            .map(|((place, member), loader)| {
+                let heard = world.pulses.of(place.rank);
+                RankStatus {
+                    rank: place.rank,
+                    node: place.node.clone(),
+                    local_rank: place.local_rank,
+                    state: state(member),
+                    loader: loader.cloned(),
+                    pulse: heard.map(|heard| heard.pulse),
+                    heard_at: heard.map(|heard| heard.at),
+                    slowness: heard.and_then(|heard| heard.slowness(median)),
+                }
             })
             .collect()
     }

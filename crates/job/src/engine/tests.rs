@@ -7,8 +7,9 @@ mod recovery;
 
 use super::*;
 use crate::{
+    exit,
     ids::JobId,
-    message::{Holding, Restore},
+    message::{Holding, Restore, SaveProblem},
     plan::Placement,
     progress::Progress,
 };
@@ -1354,10 +1355,46 @@ fn a_rank_that_holds_the_others_up_is_named_once_and_shown() {
 #[test]
 fn a_save_that_failed_is_shown_until_one_succeeds() {
     let mut engine = training(&[1]);
-    say(&mut engine, at(10.0), 0, RankNews::SaveFailed { message: "the disk is full".to_owned() });
+    let problem = SaveProblem::from("the disk is full".to_owned());
+    say(&mut engine, at(10.0), 0, RankNews::SaveFailed(problem));
     assert_eq!(engine.status().save_problem.as_deref(), Some("the disk is full"));
     assert_eq!(engine.status().phase, PhaseName::Training);
 
     say(&mut engine, at(20.0), 0, RankNews::Saved(commit(1, 7)));
     assert_eq!(engine.status().save_problem, None);
+}
+
+#[test]
+fn a_job_whose_store_another_coordinator_holds_ends_for_good() {
+    let refused = |fence| {
+        let message = "a newer generation has it".to_owned();
+        RankNews::SaveFailed(SaveProblem { message, fence: Some(Generation(fence)) })
+    };
+    let mut engine = training(&[1]);
+    // The fence of its own generation, and an older one's word.
+    say(&mut engine, at(10.0), 0, refused(1));
+    assert_eq!(engine.status().phase, PhaseName::Training);
+
+    let actions = say(&mut engine, at(11.0), 0, refused(2));
+
+    let Some(outcome @ Outcome::Failed { failure }) = engine.outcome() else { panic!() };
+    assert_eq!((failure.class, outcome.exit_code()), (Class::TakenOver, exit::BAD_INPUT));
+    assert!(actions.contains(&send(0, 1, Directive::Dismiss { outcome: outcome.clone() })));
+    let origin = Record::Created(engine.origin().clone());
+    let records = [origin, Record::Ended(outcome.clone())];
+    let restarted = Engine::replay(&spec(1), &records, at(0.0)).unwrap();
+    assert_eq!(restarted.outcome(), Some(outcome), "it must not take the store back");
+}
+
+#[test]
+fn a_generation_that_another_coordinator_has_opened_ends_the_job() {
+    let mut engine = forming(&[1]);
+
+    engine.handle(at(1.0), Event::TakenOver { message: "generation 9 has it".to_owned() });
+
+    let Some(Outcome::Failed { failure }) = engine.outcome() else { panic!() };
+    assert_eq!(
+        (failure.class, failure.message.as_str()),
+        (Class::TakenOver, "generation 9 has it")
+    );
 }

@@ -10,7 +10,7 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 pub use self::hang::PULSE;
 use self::{
@@ -170,6 +170,9 @@ struct Going {
     by_signal: bool,
 }
 
+/// Evaluations that are told again to a coordinator that comes back.
+const EVALUATIONS_KEPT: usize = 256;
+
 /// The agent's machine.
 #[derive(Clone, Debug)]
 pub struct Session {
@@ -180,6 +183,8 @@ pub struct Session {
     retries: u32,
     generation: Generation,
     commit: Option<Commit>,
+    /// What was told in this generation, in case that nobody heard it.
+    evaluations: VecDeque<Report>,
     /// Set once the node must go.
     going: Option<Going>,
     /// Set once the end is decided.
@@ -205,6 +210,7 @@ impl Session {
             retries: 0,
             generation: Generation(0),
             commit: None,
+            evaluations: VecDeque::new(),
             going: None,
             leaving: None,
             farewell_until: None,
@@ -308,14 +314,18 @@ impl Session {
             holding: self.holding(),
         };
         self.actions.push(Action::Send(Report::Hello(hello)));
+        // What the coordinator heard before it knows to be old.
+        let evaluations = self.evaluations.iter().cloned().map(Action::Send);
+        self.actions.extend(evaluations);
         self.report_going(now);
     }
 
     fn disconnected(&mut self, now: Time) {
         let pause = self.policy.reconnect * (1 << self.retries.min(4));
         self.retries = self.retries.saturating_add(1);
+        let was_up = self.link == Link::Up;
         self.link = Link::Down { retry_at: now.after(pause) };
-        if let Some(going) = &self.going {
+        if let Some(going) = self.going.as_ref().filter(|_| was_up) {
             // Nobody else tells the ranks now.
             let reason = going.reason.clone();
             self.drain_ranks(reason);
@@ -360,7 +370,10 @@ impl Session {
     }
 
     fn launch(&mut self, now: Time, launch: Launch) {
-        self.generation = launch.generation;
+        if launch.generation > self.generation {
+            self.generation = launch.generation;
+            self.evaluations.clear();
+        }
         self.farewell_until = None;
         for (local_rank, seat) in self.seats(&launch) {
             let hangs = launch.replace.contains(&local_rank);
@@ -504,7 +517,15 @@ impl Session {
         if let RankNews::Saved(commit) = &says.news {
             self.commit = Some(commit.clone());
         }
-        self.report(Report::Rank { generation: seat.generation, rank: seat.rank, news: says.news });
+        let is_evaluation = matches!(says.news, RankNews::Evaluated { .. });
+        let report = Report::Rank { generation: seat.generation, rank: seat.rank, news: says.news };
+        if is_evaluation {
+            self.evaluations.push_back(report.clone());
+            if self.evaluations.len() > EVALUATIONS_KEPT {
+                self.evaluations.pop_front();
+            }
+        }
+        self.report(report);
     }
 
     fn rank_exited(&mut self, local_rank: LocalRank, incarnation: Incarnation, failure: Failure) {
@@ -533,11 +554,10 @@ impl Session {
             }
             Process::Stopping { .. } | Process::Empty { .. } => {
                 let is_to_be_warm = slot.warm.is_some() && slot.seat.is_none();
-                if self.leaving.is_some() {
-                } else if is_to_be_warm {
-                    self.spawn(local_rank);
-                } else {
-                    self.spawn_if_empty(local_rank);
+                match self.leaving {
+                    Some(_) => {}
+                    None if is_to_be_warm => self.spawn(local_rank),
+                    None => self.spawn_if_empty(local_rank),
                 }
             }
         }
@@ -774,7 +794,9 @@ pub fn failure_of(code: Option<i32>, signal: Option<i32>, memory_ran_out: bool) 
              data.prefetch_batches or the number of ranks, or take a machine with more memory"
                 .to_owned()
         }
-        (_, Some(9)) => "its process was killed (signal 9), not for memory".to_owned(),
+        (_, Some(9)) => {
+            "its process was killed (signal 9); if nobody did that, look into dmesg".to_owned()
+        }
         (_, Some(signal)) => format!("its process was ended by signal {signal}; see its log"),
         (Some(code), None) => format!("its process ended with exit code {code}; see its log"),
         (None, None) => "its process ended; see its log".to_owned(),

@@ -2,10 +2,11 @@
 
 use super::*;
 use crate::{
+    Epoch,
     guard::{BatchMark, Diagnosis, Divergence},
     ids::{Rank, Step},
     message::{Activity, LoaderNews, Pulse, Restore, StateSource},
-    progress::Progress,
+    progress::{Accuracy, Extent, Progress},
 };
 
 fn at(seconds: f64) -> Time {
@@ -474,6 +475,33 @@ fn a_divergence_while_the_coordinator_is_away_is_told_in_the_next_hello() {
     let actions = session.handle(at(12.0), Event::Connected);
 
     assert_eq!(actions, [hello(1, holding(&[(0, RankPhase::Diverged(diagnosis()))]))]);
+}
+
+#[test]
+fn evaluations_are_told_again_to_a_coordinator_that_comes_back() {
+    let evaluated = |step| RankNews::Evaluated {
+        step: Step(step),
+        epoch: Epoch(1),
+        accuracy: Accuracy::default(),
+        ema: None,
+        extent: Extent::Full,
+    };
+    let mut session = training(1);
+    assert_eq!(say(&mut session, at(9.0), 0, evaluated(10)), [report(0, evaluated(10))]);
+    session.handle(at(10.0), Event::Disconnected);
+    session.handle(at(10.1), Event::Tick);
+    assert_eq!(say(&mut session, at(11.0), 0, evaluated(20)), []);
+
+    let actions = session.handle(at(12.0), Event::Connected);
+
+    // The first one may have been lost on the way.
+    let told = [report(0, evaluated(10)), report(0, evaluated(20))];
+    assert!(matches!(&actions[..1], [Action::Send(Report::Hello(_))]));
+    assert_eq!(actions[1..], told);
+    session.handle(at(12.0), launched(2, 1));
+    session.handle(at(13.0), Event::Disconnected);
+    let actions = session.handle(at(14.0), Event::Connected);
+    assert_eq!(actions.len(), 1, "of an older generation nobody asks: {actions:?}");
 }
 
 #[test]

@@ -550,8 +550,8 @@ pub struct Cluster {
     pub rendezvous_seconds: f64,
     /// Longest wait inside one collective operation.
     pub collective_seconds: f64,
-    /// A rank that has not answered for so long, or has been at one thing for so long that is no wait for
-    /// others, is killed and replaced.
+    /// A rank that trains and has not answered for so long, or computes or evaluates one batch for so long, or
+    /// waits four times as long for its loader or for a save, is killed and replaced; 0: never.
     pub hang_seconds: f64,
     /// Longest wait for ranks to save and stop once asked.
     pub drain_seconds: f64,

@@ -20,8 +20,6 @@ pub(crate) struct Coordinator {
     pub(crate) engine: Option<Engine>,
     /// Grows with every start.
     pub(crate) life: u64,
-    /// Its own clock begins here.
-    started_at: Time,
     pub(crate) journal: Vec<Record>,
     attachments: u64,
     /// It dies between two actions of one of the next events: after so many of them.
@@ -38,7 +36,6 @@ impl Coordinator {
         Self {
             engine: Some(engine),
             life: 1,
-            started_at: Time(0),
             journal: Vec::new(),
             attachments: 0,
             dies_after: None,
@@ -47,14 +44,9 @@ impl Coordinator {
         }
     }
 
-    /// Its machine's deadline on the clock of the history.
+    /// When its machine wants to be woken. It lives by the clock of the history, as does what its journal tells.
     pub(crate) fn deadline(&self) -> Option<Time> {
-        let local = self.engine.as_ref()?.deadline()?;
-        Some(Time(self.started_at.0 + local.0))
-    }
-
-    pub(crate) fn clock(&self, now: Time) -> Time {
-        Time(now.0 - self.started_at.0)
+        self.engine.as_ref()?.deadline()
     }
 
     /// What the journal tells of rollbacks, as generations up to `generation` have to heed it.
@@ -89,7 +81,7 @@ impl Cluster {
     /// Feeds the machine and performs its actions, or the first few if the coordinator dies in them.
     pub(crate) fn coordinate(&mut self, event: Event) {
         self.log(|| format!("coordinator: {event:?}"));
-        let now = self.coordinator.clock(self.now);
+        let now = self.now;
         let Some(engine) = &mut self.coordinator.engine else { return };
         let actions = engine.handle(now, event);
         let status = engine.status();
@@ -141,10 +133,9 @@ impl Cluster {
         if self.coordinator.engine.is_some() {
             return;
         }
-        self.coordinator.started_at = self.now;
         let spec = &self.plan.spec;
-        let engine = Engine::replay(spec, &self.coordinator.journal, Time(0))
-            .unwrap_or_else(|| Engine::new(spec, self.plan.origin.clone(), Time(0)));
+        let engine = Engine::replay(spec, &self.coordinator.journal, self.now)
+            .unwrap_or_else(|| Engine::new(spec, self.plan.origin.clone(), self.now));
         self.coordinator.status = engine.status();
         self.coordinator.engine = Some(engine);
         self.facts.push(Fact::CoordinatorReplayed);

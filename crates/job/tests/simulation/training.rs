@@ -6,7 +6,7 @@ use baton_job::{
     Generation, Rank, Step,
     exit::Outcome,
     guard::{BatchMark, Diagnosis, Divergence},
-    message::{LoaderNews, RankNews, Restore, Restored, StateSource, StepNews},
+    message::{LoaderNews, RankNews, Restore, Restored, SaveProblem, StateSource, StepNews},
     progress::Progress,
 };
 
@@ -317,9 +317,10 @@ impl Cluster {
             members[0],
             match committed {
                 Ok(commit) => RankNews::Saved(commit),
-                Err(_) => {
-                    RankNews::SaveFailed { message: "a newer generation has the store".to_owned() }
-                }
+                Err(_) => RankNews::SaveFailed(SaveProblem {
+                    message: "a newer generation has the store".to_owned(),
+                    fence: Some(fence),
+                }),
             },
         );
         match doing {

@@ -1,11 +1,17 @@
 //! `baton checkpoint import`
 
-use std::path::PathBuf;
+use std::{os::unix::process::ExitStatusExt, path::PathBuf};
 
-use baton_job::exit::{FAILED, Failure};
+use baton_job::{
+    exit::{FAILED, Failure},
+    session::failure_of,
+};
 use tokio::process::Command;
 
-use crate::{failure::failed, up::programs};
+use crate::{
+    failure::failed,
+    up::{decide::NOT_LOADED, programs},
+};
 
 /// Write weights as the checkpoint that a job begins with
 #[derive(Debug, clap::Args)]
@@ -51,7 +57,18 @@ pub(super) async fn run(args: Args) -> Result<u8, Failure> {
         }
     }
     let ended = command.kill_on_drop(true).status().await;
-    let ended = ended.map_err(|error| failed(format!("baton-worker does not start: {error}")))?;
-    let code = ended.code().and_then(|code| u8::try_from(code).ok());
-    Ok(code.unwrap_or(FAILED))
+    let ended = ended.map_err(|error| {
+        failed(format!("baton-worker does not start: {error}; build it with `make build`"))
+    })?;
+    match ended.code() {
+        Some(NOT_LOADED) => {
+            Err(failed("baton-worker does not find its libraries (named above): run `make setup`"))
+        }
+        // It has said why.
+        Some(code) => Ok(u8::try_from(code).unwrap_or(FAILED)),
+        None => {
+            let how = failure_of(None, ended.signal(), false).message;
+            Err(failed(format!("baton-worker: {how}; nothing was imported")))
+        }
+    }
 }

@@ -23,29 +23,30 @@ fn announced(engine: &mut Engine, news: RankNews) -> Vec<(NoticeKind, String)> {
     let generation = engine.generation;
     let event = report(engine, generation, 0, news);
     let notice = |action| match action {
-        Action::Announce(Notice { kind, message, .. }) => (kind, message),
+        Action::Announce(Notice { kind, message, .. }) => Some((kind, message)),
+        Action::Persist(Record::Evaluated { .. }) => None,
         other => panic!("{other:?}"),
     };
-    engine.handle(at(10.0), event).into_iter().map(notice).collect()
+    engine.handle(at(10.0), event).into_iter().filter_map(notice).collect()
 }
 
 #[test]
 fn an_evaluation_is_announced_with_what_fits_its_task() {
     let mut engine = training(&[1]);
-    let mut words = |accuracy, ema, extent| {
-        let mut announced = announced(&mut engine, evaluated(88, accuracy, ema, extent));
+    let mut words = |step, accuracy, ema, extent| {
+        let mut announced = announced(&mut engine, evaluated(step, accuracy, ema, extent));
         announced.remove(0).1
     };
     assert_eq!(
-        words(top1(0.912), None, Extent::Full),
+        words(87, top1(0.912), None, Extent::Full),
         "epoch 4: validation top-1 91.20 %, top-5 99.70 %, loss 0.3210"
     );
     assert_eq!(
-        words(top1(0.912), Some(top1(0.921)), Extent::Subset),
+        words(88, top1(0.912), Some(top1(0.921)), Extent::Subset),
         "epoch 4: quick validation top-1 91.20 % (EMA 92.10 %), top-5 99.70 %, loss 0.3210"
     );
     assert_eq!(
-        words(fit(0.75), Some(fit(0.8)), Extent::Full),
+        words(89, fit(0.75), Some(fit(0.8)), Extent::Full),
         "epoch 4: validation Spearman 0.7500 (EMA 0.8000), Pearson 0.5000, MAE 0.1250, loss 0.0400"
     );
 }
@@ -80,6 +81,67 @@ fn a_full_look_at_the_same_weights_replaces_the_quick_one() {
     let best =
         best_after(&[(10, top1(0.7), None, Extent::Subset), (10, top1(0.6), None, Extent::Full)]);
     assert_eq!(best, (Step(10), top1(0.6)));
+}
+
+#[test]
+fn an_evaluation_is_announced_once_however_often_it_is_told() {
+    let mut engine = training(&[1]);
+    let mut times =
+        |step, extent| announced(&mut engine, evaluated(step, top1(0.5), None, extent)).len();
+    assert_eq!(times(10, Extent::Subset), 1);
+    assert_eq!(times(10, Extent::Full), 1);
+    assert_eq!(times(20, Extent::Full), 1);
+    // An agent that lost its coordinator tells all again.
+    assert_eq!(times(10, Extent::Subset) + times(10, Extent::Full) + times(20, Extent::Full), 0);
+    // What was learnt since a rollback is another thing.
+    engine.generation = Generation(2);
+    let event = report(&engine, Generation(2), 0, evaluated(15, top1(0.4), None, Extent::Full));
+    assert!(!engine.handle(at(10.0), event).is_empty());
+}
+
+#[test]
+fn an_evaluation_whose_rank_died_before_it_told_is_announced_when_the_others_begin() {
+    let mut engine = training(&[1]);
+    say(&mut engine, at(10.0), 0, evaluated(10, top1(0.5), None, Extent::Full));
+    let mut began_after = |step, top1_share, extent| {
+        let mut progress = Progress { step: Step(step), epoch: Epoch(3), ..Progress::default() };
+        progress.note_evaluation(top1(top1_share), None, extent);
+        announced(
+            &mut engine,
+            RankNews::Started { source: StateSource::Survivor { rank: Rank(0) }, progress },
+        )
+    };
+    let kinds = |told: &[(NoticeKind, String)]| told.iter().map(|(kind, _)| *kind).collect();
+    let told = began_after(20, 0.75, Extent::Subset);
+    let both: Vec<NoticeKind> = kinds(&told);
+    assert_eq!(both, [NoticeKind::Evaluated, NoticeKind::TrainingStarted]);
+    assert!(told[0].1.starts_with("epoch 3: quick validation top-1 75.00 %"), "{}", told[0].1);
+    // Known, and older, as after a rollback.
+    let known: Vec<NoticeKind> = kinds(&began_after(20, 0.75, Extent::Subset));
+    let older: Vec<NoticeKind> = kinds(&began_after(10, 0.5, Extent::Full));
+    assert_eq!(
+        (known, older),
+        (vec![NoticeKind::TrainingStarted], vec![NoticeKind::TrainingStarted])
+    );
+}
+
+#[test]
+fn evaluations_survive_the_coordinator() {
+    let mut engine = training(&[1]);
+    let mut records = vec![Record::Created(origin())];
+    for (step, share) in [(10, 0.75), (20, 0.5)] {
+        let news = evaluated(step, top1(share), Some(top1(share / 2.0)), Extent::Full);
+        let actions = say(&mut engine, at(10.0), 0, news);
+        records.extend(actions.into_iter().filter_map(|action| match action {
+            Action::Persist(record) => Some(record),
+            _ => None,
+        }));
+    }
+    let replayed = Engine::replay(&spec(1), &records, at(0.0)).unwrap().status();
+    let status = engine.status();
+    assert_eq!((replayed.evaluation, replayed.best), (status.evaluation, status.best));
+    assert_eq!(replayed.best.unwrap().0, Step(10));
+    assert_eq!(replayed.evaluation.unwrap().ema, Some(top1(0.25)));
 }
 
 #[test]

@@ -284,3 +284,33 @@ fn a_cause_of_many_pages_is_cut() {
     assert_eq!(cause.chars().count(), 501);
     assert!(cause.starts_with("rank 0: é") && cause.ends_with("é…"), "{cause}");
 }
+
+#[test]
+fn recoveries_survive_the_coordinator_also_those_that_were_cut_off() {
+    let mut records = vec![Record::Created(origin())];
+    let mut engine = after_40_steps();
+    let mut handle = |engine: &mut Engine, now, rank, news| {
+        let event = report(engine, engine.generation, rank, news);
+        let persisted = engine.handle(now, event).into_iter().filter_map(|action| match action {
+            Action::Persist(record) => Some(record),
+            _ => None,
+        });
+        records.extend(persisted);
+    };
+    handle(&mut engine, at(10.0), 1, crashed());
+    handle(&mut engine, at(10.0), 0, lost());
+    // It dies again before it comes to a step.
+    handle(&mut engine, at(11.0), 1, crashed());
+    handle(&mut engine, at(11.0), 0, lost());
+    engine.handle(at(15.0), Event::Tick);
+    all_ready(&mut engine, at(15.1), Some(40));
+    all_say(&mut engine, at(15.3), &started_at(40));
+    handle(&mut engine, at(15.4), 0, stepped(41));
+
+    let replayed = Engine::replay(&spec(1), &records, at(20.0)).unwrap().status();
+
+    let status = engine.status();
+    assert_eq!((status.recoveries_total, replayed.recoveries_total), (2, 2));
+    assert_eq!(replayed.recoveries, status.recoveries);
+    assert_eq!(replayed.recoveries.back().unwrap().stepped_at, Some(at(15.4)));
+}

@@ -173,11 +173,16 @@ fn cluster(spec: &JobSpec, rules: &mut Rules) {
         "adds in an order of its own: set precision.determinism = \"fast\", or leave it to auto, which \
          keeps the strict order over TCP",
     );
+    rules.check(
+        cluster.hang_seconds == 0.0 || (3.0..=86_400.0).contains(&cluster.hang_seconds),
+        "cluster.hang_seconds",
+        cluster.hang_seconds,
+        "must be 3..86400 seconds, as a rank tells once a second that it lives, or 0 for never",
+    );
     for (field, seconds) in [
         ("cluster.node_grace_seconds", cluster.node_grace_seconds),
         ("cluster.rendezvous_seconds", cluster.rendezvous_seconds),
         ("cluster.collective_seconds", cluster.collective_seconds),
-        ("cluster.hang_seconds", cluster.hang_seconds),
         ("cluster.drain_seconds", cluster.drain_seconds),
     ] {
         rules.check(

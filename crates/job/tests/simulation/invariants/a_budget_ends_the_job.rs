@@ -21,7 +21,7 @@ impl Invariant for ABudgetEndsTheJob {
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
         let spending = &cluster.coordinator.status.spending;
-        let spent = spending.meter.read(cluster.coordinator.clock(cluster.now));
+        let spent = spending.meter.read(cluster.now);
         match fact {
             Fact::CoordinatorReplayed => {
                 self.at_start = spent;

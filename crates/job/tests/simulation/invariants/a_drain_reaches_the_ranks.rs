@@ -36,7 +36,7 @@ impl Invariant for ADrainReachesTheRanks {
 /// Whether nothing has been wrong for long.
 fn all_is_well(cluster: &Cluster) -> bool {
     let status = &cluster.coordinator.status_before;
-    let now = cluster.coordinator.clock(cluster.now);
+    let now = cluster.now;
     let long = now.0.saturating_sub(status.since.0) >= LONG_MS;
     let in_touch = |node: &_| {
         let agent = cluster.agents.iter().find(|agent| agent.node == *node);

@@ -52,7 +52,7 @@ impl AttachedTimeAddsUp {
         }
         let runs = status.outcome.is_none() && status.nodes.iter().any(|node| node.attached);
         self.since = runs.then_some(now);
-        let shown = status.spending.meter.read(cluster.coordinator.clock(now));
+        let shown = status.spending.meter.read(now);
         if shown == self.sum {
             return Ok(());
         }

@@ -81,7 +81,7 @@ fn failure() -> Failure {
 fn probe_engine(cluster: &Cluster) -> Result<(), String> {
     let coordinator = &cluster.coordinator;
     let Some(engine) = &coordinator.engine else { return Ok(()) };
-    let now = coordinator.clock(cluster.now);
+    let now = cluster.now;
     if engine.deadline().is_some_and(|deadline| deadline <= now) {
         return Ok(());
     }
