@@ -223,6 +223,8 @@ def measure_all(bench, arguments):
     for number in range(1, arguments.rounds + 1):
         if "rank-kill" in parts:
             bench.measure("rank-kill", rank_kill, number, bench.baton(), bench.torch())
+            spare = bench.baton("cluster.warm_spare=true")
+            bench.measure("rank-kill with a spare", rank_kill, number, spare)
         if "all-kill" in parts:
             bench.measure("all-kill", all_kill, number, bench.baton(), bench.torch())
         if "coordinator-kill" in parts:
@@ -242,6 +244,7 @@ def report(bench):
     results = {
         "rank_kill_seconds": bench.median("baton rank-kill: seconds"),
         "rank_kill_lost_steps": bench.median("baton rank-kill: steps lost"),
+        "spare_kill_seconds": bench.median("baton rank-kill with a spare: seconds"),
         "torchrun_seconds": bench.median("torchrun rank-kill: seconds"),
         "torchrun_lost_steps": bench.median("torchrun rank-kill: steps lost"),
         "all_kill_seconds": bench.median("baton all-kill: seconds"),

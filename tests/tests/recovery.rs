@@ -7,9 +7,11 @@
     reason = "a failed test may say so loudly"
 )]
 
+use std::time::Duration;
+
 use baton_job::exit;
 use baton_proto::v1::{DrainRequest, watch_events_response::Kind};
-use baton_tests::{Cluster, kill, stop};
+use baton_tests::{Cluster, in_time, kill, stop};
 
 /// Pseudo-random but repeatable moments; printed with the failure, as they are in the test's name.
 fn moments(seed: u64, count: usize, most: u64) -> Vec<u64> {
@@ -71,6 +73,35 @@ async fn a_stopped_rank_is_named_and_replaced_with_the_same_bits() {
 
     assert!(coordinator.success(), "{}", cluster.log("coordinator"));
     assert!(cluster.newest_state() == undisturbed);
+}
+
+#[tokio::test]
+async fn a_spare_takes_the_place_of_a_dead_rank_with_the_same_bits() {
+    let mut cluster = Cluster::endless().set("cluster.warm_spare=true");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    for spares in 1..=2 {
+        in_time("a spare is there", async {
+            while cluster.log("agent").matches("spare started").count() < spares {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        // In the order of their starts: the spare is the last.
+        let [_, killed, spare] = cluster.rank_pids(0)[..] else { panic!("not two and a spare") };
+        kill(killed);
+        events.next_of(Kind::Recovered).await;
+        assert!(cluster.rank_pids(0).contains(&spare));
+    }
+    assert_eq!(cluster.log("agent").matches("is_warm=true").count(), 2);
+    let step = cluster.status().await.latest.unwrap().step;
+    events.saved_at(step + 44).await;
+    cluster.client().await.drain(DrainRequest { reason: "enough".to_owned() }).await.unwrap();
+    cluster.finish().await;
+
+    let (epochs, state) = cluster.newest_epoch();
+    assert!(Cluster::of_epochs(epochs).run_to_the_end(1).await == state);
 }
 
 #[tokio::test]

@@ -18,6 +18,8 @@ const MAX_FRAME: u32 = 1 << 20;
 pub(crate) enum ToRank {
     /// First frame of all.
     Setup(Setup),
+    /// Second frame; a spare waits for it.
+    Place(Place),
     /// From the agent's machine.
     Command(RankCommand),
 }
@@ -31,14 +33,21 @@ pub(crate) struct Setup {
     pub(crate) recipe_json: String,
     /// The checkpoint store.
     pub(crate) checkpoint_location: String,
-    /// The rank's number on this node; with GPUs its CUDA device.
-    pub(crate) local_rank: u32,
     /// Ranks that this node can run.
     pub(crate) local_ranks: u32,
     /// Folder of this node for copies of remote shards, if the recipe names none.
     pub(crate) cache_dir: std::path::PathBuf,
     /// Address on which other ranks reach this node.
     pub(crate) host: String,
+}
+
+/// Which of its node's ranks a process is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    /// Its number on this node; with GPUs its CUDA device.
+    pub(crate) local_rank: u32,
+    /// Its log from here on, if it has written to another one so far.
+    pub(crate) log: Option<std::path::PathBuf>,
 }
 
 /// Rank → agent.

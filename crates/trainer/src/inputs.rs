@@ -1,6 +1,6 @@
 //! The data of a job: opened, checked against the recipe, and cut into micro-batches.
 
-use std::{ops::Range, path::PathBuf, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc};
 
 use baton_data::{
     Batch, CpuShare, Dataset, EpochOrder, InputType, Layout, Loader, Options, Request, SampleOrder,
@@ -26,26 +26,17 @@ pub struct Inputs {
     cpus: CpuShare,
 }
 
-/// Where a rank is.
-#[derive(Clone, Debug, Default)]
-pub struct Place {
-    /// The cores of this rank.
-    pub cpus: CpuShare,
-    /// Folder for copies of remote shards, if the recipe names none.
-    pub cache_dir: PathBuf,
-}
-
 impl Inputs {
-    /// Opens both sets and checks every label. Loaders keep to the place's cores if the recipe pins
-    /// threads.
+    /// Opens both sets and checks every label. Copies of remote shards go to `cache_dir`, if the recipe names no
+    /// other folder.
     ///
     /// # Errors
     /// A file that cannot be read, a label out of range, a set that does not fill a batch or does not
     /// fit the model.
-    pub fn open(spec: &Arc<JobSpec>, place: &Place) -> Result<Self, Error> {
+    pub fn open(spec: &Arc<JobSpec>, cache_dir: &Path) -> Result<Self, Error> {
         let data = &spec.data;
         let open = |location: &str| -> Result<Arc<Dataset>, Error> {
-            let set = Dataset::open(Source::of_recipe(spec, location, place.cache_dir.clone()))?;
+            let set = Dataset::open(Source::of_recipe(spec, location, cache_dir.to_owned()))?;
             check_input_type(spec, &set, location)?;
             Ok(Arc::new(set))
         };
@@ -71,8 +62,14 @@ impl Inputs {
             )));
         }
         let order = SampleOrder::new(data.order, spec.seed, data.shuffle_window, train.layout()?);
-        let cpus = if data.pin_threads { place.cpus.clone() } else { CpuShare::default() };
-        Ok(Self { train, val, order, spec: spec.clone(), agenda, cpus })
+        Ok(Self { train, val, order, spec: spec.clone(), agenda, cpus: CpuShare::default() })
+    }
+
+    /// Loaders keep to a rank's own cores, if the recipe pins threads.
+    #[must_use]
+    pub fn on(self, cpus: CpuShare) -> Self {
+        let cpus = if self.spec.data.pin_threads { cpus } else { CpuShare::default() };
+        Self { cpus, ..self }
     }
 
     /// The shape of the run over this training set.

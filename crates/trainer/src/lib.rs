@@ -32,7 +32,7 @@ mod vitals;
 pub use controls::Controls;
 pub use error::Error;
 pub use evaluation::summed_up;
-pub use inputs::{Inputs, Place};
+pub use inputs::Inputs;
 pub use learner::{Judged, Leaf, Learner, Sums, Update, Weights};
 pub use saving::write_first;
 pub use step_loop::{Build, Job, Seat, Trainer};

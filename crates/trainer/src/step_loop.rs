@@ -610,6 +610,8 @@ impl Rate {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use baton_collectives::local;
     use baton_job::{ids::Epoch, message::Rollback};
     use object_store::{
@@ -618,7 +620,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{Place, linear::LinearLearner};
+    use crate::linear::LinearLearner;
 
     fn trainer(store: &str) -> Trainer<LinearLearner> {
         trainer_with(store, &[])
@@ -642,7 +644,7 @@ mod tests {
         );
         let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
         let spec = Arc::new(JobSpec::from_toml(&text, &overrides).unwrap());
-        let inputs = Inputs::open(&spec, &Place::default()).unwrap();
+        let inputs = Inputs::open(&spec, Path::new("")).unwrap();
         let store = Arc::new(store);
         let job = Job {
             id: JobId("00000000-0000-0000-0000-000000000000".parse().unwrap()),

@@ -15,6 +15,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     ops::Range,
+    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
@@ -34,7 +35,7 @@ use baton_job::{
     progress::Accuracy,
 };
 use baton_trainer::{
-    Controls, Error, Inputs, Job, Judged, Learner, Place, Seat, Sums, Trainer, Update, Weights,
+    Controls, Error, Inputs, Job, Judged, Learner, Seat, Sums, Trainer, Update, Weights,
     learner::{self, Region, TensorPlace},
     linear::LinearLearner,
     torch::{Device, TorchLearner},
@@ -220,7 +221,7 @@ impl<'a, L: Learner + Send + 'static> Run<'a, L> {
     fn process(&self) -> Process<L> {
         let (spec, store, learner) =
             (self.work.spec.clone(), self.store.clone(), self.work.learner);
-        let inputs = Inputs::open(&spec, &Place::default()).unwrap();
+        let inputs = Inputs::open(&spec, Path::new("")).unwrap();
         let input_type = inputs.input_type().clone();
         let job = Job { id: JobId::default(), spec: spec.clone(), store, inputs };
         let (watch, step) = (self.watch.clone(), Arc::<AtomicU64>::default());

@@ -172,21 +172,15 @@ impl Agent {
             match action {
                 Action::Connect => self.uplink.connect(),
                 Action::Send(report) => self.uplink.send(report),
-                Action::Spawn { local_rank, incarnation } => match &self.welcome {
-                    Some(welcome) => {
-                        let setup = Setup {
-                            job_id: welcome.job_id.clone(),
-                            recipe_json: welcome.recipe_json.clone(),
-                            checkpoint_location: welcome.checkpoint_location.clone(),
-                            local_rank: local_rank.0,
-                            local_ranks: self.slots,
-                            cache_dir: self.args.run_dir.join("cache"),
-                            host: self.args.host.clone(),
-                        };
-                        self.processes.spawn(local_rank, incarnation, &setup);
-                    }
+                Action::Spawn { local_rank, incarnation } => match self.setup() {
+                    Some(setup) => self.processes.spawn(local_rank, incarnation, setup),
                     None => error!(%local_rank, "a launch came before the welcome"),
                 },
+                Action::KeepSpare => {
+                    if let Some(setup) = self.setup() {
+                        self.processes.keep_spare(setup);
+                    }
+                }
                 Action::Tell { local_rank, command } => self.processes.tell(local_rank, command),
                 Action::Terminate(local_rank) => self.processes.terminate(local_rank),
                 Action::Kill(local_rank) => self.processes.kill(local_rank),
@@ -202,6 +196,19 @@ impl Agent {
             self.last_reason = reason;
         }
         Ok(None)
+    }
+
+    /// What every rank of this node has to know.
+    fn setup(&self) -> Option<Setup> {
+        let welcome = self.welcome.as_ref()?;
+        Some(Setup {
+            job_id: welcome.job_id.clone(),
+            recipe_json: welcome.recipe_json.clone(),
+            checkpoint_location: welcome.checkpoint_location.clone(),
+            local_ranks: self.slots,
+            cache_dir: self.args.run_dir.join("cache"),
+            host: self.args.host.clone(),
+        })
     }
 
     fn welcome(&mut self, welcome: v1::Welcome) -> Result<(), Failure> {

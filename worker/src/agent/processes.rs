@@ -20,23 +20,30 @@ use tokio::{
     io::AsyncWriteExt,
     net::unix::{OwnedReadHalf, OwnedWriteHalf},
     process::{Child, Command},
-    sync::mpsc,
+    sync::{mpsc, oneshot},
 };
 use tracing::{info, warn};
 
 use super::{Input, Queue, bad_input, crash};
-use crate::link::{self, FromRank, Setup, ToRank};
+use crate::link::{self, FromRank, Place, Setup, ToRank};
 
 /// The processes of this node, by local rank.
 pub(super) struct Processes {
     logs: PathBuf,
     queue: Queue,
     running: HashMap<LocalRank, Running>,
+    spare: Option<Spare>,
 }
 
 struct Running {
     pid: Option<Pid>,
     commands: mpsc::UnboundedSender<ToRank>,
+}
+
+/// A process without a place; who takes it says for which.
+struct Spare {
+    running: Running,
+    seat: oneshot::Sender<(LocalRank, Incarnation)>,
 }
 
 /// How long a rank that has closed its socket may take to end.
@@ -47,14 +54,30 @@ impl Processes {
         fs::create_dir_all(&logs).map_err(|error| {
             bad_input(format!("log folder {}: {error}; give a writable --run-dir", logs.display()))
         })?;
-        Ok(Self { logs, queue, running: HashMap::new() })
+        Ok(Self { logs, queue, running: HashMap::new(), spare: None })
     }
 
-    /// Starts a rank; if that fails it counts as ended.
-    pub(super) fn spawn(&mut self, local_rank: LocalRank, incarnation: Incarnation, setup: &Setup) {
-        match self.try_spawn(local_rank, incarnation, setup) {
-            Ok(running) => {
-                info!(%local_rank, pid = ?running.pid, "rank started");
+    /// Starts a rank, or gives its place to the spare; if that fails it counts as ended.
+    pub(super) fn spawn(&mut self, local_rank: LocalRank, incarnation: Incarnation, setup: Setup) {
+        let seat = (local_rank, incarnation);
+        let spare = self.spare.take().and_then(|spare| {
+            let Spare { running, seat: waiting } = spare;
+            // It fails if the spare has ended.
+            waiting.send(seat).ok().map(|()| (running, Some(self.log(&local_rank.to_string()))))
+        });
+        let is_warm = spare.is_some();
+        let rank = match spare {
+            Some(rank) => Ok(rank),
+            None => self.start(&local_rank.to_string(), setup).map(|spare| {
+                let _ = spare.seat.send(seat);
+                (spare.running, None)
+            }),
+        };
+        match rank {
+            Ok((running, log)) => {
+                info!(%local_rank, pid = ?running.pid, is_warm, "rank started");
+                let place = Place { local_rank: local_rank.0, log };
+                let _ = running.commands.send(ToRank::Place(place));
                 self.running.insert(local_rank, running);
             }
             Err(error) => {
@@ -65,14 +88,28 @@ impl Processes {
         }
     }
 
-    fn try_spawn(
-        &self,
-        local_rank: LocalRank,
-        incarnation: Incarnation,
-        setup: &Setup,
-    ) -> std::io::Result<Running> {
-        let log = self.logs.join(format!("rank-{local_rank}.log"));
-        let log = OpenOptions::new().create(true).append(true).open(log)?;
+    /// Starts a process that waits for a place, if there is none.
+    pub(super) fn keep_spare(&mut self, setup: Setup) {
+        if self.spare.as_ref().is_some_and(|spare| !spare.seat.is_closed()) {
+            return;
+        }
+        match self.start("spare", setup) {
+            Ok(spare) => {
+                info!(pid = ?spare.running.pid, "spare started");
+                self.spare = Some(spare);
+            }
+            // The next rank starts cold.
+            Err(error) => warn!(%error, "the spare cannot be started"),
+        }
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.logs.join(format!("rank-{name}.log"))
+    }
+
+    /// Starts a process that knows all but its place.
+    fn start(&self, name: &str, setup: Setup) -> std::io::Result<Spare> {
+        let log = OpenOptions::new().create(true).append(true).open(self.log(name))?;
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let child = Command::new(std::env::current_exe()?)
@@ -87,10 +124,11 @@ impl Processes {
         let (reader, writer) = tokio::net::UnixStream::from_std(ours)?.into_split();
         let (commands, outgoing) = mpsc::unbounded_channel();
         // The receiver lives as long as the process, so this first frame cannot be lost.
-        let _ = commands.send(ToRank::Setup(setup.clone()));
+        let _ = commands.send(ToRank::Setup(setup));
         tokio::spawn(write_frames(writer, outgoing));
-        tokio::spawn(watch(local_rank, incarnation, child, reader, self.queue.clone()));
-        Ok(Running { pid, commands })
+        let (seat, seated) = oneshot::channel();
+        tokio::spawn(attend(seated, child, reader, self.queue.clone()));
+        Ok(Spare { running: Running { pid, commands }, seat })
     }
 
     /// Sends a command; to a dead process it is lost, and its end is on its way to the queue.
@@ -108,7 +146,8 @@ impl Processes {
         self.signal(local_rank, Signal::KILL);
     }
 
-    pub(super) fn kill_all(&self) {
+    pub(super) fn kill_all(&mut self) {
+        self.spare = None;
         for local_rank in self.running.keys() {
             self.kill(*local_rank);
         }
@@ -132,6 +171,28 @@ async fn write_frames(mut writer: OwnedWriteHalf, mut outgoing: mpsc::UnboundedR
             // The rank is gone; its reader notices.
             return;
         }
+    }
+}
+
+/// Waits with a process for its place, then watches it.
+async fn attend(
+    seated: oneshot::Receiver<(LocalRank, Incarnation)>,
+    mut child: Child,
+    reader: OwnedReadHalf,
+    queue: Queue,
+) {
+    let seat = tokio::select! {
+        // Who has a place may have ended since; how is told there.
+        biased;
+        seat = seated => seat,
+        ended = child.wait() => {
+            warn!(?ended, "the spare has ended; its log is rank-spare.log");
+            return;
+        }
+    };
+    // An error: nobody will want it any more, and dropping it kills it.
+    if let Ok((local_rank, incarnation)) = seat {
+        watch(local_rank, incarnation, child, reader, queue).await;
     }
 }
 

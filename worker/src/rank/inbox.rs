@@ -91,7 +91,7 @@ impl Inbox {
         loop {
             match link::read::<ToRank>(link) {
                 Ok(Some(ToRank::Command(command))) => self.take(command),
-                Ok(Some(ToRank::Setup(_))) => warn!("a second setup was ignored"),
+                Ok(Some(other)) => warn!(?other, "not expected any more, and ignored"),
                 Ok(None) | Err(_) => {
                     // The agent is gone. Another one will start other ranks; two sets of them must
                     // never train at the same time.

@@ -6,7 +6,9 @@
 mod inbox;
 
 use std::{
+    fs::OpenOptions,
     os::{fd::AsFd, unix::net::UnixStream},
+    path::Path,
     sync::{Arc, Mutex},
     thread,
     time::Duration,
@@ -28,7 +30,7 @@ use baton_job::{
     spec::{Arch, CollectiveKind, Determinism},
 };
 use baton_trainer::{
-    Build, Error, Inputs, Job, Learner, Place, Seat, Trainer,
+    Build, Error, Inputs, Job, Learner, Seat, Trainer,
     linear::LinearLearner,
     torch::{self, Device, TorchLearner},
 };
@@ -36,7 +38,7 @@ use tracing::{info, warn};
 
 use self::inbox::{Inbox, Orders};
 use crate::{
-    link::{self, FromRank, Setup, ToRank},
+    link::{self, FromRank, Place, Setup, ToRank},
     logging,
 };
 
@@ -95,13 +97,25 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
     let spec =
         JobSpec::from_json(&setup.recipe_json).map_err(|error| bad_input(error.to_string()))?;
     let spec = Arc::new(spec);
+    // All that every rank of this node has in common, so that a spare has it behind it.
+    torch::device::prepare(&spec);
+    let job = open_job(&setup, &spec).map_err(|error| error.failure());
+    let Place { local_rank, log } = match link::read::<ToRank>(&link) {
+        Ok(Some(ToRank::Place(place))) => place,
+        other => return Err(crash(format!("expected a place from the agent, got {other:?}"))),
+    };
+    if let Some(log) = log {
+        write_to(&log).map_err(|error| crash(format!("log {}: {error}", log.display())))?;
+    }
+    let job = job?;
+    let inputs = job.inputs.on(CpuShare::of_rank(local_rank, setup.local_ranks));
+    let job = Job { inputs, ..job };
     let inbox =
         Inbox::start(link).map_err(|error| crash(format!("cannot read commands: {error}")))?;
     start_pulse(inbox.clone(), voice.clone())
         .map_err(|error| crash(format!("cannot tell what it does: {error}")))?;
-    let device = torch::device::open(&spec, LocalRank(setup.local_rank))
+    let device = torch::device::open(&spec, LocalRank(local_rank))
         .map_err(|error| Error::from(error).failure())?;
-    let job = open_job(&setup, &spec).map_err(|error| error.failure())?;
     let rank = RankProcess { spec: spec.clone(), device, setup, inbox, voice: voice.clone() };
     match spec.model.arch {
         Arch::Linear => {
@@ -132,11 +146,16 @@ fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<Job, Error> {
     let id =
         setup.job_id.parse().map_err(|_| Error::Mismatch("the job id is no UUID".to_owned()))?;
     let store = Arc::new(Store::open(&setup.checkpoint_location)?);
-    let place = Place {
-        cpus: CpuShare::of_rank(setup.local_rank, setup.local_ranks),
-        cache_dir: setup.cache_dir.clone(),
-    };
-    Ok(Job { id: JobId(id), spec: spec.clone(), store, inputs: Inputs::open(spec, &place)? })
+    let inputs = Inputs::open(spec, &setup.cache_dir)?;
+    Ok(Job { id: JobId(id), spec: spec.clone(), store, inputs })
+}
+
+/// Leads standard output and error to another file.
+fn write_to(log: &Path) -> std::io::Result<()> {
+    let file = OpenOptions::new().create(true).append(true).open(log)?;
+    rustix::stdio::dup2_stdout(&file)?;
+    rustix::stdio::dup2_stderr(&file)?;
+    Ok(())
 }
 
 struct RankProcess {

@@ -97,6 +97,8 @@ pub enum Action {
         /// Its number in that place.
         incarnation: Incarnation,
     },
+    /// Have a process ready that the next [`Spawn`](Self::Spawn) takes, if there is none.
+    KeepSpare,
     /// Send to a rank process.
     Tell {
         /// Its place.
@@ -123,6 +125,8 @@ pub struct Policy {
     pub reconnect: Duration,
     /// How long a rank that trains may be silent, or at one thing. Zero: for ever.
     pub hang: Duration,
+    /// Whether to keep a process more than there are places.
+    pub warm_spare: bool,
     /// Without a coordinator: how long after all ranks are done the agent still tries to tell.
     pub farewell: Duration,
 }
@@ -134,6 +138,7 @@ impl Policy {
         Self {
             drain: Duration::from_secs_f64(spec.cluster.drain_seconds),
             hang: Duration::from_secs_f64(spec.cluster.hang_seconds),
+            warm_spare: spec.cluster.warm_spare,
             ..Self::default()
         }
     }
@@ -146,6 +151,7 @@ impl Default for Policy {
             drain: Duration::from_secs(100),
             reconnect: Duration::from_millis(100),
             hang: Duration::ZERO,
+            warm_spare: false,
             farewell: Duration::from_secs(10),
         }
     }
@@ -517,6 +523,7 @@ impl Session {
         if let RankNews::Saved(commit) = &says.news {
             self.commit = Some(commit.clone());
         }
+        let has_started = matches!(says.news, RankNews::Started { .. });
         let is_evaluation = matches!(says.news, RankNews::Evaluated { .. });
         let report = Report::Rank { generation: seat.generation, rank: seat.rank, news: says.news };
         if is_evaluation {
@@ -526,6 +533,19 @@ impl Session {
             }
         }
         self.report(report);
+        if has_started {
+            self.keep_spare();
+        }
+    }
+
+    /// Not before all ranks train: until then they need the machine more.
+    fn keep_spare(&mut self) {
+        let trains =
+            |slot: &Slot| matches!(slot.process, Process::Alive { phase: RankPhase::Training });
+        let all_train = self.slots.iter().filter(|slot| slot.seat.is_some()).all(trains);
+        if self.policy.warm_spare && self.leaving.is_none() && all_train {
+            self.actions.push(Action::KeepSpare);
+        }
     }
 
     fn rank_exited(&mut self, local_rank: LocalRank, incarnation: Incarnation, failure: Failure) {

@@ -201,6 +201,26 @@ fn survivors_are_told_to_join_and_only_the_dead_are_started_again() {
 }
 
 #[test]
+fn a_spare_is_kept_from_when_all_train_if_the_recipe_wishes_one() {
+    let mut session = joining(2);
+    session.adopt(Policy { warm_spare: true, ..Policy::default() });
+    assert_eq!(say(&mut session, at(2.0), 0, started()), [report(0, started())]);
+    assert_eq!(say(&mut session, at(2.0), 1, started()), [report(1, started()), Action::KeepSpare]);
+    // It has taken the place of one that died; another one is wanted.
+    exit(&mut session, at(3.0), 1);
+    session.handle(at(3.1), launched(2, 2));
+    let said = |local, news| said(local, Incarnation(1 + u64::from(local)), Generation(2), news);
+    session.handle(at(4.0), said(0, started()));
+    let actions = session.handle(at(4.0), said(1, started()));
+    assert_eq!(actions.last(), Some(&Action::KeepSpare));
+    session.handle(at(5.0), dismissed());
+    assert!(!session.handle(at(5.0), said(0, started())).contains(&Action::KeepSpare));
+
+    let mut session = joining(1);
+    assert_eq!(say(&mut session, at(2.0), 0, started()), [report(0, started())]);
+}
+
+#[test]
 fn a_process_that_hangs_is_killed_and_its_successor_started_when_it_has_ended() {
     let mut session = training(1);
     let launch = Launch { replace: vec![LocalRank(0)], ..launch(2, 1) };

@@ -553,6 +553,9 @@ pub struct Cluster {
     /// A rank that trains and has not answered for so long, or computes or evaluates one batch for so long, or
     /// waits four times as long for its loader or for a save, is killed and replaced; 0: never.
     pub hang_seconds: f64,
+    /// Whether every node keeps one more process ready, which takes the place of a rank that dies: it has loaded
+    /// the libraries and opened the data, and holds no memory of a GPU.
+    pub warm_spare: bool,
     /// Longest wait for ranks to save and stop once asked.
     pub drain_seconds: f64,
     /// Generations that may die one after the other without a new step before the job fails.
@@ -571,6 +574,7 @@ impl Default for Cluster {
             rendezvous_seconds: 120.0,
             collective_seconds: 300.0,
             hang_seconds: 60.0,
+            warm_spare: false,
             drain_seconds: 100.0,
             restart_limit: 3,
         }

@@ -82,6 +82,8 @@ impl Cluster {
                     let pid = self.spawn(id, local_rank, incarnation);
                     self.agents[id].places[local_rank.0 as usize] = Some(pid);
                 }
+                // A spare makes a start quicker, and nothing else.
+                Action::KeepSpare => {}
                 Action::Tell { local_rank, command } => {
                     if let Some(pid) = self.occupant(id, local_rank) {
                         self.tell(pid, command);

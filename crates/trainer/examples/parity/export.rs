@@ -1,7 +1,7 @@
 //! A real training on the digits, its checkpoint as PyTorch reads it, and what Baton says to the
 //! validation set.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use baton_checkpoint::{
     EntryState, Manifest, Store,
@@ -11,7 +11,7 @@ use baton_collectives::local;
 use baton_data::{Batch, Dataset, Loader, Options, Request, Source, View};
 use baton_job::{Generation, JobId, JobSpec, exit::Outcome, message::Restore, progress::Accuracy};
 use baton_trainer::{
-    Controls, Inputs, Job, Learner, Place, Seat, Trainer,
+    Controls, Inputs, Job, Learner, Seat, Trainer,
     torch::{Device, Mode, TorchLearner},
 };
 use tch::Tensor;
@@ -58,7 +58,7 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
 }
 
 fn trainer(spec: &Arc<JobSpec>, location: &str) -> Result<Trainer<TorchLearner>> {
-    let inputs = Inputs::open(spec, &Place::default())?;
+    let inputs = Inputs::open(spec, Path::new(""))?;
     let input_type = inputs.input_type().clone();
     let id = JobId("00000000-0000-0000-0000-000000000000".parse()?);
     let job = Job { id, spec: spec.clone(), store: Arc::new(Store::open(location)?), inputs };

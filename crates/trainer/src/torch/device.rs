@@ -24,6 +24,15 @@ use tch::{Cuda, Device};
 pub use super::buffer::DeviceBuffer;
 use crate::learner::Error;
 
+/// Loads what [`open`] needs whatever the device: libtorch's CUDA half, seconds of work, if there are GPUs and the
+/// recipe allows them. Reserves no memory of theirs.
+pub fn prepare(spec: &JobSpec) {
+    if spec.cluster.device != Wanted::Cpu {
+        // What is wrong is told by `open`.
+        let _ = gpus();
+    }
+}
+
 /// Sets threads and determinism as the recipe says and picks this process's device: with CUDA, the
 /// GPU numbered `local_rank`.
 ///
