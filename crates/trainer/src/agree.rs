@@ -53,6 +53,8 @@ pub(crate) struct Plan {
 pub(crate) enum Source {
     /// Nobody lacks anything.
     Everybody,
+    /// There is nothing: all set the same weights.
+    Seed,
     /// One rank holds all.
     One(Rank),
     /// Each rank has read its share of this checkpoint.
@@ -95,6 +97,7 @@ pub(crate) fn carry_out<L: Learner>(
 ) -> Result<(), Error> {
     match source {
         Source::Everybody => Ok(()),
+        Source::Seed => Ok(learner.initialise()?),
         Source::One(giver) => {
             for region in learner.regions() {
                 collective.broadcast(*giver, region.buffer)?;

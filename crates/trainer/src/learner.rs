@@ -137,8 +137,17 @@ pub trait Learner {
     /// Out of memory.
     fn new_leaf(&mut self) -> Result<Self::Leaf, Error>;
 
-    /// Loads what the recipe begins with, if it is not the seed's weights. Called on one rank only, which
-    /// then gives its state to the others.
+    /// Sets the weights that the seed says, in a learner that has not been used. Called on every rank, and only if
+    /// there is nothing to go on from: drawing millions of numbers takes longer than to read them.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn initialise(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Loads what the recipe begins with, if it is not the seed's weights. Called after
+    /// [`initialise`](Self::initialise) on one rank only, which then gives its state to the others.
     ///
     /// # Errors
     /// The file cannot be read or does not fit.

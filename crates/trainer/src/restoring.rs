@@ -113,12 +113,14 @@ fn choose<L: Learner>(
     })?;
     let changes = accepted?;
     let Some(Found { manifest, skipped, .. }) = found else {
-        learner.load_initial()?;
         let position = basis.position(Progress::default(), None, Generation(0));
-        // All ranks built the same, unless rank 0 has read a file.
         let source = match spec.model.pretrained.is_empty() {
-            true => Source::Everybody,
-            false => Source::One(Rank(0)),
+            true => Source::Seed,
+            false => {
+                learner.initialise()?;
+                learner.load_initial()?;
+                Source::One(Rank(0))
+            }
         };
         return Ok(Plan { agreed: Agreed { source: StateSource::Fresh, position }, source });
     };

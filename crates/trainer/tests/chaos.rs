@@ -410,7 +410,8 @@ fn a_resnet_goes_through_any_series_of_faults_to_the_same_bits() {
         "evaluation={ every_epochs=1, subset=0.1, crop_ratio=1.0 }",
         "ema={ decay=0.9, every_steps=2 }",
     ]);
-    let learner = |spec: &JobSpec, inputs: &InputType| TorchLearner::new(spec, inputs, Device::Cpu);
+    let learner =
+        |spec: &JobSpec, inputs: &InputType| TorchLearner::blank(spec, inputs, Device::Cpu);
     let work = Work { spec, learner, most_moments: 9 };
     let undisturbed = Run::new(&work, 2).finish();
     assert_eq!(undisturbed.samples.len(), 15);

@@ -124,7 +124,7 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
         }
         _ => {
             let (spec, input_type) = (spec.clone(), job.inputs.input_type().clone());
-            rank.serve(job, Box::new(move || TorchLearner::new(&spec, &input_type, device)))
+            rank.serve(job, Box::new(move || TorchLearner::blank(&spec, &input_type, device)))
         }
     }
 }

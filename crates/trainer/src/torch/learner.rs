@@ -112,6 +112,16 @@ impl TorchLearner {
     /// # Errors
     /// `model.arch` is no ResNet; out of memory.
     pub fn new(spec: &JobSpec, input_type: &InputType, device: Device) -> Result<Self, Error> {
+        let mut learner = Self::blank(spec, input_type, device)?;
+        learner.initialise()?;
+        Ok(learner)
+    }
+
+    /// The same with zeros for weights, for whoever [`initialise`](Learner::initialise)s or restores it.
+    ///
+    /// # Errors
+    /// `model.arch` is no ResNet; out of memory.
+    pub fn blank(spec: &JobSpec, input_type: &InputType, device: Device) -> Result<Self, Error> {
         let channels = match input_type {
             InputType::Image => 3,
             InputType::Array(shape) => signal_shape(shape).map_or(1, |[channels, _]| channels),
@@ -128,8 +138,6 @@ impl TorchLearner {
         let float = (Kind::Float, device);
         let weights = Tensor::f_zeros([layout.parameters_len()], float)?;
         let running = Tensor::f_zeros([layout.statistics_len()], float)?;
-        init::fill(&weights, &layout.parameters, spec.seed)?;
-        init::fill(&running, &layout.statistics, spec.seed)?;
         let kind = match spec.precision.compute {
             Compute::Fp32 => Kind::Float,
             Compute::Bf16 => Kind::BFloat16,
@@ -346,6 +354,14 @@ impl Learner for TorchLearner {
 
     fn new_leaf(&mut self) -> Result<TorchLeaf, Error> {
         self.leaf().during("allocate a leaf")
+    }
+
+    fn initialise(&mut self) -> Result<(), Error> {
+        let _no_grad = tch::no_grad_guard();
+        self.working.invalidate();
+        let seed = self.recipe.seed;
+        init::fill(&self.weights, &self.layout.parameters, seed).during("set the first weights")?;
+        init::fill(&self.running, &self.layout.statistics, seed).during("set the first weights")
     }
 
     fn load_initial(&mut self) -> Result<(), Error> {
