@@ -1,0 +1,185 @@
+//! Nothing that a client of version 1 relies on may change.
+//!
+//! `v1.txt` lists every field, enum value and call. What it lists has to stay as it is: same name, number, type and
+//! label. A field may go once its number and name are reserved, so that nobody uses them for something else. What is
+//! new has to be added, by `BATON_UPDATE_PROTO=1 cargo test -p baton-proto --test compatibility`; then it is a promise.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+use std::{collections::BTreeSet, fs};
+
+use baton_proto::DESCRIPTORS;
+use prost::Message;
+use prost_types::{
+    DescriptorProto, EnumDescriptorProto, FileDescriptorSet,
+    field_descriptor_proto::{Label, Type},
+};
+
+const PROMISED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/compatibility/v1.txt");
+
+/// What a set of files says, a line for each thing that a client may use.
+#[derive(Debug, Default)]
+struct Surface {
+    lines: BTreeSet<String>,
+    /// `message.number` and `message.name` of fields that are gone for good.
+    reserved: BTreeSet<String>,
+}
+
+impl Surface {
+    fn of(set: &FileDescriptorSet) -> Self {
+        let mut surface = Self::default();
+        for file in set.file.iter().filter(|file| file.package() == "baton.v1") {
+            for message in &file.message_type {
+                surface.add_message("baton.v1", message);
+            }
+            for kind in &file.enum_type {
+                surface.add_enum("baton.v1", kind);
+            }
+            for service in &file.service {
+                for method in &service.method {
+                    let stream = |streams| if streams { "stream " } else { "" };
+                    surface.lines.insert(format!(
+                        "call baton.v1.{}/{} ({}{}) returns ({}{})",
+                        service.name(),
+                        method.name(),
+                        stream(method.client_streaming()),
+                        method.input_type(),
+                        stream(method.server_streaming()),
+                        method.output_type()
+                    ));
+                }
+            }
+        }
+        surface
+    }
+
+    fn add_message(&mut self, scope: &str, message: &DescriptorProto) {
+        let name = format!("{scope}.{}", message.name());
+        for field in &message.field {
+            let label = match field.label() {
+                Label::Repeated => "repeated ",
+                _ if field.proto3_optional() => "optional ",
+                _ => "",
+            };
+            let kind = match field.r#type() {
+                Type::Message | Type::Enum => field.type_name().trim_start_matches('.').to_owned(),
+                other => other.as_str_name().trim_start_matches("TYPE_").to_lowercase(),
+            };
+            // The wire does not know of a oneof, but code does.
+            let oneof = match field.oneof_index {
+                Some(index) if !field.proto3_optional() => {
+                    format!(" of {}", message.oneof_decl[index as usize].name())
+                }
+                _ => String::new(),
+            };
+            self.lines.insert(format!(
+                "field {name}.{} = {}: {label}{kind}{oneof}",
+                field.name(),
+                field.number()
+            ));
+        }
+        for range in &message.reserved_range {
+            self.reserved.extend((range.start()..range.end()).map(|n| format!("{name}.{n}")));
+        }
+        self.reserved.extend(message.reserved_name.iter().map(|field| format!("{name}.{field}")));
+        for inner in &message.nested_type {
+            self.add_message(&name, inner);
+        }
+        for kind in &message.enum_type {
+            self.add_enum(&name, kind);
+        }
+    }
+
+    fn add_enum(&mut self, scope: &str, kind: &EnumDescriptorProto) {
+        for value in &kind.value {
+            let line =
+                format!("value {scope}.{}.{} = {}", kind.name(), value.name(), value.number());
+            self.lines.insert(line);
+        }
+    }
+
+    /// Promised lines that are kept neither as they were nor by a reservation.
+    fn broken<'a>(&self, promised: &'a str) -> Vec<&'a str> {
+        let is_kept = |line: &&str| self.lines.contains(*line) || self.is_retired(line);
+        promised.lines().filter(|line| !is_kept(line)).collect()
+    }
+
+    /// Whether a field is gone, and its number and name with it.
+    fn is_retired(&self, line: &str) -> bool {
+        let Some(field) = line.strip_prefix("field ") else { return false };
+        let Some((path, rest)) = field.split_once(" = ") else { return false };
+        let (Some((message, _)), Some((number, _))) = (path.rsplit_once('.'), rest.split_once(':'))
+        else {
+            return false;
+        };
+        self.reserved.contains(path) && self.reserved.contains(&format!("{message}.{number}"))
+    }
+}
+
+fn present() -> Surface {
+    Surface::of(&FileDescriptorSet::decode(DESCRIPTORS).unwrap())
+}
+
+#[test]
+fn what_is_promised_is_kept_and_what_is_new_is_promised() {
+    let present = present();
+    let promised = fs::read_to_string(PROMISED).unwrap_or_default();
+    let broken = present.broken(&promised);
+    assert!(
+        broken.is_empty(),
+        "clients of version 1 rely on these; bring them back, or reserve number and name of a field:\n{}",
+        broken.join("\n")
+    );
+    let new: Vec<&String> =
+        present.lines.iter().filter(|line| !promised.lines().any(|known| known == *line)).collect();
+    if std::env::var_os("BATON_UPDATE_PROTO").is_some() {
+        let lines: BTreeSet<&str> =
+            promised.lines().chain(new.iter().map(|line| line.as_str())).collect();
+        let text: String = lines.into_iter().map(|line| format!("{line}\n")).collect();
+        fs::write(PROMISED, text).unwrap();
+        return;
+    }
+    assert!(new.is_empty(), "not promised yet; see the head of this file: {new:#?}");
+}
+
+#[test]
+fn a_change_that_breaks_clients_is_seen_and_a_retirement_is_not() {
+    let promised: String = present().lines.iter().map(|line| format!("{line}\n")).collect();
+    let broken = |change: &dyn Fn(&mut DescriptorProto)| {
+        let mut set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
+        let messages = set.file.iter_mut().flat_map(|file| &mut file.message_type);
+        change(messages.into_iter().find(|message| message.name() == "GetStatusResponse").unwrap());
+        Surface::of(&set).broken(&promised).len()
+    };
+    let generation = |message: &DescriptorProto| {
+        message.field.iter().position(|field| field.name() == "generation").unwrap()
+    };
+    assert_eq!(broken(&|_| ()), 0);
+    assert_eq!(broken(&|message| drop(message.field.remove(generation(message)))), 1);
+    assert_eq!(
+        broken(&|message| {
+            let place = generation(message);
+            message.field[place].number = Some(99);
+        }),
+        1
+    );
+    assert_eq!(
+        broken(&|message| {
+            let place = generation(message);
+            message.field[place].set_type(Type::String);
+        }),
+        1
+    );
+    let retire = |message: &mut DescriptorProto, with_name: bool| {
+        let field = message.field.remove(generation(message));
+        let range = prost_types::descriptor_proto::ReservedRange {
+            start: field.number,
+            end: field.number.map(|number| number + 1),
+        };
+        message.reserved_range.push(range);
+        if with_name {
+            message.reserved_name.push(field.name().to_owned());
+        }
+    };
+    assert_eq!(broken(&|message| retire(message, true)), 0);
+    assert_eq!(broken(&|message| retire(message, false)), 1, "another field may take its name");
+}
