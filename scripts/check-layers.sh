@@ -28,6 +28,7 @@ must_not_reach baton-checkpoint tonic torch-sys cudarc
 # These run on machines that have neither.
 must_not_reach baton-coordinator torch-sys cudarc
 must_not_reach baton-cli torch-sys cudarc
+must_not_reach baton-access baton-job torch-sys cudarc
 
 [ "$status" -ne 0 ] || echo "layers: every crate keeps to its own"
 exit "$status"

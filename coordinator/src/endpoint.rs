@@ -13,6 +13,8 @@ use serde::Serialize;
 struct Endpoint {
     address: String,
     pid: u32,
+    /// Whether it is `https`.
+    tls: bool,
 }
 
 /// The file, for as long as the coordinator serves.
@@ -20,9 +22,9 @@ pub(crate) struct EndpointFile(PathBuf);
 
 impl EndpointFile {
     /// Writes the file in one piece.
-    pub(crate) fn write(run_dir: &Path, address: SocketAddr) -> Result<Self> {
+    pub(crate) fn write(run_dir: &Path, address: SocketAddr, tls: bool) -> Result<Self> {
         let path = run_dir.join("coordinator.json");
-        let endpoint = Endpoint { address: address.to_string(), pid: std::process::id() };
+        let endpoint = Endpoint { address: address.to_string(), pid: std::process::id(), tls };
         let draft = path.with_extension(format!("{}.tmp", endpoint.pid));
         fs::write(&draft, serde_json::to_vec(&endpoint)?)
             .and_then(|()| fs::rename(&draft, &path))

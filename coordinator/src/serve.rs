@@ -1,6 +1,7 @@
 //! From flags to a served job.
 
 use std::{
+    error::Error as _,
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -9,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use baton_access::{GuardLayer, ServerFiles};
 use baton_checkpoint::Store;
 use baton_job::{
     Generation, JobId, JobSpec,
@@ -22,7 +24,8 @@ use baton_proto::{
 };
 use clap::ValueEnum;
 use tokio::{net::TcpListener, signal::unix, sync::watch};
-use tonic::transport::{Server, server::TcpIncoming};
+use tonic::transport::{Server, ServerTlsConfig, server::TcpIncoming};
+use tower_layer::{Identity, Stack};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -50,9 +53,11 @@ pub(crate) struct Args {
     /// the run folder.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:29600")]
     listen: SocketAddr,
-    /// Serve on an address that other machines reach, without encryption or passwords.
+    /// Serve on an address that other machines reach, without TLS or without tokens.
     #[arg(long)]
     insecure: bool,
+    #[command(flatten)]
+    access: ServerFiles,
     /// Start a new run from this checkpoint: a folder in the store, or a path.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "no_auto_resume")]
     resume: Option<String>,
@@ -97,7 +102,11 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
 }
 
 async fn serve(args: &Args, spec: JobSpec) -> Result<Option<Outcome>, Failure> {
-    // The port first: it is what fails most often, and nothing has been touched yet.
+    let unusable = |error: baton_access::Error| bad_input(error.to_string());
+    let tls = args.access.tls().map_err(unusable)?;
+    let has_tls = tls.is_some();
+    let server = server(tls)?.layer(GuardLayer::new(args.access.tokens().map_err(unusable)?));
+    // The port before anything is touched: it is what fails most often.
     let listener = bind(args).await?;
     let address = listener.local_addr().map_err(|error| crash(error.to_string()))?;
     let clock = Clock::start();
@@ -112,8 +121,8 @@ async fn serve(args: &Args, spec: JobSpec) -> Result<Option<Outcome>, Failure> {
         .name("job".to_owned())
         .spawn(move || job_loop.run())
         .map_err(|error| crash(format!("cannot start a thread: {error}")))?;
-    let _endpoint =
-        EndpointFile::write(&args.run_dir, address).map_err(|error| crash(format!("{error:#}")))?;
+    let _endpoint = EndpointFile::write(&args.run_dir, address, has_tls)
+        .map_err(|error| crash(format!("{error:#}")))?;
     say_where(address);
     let spec = Arc::new(spec);
     let welcome = v1::Welcome {
@@ -126,7 +135,7 @@ async fn serve(args: &Args, spec: JobSpec) -> Result<Option<Outcome>, Failure> {
 
     let linger = Duration::from_secs_f64(args.linger_seconds.clamp(0.0, 3600.0));
     let outcome = tokio::select! {
-        served = serve_grpc(listener, jobs, nodes) => {
+        served = serve_grpc(server, listener, jobs, nodes) => {
             return Err(crash(format!("the gRPC server ended: {served:?}")));
         }
         outcome = ended(job.snapshots(), linger) => outcome,
@@ -238,10 +247,11 @@ fn read_recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
 
 async fn bind(args: &Args) -> Result<TcpListener, Failure> {
     let listen = args.listen;
-    if !listen.ip().is_loopback() && !args.insecure {
+    if !listen.ip().is_loopback() && !args.insecure && !args.access.are_secure() {
         return Err(bad_input(format!(
             "--listen {listen} is reachable from other machines, and anybody there could stop the job: \
-             use 127.0.0.1, or add --insecure on a network you trust"
+             give --tls-cert, --tls-key and --tokens (`baton cert` makes them), use 127.0.0.1, or add \
+             --insecure on a network you trust"
         )));
     }
     TcpListener::bind(listen).await.map_err(|error| {
@@ -252,7 +262,29 @@ async fn bind(args: &Args) -> Result<TcpListener, Failure> {
     })
 }
 
+/// Longest wait for a client to say who it is.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Calls at a time over one connection; a dashboard has a handful.
+const MOST_CALLS: u32 = 256;
+/// The longest message that people's tools send, in bytes: a reason in words.
+const LONGEST_REQUEST: usize = 64 << 10;
+/// The longest that an agent sends, in bytes: a hello of 1,024 ranks that all tell of trouble.
+const LONGEST_REPORT: usize = 4 << 20;
+
+fn server(tls: Option<ServerTlsConfig>) -> Result<Server, Failure> {
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(5)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        .max_concurrent_streams(MOST_CALLS);
+    let Some(tls) = tls else { return Ok(server) };
+    server.tls_config(tls.timeout(HANDSHAKE)).map_err(|error| {
+        let problem = error.source().map_or(error.to_string(), ToString::to_string);
+        bad_input(format!("--tls-cert, --tls-key or --tls-client-ca cannot be used: {problem}"))
+    })
+}
+
 async fn serve_grpc(
+    mut server: Server<Stack<GuardLayer, Identity>>,
     listener: TcpListener,
     jobs: Jobs,
     nodes: Nodes,
@@ -264,13 +296,11 @@ async fn serve_grpc(
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
-    Server::builder()
-        .http2_keepalive_interval(Some(Duration::from_secs(5)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+    server
         .add_service(health_service)
         .add_service(reflection)
-        .add_service(JobServiceServer::new(jobs))
-        .add_service(NodeServiceServer::new(nodes))
+        .add_service(JobServiceServer::new(jobs).max_decoding_message_size(LONGEST_REQUEST))
+        .add_service(NodeServiceServer::new(nodes).max_decoding_message_size(LONGEST_REPORT))
         .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
         .await?;
     Ok(())

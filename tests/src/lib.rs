@@ -36,7 +36,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-pub use processes::{Ending, binary, children, kill, stop, terminate};
+pub use processes::{Ending, binary, children, descendants, kill, stop, terminate};
 
 /// Longest wait for any single thing. Generous, because test machines are shared; it only matters when
 /// something is broken.
@@ -168,6 +168,18 @@ impl Cluster {
         let address = line.unwrap_or_else(|| panic!("it ended:\n{}", self.log("coordinator")));
         self.url = format!("http://{address}");
         self.coordinator = Some(child);
+    }
+
+    /// Starts `baton up` with two ranks; its log is that of a process named `up`.
+    pub fn up(&self, flags: &[String], environment: &[(&str, &Path)]) -> Child {
+        let mut command = Command::new(binary("baton"));
+        command.arg("up").arg(self.recipe()).arg("--run-dir").arg(self.run_dir());
+        command.args(["--ranks", "2", "--listen", "127.0.0.1:0"]).args(flags);
+        for entry in &self.overrides {
+            command.args(["--set", entry]);
+        }
+        let command = self.logged(&mut command, "up").envs(environment.iter().copied());
+        command.stdout(Stdio::null()).kill_on_drop(true).spawn().expect("baton up")
     }
 
     /// Starts an agent that offers `ranks`.

@@ -24,6 +24,13 @@ pub fn children(pid: u32) -> Vec<u32> {
     text.split_whitespace().filter_map(|id| id.parse().ok()).collect()
 }
 
+/// A process and all below it.
+#[must_use]
+pub fn descendants(pid: u32) -> Vec<u32> {
+    let below = children(pid).into_iter().flat_map(descendants);
+    std::iter::once(pid).chain(below).collect()
+}
+
 /// The end of a process that is not our child.
 pub struct Ending(OwnedFd);
 

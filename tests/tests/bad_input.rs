@@ -7,7 +7,7 @@
     reason = "a failed test may say so loudly"
 )]
 
-use std::{fs, net::TcpListener, path::Path, process::Command};
+use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use baton_job::exit;
 use baton_tests::{Cluster, binary};
@@ -132,4 +132,25 @@ fn agent_without_a_coordinator_gives_up_with_a_remedy() {
     assert_eq!(output.status.code(), Some(i32::from(exit::FAILED)));
     let error = one_error_line(&String::from_utf8_lossy(&output.stderr));
     assert!(error.contains("--coordinator"), "{error}");
+}
+
+#[test]
+fn certificates_and_tokens_that_are_none_are_named() {
+    let cluster = Cluster::new();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path.display().to_string()
+    };
+    let (none, empty) =
+        (file("none.pem", "hello"), file("empty.pem", "-----BEGIN CERTIFICATE-----\n"));
+    let tls = |file: &str| refused(&cluster, &["--tls-cert", file, "--tls-key", file]);
+    assert!(tls(&none).contains("none.pem: is no PEM file"), "{}", tls(&none));
+    assert!(tls(&empty).contains("--tls-cert, --tls-key"), "{}", tls(&empty));
+    let open = refused(&cluster, &["--listen", "0.0.0.0:0"]);
+    assert!(open.contains("baton cert") && open.contains("--insecure"), "{open}");
+    let tokens = refused(&cluster, &["--tokens", &file("tokens", "viewer short\n")]);
+    assert!(tokens.contains("tokens: line 1") && !tokens.contains("short"), "{tokens}");
 }

@@ -1,12 +1,14 @@
 //! Finds the coordinator and calls it. Every call has a deadline.
 
 use std::{
+    error::Error as _,
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use baton_access::{Bearer, ClientFiles, Credentials, client::tls_problem};
 use baton_job::exit::Failure;
 use baton_proto::v1::{
     CheckpointEntry, DrainRequest, GetStatusRequest, GetStatusResponse, ListCheckpointsRequest,
@@ -16,6 +18,7 @@ use baton_proto::v1::{
 use serde::Deserialize;
 use tonic::{
     Code, Streaming,
+    service::interceptor::InterceptedService,
     transport::{Channel, Endpoint},
 };
 
@@ -39,6 +42,8 @@ pub(crate) struct Where {
     /// Folder of the job's run, in which its coordinator left its address
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) access: ClientFiles,
 }
 
 /// The process's environment, or a test's.
@@ -74,10 +79,11 @@ impl Address {
 
     /// The address in a file that a coordinator wrote.
     pub(crate) fn of_endpoint(endpoint: &EndpointFile, path: &Path) -> Self {
-        Self::new(&endpoint.address.to_string(), path.display().to_string())
+        let scheme = if endpoint.tls { "https" } else { "http" };
+        Self::new(&format!("{scheme}://{}", endpoint.address), path.display().to_string())
     }
 
-    /// As `http://host:port`.
+    /// As `http://host:port` or `https://host:port`.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -90,6 +96,8 @@ pub(crate) struct EndpointFile {
     pub(crate) address: SocketAddr,
     /// Its process.
     pub(crate) pid: u32,
+    /// Whether it serves over TLS.
+    pub(crate) tls: bool,
 }
 
 impl EndpointFile {
@@ -104,13 +112,16 @@ impl EndpointFile {
         struct Content {
             address: SocketAddr,
             pid: u32,
+            #[serde(default)]
+            tls: bool,
         }
-        let Content { mut address, pid } = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        let Content { mut address, pid, tls } =
+            serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         // "All interfaces" is a place to listen on, not one to call.
         if address.ip().is_unspecified() {
             address.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
         }
-        Some(Self { address, pid })
+        Some(Self { address, pid, tls })
     }
 }
 
@@ -160,23 +171,27 @@ pub(crate) fn newest_below(runs: &Path, name: &str) -> Option<PathBuf> {
 #[derive(Clone, Debug)]
 pub(crate) struct Coordinator {
     address: Address,
-    client: JobServiceClient<Channel>,
+    client: JobServiceClient<InterceptedService<Channel, Bearer>>,
 }
 
 impl Coordinator {
     /// The coordinator that [`find`] finds from here.
     pub(crate) fn find(wanted: &Where) -> Result<Self, Failure> {
-        Self::at(find(wanted, &OfProcess, Path::new(RUNS))?)
+        let credentials = wanted.access.credentials(|name| OfProcess.get(name));
+        let credentials = credentials.map_err(|error| bad_input(error.to_string()))?;
+        Self::at(find(wanted, &OfProcess, Path::new(RUNS))?, &credentials)
     }
 
     /// The coordinator at an address.
-    pub(crate) fn at(address: Address) -> Result<Self, Failure> {
+    pub(crate) fn at(address: Address, credentials: &Credentials) -> Result<Self, Failure> {
         let endpoint = Endpoint::from_shared(address.url.clone()).map_err(|error| {
             let Address { url, named_by } = &address;
             bad_input(format!(
                 "{url:?} ({named_by}) is no address such as http://host:29600: {error}"
             ))
         })?;
+        let endpoint =
+            credentials.secure(endpoint).map_err(|error| bad_input(error.to_string()))?;
         let channel = endpoint
             .connect_timeout(DEADLINE)
             .timeout(DEADLINE)
@@ -184,7 +199,16 @@ impl Coordinator {
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(DEADLINE)
             .connect_lazy();
-        Ok(Self { address, client: JobServiceClient::new(channel) })
+        let client = JobServiceClient::with_interceptor(channel, credentials.bearer());
+        Ok(Self { address, client })
+    }
+
+    /// Whether somebody answers there, be it that he does not know us.
+    pub(crate) async fn answers(&mut self) -> bool {
+        match self.client.get_status(GetStatusRequest {}).await {
+            Ok(_) => true,
+            Err(status) => matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied),
+        }
     }
 
     /// The job served here and its address: said before a job is changed, because it may not be the
@@ -227,8 +251,17 @@ impl Coordinator {
 
     fn explain(&self, status: &tonic::Status) -> Failure {
         let Address { url, named_by } = &self.address;
+        if let Some(problem) = status.source().and_then(tls_problem) {
+            return bad_input(format!(
+                "{url} ({named_by}): there is no secure connection ({problem}): give the authority of its \
+                 certificate with --tls-ca, and a certificate of yours with --client-cert if it wants one"
+            ));
+        }
         match status.code() {
             Code::FailedPrecondition | Code::InvalidArgument => failed(status.message()),
+            Code::Unauthenticated | Code::PermissionDenied => {
+                bad_input(format!("{url} ({named_by}): {}", status.message()))
+            }
             Code::Unavailable => failed(format!(
                 "nothing answers at {url} ({named_by}): start a job with `baton up RECIPE`, or say \
                  where it runs with --coordinator URL or --run-dir DIR"
@@ -343,6 +376,7 @@ mod tests {
         let mut wanted = Where {
             coordinator: Some("http://flag:9".to_owned()),
             run_dir: Some(runs.path().join("old")),
+            ..Where::default()
         };
         let environment = HashMap::from([("BATON_COORDINATOR", "env:8")]);
         let url = |wanted: &Where, environment: &HashMap<&str, &str>, runs: &Path| {
@@ -361,7 +395,7 @@ mod tests {
     #[test]
     fn a_named_run_folder_without_a_coordinator_is_an_error_with_a_remedy() {
         let folder = tempfile::tempdir().unwrap();
-        let wanted = Where { coordinator: None, run_dir: Some(folder.path().to_owned()) };
+        let wanted = Where { run_dir: Some(folder.path().to_owned()), ..Where::default() };
         let message = find(&wanted, &nothing(), folder.path()).unwrap_err().message;
         assert!(message.contains("coordinator.json") && message.contains("baton up"), "{message}");
     }
@@ -377,8 +411,11 @@ mod tests {
     #[tokio::test]
     async fn silence_is_explained_in_one_line_with_address_and_remedy() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let mut coordinator =
-            Coordinator::at(Address::new(&free.to_string(), "the default")).unwrap();
+        let mut coordinator = Coordinator::at(
+            Address::new(&free.to_string(), "the default"),
+            &Credentials::default(),
+        )
+        .unwrap();
         let message = coordinator.status().await.unwrap_err().message;
         assert!(message.contains(&free.to_string()) && message.contains("baton up"), "{message}");
         assert!(!message.contains('\n'), "{message}");
@@ -386,7 +423,9 @@ mod tests {
 
     #[test]
     fn a_url_that_is_none_is_bad_input() {
-        let error = Coordinator::at(Address::new("not a url", "--coordinator")).unwrap_err();
+        let error =
+            Coordinator::at(Address::new("not a url", "--coordinator"), &Credentials::default())
+                .unwrap_err();
         assert!(!error.class.is_retriable());
         assert!(error.message.contains("not a url"), "{error}");
     }

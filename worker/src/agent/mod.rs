@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use baton_access::ClientFiles;
 use baton_job::{
     JobSpec, NodeId, Time,
     exit::{Class, Failure, Outcome},
@@ -36,6 +37,8 @@ pub(crate) struct Args {
         default_value = "http://127.0.0.1:29600"
     )]
     coordinator: String,
+    #[command(flatten)]
+    access: ClientFiles,
     /// Ranks to offer; by default one per GPU, and one on a machine without.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
@@ -111,7 +114,9 @@ impl Agent {
         });
         let slots = args.ranks.unwrap_or_else(|| baton_trainer::torch::device::gpu_count().max(1));
         let (queue, inputs) = mpsc::unbounded_channel();
-        let uplink = Uplink::new(&args.coordinator, queue.clone())?;
+        let credentials = args.access.credentials(|name| std::env::var(name).ok());
+        let credentials = credentials.map_err(|error| bad_input(error.to_string()))?;
+        let uplink = Uplink::new(&args.coordinator, &credentials, queue.clone())?;
         let processes = Processes::new(args.run_dir.join("logs"), queue.clone())?;
         info!(%node, slots, coordinator = args.coordinator, "agent started");
         let session = Session::new(node, slots, Policy::default());

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use baton_access::TOKEN_VARIABLE;
 use baton_job::{
     exit::Failure,
     ids::{Incarnation, LocalRank},
@@ -114,6 +115,8 @@ impl Processes {
         ours.set_nonblocking(true)?;
         let child = Command::new(std::env::current_exe()?)
             .args(["rank", "--parent", &std::process::id().to_string()])
+            // It calls nobody.
+            .env_remove(TOKEN_VARIABLE)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(log.try_clone()?)
             .stderr(log)

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, sync::Mutex, time::Duration};
 
+use baton_access::{Bearer, Credentials};
 use baton_job::{
     exit::Failure,
     message::{Directive, Report},
@@ -18,13 +19,14 @@ use super::{Input, Queue, bad_input};
 /// Makes connections and reports what comes over them.
 pub(super) struct Uplink {
     endpoint: Endpoint,
+    bearer: Bearer,
     queue: Queue,
     outbox: Option<mpsc::UnboundedSender<v1::AgentMessage>>,
     last_error: Arc<Mutex<String>>,
 }
 
 impl Uplink {
-    pub(super) fn new(url: &str, queue: Queue) -> Result<Self, Failure> {
+    pub(super) fn new(url: &str, credentials: &Credentials, queue: Queue) -> Result<Self, Failure> {
         let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         let endpoint = Endpoint::from_shared(url.clone())
             .map_err(|error| {
@@ -35,7 +37,10 @@ impl Uplink {
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true);
-        Ok(Self { endpoint, queue, outbox: None, last_error: Arc::default() })
+        let endpoint =
+            credentials.secure(endpoint).map_err(|error| bad_input(error.to_string()))?;
+        let bearer = credentials.bearer();
+        Ok(Self { endpoint, bearer, queue, outbox: None, last_error: Arc::default() })
     }
 
     /// Why the last try failed.
@@ -47,11 +52,11 @@ impl Uplink {
     pub(super) fn connect(&mut self) {
         let (outbox, messages) = mpsc::unbounded_channel();
         self.outbox = Some(outbox);
-        let endpoint = self.endpoint.clone();
+        let (endpoint, bearer) = (self.endpoint.clone(), self.bearer.clone());
         let queue = self.queue.clone();
         let last_error = self.last_error.clone();
         tokio::spawn(async move {
-            let ended = serve_stream(endpoint, messages, &queue).await;
+            let ended = serve_stream(endpoint, bearer, messages, &queue).await;
             let input = match ended {
                 Err(status) if is_final(&status) => Input::Refused(status.message().to_owned()),
                 Err(status) => {
@@ -78,12 +83,13 @@ impl Uplink {
 
 async fn serve_stream(
     endpoint: Endpoint,
+    bearer: Bearer,
     messages: mpsc::UnboundedReceiver<v1::AgentMessage>,
     queue: &Queue,
 ) -> Result<(), Status> {
     let channel =
         endpoint.connect().await.map_err(|error| Status::unavailable(source_of(&error)))?;
-    let mut client = NodeServiceClient::new(channel);
+    let mut client = NodeServiceClient::with_interceptor(channel, bearer);
     // The hello has to be on its way before the server answers.
     let _ = queue.send(Input::Event(Event::Connected));
     let mut directives = client.attach(UnboundedReceiverStream::new(messages)).await?.into_inner();
@@ -104,7 +110,12 @@ async fn serve_stream(
 
 /// Whether another try would be refused just the same.
 fn is_final(status: &Status) -> bool {
-    matches!(status.code(), Code::FailedPrecondition | Code::InvalidArgument | Code::Unimplemented)
+    use Code::{
+        FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented,
+    };
+    let finals =
+        [FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented];
+    finals.contains(&status.code())
 }
 
 fn describe(status: &Status) -> String {

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod cert;
 mod checkpoint;
 mod completion;
 mod data;
@@ -58,6 +59,7 @@ enum Command {
     Data(data::Command),
     #[command(subcommand)]
     Recipe(recipe::Command),
+    Cert(cert::Args),
     Completion(completion::Args),
 }
 
@@ -74,6 +76,7 @@ impl Cli {
             Command::Checkpoint(command) => return checkpoint::run(command).await,
             Command::Data(command) => data::run(&command),
             Command::Recipe(command) => return recipe::run(&command),
+            Command::Cert(args) => cert::run(&args),
             Command::Completion(args) => completion::run(&args),
         };
         done.map(|()| baton_job::exit::OK)

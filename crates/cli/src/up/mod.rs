@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use baton_access::{Role, ServerFiles, TOKEN_VARIABLE, TlsFiles, Token, tokens};
 use baton_job::{
     JobSpec, Time,
     exit::{self, Failure, Outcome},
@@ -64,7 +65,7 @@ pub(crate) struct Args {
     /// Where the coordinator serves; port 0 takes a free one
     #[arg(long, value_name = "ADDR:PORT", default_value = DEFAULT_LISTEN)]
     listen: SocketAddr,
-    /// Serve on an address that other machines reach, without encryption or passwords
+    /// Serve on an address that other machines reach, without TLS or without tokens
     #[arg(long)]
     insecure: bool,
     /// Address by which the ranks of other machines reach those of this one [default: that of --listen]
@@ -82,6 +83,19 @@ pub(crate) struct Args {
     /// Print events and progress as JSON lines
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    serves: ServerFiles,
+    #[command(flatten)]
+    tls: TlsFiles,
+}
+
+impl Args {
+    /// A token of this role, if the coordinator wants one.
+    fn token(&self, role: Role) -> Result<Option<Token>, Failure> {
+        let file = self.serves.tokens.as_deref();
+        let token = file.map(|file| tokens::of_role(file, role)).transpose();
+        token.map_err(|error| bad_input(error.to_string()))
+    }
 }
 
 /// Exit code after a second Ctrl-C, as a shell has it: 128 + SIGINT.
@@ -185,7 +199,10 @@ impl Up {
         let since = SystemTime::now();
         let Some(endpoint) = self.start_coordinator().await? else { return Ok(INTERRUPTED) };
         let address = Address::of_endpoint(&endpoint, &EndpointFile::path(&self.run_dir));
-        let coordinator = Coordinator::at(address.clone())?;
+        let operator = self.args.token(Role::Operator)?;
+        let credentials = self.args.tls.credentials(operator.as_ref());
+        let credentials = credentials.map_err(|error| bad_input(error.to_string()))?;
+        let coordinator = Coordinator::at(address.clone(), &credentials)?;
 
         let status = coordinator.clone().status().await?;
         let over = status.outcome.clone().and_then(|outcome| Outcome::try_from(outcome).ok());
@@ -324,7 +341,12 @@ impl Up {
 
     fn start_agent(&mut self, address: &Address) -> Result<(), Failure> {
         let arguments = programs::agent_arguments(&self.args, &self.run_dir, address.url());
-        let command = self.programs.agent(&arguments);
+        let mut command = self.programs.agent(&arguments);
+        command.envs(self.args.tls.to_variables());
+        if let Some(token) = self.args.token(Role::Agent)? {
+            // A file that this command was given is a person's.
+            command.env(TOKEN_VARIABLE, token.reveal()).env_remove("BATON_TOKEN_FILE");
+        }
         let queue = self.queue.clone();
         self.agent.start(command, move |exit| {
             let _ = queue.send(Input::Ended(Who::Agent, exit));

@@ -88,6 +88,9 @@ pub(super) fn coordinator_arguments(
     if args.insecure {
         arguments.push("--insecure".into());
     }
+    for (flag, file) in args.serves.to_arguments() {
+        arguments.extend([flag.into(), file.into()]);
+    }
     if start == Start::First {
         if let Some(checkpoint) = &args.resume {
             arguments.extend(["--resume".into(), checkpoint.into()]);

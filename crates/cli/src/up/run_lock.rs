@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use baton_access::Credentials;
 use baton_job::exit::Failure;
 use rustix::{
     fs::{FlockOperation, flock},
@@ -92,10 +93,11 @@ fn in_use(run_dir: &Path) -> Failure {
 async fn is_served(run_dir: &Path) -> bool {
     let path = EndpointFile::path(run_dir);
     let Some(endpoint) = EndpointFile::read(&path) else { return false };
-    let Ok(mut coordinator) = Coordinator::at(Address::of_endpoint(&endpoint, &path)) else {
+    let address = Address::of_endpoint(&endpoint, &path);
+    let Ok(mut coordinator) = Coordinator::at(address, &Credentials::default()) else {
         return false;
     };
-    coordinator.status().await.is_ok()
+    coordinator.answers().await
 }
 
 #[cfg(test)]

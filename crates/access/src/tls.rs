@@ -1,0 +1,183 @@
+//! Certificates and keys, from files.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
+
+use crate::{
+    Error, Token, Tokens,
+    client::{Bearer, Credentials},
+};
+
+/// Flags of whoever serves.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ServerFiles {
+    /// Serve over TLS with this certificate, followed by those that lead to its authority (PEM)
+    #[arg(long, help_heading = "Access", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert (PEM)
+    #[arg(long, help_heading = "Access", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Only serve clients with a certificate of this authority (PEM)
+    #[arg(long, help_heading = "Access", value_name = "FILE", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Only serve clients with one of these tokens: a line each, ROLE TOKEN, with viewer, operator or agent as
+    /// role
+    #[arg(long, help_heading = "Access", value_name = "FILE")]
+    pub tokens: Option<PathBuf>,
+}
+
+impl ServerFiles {
+    /// Whether nobody can listen in or do what he may not.
+    #[must_use]
+    pub fn are_secure(&self) -> bool {
+        self.tls_cert.is_some() && self.tokens.is_some()
+    }
+
+    /// The TLS settings, if there are any.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn tls(&self) -> Result<Option<ServerTlsConfig>, Error> {
+        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
+        let tls = ServerTlsConfig::new().identity(Identity::from_pem(read(cert)?, read(key)?));
+        match &self.tls_client_ca {
+            Some(ca) => Ok(Some(tls.client_ca_root(Certificate::from_pem(read(ca)?)))),
+            None => Ok(Some(tls)),
+        }
+    }
+
+    /// The tokens, if there are any.
+    ///
+    /// # Errors
+    /// The file cannot be read, or holds something else.
+    pub fn tokens(&self) -> Result<Option<Tokens>, Error> {
+        self.tokens.as_deref().map(Tokens::read).transpose()
+    }
+
+    /// The same as arguments, for a process of one's own.
+    #[must_use]
+    pub fn to_arguments(&self) -> Vec<(&'static str, &Path)> {
+        let flags = [
+            ("--tls-cert", &self.tls_cert),
+            ("--tls-key", &self.tls_key),
+            ("--tls-client-ca", &self.tls_client_ca),
+            ("--tokens", &self.tokens),
+        ];
+        flags.into_iter().filter_map(|(flag, file)| Some((flag, file.as_deref()?))).collect()
+    }
+}
+
+/// Flags of whoever calls a coordinator at an `https://` address.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct TlsFiles {
+    /// Authority of the coordinator's certificate (PEM) [default: those that this system trusts]
+    #[arg(
+        long,
+        help_heading = "Access",
+        value_name = "FILE",
+        env = "BATON_TLS_CA",
+        hide_env_values = true
+    )]
+    pub tls_ca: Option<PathBuf>,
+    /// Certificate to show to the coordinator, if it wants one (PEM)
+    #[arg(
+        long,
+        help_heading = "Access",
+        value_name = "FILE",
+        env = "BATON_TLS_CERT",
+        hide_env_values = true,
+        requires = "client_key"
+    )]
+    pub client_cert: Option<PathBuf>,
+    /// The private key of --client-cert (PEM)
+    #[arg(
+        long,
+        help_heading = "Access",
+        value_name = "FILE",
+        env = "BATON_TLS_KEY",
+        hide_env_values = true,
+        requires = "client_cert"
+    )]
+    pub client_key: Option<PathBuf>,
+}
+
+impl TlsFiles {
+    /// What a client with this token shows, and whom it trusts.
+    ///
+    /// # Errors
+    /// A file cannot be read, or holds something else.
+    pub fn credentials(&self, token: Option<&Token>) -> Result<Credentials, Error> {
+        let tls = match &self.tls_ca {
+            Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(ca)?)),
+            None => ClientTlsConfig::new().with_native_roots(),
+        };
+        let tls = match (&self.client_cert, &self.client_key) {
+            (Some(cert), Some(key)) => tls.identity(Identity::from_pem(read(cert)?, read(key)?)),
+            _ => tls,
+        };
+        Ok(Credentials { tls, bearer: Bearer::new(token)? })
+    }
+
+    /// The same files as variables, for a process of one's own.
+    #[must_use]
+    pub fn to_variables(&self) -> Vec<(&'static str, &Path)> {
+        let variables = [
+            ("BATON_TLS_CA", &self.tls_ca),
+            ("BATON_TLS_CERT", &self.client_cert),
+            ("BATON_TLS_KEY", &self.client_key),
+        ];
+        variables.into_iter().filter_map(|(name, file)| Some((name, file.as_deref()?))).collect()
+    }
+}
+
+/// Flags of whoever calls a coordinator, possibly with a token.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ClientFiles {
+    /// For TLS.
+    #[command(flatten)]
+    pub tls: TlsFiles,
+    /// File that holds a token; the environment's BATON_TOKEN may be one itself
+    #[arg(
+        long,
+        help_heading = "Access",
+        value_name = "FILE",
+        env = "BATON_TOKEN_FILE",
+        hide_env_values = true
+    )]
+    pub token_file: Option<PathBuf>,
+}
+
+impl ClientFiles {
+    /// What a client shows, and whom it trusts; `variable` looks into the environment.
+    ///
+    /// # Errors
+    /// A file cannot be read, or holds something else.
+    pub fn credentials(
+        &self,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Credentials, Error> {
+        let text = variable(TOKEN_VARIABLE).filter(|text| !text.is_empty());
+        let named = |Error(problem)| Error(format!("{TOKEN_VARIABLE}: {problem}"));
+        let token = match (&self.token_file, text) {
+            (Some(file), _) => Some(Token::read(file)?),
+            (None, Some(text)) => Some(Token::new(&text).map_err(named)?),
+            (None, None) => None,
+        };
+        self.tls.credentials(token.as_ref())
+    }
+}
+
+/// Holds a token, where there is no file for it.
+pub const TOKEN_VARIABLE: &str = "BATON_TOKEN";
+
+fn read(path: &Path) -> Result<String, Error> {
+    let text = fs::read_to_string(path).map_err(|error| Error::of_file(path, error))?;
+    match text.contains("-----BEGIN ") {
+        true => Ok(text),
+        false => Err(Error::of_file(path, "is no PEM file: it has no -----BEGIN line")),
+    }
+}

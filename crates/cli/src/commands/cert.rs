@@ -1,0 +1,196 @@
+//! `baton cert`
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use baton_access::Role;
+use baton_job::exit::Failure;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+
+use crate::{
+    failure::{bad_input, failed},
+    output,
+};
+
+/// Make a certificate authority, certificates and tokens for a coordinator that others reach
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  baton cert --host 10.0.0.5 --host trainer.example
+  baton up recipe.toml --listen 10.0.0.5:29600 \\
+      --tls-cert certs/coordinator.pem --tls-key certs/coordinator-key.pem --tokens certs/tokens
+  BATON_TLS_CA=certs/ca.pem BATON_TOKEN_FILE=certs/viewer.token baton status --coordinator https://10.0.0.5:29600
+
+What is in the folder, and who needs it:
+  ca.pem                               everybody who calls the coordinator
+  ca-key.pem                           nobody until the next certificate; keep it away from the machines
+  coordinator.pem, coordinator-key.pem the coordinator
+  client.pem, client-key.pem           agents and people, if the coordinator is given --tls-client-ca certs/ca.pem
+  tokens                               the coordinator
+  viewer.token, operator.token, agent.token
+                                       who may look, who may steer, and agents")]
+pub(crate) struct Args {
+    /// Folder to write to
+    #[arg(long, value_name = "DIR", default_value = "certs")]
+    out: PathBuf,
+    /// A name or address by which the coordinator is called, besides localhost; may be repeated
+    #[arg(long = "host", value_name = "HOST")]
+    hosts: Vec<String>,
+    /// How long the certificates are good
+    #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=825))]
+    days: u32,
+}
+
+/// By these everybody calls a coordinator on the same machine.
+const LOCAL: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let folder = &args.out;
+    if folder.join("ca.pem").exists() {
+        return Err(bad_input(format!(
+            "{} holds certificates already: give another folder with --out, or move them away",
+            folder.display()
+        )));
+    }
+    let files = files(args).map_err(|error| {
+        bad_input(format!(
+            "no certificate can be made: {error}; is every --host a name or an address?"
+        ))
+    })?;
+    write(folder, &files).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
+    let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
+    output::line(format!(
+        "{}: {}; good for {} days (`baton cert --help` says who needs what)",
+        folder.display(),
+        names.join(", "),
+        args.days
+    ));
+    Ok(())
+}
+
+struct File {
+    name: String,
+    text: String,
+    is_secret: bool,
+}
+
+fn files(args: &Args) -> Result<Vec<File>, rcgen::Error> {
+    let ca_key = KeyPair::generate()?;
+    let mut ca = params("Baton development CA", &[], args.days)?;
+    ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let mut files = pair("ca", ca.self_signed(&ca_key)?.pem(), &ca_key);
+    let issuer = Issuer::new(ca, ca_key);
+
+    let hosts: Vec<String> =
+        LOCAL.iter().map(ToString::to_string).chain(args.hosts.iter().cloned()).collect();
+    for (name, subject, hosts, purpose) in [
+        ("coordinator", "Baton coordinator", &hosts[..], ExtendedKeyUsagePurpose::ServerAuth),
+        ("client", "Baton client", &[][..], ExtendedKeyUsagePurpose::ClientAuth),
+    ] {
+        let key = KeyPair::generate()?;
+        let mut params = params(subject, hosts, args.days)?;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![purpose];
+        params.use_authority_key_identifier_extension = true;
+        files.extend(pair(name, params.signed_by(&key, &issuer)?.pem(), &key));
+    }
+
+    let tokens = Role::ALL.map(|role| (role, token()));
+    let lines = tokens.iter().map(|(role, token)| format!("{role} {token}\n"));
+    let comment = "# ROLE TOKEN; a role may have several while one is replaced by another\n";
+    let all = comment.to_owned() + &lines.collect::<String>();
+    files.push(File { name: "tokens".to_owned(), text: all, is_secret: true });
+    let single = |(role, token)| File {
+        name: format!("{role}.token"),
+        text: format!("{token}\n"),
+        is_secret: true,
+    };
+    files.extend(tokens.map(single));
+    Ok(files)
+}
+
+fn params(subject: &str, hosts: &[String], days: u32) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(hosts)?;
+    params.distinguished_name.push(DnType::CommonName, subject);
+    let now = SystemTime::now();
+    let day = Duration::from_secs(86_400);
+    // Clocks differ.
+    params.not_before = (now - day).into();
+    params.not_after = (now + day * days).into();
+    Ok(params)
+}
+
+fn pair(name: &str, certificate: String, key: &KeyPair) -> Vec<File> {
+    vec![
+        File { name: format!("{name}.pem"), text: certificate, is_secret: false },
+        File { name: format!("{name}-key.pem"), text: key.serialize_pem(), is_secret: true },
+    ]
+}
+
+/// 244 random bits, as version 4 UUIDs have 122 from the system's generator.
+fn token() -> String {
+    format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple())
+}
+
+fn write(folder: &Path, files: &[File]) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    for File { name, text, is_secret } in files {
+        let mode = if *is_secret { 0o600 } else { 0o644 };
+        let file =
+            OpenOptions::new().write(true).create_new(true).mode(mode).open(folder.join(name));
+        file?.write_all(text.as_bytes())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use baton_access::{Token, Tokens, tokens};
+
+    use super::*;
+
+    fn made(folder: &Path) -> Result<(), Failure> {
+        run(&Args { out: folder.to_owned(), hosts: vec!["10.0.0.5".to_owned()], days: 3 })
+    }
+
+    #[test]
+    fn secrets_are_for_the_owner_alone_and_the_tokens_fit_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let certs = folder.path().join("certs");
+        made(&certs).unwrap();
+        for entry in fs::read_dir(&certs).unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
+            let is_public = ["ca.pem", "coordinator.pem", "client.pem"].contains(&name.as_str());
+            assert_eq!(mode, if is_public { 0o644 } else { 0o600 }, "{name}");
+        }
+        let known = Tokens::read(&certs.join("tokens")).unwrap();
+        for role in Role::ALL {
+            let token = Token::read(&certs.join(format!("{role}.token"))).unwrap();
+            assert_eq!(known.roles_of(&token.bearer()), [role]);
+            assert_eq!(tokens::of_role(&certs.join("tokens"), role).unwrap(), token);
+        }
+    }
+
+    #[test]
+    fn certificates_are_never_overwritten() {
+        let folder = tempfile::tempdir().unwrap();
+        made(folder.path()).unwrap();
+        let before = fs::read(folder.path().join("ca-key.pem")).unwrap();
+        let error = made(folder.path()).unwrap_err();
+        assert!(error.message.contains("--out"), "{error}");
+        assert_eq!(fs::read(folder.path().join("ca-key.pem")).unwrap(), before);
+    }
+}
