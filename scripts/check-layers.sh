@@ -21,6 +21,7 @@ must_not_reach() {
 
 # The rules are pure: no sockets, no runtime, no files, no tensors, and above all no clock.
 must_not_reach baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
+must_not_reach baton-plan tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 # Whoever reads data or checkpoints does so without libtorch or a GPU.
 must_not_reach baton-proto torch-sys cudarc
 must_not_reach baton-data tonic torch-sys cudarc

@@ -7,6 +7,7 @@ use baton_job::{
     dry_run::DryRun,
     spec::{Difference, Violation},
 };
+use baton_plan::Plan;
 use baton_proto::v1;
 use serde::Serialize;
 
@@ -651,6 +652,21 @@ pub(crate) struct RecipeDifference {
     pub(crate) fields: Vec<Difference>,
     /// Whether anything that decides the resulting weights differs.
     pub(crate) weights_can_differ: bool,
+}
+
+/// `baton plan --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct PlannedRecipe<'a> {
+    /// Its name.
+    pub(crate) recipe: String,
+    /// Of the training set.
+    pub(crate) samples: u64,
+    /// Of the validation set.
+    pub(crate) val_samples: u64,
+    /// When the prices were looked up; `null` with `--price`.
+    pub(crate) prices_as_of: Option<&'static str>,
+    /// One for each machine.
+    pub(crate) plans: &'a [Plan],
 }
 
 /// One line of JSON.

@@ -439,3 +439,38 @@ fn signals_that_cannot_be_made_up_are_refused_before_anything_is_written() {
     assert!(refused(&["--noise=-1"]).contains("noise of -1: take 0 or more"));
     assert!(!place.0.path().join("sets").exists());
 }
+
+#[test]
+fn a_plan_needs_no_data_of_imagenet_and_asks_for_the_size_of_any_other() {
+    let place = Place::new();
+    let imagenet = ["plan", "good.toml", "--set", "model.num_classes=1000", "--on", "t4,l4"];
+    let text = stdout(&place.baton(&imagenet));
+    assert!(text.contains("1,281,167") && text.contains("taken to be ImageNet's"), "{text}");
+    let error = place.refused(2, &["plan", "good.toml"]);
+    assert!(error.contains("train.beton is not here; --samples N"), "{error}");
+
+    let sized = ["plan", "good.toml", "--samples", "640", "--val-samples", "64", "--on", "h200"];
+    let told = stdout(&place.baton(&[&sized[..], &["--json"]].concat()));
+    let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["plans"][0]["machine"], "h200");
+    assert_eq!(told["plans"][0]["phases"][0]["samples"], 2 * 640);
+    let explained = stdout(&place.baton(&[&sized[..], &["--explain"]].concat()));
+    assert!(explained.contains("memory bandwidth"), "{explained}");
+}
+
+#[test]
+fn a_plan_that_cannot_be_made_is_one_line() {
+    let place = Place::new();
+    let sized = ["plan", "good.toml", "--samples", "640", "--val-samples", "64"];
+    let refused = |more: &[&str]| place.refused(2, &[&sized[..], more].concat());
+    let error = refused(&["--on", "dgx"]);
+    assert!(error.contains("`dgx`") && error.contains("p4d.24xlarge, p3.8xlarge"), "{error}");
+    assert!(refused(&["--set", "epochs"]).contains("`epochs`"));
+    assert!(refused(&["--set", "model.arch=linear"]).contains("trains on a CPU"));
+    let bench = place.write("bench.json", "{}").display().to_string();
+    let error = refused(&["--on", "t4", "--calibration", &bench]);
+    assert!(error.contains("bench.json") && error.contains("baton-worker bench"), "{error}");
+    let error = refused(&["--on", "t4,l4", "--calibration", &bench]);
+    assert!(error.contains("is of one GPU"), "{error}");
+    assert!(refused(&["--on", "t4", "--calibration", "no.json"]).contains("no.json"));
+}

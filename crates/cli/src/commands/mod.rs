@@ -5,6 +5,7 @@ mod checkpoint;
 mod completion;
 mod data;
 mod drain;
+mod plan;
 pub(crate) mod recipe;
 mod recoveries;
 mod status;
@@ -29,6 +30,7 @@ Examples:
   baton up recipes/digits_cpu.toml --ranks 2     train here; run it again to go on where it stopped
   baton status                                   one look at the job
   baton recipe show digits_cpu                   every setting, and what it comes to
+  baton plan resnet50_p4d_60ep --on p4d.24xlarge  memory, images/s, time and money
   baton drain                                    save after the current step and stop
 
 A command asks the first of these coordinators: --coordinator URL, the environment's
@@ -60,6 +62,7 @@ enum Command {
     #[command(subcommand)]
     Recipe(recipe::Command),
     Cert(cert::Args),
+    Plan(plan::Args),
     Completion(completion::Args),
 }
 
@@ -77,6 +80,7 @@ impl Cli {
             Command::Data(command) => data::run(&command),
             Command::Recipe(command) => return recipe::run(&command),
             Command::Cert(args) => cert::run(&args),
+            Command::Plan(args) => plan::run(&args),
             Command::Completion(args) => completion::run(&args),
         };
         done.map(|()| baton_job::exit::OK)

@@ -19,6 +19,7 @@ use baton_job::{
 use clap::Subcommand;
 use serde::Serialize;
 
+pub(crate) use self::samples::Samples;
 use crate::failure::bad_input;
 
 /// Look at recipes, check and compare them
@@ -48,13 +49,13 @@ pub(crate) fn read(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure
 const RECIPES: &str = "recipes";
 
 /// A recipe file, or the one of this name in `recipes/`.
-fn find(file_or_name: &Path) -> PathBuf {
+pub(crate) fn find(file_or_name: &Path) -> PathBuf {
     let named = Path::new(RECIPES).join(format!("{}.toml", file_or_name.display()));
     if !file_or_name.exists() && named.exists() { named } else { file_or_name.to_owned() }
 }
 
 /// Something is wrong with a recipe.
-fn about(path: &Path, problem: impl std::fmt::Display) -> Failure {
+pub(crate) fn about(path: &Path, problem: impl std::fmt::Display) -> Failure {
     bad_input(format!("{}: {problem}", path.display()))
 }
 

@@ -1,0 +1,191 @@
+//! The arithmetic of a plan, so that a reader can follow every number by hand. Pure.
+
+use std::fmt::Write;
+
+use baton_plan::{
+    Machine, Plan, Question,
+    plan::Phase,
+    price,
+    roofline::{
+        BANDWIDTH_EFFICIENCY, FP32_EFFICIENCY, LAUNCH_SECONDS, Roofline, Seconds,
+        TENSOR_CORE_EFFICIENCY,
+    },
+};
+
+use super::table::{dollars, wrapped};
+use crate::human::{bytes, count, duration, grouped};
+
+pub(super) fn text(question: &Question<'_>, plan: &Plan, machine: &Machine) -> String {
+    let mut text = format!(
+        "{}: {} with {} {} and {} vCPUs\n",
+        machine.name, machine.instance, machine.gpus, machine.gpu.name, machine.vcpus
+    );
+    let mut line = |name: &str, value: String| {
+        // Writing to a string never fails.
+        let _ = writeln!(text, "{}", wrapped(&format!("  {name:<24}"), &value));
+    };
+    line(
+        "memory of a GPU",
+        format!(
+            "{} of {}, at most, with {} samples at a time of {} px:",
+            bytes(plan.memory.total_bytes),
+            bytes(plan.gpu_memory_bytes),
+            plan.memory_phase.micro_batch,
+            plan.memory_phase.resolution
+        ),
+    );
+    for part in &plan.memory.parts {
+        line(&format!("  {}", part.name), format!("{}: {}", bytes(part.bytes), part.how));
+    }
+    rates(question, plan, machine, &mut line);
+    for phase in &plan.phases {
+        phase_lines(plan, phase, &mut line);
+    }
+    let evaluation = &plan.evaluation;
+    line(
+        "evaluations",
+        format!(
+            "{} images at {} px, forward passes over each: {}, at {:.0} images/s: {}",
+            grouped(evaluation.samples),
+            evaluation.resolution,
+            evaluation.passes,
+            evaluation.images_per_second,
+            duration(evaluation.seconds)
+        ),
+    );
+    let minutes = plan.seconds / 60.0;
+    line("time", format!("sum of the above: {minutes:.1} min"));
+    for cost in &plan.costs {
+        let source = match cost.kind {
+            "given" => "given by --price".to_owned(),
+            kind => format!("{}, {}, {}", kind.replace('_', " "), price::SOURCE, price::AS_OF),
+        };
+        line(
+            "cost",
+            format!(
+                "{minutes:.1} min / 60 x ${:.4} per hour = {} ({source})",
+                cost.dollars_per_hour,
+                dollars(cost.dollars)
+            ),
+        );
+    }
+    text.trim_end().to_owned()
+}
+
+/// What the GPU, its neighbours and the CPUs are taken to reach.
+fn rates(
+    question: &Question<'_>,
+    plan: &Plan,
+    machine: &Machine,
+    line: &mut impl FnMut(&str, String),
+) {
+    let compute = question.spec.precision.compute;
+    let arithmetic = machine.gpu.arithmetic(compute);
+    let roofline = Roofline::new(&machine.gpu, compute);
+    let efficiency = if arithmetic.tensor_cores { TENSOR_CORE_EFFICIENCY } else { FP32_EFFICIENCY };
+    line(
+        "arithmetic",
+        format!(
+            "{:.1} TFLOPS of {} (data sheet) x {efficiency} = {:.1} TFLOPS",
+            arithmetic.peak / 1e12,
+            arithmetic.format,
+            roofline.flop_per_second / 1e12
+        ),
+    );
+    line(
+        "memory bandwidth",
+        format!(
+            "{:.0} GB/s (data sheet) x {BANDWIDTH_EFFICIENCY} = {:.0} GB/s; each operation takes {:.0} us at \
+             least, for its start",
+            machine.gpu.bandwidth / 1e9,
+            roofline.bytes_per_second / 1e9,
+            LAUNCH_SECONDS * 1e6
+        ),
+    );
+    if let Some(factor) = plan.calibration {
+        line("calibration", format!("all that the GPU does x {factor:.3}, as measured"));
+    }
+    line(
+        "data loader",
+        match plan.loader {
+            None => "not known for signals; taken to be fast enough".to_owned(),
+            Some(loader) => format!(
+                "{} threads x {} images/s (docs/measurements/loader.md) = {:.0} images/s",
+                loader.threads, loader.images_per_second_and_thread, loader.images_per_second
+            ),
+        },
+    );
+}
+
+fn phase_lines(plan: &Plan, phase: &Phase, line: &mut impl FnMut(&str, String)) {
+    let Phase { stretch, update, .. } = phase;
+    line(
+        &format!("epochs {}-{}", stretch.first_epoch, stretch.last_epoch()),
+        format!(
+            "{} px, {} samples per update on {}; {} of {} on each:",
+            stretch.resolution,
+            stretch.global_batch,
+            count(plan.ranks.into(), "rank"),
+            batches(update.micro_batches),
+            update.micro_batch
+        ),
+    );
+    for row in &update.pass {
+        let work = match row.flop {
+            0.0 => String::new(),
+            flop => format!("{:.1} GFLOP, ", flop / 1e9),
+        };
+        line(
+            &format!("  {}", row.kind.name()),
+            format!("{work}{}: {}", bytes(row.bytes as u64), bounds(row.seconds)),
+        );
+    }
+    let reduced = update.all_reduce.map_or("one rank has none; 0".to_owned(), |all_reduce| {
+        format!(
+            "{} by each rank over {} at {:.1} GB/s, {:.2}",
+            bytes(all_reduce.bytes as u64),
+            all_reduce.way,
+            all_reduce.bytes_per_second / 1e9,
+            all_reduce.seconds * 1e3
+        )
+    });
+    line("  all-reduce", format!("{reduced} ms"));
+    let moved = bytes(update.optimizer_bytes as u64);
+    line("  optimizer", format!("{moved}: {:.2} ms", update.optimizer_seconds * 1e3));
+    line(
+        "  update",
+        format!(
+            "{} x {:.2} + sums {:.2} + all-reduce + optimizer = {:.2} ms",
+            update.micro_batches,
+            update.passes.total() * 1e3 / update.micro_batches.max(1) as f64,
+            update.sum_seconds * 1e3,
+            update.seconds * 1e3
+        ),
+    );
+    line(
+        "  time",
+        format!(
+            "{} samples at {:.0} images/s (limit: {}): {}",
+            grouped(phase.samples),
+            phase.images_per_second,
+            phase.limit.name(),
+            duration(phase.seconds)
+        ),
+    );
+}
+
+fn batches(number: u64) -> String {
+    if number == 1 { "1 micro-batch".to_owned() } else { format!("{number} micro-batches") }
+}
+
+/// `ms of what bounds them`, for those that are there.
+fn bounds(seconds: Seconds) -> String {
+    let parts = [
+        (seconds.arithmetic, "arithmetic"),
+        (seconds.bandwidth, "memory"),
+        (seconds.launches, "starts"),
+    ];
+    let parts = parts.iter().filter(|(seconds, _)| *seconds > 0.0);
+    let parts = parts.map(|(seconds, what)| format!("{:.2} ms {what}", seconds * 1e3));
+    parts.collect::<Vec<_>>().join(" + ")
+}

@@ -1,0 +1,162 @@
+//! `baton plan`
+
+mod explain;
+mod table;
+
+use std::{fs, path::PathBuf};
+
+use baton_job::{JobSpec, exit::Failure, spec::Arch};
+use baton_plan::{Calibration, Error, MACHINES, Machine, Plan, Question};
+
+use super::recipe::{self, Samples};
+use crate::{failure::bad_input, json, output};
+
+/// Tell what a recipe needs and costs: memory, batch that fits, images per second, time, money
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  baton plan resnet50_p4d_60ep                                   on every machine that is known
+  baton plan resnet50_t4 --on t4,l4 --explain                    with the arithmetic
+  baton plan resnet50_p4d_60ep --on g5.12xlarge --set train.grad_accumulation=2
+  baton plan resnet50_p4d_60ep --on p4d.24xlarge --price 8.50    dollars per hour of the machine
+  baton-worker bench --device cuda --resolution 224 --batch 256 --set precision.compute=bf16 --json >h200.json
+  baton plan resnet50_a100_bf16_adamw --on h200 --calibration h200.json
+
+Machines: p4d.24xlarge, p3.8xlarge, g5.12xlarge, g6.12xlarge (whole instances); t4, l4, a100-40, h100, h200 (one GPU).
+
+Nothing is measured: a roofline over data sheets, which a calibration corrects. Prices are a table with a date. The
+formulas, their sources, and how far they may be off: docs/plan.md.")]
+pub(crate) struct Args {
+    /// A recipe, or the name of one in recipes/
+    #[arg(value_name = "RECIPE")]
+    recipe: PathBuf,
+    /// Machines [default: all that are known]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    on: Vec<String>,
+    /// Change one value, e.g. --set precision.compute=fp16; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Price of the whole machine, in place of the table's
+    #[arg(long, value_name = "USD_PER_HOUR", value_parser = price)]
+    price: Option<f64>,
+    /// What `baton-worker bench --json` printed on the GPU of --on: scales the roofline to it
+    #[arg(long, value_name = "FILE", requires = "on")]
+    calibration: Option<PathBuf>,
+    /// Samples of the training set [default: what its files have; of 1,000 classes, ImageNet's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    samples: Option<u64>,
+    /// Samples of the validation set [default: likewise]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    val_samples: Option<u64>,
+    /// Size of a signal, for model.arch = resnet34_1d
+    #[arg(long, value_name = "CHANNELSxLENGTH", default_value = "1x100", value_parser = signal)]
+    signal: Signal,
+    /// Print the arithmetic too
+    #[arg(long, conflicts_with = "json")]
+    explain: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Samples of ImageNet-1k (ILSVRC 2012), training and validation, and its classes.
+const IMAGENET: ([u64; 2], u32) = ([1_281_167, 50_000], 1_000);
+
+/// Channels and length.
+#[derive(Clone, Copy, Debug)]
+struct Signal([u64; 2]);
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let path = recipe::find(&args.recipe);
+    let spec = recipe::read(&path, &args.overrides)?;
+    let machines = machines(&args.on)?;
+    let calibration = args.calibration.as_deref().map(|file| {
+        let about = |problem: String| bad_input(format!("{}: {problem}", file.display()));
+        if machines.iter().any(|machine| machine.gpu != machines[0].gpu) {
+            return Err(about("is of one GPU: name machines with that one in --on".to_owned()));
+        }
+        let text = fs::read_to_string(file).map_err(|error| about(error.to_string()))?;
+        Calibration::from_json(&text).map_err(|error| about(error.to_string()))
+    });
+    let calibration = calibration.transpose()?;
+    let ([samples, val_samples], assumed) =
+        sizes(&spec, args).map_err(|problem| recipe::about(&path, problem))?;
+    let question = Question {
+        spec: &spec,
+        samples,
+        val_samples,
+        signal: args.signal.0,
+        dollars_per_hour: args.price,
+        calibration: calibration.as_ref(),
+    };
+    let plans = machines.iter().map(|machine| question.plan(machine));
+    let plans: Vec<Plan> = plans.collect::<Result<_, _>>().map_err(|error| match error {
+        Error::Calibration(_) => bad_input(error.to_string()),
+        _ => recipe::about(&path, error),
+    })?;
+    if args.json {
+        output::line(json::line(&told(&question, &plans)));
+        return Ok(());
+    }
+    output::line(table::text(&question, &plans, assumed));
+    if args.explain {
+        for (plan, machine) in plans.iter().zip(&machines) {
+            output::line(format_args!("\n{}", explain::text(&question, plan, machine)));
+        }
+    }
+    Ok(())
+}
+
+/// For scripts.
+fn told<'a>(question: &Question<'_>, plans: &'a [Plan]) -> json::PlannedRecipe<'a> {
+    json::PlannedRecipe {
+        recipe: question.spec.name.clone(),
+        samples: question.samples,
+        val_samples: question.val_samples,
+        prices_as_of: question.dollars_per_hour.is_none().then_some(baton_plan::price::AS_OF),
+        plans,
+    }
+}
+
+fn machines(names: &[String]) -> Result<Vec<&'static Machine>, Failure> {
+    if names.is_empty() {
+        return Ok(MACHINES.iter().collect());
+    }
+    let named = names.iter().map(|name| Machine::named(name));
+    named.collect::<Result<_, _>>().map_err(|error| bad_input(error.to_string()))
+}
+
+/// Sizes of the training and the validation set, and whether they are guessed.
+fn sizes(spec: &JobSpec, args: &Args) -> Result<([u64; 2], bool), String> {
+    let locations = [&spec.data.train, &spec.data.val];
+    let given = [args.samples, args.val_samples];
+    let (imagenet, classes) = IMAGENET;
+    let guessable = spec.model.num_classes == classes && spec.model.arch != Arch::Resnet34In1d;
+    let (mut sizes, mut assumed) = ([0; 2], false);
+    for (index, flag) in ["--samples", "--val-samples"].into_iter().enumerate() {
+        sizes[index] = match Samples::at(locations[index], given[index])? {
+            Samples::Known(samples) => samples,
+            Samples::Unknown(_) if guessable => {
+                assumed = true;
+                imagenet[index]
+            }
+            Samples::Unknown(why) => return Err(format!("{why}; {flag} N tells its size")),
+        };
+    }
+    Ok((sizes, assumed))
+}
+
+fn price(text: &str) -> Result<f64, String> {
+    let price = text.parse::<f64>().ok().filter(|price| *price >= 0.0 && price.is_finite());
+    price.ok_or_else(|| "must be dollars per hour, e.g. 8.50".to_owned())
+}
+
+fn signal(text: &str) -> Result<Signal, String> {
+    let parts = text.split_once('x');
+    let side = |side: &str| side.parse::<u64>().ok().filter(|side| (1..=1 << 20).contains(side));
+    let read = parts.and_then(|(channels, length)| Some([side(channels)?, side(length)?]));
+    read.map(Signal).ok_or_else(|| "must be channels x length, e.g. 1x100".to_owned())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+use std::path::Path;
+
+use insta::{assert_json_snapshot, assert_snapshot};
+
+use super::*;
+
+fn spec(recipe: &str, changes: &[&str]) -> JobSpec {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recipes/{recipe}.toml"));
+    let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
+    recipe::read(&path, &changes).unwrap()
+}
+
+fn question(spec: &JobSpec) -> Question<'_> {
+    Question {
+        spec,
+        samples: 1_281_167,
+        val_samples: 50_000,
+        signal: [1, 100],
+        dollars_per_hour: None,
+        calibration: None,
+    }
+}
+
+fn plans(question: &Question<'_>, machines: &[&str]) -> Vec<Plan> {
+    let machine = |name: &&str| question.plan(Machine::named(name).unwrap()).unwrap();
+    machines.iter().map(machine).collect()
+}
+
+fn all() -> Vec<&'static str> {
+    MACHINES.iter().map(|machine| machine.name).collect()
+}
+
+/// No line is wider than a screen of 100 columns.
+fn narrow(text: String) -> String {
+    let widest = text.lines().map(|line| line.chars().count()).max();
+    assert!(widest <= Some(100), "{widest:?} columns:\n{text}");
+    text
+}
+
+#[test]
+fn the_reference_recipe_on_every_machine() {
+    let spec = spec("resnet50_p4d_60ep", &[]);
+    let question = question(&spec);
+    assert_snapshot!(narrow(table::text(&question, &plans(&question, &all()), true)));
+}
+
+#[test]
+fn a_price_of_ones_own_takes_the_place_of_both() {
+    let spec = spec("resnet50_ffcv_16ep", &[]);
+    let question = Question { dollars_per_hour: Some(8.5), ..question(&spec) };
+    assert_snapshot!(narrow(table::text(&question, &plans(&question, &["p4d.24xlarge"]), false)));
+}
+
+#[test]
+fn a_calibration_is_named() {
+    let text = r#"{"arch": "resnet50", "resolution": 224, "batch": 128, "compute": "bf16",
+        "on_gpu": true, "step_seconds": 0.1, "all_reduce_seconds": 0.0}"#;
+    let measured = Calibration::from_json(text).unwrap();
+    let spec = spec("resnet50_a100_bf16_adamw", &[]);
+    let question = Question { calibration: Some(&measured), ..question(&spec) };
+    assert_snapshot!(narrow(table::text(&question, &plans(&question, &["a100-40"]), true)));
+}
+
+#[test]
+fn the_arithmetic_of_several_gpus() {
+    let spec = spec("resnet50_p4d_60ep", &[]);
+    let question = question(&spec);
+    let plan = &plans(&question, &["p4d.24xlarge"])[0];
+    let machine = Machine::named("p4d.24xlarge").unwrap();
+    assert_snapshot!(narrow(explain::text(&question, plan, machine)));
+}
+
+#[test]
+fn the_arithmetic_of_signals() {
+    let spec = spec("resnet34_1d_signals", &[]);
+    let question = Question { samples: 8_192, val_samples: 2_048, ..question(&spec) };
+    let plan = &plans(&question, &["t4"])[0];
+    assert_snapshot!(narrow(explain::text(&question, plan, Machine::named("t4").unwrap())));
+}
+
+#[test]
+fn a_plan_as_json() {
+    let spec = spec("resnet50_t4", &[]);
+    let question = question(&spec);
+    let plans = plans(&question, &["t4"]);
+    assert_json_snapshot!(told(&question, &plans));
+}
+
+#[test]
+fn sizes_and_prices_are_numbers() {
+    assert_eq!(price("8.50"), Ok(8.5));
+    assert!(["-1", "inf", "cheap"].iter().all(|text| price(text).is_err()));
+    assert_eq!(signal("12x1000").unwrap().0, [12, 1_000]);
+    assert!(["12", "0x5", "axb", "1x2x3"].iter().all(|text| signal(text).is_err()));
+}

@@ -1,0 +1,231 @@
+//! The memory of one GPU, part by part.
+
+use baton_job::{
+    JobSpec, Rank,
+    plan::virtual_block,
+    spec::{Compute, Optimizer, Stage},
+};
+use serde::Serialize;
+
+use crate::{layer::Layer, network::Network};
+
+/// Bytes of a master weight, a gradient that is added up, a moment, a statistic.
+const F32_BYTES: u64 = 4;
+/// Values at the end of a leaf: `TAIL` of `crates/trainer/src/learner.rs`.
+const TAIL: u64 = 7;
+/// For CUDA's context, the kernels of libtorch, cuDNN and NCCL, and NCCL's buffers. An allowance.
+const CONTEXT_BYTES: u64 = 1 << 30;
+/// For what cuDNN's convolutions use beside their inputs and outputs. An allowance.
+const WORKSPACE_BYTES: u64 = 1 << 30;
+/// For gaps between activations in libtorch's memory, as a share of them. An allowance.
+const FRAGMENTATION: f64 = 0.05;
+/// Gradients of activations that exist at one time: of an operation's output, of its input, and of the
+/// shortcut past it.
+const GRADIENTS_AT_A_TIME: u64 = 3;
+
+/// Bytes of a value in the working format.
+#[must_use]
+pub fn value_bytes(compute: Compute) -> u64 {
+    match compute {
+        Compute::Fp32 => F32_BYTES,
+        Compute::Bf16 | Compute::Fp16 => 2,
+    }
+}
+
+/// What one rank's GPU holds at the moment when it holds most.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Memory {
+    /// All parts together.
+    pub total_bytes: u64,
+    /// In the order in which they are told.
+    pub parts: Vec<Part>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Part {
+    /// Of what.
+    pub name: &'static str,
+    /// How much.
+    pub bytes: u64,
+    /// How that comes about.
+    pub how: String,
+}
+
+impl Memory {
+    /// Of one of `ranks` that trains `network` with `micro_batch` samples at a time.
+    #[must_use]
+    pub fn new(spec: &JobSpec, network: &Network, ranks: u32, micro_batch: u64) -> Self {
+        let mut parts = state(spec, network);
+        let (parameters, statistics) = (network.parameters(), network.statistics());
+        let leaves = leaves(spec.train.virtual_ranks, ranks, spec.train.grad_accumulation);
+        parts.push(Part {
+            name: "gradient sums",
+            bytes: leaves * (parameters + statistics + TAIL) * F32_BYTES,
+            how: format!(
+                "leaves of the fixed tree at a time: {leaves} x ({parameters} + {statistics} + {TAIL}) \
+                 values x {F32_BYTES} B"
+            ),
+        });
+        let bytes = value_bytes(spec.precision.compute);
+        let others = parameters - network.kernels();
+        parts.push(Part {
+            name: "gradients of a pass",
+            bytes: network.kernels() * bytes + others * F32_BYTES,
+            how: format!("{} x {bytes} B + {others} x {F32_BYTES} B", network.kernels()),
+        });
+        let activations = activations(spec, network) * micro_batch;
+        parts.push(Part {
+            name: "activations",
+            bytes: activations,
+            how: format!(
+                "{} B per sample x {micro_batch}{}",
+                activations / micro_batch.max(1),
+                recomputed(&spec.train.recompute)
+            ),
+        });
+        parts.push(Part {
+            name: "allowances",
+            bytes: CONTEXT_BYTES + WORKSPACE_BYTES + (FRAGMENTATION * activations as f64) as u64,
+            how: format!(
+                "1 GiB for CUDA, cuDNN and NCCL + 1 GiB for cuDNN's workspaces + {} % of the \
+                 activations for gaps between them; not measured",
+                FRAGMENTATION * 100.0
+            ),
+        });
+        Self { total_bytes: parts.iter().map(|part| part.bytes).sum(), parts }
+    }
+
+    /// The most samples at a time with which `new` stays within `most_bytes`; 0 if not even one does.
+    #[must_use]
+    pub fn largest_micro_batch(
+        spec: &JobSpec,
+        network: &Network,
+        ranks: u32,
+        most_bytes: u64,
+    ) -> u64 {
+        let fits = |batch: u64| Self::new(spec, network, ranks, batch).total_bytes <= most_bytes;
+        // Memory grows with the batch, so that the largest one is found by halving.
+        let (mut least, mut most) = (0_u64, 1 << 24);
+        while least < most {
+            let middle = (least + most).div_ceil(2);
+            if fits(middle) {
+                least = middle;
+            } else {
+                most = middle - 1;
+            }
+        }
+        least
+    }
+}
+
+/// What stays from update to update.
+fn state(spec: &JobSpec, network: &Network) -> Vec<Part> {
+    let (parameters, kernels) = (network.parameters(), network.kernels());
+    let statistics = network.statistics();
+    let bytes = value_bytes(spec.precision.compute);
+    let has_copy = spec.precision.compute != Compute::Fp32;
+    let copy = if has_copy { kernels * bytes } else { 0 };
+    let copied = if has_copy { format!(" + {kernels} x {bytes} B") } else { String::new() };
+    let mut parts = vec![Part {
+        name: "weights",
+        bytes: parameters * F32_BYTES,
+        how: format!("{parameters} values x {F32_BYTES} B"),
+    }];
+    if has_copy {
+        let how = format!("{kernels} values of convolutions and the linear layer x {bytes} B");
+        parts.push(Part { name: "working copy", bytes: copy, how });
+    }
+    let (moments, rule) = moments(&spec.optimizer);
+    parts.push(Part {
+        name: "optimizer",
+        bytes: moments * parameters * F32_BYTES,
+        how: format!("{rule}: {moments} x {parameters} values x {F32_BYTES} B"),
+    });
+    if spec.ema.is_some() {
+        parts.push(Part {
+            name: "averaged weights",
+            bytes: (parameters + statistics) * F32_BYTES + copy,
+            how: format!("({parameters} + {statistics}) values x {F32_BYTES} B{copied}"),
+        });
+    }
+    parts.push(Part {
+        name: "BatchNorm statistics",
+        bytes: 2 * statistics * F32_BYTES,
+        how: format!("running and spare: 2 x {statistics} values x {F32_BYTES} B"),
+    });
+    parts
+}
+
+/// Values that the update rule keeps per weight, and its name.
+fn moments(optimizer: &Optimizer) -> (u64, &'static str) {
+    match optimizer {
+        Optimizer::Sgd { momentum, .. } if *momentum == 0.0 => (0, "SGD without momentum"),
+        Optimizer::Sgd { .. } => (1, "SGD's momentum"),
+        Optimizer::AdamW { .. } => (2, "AdamW's two moments"),
+        Optimizer::Lars { .. } => (1, "LARS's momentum"),
+    }
+}
+
+fn recomputed(stages: &[Stage]) -> String {
+    let names: Vec<String> =
+        stages.iter().map(|stage| format!("{stage:?}").to_lowercase()).collect();
+    if names.is_empty() { String::new() } else { format!(", computed again: {}", names.join(", ")) }
+}
+
+/// Gradients that one of `ranks` holds at a time while it adds up those of its virtual ranks, as
+/// `baton_collectives::tree::Fold` does: finished subtrees, and the leaf that comes next.
+#[must_use]
+pub fn leaves(virtual_ranks: u32, ranks: u32, grad_accumulation: u32) -> u64 {
+    let of_rank = |rank| {
+        let (mut subtrees, mut most): (Vec<(u32, u32)>, usize) = (Vec::new(), 0);
+        for leaf in virtual_block(virtual_ranks, Rank(rank), ranks) {
+            most = most.max(subtrees.len() + 1);
+            let mut node = (leaf, 1);
+            while let Some(&(start, leaves)) = subtrees.last() {
+                if leaves != node.1 || !start.is_multiple_of(2 * leaves) {
+                    break;
+                }
+                subtrees.pop();
+                node = (start, 2 * leaves);
+            }
+            subtrees.push(node);
+        }
+        most
+    };
+    let most = (0..ranks).map(of_rank).max().unwrap_or_default() as u64;
+    // The sum of a virtual rank's micro-batches, beside the next one's.
+    most + u64::from(grad_accumulation > 1)
+}
+
+/// Bytes per sample at the moment when activations and their gradients take most.
+///
+/// The backward pass goes from the last operation to the first and gives free what it is done with. A
+/// stage that is computed again keeps only its output, until its turn comes.
+fn activations(spec: &JobSpec, network: &Network) -> u64 {
+    let bytes = value_bytes(spec.precision.compute);
+    let of_stage = |stage: Option<Stage>| -> Vec<&Layer> {
+        network.layers.iter().filter(|layer| layer.stage == stage).collect()
+    };
+    let (mut before, mut most) = (0, 0);
+    for stage in Stage::ALL.into_iter().map(Some).chain([None]) {
+        let layers = of_stage(stage);
+        let is_in = |stages: &[Stage]| stage.is_some_and(|stage| stages.contains(&stage));
+        let output = layers.last().map_or(0, |layer| layer.outputs * bytes);
+        if is_in(&spec.model.freeze) {
+            // Nothing is kept but what the next stage begins with.
+            before = output;
+            continue;
+        }
+        let mut kept = before;
+        for layer in &layers {
+            kept += layer.kept.total_bytes(bytes);
+            most = most.max(kept + GRADIENTS_AT_A_TIME * layer.outputs * bytes);
+        }
+        before = if is_in(&spec.train.recompute) { before + output } else { kept };
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests;

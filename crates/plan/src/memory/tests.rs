@@ -1,0 +1,130 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::{gpu, network::Input};
+
+fn spec(changes: &[&str]) -> JobSpec {
+    let text = r#"
+        name = "test"
+        model = { arch = "resnet50", num_classes = 1000 }
+        data = { train = "none", val = "none" }
+        train = { epochs = 1, global_batch = 2048, resolution = 224 }
+        optimizer = { kind = "sgd", momentum = 0.9 }
+        schedule = { kind = "constant", lr = 0.1 }
+        precision = { compute = "bf16", determinism = "fast" }
+    "#;
+    let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
+    JobSpec::from_toml(text, &changes).unwrap()
+}
+
+fn network(spec: &JobSpec, resolution: u64) -> Network {
+    Network::new(&spec.model, Input::Image { resolution }).unwrap()
+}
+
+fn need(changes: &[&str], resolution: u64, batch: u64) -> Memory {
+    let spec = spec(changes);
+    Memory::new(&spec, &network(&spec, resolution), 8, batch)
+}
+
+fn part(memory: &Memory, name: &str) -> u64 {
+    memory.parts.iter().find(|part| part.name == name).map_or(0, |part| part.bytes)
+}
+
+#[test]
+fn the_state_is_counted_by_hand() {
+    let memory = need(&["ema={ decay = 0.999 }"], 224, 256);
+    let (parameters, statistics) = (25_557_032, 53_120);
+    // All but BatchNorm's scales and shifts, one each per statistic, and the last bias.
+    let kernels = parameters - statistics - 1_000;
+    assert_eq!(part(&memory, "weights"), 4 * parameters);
+    assert_eq!(part(&memory, "working copy"), 2 * kernels);
+    assert_eq!(part(&memory, "optimizer"), 4 * parameters);
+    assert_eq!(part(&memory, "averaged weights"), 4 * (parameters + statistics) + 2 * kernels);
+    assert_eq!(part(&memory, "BatchNorm statistics"), 8 * statistics);
+    assert_eq!(part(&memory, "gradient sums"), 4 * (parameters + statistics + 7));
+    assert_eq!(memory.total_bytes, memory.parts.iter().map(|part| part.bytes).sum::<u64>());
+}
+
+#[test]
+fn adamw_keeps_two_moments_and_fp32_no_copy() {
+    let memory = need(&["optimizer={ kind = 'adamw' }", "precision.compute=fp32"], 224, 1);
+    assert_eq!(part(&memory, "optimizer"), 8 * 25_557_032);
+    assert_eq!(part(&memory, "working copy"), 0);
+    assert_eq!(part(&need(&["optimizer={ kind = 'sgd' }"], 224, 1), "optimizer"), 0);
+}
+
+#[test]
+fn resnet50_keeps_twice_its_convolution_outputs() {
+    let memory = need(&[], 224, 1);
+    // Before and after BatchNorm, 2 bytes each, but for four shortcuts that are added up at once.
+    let shortcuts = 256 * 56 * 56 + 512 * 28 * 28 + 1_024 * 14 * 14 + 2_048 * 7 * 7;
+    let norms = 2 * (2 * 11_113_984 - shortcuts);
+    // The image, and max pooling with its indices.
+    let rest = 2 * 3 * 224 * 224 + (2 + 8) * 64 * 56 * 56;
+    // Most is there once the gradient has come through the head: of the last block's output.
+    let gradients = 3 * 2 * 2_048 * 7 * 7;
+    assert_eq!(part(&memory, "activations"), norms + rest + gradients);
+}
+
+#[test]
+fn the_reference_recipe_fits_into_an_a100_with_room_to_spare() {
+    let gib = need(&[], 224, 256).total_bytes as f64 / f64::from(1 << 30);
+    assert!((10.0..16.0).contains(&gib), "{gib}");
+    let spec = spec(&[]);
+    let room = gpu::A100_40.memory_bytes;
+    let largest = Memory::largest_micro_batch(&spec, &network(&spec, 224), 8, room);
+    assert!((512..1_024).contains(&largest), "{largest}");
+}
+
+#[test]
+fn the_largest_batch_is_the_last_that_fits() {
+    let spec = spec(&[]);
+    let network = network(&spec, 224);
+    let room = gpu::T4.memory_bytes;
+    let largest = Memory::largest_micro_batch(&spec, &network, 1, room);
+    assert!(Memory::new(&spec, &network, 1, largest).total_bytes <= room);
+    assert!(Memory::new(&spec, &network, 1, largest + 1).total_bytes > room);
+    assert_eq!(Memory::largest_micro_batch(&spec, &network, 1, 1 << 30), 0);
+}
+
+#[test]
+fn leaves_are_those_of_the_fold() {
+    // As `a_fold_needs_few_buffers_and_serves_again` in crates/collectives/src/tree.rs.
+    assert_eq!(leaves(64, 1, 1), 7);
+    assert_eq!(leaves(8, 8, 1), 1);
+    assert_eq!(leaves(8, 4, 1), 2);
+    assert_eq!(leaves(8, 1, 1), 4);
+    // Rank 1 of 3 has the virtual ranks 3, 4 and 5: none but the last two join.
+    assert_eq!(leaves(8, 3, 1), 3);
+    assert_eq!(leaves(1, 1, 2), 2);
+}
+
+#[test]
+fn recomputing_the_first_stages_saves_most() {
+    let activations = |changes: &[&str]| part(&need(changes, 224, 64), "activations");
+    let (all, stem) = (activations(&[]), activations(&["train.recompute=['stem']"]));
+    let both = activations(&["train.recompute=['stem', 'layer1']"]);
+    assert!(both < stem && stem < all, "{both} {stem} {all}");
+    assert!((both as f64) < 0.7 * all as f64, "{both} {all}");
+}
+
+#[test]
+fn frozen_stages_keep_nothing() {
+    let frozen = ["model.pretrained=a.safetensors", "model.freeze=['stem', 'layer1']"];
+    let less = part(&need(&frozen, 224, 64), "activations");
+    assert!((less as f64) < 0.65 * part(&need(&[], 224, 64), "activations") as f64);
+}
+
+proptest! {
+    #[test]
+    fn more_samples_pixels_or_virtual_ranks_never_need_less(
+        batch in 1u64..600, more in 0u64..600, side in 1u64..16, wider in 0u64..8, log2 in 0u32..7,
+    ) {
+        let spec = spec(&["train.virtual_ranks=1"]);
+        let of = |side, batch| Memory::new(&spec, &network(&spec, side), 1, batch).total_bytes;
+        let here = of(32 * side, batch);
+        prop_assert!(of(32 * side, batch + more) >= here);
+        prop_assert!(of(32 * (side + wider), batch) >= here);
+        prop_assert!(leaves(2 << log2, 1, 1) >= leaves(1 << log2, 1, 1));
+    }
+}

@@ -1,0 +1,201 @@
+use std::{fs, path::Path};
+
+use super::*;
+use crate::machine::MACHINES;
+
+const IMAGENET: u64 = 1_281_167;
+
+fn spec(name: &str, changes: &[&str]) -> JobSpec {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    let text = fs::read_to_string(folder.join(format!("{name}.toml"))).unwrap();
+    let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
+    JobSpec::from_toml(&text, &changes).unwrap()
+}
+
+fn question(spec: &JobSpec) -> Question<'_> {
+    Question {
+        spec,
+        samples: IMAGENET,
+        val_samples: 50_000,
+        signal: [1, 100],
+        dollars_per_hour: None,
+        calibration: None,
+    }
+}
+
+fn plan(name: &str, changes: &[&str], machine: &str) -> Plan {
+    let spec = spec(name, changes);
+    question(&spec).plan(Machine::named(machine).unwrap()).unwrap()
+}
+
+#[test]
+fn every_recipe_has_a_plan_on_every_machine() {
+    for name in ["digits_cpu", "resnet34_1d_signals", "resnet50_p4d_60ep", "resnet50_t4"] {
+        let spec = spec(name, &[]);
+        for machine in &MACHINES {
+            let plan = question(&spec).plan(machine).unwrap();
+            assert!(plan.seconds > 0.0 && plan.seconds.is_finite(), "{name} {}", machine.name);
+            assert!(plan.ranks <= machine.gpus);
+            let phases: f64 = plan.phases.iter().map(|phase| phase.seconds).sum();
+            assert!((plan.seconds - phases - plan.evaluation.seconds).abs() < 1e-6);
+        }
+    }
+}
+
+#[test]
+fn money_is_hours_times_price() {
+    let plan = plan("resnet50_p4d_60ep", &[], "p4d.24xlarge");
+    let kinds: Vec<&str> = plan.costs.iter().map(|cost| cost.kind).collect();
+    assert_eq!(kinds, ["on_demand", "spot"]);
+    for cost in &plan.costs {
+        assert_eq!(cost.dollars, cost.dollars_per_hour * plan.seconds / 3_600.0);
+    }
+    let spec = spec("resnet50_p4d_60ep", &[]);
+    let given = Question { dollars_per_hour: Some(11.0), ..question(&spec) };
+    let given = given.plan(Machine::named("p4d.24xlarge").unwrap()).unwrap();
+    assert_eq!(
+        given.costs,
+        [Cost { kind: "given", dollars_per_hour: 11.0, dollars: 11.0 * given.seconds / 3_600.0 }]
+    );
+}
+
+#[test]
+fn the_reference_recipe_has_three_phases_and_looks_at_every_sample() {
+    let plan = plan("resnet50_p4d_60ep", &[], "p4d.24xlarge");
+    let shown: Vec<_> = plan
+        .phases
+        .iter()
+        .map(|phase| (phase.stretch.resolution, phase.update.micro_batch, phase.samples))
+        .collect();
+    // Whole batches only: 312 of 4,096, 417 of 3,072, 625 of 2,048; 20 epochs each.
+    let expected = [(160, 512, 25_559_040), (192, 384, 25_620_480), (224, 256, 25_600_000)];
+    assert_eq!(shown, expected);
+    // 59 times a tenth, then all of it; raw and averaged weights.
+    assert_eq!((plan.evaluation.samples, plan.evaluation.passes), (59 * 5_000 + 50_000, 2));
+    assert_eq!((plan.ranks, plan.fits, plan.micro_batch), (8, true, 256));
+    assert!(plan.notes.is_empty(), "{:?}", plan.notes);
+}
+
+/// Minutes that FFCV publishes for its recipes on this machine (the recipes' first lines have them).
+#[test]
+fn ffcvs_published_times_are_met_within_a_fifth() {
+    for (name, published) in [("resnet50_ffcv_16ep", 14.9), ("resnet50_ffcv_88ep", 77.2)] {
+        let minutes = plan(name, &[], "p4d.24xlarge").seconds / 60.0;
+        assert!((minutes / published - 1.0).abs() < 0.2, "{name}: {minutes:.1}");
+    }
+}
+
+#[test]
+fn larger_images_take_longer_and_more_gpus_less_long() {
+    let plan = plan("resnet50_p4d_60ep", &[], "p4d.24xlarge");
+    let rates: Vec<f64> = plan.phases.iter().map(|phase| -phase.images_per_second).collect();
+    assert!(rates.is_sorted(), "{rates:?}");
+    let one = super::tests::plan("resnet50_p4d_60ep", &[], "a100-40");
+    let faster = one.phases[2].update.seconds / plan.phases[2].update.seconds;
+    assert!((6.0..8.0).contains(&faster), "{faster}");
+}
+
+#[test]
+fn gradients_over_tcp_take_longer_than_over_nvswitch() {
+    let seconds = |changes: &[&str]| {
+        let plan = plan("resnet50_p4d_60ep", changes, "p4d.24xlarge");
+        plan.phases[0].update.all_reduce.unwrap().seconds
+    };
+    // 2 · 7/8 · 4 B · (25,557,032 + 53,120) values, at 210 and at 0.9 GB/s.
+    assert!((seconds(&[]) - 0.000_854).abs() < 1e-6);
+    let strict = ["precision.determinism=strict", "cluster.collective=auto"];
+    assert!((seconds(&strict) - 0.199_19).abs() < 1e-5);
+    assert_eq!(plan("resnet50_t4", &[], "t4").phases[0].update.all_reduce, None);
+}
+
+#[test]
+fn few_threads_make_the_loader_the_limit() {
+    let slow = plan("resnet50_p4d_60ep", &["data.decode_threads=1"], "p4d.24xlarge");
+    assert_eq!(slow.limit, Limit::Loader);
+    assert_eq!(slow.phases[0].images_per_second, 8.0 * 1_482.0);
+    assert_eq!(slow.notes, ["only 8 of 96 vCPUs decode: raise data.decode_threads"]);
+    let area = plan("resnet50_p4d_60ep", &["data.resize=area"], "h200");
+    assert_eq!(area.loader.unwrap().images_per_second, 11.0 * 1_252.0);
+    assert_eq!(plan("resnet34_1d_signals", &[], "t4").loader, None);
+}
+
+#[test]
+fn what_does_not_fit_gets_a_remedy_that_does() {
+    let deep = "model.arch=resnet152";
+    let small = plan("resnet50_p4d_60ep", &[deep], "t4");
+    assert!(!small.fits, "{:?}", small.memory);
+    let remedy = small.notes[0].split("grad_accumulation=").nth(1).unwrap();
+    let parts: u32 = remedy.split(' ').next().unwrap().parse().unwrap();
+    let with = |parts: u32| {
+        let changes = format!("train.grad_accumulation={parts}");
+        plan("resnet50_p4d_60ep", &[deep, &changes], "t4").fits
+    };
+    assert!(with(parts) && !with(parts / 2), "{parts}");
+    assert!(small.largest_micro_batch < small.micro_batch, "{small:?}");
+}
+
+#[test]
+fn what_does_not_suit_a_machine_is_told() {
+    let notes = plan("resnet50_p4d_60ep", &[], "p3.8xlarge").notes.join("\n");
+    assert!(notes.contains("V100-16 has no bf16"), "{notes}");
+    assert!(notes.contains("--set cluster.min_ranks=4"), "{notes}");
+    let idle = plan("resnet50_t4", &[], "p4d.24xlarge").notes.join("\n");
+    assert!(idle.contains("7 of 8 GPUs stay idle"), "{idle}");
+    let cpu = plan("digits_cpu", &["cluster.device=cpu"], "l4").notes.join("\n");
+    assert!(cpu.contains("cluster.device = cpu"), "{cpu}");
+}
+
+#[test]
+fn a_calibration_stretches_all_that_the_gpu_does() {
+    let bench = |factor: f64| {
+        let machine = Machine::named("h200").unwrap();
+        let text = |seconds: f64| {
+            format!(
+                r#"{{"arch": "resnet50", "resolution": 224, "batch": 256, "compute": "bf16",
+                     "on_gpu": true, "step_seconds": {seconds}, "all_reduce_seconds": 0.0}}"#
+            )
+        };
+        let once = Calibration::from_json(&text(1.0)).unwrap().factor(machine).unwrap();
+        Calibration::from_json(&text(factor / once)).unwrap()
+    };
+    let spec = spec("resnet50_a100_bf16_adamw", &["data.decode_threads=24"]);
+    let machine = Machine::named("h200").unwrap();
+    let seconds = |calibration: Option<&Calibration>| {
+        let plan = Question { calibration, ..question(&spec) }.plan(machine).unwrap();
+        (plan.calibration, plan.phases[0].update.seconds)
+    };
+    let (none, plain) = seconds(None);
+    let (factor, slow) = seconds(Some(&bench(2.0)));
+    assert_eq!(none, None);
+    assert!((factor.unwrap() - 2.0).abs() < 1e-9);
+    assert!((slow / plain - 2.0).abs() < 1e-9, "{slow} {plain}");
+}
+
+#[test]
+fn a_calibration_of_something_else_is_refused() {
+    let refused = |text: &str| Calibration::from_json(text).unwrap_err().to_string();
+    assert!(refused("{}").contains("baton-worker bench --json"));
+    let bench = |on_gpu: bool, reducing: f64| {
+        format!(
+            r#"{{"arch": "resnet50", "resolution": 64, "batch": 16, "compute": "fp32",
+                 "on_gpu": {on_gpu}, "step_seconds": 0.5, "all_reduce_seconds": {reducing}}}"#
+        )
+    };
+    assert!(refused(&bench(false, 0.1)).contains("not a GPU"));
+    assert!(refused(&bench(true, 0.5)).contains("all_reduce_seconds"));
+    let read = Calibration::from_json(&bench(true, 0.1)).unwrap();
+    assert!((read.images_per_second() - 40.0).abs() < 1e-9);
+}
+
+#[test]
+fn what_cannot_run_has_no_plan() {
+    let spec = spec("resnet50_p4d_60ep", &[]);
+    let few = Question { samples: 10, ..question(&spec) };
+    let error = few.plan(&MACHINES[0]).unwrap_err().to_string();
+    assert!(error.contains("train.global_batch"), "{error}");
+    let error = Machine::named("dgx").unwrap_err().to_string();
+    assert!(error.contains("`dgx`") && error.contains("p4d.24xlarge, p3.8xlarge"), "{error}");
+    let linear =
+        super::tests::spec("digits_cpu", &["model.arch=linear", "optimizer={ kind = 'sgd' }"]);
+    assert!(matches!(question(&linear).plan(&MACHINES[0]), Err(Error::Linear)));
+}
