@@ -14,6 +14,7 @@ use baton_job::{
     exit::{Class, Failure},
     ids::LocalRank,
     plan::virtual_block,
+    spec::Compute,
 };
 use baton_trainer::{
     Error, Leaf, Learner, Update,
@@ -62,6 +63,8 @@ pub(crate) struct Args {
 /// What one rank measured.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Measured {
+    /// Whether a GPU did it.
+    on_gpu: bool,
     /// Median over the steps.
     step_seconds: f64,
     best_step_seconds: f64,
@@ -73,6 +76,20 @@ struct Measured {
     page_faults: f64,
     /// Most memory this process had, in MiB.
     peak_mib: f64,
+}
+
+/// What `--json` prints: what was measured and of what, for `baton plan --calibration` and scripts.
+#[derive(Debug, Serialize)]
+struct Told<'a> {
+    arch: &'a str,
+    /// Side of the images in pixels.
+    resolution: u32,
+    /// Images per step and rank.
+    batch: u32,
+    ranks: u32,
+    compute: Compute,
+    #[serde(flatten)]
+    measured: Measured,
 }
 
 /// Measures and prints.
@@ -89,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         _ => ranks::start_all(args)?,
     };
-    print(args, &all);
+    print(args, &spec, &all);
     Ok(())
 }
 
@@ -140,6 +157,7 @@ fn measure(
         faults.push(page_faults() - faults_before);
     }
     Ok(Measured {
+        on_gpu: device != torch::Device::Cpu,
         step_seconds: median(&mut steps),
         best_step_seconds: steps.first().copied().unwrap_or_default(),
         all_reduce_seconds: median(&mut reduces),
@@ -206,9 +224,10 @@ pub(crate) fn made_up_batch(samples: u32, resolution: u32) -> Batch {
 
 /// Ranks wait for each other in every step: the slowest one's numbers are the job's.
 #[allow(clippy::print_stdout, reason = "the result is this command's output")]
-fn print(args: &Args, all: &[Measured]) {
+fn print(args: &Args, spec: &JobSpec, all: &[Measured]) {
     let most = |value: fn(&Measured) -> f64| all.iter().map(value).fold(0.0, f64::max);
     let worst = Measured {
+        on_gpu: all.iter().any(|measured| measured.on_gpu),
         step_seconds: most(|m| m.step_seconds),
         best_step_seconds: most(|m| m.best_step_seconds),
         all_reduce_seconds: most(|m| m.all_reduce_seconds),
@@ -217,7 +236,15 @@ fn print(args: &Args, all: &[Measured]) {
         peak_mib: most(|m| m.peak_mib),
     };
     if args.json {
-        println!("{}", serde_json::to_string(&worst).unwrap_or_default());
+        let told = Told {
+            arch: &args.arch,
+            resolution: args.resolution,
+            batch: args.batch,
+            ranks: args.ranks,
+            compute: spec.precision.compute,
+            measured: worst,
+        };
+        println!("{}", serde_json::to_string(&told).unwrap_or_default());
         return;
     }
     let images = f64::from(args.batch * args.ranks);

@@ -1,6 +1,7 @@
 //! Names, shapes, places and initial values.
 
 use baton_job::spec::Model;
+use baton_plan::network;
 
 use super::*;
 use crate::torch::{
@@ -30,6 +31,36 @@ fn parameter_counts_are_torchvisions() {
         assert_eq!(layout.parameters_len(), parameters, "{arch}");
         assert_eq!(layout.parameters.len(), tensors, "{arch}");
         assert_eq!(layout.statistics.len(), 2 * norms, "{arch}");
+    }
+}
+
+/// `baton plan` describes the networks once more, without tensors.
+#[test]
+fn what_is_planned_is_what_is_trained() {
+    let image = network::Input::Image { resolution: 32 };
+    let signal = network::Input::Signal { channels: 1, length: 100 };
+    for (arch, input) in [
+        ("resnet18", image),
+        ("resnet34", image),
+        ("resnet50", image),
+        ("resnet101", image),
+        ("resnet152", image),
+        ("resnet34_1d", signal),
+    ] {
+        let layout = layout(arch, 37);
+        let arch_change = format!("model.arch={arch}");
+        let model = recipe(&[&arch_change, "model.num_classes=37"]).model;
+        let planned = network::Network::new(&model, input).unwrap();
+        let trained = [layout.parameters_len(), layout.kernels_len, layout.statistics_len()];
+        let counted = [planned.parameters(), planned.kernels(), planned.statistics()];
+        assert_eq!(counted.map(|values| values as i64), trained, "{arch}");
+        let sizes = |name: &str| {
+            let slot = layout.parameters.iter().find(|slot| slot.name == name);
+            slot.map(|slot| slot.shape.iter().product::<i64>())
+        };
+        for layer in planned.layers.iter().filter(|layer| layer.name.ends_with(".weight")) {
+            assert_eq!(sizes(&layer.name), Some(layer.kernel as i64), "{arch} {}", layer.name);
+        }
     }
 }
 
