@@ -664,7 +664,7 @@ pub(crate) struct PlannedRecipe<'a> {
     /// Of the validation set.
     pub(crate) val_samples: u64,
     /// When the prices were looked up; `null` with `--price`.
-    pub(crate) prices_as_of: Option<&'static str>,
+    pub(crate) prices_looked_up: Option<&'static str>,
     /// One for each machine.
     pub(crate) plans: &'a [Plan],
 }

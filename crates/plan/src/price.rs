@@ -4,11 +4,11 @@
 //! price list; spot prices are the medians over the availability zones at one moment, when those of
 //! p4d.24xlarge went from $2.47 to $8.19. Both were read from the catalogue that the SkyPilot
 //! project makes from AWS's price API (`catalogs/v8/aws/vms.csv` of `skypilot-org/skypilot-catalog`,
-//! commit 00148f2af367), which also tells vCPUs and GPU memory. Zones that give no spot price are left
-//! out.
+//! commit 00148f2af367), which also tells vCPUs and GPU memory. When that commit was made is not known:
+//! the copy at hand has no dates. Zones that give no spot price are left out.
 
-/// When the table was made.
-pub const AS_OF: &str = "2026-11-22";
+/// When the table was looked up.
+pub const LOOKED_UP: &str = "2026-11-22";
 /// Where from.
 pub const SOURCE: &str = "AWS price list, us-east-1, by SkyPilot's catalogue (commit 00148f2)";
 

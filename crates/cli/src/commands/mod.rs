@@ -30,7 +30,7 @@ Examples:
   baton up recipes/digits_cpu.toml --ranks 2     train here; run it again to go on where it stopped
   baton status                                   one look at the job
   baton recipe show digits_cpu                   every setting, and what it comes to
-  baton plan resnet50_p4d_60ep --on p4d.24xlarge  memory, images/s, time and money
+  baton plan resnet50_p4d_60ep                   memory, images/s, time and money
   baton drain                                    save after the current step and stop
 
 A command asks the first of these coordinators: --coordinator URL, the environment's

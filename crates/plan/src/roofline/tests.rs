@@ -39,7 +39,7 @@ fn published_rates_of_one_gpu_are_met_within_a_tenth() {
 #[test]
 fn tf32_is_taken_for_faster_than_published() {
     let found = images_per_second(&A100_80, &[], 256);
-    assert!((1_400.0..1_600.0).contains(&found), "{found:.0}, 938 published");
+    assert!((1_250.0..1_400.0).contains(&found), "{found:.0}, 938 published");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use baton_job::spec::Arch;
 use baton_plan::{
     Machine, Plan, Question,
     plan::Phase,
@@ -27,11 +28,11 @@ pub(super) fn text(question: &Question<'_>, plan: &Plan, machine: &Machine) -> S
     line(
         "memory of a GPU",
         format!(
-            "{} of {}, at most, with {} samples at a time of {} px:",
+            "{} of {}, at most, with {} samples at a time of {}:",
             bytes(plan.memory.total_bytes),
             bytes(plan.gpu_memory_bytes),
             plan.memory_phase.micro_batch,
-            plan.memory_phase.resolution
+            size(question, plan.memory_phase.resolution)
         ),
     );
     for part in &plan.memory.parts {
@@ -39,15 +40,15 @@ pub(super) fn text(question: &Question<'_>, plan: &Plan, machine: &Machine) -> S
     }
     rates(question, plan, machine, &mut line);
     for phase in &plan.phases {
-        phase_lines(plan, phase, &mut line);
+        phase_lines(question, plan, phase, &mut line);
     }
     let evaluation = &plan.evaluation;
     line(
         "evaluations",
         format!(
-            "{} images at {} px, forward passes over each: {}, at {:.0} images/s: {}",
+            "{} samples of {}, forward passes over each: {}, at {:.0} a second: {}",
             grouped(evaluation.samples),
-            evaluation.resolution,
+            size(question, evaluation.resolution),
             evaluation.passes,
             evaluation.images_per_second,
             duration(evaluation.seconds)
@@ -58,7 +59,12 @@ pub(super) fn text(question: &Question<'_>, plan: &Plan, machine: &Machine) -> S
     for cost in &plan.costs {
         let source = match cost.kind {
             "given" => "given by --price".to_owned(),
-            kind => format!("{}, {}, {}", kind.replace('_', " "), price::SOURCE, price::AS_OF),
+            kind => format!(
+                "{}, {}, looked up {}",
+                kind.replace('_', " "),
+                price::SOURCE,
+                price::LOOKED_UP
+            ),
         };
         line(
             "cost",
@@ -117,13 +123,18 @@ fn rates(
     );
 }
 
-fn phase_lines(plan: &Plan, phase: &Phase, line: &mut impl FnMut(&str, String)) {
+fn phase_lines(
+    question: &Question<'_>,
+    plan: &Plan,
+    phase: &Phase,
+    line: &mut impl FnMut(&str, String),
+) {
     let Phase { stretch, update, .. } = phase;
     line(
         &format!("epochs {}-{}", stretch.first_epoch, stretch.last_epoch()),
         format!(
-            "{} px, {} samples per update on {}; {} of {} on each:",
-            stretch.resolution,
+            "{}, {} samples per update on {}; {} of {} on each:",
+            size(question, stretch.resolution),
             stretch.global_batch,
             count(plan.ranks.into(), "rank"),
             batches(update.micro_batches),
@@ -165,13 +176,22 @@ fn phase_lines(plan: &Plan, phase: &Phase, line: &mut impl FnMut(&str, String)) 
     line(
         "  time",
         format!(
-            "{} samples at {:.0} images/s (limit: {}): {}",
+            "{} samples at {:.0} a second (limit: {}): {}",
             grouped(phase.samples),
             phase.images_per_second,
             phase.limit.name(),
             duration(phase.seconds)
         ),
     );
+}
+
+/// Of a sample: signals have no resolution.
+fn size(question: &Question<'_>, resolution: u32) -> String {
+    let [channels, length] = question.signal;
+    match question.spec.model.arch {
+        Arch::Resnet34In1d => format!("{channels} x {length} values"),
+        _ => format!("{resolution} px"),
+    }
 }
 
 fn batches(number: u64) -> String {

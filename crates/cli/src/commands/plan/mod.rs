@@ -19,13 +19,14 @@ Examples:
   baton plan resnet50_t4 --on t4,l4 --explain                    with the arithmetic
   baton plan resnet50_p4d_60ep --on g5.12xlarge --set train.grad_accumulation=2
   baton plan resnet50_p4d_60ep --on p4d.24xlarge --price 8.50    dollars per hour of the machine
-  baton-worker bench --device cuda --resolution 224 --batch 256 --set precision.compute=bf16 --json >h200.json
+  baton-worker bench --resolution 224 --batch 256 --set precision.compute=bf16 --json >h200.json
   baton plan resnet50_a100_bf16_adamw --on h200 --calibration h200.json
 
-Machines: p4d.24xlarge, p3.8xlarge, g5.12xlarge, g6.12xlarge (whole instances); t4, l4, a100-40, h100, h200 (one GPU).
+Machines: p4d.24xlarge, p3.8xlarge, g5.12xlarge, g6.12xlarge (whole instances);
+t4, l4, a100-40, h100, h200 (one GPU).
 
-Nothing is measured: a roofline over data sheets, which a calibration corrects. Prices are a table with a date. The
-formulas, their sources, and how far they may be off: docs/plan.md.")]
+Nothing is measured: a roofline over data sheets, which a calibration corrects. Prices are a table
+with a date. The formulas, their sources, and how far they may be off: docs/plan.md.")]
 pub(crate) struct Args {
     /// A recipe, or the name of one in recipes/
     #[arg(value_name = "RECIPE")]
@@ -113,7 +114,10 @@ fn told<'a>(question: &Question<'_>, plans: &'a [Plan]) -> json::PlannedRecipe<'
         recipe: question.spec.name.clone(),
         samples: question.samples,
         val_samples: question.val_samples,
-        prices_as_of: question.dollars_per_hour.is_none().then_some(baton_plan::price::AS_OF),
+        prices_looked_up: question
+            .dollars_per_hour
+            .is_none()
+            .then_some(baton_plan::price::LOOKED_UP),
         plans,
     }
 }

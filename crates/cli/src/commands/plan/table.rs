@@ -161,7 +161,11 @@ fn footing(question: &Question<'_>, plans: &[Plan]) -> String {
         [Cost { kind: "given", dollars_per_hour, .. }] => {
             format!("Cost at the given {} per hour.", dollars(*dollars_per_hour))
         }
-        _ => format!("Prices as of {}: {}. They change; --price.", price::AS_OF, price::SOURCE),
+        _ => format!(
+            "Prices as looked up on {}: {}. They change; --price.",
+            price::LOOKED_UP,
+            price::SOURCE
+        ),
     };
     let columns = "GIB: needed on a GPU, with allowances, of what it has. BATCH: the recipe's micro-batch at \
                    its largest images, of the largest that fits. LIMIT: memory is its bandwidth. TIME: \

@@ -1,0 +1,87 @@
+//! What the reader of a plan should know or change.
+
+use baton_job::{
+    dry_run::{DryRun, Stretch},
+    spec::{Arch, Compute, Device},
+};
+
+use super::{Plan, Question};
+use crate::{Machine, memory::Memory, update::Limit};
+
+impl Question<'_> {
+    pub(super) fn notes(&self, plan: &Plan, machine: &Machine, run: &DryRun) -> Vec<String> {
+        let (spec, mut notes) = (self.spec, Vec::new());
+        if !plan.fits {
+            let Stretch { micro_batch, resolution, .. } = plan.memory_phase;
+            let remedy = match self.accumulation_that_fits(plan, run) {
+                Some(parts) => format!(
+                    "--set train.grad_accumulation={parts} makes it (BatchNorm then sees fewer samples), \
+                     or name stages in train.recompute"
+                ),
+                None => "name stages in train.recompute, or lower train.global_batch".to_owned(),
+            };
+            let is_signal = spec.model.arch == Arch::Resnet34In1d;
+            let at = if is_signal { String::new() } else { format!(" at {resolution} px") };
+            notes.push(format!("micro-batches of {micro_batch}{at} do not fit: {remedy}"));
+        }
+        if spec.cluster.min_ranks > machine.gpus {
+            notes.push(format!(
+                "cluster.min_ranks = {} waits for more than one such machine; planned for one, with \
+                 --set cluster.min_ranks={}",
+                spec.cluster.min_ranks, plan.ranks
+            ));
+        }
+        if plan.ranks < machine.gpus {
+            notes.push(format!(
+                "{} of {} GPUs stay idle: train.virtual_ranks = {} and cluster.max_ranks = {} allow \
+                 no more",
+                machine.gpus - plan.ranks,
+                machine.gpus,
+                spec.train.virtual_ranks,
+                spec.cluster.max_ranks
+            ));
+        }
+        if spec.precision.compute == Compute::Bf16 && machine.gpu.bf16.is_none() {
+            notes.push(format!(
+                "the {} has no bf16 and would emulate it: --set precision.compute=fp16",
+                machine.gpu.name
+            ));
+        }
+        if plan.limit == Limit::Loader {
+            let threads = plan.loader.map_or(0, |loader| loader.threads);
+            notes.push(match threads < machine.vcpus {
+                true => format!(
+                    "only {threads} of {} vCPUs decode: raise data.decode_threads",
+                    machine.vcpus
+                ),
+                false => {
+                    "every vCPU decodes: take a machine with more of them, or raw images".to_owned()
+                }
+            });
+        }
+        if spec.cluster.device == Device::Cpu {
+            notes.push("cluster.device = cpu: the plan is for GPUs all the same".to_owned());
+        }
+        notes
+    }
+
+    /// The least number of micro-batches per virtual rank with which every phase fits.
+    fn accumulation_that_fits(&self, plan: &Plan, run: &DryRun) -> Option<u32> {
+        let virtual_ranks = u64::from(self.spec.train.virtual_ranks);
+        let mut spec = self.spec.clone();
+        (spec.train.grad_accumulation + 1..=4_096).find(|parts| {
+            spec.train.grad_accumulation = *parts;
+            let parts = virtual_ranks * u64::from(*parts);
+            run.stretches.iter().all(|stretch| {
+                // BatchNorm has no variance of one sample.
+                let micro_batch = stretch.global_batch / parts;
+                let whole = stretch.global_batch.is_multiple_of(parts) && micro_batch >= 2;
+                whole
+                    && self.network(stretch.resolution).is_ok_and(|network| {
+                        let need = Memory::new(&spec, &network, plan.ranks, micro_batch);
+                        need.total_bytes <= plan.gpu_memory_bytes
+                    })
+            })
+        })
+    }
+}
