@@ -98,9 +98,11 @@ async fn every_call_is_refused_without_a_token_with_a_wrong_one_and_with_a_lesse
     let folder = tempfile::tempdir().unwrap();
     let certs = certs(folder.path());
     let mut cluster = Cluster::new();
-    let flags = secured(&certs);
+    // So guarded it may serve everywhere.
+    let mut flags = secured(&certs);
+    flags.extend(["--listen".to_owned(), "0.0.0.0:0".to_owned()]);
     cluster.start_coordinator(&flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    let url = cluster.url().replace("http://", "https://");
+    let url = cluster.url().replace("http://0.0.0.0", "https://127.0.0.1");
 
     let wrong = Token::new("somebody-elses-token").unwrap();
     for path in calls() {

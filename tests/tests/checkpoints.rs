@@ -110,6 +110,10 @@ fn exported_weights_come_back_as_a_checkpoint_that_a_job_begins_with() {
         let (coordinator, _) = next.finish().await;
         assert!(coordinator.success(), "{}", next.log("coordinator"));
     });
+
+    // By the other way to begin with somebody's weights the job is the same.
+    let mut pretrained = resnet().set(&format!("model.pretrained={weights}"));
+    assert!(runtime.block_on(pretrained.run_to_the_end(1)) == next.newest_state());
 }
 
 /// A run whose checkpoints lie on a small disk of their own, in a mount namespace.

@@ -274,3 +274,27 @@ async fn of_two_coordinators_on_one_store_the_older_is_fenced_out_and_ends_for_g
     let (coordinator, _) = newer.finish().await;
     assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)), "{}", newer.log("coordinator"));
 }
+
+#[tokio::test]
+async fn a_generation_that_another_coordinator_has_opened_is_not_opened_again() {
+    let store = tempfile::tempdir().unwrap();
+    let dir = format!("checkpoint.dir={}", store.path().display());
+    // Nothing is saved: the older one learns of the newer one when it opens a generation itself.
+    let job = || Cluster::endless().set("checkpoint.every_epochs=0").set(&dir);
+    let mut older = job();
+    older.start_coordinator(&[]).await;
+    older.start_agent("node", 1);
+    older.events().await.next_of(Kind::TrainingStarted).await;
+    let mut newer = job();
+    newer.start_coordinator(&[]).await;
+    newer.start_agent("node", 1);
+    newer.events().await.next_of(Kind::TrainingStarted).await;
+
+    kill(older.rank_pids(0)[0]);
+
+    let (coordinator, _) = older.finish().await;
+    let log = older.log("coordinator");
+    assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
+    assert!(log.contains("another coordinator has taken over"), "{log}");
+    assert_eq!(newer.status().await.generation, 2, "nobody has taken it from the newer one");
+}

@@ -112,6 +112,19 @@ impl<L: Learner> Learner for Witness<L> {
         self.inner.new_leaf()
     }
 
+    fn initialise(&mut self) -> Result<(), learner::Error> {
+        self.watch.moment();
+        self.inner.initialise()
+    }
+
+    fn load_initial(&mut self) -> Result<(), learner::Error> {
+        self.inner.load_initial()
+    }
+
+    fn loss_scale(&mut self) -> Result<Option<f64>, learner::Error> {
+        self.inner.loss_scale()
+    }
+
     fn gradient(
         &mut self,
         batch: &Batch,
@@ -412,9 +425,13 @@ fn a_resnet_goes_through_any_series_of_faults_to_the_same_bits() {
     ]);
     let learner =
         |spec: &JobSpec, inputs: &InputType| TorchLearner::blank(spec, inputs, Device::Cpu);
-    let work = Work { spec, learner, most_moments: 9 };
+    let work = Work { spec: spec.clone(), learner, most_moments: 9 };
     let undisturbed = Run::new(&work, 2).finish();
     assert_eq!(undisturbed.samples.len(), 15);
+    // Were nobody to draw the first weights, all of these would agree on zeros, but for this one.
+    let drawn = |spec: &JobSpec, inputs: &InputType| TorchLearner::new(spec, inputs, Device::Cpu);
+    let with_weights = Work { spec, learner: drawn, most_moments: 9 };
+    assert_eq!(Run::new(&with_weights, 1).finish(), undisturbed);
     for seed in seeds(RESNET_SEEDS) {
         if let Err(problem) = history(seed, &work, &undisturbed) {
             panic!("{problem}");

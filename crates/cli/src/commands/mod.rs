@@ -41,7 +41,8 @@ Exit codes:
   0    all went well; for `baton up`: every epoch is done
   1    failed for a reason that another try may cure; for `baton recipe diff` and
        `baton checkpoint diff`: they differ
-  2    bad input (a recipe, a file, a flag), or training that diverges; do not try the same again
+  2    bad input (a recipe, a file, a flag), training that diverges, or another coordinator has
+       taken over the checkpoint store; do not try the same again
   3    `baton up`: stopped by `baton stop`, without a save
   4    `baton up`: saved and stopped, as limits.max_hours or limits.max_dollars is reached; raise it
   75   `baton up`: saved and stopped; the same command goes on

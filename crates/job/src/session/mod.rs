@@ -543,7 +543,8 @@ impl Session {
         let trains =
             |slot: &Slot| matches!(slot.process, Process::Alive { phase: RankPhase::Training });
         let all_train = self.slots.iter().filter(|slot| slot.seat.is_some()).all(trains);
-        if self.policy.warm_spare && self.leaving.is_none() && all_train {
+        let stays = self.leaving.is_none() && self.going.is_none();
+        if self.policy.warm_spare && stays && all_train {
             self.actions.push(Action::KeepSpare);
         }
     }
