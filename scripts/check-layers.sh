@@ -30,6 +30,8 @@ must_not_reach baton-checkpoint tonic torch-sys cudarc
 must_not_reach baton-coordinator torch-sys cudarc
 must_not_reach baton-cli torch-sys cudarc
 must_not_reach baton-access baton-job torch-sys cudarc
+must_not_reach baton-telemetry torch-sys cudarc
+must_not_reach baton-dashboard torch-sys cudarc
 
 [ "$status" -ne 0 ] || echo "layers: every crate keeps to its own"
 exit "$status"

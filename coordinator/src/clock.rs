@@ -23,3 +23,9 @@ impl Clock {
         self.at.after(self.began.elapsed())
     }
 }
+
+/// The wall clock, milliseconds since 1970-01-01 UTC.
+pub(crate) fn unix_millis() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX)
+}

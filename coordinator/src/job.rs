@@ -1,12 +1,14 @@
 //! The loop that owns the machine: one queue in, actions out, a snapshot for readers.
 //!
-//! It has a thread of its own, because journal and store make it wait for disks; gRPC never does.
+//! It has a thread of its own, because journal and store make it wait for disks; gRPC never does. Whatever waits in
+//! the queue is taken in one round: the machine handles all of it, then the journal is committed once, and only then
+//! others are told.
 
 use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{Arc, mpsc},
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -21,9 +23,10 @@ use tokio::sync::{broadcast, oneshot, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
-    clock::Clock,
+    clock::{Clock, unix_millis},
     diagnosis,
     journal::{Journal, LoggedEvent},
+    metrics::Metrics,
 };
 
 /// What reaches the loop.
@@ -32,10 +35,10 @@ pub(crate) enum Input {
     Event(Box<Event>),
     /// An agent's stream opened: where its directives go.
     Opened { attachment: Attachment, outbox: Outbox },
-    /// A user wants a checkpoint and an answer.
-    Checkpoint { answer: oneshot::Sender<Result<(), String>> },
+    /// A user wants something that is not always possible, and an answer.
+    Wish { wish: Wish, answer: oneshot::Sender<Result<(), String>> },
     /// A watcher wants what is logged after an id, and all that follows.
-    Watch { after: u64, answer: oneshot::Sender<Result<Watch, String>> },
+    Watch { after: u64, answer: oneshot::Sender<Result<Watch, WatchError>> },
     /// The process was told to end. Training goes on without it.
     Quit,
 }
@@ -46,6 +49,14 @@ impl From<Event> for Input {
     }
 }
 
+/// What a user may want.
+#[derive(Clone, Debug)]
+pub(crate) enum Wish {
+    Checkpoint,
+    Pause { reason: String },
+    Resume,
+}
+
 /// Directives to one agent; an error closes its stream.
 pub(crate) type Outbox = tokio::sync::mpsc::UnboundedSender<Result<Directive, String>>;
 
@@ -53,6 +64,15 @@ pub(crate) type Outbox = tokio::sync::mpsc::UnboundedSender<Result<Directive, St
 pub(crate) struct Watch {
     pub(crate) past: Vec<LoggedEvent>,
     pub(crate) coming: broadcast::Receiver<LoggedEvent>,
+}
+
+/// Why there is nothing to watch.
+#[derive(Debug)]
+pub(crate) enum WatchError {
+    /// No event has got so far; the newest.
+    OutOfRange { newest: u64 },
+    /// The journal cannot be read.
+    Unreadable(String),
 }
 
 /// What readers see, newest state of the machine.
@@ -107,6 +127,7 @@ pub(crate) struct Loop {
     store: Store,
     run_dir: PathBuf,
     clock: Clock,
+    metrics: Arc<Metrics>,
     inputs: mpsc::Receiver<Input>,
     outboxes: HashMap<Attachment, Outbox>,
     snapshots: watch::Sender<Arc<Snapshot>>,
@@ -116,10 +137,28 @@ pub(crate) struct Loop {
     /// Whose the generations are that it opens. The job's identity would not do: its run folder may have been
     /// copied, and then two are the same job.
     incarnation: String,
+    /// What to tell once the journal is committed.
+    outgoing: Vec<Outgoing>,
+    /// What happened in this round.
+    news: Vec<LoggedEvent>,
+    /// Since when readers see a state that is no longer the newest.
+    unseen_since: Option<Instant>,
+}
+
+/// What others are told.
+enum Outgoing {
+    Directive(Attachment, Directive),
+    Refusal(Attachment, String),
+    Answer(oneshot::Sender<Result<(), String>>, Result<(), String>),
 }
 
 /// Events a slow watcher may fall behind before it has to ask again.
 const WATCH_BUFFER: usize = 1024;
+/// Inputs of a round: what comes while the disk is waited for.
+const MOST_INPUTS: usize = 4_096;
+/// How old a state may be that readers see, if nothing happened but that everybody lives. With ten thousand ranks
+/// a snapshot takes milliseconds, and there are as many signs of life a second.
+const FRESH: Duration = Duration::from_millis(100);
 
 impl Loop {
     /// The loop of `engine`, which lives by `clock`; diagnoses are written to `run_dir`.
@@ -129,6 +168,7 @@ impl Loop {
         store: Store,
         run_dir: PathBuf,
         clock: Clock,
+        metrics: Arc<Metrics>,
     ) -> (Self, Handle) {
         let (sender, inputs) = mpsc::channel();
         let snapshot = Snapshot {
@@ -146,6 +186,7 @@ impl Loop {
             store,
             run_dir,
             clock,
+            metrics,
             inputs,
             outboxes: HashMap::new(),
             snapshots,
@@ -153,6 +194,9 @@ impl Loop {
             saved: None,
             last_reason: String::new(),
             incarnation: uuid::Uuid::new_v4().to_string(),
+            outgoing: Vec::new(),
+            news: Vec::new(),
+            unseen_since: None,
         };
         (this, Handle { inputs: sender, snapshots: receiver })
     }
@@ -160,37 +204,22 @@ impl Loop {
     /// Runs until told to quit or broken.
     pub(crate) fn run(mut self) -> End {
         // A new machine has its origin to persist before anything else.
-        let mut event = Some(Event::Tick);
+        let mut next = Some(Input::from(Event::Tick));
         loop {
-            if let Some(event) = event.take()
-                && let Err(error) = self.step(event)
-            {
-                return End::Broken(error);
-            }
-            match self.next() {
-                Some(Input::Event(next)) => event = Some(*next),
-                Some(Input::Opened { attachment, outbox }) => {
-                    self.outboxes.insert(attachment, outbox);
-                }
-                Some(Input::Checkpoint { answer }) => {
-                    let possible = self.engine.can_checkpoint();
-                    event = possible.is_ok().then_some(Event::Checkpoint);
-                    // The asker may have hung up.
-                    let _ = answer.send(possible);
-                }
-                Some(Input::Watch { after, answer }) => {
-                    let _ = answer.send(self.watch(after));
-                }
-                Some(Input::Quit) => return End::Quit,
-                None => event = Some(Event::Tick),
+            match self.round(next.take()) {
+                Ok(true) => next = self.next(),
+                Ok(false) => return End::Quit,
+                Err(error) => return End::Broken(error),
             }
         }
     }
 
-    /// The next input, or `None` when the machine's deadline has come.
+    /// The next input, or `None` when it is time for something.
     fn next(&self) -> Option<Input> {
-        let received = match self.engine.deadline() {
-            Some(deadline) => self.inputs.recv_timeout(deadline.since(self.clock.now())),
+        let deadline = self.engine.deadline().map(|at| at.since(self.clock.now()));
+        let fresh = self.unseen_since.map(|since| FRESH.saturating_sub(since.elapsed()));
+        let received = match deadline.into_iter().chain(fresh).min() {
+            Some(wait) => self.inputs.recv_timeout(wait),
             None => self.inputs.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
         };
         match received {
@@ -200,33 +229,77 @@ impl Loop {
         }
     }
 
-    fn step(&mut self, event: Event) -> Result<()> {
+    /// Takes what came first and all that waits behind it; false if it was told to quit.
+    fn round(&mut self, first: Option<Input>) -> Result<bool> {
+        let mut goes_on = match first {
+            Some(input) => self.take(input)?,
+            None => {
+                if self.engine.deadline().is_some_and(|at| at <= self.clock.now()) {
+                    self.handle(Event::Tick)?;
+                }
+                true
+            }
+        };
+        for _ in 1..MOST_INPUTS {
+            let Ok(input) = self.inputs.try_recv() else { break };
+            goes_on = goes_on && self.take(input)?;
+        }
+        self.commit()?;
+        self.publish();
+        Ok(goes_on)
+    }
+
+    fn take(&mut self, input: Input) -> Result<bool> {
+        match input {
+            Input::Event(event) => self.handle(*event)?,
+            Input::Opened { attachment, outbox } => {
+                self.outboxes.insert(attachment, outbox);
+            }
+            Input::Wish { wish, answer } => {
+                let (possible, event) = match wish {
+                    Wish::Checkpoint => (self.engine.can_checkpoint(), Event::Checkpoint),
+                    Wish::Pause { reason } => (self.engine.can_pause(), Event::Pause { reason }),
+                    Wish::Resume => (self.engine.can_resume(), Event::Resume),
+                };
+                if possible.is_ok() {
+                    self.handle(event)?;
+                }
+                self.outgoing.push(Outgoing::Answer(answer, possible));
+            }
+            Input::Watch { after, answer } => {
+                // What was noted before is seen by it as past, and not once more as news.
+                self.commit()?;
+                self.publish();
+                // The asker may have hung up.
+                let _ = answer.send(self.watch(after));
+            }
+            Input::Quit => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn handle(&mut self, event: Event) -> Result<()> {
         debug!(?event, "event");
         if let Event::Detached { attachment, .. } = &event {
             self.outboxes.remove(attachment);
         }
-        let mut news = Vec::new();
         let mut next = Some(event);
         while let Some(event) = next.take() {
             for action in self.engine.handle(self.clock.now(), event) {
                 debug!(?action, "action");
-                next = self.perform(action, &mut news)?;
+                next = self.perform(action)?;
                 if next.is_some() {
                     break;
                 }
             }
         }
-        self.publish();
-        // After the status, so that whoever hears of an event finds it there.
-        for event in news {
-            // No watcher is no error.
-            let _ = self.events.send(event);
-        }
+        self.unseen_since.get_or_insert_with(Instant::now);
         Ok(())
     }
 
-    /// Does it. With an event to answer, the actions that were to follow must not be done.
-    fn perform(&mut self, action: Action, news: &mut Vec<LoggedEvent>) -> Result<Option<Event>> {
+    /// Does it, or notes it to be done once the journal is committed. With an event to answer, the actions that were
+    /// to follow must not be done.
+    fn perform(&mut self, action: Action) -> Result<Option<Event>> {
         match action {
             Action::Persist(record) => {
                 if matches!(record, Record::Saved(_)) {
@@ -234,26 +307,27 @@ impl Loop {
                 }
                 self.journal.append(&record)?;
             }
-            Action::Fence(generation) => match self.store.claim(generation, &self.incarnation) {
-                Ok(()) => {}
-                Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
-                    return Ok(Some(Event::TakenOver { message: error.to_string() }));
+            Action::Fence(generation) => {
+                self.commit()?;
+                match self.store.claim(generation, &self.incarnation) {
+                    Ok(()) => {}
+                    Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
+                        return Ok(Some(Event::TakenOver { message: error.to_string() }));
+                    }
+                    Err(error) => {
+                        return Err(error).context("the checkpoint store cannot be fenced");
+                    }
                 }
-                Err(error) => {
-                    return Err(error).context("the checkpoint store cannot be fenced");
-                }
-            },
+            }
             Action::Send { attachment, directive, .. } => {
-                // A stream that just closed reports itself as detached.
-                if let Some(outbox) = self.outboxes.get(&attachment) {
-                    let _ = outbox.send(Ok(directive));
-                }
+                self.outgoing.push(Outgoing::Directive(attachment, directive));
             }
             Action::Refuse { node, attachment, reason } => {
                 warn!(%node, reason, "agent refused");
-                if let Some(outbox) = self.outboxes.remove(&attachment) {
-                    let _ = outbox.send(Err(reason));
-                }
+                self.outgoing.push(Outgoing::Refusal(attachment, reason));
+            }
+            Action::Measured(measured) => {
+                self.metrics.add(unix_millis(), self.engine.generation(), measured);
             }
             Action::Write(written) => {
                 // For people alone: training must not end for want of a file.
@@ -263,33 +337,78 @@ impl Loop {
             }
             Action::Announce(notice) => {
                 info!(kind = ?notice.kind, generation = %notice.generation, "{}", notice.message);
-                let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                let millis = u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX);
-                news.push(self.journal.log(millis, notice)?);
+                let event = self.journal.log(unix_millis(), notice)?;
+                self.news.push(event);
             }
         }
         Ok(None)
     }
 
-    fn watch(&self, after: u64) -> Result<Watch, String> {
-        // Subscribed before the log is read, in the loop that writes both: nothing falls between.
+    /// Makes durable what was noted, then tells others what follows from it.
+    fn commit(&mut self) -> Result<()> {
+        self.journal.commit()?;
+        for outgoing in self.outgoing.drain(..) {
+            match outgoing {
+                Outgoing::Directive(attachment, directive) => {
+                    // A stream that just closed reports itself as detached.
+                    if let Some(outbox) = self.outboxes.get(&attachment) {
+                        let _ = outbox.send(Ok(directive));
+                    }
+                }
+                Outgoing::Refusal(attachment, reason) => {
+                    if let Some(outbox) = self.outboxes.remove(&attachment) {
+                        let _ = outbox.send(Err(reason));
+                    }
+                }
+                // The asker may have hung up.
+                Outgoing::Answer(asker, answer) => drop(asker.send(answer)),
+            }
+        }
+        Ok(())
+    }
+
+    fn watch(&self, after: u64) -> Result<Watch, WatchError> {
+        let newest = self.journal.last_event();
+        if after > newest {
+            return Err(WatchError::OutOfRange { newest });
+        }
+        // Subscribed in the loop that writes the log: nothing falls between.
         let coming = self.events.subscribe();
-        let past = self.journal.events_after(after).map_err(|error| format!("{error:#}"))?;
+        let past = self.journal.events_after(after);
+        let past = past.map_err(|error| WatchError::Unreadable(format!("{error:#}")))?;
         Ok(Watch { past, coming })
     }
 
+    /// Lets readers see the newest state: at once if something happened, else after a moment.
     fn publish(&mut self) {
+        let reason = self.engine.status_reason();
+        let is_news = !self.news.is_empty() || reason != self.last_reason;
+        let is_old = self.unseen_since.is_some_and(|since| since.elapsed() >= FRESH);
+        let attached = self.outboxes.len();
+        if !is_news && !is_old && self.snapshots.borrow().attached == attached {
+            return;
+        }
         let status = self.engine.status();
-        if status.reason != self.last_reason {
-            info!(phase = ?status.phase, "{}", status.reason);
-            self.last_reason.clone_from(&status.reason);
+        if reason != self.last_reason {
+            info!(phase = ?status.phase, "{reason}");
+            self.last_reason = reason;
         }
         self.snapshots.send_replace(Arc::new(Snapshot {
             status,
             now: self.clock.now(),
             taken: Instant::now(),
             saved: self.saved,
-            attached: self.outboxes.len(),
+            attached,
         }));
+        self.unseen_since = None;
+        self.tell_news();
+    }
+
+    /// After the status, so that whoever hears of an event finds it there.
+    fn tell_news(&mut self) {
+        for event in self.news.drain(..) {
+            // No watcher is no error.
+            let _ = self.events.send(event);
+        }
     }
 }

@@ -5,34 +5,50 @@ use std::sync::Arc;
 use baton_checkpoint::{Entry, EntryState, Store};
 use baton_job::{JobSpec, Time, engine::Event};
 use baton_proto::v1::{self, job_service_server::JobService};
-use tokio::sync::oneshot;
-use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream};
+use futures::TryStreamExt;
+use tokio_stream::{
+    Stream, StreamExt,
+    wrappers::{BroadcastStream, errors::BroadcastStreamRecvError},
+};
 use tonic::{Request, Response, Status};
 
 use crate::{
-    job::{Handle, Input, Snapshot},
+    job::{Input, WatchError, Wish},
     journal::LoggedEvent,
+    logs::{Logs, Wanted},
+    served::{JobSlot, Served},
 };
 
 /// The service.
+#[derive(Clone)]
 pub(crate) struct Jobs {
-    pub(crate) job: Handle,
-    pub(crate) job_id: String,
-    pub(crate) spec: Arc<JobSpec>,
-    pub(crate) store_location: String,
+    slot: JobSlot,
+    logs: Logs,
+    started_unix_seconds: u64,
 }
 
-type Events = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEventsResponse, Status>> + Send>>;
+impl Jobs {
+    pub(crate) fn new(slot: JobSlot, logs: Logs, started_unix_seconds: u64) -> Self {
+        Self { slot, logs, started_unix_seconds }
+    }
+}
+
+type Outgoing<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl JobService for Jobs {
-    type WatchEventsStream = Events;
+    type WatchEventsStream = Outgoing<v1::WatchEventsResponse>;
+    type StreamMetricsStream = Outgoing<v1::StreamMetricsResponse>;
+    type StreamLogsStream = Outgoing<v1::StreamLogsResponse>;
 
     async fn get_status(
         &self,
         _request: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
-        Ok(Response::new(self.status(&self.job.snapshot())))
+        let mut response = self.slot.get().map_or_else(idle, |served| status(&served));
+        response.coordinator_started_unix_seconds = self.started_unix_seconds;
+        env!("CARGO_PKG_VERSION").clone_into(&mut response.coordinator_version);
+        Ok(Response::new(response))
     }
 
     async fn watch_events(
@@ -40,29 +56,22 @@ impl JobService for Jobs {
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let after = request.into_inner().after_id;
-        let watch =
-            self.ask(|answer| Input::Watch { after, answer }).await?.map_err(Status::internal)?;
-        let seen = watch.past.last().map_or(after, |event| event.id);
-        let past = tokio_stream::iter(watch.past.into_iter().map(|event| Ok(wire(event))));
-        let coming = BroadcastStream::new(watch.coming).filter_map(move |event| match event {
-            Ok(event) if event.id <= seen => None,
-            Ok(event) => Some(Ok(wire(event))),
-            Err(lagged) => Some(Err(Status::data_loss(format!(
-                "{lagged}; watch again with after_id set to the last id you saw"
-            )))),
-        });
-        Ok(Response::new(Box::pin(past.chain(coming))))
+        match self.slot.get() {
+            Some(served) => Ok(Response::new(events(&served, after).await?)),
+            None => {
+                Ok(Response::new(self.once_there_is_a_job(move |served| async move {
+                    events(&served, after).await
+                })))
+            }
+        }
     }
 
     async fn drain(
         &self,
         request: Request<v1::DrainRequest>,
     ) -> Result<Response<v1::DrainResponse>, Status> {
-        let reason = match request.into_inner().reason {
-            reason if reason.is_empty() => "asked by a user".to_owned(),
-            reason => reason,
-        };
-        self.queue(Event::Drain { reason }.into())?;
+        let reason = in_words(request.into_inner().reason);
+        self.slot.job()?.queue(Event::Drain { reason }.into())?;
         Ok(Response::new(v1::DrainResponse {}))
     }
 
@@ -70,17 +79,31 @@ impl JobService for Jobs {
         &self,
         _request: Request<v1::TriggerCheckpointRequest>,
     ) -> Result<Response<v1::TriggerCheckpointResponse>, Status> {
-        self.ask(|answer| Input::Checkpoint { answer })
-            .await?
-            .map_err(Status::failed_precondition)?;
+        self.wish(Wish::Checkpoint).await?;
         Ok(Response::new(v1::TriggerCheckpointResponse {}))
+    }
+
+    async fn pause(
+        &self,
+        request: Request<v1::PauseRequest>,
+    ) -> Result<Response<v1::PauseResponse>, Status> {
+        self.wish(Wish::Pause { reason: in_words(request.into_inner().reason) }).await?;
+        Ok(Response::new(v1::PauseResponse {}))
+    }
+
+    async fn resume(
+        &self,
+        _request: Request<v1::ResumeRequest>,
+    ) -> Result<Response<v1::ResumeResponse>, Status> {
+        self.wish(Wish::Resume).await?;
+        Ok(Response::new(v1::ResumeResponse {}))
     }
 
     async fn stop(
         &self,
         _request: Request<v1::StopRequest>,
     ) -> Result<Response<v1::StopResponse>, Status> {
-        self.queue(Event::Stop.into())?;
+        self.slot.job()?.queue(Event::Stop.into())?;
         Ok(Response::new(v1::StopResponse {}))
     }
 
@@ -88,7 +111,7 @@ impl JobService for Jobs {
         &self,
         _request: Request<v1::ListCheckpointsRequest>,
     ) -> Result<Response<v1::ListCheckpointsResponse>, Status> {
-        let location = self.store_location.clone();
+        let location = self.slot.job()?.store_location.clone();
         let entries = tokio::task::spawn_blocking(move || Store::open_existing(&location)?.list())
             .await
             .map_err(|error| Status::internal(error.to_string()))?
@@ -96,6 +119,160 @@ impl JobService for Jobs {
         let checkpoints = entries.into_iter().map(checkpoint_entry).collect();
         Ok(Response::new(v1::ListCheckpointsResponse { checkpoints }))
     }
+
+    async fn stream_metrics(
+        &self,
+        request: Request<v1::StreamMetricsRequest>,
+    ) -> Result<Response<Self::StreamMetricsStream>, Status> {
+        let v1::StreamMetricsRequest { after_unix_millis, follow } = request.into_inner();
+        match self.slot.get() {
+            Some(served) => Ok(Response::new(points(&served, after_unix_millis, follow))),
+            None if follow => {
+                Ok(Response::new(self.once_there_is_a_job(move |served| async move {
+                    Ok(points(&served, after_unix_millis, true))
+                })))
+            }
+            None => Ok(Response::new(Box::pin(tokio_stream::empty()))),
+        }
+    }
+
+    async fn stream_logs(
+        &self,
+        request: Request<v1::StreamLogsRequest>,
+    ) -> Result<Response<Self::StreamLogsStream>, Status> {
+        let v1::StreamLogsRequest { ranks, all_sources, tail, follow } = request.into_inner();
+        let wanted = Wanted { ranks, all_sources };
+        let tail = usize::try_from(tail).unwrap_or(usize::MAX);
+        let lines = self.logs.follow(&wanted, tail);
+        let past = tokio_stream::iter(lines.past.into_iter().map(|line| Ok((*line).clone())));
+        if !follow {
+            return Ok(Response::new(Box::pin(past)));
+        }
+        let mut missed = 0;
+        let coming = BroadcastStream::new(lines.coming).filter_map(move |line| match line {
+            Ok(line) if !wanted.includes(&line) => None,
+            Ok(line) => {
+                let mut line = (*line).clone();
+                line.left_out = line.left_out.saturating_add(std::mem::take(&mut missed));
+                Some(Ok(line))
+            }
+            Err(BroadcastStreamRecvError::Lagged(lines)) => {
+                missed += lines;
+                None
+            }
+        });
+        Ok(Response::new(Box::pin(past.chain(coming))))
+    }
+
+    async fn get_recipe(
+        &self,
+        _request: Request<v1::GetRecipeRequest>,
+    ) -> Result<Response<v1::GetRecipeResponse>, Status> {
+        let served = self.slot.job()?;
+        let spec = &served.spec;
+        Ok(Response::new(v1::GetRecipeResponse {
+            name: spec.name.clone(),
+            toml: spec.to_toml(),
+            json: spec.to_json(),
+            hash: spec.recipe_hash(),
+        }))
+    }
+
+    async fn submit_job(
+        &self,
+        request: Request<v1::SubmitJobRequest>,
+    ) -> Result<Response<v1::SubmitJobResponse>, Status> {
+        let v1::SubmitJobRequest { recipe, overrides } = request.into_inner();
+        let spec = JobSpec::from_toml(&recipe, &overrides);
+        let spec = spec.map_err(|error| Status::invalid_argument(format!("recipe: {error}")))?;
+        let served = self.slot.submit(spec.to_toml(), spec).await?;
+        let (job_id, name) = (served.job_id.clone(), served.spec.name.clone());
+        Ok(Response::new(v1::SubmitJobResponse { job_id, name }))
+    }
+}
+
+impl Jobs {
+    /// What a job has to tell, for who asks before there is one.
+    fn once_there_is_a_job<T, F>(
+        &self,
+        open: impl FnOnce(Arc<Served>) -> F + Send + 'static,
+    ) -> Outgoing<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<Outgoing<T>, Status>> + Send + 'static,
+    {
+        let slot = self.slot.clone();
+        let opened = async move { open(slot.wait().await?).await };
+        Box::pin(futures::stream::once(opened).try_flatten())
+    }
+
+    async fn wish(&self, wish: Wish) -> Result<(), Status> {
+        let possible = self.slot.job()?.ask(|answer| Input::Wish { wish, answer }).await?;
+        possible.map_err(Status::failed_precondition)
+    }
+}
+
+/// A job's events after an id, and those to come.
+async fn events(served: &Served, after: u64) -> Result<Outgoing<v1::WatchEventsResponse>, Status> {
+    let watch = served.ask(|answer| Input::Watch { after, answer }).await?;
+    let watch = watch.map_err(|error| match error {
+        WatchError::OutOfRange { newest } => Status::out_of_range(format!(
+            "after_id {after} is that of no event of this job, whose newest is {newest}: begin with 0"
+        )),
+        WatchError::Unreadable(problem) => Status::internal(problem),
+    })?;
+    let seen = watch.past.last().map_or(after, |event| event.id);
+    let past = tokio_stream::iter(watch.past.into_iter().map(|event| Ok(wire(event))));
+    let coming = BroadcastStream::new(watch.coming).filter_map(move |event| match event {
+        Ok(event) if event.id <= seen => None,
+        Ok(event) => Some(Ok(wire(event))),
+        Err(BroadcastStreamRecvError::Lagged(missed)) => Some(Err(Status::data_loss(format!(
+            "{missed} events were missed; watch again with after_id set to the last id you saw"
+        )))),
+    });
+    Ok(Box::pin(past.chain(coming)))
+}
+
+/// A job's numbers later than a time and, if so wanted, those to come.
+fn points(served: &Served, after: u64, follow: bool) -> Outgoing<v1::StreamMetricsResponse> {
+    let metrics = served.metrics.follow(after);
+    let past = tokio_stream::iter(metrics.past.into_iter().map(Ok));
+    if !follow {
+        return Box::pin(past);
+    }
+    let coming = BroadcastStream::new(metrics.coming).map(|point| {
+        point.map_err(|BroadcastStreamRecvError::Lagged(missed)| {
+            Status::data_loss(format!(
+                "{missed} points were missed; ask again with after_unix_millis of the last you saw"
+            ))
+        })
+    });
+    Box::pin(past.chain(coming))
+}
+
+fn in_words(reason: String) -> String {
+    if reason.is_empty() { "asked by a user".to_owned() } else { reason }
+}
+
+fn idle() -> v1::GetStatusResponse {
+    v1::GetStatusResponse {
+        phase: v1::get_status_response::Phase::Idle.into(),
+        reason: "waiting for a job: `baton submit RECIPE` brings one".to_owned(),
+        ..v1::GetStatusResponse::default()
+    }
+}
+
+/// The job as it is now.
+pub(crate) fn status(served: &Served) -> v1::GetStatusResponse {
+    let snapshot = served.job.snapshot();
+    // The machine's clock as of now, not as of its last event.
+    let now: Time = snapshot.now.after(snapshot.taken.elapsed());
+    let mut response = baton_proto::status(&snapshot.status, now);
+    response.job_id.clone_from(&served.job_id);
+    response.name.clone_from(&served.spec.name);
+    response.checkpoint_location.clone_from(&served.store_location);
+    response.checkpoint_age_seconds = snapshot.saved.map(|saved| saved.elapsed().as_secs_f64());
+    response
 }
 
 fn checkpoint_entry(entry: Entry) -> v1::CheckpointEntry {
@@ -114,31 +291,8 @@ fn checkpoint_entry(entry: Entry) -> v1::CheckpointEntry {
     }
 }
 
-impl Jobs {
-    fn queue(&self, input: Input) -> Result<(), Status> {
-        if self.job.send(input) { Ok(()) } else { Err(Status::unavailable("shutting down")) }
-    }
-
-    /// Queues a question for the loop and waits for its answer.
-    async fn ask<T>(&self, input: impl FnOnce(oneshot::Sender<T>) -> Input) -> Result<T, Status> {
-        let (sender, answer) = oneshot::channel();
-        self.queue(input(sender))?;
-        answer.await.map_err(|_| Status::unavailable("shutting down"))
-    }
-
-    fn status(&self, snapshot: &Snapshot) -> v1::GetStatusResponse {
-        // The machine's clock as of now, not as of its last event.
-        let now: Time = snapshot.now.after(snapshot.taken.elapsed());
-        let mut response = baton_proto::status(&snapshot.status, now);
-        response.job_id.clone_from(&self.job_id);
-        response.name.clone_from(&self.spec.name);
-        response.checkpoint_location.clone_from(&self.store_location);
-        response.checkpoint_age_seconds = snapshot.saved.map(|saved| saved.elapsed().as_secs_f64());
-        response
-    }
-}
-
-fn wire(event: LoggedEvent) -> v1::WatchEventsResponse {
+/// An event as it is told.
+pub(crate) fn wire(event: LoggedEvent) -> v1::WatchEventsResponse {
     let LoggedEvent { id, unix_millis, notice } = event;
     v1::WatchEventsResponse {
         id,

@@ -7,8 +7,8 @@ use baton_job::engine::{Notice, Record};
 use redb::{Database, ReadableDatabase, TableDefinition};
 use serde::{Deserialize, Serialize};
 
-const RECORDS: TableDefinition<u64, &[u8]> = TableDefinition::new("records");
-const EVENTS: TableDefinition<u64, &[u8]> = TableDefinition::new("events");
+const RECORDS: Table = TableDefinition::new("records");
+const EVENTS: Table = TableDefinition::new("events");
 
 /// One event as watchers see it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,11 +19,18 @@ pub(crate) struct LoggedEvent {
     pub(crate) notice: Notice,
 }
 
-/// The journal of one job. Every append is durable when it returns.
+type Table = TableDefinition<'static, u64, &'static [u8]>;
+
+/// Where an entry goes, and the entry as JSON.
+type Noted = (Table, u64, Vec<u8>);
+
+/// The journal of one job. What is noted is durable once it is committed.
 pub(crate) struct Journal {
     database: Database,
     next_record: u64,
     next_event: u64,
+    /// Not yet durable.
+    noted: Vec<Noted>,
 }
 
 impl Journal {
@@ -47,38 +54,45 @@ impl Journal {
         let next_record = records.last().map_or(0, |(key, _)| key + 1);
         let next_event = events.last().map_or(1, |(key, _)| key + 1);
         let records = records.into_iter().map(|(_, record)| record).collect();
-        Ok((Self { database, next_record, next_event }, records))
+        Ok((Self { database, next_record, next_event, noted: Vec::new() }, records))
     }
 
+    /// Notes a record.
     pub(crate) fn append(&mut self, record: &Record) -> Result<()> {
-        self.write(RECORDS, self.next_record, record)?;
+        self.noted.push((RECORDS, self.next_record, serde_json::to_vec(record)?));
         self.next_record += 1;
         Ok(())
     }
 
+    /// Notes an event, which gets the next number.
     pub(crate) fn log(&mut self, unix_millis: u64, notice: Notice) -> Result<LoggedEvent> {
         let event = LoggedEvent { id: self.next_event, unix_millis, notice };
-        self.write(EVENTS, event.id, &event)?;
+        self.noted.push((EVENTS, event.id, serde_json::to_vec(&event)?));
         self.next_event += 1;
         Ok(event)
     }
 
-    /// Events with an id above `after`, oldest first.
+    /// Makes durable what was noted, all or nothing: one wait for the disk, however much it is.
+    pub(crate) fn commit(&mut self) -> Result<()> {
+        if self.noted.is_empty() {
+            return Ok(());
+        }
+        let write = self.database.begin_write()?;
+        for (table, key, bytes) in self.noted.drain(..) {
+            write.open_table(table)?.insert(key, bytes.as_slice())?;
+        }
+        write.commit().context("the journal cannot be written; is the disk full?")
+    }
+
+    /// Committed events with an id above `after`, oldest first.
     pub(crate) fn events_after(&self, after: u64) -> Result<Vec<LoggedEvent>> {
         let events = read_from(&self.database, EVENTS, after.saturating_add(1))?;
         Ok(events.into_iter().map(|(_, event)| event).collect())
     }
 
-    fn write<T: Serialize>(
-        &self,
-        table: TableDefinition<'_, u64, &[u8]>,
-        key: u64,
-        value: &T,
-    ) -> Result<()> {
-        let bytes = serde_json::to_vec(value)?;
-        let write = self.database.begin_write()?;
-        write.open_table(table)?.insert(key, bytes.as_slice())?;
-        write.commit().context("the journal cannot be written; is the disk full?")
+    /// The id of the newest event; 0 before the first.
+    pub(crate) fn last_event(&self) -> u64 {
+        self.next_event - 1
     }
 }
 
@@ -119,12 +133,16 @@ mod tests {
         assert_eq!(records, []);
         journal.append(&Record::Ended(Outcome::Stopped)).unwrap();
         journal.log(7, notice("first")).unwrap();
+        journal.commit().unwrap();
+        journal.log(8, notice("never committed")).unwrap();
         drop(journal);
 
         let (mut journal, records) = Journal::open(&path).unwrap();
 
         assert_eq!(records, [Record::Ended(Outcome::Stopped)]);
         assert_eq!(journal.log(8, notice("second")).unwrap().id, 2);
+        journal.commit().unwrap();
+        assert_eq!(journal.last_event(), 2);
         assert_eq!(journal.events_after(0).unwrap().len(), 2);
         assert_eq!(journal.events_after(1).unwrap()[0].notice.message, "second");
         assert_eq!(journal.events_after(u64::MAX).unwrap(), []);

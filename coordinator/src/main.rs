@@ -1,19 +1,25 @@
 //! `baton-coordinator`: one per job. Assigns ranks, keeps the journal, answers users.
 //!
 //! The rules are in `baton_job::engine`; this is its shell. [`job`] is the loop that owns the
-//! machine, [`journal`] its memory, [`node_service`] and [`job_service`] translate gRPC, [`serve`]
-//! puts them together.
+//! machine, [`journal`] its memory, [`metrics`] and [`logs`] what only people read, [`node_service`] and
+//! [`job_service`] translate gRPC, [`serve`] puts them together.
 
 #![forbid(unsafe_code)]
 
+mod begin;
 mod clock;
 mod diagnosis;
 mod endpoint;
+mod failure;
 mod job;
 mod job_service;
 mod journal;
+mod logs;
+mod metrics;
 mod node_service;
+mod report;
 mod serve;
+mod served;
 
 use std::process::ExitCode;
 
@@ -30,7 +36,7 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve a job until it ends.
+    /// Serve a job until it ends; without a recipe, wait for one.
     Serve(serve::Args),
 }
 
@@ -40,7 +46,8 @@ user; 4 a budget of the recipe's limits is used up and state is saved (the same 
 the limit is raised); 2 bad input, or training that diverges (do not requeue); 1 anything else.
 
 Example:
-  baton-coordinator serve --recipe recipes/digits_cpu.toml --run-dir runs/digits_cpu";
+  baton-coordinator serve --recipe recipes/digits_cpu.toml --run-dir runs/digits_cpu
+  baton-coordinator serve --run-dir runs/next        `baton submit RECIPE` gives it a job";
 
 fn main() -> ExitCode {
     let Command::Serve(args) = Args::parse().command;

@@ -1,4 +1,4 @@
-//! gRPC for agents: one stream each, translated into events and back.
+//! gRPC for agents: one stream each, translated into events and back, and one for what they log.
 
 use std::sync::{
     Arc,
@@ -11,18 +11,22 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::job::{Handle, Input};
+use crate::{
+    job::Input,
+    logs::Logs,
+    served::{JobSlot, Served},
+};
 
 /// The service.
 pub(crate) struct Nodes {
-    job: Handle,
-    welcome: Arc<v1::Welcome>,
+    slot: JobSlot,
+    logs: Logs,
     next_attachment: AtomicU64,
 }
 
 impl Nodes {
-    pub(crate) fn new(job: Handle, welcome: v1::Welcome) -> Self {
-        Self { job, welcome: Arc::new(welcome), next_attachment: AtomicU64::new(1) }
+    pub(crate) fn new(slot: JobSlot, logs: Logs) -> Self {
+        Self { slot, logs, next_attachment: AtomicU64::new(1) }
     }
 }
 
@@ -47,13 +51,15 @@ impl NodeService for Nodes {
         let Report::Hello(hello) = Report::try_from(first)? else {
             return Err(Status::invalid_argument("the first message must be hello"));
         };
+        // A coordinator without a job keeps its agents waiting for one.
+        let served = self.slot.wait().await?;
         let attachment = Attachment(self.next_attachment.fetch_add(1, Ordering::Relaxed));
         let node = hello.node.clone();
         let (outbox, directives) = mpsc::unbounded_channel();
-        self.queue(Input::Opened { attachment, outbox })?;
-        self.queue(Event::Attached { attachment, hello }.into())?;
+        served.queue(Input::Opened { attachment, outbox })?;
+        served.queue(Event::Attached { attachment, hello }.into())?;
 
-        let job = self.job.clone();
+        let job = served.job.clone();
         tokio::spawn(async move {
             while let Some(Ok(message)) = incoming.next().await {
                 match Report::try_from(message) {
@@ -70,9 +76,8 @@ impl NodeService for Nodes {
             job.send(Event::Detached { node, attachment }.into());
         });
 
-        let welcome = v1::CoordinatorMessage {
-            message: Some(v1::coordinator_message::Message::Welcome((*self.welcome).clone())),
-        };
+        let welcome = v1::coordinator_message::Message::Welcome(welcome(&served));
+        let welcome = v1::CoordinatorMessage { message: Some(welcome) };
         let directives =
             UnboundedReceiverStream::new(directives).map(|directive| match directive {
                 Ok(directive) => Ok(directive.into()),
@@ -80,10 +85,23 @@ impl NodeService for Nodes {
             });
         Ok(Response::new(Box::pin(tokio_stream::once(Ok(welcome)).chain(directives))))
     }
+
+    async fn ship_logs(
+        &self,
+        request: Request<Streaming<v1::ShipLogsRequest>>,
+    ) -> Result<Response<v1::ShipLogsResponse>, Status> {
+        let mut incoming = request.into_inner();
+        while let Some(shipped) = incoming.message().await? {
+            self.logs.take(shipped);
+        }
+        Ok(Response::new(v1::ShipLogsResponse {}))
+    }
 }
 
-impl Nodes {
-    fn queue(&self, input: Input) -> Result<(), Status> {
-        if self.job.send(input) { Ok(()) } else { Err(Status::unavailable("shutting down")) }
+fn welcome(served: &Arc<Served>) -> v1::Welcome {
+    v1::Welcome {
+        job_id: served.job_id.clone(),
+        recipe_json: served.spec.to_json(),
+        checkpoint_location: served.store_location.clone(),
     }
 }

@@ -1,54 +1,50 @@
-//! From flags to a served job.
+//! From flags to a served job, until that ends.
 
-use std::{
-    error::Error as _,
-    fs,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::Arc,
-    thread,
-    time::Duration,
-};
+use std::{error::Error as _, fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use baton_access::{GuardLayer, ServerFiles};
-use baton_checkpoint::Store;
-use baton_job::{
-    Generation, JobId, JobSpec,
-    engine::{Engine, Origin},
-    exit::{Class, Failure, Outcome},
-    message::Restore,
-};
+use baton_job::exit::{Failure, Outcome};
 use baton_proto::{
     DESCRIPTORS,
-    v1::{self, job_service_server::JobServiceServer, node_service_server::NodeServiceServer},
+    v1::{job_service_server::JobServiceServer, node_service_server::NodeServiceServer},
 };
 use clap::ValueEnum;
-use tokio::{net::TcpListener, signal::unix, sync::watch};
-use tonic::transport::{Server, ServerTlsConfig, server::TcpIncoming};
+use tokio::{net::TcpListener, signal::unix, sync::watch, task};
+use tonic::{
+    Status,
+    body::Body,
+    service::Routes,
+    transport::{Server, ServerTlsConfig, server::TcpIncoming},
+};
 use tower_layer::{Identity, Stack};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    clock::Clock,
+    begin::{self, Running},
+    clock::unix_millis,
     endpoint::EndpointFile,
-    job::{End, Input, Loop, Snapshot},
+    failure::{bad_input, crash},
+    job::{End, Input, Snapshot},
     job_service::Jobs,
-    journal::Journal,
+    logs::{Logs, Tee},
     node_service::Nodes,
+    report,
+    served::{JobGiver, JobSlot, Submission},
 };
 
 /// Serve a job until it ends.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The job: a recipe file.
+    /// The job: a recipe file. Without one the job of the run folder is served, or one is waited for that `baton
+    /// submit` brings.
     #[arg(long, value_name = "FILE")]
-    recipe: PathBuf,
+    pub(crate) recipe: Option<PathBuf>,
     /// Change one value of the recipe, e.g. --set train.epochs=3. May be repeated.
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    overrides: Vec<String>,
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "recipe")]
+    pub(crate) overrides: Vec<String>,
     /// Folder of this run: journal, logs and, unless the recipe says otherwise, checkpoints.
     #[arg(long, value_name = "DIR")]
-    run_dir: PathBuf,
+    pub(crate) run_dir: PathBuf,
     /// Address to serve on; port 0 takes a free one. It is printed, and written to coordinator.json in
     /// the run folder.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:29600")]
@@ -60,13 +56,13 @@ pub(crate) struct Args {
     access: ServerFiles,
     /// Start a new run from this checkpoint: a folder in the store, or a path.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "no_auto_resume")]
-    resume: Option<String>,
+    pub(crate) resume: Option<String>,
     /// Start a new run from fresh weights, whatever the run folder holds. Nothing is deleted.
     #[arg(long)]
-    no_auto_resume: bool,
+    pub(crate) no_auto_resume: bool,
     /// Go on with the state of another recipe, if it has this one's shape; the differences are told.
     #[arg(long, conflicts_with = "no_auto_resume")]
-    allow_recipe_change: bool,
+    pub(crate) allow_recipe_change: bool,
     /// Form of the log on standard error; its filter is the environment's RUST_LOG.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -86,163 +82,125 @@ enum LogFormat {
 
 /// Serves until the job ends (`Some`) or the process is told to quit (`None`).
 pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
-    start_logging(args.log_format);
+    let logs = Logs::new();
+    start_logging(args.log_format, logs.clone());
     if args.exit_with_parent {
         let signal = Some(rustix::process::Signal::TERM);
         rustix::process::set_parent_process_death_signal(signal)
             .map_err(|error| crash(format!("cannot follow the parent process: {error}")))?;
     }
-    let spec = read_recipe(&args.recipe, &args.overrides)?;
+    // Before a port is bound: it costs nothing, and fails for the same reasons each time.
+    let spec = begin::recipe(args)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .map_err(|error| crash(format!("cannot start: {error}")))?;
-    runtime.block_on(serve(args, spec))
+    runtime.block_on(async {
+        let unusable = |error: baton_access::Error| bad_input(error.to_string());
+        let tls = args.access.tls().map_err(unusable)?;
+        let has_tls = tls.is_some();
+        let tokens = args.access.tokens().map_err(unusable)?;
+        let has_tokens = tokens.is_some();
+        let refuse = |status| baton_dashboard::refusal(status).map(Body::new);
+        let server = server(tls)?.layer(GuardLayer::new(tokens, refuse));
+        // The port before anything is touched: it is what fails most often.
+        let listener = bind(args).await?;
+        let address = listener.local_addr().map_err(|error| crash(error.to_string()))?;
+        fs::create_dir_all(&args.run_dir).map_err(|error| {
+            let dir = args.run_dir.display();
+            bad_input(format!("run folder {dir}: {error}; give a writable one with --run-dir"))
+        })?;
+        let running = spec.map(|spec| task::block_in_place(|| begin::begin(args, spec)));
+        let running = running.transpose()?;
+        let mut signals = Signals::listen()
+            .map_err(|error| crash(format!("cannot listen to signals: {error}")))?;
+        let _endpoint = EndpointFile::write(&args.run_dir, address, has_tls)
+            .map_err(|error| crash(format!("{error:#}")))?;
+        tracing::info!(%address, "listening");
+        say_where(address);
+
+        let (slot, giver) = JobSlot::empty();
+        let jobs = Jobs::new(slot.clone(), logs.clone(), unix_millis() / 1_000);
+        let nodes = Nodes::new(slot, logs);
+        tokio::select! {
+            served = serve_all(server, listener, jobs, nodes, has_tokens) => {
+                Err(crash(format!("the server ended: {served:?}")))
+            }
+            ended = serve(args, running, giver, &mut signals) => ended,
+        }
+    })
 }
 
-async fn serve(args: &Args, spec: JobSpec) -> Result<Option<Outcome>, Failure> {
-    let unusable = |error: baton_access::Error| bad_input(error.to_string());
-    let tls = args.access.tls().map_err(unusable)?;
-    let has_tls = tls.is_some();
-    let server = server(tls)?.layer(GuardLayer::new(args.access.tokens().map_err(unusable)?));
-    // The port before anything is touched: it is what fails most often.
-    let listener = bind(args).await?;
-    let address = listener.local_addr().map_err(|error| crash(error.to_string()))?;
-    let clock = Clock::start();
-    let prepared = tokio::task::block_in_place(|| prepare(args, &spec, clock))?;
-    let job_id = prepared.engine.origin().job;
-    let store_location = prepared.store.location().to_owned();
-    tracing::info!(job = %job_id, %address, recipe = %spec.to_json(), "serving");
-
-    let Prepared { engine, journal, store } = prepared;
-    let (job_loop, job) = Loop::new(engine, journal, store, args.run_dir.clone(), clock);
-    let job_thread = thread::Builder::new()
-        .name("job".to_owned())
-        .spawn(move || job_loop.run())
-        .map_err(|error| crash(format!("cannot start a thread: {error}")))?;
-    let _endpoint = EndpointFile::write(&args.run_dir, address, has_tls)
-        .map_err(|error| crash(format!("{error:#}")))?;
-    say_where(address);
-    let spec = Arc::new(spec);
-    let welcome = v1::Welcome {
-        job_id: job_id.to_string(),
-        recipe_json: spec.to_json(),
-        checkpoint_location: store_location.clone(),
+/// Waits for a job, if there is none, and then for its end.
+async fn serve(
+    args: &Args,
+    running: Option<Running>,
+    giver: JobGiver,
+    signals: &mut Signals,
+) -> Result<Option<Outcome>, Failure> {
+    let JobGiver { served: slot, mut submissions } = giver;
+    let running = match running {
+        Some(running) => {
+            slot.send_replace(Some(running.served.clone()));
+            running
+        }
+        None => tokio::select! {
+            running = submitted(args, &mut submissions, &slot) => running?,
+            () = signals.told_to_quit() => return Ok(None),
+        },
     };
-    let jobs = Jobs { job: job.clone(), job_id: job_id.to_string(), spec, store_location };
-    let nodes = Nodes::new(job.clone(), welcome);
-
+    // From here on there is a job, and nobody can give another.
+    drop(submissions);
+    let Running { served, thread } = running;
     let linger = Duration::from_secs_f64(args.linger_seconds.clamp(0.0, 3600.0));
     let outcome = tokio::select! {
-        served = serve_grpc(server, listener, jobs, nodes) => {
-            return Err(crash(format!("the gRPC server ended: {served:?}")));
-        }
-        outcome = ended(job.snapshots(), linger) => outcome,
-        signal = told_to_quit() => {
-            signal.map_err(|error| crash(format!("cannot listen to signals: {error}")))?;
+        outcome = ended(served.job.snapshots()) => outcome,
+        () = signals.told_to_quit() => {
             tracing::info!("told to quit; training goes on, and so does the job when this starts again");
             None
         }
     };
-    job.send(Input::Quit);
-    match job_thread.join() {
+    if outcome.is_some() {
+        report::write(&args.run_dir, &served).await;
+        tokio::time::sleep(linger).await;
+    }
+    served.job.send(Input::Quit);
+    let end = task::block_in_place(|| thread.join());
+    served.metrics.finish();
+    match end {
         Ok(End::Quit) => Ok(outcome),
         Ok(End::Broken(error)) => Err(crash(format!("{error:#}"))),
         Err(_) => Err(crash("the job loop panicked; this is a bug".to_owned())),
     }
 }
 
-struct Prepared {
-    engine: Engine,
-    journal: Journal,
-    store: Store,
-}
-
-/// Opens store and journal and takes up the job they hold, or begins one.
-fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<Prepared, Failure> {
-    fs::create_dir_all(&args.run_dir).map_err(|error| {
-        let dir = args.run_dir.display();
-        bad_input(format!("run folder {dir}: {error}; give a writable one with --run-dir"))
-    })?;
-    let store = Store::open(&store_location(spec, &args.run_dir))
-        .map_err(|error| bad_input(error.to_string()))?;
-    let path = args.run_dir.join("journal.redb");
-    let new_run = args.no_auto_resume || args.resume.is_some();
-    let open = |path: &Path| Journal::open(path).map_err(|error| bad_input(format!("{error:#}")));
-    let (mut journal, mut records) = open(&path)?;
-    if new_run && !records.is_empty() {
-        drop(journal);
-        set_aside(&path)?;
-        (journal, records) = open(&path)?;
-    }
-    let engine = match Engine::replay(spec, &records, clock.now()) {
-        Some(engine) if engine.origin().recipe_hash == spec.recipe_hash() => engine,
-        Some(before) if args.allow_recipe_change => {
-            // What it must not resume from, this one must not either.
-            let restore = Restore { allow_recipe_change: true, ..before.restore() };
-            drop(journal);
-            set_aside(&path)?;
-            (journal, _) = open(&path)?;
-            Engine::new(spec, new_origin(spec, &store, |_| restore)?, clock.now())
+/// Takes jobs until one can be served.
+async fn submitted(
+    args: &Args,
+    submissions: &mut tokio::sync::mpsc::Receiver<Submission>,
+    slot: &watch::Sender<Option<Arc<crate::served::Served>>>,
+) -> Result<Running, Failure> {
+    tracing::info!("waiting for a job");
+    while let Some(Submission { recipe, spec, answer }) = submissions.recv().await {
+        let begun = task::block_in_place(|| {
+            begin::keep_recipe(&args.run_dir, &recipe)?;
+            begin::begin(args, spec).inspect_err(|_| begin::forget_recipe(&args.run_dir))
+        });
+        match begun {
+            Ok(running) => {
+                slot.send_replace(Some(running.served.clone()));
+                // Who submitted it may have hung up; the job goes on.
+                let _ = answer.send(Ok(running.served.clone()));
+                return Ok(running);
+            }
+            Err(failure) => {
+                tracing::warn!(%failure, "a job was submitted that cannot begin");
+                let _ = answer.send(Err(Status::failed_precondition(failure.message)));
+            }
         }
-        Some(_) => return Err(other_recipe(&args.run_dir)),
-        None => {
-            Engine::new(spec, new_origin(spec, &store, |first| wished(args, first))?, clock.now())
-        }
-    };
-    Ok(Prepared { engine, journal, store })
-}
-
-fn new_origin(
-    spec: &JobSpec,
-    store: &Store,
-    restore: impl FnOnce(Generation) -> Restore,
-) -> Result<Origin, Failure> {
-    // Every generation that ever wrote to this store is at or below its fence.
-    let first_generation = store.fence().map_err(|error| bad_input(error.to_string()))?.next();
-    let job = JobId(uuid::Uuid::new_v4());
-    let restore = restore(first_generation);
-    Ok(Origin { job, recipe_hash: spec.recipe_hash(), first_generation, restore })
-}
-
-/// Where the user wants a new run to begin.
-fn wished(args: &Args, first_generation: Generation) -> Restore {
-    let allow_recipe_change = args.allow_recipe_change;
-    let begins_anew = args.no_auto_resume || args.resume.is_some();
-    let not_before = if begins_anew { first_generation } else { Generation(0) };
-    Restore { not_before, path: args.resume.clone(), allow_recipe_change, ..Restore::default() }
-}
-
-fn other_recipe(run_dir: &Path) -> Failure {
-    bad_input(format!(
-        "run folder {} holds a run of another recipe, and this one would end with other weights: undo \
-         the change, or give another --run-dir, or go on with its state by --allow-recipe-change, or start \
-         anew here with --no-auto-resume",
-        run_dir.display()
-    ))
-}
-
-/// The old run's journal is kept, under a name of its own.
-fn set_aside(path: &Path) -> Result<(), Failure> {
-    let kept = (1u32..)
-        .map(|n| path.with_file_name(format!("journal-{n}.redb")))
-        .find(|kept| !kept.exists())
-        .unwrap_or_else(|| path.with_extension("old"));
-    fs::rename(path, &kept).map_err(|error| bad_input(format!("{}: {error}", path.display())))
-}
-
-fn store_location(spec: &JobSpec, run_dir: &Path) -> String {
-    match spec.checkpoint.dir.as_str() {
-        "" => run_dir.join("checkpoints").display().to_string(),
-        dir => dir.to_owned(),
     }
-}
-
-fn read_recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
-    let named = |problem: String| bad_input(format!("{}: {problem}", path.display()));
-    let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
-    JobSpec::from_toml(&text, overrides).map_err(|error| named(error.to_string()))
+    Err(crash("nobody can submit a job any more; this is a bug".to_owned()))
 }
 
 async fn bind(args: &Args) -> Result<TcpListener, Failure> {
@@ -273,6 +231,8 @@ const LONGEST_REPORT: usize = 4 << 20;
 
 fn server(tls: Option<ServerTlsConfig>) -> Result<Server, Failure> {
     let server = Server::builder()
+        // Browsers that are not asked for TLS speak nothing newer.
+        .accept_http1(true)
         .http2_keepalive_interval(Some(Duration::from_secs(5)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
         .max_concurrent_streams(MOST_CALLS);
@@ -283,12 +243,19 @@ fn server(tls: Option<ServerTlsConfig>) -> Result<Server, Failure> {
     })
 }
 
-async fn serve_grpc(
+/// gRPC and the web dashboard on one port.
+async fn serve_all(
     mut server: Server<Stack<GuardLayer, Identity>>,
     listener: TcpListener,
     jobs: Jobs,
     nodes: Nodes,
+    has_tokens: bool,
 ) -> Result<(), Box<dyn std::error::Error>> {
+    let jobs = Arc::new(jobs);
+    let dashboard = match has_tokens {
+        true => baton_dashboard::router(jobs.clone()),
+        false => baton_dashboard::router_without_tokens(jobs.clone()),
+    };
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<JobServiceServer<Jobs>>().await;
     health.set_serving::<NodeServiceServer<Nodes>>().await;
@@ -296,35 +263,49 @@ async fn serve_grpc(
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
+    let jobs = JobServiceServer::from_arc(jobs).max_decoding_message_size(LONGEST_REQUEST);
+    let nodes = NodeServiceServer::new(nodes).max_decoding_message_size(LONGEST_REPORT);
+    let mut routes =
+        Routes::new(health_service).add_service(reflection).add_service(jobs).add_service(nodes);
+    let merged = std::mem::take(routes.axum_router_mut()).merge(dashboard);
+    *routes.axum_router_mut() = merged;
     server
-        .add_service(health_service)
-        .add_service(reflection)
-        .add_service(JobServiceServer::new(jobs).max_decoding_message_size(LONGEST_REQUEST))
-        .add_service(NodeServiceServer::new(nodes).max_decoding_message_size(LONGEST_REPORT))
+        .add_routes(routes)
         .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
         .await?;
     Ok(())
 }
 
-/// Resolves once the job is over, its agents have left and watchers had time to read about it.
-async fn ended(mut snapshots: watch::Receiver<Arc<Snapshot>>, linger: Duration) -> Option<Outcome> {
+/// Resolves once the job is over and its agents have left.
+async fn ended(mut snapshots: watch::Receiver<Arc<Snapshot>>) -> Option<Outcome> {
     let over = |snapshot: &Arc<Snapshot>| snapshot.status.outcome.is_some();
     let outcome = snapshots.wait_for(over).await.ok()?.status.outcome.clone();
     // An agent that hangs must not keep the coordinator.
     let alone = snapshots.wait_for(|snapshot| snapshot.attached == 0);
     let _ = tokio::time::timeout(Duration::from_secs(15), alone).await;
-    tokio::time::sleep(linger).await;
     outcome
 }
 
-async fn told_to_quit() -> std::io::Result<()> {
-    let mut terminate = unix::signal(unix::SignalKind::terminate())?;
-    let mut interrupt = unix::signal(unix::SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// What asks this process to quit.
+struct Signals {
+    terminate: unix::Signal,
+    interrupt: unix::Signal,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: unix::signal(unix::SignalKind::terminate())?,
+            interrupt: unix::signal(unix::SignalKind::interrupt())?,
+        })
     }
-    Ok(())
+
+    async fn told_to_quit(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 /// For whoever started this with port 0: the one line on standard output.
@@ -333,19 +314,12 @@ fn say_where(address: SocketAddr) {
     println!("{address}");
 }
 
-fn start_logging(format: LogFormat) {
+fn start_logging(format: LogFormat, logs: Logs) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let writer = move || Tee(logs.clone());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     match format {
         LogFormat::Text => log.with_ansi(false).init(),
         LogFormat::Json => log.json().init(),
     }
-}
-
-fn bad_input(message: String) -> Failure {
-    Failure { class: Class::BadInput, message }
-}
-
-fn crash(message: String) -> Failure {
-    Failure { class: Class::Crash, message }
 }

@@ -145,21 +145,40 @@ impl Cluster {
         self.folder.path().join("run")
     }
 
+    /// What [`set`](Self::set) changed.
+    #[must_use]
+    pub fn overrides(&self) -> Vec<String> {
+        self.overrides.clone()
+    }
+
     /// Starts a coordinator and waits until it serves.
     pub async fn start_coordinator(&mut self, flags: &[&str]) {
         let mut command = Command::new(binary("baton-coordinator"));
-        command
-            .arg("serve")
-            .arg("--recipe")
-            .arg(self.recipe())
-            .arg("--run-dir")
-            .arg(self.run_dir());
+        command.arg("serve").arg("--recipe").arg(self.recipe());
+        for entry in &self.overrides {
+            command.args(["--set", entry]);
+        }
+        self.coordinate(command, flags).await;
+    }
+
+    /// The flags with which a coordinator serves where the last one did, which is where agents look for it.
+    #[must_use]
+    pub fn same_place(&self) -> [String; 2] {
+        ["--listen".to_owned(), self.url.trim_start_matches("http://").to_owned()]
+    }
+
+    /// Starts a coordinator that knows of no job but what its run folder holds.
+    pub async fn start_idle_coordinator(&mut self, flags: &[&str]) {
+        let mut command = Command::new(binary("baton-coordinator"));
+        command.arg("serve");
+        self.coordinate(command, flags).await;
+    }
+
+    async fn coordinate(&mut self, mut command: Command, flags: &[&str]) {
+        command.arg("--run-dir").arg(self.run_dir());
         command.args(["--linger-seconds", "0.2"]).args(flags);
         if !flags.contains(&"--listen") {
             command.args(["--listen", "127.0.0.1:0"]);
-        }
-        for entry in &self.overrides {
-            command.args(["--set", entry]);
         }
         let command = self.logged(&mut command, "coordinator").stdout(Stdio::piped());
         let mut child = command.spawn().expect("a coordinator");

@@ -6,25 +6,36 @@ use std::{
 };
 
 use futures::future::{Either, Ready, ready};
-use http::{Request, Response, header::AUTHORIZATION};
+use http::{
+    Request, Response,
+    header::{AUTHORIZATION, ORIGIN},
+};
 use tonic::{Status, body::Body};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::{
     Tokens,
-    role::{Need, need_of},
+    role::{Need, is_web, need_of},
 };
 
-/// Around all services of a coordinator. Without tokens it lets everybody through.
+/// How a refusal looks to a browser.
+type WebRefusal = fn(Status) -> Response<Body>;
+
+/// Around all services of a coordinator. Without tokens it lets everybody through, but for web pages that call gRPC:
+/// a browser would let any page do that which borrows this machine's address (DNS rebinding).
 #[derive(Clone, Debug)]
-pub struct GuardLayer(Option<Arc<Tokens>>);
+pub struct GuardLayer {
+    tokens: Option<Arc<Tokens>>,
+    web_refusal: WebRefusal,
+}
 
 impl GuardLayer {
-    /// Lets through who has one of `tokens`; everybody, if there are none.
+    /// Lets through who has one of `tokens`; everybody, if there are none. Who asks for a page, or for what it shows, is
+    /// refused with `web_refusal`.
     #[must_use]
-    pub fn new(tokens: Option<Tokens>) -> Self {
-        Self(tokens.map(Arc::new))
+    pub fn new(tokens: Option<Tokens>, web_refusal: WebRefusal) -> Self {
+        Self { tokens: tokens.map(Arc::new), web_refusal }
     }
 }
 
@@ -32,14 +43,14 @@ impl<S> Layer<S> for GuardLayer {
     type Service = Guard<S>;
 
     fn layer(&self, inner: S) -> Guard<S> {
-        Guard { tokens: self.0.clone(), inner }
+        Guard { layer: self.clone(), inner }
     }
 }
 
 /// A service behind a [`GuardLayer`].
 #[derive(Clone, Debug)]
 pub struct Guard<S> {
-    tokens: Option<Arc<Tokens>>,
+    layer: GuardLayer,
     inner: S,
 }
 
@@ -56,11 +67,22 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let Some(tokens) = &self.tokens else { return Either::Left(self.inner.call(request)) };
-        let authorization = request.headers().get(AUTHORIZATION);
-        let authorization = authorization.and_then(|value| value.to_str().ok());
-        match check(tokens, request.uri().path(), authorization) {
+        let path = request.uri().path();
+        let is_web = is_web(path);
+        let checked = match &self.layer.tokens {
+            _ if !is_web && request.headers().contains_key(ORIGIN) => {
+                Err(Status::permission_denied("a web page must not call this"))
+            }
+            Some(tokens) => {
+                let authorization = request.headers().get(AUTHORIZATION);
+                let authorization = authorization.and_then(|value| value.to_str().ok());
+                check(tokens, path, authorization)
+            }
+            None => Ok(()),
+        };
+        match checked {
             Ok(()) => Either::Left(self.inner.call(request)),
+            Err(status) if is_web => Either::Right(ready(Ok((self.layer.web_refusal)(status)))),
             Err(status) => Either::Right(ready(Ok(status.into_http()))),
         }
     }

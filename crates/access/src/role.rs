@@ -49,17 +49,31 @@ pub enum Need {
     Role(Role),
 }
 
-/// Of a gRPC call by its path, `/package.Service/Method`. One that is not listed needs the most.
+/// Whether a path is one of the web dashboard's and of metrics, and none of gRPC's, which name a package.
+#[must_use]
+pub fn is_web(path: &str) -> bool {
+    let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
+    matches!(first, "" | "assets" | "api" | "metrics" | "favicon.svg")
+}
+
+/// What a call needs, by its path: `/package.Service/Method` of gRPC, or one of the web dashboard. One that is not
+/// listed needs the most.
 #[must_use]
 pub fn need_of(path: &str) -> Need {
     let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
     match (service, method) {
         ("grpc.health.v1.Health", _) => Need::Nothing,
         ("grpc.reflection.v1.ServerReflection", _) => Need::Role(Role::Viewer),
-        ("baton.v1.JobService", "GetStatus" | "WatchEvents" | "ListCheckpoints") => {
-            Need::Role(Role::Viewer)
-        }
+        (
+            "baton.v1.JobService",
+            "GetStatus" | "WatchEvents" | "ListCheckpoints" | "StreamMetrics" | "StreamLogs"
+            | "GetRecipe",
+        ) => Need::Role(Role::Viewer),
         ("baton.v1.NodeService", _) => Need::Role(Role::Agent),
+        // The page itself holds no secrets, and asks for a token.
+        ("/" | "/favicon.svg", "") | ("assets", _) => Need::Nothing,
+        ("/metrics", "") => Need::Role(Role::Viewer),
+        ("api", method) if !method.starts_with("control/") => Need::Role(Role::Viewer),
         _ => Need::Role(Role::Operator),
     }
 }
@@ -76,11 +90,31 @@ mod tests {
 
     #[test]
     fn what_nobody_thought_of_needs_an_operator() {
-        for path in ["/baton.v1.JobService/Stop", "/baton.v1.JobService/New", "/x.Y/Z", "/", ""] {
+        for path in ["/baton.v1.JobService/Stop", "/baton.v1.JobService/New", "/x.Y/Z", "/x", ""] {
             assert_eq!(need_of(path), Need::Role(Role::Operator), "{path}");
         }
         assert_eq!(need_of("/baton.v1.JobService/GetStatus"), Need::Role(Role::Viewer));
         assert_eq!(need_of("/baton.v1.NodeService/Attach"), Need::Role(Role::Agent));
         assert_eq!(need_of("/grpc.health.v1.Health/Check"), Need::Nothing);
+    }
+
+    #[test]
+    fn the_page_is_open_what_it_shows_is_for_viewers_and_what_it_steers_for_operators() {
+        for (path, need) in [
+            ("/", Need::Nothing),
+            ("/favicon.svg", Need::Nothing),
+            ("/assets/app.js", Need::Nothing),
+            ("/metrics", Need::Role(Role::Viewer)),
+            ("/metrics/", Need::Role(Role::Operator)),
+            ("/api/status", Need::Role(Role::Viewer)),
+            ("/api/stream", Need::Role(Role::Viewer)),
+            ("/api/whatever", Need::Role(Role::Viewer)),
+            ("/api/control/stop", Need::Role(Role::Operator)),
+            ("/api/control/whatever", Need::Role(Role::Operator)),
+        ] {
+            assert_eq!(need_of(path), need, "{path}");
+            assert!(is_web(path), "{path}");
+        }
+        assert!(!is_web("/baton.v1.JobService/Stop"));
     }
 }

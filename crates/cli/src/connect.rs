@@ -1,5 +1,7 @@
 //! Finds the coordinator and calls it. Every call has a deadline.
 
+mod follow;
+
 use std::{
     error::Error as _,
     fs,
@@ -11,17 +13,19 @@ use std::{
 use baton_access::{Bearer, ClientFiles, Credentials, client::tls_problem};
 use baton_job::exit::Failure;
 use baton_proto::v1::{
-    CheckpointEntry, DrainRequest, GetStatusRequest, GetStatusResponse, ListCheckpointsRequest,
-    StopRequest, TriggerCheckpointRequest, WatchEventsRequest, WatchEventsResponse,
+    CheckpointEntry, DrainRequest, GetRecipeRequest, GetRecipeResponse, GetStatusRequest,
+    GetStatusResponse, ListCheckpointsRequest, PauseRequest, ResumeRequest, StopRequest,
+    StreamLogsRequest, SubmitJobRequest, SubmitJobResponse, TriggerCheckpointRequest,
     job_service_client::JobServiceClient,
 };
 use serde::Deserialize;
 use tonic::{
-    Code, Streaming,
+    Code,
     service::interceptor::InterceptedService,
     transport::{Channel, Endpoint},
 };
 
+use self::follow::{EventFeed, Follow, LogFeed, MetricsFeed};
 use crate::failure::{bad_input, failed};
 
 /// Where a coordinator serves unless told otherwise.
@@ -30,6 +34,8 @@ pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:29600";
 const VARIABLE: &str = "BATON_COORDINATOR";
 /// Folder of run folders, as `baton up` makes them.
 pub(crate) const RUNS: &str = "runs";
+/// Bytes that may be on their way to us.
+const WINDOW: u32 = 4 << 20;
 /// Longest wait for an answer; a stream's is for its beginning.
 const DEADLINE: Duration = Duration::from_secs(5);
 
@@ -167,11 +173,20 @@ pub(crate) fn newest_below(runs: &Path, name: &str) -> Option<PathBuf> {
         .map(|(_, path)| path)
 }
 
+type Client = JobServiceClient<InterceptedService<Channel, Bearer>>;
+
+/// Events with growing ids, over restarts of the coordinator.
+pub(crate) type Events = Follow<EventFeed>;
+/// Numbers of updates and evaluations, over restarts of the coordinator.
+pub(crate) type Metrics = Follow<MetricsFeed>;
+/// Lines that were logged, over restarts of the coordinator.
+pub(crate) type Logs = Follow<LogFeed>;
+
 /// A coordinator to call. It connects when it is first called, and again whenever it has to.
 #[derive(Clone, Debug)]
 pub(crate) struct Coordinator {
     address: Address,
-    client: JobServiceClient<InterceptedService<Channel, Bearer>>,
+    client: Client,
 }
 
 impl Coordinator {
@@ -195,6 +210,9 @@ impl Coordinator {
         let channel = endpoint
             .connect_timeout(DEADLINE)
             .timeout(DEADLINE)
+            // The status of a thousand ranks comes in one piece, and not in a dance of 64 KiB steps.
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
             // So that a watcher notices a machine that vanished without a word.
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(DEADLINE)
@@ -244,9 +262,49 @@ impl Coordinator {
         Ok(answer.map_err(|status| self.explain(&status))?.into_inner().checkpoints)
     }
 
-    /// Events with an id greater than `after`, over restarts of the coordinator.
+    pub(crate) async fn pause(&mut self, reason: String) -> Result<(), Failure> {
+        let answer = self.client.pause(PauseRequest { reason }).await;
+        answer.map(drop).map_err(|status| self.explain(&status))
+    }
+
+    pub(crate) async fn resume(&mut self) -> Result<(), Failure> {
+        let answer = self.client.resume(ResumeRequest {}).await;
+        answer.map(drop).map_err(|status| self.explain(&status))
+    }
+
+    pub(crate) async fn recipe(&mut self) -> Result<GetRecipeResponse, Failure> {
+        let answer = self.client.get_recipe(GetRecipeRequest {}).await;
+        Ok(answer.map_err(|status| self.explain(&status))?.into_inner())
+    }
+
+    /// Gives it a job: a recipe as TOML, and changes to it.
+    pub(crate) async fn submit(
+        &mut self,
+        recipe: String,
+        overrides: Vec<String>,
+    ) -> Result<SubmitJobResponse, Failure> {
+        let answer = self.client.submit_job(SubmitJobRequest { recipe, overrides }).await;
+        Ok(answer.map_err(|status| self.explain(&status))?.into_inner())
+    }
+
+    /// Events with an id greater than `after`.
     pub(crate) fn events(&self, after: u64) -> Events {
-        Events { coordinator: self.clone(), after, stream: None }
+        Follow::new(self.clone(), EventFeed { after })
+    }
+
+    /// Numbers of updates and evaluations so far, and with `follow` those to come.
+    pub(crate) fn metrics(&self, follow: bool) -> Metrics {
+        Follow::new(self.clone(), MetricsFeed::new(follow))
+    }
+
+    /// Lines that were logged.
+    pub(crate) fn logs(&self, request: StreamLogsRequest) -> Logs {
+        Follow::new(self.clone(), LogFeed::new(request))
+    }
+
+    /// As `http://host:port` or `https://host:port`.
+    pub(crate) fn url(&self) -> &str {
+        self.address.url()
     }
 
     fn explain(&self, status: &tonic::Status) -> Failure {
@@ -258,7 +316,8 @@ impl Coordinator {
             ));
         }
         match status.code() {
-            Code::FailedPrecondition | Code::InvalidArgument => failed(status.message()),
+            Code::FailedPrecondition | Code::OutOfRange => failed(status.message()),
+            Code::InvalidArgument => bad_input(status.message()),
             Code::Unauthenticated | Code::PermissionDenied => {
                 bad_input(format!("{url} ({named_by}): {}", status.message()))
             }
@@ -276,63 +335,6 @@ impl Coordinator {
             )),
             code => failed(format!("{url} ({named_by}) answered: {} ({code:?})", status.message())),
         }
-    }
-}
-
-/// A job's events, one after the other, none twice.
-pub(crate) struct Events {
-    coordinator: Coordinator,
-    after: u64,
-    stream: Option<Streaming<WatchEventsResponse>>,
-}
-
-/// Between two tries to reach a coordinator.
-const RETRY: Duration = Duration::from_millis(250);
-
-impl Events {
-    /// The next event. A coordinator that is away may take `patience` to come back.
-    ///
-    /// # Errors
-    /// It did not.
-    pub(crate) async fn next(
-        &mut self,
-        patience: Duration,
-    ) -> Result<WatchEventsResponse, Failure> {
-        let mut away_since = None;
-        loop {
-            match self.try_next().await {
-                Ok(event) => {
-                    self.after = event.id;
-                    return Ok(event);
-                }
-                Err(status) => {
-                    self.stream = None;
-                    let away_since = *away_since.get_or_insert_with(tokio::time::Instant::now);
-                    if away_since.elapsed() >= patience {
-                        return Err(self.coordinator.explain(&status));
-                    }
-                    tokio::time::sleep(RETRY).await;
-                }
-            }
-        }
-    }
-
-    /// The id of the last event.
-    pub(crate) fn last_id(&self) -> u64 {
-        self.after
-    }
-
-    async fn try_next(&mut self) -> Result<WatchEventsResponse, tonic::Status> {
-        let stream = match &mut self.stream {
-            Some(stream) => stream,
-            None => {
-                let request = WatchEventsRequest { after_id: self.after };
-                let stream = self.coordinator.client.watch_events(request).await?.into_inner();
-                self.stream.insert(stream)
-            }
-        };
-        let ended = || tonic::Status::unavailable("the stream ended");
-        stream.message().await?.ok_or_else(ended)
     }
 }
 

@@ -4,14 +4,17 @@
 //! |---|---|
 //! | [`commands`] | one file per command |
 //! | [`up`] | `baton up`: coordinator and agent on this machine, supervised to the end of the job |
+//! | [`top`] | `baton top`: the dashboard |
 //! | [`supervise`] | child processes, and how often they may be started again |
 //! | [`connect`] | finds the coordinator and calls it |
 //! | [`render`], [`human`], [`json`] | a status as text and as JSON; pure |
+//! | [`clean`] | text of others, such that it does not steer a terminal |
 //! | [`display`] | progress on a terminal, as plain lines, as JSON lines |
 //! | [`output`] | the only place that prints |
 
 #![forbid(unsafe_code)]
 
+mod clean;
 mod commands;
 mod connect;
 mod display;
@@ -23,6 +26,7 @@ mod render;
 mod supervise;
 #[cfg(test)]
 mod testing;
+mod top;
 mod up;
 
 use std::process::ExitCode;

@@ -4,12 +4,13 @@ use std::path::Path;
 
 use baton_job::exit::Outcome;
 use baton_proto::v1::{
-    self, Accuracy, EvaluatedStep, Extent, Fit, GetStatusResponse, Incident, Loader, RankStatus,
-    Recovery, Spending, Step, WatchEventsResponse, get_status_response::Phase,
-    watch_events_response::Kind,
+    self, Accuracy, EvaluatedStep, Extent, Fit, GetStatusResponse, Gpu, Host, Incident, Loader,
+    NodeStatus, PauseStatus, RankStatus, Recovery, Spending, Step, StreamLogsResponse,
+    WatchEventsResponse, get_status_response::Phase, watch_events_response::Kind,
 };
+use baton_telemetry::names::{activity_name, phase_name};
 
-use crate::human;
+use crate::{clean::clean, human};
 
 /// Whether to colour text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,12 @@ impl Paint {
         }
     }
 
+    /// Neighbouring ranks in colours that also the colour-blind tell apart (Okabe and Ito's, of the 256).
+    fn rank(self, rank: u32, text: &str) -> String {
+        const COLOURS: [u8; 6] = [74, 214, 36, 175, 32, 166];
+        self.with(&format!("38;5;{}", COLOURS[rank as usize % COLOURS.len()]), text)
+    }
+
     fn bold(self, text: &str) -> String {
         self.with("1", text)
     }
@@ -39,7 +46,9 @@ impl Paint {
         match phase {
             Phase::Training => self.with("32", text),
             Phase::Ended => self.with("1", text),
-            Phase::Backoff | Phase::Settling | Phase::Draining => self.with("33", text),
+            Phase::Backoff | Phase::Settling | Phase::Draining | Phase::Paused => {
+                self.with("33", text)
+            }
             _ => self.with("36", text),
         }
     }
@@ -55,41 +64,16 @@ impl Paint {
             | Kind::Straggler
             | Kind::NodeLeaves
             | Kind::Advised
-            | Kind::NodeRests => self.with("33", text),
-            Kind::Evaluated | Kind::EndsEarly | Kind::Recovered => self.with("32", text),
+            | Kind::NodeRests
+            | Kind::Paused
+            | Kind::Budget => self.with("33", text),
+            Kind::Evaluated | Kind::EndsEarly | Kind::Recovered | Kind::Resumed => {
+                self.with("32", text)
+            }
             Kind::Ended => self.with("1", text),
             _ => text.to_owned(),
         }
     }
-}
-
-/// `training`, as people and scripts read it.
-pub(crate) fn phase_name(phase: Phase) -> String {
-    word(phase.as_str_name(), "PHASE_")
-}
-
-/// `rank_failed`, as scripts read it.
-pub(crate) fn kind_name(kind: Kind) -> String {
-    word(kind.as_str_name(), "KIND_")
-}
-
-/// `completed`, as scripts read it.
-pub(crate) fn outcome_name(kind: v1::outcome::Kind) -> String {
-    word(kind.as_str_name(), "KIND_")
-}
-
-/// `full`, as scripts read it; none where it is not told.
-pub(crate) fn extent_name(extent: Extent) -> Option<String> {
-    (extent != Extent::Unspecified).then(|| word(extent.as_str_name(), "EXTENT_"))
-}
-
-/// `computing`, as people and scripts read it.
-pub(crate) fn activity_name(activity: v1::Activity) -> String {
-    word(activity.as_str_name(), "ACTIVITY_")
-}
-
-fn word(name: &str, prefix: &str) -> String {
-    name.trim_start_matches(prefix).to_ascii_lowercase()
 }
 
 // ---- one line each ----
@@ -99,7 +83,7 @@ pub(crate) fn phase_line(status: &GetStatusResponse, paint: Paint) -> String {
     let phase = phase_name(status.phase());
     // Some reasons begin with the phase already.
     let reason = status.reason.strip_prefix(&format!("{phase}: ")).unwrap_or(&status.reason);
-    format!("{}: {reason}", paint.phase(status.phase(), &phase))
+    format!("{}: {}", paint.phase(status.phase(), &phase), clean(reason))
 }
 
 /// Where in the job an update stands.
@@ -166,8 +150,14 @@ pub(crate) fn progress_line(status: &GetStatusResponse) -> Option<String> {
     ))
 }
 
-/// An evaluation.
+/// An evaluation and its step.
 pub(crate) fn evaluation(evaluated: &EvaluatedStep) -> String {
+    let quick = if evaluated.extent() == Extent::Subset { "  (quick)" } else { "" };
+    format!("{}  at step {}{quick}", found(evaluated), evaluated.step)
+}
+
+/// What an evaluation found.
+pub(crate) fn found(evaluated: &EvaluatedStep) -> String {
     let accuracy = evaluated.accuracy.unwrap_or_default();
     let ema = match &evaluated.ema {
         Some(ema) => format!("  EMA {}", score(ema)),
@@ -182,8 +172,7 @@ pub(crate) fn evaluation(evaluated: &EvaluatedStep) -> String {
             format!("top-1 {top1}{ema}  top-5 {top5}")
         }
     };
-    let quick = if evaluated.extent() == Extent::Subset { "  (quick)" } else { "" };
-    format!("{found}  loss {:.4}  at step {}{quick}", accuracy.loss, evaluated.step)
+    format!("{found}  loss {:.4}", accuracy.loss)
 }
 
 /// The best evaluation, unless it is the latest, which is shown anyway.
@@ -193,7 +182,7 @@ fn best(status: &GetStatusResponse) -> Option<&EvaluatedStep> {
 }
 
 /// What evaluations are compared by: top-1, or a regression's rank correlation.
-fn score(accuracy: &Accuracy) -> String {
+pub(crate) fn score(accuracy: &Accuracy) -> String {
     match accuracy.fit {
         Some(fit) => format!("{:.4}", fit.spearman),
         None => human::percent(accuracy.top1),
@@ -212,7 +201,8 @@ pub(crate) fn checkpoint(status: &GetStatusResponse) -> Option<String> {
         let stall = 1000.0 * took.stall_seconds;
         format!("  written in {:.1} s, training stood still for {stall:.0} ms", took.seconds)
     });
-    Some(format!("{}  step {}  {size}{age}{took}", checkpoint.name, checkpoint.step))
+    let name = clean(&checkpoint.name);
+    Some(format!("{name}  step {}  {size}{age}{took}", checkpoint.step))
 }
 
 /// An event. `day` also tells the date.
@@ -222,7 +212,32 @@ pub(crate) fn event(event: &WatchEventsResponse, day: Day, paint: Paint) -> Stri
         Day::Shown => human::utc(seconds),
         Day::Hidden => human::utc_time_of_day(seconds),
     };
-    format!("{when}  {}", paint.kind(event.kind(), &event.message))
+    format!("{when}  {}", paint.kind(event.kind(), &clean(&event.message)))
+}
+
+/// A line of a log with who wrote it, and before it how many lines there are not.
+pub(crate) fn log_line(line: &StreamLogsResponse, paint: Paint) -> String {
+    let writer = writer(line);
+    let prefix = match line.rank {
+        Some(rank) => paint.rank(rank, &writer),
+        None => paint.bold(&writer),
+    };
+    let text = format!("{prefix} │ {}", clean(&line.line));
+    match line.left_out {
+        0 => text,
+        lines => format!("{prefix} │ … {} left out\n{text}", human::count(lines, "line")),
+    }
+}
+
+/// Who wrote a line: `rank 3`, `a/1` for a process of node a that is no rank any more, `agent a` or `coordinator`.
+pub(crate) fn writer(line: &StreamLogsResponse) -> String {
+    let node = clean(&line.node_id);
+    match (line.rank, line.local_rank) {
+        (Some(rank), _) => format!("rank {rank}"),
+        (None, Some(local_rank)) => format!("{node}/{local_rank}"),
+        (None, None) if node.is_empty() => "coordinator".to_owned(),
+        (None, None) => format!("agent {node}"),
+    }
 }
 
 /// Whether a time of day comes with its date.
@@ -239,18 +254,22 @@ const RECOVERIES: usize = 5;
 
 /// `baton status`.
 pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
+    let name = if status.name.is_empty() { "no job".into() } else { clean(&status.name) };
     let mut lines = vec![format!(
         "{}  {}  (for {}, generation {})",
-        paint.bold(&status.name),
+        paint.bold(&name),
         phase_line(status, paint),
         human::duration(status.phase_seconds),
         status.generation
     )];
     let mut add = |name: &str, text: Option<String>| {
         if let Some(text) = text {
-            lines.push(format!("  {name:<12}{text}"));
+            lines.push(format!("  {:<12}{}", clean(name), clean(&text)));
         }
     };
+    add("paused", status.pause.as_ref().map(pause));
+    let idle = status.phase() == Phase::Idle;
+    add("begin", idle.then(|| "`baton submit RECIPE` gives it a job".to_owned()));
     add("deadline", status.drain.as_ref().map(drain));
     add("progress", status.latest.as_ref().map(|step| progress(step, status)));
     add("update", status.latest.as_ref().map(numbers));
@@ -268,7 +287,12 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     }
     add("skipped", skipped(status));
     add("nodes", nodes(&status.nodes));
+    for node in &status.nodes {
+        add(&format!("node {}", node.node_id), node_line(node));
+    }
     add("spent", status.spending.as_ref().and_then(spending));
+    add("cost", status.spending.as_ref().and_then(rates));
+    add("lost", status.spending.as_ref().and_then(lost));
     for incident in &status.incidents {
         add("diverged", Some(self::incident(incident)));
     }
@@ -285,7 +309,7 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
 }
 
 /// `97 s left to save and stop; stops after step 441 (0.4 s), copied (0.5 s), durable (…)`
-fn drain(drain: &v1::DrainStatus) -> String {
+pub(crate) fn drain(drain: &v1::DrainStatus) -> String {
     let mut text = format!("{} left to save and stop", human::duration(drain.seconds_left));
     if let Some(step) = drain.stop_step {
         let stages = [
@@ -319,7 +343,14 @@ fn progress(step: &Step, status: &GetStatusResponse) -> String {
     )
 }
 
-fn bar(share: f64, width: usize) -> String {
+/// `for 2 min 00 s: the GPUs are needed; `baton resume` goes on`
+fn pause(pause: &PauseStatus) -> String {
+    let PauseStatus { reason, seconds } = pause;
+    format!("for {}: {reason}; `baton resume` goes on", human::duration(*seconds))
+}
+
+pub(crate) fn bar(share: f64, width: usize) -> String {
+    // A share that is no number is cast to none.
     let full = ((share * width as f64) as usize).min(width);
     format!("{}{}", "█".repeat(full), "░".repeat(width - full))
 }
@@ -385,7 +416,46 @@ fn rank_line(rank: &RankStatus) -> Option<String> {
     if let Some(age) = rank.heartbeat_age_seconds.filter(|age| *age >= SILENT) {
         parts.push(format!("SILENT for {age:.0} s"));
     }
+    parts.extend(rank.gpu.as_ref().map(|gpu| format!("GPU {}: {}", gpu.index, self::gpu(gpu))));
     (!parts.is_empty()).then(|| parts.join("  "))
+}
+
+/// `87.0 % busy, 31.2 GB of 80.0 GB, 61 °C, 320 W`
+fn gpu(gpu: &Gpu) -> String {
+    let memory = used_of(gpu.memory_used, gpu.memory_total);
+    let mut parts = vec![memory];
+    parts.splice(..0, gpu.utilisation.map(|share| format!("{} busy", human::percent(share))));
+    parts.extend(gpu.celsius.map(|celsius| format!("{celsius:.0} °C")));
+    parts.extend(gpu.watts.map(|watts| format!("{watts:.0} W")));
+    parts.join(", ")
+}
+
+fn used_of(used: u64, total: u64) -> String {
+    format!("{} of {}", human::bytes(used), human::bytes(total))
+}
+
+/// What an agent tells of its machine and of the way to it.
+fn node_line(node: &NodeStatus) -> Option<String> {
+    let mut parts = Vec::new();
+    parts.extend(node.host.as_ref().map(host));
+    parts.extend(node.heartbeat_age_seconds.map(|age| format!("heard of {}", human::ago(age))));
+    let millis = |seconds: f64| format!("round trip {:.1} ms", 1_000.0 * seconds);
+    parts.extend(node.round_trip_seconds.map(millis));
+    (!parts.is_empty()).then(|| parts.join("  "))
+}
+
+/// `31.0 % of 16 cores, memory 12.3 GB of 64.0 GB, disk 100.0 GB of 500.0 GB free, net 1.2 MB/s in, 3.4 MB/s out`
+fn host(host: &Host) -> String {
+    let per_second = |bytes: f64| human::bytes(bytes as u64);
+    format!(
+        "{} of {}, memory {}, disk {} free, net {}/s in, {}/s out",
+        human::percent(host.cpu),
+        human::count(u64::from(host.cpus), "core"),
+        used_of(host.memory_used, host.memory_total),
+        used_of(host.disk_free, host.disk_total),
+        per_second(host.received_per_second),
+        per_second(host.sent_per_second)
+    )
 }
 
 /// `12 bad samples; the last of rank 3: …`, of the rank that skipped most; none if there were none.
@@ -412,7 +482,7 @@ fn nodes(nodes: &[v1::NodeStatus]) -> Option<String> {
 }
 
 /// `rank 1: killed: recovered in 0.52 s (settle 0.01 s, …), 1 step lost`, or how far it has come.
-fn recovery(recovery: &Recovery, under_way: bool) -> String {
+pub(crate) fn recovery(recovery: &Recovery, under_way: bool) -> String {
     let told = |(name, seconds): (&str, Option<f64>)| {
         seconds.map(|seconds| format!("{name} {seconds:.2} s"))
     };
@@ -448,7 +518,7 @@ pub(crate) fn recovery_under_way(status: &GetStatusResponse) -> Option<&Recovery
 }
 
 /// What went wrong, and what was done; the generation that took over is only known if one did.
-fn incident(incident: &Incident) -> String {
+pub(crate) fn incident(incident: &Incident) -> String {
     let Incident { cause, remedy, .. } = incident;
     match &incident.rollback {
         Some(rollback) => format!("{cause}: {remedy}, generation {}", rollback.generation),
@@ -456,16 +526,42 @@ fn incident(incident: &Incident) -> String {
     }
 }
 
-/// `1 h 15 min of 2 h 00 min  $5.00, $8.00 in all`; none before the first node came.
-fn spending(spending: &Spending) -> Option<String> {
-    let time = |hours: f64| human::duration(hours * 3_600.0);
-    let most = spending.most_hours.map(|hours| format!(" of {}", time(hours)));
+fn hours(hours: f64) -> String {
+    human::duration(hours * 3_600.0)
+}
+
+/// `1 h 15 min of 2 h 00 min  $5.00, $8.00 in all  62.5 % of the budget`; none before the first node came.
+pub(crate) fn spending(spending: &Spending) -> Option<String> {
+    let most = spending.most_hours.map(|most| format!(" of {}", hours(most)));
     let dollars = spending.dollars.map(|dollars| format!("  ${dollars:.2}"));
     let projected = spending.projected_dollars.map(|dollars| format!(", ${dollars:.2} in all"));
+    let used = spending.used.map(|used| format!("  {} of the budget", human::percent(used)));
     (spending.hours > 0.0 || most.is_some()).then(|| {
-        let parts = [most, dollars, projected].map(Option::unwrap_or_default);
-        time(spending.hours) + &parts.concat()
+        let parts = [most, dollars, projected, used].map(Option::unwrap_or_default);
+        hours(spending.hours) + &parts.concat()
     })
+}
+
+/// `$4.00 per hour, $0.31 per epoch`; none without a price.
+pub(crate) fn rates(spending: &Spending) -> Option<String> {
+    let per_hour = spending.dollars_per_hour.map(|dollars| format!("${dollars:.2} per hour"));
+    let per_epoch = spending.dollars_per_epoch.map(|dollars| format!("${dollars:.2} per epoch"));
+    let parts: Vec<String> = per_hour.into_iter().chain(per_epoch).collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
+}
+
+/// `3 min 00 s ($0.20) by interruptions, 12 min 00 s paused`; none if that is none.
+pub(crate) fn lost(spending: &Spending) -> Option<String> {
+    let mut parts = Vec::new();
+    if spending.interruption_hours > 0.0 {
+        let dollars = spending.interruption_dollars.map(|dollars| format!(" (${dollars:.2})"));
+        let time = hours(spending.interruption_hours);
+        parts.push(format!("{time}{} by interruptions", dollars.unwrap_or_default()));
+    }
+    if spending.paused_hours > 0.0 {
+        parts.push(format!("{} paused", hours(spending.paused_hours)));
+    }
+    (!parts.is_empty()).then(|| parts.join(", "))
 }
 
 /// What the end of `baton up` needs to know besides the status.

@@ -2,9 +2,11 @@
 
 use baton_proto::v1::{
     Accuracy, Activity, BatchMark, Checkpoint, Diagnosis, DrainStatus, Empty, EvaluatedStep,
-    Extent, Failure, Fit, GetStatusResponse, Incident, Loader, NodeStatus, Outcome, Pulse,
-    RankStatus, Recovery, Rollback, SaveTimes, Spending, Step, diagnosis::Divergence,
-    failure::Class, get_status_response::Phase, outcome,
+    Extent, Failure, Fit, GetStatusResponse, Gpu, Host, Incident, Loader, NodeStatus, Outcome,
+    PauseStatus, Pulse, RankStatus, Recovery, Rollback, SaveTimes, Spending, Step,
+    StreamLogsResponse, StreamMetricsResponse, WatchEventsResponse, diagnosis::Divergence,
+    failure::Class, get_status_response::Phase, outcome, stream_metrics_response::Metrics,
+    watch_events_response::Kind,
 };
 
 /// No agent has come yet.
@@ -74,6 +76,7 @@ pub(crate) fn training() -> GetStatusResponse {
             most_hours: Some(2.0),
             dollars: Some(5.0),
             projected_dollars: Some(5.14),
+            ..Spending::default()
         }),
         stale_messages: 2,
         eta_seconds: Some(125.0),
@@ -175,6 +178,184 @@ pub(crate) fn draining() -> GetStatusResponse {
         ),
         ..training()
     }
+}
+
+/// Standing still because somebody wants that.
+pub(crate) fn paused() -> GetStatusResponse {
+    let mut status = training();
+    for rank in &mut status.ranks {
+        if let Some(pulse) = &mut rank.pulse {
+            (pulse.activity, pulse.seconds) = (Activity::Paused.into(), 119.0);
+        }
+    }
+    GetStatusResponse {
+        phase: Phase::Paused.into(),
+        reason: "paused: the GPUs are needed".to_owned(),
+        phase_seconds: 120.0,
+        pause: Some(PauseStatus { reason: "the GPUs are needed".to_owned(), seconds: 120.5 }),
+        eta_seconds: None,
+        ..status
+    }
+}
+
+/// A coordinator without a job.
+pub(crate) fn idle() -> GetStatusResponse {
+    GetStatusResponse {
+        phase: Phase::Idle.into(),
+        reason: "there is no job".to_owned(),
+        phase_seconds: 42.0,
+        nodes: vec![node("a", 2, true)],
+        coordinator_version: "0.1.0".to_owned(),
+        ..GetStatusResponse::default()
+    }
+}
+
+/// Two machines with GPUs, which tell how they do, and a price.
+pub(crate) fn on_gpus() -> GetStatusResponse {
+    let mut status = training();
+    for rank in &mut status.ranks {
+        rank.gpu = Some(Gpu {
+            index: rank.local_rank,
+            name: "NVIDIA H100 80GB HBM3".to_owned(),
+            uuid: format!("GPU-{}", rank.rank),
+            utilisation: Some(0.97),
+            memory_used: 31_200_000_000,
+            memory_total: 80_000_000_000,
+            celsius: Some(61.0),
+            watts: Some(644.5),
+        });
+    }
+    // One that tells little.
+    if let Some(gpu) = status.ranks.last_mut().and_then(|rank| rank.gpu.as_mut()) {
+        (gpu.utilisation, gpu.celsius, gpu.watts) = (None, None, None);
+    }
+    for node in &mut status.nodes {
+        node.host = Some(Host {
+            name: format!("ip-10-0-0-7-{}", node.node_id),
+            cpu: 0.31,
+            cpus: 16,
+            memory_used: 12_300_000_000,
+            memory_total: 64_000_000_000,
+            disk_free: 100_000_000_000,
+            disk_total: 500_000_000_000,
+            received_per_second: 1_250_000.0,
+            sent_per_second: 3_400_000.0,
+        });
+        node.heartbeat_age_seconds = Some(0.4);
+        node.round_trip_seconds = Some(0.000_8);
+    }
+    status.spending = Some(Spending {
+        dollars_per_hour: Some(4.0),
+        dollars_per_epoch: Some(0.31),
+        interruption_hours: 0.05,
+        interruption_dollars: Some(0.2),
+        paused_hours: 0.2,
+        used: Some(0.625),
+        ..status.spending.unwrap_or_default()
+    });
+    status
+}
+
+/// As many ranks, on nodes of eight.
+pub(crate) fn many(ranks: u32) -> GetStatusResponse {
+    let mut status = on_gpus();
+    let model = status.ranks[0].clone();
+    status.ranks = (0..ranks)
+        .map(|rank| RankStatus {
+            rank,
+            local_rank: rank % 8,
+            node_id: format!("node-{}", rank / 8),
+            slowness: Some(if rank == 7 { 2.5 } else { 1.0 }),
+            ..model.clone()
+        })
+        .collect();
+    let model = status.nodes[0].clone();
+    status.nodes = (0..ranks.div_ceil(8))
+        .map(|node| NodeStatus { node_id: format!("node-{node}"), slots: 8, ..model.clone() })
+        .collect();
+    status.reason = format!("{ranks} ranks train");
+    status
+}
+
+/// When the job of these statuses was begun.
+const BEGAN: u64 = 1_795_252_508_000;
+
+/// What was told of updates and evaluations, with a recovery in between.
+pub(crate) fn points() -> Vec<StreamMetricsResponse> {
+    let point = |seconds: u64, generation, metrics| StreamMetricsResponse {
+        unix_millis: BEGAN + 1_000 * seconds,
+        generation,
+        metrics: Some(metrics),
+    };
+    let step = |step: u64| {
+        let part = step as f64 / 100.0;
+        Metrics::Step(Step {
+            step,
+            epoch: (step / 22) as u32,
+            loss: 2.3 - 1.2 * part,
+            top1: 0.1 + 0.5 * part,
+            lr: 0.001 - 0.000_15 * part,
+            samples_per_second: 400.0 + 12.5 * part,
+            ..training().latest.unwrap_or_default()
+        })
+    };
+    let mut points = vec![point(0, 1, Metrics::BeganAt(0))];
+    points.extend((1..=7).map(|tens| point(tens, 1, step(10 * tens))));
+    points.extend((1..=3).map(|pass| {
+        point(8, 1, Metrics::Evaluation(evaluated(22 * pass, 0.6 + 0.1 * pass as f64)))
+    }));
+    points.push(point(9, 2, Metrics::BeganAt(66)));
+    points.extend((7..=10).map(|tens| point(3 + tens, 2, step(10 * tens))));
+    points.extend(training().evaluation.map(|found| point(13, 2, Metrics::Evaluation(found))));
+    points
+}
+
+/// What happened.
+pub(crate) fn events() -> Vec<WatchEventsResponse> {
+    let told = [
+        (Kind::NodeJoined, 1, None, "node a is here with 2 ranks"),
+        (Kind::GenerationOpened, 1, None, "generation 1: 3 ranks on a, b"),
+        (Kind::TrainingStarted, 1, Some(0), "training begins with fresh weights"),
+        (Kind::Evaluated, 1, Some(66), "top-1 92.5 %"),
+        (Kind::RankFailed, 1, Some(71), "rank 1: its process was killed"),
+        (Kind::Recovered, 2, Some(67), "recovered in 0.56 s, 1 step lost"),
+        (Kind::Saved, 2, Some(88), "checkpoint step-0000000088-gen-000002 is durable"),
+    ];
+    let event = |(id, (kind, generation, step, message)): (u64, (Kind, u64, Option<u64>, &str))| {
+        WatchEventsResponse {
+            id,
+            unix_millis: BEGAN + 2_000 * id,
+            kind: kind.into(),
+            generation,
+            step,
+            message: message.to_owned(),
+        }
+    };
+    (1..).zip(told).map(event).collect()
+}
+
+/// What ranks, an agent and the coordinator wrote.
+pub(crate) fn lines() -> Vec<StreamLogsResponse> {
+    let told = [
+        ("", None, None, "generation 2 is open", 0),
+        ("a", None, None, "rank 1 was started", 0),
+        ("a", Some(0), Some(0), "took the state of rank 2", 0),
+        ("b", Some(0), Some(2), "\x1b[33mslow\x1b[0m disk", 812),
+        ("a", Some(1), Some(1), "restored in 0.1 s", 0),
+        ("a", Some(1), None, "bye", 0),
+    ];
+    let line = |(number, (node, local_rank, rank, line, left_out)): (u64, _)| {
+        let (node, line): (&str, &str) = (node, line);
+        StreamLogsResponse {
+            unix_millis: BEGAN + 1_000 * number,
+            node_id: node.to_owned(),
+            local_rank,
+            rank,
+            line: line.to_owned(),
+            left_out,
+        }
+    };
+    (0..).zip(told).map(line).collect()
 }
 
 /// All epochs are done.
@@ -312,5 +493,5 @@ fn losing(mut rank: RankStatus, skipped: u64) -> RankStatus {
 }
 
 fn node(node: &str, slots: u32, attached: bool) -> NodeStatus {
-    NodeStatus { node_id: node.to_owned(), slots, attached }
+    NodeStatus { node_id: node.to_owned(), slots, attached, ..NodeStatus::default() }
 }

@@ -251,6 +251,15 @@ fn commands_without_a_coordinator_fail_with_one_line_and_a_remedy() {
         &["watch"],
         &["recoveries"],
         &["recoveries", "--json"],
+        &["events"],
+        &["metrics"],
+        &["metrics", "--follow"],
+        &["logs"],
+        &["logs", "--follow"],
+        &["pause"],
+        &["resume"],
+        &["recipe", "get"],
+        &["submit", "good.toml"],
         &["drain"],
         &["stop"],
         &["checkpoint", "now"],
@@ -258,6 +267,20 @@ fn commands_without_a_coordinator_fail_with_one_line_and_a_remedy() {
         let error = place.refused(1, &[command, &at].concat());
         assert!(error.contains("127.0.0.1:1") && error.contains("baton up"), "{error}");
     }
+}
+
+#[test]
+fn a_dashboard_needs_a_terminal_and_names_what_does_not() {
+    let error = Place::new().refused(2, &["top"]);
+    assert!(error.contains("needs a terminal") && error.contains("baton watch"), "{error}");
+}
+
+#[test]
+fn help_names_the_commands_in_the_order_of_a_jobs_life() {
+    let help = stdout(&Place::new().baton(&["--help"]));
+    let names = ["up", "submit", "status", "top", "logs", "pause", "drain", "checkpoint", "recipe"];
+    let places = names.map(|name| help.find(&format!("\n  {name} ")));
+    assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{places:?}: {help}");
 }
 
 #[test]

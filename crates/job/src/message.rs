@@ -3,6 +3,8 @@
 //! Coordinator and agent speak gRPC (`proto/`, which converts these types); agent and rank speak
 //! these types as JSON frames over a socket pair. A message about a generation names it.
 
+use std::{sync::Arc, time::Duration};
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -132,8 +134,8 @@ pub enum Directive {
     Begin {
         /// Of this generation.
         generation: Generation,
-        /// `host:port` of each rank's listener.
-        peers: Vec<String>,
+        /// `host:port` of each rank's listener; the same for all agents.
+        peers: Arc<[String]>,
     },
     /// Save after the current step and go on.
     Checkpoint {
@@ -146,6 +148,13 @@ pub enum Directive {
         generation: Generation,
         /// Who asked, in words.
         reason: String,
+    },
+    /// Stand still after the current step, or go on.
+    Hold(Hold),
+    /// The answer to a beat.
+    Heard {
+        /// Its number.
+        number: u64,
     },
     /// Start processes in these places, to be ready when the node is needed; they get no rank as yet. Those
     /// that were to be ready before and are not are replaced.
@@ -178,6 +187,17 @@ pub struct Launch {
     pub replace: Vec<LocalRank>,
     /// Where state comes from if no rank holds any.
     pub restore: Restore,
+    /// Whether training stands still until told otherwise.
+    pub hold: Hold,
+}
+
+/// Whether training stands still.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hold {
+    /// Rises with every change, so that a late word changes nothing; 0 before the first.
+    pub number: u64,
+    /// Whether it does.
+    pub paused: bool,
 }
 
 /// Who an agent is: the first thing it says on every connection.
@@ -269,6 +289,72 @@ pub enum Report {
         /// Why, in words.
         reason: String,
     },
+    /// The agent lives, and how its machine does. About once a second.
+    Beat(Beat),
+}
+
+/// A sign of life of an agent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Beat {
+    /// Rises by one.
+    pub number: u64,
+    /// From the last beat that was answered to its answer.
+    pub round_trip: Option<Duration>,
+    /// How the machine does, if that was measured since the last beat.
+    pub vitals: Option<Vitals>,
+}
+
+/// How a machine does.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Vitals {
+    /// The machine without its GPUs.
+    pub host: Host,
+    /// Its GPUs, each by its local rank.
+    pub gpus: Vec<Gpu>,
+}
+
+/// How a machine does, but for its GPUs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Host {
+    /// Its host name.
+    pub name: String,
+    /// Share of all its cores that is busy, 0..1, over the time since it was last told.
+    pub cpu: f64,
+    /// Its cores.
+    pub cpus: u32,
+    /// Bytes of memory that cannot be had.
+    pub memory_used: u64,
+    /// Bytes of memory in all.
+    pub memory_total: u64,
+    /// Bytes free on the disk that holds the run folder.
+    pub disk_free: u64,
+    /// Its size in bytes.
+    pub disk_total: u64,
+    /// Bytes received per second over the network, loopback left out.
+    pub received_per_second: f64,
+    /// Bytes sent per second.
+    pub sent_per_second: f64,
+}
+
+/// How a GPU does.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Gpu {
+    /// Its CUDA device on its node, which is the local rank that it serves.
+    pub index: u32,
+    /// Its name, as the driver tells it.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// Share of the last second that a kernel ran on it, 0..1, if it tells.
+    pub utilisation: Option<f64>,
+    /// Bytes of its memory in use, by whomever.
+    pub memory_used: u64,
+    /// Bytes of its memory in all.
+    pub memory_total: u64,
+    /// Degrees Celsius, if it tells.
+    pub celsius: Option<f64>,
+    /// Watts that it draws, if it tells.
+    pub watts: Option<f64>,
 }
 
 /// What is told about a rank.
@@ -412,6 +498,14 @@ pub struct StepNews {
     pub loader_wait: f64,
 }
 
+impl StepNews {
+    /// How long an update takes at the present rate, if that is known.
+    #[must_use]
+    pub fn seconds_per_step(&self) -> Option<f64> {
+        (self.samples_per_second > 0.0).then(|| self.global_batch as f64 / self.samples_per_second)
+    }
+}
+
 /// What a rank does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -429,6 +523,8 @@ pub enum Activity {
     Evaluating,
     /// It copies or waits for a checkpoint.
     Saving,
+    /// It stands still because a user asked for that.
+    Paused,
 }
 
 impl Activity {
@@ -442,6 +538,7 @@ impl Activity {
             Self::Exchanging => "exchanging",
             Self::Evaluating => "evaluating",
             Self::Saving => "saving",
+            Self::Paused => "paused",
         }
     }
 }
@@ -488,6 +585,8 @@ pub enum RankCommand {
         world_size: u32,
         /// Where state comes from if no rank holds any.
         restore: Restore,
+        /// Whether to stand still until told otherwise.
+        paused: bool,
     },
     /// Meet the others.
     Begin {
@@ -495,6 +594,13 @@ pub enum RankCommand {
         generation: Generation,
         /// `host:port` of each rank.
         peers: Vec<String>,
+    },
+    /// Vote to stand still, or to go on.
+    Hold {
+        /// Of this generation.
+        generation: Generation,
+        /// Which of the two.
+        paused: bool,
     },
     /// Vote for a save.
     Checkpoint {

@@ -1,8 +1,11 @@
 //! What other threads ask of the step loop, which votes for it at its next step, and what they see of it.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use crate::vitals::Vitals;
@@ -13,6 +16,9 @@ pub struct Controls {
     save: AtomicBool,
     stop: AtomicBool,
     reason: Mutex<String>,
+    pause: Mutex<bool>,
+    /// Somebody may want something else of a loop that stands still.
+    told: Condvar,
     vitals: Vitals,
 }
 
@@ -23,6 +29,8 @@ pub(crate) struct Votes {
     pub(crate) stop: bool,
     /// Somebody's part of a checkpoint is still being written.
     pub(crate) writing: bool,
+    /// Stand still.
+    pub(crate) pause: bool,
 }
 
 impl Votes {
@@ -31,6 +39,7 @@ impl Votes {
             save: self.save || other.save,
             stop: self.stop || other.stop,
             writing: self.writing || other.writing,
+            pause: self.pause || other.pause,
         }
     }
 }
@@ -45,6 +54,13 @@ impl Controls {
     /// Save after the next step.
     pub fn request_save(&self) {
         self.save.store(true, Ordering::Release);
+        self.told.notify_all();
+    }
+
+    /// Stand still after the next step until told otherwise, or go on.
+    pub fn set_paused(&self, paused: bool) {
+        *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = paused;
+        self.told.notify_all();
     }
 
     /// Save after the next step and stop.
@@ -53,6 +69,7 @@ impl Controls {
             *kept = reason;
         }
         self.stop.store(true, Ordering::Release);
+        self.told.notify_all();
     }
 
     /// This rank's vote, given whether it is still writing. A wish to save is spent by it; a wish to stop
@@ -62,6 +79,15 @@ impl Controls {
             save: self.save.swap(false, Ordering::AcqRel),
             stop: self.stop.load(Ordering::Acquire),
             writing,
+            pause: *self.pause.lock().unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    /// Waits a moment, or until somebody wants something; not at all if nobody wants this rank to stand still.
+    pub(crate) fn stand_still(&self, moment: Duration) {
+        let paused = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        if *paused {
+            drop(self.told.wait_timeout(paused, moment));
         }
     }
 

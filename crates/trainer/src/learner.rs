@@ -12,7 +12,7 @@ use crate::bits;
 /// Number of f32 slots at the end of every leaf that belong to the step loop: sums for metrics and
 /// the vote, which travel in the same all-reduce as the gradient, and then, in the last one, the
 /// gradient's norm, found by [`Learner::measure`].
-pub const TAIL: usize = 7;
+pub const TAIL: usize = 8;
 
 /// One virtual rank's contribution to an update: gradient, batch statistics and the loop's tail, in
 /// one contiguous run of f32.

@@ -60,6 +60,9 @@ pub struct Seat<'a> {
     pub restore: &'a Restore,
 }
 
+/// Between two looks of ranks that stand still at what is wanted of them.
+const GLANCE: Duration = Duration::from_millis(100);
+
 /// Makes a learner as it is before the first step.
 pub type Build<L> = Box<dyn Fn() -> Result<L, learner::Error> + Send>;
 
@@ -161,8 +164,28 @@ impl<L: Learner> Trainer<L> {
             // One was lost with the last generation, or failed.
             self.save_when_possible(seat);
         }
+        // Before the first step too: who meets the others anew while the job is paused makes none.
+        let mut agreed = Some(self.vote(seat, controls)?);
         loop {
-            let agreed = match self.agenda().due(&self.position.progress) {
+            if let Some(mut votes) = agreed {
+                if votes.pause && !votes.stop {
+                    votes = self.stand_still(seat, controls, tell, votes)?;
+                    // Time spent here is no part of the training rate.
+                    vitals.resume();
+                    rate = Rate::start(feed.stats().waited);
+                }
+                if votes.stop {
+                    vitals.at(Activity::Saving);
+                    if rank == Rank(0) {
+                        tell(RankNews::Stopping { step: self.position.progress.step });
+                    }
+                    self.ensure_saved(seat, tell)?;
+                    let reason = controls.reason();
+                    return self.done(Outcome::Drained { reason }, tell);
+                }
+                self.mind_saves(votes, seat, tell)?;
+            }
+            agreed = match self.agenda().due(&self.position.progress) {
                 Due::Train => {
                     let samples = self.agenda().next_batch(&self.position.progress);
                     let (news, votes) =
@@ -206,23 +229,46 @@ impl<L: Learner> Trainer<L> {
                     return self.done(Outcome::Completed, tell);
                 }
             };
-            let Some(votes) = agreed else { continue };
-            if !votes.writing {
-                self.go_on_writing(seat, tell)?;
-            }
-            if votes.stop {
-                vitals.at(Activity::Saving);
-                if rank == Rank(0) {
-                    tell(RankNews::Stopping { step: self.position.progress.step });
-                }
-                self.ensure_saved(seat, tell)?;
-                let reason = controls.reason();
-                return self.done(Outcome::Drained { reason }, tell);
-            }
-            if votes.save && self.position.progress.saved != Some(self.position.progress.step) {
-                self.save_when_possible(seat);
-            }
         }
+    }
+
+    /// What all ranks together want now.
+    fn vote(&mut self, seat: &mut Seat<'_>, controls: &Controls) -> Result<Votes, Error> {
+        let all = agree::gather(seat.collective, &controls.vote(self.saver.is_busy()))?;
+        Ok(all.into_iter().fold(Votes::default(), Votes::or))
+    }
+
+    /// Makes no step for as long as any rank is asked to; what all want then. Saves go on meanwhile.
+    fn stand_still(
+        &mut self,
+        seat: &mut Seat<'_>,
+        controls: &Controls,
+        tell: &mut dyn FnMut(RankNews),
+        mut votes: Votes,
+    ) -> Result<Votes, Error> {
+        while votes.pause && !votes.stop {
+            self.mind_saves(votes, seat, tell)?;
+            controls.vitals().at(Activity::Paused);
+            controls.stand_still(GLANCE);
+            votes = self.vote(seat, controls)?;
+        }
+        Ok(votes)
+    }
+
+    /// Goes on with the checkpoint that is being written, and begins one that somebody wishes.
+    fn mind_saves(
+        &mut self,
+        votes: Votes,
+        seat: &mut Seat<'_>,
+        tell: &mut dyn FnMut(RankNews),
+    ) -> Result<(), Error> {
+        if !votes.writing {
+            self.go_on_writing(seat, tell)?;
+        }
+        if votes.save && self.position.progress.saved != Some(self.position.progress.step) {
+            self.save_when_possible(seat);
+        }
+        Ok(())
     }
 
     fn agenda(&self) -> &Agenda {
@@ -311,7 +357,7 @@ impl<L: Learner> Trainer<L> {
         };
         self.learner.measure(total)?;
         // Here the host waits for the device, once per update.
-        let [loss, top1, count, save, stop, writing, norm] = total.tail()?.map(f64::from);
+        let [loss, top1, count, save, stop, writing, pause, norm] = total.tail()?.map(f64::from);
         let loss = loss / count.max(1.0);
         let mut watch = before.watch;
         if let Err(divergence) = watch.judge(loss, norm, &spec) {
@@ -354,8 +400,8 @@ impl<L: Learner> Trainer<L> {
             global_batch: agenda.global_batch(before.epoch),
             ..StepNews::default()
         };
-        let [save, stop, writing] = [save, stop, writing].map(|votes| votes > 0.0);
-        Ok((news, Votes { save, stop, writing }))
+        let [save, stop, writing, pause] = [save, stop, writing, pause].map(|votes| votes > 0.0);
+        Ok((news, Votes { save, stop, writing, pause }))
     }
 
     /// The contribution of one virtual rank: the sum over its micro-batches.
@@ -542,7 +588,8 @@ impl<L: Learner> Trainer<L> {
 fn tail(sums: &Sums, vote: Votes) -> [f32; TAIL] {
     let flag = |set: bool| f32::from(u8::from(set));
     let [loss, top1, count] = [sums.loss as f32, sums.top1 as f32, sums.count as f32];
-    [loss, top1, count, flag(vote.save), flag(vote.stop), flag(vote.writing), 0.0]
+    let [save, stop, writing] = [vote.save, vote.stop, vote.writing].map(flag);
+    [loss, top1, count, save, stop, writing, flag(vote.pause), 0.0]
 }
 
 /// Leaves one sum of all, for a collective with an order of its own.

@@ -3,7 +3,7 @@
 use baton_job::{
     Generation, Rank,
     ids::LocalRank,
-    message::{Directive, Launch, Restore},
+    message::{Directive, Hold, Launch, Restore},
 };
 
 use super::{Malformed, required};
@@ -14,7 +14,7 @@ impl From<Directive> for v1::CoordinatorMessage {
         let message = match directive {
             Directive::Launch(launch) => Message::Launch(launch.into()),
             Directive::Begin { generation, peers } => {
-                Message::Begin(v1::Begin { generation: generation.0, peers })
+                Message::Begin(v1::Begin { generation: generation.0, peers: peers.to_vec() })
             }
             Directive::Checkpoint { generation } => {
                 Message::SaveNow(v1::SaveNow { generation: generation.0 })
@@ -22,6 +22,8 @@ impl From<Directive> for v1::CoordinatorMessage {
             Directive::Drain { generation, reason } => {
                 Message::DrainNow(v1::DrainNow { generation: generation.0, reason })
             }
+            Directive::Hold(hold) => Message::Hold(hold.into()),
+            Directive::Heard { number } => Message::Heard(number),
             Directive::Warm { local_ranks } => {
                 let local_ranks = local_ranks.into_iter().map(|local| local.0).collect();
                 Message::Warm(v1::Warm { local_ranks })
@@ -47,7 +49,7 @@ impl TryFrom<v1::CoordinatorMessage> for Directive {
             }
             Message::Launch(launch) => Self::Launch(launch.into()),
             Message::Begin(v1::Begin { generation, peers }) => {
-                Self::Begin { generation: Generation(generation), peers }
+                Self::Begin { generation: Generation(generation), peers: peers.into() }
             }
             Message::SaveNow(v1::SaveNow { generation }) => {
                 Self::Checkpoint { generation: Generation(generation) }
@@ -55,6 +57,8 @@ impl TryFrom<v1::CoordinatorMessage> for Directive {
             Message::DrainNow(v1::DrainNow { generation, reason }) => {
                 Self::Drain { generation: Generation(generation), reason }
             }
+            Message::Hold(hold) => Self::Hold(hold.into()),
+            Message::Heard(number) => Self::Heard { number },
             Message::Warm(v1::Warm { local_ranks }) => {
                 Self::Warm { local_ranks: local_ranks.into_iter().map(LocalRank).collect() }
             }
@@ -66,8 +70,21 @@ impl TryFrom<v1::CoordinatorMessage> for Directive {
     }
 }
 
+impl From<Hold> for v1::Hold {
+    fn from(Hold { number, paused }: Hold) -> Self {
+        Self { number, paused }
+    }
+}
+
+impl From<v1::Hold> for Hold {
+    fn from(v1::Hold { number, paused }: v1::Hold) -> Self {
+        Self { number, paused }
+    }
+}
+
 impl From<Launch> for v1::Launch {
-    fn from(Launch { generation, world_size, ranks, replace, restore }: Launch) -> Self {
+    fn from(launch: Launch) -> Self {
+        let Launch { generation, world_size, ranks, replace, restore, hold } = launch;
         let place =
             |(rank, local): (Rank, LocalRank)| v1::RankPlace { rank: rank.0, local_rank: local.0 };
         Self {
@@ -78,6 +95,7 @@ impl From<Launch> for v1::Launch {
             restore_not_before: restore.not_before.0,
             restore_path: restore.path,
             allow_recipe_change: restore.allow_recipe_change,
+            hold: Some(hold.into()),
             rollbacks: restore.rollbacks.into_iter().map(Into::into).collect(),
         }
     }
@@ -97,6 +115,7 @@ impl From<v1::Launch> for Launch {
                 allow_recipe_change: wire.allow_recipe_change,
                 rollbacks: wire.rollbacks.into_iter().map(Into::into).collect(),
             },
+            hold: wire.hold.unwrap_or_default().into(),
         }
     }
 }

@@ -10,6 +10,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod values;
+mod vitals;
 
 pub use self::{report::check_version, status::status};
 #[cfg(doc)]

@@ -47,6 +47,7 @@ impl From<Report> for v1::AgentMessage {
                 failure: Some(failure.into()),
             }),
             Report::Advised { reason } => Message::Advised(v1::Advised { reason }),
+            Report::Beat(beat) => Message::Beat(beat.into()),
         };
         Self { message: Some(message) }
     }
@@ -72,6 +73,7 @@ impl TryFrom<v1::AgentMessage> for Report {
                 failure: required("WarmFailed", "failure", failure)?.try_into()?,
             },
             Message::Advised(v1::Advised { reason }) => Self::Advised { reason },
+            Message::Beat(beat) => Self::Beat(beat.try_into()?),
         })
     }
 }

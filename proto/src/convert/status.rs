@@ -1,12 +1,13 @@
 //! What users see.
 
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use baton_job::{
-    Time,
+    NodeId, Time,
     engine::{
         DrainStatus, Incident, NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery, Status,
     },
+    message::Vitals,
 };
 
 use super::same_variants;
@@ -37,17 +38,29 @@ same_variants!(
         NodeRests,
         Recovered,
         Draining,
+        Paused,
+        Resumed,
+        Budget,
         Ended,
     ]
 );
 
-same_variants!(
-    PhaseName,
-    v1::get_status_response::Phase,
-    "GetStatusResponse",
-    "phase",
-    [Gathering, Backoff, Forming, Meeting, Training, Settling, Reattaching, Draining, Ended,]
-);
+impl From<PhaseName> for v1::get_status_response::Phase {
+    fn from(phase: PhaseName) -> Self {
+        match phase {
+            PhaseName::Gathering => Self::Gathering,
+            PhaseName::Backoff => Self::Backoff,
+            PhaseName::Forming => Self::Forming,
+            PhaseName::Meeting => Self::Meeting,
+            PhaseName::Training => Self::Training,
+            PhaseName::Paused => Self::Paused,
+            PhaseName::Settling => Self::Settling,
+            PhaseName::Reattaching => Self::Reattaching,
+            PhaseName::Draining => Self::Draining,
+            PhaseName::Ended => Self::Ended,
+        }
+    }
+}
 
 /// The machine's state as users see it. The coordinator fills in what the machine does not know:
 /// `job_id`, `name`, `checkpoint_age_seconds`, `checkpoint_location`.
@@ -65,8 +78,8 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
         evaluation: status.evaluation.map(Into::into),
         best: status.best.map(Into::into),
         checkpoint: status.commit.clone().map(Into::into),
-        ranks: status.ranks.iter().map(|rank| rank_status(rank, now)).collect(),
-        nodes: status.nodes.iter().map(Into::into).collect(),
+        ranks: ranks(status, now),
+        nodes: status.nodes.iter().map(|node| node_status(node, now)).collect(),
         skipped_samples: status.skipped_samples,
         recoveries: status.recoveries.iter().map(|one| recovery(one, now)).collect(),
         recoveries_total: status.recoveries_total,
@@ -75,6 +88,10 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
         eta_seconds: status.eta_seconds(),
         stale_messages: status.stale_messages,
         drain: status.drain.as_ref().map(|drain| drain_status(drain, now)),
+        pause: status.pause.as_ref().map(|pause| v1::PauseStatus {
+            reason: pause.reason.clone(),
+            seconds: seconds(pause.since, now),
+        }),
         outcome: status.outcome.clone().map(Into::into),
         ..v1::GetStatusResponse::default()
     }
@@ -82,12 +99,22 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
 
 fn spending(status: &Status, now: Time) -> v1::Spending {
     let time = status.spending.meter.read(now);
+    let interrupted = status.spending.interrupted.read(time);
     let hours = |time: Duration| time.as_secs_f64() / 3_600.0;
     v1::Spending {
         hours: hours(time),
         most_hours: status.spending.most.map(hours),
         dollars: status.spending.dollars(time),
         projected_dollars: status.projected_dollars(now),
+        dollars_per_hour: status.spending.dollars_per_hour,
+        dollars_per_epoch: status.dollars_per_epoch(),
+        interruption_hours: hours(interrupted),
+        interruption_dollars: status.spending.dollars(interrupted),
+        paused_hours: hours(status.spending.paused.read(time)),
+        used: status
+            .spending
+            .most
+            .map(|most| if most.is_zero() { 1.0 } else { time.as_secs_f64() / most.as_secs_f64() }),
     }
 }
 
@@ -115,6 +142,18 @@ fn drain_status(drain: &DrainStatus, now: Time) -> v1::DrainStatus {
     }
 }
 
+/// Each with its GPU: that of its local rank.
+fn ranks(status: &Status, now: Time) -> Vec<v1::RankStatus> {
+    let vitals = status.nodes.iter().filter_map(|node| Some((&node.node, node.vitals.as_ref()?)));
+    let vitals: HashMap<&NodeId, &Arc<Vitals>> = vitals.collect();
+    let with_gpu = |rank: &RankStatus| {
+        let gpus = vitals.get(&rank.node).map_or(&[][..], |vitals| &vitals.gpus);
+        let gpu = gpus.iter().find(|gpu| gpu.index == rank.local_rank.0).cloned();
+        v1::RankStatus { gpu: gpu.map(Into::into), ..rank_status(rank, now) }
+    };
+    status.ranks.iter().map(with_gpu).collect()
+}
+
 fn rank_status(status: &RankStatus, now: Time) -> v1::RankStatus {
     v1::RankStatus {
         rank: status.rank.0,
@@ -125,13 +164,19 @@ fn rank_status(status: &RankStatus, now: Time) -> v1::RankStatus {
         pulse: status.pulse.map(Into::into),
         heartbeat_age_seconds: status.heard_at.map(|at| seconds(at, now)),
         slowness: status.slowness,
+        gpu: None,
     }
 }
 
-impl From<&NodeStatus> for v1::NodeStatus {
-    fn from(status: &NodeStatus) -> Self {
-        let NodeStatus { node, slots, attached } = status;
-        Self { node_id: node.0.clone(), slots: *slots, attached: *attached }
+fn node_status(status: &NodeStatus, now: Time) -> v1::NodeStatus {
+    let NodeStatus { node, slots, attached, vitals, heard_at, round_trip } = status;
+    v1::NodeStatus {
+        node_id: node.0.clone(),
+        slots: *slots,
+        attached: *attached,
+        host: vitals.as_ref().map(|vitals| vitals.host.clone().into()),
+        heartbeat_age_seconds: heard_at.map(|at| seconds(at, now)),
+        round_trip_seconds: round_trip.map(|time| time.as_secs_f64()),
     }
 }
 

@@ -3,15 +3,16 @@ use std::{sync::Arc, time::Duration};
 use baton_job::{
     Epoch, Generation, NodeId, Rank, Step, Time,
     engine::{
-        DrainStatus, Incident, Meter, NoticeKind, PhaseName, RankStatus, Recovery, Spending, Status,
+        DrainStatus, Incident, Meter, NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery,
+        Share, Spending, Status,
     },
     exit::{Class, Failure, Outcome},
     guard::{BatchMark, Diagnosis, Divergence, LossWatch},
     ids::LocalRank,
     message::{
-        Activity, Commit, Directive, Hello, Holding, Launch, LoaderNews, Pulse, RankNews,
-        RankPhase, Report, Restore, Restored, Rollback, SaveProblem, SaveTimes, StateSource,
-        StepNews,
+        Activity, Beat, Commit, Directive, Gpu, Hello, Hold, Holding, Host, Launch, LoaderNews,
+        Pulse, RankNews, RankPhase, Report, Restore, Restored, Rollback, SaveProblem, SaveTimes,
+        StateSource, StepNews, Vitals,
     },
     progress::{Accuracy, Extent, Fit, Progress},
 };
@@ -203,6 +204,7 @@ fn pulse() -> impl Strategy<Value = Pulse> {
         Just(Activity::Exchanging),
         Just(Activity::Evaluating),
         Just(Activity::Saving),
+        Just(Activity::Paused),
     ];
     (activity, 0.0..1e6, any::<u64>(), 0.0..1e6).prop_map(
         |(activity, seconds, step, own_step_seconds)| Pulse {
@@ -305,6 +307,44 @@ fn holding() -> impl Strategy<Value = Holding> {
     })
 }
 
+fn vitals() -> impl Strategy<Value = Vitals> {
+    let gpu = (any::<u32>(), word(), option::of(share()), any::<u64>(), option::of(share()));
+    let gpu = gpu.prop_map(|(index, name, utilisation, memory_used, watts)| Gpu {
+        index,
+        uuid: format!("GPU-{index}"),
+        name,
+        utilisation,
+        memory_used,
+        memory_total: 80,
+        celsius: watts,
+        watts,
+    });
+    let host = (word(), share(), any::<u32>(), any::<u64>(), share());
+    (host, vec(gpu, 0..4)).prop_map(|((name, cpu, cpus, bytes, rate), gpus)| Vitals {
+        host: Host {
+            name,
+            cpu,
+            cpus,
+            memory_used: bytes,
+            memory_total: bytes,
+            disk_free: bytes,
+            disk_total: bytes,
+            received_per_second: rate,
+            sent_per_second: rate,
+        },
+        gpus,
+    })
+}
+
+fn beat() -> impl Strategy<Value = Beat> {
+    let round_trip = option::of((0u64..1_000_000).prop_map(Duration::from_micros));
+    (any::<u64>(), round_trip, option::of(vitals())).prop_map(|(number, round_trip, vitals)| Beat {
+        number,
+        round_trip,
+        vitals,
+    })
+}
+
 fn report() -> impl Strategy<Value = Report> {
     prop_oneof![
         (word(), any::<u32>(), option::of(holding())).prop_map(|(node, slots, holding)| {
@@ -318,6 +358,7 @@ fn report() -> impl Strategy<Value = Report> {
         (word(), option::of(0.0..1e6))
             .prop_map(|(reason, seconds_left)| Report::DrainRequested { reason, seconds_left }),
         word().prop_map(|reason| Report::Advised { reason }),
+        beat().prop_map(Report::Beat),
         any::<u32>().prop_map(|local| Report::Warm { local_rank: LocalRank(local) }),
         (any::<u32>(), failure()).prop_map(|(local, failure)| Report::WarmFailed {
             local_rank: LocalRank(local),
@@ -329,14 +370,15 @@ fn report() -> impl Strategy<Value = Report> {
 fn launch() -> impl Strategy<Value = Launch> {
     let local = || any::<u32>().prop_map(LocalRank);
     let ranks = vec((any::<u32>().prop_map(Rank), local()), 0..9);
-    let restore = (any::<u64>(), option::of(word()), any::<bool>(), vec(rollback(), 0..3));
+    let flags = any::<(bool, bool)>();
+    let restore = (any::<u64>(), option::of(word()), flags, vec(rollback(), 0..3));
     (any::<u64>(), any::<u32>(), ranks, vec(local(), 0..3), restore).prop_map(
         |(
             generation,
             world_size,
             ranks,
             replace,
-            (not_before, path, allow_recipe_change, rollbacks),
+            (not_before, path, (allow_recipe_change, paused), rollbacks),
         )| Launch {
             generation: Generation(generation),
             world_size,
@@ -348,6 +390,7 @@ fn launch() -> impl Strategy<Value = Launch> {
                 allow_recipe_change,
                 rollbacks,
             },
+            hold: Hold { number: u64::from(world_size), paused },
         },
     )
 }
@@ -357,7 +400,9 @@ fn directive() -> impl Strategy<Value = Directive> {
     prop_oneof![
         launch().prop_map(Directive::Launch),
         (generation(), vec(word(), 0..9))
-            .prop_map(|(generation, peers)| Directive::Begin { generation, peers }),
+            .prop_map(|(generation, peers)| Directive::Begin { generation, peers: peers.into() }),
+        any::<(u64, bool)>().prop_map(|(number, paused)| Directive::Hold(Hold { number, paused })),
+        any::<u64>().prop_map(|number| Directive::Heard { number }),
         generation().prop_map(|generation| Directive::Checkpoint { generation }),
         (generation(), word())
             .prop_map(|(generation, reason)| Directive::Drain { generation, reason }),
@@ -388,13 +433,10 @@ proptest! {
 }
 
 #[test]
-fn every_kind_and_phase_on_the_wire_has_a_meaning() {
-    use v1::{get_status_response::Phase, watch_events_response::Kind};
+fn every_kind_on_the_wire_has_a_meaning() {
+    use v1::watch_events_response::Kind;
     for kind in (1..).map_while(|number| Kind::try_from(number).ok()) {
         assert_eq!(NoticeKind::try_from(kind).map(Kind::from), Ok(kind));
-    }
-    for phase in (1..).map_while(|number| Phase::try_from(number).ok()) {
-        assert_eq!(PhaseName::try_from(phase).map(Phase::from), Ok(phase));
     }
 }
 
@@ -478,6 +520,9 @@ fn recovery() -> Recovery {
         stepped_at: None,
         step_before: Step(40),
         lost_steps: 0,
+        metered_from: Duration::ZERO,
+        metered: None,
+        redo: Duration::ZERO,
     }
 }
 
@@ -511,6 +556,7 @@ fn draining_since_8_s() -> Status {
             copied_at: Some(Time(8_500)),
             durable_at: None,
         }),
+        pause: None,
         outcome: None,
     }
 }
@@ -627,6 +673,8 @@ fn a_status_tells_what_the_job_costs() {
         meter: Meter::default(),
         most: Some(Duration::from_secs(5_400)),
         dollars_per_hour: Some(4.0),
+        interrupted: Share::default(),
+        paused: Share::default(),
     };
     let told = Status { spending, latest: Some(latest), ..draining_since_8_s() };
 
@@ -638,6 +686,11 @@ fn a_status_tells_what_the_job_costs() {
         most_hours: Some(1.5),
         dollars: Some(0.0),
         projected_dollars: Some(4.0),
+        dollars_per_hour: Some(4.0),
+        dollars_per_epoch: Some(4.0),
+        interruption_dollars: Some(0.0),
+        used: Some(0.0),
+        ..v1::Spending::default()
     };
     assert_eq!(wire.spending, Some(expected));
 }
@@ -655,4 +708,41 @@ fn what_is_not_finite_is_left_out_of_a_diagnosis() {
     };
     let wire = v1::Diagnosis::from(diagnosis);
     assert_eq!((wire.loss, wire.gradient_norm), (Some(2.0), None));
+}
+
+#[test]
+fn a_rank_shows_the_gpu_of_its_place_and_a_node_how_its_machine_does() {
+    let gpu = |index| Gpu { index, memory_used: u64::from(index), ..Gpu::default() };
+    let vitals = Vitals { host: Host { cpus: 96, ..Host::default() }, gpus: vec![gpu(1), gpu(0)] };
+    let told = |node: &str, vitals| NodeStatus {
+        node: NodeId(node.to_owned()),
+        slots: 2,
+        attached: true,
+        vitals,
+        heard_at: Some(Time(9_000)),
+        round_trip: Some(Duration::from_millis(2)),
+    };
+    let rank = |rank, node: &str, local| RankStatus {
+        rank: Rank(rank),
+        node: NodeId(node.to_owned()),
+        local_rank: LocalRank(local),
+        state: "training",
+        loader: None,
+        pulse: None,
+        heard_at: None,
+        slowness: None,
+    };
+    let told = Status {
+        nodes: vec![told("a", Some(Arc::new(vitals))), told("b", None)],
+        ranks: vec![rank(0, "a", 0), rank(1, "a", 1), rank(2, "b", 0)],
+        ..draining_since_8_s()
+    };
+
+    let wire = status(&told, Time(10_000));
+
+    let gpus = wire.ranks.iter().map(|rank| rank.gpu.as_ref().map(|gpu| gpu.memory_used));
+    assert_eq!(gpus.collect::<Vec<_>>(), [Some(0), Some(1), None]);
+    let (a, b) = (&wire.nodes[0], &wire.nodes[1]);
+    assert_eq!((a.host.as_ref().map(|host| host.cpus), b.host.as_ref()), (Some(96), None));
+    assert_eq!((a.heartbeat_age_seconds, a.round_trip_seconds), (Some(1.0), Some(0.002)));
 }

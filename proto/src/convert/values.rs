@@ -135,7 +135,7 @@ same_variants!(
     v1::Activity,
     "Pulse",
     "activity",
-    [Restoring, Loading, Computing, Exchanging, Evaluating, Saving]
+    [Restoring, Loading, Computing, Exchanging, Evaluating, Saving, Paused]
 );
 
 impl From<Pulse> for v1::Pulse {

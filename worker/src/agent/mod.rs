@@ -1,12 +1,14 @@
 //! The agent: shell around `baton_job::session`.
 //!
 //! One loop owns the machine and performs its actions; [`uplink`] is the connection to the
-//! coordinator, [`processes`] are the rank processes, [`notices`] says that the node must go. All of them
-//! only put events into the loop's queue.
+//! coordinator, [`processes`] are the rank processes, [`notices`] says that the node must go, [`vitals`] how its
+//! machine does. All of them only put events into the loop's queue. [`logs`] sends lines beside all that.
 
+mod logs;
 mod notices;
 mod processes;
 mod uplink;
+mod vitals;
 
 use std::{
     path::PathBuf,
@@ -17,12 +19,14 @@ use baton_access::ClientFiles;
 use baton_job::{
     JobSpec, NodeId, Time,
     exit::{Class, Failure, Outcome},
+    message::RankCommand,
     session::{Action, Event, Policy, Session},
 };
 use baton_proto::v1;
 use tokio::sync::mpsc;
 use tracing::{debug, error, info};
 
+pub(crate) use self::logs::OwnLog;
 use self::{processes::Processes, uplink::Uplink};
 use crate::{link::Setup, logging};
 
@@ -76,7 +80,8 @@ type Queue = mpsc::UnboundedSender<Input>;
 
 /// Runs until the machine says to leave.
 pub(crate) fn run(args: Args) -> Result<Outcome, Failure> {
-    logging::start();
+    let (own_log, own_lines) = OwnLog::channel();
+    logging::start(Some(own_log));
     if args.exit_with_parent {
         let signal = Some(rustix::process::Signal::TERM);
         rustix::process::set_parent_process_death_signal(signal)
@@ -88,7 +93,7 @@ pub(crate) fn run(args: Args) -> Result<Outcome, Failure> {
         .enable_all()
         .build()
         .map_err(|error| crash(format!("cannot start: {error}")))?;
-    runtime.block_on(async { Agent::new(args)?.run().await })
+    runtime.block_on(async { Agent::new(args)?.run(own_lines).await })
 }
 
 struct Agent {
@@ -104,6 +109,9 @@ struct Agent {
     welcome: Option<v1::Welcome>,
     start: Instant,
     last_reason: String,
+    node: NodeId,
+    /// Who has which place here, for the logs.
+    ranks: logs::Ranks,
 }
 
 impl Agent {
@@ -119,7 +127,7 @@ impl Agent {
         let uplink = Uplink::new(&args.coordinator, &credentials, queue.clone())?;
         let processes = Processes::new(args.run_dir.join("logs"), queue.clone())?;
         info!(%node, slots, coordinator = args.coordinator, "agent started");
-        let session = Session::new(node, slots, Policy::default());
+        let session = Session::new(node.clone(), slots, Policy::default());
         Ok(Self {
             session,
             uplink,
@@ -131,10 +139,16 @@ impl Agent {
             welcome: None,
             start: Instant::now(),
             last_reason: String::new(),
+            node,
+            ranks: logs::Ranks::default(),
         })
     }
 
-    async fn run(mut self) -> Result<Outcome, Failure> {
+    async fn run(mut self, own_lines: mpsc::Receiver<logs::Lines>) -> Result<Outcome, Failure> {
+        let (folder, node) = (self.args.run_dir.join("logs"), self.node.0.clone());
+        let (ranks, caller) = (self.ranks.clone(), self.uplink.caller());
+        logs::ship(folder, self.slots, node, ranks, caller, own_lines)?;
+        vitals::watch(&self.args.run_dir, self.slots, self.queue.clone())?;
         notices::forward_signals(self.queue.clone())?;
         notices::watch_file(self.args.drain_file.clone(), self.queue.clone());
         notices::watch_metadata(self.start, self.queue.clone())?;
@@ -186,7 +200,14 @@ impl Agent {
                         self.processes.keep_spare(setup);
                     }
                 }
-                Action::Tell { local_rank, command } => self.processes.tell(local_rank, command),
+                Action::Tell { local_rank, command } => {
+                    if let RankCommand::Join { rank, .. } = &command
+                        && let Ok(mut ranks) = self.ranks.lock()
+                    {
+                        ranks.insert(local_rank, rank.0);
+                    }
+                    self.processes.tell(local_rank, command);
+                }
                 Action::Terminate(local_rank) => self.processes.terminate(local_rank),
                 Action::Kill(local_rank) => self.processes.kill(local_rank),
                 Action::Exit(outcome) => {

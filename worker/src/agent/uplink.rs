@@ -10,11 +10,33 @@ use baton_job::{
 };
 use baton_proto::v1::{self, node_service_client::NodeServiceClient};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Code, Status, transport::Endpoint};
 use tracing::{debug, warn};
 
 use super::{Input, Queue, bad_input};
+
+/// Bytes that may be on their way to us.
+const WINDOW: u32 = 4 << 20;
+
+/// Calls that are no part of the stream of reports.
+pub(super) struct Caller {
+    endpoint: Endpoint,
+    bearer: Bearer,
+}
+
+impl Caller {
+    /// Ships lines until the stream or the connection ends.
+    pub(super) async fn ship_logs(
+        &mut self,
+        lines: ReceiverStream<v1::ShipLogsRequest>,
+    ) -> Result<(), Status> {
+        let channel = self.endpoint.connect().await;
+        let channel = channel.map_err(|error| Status::unavailable(source_of(&error)))?;
+        let mut client = NodeServiceClient::with_interceptor(channel, self.bearer.clone());
+        client.ship_logs(lines).await.map(drop)
+    }
+}
 
 /// Makes connections and reports what comes over them.
 pub(super) struct Uplink {
@@ -34,6 +56,9 @@ impl Uplink {
             })?
             .connect_timeout(Duration::from_secs(3))
             .tcp_nodelay(true)
+            // The addresses of thousands of ranks in one piece.
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true);
@@ -41,6 +66,11 @@ impl Uplink {
             credentials.secure(endpoint).map_err(|error| bad_input(error.to_string()))?;
         let bearer = credentials.bearer();
         Ok(Self { endpoint, bearer, queue, outbox: None, last_error: Arc::default() })
+    }
+
+    /// For calls of another kind to the same coordinator.
+    pub(super) fn caller(&self) -> Caller {
+        Caller { endpoint: self.endpoint.clone(), bearer: self.bearer.clone() }
     }
 
     /// Why the last try failed.

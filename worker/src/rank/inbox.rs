@@ -106,16 +106,22 @@ impl Inbox {
         let mut state = self.lock();
         let current = state.orders.as_ref().map(|orders| orders.generation);
         match command {
-            RankCommand::Join { generation, rank, world_size, restore } => {
+            RankCommand::Join { generation, rank, world_size, restore, paused } => {
                 if let Some(old) = &state.orders {
                     old.abort.abort();
                 }
                 let (abort, controls) = (AbortHandle::new(), Arc::new(Controls::default()));
+                controls.set_paused(paused);
                 let orders = Orders { generation, rank, world_size, restore, abort, controls };
                 *state = State { orders: Some(orders), taken: false, peers: None };
             }
             RankCommand::Begin { generation, peers } if current == Some(generation) => {
                 state.peers = Some(peers);
+            }
+            RankCommand::Hold { generation, paused } if current == Some(generation) => {
+                if let Some(orders) = &state.orders {
+                    orders.controls.set_paused(paused);
+                }
             }
             RankCommand::Checkpoint { generation } if current == Some(generation) => {
                 if let Some(orders) = &state.orders {

@@ -55,7 +55,7 @@ pub(crate) struct Args {
 
 /// Runs until the job is done or drained, or this rank cannot go on.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    logging::start();
+    logging::start(None);
     follow_parent(args.parent)?;
     let link = socket().map_err(|error| {
         crash(format!(

@@ -5,17 +5,23 @@ mod checkpoint;
 mod completion;
 mod data;
 mod drain;
+mod events;
+mod logs;
+mod metrics;
+mod pause;
 mod plan;
 pub(crate) mod recipe;
 mod recoveries;
+mod resume;
 mod status;
 mod stop;
+mod submit;
 mod watch;
 
 use baton_job::exit::Failure;
 use clap::{Parser, Subcommand};
 
-use crate::up;
+use crate::{top, up};
 
 /// Trains on machines that may be taken away: start a job, look at it, steer it.
 #[derive(Debug, Parser)]
@@ -29,9 +35,12 @@ const AFTER_HELP: &str = "\
 Examples:
   baton up recipes/digits_cpu.toml --ranks 2     train here; run it again to go on where it stopped
   baton status                                   one look at the job
+  baton top                                      all of it on a screen that follows, with keys
+  baton logs --follow                            what the ranks write
+  baton pause                                    stand still; `baton resume` goes on
+  baton drain                                    save after the current step and stop
   baton recipe show digits_cpu                   every setting, and what it comes to
   baton plan resnet50_p4d_60ep                   memory, images/s, time and money
-  baton drain                                    save after the current step and stop
 
 A command asks the first of these coordinators: --coordinator URL, the environment's
 BATON_COORDINATOR, the one that serves --run-dir DIR, the one of the newest run below runs/,
@@ -48,22 +57,30 @@ Exit codes:
   75   `baton up`: saved and stopped; the same command goes on
   130  `baton up`: stopped at once by a second Ctrl-C";
 
+/// In the order of a job's life: begin it, look at it, steer it, what it leaves, and what comes before it.
 #[derive(Debug, Subcommand)]
 enum Command {
     Up(up::Args),
+    Submit(submit::Args),
     Status(status::Args),
+    Top(top::Args),
     Watch(watch::Args),
+    Events(events::Args),
+    Metrics(metrics::Args),
+    Logs(logs::Args),
     Recoveries(recoveries::Args),
+    Pause(pause::Args),
+    Resume(resume::Args),
     Drain(drain::Args),
     Stop(stop::Args),
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
     #[command(subcommand)]
-    Data(data::Command),
-    #[command(subcommand)]
     Recipe(recipe::Command),
-    Cert(cert::Args),
     Plan(plan::Args),
+    #[command(subcommand)]
+    Data(data::Command),
+    Cert(cert::Args),
     Completion(completion::Args),
 }
 
@@ -72,16 +89,23 @@ impl Cli {
     pub(crate) async fn run(self) -> Result<u8, Failure> {
         let done = match self.command {
             Command::Up(args) => return up::run(args).await,
+            Command::Submit(args) => submit::run(args).await,
             Command::Status(args) => status::run(args).await,
+            Command::Top(args) => top::run(args).await,
             Command::Watch(args) => watch::run(args).await,
+            Command::Events(args) => events::run(args).await,
+            Command::Metrics(args) => metrics::run(args).await,
+            Command::Logs(args) => logs::run(args).await,
             Command::Recoveries(args) => recoveries::run(args).await,
+            Command::Pause(args) => pause::run(args).await,
+            Command::Resume(args) => resume::run(args).await,
             Command::Drain(args) => drain::run(args).await,
             Command::Stop(args) => stop::run(args).await,
             Command::Checkpoint(command) => return checkpoint::run(command).await,
-            Command::Data(command) => data::run(&command),
-            Command::Recipe(command) => return recipe::run(&command),
-            Command::Cert(args) => cert::run(&args),
+            Command::Recipe(command) => return recipe::run(&command).await,
             Command::Plan(args) => plan::run(&args),
+            Command::Data(command) => data::run(&command),
+            Command::Cert(args) => cert::run(&args),
             Command::Completion(args) => completion::run(&args),
         };
         done.map(|()| baton_job::exit::OK)

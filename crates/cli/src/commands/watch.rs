@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use baton_job::exit::Failure;
-use baton_proto::v1::watch_events_response::Kind;
+use baton_proto::v1::{WatchEventsResponse, watch_events_response::Kind};
 
 use crate::{
     connect::{Coordinator, Where},
@@ -31,10 +31,10 @@ pub(crate) struct Args {
 }
 
 /// How long a restarting coordinator may take to come back.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// After word of an end: how soon what followed it would be here. A job that was drained and taken up
 /// again has several ends in its history.
-const QUIET: Duration = Duration::from_millis(300);
+pub(super) const QUIET: Duration = Duration::from_millis(300);
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let mut coordinator = Coordinator::find(&args.place)?;
@@ -58,10 +58,15 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
             }
         };
         ended = event.kind() == Kind::Ended;
-        match args.json {
-            true => output::line(json::line(&json::Event::from(&event))),
-            false => output::line(render::event(&event, Day::Shown, paint)),
-        }
+        show(&event, args.json, paint);
+    }
+}
+
+/// Prints an event.
+pub(super) fn show(event: &WatchEventsResponse, json: bool, paint: Paint) {
+    match json {
+        true => output::line(json::line(&json::Event::from(event))),
+        false => output::line(render::event(event, Day::Shown, paint)),
     }
 }
 

@@ -41,6 +41,50 @@ fn status_while_draining() {
 }
 
 #[test]
+fn status_while_paused() {
+    assert_snapshot!(status(&testing::paused(), Paint::Plain));
+}
+
+#[test]
+fn status_without_a_job() {
+    assert_snapshot!(status(&testing::idle(), Paint::Plain));
+}
+
+#[test]
+fn status_of_machines_with_gpus() {
+    assert_snapshot!(status(&testing::on_gpus(), Paint::Plain));
+}
+
+#[test]
+fn json_status_of_machines_with_gpus() {
+    assert_snapshot!(pretty(&testing::on_gpus()));
+}
+
+#[test]
+fn lines_of_logs_tell_who_wrote_them() {
+    let all = |paint| {
+        let lines: Vec<String> =
+            testing::lines().iter().map(|line| log_line(line, paint)).collect();
+        lines.join("\n")
+    };
+    assert_snapshot!(all(Paint::Plain));
+    assert!(all(Paint::Colours).contains("\x1b[38;5;74mrank 0\x1b[0m │ took"));
+}
+
+#[test]
+fn what_others_wrote_does_not_steer_the_terminal() {
+    let mut hostile = testing::on_gpus();
+    hostile.name = "\x1b]0;title\x07".to_owned();
+    hostile.reason = "\x1b[2Jgone".to_owned();
+    hostile.nodes[0].node_id = "a\x1b[31m\nb".to_owned();
+    hostile.recoveries[0].cause = "\u{9b}2J".to_owned();
+    let text = status(&hostile, Paint::Plain);
+    let lines = status(&testing::on_gpus(), Paint::Plain).lines().count();
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+    assert_eq!(text.lines().count(), lines);
+}
+
+#[test]
 fn status_once_completed() {
     assert_snapshot!(status(&testing::completed(), Paint::Plain));
 }

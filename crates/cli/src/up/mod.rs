@@ -50,7 +50,7 @@ Examples:
 Ctrl-C saves after the current step and stops; a second one stops at once.
 Exit codes: 0 completed, 75 saved and stopped, 4 saved as a budget is used up, 3 stopped by `baton stop`, 2 bad input or diverging training, 1 failed, 130 stopped at once.")]
 pub(crate) struct Args {
-    /// The job
+    /// The job: a recipe, or the name of one in recipes/
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
     /// Processes that train [default: one per GPU, one without a GPU]
@@ -110,7 +110,8 @@ const LEAVE_PATIENCE: Duration = Duration::from_secs(30);
 const SAME_SIGNAL: Duration = Duration::from_millis(500);
 
 /// Runs the job; the exit code is that of its outcome.
-pub(crate) async fn run(args: Args) -> Result<u8, Failure> {
+pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
+    args.recipe = recipe::find(&args.recipe);
     let spec = recipe::read(&args.recipe, &args.overrides)?;
     if args.host.is_none() && args.listen.ip().is_unspecified() {
         return Err(bad_input(format!(

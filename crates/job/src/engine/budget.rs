@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use super::{Action, Engine, Record};
+use super::{Action, Engine, NoticeKind, Record, nodes::Node};
 use crate::{exit::Outcome, spec::Limits, time::Time};
 
 /// While ranks train, at least so often the journal learns what the meter shows.
 const METERED_EVERY: Duration = Duration::from_secs(60);
+
+/// The shares of a budget whose use is told of: time to think, and to raise it.
+const ALERTS: [f64; 3] = [0.5, 0.8, 0.95];
 
 /// Measures for how long at least one node was attached: the time that machines are paid for. While
 /// no coordinator lives it stands still.
@@ -32,6 +35,24 @@ impl Meter {
     /// When it will show `target`, if it runs.
     fn shows_at(&self, target: Duration) -> Option<Time> {
         Some(self.running_since?.after(target.saturating_sub(self.sum)))
+    }
+}
+
+/// A part of what the meter shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    /// What has ended.
+    pub(super) before: Duration,
+    /// What the meter showed when the present piece began.
+    pub(super) since: Option<Duration>,
+}
+
+impl Share {
+    /// How much it is once the meter shows `spent`.
+    #[must_use]
+    pub fn read(&self, spent: Duration) -> Duration {
+        let present = self.since.map(|since| spent.saturating_sub(since));
+        self.before + present.unwrap_or_default()
     }
 }
 
@@ -66,18 +87,55 @@ impl Budget {
         let most = Duration::from_millis((hours * 3_600_000.0) as u64);
         Some(Self { most, reason })
     }
+
+    /// How many of [`ALERTS`] are used up after so much attached time.
+    fn alerts(&self, spent: Duration) -> usize {
+        ALERTS.iter().take_while(|share| spent >= self.share(**share)).count()
+    }
+
+    fn share(&self, share: f64) -> Duration {
+        whole_millis(self.most.mul_f64(share))
+    }
 }
 
 impl Engine {
     /// When the budget ends, while that is something to wait for.
     pub(super) fn budget_ends_at(&self) -> Option<Time> {
         let budget = self.budget.as_ref().filter(|_| self.drain.is_none())?;
-        self.meter.shows_at(budget.most)
+        let alert = ALERTS.get(self.budget_alerts).map(|share| budget.share(*share));
+        self.meter.shows_at(alert.unwrap_or(budget.most))
+    }
+
+    /// Tells once of each share of the budget whose use is worth knowing.
+    fn alert_of_budget(&mut self, now: Time) {
+        let Some(budget) = &self.budget else { return };
+        let spent = self.meter.read(now);
+        let told = self.budget_alerts;
+        self.budget_alerts = budget.alerts(spent).max(told);
+        if self.budget_alerts == told {
+            return;
+        }
+        let hours = |time: Duration| time.as_secs_f64() / 3_600.0;
+        let percent = 100.0 * ALERTS[self.budget_alerts - 1];
+        let price = self.spec.limits.dollars_per_hour;
+        let dollars = price.map(|price| {
+            format!(" ({:.2} of {:.2} dollars)", price * hours(spent), price * hours(budget.most))
+        });
+        let text = format!(
+            "{percent} % of the budget is used up: {:.2} of {:.2} hours{}",
+            hours(spent),
+            hours(budget.most),
+            dollars.unwrap_or_default()
+        );
+        self.announce(NoticeKind::Budget, text);
     }
 
     /// Drains the job once its budget is used up.
     pub(super) fn mind_the_budget(&mut self, now: Time) {
         let idle = self.drain.is_none() && self.outcome().is_none();
+        if idle {
+            self.alert_of_budget(now);
+        }
         if let Some(reason) = self.used_up(now).filter(|_| idle) {
             self.persist_meter(now);
             self.drain(now, reason, None);
@@ -105,7 +163,7 @@ impl Engine {
 
     /// Follows the nodes: the meter runs while one is attached and the job is not over.
     pub(super) fn run_meter(&mut self, now: Time) {
-        let attached = self.nodes.values().any(|node| node.given_up_at.is_none());
+        let attached = self.nodes.values().any(Node::is_attached);
         let on = attached && self.outcome().is_none();
         if on != self.meter.running_since.is_some() {
             self.meter.switch(now, on);
@@ -131,5 +189,13 @@ impl Engine {
     pub(super) fn replay_meter(&mut self, spent: Duration) {
         self.meter = Meter { sum: spent, running_since: None };
         self.metered = spent;
+        if let Some(budget) = &self.budget {
+            self.budget_alerts = budget.alerts(spent);
+        }
     }
+}
+
+/// As the machine's clock goes: a wake at that time finds it reached.
+fn whole_millis(time: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }

@@ -67,6 +67,8 @@ impl Engine {
             }
             return;
         }
+        // They save and stop from where they stand.
+        self.end_pause(now);
         let text = format!("saving and stopping, {left} s are left: {reason}");
         self.announce(NoticeKind::Draining, text);
         self.drain = Some(DrainStatus {

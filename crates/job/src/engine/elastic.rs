@@ -38,8 +38,8 @@ impl Engine {
         if self.drain.is_some() || self.away(world).is_some() || !all_train {
             return;
         }
-        let leaving = world.nodes().find_map(|node| {
-            let Leaving { reason, end } = self.nodes.get(node)?.leaving.clone()?;
+        let leaving = self.nodes.iter().find_map(|(node, state)| {
+            let Leaving { reason, end } = state.leaving.clone().filter(|_| world.includes(node))?;
             Some((node.clone(), format!("node {node}: {reason}"), end))
         });
         if let Some((node, reason, end)) = leaving {
@@ -65,8 +65,11 @@ impl Engine {
     /// Tells nodes that could take part to start their processes.
     fn warm_up_newcomers(&mut self, now: Time) {
         let Phase::Training { world } = &self.phase else { return };
-        let offers = self.offers(|node| node.leaving.is_none());
         let (least, most) = (self.policy.min_ranks, self.policy.max_ranks);
+        if world.size() >= most {
+            return;
+        }
+        let offers = self.offers(|node| node.leaving.is_none());
         let Some(placements) = place_ranks(&offers, least, most) else { return };
         if placements.len() <= world.size() as usize {
             return;
@@ -137,7 +140,7 @@ impl Engine {
     /// Opens a generation of other nodes although nothing failed. Every rank keeps its state.
     fn regroup(&mut self, now: Time, cause: &str) {
         let recovery = Recovery::new(self.generation, cause, now, self.reached);
-        self.begin_recovery(Recovery { planned: true, ..recovery });
+        self.begin_recovery(now, Recovery { planned: true, ..recovery });
         self.open(now);
         self.release_the_leaving();
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Engine, NoticeKind, Record, notice::describe_evaluation};
+use super::{Action, Engine, Measured, NoticeKind, Record, notice::describe_evaluation};
 use crate::{
     ids::{Epoch, Generation, Step},
     progress::{Accuracy, Extent, Progress, better},
@@ -67,6 +67,7 @@ impl Engine {
             generation: self.generation,
             evaluation: found,
         }));
+        self.actions.push(Action::Measured(Measured::Evaluation(found)));
         let text = describe_evaluation(epoch, &found);
         self.announce_at(NoticeKind::Evaluated, Some(found.step), text);
     }

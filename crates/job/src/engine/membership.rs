@@ -1,6 +1,11 @@
 //! One generation's ranks: where each runs and how far it has come.
 
-use std::{collections::BTreeSet, mem::discriminant};
+use std::{
+    collections::{BTreeSet, HashMap},
+    mem::discriminant,
+    ops::Range,
+    sync::Arc,
+};
 
 use crate::{
     exit::{Class, Failure, Outcome},
@@ -40,13 +45,16 @@ impl Member {
 /// All ranks of one generation.
 #[derive(Clone, Debug)]
 pub(super) struct World {
-    placements: Vec<Placement>,
+    /// By rank.
+    placements: Arc<[Placement]>,
+    /// The ranks of each node: they stand side by side.
+    by_node: Arc<HashMap<NodeId, Range<usize>>>,
     members: Vec<Member>,
     /// By rank, of those that have told.
     loaders: Vec<Option<LoaderNews>>,
     pub(super) pulses: Pulses,
     /// Addresses by rank, once all were ready.
-    peers: Vec<String>,
+    peers: Arc<[String]>,
     /// Those that told that they met the others.
     met: BTreeSet<Rank>,
 }
@@ -65,8 +73,19 @@ impl World {
         let members = vec![each; placements.len()];
         let loaders = vec![None; placements.len()];
         let pulses = Pulses::new(placements.len());
-        let (peers, met) = (Vec::new(), BTreeSet::new());
-        Self { placements, members, loaders, pulses, peers, met }
+        let mut by_node: HashMap<NodeId, Range<usize>> = HashMap::new();
+        for (rank, place) in placements.iter().enumerate() {
+            by_node.entry(place.node.clone()).or_insert(rank..rank).end = rank + 1;
+        }
+        Self {
+            placements: placements.into(),
+            by_node: Arc::new(by_node),
+            members,
+            loaders,
+            pulses,
+            peers: Arc::new([]),
+            met: BTreeSet::new(),
+        }
     }
 
     pub(super) fn placements(&self) -> &[Placement] {
@@ -91,16 +110,16 @@ impl World {
     }
 
     pub(super) fn includes(&self, node: &NodeId) -> bool {
-        self.placements.iter().any(|placement| placement.node == *node)
+        self.by_node.contains_key(node)
     }
 
     pub(super) fn runs(&self, node: &NodeId, rank: Rank) -> bool {
-        self.placements.iter().any(|p| p.node == *node && p.rank == rank)
+        self.by_node.get(node).is_some_and(|ranks| ranks.contains(&(rank.0 as usize)))
     }
 
     pub(super) fn ranks_of(&self, node: &NodeId) -> Vec<(Rank, LocalRank)> {
-        let here = self.placements.iter().filter(|placement| placement.node == *node);
-        here.map(|placement| (placement.rank, placement.local_rank)).collect()
+        let here = self.by_node.get(node).and_then(|ranks| self.placements.get(ranks.clone()));
+        here.into_iter().flatten().map(|placement| (placement.rank, placement.local_rank)).collect()
     }
 
     /// Each node once.
@@ -186,21 +205,21 @@ impl World {
     }
 
     /// Fixes and returns every rank's address, if all are ready.
-    pub(super) fn begin(&mut self) -> Option<Vec<String>> {
-        let addresses: Option<Vec<String>> = self
-            .members
-            .iter()
-            .map(|member| match member {
-                Member::Ready { address, .. } => Some(address.clone()),
-                _ => None,
-            })
-            .collect();
-        self.peers.clone_from(addresses.as_ref()?);
-        addresses
+    pub(super) fn begin(&mut self) -> Option<Arc<[String]>> {
+        let address = |member: &Member| match member {
+            Member::Ready { address, .. } => Some(address.clone()),
+            _ => None,
+        };
+        // Looked at before: this is asked each time a rank gets ready, and nothing is to be copied in vain.
+        if !self.all(|member| matches!(member, Member::Ready { .. })) {
+            return None;
+        }
+        self.peers = self.members.iter().filter_map(address).collect();
+        Some(self.peers())
     }
 
-    pub(super) fn peers(&self) -> &[String] {
-        &self.peers
+    pub(super) fn peers(&self) -> Arc<[String]> {
+        self.peers.clone()
     }
 
     /// Those that keep the others waiting: not ready before the meeting, not started in it.

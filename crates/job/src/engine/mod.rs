@@ -28,7 +28,9 @@ mod drain;
 mod elastic;
 mod evaluation;
 mod membership;
+mod nodes;
 mod notice;
+mod pause;
 mod pulses;
 mod record;
 mod recovery;
@@ -38,23 +40,24 @@ mod status;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use self::{
     budget::Budget,
-    drain::{DrainStage, Leaving},
-    elastic::Warming,
+    drain::DrainStage,
     membership::{Member, World},
+    nodes::{Heartbeat, Node, Nodes},
     recovery::Recoveries,
     skips::Skips,
 };
 pub use self::{
-    budget::Meter,
+    budget::{Meter, Share},
     diagnosis::WrittenDiagnosis,
     divergence::Incident,
     drain::DrainStatus,
     evaluation::Evaluation,
     notice::{Notice, NoticeKind},
+    pause::Pause,
     record::{Origin, Record},
     recovery::{Parts, Recovery},
     status::{NodeStatus, PhaseName, RankStatus, Spending, Status},
@@ -64,7 +67,7 @@ use crate::{
     exit::{Class, Failure, Outcome},
     ids::{Attachment, Generation, LocalRank, NodeId, Rank, Step},
     message::{
-        Commit, Directive, Hello, Launch, LoaderNews, Pulse, RankNews, RankPhase, Report,
+        Beat, Commit, Directive, Hello, Launch, LoaderNews, Pulse, RankNews, RankPhase, Report,
         SaveProblem, StateSource, StepNews,
     },
     plan::{Offer, place_ranks},
@@ -105,6 +108,13 @@ pub enum Event {
     },
     /// A user wants a checkpoint now.
     Checkpoint,
+    /// A user wants training to stand still.
+    Pause {
+        /// Why, in words.
+        reason: String,
+    },
+    /// A user wants training to go on.
+    Resume,
     /// A user wants the job stopped at once.
     Stop,
     /// The fence cannot be raised, as another coordinator holds the checkpoint store.
@@ -142,10 +152,23 @@ pub enum Action {
         /// Why, in words.
         reason: String,
     },
+    /// Note a number for whoever draws curves.
+    Measured(Measured),
     /// Write a diagnosis beside the journal, for people; if that cannot be done, go on.
     Write(Box<WrittenDiagnosis>),
     /// Tell everybody who watches.
     Announce(Notice),
+}
+
+/// What curves are drawn of.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Measured {
+    /// Training began, or went on, after so many updates: what was told of later ones counts no more.
+    BeganAt(Step),
+    /// Numbers of an update.
+    Step(StepNews),
+    /// An evaluation.
+    Evaluation(Evaluation),
 }
 
 /// The waits, all from the recipe's `cluster` section but one.
@@ -186,41 +209,6 @@ impl Policy {
     }
 }
 
-/// An attached or lately lost node.
-#[derive(Clone, Debug)]
-struct Node {
-    attachment: Attachment,
-    slots: u32,
-    /// Set while it is away: when its ranks are given up.
-    given_up_at: Option<Time>,
-    /// Set if its machine is taken away: no new generation counts on it once the others hold the state.
-    leaving: Option<Leaving>,
-    /// What it was told to start, if others train and it does not.
-    warming: Option<Warming>,
-    /// Generations that its ranks ended one after the other.
-    blamed: u32,
-    /// Until when nobody counts on it, after that.
-    rests_until: Option<Time>,
-}
-
-impl Node {
-    fn new(attachment: Attachment, slots: u32) -> Self {
-        Self {
-            attachment,
-            slots,
-            given_up_at: None,
-            leaving: None,
-            warming: None,
-            blamed: 0,
-            rests_until: None,
-        }
-    }
-
-    fn is_attached(&self) -> bool {
-        self.given_up_at.is_none()
-    }
-}
-
 /// Each phase carries only what that phase knows; `lost_at` is when the first word of a loss came.
 #[derive(Clone, Debug)]
 enum Phase {
@@ -242,11 +230,16 @@ pub struct Engine {
     budget: Option<Budget>,
     origin: Origin,
     generation: Generation,
-    nodes: BTreeMap<NodeId, Node>,
+    nodes: Nodes,
     phase: Phase,
     since: Time,
     reason: String,
     drain: Option<DrainStatus>,
+    pause: Option<Pause>,
+    /// How often it began or ended.
+    pause_changes: u64,
+    /// Attached time that training stood still in earlier pauses.
+    paused_before: Duration,
     /// Where the state came from that the present generation began with, in words.
     began_with: Option<String>,
     /// The step that the present generation began with, once a rank has told.
@@ -273,10 +266,24 @@ pub struct Engine {
     meter: Meter,
     /// What the journal knows of the meter.
     metered: Duration,
+    /// How many of the shares of the budget that are told of were told.
+    budget_alerts: usize,
     skips: Skips,
     recoveries: Recoveries,
     stale_messages: u64,
+    /// When time alone may change something, and something about a node.
+    wakes_at: Option<Time>,
+    nodes_wake_at: Option<Time>,
     actions: Vec<Action>,
+}
+
+impl Event {
+    /// Whether it is one of the many that tell how somebody does, and can change no deadline.
+    fn is_sign_of_life(&self) -> bool {
+        use RankNews::{Loader, Pulse};
+        let Self::Reported { report, .. } = self else { return false };
+        matches!(report, Report::Beat(_) | Report::Rank { news: Pulse(_) | Loader(_), .. })
+    }
 }
 
 impl Engine {
@@ -296,11 +303,14 @@ impl Engine {
             // One below the first that will be opened.
             generation: Generation(origin.first_generation.0.saturating_sub(1)),
             origin,
-            nodes: BTreeMap::new(),
+            nodes: Nodes::default(),
             phase: Phase::Gathering,
             since: now,
             reason: "waiting for agents".to_owned(),
             drain: None,
+            pause: None,
+            pause_changes: 0,
+            paused_before: Duration::ZERO,
             began_with: None,
             began_at: None,
             high_water: Step(0),
@@ -316,9 +326,12 @@ impl Engine {
             incidents: Vec::new(),
             meter: Meter::default(),
             metered: Duration::ZERO,
+            budget_alerts: 0,
             skips: Skips::default(),
             recoveries: Recoveries::default(),
             stale_messages: 0,
+            wakes_at: None,
+            nodes_wake_at: None,
             actions: Vec::new(),
         }
     }
@@ -349,9 +362,24 @@ impl Engine {
         }
     }
 
+    /// The newest generation.
+    #[must_use]
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
     /// When the machine wants a [`Event::Tick`], if nothing happens before.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
+        self.wakes_at
+    }
+
+    fn set_wake(&mut self) {
+        self.nodes_wake_at = self.nodes.wake_at();
+        self.wakes_at = self.next_wake();
+    }
+
+    fn next_wake(&self) -> Option<Time> {
         let phase = match &self.phase {
             Phase::Backoff { until } | Phase::Reattaching { until, .. } => Some(*until),
             // A node that is away is waited for until its own deadline.
@@ -361,16 +389,13 @@ impl Engine {
             Phase::Gathering | Phase::Training { .. } => None,
             Phase::Ended { .. } => return None,
         };
-        let lost_nodes = self.nodes.values().filter_map(|node| node.given_up_at);
-        let resting = self.nodes.values().filter_map(|node| node.rests_until);
-        let warming = self.nodes.values().filter_map(|node| Some(node.warming.as_ref()?.until));
         let drain = self.drain.as_ref().map(|drain| drain.until);
-        let nodes = lost_nodes.chain(resting).chain(warming);
-        phase.into_iter().chain(nodes).chain(drain).chain(self.budget_ends_at()).min()
+        phase.into_iter().chain(self.nodes_wake_at).chain(drain).chain(self.budget_ends_at()).min()
     }
 
     /// One event in, the actions it calls for out.
     pub fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
+        let is_sign_of_life = event.is_sign_of_life();
         match event {
             Event::Attached { attachment, hello } => self.attached(now, attachment, hello),
             Event::Detached { node, attachment } => self.detached(now, &node, attachment),
@@ -379,12 +404,18 @@ impl Engine {
             }
             Event::Drain { reason } => self.drain(now, reason, None),
             Event::Checkpoint => self.checkpoint(),
+            Event::Pause { reason } => self.pause(now, reason),
+            Event::Resume => self.resume(now),
             Event::Stop => self.end(now, Outcome::Stopped),
             Event::TakenOver { message } => self.taken_over(now, message),
             Event::Tick => {}
         }
-        self.expire(now);
-        self.run_meter(now);
+        // With ten thousand ranks there are as many signs of life a second, and as many nodes to look at for each.
+        if !is_sign_of_life || self.wakes_at.is_some_and(|at| at <= now) {
+            self.expire(now);
+            self.run_meter(now);
+            self.set_wake();
+        }
         std::mem::take(&mut self.actions)
     }
 
@@ -398,7 +429,7 @@ impl Engine {
             (state.blamed, state.rests_until) = (old.blamed, old.rests_until);
         }
         match before {
-            Some(old) if old.given_up_at.is_none() => {
+            Some(old) if old.is_attached() => {
                 let reason =
                     format!("another agent attached as node {node}; give each its own --node-id");
                 self.actions.push(Action::Refuse {
@@ -466,11 +497,11 @@ impl Engine {
     }
 
     fn detached(&mut self, now: Time, node: &NodeId, attachment: Attachment) {
-        let Some(state) = self.nodes.get_mut(node).filter(|n| n.attachment == attachment) else {
+        if self.nodes.get(node).is_none_or(|state| state.attachment != attachment) {
             return;
-        };
+        }
         let grace = self.policy.node_grace;
-        state.given_up_at = Some(now.after(grace));
+        self.nodes.lose(node, now.after(grace));
         let counted_on = self.world().is_some_and(|world| world.includes(node));
         if !counted_on || self.outcome().is_some() {
             self.nodes.remove(node);
@@ -486,8 +517,11 @@ impl Engine {
     /// What time alone brings about.
     fn expire(&mut self, now: Time) {
         self.mind_the_budget(now);
-        self.wake_the_rested(now);
-        self.give_up_warming(now);
+        let nodes_wake = self.nodes_wake_at.is_some_and(|at| at <= now);
+        if nodes_wake {
+            self.wake_the_rested(now);
+            self.give_up_warming(now);
+        }
         let drain = self.drain.clone().filter(|drain| drain.until <= now);
         if let Some(DrainStatus { reason, .. }) = drain.filter(|_| self.outcome().is_none()) {
             self.drain = None;
@@ -495,12 +529,16 @@ impl Engine {
                 format!("{reason}; ranks did not stop in time, the last checkpoint counts");
             self.end(now, Outcome::Drained { reason });
         }
-        let gone: Vec<NodeId> = self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.given_up_at.is_some_and(|at| at <= now))
-            .map(|(id, _)| id.clone())
-            .collect();
+        let is_gone = |node: &Node| nodes_wake && node.is_given_up(now);
+        let gone: Vec<NodeId> = match self.nodes.has_away() {
+            true => self
+                .nodes
+                .iter()
+                .filter(|(_, node)| is_gone(node))
+                .map(|(id, _)| id.clone())
+                .collect(),
+            false => Vec::new(),
+        };
         for node in gone {
             self.nodes.remove(&node);
             // Reattaching has its own deadline and looks at all nodes at once.
@@ -548,6 +586,7 @@ impl Engine {
             Report::WarmFailed { local_rank, failure } => {
                 self.warm_failed(now, node, local_rank, &failure);
             }
+            Report::Beat(beat) => self.heard_beat(now, node, beat),
             Report::Advised { reason } => {
                 let text = format!("node {node}: {reason}; a checkpoint is taken");
                 self.announce(NoticeKind::Advised, text);
@@ -561,6 +600,18 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Keeps how a machine does, and answers, so that its agent knows how far away this is.
+    fn heard_beat(&mut self, now: Time, node: &NodeId, beat: Beat) {
+        let Beat { number, round_trip, vitals } = beat;
+        if let Some(state) = self.nodes.get_mut(node) {
+            let before = state.beat.take().and_then(|beat| beat.vitals);
+            let vitals = vitals.map(Arc::new).or(before);
+            state.beat = Some(Heartbeat { at: now, round_trip, vitals });
+        }
+        self.send(node, Directive::Heard { number });
+        self.persist_meter_now_and_then(now);
     }
 
     fn heard(&mut self, now: Time, rank: Rank, news: RankNews) {
@@ -593,6 +644,7 @@ impl Engine {
                 self.saw_step(Some(news.step));
                 self.reached = news.step;
                 self.first_step(now);
+                self.actions.push(Action::Measured(Measured::Step(news.clone())));
                 self.latest = Some(news);
                 self.persist_meter_now_and_then(now);
             }
@@ -703,7 +755,7 @@ impl Engine {
         if how == Member::Lost && matches!(self.phase, Phase::Forming { .. }) {
             return;
         }
-        let Some(mut world) = self.world().cloned() else { return };
+        let Some(world) = self.world_mut() else { return };
         let death_was_known = world.has(&Member::Gone);
         let unfinished: Vec<Rank> =
             ranks.iter().copied().filter(|rank| !world.is_done(*rank)).collect();
@@ -714,12 +766,11 @@ impl Engine {
             world.set(rank, how.clone());
         }
         if how == Member::Gone {
-            self.blame(&world, ranks);
+            self.blame(ranks);
         }
-        let (until, lost_at, failure) = match &self.phase {
-            Phase::Reattaching { until, lost_at, .. } => {
-                let (until, lost_at) = (*until, lost_at.or(Some(now)));
-                self.phase = Phase::Reattaching { world, until, lost_at };
+        let (until, lost_at, failure) = match &mut self.phase {
+            Phase::Reattaching { lost_at, .. } => {
+                lost_at.get_or_insert(now);
                 return self.finish_reattaching(now);
             }
             Phase::Settling { until, lost_at, failure: first, .. } => {
@@ -728,6 +779,7 @@ impl Engine {
             }
             _ => (now.after(self.policy.settle), now, failure),
         };
+        let Some(world) = self.take_world() else { return };
         let reason = match self.away(&world) {
             Some(node) => format!("{failure}; waiting for node {node}, which is away"),
             None => format!("{failure}; waiting to hear who died"),
@@ -747,11 +799,14 @@ impl Engine {
     }
 
     fn is_attached(&self, node: &NodeId) -> bool {
-        self.nodes.get(node).is_some_and(|node| node.given_up_at.is_none())
+        self.nodes.get(node).is_some_and(Node::is_attached)
     }
 
     /// A node of `world` that is away and not yet given up.
     fn away<'a>(&self, world: &'a World) -> Option<&'a NodeId> {
+        if !self.nodes.has_away() {
+            return None;
+        }
         world.nodes().find(|node| self.nodes.contains_key(node) && !self.is_attached(node))
     }
 
@@ -763,10 +818,15 @@ impl Engine {
         }
     }
 
+    /// How many ranks the attached nodes that are wanted offer.
+    fn slots_of(&self, wanted: impl Fn(&Node) -> bool) -> u32 {
+        let here = self.nodes.values().filter(|node| node.can_take_part() && wanted(node));
+        here.map(|node| node.slots).fold(0, u32::saturating_add)
+    }
+
     /// What the attached nodes that are wanted offer.
     fn offers(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Offer> {
-        let counts = |node: &Node| node.is_attached() && node.rests_until.is_none() && wanted(node);
-        let here = self.nodes.iter().filter(|(_, node)| counts(node));
+        let here = self.nodes.iter().filter(|(_, node)| node.can_take_part() && wanted(node));
         here.map(|(id, node)| Offer { node: id.clone(), slots: node.slots }).collect()
     }
 
@@ -774,11 +834,14 @@ impl Engine {
     fn open(&mut self, now: Time) {
         // Before all hold the state, a node that must go may be the only one that does.
         let all_hold_it = matches!(self.phase, Phase::Training { .. });
-        let offers = self.offers(|node| node.leaving.is_none() || !all_hold_it);
-        let slots: u32 = offers.iter().map(|offer| offer.slots).sum();
-        let Some(placements) = place_ranks(&offers, self.policy.min_ranks, self.policy.max_ranks)
-        else {
-            let least = self.policy.min_ranks;
+        let counts = |node: &Node| node.leaving.is_none() || !all_hold_it;
+        let (slots, least) = (self.slots_of(counts), self.policy.min_ranks);
+        // Counted before anything is placed: while thousands of nodes gather, this is asked for each.
+        let placements = (slots >= least).then(|| self.offers(counts)).and_then(|offers| {
+            let placements = place_ranks(&offers, least, self.policy.max_ranks)?;
+            Some((offers, placements))
+        });
+        let Some((offers, placements)) = placements else {
             let reason = format!("waiting for agents: {slots} of at least {least} ranks are here");
             return self.set_phase(now, Phase::Gathering, reason);
         };
@@ -827,6 +890,7 @@ impl Engine {
             ranks,
             replace: replace.to_vec(),
             restore: self.restore(),
+            hold: self.hold(),
         };
         self.send(node, Directive::Launch(launch));
     }
@@ -859,12 +923,13 @@ impl Engine {
         }
     }
 
-    /// A node that came back may have missed the word to begin or to drain.
+    /// A node that came back may have missed the word to begin, to stand still, to go on, or to drain.
     fn remind(&mut self, node: &NodeId) {
+        self.remind_to_hold(node);
         let generation = self.generation;
         match (&self.phase, &self.drain) {
             (Phase::Meeting { world, .. }, _) => {
-                let peers = world.peers().to_vec();
+                let peers = world.peers();
                 self.send(node, Directive::Begin { generation, peers });
             }
             (Phase::Training { .. }, Some(drain)) => {
@@ -920,7 +985,7 @@ impl Engine {
             return self.end(now, Outcome::Failed { failure: Failure { message, ..failure } });
         }
         let recovery = Recovery::new(self.generation, &failure.message, lost_at, self.reached);
-        self.begin_recovery(recovery);
+        self.begin_recovery(now, recovery);
         self.rest_those_to_blame(now);
         let until = now.after(self.spread(self.policy.backoff(self.failures)));
         if until <= now || self.drain.is_some() {
@@ -975,8 +1040,9 @@ impl Engine {
             return;
         }
         let outcome = self.limited(now, outcome);
+        self.end_pause(now);
         self.drain = None;
-        self.keep_recovery_so_far();
+        self.keep_recovery_so_far(now);
         self.persist_meter(now);
         self.actions.push(Action::Persist(Record::Ended(outcome.clone())));
         self.announce(NoticeKind::Ended, format!("job {outcome}"));
@@ -996,7 +1062,7 @@ impl Engine {
     // ---- small things ----
 
     fn send(&mut self, node: &NodeId, directive: Directive) {
-        if let Some(state) = self.nodes.get(node).filter(|state| state.given_up_at.is_none()) {
+        if let Some(state) = self.nodes.get(node).filter(|state| state.is_attached()) {
             let attachment = state.attachment;
             self.actions.push(Action::Send { node: node.clone(), attachment, directive });
         }
@@ -1063,12 +1129,9 @@ impl Engine {
     }
 
     fn first_step(&mut self, now: Time) {
-        let recovery = self.recoveries.under_way(self.generation);
-        let Some(recovery) = recovery.filter(|r| r.started_at.is_some()) else { return };
-        recovery.stepped_at = Some(now);
-        let text = notice::describe_recovery(recovery);
-        let record = Record::Recovery(recovery.clone());
-        self.actions.push(Action::Persist(record));
+        let Some(recovery) = self.end_recovery(now) else { return };
+        let text = notice::describe_recovery(&recovery);
+        self.actions.push(Action::Persist(Record::Recovery(recovery)));
         self.announce(NoticeKind::Recovered, text);
     }
 
@@ -1076,6 +1139,7 @@ impl Engine {
         if let Some(recovery) = self.recoveries.under_way(self.generation) {
             recovery.lost_steps = recovery.step_before.0.saturating_sub(progress.step.0);
         }
+        self.actions.push(Action::Measured(Measured::BeganAt(progress.step)));
         let text = notice::describe_start(source, progress);
         self.began_with = Some(text.clone());
         self.announce_at(NoticeKind::TrainingStarted, Some(progress.step), text);

@@ -67,6 +67,12 @@ pub enum NoticeKind {
     Recovered,
     /// The job is being saved and stopped.
     Draining,
+    /// A user lets training stand still.
+    Paused,
+    /// A user lets training go on.
+    Resumed,
+    /// A good part of the limits on time or money is used up.
+    Budget,
     /// The job is over.
     Ended,
 }

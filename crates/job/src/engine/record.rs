@@ -56,6 +56,18 @@ pub enum Record {
     Diverged(Incident),
     /// For how long nodes have been attached so far.
     Metered(Duration),
+    /// A user let training stand still.
+    Paused {
+        /// Why, in words.
+        reason: String,
+        /// What the meter showed.
+        at: Duration,
+    },
+    /// A user let training go on.
+    Resumed {
+        /// What the meter showed.
+        at: Duration,
+    },
     /// The job ended; if it [can go on](Outcome::is_resumable), a restart takes it up again.
     Ended(Outcome),
 }
@@ -82,10 +94,16 @@ impl Engine {
                     engine.take_evaluation(*generation, *evaluation);
                 }
                 (Record::Recovery(recovery), Some(engine)) => {
-                    engine.recoveries.begin(recovery.clone());
+                    engine.recoveries.replay(recovery);
                 }
                 (Record::Diverged(incident), Some(engine)) => engine.remember(incident),
                 (Record::Metered(spent), Some(engine)) => engine.replay_meter(*spent),
+                (Record::Paused { reason, at }, Some(engine)) => {
+                    engine.replay_pause(now, reason, *at);
+                }
+                (Record::Resumed { at }, Some(engine)) => {
+                    engine.replay_resume(*at);
+                }
                 (Record::Ended(outcome), Some(engine)) => {
                     open_world = None;
                     (engine.phase, engine.reason) = match outcome.is_resumable() {
@@ -102,6 +120,7 @@ impl Engine {
             engine.reason = "the coordinator restarted and waits for its agents".to_owned();
             engine.phase = Phase::Reattaching { world, until, lost_at: None };
         }
+        engine.set_wake();
         Some(engine)
     }
 

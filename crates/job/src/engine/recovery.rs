@@ -4,9 +4,10 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Engine, Record};
+use super::{Action, Engine, Record, Share};
 use crate::{
     ids::{Generation, Step},
+    message::StepNews,
     time::Time,
 };
 
@@ -47,6 +48,15 @@ pub struct Recovery {
     pub step_before: Step,
     /// Updates that had to be made again; known once all ranks have the state.
     pub lost_steps: u64,
+    /// What the meter showed at the first word of it.
+    #[serde(default)]
+    pub metered_from: Duration,
+    /// Attached time that it took until its first update, or until the next recovery or the end of the job.
+    #[serde(default)]
+    pub metered: Option<Duration>,
+    /// About how long it takes to make the lost updates again.
+    #[serde(default)]
+    pub redo: Duration,
 }
 
 /// The parts of a recovery, each from the end of the one before it; one that has not ended is absent.
@@ -96,6 +106,9 @@ impl Recovery {
             stepped_at: None,
             step_before: step,
             lost_steps: 0,
+            metered_from: Duration::ZERO,
+            metered: None,
+            redo: Duration::ZERO,
         }
     }
 
@@ -121,16 +134,44 @@ impl Recovery {
 }
 
 impl Engine {
-    pub(super) fn begin_recovery(&mut self, recovery: Recovery) {
-        self.keep_recovery_so_far();
-        self.recoveries.begin(recovery);
+    pub(super) fn begin_recovery(&mut self, now: Time, recovery: Recovery) {
+        self.keep_recovery_so_far(now);
+        // The first word of it may be older than this moment.
+        let metered_from = self.meter.read(recovery.lost_at).min(self.meter.read(now));
+        self.recoveries.begin(Recovery { metered_from, ..recovery });
     }
 
     /// One that will not come to its end is not lost with the coordinator.
-    pub(super) fn keep_recovery_so_far(&mut self) {
-        if let Some(recovery) = self.recoveries.unended() {
-            self.actions.push(Action::Persist(Record::Recovery(recovery.clone())));
+    pub(super) fn keep_recovery_so_far(&mut self, now: Time) {
+        let spent = self.meter.read(now);
+        if let Some(recovery) = self.recoveries.last_if(|last| last.metered.is_none()) {
+            recovery.metered = Some(spent.saturating_sub(recovery.metered_from));
+            let recovery = recovery.clone();
+            self.recoveries.count_waste(&recovery);
+            self.actions.push(Action::Persist(Record::Recovery(recovery)));
         }
+    }
+
+    /// The first update after a recovery: it has come to its end.
+    pub(super) fn end_recovery(&mut self, now: Time) -> Option<Recovery> {
+        // What was known of the pace is from before.
+        let pace = self.latest.as_ref().and_then(StepNews::seconds_per_step);
+        let spent = self.meter.read(now);
+        let recovery = self.recoveries.under_way(self.generation)?;
+        recovery.started_at?;
+        recovery.stepped_at = Some(now);
+        recovery.metered = Some(spent.saturating_sub(recovery.metered_from));
+        let redo = pace.unwrap_or_default() * recovery.lost_steps as f64;
+        recovery.redo = Duration::try_from_secs_f64(redo).unwrap_or_default();
+        let recovery = recovery.clone();
+        self.recoveries.count_waste(&recovery);
+        Some(recovery)
+    }
+
+    /// Attached time that brought nothing because of failures and planned changes of nodes.
+    pub(super) fn interrupted_time(&self) -> Share {
+        let last = self.recoveries.newest.back().filter(|last| last.metered.is_none());
+        Share { before: self.recoveries.wasted, since: last.map(|last| last.metered_from) }
     }
 }
 
@@ -147,6 +188,8 @@ pub(super) struct Recoveries {
     /// Shared with every status: it changes far less often than it is looked at.
     newest: Arc<VecDeque<Recovery>>,
     total: u64,
+    /// Attached time that all of them brought nothing, but for one that is under way.
+    wasted: Duration,
 }
 
 impl Recoveries {
@@ -167,9 +210,14 @@ impl Recoveries {
         self.total += 1;
     }
 
-    /// The last one, if it has not ended.
-    fn unended(&self) -> Option<&Recovery> {
-        self.newest.back().filter(|last| last.stepped_at.is_none())
+    /// One that was under way in the life of an earlier coordinator.
+    pub(super) fn replay(&mut self, recovery: &Recovery) {
+        self.begin(recovery.clone());
+        self.count_waste(recovery);
+    }
+
+    fn count_waste(&mut self, recovery: &Recovery) {
+        self.wasted += recovery.metered.unwrap_or_default() + recovery.redo;
     }
 
     /// The last one, if it waits for a generation.

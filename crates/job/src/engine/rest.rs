@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use super::{
-    Engine, Node, NoticeKind, Phase,
-    membership::{Member, World},
-};
+use super::{Engine, Node, NoticeKind, Phase, membership::Member};
 use crate::{
     ids::{NodeId, Rank},
     time::Time,
@@ -26,12 +23,13 @@ impl Node {
 
 impl Engine {
     /// Notes on which nodes ranks have died.
-    pub(super) fn blame(&mut self, world: &World, ranks: &[Rank]) {
-        let mut nodes: Vec<&NodeId> =
-            ranks.iter().filter_map(|rank| Some(&world.place_of(*rank)?.node)).collect();
+    pub(super) fn blame(&mut self, ranks: &[Rank]) {
+        let Some(world) = self.world() else { return };
+        let node_of = |rank: &Rank| Some(world.place_of(*rank)?.node.clone());
+        let mut nodes: Vec<NodeId> = ranks.iter().filter_map(node_of).collect();
         nodes.dedup();
         for node in nodes {
-            if let Some(state) = self.nodes.get_mut(node) {
+            if let Some(state) = self.nodes.get_mut(&node) {
                 state.blamed = state.blamed.saturating_add(1);
             }
         }
@@ -44,7 +42,7 @@ impl Engine {
             return;
         }
         let Some(world) = self.world().cloned() else { return };
-        for (node, state) in &mut self.nodes {
+        for (node, state) in self.nodes.iter_mut() {
             if world.includes(node) {
                 state.blamed = 0;
             }

@@ -5,12 +5,13 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DrainStatus, Engine, Evaluation, Incident, Meter, Phase, Recovery, membership::Member,
+    DrainStatus, Engine, Evaluation, Incident, Meter, Pause, Phase, Recovery, Share,
+    membership::Member,
 };
 use crate::{
     exit::Outcome,
     ids::{Generation, LocalRank, NodeId, Rank, Step},
-    message::{Commit, LoaderNews, Pulse, StepNews},
+    message::{Commit, LoaderNews, Pulse, StepNews, Vitals},
     progress::Accuracy,
     time::Time,
 };
@@ -60,6 +61,8 @@ pub struct Status {
     pub stale_messages: u64,
     /// How far saving and stopping has come, if somebody wants it.
     pub drain: Option<DrainStatus>,
+    /// Why and since when training stands still, if a user asked for that.
+    pub pause: Option<Pause>,
     /// How the job ended, if it has.
     pub outcome: Option<Outcome>,
 }
@@ -73,6 +76,10 @@ pub struct Spending {
     pub most: Option<Duration>,
     /// Price of all nodes together.
     pub dollars_per_hour: Option<f64>,
+    /// Attached time that brought nothing because of failures and planned changes of nodes.
+    pub interrupted: Share,
+    /// Attached time that training stood still because a user asked for that.
+    pub paused: Share,
 }
 
 impl Spending {
@@ -97,6 +104,8 @@ pub enum PhaseName {
     Meeting,
     /// Training.
     Training,
+    /// Standing still because a user asked for that.
+    Paused,
     /// Ranks lost touch; word of the cause is awaited.
     Settling,
     /// The coordinator restarted and waits for its agents.
@@ -129,7 +138,7 @@ pub struct RankStatus {
 }
 
 /// One node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NodeStatus {
     /// Its name.
     pub node: NodeId,
@@ -137,6 +146,12 @@ pub struct NodeStatus {
     pub slots: u32,
     /// Whether its agent is connected.
     pub attached: bool,
+    /// How its machine does, once its agent has told.
+    pub vitals: Option<Arc<Vitals>>,
+    /// When its agent was last heard of, if it was.
+    pub heard_at: Option<Time>,
+    /// What the last answer to its agent took, there and back.
+    pub round_trip: Option<Duration>,
 }
 
 impl Engine {
@@ -145,7 +160,7 @@ impl Engine {
     pub fn status(&self) -> Status {
         Status {
             phase: self.phase_name(),
-            reason: self.reason.clone(),
+            reason: self.status_reason(),
             since: self.since,
             generation: self.generation,
             began_with: self.began_with.clone(),
@@ -165,10 +180,25 @@ impl Engine {
                 meter: self.meter,
                 most: self.budget.as_ref().map(|budget| budget.most),
                 dollars_per_hour: self.spec.limits.dollars_per_hour,
+                interrupted: self.interrupted_time(),
+                paused: self.paused_time(),
             },
             stale_messages: self.stale_messages,
             drain: self.drain.clone(),
+            pause: self.pause.clone(),
             outcome: self.outcome().cloned(),
+        }
+    }
+
+    /// Why it is in its phase, in words a person can act on.
+    #[must_use]
+    pub fn status_reason(&self) -> String {
+        match (&self.pause, self.phase_name()) {
+            (Some(pause), PhaseName::Paused) => {
+                format!("{}; `baton resume` lets training go on", pause.reason)
+            }
+            (Some(pause), _) => format!("{} (paused: {})", self.reason, pause.reason),
+            (None, _) => self.reason.clone(),
         }
     }
 
@@ -179,6 +209,7 @@ impl Engine {
             Phase::Forming { .. } => PhaseName::Forming,
             Phase::Meeting { .. } => PhaseName::Meeting,
             Phase::Training { .. } if self.drain.is_some() => PhaseName::Draining,
+            Phase::Training { .. } if self.pause.is_some() => PhaseName::Paused,
             Phase::Training { .. } => PhaseName::Training,
             Phase::Settling { .. } => PhaseName::Settling,
             Phase::Reattaching { .. } => PhaseName::Reattaching,
@@ -225,7 +256,10 @@ impl Engine {
             .map(|(id, node)| NodeStatus {
                 node: id.clone(),
                 slots: node.slots,
-                attached: node.given_up_at.is_none(),
+                attached: node.is_attached(),
+                vitals: node.beat.as_ref().and_then(|beat| beat.vitals.clone()),
+                heard_at: node.beat.as_ref().map(|beat| beat.at),
+                round_trip: node.beat.as_ref().and_then(|beat| beat.round_trip),
             })
             .collect()
     }
@@ -243,6 +277,15 @@ impl Status {
         let per_pass = latest.steps_per_epoch as f64;
         let batches = (passes * per_pass - latest.step_of_epoch as f64).max(0.0);
         training.then(|| batches * latest.global_batch as f64 / latest.samples_per_second)
+    }
+
+    /// What a pass costs in dollars at the present rate, if there is a price.
+    #[must_use]
+    pub fn dollars_per_epoch(&self) -> Option<f64> {
+        self.eta_seconds()?;
+        let latest = self.latest.as_ref()?;
+        let pass = latest.seconds_per_step()? * latest.steps_per_epoch as f64;
+        self.spending.dollars(Duration::try_from_secs_f64(pass).ok()?)
     }
 
     /// What the whole job will have cost in dollars, if there is a price and it goes on at the present

@@ -3,13 +3,15 @@
 mod budget;
 mod divergence;
 mod evaluation;
+mod pause;
 mod recovery;
+mod signs_of_life;
 
 use super::*;
 use crate::{
     exit,
     ids::JobId,
-    message::{Holding, Restore, SaveProblem},
+    message::{Hold, Holding, Restore, SaveProblem},
     plan::Placement,
     progress::Progress,
 };
@@ -187,7 +189,8 @@ fn drain(engine: &mut Engine, now: Time) -> Vec<Action> {
 /// Without what is only announced, and without the meter's entries.
 fn told(mut actions: Vec<Action>) -> Vec<Action> {
     let aside = |action: &Action| {
-        matches!(action, Action::Announce(_) | Action::Persist(Record::Metered(_)))
+        let only_told = matches!(action, Action::Announce(_) | Action::Measured(_));
+        only_told || matches!(action, Action::Persist(Record::Metered(_)))
     };
     actions.retain(|action| !aside(action));
     actions
@@ -261,6 +264,7 @@ fn launch(generation: u64, world_size: u32, ranks: &[(u32, u32)]) -> Launch {
         ranks: ranks.iter().map(|(rank, local)| (Rank(*rank), LocalRank(*local))).collect(),
         replace: Vec::new(),
         restore: Restore::default(),
+        hold: Hold::default(),
     }
 }
 
@@ -343,7 +347,8 @@ fn begins_when_all_are_ready() {
 
     let actions = say(&mut engine, at(2.0), 0, ready(0, None));
 
-    let begin = Directive::Begin { generation: Generation(1), peers: vec![address(0), address(1)] };
+    let begin =
+        Directive::Begin { generation: Generation(1), peers: [address(0), address(1)].into() };
     assert_eq!(actions, [send(0, 1, begin.clone()), send(1, 2, begin)]);
 }
 
@@ -564,7 +569,8 @@ fn a_node_that_comes_back_is_told_again_to_begin() {
 
     let actions = attach(&mut engine, at(3.0), 1, 1, holding(1, &[(1, waits)]));
 
-    let begin = Directive::Begin { generation: Generation(1), peers: vec![address(0), address(1)] };
+    let begin =
+        Directive::Begin { generation: Generation(1), peers: [address(0), address(1)].into() };
     assert_eq!(actions, [send(1, 3, begin)]);
 }
 

@@ -53,5 +53,7 @@ fn longest(activity: Activity, patience: Duration) -> Option<f64> {
         Activity::Loading | Activity::Saving => Some(4.0 * patience),
         // Not its own fault; collectives and meetings have a deadline of their own.
         Activity::Exchanging | Activity::Restoring => None,
+        // For as long as its user likes, but it looks up every moment.
+        Activity::Paused => Some(4.0 * patience),
     }
 }

@@ -22,8 +22,8 @@ use crate::{
     exit::{Class, Failure, Outcome},
     ids::{Generation, Incarnation, LocalRank, NodeId, Rank},
     message::{
-        Commit, Directive, Hello, Holding, Launch, RankCommand, RankNews, RankPhase, RankSays,
-        Report,
+        Beat, Commit, Directive, Hello, Hold, Holding, Launch, RankCommand, RankNews, RankPhase,
+        RankSays, Report, Vitals,
     },
     time::Time,
 };
@@ -79,6 +79,8 @@ pub enum Event {
         /// Why, in words.
         reason: String,
     },
+    /// How the machine does; once a second, to be told.
+    Vitals(Option<Vitals>),
     /// The time of [`Session::deadline`] has come.
     Tick,
 }
@@ -188,6 +190,12 @@ pub struct Session {
     link: Link,
     retries: u32,
     generation: Generation,
+    /// Whether training stands still until told otherwise.
+    hold: Hold,
+    /// The number of the last beat, when it was sent, and how long the last answer took.
+    beats: u64,
+    beat_sent_at: Time,
+    round_trip: Option<Duration>,
     commit: Option<Commit>,
     /// What was told in this generation, in case that nobody heard it.
     evaluations: VecDeque<Report>,
@@ -215,6 +223,10 @@ impl Session {
             link: Link::Down { retry_at: Time(0) },
             retries: 0,
             generation: Generation(0),
+            hold: Hold::default(),
+            beats: 0,
+            beat_sent_at: Time(0),
+            round_trip: None,
             commit: None,
             evaluations: VecDeque::new(),
             going: None,
@@ -297,6 +309,7 @@ impl Session {
             Event::MustGo { reason } => self.must_go(now, reason),
             Event::Noticed { reason, end } => self.go(now, reason, end),
             Event::Advised { reason } => self.advised(reason),
+            Event::Vitals(vitals) => self.beat(now, vitals),
             Event::Tick => {}
         }
         self.expire(now);
@@ -354,8 +367,11 @@ impl Session {
             Directive::Launch(launch) if launch.generation > self.generation => {
                 self.launch(now, launch)
             }
-            // Told again, because an agent without ranks reconnected: all is done already.
-            Directive::Launch(launch) if launch.generation == self.generation => {}
+            // Told again, because an agent without ranks reconnected: all is done already, but for what has changed
+            // since.
+            Directive::Launch(launch) if launch.generation == self.generation => {
+                self.hold(launch.hold);
+            }
             Directive::Begin { generation, peers } if generation == self.generation => {
                 self.begin(&peers);
             }
@@ -367,6 +383,12 @@ impl Session {
             }
             Directive::Drain { generation, reason } if generation == self.generation => {
                 self.tell_all(&RankCommand::Drain { generation, reason });
+            }
+            Directive::Hold(hold) if hold.number > self.hold.number => self.hold(hold),
+            Directive::Heard { number } => {
+                if number == self.beats {
+                    self.round_trip = Some(now.since(self.beat_sent_at));
+                }
             }
             Directive::Warm { local_ranks } => self.warm_up(&local_ranks),
             Directive::Release { reason } => self.leave(now, Outcome::Drained { reason }),
@@ -380,6 +402,10 @@ impl Session {
             self.generation = launch.generation;
             self.evaluations.clear();
         }
+        if launch.hold.number > self.hold.number {
+            self.hold = launch.hold;
+        }
+        let paused = self.hold.paused;
         self.farewell_until = None;
         for (local_rank, seat) in self.seats(&launch) {
             let hangs = launch.replace.contains(&local_rank);
@@ -390,7 +416,7 @@ impl Session {
             slot.warm = None;
             match (&slot.process, &slot.seat) {
                 (Process::Alive { phase }, Some(seat)) if !hangs && phase.is_reusable() => {
-                    let command = seat.join();
+                    let command = seat.join(paused);
                     slot.process = Process::Alive { phase: RankPhase::Joining };
                     self.actions.push(Action::Tell { local_rank, command });
                 }
@@ -425,9 +451,10 @@ impl Session {
     }
 
     fn spawn_if_empty(&mut self, local_rank: LocalRank) {
+        let paused = self.hold.paused;
         let Some(slot) = self.slot_mut(local_rank) else { return };
         let (Process::Empty { .. }, Some(seat)) = (&slot.process, &slot.seat) else { return };
-        let command = seat.join();
+        let command = seat.join(paused);
         self.spawn(local_rank);
         self.actions.push(Action::Tell { local_rank, command });
     }
@@ -466,6 +493,15 @@ impl Session {
         slot.process = Process::Alive { phase: RankPhase::Joining };
         let incarnation = slot.incarnation;
         self.actions.push(Action::Spawn { local_rank, incarnation });
+    }
+
+    /// Stands still or goes on, unless something newer is known.
+    fn hold(&mut self, hold: Hold) {
+        if hold.number > self.hold.number {
+            self.hold = hold;
+            let (generation, paused) = (self.generation, hold.paused);
+            self.tell_all(&RankCommand::Hold { generation, paused });
+        }
     }
 
     fn begin(&mut self, peers: &[String]) {
@@ -610,6 +646,14 @@ impl Session {
                 self.report(Report::Rank { generation, rank, news });
             }
         }
+    }
+
+    /// Says that this agent lives, and how its machine does.
+    fn beat(&mut self, now: Time, vitals: Option<Vitals>) {
+        self.beats += 1;
+        self.beat_sent_at = now;
+        let (number, round_trip) = (self.beats, self.round_trip);
+        self.report(Report::Beat(Beat { number, round_trip, vitals }));
     }
 
     fn report(&mut self, report: Report) {

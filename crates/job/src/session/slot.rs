@@ -17,12 +17,13 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    pub(super) fn join(&self) -> RankCommand {
+    pub(super) fn join(&self, paused: bool) -> RankCommand {
         RankCommand::Join {
             generation: self.generation,
             rank: self.rank,
             world_size: self.world_size,
             restore: self.restore.clone(),
+            paused,
         }
     }
 }

@@ -56,6 +56,7 @@ fn launch(generation: u64, ranks: u32) -> Launch {
         ranks: (0..ranks).map(|local| (Rank(local), LocalRank(local))).collect(),
         replace: Vec::new(),
         restore: Restore::default(),
+        hold: Hold::default(),
     }
 }
 
@@ -65,7 +66,7 @@ fn launched(generation: u64, ranks: u32) -> Event {
 
 fn begin(generation: u64) -> Event {
     let peers = vec!["host:0".to_owned()];
-    Event::Directed(Directive::Begin { generation: Generation(generation), peers })
+    Event::Directed(Directive::Begin { generation: Generation(generation), peers: peers.into() })
 }
 
 fn must_go() -> Event {
@@ -138,6 +139,62 @@ fn commit() -> Commit {
     }
 }
 
+// ---- pauses and signs of life ----
+
+fn hold(number: u64, paused: bool) -> Event {
+    Event::Directed(Directive::Hold(Hold { number, paused }))
+}
+
+fn told_to_hold(local: u32, paused: bool) -> Action {
+    tell(local, RankCommand::Hold { generation: Generation(1), paused })
+}
+
+#[test]
+fn ranks_are_told_once_to_stand_still_and_once_to_go_on_whatever_comes_late() {
+    let mut session = training(2);
+    let told = [told_to_hold(0, true), told_to_hold(1, true)];
+    assert_eq!(session.handle(at(5.0), hold(1, true)), told);
+    assert_eq!(session.handle(at(6.0), hold(1, true)), []);
+    let told = [told_to_hold(0, false), told_to_hold(1, false)];
+    assert_eq!(session.handle(at(7.0), hold(2, false)), told);
+    assert_eq!(session.handle(at(8.0), hold(1, true)), [], "of a connection that is no more");
+    assert_eq!(session.stale_messages(), 2);
+}
+
+#[test]
+fn a_rank_that_joins_knows_whether_the_job_is_paused() {
+    let mut session = attached(1);
+    let paused = |actions: &[Action]| {
+        let command = actions.iter().find_map(|action| match action {
+            Action::Tell { command: RankCommand::Join { paused, .. }, .. } => Some(*paused),
+            _ => None,
+        });
+        command.unwrap()
+    };
+    let launch = Launch { hold: Hold { number: 1, paused: true }, ..launch(1, 1) };
+    assert!(paused(&session.handle(at(1.0), Event::Directed(Directive::Launch(launch)))));
+    session.handle(at(2.0), hold(2, false));
+    assert!(!paused(&session.handle(at(3.0), launched(2, 1))));
+}
+
+#[test]
+fn a_beat_tells_how_long_the_answer_to_the_last_one_took() {
+    let mut session = attached(1);
+    let beat = |number, round_trip: Option<u64>| {
+        let round_trip = round_trip.map(Duration::from_millis);
+        [Action::Send(Report::Beat(Beat { number, round_trip, vitals: None }))]
+    };
+    let heard = |number| Event::Directed(Directive::Heard { number });
+    assert_eq!(session.handle(at(1.0), Event::Vitals(None)), beat(1, None));
+    assert_eq!(session.handle(at(1.02), heard(1)), []);
+    assert_eq!(session.handle(at(2.0), Event::Vitals(None)), beat(2, Some(20)));
+    // Late, and of an earlier beat.
+    assert_eq!(session.handle(at(2.5), heard(1)), []);
+    assert_eq!(session.handle(at(3.0), Event::Vitals(None)), beat(3, Some(20)));
+    session.handle(at(3.1), Event::Disconnected);
+    assert_eq!(session.handle(at(3.15), Event::Vitals(None)), []);
+}
+
 // ---- actions ----
 
 fn hello(slots: u32, holding: Option<Holding>) -> Action {
@@ -167,6 +224,7 @@ fn join(generation: u64, local: u32) -> Action {
         rank: Rank(local),
         world_size: 4,
         restore: Restore::default(),
+        paused: false,
     };
     tell(local, command)
 }

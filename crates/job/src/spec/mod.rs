@@ -104,6 +104,13 @@ impl JobSpec {
         serde_json::to_string(self).unwrap_or_default()
     }
 
+    /// With every value, as [`from_toml`](Self::from_toml) reads it.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        // As above.
+        toml::to_string(self).unwrap_or_default()
+    }
+
     fn validated(self) -> Result<Self, Error> {
         let violations = validate::violations(&self);
         if violations.is_empty() { Ok(self) } else { Err(Error::Invalid(violations)) }

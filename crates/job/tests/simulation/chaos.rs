@@ -59,6 +59,10 @@ const FAULTS: &[(u32, &str, Fault)] = &[
         });
     }),
     (20, "a checkpoint is wanted", |cluster| cluster.coordinate(engine::Event::Checkpoint)),
+    (6, "a pause is wanted", |cluster| {
+        cluster.coordinate(engine::Event::Pause { reason: "a user".to_owned() });
+    }),
+    (12, "the end of a pause is wanted", |cluster| cluster.coordinate(engine::Event::Resume)),
     (4, "a drain is wanted", |cluster| {
         cluster.coordinate(engine::Event::Drain { reason: "a user".to_owned() });
     }),
@@ -112,6 +116,8 @@ impl Cluster {
         self.coordinator.dies_after = None;
         self.reset_all_connections();
         self.coordinator_restarts();
+        // Nobody lets a job stand still for ever.
+        self.coordinate(engine::Event::Resume);
         for id in 0..self.agents.len() {
             self.agents[id].cut_off_until = Time(0);
             self.restart_agent_after(id, 0..=500);

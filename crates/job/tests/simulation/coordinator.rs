@@ -112,7 +112,7 @@ impl Cluster {
                 self.send_down(attachment, directive);
             }
             Action::Refuse { attachment, .. } => self.refuse(attachment),
-            Action::Announce(_) | Action::Write(_) => {}
+            Action::Announce(_) | Action::Write(_) | Action::Measured(_) => {}
         }
     }
 

@@ -79,6 +79,7 @@ pub(crate) enum Wake {
 pub(crate) struct Votes {
     pub(crate) save: bool,
     pub(crate) stop: Option<String>,
+    pub(crate) pause: bool,
 }
 
 /// One rank process.
@@ -196,8 +197,9 @@ impl Cluster {
         self.log(|| format!("process {pid} is told {command:?}"));
         let current = self.processes[pid].generation();
         match command {
-            RankCommand::Join { generation, rank, world_size, restore } => {
+            RankCommand::Join { generation, rank, world_size, restore, paused } => {
                 self.join(pid, Place { generation, rank, world_size, restore });
+                self.processes[pid].votes.pause = paused;
             }
             RankCommand::Begin { generation, peers } if current == Some(generation) => {
                 if self.processes[pid].doing == Doing::Listening {
@@ -209,6 +211,9 @@ impl Cluster {
                     self.meet(pid);
                 }
             }
+            RankCommand::Hold { generation, paused } if current == Some(generation) => {
+                self.processes[pid].votes.pause = paused;
+            }
             RankCommand::Checkpoint { generation } if current == Some(generation) => {
                 self.processes[pid].votes.save = true;
             }
@@ -217,6 +222,7 @@ impl Cluster {
             }
             RankCommand::Begin { .. }
             | RankCommand::Checkpoint { .. }
+            | RankCommand::Hold { .. }
             | RankCommand::Drain { .. } => {}
         }
     }

@@ -185,12 +185,16 @@ impl Cluster {
         if self.groups[id].doing != Together::Stepping {
             return;
         }
+        let members = self.groups[id].members.clone();
+        let is_asked = |member: &Pid| self.processes[*member].votes.pause;
+        if members.iter().any(is_asked) {
+            return self.mind_votes(id, false);
+        }
         if self.goes_wrong(id) {
             return self.diverge(id);
         }
         self.groups[id].step += 1;
         let step = self.groups[id].step;
-        let members = self.groups[id].members.clone();
         self.groups[id].spoiled |= self.spoils(id, step);
         let spoiled = self.groups[id].spoiled;
         self.make_step(&members, step, spoiled);
@@ -201,7 +205,13 @@ impl Cluster {
         };
         self.say(members[0], RankNews::Stepped(news));
         self.tell_of_loaders(&members);
-        let mut save = self.plan.save_every > 0 && step.is_multiple_of(self.plan.save_every);
+        let save = self.plan.save_every > 0 && step.is_multiple_of(self.plan.save_every);
+        self.mind_votes(id, save);
+    }
+
+    /// After a step, or a moment of standing still: what the ranks want.
+    fn mind_votes(&mut self, id: GroupId, mut save: bool) {
+        let (step, members) = (self.groups[id].step, self.groups[id].members.clone());
         let mut drained = None;
         for &member in &members {
             let votes = &mut self.processes[member].votes;

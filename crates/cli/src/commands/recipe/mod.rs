@@ -2,6 +2,7 @@
 
 mod check;
 pub(crate) mod diff;
+mod get;
 mod samples;
 mod show;
 mod summary;
@@ -28,21 +29,33 @@ pub(crate) enum Command {
     Show(show::Args),
     Check(check::Args),
     Diff(diff::Args),
+    Get(get::Args),
 }
 
 /// Runs the command; the exit code of one that did what it should.
-pub(super) fn run(command: &Command) -> Result<u8, Failure> {
+pub(super) async fn run(command: &Command) -> Result<u8, Failure> {
     match command {
         Command::Show(args) => show::run(args).map(|()| OK),
         Command::Check(args) => check::run(args).map(|()| OK),
         Command::Diff(args) => diff::run(args),
+        Command::Get(args) => get::run(args).await.map(|()| OK),
     }
 }
 
 /// Reads a recipe file and applies changes.
 pub(crate) fn read(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
+    parsed(path, overrides).map(|(_, spec)| spec)
+}
+
+/// The text of a recipe file that is a good recipe with these changes.
+pub(crate) fn checked(path: &Path, overrides: &[String]) -> Result<String, Failure> {
+    parsed(path, overrides).map(|(text, _)| text)
+}
+
+fn parsed(path: &Path, overrides: &[String]) -> Result<(String, JobSpec), Failure> {
     let text = fs::read_to_string(path).map_err(|error| about(path, error))?;
-    JobSpec::from_toml(&text, overrides).map_err(|error| about(path, error))
+    let spec = JobSpec::from_toml(&text, overrides).map_err(|error| about(path, error))?;
+    Ok((text, spec))
 }
 
 /// The folder in which recipes are looked for by name.

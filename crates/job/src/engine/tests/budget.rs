@@ -90,8 +90,8 @@ fn the_meter_goes_on_after_a_restart_of_the_coordinator() {
 #[test]
 fn the_machine_wakes_when_the_budget_ends_and_drains() {
     let mut engine = training_with(&two_hours());
-    assert_eq!(engine.deadline(), Some(at(2.0 * HOUR)));
     assert_eq!(tick(&mut engine, at(2.0 * HOUR - 1.0)), []);
+    assert_eq!(engine.deadline(), Some(at(2.0 * HOUR)));
 
     let actions = engine.handle(at(2.0 * HOUR), Event::Tick);
 
@@ -167,7 +167,8 @@ fn the_same_command_with_a_higher_limit_goes_on() {
 
     assert!(opens(&attach(&mut engine, at(1.0), 0, 1, None), 2));
 
-    assert_eq!(engine.budget_ends_at(), Some(at(1.0 + 3.0 * HOUR - 7_201.0)));
+    let told_of_next = at(1.0 + 0.8 * 3.0 * HOUR - 7_201.0);
+    assert_eq!(engine.budget_ends_at(), Some(told_of_next), "half of it is behind");
 }
 
 #[test]
@@ -187,11 +188,11 @@ fn ranks_that_were_drained_by_the_budget_without_the_coordinator_have_reached_th
 #[test]
 fn the_earlier_limit_counts() {
     let limits = ["limits.max_hours=9", "limits.max_dollars=10", "limits.dollars_per_hour=4"];
-    let engine = training_with(&spec_with(&limits));
-    assert_eq!(engine.deadline(), Some(at(2.5 * HOUR)));
+    let most = |spec: &JobSpec| training_with(spec).status().spending.most.unwrap();
+    assert_eq!(most(&spec_with(&limits)), Duration::from_secs(9_000));
 
     let spec = spec_with(&[&["limits.max_hours=1"], &limits[1..]].concat());
-    assert_eq!(training_with(&spec).deadline(), Some(at(HOUR)));
+    assert_eq!(most(&spec), Duration::from_secs(3_600));
 }
 
 #[test]
@@ -224,4 +225,97 @@ fn what_the_whole_job_will_cost_is_told_while_it_trains() {
     assert_eq!(status.spending.dollars(Duration::from_secs(3_600)), Some(4.0));
     assert_eq!(status.projected_dollars(at(HOUR)), Some(8.0));
     assert_eq!(training(&[1]).status().spending.dollars(Duration::from_secs(3_600)), None);
+}
+
+// ---- what is told of it ----
+
+#[test]
+fn the_use_of_the_budget_is_told_at_a_half_four_fifths_and_nineteen_twentieths_once_each() {
+    let mut engine =
+        training_with(&spec_with(&["limits.max_hours=2", "limits.dollars_per_hour=4"]));
+    let mut told = Vec::new();
+    while let Some(deadline) = engine.deadline().filter(|at| *at < super::at(2.0 * HOUR)) {
+        let alerts =
+            engine.handle(deadline, Event::Tick).into_iter().filter_map(|action| match action {
+                Action::Announce(notice) if notice.kind == NoticeKind::Budget => {
+                    Some(notice.message)
+                }
+                _ => None,
+            });
+        told.extend(alerts.map(|message| (deadline, message)));
+    }
+    assert_eq!(
+        told,
+        [
+            (
+                at(HOUR),
+                "50 % of the budget is used up: 1.00 of 2.00 hours (4.00 of 8.00 dollars)"
+                    .to_owned()
+            ),
+            (
+                at(1.6 * HOUR),
+                "80 % of the budget is used up: 1.60 of 2.00 hours (6.40 of 8.00 dollars)"
+                    .to_owned()
+            ),
+            (
+                at(1.9 * HOUR),
+                "95 % of the budget is used up: 1.90 of 2.00 hours (7.60 of 8.00 dollars)"
+                    .to_owned()
+            ),
+        ]
+    );
+}
+
+#[test]
+fn a_coordinator_that_comes_back_does_not_tell_again() {
+    let records = [Record::Created(origin()), Record::Metered(Duration::from_secs(5_000))];
+    let mut engine = Engine::replay(&two_hours(), &records, at(0.0)).unwrap();
+    engine.handle(at(0.0), Event::Tick);
+    attach(&mut engine, at(0.0), 0, 1, None);
+    assert_eq!(engine.budget_ends_at(), Some(at(0.8 * 2.0 * HOUR - 5_000.0)));
+}
+
+#[test]
+fn interruptions_cost_what_the_meter_shows_until_the_first_step_and_the_steps_made_again() {
+    let mut engine = training_with(&spec(1));
+    let pace = |step| {
+        RankNews::Stepped(StepNews {
+            step: Step(step),
+            global_batch: 64,
+            samples_per_second: 32.0,
+            ..StepNews::default()
+        })
+    };
+    say(&mut engine, at(100.0), 0, pace(50));
+    let interrupted = |engine: &Engine, now| {
+        engine.status().spending.interrupted.read(engine.meter.read(now)).as_secs_f64()
+    };
+    assert_eq!(interrupted(&engine, at(110.0)), 0.0);
+    say(&mut engine, at(110.0), 0, crashed());
+    assert_eq!(interrupted(&engine, at(113.0)), 3.0, "it goes on");
+    all_ready(&mut engine, at(114.0), None);
+    let progress = Progress { step: Step(45), ..Progress::default() };
+    say(&mut engine, at(115.0), 0, RankNews::Started { source: StateSource::Fresh, progress });
+    say(&mut engine, at(116.0), 0, pace(46));
+    assert_eq!(interrupted(&engine, at(900.0)), 6.0 + 5.0 * 2.0, "five steps of two seconds");
+
+    let kept = engine.status().recoveries.back().unwrap().clone();
+    let records = [Record::Created(origin()), Record::Recovery(kept)];
+    let replayed = Engine::replay(&spec(1), &records, at(0.0)).unwrap();
+    assert_eq!(interrupted(&replayed, at(0.0)), 16.0);
+}
+
+#[test]
+fn a_pass_costs_its_steps_at_the_present_rate() {
+    let mut engine = training_with(&spec_with(&["limits.dollars_per_hour=3.6"]));
+    let news = StepNews {
+        step: Step(1),
+        steps_per_epoch: 100,
+        global_batch: 64,
+        samples_per_second: 32.0,
+        ..StepNews::default()
+    };
+    say(&mut engine, at(10.0), 0, RankNews::Stepped(news));
+    let dollars = engine.status().dollars_per_epoch().unwrap();
+    assert!((dollars - 0.2).abs() < 1e-9, "200 s at a tenth of a cent: {dollars}");
 }

@@ -24,7 +24,7 @@ fn announced(engine: &mut Engine, news: RankNews) -> Vec<(NoticeKind, String)> {
     let event = report(engine, generation, 0, news);
     let notice = |action| match action {
         Action::Announce(Notice { kind, message, .. }) => Some((kind, message)),
-        Action::Persist(Record::Evaluated { .. }) => None,
+        Action::Persist(Record::Evaluated { .. }) | Action::Measured(_) => None,
         other => panic!("{other:?}"),
     };
     engine.handle(at(10.0), event).into_iter().filter_map(notice).collect()

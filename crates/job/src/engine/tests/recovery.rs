@@ -87,6 +87,9 @@ fn each_part_counts_from_the_end_of_the_one_before() {
             stepped_at: Some(at(11.8)),
             step_before: Step(40),
             lost_steps: 0,
+            metered_from: Duration::from_secs(10),
+            metered: Some(Duration::from_millis(1_800)),
+            redo: Duration::ZERO,
         }]
     );
     assert_eq!(parts(&engine), [100, 200, 1_200, 50, 150, 100].map(Some));

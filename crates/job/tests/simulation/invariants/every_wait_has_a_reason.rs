@@ -55,6 +55,7 @@ fn waits_for_something(cluster: &Cluster) -> Result<(), String> {
     let named = match status.phase {
         PhaseName::Gathering => "agents",
         PhaseName::Training => "train",
+        PhaseName::Paused => "baton resume",
         PhaseName::Ended => "",
         _ if cluster.coordinator.deadline().is_some() => "",
         phase => return Err(format!("{phase:?} has no deadline: {}", status.reason)),

@@ -9,7 +9,9 @@ use baton_job::{
     exit::{Class, Failure, Outcome},
     guard::{BatchMark, Diagnosis, Divergence},
     ids::{Attachment, Incarnation, LocalRank},
-    message::{Directive, Launch, LoaderNews, RankNews, RankSays, Report, Restore, StateSource},
+    message::{
+        Directive, Hold, Launch, LoaderNews, RankNews, RankSays, Report, Restore, StateSource,
+    },
     progress::Progress,
     session::{self, Session},
 };
@@ -163,11 +165,13 @@ fn directives(agent: &Agent) -> Vec<session::Event> {
         ranks: vec![(Rank(0), LocalRank(0))],
         replace: vec![LocalRank(0)],
         restore: Restore::default(),
+        hold: Hold::default(),
     };
     let stale = [
         Directive::Launch(launch),
-        Directive::Begin { generation, peers: vec!["0/0".to_owned()] },
+        Directive::Begin { generation, peers: ["0/0".to_owned()].into() },
         Directive::Checkpoint { generation },
+        Directive::Hold(Hold { number: 0, paused: true }),
         Directive::Drain { generation, reason: "stale".to_owned() },
     ];
     stale.into_iter().map(session::Event::Directed).collect()

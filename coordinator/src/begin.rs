@@ -1,0 +1,167 @@
+//! From a recipe and a run folder to a job that is served.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
+
+use baton_checkpoint::Store;
+use baton_job::{
+    Generation, JobId, JobSpec,
+    engine::{Engine, Origin},
+    exit::Failure,
+    message::Restore,
+};
+
+use crate::{
+    clock::Clock,
+    failure::{bad_input, crash},
+    job::{End, Loop},
+    journal::Journal,
+    metrics::Metrics,
+    serve::Args,
+    served::Served,
+};
+
+/// A job that is served, and the thread of its loop.
+pub(crate) struct Running {
+    pub(crate) served: Arc<Served>,
+    pub(crate) thread: JoinHandle<End>,
+}
+
+/// Takes up the job that the run folder holds, or begins one.
+pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<Running, Failure> {
+    let clock = Clock::start();
+    let Prepared { engine, journal, store } = prepare(args, &spec, clock)?;
+    let metrics = Metrics::open(&args.run_dir).map_err(|error| bad_input(format!("{error:#}")))?;
+    let metrics = Arc::new(metrics);
+    let job_id = engine.origin().job.to_string();
+    let store_location = store.location().to_owned();
+    tracing::info!(job = job_id, recipe = %spec.to_json(), "serving");
+    let run_dir = args.run_dir.clone();
+    let (job_loop, job) = Loop::new(engine, journal, store, run_dir, clock, metrics.clone());
+    let thread = thread::Builder::new()
+        .name("job".to_owned())
+        .spawn(move || job_loop.run())
+        .map_err(|error| crash(format!("cannot start a thread: {error}")))?;
+    let served = Served { job, job_id, spec: Arc::new(spec), store_location, metrics };
+    Ok(Running { served: Arc::new(served), thread })
+}
+
+/// The recipe that was named, or that of a job which was submitted to this run folder before.
+pub(crate) fn recipe(args: &Args) -> Result<Option<JobSpec>, Failure> {
+    if let Some(path) = &args.recipe {
+        return read_recipe(path, &args.overrides).map(Some);
+    }
+    let path = submitted_recipe(&args.run_dir);
+    if path.exists() { read_recipe(&path, &[]).map(Some) } else { Ok(None) }
+}
+
+/// Keeps the recipe of a job that was submitted, for a coordinator that is started again.
+pub(crate) fn keep_recipe(run_dir: &Path, recipe: &str) -> Result<(), Failure> {
+    let path = submitted_recipe(run_dir);
+    let draft = path.with_extension("toml.tmp");
+    let written = fs::create_dir_all(run_dir)
+        .and_then(|()| fs::write(&draft, recipe))
+        .and_then(|()| fs::rename(&draft, &path));
+    written.map_err(|error| bad_input(format!("{}: cannot be written: {error}", path.display())))
+}
+
+/// It cannot be begun: the next coordinator should not try.
+pub(crate) fn forget_recipe(run_dir: &Path) {
+    let _ = fs::remove_file(submitted_recipe(run_dir));
+}
+
+fn submitted_recipe(run_dir: &Path) -> PathBuf {
+    run_dir.join("recipe.toml")
+}
+
+struct Prepared {
+    engine: Engine,
+    journal: Journal,
+    store: Store,
+}
+
+/// Opens store and journal and takes up the job they hold, or begins one.
+fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<Prepared, Failure> {
+    let store = Store::open(&store_location(spec, &args.run_dir))
+        .map_err(|error| bad_input(error.to_string()))?;
+    let path = args.run_dir.join("journal.redb");
+    let new_run = args.no_auto_resume || args.resume.is_some();
+    let open = |path: &Path| Journal::open(path).map_err(|error| bad_input(format!("{error:#}")));
+    let (mut journal, mut records) = open(&path)?;
+    if new_run && !records.is_empty() {
+        drop(journal);
+        set_aside(&path)?;
+        (journal, records) = open(&path)?;
+    }
+    let engine = match Engine::replay(spec, &records, clock.now()) {
+        Some(engine) if engine.origin().recipe_hash == spec.recipe_hash() => engine,
+        Some(before) if args.allow_recipe_change => {
+            // What it must not resume from, this one must not either.
+            let restore = Restore { allow_recipe_change: true, ..before.restore() };
+            drop(journal);
+            set_aside(&path)?;
+            (journal, _) = open(&path)?;
+            Engine::new(spec, new_origin(spec, &store, |_| restore)?, clock.now())
+        }
+        Some(_) => return Err(other_recipe(&args.run_dir)),
+        None => {
+            Engine::new(spec, new_origin(spec, &store, |first| wished(args, first))?, clock.now())
+        }
+    };
+    Ok(Prepared { engine, journal, store })
+}
+
+fn new_origin(
+    spec: &JobSpec,
+    store: &Store,
+    restore: impl FnOnce(Generation) -> Restore,
+) -> Result<Origin, Failure> {
+    // Every generation that ever wrote to this store is at or below its fence.
+    let first_generation = store.fence().map_err(|error| bad_input(error.to_string()))?.next();
+    let job = JobId(uuid::Uuid::new_v4());
+    let restore = restore(first_generation);
+    Ok(Origin { job, recipe_hash: spec.recipe_hash(), first_generation, restore })
+}
+
+/// Where the user wants a new run to begin.
+fn wished(args: &Args, first_generation: Generation) -> Restore {
+    let allow_recipe_change = args.allow_recipe_change;
+    let begins_anew = args.no_auto_resume || args.resume.is_some();
+    let not_before = if begins_anew { first_generation } else { Generation(0) };
+    Restore { not_before, path: args.resume.clone(), allow_recipe_change, ..Restore::default() }
+}
+
+fn other_recipe(run_dir: &Path) -> Failure {
+    bad_input(format!(
+        "run folder {} holds a run of another recipe, and this one would end with other weights: undo \
+         the change, or give another --run-dir, or go on with its state by --allow-recipe-change, or start \
+         anew here with --no-auto-resume",
+        run_dir.display()
+    ))
+}
+
+/// The old run's journal is kept, under a name of its own.
+fn set_aside(path: &Path) -> Result<(), Failure> {
+    let kept = (1u32..)
+        .map(|n| path.with_file_name(format!("journal-{n}.redb")))
+        .find(|kept| !kept.exists())
+        .unwrap_or_else(|| path.with_extension("old"));
+    fs::rename(path, &kept).map_err(|error| bad_input(format!("{}: {error}", path.display())))
+}
+
+fn store_location(spec: &JobSpec, run_dir: &Path) -> String {
+    match spec.checkpoint.dir.as_str() {
+        "" => run_dir.join("checkpoints").display().to_string(),
+        dir => dir.to_owned(),
+    }
+}
+
+fn read_recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
+    let named = |problem: String| bad_input(format!("{}: {problem}", path.display()));
+    let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
+    JobSpec::from_toml(&text, overrides).map_err(|error| named(error.to_string()))
+}

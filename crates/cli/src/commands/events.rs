@@ -1,0 +1,52 @@
+//! `baton events`
+
+use std::{collections::VecDeque, time::Duration};
+
+use baton_job::exit::Failure;
+
+use super::watch;
+use crate::{
+    connect::{Coordinator, Where},
+    render::Paint,
+};
+
+/// Print what happened in the job so far; `baton watch` goes on with what happens
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  baton events
+  baton events -n 20                   the last 20
+  baton events --after 120             only what happened since event 120
+  baton events --json | jq -r 'select(.kind == \"recovered\").message'")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: Where,
+    /// Only events with a greater id
+    #[arg(long, value_name = "ID", default_value_t = 0)]
+    after: u64,
+    /// Only the last N of them
+    #[arg(short = 'n', long = "tail", value_name = "N")]
+    tail: Option<usize>,
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The past comes at once; after so long without an event, all of it has come.
+const QUIET: Duration = Duration::from_millis(500);
+
+pub(super) async fn run(args: Args) -> Result<(), Failure> {
+    let mut events = Coordinator::find(&args.place)?.events(args.after);
+    events.begin().await?;
+    let mut past = VecDeque::new();
+    while let Ok(next) = tokio::time::timeout(QUIET, events.next_or_end()).await {
+        let Some(event) = next? else { break };
+        past.push_back(event);
+        if args.tail.is_some_and(|tail| past.len() > tail) {
+            past.pop_front();
+        }
+    }
+    let paint = Paint::detect();
+    past.iter().for_each(|event| watch::show(event, args.json, paint));
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! Loss, accuracy, learning rate and throughput over the job's updates.
+
+use ratatui::{
+    Frame,
+    layout::Rect,
+    style::Style,
+    symbols::Marker,
+    text::{Line, Span},
+    widgets::{Axis, Chart, Dataset, GraphType},
+};
+
+use super::block;
+use crate::{
+    human,
+    top::{
+        state::{Pane, State},
+        theme::Theme,
+    },
+};
+
+/// A curve with its name, as the title has it.
+struct Curve<'a> {
+    name: &'a str,
+    points: &'a [(f64, f64)],
+    style: Style,
+    marker: Marker,
+}
+
+/// What the axis of a chart shows.
+struct Scale {
+    /// Kept on the axis, whatever the values.
+    low: Option<f64>,
+    high: Option<f64>,
+    text: fn(f64) -> String,
+}
+
+/// Four charts, in as many areas.
+pub(super) fn draw(frame: &mut Frame<'_>, areas: &[Rect], state: &State, theme: Theme) {
+    let curves = &state.curves;
+    let score = if curves.is_regression { "Spearman" } else { "validation" };
+    let curve = |name, points, style| Curve { name, points, style, marker: Marker::Braille };
+    let mut accuracy = vec![
+        curve("train", curves.top1.as_slice(), theme.dim()),
+        Curve { marker: Marker::Dot, ..curve(score, curves.score.as_slice(), theme.other()) },
+    ];
+    if curves.is_regression {
+        accuracy.remove(0);
+    }
+    let share = match curves.is_regression {
+        false => Scale { low: Some(0.0), high: Some(1.0), text: human::percent },
+        true => Scale { low: None, high: Some(1.0), text: |score| format!("{score:.3}") },
+    };
+    let charts = [
+        (
+            vec![curve("loss", curves.loss.as_slice(), theme.accent())],
+            Scale { low: None, high: None, text: |loss| format!("{loss:.3}") },
+        ),
+        (accuracy, share),
+        (
+            vec![curve("learning rate", curves.lr.as_slice(), theme.warning())],
+            Scale { low: Some(0.0), high: None, text: human::rate },
+        ),
+        (
+            vec![curve("samples/s", curves.throughput.as_slice(), theme.good())],
+            Scale { low: Some(0.0), high: None, text: |rate| human::grouped(rate as u64) },
+        ),
+    ];
+    for (area, (curves, scale)) in areas.iter().zip(&charts) {
+        chart(frame, *area, state, curves, scale, theme);
+    }
+}
+
+fn chart(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    state: &State,
+    curves: &[Curve<'_>],
+    scale: &Scale,
+    theme: Theme,
+) {
+    let mut title = vec![Span::raw(" ")];
+    for curve in curves {
+        let last = curve.points.last().map_or("-".to_owned(), |(_, value)| (scale.text)(*value));
+        // So that the dots are told from the line without colours too.
+        let sign = if curve.marker == Marker::Dot { "• " } else { "" };
+        title.push(Span::styled(format!("{sign}{} {last} ", curve.name), curve.style));
+    }
+    let block = block(Line::from(title), Some(Pane::Curves), state, theme);
+    let all = || curves.iter().flat_map(|curve| curve.points);
+    let Some(last) = all().map(|(at, _)| *at).reduce(f64::max) else {
+        let inner = block.inner(area);
+        frame.render_widget(block, area);
+        frame.render_widget(Line::styled("nothing yet", theme.dim()).centered(), inner);
+        return;
+    };
+    let first = all().map(|(at, _)| *at).fold(last, f64::min);
+    let (low, high) = bounds(all().map(|(_, value)| *value), scale);
+    let generations = state.curves.generations.iter().filter(|at| (first..=last).contains(at));
+    let marks: Vec<Vec<(f64, f64)>> = generations
+        .map(|at| {
+            (0..=10).map(|tenth| (*at, low + (high - low) * f64::from(tenth) / 10.0)).collect()
+        })
+        .collect();
+    let mark = |points| {
+        let style = theme.dim();
+        Dataset::default().data(points).graph_type(GraphType::Scatter).style(style)
+    };
+    let curve = |curve: &Curve<'_>| {
+        // Dots alone would leave a curve of few evaluations hard to see; a line alone would hide how few they are.
+        let kind = if curve.marker == Marker::Dot { GraphType::Scatter } else { GraphType::Line };
+        (curve.marker, kind, curve.style)
+    };
+    let mut datasets: Vec<Dataset<'_>> =
+        marks.iter().map(|points| mark(points).marker(Marker::Braille)).collect();
+    datasets.extend(curves.iter().map(|drawn| {
+        let (marker, kind, style) = curve(drawn);
+        Dataset::default().data(drawn.points).marker(marker).graph_type(kind).style(style)
+    }));
+    let steps = [first, last].map(|at| human::grouped(at as u64));
+    let chart = Chart::new(datasets)
+        .block(block)
+        .legend_position(None)
+        .x_axis(
+            Axis::default().bounds([first, last.max(first + 1.0)]).labels(steps).style(theme.dim()),
+        )
+        .y_axis(
+            Axis::default()
+                .bounds([low, high])
+                .labels([low, high].map(scale.text))
+                .style(theme.dim()),
+        );
+    frame.render_widget(chart, area);
+}
+
+/// The least and the greatest value that are shown.
+fn bounds(values: impl Iterator<Item = f64> + Clone, scale: &Scale) -> (f64, f64) {
+    let low = scale.low.unwrap_or_else(|| values.clone().fold(f64::INFINITY, f64::min));
+    let high = scale.high.unwrap_or_else(|| values.fold(f64::NEG_INFINITY, f64::max));
+    // A curve that is level, or below a bound, still needs a height.
+    if high > low { (low, high) } else { (high.min(low), high.max(low) + 1.0) }
+}

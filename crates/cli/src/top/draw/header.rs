@@ -1,0 +1,141 @@
+//! The job, what it does and how far it is; and what a person should know first.
+
+use baton_proto::v1::GetStatusResponse;
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::Style,
+    text::{Line, Span},
+};
+
+use crate::{
+    clean::clean,
+    human,
+    render::{self, Position},
+    top::{state::State, theme::Theme},
+};
+
+/// Its rows.
+pub(super) const HEIGHT: u16 = 4;
+
+pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
+    let rows = Layout::vertical([Constraint::Length(1); HEIGHT as usize]).areas::<4>(area);
+    let right = place(state, theme);
+    let width = u16::try_from(right.width()).unwrap_or(u16::MAX).min(area.width / 2);
+    let [left, place] =
+        Layout::horizontal([Constraint::Min(0), Constraint::Length(width)]).areas(rows[0]);
+    frame.render_widget(right, place);
+    if let Some(status) = state.job() {
+        frame.render_widget(progress(status, area.width, theme), rows[1]);
+        frame.render_widget(numbers(status, area.width), rows[2]);
+    }
+    let what = what(state, theme);
+    let is_cut = what.width() > usize::from(left.width);
+    frame.render_widget(what, left);
+    let whole = || state.job().filter(|_| is_cut).map(|job| (theme.dim(), job.reason.clone()));
+    if let Some((style, text)) = notice(state, theme).or_else(whole) {
+        frame.render_widget(Line::styled(format!(" {}", clean(&text)), style), rows[3]);
+    }
+}
+
+/// The job and what it does.
+fn what(state: &State, theme: Theme) -> Line<'static> {
+    let Some(status) = state.job() else {
+        return Line::styled(" baton", theme.bold());
+    };
+    let name = if status.name.is_empty() { "no job" } else { &status.name };
+    let phase = render::phase_line(status, render::Paint::Plain);
+    Line::from_iter([
+        Span::styled(format!(" {}  ", clean(name)), theme.bold()),
+        Span::styled(phase, theme.phase(status.phase())),
+    ])
+}
+
+/// Generation, coordinator, and whether it answers.
+fn place(state: &State, theme: Theme) -> Line<'static> {
+    let generation = state.job().map_or(0, |status| status.generation);
+    let address = clean(state.address.trim_start_matches("http://")).into_owned();
+    let connection = match state.silent_for() {
+        Some(silent) => {
+            let seconds = silent.as_secs();
+            Span::styled(format!("○ no answer for {seconds} s "), theme.bad())
+        }
+        None => Span::styled("● live ", theme.good()),
+    };
+    let text = format!("  gen {generation}  {address}  ");
+    Line::from_iter([Span::raw(text), connection]).right_aligned()
+}
+
+/// `epoch 5/16  step 101/352  ███░░░ 28.7 %  2 min 05 s left  32 px  batch 64`
+fn progress(status: &GetStatusResponse, width: u16, theme: Theme) -> Line<'static> {
+    let Some(step) = &status.latest else {
+        return Line::styled(" no update has been made yet", theme.dim());
+    };
+    let position = Position::new(step, status.epochs);
+    let left = format!(
+        " epoch {}/{}  step {}/{}  ",
+        position.epoch, status.epochs, step.step, step.total_steps
+    );
+    let eta = status.eta_seconds.map(|eta| format!("  {} left", human::duration(eta)));
+    let pixels = (step.resolution > 0).then(|| format!("  {} px", step.resolution));
+    let right = format!(
+        " {}{}{}  batch {}",
+        human::percent(position.share),
+        eta.unwrap_or_default(),
+        pixels.unwrap_or_default(),
+        step.global_batch
+    );
+    let taken = left.chars().count() + right.chars().count() + 1;
+    let bar = render::bar(position.share, usize::from(width).saturating_sub(taken).clamp(4, 80));
+    Line::from_iter([Span::raw(left), Span::styled(bar, theme.good()), Span::raw(right)])
+}
+
+/// The latest update and evaluation.
+fn numbers(status: &GetStatusResponse, width: u16) -> Line<'static> {
+    let mut parts = Vec::new();
+    if let Some(step) = &status.latest {
+        let unit = if step.resolution > 0 { "images" } else { "samples" };
+        parts.push(format!("loss {:.4}", step.loss));
+        parts.push(format!("top-1 {}", human::percent(step.top1)));
+        parts.push(format!("lr {}", human::rate(step.lr)));
+        parts.push(format!("{:.0} {unit}/s", step.samples_per_second));
+        parts.push(format!("wait {}", human::percent(step.loader_wait)));
+    }
+    let score = |found: &baton_proto::v1::EvaluatedStep| {
+        found.accuracy.as_ref().map(render::score).unwrap_or_default()
+    };
+    parts.extend(status.evaluation.as_ref().map(|found| format!("val {}", score(found))));
+    parts.extend(status.best.as_ref().map(|found| format!("best {}", score(found))));
+    // Half a number would be a wrong one.
+    while parts.len() > 1 && parts.join("  ").chars().count() >= usize::from(width) {
+        parts.pop();
+    }
+    Line::raw(format!(" {}", parts.join("  ")))
+}
+
+/// The one thing that a person should know first, if there is one.
+fn notice(state: &State, theme: Theme) -> Option<(Style, String)> {
+    if let Some(why) = state.silence.as_ref().filter(|_| state.silent_for().is_some()) {
+        return Some((theme.bad(), why.clone()));
+    }
+    let status = state.job()?;
+    if let Some(drain) = &status.drain {
+        return Some((theme.warning(), render::drain(drain)));
+    }
+    if let Some(pause) = &status.pause {
+        let text =
+            format!("paused for {}: {}; p goes on", human::duration(pause.seconds), pause.reason);
+        return Some((theme.warning(), text));
+    }
+    if let Some(recovery) = render::recovery_under_way(status) {
+        return Some((theme.warning(), render::recovery(recovery, true)));
+    }
+    if let Some(problem) = &status.save_problem {
+        return Some((theme.bad(), format!("SAVING FAILS, training goes on: {problem}")));
+    }
+    if status.outcome.is_some() {
+        return Some((theme.bold(), format!("the job is over; q leaves.  {}", status.reason)));
+    }
+    let is_idle = status.name.is_empty();
+    is_idle.then(|| (theme.accent(), "`baton submit RECIPE` gives it a job".to_owned()))
+}

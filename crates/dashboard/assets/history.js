@@ -1,0 +1,46 @@
+// What the curves are drawn from: the numbers told so far, as far as they still count.
+
+/** Beyond so many the older half is thinned out: no screen is that wide. */
+const MOST = 4000;
+
+export class History {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    this.steps = [];
+    this.evaluations = [];
+    /** Where training began or went on. */
+    this.marks = [];
+  }
+
+  add({ step, evaluation, began_at: begin, generation }) {
+    if (typeof begin === "number") {
+      // Later updates were lost or taken back, and are made again.
+      const counts = (told) => told.step <= begin;
+      this.steps = this.steps.filter(counts);
+      this.evaluations = this.evaluations.filter(counts);
+      this.marks = this.marks.filter((mark) => mark.step < begin);
+      this.marks.push({ step: begin, generation });
+    }
+    if (step) {
+      this.steps.push(step);
+      if (this.steps.length > MOST) {
+        const recent = MOST / 2;
+        const older = this.steps.slice(0, -recent).filter((_, index) => index % 2 === 0);
+        this.steps = older.concat(this.steps.slice(-recent));
+      }
+    }
+    if (evaluation) this.evaluations.push(evaluation);
+  }
+
+  /** Pairs of update and value for a curve. */
+  curve(value) {
+    return this.steps.map((step) => [step.step, value(step)]);
+  }
+
+  evaluated(value) {
+    return this.evaluations.map((evaluation) => [evaluation.step, value(evaluation)]);
+  }
+}

@@ -1,0 +1,286 @@
+// The parts of the page that show a status. `elapsed` is the time in seconds since it was sent: ages go on by themselves.
+
+import { NONE, bytes, clock, decimal, dollars, duration, percent, whole } from "./format.js";
+import { byId, element, fillTable, setText, show } from "./page.js";
+
+/** Beyond so many rows a table is of no use, and slow. */
+const MOST_ROWS = 200;
+
+/** Phases in which nothing is learnt although something should be. */
+const STANDING = new Set(["gathering", "backoff", "forming", "meeting", "settling", "reattaching"]);
+
+/** The parts of a recovery, in order. */
+const PARTS = [
+  ["settle_seconds", "settle"],
+  ["tear_down_seconds", "tear down"],
+  ["respawn_seconds", "respawn"],
+  ["rendezvous_seconds", "rendezvous"],
+  ["restore_seconds", "restore"],
+  ["first_step_seconds", "first step"],
+];
+
+/** For so long after a recovery the page still says so at the top. */
+const REMEMBERED_SECONDS = 60;
+
+const OUTCOMES = {
+  completed: "Completed: every epoch is done",
+  drained: "Drained: state is saved, and the same command goes on",
+  limit_reached: "A limit is reached: state is saved",
+  stopped: "Stopped without a save",
+  failed: "Failed",
+};
+
+const plus = (seconds, elapsed) => (typeof seconds === "number" ? seconds + elapsed : null);
+const minus = (seconds, elapsed) => (typeof seconds === "number" ? Math.max(0, seconds - elapsed) : null);
+const hours = (value) => duration(value * 3600);
+const plural = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
+
+export const drawHead = (status, elapsed) => {
+  const name = status.name || (status.phase === "idle" ? "No job yet" : "Baton");
+  setText(byId("name"), name);
+  const title = `${name}: ${status.phase}`;
+  if (document.title !== title) document.title = title;
+  const phase = byId("phase");
+  setText(phase, status.phase);
+  phase.dataset.phase = STANDING.has(status.phase) ? "standing" : status.phase;
+  const since = duration(plus(status.phase_seconds, elapsed));
+  const outcome = status.outcome
+    ? [OUTCOMES[status.outcome.kind] ?? status.outcome.kind, status.outcome.reason].filter(Boolean).join(": ")
+    : null;
+  setText(byId("reason"), outcome ?? `${status.reason || status.phase} (for ${since})`);
+  drawTrouble(status, elapsed);
+  drawProgress(status, elapsed);
+  setText(byId("about"), [
+    `baton ${status.coordinator_version}`.trim(),
+    status.coordinator_started_unix_seconds
+      ? `coordinator up for ${duration(Date.now() / 1000 - status.coordinator_started_unix_seconds)}`
+      : "",
+    status.job_id ? `job ${status.job_id}` : "",
+  ].filter(Boolean).join(" · "));
+};
+
+/** What a person should see first: an interruption, the resume after it, a drain, a pause, a save that failed. */
+const drawTrouble = (status, elapsed) => {
+  const lines = [];
+  let isGood = false;
+  const latest = status.recoveries[status.recoveries.length - 1];
+  const isOver = status.phase === "ended";
+  if (latest && latest.total_seconds === null && !isOver) {
+    const parts = PARTS.filter(([field]) => latest[field] !== null);
+    const next = PARTS[parts.length]?.[1] ?? "first step";
+    lines.push(`${latest.planned ? "Nodes changed" : "Interrupted"}: ${latest.cause}. Recovery under way for ` +
+      `${duration(plus(latest.age_seconds, elapsed))}, now: ${next} (${status.reason || status.phase}).`);
+  } else if (STANDING.has(status.phase) && status.latest) {
+    lines.push(`Training stands still: ${status.reason || status.phase}.`);
+  } else if (latest && latest.total_seconds !== null && status.phase === "training") {
+    const ago = plus(latest.age_seconds, elapsed) - latest.total_seconds;
+    if (ago < REMEMBERED_SECONDS) {
+      isGood = true;
+      lines.push(`Resumed ${duration(ago)} ago, after ${duration(latest.total_seconds)}: ${latest.cause}. ` +
+        `${plural(latest.lost_steps, "update")} made again.`);
+    }
+  }
+  if (status.drain && !isOver) {
+    const { reason, seconds_left: left, stop_step: step } = status.drain;
+    lines.push(`Saving and stopping${step === null ? "" : ` after update ${whole(step)}`}: ${reason}; ` +
+      `${duration(minus(left, elapsed))} left.`);
+  }
+  if (status.pause && !isOver) {
+    lines.push(`Paused for ${duration(plus(status.pause.seconds, elapsed))}: ${status.pause.reason || "a user asked for it"}. ` +
+      "The machines are paid for all the while.");
+  }
+  if (status.save_problem) lines.push(`The newest save failed: ${status.save_problem}`);
+  const banner = byId("trouble");
+  setText(banner, lines.join("\n"));
+  banner.className = isGood && lines.length === 1 ? "banner good" : "banner warn";
+  show(banner, lines.length > 0);
+};
+
+const drawProgress = (status, elapsed) => {
+  const { latest } = status;
+  show(byId("progress"), Boolean(latest));
+  if (!latest) return;
+  const share = latest.total_steps > 0 ? Math.min(1, latest.step / latest.total_steps) : 0;
+  byId("bar").value = share;
+  const eta = minus(status.eta_seconds, elapsed);
+  setText(byId("progress-text"), [
+    percent(share),
+    `epoch ${whole(Math.min(latest.epoch + 1, status.epochs || latest.epoch + 1))} of ${whole(status.epochs)}`,
+    `update ${whole(latest.step)} of ${whole(latest.total_steps)}`,
+    latest.resolution > 0 ? `${latest.resolution} px` : "",
+    `batch ${whole(latest.global_batch)}`,
+    eta === null ? "" : `${duration(eta)} to go`,
+  ].filter(Boolean).join(" · "));
+};
+
+export const drawFigures = (status, elapsed) => {
+  const { latest, evaluation, best, spending, checkpoint } = status;
+  const score = (found) => {
+    if (!found) return NONE;
+    return found.fit ? `${decimal(found.fit.spearman)} ρ` : percent(found.top1, 2);
+  };
+  const of = (found, text) => (found ? `${text} update ${whole(found.step)}` : "");
+  const hasPrice = spending.dollars !== null;
+  const interruptions = status.recoveries_total;
+  const figures = [
+    ["Loss", decimal(latest?.loss, 4), latest?.gradient_norm == null ? "" : `gradient ${decimal(latest.gradient_norm)}`],
+    [best?.fit ? "Best fit" : "Best validation", score(best), of(best, "at")],
+    [evaluation?.fit ? "Last fit" : "Last validation", score(evaluation),
+      [of(evaluation, "at"), evaluation?.extent === "subset" ? "part of the set" : "",
+        evaluation?.ema ? `averaged ${score(evaluation.ema)}` : ""].filter(Boolean).join(", ")],
+    ["Learning rate", decimal(latest?.lr, 4), latest?.loss_scale == null ? "" : `loss scale ${whole(latest.loss_scale)}`],
+    ["Samples per second", decimal(latest?.samples_per_second, 1), ""],
+    ["Loader wait", percent(latest?.loader_wait), status.skipped_samples ? `${whole(status.skipped_samples)} samples skipped` : ""],
+    ["Cost so far", hasPrice ? dollars(spending.dollars) : hours(spending.hours),
+      hasPrice ? `${hours(spending.hours)} at ${dollars(spending.dollars_per_hour)}/h` : "no price is known"],
+    ["Cost per epoch", dollars(spending.dollars_per_epoch), ""],
+    ["Projected cost", dollars(spending.projected_dollars), ""],
+    ["Interruptions", whole(interruptions),
+      `${hours(spending.interruption_hours)}${spending.interruption_dollars === null ? "" : `, ${dollars(spending.interruption_dollars)}`}`],
+    ["Budget used", percent(spending.used),
+      spending.most_hours === null ? (spending.used === null ? "no limit" : "") : `of ${decimal(spending.most_hours, 1)} h`],
+    ["Last checkpoint", checkpoint ? `update ${whole(checkpoint.step)}` : NONE,
+      status.checkpoint_age_seconds === null ? "" : `${duration(plus(status.checkpoint_age_seconds, elapsed))} ago`],
+  ];
+  const list = byId("figures");
+  if (list.children.length !== figures.length) {
+    list.replaceChildren(...figures.map(() =>
+      element("div", {}, element("dt"), element("dd"), element("dd", { class: "quiet" }))));
+  }
+  figures.forEach((texts, index) => texts.forEach((text, place) => setText(list.children[index].children[place], text)));
+};
+
+/** Greater is worse. Who is gone comes first, then who holds the others up. */
+const badness = (rank) => {
+  if (rank.state === "gone" || rank.state === "unheard") return 1e9;
+  return (rank.slowness ?? 0) + (rank.heartbeat_age_seconds ?? 0) / 10 + (rank.loader?.wait ?? 0);
+};
+
+export const drawRanks = (status, elapsed, isWorstFirst) => {
+  const { ranks } = status;
+  const sorted = isWorstFirst ? [...ranks].sort((a, b) => badness(b) - badness(a) || a.rank - b.rank) : ranks;
+  const shown = sorted.slice(0, MOST_ROWS);
+  const hasGpu = ranks.some((rank) => rank.gpu);
+  const gpu = [
+    { head: "GPU", number: true, cell: ({ gpu: it }) => percent(it?.utilisation, 0) },
+    { head: "GPU memory", number: true, cell: ({ gpu: it }) => (it ? `${bytes(it.memory_used)} / ${bytes(it.memory_total)}` : NONE) },
+    { head: "°C", number: true, cell: ({ gpu: it }) => decimal(it?.celsius, 0), mark: ({ gpu: it }) => (it?.celsius >= 85 ? "warn" : "") },
+    { head: "W", number: true, cell: ({ gpu: it }) => decimal(it?.watts, 0) },
+  ];
+  const age = (rank) => plus(rank.heartbeat_age_seconds, elapsed);
+  const columns = [
+    { head: "Rank", number: true, cell: (rank) => String(rank.rank) },
+    { head: "Node", cell: (rank) => `${rank.node}:${rank.local_rank}` },
+    { head: "State", cell: (rank) => rank.state, mark: (rank) => (/^(gone|unheard)$/.test(rank.state) ? "bad" : "") },
+    { head: "Does", cell: ({ pulse }) => (pulse ? `${pulse.activity}${pulse.seconds >= 2 ? ` for ${duration(pulse.seconds)}` : ""}` : NONE) },
+    { head: "Update", number: true, cell: ({ pulse }) => whole(pulse?.step) },
+    { head: "Own time", number: true, cell: ({ pulse }) => (pulse?.own_step_seconds ? duration(pulse.own_step_seconds) : NONE) },
+    { head: "Slowness", number: true, cell: (rank) => (rank.slowness === null ? NONE : `${decimal(rank.slowness, 2)} ×`), mark: (rank) => (rank.slowness > 1.2 ? "warn" : "") },
+    { head: "Loader wait", number: true, cell: ({ loader }) => percent(loader?.wait, 0), mark: ({ loader }) => (loader?.wait > 0.2 ? "warn" : "") },
+    ...(hasGpu ? gpu : []),
+    { head: "Heard", number: true, cell: (rank) => (age(rank) === null ? NONE : `${duration(age(rank))} ago`), mark: (rank) => (age(rank) > 10 ? "bad" : "") },
+  ];
+  const more = ranks.length - shown.length;
+  const caption = ranks.length === 0 ? "No ranks yet."
+    : `${plural(ranks.length, "rank")} of generation ${whole(status.generation)}${more > 0 ? `; ${MOST_ROWS} shown, and ${whole(more)} more` : ""}`;
+  fillTable(byId("ranks"), caption, columns, shown);
+};
+
+export const drawHosts = (status, elapsed) => {
+  const shown = status.nodes.slice(0, MOST_ROWS);
+  const more = status.nodes.length - shown.length;
+  const of = (used, total) => `${bytes(used)} / ${bytes(total)}`;
+  const columns = [
+    { head: "Node", cell: (node) => (node.host?.name && node.host.name !== node.node ? `${node.node} (${node.host.name})` : node.node) },
+    { head: "Agent", cell: (node) => (node.attached ? "connected" : "gone"), mark: (node) => (node.attached ? "" : "bad") },
+    { head: "Ranks", number: true, cell: (node) => whole(node.slots) },
+    { head: "CPU", number: true, cell: ({ host }) => (host ? `${percent(host.cpu, 0)} of ${whole(host.cpus)}` : NONE) },
+    { head: "Memory", number: true, cell: ({ host }) => (host ? of(host.memory_used, host.memory_total) : NONE) },
+    { head: "Disk free", number: true, cell: ({ host }) => (host ? of(host.disk_free, host.disk_total) : NONE), mark: ({ host }) => (host && host.disk_free < host.disk_total * 0.05 ? "warn" : "") },
+    { head: "Received", number: true, cell: ({ host }) => (host ? `${bytes(host.received_per_second)}/s` : NONE) },
+    { head: "Sent", number: true, cell: ({ host }) => (host ? `${bytes(host.sent_per_second)}/s` : NONE) },
+    { head: "Round trip", number: true, cell: (node) => duration(node.round_trip_seconds) },
+    { head: "Heard", number: true, cell: (node) => (node.heartbeat_age_seconds === null ? NONE : `${duration(plus(node.heartbeat_age_seconds, elapsed))} ago`) },
+  ];
+  const caption = status.nodes.length === 0 ? "No nodes yet."
+    : `${plural(status.nodes.length, "node")}${more > 0 ? `; ${MOST_ROWS} shown, and ${whole(more)} more` : ""}`;
+  fillTable(byId("hosts"), caption, columns, shown);
+};
+
+/** The parts of a recovery, each as long as it took. */
+const partBar = (recovery, longest) => {
+  const told = PARTS.filter(([field]) => recovery[field] !== null);
+  const bar = element("div", { class: "parts", role: "img" });
+  bar.setAttribute("aria-label", told.map(([field, name]) => `${name} ${duration(recovery[field])}`).join(", ") || "no part has ended");
+  for (const [field, name] of told) {
+    const part = element("span", { class: `part ${name.replace(" ", "-")}`, title: `${name} ${duration(recovery[field])}` });
+    part.style.width = `${(100 * recovery[field]) / longest}%`;
+    bar.append(part);
+  }
+  return bar;
+};
+
+const sum = (recovery) => PARTS.reduce((total, [field]) => total + (recovery[field] ?? 0), 0);
+
+export const drawRecoveries = (status, elapsed) => {
+  const newest = status.recoveries.slice(-50).reverse();
+  const longest = Math.max(1e-3, ...newest.map(sum));
+  const legend = byId("parts");
+  if (legend.children.length === 0) {
+    legend.append(...PARTS.map(([, name]) =>
+      element("li", {}, element("span", { class: `key part ${name.replace(" ", "-")}`, "aria-hidden": "true" }), name)));
+  }
+  show(legend, newest.length > 0);
+  fillTable(byId("recoveries"), newest.length === 0 ? "None: nothing has failed, and no node came or went."
+    : `${plural(status.recoveries_total, "failure or planned change", "failures and planned changes")}${status.recoveries_total > newest.length ? `; the newest ${newest.length} are shown` : ", newest first"}`, [
+    { head: "Ago", number: true, cell: (it) => duration(plus(it.age_seconds, elapsed)) },
+    { head: "Generation", number: true, cell: (it) => whole(it.generation) },
+    { head: "Cause", cell: (it) => `${it.cause}${it.planned ? " (planned)" : ""}` },
+    { head: "Parts", node: (it) => partBar(it, longest) },
+    { head: "Total", number: true, cell: (it) => (it.total_seconds === null ? "not yet" : duration(it.total_seconds)), mark: (it) => (it.total_seconds === null ? "warn" : "") },
+    { head: "Made again", number: true, cell: (it) => whole(it.lost_steps) },
+  ], newest);
+};
+
+export const drawDivergences = (status) => {
+  const { divergences } = status;
+  show(byId("went-wrong"), divergences.length > 0);
+  fillTable(byId("divergences"), `${plural(divergences.length, "time")}, newest first`, [
+    { head: "Update", number: true, cell: (it) => whole(it.step) },
+    { head: "Epoch", number: true, cell: (it) => whole(it.epoch + 1) },
+    { head: "Found", cell: (it) => it.cause },
+    { head: "Done", cell: (it) => it.remedy },
+  ], divergences.slice(-50).reverse());
+};
+
+export const drawCheckpoints = (status, listed) => {
+  setText(byId("store"), status?.checkpoint_location ?? "");
+  const shown = listed.slice(0, 50);
+  fillTable(byId("checkpoints"), listed.length === 0 ? "None yet."
+    : `${plural(listed.length, "checkpoint")}${listed.length > shown.length ? `; the newest ${shown.length} are shown` : ", newest first"}`, [
+    { head: "Name", cell: (it) => it.name },
+    { head: "Update", number: true, cell: ({ checkpoint }) => whole(checkpoint?.step) },
+    { head: "Epoch", number: true, cell: (it) => (it.checkpoint ? whole(it.epoch) : NONE) },
+    { head: "Score", number: true, cell: ({ checkpoint: it }) => (it?.fit ? `${decimal(it.fit.spearman)} ρ` : percent(it?.top1, 2)) },
+    { head: "Size", number: true, cell: ({ checkpoint }) => bytes(checkpoint?.bytes) },
+    { head: "Training stood", number: true, cell: ({ checkpoint }) => duration(checkpoint?.stall_seconds) },
+    { head: "Written in", number: true, cell: ({ checkpoint }) => duration(checkpoint?.save_seconds) },
+    { head: "Saved", cell: (it) => clock(it.created_unix_seconds * 1000) },
+    { head: "State", cell: (it) => (it.whole ? "whole" : it.damage ?? "damaged"), mark: (it) => (it.whole ? "" : "bad") },
+  ], shown);
+};
+
+/** Kinds of events that a person should not overlook. */
+const BAD_EVENTS = new Set(["rank_failed", "node_lost", "save_failed", "diverged"]);
+const NOTED_EVENTS = new Set(["draining", "straggler", "node_leaves", "node_rests", "paused", "budget", "advised", "samples_skipped"]);
+
+export const drawEvents = (events) => {
+  const shown = events.slice(-MOST_ROWS).reverse();
+  const mark = ({ kind }) => (BAD_EVENTS.has(kind) ? "bad" : NOTED_EVENTS.has(kind) ? "warn" : kind === "recovered" ? "good" : "");
+  fillTable(byId("events"), events.length === 0 ? "None yet." : `The newest ${whole(shown.length)}, newest first`, [
+    { head: "Time", cell: (it) => clock(it.unix_millis) },
+    { head: "Event", cell: (it) => it.kind.replaceAll("_", " "), mark },
+    { head: "Update", number: true, cell: (it) => whole(it.step) },
+    { head: "What", cell: (it) => it.message },
+  ], shown);
+};

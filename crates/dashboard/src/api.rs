@@ -1,0 +1,150 @@
+//! What there is to look at, as JSON.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::{Query, State, rejection::QueryRejection},
+    http::header::CONTENT_TYPE,
+    response::IntoResponse,
+};
+use baton_proto::v1::{self, job_service_server::JobService};
+use baton_telemetry::{json, prometheus};
+use futures::{Stream, StreamExt, TryStreamExt};
+use serde::{Deserialize, Serialize};
+use tonic::{Request, Status};
+
+use crate::refusal::Refusal;
+
+type Answer<T> = Result<Json<T>, Refusal>;
+type Asked<T> = Result<Query<T>, QueryRejection>;
+
+/// After so long without another event there are no more of the past: the call itself does not tell where they end.
+const END_OF_PAST: Duration = Duration::from_millis(100);
+
+/// Lines of a log that are given to who does not say how many.
+const TAIL: u32 = 200;
+/// The most that are given.
+const MOST_TAIL: u32 = 10_000;
+
+pub(crate) async fn status<S: JobService>(State(jobs): State<Arc<S>>) -> Answer<json::Status> {
+    let status = jobs.get_status(Request::new(v1::GetStatusRequest {})).await?.into_inner();
+    Ok(Json(json::Status::from(&status)))
+}
+
+/// For Prometheus, which asks every few seconds.
+pub(crate) async fn prometheus<S: JobService>(
+    State(jobs): State<Arc<S>>,
+) -> Result<impl IntoResponse, Refusal> {
+    let status = jobs.get_status(Request::new(v1::GetStatusRequest {})).await?.into_inner();
+    Ok(([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], prometheus::text(&status)))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct After {
+    after: u64,
+}
+
+pub(crate) async fn metrics<S: JobService>(
+    State(jobs): State<Arc<S>>,
+    asked: Asked<After>,
+) -> Answer<Vec<json::Point>> {
+    let Query(After { after: after_unix_millis }) = asked?;
+    let request = v1::StreamMetricsRequest { after_unix_millis, follow: false };
+    let points = jobs.stream_metrics(Request::new(request)).await?.into_inner();
+    Ok(Json(points.map_ok(|point| json::Point::from(&point)).try_collect().await?))
+}
+
+pub(crate) async fn events<S: JobService>(
+    State(jobs): State<Arc<S>>,
+    asked: Asked<After>,
+) -> Answer<Vec<json::Event>> {
+    let Query(After { after: after_id }) = asked?;
+    let request = Request::new(v1::WatchEventsRequest { after_id });
+    let events = jobs.watch_events(request).await?.into_inner();
+    Ok(Json(past(events.map_ok(|event| json::Event::from(&event))).await?))
+}
+
+/// What a stream has ready.
+async fn past<T>(stream: impl Stream<Item = Result<T, Status>>) -> Result<Vec<T>, Status> {
+    let mut stream = Box::pin(stream);
+    let mut past = Vec::new();
+    while let Ok(Some(next)) = tokio::time::timeout(END_OF_PAST, stream.next()).await {
+        past.push(next?);
+    }
+    Ok(past)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Lines {
+    tail: Option<u32>,
+    rank: Option<u32>,
+}
+
+pub(crate) async fn logs<S: JobService>(
+    State(jobs): State<Arc<S>>,
+    asked: Asked<Lines>,
+) -> Answer<Vec<json::LogLine>> {
+    let Query(Lines { tail, rank }) = asked?;
+    let request = v1::StreamLogsRequest {
+        ranks: rank.into_iter().collect(),
+        all_sources: rank.is_none(),
+        // To the call, zero means all.
+        tail: tail.unwrap_or(TAIL).clamp(1, MOST_TAIL),
+        follow: false,
+    };
+    let lines = jobs.stream_logs(Request::new(request)).await?.into_inner();
+    Ok(Json(lines.map_ok(|line| json::LogLine::from(&line)).try_collect().await?))
+}
+
+/// One checkpoint in the store.
+#[derive(Serialize)]
+pub(crate) struct CheckpointEntry {
+    name: String,
+    whole: bool,
+    /// What is wrong, if it is not whole.
+    damage: Option<String>,
+    /// What it holds, if that can be told.
+    checkpoint: Option<json::Checkpoint>,
+    /// Whole passes made.
+    epoch: u32,
+    created_unix_seconds: u64,
+}
+
+impl From<v1::CheckpointEntry> for CheckpointEntry {
+    fn from(entry: v1::CheckpointEntry) -> Self {
+        let v1::CheckpointEntry { name, whole, damage, checkpoint, epoch, created_unix_seconds } =
+            entry;
+        let damage = Some(damage).filter(|damage| !damage.is_empty());
+        let checkpoint = checkpoint.as_ref().map(Into::into);
+        Self { name, whole, damage, checkpoint, epoch, created_unix_seconds }
+    }
+}
+
+pub(crate) async fn checkpoints<S: JobService>(
+    State(jobs): State<Arc<S>>,
+) -> Answer<Vec<CheckpointEntry>> {
+    let request = Request::new(v1::ListCheckpointsRequest {});
+    let listed = jobs.list_checkpoints(request).await?.into_inner().checkpoints;
+    Ok(Json(listed.into_iter().map(Into::into).collect()))
+}
+
+/// The recipe in effect.
+#[derive(Serialize)]
+pub(crate) struct Recipe {
+    name: String,
+    /// Equal for recipes that lead to the same weights.
+    hash: String,
+    toml: String,
+    recipe: serde_json::Value,
+}
+
+pub(crate) async fn recipe<S: JobService>(State(jobs): State<Arc<S>>) -> Answer<Recipe> {
+    let told = jobs.get_recipe(Request::new(v1::GetRecipeRequest {})).await?.into_inner();
+    let v1::GetRecipeResponse { name, toml, json, hash } = told;
+    let recipe = serde_json::from_str(&json)
+        .map_err(|error| Status::internal(format!("the recipe's JSON is none: {error}")))?;
+    Ok(Json(Recipe { name, hash, toml, recipe }))
+}

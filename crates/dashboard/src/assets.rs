@@ -1,0 +1,77 @@
+//! The page and what belongs to it, built into the program.
+
+use axum::{
+    Router,
+    http::{
+        HeaderMap, HeaderValue, StatusCode,
+        header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH},
+    },
+    response::{IntoResponse, Response},
+    routing::get,
+};
+
+/// Nothing but our own files, and nobody frames the page or sends a form from it.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+struct Asset {
+    path: &'static str,
+    kind: &'static str,
+    text: &'static str,
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const IMAGE: &str = "image/svg+xml";
+
+macro_rules! asset {
+    ($path:literal, $kind:ident, $file:literal) => {
+        Asset { path: $path, kind: $kind, text: include_str!(concat!("../assets/", $file)) }
+    };
+}
+
+const ASSETS: [Asset; 10] = [
+    asset!("/", HTML, "index.html"),
+    asset!("/favicon.svg", IMAGE, "favicon.svg"),
+    asset!("/assets/style.css", STYLE, "style.css"),
+    asset!("/assets/app.js", SCRIPT, "app.js"),
+    asset!("/assets/chart.js", SCRIPT, "chart.js"),
+    asset!("/assets/feed.js", SCRIPT, "feed.js"),
+    asset!("/assets/format.js", SCRIPT, "format.js"),
+    asset!("/assets/history.js", SCRIPT, "history.js"),
+    asset!("/assets/page.js", SCRIPT, "page.js"),
+    asset!("/assets/panels.js", SCRIPT, "panels.js"),
+];
+
+/// A route for each of them.
+pub(crate) fn router() -> Router {
+    ASSETS.iter().fold(Router::new(), |router, asset| {
+        let tag = format!("\"{}\"", &blake3::hash(asset.text.as_bytes()).to_hex()[..16]);
+        router.route(
+            asset.path,
+            get(move |headers: HeaderMap| async move { asset.answer(&tag, &headers) }),
+        )
+    })
+}
+
+impl Asset {
+    /// The file, or that the browser has it already. It asks each time, so a new coordinator shows its own page.
+    fn answer(&self, tag: &str, asked: &HeaderMap) -> Response {
+        let known = asked.get(IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
+        let is_known = known.is_some_and(|tags| {
+            tags.split(',').any(|known| known.trim().trim_start_matches("W/") == tag)
+        });
+        let mut response = match is_known {
+            true => StatusCode::NOT_MODIFIED.into_response(),
+            false => ([(CONTENT_TYPE, self.kind)], self.text).into_response(),
+        };
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        if let Ok(tag) = HeaderValue::from_str(tag) {
+            headers.insert(ETAG, tag);
+        }
+        response
+    }
+}

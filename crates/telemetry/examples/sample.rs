@@ -1,0 +1,49 @@
+//! Writes a made-up job in every form to a folder, to be looked at:
+//! `cargo run -p baton-telemetry --example sample -- DIR`, then `scripts/check-tensorboard.py DIR/tensorboard`.
+
+#[allow(dead_code, missing_docs, unreachable_pub)]
+#[path = "../tests/outputs/sample.rs"]
+mod sample;
+
+use std::{env, error::Error, fs, path::PathBuf};
+
+use baton_proto::v1::{Step, stream_metrics_response::Metrics};
+use baton_telemetry::{
+    history::History,
+    prometheus,
+    report::{self, Report},
+    tensorboard::EventFile,
+};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let dir = PathBuf::from(env::args_os().nth(1).ok_or("usage: sample DIR")?);
+    fs::create_dir_all(&dir)?;
+    fs::write(dir.join("metrics.prom"), prometheus::text(&sample::status()))?;
+    let mut history = History::open(dir.join("metrics.jsonl"))?;
+    let events = dir.join("tensorboard");
+    let mut file = EventFile::create(&events, 1_763_000_000, "first")?;
+    for point in sample::points() {
+        // The second coordinator begins where the third generation does, after updates that are undone.
+        if let (3, Some(Metrics::BeganAt(step))) = (point.generation, point.metrics) {
+            for undone in (step + 10..=step + 100).step_by(10) {
+                let update = Step { loss: 99.0, ..sample::update(undone) };
+                file.add(&sample::point(undone, 2, Metrics::Step(update)))?;
+            }
+            file.flush()?;
+            file = EventFile::create(&events, 1_763_000_400, "second")?;
+        }
+        history.add(point)?;
+        file.add(&point)?;
+    }
+    history.flush()?;
+    file.flush()?;
+    let report = Report {
+        status: sample::status(),
+        points: history.points(0),
+        events: sample::events(),
+        recipe_toml: "name = \"digits_cpu\"\n\n[train]\nepochs = 20\n".to_owned(),
+    };
+    fs::write(dir.join("report.html"), report::html(&report))?;
+    fs::write(dir.join("report.json"), report::json(&report)?)?;
+    Ok(())
+}

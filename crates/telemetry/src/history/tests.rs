@@ -1,0 +1,294 @@
+use baton_proto::v1::{Accuracy, EvaluatedStep, Extent, Fit, Step};
+use proptest::prelude::*;
+
+use super::*;
+
+fn point(unix_millis: u64, metrics: Metrics) -> StreamMetricsResponse {
+    StreamMetricsResponse { unix_millis, generation: 3, metrics: Some(metrics) }
+}
+
+fn step(step: u64) -> StreamMetricsResponse {
+    let loss = 1.0 / (step + 1) as f64;
+    point(1_000_000 + step, Metrics::Step(Step { step, loss, ..Default::default() }))
+}
+
+fn evaluation(step: u64) -> StreamMetricsResponse {
+    let accuracy = Some(Accuracy { loss: 0.1, top1: 0.7, top5: 0.9, samples: 360, fit: None });
+    let extent = Extent::Full.into();
+    point(
+        1_000_000 + step,
+        Metrics::Evaluation(EvaluatedStep { step, accuracy, ema: None, extent }),
+    )
+}
+
+fn began(step: u64) -> StreamMetricsResponse {
+    point(1_000_000 + step, Metrics::BeganAt(step))
+}
+
+fn steps(points: &[StreamMetricsResponse]) -> Vec<u64> {
+    let steps = points.iter().filter_map(|point| match point.metrics {
+        Some(Metrics::Step(step)) => Some(step.step),
+        _ => None,
+    });
+    steps.collect()
+}
+
+fn folder() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("metrics.jsonl");
+    (folder, path)
+}
+
+#[test]
+fn what_was_added_is_there_after_a_restart() {
+    let (_folder, path) = folder();
+    let fit = Some(Fit { mae: 0.25, pearson: 0.5, spearman: -1.0 });
+    let accuracy = Accuracy { loss: 0.125, top1: 0.0, top5: 0.0, samples: 7, fit };
+    let full = point(
+        5,
+        Metrics::Evaluation(EvaluatedStep {
+            step: 2,
+            accuracy: Some(accuracy),
+            ema: Some(accuracy),
+            extent: Extent::Subset.into(),
+        }),
+    );
+    let update = Step {
+        step: 1,
+        epoch: 2,
+        total_steps: 3,
+        steps_per_epoch: 4,
+        loss: 0.1,
+        top1: 0.2,
+        lr: 1e-300,
+        samples_per_second: 123.456,
+        loader_wait: 0.3,
+        gradient_norm: Some(5.5),
+        loss_scale: Some(65536.0),
+        resolution: 224,
+        global_batch: 1024,
+        step_of_epoch: 9,
+    };
+    let told = [began(0), point(4, Metrics::Step(update)), full];
+    let mut history = History::open(&path).unwrap();
+    for point in told {
+        history.add(point).unwrap();
+    }
+    drop(history);
+
+    let history = History::open(&path).unwrap();
+
+    assert_eq!(history.points(0), told);
+    assert_eq!(history.points(4), [began(0), full]);
+    assert_eq!(history.unreadable_lines(), 0);
+}
+
+#[test]
+fn a_loss_that_is_no_number_stays_none() {
+    let (_folder, path) = folder();
+    let mut history = History::open(&path).unwrap();
+    let update = Step { step: 1, loss: f64::INFINITY, ..Default::default() };
+    history.add(point(1, Metrics::Step(update))).unwrap();
+    drop(history);
+
+    let points = History::open(&path).unwrap().points(0);
+
+    assert!(matches!(points[0].metrics, Some(Metrics::Step(step)) if step.loss.is_nan()));
+}
+
+#[test]
+fn a_torn_last_line_is_overwritten_by_the_next_one() {
+    for torn in ["{\"unix_millis\":17,\"gen", "{\"unix_millis\":17}", "\0\0\0\0", "nonsense\n"] {
+        let (_folder, path) = folder();
+        let mut history = History::open(&path).unwrap();
+        history.add(step(1)).unwrap();
+        drop(history);
+        let mut text = fs::read(&path).unwrap();
+        text.extend(torn.as_bytes());
+        fs::write(&path, text).unwrap();
+
+        let mut history = History::open(&path).unwrap();
+        history.add(step(2)).unwrap();
+        drop(history);
+
+        let history = History::open(&path).unwrap();
+        assert_eq!(history.points(0), [step(1), step(2)], "{torn}");
+        assert_eq!(history.unreadable_lines(), 0, "{torn}");
+    }
+}
+
+#[test]
+fn unreadable_lines_in_the_middle_are_passed_over_and_counted() {
+    let (_folder, path) = folder();
+    let [first, last] = [step(1), step(2)].map(|point| line(&Point::from(&point)).unwrap());
+    let text = [&first[..], b"\n", b"{\"began_at\":-1}\n", b"\xff\xfe\n", &last[..]].concat();
+    fs::write(&path, text).unwrap();
+
+    let history = History::open(&path).unwrap();
+
+    assert_eq!(history.points(0), [step(1), step(2)]);
+    assert_eq!(history.unreadable_lines(), 3);
+}
+
+#[test]
+fn lines_of_a_newer_version_are_read_as_far_as_they_are_known() {
+    let (_folder, path) = folder();
+    let text = "{\"unix_millis\":9,\"generation\":1,\"began_at\":5,\"mood\":\"good\"}\n";
+    fs::write(&path, text).unwrap();
+
+    let history = History::open(&path).unwrap();
+
+    assert!(matches!(history.points(0)[0].metrics, Some(Metrics::BeganAt(5))));
+}
+
+#[test]
+fn going_back_drops_what_was_told_of_later_steps_and_keeps_the_mark() {
+    let (_folder, path) = folder();
+    let mut history = History::open(&path).unwrap();
+    for told in
+        [began(0), step(1), step(2), evaluation(2), step(3), evaluation(3), began(2), step(3)]
+    {
+        history.add(told).unwrap();
+    }
+
+    let points = history.points(0);
+
+    assert_eq!(points, [began(0), step(1), step(2), evaluation(2), began(2), step(3)]);
+}
+
+#[test]
+fn an_update_told_twice_is_one() {
+    let (_folder, path) = folder();
+    let mut history = History::open(&path).unwrap();
+    for told in [step(1), step(2), step(1), step(2), step(3)] {
+        history.add(told).unwrap();
+    }
+    drop(history);
+
+    assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 3);
+    assert_eq!(steps(&History::open(&path).unwrap().points(0)), [1, 2, 3]);
+}
+
+#[test]
+fn an_evaluation_made_again_replaces_the_first_one() {
+    let (_folder, path) = folder();
+    let mut history = History::open(&path).unwrap();
+    for told in [evaluation(2), began(2), evaluation(2)] {
+        history.add(told).unwrap();
+    }
+
+    assert_eq!(history.points(0), [began(2), evaluation(2)]);
+}
+
+#[test]
+fn a_long_job_is_thinned_evenly_with_its_ends_kept() {
+    let (_folder, path) = folder();
+    let mut history = History::open(&path).unwrap();
+    for at in 0..50_000 {
+        history.add(step(7 + 10 * at)).unwrap();
+    }
+
+    let kept = steps(&history.points(0));
+
+    assert!((2_000..=4_096).contains(&kept.len()), "{}", kept.len());
+    assert_eq!((kept[0], kept[kept.len() - 1]), (7, 7 + 10 * 49_999));
+    let gaps: Vec<_> = kept.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    let (last, others) = gaps.split_last().unwrap();
+    let (least, most) = (others.iter().min().unwrap(), others.iter().max().unwrap());
+    // One update is told every ten steps.
+    assert!(most - least <= 10 && last <= most, "{least} {most} {last}");
+}
+
+#[test]
+fn a_file_that_grew_too_large_is_written_anew_with_what_is_in_memory() {
+    let (folder, path) = folder();
+    let limits = Limits { points: 8, file_bytes: 10_000 };
+    let mut history = History::with_limits(path.clone(), limits).unwrap();
+    for told in 1..=100 {
+        history.add(step(told)).unwrap();
+    }
+    history.flush().unwrap();
+
+    let text = fs::read_to_string(&path).unwrap();
+    let thinned: Thinned = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    assert!(thinned.thinned_to_steps.is_power_of_two() && thinned.thinned_to_steps > 1);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    let points = history.points(0);
+    assert_eq!((steps(&points)[0], *steps(&points).last().unwrap()), (1, 100));
+    drop(history);
+    assert_eq!(History::with_limits(path, limits).unwrap().points(0), points);
+}
+
+#[test]
+fn updates_wait_for_a_second_and_marks_do_not() {
+    let (_folder, path) = folder();
+    let lines = || fs::read_to_string(&path).unwrap().lines().count();
+    let at = |unix_millis, update| StreamMetricsResponse { unix_millis, ..step(update) };
+    let mut history = History::open(&path).unwrap();
+    history.add(at(10_000, 1)).unwrap();
+    history.add(at(10_999, 2)).unwrap();
+    assert_eq!(lines(), 1);
+
+    history.add(at(11_000, 3)).unwrap();
+    assert_eq!(lines(), 3);
+
+    history.add(at(11_001, 4)).unwrap();
+    history.add(StreamMetricsResponse { unix_millis: 11_002, ..began(4) }).unwrap();
+    assert_eq!(lines(), 5);
+
+    history.add(at(11_003, 5)).unwrap();
+    history.flush().unwrap();
+    assert_eq!(lines(), 6);
+}
+
+#[test]
+fn a_file_that_cannot_be_opened_is_named() {
+    let (folder, _) = folder();
+    let path = folder.path().join("missing/metrics.jsonl");
+
+    let message = History::open(&path).unwrap_err().to_string();
+
+    assert!(message.starts_with(&format!("cannot open {}: ", path.display())), "{message}");
+}
+
+fn any_point() -> impl Strategy<Value = (u8, u64)> {
+    (0..20_u8, 0..40_u64)
+}
+
+proptest! {
+    #[test]
+    fn any_series_stays_bounded_and_is_the_same_after_a_restart(
+        series in prop::collection::vec(any_point(), 0..400)
+    ) {
+        let limits = Limits { points: 8, file_bytes: 4_000 };
+        let (_folder, path) = folder();
+        let mut history = History::with_limits(path.clone(), limits).unwrap();
+        let mut newest = 0;
+        let mut longest = 0;
+        for (at, (kind, number)) in series.into_iter().enumerate() {
+            // Mostly forward, so that there is something to thin; sometimes back or anywhere.
+            let told = match kind {
+                0..14 => { newest += number / 8; step(newest) }
+                14 => step(number),
+                15..18 => evaluation(newest.saturating_sub(number / 10)),
+                _ => { newest = newest.saturating_sub(number); began(newest) }
+            };
+            let told = StreamMetricsResponse { unix_millis: 1_000 + at as u64, ..told };
+            longest = longest.max(line(&Point::from(&told)).unwrap().len() as u64);
+            history.add(told).unwrap();
+            prop_assert!(history.points(0).len() <= 3 * limits.points);
+            // What is in memory fits twice.
+            let most = limits.file_bytes.max(2 * longest * (3 * limits.points as u64 + 1));
+            prop_assert!(history.bytes <= most, "{} of {most}", history.bytes);
+        }
+        let points = history.points(0);
+        let kept = steps(&points);
+        prop_assert!(kept.is_sorted_by(|a, b| a < b), "{kept:?}");
+        history.flush().unwrap();
+        prop_assert_eq!(fs::metadata(&path).unwrap().len(), history.bytes);
+        drop(history);
+        let again = History::with_limits(path, limits).unwrap();
+        prop_assert_eq!(again.points(0), points);
+        prop_assert_eq!(again.unreadable_lines(), 0);
+    }
+}

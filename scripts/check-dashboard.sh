@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Drives a real browser through the web dashboard, against a job that is made up; prints a line per check.
+# Needs Node 20 with npm, and Chromium: apt-get install -y chromium. Takes what it needs from npm into .tools-browser/.
+#
+#   scripts/check-dashboard.sh
+#
+# CHROMIUM names another browser, SHOTS a folder for pictures of the page, ONLY a word of the checks to run.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+for program in node npm "${CHROMIUM:-chromium}"; do
+    if ! command -v "$program" >/dev/null; then
+        echo "check-dashboard: no $program here; on Debian: apt-get install -y nodejs npm chromium" >&2
+        exit 1
+    fi
+done
+CHROMIUM="$(command -v "${CHROMIUM:-chromium}")"
+export CHROMIUM
+[ -z "${SHOTS:-}" ] || mkdir -p "$SHOTS"
+
+# Beside the sources, not among them: what npm installs is ignored by git.
+modules=.tools-browser
+lock=crates/dashboard/browser/package-lock.json
+if ! cmp -s "$lock" "$modules/installed.json"; then
+    mkdir -p "$modules"
+    cp crates/dashboard/browser/package.json "$lock" "$modules/"
+    npm ci --prefix "$modules" --ignore-scripts --no-audit --no-fund --loglevel=error
+    cp "$lock" "$modules/installed.json"
+fi
+cp crates/dashboard/browser/check.js "$modules/"
+
+cargo build --quiet -p baton-dashboard --example fake
+exec node "$modules/check.js" "${CARGO_TARGET_DIR:-target}/debug/examples/fake"

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Reads a folder of event files as TensorBoard does, and checks what Baton promises about its series.
+
+    python3 -m venv .venv-tb && .venv-tb/bin/pip install tensorboard
+    .venv-tb/bin/python scripts/check-tensorboard.py RUN/tensorboard
+"""
+
+import math
+import sys
+from pathlib import Path
+
+from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
+from tensorboard.util import tensor_util
+
+PREFIXES = ("train/", "val/", "val_ema/", "val_subset/", "val_subset_ema/", "run/generation")
+
+
+def series(folder: str) -> dict[str, list[tuple[int, float]]]:
+    """Every scalar as the public reader gives it."""
+    reader = event_accumulator.EventAccumulator(folder, size_guidance={event_accumulator.SCALARS: 0})
+    reader.Reload()
+    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def series_of_the_page(folder: str) -> dict[str, list[tuple[int, float]]]:
+    """The same as TensorBoard's own page reads them."""
+    reader = plugin_event_accumulator.EventAccumulator(folder, size_guidance={plugin_event_accumulator.TENSORS: 0})
+    reader.Reload()
+    tags = reader.PluginTagToContent("scalars")
+    value = lambda event: float(tensor_util.make_ndarray(event.tensor_proto))
+    return {tag: [(event.step, value(event)) for event in reader.Tensors(tag)] for tag in tags}
+
+
+def same(left: list[tuple[int, float]], right: list[tuple[int, float]]) -> bool:
+    """Whether both are equal, where a number that is none is equal to itself."""
+    return len(left) == len(right) and all(
+        a[0] == b[0] and (a[1] == b[1] or (math.isnan(a[1]) and math.isnan(b[1]))) for a, b in zip(left, right)
+    )
+
+
+def problems(found: dict[str, list[tuple[int, float]]], page: dict[str, list[tuple[int, float]]]):
+    """Yields what is wrong, a line each."""
+    if not found:
+        yield "no series"
+    if found.keys() != page.keys():
+        yield f"the page has other series: {sorted(found.keys() ^ page.keys())}"
+    for tag, points in found.items():
+        steps = [step for step, _ in points]
+        if not tag.startswith(PREFIXES):
+            yield f"{tag}: unknown tag"
+        # A generation may begin where the one before it began.
+        if tag != "run/generation" and any(a >= b for a, b in zip(steps, steps[1:])):
+            yield f"{tag}: steps do not rise; was something undone and not forgotten?"
+        if not same(points, page.get(tag, [])):
+            yield f"{tag}: the page has other points"
+
+
+def main() -> int:
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        print(f"usage: {sys.argv[0]} FOLDER", file=sys.stderr)
+        return 2
+    found, page = series(sys.argv[1]), series_of_the_page(sys.argv[1])
+    for tag, points in sorted(found.items()):
+        (first, _), (last, value) = points[0], points[-1]
+        print(f"{tag:26} {len(points):5} points, steps {first} to {last}, last {value:.6g}")
+    wrong = list(problems(found, page))
+    for line in wrong:
+        print(f"error: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+//! Pausing, giving a job to a coordinator that has none, and reading what a job tells of itself.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a failed test may say so loudly"
+)]
+
+use std::{fs, time::Duration};
+
+use baton_job::exit;
+use baton_proto::v1::{
+    self, DrainRequest, GetRecipeRequest, PauseRequest, ResumeRequest, StopRequest,
+    StreamLogsRequest, StreamMetricsRequest, SubmitJobRequest, TriggerCheckpointRequest,
+    WatchEventsRequest, get_status_response::Phase, stream_metrics_response::Metrics,
+    watch_events_response::Kind,
+};
+use baton_tests::{Cluster, PATIENCE, kill};
+use tokio_stream::StreamExt;
+use tonic::Code;
+
+/// Waits until all ranks say that they are paused, after the same step: which.
+async fn stands_still(cluster: &Cluster) -> u64 {
+    loop {
+        let status = cluster.status().await;
+        let paused = |rank: &v1::RankStatus| {
+            let pulse = rank.pulse.filter(|pulse| pulse.activity() == v1::Activity::Paused);
+            pulse.map(|pulse| pulse.step)
+        };
+        let steps: Option<Vec<u64>> = status.ranks.iter().map(paused).collect();
+        if let Some([first, rest @ ..]) = steps.as_deref()
+            && rest.iter().all(|step| step == first)
+        {
+            return *first;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_paused_job_stands_still_through_failures_and_restarts_saves_if_asked_and_ends_with_the_same_bits()
+ {
+    let undisturbed = Cluster::new().run_to_the_end(2).await;
+
+    let mut cluster = Cluster::new();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.next_of(Kind::Saved).await;
+    let mut client = cluster.client().await;
+    assert_eq!(client.resume(ResumeRequest {}).await.unwrap_err().code(), Code::FailedPrecondition);
+    let reason = "lunch".to_owned();
+    client.pause(PauseRequest { reason: reason.clone() }).await.unwrap();
+    let again = client.pause(PauseRequest { reason }).await.unwrap_err();
+    assert!(again.message().contains("lunch"), "{again}");
+    events.next_of(Kind::Paused).await;
+    let at = stands_still(&cluster).await;
+    let status = cluster.status().await;
+    assert_eq!(status.phase(), Phase::Paused);
+    assert_eq!(status.pause.unwrap().reason, "lunch");
+
+    // A checkpoint can be had of a job that stands still.
+    client.trigger_checkpoint(TriggerCheckpointRequest {}).await.unwrap();
+    assert_eq!(events.saved_at(at).await.step, Some(at));
+
+    // Neither a rank's death nor the coordinator's lets it go on.
+    kill(cluster.rank_pids(0)[0]);
+    events.next_of(Kind::TrainingStarted).await;
+    assert_eq!(stands_still(&cluster).await, at);
+    let place = cluster.same_place();
+    cluster.kill_coordinator().await;
+    cluster.start_coordinator(&place.each_ref().map(String::as_str)).await;
+    let mut events = cluster.events().await;
+    while cluster.status().await.phase() != Phase::Paused {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(stands_still(&cluster).await, at);
+
+    cluster.client().await.resume(ResumeRequest {}).await.unwrap();
+    events.next_of(Kind::Resumed).await;
+    let (coordinator, _) = cluster.finish().await;
+    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    assert!(cluster.newest_state() == undisturbed);
+}
+
+#[tokio::test]
+async fn a_paused_job_that_is_drained_saves_at_once_and_goes_on_when_started_again() {
+    let undisturbed = Cluster::new().run_to_the_end(2).await;
+
+    let mut cluster = Cluster::new();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let mut events = cluster.events().await;
+    events.next_of(Kind::Saved).await;
+    let mut client = cluster.client().await;
+    client.pause(PauseRequest { reason: String::new() }).await.unwrap();
+    stands_still(&cluster).await;
+    client.drain(DrainRequest { reason: "spot".to_owned() }).await.unwrap();
+    let (coordinator, _) = cluster.finish().await;
+    assert_eq!(
+        coordinator.code(),
+        Some(i32::from(exit::DRAINED)),
+        "{}",
+        cluster.log("coordinator")
+    );
+
+    assert!(cluster.run_to_the_end(1).await == undisturbed);
+}
+
+#[tokio::test]
+async fn a_coordinator_without_a_job_keeps_agents_waiting_and_takes_one_that_outlives_it() {
+    let mut cluster = Cluster::endless();
+    cluster.start_idle_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let status = cluster.status().await;
+    assert_eq!(status.phase(), Phase::Idle);
+    assert!(status.reason.contains("baton submit"), "{}", status.reason);
+    let mut client = cluster.client().await;
+    let refused = client.stop(StopRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+
+    let recipe = fs::read_to_string(cluster.recipe()).unwrap();
+    let submit = |changes: &[&str]| SubmitJobRequest {
+        recipe: recipe.clone(),
+        overrides: changes.iter().map(|&change| change.to_owned()).collect(),
+    };
+    let faulty = submit(&["train.epochs=0", "train.global_batch=0"]);
+    let refused = client.submit_job(faulty).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    for field in ["train.epochs", "train.global_batch"] {
+        assert!(refused.message().contains(field), "{refused}");
+    }
+    let unwritable = submit(&["checkpoint.dir='/proc/nowhere'"]);
+    let refused = client.submit_job(unwritable).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+
+    let changes = cluster.overrides();
+    let request = SubmitJobRequest { recipe: recipe.clone(), overrides: changes };
+    let submitted = client.submit_job(request.clone()).await.unwrap().into_inner();
+    assert_eq!(submitted.name, "story");
+    cluster.events().await.next_of(Kind::Saved).await;
+    let second = client.submit_job(request).await.unwrap_err();
+    assert_eq!(second.code(), Code::FailedPrecondition);
+    assert!(second.message().contains("story"), "{second}");
+    let recipe = client.get_recipe(GetRecipeRequest {}).await.unwrap().into_inner();
+    assert!(recipe.toml.contains("name = \"story\"") && recipe.json.contains("\"story\""));
+    assert_eq!(recipe.hash.len(), 64);
+
+    // Started again without a word about the job.
+    let place = cluster.same_place();
+    cluster.kill_coordinator().await;
+    cluster.start_idle_coordinator(&place.each_ref().map(String::as_str)).await;
+    assert_eq!(cluster.status().await.job_id, submitted.job_id);
+    cluster.client().await.stop(StopRequest {}).await.unwrap();
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn metrics_outlive_the_coordinator_and_are_there_for_tensorboard_and_in_the_report() {
+    let mut cluster = Cluster::endless();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let mut events = cluster.events().await;
+    events.next_of(Kind::Saved).await;
+    let follow = StreamMetricsRequest { after_unix_millis: 0, follow: true };
+    let mut client = cluster.client().await;
+    let mut points = client.stream_metrics(follow).await.unwrap().into_inner();
+    let first = points.next().await.unwrap().unwrap();
+    assert_eq!(first.metrics, Some(Metrics::BeganAt(0)));
+    while !matches!(points.next().await.unwrap().unwrap().metrics, Some(Metrics::Step(_))) {}
+    let place = cluster.same_place();
+    cluster.kill_coordinator().await;
+    cluster.start_coordinator(&place.each_ref().map(String::as_str)).await;
+    let mut points = cluster.client().await.stream_metrics(follow).await.unwrap().into_inner();
+    for _ in 0..2 {
+        while !matches!(points.next().await.unwrap().unwrap().metrics, Some(Metrics::Step(_))) {}
+    }
+
+    let all = StreamMetricsRequest::default();
+    let past = cluster.client().await.stream_metrics(all).await.unwrap().into_inner();
+    let past: Vec<_> = past.map(Result::unwrap).collect().await;
+    assert_eq!(past[0].metrics, Some(Metrics::BeganAt(0)));
+    let steps: Vec<u64> = past
+        .iter()
+        .filter_map(|point| match &point.metrics {
+            Some(Metrics::Step(step)) => Some(step.step),
+            _ => None,
+        })
+        .collect();
+    assert!(steps.len() > 1 && steps.is_sorted(), "{steps:?}");
+
+    cluster.client().await.drain(DrainRequest::default()).await.unwrap();
+    cluster.finish().await;
+    let file = |name: &str| fs::read_to_string(cluster.run_dir().join(name)).unwrap();
+    let lines = file("metrics.jsonl");
+    assert!(lines.lines().all(|line| line.starts_with('{') && line.ends_with('}')));
+    let written = fs::read_dir(cluster.run_dir().join("tensorboard")).unwrap().count();
+    assert_eq!(written, 2, "one file for each coordinator");
+    let report = file("report.html");
+    assert!(report.contains("story") && report.contains("<svg"), "{report}");
+    assert!(file("report.json").contains("drained"));
+}
+
+#[tokio::test]
+async fn logs_of_ranks_agents_and_coordinator_come_over_one_call() {
+    let mut cluster = Cluster::endless();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.events().await.next_of(Kind::Saved).await;
+    let request =
+        StreamLogsRequest { all_sources: true, follow: true, ..StreamLogsRequest::default() };
+    let mut client = cluster.client().await;
+    let mut lines = client.stream_logs(request).await.unwrap().into_inner();
+    let (mut ranks, mut agent, mut coordinator) = (Vec::new(), false, false);
+    while ranks.len() < 2 || !agent || !coordinator {
+        let line = tokio::time::timeout(PATIENCE, lines.next()).await.expect("more lines");
+        let line = line.unwrap().unwrap();
+        match (line.rank, line.node_id.as_str()) {
+            (Some(rank), "node") if line.line.contains("joining") && !ranks.contains(&rank) => {
+                ranks.push(rank);
+            }
+            (None, "node") => agent |= line.line.contains("agent started"),
+            (None, "") => coordinator |= line.line.contains("serving"),
+            _ => {}
+        }
+    }
+    let request = StreamLogsRequest { ranks: vec![1], tail: 1, ..StreamLogsRequest::default() };
+    let one = client.stream_logs(request).await.unwrap().into_inner();
+    let one: Vec<_> = one.map(Result::unwrap).collect().await;
+    assert_eq!(one.iter().map(|line| line.rank).collect::<Vec<_>>(), [Some(1)]);
+
+    // One that comes back has them again.
+    let place = cluster.same_place();
+    cluster.kill_coordinator().await;
+    cluster.start_coordinator(&place.each_ref().map(String::as_str)).await;
+    let request =
+        StreamLogsRequest { ranks: vec![0], follow: true, ..StreamLogsRequest::default() };
+    let mut lines = cluster.client().await.stream_logs(request).await.unwrap().into_inner();
+    while !lines.next().await.unwrap().unwrap().line.contains("joining") {}
+    cluster.client().await.stop(StopRequest {}).await.unwrap();
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn machines_and_the_way_to_them_are_in_the_status() {
+    let mut cluster = Cluster::endless();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    loop {
+        let node = cluster.status().await.nodes.into_iter().next();
+        if let Some(node) = node
+            && let (Some(host), Some(round_trip)) = (node.host, node.round_trip_seconds)
+        {
+            assert!(host.cpus > 0 && host.memory_total > 0 && host.disk_total > 0, "{host:?}");
+            assert!(round_trip < 5.0 && node.heartbeat_age_seconds.unwrap() < 60.0);
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    cluster.client().await.stop(StopRequest {}).await.unwrap();
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn an_event_id_that_no_event_has_is_out_of_range_and_says_what_is_in_it() {
+    let mut cluster = Cluster::new();
+    cluster.start_coordinator(&[]).await;
+    let mut client = cluster.client().await;
+    let request = WatchEventsRequest { after_id: 99 };
+    let refused = client.watch_events(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::OutOfRange);
+    assert!(refused.message().contains("begin with 0"), "{refused}");
+    client.watch_events(WatchEventsRequest { after_id: 0 }).await.unwrap();
+}
