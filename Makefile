@@ -108,6 +108,15 @@ bench-checkpoint: build ## race checkpoints against torch.distributed.checkpoint
 bench-recovery: build ## kill what trains, beside torchrun; ARGS="--rounds 1 --goodput-seconds 60" for a quick look
 	scripts/bench-recovery/run.sh $(ARGS)
 
+.PHONY: bench-control
+bench-control: build ## 10,000 made-up workers against the coordinator on one core, beside torchft's lighthouse; ARGS="--rounds 1" for a quick look
+	cargo build --workspace --example swarm
+	scripts/bench-control/run.sh $(ARGS)
+
+.PHONY: dashboard-check
+dashboard-check: setup ## the web dashboard in a headless Chromium; needs node 20, npm and chromium
+	scripts/check-dashboard.sh
+
 .PHONY: bench-step
 bench-step: build ## race a training step against PyTorch DDP on the CPU; ARGS="--rounds 2" for a quick look
 	scripts/bench-step/run.sh $(ARGS)

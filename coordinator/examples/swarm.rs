@@ -1,0 +1,392 @@
+//! Thousands of made-up agents and ranks against a real coordinator, to measure what it can take: `make bench-control`.
+//!
+//! Every agent has a connection of its own and says what a real one says: hello, that its ranks are ready, have met and
+//! train, then once a second a pulse for each rank. It beats once a second for each worker that it offers, more often
+//! than a real one, so that every worker has an answer to wait for. A job has at most 4,096 ranks: the workers beyond
+//! stand by. Only the training is made up. It prints one JSON object.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    missing_docs
+)]
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use baton_proto::v1::{
+    self, AgentMessage, Beat, Empty, GetStatusRequest, Hello, LossWatch, Progress, Pulse,
+    RankReady, RankReport, RankStarted, agent_message::Message as Up,
+    coordinator_message::Message as Down, job_service_client::JobServiceClient,
+    node_service_client::NodeServiceClient, rank_report::News, rank_started::Source,
+};
+use clap::{Parser, Subcommand};
+use futures::future::join_all;
+use serde_json::json;
+use tokio::{
+    sync::{Barrier, mpsc, watch},
+    time::{MissedTickBehavior, interval_at, sleep, timeout},
+};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{
+    client::Grpc,
+    codegen::http::uri::PathAndQuery,
+    transport::{Channel, Endpoint},
+};
+use tonic_prost::ProstCodec;
+
+#[derive(Parser)]
+struct Args {
+    /// Where the coordinator, or the lighthouse, serves.
+    #[arg(long)]
+    url: String,
+    /// Ranks in all.
+    #[arg(long)]
+    workers: u32,
+    /// Ranks of each agent.
+    #[arg(long, default_value_t = 8)]
+    per_node: u32,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// All come at once and are assigned; then one dies, and all are told.
+    Rendezvous,
+    /// All live, for so many seconds.
+    Heartbeats {
+        #[arg(long, default_value_t = 30)]
+        seconds: u64,
+    },
+    /// The same with torchft's lighthouse: a heartbeat of each worker a second.
+    Lighthouse {
+        #[arg(long, default_value_t = 30)]
+        seconds: u64,
+    },
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let args = Args::parse();
+    let measured = async {
+        match args.what {
+            What::Rendezvous => rendezvous(&args).await,
+            What::Heartbeats { seconds } => heartbeats(&args, Duration::from_secs(seconds)).await,
+            What::Lighthouse { seconds } => lighthouse(&args, Duration::from_secs(seconds)).await,
+        }
+    };
+    println!("{}", timeout(PATIENCE, measured).await.expect("it ends in time"));
+}
+
+/// Of a job: `train.virtual_ranks`.
+const MOST_RANKS: u32 = 4_096;
+/// Until it counts as stuck.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// What all agents have in common.
+struct Swarm {
+    start: Instant,
+    agents: usize,
+    /// Agents that were told their places in the present generation, and that were told to meet.
+    launched: AtomicUsize,
+    begun: AtomicUsize,
+    training: watch::Sender<usize>,
+    /// The generation that counts, and when the last of all agents was told its place in it.
+    generation: watch::Sender<u64>,
+    last_launched: Mutex<Instant>,
+    last_begun: Mutex<Instant>,
+    beats: AtomicBool,
+    replies: Mutex<Vec<f64>>,
+}
+
+/// One agent, from hello on.
+struct Agent {
+    swarm: Arc<Swarm>,
+    name: String,
+    slots: u32,
+    out: mpsc::UnboundedSender<AgentMessage>,
+    ranks: Vec<u32>,
+    generation: u64,
+    /// The number of the last beat, and when it was sent.
+    beat: (u64, Instant),
+}
+
+impl Agent {
+    fn say(&self, message: Up) {
+        let _ = self.out.send(AgentMessage { message: Some(message) });
+    }
+
+    fn tell(&self, rank: u32, news: News) {
+        self.say(Up::Rank(RankReport { generation: self.generation, rank, news: Some(news) }));
+    }
+
+    fn hear(&mut self, down: Down) {
+        match down {
+            Down::Launch(launch) => {
+                self.generation = launch.generation;
+                self.ranks = launch.ranks.iter().map(|place| place.rank).collect();
+                *self.swarm.last_launched.lock().unwrap() = Instant::now();
+                if self.swarm.launched.fetch_add(1, SeqCst) + 1 == self.swarm.agents {
+                    self.swarm.generation.send_replace(launch.generation);
+                }
+                for rank in self.ranks.clone() {
+                    let address = format!("10.{}.{}.7:40000", rank / 256, rank % 256);
+                    let step = (launch.generation > 1).then_some(1);
+                    self.tell(rank, News::Ready(RankReady { address, step }));
+                }
+            }
+            Down::Begin(begin) if begin.generation == self.generation && !self.ranks.is_empty() => {
+                self.swarm.begun.fetch_add(1, SeqCst);
+                *self.swarm.last_begun.lock().unwrap() = Instant::now();
+                for rank in self.ranks.clone() {
+                    self.tell(rank, News::Met(Empty {}));
+                    let watch = Some(LossWatch::default());
+                    let progress = Some(Progress { step: 1, watch, ..Progress::default() });
+                    let source = Some(Source::Fresh(Empty {}));
+                    self.tell(rank, News::Started(RankStarted { source, progress }));
+                }
+                self.swarm.training.send_modify(|count| *count += 1);
+            }
+            Down::Heard(number) if number == self.beat.0 => {
+                let took = self.beat.1.elapsed().as_secs_f64();
+                self.swarm.replies.lock().unwrap().push(took);
+            }
+            _ => {}
+        }
+    }
+
+    /// The part of a second that belongs to one of its workers.
+    fn live(&mut self) {
+        self.beat = (self.beat.0 + 1, Instant::now());
+        self.say(Up::Beat(Beat { number: self.beat.0, ..Beat::default() }));
+        if let Some(rank) = self.ranks.get((self.beat.0 % u64::from(self.slots)) as usize) {
+            let pulse = Pulse { step: 1, own_step_seconds: 0.1, seconds: 0.01, activity: 3 };
+            self.tell(*rank, News::Pulse(pulse));
+        }
+    }
+
+    /// Until the connection ends. Agents beat at different moments of a second.
+    async fn run(mut self, channel: Channel, index: usize, messages: Messages) {
+        let mut client = NodeServiceClient::new(channel);
+        self.say(Up::Hello(Hello {
+            node_id: self.name.clone(),
+            slots: self.slots,
+            holding: None,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }));
+        let mut down = client.attach(messages).await.expect("attached").into_inner();
+        let offset = Duration::from_secs_f64(index as f64 / self.swarm.agents as f64);
+        let first = tokio::time::Instant::now() + offset;
+        let mut second = interval_at(first, Duration::from_secs(1) / self.slots);
+        second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                message = down.message() => match message {
+                    Ok(Some(message)) => self.hear(message.message.expect("a message")),
+                    _ => return,
+                },
+                _ = second.tick() => if self.swarm.beats.load(SeqCst) { self.live() },
+            }
+        }
+    }
+}
+
+type Messages = UnboundedReceiverStream<AgentMessage>;
+
+async fn connect(url: &str) -> Channel {
+    // As `baton` and its agents do.
+    let endpoint = Endpoint::from_shared(url.to_owned())
+        .unwrap()
+        .tcp_nodelay(true)
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(4 << 20);
+    loop {
+        match endpoint.connect().await {
+            Ok(channel) => return channel,
+            // The queue of a listener is short.
+            Err(_) => sleep(Duration::from_millis(20)).await,
+        }
+    }
+}
+
+/// As many connections as are wanted, some at a time.
+async fn connections(url: &str, count: usize) -> Vec<Channel> {
+    let mut channels = Vec::with_capacity(count);
+    while channels.len() < count {
+        let some = (count - channels.len()).min(256);
+        channels.extend(join_all((0..some).map(|_| connect(url))).await);
+    }
+    channels
+}
+
+/// All agents, connected, then attached at the same moment. Kept alive by what is returned.
+async fn swarm(args: &Args) -> (Arc<Swarm>, Vec<mpsc::UnboundedSender<AgentMessage>>) {
+    let agents = args.workers.div_ceil(args.per_node) as usize;
+    let channels = connections(&args.url, agents).await;
+    let swarm = Arc::new(Swarm {
+        start: Instant::now(),
+        agents,
+        launched: AtomicUsize::new(0),
+        begun: AtomicUsize::new(0),
+        training: watch::Sender::new(0),
+        generation: watch::Sender::new(0),
+        last_launched: Mutex::new(Instant::now()),
+        last_begun: Mutex::new(Instant::now()),
+        beats: AtomicBool::new(false),
+        replies: Mutex::default(),
+    });
+    let barrier = Arc::new(Barrier::new(agents));
+    let mut ways = Vec::new();
+    for (index, channel) in channels.into_iter().enumerate() {
+        let (out, messages) = mpsc::unbounded_channel();
+        ways.push(out.clone());
+        let slots = args.per_node.min(args.workers - index as u32 * args.per_node);
+        let agent = Agent {
+            swarm: swarm.clone(),
+            name: format!("node-{index:05}"),
+            slots,
+            out,
+            ranks: Vec::new(),
+            generation: 0,
+            beat: (0, Instant::now()),
+        };
+        let barrier = barrier.clone();
+        tokio::spawn(async move {
+            barrier.wait().await;
+            agent.run(channel, index, UnboundedReceiverStream::new(messages)).await;
+        });
+    }
+    (swarm, ways)
+}
+
+async fn all_train(swarm: &Swarm, args: &Args) {
+    let agents = args.workers.min(MOST_RANKS).div_ceil(args.per_node) as usize;
+    swarm.training.subscribe().wait_for(|count| *count >= agents).await.unwrap();
+}
+
+async fn rendezvous(args: &Args) -> serde_json::Value {
+    let (swarm, ways) = swarm(args).await;
+    let agents = swarm.agents;
+    swarm.generation.subscribe().wait_for(|generation| *generation > 0).await.unwrap();
+    let assigned = swarm.last_launched.lock().unwrap().duration_since(swarm.start);
+    all_train(&swarm, args).await;
+    let met = swarm.last_begun.lock().unwrap().duration_since(swarm.start);
+
+    // The coordinator must have heard that all train before one dies.
+    let mut client = JobServiceClient::new(connect(&args.url).await);
+    loop {
+        let status = client.get_status(GetStatusRequest {}).await.unwrap().into_inner();
+        if status.phase() == v1::get_status_response::Phase::Training {
+            break;
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    swarm.launched.store(0, SeqCst);
+    let first = *swarm.generation.borrow();
+    let failure = v1::Failure { class: 3, message: "killed".to_owned() };
+    let rank = args.workers - 1;
+    let died = Instant::now();
+    let news = Some(News::Exited(failure));
+    let report = RankReport { generation: first, rank, news };
+    ways[agents - 1].send(AgentMessage { message: Some(Up::Rank(report)) }).unwrap();
+    swarm.generation.subscribe().wait_for(|generation| *generation > first).await.unwrap();
+    let pushed = swarm.last_launched.lock().unwrap().duration_since(died);
+    json!({
+        "agents": agents,
+        "assigned_seconds": assigned.as_secs_f64(),
+        "met_seconds": met.as_secs_f64(),
+        "push_ms": pushed.as_secs_f64() * 1_000.0,
+    })
+}
+
+async fn heartbeats(args: &Args, time: Duration) -> serde_json::Value {
+    let (swarm, _ways) = swarm(args).await;
+    all_train(&swarm, args).await;
+    swarm.beats.store(true, SeqCst);
+    // Until all have settled down.
+    sleep(Duration::from_secs(5)).await;
+    swarm.replies.lock().unwrap().clear();
+    println!("{}", json!({ "measuring": true }));
+    let mut client =
+        JobServiceClient::new(connect(&args.url).await).max_decoding_message_size(64 << 20);
+    let mut statuses = Vec::new();
+    let mut bytes = 0;
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        let asked = Instant::now();
+        let status = client.get_status(GetStatusRequest {}).await.unwrap().into_inner();
+        statuses.push(asked.elapsed().as_secs_f64());
+        bytes = prost::Message::encoded_len(&status);
+        assert_eq!(status.ranks.len(), args.workers.min(MOST_RANKS) as usize);
+        sleep(Duration::from_millis(100)).await;
+    }
+    let replies = std::mem::take(&mut *swarm.replies.lock().unwrap());
+    json!({
+        "agents": swarm.agents,
+        "replies_per_second": replies.len() as f64 / time.as_secs_f64(),
+        "reply_ms": quantiles(replies),
+        "status_ms": quantiles(statuses),
+        "status_bytes": bytes,
+    })
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Heartbeat {
+    #[prost(string, tag = "1")]
+    replica_id: String,
+}
+
+async fn lighthouse(args: &Args, time: Duration) -> serde_json::Value {
+    let channels = connections(&args.url, args.workers as usize).await;
+    let replies = Arc::new(Mutex::new(Vec::new()));
+    let begin = tokio::time::Instant::now() + Duration::from_secs(1);
+    let (measure_from, end) =
+        (begin + Duration::from_secs(5), begin + Duration::from_secs(5) + time);
+    let tasks = channels.into_iter().enumerate().map(|(index, channel)| {
+        let replies = replies.clone();
+        let offset = Duration::from_secs_f64(index as f64 / f64::from(args.workers));
+        tokio::spawn(async move {
+            let mut client = Grpc::new(channel);
+            let mut second = interval_at(begin + offset, Duration::from_secs(1));
+            second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let replica_id = format!("replica-{index:05}");
+            while tokio::time::Instant::now() < end {
+                second.tick().await;
+                let sent = Instant::now();
+                client.ready().await.unwrap();
+                let path = PathAndQuery::from_static("/torchft.LighthouseService/Heartbeat");
+                let beat = tonic::Request::new(Heartbeat { replica_id: replica_id.clone() });
+                client.unary::<_, (), _>(beat, path, ProstCodec::default()).await.unwrap();
+                if tokio::time::Instant::now() > measure_from {
+                    replies.lock().unwrap().push(sent.elapsed().as_secs_f64());
+                }
+            }
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    tokio::time::sleep_until(measure_from).await;
+    println!("{}", json!({ "measuring": true }));
+    join_all(tasks).await;
+    let replies = std::mem::take(&mut *replies.lock().unwrap());
+    json!({
+        "replies_per_second": replies.len() as f64 / time.as_secs_f64(),
+        "reply_ms": quantiles(replies),
+    })
+}
+
+/// In milliseconds.
+fn quantiles(mut seconds: Vec<f64>) -> serde_json::Value {
+    seconds.sort_by(f64::total_cmp);
+    let at = |share: f64| {
+        let index = (seconds.len() as f64 * share) as usize;
+        seconds.get(index.min(seconds.len().saturating_sub(1))).map(|value| value * 1_000.0)
+    };
+    json!({ "p50": at(0.5), "p99": at(0.99), "max": at(1.0), "count": seconds.len() })
+}
