@@ -212,7 +212,8 @@ impl Up {
             return Ok(self.was_over_before(&outcome).await);
         }
 
-        let note = format!("{} serves at {}", self.run_dir.display(), address.url());
+        let (run_dir, url) = (self.run_dir.display(), address.url());
+        let note = format!("{run_dir} serves at {url}: open that in a browser, or run `baton top`");
         self.display.note(&note);
         tokio::spawn(feed::statuses(coordinator.clone(), self.queue.clone()));
         tokio::spawn(feed::events(coordinator.clone(), since, self.queue.clone()));

@@ -1,0 +1,155 @@
+//! The web dashboard and metrics, on the port of gRPC; and clients that mean no good.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a failed test may say so loudly"
+)]
+
+use std::{fs, time::Duration};
+
+use baton_job::exit;
+use baton_proto::v1::{
+    DrainRequest, GetStatusRequest, SubmitJobRequest, watch_events_response::Kind,
+};
+use baton_tests::{Cluster, in_time};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use tonic::Code;
+
+/// An answer over HTTP/1.1: status, head and body.
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+async fn connect(url: &str) -> TcpStream {
+    TcpStream::connect(url.trim_start_matches("http://")).await.unwrap()
+}
+
+/// Asks as a browser would, with these headers besides.
+async fn ask(url: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    let mut stream = connect(url).await;
+    let has_host = headers.iter().any(|(name, _)| *name == "host");
+    let host = format!("host: {}\r\n", url.trim_start_matches("http://"));
+    let mut request = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
+    request.push_str(if has_host { "" } else { &host });
+    for (name, value) in headers {
+        request.push_str(&format!("{name}: {value}\r\n"));
+    }
+    let body = if method == "POST" { "content-length: 2\r\n\r\n{}" } else { "\r\n" };
+    stream.write_all((request + body).as_bytes()).await.unwrap();
+    let mut text = Vec::new();
+    in_time("an answer", stream.read_to_end(&mut text)).await.unwrap();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+}
+
+const STEER: [(&str, &str); 2] = [("x-baton-request", "1"), ("content-type", "application/json")];
+
+#[tokio::test]
+async fn a_browser_sees_and_steers_the_job_on_the_port_of_grpc() {
+    let mut cluster = Cluster::endless();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.events().await.next_of(Kind::Saved).await;
+    let url = cluster.url();
+
+    let page = ask(&url, "GET", "/", &[]).await;
+    assert_eq!(page.status, 200, "{}", page.head);
+    assert!(page.body.contains("<html") && page.head.contains("content-security-policy"));
+    let status = ask(&url, "GET", "/api/status", &[]).await;
+    assert!(status.body.contains("\"name\":\"story\""), "{}", status.body);
+    let metrics = ask(&url, "GET", "/metrics", &[]).await;
+    assert!(metrics.body.contains("baton_phase{phase=\"training\"} 1"), "{}", metrics.body);
+
+    // Another site's page cannot, whatever it makes a browser send.
+    let crossed = ask(&url, "POST", "/api/control/drain", &STEER[1..]).await;
+    assert_eq!(crossed.status, 403, "{}", crossed.body);
+    let borrowed = ask(&url, "GET", "/api/status", &[("host", "evil.example")]).await;
+    assert_eq!(borrowed.status, 403, "{}", borrowed.body);
+    let headers = [("origin", "http://evil.example"), ("content-type", "application/grpc")];
+    let grpc = ask(&url, "POST", "/baton.v1.JobService/Stop", &headers).await;
+    assert!(grpc.head.contains("grpc-status: 7"), "{}", grpc.head);
+
+    let drained = ask(&url, "POST", "/api/control/drain", &STEER).await;
+    assert_eq!(drained.status, 202, "{}", drained.body);
+    let (coordinator, _) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)));
+}
+
+#[tokio::test]
+async fn with_tokens_the_page_is_open_what_it_shows_is_for_viewers_and_what_it_steers_for_operators()
+ {
+    let mut cluster = Cluster::endless();
+    let tokens = cluster.recipe().with_file_name("tokens");
+    fs::write(&tokens, "viewer viewers-token-0123456789\noperator operators-token-0123456789\n")
+        .unwrap();
+    fs::set_permissions(&tokens, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    cluster.start_coordinator(&["--tokens", tokens.to_str().unwrap()]).await;
+    let url = cluster.url();
+    let viewer = ("authorization", "Bearer viewers-token-0123456789");
+    let operator = ("authorization", "Bearer operators-token-0123456789");
+
+    assert_eq!(ask(&url, "GET", "/", &[]).await.status, 200);
+    for path in ["/api/status", "/metrics"] {
+        let unknown = ask(&url, "GET", path, &[]).await;
+        assert_eq!(unknown.status, 401, "{path}: {}", unknown.body);
+        assert!(unknown.head.contains("www-authenticate: bearer"), "{}", unknown.head);
+        assert_eq!(ask(&url, "GET", path, &[viewer]).await.status, 200, "{path}");
+    }
+    let [own, kind] = STEER;
+    let lesser = ask(&url, "POST", "/api/control/stop", &[viewer, own, kind]).await;
+    assert_eq!(lesser.status, 403, "{}", lesser.body);
+    assert!(lesser.body.contains("operator"), "{}", lesser.body);
+    let stopped = ask(&url, "POST", "/api/control/stop", &[operator, own, kind]).await;
+    assert_eq!(stopped.status, 202, "{}", stopped.body);
+    cluster.finish().await;
+}
+
+#[tokio::test]
+async fn idle_slow_and_oversized_clients_keep_nobody_from_an_answer() {
+    let mut cluster = Cluster::endless();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.events().await.next_of(Kind::Saved).await;
+    let url = cluster.url();
+
+    let mut others = Vec::new();
+    for number in 0..400 {
+        let mut other = connect(&url).await;
+        match number % 3 {
+            // It says nothing, the beginning of a request, or what is no request at all.
+            0 => {}
+            1 => other
+                .write_all(b"POST /baton.v1.JobService/GetStatus HTTP/1.1\r\nhos")
+                .await
+                .unwrap(),
+            _ => other.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\xff\xff").await.unwrap(),
+        }
+        others.push(other);
+    }
+    let oversized = SubmitJobRequest { recipe: "#".repeat(8 << 20), overrides: Vec::new() };
+    let refused = cluster.client().await.submit_job(oversized).await.unwrap_err();
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+
+    let step = |status: baton_proto::v1::GetStatusResponse| status.latest.map(|latest| latest.step);
+    let before = step(cluster.status().await);
+    let mut client = cluster.client().await;
+    in_time("training goes on", async {
+        while step(client.get_status(GetStatusRequest {}).await.unwrap().into_inner()) == before {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    drop(others);
+    cluster.client().await.drain(DrainRequest::default()).await.unwrap();
+    let (coordinator, _) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)));
+}
