@@ -33,6 +33,9 @@ impl Jobs {
     }
 }
 
+/// Of this program.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 type Outgoing<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
@@ -47,7 +50,6 @@ impl JobService for Jobs {
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         let mut response = self.slot.get().map_or_else(idle, |served| status(&served));
         response.coordinator_started_unix_seconds = self.started_unix_seconds;
-        env!("CARGO_PKG_VERSION").clone_into(&mut response.coordinator_version);
         Ok(Response::new(response))
     }
 
@@ -258,6 +260,7 @@ fn idle() -> v1::GetStatusResponse {
     v1::GetStatusResponse {
         phase: v1::get_status_response::Phase::Idle.into(),
         reason: "waiting for a job: `baton submit RECIPE` brings one".to_owned(),
+        coordinator_version: VERSION.to_owned(),
         ..v1::GetStatusResponse::default()
     }
 }
@@ -268,6 +271,7 @@ pub(crate) fn status(served: &Served) -> v1::GetStatusResponse {
     // The machine's clock as of now, not as of its last event.
     let now: Time = snapshot.now.after(snapshot.taken.elapsed());
     let mut response = baton_proto::status(&snapshot.status, now);
+    VERSION.clone_into(&mut response.coordinator_version);
     response.job_id.clone_from(&served.job_id);
     response.name.clone_from(&served.spec.name);
     response.checkpoint_location.clone_from(&served.store_location);

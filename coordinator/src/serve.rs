@@ -121,6 +121,8 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
         say_where(address);
 
         let (slot, giver) = JobSlot::empty();
+        // Before anybody can ask: a job that is there must never look as if there were none.
+        giver.served.send_replace(running.as_ref().map(|running| running.served.clone()));
         let jobs = Jobs::new(slot.clone(), logs.clone(), unix_millis() / 1_000);
         let nodes = Nodes::new(slot, logs);
         tokio::select! {
@@ -141,10 +143,7 @@ async fn serve(
 ) -> Result<Option<Outcome>, Failure> {
     let JobGiver { served: slot, mut submissions } = giver;
     let running = match running {
-        Some(running) => {
-            slot.send_replace(Some(running.served.clone()));
-            running
-        }
+        Some(running) => running,
         None => tokio::select! {
             running = submitted(args, &mut submissions, &slot) => running?,
             () = signals.told_to_quit() => return Ok(None),

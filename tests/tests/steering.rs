@@ -199,6 +199,7 @@ async fn metrics_outlive_the_coordinator_and_are_there_for_tensorboard_and_in_th
     assert_eq!(written, 2, "one file for each coordinator");
     let report = file("report.html");
     assert!(report.contains("story") && report.contains("<svg"), "{report}");
+    assert!(report.contains(concat!("Baton ", env!("CARGO_PKG_VERSION"))), "{report}");
     assert!(file("report.json").contains("drained"));
 }
 

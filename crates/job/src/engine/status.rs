@@ -161,7 +161,10 @@ impl Engine {
         Status {
             phase: self.phase_name(),
             reason: self.status_reason(),
-            since: self.since,
+            since: match (&self.pause, self.phase_name()) {
+                (Some(pause), PhaseName::Paused) => pause.since.max(self.since),
+                _ => self.since,
+            },
             generation: self.generation,
             began_with: self.began_with.clone(),
             ranks: self.rank_statuses(),

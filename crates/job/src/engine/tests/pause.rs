@@ -27,7 +27,7 @@ fn a_pause_is_written_down_then_told_to_every_node_and_so_is_its_end() {
     assert_eq!(actions[2..], [hold(0, 1, 1, true), hold(1, 2, 1, true)]);
     assert_eq!(kinds(&actions), [NoticeKind::Paused]);
     let status = engine.status();
-    assert_eq!(status.phase, PhaseName::Paused);
+    assert_eq!((status.phase, status.since), (PhaseName::Paused, at(10.0)));
     assert!(status.reason.contains("lunch") && status.reason.contains("baton resume"));
 
     let actions = engine.handle(at(40.0), Event::Resume);
