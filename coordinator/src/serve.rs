@@ -9,7 +9,12 @@ use baton_proto::{
     v1::{job_service_server::JobServiceServer, node_service_server::NodeServiceServer},
 };
 use clap::ValueEnum;
-use tokio::{net::TcpListener, signal::unix, sync::watch, task};
+use tokio::{
+    net::TcpListener,
+    signal::unix,
+    sync::{mpsc, watch},
+    task,
+};
 use tonic::{
     Status,
     body::Body,
@@ -29,7 +34,7 @@ use crate::{
     logs::{Logs, Tee},
     node_service::Nodes,
     report,
-    served::{JobGiver, JobSlot, Submission},
+    served::{JobGiver, JobSlot, Served, Submission},
 };
 
 /// Serve a job until it ends.
@@ -177,8 +182,8 @@ async fn serve(
 /// Takes jobs until one can be served.
 async fn submitted(
     args: &Args,
-    submissions: &mut tokio::sync::mpsc::Receiver<Submission>,
-    slot: &watch::Sender<Option<Arc<crate::served::Served>>>,
+    submissions: &mut mpsc::Receiver<Submission>,
+    slot: &watch::Sender<Option<Arc<Served>>>,
 ) -> Result<Running, Failure> {
     tracing::info!("waiting for a job");
     while let Some(Submission { recipe, spec, answer }) = submissions.recv().await {
@@ -223,7 +228,7 @@ async fn bind(args: &Args) -> Result<TcpListener, Failure> {
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Calls at a time over one connection; a dashboard has a handful.
 const MOST_CALLS: u32 = 256;
-/// The longest message that people's tools send, in bytes: a reason in words.
+/// The longest message that people's tools send, in bytes: a recipe.
 const LONGEST_REQUEST: usize = 64 << 10;
 /// The longest that an agent sends, in bytes: a hello of 1,024 ranks that all tell of trouble.
 const LONGEST_REPORT: usize = 4 << 20;

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Thousands of made-up workers over real gRPC on loopback, with the coordinator on one core; some five minutes.
+# Thousands of made-up workers over real gRPC on loopback, with the coordinator on one core.
 #
 #   scripts/bench-control/run.sh [--rounds N]     N runs of each part and side, alternating (5 without it)
 #
 #   --seconds S         how long heartbeats are measured in each run (20 without it)
-#   --workers N         of the heartbeats (10000 without it); half of what a process may open is the most
+#   --workers N         of the heartbeats (10000 without it); a process must be allowed to open as many files
 #   --baton PROGRAM     another build, its coordinator beside it
 #
 # Besides the coordinator, torchft's lighthouse gets the same heartbeats if its package can be had from PyPI; of it

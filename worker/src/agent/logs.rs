@@ -30,8 +30,8 @@ const LOOK: Duration = Duration::from_millis(200);
 const MOST_READ: u64 = 256 << 10;
 /// What is read of a file that was there before this agent.
 const FIRST_READ: u64 = 16 << 10;
-/// Lines on their way from the files to the stream.
-const ON_THE_WAY: usize = 4_096;
+/// Looks at a file, or lines of this agent, whose lines nobody has taken up yet.
+const ON_THE_WAY: usize = 1_024;
 /// Lines that are kept, to be told to a coordinator that comes back.
 const KEPT: usize = 1_000;
 /// Lines of a message.
