@@ -314,19 +314,13 @@ async fn heartbeats(args: &Args, time: Duration) -> serde_json::Value {
     sleep(Duration::from_secs(5)).await;
     swarm.replies.lock().unwrap().clear();
     println!("{}", json!({ "measuring": true }));
-    let mut client =
-        JobServiceClient::new(connect(&args.url).await).max_decoding_message_size(64 << 20);
-    let mut statuses = Vec::new();
-    let mut bytes = 0;
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        let asked = Instant::now();
-        let status = client.get_status(GetStatusRequest {}).await.unwrap().into_inner();
-        statuses.push(asked.elapsed().as_secs_f64());
-        bytes = prost::Message::encoded_len(&status);
-        assert_eq!(status.ranks.len(), args.workers.min(MOST_RANKS) as usize);
-        sleep(Duration::from_millis(100)).await;
-    }
+    let (url, ranks) = (args.url.clone(), args.workers.min(MOST_RANKS));
+    // A program of its own, as far as this can be: it must not wait for the swarm to have time.
+    let statuses = tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(statuses(&url, ranks as usize, time))
+    });
+    let (statuses, bytes) = statuses.await.unwrap();
     let replies = std::mem::take(&mut *swarm.replies.lock().unwrap());
     json!({
         "agents": swarm.agents,
@@ -335,6 +329,22 @@ async fn heartbeats(args: &Args, time: Duration) -> serde_json::Value {
         "status_ms": quantiles(statuses),
         "status_bytes": bytes,
     })
+}
+
+/// Looks at the job ten times a second: how long each look took, and the bytes of the last.
+async fn statuses(url: &str, ranks: usize, time: Duration) -> (Vec<f64>, usize) {
+    let mut client = JobServiceClient::new(connect(url).await).max_decoding_message_size(64 << 20);
+    let (mut took, mut bytes) = (Vec::new(), 0);
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        let asked = Instant::now();
+        let status = client.get_status(GetStatusRequest {}).await.unwrap().into_inner();
+        took.push(asked.elapsed().as_secs_f64());
+        bytes = prost::Message::encoded_len(&status);
+        assert_eq!(status.ranks.len(), ranks);
+        sleep(Duration::from_millis(100)).await;
+    }
+    (took, bytes)
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
