@@ -10,7 +10,7 @@ use std::{
 use baton_checkpoint::Store;
 use baton_job::{
     Generation, JobId, JobSpec,
-    engine::{Engine, Origin},
+    engine::{Engine, Origin, Record},
     exit::Failure,
     message::Restore,
 };
@@ -23,6 +23,7 @@ use crate::{
     metrics::Metrics,
     serve::Args,
     served::Served,
+    traces::{Timeline, Traces},
 };
 
 /// A job that is served, and the thread of its loop.
@@ -34,14 +35,17 @@ pub(crate) struct Running {
 /// Takes up the job that the run folder holds, or begins one.
 pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<Running, Failure> {
     let clock = Clock::start();
-    let Prepared { engine, journal, store } = prepare(args, &spec, clock)?;
+    let Prepared { engine, journal, store, records } = prepare(args, &spec, clock)?;
+    let collector = args.otlp_endpoint.as_ref();
+    let traces = collector.map(|at| traces(at, &engine, &journal, &records)).transpose()?;
     let metrics = Metrics::open(&args.run_dir).map_err(|error| bad_input(format!("{error:#}")))?;
     let metrics = Arc::new(metrics);
     let job_id = engine.origin().job.to_string();
     let store_location = store.location().to_owned();
     tracing::info!(job = job_id, recipe = %spec.to_json(), "serving");
     let run_dir = args.run_dir.clone();
-    let (job_loop, job) = Loop::new(engine, journal, store, run_dir, clock, metrics.clone());
+    let (job_loop, job) =
+        Loop::new(engine, journal, store, run_dir, clock, metrics.clone(), traces);
     let thread = thread::Builder::new()
         .name("job".to_owned())
         .spawn(move || job_loop.run())
@@ -82,6 +86,20 @@ struct Prepared {
     engine: Engine,
     journal: Journal,
     store: Store,
+    /// What the journal held.
+    records: Vec<Record>,
+}
+
+fn traces(
+    endpoint: &str,
+    engine: &Engine,
+    journal: &Journal,
+    records: &[Record],
+) -> Result<Traces, Failure> {
+    let past = journal.events_after(0).map_err(|error| bad_input(format!("{error:#}")))?;
+    let timeline = Timeline::new(engine.origin().job, records, &past);
+    Traces::to(endpoint, timeline)
+        .map_err(|error| bad_input(format!("--otlp-endpoint {endpoint}: {error}")))
 }
 
 /// Opens store and journal and takes up the job they hold, or begins one.
@@ -104,7 +122,7 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<Prepared, Failur
             let restore = Restore { allow_recipe_change: true, ..before.restore() };
             drop(journal);
             set_aside(&path)?;
-            (journal, _) = open(&path)?;
+            (journal, records) = open(&path)?;
             Engine::new(spec, new_origin(spec, &store, |_| restore)?, clock.now())
         }
         Some(_) => return Err(other_recipe(&args.run_dir)),
@@ -112,7 +130,7 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<Prepared, Failur
             Engine::new(spec, new_origin(spec, &store, |first| wished(args, first))?, clock.now())
         }
     };
-    Ok(Prepared { engine, journal, store })
+    Ok(Prepared { engine, journal, store, records })
 }
 
 fn new_origin(

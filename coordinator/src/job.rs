@@ -27,6 +27,7 @@ use crate::{
     diagnosis,
     journal::{Journal, LoggedEvent},
     metrics::Metrics,
+    traces::Traces,
 };
 
 /// What reaches the loop.
@@ -128,6 +129,7 @@ pub(crate) struct Loop {
     run_dir: PathBuf,
     clock: Clock,
     metrics: Arc<Metrics>,
+    traces: Option<Traces>,
     inputs: mpsc::Receiver<Input>,
     outboxes: HashMap<Attachment, Outbox>,
     snapshots: watch::Sender<Arc<Snapshot>>,
@@ -169,6 +171,7 @@ impl Loop {
         run_dir: PathBuf,
         clock: Clock,
         metrics: Arc<Metrics>,
+        traces: Option<Traces>,
     ) -> (Self, Handle) {
         let (sender, inputs) = mpsc::channel();
         let snapshot = Snapshot {
@@ -187,6 +190,7 @@ impl Loop {
             run_dir,
             clock,
             metrics,
+            traces,
             inputs,
             outboxes: HashMap::new(),
             snapshots,
@@ -306,6 +310,9 @@ impl Loop {
                     self.saved = Some(Instant::now());
                 }
                 self.journal.append(&record)?;
+                if let Some(traces) = &mut self.traces {
+                    traces.record(self.clock.now(), &record);
+                }
             }
             Action::Fence(generation) => {
                 self.commit()?;
@@ -338,6 +345,9 @@ impl Loop {
             Action::Announce(notice) => {
                 info!(kind = ?notice.kind, generation = %notice.generation, "{}", notice.message);
                 let event = self.journal.log(unix_millis(), notice)?;
+                if let Some(traces) = &mut self.traces {
+                    traces.event(&event);
+                }
                 self.news.push(event);
             }
         }

@@ -1,8 +1,8 @@
 //! `baton-coordinator`: one per job. Assigns ranks, keeps the journal, answers users.
 //!
 //! The rules are in `baton_job::engine`; this is its shell. [`job`] is the loop that owns the
-//! machine, [`journal`] its memory, [`metrics`] and [`logs`] what only people read, [`node_service`] and
-//! [`job_service`] translate gRPC, [`serve`] puts them together.
+//! machine, [`journal`] its memory, [`metrics`], [`logs`] and [`traces`] what only people read,
+//! [`node_service`] and [`job_service`] translate gRPC, [`serve`] puts them together.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +20,7 @@ mod node_service;
 mod report;
 mod serve;
 mod served;
+mod traces;
 
 use std::process::ExitCode;
 

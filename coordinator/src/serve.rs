@@ -19,7 +19,7 @@ use tonic::{
     Status,
     body::Body,
     service::Routes,
-    transport::{Server, ServerTlsConfig, server::TcpIncoming},
+    transport::{Server, ServerTlsConfig, Uri, server::TcpIncoming},
 };
 use tower_layer::{Identity, Stack};
 use tracing_subscriber::EnvFilter;
@@ -68,6 +68,10 @@ pub(crate) struct Args {
     /// Go on with the state of another recipe, if it has this one's shape; the differences are told.
     #[arg(long, conflicts_with = "no_auto_resume")]
     pub(crate) allow_recipe_change: bool,
+    /// Send the job's life as OpenTelemetry traces to a collector that speaks OTLP over gRPC, e.g.
+    /// http://127.0.0.1:4317. The exporter's usual variables, as OTEL_EXPORTER_OTLP_HEADERS, are obeyed.
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_parser = collector)]
+    pub(crate) otlp_endpoint: Option<String>,
     /// Form of the log on standard error; its filter is the environment's RUST_LOG.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     log_format: LogFormat,
@@ -77,6 +81,15 @@ pub(crate) struct Args {
     /// End when the process that started this one ends.
     #[arg(long)]
     exit_with_parent: bool,
+}
+
+/// An address that traces can be sent to.
+fn collector(text: &str) -> Result<String, String> {
+    let scheme = text.parse::<Uri>().ok().and_then(|uri| uri.scheme_str().map(str::to_owned));
+    match scheme.as_deref() {
+        Some("http" | "https") => Ok(text.to_owned()),
+        _ => Err("give a URL such as http://127.0.0.1:4317, or https://HOST:4317".to_owned()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -80,6 +80,9 @@ pub(crate) struct Args {
     /// Go on with the state of another recipe, if it has this one's shape; the differences are told
     #[arg(long, conflicts_with = "no_auto_resume")]
     allow_recipe_change: bool,
+    /// Send the job's life as OpenTelemetry traces to a collector (OTLP over gRPC), e.g. http://127.0.0.1:4317
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    otlp_endpoint: Option<String>,
     /// Print events and progress as JSON lines
     #[arg(long)]
     json: bool,

@@ -88,6 +88,9 @@ pub(super) fn coordinator_arguments(
     if args.insecure {
         arguments.push("--insecure".into());
     }
+    if let Some(collector) = &args.otlp_endpoint {
+        arguments.extend(["--otlp-endpoint".into(), collector.into()]);
+    }
     for (flag, file) in args.serves.to_arguments() {
         arguments.extend([flag.into(), file.into()]);
     }
