@@ -3,8 +3,15 @@
 use std::sync::Arc;
 
 use baton_checkpoint::{Entry, EntryState, Store};
-use baton_job::{JobSpec, Time, engine::Event};
-use baton_proto::v1::{self, job_service_server::JobService};
+use baton_job::{
+    JobSpec, Time,
+    engine::Event,
+    spec::{self, Violation},
+};
+use baton_proto::{
+    refusal,
+    v1::{self, job_service_server::JobService},
+};
 use futures::TryStreamExt;
 use tokio_stream::{
     Stream, StreamExt,
@@ -186,7 +193,7 @@ impl JobService for Jobs {
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let v1::SubmitJobRequest { recipe, overrides } = request.into_inner();
         let spec = JobSpec::from_toml(&recipe, &overrides);
-        let spec = spec.map_err(|error| Status::invalid_argument(format!("recipe: {error}")))?;
+        let spec = spec.map_err(unusable)?;
         let served = self.slot.submit(spec.to_toml(), spec).await?;
         let (job_id, name) = (served.job_id.clone(), served.spec.name.clone());
         Ok(Response::new(v1::SubmitJobResponse { job_id, name }))
@@ -214,13 +221,34 @@ impl Jobs {
     }
 }
 
+/// Says of a recipe all that is wrong with it.
+fn unusable(error: spec::Error) -> Status {
+    let message = error.to_string();
+    let fields = match error {
+        spec::Error::Invalid(violations) => violations
+            .into_iter()
+            .map(|Violation { field, value, rule }| {
+                (field.to_owned(), format!("is {value}: {rule}"))
+            })
+            .collect(),
+        spec::Error::Override(_) => vec![("overrides".to_owned(), message.clone())],
+        spec::Error::Syntax(_) | spec::Error::Json(_) => {
+            vec![("recipe".to_owned(), message.clone())]
+        }
+    };
+    refusal::invalid(message, fields)
+}
+
 /// A job's events after an id, and those to come.
 async fn events(served: &Served, after: u64) -> Result<Outgoing<v1::WatchEventsResponse>, Status> {
     let watch = served.ask(|answer| Input::Watch { after, answer }).await?;
     let watch = watch.map_err(|error| match error {
-        WatchError::OutOfRange { newest } => Status::out_of_range(format!(
-            "after_id {after} is that of no event of this job, whose newest is {newest}: begin with 0"
-        )),
+        WatchError::OutOfRange { newest } => {
+            let problem = format!(
+                "{after} is that of no event of this job, whose newest is {newest}: begin with 0"
+            );
+            refusal::out_of_range("after_id", &problem)
+        }
         WatchError::Unreadable(problem) => Status::internal(problem),
     })?;
     let seen = watch.past.last().map_or(after, |event| event.id);

@@ -6,7 +6,10 @@ use std::sync::{
 };
 
 use baton_job::{engine::Event, ids::Attachment, message::Report};
-use baton_proto::v1::{self, node_service_server::NodeService};
+use baton_proto::{
+    refusal,
+    v1::{self, node_service_server::NodeService},
+};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
@@ -42,14 +45,13 @@ impl NodeService for Nodes {
         request: Request<Streaming<v1::AgentMessage>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
         let mut incoming = request.into_inner();
-        let first =
-            incoming.message().await?.ok_or_else(|| Status::invalid_argument("no hello"))?;
+        let first = incoming.message().await?.ok_or_else(|| no_hello("is missing"))?;
         if let Some(v1::agent_message::Message::Hello(hello)) = &first.message {
             baton_proto::check_version(hello)
                 .map_err(|error| Status::failed_precondition(error.to_string()))?;
         }
         let Report::Hello(hello) = Report::try_from(first)? else {
-            return Err(Status::invalid_argument("the first message must be hello"));
+            return Err(no_hello("must be the first message"));
         };
         // A coordinator without a job keeps its agents waiting for one.
         let served = self.slot.wait().await?;
@@ -96,6 +98,10 @@ impl NodeService for Nodes {
         }
         Ok(Response::new(v1::ShipLogsResponse {}))
     }
+}
+
+fn no_hello(problem: &str) -> Status {
+    refusal::invalid(format!("hello {problem}"), [("hello".to_owned(), problem.to_owned())])
 }
 
 fn welcome(served: &Arc<Served>) -> v1::Welcome {

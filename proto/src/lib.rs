@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod convert;
+pub mod refusal;
 
 /// Generated from `baton/v1/*.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all)]

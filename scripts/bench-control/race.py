@@ -49,6 +49,32 @@ def on_core(core):
     return set_core
 
 
+SPIN = """
+import time
+last = begin = time.perf_counter()
+gaps = []
+while last < begin + SECONDS:
+    now = time.perf_counter()
+    if now - last > 1e-3:
+        gaps.append((now - last) * 1e3)
+    last = now
+print(len(gaps), max(gaps, default=0.0))
+"""
+
+
+def machine_gaps(seconds):
+    """How often and for how long, in ms, this machine takes a core from who does nothing but look at the clock."""
+    script = SPIN.replace("SECONDS", str(seconds))
+    command = [sys.executable, "-c", script]
+    cores = (SERVER_CORE, SWARM_CORE)
+    spinning = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=on_core(core)) for core in cores
+    ]
+    found = [child.communicate()[0].split() for child in spinning]
+    return {"gaps_per_second": sum(int(count) for count, _ in found) / seconds / len(cores),
+            "longest_ms": max(float(longest) for _, longest in found)}
+
+
 class Server:
     """A process that prints its address, on a core of its own."""
 
@@ -137,6 +163,10 @@ def main():
     with common.working_in(arguments.work):
         for number in range(1, arguments.rounds + 1):
             say(f"round {number} of {arguments.rounds}")
+            gaps = machine_gaps(arguments.seconds)
+            say(f"the machine itself: {json.dumps(gaps)}")
+            for key, value in gaps.items():
+                seen.setdefault(f"machine.{key}", []).append(value)
             for per_node in (8, 1):
                 start = lambda: coordinator(arguments)
                 measure(arguments, seen, f"rendezvous, {per_node} a node", start, RANKS, per_node, "rendezvous")

@@ -10,7 +10,13 @@
 use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use baton_job::exit;
-use baton_tests::{Cluster, binary};
+use baton_proto::v1::{
+    self, AgentMessage, agent_message::Message, node_service_client::NodeServiceClient,
+    rank_report, watch_events_response::Kind,
+};
+use baton_tests::{Cluster, binary, in_time};
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
 
 /// Runs a coordinator that must refuse to start; its error line.
 fn refused(cluster: &Cluster, flags: &[&str]) -> String {
@@ -153,4 +159,62 @@ fn certificates_and_tokens_that_are_none_are_named() {
     assert!(open.contains("baton cert") && open.contains("--insecure"), "{open}");
     let tokens = refused(&cluster, &["--tokens", &file("tokens", "viewer short\n")]);
     assert!(tokens.contains("tokens: line 1") && !tokens.contains("short"), "{tokens}");
+}
+
+/// What the coordinator answers to an agent that says this and then no more: its error, or how often it spoke before
+/// it hung up.
+async fn says(cluster: &Cluster, messages: &[Message]) -> Result<usize, Status> {
+    let mut client = NodeServiceClient::new(cluster.channel().await);
+    let said = messages.iter().map(|message| AgentMessage { message: Some(message.clone()) });
+    let said = said.collect::<Vec<_>>();
+    // The stream stays open, as that of an agent does.
+    let said = tokio_stream::StreamExt::chain(tokio_stream::iter(said), tokio_stream::pending());
+    let mut answers = client.attach(said).await?.into_inner();
+    let mut heard = 0;
+    while let Some(_directive) = in_time("an answer", answers.message()).await? {
+        heard += 1;
+    }
+    Ok(heard)
+}
+
+#[tokio::test]
+async fn agents_that_speak_nonsense_are_told_which_field_is_wrong_and_nobody_else_notices() {
+    let mut cluster = Cluster::new();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.events().await.next_of(Kind::Saved).await;
+    let hello = v1::Hello {
+        node_id: "stranger".to_owned(),
+        slots: 1,
+        holding: None,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let phaseless = v1::HeldRank { rank: 0, phase: None };
+    let holding = v1::Holding { generation: 1, ranks: vec![phaseless], commit: None };
+    let holding = v1::Hello { holding: Some(holding), ..hello.clone() };
+    let wrong = [
+        (vec![Message::Beat(v1::Beat::default())], "hello"),
+        (vec![Message::Hello(holding)], "HeldRank.phase"),
+    ];
+    for (messages, field) in wrong {
+        let refused = says(&cluster, &messages).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        let named = refused.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(named[0].field, field, "{refused}");
+    }
+    let old = v1::Hello { version: "0.0.9".to_owned(), ..hello.clone() };
+    let refused = says(&cluster, &[Message::Hello(old)]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().contains("0.0.9"), "{refused}");
+
+    // Known, and then a word that no version knows: it is shown out.
+    let pulse = v1::Pulse { activity: 99, ..v1::Pulse::default() };
+    let news = Some(rank_report::News::Pulse(pulse));
+    let report = v1::RankReport { generation: 1, rank: 0, news };
+    let heard = says(&cluster, &[Message::Hello(hello), Message::Rank(report)]).await.unwrap();
+    assert!(heard > 0);
+    assert!(cluster.log("coordinator").contains("malformed message"));
+
+    let (ended, agents) = cluster.finish().await;
+    assert!(ended.success() && agents[0].success(), "{}", cluster.log("coordinator"));
 }

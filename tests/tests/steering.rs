@@ -19,6 +19,7 @@ use baton_proto::v1::{
 use baton_tests::{Cluster, PATIENCE, kill};
 use tokio_stream::StreamExt;
 use tonic::Code;
+use tonic_types::StatusExt;
 
 /// Waits until all ranks say that they are paused, after the same step: which.
 async fn stands_still(cluster: &Cluster) -> u64 {
@@ -128,9 +129,13 @@ async fn a_coordinator_without_a_job_keeps_agents_waiting_and_takes_one_that_out
     let faulty = submit(&["train.epochs=0", "train.global_batch=0"]);
     let refused = client.submit_job(faulty).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    for field in ["train.epochs", "train.global_batch"] {
-        assert!(refused.message().contains(field), "{refused}");
+    let details = refused.get_details_bad_request().unwrap().field_violations;
+    let fields: Vec<&str> = details.iter().map(|violation| violation.field.as_str()).collect();
+    assert_eq!(fields[..2], ["train.epochs", "train.global_batch"]);
+    for violation in &details {
+        assert!(refused.message().contains(&violation.field), "{refused}");
     }
+    assert!(details[0].description.starts_with("is 0: "), "{details:?}");
     let unwritable = submit(&["checkpoint.dir='/proc/nowhere'"]);
     let refused = client.submit_job(unwritable).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
@@ -272,5 +277,7 @@ async fn an_event_id_that_no_event_has_is_out_of_range_and_says_what_is_in_it() 
     let refused = client.watch_events(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::OutOfRange);
     assert!(refused.message().contains("begin with 0"), "{refused}");
+    let details = refused.get_details_bad_request().unwrap().field_violations;
+    assert_eq!(details[0].field, "after_id");
     client.watch_events(WatchEventsRequest { after_id: 0 }).await.unwrap();
 }

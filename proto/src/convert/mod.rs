@@ -13,6 +13,7 @@ mod values;
 mod vitals;
 
 pub use self::{report::check_version, status::status};
+use crate::refusal;
 #[cfg(doc)]
 use crate::v1;
 
@@ -36,7 +37,8 @@ impl Malformed {
 
 impl From<Malformed> for tonic::Status {
     fn from(malformed: Malformed) -> Self {
-        Self::invalid_argument(malformed.to_string())
+        let field = format!("{}.{}", malformed.message, malformed.field);
+        refusal::invalid(malformed.to_string(), [(field, malformed.problem)])
     }
 }
 
