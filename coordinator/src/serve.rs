@@ -70,7 +70,7 @@ pub(crate) struct Args {
     pub(crate) allow_recipe_change: bool,
     /// Send the job's life as OpenTelemetry traces to a collector that speaks OTLP over gRPC, e.g.
     /// http://127.0.0.1:4317. The exporter's usual variables, as OTEL_EXPORTER_OTLP_HEADERS, are obeyed.
-    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_parser = collector)]
+    #[arg(long, value_name = "URL", value_parser = collector)]
     pub(crate) otlp_endpoint: Option<String>,
     /// Form of the log on standard error; its filter is the environment's RUST_LOG.
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]

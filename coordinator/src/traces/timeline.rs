@@ -74,6 +74,7 @@ impl Timeline {
         for event in events {
             this.event(event);
         }
+        this.pause = open_pause(records, events);
         this
     }
 
@@ -90,21 +91,25 @@ impl Timeline {
     pub(crate) fn event(&mut self, event: &LoggedEvent) {
         let LoggedEvent { unix_millis, notice, .. } = event;
         let at = Time(*unix_millis);
-        self.began.get_or_insert(at);
+        // Agents leave after the end.
+        if notice.kind != NoticeKind::NodeLost {
+            self.began.get_or_insert(at);
+        }
         match notice.kind {
             NoticeKind::GenerationOpened => {
                 let number = notice.generation;
                 let (events, dropped) = (Vec::new(), 0);
                 self.generation = Some(OpenGeneration { number, since: at, events, dropped });
             }
-            NoticeKind::Paused => self.pause = Some((at, notice.message.clone())),
-            NoticeKind::Resumed => self.pause = None,
             NoticeKind::Ended => {
                 self.ends += 1;
-                (self.began, self.generation, self.pause) = (None, None, None);
+                (self.began, self.generation) = (None, None);
             }
             // They have spans.
-            NoticeKind::Saved | NoticeKind::Recovered => {}
+            NoticeKind::Saved
+            | NoticeKind::Recovered
+            | NoticeKind::Paused
+            | NoticeKind::Resumed => {}
             kind => {
                 if let Some(open) = &mut self.generation {
                     open.note(at, kind, notice.step.map(|step| step.0), &notice.message);
@@ -127,16 +132,17 @@ impl Timeline {
             }
             Record::Saved(commit) => vec![self.checkpoint(now, commit)],
             Record::Recovery(recovery) => self.recovery(now, recovery),
+            Record::Paused { reason, .. } => {
+                self.pause = Some((now, reason.clone()));
+                Vec::new()
+            }
             Record::Resumed { .. } => self.end_pause(now).into_iter().collect(),
             Record::Ended(outcome) => {
                 let open = [self.end_generation(now), self.end_pause(now)];
                 open.into_iter().flatten().chain([self.whole(now, outcome)]).collect()
             }
             // They are told as events, or to nobody.
-            Record::Paused { .. }
-            | Record::Evaluated { .. }
-            | Record::Diverged(_)
-            | Record::Metered(_) => Vec::new(),
+            Record::Evaluated { .. } | Record::Diverged(_) | Record::Metered(_) => Vec::new(),
         }
     }
 
@@ -274,6 +280,18 @@ impl OpenGeneration {
         attributes.extend(step.map(|step| count("baton.step", step)));
         self.events.push(Event::new(name, system_time(at), attributes, 0));
     }
+}
+
+/// A pause that nothing has ended yet: a drain ends one without a word to people, so that only the records know.
+fn open_pause(records: &[Record], events: &[LoggedEvent]) -> Option<(Time, String)> {
+    let last = records.iter().rev().find_map(|record| match record {
+        Record::Paused { reason, .. } => Some(Some(reason.clone())),
+        Record::Resumed { .. } | Record::Ended(_) => Some(None),
+        _ => None,
+    });
+    let reason = last.flatten()?;
+    let told = events.iter().rev().find(|event| event.notice.kind == NoticeKind::Paused)?;
+    Some((Time(told.unix_millis), reason))
 }
 
 fn generation(number: Generation) -> KeyValue {
@@ -443,13 +461,18 @@ mod tests {
             told(160, NoticeKind::NodeLost, 1),
             told(170, NoticeKind::Paused, 1),
         ];
-        let mut timeline = Timeline::new(job(), &[opened(1)], &past);
+        let paused = Record::Paused { reason: "lunch".to_owned(), at: Duration::ZERO };
+        let resumed = Record::Resumed { at: Duration::ZERO };
+        let mut timeline = Timeline::new(job(), &[opened(1), paused.clone()], &past);
+        // A drain has ended it.
+        let mut drained = Timeline::new(job(), &[opened(1), paused, resumed], &past);
 
+        assert!(drained.record(Time(500), &Record::Ended(Outcome::Stopped))[0].name != "pause");
         let pause = timeline.record(Time(500), &Record::Resumed { at: Duration::ZERO });
         let end = timeline.record(Time(600), &Record::Ended(Outcome::Completed));
 
         assert_eq!(extent(&pause[0]), ("pause", 170, 500));
-        assert_eq!(attribute(&pause[0], "baton.reason"), "Paused in words");
+        assert_eq!(attribute(&pause[0], "baton.reason"), "lunch");
         let extents: Vec<_> = end.iter().map(extent).collect();
         assert_eq!(extents, [("generation", 150, 600), ("job", 100, 600)]);
         assert_eq!(end[0].events.len(), 1);
@@ -467,6 +490,7 @@ mod tests {
         let before = Timeline::new(job(), &[], &past[..2]);
         assert_ne!(timeline.trace_id(), before.trace_id());
 
+        past.push(told(310, NoticeKind::NodeLost, 1));
         past.push(told(900, NoticeKind::NodeJoined, 1));
         let drained = Outcome::Drained { reason: "spot".to_owned() };
         let mut timeline = Timeline::new(job(), &[], &past);

@@ -81,7 +81,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "no_auto_resume")]
     allow_recipe_change: bool,
     /// Send the job's life as OpenTelemetry traces to a collector (OTLP over gRPC), e.g. http://127.0.0.1:4317
-    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    #[arg(long, value_name = "URL")]
     otlp_endpoint: Option<String>,
     /// Print events and progress as JSON lines
     #[arg(long)]
