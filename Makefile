@@ -122,11 +122,18 @@ bench-step: build ## race a training step against PyTorch DDP on the CPU; ARGS="
 	scripts/bench-step/run.sh $(ARGS)
 
 # A GPU machine needs neither Rust nor this build: it gets a stripped worker and PyTorch's libraries.
-.PHONY: gpu-check
-gpu-check: build ## check CUDA, NCCL and libtorch on this machine's GPUs
+.PHONY: gpu-worker
+gpu-worker: build ## a stripped worker for a GPU machine without Rust: target/gpu/baton-worker, to be copied there with scripts/gpu/
 	mkdir -p target/gpu
 	strip -o target/gpu/baton-worker $(BIN)/baton-worker
-	scripts/gpu-check.sh target/gpu/baton-worker
+
+.PHONY: gpu-check
+gpu-check: gpu-worker ## check CUDA, NCCL and libtorch on this machine's GPUs
+	scripts/gpu/check.sh target/gpu/baton-worker
+
+.PHONY: gpu-bench
+gpu-bench: gpu-worker ## race a training step on this machine's GPU against PyTorch, eager and compiled; ARGS="--rounds 1" for a quick look
+	scripts/gpu/bench.sh target/gpu/baton-worker $(ARGS)
 
 .PHONY: clean
 clean: ## remove build outputs; libtorch and tools stay (rm -rf .libtorch .tools)

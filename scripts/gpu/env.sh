@@ -2,7 +2,8 @@
 # Runs a command that finds libtorch and NCCL in this machine's Python packages, so that a GPU machine
 # needs a `baton-worker` and PyTorch, but no Rust and no checkout with .libtorch/.
 #
-#   scripts/gpu-env.sh target/gpu/baton-worker gpu-check
+#   scripts/gpu/env.sh target/gpu/baton-worker gpu-check
+#   scripts/gpu/env.sh --for target/gpu/baton-worker COMMAND...    a command that starts that worker
 #
 # PYTHON names the interpreter that has PyTorch (default: python3).
 set -euo pipefail
@@ -18,7 +19,20 @@ fail() {
     exit 1
 }
 
-[ $# -gt 0 ] || fail "no command given" "usage: scripts/gpu-env.sh COMMAND [ARGUMENT...]"
+worker=${1:-}
+if [ "$worker" = --for ]; then
+    worker=${2:-}
+    shift $(($# > 1 ? 2 : 1))
+fi
+[ $# -gt 0 ] || fail "no command given" "usage: scripts/gpu/env.sh [--for WORKER] COMMAND [ARGUMENT...]"
+if [ ! -e /proc/driver/nvidia/version ] && ! nvidia-smi -L >/dev/null 2>&1; then
+    fail "no NVIDIA driver here" "run this on a GPU machine, with scripts/gpu/ and the worker copied over"
+fi
+[ -x "$worker" ] || fail "no worker at '$worker'" "run 'make gpu-worker' where Baton was built, and bring it here"
+# The build machine's C library must not be newer than this one's.
+if unmet="$(ldd "$worker" 2>&1 | grep -o 'GLIBC[A-Z]*_[0-9.]*. not found')"; then
+    fail "$worker was built on a newer system than this (${unmet%%$'\n'*})" "build it on this system's release"
+fi
 command -v "$PYTHON" >/dev/null || fail "'$PYTHON' was not found" "PYTHON=/path/to/python3 names another"
 
 # Three lines: PyTorch's version, its folder, and NCCL's folder or nothing. PyTorch itself is not

@@ -2,6 +2,7 @@
 
 use baton_job::{
     JobSpec, Rank,
+    dry_run::DryRun,
     plan::virtual_block,
     spec::{Compute, Optimizer, Stage},
 };
@@ -12,7 +13,7 @@ use crate::{layer::Layer, network::Network};
 /// Bytes of a master weight, a gradient that is added up, a moment, a statistic.
 const F32_BYTES: u64 = 4;
 /// Values at the end of a leaf: `TAIL` of `crates/trainer/src/learner.rs`.
-const TAIL: u64 = 7;
+pub const TAIL: u64 = 8;
 /// For CUDA's context, the kernels of libtorch, cuDNN and NCCL, and NCCL's buffers. An allowance.
 const CONTEXT_BYTES: u64 = 1 << 30;
 /// For what cuDNN's convolutions use beside their inputs and outputs. An allowance.
@@ -117,6 +118,32 @@ impl Memory {
         }
         least
     }
+}
+
+/// The least number of micro-batches per virtual rank, above the recipe's, with which every part of `run` stays within
+/// `most_bytes`; `network` makes that of a resolution.
+pub fn accumulation_that_fits(
+    spec: &JobSpec,
+    run: &DryRun,
+    ranks: u32,
+    most_bytes: u64,
+    network: impl Fn(u32) -> Option<Network>,
+) -> Option<u32> {
+    let virtual_ranks = u64::from(spec.train.virtual_ranks);
+    let mut spec = spec.clone();
+    (spec.train.grad_accumulation + 1..=4_096).find(|parts| {
+        spec.train.grad_accumulation = *parts;
+        let parts = virtual_ranks * u64::from(*parts);
+        run.stretches.iter().all(|stretch| {
+            // BatchNorm has no variance of one sample.
+            let micro_batch = stretch.global_batch / parts;
+            let whole = stretch.global_batch.is_multiple_of(parts) && micro_batch >= 2;
+            let fits = |network| {
+                Memory::new(&spec, &network, ranks, micro_batch).total_bytes <= most_bytes
+            };
+            whole && network(stretch.resolution).is_some_and(fits)
+        })
+    })
 }
 
 /// What stays from update to update.

@@ -83,6 +83,8 @@ pub struct Roofline {
     pub bytes_per_second: f64,
     /// Of a value.
     value_bytes: u64,
+    /// In which the host starts an operation.
+    launch_seconds: f64,
     /// Measured seconds for each one of this model.
     pub calibration: f64,
 }
@@ -98,8 +100,16 @@ impl Roofline {
             flop_per_second: arithmetic.peak * efficiency,
             bytes_per_second: gpu.bandwidth * BANDWIDTH_EFFICIENCY,
             value_bytes: value_bytes(compute),
+            launch_seconds: LAUNCH_SECONDS,
             calibration: 1.0,
         }
+    }
+
+    /// That of a device which reached these rates, all of them at any time: nothing is faster.
+    #[must_use]
+    pub fn of_peaks(flop_per_second: f64, bytes_per_second: f64, compute: Compute) -> Self {
+        let (value_bytes, launch_seconds) = (value_bytes(compute), 0.0);
+        Self { flop_per_second, bytes_per_second, value_bytes, launch_seconds, calibration: 1.0 }
     }
 
     /// Forward and backward pass over `samples`, by kind.
@@ -128,7 +138,7 @@ impl Roofline {
     /// So many bytes to and from memory, by so many operations.
     #[must_use]
     pub fn moving(&self, bytes: f64, launches: u64) -> f64 {
-        let launching = launches as f64 * LAUNCH_SECONDS;
+        let launching = launches as f64 * self.launch_seconds;
         self.calibration * (bytes / self.bytes_per_second).max(launching)
     }
 
@@ -151,7 +161,7 @@ impl Roofline {
     fn seconds(&self, flop: f64, bytes: f64, launches: u64) -> Seconds {
         let arithmetic = flop / self.flop_per_second;
         let bandwidth = bytes / self.bytes_per_second;
-        let starting = launches as f64 * LAUNCH_SECONDS;
+        let starting = launches as f64 * self.launch_seconds;
         let bound = Seconds::default();
         let bound = if starting >= arithmetic.max(bandwidth) {
             Seconds { launches: starting, ..bound }

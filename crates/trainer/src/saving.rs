@@ -248,7 +248,11 @@ fn problem(error: baton_checkpoint::Error) -> SaveProblem {
     SaveProblem { message: error.to_string(), fence }
 }
 
-fn copy<L: Learner>(
+/// Copies a rank's slice of the state to the host: what training stands still for at a checkpoint.
+///
+/// # Errors
+/// The device failed.
+pub fn copy<L: Learner>(
     learner: &mut L,
     rank: Rank,
     world_size: u32,

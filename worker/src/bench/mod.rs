@@ -7,18 +7,26 @@ mod ranks;
 
 use std::time::Instant;
 
+use baton_checkpoint::Snapshot;
 use baton_collectives::{Collective, Part, local, tree::Fold};
 use baton_data::{Batch, InputType};
 use baton_job::{
-    JobSpec, Step,
+    JobSpec, Rank, Step,
     exit::{Class, Failure},
     ids::LocalRank,
     plan::virtual_block,
     spec::Compute,
 };
+use baton_plan::{
+    network::{Input, Network},
+    roofline::{self, Roofline},
+};
 use baton_trainer::{
-    Error, Leaf, Learner, Update,
-    torch::{self, TorchLearner},
+    Error, Leaf, Learner, Update, take_snapshot,
+    torch::{
+        self, TorchLearner,
+        peaks::{self, Peaks},
+    },
 };
 use serde::{Deserialize, Serialize};
 
@@ -34,9 +42,12 @@ pub(crate) struct Args {
     /// Images per step and rank.
     #[arg(long, value_name = "N", default_value_t = 16)]
     batch: u32,
-    /// Steps measured, after two that are not.
+    /// Steps measured.
     #[arg(long, value_name = "N", default_value_t = 10)]
     steps: u32,
+    /// Steps before them: they get memory, and libraries try out their algorithms.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    warm_up: u32,
     /// Processes that add up their gradients; a power of two.
     #[arg(long, value_name = "N", default_value_t = 1)]
     ranks: u32,
@@ -52,6 +63,12 @@ pub(crate) struct Args {
     /// Change one value of the made-up recipe, e.g. --set precision.compute=bf16. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// Measure besides what the device can do at best, and which share of that a step reaches.
+    #[arg(long)]
+    roofline: bool,
+    /// Measure besides for how long a checkpoint lets training stand still.
+    #[arg(long)]
+    snapshot: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -67,6 +84,8 @@ struct Measured {
     on_gpu: bool,
     /// Median over the steps.
     step_seconds: f64,
+    /// Of all steps together, also of what passes between them.
+    mean_step_seconds: f64,
     best_step_seconds: f64,
     /// Of that for adding up gradients, waiting for the others included.
     all_reduce_seconds: f64,
@@ -76,6 +95,12 @@ struct Measured {
     page_faults: f64,
     /// Most memory this process had, in MiB.
     peak_mib: f64,
+    /// With `--roofline`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peaks: Option<Peaks>,
+    /// With `--snapshot`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot_seconds: Option<f64>,
 }
 
 /// What `--json` prints: what was measured and of what, for `baton plan --calibration` and scripts.
@@ -90,6 +115,10 @@ struct Told<'a> {
     compute: Compute,
     #[serde(flatten)]
     measured: Measured,
+    /// Of the measured time, how much forward and backward pass would take if each of their operations reached the
+    /// rates of `peaks`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    roofline_share: Option<f64>,
 }
 
 /// Measures and prints.
@@ -124,7 +153,11 @@ fn measure(
     let mut fold = Fold::new(block.start);
     let (mut steps, mut reduces, mut updates) = (Vec::new(), Vec::new(), Vec::new());
     let mut faults = Vec::new();
-    for step in 0..args.steps + 2 {
+    let mut began = Instant::now();
+    for step in 0..args.steps + args.warm_up {
+        if step == args.warm_up {
+            began = Instant::now();
+        }
         let faults_before = page_faults();
         let start = Instant::now();
         let mut leaf = match fold.take_buffer() {
@@ -156,20 +189,57 @@ fn measure(
         updates.push(update.elapsed().as_secs_f64());
         faults.push(page_faults() - faults_before);
     }
+    let mean_step_seconds = began.elapsed().as_secs_f64() / f64::from(args.steps.max(1));
+    let warm_up = args.warm_up as usize;
+    let median = |values: &mut Vec<f64>| {
+        values.drain(..warm_up);
+        median(values)
+    };
     Ok(Measured {
         on_gpu: device != torch::Device::Cpu,
         step_seconds: median(&mut steps),
+        mean_step_seconds,
         best_step_seconds: steps.first().copied().unwrap_or_default(),
         all_reduce_seconds: median(&mut reduces),
         optimizer_seconds: median(&mut updates),
         page_faults: median(&mut faults),
         peak_mib: peak_mib(),
+        snapshot_seconds: args.snapshot.then(|| snapshot(&mut learner, args.ranks)).transpose()?,
+        // Not before: it takes memory that a step may need.
+        peaks: match args.roofline {
+            true => Some(peaks::measure(device, spec.precision.compute).map_err(failure)?),
+            false => None,
+        },
     })
 }
 
-/// Of all but the first two; leaves those that count in rising order.
-fn median(values: &mut Vec<f64>) -> f64 {
-    values.drain(..2);
+/// For how long training stands still for a checkpoint: median, after a first one that gets the memory.
+fn snapshot(learner: &mut TorchLearner, ranks: u32) -> Result<f64, Failure> {
+    let mut snapshot = Snapshot::default();
+    let mut times = Vec::new();
+    for _ in 0..6 {
+        let start = Instant::now();
+        let taken = take_snapshot(learner, Rank(0), ranks, &mut snapshot);
+        taken.map_err(|error| crash(error.to_string()))?;
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.remove(0);
+    Ok(median(&mut times))
+}
+
+/// How much of a step forward and backward pass would take at best.
+fn roofline_share(spec: &JobSpec, args: &Args, measured: &Measured) -> Option<f64> {
+    let Peaks { copy_bytes_per_second, flop_per_second } = measured.peaks?;
+    let input = Input::Image { resolution: u64::from(args.resolution) };
+    let network = Network::new(&spec.model, input)?;
+    let compute = spec.precision.compute;
+    let roofline = Roofline::of_peaks(flop_per_second, copy_bytes_per_second, compute);
+    let rows = roofline.training(spec, &network, u64::from(args.batch));
+    Some(roofline::total(&rows).total() / measured.step_seconds)
+}
+
+/// Leaves them in rising order.
+fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or_default()
 }
@@ -229,12 +299,17 @@ fn print(args: &Args, spec: &JobSpec, all: &[Measured]) {
     let worst = Measured {
         on_gpu: all.iter().any(|measured| measured.on_gpu),
         step_seconds: most(|m| m.step_seconds),
+        mean_step_seconds: most(|m| m.mean_step_seconds),
         best_step_seconds: most(|m| m.best_step_seconds),
         all_reduce_seconds: most(|m| m.all_reduce_seconds),
         optimizer_seconds: most(|m| m.optimizer_seconds),
         page_faults: most(|m| m.page_faults),
         peak_mib: most(|m| m.peak_mib),
+        snapshot_seconds: all.iter().filter_map(|m| m.snapshot_seconds).reduce(f64::max),
+        // Of the first rank's device; they are alike.
+        peaks: all.iter().find_map(|measured| measured.peaks),
     };
+    let roofline_share = roofline_share(spec, args, &worst);
     if args.json {
         let told = Told {
             arch: &args.arch,
@@ -243,6 +318,7 @@ fn print(args: &Args, spec: &JobSpec, all: &[Measured]) {
             ranks: args.ranks,
             compute: spec.precision.compute,
             measured: worst,
+            roofline_share,
         };
         println!("{}", serde_json::to_string(&told).unwrap_or_default());
         return;
@@ -263,6 +339,18 @@ fn print(args: &Args, spec: &JobSpec, all: &[Measured]) {
         worst.page_faults,
         worst.peak_mib
     );
+    if let Some(seconds) = worst.snapshot_seconds {
+        println!("a checkpoint lets training stand still for {:.2} ms", seconds * 1e3);
+    }
+    if let (Some(peaks), Some(share)) = (worst.peaks, roofline_share) {
+        println!(
+            "at best this device copies {:.1} GB/s and computes {:.2} TFLOP/s: forward and backward pass would \
+             take {:.1} % of the step",
+            peaks.copy_bytes_per_second / 1e9,
+            peaks.flop_per_second / 1e12,
+            share * 100.0
+        );
+    }
 }
 
 fn failure(error: baton_trainer::learner::Error) -> Failure {

@@ -4,6 +4,7 @@
 //! breaks whatever the main thread waits for; the model stays in memory from one to the next.
 
 mod inbox;
+mod memory;
 
 use std::{
     fs::OpenOptions,
@@ -20,7 +21,7 @@ use baton_collectives::{
     nccl::{self, NcclCollective},
     tcp::{self, TcpCollective},
 };
-use baton_data::CpuShare;
+use baton_data::{CpuShare, InputType};
 use baton_job::{
     Generation, JobId, JobSpec,
     exit::{Class, Failure},
@@ -169,6 +170,7 @@ struct RankProcess {
 impl RankProcess {
     /// One generation after the other.
     fn serve<L: Learner>(self, job: Job, build: Build<L>) -> Result<(), Failure> {
+        let (samples, input_type) = (job.inputs.agenda().samples, job.inputs.input_type().clone());
         let mut trainer = Trainer::new(job, build).map_err(|error| error.failure())?;
         self.voice.write(&FromRank::Warm);
         loop {
@@ -184,9 +186,24 @@ impl RankProcess {
                     warn!(%generation, %error, "lost the other ranks");
                     self.voice.say(generation, RankNews::Lost { detail: error.to_string() });
                 }
-                Err(error) => return Err(error.failure()),
+                Err(error) => {
+                    let failure = error.failure();
+                    return Err(self.advise(failure, orders.world_size, samples, &input_type));
+                }
             }
         }
+    }
+
+    /// Says of a GPU whose memory was too small what would fit.
+    fn advise(&self, failure: Failure, ranks: u32, samples: u64, input: &InputType) -> Failure {
+        // The host's own memory is told in other words.
+        if failure.class != Class::OutOfMemory || !failure.message.contains("CUDA") {
+            return failure;
+        }
+        let remedy = torch::device::memory_bytes(self.device)
+            .and_then(|bytes| memory::remedy(&self.spec, ranks, samples, input, bytes));
+        let Some(remedy) = remedy else { return failure };
+        Failure { message: format!("{}; {remedy}", failure.message), ..failure }
     }
 
     fn take_part<L: Learner>(

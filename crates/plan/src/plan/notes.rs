@@ -6,14 +6,16 @@ use baton_job::{
 };
 
 use super::{Plan, Question};
-use crate::{Machine, memory::Memory, update::Limit};
+use crate::{Machine, memory, update::Limit};
 
 impl Question<'_> {
     pub(super) fn notes(&self, plan: &Plan, machine: &Machine, run: &DryRun) -> Vec<String> {
         let (spec, mut notes) = (self.spec, Vec::new());
         if !plan.fits {
             let Stretch { micro_batch, resolution, .. } = plan.memory_phase;
-            let remedy = match self.accumulation_that_fits(plan, run) {
+            let network = |resolution| self.network(resolution).ok();
+            let (ranks, room) = (plan.ranks, plan.gpu_memory_bytes);
+            let remedy = match memory::accumulation_that_fits(spec, run, ranks, room, network) {
                 Some(parts) => format!(
                     "--set train.grad_accumulation={parts} makes it (BatchNorm then sees fewer samples), \
                      or name stages in train.recompute"
@@ -63,25 +65,5 @@ impl Question<'_> {
             notes.push("cluster.device = cpu: the plan is for GPUs all the same".to_owned());
         }
         notes
-    }
-
-    /// The least number of micro-batches per virtual rank with which every phase fits.
-    fn accumulation_that_fits(&self, plan: &Plan, run: &DryRun) -> Option<u32> {
-        let virtual_ranks = u64::from(self.spec.train.virtual_ranks);
-        let mut spec = self.spec.clone();
-        (spec.train.grad_accumulation + 1..=4_096).find(|parts| {
-            spec.train.grad_accumulation = *parts;
-            let parts = virtual_ranks * u64::from(*parts);
-            run.stretches.iter().all(|stretch| {
-                // BatchNorm has no variance of one sample.
-                let micro_batch = stretch.global_batch / parts;
-                let whole = stretch.global_batch.is_multiple_of(parts) && micro_batch >= 2;
-                whole
-                    && self.network(stretch.resolution).is_ok_and(|network| {
-                        let need = Memory::new(&spec, &network, plan.ranks, micro_batch);
-                        need.total_bytes <= plan.gpu_memory_bytes
-                    })
-            })
-        })
     }
 }

@@ -79,3 +79,17 @@ fn convolutions_of_a_forward_pass_are_two_operations_per_multiplication() {
     let flop: f64 = rows.iter().map(|row| row.flop).sum();
     assert_eq!(flop, 2.0 * 10.0 * network.macs() as f64);
 }
+
+#[test]
+fn a_device_that_does_as_well_as_it_ever_did_takes_as_long_as_its_bounds() {
+    let spec = spec(&["precision.compute=bf16"]);
+    let network = Network::new(&spec.model, Input::Image { resolution: 224 }).unwrap();
+    let (flop, bytes) = (500e12, 3e12);
+    let rows = Roofline::of_peaks(flop, bytes, Compute::Bf16).training(&spec, &network, 256);
+    let seconds = total(&rows);
+    let arithmetic: f64 = rows.iter().map(|row| row.flop / flop).sum();
+    let bandwidth: f64 = rows.iter().map(|row| row.bytes / bytes).sum();
+    assert_eq!(seconds.launches, 0.0);
+    assert!(seconds.total() >= arithmetic.max(bandwidth), "{seconds:?}");
+    assert!(seconds.total() <= arithmetic + bandwidth, "{seconds:?}");
+}

@@ -145,6 +145,26 @@ pub fn gpu_count() -> u32 {
     driver_gpus().unwrap_or(0)
 }
 
+/// The memory of a GPU as the driver tells it; none of a CPU.
+#[must_use]
+pub fn memory_bytes(device: Device) -> Option<u64> {
+    type DeviceGet = unsafe extern "C" fn(device: *mut c_int, ordinal: c_int) -> c_int;
+    type DeviceTotalMem = unsafe extern "C" fn(bytes: *mut usize, device: c_int) -> c_int;
+    let Device::Cuda(ordinal) = device else { return None };
+    let driver = load("libcuda.so.1".into()).ok()?;
+    let (mut handle, mut bytes) = (0, 0);
+    // SAFETY: both signatures are those of the CUDA driver API, section "Device Management"; what is written to
+    // outlives the calls. Without a driver that was initialised they return an error.
+    #[allow(unsafe_code)]
+    let told = unsafe {
+        let get = driver.get::<DeviceGet>(b"cuDeviceGet\0").ok()?;
+        let total = driver.get::<DeviceTotalMem>(b"cuDeviceTotalMem_v2\0").ok()?;
+        get(&raw mut handle, c_int::try_from(ordinal).ok()?) == 0
+            && total(&raw mut bytes, handle) == 0
+    };
+    told.then_some(bytes as u64)
+}
+
 /// Nothing without a driver.
 fn driver_gpus() -> Option<u32> {
     type Init = unsafe extern "C" fn(flags: c_uint) -> c_int;

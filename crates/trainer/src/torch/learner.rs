@@ -6,7 +6,7 @@ use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, mix::Mix};
 use baton_job::{
     JobSpec,
-    spec::{Augment, Compute, Stage},
+    spec::{Augment, Stage},
 };
 use tch::{Device, Kind, Tensor};
 
@@ -22,7 +22,7 @@ use super::{
     optimizer::{Optimizer, Rates},
     resnet::{self, Resnet, Tensors},
     weights,
-    working::Working,
+    working::{self, Working},
 };
 use crate::learner::{
     Error, Judged, Leaf, Learner, Region, Sums, TAIL, TensorPlace, Update, Weights,
@@ -138,11 +138,7 @@ impl TorchLearner {
         let float = (Kind::Float, device);
         let weights = Tensor::f_zeros([layout.parameters_len()], float)?;
         let running = Tensor::f_zeros([layout.statistics_len()], float)?;
-        let kind = match spec.precision.compute {
-            Compute::Fp32 => Kind::Float,
-            Compute::Bf16 => Kind::BFloat16,
-            Compute::Fp16 => Kind::Half,
-        };
+        let kind = working::kind(spec.precision.compute);
         let working = Working::new(&layout, &weights, kind)?;
         working.require_gradients(&layout)?;
         let optimizer = Optimizer::new(spec, &layout, device)?;

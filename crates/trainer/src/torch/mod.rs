@@ -9,6 +9,7 @@
 //! | [`device`] | opening CPU or GPU, threads, libtorch's version |
 //! | [`learner`] | [`TorchLearner`]: the [`Learner`](crate::Learner) contract over the parts below |
 //! | [`weights`] | reading exported weights |
+//! | [`peaks`] | what a device can do at best |
 //! | `flat` | where each tensor lies in its buffer |
 //! | `resnet` | the networks |
 //! | `working` | weights in the recipe's number format |
@@ -33,6 +34,7 @@ pub mod learner;
 mod mixing;
 mod objective;
 mod optimizer;
+pub mod peaks;
 mod resnet;
 #[cfg(test)]
 mod tests;

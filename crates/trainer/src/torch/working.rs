@@ -3,9 +3,19 @@
 //!
 //! BatchNorm's parameters and biases stay f32.
 
+use baton_job::spec::Compute;
 use tch::{Kind, Tensor};
 
 use super::flat::{Layout, views};
+
+/// The number format of a recipe.
+pub(super) fn kind(compute: Compute) -> Kind {
+    match compute {
+        Compute::Fp32 => Kind::Float,
+        Compute::Bf16 => Kind::BFloat16,
+        Compute::Fp16 => Kind::Half,
+    }
+}
 
 /// Readable weights.
 #[derive(Debug)]

@@ -37,6 +37,7 @@ fn parameter_counts_are_torchvisions() {
 /// `baton plan` describes the networks once more, without tensors.
 #[test]
 fn what_is_planned_is_what_is_trained() {
+    assert_eq!(baton_plan::memory::TAIL, crate::learner::TAIL as u64);
     let image = network::Input::Image { resolution: 32 };
     let signal = network::Input::Signal { channels: 1, length: 100 };
     for (arch, input) in [

@@ -1,0 +1,112 @@
+//! What to do when a GPU's memory was too small: the batch that would fit.
+
+use baton_data::InputType;
+use baton_job::{JobSpec, dry_run::DryRun};
+use baton_plan::{
+    memory::{Memory, accumulation_that_fits},
+    network::{Input, Network},
+};
+
+/// The advice for one of `ranks` whose GPU has so much memory, as the end of a sentence; none if the arithmetic knows
+/// nothing of this network.
+///
+/// By the arithmetic of `baton plan` (docs/plan.md), as the run has not got far enough to tell.
+pub(super) fn remedy(
+    spec: &JobSpec,
+    ranks: u32,
+    samples: u64,
+    input: &InputType,
+    memory_bytes: u64,
+) -> Option<String> {
+    let run = DryRun::new(spec, samples).ok()?;
+    let network = |resolution: u32| {
+        let input = match input {
+            InputType::Image => Input::Image { resolution: u64::from(resolution) },
+            InputType::Array(shape) => {
+                let (length, channels) = shape.split_last()?;
+                Input::Signal { channels: channels.iter().product(), length: *length }
+            }
+        };
+        Network::new(&spec.model, input)
+    };
+    let needs = run.stretches.iter().filter_map(|stretch| {
+        let network = network(stretch.resolution)?;
+        let need = Memory::new(spec, &network, ranks, stretch.micro_batch).total_bytes;
+        Some((need, stretch.micro_batch, network))
+    });
+    let (need, wanted, largest) = needs.max_by_key(|(need, ..)| *need)?;
+    let fits = Memory::largest_micro_batch(spec, &largest, ranks, memory_bytes);
+    let gib = memory_bytes as f64 / f64::from(1 << 30);
+    let room =
+        format!("of {gib:.0} GiB, {fits} samples at a time fit, and the recipe has {wanted}");
+    if need <= memory_bytes {
+        return Some(format!("{room}: does another process use this GPU? See `nvidia-smi`"));
+    }
+    Some(match accumulation_that_fits(spec, &run, ranks, memory_bytes, network) {
+        Some(parts) => format!(
+            "{room}: set train.grad_accumulation = {parts} (BatchNorm then sees fewer samples), or name stages \
+             in train.recompute; see `baton plan`"
+        ),
+        None => format!(
+            "{room}: name stages in train.recompute, or lower train.global_batch or train.resolution; see \
+             `baton plan`"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn remedy_on(gib: u64, changes: &[&str]) -> String {
+        let text = r#"
+            name = "test"
+            model = { arch = "resnet50", num_classes = 1000 }
+            data = { train = "none", val = "none" }
+            train = { epochs = 1, global_batch = 1024, resolution = 224, virtual_ranks = 1 }
+            optimizer = { kind = "sgd", momentum = 0.9 }
+            schedule = { kind = "constant", lr = 0.1 }
+        "#;
+        let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
+        let spec = JobSpec::from_toml(text, &changes).unwrap();
+        remedy(&spec, 1, 1_281_167, &InputType::Image, gib * GIB).unwrap()
+    }
+
+    /// The number behind `before` in `text`.
+    fn number(text: &str, before: &str) -> u64 {
+        let rest = text.split(before).nth(1).unwrap_or_else(|| panic!("{before} in {text}"));
+        rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_batch_too_large_is_told_with_the_one_that_fits_and_how_to_get_there() {
+        let text = remedy_on(40, &[]);
+        let fits = number(&text, "GiB, ");
+        assert!((64..1024).contains(&fits), "{text}");
+        let parts = number(&text, "grad_accumulation = ");
+        assert!(1024 / parts <= fits && 1024 % parts == 0, "{text}");
+        // Who follows the advice has room, and a recipe that is taken.
+        let followed = format!("train.grad_accumulation={parts}");
+        assert!(remedy_on(40, &[&followed]).contains("nvidia-smi"));
+    }
+
+    #[test]
+    fn the_phase_that_needs_most_is_the_one_that_counts() {
+        let changes = [
+            "train.epochs=2",
+            "train.global_batch=4096",
+            "train.resolution=160",
+            "train.phases=[{ from_epoch = 1, resolution = 224, global_batch = 256 }]",
+        ];
+        let text = remedy_on(40, &changes);
+        assert!(text.contains("the recipe has 4096"), "{text}");
+    }
+
+    #[test]
+    fn a_gpu_too_small_for_one_sample_is_told_so() {
+        let text = remedy_on(2, &[]);
+        assert!(text.contains("0 samples at a time fit") && text.contains("recompute"), "{text}");
+    }
+}
