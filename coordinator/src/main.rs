@@ -2,7 +2,7 @@
 //!
 //! The rules are in `baton_job::engine`; this is its shell. [`job`] is the loop that owns the
 //! machine, [`journal`] its memory, [`metrics`], [`logs`] and [`traces`] what only people read,
-//! [`node_service`] and [`job_service`] translate gRPC, [`serve`] puts them together.
+//! [`node_service`] and [`job_service`] translate gRPC, [`incoming`] lets clients in, [`serve`] puts them together.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +11,7 @@ mod clock;
 mod diagnosis;
 mod endpoint;
 mod failure;
+mod incoming;
 mod job;
 mod job_service;
 mod journal;

@@ -19,7 +19,7 @@ use tonic::{
     Status,
     body::Body,
     service::Routes,
-    transport::{Server, ServerTlsConfig, Uri, server::TcpIncoming},
+    transport::{Server, ServerTlsConfig, Uri},
 };
 use tower_layer::{Identity, Stack};
 use tracing_subscriber::EnvFilter;
@@ -29,6 +29,7 @@ use crate::{
     clock::unix_millis,
     endpoint::EndpointFile,
     failure::{bad_input, crash},
+    incoming,
     job::{End, Input, Snapshot},
     job_service::Jobs,
     logs::{Logs, Tee},
@@ -123,7 +124,7 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
         let refuse = |status| baton_dashboard::refusal(status).map(Body::new);
         let server = server(tls)?.layer(GuardLayer::new(tokens, refuse));
         // The port before anything is touched: it is what fails most often.
-        let listener = bind(args).await?;
+        let listener = bind(args)?;
         let address = listener.local_addr().map_err(|error| crash(error.to_string()))?;
         fs::create_dir_all(&args.run_dir).map_err(|error| {
             let dir = args.run_dir.display();
@@ -220,7 +221,7 @@ async fn submitted(
     Err(crash("nobody can submit a job any more; this is a bug".to_owned()))
 }
 
-async fn bind(args: &Args) -> Result<TcpListener, Failure> {
+fn bind(args: &Args) -> Result<TcpListener, Failure> {
     let listen = args.listen;
     if !listen.ip().is_loopback() && !args.insecure && !args.access.are_secure() {
         return Err(bad_input(format!(
@@ -229,7 +230,7 @@ async fn bind(args: &Args) -> Result<TcpListener, Failure> {
              --insecure on a network you trust"
         )));
     }
-    TcpListener::bind(listen).await.map_err(|error| {
+    incoming::listen(listen).map_err(|error| {
         bad_input(format!(
             "cannot listen on {listen}: {error}; is another coordinator running? Choose another port \
              with --listen, or --listen 127.0.0.1:0 for a free one"
@@ -286,10 +287,7 @@ async fn serve_all(
         Routes::new(health_service).add_service(reflection).add_service(jobs).add_service(nodes);
     let merged = std::mem::take(routes.axum_router_mut()).merge(dashboard);
     *routes.axum_router_mut() = merged;
-    server
-        .add_routes(routes)
-        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)))
-        .await?;
+    server.add_routes(routes).serve_with_incoming(incoming::incoming(listener)).await?;
     Ok(())
 }
 

@@ -71,6 +71,8 @@ pub struct Cluster {
     folder: TempDir,
     overrides: Vec<String>,
     environment: Vec<(String, String)>,
+    /// What a shell's `ulimit` is told before it becomes the coordinator.
+    limit: Option<String>,
     coordinator: Option<Child>,
     agents: Vec<Agent>,
     url: String,
@@ -96,6 +98,7 @@ impl Cluster {
             overrides: Vec::new(),
             // No test asks the machine's own metadata service, if it has one.
             environment: vec![("AWS_EC2_METADATA_DISABLED".to_owned(), "true".to_owned())],
+            limit: None,
             coordinator: None,
             agents: Vec::new(),
             url: String::new(),
@@ -153,12 +156,19 @@ impl Cluster {
 
     /// Starts a coordinator and waits until it serves.
     pub async fn start_coordinator(&mut self, flags: &[&str]) {
-        let mut command = Command::new(binary("baton-coordinator"));
+        let mut command = self.program();
         command.arg("serve").arg("--recipe").arg(self.recipe());
         for entry in &self.overrides {
             command.args(["--set", entry]);
         }
         self.coordinate(command, flags).await;
+    }
+
+    /// Lets the coordinator open only so many files: a number, or `-S` and a number for a limit that it may raise.
+    #[must_use]
+    pub fn with_open_files(mut self, limit: &str) -> Self {
+        self.limit = Some(limit.to_owned());
+        self
     }
 
     /// The flags with which a coordinator serves where the last one did, which is where agents look for it.
@@ -169,9 +179,17 @@ impl Cluster {
 
     /// Starts a coordinator that knows of no job but what its run folder holds.
     pub async fn start_idle_coordinator(&mut self, flags: &[&str]) {
-        let mut command = Command::new(binary("baton-coordinator"));
+        let mut command = self.program();
         command.arg("serve");
         self.coordinate(command, flags).await;
+    }
+
+    fn program(&self) -> Command {
+        let program = binary("baton-coordinator");
+        let Some(limit) = &self.limit else { return Command::new(program) };
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(format!("ulimit {limit} && exec \"$0\" \"$@\"")).arg(program);
+        shell
     }
 
     async fn coordinate(&mut self, mut command: Command, flags: &[&str]) {

@@ -14,6 +14,7 @@ use baton_proto::v1::{
     DrainRequest, GetStatusRequest, SubmitJobRequest, watch_events_response::Kind,
 };
 use baton_tests::{Cluster, in_time};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -113,27 +114,38 @@ async fn with_tokens_the_page_is_open_what_it_shows_is_for_viewers_and_what_it_s
     cluster.finish().await;
 }
 
+/// As a client does that means no good: it says nothing, the beginning of a request, or what is no request at all.
+async fn bother(url: &str, number: usize) -> TcpStream {
+    let mut stream = connect(url).await;
+    let said: &[u8] = match number % 3 {
+        0 => b"",
+        1 => b"POST /baton.v1.JobService/GetStatus HTTP/1.1\r\nhos",
+        _ => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\xff\xff",
+    };
+    stream.write_all(said).await.unwrap();
+    stream
+}
+
+/// How many connections this process can have, of so many.
+fn affordable(wanted: u64) -> usize {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let most = getrlimit(Resource::Nofile).current.or(current).unwrap_or(u64::MAX);
+    usize::try_from(wanted.min(most.saturating_sub(200))).unwrap()
+}
+
 #[tokio::test]
 async fn idle_slow_and_oversized_clients_keep_nobody_from_an_answer() {
-    let mut cluster = Cluster::endless();
+    // Fewer files than the clients want, as a system lets a process have at first.
+    let mut cluster = Cluster::endless().with_open_files("-Sn 256");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 1);
     cluster.events().await.next_of(Kind::Saved).await;
     let url = cluster.url();
 
     let mut others = Vec::new();
-    for number in 0..400 {
-        let mut other = connect(&url).await;
-        match number % 3 {
-            // It says nothing, the beginning of a request, or what is no request at all.
-            0 => {}
-            1 => other
-                .write_all(b"POST /baton.v1.JobService/GetStatus HTTP/1.1\r\nhos")
-                .await
-                .unwrap(),
-            _ => other.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\xff\xff").await.unwrap(),
-        }
-        others.push(other);
+    for number in 0..affordable(5_000) {
+        others.push(bother(&url, number).await);
     }
     let oversized = SubmitJobRequest { recipe: "#".repeat(8 << 20), overrides: Vec::new() };
     let refused = cluster.client().await.submit_job(oversized).await.unwrap_err();
@@ -148,8 +160,40 @@ async fn idle_slow_and_oversized_clients_keep_nobody_from_an_answer() {
         }
     })
     .await;
+    // The first one has said nothing, and is not kept.
+    let mut nothing = [0];
+    let heard = in_time("a silent client is shown out", others[0].read(&mut nothing)).await;
+    assert_eq!(heard.unwrap_or(0), 0);
     drop(others);
     cluster.client().await.drain(DrainRequest::default()).await.unwrap();
     let (coordinator, _) = cluster.finish().await;
     assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)));
+}
+
+#[tokio::test]
+async fn a_coordinator_that_has_as_many_clients_as_it_can_says_so_and_goes_on_when_some_are_gone() {
+    let mut cluster = Cluster::endless().with_open_files("-n 100");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let mut events = cluster.events().await;
+    events.next_of(Kind::Saved).await;
+    let mut others = Vec::new();
+    for number in 0..60 {
+        others.push(bother(&cluster.url(), number).await);
+    }
+    in_time("it says so", async {
+        while !cluster.log("coordinator").contains("new connections wait") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+
+    // Who is connected notices nothing.
+    events.next_of(Kind::Saved).await;
+    drop(others);
+    cluster.client().await.drain(DrainRequest::default()).await.unwrap();
+    let (coordinator, _) = cluster.finish().await;
+
+    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)));
+    assert_eq!(cluster.log("coordinator").matches("new connections wait").count(), 1);
 }
