@@ -22,16 +22,16 @@ use tokio::{
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
-use tracing::{debug, warn};
+use tracing::warn;
 
 /// Longest wait for a client's first word, which in HTTP and TLS is the client's to say.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Until the listener is asked again after a failure that is not one connection's.
+/// Until the listener is asked again after a failure.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Connections that have spoken and that the server has not taken yet.
 const QUEUE: usize = 64;
 /// Connections that wait to be taken, as far as the system allows: thousands of agents may come at the same moment, and
-/// one that finds the queue full tries again after a second.
+/// one that finds the queue full tries again after a second. The standard library's is 128.
 const BACKLOG: u32 = 4_096;
 /// Files that this process opens besides.
 const RESERVED: u64 = 64;
@@ -74,7 +74,7 @@ pub(crate) fn incoming(listener: TcpListener) -> impl Stream<Item = io::Result<C
 
 async fn accept(listener: TcpListener, most: usize, spoken: mpsc::Sender<io::Result<Client>>) {
     let places = Arc::new(Semaphore::new(most));
-    let mut full = false;
+    let (mut full, mut failed) = (false, false);
     loop {
         if places.available_permits() == 0 && !std::mem::replace(&mut full, true) {
             warn!(
@@ -88,9 +88,11 @@ async fn accept(listener: TcpListener, most: usize, spoken: mpsc::Sender<io::Res
             Ok((stream, _)) => {
                 tokio::spawn(hear(Client { stream, _place: place }, spoken.clone()));
             }
+            // What happened to one connection is over with it; a machine out of files or memory may stay so.
             Err(error) => {
-                debug!(%error, "a connection is lost");
-                // What happened to one connection is over with it, anything else may last.
+                if !std::mem::replace(&mut failed, true) {
+                    warn!(%error, "a connection cannot be taken, and is asked for again; later ones are not told");
+                }
                 sleep(PAUSE).await;
             }
         }

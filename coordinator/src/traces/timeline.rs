@@ -168,12 +168,11 @@ impl Timeline {
 
     fn end_generation(&mut self, now: Time) -> Option<SpanData> {
         let OpenGeneration { number, since, events, dropped } = self.generation.take()?;
-        let mut attributes = vec![generation(number)];
-        // Unknown of one that an older coordinator opened.
-        if self.extent.ranks > 0 {
-            attributes.push(count("baton.world_size", self.extent.ranks as u64));
-            attributes.push(count("baton.nodes", self.extent.nodes as u64));
-        }
+        let attributes = vec![
+            generation(number),
+            count("baton.world_size", self.extent.ranks as u64),
+            count("baton.nodes", self.extent.nodes as u64),
+        ];
         let mut told = SpanEvents::default();
         (told.events, told.dropped_count) = (events, dropped);
         let span = self.span("generation", since, now, attributes);

@@ -10,6 +10,7 @@
 //! | [`roofline`] | how long a pass takes |
 //! | [`update`] | how long an update takes: passes, all-reduce, optimizer; the loader beside it |
 //! | [`plan`] | the whole recipe: minutes and money |
+//! | [`remedy`] | what to do when a GPU's memory was too small |
 //! | [`calibration`] | what somebody has measured instead |
 //!
 //! The formulas in words, and how far they may be off: docs/plan.md.
@@ -24,6 +25,7 @@ pub mod memory;
 pub mod network;
 pub mod plan;
 pub mod price;
+pub mod remedy;
 pub mod roofline;
 pub mod update;
 

@@ -34,6 +34,6 @@ pub use error::Error;
 pub use evaluation::summed_up;
 pub use inputs::Inputs;
 pub use learner::{Judged, Leaf, Learner, Sums, Update, Weights};
-pub use saving::{copy as take_snapshot, write_first};
+pub use saving::{take_snapshot, write_first};
 pub use step_loop::{Build, Job, Seat, Trainer};
 pub use vitals::Vitals;

@@ -107,7 +107,7 @@ impl Saver {
             (manifest, retention(id, restore, job))
         });
         let mut snapshot = std::mem::take(&mut self.spare);
-        let copied = copy(learner, rank, world_size, &mut snapshot);
+        let copied = take_snapshot(learner, rank, world_size, &mut snapshot);
         let stall = began.elapsed();
         let store = Arc::clone(&job.store);
         let shard = spawn(move || {
@@ -219,7 +219,7 @@ pub fn write_first<L: Learner>(
     }
     let id = SaveId { generation: store.fence()?, step: Step(0) };
     let mut snapshot = Snapshot::default();
-    copy(learner, Rank(0), 1, &mut snapshot)?;
+    take_snapshot(learner, Rank(0), 1, &mut snapshot)?;
     let shard = store.write_shard(&id, Rank(0), 1, &snapshot)?;
     let progress = Progress { saved: Some(id.step), ..Progress::default() };
     let manifest = draft(learner, &progress, id, 1, job, spec);
@@ -252,7 +252,7 @@ fn problem(error: baton_checkpoint::Error) -> SaveProblem {
 ///
 /// # Errors
 /// The device failed.
-pub fn copy<L: Learner>(
+pub fn take_snapshot<L: Learner>(
     learner: &mut L,
     rank: Rank,
     world_size: u32,

@@ -4,7 +4,6 @@
 //! breaks whatever the main thread waits for; the model stays in memory from one to the next.
 
 mod inbox;
-mod memory;
 
 use std::{
     fs::OpenOptions,
@@ -29,6 +28,10 @@ use baton_job::{
     message::{RankNews, RankSays},
     session::PULSE,
     spec::{Arch, CollectiveKind, Determinism},
+};
+use baton_plan::{
+    network::{Input, Network},
+    remedy,
 };
 use baton_trainer::{
     Build, Error, Inputs, Job, Learner, Seat, Trainer,
@@ -200,8 +203,18 @@ impl RankProcess {
         if failure.class != Class::OutOfMemory || !failure.message.contains("CUDA") {
             return failure;
         }
+        let network = |resolution: u32| {
+            let input = match input {
+                InputType::Image => Input::Image { resolution: u64::from(resolution) },
+                InputType::Array(shape) => {
+                    let (length, channels) = shape.split_last()?;
+                    Input::Signal { channels: channels.iter().product(), length: *length }
+                }
+            };
+            Network::new(&self.spec.model, input)
+        };
         let remedy = torch::device::memory_bytes(self.device)
-            .and_then(|bytes| memory::remedy(&self.spec, ranks, samples, input, bytes));
+            .and_then(|bytes| remedy::for_memory(&self.spec, ranks, samples, bytes, network));
         let Some(remedy) = remedy else { return failure };
         Failure { message: format!("{}; {remedy}", failure.message), ..failure }
     }

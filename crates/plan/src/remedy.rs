@@ -1,34 +1,24 @@
 //! What to do when a GPU's memory was too small: the batch that would fit.
 
-use baton_data::InputType;
 use baton_job::{JobSpec, dry_run::DryRun};
-use baton_plan::{
+
+use crate::{
     memory::{Memory, accumulation_that_fits},
-    network::{Input, Network},
+    network::Network,
 };
 
 /// The advice for one of `ranks` whose GPU has so much memory, as the end of a sentence; none if the arithmetic knows
-/// nothing of this network.
+/// nothing of this network. `network` makes that of a resolution.
 ///
-/// By the arithmetic of `baton plan` (docs/plan.md), as the run has not got far enough to tell.
-pub(super) fn remedy(
+/// By arithmetic, as the run has not got far enough to tell.
+pub fn for_memory(
     spec: &JobSpec,
     ranks: u32,
     samples: u64,
-    input: &InputType,
     memory_bytes: u64,
+    network: impl Fn(u32) -> Option<Network>,
 ) -> Option<String> {
     let run = DryRun::new(spec, samples).ok()?;
-    let network = |resolution: u32| {
-        let input = match input {
-            InputType::Image => Input::Image { resolution: u64::from(resolution) },
-            InputType::Array(shape) => {
-                let (length, channels) = shape.split_last()?;
-                Input::Signal { channels: channels.iter().product(), length: *length }
-            }
-        };
-        Network::new(&spec.model, input)
-    };
     let needs = run.stretches.iter().filter_map(|stretch| {
         let network = network(stretch.resolution)?;
         let need = Memory::new(spec, &network, ranks, stretch.micro_batch).total_bytes;
@@ -57,6 +47,7 @@ pub(super) fn remedy(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::network::Input;
 
     const GIB: u64 = 1 << 30;
 
@@ -71,7 +62,10 @@ mod tests {
         "#;
         let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
         let spec = JobSpec::from_toml(text, &changes).unwrap();
-        remedy(&spec, 1, 1_281_167, &InputType::Image, gib * GIB).unwrap()
+        let network = |resolution: u32| {
+            Network::new(&spec.model, Input::Image { resolution: u64::from(resolution) })
+        };
+        for_memory(&spec, 1, 1_281_167, gib * GIB, network).unwrap()
     }
 
     /// The number behind `before` in `text`.
