@@ -109,16 +109,9 @@ pub enum Error {
         /// The time allowed.
         after: Duration,
     },
-    /// The CUDA driver refused.
-    #[error("{function}: {name} (code {code})")]
-    Cuda {
-        /// The driver's function.
-        function: &'static str,
-        /// `CUresult`.
-        code: u32,
-        /// Its name.
-        name: String,
-    },
+    /// A GPU or its driver refused.
+    #[error(transparent)]
+    Gpu(#[from] baton_gpu::Error),
     /// A shared library cannot be found.
     #[error("{library} not found: {remedy}")]
     LibraryMissing {

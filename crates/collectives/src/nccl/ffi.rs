@@ -15,7 +15,7 @@ use cudarc::nccl::sys::{
     self, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
 };
 
-use crate::{DeviceSliceMut, Error, cuda};
+use crate::{DeviceSliceMut, Error};
 
 /// NCCL's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -136,7 +136,7 @@ impl Communicator {
                 ncclDataType_t::ncclFloat32,
                 ncclRedOp_t::ncclSum,
                 self.0,
-                cuda::LEGACY_DEFAULT_STREAM.cast(),
+                ptr::null_mut(),
             )
         };
         accepted("ncclAllReduce", status)
@@ -158,7 +158,7 @@ impl Communicator {
                 ncclDataType_t::ncclFloat32,
                 root.0 as c_int,
                 self.0,
-                cuda::LEGACY_DEFAULT_STREAM.cast(),
+                ptr::null_mut(),
             )
         };
         accepted("ncclBroadcast", status)

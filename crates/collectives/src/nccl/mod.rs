@@ -17,9 +17,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use baton_gpu::{Device, Event, Stream};
 use baton_job::Rank;
 
-use crate::{AbortHandle, BufferMut, Collective, DeviceSliceMut, Error, Part, cuda, operation};
+use crate::{AbortHandle, BufferMut, Collective, DeviceSliceMut, Error, Part, operation};
 use ffi::{Communicator, UniqueId};
 pub use ffi::{Version, is_present, version};
 
@@ -67,7 +68,7 @@ impl NcclCollective {
                 remedy: "install the NCCL of the libtorch wheel, see `make setup`",
             });
         }
-        cuda::activate(device)?;
+        Device::open(device)?;
         let mine =
             if bootstrap.rank() == Rank(0) { ffi::unique_id()?.to_vec() } else { Vec::new() };
         let gathered = bootstrap.all_gather_bytes(&mine)?;
@@ -117,9 +118,14 @@ impl NcclCollective {
         operation: &'static str,
         begin: impl FnOnce(&Communicator) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        cuda::activate(self.device)?;
+        let device = Device::open(self.device)?;
+        let (stream, over) = (Stream::of_torch(device), Event::new(device)?);
         let timeout = self.options.operation_timeout;
-        self.run(operation, timeout, begin, cuda::default_stream_is_idle)
+        let begin = |communicator: &Communicator| {
+            begin(communicator)?;
+            Ok(stream.mark(&over)?)
+        };
+        self.run(operation, timeout, begin, || Ok(over.is_reached()?))
     }
 
     /// The device memory behind `buffer`, if NCCL can work on it.

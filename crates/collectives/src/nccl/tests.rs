@@ -37,7 +37,7 @@ fn a_communicator_without_a_gpu_is_a_typed_error() {
     }
     // No such device anywhere; what fails, driver or device, depends on the machine.
     let refused = NcclCollective::connect(alone(), 4096, OPTIONS).unwrap_err();
-    assert!(matches!(refused, Error::LibraryMissing { .. } | Error::Cuda { .. }), "{refused}");
+    assert!(matches!(refused, Error::LibraryMissing { .. } | Error::Gpu(_)), "{refused}");
 
     let communicator = Communicator::begin(ffi::unique_id().unwrap(), Rank(0), 1);
     let settled = communicator.and_then(|communicator| {
@@ -50,7 +50,7 @@ fn a_communicator_without_a_gpu_is_a_typed_error() {
         Ok(())
     });
     match settled {
-        Ok(()) => assert!(cuda::activate(0).is_ok(), "set up on no device"),
+        Ok(()) => assert!(Device::open(0).is_ok(), "set up on no device"),
         Err(error) => assert!(matches!(error, Error::Nccl { .. }), "{error}"),
     }
 }
@@ -62,7 +62,7 @@ fn connecting_without_the_library_says_how_to_get_it() {
     }
     match NcclCollective::connect(alone(), 0, OPTIONS) {
         Ok(mut group) => assert_eq!(group.all_gather_bytes(b"me").unwrap(), [b"me"]),
-        Err(error) => assert!(cuda::activate(0).is_err(), "{error}"),
+        Err(error) => assert!(Device::open(0).is_err(), "{error}"),
     }
 }
 
