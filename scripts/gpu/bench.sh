@@ -9,6 +9,8 @@
 #   --batch N         images per step (256)
 #   --steps N         steps measured in each run (40)
 #   --compute FORMAT  bf16, fp16 or fp32 (bf16)
+#   --data FILE       beton file for the run with real input (assets/digits/, its images enlarged)
+#   --decode-threads N  of that run (all cores but two)
 #   --device cpu      try out the bench itself where there is no GPU, e.g. with --arch resnet18 --sides 64 --batch 4
 #
 # PYTHON names the interpreter that has PyTorch (default: python3). What each run printed stays in gpu-bench/ beside

@@ -35,7 +35,7 @@ if unmet="$(ldd "$worker" 2>&1 | grep -o 'GLIBC[A-Z]*_[0-9.]*. not found')"; the
 fi
 command -v "$PYTHON" >/dev/null || fail "'$PYTHON' was not found" "PYTHON=/path/to/python3 names another"
 
-# Three lines: PyTorch's version, its folder, and NCCL's folder or nothing. PyTorch itself is not
+# Four lines: PyTorch's version, its folder, that of CUDA's libraries (CUPTI, NVRTC) or nothing, and NCCL's or nothing. PyTorch itself is not
 # imported: that takes seconds, and fails where this script could still say why.
 if ! found="$(
     "$PYTHON" - <<'PY'
@@ -47,6 +47,8 @@ if spec is None or spec.origin is None:
 torch = pathlib.Path(spec.origin).parent
 print(re.search(r"__version__ = '([^']*)'", (torch / "version.py").read_text()).group(1))
 print(torch)
+cuda = torch.parent / "nvidia/cu13/lib"
+print(cuda if cuda.is_dir() else "")
 nccl = [folder for entry in (torch.parent, *map(pathlib.Path, sys.path))
         for folder in [entry / "nvidia/nccl/lib"] if (folder / "libnccl.so.2").exists()]
 print(nccl[0] if nccl else "")
@@ -57,6 +59,7 @@ fi
 {
     read -r version
     read -r torch
+    read -r cuda
     read -r nccl || true # the last line, and empty when there is none
 } <<<"$found"
 
@@ -80,4 +83,4 @@ trap 'rm -rf "$links"' EXIT
 ln -s "$library" "$links/libnccl.so"
 
 echo "gpu-env: PyTorch $version in $torch, NCCL in $library" >&2
-LD_LIBRARY_PATH="$links:$torch/lib:$(dirname "$library")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@"
+LD_LIBRARY_PATH="$links:$torch/lib${cuda:+:$cuda}:$(dirname "$library")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@"

@@ -87,11 +87,11 @@ class Bench:
             return None
         return statistics.median(values)
 
-    def ratio(self, side, peer):
+    def ratio(self, side, peer, ours="baton"):
         """Of the peer's time to Baton's; none without both."""
-        if f"{peer}-{side}" not in self.seen:
+        if f"{peer}-{side}" not in self.seen or f"{ours}-{side}" not in self.seen:
             return None
-        ratio = self.medians(f"{peer}-{side}", "step_seconds") / self.medians(f"baton-{side}", "step_seconds")
+        ratio = self.medians(f"{peer}-{side}", "step_seconds") / self.medians(f"{ours}-{side}", "step_seconds")
         return round(ratio, 3)
 
     def idle_percent(self, side):
@@ -146,6 +146,8 @@ def arguments():
     parser.add_argument("--steps", type=positive, default=40)
     parser.add_argument("--compute", choices=["bf16", "fp16", "fp32"], default="bf16")
     parser.add_argument("--arch", choices=["resnet18", "resnet50"], default="resnet50")
+    parser.add_argument("--data", type=Path, default=HERE / "../../assets/digits/digits-train.beton")
+    parser.add_argument("--decode-threads", type=positive, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     options = parser.parse_args()
     try:
@@ -155,6 +157,8 @@ def arguments():
     options.worker = options.worker.absolute()
     if not os.access(options.worker, os.X_OK):
         parser.error(f"there is no worker at '{options.worker}'; run: make gpu-worker")
+    if not options.data.is_file():
+        parser.error(f"there is no beton file at '{options.data}'; name one with --data")
     return options
 
 
@@ -166,6 +170,9 @@ def main():
             more = ["--roofline", "--snapshot"] if side == last else []
             bench.measure("baton", side, number, bench.baton(side, options.steps, *more))
             bench.measure("eager", side, number, bench.torch(side))
+        # A data set through the loader, against a peer whose images are there already.
+        data = ["--data", str(options.data), "--decode-threads", str(options.decode_threads)]
+        bench.measure("baton_real", last, number, bench.baton(last, options.steps, *data))
         strict = bench.baton(last, options.steps, determinism="strict")
         bench.measure("baton_strict", last, number, strict)
         # It wants a C compiler, which a machine with a GPU need not have.
@@ -183,6 +190,7 @@ def main():
     result = {"device": bench.seen[f"eager-{last}"][-1]["device"]}
     for side in options.sides:
         result[f"eager_ratio_{side}"] = bench.ratio(side, "eager")
+    result[f"real_input_ratio_{last}"] = bench.ratio(last, "eager", ours="baton_real")
     result[f"compile_ratio_{last}"] = bench.ratio(last, "compiled")
     # There are no fused kernels yet.
     result[f"fused_ratio_{last}"] = None

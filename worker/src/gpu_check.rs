@@ -7,6 +7,7 @@ use baton_collectives::{
     nccl::{self, NcclCollective},
 };
 use baton_data::InputType;
+use baton_gpu::HostWaits;
 use baton_job::{
     JobSpec, Rank, Step,
     exit::{Class, Failure},
@@ -14,8 +15,9 @@ use baton_job::{
     spec,
 };
 use baton_trainer::{
-    Error, Leaf, Learner, Update,
-    torch::{self, Device, TorchLearner},
+    Error, Leaf, Learner, StateCopy, Update,
+    learner::Reading,
+    torch::{self, Device, TorchLeaf, TorchLearner},
 };
 
 use crate::bench::made_up_batch;
@@ -25,13 +27,15 @@ pub(crate) fn run() -> Result<(), Failure> {
     let recipe = recipe()?;
     let device = torch::device::open(&recipe, LocalRank(0)).map_err(device_failure)?;
     let recipe = &recipe;
-    let checks: [(&str, Check<'_>); 6] = [
+    let checks: [(&str, Check<'_>); 8] = [
         ("NCCL library", Box::new(|| nccl::version().map(|v| v.to_string()).map_err(text))),
         ("NCCL world of one", Box::new(nccl_world_of_one)),
         ("NCCL abort, then a new generation", Box::new(nccl_abort_and_again)),
         ("ResNet-50: losses as on the CPU", Box::new(move || same_losses(recipe, device))),
         ("ResNet-50: gradient as on the CPU", Box::new(move || same_gradient(recipe, device))),
         ("ResNet-50: the same bits twice", Box::new(move || same_bits(recipe, device))),
+        ("ResNet-50: no wait in a step", Box::new(move || no_wait(recipe, device))),
+        ("ResNet-50: a copy of the state", Box::new(move || state_copy(recipe, device))),
     ];
     let all = checks.len();
     say(&format!("libtorch {} on {device:?}", torch::device::torch_version()));
@@ -113,7 +117,8 @@ fn same_losses(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
         let scale = 1.0 / batch.len() as f32;
         let mut losses = Vec::new();
         for step in 0..3 {
-            losses.push(learner.gradient(&batch, scale, &mut leaf)?.loss / batch.len() as f64);
+            let loss = learner.gradient(&batch, scale, &mut leaf)?;
+            losses.push(loss.value()? / batch.len() as f64);
             learner.measure(&mut leaf)?;
             let update = Update { step: Step(step), lr: 0.01, micro_batches: 1 };
             learner.update(&mut leaf, &update)?;
@@ -146,6 +151,67 @@ fn same_bits(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
     let other = bits(&first).iter().zip(bits(&second)).filter(|(a, b)| *a != b).count();
     let detail = format!("{other} of {} values of the gradient differ", first.len());
     if other == 0 { Ok(detail) } else { Err(detail) }
+}
+
+/// Steps as the step loop makes them, with all calls to CUDA listened to. The one wait that there may be is for
+/// the sums of the step before, when the next one's work is queued already.
+fn no_wait(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
+    const STEPS: u64 = 5;
+    let mut learner = TorchLearner::new(recipe, &InputType::Image, gpu).map_err(text)?;
+    let batch = made_up_batch(recipe.train.global_batch, recipe.train.resolution);
+    let scale = 1.0 / batch.len() as f32;
+    let mut waits = None;
+    let mut leaves = vec![learner.new_leaf().map_err(text)?, learner.new_leaf().map_err(text)?];
+    let mut unread: Option<TorchLeaf> = None;
+    // The first steps get memory and try out algorithms.
+    for step in 0..2 * STEPS {
+        if step == STEPS {
+            waits = Some(HostWaits::watch().map_err(text)?);
+        }
+        let mut leaf = leaves.pop().ok_or("no leaf is free")?;
+        learner.gradient(&batch, scale, &mut leaf).map_err(text)?;
+        learner.prefetch(&batch).map_err(text)?;
+        leaf.set_vote([0.0; 4]).map_err(text)?;
+        if let Some(mut before) = unread.take() {
+            before.tail().map_err(text)?;
+            leaves.push(before);
+        }
+        learner.measure(&mut leaf).map_err(text)?;
+        leaf.send_for_tail().map_err(text)?;
+        let update = Update { step: Step(step), lr: 0.01, micro_batches: 1 };
+        learner.update(&mut leaf, &update).map_err(text)?;
+        unread = Some(leaf);
+    }
+    let mut found = waits.map(|waits| waits.so_far()).unwrap_or_default();
+    let for_sums = found.remove("cuEventSynchronize").unwrap_or_default();
+    let detail = format!("{STEPS} steps: {for_sums} waits for the step before; others: {found:?}");
+    if found.is_empty() && for_sums <= STEPS { Ok(detail) } else { Err(detail) }
+}
+
+/// It is that of the moment when it was taken, though the state changes before it is read.
+fn state_copy(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
+    let mut learner = TorchLearner::new(recipe, &InputType::Image, gpu).map_err(text)?;
+    let state = |learner: &mut TorchLearner| -> Result<Vec<Vec<f32>>, String> {
+        learner.regions().iter().map(|region| region.buffer.to_host().map_err(text)).collect()
+    };
+    let expected = state(&mut learner)?;
+    let mut copy = StateCopy::default();
+    let mut stalls = Vec::new();
+    for _ in 0..3 {
+        let start = Instant::now();
+        copy.take(&mut learner, Rank(0), 1).map_err(text)?;
+        stalls.push(start.elapsed().as_secs_f64() * 1e3);
+        copy.snapshot().map_err(text)?;
+    }
+    copy.take(&mut learner, Rank(0), 1).map_err(text)?;
+    for region in &mut learner.regions() {
+        let zeros = vec![0.0; region.buffer.len()];
+        region.buffer.copy_from_host(&zeros).map_err(text)?;
+    }
+    let snapshot = copy.snapshot().map_err(text)?;
+    let found: Vec<&[f32]> = snapshot.values().map(|(_, values)| values).collect();
+    let detail = format!("{} regions; it took {stalls:.2?} ms", expected.len());
+    if found == expected { Ok(detail) } else { Err(format!("other values; {detail}")) }
 }
 
 /// The gradient of one batch, by a learner of its own.

@@ -52,6 +52,11 @@ impl Snapshot {
         values
     }
 
+    /// The slice of each region.
+    pub fn values(&self) -> impl Iterator<Item = (&str, &[f32])> {
+        self.slices.iter().map(|slice| (slice.region.as_str(), slice.values.0.as_slice()))
+    }
+
     /// As a safetensors file, in pieces that lie where they lay.
     pub(crate) fn encode(&self) -> Result<Vec<Bytes>, String> {
         let mut end = 0;

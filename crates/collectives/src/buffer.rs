@@ -3,6 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use baton_gpu::Freezer;
+
 use crate::{Error, cuda};
 
 /// A run of f32 values, in host memory or on a GPU.
@@ -159,6 +161,18 @@ impl DeviceSliceMut<'_> {
     #[must_use]
     pub unsafe fn from_raw(address: u64, len: usize, device: i32) -> Self {
         Self { address, len, device, lent: PhantomData }
+    }
+
+    /// Has the device copy the values as they are now, to be read later; `freezer` is of this device.
+    ///
+    /// # Errors
+    /// Out of memory.
+    #[allow(unsafe_code)]
+    pub fn freeze(&self, freezer: &mut Freezer) -> Result<(), Error> {
+        // SAFETY: `from_raw` promises that so many values lie there; whoever they were lent by changes them
+        // on libtorch's stream, and so do collectives, which have their streams wait for that one.
+        unsafe { freezer.freeze(self.address, self.len * size_of::<f32>()) }?;
+        Ok(())
     }
 
     /// Device address.

@@ -6,7 +6,7 @@ use cudarc::driver::result::DriverError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The CUDA driver refused.
-    #[error("{function}: {name} (CUDA error {code})")]
+    #[error("{function}: {name} (CUDA error {code}){}", remedy(*.code))]
     Cuda {
         /// The driver's function.
         function: &'static str,
@@ -25,6 +25,25 @@ pub enum Error {
     },
 }
 
+/// What to do about a `CUresult` that says more of the machine than of this program.
+fn remedy(code: u32) -> &'static str {
+    match code {
+        2 => ": the GPU's memory is full; see who else uses it in `nvidia-smi`",
+        46 => {
+            ": the GPU is taken; see `nvidia-smi`, and its compute mode: in `EXCLUSIVE_PROCESS` one \
+             process has it alone"
+        }
+        100 | 101 => ": see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES",
+        214 | 719 | 999 => {
+            ": the GPU or its driver has failed; see `dmesg | grep Xid`, and reset or replace it"
+        }
+        802 => ": NVSwitch is not ready; start nvidia-fabricmanager of the driver's version",
+        803 => ": the driver's kernel module and its library differ; reboot the machine",
+        804 => ": the driver is too old for this CUDA; install a newer one",
+        _ => "",
+    }
+}
+
 /// For `map_err`: the driver refused.
 pub(crate) fn failed(function: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| Error::Cuda {
@@ -33,5 +52,25 @@ pub(crate) fn failed(function: &'static str) -> impl Fn(DriverError) -> Error {
         name: error
             .error_name()
             .map_or_else(|_| "unknown".to_owned(), |name| name.to_string_lossy().into_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cudarc::driver::sys::CUresult;
+
+    use super::*;
+
+    #[test]
+    fn what_a_machines_owner_can_mend_is_told_with_how() {
+        let told = |code: CUresult| remedy(code as u32);
+        assert!(told(CUresult::CUDA_ERROR_OUT_OF_MEMORY).contains("memory is full"));
+        assert!(told(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE).contains("EXCLUSIVE_PROCESS"));
+        assert!(told(CUresult::CUDA_ERROR_NO_DEVICE).contains("CUDA_VISIBLE_DEVICES"));
+        assert!(told(CUresult::CUDA_ERROR_ECC_UNCORRECTABLE).contains("Xid"));
+        assert!(told(CUresult::CUDA_ERROR_SYSTEM_NOT_READY).contains("fabricmanager"));
+        assert!(told(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH).contains("reboot"));
+        assert!(told(CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE).contains("too old"));
+        assert_eq!(told(CUresult::CUDA_ERROR_INVALID_VALUE), "");
     }
 }

@@ -5,7 +5,7 @@ use crate::memory::{copy, copy_out};
 use crate::{Device, DeviceMemory, Error, Event, Pinned, Stream};
 
 /// Bytes that cross to the host at a time.
-const CHUNK: usize = 16 << 20;
+const CHUNK: usize = 4 << 20;
 
 /// Holds values as they were: [`freeze`](Self::freeze) has the device copy them within its own memory,
 /// which takes it a fraction of a millisecond and the host no time at all; a thread that may wait

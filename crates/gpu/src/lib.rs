@@ -8,6 +8,7 @@
 //! | [`Uploads`] | inputs that cross to the device while it computes on those before |
 //! | [`Freezer`] | a copy of the device's state that the host reads later |
 //! | [`Readback`] | a few numbers, read when they have come |
+//! | [`HostWaits`] | which calls had the host wait for the device: the proof that none does |
 //!
 //! libtorch works in each device's primary context on the legacy default stream. Streams of our own do
 //! not synchronise with that one (`CU_STREAM_NON_BLOCKING`): every order between the two is an event,
@@ -22,6 +23,7 @@ mod memory;
 mod readback;
 mod stream;
 mod uploads;
+mod waits;
 
 pub use device::Device;
 pub use error::Error;
@@ -30,3 +32,4 @@ pub use memory::{DeviceMemory, Pinned, copy, copy_in, copy_out};
 pub use readback::Readback;
 pub use stream::{Event, Stream};
 pub use uploads::{Ticket, Uploads};
+pub use waits::HostWaits;

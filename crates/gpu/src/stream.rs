@@ -127,7 +127,9 @@ impl Event {
     /// # Errors
     /// Some of it failed.
     pub fn wait(&self) -> Result<(), Error> {
-        self.device.make_current()?;
+        if self.is_reached()? {
+            return Ok(());
+        }
         // SAFETY: the event is alive.
         unsafe { result::event::synchronize(self.raw) }.map_err(failed("cuEventSynchronize"))
     }

@@ -21,7 +21,19 @@ pub struct Uploads {
 
 /// What [`Uploads::send`] gives for [`Uploads::receive`] and [`Uploads::release`].
 #[derive(Debug, PartialEq, Eq)]
-pub struct Ticket(usize);
+pub struct Ticket {
+    slot: usize,
+    /// Of each part, from the address on.
+    offsets: Vec<usize>,
+}
+
+impl Ticket {
+    /// Bytes from what [`Uploads::receive`] says to part `number`.
+    #[must_use]
+    pub fn offset(&self, number: usize) -> u64 {
+        self.offsets.get(number).copied().unwrap_or_default() as u64
+    }
+}
 
 #[derive(Debug)]
 struct Slot {
@@ -58,9 +70,10 @@ impl Uploads {
         // The host is about to write where the last copy was read from. It is long over, unless the
         // slot came back unused.
         slot.sent.wait()?;
-        let mut at = 0;
+        let (mut at, mut offsets) = (0, Vec::with_capacity(parts.len()));
         for part in parts {
             slot.pinned.bytes_mut()[at..at + part.len()].copy_from_slice(part);
+            offsets.push(at);
             at += aligned(part.len());
         }
         self.stream.wait_for(&slot.released)?;
@@ -68,7 +81,7 @@ impl Uploads {
         // only after `sent`, see above; the device's is used by nobody before `sent` and after `released`.
         unsafe { copy_in(&self.stream, slot.memory.address(), &slot.pinned.bytes()[..bytes]) }?;
         self.stream.mark(&slot.sent)?;
-        Ok(Ticket(number))
+        Ok(Ticket { slot: number, offsets })
     }
 
     /// The device address of what was sent, for work that is queued on libtorch's stream from now on
@@ -77,7 +90,7 @@ impl Uploads {
     /// # Errors
     /// The device failed.
     pub fn receive(&self, ticket: &Ticket) -> Result<u64, Error> {
-        let slot = &self.slots[ticket.0];
+        let slot = &self.slots[ticket.slot];
         self.torch.wait_for(&slot.sent)?;
         Ok(slot.memory.address())
     }
@@ -87,8 +100,8 @@ impl Uploads {
     /// # Errors
     /// The device failed.
     pub fn release(&mut self, ticket: Ticket) -> Result<(), Error> {
-        self.torch.mark(&self.slots[ticket.0].released)?;
-        self.free.push_back(ticket.0);
+        self.torch.mark(&self.slots[ticket.slot].released)?;
+        self.free.push_back(ticket.slot);
         Ok(())
     }
 
@@ -124,7 +137,6 @@ impl Slot {
 }
 
 /// Where what follows so many bytes begins.
-#[must_use]
-pub(crate) fn aligned(bytes: usize) -> usize {
+fn aligned(bytes: usize) -> usize {
     bytes.next_multiple_of(256)
 }

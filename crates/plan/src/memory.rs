@@ -13,7 +13,7 @@ use crate::{layer::Layer, network::Network};
 /// Bytes of a master weight, a gradient that is added up, a moment, a statistic.
 const F32_BYTES: u64 = 4;
 /// Values at the end of a leaf: `TAIL` of `crates/trainer/src/learner.rs`.
-pub const TAIL: u64 = 8;
+pub const TAIL: u64 = 9;
 /// For CUDA's context, the kernels of libtorch, cuDNN and NCCL, and NCCL's buffers. An allowance.
 const CONTEXT_BYTES: u64 = 1 << 30;
 /// For what cuDNN's convolutions use beside their inputs and outputs. An allowance.
@@ -59,14 +59,21 @@ impl Memory {
     pub fn new(spec: &JobSpec, network: &Network, ranks: u32, micro_batch: u64) -> Self {
         let mut parts = state(spec, network);
         let (parameters, statistics) = (network.parameters(), network.statistics());
-        let leaves = leaves(spec.train.virtual_ranks, ranks, spec.train.grad_accumulation);
+        // The sum of the step before is read when the next one's gradients are under way.
+        let leaves = leaves(spec.train.virtual_ranks, ranks, spec.train.grad_accumulation) + 1;
         parts.push(Part {
             name: "gradient sums",
             bytes: leaves * (parameters + statistics + TAIL) * F32_BYTES,
             how: format!(
-                "leaves of the fixed tree at a time: {leaves} x ({parameters} + {statistics} + {TAIL}) \
-                 values x {F32_BYTES} B"
+                "leaves of the fixed tree at a time, and the step before's: \
+                 {leaves} x ({parameters} + {statistics} + {TAIL}) values x {F32_BYTES} B"
             ),
+        });
+        let copied = copied_values(spec, network).div_ceil(u64::from(ranks.max(1)));
+        parts.push(Part {
+            name: "copy for a checkpoint",
+            bytes: copied * F32_BYTES,
+            how: format!("this rank's slice of the state: {copied} values x {F32_BYTES} B"),
         });
         let bytes = value_bytes(spec.precision.compute);
         let others = parameters - network.kernels();
@@ -182,6 +189,14 @@ fn state(spec: &JobSpec, network: &Network) -> Vec<Part> {
         how: format!("running and spare: 2 x {statistics} values x {F32_BYTES} B"),
     });
     parts
+}
+
+/// Values of the state that a checkpoint holds.
+fn copied_values(spec: &JobSpec, network: &Network) -> u64 {
+    let (moments, _) = moments(&spec.optimizer);
+    let of_a_model = network.parameters() + network.statistics();
+    let models = if spec.ema.is_some() { 2 } else { 1 };
+    models * of_a_model + moments * network.parameters()
 }
 
 /// Values that the update rule keeps per weight, and its name.

@@ -34,6 +34,22 @@ pub(crate) struct Votes {
 }
 
 impl Votes {
+    /// As they travel behind the gradient, where they are added up.
+    pub(crate) fn to_tail(self) -> [f32; 4] {
+        [self.save, self.stop, self.writing, self.pause].map(|vote| f32::from(u8::from(vote)))
+    }
+
+    /// Those of all ranks, from their sums.
+    pub(crate) fn of_tail(tail: &[f32]) -> Self {
+        let vote = |slot: usize| tail.get(slot).is_some_and(|votes| *votes > 0.0);
+        Self { save: vote(0), stop: vote(1), writing: vote(2), pause: vote(3) }
+    }
+
+    /// Whether anything but the next step follows from them, given whether a checkpoint is being written.
+    pub(crate) fn ask(self, is_saving: bool) -> bool {
+        self.save || self.stop || self.pause || (is_saving && !self.writing)
+    }
+
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             save: self.save || other.save,

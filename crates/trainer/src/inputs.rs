@@ -167,19 +167,32 @@ impl Inputs {
             prefetch: data.prefetch_batches as usize,
             cpus: self.cpus.clone(),
         };
-        Feed { loader: Loader::start(set.clone(), &options, requests) }
+        Feed { loader: Loader::start(set.clone(), &options, requests), ahead: None }
     }
 }
 
 /// A running loader.
 pub(crate) struct Feed {
     loader: Loader,
+    /// Taken before its turn.
+    ahead: Option<Batch>,
 }
 
 impl Feed {
     /// The next batch; `None` after the last.
     pub(crate) fn next(&mut self) -> Result<Option<Batch>, Error> {
-        Ok(self.loader.next().transpose()?)
+        match self.ahead.take() {
+            Some(batch) => Ok(Some(batch)),
+            None => Ok(self.loader.next().transpose()?),
+        }
+    }
+
+    /// The next batch, if it is there already; it stays the next one.
+    pub(crate) fn peek(&mut self) -> Result<Option<&Batch>, Error> {
+        if self.ahead.is_none() {
+            self.ahead = self.loader.next_if_ready().transpose()?;
+        }
+        Ok(self.ahead.as_ref())
     }
 
     /// Gives a used batch's memory back.

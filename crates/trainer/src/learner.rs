@@ -9,10 +9,19 @@ use baton_job::Step;
 
 use crate::bits;
 
-/// Number of f32 slots at the end of every leaf that belong to the step loop: sums for metrics and
-/// the vote, which travel in the same all-reduce as the gradient, and then, in the last one, the
-/// gradient's norm, found by [`Learner::measure`].
-pub const TAIL: usize = 8;
+/// Number of f32 slots at the end of every leaf that belong to the step loop. They travel in the same
+/// all-reduce as the gradient.
+///
+/// | slots | what | written by |
+/// |---|---|---|
+/// | 0..3 | sum of losses, right guesses, samples | [`Learner::gradient`] |
+/// | 3..7 | the vote | [`Leaf::set_vote`] |
+/// | 7 | the gradient's norm | [`Learner::measure`] |
+/// | 8 | the loss's own factor, 0 where there is none | [`Learner::measure`] |
+pub const TAIL: usize = 9;
+
+/// Slots of the tail that hold the vote.
+pub const VOTE: std::ops::Range<usize> = 3..7;
 
 /// One virtual rank's contribution to an update: gradient, batch statistics and the loop's tail, in
 /// one contiguous run of f32.
@@ -23,20 +32,44 @@ pub trait Leaf: Sized {
     /// The device failed.
     fn add(&mut self, other: &Self) -> Result<(), Error>;
 
-    /// Overwrites the last [`TAIL`] values.
+    /// Overwrites the vote, and clears what is behind it.
     ///
     /// # Errors
     /// The device failed.
-    fn set_tail(&mut self, tail: [f32; TAIL]) -> Result<(), Error>;
+    fn set_vote(&mut self, vote: [f32; VOTE.end - VOTE.start]) -> Result<(), Error>;
 
-    /// Reads the last [`TAIL`] values.
+    /// Sends for the tail as it is now, so that [`tail`](Self::tail) need not wait for what is queued
+    /// on the device from now on.
     ///
     /// # Errors
     /// The device failed.
-    fn tail(&self) -> Result<[f32; TAIL], Error>;
+    fn send_for_tail(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// The last [`TAIL`] values: those sent for, or as they are now. Waits for the device.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn tail(&mut self) -> Result<[f32; TAIL], Error>;
 
     /// The whole leaf, tail included, for the collective.
     fn buffer(&mut self) -> BufferMut<'_>;
+}
+
+/// A number that the device may still be at.
+pub trait Reading {
+    /// The number; waits for the device.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn value(&self) -> Result<f64, Error>;
+}
+
+impl Reading for f64 {
+    fn value(&self) -> Result<f64, Error> {
+        Ok(*self)
+    }
 }
 
 /// Sums over the samples of one batch.
@@ -129,7 +162,24 @@ pub struct TensorPlace {
 /// it so.
 pub trait Learner {
     /// Storage of one contribution.
-    type Leaf: Leaf;
+    type Leaf: Leaf + Send;
+    /// A batch's loss.
+    type Loss: Reading + Send;
+
+    /// Whether work is queued here and done later, as on a GPU. The step loop then hands over inputs
+    /// before their turn, and reads what an update came to while the next one is under way, so that the
+    /// device never waits for the host.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
+    /// Begins to bring `batch` to the device. It should be that of the next [`gradient`](Self::gradient).
+    ///
+    /// # Errors
+    /// The device failed.
+    fn prefetch(&mut self, _batch: &Batch) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// A zeroed leaf.
     ///
@@ -155,18 +205,25 @@ pub trait Learner {
         Ok(())
     }
 
-    /// Overwrites `leaf` with the gradient of `scale ·` (sum of losses over `batch`) and with the
-    /// batch's normalisation statistics; leaves the tail alone. `batch` holds one micro-batch of one
-    /// virtual rank and `scale` is 1 / (samples of the whole global batch), so that the sum of all
-    /// leaves is the gradient of the mean loss. With fp16 all this is times the loss's own factor.
+    /// Overwrites `leaf` with the gradient of `scale ·` (sum of losses over `batch`), with the batch's
+    /// normalisation statistics, and with its sums in the tail; the rest of the tail is left with no
+    /// particular values. `batch` holds one micro-batch of one virtual rank and `scale` is 1 / (samples
+    /// of the whole global batch), so that the sum of all leaves is the gradient of the mean loss. With
+    /// fp16 all this is times the loss's own factor.
+    ///
+    /// Yields the sum of losses, without any factor.
     ///
     /// # Errors
     /// The device failed, or a label is out of range.
-    fn gradient(&mut self, batch: &Batch, scale: f32, leaf: &mut Self::Leaf)
-    -> Result<Sums, Error>;
+    fn gradient(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        leaf: &mut Self::Leaf,
+    ) -> Result<Self::Loss, Error>;
 
-    /// Writes the L2 norm of the summed gradient, without the loss's factor, into the last value of
-    /// its tail.
+    /// Writes the L2 norm of the summed gradient, without the loss's factor, and that factor into the
+    /// tail.
     ///
     /// # Errors
     /// The device failed.
@@ -183,14 +240,6 @@ pub trait Learner {
     /// # Errors
     /// The device failed, or a label is out of range.
     fn evaluate(&mut self, batch: &Batch, weights: Weights) -> Result<Judged, Error>;
-
-    /// Factor on the loss, if there is one. Waits for the device.
-    ///
-    /// # Errors
-    /// The device failed.
-    fn loss_scale(&mut self) -> Result<Option<f64>, Error> {
-        Ok(None)
-    }
 
     /// The whole state that changes during training, in a fixed order.
     fn regions(&mut self) -> Vec<Region<'_>>;
@@ -228,4 +277,10 @@ pub enum Error {
     /// The recipe asks for something that this model does not have.
     #[error("{0}")]
     Recipe(String),
+}
+
+impl From<baton_gpu::Error> for Error {
+    fn from(error: baton_gpu::Error) -> Self {
+        Self::Device(error.to_string())
+    }
 }

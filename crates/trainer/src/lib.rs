@@ -8,7 +8,7 @@
 //! | [`torch`] | ResNets on libtorch, the only place that uses `tch` |
 //! | [`linear`] | softmax regression in plain Rust, for trying out everything around the training |
 //! | `agree` | how a new generation's ranks come to hold the same state |
-//! | `saving`, `evaluation` | done by all ranks together |
+//! | `saving` with `state_copy`, `evaluation` | done by all ranks together |
 //! | `inputs` | data sets cut into micro-batches |
 //! | [`Controls`] | wishes from outside, voted on at the next step |
 
@@ -24,6 +24,7 @@ pub mod linear;
 mod loader_watch;
 mod restoring;
 mod saving;
+mod state_copy;
 mod step_loop;
 mod suspects;
 pub mod torch;
@@ -34,6 +35,7 @@ pub use error::Error;
 pub use evaluation::summed_up;
 pub use inputs::Inputs;
 pub use learner::{Judged, Leaf, Learner, Sums, Update, Weights};
-pub use saving::{take_snapshot, write_first};
+pub use saving::write_first;
+pub use state_copy::StateCopy;
 pub use step_loop::{Build, Job, Seat, Trainer};
 pub use vitals::Vitals;

@@ -9,7 +9,7 @@ use baton_job::{JobSpec, spec::Optimizer};
 
 use crate::{
     Leaf, Learner, Sums,
-    learner::{Error, Judged, Region, TAIL, TensorPlace, Update, Weights},
+    learner::{Error, Judged, Region, TAIL, TensorPlace, Update, VOTE, Weights},
 };
 
 /// Weights (classes × features), then one bias per class; SGD with momentum.
@@ -116,15 +116,16 @@ impl LinearLearner {
 
 impl Learner for LinearLearner {
     type Leaf = HostLeaf;
+    type Loss = f64;
 
     fn new_leaf(&mut self) -> Result<HostLeaf, Error> {
         Ok(HostLeaf(vec![0.0; self.weights.len() + TAIL]))
     }
 
-    fn gradient(&mut self, batch: &Batch, scale: f32, leaf: &mut HostLeaf) -> Result<Sums, Error> {
+    fn gradient(&mut self, batch: &Batch, scale: f32, leaf: &mut HostLeaf) -> Result<f64, Error> {
         let mut sums = Sums::default();
         let (biases, classes) = (self.biases(), self.classes);
-        let gradient = &mut leaf.0[..biases + classes];
+        let (gradient, tail) = leaf.0.split_at_mut(biases + classes);
         gradient.fill(0.0);
         for index in 0..batch.len() {
             let label = self.label(batch, index)?;
@@ -140,15 +141,15 @@ impl Learner for LinearLearner {
                 gradient[biases + class] += error;
             }
         }
-        Ok(sums)
+        let told = [sums.loss as f32, sums.top1 as f32, sums.count as f32];
+        tail[..VOTE.start].copy_from_slice(&told);
+        Ok(sums.loss)
     }
 
     fn measure(&mut self, sum: &mut HostLeaf) -> Result<(), Error> {
         let (gradient, tail) = sum.0.split_at_mut(self.weights.len());
         let squares = gradient.iter().map(|value| f64::from(*value).powi(2));
-        if let Some(norm) = tail.last_mut() {
-            *norm = squares.sum::<f64>().sqrt() as f32;
-        }
+        tail[VOTE.end] = squares.sum::<f64>().sqrt() as f32;
         Ok(())
     }
 
@@ -212,13 +213,15 @@ impl Leaf for HostLeaf {
         Ok(())
     }
 
-    fn set_tail(&mut self, tail: [f32; TAIL]) -> Result<(), Error> {
+    fn set_vote(&mut self, vote: [f32; VOTE.end - VOTE.start]) -> Result<(), Error> {
         let start = self.tail_start();
-        self.0[start..].copy_from_slice(&tail);
+        let tail = &mut self.0[start..];
+        tail[VOTE].copy_from_slice(&vote);
+        tail[VOTE.end..].fill(0.0);
         Ok(())
     }
 
-    fn tail(&self) -> Result<[f32; TAIL], Error> {
+    fn tail(&mut self) -> Result<[f32; TAIL], Error> {
         let mut tail = [0.0; TAIL];
         tail.copy_from_slice(&self.0[self.tail_start()..]);
         Ok(tail)

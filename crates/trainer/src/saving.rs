@@ -12,9 +12,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use baton_checkpoint::{
-    Manifest, RegionInfo, Retention, SaveId, ShardEntry, Snapshot, Store, TensorInfo, slice_of,
-};
+use baton_checkpoint::{Manifest, RegionInfo, Retention, SaveId, ShardEntry, Store, TensorInfo};
 use baton_collectives::Collective;
 use baton_job::{
     JobId, JobSpec, Rank, Step,
@@ -22,13 +20,13 @@ use baton_job::{
     progress::Progress,
 };
 
-use crate::{Error, Job, Learner, agree::gather, learner::TensorPlace};
+use crate::{Error, Job, Learner, agree::gather, learner::TensorPlace, state_copy::StateCopy};
 
 /// The checkpoint that is being written, and the memory that it is written from.
 #[derive(Debug, Default)]
 pub(crate) struct Saver {
     phase: Phase,
-    spare: Snapshot,
+    spare: StateCopy,
     /// Of generations that ended, possibly behind a store that does not answer.
     abandoned: Vec<Phase>,
     wanted: bool,
@@ -39,7 +37,7 @@ enum Phase {
     #[default]
     Idle,
     /// Every rank writes its shard.
-    Writing { save: Save, shard: Task<(Result<ShardEntry, SaveProblem>, Snapshot)> },
+    Writing { save: Save, shard: Task<(Result<ShardEntry, SaveProblem>, StateCopy)> },
     /// Rank 0 writes the manifest; nobody else has a thread.
     Committing { save: Save, manifest: Option<Task<Result<Commit, SaveProblem>>> },
 }
@@ -106,16 +104,17 @@ impl Saver {
             let manifest = draft(learner, progress, id, world_size, job.id, &job.spec);
             (manifest, retention(id, restore, job))
         });
-        let mut snapshot = std::mem::take(&mut self.spare);
-        let copied = take_snapshot(learner, rank, world_size, &mut snapshot);
+        let mut copy = std::mem::take(&mut self.spare);
+        let taken = copy.take(learner, rank, world_size);
         let stall = began.elapsed();
         let store = Arc::clone(&job.store);
         let shard = spawn(move || {
-            let copied = copied.map_err(|error| SaveProblem::from(error.to_string()));
-            let written = copied.and_then(|()| {
-                store.write_shard(&id, rank, world_size, &snapshot).map_err(problem)
-            });
-            (written, snapshot)
+            let snapshot = taken.and_then(|()| copy.snapshot());
+            let written = match snapshot {
+                Ok(snapshot) => store.write_shard(&id, rank, world_size, snapshot).map_err(problem),
+                Err(error) => Err(SaveProblem::from(error.to_string())),
+            };
+            (written, copy)
         });
         self.phase = Phase::Writing { save: Save { step: id.step, commit, began, stall }, shard };
     }
@@ -130,9 +129,9 @@ impl Saver {
         match std::mem::take(&mut self.phase) {
             Phase::Idle => Ok(None),
             Phase::Writing { save, shard } => {
-                let (mine, snapshot) =
-                    joined(shard).unwrap_or_else(|problem| (Err(problem), Snapshot::default()));
-                self.spare = snapshot;
+                let (mine, copy) =
+                    joined(shard).unwrap_or_else(|problem| (Err(problem), StateCopy::default()));
+                self.spare = copy;
                 let shards: Vec<Result<ShardEntry, SaveProblem>> = gather(collective, &mine)?;
                 let shards = match shards.into_iter().collect::<Result<Vec<_>, _>>() {
                     Ok(shards) => shards,
@@ -218,9 +217,9 @@ pub fn write_first<L: Learner>(
         )));
     }
     let id = SaveId { generation: store.fence()?, step: Step(0) };
-    let mut snapshot = Snapshot::default();
-    take_snapshot(learner, Rank(0), 1, &mut snapshot)?;
-    let shard = store.write_shard(&id, Rank(0), 1, &snapshot)?;
+    let mut copy = StateCopy::default();
+    copy.take(learner, Rank(0), 1)?;
+    let shard = store.write_shard(&id, Rank(0), 1, copy.snapshot()?)?;
     let progress = Progress { saved: Some(id.step), ..Progress::default() };
     let manifest = draft(learner, &progress, id, 1, job, spec);
     Ok(store.commit(&Manifest { shards: vec![shard], ..manifest })?)
@@ -246,24 +245,6 @@ fn problem(error: baton_checkpoint::Error) -> SaveProblem {
         _ => None,
     };
     SaveProblem { message: error.to_string(), fence }
-}
-
-/// Copies a rank's slice of the state to the host: what training stands still for at a checkpoint.
-///
-/// # Errors
-/// The device failed.
-pub fn take_snapshot<L: Learner>(
-    learner: &mut L,
-    rank: Rank,
-    world_size: u32,
-    snapshot: &mut Snapshot,
-) -> Result<(), baton_collectives::Error> {
-    for region in learner.regions() {
-        let range = slice_of(region.buffer.len(), rank, world_size);
-        let slice = snapshot.slice(region.name, range.len());
-        region.buffer.narrow(range).copy_to_host(slice)?;
-    }
-    Ok(())
 }
 
 /// The manifest but for its shards.

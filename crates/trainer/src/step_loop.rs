@@ -26,12 +26,12 @@ use baton_job::{
 };
 
 use crate::{
-    Controls, Error, Inputs, Leaf, Learner, Sums, Update,
+    Controls, Error, Inputs, Leaf, Learner, Update,
     agree::{self, Basis, Position},
     controls::Votes,
     digest, evaluation,
     inputs::Feed,
-    learner::{self, TAIL},
+    learner::{self, VOTE},
     loader_watch::LoaderWatch,
     saving::Saver,
     suspects::Suspects,
@@ -75,6 +75,20 @@ pub struct Trainer<L: Learner> {
     standing: Standing,
     saver: Saver,
     loaders: LoaderWatch,
+    unjudged: Option<Unjudged<L>>,
+}
+
+/// A step whose sums have not been read yet.
+struct Unjudged<L: Learner> {
+    /// The sum of all leaves, measured.
+    total: L::Leaf,
+    suspects: Suspects<L::Loss>,
+    /// Updates made before.
+    step: Step,
+    batch: BatchMark,
+    lr: f64,
+    /// What is known of it without its sums.
+    news: StepNews,
 }
 
 /// What the learner's memory holds.
@@ -103,6 +117,7 @@ impl<L: Learner> Trainer<L> {
             standing: Standing::Untouched,
             saver: Saver::default(),
             loaders: LoaderWatch::default(),
+            unjudged: None,
         })
     }
 
@@ -164,9 +179,23 @@ impl<L: Learner> Trainer<L> {
             // One was lost with the last generation, or failed.
             self.save_when_possible(seat);
         }
+        // All ranks learn what they agreed on after the same step, or they would wait for each other.
+        let ahead = agree::gather(seat.collective, &self.learner.runs_ahead())?;
+        let all_run_ahead = ahead.into_iter().all(|ahead| ahead);
+        // The first step is told as soon as it is made: somebody may wait for it.
+        let mut ahead = false;
         // Before the first step too: who meets the others anew while the job is paused makes none.
         let mut agreed = Some(self.vote(seat, controls)?);
         loop {
+            // Whatever is not just the next step has to know first what the last one came to.
+            let is_next = self.agenda().due(&self.position.progress) == Due::Train;
+            let is_asked = agreed.is_some_and(|votes| votes.ask(self.saver.is_at_work()));
+            if (is_asked || !is_next)
+                && let Some((news, votes)) = self.settle(seat, &mut fold)?
+            {
+                tell_step(news, rank, &mut rate, tell);
+                agreed = Some(agreed.unwrap_or_default().or(votes));
+            }
             if let Some(mut votes) = agreed {
                 if votes.pause && !votes.stop {
                     votes = self.stand_still(seat, controls, tell, votes)?;
@@ -188,18 +217,18 @@ impl<L: Learner> Trainer<L> {
             agreed = match self.agenda().due(&self.position.progress) {
                 Due::Train => {
                     let samples = self.agenda().next_batch(&self.position.progress);
-                    let (news, votes) =
-                        self.train_step(seat, controls, feed, &mut fold, block.len())?;
+                    let told =
+                        self.train_step(seat, controls, feed, &mut fold, block.len(), ahead)?;
+                    ahead = all_run_ahead;
                     let stats = feed.stats();
                     rate.count(samples, stats.waited);
                     if let Some(news) = self.loaders.news(Instant::now(), &stats) {
                         tell(RankNews::Loader(news));
                     }
-                    if rank == Rank(0) && rate.news_is_due() {
-                        let loss_scale = self.learner.loss_scale()?;
-                        tell(RankNews::Stepped(StepNews { loss_scale, ..rate.complete(news) }));
-                    }
-                    Some(votes)
+                    told.map(|(news, votes)| {
+                        tell_step(news, rank, &mut rate, tell);
+                        votes
+                    })
                 }
                 Due::PassOver => {
                     let agenda = self.job.inputs.agenda();
@@ -316,8 +345,12 @@ impl<L: Learner> Trainer<L> {
         Ok(())
     }
 
-    /// One update. Until its all-reduce has ended and its sum is judged nothing of the state is
-    /// touched, so a rank that loses its peers in here still holds the state before it.
+    /// One update, and what the newest one came to whose sums are known.
+    ///
+    /// Until its all-reduce has ended nothing of the state is touched, so a rank that loses its peers in
+    /// here still holds the state before it. Where the device computes while the host goes `ahead`, the
+    /// update is queued then, and judged when the next one's gradients are queued behind it: by that time
+    /// its sums are there, and the device has work. Else it is judged first and made afterwards.
     fn train_step(
         &mut self,
         seat: &mut Seat<'_>,
@@ -325,74 +358,65 @@ impl<L: Learner> Trainer<L> {
         feed: &mut Feed,
         fold: &mut Fold<L::Leaf>,
         virtual_ranks_here: usize,
-    ) -> Result<(StepNews, Votes), Error> {
+        ahead: bool,
+    ) -> Result<Option<(StepNews, Votes)>, Error> {
         let spec = self.job.spec.clone();
-        let (virtual_ranks, parts) = (spec.train.virtual_ranks, spec.train.grad_accumulation);
-        let before = self.position.progress.clone();
-        let mut suspects = Suspects::default();
+        let virtual_ranks = spec.train.virtual_ranks;
+        let mut suspects = Suspects::none();
         for virtual_rank in 1..=virtual_ranks_here {
-            let (mut leaf, sums) = self.leaf(feed, fold, &mut suspects, controls.vitals())?;
+            let mut leaf = self.leaf(feed, fold, &mut suspects, controls.vitals(), ahead)?;
             // Once per rank is enough, and the later the sooner it is known.
             let vote = match virtual_rank == virtual_ranks_here {
                 true => controls.vote(self.saver.is_busy()),
                 false => Votes::default(),
             };
-            leaf.set_tail(tail(&sums, vote))?;
+            leaf.set_vote(vote.to_tail())?;
             fold.push(leaf, |sum, leaf| sum.add(leaf))?;
         }
         let mut sums = fold.finish();
         if spec.precision.determinism == Determinism::Fast {
             add_up(&mut sums, fold)?;
         }
+        let before = self.settle(seat, fold)?;
         let mut buffers: Vec<Part<'_>> = sums
             .iter_mut()
             .map(|(node, leaf)| Part { node: *node, buffer: leaf.buffer() })
             .collect();
         seat.collective.all_reduce(virtual_ranks, &mut buffers)?;
 
-        let agenda = self.job.inputs.agenda();
-        let lr = learning_rate(&spec, agenda, &before);
-        let Some((_, total)) = sums.first_mut() else {
+        let mut sums = sums.into_iter().map(|(_, leaf)| leaf);
+        let Some(mut total) = sums.next() else {
             return Err(Error::Mismatch("a rank without virtual ranks; this is a bug".to_owned()));
         };
-        self.learner.measure(total)?;
-        // Here the host waits for the device, once per update.
-        let [loss, top1, count, save, stop, writing, pause, norm] = total.tail()?.map(f64::from);
-        let loss = loss / count.max(1.0);
-        let mut watch = before.watch;
-        if let Err(divergence) = watch.judge(loss, norm, &spec) {
-            let finite = |value: f64| value.is_finite().then_some(value);
-            let found = Diagnosis {
-                divergence,
-                step: before.step,
-                batch: BatchMark { epoch: before.epoch, cursor: before.cursor },
-                lr,
-                loss: finite(loss),
-                gradient_norm: finite(norm),
-                samples: suspects.of_all(seat.collective)?,
-            };
-            return Err(Error::Diverged(Box::new(found)));
+        sums.for_each(|leaf| fold.recycle(leaf));
+        self.learner.measure(&mut total)?;
+        let mut unjudged = self.unjudged_step(total, suspects);
+        if ahead {
+            unjudged.total.send_for_tail()?;
+            self.update(&mut unjudged, controls)?;
+            self.unjudged = Some(unjudged);
+            return Ok(before);
         }
-        self.standing = Standing::Torn;
-        let update = Update { step: before.step, lr, micro_batches: virtual_ranks * parts };
-        self.learner.update(total, &update)?;
-        agenda.advance(&mut self.position.progress);
-        controls.vitals().stepped(self.position.progress.step);
-        self.position.progress.watch = watch;
-        self.standing = Standing::Whole;
-        for (_, leaf) in sums {
-            fold.recycle(leaf);
-        }
+        let judged = self.judge(&mut unjudged, seat)?;
+        self.update(&mut unjudged, controls)?;
+        fold.recycle(unjudged.total);
+        Ok(Some(judged))
+    }
+
+    /// The step that is about to be made, whose sum is `total`.
+    fn unjudged_step(&self, total: L::Leaf, suspects: Suspects<L::Loss>) -> Unjudged<L> {
+        let agenda = self.job.inputs.agenda();
+        let before = &self.position.progress;
+        let mut after = before.clone();
+        agenda.advance(&mut after);
+        let lr = learning_rate(&self.job.spec, agenda, before);
         let news = StepNews {
-            step: self.position.progress.step,
-            epoch: self.position.progress.epoch,
+            step: after.step,
+            epoch: after.epoch,
             total_steps: agenda.total_steps(),
-            steps_per_epoch: agenda.steps_of(self.position.progress.epoch),
-            step_of_epoch: agenda.step_of_epoch(&self.position.progress),
-            loss,
-            top1: top1 / count.max(1.0),
+            steps_per_epoch: agenda.steps_of(after.epoch),
+            step_of_epoch: agenda.step_of_epoch(&after),
             lr,
-            gradient_norm: norm.is_finite().then_some(norm),
             resolution: match self.job.inputs.input_type() {
                 InputType::Image => agenda.resolution(before.epoch),
                 InputType::Array(_) => 0,
@@ -400,8 +424,74 @@ impl<L: Learner> Trainer<L> {
             global_batch: agenda.global_batch(before.epoch),
             ..StepNews::default()
         };
-        let [save, stop, writing, pause] = [save, stop, writing, pause].map(|votes| votes > 0.0);
-        Ok((news, Votes { save, stop, writing, pause }))
+        let batch = BatchMark { epoch: before.epoch, cursor: before.cursor };
+        Unjudged { total, suspects, step: before.step, batch, lr, news }
+    }
+
+    /// Changes the state.
+    fn update(&mut self, unjudged: &mut Unjudged<L>, controls: &Controls) -> Result<(), Error> {
+        let train = &self.job.spec.train;
+        let update = Update {
+            step: unjudged.step,
+            lr: unjudged.lr,
+            micro_batches: train.virtual_ranks * train.grad_accumulation,
+        };
+        self.standing = Standing::Torn;
+        self.learner.update(&mut unjudged.total, &update)?;
+        self.job.inputs.agenda().advance(&mut self.position.progress);
+        controls.vitals().stepped(self.position.progress.step);
+        self.standing = Standing::Whole;
+        Ok(())
+    }
+
+    /// What the update came to that was made and is not judged yet, if there is one.
+    fn settle(
+        &mut self,
+        seat: &mut Seat<'_>,
+        fold: &mut Fold<L::Leaf>,
+    ) -> Result<Option<(StepNews, Votes)>, Error> {
+        let Some(mut unjudged) = self.unjudged.take() else { return Ok(None) };
+        // It should not have been made, if it went wrong.
+        self.standing = Standing::Torn;
+        let judged = self.judge(&mut unjudged, seat)?;
+        self.standing = Standing::Whole;
+        fold.recycle(unjudged.total);
+        Ok(Some(judged))
+    }
+
+    /// Reads the sums of a step: what is told of it, and what all ranks want.
+    fn judge(
+        &mut self,
+        unjudged: &mut Unjudged<L>,
+        seat: &mut Seat<'_>,
+    ) -> Result<(StepNews, Votes), Error> {
+        let tail = unjudged.total.tail()?;
+        let [loss, top1, count, .., norm, loss_scale] = tail.map(f64::from);
+        let loss = loss / count.max(1.0);
+        let finite = |value: f64| value.is_finite().then_some(value);
+        let progress = &mut self.position.progress;
+        let mut watch = progress.watch;
+        if let Err(divergence) = watch.judge(loss, norm, &self.job.spec) {
+            let found = Diagnosis {
+                divergence,
+                step: unjudged.step,
+                batch: unjudged.batch,
+                lr: unjudged.lr,
+                loss: finite(loss),
+                gradient_norm: finite(norm),
+                samples: unjudged.suspects.of_all(seat.collective)?,
+            };
+            return Err(Error::Diverged(Box::new(found)));
+        }
+        progress.watch = watch;
+        let news = StepNews {
+            loss,
+            top1: top1 / count.max(1.0),
+            gradient_norm: finite(norm),
+            loss_scale: (loss_scale != 0.0).then_some(loss_scale),
+            ..unjudged.news.clone()
+        };
+        Ok((news, Votes::of_tail(&tail[VOTE])))
     }
 
     /// The contribution of one virtual rank: the sum over its micro-batches.
@@ -409,12 +499,13 @@ impl<L: Learner> Trainer<L> {
         &mut self,
         feed: &mut Feed,
         fold: &mut Fold<L::Leaf>,
-        suspects: &mut Suspects,
+        suspects: &mut Suspects<L::Loss>,
         vitals: &Vitals,
-    ) -> Result<(L::Leaf, Sums), Error> {
+        ahead: bool,
+    ) -> Result<L::Leaf, Error> {
         let agenda = self.job.inputs.agenda();
         let scale = 1.0 / agenda.next_batch(&self.position.progress) as f32;
-        let mut sum: Option<(L::Leaf, Sums)> = None;
+        let mut sum: Option<L::Leaf> = None;
         for _ in 0..self.job.spec.train.grad_accumulation {
             vitals.at(Activity::Loading);
             let batch =
@@ -424,15 +515,19 @@ impl<L: Learner> Trainer<L> {
                 Some(leaf) => leaf,
                 None => self.learner.new_leaf()?,
             };
-            let sums = self.learner.gradient(&batch, scale, &mut leaf)?;
-            suspects.note(&batch.samples, &sums);
+            let loss = self.learner.gradient(&batch, scale, &mut leaf)?;
+            suspects.note(&batch.samples, loss);
             feed.recycle(batch);
+            // While the device computes this one.
+            if ahead && let Some(next) = feed.peek()? {
+                self.learner.prefetch(next)?;
+            }
             sum = Some(match sum {
-                None => (leaf, sums),
-                Some((mut whole, before)) => {
+                None => leaf,
+                Some(mut whole) => {
                     whole.add(&leaf)?;
                     fold.recycle(leaf);
-                    (whole, before.plus(&sums))
+                    whole
                 }
             });
         }
@@ -584,12 +679,11 @@ impl<L: Learner> Trainer<L> {
     }
 }
 
-/// What travels behind the gradient: sums for metrics, and the vote. The last value is for the norm.
-fn tail(sums: &Sums, vote: Votes) -> [f32; TAIL] {
-    let flag = |set: bool| f32::from(u8::from(set));
-    let [loss, top1, count] = [sums.loss as f32, sums.top1 as f32, sums.count as f32];
-    let [save, stop, writing] = [vote.save, vote.stop, vote.writing].map(flag);
-    [loss, top1, count, save, stop, writing, flag(vote.pause), 0.0]
+/// Rank 0 tells now and again what a step came to.
+fn tell_step(news: StepNews, rank: Rank, rate: &mut Rate, tell: &mut dyn FnMut(RankNews)) {
+    if rank == Rank(0) && rate.news_is_due() {
+        tell(RankNews::Stepped(rate.complete(news)));
+    }
 }
 
 /// Leaves one sum of all, for a collective with an order of its own.

@@ -1,13 +1,13 @@
-//! `baton-worker bench`: seconds per training step on made-up inputs, without loader and coordinator.
+//! `baton-worker bench`: seconds per training step on made-up inputs or a data set, without a coordinator.
 //!
 //! With several ranks this process starts itself once per rank; they meet and exchange gradients as
 //! ranks of a job do.
 
+mod batches;
 mod ranks;
 
-use std::time::Instant;
+use std::{path::PathBuf, time::Instant};
 
-use baton_checkpoint::Snapshot;
 use baton_collectives::{Collective, Part, local, tree::Fold};
 use baton_data::{Batch, InputType};
 use baton_job::{
@@ -22,15 +22,17 @@ use baton_plan::{
     roofline::{self, Roofline},
 };
 use baton_trainer::{
-    Error, Leaf, Learner, Update, take_snapshot,
+    Error, Leaf, Learner, StateCopy, Update,
     torch::{
-        self, TorchLearner,
+        self, TorchLeaf, TorchLearner,
         peaks::{self, Peaks},
     },
 };
 use serde::{Deserialize, Serialize};
 
-/// Measure seconds per training step on made-up images.
+use self::batches::Batches;
+
+/// Measure seconds per training step.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Network.
@@ -63,6 +65,12 @@ pub(crate) struct Args {
     /// Change one value of the made-up recipe, e.g. --set precision.compute=bf16. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// Read images from this beton file, as a job does, instead of one made-up batch.
+    #[arg(long, value_name = "FILE")]
+    data: Option<PathBuf>,
+    /// Threads that decode them.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    decode_threads: u32,
     /// Measure besides what the device can do at best, and which share of that a step reaches.
     #[arg(long)]
     roofline: bool,
@@ -147,15 +155,21 @@ fn measure(
 ) -> Result<Measured, Failure> {
     let device = torch::device::open(spec, LocalRank(collective.rank().0)).map_err(failure)?;
     let mut learner = TorchLearner::new(spec, &InputType::Image, device).map_err(failure)?;
-    let batch = made_up_batch(args.batch, args.resolution);
+    let mut batches = Batches::new(args, spec)?;
+    let ahead = learner.runs_ahead();
     let scale = 1.0 / spec.train.global_batch as f32;
     let block = virtual_block(spec.train.virtual_ranks, collective.rank(), args.ranks);
     let mut fold = Fold::new(block.start);
     let (mut steps, mut reduces, mut updates) = (Vec::new(), Vec::new(), Vec::new());
     let mut faults = Vec::new();
     let mut began = Instant::now();
+    // Where the device computes while the host goes ahead, a step is known to be over one step later.
+    let mut unread: Option<TorchLeaf> = None;
     for step in 0..args.steps + args.warm_up {
         if step == args.warm_up {
+            if let Some(leaf) = &mut unread {
+                leaf.tail().map_err(failure)?;
+            }
             began = Instant::now();
         }
         let faults_before = page_faults();
@@ -164,7 +178,16 @@ fn measure(
             Some(leaf) => leaf,
             None => learner.new_leaf().map_err(failure)?,
         };
+        let batch = batches.next()?;
         learner.gradient(&batch, scale, &mut leaf).map_err(failure)?;
+        batches.recycle(batch);
+        if ahead && let Some(next) = batches.peek()? {
+            learner.prefetch(next).map_err(failure)?;
+        }
+        if let Some(mut leaf) = unread.take() {
+            leaf.tail().map_err(failure)?;
+            fold.recycle(leaf);
+        }
         fold.push(leaf, |sum, leaf| sum.add(leaf)).map_err(failure)?;
         let reduce = Instant::now();
         let mut sums = fold.finish();
@@ -179,15 +202,24 @@ fn measure(
         for (_, mut leaf) in sums {
             learner.measure(&mut leaf).map_err(failure)?;
             let (step, micro_batches) = (Step(u64::from(step)), args.ranks);
-            learner.update(&mut leaf, &Update { step, lr: 0.1, micro_batches }).map_err(failure)?;
-            // A GPU has finished everything before this answer.
-            leaf.tail().map_err(failure)?;
-            fold.recycle(leaf);
+            let update = Update { step, lr: 0.1, micro_batches };
+            if ahead {
+                leaf.send_for_tail().map_err(failure)?;
+                learner.update(&mut leaf, &update).map_err(failure)?;
+                unread = Some(leaf);
+            } else {
+                leaf.tail().map_err(failure)?;
+                learner.update(&mut leaf, &update).map_err(failure)?;
+                fold.recycle(leaf);
+            }
         }
         steps.push(start.elapsed().as_secs_f64());
         reduces.push((update - reduce).as_secs_f64());
         updates.push(update.elapsed().as_secs_f64());
         faults.push(page_faults() - faults_before);
+    }
+    if let Some(mut leaf) = unread {
+        leaf.tail().map_err(failure)?;
     }
     let mean_step_seconds = began.elapsed().as_secs_f64() / f64::from(args.steps.max(1));
     let warm_up = args.warm_up as usize;
@@ -215,13 +247,15 @@ fn measure(
 
 /// For how long training stands still for a checkpoint: median, after a first one that gets the memory.
 fn snapshot(learner: &mut TorchLearner, ranks: u32) -> Result<f64, Failure> {
-    let mut snapshot = Snapshot::default();
+    let mut copy = StateCopy::default();
     let mut times = Vec::new();
     for _ in 0..6 {
         let start = Instant::now();
-        let taken = take_snapshot(learner, Rank(0), ranks, &mut snapshot);
+        let taken = copy.take(learner, Rank(0), ranks);
         taken.map_err(|error| crash(error.to_string()))?;
         times.push(start.elapsed().as_secs_f64());
+        // As the thread that writes it does; the next one needs its memory.
+        copy.snapshot().map_err(|error| crash(error.to_string()))?;
     }
     times.remove(0);
     Ok(median(&mut times))

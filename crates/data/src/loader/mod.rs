@@ -111,6 +111,14 @@ impl Loader {
         loader
     }
 
+    /// The next batch, if it is finished; never waits.
+    pub fn next_if_ready(&mut self) -> Option<Result<Batch, Error>> {
+        let Taken::Item(item) = self.shared.lock().queue.take() else { return None };
+        // There is room for another batch.
+        self.shared.work.notify_all();
+        Some(item)
+    }
+
     /// Gives a used batch's memory back for a later one.
     pub fn recycle(&mut self, batch: Batch) {
         self.shared.lock().queue.recycle(batch);

@@ -41,7 +41,9 @@ fn the_state_is_counted_by_hand() {
     assert_eq!(part(&memory, "optimizer"), 4 * parameters);
     assert_eq!(part(&memory, "averaged weights"), 4 * (parameters + statistics) + 2 * kernels);
     assert_eq!(part(&memory, "BatchNorm statistics"), 8 * statistics);
-    assert_eq!(part(&memory, "gradient sums"), 4 * (parameters + statistics + TAIL));
+    assert_eq!(part(&memory, "gradient sums"), 2 * 4 * (parameters + statistics + TAIL));
+    let state = 3 * parameters + 2 * statistics;
+    assert_eq!(part(&memory, "copy for a checkpoint"), 4 * state.div_ceil(8));
     assert_eq!(memory.total_bytes, memory.parts.iter().map(|part| part.bytes).sum::<u64>());
 }
 

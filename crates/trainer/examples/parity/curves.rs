@@ -1,7 +1,7 @@
 //! A short training.
 
 use baton_job::Step;
-use baton_trainer::{Learner, Update};
+use baton_trainer::{Learner, Update, learner::Reading};
 use tch::Tensor;
 
 use crate::{
@@ -18,11 +18,14 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
     let batches = case.batches()?;
     let epochs = 0..case.spec.train.epochs;
     for (step, batch) in (0..).zip(epochs.flat_map(|_| &batches)) {
-        let sums = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf)?;
-        losses.push(sums.loss / batch.len() as f64);
+        let loss = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf)?;
+        losses.push(loss.value()? / batch.len() as f64);
         learner.measure(&mut leaf)?;
         learner.update(&mut leaf, &Update { step: Step(step), lr, micro_batches: 1 })?;
-        scales.extend(learner.loss_scale()?);
+        let scale = learner.regions().into_iter().find(|region| region.name == "loss_scale");
+        scales.extend(
+            scale.map(|scale| scale.buffer.to_host()).transpose()?.map(|it| f64::from(it[0])),
+        );
     }
     let mut results = vec![("loss".to_owned(), Tensor::from_slice(&losses))];
     if !scales.is_empty() {

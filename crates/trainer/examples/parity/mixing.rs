@@ -1,7 +1,7 @@
 //! Mixed images and their loss.
 
 use baton_data::mix::Mix;
-use baton_trainer::Learner;
+use baton_trainer::{Learner, learner::Reading};
 use tch::Tensor;
 
 use crate::case::{Case, Named, Result};
@@ -12,8 +12,8 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
     let mut leaf = learner.new_leaf()?;
     let mut results = Named::new();
     for (number, batch) in case.batches()?.iter().enumerate() {
-        let (images, mix) = learner.mixed(batch)?;
-        let sums = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf)?;
+        let (images, _, mix) = learner.mixed(batch)?;
+        let loss = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf)?;
         let mut add = |name, tensor| results.push((format!("{name}/{number}"), tensor));
         let lambda = match mix {
             Mix::None => return Err(format!("batch {number} is not mixed").into()),
@@ -27,7 +27,7 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
         };
         add("lambda", Tensor::from(lambda));
         add("images", images.f_contiguous()?);
-        add("loss", Tensor::from(sums.loss / batch.len() as f64));
+        add("loss", Tensor::from(loss.value()? / batch.len() as f64));
     }
     Ok(results)
 }

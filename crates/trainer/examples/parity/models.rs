@@ -3,6 +3,7 @@
 use baton_job::Step;
 use baton_trainer::{
     Learner, Update,
+    learner::Reading,
     torch::{Mode, TorchLearner},
 };
 use tch::Tensor;
@@ -16,8 +17,8 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
     let evaluation = learner.logits(batch, Mode::Evaluation)?;
     let training = learner.logits(batch, Mode::Training)?;
     let mut leaf = learner.new_leaf()?;
-    let sums = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf)?;
-    let loss = Tensor::from(sums.loss / batch.len() as f64);
+    let loss = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf)?;
+    let loss = Tensor::from(loss.value()? / batch.len() as f64);
     let mut results = vec![
         ("logits.evaluation".to_owned(), evaluation),
         ("logits.training".to_owned(), training),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, mix::Mix};
+use baton_gpu::Readback;
 use baton_job::{
     JobSpec,
     spec::{Augment, Stage},
@@ -16,7 +17,7 @@ use super::{
     failure::During,
     flat::{self, Layout, Slot, views},
     init,
-    input::{Input, signal_shape},
+    input::{Input, Loaded, signal_shape},
     mixing,
     objective::Objective,
     optimizer::{Optimizer, Rates},
@@ -25,7 +26,7 @@ use super::{
     working::{self, Working},
 };
 use crate::learner::{
-    Error, Judged, Leaf, Learner, Region, Sums, TAIL, TensorPlace, Update, Weights,
+    Error, Judged, Leaf, Learner, Reading, Region, TAIL, TensorPlace, Update, VOTE, Weights,
 };
 
 /// Share of the running BatchNorm statistics that one update replaces; torch's `momentum`.
@@ -103,6 +104,19 @@ pub struct TorchLeaf {
     tail: Tensor,
     /// Views of `statistics`, one per running statistic of the network.
     pub(super) statistics_views: Vec<Tensor>,
+    /// The tail on its way from a GPU, once it was sent for.
+    readback: Option<Readback<TAIL>>,
+    is_sent_for: bool,
+}
+
+/// A batch's loss, a scalar on the device; none of an empty batch.
+#[derive(Debug)]
+pub struct TorchLoss(Option<Tensor>);
+
+impl Reading for TorchLoss {
+    fn value(&self) -> Result<f64, Error> {
+        self.0.as_ref().map_or(Ok(0.0), |loss| f64::try_from(loss).during("read the loss"))
+    }
 }
 
 impl TorchLearner {
@@ -131,10 +145,18 @@ impl TorchLearner {
                 operation: "build the network",
                 message: format!("{:?} is no ResNet", spec.model.arch),
             })?;
-        Self::build(spec, device, network, layout).during("build the network")
+        let kind = working::kind(spec.precision.compute);
+        let input = Input::new(&spec.data, device, spec.model.channels_last, kind)?;
+        Self::build(spec, device, network, layout, input).during("build the network")
     }
 
-    fn build(spec: &JobSpec, device: Device, network: Resnet, layout: Layout) -> tch::Result<Self> {
+    fn build(
+        spec: &JobSpec,
+        device: Device,
+        network: Resnet,
+        layout: Layout,
+        input: Input,
+    ) -> tch::Result<Self> {
         let float = (Kind::Float, device);
         let weights = Tensor::f_zeros([layout.parameters_len()], float)?;
         let running = Tensor::f_zeros([layout.statistics_len()], float)?;
@@ -160,7 +182,7 @@ impl TorchLearner {
         });
         Ok(Self {
             device,
-            input: Input::new(&spec.data, device, model.channels_last, kind)?,
+            input,
             objective,
             optimizer,
             running_views: views(&layout.statistics, &running, 0)?,
@@ -194,7 +216,7 @@ impl TorchLearner {
     pub fn logits(&mut self, batch: &Batch, mode: Mode) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         self.working.refresh(&self.weights).during("cast weights")?;
-        let inputs = self.input.load(batch).during("copy inputs")?;
+        let Loaded { inputs, .. } = self.input.load(batch)?;
         let tensors = self.tensors(&self.working, &self.running_views);
         let batch = match mode {
             Mode::Evaluation => None,
@@ -203,15 +225,16 @@ impl TorchLearner {
         self.network.forward(&inputs, Tensors { batch, ..tensors }).during("forward pass")
     }
 
-    /// What the network sees of a training batch, shape (samples, channels, …), and how it is mixed.
+    /// What the network sees of a training batch, shape (samples, channels, …), what it should say, and
+    /// how both are mixed.
     ///
     /// # Errors
     /// The device failed; the inputs do not have the length that their number and shape ask for.
-    pub fn mixed(&self, batch: &Batch) -> Result<(Tensor, Mix), Error> {
-        let inputs = self.input.load(batch).during("copy inputs")?;
+    pub fn mixed(&mut self, batch: &Batch) -> Result<(Tensor, Tensor, Mix), Error> {
+        let Loaded { inputs, targets } = self.input.load(batch)?;
         let mix = Mix::of_batch(self.recipe.seed, batch, &self.recipe.augment);
         let mixed = mixing::inputs(&inputs, &mix).during("mix inputs")?;
-        Ok((mixed, mix))
+        Ok((mixed, targets, mix))
     }
 
     fn tensors<'a>(&'a self, working: &'a Working, running: &'a [Tensor]) -> Tensors<'a> {
@@ -268,11 +291,13 @@ impl TorchLearner {
             gradient: flat.f_narrow(0, statistics, gradient)?,
             tail: flat.f_narrow(0, statistics + gradient, TAIL as i64)?,
             statistics_views: views(&self.layout.statistics, &flat, 0)?,
+            readback: None,
+            is_sent_for: false,
             flat,
         })
     }
 
-    /// Finds the gradient of the scaled loss of `inputs` and writes it into `leaf`.
+    /// Finds the gradient of the scaled loss of `inputs` and writes it into `leaf`, with its sums.
     fn pass(
         &self,
         inputs: &Tensor,
@@ -280,7 +305,7 @@ impl TorchLearner {
         mix: &Mix,
         scale: f32,
         leaf: &TorchLeaf,
-    ) -> Result<Sums, Error> {
+    ) -> Result<TorchLoss, Error> {
         let tensors = self.tensors(&self.working, &self.running_views);
         let pass = Pass {
             network: &self.network,
@@ -300,7 +325,11 @@ impl TorchLearner {
         };
         let found = pass.run(inputs, loss).during("forward and backward pass")?;
         self.keep(found.gradients, leaf).during("collect gradients")?;
-        self.objective.sums(&found.loss, &found.outputs, targets).during("sum up the batch")
+        let right = self.objective.right_guesses(&found.outputs, targets);
+        right
+            .and_then(|right| leaf.set_sums(Some(&found.loss), right.as_ref(), targets.size()[0]))
+            .during("sum up the batch")?;
+        Ok(TorchLoss(Some(found.loss)))
     }
 
     /// Writes gradients into `leaf`.
@@ -347,6 +376,15 @@ impl TorchLearner {
 
 impl Learner for TorchLearner {
     type Leaf = TorchLeaf;
+    type Loss = TorchLoss;
+
+    fn runs_ahead(&self) -> bool {
+        self.device != Device::Cpu
+    }
+
+    fn prefetch(&mut self, batch: &Batch) -> Result<(), Error> {
+        self.input.prefetch(batch)
+    }
 
     fn new_leaf(&mut self) -> Result<TorchLeaf, Error> {
         self.leaf().during("allocate a leaf")
@@ -369,10 +407,16 @@ impl Learner for TorchLearner {
         })
     }
 
-    fn gradient(&mut self, batch: &Batch, scale: f32, leaf: &mut TorchLeaf) -> Result<Sums, Error> {
+    fn gradient(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        leaf: &mut TorchLeaf,
+    ) -> Result<TorchLoss, Error> {
+        leaf.is_sent_for = false;
         if batch.is_empty() {
             leaf.contribute_nothing(&self.running).during("clear a leaf")?;
-            return Ok(Sums::default());
+            return Ok(TorchLoss(None));
         }
         let side = side_of(batch);
         if batch.len() < Resnet::least_batch(side) {
@@ -385,23 +429,28 @@ impl Learner for TorchLearner {
                 ),
             });
         }
+        self.objective.check_labels(batch)?;
         self.working.refresh(&self.weights).during("cast weights")?;
-        let targets = self.objective.targets(batch, self.device)?;
-        let (inputs, mix) = self.mixed(batch)?;
+        let (inputs, targets, mix) = self.mixed(batch)?;
         // Momentum 1 multiplies what was there by 0, which keeps infinities and NaNs alive.
         let _ = leaf.statistics.f_zero_().during("clear statistics")?;
         self.pass(&inputs, &targets, &mix, scale, leaf)
     }
 
     fn measure(&mut self, sum: &mut TorchLeaf) -> Result<(), Error> {
-        let norm = sum.tail.f_narrow(0, TAIL as i64 - 1, 1);
-        norm.and_then(|mut norm| self.optimizer.measure(&sum.gradient, &mut norm))
-            .during("norm of the gradient")
+        let measure = || {
+            self.optimizer.measure(&sum.gradient, &mut sum.norm()?)?;
+            if let Some(scale) = self.optimizer.loss_scale()? {
+                sum.tail.f_select(0, VOTE.end as i64 + 1)?.f_copy_(&scale)?;
+            }
+            Ok(())
+        };
+        measure().during("norm of the gradient")
     }
 
     fn update(&mut self, sum: &mut TorchLeaf, update: &Update) -> Result<(), Error> {
         let Update { step, lr, micro_batches } = *update;
-        let norm = sum.tail.f_narrow(0, TAIL as i64 - 1, 1).during("norm of the gradient")?;
+        let norm = sum.norm().during("norm of the gradient")?;
         self.optimizer
             .update(&mut self.weights, &sum.gradient, &norm, Rates { step, lr })
             .during("optimizer update")?;
@@ -430,8 +479,8 @@ impl Learner for TorchLearner {
         if let (Some(averaged), Some(masters)) = (&mut self.averaged, self.optimizer.averaged()) {
             averaged.working.refresh(masters).during("cast weights")?;
         }
-        let targets = self.objective.targets(batch, self.device)?;
-        let inputs = self.input.load(batch).during("copy inputs")?;
+        self.objective.check_labels(batch)?;
+        let Loaded { inputs, targets } = self.input.load(batch)?;
         let tensors = match (weights, &self.averaged) {
             (Weights::Averaged, Some(averaged)) => {
                 self.tensors(&averaged.working, &averaged.running_views)
@@ -449,11 +498,6 @@ impl Learner for TorchLearner {
             .and_then(|outputs| Vec::try_from(&outputs.f_reshape([-1])?))
             .during("copy predictions")?;
         Ok(Judged { sums, predictions, targets: batch.targets.clone() })
-    }
-
-    fn loss_scale(&mut self) -> Result<Option<f64>, Error> {
-        let scale = self.optimizer.loss_scale();
-        scale.and_then(|scale| scale.map(f64::try_from).transpose()).during("loss scale")
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {
@@ -480,7 +524,30 @@ impl TorchLeaf {
     fn contribute_nothing(&mut self, running: &Tensor) -> tch::Result<()> {
         self.statistics.f_copy_(running)?;
         let _ = self.gradient.f_zero_()?;
-        Ok(())
+        self.set_sums(None, None, 0)
+    }
+
+    /// Writes a batch's sums, of which the first two are on the device; absent is 0.
+    fn set_sums(
+        &self,
+        loss: Option<&Tensor>,
+        right: Option<&Tensor>,
+        samples: i64,
+    ) -> tch::Result<()> {
+        let slot = |number| self.tail.f_select(0, number);
+        for (number, sum) in [loss, right].into_iter().enumerate() {
+            let mut slot = slot(number as i64)?;
+            match sum {
+                Some(sum) => slot.f_copy_(sum)?,
+                None => drop(slot.f_zero_()?),
+            }
+        }
+        slot(2)?.f_fill_(samples as f64).map(drop)
+    }
+
+    /// The one value of the gradient's norm.
+    fn norm(&self) -> tch::Result<Tensor> {
+        self.tail.f_narrow(0, VOTE.end as i64, 1)
     }
 }
 
@@ -490,15 +557,45 @@ impl Leaf for TorchLeaf {
         Ok(())
     }
 
-    fn set_tail(&mut self, tail: [f32; TAIL]) -> Result<(), Error> {
-        let copy = Tensor::f_from_slice(&tail).and_then(|tail| self.tail.f_copy_(&tail));
-        copy.during("write the tail")
+    fn set_vote(&mut self, vote: [f32; VOTE.end - VOTE.start]) -> Result<(), Error> {
+        let write = || -> tch::Result<()> {
+            let _ = self.tail.f_slice(0, VOTE.start as i64, None, 1)?.f_zero_()?;
+            // To copy them from the host would make it wait for a GPU. They are rarely set.
+            for (slot, vote) in VOTE.zip(vote).filter(|(_, vote)| *vote != 0.0) {
+                let _ = self.tail.f_select(0, slot as i64)?.f_fill_(f64::from(vote))?;
+            }
+            Ok(())
+        };
+        write().during("write the vote")
     }
 
-    fn tail(&self) -> Result<[f32; TAIL], Error> {
+    fn send_for_tail(&mut self) -> Result<(), Error> {
+        let Device::Cuda(ordinal) = self.tail.device() else { return Ok(()) };
+        let device = baton_gpu::Device::open(i32::try_from(ordinal).unwrap_or(i32::MAX))?;
+        let readback = match &mut self.readback {
+            Some(readback) => readback,
+            none => none.insert(Readback::new(device)?),
+        };
+        // SAFETY: libtorch allocated so many f32 in the device's primary context, for as long as this leaf
+        // lives, and works on them on its default stream alone.
+        #[allow(unsafe_code)]
+        unsafe {
+            readback.send_for(self.tail.data_ptr() as u64)?;
+        }
+        self.is_sent_for = true;
+        Ok(())
+    }
+
+    fn tail(&mut self) -> Result<[f32; TAIL], Error> {
+        if !self.is_sent_for {
+            self.send_for_tail()?;
+        }
+        // Another time it may be another one.
+        if let (true, Some(readback)) = (std::mem::take(&mut self.is_sent_for), &self.readback) {
+            return Ok(readback.values()?);
+        }
         let mut tail = [0.0; TAIL];
-        let here = self.tail.f_to_device(Device::Cpu);
-        here.and_then(|here| here.f_copy_data(&mut tail, TAIL)).during("read the tail")?;
+        self.tail.f_copy_data(&mut tail, TAIL).during("read the tail")?;
         Ok(tail)
     }
 

@@ -4,7 +4,6 @@ use baton_data::Batch;
 use baton_job::spec::{Loss, LossKind};
 use tch::{Device, Kind, Reduction, Tensor};
 
-use super::failure::During;
 use crate::learner::{Error, Sums};
 
 /// Class index that [`Tensor::f_cross_entropy_loss`] would leave out; labels never have it.
@@ -25,29 +24,18 @@ pub(super) struct Objective {
 }
 
 impl Objective {
-    /// What the outputs for `batch` should be, on `device`: labels, i64, shape (samples); or values,
-    /// f32, shape (samples, outputs).
-    ///
-    /// Each label is checked here: on a GPU, libtorch would only find a wrong one after the fact and
-    /// then the process is lost.
-    pub(super) fn targets(&self, batch: &Batch, device: Device) -> Result<Tensor, Error> {
-        if self.loss.kind.is_regression() {
-            let shape = [batch.len() as i64, i64::from(self.outputs)];
-            return Tensor::f_from_slice(&batch.targets)
-                .and_then(|targets| targets.f_view(shape)?.f_to_device(device))
-                .during("copy targets");
-        }
+    /// Refuses a batch with a label that is no output's: on a GPU, libtorch would only find it after the
+    /// fact, and then the process is lost.
+    pub(super) fn check_labels(&self, batch: &Batch) -> Result<(), Error> {
         let valid = 0..i64::from(self.outputs);
-        if let Some(index) = batch.labels.iter().position(|label| !valid.contains(label)) {
-            return Err(Error::Label {
+        match batch.labels.iter().position(|label| !valid.contains(label)) {
+            None => Ok(()),
+            Some(index) => Err(Error::Label {
                 sample: batch.samples.get(index).copied().unwrap_or_default(),
                 label: batch.labels[index],
                 num_classes: self.outputs,
-            });
+            }),
         }
-        Tensor::f_from_slice(&batch.labels)
-            .and_then(|labels| labels.f_to_device(device))
-            .during("copy labels")
     }
 
     /// Sum of the losses of all samples, a scalar. `outputs` has shape (samples, outputs).
@@ -64,6 +52,20 @@ impl Objective {
                 .f_huber_loss(targets, Reduction::Sum, self.loss.huber_delta)?
                 .f_div_scalar(each),
         }
+    }
+
+    /// How many first guesses are right, a scalar. Of equals the first one is the guess. A regression has
+    /// none.
+    pub(super) fn right_guesses(
+        &self,
+        outputs: &Tensor,
+        targets: &Tensor,
+    ) -> tch::Result<Option<Tensor>> {
+        if self.loss.kind.is_regression() {
+            return Ok(None);
+        }
+        let guesses = outputs.f_detach()?.f_argmax(1, false)?;
+        Ok(Some(guesses.f_eq_tensor(targets)?.f_sum(Kind::Float)?))
     }
 
     /// Loss and right guesses as numbers. With fewer than five classes every sample counts for

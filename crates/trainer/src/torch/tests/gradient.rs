@@ -1,7 +1,7 @@
 //! Gradients and batch statistics.
 
 use super::*;
-use crate::learner::{Error, TAIL};
+use crate::learner::{Error, Reading, VOTE};
 
 #[test]
 fn same_batch_gives_the_same_bits() {
@@ -13,19 +13,20 @@ fn same_batch_gives_the_same_bits() {
 }
 
 #[test]
-fn gradient_overwrites_the_leaf_but_not_its_tail() {
+fn gradient_and_vote_overwrite_the_whole_leaf() {
     let mut learner = learner(&[]);
-    let (mut clean, _) = gradient_of(&mut learner, &batch(4));
-    let tail = std::array::from_fn::<f32, TAIL, _>(|slot| slot as f32 + 1.0);
-    clean.set_tail(tail).unwrap();
+    let (mut clean, sums) = gradient_of(&mut learner, &batch(4));
+    clean.set_vote([0.0, 1.0, 0.0, 1.0]).unwrap();
 
     let mut used = learner.new_leaf().unwrap();
     host(used.buffer()).fill(f32::NAN);
-    used.set_tail(tail).unwrap();
-    learner.gradient(&batch(4), 0.25, &mut used).unwrap();
+    let loss = learner.gradient(&batch(4), 0.25, &mut used).unwrap();
+    used.set_vote([0.0, 1.0, 0.0, 1.0]).unwrap();
 
-    assert_eq!(used.tail().unwrap(), tail);
     assert_eq!(bits(&mut used), bits(&mut clean));
+    assert_eq!(loss.value().unwrap(), sums.loss);
+    let [_, _, count, rest @ ..] = used.tail().unwrap();
+    assert_eq!((count, rest), (4.0, [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]));
 }
 
 #[test]
@@ -72,8 +73,9 @@ fn scale_multiplies_the_gradient_but_not_the_sums() {
     let mut learner = learner(&[]);
     let mut one = learner.new_leaf().unwrap();
     let mut half = learner.new_leaf().unwrap();
-    let sums = learner.gradient(&batch(4), 1.0, &mut one).unwrap();
-    assert_eq!(learner.gradient(&batch(4), 0.5, &mut half).unwrap(), sums);
+    learner.gradient(&batch(4), 1.0, &mut one).unwrap();
+    learner.gradient(&batch(4), 0.5, &mut half).unwrap();
+    assert_eq!(told(&mut one), told(&mut half));
     assert!((&one.gradient * 0.5).equal(&half.gradient));
     assert!(one.statistics.equal(&half.statistics));
 }
@@ -83,13 +85,14 @@ fn leaves_add_up_value_by_value() {
     let mut learner = learner(&[]);
     let (mut sum, _) = gradient_of(&mut learner, &batch(4));
     let (mut other, _) = gradient_of(&mut learner, &batch(2));
-    sum.set_tail([1.0; TAIL]).unwrap();
-    other.set_tail([2.0; TAIL]).unwrap();
+    sum.set_vote([1.0; 4]).unwrap();
+    other.set_vote([2.0; 4]).unwrap();
     let expected: Vec<f32> =
         host(sum.buffer()).iter().zip(host(other.buffer())).map(|(a, b)| *a + *b).collect();
     sum.add(&other).unwrap();
     assert_eq!(host(sum.buffer()), expected);
-    assert_eq!(sum.tail().unwrap(), [3.0; TAIL]);
+    assert_eq!(sum.tail().unwrap()[VOTE], [3.0; 4]);
+    assert_eq!(told(&mut sum).count, 6);
 }
 
 #[test]
@@ -134,7 +137,9 @@ fn empty_batch_contributes_nothing() {
     let mut learner = learner(&[]);
     let mut leaf = learner.new_leaf().unwrap();
     let empty = Batch::of_images(&[], 32, Vec::new(), Vec::new());
-    assert_eq!(learner.gradient(&empty, 1.0, &mut leaf).unwrap(), Sums::default());
+    host(leaf.buffer()).fill(f32::NAN);
+    let loss = learner.gradient(&empty, 1.0, &mut leaf).unwrap();
+    assert_eq!((loss.value().unwrap(), told(&mut leaf)), (0.0, Sums::default()));
     assert_eq!(evaluated(&mut learner, &empty), Sums::default());
     assert_eq!(leaf.gradient.abs().max().double_value(&[]), 0.0);
     let running = values(&learner.running);
@@ -157,8 +162,8 @@ fn label_out_of_range_is_refused_by_sample() {
     for label in [-100, -1, 10] {
         let mut batch = batch(4);
         batch.labels[2] = label;
-        let evaluated = learner.evaluate(&batch, Weights::Raw).map(|judged| judged.sums);
-        for result in [learner.gradient(&batch, 1.0, &mut leaf), evaluated] {
+        let evaluated = learner.evaluate(&batch, Weights::Raw).map(drop);
+        for result in [learner.gradient(&batch, 1.0, &mut leaf).map(drop), evaluated] {
             let named = matches!(
                 result,
                 Err(Error::Label { sample: 102, label: found, num_classes: 10 }) if found == label

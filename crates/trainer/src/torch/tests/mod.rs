@@ -70,8 +70,15 @@ fn batch(count: usize) -> Batch {
 
 fn gradient_of(learner: &mut TorchLearner, batch: &Batch) -> (TorchLeaf, Sums) {
     let mut leaf = learner.new_leaf().unwrap();
-    let sums = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf).unwrap();
+    learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf).unwrap();
+    let sums = told(&mut leaf);
     (leaf, sums)
+}
+
+/// What a leaf's tail tells of its batch.
+fn told(leaf: &mut TorchLeaf) -> Sums {
+    let [loss, top1, count, ..] = leaf.tail().unwrap();
+    Sums { loss: loss.into(), top1: top1 as u64, top5: 0, count: count as u64 }
 }
 
 /// One update from one virtual rank; returns the mean loss before it.
