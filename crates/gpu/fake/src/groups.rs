@@ -102,7 +102,7 @@ impl Groups {
         group.is_some_and(|group| group.joined.len() == group.world_size)
     }
 
-    /// How many of its values a rank gives to or takes from `call` in all.
+    /// Ranks of the communicator's group.
     pub(crate) fn world_size(&self, handle: usize) -> usize {
         let group = self.communicators.get(&handle).and_then(|c| self.groups.get(&c.id));
         group.map_or(0, |group| group.world_size)
@@ -125,7 +125,7 @@ impl Groups {
 
     /// Comes to where the others come too; once more, when they have.
     pub(crate) fn go_on(&mut self, exchange: Exchange) -> Option<Exchange> {
-        let Some((communicator, _)) = self.sides(&exchange) else { return None };
+        let (communicator, _) = self.sides(&exchange)?;
         if communicator.aborted || exchange.begun {
             return None;
         }
