@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use baton_gpu::{Device, Event, Stream};
 use baton_job::Rank;
 
-use super::ffi::{Communicator, Values};
+use super::ffi::{Communicator, UniqueId, Values};
 use super::fixed_tree::FixedTree;
 use crate::{AbortHandle, DeviceSliceMut, Error};
 
@@ -69,10 +69,11 @@ struct Streams {
 }
 
 impl Link {
-    pub(super) fn new(
-        communicator: Communicator,
-        device: Device,
-        tree: Option<FixedTree>,
+    /// Begins to set up this rank's end; it can be used when it has [settled](Self::settle).
+    pub(super) fn begin(
+        (device, tree): (Device, Option<FixedTree>),
+        id: UniqueId,
+        (rank, world_size): (Rank, u32),
     ) -> Result<Self, Error> {
         let streams = Streams {
             torch: Stream::of_torch(device),
@@ -80,6 +81,8 @@ impl Link {
             ready: Event::new(device)?,
             over: Event::new(device)?,
         };
+        // Last, as it is not freed when it is dropped.
+        let communicator = Communicator::begin(id, rank, world_size)?;
         Ok(Self { communicator, streams, tree })
     }
 

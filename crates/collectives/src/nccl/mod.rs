@@ -32,7 +32,7 @@ use baton_gpu::Device;
 use baton_job::Rank;
 
 use crate::{AbortHandle, BufferMut, Collective, DeviceSliceMut, Error, Part, operation, tree};
-use ffi::{Communicator, UniqueId};
+use ffi::UniqueId;
 pub use ffi::{Version, is_present, version};
 use fixed_tree::FixedTree;
 use link::{Limit, Link};
@@ -104,8 +104,7 @@ impl NcclCollective {
             operation: operation::CONNECT,
             detail: format!("rank 0 sends {} bytes as NCCL's unique id", gathered[0].len()),
         })?;
-        let communicator = Communicator::begin(id, rank, world_size)?;
-        let link = Some(Link::new(communicator, gpu, tree)?);
+        let link = Some(Link::begin((gpu, tree), id, (rank, world_size))?);
         let abort = bootstrap.abort_handle();
         let mut group = Self { bootstrap, device, options, abort, link };
         let timeout = options.connect_timeout;

@@ -1,5 +1,6 @@
 //! What answers without a GPU. Each test asserts something with and without `libnccl.so`.
 
+use super::ffi::Communicator;
 use super::*;
 use crate::local;
 
