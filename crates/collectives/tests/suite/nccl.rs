@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use baton_collectives::nccl::{NcclCollective, Options, Order};
 use baton_collectives::{BufferMut, Collective, DeviceSliceMut, Error, Part, TreeNode, local};
-use baton_fake_gpu::for_seeds;
+use baton_fake_gpu::{for_seeds, run};
 use baton_gpu::{Device, DeviceMemory, Event, Stream, copy_in, copy_out};
 use baton_job::Rank;
 
@@ -298,6 +298,34 @@ fn an_abort_breaks_the_wait_for_a_peer_that_never_comes() {
             group
         });
         drop(groups);
+    });
+}
+
+#[test]
+fn an_abort_that_hangs_is_told_and_holds_nobody_up() {
+    run("nccl::an_abort_that_hangs_is_told_and_holds_nobody_up", |fake| {
+        fake.hang_aborts();
+        on_every_rank(local::group(2, LONG), |rank, bootstrap| {
+            let short = Duration::from_millis(20);
+            let options = Options {
+                order: Order::FixedTree,
+                connect_timeout: LONG,
+                operation_timeout: short,
+                abort_timeout: short,
+            };
+            let ordinal = rank.0 as i32;
+            let mut group = NcclCollective::connect(Box::new(bootstrap), ordinal, options).unwrap();
+            if rank == Rank(1) {
+                return drop(group);
+            }
+            let mut gpu = Gpu::new(rank);
+            let mut sum = gpu.values(&[1.0; 8]);
+            let part = Part { node: TreeNode { start: 0, leaves: 4 }, buffer: sum.buffer() };
+            let failed = group.all_reduce(8, &mut [part]).unwrap_err();
+            assert!(matches!(failed, Error::Stuck { .. }), "{failed}");
+            // Its device never comes to an end.
+            std::mem::forget((gpu, sum));
+        });
     });
 }
 

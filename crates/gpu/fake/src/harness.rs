@@ -26,6 +26,12 @@ extern "C" fn baton_fake_gpu_seed(seed: u64) {
     world::with(|world| world.random.0 = seed);
 }
 
+/// Has every abort of a communicator hang from now on, as it may where a peer is lost.
+#[unsafe(no_mangle)]
+extern "C" fn baton_fake_gpu_hang_aborts() {
+    world::with(|world| world.aborts_hang = true);
+}
+
 /// The library as tests in its process reach it.
 ///
 /// The program that links this crate has it twice: once as code of its own, whose world stays empty, and
@@ -43,6 +49,12 @@ impl FakeGpu {
         unsafe {
             self.library.get::<extern "C" fn() -> u64>(b"baton_fake_gpu_host_waits").unwrap()()
         }
+    }
+
+    /// Has every abort of a communicator hang from now on, as it may where a peer is lost.
+    pub fn hang_aborts(&self) {
+        // SAFETY: the function is above.
+        unsafe { self.library.get::<extern "C" fn()>(b"baton_fake_gpu_hang_aborts").unwrap()() }
     }
 
     fn seed(&self, seed: u64) {

@@ -42,6 +42,8 @@ pub(crate) struct World {
     pub(crate) groups: Groups,
     /// Times that a host stood still until a device had done something.
     pub(crate) host_waits: u64,
+    /// Whether an abort never returns.
+    pub(crate) aborts_hang: bool,
     /// What NCCL complained of last.
     pub(crate) complaint: &'static CStr,
     streams: BTreeMap<StreamId, VecDeque<Work>>,
