@@ -70,6 +70,7 @@ const MOST_DIFFERENCE: f64 = 1e-3;
 fn connect() -> Result<NcclCollective, String> {
     let patience = Duration::from_secs(30);
     let options = nccl::Options {
+        order: nccl::Order::Library,
         connect_timeout: patience,
         operation_timeout: patience,
         abort_timeout: Duration::from_secs(5),

@@ -7,11 +7,11 @@
 //! |---|---|---|---|
 //! | [`local`] | threads of one process | any | the fixed tree |
 //! | [`tcp`] | processes anywhere | host; devices are staged | the fixed tree |
-//! | [`nccl`] | processes, one per GPU | device | NCCL's own |
+//! | [`nccl`] | processes, one per GPU | device | the fixed tree, or NCCL's own |
 //!
 //! Every operation ends: with the result, with its deadline, or at once when a peer leaves or
 //! another thread calls [`AbortHandle::abort`]. Calls to foreign code are fenced in `cuda` and
-//! `nccl::ffi`; [`DeviceSliceMut::from_raw`] is the one promise that callers must make.
+//! `nccl`; [`DeviceSliceMut::from_raw`] is the one promise that callers must make.
 
 mod abort;
 pub mod buffer;
@@ -75,6 +75,8 @@ pub const MAX_GATHERED_BYTES: usize = 16 << 20;
 mod operation {
     pub(crate) const CONNECT: &str = "connect";
     pub(crate) const ALL_REDUCE: &str = "all_reduce";
+    pub(crate) const ALL_GATHER: &str = "all_gather";
+    pub(crate) const REDUCE_SCATTER: &str = "reduce_scatter";
     pub(crate) const BROADCAST: &str = "broadcast";
     pub(crate) const ALL_GATHER_BYTES: &str = "all_gather_bytes";
 }

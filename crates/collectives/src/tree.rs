@@ -157,6 +157,12 @@ pub(crate) fn subtrees_of(rank: Rank, world_size: u32, virtual_ranks: u32) -> Ve
     maximal_subtrees(virtual_block(virtual_ranks, rank, world_size))
 }
 
+/// The values, of `len`, whose sum `rank` completes where the work is divided.
+pub(crate) fn slice_of(rank: Rank, world_size: u32, len: usize) -> Range<usize> {
+    let boundary = |rank: u32| (len as u128 * u128::from(rank) / u128::from(world_size)) as usize;
+    boundary(rank.0)..boundary(rank.0 + 1)
+}
+
 /// The number of values in each of `parts`, which must be `rank`'s maximal subtrees.
 pub(crate) fn check_parts(
     rank: Rank,

@@ -5,7 +5,7 @@
 
 use baton_job::{
     JobSpec,
-    spec::{Arch, CollectiveKind, Compute, Determinism, Optimizer, Resize},
+    spec::{Arch, CollectiveKind, Compute, Optimizer, Resize},
 };
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ use crate::{
 
 /// Bytes of a gradient that is added up, a weight, a moment.
 const F32_BYTES: f64 = 4.0;
-/// Bytes per second and rank of the strict all-reduce over TCP: 102 MB per rank in 0.10 to 0.13 s,
+/// Bytes per second and rank of the all-reduce over TCP: 102 MB per rank in 0.10 to 0.13 s,
 /// between two ranks on one machine (docs/measurements/step.md).
 const TCP_BYTES_PER_SECOND: f64 = 0.9e9;
 /// Images per second of one decoding thread on a core of its own: JPEGs of 500 px, random crop to
@@ -106,11 +106,11 @@ impl AllReduce {
     #[must_use]
     pub fn new(spec: &JobSpec, network: &Network, machine: &Machine, ranks: u32) -> Option<Self> {
         let interconnect = machine.interconnect.filter(|_| ranks > 1)?;
-        let is_fast = spec.precision.determinism == Determinism::Fast;
         let (way, bytes_per_second) = match spec.cluster.collective {
-            CollectiveKind::Nccl => (interconnect.name, interconnect.reached()),
-            CollectiveKind::Auto if is_fast => (interconnect.name, interconnect.reached()),
-            CollectiveKind::Auto | CollectiveKind::Tcp => ("TCP", TCP_BYTES_PER_SECOND),
+            CollectiveKind::Auto | CollectiveKind::Nccl => {
+                (interconnect.name, interconnect.reached())
+            }
+            CollectiveKind::Tcp => ("TCP", TCP_BYTES_PER_SECOND),
         };
         let values = (network.parameters() + network.statistics()) as f64;
         let ranks = f64::from(ranks);

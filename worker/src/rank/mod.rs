@@ -263,9 +263,7 @@ impl RankProcess {
             _ => None,
         };
         let nccl = match cluster.collective {
-            CollectiveKind::Auto => {
-                gpu.is_some() && self.spec.precision.determinism == Determinism::Fast
-            }
+            CollectiveKind::Auto => gpu.is_some(),
             CollectiveKind::Tcp => false,
             CollectiveKind::Nccl => true,
         };
@@ -273,6 +271,10 @@ impl RankProcess {
             (false, _) => Ok(Box::new(tcp)),
             (true, Some(ordinal)) => {
                 let options = nccl::Options {
+                    order: match self.spec.precision.determinism {
+                        Determinism::Strict => nccl::Order::FixedTree,
+                        Determinism::Fast => nccl::Order::Library,
+                    },
                     connect_timeout: meeting,
                     operation_timeout: operation,
                     abort_timeout: NCCL_ABORT,

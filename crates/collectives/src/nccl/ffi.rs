@@ -7,8 +7,10 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
+use std::ops::Range;
 use std::ptr;
 
+use baton_gpu::Stream;
 use baton_job::Rank;
 use cudarc::nccl::result::{self, NcclError, NcclStatus};
 use cudarc::nccl::sys::{
@@ -82,6 +84,29 @@ fn require() -> Result<(), Error> {
     })
 }
 
+/// A run of f32 on a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Values {
+    pub(super) address: u64,
+    pub(super) len: usize,
+}
+
+impl Values {
+    /// Those of `range` alone, which lies inside.
+    pub(super) fn narrow(self, range: Range<usize>) -> Self {
+        Self { address: self.address + (range.start * size_of::<f32>()) as u64, len: range.len() }
+    }
+}
+
+impl From<&mut DeviceSliceMut<'_>> for Values {
+    fn from(slice: &mut DeviceSliceMut<'_>) -> Self {
+        Self { address: slice.address(), len: slice.len() }
+    }
+}
+
+const F32: ncclDataType_t = ncclDataType_t::ncclFloat32;
+const SUM: ncclRedOp_t = ncclRedOp_t::ncclSum;
+
 /// A communicator that never blocks. Dropping it leaks it, as every way to free it can hang.
 #[derive(Debug)]
 pub(super) struct Communicator(ncclComm_t);
@@ -111,7 +136,8 @@ impl Communicator {
         Ok(Self(communicator))
     }
 
-    /// Whether everything asked for so far has been set up or queued; tells what failed meanwhile.
+    /// Whether everything asked for so far has been set up or queued; tells what failed meanwhile. Before,
+    /// an operation may not even be in its stream, and nothing else may be asked for.
     pub(super) fn is_settled(&self) -> Result<bool, Error> {
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the communicator lives until `abort`, which consumes it.
@@ -123,45 +149,117 @@ impl Communicator {
         }
     }
 
-    /// Queues the sum of all ranks' `values` into all ranks' `values` on the default stream.
-    pub(super) fn all_reduce(&self, values: &mut DeviceSliceMut<'_>) -> Result<(), Error> {
-        let address = values.address() as *mut c_void;
-        // SAFETY: the slice vouches for its memory, and for work on the default stream to come
-        // before other uses; the communicator is alive.
-        let status = unsafe {
-            result::all_reduce(
-                address,
-                address,
-                values.len(),
-                ncclDataType_t::ncclFloat32,
-                ncclRedOp_t::ncclSum,
-                self.0,
-                ptr::null_mut(),
-            )
-        };
+    /// Queues the sum of all ranks' `values` into all ranks' `values`.
+    ///
+    /// # Safety
+    /// That of every operation here: `stream` and `values` are of this communicator's device, and until
+    /// the stream has come past it nobody else uses the values.
+    pub(super) unsafe fn all_reduce(&self, stream: &Stream, values: Values) -> Result<(), Error> {
+        let Values { address, len } = values;
+        let (from, to) = (address as *const c_void, address as *mut c_void);
+        // SAFETY: the caller's promise; the communicator is alive.
+        let status =
+            unsafe { result::all_reduce(from, to, len, F32, SUM, self.0, stream.raw().cast()) };
         accepted("ncclAllReduce", status)
     }
 
-    /// Queues the copy of `root`'s `values` to all others on the default stream.
-    pub(super) fn broadcast(
+    /// Queues the copy of `root`'s `values` to all others.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    pub(super) unsafe fn broadcast(
         &self,
+        stream: &Stream,
         root: Rank,
-        values: &mut DeviceSliceMut<'_>,
+        values: Values,
     ) -> Result<(), Error> {
-        let address = values.address() as *mut c_void;
-        // SAFETY: as in `all_reduce`.
-        let status = unsafe {
-            result::broadcast(
-                address,
-                address,
-                values.len(),
-                ncclDataType_t::ncclFloat32,
-                root.0 as c_int,
-                self.0,
-                ptr::null_mut(),
-            )
-        };
+        let Values { address, len } = values;
+        let (from, to, root) = (address as *const c_void, address as *mut c_void, root.0 as c_int);
+        // SAFETY: as above.
+        let status =
+            unsafe { result::broadcast(from, to, len, F32, root, self.0, stream.raw().cast()) };
         accepted("ncclBroadcast", status)
+    }
+
+    /// Queues the copy of every rank's `share` to all others. `values` are as many shares as there are
+    /// ranks, in their order, of which `share` is this rank's.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    pub(super) unsafe fn all_gather(
+        &self,
+        stream: &Stream,
+        share: Values,
+        values: Values,
+    ) -> Result<(), Error> {
+        let (from, to) = (share.address as *const c_void, values.address as *mut c_void);
+        // SAFETY: as above.
+        let status =
+            unsafe { result::all_gather(from, to, share.len, F32, self.0, stream.raw().cast()) };
+        accepted("ncclAllGather", status)
+    }
+
+    /// Queues the sum of all ranks' `values` at the place of `share`, which is this rank's as in
+    /// [`all_gather`](Self::all_gather); the other values are left as they may be.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    pub(super) unsafe fn reduce_scatter(
+        &self,
+        stream: &Stream,
+        share: Values,
+        values: Values,
+    ) -> Result<(), Error> {
+        let (from, to) = (values.address as *const c_void, share.address as *mut c_void);
+        // SAFETY: as above.
+        let status = unsafe {
+            result::reduce_scatter(from, to, share.len, F32, SUM, self.0, stream.raw().cast())
+        };
+        accepted("ncclReduceScatter", status)
+    }
+
+    /// Queues all that `calls` asks for as one operation, in which nobody waits for one message before
+    /// the next.
+    pub(super) fn group(&self, calls: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+        accepted("ncclGroupStart", result::group_start())?;
+        let called = calls();
+        // Begun is to be ended, whatever became of the calls.
+        let ended = accepted("ncclGroupEnd", result::group_end());
+        called.and(ended)
+    }
+
+    /// Queues sending `values` to `peer`, who must [receive](Self::receive) as many.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce), but that others may read the values.
+    pub(super) unsafe fn send(
+        &self,
+        stream: &Stream,
+        peer: Rank,
+        values: Values,
+    ) -> Result<(), Error> {
+        let Values { address, len } = values;
+        let (from, peer) = (address as *const c_void, peer.0 as c_int);
+        // SAFETY: as above.
+        let status = unsafe { result::send(from, len, F32, peer, self.0, stream.raw().cast()) };
+        accepted("ncclSend", status)
+    }
+
+    /// Queues receiving `values` from `peer`.
+    ///
+    /// # Safety
+    /// As [`all_reduce`](Self::all_reduce).
+    pub(super) unsafe fn receive(
+        &self,
+        stream: &Stream,
+        peer: Rank,
+        values: Values,
+    ) -> Result<(), Error> {
+        let Values { address, len } = values;
+        let (to, peer) = (address as *mut c_void, peer.0 as c_int);
+        // SAFETY: as above.
+        let status = unsafe { result::recv(to, len, F32, peer, self.0, stream.raw().cast()) };
+        accepted("ncclRecv", status)
     }
 
     /// Ends what is going on and frees everything. May hang.

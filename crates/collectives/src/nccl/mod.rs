@@ -1,35 +1,59 @@
 //! Ranks that are processes with one GPU each, connected by NCCL.
 //!
-//! NCCL is opened when first needed: the same program runs on machines without it. Operations run
-//! on the legacy default stream, behind what libtorch has queued there, and are waited for on the
-//! host: nothing overlaps with an all-reduce yet.
+//! | file | is about |
+//! |---|---|
+//! | `link` | a communicator, the stream it works on, and how that is ordered with libtorch's |
+//! | `fixed_tree` | sums in the fixed tree |
+//! | `ffi` | the calls to NCCL |
 //!
-//! NCCL adds in an order of its own, the same in every step but another one for every number of
-//! ranks; [`tcp`](crate::tcp) has the fixed tree.
+//! NCCL is opened when first needed: the same program runs on machines without it. Operations run on a
+//! stream of their own, behind what libtorch has queued on its, which waits for them in turn. The host
+//! waits for each, too, but never stands still in the driver: it asks whether the operation is over, so
+//! that it keeps its deadline and can be aborted. Nothing overlaps with an all-reduce yet.
 //!
-//! The communicator never blocks (`blocking = 0`), so that this side keeps its deadline and can be
-//! aborted. `ncclCommAbort` alone may hang, and is given its own thread and deadline.
+//! [`Order`] says how values are added: in the fixed tree, on the device, or in an order of NCCL's own,
+//! the same in every step but another one for every number of ranks.
+//!
+//! The communicator never blocks (`blocking = 0`). `ncclCommAbort` alone may hang, and is given its own
+//! thread and deadline; it is also how a group that is no longer needed is left, as it is the one call
+//! that never waits for peers, and no operation is under way then.
+//!
+//! What NCCL and its network plugins read from the environment (`NCCL_*`, and `FI_*` for libfabric on EFA)
+//! is the agent's business: ranks inherit its environment as it is.
 
 mod ffi;
+mod fixed_tree;
+mod link;
 
 use std::fmt;
-use std::sync::mpsc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use baton_gpu::{Device, Event, Stream};
+use baton_gpu::Device;
 use baton_job::Rank;
 
-use crate::{AbortHandle, BufferMut, Collective, DeviceSliceMut, Error, Part, operation};
-use ffi::{Communicator, UniqueId};
+use crate::{AbortHandle, BufferMut, Collective, DeviceSliceMut, Error, Part, operation, tree};
+use ffi::UniqueId;
 pub use ffi::{Version, is_present, version};
+use fixed_tree::FixedTree;
+use link::{Limit, Link};
 
 /// The first with communicators that do not block.
 const OLDEST: Version = Version { major: 2, minor: 14, patch: 0 };
 
-/// How long to wait.
+/// The order in which [`Collective::all_reduce`] adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The fixed tree: the same bits for every number of ranks.
+    FixedTree,
+    /// NCCL's own: one partial sum per rank, in a way that is the fastest for so many of them.
+    Library,
+}
+
+/// How to add, and how long to wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
+    /// The order of additions.
+    pub order: Order,
     /// For all ranks to set up their communicators.
     pub connect_timeout: Duration,
     /// For each operation as a whole; it includes the work queued before it and waiting for the
@@ -46,7 +70,7 @@ pub struct NcclCollective {
     options: Options,
     abort: AbortHandle,
     /// None after a failure.
-    communicator: Option<Communicator>,
+    link: Option<Link>,
 }
 
 impl NcclCollective {
@@ -68,64 +92,110 @@ impl NcclCollective {
                 remedy: "install the NCCL of the libtorch wheel, see `make setup`",
             });
         }
-        Device::open(device)?;
-        let mine =
-            if bootstrap.rank() == Rank(0) { ffi::unique_id()?.to_vec() } else { Vec::new() };
+        let gpu = Device::open(device)?;
+        let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
+        let tree = match options.order {
+            Order::FixedTree if world_size > 1 => Some(FixedTree::new(gpu, rank, world_size)?),
+            Order::FixedTree | Order::Library => None,
+        };
+        let mine = if rank == Rank(0) { ffi::unique_id()?.to_vec() } else { Vec::new() };
         let gathered = bootstrap.all_gather_bytes(&mine)?;
         let id: UniqueId = gathered[0].as_slice().try_into().map_err(|_| Error::Protocol {
             operation: operation::CONNECT,
             detail: format!("rank 0 sends {} bytes as NCCL's unique id", gathered[0].len()),
         })?;
-        let communicator = Communicator::begin(id, bootstrap.rank(), bootstrap.world_size())?;
+        let link = Some(Link::begin((gpu, tree), id, (rank, world_size))?);
         let abort = bootstrap.abort_handle();
-        let communicator = Some(communicator);
-        let mut group = Self { bootstrap, device, options, abort, communicator };
+        let mut group = Self { bootstrap, device, options, abort, link };
         let timeout = options.connect_timeout;
-        group.run(operation::CONNECT, timeout, |_| Ok(()), || Ok(true))?;
+        group.run(operation::CONNECT, timeout, |link, limit| link.settle(limit))?;
         Ok(group)
     }
 
-    /// Has `begin` queue an operation and waits until NCCL and then `is_done` say that it is over.
-    /// If it fails, the communicator is aborted, as its kernels would occupy the GPU for ever.
+    /// Gives every rank what all have: `values` are as many shares of equal length as there are ranks, in
+    /// their order, and every rank brings its own.
+    ///
+    /// # Errors
+    /// As [`Collective::broadcast`]; values that cannot be shared evenly.
+    pub fn all_gather(&mut self, mut values: BufferMut<'_>) -> Result<(), Error> {
+        let (operation, seat) = (operation::ALL_GATHER, (self.rank(), self.world_size()));
+        self.check_even(operation, values.len())?;
+        let slice = self.on_device(operation, &mut values)?;
+        self.work(operation, |link, limit| link.all_gather(limit, seat, slice))
+    }
+
+    /// Adds all ranks' `values` in NCCL's own order, and leaves each rank its share of the sum: the values
+    /// are as many shares of equal length as there are ranks, in their order. The others are left with no
+    /// particular values.
+    ///
+    /// # Errors
+    /// As [`all_gather`](Self::all_gather).
+    pub fn reduce_scatter(&mut self, mut values: BufferMut<'_>) -> Result<(), Error> {
+        let (operation, seat) = (operation::REDUCE_SCATTER, (self.rank(), self.world_size()));
+        self.check_even(operation, values.len())?;
+        let slice = self.on_device(operation, &mut values)?;
+        self.work(operation, |link, limit| link.reduce_scatter(limit, seat, slice))
+    }
+
+    fn check_even(&self, operation: &'static str, len: usize) -> Result<(), Error> {
+        if len.is_multiple_of(self.world_size() as usize) {
+            return Ok(());
+        }
+        let detail = format!("{len} values are no equal shares for {} ranks", self.world_size());
+        Err(Error::Protocol { operation, detail })
+    }
+
+    /// Runs one operation.
+    fn work(
+        &mut self,
+        operation: &'static str,
+        body: impl FnOnce(&mut Link, &Limit<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.run(operation, self.options.operation_timeout, body)
+    }
+
+    /// Runs `body`. If it fails, the communicator is aborted, as its kernels would occupy the GPU for ever.
     fn run(
         &mut self,
         operation: &'static str,
         timeout: Duration,
-        begin: impl FnOnce(&Communicator) -> Result<(), Error>,
-        is_done: impl Fn() -> Result<bool, Error>,
+        body: impl FnOnce(&mut Link, &Limit<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.abort.check(operation)?;
-        let Some(communicator) = &self.communicator else {
+        let Some(link) = &mut self.link else {
             return Err(Error::Broken { operation });
         };
-        let started = Instant::now();
-        let wait = || loop {
-            if communicator.is_settled()? && is_done()? {
-                return Ok(());
-            }
-            self.abort.check(operation)?;
-            if started.elapsed() >= timeout {
-                return Err(Error::TimedOut { operation, waiting_for: None, after: timeout });
-            }
-            pause(started.elapsed());
-        };
-        let result = begin(communicator).and_then(|()| wait());
-        result.or_else(|error| self.abort_communicator().and(Err(error)))
+        let limit = Limit { operation, timeout, started: Instant::now(), abort: &self.abort };
+        let result = body(link, &limit);
+        result.or_else(|error| self.leave().and(Err(error)))
     }
 
-    fn run_on_stream(
-        &mut self,
-        operation: &'static str,
-        begin: impl FnOnce(&Communicator) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let device = Device::open(self.device)?;
-        let (stream, over) = (Stream::of_torch(device), Event::new(device)?);
-        let timeout = self.options.operation_timeout;
-        let begin = |communicator: &Communicator| {
-            begin(communicator)?;
-            Ok(stream.mark(&over)?)
+    fn leave(&mut self) -> Result<(), Error> {
+        self.link.take().map_or(Ok(()), |link| link.end(self.options.abort_timeout))
+    }
+
+    /// Adds one sum per rank.
+    fn sum_as_nccl_does(&mut self, parts: &mut [Part<'_>]) -> Result<(), Error> {
+        let [part] = parts else {
+            return Err(Error::Unsupported {
+                operation: operation::ALL_REDUCE,
+                what: "NCCL adds one partial sum per rank in its own order, not several",
+                remedy: "add them up first, or set precision.determinism = \"strict\"",
+            });
         };
-        self.run(operation, timeout, begin, || Ok(over.is_reached()?))
+        let slice = self.on_device(operation::ALL_REDUCE, &mut part.buffer)?;
+        self.work(operation::ALL_REDUCE, |link, limit| link.all_reduce(limit, slice))
+    }
+
+    fn sum_in_tree(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error> {
+        tree::check_parts(self.rank(), self.world_size(), virtual_ranks, parts)?;
+        let mut sums = parts
+            .iter_mut()
+            .map(|part| self.on_device(operation::ALL_REDUCE, &mut part.buffer))
+            .collect::<Result<Vec<_>, Error>>()?;
+        self.work(operation::ALL_REDUCE, |link, limit| {
+            link.sum_in_tree(limit, virtual_ranks, &mut sums)
+        })
     }
 
     /// The device memory behind `buffer`, if NCCL can work on it.
@@ -151,30 +221,6 @@ impl NcclCollective {
             BufferMut::Device(slice) => Ok(slice),
         }
     }
-
-    /// Frees the communicator and whatever still runs on it. After the deadline its thread, its
-    /// memory and its kernels are abandoned.
-    fn abort_communicator(&mut self) -> Result<(), Error> {
-        let Some(communicator) = self.communicator.take() else { return Ok(()) };
-        let after = self.options.abort_timeout;
-        let (done, is_done) = mpsc::channel();
-        let helper = thread::Builder::new().name("nccl-abort".to_owned()).spawn(move || {
-            communicator.abort();
-            // Nobody listens after the deadline.
-            let _ = done.send(());
-        });
-        helper.map_err(Error::io("nccl-abort"))?;
-        is_done.recv_timeout(after).map_err(|_| Error::Stuck { after })
-    }
-}
-
-/// Lets other threads run; the longer it has taken, the longer a pause cannot matter.
-fn pause(elapsed: Duration) {
-    if elapsed < Duration::from_micros(200) {
-        thread::yield_now();
-    } else {
-        thread::sleep(Duration::from_micros(50));
-    }
 }
 
 impl Collective for NcclCollective {
@@ -186,23 +232,18 @@ impl Collective for NcclCollective {
         self.bootstrap.world_size()
     }
 
-    /// `parts` must be one device buffer, whatever its node: NCCL adds in its own order anyway.
-    fn all_reduce(&mut self, _virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error> {
-        let [part] = parts else {
-            return Err(Error::Unsupported {
-                operation: operation::ALL_REDUCE,
-                what: "NCCL adds one partial sum per rank, so it cannot keep the fixed tree",
-                remedy: "set precision.determinism = \"fast\" or cluster.collective = \"tcp\"",
-            });
-        };
-        let slice = self.on_device(operation::ALL_REDUCE, &mut part.buffer)?;
-        self.run_on_stream(operation::ALL_REDUCE, |communicator| communicator.all_reduce(slice))
+    /// In [`Order::Library`], `parts` must be one buffer, whatever its node.
+    fn all_reduce(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error> {
+        match self.options.order {
+            Order::FixedTree => self.sum_in_tree(virtual_ranks, parts),
+            Order::Library => self.sum_as_nccl_does(parts),
+        }
     }
 
     fn broadcast(&mut self, root: Rank, mut buffer: BufferMut<'_>) -> Result<(), Error> {
         crate::check_root(root, self.world_size())?;
         let slice = self.on_device(operation::BROADCAST, &mut buffer)?;
-        self.run_on_stream(operation::BROADCAST, |communicator| communicator.broadcast(root, slice))
+        self.work(operation::BROADCAST, |link, limit| link.broadcast(limit, root, slice))
     }
 
     fn all_gather_bytes(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
@@ -216,21 +257,21 @@ impl Collective for NcclCollective {
 
 impl fmt::Debug for NcclCollective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, communicator, .. } = self;
+        let Self { device, options, link, .. } = self;
         f.debug_struct("NcclCollective")
             .field("rank", &self.rank())
             .field("world_size", &self.world_size())
             .field("device", device)
-            .field("communicator", communicator)
+            .field("order", &options.order)
+            .field("link", link)
             .finish_non_exhaustive()
     }
 }
 
 impl Drop for NcclCollective {
-    /// Every operation is over by now, so that there is nothing to finish and the one call that
-    /// never waits for peers will do.
+    /// Every operation is over by now, so that there is nothing to finish.
     fn drop(&mut self) {
-        let _ = self.abort_communicator();
+        let _ = self.leave();
     }
 }
 

@@ -1,9 +1,11 @@
 //! What answers without a GPU. Each test asserts something with and without `libnccl.so`.
 
+use super::ffi::Communicator;
 use super::*;
 use crate::local;
 
 const OPTIONS: Options = Options {
+    order: Order::Library,
     connect_timeout: Duration::from_secs(30),
     operation_timeout: Duration::from_secs(30),
     abort_timeout: Duration::from_secs(5),
@@ -44,7 +46,7 @@ fn a_communicator_without_a_gpu_is_a_typed_error() {
         let deadline = Instant::now() + OPTIONS.connect_timeout;
         while !communicator.is_settled()? {
             assert!(Instant::now() < deadline, "neither set up nor failed");
-            pause(OPTIONS.connect_timeout);
+            std::thread::yield_now();
         }
         communicator.abort();
         Ok(())
@@ -70,7 +72,7 @@ fn connecting_without_the_library_says_how_to_get_it() {
 fn unconnected() -> NcclCollective {
     let bootstrap = alone();
     let abort = bootstrap.abort_handle();
-    NcclCollective { bootstrap, device: 0, options: OPTIONS, abort, communicator: None }
+    NcclCollective { bootstrap, device: 0, options: OPTIONS, abort, link: None }
 }
 
 #[test]
@@ -82,7 +84,7 @@ fn host_memory_is_refused_with_a_remedy() {
 #[test]
 fn several_partial_sums_are_refused_with_a_remedy() {
     let refused = unconnected().all_reduce(8, &mut []).unwrap_err();
-    assert!(refused.to_string().contains("set precision.determinism = \"fast\""), "{refused}");
+    assert!(refused.to_string().contains("set precision.determinism = \"strict\""), "{refused}");
 }
 
 #[test]
@@ -92,4 +94,12 @@ fn memory_of_another_device_is_refused() {
     let elsewhere = unsafe { DeviceSliceMut::from_raw(0, 0, 3) };
     let refused = unconnected().broadcast(Rank(0), BufferMut::Device(elsewhere)).unwrap_err();
     assert_eq!(refused.to_string(), "broadcast: the buffer is on CUDA device 3, the group on 0");
+}
+
+#[test]
+fn values_that_cannot_be_shared_evenly_are_refused() {
+    let mut group = unconnected();
+    group.bootstrap = Box::new(local::group(2, OPTIONS.operation_timeout).remove(0));
+    let refused = group.reduce_scatter(BufferMut::Host(&mut [1.0; 3])).unwrap_err();
+    assert_eq!(refused.to_string(), "reduce_scatter: 3 values are no equal shares for 2 ranks");
 }

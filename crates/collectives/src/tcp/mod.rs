@@ -26,14 +26,13 @@ mod tests;
 
 use std::convert::Infallible;
 use std::net::TcpListener;
-use std::ops::Range;
 use std::time::Duration;
 
 use baton_job::{Generation, Rank};
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::buffer::Staged;
-use crate::tree::{self, Fold};
+use crate::tree::{self, Fold, slice_of};
 use crate::{AbortHandle, BufferMut, Collective, Error, Membership, Part, TreeNode, operation};
 use mesh::{Mesh, Message};
 use wait::{Alarm, Limit};
@@ -326,12 +325,6 @@ impl Collective for TcpCollective {
     fn abort_handle(&self) -> AbortHandle {
         self.mesh.alarm.handle().clone()
     }
-}
-
-/// The values that `rank` owns.
-fn slice_of(rank: Rank, world_size: u32, len: usize) -> Range<usize> {
-    let boundary = |rank: u32| (len as u128 * u128::from(rank) / u128::from(world_size)) as usize;
-    boundary(rank.0)..boundary(rank.0 + 1)
 }
 
 /// Everybody's slices, in the order of ranks.

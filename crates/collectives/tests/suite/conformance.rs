@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use baton_collectives::tree::Fold;
-use baton_collectives::{BufferMut, MAX_GATHERED_BYTES, Part, TreeNode};
+use baton_collectives::{BufferMut, Collective, MAX_GATHERED_BYTES, Part, TreeNode};
 use baton_job::Rank;
 use baton_job::plan::virtual_block;
 use proptest::prelude::*;
@@ -11,10 +11,10 @@ use proptest::prelude::*;
 use crate::{IMPLEMENTATIONS, Implementation, LONG, Member, on_every_rank};
 
 /// SplitMix64: a seed is all that must be printed to repeat a failure.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -36,13 +36,13 @@ impl Random {
         }
     }
 
-    fn values(&mut self, len: usize) -> Vec<f32> {
+    pub(crate) fn values(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.value()).collect()
     }
 }
 
 /// The definition of the sum, as plainly as possible.
-fn tree_sum(leaves: &[Vec<f32>]) -> Vec<f32> {
+pub(crate) fn tree_sum(leaves: &[Vec<f32>]) -> Vec<f32> {
     if let [leaf] = leaves {
         return leaf.clone();
     }
@@ -51,13 +51,16 @@ fn tree_sum(leaves: &[Vec<f32>]) -> Vec<f32> {
 }
 
 /// Equal bit by bit, save that one NaN is as good as another.
-fn same(a: &[f32], b: &[f32]) -> bool {
+pub(crate) fn same(a: &[f32], b: &[f32]) -> bool {
     let same_value = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
     a.len() == b.len() && a.iter().zip(b).all(same_value)
 }
 
-/// What rank `rank` has after adding up its block of `leaves`.
-fn partial_sums(member: &Member, leaves: &[Vec<f32>]) -> Vec<(TreeNode, Vec<f32>)> {
+/// What `member` has after adding up its block of `leaves`.
+pub(crate) fn partial_sums(
+    member: &dyn Collective,
+    leaves: &[Vec<f32>],
+) -> Vec<(TreeNode, Vec<f32>)> {
     let block = virtual_block(leaves.len() as u32, member.rank(), member.world_size());
     let mut fold = Fold::new(block.start);
     for virtual_rank in block {
@@ -70,7 +73,7 @@ fn partial_sums(member: &Member, leaves: &[Vec<f32>]) -> Vec<(TreeNode, Vec<f32>
 }
 
 fn all_reduce(member: &mut Member, leaves: &[Vec<f32>]) -> Vec<f32> {
-    let mut sums = partial_sums(member, leaves);
+    let mut sums = partial_sums(member.as_ref(), leaves);
     let mut parts: Vec<Part<'_>> = sums
         .iter_mut()
         .map(|(node, sum)| Part { node: *node, buffer: BufferMut::Host(sum) })

@@ -1,8 +1,10 @@
-//! One body of tests for every implementation of [`Collective`] that runs without a GPU.
+//! One body of tests for every implementation of [`Collective`] that runs without a GPU, and one for NCCL,
+//! on GPUs that are not there.
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests may fail as loudly as tests.
 
 mod conformance;
 mod faults;
+mod nccl;
 
 use std::time::Duration;
 

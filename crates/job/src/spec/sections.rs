@@ -598,7 +598,7 @@ pub enum Device {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CollectiveKind {
-    /// NCCL on GPUs if `precision.determinism = "fast"`, else TCP.
+    /// NCCL on GPUs, else TCP.
     #[default]
     Auto,
     /// Baton's own, over TCP, in host memory.

@@ -1,7 +1,7 @@
 //! Data, evaluation, limits, the guard, and the machines.
 
 use super::Rules;
-use crate::spec::{CollectiveKind, Determinism, JobSpec};
+use crate::spec::JobSpec;
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -164,14 +164,6 @@ fn cluster(spec: &JobSpec, rules: &mut Rules) {
         "cluster.threads_per_rank",
         cluster.threads_per_rank,
         "must be 1..1024",
-    );
-    let strict = spec.precision.determinism == Determinism::Strict;
-    rules.check(
-        !(strict && cluster.collective == CollectiveKind::Nccl),
-        "cluster.collective",
-        "nccl",
-        "adds in an order of its own: set precision.determinism = \"fast\", or leave it to auto, which \
-         keeps the strict order over TCP",
     );
     rules.check(
         cluster.hang_seconds == 0.0 || (3.0..=86_400.0).contains(&cluster.hang_seconds),

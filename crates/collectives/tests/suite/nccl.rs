@@ -1,0 +1,353 @@
+//! NCCL on GPUs that are not there: everything happens late and in any order that CUDA and NCCL allow. A
+//! failure tells its seed; `BATON_FAKE_GPU_SEED` repeats it, as far as the threads of the ranks let it.
+#![allow(unsafe_code)]
+
+use std::time::Duration;
+
+use baton_collectives::nccl::{NcclCollective, Options, Order};
+use baton_collectives::{BufferMut, Collective, DeviceSliceMut, Error, Part, TreeNode, local};
+use baton_fake_gpu::{for_seeds, run};
+use baton_gpu::{Device, DeviceMemory, Event, Stream, copy_in, copy_out};
+use baton_job::Rank;
+
+use crate::conformance::{Random, partial_sums, same, tree_sum};
+use crate::{LONG, on_every_rank};
+
+/// One rank's GPU, which libtorch's stream is used on.
+struct Gpu {
+    device: Device,
+    torch: Stream,
+    /// What copies read, to stay where it is.
+    kept: Vec<Vec<u8>>,
+}
+
+/// Values on it.
+struct Values {
+    memory: DeviceMemory,
+    len: usize,
+    device: Device,
+}
+
+impl Gpu {
+    fn new(rank: Rank) -> Self {
+        let device = Device::open(rank.0 as i32).unwrap();
+        Self { device, torch: Stream::of_torch(device), kept: Vec::new() }
+    }
+
+    /// New memory, which is to hold `values` in the end.
+    fn values(&mut self, values: &[f32]) -> Values {
+        let len = values.len();
+        let memory = DeviceMemory::new(self.device, 4 * len).unwrap();
+        let place = Values { memory, len, device: self.device };
+        self.write(&place, values);
+        place
+    }
+
+    /// Queues the writing of `values`.
+    fn write(&mut self, to: &Values, values: &[f32]) {
+        self.kept.push(values.iter().flat_map(|value| value.to_ne_bytes()).collect());
+        let bytes = &self.kept[self.kept.len() - 1];
+        // SAFETY: what is kept stays until all is over.
+        unsafe { copy_in(&self.torch, to.memory.address(), bytes) }.unwrap();
+    }
+
+    /// What is there after all that is queued, and has it overwritten at once.
+    fn take(&mut self, from: &Values) -> Vec<f32> {
+        let mut bytes = vec![0; 4 * from.len];
+        // SAFETY: waited for before `bytes` is looked at.
+        unsafe { copy_out(&self.torch, &mut bytes, from.memory.address()) }.unwrap();
+        self.write(from, &vec![f32::NAN; from.len]);
+        self.wait();
+        bytes.as_chunks::<4>().0.iter().map(|value| f32::from_ne_bytes(*value)).collect()
+    }
+
+    fn wait(&self) {
+        let over = Event::new(self.device).unwrap();
+        self.torch.mark(&over).unwrap();
+        over.wait().unwrap();
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+impl Values {
+    fn buffer(&mut self) -> BufferMut<'_> {
+        let (address, ordinal) = (self.memory.address(), self.device.ordinal());
+        // SAFETY: so many values lie there, written by libtorch's stream before anything else is done.
+        BufferMut::Device(unsafe { DeviceSliceMut::from_raw(address, self.len, ordinal) })
+    }
+}
+
+/// Meets the others of `bootstrap`, on the GPU of its rank.
+fn connect(bootstrap: Box<dyn Collective>, order: Order, timeout: Duration) -> NcclCollective {
+    let options =
+        Options { order, connect_timeout: LONG, operation_timeout: timeout, abort_timeout: LONG };
+    let device = bootstrap.rank().0 as i32;
+    NcclCollective::connect(bootstrap, device, options).unwrap()
+}
+
+/// Runs `body` on one thread for each rank of a new group.
+fn with_group<R: Send>(
+    world_size: u32,
+    (order, timeout): (Order, Duration),
+    body: impl Fn(&mut Gpu, NcclCollective) -> R + Sync,
+) -> Vec<R> {
+    on_every_rank(local::group(world_size, LONG), |rank, bootstrap| {
+        let mut gpu = Gpu::new(rank);
+        let group = connect(Box::new(bootstrap), order, timeout);
+        body(&mut gpu, group)
+    })
+}
+
+/// The sum of `leaves`, by all ranks together.
+fn all_reduce(gpu: &mut Gpu, group: &mut NcclCollective, leaves: &[Vec<f32>]) -> Vec<f32> {
+    let mut sums: Vec<(TreeNode, Values)> = partial_sums(group, leaves)
+        .into_iter()
+        .map(|(node, sum)| (node, gpu.values(&sum)))
+        .collect();
+    let mut parts: Vec<Part<'_>> =
+        sums.iter_mut().map(|(node, sum)| Part { node: *node, buffer: sum.buffer() }).collect();
+    group.all_reduce(leaves.len() as u32, &mut parts).unwrap();
+    gpu.take(&sums[0].1)
+}
+
+#[test]
+fn strict_sums_are_the_fixed_trees_bit_for_bit() {
+    let mut cases = Vec::new();
+    for world_size in [1, 2, 3, 4, 8] {
+        for virtual_ranks in [8, 16] {
+            for len in [0, 1, 5, 1000, 70_001] {
+                cases.push((world_size, virtual_ranks, len));
+            }
+        }
+    }
+    let seeds = 6 * cases.len() as u64;
+    for_seeds("nccl::strict_sums_are_the_fixed_trees_bit_for_bit", seeds, |_, seed| {
+        let (world_size, virtual_ranks, len) = cases[seed as usize % cases.len()];
+        let mut random = Random(seed);
+        let leaves: Vec<_> = (0..virtual_ranks).map(|_| random.values(len)).collect();
+        let expected = tree_sum(&leaves);
+        let totals = with_group(world_size, (Order::FixedTree, LONG), |gpu, mut group| {
+            all_reduce(gpu, &mut group, &leaves)
+        });
+        for total in totals {
+            assert!(same(&total, &expected), "{world_size}, {virtual_ranks}, {len}");
+        }
+    });
+}
+
+#[test]
+fn operations_follow_each_other_on_the_same_group() {
+    for_seeds("nccl::operations_follow_each_other_on_the_same_group", 100, |_, seed| {
+        let mut random = Random(seed);
+        let world_size = [1, 2, 3, 5, 8][seed as usize % 5];
+        let rounds: Vec<_> = (0..4)
+            .map(|_| {
+                let len = random.next() as usize % 300;
+                let root = Rank(random.next() as u32 % world_size);
+                let leaves: Vec<_> = (0..8).map(|_| random.values(len)).collect();
+                (tree_sum(&leaves), leaves, root, random.values(2 * len))
+            })
+            .collect();
+        with_group(world_size, (Order::FixedTree, LONG), |gpu, mut group| {
+            for (sum, leaves, root, news) in &rounds {
+                assert!(same(&all_reduce(gpu, &mut group, leaves), sum));
+                let before = if group.rank() == *root { news } else { &vec![0.5; news.len()] };
+                let mut heard = gpu.values(before);
+                group.broadcast(*root, heard.buffer()).unwrap();
+                assert!(same(&gpu.take(&heard), news));
+                assert_eq!(group.all_gather_bytes(b"x").unwrap().len(), world_size as usize);
+            }
+        });
+    });
+}
+
+#[test]
+fn sums_in_nccls_own_order_are_sums() {
+    for_seeds("nccl::sums_in_nccls_own_order_are_sums", 100, |_, seed| {
+        let world_size = 1 + seed as u32 % 8;
+        let total = (1..=world_size).sum::<u32>() as f32;
+        with_group(world_size, (Order::Library, LONG), |gpu, mut group| {
+            for len in [0, 1, 777] {
+                let mine = group.rank().0 as f32 + 1.0;
+                let mut values = gpu.values(&vec![mine; len]);
+                let part = Part { node: TreeNode::leaf(0), buffer: values.buffer() };
+                group.all_reduce(1, &mut [part]).unwrap();
+                assert_eq!(gpu.take(&values), vec![total; len]);
+            }
+        });
+    });
+}
+
+#[test]
+fn shares_are_gathered_and_scattered() {
+    for_seeds("nccl::shares_are_gathered_and_scattered", 100, |_, seed| {
+        let world_size = 1 + seed as u32 % 8;
+        let all = |len| (0..world_size).flat_map(|rank| vec![rank as f32; len]).collect::<Vec<_>>();
+        with_group(world_size, (Order::Library, LONG), |gpu, mut group| {
+            let rank = group.rank().0 as usize;
+            for len in [0, 1, 100] {
+                let own = rank * len..(rank + 1) * len;
+                let mut mine = vec![-1.0; world_size as usize * len];
+                mine[own.clone()].fill(rank as f32);
+                let mut values = gpu.values(&mine);
+                group.all_gather(values.buffer()).unwrap();
+                assert_eq!(gpu.take(&values), all(len));
+
+                gpu.write(&values, &all(len));
+                group.reduce_scatter(values.buffer()).unwrap();
+                let sum = (rank as u32 * world_size) as f32;
+                assert_eq!(gpu.take(&values)[own], vec![sum; len]);
+            }
+        });
+    });
+}
+
+/// An operation that some ranks take part in, on values that are overwritten as soon as it fails.
+fn interrupted(gpu: &mut Gpu, group: &mut NcclCollective) -> Option<Error> {
+    let leaves = vec![vec![1.0; 500]; 8];
+    let mut sums: Vec<_> = partial_sums(group, &leaves)
+        .into_iter()
+        .map(|(node, sum)| (node, gpu.values(&sum)))
+        .collect();
+    let mut parts: Vec<Part<'_>> =
+        sums.iter_mut().map(|(node, sum)| Part { node: *node, buffer: sum.buffer() }).collect();
+    let failed = group.all_reduce(8, &mut parts).err();
+    // What the operation has left in its queues must not get in the way of what comes next.
+    for (_, sum) in &sums {
+        gpu.write(sum, &[2.0; 500]);
+        assert_eq!(gpu.take(sum), [2.0; 500]);
+    }
+    failed
+}
+
+#[test]
+fn a_peer_that_never_comes_is_given_up_and_a_new_generation_works() {
+    let name = "nccl::a_peer_that_never_comes_is_given_up_and_a_new_generation_works";
+    for_seeds(name, 30, |_, seed| {
+        let world_size = 2 + seed as u32 % 3;
+        let short = Duration::from_millis(20);
+        let groups = with_group(world_size, (Order::FixedTree, short), |gpu, mut group| {
+            // Who does not come stays alive: only silence tells.
+            if group.rank() == Rank(0) {
+                return group;
+            }
+            let failed = interrupted(gpu, &mut group).unwrap();
+            assert_eq!(failed.to_string(), "all_reduce: gave up after 20ms");
+            let later = interrupted(gpu, &mut group).unwrap();
+            assert!(matches!(later, Error::Broken { .. }), "{later}");
+            group
+        });
+        let leaves = vec![vec![0.1; 700]; 8];
+        with_group(world_size, (Order::FixedTree, LONG), |gpu, mut group| {
+            assert!(same(&all_reduce(gpu, &mut group, &leaves), &tree_sum(&leaves)));
+        });
+        drop(groups);
+    });
+}
+
+#[test]
+fn an_abort_at_any_time_ends_the_operation_and_leaves_nothing_behind() {
+    let name = "nccl::an_abort_at_any_time_ends_the_operation_and_leaves_nothing_behind";
+    for_seeds(name, 60, |_, seed| {
+        on_every_rank(local::group(3, LONG), |rank, bootstrap| {
+            // The others give up in the end, as nobody tells them.
+            let timeout = if rank == Rank(1) { LONG } else { Duration::from_millis(200) };
+            let gpu = &mut Gpu::new(rank);
+            let mut group = connect(Box::new(bootstrap), Order::FixedTree, timeout);
+            if rank != Rank(1) {
+                // Over before the abort, or never.
+                let failed = interrupted(gpu, &mut group);
+                assert!(matches!(failed, None | Some(Error::TimedOut { .. })), "{failed:?}");
+                return;
+            }
+            let abort = group.abort_handle();
+            let failed = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    (0..seed * 5).for_each(|_| std::thread::yield_now());
+                    abort.abort();
+                });
+                interrupted(gpu, &mut group)
+            });
+            assert!(matches!(failed, None | Some(Error::Aborted { .. })), "{failed:?}");
+            let later = interrupted(gpu, &mut group).unwrap();
+            assert!(matches!(later, Error::Aborted { operation: "all_reduce" }), "{later}");
+        });
+    });
+}
+
+#[test]
+fn an_abort_breaks_the_wait_for_a_peer_that_never_comes() {
+    let name = "nccl::an_abort_breaks_the_wait_for_a_peer_that_never_comes";
+    for_seeds(name, 30, |_, _| {
+        let groups = with_group(2, (Order::Library, LONG), |gpu, mut group| {
+            if group.rank() == Rank(1) {
+                return group;
+            }
+            let abort = group.abort_handle();
+            let mut values = gpu.values(&[1.0; 100]);
+            let failed = std::thread::scope(|scope| {
+                scope.spawn(move || abort.abort());
+                group.broadcast(Rank(1), values.buffer()).unwrap_err()
+            });
+            assert!(matches!(failed, Error::Aborted { operation: "broadcast" }), "{failed}");
+            group
+        });
+        drop(groups);
+    });
+}
+
+#[test]
+fn an_abort_that_hangs_is_told_and_holds_nobody_up() {
+    run("nccl::an_abort_that_hangs_is_told_and_holds_nobody_up", |fake| {
+        fake.hang_aborts();
+        on_every_rank(local::group(2, LONG), |rank, bootstrap| {
+            let short = Duration::from_millis(20);
+            let options = Options {
+                order: Order::FixedTree,
+                connect_timeout: LONG,
+                operation_timeout: short,
+                abort_timeout: short,
+            };
+            let ordinal = rank.0 as i32;
+            let mut group = NcclCollective::connect(Box::new(bootstrap), ordinal, options).unwrap();
+            if rank == Rank(1) {
+                return drop(group);
+            }
+            let mut gpu = Gpu::new(rank);
+            let mut sum = gpu.values(&[1.0; 8]);
+            let part = Part { node: TreeNode { start: 0, leaves: 4 }, buffer: sum.buffer() };
+            let failed = group.all_reduce(8, &mut [part]).unwrap_err();
+            assert!(matches!(failed, Error::Stuck { .. }), "{failed}");
+            // Its device never comes to an end.
+            std::mem::forget((gpu, sum));
+        });
+    });
+}
+
+#[test]
+fn no_host_stands_still_in_the_driver() {
+    for_seeds("nccl::no_host_stands_still_in_the_driver", 50, |gpus, _| {
+        let (leaves, waits) = (vec![vec![1.0; 999]; 8], gpus.host_waits());
+        let total = with_group(3, (Order::FixedTree, LONG), |gpu, mut group| {
+            let mut sums: Vec<_> = partial_sums(&group, &leaves)
+                .into_iter()
+                .map(|(node, sum)| (node, gpu.values(&sum)))
+                .collect();
+            let mut parts: Vec<Part<'_>> = sums
+                .iter_mut()
+                .map(|(node, sum)| Part { node: *node, buffer: sum.buffer() })
+                .collect();
+            group.all_reduce(8, &mut parts).unwrap();
+            assert_eq!(gpus.host_waits(), waits);
+            // Nobody frees memory before all have looked.
+            group.all_gather_bytes(&[]).unwrap();
+            gpu.take(&sums[0].1)
+        });
+        assert!(total.iter().all(|total| total == &[8.0; 999]));
+    });
+}

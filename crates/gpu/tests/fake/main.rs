@@ -1,0 +1,69 @@
+//! What moves data between host and device, on GPUs that do everything late and in any order that CUDA
+//! allows. A failure tells its seed; `BATON_FAKE_GPU_SEED` repeats it.
+#![allow(clippy::unwrap_used, unsafe_code)] // Helpers of tests may fail as loudly as tests.
+
+mod adder;
+mod freezer;
+mod order;
+mod readback;
+mod uploads;
+
+use baton_gpu::{Device, DeviceMemory, Event, Stream, copy, copy_in, copy_out};
+
+/// Device memory as libtorch uses it: by work on the legacy stream.
+struct Torch {
+    device: Device,
+    stream: Stream,
+    /// What its copies read and write on the host, to stay where it is.
+    kept: Vec<Box<[u8]>>,
+}
+
+impl Torch {
+    fn new() -> Self {
+        let device = Device::open(0).unwrap();
+        Self { device, stream: Stream::of_torch(device), kept: Vec::new() }
+    }
+
+    /// Queues the writing of `bytes`.
+    fn write(&mut self, to: u64, bytes: &[u8]) {
+        self.kept.push(bytes.into());
+        // SAFETY: what is kept stays until all is over; tests write to their own memory.
+        unsafe { copy_in(&self.stream, to, &self.kept[self.kept.len() - 1]) }.unwrap();
+    }
+
+    /// Queues the copying of `bytes` bytes.
+    fn copy(&self, to: u64, from: u64, bytes: usize) {
+        // SAFETY: as above.
+        unsafe { copy(&self.stream, to, from, bytes) }.unwrap();
+    }
+
+    /// What lies there after all that is queued.
+    fn read(&self, from: u64, bytes: usize) -> Vec<u8> {
+        let mut read = vec![0; bytes];
+        // SAFETY: waited for before `read` is looked at.
+        unsafe { copy_out(&self.stream, &mut read, from) }.unwrap();
+        self.mark().wait().unwrap();
+        read
+    }
+
+    fn mark(&self) -> Event {
+        let event = Event::new(self.device).unwrap();
+        self.stream.mark(&event).unwrap();
+        event
+    }
+
+    fn memory(&self, bytes: usize) -> DeviceMemory {
+        DeviceMemory::new(self.device, bytes).unwrap()
+    }
+}
+
+impl Drop for Torch {
+    /// The next seed begins with an idle device.
+    fn drop(&mut self) {
+        self.mark().wait().unwrap();
+    }
+}
+
+fn random_bytes(random: &mut fastrand::Rng, len: usize) -> Vec<u8> {
+    (0..len).map(|_| random.u8(..)).collect()
+}
