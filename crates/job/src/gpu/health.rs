@@ -16,7 +16,7 @@ use crate::exit::{Class, Failure};
 /// What the driver tells of a GPU; a part of one has the health of the whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
-    /// It has fallen off the bus.
+    /// The driver cannot reach it.
     pub lost: bool,
     /// The driver takes no more work for it.
     pub needs_reset: bool,
@@ -48,8 +48,7 @@ impl Health {
         let mut problems = Vec::new();
         let mut add = |severity, text| problems.push((severity, text));
         if self.lost {
-            let text =
-                "has fallen off the bus: reboot the node, and replace it if that happens again";
+            let text = "has fallen off the bus or does not answer its driver: reboot the node, and replace it if that happens again";
             // Nothing else it tells can be believed.
             return vec![(Severity::Unusable, text.to_owned())];
         }
@@ -158,7 +157,7 @@ mod tests {
     fn a_node_with_a_gpu_that_cannot_be_trusted_does_not_join_and_says_which_and_what_to_do() {
         let lost = Health { lost: true, ..well() };
         let message = refused(3, &lost);
-        assert!(message.contains("GPU 3 (GPU-3) has fallen off the bus: reboot"), "{message}");
+        assert!(message.contains("GPU 3 (GPU-3) has fallen off the bus"), "{message}");
         assert!(message.contains("CUDA_VISIBLE_DEVICES"), "{message}");
 
         let ecc = Health { uncorrected_errors: 2, ..well() };

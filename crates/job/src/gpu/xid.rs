@@ -9,6 +9,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Xid(pub u64);
 
+/// The number of a GPU that has fallen off the bus.
+pub const LOST: Xid = Xid(79);
+
 /// The number of an error of the memory that could not be corrected.
 pub const UNCORRECTABLE: Xid = Xid(48);
 
