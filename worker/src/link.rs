@@ -44,8 +44,10 @@ pub(crate) struct Setup {
 /// Which of its node's ranks a process is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Place {
-    /// Its number on this node; with GPUs its CUDA device.
+    /// Its number on this node.
     pub(crate) local_rank: u32,
+    /// The number of its CUDA device, if the agent knows that it has one.
+    pub(crate) gpu: Option<u32>,
     /// Its log from here on, if it has written to another one so far.
     pub(crate) log: Option<std::path::PathBuf>,
 }

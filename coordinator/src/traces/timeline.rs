@@ -91,8 +91,8 @@ impl Timeline {
     pub(crate) fn event(&mut self, event: &LoggedEvent) {
         let LoggedEvent { unix_millis, notice, .. } = event;
         let at = Time(*unix_millis);
-        // Agents leave after the end.
-        if notice.kind != NoticeKind::NodeLost {
+        // Agents leave after the end, and with their ranks' end the driver may tell of an error.
+        if !matches!(notice.kind, NoticeKind::NodeLost | NoticeKind::GpuWarning) {
             self.began.get_or_insert(at);
         }
         match notice.kind {
@@ -490,6 +490,7 @@ mod tests {
         assert_ne!(timeline.trace_id(), before.trace_id());
 
         past.push(told(310, NoticeKind::NodeLost, 1));
+        past.push(told(320, NoticeKind::GpuWarning, 1));
         past.push(told(900, NoticeKind::NodeJoined, 1));
         let drained = Outcome::Drained { reason: "spot".to_owned() };
         let mut timeline = Timeline::new(job(), &[], &past);

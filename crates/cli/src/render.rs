@@ -59,6 +59,7 @@ impl Paint {
                 self.with("31", text)
             }
             Kind::Draining
+            | Kind::GpuWarning
             | Kind::SamplesSkipped
             | Kind::SaveWaits
             | Kind::Straggler

@@ -272,7 +272,7 @@ export const drawCheckpoints = (status, listed) => {
 
 /** Kinds of events that a person should not overlook. */
 const BAD_EVENTS = new Set(["rank_failed", "node_lost", "save_failed", "diverged"]);
-const NOTED_EVENTS = new Set(["draining", "straggler", "node_leaves", "node_rests", "paused", "budget", "advised", "samples_skipped"]);
+const NOTED_EVENTS = new Set(["draining", "straggler", "node_leaves", "node_rests", "paused", "budget", "advised", "samples_skipped", "gpu_warning"]);
 
 export const drawEvents = (events) => {
   const shown = events.slice(-MOST_ROWS).reverse();

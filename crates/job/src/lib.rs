@@ -15,6 +15,7 @@
 //! | [`fit`] | how well a regression's outputs fit |
 //! | [`dry_run`] | what a recipe comes to, without training |
 //! | [`guard`] | training that goes wrong |
+//! | [`gpu`] | a node's GPUs: which rank has which, whether they are well and free |
 //! | [`message`] | what coordinator, agent and rank say to each other |
 //! | [`exit`] | why a process ended, and what follows from it |
 //! | [`engine`] | coordinator: generations, recovery, draining |
@@ -26,6 +27,7 @@ pub mod dry_run;
 pub mod engine;
 pub mod exit;
 pub mod fit;
+pub mod gpu;
 pub mod guard;
 pub mod ids;
 pub mod message;

@@ -289,6 +289,11 @@ pub enum Report {
         /// Why, in words.
         reason: String,
     },
+    /// Something about one of the node's GPUs that its user should know.
+    GpuWarning {
+        /// One line: which, what, what to do.
+        message: String,
+    },
     /// The agent lives, and how its machine does. About once a second.
     Beat(Beat),
 }

@@ -460,8 +460,8 @@ pub struct Event {
     /// When, milliseconds since 1970-01-01 UTC.
     pub unix_millis: u64,
     /// `node_joined`, `node_lost`, `generation_opened`, `training_started`, `evaluated`, `diverged`,
-    /// `ends_early`, `saved`, `save_waits`, `save_failed`, `rank_failed`, `straggler`, `samples_skipped`, `recovered`,
-    /// `node_leaves`, `advised`, `grows`, `node_rests`, `paused`, `resumed`, `budget`, `draining` or `ended`.
+    /// `ends_early`, `saved`, `save_waits`, `save_failed`, `rank_failed`, `gpu_warning`, `straggler`, `samples_skipped`,
+    /// `recovered`, `node_leaves`, `advised`, `grows`, `node_rests`, `paused`, `resumed`, `budget`, `draining` or `ended`.
     pub kind: String,
     /// In which generation.
     pub generation: u64,

@@ -47,6 +47,7 @@ impl From<Report> for v1::AgentMessage {
                 failure: Some(failure.into()),
             }),
             Report::Advised { reason } => Message::Advised(v1::Advised { reason }),
+            Report::GpuWarning { message } => Message::GpuWarning(v1::GpuWarning { message }),
             Report::Beat(beat) => Message::Beat(beat.into()),
         };
         Self { message: Some(message) }
@@ -73,6 +74,7 @@ impl TryFrom<v1::AgentMessage> for Report {
                 failure: required("WarmFailed", "failure", failure)?.try_into()?,
             },
             Message::Advised(v1::Advised { reason }) => Self::Advised { reason },
+            Message::GpuWarning(v1::GpuWarning { message }) => Self::GpuWarning { message },
             Message::Beat(beat) => Self::Beat(beat.try_into()?),
         })
     }

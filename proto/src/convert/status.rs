@@ -28,6 +28,7 @@ same_variants!(
         SaveWaits,
         SaveFailed,
         RankFailed,
+        GpuWarning,
         Diverged,
         EndsEarly,
         SamplesSkipped,

@@ -358,6 +358,7 @@ fn report() -> impl Strategy<Value = Report> {
         (word(), option::of(0.0..1e6))
             .prop_map(|(reason, seconds_left)| Report::DrainRequested { reason, seconds_left }),
         word().prop_map(|reason| Report::Advised { reason }),
+        word().prop_map(|message| Report::GpuWarning { message }),
         beat().prop_map(Report::Beat),
         any::<u32>().prop_map(|local| Report::Warm { local_rank: LocalRank(local) }),
         (any::<u32>(), failure()).prop_map(|(local, failure)| Report::WarmFailed {

@@ -2,8 +2,9 @@
 //!
 //! One loop owns the machine and performs its actions; [`uplink`] is the connection to the
 //! coordinator, [`processes`] are the rank processes, [`notices`] says that the node must go, [`vitals`] how its
-//! machine does. All of them only put events into the loop's queue. [`logs`] sends lines beside all that.
+//! machine does, [`gpus`] whether its GPUs are well. All of them only put events into the loop's queue. [`logs`] sends lines beside all that.
 
+mod gpus;
 mod logs;
 mod notices;
 mod processes;
@@ -12,6 +13,7 @@ mod vitals;
 
 use std::{
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -21,13 +23,14 @@ use baton_job::{
     exit::{Class, Failure, Outcome},
     message::RankCommand,
     session::{Action, Event, Policy, Session},
+    spec::Device,
 };
 use baton_proto::v1;
 use tokio::sync::mpsc;
 use tracing::{debug, error, info};
 
 pub(crate) use self::logs::OwnLog;
-use self::{processes::Processes, uplink::Uplink};
+use self::{gpus::Gpus, processes::Processes, uplink::Uplink};
 use crate::{link::Setup, logging};
 
 /// Run this node's part of a job.
@@ -43,7 +46,7 @@ pub(crate) struct Args {
     coordinator: String,
     #[command(flatten)]
     access: ClientFiles,
-    /// Ranks to offer; by default one per GPU, and one on a machine without.
+    /// Ranks to offer; by default one per GPU (or part of one, MIG), and one on a machine without.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
     /// This node's name, unique in the job; by default the host name.
@@ -93,13 +96,14 @@ pub(crate) fn run(args: Args) -> Result<Outcome, Failure> {
         .enable_all()
         .build()
         .map_err(|error| crash(format!("cannot start: {error}")))?;
-    runtime.block_on(async { Agent::new(args)?.run(own_lines).await })
+    runtime.block_on(async { Agent::new(args).await?.run(own_lines).await })
 }
 
 struct Agent {
     session: Session,
     uplink: Uplink,
     processes: Processes,
+    gpus: Arc<Gpus>,
     inputs: mpsc::UnboundedReceiver<Input>,
     queue: Queue,
     args: Args,
@@ -115,23 +119,25 @@ struct Agent {
 }
 
 impl Agent {
-    fn new(args: Args) -> Result<Self, Failure> {
+    async fn new(args: Args) -> Result<Self, Failure> {
         let node = NodeId(match &args.node_id {
             Some(name) => name.clone(),
             None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
         });
-        let slots = args.ranks.unwrap_or_else(|| baton_trainer::torch::device::gpu_count().max(1));
         let (queue, inputs) = mpsc::unbounded_channel();
+        let gpus = Arc::new(Gpus::find(args.ranks, &queue).await?);
+        let slots = args.ranks.unwrap_or_else(|| gpus.count().max(1));
         let credentials = args.access.credentials(|name| std::env::var(name).ok());
         let credentials = credentials.map_err(|error| bad_input(error.to_string()))?;
         let uplink = Uplink::new(&args.coordinator, &credentials, queue.clone())?;
-        let processes = Processes::new(args.run_dir.join("logs"), queue.clone())?;
+        let processes = Processes::new(args.run_dir.join("logs"), gpus.clone(), queue.clone())?;
         info!(%node, slots, coordinator = args.coordinator, "agent started");
         let session = Session::new(node.clone(), slots, Policy::default());
         Ok(Self {
             session,
             uplink,
             processes,
+            gpus,
             inputs,
             queue,
             args,
@@ -148,7 +154,8 @@ impl Agent {
         let (folder, node) = (self.args.run_dir.join("logs"), self.node.0.clone());
         let (ranks, caller) = (self.ranks.clone(), self.uplink.caller());
         logs::ship(folder, self.slots, node, ranks, caller, own_lines)?;
-        vitals::watch(&self.args.run_dir, self.slots, self.queue.clone())?;
+        vitals::watch(&self.args.run_dir, self.gpus.clone(), self.queue.clone())?;
+        gpus::watch_errors(self.gpus.clone(), self.queue.clone())?;
         notices::forward_signals(self.queue.clone())?;
         notices::watch_file(self.args.drain_file.clone(), self.queue.clone());
         notices::watch_metadata(self.start, self.queue.clone())?;
@@ -250,6 +257,7 @@ impl Agent {
         let spec = JobSpec::from_json(&welcome.recipe_json)
             .map_err(|error| bad_input(error.to_string()))?;
         self.session.adopt(Policy::new(&spec));
+        self.processes.use_gpus(spec.cluster.device != Device::Cpu);
         self.welcome = Some(welcome);
         Ok(())
     }

@@ -6,6 +6,7 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream, unix::process::ExitStatusExt},
     path::PathBuf,
     process::Stdio,
+    sync::Arc,
     time::Duration,
 };
 
@@ -23,14 +24,17 @@ use tokio::{
     process::{Child, Command},
     sync::{mpsc, oneshot},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
-use super::{Input, Queue, bad_input, crash};
+use super::{Input, Queue, bad_input, crash, gpus::Gpus};
 use crate::link::{self, FromRank, Place, Setup, ToRank};
 
 /// The processes of this node, by local rank.
 pub(super) struct Processes {
     logs: PathBuf,
+    gpus: Arc<Gpus>,
+    /// Whether the job uses them.
+    on_gpus: bool,
     queue: Queue,
     running: HashMap<LocalRank, Running>,
     spare: Option<Spare>,
@@ -51,11 +55,17 @@ struct Spare {
 const EXIT_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Processes {
-    pub(super) fn new(logs: PathBuf, queue: Queue) -> Result<Self, Failure> {
+    pub(super) fn new(logs: PathBuf, gpus: Arc<Gpus>, queue: Queue) -> Result<Self, Failure> {
         fs::create_dir_all(&logs).map_err(|error| {
             bad_input(format!("log folder {}: {error}; give a writable --run-dir", logs.display()))
         })?;
-        Ok(Self { logs, queue, running: HashMap::new(), spare: None })
+        let running = HashMap::new();
+        Ok(Self { logs, gpus, on_gpus: true, queue, running, spare: None })
+    }
+
+    /// Learns whether the job uses GPUs: its ranks need not wait for one that it does not.
+    pub(super) fn use_gpus(&mut self, on_gpus: bool) {
+        self.on_gpus = on_gpus;
     }
 
     /// Starts a rank, or gives its place to the spare; if that fails it counts as ended.
@@ -69,7 +79,7 @@ impl Processes {
         let is_warm = spare.is_some();
         let rank = match spare {
             Some(rank) => Ok(rank),
-            None => self.start(&local_rank.to_string(), setup).map(|spare| {
+            None => self.start(Some(local_rank), setup).map(|spare| {
                 let _ = spare.seat.send(seat);
                 (spare.running, None)
             }),
@@ -77,7 +87,8 @@ impl Processes {
         match rank {
             Ok((running, log)) => {
                 info!(%local_rank, pid = ?running.pid, is_warm, "rank started");
-                let place = Place { local_rank: local_rank.0, log };
+                let gpu = self.gpus.ordinal(local_rank).filter(|_| self.on_gpus);
+                let place = Place { local_rank: local_rank.0, gpu, log };
                 let _ = running.commands.send(ToRank::Place(place));
                 self.running.insert(local_rank, running);
             }
@@ -94,7 +105,12 @@ impl Processes {
         if self.spare.as_ref().is_some_and(|spare| !spare.seat.is_closed()) {
             return;
         }
-        match self.start("spare", setup) {
+        if self.on_gpus && self.gpus.is_one_each() {
+            // CUDA is loaded before the place is known, and shows from then on what it showed first.
+            debug!("no spare is kept for parts of GPUs");
+            return;
+        }
+        match self.start(None, setup) {
             Ok(spare) => {
                 info!(pid = ?spare.running.pid, "spare started");
                 self.spare = Some(spare);
@@ -108,15 +124,17 @@ impl Processes {
         self.logs.join(format!("rank-{name}.log"))
     }
 
-    /// Starts a process that knows all but its place.
-    fn start(&self, name: &str, setup: Setup) -> std::io::Result<Spare> {
-        let log = OpenOptions::new().create(true).append(true).open(self.log(name))?;
+    /// Starts a process that knows all but its place, for this one or for whichever needs it.
+    fn start(&self, local_rank: Option<LocalRank>, setup: Setup) -> std::io::Result<Spare> {
+        let name = local_rank.map_or("spare".to_owned(), |local_rank| local_rank.to_string());
+        let log = OpenOptions::new().create(true).append(true).open(self.log(&name))?;
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let child = Command::new(std::env::current_exe()?)
             .args(["rank", "--parent", &std::process::id().to_string()])
             // It calls nobody.
             .env_remove(TOKEN_VARIABLE)
+            .envs(self.gpus.environment(local_rank))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -126,11 +144,11 @@ impl Processes {
         let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         let (reader, writer) = tokio::net::UnixStream::from_std(ours)?.into_split();
         let (commands, outgoing) = mpsc::unbounded_channel();
-        // The receiver lives as long as the process, so this first frame cannot be lost.
-        let _ = commands.send(ToRank::Setup(setup));
-        tokio::spawn(write_frames(writer, outgoing));
+        let (free, freed) = oneshot::channel();
+        tokio::spawn(write_frames(writer, setup, freed, outgoing));
         let (seat, seated) = oneshot::channel();
-        tokio::spawn(attend(seated, child, reader, self.queue.clone()));
+        let gpus = self.on_gpus.then(|| self.gpus.clone());
+        tokio::spawn(attend(seated, child, reader, free, gpus, self.queue.clone()));
         Ok(Spare { running: Running { pid, commands }, seat })
     }
 
@@ -164,24 +182,36 @@ impl Processes {
     }
 }
 
-async fn write_frames(mut writer: OwnedWriteHalf, mut outgoing: mpsc::UnboundedReceiver<ToRank>) {
+/// Sends the setup, then, once its device is free, what a process with a place is told. It loads its libraries
+/// meanwhile, which takes longer than the driver needs for the memory of the one before it.
+async fn write_frames(
+    mut writer: OwnedWriteHalf,
+    setup: Setup,
+    freed: oneshot::Receiver<()>,
+    mut outgoing: mpsc::UnboundedReceiver<ToRank>,
+) {
+    // An error: the rank is gone, and its reader notices.
+    if write_frame(&mut writer, &ToRank::Setup(setup)).await.is_err() || freed.await.is_err() {
+        return;
+    }
     while let Some(message) = outgoing.recv().await {
-        let written = match link::frame(&message) {
-            Ok(bytes) => writer.write_all(&bytes).await,
-            Err(error) => Err(error),
-        };
-        if written.is_err() {
-            // The rank is gone; its reader notices.
+        if write_frame(&mut writer, &message).await.is_err() {
             return;
         }
     }
 }
 
-/// Waits with a process for its place, then watches it.
+async fn write_frame(writer: &mut OwnedWriteHalf, message: &ToRank) -> std::io::Result<()> {
+    writer.write_all(&link::frame(message)?).await
+}
+
+/// Waits with a process for its place and for the device of that, then watches it.
 async fn attend(
     seated: oneshot::Receiver<(LocalRank, Incarnation)>,
     mut child: Child,
     reader: OwnedReadHalf,
+    free: oneshot::Sender<()>,
+    gpus: Option<Arc<Gpus>>,
     queue: Queue,
 ) {
     let seat = tokio::select! {
@@ -194,8 +224,28 @@ async fn attend(
         }
     };
     // An error: nobody will want it any more, and dropping it kills it.
-    if let Ok((local_rank, incarnation)) = seat {
-        watch(local_rank, incarnation, child, reader, queue).await;
+    let Ok((local_rank, incarnation)) = seat else { return };
+    let device_ready = async {
+        match gpus {
+            Some(gpus) => gpus.ready(local_rank, queue.clone()).await,
+            None => Ok(()),
+        }
+    };
+    let ready = tokio::select! {
+        ready = device_ready => ready,
+        // How is told where it is watched.
+        _ = child.wait() => Ok(()),
+    };
+    match ready {
+        Ok(()) => {
+            let _ = free.send(());
+            watch(local_rank, incarnation, child, reader, queue).await;
+        }
+        Err(failure) => {
+            let _ = child.kill().await;
+            let exited = Event::RankExited { local_rank, incarnation, failure };
+            let _ = queue.send(Input::Event(exited));
+        }
     }
 }
 
@@ -258,5 +308,67 @@ async fn exit_failure(
             failure_of(status.code(), status.signal(), memory_ran_out)
         }
         (None, Err(error)) => crash(format!("its end cannot be read: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn setup() -> Setup {
+        Setup {
+            job_id: String::new(),
+            recipe_json: String::new(),
+            checkpoint_location: String::new(),
+            local_ranks: 1,
+            cache_dir: PathBuf::new(),
+            host: String::new(),
+        }
+    }
+
+    /// Both ends of a rank's socket.
+    fn pair() -> (OwnedReadHalf, OwnedWriteHalf) {
+        let (ours, theirs) = tokio::net::UnixStream::pair().unwrap();
+        (theirs.into_split().0, ours.into_split().1)
+    }
+
+    #[tokio::test]
+    async fn a_rank_has_its_setup_at_once_and_its_place_when_its_device_is_free() {
+        let (mut reader, writer) = pair();
+        let (commands, outgoing) = mpsc::unbounded_channel();
+        let (free, freed) = oneshot::channel();
+        let place = ToRank::Place(Place { local_rank: 3, gpu: Some(3), log: None });
+        commands.send(place.clone()).unwrap();
+        let writes = write_frames(writer, setup(), freed, outgoing);
+        tokio::pin!(writes);
+
+        let first = link::read_async::<ToRank>(&mut reader);
+        let first =
+            tokio::select! { biased; () = &mut writes => None, first = first => first.unwrap() };
+        assert_eq!(first, Some(ToRank::Setup(setup())));
+        let second = link::read_async::<ToRank>(&mut reader);
+        tokio::pin!(second);
+        let early = tokio::select! { biased; () = &mut writes => true, _ = &mut second => true, () = async {} => false };
+        assert!(!early, "its device is not free");
+
+        free.send(()).unwrap();
+        let second =
+            tokio::select! { biased; () = &mut writes => None, second = second => second.unwrap() };
+        assert_eq!(second, Some(place));
+    }
+
+    #[tokio::test]
+    async fn a_rank_whose_device_cannot_be_used_is_told_nothing_more() {
+        let (mut reader, writer) = pair();
+        let (commands, outgoing) = mpsc::unbounded_channel();
+        let (free, freed) = oneshot::channel::<()>();
+        commands.send(ToRank::Place(Place { local_rank: 0, gpu: None, log: None })).unwrap();
+        drop(free);
+
+        write_frames(writer, setup(), freed, outgoing).await;
+
+        let setup = link::read_async::<ToRank>(&mut reader).await.unwrap();
+        assert!(matches!(setup, Some(ToRank::Setup(_))), "{setup:?}");
+        assert_eq!(link::read_async::<ToRank>(&mut reader).await.unwrap(), None);
     }
 }

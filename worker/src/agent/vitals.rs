@@ -9,15 +9,13 @@ use std::{
 
 use baton_job::{
     exit::Failure,
-    message::{Gpu, Host, Vitals},
+    message::{Host, Vitals},
     session::Event,
 };
-use nvml_wrapper::{Device, Nvml, enum_wrappers::device::TemperatureSensor, error::NvmlError};
 use sysinfo::{CpuRefreshKind, Disks, MemoryRefreshKind, Networks, RefreshKind, System};
 use tokio::time::{MissedTickBehavior, interval};
-use tracing::{debug, info};
 
-use super::{Input, Queue, crash};
+use super::{Input, Queue, crash, gpus::Gpus};
 
 /// How often the coordinator hears that this agent lives, and how its machine does.
 const EVERY: Duration = Duration::from_secs(1);
@@ -27,13 +25,12 @@ type Measured = Arc<Mutex<Option<Vitals>>>;
 
 /// Tells again and again that this agent lives, and how its machine does. It is measured by a thread of its own:
 /// drivers and disks may take their time, and that says nothing of the agent.
-pub(super) fn watch(run_dir: &Path, slots: u32, queue: Queue) -> Result<(), Failure> {
+pub(super) fn watch(run_dir: &Path, gpus: Arc<Gpus>, queue: Queue) -> Result<(), Failure> {
     let run_dir = run_dir.canonicalize().unwrap_or_else(|_| run_dir.to_owned());
     let measured = Measured::default();
     let newest = measured.clone();
     let measure = move || {
         let mut machine = Machine::new(run_dir);
-        let gpus = Gpus::find(slots);
         // Until nobody is there to tell it.
         while Arc::strong_count(&newest) > 1 {
             thread::sleep(EVERY);
@@ -112,82 +109,6 @@ impl Machine {
     }
 }
 
-/// The GPUs that this agent's ranks use.
-struct Gpus {
-    driver: Option<Nvml>,
-    /// By local rank.
-    names: Vec<Name>,
-}
-
-/// How a device is named in CUDA_VISIBLE_DEVICES.
-#[derive(Debug, PartialEq, Eq)]
-enum Name {
-    Index(u32),
-    Uuid(String),
-}
-
-impl Gpus {
-    fn find(slots: u32) -> Self {
-        let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        let names = names(visible.as_deref(), slots);
-        // A machine without a GPU has no driver either.
-        let driver = Nvml::init().inspect_err(|error| debug!(%error, "no GPU is told of")).ok();
-        if let Some(version) = driver.as_ref().and_then(|nvml| nvml.sys_driver_version().ok()) {
-            info!(driver = version, ?names, "GPUs are watched");
-        }
-        Self { driver, names }
-    }
-
-    fn measure(&self) -> Vec<Gpu> {
-        let Some(driver) = &self.driver else { return Vec::new() };
-        let gpus = (0..).zip(&self.names).filter_map(|(index, name)| {
-            let device = match name {
-                Name::Index(index) => driver.device_by_index(*index),
-                Name::Uuid(uuid) => driver.device_by_uuid(uuid.as_str()),
-            };
-            // Fewer devices than ranks, or one that has fallen off its bus.
-            device.and_then(|device| measure(index, &device)).ok()
-        });
-        gpus.collect()
-    }
-}
-
-fn measure(index: u32, device: &Device<'_>) -> Result<Gpu, NvmlError> {
-    let memory = device.memory_info()?;
-    Ok(Gpu {
-        index,
-        name: device.name()?,
-        uuid: device.uuid()?,
-        // Not told of a part of a device (MIG).
-        utilisation: device.utilization_rates().ok().map(|rates| f64::from(rates.gpu) / 100.0),
-        memory_used: memory.used,
-        memory_total: memory.total,
-        celsius: device.temperature(TemperatureSensor::Gpu).ok().map(f64::from),
-        watts: device.power_usage().ok().map(|milliwatts| f64::from(milliwatts) / 1_000.0),
-    })
-}
-
-/// The device of each local rank, as CUDA sees them.
-fn names(visible: Option<&str>, slots: u32) -> Vec<Name> {
-    let most = usize::try_from(slots).unwrap_or(usize::MAX);
-    match visible.map(str::trim) {
-        None => (0..slots).map(Name::Index).collect(),
-        Some(list) => list
-            .split(',')
-            .map(str::trim)
-            // As CUDA has it: whatever follows what is no device is not seen.
-            .map_while(|name| match name.parse() {
-                Ok(index) => Some(Name::Index(index)),
-                Err(_) if name.starts_with("GPU-") || name.starts_with("MIG-") => {
-                    Some(Name::Uuid(name.to_owned()))
-                }
-                Err(_) => None,
-            })
-            .take(most)
-            .collect(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,16 +122,5 @@ mod tests {
         assert!(host.memory_used > 0 && host.memory_used < host.memory_total, "{host:?}");
         assert!(host.disk_free <= host.disk_total, "{host:?}");
         assert!(host.received_per_second >= 0.0 && host.sent_per_second >= 0.0, "{host:?}");
-    }
-
-    #[test]
-    fn ranks_have_the_devices_that_cuda_sees() {
-        let index = |numbers: &[u32]| numbers.iter().copied().map(Name::Index).collect::<Vec<_>>();
-        assert_eq!(names(None, 2), index(&[0, 1]));
-        assert_eq!(names(Some("3, 1"), 2), index(&[3, 1]));
-        assert_eq!(names(Some("3,1,2"), 2), index(&[3, 1]));
-        assert_eq!(names(Some(""), 2), []);
-        assert_eq!(names(Some("2,-1,3"), 3), index(&[2]));
-        assert_eq!(names(Some("GPU-8a,0"), 2), [Name::Uuid("GPU-8a".to_owned()), Name::Index(0)]);
     }
 }

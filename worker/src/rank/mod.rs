@@ -27,7 +27,7 @@ use baton_job::{
     ids::LocalRank,
     message::{RankNews, RankSays},
     session::PULSE,
-    spec::{Arch, CollectiveKind, Determinism},
+    spec::{Arch, CollectiveKind, Determinism, Device as Wanted},
 };
 use baton_plan::{
     network::{Input, Network},
@@ -104,7 +104,7 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
     // All that every rank of this node has in common, so that a spare has it behind it.
     torch::device::prepare(&spec);
     let job = open_job(&setup, &spec).map_err(|error| error.failure());
-    let Place { local_rank, log } = match link::read::<ToRank>(&link) {
+    let Place { local_rank, gpu, log } = match link::read::<ToRank>(&link) {
         Ok(Some(ToRank::Place(place))) => place,
         other => return Err(crash(format!("expected a place from the agent, got {other:?}"))),
     };
@@ -118,8 +118,17 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
         Inbox::start(link).map_err(|error| crash(format!("cannot read commands: {error}")))?;
     start_pulse(inbox.clone(), voice.clone())
         .map_err(|error| crash(format!("cannot tell what it does: {error}")))?;
-    let device = torch::device::open(&spec, LocalRank(local_rank))
+    let device = torch::device::open(&spec, LocalRank(gpu.unwrap_or(local_rank)))
         .map_err(|error| Error::from(error).failure())?;
+    if gpu.is_some() && device == Device::Cpu && spec.cluster.device != Wanted::Cpu {
+        // `auto` takes the CPU where CUDA shows no GPU; others would wait for it in every step.
+        return Err(Failure {
+            class: Class::Device,
+            message: "the driver tells of a GPU for this rank, but CUDA finds none: see `nvidia-smi` and \
+                      `dmesg`, or set cluster.device = \"cpu\""
+                .to_owned(),
+        });
+    }
     let rank = RankProcess { spec: spec.clone(), device, setup, inbox, voice: voice.clone() };
     match spec.model.arch {
         Arch::Linear => {

@@ -591,6 +591,9 @@ impl Engine {
                 let text = format!("node {node}: {reason}; a checkpoint is taken");
                 self.announce(NoticeKind::Advised, text);
             }
+            Report::GpuWarning { message } => {
+                self.announce(NoticeKind::GpuWarning, format!("node {node}: {message}"));
+            }
             Report::Rank { generation, rank, news } => {
                 let of_this_node = self.world().is_some_and(|world| world.runs(node, rank));
                 if generation == self.generation && of_this_node {

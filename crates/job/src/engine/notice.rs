@@ -59,6 +59,8 @@ pub enum NoticeKind {
     SaveFailed,
     /// A rank's process ended before it was done.
     RankFailed,
+    /// The driver tells of an error of a GPU, or something is wrong with one.
+    GpuWarning,
     /// A rank begins to skip samples that it cannot use, or has skipped ten times as many.
     SamplesSkipped,
     /// A rank has been slower than the others for a while, and holds them up.

@@ -1404,3 +1404,15 @@ fn a_generation_that_another_coordinator_has_opened_ends_the_job() {
         (Class::TakenOver, "generation 9 has it")
     );
 }
+
+#[test]
+fn a_warning_about_a_gpu_is_told_with_its_node() {
+    let mut engine = training(&[1, 1]);
+    let message = "GPU 3 has fallen off the bus (Xid 79)".to_owned();
+
+    let actions = reports(&mut engine, at(9.0), 1, Report::GpuWarning { message });
+
+    let [Action::Announce(notice)] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!(notice.kind, NoticeKind::GpuWarning);
+    assert_eq!(notice.message, "node node1: GPU 3 has fallen off the bus (Xid 79)");
+}

@@ -20,6 +20,7 @@ use self::{
 use crate::{
     JobSpec,
     exit::{Class, Failure, Outcome},
+    gpu::xid::{self, Suspicion, Xid},
     ids::{Generation, Incarnation, LocalRank, NodeId, Rank},
     message::{
         Beat, Commit, Directive, Hello, Hold, Holding, Launch, RankCommand, RankNews, RankPhase,
@@ -78,6 +79,20 @@ pub enum Event {
     Advised {
         /// Why, in words.
         reason: String,
+    },
+    /// The driver tells of an error of a GPU.
+    GpuFailed {
+        /// Who has it, or a part of it.
+        local_ranks: Vec<LocalRank>,
+        /// Its name, for people.
+        gpu: String,
+        /// Which error.
+        xid: Xid,
+    },
+    /// Something about a GPU that its user should know.
+    GpuWarning {
+        /// One line: which, what, what to do.
+        message: String,
     },
     /// How the machine does; once a second, to be told.
     Vitals(Option<Vitals>),
@@ -181,6 +196,9 @@ struct Going {
 /// Evaluations that are told again to a coordinator that comes back.
 const EVALUATIONS_KEPT: usize = 256;
 
+/// Warnings about GPUs that are kept for a coordinator that comes back; the oldest ones, as others follow from them.
+const WARNINGS_KEPT: usize = 64;
+
 /// The agent's machine.
 #[derive(Clone, Debug)]
 pub struct Session {
@@ -199,6 +217,10 @@ pub struct Session {
     commit: Option<Commit>,
     /// What was told in this generation, in case that nobody heard it.
     evaluations: VecDeque<Report>,
+    /// About GPUs; nobody has been told so far.
+    warnings: Vec<String>,
+    /// Errors of GPUs told of lately.
+    told: xid::Told,
     /// Set once the node must go.
     going: Option<Going>,
     /// Set once the end is decided.
@@ -229,6 +251,8 @@ impl Session {
             round_trip: None,
             commit: None,
             evaluations: VecDeque::new(),
+            warnings: Vec::new(),
+            told: xid::Told::default(),
             going: None,
             leaving: None,
             farewell_until: None,
@@ -309,6 +333,10 @@ impl Session {
             Event::MustGo { reason } => self.must_go(now, reason),
             Event::Noticed { reason, end } => self.go(now, reason, end),
             Event::Advised { reason } => self.advised(reason),
+            Event::GpuFailed { local_ranks, gpu, xid } => {
+                self.gpu_failed(now, &local_ranks, &gpu, xid);
+            }
+            Event::GpuWarning { message } => self.warn(message),
             Event::Vitals(vitals) => self.beat(now, vitals),
             Event::Tick => {}
         }
@@ -336,6 +364,9 @@ impl Session {
         // What the coordinator heard before it knows to be old.
         let evaluations = self.evaluations.iter().cloned().map(Action::Send);
         self.actions.extend(evaluations);
+        for message in std::mem::take(&mut self.warnings) {
+            self.warn(message);
+        }
         self.report_going(now);
     }
 
@@ -491,6 +522,7 @@ impl Session {
         let Some(slot) = self.slot_mut(local_rank) else { return };
         slot.incarnation = slot.incarnation.next();
         slot.process = Process::Alive { phase: RankPhase::Joining };
+        slot.suspicion = Suspicion::default();
         let incarnation = slot.incarnation;
         self.actions.push(Action::Spawn { local_rank, incarnation });
     }
@@ -591,6 +623,7 @@ impl Session {
             self.stale_messages += 1;
             return;
         };
+        let failure = slot.suspicion.explain(failure);
         let before = std::mem::replace(&mut slot.process, Process::Empty { done: None });
         match before {
             Process::Alive { phase: phase @ RankPhase::Done { .. } } => {
@@ -638,6 +671,7 @@ impl Session {
                 continue;
             }
             let Some(failure) = heard.verdict(now, patience) else { continue };
+            let failure = slot.suspicion.explain(failure);
             slot.process = Process::Stopping { kill_at: None };
             let seat = slot.seat.take();
             self.actions.push(Action::Kill(local_rank));
@@ -645,6 +679,27 @@ impl Session {
                 let news = RankNews::Exited(failure);
                 self.report(Report::Rank { generation, rank, news });
             }
+        }
+    }
+
+    /// An error of a GPU is told, and remembered as what a rank on it may die of.
+    fn gpu_failed(&mut self, now: Time, local_ranks: &[LocalRank], gpu: &str, xid: Xid) {
+        for &local_rank in local_ranks {
+            if let Some(slot) = self.slot_mut(local_rank) {
+                slot.suspicion.note(xid, gpu);
+            }
+        }
+        if self.told.is_news(now, xid, gpu) {
+            self.warn(xid.describe(gpu));
+        }
+    }
+
+    /// Tells of a GPU, at the latest in the next connection.
+    fn warn(&mut self, message: String) {
+        if self.link == Link::Up {
+            self.report(Report::GpuWarning { message });
+        } else if self.warnings.len() < WARNINGS_KEPT {
+            self.warnings.push(message);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::hang::Heard;
 use crate::{
+    gpu::xid::Suspicion,
     ids::{Generation, Incarnation, Rank},
     message::{RankCommand, RankPhase, Restore},
     time::Time,
@@ -47,6 +48,8 @@ pub(super) struct Slot {
     pub(super) process: Process,
     /// Of the process, in the newest generation.
     pub(super) heard: Option<Heard>,
+    /// What its process may die of.
+    pub(super) suspicion: Suspicion,
     /// Its process is to be ready although it has no seat as yet; whether it is.
     pub(super) warm: Option<bool>,
 }
@@ -58,6 +61,7 @@ impl Default for Slot {
             incarnation: Incarnation(0),
             process: Process::Empty { done: None },
             heard: None,
+            suspicion: Suspicion::default(),
             warm: None,
         }
     }

@@ -875,3 +875,79 @@ fn an_end_without_words_is_told_from_code_and_signal() {
     );
     assert_eq!(failure_of(None, Some(15), true).class, Class::Crash);
 }
+
+// ---- GPUs ----
+
+fn gpu_failed(local: u32, xid: u64) -> Event {
+    let local_ranks = vec![LocalRank(local)];
+    Event::GpuFailed { local_ranks, gpu: format!("GPU {local}"), xid: Xid(xid) }
+}
+
+fn warned(message: &str) -> Action {
+    Action::Send(Report::GpuWarning { message: message.to_owned() })
+}
+
+/// How the death of a rank was told.
+fn told_death(actions: &[Action]) -> &Failure {
+    match actions {
+        [Action::Send(Report::Rank { news: RankNews::Exited(failure), .. })] => failure,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_error_of_a_gpu_is_told_once_and_a_death_that_follows_names_it() {
+    let mut session = training(2);
+
+    let told = session.handle(at(5.0), gpu_failed(1, 79));
+    assert_eq!(told, [warned(&Xid(79).describe("GPU 1"))]);
+    assert_eq!(session.handle(at(5.1), gpu_failed(1, 79)), []);
+
+    let actions = exit(&mut session, at(5.2), 1);
+    let failure = told_death(&actions);
+    assert_eq!(failure.class, Class::Device);
+    assert!(failure.message.contains("GPU 1 has fallen off the bus (Xid 79)"), "{failure}");
+    let actions = exit(&mut session, at(5.3), 0);
+    assert_eq!(told_death(&actions), &killed(), "on another GPU");
+}
+
+#[test]
+fn a_process_is_not_blamed_on_an_error_from_before_its_time() {
+    let mut session = training(1);
+    session.handle(at(5.0), gpu_failed(0, 94));
+    exit(&mut session, at(5.2), 0);
+    session.handle(at(6.0), launched(2, 1));
+
+    let actions = exit(&mut session, at(7.0), 0);
+
+    assert_eq!(told_death(&actions), &killed());
+}
+
+#[test]
+fn a_rank_that_hangs_after_an_error_of_its_gpu_is_said_to_hang_for_that() {
+    let mut session = minded();
+    session.handle(at(4.0), gpu_failed(1, 119));
+    let actions = pass(&mut session, at(24.0), |session, now| {
+        say(session, now, 0, pulse(Activity::Exchanging, 1.0))
+    });
+    let told = actions.iter().find_map(|action| match action {
+        Action::Send(Report::Rank { news: RankNews::Exited(failure), .. }) => Some(failure),
+        _ => None,
+    });
+    let failure = told.expect("it is killed");
+    assert!(failure.message.contains("(Xid 119)"), "{failure}");
+    assert!(failure.message.contains("did not answer"), "{failure}");
+}
+
+#[test]
+fn warnings_about_gpus_wait_for_a_coordinator() {
+    let mut session = Session::new(NodeId("node0".to_owned()), 1, Policy::default());
+    let warning = |text: &str| Event::GpuWarning { message: text.to_owned() };
+    assert_eq!(session.handle(at(0.0), warning("hot")), [Action::Connect]);
+
+    let told = [hello(1, None), warned("hot")];
+    assert_eq!(session.handle(at(0.1), Event::Connected), told);
+    assert_eq!(session.handle(at(0.2), warning("lost")), [warned("lost")]);
+    session.handle(at(0.3), Event::Disconnected);
+    assert_eq!(session.handle(at(1.0), Event::Connected), [hello(1, None)]);
+}
