@@ -272,7 +272,8 @@ impl RankProcess {
             _ => None,
         };
         let nccl = match cluster.collective {
-            CollectiveKind::Auto => gpu.is_some(),
+            // A GPU alone has nobody to add up with, and needs no NCCL.
+            CollectiveKind::Auto => gpu.is_some() && peers.len() > 1,
             CollectiveKind::Tcp => false,
             CollectiveKind::Nccl => true,
         };
