@@ -8,6 +8,8 @@
 //! | [`Uploads`] | inputs that cross to the device while it computes on those before |
 //! | [`Freezer`] | a copy of the device's state that the host reads later |
 //! | [`Readback`] | a few numbers, read when they have come |
+//! | [`kernels`] | kernels of our own, on a GPU or on the host |
+//! | [`module`] | CUDA C compiled while the program runs |
 //!
 //! libtorch works in each device's primary context on the legacy default stream. Streams of our own do
 //! not synchronise with that one (`CU_STREAM_NON_BLOCKING`): every order between the two is an event,
@@ -18,7 +20,9 @@
 mod device;
 mod error;
 mod freezer;
+pub mod kernels;
 mod memory;
+pub mod module;
 mod readback;
 mod stream;
 mod uploads;
