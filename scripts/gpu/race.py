@@ -87,11 +87,11 @@ class Bench:
             return None
         return statistics.median(values)
 
-    def ratio(self, side, peer):
+    def ratio(self, side, peer, ours="baton"):
         """Of the peer's time to Baton's; none without both."""
-        if f"{peer}-{side}" not in self.seen:
+        if f"{peer}-{side}" not in self.seen or f"{ours}-{side}" not in self.seen:
             return None
-        ratio = self.medians(f"{peer}-{side}", "step_seconds") / self.medians(f"baton-{side}", "step_seconds")
+        ratio = self.medians(f"{peer}-{side}", "step_seconds") / self.medians(f"{ours}-{side}", "step_seconds")
         return round(ratio, 3)
 
     def idle_percent(self, side):
@@ -168,6 +168,9 @@ def main():
             bench.measure("eager", side, number, bench.torch(side))
         strict = bench.baton(last, options.steps, determinism="strict")
         bench.measure("baton_strict", last, number, strict)
+        # It wants NVRTC, which a machine with PyTorch should have.
+        fused = bench.baton(last, options.steps, "--set", "precision.fused=true")
+        bench.measure("baton_fused", last, number, fused, may_fail=True)
         # It wants a C compiler, which a machine with a GPU need not have.
         bench.measure("compiled", last, number, bench.torch(last, "--compile"), may_fail=True)
 
@@ -184,8 +187,8 @@ def main():
     for side in options.sides:
         result[f"eager_ratio_{side}"] = bench.ratio(side, "eager")
     result[f"compile_ratio_{last}"] = bench.ratio(last, "compiled")
-    # There are no fused kernels yet.
-    result[f"fused_ratio_{last}"] = None
+    # Baton with kernels of its own against PyTorch without a compiler.
+    result[f"fused_ratio_{last}"] = bench.ratio(last, "eager", "baton_fused")
     result[f"roofline_share_{last}"] = round(bench.medians(f"baton-{last}", "roofline_share"), 3)
     result["idle_percent"] = None if idle is None else round(idle, 2)
     result["snapshot_ms"] = round(bench.medians(f"baton-{last}", "snapshot_seconds") * 1e3, 2)
