@@ -14,6 +14,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly TORCH_VERSION=2.11.0
 # Without CUDA, libtorch still links these two, and nothing else of the wheel's 3 GB of dependencies.
 readonly CPU_RUNTIME=("nvidia-cuda-runtime==13.0.*" "nvidia-cuda-cupti==13.0.*")
+# The compiler of our GPU kernels needs no GPU: a test has it compile them (0.2 GB).
+readonly KERNEL_COMPILER="nvidia-cuda-nvrtc==13.0.*"
 # The wheel's Python need not be this machine's: only the C++ libraries and headers are used.
 readonly WHEEL_PYTHON=3.12
 # libtorch for the CPU, and a build with tests and what cargo keeps to build again.
@@ -121,7 +123,7 @@ has_nvidia_driver() {
 install_libtorch() {
     local kind=cpu
     if has_nvidia_driver; then kind=cuda; fi
-    local stamp="torch $TORCH_VERSION $kind"
+    local stamp="torch $TORCH_VERSION $kind, nvrtc"
     if [ "$(cat .libtorch/.baton-setup 2>/dev/null)" = "$stamp" ]; then return; fi
 
     local wheels=("torch==$TORCH_VERSION")
@@ -132,9 +134,9 @@ install_libtorch() {
         options+=(--platform "$platform")
     done
     if [ $kind = cpu ]; then
-        say "no NVIDIA driver: installing libtorch $TORCH_VERSION for the CPU (1.2 GB, half a minute)"
+        say "no NVIDIA driver: installing libtorch $TORCH_VERSION for the CPU (1.4 GB, half a minute)"
         options+=(--no-deps)
-        wheels+=("${CPU_RUNTIME[@]}")
+        wheels+=("${CPU_RUNTIME[@]}" "$KERNEL_COMPILER")
     else
         say "NVIDIA driver found: installing libtorch $TORCH_VERSION with CUDA and NCCL (about 5 GB)"
     fi
@@ -144,6 +146,7 @@ install_libtorch() {
         "pip could not install ${wheels[*]} (its message is above)" \
         "check that this machine reaches PyPI and has the disk space, then run this again"
     link_nccl .libtorch.new
+    link_nvrtc .libtorch.new
     printf '%s\n' "$stamp" >.libtorch.new/.baton-setup
     if [ -e .libtorch ]; then mv .libtorch .libtorch.old; fi
     mv .libtorch.new .libtorch
@@ -157,6 +160,14 @@ link_nccl() {
     if [ -e "$1/nvidia/nccl/lib/libnccl.so.2" ]; then
         ln -sf ../../nvidia/nccl/lib/libnccl.so.2 "$1/torch/lib/libnccl.so"
     fi
+}
+
+# Neither library of the compiler tells where the other one is: both are found by the rpath.
+link_nvrtc() {
+    local library
+    for library in "$1"/nvidia/cu13/lib/libnvrtc{,-builtins}.so.13*; do
+        if [ -e "$library" ]; then ln -sf "../../nvidia/cu13/lib/${library##*/}" "$1/torch/lib/"; fi
+    done
 }
 
 # pip_install FOLDER ARGUMENT...

@@ -1,4 +1,4 @@
-//! Lets tests, examples and benches of this crate find libtorch without `LD_LIBRARY_PATH`.
+//! Compiles the one C++ file against libtorch's headers, and lets tests, examples and benches of this crate find libtorch without `LD_LIBRARY_PATH`.
 //!
 //! Link arguments do not travel to dependants: a crate with a binary repeats the one line with
 //! `DEP_BATON_TRAINER_LIBTORCH_LIB`, which this script provides.
@@ -13,6 +13,23 @@ fn main() {
         println!("cargo::error=no libtorch_cpu.so in {folder:?}: run `make setup`");
         return;
     }
+    batch_norm(Path::new(&folder));
     println!("cargo::rustc-link-arg=-Wl,-rpath,{folder}");
     println!("cargo::metadata=libtorch_lib={folder}");
+}
+
+/// As torch-sys compiles its own file.
+fn batch_norm(libraries: &Path) {
+    const SOURCE: &str = "src/torch/fused/batch_norm.cpp";
+    println!("cargo::rerun-if-changed={SOURCE}");
+    let include = libraries.join("../include");
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        .file(SOURCE)
+        // Only our own lines are warned about.
+        .flag(format!("-isystem{}", include.display()))
+        .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
+        .compile("baton_batch_norm");
 }

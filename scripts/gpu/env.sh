@@ -35,8 +35,8 @@ if unmet="$(ldd "$worker" 2>&1 | grep -o 'GLIBC[A-Z]*_[0-9.]*. not found')"; the
 fi
 command -v "$PYTHON" >/dev/null || fail "'$PYTHON' was not found" "PYTHON=/path/to/python3 names another"
 
-# Four lines: PyTorch's version, its folder, that of CUDA's libraries (CUPTI, NVRTC) or nothing, and NCCL's or nothing. PyTorch itself is not
-# imported: that takes seconds, and fails where this script could still say why.
+# Four lines: PyTorch's version, its folder, and the folders of NCCL and of CUDA's other libraries (NVRTC, CUPTI)
+# or nothing. PyTorch itself is not imported: that takes seconds, and fails where this script could still say why.
 if ! found="$(
     "$PYTHON" - <<'PY'
 import importlib.util, pathlib, re, sys
@@ -47,11 +47,9 @@ if spec is None or spec.origin is None:
 torch = pathlib.Path(spec.origin).parent
 print(re.search(r"__version__ = '([^']*)'", (torch / "version.py").read_text()).group(1))
 print(torch)
-cuda = torch.parent / "nvidia/cu13/lib"
-print(cuda if cuda.is_dir() else "")
-nccl = [folder for entry in (torch.parent, *map(pathlib.Path, sys.path))
-        for folder in [entry / "nvidia/nccl/lib"] if (folder / "libnccl.so.2").exists()]
-print(nccl[0] if nccl else "")
+for folder, library in ("nvidia/nccl/lib", "libnccl.so.2"), ("nvidia/cu13/lib", "libnvrtc.so.13"):
+    entries = (torch.parent, *map(pathlib.Path, sys.path))
+    print(next((entry / folder for entry in entries if (entry / folder / library).exists()), ""))
 PY
 )"; then
     fail "$PYTHON has no PyTorch" "run: $PYTHON -m pip install torch==$TORCH_VERSION"
@@ -59,8 +57,9 @@ fi
 {
     read -r version
     read -r torch
-    read -r cuda
-    read -r nccl || true # the last line, and empty when there is none
+    # Empty, or not there at all, when there is none.
+    read -r nccl || true
+    read -r cuda || true
 } <<<"$found"
 
 [ "${version%%+*}" = "$TORCH_VERSION" ] || fail "PyTorch is $version; the worker is bound to $TORCH_VERSION" \

@@ -175,6 +175,9 @@ def main():
         bench.measure("baton_real", last, number, bench.baton(last, options.steps, *data))
         strict = bench.baton(last, options.steps, determinism="strict")
         bench.measure("baton_strict", last, number, strict)
+        # It wants NVRTC, which a machine with PyTorch should have.
+        fused = bench.baton(last, options.steps, "--set", "precision.fused=true")
+        bench.measure("baton_fused", last, number, fused, may_fail=True)
         # It wants a C compiler, which a machine with a GPU need not have.
         bench.measure("compiled", last, number, bench.torch(last, "--compile"), may_fail=True)
 
@@ -192,8 +195,8 @@ def main():
         result[f"eager_ratio_{side}"] = bench.ratio(side, "eager")
     result[f"real_input_ratio_{last}"] = bench.ratio(last, "eager", ours="baton_real")
     result[f"compile_ratio_{last}"] = bench.ratio(last, "compiled")
-    # There are no fused kernels yet.
-    result[f"fused_ratio_{last}"] = None
+    # Baton with kernels of its own against PyTorch without a compiler.
+    result[f"fused_ratio_{last}"] = bench.ratio(last, "eager", "baton_fused")
     result[f"roofline_share_{last}"] = round(bench.medians(f"baton-{last}", "roofline_share"), 3)
     result["idle_percent"] = None if idle is None else round(idle, 2)
     result["snapshot_ms"] = round(bench.medians(f"baton-{last}", "snapshot_seconds") * 1e3, 2)

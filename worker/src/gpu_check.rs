@@ -27,7 +27,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     let recipe = recipe()?;
     let device = torch::device::open(&recipe, LocalRank(0)).map_err(device_failure)?;
     let recipe = &recipe;
-    let checks: [(&str, Check<'_>); 8] = [
+    let checks: [(&str, Check<'_>); 10] = [
         ("NCCL library", Box::new(|| nccl::version().map(|v| v.to_string()).map_err(text))),
         ("NCCL world of one", Box::new(nccl_world_of_one)),
         ("NCCL abort, then a new generation", Box::new(nccl_abort_and_again)),
@@ -36,6 +36,8 @@ pub(crate) fn run() -> Result<(), Failure> {
         ("ResNet-50: the same bits twice", Box::new(move || same_bits(recipe, device))),
         ("ResNet-50: no wait in a step", Box::new(move || no_wait(recipe, device))),
         ("ResNet-50: a copy of the state", Box::new(move || state_copy(recipe, device))),
+        ("fused BatchNorm as the plain path", Box::new(move || same_if_fused(recipe, device))),
+        ("fused update as the plain one", Box::new(move || same_update(recipe, device))),
     ];
     let all = checks.len();
     say(&format!("libtorch {} on {device:?}", torch::device::torch_version()));
@@ -66,6 +68,8 @@ type Check<'a> = Box<dyn Fn() -> Result<String, String> + 'a>;
 const TF32: &str = "NVIDIA_TF32_OVERRIDE";
 /// Of a loss, and of the gradient's norm.
 const MOST_DIFFERENCE: f64 = 1e-3;
+/// Of the state after an update from the same gradient.
+const MOST_UPDATE_DIFFERENCE: f64 = 1e-6;
 
 fn connect() -> Result<NcclCollective, String> {
     let patience = Duration::from_secs(30);
@@ -215,6 +219,63 @@ fn state_copy(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
     if found == expected { Ok(detail) } else { Err(format!("other values; {detail}")) }
 }
 
+/// The gradient with kernels of our own and without, on one device; and the same bits from them twice.
+fn same_if_fused(recipe: &JobSpec, device: Device) -> Result<String, String> {
+    let fused = fused(recipe);
+    let (plain, found) = (gradient(recipe, device)?, gradient(&fused, device)?);
+    let difference = difference(&found, &plain);
+    let detail = format!("{} values, difference {difference:.1e} of the norm", plain.len());
+    // What is no number is not near.
+    if difference.is_nan() || difference > MOST_DIFFERENCE {
+        return Err(detail);
+    }
+    same_bits(&fused, device).map(|bits| format!("{detail}; fused twice: {bits}"))
+}
+
+/// Weights, momentum and average after one update from the same gradient, in one kernel and in several.
+fn same_update(recipe: &JobSpec, device: Device) -> Result<String, String> {
+    let updated = |recipe: &JobSpec| -> Result<Vec<f32>, baton_trainer::learner::Error> {
+        let mut plain = TorchLearner::new(&averaging(recipe, false), &InputType::Image, device)?;
+        let mut leaf = plain.new_leaf()?;
+        let batch = made_up_batch(recipe.train.global_batch, recipe.train.resolution);
+        plain.gradient(&batch, 1.0 / batch.len() as f32, &mut leaf)?;
+        let fused = averaging(recipe, recipe.precision.fused);
+        let mut learner = TorchLearner::new(&fused, &InputType::Image, device)?;
+        learner.measure(&mut leaf)?;
+        learner.update(&mut leaf, &Update { step: Step(0), lr: 0.1, micro_batches: 1 })?;
+        let mut state = Vec::new();
+        for region in learner.regions() {
+            state.extend(region.buffer.to_host().map_err(|error| {
+                baton_trainer::learner::Error::Torch {
+                    operation: "read the state",
+                    message: error.to_string(),
+                }
+            })?);
+        }
+        Ok(state)
+    };
+    let plain = updated(recipe).map_err(text)?;
+    let found = updated(&fused(recipe)).map_err(text)?;
+    let difference = difference(&found, &plain);
+    let detail = format!("{} values, difference {difference:.1e} of the norm", plain.len());
+    if difference <= MOST_UPDATE_DIFFERENCE { Ok(detail) } else { Err(detail) }
+}
+
+fn fused(recipe: &JobSpec) -> JobSpec {
+    let mut recipe = recipe.clone();
+    recipe.precision.fused = true;
+    recipe
+}
+
+/// With all that an update can do.
+fn averaging(recipe: &JobSpec, fused: bool) -> JobSpec {
+    let mut recipe = recipe.clone();
+    recipe.precision.fused = fused;
+    recipe.train.clip_grad_norm = Some(0.1);
+    recipe.ema = Some(spec::Ema { decay: 0.9, every_steps: 1 });
+    recipe
+}
+
 /// The gradient of one batch, by a learner of its own.
 fn gradient(recipe: &JobSpec, device: Device) -> Result<Vec<f32>, String> {
     let mut learner = TorchLearner::new(recipe, &InputType::Image, device).map_err(text)?;
@@ -288,5 +349,15 @@ mod tests {
         recipe.cluster.threads_per_rank = 1;
         let found = same_bits(&recipe, Device::Cpu).unwrap();
         assert!(found.starts_with("0 of 23528522 "), "{found}");
+    }
+
+    #[test]
+    fn fused_kernels_pass_their_checks_on_the_host() {
+        let mut recipe = recipe().unwrap();
+        (recipe.train.global_batch, recipe.train.resolution) = (4, 32);
+        recipe.cluster.threads_per_rank = 1;
+        let found = same_if_fused(&recipe, Device::Cpu).unwrap();
+        assert!(found.contains("fused twice: 0 of 23528522 "), "{found}");
+        same_update(&recipe, Device::Cpu).unwrap();
     }
 }

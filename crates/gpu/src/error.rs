@@ -23,6 +23,24 @@ pub enum Error {
         /// How to get it.
         remedy: &'static str,
     },
+    /// The compiler of kernels refused.
+    #[error("{function}: {name}{}{log}", if log.is_empty() { "" } else { "\n" })]
+    Nvrtc {
+        /// Its function.
+        function: &'static str,
+        /// `nvrtcResult`.
+        name: String,
+        /// What it says of the source; empty where it was not about that.
+        log: String,
+    },
+    /// A kernel cannot run on the host.
+    #[error("kernel {name}: {problem}")]
+    HostKernel {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        problem: &'static str,
+    },
 }
 
 /// What to do about a `CUresult` that says more of the machine than of this program.

@@ -10,6 +10,8 @@
 //! | [`Freezer`] | a copy of the device's state that the host reads later |
 //! | [`Readback`] | a few numbers, read when they have come |
 //! | [`HostWaits`] | which calls had the host wait for the device: the proof that none does |
+//! | [`kernels`] | kernels of our own, on a GPU or on the host |
+//! | [`module`] | CUDA C compiled while the program runs |
 //!
 //! libtorch works in each device's primary context on the legacy default stream. Streams of our own do
 //! not synchronise with that one (`CU_STREAM_NON_BLOCKING`): every order between the two is an event,
@@ -22,7 +24,9 @@ mod add;
 mod device;
 mod error;
 mod freezer;
+pub mod kernels;
 mod memory;
+pub mod module;
 mod readback;
 mod stream;
 mod uploads;

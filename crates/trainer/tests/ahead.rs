@@ -173,7 +173,9 @@ fn every_step_is_judged_before_its_state_is_evaluated_saved_or_left() {
     // When a checkpoint is known to be written, and how long it took, is chance.
     let told = |news: &[RankNews]| -> Vec<String> {
         let lasting = news.iter().filter_map(|news| match news {
-            RankNews::Saved(commit) => Some(format!("{:?}", Commit { took: None, ..commit.clone() })),
+            RankNews::Saved(commit) => {
+                Some(format!("{:?}", Commit { took: None, ..commit.clone() }))
+            }
             RankNews::Evaluated { .. } | RankNews::Done { .. } => Some(format!("{news:?}")),
             _ => None,
         });

@@ -409,6 +409,8 @@ pub struct Precision {
     pub compute: Compute,
     /// What is promised about bits.
     pub determinism: Determinism,
+    /// Kernels of our own for BatchNorm with what follows it, and for SGD.
+    pub fused: bool,
     /// Of fp16 only.
     pub loss_scale: LossScale,
 }

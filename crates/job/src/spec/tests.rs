@@ -116,6 +116,14 @@ fn wrong_values_are_refused_before_anything_starts() {
             &["model.arch=resnet34_1d", "model.blur_pool=true"],
             "model.blur_pool = true: is of images",
         ),
+        (
+            &["model.channels_last=false", "precision.fused=true"],
+            "precision.fused = true: needs model.channels_last = true",
+        ),
+        (
+            &["model.arch=resnet34_1d", "precision.fused=true"],
+            "precision.fused = true: is of images",
+        ),
     ] {
         let error = refused(entries);
         assert!(error.contains(expected), "{entries:?}: {error}");
@@ -139,6 +147,7 @@ fn every_part_of_a_recipe_can_be_used_together() {
         "train.phases=[{from_epoch=1, resolution=64, global_batch=32, ramp_epochs=1}]",
         "train.recompute=['layer1', 'layer4']",
         "precision.compute=bf16",
+        "precision.fused=true",
         "ema.decay=0.999",
         "evaluation.flip=true",
         "evaluation.subset=0.1",

@@ -16,6 +16,7 @@ use super::{
     buffer::lend,
     failure::During,
     flat::{self, Layout, Slot, views},
+    fused::Fused,
     init,
     input::{Input, Loaded, signal_shape},
     mixing,
@@ -55,6 +56,8 @@ pub struct TorchLearner {
     input: Input,
     objective: Objective,
     optimizer: Optimizer,
+    /// Absent if the recipe wants libtorch's kernels alone.
+    fused: Option<Fused>,
     pub(super) weights: Tensor,
     pub(super) running: Tensor,
     /// Of `weights`, each the start of a gradient.
@@ -191,6 +194,7 @@ impl TorchLearner {
                 (spare, spare_views)
             },
             blur: resnet::blur_filters(model, kind, device)?,
+            fused: spec.precision.fused.then(|| Fused::on(device)).transpose()?,
             recipe: Recipe {
                 seed: spec.seed,
                 augment: spec.augment.clone(),
@@ -244,6 +248,7 @@ impl TorchLearner {
             batch: None,
             blur: self.blur.as_ref(),
             pointwise_as_product: self.device == Device::Cpu && self.recipe.channels_last,
+            fused: self.fused,
         }
     }
 
@@ -451,10 +456,21 @@ impl Learner for TorchLearner {
     fn update(&mut self, sum: &mut TorchLeaf, update: &Update) -> Result<(), Error> {
         let Update { step, lr, micro_batches } = *update;
         let norm = sum.norm().during("norm of the gradient")?;
-        self.optimizer
-            .update(&mut self.weights, &sum.gradient, &norm, Rates { step, lr })
-            .during("optimizer update")?;
-        self.working.invalidate();
+        let rates = Rates { step, lr };
+        match self.fused.filter(|_| self.optimizer.is_sgd()) {
+            None => {
+                self.optimizer
+                    .update(&mut self.weights, &sum.gradient, &norm, rates)
+                    .during("optimizer update")?;
+                self.working.invalidate();
+            }
+            Some(fused) => {
+                let weights = (&self.weights, self.working.cast());
+                self.optimizer
+                    .update_fused(fused, weights, &sum.gradient, &norm, rates)
+                    .during("optimizer update")?;
+            }
+        }
         // running = 0.9 * running + 0.1 * (mean over the micro-batches)
         let _ = sum
             .statistics

@@ -12,6 +12,7 @@
 //! | [`peaks`] | what a device can do at best |
 //! | `flat` | where each tensor lies in its buffer |
 //! | `resnet` | the networks |
+//! | `fused` | kernels of our own in place of libtorch's |
 //! | `working` | weights in the recipe's number format |
 //! | `backward` | one forward and backward pass |
 //! | `buffer` | lending those buffers to collectives and checkpoints |
@@ -28,6 +29,7 @@ mod buffer;
 pub mod device;
 mod failure;
 mod flat;
+mod fused;
 mod init;
 mod input;
 pub mod learner;

@@ -9,7 +9,11 @@
 use baton_job::spec::{Arch, Model, Stage};
 use tch::{Device, Tensor};
 
-use super::{flat::Layout, init::Init};
+use super::{
+    flat::Layout,
+    fused::{Fused, Layer, Then},
+    init::Init,
+};
 
 /// Width of the first residual stage.
 const WIDTH: i64 = 64;
@@ -35,6 +39,15 @@ pub(super) struct Tensors<'a> {
     /// Compute 1×1 convolutions as products of matrices: activations lie channels-last on a CPU.
     /// There libtorch spends up to half of their time on reordering weights.
     pub(super) pointwise_as_product: bool,
+    /// What computes BatchNorm and all behind it where it takes a batch's statistics; libtorch if absent.
+    pub(super) fused: Option<Fused>,
+}
+
+impl<'a> Tensors<'a> {
+    /// Both if there are both.
+    fn fused_batch(&self) -> Option<(Fused, &'a [Tensor])> {
+        self.fused.zip(self.batch)
+    }
 }
 
 /// A network: only its wiring. Numbers are indices into [`Tensors`].
@@ -261,8 +274,10 @@ impl Resnet {
     ) -> tch::Result<Tensor> {
         let Some(blocks) = (stage as usize).checked_sub(1).and_then(|at| self.stages.get(at))
         else {
-            let mut x = self.stem.forward(x, tensors)?;
-            let x = x.f_relu_()?;
+            let x = match tensors.fused_batch() {
+                Some(fused) => self.stem.forward_fused(x, tensors, fused, Then::Relu)?,
+                None => self.stem.forward(x, tensors)?.f_relu_()?,
+            };
             return match self.dimensions {
                 Dimensions::One => x.f_max_pool1d([3], [2], [1], [1], false),
                 Dimensions::Two => x.f_max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false),
@@ -319,6 +334,9 @@ impl Resnet {
 
 impl Block {
     fn forward(&self, x: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
+        if let Some(fused) = tensors.fused_batch() {
+            return self.forward_fused(x, tensors, fused);
+        }
         // BatchNorm and the sum do not need their output for the gradient, hence the operations in
         // place, as in torchvision.
         let mut y = x.shallow_clone();
@@ -334,6 +352,25 @@ impl Block {
         };
         sum.f_relu_()
     }
+
+    fn forward_fused(
+        &self,
+        x: &Tensor,
+        tensors: Tensors<'_>,
+        fused: (Fused, &[Tensor]),
+    ) -> tch::Result<Tensor> {
+        let shortcut = match &self.shortcut {
+            Some(layer) => layer.forward_fused(x, tensors, fused, Then::Nothing)?,
+            None => x.shallow_clone(),
+        };
+        let mut y = x.shallow_clone();
+        for (index, layer) in (1..).zip(&self.body) {
+            let last = index == self.body.len();
+            let then = if last { Then::AddRelu(&shortcut) } else { Then::Relu };
+            y = layer.forward_fused(&y, tensors, fused, then)?;
+        }
+        Ok(y)
+    }
 }
 
 impl ConvNorm {
@@ -343,12 +380,7 @@ impl ConvNorm {
             Some(views) => (views, true, 1.0),
             None => (tensors.running, false, 0.0),
         };
-        let blurred = match (self.blurred, tensors.blur) {
-            (Some(channels), Some(filters)) => Some(blur(x, channels, filters)?),
-            _ => None,
-        };
-        let x = blurred.as_ref().unwrap_or(x);
-        self.convolve(x, &tensors.parameters[self.kernel], tensors)?.f_batch_norm(
+        self.convolve_all(x, tensors)?.f_batch_norm(
             Some(&tensors.parameters[self.scale]),
             Some(&tensors.parameters[self.shift]),
             Some(&views[self.mean]),
@@ -358,6 +390,33 @@ impl ConvNorm {
             EPSILON,
             true,
         )
+    }
+
+    fn forward_fused(
+        &self,
+        x: &Tensor,
+        tensors: Tensors<'_>,
+        (fused, batch): (Fused, &[Tensor]),
+        then: Then<'_>,
+    ) -> tch::Result<Tensor> {
+        let layer = Layer {
+            scale: &tensors.parameters[self.scale],
+            shift: &tensors.parameters[self.shift],
+            batch_mean: &batch[self.mean],
+            batch_variance: &batch[self.variance],
+            epsilon: EPSILON,
+        };
+        fused.batch_norm(&self.convolve_all(x, tensors)?, layer, then)
+    }
+
+    /// Blurred before if the recipe says so.
+    fn convolve_all(&self, x: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
+        let blurred = match (self.blurred, tensors.blur) {
+            (Some(channels), Some(filters)) => Some(blur(x, channels, filters)?),
+            _ => None,
+        };
+        let x = blurred.as_ref().unwrap_or(x);
+        self.convolve(x, &tensors.parameters[self.kernel], tensors)
     }
 
     fn convolve(&self, x: &Tensor, kernel: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {

@@ -54,6 +54,12 @@ impl Working {
         Ok(())
     }
 
+    /// The working copy of the first masters, if there is one: who changes those may change it alike
+    /// instead of [invalidating](Self::invalidate) it.
+    pub(super) fn cast(&self) -> Option<&Tensor> {
+        self.cast.as_ref()
+    }
+
     /// The masters have changed.
     pub(super) fn invalidate(&mut self) {
         self.stale = true;

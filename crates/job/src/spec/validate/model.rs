@@ -84,6 +84,13 @@ fn stages(spec: &JobSpec, rules: &mut Rules) {
 }
 
 fn number_formats(spec: &JobSpec, rules: &mut Rules) {
+    let model = &spec.model;
+    rules.check(
+        !spec.precision.fused || model.channels_last,
+        "precision.fused",
+        true,
+        "needs model.channels_last = true, whose order its kernels read in",
+    );
     let scale = &spec.precision.loss_scale;
     rules.positive("precision.loss_scale.initial", scale.initial);
     rules.check(
@@ -127,6 +134,7 @@ fn linear(spec: &JobSpec, rules: &mut Rules) {
     absent(!model.pretrained.is_empty(), "model.pretrained", &model.pretrained);
     absent(spec.loss.kind.is_regression(), "loss.kind", &"regression");
     absent(spec.precision.compute != Compute::Fp32, "precision.compute", &"other than fp32");
+    absent(spec.precision.fused, "precision.fused", &true);
     absent(spec.ema.is_some(), "ema", &"a section");
     absent(!train.recompute.is_empty(), "train.recompute", &"stages");
     let clip = train.clip_grad_norm;
@@ -144,4 +152,5 @@ fn signals(spec: &JobSpec, rules: &mut Rules) {
     let one_dimension = "is of images: leave it out with model.arch = \"resnet34_1d\"";
     rules.check(!spec.model.blur_pool, "model.blur_pool", true, one_dimension);
     rules.check(!spec.evaluation.flip, "evaluation.flip", true, one_dimension);
+    rules.check(!spec.precision.fused, "precision.fused", true, one_dimension);
 }

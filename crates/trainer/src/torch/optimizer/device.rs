@@ -184,7 +184,7 @@ impl Numbers {
 
 impl Scaler {
     /// As `adjust` on a CPU.
-    fn adjust_on_device(&mut self, finite: &Tensor) -> tch::Result<()> {
+    pub(super) fn adjust_on_device(&mut self, finite: &Tensor) -> tch::Result<()> {
         let value = |index| self.state.f_select(0, index);
         let (scale, skipped) = (value(0)?, value(2)?);
         let good = value(1)?.f_add_scalar(1.0)?;

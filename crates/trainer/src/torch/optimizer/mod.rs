@@ -6,11 +6,12 @@
 //! `torch.optim.swa_utils.get_ema_multi_avg_fn` and `torch.amp.GradScaler`. Moments start at zero,
 //! which for SGD equals torch's first step (`buffer = gradient`).
 //!
-//! Everything is done on flat buffers, in two ways that compute the same: [`host`] makes one pass over
+//! Everything is done on flat buffers, in ways that compute the same: [`host`] makes one pass over
 //! memory on a CPU; [`device`] is a handful of kernels on a GPU, with every number that depends on the
-//! gradient kept there, so that no host waits.
+//! gradient kept there, so that no host waits; [`fused`] is one kernel of our own, for SGD.
 
 mod device;
+mod fused;
 mod host;
 
 use baton_job::{JobSpec, Step, spec};
@@ -176,6 +177,11 @@ impl Optimizer {
             Device::Cpu => self.update_on_host(weights, gradient, norm, rates),
             _ => self.update_on_device(weights, gradient, norm, rates),
         }
+    }
+
+    /// Whether [`Self::update_fused`] can do it.
+    pub(super) fn is_sgd(&self) -> bool {
+        matches!(self.rule, Rule::Sgd { .. })
     }
 
     fn decay_of(&self, segment: Segment) -> f64 {

@@ -1,5 +1,6 @@
 //! What a learner promises, on the smallest network and images.
 
+mod fused;
 mod gradient;
 mod mixing;
 mod network;

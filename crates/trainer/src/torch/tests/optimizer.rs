@@ -1,10 +1,11 @@
-//! Update rules against scalar versions in f64, on a CPU and in the way a GPU takes.
+//! Update rules against scalar versions in f64, on a CPU and in the ways a GPU takes.
 
 use tch::Kind;
 
 use super::*;
 use crate::torch::{
     flat::Layout,
+    fused::Fused,
     init::Init,
     optimizer::{Optimizer, Rates},
 };
@@ -29,21 +30,31 @@ fn rate_at(step: u64) -> f64 {
     0.1 / (1.0 + step as f64)
 }
 
+/// How an update is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Host,
+    Device,
+    Fused,
+}
+
 /// One optimizer with its weights.
 struct Side {
     optimizer: Optimizer,
     weights: Tensor,
-    on_device: bool,
+    way: Way,
 }
 
 impl Side {
-    /// The same twice: as on a CPU and as on a GPU.
-    fn both(spec: &JobSpec, layout: &Layout, start: &[f32]) -> [Self; 2] {
-        [false, true].map(|on_device| Self {
+    /// The same in every way that there is.
+    fn all(spec: &JobSpec, layout: &Layout, start: &[f32]) -> Vec<Self> {
+        let side = |way| Self {
             optimizer: Optimizer::new(spec, layout, Device::Cpu).unwrap(),
             weights: Tensor::from_slice(start),
-            on_device,
-        })
+            way,
+        };
+        let sides = [Way::Host, Way::Device, Way::Fused].map(side).into_iter();
+        sides.filter(|side| side.way != Way::Fused || side.optimizer.is_sgd()).collect()
     }
 
     fn update(&mut self, gradient: &[f32], step: u64, lr: f64) {
@@ -51,11 +62,16 @@ impl Side {
         let mut norm = Tensor::zeros([1], (Kind::Float, Device::Cpu));
         self.optimizer.measure(&gradient, &mut norm).unwrap();
         let (weights, rates) = (&mut self.weights, Rates { step: Step(step), lr });
-        let update = match self.on_device {
-            true => Optimizer::update_on_device,
-            false => Optimizer::update_on_host,
-        };
-        update(&mut self.optimizer, weights, &gradient, &norm, rates).unwrap();
+        let optimizer = &mut self.optimizer;
+        match self.way {
+            Way::Host => optimizer.update_on_host(weights, &gradient, &norm, rates),
+            Way::Device => optimizer.update_on_device(weights, &gradient, &norm, rates),
+            Way::Fused => {
+                let fused = Fused::on(Device::Cpu).unwrap();
+                optimizer.update_fused(fused, (weights, None), &gradient, &norm, rates)
+            }
+        }
+        .unwrap();
     }
 
     fn state(&mut self, name: &str) -> Vec<f32> {
@@ -67,7 +83,7 @@ impl Side {
 /// Runs a recipe's optimizer beside `scalar(weights, gradient, step)`, which updates in f64.
 fn compare(overrides: &[&str], mut scalar: impl FnMut(&mut [f64; PARAMETERS], &[f64], u64)) {
     let start = [1.0_f32, -2.0, 0.5, 3.0, -0.1, 0.0];
-    let mut sides = Side::both(&recipe(overrides), &layout(), &start);
+    let mut sides = Side::all(&recipe(overrides), &layout(), &start);
     let mut expected = start.map(f64::from);
     for step in 0..UPDATES {
         let gradient = gradient_at(step);
@@ -77,7 +93,7 @@ fn compare(overrides: &[&str], mut scalar: impl FnMut(&mut [f64; PARAMETERS], &[
             side.update(&gradient, step, rate_at(step));
             for (found, expected) in values(&side.weights).into_iter().zip(expected) {
                 let error = (f64::from(found) - expected).abs();
-                assert!(error < 4e-6, "{overrides:?} step {step}, GPU {}", side.on_device);
+                assert!(error < 4e-6, "{overrides:?} step {step}, {:?}", side.way);
             }
         }
     }
@@ -174,14 +190,14 @@ fn a_gradient_above_the_norm_is_scaled_down_to_it() {
 #[test]
 fn average_begins_with_the_first_weights_and_follows_every_few_updates() {
     let spec = recipe(&["ema={decay=0.75, every_steps=2}", "optimizer={kind='sgd'}"]);
-    for mut side in Side::both(&spec, &layout(), &[1.0; PARAMETERS]) {
+    for mut side in Side::all(&spec, &layout(), &[1.0; PARAMETERS]) {
         let mut averages = Vec::new();
         for step in 0..5 {
             side.update(&[1.0; PARAMETERS], step, 1.0);
             averages.push(side.state("ema")[5]);
         }
         // Weights 0, -1, -2, -3, -4; at -1 a copy, at -3 a quarter of the way from there.
-        assert_eq!(averages, [0.0, -1.0, -1.0, -1.5, -1.5], "GPU {}", side.on_device);
+        assert_eq!(averages, [0.0, -1.0, -1.0, -1.5, -1.5], "{:?}", side.way);
     }
 }
 
@@ -197,9 +213,9 @@ fn an_overflow_changes_the_loss_scale_and_nothing_else() {
             "precision.loss_scale={initial=8.0, growth=4.0, backoff=0.5, growth_interval=2}";
         let spec = recipe(&["precision.compute=fp16", scale, optimizer]);
         let plain = recipe(&[optimizer]);
-        for (mut side, mut other) in Side::both(&spec, &layout(), &[1.0; PARAMETERS])
+        for (mut side, mut other) in Side::all(&spec, &layout(), &[1.0; PARAMETERS])
             .into_iter()
-            .zip(Side::both(&plain, &layout(), &[1.0; PARAMETERS]))
+            .zip(Side::all(&plain, &layout(), &[1.0; PARAMETERS]))
         {
             let gradient = gradient_at(3);
             let scaled = |by: f32| gradient.iter().map(|value| value * by).collect::<Vec<_>>();
@@ -218,7 +234,7 @@ fn an_overflow_changes_the_loss_scale_and_nothing_else() {
                 other.update(&gradient, step, 0.1);
             }
             let error = relative_error(&side.weights, &other.weights);
-            assert!(error < 1e-6, "{optimizer}, GPU {}: {error}", side.on_device);
+            assert!(error < 1e-6, "{optimizer}, {:?}: {error}", side.way);
         }
     }
 }
@@ -227,7 +243,7 @@ fn an_overflow_changes_the_loss_scale_and_nothing_else() {
 fn rate_zero_leaves_weights_alone() {
     let adamw = "optimizer={kind='adamw', weight_decay=0.1, decay_norm_and_bias=true}";
     let start = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-    for mut side in Side::both(&recipe(&[adamw]), &layout(), &start) {
+    for mut side in Side::all(&recipe(&[adamw]), &layout(), &start) {
         side.update(&[0.0; PARAMETERS], 0, 0.0);
         assert_eq!(values(&side.weights), start);
     }
@@ -244,7 +260,7 @@ fn every_value_of_many_blocks_is_updated_once_and_frozen_ones_never() {
     let layout = layout.finish();
     let len = (first + second + 3) as usize;
     let optimizer = "optimizer={kind='sgd', momentum=0.5}";
-    for mut side in Side::both(&recipe(&[optimizer, "ema.decay=0.5"]), &layout, &vec![0.0; len]) {
+    for mut side in Side::all(&recipe(&[optimizer, "ema.decay=0.5"]), &layout, &vec![0.0; len]) {
         for step in 0..2 {
             side.update(&vec![1.0; len], step, 1.0);
         }

@@ -1,0 +1,248 @@
+//! Kernels compiled for the GPU at hand while the program runs.
+//!
+//! NVRTC, CUDA's compiler as a library, comes with PyTorch. So a machine that builds Baton needs no CUDA
+//! toolkit, and one build runs on every GPU.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::{result as driver, sys};
+use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
+
+use crate::error::failed;
+use crate::{Device, Error, Stream};
+
+/// The architecture of a GPU: its compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Architecture {
+    /// 9 of 9.0.
+    pub major: i32,
+    /// 0 of 9.0.
+    pub minor: i32,
+}
+
+impl Architecture {
+    /// That of `device`.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn of(device: Device) -> Result<Self, Error> {
+        use sys::CUdevice_attribute as Attribute;
+
+        let handle = driver::device::get(device.ordinal()).map_err(failed("cuDeviceGet"))?;
+        let attribute = |which| {
+            // SAFETY: the handle comes from `cuDeviceGet`.
+            unsafe { driver::device::get_attribute(handle, which) }
+                .map_err(failed("cuDeviceGetAttribute"))
+        };
+        Ok(Self {
+            major: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            minor: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        })
+    }
+}
+
+/// Machine code ("cubin") of CUDA C `source` for GPUs of one architecture.
+///
+/// # Errors
+/// No NVRTC; it does not know the architecture; the source is wrong, with NVRTC's log.
+pub fn compile(source: &CStr, architecture: Architecture) -> Result<Vec<u8>, Error> {
+    // cudarc panics where the library is missing, so this comes before any other call.
+    // SAFETY: it only opens libnvrtc.so, whose initialisers may run at any time.
+    if !unsafe { nvrtc_sys::is_culib_present() } {
+        return Err(Error::LibraryMissing {
+            library: "libnvrtc.so",
+            remedy: "it comes with PyTorch (PyPI's nvidia-cuda-nvrtc): run `make setup`, or set \
+                     precision.fused = false",
+        });
+    }
+    open_builtins();
+    let program = Program::new(source)?;
+    program.compile(architecture)?;
+    program.machine_code()
+}
+
+/// Opens NVRTC's second library for it, once and for ever. NVRTC asks for it by name, but looks neither
+/// beside itself nor where this program's rpath points; a library that is open it finds.
+fn open_builtins() {
+    static OPENED: OnceLock<Option<libloading::Library>> = OnceLock::new();
+
+    OPENED.get_or_init(|| {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: two places for two numbers.
+        unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }.result().ok()?;
+        let name = format!("libnvrtc-builtins.so.{major}.{minor}");
+        // Where it is missing, NVRTC's log says so.
+        // SAFETY: its initialisers may run at any time.
+        unsafe { libloading::Library::new(name) }.ok()
+    });
+}
+
+/// A source at the compiler's.
+struct Program(nvrtc_sys::nvrtcProgram);
+
+impl Program {
+    fn new(source: &CStr) -> Result<Self, Error> {
+        // NVRTC copies the source.
+        let program = nvrtc::create_program(source, Some(c"baton.cu"));
+        program.map(Self).map_err(refused("nvrtcCreateProgram"))
+    }
+
+    fn compile(&self, architecture: Architecture) -> Result<(), Error> {
+        let Architecture { major, minor } = architecture;
+        let options = [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".to_owned()];
+        // SAFETY: the program is alive.
+        unsafe { nvrtc::compile_program(self.0, &options) }.map_err(|error| {
+            let Error::Nvrtc { function, name, .. } = refused("nvrtcCompileProgram")(error) else {
+                return refused("nvrtcCompileProgram")(error);
+            };
+            Error::Nvrtc { function, name, log: self.log() }
+        })
+    }
+
+    fn log(&self) -> String {
+        // SAFETY: the program is alive.
+        let log = unsafe { nvrtc::get_program_log(self.0) }.unwrap_or_default();
+        let bytes: Vec<u8> = log.into_iter().map(|byte| byte as u8).collect();
+        String::from_utf8_lossy(&bytes).trim_end_matches(['\0', '\n']).to_owned()
+    }
+
+    fn machine_code(&self) -> Result<Vec<u8>, Error> {
+        let mut len = 0;
+        // SAFETY: the program is alive and compiled for a real architecture; the second call fills as
+        // many bytes as the first one told.
+        unsafe {
+            nvrtc_sys::nvrtcGetCUBINSize(self.0, &mut len)
+                .result()
+                .map_err(refused("nvrtcGetCUBINSize"))?;
+            let mut code = vec![0_u8; len];
+            nvrtc_sys::nvrtcGetCUBIN(self.0, code.as_mut_ptr().cast())
+                .result()
+                .map_err(refused("nvrtcGetCUBIN"))?;
+            Ok(code)
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: it was created and is destroyed once.
+        let _ = unsafe { nvrtc::destroy_program(self.0) };
+    }
+}
+
+fn refused(function: &'static str) -> impl Fn(nvrtc::NvrtcError) -> Error {
+    move |error| Error::Nvrtc { function, name: format!("{:?}", error.0), log: String::new() }
+}
+
+/// How many threads run a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks along x, y, z.
+    pub blocks: [u32; 3],
+    /// Threads of a block along x, y, z.
+    pub threads: [u32; 3],
+}
+
+/// Kernels on a device. They are loaded once and never unloaded, so that whatever is queued can run.
+#[derive(Debug)]
+pub struct Module {
+    device: Device,
+    /// A `CUmodule`.
+    raw: usize,
+}
+
+impl Module {
+    /// Loads machine code of `device`'s architecture.
+    ///
+    /// # Errors
+    /// The code is for another architecture, or none; out of memory.
+    pub fn load(device: Device, code: &[u8]) -> Result<Self, Error> {
+        device.make_current()?;
+        // SAFETY: the driver checks the code, which tells its own length, and copies it.
+        let raw = unsafe { driver::module::load_data(code.as_ptr().cast()) }
+            .map_err(failed("cuModuleLoadData"))?;
+        Ok(Self { device, raw: raw as usize })
+    }
+
+    /// Queues a kernel that takes one argument.
+    ///
+    /// # Errors
+    /// There is no such kernel; the device refused.
+    ///
+    /// # Safety
+    /// `arguments` is laid out as the kernel's argument; until `stream` has come past the kernel, what it
+    /// points to is memory of the device that the kernel may read or write and nobody else uses.
+    pub unsafe fn launch<A: Copy>(
+        &self,
+        stream: &Stream,
+        name: &str,
+        grid: Grid,
+        arguments: &A,
+    ) -> Result<(), Error> {
+        debug_assert_eq!(self.device, stream.device(), "callers keep to one device");
+        self.device.make_current()?;
+        let name = CString::new(name).unwrap_or_default();
+        let module = self.raw as sys::CUmodule;
+        // SAFETY: the module is never unloaded.
+        let function = unsafe { driver::module::get_function(module, name) }
+            .map_err(failed("cuModuleGetFunction"))?;
+        let [blocks, threads] = [grid.blocks, grid.threads].map(|[x, y, z]| (x, y, z));
+        // The driver copies it before it returns.
+        let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
+        let raw = stream.raw().cast();
+        // SAFETY: the caller's promise.
+        unsafe { driver::launch_kernel(function, blocks, threads, 0, raw, &mut parameters) }
+            .map_err(failed("cuLaunchKernel"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
+
+    /// Whether NVRTC is here; where it is not, that must be what the error says.
+    fn compiles(source: &CStr, architecture: Architecture) -> Option<Result<Vec<u8>, Error>> {
+        match compile(source, architecture) {
+            Err(error @ Error::LibraryMissing { library, .. }) => {
+                assert_eq!(library, "libnvrtc.so");
+                assert!(error.to_string().contains("`make setup`"), "{error}");
+                // SAFETY: it only opens libnvrtc.so.
+                assert!(!unsafe { nvrtc_sys::is_culib_present() });
+                println!("no NVRTC here: nothing was compiled");
+                None
+            }
+            result => Some(result),
+        }
+    }
+
+    #[test]
+    fn our_kernels_compile_for_ampere_and_hopper() {
+        for architecture in [Architecture { major: 8, minor: 0 }, HOPPER] {
+            let Some(code) = compiles(crate::kernels::SOURCE, architecture) else { return };
+            let code = code.unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(&code[..4], b"\x7fELF");
+            println!("{architecture:?}: {} bytes of machine code", code.len());
+        }
+    }
+
+    #[test]
+    fn a_wrong_source_is_told_with_the_compilers_words() {
+        let Some(result) = compiles(c"__global__ void kernel() { nonsense; }", HOPPER) else {
+            return;
+        };
+        let Err(Error::Nvrtc { function, name, log }) = result else { panic!("{result:?}") };
+        assert_eq!((function, name.as_str()), ("nvrtcCompileProgram", "NVRTC_ERROR_COMPILATION"));
+        assert!(log.contains("\"nonsense\" is undefined"), "{log}");
+    }
+
+    #[test]
+    fn an_unknown_architecture_is_an_error() {
+        let unknown = Architecture { major: 1, minor: 0 };
+        let Some(result) = compiles(c"", unknown) else { return };
+        assert!(matches!(result, Err(Error::Nvrtc { .. })), "{result:?}");
+    }
+}

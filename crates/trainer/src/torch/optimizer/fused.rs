@@ -1,0 +1,138 @@
+//! SGD in one kernel of our own: weights, velocity, average and working copy in one pass over memory.
+#![allow(unsafe_code)]
+
+use baton_gpu::kernels::{Element, sgd::Sgd};
+use tch::{Kind, TchError, Tensor};
+
+use super::{Optimizer, Rates, Rule, Segment};
+use crate::torch::fused::Fused;
+
+/// Weights that lie one behind the other, those that decay first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    start: i64,
+    len: i64,
+    decayed: i64,
+}
+
+impl Optimizer {
+    /// As [`Self::update`], of SGD only, and the working copy of the first weights with them. The
+    /// gradient stays as it is.
+    pub(in crate::torch) fn update_fused(
+        &mut self,
+        fused: Fused,
+        (weights, working): (&Tensor, Option<&Tensor>),
+        gradient: &Tensor,
+        norm: &Tensor,
+        rates: Rates,
+    ) -> tch::Result<()> {
+        let Rule::Sgd { momentum, nesterov, velocity } = &self.rule else {
+            return Err(TchError::Torch("there is a fused update of SGD only".to_owned()));
+        };
+        let share = self.averaging_share(rates.step);
+        let average = share.and(self.averaged());
+        let (element, cast) = match working {
+            None => (Element::F32, 0),
+            Some(working) => (element(working.kind())?, working.size1()?),
+        };
+        let float = |buffer: Option<&Tensor>, start| {
+            buffer.map_or(0, |buffer| address(buffer, start, Element::F32))
+        };
+        let runs = self.runs();
+        for run in &runs {
+            let cast = (cast - run.start).clamp(0, run.len);
+            let working = working.filter(|_| cast > 0);
+            let update = Sgd {
+                weights: float(Some(weights), run.start),
+                gradient: float(Some(gradient), run.start),
+                velocity: float(velocity.as_ref(), run.start),
+                average: float(average, run.start),
+                working: working.map_or(0, |working| address(working, run.start, element)),
+                element,
+                norm: float(Some(norm), 0),
+                loss_scale: float(self.scaler.as_ref().map(|scaler| &scaler.state), 0),
+                len: length(run.len),
+                decayed: length(run.decayed),
+                cast: length(cast),
+                clip: self.clip,
+                lr: rates.lr as f32,
+                momentum: *momentum as f32,
+                nesterov: *nesterov,
+                weight_decay: self.weight_decay as f32,
+                share: share.unwrap_or_default() as f32,
+            };
+            // SAFETY: flat buffers of one length, each with memory of its own on the kernels' device,
+            // used on libtorch's stream alone; runs lie inside.
+            unsafe { update.run(fused.kernels()) }
+                .map_err(|error| TchError::Torch(error.to_string()))?;
+        }
+        if let (Some(share), Some(average)) = (share, average) {
+            // Frozen weights lie between runs, and belong to the average all the same.
+            for (start, len) in gaps(&runs, weights.size1()?) {
+                let frozen = weights.f_narrow(0, start, len)?;
+                let _ = average.f_narrow(0, start, len)?.f_lerp_(&frozen, share)?;
+            }
+        }
+        if let Some(scaler) = &mut self.scaler {
+            scaler.adjust_on_device(&norm.f_select(0, 0)?.f_isfinite()?)?;
+        }
+        Ok(())
+    }
+
+    /// As few as there can be.
+    fn runs(&self) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        for segment in &self.segments {
+            let Segment { start, len, .. } = *segment;
+            let decayed = if self.decay_of(*segment) == 0.0 { 0 } else { len };
+            match runs.last_mut() {
+                Some(last)
+                    if last.start + last.len == start
+                        && (decayed == 0 || last.decayed == last.len) =>
+                {
+                    last.len += len;
+                    last.decayed += decayed;
+                }
+                _ => runs.push(Run { start, len, decayed }),
+            }
+        }
+        runs
+    }
+}
+
+/// What lies before, between and behind `runs`, in so many values.
+fn gaps(runs: &[Run], len: i64) -> Vec<(i64, i64)> {
+    let starts = std::iter::once(0).chain(runs.iter().map(|run| run.start + run.len));
+    let ends = runs.iter().map(|run| run.start).chain([len]);
+    starts.zip(ends).map(|(start, end)| (start, end - start)).filter(|(_, len)| *len > 0).collect()
+}
+
+fn address(buffer: &Tensor, start: i64, element: Element) -> u64 {
+    buffer.data_ptr() as u64 + start as u64 * element.bytes() as u64
+}
+
+fn length(values: i64) -> usize {
+    usize::try_from(values).unwrap_or_default()
+}
+
+fn element(kind: Kind) -> tch::Result<Element> {
+    match kind {
+        Kind::Float => Ok(Element::F32),
+        Kind::BFloat16 => Ok(Element::Bf16),
+        Kind::Half => Ok(Element::F16),
+        other => Err(TchError::Torch(format!("no fused update beside {other:?}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_all_that_no_run_covers() {
+        let run = |start, len| Run { start, len, decayed: 0 };
+        assert_eq!(gaps(&[], 5), [(0, 5)]);
+        assert_eq!(gaps(&[run(0, 5)], 5), []);
+        assert_eq!(gaps(&[run(2, 3), run(7, 1)], 9), [(0, 2), (5, 2), (8, 1)]);
+    }
+}
