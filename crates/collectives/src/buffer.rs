@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use baton_gpu::Freezer;
+use baton_gpu::{Adder, Device, Freezer, Stream};
 
 use crate::{Error, cuda};
 
@@ -172,6 +172,26 @@ impl DeviceSliceMut<'_> {
         // SAFETY: `from_raw` promises that so many values lie there; whoever they were lent by changes them
         // on libtorch's stream, and so do collectives, which have their streams wait for that one.
         unsafe { freezer.freeze(self.address, self.len * size_of::<f32>()) }?;
+        Ok(())
+    }
+
+    /// Adds `right`, which is as long and on the same device, value by value as the fixed tree does.
+    ///
+    /// # Errors
+    /// Lengths or devices differ; the device refused.
+    #[allow(unsafe_code)]
+    pub fn add(&mut self, right: &DeviceSliceMut<'_>) -> Result<(), Error> {
+        same_length("add", self.len, right.len)?;
+        if self.device != right.device {
+            let (left, right) = (self.device, right.device);
+            let detail = format!("the buffers are on CUDA devices {left} and {right}");
+            return Err(Error::Protocol { operation: "add", detail });
+        }
+        let device = Device::open(self.device)?;
+        let stream = Stream::of_torch(device);
+        // SAFETY: `from_raw` promises that so many values lie at both, that nobody else uses this slice, which
+        // is borrowed mutably, and that later work on them comes on libtorch's stream.
+        unsafe { Adder::new(device)?.add(&stream, self.address, right.address, self.len) }?;
         Ok(())
     }
 

@@ -135,6 +135,18 @@ fn waiting(rank: &Option<Rank>) -> String {
 }
 
 impl Error {
+    /// Whether this process can take part in nothing any more: its GPU's context is lost, or kernels that nobody
+    /// could stop still write to its memory. Only its end frees both.
+    #[must_use]
+    pub fn ends_process(&self) -> bool {
+        const UNHANDLED_CUDA_ERROR: i32 = 1;
+        match self {
+            Self::Gpu(_) | Self::Stuck { .. } => true,
+            Self::Nccl { code, .. } => *code == UNHANDLED_CUDA_ERROR,
+            _ => false,
+        }
+    }
+
     /// For `map_err`: the operating system refused.
     pub(crate) fn io(operation: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| Self::Io { operation, source }
@@ -144,6 +156,21 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lost_gpu_ends_the_process_and_a_lost_peer_does_not() {
+        let nccl = |code| Error::Nccl {
+            function: "ncclAllReduce",
+            code,
+            name: "of a test",
+            detail: String::new(),
+        };
+        assert!(nccl(1).ends_process() && !nccl(6).ends_process());
+        assert!(Error::Stuck { after: Duration::from_secs(5) }.ends_process());
+        assert!(!Error::Aborted { operation: "all_reduce" }.ends_process());
+        let gpu = baton_gpu::Error::LibraryMissing { library: "libcuda.so", remedy: "none" };
+        assert!(Error::from(gpu).ends_process());
+    }
 
     #[test]
     fn messages_tell_who_what_and_the_next_move() {

@@ -50,7 +50,17 @@ fn primary_context(ordinal: i32) -> Result<usize, Error> {
     if let Some(&context) = retained.get(&ordinal) {
         return Ok(context);
     }
-    // cudarc panics where the library is missing, so this comes before any other call.
+    open_driver()?;
+    let handle = result::device::get(ordinal).map_err(failed("cuDeviceGet"))?;
+    // SAFETY: the handle comes from `cuDeviceGet`.
+    let context = unsafe { result::primary_ctx::retain(handle) }
+        .map_err(failed("cuDevicePrimaryCtxRetain"))? as usize;
+    retained.insert(ordinal, context);
+    Ok(context)
+}
+
+/// cudarc panics where the library is missing, so this comes before any other call.
+pub(crate) fn open_driver() -> Result<(), Error> {
     // SAFETY: it only opens libcuda.so, whose initialisers may run at any time.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::LibraryMissing {
@@ -58,13 +68,7 @@ fn primary_context(ordinal: i32) -> Result<usize, Error> {
             remedy: "install the NVIDIA driver, or train on the CPU",
         });
     }
-    result::init().map_err(failed("cuInit"))?;
-    let handle = result::device::get(ordinal).map_err(failed("cuDeviceGet"))?;
-    // SAFETY: the handle comes from `cuDeviceGet`.
-    let context = unsafe { result::primary_ctx::retain(handle) }
-        .map_err(failed("cuDevicePrimaryCtxRetain"))? as usize;
-    retained.insert(ordinal, context);
-    Ok(context)
+    result::init().map_err(failed("cuInit"))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub enum Error {
         remedy: &'static str,
     },
     /// The compiler of kernels refused.
-    #[error("{function}: {name}{}{log}", if log.is_empty() { "" } else { "\n" })]
+    #[error("{function}: {name}{}{log}", if log.is_empty() { "" } else { ": " })]
     Nvrtc {
         /// Its function.
         function: &'static str,
@@ -46,7 +46,7 @@ pub enum Error {
 /// What to do about a `CUresult` that says more of the machine than of this program.
 fn remedy(code: u32) -> &'static str {
     match code {
-        2 => ": the GPU's memory is full; see who else uses it in `nvidia-smi`",
+        2 => ": out of memory on the GPU; see who else uses it in `nvidia-smi`",
         46 => {
             ": the GPU is taken; see `nvidia-smi`, and its compute mode: in `EXCLUSIVE_PROCESS` one \
              process has it alone"
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn what_a_machines_owner_can_mend_is_told_with_how() {
         let told = |code: CUresult| remedy(code as u32);
-        assert!(told(CUresult::CUDA_ERROR_OUT_OF_MEMORY).contains("memory is full"));
+        assert!(told(CUresult::CUDA_ERROR_OUT_OF_MEMORY).starts_with(": out of memory"));
         assert!(told(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE).contains("EXCLUSIVE_PROCESS"));
         assert!(told(CUresult::CUDA_ERROR_NO_DEVICE).contains("CUDA_VISIBLE_DEVICES"));
         assert!(told(CUresult::CUDA_ERROR_ECC_UNCORRECTABLE).contains("Xid"));

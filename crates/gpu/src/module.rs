@@ -11,7 +11,7 @@ use cudarc::driver::{result as driver, sys};
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
 
 use crate::error::failed;
-use crate::{Device, Error, Stream};
+use crate::{Device, Error, Stream, device};
 
 /// The architecture of a GPU: its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,14 +23,15 @@ pub struct Architecture {
 }
 
 impl Architecture {
-    /// That of `device`.
+    /// That of the GPU with this ordinal.
     ///
     /// # Errors
-    /// The driver refused.
-    pub fn of(device: Device) -> Result<Self, Error> {
+    /// No driver, no such GPU.
+    pub fn of(ordinal: i32) -> Result<Self, Error> {
         use sys::CUdevice_attribute as Attribute;
 
-        let handle = driver::device::get(device.ordinal()).map_err(failed("cuDeviceGet"))?;
+        device::open_driver()?;
+        let handle = driver::device::get(ordinal).map_err(failed("cuDeviceGet"))?;
         let attribute = |which| {
             // SAFETY: the handle comes from `cuDeviceGet`.
             unsafe { driver::device::get_attribute(handle, which) }
@@ -105,7 +106,10 @@ impl Program {
         // SAFETY: the program is alive.
         let log = unsafe { nvrtc::get_program_log(self.0) }.unwrap_or_default();
         let bytes: Vec<u8> = log.into_iter().map(|byte| byte as u8).collect();
-        String::from_utf8_lossy(&bytes).trim_end_matches(['\0', '\n']).to_owned()
+        // One line, as errors are.
+        let lines = String::from_utf8_lossy(&bytes);
+        let lines = lines.trim_end_matches('\0').lines().map(str::trim).filter(|it| !it.is_empty());
+        lines.collect::<Vec<_>>().join("; ")
     }
 
     fn machine_code(&self) -> Result<Vec<u8>, Error> {

@@ -8,8 +8,8 @@ use crate::{Device, DeviceMemory, Error, Event, Pinned, Stream};
 
 /// A queue of uploads with a stream of its own: [`send`](Self::send) copies to page-locked memory and
 /// goes on, [`receive`](Self::receive) has libtorch's stream wait for what was sent, and
-/// [`release`](Self::release) gives the memory back once libtorch's work on it is done. No host waits
-/// for a device in any of them, if there are as many slots as uploads on their way and one more.
+/// [`release`](Self::release) gives the memory back once libtorch's work on it is done. The host waits
+/// only if it is more than two uploads ahead: then the device has work.
 #[derive(Debug)]
 pub struct Uploads {
     torch: Stream,
@@ -113,13 +113,21 @@ impl Uploads {
         match number {
             Some(number) if self.slots[number].memory.len() >= bytes => Ok(number),
             Some(number) => {
-                // To free the old memory waits for the device: images have grown, which is rare.
+                // To free the old memory waits for the device: images have grown, which is rare. First, as there
+                // may be no room for both.
+                self.slots[number] = Slot::new(device, 0)?;
                 self.slots[number] = Slot::new(device, bytes)?;
                 Ok(number)
             }
             None => {
+                let new = self.slots.len();
                 self.slots.push(Slot::new(device, bytes)?);
-                Ok(self.slots.len() - 1)
+                if new == 0 {
+                    // The second one at once: later libtorch may have all memory in its cache.
+                    self.slots.push(Slot::new(device, bytes)?);
+                    self.free.push_back(1);
+                }
+                Ok(new)
             }
         }
     }

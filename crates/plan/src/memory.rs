@@ -4,7 +4,7 @@ use baton_job::{
     JobSpec, Rank,
     dry_run::DryRun,
     plan::virtual_block,
-    spec::{Compute, Optimizer, Stage},
+    spec::{Compute, Determinism, Optimizer, Stage},
 };
 use serde::Serialize;
 
@@ -69,6 +69,18 @@ impl Memory {
                  {leaves} x ({parameters} + {statistics} + {TAIL}) values x {F32_BYTES} B"
             ),
         });
+        if ranks > 1 && spec.precision.determinism == Determinism::Strict {
+            // Slices of other ranks' sums, as `baton_collectives::nccl` receives them.
+            let subtrees = subtrees(spec.train.virtual_ranks, ranks);
+            let slice = (parameters + statistics + TAIL).div_ceil(u64::from(ranks));
+            parts.push(Part {
+                name: "sums of others",
+                bytes: subtrees * slice * F32_BYTES,
+                how: format!(
+                    "slices of the fixed tree: {subtrees} x {slice} values x {F32_BYTES} B"
+                ),
+            });
+        }
         let copied = copied_values(spec, network).div_ceil(u64::from(ranks.max(1)));
         parts.push(Part {
             name: "copy for a checkpoint",
@@ -238,6 +250,26 @@ pub fn leaves(virtual_ranks: u32, ranks: u32, grad_accumulation: u32) -> u64 {
     let most = (0..ranks).map(of_rank).max().unwrap_or_default() as u64;
     // The sum of a virtual rank's micro-batches, beside the next one's.
     most + u64::from(grad_accumulation > 1)
+}
+
+/// The most subtrees of the fixed tree that all other ranks but one together hold: what that one receives.
+fn subtrees(virtual_ranks: u32, ranks: u32) -> u64 {
+    let of_rank = |rank| -> u64 {
+        let (mut start, end) = {
+            let block = virtual_block(virtual_ranks, Rank(rank), ranks);
+            (block.start, block.end)
+        };
+        let mut count = 0;
+        while start < end {
+            let fits = 1 << (end - start).ilog2();
+            let aligned = if start == 0 { fits } else { 1 << start.trailing_zeros() };
+            start += fits.min(aligned);
+            count += 1;
+        }
+        count
+    };
+    let each: Vec<u64> = (0..ranks).map(of_rank).collect();
+    each.iter().sum::<u64>() - each.iter().min().copied().unwrap_or_default()
 }
 
 /// Bytes per sample at the moment when activations and their gradients take most.

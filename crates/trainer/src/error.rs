@@ -36,7 +36,7 @@ pub enum Error {
         /// Why.
         problem: String,
     },
-    /// Training went wrong: all ranks found so at this update, before it changed anything.
+    /// Training went wrong: all ranks found so at this update. If it was made already, they hold no state.
     #[error("{0}")]
     Diverged(Box<Diagnosis>),
     /// Another rank sent something that cannot be understood.
@@ -54,13 +54,8 @@ impl Error {
             Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => {
                 Class::BadInput
             }
-            // CUDA's and the C++ library's words for it, through libtorch.
-            Self::Learner(error) => match error.to_string() {
-                text if text.contains("out of memory") || text.contains("bad_alloc") => {
-                    Class::OutOfMemory
-                }
-                _ => Class::Device,
-            },
+            Self::Learner(error) => device_class(&error.to_string()),
+            Self::Collective(error) if error.ends_process() => device_class(&error.to_string()),
             Self::Collective(_)
             | Self::Checkpoint(_)
             | Self::LastSave(_)
@@ -69,4 +64,10 @@ impl Error {
         };
         Failure { class, message: self.to_string() }
     }
+}
+
+/// CUDA's words, libtorch's of the C++ library, and ours.
+fn device_class(text: &str) -> Class {
+    let is_full = ["out of memory", "bad_alloc"].iter().any(|words| text.contains(words));
+    if is_full { Class::OutOfMemory } else { Class::Device }
 }

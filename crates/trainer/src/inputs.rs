@@ -175,24 +175,24 @@ impl Inputs {
 pub(crate) struct Feed {
     loader: Loader,
     /// Taken before its turn.
-    ahead: Option<Batch>,
+    ahead: Option<Result<Batch, baton_data::Error>>,
 }
 
 impl Feed {
     /// The next batch; `None` after the last.
     pub(crate) fn next(&mut self) -> Result<Option<Batch>, Error> {
         match self.ahead.take() {
-            Some(batch) => Ok(Some(batch)),
+            Some(batch) => Ok(Some(batch?)),
             None => Ok(self.loader.next().transpose()?),
         }
     }
 
     /// The next batch, if it is there already; it stays the next one.
-    pub(crate) fn peek(&mut self) -> Result<Option<&Batch>, Error> {
+    pub(crate) fn peek(&mut self) -> Option<&Batch> {
         if self.ahead.is_none() {
-            self.ahead = self.loader.next_if_ready().transpose()?;
+            self.ahead = self.loader.next_if_ready();
         }
-        Ok(self.ahead.as_ref())
+        self.ahead.as_ref()?.as_ref().ok()
     }
 
     /// Gives a used batch's memory back.

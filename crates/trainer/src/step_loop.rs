@@ -378,11 +378,23 @@ impl<L: Learner> Trainer<L> {
             add_up(&mut sums, fold)?;
         }
         let before = self.settle(seat, fold)?;
+        if seat.collective.world_size() > 1
+            && let Some((_, leaf)) = sums.last_mut()
+        {
+            // Until here the device's faults and its slowness are this rank's own, afterwards somebody else's.
+            leaf.tail()?;
+        }
         let mut buffers: Vec<Part<'_>> = sums
             .iter_mut()
             .map(|(node, leaf)| Part { node: *node, buffer: leaf.buffer() })
             .collect();
-        seat.collective.all_reduce(virtual_ranks, &mut buffers)?;
+        if let Err(error) = seat.collective.all_reduce(virtual_ranks, &mut buffers) {
+            if before.is_some_and(|(_, votes)| votes.save) {
+                // All wanted it, and will not again: as if it were lost while it was written.
+                self.position.progress.saved = Some(self.position.progress.step);
+            }
+            return Err(error.into());
+        }
 
         let mut sums = sums.into_iter().map(|(_, leaf)| leaf);
         let Some(mut total) = sums.next() else {
@@ -519,7 +531,7 @@ impl<L: Learner> Trainer<L> {
             suspects.note(&batch.samples, loss);
             feed.recycle(batch);
             // While the device computes this one.
-            if ahead && let Some(next) = feed.peek()? {
+            if ahead && let Some(next) = feed.peek() {
                 self.learner.prefetch(next)?;
             }
             sum = Some(match sum {

@@ -53,6 +53,10 @@ pub(super) struct Gpus {
     driver: Option<Nvml>,
     installed: Vec<Installed>,
     visible: Visible,
+    /// How each was when the agent started.
+    examined: Vec<(Device, Health)>,
+    /// Why nothing is known of the GPUs, though there may be some.
+    trouble: Option<Failure>,
     /// The order of GPUs that the user wants.
     order: Option<String>,
     /// Who holds memory of a local rank's device.
@@ -61,36 +65,43 @@ pub(super) struct Gpus {
 }
 
 impl Gpus {
-    /// Finds the devices of at most `ranks` ranks and looks whether they are well.
-    ///
-    /// # Errors
-    /// One of them is not, or `CUDA_VISIBLE_DEVICES` names none of them, or the driver does not answer.
-    pub(super) async fn find(ranks: Option<u32>, queue: &Queue) -> Result<Self, Failure> {
-        let found = aside(FIND, move || Self::ask(ranks)).await;
-        let gpus = found.ok_or_else(|| {
-            device(format!(
+    /// Finds the devices of at most `ranks` ranks, and how they are.
+    pub(super) async fn find(ranks: Option<u32>) -> Self {
+        let found = aside(FIND, move || Self::ask(driver(), ranks)).await;
+        found.unwrap_or_else(|| {
+            let trouble = device(format!(
                 "NVIDIA's driver does not tell within {} s what GPUs there are: see `nvidia-smi` and `dmesg`, or \
                  reboot the node",
                 FIND.as_secs()
-            ))
-        })?;
-        gpus.admit(queue)?;
-        Ok(gpus)
+            ));
+            Self { trouble: Some(trouble), ..Self::ask(None, ranks) }
+        })
     }
 
-    fn ask(ranks: Option<u32>) -> Self {
-        let driver = driver();
+    fn ask(driver: Option<Nvml>, ranks: Option<u32>) -> Self {
         let installed = driver.as_ref().map(installed).unwrap_or_default();
         let list = env::var(VISIBLE_DEVICES).ok();
         let mut visible = Visible::new(list.as_deref(), &installed);
         visible.devices.truncate(ranks.map_or(usize::MAX, |ranks| ranks as usize));
         let order = env::var(DEVICE_ORDER).ok();
         let (reclaims, start) = (Mutex::default(), Instant::now());
-        Self { driver, installed, visible, order, reclaims, start }
+        let (examined, trouble) = (Vec::new(), None);
+        let gpus = Self { driver, installed, visible, examined, trouble, order, reclaims, start };
+        let examined = gpus.visible.devices.iter().map(|it| (it.clone(), gpus.health(it)));
+        Self { examined: examined.collect(), ..gpus }
     }
 
-    fn admit(&self, queue: &Queue) -> Result<(), Failure> {
-        let Some(driver) = &self.driver else { return Ok(()) };
+    /// Whether a job may use them.
+    ///
+    /// # Errors
+    /// One of them is not well, or `CUDA_VISIBLE_DEVICES` names none of them, or the driver did not answer.
+    pub(super) fn admit(&self, queue: &Queue) -> Result<(), Failure> {
+        if let Some(trouble) = &self.trouble {
+            return Err(trouble.clone());
+        }
+        if self.driver.is_none() {
+            return Ok(());
+        }
         let devices = &self.visible.devices;
         if let Some(unknown) = self.visible.unknown.as_ref().filter(|_| devices.is_empty()) {
             return Err(bad_input(format!(
@@ -98,12 +109,10 @@ impl Gpus {
                  it means to use none"
             )));
         }
-        let version = driver.sys_driver_version().unwrap_or_default();
         let names: Vec<_> = devices.iter().map(ToString::to_string).collect();
-        info!(driver = version, devices = names.join(", "), "GPUs are watched");
-        let examined: Vec<_> = devices.iter().map(|it| (it.clone(), self.health(it))).collect();
+        info!(devices = names.join(", "), "GPUs are watched");
         let warnings = self.visible.warnings(self.order.as_deref(), &self.installed);
-        for warning in warnings.into_iter().chain(health::joining(&examined)?) {
+        for warning in warnings.into_iter().chain(health::joining(&self.examined)?) {
             tell(queue, warning);
         }
         Ok(())
@@ -146,6 +155,9 @@ impl Gpus {
         queue: Queue,
     ) -> Result<(), Failure> {
         let Some(device) = self.device(local_rank).cloned() else { return Ok(()) };
+        if let Ok(mut reclaims) = self.reclaims.lock() {
+            reclaims.entry(local_rank).or_default().begin();
+        }
         loop {
             let (gpus, asked) = (self.clone(), device.clone());
             let answer = aside(ASK, move || (gpus.health(&asked), gpus.holders(&asked))).await;
@@ -257,6 +269,10 @@ fn tell(queue: &Queue, message: String) {
 
 /// The driver, where there is one.
 fn driver() -> Option<Nvml> {
+    // Whoever is to use none need not ask, which a driver in trouble may not answer.
+    if env::var(VISIBLE_DEVICES).is_ok_and(|list| list.trim().is_empty()) {
+        return None;
+    }
     match Nvml::init() {
         Ok(driver) => Some(driver),
         Err(

@@ -125,7 +125,7 @@ impl Agent {
             None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
         });
         let (queue, inputs) = mpsc::unbounded_channel();
-        let gpus = Arc::new(Gpus::find(args.ranks, &queue).await?);
+        let gpus = Arc::new(Gpus::find(args.ranks).await);
         let slots = args.ranks.unwrap_or_else(|| gpus.count().max(1));
         let credentials = args.access.credentials(|name| std::env::var(name).ok());
         let credentials = credentials.map_err(|error| bad_input(error.to_string()))?;
@@ -257,7 +257,11 @@ impl Agent {
         let spec = JobSpec::from_json(&welcome.recipe_json)
             .map_err(|error| bad_input(error.to_string()))?;
         self.session.adopt(Policy::new(&spec));
-        self.processes.use_gpus(spec.cluster.device != Device::Cpu);
+        let on_gpus = spec.cluster.device != Device::Cpu;
+        if on_gpus && self.welcome.is_none() {
+            self.gpus.admit(&self.queue)?;
+        }
+        self.processes.use_gpus(on_gpus);
         self.welcome = Some(welcome);
         Ok(())
     }

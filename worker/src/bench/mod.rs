@@ -95,9 +95,10 @@ struct Measured {
     /// Of all steps together, also of what passes between them.
     mean_step_seconds: f64,
     best_step_seconds: f64,
-    /// Of that for adding up gradients, waiting for the others included.
+    /// Of that for adding up gradients, waiting for the others included. On a GPU, where the host goes ahead, what of
+    /// that the host does.
     all_reduce_seconds: f64,
-    /// Of that for norm, clipping, update and average.
+    /// Of that for norm, clipping, update and average; on a GPU as above.
     optimizer_seconds: f64,
     /// Pages that the kernel had to provide in a step: median.
     page_faults: f64,

@@ -24,6 +24,7 @@ use baton_data::{CpuShare, InputType};
 use baton_job::{
     Generation, JobId, JobSpec,
     exit::{Class, Failure},
+    gpu::visible::VISIBLE_DEVICES,
     ids::LocalRank,
     message::{RankNews, RankSays},
     session::PULSE,
@@ -194,7 +195,7 @@ impl RankProcess {
                     warn!(%generation, %diagnosis, "training went wrong");
                     self.voice.say(generation, RankNews::Diverged(*diagnosis));
                 }
-                Err(Error::Collective(error)) => {
+                Err(Error::Collective(error)) if !error.ends_process() => {
                     warn!(%generation, %error, "lost the other ranks");
                     self.voice.say(generation, RankNews::Lost { detail: error.to_string() });
                 }
@@ -266,14 +267,18 @@ impl RankProcess {
         let options = tcp::Options { connect_timeout: meeting, operation_timeout: operation };
         let (generation, rank) = (orders.generation, orders.rank);
         let abort = orders.abort.clone();
-        let tcp = TcpCollective::connect(listener, generation, rank, peers, options, abort)?;
+        let mut tcp = TcpCollective::connect(listener, generation, rank, peers, options, abort)?;
         let gpu = match self.device {
             Device::Cuda(ordinal) => i32::try_from(ordinal).ok(),
             _ => None,
         };
         let nccl = match cluster.collective {
-            // A GPU alone has nobody to add up with, and needs no NCCL.
-            CollectiveKind::Auto => gpu.is_some() && peers.len() > 1,
+            // A GPU alone has nobody to add up with, and needs no NCCL; which refuses parts of one (MIG).
+            CollectiveKind::Auto if peers.len() == 1 => false,
+            CollectiveKind::Auto => {
+                let can = gpu.is_some() && !has_part_of_gpu();
+                tcp.all_gather_bytes(&[u8::from(can)])?.iter().all(|can| can == &[1])
+            }
             CollectiveKind::Tcp => false,
             CollectiveKind::Nccl => true,
         };
@@ -297,6 +302,11 @@ impl RankProcess {
             )),
         }
     }
+}
+
+/// Whether this process was given a part of a GPU, which agents name by its UUID.
+fn has_part_of_gpu() -> bool {
+    std::env::var(VISIBLE_DEVICES).is_ok_and(|list| list.trim_start().starts_with("MIG-"))
 }
 
 /// The way to the agent; several threads may speak.

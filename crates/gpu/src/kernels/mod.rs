@@ -12,6 +12,8 @@ mod tests;
 
 use std::ffi::CStr;
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use crate::module::{Architecture, Grid, Module, compile};
 use crate::{Device, Error, Stream};
 
@@ -65,6 +67,20 @@ impl Element {
     }
 }
 
+/// The kernels' machine code for a GPU, compiled once per process and architecture.
+fn code_for(ordinal: i32) -> Result<Arc<Vec<u8>>, Error> {
+    static COMPILED: Mutex<Vec<(Architecture, Arc<Vec<u8>>)>> = Mutex::new(Vec::new());
+
+    let architecture = Architecture::of(ordinal)?;
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, code)) = compiled.iter().find(|(known, _)| *known == architecture) {
+        return Ok(code.clone());
+    }
+    let code = Arc::new(compile(SOURCE, architecture)?);
+    compiled.push((architecture, code.clone()));
+    Ok(code)
+}
+
 /// A place where kernels run. Addresses given to a kernel are those of its place's memory.
 #[derive(Debug)]
 pub struct Kernels(Place);
@@ -94,9 +110,17 @@ impl Kernels {
     /// No NVRTC, or one that does not know the device's architecture.
     pub fn on_stream(stream: Stream) -> Result<Self, Error> {
         let device: Device = stream.device();
-        let code = compile(SOURCE, Architecture::of(device)?)?;
-        let module = Module::load(device, &code)?;
+        let module = Module::load(device, &code_for(device.ordinal())?)?;
         Ok(Self(Place::Device { stream, module }))
+    }
+
+    /// Compiles them for the GPU with this ordinal, so that [`on_stream`](Self::on_stream) need not. Takes none of
+    /// the GPU's memory.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn compile_ahead(ordinal: i32) -> Result<(), Error> {
+        code_for(ordinal).map(drop)
     }
 
     /// Runs or queues a kernel.

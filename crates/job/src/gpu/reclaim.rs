@@ -46,6 +46,11 @@ pub struct Look {
 }
 
 impl Reclaim {
+    /// Another rank wants the device: whoever waited before it waits no more.
+    pub fn begin(&mut self) {
+        self.since = None;
+    }
+
     /// A rank wants the device, and these processes hold memory of it.
     pub fn look(&mut self, now: Time, device: &Device, holders: &[Holder]) -> Look {
         // A number that is free again may be another process's next time.
@@ -145,6 +150,9 @@ mod tests {
         assert_eq!(reclaim.look(at(20.0), &device(), &[ended(7)]), free());
         assert_eq!(reclaim.look(at(30.0), &device(), &[ended(7), ended(8)]), wait());
         assert_eq!(reclaim.look(at(39.9), &device(), &[ended(7), ended(8)]), wait());
+        // The rank that waited has ended, and its successor waits as long.
+        reclaim.begin();
+        assert_eq!(reclaim.look(at(60.0), &device(), &[ended(7), ended(8)]), wait());
     }
 
     #[test]

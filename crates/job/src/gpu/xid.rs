@@ -73,7 +73,8 @@ impl Xid {
             119 | 120 => {
                 deadly("has a system processor (GSP) that does not answer or failed", reset)
             }
-            _ => deadly(
+            // Told, and blamed for nothing.
+            _ => harmless(
                 "has an error",
                 "look it up in NVIDIA's Xid catalogue and in the kernel's log (`dmesg`)",
             ),
@@ -90,28 +91,37 @@ impl Xid {
 
 /// The errors of one rank's GPU during the life of its process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Suspicion(Option<(Xid, String)>);
+pub struct Suspicion(Option<(Xid, String, Time)>);
+
+/// How long after an error a process may still end of it: a hang is known late.
+const BLAMED_SECONDS: u64 = 600;
 
 impl Suspicion {
     /// Notes an error of the GPU. The first that can end a process counts: others follow from it.
-    pub fn note(&mut self, xid: Xid, gpu: &str) {
-        if self.0.is_none() && xid.meaning().is_deadly {
-            self.0 = Some((xid, gpu.to_owned()));
+    pub fn note(&mut self, now: Time, xid: Xid, gpu: &str) {
+        let is_free = self.0.as_ref().is_none_or(|(_, _, at)| is_over(now, *at));
+        if is_free && xid.meaning().is_deadly {
+            self.0 = Some((xid, gpu.to_owned(), now));
         }
     }
 
     /// The end of the process, with its cause if that was the GPU.
     #[must_use]
-    pub fn explain(&self, failure: Failure) -> Failure {
+    pub fn explain(&self, now: Time, failure: Failure) -> Failure {
         let can_be_its = matches!(failure.class, Class::Crash | Class::Device);
         match &self.0 {
-            Some((xid, gpu)) if can_be_its => {
+            Some((xid, gpu, at)) if can_be_its && !is_over(now, *at) => {
                 let message = format!("{}; {}", xid.describe(gpu), failure.message);
                 Failure { class: Class::Device, message }
             }
             _ => failure,
         }
     }
+}
+
+/// Who lived on so long does not end of it.
+fn is_over(now: Time, at: Time) -> bool {
+    now.since(at).as_secs() >= BLAMED_SECONDS
 }
 
 /// How long the same error of the same GPU is not told again: the driver tells some once for each of a process's
@@ -149,9 +159,9 @@ mod tests {
     fn explained(xids: &[u64], failure: Failure) -> Failure {
         let mut suspicion = Suspicion::default();
         for xid in xids {
-            suspicion.note(Xid(*xid), GPU);
+            suspicion.note(Time(0), Xid(*xid), GPU);
         }
-        suspicion.explain(failure)
+        suspicion.explain(Time(0).after(Duration::from_secs(1)), failure)
     }
 
     #[test]
@@ -179,6 +189,18 @@ mod tests {
         assert_eq!(failure.class, Class::Device);
         assert!(failure.message.contains("has fallen off the bus (Xid 79)"), "{failure}");
         assert!(failure.message.ends_with("its process was killed (signal 9)"), "{failure}");
+    }
+
+    #[test]
+    fn an_error_that_a_process_has_outlived_explains_nothing() {
+        let at = |seconds| Time(0).after(Duration::from_secs(seconds));
+        let mut suspicion = Suspicion::default();
+        suspicion.note(at(0), Xid(13), GPU);
+        assert_ne!(suspicion.explain(at(599), killed()), killed());
+        assert_eq!(suspicion.explain(at(600), killed()), killed());
+        suspicion.note(at(700), Xid(79), GPU);
+        assert!(suspicion.explain(at(701), killed()).message.contains("Xid 79"));
+        assert_eq!(explained(&[9_999], killed()), killed());
     }
 
     #[test]

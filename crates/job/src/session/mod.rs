@@ -328,7 +328,7 @@ impl Session {
             }
             Event::RankWarm { local_rank, incarnation } => self.warm(local_rank, incarnation),
             Event::RankExited { local_rank, incarnation, failure } => {
-                self.rank_exited(local_rank, incarnation, failure);
+                self.rank_exited(now, local_rank, incarnation, failure);
             }
             Event::MustGo { reason } => self.must_go(now, reason),
             Event::Noticed { reason, end } => self.go(now, reason, end),
@@ -617,13 +617,19 @@ impl Session {
         }
     }
 
-    fn rank_exited(&mut self, local_rank: LocalRank, incarnation: Incarnation, failure: Failure) {
+    fn rank_exited(
+        &mut self,
+        now: Time,
+        local_rank: LocalRank,
+        incarnation: Incarnation,
+        failure: Failure,
+    ) {
         let Some(slot) = self.slot_mut(local_rank).filter(|slot| slot.incarnation == incarnation)
         else {
             self.stale_messages += 1;
             return;
         };
-        let failure = slot.suspicion.explain(failure);
+        let failure = slot.suspicion.explain(now, failure);
         let before = std::mem::replace(&mut slot.process, Process::Empty { done: None });
         match before {
             Process::Alive { phase: phase @ RankPhase::Done { .. } } => {
@@ -671,7 +677,7 @@ impl Session {
                 continue;
             }
             let Some(failure) = heard.verdict(now, patience) else { continue };
-            let failure = slot.suspicion.explain(failure);
+            let failure = slot.suspicion.explain(now, failure);
             slot.process = Process::Stopping { kill_at: None };
             let seat = slot.seat.take();
             self.actions.push(Action::Kill(local_rank));
@@ -686,7 +692,7 @@ impl Session {
     fn gpu_failed(&mut self, now: Time, local_ranks: &[LocalRank], gpu: &str, xid: Xid) {
         for &local_rank in local_ranks {
             if let Some(slot) = self.slot_mut(local_rank) {
-                slot.suspicion.note(xid, gpu);
+                slot.suspicion.note(now, xid, gpu);
             }
         }
         if self.told.is_news(now, xid, gpu) {

@@ -48,6 +48,16 @@ fn the_state_is_counted_by_hand() {
 }
 
 #[test]
+fn the_fixed_tree_receives_the_other_ranks_slices() {
+    let strict = ["precision.determinism=strict"];
+    let slice = (25_557_032_u64 + 53_120 + TAIL).div_ceil(8);
+    assert_eq!(part(&need(&strict, 224, 1), "sums of others"), 7 * slice * 4);
+    assert_eq!(part(&need(&[], 224, 1), "sums of others"), 0);
+    // Of eight virtual ranks three ranks hold 0..3 and 3..6, in two subtrees each, and 6..8 in one.
+    assert_eq!(subtrees(8, 3), 4);
+}
+
+#[test]
 fn adamw_keeps_two_moments_and_fp32_no_copy() {
     let memory = need(&["optimizer={ kind = 'adamw' }", "precision.compute=fp32"], 224, 1);
     assert_eq!(part(&memory, "optimizer"), 8 * 25_557_032);

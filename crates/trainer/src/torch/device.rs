@@ -28,8 +28,11 @@ use crate::learner::Error;
 /// recipe allows them. Reserves no memory of theirs.
 pub fn prepare(spec: &JobSpec) {
     if spec.cluster.device != Wanted::Cpu {
-        // What is wrong is told by `open`.
-        let _ = gpus();
+        // What is wrong is told by `open`, and by whoever builds a learner.
+        let found = gpus();
+        if spec.precision.fused && matches!(found, Found::Gpus(1..)) {
+            let _ = baton_gpu::kernels::Kernels::compile_ahead(0);
+        }
     }
 }
 

@@ -150,15 +150,16 @@ impl TorchLearner {
             })?;
         let kind = working::kind(spec.precision.compute);
         let input = Input::new(&spec.data, device, spec.model.channels_last, kind)?;
-        Self::build(spec, device, network, layout, input).during("build the network")
+        let fused = spec.precision.fused.then(|| Fused::on(device)).transpose()?;
+        Self::build(spec, device, (network, layout), input, fused).during("build the network")
     }
 
     fn build(
         spec: &JobSpec,
         device: Device,
-        network: Resnet,
-        layout: Layout,
+        (network, layout): (Resnet, Layout),
         input: Input,
+        fused: Option<Fused>,
     ) -> tch::Result<Self> {
         let float = (Kind::Float, device);
         let weights = Tensor::f_zeros([layout.parameters_len()], float)?;
@@ -194,7 +195,7 @@ impl TorchLearner {
                 (spare, spare_views)
             },
             blur: resnet::blur_filters(model, kind, device)?,
-            fused: spec.precision.fused.then(|| Fused::on(device)).transpose()?,
+            fused,
             recipe: Recipe {
                 seed: spec.seed,
                 augment: spec.augment.clone(),

@@ -16,6 +16,8 @@ use baton_gpu::{
 use tch::{Device, TchError, Tensor};
 use torch_sys::C_tensor;
 
+use crate::learner::Error;
+
 /// Kernels for one device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fused {
@@ -52,14 +54,16 @@ impl Fused {
     ///
     /// # Errors
     /// The device's compiler is missing or does not know the device.
-    pub(super) fn on(device: Device) -> tch::Result<Self> {
+    pub(super) fn on(device: Device) -> Result<Self, Error> {
         static KNOWN: Mutex<BTreeMap<Option<usize>, Fused>> = Mutex::new(BTreeMap::new());
 
         let ordinal = match device {
             Device::Cpu => None,
             Device::Cuda(ordinal) => Some(ordinal),
             other => {
-                return Err(TchError::Torch(format!("no kernels of our own for {other:?}")));
+                return Err(Error::Recipe(format!(
+                    "precision.fused: there are no kernels for {other:?}; set it to false"
+                )));
             }
         };
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -68,7 +72,13 @@ impl Fused {
         }
         let kernels = match ordinal {
             None => Kernels::on_host(),
-            Some(ordinal) => on_gpu(ordinal).map_err(|error| TchError::Torch(error.to_string()))?,
+            Some(ordinal) => on_gpu(ordinal).map_err(|error| match error {
+                // No other try will do.
+                baton_gpu::Error::LibraryMissing { .. } | baton_gpu::Error::Nvrtc { .. } => {
+                    Error::Recipe(format!("precision.fused: {error}"))
+                }
+                error => error.into(),
+            })?,
         };
         // Graphs hold on to it, and a device keeps its kernels as it keeps its context.
         let kernels: &Kernels = Box::leak(Box::new(kernels));

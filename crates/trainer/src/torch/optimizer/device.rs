@@ -9,8 +9,8 @@ struct Numbers {
     device: Device,
     /// On the gradient.
     factor: Option<Tensor>,
-    /// Whether the gradient is finite; absent where nothing scales the loss, as the step loop then
-    /// makes no such update.
+    /// Whether the gradient is finite; absent where nothing scales the loss: who makes such an update then
+    /// does not go on from it.
     finite: Option<Tensor>,
 }
 

@@ -4,7 +4,7 @@
 //! the cache. Plain Rust: no operation here depends on the CPU's instruction set, nor does the result
 //! on the number of threads.
 
-use std::{array, iter, mem};
+use std::{array, mem};
 
 use tch::Tensor;
 
@@ -13,6 +13,13 @@ use crate::torch::buffer::{read, write};
 
 /// Values that are worked on at a time: 64 KiB of each buffer.
 const BLOCK: usize = 16 * 1024;
+
+/// Frozen weights are not updated, but their average is theirs too.
+fn average_frozen(average: &mut Option<Rest<'_>>, frozen: &[f32], share: Option<f32>) {
+    if let (Some(average), Some(share)) = (average, share) {
+        blend(average.take(frozen.len()), frozen, share);
+    }
+}
 
 /// L2 norm of `gradient`.
 pub(super) fn norm(gradient: &[f32]) -> f64 {
@@ -105,10 +112,10 @@ impl Optimizer {
             // Frozen parameters lie between segments.
             let gap = start - end;
             end = start + len;
-            let buffers = iter::once(&mut weights).chain(moments.iter_mut().flatten());
-            buffers.chain(&mut average).for_each(|buffer| {
-                buffer.take(gap);
+            moments.iter_mut().flatten().for_each(|moment| {
+                moment.take(gap);
             });
+            average_frozen(&mut average, weights.take(gap), numbers.share);
             for gradient in gradient[start..end].chunks(BLOCK) {
                 let len = gradient.len();
                 blocks.push(Block {
@@ -121,6 +128,8 @@ impl Optimizer {
                 });
             }
         }
+        let Rest(behind) = weights;
+        average_frozen(&mut average, behind, numbers.share);
         in_parallel(blocks, threads(), &|block| kernel.run(block, numbers));
     }
 

@@ -257,19 +257,28 @@ fn every_value_of_many_blocks_is_updated_once_and_frozen_ones_never() {
     layout.freeze = false;
     layout.parameter("fc.weight".to_owned(), vec![1, second], false, Init::Constant(0.0));
     layout.parameter("fc.bias".to_owned(), vec![3], false, Init::Constant(0.0));
+    layout.freeze = true;
+    layout.parameter("bn1.bias".to_owned(), vec![2], false, Init::Constant(0.0));
     let layout = layout.finish();
-    let len = (first + second + 3) as usize;
+    let len = (first + second + 3 + 2) as usize;
     let optimizer = "optimizer={kind='sgd', momentum=0.5}";
-    for mut side in Side::all(&recipe(&[optimizer, "ema.decay=0.5"]), &layout, &vec![0.0; len]) {
+    // One of the frozen ones lies behind all that are trained.
+    let (before, behind) = (0..first as usize, len - 2..len);
+    let mut start = vec![0.0; len];
+    start[before.clone()].fill(7.0);
+    start[behind.clone()].fill(7.0);
+    for mut side in Side::all(&recipe(&[optimizer, "ema.decay=0.5"]), &layout, &start) {
         for step in 0..2 {
             side.update(&vec![1.0; len], step, 1.0);
         }
         let weights = values(&side.weights);
-        let (frozen, trained) = weights.split_at(first as usize);
-        assert!(frozen.iter().all(|weight| *weight == 0.0));
-        assert!(trained.iter().all(|weight| *weight == -2.5));
+        let trained = before.end..behind.start;
+        let all = |values: &[f32], expected: f32| values.iter().all(|value| *value == expected);
+        assert!(all(&weights[before.clone()], 7.0) && all(&weights[behind.clone()], 7.0));
+        assert!(all(&weights[trained.clone()], -2.5));
         let average = side.state("ema");
+        assert!(all(&average[before.clone()], 7.0) && all(&average[behind.clone()], 7.0));
         // -1, then half way to -2.5.
-        assert!(average[first as usize..].iter().all(|weight| *weight == -1.75));
+        assert!(all(&average[trained], -1.75));
     }
 }
