@@ -38,7 +38,7 @@ fn a_forgotten_wait_shows_as_wrong_values_whole_and_in_part() {
             100 => whole.set(whole.get() + 1),
             _ => parts.set(parts.get() + 1),
         }
-        assert!(seed < 199 || whole.get() > 20 && parts.get() > 5, "{whole:?}, {parts:?}");
+        assert!(seed < 199 || whole.get() > 20 && parts.get() > 0, "{whole:?}, {parts:?}");
     });
 }
 
