@@ -97,24 +97,26 @@ impl Input {
         };
         let address = crossing.uploads.receive(&ticket)?;
         let (inputs, targets) = (address + ticket.offset(0), address + ticket.offset(1));
-        let loaded = self.from_device(batch, inputs, targets).during("copy inputs");
+        // SAFETY: `Uploads` lends what was sent to work that is queued on libtorch's stream before `release`.
+        #[allow(unsafe_code)]
+        let loaded = unsafe { self.copied_from(batch, inputs, targets) }.during("copy inputs");
         if let Some(crossing) = &mut self.crossing {
             crossing.uploads.release(ticket)?;
         }
         loaded
     }
 
-    /// Copies what lies at these device addresses, and leaves nothing that points there.
-    fn from_device(&self, batch: &Batch, inputs: u64, targets: u64) -> tch::Result<Loaded> {
+    /// Queues copies of what lies at these addresses, and keeps nothing that points there.
+    ///
+    /// # Safety
+    /// They are of this device, and as many bytes as `batch` has lie there until the copies are made.
+    #[allow(unsafe_code)]
+    unsafe fn copied_from(&self, batch: &Batch, inputs: u64, targets: u64) -> tch::Result<Loaded> {
         let view = |address: u64, shape: &[i64], kind: Kind| {
             let strides: Vec<i64> =
                 (1..=shape.len()).map(|axis| shape[axis..].iter().product()).collect();
-            // SAFETY: `Uploads` lends so many bytes of this device to work that is queued on libtorch's stream
-            // before `release`, and the tensor does not outlive this function.
-            #[allow(unsafe_code)]
-            unsafe {
-                Tensor::f_from_blob(address as *const u8, shape, &strides, kind, self.device)
-            }
+            // SAFETY: the caller's promise; the tensor does not outlive this function.
+            unsafe { Tensor::f_from_blob(address as *const u8, shape, &strides, kind, self.device) }
         };
         let (shape, kind) = match &batch.inputs {
             Inputs::Images { pixels, .. } => (pixels.len(), Kind::Uint8),
