@@ -9,10 +9,10 @@ use std::{
 };
 
 use baton_checkpoint::Store;
-use baton_collectives::local;
+use baton_collectives::{AbortHandle, BufferMut, Collective, Part, local};
 use baton_data::{Batch, InputType};
 use baton_job::{
-    Generation, JobId, JobSpec, Step,
+    Generation, JobId, JobSpec, Rank, Step,
     exit::Outcome,
     guard::Diagnosis,
     message::{Commit, RankNews, Restore},
@@ -35,6 +35,8 @@ struct Queueing {
     inner: LinearLearner,
     ahead: bool,
     asked: Arc<Mutex<Vec<Asked>>>,
+    /// Asked for a checkpoint in the midst of the third step.
+    controls: Arc<Controls>,
 }
 
 impl Learner for Queueing {
@@ -60,7 +62,12 @@ impl Learner for Queueing {
         scale: f32,
         leaf: &mut HostLeaf,
     ) -> Result<f64, learner::Error> {
-        self.asked.lock().unwrap().push(Asked::Gradient(batch.samples.clone()));
+        let mut asked = self.asked.lock().unwrap();
+        if asked.contains(&Asked::Update(Step(1))) && !asked.contains(&Asked::Update(Step(2))) {
+            self.controls.request_save();
+        }
+        asked.push(Asked::Gradient(batch.samples.clone()));
+        drop(asked);
         self.inner.gradient(batch, scale, leaf)
     }
 
@@ -86,6 +93,58 @@ impl Learner for Queueing {
     }
 }
 
+/// A rank that is alone, and loses touch in the all-reduce of one step.
+struct Alone {
+    inner: local::LocalCollective,
+    all_reduces: u64,
+    lost_in: u64,
+}
+
+impl Alone {
+    fn until(lost_in: u64) -> Self {
+        let inner = local::group(1, Duration::from_secs(60)).remove(0);
+        Self { inner, all_reduces: 0, lost_in }
+    }
+}
+
+impl Collective for Alone {
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn world_size(&self) -> u32 {
+        self.inner.world_size()
+    }
+
+    fn all_reduce(
+        &mut self,
+        virtual_ranks: u32,
+        parts: &mut [Part<'_>],
+    ) -> Result<(), baton_collectives::Error> {
+        if self.all_reduces == self.lost_in {
+            return Err(baton_collectives::Error::Aborted { operation: "all_reduce" });
+        }
+        self.all_reduces += 1;
+        self.inner.all_reduce(virtual_ranks, parts)
+    }
+
+    fn broadcast(
+        &mut self,
+        root: Rank,
+        buffer: BufferMut<'_>,
+    ) -> Result<(), baton_collectives::Error> {
+        self.inner.broadcast(root, buffer)
+    }
+
+    fn all_gather_bytes(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, baton_collectives::Error> {
+        self.inner.all_gather_bytes(mine)
+    }
+
+    fn abort_handle(&self) -> AbortHandle {
+        self.inner.abort_handle()
+    }
+}
+
 /// One generation of one rank, and what its learner was asked for.
 struct Ran {
     trainer: Trainer<Queueing>,
@@ -95,6 +154,31 @@ struct Ran {
 }
 
 fn run(ahead: bool, overrides: &[&str]) -> Ran {
+    let (mut trainer, asked, _) = trainer(ahead, overrides);
+    let (ended, news) = generation(&mut trainer, 1, u64::MAX, &Controls::default());
+    let asked = asked.lock().unwrap().clone();
+    Ran { trainer, ended, news, asked }
+}
+
+fn generation(
+    trainer: &mut Trainer<Queueing>,
+    number: u64,
+    lost_in: u64,
+    controls: &Controls,
+) -> (Result<Outcome, Error>, Vec<RankNews>) {
+    let mut alone = Alone::until(lost_in);
+    let restore = Restore::default();
+    let generation = Generation(number);
+    let mut seat = Seat { generation, collective: &mut alone, restore: &restore };
+    let mut news = Vec::new();
+    let ended = trainer.run(&mut seat, controls, &mut |told| news.push(told));
+    (ended, news)
+}
+
+type Made = (Trainer<Queueing>, Arc<Mutex<Vec<Asked>>>, Arc<Controls>);
+
+/// A rank's process; whoever runs it with the controls that come with it has a checkpoint asked for.
+fn trainer(ahead: bool, overrides: &[&str]) -> Made {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
     let text = format!(
         r#"
@@ -112,19 +196,13 @@ fn run(ahead: bool, overrides: &[&str]) -> Ran {
     let store = Arc::new(Store::memory().unwrap());
     let job = Job { id: JobId::default(), spec: spec.clone(), store, inputs };
     let asked = Arc::<Mutex<Vec<Asked>>>::default();
-    let told = asked.clone();
+    let controls = Arc::<Controls>::default();
+    let (told, asks) = (asked.clone(), controls.clone());
     let build = move || {
         let inner = LinearLearner::new(&spec, &InputType::Image)?;
-        Ok(Queueing { inner, ahead, asked: told.clone() })
+        Ok(Queueing { inner, ahead, asked: told.clone(), controls: asks.clone() })
     };
-    let mut trainer = Trainer::new(job, Box::new(build)).unwrap();
-    let mut alone = local::group(1, Duration::from_secs(60)).remove(0);
-    let restore = Restore::default();
-    let mut seat = Seat { generation: Generation(1), collective: &mut alone, restore: &restore };
-    let mut news = Vec::new();
-    let ended = trainer.run(&mut seat, &Controls::default(), &mut |told| news.push(told));
-    let asked = asked.lock().unwrap().clone();
-    Ran { trainer, ended, news, asked }
+    (Trainer::new(job, Box::new(build)).unwrap(), asked, controls)
 }
 
 /// The rate rises so far in the second epoch that the loss overflows.
@@ -192,4 +270,22 @@ fn every_step_is_judged_before_its_state_is_evaluated_saved_or_left() {
         })
     };
     assert_eq!(first(&ahead.news), first(&plain.news));
+}
+
+#[test]
+fn a_checkpoint_that_all_agreed_on_is_made_up_for_if_its_step_is_the_last_before_a_loss() {
+    for ahead in [false, true] {
+        let (mut trainer, _, controls) = trainer(ahead, &["checkpoint.every_epochs=0"]);
+        let (ended, _) = generation(&mut trainer, 1, 3, &controls);
+        assert!(matches!(ended, Err(Error::Collective(_))), "{ended:?}");
+        assert_eq!(trainer.step(), Some(Step(3)));
+        // Nobody asks again.
+        let (ended, news) = generation(&mut trainer, 2, u64::MAX, &Controls::default());
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        let saved = news.iter().filter_map(|news| match news {
+            RankNews::Saved(commit) => Some(commit.step),
+            _ => None,
+        });
+        assert_eq!(saved.collect::<Vec<_>>(), [Step(3), Step(12)], "ahead: {ahead}");
+    }
 }
