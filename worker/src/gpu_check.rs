@@ -242,7 +242,7 @@ fn state_copy(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
 }
 
 /// The gradient with kernels of our own and without, on one device; and the same bits from them twice. In bf16 and
-/// fp16 neither is right: with our kernels it may be as far from fp32 as without, and a tenth more.
+/// fp16 neither is right: rounded elsewhere, ours may be twice as far from fp32.
 fn same_if_fused(recipe: &JobSpec, device: Device) -> Result<String, String> {
     let exact = gradient(recipe, device)?;
     let mut details = Vec::new();
@@ -251,7 +251,7 @@ fn same_if_fused(recipe: &JobSpec, device: Device) -> Result<String, String> {
         let fused = fused(&recipe);
         let apart = |recipe| gradient(recipe, device).map(|found| difference(&found, &exact));
         let (plain, found) = (apart(&recipe)?, apart(&fused)?);
-        let most = if compute == Compute::Fp32 { MOST_DIFFERENCE } else { 1.1 * plain };
+        let most = if compute == Compute::Fp32 { MOST_DIFFERENCE } else { 2.0 * plain };
         let detail = format!("{compute:?} {found:.1e} from fp32, plain {plain:.1e}");
         // What is no number is not near.
         if found.is_nan() || found > most {
@@ -423,7 +423,7 @@ mod tests {
         (recipe.train.global_batch, recipe.train.resolution) = (4, 32);
         recipe.cluster.threads_per_rank = 1;
         let found = same_if_fused(&recipe, Device::Cpu).unwrap();
-        assert!(found.contains("fused twice: 0 of 23528522 "), "{found}");
+        assert_eq!(found.matches("twice: 0 of 23528522 ").count(), 3, "{found}");
         same_update(&recipe, Device::Cpu).unwrap();
     }
 }
