@@ -147,6 +147,12 @@ impl Error {
         }
     }
 
+    /// Whether it will be so with every other group too, until somebody mends the machine or the recipe.
+    #[must_use]
+    pub fn is_lasting(&self) -> bool {
+        matches!(self, Self::LibraryMissing { .. } | Self::Unsupported { .. })
+    }
+
     /// For `map_err`: the operating system refused.
     pub(crate) fn io(operation: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| Self::Io { operation, source }
@@ -170,6 +176,15 @@ mod tests {
         assert!(!Error::Aborted { operation: "all_reduce" }.ends_process());
         let gpu = baton_gpu::Error::LibraryMissing { library: "libcuda.so", remedy: "none" };
         assert!(Error::from(gpu).ends_process());
+    }
+
+    #[test]
+    fn what_no_other_group_can_cure_is_lasting() {
+        assert!(Error::LibraryMissing { library: "libnccl.so", remedy: "none" }.is_lasting());
+        let what = "nothing";
+        let unsupported = Error::Unsupported { operation: "connect", what, remedy: "none" };
+        assert!(unsupported.is_lasting() && !unsupported.ends_process());
+        assert!(!Error::Broken { operation: "broadcast" }.is_lasting());
     }
 
     #[test]

@@ -252,7 +252,8 @@ pub fn leaves(virtual_ranks: u32, ranks: u32, grad_accumulation: u32) -> u64 {
     most + u64::from(grad_accumulation > 1)
 }
 
-/// The most subtrees of the fixed tree that all other ranks but one together hold: what that one receives.
+/// The most subtrees of the fixed tree (`baton_collectives::tree::maximal_subtrees`) that all ranks but one hold
+/// together: what that one receives.
 fn subtrees(virtual_ranks: u32, ranks: u32) -> u64 {
     let of_rank = |rank| -> u64 {
         let (mut start, end) = {

@@ -56,6 +56,7 @@ impl Error {
             }
             Self::Learner(error) => device_class(&error.to_string()),
             Self::Collective(error) if error.ends_process() => device_class(&error.to_string()),
+            Self::Collective(error) if error.is_lasting() => Class::BadInput,
             Self::Collective(_)
             | Self::Checkpoint(_)
             | Self::LastSave(_)
@@ -66,8 +67,48 @@ impl Error {
     }
 }
 
+impl Error {
+    /// Whether only the other ranks were lost, and this one keeps its state for the next generation.
+    #[must_use]
+    pub fn is_loss_of_others(&self) -> bool {
+        matches!(self, Self::Collective(error) if !error.ends_process() && !error.is_lasting())
+    }
+}
+
 /// CUDA's words, libtorch's of the C++ library, and ours.
 fn device_class(text: &str) -> Class {
     let is_full = ["out of memory", "bad_alloc"].iter().any(|words| text.contains(words));
     if is_full { Class::OutOfMemory } else { Class::Device }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_collectives::Error as Lost;
+
+    use super::*;
+
+    #[test]
+    fn a_rank_outlives_lost_peers_and_nothing_else_of_a_collective() {
+        let gpu = |code| {
+            Error::from(Lost::from(baton_gpu::Error::Cuda {
+                function: "cuEventQuery",
+                code,
+                name: "of a test".to_owned(),
+            }))
+        };
+        let missing = Error::from(Lost::LibraryMissing { library: "libnccl.so", remedy: "none" });
+        let aborted = Error::from(Lost::Aborted { operation: "all_reduce" });
+        for (error, class, lives) in [
+            (gpu(719), Class::Device, false),
+            (gpu(2), Class::OutOfMemory, false),
+            (missing, Class::BadInput, false),
+            (aborted, Class::Crash, true),
+        ] {
+            assert_eq!(
+                (error.failure().class, error.is_loss_of_others()),
+                (class, lives),
+                "{error}"
+            );
+        }
+    }
 }

@@ -121,6 +121,7 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
         .map_err(|error| crash(format!("cannot tell what it does: {error}")))?;
     let device = torch::device::open(&spec, LocalRank(gpu.unwrap_or(local_rank)))
         .map_err(|error| Error::from(error).failure())?;
+    info!(?device, libtorch = torch::device::torch_version(), "computing");
     if gpu.is_some() && device == Device::Cpu && spec.cluster.device != Wanted::Cpu {
         // `auto` takes the CPU where CUDA shows no GPU; others would wait for it in every step.
         return Err(Failure {
@@ -195,7 +196,7 @@ impl RankProcess {
                     warn!(%generation, %diagnosis, "training went wrong");
                     self.voice.say(generation, RankNews::Diverged(*diagnosis));
                 }
-                Err(Error::Collective(error)) if !error.ends_process() => {
+                Err(error) if error.is_loss_of_others() => {
                     warn!(%generation, %error, "lost the other ranks");
                     self.voice.say(generation, RankNews::Lost { detail: error.to_string() });
                 }
@@ -294,7 +295,9 @@ impl RankProcess {
                     operation_timeout: operation,
                     abort_timeout: NCCL_ABORT,
                 };
-                Ok(Box::new(NcclCollective::connect(Box::new(tcp), ordinal, options)?))
+                let group = NcclCollective::connect(Box::new(tcp), ordinal, options)?;
+                info!(version = %nccl::version()?, order = ?options.order, "NCCL");
+                Ok(Box::new(group))
             }
             (true, None) => Err(Error::Mismatch(
                 "cluster.collective = nccl needs GPUs: set it to tcp, or cluster.device to cuda"

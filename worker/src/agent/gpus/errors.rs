@@ -70,7 +70,12 @@ fn register<'driver>(
     for device in devices.values() {
         let handle = gpus.handle(device)?;
         let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
-        let wanted = wanted & handle.supported_event_types()?;
+        let wanted = wanted & handle.supported_event_types().unwrap_or(EventTypes::empty());
+        if wanted.is_empty() {
+            // As on some virtual GPUs; the others are watched all the same.
+            warn!("errors of {device} (Xid) are not watched: its driver tells of none");
+            continue;
+        }
         events = handle.register_events(wanted, events).map_err(|error| error.error)?;
     }
     Ok(events)
