@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh           what building and running need
 #   scripts/setup.sh --tools   also the linters and the test runner, into .tools/
+#   scripts/setup.sh --libtorch   libtorch only, where programs that were built elsewhere run
 #
 # Idempotent, and quick when nothing is to do. Every download comes from Debian, PyPI or crates.io.
 # BATON_CUDA=1 or 0 overrides the look for an NVIDIA driver.
@@ -33,15 +34,16 @@ fail() {
 have() { command -v "$1" >/dev/null 2>&1; }
 
 main() {
-    local with_tools=no
+    local with_tools=no builds=yes
     case "${1:-}" in
     "") ;;
     --tools) with_tools=yes ;;
+    --libtorch) builds=no ;;
     -h | --help)
         sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
         return
         ;;
-    *) fail "unknown argument '$1'" "known: --tools, --help" ;;
+    *) fail "unknown argument '$1'" "known: --tools, --libtorch, --help" ;;
     esac
 
     # Two setups at once would install twice; the second waits for the first and finds all done.
@@ -51,8 +53,8 @@ main() {
     fi
     check_platform
     check_disk
-    install_system_packages
-    check_rust
+    install_system_packages "$builds"
+    if [ "$builds" = yes ]; then check_rust; fi
     install_libtorch
     if [ "$with_tools" = yes ]; then install_tools; fi
 }
@@ -78,12 +80,15 @@ check_disk() {
 
 has_pip() { python3 -c 'import pip' 2>/dev/null; }
 
+# install_system_packages BUILDS: "yes" where something is compiled.
 install_system_packages() {
     # Debian's names; what each is for stands beside it.
     local packages=()
-    { have cc && have c++ && have make; } || packages+=(build-essential) # torch-sys, libjpeg-turbo
-    have cmake || packages+=(cmake)                                      # libjpeg-turbo
-    have nasm || packages+=(nasm)                                        # libjpeg-turbo's SIMD
+    if [ "$1" = yes ]; then
+        { have cc && have c++ && have make; } || packages+=(build-essential) # torch-sys, libjpeg-turbo
+        have cmake || packages+=(cmake)                                      # libjpeg-turbo
+        have nasm || packages+=(nasm)                                        # libjpeg-turbo's SIMD
+    fi
     have python3 || packages+=(python3)
     has_pip || packages+=(python3-pip) # libtorch and the tools are PyPI packages
     [ ${#packages[@]} -gt 0 ] || return 0

@@ -50,6 +50,8 @@ fn set_up(cluster: Cluster) -> Cluster {
     cluster
         .set("evaluation.every_epochs=20")
         .set("checkpoint.every_steps=50")
+        // The end of an epoch must be among them when the last faults have each led to a save.
+        .set("checkpoint.keep_last=10")
         .set("cluster.hang_seconds=3")
         .set("cluster.rendezvous_seconds=10")
         .set("cluster.min_ranks=1")

@@ -1,6 +1,10 @@
 //! The tokens that a coordinator knows, and the one that a client has.
 
-use std::{fmt, fs, os::unix::fs::PermissionsExt, path::Path};
+use std::{
+    fmt, fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
+    path::Path,
+};
 
 use crate::{Error, Role};
 
@@ -129,7 +133,7 @@ fn read_private(path: &Path) -> Result<String, Error> {
     let metadata = fs::metadata(path).map_err(|error| Error::of_file(path, error))?;
     let mode = metadata.permissions().mode() & 0o777;
     // Pipes, as a shell's <(...) makes them, have no other readers.
-    if metadata.is_file() && mode & 0o077 != 0 {
+    if metadata.is_file() && !is_private(metadata.uid(), mode) {
         let problem = format!(
             "others on this machine may read or write it (mode {mode:03o}): chmod 600 {}",
             path.display()
@@ -137,6 +141,14 @@ fn read_private(path: &Path) -> Result<String, Error> {
         return Err(Error::of_file(path, problem));
     }
     fs::read_to_string(path).map_err(|error| Error::of_file(path, error))
+}
+
+/// Whether a file is its owner's alone, or root's who lets a group read it: so Kubernetes mounts a secret for
+/// a user that is not root. PostgreSQL has this rule for its server's key.
+fn is_private(owner: u32, mode: u32) -> bool {
+    const ROOT: u32 = 0;
+    let of_others = if owner == ROOT { 0o037 } else { 0o077 };
+    mode & of_others == 0
 }
 
 #[cfg(test)]
@@ -183,11 +195,26 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         fs::write(&path, VIEWER).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         let Error(message) = Token::read(&path).unwrap_err();
-        assert!(message.contains("mode 640") && message.contains("chmod 600"), "{message}");
+        assert!(message.contains("mode 644") && message.contains("chmod 600"), "{message}");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         assert_eq!(Token::read(&path).unwrap(), Token::new(VIEWER).unwrap());
+    }
+
+    #[test]
+    fn only_root_may_let_a_group_read_a_secret() {
+        let (root, user) = (0, 1000);
+        for (owner, mode, private) in [
+            (user, 0o600, true),
+            (user, 0o640, false),
+            (root, 0o640, true),
+            (root, 0o440, true),
+            (root, 0o460, false),
+            (root, 0o644, false),
+        ] {
+            assert_eq!(is_private(owner, mode), private, "{owner} {mode:03o}");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`commands`] | one file per command |
 //! | [`up`] | `baton up`: coordinator and agent on this machine, supervised to the end of the job |
+//! | [`aws`] | `baton aws`: a job on EC2 |
 //! | [`top`] | `baton top`: the dashboard |
 //! | [`supervise`] | child processes, and how often they may be started again |
 //! | [`connect`] | finds the coordinator and calls it |
@@ -14,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod aws;
 mod clean;
 mod commands;
 mod connect;

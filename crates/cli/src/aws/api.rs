@@ -1,0 +1,268 @@
+//! Calls the AWS CLI, and says what its errors mean.
+//!
+//! Its errors begin with a code in brackets and name the operation:
+//! `An error occurred (AccessDenied) when calling the CreateStack operation: …`
+//! (<https://docs.aws.amazon.com/cli/latest/userguide/cli-usage-returncodes.html>). Throttling and lost connections it
+//! tries again by itself.
+
+use std::{
+    io::{self, Write},
+    process::{Command, Stdio},
+};
+
+use baton_job::exit::Failure;
+use serde_json::Value;
+
+use crate::failure::{bad_input, failed};
+
+/// AWS, or a test's.
+pub(super) trait Api {
+    /// Runs `aws` with these arguments and this input; what it prints.
+    fn call(&self, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, Error>;
+
+    /// As [`Api::call`], of a command that answers with JSON. Nothing is `null`.
+    fn json(&self, arguments: &[&str]) -> Result<Value, Error> {
+        let text = self.call(arguments, &[])?;
+        if text.iter().all(u8::is_ascii_whitespace) {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&text).map_err(|error| Error {
+            operation: arguments.iter().take(2).copied().collect::<Vec<_>>().join(" "),
+            code: String::new(),
+            message: format!("the answer is no JSON: {error}"),
+        })
+    }
+
+    /// As [`Api::json`]; nothing where AWS says that there is no such thing.
+    fn find(&self, arguments: &[&str]) -> Result<Option<Value>, Error> {
+        match self.json(arguments) {
+            Err(error) if error.is_absence() => Ok(None),
+            answer => answer.map(Some),
+        }
+    }
+}
+
+/// The `aws` on the `PATH`.
+#[derive(Clone, Debug)]
+pub(super) struct Program {
+    global: Vec<String>,
+}
+
+impl Program {
+    pub(super) fn new(region: Option<&str>, profile: Option<&str>) -> Self {
+        let flags = [("--region", region), ("--profile", profile)];
+        let given = flags.into_iter().filter_map(|(flag, value)| Some((flag, value?)));
+        let global = given.flat_map(|(flag, value)| [flag.to_owned(), value.to_owned()]);
+        Self { global: global.collect() }
+    }
+
+    /// The command itself, for one that a person talks to.
+    pub(super) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("aws");
+        // A pager would wait for a key.
+        command.env("AWS_PAGER", "").args(["--output", "json"]).args(&self.global).args(arguments);
+        command
+    }
+}
+
+impl Api for Program {
+    fn call(&self, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, Error> {
+        let mut command = self.command(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| Error::not_run(&error))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // One that reads nothing closes it; what went wrong is in its own words.
+            let _ = stdin.write_all(input);
+        }
+        let ended = child.wait_with_output().map_err(|error| Error::not_run(&error))?;
+        match ended.status.success() {
+            true => Ok(ended.stdout),
+            false => Err(Error::parse(&String::from_utf8_lossy(&ended.stderr), arguments)),
+        }
+    }
+}
+
+/// A call that did not do what it should.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Error {
+    /// What was called.
+    operation: String,
+    /// AWS's own; empty if AWS was not reached.
+    code: String,
+    /// In the words of AWS.
+    message: String,
+}
+
+impl Error {
+    fn not_run(error: &io::Error) -> Self {
+        let message = match error.kind() {
+            io::ErrorKind::NotFound => "there is no `aws` on the PATH".to_owned(),
+            _ => format!("`aws` cannot be run: {error}"),
+        };
+        Self { operation: String::new(), code: "NoProgram".to_owned(), message }
+    }
+
+    pub(super) fn parse(stderr: &str, arguments: &[&str]) -> Self {
+        let text = stderr
+            .trim()
+            .lines()
+            .rfind(|line| !line.trim().is_empty())
+            .unwrap_or("it failed without a word");
+        let operation = arguments.iter().take(2).copied().collect::<Vec<_>>().join(" ");
+        // `aws s3` puts words of its own before it.
+        let told = text.split_once("An error occurred (").and_then(|(_, rest)| {
+            let (code, rest) = rest.split_once(") when calling the ")?;
+            let (operation, rest) = rest.split_once(" operation")?;
+            // Behind several tries it says so in brackets first.
+            let message = rest.split_once("): ").filter(|_| rest.starts_with(" ("));
+            let message = message.map_or(rest, |(_, message)| message);
+            Some((code, operation, message.trim_start_matches(':').trim()))
+        });
+        match told {
+            Some((code, operation, message)) => Self {
+                operation: operation.to_owned(),
+                code: code.to_owned(),
+                message: message.to_owned(),
+            },
+            None => Self { operation, code: String::new(), message: text.trim().to_owned() },
+        }
+    }
+
+    /// AWS's sentence about it.
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Whether what was asked for does not exist.
+    pub(super) fn is_absence(&self) -> bool {
+        const CODES: [&str; 7] = [
+            "404",
+            "NoSuchKey",
+            "NoSuchBucket",
+            "NotFound",
+            "ParameterNotFound",
+            "InvalidVolume.NotFound",
+            "InvalidInstanceID.NotFound",
+        ];
+        CODES.contains(&self.code.as_str())
+            || (self.code == "ValidationError" && self.message.contains("does not exist"))
+    }
+
+    /// What a person can do about it.
+    fn remedy(&self) -> Option<&'static str> {
+        let has = |word: &str| self.message.contains(word);
+        Some(match self.code.as_str() {
+            "NoProgram" => {
+                "install the AWS CLI (https://aws.amazon.com/cli/), version 2, or `pip install awscli`"
+            }
+            "AccessDenied"
+            | "AccessDeniedException"
+            | "UnauthorizedOperation"
+            | "Client.UnauthorizedOperation" => {
+                "your user or role must be allowed to do this; docs/runbook.md lists what `baton aws` calls"
+            }
+            "ExpiredToken" | "ExpiredTokenException" | "RequestExpired" => {
+                "log in again (`aws sso login`, or new keys), and check this machine's clock"
+            }
+            "InvalidClientTokenId"
+            | "UnrecognizedClientException"
+            | "AuthFailure"
+            | "SignatureDoesNotMatch" => {
+                "the keys are not AWS's: `aws configure` sets them; a wrong clock looks the same"
+            }
+            "OptInRequired" => "this account is not signed up for the region or the service",
+            "VcpuLimitExceeded" | "MaxSpotInstanceCountExceeded" => QUOTA,
+            "InsufficientCapabilitiesException" => "this is a fault of Baton's: please report it",
+            "LimitExceededException" | "LimitExceeded" => {
+                "the account has as many of these as it may: remove some, or ask AWS for more"
+            }
+            "BucketAlreadyExists" => {
+                "somebody else's bucket has this name: give another one with --bucket"
+            }
+            _ if has("Unable to locate credentials") => {
+                "`aws configure` (or `aws sso login`) sets them"
+            }
+            _ if has("SSO") || has("sso login") => "log in again: `aws sso login`",
+            _ if has("You must specify a region") => {
+                "give --region, or set a default with `aws configure`"
+            }
+            _ if has("could not be found") && has("profile") => {
+                "`aws configure list-profiles` shows those there are"
+            }
+            _ if has("Could not connect to the endpoint") => {
+                "is the network up, and the region's name right?"
+            }
+            _ => return None,
+        })
+    }
+}
+
+/// What a person can do about AWS's limits on machines.
+pub(super) const QUOTA: &str = "the account may not rent as many vCPUs of this kind: ask for more under Service Quotas, EC2, \
+     \"All P4, P3 and P2 Spot Instance Requests\" (p4d.24xlarge needs 96), or its like for other types; that takes hours to days";
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let remedy = error.remedy();
+        let Error { operation, code, message } = &error;
+        let mut text = match (operation.is_empty(), code.is_empty()) {
+            (true, _) => message.clone(),
+            (false, true) => format!("aws {operation}: {message}"),
+            (false, false) => format!("AWS refuses {operation} ({code}): {message}"),
+        };
+        if let Some(remedy) = remedy {
+            text = format!("{}: {remedy}", text.trim_end_matches('.'));
+        }
+        // Another try without a change ends the same way.
+        match remedy.is_some() {
+            true => bad_input(text),
+            false => failed(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_operation_code_and_remedy() {
+        for (stderr, told) in [
+            (
+                "\nAn error occurred (AccessDenied) when calling the CreateStack operation: User: arn:aws:iam::1:user/a is not authorized\n",
+                "AWS refuses CreateStack (AccessDenied): User: arn:aws:iam::1:user/a is not authorized: your user or role",
+            ),
+            (
+                "An error occurred (ThrottlingException) when calling the DescribeStacks operation (reached max retries: 4): Rate exceeded",
+                "AWS refuses DescribeStacks (ThrottlingException): Rate exceeded",
+            ),
+            (
+                "upload failed: ./x to s3://b/x An error occurred (NoSuchBucket) when calling the PutObject operation: The specified bucket does not exist",
+                "AWS refuses PutObject (NoSuchBucket): The specified bucket does not exist",
+            ),
+            (
+                "Unable to locate credentials. You can configure credentials by running \"aws login\".",
+                "aws ec2 describe-x: Unable to locate credentials",
+            ),
+            (
+                "\nCould not connect to the endpoint URL: \"https://ec2.moon.amazonaws.com/\"",
+                "is the network up",
+            ),
+            ("", "aws ec2 describe-x: it failed without a word"),
+        ] {
+            let failure = Failure::from(Error::parse(stderr, &["ec2", "describe-x", "--y"]));
+            assert!(failure.message.contains(told), "{failure}");
+            assert!(!failure.message.contains('\n'), "{failure}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_exist_is_told_from_what_may_not_be_seen() {
+        let absent = "An error occurred (ValidationError) when calling the DescribeStacks operation: Stack with id baton-x does not exist";
+        assert!(Error::parse(absent, &[]).is_absence());
+        let head = "An error occurred (404) when calling the HeadBucket operation: Not Found";
+        assert!(Error::parse(head, &[]).is_absence());
+        let forbidden = "An error occurred (403) when calling the HeadBucket operation: Forbidden";
+        assert!(!Error::parse(forbidden, &[]).is_absence());
+    }
+}

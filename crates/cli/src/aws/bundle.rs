@@ -1,0 +1,181 @@
+//! The files that machines run: the programs of this build, the scripts of a machine, the units, the recipe.
+//!
+//! They lie in the bucket below the SHA-256 of their list, which the template tells the machines: what a machine runs
+//! is what was staged, and another build lies beside it.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use baton_job::exit::Failure;
+use sha2::{Digest, Sha256};
+
+use super::{api::Api, recipe};
+use crate::{failure::failed, output, up::programs};
+
+/// What every machine gets, by its place below `/opt/baton`.
+const FILES: [(&str, &str); 13] = [
+    ("node/boot.sh", include_str!("../../../../deploy/aws/node/boot.sh")),
+    ("node/cache.sh", include_str!("../../../../deploy/aws/node/cache.sh")),
+    ("node/credentials.sh", include_str!("../../../../deploy/aws/node/credentials.sh")),
+    ("node/ended.sh", include_str!("../../../../deploy/aws/node/ended.sh")),
+    ("node/lib.sh", include_str!("../../../../deploy/aws/node/lib.sh")),
+    ("node/report.sh", include_str!("../../../../deploy/aws/node/report.sh")),
+    ("node/volume.sh", include_str!("../../../../deploy/aws/node/volume.sh")),
+    ("node/units/aws.conf", include_str!("../../../../deploy/aws/node/units/aws.conf")),
+    (
+        "node/units/baton-ended@.service",
+        include_str!("../../../../deploy/aws/node/units/baton-ended@.service"),
+    ),
+    (
+        "node/units/baton-report.service",
+        include_str!("../../../../deploy/aws/node/units/baton-report.service"),
+    ),
+    (
+        "node/units/baton-report.timer",
+        include_str!("../../../../deploy/aws/node/units/baton-report.timer"),
+    ),
+    ("systemd/baton-agent.service", include_str!("../../../../deploy/systemd/baton-agent.service")),
+    (
+        "systemd/baton-coordinator.service",
+        include_str!("../../../../deploy/systemd/baton-coordinator.service"),
+    ),
+];
+/// Fetches libtorch on the machine.
+const SETUP: (&str, &str) = ("scripts/setup.sh", include_str!("../../../../scripts/setup.sh"));
+const PROGRAMS: [&str; 3] = ["baton", "baton-coordinator", "baton-worker"];
+/// The list of all files, as `sha256sum` writes it.
+const LIST: &str = "SHA256SUMS";
+
+/// Brings all of it to `s3://BUCKET/JOB/bundle/DIGEST`; the digest.
+pub(super) fn stage(
+    api: &impl Api,
+    place: &str,
+    recipe: &str,
+    pretrained: Option<&Path>,
+) -> Result<String, Failure> {
+    let folder = Folder::new()
+        .map_err(|error| failed(format!("cannot make a temporary folder: {error}")))?;
+    let digest = fill(&folder.0, recipe, pretrained)?;
+    let target = format!("{place}/bundle/{digest}");
+    output::note(format_args!("bringing the programs to {target}"));
+    let source = folder.0.display().to_string();
+    api.call(&["s3", "sync", "--only-show-errors", &source, &target], &[])?;
+    Ok(digest)
+}
+
+/// Writes the files; the digest of their list.
+fn fill(folder: &Path, recipe: &str, pretrained: Option<&Path>) -> Result<String, Failure> {
+    let about = |path: &Path, error: io::Error| failed(format!("{}: {error}", path.display()));
+    for (name, text) in FILES.into_iter().chain([SETUP, ("job.toml", recipe)]) {
+        let path = folder.join(name);
+        let parent = path.parent().unwrap_or(folder);
+        fs::create_dir_all(parent)
+            .and_then(|()| fs::write(&path, text))
+            .map_err(|error| about(&path, error))?;
+    }
+    let bin = folder.join("bin");
+    fs::create_dir_all(&bin).map_err(|error| about(&bin, error))?;
+    for name in PROGRAMS {
+        let program = programs::find(name)?;
+        strip(&program, &bin.join(name)).map_err(|error| about(&program, error))?;
+    }
+    if let Some(weights) = pretrained {
+        fs::copy(weights, folder.join(recipe::PRETRAINED))
+            .map_err(|error| about(weights, error))?;
+    }
+    let list = list(folder).map_err(|error| about(folder, error))?;
+    let path = folder.join(LIST);
+    fs::write(&path, &list).map_err(|error| about(&path, error))?;
+    Ok(hex(&Sha256::digest(list)))
+}
+
+/// Copies a program without what only a debugger needs: three quarters of it. Where there is no `strip`, all of it.
+fn strip(program: &Path, to: &Path) -> io::Result<()> {
+    let mut command = Command::new("strip");
+    command.arg("-o").arg(to).arg(program).stdout(Stdio::null()).stderr(Stdio::null());
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        _ => fs::copy(program, to).map(drop),
+    }
+}
+
+/// A line each, `DIGEST  NAME`, by name.
+fn list(folder: &Path) -> io::Result<String> {
+    let mut names = files(folder, Path::new(""))?;
+    names.sort();
+    let line = |name: PathBuf| {
+        let digest = hex(&Sha256::digest(fs::read(folder.join(&name))?));
+        Ok(format!("{digest}  {}\n", name.display()))
+    };
+    names.into_iter().map(line).collect()
+}
+
+fn files(folder: &Path, below: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder.join(below))? {
+        let entry = entry?;
+        let name = below.join(entry.file_name());
+        match entry.file_type()?.is_dir() {
+            true => found.extend(files(folder, &name)?),
+            false => found.push(name),
+        }
+    }
+    Ok(found)
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A folder that goes when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("baton-{}", uuid::Uuid::new_v4().simple()));
+        fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_names_every_file_by_its_digest_as_sha256sum_does() {
+        let folder = Folder::new().unwrap();
+        fs::create_dir(folder.0.join("b")).unwrap();
+        fs::write(folder.0.join("b/c"), "abc").unwrap();
+        fs::write(folder.0.join("a"), "").unwrap();
+        assert_eq!(
+            list(&folder.0).unwrap(),
+            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  a\n\
+             ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  b/c\n"
+        );
+    }
+
+    /// A script that is not staged fails on a machine that costs money.
+    #[test]
+    fn every_file_of_a_machine_is_staged() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
+        let mut there: Vec<String> = Vec::new();
+        for (folder, at) in [("aws/node", "node"), ("systemd", "systemd")] {
+            let found = files(&root.join(folder), Path::new("")).unwrap();
+            there.extend(found.iter().map(|name| format!("{at}/{}", name.display())));
+        }
+        there.sort();
+        let mut staged: Vec<_> = FILES.iter().map(|(name, _)| (*name).to_owned()).collect();
+        staged.sort();
+        assert_eq!(staged, there);
+    }
+}

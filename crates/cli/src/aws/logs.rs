@@ -1,0 +1,88 @@
+//! `baton aws logs`
+
+use std::{thread, time::Duration};
+
+use baton_job::exit::Failure;
+
+use super::{Launched, fleet, stack};
+use crate::{failure::bad_input, output};
+
+/// Show what a machine logs: its start, the coordinator, the agent and its ranks
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  baton aws logs
+  baton aws logs --follow
+  baton aws logs i-0123456789abcdef0        also of a machine that is gone
+  baton aws logs --list")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    launched: Launched,
+    /// The machine [default: the one that wrote last]
+    #[arg(value_name = "INSTANCE")]
+    instance: Option<String>,
+    /// Name the machines that have logged, and print nothing of it
+    #[arg(long, conflicts_with = "follow")]
+    list: bool,
+    /// Go on with what is logged from now on, twice a minute
+    #[arg(short, long)]
+    follow: bool,
+}
+
+/// Between two looks; a machine writes every 30 s.
+const INTERVAL: Duration = Duration::from_secs(15);
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let api = args.launched.place.api();
+    let job = args.launched.job(&api)?;
+    let stack = stack::get(&api, &job)?;
+    let machines = fleet::written(&api, &stack, "log.txt")?;
+    if args.list {
+        machines.iter().for_each(output::line);
+        return Ok(());
+    }
+    let Some(instance) = args.instance.as_ref().or(machines.last()) else {
+        return Err(bad_input(format!(
+            "no machine of {job} has logged yet: `baton aws status` tells what they do; `aws ec2 get-console-output --latest --instance-id …` \
+             shows a start that went wrong before Baton's own"
+        )));
+    };
+    let mut last = String::new();
+    loop {
+        let text = fleet::read(&api, &stack, instance, "log.txt")?.ok_or_else(|| {
+            bad_input(format!(
+                "{instance} has logged nothing: `baton aws logs --list` names those that have"
+            ))
+        })?;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        fresh(&last, &text).iter().for_each(output::line);
+        last = text;
+        if !args.follow {
+            return Ok(());
+        }
+        thread::sleep(INTERVAL);
+    }
+}
+
+/// The lines behind those that were shown; a log begins later when it is too long.
+fn fresh<'a>(shown: &str, now: &'a str) -> Vec<&'a str> {
+    let lines: Vec<&str> = now.lines().collect();
+    let Some(last) = shown.lines().last() else { return lines };
+    match lines.iter().rposition(|line| *line == last) {
+        Some(place) => lines[place + 1..].to_vec(),
+        None => lines,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_new_is_shown() {
+        assert_eq!(fresh("", "a\nb\n"), ["a", "b"]);
+        assert_eq!(fresh("a\nb\n", "b\nc\nd\n"), ["c", "d"]);
+        assert_eq!(fresh("a\n", "a\n"), [""; 0]);
+        assert_eq!(fresh("a\n", "x\n"), ["x"]);
+    }
+}

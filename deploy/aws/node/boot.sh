@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Makes a machine that EC2 has just started train: disks, libtorch, services. Runs at every start, from user data.
+#
+#   boot.sh REGION=.. BUCKET=.. JOB=.. ROLE=single|coordinator|node VOLUME=vol-.. COORDINATOR=ADDRESS
+#
+# Each part leaves alone what is there already. If one fails, ended.sh decides about the machine: nobody should pay
+# for one that idles.
+# shellcheck source-path=SCRIPTDIR disable=SC2153 # names in capitals are from node.env
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+. ./lib.sh
+. ./volume.sh
+. ./cache.sh
+. ./credentials.sh
+
+main() {
+    mkdir -p /etc/baton "$STATE"
+    local instance
+    instance=$(metadata meta-data/instance-id) || fail "the metadata service does not answer: is this EC2?"
+    printf '%s\n' "$@" "INSTANCE=$instance" >"$NODE_ENV"
+    read_node
+    trap 'failed "${REASON:-$BASH_COMMAND}"' EXIT
+
+    id baton >/dev/null 2>&1 || useradd --system --home-dir "$STATE" --shell /usr/sbin/nologin baton
+    if [ "$ROLE" = single ]; then wait_for_others; fi
+    if [ -n "$VOLUME" ]; then
+        stage "attaching $VOLUME"
+        mount_volume "$VOLUME"
+    fi
+    mount_cache
+    chown baton:baton "$STATE"
+    install_units
+    if [ "$ROLE" != coordinator ]; then
+        stage "installing libtorch"
+        install_libtorch
+    fi
+    write_environment
+    if [ "$ROLE" != single ]; then
+        stage "exchanging certificates"
+        exchange_credentials
+    fi
+    start
+    trap - EXIT
+}
+
+failed() {
+    trap - EXIT
+    stage "the start failed: $1"
+    bash ./ended.sh baton-boot failed 1
+    exit 1
+}
+
+# At a rebalance recommendation the group starts this machine before the other one has ended. The other one saves
+# when the group tells it to go; two of them would take the checkpoint store from each other.
+wait_for_others() {
+    local others deadline=$((SECONDS + 900))
+    while others=$(others_in_group) && [ -n "$others" ] && [ "$others" != None ]; do
+        [ $SECONDS -lt $deadline ] || { say "$others is still there: going on without waiting"; return 0; }
+        stage "waiting for $others to save and end"
+        sleep 5
+    done
+}
+
+# The volume keeps libtorch for the next machine: it is 5 GB from PyPI, minutes of a machine that costs by the second.
+install_libtorch() {
+    local kept=/data/.baton
+    if [ -n "$VOLUME" ] && [ -e "$kept/libtorch/.baton-setup" ]; then
+        ln -sfn "$kept/libtorch" "$HOME_OF_BATON/.libtorch"
+    fi
+    retry 600 bash "$HOME_OF_BATON/scripts/setup.sh" --libtorch
+    if [ -n "$VOLUME" ] && [ ! -L "$HOME_OF_BATON/.libtorch" ]; then
+        rm -rf "$kept/libtorch" "$kept/libtorch.new"
+        mkdir -p "$kept"
+        cp -a "$HOME_OF_BATON/.libtorch" "$kept/libtorch.new"
+        mv "$kept/libtorch.new" "$kept/libtorch"
+    fi
+}
+
+install_units() {
+    chmod +x "$HOME_OF_BATON"/bin/*
+    local units=/etc/systemd/system
+    install -m 644 "$HOME_OF_BATON"/systemd/*.service units/*.service units/*.timer "$units/"
+    local unit
+    for unit in baton-coordinator baton-agent; do
+        install -D -m 644 units/aws.conf "$units/$unit.service.d/aws.conf"
+    done
+    systemctl daemon-reload
+}
+
+# What both units read. The recipe is the job's; its paths mean what they mean on this machine.
+write_environment() {
+    install -m 644 "$HOME_OF_BATON/job.toml" /etc/baton/job.toml
+    local address
+    address=$(metadata meta-data/local-ipv4)
+    {
+        echo "RUST_LOG=info"
+        echo "AWS_REGION=$REGION"
+        echo "LD_LIBRARY_PATH=$HOME_OF_BATON/.libtorch/torch/lib:/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib"
+        case $ROLE in
+        coordinator)
+            echo "BATON_LISTEN=0.0.0.0:29600"
+            echo "BATON_COORDINATOR_FLAGS=--tls-cert $CERTS/coordinator.pem --tls-key $CERTS/coordinator-key.pem --tokens $CERTS/tokens"
+            ;;
+        node)
+            echo "BATON_COORDINATOR=https://$COORDINATOR:29600"
+            echo "BATON_TLS_CA=$CERTS/ca.pem"
+            echo "BATON_TOKEN_FILE=$CERTS/agent.token"
+            echo "BATON_AGENT_FLAGS=--host $address"
+            ;;
+        esac
+    } >/etc/baton/baton.env
+}
+
+start() {
+    stage "starting"
+    local services=(baton-report.timer)
+    case $ROLE in
+    single) services+=(baton-coordinator baton-agent) ;;
+    coordinator) services+=(baton-coordinator) ;;
+    node) services+=(baton-agent) ;;
+    esac
+    # Not enabled: at the next start this script runs again, and starts them when the disks are there.
+    systemctl start --no-block "${services[@]}"
+    say "started ${services[*]}"
+}
+
+main "$@"
