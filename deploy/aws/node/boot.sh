@@ -46,7 +46,7 @@ main() {
 failed() {
     trap - EXIT
     stage "the start failed: $1"
-    bash ./ended.sh baton-boot failed 1
+    bash ./ended.sh baton-boot
     exit 1
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A service of this machine ended, or its start failed: what becomes of the machine and its group.
 #
-#   ended.sh baton-boot|baton-coordinator|baton-agent RESULT EXIT-CODE
+#   ended.sh baton-boot|baton-coordinator|baton-agent
 #
 # Nobody should pay for a machine that idles, nor for one after the other that fails; and a machine that is taken
 # away must not take the group with it.
@@ -12,7 +12,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 read_node
 
 main() {
-    local who=${1#baton-} result=$2 code=$3 going what
+    local who=${1#baton-} result=failed code=1 going what
+    if [ "$who" != boot ]; then read -r result code <"/run/$1.ended"; fi
     # Some versions of systemd say so too when they are about to start it again.
     case $(systemctl show --value --property ActiveState "baton-$who") in
     active | activating | reloading) return ;;

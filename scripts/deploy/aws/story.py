@@ -19,8 +19,8 @@ from machine import make_bridge
 
 PATIENCE = 100
 # Small enough for two cores, long enough to be interrupted.
-QUICK = ["train.epochs=40", "train.global_batch=64", "train.resolution=8", "train.virtual_ranks=4", "model.arch=linear",
-         "cluster.device=cpu", "cluster.max_ranks=4", "checkpoint.every_steps=20", "checkpoint.every_epochs=1",
+QUICK = ["train.epochs=150", "train.global_batch=64", "train.resolution=8", "train.virtual_ranks=4", "model.arch=linear",
+         "cluster.device=cpu", "cluster.max_ranks=4", "checkpoint.every_steps=10", "checkpoint.every_epochs=1",
          "evaluation.every_epochs=20", "evaluation.resolution=8", "optimizer={ kind='sgd', momentum=0.9 }"]
 
 
