@@ -96,7 +96,9 @@ write_environment() {
         echo "RUST_LOG=info"
         echo "AWS_REGION=$REGION"
         echo "LD_LIBRARY_PATH=$HOME_OF_BATON/.libtorch/torch/lib:/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib"
+        # A machine is called by one name everywhere.
         case $ROLE in
+        single) echo "BATON_AGENT_FLAGS=--node-id $INSTANCE" ;;
         coordinator)
             echo "BATON_LISTEN=0.0.0.0:29600"
             echo "BATON_COORDINATOR_FLAGS=--tls-cert $CERTS/coordinator.pem --tls-key $CERTS/coordinator-key.pem --tokens $CERTS/tokens"
@@ -105,7 +107,7 @@ write_environment() {
             echo "BATON_COORDINATOR=https://$COORDINATOR:29600"
             echo "BATON_TLS_CA=$CERTS/ca.pem"
             echo "BATON_TOKEN_FILE=$CERTS/agent.token"
-            echo "BATON_AGENT_FLAGS=--host $address"
+            echo "BATON_AGENT_FLAGS=--node-id $INSTANCE --host $address"
             ;;
         esac
     } >/etc/baton/baton.env

@@ -129,7 +129,21 @@ class Machine:
         for path in {pathlib.Path(os.path.realpath(self.cloud.repository / ".venv-deploy/bin/python")).parents[1]} - {pathlib.Path("/usr")}:
             command.append(f"--bind-ro={path}")
         log = open(self.folder / "console.log", "wb")
-        self.process = subprocess.Popen([*command, "systemd.log_color=no"], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        groups = self.control_groups()
+        for group in groups:
+            group.mkdir(exist_ok=True)
+
+        def enter():
+            for group in groups:
+                (group / "cgroup.procs").write_text(str(os.getpid()))
+
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=enter)
+
+    def control_groups(self):
+        """Where this machine's systemd keeps its services apart from those of the others: systemd's own hierarchies."""
+        top = pathlib.Path("/sys/fs/cgroup")
+        tops = [top] if (top / "cgroup.procs").exists() else [top / name for name in ("systemd", "unified") if (top / name).exists()]
+        return [found / f"baton-m{self.number}-{os.getpid()}" for found in tops]
 
     def off(self):
         self.is_off = True
@@ -144,6 +158,14 @@ class Machine:
             self.service.shutdown()
         for device in self.loops.values():
             run("losetup", "-d", device, check=False)
+        for group in self.control_groups():
+            deadline = time.time() + 5
+            while group.exists() and time.time() < deadline:
+                for folder, _, _ in os.walk(group, topdown=False):
+                    try:
+                        os.rmdir(folder)
+                    except OSError:
+                        time.sleep(0.05)  # Whoever is still in it is being killed.
         run("umount", "-l", self.root, check=False)
         run("umount", "-l", self.folder / "layer", check=False)
         run("ip", "netns", "del", f"m{self.number}", check=False)

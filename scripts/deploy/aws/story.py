@@ -199,7 +199,8 @@ def look_for(story, secret):
         places[f"log of {machine.id}"] = machine.inside("journalctl").stdout
     for bucket in cloud.s3.list_buckets()["Buckets"]:
         for entry in cloud.s3.list_objects_v2(Bucket=bucket["Name"]).get("Contents", []):
-            if entry["Size"] < 10_000_000:
+            # Weights are no text, and come and go.
+            if "/checkpoints/" not in entry["Key"] and entry["Size"] < 10_000_000:
                 text = cloud.s3.get_object(Bucket=bucket["Name"], Key=entry["Key"])["Body"].read()
                 places[entry["Key"]] = text.decode(errors="replace")
     for place, text in places.items():

@@ -247,21 +247,9 @@ fn want(api: &impl Api, job: &Job, stack: &Stack, nodes: u32) -> Result<(), Fail
             &nodes,
         ])?;
     }
-    if stack.has_several_nodes() {
-        let answer = api.json(&[
-            "cloudformation",
-            "describe-stack-resource",
-            "--stack-name",
-            &job.stack(),
-            "--logical-resource-id",
-            "Coordinator",
-        ])?;
-        let coordinator = answer["StackResourceDetail"]["PhysicalResourceId"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned();
+    if let Some(coordinator) = stack.outputs.get("Coordinator") {
         // It stops itself when its job is over. Of one that runs, this changes nothing.
-        api.json(&["ec2", "start-instances", "--instance-ids", &coordinator])?;
+        api.json(&["ec2", "start-instances", "--instance-ids", coordinator])?;
     }
     Ok(())
 }
