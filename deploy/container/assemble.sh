@@ -15,7 +15,7 @@ fail() {
 
 programs() {
     install -D -s -t "$out/opt/baton/bin" "$from/baton" "$from/baton-coordinator" "$from/baton-worker"
-    install -m 755 deploy/container/baton-health "$out/opt/baton/bin"
+    install -m 755 deploy/container/health.sh "$out/opt/baton/bin/baton-health"
     # For a first try without data of one's own; the recipe names the data from here.
     install -D -m 644 -t "$out/opt/baton/recipes" recipes/*.toml
     install -D -m 644 -t "$out/opt/baton/assets/digits" assets/digits/*

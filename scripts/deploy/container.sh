@@ -100,8 +100,9 @@ check_context() {
     container="$(bd from baton:context)"
     folder="$(bd mount "$container")"
 
-    # cargo's lists of sources; those of other checkouts' programs name other folders.
+    # cargo's lists of sources. What is not here at all belongs to another checkout, in which the programs were built.
     while read -r file; do
+        [ -e "$file" ] || continue
         read=$((read + 1))
         [ -e "$folder/$file" ] || absent+=("$file")
     done < <(sed 's/^[^:]*://' "$BIN"/{baton,baton-coordinator,baton-worker}.d | tr ' ' '\n' |
@@ -188,7 +189,7 @@ found = {
     "health check": (health.get("Test"), ["CMD", "baton-health"]),
     "licence": (labels.get("org.opencontainers.image.licenses"), "Apache-2.0"),
     "version": (labels.get("org.opencontainers.image.version"), "checked"),
-    "variables": ([v for v in variables if v not in environment], []),
+    "missing variables": ([v for v in variables if v not in environment], []),
 }
 wrong = [f"{name} is {is_!r} instead of {want!r}" for name, (is_, want) in found.items() if is_ != want]
 sys.exit(f"container: target {target}: " + "; ".join(wrong) if wrong else 0)

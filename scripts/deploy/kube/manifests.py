@@ -146,6 +146,7 @@ def kubectl_program():
     return program
 
 
+@functools.cache
 def kubectl(*words, cwd=None):
     # No cluster and no user's settings: what needs one of them must fail.
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "KUBECONFIG": os.devnull}
