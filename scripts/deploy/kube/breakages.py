@@ -121,18 +121,27 @@ BREAKAGES = (
     ("a README's job that is not there", lambda m: edit_readme(m, "job/baton-agents", "job/agents"), "there is no job/agents"),
 )
 
+# The same in gpu/.
+OF_GPUS = (
+    ("an image without CUDA", lambda m: box(m, A).update(image="baton:cpu"), "for agents with 8 GPUs"),
+    ("a machine without room for the cache", lambda m: box(m, A)["resources"]["requests"].pop("ephemeral-storage"), "data.cache_gib"),
+    ("fewer GPUs than the recipe wants", lambda m: box(m, A)["resources"]["limits"].update({"nvidia.com/gpu": "2"}), "4 ranks come"),
+    ("a recipe for the CPU", lambda m: edit_recipe(m, 'device = "cuda"\ncollective = "nccl"', 'device = "cpu"\ncollective = "tcp"'), "cluster.device is cpu"),
+)
+
 
 def self_test(programs):
-    whole = load()[0]
-    found = complaints(whole, programs)
+    cpu, gpu, _ = load()
+    found = complaints(cpu, programs) + complaints(gpu, programs)
     if found:
         return [f"self-test: the manifests themselves are not sound: {line}" for line in found]
     failures = []
-    for name, damage, word in BREAKAGES:
+    breakages = [(cpu, *breakage) for breakage in BREAKAGES] + [(gpu, *breakage) for breakage in OF_GPUS]
+    for whole, name, damage, word in breakages:
         broken = copy.deepcopy(whole)
         damage(broken)
         found = complaints(broken, programs)
         if not any(word in line for line in found):
             failures.append(f"self-test: {name}: expected a complaint with {word!r}, got {found}")
-    print(f"kubernetes: {len(BREAKAGES)} ways to break the manifests, {len(failures)} unnoticed")
+    print(f"kubernetes: {len(breakages)} ways to break the manifests, {len(failures)} unnoticed")
     return failures

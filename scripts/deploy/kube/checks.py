@@ -334,6 +334,11 @@ def check_recipe(m, programs):
         if "persistentVolumeClaim" not in volume:
             yield f"{name}: checkpoint.dir {store!r} must be a bucket, or on a claim that all mount"
     agents = m.of("Job")[AGENTS]["spec"]
+    # The cache of shards from a bucket lies on the machine's own disk.
+    asked = agents["template"]["spec"]["containers"][0].get("resources", {}).get("requests", {}).get("ephemeral-storage", "0Gi")
+    gib = re.fullmatch(r"(\d+)Gi", asked)
+    if "s3://" in settings["data"]["train"] and (gib is None or int(gib[1]) <= settings["data"]["cache_gib"]):
+        yield f"recipe: data.cache_gib is {settings['data']['cache_gib']}, and agents ask for {asked} of ephemeral-storage"
     gpus = int(agents["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
     ranks = agents["completions"] * max(gpus, 1)
     cluster = settings["cluster"]
