@@ -1,0 +1,406 @@
+#!/usr/bin/env bash
+# Checks deploy/container/ without a Docker engine: lints the Dockerfile, builds its last stages with buildah from
+# programs that are built already, looks at what came out, and trains in it as the user that it names.
+#
+#   scripts/deploy/container.sh [FOLDER]    where the three programs are (default: target/debug)
+#
+# Needs root, and on Debian: apt-get install -y --no-install-recommends buildah debootstrap iproute2
+# A base image is bootstrapped from Debian's archive, once (a minute); BASE_TREE names a tree that debootstrap has made.
+# HADOLINT names the linter (default: .venv-deploy/bin/hadolint). KEEP=1 leaves the images in target/deploy-check.
+#
+# Not checked: the stages that compile, the images they and we begin with, and anything of NVIDIA's.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+readonly ME=$PWD/scripts/deploy/container.sh
+readonly FOLDER=deploy/container
+readonly BIN=${1:-target/debug}
+# The one that the Dockerfile's base has.
+readonly SUITE=bookworm
+readonly USER_ID=65532
+# An image for the CPU: libtorch is most of it.
+readonly MOST_MB=800
+
+say() { printf 'container: %s\n' "$*"; }
+fail() {
+    printf 'container: %s\n' "$1" >&2
+    shift
+    for line in "$@"; do printf '           %s\n' "$line" >&2; done
+    exit 1
+}
+
+main() {
+    need_tools
+    work="$(mkdir -p target/deploy-check && cd target/deploy-check && pwd)"
+    trap leave EXIT
+    driver=overlay
+    buildah --root "$work/root" --runroot "$work/run" --storage-driver overlay info >/dev/null 2>&1 || driver=vfs
+
+    "$HADOLINT" "$FOLDER/Dockerfile"
+    say "hadolint has nothing to say"
+    check_context
+    make_base
+    prepare_contexts
+    build cpu --build-context libraries-cpu="$work/libraries-cpu"
+    # No gigabytes for this: does the other target build, and are its settings there?
+    build cuda --build-context libraries-cuda="$work/libraries-none"
+    check_config cpu
+    check_config cuda NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    check_files
+    check_runs
+    say "all checks passed"
+}
+
+need_tools() {
+    local missing=() tool
+    HADOLINT=${HADOLINT:-.venv-deploy/bin/hadolint}
+    for tool in buildah debootstrap ip unshare nsenter python3; do
+        command -v "$tool" >/dev/null || missing+=("$tool")
+    done
+    [ ${#missing[@]} -eq 0 ] || fail "missing here: ${missing[*]}" \
+        "run: apt-get install -y --no-install-recommends buildah debootstrap iproute2 util-linux python3"
+    [ -x "$HADOLINT" ] || fail "no linter at $HADOLINT" \
+        "run: python3 -m venv .venv-deploy && .venv-deploy/bin/pip install -r scripts/deploy/requirements.txt"
+    [ "$(id -u)" -eq 0 ] || fail "building an image without an engine needs root"
+    for tool in baton baton-coordinator baton-worker; do
+        [ -x "$BIN/$tool" ] || fail "no $tool in $BIN" "run: make build, or give the folder that has it"
+    done
+    # The folder that the programs were built in, whose libtorch they are bound to.
+    built="$(cd "$BIN/../.." && pwd)"
+    [ -e "$built/.libtorch" ] || fail "no .libtorch in $built, where the programs were built" "run: make setup"
+}
+
+leave() {
+    local result=$?
+    [ -z "${KEEP:-}" ] || return "$result"
+    # The base stays: it takes longest.
+    bd rm --all >/dev/null 2>&1 || true
+    bd rmi --force baton:cpu baton:cuda baton:context >/dev/null 2>&1 || true
+    bd rmi --prune >/dev/null 2>&1 || true
+    rm -rf "$work"/{programs,libraries-*,context*,space}
+    return "$result"
+}
+
+bd() { buildah --root "$work/root" --runroot "$work/run" --storage-driver "$driver" "$@"; }
+
+# quietly COMMAND...: what it prints is shown if it fails.
+quietly() {
+    local output
+    output="$("$@" 2>&1)" || fail "$* failed:" "$output"
+}
+
+# --- what an engine would be sent ---------------------------------------------------------------
+
+# Everything that rustc read for the programs must be in it, and nothing that is no source.
+check_context() {
+    printf 'FROM scratch\nCOPY . /\n' >"$work/context.Dockerfile"
+    quietly bd build --isolation chroot --ignorefile "$FOLDER/Dockerfile.dockerignore" \
+        --file "$work/context.Dockerfile" --tag baton:context .
+    local container folder file read=0 absent=() kib
+    container="$(bd from baton:context)"
+    folder="$(bd mount "$container")"
+
+    # cargo's lists of sources. What is not here at all belongs to another checkout, in which the programs were built.
+    while read -r file; do
+        [ -e "$file" ] || continue
+        read=$((read + 1))
+        [ -e "$folder/$file" ] || absent+=("$file")
+    done < <(sed 's/^[^:]*://' "$BIN"/{baton,baton-coordinator,baton-worker}.d | tr ' ' '\n' |
+        sed -n "s|^$built/||p" | grep -v '^target/' | sort -u)
+    [ "$read" -gt 100 ] || fail "cargo's lists in $BIN (*.d) name only $read sources"
+    for file in Makefile Cargo.lock .cargo/config.toml scripts/setup.sh LICENSE; do
+        [ -e "$folder/$file" ] || absent+=("$file")
+    done
+    [ ${#absent[@]} -eq 0 ] || fail "$FOLDER/Dockerfile.dockerignore hides what the build reads:" "${absent[@]}"
+
+    local extra
+    extra="$(cd "$folder" && find . \( -name .git -o -name target -o -name '.libtorch*' -o -name '.venv*' -o -name runs \
+        -o -name '*.pem' -o -name '*.key' -o -name '*.token' -o -name tokens -o -name '.env' \) -print)"
+    # A test's certificates would be secrets of nobody; there are none today.
+    [ -z "$extra" ] || fail "the build context holds what is no source:" "$extra"
+    kib="$(du -sk "$folder" | cut -f1)"
+    [ "$kib" -lt 50000 ] || fail "the build context is $((kib / 1000)) MB; more than 50 are no sources"
+    bd rm "$container" >/dev/null
+    say "the context holds the $read files that the programs are made of; $((kib / 1000)) MB"
+}
+
+# --- the image ----------------------------------------------------------------------------------
+
+make_base() {
+    if bd inspect --type image baton-base >/dev/null 2>&1; then return; fi
+    local tree=${BASE_TREE:-} container folder
+    if [ -z "$tree" ]; then
+        tree=$work/tree
+        rm -rf "$tree"
+        say "bootstrapping Debian $SUITE (once, a minute)"
+        quietly debootstrap --variant=minbase "$SUITE" "$tree"
+    fi
+    container="$(bd from scratch)"
+    folder="$(bd mount "$container")"
+    # As slim as the image it stands for.
+    (cd "$tree" && tar --create --one-file-system --exclude=./{proc,sys,dev,run,tmp}/'*' --exclude=./var/cache/apt/'*' \
+        --exclude=./var/lib/apt/lists/'*' --exclude=./usr/share/{doc,man,locale,info}/'*' --exclude=./var/log/'*' .) |
+        tar --extract --same-permissions --directory "$folder"
+    quietly bd commit --rm "$container" baton-base
+    rm -rf "$work/tree"
+}
+
+# The two folders that the stages `programs` and `libraries-cpu` would have made.
+prepare_contexts() {
+    rm -rf "$work"/{programs,libraries-*}
+    "$FOLDER/assemble.sh" programs "$BIN" "$work/programs/out"
+    "$FOLDER/assemble.sh" cpu "$built/.libtorch" "$work/libraries-cpu/out"
+    mkdir -p "$work/libraries-none/out"
+    if "$FOLDER/assemble.sh" cuda "$work/libraries-none" "$work/libraries-none/out" 2>/dev/null; then
+        fail "assemble.sh takes an empty folder for CUDA's libraries"
+    fi
+}
+
+# build TARGET OPTION...
+build() {
+    local target=$1
+    shift
+    # HEALTHCHECK is unknown to OCI's format. Stages that a folder stands in for are not run.
+    quietly bd build --layers --format docker --isolation chroot --target "$target" --build-arg BASE=baton-base \
+        --build-arg VERSION=checked --build-context programs="$work/programs" "$@" \
+        --file "$FOLDER/Dockerfile" --tag "baton:$target" .
+    say "target $target builds"
+}
+
+# check_config TARGET NAME=VALUE...
+check_config() {
+    local target=$1
+    shift
+    bd inspect --type image "baton:$target" | python3 -c '
+import json, sys
+
+target, *variables = sys.argv[1:]
+config = json.load(sys.stdin)["Docker"]["config"]
+health = config.get("Healthcheck", {})
+labels = config.get("Labels") or {}
+environment = config["Env"]
+found = {
+    "user": (config["User"], "65532:65532"),
+    "working folder": (config["WorkingDir"], "/var/lib/baton"),
+    "signal": (config["StopSignal"], "SIGTERM"),
+    "command": (config["Cmd"], ["baton", "--help"]),
+    "entry point": (config.get("Entrypoint") or [], []),
+    "port": (list(config["ExposedPorts"]), ["29600/tcp"]),
+    "health check": (health.get("Test"), ["CMD", "baton-health"]),
+    "licence": (labels.get("org.opencontainers.image.licenses"), "Apache-2.0"),
+    "version": (labels.get("org.opencontainers.image.version"), "checked"),
+    "missing variables": ([v for v in variables if v not in environment], []),
+}
+wrong = [f"{name} is {is_!r} instead of {want!r}" for name, (is_, want) in found.items() if is_ != want]
+sys.exit(f"container: target {target}: " + "; ".join(wrong) if wrong else 0)
+' "$target" "$@"
+    say "target $target: user, signal, health check, command and labels are as they should be"
+}
+
+# What our stages added to the base, and who may write it.
+check_files() {
+    local base image container
+    container="$(bd from baton-base)" && base="$(bd mount "$container")"
+    container="$(bd from baton:cpu)" && image="$(bd mount "$container")"
+    # Mount points and what buildah puts there itself.
+    list() { (cd "$1" && find . -xdev \( -path ./proc -o -path ./sys -o -path ./dev -o -path ./run \) -prune -o -print | sort); }
+    local added
+    added="$(comm -13 <(list "$base") <(list "$image"))"
+
+    local allowed='^\./(opt/baton(/(LICENSE|bin(/baton(-coordinator|-worker|-health)?)?|recipes(/[a-z0-9_]+\.toml)?'
+    allowed+='|assets(/digits(/(README\.md|digits-(train|val)\.beton))?)?'
+    allowed+='|libtorch(/[^/]+(\.dist-info(/licenses(/[A-Za-z.]+)?)?)?|/torch/lib(/lib[a-z0-9_]+\.so(\.[0-9]+)?)?'
+    allowed+='|/nvidia/cu13(/lib(/lib[a-z]+\.so\.13)?)?)?))?|var/lib/baton|etc/ssl(/certs(/ca-certificates\.crt)?)?'
+    # What useradd leaves, and buildah's own way to bring a container's names in.
+    allowed+='|etc/(passwd|group|shadow|gshadow|subuid|subgid)-?|etc/\.pwd\.lock|var/log/(lastlog|faillog)|etc/hosts)$'
+    local strange
+    strange="$(grep -Ev "$allowed" <<<"$added" || true)"
+    [ -z "$strange" ] || fail "the image holds what nobody asked for:" "$strange"
+    local wanted
+    for wanted in ./opt/baton/bin/baton{,-coordinator,-worker,-health} ./opt/baton/LICENSE ./var/lib/baton \
+        ./opt/baton/libtorch/torch/lib/libtorch_cpu.so ./opt/baton/recipes/digits_cpu.toml ./etc/ssl/certs/ca-certificates.crt; do
+        grep -qxF "$wanted" <<<"$added" || fail "the image lacks $wanted"
+    done
+
+    local bad program kib
+    bad="$(find "$image" -xdev -perm /6000 -type f)"
+    [ -z "$bad" ] || fail "setuid programs are left:" "$bad"
+    bad="$(find "$image/opt" "$image/etc" -xdev \( ! -uid 0 -o -perm /022 ! -type l \))"
+    [ -z "$bad" ] || fail "others than root own or may write:" "$bad"
+    bad="$(find "$image" -xdev \( -path "$image/proc" -o -path "$image/sys" -o -path "$image/dev" -o -path "$image/run" \) -prune \
+        -o \( -perm -0002 -o -uid $USER_ID -o -gid $USER_ID \) ! -type l -printf '/%P\n' |
+        grep -vxE '/(tmp|var/tmp|var/lib/baton)' || true)"
+    [ -z "$bad" ] || fail "the user may write in the image:" "$bad"
+    [ "$(stat -c '%u:%g %a' "$image/var/lib/baton")" = "$USER_ID:$USER_ID 750" ] ||
+        fail "/var/lib/baton is not the user's own"
+    for program in baton baton-coordinator baton-worker; do
+        ! readelf --section-headers "$image/opt/baton/bin/$program" | grep -q '\.symtab' || fail "$program is not stripped"
+    done
+    ! grep -rlE -- '-----BEGIN [A-Z ]*PRIVATE KEY' "$image"/opt/baton/{bin/baton-health,recipes,assets} ||
+        fail "there is a private key in the image"
+    kib="$(du -sk "$image" | cut -f1)"
+    [ "$kib" -lt $((MOST_MB * 1000)) ] || fail "the image is $((kib / 1000)) MB; $MOST_MB are allowed"
+    say "$(wc -l <<<"$added") paths were added, all of them wanted, none that others may write; $((kib / 1000)) MB in all"
+}
+
+# --- running it ---------------------------------------------------------------------------------
+
+# In a network and a process space of their own, which end with this.
+check_runs() {
+    local container image
+    container="$(bd from baton:cpu)"
+    image="$(bd mount "$container")"
+    bd inspect --type image baton:cpu |
+        python3 -c 'import json, sys; print("\n".join(json.load(sys.stdin)["Docker"]["config"]["Env"]))' >"$work/environment"
+    rm -rf "$work/space"
+    mkdir -p "$work/space/volume"
+    echo '127.0.0.1 localhost' >"$work/space/hosts"
+    "$BIN/baton" cert --out "$work/space/secrets" >/dev/null
+    chown -R "$USER_ID:$USER_ID" "$work/space"
+    unshare --mount --net --pid --fork --kill-child --mount-proc "$ME" --inside "$image" "$work/space" "$work/environment"
+}
+
+# start NAME [VARIABLE=VALUE]... PROGRAM ARGUMENT...: as an engine would, with nothing writable but a volume, and as
+# process 1. Its output goes to $space/NAME.log, its exit code to $space/NAME.code.
+start() {
+    local name=$1
+    shift
+    rm -f "$space/$name".{code,pid}
+    (
+        result=0
+        unshare --mount --pid --fork --kill-child "$ME" --container "$image" "$space" "$environment" "$name" "$@" \
+            >>"$space/$name.log" 2>&1 || result=$?
+        echo "$result" >"$space/$name.code"
+    ) &
+}
+
+pid_of() { cat "$space/$1.pid"; }
+
+# run_in NAME [VARIABLE=VALUE]... COMMAND...: inside a container that runs, as an engine's exec and its health check do.
+run_in() {
+    local name=$1
+    shift
+    nsenter --target "$(pid_of "$name")" --mount --pid chroot "$image" "${enter[@]}" "$@"
+}
+
+# until_ok SECONDS COMMAND...
+until_ok() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt $end ] || return 1
+        sleep 0.2
+    done
+}
+
+has_failed() { ! "$@"; }
+
+# code_of NAME SECONDS: waits for its end.
+code_of() {
+    until_ok "$2" test -e "$space/$1.code" || fail "$1 did not end in $2 s; its log:" "$(tail -n 20 "$space/$1.log")"
+    cat "$space/$1.code"
+}
+
+enter_as_user() {
+    mapfile -t variables <"$environment"
+    # No capability, and no way to get one: what a cluster that forbids much leaves.
+    enter=(/usr/bin/env -i --chdir=/var/lib/baton "${variables[@]}" HOME=/var/lib/baton /usr/bin/setpriv
+        --reuid="$USER_ID" --regid="$USER_ID" --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all
+        /usr/bin/env)
+}
+
+# The inside of one container.
+container() {
+    image=$1 space=$2 environment=$3
+    # Its number outside, as this /proc still is the outer one.
+    local pid
+    read -r pid _ </proc/self/stat
+    echo "$pid" >"$space/$4.pid"
+    shift 4
+    mount --bind "$image" "$image"
+    mount -o remount,bind,ro "$image"
+    # Engines bring this one in too.
+    mount --bind "$space/hosts" "$image/etc/hosts"
+    mount -t proc proc "$image/proc"
+    mount -t tmpfs -o mode=755 dev "$image/dev"
+    local device
+    for device in null zero full random urandom; do
+        touch "$image/dev/$device"
+        mount --bind "/dev/$device" "$image/dev/$device"
+    done
+    mkdir -m 1777 "$image/dev/shm"
+    mount -t tmpfs -o mode=1777 tmp "$image/tmp"
+    mount --bind "$space/volume" "$image/var/lib/baton"
+    mount -t tmpfs -o mode=755 run "$image/run"
+    mkdir "$image/run/secrets"
+    mount --bind -o ro "$space/secrets" "$image/run/secrets"
+    enter_as_user
+    # Process 1 from here on.
+    exec chroot "$image" "${enter[@]}" "$@"
+}
+
+inside() {
+    image=$1 space=$2 environment=$3
+    ip link set lo up
+    enter_as_user
+    local tls=(BATON_TLS_CA=/run/secrets/ca.pem)
+    local looks=("${tls[@]}" BATON_TOKEN_FILE=/run/secrets/viewer.token)
+    local agent=("${tls[@]}" BATON_COORDINATOR=https://localhost:29600)
+
+    # What `docker run` prints without a command, and who says it.
+    start idle sleep 60
+    until_ok 5 test -e "$space/idle.pid" || fail "no container starts; its log:" "$(cat "$space/idle.log")"
+    run_in idle baton --help | grep -q 'Trains on machines' || fail "baton --help does not print its help"
+    local program
+    for program in baton baton-coordinator baton-worker; do
+        run_in idle "$program" --version >/dev/null || fail "$program does not start"
+    done
+    run_in idle sh -c 'id -u; grep -E "^(CapEff|NoNewPrivs)" /proc/self/status' | tr -s '\n\t' ' ' |
+        grep -q "^$USER_ID CapEff: 0000000000000000 NoNewPrivs: 1" || fail "it does not run as user $USER_ID without rights"
+    local libraries
+    # shellcheck disable=SC2016 # the image's shell
+    libraries="$(run_in idle sh -c 'ldd "$(command -v baton-worker)"')"
+    ! grep 'not found' <<<"$libraries" || fail "a library of baton-worker is not in the image"
+    grep -q 'libtorch_cpu.so => /opt/baton/libtorch/' <<<"$libraries" || fail "libtorch is not the image's own:" "$libraries"
+    ! run_in idle baton-health 2>/dev/null || fail "the health check passes where nothing runs"
+    kill -KILL "$(pid_of idle)"
+    say "programs start as user $USER_ID, without rights and on a root that is read-only, and find libtorch"
+
+    # An agent without a coordinator is not well; with one, and with a coordinator that was away, it is.
+    start agent "${agent[@]}" BATON_TOKEN_FILE=/run/secrets/agent.token baton-worker agent --run-dir agent --ranks 1
+    sleep 1
+    ! run_in agent "${agent[@]}" baton-health 2>/dev/null || fail "an agent without a coordinator passes for healthy"
+    start_coordinator
+    until_ok 20 run_in coordinator "${looks[@]}" baton-health ||
+        fail "the coordinator does not get healthy; its log:" "$(cat "$space/coordinator.log")"
+    until_ok 20 run_in agent "${agent[@]}" baton-health || fail "the agent does not get healthy:" "$(cat "$space/agent.log")"
+    until_ok 60 grep -q 'ranks run in generation 1' "$space/agent.log" ||
+        fail "no rank is started:" "$(cat "$space/agent.log" "$space/coordinator.log")"
+    # As process 1 it has no default for a signal.
+    kill -TERM "$(pid_of coordinator)"
+    code_of coordinator 20 >/dev/null
+    until_ok 10 has_failed run_in agent "${agent[@]}" baton-health || fail "an agent whose coordinator left passes for healthy"
+    start_coordinator
+    local code
+    code="$(code_of agent 120)"
+    [ "$code" = 0 ] || fail "the agent ended with $code instead of 0:" "$(tail -n 20 "$space/agent.log")"
+    code="$(code_of coordinator 30)"
+    [ "$code" = 0 ] || fail "the coordinator ended with $code instead of 0:" "$(tail -n 20 "$space/coordinator.log")"
+    find "$space/volume/runs/job/checkpoints" -name manifest.json | grep -q . || fail "there is no checkpoint"
+    say "one epoch on digits: coordinator and agent over TLS, each alone in its space, the coordinator restarted on the way"
+}
+
+start_coordinator() {
+    local digits=/opt/baton/assets/digits/digits
+    start coordinator baton-coordinator serve --run-dir runs/job --recipe /opt/baton/recipes/digits_cpu.toml \
+        --listen 0.0.0.0:29600 --tls-cert /run/secrets/coordinator.pem --tls-key /run/secrets/coordinator-key.pem \
+        --tokens /run/secrets/tokens --set data.train=$digits-val.beton --set data.val=$digits-val.beton \
+        --set model.arch=resnet18 --set train.epochs=1 --set schedule.warmup_epochs=0 --set evaluation.every_epochs=1
+}
+
+case ${1:-} in
+--inside) shift && inside "$@" ;;
+--container) shift && container "$@" ;;
+-h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" ;;
+*) main ;;
+esac

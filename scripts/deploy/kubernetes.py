@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Checks deploy/kubernetes/ without a cluster.
+
+  scripts/deploy/kubernetes.py [FOLDER]        where the three programs are (default: target/debug)
+  scripts/deploy/kubernetes.py --self-test     breaks the manifests in many ways and wants a complaint for each
+
+Run it with the Python that has scripts/deploy/requirements.txt and scripts/deploy/kubectl.txt. The folders are rendered by
+kubectl itself, which needs no cluster for that. Then every document is held against the schemas of the oldest and
+the newest Kubernetes, and against what schemas do not know: what refers to what, the programs' flags, exit codes
+and recipes, who may do what, the README's commands. Last, the programs are run as the manifests of cpu/ say.
+"""
+
+import sys
+from pathlib import Path
+
+sys.dont_write_bytecode = True  # among the sources
+
+from kube.breakages import self_test
+from kube.checks import CHECKS, VERSIONS, complaints
+from kube.manifests import ROOT, Programs, load
+from kube.node import run_manifests
+
+
+def main():
+    arguments = [argument for argument in sys.argv[1:] if argument != "--self-test"]
+    if {"-h", "--help"} & set(arguments) or len(arguments) > 1:
+        print(__doc__)
+        return 2 if len(arguments) > 1 else 0
+    folder = Path(arguments[0] if arguments else ROOT / "target/debug").resolve()
+    if not (folder / "baton-coordinator").exists():
+        print(f"kubernetes: no programs in {folder}: run make build, or give the folder that has them", file=sys.stderr)
+        return 2
+    programs = Programs(folder)
+    if "--self-test" in sys.argv:
+        found = self_test(programs)
+    else:
+        every = load()
+        found = [line for manifests in every for line in complaints(manifests, programs)]
+        documents = sum(len(manifests.documents) for manifests in every)
+        print(f"kubernetes: {documents} documents against Kubernetes {' and '.join(VERSIONS)} and {len(CHECKS)} kinds of checks of ours")
+        if not found:
+            found = list(run_manifests(every[0], programs))
+            print("kubernetes: cpu/ was run: probes, a coordinator that moves, an agent that must go, a checkpoint")
+    for line in found:
+        print(f"kubernetes: {line}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
