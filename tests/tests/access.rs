@@ -203,3 +203,13 @@ async fn a_job_of_one_command_is_seen_and_steered_only_by_who_may() {
         assert!(!told(&text), "a token is in the logs");
     }
 }
+
+#[test]
+fn a_peer_that_never_finishes_a_tls_handshake_is_given_up() {
+    // The kernel takes the connection; nobody answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}", silent.local_addr().unwrap());
+    let ended = baton(&["status", "--coordinator", &url], &[]);
+    assert_eq!(ended.status.code(), Some(i32::from(exit::FAILED)), "{ended:?}");
+    assert!(stderr(&ended).contains(&url), "{}", stderr(&ended));
+}

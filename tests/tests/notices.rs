@@ -12,7 +12,7 @@ mod service;
 
 use baton_job::exit;
 use baton_proto::v1::{DrainRequest, watch_events_response::Kind};
-use baton_tests::Cluster;
+use baton_tests::{Cluster, in_time, terminate};
 use service::{Service, Tokens};
 
 /// Stops an endless run after some more epochs, and compares it with an undisturbed one.
@@ -48,6 +48,35 @@ async fn a_spot_notice_saves_and_stops_in_stages_before_the_machine_ends() {
 
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 3);
+    assert_same_bits(cluster).await;
+}
+
+#[tokio::test]
+async fn a_signal_to_all_processes_at_once_saves_as_one_to_the_agent_does() {
+    let mut cluster = Cluster::endless();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.saved_at(30).await;
+    // As Slurm ends a step, and some terminals a job.
+    cluster.rank_pids(0).into_iter().chain([cluster.agent_pid(0)]).for_each(terminate);
+    for stage in ["all ranks stop after step", "is copied", "is durable"] {
+        let event = in_time(stage, async {
+            loop {
+                let event = events.next_of(Kind::Draining).await;
+                if event.message.contains(stage) {
+                    return event;
+                }
+            }
+        });
+        event.await;
+    }
+    let (coordinator, agents) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)));
+    assert_eq!(agents[0].code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
+
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
     assert_same_bits(cluster).await;
 }
 

@@ -1,6 +1,6 @@
 //! What a client shows and whom it trusts.
 
-use std::{error, iter};
+use std::{error, iter, time::Duration};
 
 use tonic::{
     Request, Status,
@@ -39,6 +39,9 @@ impl Interceptor for Bearer {
     }
 }
 
+/// Longest wait for the other side of a TLS handshake: the deadline of a connection ends before it begins.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
 /// What a client shows, and whom it trusts.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials {
@@ -60,7 +63,7 @@ impl Credentials {
     pub fn secure(&self, endpoint: Endpoint) -> Result<Endpoint, Error> {
         match endpoint.uri().scheme_str() {
             Some("https") => {
-                let secured = endpoint.tls_config(self.tls.clone());
+                let secured = endpoint.tls_config(self.tls.clone().timeout(HANDSHAKE));
                 secured.map_err(|error| Error(innermost(&error)))
             }
             _ => Ok(endpoint),

@@ -4,6 +4,7 @@
 //! coordinator, [`processes`] are the rank processes, [`notices`] says that the node must go, [`vitals`] how its
 //! machine does, [`gpus`] whether its GPUs are well. All of them only put events into the loop's queue. [`logs`] sends lines beside all that.
 
+mod fabric;
 mod gpus;
 mod logs;
 mod notices;
@@ -27,7 +28,7 @@ use baton_job::{
 };
 use baton_proto::v1;
 use tokio::sync::mpsc;
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, warn};
 
 pub(crate) use self::logs::OwnLog;
 use self::{gpus::Gpus, processes::Processes, uplink::Uplink};
@@ -130,7 +131,12 @@ impl Agent {
         let credentials = args.access.credentials(|name| std::env::var(name).ok());
         let credentials = credentials.map_err(|error| bad_input(error.to_string()))?;
         let uplink = Uplink::new(&args.coordinator, &credentials, queue.clone())?;
-        let processes = Processes::new(args.run_dir.join("logs"), gpus.clone(), queue.clone())?;
+        let fabric = fabric::look(&args.host);
+        if let Some(warning) = fabric.warning() {
+            warn!("{warning}");
+        }
+        let processes =
+            Processes::new(args.run_dir.join("logs"), gpus.clone(), fabric, queue.clone())?;
         info!(%node, slots, coordinator = args.coordinator, "agent started");
         let session = Session::new(node.clone(), slots, Policy::default());
         Ok(Self {

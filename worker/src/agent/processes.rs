@@ -13,6 +13,7 @@ use std::{
 use baton_access::TOKEN_VARIABLE;
 use baton_job::{
     exit::Failure,
+    gpu::fabric::Fabric,
     ids::{Incarnation, LocalRank},
     message::RankCommand,
     session::{Event, failure_of},
@@ -33,6 +34,7 @@ use crate::link::{self, FromRank, Place, Setup, ToRank};
 pub(super) struct Processes {
     logs: PathBuf,
     gpus: Arc<Gpus>,
+    fabric: Fabric,
     /// Whether the job uses them.
     on_gpus: bool,
     queue: Queue,
@@ -55,12 +57,17 @@ struct Spare {
 const EXIT_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Processes {
-    pub(super) fn new(logs: PathBuf, gpus: Arc<Gpus>, queue: Queue) -> Result<Self, Failure> {
+    pub(super) fn new(
+        logs: PathBuf,
+        gpus: Arc<Gpus>,
+        fabric: Fabric,
+        queue: Queue,
+    ) -> Result<Self, Failure> {
         fs::create_dir_all(&logs).map_err(|error| {
             bad_input(format!("log folder {}: {error}; give a writable --run-dir", logs.display()))
         })?;
         let running = HashMap::new();
-        Ok(Self { logs, gpus, on_gpus: true, queue, running, spare: None })
+        Ok(Self { logs, gpus, fabric, on_gpus: true, queue, running, spare: None })
     }
 
     /// Learns whether the job uses GPUs: its ranks need not wait for one that it does not.
@@ -135,6 +142,7 @@ impl Processes {
             // It calls nobody.
             .env_remove(TOKEN_VARIABLE)
             .envs(self.gpus.environment(local_rank))
+            .envs(self.fabric.environment(|name| std::env::var_os(name).is_some()))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -160,7 +168,8 @@ impl Processes {
     }
 
     pub(super) fn terminate(&self, local_rank: LocalRank) {
-        self.signal(local_rank, Signal::TERM);
+        // SIGTERM it leaves to its agent; nobody else sends this one, and it does not wait for it.
+        self.signal(local_rank, Signal::USR2);
     }
 
     pub(super) fn kill(&self, local_rank: LocalRank) {

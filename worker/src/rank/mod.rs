@@ -39,6 +39,7 @@ use baton_trainer::{
     linear::LinearLearner,
     torch::{self, Device, TorchLearner},
 };
+use signal_hook::consts::{SIGINT, SIGTERM};
 use tracing::{info, warn};
 
 use self::inbox::{Inbox, Orders};
@@ -62,6 +63,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     logging::start(None);
     follow_parent(args.parent)?;
+    leave_signals_to_the_agent()?;
     let link = socket().map_err(|error| {
         crash(format!(
             "standard input is no socket ({error}): ranks are started by `baton-worker agent`"
@@ -87,6 +89,17 @@ fn follow_parent(parent: u32) -> Result<(), Failure> {
     } else {
         Err(crash("the agent ended before this rank began".to_owned()))
     }
+}
+
+/// A scheduler that ends a job, or a terminal, may signal all processes at once. The agent then lets its ranks finish
+/// the step and save, which a rank that had ended could not.
+fn leave_signals_to_the_agent() -> Result<(), Failure> {
+    for signal in [SIGTERM, SIGINT] {
+        // Nobody looks at the flag: that there is a handler is enough.
+        signal_hook::flag::register(signal, Arc::default())
+            .map_err(|error| crash(format!("signal {signal} cannot be handled: {error}")))?;
+    }
+    Ok(())
 }
 
 fn socket() -> std::io::Result<UnixStream> {

@@ -19,7 +19,7 @@
 //! that never waits for peers, and no operation is under way then.
 //!
 //! What NCCL and its network plugins read from the environment (`NCCL_*`, and `FI_*` for libfabric on EFA)
-//! is the agent's business: ranks inherit its environment as it is.
+//! is the agent's business ([`baton_job::gpu::fabric`]).
 
 mod ffi;
 mod fixed_tree;

