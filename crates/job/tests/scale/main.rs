@@ -12,6 +12,9 @@
 //! make sim-scale                                                   1,024 machines of 8 ranks for a week
 //! make sim-scale SCALE="nodes=128 interruptions=0.06 meet=5 seed=2"
 //! ```
+//!
+//! Bugs were planted in the two machines. Caught were survivors started anew, a node that must go and is not done
+//! without, recoveries counted from too early on, and signs of life that change a deadline.
 
 #![allow(
     clippy::panic,
@@ -73,8 +76,13 @@ fn the_coordinator_tells_what_failures_cost(fleet: &Fleet, report: &Report<'_>) 
         // It counts no time between two starts of the job.
         return;
     }
-    let lost: u64 = fleet.coordinator.recoveries.iter().map(|recovery| recovery.lost_steps).sum();
-    assert_eq!(lost, fleet.ledger.lost_steps, "updates lost, told and seen");
+    let recoveries = &fleet.coordinator.recoveries;
+    let lost: u64 = recoveries.iter().map(|recovery| recovery.lost_steps).sum();
+    // Of each failure, what was done since rank 0 last told and is gone with it.
+    let step_ms = fleet.settings.step_ms(fleet.settings.world_size());
+    let untold = recoveries.len() as u64 * (1 + 100 / step_ms);
+    let seen = fleet.ledger.lost_steps;
+    assert!(lost <= seen && seen <= lost + untold, "{lost} of {seen} lost updates told");
     let (told, seen) = (report.stood_still(), report.stood_still_as_seen());
     let unknown = Duration::from_secs(15) * fleet.ledger.unnoticed as u32;
     let slack = seen / 50 + Duration::from_secs(5);
@@ -162,5 +170,6 @@ fn settings_that_do_not_exist_are_refused_with_those_that_do() {
     assert!(error.contains("node: no such setting") && error.contains("nodes=1024"), "{error}");
     assert!(Settings::parse("nodes=-1").is_err());
     assert!(Settings::parse("nodes=0").is_err());
+    assert!(Settings::parse("step=0").is_err());
     assert_eq!(Settings::parse("nodes=128").unwrap().world_size(), 1_024);
 }

@@ -145,12 +145,12 @@ impl<'a> Report<'a> {
         for (what, value) in [
             ("events of control", grouped(cost.control.events)),
             (
-                "the machine's time for them, s per simulated hour",
+                "the engine's time for them, s per simulated hour",
                 format!("{:.2}", per_hour(cost.control.time)),
             ),
             ("the longest of them, ms", format!("{:.1}", 1e3 * cost.control.longest.as_secs_f64())),
             ("signs of life handled, of one second in an hour", grouped(cost.signs.events)),
-            ("the machine's time for all of them, s per simulated hour", format!("{signs:.2}")),
+            ("the engine's time for all of them, s per simulated hour", format!("{signs:.2}")),
             ("directives sent", grouped(cost.directives)),
             (
                 "addresses told, MB per generation",

@@ -68,10 +68,13 @@ impl Settings {
             *known = number.ok_or(format!("{entry}: not a number from zero on"))?;
         }
         let settings = Self(settings);
-        match settings.nodes() >= 1.0 && settings.ranks() >= 1.0 && settings.parts() >= 1.0 {
-            true => Ok(settings),
-            false => Err("nodes, ranks and parts: must be 1 or more".to_owned()),
+        if settings.nodes() < 1.0 || settings.ranks() < 1.0 || settings.parts() < 1.0 {
+            return Err("nodes, ranks and parts: must be 1 or more".to_owned());
         }
+        if settings.step_ms(settings.world_size()) == 0 {
+            return Err("step: must be a millisecond or more".to_owned());
+        }
+        Ok(settings)
     }
 
     /// Machines that somebody pays for at a time.
