@@ -75,6 +75,10 @@ fix: setup ## format, and apply what clippy can repair by itself
 sim: ## the cluster simulation at length, half an hour; HISTORIES=2000000
 	BATON_SIM_HISTORIES=$(HISTORIES) cargo test --workspace --test simulation
 
+.PHONY: sim-scale
+sim-scale: ## 1,024 spot machines for a week, simulated in minutes; SCALE="nodes=128 meet=5 seed=2"
+	BATON_SCALE="$(SCALE)" cargo test --package baton-job --test scale a_fleet_trains -- --nocapture
+
 # Beside test and lint, not in them: a million inputs take minutes and find what nobody expects.
 .PHONY: fuzz
 fuzz: setup ## damaged files, JPEGs and checkpoints at length; RUNS=1000000, TARGET="jpeg shard"

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Engine, Node, NoticeKind, Phase, Recovery, drain::Leaving, membership::Member};
+use super::{Engine, Node, NoticeKind, Phase, Recovery, drain::Leaving, membership::Kind};
 use crate::{
     exit::Failure,
     ids::{LocalRank, NodeId},
@@ -34,7 +34,7 @@ impl Engine {
     pub(super) fn adapt(&mut self, now: Time) {
         let Phase::Training { world } = &self.phase else { return };
         // Who is away may have the furthest state; and what is all but done is better ended.
-        let all_train = world.all(|member| *member == Member::Started);
+        let all_train = world.all_are(&[Kind::Started]);
         if self.drain.is_some() || self.away(world).is_some() || !all_train {
             return;
         }

@@ -36,9 +36,29 @@ pub(super) enum Member {
     Unheard,
 }
 
+/// A [`Member`] without what it carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Launched,
+    Ready,
+    Started,
+    Lost,
+    Gone,
+    Done,
+    Unheard,
+}
+
 impl Member {
-    pub(super) fn has_started(&self) -> bool {
-        matches!(self, Self::Started | Self::Done { .. })
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Launched => Kind::Launched,
+            Self::Ready { .. } => Kind::Ready,
+            Self::Started => Kind::Started,
+            Self::Lost => Kind::Lost,
+            Self::Gone => Kind::Gone,
+            Self::Done { .. } => Kind::Done,
+            Self::Unheard => Kind::Unheard,
+        }
     }
 }
 
@@ -50,6 +70,9 @@ pub(super) struct World {
     /// The ranks of each node: they stand side by side.
     by_node: Arc<HashMap<NodeId, Range<usize>>>,
     members: Vec<Member>,
+    /// Members of each kind. With every word of a rank it is asked whether all are so, and there are as many words as
+    /// ranks.
+    counts: [usize; Kind::Unheard as usize + 1],
     /// By rank, of those that have told.
     loaders: Vec<Option<LoaderNews>>,
     pub(super) pulses: Pulses,
@@ -70,6 +93,8 @@ impl World {
     }
 
     fn of(placements: Vec<Placement>, each: Member) -> Self {
+        let mut counts = [0; Kind::Unheard as usize + 1];
+        counts[each.kind() as usize] = placements.len();
         let members = vec![each; placements.len()];
         let loaders = vec![None; placements.len()];
         let pulses = Pulses::new(placements.len());
@@ -81,6 +106,7 @@ impl World {
             placements: placements.into(),
             by_node: Arc::new(by_node),
             members,
+            counts,
             loaders,
             pulses,
             peers: Arc::new([]),
@@ -135,6 +161,8 @@ impl World {
             self.pulses.forget(rank);
         }
         if let Some(place) = self.members.get_mut(rank.0 as usize) {
+            self.counts[place.kind() as usize] -= 1;
+            self.counts[member.kind() as usize] += 1;
             *place = member;
         }
     }
@@ -143,6 +171,8 @@ impl World {
     pub(super) fn all_lose_touch(&mut self) {
         for member in &mut self.members {
             if !matches!(member, Member::Gone | Member::Done { .. } | Member::Unheard) {
+                self.counts[member.kind() as usize] -= 1;
+                self.counts[Kind::Lost as usize] += 1;
                 *member = Member::Lost;
             }
         }
@@ -154,12 +184,19 @@ impl World {
         }
     }
 
-    pub(super) fn all(&self, is: impl Fn(&Member) -> bool) -> bool {
-        self.members.iter().all(is)
+    pub(super) fn has(&self, kind: Kind) -> bool {
+        self.counts[kind as usize] > 0
     }
 
-    pub(super) fn has(&self, member: &Member) -> bool {
-        self.members.contains(member)
+    /// Whether each is of one of these kinds.
+    pub(super) fn all_are(&self, kinds: &[Kind]) -> bool {
+        let so: usize = kinds.iter().map(|kind| self.counts[*kind as usize]).sum();
+        so == self.members.len()
+    }
+
+    /// Whether each has met the others and got the state, and perhaps finished since.
+    pub(super) fn all_have_started(&self) -> bool {
+        self.all_are(&[Kind::Started, Kind::Done])
     }
 
     pub(super) fn is_gone(&self, rank: Rank) -> bool {
@@ -211,7 +248,7 @@ impl World {
             _ => None,
         };
         // Looked at before: this is asked each time a rank gets ready, and nothing is to be copied in vain.
-        if !self.all(|member| matches!(member, Member::Ready { .. })) {
+        if !self.all_are(&[Kind::Ready]) {
             return None;
         }
         self.peers = self.members.iter().filter_map(address).collect();
@@ -288,6 +325,9 @@ impl World {
 
     /// The job's outcome once every rank is done.
     pub(super) fn outcome(&self) -> Option<Outcome> {
+        if !self.all_are(&[Kind::Done]) {
+            return None;
+        }
         let mut ends = self.members.iter().map(|member| match member {
             Member::Done { outcome, digest } => Some((outcome, digest)),
             _ => None,
@@ -305,5 +345,45 @@ impl World {
             }
         }
         Some(first.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn member(kind: u8) -> Member {
+        match kind {
+            0 => Member::Launched,
+            1 => Member::Ready { address: "node0:1".to_owned(), step: None, since: Time(0) },
+            2 => Member::Started,
+            3 => Member::Lost,
+            4 => Member::Gone,
+            5 => Member::Done { outcome: Outcome::Completed, digest: "same".to_owned() },
+            _ => Member::Unheard,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn members_of_each_kind_are_counted_whatever_becomes_of_them(
+            size in 0u32..6, changes in prop::collection::vec((0u32..8, 0u8..8), 0..20),
+        ) {
+            let place = |rank| Placement {
+                rank: Rank(rank), node: NodeId("node0".to_owned()), local_rank: LocalRank(rank),
+            };
+            let mut world = World::new((0..size).map(place).collect());
+            for (rank, kind) in changes {
+                match kind {
+                    7 => world.all_lose_touch(),
+                    kind => world.set(Rank(rank), member(kind)),
+                }
+            }
+            let mut counts = [0; Kind::Unheard as usize + 1];
+            world.members.iter().for_each(|member| counts[member.kind() as usize] += 1);
+            prop_assert_eq!(world.counts, counts);
+        }
     }
 }

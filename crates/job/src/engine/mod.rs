@@ -45,8 +45,8 @@ use std::{sync::Arc, time::Duration};
 use self::{
     budget::Budget,
     drain::DrainStage,
-    membership::{Member, World},
-    nodes::{Heartbeat, Node, Nodes},
+    membership::{Kind, Member, World},
+    nodes::{Node, Nodes},
     recovery::Recoveries,
     skips::Skips,
 };
@@ -529,16 +529,7 @@ impl Engine {
                 format!("{reason}; ranks did not stop in time, the last checkpoint counts");
             self.end(now, Outcome::Drained { reason });
         }
-        let is_gone = |node: &Node| nodes_wake && node.is_given_up(now);
-        let gone: Vec<NodeId> = match self.nodes.has_away() {
-            true => self
-                .nodes
-                .iter()
-                .filter(|(_, node)| is_gone(node))
-                .map(|(id, _)| id.clone())
-                .collect(),
-            false => Vec::new(),
-        };
+        let gone = if nodes_wake { self.nodes.given_up(now) } else { Vec::new() };
         for node in gone {
             self.nodes.remove(&node);
             // Reattaching has its own deadline and looks at all nodes at once.
@@ -607,12 +598,8 @@ impl Engine {
 
     /// Keeps how a machine does, and answers, so that its agent knows how far away this is.
     fn heard_beat(&mut self, now: Time, node: &NodeId, beat: Beat) {
-        let Beat { number, round_trip, vitals } = beat;
-        if let Some(state) = self.nodes.get_mut(node) {
-            let before = state.beat.take().and_then(|beat| beat.vitals);
-            let vitals = vitals.map(Arc::new).or(before);
-            state.beat = Some(Heartbeat { at: now, round_trip, vitals });
-        }
+        let number = beat.number;
+        self.nodes.hear(node, now, beat);
         self.send(node, Directive::Heard { number });
         self.persist_meter_now_and_then(now);
     }
@@ -759,7 +746,7 @@ impl Engine {
             return;
         }
         let Some(world) = self.world_mut() else { return };
-        let death_was_known = world.has(&Member::Gone);
+        let death_was_known = world.has(Kind::Gone);
         let unfinished: Vec<Rank> =
             ranks.iter().copied().filter(|rank| !world.is_done(*rank)).collect();
         if unfinished.is_empty() {
@@ -795,22 +782,15 @@ impl Engine {
     fn settle(&mut self, now: Time) {
         let Phase::Settling { world, until, lost_at, failure } = &self.phase else { return };
         // If all lost touch, nobody is missing and nobody's death will be told.
-        let known = world.has(&Member::Gone) || world.all(|member| *member == Member::Lost);
+        let known = world.has(Kind::Gone) || world.all_are(&[Kind::Lost]);
         if self.away(world).is_none() && (known || *until <= now) {
             self.fail(now, *lost_at, failure.clone());
         }
     }
 
-    fn is_attached(&self, node: &NodeId) -> bool {
-        self.nodes.get(node).is_some_and(Node::is_attached)
-    }
-
     /// A node of `world` that is away and not yet given up.
-    fn away<'a>(&self, world: &'a World) -> Option<&'a NodeId> {
-        if !self.nodes.has_away() {
-            return None;
-        }
-        world.nodes().find(|node| self.nodes.contains_key(node) && !self.is_attached(node))
+    fn away(&self, world: &World) -> Option<&NodeId> {
+        self.nodes.away().find(|node| world.includes(node))
     }
 
     // ---- generations ----
@@ -954,7 +934,7 @@ impl Engine {
 
     fn train_when_all_started(&mut self, now: Time) {
         let Phase::Meeting { world, .. } = &self.phase else { return };
-        if !world.all(Member::has_started) {
+        if !world.all_have_started() {
             return;
         }
         let Some(world) = self.take_world() else { return };
@@ -1005,7 +985,7 @@ impl Engine {
 
     fn finish_reattaching(&mut self, now: Time) {
         let Phase::Reattaching { world, .. } = &self.phase else { return };
-        if world.all(|member| *member != Member::Unheard) {
+        if !world.has(Kind::Unheard) {
             self.give_up_reattaching(now);
         }
     }
@@ -1013,7 +993,7 @@ impl Engine {
     fn give_up_reattaching(&mut self, now: Time) {
         let Phase::Reattaching { lost_at, .. } = self.phase else { return };
         let Some(world) = self.take_world() else { return };
-        if world.all(Member::has_started) && !self.is_rollback_due() {
+        if world.all_have_started() && !self.is_rollback_due() {
             let reason = format!(
                 "{} ranks train; they went on while the coordinator was away",
                 world.size()

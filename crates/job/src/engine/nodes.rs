@@ -1,7 +1,7 @@
 //! The nodes that are attached, or were a moment ago.
 
 use std::{
-    collections::{BTreeMap, btree_map},
+    collections::{BTreeMap, BTreeSet, btree_map},
     ops::Deref,
     sync::Arc,
     time::Duration,
@@ -10,7 +10,7 @@ use std::{
 use super::{drain::Leaving, elastic::Warming};
 use crate::{
     ids::{Attachment, NodeId},
-    message::Vitals,
+    message::{Beat, Vitals},
     time::Time,
 };
 
@@ -74,56 +74,78 @@ impl Node {
     }
 }
 
-/// All of them, by name. Who is away is counted: that is asked for with every event, and almost always nobody is.
+/// All of them, by name. With every event it is asked who is away and when time changes something, and almost always
+/// nobody is and nothing has changed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Nodes {
     all: BTreeMap<NodeId, Node>,
-    away: usize,
+    away: BTreeSet<NodeId>,
+    /// When time alone changes something about one of them; unknown once one may have changed.
+    wakes_at: Option<Option<Time>>,
 }
 
 impl Nodes {
-    /// Whether any of them is away.
-    pub(super) fn has_away(&self) -> bool {
-        self.away > 0
+    /// Who is away and not yet given up.
+    pub(super) fn away(&self) -> impl Iterator<Item = &NodeId> {
+        self.away.iter()
+    }
+
+    /// Who has been away for too long.
+    pub(super) fn given_up(&self, now: Time) -> Vec<NodeId> {
+        let is_given_up =
+            |id: &&NodeId| self.all.get(*id).is_some_and(|node| node.is_given_up(now));
+        self.away.iter().filter(is_given_up).cloned().collect()
     }
 
     /// It came; the node of that name before it.
     pub(super) fn insert(&mut self, id: NodeId, node: Node) -> Option<Node> {
-        let before = self.all.insert(id, node);
-        self.away -= usize::from(before.as_ref().is_some_and(|node| !node.is_attached()));
-        before
+        self.wakes_at = None;
+        self.away.remove(&id);
+        self.all.insert(id, node)
     }
 
     /// It is gone for good.
     pub(super) fn remove(&mut self, id: &NodeId) {
-        let before = self.all.remove(id);
-        self.away -= usize::from(before.is_some_and(|node| !node.is_attached()));
+        self.wakes_at = None;
+        self.away.remove(id);
+        self.all.remove(id);
     }
 
     /// It is away, and its ranks are given up if it stays so.
     pub(super) fn lose(&mut self, id: &NodeId, given_up_at: Time) {
-        if let Some(node) = self.all.get_mut(id)
-            && node.given_up_at.replace(given_up_at).is_none()
-        {
-            self.away += 1;
+        if let Some(node) = self.get_mut(id) {
+            node.given_up_at = Some(given_up_at);
+            self.away.insert(id.clone());
         }
     }
 
+    /// Keeps what its agent told, which changes no time.
+    pub(super) fn hear(&mut self, id: &NodeId, at: Time, beat: Beat) {
+        let Some(node) = self.all.get_mut(id) else { return };
+        let Beat { round_trip, vitals, .. } = beat;
+        let before = node.beat.take().and_then(|beat| beat.vitals);
+        node.beat = Some(Heartbeat { at, round_trip, vitals: vitals.map(Arc::new).or(before) });
+    }
+
     pub(super) fn get_mut(&mut self, id: &NodeId) -> Option<&mut Node> {
+        self.wakes_at = None;
         self.all.get_mut(id)
     }
 
     pub(super) fn iter_mut(&mut self) -> btree_map::IterMut<'_, NodeId, Node> {
+        self.wakes_at = None;
         self.all.iter_mut()
     }
 
     pub(super) fn values_mut(&mut self) -> btree_map::ValuesMut<'_, NodeId, Node> {
+        self.wakes_at = None;
         self.all.values_mut()
     }
 
     /// When time alone changes something about one of them.
-    pub(super) fn wake_at(&self) -> Option<Time> {
-        self.all.values().filter_map(Node::wakes_at).min()
+    pub(super) fn wake_at(&mut self) -> Option<Time> {
+        let all = &self.all;
+        *self.wakes_at.get_or_insert_with(|| all.values().filter_map(Node::wakes_at).min())
     }
 }
 
@@ -132,5 +154,53 @@ impl Deref for Nodes {
 
     fn deref(&self) -> &Self::Target {
         &self.all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(name: &str) -> NodeId {
+        NodeId(name.to_owned())
+    }
+
+    #[test]
+    fn the_time_to_wake_follows_whatever_changes() {
+        let mut nodes = Nodes::default();
+        nodes.insert(id("a"), Node::new(Attachment(1), 1));
+        nodes.insert(id("b"), Node::new(Attachment(2), 1));
+        assert_eq!(nodes.wake_at(), None);
+
+        nodes.lose(&id("a"), Time(50));
+        assert_eq!(nodes.wake_at(), Some(Time(50)));
+        if let Some(node) = nodes.get_mut(&id("b")) {
+            node.rests_until = Some(Time(30));
+        }
+        assert_eq!(nodes.wake_at(), Some(Time(30)));
+        nodes.hear(&id("b"), Time(7), Beat::default());
+        assert_eq!(nodes.wake_at(), Some(Time(30)));
+        nodes.values_mut().for_each(|node| node.rests_until = None);
+        assert_eq!(nodes.wake_at(), Some(Time(50)));
+        nodes.insert(id("a"), Node::new(Attachment(3), 1));
+        assert_eq!(nodes.wake_at(), None);
+        nodes.lose(&id("a"), Time(60));
+        nodes.remove(&id("a"));
+        assert_eq!(nodes.wake_at(), None);
+    }
+
+    #[test]
+    fn who_came_back_or_is_gone_for_good_is_not_away() {
+        let mut nodes = Nodes::default();
+        for name in ["a", "b", "c"] {
+            nodes.insert(id(name), Node::new(Attachment(1), 1));
+            nodes.lose(&id(name), Time(50));
+        }
+        nodes.lose(&id("nobody"), Time(50));
+        nodes.insert(id("a"), Node::new(Attachment(2), 1));
+        nodes.remove(&id("b"));
+        assert!(nodes.away().eq([&id("c")]));
+        assert_eq!(nodes.given_up(Time(49)), []);
+        assert_eq!(nodes.given_up(Time(50)), [id("c")]);
     }
 }

@@ -1,10 +1,6 @@
 //! The whole simulated cluster: one clock, one queue, one generator of chance.
 
-use std::{
-    cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
-    ops::RangeInclusive,
-};
+use std::{collections::VecDeque, ops::RangeInclusive};
 
 use baton_job::{
     engine,
@@ -17,12 +13,12 @@ use fastrand::Rng;
 
 use crate::{
     agent::{Agent, AgentId},
+    common::{queue::Queue, store::Store},
     coordinator::Coordinator,
     fact::{Fact, Machine},
     network::{Connection, ConnectionId},
     plan::Plan,
     process::{Pid, Process, Wake},
-    store::Store,
     training::{Group, GroupId},
 };
 
@@ -59,33 +55,6 @@ pub(crate) enum Happening {
     Calm,
 }
 
-struct Scheduled {
-    at: Time,
-    /// Events of one time happen in the order in which they were scheduled.
-    sequence: u64,
-    happening: Happening,
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.sequence) == (other.at, other.sequence)
-    }
-}
-
-impl Eq for Scheduled {}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.sequence).cmp(&(other.at, other.sequence))
-    }
-}
-
 /// Everything there is.
 pub(crate) struct Cluster {
     pub(crate) now: Time,
@@ -101,8 +70,7 @@ pub(crate) struct Cluster {
     pub(crate) facts: Vec<Fact>,
     /// When faults stopped, if they have.
     pub(crate) calm_since: Option<Time>,
-    queue: BinaryHeap<Reverse<Scheduled>>,
-    sequence: u64,
+    queue: Queue<Happening>,
     telling: Telling,
     tail: VecDeque<String>,
 }
@@ -123,8 +91,7 @@ impl Cluster {
             store,
             facts: Vec::new(),
             calm_since: None,
-            queue: BinaryHeap::new(),
-            sequence: 0,
+            queue: Queue::new(),
             telling,
             tail: VecDeque::new(),
             plan,
@@ -144,8 +111,7 @@ impl Cluster {
     }
 
     pub(crate) fn schedule(&mut self, at: Time, happening: Happening) {
-        self.sequence += 1;
-        self.queue.push(Reverse(Scheduled { at, sequence: self.sequence, happening }));
+        self.queue.schedule(at, happening);
     }
 
     pub(crate) fn is_calm(&self) -> bool {
@@ -162,7 +128,7 @@ impl Cluster {
 
     /// The next event; false if nothing will ever happen again.
     pub(crate) fn advance(&mut self) -> bool {
-        let queued = self.queue.peek().map(|Reverse(next)| next.at);
+        let queued = self.queue.next_at();
         match (self.next_wake(), queued) {
             (Some((at, machine)), queued) if queued.is_none_or(|queued| at < queued) => {
                 self.now = self.now.max(at);
@@ -174,9 +140,9 @@ impl Cluster {
                 true
             }
             (_, Some(_)) => {
-                if let Some(Reverse(next)) = self.queue.pop() {
-                    self.now = next.at;
-                    self.happen(next.happening);
+                if let Some((at, happening)) = self.queue.pop() {
+                    self.now = at;
+                    self.happen(happening);
                 }
                 true
             }

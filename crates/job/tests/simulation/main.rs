@@ -1,7 +1,7 @@
 //! A hundred thousand histories of a whole cluster on virtual time.
 //!
 //! The two machines of this crate run as they are; everything around them is a model: rank processes
-//! ([`process`], [`training`]), the checkpoint store ([`store`]), connections ([`network`]) and the
+//! ([`process`], [`training`]), the checkpoint store ([`common::store`]), connections ([`network`]) and the
 //! shells that perform actions ([`coordinator`], [`agent`]). One seed decides a history: its cluster
 //! ([`plan`]) and every delay, loss and fault ([`chaos`]). After a time of faults comes calm, and
 //! then the job must end. The [`invariants`] are checked after every event.
@@ -24,6 +24,8 @@
 mod agent;
 mod chaos;
 mod cluster;
+#[path = "../common/mod.rs"]
+mod common;
 mod coordinator;
 mod fact;
 mod history;
@@ -31,7 +33,6 @@ mod invariants;
 mod network;
 mod plan;
 mod process;
-mod store;
 mod tally;
 mod training;
 

@@ -7,28 +7,7 @@ use baton_job::{
 };
 use fastrand::Rng;
 
-use crate::store::Store;
-
-/// A recipe of which only the `cluster` section matters here.
-const RECIPE: &str = r#"
-name = "simulated"
-[model]
-arch = "resnet18"
-num_classes = 10
-[data]
-train = "train.beton"
-val = "val.beton"
-[train]
-epochs = 1
-global_batch = 64
-resolution = 32
-virtual_ranks = 16
-[optimizer]
-kind = "sgd"
-[schedule]
-kind = "constant"
-lr = 0.1
-"#;
+use crate::common::{self, store::Store};
 
 /// What messages between coordinator and agents suffer besides delay and broken connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -152,8 +131,5 @@ fn origin(rng: &mut Rng, store: &mut Store, total_steps: u64) -> Origin {
 
 fn recipe() -> &'static JobSpec {
     static RECIPE_READ: OnceLock<JobSpec> = OnceLock::new();
-    RECIPE_READ.get_or_init(|| match JobSpec::from_toml(RECIPE, &[]) {
-        Ok(spec) => spec,
-        Err(error) => panic!("the simulation's recipe is invalid: {error}"),
-    })
+    RECIPE_READ.get_or_init(common::recipe::recipe)
 }
