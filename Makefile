@@ -58,7 +58,7 @@ test: tools ## every test; ARGS="some_name" picks by name
 lint: tools ## formatting, clippy, docs, licences, scripts, links; writes nothing
 	cargo metadata --locked --format-version 1 >/dev/null  # Cargo.lock is up to date
 	cargo fmt --all --check
-	find scripts deploy .ci -type f \( -name '*.sh' -o -path '.ci/run' \) -print0 \
+	find scripts deploy .ci -type f \( -name '*.sh' -o -name '*.sbatch' -o -path '.ci/run' \) -print0 \
 		| xargs -0 .tools/bin/shellcheck
 	python3 scripts/check-links.py
 	scripts/check-layers.sh
@@ -116,6 +116,11 @@ bench-recovery: build ## kill what trains, beside torchrun; ARGS="--rounds 1 --g
 bench-control: build ## 10,000 made-up workers against the coordinator on one core, beside torchft's lighthouse; ARGS="--rounds 1" for a quick look
 	cargo build --workspace --example swarm
 	scripts/bench-control/run.sh $(ARGS)
+
+.PHONY: deploy-check
+deploy-check: build ## check deploy/ without a cloud: AWS emulated, machines booted, systemd, Slurm, Kubernetes, image, runbook; CHECKS="systemd slurm" picks
+	scripts/deploy/setup.sh
+	scripts/deploy/check.sh $(BIN) $(CHECKS)
 
 .PHONY: dashboard-check
 dashboard-check: setup ## the web dashboard in a headless Chromium; needs node 20, npm and chromium

@@ -19,8 +19,8 @@ use super::wait::Limit;
 use super::wire::Hello;
 use crate::{Error, Membership, operation};
 
-/// So many callers may be silent at a time; one more and the first of them is hung up on.
-const MAX_CALLERS: usize = 256;
+/// So many callers beside those who are awaited may be silent at a time; one more, and the first of all is hung up on.
+const MAX_STRANGERS: usize = 256;
 
 /// Connects `me` with everybody; the streams are indexed by rank and do not block.
 pub(super) fn meet(
@@ -127,7 +127,7 @@ impl Meeting {
         loop {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    if self.callers.len() == MAX_CALLERS {
+                    if self.callers.len() == self.met.len() + MAX_STRANGERS {
                         self.callers.remove(0);
                     }
                     self.callers.extend(Call::new(stream, false));
@@ -203,6 +203,44 @@ impl Call {
         match Hello::decode(&self.heard) {
             Some(hello) => Ok(Some(hello)),
             None => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no Baton rank")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use baton_job::Generation;
+
+    use super::*;
+
+    /// As in a large group, where all dial rank 0 at once and it has not heard any of them yet.
+    #[test]
+    fn no_rank_is_hung_up_on_because_hundreds_call_at_once() {
+        const WORLD: u32 = 300;
+        let me =
+            Membership { protocol: 1, generation: Generation(1), rank: Rank(0), world_size: WORLD };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let met = (0..WORLD).map(|_| None).collect();
+        let mut meeting = Meeting { me, met, dialled: Vec::new(), callers: Vec::new() };
+        let mut callers: Vec<(Rank, TcpStream)> = Vec::new();
+        for rank in (1..WORLD).map(Rank) {
+            callers.push((rank, TcpStream::connect(address).unwrap()));
+            meeting.accept(&listener).unwrap();
+        }
+        for (rank, stream) in &mut callers {
+            let hello = Hello { from: Membership { rank: *rank, ..me }, to: Rank(0) };
+            stream.write_all(&hello.encode()).unwrap();
+        }
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while let Some(missing) = meeting.first_missing() {
+            assert!(Instant::now() < deadline, "rank {missing:?} was hung up on");
+            let ready = vec![true; meeting.callers.len()];
+            meeting.hear_callers(&ready);
+            meeting.accept(&listener).unwrap();
         }
     }
 }
