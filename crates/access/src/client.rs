@@ -77,7 +77,9 @@ pub fn tls_problem(error: &(dyn error::Error + 'static)) -> Option<String> {
     let cause = innermost(error);
     let is_about_tls = ["certificate", "tls", "handshake", "corrupt message"];
     let lower = cause.to_lowercase();
-    is_about_tls.iter().any(|word| lower.contains(word)).then_some(cause)
+    // One that says nothing has shown no certificate to find fault with.
+    let is_silent = lower.contains("timeout");
+    (!is_silent && is_about_tls.iter().any(|word| lower.contains(word))).then_some(cause)
 }
 
 fn innermost(error: &(dyn error::Error + 'static)) -> String {
