@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks all of deploy/ on one machine, without a cloud, a cluster or a container engine. Run by `make deploy-check`.
 #
-#   scripts/deploy/check.sh PROGRAMS [NAME...]     some of: aws-template aws systemd container kubernetes slurm runbook
+#   scripts/deploy/check.sh PROGRAMS [NAME...]     some of: aws-template aws aws-several systemd container kubernetes slurm runbook
 #
 # Checks that wait more than they compute run beside each other. One that cannot run here says why, and is listed so.
 set -euo pipefail
@@ -15,15 +15,16 @@ trap 'rm -rf "$logs"' EXIT
 
 declare -A commands=(
     [aws-template]=".venv-deploy/bin/cfn-lint deploy/aws/baton.yaml"
-    [aws]="scripts/deploy/aws.sh $programs"
+    [aws]="scripts/deploy/aws.sh $programs single"
+    [aws-several]="scripts/deploy/aws.sh $programs several"
     [systemd]="scripts/deploy/systemd.sh $programs"
     [container]="scripts/deploy/container.sh $programs"
     [kubernetes]="$python scripts/deploy/kubernetes.py $programs"
     [slurm]="scripts/deploy/slurm.py $programs"
     [runbook]="$python scripts/deploy/runbook.py $programs"
 )
-# Two rows of checks, each one after the other, as long as each other.
-rows=("aws-template systemd runbook aws" "kubernetes slurm container")
+# Rows of checks, each one after the other, about as long as each other.
+rows=("aws" "aws-template systemd aws-several container" "kubernetes slurm runbook")
 if [ $# -gt 0 ]; then rows=("$*"); fi
 
 run() {

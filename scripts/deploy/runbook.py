@@ -5,10 +5,12 @@ the programs' own help instead.
     scripts/deploy/runbook.py [PROGRAMS]
 """
 
+import os
 import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,11 +73,17 @@ def main():
         for line, text in here:
             script += [f'echo "docs/runbook.md:{line}"', text]
         start = time.time()
-        ended = subprocess.run(["bash", "-c", "\n".join(script)], cwd=folder, text=True, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE)
-        if ended.returncode != 0:
+        # In a group of its own, so that what it has started ends with it.
+        shell = subprocess.Popen(["bash", "-c", "\n".join(script)], cwd=folder, text=True, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            said, _ = shell.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            said, _ = shell.communicate()
+        if shell.returncode != 0:
             log = folder / "book.log"
-            sys.exit(f"runbook: ended with {ended.returncode}:\n{ended.stdout}\n{log.read_text()[-2000:] if log.exists() else ''}")
+            sys.exit(f"runbook: ended with {shell.returncode}:\n{said}\n{log.read_text()[-2000:] if log.exists() else ''}")
         commands = sum(len(text.splitlines()) for _, text in here)
         print(f"runbook: {commands} commands ran here, one after the other, in {time.time() - start:.0f} s")
     finally:

@@ -9,8 +9,10 @@ read_node
 
 # Enough for what led to an end. All of it is on the machine.
 readonly LINES=5000
+told=$(mktemp -d)
+trap 'rm -r "$told"' EXIT
 journalctl --boot --no-hostname --output short-iso --lines $LINES \
-    --unit 'baton-*' --unit cloud-final | put log.txt
+    --unit 'baton-*' --unit cloud-final >"$told/log.txt"
 
 if [ "$ROLE" != node ]; then
     export BATON_COORDINATOR=http://127.0.0.1:29600
@@ -22,7 +24,8 @@ if [ "$ROLE" != node ]; then
     if status=$("$HOME_OF_BATON/bin/baton" status --json 2>/dev/null) &&
         words=$("$HOME_OF_BATON/bin/baton" status 2>/dev/null); then
         WORDS=$words STATUS=$status python3 -c 'import json, os, time; print(json.dumps(
-            {"time": int(time.time()), "text": os.environ["WORDS"], "status": json.loads(os.environ["STATUS"])}))' |
-            put status.json
+            {"time": int(time.time()), "text": os.environ["WORDS"], "status": json.loads(os.environ["STATUS"])}))' \
+            >"$told/status.json"
     fi
 fi
+aws s3 cp --only-show-errors --recursive "$told" "s3://$BUCKET/$JOB/machines/$INSTANCE/"

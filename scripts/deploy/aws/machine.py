@@ -225,6 +225,12 @@ def metadata_handler(machine):
         def log_message(self, *_):
             pass
 
+        def handle(self):
+            try:
+                super().handle()
+            except ConnectionError:
+                pass  # The machine's power went.
+
         def answer(self, code, text):
             body = text.encode()
             self.send_response(code)

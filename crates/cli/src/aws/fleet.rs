@@ -1,6 +1,6 @@
 //! The machines of a job, and what they tell of themselves.
 //!
-//! A machine writes twice a minute into the bucket what it sees and logs (`deploy/aws/node/report.sh`), so that it can
+//! A machine writes some times a minute into the bucket what it sees and logs (`deploy/aws/node/report.sh`), so that it can
 //! be asked without a way in, and after its end.
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -24,12 +24,12 @@ pub(crate) struct Args {
     /// Name the machines that have logged, and print nothing of it
     #[arg(long, conflicts_with = "follow")]
     list: bool,
-    /// Go on with what is logged from now on, twice a minute
+    /// Go on with what is logged from now on, every 15 seconds
     #[arg(short, long)]
     follow: bool,
 }
 
-/// Between two looks; a machine writes every 30 s.
+/// Between two looks; a machine writes about as often.
 const INTERVAL: Duration = Duration::from_secs(15);
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {

@@ -20,7 +20,7 @@ Examples:
   baton aws status --watch
   baton aws status --json | jq .report.status.latest.loss
 
-The machines tell the bucket twice a minute, so this works without a way in, and when they are gone.
+The machines tell the bucket some times a minute, so this works without a way in, and when they are gone.
 What happens this second: baton aws connect -- top")]
 pub(crate) struct Args {
     #[command(flatten)]
