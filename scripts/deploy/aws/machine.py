@@ -90,6 +90,10 @@ class Machine:
         (manager / "cloud.conf").write_text(f"[Manager]\nDefaultEnvironment={words}\n")
         (self.root / "etc/machine-id").write_text("")
         (self.root / "etc/fstab").write_text("")
+        # Training for its own sake, until something happens: it shall not take the cores from what happens.
+        nice = units / "baton-agent.service.d/nice.conf"
+        nice.parent.mkdir()
+        nice.write_text("[Service]\nNice=15\n")
         # What the image brings: the AWS CLI, and libtorch, which would take minutes from PyPI.
         aws = self.root / "usr/local/bin/aws"
         aws.unlink(missing_ok=True)

@@ -96,7 +96,7 @@ pub(crate) struct Args {
 }
 
 /// Between two looks at the machines.
-const INTERVAL: Duration = Duration::from_secs(5);
+const INTERVAL: Duration = Duration::from_secs(8);
 
 pub(super) fn run(args: &Args) -> Result<u8, Failure> {
     let path = find(&args.recipe);
