@@ -64,14 +64,13 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
-        let after = request.into_inner().after_id;
+        let v1::WatchEventsRequest { after_id, past_only } = request.into_inner();
         match self.slot.get() {
-            Some(served) => Ok(Response::new(events(&served, after).await?)),
-            None => {
-                Ok(Response::new(self.once_there_is_a_job(move |served| async move {
-                    events(&served, after).await
-                })))
-            }
+            Some(served) => Ok(Response::new(events(&served, after_id, past_only).await?)),
+            None if past_only => Ok(Response::new(Box::pin(tokio_stream::empty()))),
+            None => Ok(Response::new(self.once_there_is_a_job(move |served| async move {
+                events(&served, after_id, false).await
+            }))),
         }
     }
 
@@ -239,8 +238,12 @@ fn unusable(error: spec::Error) -> Status {
     refusal::invalid(message, fields)
 }
 
-/// A job's events after an id, and those to come.
-async fn events(served: &Served, after: u64) -> Result<Outgoing<v1::WatchEventsResponse>, Status> {
+/// A job's events after an id and, unless only the past is wanted, those to come.
+async fn events(
+    served: &Served,
+    after: u64,
+    past_only: bool,
+) -> Result<Outgoing<v1::WatchEventsResponse>, Status> {
     let watch = served.ask(|answer| Input::Watch { after, answer }).await?;
     let watch = watch.map_err(|error| match error {
         WatchError::OutOfRange { newest } => {
@@ -253,6 +256,9 @@ async fn events(served: &Served, after: u64) -> Result<Outgoing<v1::WatchEventsR
     })?;
     let seen = watch.past.last().map_or(after, |event| event.id);
     let past = tokio_stream::iter(watch.past.into_iter().map(|event| Ok(wire(event))));
+    if past_only {
+        return Ok(Box::pin(past));
+    }
     let coming = BroadcastStream::new(watch.coming).filter_map(move |event| match event {
         Ok(event) if event.id <= seen => None,
         Ok(event) => Some(Ok(wire(event))),

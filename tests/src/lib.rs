@@ -308,7 +308,7 @@ impl Cluster {
 
     /// All events so far and to come.
     pub async fn events(&self) -> Events {
-        let request = WatchEventsRequest { after_id: 0 };
+        let request = WatchEventsRequest::default();
         let stream = self.client().await.watch_events(request).await.expect("events").into_inner();
         Events(stream)
     }

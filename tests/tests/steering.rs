@@ -56,6 +56,10 @@ async fn a_paused_job_stands_still_through_failures_and_restarts_saves_if_asked_
     let again = client.pause(PauseRequest { reason }).await.unwrap_err();
     assert!(again.message().contains("lunch"), "{again}");
     events.next_of(Kind::Paused).await;
+    let past = WatchEventsRequest { after_id: 0, past_only: true };
+    let past = client.watch_events(past).await.unwrap().into_inner();
+    let past: Vec<_> = past.map(|event| event.unwrap().kind()).collect().await;
+    assert!(past.contains(&Kind::Paused), "{past:?}");
     let at = stands_still(&cluster).await;
     let status = cluster.status().await;
     assert_eq!(status.phase(), Phase::Paused);
@@ -273,11 +277,11 @@ async fn an_event_id_that_no_event_has_is_out_of_range_and_says_what_is_in_it() 
     let mut cluster = Cluster::new();
     cluster.start_coordinator(&[]).await;
     let mut client = cluster.client().await;
-    let request = WatchEventsRequest { after_id: 99 };
+    let request = WatchEventsRequest { after_id: 99, past_only: false };
     let refused = client.watch_events(request).await.unwrap_err();
     assert_eq!(refused.code(), Code::OutOfRange);
     assert!(refused.message().contains("begin with 0"), "{refused}");
     let details = refused.get_details_bad_request().unwrap().field_violations;
     assert_eq!(details[0].field, "after_id");
-    client.watch_events(WatchEventsRequest { after_id: 0 }).await.unwrap();
+    client.watch_events(WatchEventsRequest::default()).await.unwrap();
 }

@@ -287,9 +287,14 @@ impl Coordinator {
         Ok(answer.map_err(|status| self.explain(&status))?.into_inner())
     }
 
-    /// Events with an id greater than `after`.
+    /// Events with an id greater than `after`, and those to come.
     pub(crate) fn events(&self, after: u64) -> Events {
-        Follow::new(self.clone(), EventFeed { after })
+        Follow::new(self.clone(), EventFeed { after, past_only: false })
+    }
+
+    /// Events with an id greater than `after` that have happened.
+    pub(crate) fn past_events(&self, after: u64) -> Events {
+        Follow::new(self.clone(), EventFeed { after, past_only: true })
     }
 
     /// Numbers of updates and evaluations so far, and with `follow` those to come.

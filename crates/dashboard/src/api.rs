@@ -1,6 +1,6 @@
 //! What there is to look at, as JSON.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use axum::{
     Json,
@@ -10,7 +10,7 @@ use axum::{
 };
 use baton_proto::v1::{self, job_service_server::JobService};
 use baton_telemetry::{json, prometheus};
-use futures::{Stream, StreamExt, TryStreamExt};
+use futures::TryStreamExt;
 use serde::{Deserialize, Serialize};
 use tonic::{Request, Status};
 
@@ -18,9 +18,6 @@ use crate::refusal::Refusal;
 
 type Answer<T> = Result<Json<T>, Refusal>;
 type Asked<T> = Result<Query<T>, QueryRejection>;
-
-/// After so long without another event there are no more of the past: the call itself does not tell where they end.
-const END_OF_PAST: Duration = Duration::from_millis(100);
 
 /// Lines of a log that are given to who does not say how many.
 const TAIL: u32 = 200;
@@ -61,19 +58,9 @@ pub(crate) async fn events<S: JobService>(
     asked: Asked<After>,
 ) -> Answer<Vec<json::Event>> {
     let Query(After { after: after_id }) = asked?;
-    let request = Request::new(v1::WatchEventsRequest { after_id });
+    let request = Request::new(v1::WatchEventsRequest { after_id, past_only: true });
     let events = jobs.watch_events(request).await?.into_inner();
-    Ok(Json(past(events.map_ok(|event| json::Event::from(&event))).await?))
-}
-
-/// What a stream has ready.
-async fn past<T>(stream: impl Stream<Item = Result<T, Status>>) -> Result<Vec<T>, Status> {
-    let mut stream = Box::pin(stream);
-    let mut past = Vec::new();
-    while let Ok(Some(next)) = tokio::time::timeout(END_OF_PAST, stream.next()).await {
-        past.push(next?);
-    }
-    Ok(past)
+    Ok(Json(events.map_ok(|event| json::Event::from(&event)).try_collect().await?))
 }
 
 #[derive(Deserialize)]

@@ -1,6 +1,6 @@
 //! `baton events`
 
-use std::{collections::VecDeque, time::Duration};
+use std::collections::VecDeque;
 
 use baton_job::exit::Failure;
 
@@ -32,15 +32,10 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The past comes at once; after so long without an event, all of it has come.
-const QUIET: Duration = Duration::from_millis(500);
-
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let mut events = Coordinator::find(&args.place)?.events(args.after);
-    events.begin().await?;
+    let mut events = Coordinator::find(&args.place)?.past_events(args.after);
     let mut past = VecDeque::new();
-    while let Ok(next) = tokio::time::timeout(QUIET, events.next_or_end()).await {
-        let Some(event) = next? else { break };
+    while let Some(event) = events.next_or_end().await? {
         past.push_back(event);
         if args.tail.is_some_and(|tail| past.len() > tail) {
             past.pop_front();

@@ -108,16 +108,17 @@ fn is_refusal(status: &Status) -> bool {
     )
 }
 
-/// What happened and happens in the job.
+/// What happened and, unless only the past is wanted, happens in the job.
 pub(crate) struct EventFeed {
     pub(super) after: u64,
+    pub(super) past_only: bool,
 }
 
 impl Feed for EventFeed {
     type Item = WatchEventsResponse;
 
     async fn open(&mut self, client: &mut Client) -> Result<Streaming<Self::Item>, Status> {
-        let request = WatchEventsRequest { after_id: self.after };
+        let request = WatchEventsRequest { after_id: self.after, past_only: self.past_only };
         Ok(client.watch_events(request).await?.into_inner())
     }
 

@@ -143,8 +143,8 @@ impl JobService for Shared {
         &self,
         request: Request<WatchEventsRequest>,
     ) -> Answer<Self::WatchEventsStream> {
-        let after = request.into_inner().after_id;
-        Ok(self.items(0, true, |told| &told.events, move |event| event.id > after))
+        let WatchEventsRequest { after_id, past_only } = request.into_inner();
+        Ok(self.items(0, !past_only, |told| &told.events, move |event| event.id > after_id))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Answer<DrainResponse> {

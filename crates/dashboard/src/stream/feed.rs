@@ -45,7 +45,7 @@ impl<S: JobService> Feed<S> {
         cursor: Cursor,
         with_logs: bool,
     ) -> Result<Self, Status> {
-        let events = v1::WatchEventsRequest { after_id: cursor.event };
+        let events = v1::WatchEventsRequest { after_id: cursor.event, past_only: false };
         let events = jobs.watch_events(Request::new(events)).await?.into_inner().boxed();
         let points =
             v1::StreamMetricsRequest { after_unix_millis: cursor.ask_points_after(), follow: true };

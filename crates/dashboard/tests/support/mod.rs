@@ -143,12 +143,12 @@ impl JobService for Fake {
         &self,
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
-        let after = request.into_inner().after_id;
+        let v1::WatchEventsRequest { after_id: after, past_only } = request.into_inner();
         let job = self.asked()?;
         if after > job.events.past.last().map_or(0, |event| event.id) {
             return Err(Status::out_of_range("no event has got that far"));
         }
-        Ok(Response::new(job.events.stream(true, move |event| event.id > after)))
+        Ok(Response::new(job.events.stream(!past_only, move |event| event.id > after)))
     }
 
     async fn stream_metrics(
