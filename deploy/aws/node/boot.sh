@@ -21,6 +21,9 @@ main() {
     read_node
     trap 'failed "${REASON:-$BASH_COMMAND}"' EXIT
 
+    chmod +x "$HOME_OF_BATON"/bin/*
+    "$HOME_OF_BATON/bin/baton" --version ||
+        fail "Baton's programs do not run on this image: they were built on a system that is newer, or for another processor"
     id baton >/dev/null 2>&1 || useradd --system --home-dir "$STATE" --shell /usr/sbin/nologin baton
     if [ "$ROLE" = single ]; then wait_for_others; fi
     if [ -n "$VOLUME" ]; then
@@ -53,11 +56,12 @@ failed() {
 # At a rebalance recommendation the group starts this machine before the other one has ended. The other one saves
 # when the group tells it to go; two of them would take the checkpoint store from each other.
 wait_for_others() {
-    local others deadline=$((SECONDS + 900))
-    while others=$(others_in_group) && [ -n "$others" ] && [ "$others" != None ]; do
-        [ $SECONDS -lt $deadline ] || { say "$others is still there: going on without waiting"; return 0; }
-        stage "waiting for $others to save and end"
-        sleep 5
+    local others='' deadline=$((SECONDS + 900))
+    while retry 300 ask_for_others || fail "the group cannot be asked who else is in it"; [ -n "$OTHERS" ]; do
+        [ $SECONDS -lt $deadline ] || { say "$OTHERS is still there: going on without waiting"; return 0; }
+        if [ "$OTHERS" != "$others" ]; then stage "waiting for $OTHERS to save and end"; fi
+        others=$OTHERS
+        sleep 3
     done
 }
 
@@ -65,7 +69,9 @@ wait_for_others() {
 install_libtorch() {
     local kept=/data/.baton
     if [ -n "$VOLUME" ] && [ -e "$kept/libtorch/.baton-setup" ]; then
-        ln -sfn "$kept/libtorch" "$HOME_OF_BATON/.libtorch"
+        # At a later start it is there already, as that or as the folder that was copied.
+        rm -rf "$HOME_OF_BATON/.libtorch"
+        ln -s "$kept/libtorch" "$HOME_OF_BATON/.libtorch"
     fi
     retry 600 bash "$HOME_OF_BATON/scripts/setup.sh" --libtorch
     if [ -n "$VOLUME" ] && [ ! -L "$HOME_OF_BATON/.libtorch" ]; then
@@ -77,7 +83,6 @@ install_libtorch() {
 }
 
 install_units() {
-    chmod +x "$HOME_OF_BATON"/bin/*
     local units=/etc/systemd/system
     install -m 644 "$HOME_OF_BATON"/systemd/*.service units/*.service units/*.timer "$units/"
     local unit

@@ -19,7 +19,10 @@ mount_cache() {
         mapfile -t disks < <(instance_store)
         case ${#disks[@]} in
         0) say "no instance store: the cache is on the system disk" ;;
-        *) format_cache "${disks[@]}" && mount -o noatime,discard "$(cache_device "${disks[@]}")" "$CACHE" ;;
+        *)
+            format_cache "${disks[@]}"
+            mount -o noatime,discard "$(cache_device "${disks[@]}")" "$CACHE"
+            ;;
         esac
     fi
     chown baton:baton "$CACHE"

@@ -28,7 +28,9 @@ leave_credentials() {
 }
 
 # leave NAME FILE. From a file, as everybody on a machine sees arguments.
-leave() {
+leave() { retry 300 leave_once "$@" || fail "Parameter Store does not take what the agents need"; }
+
+leave_once() {
     aws ssm put-parameter --name "/baton/$JOB/$1" --type SecureString --overwrite --value "file://$2" >/dev/null
 }
 

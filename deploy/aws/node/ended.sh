@@ -13,7 +13,8 @@ read_node
 
 main() {
     local who=${1#baton-} result=failed code=1 going what
-    if [ "$who" != boot ]; then read -r result code <"/run/$1.ended"; fi
+    # Where nothing is written, it failed in a way that nobody foresaw.
+    if [ "$who" != boot ]; then read -r result code <"/run/$1.ended" || true; fi
     # Some versions of systemd say so too when they are about to start it again.
     case $(systemctl show --value --property ActiveState "baton-$who") in
     active | activating | reloading) return ;;
@@ -82,28 +83,34 @@ reason_to_go() {
 }
 
 # The group waits until the hook's time is over or somebody says that all is saved.
-let_go() {
+let_go() { complete_hook || say "nothing waits for this machine to save"; }
+
+complete_hook() {
     aws autoscaling complete-lifecycle-action --auto-scaling-group-name "baton-$JOB" --lifecycle-hook-name drain \
-        --instance-id "$INSTANCE" --lifecycle-action-result CONTINUE 2>/dev/null || say "nothing waits for this machine to save"
+        --instance-id "$INSTANCE" --lifecycle-action-result CONTINUE 2>/dev/null
 }
 
 scale_in() {
-    local others
-    if [ "$ROLE" = single ] && others=$(others_in_group) && [ -n "$others" ] && [ "$others" != None ]; then
-        say "$others has taken the job: the group stays"
+    # A job that another machine may have is not ended here.
+    if [ "$ROLE" = single ] && { ! retry 300 ask_for_others || [ -n "$OTHERS" ]; }; then
+        say "${OTHERS:-nobody knows who} has taken the job: the group stays"
         return
     fi
-    aws autoscaling set-desired-capacity --auto-scaling-group-name "baton-$JOB" --desired-capacity 0
+    retry 600 aws autoscaling set-desired-capacity --auto-scaling-group-name "baton-$JOB" --desired-capacity 0
     if [ "$ROLE" = coordinator ]; then
         # It is no member of the group. Stopped, it costs its disk; `baton aws up` starts it again.
         shutdown -h +1 "the job is over"
+    else
+        # Two minutes less to pay for.
+        retry 60 complete_hook || true
     fi
 }
 
 # The group gets smaller: another machine might fail like this one, and cost as much.
 drop() {
-    aws autoscaling terminate-instance-in-auto-scaling-group --instance-id "$INSTANCE" \
+    retry 600 aws autoscaling terminate-instance-in-auto-scaling-group --instance-id "$INSTANCE" \
         --should-decrement-desired-capacity
+    retry 60 complete_hook || true
 }
 
 service_is_over() { ! systemctl is-active --quiet "$1"; }

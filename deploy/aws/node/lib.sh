@@ -21,11 +21,12 @@ fail() {
 
 # retry SECONDS COMMAND...: until it succeeds, for that long. New rights and new machines take a while to be known.
 retry() {
-    local deadline=$((SECONDS + $1))
+    local deadline=$((SECONDS + $1)) pause=1
     shift
     until "$@"; do
         [ $SECONDS -lt $deadline ] || return 1
-        sleep 3
+        sleep $pause
+        pause=$((pause < 3 ? pause + 1 : 3))
     done
 }
 
@@ -58,8 +59,10 @@ stage() {
 # trimmed FILE: what the kernel says there; it fills names up with blanks.
 trimmed() { sed 's/^ *//; s/ *$//' "$1" 2>/dev/null; }
 
-# Other machines of the group, which are not gone yet.
-others_in_group() {
-    aws autoscaling describe-auto-scaling-groups --auto-scaling-group-names "baton-$JOB" --output text \
-        --query "AutoScalingGroups[0].Instances[?InstanceId!='$INSTANCE' && LifecycleState!='Terminated'].InstanceId"
+# Sets OTHERS: machines of the group beside this one, which are not gone yet. Fails where the answer is not known.
+OTHERS=
+ask_for_others() {
+    OTHERS=$(aws autoscaling describe-auto-scaling-groups --auto-scaling-group-names "baton-$JOB" --output text \
+        --query "AutoScalingGroups[0].Instances[?InstanceId!='$INSTANCE' && LifecycleState!='Terminated'].InstanceId") || return
+    [ "$OTHERS" != None ] || OTHERS=
 }

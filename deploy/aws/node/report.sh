@@ -21,11 +21,14 @@ if [ "$ROLE" != node ]; then
         export BATON_TLS_CA=/etc/baton/certs/ca.pem BATON_TOKEN_FILE=/etc/baton/certs/viewer.token
     fi
     # Not there before the first start nor after the end: the last one that was told stays.
-    if status=$("$HOME_OF_BATON/bin/baton" status --json 2>/dev/null) &&
-        words=$("$HOME_OF_BATON/bin/baton" status 2>/dev/null); then
-        WORDS=$words STATUS=$status python3 -c 'import json, os, time; print(json.dumps(
-            {"time": int(time.time()), "text": os.environ["WORDS"], "status": json.loads(os.environ["STATUS"])}))' \
-            >"$told/status.json"
+    # By files: of thousands of ranks it is more than an argument may have.
+    seen=$(mktemp -d)
+    trap 'rm -r "$told" "$seen"' EXIT
+    if "$HOME_OF_BATON/bin/baton" status --json >"$seen/status" 2>/dev/null &&
+        "$HOME_OF_BATON/bin/baton" status >"$seen/words" 2>/dev/null; then
+        python3 -c 'import json, sys, time; print(json.dumps(
+            {"time": int(time.time()), "text": open(sys.argv[1]).read(), "status": json.load(open(sys.argv[2]))}))' \
+            "$seen/words" "$seen/status" >"$told/status.json"
     fi
 fi
 aws s3 cp --only-show-errors --recursive "$told" "s3://$BUCKET/$JOB/machines/$INSTANCE/"

@@ -6,7 +6,7 @@
 //! tries again by itself.
 
 use std::{
-    io::{self, Write},
+    io,
     process::{Command, Stdio},
 };
 
@@ -17,12 +17,12 @@ use crate::failure::{bad_input, failed};
 
 /// AWS, or a test's.
 pub(super) trait Api {
-    /// Runs `aws` with these arguments and this input; what it prints.
-    fn call(&self, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, Error>;
+    /// Runs `aws` with these arguments; what it prints.
+    fn call(&self, arguments: &[&str]) -> Result<Vec<u8>, Error>;
 
     /// As [`Api::call`], of a command that answers with JSON. Nothing is `null`.
     fn json(&self, arguments: &[&str]) -> Result<Value, Error> {
-        let text = self.call(arguments, &[])?;
+        let text = self.call(arguments)?;
         if text.iter().all(u8::is_ascii_whitespace) {
             return Ok(Value::Null);
         }
@@ -59,22 +59,22 @@ impl Program {
     /// The command itself, for one that a person talks to.
     pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("aws");
-        // A pager would wait for a key.
-        command.env("AWS_PAGER", "").args(["--output", "json"]).args(&self.global).args(arguments);
+        // A pager would wait for a key; and since 2026 errors come in other formats too.
+        command
+            .env("AWS_PAGER", "")
+            .env("AWS_CLI_ERROR_FORMAT", "legacy")
+            .args(["--output", "json"])
+            .args(&self.global)
+            .args(arguments);
         command
     }
 }
 
 impl Api for Program {
-    fn call(&self, arguments: &[&str], input: &[u8]) -> Result<Vec<u8>, Error> {
+    fn call(&self, arguments: &[&str]) -> Result<Vec<u8>, Error> {
         let mut command = self.command(arguments);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().map_err(|error| Error::not_run(&error))?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // One that reads nothing closes it; what went wrong is in its own words.
-            let _ = stdin.write_all(input);
-        }
-        let ended = child.wait_with_output().map_err(|error| Error::not_run(&error))?;
+        let ended = command.stdin(Stdio::null()).output();
+        let ended = ended.map_err(|error| Error::not_run(&error))?;
         match ended.status.success() {
             true => Ok(ended.stdout),
             false => Err(Error::parse(&String::from_utf8_lossy(&ended.stderr), arguments)),
@@ -103,11 +103,11 @@ impl Error {
     }
 
     pub(super) fn parse(stderr: &str, arguments: &[&str]) -> Self {
-        let text = stderr
-            .trim()
-            .lines()
-            .rfind(|line| !line.trim().is_empty())
-            .unwrap_or("it failed without a word");
+        let mut lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
+        // Details may follow it.
+        let named = lines.clone().rfind(|line| line.contains("An error occurred ("));
+        let text = named.or_else(|| lines.next_back()).unwrap_or("it failed without a word");
+        let text = text.trim_start_matches("aws: [ERROR]: ");
         let operation = arguments.iter().take(2).copied().collect::<Vec<_>>().join(" ");
         // `aws s3` puts words of its own before it.
         let told = text.split_once("An error occurred (").and_then(|(_, rest)| {
@@ -135,14 +135,13 @@ impl Error {
 
     /// Whether what was asked for does not exist.
     pub(super) fn is_absence(&self) -> bool {
-        const CODES: [&str; 7] = [
+        const CODES: [&str; 6] = [
             "404",
             "NoSuchKey",
             "NoSuchBucket",
             "NotFound",
             "ParameterNotFound",
             "InvalidVolume.NotFound",
-            "InvalidInstanceID.NotFound",
         ];
         CODES.contains(&self.code.as_str())
             || (self.code == "ValidationError" && self.message.contains("does not exist"))
@@ -159,7 +158,7 @@ impl Error {
             | "AccessDeniedException"
             | "UnauthorizedOperation"
             | "Client.UnauthorizedOperation" => {
-                "your user or role must be allowed to do this; docs/runbook.md lists what `baton aws` calls"
+                "your user or role must be allowed to do this; deploy/aws/README.md lists what `baton aws` calls"
             }
             "ExpiredToken" | "ExpiredTokenException" | "RequestExpired" => {
                 "log in again (`aws sso login`, or new keys), and check this machine's clock"
@@ -248,6 +247,12 @@ mod tests {
                 "\nCould not connect to the endpoint URL: \"https://ec2.moon.amazonaws.com/\"",
                 "is the network up",
             ),
+            (
+                "\naws: [ERROR]: An error occurred (ValidationError) when calling the DescribeStacks operation: Bad\n\n\
+                 Additional error details:\nReason: x\n",
+                "AWS refuses DescribeStacks (ValidationError): Bad",
+            ),
+            ("aws: [ERROR]: Unknown options: --x", "aws ec2 describe-x: Unknown options"),
             ("", "aws ec2 describe-x: it failed without a word"),
         ] {
             let failure = Failure::from(Error::parse(stderr, &["ec2", "describe-x", "--y"]));

@@ -56,13 +56,13 @@ pub(super) fn stage(
     recipe: &str,
     pretrained: Option<&Path>,
 ) -> Result<String, Failure> {
-    let folder = Folder::new()
+    let folder = tempfile::tempdir()
         .map_err(|error| failed(format!("cannot make a temporary folder: {error}")))?;
-    let digest = fill(&folder.0, recipe, pretrained)?;
+    let digest = fill(folder.path(), recipe, pretrained)?;
     let target = format!("{place}/bundle/{digest}");
     output::note(format_args!("bringing the programs to {target}"));
-    let source = folder.0.display().to_string();
-    api.call(&["s3", "sync", "--only-show-errors", &source, &target], &[])?;
+    let source = folder.path().display().to_string();
+    api.call(&["s3", "sync", "--only-show-errors", &source, &target])?;
     Ok(digest)
 }
 
@@ -130,35 +130,18 @@ fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A folder that goes when it is dropped.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> io::Result<Self> {
-        let path = std::env::temp_dir().join(format!("baton-{}", uuid::Uuid::new_v4().simple()));
-        fs::create_dir(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_list_names_every_file_by_its_digest_as_sha256sum_does() {
-        let folder = Folder::new().unwrap();
-        fs::create_dir(folder.0.join("b")).unwrap();
-        fs::write(folder.0.join("b/c"), "abc").unwrap();
-        fs::write(folder.0.join("a"), "").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("b")).unwrap();
+        fs::write(folder.path().join("b/c"), "abc").unwrap();
+        fs::write(folder.path().join("a"), "").unwrap();
         assert_eq!(
-            list(&folder.0).unwrap(),
+            list(folder.path()).unwrap(),
             "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  a\n\
              ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  b/c\n"
         );

@@ -62,7 +62,7 @@ pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
     let api = args.launched.place.api();
     let job = args.launched.job(&api)?;
     let stack = stack::get(&api, &job)?;
-    let fleet = Fleet::look(&api, &job, &stack)?;
+    let fleet = Fleet::look(&api, &job)?;
     let Some(machine) = fleet.coordinator(&stack) else {
         return Err(bad_input(format!(
             "no machine of {job} runs: `baton aws status` shows what it told last, `baton aws up` goes on"

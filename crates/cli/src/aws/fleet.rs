@@ -3,7 +3,11 @@
 //! A machine writes some times a minute into the bucket what it sees and logs (`deploy/aws/node/report.sh`), so that it can
 //! be asked without a way in, and after its end.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use baton_job::exit::Failure;
 use serde::Serialize;
@@ -14,6 +18,10 @@ use super::{
     market::list,
     stack::{Job, Stack},
 };
+use crate::failure::failed;
+
+/// In which a machine says what it does.
+const STAGE: &str = "stage.json";
 
 /// The group of a job, and its machines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -73,16 +81,9 @@ pub(super) struct Report {
 }
 
 impl Fleet {
-    /// Looks at all of it.
-    pub(super) fn look(api: &impl Api, job: &Job, stack: &Stack) -> Result<Self, Failure> {
-        let name = job.stack();
-        let answer = api.json(&[
-            "autoscaling",
-            "describe-auto-scaling-groups",
-            "--auto-scaling-group-names",
-            &name,
-        ])?;
-        let group = list(&answer, "AutoScalingGroups").next().cloned().unwrap_or_default();
+    /// What AWS tells of it.
+    pub(super) fn look(api: &impl Api, job: &Job) -> Result<Self, Failure> {
+        let group = group(api, job)?;
         let answer = api.json(&[
             "ec2",
             "describe-instances",
@@ -98,13 +99,24 @@ impl Fleet {
             (a.role != Role::Coordinator, &a.launched)
                 .cmp(&(b.role != Role::Coordinator, &b.launched))
         });
-        for machine in &mut machines {
-            machine.stage = stage(api, stack, &machine.instance)?;
-        }
-        let wanted = group["DesiredCapacity"].as_u64().unwrap_or(0);
+        let wanted = wanted(&group);
         let running = machines.iter().filter(|machine| machine.role == Role::Node).count() as u64;
-        let trouble = if wanted > running { trouble(api, &name)? } else { None };
+        let trouble = if wanted > running { trouble(api, &job.stack())? } else { None };
         Ok(Self { wanted, machines, trouble })
+    }
+
+    /// As [`look`](Self::look), and what each machine said last that it does.
+    pub(super) fn look_and_listen(
+        api: &impl Api,
+        job: &Job,
+        stack: &Stack,
+    ) -> Result<Self, Failure> {
+        let mut fleet = Self::look(api, job)?;
+        let mut stages = stages(api, stack)?;
+        for machine in &mut fleet.machines {
+            machine.stage = stages.remove(&machine.instance);
+        }
+        Ok(fleet)
     }
 
     /// The machine that has the coordinator, if one runs.
@@ -114,6 +126,35 @@ impl Fleet {
             self.machines.iter().filter(|machine| machine.role == role && machine.runs());
         running.next_back()
     }
+}
+
+/// The group of a job, or `null`.
+pub(super) fn group(api: &impl Api, job: &Job) -> Result<Value, Failure> {
+    let answer = api.json(&[
+        "autoscaling",
+        "describe-auto-scaling-groups",
+        "--auto-scaling-group-names",
+        &job.stack(),
+    ])?;
+    Ok(list(&answer, "AutoScalingGroups").next().cloned().unwrap_or_default())
+}
+
+/// How many machines a group is to have.
+pub(super) fn wanted(group: &Value) -> u64 {
+    group["DesiredCapacity"].as_u64().unwrap_or(0)
+}
+
+/// Sets how many machines the group is to have.
+pub(super) fn want(api: &impl Api, job: &Job, machines: u32) -> Result<(), Failure> {
+    api.json(&[
+        "autoscaling",
+        "set-desired-capacity",
+        "--auto-scaling-group-name",
+        &job.stack(),
+        "--desired-capacity",
+        &machines.to_string(),
+    ])?;
+    Ok(())
 }
 
 impl Machine {
@@ -173,20 +214,29 @@ fn trouble(api: &impl Api, group: &str) -> Result<Option<String>, Failure> {
     }))
 }
 
-/// What a machine said last that it does.
-pub(super) fn stage(
-    api: &impl Api,
-    stack: &Stack,
-    instance: &str,
-) -> Result<Option<Stage>, Failure> {
-    let told = read(api, stack, instance, "stage.json")?
-        .and_then(|text| serde_json::from_slice::<Value>(&text).ok());
-    Ok(told.and_then(|told| {
-        Some(Stage {
+/// What each machine of the job said last that it does, also those that are gone. One call, however many they are.
+pub(super) fn stages(api: &impl Api, stack: &Stack) -> Result<BTreeMap<String, Stage>, Failure> {
+    let about = |error: io::Error| failed(format!("a folder for what machines tell: {error}"));
+    let folder = tempfile::tempdir().map_err(about)?;
+    let (from, to) = (format!("{}/machines/", stack.place()), folder.path().display().to_string());
+    let only = ["--exclude", "*", "--include", &format!("*/{STAGE}")];
+    let call = [&["s3", "cp", "--only-show-errors", "--recursive"][..], &only, &[&from, &to]];
+    match api.call(&call.concat()) {
+        Ok(_) => {}
+        Err(error) if error.is_absence() => return Ok(BTreeMap::new()),
+        Err(error) => return Err(error.into()),
+    }
+    let machines = fs::read_dir(folder.path()).map_err(about)?.flatten();
+    let told = machines.filter_map(|machine| {
+        let told = fs::read(machine.path().join(STAGE)).ok()?;
+        let told: Value = serde_json::from_slice(&told).ok()?;
+        let stage = Stage {
             unix_seconds: told["time"].as_u64()?,
             words: told["stage"].as_str()?.to_owned(),
-        })
-    }))
+        };
+        Some((machine.file_name().into_string().ok()?, stage))
+    });
+    Ok(told.collect())
 }
 
 /// The newest word of any coordinator of the job.
@@ -241,7 +291,7 @@ pub(super) fn read(
     file: &str,
 ) -> Result<Option<Vec<u8>>, Failure> {
     let url = format!("{}/machines/{instance}/{file}", stack.place());
-    match api.call(&["s3", "cp", "--only-show-errors", &url, "-"], &[]) {
+    match api.call(&["s3", "cp", "--only-show-errors", &url, "-"]) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.is_absence() => Ok(None),
         Err(error) => Err(error.into()),
@@ -265,9 +315,12 @@ mod tests {
 
     #[test]
     fn machines_are_told_with_what_they_do() {
-        let api = fleet_answers(Script::new(), 1, &["i-1"])
-            .bytes("s3 cp", br#"{"time": 7, "stage": "installing libtorch"}"#);
-        let fleet = Fleet::look(&api, &job(), &stack_of("1")).unwrap();
+        let api = fleet_answers(Script::new(), 1, &["i-1"]).file(
+            "s3 cp",
+            "i-1/stage.json",
+            br#"{"time": 7, "stage": "installing libtorch"}"#,
+        );
+        let fleet = Fleet::look_and_listen(&api, &job(), &stack_of("1")).unwrap();
         assert_eq!(fleet.wanted, 1);
         assert_eq!(fleet.machines[0].stage.as_ref().unwrap().words, "installing libtorch");
         assert_eq!(
@@ -296,7 +349,7 @@ mod tests {
                 "describe-scaling-activities",
                 json!({"Activities": [{"StatusCode": "Failed", "StatusMessage": words}]}),
             );
-            let trouble = Fleet::look(&api, &job(), &stack_of("1")).unwrap().trouble.unwrap();
+            let trouble = Fleet::look(&api, &job()).unwrap().trouble.unwrap();
             assert!(trouble.starts_with(words) && trouble.contains(told), "{trouble}");
         }
     }

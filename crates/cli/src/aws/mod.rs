@@ -27,6 +27,7 @@ mod status;
 #[cfg(test)]
 mod testing;
 mod up;
+mod volume;
 
 use baton_job::exit::Failure;
 use clap::Subcommand;

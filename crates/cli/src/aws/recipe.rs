@@ -43,7 +43,8 @@ pub(super) fn moved(
     for (key, place) in [("data.train", &mut spec.data.train), ("data.val", &mut spec.data.val)] {
         if let Some(url) = place.strip_prefix("s3://") {
             let other = url.split('/').next().unwrap_or_default();
-            let is_new = other != bucket && data_bucket.as_deref() != Some(other);
+            // Of the bucket of the job, machines may read the job's own folder only.
+            let is_new = !is_below(place, &own) && data_bucket.as_deref() != Some(other);
             if is_new && data_bucket.replace(other.to_owned()).is_some() {
                 return Err(format!(
                     "{key} = {place:?}: the data lies in two buckets besides {bucket}; machines may read one"
@@ -57,7 +58,9 @@ pub(super) fn moved(
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned();
-            let url = format!("{own}/data/{file}");
+            // Both may have the same name.
+            let kind = key.trim_start_matches("data.");
+            let url = format!("{own}/data/{kind}/{file}");
             uploads.push((PathBuf::from(place.as_str()), url.clone()));
             *place = url;
         } else if is_below(place, VOLUME) {
@@ -133,10 +136,10 @@ mod tests {
     #[test]
     fn files_of_this_machine_go_to_the_bucket_and_are_cached_there() {
         let moved = moved_with(&[], false).unwrap();
-        assert_eq!(moved.spec.data.train, "s3://bucket/digits/data/train.beton");
+        assert_eq!(moved.spec.data.train, "s3://bucket/digits/data/train/train.beton");
         assert_eq!(
             moved.uploads[1],
-            (PathBuf::from(HERE[1]), "s3://bucket/digits/data/val.beton".to_owned())
+            (PathBuf::from(HERE[1]), "s3://bucket/digits/data/val/val.beton".to_owned())
         );
         assert_eq!(moved.spec.data.cache_dir, CACHE);
         assert_eq!(moved.spec.checkpoint.dir, "s3://bucket/digits/checkpoints");
@@ -151,6 +154,9 @@ mod tests {
         )
         .unwrap();
         assert_eq!((moved.uploads.len(), moved.data_bucket.as_deref()), (0, Some("imagenet")));
+        let first = ["data.train=s3://bucket/first/data/a.beton", "data.val=s3://bucket/digits/b"];
+        let moved = moved_with(&first, false).unwrap();
+        assert_eq!(moved.data_bucket.as_deref(), Some("bucket"), "another job's folder");
         let error =
             moved_with(&["data.train=s3://one/a.beton", "data.val=s3://two/b.beton"], false)
                 .unwrap_err();

@@ -101,12 +101,19 @@ impl Stack {
 
     /// What is left of a stack whose making failed: it has to go before another one has its name.
     fn is_wreck(&self) -> bool {
-        ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED", "DELETE_FAILED"]
-            .contains(&self.status.as_str())
+        [
+            "ROLLBACK_COMPLETE",
+            "ROLLBACK_FAILED",
+            "CREATE_FAILED",
+            "DELETE_FAILED",
+            // Of a change set that nobody carries out, as `aws cloudformation deploy` leaves it when it fails.
+            "REVIEW_IN_PROGRESS",
+        ]
+        .contains(&self.status.as_str())
     }
 
     fn is_changing(&self) -> bool {
-        self.status.ends_with("_IN_PROGRESS")
+        self.status.ends_with("_IN_PROGRESS") && !self.is_wreck()
     }
 }
 
@@ -146,6 +153,13 @@ pub(super) fn deploy(
             settled(api, job, &mut Events::from_now(api, job)?)?
                 .ok_or_else(|| failed("the stack has gone meanwhile: try again"))?,
         );
+    }
+    if there.as_ref().is_some_and(|stack| stack.status == "UPDATE_ROLLBACK_FAILED") {
+        return Err(bad_input(format!(
+            "a change of the stack {0} failed and could not be undone: `aws cloudformation continue-update-rollback --stack-name {0}` \
+             tries again, `baton aws down --name {job}` removes it",
+            job.stack()
+        )));
     }
     if there.as_ref().is_some_and(Stack::is_wreck) {
         output::note(format_args!("removing what is left of an earlier try ({})", job.stack()));

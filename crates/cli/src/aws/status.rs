@@ -52,7 +52,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let job = args.launched.job(&api)?;
     loop {
         let stack = stack::get(&api, &job)?;
-        let fleet = Fleet::look(&api, &job, &stack)?;
+        let fleet = Fleet::look_and_listen(&api, &job, &stack)?;
         let report = fleet::report(&api, &stack)?;
         if args.json {
             let told = Told {
@@ -118,12 +118,15 @@ pub(super) fn text(
 }
 
 fn summary(fleet: &Fleet) -> String {
-    let running = fleet
-        .machines
-        .iter()
-        .filter(|machine| machine.role == Role::Node && machine.runs())
-        .count() as u64;
+    let running = |role| {
+        let all = fleet.machines.iter();
+        all.filter(|machine| machine.role == role && machine.runs()).count() as u64
+    };
+    let (running, coordinators) = (running(Role::Node), running(Role::Coordinator));
     match (fleet.wanted, running) {
+        (0, 0) if coordinators > 0 => {
+            "over, but the coordinator's machine runs: `baton aws down` ends it".to_owned()
+        }
         (0, 0) => "over, no machine runs".to_owned(),
         (0, _) => format!("over, {} still ending", human::count(running, "machine")),
         (wanted, running) if running >= wanted => human::count(running, "machine"),
@@ -171,6 +174,9 @@ mod tests {
         as i-1 told 20 s ago:
         training, epoch 3
         ");
+        fleet.wanted = 0;
+        fleet.machines[0].role = Role::Coordinator;
+        assert!(summary(&fleet).contains("the coordinator's machine runs"), "{}", summary(&fleet));
         fleet = Fleet { wanted: 0, machines: Vec::new(), trouble: None };
         insta::assert_snapshot!(text(&job, &stack_of("1"), &fleet, None, 1_000), @"
         digits: over, no machine runs, s3://bucket/digits

@@ -1,6 +1,6 @@
 //! AWS as a test wants it: answers in the order in which they are asked for.
 
-use std::{cell::RefCell, collections::VecDeque};
+use std::{cell::RefCell, collections::VecDeque, fs, path::Path};
 
 use serde_json::{Value, json};
 
@@ -14,6 +14,8 @@ struct Turn {
     /// What its arguments, joined by spaces, have in them.
     call: String,
     answer: Result<Vec<u8>, Error>,
+    /// A file that it leaves in the folder that is its last argument.
+    file: Option<(String, Vec<u8>)>,
 }
 
 /// Calls that are expected, one after the other.
@@ -37,12 +39,21 @@ impl Script {
         self.turn(call, Ok(answer.to_owned()))
     }
 
+    /// A call that leaves a file in the folder that is its last argument.
+    pub(super) fn file(self, call: &str, name: &str, text: &[u8]) -> Self {
+        let script = self.bytes(call, b"");
+        if let Some(turn) = script.turns.borrow_mut().back_mut() {
+            turn.file = Some((name.to_owned(), text.to_owned()));
+        }
+        script
+    }
+
     pub(super) fn error(self, call: &str, code: &str, message: &str) -> Self {
         self.turn(call, Err(error(call, code, message)))
     }
 
     fn turn(self, call: &str, answer: Result<Vec<u8>, Error>) -> Self {
-        self.turns.borrow_mut().push_back(Turn { call: call.to_owned(), answer });
+        self.turns.borrow_mut().push_back(Turn { call: call.to_owned(), answer, file: None });
         self
     }
 
@@ -76,7 +87,7 @@ fn error(call: &str, code: &str, message: &str) -> Error {
 }
 
 impl Api for Script {
-    fn call(&self, arguments: &[&str], _input: &[u8]) -> Result<Vec<u8>, Error> {
+    fn call(&self, arguments: &[&str]) -> Result<Vec<u8>, Error> {
         let call = arguments.join(" ");
         self.called.borrow_mut().push(call.clone());
         let turn = self.turns.borrow_mut().pop_front();
@@ -88,6 +99,11 @@ impl Api for Script {
             turn.call,
             &call[..call.len().min(200)]
         );
+        if let (Some((name, text)), Some(folder)) = (turn.file, arguments.last()) {
+            let file = Path::new(folder).join(name);
+            file.parent().map(fs::create_dir_all).transpose().unwrap();
+            fs::write(file, text).unwrap();
+        }
         turn.answer
     }
 }

@@ -12,6 +12,7 @@ use baton_job::{
     exit::{self, Failure},
 };
 use baton_plan::{Machine as Known, Question};
+use serde_json::Value;
 
 use super::{
     Place,
@@ -22,6 +23,7 @@ use super::{
     recipe::{self, Moved},
     stack::{self, Job, Stack},
     status,
+    volume::{self, Volume},
 };
 use crate::{
     commands::recipe::{Samples, about, find, read},
@@ -95,6 +97,15 @@ pub(crate) struct Args {
     yes: bool,
 }
 
+/// What gp3 gives with its 3,000 operations a second, in MiB/s: six times what it gives unasked, which fewer than 1,500
+/// images of ImageNet a second would use up (<https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html>).
+const FAST: u32 = 750;
+/// A volume that holds training data, in GB.
+const FAST_FROM_GB: u32 = 100;
+/// A machine that says nothing for so long after its start never will.
+const SILENT: Duration = Duration::from_secs(300);
+/// Phases of a job that has begun.
+const BEGUN: [&str; 2] = ["training", "paused"];
 /// Between two looks at the machines.
 const INTERVAL: Duration = Duration::from_secs(8);
 
@@ -138,22 +149,16 @@ fn launch(
     }
 
     let volume = volume(api, &job)?;
-    if volume.is_some() && args.nodes > 1 {
-        return Err(bad_input(format!(
-            "{job} has a volume, which one machine only can have: name another job with --name for several nodes"
-        )));
-    }
-    if args.volume_gb.is_some() && args.nodes > 1 {
-        return Err(bad_input(
-            "--volume-gb is for one machine: several nodes read their data from a bucket",
-        ));
-    }
     let has_volume = volume.is_some() || args.volume_gb.is_some();
-    let bound = match (&volume, &args.zone) {
-        (Some(volume), _) => Bound::To(volume.zone.clone()),
-        (None, Some(zone)) => Bound::To(zone.clone()),
-        (None, None) if has_volume || args.nodes > 1 => Bound::OneZone,
-        (None, None) => Bound::Free,
+    fits(args, &job, &spec, volume.is_some(), has_volume).map_err(bad_input)?;
+    let coordinator =
+        there.as_ref().map(|stack| Coordinator::of(api, stack)).transpose()?.flatten();
+    let bound = match (&volume, &args.zone, &coordinator) {
+        (Some(volume), _, _) => Bound::To(volume.zone.clone()),
+        (None, Some(zone), _) => Bound::To(zone.clone()),
+        (None, None, Some(coordinator)) => Bound::To(coordinator.zone.clone()),
+        (None, None, None) if has_volume || args.nodes > 1 => Bound::OneZone,
+        (None, None, None) => Bound::Free,
     };
     let (vpc, zones) = market::zones(api, &args.instance_type, &args.subnets)?;
     let zones = market::choose(zones, &bound, &args.instance_type, args.max_price)?;
@@ -186,97 +191,142 @@ fn launch(
         }
     }
 
-    ensure_bucket(api, &bucket, &region)?;
+    // Of one that the user names it is his affair whose it is.
+    let owner = args.bucket.is_none().then(|| account["Account"].as_str()).flatten();
+    ensure_bucket(api, &bucket, owner, &region)?;
     for (file, url) in &moved.uploads {
         upload(api, file, url)?;
     }
     let place = format!("s3://{bucket}/{job}");
     let digest = bundle::stage(api, &place, &moved.spec.to_toml(), moved.pretrained.as_deref())?;
-    let parameters = parameters(args, &job, &bucket, digest, &vpc, &zones, volume.as_ref(), &moved);
+    let mut parameters =
+        parameters(args, &job, &bucket, digest, &vpc, &zones, volume.as_ref(), &moved);
+    if let (Some(coordinator), None) = (&coordinator, &args.image) {
+        // Another image would be another machine, without the journal.
+        parameters.insert("Image", coordinator.image.clone());
+    }
     if args.stage_only {
-        output::line(command(&job, &parameters));
+        output::line(command(&job, &parameters, args.nodes));
         return Ok(None);
     }
+    make(api, job, &parameters, args.nodes).map(Some)
+}
+
+/// Makes the stack, then asks for machines: were their number in the template, a launch without capacity at that moment
+/// would fail as a whole, in place of waiting for some.
+fn make(
+    api: &impl Api,
+    job: Job,
+    parameters: &BTreeMap<&'static str, String>,
+    nodes: u32,
+) -> Result<Launched, Failure> {
     let since = fleet::now();
     output::note(format_args!("making the stack {}", job.stack()));
-    let stack = stack::deploy(api, &job, &parameters)?;
-    want(api, &job, &stack, args.nodes)?;
-    Ok(Some(Launched { job, stack, since }))
-}
-
-/// A job that has machines is left as it is: what they run is what they were started with.
-fn running(api: &impl Api, job: &Job, stack: &Stack) -> Result<Option<Launched>, Failure> {
-    let answer = api.json(&[
-        "autoscaling",
-        "describe-auto-scaling-groups",
-        "--auto-scaling-group-names",
-        &job.stack(),
-    ])?;
-    let wanted = list(&answer, "AutoScalingGroups")
-        .next()
-        .and_then(|group| group["DesiredCapacity"].as_u64())
-        .unwrap_or(0);
-    if wanted == 0 {
-        return Ok(None);
-    }
-    output::note(format_args!(
-        "{job} has its machines: they go on as they are. For another recipe or other machines, `baton aws connect -- drain` first"
-    ));
-    Ok(Some(Launched { job: job.clone(), stack: stack.clone(), since: 0 }))
-}
-
-/// A job that was over has set its group to 0, which the stack does not know of.
-fn want(api: &impl Api, job: &Job, stack: &Stack, nodes: u32) -> Result<(), Failure> {
-    let answer = api.json(&[
-        "autoscaling",
-        "describe-auto-scaling-groups",
-        "--auto-scaling-group-names",
-        &job.stack(),
-    ])?;
-    let wanted = list(&answer, "AutoScalingGroups")
-        .next()
-        .and_then(|group| group["DesiredCapacity"].as_u64());
-    if wanted != Some(u64::from(nodes)) {
-        let nodes = nodes.to_string();
-        api.json(&[
-            "autoscaling",
-            "set-desired-capacity",
-            "--auto-scaling-group-name",
-            &job.stack(),
-            "--desired-capacity",
-            &nodes,
-        ])?;
-    }
+    let stack = stack::deploy(api, &job, parameters)?;
+    fleet::want(api, &job, nodes)?;
     if let Some(coordinator) = stack.outputs.get("Coordinator") {
         // It stops itself when its job is over. Of one that runs, this changes nothing.
         api.json(&["ec2", "start-instances", "--instance-ids", coordinator])?;
     }
+    Ok(Launched { job, stack, since })
+}
+
+/// Whether what is asked for can do what it is paid for.
+///
+/// # Errors
+/// One line: what cannot, and what to do.
+fn fits(
+    args: &Args,
+    job: &Job,
+    spec: &JobSpec,
+    volume_exists: bool,
+    has_volume: bool,
+) -> Result<(), String> {
+    if volume_exists && args.nodes > 1 {
+        return Err(format!(
+            "{job} has a volume, which one machine only can have: name another job with --name for several nodes"
+        ));
+    }
+    if args.volume_gb.is_some() && args.nodes > 1 {
+        return Err("--volume-gb is for one machine: several nodes read their data from a bucket"
+            .to_owned());
+    }
+    if let Ok(machine) = Known::named(&args.instance_type) {
+        let (most, gpus) = (spec.max_ranks(), machine.gpus);
+        if most <= (args.nodes - 1) * gpus {
+            return Err(format!(
+                "--nodes {}: the recipe has {most} ranks at most, for which {} of {gpus} GPUs are enough; the others would be \
+                 paid for and idle. More ranks: --set train.virtual_ranks=… and --set cluster.max_ranks=…, at least {} to use \
+                 all (docs/recipes.md)",
+                args.nodes,
+                human::count(u64::from(most.div_ceil(gpus)), "machine"),
+                args.nodes * gpus
+            ));
+        }
+    }
+    let limits = &spec.limits;
+    if args.nodes == 1
+        && !has_volume
+        && (limits.max_hours.is_some() || limits.max_dollars.is_some())
+    {
+        return Err(
+            "limits.max_hours and limits.max_dollars are counted in the journal, which goes with the machine when there is no \
+             volume, and would begin anew with each: add --volume-gb 10"
+                .to_owned(),
+        );
+    }
     Ok(())
 }
 
-/// A volume of the job from an earlier launch.
-struct Volume {
-    id: String,
+/// The coordinator's machine of an earlier launch on several nodes. Its disk has the journal.
+struct Coordinator {
     zone: String,
-    gigabytes: u64,
+    image: String,
 }
 
-fn volume(api: &impl Api, job: &Job) -> Result<Option<Volume>, Failure> {
-    let answer = api.json(&[
-        "ec2",
-        "describe-volumes",
-        "--filters",
-        &format!("Name=tag:baton:job,Values={job}"),
-    ])?;
-    let mut volumes: Vec<Volume> = list(&answer, "Volumes")
-        .filter_map(|volume| {
-            Some(Volume {
-                id: volume["VolumeId"].as_str()?.to_owned(),
-                zone: volume["AvailabilityZone"].as_str()?.to_owned(),
-                gigabytes: volume["Size"].as_u64()?,
+impl Coordinator {
+    fn of(api: &impl Api, stack: &Stack) -> Result<Option<Self>, Failure> {
+        let Some(id) = stack.outputs.get("Coordinator") else { return Ok(None) };
+        let answer = api.json(&[
+            "ec2",
+            "describe-instances",
+            "--filters",
+            &format!("Name=instance-id,Values={id}"),
+            "Name=instance-state-name,Values=pending,running,stopping,stopped",
+        ])?;
+        let mut instances = list(&answer, "Reservations").flat_map(|one| list(one, "Instances"));
+        Ok(instances.next().and_then(|instance| {
+            Some(Self {
+                zone: instance["Placement"]["AvailabilityZone"].as_str()?.to_owned(),
+                image: instance["ImageId"].as_str()?.to_owned(),
             })
-        })
-        .collect();
+        }))
+    }
+}
+
+/// A job that has machines is left as it is: what they run is what they were started with.
+fn running(api: &impl Api, job: &Job, stack: &Stack) -> Result<Option<Launched>, Failure> {
+    let wanted = fleet::wanted(&fleet::group(api, job)?);
+    if wanted == 0 {
+        return Ok(None);
+    }
+    // A node that failed by itself has left a smaller group.
+    let nodes: u32 = stack.parameter("Nodes").parse().unwrap_or(1);
+    let goes_on = if wanted < u64::from(nodes) {
+        fleet::want(api, job, nodes)?;
+        format!("{job} had {wanted} of {nodes} machines and gets the others; those that run go on")
+    } else {
+        format!("{job} has its machines: they go on")
+    };
+    output::note(format_args!(
+        "{goes_on} as they are. For another recipe or other machines, `baton aws connect -- drain` first"
+    ));
+    Ok(Some(Launched { job: job.clone(), stack: stack.clone(), since: 0 }))
+}
+
+/// The volume of the job, if there is one from before.
+fn volume(api: &impl Api, job: &Job) -> Result<Option<Volume>, Failure> {
+    let mut volumes = volume::of(api, job)?;
     if volumes.len() > 1 {
         let ids: Vec<&str> = volumes.iter().map(|volume| volume.id.as_str()).collect();
         return Err(bad_input(format!(
@@ -347,8 +397,21 @@ fn summary(
         lines.extend(estimate(args, moved, price));
     }
     match (volume, args.volume_gb) {
-        (Some(volume), _) => lines.push(format!("  volume {} ({} GB) in {}, from an earlier launch", volume.id, volume.gigabytes, volume.zone)),
-        (None, Some(gigabytes)) => lines.push(format!("  a new volume of {gigabytes} GB at /data, which stays until `baton aws down --delete-data`")),
+        (Some(volume), asked) => {
+            let unused =
+                if asked.is_some() { ": --volume-gb and --snapshot make no other" } else { "" };
+            lines.push(format!(
+                "  volume {} ({} GB) in {}, from an earlier launch{unused}",
+                volume.id, volume.gigabytes, volume.zone
+            ));
+        }
+        (None, Some(gigabytes)) => {
+            let fast = match gigabytes >= FAST_FROM_GB {
+                true => format!(" and {FAST} MiB/s (about $25 a month of that)"),
+                false => String::new(),
+            };
+            lines.push(format!("  a new volume of {gigabytes} GB{fast} at /data, which stays until `baton aws down --delete-data`"));
+        }
         (None, None) => {}
     }
     lines.push(format!("  checkpoints: {}", moved.spec.checkpoint.dir));
@@ -390,8 +453,18 @@ fn estimate(args: &Args, moved: &Moved, price: f64) -> Option<String> {
     })
 }
 
-fn ensure_bucket(api: &impl Api, bucket: &str, region: &str) -> Result<(), Failure> {
-    if api.find(&["s3api", "head-bucket", "--bucket", bucket])?.is_some() {
+fn ensure_bucket(
+    api: &impl Api,
+    bucket: &str,
+    owner: Option<&str>,
+    region: &str,
+) -> Result<(), Failure> {
+    let mut look = vec!["s3api", "head-bucket", "--bucket", bucket];
+    if let Some(owner) = owner {
+        // Anybody could have a bucket of this name, and open it.
+        look.extend(["--expected-bucket-owner", owner]);
+    }
+    if api.find(&look)?.is_some() {
         return Ok(());
     }
     output::note(format_args!("making the bucket {bucket}, closed to the public"));
@@ -411,20 +484,36 @@ fn ensure_bucket(api: &impl Api, bucket: &str, region: &str) -> Result<(), Failu
         "--public-access-block-configuration",
         closed,
     ])?;
+    // A machine that is taken away in the middle of an upload leaves parts that no listing shows.
+    let rule = r#"{"Rules":[{"ID":"parts","Status":"Enabled","Filter":{"Prefix":""},"AbortIncompleteMultipartUpload":{"DaysAfterInitiation":2}}]}"#;
+    api.json(&[
+        "s3api",
+        "put-bucket-lifecycle-configuration",
+        "--bucket",
+        bucket,
+        "--lifecycle-configuration",
+        rule,
+    ])?;
     Ok(())
 }
 
-/// Unless one of the same size is there.
+/// Unless one of the same size is there that is not older.
 fn upload(api: &impl Api, file: &Path, url: &str) -> Result<(), Failure> {
-    let bytes =
-        file.metadata().map_err(|error| failed(format!("{}: {error}", file.display())))?.len();
+    let about = |error| failed(format!("{}: {error}", file.display()));
+    let metadata = file.metadata().map_err(about)?;
+    let (bytes, changed) = (metadata.len(), metadata.modified().map_err(about)?);
     let (bucket, key) = url.trim_start_matches("s3://").split_once('/').unwrap_or_default();
     let there = api.find(&["s3api", "head-object", "--bucket", bucket, "--key", key])?;
-    if there.is_some_and(|there| there["ContentLength"].as_u64() == Some(bytes)) {
+    let is_same = |there: Value| {
+        let brought = there["LastModified"].as_str()?.replace("+00:00", "Z");
+        let brought = humantime::parse_rfc3339_weak(&brought).ok()?;
+        Some(there["ContentLength"].as_u64() == Some(bytes) && brought >= changed)
+    };
+    if there.and_then(is_same) == Some(true) {
         return Ok(());
     }
     output::note(format_args!("bringing {} ({}) to {url}", file.display(), human::bytes(bytes)));
-    api.call(&["s3", "cp", "--only-show-errors", &file.display().to_string(), url], &[])?;
+    api.call(&["s3", "cp", "--only-show-errors", &file.display().to_string(), url])?;
     Ok(())
 }
 
@@ -441,7 +530,12 @@ fn parameters(
 ) -> BTreeMap<&'static str, String> {
     let subnets: Vec<&str> = zones.iter().map(|zone| zone.subnet.as_str()).collect();
     // EFA is of use among nodes only; of the others' adapters nothing is known here.
-    let efa = if args.nodes > 1 && args.instance_type == "p4d.24xlarge" { "4" } else { "0" };
+    // EC2 gives no public address to a machine with several interfaces: four need a subnet with a way out of its own.
+    let efa = match args.nodes > 1 && args.instance_type == "p4d.24xlarge" {
+        true if args.subnets.is_empty() => "1",
+        true => "4",
+        false => "0",
+    };
     let mut parameters = BTreeMap::from([
         ("Job", job.name().to_owned()),
         ("Bucket", bucket.to_owned()),
@@ -462,6 +556,9 @@ fn parameters(
         }
         (None, Some(gigabytes)) => {
             parameters.insert("VolumeGb", gigabytes.to_string());
+            if gigabytes >= FAST_FROM_GB {
+                parameters.insert("VolumeThroughput", FAST.to_string());
+            }
             parameters.insert(
                 "VolumeZone",
                 zones.first().map(|zone| zone.name.clone()).unwrap_or_default(),
@@ -474,11 +571,13 @@ fn parameters(
 }
 
 /// The same by hand.
-fn command(job: &Job, parameters: &BTreeMap<&str, String>) -> String {
+fn command(job: &Job, parameters: &BTreeMap<&str, String>, nodes: u32) -> String {
     let given = parameters.iter().filter(|(_, value)| !value.is_empty());
     let given: Vec<String> = given.map(|(key, value)| format!("{key}={value}")).collect();
     format!(
-        "aws cloudformation deploy --stack-name {} --template-file deploy/aws/baton.yaml --capabilities CAPABILITY_IAM \\\n    --tags baton:job={job} --parameter-overrides {}",
+        "aws cloudformation deploy --stack-name {0} --template-file deploy/aws/baton.yaml --capabilities CAPABILITY_IAM \\\n    \
+         --tags baton:job={job} --parameter-overrides {1}\n\
+         aws autoscaling set-desired-capacity --auto-scaling-group-name {0} --desired-capacity {nodes}",
         job.stack(),
         given.join(" ")
     )
@@ -490,8 +589,8 @@ fn follow(api: &impl Api, launched: &Launched) -> Result<u8, Failure> {
     output::note("waiting until it trains; Ctrl-C ends the waiting, not the job");
     let (mut told, start) = (Vec::new(), Instant::now());
     loop {
-        let fleet = Fleet::look(api, job, stack)?;
-        for line in news(&fleet, *since) {
+        let fleet = Fleet::look_and_listen(api, job, stack)?;
+        for line in news(&fleet, *since, start.elapsed()) {
             if !told.contains(&line) {
                 output::note(format_args!(
                     "  {}: {line}",
@@ -503,7 +602,7 @@ fn follow(api: &impl Api, launched: &Launched) -> Result<u8, Failure> {
         let report = fleet::report(api, stack)?.filter(|report| report.unix_seconds >= *since);
         let phase =
             report.as_ref().and_then(|report| report.status["phase"].as_str()).unwrap_or_default();
-        if fleet.wanted == 0 || ["training", "evaluating", "saving"].contains(&phase) {
+        if fleet.wanted == 0 || BEGUN.contains(&phase) {
             output::line(status::text(job, stack, &fleet, report.as_ref(), fleet::now()));
             output::note(format_args!(
                 "\nlook: baton aws status --name {job}     reach it: baton aws connect --name {job} -- top     end it: baton aws down --name {job}"
@@ -519,9 +618,8 @@ fn follow(api: &impl Api, launched: &Launched) -> Result<u8, Failure> {
 
 /// How a job ended that has no machines any more.
 fn over(api: &impl Api, stack: &Stack) -> Result<u8, Failure> {
-    let machines = fleet::written(api, stack, "stage.json")?;
-    let last =
-        machines.last().map(|instance| fleet::stage(api, stack, instance)).transpose()?.flatten();
+    let stages = fleet::stages(api, stack)?;
+    let last = stages.into_values().max_by_key(|stage| stage.unix_seconds);
     match last.map(|stage| stage.words) {
         Some(words) if words == "completed" => Ok(exit::OK),
         Some(words) => {
@@ -533,13 +631,22 @@ fn over(api: &impl Api, stack: &Stack) -> Result<u8, Failure> {
     }
 }
 
-fn news(fleet: &Fleet, since: u64) -> Vec<String> {
+fn news(fleet: &Fleet, since: u64, waited: Duration) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     lines.extend(fleet.trouble.iter().map(|trouble| format!("no machine: {trouble}")));
     for machine in &fleet.machines {
         lines.push(format!("{} in {} is {}", machine.instance, machine.zone, machine.state));
         let fresh = machine.stage.iter().filter(|stage| stage.unix_seconds >= since);
         lines.extend(fresh.map(|stage| format!("{}: {}", machine.instance, stage.words)));
+        if machine.runs() && machine.stage.is_none() && waited >= SILENT {
+            lines.push(format!(
+                "{0} has said nothing for {1}, and is paid for: has its subnet a way out (public addresses, NAT), and its image \
+                 the AWS CLI? `aws ec2 get-console-output --latest --output text --instance-id {0}` shows its start, \
+                 `baton aws down` ends it",
+                machine.instance,
+                human::duration(SILENT.as_secs_f64())
+            ));
+        }
     }
     lines
 }
@@ -547,4 +654,177 @@ fn news(fleet: &Fleet, since: u64) -> Vec<String> {
 fn dollars(text: &str) -> Result<f64, String> {
     let price = text.parse::<f64>().ok().filter(|price| *price > 0.0 && price.is_finite());
     price.ok_or_else(|| "must be dollars per hour, e.g. 8.50".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+    use crate::aws::{
+        fleet::{Machine, Role},
+        testing::{Script, fleet_answers, stack, stack_of},
+    };
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(flags: &[&str]) -> Args {
+        Line::parse_from([&["up", "recipe.toml"], flags].concat()).args
+    }
+
+    fn job() -> Job {
+        "digits".parse().unwrap()
+    }
+
+    fn spec(overrides: &[&str]) -> JobSpec {
+        let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+        JobSpec::from_toml(include_str!("../../../../recipes/digits_cpu.toml"), &overrides).unwrap()
+    }
+
+    #[test]
+    fn what_would_be_paid_for_in_vain_is_refused() {
+        for (flags, overrides, told) in [
+            (
+                &["--nodes", "4"][..],
+                &["train.virtual_ranks=8"][..],
+                Some("train.virtual_ranks=… and --set cluster.max_ranks=…, at least 32"),
+            ),
+            (&["--nodes", "4"], &["train.virtual_ranks=32", "cluster.max_ranks=0"], None),
+            (
+                &["--nodes", "4"],
+                &["train.virtual_ranks=32", "cluster.max_ranks=24"],
+                Some("has 24"),
+            ),
+            (
+                &["--nodes", "2", "--volume-gb", "9"],
+                &["train.virtual_ranks=16"],
+                Some("--volume-gb"),
+            ),
+            (&[], &["limits.max_hours=1.0"], Some("add --volume-gb")),
+            (&["--volume-gb", "9"], &["limits.max_hours=1.0"], None),
+            (
+                &["--nodes", "2"],
+                &["train.virtual_ranks=16", "cluster.max_ranks=16", "limits.max_hours=1.0"],
+                None,
+            ),
+        ] {
+            let args = args(flags);
+            let has_volume = args.volume_gb.is_some();
+            let fits = fits(&args, &job(), &spec(overrides), false, has_volume);
+            match (fits, told) {
+                (Ok(()), None) => {}
+                (Err(error), Some(told)) if error.contains(told) => {}
+                (fits, _) => panic!("{flags:?} {overrides:?}: {fits:?}"),
+            }
+        }
+        let two = args(&["--nodes", "2"]);
+        let spec = spec(&["train.virtual_ranks=16"]);
+        let error = fits(&two, &job(), &spec, true, true).unwrap_err();
+        assert!(error.contains("another job"), "{error}");
+    }
+
+    fn made() -> Script {
+        let mut stack = stack("CREATE_COMPLETE", &[("Nodes", "2")]);
+        stack["Outputs"] = json!([{"OutputKey": "Coordinator", "OutputValue": "i-0"}]);
+        Script::new()
+            .error("describe-stacks", "ValidationError", "Stack baton-digits does not exist")
+            .answer("describe-stack-events", json!({"StackEvents": []}))
+            .answer("create-stack", json!({"StackId": "id"}))
+            .answer("describe-stacks", json!({"Stacks": [stack]}))
+            .answer("describe-stack-events", json!({"StackEvents": []}))
+            .answer(
+                "set-desired-capacity --auto-scaling-group-name baton-digits --desired-capacity 2",
+                Value::Null,
+            )
+            .answer("start-instances --instance-ids i-0", Value::Null)
+    }
+
+    fn bucket() -> Script {
+        Script::new()
+            .error("head-bucket --bucket b --expected-bucket-owner 1", "404", "Not Found")
+            .answer("create-bucket", json!({}))
+            .answer("put-public-access-block", Value::Null)
+            .answer("put-bucket-lifecycle-configuration", Value::Null)
+    }
+
+    #[test]
+    fn machines_are_asked_for_once_the_stack_is_there() {
+        let launched = make(&made(), job(), &BTreeMap::new(), 2).unwrap();
+        assert_eq!(launched.stack.outputs["Coordinator"], "i-0");
+        ensure_bucket(&bucket(), "b", Some("1"), "us-east-1").unwrap();
+    }
+
+    #[test]
+    fn an_error_of_any_call_ends_the_launch_with_one_line_that_names_it() {
+        let is_told = |failure: Failure, call: &str| {
+            let Failure { message, .. } = failure;
+            assert!(message.contains(call) && !message.contains('\n'), "{call}: {message}");
+        };
+        for index in 0..made().len() {
+            let (api, call) = made().breaking_at(index, "AccessDenied");
+            let Err(failure) = make(&api, job(), &BTreeMap::new(), 2) else { panic!("{call}") };
+            is_told(failure, &call);
+        }
+        for index in 0..bucket().len() {
+            let (api, call) = bucket().breaking_at(index, "AccessDenied");
+            is_told(ensure_bucket(&api, "b", Some("1"), "us-east-1").unwrap_err(), &call);
+        }
+    }
+
+    #[test]
+    fn a_group_that_lost_a_machine_gets_it_back() {
+        let group = |wanted: u64| json!({"AutoScalingGroups": [{"DesiredCapacity": wanted}]});
+        let api = Script::new()
+            .answer("describe-auto-scaling-groups", group(3))
+            .answer("set-desired-capacity", Value::Null);
+        assert!(running(&api, &job(), &stack_of("4")).unwrap().is_some());
+        assert!(api.called().last().is_some_and(|call| call.ends_with("--desired-capacity 4")));
+        let api = Script::new().answer("describe-auto-scaling-groups", group(4));
+        assert!(running(&api, &job(), &stack_of("4")).unwrap().is_some());
+        let api = Script::new().answer("describe-auto-scaling-groups", group(0));
+        assert!(running(&api, &job(), &stack_of("4")).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_coordinator_from_before_keeps_its_place_and_image() {
+        let mut stack = stack_of("2");
+        assert!(Coordinator::of(&Script::new(), &stack).unwrap().is_none());
+        stack.outputs.insert("Coordinator".to_owned(), "i-0".to_owned());
+        let machine = json!({"ImageId": "ami-1", "Placement": {"AvailabilityZone": "us-east-1b"}});
+        let api = Script::new()
+            .answer("describe-instances", json!({"Reservations": [{"Instances": [machine]}]}));
+        let Coordinator { zone, image } = Coordinator::of(&api, &stack).unwrap().unwrap();
+        assert_eq!((zone.as_str(), image.as_str()), ("us-east-1b", "ami-1"));
+    }
+
+    #[test]
+    fn a_file_that_has_changed_is_brought_again() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, "abc").unwrap();
+        let there = |size: u64, at: &str| json!({"ContentLength": size, "LastModified": at});
+        let unchanged = Script::new()
+            .answer("head-object --bucket b --key k/f", there(3, "2999-01-01T00:00:00+00:00"));
+        upload(&unchanged, file.path(), "s3://b/k/f").unwrap();
+        for there in [there(4, "2999-01-01T00:00:00+00:00"), there(3, "2001-01-01T00:00:00+00:00")]
+        {
+            let api = Script::new().answer("head-object", there).answer("s3 cp", Value::Null);
+            upload(&api, file.path(), "s3://b/k/f").unwrap();
+            assert_eq!(api.called().len(), 2);
+        }
+    }
+
+    #[test]
+    fn a_machine_that_says_nothing_is_told_of_after_a_while() {
+        let api = fleet_answers(Script::new(), 1, &["i-1"]);
+        let fleet = Fleet::look(&api, &job()).unwrap();
+        let Machine { role: Role::Node, .. } = fleet.machines[0] else { panic!("{fleet:?}") };
+        assert_eq!(news(&fleet, 0, SILENT - Duration::from_secs(1)).len(), 1);
+        let told = news(&fleet, 0, SILENT).pop().unwrap();
+        assert!(told.contains("i-1 has said nothing") && told.contains("baton aws down"), "{told}");
+    }
 }
