@@ -58,8 +58,7 @@ test: tools ## every test; ARGS="some_name" picks by name
 lint: tools ## formatting, clippy, docs, licences, scripts, links; writes nothing
 	cargo metadata --locked --format-version 1 >/dev/null  # Cargo.lock is up to date
 	cargo fmt --all --check
-	find scripts deploy .ci -type f \( -name '*.sh' -o -name '*.sbatch' -o -path '.ci/run' \) -print0 \
-		| xargs -0 .tools/bin/shellcheck
+	scripts/check-shell.sh
 	python3 scripts/check-links.py
 	scripts/check-layers.sh
 	.tools/bin/cargo-deny --log-level error check bans licenses sources
@@ -118,7 +117,7 @@ bench-control: build ## 10,000 made-up workers against the coordinator on one co
 	scripts/bench-control/run.sh $(ARGS)
 
 .PHONY: deploy-check
-deploy-check: build ## check deploy/ without a cloud: AWS emulated, machines booted, systemd, Slurm, Kubernetes, image, runbook; CHECKS="systemd slurm" picks
+deploy-check: build tools ## check deploy/ without a cloud: AWS emulated, machines booted, systemd, Slurm, Kubernetes, image, runbook; CHECKS="systemd slurm" picks
 	scripts/deploy/setup.sh
 	scripts/deploy/check.sh $(BIN) $(CHECKS)
 

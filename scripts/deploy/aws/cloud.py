@@ -6,9 +6,9 @@ through.
 """
 
 import base64
-import collections
 import datetime
 import email
+import io
 import json
 import logging
 import os
@@ -38,8 +38,7 @@ class Cloud:
     def __init__(self, folder, repository, programs):
         self.folder, self.repository, self.programs = folder, repository, programs
         self.machines, self.volumes = {}, {}
-        self.calls = collections.Counter()
-        self.completed_hooks, self.refusals = [], {}
+        self.completed_hooks, self.broken = [], None
         self.stopping = threading.Event()
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         moto = DomainDispatcherApplication(create_backend_app)
@@ -65,20 +64,18 @@ class Cloud:
     # --- Calls ---------------------------------------------------------------------------------
 
     def answer(self, moto, environ, start_response):
-        """Counts a call, and answers what moto cannot; `refusals` holds errors that a test wants."""
+        """Answers what moto cannot."""
         length = int(environ.get("CONTENT_LENGTH") or 0)
         operation = environ.get("HTTP_X_AMZ_TARGET", "").split(".")[-1]
         if not operation and environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
             body = environ["wsgi.input"].read(length)
-            environ["wsgi.input"] = __import__("io").BytesIO(body)
+            environ["wsgi.input"] = io.BytesIO(body)
             form = urllib.parse.parse_qs(body.decode())
             operation = form.get("Action", [""])[0]
             if operation == "CompleteLifecycleAction":
                 self.completed_hooks.append(form["InstanceId"][0])
                 return reply(start_response, "200 OK", "text/xml",
                              "<CompleteLifecycleActionResponse><CompleteLifecycleActionResult/></CompleteLifecycleActionResponse>")
-        operation = operation or environ["REQUEST_METHOD"] + " object"
-        self.calls[operation] += 1
         if operation == "StartSession":
             return reply(start_response, "200 OK", "application/x-amz-json-1.1",
                          json.dumps({"SessionId": "s", "TokenValue": "t", "StreamUrl": "wss://nowhere"}))
@@ -87,24 +84,31 @@ class Cloud:
     # --- Machines ------------------------------------------------------------------------------
 
     def watch(self):
+        """Does what EC2 does by itself, until the end; what goes wrong in it is for whoever waits for something."""
+        try:
+            while not self.stopping.wait(0.5):
+                self.look()
+        except Exception as error:
+            self.broken = error
+
+    def look(self):
         """Starts a machine for every instance that runs, plugs volumes in, and ends machines whose instance has ended."""
-        while not self.stopping.wait(0.5):
-            self.tag_volumes()
-            for instance in ec2_backends[DEFAULT_ACCOUNT_ID][REGION].all_instances():
-                machine = self.machines.get(instance.id)
-                if instance.state == "running" and machine is None:
-                    self.machines[instance.id] = self.start(instance)
-                elif machine and instance.state in ("terminated", "shutting-down", "stopped") and not machine.is_off:
-                    machine.off()
-                    self.unplug(machine)
-                elif machine and machine.has_shut_down() and instance.state == "running":
-                    # It did so itself; the template says that this stops it.
-                    self.ec2.stop_instances(InstanceIds=[instance.id])
-            for volume in self.ec2.describe_volumes()["Volumes"]:
-                for attachment in volume["Attachments"]:
-                    machine = self.machines.get(attachment["InstanceId"])
-                    if machine and volume["VolumeId"] in self.volumes and attachment["State"] == "attached":
-                        machine.plug(volume["VolumeId"], self.volumes[volume["VolumeId"]])
+        self.tag_volumes()
+        for instance in ec2_backends[DEFAULT_ACCOUNT_ID][REGION].all_instances():
+            machine = self.machines.get(instance.id)
+            if instance.state == "running" and machine is None:
+                self.start(instance)
+            elif machine and instance.state in ("terminated", "shutting-down", "stopped") and not machine.is_off:
+                machine.off()
+                self.unplug(machine)
+            elif machine and machine.has_shut_down() and instance.state == "running":
+                # It did so itself; the template says that this stops it.
+                self.ec2.stop_instances(InstanceIds=[instance.id])
+        for volume in self.ec2.describe_volumes()["Volumes"]:
+            for attachment in volume["Attachments"]:
+                machine = self.machines.get(attachment["InstanceId"])
+                if machine and volume["VolumeId"] in self.volumes and attachment["State"] == "attached":
+                    machine.plug(volume["VolumeId"], self.volumes[volume["VolumeId"]])
 
     def tag_volumes(self):
         """moto forgets the tags that a template gives a volume; and a volume needs a file to be kept in."""
@@ -131,8 +135,9 @@ class Cloud:
 
     def start(self, instance):
         machine = Machine(self, instance.id, instance.private_ip, script_of(self.user_data(instance.id)))
+        # Known before it runs, so that it ends with the others if its start fails.
+        self.machines[instance.id] = machine
         machine.on()
-        return machine
 
     def interrupt(self, instance):
         """As EC2 does: a notice, some time, the end. The group then starts another one."""

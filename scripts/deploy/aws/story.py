@@ -8,18 +8,20 @@ Started by scripts/deploy/aws.sh, in namespaces of its own. Each line that it pr
 import json
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 from cloud import Cloud
 from machine import make_bridge
 
-PATIENCE = 100
+PATIENCE = 150
 # Small enough for two cores, long enough to be interrupted.
-QUICK = ["train.epochs=150", "train.global_batch=64", "train.resolution=8", "train.virtual_ranks=4", "model.arch=linear",
+QUICK = ["train.epochs=60", "train.global_batch=64", "train.resolution=8", "train.virtual_ranks=4", "model.arch=linear",
          "cluster.device=cpu", "cluster.max_ranks=4", "checkpoint.every_steps=10", "checkpoint.every_epochs=1",
          "evaluation.every_epochs=20", "evaluation.resolution=8", "optimizer={ kind='sgd', momentum=0.9 }"]
 
@@ -52,33 +54,47 @@ class Story:
     def until(self, what, look):
         deadline = time.time() + PATIENCE
         while not (seen := look()):
+            if self.cloud.broken:
+                raise self.cloud.broken
             assert time.time() < deadline, f"not seen within {PATIENCE} s: {what}"
             time.sleep(1)
         return seen
 
-    def step(self, report):
-        latest = (report or {}).get("status", {}).get("latest") or {}
-        return latest.get("step", 0)
-
-    def report(self, name):
-        """What a coordinator of the job has told last; `baton aws status` shows the same, and takes seconds of a core."""
-        [bucket] = self.cloud.s3.list_buckets()["Buckets"]
-        objects = self.cloud.s3.list_objects_v2(Bucket=bucket["Name"], Prefix=f"{name}/machines/").get("Contents", [])
-        told = [entry for entry in objects if entry["Key"].endswith("/status.json")]
-        if not told:
-            return None
-        key = max(told, key=lambda entry: entry["LastModified"])["Key"]
-        return json.load(self.cloud.s3.get_object(Bucket=bucket["Name"], Key=key)["Body"]) | {"instance": key.split("/")[2]}
+    def asked(self, machine, environment=()):
+        """What the coordinator on a machine tells of its job; none where there is none."""
+        ended = machine.inside("env", *environment, "/opt/baton/bin/baton", "status", "--json")
+        return json.loads(ended.stdout) if ended.returncode == 0 else None
 
     def trains_on(self, name, machine):
-        """The report of a job that trains on this machine."""
+        """What the coordinator on this machine tells once it trains."""
         def look():
-            report = self.report(name)
-            return report if report and report["instance"] == machine and self.step(report) > 0 else None
+            found = self.cloud.machines.get(machine)
+            status = found and found.leader() and self.asked(found, ["BATON_COORDINATOR=http://127.0.0.1:29600"])
+            return status if status and step(status) > 0 else None
         return self.until(f"{name} trains on {machine}", look)
+
+    def told(self, name, machine, file):
+        """What a machine has left in the bucket."""
+        [bucket] = self.cloud.s3.list_buckets()["Buckets"]
+        return self.cloud.s3.get_object(Bucket=bucket["Name"], Key=f"{name}/machines/{machine}/{file}")["Body"].read().decode()
+
+    def train_alone(self):
+        """The same training on this machine, which nobody disturbs."""
+        sets = [word for entry in QUICK for word in ("--set", entry)]
+        self.baton("up", "recipes/digits_cpu.toml", "--ranks", "1", "--run-dir", str(self.folder / "alone"), "--listen", "127.0.0.1:0", *sets)
 
     def others(self, group, known):
         return [member for member in self.cloud.members(group) if member not in known]
+
+
+def step(status):
+    return (status.get("latest") or {}).get("step", 0)
+
+
+def goes_on(status, earliest):
+    """Whether it began with a checkpoint of the machine before, and not anew."""
+    assert "from checkpoint" in status["began_with"], status["began_with"]
+    assert status["generation"] > 1 and step(status) >= earliest, (status["generation"], step(status), earliest)
 
 
 def single(story):
@@ -87,50 +103,55 @@ def single(story):
     told = story.up(name, "--volume-gb", "1", "--max-price", "2.5")
     [first] = cloud.members(group)
     assert "an hour" in told and "volume of 1 GB" in told, told
+    assert story.trains_on(name, first)
     story.say(f"up: {first} trains")
 
     root = cloud.machines[first]
+    # It stands still while it is looked at: on a quick machine it would be done before anything happens to it.
+    assert root.inside("/opt/baton/bin/baton", "pause", "--coordinator", "http://127.0.0.1:29600").returncode == 0
     assert root.inside("findmnt", "-n", "-o", "FSTYPE", "/data").stdout.strip() == "ext4", "no volume at /data"
     assert root.inside("findmnt", "-n", "/var/lib/baton").returncode == 0, "the journal is not on the volume"
     users = root.inside("ps", "-o", "user=", "-C", "baton-worker,baton-coordinat").stdout.split()
     assert users and set(users) == {"baton"}, users
     story.say("the volume is at /data, whatever its disk is called; services run as their own user")
-    for port in (29600, 22):
-        try:
-            socket.create_connection((root.address, port), timeout=2).close()
-            raise AssertionError(f"port {port} of a machine is open")
-        except OSError:
-            pass
-    story.say("no port of the machine is open to others")
+    try:
+        socket.create_connection((root.address, 29600), timeout=2).close()
+        raise AssertionError("the port of the coordinator is open")
+    except ConnectionRefusedError:
+        pass  # So the machine is there, and says no.
+    story.say("the coordinator's port is closed to others")
 
-    assert "training" in story.baton("aws", "connect", "--name", name, "--", "status").lower()
+    assert "paused" in story.baton("aws", "connect", "--name", name, "--", "status").lower()
     story.say("`baton aws connect -- status` asks the coordinator over gRPC, through a session")
-    assert "baton-coordinator" in story.baton("aws", "logs", "--name", name)
-    assert first in story.baton("aws", "status", "--name", name)
-    assert first in story.baton("aws", "logs", "--list"), "the only job needs no name"
-    assert "go on as they are" in story.up(name), "a second launch must not disturb the first"
-    story.say("status and logs come from the bucket; up again leaves a job that runs alone")
+    told = story.up(name)
+    assert "go on as they are" in told and first in told, told
+    story.say("a second launch leaves a job that runs alone, and shows its status")
 
-    before = story.step(story.report(name))
+    before = step(story.asked(root, ["BATON_COORDINATOR=http://127.0.0.1:29600"]))
     cloud.interrupt(first)
     [second] = story.until("another machine", lambda: story.others(group, [first]))
-    report = story.trains_on(name, second)
-    assert story.step(report) >= before, f"at {story.step(report)} after {before}"
-    recoveries = report["status"]
-    assert recoveries["generation"] > 1, recoveries["generation"]
+    assert "saved" in json.loads(story.told(name, first, "stage.json"))["stage"], "the machine did not say that it has saved"
+    goes_on(story.trains_on(name, second), before)
     story.say(f"a spot interruption: {second} has the volume, and goes on from step {before} or later without a hand")
 
+    alone = threading.Thread(target=story.train_alone)
+    alone.start()
+    cloud.machines[second].inside("/opt/baton/bin/baton", "pause", "--coordinator", "http://127.0.0.1:29600", check=True)
     cloud.rebalance(group, second)
     assert second in cloud.completed_hooks, "the machine did not say that it has saved"
     [third] = story.until("another machine", lambda: story.others(group, [first, second]))
-    story.trains_on(name, third)
+    goes_on(story.trains_on(name, third), before)
     story.say(f"a rebalance recommendation: {second} saved within its hook, {third} waited and goes on")
 
     story.until("the group is empty", lambda: not cloud.members(group))
     last = story.status(name)
-    assert last["wanted"] == 0 and "completed" in story.baton("aws", "logs", third), last
-    story.say("completed: the group has set itself to 0, so nothing is paid for")
+    assert last["wanted"] == 0 and last["report"]["instance"] == third, last
+    assert "completed" in story.baton("aws", "logs", third), "the only job needs no name"
+    listed = story.baton("aws", "logs", "--name", name, "--list").split()
+    assert set(listed) == {first, second, third}, listed
+    story.say("completed: the group has set itself to 0, so nothing is paid for; status and logs come from the bucket")
 
+    alone.join()
     same_bits(story, name)
     story.say("the weights have the bits of an undisturbed run on this machine")
 
@@ -140,6 +161,7 @@ def single(story):
     assert len(kept) == 1 and not stacks(cloud), (kept, stacks(cloud))
     story.say("down: the stack is gone, volume and checkpoints are kept")
     bucket = cloud.s3.list_buckets()["Buckets"][0]["Name"]
+    assert f"--delete-data --bucket {bucket}`" in told, told
     story.baton("aws", "down", "--name", name, "--delete-data", "--bucket", bucket, "--yes")
     assert not [volume for volume in cloud.ec2.describe_volumes()["Volumes"] if volume["VolumeId"] in cloud.volumes]
     assert "Contents" not in cloud.s3.list_objects_v2(Bucket=bucket), "something is left in the bucket"
@@ -149,11 +171,15 @@ def single(story):
 def several(story):
     """Two nodes and a coordinator: TLS, tokens by Parameter Store, a node lost without a word, a drain."""
     cloud, name, group = story.cloud, "nodes", "baton-nodes"
-    story.up(name, "--nodes", "2", "--set", "cluster.min_ranks=1", "--set", "train.epochs=100000")
+    told = story.up(name, "--nodes", "2", "--set", "cluster.min_ranks=1", "--set", "train.epochs=100000", "--no-wait")
+    assert "is launched" in told, told
     nodes = story.until("two nodes", lambda: (found := cloud.members(group)) and len(found) == 2 and found)
-    both = lambda: (report := story.report(name)) and len(report["status"]["ranks"]) == 2 and report
+    find = lambda: [machine for machine in cloud.machines.values() if machine.id not in nodes and not machine.is_off and machine.leader()]
+    [coordinator] = story.until("the coordinator's machine", find)
+    keys = ["BATON_COORDINATOR=https://127.0.0.1:29600", "BATON_TLS_CA=/etc/baton/certs/ca.pem",
+            "BATON_TOKEN_FILE=/etc/baton/certs/viewer.token"]
+    both = lambda: (status := story.asked(coordinator, keys)) and len(status["ranks"]) == 2 and step(status) > 0 and status
     story.until("both nodes train", both)
-    [coordinator] = [machine for machine in cloud.machines.values() if machine.id not in nodes and not machine.is_off]
     story.say(f"up: {coordinator.id} coordinates, {' and '.join(nodes)} train")
 
     token = coordinator.inside("cat", "/etc/baton/certs/operator.token").stdout.strip()
@@ -164,16 +190,18 @@ def several(story):
     for secret in (token, agent_token):
         look_for(story, secret)
     story.say("tokens are in Parameter Store, encrypted, and in no template, output, user data, log or report")
-    rejected = socket.create_connection((coordinator.address, 29600), timeout=5)
-    rejected.close()
+    without = ["BATON_COORDINATOR=https://" + coordinator.address + ":29600", keys[1]]
+    refused = cloud.machines[nodes[0]].inside("env", *without, "/opt/baton/bin/baton", "status")
+    assert refused.returncode == 2 and "token" in refused.stdout, refused.stdout
     assert "training" in story.baton("aws", "connect", "--name", name, "--", "status").lower()
     story.say("`baton aws connect -- status` steers it with TLS and an operator's token")
 
     lost = nodes[0]
     cloud.ec2.terminate_instances(InstanceIds=[lost])
     [new] = story.until("another node", lambda: story.others(group, nodes))
-    again = lambda: (report := both()) and new in {rank["node"] for rank in report["status"]["ranks"]} and report
-    story.until("both nodes train again", again)
+    again = lambda: (status := both()) and new in {rank["node"] for rank in status["ranks"]} and status
+    status = story.until("both nodes train again", again)
+    assert "state of rank" in status["began_with"], f"the other one did not go on: {status['began_with']}"
     story.say(f"{lost} is gone without a notice: {new} has taken its place, the other one went on")
 
     story.baton("aws", "connect", "--name", name, "--", "drain")
@@ -181,6 +209,8 @@ def several(story):
     story.say("drained by a person: saved, and no machine is paid for that idles")
     story.baton("aws", "down", "--name", name, "--delete-data", "--yes")
     assert not stacks(cloud) and not [found for found in cloud.ssm.describe_parameters()["Parameters"] if found["Name"].startswith("/baton/")]
+    for bucket in cloud.s3.list_buckets()["Buckets"]:
+        assert "Contents" not in cloud.s3.list_objects_v2(Bucket=bucket["Name"]), "something is left in the bucket"
     story.say("down: nothing is left, tokens neither")
 
 
@@ -190,11 +220,8 @@ def stacks(cloud):
 
 def same_bits(story, name):
     """The exported weights of the job and of a run on this machine that nobody disturbed."""
-    sets = [word for entry in QUICK for word in ("--set", entry)]
-    alone = story.folder / "alone"
-    story.baton("up", "recipes/digits_cpu.toml", "--ranks", "1", "--run-dir", str(alone), "--listen", "127.0.0.1:0", *sets)
     bucket = story.cloud.s3.list_buckets()["Buckets"][0]["Name"]
-    for source, target in ((f"s3://{bucket}/{name}/checkpoints", "a"), (str(alone / "checkpoints"), "b")):
+    for source, target in ((f"s3://{bucket}/{name}/checkpoints", "a"), (str(story.folder / "alone/checkpoints"), "b")):
         story.baton("checkpoint", "export", "--dir", source, "--out", str(story.folder / target))
     assert (story.folder / "a").read_bytes() == (story.folder / "b").read_bytes(), "the weights differ"
 
@@ -217,9 +244,20 @@ def look_for(story, secret):
         assert secret not in text, f"a token is in the {place}"
 
 
+def detach_lost_disks():
+    """Disks of a run that was killed; loop devices are of the whole machine."""
+    listed = json.loads(subprocess.run(["losetup", "--list", "--json", "--output", "NAME,BACK-FILE"], capture_output=True, check=True).stdout or "{}")
+    for disk in listed.get("loopdevices", []):
+        if "/baton-cloud-" in disk["back-file"] and "(deleted)" in disk["back-file"]:
+            subprocess.run(["losetup", "-d", disk["name"]], check=False)
+
+
 def main():
     repository, programs = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
     chosen = sys.argv[3:] or ["single", "several"]
+    # Told to end, it ends its machines first.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    detach_lost_disks()
     make_bridge()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="baton-cloud-"))
     (folder / "bin").mkdir()

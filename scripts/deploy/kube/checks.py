@@ -378,7 +378,7 @@ def check_readme(m, programs):
             yield f"README: {shlex.join(words)}: there is no such command"
             continue
         for flag in flags:
-            if not re.search(rf"(^|[\s,\[]){re.escape(flag)}\b", known + options):
+            if not re.search(rf"(^|[\s,\[]){re.escape(flag)}(?![\w-])", known + options):
                 yield f"README: {shlex.join(words)}: it has no {flag}"
         for word in words:
             if word.startswith("deploy/") and not (ROOT / word).exists():
