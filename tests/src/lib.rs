@@ -36,7 +36,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-pub use processes::{Ending, binary, children, descendants, kill, stop, terminate};
+pub use processes::{Ending, announce_end, binary, children, descendants, kill, stop, terminate};
 
 /// Longest wait for any single thing. Generous, because test machines are shared; it only matters when
 /// something is broken.

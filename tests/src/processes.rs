@@ -66,6 +66,11 @@ pub fn terminate(pid: u32) {
     kill_process(raw(pid), Signal::TERM).expect("it can be signalled");
 }
 
+/// Sends SIGUSR1, with which Slurm can announce that a job's time is up.
+pub fn announce_end(pid: u32) {
+    kill_process(raw(pid), Signal::USR1).expect("it can be signalled");
+}
+
 fn raw(pid: u32) -> Pid {
     i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process id")
 }

@@ -12,7 +12,7 @@ mod service;
 
 use baton_job::exit;
 use baton_proto::v1::{DrainRequest, watch_events_response::Kind};
-use baton_tests::{Cluster, in_time, terminate};
+use baton_tests::{Cluster, announce_end, in_time, terminate};
 use service::{Service, Tokens};
 
 /// Stops an endless run after some more epochs, and compares it with an undisturbed one.
@@ -59,6 +59,7 @@ async fn a_signal_to_all_processes_at_once_saves_as_one_to_the_agent_does() {
     let mut events = cluster.events().await;
     events.saved_at(30).await;
     // As Slurm ends a step, and some terminals a job.
+    cluster.rank_pids(0).into_iter().for_each(announce_end);
     cluster.rank_pids(0).into_iter().chain([cluster.agent_pid(0)]).for_each(terminate);
     for stage in ["all ranks stop after step", "is copied", "is durable"] {
         let event = in_time(stage, async {

@@ -77,8 +77,8 @@ pub fn tls_problem(error: &(dyn error::Error + 'static)) -> Option<String> {
     let cause = innermost(error);
     let is_about_tls = ["certificate", "tls", "handshake", "corrupt message"];
     let lower = cause.to_lowercase();
-    // One that says nothing has shown no certificate to find fault with.
-    let is_silent = lower.contains("timeout");
+    // One that says nothing has shown no certificate to find fault with; so tonic tells it.
+    let is_silent = lower.starts_with("tls handshake timeout");
     (!is_silent && is_about_tls.iter().any(|word| lower.contains(word))).then_some(cause)
 }
 

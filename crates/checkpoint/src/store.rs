@@ -1,6 +1,7 @@
 //! The place where checkpoints lie, and the write that commits one.
 
 use std::{
+    collections::HashMap,
     fmt, fs, io,
     path::{self, PathBuf},
     sync::Arc,
@@ -316,16 +317,14 @@ impl Store {
     fn wrong_file(&self, manifest: &Manifest) -> Result<Option<String>, Error> {
         let name = manifest.name();
         let files = self.files(&name)?;
-        Ok(manifest.shards.iter().find_map(|shard| {
-            let file = files.iter().find(|file| file.location.filename() == Some(&shard.file));
-            match file {
-                None => Some(format!("{} is missing", shard.file)),
-                Some(file) if file.size != shard.bytes => Some(format!(
-                    "{} has {} bytes instead of {}",
-                    shard.file, file.size, shard.bytes
-                )),
-                Some(_) => None,
+        let sizes: HashMap<&str, u64> =
+            files.iter().filter_map(|file| Some((file.location.filename()?, file.size))).collect();
+        Ok(manifest.shards.iter().find_map(|shard| match sizes.get(shard.file.as_str()) {
+            None => Some(format!("{} is missing", shard.file)),
+            Some(size) if *size != shard.bytes => {
+                Some(format!("{} has {size} bytes instead of {}", shard.file, shard.bytes))
             }
+            Some(_) => None,
         }))
     }
 }

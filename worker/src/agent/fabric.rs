@@ -3,7 +3,7 @@
 use std::{
     env, fs,
     net::{IpAddr, ToSocketAddrs},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use baton_job::gpu::fabric::Fabric;
@@ -13,33 +13,51 @@ use sysinfo::Networks;
 const ADAPTERS: &str = "/sys/class/infiniband";
 /// Driver of EFA.
 const EFA: &str = "efa";
-/// What NCCL looks for on the library path.
-const PLUGIN: &str = "libnccl-net.so";
+/// What NCCL loads by itself, and what with `NCCL_NET_PLUGIN=ofi`.
+const PLUGINS: [&str; 2] = ["libnccl-net.so", "libnccl-net-ofi.so"];
+/// What the loader knows beside the library path; packages of aws-ofi-nccl enter themselves.
+const LOADER: &str = "/etc/ld.so.conf.d";
 
 /// What this node has, whose ranks others reach at `host`.
 pub(super) fn look(host: &str) -> Fabric {
     let libraries = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let folders = env::split_paths(&libraries).chain(known_to_the_loader(Path::new(LOADER)));
     Fabric {
-        interface: address(host).and_then(interface),
+        interface: interface(&addresses(host)),
         efa_adapters: adapters(Path::new(ADAPTERS)),
-        has_plugin: env::split_paths(&libraries).any(|folder| folder.join(PLUGIN).exists()),
+        has_plugin: has_plugin(folders),
     }
 }
 
-/// The address by which other nodes reach this one; none where nobody else can.
-fn address(host: &str) -> Option<IpAddr> {
-    // The port is of no interest.
-    let mut addresses = (host, 0).to_socket_addrs().ok()?.map(|address| address.ip());
-    addresses.find(|address| !address.is_loopback() && !address.is_unspecified())
+fn has_plugin(folders: impl Iterator<Item = PathBuf>) -> bool {
+    let mut files = folders.flat_map(|folder| PLUGINS.map(|name| folder.join(name)));
+    files.any(|file| file.exists())
 }
 
-/// The one that has this address.
-fn interface(address: IpAddr) -> Option<String> {
+/// Folders that the files of this one name, each on a line of its own.
+fn known_to_the_loader(folder: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+    texts.flat_map(|text| text.lines().map(|line| line.trim().into()).collect::<Vec<_>>()).collect()
+}
+
+/// The addresses by which other nodes may reach this one; none where nobody else can.
+fn addresses(host: &str) -> Vec<IpAddr> {
+    // The port is of no interest.
+    let found = (host, 0).to_socket_addrs().into_iter().flatten().map(|address| address.ip());
+    found.filter(|address| !address.is_loopback() && !address.is_unspecified()).collect()
+}
+
+/// The first that has one of these addresses: of a name that leads elsewhere too, only some are of this machine.
+fn interface(addresses: &[IpAddr]) -> Option<String> {
     let networks = Networks::new_with_refreshed_list();
-    let has_it = |network: &sysinfo::NetworkData| {
-        network.ip_networks().iter().any(|known| known.addr == address)
+    let with = |address: &IpAddr| {
+        let has_it = |network: &sysinfo::NetworkData| {
+            network.ip_networks().iter().any(|known| known.addr == *address)
+        };
+        networks.iter().find(|(_, network)| has_it(network)).map(|(name, _)| name.clone())
     };
-    networks.iter().find(|(_, network)| has_it(network)).map(|(name, _)| name.clone())
+    addresses.iter().find_map(with)
 }
 
 fn adapters(folder: &Path) -> usize {
@@ -65,6 +83,19 @@ mod tests {
         }
         assert_eq!(adapters(folder.path()), 2);
         assert_eq!(adapters(&folder.path().join("none")), 0);
+    }
+
+    #[test]
+    fn a_plugin_is_found_where_the_loader_looks() {
+        let folder = tempfile::tempdir().unwrap();
+        let (loader, library) = (folder.path().join("ld.so.conf.d"), folder.path().join("lib"));
+        fs::create_dir(&loader).unwrap();
+        fs::create_dir(&library).unwrap();
+        fs::write(loader.join("100_ofinccl.conf"), format!("{}\n", library.display())).unwrap();
+        assert!(!has_plugin(known_to_the_loader(&loader).into_iter()));
+        fs::write(library.join("libnccl-net-ofi.so"), "").unwrap();
+        assert!(has_plugin(known_to_the_loader(&loader).into_iter()));
+        assert!(!has_plugin(known_to_the_loader(&folder.path().join("none")).into_iter()));
     }
 
     #[test]

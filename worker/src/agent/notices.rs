@@ -15,7 +15,7 @@ use super::{Input, Queue, bad_input, crash};
 /// How often the drain file is looked for.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Every signal that asks a process to end means the same: this node must go.
+/// Every signal that asks a process to end means the same: this node must go. Ranks leave them to the agent.
 pub(super) fn forward_signals(queue: Queue) -> Result<(), Failure> {
     use unix::SignalKind;
     let kinds = [

@@ -168,7 +168,7 @@ impl Processes {
     }
 
     pub(super) fn terminate(&self, local_rank: LocalRank) {
-        // SIGTERM it leaves to its agent; nobody else sends this one, and it does not wait for it.
+        // What others send to end a job, a rank leaves to its agent; this one ends it.
         self.signal(local_rank, Signal::USR2);
     }
 

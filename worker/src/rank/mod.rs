@@ -39,7 +39,7 @@ use baton_trainer::{
     linear::LinearLearner,
     torch::{self, Device, TorchLearner},
 };
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tracing::{info, warn};
 
 use self::inbox::{Inbox, Orders};
@@ -64,6 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     logging::start(None);
     follow_parent(args.parent)?;
     leave_signals_to_the_agent()?;
+    open_as_many_files_as_allowed();
     let link = socket().map_err(|error| {
         crash(format!(
             "standard input is no socket ({error}): ranks are started by `baton-worker agent`"
@@ -92,14 +93,23 @@ fn follow_parent(parent: u32) -> Result<(), Failure> {
 }
 
 /// A scheduler that ends a job, or a terminal, may signal all processes at once. The agent then lets its ranks finish
-/// the step and save, which a rank that had ended could not.
+/// the step and save, which a rank that had ended could not: these are the signals that it listens to.
 fn leave_signals_to_the_agent() -> Result<(), Failure> {
-    for signal in [SIGTERM, SIGINT] {
+    for signal in [SIGTERM, SIGINT, SIGUSR1] {
         // Nobody looks at the flag: that there is a handler is enough.
         signal_hook::flag::register(signal, Arc::default())
             .map_err(|error| crash(format!("signal {signal} cannot be handled: {error}")))?;
     }
     Ok(())
+}
+
+/// Each other rank takes one; systems begin with some 1,000. Where that is not granted, meeting says so.
+fn open_as_many_files_as_allowed() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        warn!("the limit of open files stays as it is: {error}");
+    }
 }
 
 fn socket() -> std::io::Result<UnixStream> {

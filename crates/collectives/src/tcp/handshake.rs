@@ -123,11 +123,16 @@ impl Meeting {
         }
     }
 
+    /// How many have yet to call.
+    fn awaited(&self) -> usize {
+        self.met.iter().skip(self.me.rank.0 as usize + 1).filter(|place| place.is_none()).count()
+    }
+
     fn accept(&mut self, listener: &TcpListener) -> Result<(), Error> {
         loop {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    if self.callers.len() == self.met.len() + MAX_STRANGERS {
+                    if self.callers.len() >= self.awaited() + MAX_STRANGERS {
                         self.callers.remove(0);
                     }
                     self.callers.extend(Call::new(stream, false));

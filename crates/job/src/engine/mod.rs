@@ -374,12 +374,19 @@ impl Engine {
         self.wakes_at
     }
 
-    fn set_wake(&mut self) {
-        self.nodes_wake_at = self.nodes.wake_at();
-        self.wakes_at = self.next_wake();
+    /// [`deadline`](Self::deadline), looked for in all that there is: simulations want both to be the same.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn deadline_by_recount(&self) -> Option<Time> {
+        self.next_wake(self.nodes.recount_wake_at())
     }
 
-    fn next_wake(&self) -> Option<Time> {
+    fn set_wake(&mut self) {
+        self.nodes_wake_at = self.nodes.wake_at();
+        self.wakes_at = self.next_wake(self.nodes_wake_at);
+    }
+
+    fn next_wake(&self, nodes_wake_at: Option<Time>) -> Option<Time> {
         let phase = match &self.phase {
             Phase::Backoff { until } | Phase::Reattaching { until, .. } => Some(*until),
             // A node that is away is waited for until its own deadline.
@@ -390,7 +397,7 @@ impl Engine {
             Phase::Ended { .. } => return None,
         };
         let drain = self.drain.as_ref().map(|drain| drain.until);
-        phase.into_iter().chain(self.nodes_wake_at).chain(drain).chain(self.budget_ends_at()).min()
+        phase.into_iter().chain(nodes_wake_at).chain(drain).chain(self.budget_ends_at()).min()
     }
 
     /// One event in, the actions it calls for out.

@@ -144,8 +144,15 @@ impl Nodes {
 
     /// When time alone changes something about one of them.
     pub(super) fn wake_at(&mut self) -> Option<Time> {
-        let all = &self.all;
-        *self.wakes_at.get_or_insert_with(|| all.values().filter_map(Node::wakes_at).min())
+        match self.wakes_at {
+            Some(known) => known,
+            None => *self.wakes_at.insert(self.recount_wake_at()),
+        }
+    }
+
+    /// The same, by a look at each.
+    pub(super) fn recount_wake_at(&self) -> Option<Time> {
+        self.all.values().filter_map(Node::wakes_at).min()
     }
 }
 

@@ -6,9 +6,10 @@
 //! |---|---|---|
 //! | `NCCL_SOCKET_IFNAME` | several nodes: the interface with `--host`'s address, by which the others reach this one | NCCL's user guide, "Environment Variables"; `=` means this very name |
 //! | `FI_PROVIDER=efa` | EFA adapters and NCCL's plugin for them | AWS's guide to EFA with NCCL |
-//! | `FI_EFA_USE_DEVICE_RDMA=1` | the same: GPU memory without a detour, which p4d does only when asked | as above |
 //!
-//! What the user has set stays.
+//! What the user's environment has stays; where NCCL's own file (`/etc/nccl.conf`) names an interface too, what is set
+//! here counts. `FI_EFA_USE_DEVICE_RDMA` is not set: by itself libfabric takes RDMA where adapters have it, and with the
+//! variable it ends programs where they have not (`fi_efa(7)`).
 
 /// What a node has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub struct Fabric {
     pub interface: Option<String>,
     /// Number of Elastic Fabric Adapters.
     pub efa_adapters: usize,
-    /// Whether NCCL's plugin for them, `libnccl-net`, can be loaded.
+    /// Whether NCCL's plugin for them, aws-ofi-nccl, is where NCCL looks for it.
     pub has_plugin: bool,
 }
 
@@ -31,7 +32,6 @@ impl Fabric {
         }
         if self.efa_adapters > 0 && self.has_plugin {
             variables.push(("FI_PROVIDER", "efa".to_owned()));
-            variables.push(("FI_EFA_USE_DEVICE_RDMA", "1".to_owned()));
         }
         variables.retain(|(name, _)| !is_set(name));
         variables
@@ -43,8 +43,9 @@ impl Fabric {
         let is_idle = self.interface.is_some() && self.efa_adapters > 0 && !self.has_plugin;
         is_idle.then(|| {
             format!(
-                "this machine has {} EFA adapters, but libnccl-net.so is not on LD_LIBRARY_PATH: NCCL takes TCP, which is \
-                 several times slower; install aws-ofi-nccl (on Amazon's images: /opt/amazon/ofi-nccl/lib)",
+                "this machine has {} EFA adapters, but no plugin of NCCL's for them was found (libnccl-net.so or \
+                 libnccl-net-ofi.so): without one NCCL takes TCP, which is several times slower; install aws-ofi-nccl, or \
+                 put its folder on LD_LIBRARY_PATH (on Amazon's images: /opt/amazon/ofi-nccl/lib)",
                 self.efa_adapters
             )
         })
@@ -63,11 +64,7 @@ mod tests {
     fn nccl_is_told_which_network_leads_to_the_other_nodes() {
         let told = p4d().environment(|_| false);
         let told: Vec<_> = told.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        let all = [
-            ("NCCL_SOCKET_IFNAME", "=ens32"),
-            ("FI_PROVIDER", "efa"),
-            ("FI_EFA_USE_DEVICE_RDMA", "1"),
-        ];
+        let all = [("NCCL_SOCKET_IFNAME", "=ens32"), ("FI_PROVIDER", "efa")];
         assert_eq!(told, all);
         assert_eq!(Fabric::default().environment(|_| false), []);
     }
@@ -75,10 +72,7 @@ mod tests {
     #[test]
     fn what_the_user_has_set_stays() {
         let told = p4d().environment(|name| name == "NCCL_SOCKET_IFNAME");
-        assert_eq!(
-            told.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
-            ["FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA"]
-        );
+        assert_eq!(told.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["FI_PROVIDER"]);
     }
 
     #[test]

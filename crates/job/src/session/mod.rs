@@ -123,7 +123,7 @@ pub enum Action {
         /// What.
         command: RankCommand,
     },
-    /// Ask a rank process to end (SIGTERM).
+    /// Ask a rank process to end.
     Terminate(LocalRank),
     /// End a rank process (SIGKILL to its group).
     Kill(LocalRank),
@@ -134,9 +134,9 @@ pub enum Action {
 /// Waits of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Between SIGTERM and SIGKILL.
+    /// Between that and SIGKILL.
     pub kill_after: Duration,
-    /// Between the request to go and SIGTERM.
+    /// Between the request to go and asking ranks to end.
     pub drain: Duration,
     /// First pause between two tries to connect; it doubles up to 16 times.
     pub reconnect: Duration,

@@ -12,6 +12,7 @@ use baton_job::{
 };
 
 use crate::{
+    common::SIGUSR2,
     coordinator::EventKind,
     fleet::{Fleet, Happening},
     process::{Pid, Process},
@@ -194,7 +195,7 @@ impl Fleet {
                 Action::Terminate(local_rank) => {
                     if let Some(pid) = self.occupant(id, local_rank) {
                         let at = self.soon(1..=500);
-                        self.queue.schedule(at, Happening::Dies(pid, ended_by(15)));
+                        self.queue.schedule(at, Happening::Dies(pid, ended_by(SIGUSR2)));
                     }
                 }
                 Action::Kill(local_rank) => {

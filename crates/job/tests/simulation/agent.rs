@@ -11,6 +11,7 @@ use baton_job::{
 
 use crate::{
     cluster::{Cluster, Happening},
+    common::SIGUSR2,
     fact::Fact,
     network::ConnectionId,
     process::{Doing, Pid, killed},
@@ -237,6 +238,6 @@ impl Cluster {
 
     /// A process that was asked to end does.
     pub(crate) fn dies(&mut self, pid: Pid) {
-        self.die(pid, failure_of(None, Some(15), false));
+        self.die(pid, failure_of(None, Some(SIGUSR2), false));
     }
 }

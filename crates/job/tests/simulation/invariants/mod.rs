@@ -18,6 +18,7 @@ mod resume_from_a_commit;
 mod rollbacks_are_bounded;
 mod skipped_samples_add_up;
 mod stale_changes_nothing;
+mod the_deadline_is_kept;
 mod the_end_is_saved;
 
 use crate::{cluster::Cluster, fact::Fact};
@@ -55,6 +56,7 @@ pub(crate) fn all() -> Vec<Box<dyn Invariant>> {
         Box::new(calm_needs_few_generations::CalmNeedsFewGenerations::default()),
         Box::new(skipped_samples_add_up::SkippedSamplesAddUp),
         Box::new(recoveries_add_up::RecoveriesAddUp),
+        Box::new(the_deadline_is_kept::TheDeadlineIsKept),
         Box::new(nothing_runs_after_the_end::NothingRunsAfterTheEnd),
     ]
 }
