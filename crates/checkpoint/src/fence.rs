@@ -6,7 +6,7 @@
 //! Why nothing of an older generation is committed once [`Store::raise_fence`] has returned:
 //!
 //! 1. A commit first sees all its shards in its folder, then looks at the fence, then creates its manifest.
-//! 2. Raising first creates the fence, then lists the store, then creates a tombstone in the manifest's place
+//! 2. Raising first creates the fence, then lists the folders, then creates a tombstone in the manifest's place
 //!    in every older folder that has no manifest.
 //! 3. A commit that looks after the fence was created is refused. One that looked before has its folder in
 //!    that listing, so both want to create the same object, and one of them loses: either the tombstone
@@ -20,7 +20,8 @@
 //! them. NFS clients remember listings for up to a minute: mount with `actimeo=0`.
 
 use baton_job::Generation;
-use object_store::path::Path;
+use futures::{StreamExt, TryStreamExt, stream};
+use object_store::{ObjectStoreExt, path::Path};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -41,6 +42,13 @@ impl Tombstone {
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         serde_json::from_slice(bytes).ok()
     }
+}
+
+/// Questions to a store under way at a time.
+const LOOKS_AT_ONCE: usize = 16;
+
+fn manifest_file(id: SaveId) -> String {
+    format!("{}/{MANIFEST}", id.name())
 }
 
 fn fence_file(generation: Generation) -> String {
@@ -93,9 +101,9 @@ impl Store {
     fn bury_below(&self, generation: Generation) -> Result<(), Error> {
         let tombstone = Tombstone { version: VERSION, abandoned_by: generation };
         let text = serde_json::json!(tombstone).to_string();
-        for id in self.unfinished()?.into_iter().filter(|id| id.generation < generation) {
+        for id in self.unfinished_below(generation)? {
             // Whatever is there already is as good: a commit that was faster, or another tombstone.
-            self.create(&format!("{}/{MANIFEST}", id.name()), text.as_bytes())?;
+            self.create(&manifest_file(id), text.as_bytes())?;
         }
         Ok(())
     }
@@ -105,20 +113,19 @@ impl Store {
         if mine < fence { Err(Error::Fenced { mine, fence }) } else { Ok(()) }
     }
 
-    /// Every save that has files and no manifest.
-    fn unfinished(&self) -> Result<Vec<SaveId>, Error> {
-        let files = self.files("")?;
-        let in_folder = |file: &Path| {
-            let mut parts = file.parts();
-            let id = SaveId::parse(parts.next()?.as_ref())?;
-            Some((id, parts.next()?.as_ref().to_owned()))
-        };
-        let files: Vec<(SaveId, String)> =
-            files.iter().filter_map(|file| in_folder(&file.location)).collect();
-        let mut ids: Vec<SaveId> = files.iter().map(|(id, _)| *id).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        ids.retain(|id| !files.iter().any(|(other, file)| other == id && file == MANIFEST));
-        Ok(ids)
+    /// Every save of an older generation that has a folder and no manifest. Folders are listed, as in each there is a
+    /// file of every rank.
+    fn unfinished_below(&self, generation: Generation) -> Result<Vec<SaveId>, Error> {
+        let older = self.ids()?.into_iter().filter(|id| id.generation < generation);
+        let looks = older.map(|id| async move {
+            match self.objects.head(&Path::from(manifest_file(id))).await {
+                Ok(_) => Ok(None),
+                Err(object_store::Error::NotFound { .. }) => Ok(Some(id)),
+                Err(error) => Err(error),
+            }
+        });
+        let found = stream::iter(looks).buffer_unordered(LOOKS_AT_ONCE);
+        let found = found.try_filter_map(|id| async move { Ok(id) }).try_collect();
+        self.wait(found).map_err(|source| self.failed("look for", MANIFEST, source))
     }
 }

@@ -28,9 +28,9 @@ use s3s::{
         AbortMultipartUploadInput, AbortMultipartUploadOutput, CommonPrefix,
         CompleteMultipartUploadInput, CompleteMultipartUploadOutput, CreateMultipartUploadInput,
         CreateMultipartUploadOutput, DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput,
-        DeleteObjectsOutput, DeletedObject, GetObjectInput, GetObjectOutput, ListObjectsV2Input,
-        ListObjectsV2Output, Object, PutObjectInput, PutObjectOutput, StreamingBlob, Timestamp,
-        UploadPartInput, UploadPartOutput,
+        DeleteObjectsOutput, DeletedObject, GetObjectInput, GetObjectOutput, HeadObjectInput,
+        HeadObjectOutput, ListObjectsV2Input, ListObjectsV2Output, Object, PutObjectInput,
+        PutObjectOutput, StreamingBlob, Timestamp, UploadPartInput, UploadPartOutput,
     },
     s3_error,
     service::S3ServiceBuilder,
@@ -342,6 +342,24 @@ impl S3 for Bucket {
                 e_tag: Some(stored.tag),
                 last_modified: Some(Timestamp::from(stored.modified)),
                 ..GetObjectOutput::default()
+            })
+        })
+        .await
+    }
+
+    async fn head_object(
+        &self,
+        request: S3Request<HeadObjectInput>,
+    ) -> S3Result<S3Response<HeadObjectOutput>> {
+        let input = request.input;
+        self.answer(&input.bucket, |state| {
+            let stored = state.objects.lock().unwrap().get(&input.key).cloned();
+            let stored = stored.ok_or_else(|| s3_error!(NoSuchKey, "no such key"))?;
+            Ok(HeadObjectOutput {
+                content_length: Some(stored.bytes.len() as i64),
+                e_tag: Some(stored.tag),
+                last_modified: Some(Timestamp::from(stored.modified)),
+                ..HeadObjectOutput::default()
             })
         })
         .await
