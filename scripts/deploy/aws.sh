@@ -17,12 +17,13 @@ for tool in systemd-nspawn unshare nsenter losetup mkfs.ext4 ip curl; do
     command -v "$tool" >/dev/null || missing+=("$tool")
 done
 [ -e /dev/loop-control ] || missing+=("loop devices")
+unshare --net --mount true 2>/dev/null || missing+=("namespaces")
 if [ ${#missing[@]} -gt 0 ]; then
     echo "aws: the machines of this test cannot be booted here; missing: ${missing[*]}" >&2
     exit 77
 fi
 
-# Networks, mounts and processes of its own, which all go when it ends. Mounts made outside later are not seen inside.
+# A network and mounts of its own, which go when it ends; its machines it ends itself. Mounts made outside later are not seen inside.
 export PYTHONPATH=scripts/deploy/aws PYTHONDONTWRITEBYTECODE=1
 exec unshare --net --mount --propagation private sh -c 'mount -t tmpfs tmpfs /run/netns 2>/dev/null || { mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns; }; exec "$@"' sh \
     .venv-deploy/bin/python scripts/deploy/aws/story.py "$PWD" "$programs" "$@"

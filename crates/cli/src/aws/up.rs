@@ -97,13 +97,15 @@ pub(crate) struct Args {
     yes: bool,
 }
 
-/// What gp3 gives with its 3,000 operations a second, in MiB/s: six times what it gives unasked, which fewer than 1,500
-/// images of ImageNet a second would use up (<https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html>).
+/// What gp3 gives with its 3,000 operations a second, in MiB/s; unasked it gives 125
+/// (<https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html>).
 const FAST: u32 = 750;
 /// A volume that holds training data, in GB.
 const FAST_FROM_GB: u32 = 100;
 /// A machine that says nothing for so long after its start never will.
 const SILENT: Duration = Duration::from_secs(300);
+/// A group may be told of as it was before it was asked for machines.
+const SETTLED: Duration = Duration::from_secs(30);
 /// Phases of a job that has begun.
 const BEGUN: [&str; 2] = ["training", "paused"];
 /// Between two looks at the machines.
@@ -153,6 +155,13 @@ fn launch(
     fits(args, &job, &spec, volume.is_some(), has_volume).map_err(bad_input)?;
     let coordinator =
         there.as_ref().map(|stack| Coordinator::of(api, stack)).transpose()?.flatten();
+    if let (Some(Coordinator { zone, .. }), Some(wanted)) = (&coordinator, &args.zone)
+        && zone != wanted
+    {
+        return Err(bad_input(format!(
+            "the coordinator of {job} is in {zone}, and has the journal: leave --zone out, or `baton aws down` first"
+        )));
+    }
     let bound = match (&volume, &args.zone, &coordinator) {
         (Some(volume), _, _) => Bound::To(volume.zone.clone()),
         (None, Some(zone), _) => Bound::To(zone.clone()),
@@ -191,8 +200,9 @@ fn launch(
         }
     }
 
-    // Of one that the user names it is his affair whose it is.
-    let owner = args.bucket.is_none().then(|| account["Account"].as_str()).flatten();
+    // Of one that the user names, or once has, it is his affair whose it is.
+    let is_ours = args.bucket.is_none() && there.is_none();
+    let owner = is_ours.then(|| account["Account"].as_str()).flatten();
     ensure_bucket(api, &bucket, owner, &region)?;
     for (file, url) in &moved.uploads {
         upload(api, file, url)?;
@@ -255,8 +265,8 @@ fn fits(
         let (most, gpus) = (spec.max_ranks(), machine.gpus);
         if most <= (args.nodes - 1) * gpus {
             return Err(format!(
-                "--nodes {}: the recipe has {most} ranks at most, for which {} of {gpus} GPUs are enough; the others would be \
-                 paid for and idle. More ranks: --set train.virtual_ranks=… and --set cluster.max_ranks=…, at least {} to use \
+                "--nodes {}: the recipe has {most} ranks at most, which need {} of {gpus} GPUs; the others would be paid for \
+                 and idle. More ranks: --set train.virtual_ranks=… and --set cluster.max_ranks=…, at least {} to use \
                  all (docs/recipes.md)",
                 args.nodes,
                 human::count(u64::from(most.div_ceil(gpus)), "machine"),
@@ -602,15 +612,13 @@ fn follow(api: &impl Api, launched: &Launched) -> Result<u8, Failure> {
         let report = fleet::report(api, stack)?.filter(|report| report.unix_seconds >= *since);
         let phase =
             report.as_ref().and_then(|report| report.status["phase"].as_str()).unwrap_or_default();
-        if fleet.wanted == 0 || BEGUN.contains(&phase) {
+        let is_over = fleet.wanted == 0 && start.elapsed() >= SETTLED;
+        if is_over || BEGUN.contains(&phase) {
             output::line(status::text(job, stack, &fleet, report.as_ref(), fleet::now()));
             output::note(format_args!(
                 "\nlook: baton aws status --name {job}     reach it: baton aws connect --name {job} -- top     end it: baton aws down --name {job}"
             ));
-            return match fleet.wanted {
-                0 => over(api, stack),
-                _ => Ok(exit::OK),
-            };
+            return if is_over { over(api, stack) } else { Ok(exit::OK) };
         }
         thread::sleep(INTERVAL);
     }
