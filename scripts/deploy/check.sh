@@ -29,7 +29,7 @@ declare -A commands=(
     [runbook]="nice -n 10 $python scripts/deploy/runbook.py $programs"
 )
 # Rows of checks, each one after the other. The first takes longest, and goes before the others where they compete.
-rows=("aws" "systemd aws-template shell aws-several" "slurm kubernetes breakages runbook container")
+rows=("aws" "systemd aws-template shell aws-several breakages" "slurm kubernetes runbook container")
 if [ $# -gt 0 ]; then
     for name in "$@"; do
         [ -n "${commands[$name]:-}" ] || { echo "deploy-check: there is no check $name; there are: ${!commands[*]}" >&2 && exit 2; }
