@@ -760,6 +760,22 @@ mod tests {
             .answer("put-bucket-lifecycle-configuration", Value::Null)
     }
 
+    /// What is looked at before anything is made.
+    fn looked() -> Script {
+        let subnet = json!({"SubnetId": "s", "VpcId": "v", "AvailabilityZone": "us-east-1a"});
+        let offer = json!({"Location": "us-east-1a"});
+        let price = json!({"AvailabilityZone": "us-east-1a", "SpotPrice": "0.1"});
+        Script::new()
+            .answer("sts get-caller-identity", json!({"Account": "1"}))
+            .error("describe-stacks", "ValidationError", "Stack baton-digits-cpu does not exist")
+            .answer("describe-volumes", json!({"Volumes": []}))
+            .answer("describe-subnets", json!({"Subnets": [subnet]}))
+            .answer("describe-instance-type-offerings", json!({"InstanceTypeOfferings": [offer]}))
+            .answer("describe-spot-price-history", json!({"SpotPriceHistory": [price]}))
+            .error("head-bucket --bucket baton-1-us-east-1", "404", "Not Found")
+            .answer("create-bucket", json!({}))
+    }
+
     #[test]
     fn machines_are_asked_for_once_the_stack_is_there() {
         let launched = make(&made(), job(), &BTreeMap::new(), 2).unwrap();
@@ -776,6 +792,16 @@ mod tests {
         for index in 0..made().len() {
             let (api, call) = made().breaking_at(index, "AccessDenied");
             let Err(failure) = make(&api, job(), &BTreeMap::new(), 2) else { panic!("{call}") };
+            is_told(failure, &call);
+        }
+        let (args, spec) = (
+            args(&["--yes", "--instance-type", "c7i.xlarge"]),
+            spec(&["data.train=s3://x/train.beton", "data.val=s3://x/val.beton"]),
+        );
+        for index in 0..looked().len() {
+            let (api, call) = looked().breaking_at(index, "AccessDenied");
+            let launched = launch(&api, &args, Path::new("recipe.toml"), spec.clone());
+            let Err(failure) = launched else { panic!("{call}") };
             is_told(failure, &call);
         }
         for index in 0..bucket().len() {
