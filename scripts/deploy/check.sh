@@ -17,19 +17,19 @@ shift
 python=.venv-deploy/bin/python
 
 declare -A commands=(
-    [shell]="scripts/check-shell.sh"
-    [aws-template]=".venv-deploy/bin/cfn-lint deploy/aws/baton.yaml"
+    [shell]="nice -n 5 scripts/check-shell.sh"
+    [aws-template]="nice -n 5 .venv-deploy/bin/cfn-lint deploy/aws/baton.yaml"
     [aws]="scripts/deploy/aws.sh $programs single"
     [aws-several]="nice -n 5 scripts/deploy/aws.sh $programs several"
     [systemd]="scripts/deploy/systemd.sh $programs"
     [container]="nice -n 10 scripts/deploy/container.sh $programs"
-    [kubernetes]="$python scripts/deploy/kubernetes.py $programs"
+    [kubernetes]="nice -n 5 $python scripts/deploy/kubernetes.py $programs"
     [breakages]="nice -n 10 $python scripts/deploy/kubernetes.py --self-test $programs"
     [slurm]="scripts/deploy/slurm.py $programs"
     [runbook]="nice -n 10 $python scripts/deploy/runbook.py $programs"
 )
 # Rows of checks, each one after the other. The first takes longest, and goes before the others where they compete.
-rows=("aws" "systemd aws-template shell aws-several breakages" "slurm kubernetes runbook container")
+rows=("aws" "systemd aws-template shell breakages aws-several" "slurm kubernetes runbook container")
 if [ $# -gt 0 ]; then
     for name in "$@"; do
         [ -n "${commands[$name]:-}" ] || { echo "deploy-check: there is no check $name; there are: ${!commands[*]}" >&2 && exit 2; }

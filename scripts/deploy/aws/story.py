@@ -100,7 +100,7 @@ def goes_on(status, earliest):
 def single(story):
     """One machine with a volume: launched, interrupted, rebalanced, completed, torn down."""
     cloud, name, group = story.cloud, "digits", "baton-digits"
-    told = story.up(name, "--volume-gb", "1", "--max-price", "2.5")
+    told = story.up(name, "--volume-gb", "1", "--max-price", "2.5", "--no-wait")
     [first] = cloud.members(group)
     assert "an hour" in told and "volume of 1 GB" in told, told
     assert story.trains_on(name, first)
@@ -124,8 +124,8 @@ def single(story):
     assert "paused" in story.baton("aws", "connect", "--name", name, "--", "status").lower()
     story.say("`baton aws connect -- status` asks the coordinator over gRPC, through a session")
     told = story.up(name)
-    assert "go on as they are" in told and first in told, told
-    story.say("a second launch leaves a job that runs alone, and shows its status")
+    assert "go on as they are" in told and "waiting until it trains" in told and first in told, told
+    story.say("a second launch leaves a job that runs alone, waits until it has begun, and shows its status")
 
     before = step(story.asked(root, ["BATON_COORDINATOR=http://127.0.0.1:29600"]))
     cloud.interrupt(first)
