@@ -367,10 +367,9 @@ def drained_and_continued(slurm):
 
 
 def out_of_time(slurm):
+    # Slurm's signal may come at any moment from now on.
     job = Job(slurm, "time", options=["--time=2"])
     job.tells("1 ranks train")
-    # While it waits for its time, it need not use the machine.
-    job.baton("pause")
     step = job.saves_and_goes_on()
     say(f"time limit: Slurm's signal ahead of it saved after step {step}; requeued, it went on after step {step}")
     job.cancel()
