@@ -21,6 +21,7 @@ mod import;
 mod link;
 mod logging;
 mod rank;
+mod signals;
 
 use std::process::ExitCode;
 

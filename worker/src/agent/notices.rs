@@ -7,24 +7,19 @@ use std::{
 
 use baton_imds::{Kind, Notice, Settings};
 use baton_job::{Time, exit::Failure, session::Event};
-use tokio::signal::unix;
+use tokio::signal::unix::{self, SignalKind};
 use tracing::{info, warn};
 
 use super::{Input, Queue, bad_input, crash};
+use crate::signals::MUST_GO;
 
 /// How often the drain file is looked for.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Every signal that asks a process to end means the same: this node must go. Ranks leave them to the agent.
 pub(super) fn forward_signals(queue: Queue) -> Result<(), Failure> {
-    use unix::SignalKind;
-    let kinds = [
-        (SignalKind::terminate(), "SIGTERM"),
-        (SignalKind::interrupt(), "SIGINT"),
-        (SignalKind::user_defined1(), "SIGUSR1"),
-    ];
-    for (kind, name) in kinds {
-        let mut signals = unix::signal(kind)
+    for (signal, name) in MUST_GO {
+        let mut signals = unix::signal(SignalKind::from_raw(signal))
             .map_err(|error| crash(format!("cannot listen to {name}: {error}")))?;
         let queue = queue.clone();
         tokio::spawn(async move {

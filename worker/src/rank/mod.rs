@@ -39,13 +39,13 @@ use baton_trainer::{
     linear::LinearLearner,
     torch::{self, Device, TorchLearner},
 };
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tracing::{info, warn};
 
 use self::inbox::{Inbox, Orders};
 use crate::{
     link::{self, FromRank, Place, Setup, ToRank},
     logging,
+    signals::MUST_GO,
 };
 
 /// Longest wait for `ncclCommAbort`, which may hang; then the process has to go.
@@ -92,13 +92,12 @@ fn follow_parent(parent: u32) -> Result<(), Failure> {
     }
 }
 
-/// A scheduler that ends a job, or a terminal, may signal all processes at once. The agent then lets its ranks finish
-/// the step and save, which a rank that had ended could not: these are the signals that it listens to.
+/// The agent lets its ranks finish the step and save, which a rank that a signal had ended could not.
 fn leave_signals_to_the_agent() -> Result<(), Failure> {
-    for signal in [SIGTERM, SIGINT, SIGUSR1] {
+    for (signal, name) in MUST_GO {
         // Nobody looks at the flag: that there is a handler is enough.
         signal_hook::flag::register(signal, Arc::default())
-            .map_err(|error| crash(format!("signal {signal} cannot be handled: {error}")))?;
+            .map_err(|error| crash(format!("{name} cannot be handled: {error}")))?;
     }
     Ok(())
 }
