@@ -94,7 +94,7 @@ pub(super) struct Error {
 }
 
 impl Error {
-    fn not_run(error: &io::Error) -> Self {
+    pub(super) fn not_run(error: &io::Error) -> Self {
         let message = match error.kind() {
             io::ErrorKind::NotFound => "there is no `aws` on the PATH".to_owned(),
             _ => format!("`aws` cannot be run: {error}"),
@@ -177,6 +177,14 @@ impl Error {
             }
             "BucketAlreadyExists" => {
                 "somebody else's bucket has this name: give another one with --bucket"
+            }
+            "TargetNotConnected" => {
+                "the machine's SSM agent does not speak to AWS: it does some minutes after the start, if the machine's \
+                 image has it and its subnet a way out"
+            }
+            _ if has("SessionManagerPlugin") => {
+                "install the Session Manager plugin of the AWS CLI \
+                 (https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html)"
             }
             _ if has("Unable to locate credentials") => {
                 "`aws configure` (or `aws sso login`) sets them"

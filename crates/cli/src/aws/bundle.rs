@@ -59,11 +59,14 @@ pub(super) fn stage(
     let folder = tempfile::tempdir()
         .map_err(|error| failed(format!("cannot make a temporary folder: {error}")))?;
     let digest = fill(folder.path(), recipe, pretrained)?;
-    let target = format!("{place}/bundle/{digest}");
-    output::note(format_args!("bringing the programs to {target}"));
-    let source = folder.path().display().to_string();
-    api.call(&["s3", "sync", "--only-show-errors", &source, &target])?;
+    bring(api, folder.path(), &format!("{place}/bundle/{digest}"))?;
     Ok(digest)
+}
+
+fn bring(api: &impl Api, folder: &Path, target: &str) -> Result<(), Failure> {
+    output::note(format_args!("bringing the programs to {target}"));
+    api.call(&["s3", "sync", "--only-show-errors", &folder.display().to_string(), target])?;
+    Ok(())
 }
 
 /// Writes the files; the digest of their list.
@@ -132,7 +135,16 @@ fn hex(digest: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
+    use crate::aws::testing::{Script, break_each};
+
+    #[test]
+    fn programs_that_cannot_be_brought_end_the_launch() {
+        let sync = || Script::new().answer("s3 sync --only-show-errors x s3://b/y", Value::Null);
+        break_each(sync, |api| bring(api, Path::new("x"), "s3://b/y"));
+    }
 
     #[test]
     fn the_list_names_every_file_by_its_digest_as_sha256sum_does() {

@@ -21,7 +21,7 @@ use tokio::{
 
 use super::{
     Launched,
-    api::Api,
+    api::{Api, Error, Program},
     fleet::Fleet,
     stack::{self, Job},
 };
@@ -60,15 +60,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 
 pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
     let api = args.launched.place.api();
-    let job = args.launched.job(&api)?;
-    let stack = stack::get(&api, &job)?;
-    let fleet = Fleet::look(&api, &job)?;
-    let Some(machine) = fleet.coordinator(&stack) else {
-        return Err(bad_input(format!(
-            "no machine of {job} runs: `baton aws status` shows what it told last, `baton aws up` goes on"
-        )));
-    };
-    let keys = if stack.has_several_nodes() { Some(Keys::fetch(&api, &job)?) } else { None };
+    let (instance, keys) = find(&api, &args.launched)?;
     let port = match (args.port, args.command.is_empty()) {
         (Some(port), _) => port,
         (None, true) => PORT,
@@ -77,9 +69,9 @@ pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
         }
     };
     let environment = environment(port, keys.as_ref());
-    let mut tunnel = Tunnel::open(&api, &machine.instance, port).await?;
+    let mut tunnel = Tunnel::open(session(&api, &instance, port), &instance, port).await?;
     if args.command.is_empty() {
-        output::note(format_args!("connected to {}; in another terminal:", machine.instance));
+        output::note(format_args!("connected to {instance}; in another terminal:"));
         environment
             .iter()
             .for_each(|(name, value)| output::line(format_args!("export {name}={value}")));
@@ -104,6 +96,20 @@ pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
             }
         }
     }
+}
+
+/// The machine with the coordinator, and what it asks of those who come.
+fn find(api: &impl Api, launched: &Launched) -> Result<(String, Option<Keys>), Failure> {
+    let job = launched.job(api)?;
+    let stack = stack::get(api, &job)?;
+    let fleet = Fleet::look(api, &job)?;
+    let Some(machine) = fleet.coordinator(&stack) else {
+        return Err(bad_input(format!(
+            "no machine of {job} runs: `baton aws status` shows what it told last, `baton aws up` goes on"
+        )));
+    };
+    let keys = if stack.has_several_nodes() { Some(Keys::fetch(api, &job)?) } else { None };
+    Ok((machine.instance.clone(), keys))
 }
 
 fn environment(port: u16, keys: Option<&Keys>) -> Vec<(&'static str, String)> {
@@ -160,29 +166,23 @@ fn write_secret(path: &Path, text: &str) -> io::Result<()> {
     io::Write::write_all(&mut file, text.as_bytes())
 }
 
+const SESSION: [&str; 2] = ["ssm", "start-session"];
+
+/// The AWS CLI that carries a port of this machine to the coordinator's.
+fn session(api: &Program, instance: &str, port: u16) -> Command {
+    let ports = json!({"portNumber": [PORT.to_string()], "localPortNumber": [port.to_string()]});
+    let document = ["--document-name", "AWS-StartPortForwardingSession", "--parameters"];
+    let call = [&SESSION[..], &["--target", instance], &document, &[&ports.to_string()]];
+    Command::from(api.command(&call.concat()))
+}
+
 /// The AWS CLI with its plugin, in a group of their own, as the one does not end the other.
 struct Tunnel(Child);
 
 impl Tunnel {
-    async fn open(api: &super::Program, instance: &str, port: u16) -> Result<Self, Failure> {
-        let parameters =
-            json!({"portNumber": [PORT.to_string()], "localPortNumber": [port.to_string()]})
-                .to_string();
-        let command = api.command(&[
-            "ssm",
-            "start-session",
-            "--target",
-            instance,
-            "--document-name",
-            "AWS-StartPortForwardingSession",
-            "--parameters",
-            &parameters,
-        ]);
-        let mut command = Command::from(command);
+    async fn open(mut command: Command, instance: &str, port: u16) -> Result<Self, Failure> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
-        let child = command.spawn().map_err(|error| {
-            bad_input(format!("`aws` cannot be run: {error}; install the AWS CLI"))
-        })?;
+        let child = command.spawn().map_err(|error| Error::not_run(&error))?;
         let mut tunnel = Self(child);
         let deadline = Instant::now() + PATIENCE;
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_err() {
@@ -208,19 +208,7 @@ impl Tunnel {
             let _ = stderr.read_to_string(&mut said).await;
         }
         let _ = self.0.wait().await;
-        let said = said
-            .trim()
-            .lines()
-            .rfind(|line| !line.trim().is_empty())
-            .unwrap_or("it ended without a word")
-            .to_owned();
-        if said.contains("SessionManagerPlugin") {
-            return bad_input(
-                "the AWS CLI lacks the Session Manager plugin: install it \
-                 (https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html)",
-            );
-        }
-        failed(format!("the tunnel ended: {said}"))
+        Error::parse(&said, &SESSION).into()
     }
 }
 
@@ -230,5 +218,55 @@ impl Drop for Tunnel {
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::TERM);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::aws::testing::{Script, break_each, launched};
+
+    fn answers() -> Script {
+        let machine = json!({"InstanceId": "i-0", "State": {"Name": "running"}});
+        launched("2")
+            .answer("describe-auto-scaling-groups", Value::Null)
+            .answer("describe-instances", json!({"Reservations": [{"Instances": [machine]}]}))
+            .answer("--name /baton/digits/operator/ca", json!({"Parameter": {"Value": "a"}}))
+            .answer("--name /baton/digits/operator/token", json!({"Parameter": {"Value": "b"}}))
+    }
+
+    #[test]
+    fn an_error_of_any_call_ends_it_with_one_line_that_names_the_call() {
+        let (instance, keys) = find(&answers(), &Launched::default()).unwrap();
+        assert_eq!(instance, "i-0");
+        assert_eq!(fs::read_to_string(keys.unwrap().file("token")).unwrap(), "b");
+        break_each(answers, |api| find(api, &Launched::default()));
+    }
+
+    #[tokio::test]
+    async fn a_session_that_cannot_begin_says_why_and_what_to_do() {
+        for (said, told) in [
+            (
+                "An error occurred (TargetNotConnected) when calling the StartSession operation: i-0 is not connected.",
+                "AWS refuses StartSession (TargetNotConnected): i-0 is not connected: the machine's SSM agent",
+            ),
+            (
+                "SessionManagerPlugin is not found. Please refer to …",
+                "session-manager-working-with",
+            ),
+            ("", "aws ssm start-session: it failed without a word"),
+        ] {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo \"$1\" >&2; exit 254", "sh", said]);
+            // Nobody can listen at this port.
+            let opened = Tunnel::open(command, "i-0", 0).await;
+            let Err(failure) = opened else { panic!("{said}") };
+            assert!(failure.message.contains(told), "{failure}");
+        }
+        let nothing = Command::new("/nowhere/aws");
+        let Err(failure) = Tunnel::open(nothing, "i-0", 0).await else { panic!() };
+        assert!(failure.message.contains("install the AWS CLI"), "{failure}");
     }
 }

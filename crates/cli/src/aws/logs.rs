@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use baton_job::exit::Failure;
 
-use super::{Launched, fleet, stack};
+use super::{Launched, api::Api, fleet, stack};
 use crate::{failure::bad_input, output};
 
 /// Show what a machine logs: its start, the coordinator, the agent and its ranks
@@ -33,10 +33,13 @@ pub(crate) struct Args {
 const INTERVAL: Duration = Duration::from_secs(15);
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let api = args.launched.place.api();
-    let job = args.launched.job(&api)?;
-    let stack = stack::get(&api, &job)?;
-    let machines = fleet::written(&api, &stack, "log.txt")?;
+    show(&args.launched.place.api(), args)
+}
+
+fn show(api: &impl Api, args: &Args) -> Result<(), Failure> {
+    let job = args.launched.job(api)?;
+    let stack = stack::get(api, &job)?;
+    let machines = fleet::written(api, &stack, "log.txt")?;
     if args.list {
         machines.iter().for_each(output::line);
         return Ok(());
@@ -49,7 +52,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut last = String::new();
     loop {
-        let text = fleet::read(&api, &stack, instance, "log.txt")?.ok_or_else(|| {
+        let text = fleet::read(api, &stack, instance, "log.txt")?.ok_or_else(|| {
             bad_input(format!(
                 "{instance} has logged nothing: `baton aws logs --list` names those that have"
             ))
@@ -76,7 +79,48 @@ fn fresh<'a>(shown: &str, now: &'a str) -> Vec<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::aws::testing::{Script, break_each, launched};
+
+    fn args(instance: Option<&str>) -> Args {
+        Args {
+            launched: Launched::default(),
+            instance: instance.map(ToOwned::to_owned),
+            list: false,
+            follow: false,
+        }
+    }
+
+    fn answers() -> Script {
+        let object = |name: &str, at: &str| json!({"Key": format!("digits/machines/{name}/log.txt"), "LastModified": at});
+        let objects =
+            [object("i-2", "2026-11-22T10:00:00Z"), object("i-1", "2026-11-22T09:00:00Z")];
+        launched("1")
+            .answer("list-objects-v2", json!({"Contents": objects}))
+            .bytes("s3://bucket/digits/machines/i-2/log.txt", b"training\n")
+    }
+
+    #[test]
+    fn an_error_of_any_call_ends_it_with_one_line_that_names_the_call() {
+        show(&answers(), &args(None)).unwrap();
+        break_each(answers, |api| show(api, &args(None)));
+    }
+
+    #[test]
+    fn a_machine_that_has_logged_nothing_is_told_with_what_to_do() {
+        let nobody = launched("1").answer("list-objects-v2", json!({}));
+        let failure = show(&nobody, &args(None)).unwrap_err();
+        assert!(failure.message.contains("get-console-output"), "{failure}");
+        let silent = launched("1").answer("list-objects-v2", json!({})).error(
+            "s3 cp",
+            "404",
+            "Key \"digits/machines/i-3/log.txt\" does not exist",
+        );
+        let failure = show(&silent, &args(Some("i-3"))).unwrap_err();
+        assert!(failure.message.contains("i-3 has logged nothing"), "{failure}");
+    }
 
     #[test]
     fn only_what_is_new_is_shown() {

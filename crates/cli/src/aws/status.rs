@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::{
     Launched,
+    api::Api,
     fleet::{self, Fleet, Report, Role},
     stack::{self, Job, Stack},
 };
@@ -51,9 +52,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let api = args.launched.place.api();
     let job = args.launched.job(&api)?;
     loop {
-        let stack = stack::get(&api, &job)?;
-        let fleet = Fleet::look_and_listen(&api, &job, &stack)?;
-        let report = fleet::report(&api, &stack)?;
+        let (stack, fleet, report) = look(&api, &job)?;
         if args.json {
             let told = Told {
                 job: job.name(),
@@ -75,6 +74,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         thread::sleep(INTERVAL);
     }
+}
+
+fn look(api: &impl Api, job: &Job) -> Result<(Stack, Fleet, Option<Report>), Failure> {
+    let stack = stack::get(api, job)?;
+    let fleet = Fleet::look_and_listen(api, job, &stack)?;
+    let report = fleet::report(api, &stack)?;
+    Ok((stack, fleet, report))
 }
 
 /// For people.
@@ -143,8 +149,22 @@ mod tests {
     use super::*;
     use crate::aws::{
         fleet::{Machine, Stage},
-        testing::stack_of,
+        testing::{break_each, fleet_answers, launched, stack_of, told_answers},
     };
+    use serde_json::json;
+
+    #[test]
+    fn an_error_of_any_call_ends_it_with_one_line_that_names_the_call() {
+        let answers = || {
+            let short = fleet_answers(launched("2"), 2, &["i-1"])
+                .answer("describe-scaling-activities", json!({"Activities": []}));
+            told_answers(short)
+        };
+        let run = |api: &_| look(api, &Launched::default().job(api)?);
+        let (_, fleet, report) = run(&answers()).unwrap();
+        assert_eq!((fleet.machines.len(), report.unwrap().text.as_str()), (1, "training"));
+        break_each(answers, run);
+    }
 
     #[test]
     fn one_look_tells_machines_trouble_and_training() {

@@ -2,6 +2,7 @@
 
 use std::{cell::RefCell, collections::VecDeque, fs, path::Path};
 
+use baton_job::exit::Failure;
 use serde_json::{Value, json};
 
 use super::{
@@ -108,6 +109,28 @@ impl Api for Script {
     }
 }
 
+/// Lets each call of a script fail in its turn: what was run ends with one line that names the call, and a remedy.
+pub(super) fn break_each<T>(
+    script: impl Fn() -> Script,
+    run: impl Fn(&Script) -> Result<T, Failure>,
+) {
+    for index in 0..script().len() {
+        let (api, call) = script().breaking_at(index, "AccessDenied");
+        let Err(Failure { message, .. }) = run(&api) else { panic!("{call} failed unheard") };
+        let is_told = message.contains(&call) && message.contains("deploy/aws/README.md");
+        assert!(is_told && !message.contains('\n'), "{call}: {message}");
+    }
+}
+
+/// The only job of a region, looked for without its name.
+pub(super) fn launched(nodes: &str) -> Script {
+    let parameters = [("Bucket", "bucket"), ("Job", "digits"), ("Nodes", nodes)];
+    let stacks = || json!({"Stacks": [stack("CREATE_COMPLETE", &parameters)]});
+    Script::new()
+        .answer("describe-stacks", stacks())
+        .answer("describe-stacks --stack-name baton-digits", stacks())
+}
+
 /// A stack as AWS tells of it.
 pub(super) fn stack(status: &str, parameters: &[(&str, &str)]) -> Value {
     let parameters: Vec<Value> = parameters
@@ -152,4 +175,17 @@ pub(super) fn fleet_answers(script: Script, wanted: u64, instances: &[&str]) -> 
             json!({"AutoScalingGroups": [{"DesiredCapacity": wanted, "Instances": members}]}),
         )
         .answer("describe-instances", json!({"Reservations": [{"Instances": machines}]}))
+}
+
+/// What a look at all that machines have told gets.
+pub(super) fn told_answers(script: Script) -> Script {
+    let object =
+        json!({"Key": "digits/machines/i-1/status.json", "LastModified": "2026-11-22T10:00:00Z"});
+    script
+        .file("s3 cp", "i-1/stage.json", br#"{"time": 7, "stage": "completed"}"#)
+        .answer("list-objects-v2", json!({"Contents": [object]}))
+        .bytes(
+            "machines/i-1/status.json",
+            br#"{"time": 9, "text": "training", "status": {"phase": "training"}}"#,
+        )
 }

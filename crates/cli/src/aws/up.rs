@@ -672,7 +672,7 @@ mod tests {
     use super::*;
     use crate::aws::{
         fleet::{Machine, Role},
-        testing::{Script, fleet_answers, stack, stack_of},
+        testing::{Script, break_each, fleet_answers, stack, stack_of, told_answers},
     };
 
     #[derive(Parser)]
@@ -776,6 +776,25 @@ mod tests {
             .answer("create-bucket", json!({}))
     }
 
+    /// A file that is not there yet.
+    fn brought() -> Script {
+        Script::new().error("head-object", "404", "Not Found").answer("s3 cp", Value::Null)
+    }
+
+    /// A group of four that is to have three.
+    fn one_lost() -> Script {
+        let group = json!({"AutoScalingGroups": [{"DesiredCapacity": 3}]});
+        Script::new()
+            .answer("describe-auto-scaling-groups", group)
+            .answer("set-desired-capacity", Value::Null)
+    }
+
+    fn coordinator() -> Script {
+        let machine = json!({"ImageId": "ami-1", "Placement": {"AvailabilityZone": "us-east-1b"}});
+        Script::new()
+            .answer("describe-instances", json!({"Reservations": [{"Instances": [machine]}]}))
+    }
+
     #[test]
     fn machines_are_asked_for_once_the_stack_is_there() {
         let launched = make(&made(), job(), &BTreeMap::new(), 2).unwrap();
@@ -785,39 +804,34 @@ mod tests {
 
     #[test]
     fn an_error_of_any_call_ends_the_launch_with_one_line_that_names_it() {
-        let is_told = |failure: Failure, call: &str| {
-            let Failure { message, .. } = failure;
-            assert!(message.contains(call) && !message.contains('\n'), "{call}: {message}");
-        };
-        for index in 0..made().len() {
-            let (api, call) = made().breaking_at(index, "AccessDenied");
-            let Err(failure) = make(&api, job(), &BTreeMap::new(), 2) else { panic!("{call}") };
-            is_told(failure, &call);
-        }
         let (args, spec) = (
             args(&["--yes", "--instance-type", "c7i.xlarge"]),
             spec(&["data.train=s3://x/train.beton", "data.val=s3://x/val.beton"]),
         );
-        for index in 0..looked().len() {
-            let (api, call) = looked().breaking_at(index, "AccessDenied");
-            let launched = launch(&api, &args, Path::new("recipe.toml"), spec.clone());
-            let Err(failure) = launched else { panic!("{call}") };
-            is_told(failure, &call);
-        }
-        for index in 0..bucket().len() {
-            let (api, call) = bucket().breaking_at(index, "AccessDenied");
-            is_told(ensure_bucket(&api, "b", Some("1"), "us-east-1").unwrap_err(), &call);
-        }
+        let recipe = Path::new("recipe.toml");
+        break_each(looked, |api| launch(api, &args, recipe, spec.clone()));
+        break_each(bucket, |api| ensure_bucket(api, "b", Some("1"), "us-east-1"));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        break_each(brought, |api| upload(api, file.path(), "s3://b/k/f"));
+        break_each(made, |api| make(api, job(), &BTreeMap::new(), 2));
+        break_each(one_lost, |api| running(api, &job(), &stack_of("4")));
+        let mut stack = stack_of("2");
+        stack.outputs.insert("Coordinator".to_owned(), "i-0".to_owned());
+        break_each(coordinator, |api| Coordinator::of(api, &stack));
+        let launched = || Launched { job: job(), stack: stack.clone(), since: 0 };
+        let begins = || told_answers(fleet_answers(Script::new(), 1, &["i-1"]));
+        assert_eq!(follow(&begins(), &launched()).unwrap(), exit::OK);
+        break_each(begins, |api| follow(api, &launched()));
+        let listed = || Script::new().answer("s3 cp", Value::Null);
+        break_each(listed, |api| over(api, &stack));
     }
 
     #[test]
     fn a_group_that_lost_a_machine_gets_it_back() {
-        let group = |wanted: u64| json!({"AutoScalingGroups": [{"DesiredCapacity": wanted}]});
-        let api = Script::new()
-            .answer("describe-auto-scaling-groups", group(3))
-            .answer("set-desired-capacity", Value::Null);
+        let api = one_lost();
         assert!(running(&api, &job(), &stack_of("4")).unwrap().is_some());
         assert!(api.called().last().is_some_and(|call| call.ends_with("--desired-capacity 4")));
+        let group = |wanted: u64| json!({"AutoScalingGroups": [{"DesiredCapacity": wanted}]});
         let api = Script::new().answer("describe-auto-scaling-groups", group(4));
         assert!(running(&api, &job(), &stack_of("4")).unwrap().is_some());
         let api = Script::new().answer("describe-auto-scaling-groups", group(0));
@@ -829,10 +843,7 @@ mod tests {
         let mut stack = stack_of("2");
         assert!(Coordinator::of(&Script::new(), &stack).unwrap().is_none());
         stack.outputs.insert("Coordinator".to_owned(), "i-0".to_owned());
-        let machine = json!({"ImageId": "ami-1", "Placement": {"AvailabilityZone": "us-east-1b"}});
-        let api = Script::new()
-            .answer("describe-instances", json!({"Reservations": [{"Instances": [machine]}]}));
-        let Coordinator { zone, image } = Coordinator::of(&api, &stack).unwrap().unwrap();
+        let Coordinator { zone, image } = Coordinator::of(&coordinator(), &stack).unwrap().unwrap();
         assert_eq!((zone.as_str(), image.as_str()), ("us-east-1b", "ami-1"));
     }
 
