@@ -308,9 +308,22 @@ impl Cluster {
 
     /// All events so far and to come.
     pub async fn events(&self) -> Events {
-        let request = WatchEventsRequest::default();
-        let stream = self.client().await.watch_events(request).await.expect("events").into_inner();
-        Events(stream)
+        self.events_of(WatchEventsRequest::default()).await
+    }
+
+    /// Without those that have happened, as in a life of the coordinator's before this one.
+    pub async fn events_to_come(&self) -> Events {
+        let past = WatchEventsRequest { after_id: 0, past_only: true };
+        let Events(mut past) = self.events_of(past).await;
+        let mut after_id = 0;
+        while let Some(event) = past.next().await {
+            after_id = event.expect("an event").id;
+        }
+        self.events_of(WatchEventsRequest { after_id, past_only: false }).await
+    }
+
+    async fn events_of(&self, request: WatchEventsRequest) -> Events {
+        Events(self.client().await.watch_events(request).await.expect("events").into_inner())
     }
 
     /// Process id of an agent.
