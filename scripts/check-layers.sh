@@ -20,6 +20,7 @@ must_not_reach() {
 }
 
 # The rules are pure: no sockets, no runtime, no files, no tensors, and above all no clock.
+must_not_reach baton-recipe baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-plan tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 # Whoever reads data or checkpoints does so without libtorch or a GPU.
@@ -30,6 +31,7 @@ must_not_reach baton-checkpoint tonic torch-sys cudarc
 must_not_reach baton-coordinator torch-sys cudarc
 must_not_reach baton-cli torch-sys cudarc
 must_not_reach baton-access baton-job torch-sys cudarc
+must_not_reach baton-data baton-job
 must_not_reach baton-telemetry torch-sys cudarc
 must_not_reach baton-dashboard torch-sys cudarc
 

@@ -9,11 +9,12 @@ use std::{
 
 use baton_checkpoint::Store;
 use baton_job::{
-    Generation, JobId, JobSpec,
+    Generation, JobId,
     engine::{Engine, Origin, Record},
     exit::Failure,
     message::Restore,
 };
+use baton_recipe::JobSpec;
 
 use crate::{
     clock::Clock,

@@ -20,8 +20,9 @@ pub(crate) fn write(run_dir: &Path, written: &WrittenDiagnosis) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use baton_job::{
-        Generation, JobId, Step,
+    use baton_job::{Generation, JobId};
+    use baton_recipe::{
+        Step,
         guard::{BatchMark, Diagnosis, Divergence},
     };
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use baton_checkpoint::{Entry, EntryState, Store};
-use baton_job::{
-    JobSpec, Time,
-    engine::Event,
-    spec::{self, Violation},
-};
+use baton_job::{Time, engine::Event};
 use baton_proto::{
     refusal,
     v1::{self, job_service_server::JobService},
+};
+use baton_recipe::{
+    JobSpec,
+    spec::{self, Violation},
 };
 use futures::TryStreamExt;
 use tokio_stream::{

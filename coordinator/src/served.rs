@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_job::JobSpec;
+use baton_recipe::JobSpec;
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Status;
 

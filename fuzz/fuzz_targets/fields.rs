@@ -12,7 +12,7 @@ use baton_data::{
     verify::{Tools, Verifier},
 };
 use baton_fuzz::{damage, file::Scratch, memory::within, tell};
-use baton_job::spec::{OnBadSample, Resize};
+use baton_recipe::spec::{OnBadSample, Resize};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 static SCRATCH: LazyLock<Scratch> = LazyLock::new(Scratch::new);

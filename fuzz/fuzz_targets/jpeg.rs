@@ -12,7 +12,7 @@ use baton_fuzz::{
     memory::within,
     tell,
 };
-use baton_job::spec::Resize;
+use baton_recipe::spec::Resize;
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 /// Most pixels that a decoder makes of a stored byte (`PIXELS_PER_BYTE` in `turbojpeg.rs`).

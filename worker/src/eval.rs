@@ -4,12 +4,10 @@ use std::path::{Path, PathBuf};
 
 use baton_data::{Dataset, Loader, Options, Request, Source, View};
 use baton_job::{
-    JobSpec,
     exit::{Class, Failure},
-    fit::Fit,
     ids::LocalRank,
-    progress::Accuracy,
 };
+use baton_recipe::{JobSpec, fit::Fit, progress::Accuracy};
 use baton_trainer::{
     Error, Judged, Learner, Weights, summed_up,
     torch::{self, TorchLearner, weights::Head},

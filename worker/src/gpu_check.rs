@@ -9,9 +9,12 @@ use baton_collectives::{
 use baton_data::InputType;
 use baton_gpu::HostWaits;
 use baton_job::{
-    JobSpec, Rank, Step,
+    Rank,
     exit::{Class, Failure},
     ids::LocalRank,
+};
+use baton_recipe::{
+    JobSpec, Step,
     spec::{self, Compute},
 };
 use baton_trainer::{

@@ -313,10 +313,11 @@ fn system_time(time: Time) -> SystemTime {
 mod tests {
     use baton_job::{
         engine::{Notice, Origin},
-        ids::{LocalRank, NodeId, Rank, Step},
+        ids::{LocalRank, NodeId, Rank},
         message::{Restore, SaveTimes},
         plan::Placement,
     };
+    use baton_recipe::Step;
 
     use super::*;
 

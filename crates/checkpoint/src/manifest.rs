@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use baton_job::{
-    Generation, JobId, Rank, Step,
-    message::Commit,
+use baton_job::{Generation, JobId, Rank, message::Commit};
+use baton_recipe::{
+    Step,
     progress::{Accuracy, Progress, better},
 };
 use serde::{Deserialize, Serialize};

@@ -1,6 +1,7 @@
 //! Names of checkpoints and of their files.
 
-use baton_job::{Generation, Rank, Step};
+use baton_job::{Generation, Rank};
+use baton_recipe::Step;
 
 /// A checkpoint's identity. Orders like age: a higher generation is newer whatever its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

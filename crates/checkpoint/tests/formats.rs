@@ -6,7 +6,7 @@ mod kit;
 use std::{num::NonZeroUsize, path::PathBuf};
 
 use baton_checkpoint::{EntryState, Manifest, Store, TensorInfo, VERSION};
-use baton_job::{
+use baton_recipe::{
     Epoch,
     progress::{Accuracy, Progress},
 };

@@ -15,8 +15,11 @@ use baton_checkpoint::{
     judge, slice_of,
 };
 use baton_job::{
-    Epoch, Generation, Rank, Step,
+    Generation, Rank,
     message::{Restore, Rollback},
+};
+use baton_recipe::{
+    Epoch, Step,
     progress::{Accuracy, Fit},
 };
 use kit::{assert_holds, find, id, keep, names, newest, saved, sealed, written};

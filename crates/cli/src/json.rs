@@ -3,11 +3,11 @@
 //! infinite or none. What tells of a job's status is in `baton_telemetry`: the dashboard shows it too.
 
 use baton_data::write::Summary;
-use baton_job::{
+use baton_plan::Plan;
+use baton_recipe::{
     dry_run::DryRun,
     spec::{Difference, Violation},
 };
-use baton_plan::Plan;
 pub(crate) use baton_telemetry::json::{Averaged, Event, Fit, LogLine, Point, Recovery, Status};
 use serde::Serialize;
 

@@ -1,6 +1,6 @@
 //! Which part of an image becomes the sample. Arithmetic only; no pixel is touched here.
 
-use baton_job::spec::Augment;
+use baton_recipe::spec::Augment;
 
 use crate::{SampleFault, random::Draws};
 

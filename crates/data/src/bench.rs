@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_job::spec::{Order, Resize};
+use baton_recipe::spec::{Order, Resize};
 use serde::Serialize;
 
 use crate::{

@@ -5,7 +5,7 @@ mod open_shards;
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-use baton_job::{JobSpec, spec::OnBadSample};
+use baton_recipe::{JobSpec, spec::OnBadSample};
 
 pub use self::labels::Labels;
 use self::{labels::LabelColumn, open_shards::OpenShards};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_job::spec::Resize;
+use baton_recipe::spec::Resize;
 
 use crate::{
     Error, SampleFault,

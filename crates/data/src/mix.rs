@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use baton_job::spec::Augment;
+use baton_recipe::spec::Augment;
 
 use crate::{
     Batch, Inputs,

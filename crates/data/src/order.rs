@@ -17,7 +17,7 @@
 
 use std::sync::Arc;
 
-use baton_job::spec::Order;
+use baton_recipe::spec::Order;
 
 use crate::{
     layout::Layout,

@@ -187,7 +187,7 @@ fn normal(draws: &mut Draws) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use baton_job::fit::Fit;
+    use baton_recipe::fit::Fit;
 
     use super::*;
 

@@ -2,32 +2,8 @@
 
 use std::fmt;
 
+use baton_recipe::count;
 use serde::{Deserialize, Serialize};
-
-macro_rules! count {
-    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
-        $(#[$doc])*
-        #[derive(
-            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-        )]
-        #[serde(transparent)]
-        pub struct $name(pub $inner);
-
-        impl $name {
-            /// The one after this.
-            #[must_use]
-            pub fn next(self) -> Self {
-                Self(self.0.saturating_add(1))
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.fmt(f)
-            }
-        }
-    };
-}
 
 count! {
     /// A training process's number in its generation, `0..world_size`.
@@ -40,14 +16,6 @@ count! {
 count! {
     /// One membership of ranks. Every message carries it; stale ones are refused and counted.
     Generation(u64)
-}
-count! {
-    /// Number of optimizer updates made so far.
-    Step(u64)
-}
-count! {
-    /// Number of whole passes over the training data made so far.
-    Epoch(u32)
 }
 count! {
     /// One connection of an agent to the coordinator; a reconnect gets a new one.

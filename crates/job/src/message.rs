@@ -9,8 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     exit::{Failure, Outcome},
+    ids::{Generation, LocalRank, NodeId, Rank},
+};
+use baton_recipe::{
+    Step,
     guard::{BatchMark, Diagnosis},
-    ids::{Generation, LocalRank, NodeId, Rank, Step},
     progress::{Accuracy, Extent, Progress},
 };
 
@@ -389,7 +392,7 @@ pub enum RankNews {
         /// After this many updates.
         step: Step,
         /// After this many passes.
-        epoch: crate::Epoch,
+        epoch: baton_recipe::Epoch,
         /// What was found.
         accuracy: Accuracy,
         /// What was found with the averaged weights, if the recipe has them.
@@ -469,14 +472,14 @@ pub struct StepNews {
     /// Updates made.
     pub step: Step,
     /// Passes made.
-    pub epoch: crate::Epoch,
+    pub epoch: baton_recipe::Epoch,
     /// Updates in all, once the job is complete.
     pub total_steps: u64,
     /// Batches of the present pass.
     pub steps_per_epoch: u64,
     /// Batches of the present pass that are behind: [`Agenda::step_of_epoch`].
     ///
-    /// [`Agenda::step_of_epoch`]: crate::progress::Agenda::step_of_epoch
+    /// [`Agenda::step_of_epoch`]: baton_recipe::progress::Agenda::step_of_epoch
     #[serde(default)]
     pub step_of_epoch: u64,
     /// Mean training loss of the update's batch.

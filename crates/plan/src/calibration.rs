@@ -1,6 +1,6 @@
 //! What somebody has measured, in place of what the roofline assumes.
 
-use baton_job::{
+use baton_recipe::{
     JobSpec,
     spec::{Arch, Compute},
 };

@@ -14,7 +14,7 @@
 //! it is what `nvidia-smi` shows, a sixteenth less, as error correction takes its part there. Data sheets
 //! tell peaks for dense matrices; what is left of them in practice stands in [`crate::roofline`].
 
-use baton_job::spec::Compute;
+use baton_recipe::spec::Compute;
 
 /// 2²⁰ bytes.
 const MIB: u64 = 1 << 20;

@@ -1,6 +1,6 @@
 //! One operation of a network, counted per sample.
 
-use baton_job::spec::Stage;
+use baton_recipe::spec::Stage;
 use serde::Serialize;
 
 /// What an operation is, and with it what bounds its speed.

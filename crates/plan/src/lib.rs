@@ -29,7 +29,7 @@ pub mod remedy;
 pub mod roofline;
 pub mod update;
 
-use baton_job::spec::Violation;
+use baton_recipe::spec::Violation;
 
 pub use self::{
     calibration::Calibration,

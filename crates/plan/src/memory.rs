@@ -1,9 +1,9 @@
 //! The memory of one GPU, part by part.
 
-use baton_job::{
-    JobSpec, Rank,
+use baton_job::{Rank, plan::virtual_block};
+use baton_recipe::{
+    JobSpec,
     dry_run::DryRun,
-    plan::virtual_block,
     spec::{Compute, Determinism, Optimizer, Stage},
 };
 use serde::Serialize;

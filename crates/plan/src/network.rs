@@ -5,7 +5,7 @@
 //! BatchNorm keeps its input (the convolution's output), ReLU its result, which is the next
 //! convolution's input; the sum at a block's end keeps nothing.
 
-use baton_job::spec::{Arch, Model, Stage};
+use baton_recipe::spec::{Arch, Model, Stage};
 
 use crate::layer::{Kind, Layer, Traffic, Work};
 

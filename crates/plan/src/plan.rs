@@ -2,7 +2,7 @@
 
 mod notes;
 
-use baton_job::{
+use baton_recipe::{
     JobSpec,
     dry_run::{DryRun, Stretch},
     progress::Agenda,

@@ -1,6 +1,6 @@
 //! What to do when a GPU's memory was too small: the batch that would fit.
 
-use baton_job::{JobSpec, dry_run::DryRun};
+use baton_recipe::{JobSpec, dry_run::DryRun};
 
 use crate::{
     memory::{Memory, accumulation_that_fits},

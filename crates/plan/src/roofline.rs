@@ -7,7 +7,7 @@
 //! 1,200 images/s in fp16 and 367 in fp32, A100 80 GB 2,470 in mixed precision. Nobody has measured
 //! Baton on these GPUs; `--calibration` takes their place where somebody has.
 
-use baton_job::{JobSpec, spec::Compute};
+use baton_recipe::{JobSpec, spec::Compute};
 use serde::Serialize;
 
 use crate::{

@@ -3,7 +3,7 @@
 //! Baton does these one after the other (`crates/trainer/src/step_loop.rs`), so their times add up; the
 //! loader works meanwhile, so the slower of the two decides.
 
-use baton_job::{
+use baton_recipe::{
     JobSpec,
     spec::{Arch, CollectiveKind, Compute, Optimizer, Resize},
 };

@@ -557,16 +557,16 @@ impl From<v1::Accuracy> for Averaged {
     }
 }
 
-impl From<baton_job::progress::Fit> for Fit {
-    fn from(fit: baton_job::progress::Fit) -> Self {
-        let baton_job::progress::Fit { mae, pearson, spearman } = fit;
+impl From<baton_recipe::progress::Fit> for Fit {
+    fn from(fit: baton_recipe::progress::Fit) -> Self {
+        let baton_recipe::progress::Fit { mae, pearson, spearman } = fit;
         Self { mae, pearson, spearman }
     }
 }
 
-impl From<baton_job::progress::Accuracy> for Averaged {
-    fn from(accuracy: baton_job::progress::Accuracy) -> Self {
-        let baton_job::progress::Accuracy { loss, top1, top5, fit, .. } = accuracy;
+impl From<baton_recipe::progress::Accuracy> for Averaged {
+    fn from(accuracy: baton_recipe::progress::Accuracy) -> Self {
+        let baton_recipe::progress::Accuracy { loss, top1, top5, fit, .. } = accuracy;
         Self { loss, top1, top5, fit: fit.map(Into::into) }
     }
 }

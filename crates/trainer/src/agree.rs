@@ -7,8 +7,11 @@
 use baton_checkpoint::{Manifest, Store};
 use baton_collectives::Collective;
 use baton_job::{
-    Generation, JobSpec, Rank, Step,
+    Generation, Rank,
     message::{Restore, StateSource},
+};
+use baton_recipe::{
+    JobSpec, Step,
     progress::{Agenda, Progress},
 };
 use serde::{Deserialize, Serialize};

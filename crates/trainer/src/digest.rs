@@ -1,6 +1,6 @@
 //! One number for a whole state.
 
-use baton_job::progress::Progress;
+use baton_recipe::progress::Progress;
 
 use crate::{Error, Learner};
 

@@ -1,9 +1,7 @@
 //! Why training stopped, and what kind of trouble it is.
 
-use baton_job::{
-    exit::{Class, Failure},
-    guard::Diagnosis,
-};
+use baton_job::exit::{Class, Failure};
+use baton_recipe::guard::Diagnosis;
 
 use crate::learner;
 

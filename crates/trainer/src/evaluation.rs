@@ -4,10 +4,10 @@
 //! the order of the numbers, so that the result has the same bits for every number of ranks.
 
 use baton_collectives::{Collective, MAX_GATHERED_BYTES};
-use baton_job::{
+use baton_job::message::Activity;
+use baton_recipe::{
     JobSpec,
     fit::Fit,
-    message::Activity,
     progress::{Accuracy, Extent},
 };
 

@@ -6,7 +6,7 @@ use baton_data::{
     Batch, CpuShare, Dataset, EpochOrder, InputType, Layout, Loader, Options, Request, SampleOrder,
     Source, Stats, View,
 };
-use baton_job::{
+use baton_recipe::{
     JobSpec,
     dry_run::unusable_batches,
     progress::{Agenda, Extent, Progress},
@@ -284,7 +284,8 @@ fn described(input_type: &InputType) -> String {
 
 #[cfg(test)]
 mod tests {
-    use baton_job::{Epoch, plan::virtual_block, spec::Phase};
+    use baton_job::plan::virtual_block;
+    use baton_recipe::{Epoch, spec::Phase};
     use proptest::{collection::vec, prelude::*};
 
     use super::*;

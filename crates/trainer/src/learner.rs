@@ -5,7 +5,7 @@
 
 use baton_collectives::BufferMut;
 use baton_data::Batch;
-use baton_job::Step;
+use baton_recipe::Step;
 
 use crate::bits;
 

@@ -5,7 +5,7 @@
 
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, Inputs};
-use baton_job::{JobSpec, spec::Optimizer};
+use baton_recipe::{JobSpec, spec::Optimizer};
 
 use crate::{
     Leaf, Learner, Sums,

@@ -13,11 +13,10 @@ use std::{
 use baton_checkpoint::{self as checkpoint, Found, Manifest, ShardEntry, Store, slice_of};
 use baton_collectives::Collective;
 use baton_job::{
-    Generation, JobSpec, Rank,
+    Generation, Rank,
     message::{Restore, Restored, StateSource},
-    progress::Progress,
-    schedule::learning_rate,
 };
+use baton_recipe::{JobSpec, progress::Progress, schedule::learning_rate};
 use serde::{Deserialize, Serialize};
 
 use crate::{

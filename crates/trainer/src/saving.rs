@@ -15,10 +15,10 @@ use std::{
 use baton_checkpoint::{Manifest, RegionInfo, Retention, SaveId, ShardEntry, Store, TensorInfo};
 use baton_collectives::Collective;
 use baton_job::{
-    JobId, JobSpec, Rank, Step,
+    JobId, Rank,
     message::{Commit, Restore, SaveProblem, SaveTimes},
-    progress::Progress,
 };
+use baton_recipe::{JobSpec, Step, progress::Progress};
 
 use crate::{Error, Job, Learner, agree::gather, learner::TensorPlace, state_copy::StateCopy};
 

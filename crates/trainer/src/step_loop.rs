@@ -15,11 +15,14 @@ use baton_checkpoint::{SaveId, Store};
 use baton_collectives::{Collective, Part, TreeNode, tree::Fold};
 use baton_data::InputType;
 use baton_job::{
-    Generation, JobId, JobSpec, Rank, Step,
+    Generation, JobId, Rank,
     exit::Outcome,
-    guard::{self, BatchMark, Diagnosis},
     message::{Activity, Commit, RankNews, Restore, SaveProblem, StateSource, StepNews},
     plan::virtual_block,
+};
+use baton_recipe::{
+    JobSpec, Step,
+    guard::{self, BatchMark, Diagnosis},
     progress::{Agenda, Due, Extent},
     schedule::learning_rate,
     spec::Determinism,
@@ -766,7 +769,8 @@ mod tests {
     use std::path::Path;
 
     use baton_collectives::local;
-    use baton_job::{ids::Epoch, message::Rollback};
+    use baton_job::message::Rollback;
+    use baton_recipe::Epoch;
     use object_store::{
         memory::InMemory,
         throttle::{ThrottleConfig, ThrottledStore},

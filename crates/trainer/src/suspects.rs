@@ -1,7 +1,7 @@
 //! Whose fault it may be that an update went wrong.
 
 use baton_collectives::Collective;
-use baton_job::guard::MOST_SAMPLES;
+use baton_recipe::guard::MOST_SAMPLES;
 
 use crate::{Error, agree::gather, learner::Reading};
 

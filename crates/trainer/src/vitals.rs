@@ -7,9 +7,10 @@ use std::{
 
 use baton_collectives::{AbortHandle, BufferMut, Collective, Error, Part};
 use baton_job::{
-    Rank, Step,
+    Rank,
     message::{Activity, Pulse},
 };
+use baton_recipe::Step;
 
 /// Set by the step loop, read by another thread.
 #[derive(Debug)]

@@ -12,11 +12,11 @@ use baton_checkpoint::Store;
 use baton_collectives::{AbortHandle, BufferMut, Collective, Part, local};
 use baton_data::{Batch, InputType};
 use baton_job::{
-    Generation, JobId, JobSpec, Rank, Step,
+    Generation, JobId, Rank,
     exit::Outcome,
-    guard::Diagnosis,
     message::{Commit, RankNews, Restore},
 };
+use baton_recipe::{JobSpec, Step, guard::Diagnosis};
 use baton_trainer::{
     Controls, Error, Inputs, Job, Judged, Learner, Seat, Trainer, Update, Weights,
     learner::{self, Region, TensorPlace},

@@ -28,12 +28,12 @@ use baton_checkpoint::Store;
 use baton_collectives::{AbortHandle, Collective, local};
 use baton_data::{Batch, InputType};
 use baton_job::{
-    Generation, JobId, JobSpec, Step,
+    Generation, JobId,
     engine::Evaluation,
     exit::Outcome,
     message::{RankNews, Restore},
-    progress::Accuracy,
 };
+use baton_recipe::{JobSpec, Step, progress::Accuracy};
 use baton_trainer::{
     Controls, Error, Inputs, Job, Judged, Learner, Seat, Trainer, Update, Weights,
     learner::{self, Region, TensorPlace},

@@ -1,9 +1,9 @@
 //! Training that goes wrong: diagnoses and rollbacks.
 
-use baton_job::{
-    Epoch, Generation, Step,
+use baton_job::{Generation, message::Rollback};
+use baton_recipe::{
+    Epoch, Step,
     guard::{BatchMark, Diagnosis, Divergence},
-    message::Rollback,
 };
 
 use super::{Malformed, required};

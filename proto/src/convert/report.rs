@@ -1,11 +1,12 @@
 //! Agent → coordinator.
 
 use baton_job::{
-    Epoch, Generation, NodeId, Rank, Step,
+    Generation, NodeId, Rank,
     exit::Outcome,
     ids::LocalRank,
     message::{Hello, Holding, RankNews, RankPhase, Report, Restored, SaveProblem, StateSource},
 };
+use baton_recipe::{Epoch, Step};
 
 use super::{Malformed, all, known, required};
 use crate::v1::{

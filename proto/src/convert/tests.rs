@@ -1,19 +1,22 @@
 use std::{sync::Arc, time::Duration};
 
 use baton_job::{
-    Epoch, Generation, NodeId, Rank, Step, Time,
+    Generation, NodeId, Rank, Time,
     engine::{
         DrainStatus, Incident, Meter, NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery,
         Share, Spending, Status,
     },
     exit::{Class, Failure, Outcome},
-    guard::{BatchMark, Diagnosis, Divergence, LossWatch},
     ids::LocalRank,
     message::{
         Activity, Beat, Commit, Directive, Gpu, Hello, Hold, Holding, Host, Launch, LoaderNews,
         Pulse, RankNews, RankPhase, Report, Restore, Restored, Rollback, SaveProblem, SaveTimes,
         StateSource, StepNews, Vitals,
     },
+};
+use baton_recipe::{
+    Epoch, Step,
+    guard::{BatchMark, Diagnosis, Divergence, LossWatch},
     progress::{Accuracy, Extent, Fit, Progress},
 };
 use proptest::{collection::vec, option, prelude::*};

@@ -1,11 +1,14 @@
 //! Numbers, checkpoints and ends: what several messages carry.
 
 use baton_job::{
-    Epoch, Generation, Step,
+    Generation,
     engine::Evaluation,
     exit::{Class, Failure, Outcome},
-    guard::LossWatch,
     message::{Activity, Commit, LoaderNews, Pulse, SaveTimes, StepNews},
+};
+use baton_recipe::{
+    Epoch, Step,
+    guard::LossWatch,
     progress::{Accuracy, Extent, Fit, Progress},
 };
 

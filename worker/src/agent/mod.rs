@@ -20,13 +20,13 @@ use std::{
 
 use baton_access::ClientFiles;
 use baton_job::{
-    JobSpec, NodeId, Time,
+    NodeId, Time,
     exit::{Class, Failure, Outcome},
     message::RankCommand,
     session::{Action, Event, Policy, Session},
-    spec::Device,
 };
 use baton_proto::v1;
+use baton_recipe::{JobSpec, spec::Device};
 use tokio::sync::mpsc;
 use tracing::{debug, error, info, warn};
 

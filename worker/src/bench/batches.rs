@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use baton_data::{Batch, Dataset, Loader, Options, Request, SampleOrder, Source, View};
-use baton_job::{JobSpec, exit::Failure};
+use baton_job::exit::Failure;
+use baton_recipe::JobSpec;
 use baton_trainer::Error;
 
 use super::{Args, crash, made_up_batch};

@@ -11,16 +11,16 @@ use std::{path::PathBuf, time::Instant};
 use baton_collectives::{Collective, Part, local, tree::Fold};
 use baton_data::{Batch, InputType};
 use baton_job::{
-    JobSpec, Rank, Step,
+    Rank,
     exit::{Class, Failure},
     ids::LocalRank,
     plan::virtual_block,
-    spec::Compute,
 };
 use baton_plan::{
     network::{Input, Network},
     roofline::{self, Roofline},
 };
+use baton_recipe::{JobSpec, Step, spec::Compute};
 use baton_trainer::{
     Error, Leaf, Learner, StateCopy, Update,
     torch::{

@@ -13,7 +13,8 @@ use baton_collectives::{
     AbortHandle,
     tcp::{self, TcpCollective},
 };
-use baton_job::{Generation, JobSpec, Rank, exit::Failure};
+use baton_job::{Generation, Rank, exit::Failure};
+use baton_recipe::JobSpec;
 
 use super::{Args, Measured, crash, measure};
 

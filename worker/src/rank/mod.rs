@@ -22,17 +22,20 @@ use baton_collectives::{
 };
 use baton_data::{CpuShare, InputType};
 use baton_job::{
-    Generation, JobId, JobSpec,
+    Generation, JobId,
     exit::{Class, Failure},
     gpu::visible::VISIBLE_DEVICES,
     ids::LocalRank,
     message::{RankNews, RankSays},
     session::PULSE,
-    spec::{Arch, CollectiveKind, Determinism, Device as Wanted},
 };
 use baton_plan::{
     network::{Input, Network},
     remedy,
+};
+use baton_recipe::{
+    JobSpec,
+    spec::{Arch, CollectiveKind, Determinism, Device as Wanted},
 };
 use baton_trainer::{
     Build, Error, Inputs, Job, Learner, Seat, Trainer,

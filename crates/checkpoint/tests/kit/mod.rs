@@ -9,7 +9,8 @@ use std::num::NonZeroUsize;
 use baton_checkpoint::{
     Error, Found, Manifest, RegionInfo, Retention, SaveId, ShardEntry, Snapshot, Store, slice_of,
 };
-use baton_job::{Generation, JobId, Rank, Step, message::Restore, progress::Progress};
+use baton_job::{Generation, JobId, Rank, message::Restore};
+use baton_recipe::{Step, progress::Progress};
 
 pub(crate) const LENS: [(&str, usize); 3] =
     [("weights", 1003), ("momentum", 1003), ("statistics", 5)];

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use baton_job::JobSpec;
+use baton_recipe::JobSpec;
 
 use super::stack::Job;
 

@@ -7,11 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_job::{
-    JobSpec,
-    exit::{self, Failure},
-};
+use baton_job::exit::{self, Failure};
 use baton_plan::{Machine as Known, Question};
+use baton_recipe::JobSpec;
 use serde_json::Value;
 
 use super::{

@@ -16,10 +16,11 @@ use std::{
 
 use baton_access::{Role, ServerFiles, TOKEN_VARIABLE, TlsFiles, Token, tokens};
 use baton_job::{
-    JobSpec, Time,
+    Time,
     exit::{self, Failure, Outcome},
 };
 use baton_proto::v1::GetStatusResponse;
+use baton_recipe::JobSpec;
 use rustix::process::Signal;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 

@@ -1,6 +1,6 @@
 //! What a model is to tell of a sample: its class, or values.
 
-use baton_job::spec::OnBadSample;
+use baton_recipe::spec::OnBadSample;
 
 use super::Source;
 use crate::{

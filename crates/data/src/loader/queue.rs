@@ -315,7 +315,7 @@ fn put(values: &[f32], position: usize, all: &mut [f32]) {
 mod tests {
     use std::time::Duration;
 
-    use baton_job::spec::{Augment, Resize};
+    use baton_recipe::spec::{Augment, Resize};
 
     use super::*;
 

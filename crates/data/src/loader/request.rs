@@ -1,6 +1,6 @@
 //! What a loader is asked for.
 
-use baton_job::spec::{Augment, Resize};
+use baton_recipe::spec::{Augment, Resize};
 
 use crate::{
     Frame,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_job::spec::OnBadSample;
+use baton_recipe::spec::OnBadSample;
 
 use super::{View, queue::Claim};
 use crate::{Dataset, Decoder, Error, dataset::InputPlace};

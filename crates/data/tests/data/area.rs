@@ -7,7 +7,7 @@ use baton_data::{
     area::{AreaResizer, Pixels},
     augment::{Crop, Flip, center_crop},
 };
-use baton_job::spec::Resize;
+use baton_recipe::spec::Resize;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 

@@ -7,7 +7,7 @@ use baton_data::{
     beton::FieldType,
     verify::{Tools, Verifier},
 };
-use baton_job::spec::{OnBadSample, Resize};
+use baton_recipe::spec::{OnBadSample, Resize};
 
 use crate::{
     allocations::largest_during,

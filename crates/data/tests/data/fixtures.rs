@@ -7,7 +7,7 @@ use baton_data::{
     augment::{Crop, Flip},
     beton::{Field, FieldType},
 };
-use baton_job::spec::Resize;
+use baton_recipe::spec::Resize;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 use sha2::{Digest, Sha256};

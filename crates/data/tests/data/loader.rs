@@ -14,7 +14,7 @@ use baton_data::{
     augment::{Flip, center_crop, random_crop, random_flip},
     random::{Draws, Operation},
 };
-use baton_job::spec::{Augment, OnBadSample, Resize};
+use baton_recipe::spec::{Augment, OnBadSample, Resize};
 
 use crate::{
     digits, fixtures,

@@ -10,7 +10,7 @@ use baton_data::{
     verify::Verifier,
     write::{Array, Field, Kind, Value, Writer},
 };
-use baton_job::{
+use baton_recipe::{
     JobSpec,
     spec::{Augment, OnBadSample, Resize},
 };

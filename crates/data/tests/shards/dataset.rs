@@ -6,7 +6,7 @@ use baton_data::{
     Batch, Dataset, Labels, Loader, Mode, Options, Request, SampleOrder, Source, View, shards,
     write::{Field, Kind, Value, Writer},
 };
-use baton_job::spec::{Augment, Order, Resize};
+use baton_recipe::spec::{Augment, Order, Resize};
 use tempfile::TempDir;
 
 use crate::{

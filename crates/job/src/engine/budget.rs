@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{Action, Engine, NoticeKind, Record, nodes::Node};
-use crate::{exit::Outcome, spec::Limits, time::Time};
+use crate::{exit::Outcome, time::Time};
+use baton_recipe::spec::Limits;
 
 /// While ranks train, at least so often the journal learns what the meter shows.
 const METERED_EVERY: Duration = Duration::from_secs(60);

@@ -5,10 +5,10 @@ use serde::Serialize;
 use super::{Engine, Incident};
 use crate::{
     JobId,
-    guard::{BatchMark, Diagnosis},
     ids::Generation,
     message::{Rollback, StepNews},
 };
+use baton_recipe::guard::{BatchMark, Diagnosis};
 
 /// A diagnosis with all that is known around it, as two files say it.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -12,11 +12,14 @@ use super::{
 };
 use crate::{
     exit::{Class, Failure, Outcome},
-    guard::{Diagnosis, Divergence},
-    ids::{Generation, Step},
+    ids::Generation,
     message::{Restore, Rollback},
-    spec::Remedy,
     time::Time,
+};
+use baton_recipe::{
+    Step,
+    guard::{Diagnosis, Divergence},
+    spec::Remedy,
 };
 
 /// Training that went wrong, and what was done about it.

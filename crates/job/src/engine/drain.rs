@@ -6,13 +6,8 @@
 use std::time::Duration;
 
 use super::{Engine, NoticeKind, Phase};
-use crate::{
-    exit::Outcome,
-    ids::{NodeId, Step},
-    message::Directive,
-    plan::place_ranks,
-    time::Time,
-};
+use crate::{exit::Outcome, ids::NodeId, message::Directive, plan::place_ranks, time::Time};
+use baton_recipe::Step;
 
 /// A wish to save and stop, and how far that has come.
 #[derive(Clone, Debug, PartialEq, Eq)]

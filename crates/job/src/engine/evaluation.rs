@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Action, Engine, Measured, NoticeKind, Record, notice::describe_evaluation};
-use crate::{
-    ids::{Epoch, Generation, Step},
+use crate::ids::Generation;
+use baton_recipe::{
+    Epoch, Step,
     progress::{Accuracy, Extent, Progress, better},
 };
 
@@ -73,7 +74,7 @@ impl Engine {
     }
 
     /// The better of raw and averaged weights counts, and a second look at the same weights replaces
-    /// the first, as [`Progress::note_evaluation`](crate::progress::Progress::note_evaluation) has it.
+    /// the first, as [`Progress::note_evaluation`](baton_recipe::progress::Progress::note_evaluation) has it.
     pub(super) fn take_evaluation(&mut self, generation: Generation, found: Evaluation) {
         let again = self.evaluation.is_some_and(|last| last.step == found.step);
         let now = better(found.accuracy, found.ema);

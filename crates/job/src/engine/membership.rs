@@ -9,11 +9,12 @@ use std::{
 
 use crate::{
     exit::{Class, Failure, Outcome},
-    ids::{LocalRank, NodeId, Rank, Step},
+    ids::{LocalRank, NodeId, Rank},
     message::{LoaderNews, RankNews, RankPhase},
     plan::Placement,
     time::Time,
 };
+use baton_recipe::Step;
 
 use super::{news_of, pulses::Pulses};
 

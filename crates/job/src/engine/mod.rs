@@ -63,16 +63,18 @@ pub use self::{
     status::{NodeStatus, PhaseName, RankStatus, Spending, Status},
 };
 use crate::{
-    JobSpec,
     exit::{Class, Failure, Outcome},
-    ids::{Attachment, Generation, LocalRank, NodeId, Rank, Step},
+    ids::{Attachment, Generation, LocalRank, NodeId, Rank},
     message::{
         Beat, Commit, Directive, Hello, Launch, LoaderNews, Pulse, RankNews, RankPhase, Report,
         SaveProblem, StateSource, StepNews,
     },
     plan::{Offer, place_ranks},
-    progress::{Accuracy, Progress},
     time::Time,
+};
+use baton_recipe::{
+    JobSpec, Step,
+    progress::{Accuracy, Progress},
 };
 
 /// What the machine is told.

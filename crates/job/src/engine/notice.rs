@@ -6,9 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{Evaluation, Incident, Recovery};
 use crate::{
-    ids::{Epoch, Generation, Rank, Step},
+    ids::{Generation, Rank},
     message::{Commit, LoaderNews, Pulse, Restored, SaveTimes, StateSource},
     plan::Placement,
+};
+use baton_recipe::{
+    Epoch, Step,
     progress::{Accuracy, Extent, Progress},
 };
 

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{Engine, Evaluation, Incident, Phase, Recovery, World};
 use crate::{
-    JobSpec,
     exit::Outcome,
     ids::{Generation, JobId},
     message::{Commit, Restore},
     plan::Placement,
     time::Time,
 };
+use baton_recipe::JobSpec;
 
 /// What a job began with; it never changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,11 +5,8 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::{Action, Engine, Record, Share};
-use crate::{
-    ids::{Generation, Step},
-    message::StepNews,
-    time::Time,
-};
+use crate::{ids::Generation, message::StepNews, time::Time};
+use baton_recipe::Step;
 
 /// Recoveries that are kept; all are counted.
 const KEPT: usize = 1_000;

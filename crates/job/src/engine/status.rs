@@ -10,11 +10,11 @@ use super::{
 };
 use crate::{
     exit::Outcome,
-    ids::{Generation, LocalRank, NodeId, Rank, Step},
+    ids::{Generation, LocalRank, NodeId, Rank},
     message::{Commit, LoaderNews, Pulse, StepNews, Vitals},
-    progress::Accuracy,
     time::Time,
 };
+use baton_recipe::{Step, progress::Accuracy};
 
 /// One look that tells everything.
 #[derive(Clone, Debug, PartialEq)]

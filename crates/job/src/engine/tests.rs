@@ -13,8 +13,8 @@ use crate::{
     ids::JobId,
     message::{Hold, Holding, Restore, SaveProblem},
     plan::Placement,
-    progress::Progress,
 };
+use baton_recipe::progress::Progress;
 
 const RECIPE: &str = r#"
 name = "demo"

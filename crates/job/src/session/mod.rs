@@ -18,7 +18,6 @@ use self::{
     slot::{Process, Seat, Slot},
 };
 use crate::{
-    JobSpec,
     exit::{Class, Failure, Outcome},
     gpu::xid::{self, Suspicion, Xid},
     ids::{Generation, Incarnation, LocalRank, NodeId, Rank},
@@ -28,6 +27,7 @@ use crate::{
     },
     time::Time,
 };
+use baton_recipe::JobSpec;
 
 /// What the machine is told.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,10 +2,12 @@
 
 use super::*;
 use crate::{
-    Epoch,
-    guard::{BatchMark, Diagnosis, Divergence},
-    ids::{Rank, Step},
+    ids::Rank,
     message::{Activity, LoaderNews, Pulse, Restore, StateSource},
+};
+use baton_recipe::{
+    Epoch, Step,
+    guard::{BatchMark, Diagnosis, Divergence},
     progress::{Accuracy, Extent, Progress},
 };
 

@@ -1,6 +1,6 @@
 //! The recipe of every simulated job.
 
-use baton_job::JobSpec;
+use baton_recipe::JobSpec;
 
 /// Only the `cluster` section and the number of virtual ranks matter here.
 const RECIPE: &str = r#"

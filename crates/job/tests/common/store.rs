@@ -1,9 +1,10 @@
 //! The checkpoint store: commits in the order in which they became visible, and the fence.
 
 use baton_job::{
-    Generation, Step,
+    Generation,
     message::{Commit, Restore},
 };
+use baton_recipe::Step;
 
 /// A store that refuses commits of generations below its fence.
 #[derive(Default)]

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use baton_job::{
-    Generation, Rank, Step,
+    Generation, Rank,
     exit::Outcome,
     ids::LocalRank,
     message::{RankNews, Restore, Restored, SaveTimes, StateSource, StepNews},
-    progress::Progress,
     time::Time,
 };
+use baton_recipe::{Step, progress::Progress};
 
 use crate::{
     fleet::{Fleet, Happening},

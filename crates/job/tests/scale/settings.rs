@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use baton_job::JobSpec;
+use baton_recipe::JobSpec;
 
 use crate::common;
 

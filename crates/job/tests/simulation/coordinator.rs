@@ -1,12 +1,13 @@
 //! The coordinator's shell: a machine, its journal, and its deaths.
 
 use baton_job::{
-    Generation, Step,
+    Generation,
     engine::{Action, Engine, Event, Incident, Record, Status},
     ids::Attachment,
     message::Restore,
     time::Time,
 };
+use baton_recipe::Step;
 
 use crate::{
     cluster::{Cluster, Happening},

@@ -2,9 +2,8 @@
 
 use std::{sync::OnceLock, time::Duration};
 
-use baton_job::{
-    Generation, JobId, JobSpec, engine::Origin, message::Restore, session::Policy, spec::Remedy,
-};
+use baton_job::{Generation, JobId, engine::Origin, message::Restore, session::Policy};
+use baton_recipe::{JobSpec, spec::Remedy};
 use fastrand::Rng;
 
 use crate::common::{self, store::Store};

@@ -2,13 +2,14 @@
 //! says.
 
 use baton_job::{
-    Generation, Rank, Step,
+    Generation, Rank,
     exit::{Class, Failure, Outcome},
     ids::{Incarnation, LocalRank},
     message::{Pulse, RankCommand, RankNews, RankSays, Restore},
     session,
     time::Time,
 };
+use baton_recipe::Step;
 
 use crate::{
     agent::AgentId,

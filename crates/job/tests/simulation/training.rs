@@ -3,10 +3,13 @@
 use std::ops::RangeInclusive;
 
 use baton_job::{
-    Generation, Rank, Step,
+    Generation, Rank,
     exit::Outcome,
-    guard::{BatchMark, Diagnosis, Divergence},
     message::{LoaderNews, RankNews, Restore, Restored, SaveProblem, StateSource, StepNews},
+};
+use baton_recipe::{
+    Step,
+    guard::{BatchMark, Diagnosis, Divergence},
     progress::Progress,
 };
 

@@ -1,4 +1,4 @@
-use baton_job::JobSpec;
+use baton_recipe::JobSpec;
 
 use super::*;
 

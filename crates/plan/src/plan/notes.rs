@@ -1,6 +1,6 @@
 //! What the reader of a plan should know or change.
 
-use baton_job::{
+use baton_recipe::{
     dry_run::{DryRun, Stretch},
     spec::{Arch, Compute, Device},
 };

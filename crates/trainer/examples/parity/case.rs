@@ -14,7 +14,7 @@ use std::{
 };
 
 use baton_data::{Batch, InputType, Inputs};
-use baton_job::{JobSpec, spec::Schedule};
+use baton_recipe::{JobSpec, spec::Schedule};
 use baton_trainer::torch::{
     Device, TorchLearner,
     weights::{self, Head},

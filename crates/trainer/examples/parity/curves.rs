@@ -1,6 +1,6 @@
 //! A short training.
 
-use baton_job::Step;
+use baton_recipe::Step;
 use baton_trainer::{Learner, Update, learner::Reading};
 use tch::Tensor;
 

@@ -9,7 +9,8 @@ use baton_checkpoint::{
 };
 use baton_collectives::local;
 use baton_data::{Batch, Dataset, Loader, Options, Request, Source, View};
-use baton_job::{Generation, JobId, JobSpec, exit::Outcome, message::Restore, progress::Accuracy};
+use baton_job::{Generation, JobId, exit::Outcome, message::Restore};
+use baton_recipe::{JobSpec, progress::Accuracy};
 use baton_trainer::{
     Controls, Inputs, Job, Learner, Seat, Trainer,
     torch::{Device, Mode, TorchLearner},

@@ -1,6 +1,6 @@
 //! One forward and backward pass.
 
-use baton_job::Step;
+use baton_recipe::Step;
 use baton_trainer::{
     Learner, Update,
     learner::Reading,

@@ -1,6 +1,6 @@
 //! The learning rate of every update of a run.
 
-use baton_job::{
+use baton_recipe::{
     progress::{Agenda, Progress},
     schedule::learning_rate,
 };

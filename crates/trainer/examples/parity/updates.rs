@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use baton_job::Step;
+use baton_recipe::Step;
 use baton_trainer::{Leaf, Learner, Update, torch::TorchLearner};
 use tch::Tensor;
 

@@ -4,7 +4,7 @@
 //! (Chen et al. 2016, arXiv 1604.06174): less memory for a third more work. The operations are the
 //! same, hence the bits of the gradient too.
 
-use baton_job::spec::Stage;
+use baton_recipe::spec::Stage;
 use tch::Tensor;
 
 use super::resnet::{Resnet, Tensors};

@@ -13,9 +13,9 @@ use std::{
     sync::Once,
 };
 
-use baton_job::{
+use baton_job::ids::LocalRank;
+use baton_recipe::{
     JobSpec,
-    ids::LocalRank,
     spec::{Determinism, Device as Wanted},
 };
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};

@@ -2,7 +2,7 @@
 
 use baton_data::{Batch, Inputs};
 use baton_gpu::{Ticket, Uploads};
-use baton_job::spec::Data;
+use baton_recipe::spec::Data;
 use bytemuck::cast_slice;
 use tch::{Device, Kind, Tensor};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, mix::Mix};
 use baton_gpu::Readback;
-use baton_job::{
+use baton_recipe::{
     JobSpec,
     spec::{Augment, Stage},
 };

@@ -1,7 +1,7 @@
 //! What is minimised, and how often the first guesses are right.
 
 use baton_data::Batch;
-use baton_job::spec::{Loss, LossKind};
+use baton_recipe::spec::{Loss, LossKind};
 use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::learner::{Error, Sums};

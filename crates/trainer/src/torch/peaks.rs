@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use baton_job::spec::Compute;
+use baton_recipe::spec::Compute;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 

@@ -6,7 +6,7 @@
 //! kernel has nine samples, as many as a 3×3 kernel has pixels (the first has fifteen), so that
 //! ResNet-34 keeps its 21 M parameters.
 
-use baton_job::spec::{Arch, Model, Stage};
+use baton_recipe::spec::{Arch, Model, Stage};
 use tch::{Device, Tensor};
 
 use super::{

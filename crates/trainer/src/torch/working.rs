@@ -3,7 +3,7 @@
 //!
 //! BatchNorm's parameters and biases stay f32.
 
-use baton_job::spec::Compute;
+use baton_recipe::spec::Compute;
 use tch::{Kind, Tensor};
 
 use super::flat::{Layout, views};

@@ -1,10 +1,8 @@
 //! `baton checkpoint diff`
 
 use baton_checkpoint::{Compared, Difference, Finding, Manifest, Store};
-use baton_job::{
-    exit::{FAILED, Failure, OK},
-    spec,
-};
+use baton_job::exit::{FAILED, Failure, OK};
+use baton_recipe::spec;
 use comfy_table::{Table, presets};
 use serde_json::Value;
 

@@ -223,7 +223,7 @@ mod tests {
         let entry = |generation, step| {
             let id = SaveId {
                 generation: baton_job::Generation(generation),
-                step: baton_job::Step(step),
+                step: baton_recipe::Step(step),
             };
             Entry { name: id.name(), id, state: EntryState::Unfinished }
         };

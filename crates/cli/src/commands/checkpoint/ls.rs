@@ -3,11 +3,9 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use baton_checkpoint::{Entry, EntryState, Kept, Manifest, Removed, Verdict};
-use baton_job::{
-    exit::Failure,
-    progress::{Accuracy, better},
-};
+use baton_job::exit::Failure;
 use baton_proto::v1::CheckpointEntry;
+use baton_recipe::progress::{Accuracy, better};
 use comfy_table::{Table, presets};
 
 use super::{

@@ -3,8 +3,9 @@
 use baton_checkpoint::{
     Manifest, RegionInfo, SaveId, Snapshot, Store, TensorInfo, VERSION, slice_of,
 };
-use baton_job::{
-    Epoch, Generation, JobId, Rank, Step,
+use baton_job::{Generation, JobId, Rank};
+use baton_recipe::{
+    Epoch, Step,
     progress::{Accuracy, Progress},
 };
 use tempfile::TempDir;

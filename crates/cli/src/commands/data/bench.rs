@@ -6,10 +6,8 @@ use baton_data::{
     Dataset, InputType, Labels, Options, Source, View,
     bench::{self, Plan, Report},
 };
-use baton_job::{
-    exit::Failure,
-    spec::{Augment, OnBadSample, Order, Resize},
-};
+use baton_job::exit::Failure;
+use baton_recipe::spec::{Augment, OnBadSample, Order, Resize};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 

@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 
-use baton_job::spec::Arch;
 use baton_plan::{
     Machine, Plan, Question,
     plan::Phase,
@@ -12,6 +11,7 @@ use baton_plan::{
         TENSOR_CORE_EFFICIENCY,
     },
 };
+use baton_recipe::spec::Arch;
 
 use super::table::{dollars, wrapped};
 use crate::human::{bytes, count, duration, grouped};

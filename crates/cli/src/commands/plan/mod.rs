@@ -5,8 +5,9 @@ mod table;
 
 use std::{fs, path::PathBuf};
 
-use baton_job::{JobSpec, exit::Failure, spec::Arch};
+use baton_job::exit::Failure;
 use baton_plan::{Calibration, Error, MACHINES, Machine, Plan, Question};
+use baton_recipe::{JobSpec, spec::Arch};
 
 use super::recipe::{self, Samples};
 use crate::{failure::bad_input, json, output};

@@ -5,10 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton_job::{
+use baton_job::exit::Failure;
+use baton_recipe::{
     JobSpec,
     dry_run::DryRun,
-    exit::Failure,
     spec::{Error, Violation},
 };
 

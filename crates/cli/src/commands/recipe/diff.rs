@@ -2,11 +2,8 @@
 
 use std::path::PathBuf;
 
-use baton_job::{
-    JobSpec,
-    exit::{FAILED, Failure, OK},
-    spec::Difference,
-};
+use baton_job::exit::{FAILED, Failure, OK};
+use baton_recipe::{JobSpec, spec::Difference};
 use comfy_table::{Table, presets};
 use serde_json::Value;
 

@@ -12,11 +12,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton_job::{
-    JobSpec,
-    exit::{Failure, OK},
-    spec,
-};
+use baton_job::exit::{Failure, OK};
+use baton_recipe::{JobSpec, spec};
 use clap::Subcommand;
 use serde::Serialize;
 

@@ -1,7 +1,7 @@
 //! How many samples a recipe's training set has.
 
 use baton_data::shards::{Error, Options, ShardSet};
-use baton_job::JobSpec;
+use baton_recipe::JobSpec;
 
 /// The size of a training set.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use baton_job::{JobSpec, dry_run::DryRun, exit::Failure};
+use baton_job::exit::Failure;
+use baton_recipe::{JobSpec, dry_run::DryRun};
 
 use super::{about, broken, find, read, samples::Samples, summary};
 use crate::{failure::failed, output};

@@ -2,10 +2,9 @@
 
 use std::fmt::Write;
 
-use baton_job::{
-    JobSpec,
+use baton_recipe::{
+    Epoch, JobSpec,
     dry_run::DryRun,
-    ids::Epoch,
     schedule::linearly_scaled,
     spec::{Arch, Determinism, Optimizer, Remedy},
 };

@@ -1,10 +1,8 @@
 //! Training that goes wrong.
 
 use super::*;
-use crate::{
-    guard::{BatchMark, Diagnosis, Divergence},
-    message::{Restore, Rollback},
-};
+use crate::message::{Restore, Rollback};
+use baton_recipe::guard::{BatchMark, Diagnosis, Divergence};
 
 // ---- states ----
 
@@ -37,7 +35,7 @@ fn diagnosis(step: u64) -> Diagnosis {
     Diagnosis {
         divergence: Divergence::LossNotFinite,
         step: Step(step),
-        batch: BatchMark { epoch: crate::Epoch(1), cursor: 640 },
+        batch: BatchMark { epoch: baton_recipe::Epoch(1), cursor: 640 },
         lr: 0.1,
         loss: None,
         gradient_norm: Some(3.5),
@@ -233,10 +231,10 @@ fn evaluations_that_were_rolled_back_count_no_more() {
     let mut engine = training_since(0, &[]);
     let found = |step, top1| RankNews::Evaluated {
         step: Step(step),
-        epoch: crate::Epoch(1),
+        epoch: baton_recipe::Epoch(1),
         accuracy: Accuracy { top1, ..Accuracy::default() },
         ema: None,
-        extent: crate::progress::Extent::Full,
+        extent: baton_recipe::progress::Extent::Full,
     };
     say(&mut engine, at(8.0), 0, found(20, 0.9));
     say(&mut engine, at(9.0), 0, found(40, 0.1));

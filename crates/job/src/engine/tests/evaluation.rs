@@ -1,7 +1,7 @@
 //! Evaluations, and ends before the last epoch.
 
 use super::*;
-use crate::{
+use baton_recipe::{
     Epoch,
     progress::{Extent, Fit},
 };

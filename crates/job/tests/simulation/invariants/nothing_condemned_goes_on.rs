@@ -1,7 +1,7 @@
 //! After a rollback nothing of what it made worthless is ever gone on with: no generation takes its
 //! state from such a checkpoint or survivor.
 
-use baton_job::Step;
+use baton_recipe::Step;
 
 use super::Invariant;
 use crate::{cluster::Cluster, fact::Fact};

@@ -1,7 +1,8 @@
 //! The newest checkpoint that readers are told of is never an older one than before, even after the
 //! coordinator's death.
 
-use baton_job::{Generation, Step};
+use baton_job::Generation;
+use baton_recipe::Step;
 
 use super::Invariant;
 use crate::{cluster::Cluster, fact::Fact};

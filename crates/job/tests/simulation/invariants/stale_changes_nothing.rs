@@ -4,16 +4,19 @@
 //! Now and then a copy of a machine is fed one, as the history itself brings them about too rarely.
 
 use baton_job::{
-    Generation, Rank, Step, Time,
+    Generation, Rank, Time,
     engine::{self, Engine},
     exit::{Class, Failure, Outcome},
-    guard::{BatchMark, Diagnosis, Divergence},
     ids::{Attachment, Incarnation, LocalRank},
     message::{
         Directive, Hold, Launch, LoaderNews, RankNews, RankSays, Report, Restore, StateSource,
     },
-    progress::Progress,
     session::{self, Session},
+};
+use baton_recipe::{
+    Step,
+    guard::{BatchMark, Diagnosis, Divergence},
+    progress::Progress,
 };
 
 use super::Invariant;

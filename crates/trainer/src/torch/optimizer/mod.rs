@@ -14,7 +14,7 @@ mod device;
 mod fused;
 mod host;
 
-use baton_job::{JobSpec, Step, spec};
+use baton_recipe::{JobSpec, Step, spec};
 use tch::{Device, Kind, Tensor};
 
 use super::{buffer::read, flat::Layout};

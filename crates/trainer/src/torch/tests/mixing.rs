@@ -1,7 +1,7 @@
 //! MixUp and CutMix on tensors.
 
 use baton_data::mix::{Mix, Window};
-use baton_job::spec::Loss;
+use baton_recipe::spec::Loss;
 use tch::Kind;
 
 use super::*;

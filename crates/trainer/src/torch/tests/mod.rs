@@ -13,7 +13,7 @@ mod tasks;
 
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType};
-use baton_job::{JobSpec, Step};
+use baton_recipe::{JobSpec, Step};
 use tch::{Device, Tensor};
 
 use super::{TorchLeaf, TorchLearner, device};

@@ -1,7 +1,7 @@
 //! Names, shapes, places and initial values.
 
-use baton_job::spec::Model;
 use baton_plan::network;
+use baton_recipe::spec::Model;
 
 use super::*;
 use crate::torch::{

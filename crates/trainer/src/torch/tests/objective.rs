@@ -1,6 +1,6 @@
 //! Loss and counts of right guesses.
 
-use baton_job::spec::{Loss, LossKind};
+use baton_recipe::spec::{Loss, LossKind};
 
 use super::*;
 use crate::torch::objective::Objective;

@@ -1,9 +1,9 @@
-use baton_job::{
-    Generation, Step,
-    message::Rollback,
+use baton_job::{Generation, message::Rollback};
+use baton_proto::v1::CheckpointEntry;
+use baton_recipe::{
+    Step,
     progress::{Accuracy, Fit},
 };
-use baton_proto::v1::CheckpointEntry;
 use insta::assert_snapshot;
 
 use super::*;

@@ -3,8 +3,7 @@
 use std::f64::consts::PI;
 
 use crate::{
-    JobSpec,
-    ids::Epoch,
+    Epoch, JobSpec,
     progress::{Agenda, Progress},
     spec::Schedule,
 };

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ids::{Epoch, Step},
+    Epoch, Step,
     progress::{Accuracy, Progress},
     spec::{Compute, Guard, JobSpec},
 };

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
-use baton_job::{JobSpec, dry_run::DryRun, schedule::linearly_scaled};
+use baton_recipe::{JobSpec, dry_run::DryRun, schedule::linearly_scaled};
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../recipes")

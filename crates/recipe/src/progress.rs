@@ -7,9 +7,8 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::fit::Fit;
 use crate::{
-    JobSpec,
+    Epoch, JobSpec, Step,
     guard::{BatchMark, LossWatch},
-    ids::{Epoch, Step},
     spec::Phase,
 };
 

@@ -6,8 +6,7 @@
 use serde::Serialize;
 
 use crate::{
-    JobSpec,
-    ids::Epoch,
+    Epoch, JobSpec,
     progress::{Agenda, Progress},
     schedule::{self, learning_rate},
     spec::{Schedule, Violation},
