@@ -8,6 +8,7 @@
 //! | [`spec`] | the recipe file, validated |
 //! | [`progress`] | where training stands, and what is due next |
 //! | [`schedule`] | the learning rate at a position |
+//! | [`task`] | what evaluations measure |
 //! | [`fit`] | how well a regression's outputs fit |
 //! | [`dry_run`] | what a recipe comes to, without training |
 //! | [`guard`] | training that goes wrong |
@@ -21,6 +22,7 @@ pub mod guard;
 pub mod progress;
 pub mod schedule;
 pub mod spec;
+pub mod task;
 
 pub use count::{Epoch, Step};
 pub use spec::JobSpec;
