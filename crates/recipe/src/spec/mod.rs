@@ -3,23 +3,45 @@
 //! A [`JobSpec`] exists only in validated form: [`JobSpec::from_toml`] refuses unknown keys, values
 //! out of range and features this build does not have, each with field, value and rule.
 
+mod augment;
+mod checkpoint;
+mod cluster;
+mod data;
 mod difference;
+mod ema;
 mod error;
-mod sections;
+mod evaluation;
+mod guard;
+mod limits;
+mod loss;
+mod model;
+mod optimizer;
+mod precision;
+mod rules;
+mod schedule;
 #[cfg(test)]
 mod tests;
-mod validate;
+mod train;
 
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    augment::Augment,
+    checkpoint::Checkpoint,
+    cluster::{Cluster, CollectiveKind, Device},
+    data::{Data, OnBadSample, Order, Resize},
     difference::Difference,
+    ema::Ema,
     error::{Error, Violation},
-    sections::{
-        Arch, Augment, Checkpoint, Cluster, CollectiveKind, Compute, Data, Determinism, Device,
-        Ema, Evaluation, Guard, Limits, Loss, LossKind, LossScale, Model, OnBadSample, Optimizer,
-        Order, Phase, Precision, Remedy, Resize, Schedule, Stage, Train,
-    },
+    evaluation::Evaluation,
+    guard::{Guard, Remedy},
+    limits::Limits,
+    loss::{Loss, LossKind},
+    model::{Arch, Model, Stage},
+    optimizer::Optimizer,
+    precision::{Compute, Determinism, LossScale, Precision},
+    schedule::Schedule,
+    train::{Phase, Train},
 };
 
 /// A complete, valid job.
@@ -112,7 +134,7 @@ impl JobSpec {
     }
 
     fn validated(self) -> Result<Self, Error> {
-        let violations = validate::violations(&self);
+        let violations = rules::violations(&self);
         if violations.is_empty() { Ok(self) } else { Err(Error::Invalid(violations)) }
     }
 

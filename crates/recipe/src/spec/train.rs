@@ -1,13 +1,77 @@
-//! Length, batch and update rule.
+//! Length and batch.
 
-use super::Rules;
-use crate::spec::{Arch, JobSpec, Optimizer};
+use std::ops::RangeInclusive;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Arch, JobSpec, Stage, rules::Rules};
+
+/// Length and batch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Train {
+    /// Passes over the training data, 1..1000000.
+    pub epochs: u32,
+    /// Samples per update over all ranks, until the first of `phases`; a multiple of `virtual_ranks` ×
+    /// `grad_accumulation`.
+    pub global_batch: u32,
+    /// Side of the training images in pixels, until the first of `phases`; 32..4096 (`linear`: from 1).
+    /// Signals ignore it.
+    #[serde(default = "resolution")]
+    pub resolution: u32,
+    /// Parts of every global batch, whatever the number of ranks: a power of two up to 4096, and the most
+    /// ranks that can take part. 1 for a single GPU; 8 for a node of eight.
+    #[serde(default = "virtual_ranks")]
+    pub virtual_ranks: u32,
+    /// Micro-batches per virtual rank and update, one after the other: less memory, the same global
+    /// batch, fewer samples for BatchNorm.
+    #[serde(default = "grad_accumulation")]
+    pub grad_accumulation: u32,
+    /// Largest L2 norm of the whole gradient, which is scaled down to it; above 0; as
+    /// `torch.nn.utils.clip_grad_norm_`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_grad_norm: Option<f64>,
+    /// Progressive resize: resolution and batch from an epoch on; a list, see below.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<Phase>,
+    /// Stages whose activations are computed again for the gradient instead of kept (Chen et al. 2016):
+    /// less memory, one more forward pass of them; not frozen ones.
+    #[serde(default)]
+    pub recompute: Vec<Stage>,
+}
+
+/// What changes at an epoch.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// Its first epoch, counted from 0: 1 or more, after the phase before and its ramp, below
+    /// `train.epochs`.
+    pub from_epoch: u32,
+    /// Side of the images in pixels; where phases are used all are multiples of 32.
+    pub resolution: u32,
+    /// Samples per update, by the same rule as `train.global_batch`.
+    pub global_batch: u32,
+    /// Epochs in which the resolution rises from the one before; 0 is at once.
+    #[serde(default)]
+    pub ramp_epochs: u32,
+}
+
+fn resolution() -> u32 {
+    32
+}
+fn virtual_ranks() -> u32 {
+    8
+}
+fn grad_accumulation() -> u32 {
+    1
+}
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     length_and_batch(spec, rules);
-    resolutions(spec, rules);
+    let (side, sides) = (spec.train.resolution, sides(spec));
+    let rule = format!("must be {}..4096 pixels", sides.start());
+    rules.check(sides.contains(&side), "train.resolution", side, &rule);
     phases(spec, rules);
-    optimizer(&spec.optimizer, rules);
     if let Some(norm) = spec.train.clip_grad_norm {
         rules.positive("train.clip_grad_norm", norm);
     }
@@ -46,21 +110,10 @@ fn batch(spec: &JobSpec, field: &'static str, value: u32, rules: &mut Rules) {
     rules.check(value >= 1 && divisible, field, value, &rule);
 }
 
-fn resolutions(spec: &JobSpec, rules: &mut Rules) {
+/// Sides that images may have, in pixels.
+pub(super) fn sides(spec: &JobSpec) -> RangeInclusive<u32> {
     let smallest = if spec.model.arch == Arch::Linear { 1 } else { 32 };
-    let sides = smallest..=4096;
-    rules.check(
-        sides.contains(&spec.train.resolution),
-        "train.resolution",
-        spec.train.resolution,
-        &format!("must be {smallest}..4096 pixels"),
-    );
-    rules.check(
-        spec.evaluation.resolution == 0 || sides.contains(&spec.evaluation.resolution),
-        "evaluation.resolution",
-        spec.evaluation.resolution,
-        &format!("must be 0 (as in training) or {smallest}..4096 pixels"),
-    );
+    smallest..=4096
 }
 
 fn phases(spec: &JobSpec, rules: &mut Rules) {
@@ -108,43 +161,5 @@ fn phases(spec: &JobSpec, rules: &mut Rules) {
                 side.next_multiple_of(32).clamp(32, 4096)
             ),
         );
-    }
-}
-
-fn optimizer(optimizer: &Optimizer, rules: &mut Rules) {
-    let decay = |rules: &mut Rules, value: f64| {
-        rules.check(
-            (0.0..1.0).contains(&value),
-            "optimizer.weight_decay",
-            value,
-            "must be in [0, 1)",
-        );
-    };
-    let factor = |rules: &mut Rules, value: f64| {
-        rules.check((0.0..1.0).contains(&value), "optimizer.momentum", value, "must be in [0, 1)");
-    };
-    match *optimizer {
-        Optimizer::Sgd { momentum, nesterov, weight_decay, .. } => {
-            factor(rules, momentum);
-            rules.check(
-                !nesterov || momentum > 0.0,
-                "optimizer.nesterov",
-                nesterov,
-                "needs optimizer.momentum above 0",
-            );
-            decay(rules, weight_decay);
-        }
-        Optimizer::AdamW { betas, eps, weight_decay, .. } => {
-            let valid = betas.iter().all(|beta| (0.0..1.0).contains(beta));
-            rules.check(valid, "optimizer.betas", format!("{betas:?}"), "must be in [0, 1)");
-            rules.positive("optimizer.eps", eps);
-            decay(rules, weight_decay);
-        }
-        Optimizer::Lars { momentum, weight_decay, trust_coefficient, eps } => {
-            factor(rules, momentum);
-            rules.positive("optimizer.trust_coefficient", trust_coefficient);
-            rules.positive("optimizer.eps", eps);
-            decay(rules, weight_decay);
-        }
     }
 }

@@ -1,0 +1,184 @@
+//! The network.
+
+use std::fmt::Display;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Compute, JobSpec, Optimizer, rules::Rules};
+
+/// The network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// `resnet18`, `resnet34`, `resnet50`, `resnet101`, `resnet152` (torchvision's, v1.5); `resnet34_1d`
+    /// for signals: kernels of nine samples; `linear`: softmax regression in plain Rust, for trying out
+    /// everything around training.
+    pub arch: Arch,
+    /// Number of outputs: classes (2 or more), or values of a regression (1 or more).
+    pub num_classes: u32,
+    /// Start the last BatchNorm scale of every residual block at 0 (Goyal et al. 2017, §5.1).
+    #[serde(default)]
+    pub zero_init_gamma: bool,
+    /// NHWC memory order of activations and convolution weights: faster convolutions, the same result
+    /// up to rounding.
+    #[serde(default = "channels_last")]
+    pub channels_last: bool,
+    /// A fixed 3 × 3 blur before every strided convolution of 16 channels or more (Zhang 2019), as in
+    /// ffcv-imagenet; images only.
+    #[serde(default)]
+    pub blur_pool: bool,
+    /// Weights to begin with: a safetensors file with torchvision's names; empty begins at random.
+    #[serde(default)]
+    pub pretrained: String,
+    /// Leave the classifier of `pretrained` out, for another set of classes.
+    #[serde(default)]
+    pub new_head: bool,
+    /// Stages that keep their weights and BatchNorm statistics, from the first on: `stem`, `layer1` …
+    /// `layer4`; needs `pretrained`.
+    #[serde(default)]
+    pub freeze: Vec<Stage>,
+}
+
+fn channels_last() -> bool {
+    true
+}
+
+/// Parts of a ResNet, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// The first convolution.
+    Stem,
+    /// First residual stage.
+    Layer1,
+    /// Second residual stage.
+    Layer2,
+    /// Third residual stage.
+    Layer3,
+    /// Fourth residual stage.
+    Layer4,
+}
+
+impl Stage {
+    /// All of them, in order.
+    pub const ALL: [Self; 5] = [Self::Stem, Self::Layer1, Self::Layer2, Self::Layer3, Self::Layer4];
+}
+
+/// Networks by their torchvision names, and a plain-Rust one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arch {
+    /// ResNet-18.
+    Resnet18,
+    /// ResNet-34.
+    Resnet34,
+    /// ResNet-50 v1.5.
+    Resnet50,
+    /// ResNet-101 v1.5.
+    Resnet101,
+    /// ResNet-152 v1.5.
+    Resnet152,
+    /// ResNet-34 with kernels of nine samples in one dimension, for signals.
+    #[serde(rename = "resnet34_1d")]
+    Resnet34In1d,
+    /// Softmax regression on pixels, in plain Rust: milliseconds per epoch, for trying out
+    /// everything around the training itself.
+    Linear,
+}
+
+impl Arch {
+    /// Its name in recipes and checkpoints.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Resnet18 => "resnet18",
+            Self::Resnet34 => "resnet34",
+            Self::Resnet50 => "resnet50",
+            Self::Resnet101 => "resnet101",
+            Self::Resnet152 => "resnet152",
+            Self::Resnet34In1d => "resnet34_1d",
+            Self::Linear => "linear",
+        }
+    }
+}
+
+pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
+    let least = if spec.loss.kind.is_regression() { 1 } else { 2 };
+    rules.check(
+        spec.model.num_classes >= least,
+        "model.num_classes",
+        spec.model.num_classes,
+        &format!("must be at least {least}"),
+    );
+    stages(spec, rules);
+    match spec.model.arch {
+        Arch::Linear => linear(spec, rules),
+        Arch::Resnet34In1d => signals(spec, rules),
+        _ => {}
+    }
+}
+
+fn stages(spec: &JobSpec, rules: &mut Rules) {
+    let model = &spec.model;
+    let frozen = &model.freeze;
+    rules.check(
+        frozen.iter().eq(Stage::ALL.iter().take(frozen.len())),
+        "model.freeze",
+        format!("{frozen:?}").to_lowercase(),
+        "must be stem, layer1, layer2, layer3, layer4 in this order, from the first on",
+    );
+    let pretrained = !model.pretrained.is_empty();
+    rules.check(
+        frozen.is_empty() || pretrained,
+        "model.freeze",
+        format!("{frozen:?}").to_lowercase(),
+        "keeps random weights: name a file in model.pretrained",
+    );
+    rules.check(
+        !model.new_head || pretrained,
+        "model.new_head",
+        true,
+        "needs model.pretrained, as every head is new without it",
+    );
+    for stage in &spec.train.recompute {
+        rules.check(
+            !frozen.contains(stage),
+            "train.recompute",
+            format!("{stage:?}").to_lowercase(),
+            "is frozen and keeps no activations: leave it out",
+        );
+    }
+}
+
+/// What the plain-Rust model does not have is refused, never ignored.
+fn linear(spec: &JobSpec, rules: &mut Rules) {
+    let (model, train) = (&spec.model, &spec.train);
+    let mut absent = |used: bool, field: &'static str, value: &dyn Display| {
+        rules.check(!used, field, value, "is not known to model.arch = \"linear\": leave it out");
+    };
+    let sgd = matches!(spec.optimizer, Optimizer::Sgd { .. });
+    absent(!sgd, "optimizer.kind", &"other than sgd");
+    absent(model.blur_pool, "model.blur_pool", &true);
+    absent(!model.pretrained.is_empty(), "model.pretrained", &model.pretrained);
+    absent(spec.loss.kind.is_regression(), "loss.kind", &"regression");
+    absent(spec.precision.compute != Compute::Fp32, "precision.compute", &"other than fp32");
+    absent(spec.precision.fused, "precision.fused", &true);
+    absent(spec.ema.is_some(), "ema", &"a section");
+    absent(!train.recompute.is_empty(), "train.recompute", &"stages");
+    let clip = train.clip_grad_norm;
+    absent(clip.is_some(), "train.clip_grad_norm", &clip.unwrap_or_default());
+    absent(spec.augment.mixup_alpha != 0.0, "augment.mixup_alpha", &spec.augment.mixup_alpha);
+    let cutmix = spec.augment.cutmix_probability;
+    absent(cutmix != 0.0, "augment.cutmix_probability", &cutmix);
+    absent(spec.evaluation.flip, "evaluation.flip", &true);
+    let changes = train.phases.iter().any(|phase| phase.resolution != train.resolution);
+    absent(changes, "train.phases", &"another resolution");
+}
+
+/// What has no meaning in one dimension.
+fn signals(spec: &JobSpec, rules: &mut Rules) {
+    let one_dimension = "is of images: leave it out with model.arch = \"resnet34_1d\"";
+    rules.check(!spec.model.blur_pool, "model.blur_pool", true, one_dimension);
+    rules.check(!spec.evaluation.flip, "evaluation.flip", true, one_dimension);
+    rules.check(!spec.precision.fused, "precision.fused", true, one_dimension);
+}

@@ -1,0 +1,105 @@
+//! The update rule.
+
+use serde::{Deserialize, Serialize};
+
+use super::{JobSpec, rules::Rules};
+
+/// The update rule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Optimizer {
+    /// Stochastic gradient descent as in `torch.optim.SGD` without dampening.
+    Sgd {
+        /// Factor on the running gradient, in [0, 1).
+        #[serde(default)]
+        momentum: f64,
+        /// Look ahead by one momentum step; needs momentum.
+        #[serde(default)]
+        nesterov: bool,
+        /// L2 penalty, in [0, 1).
+        #[serde(default)]
+        weight_decay: f64,
+        /// Decay BatchNorm parameters and biases too.
+        #[serde(default)]
+        decay_norm_and_bias: bool,
+    },
+    /// Adam with decoupled weight decay (Loshchilov & Hutter 2019) as in `torch.optim.AdamW`.
+    AdamW {
+        /// Factors on the running gradient and its square, in [0, 1).
+        #[serde(default = "betas")]
+        betas: [f64; 2],
+        /// Added to the denominator, above 0.
+        #[serde(default = "eps")]
+        eps: f64,
+        /// Decoupled decay, times the learning rate; in [0, 1).
+        #[serde(default)]
+        weight_decay: f64,
+        /// Decay BatchNorm parameters and biases too.
+        #[serde(default)]
+        decay_norm_and_bias: bool,
+    },
+    /// SGD with a rate of its own for every layer (You et al. 2017), for very large batches. BatchNorm
+    /// parameters and biases neither decay nor get a rate of their own.
+    Lars {
+        /// Factor on the running gradient, in [0, 1).
+        #[serde(default)]
+        momentum: f64,
+        /// L2 penalty, in [0, 1).
+        #[serde(default)]
+        weight_decay: f64,
+        /// η of the paper: a layer's rate is η · ‖w‖ / (‖g‖ + weight_decay · ‖w‖).
+        #[serde(default = "trust_coefficient")]
+        trust_coefficient: f64,
+        /// Added to the denominator, above 0.
+        #[serde(default = "eps")]
+        eps: f64,
+    },
+}
+
+fn betas() -> [f64; 2] {
+    [0.9, 0.999]
+}
+fn eps() -> f64 {
+    1e-8
+}
+fn trust_coefficient() -> f64 {
+    1e-3
+}
+
+pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
+    let decay = |rules: &mut Rules, value: f64| {
+        rules.check(
+            (0.0..1.0).contains(&value),
+            "optimizer.weight_decay",
+            value,
+            "must be in [0, 1)",
+        );
+    };
+    let factor = |rules: &mut Rules, value: f64| {
+        rules.check((0.0..1.0).contains(&value), "optimizer.momentum", value, "must be in [0, 1)");
+    };
+    match spec.optimizer {
+        Optimizer::Sgd { momentum, nesterov, weight_decay, .. } => {
+            factor(rules, momentum);
+            rules.check(
+                !nesterov || momentum > 0.0,
+                "optimizer.nesterov",
+                nesterov,
+                "needs optimizer.momentum above 0",
+            );
+            decay(rules, weight_decay);
+        }
+        Optimizer::AdamW { betas, eps, weight_decay, .. } => {
+            let valid = betas.iter().all(|beta| (0.0..1.0).contains(beta));
+            rules.check(valid, "optimizer.betas", format!("{betas:?}"), "must be in [0, 1)");
+            rules.positive("optimizer.eps", eps);
+            decay(rules, weight_decay);
+        }
+        Optimizer::Lars { momentum, weight_decay, trust_coefficient, eps } => {
+            factor(rules, momentum);
+            rules.positive("optimizer.trust_coefficient", trust_coefficient);
+            rules.positive("optimizer.eps", eps);
+            decay(rules, weight_decay);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The learning rate.
+
+use serde::{Deserialize, Serialize};
+
+use super::{JobSpec, rules::Rules};
+
+/// The learning rate as a function of the sample cursor. It is never scaled by the batch silently.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Schedule {
+    /// One value throughout.
+    Constant {
+        /// The rate, at least 0.
+        lr: f64,
+    },
+    /// Linear from near zero to the peak, then half a cosine down to `final_lr`.
+    WarmupCosine {
+        /// Highest rate, at least 0.
+        peak_lr: f64,
+        /// Length of the linear rise in epochs, with fraction; below `train.epochs`.
+        warmup_epochs: f64,
+        /// Rate that an update after the last would have.
+        #[serde(default)]
+        final_lr: f64,
+    },
+    /// Smith & Topin 2018 as in `torch.optim.lr_scheduler.OneCycleLR` with cosine annealing.
+    OneCycle {
+        /// Highest rate, at least 0.
+        peak_lr: f64,
+        /// Share of training spent rising, between 0 and 1.
+        #[serde(default = "pct_start")]
+        pct_start: f64,
+        /// Peak / first rate, at least 1.
+        #[serde(default = "div_factor")]
+        div_factor: f64,
+        /// First / last rate, at least 1.
+        #[serde(default = "final_div_factor")]
+        final_div_factor: f64,
+    },
+    /// Straight lines between (epoch, value) points, as ffcv-imagenet's "cyclic" schedule.
+    PiecewiseLinear {
+        /// `[[epoch, rate], …]` in rising order of epoch, the first at epoch 0.
+        points: Vec<[f64; 2]>,
+    },
+    /// `lr · gamma^n` after n of the milestones, as `torch.optim.lr_scheduler.MultiStepLR`.
+    Step {
+        /// Rate before the first milestone, at least 0.
+        lr: f64,
+        /// Epochs of the drops, rising, between 0 and `train.epochs`.
+        milestones: Vec<f64>,
+        /// Factor of each drop, above 0 and at most 1.
+        #[serde(default = "gamma")]
+        gamma: f64,
+        /// Length of the linear rise in epochs, with fraction; below `train.epochs`.
+        #[serde(default)]
+        warmup_epochs: f64,
+    },
+}
+
+fn pct_start() -> f64 {
+    0.3
+}
+fn div_factor() -> f64 {
+    25.0
+}
+fn final_div_factor() -> f64 {
+    1e4
+}
+fn gamma() -> f64 {
+    0.1
+}
+
+pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
+    let epochs = spec.train.epochs;
+    let rate = |rules: &mut Rules, field, value: f64| {
+        rules.check(value >= 0.0 && value.is_finite(), field, value, "must be at least 0");
+    };
+    match &spec.schedule {
+        Schedule::Constant { lr } => rate(rules, "schedule.lr", *lr),
+        Schedule::WarmupCosine { peak_lr, warmup_epochs, final_lr } => {
+            rate(rules, "schedule.peak_lr", *peak_lr);
+            rate(rules, "schedule.final_lr", *final_lr);
+            warmup(rules, *warmup_epochs, epochs);
+        }
+        Schedule::OneCycle { peak_lr, pct_start, div_factor, final_div_factor } => {
+            rate(rules, "schedule.peak_lr", *peak_lr);
+            rules.between_0_and_1("schedule.pct_start", *pct_start);
+            rules.check(
+                *div_factor >= 1.0,
+                "schedule.div_factor",
+                div_factor,
+                "must be at least 1",
+            );
+            rules.check(
+                *final_div_factor >= 1.0,
+                "schedule.final_div_factor",
+                final_div_factor,
+                "must be at least 1",
+            );
+        }
+        Schedule::PiecewiseLinear { points } => {
+            rules.check(
+                points.first().is_some_and(|first| first[0] == 0.0),
+                "schedule.points",
+                format!("{points:?}"),
+                "must begin with a point at epoch 0",
+            );
+            rules.check(
+                points.windows(2).all(|pair| pair[0][0] < pair[1][0]),
+                "schedule.points",
+                format!("{points:?}"),
+                "must be in rising order of epoch",
+            );
+            for point in points {
+                rate(rules, "schedule.points", point[1]);
+            }
+        }
+        Schedule::Step { lr, milestones, gamma, warmup_epochs } => {
+            rate(rules, "schedule.lr", *lr);
+            let rising = milestones.windows(2).all(|pair| pair[0] < pair[1]);
+            let within = |at: &f64| 0.0 < *at && *at < f64::from(epochs);
+            rules.check(
+                rising && milestones.iter().all(within),
+                "schedule.milestones",
+                format!("{milestones:?}"),
+                &format!("must be rising epochs between 0 and train.epochs = {epochs}"),
+            );
+            rules.check(
+                0.0 < *gamma && *gamma <= 1.0,
+                "schedule.gamma",
+                gamma,
+                "must be above 0 and at most 1",
+            );
+            warmup(rules, *warmup_epochs, epochs);
+        }
+    }
+}
+
+/// A number of epochs at the start of training.
+fn warmup(rules: &mut Rules, warmup_epochs: f64, epochs: u32) {
+    rules.check(
+        (0.0..f64::from(epochs)).contains(&warmup_epochs),
+        "schedule.warmup_epochs",
+        warmup_epochs,
+        &format!("must be at least 0 and below train.epochs = {epochs}"),
+    );
+}
