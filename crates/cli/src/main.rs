@@ -4,26 +4,20 @@
 //! |---|---|
 //! | [`commands`] | one file per command |
 //! | [`up`] | `baton up`: coordinator and agent on this machine, supervised to the end of the job |
-//! | [`aws`] | `baton aws`: a job on EC2 |
 //! | [`top`] | `baton top`: the dashboard |
 //! | [`supervise`] | child processes, and how often they may be started again |
 //! | [`connect`] | finds the coordinator and calls it |
-//! | [`render`], [`human`], [`json`] | a status as text and as JSON; pure |
-//! | [`clean`] | text of others, such that it does not steer a terminal |
+//! | [`render`], [`json`] | a status as text and as JSON; pure |
 //! | [`display`] | progress on a terminal, as plain lines, as JSON lines |
-//! | [`output`] | the only place that prints |
+//!
+//! `baton aws` is in `baton-aws`; what all commands share (output, errors, numbers for people) in `baton-console`.
 
 #![forbid(unsafe_code)]
 
-mod aws;
-mod clean;
 mod commands;
 mod connect;
 mod display;
-mod failure;
-mod human;
 mod json;
-mod output;
 mod render;
 mod supervise;
 #[cfg(test)]
@@ -33,6 +27,7 @@ mod up;
 
 use std::process::ExitCode;
 
+use baton_console::{clean, failure, human, output};
 use baton_job::exit::Outcome;
 use clap::Parser;
 

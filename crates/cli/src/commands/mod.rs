@@ -21,7 +21,7 @@ mod watch;
 use baton_job::exit::Failure;
 use clap::{Parser, Subcommand};
 
-use crate::{aws, top, up};
+use crate::{top, up};
 
 /// Trains on machines that may be taken away: start a job, look at it, steer it.
 #[derive(Debug, Parser)]
@@ -79,7 +79,7 @@ enum Command {
     Recipe(recipe::Command),
     Plan(plan::Args),
     #[command(subcommand)]
-    Aws(aws::Command),
+    Aws(baton_aws::Command),
     #[command(subcommand)]
     Data(data::Command),
     Cert(cert::Args),
@@ -105,7 +105,7 @@ impl Cli {
             Command::Stop(args) => stop::run(args).await,
             Command::Checkpoint(command) => return checkpoint::run(command).await,
             Command::Recipe(command) => return recipe::run(&command).await,
-            Command::Aws(command) => return aws::run(&command).await,
+            Command::Aws(command) => return baton_aws::run(&command).await,
             Command::Plan(args) => plan::run(&args),
             Command::Data(command) => data::run(&command),
             Command::Cert(args) => cert::run(&args),

@@ -1,17 +1,16 @@
 //! The programs that `baton up` starts, and what it tells them.
 
 use std::{
-    env,
     ffi::OsString,
     net::SocketAddr,
     path::{Path, PathBuf},
 };
 
+use baton_console::programs::find;
 use baton_job::exit::Failure;
 use tokio::process::Command;
 
 use super::Args;
-use crate::failure::failed;
 
 /// Where the programs are.
 #[derive(Debug)]
@@ -38,23 +37,6 @@ impl Programs {
         command.arg("agent").args(arguments);
         command
     }
-}
-
-/// Finds a program beside this one, else on the `PATH`.
-pub(crate) fn find(name: &str) -> Result<PathBuf, Failure> {
-    let mut folders: Vec<PathBuf> = Vec::new();
-    folders.extend(env::current_exe().ok().as_deref().and_then(Path::parent).map(Path::to_owned));
-    folders.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
-    find_in(&folders, name)
-}
-
-fn find_in(folders: &[PathBuf], name: &str) -> Result<PathBuf, Failure> {
-    let mut candidates = folders.iter().map(|folder| folder.join(name));
-    candidates.find(|path| path.is_file()).ok_or_else(|| {
-        failed(format!(
-            "{name} is neither beside this program nor on the PATH: build all three with `make build`"
-        ))
-    })
 }
 
 /// Whether the coordinator begins a run or takes up its own again.
@@ -181,11 +163,5 @@ mod tests {
         let served = ["--listen", "10.0.0.5:29600"];
         assert_eq!(words(&served), format!("{common} 10.0.0.5"));
         assert_eq!(words(&["--listen", "0.0.0.0:1", "--host", "n1"]), format!("{common} n1"));
-    }
-
-    #[test]
-    fn a_missing_program_is_named_with_a_remedy() {
-        let message = find_in(&["/nowhere".into()], "baton-worker").unwrap_err().message;
-        assert!(message.contains("baton-worker") && message.contains("make build"), "{message}");
     }
 }

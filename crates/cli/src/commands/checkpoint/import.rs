@@ -2,16 +2,14 @@
 
 use std::{os::unix::process::ExitStatusExt, path::PathBuf};
 
+use baton_console::programs;
 use baton_job::{
     exit::{FAILED, Failure},
     session::failure_of,
 };
 use tokio::process::Command;
 
-use crate::{
-    failure::failed,
-    up::{decide::NOT_LOADED, programs},
-};
+use crate::{failure::failed, up::decide::NOT_LOADED};
 
 /// Write weights as the checkpoint that a job begins with
 #[derive(Debug, clap::Args)]

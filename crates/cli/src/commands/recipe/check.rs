@@ -12,7 +12,7 @@ use baton_recipe::{
     spec::{Error, Violation},
 };
 
-use super::{find, samples::Samples};
+use super::{Samples, find};
 use crate::{
     failure::bad_input,
     human::{count, grouped},

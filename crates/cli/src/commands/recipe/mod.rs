@@ -3,22 +3,19 @@
 mod check;
 pub(crate) mod diff;
 mod get;
-mod samples;
 mod show;
 mod summary;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
+pub(crate) use baton_console::{
+    Samples,
+    recipe::{about, checked, find, read},
+};
 use baton_job::exit::{Failure, OK};
-use baton_recipe::{JobSpec, spec};
+use baton_recipe::spec;
 use clap::Subcommand;
 use serde::Serialize;
-
-pub(crate) use self::samples::Samples;
-use crate::failure::bad_input;
 
 /// Look at recipes, check and compare them
 #[derive(Debug, Subcommand)]
@@ -37,36 +34,6 @@ pub(super) async fn run(command: &Command) -> Result<u8, Failure> {
         Command::Diff(args) => diff::run(args),
         Command::Get(args) => get::run(args).await.map(|()| OK),
     }
-}
-
-/// Reads a recipe file and applies changes.
-pub(crate) fn read(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
-    parsed(path, overrides).map(|(_, spec)| spec)
-}
-
-/// The text of a recipe file that is a good recipe with these changes.
-pub(crate) fn checked(path: &Path, overrides: &[String]) -> Result<String, Failure> {
-    parsed(path, overrides).map(|(text, _)| text)
-}
-
-fn parsed(path: &Path, overrides: &[String]) -> Result<(String, JobSpec), Failure> {
-    let text = fs::read_to_string(path).map_err(|error| about(path, error))?;
-    let spec = JobSpec::from_toml(&text, overrides).map_err(|error| about(path, error))?;
-    Ok((text, spec))
-}
-
-/// The folder in which recipes are looked for by name.
-const RECIPES: &str = "recipes";
-
-/// A recipe file, or the one of this name in `recipes/`.
-pub(crate) fn find(file_or_name: &Path) -> PathBuf {
-    let named = Path::new(RECIPES).join(format!("{}.toml", file_or_name.display()));
-    if !file_or_name.exists() && named.exists() { named } else { file_or_name.to_owned() }
-}
-
-/// Something is wrong with a recipe.
-pub(crate) fn about(path: &Path, problem: impl std::fmt::Display) -> Failure {
-    bad_input(format!("{}: {problem}", path.display()))
 }
 
 /// All that is wrong with a recipe.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use baton_job::exit::Failure;
 use baton_recipe::{JobSpec, dry_run::DryRun};
 
-use super::{about, broken, find, read, samples::Samples, summary};
+use super::{Samples, about, broken, find, read, summary};
 use crate::{failure::failed, output};
 
 /// Print a recipe with every default filled in, and what it comes to

@@ -10,7 +10,7 @@ use baton_recipe::{
 };
 use comfy_table::{Table, presets};
 
-use super::{samples::Samples, word};
+use super::{Samples, word};
 use crate::human::{count, grouped, percent, rate};
 
 /// Epochs whose learning rate is drawn, about.

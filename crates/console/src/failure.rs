@@ -3,11 +3,11 @@
 use baton_job::exit::{Class, Failure};
 
 /// The user gave something wrong; exit code 2.
-pub(crate) fn bad_input(message: impl Into<String>) -> Failure {
+pub fn bad_input(message: impl Into<String>) -> Failure {
     Failure { class: Class::BadInput, message: message.into() }
 }
 
 /// Anything else; exit code 1.
-pub(crate) fn failed(message: impl Into<String>) -> Failure {
+pub fn failed(message: impl Into<String>) -> Failure {
     Failure { class: Class::Crash, message: message.into() }
 }

@@ -1,9 +1,9 @@
 //! Numbers for people.
 
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// A duration in at most two units.
-pub(crate) fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     let whole = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX).as_secs();
     let (days, hours, minutes) = (whole / 86_400, whole / 3_600 % 24, whole / 60 % 60);
     match whole {
@@ -16,7 +16,7 @@ pub(crate) fn duration(seconds: f64) -> String {
 }
 
 /// How long ago something was, in one unit.
-pub(crate) fn ago(seconds: f64) -> String {
+pub fn ago(seconds: f64) -> String {
     let whole = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX).as_secs();
     match whole {
         0..60 => format!("{whole} s ago"),
@@ -27,7 +27,7 @@ pub(crate) fn ago(seconds: f64) -> String {
 }
 
 /// A number of bytes in decimal units.
-pub(crate) fn bytes(bytes: u64) -> String {
+pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["kB", "MB", "GB", "TB", "PB"];
     if bytes < 1_000 {
         return format!("{bytes} B");
@@ -43,18 +43,18 @@ pub(crate) fn bytes(bytes: u64) -> String {
 }
 
 /// A share of one.
-pub(crate) fn percent(share: f64) -> String {
+pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
 /// A number of any size, to six digits.
-pub(crate) fn number(number: f64) -> String {
+pub fn number(number: f64) -> String {
     // Rounded by way of its text; the shortest text of what that gives has no more digits.
     format!("{number:.5e}").parse::<f64>().unwrap_or(number).to_string()
 }
 
 /// A learning rate.
-pub(crate) fn rate(rate: f64) -> String {
+pub fn rate(rate: f64) -> String {
     if rate == 0.0 || (0.01..1e4).contains(&rate) {
         format!("{rate:.4}")
     } else {
@@ -63,7 +63,7 @@ pub(crate) fn rate(rate: f64) -> String {
 }
 
 /// A whole number, its digits in groups of three.
-pub(crate) fn grouped(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (place, digit) in digits.chars().enumerate() {
@@ -76,36 +76,23 @@ pub(crate) fn grouped(number: u64) -> String {
 }
 
 /// A thing that there is once or more often.
-pub(crate) fn count(number: u64, thing: &str) -> String {
+pub fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
 /// A moment as `2026-11-21T09:15:08Z`.
-pub(crate) fn utc(unix_seconds: u64) -> String {
-    let (year, month, day) = civil(unix_seconds / 86_400);
-    format!("{year:04}-{month:02}-{day:02}T{}", utc_time_of_day(unix_seconds))
+pub fn utc(unix_seconds: u64) -> String {
+    // What lies beyond the year 9999 has no such text.
+    let moment = UNIX_EPOCH + Duration::from_secs(unix_seconds.min(LAST_SECOND));
+    humantime::format_rfc3339_seconds(moment).to_string()
 }
+
+/// The last second of the year 9999.
+const LAST_SECOND: u64 = 253_402_300_799;
 
 /// A moment as `09:15:08Z`.
-pub(crate) fn utc_time_of_day(unix_seconds: u64) -> String {
-    let (hours, minutes) = (unix_seconds / 3_600 % 24, unix_seconds / 60 % 60);
-    format!("{hours:02}:{minutes:02}:{:02}Z", unix_seconds % 60)
-}
-
-/// Year, month and day in the Gregorian calendar, by Howard Hinnant's `civil_from_days`
-/// (<https://howardhinnant.github.io/date_algorithms.html>): years begin in March, so that the leap
-/// day is the last.
-fn civil(days_since_1970: u64) -> (u64, u64, u64) {
-    let days = days_since_1970 + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    (year, month, day)
+pub fn utc_time_of_day(unix_seconds: u64) -> String {
+    utc(unix_seconds).split_off("2026-11-21T".len())
 }
 
 #[cfg(test)]
@@ -154,5 +141,7 @@ mod tests {
         assert_eq!(utc(0), "1970-01-01T00:00:00Z");
         assert_eq!(utc(951_827_696), "2000-02-29T12:34:56Z");
         assert_eq!(utc(1_795_252_508), "2026-11-21T09:15:08Z");
+        assert_eq!(utc(u64::MAX), "9999-12-31T23:59:59Z");
+        assert_eq!(utc_time_of_day(1_795_252_508), "09:15:08Z");
     }
 }

@@ -9,42 +9,42 @@ use std::{
     process::{Command, Stdio},
 };
 
+use baton_console::{failure::failed, output, programs};
 use baton_job::exit::Failure;
 use sha2::{Digest, Sha256};
 
-use super::{api::Api, recipe};
-use crate::{failure::failed, output, up::programs};
+use crate::{api::Api, recipe};
 
 /// What every machine gets, by its place below `/opt/baton`.
 const FILES: [(&str, &str); 13] = [
-    ("node/boot.sh", include_str!("../../../../deploy/aws/node/boot.sh")),
-    ("node/cache.sh", include_str!("../../../../deploy/aws/node/cache.sh")),
-    ("node/credentials.sh", include_str!("../../../../deploy/aws/node/credentials.sh")),
-    ("node/ended.sh", include_str!("../../../../deploy/aws/node/ended.sh")),
-    ("node/lib.sh", include_str!("../../../../deploy/aws/node/lib.sh")),
-    ("node/report.sh", include_str!("../../../../deploy/aws/node/report.sh")),
-    ("node/volume.sh", include_str!("../../../../deploy/aws/node/volume.sh")),
-    ("node/units/aws.conf", include_str!("../../../../deploy/aws/node/units/aws.conf")),
+    ("node/boot.sh", include_str!("../../../deploy/aws/node/boot.sh")),
+    ("node/cache.sh", include_str!("../../../deploy/aws/node/cache.sh")),
+    ("node/credentials.sh", include_str!("../../../deploy/aws/node/credentials.sh")),
+    ("node/ended.sh", include_str!("../../../deploy/aws/node/ended.sh")),
+    ("node/lib.sh", include_str!("../../../deploy/aws/node/lib.sh")),
+    ("node/report.sh", include_str!("../../../deploy/aws/node/report.sh")),
+    ("node/volume.sh", include_str!("../../../deploy/aws/node/volume.sh")),
+    ("node/units/aws.conf", include_str!("../../../deploy/aws/node/units/aws.conf")),
     (
         "node/units/baton-ended@.service",
-        include_str!("../../../../deploy/aws/node/units/baton-ended@.service"),
+        include_str!("../../../deploy/aws/node/units/baton-ended@.service"),
     ),
     (
         "node/units/baton-report.service",
-        include_str!("../../../../deploy/aws/node/units/baton-report.service"),
+        include_str!("../../../deploy/aws/node/units/baton-report.service"),
     ),
     (
         "node/units/baton-report.timer",
-        include_str!("../../../../deploy/aws/node/units/baton-report.timer"),
+        include_str!("../../../deploy/aws/node/units/baton-report.timer"),
     ),
-    ("systemd/baton-agent.service", include_str!("../../../../deploy/systemd/baton-agent.service")),
+    ("systemd/baton-agent.service", include_str!("../../../deploy/systemd/baton-agent.service")),
     (
         "systemd/baton-coordinator.service",
-        include_str!("../../../../deploy/systemd/baton-coordinator.service"),
+        include_str!("../../../deploy/systemd/baton-coordinator.service"),
     ),
 ];
 /// Fetches libtorch on the machine.
-const SETUP: (&str, &str) = ("scripts/setup.sh", include_str!("../../../../scripts/setup.sh"));
+const SETUP: (&str, &str) = ("scripts/setup.sh", include_str!("../../../scripts/setup.sh"));
 const PROGRAMS: [&str; 3] = ["baton", "baton-coordinator", "baton-worker"];
 /// The list of all files, as `sha256sum` writes it.
 const LIST: &str = "SHA256SUMS";
@@ -138,7 +138,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::aws::testing::{Script, break_each};
+    use crate::testing::{Script, break_each};
 
     #[test]
     fn programs_that_cannot_be_brought_end_the_launch() {

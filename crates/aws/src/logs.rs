@@ -2,10 +2,10 @@
 
 use std::{thread, time::Duration};
 
+use baton_console::{failure::bad_input, output};
 use baton_job::exit::Failure;
 
-use super::{Launched, api::Api, fleet, stack};
-use crate::{failure::bad_input, output};
+use crate::{Launched, api::Api, fleet, stack};
 
 /// Show what a machine logs: its start, the coordinator, the agent and its ranks
 #[derive(Debug, clap::Args)]
@@ -15,7 +15,7 @@ Examples:
   baton aws logs --follow
   baton aws logs i-0123456789abcdef0        also of a machine that is gone
   baton aws logs --list")]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     launched: Launched,
     /// The machine [default: the one that wrote last]
@@ -82,7 +82,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::aws::testing::{Script, break_each, launched};
+    use crate::testing::{Script, break_each, launched};
 
     fn args(instance: Option<&str>) -> Args {
         Args {

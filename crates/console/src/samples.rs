@@ -5,7 +5,7 @@ use baton_recipe::JobSpec;
 
 /// The size of a training set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Samples {
+pub enum Samples {
     /// Counted, or given by the user.
     Known(u64),
     /// And why.
@@ -14,13 +14,13 @@ pub(crate) enum Samples {
 
 impl Samples {
     /// Of `spec`'s training set; see [`Self::at`].
-    pub(super) fn of(spec: &JobSpec, given: Option<u64>) -> Result<Self, String> {
+    pub fn of(spec: &JobSpec, given: Option<u64>) -> Result<Self, String> {
         Self::at(&spec.data.train, given)
     }
 
     /// Takes the number given, else reads it from the headers of local files. Buckets are not asked:
     /// looking at a recipe needs neither network nor credentials.
-    pub(crate) fn at(location: &str, given: Option<u64>) -> Result<Self, String> {
+    pub fn at(location: &str, given: Option<u64>) -> Result<Self, String> {
         if let Some(samples) = given {
             return Ok(Self::Known(samples));
         }

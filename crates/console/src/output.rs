@@ -9,7 +9,7 @@ use std::{
 use baton_job::exit::{self, Failure};
 
 /// Prints an answer's line. When nobody reads any more (`baton watch | head`), that was all.
-pub(crate) fn line(text: impl Display) {
+pub fn line(text: impl Display) {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => process::exit(i32::from(exit::OK)),
         _ => {}
@@ -17,27 +17,27 @@ pub(crate) fn line(text: impl Display) {
 }
 
 /// Prints a line of a job that goes on whether anybody reads or not.
-pub(crate) fn tell(text: impl Display) {
+pub fn tell(text: impl Display) {
     let _ = writeln!(io::stdout(), "{text}");
 }
 
 /// Clears the terminal and prints from its top.
-pub(crate) fn page(text: impl Display) {
+pub fn page(text: impl Display) {
     line(format_args!("\x1b[H\x1b[J{text}"));
 }
 
 /// Prints a line about a command's progress, beside its answer.
-pub(crate) fn note(text: impl Display) {
+pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Prints why a command failed.
-pub(crate) fn error(failure: &Failure) {
+pub fn error(failure: &Failure) {
     let _ = writeln!(io::stderr(), "error: {}", failure.message.replace('\n', " "));
 }
 
 /// Asks a person for a yes; `None` where nobody can be asked.
-pub(crate) fn confirm(question: impl Display) -> Option<bool> {
+pub fn confirm(question: impl Display) -> Option<bool> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return None;
     }
@@ -49,17 +49,17 @@ pub(crate) fn confirm(question: impl Display) -> Option<bool> {
 }
 
 /// Whether standard output is a screen that a person looks at.
-pub(crate) fn is_terminal() -> bool {
+pub fn is_terminal() -> bool {
     io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Columns of that screen, if there is one.
-pub(crate) fn width() -> Option<u16> {
+pub fn width() -> Option<u16> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(size.ws_col).filter(|columns| *columns > 0)
 }
 
 /// Whether to use colours, see <https://no-color.org>.
-pub(crate) fn is_colourful() -> bool {
+pub fn is_colourful() -> bool {
     is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

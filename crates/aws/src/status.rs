@@ -2,16 +2,16 @@
 
 use std::{thread, time::Duration};
 
+use baton_console::{failure::failed, human, output};
 use baton_job::exit::Failure;
 use serde::Serialize;
 
-use super::{
+use crate::{
     Launched,
     api::Api,
     fleet::{self, Fleet, Report, Role},
     stack::{self, Job, Stack},
 };
-use crate::{failure::failed, human, output};
 
 /// Show the machines of a job, and how its training goes
 #[derive(Debug, clap::Args)]
@@ -23,7 +23,7 @@ Examples:
 
 The machines tell the bucket some times a minute, so this works without a way in, and when they are gone.
 What happens this second: baton aws connect -- top")]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     launched: Launched,
     /// Print one JSON object; with --watch one per line
@@ -147,7 +147,7 @@ fn since(then: u64, now: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aws::{
+    use crate::{
         fleet::{Machine, Stage},
         testing::{break_each, fleet_answers, launched, stack_of, told_answers},
     };

@@ -5,9 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use baton_console::{failure::bad_input, human, output};
 use baton_job::exit::Failure;
 
-use super::{
+use crate::{
     Place,
     api::Api,
     fleet::{self, Fleet},
@@ -15,7 +16,6 @@ use super::{
     stack::{self, Job},
     volume::{self, Volume},
 };
-use crate::{failure::bad_input, human, output};
 
 /// End a job's machines and remove all that was made for it, but not what it has trained
 #[derive(Debug, clap::Args)]
@@ -26,7 +26,7 @@ Examples:
   baton aws down --delete-data              checkpoints, logs and the volume too: nothing is left
 
 Machines that train get two minutes to save. `baton aws up` with the same recipe goes on where they stopped.")]
-pub(crate) struct Args {
+pub struct Args {
     /// The job, if there are several
     #[arg(long, value_name = "NAME")]
     name: Option<Job>,
@@ -183,7 +183,7 @@ fn forget_credentials(api: &impl Api, job: &Job) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aws::testing::{Script, break_each, fleet_answers, stack};
+    use crate::testing::{Script, break_each, fleet_answers, stack};
     use serde_json::{Value, json};
 
     fn args(delete_data: bool) -> Args {

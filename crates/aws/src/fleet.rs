@@ -9,16 +9,16 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use baton_console::failure::failed;
 use baton_job::exit::Failure;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{
+use crate::{
     api::{Api, QUOTA},
     market::list,
     stack::{Job, Stack},
 };
-use crate::failure::failed;
 
 /// In which a machine says what it does.
 const STAGE: &str = "stage.json";
@@ -306,7 +306,7 @@ pub(super) fn now() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aws::testing::{Script, fleet_answers, stack_of};
+    use crate::testing::{Script, fleet_answers, stack_of};
     use serde_json::json;
 
     fn job() -> Job {

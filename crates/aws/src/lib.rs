@@ -6,13 +6,15 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`api`] | calls `aws`, and says what its errors mean |
-//! | [`market`] | what spot machines cost, and in which zone to be |
-//! | [`recipe`] | the recipe as the machines need it |
-//! | [`bundle`] | the files that machines run |
-//! | [`stack`] | the CloudFormation stack |
-//! | [`fleet`] | the machines, and what they tell |
-//! | [`up`], [`status`], [`logs`], [`connect`], [`down`] | the commands |
+//! | `api` | calls `aws`, and says what its errors mean |
+//! | `market` | what spot machines cost, and in which zone to be |
+//! | `recipe` | the recipe as the machines need it |
+//! | `bundle` | the files that machines run |
+//! | `stack` | the CloudFormation stack |
+//! | `fleet` | the machines, and what they tell |
+//! | `up`, `status`, `logs`, `connect`, `down` | the commands |
+
+#![forbid(unsafe_code)]
 
 mod api;
 mod bundle;
@@ -29,15 +31,16 @@ mod testing;
 mod up;
 mod volume;
 
+use baton_console::failure::bad_input;
 use baton_job::exit::Failure;
 use clap::Subcommand;
 
-use self::{api::Program, stack::Job};
-use crate::failure::bad_input;
+use crate::{api::Program, stack::Job};
 
 /// Run a job on AWS spot machines: launch, look, reach, tear down
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+#[expect(missing_docs, reason = "a command's text for the help is at its arguments")]
+pub enum Command {
     Up(up::Args),
     Status(status::Args),
     Logs(logs::Args),
@@ -46,7 +49,7 @@ pub(crate) enum Command {
 }
 
 /// Runs the command; the exit code of one that did what it should.
-pub(crate) async fn run(command: &Command) -> Result<u8, Failure> {
+pub async fn run(command: &Command) -> Result<u8, Failure> {
     let done = match command {
         Command::Up(args) => return up::run(args),
         Command::Connect(args) => return connect::run(args).await,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use baton_recipe::JobSpec;
 
-use super::stack::Job;
+use crate::stack::Job;
 
 /// Where the job's volume is mounted.
 const VOLUME: &str = "/data";
@@ -122,7 +122,7 @@ mod tests {
     const HERE: [&str; 2] = ["assets/train.beton", "assets/val.beton"];
 
     fn moved_with(overrides: &[&str], has_volume: bool) -> Result<Moved, String> {
-        let text = include_str!("../../../../recipes/digits_cpu.toml");
+        let text = include_str!("../../../recipes/digits_cpu.toml");
         let mut all = vec![
             "data.train=assets/train.beton".to_owned(),
             "data.val=assets/val.beton".to_owned(),

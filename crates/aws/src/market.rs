@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use baton_console::failure::bad_input;
 use baton_job::exit::Failure;
 use serde_json::Value;
 
-use super::api::Api;
-use crate::failure::bad_input;
+use crate::api::Api;
 
 /// An availability zone that has the machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -156,7 +156,7 @@ pub(super) fn list<'a>(answer: &'a Value, key: &str) -> impl Iterator<Item = &'a
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aws::testing::Script;
+    use crate::testing::Script;
     use serde_json::json;
 
     fn zone(name: &str, spot: f64) -> Zone {

@@ -7,12 +7,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use baton_console::{
+    Samples,
+    failure::{bad_input, failed},
+    human, output,
+    recipe::{about, find, read},
+};
 use baton_job::exit::{self, Failure};
 use baton_plan::{Machine as Known, Question};
 use baton_recipe::JobSpec;
 use serde_json::Value;
 
-use super::{
+use crate::{
     Place,
     api::Api,
     bundle,
@@ -22,11 +28,6 @@ use super::{
     stack::{self, Job, Stack},
     status,
     volume::{self, Volume},
-};
-use crate::{
-    commands::recipe::{Samples, about, find, read},
-    failure::{bad_input, failed},
-    human, output,
 };
 
 /// Launch a job on spot machines; run it again to go on where it stopped
@@ -42,7 +43,7 @@ Examples:
 
 It shows prices and asks before anything costs money. A machine that is taken away is replaced, and training goes on;
 when the job is over, its machines end themselves. `baton aws down` removes the rest.")]
-pub(crate) struct Args {
+pub struct Args {
     /// The job: a recipe, or the name of one in recipes/
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
@@ -668,7 +669,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::aws::{
+    use crate::{
         fleet::{Machine, Role},
         testing::{Script, break_each, fleet_answers, stack, stack_of, told_answers},
     };
@@ -689,7 +690,7 @@ mod tests {
 
     fn spec(overrides: &[&str]) -> JobSpec {
         let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
-        JobSpec::from_toml(include_str!("../../../../recipes/digits_cpu.toml"), &overrides).unwrap()
+        JobSpec::from_toml(include_str!("../../../recipes/digits_cpu.toml"), &overrides).unwrap()
     }
 
     #[test]

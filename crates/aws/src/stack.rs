@@ -2,17 +2,17 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr, thread, time::Duration};
 
-use baton_job::exit::Failure;
-use serde_json::{Value, json};
-
-use super::{api::Api, market::list};
-use crate::{
+use baton_console::{
     failure::{bad_input, failed},
     output,
 };
+use baton_job::exit::Failure;
+use serde_json::{Value, json};
+
+use crate::{api::Api, market::list};
 
 /// All that is made on AWS.
-pub(super) const TEMPLATE: &str = include_str!("../../../../deploy/aws/baton.yaml");
+pub(super) const TEMPLATE: &str = include_str!("../../../deploy/aws/baton.yaml");
 /// Begins the name of every stack of ours.
 const PREFIX: &str = "baton-";
 /// Between two looks at a stack.
@@ -296,7 +296,7 @@ impl Events {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aws::testing::{Script, stack};
+    use crate::testing::{Script, stack};
 
     fn job() -> Job {
         "digits".parse().unwrap()

@@ -10,10 +10,9 @@ use std::{
     process::{Command, Stdio},
 };
 
+use baton_console::failure::{bad_input, failed};
 use baton_job::exit::Failure;
 use serde_json::Value;
-
-use crate::failure::{bad_input, failed};
 
 /// AWS, or a test's.
 pub(super) trait Api {

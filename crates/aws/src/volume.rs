@@ -2,7 +2,7 @@
 
 use baton_job::exit::Failure;
 
-use super::{api::Api, market::list, stack::Job};
+use crate::{api::Api, market::list, stack::Job};
 
 /// A volume of a job's: made by an earlier launch, or brought by the user, who gave it the tag.
 pub(super) struct Volume {

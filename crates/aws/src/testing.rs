@@ -5,7 +5,7 @@ use std::{cell::RefCell, collections::VecDeque, fs, path::Path};
 use baton_job::exit::Failure;
 use serde_json::{Value, json};
 
-use super::{
+use crate::{
     api::{Api, Error},
     stack::Stack,
 };

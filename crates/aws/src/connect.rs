@@ -9,6 +9,10 @@ use std::{
     time::Duration,
 };
 
+use baton_console::{
+    failure::{bad_input, failed},
+    output,
+};
 use baton_job::exit::{self, Failure};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::json;
@@ -19,15 +23,11 @@ use tokio::{
     time::Instant,
 };
 
-use super::{
+use crate::{
     Launched,
     api::{Api, Error, Program},
     fleet::Fleet,
     stack::{self, Job},
-};
-use crate::{
-    failure::{bad_input, failed},
-    output,
 };
 
 /// Reach the coordinator of a job: a tunnel by Session Manager, and a command through it
@@ -42,7 +42,7 @@ Examples:
 
 No port of the machine is open: AWS carries the bytes, to those who may (`ssm:StartSession`), and
 logs who came. Needs the Session Manager plugin of the AWS CLI.")]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     launched: Launched,
     /// Port of this machine [default: 29600 to hold, a free one for a command]
@@ -226,7 +226,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::aws::testing::{Script, break_each, launched};
+    use crate::testing::{Script, break_each, launched};
 
     fn answers() -> Script {
         let machine = json!({"InstanceId": "i-0", "State": {"Name": "running"}});

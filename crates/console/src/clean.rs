@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 /// `text` as one line of what can be seen: without the sequences that colour text or move the cursor, other control
 /// characters replaced, and without what turns the direction of writing.
-pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+pub fn clean(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unseen) {
         return Cow::Borrowed(text);
     }
