@@ -430,8 +430,16 @@ impl ConvNorm {
                     pixels =
                         pixels.f_slice(1, None, None, stride)?.f_slice(2, None, None, stride)?;
                 }
+                // Of more than two dimensions, `linear` would choose between one product and one per
+                // image by whether the weight asks for a gradient, and the two round differently on
+                // some processors: averaged and frozen weights, which ask for none, must give the bits
+                // of trained ones.
+                let mut shape = pixels.size();
+                let channels = shape.pop().unwrap_or_default();
+                shape.push(-1);
                 let matrix = kernel.f_flatten(1, -1)?;
-                pixels.f_linear(&matrix, none)?.f_permute([0, 3, 1, 2])
+                let product = pixels.f_reshape([-1, channels])?.f_linear(&matrix, none)?;
+                product.f_reshape(&shape)?.f_permute([0, 3, 1, 2])
             }
             Dimensions::Two => {
                 x.f_conv2d(kernel, none, [stride, stride], [padding, padding], [1, 1], 1)

@@ -74,3 +74,14 @@ fn averaged_weights_are_evaluated_with_averaged_statistics() {
     assert_eq!(found.sums, evaluated(&mut plain, &batch(8)));
     assert_ne!(found.sums, evaluated(&mut averaging, &batch(8)));
 }
+
+#[test]
+fn weights_that_ask_for_no_gradient_are_evaluated_alike() {
+    let frozen = "model.freeze=['stem', 'layer1', 'layer2', 'layer3', 'layer4']";
+    for arch in ["model.arch=resnet18", "model.arch=resnet50"] {
+        let sums = evaluated(&mut learner(&[arch]), &batch(8));
+        // The recipe wants a file, which is not read here.
+        let mut frozen = learner(&[arch, frozen, "model.pretrained=none.safetensors"]);
+        assert_eq!(evaluated(&mut frozen, &batch(8)), sums, "{arch}");
+    }
+}
