@@ -1,6 +1,66 @@
-//! Compiles the `.proto` files with protox, so that no `protoc` binary is needed.
+//! Compiles the `.proto` files with protox, so that no `protoc` binary is needed, and derives the JSON that people's
+//! tools read: fields in the order of the `.proto` files, under their names but for those here.
 
 use std::{env, fs, path::PathBuf};
+
+/// Messages with the JSON of their fields.
+const JSON: [&str; 17] = [
+    "CheckpointEntry",
+    "DrainStatus",
+    "Fit",
+    "GetStatusResponse",
+    "Gpu",
+    "Host",
+    "Loader",
+    "NodeStatus",
+    "PauseStatus",
+    "Pulse",
+    "RankStatus",
+    "Recovery",
+    "Spending",
+    "Step",
+    "StreamLogsResponse",
+    "SubmitJobResponse",
+    "WatchEventsResponse",
+];
+
+/// Messages whose JSON is a type of `src/json.rs`.
+const OTHER_JSON: [(&str, &str); 5] = [
+    ("Checkpoint", "into = \"crate::json::Checkpoint\""),
+    ("EvaluatedStep", "into = \"crate::json::Evaluation\", from = \"crate::json::Evaluation\""),
+    ("Incident", "into = \"crate::json::Divergence\""),
+    ("Outcome", "into = \"crate::json::Outcome\""),
+    ("StreamMetricsResponse", "into = \"crate::json::Point\", from = \"crate::json::Point\""),
+];
+
+/// Messages whose JSON is read too, from the file of a job's numbers.
+const READ: [&str; 4] = ["EvaluatedStep", "Fit", "Step", "StreamMetricsResponse"];
+
+/// Fields whose JSON differs from the field.
+const FIELDS: [(&str, &str); 17] = [
+    ("CheckpointEntry.damage", "serialize_with = \"crate::json::null_if_empty\""),
+    ("Fit.mae", NUMBER),
+    ("Fit.pearson", NUMBER),
+    ("Fit.spearman", NUMBER),
+    ("GetStatusResponse.incidents", "rename = \"divergences\""),
+    ("GetStatusResponse.phase", "serialize_with = \"crate::json::phase\""),
+    ("GetStatusResponse.spending", "serialize_with = \"crate::json::or_default\""),
+    ("NodeStatus.node_id", "rename = \"node\""),
+    ("Pulse.activity", "serialize_with = \"crate::json::activity\""),
+    ("RankStatus.node_id", "rename = \"node\""),
+    ("Step.loader_wait", NUMBER),
+    ("Step.loss", NUMBER),
+    ("Step.lr", NUMBER),
+    ("Step.samples_per_second", NUMBER),
+    ("Step.top1", NUMBER),
+    (
+        "StreamLogsResponse.node_id",
+        "rename = \"node\", serialize_with = \"crate::json::null_if_empty\"",
+    ),
+    ("WatchEventsResponse.kind", "serialize_with = \"crate::json::kind\""),
+];
+
+const NUMBER: &str = "deserialize_with = \"crate::json::number\"";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = ["common", "job", "node"].map(|name| format!("baton/v1/{name}.proto"));
@@ -10,6 +70,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = compiler.encode_file_descriptor_set();
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), descriptors)?;
-    tonic_prost_build::configure().compile_fds(compiler.file_descriptor_set())?;
+    let mut build = tonic_prost_build::configure();
+    let path = |name: &str| format!(".baton.v1.{name}");
+    for name in JSON.into_iter().chain(OTHER_JSON.map(|(name, _)| name)) {
+        build = build.message_attribute(path(name), "#[derive(serde::Serialize)]");
+    }
+    for name in READ {
+        build = build.message_attribute(path(name), "#[derive(serde::Deserialize)]");
+    }
+    for (name, attribute) in OTHER_JSON {
+        build = build.message_attribute(path(name), format!("#[serde({attribute})]"));
+    }
+    for (name, attribute) in FIELDS {
+        build = build.field_attribute(path(name), format!("#[serde({attribute})]"));
+    }
+    build.compile_fds(compiler.file_descriptor_set())?;
     Ok(())
 }

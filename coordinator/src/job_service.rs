@@ -55,8 +55,11 @@ impl JobService for Jobs {
         &self,
         _request: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
-        let mut response = self.slot.get().map_or_else(idle, |served| status(&served));
-        response.coordinator_started_unix_seconds = self.started_unix_seconds;
+        let started = self.started_unix_seconds;
+        let response = match self.slot.get() {
+            Some(served) => status(&served, started),
+            None => idle(started),
+        };
         Ok(Response::new(response))
     }
 
@@ -290,27 +293,30 @@ fn in_words(reason: String) -> String {
     if reason.is_empty() { "asked by a user".to_owned() } else { reason }
 }
 
-fn idle() -> v1::GetStatusResponse {
+fn idle(coordinator_started_unix_seconds: u64) -> v1::GetStatusResponse {
     v1::GetStatusResponse {
         phase: v1::get_status_response::Phase::Idle.into(),
         reason: "waiting for a job: `baton submit RECIPE` brings one".to_owned(),
+        coordinator_started_unix_seconds,
         coordinator_version: VERSION.to_owned(),
         ..v1::GetStatusResponse::default()
     }
 }
 
 /// The job as it is now.
-pub(crate) fn status(served: &Served) -> v1::GetStatusResponse {
+pub(crate) fn status(served: &Served, started_unix_seconds: u64) -> v1::GetStatusResponse {
     let snapshot = served.job.snapshot();
     // The machine's clock as of now, not as of its last event.
     let now: Time = snapshot.now.after(snapshot.taken.elapsed());
-    let mut response = baton_proto::status(&snapshot.status, now);
-    VERSION.clone_into(&mut response.coordinator_version);
-    response.job_id.clone_from(&served.job_id);
-    response.name.clone_from(&served.spec.name);
-    response.checkpoint_location.clone_from(&served.store_location);
-    response.checkpoint_age_seconds = snapshot.saved.map(|saved| saved.elapsed().as_secs_f64());
-    response
+    let job = baton_proto::Job {
+        id: &served.job_id,
+        name: &served.spec.name,
+        checkpoint_location: &served.store_location,
+        checkpoint_age_seconds: snapshot.saved.map(|saved| saved.elapsed().as_secs_f64()),
+        coordinator_started_unix_seconds: started_unix_seconds,
+        coordinator_version: VERSION,
+    };
+    baton_proto::status(&snapshot.status, now, job)
 }
 
 fn checkpoint_entry(entry: Entry) -> v1::CheckpointEntry {

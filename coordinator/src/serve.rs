@@ -142,13 +142,14 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
         let (slot, giver) = JobSlot::empty();
         // Before anybody can ask: a job that is there must never look as if there were none.
         giver.served.send_replace(running.as_ref().map(|running| running.served.clone()));
-        let jobs = Jobs::new(slot.clone(), logs.clone(), unix_millis() / 1_000);
+        let started_unix_seconds = unix_millis() / 1_000;
+        let jobs = Jobs::new(slot.clone(), logs.clone(), started_unix_seconds);
         let nodes = Nodes::new(slot, logs);
         tokio::select! {
             served = serve_all(server, listener, jobs, nodes, has_tokens) => {
                 Err(crash(format!("the server ended: {served:?}")))
             }
-            ended = serve(args, running, giver, &mut signals) => ended,
+            ended = serve(args, running, giver, &mut signals, started_unix_seconds) => ended,
         }
     })
 }
@@ -159,6 +160,7 @@ async fn serve(
     running: Option<Running>,
     giver: JobGiver,
     signals: &mut Signals,
+    started_unix_seconds: u64,
 ) -> Result<Option<Outcome>, Failure> {
     let JobGiver { served: slot, mut submissions } = giver;
     let running = match running {
@@ -180,7 +182,7 @@ async fn serve(
         }
     };
     if outcome.is_some() {
-        report::write(&args.run_dir, &served).await;
+        report::write(&args.run_dir, &served, started_unix_seconds).await;
         tokio::time::sleep(linger).await;
     }
     served.job.send(Input::Quit);

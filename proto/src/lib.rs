@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod convert;
+mod json;
 pub mod refusal;
 
 /// Generated from `baton/v1/*.proto`.
@@ -13,7 +14,8 @@ pub mod v1 {
     tonic::include_proto!("baton.v1");
 }
 
-pub use convert::{Malformed, check_version, status};
+pub use convert::{Job, Malformed, check_version, status};
+pub use json::Averaged;
 
 /// Serialised descriptors of all services, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

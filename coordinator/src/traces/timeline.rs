@@ -18,7 +18,6 @@ use baton_job::{
     message::Commit,
 };
 use baton_proto::v1::watch_events_response::Kind;
-use baton_telemetry::names;
 use opentelemetry::{
     InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId,
     trace::{Event, SpanContext, SpanKind, Status, TraceState},
@@ -274,7 +273,7 @@ impl OpenGeneration {
             self.dropped += 1;
             return;
         }
-        let name = names::kind_name(Kind::from(kind));
+        let name = Kind::from(kind).name();
         let mut attributes = vec![KeyValue::new("message", message.to_owned())];
         attributes.extend(step.map(|step| count("baton.step", step)));
         self.events.push(Event::new(name, system_time(at), attributes, 0));

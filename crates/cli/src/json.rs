@@ -1,14 +1,17 @@
 //! What `--json` prints. These are promises to scripts: fields are added, never renamed or removed.
 //! Shares are 0..1, durations seconds; what does not exist yet is `null`, as is a number that is
-//! infinite or none. What tells of a job's status is in `baton_telemetry`: the dashboard shows it too.
+//! infinite or none. What the coordinator answers is printed as its messages are.
 
 use baton_data::write::Summary;
 use baton_plan::Plan;
+use baton_proto::{
+    Averaged,
+    v1::{Fit, GetStatusResponse, Recovery, WatchEventsResponse},
+};
 use baton_recipe::{
     dry_run::DryRun,
     spec::{Difference, Violation},
 };
-pub(crate) use baton_telemetry::json::{Averaged, Event, Fit, LogLine, Point, Recovery, Status};
 use serde::Serialize;
 
 /// `baton recoveries --json`.
@@ -33,15 +36,6 @@ pub(crate) struct Asked {
     pub(crate) asked: &'static str,
     /// The job, the place of its coordinator, and who named that place.
     pub(crate) job: String,
-}
-
-/// `baton submit --json`.
-#[derive(Debug, Serialize)]
-pub(crate) struct Submitted {
-    /// UUID of the job that has begun.
-    pub(crate) job_id: String,
-    /// The recipe's name.
-    pub(crate) name: String,
 }
 
 /// One line of `baton checkpoint ls --json`.
@@ -210,22 +204,22 @@ pub(crate) struct CopiedCheckpoint {
 /// One line of `baton up --json`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(crate) enum UpLine {
+pub(crate) enum UpLine<'a> {
     /// Something happened in the job.
-    Event(Event),
+    Event(&'a WatchEventsResponse),
     /// Where the job stands; at least one per epoch and every ten seconds while it trains.
-    Progress(Status),
+    Progress(&'a GetStatusResponse),
     /// Something that `baton up` itself did.
     Note {
         /// In words.
-        message: String,
+        message: &'a str,
     },
     /// The last line.
     End {
         /// With which `baton up` ends.
         exit_code: u8,
         /// Where the job stood.
-        status: Option<Status>,
+        status: Option<&'a GetStatusResponse>,
     },
 }
 

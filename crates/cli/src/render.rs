@@ -8,7 +8,6 @@ use baton_proto::v1::{
     NodeStatus, PauseStatus, RankStatus, Recovery, Spending, Step, StreamLogsResponse,
     WatchEventsResponse, get_status_response::Phase, watch_events_response::Kind,
 };
-use baton_telemetry::names::{activity_name, phase_name};
 
 use crate::{clean::clean, human};
 
@@ -81,7 +80,7 @@ impl Paint {
 
 /// What the job does, and why.
 pub(crate) fn phase_line(status: &GetStatusResponse, paint: Paint) -> String {
-    let phase = phase_name(status.phase());
+    let phase = status.phase().name();
     // Some reasons begin with the phase already.
     let reason = status.reason.strip_prefix(&format!("{phase}: ")).unwrap_or(&status.reason);
     format!("{}: {}", paint.phase(status.phase(), &phase), clean(reason))
@@ -412,7 +411,7 @@ fn rank_line(rank: &RankStatus) -> Option<String> {
         parts.push(format!("SLOW: {slowness:.1} times the median"));
     }
     if let Some(pulse) = rank.pulse.as_ref().filter(|pulse| pulse.seconds >= SILENT) {
-        parts.push(format!("{} for {:.0} s", activity_name(pulse.activity()), pulse.seconds));
+        parts.push(format!("{} for {:.0} s", pulse.activity().name(), pulse.seconds));
     }
     if let Some(age) = rank.heartbeat_age_seconds.filter(|age| *age >= SILENT) {
         parts.push(format!("SILENT for {age:.0} s"));

@@ -9,7 +9,7 @@ use axum::{
     response::IntoResponse,
 };
 use baton_proto::v1::{self, job_service_server::JobService};
-use baton_telemetry::{json, prometheus};
+use baton_telemetry::prometheus;
 use futures::TryStreamExt;
 use serde::{Deserialize, Serialize};
 use tonic::{Request, Status};
@@ -24,9 +24,10 @@ const TAIL: u32 = 200;
 /// The most that are given.
 const MOST_TAIL: u32 = 10_000;
 
-pub(crate) async fn status<S: JobService>(State(jobs): State<Arc<S>>) -> Answer<json::Status> {
-    let status = jobs.get_status(Request::new(v1::GetStatusRequest {})).await?.into_inner();
-    Ok(Json(json::Status::from(&status)))
+pub(crate) async fn status<S: JobService>(
+    State(jobs): State<Arc<S>>,
+) -> Answer<v1::GetStatusResponse> {
+    Ok(Json(jobs.get_status(Request::new(v1::GetStatusRequest {})).await?.into_inner()))
 }
 
 /// For Prometheus, which asks every few seconds.
@@ -46,21 +47,21 @@ pub(crate) struct After {
 pub(crate) async fn metrics<S: JobService>(
     State(jobs): State<Arc<S>>,
     asked: Asked<After>,
-) -> Answer<Vec<json::Point>> {
+) -> Answer<Vec<v1::StreamMetricsResponse>> {
     let Query(After { after: after_unix_millis }) = asked?;
     let request = v1::StreamMetricsRequest { after_unix_millis, follow: false };
     let points = jobs.stream_metrics(Request::new(request)).await?.into_inner();
-    Ok(Json(points.map_ok(|point| json::Point::from(&point)).try_collect().await?))
+    Ok(Json(points.try_collect().await?))
 }
 
 pub(crate) async fn events<S: JobService>(
     State(jobs): State<Arc<S>>,
     asked: Asked<After>,
-) -> Answer<Vec<json::Event>> {
+) -> Answer<Vec<v1::WatchEventsResponse>> {
     let Query(After { after: after_id }) = asked?;
     let request = Request::new(v1::WatchEventsRequest { after_id, past_only: true });
     let events = jobs.watch_events(request).await?.into_inner();
-    Ok(Json(events.map_ok(|event| json::Event::from(&event)).try_collect().await?))
+    Ok(Json(events.try_collect().await?))
 }
 
 #[derive(Deserialize)]
@@ -73,7 +74,7 @@ pub(crate) struct Lines {
 pub(crate) async fn logs<S: JobService>(
     State(jobs): State<Arc<S>>,
     asked: Asked<Lines>,
-) -> Answer<Vec<json::LogLine>> {
+) -> Answer<Vec<v1::StreamLogsResponse>> {
     let Query(Lines { tail, rank }) = asked?;
     let request = v1::StreamLogsRequest {
         ranks: rank.into_iter().collect(),
@@ -83,39 +84,14 @@ pub(crate) async fn logs<S: JobService>(
         follow: false,
     };
     let lines = jobs.stream_logs(Request::new(request)).await?.into_inner();
-    Ok(Json(lines.map_ok(|line| json::LogLine::from(&line)).try_collect().await?))
-}
-
-/// One checkpoint in the store.
-#[derive(Serialize)]
-pub(crate) struct CheckpointEntry {
-    name: String,
-    whole: bool,
-    /// What is wrong, if it is not whole.
-    damage: Option<String>,
-    /// What it holds, if that can be told.
-    checkpoint: Option<json::Checkpoint>,
-    /// Whole passes made.
-    epoch: u32,
-    created_unix_seconds: u64,
-}
-
-impl From<v1::CheckpointEntry> for CheckpointEntry {
-    fn from(entry: v1::CheckpointEntry) -> Self {
-        let v1::CheckpointEntry { name, whole, damage, checkpoint, epoch, created_unix_seconds } =
-            entry;
-        let damage = Some(damage).filter(|damage| !damage.is_empty());
-        let checkpoint = checkpoint.as_ref().map(Into::into);
-        Self { name, whole, damage, checkpoint, epoch, created_unix_seconds }
-    }
+    Ok(Json(lines.try_collect().await?))
 }
 
 pub(crate) async fn checkpoints<S: JobService>(
     State(jobs): State<Arc<S>>,
-) -> Answer<Vec<CheckpointEntry>> {
+) -> Answer<Vec<v1::CheckpointEntry>> {
     let request = Request::new(v1::ListCheckpointsRequest {});
-    let listed = jobs.list_checkpoints(request).await?.into_inner().checkpoints;
-    Ok(Json(listed.into_iter().map(Into::into).collect()))
+    Ok(Json(jobs.list_checkpoints(request).await?.into_inner().checkpoints))
 }
 
 /// The recipe in effect.

@@ -7,12 +7,12 @@
 //! |---|---|---|---|
 //! | GET | `/` | nothing | the page |
 //! | GET | `/assets/*`, `/favicon.svg` | nothing | its scripts, its style, its icon; they hold no secrets |
-//! | GET | `/api/status` | viewer | [`Status`](baton_telemetry::json::Status) |
-//! | GET | `/api/metrics?after=UNIX_MILLIS` | viewer | list of [`Point`](baton_telemetry::json::Point) |
+//! | GET | `/api/status` | viewer | [`GetStatusResponse`](baton_proto::v1::GetStatusResponse) |
+//! | GET | `/api/metrics?after=UNIX_MILLIS` | viewer | list of [`StreamMetricsResponse`](baton_proto::v1::StreamMetricsResponse) |
 //! | GET | `/api/checkpoints` | viewer | what the store holds, newest first |
 //! | GET | `/api/recipe` | viewer | the recipe in effect, as TOML and as JSON |
-//! | GET | `/api/events?after=ID` | viewer | list of [`Event`](baton_telemetry::json::Event) |
-//! | GET | `/api/logs?tail=N&rank=R` | viewer | list of [`LogLine`](baton_telemetry::json::LogLine) |
+//! | GET | `/api/events?after=ID` | viewer | list of [`WatchEventsResponse`](baton_proto::v1::WatchEventsResponse) |
+//! | GET | `/api/logs?tail=N&rank=R` | viewer | list of [`StreamLogsResponse`](baton_proto::v1::StreamLogsResponse) |
 //! | GET | `/api/stream?after_event=ID&after_metric=UNIX_MILLIS&logs=1` | viewer | server-sent events, see [`stream`] |
 //! | POST | `/api/control/{checkpoint,drain,pause,resume,stop}` | operator | 202 and `{}` |
 //! | GET | `/metrics` | viewer | for Prometheus, in its text format |

@@ -1,7 +1,6 @@
 //! A job's numbers over its whole life, in memory and in a file that survives restarts.
 //!
-//! The file is a promise to scripts: each line is a [`json::Point`](crate::json::Point), oldest first, as `baton
-//! metrics --json` prints it. It is a journal: a line with `began_at` says that what earlier lines tell of later steps
+//! The file is a promise to scripts: each line is a point, oldest first, as `baton metrics --json` prints it. It is a journal: a line with `began_at` says that what earlier lines tell of later steps
 //! counts no more. A file that has been thinned out begins with a line `{"thinned_to_steps":N}`: of each N steps it has
 //! the first update that was told, or had until then. Fields and kinds of lines are added, never renamed or removed.
 
@@ -17,7 +16,7 @@ use baton_proto::v1::{StreamMetricsResponse, stream_metrics_response::Metrics};
 use serde::{Deserialize, Serialize};
 
 use self::kept::Kept;
-use crate::{error::Error, json::Point};
+use crate::error::Error;
 
 /// How often updates reach the file, by their own clock.
 const FLUSH_MILLIS: u64 = 1_000;
@@ -106,7 +105,7 @@ impl History {
     pub fn add(&mut self, point: StreamMetricsResponse) -> Result<(), Error> {
         let now = point.unix_millis;
         let is_step = matches!(point.metrics, Some(Metrics::Step(_)));
-        let line = line(&Point::from(&point)).map_err(Error::of("write to", &self.path))?;
+        let line = line(&point).map_err(Error::of("write to", &self.path))?;
         if !self.kept.take(point) {
             return Ok(());
         }
@@ -149,7 +148,7 @@ impl History {
         let mut text = line(&Thinned { thinned_to_steps: self.kept.stride() })
             .map_err(Error::of("write to", &self.path))?;
         for point in self.kept.points(0) {
-            text.extend(line(&Point::from(&point)).map_err(Error::of("write to", &self.path))?);
+            text.extend(line(&point).map_err(Error::of("write to", &self.path))?);
         }
         let beside = self.path.with_extension("tmp");
         // Not twice as often as it doubles, however long lines get. Also if it fails: a full disk is no reason to try
@@ -209,8 +208,8 @@ fn read(file: &File, kept: &mut Kept) -> std::io::Result<Read> {
 }
 
 fn read_line(line: &[u8], kept: &mut Kept) -> bool {
-    if let Ok(point) = serde_json::from_slice::<Point>(line) {
-        kept.take(point.into());
+    if let Ok(point) = serde_json::from_slice(line) {
+        kept.take(point);
         return true;
     }
     let thinned = serde_json::from_slice::<Thinned>(line);

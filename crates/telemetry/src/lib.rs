@@ -1,13 +1,11 @@
-//! What a job has to tell, in the forms that others read: JSON for scripts and the dashboard, a file of its numbers
-//! over its whole life, a page for Prometheus, event files for TensorBoard, and a report at its end.
+//! What a job has to tell, in the forms that others read: a file of its numbers over its whole life, a page for
+//! Prometheus, event files for TensorBoard, and a report at its end.
 
 #![forbid(unsafe_code)]
 
 pub mod curves;
 mod error;
 pub mod history;
-pub mod json;
-pub mod names;
 pub mod prometheus;
 pub mod report;
 pub mod tensorboard;

@@ -10,8 +10,6 @@ use std::fmt::Write;
 
 use baton_proto::v1::{self, NodeStatus, RankStatus, get_status_response::Phase, outcome};
 
-use crate::names::{outcome_name, phase_name};
-
 /// The `Content-Type` of [`text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -204,13 +202,12 @@ fn job(page: &mut Page, status: &v1::GetStatusResponse) {
     ]);
     page.family(Kind::Gauge, "info", "The job.", [(info, Some(1.0))]);
     let phases = (1..).map_while(|number| Phase::try_from(number).ok());
-    let phases = phases.map(|phase| one_of("phase", &phase_name(phase), phase == status.phase()));
+    let phases = phases.map(|phase| one_of("phase", &phase.name(), phase == status.phase()));
     page.family(Kind::Gauge, "phase", "1 for the phase that the job is in.", phases);
     page.gauge("phase_seconds", "For how long it has been in it.", status.phase_seconds);
     let kind = status.outcome.as_ref().map(v1::Outcome::kind);
     let outcomes = (1..).map_while(|number| outcome::Kind::try_from(number).ok());
-    let outcomes =
-        outcomes.map(|other| one_of("outcome", &outcome_name(other), Some(other) == kind));
+    let outcomes = outcomes.map(|other| one_of("outcome", &other.name(), Some(other) == kind));
     page.family(Kind::Gauge, "outcome", "1 for the way in which the job ended.", outcomes);
     page.gauge(
         "coordinator_start_time_seconds",

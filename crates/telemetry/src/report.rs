@@ -7,16 +7,12 @@ use std::{
 };
 
 use baton_proto::v1::{
-    Accuracy, EvaluatedStep, GetStatusResponse, Recovery, Spending, Step, StreamMetricsResponse,
-    WatchEventsResponse, stream_metrics_response::Metrics,
+    Accuracy, EvaluatedStep, Extent, GetStatusResponse, Recovery, Spending, Step,
+    StreamMetricsResponse, WatchEventsResponse, stream_metrics_response::Metrics,
 };
 use serde::Serialize;
 
-use crate::{
-    curves::{Chart, Mark, Series, escape, short, svg},
-    json,
-    names::{extent_name, kind_name, outcome_name, phase_name},
-};
+use crate::curves::{Chart, Mark, Series, escape, short, svg};
 
 /// The most rows of a table; the newest are shown.
 const MOST_ROWS: usize = 200;
@@ -34,12 +30,12 @@ pub struct Report {
     pub recipe_toml: String,
 }
 
-/// The report as JSON. A promise to scripts, as [`json`](crate::json) is.
+/// The report as JSON, a promise to scripts as on the command line.
 #[derive(Debug, Serialize)]
 struct Content<'a> {
-    status: json::Status,
-    points: Vec<json::Point>,
-    events: Vec<json::Event>,
+    status: &'a GetStatusResponse,
+    points: &'a [StreamMetricsResponse],
+    events: &'a [WatchEventsResponse],
     recipe_toml: &'a str,
 }
 
@@ -50,9 +46,9 @@ struct Content<'a> {
 /// None that is known of.
 pub fn json(report: &Report) -> Result<String, serde_json::Error> {
     let mut text = serde_json::to_string_pretty(&Content {
-        status: (&report.status).into(),
-        points: report.points.iter().map(Into::into).collect(),
-        events: report.events.iter().map(Into::into).collect(),
+        status: &report.status,
+        points: &report.points,
+        events: &report.events,
         recipe_toml: &report.recipe_toml,
     })?;
     text.push('\n');
@@ -153,15 +149,15 @@ impl Page {
 /// How it ended, or what it does.
 fn state(status: &GetStatusResponse) -> String {
     let name = match &status.outcome {
-        Some(outcome) => outcome_name(outcome.kind()),
-        None => phase_name(status.phase()),
+        Some(outcome) => outcome.kind().name(),
+        None => status.phase().name(),
     };
     name.replace('_', " ")
 }
 
 fn reason(status: &GetStatusResponse) -> String {
-    let reason = match status.outcome.as_ref().map(json::Outcome::from) {
-        Some(outcome) => outcome.reason.unwrap_or_default(),
+    let reason = match &status.outcome {
+        Some(outcome) => outcome.why().unwrap_or_default(),
         None => status.reason.clone(),
     };
     if reason.is_empty() { reason } else { format!(": {reason}") }
@@ -244,8 +240,7 @@ fn charts(points: &[StreamMetricsResponse]) -> [Chart; 4] {
         points: steps(points).map(|step| (step.step as f64, read(step))).collect(),
     };
     // A quick look at a part of the validation set is another measure; the table has it.
-    let full =
-        || evaluated(points).filter(|one| extent_name(one.extent()).as_deref() != Some("subset"));
+    let full = || evaluated(points).filter(|one| one.extent() != Extent::Subset);
     let found = |name: &str, averaged: bool, read: fn(&Accuracy) -> Option<f64>| Series {
         name: name.to_owned(),
         points: full()
@@ -317,7 +312,7 @@ fn evaluations(page: &mut Page, points: &[StreamMetricsResponse]) {
     };
     let rows: Vec<_> = evaluated(points)
         .map(|one| {
-            let first = [one.step.to_string(), extent_name(one.extent()).unwrap_or_default()];
+            let first = [one.step.to_string(), one.extent_name().unwrap_or_default()];
             [&first[..], &found(one.accuracy.as_ref()), &found(one.ema.as_ref())].concat()
         })
         .collect();
@@ -381,7 +376,7 @@ fn events(page: &mut Page, events: &[WatchEventsResponse]) {
         .map(|event| {
             vec![
                 time(event.unix_millis),
-                kind_name(event.kind()).replace('_', " "),
+                event.kind().name().replace('_', " "),
                 event.generation.to_string(),
                 event.step.map(|step| step.to_string()).unwrap_or_default(),
                 event.message.clone(),

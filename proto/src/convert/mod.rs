@@ -12,7 +12,10 @@ mod tests;
 mod values;
 mod vitals;
 
-pub use self::{report::check_version, status::status};
+pub use self::{
+    report::check_version,
+    status::{Job, status},
+};
 use crate::refusal;
 #[cfg(doc)]
 use crate::v1;

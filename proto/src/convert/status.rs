@@ -7,7 +7,7 @@ use baton_job::{
     engine::{
         DrainStatus, Incident, NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery, Status,
     },
-    message::Vitals,
+    message::{Gpu, Vitals},
 };
 
 use super::same_variants;
@@ -63,11 +63,29 @@ impl From<PhaseName> for v1::get_status_response::Phase {
     }
 }
 
-/// The machine's state as users see it. The coordinator fills in what the machine does not know:
-/// `job_id`, `name`, `checkpoint_age_seconds`, `checkpoint_location`.
+/// What the machine does not know of its job.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// Its UUID.
+    pub id: &'a str,
+    /// The recipe's name.
+    pub name: &'a str,
+    /// Folder of the checkpoint store.
+    pub checkpoint_location: &'a str,
+    /// Seconds since the last committed checkpoint, if this coordinator saw one.
+    pub checkpoint_age_seconds: Option<f64>,
+    /// When the coordinator's process started, seconds since 1970-01-01 UTC.
+    pub coordinator_started_unix_seconds: u64,
+    /// Version of the coordinator's program.
+    pub coordinator_version: &'a str,
+}
+
+/// The machine's state as users see it.
 #[must_use]
-pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
+pub fn status(status: &Status, now: Time, job: Job<'_>) -> v1::GetStatusResponse {
     v1::GetStatusResponse {
+        job_id: job.id.to_owned(),
+        name: job.name.to_owned(),
         phase: v1::get_status_response::Phase::from(status.phase).into(),
         reason: status.reason.clone(),
         phase_seconds: seconds(status.since, now),
@@ -79,6 +97,8 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
         evaluation: status.evaluation.map(Into::into),
         best: status.best.map(Into::into),
         checkpoint: status.commit.clone().map(Into::into),
+        checkpoint_age_seconds: job.checkpoint_age_seconds,
+        checkpoint_location: job.checkpoint_location.to_owned(),
         ranks: ranks(status, now),
         nodes: status.nodes.iter().map(|node| node_status(node, now)).collect(),
         skipped_samples: status.skipped_samples,
@@ -94,7 +114,8 @@ pub fn status(status: &Status, now: Time) -> v1::GetStatusResponse {
             seconds: seconds(pause.since, now),
         }),
         outcome: status.outcome.clone().map(Into::into),
-        ..v1::GetStatusResponse::default()
+        coordinator_started_unix_seconds: job.coordinator_started_unix_seconds,
+        coordinator_version: job.coordinator_version.to_owned(),
     }
 }
 
@@ -149,23 +170,22 @@ fn ranks(status: &Status, now: Time) -> Vec<v1::RankStatus> {
     let vitals: HashMap<&NodeId, &Arc<Vitals>> = vitals.collect();
     let with_gpu = |rank: &RankStatus| {
         let gpus = vitals.get(&rank.node).map_or(&[][..], |vitals| &vitals.gpus);
-        let gpu = gpus.iter().find(|gpu| gpu.index == rank.local_rank.0).cloned();
-        v1::RankStatus { gpu: gpu.map(Into::into), ..rank_status(rank, now) }
+        rank_status(rank, gpus.iter().find(|gpu| gpu.index == rank.local_rank.0), now)
     };
     status.ranks.iter().map(with_gpu).collect()
 }
 
-fn rank_status(status: &RankStatus, now: Time) -> v1::RankStatus {
+fn rank_status(status: &RankStatus, gpu: Option<&Gpu>, now: Time) -> v1::RankStatus {
     v1::RankStatus {
         rank: status.rank.0,
         node_id: status.node.0.clone(),
         local_rank: status.local_rank.0,
-        state: status.state.to_owned(),
+        state: status.state.name().to_owned(),
         loader: status.loader.clone().map(Into::into),
         pulse: status.pulse.map(Into::into),
         heartbeat_age_seconds: status.heard_at.map(|at| seconds(at, now)),
         slowness: status.slowness,
-        gpu: None,
+        gpu: gpu.cloned().map(Into::into),
     }
 }
 

@@ -3,8 +3,8 @@ use std::{sync::Arc, time::Duration};
 use baton_job::{
     Generation, NodeId, Rank, Time,
     engine::{
-        DrainStatus, Incident, Meter, NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery,
-        Share, Spending, Status,
+        DrainStatus, Incident, Meter, NodeStatus, NoticeKind, PhaseName, RankState, RankStatus,
+        Recovery, Share, Spending, Status,
     },
     exit::{Class, Failure, Outcome},
     ids::LocalRank,
@@ -565,9 +565,22 @@ fn draining_since_8_s() -> Status {
     }
 }
 
+/// As users see it two seconds after 8 s.
+fn shown(told: &Status) -> v1::GetStatusResponse {
+    let job = Job {
+        id: "5f0c8d5e-3d6c-4b59-9a3c-6d1f0f3f2a11",
+        name: "digits_cpu",
+        checkpoint_location: "runs/digits_cpu/checkpoints",
+        checkpoint_age_seconds: Some(1.5),
+        coordinator_started_unix_seconds: 1_700_000_000,
+        coordinator_version: "0.1.0",
+    };
+    status(told, Time(10_000), job)
+}
+
 #[test]
 fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
-    let wire = status(&draining_since_8_s(), Time(10_000));
+    let wire = shown(&draining_since_8_s());
 
     assert_eq!(wire.phase(), v1::get_status_response::Phase::Draining);
     assert_eq!(wire.phase_seconds, 2.0);
@@ -600,7 +613,7 @@ fn a_recovery_that_came_to_its_first_step_tells_all_its_parts_and_their_sum() {
     };
     let told = Status { recoveries: Arc::new([whole].into()), ..draining_since_8_s() };
 
-    let wire = status(&told, Time(10_000)).recoveries.remove(0);
+    let wire = shown(&told).recoveries.remove(0);
 
     assert_eq!((wire.rendezvous_seconds, wire.restore_seconds), (Some(0.25), Some(1.0)));
     assert_eq!((wire.first_step_seconds, wire.total_seconds), (Some(0.125), Some(3.625)));
@@ -620,7 +633,7 @@ fn a_status_tells_what_each_rank_does_how_it_is_fed_and_what_was_skipped() {
         rank: Rank(rank),
         node: NodeId("a".into()),
         local_rank: LocalRank(rank),
-        state: "training",
+        state: RankState::Training,
         pulse: loader.as_ref().map(|_| Pulse { step: Step(9), ..Pulse::default() }),
         heard_at: loader.as_ref().map(|_| Time(9_500)),
         slowness: None,
@@ -629,7 +642,7 @@ fn a_status_tells_what_each_rank_does_how_it_is_fed_and_what_was_skipped() {
     let ranks = vec![rank(0, None), rank(1, Some(loader.clone()))];
     let told = Status { ranks, skipped_samples: 15, ..draining_since_8_s() };
 
-    let wire = status(&told, Time(10_000));
+    let wire = shown(&told);
 
     assert_eq!(wire.skipped_samples, 15);
     assert_eq!(wire.ranks[0].loader, None);
@@ -655,7 +668,7 @@ fn a_status_tells_why_the_step_went_back() {
         Incident { generation: Generation(1), diagnosis, rollback: Some(rollback.clone()) };
     let told = Status { incidents: vec![incident.clone()], ..draining_since_8_s() };
 
-    let mut wire = status(&told, Time(10_000)).incidents;
+    let mut wire = shown(&told).incidents;
 
     let wire = wire.remove(0);
     assert_eq!(wire.cause, incident.diagnosis.to_string());
@@ -682,7 +695,7 @@ fn a_status_tells_what_the_job_costs() {
     };
     let told = Status { spending, latest: Some(latest), ..draining_since_8_s() };
 
-    let wire = status(&told, Time(10_000));
+    let wire = shown(&told);
 
     assert_eq!((wire.epochs, wire.eta_seconds), (16, Some(3_600.0)));
     let expected = v1::Spending {
@@ -730,7 +743,7 @@ fn a_rank_shows_the_gpu_of_its_place_and_a_node_how_its_machine_does() {
         rank: Rank(rank),
         node: NodeId(node.to_owned()),
         local_rank: LocalRank(local),
-        state: "training",
+        state: RankState::Training,
         loader: None,
         pulse: None,
         heard_at: None,
@@ -742,7 +755,7 @@ fn a_rank_shows_the_gpu_of_its_place_and_a_node_how_its_machine_does() {
         ..draining_since_8_s()
     };
 
-    let wire = status(&told, Time(10_000));
+    let wire = shown(&told);
 
     let gpus = wire.ranks.iter().map(|rank| rank.gpu.as_ref().map(|gpu| gpu.memory_used));
     assert_eq!(gpus.collect::<Vec<_>>(), [Some(0), Some(1), None]);

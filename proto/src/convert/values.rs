@@ -40,7 +40,8 @@ impl From<v1::Accuracy> for Accuracy {
 
 impl From<(Step, Accuracy)> for v1::EvaluatedStep {
     fn from((step, accuracy): (Step, Accuracy)) -> Self {
-        Self { step: step.0, accuracy: Some(accuracy.into()), ..Self::default() }
+        let extent = v1::Extent::Unspecified.into();
+        Self { step: step.0, accuracy: Some(accuracy.into()), ema: None, extent }
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     });
     let paint = Paint::detect();
     let show = |line: &StreamLogsResponse| match args.json {
-        true => output::line(json::line(&json::LogLine::from(line))),
+        true => output::line(json::line(line)),
         false => output::line(render::log_line(line, paint)),
     };
     if !args.follow {

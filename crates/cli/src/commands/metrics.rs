@@ -52,7 +52,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     }
     let show = |point: &StreamMetricsResponse| {
         let line = match (args.json, args.csv) {
-            (true, _) => Some(json::line(&json::Point::from(point))),
+            (true, _) => Some(json::line(point)),
             (_, true) => csv(point),
             _ => row(point),
         };
@@ -178,6 +178,6 @@ mod tests {
 
     #[test]
     fn numbers_for_scripts() {
-        assert_snapshot!(lines(|point| Some(json::line(&json::Point::from(point)))));
+        assert_snapshot!(lines(|point| Some(json::line(point))));
     }
 }

@@ -61,7 +61,7 @@ impl From<&GetStatusResponse> for json::Recoveries {
             median_total_seconds: median(&totals),
             worst_total_seconds: totals.last().copied(),
             lost_steps: status.recoveries.iter().map(|recovery| recovery.lost_steps).sum(),
-            recoveries: status.recoveries.iter().map(Into::into).collect(),
+            recoveries: status.recoveries.clone(),
         }
     }
 }

@@ -44,7 +44,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
 
 fn show(args: &Args, status: &GetStatusResponse) {
     if args.json {
-        output::line(json::line(&json::Status::from(status)));
+        output::line(json::line(status));
         return;
     }
     let text = render::status(status, Paint::detect());

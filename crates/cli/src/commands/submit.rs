@@ -38,11 +38,11 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let text = recipe::checked(&path, &args.overrides)?;
     let mut coordinator = Coordinator::find(&args.place)?;
     let begun = coordinator.submit(text, args.overrides).await?;
-    let (job_id, name) = (begun.job_id, begun.name);
     match args.json {
-        true => output::line(json::line(&json::Submitted { job_id, name })),
+        true => output::line(json::line(&begun)),
         false => output::line(format_args!(
-            "{name}: job {job_id} has begun; `baton watch` tells how it goes"
+            "{}: job {} has begun; `baton watch` tells how it goes",
+            begun.name, begun.job_id
         )),
     }
     Ok(())

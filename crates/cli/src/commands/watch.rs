@@ -65,7 +65,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
 /// Prints an event.
 pub(super) fn show(event: &WatchEventsResponse, json: bool, paint: Paint) {
     match json {
-        true => output::line(json::line(&json::Event::from(event))),
+        true => output::line(json::line(event)),
         false => output::line(render::event(event, Day::Shown, paint)),
     }
 }

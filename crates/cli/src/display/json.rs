@@ -16,24 +16,24 @@ pub(super) struct Json {
 
 impl Display for Json {
     fn event(&mut self, event: &WatchEventsResponse) {
-        tell(&UpLine::Event(event.into()));
+        tell(&UpLine::Event(event));
     }
 
     fn status(&mut self, now: Time, status: &GetStatusResponse) {
         if self.pace.is_due(now, status) {
-            tell(&UpLine::Progress(status.into()));
+            tell(&UpLine::Progress(status));
         }
     }
 
     fn note(&mut self, text: &str) {
-        tell(&UpLine::Note { message: text.to_owned() });
+        tell(&UpLine::Note { message: text });
     }
 
     fn end(&mut self, exit_code: u8, status: Option<&GetStatusResponse>, _words: &str) {
-        tell(&UpLine::End { exit_code, status: status.map(Into::into) });
+        tell(&UpLine::End { exit_code, status });
     }
 }
 
-fn tell(line: &UpLine) {
+fn tell(line: &UpLine<'_>) {
     output::tell(json::line(line));
 }

@@ -2,7 +2,7 @@ use baton_proto::v1::Outcome as WireOutcome;
 use insta::assert_snapshot;
 
 use super::*;
-use crate::{json, testing};
+use crate::testing;
 
 #[test]
 fn status_before_anybody_came() {
@@ -140,7 +140,7 @@ fn the_share_of_a_job_counts_samples_whatever_the_batch_of_the_phase() {
 }
 
 fn pretty(status: &GetStatusResponse) -> String {
-    serde_json::to_string_pretty(&json::Status::from(status)).unwrap()
+    serde_json::to_string_pretty(status).unwrap()
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use axum::response::sse::Event;
 use baton_proto::v1::{self, job_service_server::JobService};
-use baton_telemetry::json;
 use futures::{
     StreamExt,
     stream::{self, BoxStream, Fuse},
@@ -94,7 +93,7 @@ impl<S: JobService> Feed<S> {
                 _ = self.look.tick() => self.look().await.ok()?,
                 event = self.events.next() => self.pass_event(&event?.ok()?)?,
                 Some(point) = self.points.next() => self.pass_point(&point.ok()?)?,
-                Some(line) = self.lines.next() => self.waiting.push((&line.ok()?).into()),
+                Some(line) = self.lines.next() => self.waiting.push(line.ok()?),
             }
         }
     }
@@ -109,7 +108,7 @@ impl<S: JobService> Feed<S> {
             .is_none_or(|(told, at)| *told != timeless || at.elapsed() >= REFRESH);
         if is_news {
             self.told = Some((timeless, Instant::now()));
-            let status = named("status").json_data(json::Status::from(&status));
+            let status = named("status").json_data(&status);
             self.ready.push_back(status.map_err(unwritten)?);
         }
         for line in self.waiting.take() {
@@ -121,7 +120,7 @@ impl<S: JobService> Feed<S> {
     fn pass_event(&mut self, event: &v1::WatchEventsResponse) -> Option<()> {
         self.cursor.event = event.id;
         let id = self.cursor.to_string();
-        self.ready.push_back(named("event").id(id).json_data(json::Event::from(event)).ok()?);
+        self.ready.push_back(named("event").id(id).json_data(event).ok()?);
         Some(())
     }
 
@@ -131,7 +130,7 @@ impl<S: JobService> Feed<S> {
         }
         self.cursor.pass_point(point.unix_millis);
         let id = self.cursor.to_string();
-        self.ready.push_back(named("point").id(id).json_data(json::Point::from(point)).ok()?);
+        self.ready.push_back(named("point").id(id).json_data(point).ok()?);
         Some(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, mem};
 
-use baton_telemetry::json::LogLine;
+use baton_proto::v1::StreamLogsResponse as LogLine;
 
 /// So many lines a second.
 pub(super) const MOST_LINES: usize = 100;
@@ -32,8 +32,7 @@ mod tests {
     use super::*;
 
     fn line(number: usize, left_out: u64) -> LogLine {
-        let line = number.to_string();
-        LogLine { unix_millis: 0, node: None, local_rank: None, rank: None, line, left_out }
+        LogLine { line: number.to_string(), left_out, ..LogLine::default() }
     }
 
     #[test]

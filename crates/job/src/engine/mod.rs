@@ -60,7 +60,7 @@ pub use self::{
     pause::Pause,
     record::{Origin, Record},
     recovery::{Parts, Recovery},
-    status::{NodeStatus, PhaseName, RankStatus, Spending, Status},
+    status::{NodeStatus, PhaseName, RankState, RankStatus, Spending, Status},
 };
 use crate::{
     exit::{Class, Failure, Outcome},

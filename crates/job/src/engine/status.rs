@@ -125,8 +125,8 @@ pub struct RankStatus {
     pub node: NodeId,
     /// Its number there.
     pub local_rank: LocalRank,
-    /// How far it is, in a word.
-    pub state: &'static str,
+    /// How far it is.
+    pub state: RankState,
     /// How its loader does, once it has told in this generation and while its process lives.
     pub loader: Option<LoaderNews>,
     /// What it does, once it has told in this generation and while its process lives.
@@ -135,6 +135,44 @@ pub struct RankStatus {
     pub heard_at: Option<Time>,
     /// Its own time per update, divided by the median over all ranks.
     pub slowness: Option<f64>,
+}
+
+/// How far a rank is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankState {
+    /// Its process starts.
+    Starting,
+    /// It listens.
+    Ready,
+    /// It meets the others and takes its state.
+    Meeting,
+    /// Training.
+    Training,
+    /// It waits for a new generation.
+    Waiting,
+    /// Its process ended before it was done.
+    Gone,
+    /// Finished.
+    Done,
+    /// Nothing was heard of it since the coordinator restarted.
+    Unheard,
+}
+
+impl RankState {
+    /// Its name in messages and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Ready => "ready",
+            Self::Meeting => "meeting",
+            Self::Training => "training",
+            Self::Waiting => "waiting",
+            Self::Gone => "gone",
+            Self::Done => "done",
+            Self::Unheard => "unheard",
+        }
+    }
 }
 
 /// One node.
@@ -224,14 +262,14 @@ impl Engine {
         let Some(world) = self.world() else { return Vec::new() };
         let meeting = matches!(self.phase, Phase::Meeting { .. });
         let state = |member: &Member| match member {
-            Member::Launched => "starting",
-            Member::Ready { .. } if meeting => "meeting",
-            Member::Ready { .. } => "ready",
-            Member::Started => "training",
-            Member::Lost => "waiting",
-            Member::Gone => "gone",
-            Member::Done { .. } => "done",
-            Member::Unheard => "unheard",
+            Member::Launched => RankState::Starting,
+            Member::Ready { .. } if meeting => RankState::Meeting,
+            Member::Ready { .. } => RankState::Ready,
+            Member::Started => RankState::Training,
+            Member::Lost => RankState::Waiting,
+            Member::Gone => RankState::Gone,
+            Member::Done { .. } => RankState::Done,
+            Member::Unheard => RankState::Unheard,
         };
         let median = world.pulses.median();
         world

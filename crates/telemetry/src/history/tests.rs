@@ -120,7 +120,7 @@ fn a_torn_last_line_is_overwritten_by_the_next_one() {
 #[test]
 fn unreadable_lines_in_the_middle_are_passed_over_and_counted() {
     let (_folder, path) = folder();
-    let [first, last] = [step(1), step(2)].map(|point| line(&Point::from(&point)).unwrap());
+    let [first, last] = [step(1), step(2)].map(|point| line(&point).unwrap());
     let text = [&first[..], b"\n", b"{\"began_at\":-1}\n", b"\xff\xfe\n", &last[..]].concat();
     fs::write(&path, text).unwrap();
 
@@ -274,7 +274,7 @@ proptest! {
                 _ => { newest = newest.saturating_sub(number); began(newest) }
             };
             let told = StreamMetricsResponse { unix_millis: 1_000 + at as u64, ..told };
-            longest = longest.max(line(&Point::from(&told)).unwrap().len() as u64);
+            longest = longest.max(line(&told).unwrap().len() as u64);
             history.add(told).unwrap();
             prop_assert!(history.points(0).len() <= 3 * limits.points);
             // What is in memory fits twice.

@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use baton_checkpoint::{Entry, EntryState, Kept, Manifest, Removed, Verdict};
 use baton_job::exit::Failure;
-use baton_proto::v1::CheckpointEntry;
+use baton_proto::v1::{self, CheckpointEntry};
 use baton_recipe::progress::{Accuracy, better};
 use comfy_table::{Table, presets};
 
@@ -88,14 +88,14 @@ fn row(entry: &Entry, verdict: &Verdict) -> json::ListedCheckpoint {
         step: manifest.map(|manifest| manifest.step.0),
         epoch: manifest.map(|manifest| manifest.progress.epoch.0),
         top1: accuracy.map(|accuracy| accuracy.top1),
-        fit: accuracy.and_then(|accuracy| accuracy.fit).map(Into::into),
+        fit: accuracy.and_then(|accuracy| v1::Accuracy::from(accuracy).fit),
         bytes: manifest.map(Manifest::bytes),
         created_unix_seconds: manifest.map(|manifest| manifest.created_unix_seconds),
         state,
         generation: Some(entry.id.generation.0),
         ranks: manifest.map(|manifest| manifest.world_size),
         top5: accuracy.map(|accuracy| accuracy.top5),
-        ema: ema.map(Into::into),
+        ema: ema.map(|ema| v1::Accuracy::from(ema).into()),
         kept_because: Some(kept.iter().map(|reason| kept_word(*reason)).collect()),
         removed_because: removed.map(removed_word),
         metric: accuracy.map(|raw| metric(raw, ema)),
@@ -149,7 +149,7 @@ impl From<&CheckpointEntry> for json::ListedCheckpoint {
             step: checkpoint.map(|checkpoint| checkpoint.step),
             epoch: checkpoint.map(|_| entry.epoch),
             top1: accuracy.map(|accuracy| accuracy.top1),
-            fit: accuracy.and_then(|accuracy| accuracy.fit).map(Into::into),
+            fit: accuracy.and_then(|accuracy| accuracy.fit),
             bytes: checkpoint.map(|checkpoint| checkpoint.bytes),
             created_unix_seconds: checkpoint.map(|_| entry.created_unix_seconds),
             state: match entry.damage.as_str() {

@@ -56,7 +56,7 @@ fn job_lines(status: &GetStatusResponse, theme: Theme) -> Vec<Line<'static>> {
     add("began", usual, status.began_with.clone());
     let ended = status.outcome.as_ref().map(|outcome| {
         let failure = outcome.failure.as_ref().map_or(&outcome.reason, |failure| &failure.message);
-        let kind = baton_telemetry::names::outcome_name(outcome.kind()).replace('_', " ");
+        let kind = outcome.kind().name().replace('_', " ");
         if failure.is_empty() { kind } else { format!("{kind}: {failure}") }
     });
     add("ended", theme.bold(), ended);

@@ -1,7 +1,6 @@
 //! Ranks and machines, a row each; columns that have no room are left out, the least important first.
 
 use baton_proto::v1::{GetStatusResponse, NodeStatus, RankStatus};
-use baton_telemetry::names::activity_name;
 use ratatui::{
     Frame,
     layout::{Constraint, Rect},
@@ -49,7 +48,7 @@ const RANK: [Column<RankStatus>; 14] = [
         or_dash(
             rank.pulse
                 .as_ref()
-                .map(|pulse| format!("{} {:.1} s", activity_name(pulse.activity()), pulse.seconds)),
+                .map(|pulse| format!("{} {:.1} s", pulse.activity().name(), pulse.seconds)),
         )
     }),
     column("STEP", 7, 6, |rank| or_dash(rank.pulse.as_ref().map(|pulse| pulse.step.to_string()))),

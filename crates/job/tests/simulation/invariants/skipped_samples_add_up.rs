@@ -1,6 +1,8 @@
 //! Of the samples that ranks skipped, the status tells no more than were skipped and no less than its
 //! own ranks told of; a rank that is gone tells nothing.
 
+use baton_job::engine::RankState;
+
 use super::Invariant;
 use crate::{cluster::Cluster, fact::Fact};
 
@@ -16,7 +18,9 @@ impl Invariant for SkippedSamplesAddUp {
             return Ok(());
         }
         let status = &cluster.coordinator.status;
-        if let Some(gone) = status.ranks.iter().find(|r| r.state == "gone" && r.loader.is_some()) {
+        if let Some(gone) =
+            status.ranks.iter().find(|r| r.state == RankState::Gone && r.loader.is_some())
+        {
             return Err(format!("{gone:?}"));
         }
         let counted = status.skipped_samples;

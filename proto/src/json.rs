@@ -1,0 +1,258 @@
+//! What `--json` prints and the dashboard reads, where it is not what `build.rs` derives from the messages.
+//!
+//! It is a promise to scripts: fields are added, never renamed or removed. Shares are 0..1, durations seconds; what does
+//! not exist yet is `null`, as is a number that is infinite or none. Enumerated values are words, e.g. `training`.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::v1::{self, Extent, Fit, stream_metrics_response::Metrics};
+
+/// Gives the values of an enum their names.
+macro_rules! named {
+    ($($type:ty, $prefix:literal;)*) => {$(
+        impl $type {
+            /// The name that people and scripts read.
+            #[must_use]
+            pub fn name(self) -> String {
+                self.as_str_name().trim_start_matches($prefix).to_ascii_lowercase()
+            }
+        }
+    )*};
+}
+
+named! {
+    v1::Activity, "ACTIVITY_";
+    v1::Extent, "EXTENT_";
+    v1::get_status_response::Phase, "PHASE_";
+    v1::outcome::Kind, "KIND_";
+    v1::watch_events_response::Kind, "KIND_";
+}
+
+/// Writes the name of a field's value.
+macro_rules! write_name {
+    ($($function:ident, $type:ty;)*) => {$(
+        pub(crate) fn $function<S: Serializer>(value: &i32, to: S) -> Result<S::Ok, S::Error> {
+            to.serialize_str(&<$type>::try_from(*value).unwrap_or_default().name())
+        }
+    )*};
+}
+
+write_name! {
+    activity, v1::Activity;
+    kind, v1::watch_events_response::Kind;
+    phase, v1::get_status_response::Phase;
+}
+
+/// An empty text means that there is none.
+pub(crate) fn null_if_empty<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
+    Some(text).filter(|text| !text.is_empty()).serialize(to)
+}
+
+/// A message that is always there.
+pub(crate) fn or_default<T: Clone + Default + Serialize, S: Serializer>(
+    message: &Option<T>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    message.clone().unwrap_or_default().serialize(to)
+}
+
+/// A number that is infinite or none was written as `null`; it is read as none.
+pub(crate) fn number<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(input)?.unwrap_or(f64::NAN))
+}
+
+/// Numbers of an update or an evaluation, or that training began.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Point {
+    unix_millis: u64,
+    generation: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<v1::Step>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evaluation: Option<v1::EvaluatedStep>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    began_at: Option<u64>,
+}
+
+impl From<v1::StreamMetricsResponse> for Point {
+    fn from(point: v1::StreamMetricsResponse) -> Self {
+        let v1::StreamMetricsResponse { unix_millis, generation, metrics } = point;
+        let (step, evaluation, began_at) = match metrics {
+            Some(Metrics::Step(step)) => (Some(step), None, None),
+            Some(Metrics::Evaluation(evaluation)) => (None, Some(evaluation), None),
+            Some(Metrics::BeganAt(step)) => (None, None, Some(step)),
+            None => (None, None, None),
+        };
+        Self { unix_millis, generation, step, evaluation, began_at }
+    }
+}
+
+impl From<Point> for v1::StreamMetricsResponse {
+    fn from(point: Point) -> Self {
+        let Point { unix_millis, generation, step, evaluation, began_at } = point;
+        let metrics = step.map(Metrics::Step);
+        let metrics = metrics.or_else(|| evaluation.map(Metrics::Evaluation));
+        let metrics = metrics.or_else(|| began_at.map(Metrics::BeganAt));
+        Self { unix_millis, generation, metrics }
+    }
+}
+
+/// One evaluation.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Evaluation {
+    /// After this many updates.
+    step: u64,
+    #[serde(deserialize_with = "number")]
+    loss: f64,
+    #[serde(deserialize_with = "number")]
+    top1: f64,
+    #[serde(deserialize_with = "number")]
+    top5: f64,
+    samples: u64,
+    fit: Option<Fit>,
+    /// What was found with the averaged weights; of the latest evaluation only.
+    ema: Option<Averaged>,
+    /// `full` or `subset`; of the latest evaluation only.
+    extent: Option<String>,
+}
+
+/// What was found with averaged weights, with the samples of the evaluation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Averaged {
+    #[serde(deserialize_with = "number")]
+    loss: f64,
+    #[serde(deserialize_with = "number")]
+    top1: f64,
+    #[serde(deserialize_with = "number")]
+    top5: f64,
+    fit: Option<Fit>,
+}
+
+impl From<v1::Accuracy> for Averaged {
+    fn from(v1::Accuracy { loss, top1, top5, samples: _, fit }: v1::Accuracy) -> Self {
+        Self { loss, top1, top5, fit }
+    }
+}
+
+impl From<v1::EvaluatedStep> for Evaluation {
+    fn from(evaluated: v1::EvaluatedStep) -> Self {
+        let extent = evaluated.extent_name();
+        let v1::EvaluatedStep { step, accuracy, ema, extent: _ } = evaluated;
+        let v1::Accuracy { loss, top1, top5, samples, fit } = accuracy.unwrap_or_default();
+        let ema = ema.map(Into::into);
+        Self { step, loss, top1, top5, samples, fit, ema, extent }
+    }
+}
+
+impl From<Evaluation> for v1::EvaluatedStep {
+    fn from(evaluation: Evaluation) -> Self {
+        let Evaluation { step, loss, top1, top5, samples, fit, ema, extent } = evaluation;
+        let accuracy = Some(v1::Accuracy { loss, top1, top5, samples, fit });
+        let ema = ema.map(|Averaged { loss, top1, top5, fit }| v1::Accuracy {
+            loss,
+            top1,
+            top5,
+            samples,
+            fit,
+        });
+        let is_of = |known: &Extent| extent.as_ref() == Some(&known.name());
+        let extent = [Extent::Full, Extent::Subset].into_iter().find(is_of).unwrap_or_default();
+        Self { step, accuracy, ema, extent: extent.into() }
+    }
+}
+
+impl v1::EvaluatedStep {
+    /// `full` or `subset`; none where it is not known.
+    #[must_use]
+    pub fn extent_name(&self) -> Option<String> {
+        Some(self.extent()).filter(|extent| *extent != Extent::Unspecified).map(Extent::name)
+    }
+}
+
+/// One committed checkpoint.
+#[derive(Debug, Serialize)]
+pub(crate) struct Checkpoint {
+    name: String,
+    generation: u64,
+    step: u64,
+    bytes: u64,
+    /// `null` where its save was not seen.
+    stall_seconds: Option<f64>,
+    save_seconds: Option<f64>,
+    /// `null` if it was not evaluated there.
+    top1: Option<f64>,
+    fit: Option<Fit>,
+}
+
+impl From<v1::Checkpoint> for Checkpoint {
+    fn from(checkpoint: v1::Checkpoint) -> Self {
+        let v1::Checkpoint { name, generation, step, accuracy, bytes, took } = checkpoint;
+        Self {
+            name,
+            generation,
+            step,
+            bytes,
+            stall_seconds: took.map(|took| took.stall_seconds),
+            save_seconds: took.map(|took| took.seconds),
+            top1: accuracy.map(|accuracy| accuracy.top1),
+            fit: accuracy.and_then(|accuracy| accuracy.fit),
+        }
+    }
+}
+
+/// Training that went wrong, and what was done about it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Divergence {
+    generation: u64,
+    step: u64,
+    epoch: u32,
+    cursor: u64,
+    cause: String,
+    remedy: String,
+    /// `null` if the job ended.
+    rollback: Option<Rollback>,
+}
+
+#[derive(Debug, Serialize)]
+struct Rollback {
+    generation: u64,
+    before: u64,
+    /// `lower_lr` or `skip_batch`.
+    remedy: &'static str,
+}
+
+impl From<v1::Incident> for Divergence {
+    fn from(incident: v1::Incident) -> Self {
+        let v1::Incident { generation, diagnosis, cause, rollback, remedy } = incident;
+        let diagnosis = diagnosis.unwrap_or_default();
+        let v1::BatchMark { epoch, cursor } = diagnosis.batch.unwrap_or_default();
+        let rollback = rollback.map(|v1::Rollback { generation, before, skip }| {
+            let remedy = if skip.is_some() { "skip_batch" } else { "lower_lr" };
+            Rollback { generation, before, remedy }
+        });
+        Self { generation, step: diagnosis.step, epoch, cursor, cause, remedy, rollback }
+    }
+}
+
+/// How a job ended.
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    kind: String,
+    reason: Option<String>,
+}
+
+impl From<v1::Outcome> for Outcome {
+    fn from(outcome: v1::Outcome) -> Self {
+        Self { kind: outcome.kind().name(), reason: outcome.why() }
+    }
+}
+
+impl v1::Outcome {
+    /// Why it was drained or failed, or which limit is reached.
+    #[must_use]
+    pub fn why(&self) -> Option<String> {
+        let reason = self.failure.as_ref().map_or(&self.reason, |failure| &failure.message);
+        let is_said = self.failure.is_some() || !reason.is_empty();
+        is_said.then(|| reason.clone())
+    }
+}
