@@ -180,7 +180,6 @@ fn store_location(spec: &JobSpec, run_dir: &Path) -> String {
 }
 
 fn read_recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
-    let named = |problem: String| bad_input(format!("{}: {problem}", path.display()));
-    let text = fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
-    JobSpec::from_toml(&text, overrides).map_err(|error| named(error.to_string()))
+    JobSpec::read(path, overrides, |path| fs::read_to_string(path))
+        .map_err(|error| bad_input(format!("{}: {error}", path.display())))
 }

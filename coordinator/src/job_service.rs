@@ -234,7 +234,7 @@ fn unusable(error: spec::Error) -> Status {
             })
             .collect(),
         spec::Error::Override(_) => vec![("overrides".to_owned(), message.clone())],
-        spec::Error::Syntax(_) | spec::Error::Json(_) => {
+        spec::Error::Unreadable(_) | spec::Error::Text { .. } | spec::Error::Json(_) => {
             vec![("recipe".to_owned(), message.clone())]
         }
     };

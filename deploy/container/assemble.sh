@@ -18,6 +18,7 @@ programs() {
     install -m 755 deploy/container/health.sh "$out/opt/baton/bin/baton-health"
     # For a first try without data of one's own; the recipe names the data from here.
     install -D -m 644 -t "$out/opt/baton/recipes" recipes/*.toml
+    install -D -m 644 -t "$out/opt/baton/recipes/base" recipes/base/*.toml
     install -D -m 644 -t "$out/opt/baton/assets/digits" assets/digits/*
     install -m 644 LICENSE "$out/opt/baton"
     # Whom to trust on the way to a bucket; slim images have no list.

@@ -211,7 +211,7 @@ check_files() {
     local added
     added="$(comm -13 <(list "$base") <(list "$image"))"
 
-    local allowed='^\./(opt/baton(/(LICENSE|bin(/baton(-coordinator|-worker|-health)?)?|recipes(/[a-z0-9_]+\.toml)?'
+    local allowed='^\./(opt/baton(/(LICENSE|bin(/baton(-coordinator|-worker|-health)?)?|recipes(/base)?(/[a-z0-9_]+\.toml)?'
     allowed+='|assets(/digits(/(README\.md|digits-(train|val)\.beton))?)?'
     allowed+='|libtorch(/[^/]+(\.dist-info(/licenses(/[A-Za-z.]+)?)?)?|/torch/lib(/lib[a-z0-9_]+\.so(\.[0-9]+)?)?'
     allowed+='|/nvidia/cu13(/lib(/lib[a-z]+\.so\.13)?)?)?))?|var/lib/baton|etc/ssl(/certs(/ca-certificates\.crt)?)?'

@@ -85,9 +85,8 @@ fn evaluate(
 
 /// Reads a recipe file, with values changed on the command line.
 pub(crate) fn recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
-    let named = |problem: String| bad_input(format!("{}: {problem}", path.display()));
-    let text = std::fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
-    JobSpec::from_toml(&text, overrides).map_err(|error| named(error.to_string()))
+    JobSpec::read(path, overrides, |path| std::fs::read_to_string(path))
+        .map_err(|error| bad_input(format!("{}: {error}", path.display())))
 }
 
 #[allow(clippy::print_stdout, reason = "the result is this command's output")]

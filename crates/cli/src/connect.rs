@@ -277,13 +277,10 @@ impl Coordinator {
         Ok(answer.map_err(|status| self.explain(&status))?.into_inner())
     }
 
-    /// Gives it a job: a recipe as TOML, and changes to it.
-    pub(crate) async fn submit(
-        &mut self,
-        recipe: String,
-        overrides: Vec<String>,
-    ) -> Result<SubmitJobResponse, Failure> {
-        let answer = self.client.submit_job(SubmitJobRequest { recipe, overrides }).await;
+    /// Gives it a job: a recipe as TOML, without a base.
+    pub(crate) async fn submit(&mut self, recipe: String) -> Result<SubmitJobResponse, Failure> {
+        let request = SubmitJobRequest { recipe, overrides: Vec::new() };
+        let answer = self.client.submit_job(request).await;
         Ok(answer.map_err(|status| self.explain(&status))?.into_inner())
     }
 

@@ -187,12 +187,20 @@ fn the_recipe_in_effect_is_printed() {
 const DIGITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/digits_cpu.toml");
 
 #[test]
-fn a_job_is_submitted_as_it_is_written_with_its_changes() {
+fn a_job_is_submitted_with_its_base_and_its_changes_and_without_defaults() {
     let fake = Fake::start(Told { status: testing::idle(), ..Told::default() });
-    let told = stdout(&fake, &["submit", DIGITS, "--set", "train.epochs=3"]);
+    let folder = tempfile::tempdir().unwrap();
+    let heir = folder.path().join("heir.toml");
+    std::fs::write(&heir, format!("name = \"heir\"\nbase = {DIGITS:?}\n")).unwrap();
+    let heir = heir.to_str().unwrap();
+    let told = stdout(&fake, &["submit", heir, "--set", "train.epochs=3"]);
     assert_eq!(told, "demo: job 5f0c8d5e has begun; `baton watch` tells how it goes\n");
-    let text = std::fs::read_to_string(DIGITS).unwrap();
-    assert_eq!(fake.asked(), [format!("submit [\"train.epochs=3\"]: {text}")]);
+    let asked = fake.asked();
+    let sent: toml::Table = asked[0].strip_prefix("submit []: ").unwrap().parse().unwrap();
+    assert_eq!(sent["name"].as_str(), Some("heir"));
+    assert_eq!(sent["train"]["epochs"].as_integer(), Some(3));
+    assert_eq!(sent["train"]["global_batch"].as_integer(), Some(64), "of the base");
+    assert!(!sent.contains_key("base") && !sent.contains_key("guard"), "{sent}");
     let told: serde_json::Value =
         serde_json::from_str(&stdout(&fake, &["submit", DIGITS, "--json"])).unwrap();
     assert_eq!(told, serde_json::json!({ "job_id": "5f0c8d5e", "name": "demo" }));

@@ -6,24 +6,25 @@ use std::{
 };
 
 use baton_job::exit::Failure;
-use baton_recipe::JobSpec;
+use baton_recipe::{JobSpec, spec::Resolved};
 
 use crate::failure::bad_input;
 
 /// Reads a recipe file and applies changes.
+///
+/// # Errors
+/// What is wrong with it, in one line.
 pub fn read(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
-    parsed(path, overrides).map(|(_, spec)| spec)
+    resolved(path, overrides).map(|resolved| resolved.spec)
 }
 
-/// The text of a recipe file that is a good recipe with these changes.
-pub fn checked(path: &Path, overrides: &[String]) -> Result<String, Failure> {
-    parsed(path, overrides).map(|(text, _)| text)
-}
-
-fn parsed(path: &Path, overrides: &[String]) -> Result<(String, JobSpec), Failure> {
-    let text = fs::read_to_string(path).map_err(|error| about(path, error))?;
-    let spec = JobSpec::from_toml(&text, overrides).map_err(|error| about(path, error))?;
-    Ok((text, spec))
+/// As [`read`], and where its values come from.
+///
+/// # Errors
+/// As there.
+pub fn resolved(path: &Path, overrides: &[String]) -> Result<Resolved, Failure> {
+    Resolved::read(path, overrides, |path| fs::read_to_string(path))
+        .map_err(|error| about(path, error))
 }
 
 /// The folder in which recipes are looked for by name.

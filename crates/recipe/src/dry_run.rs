@@ -9,7 +9,7 @@ use crate::{
     Epoch, JobSpec,
     progress::{Agenda, Progress},
     schedule::{self, learning_rate},
-    spec::{Schedule, Violation},
+    spec::{self, Schedule, Violation},
 };
 
 /// What a run comes to if nothing goes wrong and nothing ends it early.
@@ -107,7 +107,7 @@ impl DryRun {
     /// What will run, but is hardly meant.
     #[must_use]
     pub fn doubts(&self, spec: &JobSpec) -> Vec<Violation> {
-        let mut doubts = Vec::new();
+        let mut doubts = spec::ignored(spec);
         let mut doubt = |field, value: String, rule: String| {
             doubts.push(Violation { field, value, rule });
         };

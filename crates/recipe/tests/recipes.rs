@@ -1,33 +1,37 @@
-//! Every file in `recipes/` is a whole, valid recipe that can be run on the data it is for.
+//! Every file in `recipes/` is a valid recipe that can be run on the data it is for.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail loudly")]
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
-use baton_recipe::{JobSpec, dry_run::DryRun, schedule::linearly_scaled};
+use baton_recipe::{
+    JobSpec,
+    dry_run::DryRun,
+    schedule::linearly_scaled,
+    spec::{Origin, Resolved},
+};
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../recipes")
 }
 
-/// Names without `.toml`, and texts.
-fn recipes() -> Vec<(String, String)> {
-    let mut recipes: Vec<(String, String)> = fs::read_dir(folder())
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .map(|path| {
-            assert_eq!(path.extension().unwrap(), "toml", "{} is no recipe", path.display());
-            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-            (name, fs::read_to_string(path).unwrap())
-        })
-        .collect();
-    recipes.sort();
-    recipes
+/// The files' names without `.toml`.
+fn names() -> Vec<String> {
+    let paths = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
+    let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
+    let mut names: Vec<String> = paths.filter(|path| path.is_file()).map(stem).collect();
+    names.sort();
+    names
+}
+
+fn resolved(name: &str) -> Resolved {
+    let file = folder().join(format!("{name}.toml"));
+    let resolved = Resolved::read(&file, &[], |path| fs::read_to_string(path));
+    resolved.unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 fn recipe(name: &str) -> JobSpec {
-    let text = fs::read_to_string(folder().join(format!("{name}.toml"))).unwrap();
-    JobSpec::from_toml(&text, &[]).unwrap()
+    resolved(name).spec
 }
 
 /// Samples of the training set that a recipe is for.
@@ -39,6 +43,18 @@ fn training_samples(spec: &JobSpec) -> u64 {
         "data/signals-train.beton" => 8_192,
         other => panic!("how many samples has {other}? say so here"),
     }
+}
+
+/// A table without one value, by its dotted path.
+fn without(table: &toml::Table, field: &str) -> toml::Table {
+    let mut table = table.clone();
+    let mut at = &mut table;
+    let (sections, leaf) = field.rsplit_once('.').unwrap_or(("", field));
+    for section in sections.split('.').filter(|section| !section.is_empty()) {
+        at = at.get_mut(section).unwrap().as_table_mut().unwrap();
+    }
+    at.remove(leaf).unwrap();
+    table
 }
 
 /// Dotted paths of all values; arrays are values.
@@ -61,26 +77,54 @@ fn keys_of(table: &toml::Table) -> BTreeSet<String> {
 
 #[test]
 fn every_recipe_is_valid_and_named_as_its_file() {
-    for (name, text) in recipes() {
-        let spec = JobSpec::from_toml(&text, &[]).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert_eq!(spec.name, name);
+    for name in names() {
+        assert_eq!(recipe(&name).name, name);
     }
 }
 
 #[test]
-fn every_recipe_leaves_no_value_to_a_default() {
-    for (name, text) in recipes() {
-        let spec = JobSpec::from_toml(&text, &[]).unwrap();
-        let set = keys_of(&text.parse().unwrap());
-        let whole = keys_of(&toml::Table::try_from(&spec).unwrap());
-        let missing: Vec<_> = whole.difference(&set).collect();
-        assert!(missing.is_empty(), "{name} does not set {missing:?}");
+fn every_recipe_sets_only_what_it_is_about() {
+    for name in names() {
+        let file = folder().join(format!("{name}.toml"));
+        let own: toml::Table = fs::read_to_string(&file).unwrap().parse().unwrap();
+        let whole = resolved(&name);
+        for (field, _) in whole.origins.iter().filter(|(_, by)| **by == Origin::File(file.clone()))
+        {
+            let text = without(&own, field).to_string();
+            let rest = JobSpec::read(&file, &[], |path| match path == file {
+                true => Ok(text.clone()),
+                false => fs::read_to_string(path),
+            });
+            let says_nothing = rest.is_ok_and(|rest| rest == whole.spec);
+            assert!(!says_nothing, "{name} need not set {field}");
+        }
+    }
+}
+
+/// One line per recipe, as programs hand it to each other and keep it.
+///
+/// A change of a recipe that is meant changes its line: `BATON_WRITE=1 cargo test -p baton-recipe`.
+#[test]
+fn every_recipe_resolves_to_the_values_that_it_had() {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/resolved.jsonl");
+    let specs: Vec<JobSpec> = names().iter().map(|name| recipe(name)).collect();
+    if std::env::var_os("BATON_WRITE").is_some() {
+        let lines: String = specs.iter().map(|spec| spec.to_json() + "\n").collect();
+        fs::write(&path, lines).unwrap();
+    }
+    let before = fs::read_to_string(path).unwrap();
+    let before: Vec<JobSpec> =
+        before.lines().map(|line| JobSpec::from_json(line).unwrap()).collect();
+    assert_eq!(before.len(), specs.len());
+    for (before, spec) in before.iter().zip(&specs) {
+        assert_eq!(before.differences(spec), [], "{}", spec.name);
+        assert_eq!(before, spec);
     }
 }
 
 #[test]
 fn every_recipe_can_be_run_on_the_data_it_is_for() {
-    for (name, _) in recipes() {
+    for name in names() {
         let spec = recipe(&name);
         let run = DryRun::new(&spec, training_samples(&spec));
         let run = run.unwrap_or_else(|faults| panic!("{name}: {faults:?}"));
@@ -95,7 +139,6 @@ fn every_recipe_can_be_run_on_the_data_it_is_for() {
 
 #[test]
 fn every_shipped_recipe_is_there() {
-    let names: Vec<String> = recipes().into_iter().map(|(name, _)| name).collect();
     let expected = [
         "digits_cpu",
         "resnet34_1d_signals",
@@ -110,7 +153,7 @@ fn every_shipped_recipe_is_there() {
         "resnet50_p4d_60ep",
         "resnet50_t4",
     ];
-    assert_eq!(names, expected);
+    assert_eq!(names(), expected);
 }
 
 /// The epochs, counted from 0, at which ffcv-imagenet's `get_resolution` first gives 192 pixels.
@@ -154,7 +197,7 @@ fn every_key() -> BTreeSet<String> {
         "limits={ target_top1 = 0.9, patience = 1, max_hours = 1.0, max_dollars = 1.0, \
          dollars_per_hour = 1.0 }",
     ];
-    let text = fs::read_to_string(folder().join("resnet50_p4d_60ep.toml")).unwrap();
+    let text = recipe("resnet50_p4d_60ep").to_toml();
     let keys = changes.iter().flat_map(|change| {
         let spec = JobSpec::from_toml(&text, &[(*change).to_owned()]).unwrap();
         keys_of(&toml::Table::try_from(&spec).unwrap())

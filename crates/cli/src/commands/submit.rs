@@ -35,9 +35,10 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let path = recipe::find(&args.recipe);
-    let text = recipe::checked(&path, &args.overrides)?;
+    // Its bases are files of this machine, so it is sent without them.
+    let recipe = recipe::resolved(&path, &args.overrides)?.set.to_string();
     let mut coordinator = Coordinator::find(&args.place)?;
-    let begun = coordinator.submit(text, args.overrides).await?;
+    let begun = coordinator.submit(recipe).await?;
     match args.json {
         true => output::line(json::line(&begun)),
         false => output::line(format_args!(

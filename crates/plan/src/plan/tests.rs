@@ -6,10 +6,9 @@ use crate::machine::MACHINES;
 const IMAGENET: u64 = 1_281_167;
 
 fn spec(name: &str, changes: &[&str]) -> JobSpec {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
-    let text = fs::read_to_string(folder.join(format!("{name}.toml"))).unwrap();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recipes/{name}.toml"));
     let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
-    JobSpec::from_toml(&text, &changes).unwrap()
+    JobSpec::read(&file, &changes, |path| fs::read_to_string(path)).unwrap()
 }
 
 fn question(spec: &JobSpec) -> Question<'_> {

@@ -7,9 +7,17 @@ use serde::Serialize;
 /// Why a recipe was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Not TOML, an unknown key, or a value of the wrong type.
-    #[error("recipe: {}", one_line(.0))]
-    Syntax(Box<toml::de::Error>),
+    /// The recipe file cannot be read.
+    #[error(transparent)]
+    Unreadable(std::io::Error),
+    /// Not TOML, an unknown key, a value of the wrong type, or a base that cannot be used.
+    #[error("recipe: {place}{problem}")]
+    Text {
+        /// Where, to be put in front; empty if nobody knows.
+        place: String,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
     /// The JSON form handed to an agent does not fit this build.
     #[error(
         "recipe from the coordinator does not fit this build (is it of the same version?): {0}"
@@ -37,16 +45,5 @@ pub struct Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} = {}: {}", self.field, self.value, self.rule)
-    }
-}
-
-/// toml prints a drawing over several lines; a daemon's error is one line.
-fn one_line(error: &toml::de::Error) -> String {
-    let whole = error.to_string();
-    let place = whole.lines().next().unwrap_or_default().trim_start_matches("TOML parse error ");
-    let message = error.message().replace('\n', " ");
-    match (place.is_empty(), error.span()) {
-        (false, Some(_)) => format!("{place}: {message}"),
-        _ => message,
     }
 }

@@ -17,14 +17,18 @@ mod loss;
 mod model;
 mod optimizer;
 mod precision;
+mod resolve;
 mod rules;
 mod schedule;
 #[cfg(test)]
 mod tests;
 mod train;
 
+use std::{io, path::Path};
+
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::model::ignored;
 pub use self::{
     augment::Augment,
     checkpoint::Checkpoint,
@@ -40,6 +44,7 @@ pub use self::{
     model::{Arch, Model, Stage},
     optimizer::Optimizer,
     precision::{Compute, Determinism, LossScale, Precision},
+    resolve::{Origin, Resolved},
     schedule::Schedule,
     train::{Phase, Train},
 };
@@ -93,21 +98,30 @@ pub struct JobSpec {
 }
 
 impl JobSpec {
-    /// Reads a recipe and applies `overrides`, each `dotted.key=value` with a TOML value.
+    /// Reads a recipe file and its bases by `read`, as [`Resolved::read`] does.
     ///
     /// # Errors
-    /// Unknown keys, wrong types, values against a rule, features that are not implemented yet.
+    /// As there.
+    pub fn read(
+        file: &Path,
+        overrides: &[String],
+        read: impl Fn(&Path) -> io::Result<String>,
+    ) -> Result<Self, Error> {
+        Resolved::read(file, overrides, read).map(|resolved| resolved.spec)
+    }
+
+    /// Reads a recipe without bases and applies `overrides`, each `dotted.key=value` with a TOML value.
+    ///
+    /// # Errors
+    /// A base, unknown keys, wrong types, values against a rule.
     pub fn from_toml(text: &str, overrides: &[String]) -> Result<Self, Error> {
-        let syntax = |error| Error::Syntax(Box::new(error));
-        if overrides.is_empty() {
-            // Straight from the text, as errors then name line and column.
-            return toml::from_str::<Self>(text).map_err(syntax)?.validated();
-        }
-        let mut table: toml::Table = text.parse().map_err(syntax)?;
-        for entry in overrides {
-            apply_override(&mut table, entry)?;
-        }
-        table.try_into::<Self>().map_err(syntax)?.validated()
+        let alone = Path::new("");
+        Self::read(alone, overrides, |path| match path == alone {
+            true => Ok(text.to_owned()),
+            false => Err(io::Error::other(
+                "this recipe came without its folder: send what `baton recipe show FILE --toml` prints",
+            )),
+        })
     }
 
     /// Reads the form in which a coordinator hands the recipe to its agents.
@@ -163,26 +177,4 @@ impl JobSpec {
             ..self.clone()
         }
     }
-}
-
-fn apply_override(table: &mut toml::Table, entry: &str) -> Result<(), Error> {
-    let malformed = || Error::Override(entry.to_owned());
-    let (path, value) = entry.split_once('=').ok_or_else(malformed)?;
-    // A bare word is taken as a string, so that `--set cluster.device=cpu` needs no inner quotes.
-    let value = format!("v = {value}")
-        .parse::<toml::Table>()
-        .ok()
-        .and_then(|mut parsed| parsed.remove("v"))
-        .unwrap_or_else(|| toml::Value::String(value.to_owned()));
-    let (parents, leaf) = match path.rsplit_once('.') {
-        Some((parents, leaf)) => (parents.split('.').collect(), leaf),
-        None => (Vec::new(), path),
-    };
-    let mut at = table;
-    for key in parents {
-        let inner = at.entry(key).or_insert_with(|| toml::Value::Table(toml::Table::new()));
-        at = inner.as_table_mut().ok_or_else(malformed)?;
-    }
-    at.insert(leaf.to_owned(), value);
-    Ok(())
 }

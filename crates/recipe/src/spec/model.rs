@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Compute, JobSpec, Optimizer, rules::Rules};
+use super::{Compute, JobSpec, Optimizer, Violation, rules::Rules};
 
 /// The network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -173,6 +173,27 @@ fn linear(spec: &JobSpec, rules: &mut Rules) {
     absent(spec.evaluation.flip, "evaluation.flip", &true);
     let changes = train.phases.iter().any(|phase| phase.resolution != train.resolution);
     absent(changes, "train.phases", &"another resolution");
+}
+
+/// Values that the network ignores. In a file they may be meant for another `arch` and stay; as a change
+/// by hand they are a mistake.
+pub(crate) fn ignored(spec: &JobSpec) -> Vec<Violation> {
+    if spec.model.arch != Arch::Linear {
+        return Vec::new();
+    }
+    let mut rules = Rules::default();
+    let ignored = "is ignored by model.arch = \"linear\": leave it out";
+    rules.check(!spec.model.zero_init_gamma, "model.zero_init_gamma", true, ignored);
+    rules.check(spec.model.channels_last, "model.channels_last", false, ignored);
+    if let Optimizer::Sgd { weight_decay, decay_norm_and_bias, .. } = spec.optimizer {
+        rules.check(
+            weight_decay == 0.0 || decay_norm_and_bias,
+            "optimizer.decay_norm_and_bias",
+            false,
+            "is ignored by model.arch = \"linear\", which decays its biases too: set it to true",
+        );
+    }
+    rules.violations()
 }
 
 /// What has no meaning in one dimension.

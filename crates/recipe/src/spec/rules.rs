@@ -10,7 +10,7 @@ use super::{
 
 /// Every rule that `spec` breaks.
 pub(super) fn violations(spec: &JobSpec) -> Vec<Violation> {
-    let mut rules = Rules(Vec::new());
+    let mut rules = Rules::default();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     rules.check(
         !spec.name.is_empty() && spec.name.chars().all(plain) && !spec.name.starts_with('.'),
@@ -36,13 +36,18 @@ pub(super) fn violations(spec: &JobSpec) -> Vec<Violation> {
     ] {
         check(spec, &mut rules);
     }
-    rules.0
+    rules.violations()
 }
 
 /// What the rules found so far.
+#[derive(Default)]
 pub(super) struct Rules(Vec<Violation>);
 
 impl Rules {
+    pub(super) fn violations(self) -> Vec<Violation> {
+        self.0
+    }
+
     pub(super) fn check(
         &mut self,
         holds: bool,

@@ -1,5 +1,7 @@
 //! Recipes good and bad.
 
+use std::io;
+
 use super::*;
 
 const MINIMAL: &str = r#"
@@ -182,5 +184,169 @@ fn the_strict_order_goes_with_every_collective() {
         let strict =
             ["precision.determinism=strict".to_owned(), format!("cluster.collective={collective}")];
         JobSpec::from_toml(MINIMAL, &strict).unwrap();
+    }
+}
+
+/// Reads `heir.toml` among such files.
+fn with_files(files: &[(&str, &str)], changes: &[&str]) -> Result<Resolved, Error> {
+    let changes: Vec<String> = changes.iter().map(|&entry| entry.to_owned()).collect();
+    Resolved::read(Path::new("jobs/heir.toml"), &changes, |path| {
+        let file = files.iter().find(|(name, _)| Path::new("jobs").join(name) == path);
+        let (_, text) =
+            file.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no such file"))?;
+        Ok((*text).to_owned())
+    })
+}
+
+/// What is said of `heir.toml`, in one line.
+fn refused_with_files(files: &[(&str, &str)], changes: &[&str]) -> String {
+    let error = with_files(files, changes).unwrap_err().to_string();
+    assert!(!error.contains('\n'), "{error}");
+    error
+}
+
+#[test]
+fn a_recipe_changes_single_values_of_its_base() {
+    let heir = "
+        name = 'heir'
+        base = '../base.toml'
+        model.freeze = []
+        train.epochs = 4
+        optimizer = { kind = 'sgd', nesterov = true }
+    ";
+    let base = MINIMAL.replace("num_classes = 10", "num_classes = 10\nfreeze = ['stem']");
+    let files = [("heir.toml", heir), ("../base.toml", &base)];
+    let Resolved { spec, set, origins } = with_files(&files, &["train.global_batch=32"]).unwrap();
+    assert_eq!((spec.name.as_str(), spec.train.epochs, spec.train.global_batch), ("heir", 4, 32));
+    assert_eq!(spec.model.freeze, []);
+    let Optimizer::Sgd { momentum, nesterov, .. } = spec.optimizer else { panic!("{spec:?}") };
+    assert_eq!((momentum, nesterov), (0.9, true));
+    let file = |path: &str| Some(Origin::File(Path::new("jobs").join(path)));
+    assert_eq!(origins.get("train.epochs").cloned(), file("heir.toml"));
+    assert_eq!(origins.get("optimizer.momentum").cloned(), file("../base.toml"));
+    assert!(matches!(origins.get("train.global_batch"), Some(Origin::Change(_))));
+    assert_eq!(origins.get("train.virtual_ranks"), None);
+    // Sent to another machine it says the same.
+    let sent = JobSpec::from_toml(&set.to_string(), &[]).unwrap();
+    assert_eq!(sent, spec);
+}
+
+#[test]
+fn another_kind_takes_no_key_of_the_old_one_along() {
+    let heir = "
+        name = 'heir'
+        base = 'base.toml'
+        [optimizer]
+        kind = 'adamw'
+        [schedule]
+        kind = 'step'
+        lr = 0.2
+        milestones = [1.0]
+        [loss]
+        kind = 'mse'
+    ";
+    let base = format!("{MINIMAL}[loss]\nlabel_smoothing = 0.1\n");
+    let spec = with_files(&[("heir.toml", heir), ("base.toml", &base)], &[]).unwrap().spec;
+    assert!(matches!(spec.optimizer, Optimizer::AdamW { .. }) && spec.loss.label_smoothing == 0.0);
+}
+
+#[test]
+fn bases_have_bases() {
+    let files = [
+        ("heir.toml", "name = 'heir'\nbase = 'a/near.toml'\nseed = 1"),
+        ("a/near.toml", "base = 'far.toml'\nseed = 2\ntrain.epochs = 3"),
+        ("a/far.toml", MINIMAL),
+    ];
+    let spec = with_files(&files, &[]).unwrap().spec;
+    assert_eq!((spec.seed, spec.train.epochs, spec.train.global_batch), (1, 3, 64));
+}
+
+#[test]
+fn a_name_is_not_inherited() {
+    let files = [("heir.toml", "base = 'base.toml'"), ("base.toml", MINIMAL)];
+    assert!(refused_with_files(&files, &[]).contains("missing field `name`"));
+    assert_eq!(with_files(&files, &["name=other"]).unwrap().spec.name, "other");
+}
+
+#[test]
+fn bases_that_cannot_be_used_are_refused_where_they_are_named() {
+    let loops = [
+        ("heir.toml", "name = 'heir'\nbase = 'one.toml'"),
+        ("one.toml", "base = 'two.toml'"),
+        ("two.toml", "seed = 1\nbase = 'one.toml'"),
+    ];
+    assert_eq!(
+        refused_with_files(&loops, &[]),
+        "recipe: in base jobs/two.toml at line 2, column 8: bases go in a circle, jobs/heir.toml -> \
+         jobs/one.toml -> jobs/two.toml -> jobs/one.toml: remove one base"
+    );
+    let itself = [("heir.toml", "base = 'heir.toml'")];
+    assert!(refused_with_files(&itself, &[]).contains("at line 1, column 8: bases go in a circle"));
+    // Names that differ each time.
+    let deeper = [("heir.toml", "base = 'x/../heir.toml'")];
+    let deep = Resolved::read(Path::new("heir.toml"), &[], |_| Ok(deeper[0].1.to_owned()));
+    assert!(
+        deep.unwrap_err().to_string().contains("more than 7 bases, heir.toml -> x/../heir.toml")
+    );
+    for (base, expected) in [
+        (
+            "base = 'none.toml'",
+            "recipe: at line 1, column 8: base = \"none.toml\" cannot be read: no such file; it is a \
+             path from this file's folder",
+        ),
+        (
+            "base = 3",
+            "recipe: at line 1, column 8: base must be a path from this file to another recipe, e.g. \
+             base = \"other.toml\"",
+        ),
+    ] {
+        assert_eq!(refused_with_files(&[("heir.toml", base)], &[]), expected);
+    }
+    assert!(refused(&["base=other.toml"]).contains("name a file that has this base"));
+    let alone = JobSpec::from_toml("base = 'other.toml'", &[]).unwrap_err().to_string();
+    assert!(alone.contains("baton recipe show FILE --toml"), "{alone}");
+}
+
+#[test]
+fn what_is_wrong_is_shown_where_it_was_written() {
+    let base = MINIMAL.replace("epochs = 2", "epochs = 2\nepoch_count = 3");
+    let heir = "name = 'heir'\nbase = 'base.toml'\nseed = 1\n";
+    let error = refused_with_files(&[("heir.toml", heir), ("base.toml", &base)], &[]);
+    assert!(error.contains("in base jobs/base.toml at line 11, column 1: unknown"), "{error}");
+    let heir = format!("{heir}train.epochs = 'two'\n");
+    let files = [("heir.toml", heir.as_str()), ("base.toml", MINIMAL)];
+    let error = refused_with_files(&files, &[]);
+    assert!(error.starts_with("recipe: at line 4, column 16: invalid type"), "{error}");
+    let error = refused_with_files(&[files[0], ("base.toml", "seed = ")], &[]);
+    assert!(error.starts_with("recipe: in base jobs/base.toml at line 1, column "), "{error}");
+    for change in ["train.epoch=3", "train.epochs=few", "optimizer.betas=[0.9, 0.99]"] {
+        let error = refused(&[change]);
+        assert!(error.starts_with(&format!("recipe: override `{change}`: ")), "{error}");
+    }
+}
+
+#[test]
+fn what_the_network_ignores_is_refused_as_a_change_and_kept_in_a_file() {
+    let of_resnet = MINIMAL.replace("num_classes = 10", "num_classes = 10\nzero_init_gamma = true");
+    let changes = |more: &[&str]| {
+        [&["model.arch=linear"], more]
+            .concat()
+            .iter()
+            .map(|&one| one.to_owned())
+            .collect::<Vec<_>>()
+    };
+    let spec = JobSpec::from_toml(&of_resnet, &changes(&[])).unwrap();
+    assert!(spec.model.zero_init_gamma);
+    assert_eq!(ignored(&spec)[0].field, "model.zero_init_gamma");
+    for (change, expected) in [
+        ("model.zero_init_gamma=true", "model.zero_init_gamma = true: is ignored by model.arch"),
+        ("model.channels_last=false", "model.channels_last = false: is ignored by model.arch"),
+        (
+            "optimizer={ kind = 'sgd', weight_decay = 0.1, decay_norm_and_bias = false }",
+            "decays its biases too: set it to true",
+        ),
+    ] {
+        let error = JobSpec::from_toml(&of_resnet, &changes(&[change])).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }

@@ -106,11 +106,7 @@ impl Verdict {
 }
 
 fn judge(path: &Path, args: &Args) -> Verdict {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) => return Verdict::Unreadable(error.to_string()),
-    };
-    let spec = match JobSpec::from_toml(&text, &args.overrides) {
+    let spec = match JobSpec::read(path, &args.overrides, |path| fs::read_to_string(path)) {
         Ok(spec) => spec,
         Err(Error::Invalid(faults)) => return Verdict::Bad(faults),
         Err(error) => return Verdict::Unreadable(error.to_string()),

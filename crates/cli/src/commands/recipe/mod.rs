@@ -10,7 +10,7 @@ use std::path::Path;
 
 pub(crate) use baton_console::{
     Samples,
-    recipe::{about, checked, find, read},
+    recipe::{about, find, read, resolved},
 };
 use baton_job::exit::{Failure, OK};
 use baton_recipe::spec;

@@ -1,14 +1,18 @@
 //! `baton recipe show`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use baton_job::exit::Failure;
-use baton_recipe::{JobSpec, dry_run::DryRun};
+use baton_recipe::{
+    JobSpec,
+    dry_run::DryRun,
+    spec::{Origin, Resolved},
+};
 
-use super::{Samples, about, broken, find, read, summary};
+use super::{Samples, about, broken, find, resolved, summary};
 use crate::{failure::failed, output};
 
-/// Print a recipe with every default filled in, and what it comes to
+/// Print a recipe with every value and where it comes from, and what it comes to
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -41,23 +45,53 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let path = find(&args.recipe);
-    let spec = read(&path, &args.overrides)?;
+    let resolved = resolved(&path, &args.overrides)?;
+    let spec = &resolved.spec;
     let text = match args.json {
-        true => serde_json::to_string_pretty(&spec).map_err(|error| failed(error.to_string()))?,
-        false => toml::to_string(&spec).map_err(|error| failed(error.to_string()))?,
+        true => serde_json::to_string_pretty(spec).map_err(|error| failed(error.to_string()))?,
+        false if args.toml => spec.to_toml(),
+        false => with_origins(&resolved, &path),
     };
     output::line(text.trim_end());
     if args.json || args.toml {
         return Ok(());
     }
-    let samples = Samples::of(&spec, args.samples).map_err(|problem| about(&path, problem))?;
+    let samples = Samples::of(spec, args.samples).map_err(|problem| about(&path, problem))?;
     let walked = match samples {
         Samples::Known(samples) => samples,
-        Samples::Unknown(_) => stand_in(&spec),
+        Samples::Unknown(_) => stand_in(spec),
     };
-    let run = DryRun::new(&spec, walked).map_err(|faults| broken(&path, faults))?;
-    output::line(format_args!("\n{}", summary::text(&spec, &run, &samples, &args.other_batches)));
+    let run = DryRun::new(spec, walked).map_err(|faults| broken(&path, faults))?;
+    output::line(format_args!("\n{}", summary::text(spec, &run, &samples, &args.other_batches)));
     Ok(())
+}
+
+/// The whole recipe as TOML; what its own file does not say has a comment that names who does.
+fn with_origins(resolved: &Resolved, path: &Path) -> String {
+    let (mut text, mut section, mut is_listed) = (String::new(), String::new(), false);
+    for line in resolved.spec.to_toml().lines() {
+        let (mut field, mut is_value) = (section.clone(), false);
+        if let Some(name) = line.strip_prefix('[') {
+            // A list of tables is one value.
+            is_listed = name.starts_with('[');
+            field = name.trim_matches(['[', ']']).to_owned();
+            section = format!("{field}.");
+            is_value = is_listed;
+        } else if let Some((key, _)) = line.split_once(" = ") {
+            field.push_str(key);
+            is_value = !is_listed;
+        }
+        let origin = match resolved.origins.get(&field) {
+            _ if !is_value => None,
+            None => Some("default".to_owned()),
+            Some(Origin::File(file)) if file == path => None,
+            Some(Origin::File(file)) => Some(file.display().to_string()),
+            Some(Origin::Change(_)) => Some("--set".to_owned()),
+        };
+        text.push_str(&origin.map_or(line.to_owned(), |origin| format!("{line:<40} # {origin}")));
+        text.push('\n');
+    }
+    text
 }
 
 /// A training set of 1,000 updates per epoch, in place of one of unknown size: resolutions, batches and,

@@ -285,17 +285,17 @@ fn doubts(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path};
+    use std::path::Path;
 
     use insta::assert_snapshot;
 
     use super::*;
 
     fn shown(recipe: &str, overrides: &[&str], samples: Samples, other_batches: &[u64]) -> String {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
-        let text = fs::read_to_string(folder.join(format!("{recipe}.toml"))).unwrap();
+        let file =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recipes/{recipe}.toml"));
         let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
-        let spec = JobSpec::from_toml(&text, &overrides).unwrap();
+        let spec = super::super::read(&file, &overrides).unwrap();
         let walked = match samples {
             Samples::Known(samples) => samples,
             Samples::Unknown(_) => 4_096_000,
