@@ -66,9 +66,10 @@ lint: tools ## formatting, clippy, docs, licences, scripts, links; writes nothin
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 .PHONY: fix
-fix: setup ## format, and apply what clippy can repair by itself
+fix: setup ## format, apply what clippy can repair by itself, and make the tables of docs/recipes.md
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	cargo fmt --all
+	BATON_WRITE=1 cargo test --quiet --workspace --test reference
 
 .PHONY: sim
 sim: ## the cluster simulation at length, half an hour; HISTORIES=2000000

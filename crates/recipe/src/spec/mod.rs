@@ -53,7 +53,8 @@ pub use self::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobSpec {
-    /// Names the run folder and the job in every display.
+    /// Names the run folder and the job in every display: letters, digits, `-`, `_`, `.`; never taken from
+    /// a base.
     pub name: String,
     /// Root of every random draw: initial weights, sample order, augmentation.
     #[serde(default)]
