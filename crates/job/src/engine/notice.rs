@@ -117,8 +117,8 @@ pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> Strin
                 restored;
             let ranks =
                 if *world_size == 1 { "1 rank".to_owned() } else { format!("{world_size} ranks") };
-            let best = progress.best.map_or(String::new(), |(epoch, best)| {
-                format!(", best score {:.4} after epoch {epoch}", best.score())
+            let best = progress.best.map_or(String::new(), |(step, best)| {
+                format!(", best score {:.4} after step {step}", best.score())
             });
             let mut text = format!(
                 "resumed in {seconds:.2} s at {place}, sample {} of the epoch, from checkpoint {name}, \
