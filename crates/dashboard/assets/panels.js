@@ -120,7 +120,6 @@ export const drawFigures = (status, elapsed) => {
     return found.fit ? `${decimal(found.fit.spearman)} ρ` : percent(found.top1, 2);
   };
   const of = (found, text) => (found ? `${text} update ${whole(found.step)}` : "");
-  const hasPrice = spending.dollars !== null;
   const interruptions = status.recoveries_total;
   const figures = [
     ["Loss", decimal(latest?.loss, 4), latest?.gradient_norm == null ? "" : `gradient ${decimal(latest.gradient_norm)}`],
@@ -131,8 +130,9 @@ export const drawFigures = (status, elapsed) => {
     ["Learning rate", decimal(latest?.lr, 4), latest?.loss_scale == null ? "" : `loss scale ${whole(latest.loss_scale)}`],
     ["Samples per second", decimal(latest?.samples_per_second, 1), ""],
     ["Loader wait", percent(latest?.loader_wait), status.skipped_samples ? `${whole(status.skipped_samples)} samples skipped` : ""],
-    ["Cost so far", hasPrice ? dollars(spending.dollars) : hours(spending.hours),
-      hasPrice ? `${hours(spending.hours)} at ${dollars(spending.dollars_per_hour)}/h` : "no price is known"],
+    ["Machine time", hours(spending.hours), ""],
+    ["Cost so far", dollars(spending.dollars),
+      spending.dollars_per_hour === null ? "no price is known" : `at ${dollars(spending.dollars_per_hour)}/h`],
     ["Cost per epoch", dollars(spending.dollars_per_epoch), ""],
     ["Projected cost", dollars(spending.projected_dollars), ""],
     ["Interruptions", whole(interruptions),
