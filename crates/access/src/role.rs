@@ -63,7 +63,9 @@ pub fn need_of(path: &str) -> Need {
     let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
     match (service, method) {
         ("grpc.health.v1.Health", _) => Need::Nothing,
-        ("grpc.reflection.v1.ServerReflection", _) => Need::Role(Role::Viewer),
+        ("grpc.reflection.v1.ServerReflection" | "grpc.reflection.v1alpha.ServerReflection", _) => {
+            Need::Role(Role::Viewer)
+        }
         (
             "baton.v1.JobService",
             "GetStatus" | "WatchEvents" | "ListCheckpoints" | "StreamMetrics" | "StreamLogs"
