@@ -12,7 +12,8 @@ pub struct Precision {
     /// optimizer and BatchNorm are fp32 always.
     pub compute: Compute,
     /// `strict`: gradients are added in a fixed tree, one result for every number of ranks; `fast`: the
-    /// library's own all-reduce, one result for one number of ranks.
+    /// library's own all-reduce, whose order depends on the number of ranks; on GPUs also the algorithms
+    /// that cuDNN finds fastest at the start, so that two runs can differ in the last bits.
     pub determinism: Determinism,
     /// Kernels of our own for BatchNorm with what follows it, and for SGD: fewer trips through a GPU's
     /// memory. Off until `baton-worker bench --set precision.fused=true` has shown on your GPU that it
@@ -64,7 +65,7 @@ pub enum Determinism {
     /// The fixed tree over virtual ranks: one result for every number of ranks.
     #[default]
     Strict,
-    /// The library's own all-reduce: one result for one number of ranks.
+    /// The library's own all-reduce, and on GPUs the algorithms that cuDNN finds fastest.
     Fast,
 }
 

@@ -220,7 +220,7 @@ fn optimizer(spec: &JobSpec) -> String {
 fn precision(spec: &JobSpec) -> String {
     let promise = match spec.precision.determinism {
         Determinism::Strict => "one result for every number of ranks",
-        Determinism::Fast => "one result for one number of ranks",
+        Determinism::Fast => "the last bits can differ from run to run",
     };
     let determinism = word(&spec.precision.determinism);
     format!("{}, {determinism}: {promise}", word(&spec.precision.compute))
