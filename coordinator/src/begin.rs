@@ -7,7 +7,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use baton_checkpoint::Store;
+use baton_checkpoint::{EntryState, Store};
 use baton_job::{
     Generation, JobId,
     engine::{Engine, Origin, Record},
@@ -117,21 +117,37 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<Prepared, Failur
         (journal, records) = open(&path)?;
     }
     let engine = match Engine::replay(spec, &records, clock.now()) {
-        Some(engine) if engine.origin().recipe_hash == spec.recipe_hash() => engine,
-        Some(before) if args.allow_recipe_change => {
-            // What it must not resume from, this one must not either.
-            let restore = Restore { allow_recipe_change: true, ..before.restore() };
-            drop(journal);
-            set_aside(&path)?;
-            (journal, records) = open(&path)?;
-            Engine::new(spec, new_origin(spec, &store, |_| restore)?, clock.now())
-        }
-        Some(_) => return Err(other_recipe(&args.run_dir)),
+        Some(before) => match changes(before.origin(), spec, &store)?.as_slice() {
+            [] => before,
+            _ if args.allow_recipe_change => {
+                // What it must not resume from, this one must not either.
+                let restore = Restore { allow_recipe_change: true, ..before.restore() };
+                drop(journal);
+                set_aside(&path)?;
+                (journal, records) = open(&path)?;
+                Engine::new(spec, new_origin(spec, &store, |_| restore)?, clock.now())
+            }
+            changes => return Err(other_recipe(&args.run_dir, changes)),
+        },
         None => {
             Engine::new(spec, new_origin(spec, &store, |first| wished(args, first))?, clock.now())
         }
     };
     Ok(Prepared { engine, journal, store, records })
+}
+
+/// What keeps `spec` from going on with the job in the journal.
+fn changes(origin: &Origin, spec: &JobSpec, store: &Store) -> Result<Vec<String>, Failure> {
+    let mut saved = origin.recipe.clone();
+    if saved.is_none() {
+        // A journal of format 1: the recipe stands in the checkpoints of its job.
+        let entries = store.list().map_err(|error| bad_input(error.to_string()))?;
+        saved = entries.into_iter().find_map(|entry| match entry.state {
+            EntryState::Whole(manifest) if manifest.job == origin.job => Some(manifest.recipe),
+            _ => None,
+        });
+    }
+    Ok(saved.map_or_else(Vec::new, |saved| spec.changes_since(&saved)))
 }
 
 fn new_origin(
@@ -143,7 +159,7 @@ fn new_origin(
     let first_generation = store.fence().map_err(|error| bad_input(error.to_string()))?.next();
     let job = JobId(uuid::Uuid::new_v4());
     let restore = restore(first_generation);
-    Ok(Origin { job, recipe_hash: spec.recipe_hash(), first_generation, restore })
+    Ok(Origin { job, recipe: Some(spec.to_json()), first_generation, restore })
 }
 
 /// Where the user wants a new run to begin.
@@ -154,12 +170,13 @@ fn wished(args: &Args, first_generation: Generation) -> Restore {
     Restore { not_before, path: args.resume.clone(), allow_recipe_change, ..Restore::default() }
 }
 
-fn other_recipe(run_dir: &Path) -> Failure {
+fn other_recipe(run_dir: &Path, changes: &[String]) -> Failure {
     bad_input(format!(
-        "run folder {} holds a run of another recipe, and this one would end with other weights: undo \
+        "run folder {} holds a run of another recipe, and this one would end with other weights ({}): undo \
          the change, or give another --run-dir, or go on with its state by --allow-recipe-change, or start \
          anew here with --no-auto-resume",
-        run_dir.display()
+        run_dir.display(),
+        changes.join(", ")
     ))
 }
 

@@ -234,7 +234,10 @@ fn unusable(error: spec::Error) -> Status {
             })
             .collect(),
         spec::Error::Override(_) => vec![("overrides".to_owned(), message.clone())],
-        spec::Error::Unreadable(_) | spec::Error::Text { .. } | spec::Error::Json(_) => {
+        spec::Error::Unreadable(_)
+        | spec::Error::Text { .. }
+        | spec::Error::Json(_)
+        | spec::Error::Saved(_) => {
             vec![("recipe".to_owned(), message.clone())]
         }
     };

@@ -121,7 +121,7 @@ async fn changed_recipe_does_not_continue_an_old_run() {
     let mut cluster = Cluster::new().set("train.epochs=1");
     let before = cluster.run_to_the_end(1).await;
     let error = refused(&cluster, &["--set", "train.epochs=1", "--set", "seed=8"]);
-    assert!(error.contains("--no-auto-resume"), "{error}");
+    assert!(error.contains("(seed: 7 → 8)") && error.contains("--no-auto-resume"), "{error}");
     assert!(cluster.newest_state() == before);
 }
 

@@ -343,7 +343,7 @@ mod tests {
         let mut timeline = Timeline::new(job(), &[], &[]);
         let origin = Origin {
             job: job(),
-            recipe_hash: String::new(),
+            recipe: None,
             first_generation: Generation(1),
             restore: Restore::default(),
         };

@@ -27,8 +27,6 @@ pub struct Manifest {
     pub job: JobId,
     /// Network, by its recipe name.
     pub arch: String,
-    /// `JobSpec::recipe_hash` of the recipe.
-    pub recipe_hash: String,
     /// The recipe as JSON.
     pub recipe: String,
     /// The generation that wrote it.

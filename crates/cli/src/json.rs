@@ -324,8 +324,15 @@ pub(crate) struct CheckedRecipe {
 pub(crate) struct RecipeDifference {
     /// Those that differ, by their dotted paths.
     pub(crate) fields: Vec<Difference>,
-    /// Whether anything that decides the resulting weights differs.
+    /// Whether anything that affects the resulting weights differs.
     pub(crate) weights_can_differ: bool,
+}
+
+impl RecipeDifference {
+    pub(crate) fn of(fields: Vec<Difference>) -> Self {
+        let weights_can_differ = fields.iter().any(Difference::affects_weights);
+        Self { fields, weights_can_differ }
+    }
 }
 
 /// `baton plan --json`.

@@ -226,23 +226,15 @@ fn reader_of(writer: Rank, world_size: u32) -> Rank {
     Rank(writer.0 % world_size.max(1))
 }
 
-/// In which values that decide the weights the recipe differs from that of the checkpoint.
+/// What affects the weights and is not as in the checkpoint's recipe.
 fn changes(
     manifest: &Manifest,
     spec: &JobSpec,
     restore: &Restore,
     location: &str,
 ) -> Result<Vec<String>, Error> {
-    if manifest.recipe_hash == spec.recipe_hash() {
-        return Ok(Vec::new());
-    }
-    let changes: Vec<String> = match serde_json::from_str::<JobSpec>(&manifest.recipe) {
-        Ok(written_by) => {
-            written_by.differences_in_weights(spec).iter().map(ToString::to_string).collect()
-        }
-        Err(_) => vec!["its recipe is of another version of Baton".to_owned()],
-    };
-    if restore.allow_recipe_change {
+    let changes = spec.changes_since(&manifest.recipe);
+    if changes.is_empty() || restore.allow_recipe_change {
         return Ok(changes);
     }
     Err(Error::Mismatch(format!(

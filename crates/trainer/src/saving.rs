@@ -266,7 +266,6 @@ fn draft<L: Learner>(
         version: baton_checkpoint::VERSION,
         job,
         arch: spec.model.arch.name().to_owned(),
-        recipe_hash: spec.recipe_hash(),
         recipe: spec.to_json(),
         generation: id.generation,
         step: progress.step,

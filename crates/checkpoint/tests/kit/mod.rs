@@ -48,7 +48,6 @@ pub(crate) fn draft(id: SaveId, world_size: u32, shards: Vec<ShardEntry>) -> Man
         version: baton_checkpoint::VERSION,
         job: JobId(uuid::Uuid::nil()),
         arch: "linear".into(),
-        recipe_hash: "hash".into(),
         recipe: "{}".into(),
         generation: id.generation,
         step: id.step,

@@ -19,8 +19,8 @@ use baton_recipe::JobSpec;
 pub struct Origin {
     /// The job's identity.
     pub job: JobId,
-    /// [`JobSpec::recipe_hash`] of its recipe.
-    pub recipe_hash: String,
+    /// Its recipe as JSON. Journals of format 1 lack it.
+    pub recipe: Option<String>,
     /// Above every generation found in the checkpoint store, so that this job's commits are the
     /// newest there.
     pub first_generation: Generation,

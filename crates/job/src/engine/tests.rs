@@ -60,7 +60,7 @@ fn node(number: u32) -> NodeId {
 fn origin() -> Origin {
     Origin {
         job: JobId(uuid::Uuid::nil()),
-        recipe_hash: "hash".to_owned(),
+        recipe: None,
         first_generation: Generation(1),
         restore: Restore::default(),
     }

@@ -75,7 +75,7 @@ impl Coordinator {
     pub(crate) fn new(settings: &Settings) -> Self {
         let origin = Origin {
             job: JobId(uuid::Uuid::nil()),
-            recipe_hash: String::new(),
+            recipe: None,
             first_generation: Generation(1),
             restore: Restore::default(),
         };

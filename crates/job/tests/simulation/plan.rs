@@ -122,7 +122,7 @@ fn origin(rng: &mut Rng, store: &mut Store, total_steps: u64) -> Origin {
     let not_before = if rng.bool() { Generation(0) } else { first_generation };
     Origin {
         job: JobId(uuid::Uuid::nil()),
-        recipe_hash: String::new(),
+        recipe: None,
         first_generation,
         restore: Restore { not_before, ..Restore::default() },
     }

@@ -1,4 +1,4 @@
-//! In which values two trees differ.
+//! In which values two trees differ, and which differences between recipes matter to a saved state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,21 @@ use std::{
 use serde::Serialize;
 use serde_json::Value;
 
-use super::JobSpec;
+use super::{Error, JobSpec};
+
+/// Fields and sections that do not affect the resulting weights: where a job runs, how its data is
+/// prepared, how often it is saved and when it stops.
+const NO_EFFECT_ON_WEIGHTS: [&str; 9] = [
+    "name",
+    "checkpoint",
+    "cluster",
+    "limits",
+    "data.decode_threads",
+    "data.prefetch_batches",
+    "data.pin_threads",
+    "data.cache_dir",
+    "data.cache_gib",
+];
 
 /// A value that two trees, such as recipes, do not share.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -44,6 +58,12 @@ impl Difference {
             })
             .collect()
     }
+
+    /// Whether recipes that differ in this field can end with different weights.
+    #[must_use]
+    pub fn affects_weights(&self) -> bool {
+        affects_weights(&self.field)
+    }
 }
 
 impl JobSpec {
@@ -55,11 +75,48 @@ impl JobSpec {
         Difference::between(a, b)
     }
 
-    /// Those that decide the resulting weights, as [`recipe_hash`](Self::recipe_hash) sees it.
+    /// Why this recipe cannot go on with a state that the recipe `saved` as JSON led to: every changed field
+    /// that affects the weights, as text. Empty if it can. A field that did not exist when `saved` was written
+    /// had its default; one that this version does not know comes from a newer one.
     #[must_use]
-    pub fn differences_in_weights(&self, other: &Self) -> Vec<Difference> {
-        self.decisive().differences(&other.decisive())
+    pub fn changes_since(&self, saved: &str) -> Vec<String> {
+        match Self::from_saved(saved) {
+            Ok(saved) => {
+                let differences = saved.differences(self).into_iter();
+                differences.filter(Difference::affects_weights).map(|d| d.to_string()).collect()
+            }
+            Err(error) => vec![error.to_string()],
+        }
     }
+
+    /// Everything that affects the weights, by dotted path.
+    pub(super) fn weight_values(&self) -> BTreeMap<String, Value> {
+        // As in `differences`.
+        let mut values = values(serde_json::to_value(self).unwrap_or_default());
+        values.retain(|field, _| affects_weights(field));
+        values
+    }
+
+    /// Reads a recipe that was saved as JSON, as [`to_json`](Self::to_json) makes it, by this version or an
+    /// older one.
+    ///
+    /// # Errors
+    /// [`Error::Saved`] names the field that this version does not know.
+    pub fn from_saved(saved: &str) -> Result<Self, Error> {
+        let json = &mut serde_json::Deserializer::from_str(saved);
+        serde_path_to_error::deserialize(json).map_err(|error| {
+            let problem = error.inner().to_string();
+            // Without the list of all fields that there are.
+            let problem = problem.split(", expected").next().unwrap_or(&problem);
+            Error::Saved(format!("{}: {problem}", error.path()))
+        })
+    }
+}
+
+fn affects_weights(field: &str) -> bool {
+    !NO_EFFECT_ON_WEIGHTS.iter().any(|left_out| {
+        field.strip_prefix(left_out).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    })
 }
 
 /// All values by their dotted paths.

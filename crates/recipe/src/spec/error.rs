@@ -23,6 +23,9 @@ pub enum Error {
         "recipe from the coordinator does not fit this build (is it of the same version?): {0}"
     )]
     Json(serde_json::Error),
+    /// A recipe saved with a state has a field or value that this version does not know.
+    #[error("{0}; a newer Baton wrote it: go on with that version")]
+    Saved(String),
     /// An override is not `dotted.key=value`.
     #[error("override `{0}` is not of the form section.key=value, e.g. train.epochs=3")]
     Override(String),

@@ -153,29 +153,11 @@ impl JobSpec {
         if violations.is_empty() { Ok(self) } else { Err(Error::Invalid(violations)) }
     }
 
-    /// BLAKE3 of everything that decides the resulting weights. Where the job runs, how often it is
-    /// saved and when it is stopped leave it unchanged.
+    /// BLAKE3 of everything that affects the weights, for people to compare.
     #[must_use]
     pub fn recipe_hash(&self) -> String {
-        blake3::hash(self.decisive().to_json().as_bytes()).to_hex().to_string()
-    }
-
-    /// The recipe with what leaves the weights alone at its defaults.
-    fn decisive(&self) -> Self {
-        Self {
-            name: String::new(),
-            checkpoint: Checkpoint::default(),
-            cluster: Cluster::default(),
-            limits: Limits::default(),
-            data: Data {
-                decode_threads: 1,
-                prefetch_batches: 1,
-                pin_threads: true,
-                cache_dir: String::new(),
-                cache_gib: 1.0,
-                ..self.data.clone()
-            },
-            ..self.clone()
-        }
+        // As above.
+        let values = serde_json::to_string(&self.weight_values()).unwrap_or_default();
+        blake3::hash(values.as_bytes()).to_hex().to_string()
     }
 }

@@ -178,6 +178,60 @@ fn recipe_hash_ignores_where_it_runs_and_sees_what_it_computes() {
     assert_ne!(hash("train.virtual_ranks=4"), base);
 }
 
+/// [`MINIMAL`] as an older or a newer version saved it.
+fn saved_by_another_version(edit: impl FnOnce(&mut serde_json::Value)) -> String {
+    let minimal = JobSpec::from_toml(MINIMAL, &[]).unwrap().to_json();
+    let mut saved = serde_json::from_str(&minimal).unwrap();
+    edit(&mut saved);
+    saved.to_string()
+}
+
+fn changes(overrides: &[&str], saved: &str) -> Vec<String> {
+    let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
+    JobSpec::from_toml(MINIMAL, &overrides).unwrap().changes_since(saved)
+}
+
+#[test]
+fn a_field_that_a_saved_recipe_lacks_had_its_default() {
+    let older = saved_by_another_version(|recipe| {
+        assert!(recipe["loss"].as_object_mut().unwrap().remove("label_smoothing").is_some());
+        assert!(recipe["optimizer"].as_object_mut().unwrap().remove("nesterov").is_some());
+        assert!(recipe.as_object_mut().unwrap().remove("guard").is_some());
+    });
+    assert_eq!(changes(&[], &older), [""; 0]);
+    assert_eq!(changes(&["loss.label_smoothing=0.1"], &older), ["loss.label_smoothing: 0.0 → 0.1"]);
+}
+
+#[test]
+fn a_field_of_a_newer_version_is_named_with_a_remedy() {
+    let newer = saved_by_another_version(|recipe| recipe["train"]["warp"] = 9.into());
+    assert_eq!(
+        changes(&[], &newer),
+        ["train.warp: unknown field `warp`; a newer Baton wrote it: go on with that version"]
+    );
+    let newer = saved_by_another_version(|recipe| recipe["optimizer"]["kind"] = "muon".into());
+    let named = changes(&[], &newer);
+    assert!(named[0].starts_with("optimizer.kind: unknown variant `muon`; "), "{named:?}");
+}
+
+#[test]
+fn only_changes_that_affect_the_weights_separate_a_recipe_from_a_saved_state() {
+    let saved = saved_by_another_version(|_| ());
+    assert_eq!(
+        changes(&["train.epochs=3", "schedule={kind='constant', lr=0.2}"], &saved),
+        ["schedule.lr: 0.1 → 0.2", "train.epochs: 2 → 3"]
+    );
+    let unimportant = [
+        "name=other",
+        "checkpoint.every_steps=7",
+        "cluster.max_ranks=2",
+        "limits.max_hours=1.0",
+        "data.cache_dir=/nvme",
+        "data.decode_threads=9",
+    ];
+    assert_eq!(changes(&unimportant, &saved), [""; 0]);
+}
+
 #[test]
 fn the_strict_order_goes_with_every_collective() {
     for collective in ["auto", "tcp", "nccl"] {

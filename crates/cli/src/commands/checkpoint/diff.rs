@@ -2,7 +2,7 @@
 
 use baton_checkpoint::{Compared, Difference, Finding, Manifest, Store};
 use baton_job::exit::{FAILED, Failure, OK};
-use baton_recipe::spec;
+use baton_recipe::{JobSpec, spec};
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
@@ -86,10 +86,13 @@ impl Side {
         }
     }
 
-    /// Its recipe as a tree of values; one that is none shows as its text.
+    /// Its recipe as a tree of values, with defaults where this version knows all fields; one that is none
+    /// shows as its text.
     fn recipe(&self) -> Value {
         let text = &self.manifest.recipe;
-        serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone()))
+        let known = JobSpec::from_saved(text).ok().and_then(|spec| serde_json::to_value(spec).ok());
+        let tree = known.or_else(|| serde_json::from_str(text).ok());
+        tree.unwrap_or_else(|| Value::String(text.clone()))
     }
 
     /// Its position as a tree of values.
@@ -109,10 +112,7 @@ fn compare(a: &Side, b: &Side, top: usize) -> Result<json::CheckpointDifference,
     bar.finish_and_clear();
     let state = Difference::between((&a.store, &a.manifest), (&b.store, &b.manifest));
     let state = state.map_err(about)?;
-    let recipe = json::RecipeDifference {
-        fields: spec::Difference::between(a.recipe(), b.recipe()),
-        weights_can_differ: a.manifest.recipe_hash != b.manifest.recipe_hash,
-    };
+    let recipe = json::RecipeDifference::of(spec::Difference::between(a.recipe(), b.recipe()));
     let progress = spec::Difference::between(a.progress(), b.progress());
     let different = || state.tensors.iter().filter(|tensor| tensor.finding != Finding::Same);
     Ok(json::CheckpointDifference {

@@ -93,7 +93,6 @@ impl Sample {
             version: VERSION,
             job: JobId(uuid::Uuid::from_u128(self.job)),
             arch: "resnet18".to_owned(),
-            recipe_hash: self.recipe.len().to_string(),
             recipe: self.recipe.to_owned(),
             generation: id.generation,
             step: id.step,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use baton_job::exit::{FAILED, Failure, OK};
-use baton_recipe::{JobSpec, spec::Difference};
+use baton_recipe::spec::Difference;
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
@@ -37,17 +37,10 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<u8, Failure> {
     let a = read(&find(&args.a), &[])?;
     let b = read(&find(&args.b), &args.overrides)?;
-    let difference = difference(&a, &b);
+    let difference = json::RecipeDifference::of(a.differences(&b));
     let same = difference.fields.is_empty();
     output::line(if args.json { json::line(&difference) } else { text(&difference) });
     Ok(if same { OK } else { FAILED })
-}
-
-fn difference(a: &JobSpec, b: &JobSpec) -> json::RecipeDifference {
-    json::RecipeDifference {
-        fields: a.differences(b),
-        weights_can_differ: a.recipe_hash() != b.recipe_hash(),
-    }
 }
 
 /// For people.
@@ -58,9 +51,8 @@ pub(crate) fn text(difference: &json::RecipeDifference) -> String {
     let verdict = match difference.weights_can_differ {
         true => "the resulting weights can differ",
         false => {
-            "by their hash both give the same weights as far as they go; the last bits depend on \
-             the device too,\non cluster.threads_per_rank, and, unless precision.determinism is \
-             strict, on the number of ranks"
+            "both give the same weights as far as they go; the last bits depend on the device too,\non \
+             cluster.threads_per_rank, and can differ unless precision.determinism is strict"
         }
     };
     format!("{}\n\n{verdict}", table(&difference.fields))
