@@ -1,12 +1,22 @@
 //! What survives `kill -9`: the machine's records and the event log, in one redb file.
 
-use std::path::Path;
+use std::{panic, path::Path};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, bail};
 use baton_job::engine::{Notice, Record};
-use redb::{Database, ReadableDatabase, TableDefinition};
+use redb::{
+    Database, DatabaseError, ReadOnlyDatabase, ReadableDatabase, TableDefinition, TableError,
+};
 use serde::{Deserialize, Serialize};
 
+/// The format that this build writes, and the newest it reads. To be raised when an entry is added or changed
+/// in a way that older programs cannot read.
+///
+/// 1: no version is written; `Created` has a hash of the recipe. 2: `Created` has the recipe.
+const FORMAT: u64 = 2;
+
+/// What is known of the file as a whole: its [`FORMAT`].
+const ABOUT: TableDefinition<'static, &str, u64> = TableDefinition::new("about");
 const RECORDS: Table = TableDefinition::new("records");
 const EVENTS: Table = TableDefinition::new("events");
 
@@ -35,22 +45,30 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Opens or creates the file and returns what it holds.
+    ///
+    /// # Errors
+    /// Another process has it open; a newer Baton wrote it, and it was not changed; or it is damaged.
     pub(crate) fn open(path: &Path) -> Result<(Self, Vec<Record>)> {
-        let context = || {
-            format!(
-                "journal {}: cannot be opened; is another coordinator running on this run folder? \
-                 If not, move the file away: the job then resumes from its newest checkpoint",
-                path.display()
-            )
-        };
-        let database = Database::create(path).with_context(context)?;
-        let write = database.begin_write().with_context(context)?;
-        write.open_table(RECORDS).with_context(context)?;
-        write.open_table(EVENTS).with_context(context)?;
-        write.commit().with_context(context)?;
-        let records: Vec<(u64, Record)> = read_from(&database, RECORDS, 0).with_context(context)?;
-        let events: Vec<(u64, LoggedEvent)> =
-            read_from(&database, EVENTS, 0).with_context(context)?;
+        without_panic(|| Self::read(path)).with_context(|| format!("journal {}", path.display()))
+    }
+
+    fn read(path: &Path) -> Result<(Self, Vec<Record>)> {
+        // Opening for writing changes the file. Where this fails, that says why.
+        if let Ok(database) = ReadOnlyDatabase::open(path) {
+            check_format(&database)?;
+        }
+        let database = Database::create(path).map_err(|error| match error {
+            DatabaseError::DatabaseAlreadyOpen => {
+                anyhow!("another coordinator is running on this run folder; stop it, or give another --run-dir")
+            }
+            error => anyhow!(error).context(UNUSABLE),
+        })?;
+        check_format(&database)?;
+        let records: Vec<(u64, Record)> = read_from(&database, RECORDS, 0).context(UNUSABLE)?;
+        let events: Vec<(u64, LoggedEvent)> = read_from(&database, EVENTS, 0).context(UNUSABLE)?;
+        let write = database.begin_write()?;
+        write.open_table(ABOUT)?.insert("format", FORMAT)?;
+        write.commit()?;
         let next_record = records.last().map_or(0, |(key, _)| key + 1);
         let next_event = events.last().map_or(1, |(key, _)| key + 1);
         let records = records.into_iter().map(|(_, record)| record).collect();
@@ -96,19 +114,48 @@ impl Journal {
     }
 }
 
+/// What is said of whatever else can be wrong with it.
+const UNUSABLE: &str = "cannot be used; if it is damaged or of another version of Baton, move it away, and the job \
+                        resumes from its newest checkpoint";
+
+/// redb panics on some damaged files.
+fn without_panic<T>(work: impl FnOnce() -> Result<T> + panic::UnwindSafe) -> Result<T> {
+    let hook = panic::take_hook();
+    panic::set_hook(Box::new(|_| {}));
+    let done = panic::catch_unwind(work);
+    panic::set_hook(hook);
+    done.unwrap_or_else(|_| Err(anyhow!(UNUSABLE)))
+}
+
+fn check_format(database: &impl ReadableDatabase) -> Result<()> {
+    let found = match database.begin_read()?.open_table(ABOUT) {
+        Ok(about) => about.get("format")?.map_or(1, |format| format.value()),
+        Err(TableError::TableDoesNotExist(_)) => 1,
+        Err(error) => return Err(error).context(UNUSABLE),
+    };
+    if found > FORMAT {
+        bail!(
+            "was written by a newer Baton (format {found}, this one reads {FORMAT}): use that version, or move \
+             it away, and the job resumes from its newest checkpoint"
+        );
+    }
+    Ok(())
+}
+
 fn read_from<T: for<'de> Deserialize<'de>>(
     database: &Database,
     table: TableDefinition<'_, u64, &[u8]>,
     first: u64,
 ) -> Result<Vec<(u64, T)>> {
-    let read = database.begin_read()?;
-    let table = read.open_table(table)?;
     let mut values = Vec::new();
+    let table = match database.begin_read()?.open_table(table) {
+        Err(TableError::TableDoesNotExist(_)) => return Ok(values),
+        table => table?,
+    };
     for entry in table.range(first..)? {
         let (key, bytes) = entry?;
-        let value = serde_json::from_slice(bytes.value()).with_context(|| {
-            format!("entry {} was written by another version of Baton", key.value())
-        })?;
+        let value = serde_json::from_slice(bytes.value())
+            .with_context(|| format!("entry {}", key.value()))?;
         values.push((key.value(), value));
     }
     Ok(values)
@@ -146,6 +193,63 @@ mod tests {
         assert_eq!(journal.events_after(0).unwrap().len(), 2);
         assert_eq!(journal.events_after(1).unwrap()[0].notice.message, "second");
         assert_eq!(journal.events_after(u64::MAX).unwrap(), []);
+    }
+
+    fn refusal(path: &Path) -> String {
+        let before = std::fs::read(path).unwrap();
+        let error = format!("{:#}", Journal::open(path).err().unwrap());
+        assert!(std::fs::read(path).unwrap() == before, "the file was changed: {error}");
+        error
+    }
+
+    #[test]
+    fn journal_of_a_newer_version_is_refused_with_a_remedy_and_not_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.redb");
+        let (journal, _) = Journal::open(&path).unwrap();
+        let write = journal.database.begin_write().unwrap();
+        write.open_table(ABOUT).unwrap().insert("format", FORMAT + 1).unwrap();
+        write.commit().unwrap();
+        drop(journal);
+
+        let error = refusal(&path);
+
+        assert!(
+            error.contains("newer Baton (format 3, this one reads 2): use that version"),
+            "{error}"
+        );
+        assert!(error.contains("journal.redb"), "{error}");
+    }
+
+    #[test]
+    fn journal_without_a_format_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.redb");
+        let database = Database::create(&path).unwrap();
+        let write = database.begin_write().unwrap();
+        let ended = br#"{"ended":{"kind":"stopped"}}"#;
+        write.open_table(RECORDS).unwrap().insert(0, ended.as_slice()).unwrap();
+        write.commit().unwrap();
+        drop(database);
+
+        let (journal, records) = Journal::open(&path).unwrap();
+
+        assert_eq!(records, [Record::Ended(Outcome::Stopped)]);
+        let about = journal.database.begin_read().unwrap().open_table(ABOUT).unwrap();
+        assert_eq!(about.get("format").unwrap().unwrap().value(), FORMAT);
+    }
+
+    #[test]
+    fn damaged_journal_is_refused_with_a_remedy() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.redb");
+        drop(Journal::open(&path).unwrap());
+        let whole = std::fs::read(&path).unwrap();
+        for end in [100, 5_000, whole.len() - 4_096] {
+            std::fs::write(&path, &whole[..end]).unwrap();
+            let error = format!("{:#}", Journal::open(&path).err().unwrap());
+            assert!(error.contains("move it away"), "{end} bytes: {error}");
+        }
     }
 
     #[test]
