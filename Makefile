@@ -144,6 +144,10 @@ gpu-check: gpu-worker ## check CUDA, NCCL and libtorch on this machine's GPUs
 gpu-bench: gpu-worker ## race a training step on this machine's GPU against PyTorch, eager and compiled; ARGS="--rounds 1" for a quick look
 	scripts/gpu/bench.sh target/gpu/baton-worker $(ARGS)
 
+.PHONY: compat-run
+compat-run: build ## add a run of this version to tests/compat, for later versions to go on from; NAME=0.2.0
+	scripts/compat-run.sh $(BIN) $(or $(NAME),$(shell git describe --always --dirty))
+
 .PHONY: clean
 clean: ## remove build outputs; libtorch and tools stay (rm -rf .libtorch .tools)
 	cargo clean
