@@ -20,12 +20,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_proto::v1::{
-    self, AgentMessage, Beat, Empty, GetStatusRequest, Hello, LossWatch, Progress, Pulse,
-    RankReady, RankReport, RankStarted, agent_message::Message as Up,
-    coordinator_message::Message as Down, job_service_client::JobServiceClient,
-    node_service_client::NodeServiceClient, rank_report::News, rank_started::Source,
+use baton_job::{
+    Generation, NodeId, Rank,
+    exit::{Class, Failure},
+    message::{Activity, Beat, Directive, Hello, Pulse, RankNews, Report, StateSource},
 };
+use baton_proto::v1::{
+    self, Frame, GetStatusRequest, job_service_client::JobServiceClient,
+    node_service_client::NodeServiceClient,
+};
+use baton_recipe::{Step, progress::Progress};
 use clap::{Parser, Subcommand};
 use futures::future::join_all;
 use serde_json::json;
@@ -99,7 +103,7 @@ struct Swarm {
     begun: AtomicUsize,
     training: watch::Sender<usize>,
     /// The generation that counts, and when the last of all agents was told its place in it.
-    generation: watch::Sender<u64>,
+    generation: watch::Sender<Generation>,
     last_launched: Mutex<Instant>,
     last_begun: Mutex<Instant>,
     beats: AtomicBool,
@@ -111,50 +115,50 @@ struct Agent {
     swarm: Arc<Swarm>,
     name: String,
     slots: u32,
-    out: mpsc::UnboundedSender<AgentMessage>,
-    ranks: Vec<u32>,
-    generation: u64,
+    out: mpsc::UnboundedSender<Frame>,
+    ranks: Vec<Rank>,
+    generation: Generation,
     /// The number of the last beat, and when it was sent.
     beat: (u64, Instant),
 }
 
 impl Agent {
-    fn say(&self, message: Up) {
-        let _ = self.out.send(AgentMessage { message: Some(message) });
+    fn say(&self, report: Report) {
+        let _ = self.out.send(Frame::report(&report).unwrap());
     }
 
-    fn tell(&self, rank: u32, news: News) {
-        self.say(Up::Rank(RankReport { generation: self.generation, rank, news: Some(news) }));
+    fn tell(&self, rank: Rank, news: RankNews) {
+        self.say(Report::Rank { generation: self.generation, rank, news });
     }
 
-    fn hear(&mut self, down: Down) {
-        match down {
-            Down::Launch(launch) => {
+    fn hear(&mut self, directive: Directive) {
+        match directive {
+            Directive::Launch(launch) => {
                 self.generation = launch.generation;
-                self.ranks = launch.ranks.iter().map(|place| place.rank).collect();
+                self.ranks = launch.ranks.iter().map(|(rank, _)| *rank).collect();
                 *self.swarm.last_launched.lock().unwrap() = Instant::now();
                 if self.swarm.launched.fetch_add(1, SeqCst) + 1 == self.swarm.agents {
                     self.swarm.generation.send_replace(launch.generation);
                 }
                 for rank in self.ranks.clone() {
-                    let address = format!("10.{}.{}.7:40000", rank / 256, rank % 256);
-                    let step = (launch.generation > 1).then_some(1);
-                    self.tell(rank, News::Ready(RankReady { address, step }));
+                    let address = format!("10.{}.{}.7:40000", rank.0 / 256, rank.0 % 256);
+                    let step = (launch.generation.0 > 1).then_some(Step(1));
+                    self.tell(rank, RankNews::Ready { address, step });
                 }
             }
-            Down::Begin(begin) if begin.generation == self.generation && !self.ranks.is_empty() => {
+            Directive::Begin { generation, .. }
+                if generation == self.generation && !self.ranks.is_empty() =>
+            {
                 self.swarm.begun.fetch_add(1, SeqCst);
                 *self.swarm.last_begun.lock().unwrap() = Instant::now();
                 for rank in self.ranks.clone() {
-                    self.tell(rank, News::Met(Empty {}));
-                    let watch = Some(LossWatch::default());
-                    let progress = Some(Progress { step: 1, watch, ..Progress::default() });
-                    let source = Some(Source::Fresh(Empty {}));
-                    self.tell(rank, News::Started(RankStarted { source, progress }));
+                    self.tell(rank, RankNews::Met);
+                    let progress = Progress { step: Step(1), ..Progress::default() };
+                    self.tell(rank, RankNews::Started { source: StateSource::Fresh, progress });
                 }
                 self.swarm.training.send_modify(|count| *count += 1);
             }
-            Down::Heard(number) if number == self.beat.0 => {
+            Directive::Heard { number } if number == self.beat.0 => {
                 let took = self.beat.1.elapsed().as_secs_f64();
                 self.swarm.replies.lock().unwrap().push(took);
             }
@@ -165,23 +169,21 @@ impl Agent {
     /// The part of a second that belongs to one of its workers.
     fn live(&mut self) {
         self.beat = (self.beat.0 + 1, Instant::now());
-        self.say(Up::Beat(Beat { number: self.beat.0, ..Beat::default() }));
+        self.say(Report::Beat(Beat { number: self.beat.0, ..Beat::default() }));
         if let Some(rank) = self.ranks.get((self.beat.0 % u64::from(self.slots)) as usize) {
-            let pulse = Pulse { step: 1, own_step_seconds: 0.1, seconds: 0.01, activity: 3 };
-            self.tell(*rank, News::Pulse(pulse));
+            let activity = Activity::Computing;
+            let pulse = Pulse { step: Step(1), own_step_seconds: 0.1, seconds: 0.01, activity };
+            self.tell(*rank, RankNews::Pulse(pulse));
         }
     }
 
     /// Until the connection ends. Agents beat at different moments of a second.
     async fn run(mut self, channel: Channel, index: usize, messages: Messages) {
         let mut client = NodeServiceClient::new(channel);
-        self.say(Up::Hello(Hello {
-            node_id: self.name.clone(),
-            slots: self.slots,
-            holding: None,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-        }));
+        let node = NodeId(self.name.clone());
+        self.say(Report::Hello(Hello { node, slots: self.slots, holding: None }));
         let mut down = client.attach(messages).await.expect("attached").into_inner();
+        let _welcome = down.message().await.expect("a welcome");
         let offset = Duration::from_secs_f64(index as f64 / self.swarm.agents as f64);
         let first = tokio::time::Instant::now() + offset;
         let mut second = interval_at(first, Duration::from_secs(1) / self.slots);
@@ -189,7 +191,7 @@ impl Agent {
         loop {
             tokio::select! {
                 message = down.message() => match message {
-                    Ok(Some(message)) => self.hear(message.message.expect("a message")),
+                    Ok(Some(frame)) => self.hear(frame.read().unwrap()),
                     _ => return,
                 },
                 _ = second.tick() => if self.swarm.beats.load(SeqCst) { self.live() },
@@ -198,7 +200,7 @@ impl Agent {
     }
 }
 
-type Messages = UnboundedReceiverStream<AgentMessage>;
+type Messages = UnboundedReceiverStream<Frame>;
 
 async fn connect(url: &str) -> Channel {
     // As `baton` and its agents do.
@@ -227,7 +229,7 @@ async fn connections(url: &str, count: usize) -> Vec<Channel> {
 }
 
 /// All agents, connected, then attached at the same moment. Kept alive by what is returned.
-async fn swarm(args: &Args) -> (Arc<Swarm>, Vec<mpsc::UnboundedSender<AgentMessage>>) {
+async fn swarm(args: &Args) -> (Arc<Swarm>, Vec<mpsc::UnboundedSender<Frame>>) {
     let agents = args.workers.div_ceil(args.per_node) as usize;
     let channels = connections(&args.url, agents).await;
     let swarm = Arc::new(Swarm {
@@ -236,7 +238,7 @@ async fn swarm(args: &Args) -> (Arc<Swarm>, Vec<mpsc::UnboundedSender<AgentMessa
         launched: AtomicUsize::new(0),
         begun: AtomicUsize::new(0),
         training: watch::Sender::new(0),
-        generation: watch::Sender::new(0),
+        generation: watch::Sender::new(Generation(0)),
         last_launched: Mutex::new(Instant::now()),
         last_begun: Mutex::new(Instant::now()),
         beats: AtomicBool::new(false),
@@ -254,7 +256,7 @@ async fn swarm(args: &Args) -> (Arc<Swarm>, Vec<mpsc::UnboundedSender<AgentMessa
             slots,
             out,
             ranks: Vec::new(),
-            generation: 0,
+            generation: Generation(0),
             beat: (0, Instant::now()),
         };
         let barrier = barrier.clone();
@@ -274,7 +276,7 @@ async fn all_train(swarm: &Swarm, args: &Args) {
 async fn rendezvous(args: &Args) -> serde_json::Value {
     let (swarm, ways) = swarm(args).await;
     let agents = swarm.agents;
-    swarm.generation.subscribe().wait_for(|generation| *generation > 0).await.unwrap();
+    swarm.generation.subscribe().wait_for(|generation| generation.0 > 0).await.unwrap();
     let assigned = swarm.last_launched.lock().unwrap().duration_since(swarm.start);
     all_train(&swarm, args).await;
     let met = swarm.last_begun.lock().unwrap().duration_since(swarm.start);
@@ -290,12 +292,11 @@ async fn rendezvous(args: &Args) -> serde_json::Value {
     }
     swarm.launched.store(0, SeqCst);
     let first = *swarm.generation.borrow();
-    let failure = v1::Failure { class: 3, message: "killed".to_owned() };
-    let rank = args.workers - 1;
+    let news = RankNews::Exited(Failure { class: Class::Crash, message: "killed".to_owned() });
+    let report = Report::Rank { generation: first, rank: Rank(args.workers - 1), news };
+    let frame = Frame::report(&report).unwrap();
     let died = Instant::now();
-    let news = Some(News::Exited(failure));
-    let report = RankReport { generation: first, rank, news };
-    ways[agents - 1].send(AgentMessage { message: Some(Up::Rank(report)) }).unwrap();
+    ways[agents - 1].send(frame).unwrap();
     swarm.generation.subscribe().wait_for(|generation| *generation > first).await.unwrap();
     let pushed = swarm.last_launched.lock().unwrap().duration_since(died);
     json!({

@@ -41,9 +41,9 @@ pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<Running, Failure> {
     let traces = collector.map(|at| traces(at, &engine, &journal, &records)).transpose()?;
     let metrics = Metrics::open(&args.run_dir).map_err(|error| bad_input(format!("{error:#}")))?;
     let metrics = Arc::new(metrics);
-    let job_id = engine.origin().job.to_string();
+    let job_id = engine.origin().job;
     let store_location = store.location().to_owned();
-    tracing::info!(job = job_id, recipe = %spec.to_json(), "serving");
+    tracing::info!(job = %job_id, recipe = %spec.to_json(), "serving");
     let run_dir = args.run_dir.clone();
     let (job_loop, job) =
         Loop::new(engine, journal, store, run_dir, clock, metrics.clone(), traces);

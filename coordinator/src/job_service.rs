@@ -197,7 +197,7 @@ impl JobService for Jobs {
         let spec = JobSpec::from_toml(&recipe, &overrides);
         let spec = spec.map_err(unusable)?;
         let served = self.slot.submit(spec.to_toml(), spec).await?;
-        let (job_id, name) = (served.job_id.clone(), served.spec.name.clone());
+        let (job_id, name) = (served.job_id.to_string(), served.spec.name.clone());
         Ok(Response::new(v1::SubmitJobResponse { job_id, name }))
     }
 }
@@ -312,7 +312,7 @@ pub(crate) fn status(served: &Served, started_unix_seconds: u64) -> v1::GetStatu
     // The machine's clock as of now, not as of its last event.
     let now: Time = snapshot.now.after(snapshot.taken.elapsed());
     let job = baton_proto::Job {
-        id: &served.job_id,
+        id: served.job_id,
         name: &served.spec.name,
         checkpoint_location: &served.store_location,
         checkpoint_age_seconds: snapshot.saved.map(|saved| saved.elapsed().as_secs_f64()),

@@ -1,15 +1,17 @@
 //! gRPC for agents: one stream each, translated into events and back, and one for what they log.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use baton_job::{engine::Event, ids::Attachment, message::Report};
+use baton_job::{
+    engine::Event,
+    ids::Attachment,
+    message::{Report, Welcome},
+};
 use baton_proto::{
     refusal,
     v1::{self, node_service_server::NodeService},
 };
+use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt, wrappers::UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
@@ -33,8 +35,7 @@ impl Nodes {
     }
 }
 
-type Outgoing =
-    std::pin::Pin<Box<dyn Stream<Item = Result<v1::CoordinatorMessage, Status>> + Send>>;
+type Outgoing = std::pin::Pin<Box<dyn Stream<Item = Result<v1::Frame, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl NodeService for Nodes {
@@ -42,16 +43,18 @@ impl NodeService for Nodes {
 
     async fn attach(
         &self,
-        request: Request<Streaming<v1::AgentMessage>>,
+        request: Request<Streaming<v1::Frame>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
         let mut incoming = request.into_inner();
         let first = incoming.message().await?.ok_or_else(|| no_hello("is missing"))?;
-        if let Some(v1::agent_message::Message::Hello(hello)) = &first.message {
-            baton_proto::check_version(hello)
-                .map_err(|error| Status::failed_precondition(error.to_string()))?;
-        }
-        let Report::Hello(hello) = Report::try_from(first)? else {
-            return Err(no_hello("must be the first message"));
+        first.check_version().map_err(Status::failed_precondition)?;
+        let hello = match first.read() {
+            Ok(Report::Hello(hello)) if hello.node.0.is_empty() => {
+                return Err(no_hello("names no node"));
+            }
+            Ok(Report::Hello(hello)) => hello,
+            Ok(_) => return Err(no_hello("must be the first message")),
+            Err(error) => return Err(no_hello(&format!("is malformed: {error}"))),
         };
         // A coordinator without a job keeps its agents waiting for one.
         let served = self.slot.wait().await?;
@@ -63,8 +66,8 @@ impl NodeService for Nodes {
 
         let job = served.job.clone();
         tokio::spawn(async move {
-            while let Some(Ok(message)) = incoming.next().await {
-                match Report::try_from(message) {
+            while let Some(Ok(frame)) = incoming.next().await {
+                match frame.read() {
                     Ok(report) => {
                         let node = node.clone();
                         job.send(Event::Reported { node, attachment, report }.into());
@@ -78,14 +81,13 @@ impl NodeService for Nodes {
             job.send(Event::Detached { node, attachment }.into());
         });
 
-        let welcome = v1::coordinator_message::Message::Welcome(welcome(&served));
-        let welcome = v1::CoordinatorMessage { message: Some(welcome) };
+        let welcome = tokio_stream::once(frame(&welcome(&served)));
         let directives =
             UnboundedReceiverStream::new(directives).map(|directive| match directive {
-                Ok(directive) => Ok(directive.into()),
+                Ok(directive) => frame(&directive),
                 Err(reason) => Err(Status::failed_precondition(reason)),
             });
-        Ok(Response::new(Box::pin(tokio_stream::once(Ok(welcome)).chain(directives))))
+        Ok(Response::new(Box::pin(welcome.chain(directives))))
     }
 
     async fn ship_logs(
@@ -104,9 +106,13 @@ fn no_hello(problem: &str) -> Status {
     refusal::invalid(format!("hello {problem}"), [("hello".to_owned(), problem.to_owned())])
 }
 
-fn welcome(served: &Arc<Served>) -> v1::Welcome {
-    v1::Welcome {
-        job_id: served.job_id.clone(),
+fn frame(message: &impl Serialize) -> Result<v1::Frame, Status> {
+    v1::Frame::new(message).map_err(|error| Status::internal(format!("{error} in a directive")))
+}
+
+fn welcome(served: &Served) -> Welcome {
+    Welcome {
+        job_id: served.job_id,
         recipe_json: served.spec.to_json(),
         checkpoint_location: served.store_location.clone(),
     }

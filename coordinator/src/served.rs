@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use baton_job::JobId;
 use baton_recipe::JobSpec;
 use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Status;
@@ -14,7 +15,7 @@ use crate::{
 /// A job that is served.
 pub(crate) struct Served {
     pub(crate) job: Handle,
-    pub(crate) job_id: String,
+    pub(crate) job_id: JobId,
     pub(crate) spec: Arc<JobSpec>,
     pub(crate) store_location: String,
     pub(crate) metrics: Arc<Metrics>,

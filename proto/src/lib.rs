@@ -1,10 +1,11 @@
-//! The wire: `baton.v1` messages and services, and their conversions to the types of `baton-job`.
+//! The wire: `baton.v1` messages and services, and how they are made from the types of `baton-job`.
 //!
 //! The `.proto` files under `baton/v1/` are the reference; [`v1`] is generated from them.
 
 #![forbid(unsafe_code)]
 
 mod convert;
+mod frame;
 mod json;
 pub mod refusal;
 
@@ -14,7 +15,7 @@ pub mod v1 {
     tonic::include_proto!("baton.v1");
 }
 
-pub use convert::{Job, Malformed, check_version, status};
+pub use convert::{Job, status};
 pub use json::Averaged;
 
 /// Serialised descriptors of all services, for server reflection.

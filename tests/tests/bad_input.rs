@@ -9,10 +9,12 @@
 
 use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
-use baton_job::exit;
+use baton_job::{
+    NodeId, exit,
+    message::{Hello, Report},
+};
 use baton_proto::v1::{
-    self, AgentMessage, agent_message::Message, node_service_client::NodeServiceClient,
-    rank_report, watch_events_response::Kind,
+    self, Frame, node_service_client::NodeServiceClient, watch_events_response::Kind,
 };
 use baton_tests::{Cluster, binary, in_time};
 use tonic::{Code, Status};
@@ -163,12 +165,11 @@ fn certificates_and_tokens_that_are_none_are_named() {
 
 /// What the coordinator answers to an agent that says this and then no more: its error, or how often it spoke before
 /// it hung up.
-async fn says(cluster: &Cluster, messages: &[Message]) -> Result<usize, Status> {
+async fn says(cluster: &Cluster, frames: &[Frame]) -> Result<usize, Status> {
     let mut client = NodeServiceClient::new(cluster.channel().await);
-    let said = messages.iter().map(|message| AgentMessage { message: Some(message.clone()) });
-    let said = said.collect::<Vec<_>>();
+    let said = tokio_stream::iter(frames.to_vec());
     // The stream stays open, as that of an agent does.
-    let said = tokio_stream::StreamExt::chain(tokio_stream::iter(said), tokio_stream::pending());
+    let said = tokio_stream::StreamExt::chain(said, tokio_stream::pending());
     let mut answers = client.attach(said).await?.into_inner();
     let mut heard = 0;
     while let Some(_directive) = in_time("an answer", answers.message()).await? {
@@ -178,40 +179,42 @@ async fn says(cluster: &Cluster, messages: &[Message]) -> Result<usize, Status> 
 }
 
 #[tokio::test]
-async fn agents_that_speak_nonsense_are_told_which_field_is_wrong_and_nobody_else_notices() {
+async fn agents_that_speak_nonsense_are_told_what_is_wrong_and_nobody_else_notices() {
     let mut cluster = Cluster::new();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 1);
     cluster.events().await.next_of(Kind::Saved).await;
-    let hello = v1::Hello {
-        node_id: "stranger".to_owned(),
-        slots: 1,
-        holding: None,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-    };
-    let phaseless = v1::HeldRank { rank: 0, phase: None };
-    let holding = v1::Holding { generation: 1, ranks: vec![phaseless], commit: None };
-    let holding = v1::Hello { holding: Some(holding), ..hello.clone() };
+    let hello = Hello { node: NodeId("stranger".to_owned()), slots: 1, holding: None };
+    let hello = Frame::report(&Report::Hello(hello)).unwrap();
+    let saying = |json: &str| Frame { json: json.into(), ..hello.clone() };
     let wrong = [
-        (vec![Message::Beat(v1::Beat::default())], "hello"),
-        (vec![Message::Hello(holding)], "HeldRank.phase"),
+        ("{", "EOF"),
+        (r#"{"beat":{"number":1}}"#, "must be the first message"),
+        (r#"{"hello":{"node":"","slots":1}}"#, "names no node"),
+        (r#"{"hello":{"node":"a"}}"#, "missing field `slots`"),
+        (
+            r#"{"hello":{"node":"a","slots":1,"holding":{"generation":1,"ranks":[[0,"asleep"]]}}}"#,
+            "unknown variant `asleep`",
+        ),
     ];
-    for (messages, field) in wrong {
-        let refused = says(&cluster, &messages).await.unwrap_err();
+    for (json, problem) in wrong {
+        let refused = says(&cluster, &[saying(json)]).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains(problem), "{refused}");
         let named = refused.get_details_bad_request().unwrap().field_violations;
-        assert_eq!(named[0].field, field, "{refused}");
+        assert_eq!(named[0].field, "hello", "{refused}");
     }
-    let old = v1::Hello { version: "0.0.9".to_owned(), ..hello.clone() };
-    let refused = says(&cluster, &[Message::Hello(old)]).await.unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
-    assert!(refused.message().contains("0.0.9"), "{refused}");
+    let old = v1::Hello { version: "0.0.9".to_owned() };
+    for (hello, version) in [(Some(old), "baton-worker 0.0.9"), (None, "of an unknown version")] {
+        let refused = says(&cluster, &[Frame { hello, ..saying("") }]).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+        assert!(refused.message().contains(version), "{refused}");
+        assert!(refused.message().contains("install the same version"), "{refused}");
+    }
 
     // Known, and then a word that no version knows: it is shown out.
-    let pulse = v1::Pulse { activity: 99, ..v1::Pulse::default() };
-    let news = Some(rank_report::News::Pulse(pulse));
-    let report = v1::RankReport { generation: 1, rank: 0, news };
-    let heard = says(&cluster, &[Message::Hello(hello), Message::Rank(report)]).await.unwrap();
+    let report = r#"{"rank":{"generation":1,"rank":0,"news":{"kind":"sings"}}}"#;
+    let heard = says(&cluster, &[hello.clone(), saying(report)]).await.unwrap();
     assert!(heard > 0);
     assert!(cluster.log("coordinator").contains("malformed message"));
 

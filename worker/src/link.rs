@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use baton_job::{
     exit::Failure,
-    message::{RankCommand, RankSays},
+    message::{RankCommand, RankSays, Welcome},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -27,12 +27,8 @@ pub(crate) enum ToRank {
 /// What a rank must know before it can do anything.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    /// The job's UUID.
-    pub(crate) job_id: String,
-    /// The recipe as JSON.
-    pub(crate) recipe_json: String,
-    /// The checkpoint store.
-    pub(crate) checkpoint_location: String,
+    /// What the coordinator said of the job.
+    pub(crate) job: Welcome,
     /// Ranks that this node can run.
     pub(crate) local_ranks: u32,
     /// Folder of this node for copies of remote shards, if the recipe names none.

@@ -1,7 +1,7 @@
 //! What coordinator, agent and rank say to each other.
 //!
-//! Coordinator and agent speak gRPC (`proto/`, which converts these types); agent and rank speak
-//! these types as JSON frames over a socket pair. A message about a generation names it.
+//! All of it travels as JSON: between coordinator and agent in the frames of `proto/`, between agent and
+//! rank over a socket pair. So every number is finite. A message about a generation names it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     exit::{Failure, Outcome},
-    ids::{Generation, LocalRank, NodeId, Rank},
+    ids::{Generation, JobId, LocalRank, NodeId, Rank},
 };
 use baton_recipe::{
     Step,
@@ -129,7 +129,8 @@ pub struct SaveTimes {
 }
 
 /// Coordinator → agent.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Directive {
     /// A new generation: run these ranks. Processes that live keep their state and get new numbers.
     Launch(Launch),
@@ -138,6 +139,7 @@ pub enum Directive {
         /// Of this generation.
         generation: Generation,
         /// `host:port` of each rank's listener; the same for all agents.
+        #[serde(with = "shared")]
         peers: Arc<[String]>,
     },
     /// Save after the current step and go on.
@@ -177,8 +179,36 @@ pub enum Directive {
     },
 }
 
+/// A list that many messages share. serde has this as its feature `rc`.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(list: &Arc<[String]>, to: S) -> Result<S::Ok, S::Error> {
+        list.as_ref().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Arc<[String]>, D::Error> {
+        Vec::deserialize(from).map(Into::into)
+    }
+}
+
+/// The coordinator's answer to [`Hello`], before any directive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The job that it serves.
+    pub job_id: JobId,
+    /// The recipe as JSON.
+    pub recipe_json: String,
+    /// The checkpoint store.
+    pub checkpoint_location: String,
+}
+
 /// One agent's part of a new generation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     /// Its number.
     pub generation: Generation,
@@ -195,7 +225,7 @@ pub struct Launch {
 }
 
 /// Whether training stands still.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     /// Rises with every change, so that a late word changes nothing; 0 before the first.
     pub number: u64,
@@ -204,7 +234,7 @@ pub struct Hold {
 }
 
 /// Who an agent is: the first thing it says on every connection.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     /// The node's name.
     pub node: NodeId,
@@ -215,7 +245,7 @@ pub struct Hello {
 }
 
 /// The ranks an agent runs, told on reconnect: what the coordinator may have missed.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Holding {
     /// Their generation.
     pub generation: Generation,
@@ -226,7 +256,8 @@ pub struct Holding {
 }
 
 /// Where a live rank stands in its generation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RankPhase {
     /// Spawned or told to join; not yet listening.
     Joining,
@@ -255,7 +286,8 @@ pub enum RankPhase {
 }
 
 /// Agent → coordinator.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Report {
     /// First on every connection.
     Hello(Hello),
@@ -302,7 +334,7 @@ pub enum Report {
 }
 
 /// A sign of life of an agent.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Beat {
     /// Rises by one.
     pub number: u64,
@@ -313,7 +345,7 @@ pub struct Beat {
 }
 
 /// How a machine does.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Vitals {
     /// The machine without its GPUs.
     pub host: Host,
@@ -322,7 +354,7 @@ pub struct Vitals {
 }
 
 /// How a machine does, but for its GPUs.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Host {
     /// Its host name.
     pub name: String,
@@ -345,7 +377,7 @@ pub struct Host {
 }
 
 /// How a GPU does.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
     /// Its CUDA device on its node, which is the local rank that it serves.
     pub index: u32,

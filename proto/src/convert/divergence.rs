@@ -6,7 +6,6 @@ use baton_recipe::{
     guard::{BatchMark, Diagnosis, Divergence},
 };
 
-use super::{Malformed, required};
 use crate::v1::{self, diagnosis::Divergence as WireDivergence};
 
 impl From<BatchMark> for v1::BatchMark {
@@ -36,33 +35,15 @@ impl From<v1::Rollback> for Rollback {
 
 impl From<Diagnosis> for v1::Diagnosis {
     fn from(diagnosis: Diagnosis) -> Self {
-        // JSON, which carries the rest of the way, has no infinity: absent means the same on both.
-        let finite = |number: Option<f64>| number.filter(|number| number.is_finite());
         Self {
             divergence: Some(diagnosis.divergence.into()),
             step: diagnosis.step.0,
             batch: Some(diagnosis.batch.into()),
             lr: diagnosis.lr,
-            loss: finite(diagnosis.loss),
-            gradient_norm: finite(diagnosis.gradient_norm),
+            loss: diagnosis.loss,
+            gradient_norm: diagnosis.gradient_norm,
             samples: diagnosis.samples,
         }
-    }
-}
-
-impl TryFrom<v1::Diagnosis> for Diagnosis {
-    type Error = Malformed;
-
-    fn try_from(wire: v1::Diagnosis) -> Result<Self, Malformed> {
-        Ok(Self {
-            divergence: required("Diagnosis", "divergence", wire.divergence)?.into(),
-            step: Step(wire.step),
-            batch: required("Diagnosis", "batch", wire.batch)?.into(),
-            lr: wire.lr,
-            loss: wire.loss,
-            gradient_norm: wire.gradient_norm,
-            samples: wire.samples,
-        })
     }
 }
 
@@ -74,21 +55,6 @@ impl From<Divergence> for WireDivergence {
             Divergence::LossRose { mean, bound } => Self::LossRose(v1::LossRose { mean, bound }),
             Divergence::AccuracyCollapsed { score, best } => {
                 Self::AccuracyCollapsed(v1::AccuracyCollapsed { score, best })
-            }
-        }
-    }
-}
-
-impl From<WireDivergence> for Divergence {
-    fn from(divergence: WireDivergence) -> Self {
-        match divergence {
-            WireDivergence::LossNotFinite(v1::Empty {}) => Self::LossNotFinite,
-            WireDivergence::GradientNotFinite(v1::Empty {}) => Self::GradientNotFinite,
-            WireDivergence::LossRose(v1::LossRose { mean, bound }) => {
-                Self::LossRose { mean, bound }
-            }
-            WireDivergence::AccuracyCollapsed(v1::AccuracyCollapsed { score, best }) => {
-                Self::AccuracyCollapsed { score, best }
             }
         }
     }

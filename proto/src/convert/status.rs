@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use baton_job::{
-    NodeId, Time,
+    JobId, NodeId, Time,
     engine::{
         DrainStatus, Incident, NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery, Status,
     },
@@ -16,8 +16,6 @@ use crate::v1;
 same_variants!(
     NoticeKind,
     v1::watch_events_response::Kind,
-    "WatchEventsResponse",
-    "kind",
     [
         NodeJoined,
         NodeLost,
@@ -46,28 +44,28 @@ same_variants!(
     ]
 );
 
-impl From<PhaseName> for v1::get_status_response::Phase {
-    fn from(phase: PhaseName) -> Self {
-        match phase {
-            PhaseName::Gathering => Self::Gathering,
-            PhaseName::Backoff => Self::Backoff,
-            PhaseName::Forming => Self::Forming,
-            PhaseName::Meeting => Self::Meeting,
-            PhaseName::Training => Self::Training,
-            PhaseName::Paused => Self::Paused,
-            PhaseName::Settling => Self::Settling,
-            PhaseName::Reattaching => Self::Reattaching,
-            PhaseName::Draining => Self::Draining,
-            PhaseName::Ended => Self::Ended,
-        }
-    }
-}
+same_variants!(
+    PhaseName,
+    v1::get_status_response::Phase,
+    [
+        Gathering,
+        Backoff,
+        Forming,
+        Meeting,
+        Training,
+        Paused,
+        Settling,
+        Reattaching,
+        Draining,
+        Ended
+    ]
+);
 
 /// What the machine does not know of its job.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// Its UUID.
-    pub id: &'a str,
+    pub id: JobId,
     /// The recipe's name.
     pub name: &'a str,
     /// Folder of the checkpoint store.
@@ -84,7 +82,7 @@ pub struct Job<'a> {
 #[must_use]
 pub fn status(status: &Status, now: Time, job: Job<'_>) -> v1::GetStatusResponse {
     v1::GetStatusResponse {
-        job_id: job.id.to_owned(),
+        job_id: job.id.to_string(),
         name: job.name.to_owned(),
         phase: v1::get_status_response::Phase::from(status.phase).into(),
         reason: status.reason.clone(),

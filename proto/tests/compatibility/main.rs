@@ -1,6 +1,9 @@
 //! Nothing that a client of version 1 relies on may change.
 //!
-//! `v1.txt` lists every field, enum value and call. What it lists has to stay as it is: same name, number, type and
+//! `v1.txt` lists every field, enum value and call that user tools can reach. `node.proto` is none of them: an agent and
+//! its coordinator are of one version, and refuse each other otherwise (`src/frame.rs`).
+//!
+//! What it lists has to stay as it is: same name, number, type and
 //! label. A field may go once its number and name are reserved, so that nobody uses them for something else. What is
 //! new has to be added, by `BATON_UPDATE_PROTO=1 cargo test -p baton-proto --test compatibility`; then it is a promise.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
@@ -10,7 +13,7 @@ use std::{collections::BTreeSet, fs};
 use baton_proto::DESCRIPTORS;
 use prost::Message;
 use prost_types::{
-    DescriptorProto, EnumDescriptorProto, FileDescriptorSet,
+    DescriptorProto, EnumDescriptorProto, FileDescriptorProto, FileDescriptorSet,
     field_descriptor_proto::{Label, Type},
 };
 
@@ -27,7 +30,10 @@ struct Surface {
 impl Surface {
     fn of(set: &FileDescriptorSet) -> Self {
         let mut surface = Self::default();
-        for file in set.file.iter().filter(|file| file.package() == "baton.v1") {
+        let is_public = |file: &&FileDescriptorProto| {
+            file.package() == "baton.v1" && file.name() != "baton/v1/node.proto"
+        };
+        for file in set.file.iter().filter(is_public) {
             for message in &file.message_type {
                 surface.add_message("baton.v1", message);
             }

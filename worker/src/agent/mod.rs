@@ -22,10 +22,9 @@ use baton_access::ClientFiles;
 use baton_job::{
     NodeId, Time,
     exit::{Class, Failure, Outcome},
-    message::RankCommand,
+    message::{RankCommand, Welcome},
     session::{Action, Event, Policy, Session},
 };
-use baton_proto::v1;
 use baton_recipe::{JobSpec, spec::Device};
 use tokio::sync::mpsc;
 use tracing::{debug, error, info, warn};
@@ -75,7 +74,7 @@ enum Input {
     /// For the machine.
     Event(Event),
     /// The coordinator's answer to a new connection.
-    Welcome(v1::Welcome),
+    Welcome(Welcome),
     /// The coordinator will never want this agent.
     Refused(String),
 }
@@ -111,7 +110,7 @@ struct Agent {
     /// Ranks that this node can run.
     slots: u32,
     /// The job it belongs to, once it is known.
-    welcome: Option<v1::Welcome>,
+    welcome: Option<Welcome>,
     start: Instant,
     last_reason: String,
     node: NodeId,
@@ -239,18 +238,15 @@ impl Agent {
 
     /// What every rank of this node has to know.
     fn setup(&self) -> Option<Setup> {
-        let welcome = self.welcome.as_ref()?;
         Some(Setup {
-            job_id: welcome.job_id.clone(),
-            recipe_json: welcome.recipe_json.clone(),
-            checkpoint_location: welcome.checkpoint_location.clone(),
+            job: self.welcome.clone()?,
             local_ranks: self.slots,
             cache_dir: self.args.run_dir.join("cache"),
             host: self.args.host.clone(),
         })
     }
 
-    fn welcome(&mut self, welcome: v1::Welcome) -> Result<(), Failure> {
+    fn welcome(&mut self, welcome: Welcome) -> Result<(), Failure> {
         if let Some(known) = &self.welcome
             && known.job_id != welcome.job_id
         {

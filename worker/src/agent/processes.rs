@@ -322,13 +322,17 @@ async fn exit_failure(
 
 #[cfg(test)]
 mod tests {
+    use baton_job::{JobId, message::Welcome};
+
     use super::*;
 
     fn setup() -> Setup {
         Setup {
-            job_id: String::new(),
-            recipe_json: String::new(),
-            checkpoint_location: String::new(),
+            job: Welcome {
+                job_id: JobId::default(),
+                recipe_json: String::new(),
+                checkpoint_location: String::new(),
+            },
             local_ranks: 1,
             cache_dir: PathBuf::new(),
             host: String::new(),

@@ -3,16 +3,12 @@
 use std::{sync::Arc, sync::Mutex, time::Duration};
 
 use baton_access::{Bearer, Credentials};
-use baton_job::{
-    exit::Failure,
-    message::{Directive, Report},
-    session::Event,
-};
+use baton_job::{exit::Failure, message::Report, session::Event};
 use baton_proto::v1::{self, node_service_client::NodeServiceClient};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Code, Status, transport::Endpoint};
-use tracing::{debug, warn};
+use tracing::{debug, error};
 
 use super::{Input, Queue, bad_input};
 
@@ -43,7 +39,7 @@ pub(super) struct Uplink {
     endpoint: Endpoint,
     bearer: Bearer,
     queue: Queue,
-    outbox: Option<mpsc::UnboundedSender<v1::AgentMessage>>,
+    outbox: Option<mpsc::UnboundedSender<v1::Frame>>,
     last_error: Arc<Mutex<String>>,
 }
 
@@ -105,8 +101,10 @@ impl Uplink {
     /// Sends over the present connection; lost with it if it breaks, and then told again by the next
     /// hello.
     pub(super) fn send(&self, report: Report) {
-        if let Some(outbox) = &self.outbox {
-            let _ = outbox.send(report.into());
+        let Some(outbox) = &self.outbox else { return };
+        match v1::Frame::report(&report) {
+            Ok(frame) => drop(outbox.send(frame)),
+            Err(error) => error!(%error, ?report, "cannot be sent"),
         }
     }
 }
@@ -114,7 +112,7 @@ impl Uplink {
 async fn serve_stream(
     endpoint: Endpoint,
     bearer: Bearer,
-    messages: mpsc::UnboundedReceiver<v1::AgentMessage>,
+    messages: mpsc::UnboundedReceiver<v1::Frame>,
     queue: &Queue,
 ) -> Result<(), Status> {
     let channel =
@@ -123,16 +121,14 @@ async fn serve_stream(
     // The hello has to be on its way before the server answers.
     let _ = queue.send(Input::Event(Event::Connected));
     let mut directives = client.attach(UnboundedReceiverStream::new(messages)).await?.into_inner();
-    while let Some(message) = directives.message().await? {
-        if let Some(v1::coordinator_message::Message::Welcome(welcome)) = message.message {
-            let _ = queue.send(Input::Welcome(welcome));
-            continue;
-        }
-        match Directive::try_from(message) {
-            Ok(directive) => {
-                let _ = queue.send(Input::Event(Event::Directed(directive)));
-            }
-            Err(error) => warn!(%error, "malformed directive"),
+    let malformed = |error| Status::internal(format!("malformed directive: {error}"));
+    if let Some(first) = directives.message().await? {
+        let _ = queue.send(Input::Welcome(first.read().map_err(malformed)?));
+    }
+    while let Some(frame) = directives.message().await? {
+        match frame.read() {
+            Ok(directive) => drop(queue.send(Input::Event(Event::Directed(directive)))),
+            Err(error) => error!(%error, "malformed directive"),
         }
     }
     Ok(())

@@ -22,7 +22,7 @@ use baton_collectives::{
 };
 use baton_data::{CpuShare, InputType};
 use baton_job::{
-    Generation, JobId,
+    Generation,
     exit::{Class, Failure},
     gpu::visible::VISIBLE_DEVICES,
     ids::LocalRank,
@@ -125,7 +125,7 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
         other => return Err(crash(format!("expected the setup from the agent, got {other:?}"))),
     };
     let spec =
-        JobSpec::from_json(&setup.recipe_json).map_err(|error| bad_input(error.to_string()))?;
+        JobSpec::from_json(&setup.job.recipe_json).map_err(|error| bad_input(error.to_string()))?;
     let spec = Arc::new(spec);
     // All that every rank of this node has in common, so that a spare has it behind it.
     torch::device::prepare(&spec);
@@ -183,11 +183,9 @@ fn start_pulse(inbox: Inbox, voice: Voice) -> std::io::Result<()> {
 }
 
 fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<Job, Error> {
-    let id =
-        setup.job_id.parse().map_err(|_| Error::Mismatch("the job id is no UUID".to_owned()))?;
-    let store = Arc::new(Store::open(&setup.checkpoint_location)?);
+    let store = Arc::new(Store::open(&setup.job.checkpoint_location)?);
     let inputs = Inputs::open(spec, &setup.cache_dir)?;
-    Ok(Job { id: JobId(id), spec: spec.clone(), store, inputs })
+    Ok(Job { id: setup.job.job_id, spec: spec.clone(), store, inputs })
 }
 
 /// Leads standard output and error to another file.

@@ -258,7 +258,7 @@ fn run(overrides: &[String]) -> Run<'_> {
 
 fn end(status: &GetStatusResponse, overrides: &[String]) -> String {
     let wire: WireOutcome = status.outcome.clone().unwrap();
-    ending(status, &wire.try_into().unwrap(), &run(overrides))
+    ending(status, &wire.known().unwrap(), &run(overrides))
 }
 
 #[test]

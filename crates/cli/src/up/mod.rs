@@ -19,7 +19,7 @@ use baton_job::{
     Time,
     exit::{self, Failure, Outcome},
 };
-use baton_proto::v1::GetStatusResponse;
+use baton_proto::v1::{self, GetStatusResponse};
 use baton_recipe::JobSpec;
 use rustix::process::Signal;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
@@ -210,7 +210,7 @@ impl Up {
         let coordinator = Coordinator::at(address.clone(), &credentials)?;
 
         let status = coordinator.clone().status().await?;
-        let over = status.outcome.clone().and_then(|outcome| Outcome::try_from(outcome).ok());
+        let over = status.outcome.as_ref().and_then(v1::Outcome::known);
         self.status = Some(status);
         if let Some(outcome) = over.filter(|outcome| !outcome.is_resumable()) {
             return Ok(self.was_over_before(&outcome).await);
@@ -457,7 +457,7 @@ impl Up {
 
     fn take_status(&mut self, status: GetStatusResponse) {
         self.display.status(self.now(), &status);
-        let outcome = status.outcome.clone().and_then(|outcome| Outcome::try_from(outcome).ok());
+        let outcome = status.outcome.as_ref().and_then(v1::Outcome::known);
         self.status = Some(status);
         if let Some(outcome) = outcome {
             self.take_outcome(outcome);
