@@ -17,12 +17,12 @@ use baton_job::{
 use baton_recipe::JobSpec;
 
 use crate::{
+    args::Args,
     clock::Clock,
     failure::{bad_input, crash},
     job::{End, Loop},
     journal::Journal,
     metrics::Metrics,
-    serve::Args,
     served::Served,
     traces::{Timeline, Traces},
 };

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod args;
 mod begin;
 mod clock;
 mod diagnosis;
@@ -39,7 +40,7 @@ struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve a job until it ends; without a recipe, wait for one.
-    Serve(serve::Args),
+    Serve(args::Args),
 }
 
 const EXIT_CODES: &str = "\

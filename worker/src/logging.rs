@@ -4,10 +4,8 @@ use std::io::{self, Write};
 
 use tracing_subscriber::EnvFilter;
 
-use crate::agent::OwnLog;
-
 /// Starts it; to be called once. What is logged goes to `also` too.
-pub(crate) fn start(also: Option<OwnLog>) {
+pub(crate) fn start(also: impl Write + Clone + Send + Sync + 'static) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -16,16 +14,14 @@ pub(crate) fn start(also: Option<OwnLog>) {
         .init();
 }
 
-/// Standard error, and the way to the coordinator.
-struct Tee {
-    also: Option<OwnLog>,
+/// Standard error and another one.
+struct Tee<W> {
+    also: W,
 }
 
-impl Write for Tee {
+impl<W: Write> Write for Tee<W> {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        if let Some(also) = &self.also {
-            also.take(text);
-        }
+        self.also.write_all(text)?;
         io::stderr().write_all(text)?;
         Ok(text.len())
     }

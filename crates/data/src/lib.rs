@@ -59,3 +59,10 @@ pub use error::{Error, FileFault, SampleFault};
 pub use layout::Layout;
 pub use loader::{CpuShare, Loader, Options, Request, Stats, View};
 pub use order::{EpochOrder, SampleOrder};
+
+/// A file beside `path` whose name begins with that one's.
+fn with_suffix(path: &std::path::Path, suffix: &str) -> std::path::PathBuf {
+    let mut text = path.as_os_str().to_owned();
+    text.push(suffix);
+    text.into()
+}

@@ -9,7 +9,7 @@ mod sieve;
 use std::{
     collections::{HashMap, VecDeque},
     fs::File,
-    io::{Read, Seek, SeekFrom},
+    io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
     thread,
@@ -68,12 +68,19 @@ impl OwnLog {
         let (sender, receiver) = mpsc::channel(ON_THE_WAY);
         (Self(sender), receiver)
     }
+}
 
+impl Write for OwnLog {
     /// Takes what was logged, unless there is too much on the way.
-    pub(crate) fn take(&self, text: &[u8]) {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
         let mut sieve = Sieve::new(Instant::now());
         let lines = sieve.take(Instant::now(), text);
         let _ = self.0.try_send(Lines { source: Source::Agent, lines });
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

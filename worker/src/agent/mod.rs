@@ -29,8 +29,7 @@ use baton_recipe::{JobSpec, spec::Device};
 use tokio::sync::mpsc;
 use tracing::{debug, error, info, warn};
 
-pub(crate) use self::logs::OwnLog;
-use self::{gpus::Gpus, processes::Processes, uplink::Uplink};
+use self::{gpus::Gpus, logs::OwnLog, processes::Processes, uplink::Uplink};
 use crate::{link::Setup, logging};
 
 /// Run this node's part of a job.
@@ -84,7 +83,7 @@ type Queue = mpsc::UnboundedSender<Input>;
 /// Runs until the machine says to leave.
 pub(crate) fn run(args: Args) -> Result<Outcome, Failure> {
     let (own_log, own_lines) = OwnLog::channel();
-    logging::start(Some(own_log));
+    logging::start(own_log);
     if args.exit_with_parent {
         let signal = Some(rustix::process::Signal::TERM);
         rustix::process::set_parent_process_death_signal(signal)

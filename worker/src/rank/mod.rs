@@ -64,7 +64,7 @@ pub(crate) struct Args {
 
 /// Runs until the job is done or drained, or this rank cannot go on.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    logging::start(None);
+    logging::start(std::io::sink());
     follow_parent(args.parent)?;
     leave_signals_to_the_agent()?;
     open_as_many_files_as_allowed();

@@ -7,8 +7,7 @@
 use baton_gpu::{Adder, Device, DeviceMemory, Stream, copy};
 use baton_job::Rank;
 
-use super::ffi::Values;
-use super::link::{Limit, Link};
+use super::ffi::{Communicator, Values};
 use crate::Error;
 use crate::tree::{self, Fold, TreeNode, slice_of};
 
@@ -68,6 +67,9 @@ impl FixedTree {
     }
 }
 
+/// A communicator and the stream on which it works.
+type Channel<'a> = (&'a Communicator, &'a Stream);
+
 /// One sum.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -80,33 +82,37 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Queues all of it on the link's stream.
+    /// Queues all of it on the stream; `settle` waits until what NCCL was asked for is there.
     ///
     /// # Safety
     /// Until that stream has come past it, nobody else uses the sums, and no other plan is queued.
-    pub(super) unsafe fn queue(&self, link: &Link, limit: &Limit<'_>) -> Result<(), Error> {
+    pub(super) unsafe fn queue(
+        &self,
+        channel: Channel<'_>,
+        settle: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
         // SAFETY: the caller's promise for the sums. What is received lies in memory of ours, which stays:
         // it is replaced only when a later sum is planned, after this one.
         unsafe {
-            self.exchange_slices(link)?;
-            link.settle(limit)?;
-            self.complete(link.stream())?;
-            self.gather_slices(link)
+            self.exchange_slices(channel)?;
+            settle()?;
+            self.complete(channel.1)?;
+            self.gather_slices(channel)
         }
     }
 
     /// # Safety
     /// As [`queue`](Self::queue).
-    unsafe fn exchange_slices(&self, link: &Link) -> Result<(), Error> {
-        link.communicator().group(|| {
+    unsafe fn exchange_slices(&self, channel: Channel<'_>) -> Result<(), Error> {
+        channel.0.group(|| {
             for (peer, leaves) in self.peers() {
                 for sum in &self.sums {
                     // SAFETY: the caller's promise.
-                    unsafe { self.send(link, peer, sum.narrow(self.slice(peer))) }?;
+                    unsafe { self.send(channel, peer, sum.narrow(self.slice(peer))) }?;
                 }
                 for (_, received) in leaves {
                     // SAFETY: as above.
-                    unsafe { self.receive(link, peer, *received) }?;
+                    unsafe { self.receive(channel, peer, *received) }?;
                 }
             }
             Ok(())
@@ -140,14 +146,14 @@ impl Plan {
     ///
     /// # Safety
     /// As [`queue`](Self::queue).
-    unsafe fn gather_slices(&self, link: &Link) -> Result<(), Error> {
+    unsafe fn gather_slices(&self, channel: Channel<'_>) -> Result<(), Error> {
         let total = self.sums[0];
-        link.communicator().group(|| {
+        channel.0.group(|| {
             for (peer, _) in self.peers() {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    self.send(link, peer, total.narrow(self.slice(self.rank)))?;
-                    self.receive(link, peer, total.narrow(self.slice(peer)))?;
+                    self.send(channel, peer, total.narrow(self.slice(self.rank)))?;
+                    self.receive(channel, peer, total.narrow(self.slice(peer)))?;
                 }
             }
             Ok(())
@@ -166,21 +172,26 @@ impl Plan {
     ///
     /// # Safety
     /// As [`queue`](Self::queue).
-    unsafe fn send(&self, link: &Link, peer: Rank, values: Values) -> Result<(), Error> {
+    unsafe fn send(&self, channel: Channel<'_>, peer: Rank, values: Values) -> Result<(), Error> {
         if values.len == 0 {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { link.communicator().send(link.stream(), peer, values) }
+        unsafe { channel.0.send(channel.1, peer, values) }
     }
 
     /// # Safety
     /// As [`queue`](Self::queue).
-    unsafe fn receive(&self, link: &Link, peer: Rank, values: Values) -> Result<(), Error> {
+    unsafe fn receive(
+        &self,
+        channel: Channel<'_>,
+        peer: Rank,
+        values: Values,
+    ) -> Result<(), Error> {
         if values.len == 0 {
             return Ok(());
         }
         // SAFETY: the caller's promise.
-        unsafe { link.communicator().receive(link.stream(), peer, values) }
+        unsafe { channel.0.receive(channel.1, peer, values) }
     }
 }

@@ -86,11 +86,7 @@ impl Link {
         Ok(Self { communicator, streams, tree })
     }
 
-    pub(super) fn communicator(&self) -> &Communicator {
-        &self.communicator
-    }
-
-    pub(super) fn stream(&self) -> &Stream {
+    fn stream(&self) -> &Stream {
         &self.streams.ours
     }
 
@@ -158,8 +154,9 @@ impl Link {
         let Some(tree) = &mut self.tree else { return Ok(()) };
         let sums = sums.iter_mut().map(|sum| Values::from(&mut **sum)).collect();
         let plan = tree.plan(virtual_ranks, sums)?;
+        let channel = (&self.communicator, self.stream());
         // SAFETY: as above, and this for all sums.
-        self.run(limit, || unsafe { plan.queue(self, limit) })
+        self.run(limit, || unsafe { plan.queue(channel, || self.settle(limit)) })
     }
 
     /// Has `queue` queue work on our stream, between what libtorch has queued and what it will, and waits

@@ -23,8 +23,8 @@ pub use self::{
     request::{Request, View},
 };
 use self::{
-    queue::{Queue, Taken},
-    work::{Made, Worker},
+    queue::{Made, Queue, Taken},
+    work::Worker,
 };
 use crate::{Batch, Dataset, Error};
 

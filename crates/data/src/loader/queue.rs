@@ -1,11 +1,11 @@
 //! The batches between request and delivery. No threads here: [`super::Loader`] keeps the queue
 //! under a lock.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use bytes::BytesMut;
 
-use super::{Request, View, work::Made};
+use super::{Request, View};
 use crate::{Batch, Error, InputType, Labels, batch::Inputs};
 
 type Requests = Box<dyn Iterator<Item = Request> + Send>;
@@ -41,6 +41,21 @@ pub(super) struct Claim {
     pub(super) pixels: BytesMut,
     /// All samples of a batch just begun, for the system to fetch.
     pub(super) read_ahead: Option<Vec<u64>>,
+}
+
+/// What became of a claim.
+pub(super) struct Made<'a> {
+    /// The sample and its class; `None` if it is left out.
+    pub(super) sample: Option<(u64, i64)>,
+    /// Its elements, if it is an array.
+    pub(super) values: &'a [f32],
+    /// The values that are its label, if that is no class.
+    pub(super) targets: &'a [f32],
+    /// Samples that could not be used, and what is wrong with the last of them.
+    pub(super) skipped: u64,
+    pub(super) reason: Option<Error>,
+    /// Time it took.
+    pub(super) busy: Duration,
 }
 
 /// What the consumer finds at the head of the queue.
@@ -313,8 +328,6 @@ fn put(values: &[f32], position: usize, all: &mut [f32]) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use baton_recipe::spec::{Augment, Resize};
 
     use super::*;

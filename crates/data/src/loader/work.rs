@@ -1,10 +1,13 @@
 //! The making of one sample: what a decoding thread does without the lock.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use baton_recipe::spec::OnBadSample;
 
-use super::{View, queue::Claim};
+use super::{
+    View,
+    queue::{Claim, Made},
+};
 use crate::{Dataset, Decoder, Error, dataset::InputPlace};
 
 /// So many bad samples one after the other are no accident: the data set is not what it should be.
@@ -20,21 +23,6 @@ pub(super) struct Worker<'a> {
     values: Vec<f32>,
     /// Values that are the last sample's label.
     targets: Vec<f32>,
-}
-
-/// What became of a claim.
-pub(super) struct Made<'a> {
-    /// The sample and its class; `None` if it is left out.
-    pub(super) sample: Option<(u64, i64)>,
-    /// Its elements, if it is an array.
-    pub(super) values: &'a [f32],
-    /// The values that are its label, if that is no class.
-    pub(super) targets: &'a [f32],
-    /// Samples that could not be used, and what is wrong with the last of them.
-    pub(super) skipped: u64,
-    pub(super) reason: Option<Error>,
-    /// Time it took.
-    pub(super) busy: Duration,
 }
 
 impl<'a> Worker<'a> {

@@ -38,6 +38,7 @@ use super::{
     signal::Signal,
     statistics::Counters,
 };
+use crate::with_suffix;
 
 /// Locks are asked for anew after this long. `flock` can wait, but then it cannot be cancelled.
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -457,10 +458,4 @@ fn remove(slot: &Slot) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut text = path.as_os_str().to_owned();
-    text.push(suffix);
-    PathBuf::from(text)
 }

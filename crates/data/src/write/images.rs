@@ -12,7 +12,7 @@ use super::{
     progress::{DoneShard, Progress},
     workshop::prepare_all,
 };
-use crate::beton::Mode;
+use crate::{beton::Mode, with_suffix};
 
 /// Bad images after which it is no use to look for more before giving up.
 const MOST_BAD: u64 = 100;
@@ -300,11 +300,4 @@ pub fn shard_path(target: &Path, shard: u32, shards: u32) -> PathBuf {
         name.push(extension);
     }
     target.with_file_name(name)
-}
-
-/// A file beside the target whose name begins with the target's.
-pub(super) fn with_suffix(target: &Path, suffix: &str) -> PathBuf {
-    let mut path = target.as_os_str().to_owned();
-    path.push(suffix);
-    path.into()
 }

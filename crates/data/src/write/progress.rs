@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::{
     Error, Options, Source, Tally,
     draft::{failed, replace},
-    images::with_suffix,
 };
+use crate::with_suffix;
 
 /// `TARGET-write.json`. Written before the first shard, and again after each one.
 #[derive(Debug)]
