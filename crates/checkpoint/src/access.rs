@@ -12,12 +12,9 @@
 //! whole or not at all, and is safe when the upload was answered. Uploads in parts that a kill left
 //! unfinished are not seen here but are paid for: give the bucket a lifecycle rule that aborts them.
 
-use std::{env, time::Duration};
+use std::time::Duration;
 
-use object_store::{
-    BackoffConfig, ClientConfigKey, RetryConfig,
-    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut},
-};
+use object_store::{BackoffConfig, RetryConfig, aws::AmazonS3};
 
 /// How a bucket is reached, and for how long it is asked.
 #[derive(Clone, Debug)]
@@ -33,11 +30,8 @@ pub struct Access {
 impl Default for Access {
     /// With the environment of this process.
     fn default() -> Self {
-        let unicode = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        };
         Self {
-            environment: env::vars_os().filter_map(unicode).collect(),
+            environment: baton_s3::environment(),
             request: Duration::from_secs(60),
             patience: Duration::from_secs(180),
         }
@@ -74,40 +68,17 @@ impl<'a> Location<'a> {
 impl Access {
     /// Prepares, but does not connect.
     pub(crate) fn bucket(&self, name: &str) -> Result<AmazonS3, object_store::Error> {
-        let millis = |duration: Duration| format!("{}ms", duration.as_millis());
-        let client = |key, value| (AmazonS3ConfigKey::Client(key), value);
-        let mut builder = AmazonS3Builder::new()
-            .with_bucket_name(name)
-            .with_conditional_put(S3ConditionalPut::ETagMatch)
-            .with_retry(RetryConfig {
-                backoff: BackoffConfig {
-                    init_backoff: Duration::from_millis(100).min(self.patience / 1000),
-                    max_backoff: Duration::from_secs(10),
-                    base: 2.0,
-                },
-                max_retries: 20,
-                retry_timeout: self.patience,
-            });
-        for (key, value) in [
-            client(ClientConfigKey::Timeout, millis(self.request)),
-            client(ClientConfigKey::ConnectTimeout, millis(CONNECT.min(self.request))),
-        ] {
-            builder = builder.with_config(key, value);
-        }
-        for (name, value) in &self.environment {
-            if let Ok(key) = name.to_ascii_lowercase().parse() {
-                builder = builder.with_config(key, value);
-            }
-        }
-        let endpoint = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint]
-            .iter()
-            .find_map(|key| builder.get_config_value(key))
-            .unwrap_or_default();
-        // Whoever writes http:// there means it.
-        if endpoint.starts_with("http://") {
-            builder = builder.with_allow_http(true);
-        }
-        builder.build()
+        let retry = RetryConfig {
+            backoff: BackoffConfig {
+                init_backoff: Duration::from_millis(100).min(self.patience / 1000),
+                max_backoff: Duration::from_secs(10),
+                base: 2.0,
+            },
+            max_retries: 20,
+            retry_timeout: self.patience,
+        };
+        let limits = (self.request, CONNECT.min(self.request));
+        baton_s3::bucket(name, &self.environment, limits, retry).map(|(objects, _)| objects)
     }
 }
 

@@ -77,9 +77,6 @@ impl Options {
     /// 8 MiB parts, eight at once, and the environment of this process.
     #[must_use]
     pub fn new(cache_dir: impl Into<PathBuf>, cache_bytes: u64) -> Self {
-        let environment = std::env::vars_os().filter_map(|(name, value)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        });
         Self {
             cache_dir: cache_dir.into(),
             cache_bytes,
@@ -87,7 +84,7 @@ impl Options {
             parts_at_once: 8,
             room_wait: Duration::from_secs(300),
             patience: Patience::default(),
-            environment: environment.filter(|(name, _)| name.starts_with("AWS_")).collect(),
+            environment: baton_s3::environment(),
         }
     }
 }

@@ -11,9 +11,7 @@ use std::{
 
 use futures::{TryStreamExt, stream::StreamExt};
 use object_store::{
-    BackoffConfig, ClientConfigKey, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt,
-    RetryConfig,
-    aws::{AmazonS3Builder, AmazonS3ConfigKey},
+    BackoffConfig, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt, RetryConfig,
     path::Path,
 };
 use tokio::time::{sleep, timeout};
@@ -68,40 +66,18 @@ impl Remote {
         patience: Patience,
         counters: Arc<Counters>,
     ) -> Result<Self, object_store::Error> {
-        let millis = |duration: Duration| format!("{}ms", duration.as_millis());
-        let mut builder = AmazonS3Builder::new()
-            .with_bucket_name(bucket)
-            .with_config(
-                AmazonS3ConfigKey::Client(ClientConfigKey::Timeout),
-                millis(patience.request),
-            )
-            .with_config(
-                AmazonS3ConfigKey::Client(ClientConfigKey::ConnectTimeout),
-                millis(patience.stall),
-            )
-            // Retries live in `retry`.
-            .with_retry(RetryConfig {
-                backoff: BackoffConfig::default(),
-                max_retries: 0,
-                retry_timeout: patience.request,
-            });
-        for (name, value) in environment {
-            if let Ok(key) = name.to_ascii_lowercase().parse() {
-                builder = builder.with_config(key, value);
-            }
-        }
-        let endpoint = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint]
-            .iter()
-            .find_map(|key| builder.get_config_value(key))
-            .unwrap_or_default();
-        // Whoever writes http:// there means it.
-        if endpoint.starts_with("http://") {
-            builder = builder.with_allow_http(true);
-        }
+        // Retries live in `retry`.
+        let retry = RetryConfig {
+            backoff: BackoffConfig::default(),
+            max_retries: 0,
+            retry_timeout: patience.request,
+        };
+        let limits = (patience.request, patience.stall);
+        let (objects, endpoint) = baton_s3::bucket(bucket, environment, limits, retry)?;
         Ok(Self {
             bucket: bucket.to_owned(),
             endpoint,
-            objects: Arc::new(builder.build()?),
+            objects: Arc::new(objects),
             patience,
             counters,
             tags_are_digests: AtomicBool::new(true),
