@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_recipe::spec::{Order, Resize};
+use baton_recipe::{
+    median,
+    spec::{Order, Resize},
+};
 use serde::Serialize;
 
 use crate::{
@@ -96,7 +99,7 @@ pub fn run(
     let cpu = cpu_seconds() - cpu_before;
     let disk = disk_bytes().saturating_sub(disk_before);
     let singles = Singles::time(dataset, plan)?;
-    let median_rate = median(&seen.rates);
+    let median_rate = median(seen.rates.iter().copied()).unwrap_or_default();
     let pixels = u64::from(plan.view.resolution()).pow(2) * 3;
     Ok(Report {
         median_images_per_second: median_rate,
@@ -104,7 +107,7 @@ pub fn run(
         output_mb_per_second: median_rate * pixels as f64 / 1e6,
         cpu_seconds_per_image: cpu / seen.images.max(1) as f64,
         idle_share: 1.0 - (seen.waited.as_secs_f64() / seen.seconds.max(1e-9)).min(1.0),
-        first_batch_ms: median(&seen.first_batch_ms),
+        first_batch_ms: median(seen.first_batch_ms.iter().copied()).unwrap_or_default(),
         peak_rss_mb: status_mb("VmHWM:"),
         peak_anonymous_rss_mb: seen.anonymous_mb,
         read_from_disk_mb: disk as f64 / 1e6,
@@ -215,15 +218,6 @@ impl Singles {
     }
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match (sorted.get(sorted.len().saturating_sub(1) / 2), sorted.get(sorted.len() / 2)) {
-        (Some(low), Some(high)) => f64::midpoint(*low, *high),
-        _ => 0.0,
-    }
-}
-
 /// A figure of /proc/self/status, which is in KiB, in MB; 0 where there is none.
 fn status_mb(name: &str) -> f64 {
     let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -252,14 +246,6 @@ fn cpu_seconds() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_median_is_in_the_middle() {
-        assert_eq!(median(&[]), 0.0);
-        assert_eq!(median(&[3.0]), 3.0);
-        assert_eq!(median(&[9.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[1.0, 2.0, 4.0, 100.0]), 3.0);
-    }
 
     #[test]
     fn the_kernels_figures_are_found() {

@@ -19,10 +19,12 @@ mod count;
 pub mod dry_run;
 pub mod fit;
 pub mod guard;
+mod median;
 pub mod progress;
 pub mod schedule;
 pub mod spec;
 pub mod task;
 
 pub use count::{Epoch, Step};
+pub use median::median;
 pub use spec::JobSpec;

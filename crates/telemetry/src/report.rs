@@ -10,6 +10,7 @@ use baton_proto::v1::{
     Accuracy, EvaluatedStep, Extent, GetStatusResponse, Recovery, Spending, Step,
     StreamMetricsResponse, WatchEventsResponse, stream_metrics_response::Metrics,
 };
+use baton_recipe::median;
 use serde::Serialize;
 
 use crate::curves::{Chart, Mark, Series, escape, short, svg};
@@ -172,11 +173,7 @@ pub fn goodput(spending: &Spending) -> Option<f64> {
 
 /// The median of whole recoveries, in seconds.
 fn median_recovery(recoveries: &[Recovery]) -> Option<f64> {
-    let mut seconds: Vec<f64> = recoveries.iter().filter_map(|one| one.total_seconds).collect();
-    seconds.sort_by(f64::total_cmp);
-    let upper = *seconds.get(seconds.len() / 2)?;
-    let lower = *seconds.get(seconds.len().saturating_sub(1) / 2)?;
-    Some(f64::midpoint(lower, upper))
+    median(recoveries.iter().filter_map(|one| one.total_seconds))
 }
 
 fn figures(status: &GetStatusResponse) -> Vec<(&'static str, String)> {

@@ -20,7 +20,7 @@ use baton_plan::{
     network::{Input, Network},
     roofline::{self, Roofline},
 };
-use baton_recipe::{JobSpec, Step, spec::Compute};
+use baton_recipe::{JobSpec, Step, median, spec::Compute};
 use baton_trainer::{
     Error, Leaf, Learner, StateCopy, Update,
     torch::{
@@ -224,18 +224,18 @@ fn measure(
     }
     let mean_step_seconds = began.elapsed().as_secs_f64() / f64::from(args.steps.max(1));
     let warm_up = args.warm_up as usize;
-    let median = |values: &mut Vec<f64>| {
-        values.drain(..warm_up);
-        median(values)
-    };
+    // Without those that warm up.
+    let measured = |values: Vec<f64>| values.into_iter().skip(warm_up);
+    let median_of = |values| median(measured(values)).unwrap_or_default();
+    let best_step_seconds = measured(steps.clone()).min_by(f64::total_cmp).unwrap_or_default();
     Ok(Measured {
         on_gpu: device != torch::Device::Cpu,
-        step_seconds: median(&mut steps),
+        step_seconds: median_of(steps),
         mean_step_seconds,
-        best_step_seconds: steps.first().copied().unwrap_or_default(),
-        all_reduce_seconds: median(&mut reduces),
-        optimizer_seconds: median(&mut updates),
-        page_faults: median(&mut faults),
+        best_step_seconds,
+        all_reduce_seconds: median_of(reduces),
+        optimizer_seconds: median_of(updates),
+        page_faults: median_of(faults),
         peak_mib: peak_mib(),
         snapshot_seconds: args.snapshot.then(|| snapshot(&mut learner, args.ranks)).transpose()?,
         // Not before: it takes memory that a step may need.
@@ -259,7 +259,7 @@ fn snapshot(learner: &mut TorchLearner, ranks: u32) -> Result<f64, Failure> {
         copy.snapshot().map_err(|error| crash(error.to_string()))?;
     }
     times.remove(0);
-    Ok(median(&mut times))
+    Ok(median(times).unwrap_or_default())
 }
 
 /// How much of a step forward and backward pass would take at best.
@@ -271,12 +271,6 @@ fn roofline_share(spec: &JobSpec, args: &Args, measured: &Measured) -> Option<f6
     let roofline = Roofline::of_peaks(flop_per_second, copy_bytes_per_second, compute);
     let rows = roofline.training(spec, &network, u64::from(args.batch));
     Some(roofline::total(&rows).total() / measured.step_seconds)
-}
-
-/// Leaves them in rising order.
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
 /// Of this process so far: `minflt` of `proc_pid_stat(5)`, the eighth value behind the command's name.
