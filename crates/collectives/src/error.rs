@@ -102,6 +102,8 @@ pub enum Error {
         name: &'static str,
         /// Its meaning, and NCCL's own last words if it has any.
         detail: String,
+        /// Whether these say that the GPU's memory was too small.
+        out_of_memory: bool,
     },
     /// `ncclCommAbort` does not return: GPU kernels still wait for lost peers.
     #[error("ncclCommAbort: still busy after {after:?}; kill this process to free its GPU")]
@@ -147,6 +149,16 @@ impl Error {
         }
     }
 
+    /// Whether a GPU's memory was too small.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Gpu(error) => error.is_out_of_memory(),
+            Self::Nccl { out_of_memory, .. } => *out_of_memory,
+            _ => false,
+        }
+    }
+
     /// Whether it will be so with every other group too, until somebody mends the machine or the recipe.
     #[must_use]
     pub fn is_lasting(&self) -> bool {
@@ -170,6 +182,7 @@ mod tests {
             code,
             name: "of a test",
             detail: String::new(),
+            out_of_memory: false,
         };
         assert!(nccl(1).ends_process() && !nccl(6).ends_process());
         assert!(Error::Stuck { after: Duration::from_secs(5) }.ends_process());

@@ -43,10 +43,21 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the GPU's memory was too small.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Cuda { code: OUT_OF_MEMORY, .. })
+    }
+}
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: u32 = 2;
+
 /// What to do about a `CUresult` that says more of the machine than of this program.
 fn remedy(code: u32) -> &'static str {
     match code {
-        2 => ": out of memory on the GPU; see who else uses it in `nvidia-smi`",
+        OUT_OF_MEMORY => ": out of memory on the GPU; see who else uses it in `nvidia-smi`",
         46 => {
             ": the GPU is taken; see `nvidia-smi`, and its compute mode: in `EXCLUSIVE_PROCESS` one \
              process has it alone"

@@ -83,7 +83,7 @@ pub(crate) fn plan<L: Learner>(
     let position = offers
         .get_mut(holder.0 as usize)
         .and_then(Option::take)
-        .ok_or_else(|| Error::Mismatch(format!("rank {holder} offered no state; this is a bug")))?;
+        .ok_or(Error::Bug("the rank with the furthest step offered no state"))?;
     let agreed = Agreed { source: StateSource::Survivor { rank: holder }, position };
     let source = match steps.iter().all(|step| *step == furthest) {
         true => Source::Everybody,

@@ -3,7 +3,7 @@
 use baton_job::exit::{Class, Failure};
 use baton_recipe::guard::Diagnosis;
 
-use crate::learner;
+use crate::learner::{self, Memory};
 
 /// Why training stopped before it was done.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +23,9 @@ pub enum Error {
     /// The recipe and its data, or a checkpoint, do not fit together.
     #[error("{0}")]
     Mismatch(String),
+    /// Baton contradicts itself.
+    #[error("{0}; this is a bug in Baton, please report it")]
+    Bug(&'static str),
     /// State could not be saved before leaving.
     #[error("the last checkpoint could not be written: {0}")]
     LastSave(String),
@@ -52,11 +55,13 @@ impl Error {
             Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => {
                 Class::BadInput
             }
-            Self::Learner(error) => device_class(&error.to_string()),
-            Self::Collective(error) if error.ends_process() => device_class(&error.to_string()),
+            _ if self.out_of_memory().is_some() => Class::OutOfMemory,
+            Self::Learner(_) => Class::Device,
+            Self::Collective(error) if error.ends_process() => Class::Device,
             Self::Collective(error) if error.is_lasting() => Class::BadInput,
             Self::Collective(_)
             | Self::Checkpoint(_)
+            | Self::Bug(_)
             | Self::LastSave(_)
             | Self::Peer { .. }
             | Self::Protocol(_) => Class::Crash,
@@ -66,17 +71,21 @@ impl Error {
 }
 
 impl Error {
+    /// The memory that was too small, if that is what ended this rank.
+    #[must_use]
+    pub fn out_of_memory(&self) -> Option<Memory> {
+        match self {
+            Self::Learner(error) => error.out_of_memory(),
+            Self::Collective(error) => error.is_out_of_memory().then_some(Memory::Gpu),
+            _ => None,
+        }
+    }
+
     /// Whether only the other ranks were lost, and this one keeps its state for the next generation.
     #[must_use]
     pub fn is_loss_of_others(&self) -> bool {
         matches!(self, Self::Collective(error) if !error.ends_process() && !error.is_lasting())
     }
-}
-
-/// CUDA's words, libtorch's of the C++ library, and ours.
-fn device_class(text: &str) -> Class {
-    let is_full = ["out of memory", "bad_alloc"].iter().any(|words| text.contains(words));
-    if is_full { Class::OutOfMemory } else { Class::Device }
 }
 
 #[cfg(test)]
@@ -101,6 +110,7 @@ mod tests {
             (gpu(2), Class::OutOfMemory, false),
             (missing, Class::BadInput, false),
             (aborted, Class::Crash, true),
+            (Error::Bug("of a test"), Class::Crash, false),
         ] {
             assert_eq!(
                 (error.failure().class, error.is_loss_of_others()),

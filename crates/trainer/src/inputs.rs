@@ -167,42 +167,56 @@ impl Inputs {
             prefetch: data.prefetch_batches as usize,
             cpus: self.cpus.clone(),
         };
-        Feed { loader: Loader::start(set.clone(), &options, requests), ahead: None }
+        Feed::of(Loader::start(set.clone(), &options, requests))
     }
 }
 
-/// A running loader.
-pub(crate) struct Feed {
-    loader: Loader,
-    /// Taken before its turn.
+/// Micro-batches in order.
+pub struct Feed {
+    /// `None`: one batch again and again.
+    loader: Option<Loader>,
+    /// The next batch, if it is there already.
     ahead: Option<Result<Batch, baton_data::Error>>,
 }
 
 impl Feed {
+    /// What `loader` reads.
+    #[must_use]
+    pub fn of(loader: Loader) -> Self {
+        Self { loader: Some(loader), ahead: None }
+    }
+
+    /// `batch` again and again.
+    #[must_use]
+    pub fn repeating(batch: Batch) -> Self {
+        Self { loader: None, ahead: Some(Ok(batch)) }
+    }
+
     /// The next batch; `None` after the last.
     pub(crate) fn next(&mut self) -> Result<Option<Batch>, Error> {
-        match self.ahead.take() {
-            Some(batch) => Ok(Some(batch?)),
-            None => Ok(self.loader.next().transpose()?),
-        }
+        let next = self.ahead.take().or_else(|| self.loader.as_mut()?.next());
+        Ok(next.transpose()?)
     }
 
     /// The next batch, if it is there already; it stays the next one.
     pub(crate) fn peek(&mut self) -> Option<&Batch> {
-        if self.ahead.is_none() {
-            self.ahead = self.loader.next_if_ready();
+        if let (None, Some(loader)) = (&self.ahead, &mut self.loader) {
+            self.ahead = loader.next_if_ready();
         }
         self.ahead.as_ref()?.as_ref().ok()
     }
 
     /// Gives a used batch's memory back.
     pub(crate) fn recycle(&mut self, batch: Batch) {
-        self.loader.recycle(batch);
+        match &mut self.loader {
+            Some(loader) => loader.recycle(batch),
+            None => self.ahead = Some(Ok(batch)),
+        }
     }
 
     /// What the loader has done so far.
     pub(crate) fn stats(&self) -> Stats {
-        self.loader.stats()
+        self.loader.as_ref().map(Loader::stats).unwrap_or_default()
     }
 }
 

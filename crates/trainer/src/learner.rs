@@ -122,7 +122,7 @@ pub enum Weights {
 }
 
 /// What an update is told besides the gradient.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Update {
     /// Updates made before; counts from 0.
     pub step: Step,
@@ -259,6 +259,16 @@ pub enum Error {
         /// libtorch's first line.
         message: String,
     },
+    /// There was too little memory.
+    #[error("{operation}: {message}")]
+    OutOfMemory {
+        /// Whose memory.
+        memory: Memory,
+        /// What was being done.
+        operation: &'static str,
+        /// libtorch's first line.
+        message: String,
+    },
     /// A sample's label does not fit the model.
     #[error(
         "sample {sample} has label {label}, but model.num_classes = {num_classes}: raise it or mend the data set"
@@ -271,16 +281,34 @@ pub enum Error {
         /// Outputs of the model.
         num_classes: u32,
     },
-    /// No such device, or it failed.
+    /// No such device.
     #[error("{0}")]
     Device(String),
+    /// A GPU or its driver failed.
+    #[error(transparent)]
+    Gpu(#[from] baton_gpu::Error),
     /// The recipe asks for something that this model does not have.
     #[error("{0}")]
     Recipe(String),
 }
 
-impl From<baton_gpu::Error> for Error {
-    fn from(error: baton_gpu::Error) -> Self {
-        Self::Device(error.to_string())
+/// A memory that can be too small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// The machine's.
+    Host,
+    /// A GPU's.
+    Gpu,
+}
+
+impl Error {
+    /// The memory that was too small, if that is what went wrong.
+    #[must_use]
+    pub fn out_of_memory(&self) -> Option<Memory> {
+        match self {
+            Self::OutOfMemory { memory, .. } => Some(*memory),
+            Self::Gpu(error) => error.is_out_of_memory().then_some(Memory::Gpu),
+            _ => None,
+        }
     }
 }

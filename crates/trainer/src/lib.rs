@@ -1,6 +1,7 @@
 //! Training: the step loop, generic over what learns.
 //!
-//! Start with [`Trainer::run`] in `step_loop.rs`; it reads as the story of one generation.
+//! Start with [`Trainer::run`] in `step_loop.rs`; it reads as the story of one generation. A single step is in
+//! [`step`].
 //!
 //! | module | what it is |
 //! |---|---|
@@ -8,12 +9,13 @@
 //! | [`torch`] | ResNets on libtorch, the only place that uses `tch` |
 //! | [`linear`] | softmax regression in plain Rust, for trying out everything around the training |
 //! | `agree` | how a new generation's ranks come to hold the same state |
-//! | `saving` with `state_copy`, `evaluation` | done by all ranks together |
+//! | `checkpointing`, `saving` with `state_copy`, `evaluation` | done by all ranks together |
 //! | `inputs` | data sets cut into micro-batches |
 //! | [`Controls`] | wishes from outside, voted on at the next step |
 
 mod agree;
 mod bits;
+mod checkpointing;
 mod controls;
 mod digest;
 mod error;
@@ -25,17 +27,20 @@ mod loader_watch;
 mod restoring;
 mod saving;
 mod state_copy;
+pub mod step;
 mod step_loop;
+mod step_metrics;
 mod suspects;
+mod throughput;
 pub mod torch;
 mod vitals;
 
 pub use controls::Controls;
 pub use error::Error;
 pub use evaluation::summed_up;
-pub use inputs::Inputs;
+pub use inputs::{Feed, Inputs};
 pub use learner::{Judged, Leaf, Learner, Sums, Update, Weights};
 pub use saving::write_first;
 pub use state_copy::StateCopy;
-pub use step_loop::{Build, Job, Seat, Trainer};
+pub use step_loop::{Build, GenerationContext, Job, Trainer};
 pub use vitals::Vitals;

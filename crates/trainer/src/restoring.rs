@@ -70,9 +70,7 @@ pub(crate) fn restore<L: Learner>(
 /// Rank 0's word, which every rank gets.
 fn order(collective: &mut dyn Collective, mine: Option<Order>) -> Result<Order, Error> {
     let orders: Vec<Option<Order>> = gather(collective, &mine)?;
-    orders.into_iter().next().flatten().ok_or_else(|| {
-        Error::Mismatch("rank 0 does not say what to restore; this is a bug".to_owned())
-    })
+    orders.into_iter().next().flatten().ok_or(Error::Bug("rank 0 does not say what to restore"))
 }
 
 /// Rank 0's part: the others follow its orders meanwhile.

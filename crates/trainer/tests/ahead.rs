@@ -18,7 +18,7 @@ use baton_job::{
 };
 use baton_recipe::{JobSpec, Step, guard::Diagnosis};
 use baton_trainer::{
-    Controls, Error, Inputs, Job, Judged, Learner, Seat, Trainer, Update, Weights,
+    Controls, Error, GenerationContext, Inputs, Job, Judged, Learner, Trainer, Update, Weights,
     learner::{self, Region, TensorPlace},
     linear::{HostLeaf, LinearLearner},
 };
@@ -168,10 +168,14 @@ fn generation(
 ) -> (Result<Outcome, Error>, Vec<RankNews>) {
     let mut alone = Alone::until(lost_in);
     let restore = Restore::default();
-    let generation = Generation(number);
-    let mut seat = Seat { generation, collective: &mut alone, restore: &restore };
     let mut news = Vec::new();
-    let ended = trainer.run(&mut seat, controls, &mut |told| news.push(told));
+    let ended = trainer.run(&mut GenerationContext {
+        generation: Generation(number),
+        collective: &mut alone,
+        restore: &restore,
+        controls,
+        report: &mut |told| news.push(told),
+    });
     (ended, news)
 }
 

@@ -35,7 +35,7 @@ use baton_job::{
 };
 use baton_recipe::{JobSpec, Step, progress::Accuracy};
 use baton_trainer::{
-    Controls, Error, Inputs, Job, Judged, Learner, Seat, Trainer, Update, Weights,
+    Controls, Error, GenerationContext, Inputs, Job, Judged, Learner, Trainer, Update, Weights,
     learner::{self, Region, TensorPlace},
     linear::LinearLearner,
     torch::{Device, TorchLearner},
@@ -296,8 +296,13 @@ impl<'a, L: Learner + Send + 'static> Run<'a, L> {
                 threads.push(scope.spawn(move || {
                     let restore = Restore::default();
                     let collective: &mut local::LocalCollective = &mut collective;
-                    let mut seat = Seat { generation, collective, restore: &restore };
-                    trainer.run(&mut seat, &controls, &mut |news| note(watch, step, news))
+                    trainer.run(&mut GenerationContext {
+                        generation,
+                        collective,
+                        restore: &restore,
+                        controls: &controls,
+                        report: &mut |news| note(watch, step, news),
+                    })
                 }));
             }
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()

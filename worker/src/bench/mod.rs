@@ -8,7 +8,7 @@ mod ranks;
 
 use std::{path::PathBuf, time::Instant};
 
-use baton_collectives::{Collective, Part, local, tree::Fold};
+use baton_collectives::{Collective, local};
 use baton_data::{Batch, InputType};
 use baton_job::{
     Rank,
@@ -22,15 +22,14 @@ use baton_plan::{
 };
 use baton_recipe::{JobSpec, Step, median, spec::Compute};
 use baton_trainer::{
-    Error, Leaf, Learner, StateCopy, Update,
+    Controls, Error, Leaf, Learner, StateCopy, Update,
+    step::{NextStep, ReadSums, StateValidity, StepContext, Stepper},
     torch::{
-        self, TorchLeaf, TorchLearner,
+        self, TorchLearner,
         peaks::{self, Peaks},
     },
 };
 use serde::{Deserialize, Serialize};
-
-use self::batches::Batches;
 
 /// Measure seconds per training step.
 #[derive(Clone, Debug, clap::Args)]
@@ -148,80 +147,54 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes steps as the step loop does and takes the time.
+/// Takes the time of training steps.
 fn measure(
     args: &Args,
     spec: &JobSpec,
     collective: &mut dyn Collective,
 ) -> Result<Measured, Failure> {
+    let failed = |error: Error| error.failure();
     let device = torch::device::open(spec, LocalRank(collective.rank().0)).map_err(failure)?;
     let mut learner = TorchLearner::new(spec, &InputType::Image, device).map_err(failure)?;
-    let mut batches = Batches::new(args, spec)?;
-    let ahead = learner.runs_ahead();
-    let scale = 1.0 / spec.train.global_batch as f32;
+    let mut feed = batches::feed(args, spec)?;
     let block = virtual_block(spec.train.virtual_ranks, collective.rank(), args.ranks);
-    let mut fold = Fold::new(block.start);
+    let (mut stepper, controls) = (Stepper::new(block), Controls::default());
     let (mut steps, mut reduces, mut updates) = (Vec::new(), Vec::new(), Vec::new());
     let mut faults = Vec::new();
     let mut began = Instant::now();
+    let mut validity = StateValidity::Untouched;
     // Where the device computes while the host goes ahead, a step is known to be over one step later.
-    let mut unread: Option<TorchLeaf> = None;
+    let read: &mut ReadSums<'_, TorchLearner> =
+        &mut |pending, _| Ok(pending.total.tail().map(drop)?);
     for step in 0..args.steps + args.warm_up {
         if step == args.warm_up {
-            if let Some(leaf) = &mut unread {
-                leaf.tail().map_err(failure)?;
-            }
+            stepper.finish_pending(&mut validity, collective, read).map_err(failed)?;
             began = Instant::now();
         }
         let faults_before = page_faults();
         let start = Instant::now();
-        let mut leaf = match fold.take_buffer() {
-            Some(leaf) => leaf,
-            None => learner.new_leaf().map_err(failure)?,
+        let next = NextStep {
+            update: Update { step: Step(u64::from(step)), lr: 0.1, micro_batches: args.ranks },
+            scale: 1.0 / spec.train.global_batch as f32,
+            ..NextStep::default()
         };
-        let batch = batches.next()?;
-        learner.gradient(&batch, scale, &mut leaf).map_err(failure)?;
-        batches.recycle(batch);
-        if ahead && let Some(next) = batches.peek()? {
-            learner.prefetch(next).map_err(failure)?;
-        }
-        if let Some(mut leaf) = unread.take() {
-            leaf.tail().map_err(failure)?;
-            fold.recycle(leaf);
-        }
-        fold.push(leaf, |sum, leaf| sum.add(leaf)).map_err(failure)?;
-        let reduce = Instant::now();
-        let mut sums = fold.finish();
-        let mut parts: Vec<Part<'_>> = sums
-            .iter_mut()
-            .map(|(node, leaf)| Part { node: *node, buffer: leaf.buffer() })
-            .collect();
-        collective
-            .all_reduce(spec.train.virtual_ranks, &mut parts)
-            .map_err(|error| crash(error.to_string()))?;
-        let update = Instant::now();
-        for (_, mut leaf) in sums {
-            learner.measure(&mut leaf).map_err(failure)?;
-            let (step, micro_batches) = (Step(u64::from(step)), args.ranks);
-            let update = Update { step, lr: 0.1, micro_batches };
-            if ahead {
-                leaf.send_for_tail().map_err(failure)?;
-                learner.update(&mut leaf, &update).map_err(failure)?;
-                unread = Some(leaf);
-            } else {
-                leaf.tail().map_err(failure)?;
-                learner.update(&mut leaf, &update).map_err(failure)?;
-                fold.recycle(leaf);
-            }
-        }
+        let mut context = StepContext {
+            spec,
+            ahead: learner.runs_ahead(),
+            learner: &mut learner,
+            validity: &mut validity,
+            collective: &mut *collective,
+            feed: &mut feed,
+            controls: &controls,
+            is_writing: &mut || false,
+        };
+        let times = stepper.step(&mut context, next, read).map_err(failed)?;
         steps.push(start.elapsed().as_secs_f64());
-        reduces.push((update - reduce).as_secs_f64());
-        updates.push(update.elapsed().as_secs_f64());
+        reduces.push(times.all_reduce.as_secs_f64());
+        updates.push(times.update.as_secs_f64());
         faults.push(page_faults() - faults_before);
     }
-    if let Some(mut leaf) = unread {
-        leaf.tail().map_err(failure)?;
-    }
+    stepper.finish_pending(&mut validity, collective, read).map_err(failed)?;
     let mean_step_seconds = began.elapsed().as_secs_f64() / f64::from(args.steps.max(1));
     let warm_up = args.warm_up as usize;
     // Without those that warm up.

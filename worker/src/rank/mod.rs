@@ -38,7 +38,8 @@ use baton_recipe::{
     spec::{Arch, CollectiveKind, Determinism, Device as Wanted},
 };
 use baton_trainer::{
-    Build, Error, Inputs, Job, Learner, Seat, Trainer,
+    Build, Error, GenerationContext, Inputs, Job, Learner, Trainer,
+    learner::Memory,
     linear::LinearLearner,
     torch::{self, Device, TorchLearner},
 };
@@ -224,17 +225,16 @@ impl RankProcess {
                     self.voice.say(generation, RankNews::Lost { detail: error.to_string() });
                 }
                 Err(error) => {
-                    let failure = error.failure();
-                    return Err(self.advise(failure, orders.world_size, samples, &input_type));
+                    return Err(self.advise(&error, orders.world_size, samples, &input_type));
                 }
             }
         }
     }
 
-    /// Says of a GPU whose memory was too small what would fit.
-    fn advise(&self, failure: Failure, ranks: u32, samples: u64, input: &InputType) -> Failure {
-        // The host's own memory is told in other words.
-        if failure.class != Class::OutOfMemory || !failure.message.contains("CUDA") {
+    /// The failure to report; of a GPU whose memory was too small it says what would fit.
+    fn advise(&self, error: &Error, ranks: u32, samples: u64, input: &InputType) -> Failure {
+        let failure = error.failure();
+        if error.out_of_memory() != Some(Memory::Gpu) {
             return failure;
         }
         let network = |resolution: u32| {
@@ -270,10 +270,13 @@ impl RankProcess {
         };
         let mut collective = self.meet(listener, orders, &peers)?;
         self.voice.say(generation, RankNews::Met);
-        let mut seat =
-            Seat { generation, collective: collective.as_mut(), restore: &orders.restore };
-        let mut tell = |news| self.voice.say(generation, news);
-        let outcome = trainer.run(&mut seat, &orders.controls, &mut tell)?;
+        let outcome = trainer.run(&mut GenerationContext {
+            generation,
+            collective: collective.as_mut(),
+            restore: &orders.restore,
+            controls: &orders.controls,
+            report: &mut |news| self.voice.say(generation, news),
+        })?;
         info!(%generation, %outcome, "done");
         Ok(())
     }

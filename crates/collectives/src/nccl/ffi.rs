@@ -305,7 +305,9 @@ fn failed(function: &'static str) -> impl Fn(NcclError) -> Error {
             words if words.is_empty() => meaning.to_owned(),
             words => format!("{meaning} ({words})"),
         };
-        Error::Nccl { function, code: code as i32, name, detail }
+        // NCCL has no code of its own for it.
+        let out_of_memory = detail.contains("out of memory");
+        Error::Nccl { function, code: code as i32, name, detail, out_of_memory }
     }
 }
 

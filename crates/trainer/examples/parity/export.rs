@@ -12,7 +12,7 @@ use baton_data::{Batch, Dataset, Loader, Options, Request, Source, View};
 use baton_job::{Generation, JobId, exit::Outcome, message::Restore};
 use baton_recipe::{JobSpec, progress::Accuracy};
 use baton_trainer::{
-    Controls, Inputs, Job, Learner, Seat, Trainer,
+    Controls, GenerationContext, Inputs, Job, Learner, Trainer,
     torch::{Device, Mode, TorchLearner},
 };
 use tch::Tensor;
@@ -72,8 +72,14 @@ fn trainer(spec: &Arc<JobSpec>, location: &str) -> Result<Trainer<TorchLearner>>
 fn train(trainer: &mut Trainer<TorchLearner>) -> Result<()> {
     let mut group = local::group(1, Duration::from_secs(60));
     let (collective, restore) = (&mut group[0], &Restore::default());
-    let mut seat = Seat { generation: Generation(1), collective, restore };
-    match trainer.run(&mut seat, &Controls::default(), &mut |_| {})? {
+    let mut context = GenerationContext {
+        generation: Generation(1),
+        collective,
+        restore,
+        controls: &Controls::default(),
+        report: &mut |_| {},
+    };
+    match trainer.run(&mut context)? {
         Outcome::Completed => Ok(()),
         other => Err(format!("the job ended with {other:?}").into()),
     }

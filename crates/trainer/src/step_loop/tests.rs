@@ -1,0 +1,354 @@
+use std::path::Path;
+
+use baton_collectives::local;
+use baton_data::InputType;
+use baton_job::message::{Commit, Rollback, SaveProblem};
+use baton_recipe::Epoch;
+use object_store::{
+    memory::InMemory,
+    throttle::{ThrottleConfig, ThrottledStore},
+};
+
+use super::*;
+use crate::linear::LinearLearner;
+
+fn trainer(store: &str) -> Trainer<LinearLearner> {
+    trainer_with(store, &[])
+}
+
+fn trainer_with(store: &str, overrides: &[&str]) -> Trainer<LinearLearner> {
+    trainer_on(Store::open(store).unwrap(), overrides)
+}
+
+fn trainer_on(store: Store, overrides: &[&str]) -> Trainer<LinearLearner> {
+    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
+    let text = format!(
+        r#"
+        name = "loop"
+        model = {{ arch = "linear", num_classes = 10 }}
+        data = {{ train = "{digits}", val = "{digits}" }}
+        train = {{ epochs = 1, global_batch = 90, resolution = 8, virtual_ranks = 2 }}
+        optimizer = {{ kind = "sgd" }}
+        schedule = {{ kind = "constant", lr = 0.1 }}
+        "#
+    );
+    let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
+    let spec = Arc::new(JobSpec::from_toml(&text, &overrides).unwrap());
+    let inputs = Inputs::open(&spec, Path::new("")).unwrap();
+    let store = Arc::new(store);
+    let job = Job {
+        id: JobId("00000000-0000-0000-0000-000000000000".parse().unwrap()),
+        spec: spec.clone(),
+        store,
+        inputs,
+    };
+    Trainer::new(job, Box::new(move || LinearLearner::new(&spec, &InputType::Image))).unwrap()
+}
+
+type Told = (Result<Outcome, Error>, Vec<RankNews>);
+
+/// One generation of all ranks.
+fn run_all(
+    trainers: &mut [Trainer<LinearLearner>],
+    generation: Generation,
+    restore: &Restore,
+) -> Vec<Told> {
+    let world_size = u32::try_from(trainers.len()).unwrap();
+    let group = local::group(world_size, Duration::from_secs(60));
+    let run = |trainer: &mut Trainer<LinearLearner>, mut collective| {
+        let collective: &mut local::LocalCollective = &mut collective;
+        let mut news = Vec::new();
+        let ended = trainer.run(&mut GenerationContext {
+            generation,
+            collective,
+            restore,
+            controls: &Controls::default(),
+            report: &mut |told| news.push(told),
+        });
+        (ended, news)
+    };
+    std::thread::scope(|scope| {
+        let members = trainers.iter_mut().zip(group);
+        let threads: Vec<_> = members
+            .map(|(trainer, collective)| scope.spawn(move || run(trainer, collective)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// One generation of one rank.
+fn run_alone(
+    trainer: &mut Trainer<LinearLearner>,
+    generation: Generation,
+    restore: &Restore,
+) -> Told {
+    run_all(std::slice::from_mut(trainer), generation, restore).remove(0)
+}
+
+fn committed(news: &[RankNews]) -> Vec<&Commit> {
+    news.iter()
+        .filter_map(|news| match news {
+            RankNews::Saved(commit) => Some(commit),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Whose writes take so long that many updates are made meanwhile.
+fn slow_store() -> Store {
+    let slow = ThrottleConfig {
+        wait_put_per_call: Duration::from_millis(300),
+        ..ThrottleConfig::default()
+    };
+    let objects = ThrottledStore::new(InMemory::new(), slow);
+    Store::over("slow memory", Arc::new(objects)).unwrap()
+}
+
+#[test]
+fn training_goes_on_while_a_checkpoint_is_written_and_none_is_left_out() {
+    let overrides = ["train.epochs=3", "checkpoint.keep_last=99"];
+    let mut trainer = trainer_on(slow_store(), &overrides);
+    let (ended, news) = run_alone(&mut trainer, Generation(1), &Restore::default());
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+
+    let waits = news.iter().filter_map(|news| match news {
+        RankNews::SaveWaits { step, behind, .. } => Some((*step, *behind)),
+        _ => None,
+    });
+    // The whole second epoch was trained meanwhile.
+    assert_eq!(waits.collect::<Vec<_>>(), [(Step(8), Step(4)), (Step(12), Step(8))]);
+    let saved = committed(&news);
+    let steps: Vec<Step> = saved.iter().map(|commit| commit.step).collect();
+    assert_eq!(steps, [Step(4), Step(8), Step(12)]);
+    for commit in saved {
+        let took = commit.took.unwrap();
+        assert!(took.stall_seconds < 0.1 && took.seconds > 0.3, "{took:?}");
+    }
+}
+
+#[test]
+fn save_that_fails_is_told_and_a_later_one_succeeds() {
+    let folder = tempfile::tempdir().unwrap();
+    // Where the first one's folder would be.
+    std::fs::write(folder.path().join("step-0000000004-gen-000001"), "in the way").unwrap();
+    let location = folder.path().to_str().unwrap();
+    let mut trainer = trainer_with(location, &["train.epochs=3"]);
+    let (ended, news) = run_alone(&mut trainer, Generation(1), &Restore::default());
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    let told = |kind: fn(&RankNews) -> bool| news.iter().position(kind);
+    let failed = told(|news| matches!(news, RankNews::SaveFailed(_))).unwrap();
+    let saved = told(|news| matches!(news, RankNews::Saved(_))).unwrap();
+    assert!(failed < saved, "{news:?}");
+    let RankNews::SaveFailed(SaveProblem { message, fence: None }) = &news[failed] else {
+        panic!()
+    };
+    assert!(message.contains("step-0000000004-gen-000001"), "{message}");
+}
+
+#[test]
+fn checkpoint_of_another_recipe_is_refused_with_the_difference_or_taken_if_so_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = folder.path().to_str().unwrap();
+    run_alone(&mut trainer(location), Generation(1), &Restore::default()).0.unwrap();
+
+    let changed = ["train.epochs=2"];
+    let (refused, _) =
+        run_alone(&mut trainer_with(location, &changed), Generation(2), &Restore::default());
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("train.epochs: 1 → 2"), "{refused}");
+    assert!(refused.contains("--allow-recipe-change"), "{refused}");
+
+    let allowed = Restore { allow_recipe_change: true, ..Restore::default() };
+    let (ended, news) = run_alone(&mut trainer_with(location, &changed), Generation(3), &allowed);
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    let Some(RankNews::Started { source: StateSource::Checkpoint(restored), progress }) =
+        news.iter().find(|news| matches!(news, RankNews::Started { .. }))
+    else {
+        panic!("{news:?}")
+    };
+    assert_eq!(progress.step, Step(4));
+    assert_eq!(restored.changes, ["train.epochs: 1 → 2"]);
+    assert_eq!((restored.world_size, restored.lr), (1, 0.1));
+
+    let larger = ["train.epochs=2", "model.num_classes=11"];
+    let (refused, _) = run_alone(&mut trainer_with(location, &larger), Generation(4), &allowed);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("must keep its shape"), "{refused}");
+}
+
+/// Two epochs whose rate rises so far in the second that the loss overflows.
+const EXPLODING: [&str; 3] = [
+    "train.epochs=3",
+    "schedule={kind='piecewise_linear', points=[[0.0, 0.1], [1.0, 0.1], [1.01, 1e38], [3.0, 1e38]]}",
+    "guard.lr_factor=1e-38",
+];
+
+#[test]
+fn a_divergence_is_told_with_its_batch_and_changes_no_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trainer = trainer_with(folder.path().to_str().unwrap(), &EXPLODING);
+    let (ended, _) = run_alone(&mut trainer, Generation(1), &Restore::default());
+    let Err(Error::Diverged(found)) = ended else { panic!("{ended:?}") };
+    assert!(found.step > Step(4) && found.batch.epoch == Epoch(1), "{found:?}");
+    assert!(found.lr > 1e30 && !found.samples.is_empty(), "{found:?}");
+    assert_eq!(trainer.step(), Some(found.step));
+    for region in trainer.learner().regions() {
+        assert!(region.buffer.to_host().unwrap().iter().all(|value| value.is_finite()));
+    }
+}
+
+#[test]
+fn a_rollback_goes_on_from_the_last_good_checkpoint_with_a_lower_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = folder.path().to_str().unwrap();
+    let mut trainer = trainer_with(location, &EXPLODING);
+    let (ended, _) = run_alone(&mut trainer, Generation(1), &Restore::default());
+    let Err(Error::Diverged(found)) = ended else { panic!("{ended:?}") };
+
+    let rollback = Rollback { generation: Generation(2), before: found.step, skip: None };
+    let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
+    let (ended, news) = run_alone(&mut trainer, Generation(2), &restore);
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    let started = news.iter().find_map(|news| match news {
+        RankNews::Started { progress, source } => Some((progress, source)),
+        _ => None,
+    });
+    let (progress, source) = started.unwrap();
+    // Of the end of the first epoch, though the rank held a later state.
+    assert_eq!((progress.step, progress.lr_cuts), (Step(4), 1));
+    assert!(matches!(source, StateSource::Checkpoint(_)), "{source:?}");
+}
+
+#[test]
+fn a_batch_named_by_a_rollback_and_the_one_before_are_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = folder.path().to_str().unwrap();
+    let mut trainer = trainer_with(location, &["train.epochs=2"]);
+    let batch = BatchMark { epoch: Epoch(1), cursor: 90 };
+    let rollback = Rollback { generation: Generation(1), before: Step(5), skip: Some(batch) };
+    let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
+    let (ended, _) = run_alone(&mut trainer, Generation(1), &restore);
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    assert_eq!(trainer.step(), Some(Step(6)));
+    assert_eq!(trainer.position.progress.epoch, Epoch(2));
+}
+
+#[test]
+fn a_target_completes_the_job_and_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = folder.path().to_str().unwrap();
+    let target = ["train.epochs=50", "limits.target_top1=0.5", "evaluation.subset=0.5"];
+    let mut trainer = trainer_with(location, &target);
+    let (ended, news) = run_alone(&mut trainer, Generation(1), &Restore::default());
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    let evaluations = news.iter().filter_map(|news| match news {
+        RankNews::Evaluated { extent, accuracy, .. } => Some((*extent, accuracy.samples)),
+        _ => None,
+    });
+    let evaluations: Vec<_> = evaluations.collect();
+    assert_eq!(evaluations.first(), Some(&(Extent::Subset, 180)));
+    assert_eq!(evaluations.last(), Some(&(Extent::Full, 360)));
+    let reasons: Vec<_> = news
+        .iter()
+        .filter_map(|news| match news {
+            RankNews::EndsEarly { reason } => Some(reason.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert!(reasons.len() == 1 && reasons[0].contains("target_top1 = 0.5"), "{reasons:?}");
+    assert!(trainer.position.progress.epoch < Epoch(50));
+}
+
+#[test]
+fn accumulated_micro_batches_give_nearly_the_same_model() {
+    let trained = |overrides: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut trainer = trainer_with(folder.path().to_str().unwrap(), overrides);
+        let (ended, _) = run_alone(&mut trainer, Generation(1), &Restore::default());
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        trainer.learner().regions()[0].buffer.to_host().unwrap()
+    };
+    let whole = trained(&[]);
+    let parts = trained(&["train.grad_accumulation=3"]);
+    assert_ne!(whole, parts);
+    for (a, b) in whole.iter().zip(parts) {
+        assert!((a - b).abs() < 1e-5, "{a} {b}");
+    }
+}
+
+#[test]
+fn survivors_of_one_step_go_on_together_though_one_had_evaluated_after_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = folder.path().to_str().unwrap();
+    let mut survivors = [trainer(location), trainer(location)];
+    for survivor in &mut survivors {
+        survivor.validity = StateValidity::Complete;
+        survivor.position.progress.step = Step(4);
+        survivor.position.progress.epoch = Epoch(1);
+    }
+    survivors[1].position.progress.evaluated = Some(Epoch(1));
+    survivors[1].position.progress.evaluated_fully = Some(Epoch(1));
+
+    for (ended, _) in run_all(&mut survivors, Generation(2), &Restore::default()) {
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_checkpoint_lost_with_its_generation_is_made_up_for_in_the_next() {
+    let overrides = ["train.epochs=2", "checkpoint.every_epochs=0"];
+    let mut survivor = trainer_on(Store::memory().unwrap(), &overrides);
+    survivor.validity = StateValidity::Complete;
+    survivor.position.progress.step = Step(4);
+    survivor.position.progress.epoch = Epoch(1);
+    survivor.position.progress.evaluated = Some(Epoch(1));
+    survivor.position.progress.evaluated_fully = Some(Epoch(1));
+    survivor.position.progress.saved = Some(Step(3));
+
+    let (ended, news) = run_alone(&mut survivor, Generation(2), &Restore::default());
+
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    let steps: Vec<Step> = committed(&news).iter().map(|commit| commit.step).collect();
+    assert_eq!(steps, [Step(4), Step(8)]);
+}
+
+#[test]
+fn a_checkpoint_of_two_ranks_is_restored_by_any_number_and_damage_to_a_share_is_known_to_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = folder.path().to_str().unwrap();
+    let new = || trainer_with(location, &["train.epochs=2"]);
+    let mut first = [new(), new()];
+    run_all(&mut first, Generation(1), &Restore::default());
+    let state = |trainer: &mut Trainer<LinearLearner>| {
+        let regions = trainer.learner().regions();
+        regions.iter().map(|region| region.buffer.to_host().unwrap()).collect::<Vec<_>>()
+    };
+    let undisturbed = state(&mut first[0]);
+
+    for world_size in [2, 1] {
+        let mut restored: Vec<_> = (0..world_size).map(|_| new()).collect();
+        for (ended, news) in run_all(&mut restored, Generation(2), &Restore::default()) {
+            assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+            let RankNews::Started { progress, .. } = &news[0] else { panic!("{news:?}") };
+            assert_eq!(progress.step, Step(8));
+        }
+        assert!(restored.iter_mut().all(|trainer| state(trainer) == undisturbed));
+    }
+
+    let newest = folder.path().join("step-0000000008-gen-000001");
+    let share = newest.join("shard-00001-of-00002.safetensors");
+    let mut bytes = std::fs::read(&share).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&share, bytes).unwrap();
+    let mut restored = [new(), new()];
+    for (ended, news) in run_all(&mut restored, Generation(3), &Restore::default()) {
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        let RankNews::Started { source: StateSource::Checkpoint(restored), progress } = &news[0]
+        else {
+            panic!("{news:?}")
+        };
+        assert_eq!(progress.step, Step(4));
+        assert!(restored.skipped[0].contains("shard-00001-of-00002"), "{restored:?}");
+    }
+    assert!(restored.iter_mut().all(|trainer| state(trainer) == undisturbed));
+}
