@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use baton_checkpoint::{Entry, EntryState, Store};
+use baton_checkpoint::{Entry, Store};
 use baton_job::{Time, engine::Event};
 use baton_proto::{
     refusal,
@@ -323,17 +323,14 @@ pub(crate) fn status(served: &Served, started_unix_seconds: u64) -> v1::GetStatu
 }
 
 fn checkpoint_entry(entry: Entry) -> v1::CheckpointEntry {
-    let (manifest, damage) = match entry.state {
-        EntryState::Whole(manifest) => (Some(manifest), String::new()),
-        EntryState::Damaged(damage) => (None, damage),
-        EntryState::Unfinished => (None, "its save was never finished".to_owned()),
-    };
+    let damage = entry.state.problem().unwrap_or_default();
+    let manifest = entry.state.manifest();
     v1::CheckpointEntry {
         name: entry.name,
         whole: manifest.is_some(),
         damage,
-        epoch: manifest.as_ref().map_or(0, |manifest| manifest.progress.epoch.0),
-        created_unix_seconds: manifest.as_ref().map_or(0, |manifest| manifest.created_unix_seconds),
+        epoch: manifest.map_or(0, |manifest| manifest.progress.epoch.0),
+        created_unix_seconds: manifest.map_or(0, |manifest| manifest.created_unix_seconds),
         checkpoint: manifest.map(|manifest| manifest.to_commit().into()),
     }
 }

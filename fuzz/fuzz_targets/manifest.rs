@@ -22,8 +22,9 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(4 * values as u64 <= shard.bytes, "more values than the file has room for");
         assert!(!shard.file.contains('/'), "a file outside the folder");
     }
+    let regions = manifest.places().regions;
     for tensor in &manifest.tensors {
-        let region = manifest.regions.iter().find(|region| region.name == tensor.region);
+        let region = regions.iter().find(|region| region.name == tensor.region);
         let end = tensor.offset + tensor.shape.iter().product::<usize>();
         assert!(region.is_some_and(|region| end <= region.len), "a tensor outside its region");
     }

@@ -4,10 +4,10 @@ use bytes::Bytes;
 use object_store::PutMode;
 
 use crate::{
-    Error, Manifest, ShardEntry, Store,
-    manifest::MAX_BYTES,
+    Error, Manifest, Store,
+    manifest::{FileInfo, MAX_BYTES},
     name::{LATEST, MANIFEST},
-    proof::{DIGEST_DIFFERS, damaged},
+    proof::DIGEST_DIFFERS,
     store::taken,
 };
 
@@ -29,7 +29,7 @@ impl Store {
     /// manifest last and create-only. Each file is verified before it is written, and passed over if the
     /// destination holds it already. The destination's fence is raised to the checkpoint's generation, so
     /// that whoever goes on from there is newer. `progress` is told the bytes behind since it was last
-    /// called, [`Manifest::bytes`] in all.
+    /// called, [`Manifest::all_bytes`] in all.
     ///
     /// # Errors
     /// The checkpoint is damaged; the destination holds another one of that name, or cannot be written.
@@ -40,32 +40,32 @@ impl Store {
         progress: &dyn Fn(u64),
     ) -> Result<Copied, Error> {
         let name = manifest.name();
-        let file = format!("{name}/{MANIFEST}");
-        let commit = self.read(&file, MAX_BYTES)?.ok_or_else(|| Error::Missing {
+        let path = format!("{name}/{MANIFEST}");
+        let commit = self.read(&path, MAX_BYTES)?.ok_or_else(|| Error::Missing {
             name: name.clone(),
             location: self.location().to_owned(),
         })?;
-        if to.holds_commit(&name, &file, &commit)? {
-            progress(manifest.bytes());
-            let kept = manifest.shards.len();
+        if to.holds_commit(&name, &path, &commit)? {
+            progress(manifest.all_bytes());
+            let kept = manifest.files().count();
             return Ok(Copied { kept, was_there: true, ..Copied::default() });
         }
         to.raise_fence(manifest.generation)?;
         let mut copied = Copied::default();
-        for shard in &manifest.shards {
-            match to.read_proven(manifest, shard, &mut |_, _| {}) {
+        for file in manifest.files() {
+            match to.read_proven(&file, &mut |_, _| {}) {
                 Ok(()) => copied.kept += 1,
                 // Not there, or what an earlier copy left when it was cut off.
                 Err(_) => {
-                    let bytes = self.read_shard(manifest, shard)?;
-                    to.write(&manifest.path(shard), bytes.into(), PutMode::Overwrite)?;
+                    let bytes = self.read_whole(&file)?;
+                    to.write(&file.path, bytes.into(), PutMode::Overwrite)?;
                     copied.written += 1;
-                    copied.written_bytes += shard.bytes;
+                    copied.written_bytes += file.bytes;
                 }
             }
-            progress(shard.bytes);
+            progress(file.bytes);
         }
-        if let Some(there) = to.create(&file, &commit)? {
+        if let Some(there) = to.create(&path, &commit)? {
             return Err(taken(manifest.id(), &there));
         }
         if to.ids()?.first() == Some(&manifest.id()) {
@@ -76,13 +76,13 @@ impl Store {
     }
 
     /// A whole file, verified.
-    fn read_shard(&self, manifest: &Manifest, shard: &ShardEntry) -> Result<Bytes, Error> {
-        let bytes = self.read(&manifest.path(shard), shard.bytes)?;
-        let bytes = bytes.ok_or_else(|| damaged(manifest, shard, "is missing"))?;
-        if blake3::hash(&bytes).to_hex().as_str() == shard.blake3 {
+    fn read_whole(&self, file: &FileInfo) -> Result<Bytes, Error> {
+        let bytes = self.read(&file.path, file.bytes)?;
+        let bytes = bytes.ok_or_else(|| file.damaged(" is missing"))?;
+        if blake3::hash(&bytes).to_hex().as_str() == file.blake3 {
             Ok(bytes)
         } else {
-            Err(damaged(manifest, shard, DIGEST_DIFFERS))
+            Err(file.damaged(DIGEST_DIFFERS))
         }
     }
 

@@ -1,6 +1,8 @@
 //! How far the states of two checkpoints lie apart.
 
-use crate::{Error, Manifest, Store, TensorInfo, export::contiguous};
+use std::{borrow::Cow, collections::HashMap};
+
+use crate::{Error, Flat, Manifest, Store, TensorInfo, export::contiguous};
 
 /// The states of two checkpoints, compared value by value.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -49,44 +51,53 @@ pub struct Spread {
 }
 
 impl Difference {
-    /// Compares two checkpoints, a region of each in memory at a time. The files are taken as they lie;
-    /// see [`Store::prove`].
+    /// Compares two checkpoints, however their values are laid out. The weights of one and a region of each are
+    /// in memory at a time. The files are taken as they lie; see [`Store::prove`].
     ///
     /// # Errors
     /// A region cannot be read.
     pub fn between(a: (&Store, &Manifest), b: (&Store, &Manifest)) -> Result<Self, Error> {
         let mut difference = Self::default();
-        for region in &a.1.regions {
-            let other = b.1.regions.iter().find(|other| other.name == region.name);
-            let mut note = |finding| {
-                difference.regions.push(Compared { name: region.name.clone(), finding });
+        let (mine, theirs) = (a.1.places(), b.1.places());
+        let mut held: HashMap<&str, Vec<f32>> = HashMap::new();
+        for TensorInfo { region, .. } in &theirs.tensors {
+            if !held.contains_key(region.as_str()) {
+                held.insert(region, b.0.read_region(b.1, region)?);
+            }
+        }
+        for Flat { name, .. } in &mine.regions {
+            let values = a.0.read_region(a.1, name)?;
+            let finding = match theirs.region(name) {
+                None => Finding::OnlyInFirst,
+                Some(_) => {
+                    let others = match held.get(name.as_str()) {
+                        Some(others) => Cow::from(others),
+                        None => b.0.read_region(b.1, name)?.into(),
+                    };
+                    compare_regions((&mine.places(name), &values), (&theirs.places(name), &others))
+                }
             };
-            let Some(other) = other else {
-                note(Finding::OnlyInFirst);
-                continue;
-            };
-            let values = a.0.read_region(a.1, &region.name)?;
-            let others = b.0.read_region(b.1, &other.name)?;
-            note(compare(&values, &others));
-            for tensor in a.1.tensors.iter().filter(|tensor| tensor.region == region.name) {
-                let twin = b.1.tensors.iter().find(|twin| twin.name == tensor.name);
+            difference.regions.push(Compared { name: name.clone(), finding });
+            for tensor in mine.tensors.iter().filter(|tensor| tensor.region == *name) {
+                let twin = theirs.tensors.iter().find(|twin| twin.name == tensor.name);
                 let finding = match twin {
                     None => Finding::OnlyInFirst,
-                    Some(twin) if twin.shape != tensor.shape || twin.region != tensor.region => {
-                        Finding::OtherShape
+                    Some(twin) if twin.shape != tensor.shape => Finding::OtherShape,
+                    Some(twin) => {
+                        let others = held.get(twin.region.as_str()).map_or(&[][..], Vec::as_slice);
+                        compare(&in_order(tensor, &values), &in_order(twin, others))
                     }
-                    Some(twin) => compare(&in_order(tensor, &values), &in_order(twin, &others)),
                 };
                 difference.tensors.push(Compared { name: tensor.name.clone(), finding });
             }
         }
         let only_b =
             |name: &String| Compared { name: name.clone(), finding: Finding::OnlyInSecond };
-        let regions = b.1.regions.iter().map(|region| &region.name);
-        let added = regions.filter(|name| !a.1.regions.iter().any(|region| region.name == **name));
+        let regions = theirs.regions.iter().map(|region| &region.name);
+        let added = regions.filter(|name| mine.region(name).is_none());
         difference.regions.extend(added.map(only_b));
-        let tensors = b.1.tensors.iter().map(|tensor| &tensor.name);
-        let added = tensors.filter(|name| !a.1.tensors.iter().any(|tensor| tensor.name == **name));
+        let tensors = theirs.tensors.iter().map(|tensor| &tensor.name);
+        let added = tensors.filter(|name| !mine.tensors.iter().any(|tensor| tensor.name == **name));
         difference.tensors.extend(added.map(only_b));
         difference.tensors.sort_by(|a, b| b.finding.distance().total_cmp(&a.finding.distance()));
         Ok(difference)
@@ -111,10 +122,25 @@ impl Finding {
 }
 
 /// The values of a tensor in the order of its shape; none if it does not lie in its region.
-fn in_order<'a>(tensor: &TensorInfo, region: &'a [f32]) -> std::borrow::Cow<'a, [f32]> {
+fn in_order<'a>(tensor: &TensorInfo, region: &'a [f32]) -> Cow<'a, [f32]> {
     let end = tensor.len().and_then(|len| len.checked_add(tensor.offset));
     let values = end.and_then(|end| region.get(tensor.offset..end)).unwrap_or_default();
     contiguous(tensor, values)
+}
+
+/// Compares what lies in two regions of one name.
+fn compare_regions(a: (&[&TensorInfo], &[f32]), b: (&[&TensorInfo], &[f32])) -> Finding {
+    if a.0 == b.0 {
+        return compare(a.1, b.1);
+    }
+    let [mine, theirs] = [a, b].map(|(tensors, region)| {
+        let mut tensors = tensors.to_vec();
+        tensors.sort_by_key(|tensor| &tensor.name);
+        let shapes: Vec<_> = tensors.iter().map(|tensor| (&tensor.name, &tensor.shape)).collect();
+        let values = tensors.iter().flat_map(|tensor| in_order(tensor, region).into_owned());
+        (shapes, values.collect::<Vec<f32>>())
+    });
+    if mine.0 == theirs.0 { compare(&mine.1, &theirs.1) } else { Finding::OtherShape }
 }
 
 fn compare(a: &[f32], b: &[f32]) -> Finding {

@@ -83,17 +83,13 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
-    /// A later Baton wrote it.
-    #[error(
-        "checkpoint {name} has format version {found}, and this Baton reads up to {supported}: update Baton"
-    )]
+    /// A newer Baton wrote it, which is no damage.
+    #[error("checkpoint {name} was {version}, or name another checkpoint")]
     NewerVersion {
         /// Which one.
         name: String,
         /// Its version.
-        found: u32,
-        /// The newest known here.
-        supported: u32,
+        version: NewerVersion,
     },
     /// There are checkpoints to resume from, and all are damaged. Starting anew would throw the run
     /// away unasked.
@@ -116,6 +112,19 @@ pub enum Error {
         problem: String,
     },
 }
+
+/// The format of what a newer Baton wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{WRITTEN_BY_NEWER} (format {found}; this one reads up to {supported}): use that version")]
+pub struct NewerVersion {
+    /// Its version.
+    pub found: u32,
+    /// The newest that this Baton reads.
+    pub supported: u32,
+}
+
+/// How [`NewerVersion`] begins.
+pub const WRITTEN_BY_NEWER: &str = "written by a newer Baton";
 
 /// Servers answer with pages of XML.
 fn one_line(text: &impl fmt::Display) -> String {

@@ -9,10 +9,13 @@ use std::{
     path::Path,
 };
 
-use half::{bf16, f16};
 use safetensors::{Dtype, tensor::TensorInfo as Place};
 
-use crate::{Error, Manifest, Store, TensorInfo, folder::write_whole, shard::encode_header};
+pub use crate::Float;
+use crate::{
+    Error, Manifest, Store, TensorInfo, folder::write_whole, layout::average_of,
+    shard::encode_header,
+};
 
 /// Which of a checkpoint's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,67 +29,10 @@ pub enum Weights {
 impl Weights {
     /// Where they lie that the manifest's tensors have in `region`.
     fn region(self, region: &str) -> &str {
-        match (self, region) {
-            (Self::Averaged, "weights") => "ema",
-            (Self::Averaged, "bn_running") => "bn_running_ema",
-            _ => region,
-        }
-    }
-}
-
-/// The type that floating-point values are written in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Float {
-    /// As they are trained.
-    #[default]
-    F32,
-    /// Rounded to the nearest IEEE half, ties to even.
-    F16,
-    /// Rounded to the nearest bfloat16, ties to even.
-    Bf16,
-}
-
-impl Float {
-    fn dtype(self) -> Dtype {
         match self {
-            Self::F32 => Dtype::F32,
-            Self::F16 => Dtype::F16,
-            Self::Bf16 => Dtype::BF16,
+            Self::Averaged => average_of(region).unwrap_or(region),
+            Self::Raw => region,
         }
-    }
-
-    fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-
-    /// The values as they stand in a file; the first that is finite and would become infinite.
-    fn encode(self, values: &[f32]) -> Result<Vec<u8>, f32> {
-        let mut bytes = Vec::with_capacity(values.len() * self.bytes());
-        for &value in values {
-            let is_finite = match self {
-                Self::F32 => {
-                    bytes.extend(value.to_le_bytes());
-                    value.is_finite()
-                }
-                Self::F16 => {
-                    let rounded = f16::from_f32(value);
-                    bytes.extend(rounded.to_le_bytes());
-                    rounded.is_finite()
-                }
-                Self::Bf16 => {
-                    let rounded = bf16::from_f32(value);
-                    bytes.extend(rounded.to_le_bytes());
-                    rounded.is_finite()
-                }
-            };
-            if value.is_finite() && !is_finite {
-                return Err(value);
-            }
-        }
-        Ok(bytes)
     }
 }
 

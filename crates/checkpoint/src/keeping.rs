@@ -28,6 +28,8 @@ pub enum Kept {
     OutsideRun,
     /// A person's to look at.
     Damaged,
+    /// Only a newer Baton can read it.
+    Newer,
     /// Its save may still be going on.
     InProgress,
 }
@@ -46,8 +48,8 @@ pub enum Removed {
 /// The verdict on each of `entries`, which come newest first.
 #[must_use]
 pub fn judge(entries: &[Entry], retention: &Retention) -> Vec<Verdict> {
-    let ours: Vec<&Manifest> =
-        entries.iter().filter_map(whole).filter(|manifest| is_good(manifest, retention)).collect();
+    let whole = entries.iter().filter_map(|entry| entry.state.manifest());
+    let ours: Vec<&Manifest> = whole.filter(|manifest| is_good(manifest, retention)).collect();
     let newest = ours.first().map(|manifest| manifest.id());
     let graded = ours.iter().filter_map(|manifest| Some((manifest.id(), manifest.score()?)));
     // Newest first, and the last of equals is taken: the earliest.
@@ -56,6 +58,7 @@ pub fn judge(entries: &[Entry], retention: &Retention) -> Vec<Verdict> {
 
     let verdict = |entry: &Entry| match &entry.state {
         EntryState::Damaged(_) => Verdict::Kept(vec![Kept::Damaged]),
+        EntryState::Newer(_) => Verdict::Kept(vec![Kept::Newer]),
         EntryState::Unfinished => {
             // What is newer than the newest whole one may be a save in progress, unless its generation
             // has ended. A generation that ended left no save in progress, whichever run it belonged to.
@@ -98,13 +101,6 @@ fn reasons(manifest: &Manifest, place: usize, is_best: bool, retention: &Retenti
     if kept.is_empty() { Verdict::Removed(Removed::NotAskedFor) } else { Verdict::Kept(kept) }
 }
 
-fn whole(entry: &Entry) -> Option<&Manifest> {
-    match &entry.state {
-        EntryState::Whole(manifest) => Some(manifest),
-        EntryState::Damaged(_) | EntryState::Unfinished => None,
-    }
-}
-
 /// Whether the run can go on from it.
 fn is_good(manifest: &Manifest, retention: &Retention) -> bool {
     let restore = &retention.restore;
@@ -134,6 +130,7 @@ impl fmt::Display for Kept {
             Self::EveryEpochs(every) => write!(f, "every {every} epochs"),
             Self::OutsideRun => f.write_str("outside this run"),
             Self::Damaged => f.write_str("damaged: yours to look at"),
+            Self::Newer => f.write_str("a newer Baton's"),
             Self::InProgress => f.write_str("may be in progress"),
         }
     }

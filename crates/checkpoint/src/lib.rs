@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! fences/000003                           the newest generation; older ones can commit no more
+//! frozen/0d5c….safetensors                what training leaves as it is, written once for all checkpoints
 //! latest                                  name of the newest commit, for people; nobody relies on it
 //! step-0000000440-gen-000003/
 //!   shard-00000-of-00002.safetensors      rank 0's slice of every region
@@ -28,8 +29,11 @@ mod error;
 pub mod export;
 mod fence;
 mod file;
+mod float;
 mod folder;
+mod frozen;
 mod keeping;
+mod layout;
 mod manifest;
 mod name;
 mod proof;
@@ -46,12 +50,15 @@ pub use access::Access;
 pub use copy::Copied;
 pub use difference::{Compared, Difference, Finding, Spread};
 pub use digest::StateDigest;
-pub use error::Error;
+pub use error::{Error, NewerVersion, WRITTEN_BY_NEWER};
+pub use float::Float;
+pub use frozen::FrozenEntry;
 pub use keeping::{Kept, Removed, Verdict, judge};
+pub use layout::{ALIGNMENT, Flat, Layout, Moves, Part};
 pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};
 pub use name::SaveId;
 pub use restore::Found;
 pub use retention::{Pruned, Retention};
 pub use shard::{ShardHeader, slice_of};
 pub use snapshot::Snapshot;
-pub use store::{Entry, EntryState, Store};
+pub use store::{Entry, EntryState, Store, UNFINISHED};

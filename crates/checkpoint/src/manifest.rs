@@ -1,6 +1,6 @@
 //! What a checkpoint holds.
 
-use std::collections::HashSet;
+use std::{collections::HashMap, fmt};
 
 use baton_job::{Generation, JobId, Rank, message::Commit};
 use baton_recipe::{
@@ -9,10 +9,17 @@ use baton_recipe::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, SaveId, shard::slice_of};
+use crate::{
+    ALIGNMENT, Error, Flat, Float, FrozenEntry, Layout, NewerVersion, SaveId, shard::slice_of,
+};
 
 /// Format version that this build writes, and the newest it reads.
-pub const VERSION: u32 = 1;
+///
+/// | version | since then |
+/// |---|---|
+/// | 1 | |
+/// | 2 | `layout`, `frozen` |
+pub const VERSION: u32 = 2;
 
 /// Largest manifest that is read. ResNet-152's, with 8 shards, has about 150 kB.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
@@ -41,14 +48,25 @@ pub struct Manifest {
     pub virtual_ranks: u32,
     /// Number of shards.
     pub world_size: u32,
+    /// How tensors lie in the regions: [`Layout::version`].
+    #[serde(default = "first_layout")]
+    pub layout: u32,
     /// The state's flat f32 buffers.
     pub regions: Vec<RegionInfo>,
-    /// Named tensors in the regions.
+    /// What training leaves as it is, in files that other checkpoints share.
+    #[serde(default)]
+    pub frozen: Vec<FrozenEntry>,
+    /// Named tensors in the regions, and in what is frozen.
     pub tensors: Vec<TensorInfo>,
     /// The files, by rank.
     pub shards: Vec<ShardEntry>,
     /// When it was committed, seconds since 1970-01-01 UTC.
     pub created_unix_seconds: u64,
+}
+
+/// That of every manifest of version 1.
+fn first_layout() -> u32 {
+    1
 }
 
 /// A flat f32 buffer.
@@ -95,6 +113,33 @@ pub struct ShardEntry {
     pub rank: Rank,
 }
 
+/// A file of a checkpoint.
+#[derive(Debug)]
+pub(crate) struct FileInfo {
+    /// Name of the checkpoint.
+    checkpoint: String,
+    /// Where it lies in the store.
+    pub(crate) path: String,
+    /// What messages call it.
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) blake3: String,
+}
+
+impl FileInfo {
+    /// A file with a region that training leaves as it is.
+    pub(crate) fn frozen(checkpoint: &str, frozen: &FrozenEntry) -> Self {
+        let (checkpoint, path) = (checkpoint.to_owned(), frozen.path());
+        let (name, bytes, blake3) = (path.clone(), frozen.bytes, frozen.blake3.clone());
+        Self { checkpoint, path, name, bytes, blake3 }
+    }
+
+    pub(crate) fn damaged(&self, what: impl fmt::Display) -> Error {
+        let problem = format!("{}{what}", self.name);
+        Error::Damaged { name: self.checkpoint.clone(), problem }
+    }
+}
+
 impl Manifest {
     /// The checkpoint's identity.
     #[must_use]
@@ -108,15 +153,49 @@ impl Manifest {
         self.id().name()
     }
 
-    /// Where a shard's file lies in the store.
-    pub(crate) fn path(&self, shard: &ShardEntry) -> String {
-        format!("{}/{}", self.name(), shard.file)
+    /// A rank's file.
+    pub(crate) fn shard(&self, shard: &ShardEntry) -> FileInfo {
+        let checkpoint = self.name();
+        let path = format!("{checkpoint}/{}", shard.file);
+        let (name, bytes, blake3) = (shard.file.clone(), shard.bytes, shard.blake3.clone());
+        FileInfo { checkpoint, path, name, bytes, blake3 }
     }
 
-    /// Size of all shards.
+    /// All files but the manifest: those that only this checkpoint has, then those that others may share.
+    pub(crate) fn files(&self) -> impl Iterator<Item = FileInfo> {
+        let name = self.name();
+        let frozen = self.frozen.iter().map(move |frozen| FileInfo::frozen(&name, frozen));
+        self.shards.iter().map(|shard| self.shard(shard)).chain(frozen)
+    }
+
+    /// Size of all shards: what only this checkpoint needs.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Size of all files that have to be read, those that other checkpoints share included.
+    #[must_use]
+    pub fn all_bytes(&self) -> u64 {
+        self.frozen.iter().map(|frozen| frozen.bytes).fold(self.bytes(), u64::saturating_add)
+    }
+
+    /// Where the values of the state lie.
+    #[must_use]
+    pub fn places(&self) -> Layout {
+        let regions = self.regions.iter().map(|region| Flat {
+            name: region.name.clone(),
+            float: Float::F32,
+            len: region.len,
+            frozen: false,
+        });
+        let frozen = self.frozen.iter().map(|frozen| Flat {
+            name: frozen.region.clone(),
+            float: frozen.float,
+            len: frozen.len,
+            frozen: true,
+        });
+        Layout { regions: regions.chain(frozen).collect(), tensors: self.tensors.clone() }
     }
 
     /// Accuracy of exactly this state, if it was evaluated.
@@ -178,8 +257,8 @@ impl Manifest {
         let head: Head = serde_json::from_slice(bytes)
             .map_err(|error| damaged(format!("its manifest is no manifest ({error})")))?;
         if head.version > VERSION {
-            let name = id.name();
-            return Err(Error::NewerVersion { name, found: head.version, supported: VERSION });
+            let version = NewerVersion { found: head.version, supported: VERSION };
+            return Err(Error::NewerVersion { name: id.name(), version });
         }
         let manifest: Self = serde_json::from_slice(bytes)
             .map_err(|error| damaged(format!("its manifest cannot be understood ({error})")))?;
@@ -195,9 +274,13 @@ impl Manifest {
         if self.progress.step != self.step {
             return Err(format!("its progress is that of step {}", self.progress.step));
         }
-        let mut names = HashSet::new();
-        if let Some(twice) = self.regions.iter().find(|region| !names.insert(&region.name)) {
-            return Err(format!("region {} is there twice", twice.name));
+        let regions = self.regions.iter().map(|region| (&region.name, region.len));
+        let frozen = self.frozen.iter().map(|frozen| (&frozen.region, frozen.len));
+        let mut lens = HashMap::new();
+        for (name, len) in regions.chain(frozen) {
+            if lens.insert(name, len).is_some() {
+                return Err(format!("region {name} is there twice"));
+            }
         }
         let ranks = (0..self.world_size).map(Rank);
         if self.world_size == 0 || !self.shards.iter().map(|shard| shard.rank).eq(ranks) {
@@ -218,10 +301,24 @@ impl Manifest {
                 return Err(format!("{:?} is no file name", shard.file));
             }
         }
+        for frozen in &self.frozen {
+            let bytes = frozen.len.checked_mul(frozen.float.bytes()).map(|bytes| bytes as u64);
+            if bytes.is_none_or(|bytes| bytes > frozen.bytes || !bytes.is_multiple_of(4)) {
+                return Err(format!("{} cannot hold {} values", frozen.path(), frozen.len));
+            }
+            // Its file is called after it.
+            if blake3::Hash::from_hex(&frozen.blake3).is_err() {
+                return Err(format!("{:?} is no digest", frozen.blake3));
+            }
+        }
+        let is_aligned = self.layout > first_layout() || !self.frozen.is_empty();
         for tensor in &self.tensors {
+            if is_aligned && !tensor.offset.is_multiple_of(ALIGNMENT) {
+                let name = &tensor.name;
+                return Err(format!("tensor {name} does not begin at a multiple of {ALIGNMENT}"));
+            }
             let end = tensor.len().and_then(|len| len.checked_add(tensor.offset));
-            let region = self.regions.iter().find(|region| region.name == tensor.region);
-            let fits = region.zip(end).is_some_and(|(region, end)| end <= region.len);
+            let fits = lens.get(&tensor.region).zip(end).is_some_and(|(len, end)| end <= *len);
             if !fits {
                 return Err(format!(
                     "tensor {} does not lie in region {}",

@@ -33,6 +33,7 @@ impl SaveId {
 }
 
 pub(crate) const MANIFEST: &str = "manifest.json";
+pub(crate) const FROZEN: &str = "frozen";
 pub(crate) const FENCES: &str = "fences";
 pub(crate) const LATEST: &str = "latest";
 

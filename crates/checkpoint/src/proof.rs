@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use crate::{Error, Manifest, ShardEntry, Store};
+use crate::{Error, Manifest, Store, manifest::FileInfo};
 
 impl Store {
     /// Reads every byte of `manifests` and compares digests, up to `jobs` files at a time, telling
@@ -26,16 +26,13 @@ impl Store {
         jobs: NonZeroUsize,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Vec<Result<(), Error>> {
-        let tasks: Vec<(&Manifest, &ShardEntry)> = manifests
-            .iter()
-            .flat_map(|manifest| manifest.shards.iter().map(|shard| (*manifest, shard)))
-            .collect();
-        let outcomes = in_parallel(&tasks, jobs, |(manifest, shard)| {
-            self.read_proven(manifest, shard, &mut |_, block| progress(block.len() as u64))
+        let tasks: Vec<FileInfo> = manifests.iter().flat_map(|manifest| manifest.files()).collect();
+        let outcomes = in_parallel(&tasks, jobs, |file| {
+            self.read_proven(file, &mut |_, block| progress(block.len() as u64))
         });
         let mut outcomes = outcomes.into_iter();
         let of_each = manifests.iter().map(|manifest| {
-            let all: Vec<_> = outcomes.by_ref().take(manifest.shards.len()).collect();
+            let all: Vec<_> = outcomes.by_ref().take(manifest.files().count()).collect();
             all.into_iter().collect()
         });
         of_each.collect()
@@ -44,48 +41,42 @@ impl Store {
     /// Hands a file to `each(start, bytes)` block by block, and compares its digest in the end.
     pub(crate) fn read_proven(
         &self,
-        manifest: &Manifest,
-        shard: &ShardEntry,
+        file: &FileInfo,
         each: &mut dyn FnMut(u64, &[u8]),
     ) -> Result<(), Error> {
         let mut hasher = blake3::Hasher::new();
         let mut start = 0;
-        self.read_present(manifest, shard, 0..shard.bytes, &mut |block| {
+        self.read_present(file, 0..file.bytes, &mut |block| {
             hasher.update(block);
             each(start, block);
             start += block.len() as u64;
         })?;
-        if hasher.finalize().to_hex().as_str() == shard.blake3 {
+        if hasher.finalize().to_hex().as_str() == file.blake3 {
             Ok(())
         } else {
-            Err(damaged(manifest, shard, DIGEST_DIFFERS))
+            Err(file.damaged(DIGEST_DIFFERS))
         }
     }
 
     /// A part of a file that has to be there.
     pub(crate) fn read_present(
         &self,
-        manifest: &Manifest,
-        shard: &ShardEntry,
+        file: &FileInfo,
         range: Range<u64>,
         each: &mut dyn FnMut(&[u8]),
     ) -> Result<(), Error> {
-        match self.read_blocks(&manifest.path(shard), range, each) {
+        match self.read_blocks(&file.path, range, each) {
             Err(Error::Storage { source, .. })
                 if matches!(*source, object_store::Error::NotFound { .. }) =>
             {
-                Err(damaged(manifest, shard, "is missing"))
+                Err(file.damaged(" is missing"))
             }
             read => read,
         }
     }
 }
 
-pub(crate) const DIGEST_DIFFERS: &str = "does not match its digest";
-
-pub(crate) fn damaged(manifest: &Manifest, shard: &ShardEntry, what: &str) -> Error {
-    Error::Damaged { name: manifest.name(), problem: format!("{} {what}", shard.file) }
-}
+pub(crate) const DIGEST_DIFFERS: &str = " does not match its digest";
 
 /// Does all tasks, up to `jobs` at a time. The outcomes come in the order of the tasks.
 pub(crate) fn in_parallel<T: Sync, O: Send + Sync>(

@@ -3,8 +3,8 @@
 use crate::{Error, SaveId, Store};
 
 impl Store {
-    /// Removes a checkpoint, finished or not, its manifest first: half removed it is no checkpoint. The
-    /// bytes of the files that are gone. It is for the caller to know that nobody needs it.
+    /// Removes a checkpoint, finished or not, its manifest first: half removed it is no checkpoint; then what
+    /// it was the last one to refer to. The bytes of the files that are gone. It is for the caller to know that nobody needs it.
     ///
     /// # Errors
     /// There is none of that name, or it cannot be removed.
@@ -15,6 +15,7 @@ impl Store {
         }
         let files = self.files(&name)?;
         self.remove(id)?;
-        Ok(files.iter().map(|file| file.size).fold(0, u64::saturating_add))
+        let shared = self.sweep_frozen(|| Ok(()))?;
+        Ok(files.iter().map(|file| file.size).fold(shared, u64::saturating_add))
     }
 }

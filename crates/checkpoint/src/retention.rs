@@ -58,6 +58,11 @@ impl Store {
                 Err(error) => pruned.warnings.push(error.to_string()),
             }
         }
+        if !pruned.removed.is_empty()
+            && let Err(error) = self.sweep_frozen(|| self.check_fence(retention.generation))
+        {
+            pruned.warnings.push(error.to_string());
+        }
         pruned
     }
 }

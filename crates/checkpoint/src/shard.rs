@@ -4,10 +4,9 @@
 use std::{collections::HashMap, ops::Range};
 
 use baton_job::Rank;
-use safetensors::{
-    Dtype,
-    tensor::{Metadata, TensorInfo},
-};
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use crate::Float;
 
 /// Largest header that is read. A shard's names a few regions.
 const MAX_HEADER_BYTES: u64 = 1 << 20;
@@ -73,10 +72,23 @@ impl ShardHeader {
     /// # Errors
     /// The region is not there, or of another type or length, in words.
     pub fn place(&self, region: &str, len: usize) -> Result<Range<u64>, String> {
+        self.place_of(region, Float::F32, len)
+    }
+
+    /// The bytes of the file in which `len` values of a region lie.
+    pub(crate) fn place_of(
+        &self,
+        region: &str,
+        float: Float,
+        len: usize,
+    ) -> Result<Range<u64>, String> {
         let info = self.tensors.info(region).ok_or_else(|| format!("it has no region {region}"))?;
-        if info.dtype != Dtype::F32 || info.shape != [len] {
+        let wanted = float.dtype();
+        if info.dtype != wanted || info.shape != [len] {
             let (dtype, shape) = (info.dtype, &info.shape);
-            return Err(format!("region {region} is {dtype:?} of {shape:?}, not f32 of {len}"));
+            return Err(format!(
+                "region {region} is {dtype:?} of {shape:?}, not {wanted:?} of {len}"
+            ));
         }
         let (start, end) = info.data_offsets;
         // Files are read in blocks that are whole numbers of values.

@@ -13,13 +13,13 @@ use object_store::{
 };
 
 use crate::{
-    Access, Error, Manifest, SaveId, ShardEntry, Snapshot,
+    Access, Error, Manifest, NewerVersion, SaveId, ShardEntry, Snapshot,
     access::Location,
     blocking::Blocking,
     fence::Tombstone,
     folder,
     manifest::MAX_BYTES,
-    name::{LATEST, MANIFEST, shard_file},
+    name::{FROZEN, LATEST, MANIFEST, shard_file},
 };
 
 /// A folder of checkpoints, on disk or in a bucket. All calls block.
@@ -52,9 +52,36 @@ pub enum EntryState {
     Whole(Box<Manifest>),
     /// What is wrong with it.
     Damaged(String),
+    /// It may be whole, and only a newer Baton can read it.
+    Newer(NewerVersion),
     /// Its save was never finished.
     Unfinished,
 }
+
+impl EntryState {
+    /// The manifest of a whole one.
+    #[must_use]
+    pub fn manifest(&self) -> Option<&Manifest> {
+        match self {
+            Self::Whole(manifest) => Some(manifest),
+            Self::Damaged(_) | Self::Newer(_) | Self::Unfinished => None,
+        }
+    }
+
+    /// Why it cannot be resumed from.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        match self {
+            Self::Whole(_) => None,
+            Self::Damaged(problem) => Some(problem.clone()),
+            Self::Newer(version) => Some(version.to_string()),
+            Self::Unfinished => Some(UNFINISHED.to_owned()),
+        }
+    }
+}
+
+/// Why a save without a manifest cannot be resumed from.
+pub const UNFINISHED: &str = "its save was never finished";
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -280,6 +307,7 @@ impl Store {
             Ok(Some(manifest)) => EntryState::Whole(Box::new(manifest)),
             Ok(None) => EntryState::Unfinished,
             Err(Error::Damaged { problem, .. }) => EntryState::Damaged(problem),
+            Err(Error::NewerVersion { version, .. }) => EntryState::Newer(version),
             Err(error) if self.is_unreachable(&error) => return Err(error),
             Err(error) => EntryState::Damaged(error.to_string()),
         };
@@ -315,14 +343,16 @@ impl Store {
 
     /// The first file that is not there, or not of the size that the manifest tells.
     fn wrong_file(&self, manifest: &Manifest) -> Result<Option<String>, Error> {
-        let name = manifest.name();
-        let files = self.files(&name)?;
+        let mut files = self.files(&manifest.name())?;
+        if !manifest.frozen.is_empty() {
+            files.extend(self.files(FROZEN)?);
+        }
         let sizes: HashMap<&str, u64> =
-            files.iter().filter_map(|file| Some((file.location.filename()?, file.size))).collect();
-        Ok(manifest.shards.iter().find_map(|shard| match sizes.get(shard.file.as_str()) {
-            None => Some(format!("{} is missing", shard.file)),
-            Some(size) if *size != shard.bytes => {
-                Some(format!("{} has {size} bytes instead of {}", shard.file, shard.bytes))
+            files.iter().map(|file| (file.location.as_ref(), file.size)).collect();
+        Ok(manifest.files().find_map(|file| match sizes.get(file.path.as_str()) {
+            None => Some(format!("{} is missing", file.name)),
+            Some(size) if *size != file.bytes => {
+                Some(format!("{} has {size} bytes instead of {}", file.name, file.bytes))
             }
             Some(_) => None,
         }))

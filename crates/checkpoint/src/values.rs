@@ -3,7 +3,8 @@
 use std::{num::NonZeroUsize, ops::Range, sync::Mutex};
 
 use crate::{
-    Error, Manifest, ShardEntry, Store,
+    Error, FrozenEntry, Manifest, ShardEntry, Store,
+    manifest::FileInfo,
     proof::in_parallel,
     shard::{LENGTH_BYTES, ShardHeader, slice_of},
 };
@@ -11,10 +12,10 @@ use crate::{
 /// Takes `(region, offset, values)`.
 type Take<'a> = dyn FnMut(&str, usize, &[f32]) + Send + 'a;
 
-/// Where a shard holds its slice of a region.
+/// Where a file holds its slice of a region.
 struct Place<'a> {
     region: &'a str,
-    /// Its first value in the region.
+    /// Its first word in the region.
     offset: usize,
     bytes: Range<u64>,
 }
@@ -36,39 +37,70 @@ impl Store {
     ) -> Result<(), Error> {
         let into = Mutex::new(into);
         let outcomes = in_parallel(shards, jobs, |shard| {
-            let places = self.places(manifest, shard)?;
-            self.read_proven(manifest, shard, &mut |start, block| {
+            let (file, places) = (manifest.shard(shard), self.places(manifest, shard)?);
+            self.load_file(&file, &places, &mut |region, offset, values| {
                 // Poisoned by a panic elsewhere, which is told there.
-                let Ok(mut into) = into.lock() else { return };
-                let block_bytes = start..start + block.len() as u64;
-                for Place { region, offset, bytes } in &places {
-                    let here = bytes.start.max(block_bytes.start)..bytes.end.min(block_bytes.end);
-                    if here.start < here.end {
-                        let part =
-                            &block[(here.start - start) as usize..(here.end - start) as usize];
-                        let behind = (here.start - bytes.start) as usize / size_of::<f32>();
-                        with_values(part, |values| into(region, offset + behind, values));
-                    }
+                if let Ok(mut into) = into.lock() {
+                    into(region, offset, values);
                 }
             })
         });
         outcomes.into_iter().collect()
     }
 
-    /// All values of the region called `name`. They are taken as they lie; see [`prove`](Self::prove).
+    /// As [`load`](Self::load), everything that training left as it was, in 32-bit words.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_frozen(&self, manifest: &Manifest, into: &mut Take<'_>) -> Result<(), Error> {
+        for frozen in &manifest.frozen {
+            let (file, place) = self.frozen_place(manifest, frozen)?;
+            self.load_file(&file, &[place], into)?;
+        }
+        Ok(())
+    }
+
+    fn load_file(
+        &self,
+        file: &FileInfo,
+        places: &[Place<'_>],
+        into: &mut dyn FnMut(&str, usize, &[f32]),
+    ) -> Result<(), Error> {
+        self.read_proven(file, &mut |start, block| {
+            let block_bytes = start..start + block.len() as u64;
+            for Place { region, offset, bytes } in places {
+                let here = bytes.start.max(block_bytes.start)..bytes.end.min(block_bytes.end);
+                if here.start < here.end {
+                    let part = &block[(here.start - start) as usize..(here.end - start) as usize];
+                    let behind = (here.start - bytes.start) as usize / size_of::<f32>();
+                    with_values(part, |values| into(region, offset + behind, values));
+                }
+            }
+        })
+    }
+
+    /// All values of the region called `name`, as f32. They are taken as they lie; see [`prove`](Self::prove).
     ///
     /// # Errors
     /// There is no such region, or a file does not hold its part of it.
     pub fn read_region(&self, manifest: &Manifest, name: &str) -> Result<Vec<f32>, Error> {
+        if let Some(frozen) = manifest.frozen.iter().find(|frozen| frozen.region == name) {
+            let (file, place) = self.frozen_place(manifest, frozen)?;
+            let mut values = Vec::with_capacity(frozen.len);
+            self.read_present(&file, place.bytes, &mut |block| {
+                with_values(block, |words| values.extend(frozen.float.decode(words)));
+            })?;
+            return Ok(values);
+        }
         let damaged = |problem: String| Error::Damaged { name: manifest.name(), problem };
         let region = manifest.regions.iter().find(|region| region.name == name);
         let len = region.ok_or_else(|| damaged(format!("it has no region {name}")))?.len;
         let mut values = Vec::with_capacity(len);
         for shard in &manifest.shards {
-            let places = self.places(manifest, shard)?;
+            let (file, places) = (manifest.shard(shard), self.places(manifest, shard)?);
             for place in places.iter().filter(|place| place.region == name) {
                 let bytes = place.bytes.clone();
-                self.read_blocks(&manifest.path(shard), bytes, &mut |block| {
+                self.read_blocks(&file.path, bytes, &mut |block| {
                     with_values(block, |part| values.extend_from_slice(part));
                 })?;
             }
@@ -82,22 +114,37 @@ impl Store {
         manifest: &'a Manifest,
         shard: &ShardEntry,
     ) -> Result<Vec<Place<'a>>, Error> {
-        let damaged = |problem: String| Error::Damaged {
-            name: manifest.name(),
-            problem: format!("{}: {problem}", shard.file),
-        };
-        let file = manifest.path(shard);
-        let mut bytes = Vec::new();
-        self.read_present(manifest, shard, 0..LENGTH_BYTES, &mut |block| bytes.extend(block))?;
-        let end = ShardHeader::end(&bytes, shard.bytes).map_err(damaged)?;
-        self.read_blocks(&file, LENGTH_BYTES..end, &mut |block| bytes.extend(block))?;
-        let header = ShardHeader::parse(&bytes, shard.bytes).map_err(damaged)?;
+        let file = manifest.shard(shard);
+        let header = self.header(&file)?;
         let places = manifest.regions.iter().map(|region| {
             let slice = slice_of(region.len, shard.rank, manifest.world_size);
-            let bytes = header.place(&region.name, slice.len()).map_err(damaged)?;
+            let bytes = header.place(&region.name, slice.len());
+            let bytes = bytes.map_err(|problem| file.damaged(format!(": {problem}")))?;
             Ok(Place { region: &region.name, offset: slice.start, bytes })
         });
         places.collect()
+    }
+
+    /// Where the values of a frozen region lie.
+    fn frozen_place<'a>(
+        &self,
+        manifest: &Manifest,
+        frozen: &'a FrozenEntry,
+    ) -> Result<(FileInfo, Place<'a>), Error> {
+        let file = FileInfo::frozen(&manifest.name(), frozen);
+        let FrozenEntry { region, float, len, .. } = frozen;
+        let bytes = self.header(&file)?.place_of(region, *float, *len);
+        let bytes = bytes.map_err(|problem| file.damaged(format!(": {problem}")))?;
+        Ok((file, Place { region, offset: 0, bytes }))
+    }
+
+    fn header(&self, file: &FileInfo) -> Result<ShardHeader, Error> {
+        let damaged = |problem: String| file.damaged(format!(": {problem}"));
+        let mut bytes = Vec::new();
+        self.read_present(file, 0..LENGTH_BYTES, &mut |block| bytes.extend(block))?;
+        let end = ShardHeader::end(&bytes, file.bytes).map_err(damaged)?;
+        self.read_blocks(&file.path, LENGTH_BYTES..end, &mut |block| bytes.extend(block))?;
+        ShardHeader::parse(&bytes, file.bytes).map_err(damaged)
     }
 }
 

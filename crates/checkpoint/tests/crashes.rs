@@ -11,8 +11,9 @@ use std::{
     },
 };
 
-use baton_checkpoint::{EntryState, Error, Store};
+use baton_checkpoint::{EntryState, Error, Float, Manifest, SaveId, Store};
 use baton_job::{Generation, Rank};
+use futures::StreamExt;
 use kit::{
     assert_holds, draft, find,
     hook::{Fate, Hook, Hooked, Kind},
@@ -35,7 +36,11 @@ enum Then {
 fn save(store: &Store) -> bool {
     let write = |rank| store.write_shard(&id(1, 20), Rank(rank), 2, &snapshot(20, rank, 2));
     let Ok(shards) = (0..2).map(write).collect::<Result<Vec<_>, Error>>() else { return false };
-    let is_committed = store.commit(&draft(id(1, 20), 2, shards)).is_ok();
+    let Ok(frozen) = store.write_frozen(&id(1, 20), "frozen", Float::F32, vec![20.0; 8]) else {
+        return false;
+    };
+    let manifest = Manifest { frozen: vec![frozen], ..draft(id(1, 20), 2, shards) };
+    let is_committed = store.commit(&manifest).is_ok();
     if is_committed {
         store.prune(&keep(1, false, 0, 1));
     }
@@ -46,8 +51,8 @@ fn save(store: &Store) -> bool {
 fn crash(objects: Arc<dyn ObjectStore>, at: usize, fate: Fate, then: Then) -> usize {
     let what = format!("{fate:?} at {at}, then {then:?}");
     let plain = Store::over("plain", objects.clone()).unwrap();
-    saved(&plain, id(1, 5), 2);
-    saved(&plain, id(1, 10), 2);
+    saved_with(&plain, id(1, 5), 10.0);
+    saved_with(&plain, id(1, 10), 10.0);
 
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);
@@ -61,7 +66,7 @@ fn crash(objects: Arc<dyn ObjectStore>, at: usize, fate: Fate, then: Then) -> us
             _ => Fate::Done,
         }
     });
-    let hooked = Store::over("hooked", Arc::new(Hooked::new(objects, hook))).unwrap();
+    let hooked = Store::over("hooked", Arc::new(Hooked::new(objects.clone(), hook))).unwrap();
     let is_committed = save(&hooked);
 
     let found = newest(&plain);
@@ -69,11 +74,13 @@ fn crash(objects: Arc<dyn ObjectStore>, at: usize, fate: Fate, then: Then) -> us
     assert!(found.manifest.id() >= id(1, 10), "{what}: {:?}", found.manifest.id());
     assert!(!is_committed || found.manifest.id() == id(1, 20), "{what}: a commit was lost");
     assert_holds(&plain, &found.manifest);
+    let frozen = if found.manifest.id() == id(1, 20) { 20.0 } else { 10.0 };
+    assert_eq!(plain.read_region(&found.manifest, "frozen").unwrap(), [frozen; 8], "{what}");
 
     // The next generation cleans up and goes on.
     plain.raise_fence(Generation(2)).unwrap();
     assert_eq!(newest(&plain).manifest, found.manifest, "{what}");
-    let next = saved(&plain, id(2, 30), 3);
+    let next = saved_with(&plain, id(2, 30), 20.0);
     let pruned = plain.prune(&keep(1, false, 0, 2));
     assert!(pruned.warnings.is_empty(), "{what}: {:?}", pruned.warnings);
     let entries = plain.list().unwrap();
@@ -81,7 +88,24 @@ fn crash(objects: Arc<dyn ObjectStore>, at: usize, fate: Fate, then: Then) -> us
         matches!(entries.as_slice(), [only] if only.state == EntryState::Whole(Box::new(next))),
         "{what}: {entries:?}"
     );
+    let EntryState::Whole(next) = &entries[0].state else { return 0 };
+    assert_eq!(plain.read_region(next, "frozen").unwrap(), [20.0; 8], "{what}");
+    assert_eq!(frozen_files(&*objects), 1, "{what}: what nobody refers to is removed");
     count.load(Ordering::SeqCst)
+}
+
+/// A checkpoint with something that training left as it was.
+fn saved_with(store: &Store, id: SaveId, frozen: f32) -> Manifest {
+    let manifest = written(store, id, 2);
+    let frozen = store.write_frozen(&id, "frozen", Float::F32, vec![frozen; 8]).unwrap();
+    let manifest = Manifest { frozen: vec![frozen], ..manifest };
+    store.commit(&manifest).unwrap();
+    manifest
+}
+
+fn frozen_files(objects: &dyn ObjectStore) -> usize {
+    let files = objects.list(Some(&"frozen".into()));
+    futures::executor::block_on(files.count())
 }
 
 fn crash_everywhere(objects: impl Fn() -> Arc<dyn ObjectStore>) {

@@ -5,7 +5,9 @@ mod kit;
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
-use baton_checkpoint::{EntryState, Manifest, Store, TensorInfo, VERSION};
+use baton_checkpoint::{
+    EntryState, Float, FrozenEntry, Manifest, ShardEntry, Store, TensorInfo, VERSION,
+};
 use baton_recipe::{
     Epoch,
     progress::{Accuracy, Progress},
@@ -16,11 +18,27 @@ fn fixture(version: u32) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/v{version}"))
 }
 
-/// What the fixtures hold: one manifest with every field filled, and its state.
-fn fixture_manifest(shards: Vec<baton_checkpoint::ShardEntry>) -> Manifest {
+/// What training left as it was.
+const FROZEN: [f32; 8] = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0];
+
+/// What the fixtures hold: one manifest with every field of its version filled, and its state.
+fn fixture_manifest(version: u32, shards: Vec<ShardEntry>, frozen: Vec<FrozenEntry>) -> Manifest {
+    let is_first = version == 1;
+    let tensor = |name: &str, shape: &[usize], region: &str, offset| TensorInfo {
+        name: name.into(),
+        shape: shape.into(),
+        region: region.into(),
+        offset,
+        channels_last: shape.len() == 4,
+    };
+    let trained = tensor("conv1.weight", &[2, 3, 7, 7], "weights", if is_first { 5 } else { 16 });
+    let kept = tensor("layer1.0.bn1.weight", &[8], "frozen", 0);
     let id = id(3, 440);
     let accuracy = Accuracy { top1: 0.75, loss: 0.1, ..Accuracy::default() };
     Manifest {
+        version,
+        layout: if is_first { 1 } else { 2 },
+        frozen,
         arch: "resnet50".into(),
         progress: Progress {
             step: id.step,
@@ -29,13 +47,7 @@ fn fixture_manifest(shards: Vec<baton_checkpoint::ShardEntry>) -> Manifest {
             last_evaluation: Some(accuracy),
             ..Progress::default()
         },
-        tensors: vec![TensorInfo {
-            name: "conv1.weight".into(),
-            shape: vec![2, 3, 7, 7],
-            region: "weights".into(),
-            offset: 5,
-            channels_last: true,
-        }],
+        tensors: if is_first { vec![trained] } else { vec![trained, kept] },
         seed: u64::MAX,
         created_unix_seconds: 1_790_000_000,
         ..draft(id, 2, shards)
@@ -43,16 +55,21 @@ fn fixture_manifest(shards: Vec<baton_checkpoint::ShardEntry>) -> Manifest {
 }
 
 #[test]
-fn version_1_is_read_with_equal_values() {
-    let store = Store::open_existing(fixture(1).to_str().unwrap()).unwrap();
-    let entries = store.list().unwrap();
-    let [only] = entries.as_slice() else { panic!("{entries:?}") };
-    let EntryState::Whole(manifest) = &only.state else { panic!("{only:?}") };
+fn every_version_is_read_with_equal_values() {
+    for version in 1..=VERSION {
+        let store = Store::open_existing(fixture(version).to_str().unwrap()).unwrap();
+        let entries = store.list().unwrap();
+        let [only] = entries.as_slice() else { panic!("{entries:?}") };
+        let EntryState::Whole(manifest) = &only.state else { panic!("{only:?}") };
 
-    assert_eq!(**manifest, fixture_manifest(manifest.shards.clone()));
-    store.prove(&[manifest], NonZeroUsize::MIN, &|_| {}).pop().unwrap().unwrap();
-    assert_holds(&store, manifest);
-    assert_eq!(store.fence().unwrap(), manifest.generation);
+        let (shards, frozen) = (manifest.shards.clone(), manifest.frozen.clone());
+        assert_eq!(frozen.len(), usize::from(version > 1));
+        assert_eq!(**manifest, fixture_manifest(version, shards, frozen));
+        store.prove(&[manifest], NonZeroUsize::MIN, &|_| {}).pop().unwrap().unwrap();
+        assert_holds(&store, manifest);
+        store.load_frozen(manifest, &mut |_, _, values| assert_eq!(values, FROZEN)).unwrap();
+        assert_eq!(store.fence().unwrap(), manifest.generation);
+    }
 }
 
 #[test]
@@ -77,5 +94,7 @@ fn write_the_fixture_of_this_version() {
         let snapshot = snapshot(id.step.0, rank, 2);
         store.write_shard(&id, baton_job::Rank(rank), 2, &snapshot).unwrap()
     };
-    store.commit(&fixture_manifest((0..2).map(write).collect())).unwrap();
+    let shards = (0..2).map(write).collect();
+    let frozen = store.write_frozen(&id, "frozen", Float::F32, FROZEN.to_vec()).unwrap();
+    store.commit(&fixture_manifest(VERSION, shards, vec![frozen])).unwrap();
 }

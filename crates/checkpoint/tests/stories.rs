@@ -9,8 +9,8 @@ use std::{
 };
 
 use baton_checkpoint::{
-    EntryState, Error, Kept, Manifest, RegionInfo, Removed, Retention, SaveId, Snapshot, Store,
-    TensorInfo, Verdict,
+    EntryState, Error, Kept, Manifest, NewerVersion, RegionInfo, Removed, Retention, SaveId,
+    Snapshot, Store, TensorInfo, VERSION, Verdict,
     export::{self, Float, Weights},
     judge, slice_of,
 };
@@ -129,7 +129,8 @@ fn damage_falls_back_to_the_one_before_and_names_the_file() {
         }),
         ("flipped version", "manifest.json", |p| {
             let text = fs::read_to_string(p).unwrap();
-            fs::write(p, text.replace("\"version\": 1", "\"version\": 3")).unwrap();
+            fs::write(p, text.replace(&format!("\"version\": {VERSION}"), "\"version\": 3"))
+                .unwrap();
         }),
         ("garbage manifest", "manifest.json", |p| fs::write(p, b"\x00{]").unwrap()),
         ("truncated manifest", "manifest.json", |p| {
@@ -418,19 +419,37 @@ fn leftovers_of_another_run_are_collected_too() {
 }
 
 #[test]
-fn newer_format_is_told_and_not_passed_over() {
+fn a_newer_format_is_said_to_be_that_and_neither_passed_over_nor_damaged_nor_removed() {
     let f = fixture();
     saved(&f.store, id(1, 10), 1);
     saved(&f.store, id(1, 20), 1);
     let path = file(&f, id(1, 20), "manifest.json");
     let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    json["version"] = 2.into();
+    json["version"] = 99.into();
     fs::write(&path, sealed(json)).unwrap();
+    let supported = VERSION;
+    let version = format!(
+        "written by a newer Baton (format 99; this one reads up to {supported}): use that version"
+    );
+
     let Err(error) = find(&f.store, 0, None) else {
         panic!("ten steps are lost to an old program")
     };
-    let text = error.to_string().to_lowercase();
-    assert!(text.contains("update baton") || text.contains("newer baton"), "{text}");
+    let name = id(1, 20).name();
+    assert_eq!(
+        error.to_string(),
+        format!("checkpoint {name} was {version}, or name another checkpoint")
+    );
+    let by_name = find(&f.store, 2, Some(&id(1, 10).name())).unwrap().unwrap();
+    assert_eq!(by_name.manifest.id(), id(1, 10));
+
+    let entries = f.store.list().unwrap();
+    assert_eq!(entries[0].state, EntryState::Newer(NewerVersion { found: 99, supported }));
+    assert_eq!(entries[0].state.problem().unwrap(), version);
+    let retention = keep(1, false, 0, 2);
+    assert_eq!(judge(&entries, &retention)[0], Verdict::Kept(vec![Kept::Newer]));
+    f.store.prune(&retention);
+    assert_eq!(names(&f.store), [id(1, 20), id(1, 10)].map(|id| id.name()));
 }
 
 #[test]

@@ -45,9 +45,9 @@ pub(crate) struct ListedCheckpoint {
     pub(crate) name: String,
     /// Whether all its files are there and of the right size.
     pub(crate) whole: bool,
-    /// `whole`, `damaged` or `unfinished`.
+    /// `whole`, `damaged`, `newer` (a newer Baton wrote it) or `unfinished`.
     pub(crate) state: &'static str,
-    /// What is wrong, if it is not whole.
+    /// Why it cannot be resumed from, if it is not whole.
     pub(crate) damage: Option<String>,
     /// Updates made.
     pub(crate) step: Option<u64>,
@@ -88,9 +88,10 @@ pub(crate) struct ListedCheckpoint {
 pub(crate) struct VerifiedCheckpoint {
     /// Name of its folder.
     pub(crate) name: String,
-    /// `whole`: every byte is as it was written; `damaged` or `unfinished`.
+    /// `whole`: every byte is as it was written; `damaged`, `newer` (a newer Baton wrote it) or
+    /// `unfinished`.
     pub(crate) state: &'static str,
-    /// What is wrong, if it is damaged.
+    /// What is wrong, if it is damaged; how new it is, if a newer Baton wrote it.
     pub(crate) problem: Option<String>,
     /// Number of its files, if its manifest can be read.
     pub(crate) files: Option<u64>,

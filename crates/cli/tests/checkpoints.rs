@@ -87,6 +87,36 @@ fn a_damaged_checkpoint_is_named_with_what_is_wrong() {
 }
 
 #[test]
+fn one_of_a_newer_baton_is_said_to_be_that_and_neither_damaged_nor_passed_over() {
+    let place = samples::of_a_newer_baton();
+    let newest = "step-0000000088-gen-000002";
+    let version = "written by a newer Baton (format 99; this one reads up to ";
+    let (code, listed, _) = baton(&place, &["ls", "--dir", "."]);
+    assert!(code == 0 && listed.contains(version) && !listed.contains("damaged"), "{listed}");
+    let (code, told, error) = baton(&place, &["verify", "--dir", "."]);
+    assert!(code == 2 && told.contains(version) && !told.contains("damaged"), "{told}");
+    assert_eq!(
+        error,
+        "error: 1 of 2 checkpoints written by a newer Baton: verify with that version\n"
+    );
+    let source = place.location();
+    let commands: [&[&str]; 4] = [
+        &["export", "--dir", ".", "--out", "w.safetensors"],
+        &["export", "--dir", ".", newest, "--out", "w.safetensors"],
+        &["diff", "--dir", ".", newest, "step-0000000066-gen-000002"],
+        &["cp", &source, "copies"],
+    ];
+    for command in commands {
+        let error = refused(&place, 2, command);
+        assert!(error.contains(&format!("checkpoint {newest} was {version}")), "{error}");
+    }
+    let error = refused(&place, 2, &["rm", "--dir", ".", newest, "--yes"]);
+    assert!(error.contains("--force"), "{error}");
+    let older = ["export", "--dir", ".", "step-0000000066-gen-000002", "--out", "w.safetensors"];
+    assert_eq!(baton(&place, &older).0, 0, "an older one that is named is fine");
+}
+
+#[test]
 fn an_export_in_half_precision_is_half_the_size() {
     let place = samples::store();
     let name = Sample::default().save(&place.store).name();

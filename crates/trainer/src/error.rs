@@ -51,7 +51,10 @@ impl Error {
     pub fn failure(&self) -> Failure {
         let class = match self {
             Self::Data(error) if error.may_pass() => Class::Crash,
-            Self::Data(_) | Self::Mismatch(_) | Self::Diverged(_) => Class::BadInput,
+            Self::Data(_)
+            | Self::Mismatch(_)
+            | Self::Diverged(_)
+            | Self::Checkpoint(baton_checkpoint::Error::NewerVersion { .. }) => Class::BadInput,
             Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => {
                 Class::BadInput
             }
@@ -105,7 +108,12 @@ mod tests {
         };
         let missing = Error::from(Lost::LibraryMissing { library: "libnccl.so", remedy: "none" });
         let aborted = Error::from(Lost::Aborted { operation: "all_reduce" });
+        let newer = Error::from(baton_checkpoint::Error::NewerVersion {
+            name: "step-0000000004-gen-000001".to_owned(),
+            version: baton_checkpoint::NewerVersion { found: 99, supported: 1 },
+        });
         for (error, class, lives) in [
+            (newer, Class::BadInput, false),
             (gpu(719), Class::Device, false),
             (gpu(2), Class::OutOfMemory, false),
             (missing, Class::BadInput, false),

@@ -3,6 +3,7 @@
 //! Two implementations: `torch` (ResNets) and `linear` (plain Rust, for trying out everything
 //! around the training in milliseconds).
 
+use baton_checkpoint::Float;
 use baton_collectives::BufferMut;
 use baton_data::Batch;
 use baton_recipe::Step;
@@ -139,6 +140,9 @@ pub struct Region<'a> {
     pub name: &'static str,
     /// Its values.
     pub buffer: BufferMut<'a>,
+    /// Of what training leaves as it is, such as the weights of frozen blocks: the type of the values, of
+    /// which `buffer` holds the bytes as 32-bit words. Checkpoints share one file of it.
+    pub frozen: Option<Float>,
 }
 
 /// A named tensor inside a region, so that checkpoints can be exported without libtorch.
@@ -150,7 +154,7 @@ pub struct TensorPlace {
     pub shape: Vec<usize>,
     /// Region that holds it.
     pub region: &'static str,
-    /// First value in the region.
+    /// First value in the region, at a multiple of [`baton_checkpoint::ALIGNMENT`].
     pub offset: usize,
     /// Whether the values are stored in channels-last (OHWI) order.
     pub channels_last: bool,
@@ -241,7 +245,7 @@ pub trait Learner {
     /// The device failed, or a label is out of range.
     fn evaluate(&mut self, batch: &Batch, weights: Weights) -> Result<Judged, Error>;
 
-    /// The whole state that changes during training, in a fixed order.
+    /// The whole state, in a fixed order.
     fn regions(&mut self) -> Vec<Region<'_>>;
 
     /// Where each named tensor lies, for export.

@@ -3,6 +3,7 @@
 //! It learns little and takes milliseconds: with it everything around the training — recovery,
 //! checkpoints, control — can be tried out and tested as fast as it can be typed.
 
+use baton_checkpoint::ALIGNMENT;
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, Inputs};
 use baton_recipe::{JobSpec, spec::Optimizer};
@@ -43,7 +44,7 @@ impl LinearLearner {
             InputType::Image => (spec.train.resolution as usize).pow(2) * 3,
             InputType::Array(shape) => shape.iter().product::<u64>() as usize,
         };
-        let len = classes * (features + 1);
+        let len = (classes * features).next_multiple_of(ALIGNMENT) + classes;
         Ok(Self {
             classes,
             features,
@@ -58,8 +59,9 @@ impl LinearLearner {
         })
     }
 
+    /// Where the biases begin, behind zeros that no update changes.
     fn biases(&self) -> usize {
-        self.classes * self.features
+        (self.classes * self.features).next_multiple_of(ALIGNMENT)
     }
 
     /// Keeps logits of one size, so that a learning rate fits every resolution.
@@ -177,8 +179,8 @@ impl Learner for LinearLearner {
 
     fn regions(&mut self) -> Vec<Region<'_>> {
         vec![
-            Region { name: "weights", buffer: BufferMut::Host(&mut self.weights) },
-            Region { name: "momentum", buffer: BufferMut::Host(&mut self.velocity) },
+            Region { name: "weights", buffer: BufferMut::Host(&mut self.weights), frozen: None },
+            Region { name: "momentum", buffer: BufferMut::Host(&mut self.velocity), frozen: None },
         ]
     }
 

@@ -4,13 +4,13 @@
 //! each is read once, and gives what it read to the others.
 
 use std::{
-    collections::BTreeMap,
     num::NonZeroUsize,
+    ops::Range,
     thread,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use baton_checkpoint::{self as checkpoint, Found, Manifest, ShardEntry, Store, slice_of};
+use baton_checkpoint::{self as checkpoint, Found, Manifest, Moves, ShardEntry, Store, slice_of};
 use baton_collectives::Collective;
 use baton_job::{
     Generation, Rank,
@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, Learner,
     agree::{Agreed, Basis, Plan, Source, gather},
+    saving::layout,
 };
 
 /// What rank 0 tells all ranks to do.
@@ -85,12 +86,15 @@ fn choose<L: Learner>(
     let mut alone = false;
     let found = store.find_by(restore, &mut |place, manifest| {
         let read = changes(manifest, spec, restore, place.location()).and_then(|changes| {
-            fits(manifest, learner)?;
+            moves(manifest, learner)?;
             // Perhaps nobody else sees a folder that a user names.
             alone = place.location() != store.location();
             if alone {
                 let all: Vec<_> = manifest.shards.iter().collect();
-                return Ok((changes, read(place, manifest, &all, jobs(1), learner)?.err()));
+                return Ok((
+                    changes,
+                    read(place, manifest, &all, Rank(0), jobs(1), learner)?.err(),
+                ));
             }
             order(collective, Some(Order::Read(Box::new(manifest.clone()))))?;
             Ok((changes, read_share(place, manifest, collective, learner)?))
@@ -151,7 +155,7 @@ fn read_share<L: Learner>(
     let world_size = collective.world_size();
     let is_mine = |rank| reader_of(rank, world_size) == collective.rank();
     let mine: Vec<_> = manifest.shards.iter().filter(|shard| is_mine(shard.rank)).collect();
-    let read = read(store, manifest, &mine, jobs(world_size), learner);
+    let read = read(store, manifest, &mine, collective.rank(), jobs(world_size), learner);
     let outcome = match &read {
         Ok(Ok(())) => Outcome::Read,
         Ok(Err(problem)) => Outcome::Damaged(problem.clone()),
@@ -176,25 +180,39 @@ fn jobs(world_size: u32) -> NonZeroUsize {
     NonZeroUsize::new(cores / world_size.max(1) as usize).unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Reads some of the files into `learner`; in words what is wrong with the checkpoint, if that is why it
-/// cannot be read.
+/// Reads some of the files into `learner`, on rank 0 also what training left as it was; in words what is
+/// wrong with the checkpoint, if that is why it cannot be read.
 fn read<L: Learner>(
     store: &Store,
     manifest: &Manifest,
     shards: &[&ShardEntry],
+    rank: Rank,
     jobs: NonZeroUsize,
     learner: &mut L,
 ) -> Result<Result<(), String>, Error> {
+    let moves = moves(manifest, learner)?;
     let mut regions = learner.regions();
-    let mut copied = Ok(());
-    let read = store.load(manifest, shards, jobs, &mut |name, offset, values| {
-        if let Some(region) = regions.iter_mut().find(|region| region.name == name)
-            && copied.is_ok()
-        {
-            let mut part = region.buffer.reborrow().narrow(offset..offset + values.len());
-            copied = part.copy_from_host(values);
+    if !moves.is_identity() {
+        // What the checkpoint does not hold, as in a state that was never used.
+        for region in &mut regions {
+            region.buffer.copy_from_host(&vec![0.0; region.buffer.len()])?;
         }
-    });
+    }
+    let mut copied = Ok(());
+    let mut copy = |name: &str, offset: usize, values: &[f32]| {
+        for part in moves.parts(name, offset..offset + values.len()) {
+            if let Some(region) = regions.iter_mut().find(|region| region.name == part.region)
+                && copied.is_ok()
+            {
+                let mut target = region.buffer.reborrow().narrow(part.to);
+                copied = target.copy_from_host(&values[part.from]);
+            }
+        }
+    };
+    let mut read = store.load(manifest, shards, jobs, &mut copy);
+    if rank == FROZEN_READER && read.is_ok() {
+        read = store.load_frozen(manifest, &mut copy);
+    }
     copied?;
     match read {
         Ok(()) => Ok(Ok(())),
@@ -209,15 +227,30 @@ pub(crate) fn exchange<L: Learner>(
     learner: &mut L,
 ) -> Result<(), Error> {
     let world_size = collective.world_size();
+    let moves = moves(manifest, learner)?;
+    let mut regions = learner.regions();
+    let mut give = |reader: Rank, region: &str, slice: Range<usize>| {
+        for part in moves.parts(region, slice) {
+            if let Some(region) = regions.iter_mut().find(|region| region.name == part.region) {
+                collective.broadcast(reader, region.buffer.reborrow().narrow(part.to))?;
+            }
+        }
+        Ok::<_, Error>(())
+    };
     for shard in &manifest.shards {
         let reader = reader_of(shard.rank, world_size);
-        for region in learner.regions() {
-            let slice = slice_of(region.buffer.len(), shard.rank, manifest.world_size);
-            collective.broadcast(reader, region.buffer.narrow(slice))?;
+        for region in &manifest.regions {
+            give(reader, &region.name, slice_of(region.len, shard.rank, manifest.world_size))?;
         }
+    }
+    for frozen in manifest.places().regions.iter().filter(|region| region.frozen) {
+        give(FROZEN_READER, &frozen.name, 0..frozen.words())?;
     }
     Ok(())
 }
+
+/// Who reads what training left as it was.
+const FROZEN_READER: Rank = Rank(0);
 
 /// Who reads the file that `writer` wrote.
 fn reader_of(writer: Rank, world_size: u32) -> Rank {
@@ -244,19 +277,22 @@ fn changes(
     )))
 }
 
-/// A changed recipe may have another model or optimizer, whose state has another shape.
-fn fits<L: Learner>(manifest: &Manifest, learner: &mut L) -> Result<(), Error> {
-    let regions = learner.regions();
-    let mine = regions.iter().map(|region| (region.name, region.buffer.len()));
-    let theirs = manifest.regions.iter().map(|region| (region.name.as_str(), region.len));
-    let (mine, theirs): (BTreeMap<_, _>, BTreeMap<_, _>) = (mine.collect(), theirs.collect());
-    if mine == theirs {
-        return Ok(());
-    }
-    Err(Error::Mismatch(format!(
-        "checkpoint {} holds {theirs:?} values, and this recipe's state is {mine:?}: model, optimizer, ema \
-         and precision.compute must keep its shape; to begin with its weights alone export them and set \
-         model.pretrained",
-        manifest.name()
-    )))
+/// Where the checkpoint's values belong in the learner, whose layout may be newer. A changed recipe may have
+/// another model or optimizer, whose state is another one.
+fn moves<L: Learner>(manifest: &Manifest, learner: &mut L) -> Result<Moves, Error> {
+    Moves::between(&manifest.places(), &layout(learner)).map_err(|problems| {
+        let shown = problems.iter().take(SHOWN_PROBLEMS).map(String::as_str);
+        let mut shown = shown.collect::<Vec<_>>().join("; ");
+        if problems.len() > SHOWN_PROBLEMS {
+            shown += &format!("; and {} more", problems.len() - SHOWN_PROBLEMS);
+        }
+        Error::Mismatch(format!(
+            "checkpoint {} does not fit this recipe's state: {shown}; model, optimizer, ema and \
+             precision.compute must keep its shape; to begin with its weights alone export them and set \
+             model.pretrained",
+            manifest.name()
+        ))
+    })
 }
+
+const SHOWN_PROBLEMS: usize = 3;

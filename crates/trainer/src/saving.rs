@@ -12,7 +12,10 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use baton_checkpoint::{Manifest, RegionInfo, Retention, SaveId, ShardEntry, Store, TensorInfo};
+use baton_checkpoint::{
+    Flat, Float, FrozenEntry, Layout, Manifest, RegionInfo, Retention, SaveId, ShardEntry, Store,
+    TensorInfo,
+};
 use baton_collectives::Collective;
 use baton_job::{
     JobId, Rank,
@@ -20,7 +23,12 @@ use baton_job::{
 };
 use baton_recipe::{JobSpec, Step, progress::Progress};
 
-use crate::{Error, Job, Learner, agree::gather, learner::TensorPlace, state_copy::StateCopy};
+use crate::{
+    Error, Job, Learner,
+    agree::gather,
+    learner::{Region, TensorPlace},
+    state_copy::StateCopy,
+};
 
 /// The checkpoint that is being written, and the memory that it is written from.
 #[derive(Debug, Default)]
@@ -30,6 +38,8 @@ pub(crate) struct Saver {
     /// Of generations that ended, possibly behind a store that does not answer.
     abandoned: Vec<Phase>,
     wanted: bool,
+    /// What rank 0 has written in this generation of what training leaves as it is.
+    frozen: Option<Vec<FrozenEntry>>,
 }
 
 #[derive(Debug, Default)]
@@ -37,9 +47,17 @@ enum Phase {
     #[default]
     Idle,
     /// Every rank writes its shard.
-    Writing { save: Save, shard: Task<(Result<ShardEntry, SaveProblem>, StateCopy)> },
+    Writing { save: Save, shard: Task<(Result<Written, SaveProblem>, StateCopy)> },
     /// Rank 0 writes the manifest; nobody else has a thread.
     Committing { save: Save, manifest: Option<Task<Result<Commit, SaveProblem>>> },
+}
+
+/// A rank's files.
+#[derive(Debug)]
+struct Written {
+    shard: ShardEntry,
+    /// On rank 0, if that was not written before.
+    frozen: Option<Vec<FrozenEntry>>,
 }
 
 /// A thread, or why there is none.
@@ -106,15 +124,20 @@ impl Saver {
         });
         let mut copy = std::mem::take(&mut self.spare);
         let taken = copy.take(learner, rank, world_size);
+        let is_due = rank == Rank(0) && self.frozen.is_none();
+        let frozen = is_due.then(|| frozen_copies(learner)).transpose();
         let stall = began.elapsed();
         let store = Arc::clone(&job.store);
         let shard = spawn(move || {
-            let snapshot = taken.and_then(|()| copy.snapshot());
-            let written = match snapshot {
-                Ok(snapshot) => store.write_shard(&id, rank, world_size, snapshot).map_err(problem),
-                Err(error) => Err(SaveProblem::from(error.to_string())),
+            let write = || -> Result<Written, SaveProblem> {
+                let failed = |error: baton_collectives::Error| SaveProblem::from(error.to_string());
+                let frozen = taken.and(frozen).map_err(failed)?;
+                let snapshot = copy.snapshot().map_err(failed)?;
+                let shard = store.write_shard(&id, rank, world_size, snapshot).map_err(problem)?;
+                let frozen = frozen.map(|copies| write_frozen(&store, id, copies)).transpose();
+                Ok(Written { shard, frozen: frozen.map_err(problem)? })
             };
-            (written, copy)
+            (write(), copy)
         });
         self.phase = Phase::Writing { save: Save { step: id.step, commit, began, stall }, shard };
     }
@@ -129,9 +152,13 @@ impl Saver {
         match std::mem::take(&mut self.phase) {
             Phase::Idle => Ok(None),
             Phase::Writing { save, shard } => {
-                let (mine, copy) =
+                let (written, copy) =
                     joined(shard).unwrap_or_else(|problem| (Err(problem), StateCopy::default()));
                 self.spare = copy;
+                let mine = written.map(|written| {
+                    self.frozen = written.frozen.or(self.frozen.take());
+                    written.shard
+                });
                 let shards: Vec<Result<ShardEntry, SaveProblem>> = gather(collective, &mine)?;
                 let shards = match shards.into_iter().collect::<Result<Vec<_>, _>>() {
                     Ok(shards) => shards,
@@ -139,7 +166,8 @@ impl Saver {
                 };
                 let manifest = save.commit.clone().map(|(manifest, retention)| {
                     let store = Arc::clone(&job.store);
-                    let manifest = Manifest { shards, ..manifest };
+                    let frozen = self.frozen.clone().unwrap_or_default();
+                    let manifest = Manifest { shards, frozen, ..manifest };
                     let (began, stall) = (save.began, save.stall);
                     spawn(move || {
                         let commit = store.commit(&manifest).map_err(problem)?;
@@ -161,6 +189,10 @@ impl Saver {
                 let of_rank_0 = results.into_iter().next();
                 let committed =
                     of_rank_0.unwrap_or_else(|| Err("rank 0 told no result".to_owned().into()));
+                if committed.is_err() {
+                    // Perhaps somebody has removed it.
+                    self.frozen = None;
+                }
                 Ok(Some(committed))
             }
         }
@@ -184,6 +216,7 @@ impl Saver {
     /// still commit.
     pub(crate) fn abandon(&mut self) {
         self.wanted = false;
+        self.frozen = None;
         self.abandoned.push(std::mem::take(&mut self.phase));
     }
 }
@@ -220,9 +253,35 @@ pub fn write_first<L: Learner>(
     let mut copy = StateCopy::default();
     copy.take(learner, Rank(0), 1)?;
     let shard = store.write_shard(&id, Rank(0), 1, copy.snapshot()?)?;
+    let frozen = write_frozen(store, id, frozen_copies(learner)?)?;
     let progress = Progress { saved: Some(id.step), ..Progress::default() };
     let manifest = draft(learner, &progress, id, 1, job, spec);
-    Ok(store.commit(&Manifest { shards: vec![shard], ..manifest })?)
+    Ok(store.commit(&Manifest { shards: vec![shard], frozen, ..manifest })?)
+}
+
+/// What training leaves as it is, in host memory.
+struct FrozenCopy {
+    region: &'static str,
+    float: Float,
+    words: Vec<f32>,
+}
+
+fn frozen_copies<L: Learner>(learner: &mut L) -> Result<Vec<FrozenCopy>, baton_collectives::Error> {
+    let frozen = learner.regions().into_iter().filter_map(|region| {
+        let float = region.frozen?;
+        let words = region.buffer.to_host();
+        Some(words.map(|words| FrozenCopy { region: region.name, float, words }))
+    });
+    frozen.collect()
+}
+
+fn write_frozen(
+    store: &Store,
+    id: SaveId,
+    copies: Vec<FrozenCopy>,
+) -> Result<Vec<FrozenEntry>, baton_checkpoint::Error> {
+    let write = |copy: FrozenCopy| store.write_frozen(&id, copy.region, copy.float, copy.words);
+    copies.into_iter().map(write).collect()
 }
 
 fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
@@ -247,7 +306,7 @@ fn problem(error: baton_checkpoint::Error) -> SaveProblem {
     SaveProblem { message: error.to_string(), fence }
 }
 
-/// The manifest but for its shards.
+/// The manifest but for its files.
 fn draft<L: Learner>(
     learner: &mut L,
     progress: &Progress,
@@ -256,11 +315,8 @@ fn draft<L: Learner>(
     job: JobId,
     spec: &JobSpec,
 ) -> Manifest {
-    let regions = learner.regions();
-    let regions = regions
-        .iter()
-        .map(|region| RegionInfo { name: region.name.to_owned(), len: region.buffer.len() })
-        .collect();
+    let Layout { regions, tensors } = layout(learner);
+    let trained = regions.into_iter().filter(|region| !region.frozen);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Manifest {
         version: baton_checkpoint::VERSION,
@@ -273,8 +329,10 @@ fn draft<L: Learner>(
         seed: spec.seed,
         virtual_ranks: spec.train.virtual_ranks,
         world_size,
-        regions,
-        tensors: learner.tensors().into_iter().map(tensor_info).collect(),
+        layout: Layout::version(&tensors),
+        regions: trained.map(|Flat { name, len, .. }| RegionInfo { name, len }).collect(),
+        frozen: Vec::new(),
+        tensors,
         shards: Vec::new(),
         created_unix_seconds: since_epoch.as_secs(),
     }
@@ -298,6 +356,22 @@ fn prune(store: &Store, retention: &Retention) {
     for warning in store.prune(retention).warnings {
         tracing::warn!("{warning}");
     }
+}
+
+/// How a learner lays out its state.
+pub(crate) fn layout<L: Learner>(learner: &mut L) -> Layout {
+    let regions = learner.regions();
+    let flat = |region: &Region<'_>| {
+        let float = region.frozen.unwrap_or_default();
+        Flat {
+            name: region.name.to_owned(),
+            float,
+            len: region.buffer.len() * size_of::<f32>() / float.bytes(),
+            frozen: region.frozen.is_some(),
+        }
+    };
+    let regions = regions.iter().map(flat).collect();
+    Layout { regions, tensors: learner.tensors().into_iter().map(tensor_info).collect() }
 }
 
 fn tensor_info(place: TensorPlace) -> TensorInfo {

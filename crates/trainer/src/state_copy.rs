@@ -34,7 +34,7 @@ impl StateCopy {
         rank: Rank,
         world_size: u32,
     ) -> Result<(), Error> {
-        for region in learner.regions() {
+        for region in learner.regions().into_iter().filter(|region| region.frozen.is_none()) {
             let range = slice_of(region.buffer.len(), rank, world_size);
             let len = range.len();
             match region.buffer.narrow(range) {

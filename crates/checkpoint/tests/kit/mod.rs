@@ -59,6 +59,8 @@ pub(crate) fn draft(id: SaveId, world_size: u32, shards: Vec<ShardEntry>) -> Man
             .iter()
             .map(|(name, len)| RegionInfo { name: (*name).into(), len: *len })
             .collect(),
+        layout: 1,
+        frozen: Vec::new(),
         tensors: Vec::new(),
         shards,
         created_unix_seconds: 1,

@@ -528,7 +528,7 @@ impl Learner for TorchLearner {
         let running = (flat::BN_RUNNING, &mut self.running);
         let state = self.optimizer.state();
         let all = std::iter::once(weights).chain(state).chain([running]).chain(averaged_running);
-        all.map(|(name, tensor)| Region { name, buffer: lend(tensor) }).collect()
+        all.map(|(name, tensor)| Region { name, buffer: lend(tensor), frozen: None }).collect()
     }
 
     fn tensors(&self) -> Vec<TensorPlace> {

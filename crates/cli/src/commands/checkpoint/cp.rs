@@ -50,7 +50,7 @@ fn copy(source: &str, destination: &str) -> Result<json::CopiedCheckpoint, Failu
     let from = open(&location)?;
     let manifest = pick(&from, name.as_deref())?;
     let to = Store::open(destination).map_err(about)?;
-    let bar = bar(manifest.bytes());
+    let bar = bar(manifest.all_bytes());
     let copied = from.copy_to(&manifest, &to, &|bytes| bar.inc(bytes));
     bar.finish_and_clear();
     let copied = copied.map_err(about)?;

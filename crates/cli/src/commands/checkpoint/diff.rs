@@ -103,7 +103,7 @@ impl Side {
 }
 
 fn compare(a: &Side, b: &Side, top: usize) -> Result<json::CheckpointDifference, Failure> {
-    let bar = bar(a.manifest.bytes().saturating_add(b.manifest.bytes()));
+    let bar = bar(a.manifest.all_bytes().saturating_add(b.manifest.all_bytes()));
     for Side { store, manifest } in [a, b] {
         let one_at_a_time = std::num::NonZeroUsize::MIN;
         let proven = store.prove(&[manifest], one_at_a_time, &|bytes| bar.inc(bytes));

@@ -132,20 +132,25 @@ pub(super) fn held(entry: &Entry) -> Result<&Manifest, Failure> {
         EntryState::Damaged(problem) => {
             Err(bad_input(format!("checkpoint {name} is damaged: {problem}; take another one")))
         }
+        EntryState::Newer(version) => {
+            Err(about(Error::NewerVersion { name: name.clone(), version: *version }))
+        }
         EntryState::Unfinished => {
             Err(bad_input(format!("the save of {name} was never finished; take another one")))
         }
     }
 }
 
-/// The checkpoint called `name`, or the newest whole one.
+/// The checkpoint called `name`, or the newest whole one; one of a newer Baton is not passed over.
 pub(super) fn pick(store: &Store, name: Option<&str>) -> Result<Manifest, Failure> {
     let entries = store.list().map_err(about)?;
     match name {
         Some(name) => held(named(&entries, name, store.location())?).cloned(),
         None => {
-            let whole = entries.iter().find_map(|entry| held(entry).ok());
-            whole.cloned().ok_or_else(|| none_whole(store.location()))
+            let is_newest =
+                |state: &EntryState| matches!(state, EntryState::Whole(_) | EntryState::Newer(_));
+            let newest = entries.iter().find(|entry| is_newest(&entry.state));
+            held(newest.ok_or_else(|| none_whole(store.location()))?).cloned()
         }
     }
 }

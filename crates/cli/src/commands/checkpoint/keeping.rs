@@ -1,6 +1,6 @@
 //! The rule by which the run that wrote some checkpoints keeps them.
 
-use baton_checkpoint::{Entry, EntryState, Manifest, Retention, Store, Verdict, judge};
+use baton_checkpoint::{Entry, Retention, Store, Verdict, judge};
 use baton_job::{
     Generation,
     exit::Failure,
@@ -56,7 +56,7 @@ pub(super) fn rollbacks(status: Option<&GetStatusResponse>) -> Vec<Rollback> {
 /// The retention by the newest whole checkpoint's recipe. Its run is all that its job wrote: no
 /// checkpoint tells whether the job took over those of another one.
 fn retention(entries: &[Entry], fence: Generation, rollbacks: &[Rollback]) -> Retention {
-    let whole = || entries.iter().filter_map(manifest);
+    let whole = || entries.iter().filter_map(|entry| entry.state.manifest());
     let newest = whole().next();
     let recipe = newest.and_then(|newest| serde_json::from_str::<Recipe>(&newest.recipe).ok());
     let Keep { keep_last, keep_best, keep_every_epochs } = recipe.unwrap_or_default().checkpoint;
@@ -69,12 +69,5 @@ fn retention(entries: &[Entry], fence: Generation, rollbacks: &[Rollback]) -> Re
         keep_every_epochs,
         restore: Restore { not_before, rollbacks, ..Restore::default() },
         generation: fence,
-    }
-}
-
-fn manifest(entry: &Entry) -> Option<&Manifest> {
-    match &entry.state {
-        EntryState::Whole(manifest) => Some(manifest),
-        EntryState::Damaged(_) | EntryState::Unfinished => None,
     }
 }

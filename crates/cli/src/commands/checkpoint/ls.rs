@@ -2,7 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use baton_checkpoint::{Entry, EntryState, Kept, Manifest, Removed, Verdict};
+use baton_checkpoint::{
+    Entry, EntryState, Kept, Manifest, Removed, UNFINISHED, Verdict, WRITTEN_BY_NEWER,
+};
 use baton_job::exit::Failure;
 use baton_proto::v1::{self, CheckpointEntry};
 use baton_recipe::progress::{Accuracy, better};
@@ -33,9 +35,6 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 }
-
-/// What a coordinator, too, says is wrong with such.
-const UNFINISHED: &str = "its save was never finished";
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -70,11 +69,13 @@ async fn list(folder: &Folder) -> Result<Vec<json::ListedCheckpoint>, Failure> {
 }
 
 fn row(entry: &Entry, verdict: &Verdict) -> json::ListedCheckpoint {
-    let (state, damage, manifest) = match &entry.state {
-        EntryState::Whole(manifest) => ("whole", None, Some(&**manifest)),
-        EntryState::Damaged(problem) => ("damaged", Some(problem.clone()), None),
-        EntryState::Unfinished => ("unfinished", Some(UNFINISHED.to_owned()), None),
+    let state = match &entry.state {
+        EntryState::Whole(_) => "whole",
+        EntryState::Damaged(_) => "damaged",
+        EntryState::Newer(_) => "newer",
+        EntryState::Unfinished => "unfinished",
     };
+    let manifest = entry.state.manifest();
     let (kept, removed) = match verdict {
         Verdict::Kept(reasons) => (reasons.as_slice(), None),
         Verdict::Removed(reason) => ([].as_slice(), Some(*reason)),
@@ -84,7 +85,7 @@ fn row(entry: &Entry, verdict: &Verdict) -> json::ListedCheckpoint {
     json::ListedCheckpoint {
         name: entry.name.clone(),
         whole: manifest.is_some(),
-        damage,
+        damage: entry.state.problem(),
         step: manifest.map(|manifest| manifest.step.0),
         epoch: manifest.map(|manifest| manifest.progress.epoch.0),
         top1: accuracy.map(|accuracy| accuracy.top1),
@@ -124,6 +125,7 @@ fn kept_word(reason: Kept) -> &'static str {
         Kept::EveryEpochs(_) => "every_epochs",
         Kept::OutsideRun => "outside_run",
         Kept::Damaged => "damaged",
+        Kept::Newer => "newer",
         Kept::InProgress => "in_progress",
     }
 }
@@ -155,6 +157,7 @@ impl From<&CheckpointEntry> for json::ListedCheckpoint {
             state: match entry.damage.as_str() {
                 _ if entry.whole => "whole",
                 UNFINISHED => "unfinished",
+                problem if problem.starts_with(WRITTEN_BY_NEWER) => "newer",
                 _ => "damaged",
             },
             generation: checkpoint.map(|checkpoint| checkpoint.generation),
@@ -193,7 +196,8 @@ fn text(listed: &[json::ListedCheckpoint], now_unix_seconds: u64) -> String {
             .created_unix_seconds
             .map(|created| human::duration(now_unix_seconds.saturating_sub(created) as f64));
         let state = match &checkpoint.damage {
-            Some(damage) if checkpoint.state == "damaged" => format!("damaged: {damage}"),
+            Some(problem) if checkpoint.state == "newer" => problem.clone(),
+            Some(problem) if checkpoint.state == "damaged" => format!("damaged: {problem}"),
             _ => checkpoint.state.to_owned(),
         };
         table.add_row([

@@ -1,6 +1,6 @@
 //! `baton checkpoint rm`
 
-use baton_checkpoint::{Entry, EntryState, Kept, Manifest, Store, Verdict, judge};
+use baton_checkpoint::{Entry, Kept, Manifest, Store, Verdict, judge};
 use baton_job::{exit::Failure, message::Rollback};
 
 use super::{
@@ -16,8 +16,8 @@ Examples:
   baton checkpoint rm step-0000000440-gen-000003
   baton checkpoint rm step-0000000440-gen-000003 step-0000000480-gen-000003 --yes
 
-The newest whole checkpoint, the best one, and a save that may be in progress are refused without \
---force; then nothing is removed. Where there is no terminal to ask on, --yes is needed. A manifest \
+The newest whole checkpoint, the best one, one of a newer Baton, and a save that may be in progress are \
+refused without --force; then nothing is removed. Where there is no terminal to ask on, --yes is needed. A manifest \
 goes first: what is half removed is no checkpoint.
 
 A job that uses the folder meanwhile trains on, for its state is in its memory, and saves as before: the \
@@ -86,6 +86,7 @@ fn why_dear(verdict: &Verdict) -> Option<&'static str> {
     let Verdict::Kept(reasons) = verdict else { return None };
     reasons.iter().find_map(|reason| match reason {
         Kept::Newest => Some("the newest whole checkpoint, from which a job goes on"),
+        Kept::Newer => Some("written by a newer Baton, which a job may go on with"),
         Kept::Best => Some("the best checkpoint of its run"),
         Kept::InProgress => Some("perhaps being written at this moment"),
         Kept::Last(_) | Kept::EveryEpochs(_) | Kept::OutsideRun | Kept::Damaged => None,
@@ -93,10 +94,7 @@ fn why_dear(verdict: &Verdict) -> Option<&'static str> {
 }
 
 fn ask(chosen: &[Entry], location: &str) -> Result<(), Failure> {
-    let manifests = chosen.iter().filter_map(|entry| match &entry.state {
-        EntryState::Whole(manifest) => Some(&**manifest),
-        EntryState::Damaged(_) | EntryState::Unfinished => None,
-    });
+    let manifests = chosen.iter().filter_map(|entry| entry.state.manifest());
     let bytes = manifests.map(Manifest::bytes).fold(0, u64::saturating_add);
     let what = human::count(chosen.len() as u64, "checkpoint");
     let size = if bytes == 0 { String::new() } else { format!(" ({})", human::bytes(bytes)) };

@@ -109,11 +109,27 @@ impl Sample {
             virtual_ranks: 8,
             world_size: self.ranks,
             shards: shards.collect(),
+            layout: 1,
             regions: regions.iter().map(region).collect(),
+            frozen: Vec::new(),
             tensors: vec![tensor("fc.weight", 0, 4), tensor("fc.bias", 4, 2)],
             created_unix_seconds: 1_795_252_508 + 60 * self.step,
         }
     }
+}
+
+/// The newest checkpoint of a store, as if a newer Baton had written it.
+pub(super) fn of_a_newer_baton() -> Place {
+    let place = store();
+    Sample { step: 66, ..Sample::default() }.save(&place.store);
+    let manifest = Sample::default().save(&place.store);
+    let path = place.folder.path().join(manifest.name()).join("manifest.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let text = text.replace(&format!("\"version\": {VERSION},"), "\"version\": 99,");
+    let (text, _) = text.rsplit_once(",\n  \"blake3\"").unwrap();
+    let digest = blake3::hash(text.as_bytes()).to_hex();
+    std::fs::write(path, format!("{text},\n  \"blake3\": \"{digest}\"\n}}")).unwrap();
+    place
 }
 
 /// A run that has been through something: a checkpoint for every reason to keep or to remove one.

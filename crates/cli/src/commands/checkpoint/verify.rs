@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use baton_checkpoint::{Entry, EntryState, Error, Manifest, Store};
+use baton_checkpoint::{Entry, EntryState, Error, Manifest, Store, WRITTEN_BY_NEWER};
 use baton_job::exit::Failure;
 
 use super::{
@@ -22,7 +22,8 @@ Examples:
   baton checkpoint verify step-0000000440-gen-000003
   baton checkpoint verify --dir s3://bucket/job --jobs 4 --json
 
-A save that was never finished is no damage. Exit codes: 0 all are whole, 2 some are damaged.")]
+A save that was never finished is no damage. Exit codes: 0 all are whole, 2 some are damaged, or of a \
+newer Baton that alone can read them.")]
 pub(crate) struct Args {
     #[command(flatten)]
     folder: Folder,
@@ -48,11 +49,15 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
             output::line(text(one));
         }
     }
-    match verified.iter().filter(|one| one.state == "damaged").count() as u64 {
-        0 => Ok(()),
-        damaged => Err(bad_input(format!(
-            "{damaged} of {} damaged: no job resumes from such; `baton checkpoint rm NAME` removes one",
-            human::count(verified.len() as u64, "checkpoint")
+    let all = human::count(verified.len() as u64, "checkpoint");
+    let count = |state| verified.iter().filter(|one| one.state == state).count();
+    match (count("damaged"), count("newer")) {
+        (0, 0) => Ok(()),
+        (0, newer) => {
+            Err(bad_input(format!("{newer} of {all} {WRITTEN_BY_NEWER}: verify with that version")))
+        }
+        (damaged, _) => Err(bad_input(format!(
+            "{damaged} of {all} damaged: no job resumes from such; `baton checkpoint rm NAME` removes one"
         ))),
     }
 }
@@ -75,18 +80,11 @@ fn verify(
         named(&entries, name, store.location())?;
     }
     entries.retain(|entry| names.is_empty() || names.contains(&entry.name));
-    let whole: Vec<&Manifest> = entries.iter().filter_map(manifest).collect();
-    let bar = bar(whole.iter().map(|manifest| manifest.bytes()).fold(0, u64::saturating_add));
+    let whole: Vec<&Manifest> = entries.iter().filter_map(|entry| entry.state.manifest()).collect();
+    let bar = bar(whole.iter().map(|manifest| manifest.all_bytes()).fold(0, u64::saturating_add));
     let mut outcomes = store.prove(&whole, jobs, &|bytes| bar.inc(bytes)).into_iter();
     bar.finish_and_clear();
     entries.iter().map(|entry| finding(entry, || outcomes.next())).collect()
-}
-
-fn manifest(entry: &Entry) -> Option<&Manifest> {
-    match &entry.state {
-        EntryState::Whole(manifest) => Some(manifest),
-        EntryState::Damaged(_) | EntryState::Unfinished => None,
-    }
 }
 
 /// What was found; `outcome` is asked where the files had to be read.
@@ -97,6 +95,7 @@ fn finding(
     let (state, problem) = match &entry.state {
         EntryState::Unfinished => ("unfinished", None),
         EntryState::Damaged(problem) => ("damaged", Some(problem.clone())),
+        EntryState::Newer(version) => ("newer", Some(version.to_string())),
         EntryState::Whole(_) => match outcome() {
             None | Some(Ok(())) => ("whole", None),
             Some(Err(Error::Damaged { problem, .. })) => ("damaged", Some(problem)),
@@ -104,20 +103,21 @@ fn finding(
             Some(Err(error)) => return Err(about(error)),
         },
     };
-    let manifest = manifest(entry);
+    let manifest = entry.state.manifest();
     Ok(json::VerifiedCheckpoint {
         name: entry.name.clone(),
         state,
         problem,
-        files: manifest.map(|manifest| manifest.shards.len() as u64),
-        bytes: manifest.map(Manifest::bytes),
+        files: manifest.map(|manifest| (manifest.shards.len() + manifest.frozen.len()) as u64),
+        bytes: manifest.map(Manifest::all_bytes),
     })
 }
 
 fn text(verified: &json::VerifiedCheckpoint) -> String {
     let json::VerifiedCheckpoint { name, state, problem, files, bytes } = verified;
     match (problem, files.zip(*bytes)) {
-        (Some(problem), _) => format!("{name}: damaged: {problem}"),
+        (Some(problem), _) if *state == "newer" => format!("{name}: {problem}"),
+        (Some(problem), _) => format!("{name}: {state}: {problem}"),
         (None, Some((files, bytes))) => {
             let (bytes, files) = (human::bytes(bytes), human::count(files, "file"));
             format!("{name}: {state}: {bytes} in {files} match their digests")
@@ -151,7 +151,7 @@ mod tests {
 
     fn pick_step(store: &Store, step: u64) -> Manifest {
         let entries = store.list().unwrap();
-        let mut whole = entries.iter().filter_map(manifest);
+        let mut whole = entries.iter().filter_map(|entry| entry.state.manifest());
         whole.find(|manifest| manifest.step.0 == step).unwrap().clone()
     }
 

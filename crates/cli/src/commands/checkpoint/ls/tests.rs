@@ -1,3 +1,4 @@
+use baton_checkpoint::NewerVersion;
 use baton_job::{Generation, message::Rollback};
 use baton_proto::v1::CheckpointEntry;
 use baton_recipe::{
@@ -26,6 +27,17 @@ fn listed_checkpoints_tell_why_each_is_kept() {
 fn listed_checkpoints_as_json() {
     let lines: Vec<String> = rows(&[]).iter().map(json::line).collect();
     assert_snapshot!(lines.join("\n"));
+}
+
+#[test]
+fn one_of_a_newer_baton_is_listed_as_that_and_not_as_damaged() {
+    let judged = judged(&samples::of_a_newer_baton().store, &[]).unwrap();
+    let row = row(&judged[0].0, &judged[0].1);
+    assert_eq!((row.state, row.whole), ("newer", false));
+    assert_eq!(row.kept_because.as_deref(), Some(["newer"].as_slice()));
+    let text = text(&[row], NOW);
+    assert!(text.contains("written by a newer Baton (format 99;"), "{text}");
+    assert!(!text.contains("damaged"), "{text}");
 }
 
 #[test]
@@ -72,7 +84,12 @@ fn a_folder_that_only_the_coordinator_sees_is_listed_without_reasons() {
         damage: UNFINISHED.to_owned(),
         ..CheckpointEntry::default()
     };
-    let entries = [&whole, &damaged, &unfinished].map(json::ListedCheckpoint::from);
+    let newer = CheckpointEntry {
+        name: "step-0000000132-gen-000002".to_owned(),
+        damage: NewerVersion { found: 99, supported: 1 }.to_string(),
+        ..CheckpointEntry::default()
+    };
+    let entries = [&newer, &whole, &damaged, &unfinished].map(json::ListedCheckpoint::from);
     assert_snapshot!(text(&entries, NOW));
     assert_eq!(text(&[], NOW), "no checkpoints yet");
 }

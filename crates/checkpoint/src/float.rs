@@ -1,0 +1,79 @@
+//! Number formats of 32 and 16 bits.
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
+
+/// A floating-point type that values are stored in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Float {
+    /// As they are trained.
+    #[default]
+    F32,
+    /// Rounded to the nearest IEEE half, ties to even.
+    F16,
+    /// Rounded to the nearest bfloat16, ties to even.
+    Bf16,
+}
+
+impl Float {
+    pub(crate) fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::F16 => Dtype::F16,
+            Self::Bf16 => Dtype::BF16,
+        }
+    }
+
+    /// Size of a value.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// The values as they stand in a file; the first that is finite and would become infinite.
+    pub(crate) fn encode(self, values: &[f32]) -> Result<Vec<u8>, f32> {
+        let mut bytes = Vec::with_capacity(values.len() * self.bytes());
+        for &value in values {
+            let is_finite = match self {
+                Self::F32 => {
+                    bytes.extend(value.to_le_bytes());
+                    value.is_finite()
+                }
+                Self::F16 => {
+                    let rounded = f16::from_f32(value);
+                    bytes.extend(rounded.to_le_bytes());
+                    rounded.is_finite()
+                }
+                Self::Bf16 => {
+                    let rounded = bf16::from_f32(value);
+                    bytes.extend(rounded.to_le_bytes());
+                    rounded.is_finite()
+                }
+            };
+            if value.is_finite() && !is_finite {
+                return Err(value);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// The values that stand in memory or in a file, given as 32-bit words.
+    pub(crate) fn decode(self, words: &[f32]) -> Vec<f32> {
+        let halves = || {
+            words.iter().flat_map(|word| {
+                let [a, b, c, d] = word.to_le_bytes();
+                [[a, b], [c, d]]
+            })
+        };
+        match self {
+            Self::F32 => words.to_vec(),
+            Self::F16 => halves().map(|half| f16::from_le_bytes(half).to_f32()).collect(),
+            Self::Bf16 => halves().map(|half| bf16::from_le_bytes(half).to_f32()).collect(),
+        }
+    }
+}
