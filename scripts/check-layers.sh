@@ -20,6 +20,7 @@ must_not_reach() {
 }
 
 # The rules are pure: no sockets, no runtime, no files, no tensors, and above all no clock.
+must_not_reach baton-model baton-recipe tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-recipe baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-plan tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing

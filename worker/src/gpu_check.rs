@@ -423,7 +423,7 @@ mod tests {
     #[test]
     fn fused_kernels_pass_their_checks_on_the_host() {
         let mut recipe = recipe().unwrap();
-        recipe.model.arch = spec::Arch::Resnet18;
+        recipe.model.arch = spec::Arch::named("resnet18").unwrap();
         (recipe.train.global_batch, recipe.train.resolution) = (4, 32);
         recipe.cluster.threads_per_rank = 1;
         let found = same_if_fused(&recipe, Device::Cpu).unwrap();

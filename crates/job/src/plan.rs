@@ -6,6 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{LocalRank, NodeId, Rank};
 
+/// f32 values at the end of every gradient that travel in the same all-reduce: sums, votes, norm.
+/// `crates/trainer/src/learner.rs` says which is which.
+pub const TAIL: u64 = 9;
+
 /// A node that can take ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {

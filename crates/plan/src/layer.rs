@@ -1,6 +1,5 @@
 //! One operation of a network, counted per sample.
 
-use baton_recipe::spec::Stage;
 use serde::Serialize;
 
 /// What an operation is, and with it what bounds its speed.
@@ -78,10 +77,10 @@ pub struct Work {
 /// An operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// torchvision's name where it has weights.
+    /// Name of its weight, if it has one.
     pub name: String,
-    /// Where it stands; absent in the head.
-    pub stage: Option<Stage>,
+    /// The block it belongs to; absent in the head.
+    pub block: Option<String>,
     /// What it is.
     pub kind: Kind,
     /// Trained weights of a convolution or of the linear layer.
@@ -100,4 +99,12 @@ pub struct Layer {
     pub backward: Work,
     /// Forward pass in evaluation.
     pub evaluation: Work,
+}
+
+impl Layer {
+    /// Whether it belongs to one of the blocks with these names.
+    #[must_use]
+    pub fn is_in(&self, blocks: &[String]) -> bool {
+        self.block.as_ref().is_some_and(|block| blocks.contains(block))
+    }
 }

@@ -1,19 +1,20 @@
 //! The memory of one GPU, part by part.
 
-use baton_job::{Rank, plan::virtual_block};
+use baton_job::{
+    Rank,
+    plan::{TAIL, virtual_block},
+};
 use baton_recipe::{
     JobSpec,
     dry_run::DryRun,
-    spec::{Compute, Determinism, Optimizer, Stage},
+    spec::{Compute, Determinism, Optimizer},
 };
 use serde::Serialize;
 
-use crate::{layer::Layer, network::Network};
+use crate::network::Network;
 
 /// Bytes of a master weight, a gradient that is added up, a moment, a statistic.
 const F32_BYTES: u64 = 4;
-/// Values at the end of a leaf: `TAIL` of `crates/trainer/src/learner.rs`.
-pub const TAIL: u64 = 9;
 /// For CUDA's context, the kernels of libtorch, cuDNN and NCCL, and NCCL's buffers. An allowance.
 const CONTEXT_BYTES: u64 = 1 << 30;
 /// For what cuDNN's convolutions use beside their inputs and outputs. An allowance.
@@ -221,9 +222,7 @@ fn moments(optimizer: &Optimizer) -> (u64, &'static str) {
     }
 }
 
-fn recomputed(stages: &[Stage]) -> String {
-    let names: Vec<String> =
-        stages.iter().map(|stage| format!("{stage:?}").to_lowercase()).collect();
+fn recomputed(names: &[String]) -> String {
     if names.is_empty() { String::new() } else { format!(", computed again: {}", names.join(", ")) }
 }
 
@@ -276,24 +275,20 @@ fn subtrees(virtual_ranks: u32, ranks: u32) -> u64 {
 /// Bytes per sample at the moment when activations and their gradients take most.
 ///
 /// The backward pass goes from the last operation to the first and gives free what it is done with. A
-/// stage that is computed again keeps only its output, until its turn comes.
+/// block that is computed again keeps only its output, until its turn comes.
 fn activations(spec: &JobSpec, network: &Network) -> u64 {
     let bytes = value_bytes(spec.precision.compute);
-    let of_stage = |stage: Option<Stage>| -> Vec<&Layer> {
-        network.layers.iter().filter(|layer| layer.stage == stage).collect()
-    };
     let (mut before, mut most) = (0, 0);
-    for stage in Stage::ALL.into_iter().map(Some).chain([None]) {
-        let layers = of_stage(stage);
-        let is_in = |stages: &[Stage]| stage.is_some_and(|stage| stages.contains(&stage));
+    for layers in network.layers.chunk_by(|a, b| a.block == b.block) {
+        let is_in = |names: &[String]| layers[0].is_in(names);
         let output = layers.last().map_or(0, |layer| layer.outputs * bytes);
         if is_in(&spec.model.freeze) {
-            // Nothing is kept but what the next stage begins with.
+            // Nothing is kept but what the next block begins with.
             before = output;
             continue;
         }
         let mut kept = before;
-        for layer in &layers {
+        for layer in layers {
             kept += layer.kept.total_bytes(bytes);
             most = most.max(kept + GRADIENTS_AT_A_TIME * layer.outputs * bytes);
         }

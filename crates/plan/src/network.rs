@@ -1,39 +1,19 @@
-//! The networks that a recipe can name, as lists of operations with their sizes.
+//! A described network as a list of operations with their sizes.
 //!
-//! The same walk as the trainer's (`crates/trainer/src/torch/resnet.rs`), without tensors; a test there
-//! compares the two. What is kept for the gradient follows from what its operations do in place:
-//! BatchNorm keeps its input (the convolution's output), ReLU its result, which is the next
-//! convolution's input; the sum at a block's end keeps nothing.
+//! What is kept for the gradient follows from what the trainer's operations do in place
+//! (`crates/trainer/src/torch/network.rs`): BatchNorm keeps its input (the convolution's output), ReLU
+//! its result, which is the next convolution's input; the sum at a block's end keeps nothing.
 
-use baton_recipe::spec::{Arch, Model, Stage};
+pub use baton_model::Input;
+use baton_model::{ConvNorm, Description, Layer as Described, Linear, Size, Tensor};
+use baton_recipe::spec::Model;
 
 use crate::layer::{Kind, Layer, Traffic, Work};
 
-/// Width of the first residual stage.
-const WIDTH: u64 = 64;
-/// Strided convolutions of at least so many channels are blurred before.
-const LEAST_BLURRED: u64 = 16;
 /// Bytes of an index that max pooling keeps (libtorch: i64).
 const INDEX_BYTES: u64 = 8;
 /// Bytes of a number in f32.
 const F32_BYTES: u64 = 4;
-
-/// What a network sees of one sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Input {
-    /// An RGB image.
-    Image {
-        /// Its side in pixels.
-        resolution: u64,
-    },
-    /// A signal.
-    Signal {
-        /// Series side by side.
-        channels: u64,
-        /// Their length.
-        length: u64,
-    },
-}
 
 /// A network for samples of one size.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,42 +23,26 @@ pub struct Network {
 }
 
 impl Network {
-    /// The network of `model` for such samples; nothing if it is no ResNet.
+    /// The network of `model` for such samples; nothing if it is not made of layers.
     #[must_use]
     pub fn new(model: &Model, input: Input) -> Option<Self> {
-        let (bottleneck, depths) = match model.arch {
-            Arch::Resnet18 => (false, [2, 2, 2, 2]),
-            Arch::Resnet34 | Arch::Resnet34In1d => (false, [3, 4, 6, 3]),
-            Arch::Resnet50 => (true, [3, 4, 6, 3]),
-            Arch::Resnet101 => (true, [3, 4, 23, 3]),
-            Arch::Resnet152 => (true, [3, 8, 36, 3]),
-            Arch::Linear => return None,
-        };
-        let (map, flat, stem_side, side) = match input {
-            Input::Image { resolution } => {
-                (Map { channels: 3, height: resolution, width: resolution }, false, 7, 3)
-            }
-            Input::Signal { channels, length } => {
-                (Map { channels, height: 1, width: length }, true, 15, 9)
-            }
-        };
-        let mut walk = Walk { model, flat, stage: Some(Stage::Stem), map, layers: Vec::new() };
+        let network = model.describe(input.size().channels)?;
+        Some(Self::of(&network, input))
+    }
+
+    /// `network` for such samples.
+    #[must_use]
+    pub fn of(network: &Description, input: Input) -> Self {
+        let first = network.all_blocks().next().map(|block| block.name.clone());
+        let mut walk = Walk { network, block: first, size: input.size(), layers: Vec::new() };
         walk.input();
-        walk.conv_norm("conv1", Kernel { outputs: WIDTH, side: stem_side, stride: 2 });
-        walk.relu("relu");
-        walk.max_pool();
-        let mut width = WIDTH;
-        for ((number, stage), depth) in (1..).zip(&Stage::ALL[1..]).zip(depths) {
-            walk.stage = Some(*stage);
-            for index in 0..depth {
-                let stride = if number > 1 && index == 0 { 2 } else { 1 };
-                walk.block(&format!("layer{number}.{index}"), width, side, stride, bottleneck);
-            }
-            width *= 2;
+        for block in &network.blocks {
+            walk.block = Some(block.name.clone());
+            block.layers.iter().for_each(|layer| walk.layer(layer));
         }
-        walk.stage = None;
-        walk.head(u64::from(model.num_classes));
-        Some(Self { layers: walk.layers })
+        walk.block = None;
+        network.head.layers.iter().for_each(|layer| walk.layer(layer));
+        Self { layers: walk.layers }
     }
 
     /// Trained values.
@@ -113,51 +77,20 @@ impl Network {
     }
 }
 
-/// The size of an activation.
-#[derive(Clone, Copy)]
-struct Map {
-    channels: u64,
-    height: u64,
-    width: u64,
-}
-
-impl Map {
-    fn values(self) -> u64 {
-        self.channels * self.height * self.width
-    }
-}
-
-/// A convolution with equal sides, padded by half a side.
-#[derive(Clone, Copy)]
-struct Kernel {
-    outputs: u64,
-    side: u64,
-    stride: u64,
-}
-
-/// Goes through a network and writes down what it meets.
+/// Goes through a network and writes down its operations.
 struct Walk<'a> {
-    model: &'a Model,
-    /// One dimension.
-    flat: bool,
-    stage: Option<Stage>,
+    network: &'a Description,
+    block: Option<String>,
     /// What the next operation sees.
-    map: Map,
+    size: Size,
     layers: Vec<Layer>,
 }
 
 impl Walk<'_> {
-    /// What comes out of a window of `side` values, moved by `stride`.
-    fn strided(&self, side: u64, stride: u64) -> Map {
-        let along = |length: u64| (length + 2 * (side / 2)).saturating_sub(side) / stride + 1;
-        let height = if self.flat { 1 } else { along(self.map.height) };
-        Map { channels: self.map.channels, height, width: along(self.map.width) }
-    }
-
-    fn push(&mut self, name: &str, kind: Kind, after: Map, make: impl FnOnce(&mut Layer)) {
+    fn push(&mut self, name: &str, kind: Kind, after: Size, make: impl FnOnce(&mut Layer)) {
         let mut layer = Layer {
             name: name.to_owned(),
-            stage: self.stage,
+            block: self.block.clone(),
             kind,
             kernel: 0,
             other_parameters: 0,
@@ -170,35 +103,47 @@ impl Walk<'_> {
         };
         make(&mut layer);
         self.layers.push(layer);
-        self.map = after;
+        self.size = after;
+    }
+
+    fn layer(&mut self, layer: &Described) {
+        match layer {
+            Described::ConvNorm(layer) => self.conv_norm(layer),
+            Described::MaxPool { side, stride } => {
+                self.max_pool(self.size.strided(*side, *stride));
+            }
+            Described::Residual { name, body, shortcut } => {
+                self.residual(name, body, shortcut.as_ref());
+            }
+            Described::GlobalMean => self.global_mean(),
+            Described::Linear(layer) => self.linear(layer),
+        }
     }
 
     /// u8 to f32, minus the mean, by the deviation, to the working format.
     fn input(&mut self) {
-        let (values, map) = (self.map.values(), self.map);
+        let (values, size) = (self.size.values(), self.size);
         let traffic = Traffic { values, bytes: values * (1 + 6 * F32_BYTES) };
-        self.push("input", Kind::Input, map, |layer| {
+        self.push("input", Kind::Input, size, |layer| {
             layer.kept = Traffic::of(values);
             layer.forward = Work { macs: 0, traffic, launches: 4 };
             layer.evaluation = layer.forward;
         });
     }
 
-    fn conv_norm(&mut self, conv: &str, kernel: Kernel) {
-        let Kernel { outputs, side, stride } = kernel;
-        if self.model.blur_pool && stride > 1 && self.map.channels >= LEAST_BLURRED {
-            self.blur(conv);
+    fn conv_norm(&mut self, conv: &ConvNorm) {
+        let (kernel, scale) =
+            (&self.network.parameters[conv.kernel], &self.network.parameters[conv.scale]);
+        if conv.blurred {
+            self.blur(prefix(kernel));
         }
-        let before = self.map;
-        let taps = if self.flat { side } else { side * side };
-        let after = Map { channels: outputs, ..self.strided(side, stride) };
-        let weights = before.channels * outputs * taps;
-        let macs = weights * after.height * after.width;
+        let (before, after) = (self.size, conv.after(self.size, self.network));
+        let macs = kernel.len() * after.height * after.width;
         let moved = before.values() + after.values();
         // Nobody asks for the gradient of the images.
         let directions = if self.layers.len() == 1 { 1 } else { 2 };
-        self.push(&format!("{conv}.weight"), Kind::Convolution, after, |layer| {
-            layer.kernel = weights;
+        self.push(&kernel.name, Kind::Convolution, after, |layer| {
+            layer.kernel = kernel.len();
             layer.kept = Traffic::of(after.values());
             layer.forward = Work { macs, traffic: Traffic::of(moved), launches: 1 };
             layer.backward = Work {
@@ -208,7 +153,7 @@ impl Walk<'_> {
             };
             layer.evaluation = layer.forward;
         });
-        self.push(&norm_of(conv), Kind::Norm, after, |layer| {
+        self.push(prefix(scale), Kind::Norm, after, |layer| {
             layer.other_parameters = 2 * after.channels;
             layer.statistics = 2 * after.channels;
             // Statistics first, then the values themselves; the gradient likewise reads twice.
@@ -216,11 +161,14 @@ impl Walk<'_> {
             layer.backward = pass(5 * after.values());
             layer.evaluation = pass(2 * after.values());
         });
+        if conv.relu {
+            self.relu(&format!("{}_relu", prefix(scale)));
+        }
     }
 
     fn blur(&mut self, conv: &str) {
-        let (values, map) = (self.map.values(), self.map);
-        self.push(&format!("{conv}.blur"), Kind::Blur, map, |layer| {
+        let (values, size) = (self.size.values(), self.size);
+        self.push(&format!("{conv}.blur"), Kind::Blur, size, |layer| {
             layer.kept = Traffic::of(values);
             layer.forward = pass(2 * values);
             layer.backward = pass(2 * values);
@@ -229,8 +177,8 @@ impl Walk<'_> {
     }
 
     fn relu(&mut self, name: &str) {
-        let (values, map) = (self.map.values(), self.map);
-        self.push(name, Kind::Relu, map, |layer| {
+        let (values, size) = (self.size.values(), self.size);
+        self.push(name, Kind::Relu, size, |layer| {
             layer.kept = Traffic::of(values);
             layer.forward = pass(2 * values);
             layer.backward = pass(3 * values);
@@ -238,8 +186,8 @@ impl Walk<'_> {
         });
     }
 
-    fn max_pool(&mut self) {
-        let (before, after) = (self.map.values(), self.strided(3, 2));
+    fn max_pool(&mut self, after: Size) {
+        let before = self.size.values();
         let indices = after.values() * INDEX_BYTES;
         self.push("maxpool", Kind::Pool, after, |layer| {
             layer.kept = Traffic { values: after.values(), bytes: indices };
@@ -250,24 +198,13 @@ impl Walk<'_> {
         });
     }
 
-    fn block(&mut self, name: &str, width: u64, side: u64, stride: u64, bottleneck: bool) {
-        let before = self.map;
-        let outputs = if bottleneck { 4 * width } else { width };
-        let kernel = |outputs, side, stride| Kernel { outputs, side, stride };
-        let body = match bottleneck {
-            false => vec![kernel(width, side, stride), kernel(outputs, side, 1)],
-            true => vec![kernel(width, 1, 1), kernel(width, side, stride), kernel(outputs, 1, 1)],
-        };
-        for (number, kernel) in (1..).zip(body) {
-            if number > 1 {
-                self.relu(&format!("{name}.relu{}", number - 1));
-            }
-            self.conv_norm(&format!("{name}.conv{number}"), kernel);
-        }
-        let after = self.map;
-        if stride != 1 || before.channels != outputs {
-            self.map = before;
-            self.conv_norm(&format!("{name}.downsample.0"), kernel(outputs, 1, stride));
+    fn residual(&mut self, name: &str, body: &[ConvNorm], shortcut: Option<&ConvNorm>) {
+        let before = self.size;
+        body.iter().for_each(|conv| self.conv_norm(conv));
+        let after = self.size;
+        if let Some(conv) = shortcut {
+            self.size = before;
+            self.conv_norm(conv);
         }
         self.push(&format!("{name}.add"), Kind::Add, after, |layer| {
             layer.forward = pass(3 * after.values());
@@ -278,23 +215,28 @@ impl Walk<'_> {
         self.relu(&format!("{name}.relu"));
     }
 
-    fn head(&mut self, outputs: u64) {
-        let (before, features) = (self.map.values(), self.map.channels);
-        let pooled = Map { channels: features, height: 1, width: 1 };
+    fn global_mean(&mut self) {
+        let (before, features) = (self.size.values(), self.size.channels);
+        let pooled = Described::GlobalMean.after(self.size, self.network);
         self.push("avgpool", Kind::Pool, pooled, |layer| {
             layer.kept = Traffic::of(features);
             layer.forward = pass(before + features);
             layer.backward = layer.forward;
             layer.evaluation = layer.forward;
         });
-        let after = Map { channels: outputs, height: 1, width: 1 };
-        self.push("fc", Kind::Linear, after, |layer| {
-            layer.kernel = features * outputs;
+    }
+
+    fn linear(&mut self, linear: &Linear) {
+        let weight = &self.network.parameters[linear.weight];
+        let (features, macs) = (self.size.values(), weight.len());
+        let outputs = self.network.parameters[linear.bias].len();
+        let after = Size { channels: outputs, height: 1, width: 1 };
+        self.push(prefix(weight), Kind::Linear, after, |layer| {
+            layer.kernel = macs;
             layer.other_parameters = outputs;
             // The outputs and their logarithms of probability, in f32.
             layer.kept = Traffic { values: 0, bytes: 2 * outputs * F32_BYTES };
-            let (macs, moved) = (features * outputs, Traffic::of(features + outputs));
-            layer.forward = Work { macs, traffic: moved, launches: 1 };
+            layer.forward = Work { macs, traffic: Traffic::of(features + outputs), launches: 1 };
             let back = Traffic::of(2 * (features + outputs));
             layer.backward = Work { macs: 2 * macs, traffic: back, launches: 2 };
             layer.evaluation = layer.forward;
@@ -307,12 +249,9 @@ fn pass(values: u64) -> Work {
     Work { macs: 0, traffic: Traffic::of(values), launches: 1 }
 }
 
-/// torchvision's name of the BatchNorm after a convolution.
-fn norm_of(conv: &str) -> String {
-    match conv.strip_suffix(".0") {
-        Some(shortcut) => format!("{shortcut}.1"),
-        None => conv.replace("conv", "bn"),
-    }
+/// The name of the layer that a tensor belongs to.
+fn prefix(tensor: &Tensor) -> &str {
+    tensor.name.rsplit_once('.').map_or(&tensor.name, |(layer, _)| layer)
 }
 
 #[cfg(test)]

@@ -3,10 +3,9 @@
 mod notes;
 
 use baton_recipe::{
-    JobSpec,
+    JobSpec, Sees,
     dry_run::{DryRun, Stretch},
     progress::Agenda,
-    spec::Arch,
 };
 use serde::Serialize;
 
@@ -187,8 +186,8 @@ impl Question<'_> {
 
     fn network(&self, resolution: u32) -> Result<Network, Error> {
         let [channels, length] = self.signal;
-        let input = match self.spec.model.arch {
-            Arch::Resnet34In1d => Input::Signal { channels, length },
+        let input = match self.spec.model.arch.sees() {
+            Sees::Signals => Input::Signal { channels, length },
             _ => Input::Image { resolution: u64::from(resolution) },
         };
         Network::new(&self.spec.model, input).ok_or(Error::Linear)

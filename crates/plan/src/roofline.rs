@@ -116,10 +116,9 @@ impl Roofline {
     #[must_use]
     pub fn training(&self, spec: &JobSpec, network: &Network, samples: u64) -> Vec<Row> {
         let works = network.layers.iter().flat_map(|layer| {
-            let is_in = |stages: &[_]| layer.stage.is_some_and(|stage| stages.contains(&stage));
             let passes = match () {
-                () if is_in(&spec.model.freeze) => vec![layer.evaluation],
-                () if is_in(&spec.train.recompute) => {
+                () if layer.is_in(&spec.model.freeze) => vec![layer.evaluation],
+                () if layer.is_in(&spec.train.recompute) => {
                     vec![layer.forward, layer.forward, layer.backward]
                 }
                 () => vec![layer.forward, layer.backward],

@@ -4,8 +4,8 @@
 //! loader works meanwhile, so the slower of the two decides.
 
 use baton_recipe::{
-    JobSpec,
-    spec::{Arch, CollectiveKind, Compute, Optimizer, Resize},
+    JobSpec, Sees,
+    spec::{CollectiveKind, Compute, Optimizer, Resize},
 };
 use serde::Serialize;
 
@@ -75,7 +75,7 @@ impl Loader {
     /// Of `ranks` on `machine`; nothing is known of signals.
     #[must_use]
     pub fn new(spec: &JobSpec, machine: &Machine, ranks: u32) -> Option<Self> {
-        if spec.model.arch == Arch::Resnet34In1d {
+        if spec.model.arch.sees() == Sees::Signals {
             return None;
         }
         let threads = machine.vcpus.min(spec.data.decode_threads.saturating_mul(ranks));

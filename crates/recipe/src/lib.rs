@@ -25,6 +25,7 @@ pub mod schedule;
 pub mod spec;
 pub mod task;
 
+pub use baton_model::Sees;
 pub use count::{Epoch, Step};
 pub use median::median;
 pub use spec::JobSpec;

@@ -7,10 +7,10 @@ use baton_data::{
     Source, Stats, View,
 };
 use baton_recipe::{
-    JobSpec,
+    JobSpec, Sees,
     dry_run::unusable_batches,
     progress::{Agenda, Extent, Progress},
-    spec::{Arch, Order},
+    spec::Order,
 };
 
 use crate::Error;
@@ -271,13 +271,10 @@ impl<V: Fn(u32) -> View> Iterator for MicroBatches<V> {
 
 /// Makes sure that the model can see such samples.
 fn check_input_type(spec: &JobSpec, set: &Dataset, location: &str) -> Result<(), Error> {
-    let sees = match (set.input_type(), spec.model.arch) {
-        (_, Arch::Linear) => return Ok(()),
-        (InputType::Image, arch) if arch != Arch::Resnet34In1d => return Ok(()),
-        (InputType::Array(shape), Arch::Resnet34In1d) if (1..=2).contains(&shape.len()) => {
-            return Ok(());
-        }
-        (_, Arch::Resnet34In1d) => "signals: arrays of shape (length) or (channels, length)",
+    let sees = match (set.input_type(), spec.model.arch.sees()) {
+        (_, Sees::Anything) | (InputType::Image, Sees::Images) => return Ok(()),
+        (InputType::Array(shape), Sees::Signals) if (1..=2).contains(&shape.len()) => return Ok(()),
+        (_, Sees::Signals) => "signals: arrays of shape (length) or (channels, length)",
         _ => "images",
     };
     Err(Error::Mismatch(format!(

@@ -1,6 +1,6 @@
 //! What the step loop needs of a model and its optimizer.
 //!
-//! Two implementations: `torch` (ResNets) and `linear` (plain Rust, for trying out everything
+//! Two implementations: `torch` (described networks) and `linear` (plain Rust, for trying out everything
 //! around the training in milliseconds).
 
 use baton_checkpoint::Float;
@@ -19,7 +19,7 @@ use crate::bits;
 /// | 3..7 | the vote | [`Leaf::set_vote`] |
 /// | 7 | the gradient's norm | [`Learner::measure`] |
 /// | 8 | the loss's own factor, 0 where there is none | [`Learner::measure`] |
-pub const TAIL: usize = 9;
+pub const TAIL: usize = baton_job::plan::TAIL as usize;
 
 /// Slots of the tail that hold the vote.
 pub const VOTE: std::ops::Range<usize> = 3..7;

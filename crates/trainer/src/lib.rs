@@ -6,7 +6,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`learner`] | the contract between loop and model |
-//! | [`torch`] | ResNets on libtorch, the only place that uses `tch` |
+//! | [`torch`] | described networks on libtorch, the only place that uses `tch` |
 //! | [`linear`] | softmax regression in plain Rust, for trying out everything around the training |
 //! | `agree` | how a new generation's ranks come to hold the same state |
 //! | `checkpointing`, `saving` with `state_copy`, `evaluation` | done by all ranks together |

@@ -35,7 +35,7 @@ use baton_plan::{
 };
 use baton_recipe::{
     JobSpec,
-    spec::{Arch, CollectiveKind, Determinism, Device as Wanted},
+    spec::{CollectiveKind, Determinism, Device as Wanted},
 };
 use baton_trainer::{
     Build, Error, GenerationContext, Inputs, Job, Learner, Trainer,
@@ -158,15 +158,11 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
         });
     }
     let rank = RankProcess { spec: spec.clone(), device, setup, inbox, voice: voice.clone() };
-    match spec.model.arch {
-        Arch::Linear => {
-            let (spec, input_type) = (spec.clone(), job.inputs.input_type().clone());
-            rank.serve(job, Box::new(move || LinearLearner::new(&spec, &input_type)))
-        }
-        _ => {
-            let (spec, input_type) = (spec.clone(), job.inputs.input_type().clone());
-            rank.serve(job, Box::new(move || TorchLearner::blank(&spec, &input_type, device)))
-        }
+    let input_type = job.inputs.input_type().clone();
+    if spec.model.arch.is_linear() {
+        rank.serve(job, Box::new(move || LinearLearner::new(&spec, &input_type)))
+    } else {
+        rank.serve(job, Box::new(move || TorchLearner::blank(&spec, &input_type, device)))
     }
 }
 

@@ -1,8 +1,9 @@
 //! What the reader of a plan should know or change.
 
 use baton_recipe::{
+    Sees,
     dry_run::{DryRun, Stretch},
-    spec::{Arch, Compute, Device},
+    spec::{Compute, Device},
 };
 
 use super::{Plan, Question};
@@ -22,7 +23,7 @@ impl Question<'_> {
                 ),
                 None => "name stages in train.recompute, or lower train.global_batch".to_owned(),
             };
-            let is_signal = spec.model.arch == Arch::Resnet34In1d;
+            let is_signal = spec.model.arch.sees() == Sees::Signals;
             let at = if is_signal { String::new() } else { format!(" at {resolution} px") };
             notes.push(format!("micro-batches of {micro_batch}{at} do not fit: {remedy}"));
         }

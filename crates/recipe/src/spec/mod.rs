@@ -41,7 +41,7 @@ pub use self::{
     guard::{Guard, Remedy},
     limits::Limits,
     loss::{Loss, LossKind},
-    model::{Arch, Model, Stage},
+    model::{Arch, Model},
     optimizer::Optimizer,
     precision::{Compute, Determinism, LossScale, Precision},
     resolve::{Origin, Resolved},

@@ -2,6 +2,8 @@
 
 use std::fmt::Display;
 
+pub use baton_model::Arch;
+use baton_model::{Description, Options, Sees};
 use serde::{Deserialize, Serialize};
 
 use super::{Compute, JobSpec, Optimizer, Violation, rules::Rules};
@@ -33,72 +35,28 @@ pub struct Model {
     /// Leave the classifier of `pretrained` out, for another set of classes.
     #[serde(default)]
     pub new_head: bool,
-    /// Stages that keep their weights and BatchNorm statistics, from the first on: `stem`, `layer1` …
-    /// `layer4`; needs `pretrained`.
+    /// Blocks that keep their weights and BatchNorm statistics, from the first on: `stem`, `layer1` …
+    /// `layer4` of a ResNet; needs `pretrained`.
     #[serde(default)]
-    pub freeze: Vec<Stage>,
+    pub freeze: Vec<String>,
 }
 
 fn channels_last() -> bool {
     true
 }
 
-/// Parts of a ResNet, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Stage {
-    /// The first convolution.
-    Stem,
-    /// First residual stage.
-    Layer1,
-    /// Second residual stage.
-    Layer2,
-    /// Third residual stage.
-    Layer3,
-    /// Fourth residual stage.
-    Layer4,
-}
-
-impl Stage {
-    /// All of them, in order.
-    pub const ALL: [Self; 5] = [Self::Stem, Self::Layer1, Self::Layer2, Self::Layer3, Self::Layer4];
-}
-
-/// Networks by their torchvision names, and a plain-Rust one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Arch {
-    /// ResNet-18.
-    Resnet18,
-    /// ResNet-34.
-    Resnet34,
-    /// ResNet-50 v1.5.
-    Resnet50,
-    /// ResNet-101 v1.5.
-    Resnet101,
-    /// ResNet-152 v1.5.
-    Resnet152,
-    /// ResNet-34 with kernels of nine samples in one dimension, for signals.
-    #[serde(rename = "resnet34_1d")]
-    Resnet34In1d,
-    /// Softmax regression on pixels, in plain Rust: milliseconds per epoch, for trying out
-    /// everything around the training itself.
-    Linear,
-}
-
-impl Arch {
-    /// Its name in recipes and checkpoints.
+impl Model {
+    /// The network for inputs of so many channels, with the blocks of [`freeze`](Self::freeze) frozen;
+    /// absent for `linear`, which is not made of layers.
     #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Resnet18 => "resnet18",
-            Self::Resnet34 => "resnet34",
-            Self::Resnet50 => "resnet50",
-            Self::Resnet101 => "resnet101",
-            Self::Resnet152 => "resnet152",
-            Self::Resnet34In1d => "resnet34_1d",
-            Self::Linear => "linear",
-        }
+    pub fn describe(&self, channels: u64) -> Option<Description> {
+        let options = Options {
+            channels,
+            outputs: self.num_classes.into(),
+            zero_init_gamma: self.zero_init_gamma,
+            blur_pool: self.blur_pool,
+        };
+        Some(self.arch.describe(&options)?.frozen(&self.freeze))
     }
 }
 
@@ -110,28 +68,43 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         spec.model.num_classes,
         &format!("must be at least {least}"),
     );
-    stages(spec, rules);
-    match spec.model.arch {
-        Arch::Linear => linear(spec, rules),
-        Arch::Resnet34In1d => signals(spec, rules),
-        _ => {}
+    blocks(spec, rules);
+    if spec.model.arch.is_linear() {
+        linear(spec, rules);
+    }
+    if spec.model.arch.sees() == Sees::Signals {
+        signals(spec, rules);
     }
 }
 
-fn stages(spec: &JobSpec, rules: &mut Rules) {
+/// Parts of the network that the recipe names.
+fn blocks(spec: &JobSpec, rules: &mut Rules) {
     let model = &spec.model;
     let frozen = &model.freeze;
-    rules.check(
-        frozen.iter().eq(Stage::ALL.iter().take(frozen.len())),
-        "model.freeze",
-        format!("{frozen:?}").to_lowercase(),
-        "must be stem, layer1, layer2, layer3, layer4 in this order, from the first on",
-    );
+    let listed = |names: &[String]| format!("[{}]", names.join(", "));
+    // How many channels the inputs have changes no name.
+    if let Some(network) = model.describe(1) {
+        let known: Vec<String> = network.block_names().map(str::to_owned).collect();
+        rules.check(
+            frozen.iter().eq(known.iter().take(frozen.len())),
+            "model.freeze",
+            listed(frozen),
+            &format!("must be {} in this order, from the first on", known.join(", ")),
+        );
+        for name in &spec.train.recompute {
+            rules.check(
+                known.contains(name),
+                "train.recompute",
+                name,
+                &format!("is no block of this network: choose among {}", known.join(", ")),
+            );
+        }
+    }
     let pretrained = !model.pretrained.is_empty();
     rules.check(
         frozen.is_empty() || pretrained,
         "model.freeze",
-        format!("{frozen:?}").to_lowercase(),
+        listed(frozen),
         "keeps random weights: name a file in model.pretrained",
     );
     rules.check(
@@ -140,11 +113,11 @@ fn stages(spec: &JobSpec, rules: &mut Rules) {
         true,
         "needs model.pretrained, as every head is new without it",
     );
-    for stage in &spec.train.recompute {
+    for name in &spec.train.recompute {
         rules.check(
-            !frozen.contains(stage),
+            !frozen.contains(name),
             "train.recompute",
-            format!("{stage:?}").to_lowercase(),
+            name,
             "is frozen and keeps no activations: leave it out",
         );
     }
@@ -178,7 +151,7 @@ fn linear(spec: &JobSpec, rules: &mut Rules) {
 /// Values that the network ignores. In a file they may be meant for another `arch` and stay; as a change
 /// by hand they are a mistake.
 pub(crate) fn ignored(spec: &JobSpec) -> Vec<Violation> {
-    if spec.model.arch != Arch::Linear {
+    if !spec.model.arch.is_linear() {
         return Vec::new();
     }
     let mut rules = Rules::default();
@@ -198,8 +171,9 @@ pub(crate) fn ignored(spec: &JobSpec) -> Vec<Violation> {
 
 /// What has no meaning in one dimension.
 fn signals(spec: &JobSpec, rules: &mut Rules) {
-    let one_dimension = "is of images: leave it out with model.arch = \"resnet34_1d\"";
-    rules.check(!spec.model.blur_pool, "model.blur_pool", true, one_dimension);
-    rules.check(!spec.evaluation.flip, "evaluation.flip", true, one_dimension);
-    rules.check(!spec.precision.fused, "precision.fused", true, one_dimension);
+    let arch = spec.model.arch.name();
+    let one_dimension = format!("is of images: leave it out with model.arch = \"{arch}\"");
+    rules.check(!spec.model.blur_pool, "model.blur_pool", true, &one_dimension);
+    rules.check(!spec.evaluation.flip, "evaluation.flip", true, &one_dimension);
+    rules.check(!spec.precision.fused, "precision.fused", true, &one_dimension);
 }

@@ -272,7 +272,7 @@ fn a_recipe_changes_single_values_of_its_base() {
     let files = [("heir.toml", heir), ("../base.toml", &base)];
     let Resolved { spec, set, origins } = with_files(&files, &["train.global_batch=32"]).unwrap();
     assert_eq!((spec.name.as_str(), spec.train.epochs, spec.train.global_batch), ("heir", 4, 32));
-    assert_eq!(spec.model.freeze, []);
+    assert!(spec.model.freeze.is_empty());
     let Optimizer::Sgd { momentum, nesterov, .. } = spec.optimizer else { panic!("{spec:?}") };
     assert_eq!((momentum, nesterov), (0.9, true));
     let file = |path: &str| Some(Origin::File(Path::new("jobs").join(path)));

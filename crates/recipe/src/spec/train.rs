@@ -2,9 +2,10 @@
 
 use std::ops::RangeInclusive;
 
+use baton_model::Sees;
 use serde::{Deserialize, Serialize};
 
-use super::{Arch, JobSpec, Stage, rules::Rules};
+use super::{JobSpec, rules::Rules};
 
 /// Length and batch.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,10 +35,10 @@ pub struct Train {
     /// Progressive resize: resolution and batch from an epoch on; a list, see below.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<Phase>,
-    /// Stages whose activations are computed again for the gradient instead of kept (Chen et al. 2016):
+    /// Blocks whose activations are computed again for the gradient instead of kept (Chen et al. 2016):
     /// less memory, one more forward pass of them; not frozen ones.
     #[serde(default)]
-    pub recompute: Vec<Stage>,
+    pub recompute: Vec<String>,
 }
 
 /// What changes at an epoch.
@@ -112,7 +113,7 @@ fn batch(spec: &JobSpec, field: &'static str, value: u32, rules: &mut Rules) {
 
 /// Sides that images may have, in pixels.
 pub(super) fn sides(spec: &JobSpec) -> RangeInclusive<u32> {
-    let smallest = if spec.model.arch == Arch::Linear { 1 } else { 32 };
+    let smallest = if spec.model.arch.is_linear() { 1 } else { 32 };
     smallest..=4096
 }
 
@@ -146,7 +147,7 @@ fn phases(spec: &JobSpec, rules: &mut Rules) {
         train.phases.last().map_or(0, |last| last.ramp_epochs),
         &format!("must end by train.epochs = {}", train.epochs),
     );
-    if matches!(spec.model.arch, Arch::Linear | Arch::Resnet34In1d) {
+    if spec.model.arch.sees() != Sees::Images {
         return;
     }
     // Maps of odd sides waste tiles of a GPU, and every change costs a search for algorithms.

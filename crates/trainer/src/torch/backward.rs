@@ -1,24 +1,24 @@
 //! One forward and backward pass.
 //!
-//! Activations of a stage are kept for the gradient or, if the recipe says so, computed a second time
+//! Activations of a block are kept for the gradient or, if the recipe says so, computed a second time
 //! (Chen et al. 2016, arXiv 1604.06174): less memory for a third more work. The operations are the
 //! same, hence the bits of the gradient too.
 
-use baton_recipe::spec::Stage;
+use baton_model::{Block, Description};
 use tch::Tensor;
 
-use super::resnet::{Resnet, Tensors};
+use super::network::Tensors;
 
 /// How a pass is made.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
-    pub(super) network: &'a Resnet,
+    pub(super) network: &'a Description,
     /// With the batch's statistics.
     pub(super) tensors: Tensors<'a>,
-    /// Stages that have no gradient and keep their statistics: the first ones.
-    pub(super) frozen: &'a [Stage],
-    /// Stages that are computed twice.
-    pub(super) recompute: &'a [Stage],
+    /// So many blocks at the start have no gradient and keep their statistics.
+    pub(super) frozen: usize,
+    /// Names of the blocks that are computed twice.
+    pub(super) recompute: &'a [String],
     /// Where the second computation leaves the batch's statistics, which the first one has told.
     pub(super) spare_statistics: &'a [Tensor],
 }
@@ -33,16 +33,16 @@ pub(super) struct Found {
     pub(super) gradients: Vec<(usize, Tensor)>,
 }
 
-/// Stages whose gradients are found together.
-struct Span {
-    stages: Vec<Stage>,
+/// Blocks whose gradients are found together.
+struct Span<'a> {
+    blocks: Vec<&'a Block>,
     /// The start of their graph.
     input: Tensor,
     /// The end of their graph; absent if it has to be computed again.
     output: Option<Tensor>,
 }
 
-impl Pass<'_> {
+impl<'a> Pass<'a> {
     /// Finds the gradient of a scalar: `loss(outputs)` yields the loss that is told, and what is derived.
     pub(super) fn run(
         &self,
@@ -50,22 +50,24 @@ impl Pass<'_> {
         loss: impl FnOnce(&Tensor) -> tch::Result<(Tensor, Tensor)>,
     ) -> tch::Result<Found> {
         let mut x = self.through_frozen(inputs)?;
-        let mut spans: Vec<Span> = Vec::new();
-        for stage in &Stage::ALL[self.frozen.len()..] {
-            if self.recompute.contains(stage) {
+        let mut spans: Vec<Span<'_>> = Vec::new();
+        for block in &self.network.blocks[self.frozen..] {
+            if self.recompute.contains(&block.name) {
                 let input = self.start(&x, spans.is_empty())?;
                 let _no_grad = tch::no_grad_guard();
-                x = self.network.stage(*stage, &input, self.tensors)?;
-                spans.push(Span { stages: vec![*stage], input, output: None });
+                x = self.tensors.layers(&block.layers, &input)?;
+                spans.push(Span { blocks: vec![block], input, output: None });
             } else {
                 let span = self.kept_span(&mut spans, &x)?;
-                x = self.network.stage(*stage, span.output.as_ref().unwrap_or(&x), self.tensors)?;
-                span.stages.push(*stage);
+                x = self.tensors.layers(&block.layers, span.output.as_ref().unwrap_or(&x))?;
+                span.blocks.push(block);
                 span.output = Some(x.shallow_clone());
             }
         }
         let head = self.kept_span(&mut spans, &x)?;
-        let outputs = self.network.head(head.output.as_ref().unwrap_or(&x), self.tensors)?;
+        let layers = &self.network.head.layers;
+        let outputs = self.tensors.layers(layers, head.output.as_ref().unwrap_or(&x))?;
+        head.blocks.push(&self.network.head);
         let (loss, objective) = loss(&outputs)?;
         let gradients = self.backward(spans, &objective)?;
         Ok(Found { outputs: outputs.f_detach()?, loss: loss.f_detach()?, gradients })
@@ -74,19 +76,20 @@ impl Pass<'_> {
     fn through_frozen(&self, inputs: &Tensor) -> tch::Result<Tensor> {
         let _no_grad = tch::no_grad_guard();
         let tensors = Tensors { batch: None, ..self.tensors };
-        let mut x = inputs.shallow_clone();
-        for stage in self.frozen {
-            x = self.network.stage(*stage, &x, tensors)?;
-        }
-        Ok(x)
+        let frozen = &self.network.blocks[..self.frozen];
+        tensors.layers(frozen.iter().flat_map(|block| &block.layers), inputs)
     }
 
     /// The span to go on with from `x`: the last one, if its graph ends there, else a new one.
-    fn kept_span<'s>(&self, spans: &'s mut Vec<Span>, x: &Tensor) -> tch::Result<&'s mut Span> {
+    fn kept_span<'s>(
+        &self,
+        spans: &'s mut Vec<Span<'a>>,
+        x: &Tensor,
+    ) -> tch::Result<&'s mut Span<'a>> {
         if spans.last().is_none_or(|last| last.output.is_none()) {
             let input = self.start(x, spans.is_empty())?;
             let output = Some(input.shallow_clone());
-            spans.push(Span { stages: Vec::new(), input, output });
+            spans.push(Span { blocks: Vec::new(), input, output });
         }
         let last = spans.len() - 1;
         Ok(&mut spans[last])
@@ -97,21 +100,22 @@ impl Pass<'_> {
         x.f_detach()?.f_set_requires_grad(!first)
     }
 
-    fn backward(&self, spans: Vec<Span>, objective: &Tensor) -> tch::Result<Vec<(usize, Tensor)>> {
+    fn backward(
+        &self,
+        spans: Vec<Span<'_>>,
+        objective: &Tensor,
+    ) -> tch::Result<Vec<(usize, Tensor)>> {
         let mut gradients = Vec::new();
         let mut upstream: Option<Tensor> = None;
         for (number, span) in spans.into_iter().enumerate().rev() {
             let output = match span.output {
                 Some(output) => output,
-                None => self.again(&span.stages, &span.input)?,
+                None => self.again(&span.blocks, &span.input)?,
             };
-            let mut indices: Vec<usize> =
-                span.stages.iter().flat_map(|stage| self.network.parameters_of(*stage)).collect();
+            let indices: Vec<usize> =
+                span.blocks.iter().flat_map(|block| block.parameters.clone()).collect();
             let derived = match upstream.take() {
-                None => {
-                    indices.extend(self.network.parameters_of_head());
-                    objective.shallow_clone()
-                }
+                None => objective.shallow_clone(),
                 // tch starts at scalars only; this one has `upstream` for its gradient.
                 Some(upstream) => output.f_mul(&upstream)?.f_sum(None)?,
             };
@@ -125,12 +129,8 @@ impl Pass<'_> {
         Ok(gradients)
     }
 
-    fn again(&self, stages: &[Stage], input: &Tensor) -> tch::Result<Tensor> {
+    fn again(&self, blocks: &[&Block], input: &Tensor) -> tch::Result<Tensor> {
         let tensors = Tensors { batch: Some(self.spare_statistics), ..self.tensors };
-        let mut x = input.shallow_clone();
-        for stage in stages {
-            x = self.network.stage(*stage, &x, tensors)?;
-        }
-        Ok(x)
+        tensors.layers(blocks.iter().flat_map(|block| &block.layers), input)
     }
 }

@@ -2,18 +2,19 @@
 //!
 //! | buffer | values, f32 |
 //! |---|---|
-//! | weights, gradient, optimizer moments | all parameters: first the weights of convolutions and of the linear layer, which decay; then BatchNorm parameters and biases, which by default do not |
+//! | weights, gradient, optimizer moments | all parameters: first those with a working copy in the recipe's number format, among them first those that decay |
 //! | running statistics | mean and unbiased variance of every BatchNorm layer |
 //! | leaf | batch statistics (as running statistics), gradient, tail |
 //!
 //! A convolution's weight (OIHW) is stored in OHWI order when the network computes in channels-last
-//! format, so that no operation has to reorder it. A leaf begins with the statistics because their
-//! length is a multiple of 64 values: every part but the tail then starts at a cache line, whatever
-//! the number of classes.
+//! format, so that no operation has to reorder it. Every tensor begins at a multiple of [`ALIGNMENT`];
+//! what is between two of them is zero. The leaf begins with the statistics, which are short, so that
+//! tensors begin there alike.
 
+use baton_model::{Description, Init};
 use tch::Tensor;
 
-use super::{init::Init, optimizer::Segment};
+use super::optimizer::Segment;
 use crate::learner::TensorPlace;
 
 /// Name of the region of all parameters.
@@ -21,12 +22,16 @@ pub(super) const WEIGHTS: &str = "weights";
 /// Name of the region of BatchNorm's running statistics.
 pub(super) const BN_RUNNING: &str = "bn_running";
 
+/// Values, of 64 bytes: a cache line, and what vectorised kernels need to take the same path for each
+/// tensor wherever it lies, hence to find the same bits.
+pub(super) const ALIGNMENT: i64 = 16;
+
 /// One tensor and its place.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
-    /// torchvision's name.
+    /// Name in checkpoints and exports.
     pub(super) name: String,
-    /// torchvision's shape; (out, in, height, width) for convolutions.
+    /// Sides; (out, in, height, width) for convolutions.
     pub(super) shape: Vec<i64>,
     /// First value in the buffer.
     pub(super) offset: i64,
@@ -36,20 +41,36 @@ pub(super) struct Slot {
     pub(super) init: Init,
     /// Keeps its value.
     pub(super) frozen: bool,
-    /// Place in the order of torchvision's `state_dict`.
+    /// Decays whatever the recipe says, and has a rate of its own with LARS.
+    pub(super) decays: bool,
+    /// Is computed with in the recipe's number format.
+    pub(super) is_cast: bool,
+    /// Place in the order of a state dict.
     position: usize,
 }
 
 impl Slot {
+    fn new(tensor: &baton_model::Tensor, channels_last: bool) -> Self {
+        Self {
+            name: tensor.name.clone(),
+            shape: tensor.shape.iter().map(|&side| side as i64).collect(),
+            offset: 0,
+            channels_last: channels_last && tensor.shape.len() == 4,
+            init: tensor.init,
+            frozen: tensor.is_frozen(),
+            decays: tensor.decays,
+            is_cast: tensor.is_cast,
+            position: tensor.position,
+        }
+    }
+
     /// Number of values.
     pub(super) fn len(&self) -> i64 {
         self.shape.iter().product()
     }
 
-    /// Whether it is the weight of a convolution or of a linear layer: only those have more than one
-    /// dimension. They decay whatever the recipe says, and are computed with in its number format.
-    pub(super) fn is_kernel(&self) -> bool {
-        self.shape.len() > 1
+    fn end(&self) -> i64 {
+        self.offset + self.len()
     }
 
     /// This tensor in a buffer whose first tensor starts at the buffer's value `start`.
@@ -85,56 +106,33 @@ impl Slot {
     }
 }
 
-/// All tensors of a network, in torchvision's order.
-#[derive(Debug, Default)]
+/// All tensors of a network, in the order of its description.
+#[derive(Debug)]
 pub(super) struct Layout {
     /// What the optimizer updates.
     pub(super) parameters: Vec<Slot>,
     /// Mean, variance, mean, variance, …
     pub(super) statistics: Vec<Slot>,
-    /// So many values at the start of the parameters are kernels'.
-    pub(super) kernels_len: i64,
-    /// Whether tensors added from now on keep their values.
-    pub(super) freeze: bool,
+    /// So many values at the start of the parameters have a working copy.
+    pub(super) cast_len: i64,
 }
 
 impl Layout {
-    /// Appends a parameter and returns its index in `parameters`.
-    pub(super) fn parameter(
-        &mut self,
-        name: String,
-        shape: Vec<i64>,
-        channels_last: bool,
-        init: Init,
-    ) -> usize {
-        let position = self.parameters.len() + self.statistics.len();
-        let channels_last = channels_last && shape.len() == 4;
-        let frozen = self.freeze;
-        let slot = Slot { name, shape, offset: 0, channels_last, init, frozen, position };
-        self.parameters.push(slot);
-        self.parameters.len() - 1
-    }
-
-    /// Appends a running statistic of `channels` values and returns its index in `statistics`.
-    pub(super) fn statistic(&mut self, name: String, channels: i64, init: Init) -> usize {
-        let position = self.parameters.len() + self.statistics.len();
-        let shape = vec![channels];
-        let (channels_last, frozen) = (false, self.freeze);
-        let slot = Slot { name, shape, offset: 0, channels_last, init, frozen, position };
-        self.statistics.push(slot);
-        self.statistics.len() - 1
-    }
-
-    /// Gives every tensor its offset.
-    pub(super) fn finish(mut self) -> Self {
-        self.kernels_len =
-            place_in_turn(self.parameters.iter_mut().filter(|slot| slot.is_kernel()), 0);
-        place_in_turn(
-            self.parameters.iter_mut().filter(|slot| !slot.is_kernel()),
-            self.kernels_len,
-        );
-        place_in_turn(self.statistics.iter_mut(), 0);
-        self
+    /// Gives every tensor of `network` its offset.
+    pub(super) fn new(network: &Description, channels_last: bool) -> Self {
+        let slots = |tensors: &[baton_model::Tensor]| -> Vec<Slot> {
+            tensors.iter().map(|tensor| Slot::new(tensor, channels_last)).collect()
+        };
+        let (mut parameters, mut statistics) =
+            (slots(&network.parameters), slots(&network.statistics));
+        let mut in_turn: Vec<&mut Slot> = parameters.iter_mut().collect();
+        // Stable, so that otherwise the order stays.
+        in_turn.sort_by_key(|slot| (!slot.is_cast, !slot.decays));
+        place_in_turn(in_turn);
+        place_in_turn(statistics.iter_mut());
+        let cast = parameters.iter().filter(|slot| slot.is_cast);
+        let cast_len = cast.map(Slot::end).max().unwrap_or_default();
+        Self { parameters, statistics, cast_len }
     }
 
     /// What an optimizer updates, in order; one segment per tensor, or as few as there can be.
@@ -143,32 +141,37 @@ impl Layout {
         slots.sort_by_key(|slot| slot.offset);
         let mut segments: Vec<Segment> = Vec::new();
         for slot in slots {
-            let (start, len, is_kernel) = (slot.offset, slot.len(), slot.is_kernel());
+            let (start, len, decays) = (slot.offset, slot.len(), slot.decays);
             match segments.last_mut() {
                 Some(last)
                     if !per_tensor
-                        && last.is_kernel == is_kernel
-                        && last.start + last.len == start =>
+                        && last.decays == decays
+                        && aligned(last.start + last.len) == start =>
                 {
-                    last.len += len;
+                    last.len = start + len - last.start;
                 }
-                _ => segments.push(Segment { start, len, is_kernel }),
+                _ => segments.push(Segment { start, len, decays }),
             }
         }
         segments
     }
 
-    /// Values of all parameters.
+    /// Values of all parameters, with what is between them.
     pub(super) fn parameters_len(&self) -> i64 {
-        self.parameters.iter().map(Slot::len).sum()
+        self.parameters.iter().map(Slot::end).max().unwrap_or_default()
     }
 
-    /// Values of all running statistics.
+    /// Values of all running statistics, with what is between them.
     pub(super) fn statistics_len(&self) -> i64 {
-        self.statistics.iter().map(Slot::len).sum()
+        self.statistics.iter().map(Slot::end).max().unwrap_or_default()
     }
 
-    /// Every tensor with its region, in the order of torchvision's `state_dict`.
+    /// Where the gradient begins in a leaf.
+    pub(super) fn gradient_start(&self) -> i64 {
+        aligned(self.statistics_len())
+    }
+
+    /// Every tensor with its region, in the order of a state dict.
     pub(super) fn state_dict(&self) -> Vec<(&Slot, &'static str)> {
         let parameters = self.parameters.iter().map(|slot| (slot, WEIGHTS));
         let statistics = self.statistics.iter().map(|slot| (slot, BN_RUNNING));
@@ -183,12 +186,17 @@ impl Layout {
     }
 }
 
-/// Lays `slots` one after the other from `start`; returns the end.
-fn place_in_turn<'a>(slots: impl Iterator<Item = &'a mut Slot>, start: i64) -> i64 {
-    slots.fold(start, |end, slot| {
-        slot.offset = end;
-        end + slot.len()
-    })
+/// Lays `slots` one after the other.
+fn place_in_turn<'a>(slots: impl IntoIterator<Item = &'a mut Slot>) {
+    slots.into_iter().fold(0, |end, slot| {
+        slot.offset = aligned(end);
+        slot.end()
+    });
+}
+
+/// The first offset from `end` on at which a tensor may begin.
+fn aligned(end: i64) -> i64 {
+    (end + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT
 }
 
 /// Sides and offsets are sums and products of small positive constants.

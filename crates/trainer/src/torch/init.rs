@@ -7,26 +7,10 @@
 
 use std::f64::consts::TAU;
 
+use baton_model::Init;
 use tch::Tensor;
 
 use super::flat::Slot;
-
-/// How a tensor starts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Init {
-    /// One value throughout.
-    Constant(f32),
-    /// Normal distribution around 0.
-    Normal {
-        /// Standard deviation.
-        std: f64,
-    },
-    /// Uniform distribution on `-bound..bound`.
-    Uniform {
-        /// Largest absolute value.
-        bound: f64,
-    },
-}
 
 /// Fills `buffer` with the initial values of `slots`.
 ///

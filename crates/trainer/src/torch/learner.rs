@@ -1,14 +1,12 @@
-//! [`TorchLearner`]: a ResNet with its optimizer, and [`TorchLeaf`], one contribution to an update.
+//! [`TorchLearner`]: a network with its optimizer, and [`TorchLeaf`], one contribution to an update.
 
 use std::path::PathBuf;
 
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, mix::Mix};
 use baton_gpu::Readback;
-use baton_recipe::{
-    JobSpec,
-    spec::{Augment, Stage},
-};
+use baton_model::{Description, Input as InputSize};
+use baton_recipe::{JobSpec, spec::Augment};
 use tch::{Device, Kind, Tensor};
 
 use super::{
@@ -20,9 +18,9 @@ use super::{
     init,
     input::{Input, Loaded, signal_shape},
     mixing,
+    network::{self, Tensors},
     objective::Objective,
     optimizer::{Optimizer, Rates},
-    resnet::{self, Resnet, Tensors},
     weights,
     working::{self, Working},
 };
@@ -42,7 +40,7 @@ pub enum Mode {
     Evaluation,
 }
 
-/// A ResNet and its optimizer on one device.
+/// A network and its optimizer on one device.
 ///
 /// Regions, all f32: `weights`; as long and in the same order the optimizer's `momentum` (SGD, LARS)
 /// or `exp_avg` and `exp_avg_sq` (AdamW) and the averaged weights `ema`; with fp16 the three values of
@@ -50,7 +48,7 @@ pub enum Mode {
 #[derive(Debug)]
 pub struct TorchLearner {
     device: Device,
-    network: Resnet,
+    network: Description,
     pub(super) layout: Layout,
     recipe: Recipe,
     input: Input,
@@ -75,8 +73,7 @@ pub struct TorchLearner {
 struct Recipe {
     seed: u64,
     augment: Augment,
-    freeze: Vec<Stage>,
-    recompute: Vec<Stage>,
+    recompute: Vec<String>,
     pretrained: Option<Pretrained>,
     /// Mirror images in evaluations.
     flip: bool,
@@ -127,7 +124,7 @@ impl TorchLearner {
     /// (see [`device::open`](super::device::open)).
     ///
     /// # Errors
-    /// `model.arch` is no ResNet; out of memory.
+    /// `model.arch` is not made of layers; out of memory.
     pub fn new(spec: &JobSpec, input_type: &InputType, device: Device) -> Result<Self, Error> {
         let mut learner = Self::blank(spec, input_type, device)?;
         learner.initialise()?;
@@ -137,30 +134,37 @@ impl TorchLearner {
     /// The same with zeros for weights, for whoever [`initialise`](Learner::initialise)s or restores it.
     ///
     /// # Errors
-    /// `model.arch` is no ResNet; out of memory.
+    /// `model.arch` is not made of layers; out of memory.
     pub fn blank(spec: &JobSpec, input_type: &InputType, device: Device) -> Result<Self, Error> {
         let channels = match input_type {
             InputType::Image => 3,
             InputType::Array(shape) => signal_shape(shape).map_or(1, |[channels, _]| channels),
         };
-        let (network, layout) =
-            resnet::plan(&spec.model, channels).ok_or_else(|| Error::Torch {
-                operation: "build the network",
-                message: format!("{:?} is no ResNet", spec.model.arch),
-            })?;
+        let network = spec.model.describe(channels as u64).ok_or_else(|| {
+            Error::Recipe(format!("model.arch = {:?} has no layers", spec.model.arch))
+        })?;
+        Self::of(spec, network, device)
+    }
+
+    /// As [`blank`](Self::blank), with `network` in place of the recipe's.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn of(spec: &JobSpec, network: Description, device: Device) -> Result<Self, Error> {
         let kind = working::kind(spec.precision.compute);
         let input = Input::new(&spec.data, device, spec.model.channels_last, kind)?;
         let fused = spec.precision.fused.then(|| Fused::on(device)).transpose()?;
-        Self::build(spec, device, (network, layout), input, fused).during("build the network")
+        Self::build(spec, device, network, input, fused).during("build the network")
     }
 
     fn build(
         spec: &JobSpec,
         device: Device,
-        (network, layout): (Resnet, Layout),
+        network: Description,
         input: Input,
         fused: Option<Fused>,
     ) -> tch::Result<Self> {
+        let layout = Layout::new(&network, spec.model.channels_last);
         let float = (Kind::Float, device);
         let weights = Tensor::f_zeros([layout.parameters_len()], float)?;
         let running = Tensor::f_zeros([layout.statistics_len()], float)?;
@@ -194,12 +198,11 @@ impl TorchLearner {
                 let spare_views = views(&layout.statistics, &spare, 0)?;
                 (spare, spare_views)
             },
-            blur: resnet::blur_filters(model, kind, device)?,
+            blur: network::blur_filters(&network, kind, device)?,
             fused,
             recipe: Recipe {
                 seed: spec.seed,
                 augment: spec.augment.clone(),
-                freeze: model.freeze.clone(),
                 recompute: spec.train.recompute.clone(),
                 pretrained,
                 flip: spec.evaluation.flip,
@@ -227,7 +230,8 @@ impl TorchLearner {
             Mode::Evaluation => None,
             Mode::Training => Some(self.spare_statistics.1.as_slice()),
         };
-        self.network.forward(&inputs, Tensors { batch, ..tensors }).during("forward pass")
+        let tensors = Tensors { batch, ..tensors };
+        tensors.forward(&self.network, &inputs).during("forward pass")
     }
 
     /// What the network sees of a training batch, shape (samples, channels, …), what it should say, and
@@ -253,8 +257,8 @@ impl TorchLearner {
         }
     }
 
-    /// Copies of every weight and running statistic, on the CPU, by torchvision's names, in its
-    /// order and shapes.
+    /// Copies of every weight and running statistic, on the CPU, by their names, in the order of a
+    /// state dict.
     ///
     /// # Errors
     /// Out of memory.
@@ -263,20 +267,20 @@ impl TorchLearner {
         tensors.into_iter().map(|(slot, view)| Ok((slot.name.clone(), copy_out(&view)?))).collect()
     }
 
-    /// Copies of the gradients in `leaf`, on the CPU, by torchvision's names, in its order and
-    /// shapes.
+    /// Copies of the gradients in `leaf`, on the CPU, by their names, in the order of the
+    /// description.
     ///
     /// # Errors
     /// Out of memory.
     pub fn gradients(&self, leaf: &TorchLeaf) -> Result<Vec<(String, Tensor)>, Error> {
-        let start = self.layout.statistics_len();
+        let start = self.layout.gradient_start();
         let slots = &self.layout.parameters;
         let views = views(slots, &leaf.flat, start).during("view gradients")?;
         let named = slots.iter().zip(views);
         named.map(|(slot, view)| Ok((slot.name.clone(), copy_out(&view)?))).collect()
     }
 
-    /// Every weight and running statistic in torchvision's order. Writing to a view changes the
+    /// Every weight and running statistic in the order of a state dict. Writing to a view changes the
     /// learner; none may live on while [`Learner::regions`] lends out the same memory.
     pub(super) fn state_views(&self) -> Result<Vec<(&Slot, Tensor)>, Error> {
         let slots = self.layout.state_dict().into_iter();
@@ -287,15 +291,27 @@ impl TorchLearner {
         views.collect::<tch::Result<_>>().during("view the state")
     }
 
+    /// What it trains.
+    #[must_use]
+    pub fn network(&self) -> &Description {
+        &self.network
+    }
+
+    /// Names of the head's tensors.
+    pub(super) fn head(&self) -> impl Iterator<Item = &str> {
+        let parameters = &self.layout.parameters[self.network.head.parameters.clone()];
+        parameters.iter().map(|slot| slot.name.as_str())
+    }
+
     fn leaf(&self) -> tch::Result<TorchLeaf> {
-        let statistics = self.layout.statistics_len();
+        let start = self.layout.gradient_start();
         let gradient = self.layout.parameters_len();
-        let len = statistics + gradient + TAIL as i64;
+        let len = start + gradient + TAIL as i64;
         let flat = Tensor::f_zeros([len], (Kind::Float, self.device))?;
         Ok(TorchLeaf {
-            statistics: flat.f_narrow(0, 0, statistics)?,
-            gradient: flat.f_narrow(0, statistics, gradient)?,
-            tail: flat.f_narrow(0, statistics + gradient, TAIL as i64)?,
+            statistics: flat.f_narrow(0, 0, self.layout.statistics_len())?,
+            gradient: flat.f_narrow(0, start, gradient)?,
+            tail: flat.f_narrow(0, start + gradient, TAIL as i64)?,
             statistics_views: views(&self.layout.statistics, &flat, 0)?,
             readback: None,
             is_sent_for: false,
@@ -316,7 +332,7 @@ impl TorchLearner {
         let pass = Pass {
             network: &self.network,
             tensors: Tensors { batch: Some(&leaf.statistics_views), ..tensors },
-            frozen: &self.recipe.freeze,
+            frozen: self.network.frozen_blocks(),
             recompute: &self.recipe.recompute,
             spare_statistics: &self.spare_statistics.1,
         };
@@ -352,16 +368,20 @@ impl TorchLearner {
             let slot = &slots[index];
             flat.push((slot.offset, slot.flatten(&gradient)?));
         }
-        for slot in slots.iter().filter(|slot| slot.frozen) {
-            flat.push((
-                slot.offset,
-                leaf.gradient.f_new_zeros([slot.len()], (Kind::Float, self.device))?,
-            ));
-        }
         flat.sort_by_key(|(offset, _)| *offset);
-        let flat: Vec<Tensor> = flat.into_iter().map(|(_, gradient)| gradient).collect();
-        let _ = Tensor::f_cat_out(&leaf.gradient, &flat, 0)?;
-        // Frozen stages' batches told nothing.
+        flat.push((self.layout.parameters_len(), leaf.gradient.f_narrow(0, 0, 0)?));
+        // Zeros for frozen parameters, and for what is between tensors.
+        let (mut whole, mut end) = (Vec::with_capacity(flat.len()), 0);
+        for (offset, gradient) in flat {
+            if end < offset {
+                let gap = (Kind::Float, self.device);
+                whole.push(leaf.gradient.f_new_zeros([offset - end], gap)?);
+            }
+            end = offset + gradient.size1()?;
+            whole.push(gradient);
+        }
+        let _ = Tensor::f_cat_out(&leaf.gradient, &whole, 0)?;
+        // Frozen blocks have no statistics of the batch.
         for (index, slot) in self.layout.statistics.iter().enumerate().filter(|(_, s)| s.frozen) {
             let mut told = leaf.statistics.f_narrow(0, slot.offset, slot.len())?;
             told.f_copy_(&self.running_views[index])?;
@@ -371,11 +391,11 @@ impl TorchLearner {
 
     /// Outputs in evaluation mode, averaged with those for the mirrored images if the recipe says so.
     fn judge(&self, inputs: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
-        let outputs = self.network.forward(inputs, tensors)?;
+        let outputs = tensors.forward(&self.network, inputs)?;
         if !self.recipe.flip {
             return Ok(outputs);
         }
-        let mirrored = self.network.forward(&inputs.f_flip([-1])?, tensors)?;
+        let mirrored = tensors.forward(&self.network, &inputs.f_flip([-1])?)?;
         outputs.f_add(&mirrored)?.f_div_scalar(2.0)
     }
 }
@@ -424,8 +444,9 @@ impl Learner for TorchLearner {
             leaf.contribute_nothing(&self.running).during("clear a leaf")?;
             return Ok(TorchLoss(None));
         }
-        let side = side_of(batch);
-        if batch.len() < Resnet::least_batch(side) {
+        let size = size_of(batch);
+        if (batch.len() as u64) < self.network.least_batch(size) {
+            let side = size.size().width;
             return Err(Error::Torch {
                 operation: "batch normalisation",
                 message: format!(
@@ -621,11 +642,16 @@ impl Leaf for TorchLeaf {
     }
 }
 
-/// Side of a batch's images in pixels, or length of its signals in samples.
-fn side_of(batch: &Batch) -> u64 {
+/// The size of a batch's samples.
+fn size_of(batch: &Batch) -> InputSize {
     match &batch.inputs {
-        baton_data::Inputs::Images { resolution, .. } => u64::from(*resolution),
-        baton_data::Inputs::Arrays { shape, .. } => shape.last().copied().unwrap_or_default(),
+        baton_data::Inputs::Images { resolution, .. } => {
+            InputSize::Image { resolution: u64::from(*resolution) }
+        }
+        baton_data::Inputs::Arrays { shape, .. } => {
+            let [channels, length] = signal_shape(shape).unwrap_or_default();
+            InputSize::Signal { channels: channels as u64, length: length as u64 }
+        }
     }
 }
 

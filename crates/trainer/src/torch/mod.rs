@@ -1,4 +1,4 @@
-//! ResNets on libtorch.
+//! Networks on libtorch.
 //!
 //! The whole state is a few flat f32 buffers (`flat` says how they are cut), so that an
 //! all-reduce, an optimizer update, a checkpoint or bringing a peer up to date is one operation on
@@ -11,7 +11,7 @@
 //! | [`weights`] | reading exported weights |
 //! | [`peaks`] | what a device can do at best |
 //! | `flat` | where each tensor lies in its buffer |
-//! | `resnet` | the networks |
+//! | `network` | what libtorch does for each layer of a network |
 //! | `fused` | kernels of our own in place of libtorch's |
 //! | `working` | weights in the recipe's number format |
 //! | `backward` | one forward and backward pass |
@@ -34,10 +34,10 @@ mod init;
 mod input;
 pub mod learner;
 mod mixing;
+mod network;
 mod objective;
 mod optimizer;
 pub mod peaks;
-mod resnet;
 #[cfg(test)]
 mod tests;
 pub mod weights;

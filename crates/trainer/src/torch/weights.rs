@@ -70,11 +70,13 @@ pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), E
     let file = SafeTensors::deserialize(&bytes)
         .map_err(|error| Error::Format { path: path.to_owned(), message: error.to_string() })?;
     let mut views = learner.state_views()?;
-    if head == Head::New {
-        views.retain(|(slot, _)| !is_head(&slot.name));
-    }
+    let new: HashSet<&str> = match head {
+        Head::New => learner.head().collect(),
+        Head::FromFile => HashSet::new(),
+    };
+    views.retain(|(slot, _)| !new.contains(slot.name.as_str()));
     let wanted = views.iter().map(|(slot, _)| (slot.name.as_str(), slot.shape.as_slice()));
-    let problems = mismatches(&file, wanted, head);
+    let problems = mismatches(&file, wanted, &new);
     if !problems.is_empty() {
         return Err(Error::Mismatch { path: path.to_owned(), problems });
     }
@@ -89,17 +91,14 @@ pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), E
     Ok(())
 }
 
-fn is_head(name: &str) -> bool {
-    name.starts_with("fc.")
-}
-
+/// What speaks against the tensors of `file`, of which those that are `ignored` do not matter.
 fn mismatches<'a>(
     file: &SafeTensors<'_>,
     wanted: impl Iterator<Item = (&'a str, &'a [i64])>,
-    head: Head,
+    ignored: &HashSet<&'a str>,
 ) -> Vec<String> {
     let mut problems = Vec::new();
-    let mut known = HashSet::new();
+    let mut known = ignored.clone();
     for (name, shape) in wanted {
         known.insert(name);
         match file.tensor(name) {
@@ -115,7 +114,6 @@ fn mismatches<'a>(
     }
     let mut unknown: Vec<_> = file.names();
     unknown.retain(|name| !known.contains(name) && !name.ends_with(UNUSED));
-    unknown.retain(|name| head == Head::FromFile || !is_head(name));
     unknown.sort_unstable();
     problems.extend(unknown.into_iter().map(|name| format!("{name} is unknown")));
     problems

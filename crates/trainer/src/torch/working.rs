@@ -1,7 +1,7 @@
 //! Weights as the network reads them: views of a flat f32 buffer, and with bf16 or fp16 a working copy
-//! of the kernels, made by one cast of the buffer's first part.
+//! of the parameters that say so, made by one cast of the buffer's first part.
 //!
-//! BatchNorm's parameters and biases stay f32.
+//! The others, such as BatchNorm's parameters and biases, stay f32.
 
 use baton_recipe::spec::Compute;
 use tch::{Kind, Tensor};
@@ -22,20 +22,20 @@ pub(super) fn kind(compute: Compute) -> Kind {
 pub(super) struct Working {
     /// In the order of [`Layout::parameters`].
     pub(super) parameters: Vec<Tensor>,
-    /// All kernels in the working format, if it is not that of the masters.
+    /// The copy in the working format, if it is not that of the masters.
     cast: Option<Tensor>,
     stale: bool,
 }
 
 impl Working {
-    /// Views of `masters`, kernels in `kind`.
+    /// Views of `masters`, or of a copy in `kind`.
     pub(super) fn new(layout: &Layout, masters: &Tensor, kind: Kind) -> tch::Result<Self> {
         let mut parameters = views(&layout.parameters, masters, 0)?;
         let mut cast = None;
         if kind != Kind::Float {
-            let buffer = Tensor::f_zeros([layout.kernels_len], (kind, masters.device()))?;
+            let buffer = Tensor::f_zeros([layout.cast_len], (kind, masters.device()))?;
             for (parameter, slot) in parameters.iter_mut().zip(&layout.parameters) {
-                if slot.is_kernel() {
+                if slot.is_cast {
                     *parameter = slot.view(&buffer, 0)?.f_detach()?;
                 }
             }

@@ -11,7 +11,7 @@ use baton_plan::{
         TENSOR_CORE_EFFICIENCY,
     },
 };
-use baton_recipe::spec::Arch;
+use baton_recipe::Sees;
 
 use super::table::{dollars, wrapped};
 use crate::human::{bytes, count, duration, grouped};
@@ -188,8 +188,8 @@ fn phase_lines(
 /// Of a sample: signals have no resolution.
 fn size(question: &Question<'_>, resolution: u32) -> String {
     let [channels, length] = question.signal;
-    match question.spec.model.arch {
-        Arch::Resnet34In1d => format!("{channels} x {length} values"),
+    match question.spec.model.arch.sees() {
+        Sees::Signals => format!("{channels} x {length} values"),
         _ => format!("{resolution} px"),
     }
 }

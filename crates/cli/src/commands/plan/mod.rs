@@ -7,7 +7,7 @@ use std::{fs, path::PathBuf};
 
 use baton_job::exit::Failure;
 use baton_plan::{Calibration, Error, MACHINES, Machine, Plan, Question};
-use baton_recipe::{JobSpec, spec::Arch};
+use baton_recipe::{JobSpec, Sees};
 
 use super::recipe::{self, Samples};
 use crate::{failure::bad_input, json, output};
@@ -136,7 +136,7 @@ fn sizes(spec: &JobSpec, args: &Args) -> Result<([u64; 2], bool), String> {
     let locations = [&spec.data.train, &spec.data.val];
     let given = [args.samples, args.val_samples];
     let (imagenet, classes) = IMAGENET;
-    let guessable = spec.model.num_classes == classes && spec.model.arch != Arch::Resnet34In1d;
+    let guessable = spec.model.num_classes == classes && spec.model.arch.sees() == Sees::Images;
     let (mut sizes, mut assumed) = ([0; 2], false);
     for (index, flag) in ["--samples", "--val-samples"].into_iter().enumerate() {
         sizes[index] = match Samples::at(locations[index], given[index])? {

@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use baton_recipe::{
-    Epoch, JobSpec,
+    Epoch, JobSpec, Sees,
     dry_run::DryRun,
     schedule::linearly_scaled,
-    spec::{Arch, Determinism, Optimizer, Remedy},
+    spec::{Determinism, Optimizer, Remedy},
 };
 use comfy_table::{Table, presets};
 
@@ -57,7 +57,7 @@ fn heading(spec: &JobSpec, samples: &Samples) -> String {
 }
 
 fn sees_images(spec: &JobSpec) -> bool {
-    spec.model.arch != Arch::Resnet34In1d
+    spec.model.arch.sees() != Sees::Signals
 }
 
 fn stretches(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {

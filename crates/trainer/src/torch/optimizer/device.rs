@@ -108,7 +108,7 @@ impl Optimizer {
             Rule::Lars { momentum, trust, eps, velocity } => {
                 let mut velocity = of(velocity)?;
                 let decayed = gradient.f_addcmul(&weights, &numbers.scalar(decay)?)?;
-                let rate = match segment.is_kernel {
+                let rate = match segment.decays {
                     true => layer_rate(&weights, &gradient, *trust, decay, *eps)?,
                     false => numbers.scalar(1.0)?,
                 };

@@ -143,7 +143,7 @@ impl Optimizer {
             let weight_norm = norm(&weights[range.clone()]);
             let gradient_norm = norm(&gradient[range]) * f64::from(numbers.factor);
             let whole = gradient_norm + self.weight_decay * weight_norm + eps;
-            let known = segment.is_kernel && weight_norm > 0.0 && gradient_norm > 0.0;
+            let known = segment.decays && weight_norm > 0.0 && gradient_norm > 0.0;
             if known { (trust * weight_norm / whole) as f32 } else { 1.0 }
         };
         self.segments.iter().map(rate).collect()

@@ -29,8 +29,8 @@ pub(super) struct Segment {
     pub(super) start: i64,
     /// Number of values.
     pub(super) len: i64,
-    /// Weights of a convolution or of the linear layer, rather than BatchNorm parameters or biases.
-    pub(super) is_kernel: bool,
+    /// Weight decay applies, and LARS gives it a rate of its own.
+    pub(super) decays: bool,
 }
 
 /// The update rule with its state.
@@ -185,6 +185,6 @@ impl Optimizer {
     }
 
     fn decay_of(&self, segment: Segment) -> f64 {
-        if segment.is_kernel || self.decay_all { self.weight_decay } else { 0.0 }
+        if segment.decays || self.decay_all { self.weight_decay } else { 0.0 }
     }
 }

@@ -3,6 +3,7 @@
 mod fused;
 mod gradient;
 mod mixing;
+mod models;
 mod network;
 mod objective;
 mod optimizer;
@@ -10,6 +11,7 @@ mod precision;
 mod recompute;
 mod state;
 mod tasks;
+mod tiny_vgg;
 
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType};

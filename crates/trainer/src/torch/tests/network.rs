@@ -1,20 +1,22 @@
 //! Names, shapes, places and initial values.
 
+use baton_model::{Builder, Init, Role};
 use baton_plan::network;
-use baton_recipe::spec::Model;
+use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::torch::{
-    flat::{BN_RUNNING, Layout},
-    resnet,
-};
+use crate::torch::flat::{ALIGNMENT, BN_RUNNING, Layout};
 
 fn layout(arch: &str, classes: u32) -> Layout {
     let arch = format!("model.arch={arch}");
     let classes = format!("model.num_classes={classes}");
-    let model: Model = recipe(&[&arch, &classes]).model;
     let channels = if arch.ends_with("1d") { 1 } else { 3 };
-    resnet::plan(&model, channels).unwrap().1
+    layout_by(&[&arch, &classes], channels)
+}
+
+fn layout_by(changes: &[&str], channels: u64) -> Layout {
+    let model = recipe(changes).model;
+    Layout::new(&model.describe(channels).unwrap(), model.channels_last)
 }
 
 #[test]
@@ -34,33 +36,58 @@ fn parameter_counts_are_torchvisions() {
     }
 }
 
-/// `baton plan` describes the networks once more, without tensors.
+/// `baton plan` counts the values of a description, training lays them out.
 #[test]
 fn what_is_planned_is_what_is_trained() {
-    assert_eq!(baton_plan::memory::TAIL, crate::learner::TAIL as u64);
     let image = network::Input::Image { resolution: 32 };
     let signal = network::Input::Signal { channels: 1, length: 100 };
-    for (arch, input) in [
-        ("resnet18", image),
-        ("resnet34", image),
-        ("resnet50", image),
-        ("resnet101", image),
-        ("resnet152", image),
-        ("resnet34_1d", signal),
-    ] {
+    for (arch, input) in [("resnet18", image), ("resnet50", image), ("resnet34_1d", signal)] {
         let layout = layout(arch, 37);
         let arch_change = format!("model.arch={arch}");
         let model = recipe(&[&arch_change, "model.num_classes=37"]).model;
         let planned = network::Network::new(&model, input).unwrap();
-        let trained = [layout.parameters_len(), layout.kernels_len, layout.statistics_len()];
+        let trained = [layout.parameters_len(), layout.cast_len, layout.statistics_len()];
         let counted = [planned.parameters(), planned.kernels(), planned.statistics()];
         assert_eq!(counted.map(|values| values as i64), trained, "{arch}");
-        let sizes = |name: &str| {
-            let slot = layout.parameters.iter().find(|slot| slot.name == name);
-            slot.map(|slot| slot.shape.iter().product::<i64>())
-        };
-        for layer in planned.layers.iter().filter(|layer| layer.name.ends_with(".weight")) {
-            assert_eq!(sizes(&layer.name), Some(layer.kernel as i64), "{arch} {}", layer.name);
+    }
+}
+
+proptest! {
+    #[test]
+    fn tensors_of_any_shape_are_aligned_and_apart(
+        shapes in vec((vec(1_u64..40, 1..5), any::<bool>(), any::<bool>(), any::<bool>()), 1..12),
+        channels_last: bool,
+    ) {
+        let mut network = Builder::images().finish();
+        for (position, (shape, decays, is_cast, frozen)) in shapes.into_iter().enumerate() {
+            let role = if frozen { Role::Frozen } else { Role::Trained };
+            let (name, init) = (position.to_string(), Init::Constant(0.0));
+            let tensor = baton_model::Tensor { name, shape, init, decays, is_cast, role, position };
+            network.parameters.push(tensor.clone());
+            network.statistics.push(tensor);
+        }
+        let layout = Layout::new(&network, channels_last);
+        prop_assert_eq!(layout.gradient_start() % ALIGNMENT, 0);
+        for slots in [&layout.parameters, &layout.statistics] {
+            let mut places: Vec<_> =
+                slots.iter().map(|slot| (slot.offset, slot.offset + slot.len())).collect();
+            places.sort_unstable();
+            prop_assert!(places.iter().all(|(start, _)| start % ALIGNMENT == 0));
+            prop_assert!(places.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+            prop_assert!(places.windows(2).all(|pair| pair[1].0 - pair[0].1 < ALIGNMENT));
+        }
+        for slot in &layout.parameters {
+            prop_assert_eq!(slot.offset < layout.cast_len, slot.is_cast);
+            for per_tensor in [false, true] {
+                let segments = layout.segments(per_tensor);
+                let end = slot.offset + slot.len();
+                let covering: Vec<_> = segments
+                    .iter()
+                    .filter(|s| s.start < end && slot.offset < s.start + s.len)
+                    .collect();
+                prop_assert_eq!(covering.len(), usize::from(!slot.frozen));
+                prop_assert!(covering.iter().all(|segment| segment.decays == slot.decays));
+            }
         }
     }
 }
@@ -103,8 +130,7 @@ fn in_one_dimension_resnet34_keeps_its_size() {
 fn frozen_stages_are_in_no_segment() {
     let layout = |freeze: &str| {
         let freeze = format!("model.freeze={freeze}");
-        let model = recipe(&["model.pretrained=a.safetensors", &freeze]).model;
-        resnet::plan(&model, 3).unwrap().1
+        layout_by(&["model.pretrained=a.safetensors", &freeze], 3)
     };
     let whole = layout("[]");
     assert_eq!(whole.segments(false).len(), 2);
@@ -137,7 +163,7 @@ fn tensors_tile_their_regions_with_the_decaying_ones_first() {
     for slot in &layout.parameters {
         let name = &slot.name;
         let norm = name.contains("bn") || name.contains("downsample.1");
-        assert_eq!(slot.offset < layout.kernels_len, !norm && name != "fc.bias", "{name}");
+        assert_eq!(slot.offset < layout.cast_len, !norm && name != "fc.bias", "{name}");
     }
 }
 

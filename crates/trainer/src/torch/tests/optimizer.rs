@@ -1,25 +1,45 @@
 //! Update rules against scalar versions in f64, on a CPU and in the ways a GPU takes.
 
+use baton_model::{Builder, Init, Role};
 use tch::Kind;
 
 use super::*;
 use crate::torch::{
     flat::Layout,
     fused::Fused,
-    init::Init,
     optimizer::{Optimizer, Rates},
 };
 
-const PARAMETERS: usize = 6;
-const KERNEL: usize = 4;
+/// The kernel ends where the next tensor may begin, so that nothing is between them.
+const PARAMETERS: usize = KERNEL + 2;
+const KERNEL: usize = 16;
 const UPDATES: u64 = 25;
 
-/// A kernel of four values and a bias of two.
+/// Tensors by name, shape and role, of which those of two dimensions decay.
+fn layout_of(tensors: &[(&str, &[u64], Role)]) -> Layout {
+    let mut network = Builder::images().finish();
+    for (position, (name, shape, role)) in tensors.iter().enumerate() {
+        network.parameters.push(baton_model::Tensor {
+            name: (*name).to_owned(),
+            shape: shape.to_vec(),
+            init: Init::Constant(0.0),
+            decays: shape.len() > 1,
+            is_cast: shape.len() > 1,
+            role: *role,
+            position,
+        });
+    }
+    Layout::new(&network, false)
+}
+
+/// A kernel and a bias.
 fn layout() -> Layout {
-    let mut layout = Layout::default();
-    layout.parameter("fc.weight".to_owned(), vec![2, 2], false, Init::Constant(0.0));
-    layout.parameter("fc.bias".to_owned(), vec![2], false, Init::Constant(0.0));
-    layout.finish()
+    layout_of(&[("fc.weight", &[2, 8], Role::Trained), ("fc.bias", &[2], Role::Trained)])
+}
+
+/// First weights.
+fn start() -> [f32; PARAMETERS] {
+    std::array::from_fn(|i| [1.0, -2.0, 0.5, 3.0, -0.1, 0.0][i % 6])
 }
 
 fn gradient_at(step: u64) -> Vec<f32> {
@@ -82,7 +102,7 @@ impl Side {
 
 /// Runs a recipe's optimizer beside `scalar(weights, gradient, step)`, which updates in f64.
 fn compare(overrides: &[&str], mut scalar: impl FnMut(&mut [f64; PARAMETERS], &[f64], u64)) {
-    let start = [1.0_f32, -2.0, 0.5, 3.0, -0.1, 0.0];
+    let start = start();
     let mut sides = Side::all(&recipe(overrides), &layout(), &start);
     let mut expected = start.map(f64::from);
     for step in 0..UPDATES {
@@ -176,10 +196,10 @@ fn lars_follows_its_paper() {
 fn a_gradient_above_the_norm_is_scaled_down_to_it() {
     let norm = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>().sqrt();
     let mut clipped = 0;
-    compare(&["train.clip_grad_norm=1.7", "optimizer={kind='sgd'}"], |weights, gradient, step| {
+    compare(&["train.clip_grad_norm=3.0", "optimizer={kind='sgd'}"], |weights, gradient, step| {
         let norm = norm(gradient);
-        clipped += usize::from(norm > 1.7);
-        let factor = (1.7 / (norm + 1e-6)).min(1.0);
+        clipped += usize::from(norm > 3.0);
+        let factor = (3.0 / (norm + 1e-6)).min(1.0);
         for (weight, gradient) in weights.iter_mut().zip(gradient) {
             *weight -= rate_at(step) * factor * gradient;
         }
@@ -242,7 +262,7 @@ fn an_overflow_changes_the_loss_scale_and_nothing_else() {
 #[test]
 fn rate_zero_leaves_weights_alone() {
     let adamw = "optimizer={kind='adamw', weight_decay=0.1, decay_norm_and_bias=true}";
-    let start = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    let start = start();
     for mut side in Side::all(&recipe(&[adamw]), &layout(), &start) {
         side.update(&[0.0; PARAMETERS], 0, 0.0);
         assert_eq!(values(&side.weights), start);
@@ -251,34 +271,34 @@ fn rate_zero_leaves_weights_alone() {
 
 #[test]
 fn every_value_of_many_blocks_is_updated_once_and_frozen_ones_never() {
-    let (first, second) = (50_001, 300_001);
-    let mut layout = Layout { freeze: true, ..Layout::default() };
-    layout.parameter("conv1.weight".to_owned(), vec![1, first], false, Init::Constant(0.0));
-    layout.freeze = false;
-    layout.parameter("fc.weight".to_owned(), vec![1, second], false, Init::Constant(0.0));
-    layout.parameter("fc.bias".to_owned(), vec![3], false, Init::Constant(0.0));
-    layout.freeze = true;
-    layout.parameter("bn1.bias".to_owned(), vec![2], false, Init::Constant(0.0));
-    let layout = layout.finish();
-    let len = (first + second + 3 + 2) as usize;
-    let optimizer = "optimizer={kind='sgd', momentum=0.5}";
+    use Role::{Frozen, Trained};
     // One of the frozen ones lies behind all that are trained.
-    let (before, behind) = (0..first as usize, len - 2..len);
+    let layout = layout_of(&[
+        ("conv1.weight", &[1, 50_001], Frozen),
+        ("fc.weight", &[1, 300_001], Trained),
+        ("fc.bias", &[3], Trained),
+        ("bn1.bias", &[2], Frozen),
+    ]);
+    let len = layout.parameters_len() as usize;
+    let places = |frozen: bool| {
+        let slots = layout.parameters.iter().filter(move |slot| slot.frozen == frozen);
+        slots.map(|slot| slot.offset as usize..(slot.offset + slot.len()) as usize)
+    };
+    let optimizer = "optimizer={kind='sgd', momentum=0.5}";
     let mut start = vec![0.0; len];
-    start[before.clone()].fill(7.0);
-    start[behind.clone()].fill(7.0);
+    places(true).for_each(|place| start[place].fill(7.0));
     for mut side in Side::all(&recipe(&[optimizer, "ema.decay=0.5"]), &layout, &start) {
         for step in 0..2 {
             side.update(&vec![1.0; len], step, 1.0);
         }
+        let all = |values: &[f32], frozen: bool, expected: f32| {
+            let mut all = places(frozen).flat_map(|place| values[place].to_vec());
+            all.all(|value| value == expected)
+        };
         let weights = values(&side.weights);
-        let trained = before.end..behind.start;
-        let all = |values: &[f32], expected: f32| values.iter().all(|value| *value == expected);
-        assert!(all(&weights[before.clone()], 7.0) && all(&weights[behind.clone()], 7.0));
-        assert!(all(&weights[trained.clone()], -2.5));
-        let average = side.state("ema");
-        assert!(all(&average[before.clone()], 7.0) && all(&average[behind.clone()], 7.0));
+        assert!(all(&weights, true, 7.0) && all(&weights, false, -2.5));
         // -1, then half way to -2.5.
-        assert!(all(&average[trained], -1.75));
+        let average = side.state("ema");
+        assert!(all(&average, true, 7.0) && all(&average, false, -1.75));
     }
 }

@@ -31,7 +31,7 @@ fn half_formats_learn_and_keep_f32_masters() {
         assert!(losses[5] < 0.75 * losses[0], "{compute}: {losses:?}");
         // No bf16 or fp16 number has so many digits.
         let fine = values(&learner.weights).iter().filter(|w| w.to_bits() & 0xfff != 0).count();
-        assert!(fine > learner.layout.kernels_len as usize / 2, "{compute}: {fine}");
+        assert!(fine > learner.layout.cast_len as usize / 2, "{compute}: {fine}");
         let raw = evaluated(&mut learner, &batch);
         let averaged = learner.evaluate(&batch, Weights::Averaged).unwrap().sums;
         assert!(raw.loss.is_finite() && averaged.loss.is_finite() && raw != averaged);

@@ -1,0 +1,206 @@
+//! Runs a described network: the only place that knows what libtorch does for each kind of layer.
+
+use baton_model::{ConvNorm, Description, Layer, Linear, size::padding};
+use tch::{Device, Kind, Tensor};
+
+use super::fused::{self, Fused, Then};
+
+/// Added to BatchNorm's variance; torch's default.
+const EPSILON: f64 = 1e-5;
+
+/// What a forward pass reads; lists in the order of the [`Description`]'s.
+#[derive(Clone, Copy)]
+pub(super) struct Tensors<'a> {
+    pub(super) parameters: &'a [Tensor],
+    /// What BatchNorm takes where it takes no batch's.
+    pub(super) running: &'a [Tensor],
+    /// As `running`; each layer overwrites its views with the batch's mean and unbiased variance.
+    pub(super) batch: Option<&'a [Tensor]>,
+    /// One 3×3 filter for each of the most channels that are blurred.
+    pub(super) blur: Option<&'a Tensor>,
+    /// Compute 1×1 convolutions as products of matrices: activations lie channels-last on a CPU.
+    /// There libtorch spends up to half of their time on reordering weights.
+    pub(super) pointwise_as_product: bool,
+    /// What computes BatchNorm and all behind it where it takes a batch's statistics; libtorch if absent.
+    pub(super) fused: Option<Fused>,
+}
+
+impl Tensors<'_> {
+    /// Outputs (samples, classes), f32, of `inputs`: images (samples, 3, height, width) or signals
+    /// (samples, channels, length).
+    pub(super) fn forward(self, network: &Description, inputs: &Tensor) -> tch::Result<Tensor> {
+        let layers = network.all_blocks().flat_map(|block| &block.layers);
+        self.layers(layers, inputs)
+    }
+
+    /// What comes out of `layers`, one after the other, if `x` goes in.
+    pub(super) fn layers<'l>(
+        self,
+        layers: impl IntoIterator<Item = &'l Layer>,
+        x: &Tensor,
+    ) -> tch::Result<Tensor> {
+        layers.into_iter().try_fold(x.shallow_clone(), |x, layer| self.layer(layer, &x))
+    }
+
+    fn layer(self, layer: &Layer, x: &Tensor) -> tch::Result<Tensor> {
+        let is_signal = x.dim() == 3;
+        match layer {
+            Layer::ConvNorm(layer) => self.conv_norm(layer, x),
+            Layer::MaxPool { side, stride } => {
+                let [side, stride, padding] = [*side, *stride, padding(*side)].map(|n| n as i64);
+                match is_signal {
+                    true => x.f_max_pool1d([side], [stride], [padding], [1], false),
+                    false => x.f_max_pool2d([side; 2], [stride; 2], [padding; 2], [1, 1], false),
+                }
+            }
+            Layer::Residual { body, shortcut, .. } => self.residual(body, shortcut.as_ref(), x),
+            Layer::GlobalMean => {
+                let pooled = match is_signal {
+                    true => x.f_adaptive_avg_pool1d([1])?,
+                    false => x.f_adaptive_avg_pool2d([1, 1])?,
+                };
+                pooled.f_flatten(1, -1)
+            }
+            Layer::Linear(layer) => self.linear(layer, x),
+        }
+    }
+
+    fn residual(
+        self,
+        body: &[ConvNorm],
+        shortcut: Option<&ConvNorm>,
+        x: &Tensor,
+    ) -> tch::Result<Tensor> {
+        let through_shortcut = || match shortcut {
+            Some(layer) => self.conv_norm(layer, x),
+            None => Ok(x.shallow_clone()),
+        };
+        let through = |body: &[ConvNorm]| {
+            body.iter().try_fold(x.shallow_clone(), |y, layer| self.conv_norm(layer, &y))
+        };
+        if let (Some((fused, batch)), Some((last, first))) = (self.fused_batch(), body.split_last())
+        {
+            let shortcut = through_shortcut()?;
+            return self.fused_conv_norm(
+                last,
+                &through(first)?,
+                (fused, batch),
+                Then::AddRelu(&shortcut),
+            );
+        }
+        // BatchNorm and the sum do not need their output for the gradient, hence the operations in
+        // place, as in torchvision.
+        through(body)?.f_add_(&through_shortcut()?)?.f_relu_()
+    }
+
+    fn conv_norm(self, layer: &ConvNorm, x: &Tensor) -> tch::Result<Tensor> {
+        if let Some(fused) = self.fused_batch() {
+            let then = if layer.relu { Then::Relu } else { Then::Nothing };
+            return self.fused_conv_norm(layer, x, fused, then);
+        }
+        // Momentum 1 replaces the running statistics with the batch's.
+        let (views, training, momentum) = match self.batch {
+            Some(views) => (views, true, 1.0),
+            None => (self.running, false, 0.0),
+        };
+        let mut y = self.convolve(layer, x)?.f_batch_norm(
+            Some(&self.parameters[layer.scale]),
+            Some(&self.parameters[layer.shift]),
+            Some(&views[layer.mean]),
+            Some(&views[layer.variance]),
+            training,
+            momentum,
+            EPSILON,
+            true,
+        )?;
+        if layer.relu { y.f_relu_() } else { Ok(y) }
+    }
+
+    fn fused_conv_norm(
+        self,
+        layer: &ConvNorm,
+        x: &Tensor,
+        (fused, batch): (Fused, &[Tensor]),
+        then: Then<'_>,
+    ) -> tch::Result<Tensor> {
+        let norm = fused::Layer {
+            scale: &self.parameters[layer.scale],
+            shift: &self.parameters[layer.shift],
+            batch_mean: &batch[layer.mean],
+            batch_variance: &batch[layer.variance],
+            epsilon: EPSILON,
+        };
+        fused.batch_norm(&self.convolve(layer, x)?, norm, then)
+    }
+
+    /// Blurred before if the layer says so.
+    fn convolve(self, layer: &ConvNorm, x: &Tensor) -> tch::Result<Tensor> {
+        let kernel = &self.parameters[layer.kernel];
+        let blurred = match self.blur {
+            Some(filters) if layer.blurred => Some(blur(x, filters)?),
+            _ => None,
+        };
+        let x = blurred.as_ref().unwrap_or(x);
+        let (none, stride) = (None::<&Tensor>, layer.stride as i64);
+        let side = kernel.size().last().copied().unwrap_or(1);
+        let padding = padding(side as u64) as i64;
+        if x.dim() == 3 {
+            return x.f_conv1d(kernel, none, [stride], [padding], [1], 1);
+        }
+        if side == 1 && self.pointwise_as_product {
+            let mut pixels = x.f_permute([0, 2, 3, 1])?;
+            if stride > 1 {
+                pixels = pixels.f_slice(1, None, None, stride)?.f_slice(2, None, None, stride)?;
+            }
+            // Of more than two dimensions, `linear` would choose between one product and one per image
+            // by whether the weight asks for a gradient, and the two round differently on some
+            // processors: averaged and frozen weights, which ask for none, must give the bits of
+            // trained ones.
+            let mut shape = pixels.size();
+            let channels = shape.pop().unwrap_or_default();
+            shape.push(-1);
+            let matrix = kernel.f_flatten(1, -1)?;
+            let product = pixels.f_reshape([-1, channels])?.f_linear(&matrix, none)?;
+            return product.f_reshape(&shape)?.f_permute([0, 3, 1, 2]);
+        }
+        x.f_conv2d(kernel, none, [stride; 2], [padding; 2], [1, 1], 1)
+    }
+
+    fn linear(self, layer: &Linear, x: &Tensor) -> tch::Result<Tensor> {
+        let (weight, bias) = (&self.parameters[layer.weight], &self.parameters[layer.bias]);
+        if weight.kind() == bias.kind() {
+            return x.f_linear(weight, Some(bias));
+        }
+        // The product in the recipe's number format, the sum in f32.
+        x.f_linear(weight, None::<&Tensor>)?.f_to_kind(bias.kind())?.f_add(bias)
+    }
+
+    /// Both if there are both.
+    fn fused_batch(&self) -> Option<(Fused, &[Tensor])> {
+        self.fused.zip(self.batch)
+    }
+}
+
+/// The filters that `network` blurs with, one per channel, if it does: outer product of (1, 2, 1) with
+/// itself, over 16.
+pub(super) fn blur_filters(
+    network: &Description,
+    kind: Kind,
+    device: Device,
+) -> tch::Result<Option<Tensor>> {
+    let layers = network.blocks.iter().flat_map(|block| &block.layers);
+    let blurred = layers.flat_map(Layer::norms).filter(|layer| layer.blurred);
+    let channels = blurred.map(|layer| network.parameters[layer.kernel].shape[1]);
+    let Some(most) = channels.max() else { return Ok(None) };
+    let row = Tensor::f_from_slice(&[1.0_f32, 2.0, 1.0])?;
+    let filter = row.f_outer(&row)?.f_div_scalar(16.0)?;
+    let filters = filter.f_repeat([most as i64, 1, 1, 1])?.f_to_kind(kind)?;
+    filters.f_to_device(device).map(Some)
+}
+
+/// Zhang 2019 (arXiv 1904.11486): each channel with its own filter.
+fn blur(x: &Tensor, filters: &Tensor) -> tch::Result<Tensor> {
+    let channels = x.size().get(1).copied().unwrap_or_default();
+    let filters = filters.f_narrow(0, 0, channels)?;
+    x.f_conv2d(&filters, None::<&Tensor>, [1, 1], [1, 1], [1, 1], channels)
+}
