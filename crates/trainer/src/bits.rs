@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn no_number_gets_lost() {
-        let sums = Sums { loss: f64::NEG_INFINITY, ..Sums::default() };
+        let sums = Sums { loss: f64::NEG_INFINITY, others: vec![0.1], count: 1 };
         let judged = Judged {
             sums,
             predictions: vec![f32::MIN_POSITIVE, f32::INFINITY],

@@ -9,6 +9,7 @@ use baton_recipe::{
     JobSpec,
     fit::Fit,
     progress::{Accuracy, Extent},
+    task::{self, Reduction},
 };
 
 use crate::{
@@ -95,13 +96,20 @@ fn gather_in_parts(
     Ok(all)
 }
 
-/// Means, and a regression's fit, of what was found in all batches. What is no finite number, as after a
-/// few updates in fp16, becomes the largest there is: JSON has no infinity.
+/// The task's metrics of what was found in all batches. What is no finite number, as after a few updates
+/// in fp16, becomes the largest there is: JSON has no infinity.
 #[must_use]
 pub fn summed_up(judged: &[&Judged], spec: &JobSpec) -> Accuracy {
-    let sums = judged.iter().fold(Sums::default(), |total, judged| total.plus(&judged.sums));
+    let mut sums = Sums::default();
+    judged.iter().for_each(|judged| sums.add(&judged.sums));
     let share = |part: f64| part / (sums.count.max(1) as f64);
-    let fit = spec.loss.kind.is_regression().then(|| {
+    let metrics = task::metrics(spec);
+    let means = metrics.iter().filter(|m| m.reduction == Reduction::Mean && m.name != "loss");
+    let means: Vec<_> = means.zip(&sums.others).collect();
+    let mean = |name| {
+        means.iter().find(|(metric, _)| metric.name == name).map_or(0.0, |(_, sum)| share(**sum))
+    };
+    let fit = metrics.iter().any(|m| m.reduction == Reduction::AllSamples).then(|| {
         let predictions: Vec<f32> = judged.iter().flat_map(|j| &j.predictions).copied().collect();
         let targets: Vec<f32> = judged.iter().flat_map(|j| &j.targets).copied().collect();
         let Fit { mae, pearson, spearman } =
@@ -111,8 +119,8 @@ pub fn summed_up(judged: &[&Judged], spec: &JobSpec) -> Accuracy {
     });
     Accuracy {
         loss: finite(share(sums.loss)),
-        top1: share(sums.top1 as f64),
-        top5: share(sums.top5 as f64),
+        top1: mean("top1"),
+        top5: mean("top5"),
         samples: sums.count,
         fit,
     }

@@ -15,7 +15,7 @@ use crate::bits;
 ///
 /// | slots | what | written by |
 /// |---|---|---|
-/// | 0..3 | sum of losses, right guesses, samples | [`Learner::gradient`] |
+/// | 0..3 | sum of losses, sum of the task's first metric, samples | [`Learner::gradient`] |
 /// | 3..7 | the vote | [`Leaf::set_vote`] |
 /// | 7 | the gradient's norm | [`Learner::measure`] |
 /// | 8 | the loss's own factor, 0 where there is none | [`Learner::measure`] |
@@ -74,29 +74,24 @@ impl Reading for f64 {
 }
 
 /// Sums over the samples of one batch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sums {
     /// Sum of losses.
     #[serde(with = "bits")]
     pub loss: f64,
-    /// Samples whose first guess is right.
-    pub top1: u64,
-    /// Samples with the label among the first five guesses.
-    pub top5: u64,
+    /// Sums of the task's other metrics that are means, in the order of `baton_recipe::task::metrics`.
+    pub others: Vec<f64>,
     /// Samples.
     pub count: u64,
 }
 
 impl Sums {
-    /// Both together.
-    #[must_use]
-    pub fn plus(&self, other: &Self) -> Self {
-        Self {
-            loss: self.loss + other.loss,
-            top1: self.top1 + other.top1,
-            top5: self.top5 + other.top5,
-            count: self.count + other.count,
-        }
+    /// Adds those of another batch.
+    pub fn add(&mut self, batch: &Self) {
+        self.loss += batch.loss;
+        self.count += batch.count;
+        self.others.resize(self.others.len().max(batch.others.len()), 0.0);
+        self.others.iter_mut().zip(&batch.others).for_each(|(sum, other)| *sum += other);
     }
 }
 
@@ -105,10 +100,10 @@ impl Sums {
 pub struct Judged {
     /// Sums over its samples.
     pub sums: Sums,
-    /// Of a regression: what the model says, shape (samples, outputs).
+    /// What the model says, shape (samples, outputs), if a metric is of all samples together.
     #[serde(with = "bits::of_each")]
     pub predictions: Vec<f32>,
-    /// Of a regression: what is true, shape (samples, outputs).
+    /// What is true, likewise.
     #[serde(with = "bits::of_each")]
     pub targets: Vec<f32>,
 }

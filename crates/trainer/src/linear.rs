@@ -104,15 +104,18 @@ impl LinearLearner {
         })
     }
 
+    /// Adds a sample's loss and whether its label is among the first guess and the first five.
     fn judge(&self, probabilities: &[f32], label: usize, sums: &mut Sums) {
         let own = probabilities[label];
         // Of equals the first is the guess.
         let is_ahead = |(class, p): &(usize, &f32)| **p > own || (**p == own && *class < label);
         let ahead = probabilities.iter().enumerate().filter(is_ahead).count();
-        sums.loss -= f64::from(own.max(f32::MIN_POSITIVE).ln());
-        sums.top1 += u64::from(ahead == 0);
-        sums.top5 += u64::from(ahead < 5);
-        sums.count += 1;
+        let hit = |hit: bool| f64::from(u8::from(hit));
+        sums.add(&Sums {
+            loss: -f64::from(own.max(f32::MIN_POSITIVE).ln()),
+            others: vec![hit(ahead == 0), hit(ahead < 5)],
+            count: 1,
+        });
     }
 }
 
@@ -143,7 +146,8 @@ impl Learner for LinearLearner {
                 gradient[biases + class] += error;
             }
         }
-        let told = [sums.loss as f32, sums.top1 as f32, sums.count as f32];
+        let top1 = sums.others.first().copied().unwrap_or_default();
+        let told = [sums.loss as f32, top1 as f32, sums.count as f32];
         tail[..VOTE.start].copy_from_slice(&told);
         Ok(sums.loss)
     }

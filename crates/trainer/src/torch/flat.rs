@@ -24,7 +24,7 @@ pub(super) const BN_RUNNING: &str = "bn_running";
 
 /// Values, of 64 bytes: a cache line, and what vectorised kernels need to take the same path for each
 /// tensor wherever it lies, hence to find the same bits.
-pub(super) const ALIGNMENT: i64 = 16;
+pub(super) const ALIGNMENT: i64 = baton_checkpoint::ALIGNMENT as i64;
 
 /// One tensor and its place.
 #[derive(Clone, Debug)]

@@ -19,8 +19,8 @@ use super::{
     input::{Input, Loaded, signal_shape},
     mixing,
     network::{self, Tensors},
-    objective::Objective,
     optimizer::{Optimizer, Rates},
+    task::{self, Task},
     weights,
     working::{self, Working},
 };
@@ -52,7 +52,7 @@ pub struct TorchLearner {
     pub(super) layout: Layout,
     recipe: Recipe,
     input: Input,
-    objective: Objective,
+    task: Box<dyn Task>,
     optimizer: Optimizer,
     /// Absent if the recipe wants libtorch's kernels alone.
     fused: Option<Fused>,
@@ -183,7 +183,6 @@ impl TorchLearner {
         };
         let spare = running.f_zeros_like()?;
         let model = &spec.model;
-        let objective = Objective { loss: spec.loss.clone(), outputs: model.num_classes };
         let pretrained = (!model.pretrained.is_empty()).then(|| Pretrained {
             path: model.pretrained.clone().into(),
             head: if model.new_head { weights::Head::New } else { weights::Head::FromFile },
@@ -191,7 +190,7 @@ impl TorchLearner {
         Ok(Self {
             device,
             input,
-            objective,
+            task: task::of(spec),
             optimizer,
             running_views: views(&layout.statistics, &running, 0)?,
             spare_statistics: {
@@ -338,7 +337,7 @@ impl TorchLearner {
         };
         let factor = self.optimizer.loss_scale().during("loss scale")?;
         let loss = |outputs: &Tensor| {
-            let loss = mixing::loss(&self.objective, outputs, targets, mix)?;
+            let loss = mixing::loss(&*self.task, outputs, targets, mix)?;
             let scaled = loss.f_mul_scalar(f64::from(scale))?;
             match &factor {
                 None => Ok((loss, scaled)),
@@ -347,9 +346,9 @@ impl TorchLearner {
         };
         let found = pass.run(inputs, loss).during("forward and backward pass")?;
         self.keep(found.gradients, leaf).during("collect gradients")?;
-        let right = self.objective.right_guesses(&found.outputs, targets);
-        right
-            .and_then(|right| leaf.set_sums(Some(&found.loss), right.as_ref(), targets.size()[0]))
+        let first_metric = self.task.first_metric(&found.outputs, targets);
+        first_metric
+            .and_then(|sum| leaf.set_sums(Some(&found.loss), sum.as_ref(), targets.size()[0]))
             .during("sum up the batch")?;
         Ok(TorchLoss(Some(found.loss)))
     }
@@ -456,7 +455,7 @@ impl Learner for TorchLearner {
                 ),
             });
         }
-        self.objective.check_labels(batch)?;
+        self.task.check(batch)?;
         self.working.refresh(&self.weights).during("cast weights")?;
         let (inputs, targets, mix) = self.mixed(batch)?;
         // Momentum 1 multiplies what was there by 0, which keeps infinities and NaNs alive.
@@ -517,7 +516,7 @@ impl Learner for TorchLearner {
         if let (Some(averaged), Some(masters)) = (&mut self.averaged, self.optimizer.averaged()) {
             averaged.working.refresh(masters).during("cast weights")?;
         }
-        self.objective.check_labels(batch)?;
+        self.task.check(batch)?;
         let Loaded { inputs, targets } = self.input.load(batch)?;
         let tensors = match (weights, &self.averaged) {
             (Weights::Averaged, Some(averaged)) => {
@@ -526,16 +525,7 @@ impl Learner for TorchLearner {
             _ => self.tensors(&self.working, &self.running_views),
         };
         let outputs = self.judge(&inputs, tensors).during("forward pass")?;
-        let loss = self.objective.loss(&outputs, &targets).during("loss")?;
-        let sums = self.objective.sums(&loss, &outputs, &targets).during("sum up the batch")?;
-        if !self.objective.loss.kind.is_regression() {
-            return Ok(Judged { sums, ..Judged::default() });
-        }
-        let predictions = outputs
-            .f_to_device(Device::Cpu)
-            .and_then(|outputs| Vec::try_from(&outputs.f_reshape([-1])?))
-            .during("copy predictions")?;
-        Ok(Judged { sums, predictions, targets: batch.targets.clone() })
+        self.task.evaluate(batch, &outputs, &targets).during("loss and metrics")
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {
@@ -569,11 +559,11 @@ impl TorchLeaf {
     fn set_sums(
         &self,
         loss: Option<&Tensor>,
-        right: Option<&Tensor>,
+        first_metric: Option<&Tensor>,
         samples: i64,
     ) -> tch::Result<()> {
         let slot = |number| self.tail.f_select(0, number);
-        for (number, sum) in [loss, right].into_iter().enumerate() {
+        for (number, sum) in [loss, first_metric].into_iter().enumerate() {
             let mut slot = slot(number as i64)?;
             match sum {
                 Some(sum) => slot.f_copy_(sum)?,

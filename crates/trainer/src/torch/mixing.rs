@@ -8,7 +8,7 @@ use std::ops::Range;
 use baton_data::mix::Mix;
 use tch::Tensor;
 
-use super::objective::Objective;
+use super::task::Task;
 
 /// The inputs as the network is to see them.
 pub(super) fn inputs(inputs: &Tensor, mix: &Mix) -> tch::Result<Tensor> {
@@ -34,16 +34,16 @@ pub(super) fn inputs(inputs: &Tensor, mix: &Mix) -> tch::Result<Tensor> {
 
 /// Sum of the losses of all samples.
 pub(super) fn loss(
-    objective: &Objective,
+    task: &dyn Task,
     outputs: &Tensor,
     targets: &Tensor,
     mix: &Mix,
 ) -> tch::Result<Tensor> {
-    let own = objective.loss(outputs, targets)?;
+    let own = task.loss(outputs, targets)?;
     let lambda = match mix {
         Mix::None => return Ok(own),
         Mix::MixUp { lambda } | Mix::CutMix { lambda, .. } => *lambda,
     };
-    let other = objective.loss(outputs, &targets.f_roll([1], [0])?)?;
+    let other = task.loss(outputs, &targets.f_roll([1], [0])?)?;
     own.f_mul_scalar(lambda)?.f_add(&other.f_mul_scalar(1.0 - lambda)?)
 }

@@ -18,7 +18,7 @@
 //! | `buffer` | lending those buffers to collectives and checkpoints |
 //! | `init` | initial values from the seed alone |
 //! | `input`, `mixing` | bytes to normalised pixels; MixUp and CutMix |
-//! | `objective` | loss and counts of right guesses |
+//! | `task` | what a target is, the loss, the metrics |
 //! | `optimizer` | clipping, SGD, AdamW, LARS, moving average, loss scale on flat buffers |
 //!
 //! tch's plain methods panic; everything here uses the fallible `f_` forms. Inner modules return
@@ -35,9 +35,9 @@ mod input;
 pub mod learner;
 mod mixing;
 mod network;
-mod objective;
 mod optimizer;
 pub mod peaks;
+mod task;
 #[cfg(test)]
 mod tests;
 pub mod weights;

@@ -1,11 +1,10 @@
 //! MixUp and CutMix on tensors.
 
 use baton_data::mix::{Mix, Window};
-use baton_recipe::spec::Loss;
 use tch::Kind;
 
 use super::*;
-use crate::torch::{mixing, objective::Objective};
+use crate::torch::{mixing, task::Classification};
 
 fn numbered(samples: i64, side: i64) -> Tensor {
     let count = samples * 2 * side * side;
@@ -47,11 +46,10 @@ fn cutmix_of_signals_takes_a_segment() {
 
 #[test]
 fn mixed_loss_is_the_cross_entropy_with_the_mixed_target() {
-    let loss = Loss { label_smoothing: 0.1, ..Loss::default() };
-    let objective = Objective { loss, outputs: 3 };
+    let task = Classification { classes: 3, smoothing: 0.1 };
     let outputs = Tensor::from_slice(&[0.5_f64, -1.0, 2.0, 3.0, 0.0, -2.0]).view([2, 3]);
     let labels = Tensor::from_slice(&[0_i64, 2]);
-    let found = mixing::loss(&objective, &outputs, &labels, &Mix::MixUp { lambda: 0.7 }).unwrap();
+    let found = mixing::loss(&task, &outputs, &labels, &Mix::MixUp { lambda: 0.7 }).unwrap();
 
     let one_hot = labels.one_hot(3).to_kind(Kind::Double);
     let target = (&one_hot * 0.7 + one_hot.roll([1], [0]) * 0.3) * 0.9 + 0.1 / 3.0;

@@ -81,7 +81,7 @@ fn gradient_of(learner: &mut TorchLearner, batch: &Batch) -> (TorchLeaf, Sums) {
 /// What a leaf's tail tells of its batch.
 fn told(leaf: &mut TorchLeaf) -> Sums {
     let [loss, top1, count, ..] = leaf.tail().unwrap();
-    Sums { loss: loss.into(), top1: top1 as u64, top5: 0, count: count as u64 }
+    Sums { loss: loss.into(), others: vec![top1.into()], count: count as u64 }
 }
 
 /// One update from one virtual rank; returns the mean loss before it.
