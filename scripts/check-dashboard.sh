@@ -29,5 +29,7 @@ if ! cmp -s "$lock" "$modules/installed.json"; then
 fi
 cp crates/dashboard/browser/check.js "$modules/"
 
-cargo build --quiet -p baton-dashboard --example fake
-exec node "$modules/check.js" "${CARGO_TARGET_DIR:-target}/debug/examples/fake"
+cargo build --quiet -p baton-dashboard --example fake --example report
+examples="${CARGO_TARGET_DIR:-target}/debug/examples"
+"$examples/report" "$modules/report.html"
+exec node "$modules/check.js" "$examples/fake" "$modules/report.html"

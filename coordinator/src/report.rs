@@ -3,7 +3,8 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
-use baton_telemetry::report::{self, Report};
+use baton_dashboard::report::html;
+use baton_telemetry::report::{Report, json};
 
 use crate::{job::Input, job_service, served::Served};
 
@@ -25,9 +26,7 @@ pub(crate) async fn write(run_dir: &Path, served: &Served, started_unix_seconds:
 }
 
 fn files(run_dir: &Path, report: &Report) -> Result<()> {
-    for (name, text) in
-        [("report.html", report::html(report)), ("report.json", report::json(report)?)]
-    {
+    for (name, text) in [("report.html", html(report)?), ("report.json", json(report)?)] {
         let path = run_dir.join(name);
         fs::write(&path, text).with_context(|| format!("{}: cannot be written", path.display()))?;
     }

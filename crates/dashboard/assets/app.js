@@ -1,12 +1,12 @@
 // The dashboard: follows the job, draws what it tells, and steers it.
 
-import { Chart } from "./chart.js";
+import { addCharts } from "./curves.js";
 import { Feed, ask, problemOf, token } from "./feed.js";
-import { clock, decimal, duration, percent } from "./format.js";
+import { clock, duration } from "./format.js";
 import { History } from "./history.js";
 import { byId, element, setText, show } from "./page.js";
 import {
-  drawCheckpoints, drawDivergences, drawEvents, drawFigures, drawHead, drawHosts, drawRanks, drawRecoveries,
+  drawCheckpoints, drawDivergences, drawEvaluations, drawEvents, drawFigures, drawHead, drawHosts, drawRanks, drawRecoveries,
 } from "./panels.js";
 
 const MOST_EVENTS = 1000;
@@ -24,29 +24,7 @@ let isConnected = false;
 
 // --- curves
 
-const charts = byId("charts");
-const curves = [
-  {
-    chart: new Chart(charts, { title: "Loss", series: ["training", "validation"], format: (it) => decimal(it), canLog: true }),
-    of: () => [history.curve((step) => step.loss), history.evaluated((found) => found.loss)],
-  },
-  {
-    chart: new Chart(charts, { title: "Top-1 accuracy, or fit", series: ["training", "validation"], format: (it) => percent(it), fromZero: true }),
-    of: () => [
-      // A regression has no top-1, and its training batches no fit.
-      history.evaluations.some((found) => found.fit) ? [] : history.curve((step) => step.top1),
-      history.evaluated((found) => (found.fit ? found.fit.spearman : found.top1)),
-    ],
-  },
-  {
-    chart: new Chart(charts, { title: "Learning rate", series: ["learning rate"], format: (it) => decimal(it, 4), fromZero: true }),
-    of: () => [history.curve((step) => step.lr)],
-  },
-  {
-    chart: new Chart(charts, { title: "Samples per second", series: ["samples per second"], format: (it) => decimal(it, 0), fromZero: true }),
-    of: () => [history.curve((step) => step.samples_per_second)],
-  },
-];
+const drawCharts = addCharts(byId("charts"));
 
 // --- drawing, at most once a second and whenever something came
 
@@ -65,7 +43,8 @@ const draw = () => {
   drawConnection();
   if (areCurvesNew) {
     areCurvesNew = false;
-    for (const { chart, of } of curves) chart.draw(of(), history.marks);
+    drawCharts(history);
+    drawEvaluations(history.evaluations);
   }
   if (!status) return;
   const elapsed = isConnected ? (performance.now() - statusAt) / 1000 : 0;

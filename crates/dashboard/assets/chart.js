@@ -1,10 +1,14 @@
 // A curve over the updates, as SVG: axes, a reading under the pointer or by arrow keys, and marks where training went on.
 
 import { whole } from "./format.js";
-import { element, setText } from "./page.js";
+import { element, setText, show } from "./page.js";
 
 const HEIGHT = 200;
-const MARGIN = { top: 10, right: 12, bottom: 26, left: 56 };
+const MARGIN = { top: 10, right: 26, bottom: 26 };
+/** Width of a digit at an axis, at the style's 12 px. */
+const DIGIT = 7;
+/** A loss over more than two decades is drawn logarithmic, until the reader says otherwise. */
+const WIDE = 100;
 
 const svg = (tag, attributes, ...children) => {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -34,28 +38,36 @@ const powersBetween = (low, high) => {
   return inside.length > 6 ? inside.filter((tick) => Math.abs(Math.log10(tick) % 1) < 1e-9) : inside;
 };
 
+/** The least and the greatest; a spread of long lists would overflow the stack. */
+const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+
 /** A value at an axis: 0.4 instead of 0.4000. */
 const short = (text) => text.replace(/^([^.]*)\.(\d*?)0+(\D*)$/, (_, before, after, unit) =>
   `${before}${after && "."}${after}${unit}`);
 
-/** Means of neighbours, so that there is about a point per two pixels; what is no number is a gap. */
+/** The lowest and the highest of equal stretches, so that no spike is lost, and the last; what is no number is a gap. */
 const thinned = (points, most) => {
   if (points.length <= most) return points;
-  const size = Math.ceil(points.length / most);
-  const means = [];
+  const size = Math.ceil((2 * points.length) / most);
+  const kept = [];
   for (let start = 0; start < points.length; start += size) {
     const part = points.slice(start, start + size).filter(([, value]) => Number.isFinite(value));
-    const sum = part.reduce((total, [, value]) => total + value, 0);
-    const last = points[Math.min(start + size, points.length) - 1][0];
-    means.push([last, part.length ? sum / part.length : NaN]);
+    const low = part.reduce((a, b) => (b[1] < a[1] ? b : a), part[0]);
+    const high = part.reduce((a, b) => (b[1] > a[1] ? b : a), part[0]);
+    if (part.length === 0) kept.push([points[start][0], NaN]);
+    else if (low === high) kept.push(low);
+    else kept.push(...(low[0] < high[0] ? [low, high] : [high, low]));
   }
-  return means;
+  const last = points[points.length - 1];
+  return kept[kept.length - 1] === last ? kept : [...kept, last];
 };
 
 export class Chart {
   /** `format` writes a value; `series` are the names of the curves; `canLog` adds a switch. */
   constructor(parent, { title, series, format, canLog = false, fromZero = false }) {
     Object.assign(this, { title, names: series, format, fromZero, isLog: false, at: null, shown: [] });
+    this.keys = series.map((name, index) =>
+      element("li", {}, element("span", { class: `key series-${index}`, "aria-hidden": "true" }), name));
     this.plot = element("div", {
       class: "plot",
       tabindex: "0",
@@ -64,20 +76,18 @@ export class Chart {
     });
     this.reading = element("output", { class: "reading" });
     const caption = element("figcaption", {}, element("h3", {}, title));
-    if (series.length > 1) {
-      const items = series.map((name, index) =>
-        element("li", {}, element("span", { class: `key series-${index}`, "aria-hidden": "true" }), name));
-      caption.append(element("ul", { class: "legend" }, ...items));
-    }
+    if (series.length > 1) caption.append(element("ul", { class: "legend" }, ...this.keys));
     if (canLog) {
-      const box = element("input", { type: "checkbox" });
-      box.addEventListener("change", () => {
-        this.isLog = box.checked;
+      this.box = element("input", { type: "checkbox" });
+      this.box.addEventListener("change", () => {
+        this.isChosen = true;
+        this.isLog = this.box.checked;
         this.redraw();
       });
-      caption.append(element("label", { class: "switch" }, box, " log scale"));
+      caption.append(element("label", { class: "switch" }, this.box, " log scale"));
     }
-    parent.append(element("figure", { class: "chart" }, caption, this.plot, this.reading));
+    this.figure = element("figure", { class: "chart" }, caption, this.plot, this.reading);
+    parent.append(this.figure);
     this.plot.addEventListener("pointermove", (event) => this.point(event));
     this.plot.addEventListener("pointerleave", () => this.read(null));
     this.plot.addEventListener("blur", () => this.read(null));
@@ -89,6 +99,12 @@ export class Chart {
   draw(curves, marks) {
     this.curves = curves;
     this.marks = marks;
+    curves.forEach((curve, index) => show(this.keys[index], curve.length > 0));
+    if (this.box && !this.isChosen) {
+      const values = curves.flat().map(([, value]) => value).filter(Number.isFinite);
+      const [low, high] = extent(values);
+      this.box.checked = this.isLog = low > 0 && high > WIDE * low;
+    }
     this.redraw();
   }
 
@@ -108,27 +124,30 @@ export class Chart {
     picture.setAttribute("aria-label", this.summary());
     this.line = svg("line", { class: "cursor", y1: MARGIN.top, y2: bottom, visibility: "hidden" });
     if (values.length === 0) {
-      picture.append(svg("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "nothing told as yet"));
+      picture.append(svg("text", { x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, "no values yet"));
       this.x = null;
       this.plot.replaceChildren(picture);
       return;
     }
 
     const steps = points.map(([step]) => step).concat(this.marks.map((mark) => mark.step));
-    const first = steps.reduce((a, b) => Math.min(a, b));
-    const last = Math.max(steps.reduce((a, b) => Math.max(a, b)), first + 1);
-    let [low, high] = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];
+    let [first, last] = extent(steps);
+    last = Math.max(last, first + 1);
+    let [low, high] = extent(values);
     if (this.fromZero) low = Math.min(0, low);
     if (high - low <= Math.abs(high) * 1e-9) {
       [low, high] = this.isLog ? [low / 2, high * 2] : [low - Math.abs(low) * 0.1 - 1e-9, high + Math.abs(high) * 0.1 + 1e-9];
     }
     const scale = this.isLog ? Math.log10 : (value) => value;
-    this.x = (step) => MARGIN.left + ((step - first) / (last - first)) * (right - MARGIN.left);
+    const ticks = (this.isLog ? powersBetween(low, high) : ticksBetween(low, high, 4))
+      .map((tick) => [tick, short(this.format(tick))]);
+    const left = 14 + DIGIT * Math.max(4, ...ticks.map(([, label]) => label.length));
+    this.x = (step) => left + ((step - first) / (last - first)) * (right - left);
     const y = (value) => bottom - ((scale(value) - scale(low)) / (scale(high) - scale(low))) * (bottom - MARGIN.top);
 
-    for (const tick of this.isLog ? powersBetween(low, high) : ticksBetween(low, high, 4)) {
-      picture.append(svg("line", { class: "grid", x1: MARGIN.left, x2: right, y1: y(tick), y2: y(tick) }));
-      picture.append(svg("text", { x: MARGIN.left - 6, y: y(tick) + 4, "text-anchor": "end" }, short(this.format(tick))));
+    for (const [tick, label] of ticks) {
+      picture.append(svg("line", { class: "grid", x1: left, x2: right, y1: y(tick), y2: y(tick) }));
+      picture.append(svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, label));
     }
     for (const tick of ticksBetween(first, last, Math.max(2, width / 110)).filter(Number.isInteger)) {
       picture.append(svg("text", { x: this.x(tick), y: HEIGHT - 8, "text-anchor": "middle" }, whole(tick)));
@@ -155,7 +174,7 @@ export class Chart {
         }
       }
     });
-    picture.append(svg("line", { class: "axis", x1: MARGIN.left, x2: right, y1: bottom, y2: bottom }), this.line);
+    picture.append(svg("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }), this.line);
     this.plot.replaceChildren(picture);
     this.read(this.at);
   }
@@ -163,7 +182,7 @@ export class Chart {
   summary() {
     const told = this.curves.map((curve, index) => {
       const values = curve.filter(([, value]) => Number.isFinite(value));
-      if (values.length === 0) return `${this.names[index]}: nothing told as yet`;
+      if (values.length === 0) return `${this.names[index]}: no values`;
       const [from, to] = [values[0], values[values.length - 1]];
       return `${this.names[index]}: from ${this.format(from[1])} at update ${whole(from[0])} to ${this.format(to[1])} at update ${whole(to[0])}`;
     });

@@ -27,9 +27,11 @@ export class History {
     if (step) {
       this.steps.push(step);
       if (this.steps.length > MOST) {
-        const recent = MOST / 2;
-        const older = this.steps.slice(0, -recent).filter((_, index) => index % 2 === 0);
-        this.steps = older.concat(this.steps.slice(-recent));
+        const half = MOST / 2;
+        // Of two neighbours the one with the greater loss, so that spikes stay.
+        const older = [];
+        for (let at = 0; at < half; at += 2) older.push(this.steps[this.steps[at].loss > this.steps[at + 1].loss ? at : at + 1]);
+        this.steps = older.concat(this.steps.slice(half));
       }
     }
     if (evaluation) this.evaluations.push(evaluation);
@@ -40,7 +42,14 @@ export class History {
     return this.steps.map((step) => [step.step, value(step)]);
   }
 
+  /** Of the whole set: a part of it is another measure. */
   evaluated(value) {
-    return this.evaluations.map((evaluation) => [evaluation.step, value(evaluation)]);
+    return this.evaluations.filter(({ extent }) => extent !== "subset")
+      .map((evaluation) => [evaluation.step, value(evaluation)])
+      .filter(([, found]) => Number.isFinite(found));
+  }
+
+  isRegression() {
+    return this.evaluations.some(({ fit }) => fit);
   }
 }

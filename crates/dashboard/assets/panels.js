@@ -130,13 +130,15 @@ export const drawFigures = (status, elapsed) => {
     ["Learning rate", decimal(latest?.lr, 4), latest?.loss_scale == null ? "" : `loss scale ${whole(latest.loss_scale)}`],
     ["Samples per second", decimal(latest?.samples_per_second, 1), ""],
     ["Loader wait", percent(latest?.loader_wait), status.skipped_samples ? `${whole(status.skipped_samples)} samples skipped` : ""],
-    ["Machine time", hours(spending.hours), ""],
+    ["Machine time", hours(spending.hours), spending.paused_hours > 0 ? `paused ${hours(spending.paused_hours)}` : ""],
     ["Cost so far", dollars(spending.dollars),
       spending.dollars_per_hour === null ? "no price is known" : `at ${dollars(spending.dollars_per_hour)}/h`],
     ["Cost per epoch", dollars(spending.dollars_per_epoch), ""],
     ["Projected cost", dollars(spending.projected_dollars), ""],
     ["Interruptions", whole(interruptions),
       `${hours(spending.interruption_hours)}${spending.interruption_dollars === null ? "" : `, ${dollars(spending.interruption_dollars)}`}`],
+    ["Median recovery", duration(medianRecovery(status.recoveries)), ""],
+    ["Goodput", percent(goodput(spending)), "share of the machine time in which training went on"],
     ["Budget used", percent(spending.used),
       spending.most_hours === null ? (spending.used === null ? "no limit" : "") : `of ${decimal(spending.most_hours, 1)} h`],
     ["Last checkpoint", checkpoint ? `update ${whole(checkpoint.step)}` : NONE,
@@ -148,6 +150,17 @@ export const drawFigures = (status, elapsed) => {
       element("div", {}, element("dt"), element("dd"), element("dd", { class: "quiet" }))));
   }
   figures.forEach((texts, index) => texts.forEach((text, place) => setText(list.children[index].children[place], text)));
+};
+
+/** None before the first of the time. */
+const goodput = ({ hours: all, interruption_hours: interrupted, paused_hours: paused }) =>
+  (all > 0 ? Math.min(1, Math.max(0, 1 - (interrupted + paused) / all)) : null);
+
+/** Of those that have ended. */
+const medianRecovery = (recoveries) => {
+  const seconds = recoveries.map((it) => it.total_seconds).filter((it) => it !== null).sort((a, b) => a - b);
+  const at = (seconds.length - 1) / 2;
+  return seconds.length ? (seconds[Math.floor(at)] + seconds[Math.ceil(at)]) / 2 : null;
 };
 
 /** Greater is worse. Who is gone comes first, then who holds the others up. */
@@ -162,7 +175,8 @@ export const drawRanks = (status, elapsed, isWorstFirst) => {
   const shown = sorted.slice(0, MOST_ROWS);
   const hasGpu = ranks.some((rank) => rank.gpu);
   const gpu = [
-    { head: "GPU", number: true, cell: ({ gpu: it }) => percent(it?.utilisation, 0) },
+    { head: "GPU", cell: ({ gpu: it }) => it?.name ?? NONE },
+    { head: "GPU use", number: true, cell: ({ gpu: it }) => percent(it?.utilisation, 0) },
     { head: "GPU memory", number: true, cell: ({ gpu: it }) => (it ? `${bytes(it.memory_used)} / ${bytes(it.memory_total)}` : NONE) },
     { head: "°C", number: true, cell: ({ gpu: it }) => decimal(it?.celsius, 0), mark: ({ gpu: it }) => (it?.celsius >= 85 ? "warn" : "") },
     { head: "W", number: true, cell: ({ gpu: it }) => decimal(it?.watts, 0) },
@@ -177,6 +191,7 @@ export const drawRanks = (status, elapsed, isWorstFirst) => {
     { head: "Own time", number: true, cell: ({ pulse }) => (pulse?.own_step_seconds ? duration(pulse.own_step_seconds) : NONE) },
     { head: "Slowness", number: true, cell: (rank) => (rank.slowness === null ? NONE : `${decimal(rank.slowness, 2)} ×`), mark: (rank) => (rank.slowness > 1.2 ? "warn" : "") },
     { head: "Loader wait", number: true, cell: ({ loader }) => percent(loader?.wait, 0), mark: ({ loader }) => (loader?.wait > 0.2 ? "warn" : "") },
+    { head: "Skipped", number: true, cell: ({ loader }) => whole(loader?.skipped) },
     ...(hasGpu ? gpu : []),
     { head: "Heard", number: true, cell: (rank) => (age(rank) === null ? NONE : `${duration(age(rank))} ago`), mark: (rank) => (age(rank) > 10 ? "bad" : "") },
   ];
@@ -207,6 +222,21 @@ export const drawHosts = (status, elapsed) => {
   fillTable(byId("hosts"), caption, columns, shown);
 };
 
+export const drawEvaluations = (evaluations) => {
+  const shown = evaluations.slice(-MOST_ROWS).reverse();
+  const [first, second] = shown.some((it) => it.fit)
+    ? [["Spearman", (it) => decimal(it?.fit?.spearman)], ["MAE", (it) => decimal(it?.fit?.mae)]]
+    : [["Top-1", (it) => percent(it?.top1, 2)], ["Top-5", (it) => percent(it?.top5, 2)]];
+  const scores = [["Loss", (it) => decimal(it?.loss)], first, second];
+  fillTable(byId("evaluations"), evaluations.length === 0 ? "None yet."
+    : `${plural(evaluations.length, "evaluation")}${evaluations.length > shown.length ? `; the newest ${shown.length} are shown` : ", newest first"}`, [
+    { head: "Update", number: true, cell: (it) => whole(it.step) },
+    { head: "Set", cell: (it) => it.extent ?? NONE },
+    ...scores.map(([head, cell]) => ({ head, number: true, cell })),
+    ...scores.map(([head, cell]) => ({ head: `Averaged: ${head.toLowerCase()}`, number: true, cell: ({ ema }) => cell(ema) })),
+  ], shown);
+};
+
 /** The parts of a recovery, each as long as it took. */
 const partBar = (recovery, longest) => {
   const told = PARTS.filter(([field]) => recovery[field] !== null);
@@ -223,7 +253,7 @@ const partBar = (recovery, longest) => {
 const sum = (recovery) => PARTS.reduce((total, [field]) => total + (recovery[field] ?? 0), 0);
 
 export const drawRecoveries = (status, elapsed) => {
-  const newest = status.recoveries.slice(-50).reverse();
+  const newest = status.recoveries.slice(-MOST_ROWS).reverse();
   const longest = Math.max(1e-3, ...newest.map(sum));
   const legend = byId("parts");
   if (legend.children.length === 0) {
@@ -246,11 +276,12 @@ export const drawDivergences = (status) => {
   const { divergences } = status;
   show(byId("went-wrong"), divergences.length > 0);
   fillTable(byId("divergences"), `${plural(divergences.length, "time")}, newest first`, [
+    { head: "Generation", number: true, cell: (it) => whole(it.generation) },
     { head: "Update", number: true, cell: (it) => whole(it.step) },
     { head: "Epoch", number: true, cell: (it) => whole(it.epoch + 1) },
     { head: "Found", cell: (it) => it.cause },
     { head: "Done", cell: (it) => it.remedy },
-  ], divergences.slice(-50).reverse());
+  ], divergences.slice(-MOST_ROWS).reverse());
 };
 
 export const drawCheckpoints = (status, listed) => {
@@ -280,6 +311,7 @@ export const drawEvents = (events) => {
   fillTable(byId("events"), events.length === 0 ? "None yet." : `The newest ${whole(shown.length)}, newest first`, [
     { head: "Time", cell: (it) => clock(it.unix_millis) },
     { head: "Event", cell: (it) => it.kind.replaceAll("_", " "), mark },
+    { head: "Generation", number: true, cell: (it) => whole(it.generation) },
     { head: "Update", number: true, cell: (it) => whole(it.step) },
     { head: "What", cell: (it) => it.message },
   ], shown);

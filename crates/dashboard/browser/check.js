@@ -1,5 +1,5 @@
 // Drives a real browser against the example server, and prints a line per check. Run by scripts/check-dashboard.sh:
-//   node check.js PATH/TO/fake
+//   node check.js PATH/TO/fake PATH/TO/report.html
 // CHROMIUM names the browser, SHOTS a folder for pictures of the page, ONLY a word of the checks to run.
 
 import assert from "node:assert/strict";
@@ -11,10 +11,12 @@ import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
+import { pathToFileURL } from "node:url";
 
 import { chromium } from "playwright-core";
 
 const program = process.argv[2];
+const report = pathToFileURL(process.argv[3]).href;
 const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const shots = process.env.SHOTS;
 const PATIENCE = 30_000;
@@ -103,7 +105,7 @@ const checks = {
     await untilText(page, "#phase", "training");
     await untilText(page, "#figures", "Loss\\n\\d");
     await page.waitForSelector("#charts svg path.curve[d^='M']");
-    assert.equal(await page.locator("#charts figure").count(), 4);
+    assert.equal(await page.locator("#charts figure:visible").count(), 4);
     assert.equal(await page.locator("#ranks tbody tr").count(), 8);
     assert.equal(await page.locator("#hosts tbody tr").count(), 1);
     await untilText(page, "#events", "generation opened");
@@ -112,6 +114,39 @@ const checks = {
     await page.locator("#recipe summary").click();
     await untilText(page, "#recipe pre", "epochs = 16");
     assert.deepEqual(faults, []);
+    return page;
+  },
+
+  "the report is the page without a coordinator": async () => {
+    const page = await browser.newPage();
+    const faults = [];
+    page.on("pageerror", (error) => faults.push(error.message));
+    page.on("request", (request) => request.url() === report || faults.push(request.url()));
+    await page.goto(report);
+    await untilText(page, "#name", "digits");
+    await untilText(page, "#figures", "Goodput\\n90.6 %");
+    assert.equal(await page.locator("#charts figure:visible").count(), 4);
+    assert.equal(await page.locator("button").count(), 0);
+    await untilText(page, "#evaluations", "full");
+    await untilText(page, "#recipe pre", "epochs = 20");
+    assert.deepEqual(await audit(page), []);
+    await shoot(page, "report");
+    assert.deepEqual(faults, []);
+    return page;
+  },
+
+  "no spike of a curve is lost": async (server) => {
+    const { page } = await open(server);
+    const drawn = await page.evaluate(async () => {
+      const { Chart } = await import("/assets/chart.js");
+      const points = Array.from({ length: 20_000 }, (_, at) => [at, at === 12_345 ? 9 : 1]);
+      const chart = new Chart(document.querySelector("#charts"), { title: "t", series: ["s"], format: String });
+      chart.draw([points], []);
+      return chart.shown[0];
+    });
+    assert.ok(drawn.length < 2_000, String(drawn.length));
+    assert.deepEqual(drawn.find(([, value]) => value === 9), [12_345, 9]);
+    assert.deepEqual([drawn[0][0], drawn[drawn.length - 1][0]], [0, 19_999]);
     return page;
   },
 

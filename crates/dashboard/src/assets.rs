@@ -31,12 +31,13 @@ macro_rules! asset {
     };
 }
 
-const ASSETS: [Asset; 10] = [
+const ASSETS: [Asset; 11] = [
     asset!("/", HTML, "index.html"),
     asset!("/favicon.svg", IMAGE, "favicon.svg"),
     asset!("/assets/style.css", STYLE, "style.css"),
     asset!("/assets/app.js", SCRIPT, "app.js"),
     asset!("/assets/chart.js", SCRIPT, "chart.js"),
+    asset!("/assets/curves.js", SCRIPT, "curves.js"),
     asset!("/assets/feed.js", SCRIPT, "feed.js"),
     asset!("/assets/format.js", SCRIPT, "format.js"),
     asset!("/assets/history.js", SCRIPT, "history.js"),

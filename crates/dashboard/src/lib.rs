@@ -41,6 +41,7 @@ mod api;
 mod assets;
 mod control;
 mod refusal;
+pub mod report;
 mod same_site;
 pub mod stream;
 

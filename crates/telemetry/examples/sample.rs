@@ -8,12 +8,7 @@ mod sample;
 use std::{env, error::Error, fs, path::PathBuf};
 
 use baton_proto::v1::{Step, stream_metrics_response::Metrics};
-use baton_telemetry::{
-    history::History,
-    prometheus,
-    report::{self, Report},
-    tensorboard::EventFile,
-};
+use baton_telemetry::{history::History, prometheus, tensorboard::EventFile};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let dir = PathBuf::from(env::args_os().nth(1).ok_or("usage: sample DIR")?);
@@ -37,13 +32,5 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     history.flush()?;
     file.flush()?;
-    let report = Report {
-        status: sample::status(),
-        points: history.points(0),
-        events: sample::events(),
-        recipe_toml: "name = \"digits_cpu\"\n\n[train]\nepochs = 20\n".to_owned(),
-    };
-    fs::write(dir.join("report.html"), report::html(&report))?;
-    fs::write(dir.join("report.json"), report::json(&report)?)?;
     Ok(())
 }

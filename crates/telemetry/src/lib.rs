@@ -3,7 +3,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod curves;
 mod error;
 pub mod history;
 pub mod prometheus;

@@ -1,0 +1,20 @@
+//! Writes the report of a made-up job: `cargo run -p baton-dashboard --example report -- FILE`.
+
+use std::{env, error::Error, fs};
+
+use baton_telemetry::report::Report;
+
+#[allow(dead_code, missing_docs, unreachable_pub)]
+#[path = "../../telemetry/tests/outputs/sample.rs"]
+mod sample;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let file = env::args_os().nth(1).ok_or("usage: report FILE")?;
+    let report = Report {
+        status: sample::status(),
+        points: sample::points(),
+        events: sample::events(),
+        recipe_toml: "name = \"digits_cpu\"\n\n[train]\nepochs = 20\n".to_owned(),
+    };
+    Ok(fs::write(file, baton_dashboard::report::html(&report)?)?)
+}

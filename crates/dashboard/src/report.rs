@@ -1,0 +1,58 @@
+//! The report of a job as one HTML file: the dashboard's own page with the job's data in it. It needs no server, no
+//! network and nothing beside it, but a browser that runs its script; `report.json` has the same data for all others.
+
+use baton_telemetry::report::{self, Report};
+
+/// The scripts of the report, each after those that it imports. An import is one line, or ends with one that begins with
+/// its brace.
+const MODULES: [&str; 7] = [
+    include_str!("../assets/format.js"),
+    include_str!("../assets/page.js"),
+    include_str!("../assets/chart.js"),
+    include_str!("../assets/curves.js"),
+    include_str!("../assets/history.js"),
+    include_str!("../assets/panels.js"),
+    include_str!("../assets/report.js"),
+];
+
+/// What the page gets in the place of its links to other files.
+const LINKS: &str = "<link rel=\"icon\" href=\"/favicon.svg\" type=\"image/svg+xml\">\n\
+                     <link rel=\"stylesheet\" href=\"/assets/style.css\">\n\
+                     <script type=\"module\" src=\"/assets/app.js\"></script>\n";
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
+
+/// The report as an HTML page.
+///
+/// # Errors
+///
+/// None that is known of.
+pub fn html(report: &Report) -> Result<String, serde_json::Error> {
+    // JSON has `<` in strings only, where it may be written so; then no text of others can end the element.
+    let data = report::json(report)?.replace('<', "\\u003c");
+    let inline = format!(
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n<style>\n{style}</style>\n\
+         <script type=\"application/json\" id=\"report\">{data}</script>\n\
+         <script type=\"module\">\n{script}</script>\n",
+        style = include_str!("../assets/style.css"),
+        script = script(),
+    );
+    Ok(include_str!("../assets/index.html").replace(LINKS, &inline))
+}
+
+/// The modules as one: all names in them differ.
+fn script() -> String {
+    let mut script = String::new();
+    for module in MODULES {
+        let mut lines = module.lines();
+        while let Some(line) = lines.next() {
+            if line.starts_with("import ") {
+                let is_end = |line: &str| line.ends_with(';');
+                let _ = is_end(line) || lines.any(is_end);
+            } else {
+                script.push_str(line.trim_start_matches("export "));
+                script.push('\n');
+            }
+        }
+    }
+    script
+}
