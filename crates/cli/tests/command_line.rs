@@ -2,33 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers may fail as loudly as the test")]
 
+#[path = "../../recipe/tests/kit/mod.rs"]
+mod kit;
+
 use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
+use kit::RECIPE;
 use tempfile::TempDir;
-
-const RECIPE: &str = r#"
-name = "demo"
-[model]
-arch = "resnet18"
-num_classes = 10
-[data]
-train = "train.beton"
-val = "val.beton"
-[train]
-epochs = 2
-global_batch = 64
-resolution = 32
-[optimizer]
-kind = "sgd"
-momentum = 0.9
-[schedule]
-kind = "constant"
-lr = 0.1
-"#;
 
 /// A folder with the program, a recipe, and nothing else on the `PATH` but the system's tools.
 struct Place(TempDir);

@@ -20,6 +20,9 @@ pub mod engine;
 pub mod exit;
 pub mod gpu;
 pub mod ids;
+#[cfg(test)]
+#[path = "../../recipe/tests/kit/mod.rs"]
+mod kit;
 pub mod message;
 pub mod plan;
 pub mod session;

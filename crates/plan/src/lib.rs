@@ -19,6 +19,9 @@
 
 pub mod calibration;
 pub mod gpu;
+#[cfg(test)]
+#[path = "../../recipe/tests/kit/mod.rs"]
+mod kit;
 pub mod layer;
 pub mod machine;
 pub mod memory;

@@ -47,21 +47,16 @@ pub fn for_memory(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::network::Input;
+    use crate::{kit::recipe, network::Input};
 
     const GIB: u64 = 1 << 30;
 
     fn remedy_on(gib: u64, changes: &[&str]) -> String {
-        let text = r#"
-            name = "test"
-            model = { arch = "resnet50", num_classes = 1000 }
-            data = { train = "none", val = "none" }
-            train = { epochs = 1, global_batch = 1024, resolution = 224, virtual_ranks = 1 }
-            optimizer = { kind = "sgd", momentum = 0.9 }
-            schedule = { kind = "constant", lr = 0.1 }
-        "#;
-        let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
-        let spec = JobSpec::from_toml(text, &changes).unwrap();
+        let of_all = [
+            "model={ arch='resnet50', num_classes=1000 }",
+            "train={ epochs=1, global_batch=1024, resolution=224, virtual_ranks=1 }",
+        ];
+        let spec = recipe(&of_all, changes);
         let network = |resolution: u32| {
             Network::new(&spec.model, Input::Image { resolution: u64::from(resolution) })
         };

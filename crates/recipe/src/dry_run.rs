@@ -281,19 +281,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::progress::{Accuracy, Due, Extent};
+    use crate::{
+        kit::recipe,
+        progress::{Accuracy, Due, Extent},
+    };
 
     fn spec(overrides: &[&str]) -> JobSpec {
-        let text = r#"
-            name = "walk"
-            model = { arch = "resnet18", num_classes = 10 }
-            data = { train = "train.beton", val = "val.beton" }
-            train = { epochs = 4, global_batch = 16, resolution = 64, virtual_ranks = 2 }
-            optimizer = { kind = "sgd" }
-            schedule = { kind = "constant", lr = 0.1 }
-        "#;
-        let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
-        JobSpec::from_toml(text, &overrides).unwrap()
+        recipe(&["train={ epochs=4, global_batch=16, resolution=64, virtual_ranks=2 }"], overrides)
     }
 
     fn told(violations: &[Violation]) -> String {

@@ -207,18 +207,10 @@ impl Diagnosis {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kit;
 
     fn recipe(compute: &str) -> JobSpec {
-        let text = r#"
-            name = "guarded"
-            model = { arch = "resnet18", num_classes = 10 }
-            data = { train = "train.beton", val = "val.beton" }
-            train = { epochs = 1, global_batch = 8 }
-            optimizer = { kind = "sgd" }
-            schedule = { kind = "constant", lr = 0.1 }
-            guard = { window = 4 }
-        "#;
-        JobSpec::from_toml(text, &[format!("precision.compute={compute}")]).unwrap()
+        kit::recipe(&["guard.window=4"], &[&format!("precision.compute={compute}")])
     }
 
     fn judged(losses: impl IntoIterator<Item = f64>) -> (LossWatch, Option<(usize, Divergence)>) {

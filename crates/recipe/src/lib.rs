@@ -25,6 +25,12 @@ pub mod schedule;
 pub mod spec;
 pub mod task;
 
+#[cfg(test)]
+extern crate self as baton_recipe;
+#[cfg(test)]
+#[path = "../tests/kit/mod.rs"]
+mod kit;
+
 pub use baton_model::Sees;
 pub use count::{Epoch, Step};
 pub use median::median;

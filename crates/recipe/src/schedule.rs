@@ -130,17 +130,10 @@ fn interpolate(points: &[[f64; 2]], at: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kit::recipe;
 
     fn agenda(epochs: u32, steps_per_epoch: u64) -> Agenda {
-        let text = r#"
-            name = "rates"
-            model = { arch = "resnet18", num_classes = 10 }
-            data = { train = "train.beton", val = "val.beton" }
-            train = { epochs = 1, global_batch = 8 }
-            optimizer = { kind = "sgd" }
-            schedule = { kind = "constant", lr = 1.0 }
-        "#;
-        let spec = JobSpec::from_toml(text, &[]).unwrap();
+        let spec = recipe(&["train.global_batch=8"], &[]);
         Agenda { epochs, ..Agenda::new(&spec, 8 * steps_per_epoch) }
     }
 
@@ -273,16 +266,8 @@ mod tests {
         let one_cycle = "schedule={ kind='one_cycle', peak_lr=0.8 }";
         for schedule in [cosine, one_cycle] {
             let rate = |phases: &str, epoch, cursor| {
-                let text = r#"
-                    name = "rates"
-                    model = { arch = "resnet18", num_classes = 10 }
-                    data = { train = "train.beton", val = "val.beton" }
-                    train = { epochs = 10, global_batch = 8, resolution = 160 }
-                    optimizer = { kind = "sgd" }
-                    schedule = { kind = "constant", lr = 1.0 }
-                "#;
-                let overrides = [schedule.to_owned(), format!("train.phases={phases}")];
-                let spec = JobSpec::from_toml(text, &overrides).unwrap();
+                let train = "train={ epochs=10, global_batch=8, resolution=160 }";
+                let spec = recipe(&[train, schedule], &[&format!("train.phases={phases}")]);
                 let agenda = Agenda::new(&spec, 160);
                 let progress = Progress { epoch: Epoch(epoch), cursor, ..Progress::default() };
                 learning_rate(&spec, &agenda, &progress)
@@ -304,16 +289,7 @@ mod tests {
 
     #[test]
     fn every_cut_lowers_the_whole_schedule() {
-        let text = r#"
-            name = "rates"
-            model = { arch = "resnet18", num_classes = 10 }
-            data = { train = "train.beton", val = "val.beton" }
-            train = { epochs = 1, global_batch = 8 }
-            optimizer = { kind = "sgd" }
-            schedule = { kind = "constant", lr = 1.0 }
-            guard = { lr_factor = 0.3 }
-        "#;
-        let spec = JobSpec::from_toml(text, &[]).unwrap();
+        let spec = recipe(&["train.global_batch=8", "schedule.lr=1.0"], &["guard.lr_factor=0.3"]);
         let progress = Progress { lr_cuts: 2, ..Progress::default() };
         let rate = learning_rate(&spec, &Agenda::new(&spec, 80), &progress);
         assert!((rate - 0.09).abs() < 1e-12, "{rate}");

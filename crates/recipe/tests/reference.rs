@@ -5,7 +5,8 @@
 
 use std::{collections::BTreeMap, env, fs, path::Path};
 
-use baton_recipe::JobSpec;
+mod kit;
+
 use serde_json::Value;
 
 /// Together they have every section and every kind, and no value that a recipe may leave out.
@@ -115,16 +116,8 @@ struct Reference {
 
 impl Reference {
     fn new() -> Self {
-        let text = "
-            name = 'test'
-            model = { arch = 'resnet18', num_classes = 10 }
-            data = { train = 'train.beton', val = 'val.beton' }
-            train = { epochs = 2, global_batch = 8 }
-            optimizer = { kind = 'sgd' }
-            schedule = { kind = 'constant', lr = 0.1 }
-        ";
         let sample = |changes: [&str; 2]| {
-            let spec = JobSpec::from_toml(text, &changes.map(str::to_owned)).unwrap();
+            let spec = kit::recipe(&[], &changes);
             serde_json::from_str(&spec.to_json()).unwrap()
         };
         Self { items: items(), samples: SAMPLES.map(sample).into() }

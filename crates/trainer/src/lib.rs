@@ -21,6 +21,9 @@ mod digest;
 mod error;
 mod evaluation;
 mod inputs;
+#[cfg(test)]
+#[path = "../../recipe/tests/kit/mod.rs"]
+mod kit;
 pub mod learner;
 pub mod linear;
 mod loader_watch;

@@ -2,6 +2,9 @@
 //! one is under way. That this changes no bit of what is learned is proved in `chaos.rs`.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
+#[path = "../../recipe/tests/kit/mod.rs"]
+mod kit;
+
 use std::{
     path::Path,
     sync::{Arc, Mutex},
@@ -184,18 +187,13 @@ type Made = (Trainer<Queueing>, Arc<Mutex<Vec<Asked>>>, Arc<Controls>);
 /// A rank's process; whoever runs it with the controls that come with it has a checkpoint asked for.
 fn trainer(ahead: bool, overrides: &[&str]) -> Made {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
-    let text = format!(
-        r#"
-        name = "ahead"
-        model = {{ arch = "linear", num_classes = 10 }}
-        data = {{ train = "{digits}", val = "{digits}", prefetch_batches = 4 }}
-        train = {{ epochs = 3, global_batch = 90, resolution = 8, virtual_ranks = 1 }}
-        optimizer = {{ kind = "sgd" }}
-        schedule = {{ kind = "constant", lr = 0.1 }}
-        "#
-    );
-    let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
-    let spec = Arc::new(JobSpec::from_toml(&text, &overrides).unwrap());
+    let of_all = [
+        "model.arch=linear",
+        &format!("data={{ train='{digits}', val='{digits}', prefetch_batches=4 }}"),
+        "train={ epochs=3, global_batch=90, resolution=8, virtual_ranks=1 }",
+        "optimizer={ kind='sgd' }",
+    ];
+    let spec = Arc::new(kit::recipe(&of_all, overrides));
     let inputs = Inputs::open(&spec, Path::new("")).unwrap();
     let store = Arc::new(Store::memory().unwrap());
     let job = Job { id: JobId::default(), spec: spec.clone(), store, inputs };

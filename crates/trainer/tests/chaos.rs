@@ -11,6 +11,9 @@
 //! ```
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "../../recipe/tests/kit/mod.rs"]
+mod kit;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -46,18 +49,16 @@ const RESNET_SEEDS: u64 = 2;
 const FAULTS: usize = 20;
 const VIRTUAL_RANKS: u32 = 4;
 
-const RECIPE: &str = r#"
-name = "chaos"
-seed = 3
-model = { arch = "linear", num_classes = 10 }
-train = { epochs = 30, global_batch = 60, resolution = 8, virtual_ranks = 4 }
-optimizer = { kind = "sgd", momentum = 0.9 }
-schedule = { kind = "warmup_cosine", peak_lr = 0.5, warmup_epochs = 0.5 }
-checkpoint = { every_epochs = 2, every_steps = 4, keep_last = 2 }
-evaluation = { every_epochs = 2, crop_ratio = 1.0 }
-augment = { flip = 0.5, crop_scale = [0.7, 1.0] }
-data = { train = "DIGITS", val = "DIGITS", pin_threads = false, prefetch_batches = 2 }
-"#;
+const RECIPE: [&str; 8] = [
+    "seed=3",
+    "model.arch=linear",
+    "train={ epochs=30, global_batch=60, resolution=8, virtual_ranks=4 }",
+    "optimizer={ kind='sgd', momentum=0.9 }",
+    "schedule={ kind='warmup_cosine', peak_lr=0.5, warmup_epochs=0.5 }",
+    "checkpoint={ every_epochs=2, every_steps=4, keep_last=2 }",
+    "evaluation={ every_epochs=2, crop_ratio=1.0 }",
+    "augment={ flip=0.5, crop_scale=[0.7, 1.0] }",
+];
 
 // ---- what is seen of a run ----
 
@@ -387,8 +388,10 @@ where
 
 fn spec(overrides: &[&str]) -> Arc<JobSpec> {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
-    let overrides: Vec<String> = overrides.iter().map(|&one| one.to_owned()).collect();
-    Arc::new(JobSpec::from_toml(&RECIPE.replace("DIGITS", digits), &overrides).unwrap())
+    let data = format!(
+        "data={{ train='{digits}', val='{digits}', pin_threads=false, prefetch_batches=2 }}"
+    );
+    Arc::new(kit::recipe(&[&[data.as_str()], &RECIPE[..]].concat(), overrides))
 }
 
 fn from_environment(name: &str) -> Option<u64> {

@@ -7,6 +7,8 @@ mod area;
 mod damage;
 mod digits;
 mod fixtures;
+#[path = "../../../recipe/tests/kit/mod.rs"]
+mod kit;
 mod loader;
 mod regression;
 mod sketch;

@@ -10,11 +10,10 @@ use baton_data::{
     verify::Verifier,
     write::{Array, Field, Kind, Value, Writer},
 };
-use baton_recipe::{
-    JobSpec,
-    spec::{Augment, OnBadSample, Resize},
-};
+use baton_recipe::spec::{Augment, OnBadSample, Resize};
 use tempfile::TempDir;
+
+use super::kit;
 
 const SAMPLES: u64 = 5;
 
@@ -265,18 +264,12 @@ fn made_up_signals_are_read_back_bit_by_bit_through_a_recipe() {
     assert_eq!(written.bytes, std::fs::metadata(&path).unwrap().len());
 
     let location = path.to_str().unwrap();
-    let recipe = format!(
-        r#"
-        name = "signals"
-        model = {{ arch = "resnet34_1d", num_classes = 1 }}
-        data = {{ train = "{location}", val = "{location}", input_field = "{INPUT_FIELD}", label_field = "{TARGET_FIELD}" }}
-        train = {{ epochs = 1, global_batch = 16 }}
-        optimizer = {{ kind = "sgd" }}
-        schedule = {{ kind = "constant", lr = 0.1 }}
-        loss = {{ kind = "mse" }}
-        "#
+    let data = format!(
+        "data={{ train='{location}', val='{location}', input_field='{INPUT_FIELD}', \
+         label_field='{TARGET_FIELD}' }}"
     );
-    let spec = JobSpec::from_toml(&recipe, &[]).unwrap();
+    let model = "model={ arch='resnet34_1d', num_classes=1 }";
+    let spec = kit::recipe(&[model, &data, "loss.kind=mse"], &[]);
     let source = Source::of_recipe(&spec, location, folder.path().to_owned());
     let set = Arc::new(Dataset::open(source).unwrap());
     let batch = batch(&set, 0, train_view()).unwrap();

@@ -11,42 +11,18 @@ use super::*;
 use crate::{
     exit,
     ids::JobId,
+    kit::recipe,
     message::{Hold, Holding, Restore, SaveProblem},
     plan::Placement,
 };
 use baton_recipe::progress::Progress;
-
-const RECIPE: &str = r#"
-name = "demo"
-[model]
-arch = "resnet18"
-num_classes = 10
-[data]
-train = "train.beton"
-val = "val.beton"
-[train]
-epochs = 2
-global_batch = 64
-resolution = 32
-[optimizer]
-kind = "sgd"
-[schedule]
-kind = "constant"
-lr = 0.1
-[cluster]
-node_grace_seconds = 5
-rendezvous_seconds = 20
-drain_seconds = 100
-restart_limit = 3
-"#;
 
 fn spec(min_ranks: u32) -> JobSpec {
     spec_with(&[&format!("cluster.min_ranks={min_ranks}")])
 }
 
 fn spec_with(overrides: &[&str]) -> JobSpec {
-    let overrides: Vec<String> = overrides.iter().map(|&one| one.to_owned()).collect();
-    JobSpec::from_toml(RECIPE, &overrides).unwrap()
+    recipe(&["cluster.rendezvous_seconds=20"], overrides)
 }
 
 fn at(seconds: f64) -> Time {

@@ -1,20 +1,17 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{gpu, network::Input};
+use crate::{gpu, kit::recipe, network::Input};
 
 fn spec(changes: &[&str]) -> JobSpec {
-    let text = r#"
-        name = "test"
-        model = { arch = "resnet50", num_classes = 1000 }
-        data = { train = "none", val = "none" }
-        train = { epochs = 1, global_batch = 2048, resolution = 224 }
-        optimizer = { kind = "sgd", momentum = 0.9 }
-        schedule = { kind = "constant", lr = 0.1 }
-        precision = { compute = "bf16", determinism = "fast" }
-    "#;
-    let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
-    JobSpec::from_toml(text, &changes).unwrap()
+    recipe(
+        &[
+            "model={ arch='resnet50', num_classes=1000 }",
+            "train={ epochs=1, global_batch=2048, resolution=224 }",
+            "precision={ compute='bf16', determinism='fast' }",
+        ],
+        changes,
+    )
 }
 
 fn network(spec: &JobSpec, resolution: u64) -> Network {

@@ -1,20 +1,9 @@
-use baton_recipe::JobSpec;
-
 use super::*;
+use crate::kit::recipe;
 
 fn network(arch: &str, classes: u32, changes: &[&str], input: Input) -> Network {
-    let text = r#"
-        name = "test"
-        model = { arch = "resnet50", num_classes = 10 }
-        data = { train = "none", val = "none" }
-        train = { epochs = 1, global_batch = 8 }
-        optimizer = { kind = "sgd" }
-        schedule = { kind = "constant", lr = 0.1 }
-    "#;
-    let mut overrides: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
-    overrides.push(format!("model.arch={arch}"));
-    overrides.push(format!("model.num_classes={classes}"));
-    let spec = JobSpec::from_toml(text, &overrides).unwrap();
+    let model = format!("model={{ arch='{arch}', num_classes={classes} }}");
+    let spec = recipe(&[&model], changes);
     Network::new(&spec.model, input).unwrap()
 }
 

@@ -1,17 +1,14 @@
 use super::*;
-use crate::{gpu, network::Input};
+use crate::{gpu, kit::recipe, network::Input};
 
 fn spec(changes: &[&str]) -> JobSpec {
-    let text = r#"
-        name = "test"
-        model = { arch = "resnet50", num_classes = 1000 }
-        data = { train = "none", val = "none" }
-        train = { epochs = 1, global_batch = 256, resolution = 224, virtual_ranks = 1 }
-        optimizer = { kind = "sgd", momentum = 0.9 }
-        schedule = { kind = "constant", lr = 0.1 }
-    "#;
-    let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
-    JobSpec::from_toml(text, &changes).unwrap()
+    recipe(
+        &[
+            "model={ arch='resnet50', num_classes=1000 }",
+            "train={ epochs=1, global_batch=256, resolution=224, virtual_ranks=1 }",
+        ],
+        changes,
+    )
 }
 
 fn images_per_second(gpu: &Gpu, changes: &[&str], batch: u64) -> f64 {

@@ -3,26 +3,7 @@
 use std::io;
 
 use super::*;
-
-const MINIMAL: &str = r#"
-name = "demo"
-[model]
-arch = "resnet18"
-num_classes = 10
-[data]
-train = "train.beton"
-val = "val.beton"
-[train]
-epochs = 2
-global_batch = 64
-resolution = 32
-[optimizer]
-kind = "sgd"
-momentum = 0.9
-[schedule]
-kind = "constant"
-lr = 0.1
-"#;
+use crate::kit::RECIPE as MINIMAL;
 
 fn refused(overrides: &[&str]) -> String {
     let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();

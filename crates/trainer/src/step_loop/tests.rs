@@ -10,7 +10,7 @@ use object_store::{
 };
 
 use super::*;
-use crate::linear::LinearLearner;
+use crate::{kit::recipe, linear::LinearLearner};
 
 fn trainer(store: &str) -> Trainer<LinearLearner> {
     trainer_with(store, &[])
@@ -22,18 +22,13 @@ fn trainer_with(store: &str, overrides: &[&str]) -> Trainer<LinearLearner> {
 
 fn trainer_on(store: Store, overrides: &[&str]) -> Trainer<LinearLearner> {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
-    let text = format!(
-        r#"
-        name = "loop"
-        model = {{ arch = "linear", num_classes = 10 }}
-        data = {{ train = "{digits}", val = "{digits}" }}
-        train = {{ epochs = 1, global_batch = 90, resolution = 8, virtual_ranks = 2 }}
-        optimizer = {{ kind = "sgd" }}
-        schedule = {{ kind = "constant", lr = 0.1 }}
-        "#
-    );
-    let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
-    let spec = Arc::new(JobSpec::from_toml(&text, &overrides).unwrap());
+    let of_all = [
+        "model.arch=linear",
+        &format!("data={{ train='{digits}', val='{digits}' }}"),
+        "train={ epochs=1, global_batch=90, resolution=8, virtual_ranks=2 }",
+        "optimizer={ kind='sgd' }",
+    ];
+    let spec = Arc::new(recipe(&of_all, overrides));
     let inputs = Inputs::open(&spec, Path::new("")).unwrap();
     let store = Arc::new(store);
     let job = Job {

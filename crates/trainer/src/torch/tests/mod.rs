@@ -19,36 +19,20 @@ use baton_recipe::{JobSpec, Step};
 use tch::{Device, Tensor};
 
 use super::{TorchLeaf, TorchLearner, device};
-use crate::learner::{Leaf, Learner, Sums, Update, Weights};
-
-const RECIPE: &str = r#"
-name = "test"
-seed = 5
-[model]
-arch = "resnet18"
-num_classes = 10
-[data]
-train = "train.beton"
-val = "val.beton"
-[train]
-epochs = 1
-global_batch = 8
-resolution = 32
-virtual_ranks = 2
-[optimizer]
-kind = "sgd"
-momentum = 0.9
-weight_decay = 1e-4
-[schedule]
-kind = "constant"
-lr = 0.05
-[loss]
-label_smoothing = 0.1
-"#;
+use crate::{
+    kit,
+    learner::{Leaf, Learner, Sums, Update, Weights},
+};
 
 fn recipe(overrides: &[&str]) -> JobSpec {
-    let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
-    JobSpec::from_toml(RECIPE, &overrides).unwrap()
+    let of_all = [
+        "seed=5",
+        "train={ epochs=1, global_batch=8, resolution=32, virtual_ranks=2 }",
+        "optimizer={ kind='sgd', momentum=0.9, weight_decay=1e-4 }",
+        "schedule.lr=0.05",
+        "loss.label_smoothing=0.1",
+    ];
+    kit::recipe(&of_all, overrides)
 }
 
 fn learner(overrides: &[&str]) -> TorchLearner {
