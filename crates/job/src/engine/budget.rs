@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::{Action, Engine, NoticeKind, Record, nodes::Node};
+use super::{Action, Record};
 use crate::{exit::Outcome, time::Time};
 use baton_recipe::spec::Limits;
 
 /// While ranks train, at least so often the journal learns what the meter shows.
 const METERED_EVERY: Duration = Duration::from_secs(60);
 
-/// The shares of a budget whose use is told of: time to think, and to raise it.
+/// The shares of a budget whose use is announced: time to think, and to raise it.
 const ALERTS: [f64; 3] = [0.5, 0.8, 0.95];
 
 /// Measures for how long at least one node was attached: the time that machines are paid for. While
@@ -99,54 +99,67 @@ impl Budget {
     }
 }
 
-impl Engine {
-    /// When the budget ends, while that is something to wait for.
-    pub(super) fn budget_ends_at(&self) -> Option<Time> {
-        let budget = self.budget.as_ref().filter(|_| self.drain.is_none())?;
-        let alert = ALERTS.get(self.budget_alerts).map(|share| budget.share(*share));
+/// What the job costs, and when that is enough.
+#[derive(Clone, Debug)]
+pub(super) struct Accounting {
+    pub(super) budget: Option<Budget>,
+    pub(super) dollars_per_hour: Option<f64>,
+    pub(super) meter: Meter,
+    /// What the journal knows of the meter.
+    persisted: Duration,
+    /// How many of [`ALERTS`] were announced.
+    alerts: usize,
+}
+
+impl Accounting {
+    pub(super) fn new(limits: &Limits) -> Self {
+        Self {
+            budget: Budget::new(limits),
+            dollars_per_hour: limits.dollars_per_hour,
+            meter: Meter::default(),
+            persisted: Duration::ZERO,
+            alerts: 0,
+        }
+    }
+
+    /// Attached time so far.
+    pub(super) fn spent(&self, now: Time) -> Duration {
+        self.meter.read(now)
+    }
+
+    /// When the next alert is due, or the budget ends.
+    pub(super) fn wakes_at(&self) -> Option<Time> {
+        let budget = self.budget.as_ref()?;
+        let alert = ALERTS.get(self.alerts).map(|share| budget.share(*share));
         self.meter.shows_at(alert.unwrap_or(budget.most))
     }
 
-    /// Tells once of each share of the budget whose use is worth knowing.
-    fn alert_of_budget(&mut self, now: Time) {
-        let Some(budget) = &self.budget else { return };
-        let spent = self.meter.read(now);
-        let told = self.budget_alerts;
-        self.budget_alerts = budget.alerts(spent).max(told);
-        if self.budget_alerts == told {
-            return;
+    /// What to announce, once for each share of the budget whose use is worth knowing.
+    pub(super) fn alert(&mut self, now: Time) -> Option<String> {
+        let budget = self.budget.as_ref()?;
+        let spent = self.spent(now);
+        let announced = self.alerts;
+        self.alerts = budget.alerts(spent).max(announced);
+        if self.alerts == announced {
+            return None;
         }
         let hours = |time: Duration| time.as_secs_f64() / 3_600.0;
-        let percent = 100.0 * ALERTS[self.budget_alerts - 1];
-        let price = self.spec.limits.dollars_per_hour;
-        let dollars = price.map(|price| {
+        let percent = 100.0 * ALERTS[self.alerts - 1];
+        let dollars = self.dollars_per_hour.map(|price| {
             format!(" ({:.2} of {:.2} dollars)", price * hours(spent), price * hours(budget.most))
         });
-        let text = format!(
+        Some(format!(
             "{percent} % of the budget is used up: {:.2} of {:.2} hours{}",
             hours(spent),
             hours(budget.most),
             dollars.unwrap_or_default()
-        );
-        self.announce(NoticeKind::Budget, text);
-    }
-
-    /// Drains the job once its budget is used up.
-    pub(super) fn mind_the_budget(&mut self, now: Time) {
-        let idle = self.drain.is_none() && self.outcome().is_none();
-        if idle {
-            self.alert_of_budget(now);
-        }
-        if let Some(reason) = self.used_up(now).filter(|_| idle) {
-            self.persist_meter(now);
-            self.drain(now, reason, None);
-        }
+        ))
     }
 
     /// Why the budget is used up, if it is.
-    fn used_up(&self, now: Time) -> Option<String> {
+    pub(super) fn used_up(&self, now: Time) -> Option<String> {
         let budget = self.budget.as_ref()?;
-        (self.meter.read(now) >= budget.most).then(|| budget.reason.clone())
+        (self.spent(now) >= budget.most).then(|| budget.reason.clone())
     }
 
     /// A drained job that could not go on is not merely drained: another start would end at once.
@@ -154,44 +167,42 @@ impl Engine {
         match (outcome, self.used_up(now)) {
             (Outcome::Drained { reason }, Some(limit)) => {
                 // The drain may have had to say more, or have begun for another reason.
-                let tells_limit = reason.starts_with(&limit);
-                let reason = if tells_limit { reason } else { format!("{limit} ({reason})") };
+                let names_limit = reason.starts_with(&limit);
+                let reason = if names_limit { reason } else { format!("{limit} ({reason})") };
                 Outcome::LimitReached { reason }
             }
             (outcome, _) => outcome,
         }
     }
 
-    /// Follows the nodes: the meter runs while one is attached and the job is not over.
-    pub(super) fn run_meter(&mut self, now: Time) {
-        let attached = self.nodes.values().any(Node::is_attached);
-        let on = attached && self.outcome().is_none();
+    /// The meter runs while a node is attached and the job is not over.
+    pub(super) fn run_meter(&mut self, now: Time, on: bool) {
         if on != self.meter.running_since.is_some() {
             self.meter.switch(now, on);
         }
     }
 
-    /// Writes down what the meter shows, if that is news.
-    pub(super) fn persist_meter(&mut self, now: Time) {
-        let spent = self.meter.read(now);
-        if spent > self.metered {
-            self.metered = spent;
-            self.actions.push(Action::Persist(Record::Metered(spent)));
+    /// What to write down of the meter, if that is news.
+    pub(super) fn persist(&mut self, now: Time) -> Option<Action> {
+        let spent = self.spent(now);
+        if spent <= self.persisted {
+            return None;
         }
+        self.persisted = spent;
+        Some(Action::Persist(Record::Metered(spent)))
     }
 
     /// The same, while nothing else makes an entry.
-    pub(super) fn persist_meter_now_and_then(&mut self, now: Time) {
-        if self.meter.read(now) >= self.metered + METERED_EVERY {
-            self.persist_meter(now);
-        }
+    pub(super) fn persist_now_and_then(&mut self, now: Time) -> Option<Action> {
+        let is_due = self.spent(now) >= self.persisted + METERED_EVERY;
+        is_due.then(|| self.persist(now)).flatten()
     }
 
-    pub(super) fn replay_meter(&mut self, spent: Duration) {
+    pub(super) fn replay(&mut self, spent: Duration) {
         self.meter = Meter { sum: spent, running_since: None };
-        self.metered = spent;
+        self.persisted = spent;
         if let Some(budget) = &self.budget {
-            self.budget_alerts = budget.alerts(spent);
+            self.alerts = budget.alerts(spent);
         }
     }
 }

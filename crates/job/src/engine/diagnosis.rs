@@ -2,13 +2,16 @@
 
 use serde::Serialize;
 
-use super::{Engine, Incident};
+use super::Incident;
 use crate::{
     JobId,
     ids::Generation,
     message::{Rollback, StepNews},
 };
-use baton_recipe::guard::{BatchMark, Diagnosis};
+use baton_recipe::{
+    JobSpec,
+    guard::{BatchMark, Diagnosis},
+};
 
 /// A diagnosis with all that is known around it, as two files say it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,30 +34,34 @@ pub struct WrittenDiagnosis {
     pub rollback: Option<Rollback>,
     /// What a person should try, the likeliest first.
     pub advice: Vec<String>,
-    /// Numbers of the last update that the coordinator was told of.
+    /// Numbers of the last update that the coordinator knows of.
     pub latest: Option<StepNews>,
 }
 
-impl Engine {
-    /// What to write of an incident that has been remembered.
-    pub(super) fn written(&self, incident: &Incident) -> WrittenDiagnosis {
+impl WrittenDiagnosis {
+    /// The `number`th incident of `job`.
+    pub(super) fn new(
+        number: usize,
+        job: JobId,
+        spec: &JobSpec,
+        incident: &Incident,
+        latest: Option<StepNews>,
+    ) -> Self {
         let diagnosis = incident.diagnosis.clone();
-        WrittenDiagnosis {
-            number: self.incidents.len(),
-            job: self.origin.job,
-            recipe: self.spec.name.clone(),
+        Self {
+            number,
+            job,
+            recipe: spec.name.clone(),
             generation: incident.generation,
             summary: diagnosis.to_string(),
             remedy: incident.remedy(),
             rollback: incident.rollback.clone(),
-            advice: diagnosis.advice(&self.spec),
+            advice: diagnosis.advice(spec),
             diagnosis,
-            latest: self.latest.clone(),
+            latest,
         }
     }
-}
 
-impl WrittenDiagnosis {
     /// Name of its files, without an ending.
     #[must_use]
     pub fn name(&self) -> String {

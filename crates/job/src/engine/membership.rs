@@ -16,7 +16,7 @@ use crate::{
 };
 use baton_recipe::Step;
 
-use super::{news_of, pulses::Pulses};
+use super::pulses::Pulses;
 
 /// How far one rank has come.
 #[derive(Clone, Debug, PartialEq)]
@@ -346,6 +346,19 @@ impl World {
             }
         }
         Some(first.clone())
+    }
+}
+
+/// The news that a phase reported on reconnect stands for.
+fn news_of(phase: RankPhase) -> Option<RankNews> {
+    match phase {
+        RankPhase::Ready { address, step } => Some(RankNews::Ready { address, step }),
+        RankPhase::Waiting => {
+            Some(RankNews::Lost { detail: "it lost touch while its agent was away".to_owned() })
+        }
+        RankPhase::Diverged(diagnosis) => Some(RankNews::Diverged(diagnosis)),
+        RankPhase::Done { outcome, digest } => Some(RankNews::Done { outcome, digest }),
+        RankPhase::Joining | RankPhase::Meeting | RankPhase::Training => None,
     }
 }
 

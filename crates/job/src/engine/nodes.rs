@@ -7,10 +7,15 @@ use std::{
     time::Duration,
 };
 
-use super::{drain::Leaving, elastic::Warming};
+use super::{
+    elastic::{Leaving, WarmUp},
+    membership::World,
+    policy::Policy,
+};
 use crate::{
     ids::{Attachment, NodeId},
     message::{Beat, Vitals},
+    plan::{Offer, place_ranks},
     time::Time,
 };
 
@@ -23,17 +28,16 @@ pub(super) struct Node {
     given_up_at: Option<Time>,
     /// Set if its machine is taken away: no new generation counts on it once the others hold the state.
     pub(super) leaving: Option<Leaving>,
-    /// What it was told to start, if others train and it does not.
-    pub(super) warming: Option<Warming>,
+    /// What it is starting, if others train and it does not.
+    pub(super) warm_up: Option<WarmUp>,
     /// Generations that its ranks ended one after the other.
-    pub(super) blamed: u32,
-    /// Until when nobody counts on it, after that.
-    pub(super) rests_until: Option<Time>,
-    /// What its agent told last, and when.
+    pub(super) failures: u32,
+    /// End of its quarantine: until then nobody counts on it.
+    pub(super) quarantined_until: Option<Time>,
     pub(super) beat: Option<Heartbeat>,
 }
 
-/// What an agent told last of itself and its machine.
+/// What an agent last reported of itself and its machine.
 #[derive(Clone, Debug)]
 pub(super) struct Heartbeat {
     pub(super) at: Time,
@@ -48,9 +52,9 @@ impl Node {
             slots,
             given_up_at: None,
             leaving: None,
-            warming: None,
-            blamed: 0,
-            rests_until: None,
+            warm_up: None,
+            failures: 0,
+            quarantined_until: None,
             beat: None,
         }
     }
@@ -64,13 +68,13 @@ impl Node {
     }
 
     pub(super) fn can_take_part(&self) -> bool {
-        self.is_attached() && self.rests_until.is_none()
+        self.is_attached() && self.quarantined_until.is_none()
     }
 
     /// When time alone changes something about it.
     fn wakes_at(&self) -> Option<Time> {
-        let warming = self.warming.as_ref().map(|warming| warming.until);
-        self.given_up_at.into_iter().chain(self.rests_until).chain(warming).min()
+        let warm_up = self.warm_up.as_ref().map(|warm_up| warm_up.until);
+        self.given_up_at.into_iter().chain(self.quarantined_until).chain(warm_up).min()
     }
 }
 
@@ -85,9 +89,35 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// Who is away and not yet given up.
-    pub(super) fn away(&self) -> impl Iterator<Item = &NodeId> {
-        self.away.iter()
+    /// A node of `world` that is away and not yet given up.
+    pub(super) fn away_from(&self, world: &World) -> Option<&NodeId> {
+        self.away.iter().find(|node| world.includes(node))
+    }
+
+    pub(super) fn any_attached(&self) -> bool {
+        self.all.values().any(Node::is_attached)
+    }
+
+    /// The nodes that can take part and are wanted.
+    fn present(&self, wanted: impl Fn(&Node) -> bool) -> impl Iterator<Item = (&NodeId, &Node)> {
+        self.all.iter().filter(move |(_, node)| node.can_take_part() && wanted(node))
+    }
+
+    /// How many ranks they can run.
+    pub(super) fn slots(&self, wanted: impl Fn(&Node) -> bool) -> u32 {
+        self.present(wanted).map(|(_, node)| node.slots).fold(0, u32::saturating_add)
+    }
+
+    pub(super) fn offers(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Offer> {
+        let offer = |(id, node): (&NodeId, &Node)| Offer { node: id.clone(), slots: node.slots };
+        self.present(wanted).map(offer).collect()
+    }
+
+    /// Whether the nodes that stay offer enough ranks if this one goes.
+    pub(super) fn is_enough_without(&self, node: &NodeId, policy: &Policy) -> bool {
+        let mut offers = self.offers(|state| state.leaving.is_none());
+        offers.retain(|offer| offer.node != *node);
+        place_ranks(&offers, policy.min_ranks, policy.max_ranks).is_some()
     }
 
     /// Who has been away for too long.
@@ -119,7 +149,7 @@ impl Nodes {
         }
     }
 
-    /// Keeps what its agent told, which changes no time.
+    /// Keeps what its agent reported, which changes no time.
     pub(super) fn hear(&mut self, id: &NodeId, at: Time, beat: Beat) {
         let Some(node) = self.all.get_mut(id) else { return };
         let Beat { round_trip, vitals, .. } = beat;
@@ -182,12 +212,12 @@ mod tests {
         nodes.lose(&id("a"), Time(50));
         assert_eq!(nodes.wake_at(), Some(Time(50)));
         if let Some(node) = nodes.get_mut(&id("b")) {
-            node.rests_until = Some(Time(30));
+            node.quarantined_until = Some(Time(30));
         }
         assert_eq!(nodes.wake_at(), Some(Time(30)));
         nodes.hear(&id("b"), Time(7), Beat::default());
         assert_eq!(nodes.wake_at(), Some(Time(30)));
-        nodes.values_mut().for_each(|node| node.rests_until = None);
+        nodes.values_mut().for_each(|node| node.quarantined_until = None);
         assert_eq!(nodes.wake_at(), Some(Time(50)));
         nodes.insert(id("a"), Node::new(Attachment(3), 1));
         assert_eq!(nodes.wake_at(), None);
@@ -206,7 +236,7 @@ mod tests {
         nodes.lose(&id("nobody"), Time(50));
         nodes.insert(id("a"), Node::new(Attachment(2), 1));
         nodes.remove(&id("b"));
-        assert!(nodes.away().eq([&id("c")]));
+        assert!(nodes.away.iter().eq([&id("c")]));
         assert_eq!(nodes.given_up(Time(49)), []);
         assert_eq!(nodes.given_up(Time(50)), [id("c")]);
     }

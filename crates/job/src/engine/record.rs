@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Engine, Evaluation, Incident, Phase, Recovery, World};
+use super::{Engine, Evaluation, Incident, Recovery, lifecycle::Phase, membership::World};
 use crate::{
     exit::Outcome,
     ids::{Generation, JobId},
@@ -148,27 +148,28 @@ impl Engine {
                 }
                 (_, None) => {}
                 (Record::Opened { generation, placements }, Some(engine)) => {
-                    engine.generation = *generation;
+                    engine.lifecycle.generation = *generation;
                     open_world = Some(placements.clone());
                 }
-                (Record::Saved(commit), Some(engine)) => engine.replay_commit(commit),
+                (Record::Saved(commit), Some(engine)) => engine.results.replay_commit(commit),
                 (Record::Evaluated { generation, evaluation }, Some(engine)) => {
-                    engine.take_evaluation(*generation, *evaluation);
+                    engine.results.take_evaluation(*generation, *evaluation);
                 }
                 (Record::Recovery(recovery), Some(engine)) => {
                     engine.recoveries.replay(recovery);
                 }
                 (Record::Diverged(incident), Some(engine)) => engine.remember(incident),
-                (Record::Metered(spent), Some(engine)) => engine.replay_meter(*spent),
+                (Record::Metered(spent), Some(engine)) => engine.accounting.replay(*spent),
                 (Record::Paused { reason, at }, Some(engine)) => {
-                    engine.replay_pause(now, reason, *at);
+                    engine.pauses.begin(now, reason, *at);
                 }
                 (Record::Resumed { at }, Some(engine)) => {
-                    engine.replay_resume(*at);
+                    engine.pauses.end(*at);
                 }
                 (Record::Ended(outcome), Some(engine)) => {
                     open_world = None;
-                    (engine.phase, engine.reason) = match outcome.is_resumable() {
+                    (engine.lifecycle.phase, engine.lifecycle.reason) = match outcome.is_resumable()
+                    {
                         true => (Phase::Gathering, "waiting for agents".to_owned()),
                         false => (Phase::Ended { outcome: outcome.clone() }, outcome.to_string()),
                     };
@@ -179,17 +180,12 @@ impl Engine {
         if let Some(placements) = open_world {
             let world = World::unheard(placements);
             let until = now.after(engine.policy.node_grace);
-            engine.reason = "the coordinator restarted and waits for its agents".to_owned();
-            engine.phase = Phase::Reattaching { world, until, lost_at: None };
+            engine.lifecycle.reason =
+                "the coordinator restarted and waits for its agents".to_owned();
+            engine.lifecycle.phase = Phase::Reattaching { world, until, lost_at: None };
         }
         engine.set_wake();
         Some(engine)
-    }
-
-    fn replay_commit(&mut self, commit: &Commit) {
-        self.high_water = self.high_water.max(commit.step);
-        self.reached = commit.step;
-        self.commit = Some(commit.clone());
     }
 }
 

@@ -4,8 +4,8 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Engine, Record, Share};
-use crate::{ids::Generation, message::StepNews, time::Time};
+use super::{Action, Record, Share};
+use crate::{ids::Generation, time::Time};
 use baton_recipe::Step;
 
 /// Recoveries that are kept; all are counted.
@@ -130,48 +130,6 @@ impl Recovery {
     }
 }
 
-impl Engine {
-    pub(super) fn begin_recovery(&mut self, now: Time, recovery: Recovery) {
-        self.keep_recovery_so_far(now);
-        // The first word of it may be older than this moment.
-        let metered_from = self.meter.read(recovery.lost_at).min(self.meter.read(now));
-        self.recoveries.begin(Recovery { metered_from, ..recovery });
-    }
-
-    /// One that will not come to its end is not lost with the coordinator.
-    pub(super) fn keep_recovery_so_far(&mut self, now: Time) {
-        let spent = self.meter.read(now);
-        if let Some(recovery) = self.recoveries.last_if(|last| last.metered.is_none()) {
-            recovery.metered = Some(spent.saturating_sub(recovery.metered_from));
-            let recovery = recovery.clone();
-            self.recoveries.count_waste(&recovery);
-            self.actions.push(Action::Persist(Record::Recovery(recovery)));
-        }
-    }
-
-    /// The first update after a recovery: it has come to its end.
-    pub(super) fn end_recovery(&mut self, now: Time) -> Option<Recovery> {
-        // What was known of the pace is from before.
-        let pace = self.latest.as_ref().and_then(StepNews::seconds_per_step);
-        let spent = self.meter.read(now);
-        let recovery = self.recoveries.under_way(self.generation)?;
-        recovery.started_at?;
-        recovery.stepped_at = Some(now);
-        recovery.metered = Some(spent.saturating_sub(recovery.metered_from));
-        let redo = pace.unwrap_or_default() * recovery.lost_steps as f64;
-        recovery.redo = Duration::try_from_secs_f64(redo).unwrap_or_default();
-        let recovery = recovery.clone();
-        self.recoveries.count_waste(&recovery);
-        Some(recovery)
-    }
-
-    /// Attached time that brought nothing because of failures and planned changes of nodes.
-    pub(super) fn interrupted_time(&self) -> Share {
-        let last = self.recoveries.newest.back().filter(|last| last.metered.is_none());
-        Share { before: self.recoveries.wasted, since: last.map(|last| last.metered_from) }
-    }
-}
-
 fn cut(cause: &str) -> String {
     match cause.char_indices().nth(LONGEST_CAUSE) {
         Some((end, _)) => format!("{}…", &cause[..end]),
@@ -196,6 +154,42 @@ impl Recoveries {
 
     pub(super) fn total(&self) -> u64 {
         self.total
+    }
+
+    /// Attached time that brought nothing because of failures and planned changes of nodes.
+    pub(super) fn interrupted(&self) -> Share {
+        let last = self.newest.back().filter(|last| last.metered.is_none());
+        Share { before: self.wasted, since: last.map(|last| last.metered_from) }
+    }
+
+    /// The last one will not come to its end: what to write down, so that it is not lost with the coordinator.
+    /// `spent` is attached time.
+    pub(super) fn abandon(&mut self, spent: Duration) -> Option<Action> {
+        let recovery = self.last_if(|last| last.metered.is_none())?;
+        recovery.metered = Some(spent.saturating_sub(recovery.metered_from));
+        let recovery = recovery.clone();
+        self.count_waste(&recovery);
+        Some(Action::Persist(Record::Recovery(recovery)))
+    }
+
+    /// The first update of `generation` after a recovery: it has come to its end. `seconds_per_step` is from before
+    /// it.
+    pub(super) fn finish(
+        &mut self,
+        now: Time,
+        generation: Generation,
+        spent: Duration,
+        seconds_per_step: Option<f64>,
+    ) -> Option<Recovery> {
+        let recovery = self.under_way(generation)?;
+        recovery.started_at?;
+        recovery.stepped_at = Some(now);
+        recovery.metered = Some(spent.saturating_sub(recovery.metered_from));
+        let redo = seconds_per_step.unwrap_or_default() * recovery.lost_steps as f64;
+        recovery.redo = Duration::try_from_secs_f64(redo).unwrap_or_default();
+        let recovery = recovery.clone();
+        self.count_waste(&recovery);
+        Some(recovery)
     }
 
     pub(super) fn begin(&mut self, recovery: Recovery) {

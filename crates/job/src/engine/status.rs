@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DrainStatus, Engine, Evaluation, Incident, Meter, Pause, Phase, Recovery, Share,
+    DrainStatus, Engine, Evaluation, Incident, Meter, Pause, Recovery, Share, lifecycle::Phase,
     membership::Member,
 };
 use crate::{
@@ -196,61 +196,64 @@ impl Engine {
     /// The state now.
     #[must_use]
     pub fn status(&self) -> Status {
+        let (lifecycle, results) = (&self.lifecycle, &self.results);
+        let pause = self.pauses.present.clone();
         Status {
             phase: self.phase_name(),
             reason: self.status_reason(),
-            since: match (&self.pause, self.phase_name()) {
-                (Some(pause), PhaseName::Paused) => pause.since.max(self.since),
-                _ => self.since,
+            since: match (&pause, self.phase_name()) {
+                (Some(pause), PhaseName::Paused) => pause.since.max(lifecycle.since),
+                _ => lifecycle.since,
             },
-            generation: self.generation,
-            began_with: self.began_with.clone(),
+            generation: lifecycle.generation,
+            began_with: lifecycle.began_with.clone(),
             ranks: self.rank_statuses(),
             nodes: self.node_statuses(),
             epochs: self.spec.train.epochs,
-            latest: self.latest.clone(),
-            evaluation: self.evaluation,
-            best: self.best,
-            commit: self.commit.clone(),
-            save_problem: self.save_problem.clone(),
-            skipped_samples: self.skips.total(),
+            latest: results.latest.clone(),
+            evaluation: results.evaluation,
+            best: results.best,
+            commit: results.commit.clone(),
+            save_problem: results.save_problem.clone(),
+            skipped_samples: results.skips.total(),
             recoveries: self.recoveries.newest(),
             recoveries_total: self.recoveries.total(),
-            incidents: self.incidents.clone(),
+            incidents: self.divergences.incidents.clone(),
             spending: Spending {
-                meter: self.meter,
-                most: self.budget.as_ref().map(|budget| budget.most),
-                dollars_per_hour: self.spec.limits.dollars_per_hour,
-                interrupted: self.interrupted_time(),
-                paused: self.paused_time(),
+                meter: self.accounting.meter,
+                most: self.accounting.budget.as_ref().map(|budget| budget.most),
+                dollars_per_hour: self.accounting.dollars_per_hour,
+                interrupted: self.recoveries.interrupted(),
+                paused: self.pauses.time(),
             },
             stale_messages: self.stale_messages,
             drain: self.drain.clone(),
-            pause: self.pause.clone(),
-            outcome: self.outcome().cloned(),
+            pause,
+            outcome: lifecycle.outcome().cloned(),
         }
     }
 
     /// Why it is in its phase, in words a person can act on.
     #[must_use]
     pub fn status_reason(&self) -> String {
-        match (&self.pause, self.phase_name()) {
+        let reason = &self.lifecycle.reason;
+        match (&self.pauses.present, self.phase_name()) {
             (Some(pause), PhaseName::Paused) => {
                 format!("{}; `baton resume` lets training go on", pause.reason)
             }
-            (Some(pause), _) => format!("{} (paused: {})", self.reason, pause.reason),
-            (None, _) => self.reason.clone(),
+            (Some(pause), _) => format!("{reason} (paused: {})", pause.reason),
+            (None, _) => reason.clone(),
         }
     }
 
     fn phase_name(&self) -> PhaseName {
-        match &self.phase {
+        match &self.lifecycle.phase {
             Phase::Gathering => PhaseName::Gathering,
             Phase::Backoff { .. } => PhaseName::Backoff,
             Phase::Forming { .. } => PhaseName::Forming,
             Phase::Meeting { .. } => PhaseName::Meeting,
             Phase::Training { .. } if self.drain.is_some() => PhaseName::Draining,
-            Phase::Training { .. } if self.pause.is_some() => PhaseName::Paused,
+            Phase::Training { .. } if self.pauses.present.is_some() => PhaseName::Paused,
             Phase::Training { .. } => PhaseName::Training,
             Phase::Settling { .. } => PhaseName::Settling,
             Phase::Reattaching { .. } => PhaseName::Reattaching,
@@ -259,8 +262,8 @@ impl Engine {
     }
 
     fn rank_statuses(&self) -> Vec<RankStatus> {
-        let Some(world) = self.world() else { return Vec::new() };
-        let meeting = matches!(self.phase, Phase::Meeting { .. });
+        let Some(world) = self.lifecycle.world() else { return Vec::new() };
+        let meeting = matches!(self.lifecycle.phase, Phase::Meeting { .. });
         let state = |member: &Member| match member {
             Member::Launched => RankState::Starting,
             Member::Ready { .. } if meeting => RankState::Meeting,

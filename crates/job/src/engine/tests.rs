@@ -7,15 +7,20 @@ mod pause;
 mod recovery;
 mod signs_of_life;
 
-use super::*;
+use std::time::Duration;
+
+use super::{transitions::crash, *};
 use crate::{
-    exit,
-    ids::JobId,
+    exit::{self, Class, Failure},
+    ids::{Attachment, JobId, LocalRank, Rank},
     kit::recipe,
-    message::{Hold, Holding, Restore, SaveProblem},
+    message::{
+        Beat, Commit, Hello, Hold, Holding, Launch, LoaderNews, Pulse, RankNews, RankPhase, Report,
+        Restore, SaveProblem, StateSource, StepNews,
+    },
     plan::Placement,
 };
-use baton_recipe::progress::Progress;
+use baton_recipe::progress::{Accuracy, Progress};
 
 fn spec(min_ranks: u32) -> JobSpec {
     spec_with(&[&format!("cluster.min_ranks={min_ranks}")])
@@ -91,7 +96,7 @@ fn pausing() -> Engine {
 
 /// The coordinator of `training(slots)` died and was started again.
 fn reattaching(slots: &[u32]) -> Engine {
-    let placements = training(slots).world().unwrap().placements().to_vec();
+    let placements = training(slots).lifecycle.world().unwrap().placements().to_vec();
     replay(&[opened(1, placements)])
 }
 
@@ -127,7 +132,7 @@ fn attachment(engine: &Engine, number: u32) -> Attachment {
 
 /// News of a rank of the present generation, over its node's present connection.
 fn say(engine: &mut Engine, now: Time, rank: u32, news: RankNews) -> Vec<Action> {
-    let generation = engine.generation;
+    let generation = engine.lifecycle.generation;
     told(engine.handle(now, report(engine, generation, rank, news)))
 }
 
@@ -490,7 +495,7 @@ fn a_drain_tells_each_stage_and_heeds_an_earlier_end() {
         (12.5, RankNews::Copied { step: Step(7) }),
         (14.0, RankNews::Saved(commit(1, 7))),
     ] {
-        let event = report(&engine, engine.generation, 0, news);
+        let event = report(&engine, engine.lifecycle.generation, 0, news);
         for action in engine.handle(at(second), event) {
             if let Action::Announce(notice) = action
                 && notice.kind == NoticeKind::Draining
@@ -901,7 +906,7 @@ fn a_commit_told_in_a_hello_is_persisted_unless_a_newer_one_is_known() {
 
 /// What is announced when a rank has skipped so many samples.
 fn skips(engine: &mut Engine, rank: u32, skipped: u64) -> Vec<String> {
-    let generation = engine.generation;
+    let generation = engine.lifecycle.generation;
     let event = report(engine, generation, rank, RankNews::Loader(loader(skipped)));
     let announced = |action| match action {
         Action::Announce(notice) if notice.kind == NoticeKind::SamplesSkipped => notice.message,
@@ -1319,7 +1324,7 @@ fn a_rank_that_holds_the_others_up_is_named_once_and_shown() {
     for second in 10..40u32 {
         let now = at(f64::from(second));
         for (rank, seconds) in [(0, 0.2), (1, 0.5)] {
-            let event = report(&engine, engine.generation, rank, pulse(seconds));
+            let event = report(&engine, engine.lifecycle.generation, rank, pulse(seconds));
             told.extend(engine.handle(now, event));
         }
     }

@@ -2,8 +2,13 @@
 
 use super::*;
 use crate::{
-    ids::Rank,
-    message::{Activity, LoaderNews, Pulse, Restore, StateSource},
+    exit::{Class, Failure},
+    gpu::xid::Xid,
+    ids::{Incarnation, Rank},
+    message::{
+        Activity, Beat, Directive, Hello, Holding, Launch, LoaderNews, Pulse, RankCommand,
+        RankNews, RankPhase, RankSays, Restore, StateSource,
+    },
 };
 use baton_recipe::{
     Epoch, Step,

@@ -62,7 +62,7 @@ fn the_meter_stops_when_the_job_is_over() {
 #[test]
 fn the_meter_is_persisted_with_generations_saves_and_ends_and_every_minute_of_steps() {
     let mut engine = training(&[1]);
-    let generation = engine.generation;
+    let generation = engine.lifecycle.generation;
     let mut seconds = |now, news| {
         let event = report(&engine, generation, 0, news);
         metered(&engine.handle(at(now), event))
@@ -168,7 +168,7 @@ fn the_same_command_with_a_higher_limit_goes_on() {
     assert!(opens(&attach(&mut engine, at(1.0), 0, 1, None), 2));
 
     let told_of_next = at(1.0 + 0.8 * 3.0 * HOUR - 7_201.0);
-    assert_eq!(engine.budget_ends_at(), Some(told_of_next), "half of it is behind");
+    assert_eq!(engine.accounting.wakes_at(), Some(told_of_next), "half of it is behind");
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn a_coordinator_that_comes_back_does_not_tell_again() {
     let mut engine = Engine::replay(&two_hours(), &records, at(0.0)).unwrap();
     engine.handle(at(0.0), Event::Tick);
     attach(&mut engine, at(0.0), 0, 1, None);
-    assert_eq!(engine.budget_ends_at(), Some(at(0.8 * 2.0 * HOUR - 5_000.0)));
+    assert_eq!(engine.accounting.wakes_at(), Some(at(0.8 * 2.0 * HOUR - 5_000.0)));
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn interruptions_cost_what_the_meter_shows_until_the_first_step_and_the_steps_ma
     };
     say(&mut engine, at(100.0), 0, pace(50));
     let interrupted = |engine: &Engine, now| {
-        engine.status().spending.interrupted.read(engine.meter.read(now)).as_secs_f64()
+        engine.status().spending.interrupted.read(engine.accounting.spent(now)).as_secs_f64()
     };
     assert_eq!(interrupted(&engine, at(110.0)), 0.0);
     say(&mut engine, at(110.0), 0, crashed());

@@ -82,7 +82,7 @@ fn divergence_is_persisted_written_and_answered_with_a_generation_that_goes_back
 #[test]
 fn what_follows_is_announced_with_the_name_of_the_written_diagnosis() {
     let mut engine = training_since(30, &[]);
-    let generation = engine.generation;
+    let generation = engine.lifecycle.generation;
     let event = report(&engine, generation, 0, diverged(40));
 
     let actions = engine.handle(at(10.0), event);

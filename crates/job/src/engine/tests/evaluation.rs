@@ -20,7 +20,7 @@ fn evaluated(step: u64, accuracy: Accuracy, ema: Option<Accuracy>, extent: Exten
 }
 
 fn announced(engine: &mut Engine, news: RankNews) -> Vec<(NoticeKind, String)> {
-    let generation = engine.generation;
+    let generation = engine.lifecycle.generation;
     let event = report(engine, generation, 0, news);
     let notice = |action| match action {
         Action::Announce(Notice { kind, message, .. }) => Some((kind, message)),
@@ -94,7 +94,7 @@ fn an_evaluation_is_announced_once_however_often_it_is_told() {
     // An agent that lost its coordinator tells all again.
     assert_eq!(times(10, Extent::Subset) + times(10, Extent::Full) + times(20, Extent::Full), 0);
     // What was learnt since a rollback is another thing.
-    engine.generation = Generation(2);
+    engine.lifecycle.generation = Generation(2);
     let event = report(&engine, Generation(2), 0, evaluated(15, top1(0.4), None, Extent::Full));
     assert!(!engine.handle(at(10.0), event).is_empty());
 }

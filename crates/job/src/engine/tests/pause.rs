@@ -80,7 +80,7 @@ fn a_node_that_comes_back_is_told_whether_to_stand_still() {
 
 #[test]
 fn a_pause_outlives_the_coordinator() {
-    let placements = training(&[1]).world().unwrap().placements().to_vec();
+    let placements = training(&[1]).lifecycle.world().unwrap().placements().to_vec();
     let paused = Record::Paused { reason: "lunch".to_owned(), at: Duration::from_secs(10) };
     let mut engine =
         replay(&[opened(1, placements), paused, Record::Metered(Duration::from_secs(15))]);

@@ -50,7 +50,7 @@ fn lost_steps(engine: &Engine) -> Vec<u64> {
 
 /// The notices of recoveries that this news of rank 0 brings.
 fn recovered(engine: &mut Engine, now: Time, news: RankNews) -> Vec<String> {
-    let event = report(engine, engine.generation, 0, news);
+    let event = report(engine, engine.lifecycle.generation, 0, news);
     let told = engine.handle(now, event).into_iter().filter_map(|action| match action {
         Action::Announce(notice) if notice.kind == NoticeKind::Recovered => Some(notice.message),
         _ => None,
@@ -246,7 +246,7 @@ fn a_planned_change_is_a_recovery_but_no_failure() {
     assert!(status.recoveries[0].planned);
     assert_eq!(parts(&engine), [0, 100, 0, 50, 50, 100].map(Some));
     assert_eq!(told, ["went on after 0.30 s: node node0: spot notice"]);
-    assert_eq!(engine.failures, 0);
+    assert_eq!(engine.lifecycle.failures, 0);
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn recoveries_survive_the_coordinator_also_those_that_were_cut_off() {
     let mut records = vec![Record::Created(origin())];
     let mut engine = after_40_steps();
     let mut handle = |engine: &mut Engine, now, rank, news| {
-        let event = report(engine, engine.generation, rank, news);
+        let event = report(engine, engine.lifecycle.generation, rank, news);
         let persisted = engine.handle(now, event).into_iter().filter_map(|action| match action {
             Action::Persist(record) => Some(record),
             _ => None,
