@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Epoch, Step,
-    progress::{Accuracy, Progress},
     spec::{Compute, Guard, JobSpec},
 };
 
@@ -124,11 +123,10 @@ impl LossWatch {
     }
 }
 
-/// Whether the evaluation just made is a collapse; to be asked before it is noted.
+/// Whether the score of an evaluation is a collapse from the best one before it.
 #[must_use]
-pub fn collapse(progress: &Progress, now: &Accuracy, guard: &Guard) -> Option<Divergence> {
-    let best = progress.best?.1.score();
-    let score = now.score();
+pub fn collapse(best: Option<f64>, score: f64, guard: &Guard) -> Option<Divergence> {
+    let best = best?;
     let collapsed = guard.enabled && score < best * guard.accuracy_collapse;
     collapsed.then_some(Divergence::AccuracyCollapsed { score, best })
 }
@@ -278,11 +276,9 @@ mod tests {
 
     #[test]
     fn only_a_fall_far_below_the_best_is_a_collapse() {
-        let accuracy = |top1| Accuracy { top1, ..Accuracy::default() };
-        let progress = Progress { best: Some((Step(9), accuracy(0.8))), ..Progress::default() };
         let guard = Guard::default();
-        assert_eq!(collapse(&progress, &accuracy(0.3), &guard), None);
-        assert!(collapse(&progress, &accuracy(0.1), &guard).is_some());
-        assert_eq!(collapse(&Progress::default(), &accuracy(0.0), &guard), None);
+        assert_eq!(collapse(Some(0.8), 0.3, &guard), None);
+        assert!(collapse(Some(0.8), 0.1, &guard).is_some());
+        assert_eq!(collapse(None, 0.0, &guard), None);
     }
 }

@@ -381,7 +381,8 @@ impl<L: Learner> Trainer<L> {
         )?;
         let spec = &self.job.spec;
         let progress = &mut self.position.progress;
-        if let Some(divergence) = guard::collapse(progress, &raw, &spec.guard) {
+        let best = progress.best.map(|(_, best)| best.score());
+        if let Some(divergence) = guard::collapse(best, raw.score(), &spec.guard) {
             let lr = learning_rate(spec, self.job.inputs.agenda(), progress);
             return Err(Error::Diverged(Box::new(Diagnosis {
                 divergence,
