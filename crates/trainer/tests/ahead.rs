@@ -19,7 +19,7 @@ use baton_job::{
     exit::Outcome,
     message::{Commit, RankNews, Restore},
 };
-use baton_recipe::{JobSpec, Step, guard::Diagnosis};
+use baton_recipe::{Step, guard::Diagnosis};
 use baton_trainer::{
     Controls, Error, GenerationContext, Inputs, Job, Judged, Learner, Trainer, Update, Weights,
     learner::{self, Region, TensorPlace},

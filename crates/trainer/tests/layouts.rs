@@ -131,13 +131,11 @@ fn folder() -> (TempDir, Arc<Store>) {
     (folder, Arc::new(store))
 }
 
+/// A rank after its generation, how that ended, and what it reported.
+type Ended = (Trainer<Laid>, Result<Outcome, Error>, Vec<RankNews>);
+
 /// A generation of so many ranks that trains to the end, or has nothing left to do.
-fn run(
-    store: &Arc<Store>,
-    model: &Model,
-    ranks: u32,
-    generation: u64,
-) -> Vec<(Trainer<Laid>, Result<Outcome, Error>, Vec<RankNews>)> {
+fn run(store: &Arc<Store>, model: &Model, ranks: u32, generation: u64) -> Vec<Ended> {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
     let text = format!(
         r#"

@@ -1,5 +1,6 @@
 //! The recipe of tests, for any crate: it needs `baton_recipe` alone.
 
+#![allow(clippy::panic, reason = "a test may fail loudly")]
 #![allow(dead_code, reason = "each crate uses its part")]
 
 use baton_recipe::JobSpec;
