@@ -2,7 +2,7 @@
 //!
 //! All ranks see the same sums, so all come to the same verdict at the same update, before it
 //! changes anything. What follows (which checkpoint, how often) the coordinator's
-//! [`engine`](crate::engine) decides.
+//! `engine` (in `crates/job`) decides.
 
 use serde::{Deserialize, Serialize};
 
