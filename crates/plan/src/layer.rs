@@ -83,12 +83,14 @@ pub struct Layer {
     pub block: Option<String>,
     /// What it is.
     pub kind: Kind,
-    /// Trained weights of a convolution or of the linear layer.
+    /// Weights of a convolution or of the linear layer.
     pub kernel: u64,
-    /// Other trained values: BatchNorm's scale and shift, biases.
+    /// Other parameters: BatchNorm's scale and shift, biases.
     pub other_parameters: u64,
     /// Running means and variances.
     pub statistics: u64,
+    /// Whether its values are frozen.
+    pub frozen: bool,
     /// Values that it puts out.
     pub outputs: u64,
     /// What stays in memory until the gradient has been found.

@@ -196,6 +196,17 @@ fn state(spec: &JobSpec, network: &Network) -> Vec<Part> {
             how: format!("({parameters} + {statistics}) values x {F32_BYTES} B{copied}"),
         });
     }
+    let [frozen, frozen_kernels] = network.frozen();
+    if frozen > 0 {
+        let copy = if has_copy { frozen_kernels * bytes } else { 0 };
+        let copied =
+            if has_copy { format!(" + {frozen_kernels} x {bytes} B") } else { String::new() };
+        parts.push(Part {
+            name: "frozen weights",
+            bytes: frozen * F32_BYTES + copy,
+            how: format!("{frozen} values x {F32_BYTES} B{copied}"),
+        });
+    }
     parts.push(Part {
         name: "BatchNorm statistics",
         bytes: 2 * statistics * F32_BYTES,

@@ -45,22 +45,36 @@ impl Network {
         Self { layers: walk.layers }
     }
 
+    fn trained(&self) -> impl Iterator<Item = &Layer> {
+        self.layers.iter().filter(|layer| !layer.frozen)
+    }
+
     /// Trained values.
     #[must_use]
     pub fn parameters(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.kernel + layer.other_parameters).sum()
+        self.trained().map(|layer| layer.kernel + layer.other_parameters).sum()
     }
 
     /// Those of them that have a working copy: weights of convolutions and of the linear layer.
     #[must_use]
     pub fn kernels(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.kernel).sum()
+        self.trained().map(|layer| layer.kernel).sum()
     }
 
-    /// Running means and variances.
+    /// Running means and variances that training moves.
     #[must_use]
     pub fn statistics(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.statistics).sum()
+        self.trained().map(|layer| layer.statistics).sum()
+    }
+
+    /// Frozen values, and those of them that have a working copy.
+    #[must_use]
+    pub fn frozen(&self) -> [u64; 2] {
+        let frozen = self.layers.iter().filter(|layer| layer.frozen);
+        let of = |layer: &Layer| {
+            [layer.kernel + layer.other_parameters + layer.statistics, layer.kernel]
+        };
+        frozen.map(of).fold([0, 0], |[all, cast], [more, more_cast]| [all + more, cast + more_cast])
     }
 
     /// Multiplications with addition in a forward pass of one sample.
@@ -95,6 +109,7 @@ impl Walk<'_> {
             kernel: 0,
             other_parameters: 0,
             statistics: 0,
+            frozen: false,
             outputs: after.values(),
             kept: Traffic::default(),
             forward: Work::default(),
@@ -144,6 +159,7 @@ impl Walk<'_> {
         let directions = if self.layers.len() == 1 { 1 } else { 2 };
         self.push(&kernel.name, Kind::Convolution, after, |layer| {
             layer.kernel = kernel.len();
+            layer.frozen = kernel.is_frozen();
             layer.kept = Traffic::of(after.values());
             layer.forward = Work { macs, traffic: Traffic::of(moved), launches: 1 };
             layer.backward = Work {
@@ -155,6 +171,7 @@ impl Walk<'_> {
         });
         self.push(prefix(scale), Kind::Norm, after, |layer| {
             layer.other_parameters = 2 * after.channels;
+            layer.frozen = scale.is_frozen();
             layer.statistics = 2 * after.channels;
             // Statistics first, then the values themselves; the gradient likewise reads twice.
             layer.forward = pass(3 * after.values());

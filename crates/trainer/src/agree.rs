@@ -102,7 +102,8 @@ pub(crate) fn carry_out<L: Learner>(
         Source::Everybody => Ok(()),
         Source::Seed => Ok(learner.initialise()?),
         Source::One(giver) => {
-            for region in learner.regions() {
+            let regions = learner.regions().into_iter();
+            for region in regions.filter(|region| !region.buffer.is_empty()) {
                 collective.broadcast(*giver, region.buffer)?;
             }
             Ok(())

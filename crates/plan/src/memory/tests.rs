@@ -124,6 +124,21 @@ fn frozen_stages_keep_nothing() {
     assert!((less as f64) < 0.65 * part(&need(&[], 224, 64), "activations") as f64);
 }
 
+#[test]
+fn frozen_weights_have_no_gradient_moment_or_average() {
+    let changes =
+        ["model.pretrained=a.safetensors", "model.freeze=['stem', 'layer1']", "ema.decay=0.9"];
+    let (frozen, all) = (need(&changes, 224, 64), need(&changes[2..], 224, 64));
+    let values = part(&all, "weights") / 4 - part(&frozen, "weights") / 4;
+    let statistics =
+        (part(&all, "BatchNorm statistics") - part(&frozen, "BatchNorm statistics")) / 8;
+    assert_eq!(part(&frozen, "optimizer"), part(&frozen, "weights"));
+    assert!(part(&frozen, "averaged weights") < part(&all, "averaged weights"));
+    // f32, and the kernels in bf16: all but BatchNorm's scales and shifts.
+    let expected = 4 * (values + statistics) + 2 * (values - statistics);
+    assert_eq!(part(&frozen, "frozen weights"), expected);
+}
+
 proptest! {
     #[test]
     fn more_samples_pixels_or_virtual_ranks_never_need_less(

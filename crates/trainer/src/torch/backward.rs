@@ -112,8 +112,9 @@ impl<'a> Pass<'a> {
                 Some(output) => output,
                 None => self.again(&span.blocks, &span.input)?,
             };
-            let indices: Vec<usize> =
-                span.blocks.iter().flat_map(|block| block.parameters.clone()).collect();
+            let indices = span.blocks.iter().flat_map(|block| block.parameters.clone());
+            let is_trained = |index: &usize| !self.network.parameters[*index].is_frozen();
+            let indices: Vec<usize> = indices.filter(is_trained).collect();
             let derived = match upstream.take() {
                 None => objective.shallow_clone(),
                 // tch starts at scalars only; this one has `upstream` for its gradient.

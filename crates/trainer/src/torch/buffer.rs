@@ -6,11 +6,15 @@ use tch::{Device, Tensor};
 use super::failure::During;
 use crate::learner::Error;
 
-/// The values of a contiguous f32 tensor that owns its storage, where they are.
+/// The values of a contiguous f32 tensor that owns its storage, where they are; no values are lent as if
+/// on the host, for libtorch has no address of them.
 ///
 /// The caller keeps every other view of the storage to itself and unused while the buffer is lent.
 pub(super) fn lend(flat: &mut Tensor) -> BufferMut<'_> {
     let (start, len) = (flat.data_ptr(), flat.numel());
+    if len == 0 {
+        return BufferMut::Host(&mut []);
+    }
     if let Device::Cuda(ordinal) = flat.device() {
         let ordinal = i32::try_from(ordinal).unwrap_or(i32::MAX);
         // SAFETY: libtorch allocates in the device's primary context and queues its work on the
@@ -38,7 +42,7 @@ pub(super) fn write(flat: &mut Tensor) -> &mut [f32] {
 ///
 /// The caller lets nobody write to the storage meanwhile.
 pub(super) fn read(flat: &Tensor) -> &[f32] {
-    if flat.device() != Device::Cpu {
+    if flat.device() != Device::Cpu || flat.numel() == 0 {
         return &[];
     }
     // SAFETY: as in `lend`, for reading.

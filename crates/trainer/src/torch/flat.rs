@@ -2,8 +2,9 @@
 //!
 //! | buffer | values, f32 |
 //! |---|---|
-//! | weights, gradient, optimizer moments | all parameters: first those with a working copy in the recipe's number format, among them first those that decay |
-//! | running statistics | mean and unbiased variance of every BatchNorm layer |
+//! | weights, gradient, optimizer moments | trained parameters: first those with a working copy in the recipe's number format, among them first those that decay |
+//! | running statistics | mean and unbiased variance of every BatchNorm layer that is trained |
+//! | frozen | parameters and statistics that keep their values |
 //! | leaf | batch statistics (as running statistics), gradient, tail |
 //!
 //! A convolution's weight (OIHW) is stored in OHWI order when the network computes in channels-last
@@ -17,10 +18,12 @@ use tch::Tensor;
 use super::optimizer::Segment;
 use crate::learner::TensorPlace;
 
-/// Name of the region of all parameters.
+/// Name of the region of all trained parameters.
 pub(super) const WEIGHTS: &str = "weights";
 /// Name of the region of BatchNorm's running statistics.
 pub(super) const BN_RUNNING: &str = "bn_running";
+/// Name of the region of frozen parameters and statistics.
+pub(super) const FROZEN: &str = "frozen";
 
 /// Values, of 64 bytes: a cache line, and what vectorised kernels need to take the same path for each
 /// tensor wherever it lies, hence to find the same bits.
@@ -33,7 +36,7 @@ pub(super) struct Slot {
     pub(super) name: String,
     /// Sides; (out, in, height, width) for convolutions.
     pub(super) shape: Vec<i64>,
-    /// First value in the buffer.
+    /// First value in its buffer: that of what is trained, or of what is frozen.
     pub(super) offset: i64,
     /// Stored in OHWI order.
     pub(super) channels_last: bool,
@@ -73,9 +76,13 @@ impl Slot {
         self.offset + self.len()
     }
 
-    /// This tensor in a buffer whose first tensor starts at the buffer's value `start`.
-    pub(super) fn view(&self, buffer: &Tensor, start: i64) -> tch::Result<Tensor> {
-        buffer.f_as_strided(&self.shape, self.strides(), start + self.offset)
+    /// This tensor in its buffer, which may be a view of another one.
+    pub(super) fn view(&self, buffer: &Tensor) -> tch::Result<Tensor> {
+        buffer.f_narrow(0, self.offset, self.len())?.f_as_strided(
+            &self.shape,
+            self.strides(),
+            None::<i64>,
+        )
     }
 
     /// The values of `tensor`, shaped as this slot, as one dimension in stored order. No copy is
@@ -109,12 +116,16 @@ impl Slot {
 /// All tensors of a network, in the order of its description.
 #[derive(Debug)]
 pub(super) struct Layout {
-    /// What the optimizer updates.
+    /// Weights, scales, shifts and biases.
     pub(super) parameters: Vec<Slot>,
     /// Mean, variance, mean, variance, …
     pub(super) statistics: Vec<Slot>,
-    /// So many values at the start of the parameters have a working copy.
+    /// So many values at the start of the trained parameters have a working copy.
     pub(super) cast_len: i64,
+    /// So many values at the start of what is frozen have one.
+    pub(super) frozen_cast_len: i64,
+    /// Where frozen parameters would lie among the trained ones, and how many values they have.
+    pub(super) gaps: Vec<(i64, i64)>,
 }
 
 impl Layout {
@@ -125,14 +136,12 @@ impl Layout {
         };
         let (mut parameters, mut statistics) =
             (slots(&network.parameters), slots(&network.statistics));
-        let mut in_turn: Vec<&mut Slot> = parameters.iter_mut().collect();
-        // Stable, so that otherwise the order stays.
-        in_turn.sort_by_key(|slot| (!slot.is_cast, !slot.decays));
-        place_in_turn(in_turn);
-        place_in_turn(statistics.iter_mut());
-        let cast = parameters.iter().filter(|slot| slot.is_cast);
-        let cast_len = cast.map(Slot::end).max().unwrap_or_default();
-        Self { parameters, statistics, cast_len }
+        let gaps = gaps(&mut parameters);
+        let cast_len = place_in_turn(parameters.iter_mut().filter(|slot| !slot.frozen));
+        place_in_turn(statistics.iter_mut().filter(|slot| !slot.frozen));
+        let all = parameters.iter_mut().chain(&mut statistics);
+        let frozen_cast_len = place_in_turn(all.filter(|slot| slot.frozen));
+        Self { parameters, statistics, cast_len, frozen_cast_len, gaps }
     }
 
     /// What an optimizer updates, in order; one segment per tensor, or as few as there can be.
@@ -156,14 +165,19 @@ impl Layout {
         segments
     }
 
-    /// Values of all parameters, with what is between them.
+    /// Values of all trained parameters, with what is between them.
     pub(super) fn parameters_len(&self) -> i64 {
-        self.parameters.iter().map(Slot::end).max().unwrap_or_default()
+        end_of(self.parameters.iter().filter(|slot| !slot.frozen))
     }
 
-    /// Values of all running statistics, with what is between them.
+    /// Values of all running statistics that are trained, with what is between them.
     pub(super) fn statistics_len(&self) -> i64 {
-        self.statistics.iter().map(Slot::end).max().unwrap_or_default()
+        end_of(self.statistics.iter().filter(|slot| !slot.frozen))
+    }
+
+    /// Values of all that is frozen, with what is between.
+    pub(super) fn frozen_len(&self) -> i64 {
+        end_of(self.parameters.iter().chain(&self.statistics).filter(|slot| slot.frozen))
     }
 
     /// Where the gradient begins in a leaf.
@@ -173,8 +187,9 @@ impl Layout {
 
     /// Every tensor with its region, in the order of a state dict.
     pub(super) fn state_dict(&self) -> Vec<(&Slot, &'static str)> {
-        let parameters = self.parameters.iter().map(|slot| (slot, WEIGHTS));
-        let statistics = self.statistics.iter().map(|slot| (slot, BN_RUNNING));
+        let region = |slot: &Slot, trained| if slot.frozen { FROZEN } else { trained };
+        let parameters = self.parameters.iter().map(|slot| (slot, region(slot, WEIGHTS)));
+        let statistics = self.statistics.iter().map(|slot| (slot, region(slot, BN_RUNNING)));
         let mut slots: Vec<_> = parameters.chain(statistics).collect();
         slots.sort_by_key(|(slot, _)| slot.position);
         slots
@@ -186,12 +201,38 @@ impl Layout {
     }
 }
 
-/// Lays `slots` one after the other.
-fn place_in_turn<'a>(slots: impl IntoIterator<Item = &'a mut Slot>) {
-    slots.into_iter().fold(0, |end, slot| {
+/// Lays `slots` one after the other, those that are cast first; returns the end of those.
+fn place_in_turn<'a>(slots: impl Iterator<Item = &'a mut Slot>) -> i64 {
+    let mut slots: Vec<_> = slots.collect();
+    // Stable, so that otherwise the order stays.
+    slots.sort_by_key(|slot| (!slot.is_cast, !slot.decays));
+    slots.iter_mut().fold(0, |end, slot| {
         slot.offset = aligned(end);
         slot.end()
     });
+    end_of(slots.iter().map(|slot| &**slot).filter(|slot| slot.is_cast))
+}
+
+/// Where frozen ones would lie among the others: the norm of a gradient is summed up in blocks, whose
+/// borders depend on it.
+fn gaps(slots: &mut [Slot]) -> Vec<(i64, i64)> {
+    place_in_turn(slots.iter_mut());
+    let mut in_turn: Vec<&Slot> = slots.iter().collect();
+    in_turn.sort_by_key(|slot| slot.offset);
+    let (mut gaps, mut trained): (Vec<(i64, i64)>, i64) = (Vec::new(), 0);
+    for slot in in_turn {
+        match gaps.last_mut() {
+            _ if !slot.frozen => trained = aligned(trained) + slot.len(),
+            Some((at, len)) if *at == aligned(trained) => *len = aligned(*len) + slot.len(),
+            _ => gaps.push((aligned(trained), slot.len())),
+        }
+    }
+    gaps.iter_mut().for_each(|(_, len)| *len = aligned(*len));
+    gaps
+}
+
+fn end_of<'a>(slots: impl Iterator<Item = &'a Slot>) -> i64 {
+    slots.map(Slot::end).max().unwrap_or_default()
 }
 
 /// The first offset from `end` on at which a tensor may begin.
@@ -204,9 +245,10 @@ fn to_usize(value: i64) -> usize {
     usize::try_from(value).unwrap_or_default()
 }
 
-/// `slots` as views of `buffer`, whose first tensor starts at `start`.
+/// `slots` as views of the buffers of what is trained and of what is frozen.
 ///
 /// `detach` makes each a tensor of its own for autograd.
-pub(super) fn views(slots: &[Slot], buffer: &Tensor, start: i64) -> tch::Result<Vec<Tensor>> {
-    slots.iter().map(|slot| slot.view(buffer, start)?.f_detach()).collect()
+pub(super) fn views(slots: &[Slot], trained: &Tensor, frozen: &Tensor) -> tch::Result<Vec<Tensor>> {
+    let buffer = |slot: &Slot| if slot.frozen { frozen } else { trained };
+    slots.iter().map(|slot| slot.view(buffer(slot))?.f_detach()).collect()
 }

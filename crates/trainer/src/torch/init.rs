@@ -12,14 +12,19 @@ use tch::Tensor;
 
 use super::flat::Slot;
 
-/// Fills `buffer` with the initial values of `slots`.
+/// Fills the buffers of what is trained and of what is frozen with the initial values of `slots`.
 ///
 /// Values are drawn in the order of `slots` and, within a tensor, in torchvision's (OIHW) order, so
 /// that they do not depend on device or memory format.
-pub(super) fn fill(buffer: &Tensor, slots: &[Slot], seed: u64) -> tch::Result<()> {
+pub(super) fn fill(
+    trained: &Tensor,
+    frozen: &Tensor,
+    slots: &[Slot],
+    seed: u64,
+) -> tch::Result<()> {
     let mut draws = Draws(seed);
     for slot in slots {
-        let mut view = slot.view(buffer, 0)?;
+        let mut view = slot.view(if slot.frozen { frozen } else { trained })?;
         let mut draw = || match slot.init {
             Init::Constant(value) => value,
             Init::Normal { std } => (std * draws.normal()) as f32,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use baton_checkpoint::Float;
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, mix::Mix};
 use baton_gpu::Readback;
@@ -22,7 +23,7 @@ use super::{
     optimizer::{Optimizer, Rates},
     task::{self, Task},
     weights,
-    working::{self, Working},
+    working::{self, Frozen, Working},
 };
 use crate::learner::{
     Error, Judged, Leaf, Learner, Reading, Region, TAIL, TensorPlace, Update, VOTE, Weights,
@@ -44,7 +45,7 @@ pub enum Mode {
 ///
 /// Regions, all f32: `weights`; as long and in the same order the optimizer's `momentum` (SGD, LARS)
 /// or `exp_avg` and `exp_avg_sq` (AdamW) and the averaged weights `ema`; with fp16 the three values of
-/// `loss_scale`; `bn_running` and its average `bn_running_ema`.
+/// `loss_scale`; `bn_running` and its average `bn_running_ema`; `frozen`, if anything is.
 #[derive(Debug)]
 pub struct TorchLearner {
     device: Device,
@@ -58,6 +59,8 @@ pub struct TorchLearner {
     fused: Option<Fused>,
     pub(super) weights: Tensor,
     pub(super) running: Tensor,
+    /// Parameters and statistics of frozen blocks.
+    pub(super) frozen: Frozen,
     /// Of `weights`, each the start of a gradient.
     pub(super) working: Working,
     /// Views of `running`.
@@ -169,15 +172,16 @@ impl TorchLearner {
         let weights = Tensor::f_zeros([layout.parameters_len()], float)?;
         let running = Tensor::f_zeros([layout.statistics_len()], float)?;
         let kind = working::kind(spec.precision.compute);
-        let working = Working::new(&layout, &weights, kind)?;
+        let frozen = Frozen::new(&layout, kind, device)?;
+        let working = Working::new(&layout, &weights, &frozen, kind)?;
         working.require_gradients(&layout)?;
         let optimizer = Optimizer::new(spec, &layout, device)?;
         let averaged = match optimizer.averaged() {
             None => None,
             Some(averaged) => {
-                let working = Working::new(&layout, averaged, kind)?;
+                let working = Working::new(&layout, averaged, &frozen, kind)?;
                 let running = running.f_zeros_like()?;
-                let running_views = views(&layout.statistics, &running, 0)?;
+                let running_views = views(&layout.statistics, &running, &frozen.masters)?;
                 Some(Averaged { running, running_views, working })
             }
         };
@@ -192,9 +196,9 @@ impl TorchLearner {
             input,
             task: task::of(spec),
             optimizer,
-            running_views: views(&layout.statistics, &running, 0)?,
+            running_views: views(&layout.statistics, &running, &frozen.masters)?,
             spare_statistics: {
-                let spare_views = views(&layout.statistics, &spare, 0)?;
+                let spare_views = views(&layout.statistics, &spare, &frozen.masters)?;
                 (spare, spare_views)
             },
             blur: network::blur_filters(&network, kind, device)?,
@@ -211,6 +215,7 @@ impl TorchLearner {
             layout,
             weights,
             running,
+            frozen,
             working,
             averaged,
         })
@@ -222,7 +227,7 @@ impl TorchLearner {
     /// The device failed; the inputs do not have the length that their number and shape ask for.
     pub fn logits(&mut self, batch: &Batch, mode: Mode) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
-        self.working.refresh(&self.weights).during("cast weights")?;
+        self.refresh()?;
         let Loaded { inputs, .. } = self.input.load(batch)?;
         let tensors = self.tensors(&self.working, &self.running_views);
         let batch = match mode {
@@ -272,11 +277,9 @@ impl TorchLearner {
     /// # Errors
     /// Out of memory.
     pub fn gradients(&self, leaf: &TorchLeaf) -> Result<Vec<(String, Tensor)>, Error> {
-        let start = self.layout.gradient_start();
-        let slots = &self.layout.parameters;
-        let views = views(slots, &leaf.flat, start).during("view gradients")?;
-        let named = slots.iter().zip(views);
-        named.map(|(slot, view)| Ok((slot.name.clone(), copy_out(&view)?))).collect()
+        let slots = self.layout.parameters.iter().filter(|slot| !slot.frozen);
+        let view = |slot: &Slot| slot.view(&leaf.gradient).during("view gradients");
+        slots.map(|slot| Ok((slot.name.clone(), copy_out(&view(slot)?)?))).collect()
     }
 
     /// Every weight and running statistic in the order of a state dict. Writing to a view changes the
@@ -284,8 +287,12 @@ impl TorchLearner {
     pub(super) fn state_views(&self) -> Result<Vec<(&Slot, Tensor)>, Error> {
         let slots = self.layout.state_dict().into_iter();
         let views = slots.map(|(slot, region)| {
-            let buffer = if region == flat::WEIGHTS { &self.weights } else { &self.running };
-            Ok((slot, slot.view(buffer, 0)?))
+            let buffer = match region {
+                flat::WEIGHTS => &self.weights,
+                flat::BN_RUNNING => &self.running,
+                _ => &self.frozen.masters,
+            };
+            Ok((slot, slot.view(buffer)?))
         });
         views.collect::<tch::Result<_>>().during("view the state")
     }
@@ -302,6 +309,20 @@ impl TorchLearner {
         parameters.iter().map(|slot| slot.name.as_str())
     }
 
+    /// The masters have changed.
+    pub(super) fn invalidate(&mut self) {
+        self.working.cast.invalidate();
+        self.frozen.cast.invalidate();
+        if let Some(averaged) = &mut self.averaged {
+            averaged.working.cast.invalidate();
+        }
+    }
+
+    fn refresh(&mut self) -> Result<(), Error> {
+        let refreshed = self.working.cast.refresh(&self.weights);
+        refreshed.and_then(|()| self.frozen.refresh()).during("cast weights")
+    }
+
     fn leaf(&self) -> tch::Result<TorchLeaf> {
         let start = self.layout.gradient_start();
         let gradient = self.layout.parameters_len();
@@ -311,7 +332,7 @@ impl TorchLearner {
             statistics: flat.f_narrow(0, 0, self.layout.statistics_len())?,
             gradient: flat.f_narrow(0, start, gradient)?,
             tail: flat.f_narrow(0, start + gradient, TAIL as i64)?,
-            statistics_views: views(&self.layout.statistics, &flat, 0)?,
+            statistics_views: views(&self.layout.statistics, &flat, &self.frozen.masters)?,
             readback: None,
             is_sent_for: false,
             flat,
@@ -369,7 +390,7 @@ impl TorchLearner {
         }
         flat.sort_by_key(|(offset, _)| *offset);
         flat.push((self.layout.parameters_len(), leaf.gradient.f_narrow(0, 0, 0)?));
-        // Zeros for frozen parameters, and for what is between tensors.
+        // Zeros for what is between tensors.
         let (mut whole, mut end) = (Vec::with_capacity(flat.len()), 0);
         for (offset, gradient) in flat {
             if end < offset {
@@ -380,11 +401,6 @@ impl TorchLearner {
             whole.push(gradient);
         }
         let _ = Tensor::f_cat_out(&leaf.gradient, &whole, 0)?;
-        // Frozen blocks have no statistics of the batch.
-        for (index, slot) in self.layout.statistics.iter().enumerate().filter(|(_, s)| s.frozen) {
-            let mut told = leaf.statistics.f_narrow(0, slot.offset, slot.len())?;
-            told.f_copy_(&self.running_views[index])?;
-        }
         Ok(())
     }
 
@@ -417,10 +433,11 @@ impl Learner for TorchLearner {
 
     fn initialise(&mut self) -> Result<(), Error> {
         let _no_grad = tch::no_grad_guard();
-        self.working.invalidate();
-        let seed = self.recipe.seed;
-        init::fill(&self.weights, &self.layout.parameters, seed).during("set the first weights")?;
-        init::fill(&self.running, &self.layout.statistics, seed).during("set the first weights")
+        self.invalidate();
+        let (seed, frozen) = (self.recipe.seed, &self.frozen.masters);
+        init::fill(&self.weights, frozen, &self.layout.parameters, seed)
+            .and_then(|()| init::fill(&self.running, frozen, &self.layout.statistics, seed))
+            .during("set the first weights")
     }
 
     fn load_initial(&mut self) -> Result<(), Error> {
@@ -456,7 +473,7 @@ impl Learner for TorchLearner {
             });
         }
         self.task.check(batch)?;
-        self.working.refresh(&self.weights).during("cast weights")?;
+        self.refresh()?;
         let (inputs, targets, mix) = self.mixed(batch)?;
         // Momentum 1 multiplies what was there by 0, which keeps infinities and NaNs alive.
         let _ = leaf.statistics.f_zero_().during("clear statistics")?;
@@ -483,10 +500,10 @@ impl Learner for TorchLearner {
                 self.optimizer
                     .update(&mut self.weights, &sum.gradient, &norm, rates)
                     .during("optimizer update")?;
-                self.working.invalidate();
+                self.working.cast.invalidate();
             }
             Some(fused) => {
-                let weights = (&self.weights, self.working.cast());
+                let weights = (&self.weights, self.working.cast.copy());
                 self.optimizer
                     .update_fused(fused, weights, &sum.gradient, &norm, rates)
                     .during("optimizer update")?;
@@ -502,7 +519,7 @@ impl Learner for TorchLearner {
             (self.optimizer.averaging_share(step), &mut self.averaged)
         {
             let _ = averaged.running.f_lerp_(&self.running, share).during("statistics update")?;
-            averaged.working.invalidate();
+            averaged.working.cast.invalidate();
         }
         Ok(())
     }
@@ -512,9 +529,9 @@ impl Learner for TorchLearner {
             return Ok(Judged::default());
         }
         let _no_grad = tch::no_grad_guard();
-        self.working.refresh(&self.weights).during("cast weights")?;
+        self.refresh()?;
         if let (Some(averaged), Some(masters)) = (&mut self.averaged, self.optimizer.averaged()) {
-            averaged.working.refresh(masters).during("cast weights")?;
+            averaged.working.cast.refresh(masters).during("cast weights")?;
         }
         self.task.check(batch)?;
         let Loaded { inputs, targets } = self.input.load(batch)?;
@@ -530,16 +547,20 @@ impl Learner for TorchLearner {
 
     fn regions(&mut self) -> Vec<Region<'_>> {
         // Whoever asks may write.
-        self.working.invalidate();
-        let averaged_running = self.averaged.as_mut().map(|averaged| {
-            averaged.working.invalidate();
-            ("bn_running_ema", &mut averaged.running)
-        });
+        self.invalidate();
+        let averaged = self.averaged.as_mut();
+        let averaged_running = averaged.map(|averaged| ("bn_running_ema", &mut averaged.running));
         let weights = (flat::WEIGHTS, &mut self.weights);
         let running = (flat::BN_RUNNING, &mut self.running);
         let state = self.optimizer.state();
         let all = std::iter::once(weights).chain(state).chain([running]).chain(averaged_running);
-        all.map(|(name, tensor)| Region { name, buffer: lend(tensor), frozen: None }).collect()
+        let all = all.map(|(name, tensor)| Region { name, buffer: lend(tensor), frozen: None });
+        let frozen = (self.layout.frozen_len() > 0).then(|| Region {
+            name: flat::FROZEN,
+            buffer: lend(&mut self.frozen.masters),
+            frozen: Some(Float::F32),
+        });
+        all.chain(frozen).collect()
     }
 
     fn tensors(&self) -> Vec<TensorPlace> {

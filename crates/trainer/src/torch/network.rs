@@ -29,8 +29,10 @@ impl Tensors<'_> {
     /// Outputs (samples, classes), f32, of `inputs`: images (samples, 3, height, width) or signals
     /// (samples, channels, length).
     pub(super) fn forward(self, network: &Description, inputs: &Tensor) -> tch::Result<Tensor> {
-        let layers = network.all_blocks().flat_map(|block| &block.layers);
-        self.layers(layers, inputs)
+        let (frozen, trained) = network.blocks.split_at(network.frozen_blocks());
+        let kept = Self { batch: None, ..self };
+        let x = kept.layers(frozen.iter().flat_map(|block| &block.layers), inputs)?;
+        self.layers(trained.iter().chain([&network.head]).flat_map(|block| &block.layers), &x)
     }
 
     /// What comes out of `layers`, one after the other, if `x` goes in.

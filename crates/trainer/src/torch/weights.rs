@@ -87,7 +87,7 @@ pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), E
             .and_then(|tensor| view.f_copy_(&tensor))
             .during("copy weights")?;
     }
-    learner.working.invalidate();
+    learner.invalidate();
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 //! The others, such as BatchNorm's parameters and biases, stay f32.
 
 use baton_recipe::spec::Compute;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::flat::{Layout, views};
 
@@ -17,31 +17,87 @@ pub(super) fn kind(compute: Compute) -> Kind {
     }
 }
 
+/// A copy of the first values of a buffer in the working format, if that is not f32.
+#[derive(Debug)]
+pub(super) struct Cast {
+    copy: Option<Tensor>,
+    stale: bool,
+}
+
 /// Readable weights.
 #[derive(Debug)]
 pub(super) struct Working {
     /// In the order of [`Layout::parameters`].
     pub(super) parameters: Vec<Tensor>,
-    /// The copy in the working format, if it is not that of the masters.
-    cast: Option<Tensor>,
-    stale: bool,
+    /// Of the masters of what is trained.
+    pub(super) cast: Cast,
+}
+
+/// What training leaves as it is.
+#[derive(Debug)]
+pub(super) struct Frozen {
+    pub(super) masters: Tensor,
+    pub(super) cast: Cast,
+}
+
+impl Cast {
+    fn new(len: i64, kind: Kind, device: Device) -> tch::Result<Self> {
+        let copy = (kind != Kind::Float).then(|| Tensor::f_zeros([len], (kind, device)));
+        Ok(Self { copy: copy.transpose()?, stale: true })
+    }
+
+    /// The copy, if there is one: who changes the masters may change it alike instead of
+    /// [invalidating](Self::invalidate) it.
+    pub(super) fn copy(&self) -> Option<&Tensor> {
+        self.copy.as_ref()
+    }
+
+    /// The masters have changed.
+    pub(super) fn invalidate(&mut self) {
+        self.stale = true;
+    }
+
+    /// Brings the copy up to date with `masters`.
+    pub(super) fn refresh(&mut self, masters: &Tensor) -> tch::Result<()> {
+        if let (true, Some(copy)) = (self.stale, &mut self.copy) {
+            let first = masters.f_narrow(0, 0, copy.size1()?)?;
+            copy.f_copy_(&first)?;
+        }
+        self.stale = false;
+        Ok(())
+    }
+}
+
+impl Frozen {
+    /// Zeros, with a copy in `kind`.
+    pub(super) fn new(layout: &Layout, kind: Kind, device: Device) -> tch::Result<Self> {
+        let masters = Tensor::f_zeros([layout.frozen_len()], (Kind::Float, device))?;
+        Ok(Self { masters, cast: Cast::new(layout.frozen_cast_len, kind, device)? })
+    }
+
+    /// Brings the copy up to date.
+    pub(super) fn refresh(&mut self) -> tch::Result<()> {
+        self.cast.refresh(&self.masters)
+    }
 }
 
 impl Working {
-    /// Views of `masters`, or of a copy in `kind`.
-    pub(super) fn new(layout: &Layout, masters: &Tensor, kind: Kind) -> tch::Result<Self> {
-        let mut parameters = views(&layout.parameters, masters, 0)?;
-        let mut cast = None;
-        if kind != Kind::Float {
-            let buffer = Tensor::f_zeros([layout.cast_len], (kind, masters.device()))?;
-            for (parameter, slot) in parameters.iter_mut().zip(&layout.parameters) {
-                if slot.is_cast {
-                    *parameter = slot.view(&buffer, 0)?.f_detach()?;
-                }
+    /// Views of `masters` and of what is `frozen`, or of their copies in `kind`.
+    pub(super) fn new(
+        layout: &Layout,
+        masters: &Tensor,
+        frozen: &Frozen,
+        kind: Kind,
+    ) -> tch::Result<Self> {
+        let mut parameters = views(&layout.parameters, masters, &frozen.masters)?;
+        let cast = Cast::new(layout.cast_len, kind, masters.device())?;
+        for (parameter, slot) in parameters.iter_mut().zip(&layout.parameters) {
+            let copy = if slot.frozen { frozen.cast.copy() } else { cast.copy() };
+            if let (true, Some(copy)) = (slot.is_cast, copy) {
+                *parameter = slot.view(copy)?.f_detach()?;
             }
-            cast = Some(buffer);
         }
-        Ok(Self { parameters, cast, stale: true })
+        Ok(Self { parameters, cast })
     }
 
     /// Makes every parameter that is trained the start of a gradient.
@@ -51,27 +107,6 @@ impl Working {
                 let _ = parameter.f_set_requires_grad(true)?;
             }
         }
-        Ok(())
-    }
-
-    /// The working copy of the first masters, if there is one: who changes those may change it alike
-    /// instead of [invalidating](Self::invalidate) it.
-    pub(super) fn cast(&self) -> Option<&Tensor> {
-        self.cast.as_ref()
-    }
-
-    /// The masters have changed.
-    pub(super) fn invalidate(&mut self) {
-        self.stale = true;
-    }
-
-    /// Brings the working copy up to date with `masters`.
-    pub(super) fn refresh(&mut self, masters: &Tensor) -> tch::Result<()> {
-        if let (true, Some(cast)) = (self.stale, &mut self.cast) {
-            let kernels = masters.f_narrow(0, 0, cast.size1()?)?;
-            cast.f_copy_(&kernels)?;
-        }
-        self.stale = false;
         Ok(())
     }
 }

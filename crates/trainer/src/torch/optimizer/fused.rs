@@ -66,13 +66,6 @@ impl Optimizer {
             unsafe { update.run(fused.kernels()) }
                 .map_err(|error| TchError::Torch(error.to_string()))?;
         }
-        if let (Some(share), Some(average)) = (share, average) {
-            // Frozen weights lie between runs, and belong to the average all the same.
-            for (start, len) in gaps(&runs, weights.size1()?) {
-                let frozen = weights.f_narrow(0, start, len)?;
-                let _ = average.f_narrow(0, start, len)?.f_lerp_(&frozen, share)?;
-            }
-        }
         if let Some(scaler) = &mut self.scaler {
             scaler.adjust_on_device(&norm.f_select(0, 0)?.f_isfinite()?)?;
         }
@@ -100,13 +93,6 @@ impl Optimizer {
     }
 }
 
-/// What lies before, between and behind `runs`, in so many values.
-fn gaps(runs: &[Run], len: i64) -> Vec<(i64, i64)> {
-    let starts = std::iter::once(0).chain(runs.iter().map(|run| run.start + run.len));
-    let ends = runs.iter().map(|run| run.start).chain([len]);
-    starts.zip(ends).map(|(start, end)| (start, end - start)).filter(|(_, len)| *len > 0).collect()
-}
-
 fn address(buffer: &Tensor, start: i64, element: Element) -> u64 {
     buffer.data_ptr() as u64 + start as u64 * element.bytes() as u64
 }
@@ -121,18 +107,5 @@ fn element(kind: Kind) -> tch::Result<Element> {
         Kind::BFloat16 => Ok(Element::Bf16),
         Kind::Half => Ok(Element::F16),
         other => Err(TchError::Torch(format!("no fused update beside {other:?}"))),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn gaps_are_all_that_no_run_covers() {
-        let run = |start, len| Run { start, len, decayed: 0 };
-        assert_eq!(gaps(&[], 5), [(0, 5)]);
-        assert_eq!(gaps(&[run(0, 5)], 5), []);
-        assert_eq!(gaps(&[run(2, 3), run(7, 1)], 9), [(0, 2), (5, 2), (8, 1)]);
     }
 }

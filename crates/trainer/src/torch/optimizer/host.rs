@@ -4,7 +4,7 @@
 //! the cache. Plain Rust: no operation here depends on the CPU's instruction set, nor does the result
 //! on the number of threads.
 
-use std::{array, mem};
+use std::{array, borrow::Cow, mem};
 
 use tch::Tensor;
 
@@ -14,18 +14,35 @@ use crate::torch::buffer::{read, write};
 /// Values that are worked on at a time: 64 KiB of each buffer.
 const BLOCK: usize = 16 * 1024;
 
-/// Frozen weights are not updated, but their average is theirs too.
-fn average_frozen(average: &mut Option<Rest<'_>>, frozen: &[f32], share: Option<f32>) {
-    if let (Some(average), Some(share)) = (average, share) {
-        blend(average.take(frozen.len()), frozen, share);
+/// L2 norm of `gradient`, summed up as if zeros lay in it at `gaps` (where, how many): the sum is the same
+/// bit for bit whether frozen parameters have a place in the gradient, as they once had, or none.
+pub(super) fn norm(gradient: &[f32], gaps: &[(usize, usize)]) -> f64 {
+    let mut pieces = Vec::new();
+    let (mut done, mut before) = (0, 0);
+    for (at, len) in gaps.iter().copied().chain([(gradient.len(), 0)]) {
+        let at = at.min(gradient.len());
+        pieces.push((done + before, &gradient[done..at]));
+        (done, before) = (at, before + len);
     }
-}
-
-/// L2 norm of `gradient`.
-pub(super) fn norm(gradient: &[f32]) -> f64 {
-    let mut squares = vec![0.0; gradient.len().div_ceil(BLOCK)];
-    let blocks: Vec<_> = gradient.chunks(BLOCK).zip(&mut squares).collect();
-    in_parallel(blocks, threads(), &|(block, square)| *square = sum_of_squares(block));
+    let block = |number: usize| -> Cow<'_, [f32]> {
+        let (start, end) = (number * BLOCK, (number * BLOCK + BLOCK).min(done + before));
+        let mut zeros = Vec::new();
+        for (first, values) in &pieces {
+            let (from, to) = (start.max(*first), end.min(first + values.len()));
+            if from < to {
+                let values = &values[from - first..to - first];
+                if values.len() == end - start {
+                    return Cow::Borrowed(values);
+                }
+                zeros.resize(end - start, 0.0);
+                zeros[from - start..to - start].copy_from_slice(values);
+            }
+        }
+        Cow::Owned(zeros)
+    };
+    let mut squares = vec![0.0; (done + before).div_ceil(BLOCK)];
+    let blocks: Vec<_> = squares.iter_mut().enumerate().collect();
+    in_parallel(blocks, threads(), &|(number, square)| *square = sum_of_squares(&block(number)));
     squares.iter().sum::<f64>().sqrt()
 }
 
@@ -109,13 +126,16 @@ impl Optimizer {
             self.segments.iter().zip(layer_rates).zip(decays)
         {
             let (start, len) = (segment.start as usize, segment.len as usize);
-            // Frozen parameters lie between segments.
+            // Zeros may lie between segments.
             let gap = start - end;
             end = start + len;
             moments.iter_mut().flatten().for_each(|moment| {
                 moment.take(gap);
             });
-            average_frozen(&mut average, weights.take(gap), numbers.share);
+            weights.take(gap);
+            average.iter_mut().for_each(|average| {
+                average.take(gap);
+            });
             for gradient in gradient[start..end].chunks(BLOCK) {
                 let len = gradient.len();
                 blocks.push(Block {
@@ -128,8 +148,6 @@ impl Optimizer {
                 });
             }
         }
-        let Rest(behind) = weights;
-        average_frozen(&mut average, behind, numbers.share);
         in_parallel(blocks, threads(), &|block| kernel.run(block, numbers));
     }
 
@@ -140,8 +158,8 @@ impl Optimizer {
         };
         let rate = |segment: &Segment| {
             let range = segment.start as usize..(segment.start + segment.len) as usize;
-            let weight_norm = norm(&weights[range.clone()]);
-            let gradient_norm = norm(&gradient[range]) * f64::from(numbers.factor);
+            let weight_norm = norm(&weights[range.clone()], &[]);
+            let gradient_norm = norm(&gradient[range], &[]) * f64::from(numbers.factor);
             let whole = gradient_norm + self.weight_decay * weight_norm + eps;
             let known = segment.decays && weight_norm > 0.0 && gradient_norm > 0.0;
             if known { (trust * weight_norm / whole) as f32 } else { 1.0 }

@@ -37,8 +37,10 @@ pub(super) struct Segment {
 #[derive(Debug)]
 pub(super) struct Optimizer {
     rule: Rule,
-    /// What is updated; frozen parameters are left out. One segment per tensor if rates differ.
+    /// What is updated. One segment per tensor if rates differ.
     segments: Vec<Segment>,
+    /// Where frozen parameters would lie, and how many values they have.
+    gaps: Vec<(usize, usize)>,
     weight_decay: f64,
     decay_all: bool,
     clip: Option<f64>,
@@ -110,7 +112,9 @@ impl Optimizer {
             }
             spec::Compute::Fp32 | spec::Compute::Bf16 => None,
         };
+        let gaps = layout.gaps.iter();
         Ok(Self {
+            gaps: gaps.map(|(at, len)| (*at as usize, *len as usize)).collect(),
             segments: layout.segments(matches!(rule, Rule::Lars { .. })),
             rule,
             weight_decay,
@@ -154,7 +158,7 @@ impl Optimizer {
     /// Writes the gradient's L2 norm, without the loss's factor, into the one value of `norm`.
     pub(super) fn measure(&self, gradient: &Tensor, norm: &mut Tensor) -> tch::Result<()> {
         let mut found = match gradient.device() {
-            Device::Cpu => Tensor::f_from_slice(&[host::norm(read(gradient)) as f32])?,
+            Device::Cpu => Tensor::f_from_slice(&[host::norm(read(gradient), &self.gaps) as f32])?,
             _ => gradient.f_norm()?.f_view([1])?,
         };
         if let Some(scale) = self.loss_scale()? {

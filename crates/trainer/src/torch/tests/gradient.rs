@@ -38,7 +38,7 @@ fn loss_along_the_gradient_falls_as_fast_as_the_gradient_says() {
     let start = learner.weights.copy();
     let mut loss_at = |distance: f64| {
         learner.weights.copy_(&(&start + &leaf.gradient * (distance / norm)));
-        learner.working.invalidate();
+        learner.working.cast.invalidate();
         gradient_of(&mut learner, &batch).1.loss / 16.0
     };
     let h = 1e-4;

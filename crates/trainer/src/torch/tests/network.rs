@@ -5,7 +5,7 @@ use baton_plan::network;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::torch::flat::{ALIGNMENT, BN_RUNNING, Layout};
+use crate::torch::flat::{ALIGNMENT, BN_RUNNING, FROZEN, Layout, Slot};
 
 fn layout(arch: &str, classes: u32) -> Layout {
     let arch = format!("model.arch={arch}");
@@ -68,7 +68,13 @@ proptest! {
         }
         let layout = Layout::new(&network, channels_last);
         prop_assert_eq!(layout.gradient_start() % ALIGNMENT, 0);
-        for slots in [&layout.parameters, &layout.statistics] {
+        let is_frozen = |slot: &&Slot| slot.frozen;
+        let all = || layout.parameters.iter().chain(&layout.statistics);
+        for slots in [
+            layout.parameters.iter().filter(|slot| !slot.frozen).collect::<Vec<_>>(),
+            layout.statistics.iter().filter(|slot| !slot.frozen).collect(),
+            all().filter(is_frozen).collect(),
+        ] {
             let mut places: Vec<_> =
                 slots.iter().map(|slot| (slot.offset, slot.offset + slot.len())).collect();
             places.sort_unstable();
@@ -77,13 +83,14 @@ proptest! {
             prop_assert!(places.windows(2).all(|pair| pair[1].0 - pair[0].1 < ALIGNMENT));
         }
         for slot in &layout.parameters {
-            prop_assert_eq!(slot.offset < layout.cast_len, slot.is_cast);
+            let cast = if slot.frozen { layout.frozen_cast_len } else { layout.cast_len };
+            prop_assert_eq!(slot.offset < cast, slot.is_cast);
             for per_tensor in [false, true] {
                 let segments = layout.segments(per_tensor);
                 let end = slot.offset + slot.len();
                 let covering: Vec<_> = segments
                     .iter()
-                    .filter(|s| s.start < end && slot.offset < s.start + s.len)
+                    .filter(|s| !slot.frozen && s.start < end && slot.offset < s.start + s.len)
                     .collect();
                 prop_assert_eq!(covering.len(), usize::from(!slot.frozen));
                 prop_assert!(covering.iter().all(|segment| segment.decays == slot.decays));
@@ -127,25 +134,27 @@ fn in_one_dimension_resnet34_keeps_its_size() {
 }
 
 #[test]
-fn frozen_stages_are_in_no_segment() {
+fn frozen_stages_have_a_buffer_of_their_own() {
     let layout = |freeze: &str| {
         let freeze = format!("model.freeze={freeze}");
         layout_by(&["model.pretrained=a.safetensors", &freeze], 3)
     };
     let whole = layout("[]");
-    assert_eq!(whole.segments(false).len(), 2);
-    let values = |layout: &Layout| layout.segments(true).iter().map(|s| s.len).sum::<i64>();
-    assert_eq!(values(&whole), whole.parameters_len());
+    assert_eq!((whole.segments(false).len(), whole.frozen_len(), &*whole.gaps), (2, 0, &[][..]));
 
     let frozen = layout("['stem', 'layer1']");
-    let kept: i64 =
-        frozen.parameters.iter().filter(|slot| slot.frozen).map(|slot| slot.len()).sum();
-    assert_eq!(kept, 9_408 + 128 + 4 * (36_864 + 128));
-    assert_eq!(values(&frozen), whole.parameters_len() - kept);
-    assert!(frozen.parameters.iter().all(|s| s.frozen
-        == (s.name.starts_with("layer1")
-            || s.name.ends_with("1.weight") && !s.name.contains("layer")
-            || s.name == "bn1.bias")));
+    let (kernels, norms) = (9_408 + 4 * 36_864, 5 * 128);
+    assert_eq!(frozen.parameters_len(), whole.parameters_len() - kernels - norms);
+    assert_eq!(frozen.statistics_len(), whole.statistics_len() - norms);
+    assert_eq!((frozen.frozen_len(), frozen.frozen_cast_len), (kernels + 2 * norms, kernels));
+    assert_eq!(frozen.gaps, [(0, kernels), (frozen.cast_len, norms)]);
+    let values = |layout: &Layout| layout.segments(true).iter().map(|s| s.len).sum::<i64>();
+    assert_eq!(values(&frozen), frozen.parameters_len());
+    for place in frozen.places() {
+        let is_frozen =
+            ["conv1", "bn1", "layer1"].iter().any(|stage| place.name.starts_with(stage));
+        assert_eq!(place.region == FROZEN, is_frozen, "{}", place.name);
+    }
 }
 
 #[test]

@@ -215,7 +215,9 @@ fn every_tensor_begins_at_a_multiple_of_64_bytes() {
         let leaf = learner.new_leaf().unwrap();
         let weights = &learner.working.parameters;
         let state = learner.state_views().unwrap().into_iter().map(|(_, view)| view);
-        let gradients = flat::views(&learner.layout.parameters, &leaf.gradient, 0).unwrap();
+        let gradients =
+            flat::views(&learner.layout.parameters, &leaf.gradient, &learner.frozen.masters)
+                .unwrap();
         let places: Vec<usize> = weights
             .iter()
             .chain(&leaf.statistics_views)
@@ -225,5 +227,21 @@ fn every_tensor_begins_at_a_multiple_of_64_bytes() {
             .collect();
         assert!(places.len() > 250, "{options:?}");
         assert!(places.iter().all(|place| place.is_multiple_of(64)), "{options:?}");
+    }
+}
+
+#[test]
+fn all_but_the_head_may_be_frozen() {
+    let frozen = "model.freeze=['stem', 'layer1', 'layer2', 'layer3', 'layer4']";
+    let changes = [frozen, "model.pretrained=none.safetensors", "ema.decay=0.5"];
+    let mut learner = learner(&changes);
+    let lens: Vec<_> =
+        learner.regions().into_iter().map(|region| (region.name, region.buffer.len())).collect();
+    assert!(lens.contains(&("bn_running", 0)) && lens.contains(&("bn_running_ema", 0)));
+    let before = learner.state_dict().unwrap();
+    train(&mut learner, &batch(8), 0);
+    let _ = learner.logits(&batch(8), crate::torch::Mode::Training).unwrap();
+    for ((name, before), (_, after)) in before.iter().zip(learner.state_dict().unwrap()) {
+        assert_eq!(before.equal(&after), !name.starts_with("fc."), "{name}");
     }
 }
