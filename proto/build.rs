@@ -4,7 +4,7 @@
 use std::{env, fs, path::PathBuf};
 
 /// Messages with the JSON of their fields.
-const JSON: [&str; 17] = [
+const JSON: [&str; 18] = [
     "CheckpointEntry",
     "DrainStatus",
     "Fit",
@@ -12,6 +12,7 @@ const JSON: [&str; 17] = [
     "Gpu",
     "Host",
     "Loader",
+    "Metric",
     "NodeStatus",
     "PauseStatus",
     "Pulse",
@@ -34,10 +35,10 @@ const OTHER_JSON: [(&str, &str); 5] = [
 ];
 
 /// Messages whose JSON is read too, from the file of a job's numbers.
-const READ: [&str; 4] = ["EvaluatedStep", "Fit", "Step", "StreamMetricsResponse"];
+const READ: [&str; 5] = ["EvaluatedStep", "Fit", "Metric", "Step", "StreamMetricsResponse"];
 
 /// Fields whose JSON differs from the field.
-const FIELDS: [(&str, &str); 17] = [
+const FIELDS: [(&str, &str); 20] = [
     ("CheckpointEntry.damage", "serialize_with = \"crate::json::null_if_empty\""),
     ("Fit.mae", NUMBER),
     ("Fit.pearson", NUMBER),
@@ -45,12 +46,18 @@ const FIELDS: [(&str, &str); 17] = [
     ("GetStatusResponse.incidents", "rename = \"divergences\""),
     ("GetStatusResponse.phase", "serialize_with = \"crate::json::phase\""),
     ("GetStatusResponse.spending", "serialize_with = \"crate::json::or_default\""),
+    (
+        "Metric.direction",
+        "serialize_with = \"crate::json::direction\", deserialize_with = \"crate::json::read_direction\"",
+    ),
+    ("Metric.value", NUMBER),
     ("NodeStatus.node_id", "rename = \"node\""),
     ("Pulse.activity", "serialize_with = \"crate::json::activity\""),
     ("RankStatus.node_id", "rename = \"node\""),
     ("Step.loader_wait", NUMBER),
     ("Step.loss", NUMBER),
     ("Step.lr", NUMBER),
+    ("Step.metrics", "default"),
     ("Step.samples_per_second", NUMBER),
     ("Step.top1", NUMBER),
     (

@@ -141,7 +141,7 @@ impl Kept {
     fn write(&self, point: StreamMetricsResponse, events: &mut EventFile) -> Result<()> {
         let in_events = events.add(&point);
         let mut history = self.lock();
-        let in_history = history.add(point);
+        let in_history = history.add(point.clone());
         // No follower is no error.
         let _ = self.coming.send(point);
         drop(history);

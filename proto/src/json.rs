@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::v1::{self, Extent, Fit, stream_metrics_response::Metrics};
+use crate::v1::{self, Extent, Fit, Metric, Step, stream_metrics_response::Metrics};
 
 /// Gives the values of an enum their names.
 macro_rules! named {
@@ -24,6 +24,7 @@ named! {
     v1::Activity, "ACTIVITY_";
     v1::Extent, "EXTENT_";
     v1::get_status_response::Phase, "PHASE_";
+    v1::metric::Direction, "DIRECTION_";
     v1::outcome::Kind, "KIND_";
     v1::watch_events_response::Kind, "KIND_";
 }
@@ -39,8 +40,19 @@ macro_rules! write_name {
 
 write_name! {
     activity, v1::Activity;
+    direction, v1::metric::Direction;
     kind, v1::watch_events_response::Kind;
     phase, v1::get_status_response::Phase;
+}
+
+pub(crate) fn read_direction<'de, D: Deserializer<'de>>(input: D) -> Result<i32, D::Error> {
+    use v1::metric::Direction;
+    Ok(match String::deserialize(input)?.as_str() {
+        "higher" => Direction::Higher,
+        "lower" => Direction::Lower,
+        _ => Direction::Unspecified,
+    }
+    .into())
 }
 
 /// An empty text means that there is none.
@@ -67,7 +79,7 @@ pub(crate) struct Point {
     unix_millis: u64,
     generation: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    step: Option<v1::Step>,
+    step: Option<Step>,
     #[serde(skip_serializing_if = "Option::is_none")]
     evaluation: Option<v1::EvaluatedStep>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -90,7 +102,7 @@ impl From<v1::StreamMetricsResponse> for Point {
 impl From<Point> for v1::StreamMetricsResponse {
     fn from(point: Point) -> Self {
         let Point { unix_millis, generation, step, evaluation, began_at } = point;
-        let metrics = step.map(Metrics::Step);
+        let metrics = step.map(|step| Metrics::Step(Step { metrics: step.named(), ..step }));
         let metrics = metrics.or_else(|| evaluation.map(Metrics::Evaluation));
         let metrics = metrics.or_else(|| began_at.map(Metrics::BeganAt));
         Self { unix_millis, generation, metrics }
@@ -114,6 +126,9 @@ pub(crate) struct Evaluation {
     ema: Option<Averaged>,
     /// `full` or `subset`; of the latest evaluation only.
     extent: Option<String>,
+    /// Absent before metrics had names.
+    #[serde(default)]
+    metrics: Vec<Metric>,
 }
 
 /// What was found with averaged weights, with the samples of the evaluation.
@@ -126,11 +141,15 @@ pub struct Averaged {
     #[serde(deserialize_with = "number")]
     top5: f64,
     fit: Option<Fit>,
+    #[serde(default)]
+    metrics: Vec<Metric>,
 }
 
 impl From<v1::Accuracy> for Averaged {
-    fn from(v1::Accuracy { loss, top1, top5, samples: _, fit }: v1::Accuracy) -> Self {
-        Self { loss, top1, top5, fit }
+    fn from(accuracy: v1::Accuracy) -> Self {
+        let metrics = accuracy.named();
+        let v1::Accuracy { loss, top1, top5, samples: _, fit, metrics: _ } = accuracy;
+        Self { loss, top1, top5, fit, metrics }
     }
 }
 
@@ -138,22 +157,25 @@ impl From<v1::EvaluatedStep> for Evaluation {
     fn from(evaluated: v1::EvaluatedStep) -> Self {
         let extent = evaluated.extent_name();
         let v1::EvaluatedStep { step, accuracy, ema, extent: _ } = evaluated;
-        let v1::Accuracy { loss, top1, top5, samples, fit } = accuracy.unwrap_or_default();
+        let accuracy = accuracy.unwrap_or_default();
+        let metrics = accuracy.named();
+        let v1::Accuracy { loss, top1, top5, samples, fit, metrics: _ } = accuracy;
         let ema = ema.map(Into::into);
-        Self { step, loss, top1, top5, samples, fit, ema, extent }
+        Self { step, loss, top1, top5, samples, fit, ema, extent, metrics }
     }
 }
 
 impl From<Evaluation> for v1::EvaluatedStep {
     fn from(evaluation: Evaluation) -> Self {
-        let Evaluation { step, loss, top1, top5, samples, fit, ema, extent } = evaluation;
-        let accuracy = Some(v1::Accuracy { loss, top1, top5, samples, fit });
-        let ema = ema.map(|Averaged { loss, top1, top5, fit }| v1::Accuracy {
+        let Evaluation { step, loss, top1, top5, samples, fit, ema, extent, metrics } = evaluation;
+        let accuracy = Some(v1::Accuracy { loss, top1, top5, samples, fit, metrics });
+        let ema = ema.map(|Averaged { loss, top1, top5, fit, metrics }| v1::Accuracy {
             loss,
             top1,
             top5,
             samples,
             fit,
+            metrics,
         });
         let is_of = |known: &Extent| extent.as_ref() == Some(&known.name());
         let extent = [Extent::Full, Extent::Subset].into_iter().find(is_of).unwrap_or_default();
@@ -182,6 +204,7 @@ pub(crate) struct Checkpoint {
     /// `null` if it was not evaluated there.
     top1: Option<f64>,
     fit: Option<Fit>,
+    metrics: Vec<Metric>,
 }
 
 impl From<v1::Checkpoint> for Checkpoint {
@@ -194,8 +217,9 @@ impl From<v1::Checkpoint> for Checkpoint {
             bytes,
             stall_seconds: took.map(|took| took.stall_seconds),
             save_seconds: took.map(|took| took.seconds),
-            top1: accuracy.map(|accuracy| accuracy.top1),
-            fit: accuracy.and_then(|accuracy| accuracy.fit),
+            top1: accuracy.as_ref().map(|accuracy| accuracy.top1),
+            fit: accuracy.as_ref().and_then(|accuracy| accuracy.fit),
+            metrics: accuracy.map(|accuracy| accuracy.named()).unwrap_or_default(),
         }
     }
 }

@@ -96,7 +96,7 @@ async fn status_and_checkpoints_tell_what_goes_on() {
     assert_eq!(status.name, "story");
     assert!(status.latest.is_some_and(|latest| latest.samples_per_second > 0.0));
     let accuracy = status.evaluation.and_then(|e| e.accuracy);
-    assert!(accuracy.is_some_and(|accuracy| accuracy.samples == 360), "{accuracy:?}");
+    assert!(accuracy.as_ref().is_some_and(|accuracy| accuracy.samples == 360), "{accuracy:?}");
     assert!(status.eta_seconds.is_some());
 
     cluster.client().await.trigger_checkpoint(TriggerCheckpointRequest {}).await.unwrap();

@@ -221,7 +221,7 @@ async fn a_target_completes_the_job_early_with_everything_saved() {
     cluster.start_agent("node", 2);
     let mut events = cluster.events().await;
     let told = events.next_of(Event::EndsEarly).await;
-    assert!(told.message.contains("target_top1 = 0.8"), "{}", told.message);
+    assert!(told.message.contains("value = 0.8 } is reached"), "{}", told.message);
     let (coordinator, agents) = cluster.finish().await;
     assert!(coordinator.success() && agents[0].success(), "{}", cluster.log("coordinator"));
     assert!(!cluster.newest_state().is_empty());

@@ -7,7 +7,7 @@ use baton_job::{
     exit::{Class, Failure},
     ids::LocalRank,
 };
-use baton_recipe::{JobSpec, fit::Fit, progress::Accuracy};
+use baton_recipe::{JobSpec, progress::Accuracy, task};
 use baton_trainer::{
     Error, Judged, Learner, Weights, summed_up,
     torch::{self, TorchLearner, weights::Head},
@@ -93,20 +93,10 @@ pub(crate) fn recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failu
 fn print(accuracy: &Accuracy, json: bool) {
     if json {
         println!("{}", serde_json::to_string(accuracy).unwrap_or_default());
-    } else if let Some(Fit { mae, pearson, spearman }) = accuracy.fit {
-        println!(
-            "Spearman {spearman:.4}, Pearson {pearson:.4}, mean absolute error {mae:.4}, loss {:.4} \
-             on {} samples",
-            accuracy.loss, accuracy.samples
-        );
     } else {
-        println!(
-            "top-1 {:.2} %, top-5 {:.2} %, loss {:.4} on {} samples",
-            accuracy.top1 * 100.0,
-            accuracy.top5 * 100.0,
-            accuracy.loss,
-            accuracy.samples
-        );
+        let shown = accuracy.metrics.iter().map(task::shown);
+        let shown = shown.collect::<Vec<_>>().join(", ");
+        println!("{shown} on {} samples", accuracy.samples);
     }
 }
 

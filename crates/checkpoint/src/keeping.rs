@@ -51,9 +51,10 @@ pub fn judge(entries: &[Entry], retention: &Retention) -> Vec<Verdict> {
     let whole = entries.iter().filter_map(|entry| entry.state.manifest());
     let ours: Vec<&Manifest> = whole.filter(|manifest| is_good(manifest, retention)).collect();
     let newest = ours.first().map(|manifest| manifest.id());
-    let graded = ours.iter().filter_map(|manifest| Some((manifest.id(), manifest.score()?)));
+    let graded =
+        ours.iter().filter_map(|manifest| Some((manifest.id(), manifest.best_accuracy()?)));
     // Newest first, and the last of equals is taken: the earliest.
-    let best = graded.reduce(|best, next| if next.1 >= best.1 { next } else { best });
+    let best = graded.reduce(|best, next| if best.1.is_better_than(next.1) { best } else { next });
     let best = best.filter(|_| retention.keep_best).map(|(id, _)| id);
 
     let verdict = |entry: &Entry| match &entry.state {

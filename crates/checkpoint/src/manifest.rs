@@ -200,16 +200,16 @@ impl Manifest {
 
     /// Accuracy of exactly this state, if it was evaluated.
     #[must_use]
-    pub fn accuracy(&self) -> Option<Accuracy> {
+    pub fn accuracy(&self) -> Option<&Accuracy> {
         let progress = &self.progress;
         let here = progress.cursor == 0 && progress.evaluated == Some(progress.epoch);
-        progress.last_evaluation.filter(|_| here)
+        progress.last_evaluation.as_ref().filter(|_| here)
     }
 
-    /// What checkpoints are compared by: the score of the better of raw and averaged weights.
+    /// What checkpoints are compared by: accuracy of the better of raw and averaged weights.
     #[must_use]
-    pub fn score(&self) -> Option<f64> {
-        Some(better(self.accuracy()?, self.progress.last_ema).score())
+    pub fn best_accuracy(&self) -> Option<&Accuracy> {
+        Some(better(self.accuracy()?, self.progress.last_ema.as_ref()))
     }
 
     /// What is told about it.
@@ -219,7 +219,7 @@ impl Manifest {
             name: self.name(),
             generation: self.generation,
             step: self.step,
-            accuracy: self.accuracy(),
+            accuracy: self.accuracy().cloned(),
             bytes: self.bytes(),
             took: None,
         }

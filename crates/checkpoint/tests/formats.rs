@@ -34,7 +34,7 @@ fn fixture_manifest(version: u32, shards: Vec<ShardEntry>, frozen: Vec<FrozenEnt
     let trained = tensor("conv1.weight", &[2, 3, 7, 7], "weights", if is_first { 5 } else { 16 });
     let kept = tensor("layer1.0.bn1.weight", &[8], "frozen", 0);
     let id = id(3, 440);
-    let accuracy = Accuracy { top1: 0.75, loss: 0.1, ..Accuracy::default() };
+    let accuracy = Accuracy::before_names(0, 0.1, (0.75, 0.0), None);
     Manifest {
         version,
         layout: if is_first { 1 } else { 2 },

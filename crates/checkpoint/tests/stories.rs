@@ -40,7 +40,7 @@ fn graded(store: &Store, id: SaveId, top1: f64) {
     let mut manifest = written(store, id, 1);
     manifest.progress.epoch = Epoch(1);
     manifest.progress.evaluated = Some(Epoch(1));
-    manifest.progress.last_evaluation = Some(Accuracy { top1, ..Accuracy::default() });
+    manifest.progress.last_evaluation = Some(Accuracy::new(8, [("top1", top1)]));
     store.commit(&manifest).unwrap();
 }
 
@@ -177,7 +177,7 @@ fn commit_without_all_shards_is_refused() {
 fn manifest_that_could_not_be_read_again_is_refused() {
     let f = fixture();
     let mut manifest = written(&f.store, id(1, 1), 1);
-    manifest.progress.last_evaluation = Some(Accuracy { loss: f64::NAN, ..Accuracy::default() });
+    manifest.progress.last_evaluation = Some(Accuracy::new(8, [("loss", f64::NAN)]));
     f.store.commit(&manifest).expect_err("NaN has no JSON");
 }
 
@@ -303,7 +303,7 @@ fn the_best_checkpoint_of_a_regression_or_of_averaged_weights_is_kept() {
     let f = fixture();
     let fit = |spearman| {
         let fit = Some(Fit { spearman, ..Fit::default() });
-        Accuracy { fit, ..Accuracy::default() }
+        Accuracy::before_names(8, 0.0, (0.0, 0.0), fit)
     };
     for (step, raw, ema) in [(10, 0.2, Some(0.9)), (20, 0.8, None), (30, 0.1, None)] {
         let mut manifest = written(&f.store, id(1, step), 1);

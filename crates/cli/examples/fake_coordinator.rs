@@ -68,9 +68,10 @@ fn play(told: &mut Told, step: u64) {
         top1: (1.0 - (-3.0 * share).exp() + noise).clamp(0.0, 1.0),
         lr: 0.001 * (1.0 - share),
         samples_per_second: 400.0 + 200.0 * noise,
-        ..told.status.latest.unwrap()
+        metrics: Vec::new(),
+        ..told.status.latest.clone().unwrap()
     };
-    told.status.latest = Some(latest);
+    told.status.latest = Some(latest.clone());
     let mut tell = |metrics| {
         let point = StreamMetricsResponse { unix_millis, generation: 2, metrics: Some(metrics) };
         told.points.push(point);
@@ -80,11 +81,12 @@ fn play(told: &mut Told, step: u64) {
         120 => tell(Metrics::BeganAt(119)),
         _ => {}
     }
-    tell(Metrics::Step(latest));
+    tell(Metrics::Step(latest.clone()));
     if step.is_multiple_of(22) {
-        let mut found = told.status.evaluation.unwrap();
+        let mut found = told.status.evaluation.clone().unwrap();
         found.step = step;
-        found.accuracy.as_mut().unwrap().top1 = latest.top1 * 0.95;
+        let accuracy = found.accuracy.as_mut().unwrap();
+        (accuracy.top1, accuracy.metrics) = (latest.top1 * 0.95, Vec::new());
         told.points.push(StreamMetricsResponse {
             unix_millis,
             generation: 2,

@@ -6,7 +6,7 @@ use baton_data::write::Summary;
 use baton_plan::Plan;
 use baton_proto::{
     Averaged,
-    v1::{Fit, GetStatusResponse, Recovery, WatchEventsResponse},
+    v1::{Fit, GetStatusResponse, Metric, Recovery, WatchEventsResponse},
 };
 use baton_recipe::{
     dry_run::DryRun,
@@ -67,6 +67,8 @@ pub(crate) struct ListedCheckpoint {
     pub(crate) ranks: Option<u32>,
     /// Top-5, if it was evaluated there.
     pub(crate) top5: Option<f64>,
+    /// All metrics, if it was evaluated there; evaluations are compared by the first one.
+    pub(crate) metrics: Vec<Metric>,
     /// What was found there with the averaged weights.
     pub(crate) ema: Option<Averaged>,
     /// Why its run keeps it: some of `newest`, `last`, `best`, `every_epochs`, `outside_run`, `damaged`,
@@ -314,6 +316,8 @@ pub(crate) struct CheckedRecipe {
     pub(crate) faults: Vec<Violation>,
     /// Why nobody knows the size of its training set, and with it `run`.
     pub(crate) not_walked_because: Option<String>,
+    /// Keys that are understood but spelt otherwise now.
+    pub(crate) old_keys: Vec<Violation>,
     /// What would run, but is hardly meant.
     pub(crate) doubts: Vec<Violation>,
     /// What it comes to.

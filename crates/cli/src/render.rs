@@ -4,10 +4,11 @@ use std::path::Path;
 
 use baton_job::exit::Outcome;
 use baton_proto::v1::{
-    self, Accuracy, EvaluatedStep, Extent, Fit, GetStatusResponse, Gpu, Host, Incident, Loader,
+    self, Accuracy, EvaluatedStep, Extent, GetStatusResponse, Gpu, Host, Incident, Loader, Metric,
     NodeStatus, PauseStatus, RankStatus, Recovery, Spending, Step, StreamLogsResponse,
     WatchEventsResponse, get_status_response::Phase, watch_events_response::Kind,
 };
+use baton_recipe::task;
 
 use crate::{clean::clean, human};
 
@@ -116,10 +117,10 @@ pub(crate) fn numbers(step: &Step) -> String {
     let scale = step.loss_scale.map(|scale| format!("  scale {scale:.0}"));
     let of_images = step.resolution > 0;
     let pixels = of_images.then(|| format!("  {} px", step.resolution));
+    let metrics: String = step.named().iter().map(|one| format!("  {}", metric(one))).collect();
     format!(
-        "loss {:.4}  top-1 {}  lr {}{}{}{}  batch {}  {:.0} {}/s  loader wait {}",
+        "loss {:.4}{metrics}  lr {}{}{}{}  batch {}  {:.0} {}/s  loader wait {}",
         step.loss,
-        human::percent(step.top1),
         human::rate(step.lr),
         norm.unwrap_or_default(),
         scale.unwrap_or_default(),
@@ -158,21 +159,22 @@ pub(crate) fn evaluation(evaluated: &EvaluatedStep) -> String {
 
 /// What an evaluation found.
 pub(crate) fn found(evaluated: &EvaluatedStep) -> String {
-    let accuracy = evaluated.accuracy.unwrap_or_default();
-    let ema = match &evaluated.ema {
-        Some(ema) => format!("  EMA {}", score(ema)),
-        None => String::new(),
-    };
-    let found = match accuracy.fit {
-        Some(Fit { mae, pearson, spearman }) => {
-            format!("Spearman {spearman:.4}{ema}  Pearson {pearson:.4}  MAE {mae:.4}")
-        }
-        None => {
-            let [top1, top5] = [accuracy.top1, accuracy.top5].map(human::percent);
-            format!("top-1 {top1}{ema}  top-5 {top5}")
-        }
-    };
-    format!("{found}  loss {:.4}", accuracy.loss)
+    let accuracy = evaluated.accuracy.as_ref().map(Accuracy::named).unwrap_or_default();
+    let mut metrics: Vec<String> = accuracy.iter().map(metric).collect();
+    if let (Some(first), Some(ema)) = (metrics.first_mut(), &evaluated.ema) {
+        *first += &format!("  EMA {}", score(ema));
+    }
+    metrics.join("  ")
+}
+
+/// `top-1 91.2 %`
+pub(crate) fn metric(metric: &Metric) -> String {
+    format!("{} {}", task::title(&clean(&metric.name)), value(metric))
+}
+
+/// `91.2 %`
+pub(crate) fn value(metric: &Metric) -> String {
+    if metric.is_share { human::percent(metric.value) } else { format!("{:.4}", metric.value) }
 }
 
 /// The best evaluation, unless it is the latest, which is shown anyway.
@@ -181,12 +183,9 @@ fn best(status: &GetStatusResponse) -> Option<&EvaluatedStep> {
     status.best.as_ref().filter(|best| Some(best.step) != latest)
 }
 
-/// What evaluations are compared by: top-1, or a regression's rank correlation.
+/// What evaluations are compared by.
 pub(crate) fn score(accuracy: &Accuracy) -> String {
-    match accuracy.fit {
-        Some(fit) => format!("{:.4}", fit.spearman),
-        None => human::percent(accuracy.top1),
-    }
+    accuracy.score().as_ref().map(value).unwrap_or_default()
 }
 
 /// The last checkpoint, if there is one.

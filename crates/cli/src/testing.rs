@@ -45,6 +45,7 @@ pub(crate) fn training() -> GetStatusResponse {
             resolution: 32,
             global_batch: 64,
             step_of_epoch: 13,
+            ..Step::default()
         }),
         evaluation: Some(EvaluatedStep {
             ema: Some(accuracy(0.921)),
@@ -457,7 +458,7 @@ fn went_back(generation: u64, step: u64) -> Incident {
 }
 
 fn accuracy(top1: f64) -> Accuracy {
-    Accuracy { loss: 0.321, top1, top5: 0.997, samples: 360, fit: None }
+    baton_recipe::progress::Accuracy::before_names(360, 0.321, (top1, 0.997), None).into()
 }
 
 fn rank(rank: u32, node: &str, local_rank: u32) -> RankStatus {

@@ -161,7 +161,7 @@ fn followed_metrics_end_with_the_job() {
     next_line(&mut told);
     testing::points().iter().for_each(|_| drop(next_line(&mut told)));
     fake.tell(|told| {
-        let mut point = told.points[1];
+        let mut point = told.points[1].clone();
         point.unix_millis += 1_000_000;
         told.points.push(point);
         told.status = testing::completed();

@@ -2,28 +2,17 @@
 
 import { Chart } from "./chart.js";
 import { decimal, percent } from "./format.js";
-import { show } from "./page.js";
 
 const VALIDATED = ["training", "validation", "averaged weights"];
 const step = (read) => (history) => history.curve(read);
 const validation = (read) => (history) => history.evaluated(read);
 const averaged = (read) => (history) => history.evaluated(({ ema }) => (ema ? read(ema) : NaN));
 
-/** `curves` read the history; `isShown` chooses between classification and regression. */
+/** `curves` read the history. */
 const CHARTS = [
   {
     title: "Loss", series: VALIDATED, format: (it) => decimal(it), canLog: true,
     curves: [step((it) => it.loss), validation((it) => it.loss), averaged((it) => it.loss)],
-  },
-  {
-    title: "Top-1 accuracy", series: VALIDATED, format: (it) => percent(it), fromZero: true,
-    isShown: (history) => !history.isRegression(),
-    curves: [step((it) => it.top1), validation((it) => it.top1), averaged((it) => it.top1)],
-  },
-  {
-    title: "Correlation", series: ["Spearman", "Pearson"], format: (it) => decimal(it), fromZero: true,
-    isShown: (history) => history.isRegression(),
-    curves: [validation((it) => it.fit?.spearman), validation((it) => it.fit?.pearson)],
   },
   {
     title: "Learning rate", series: ["learning rate"], format: (it) => decimal(it, 4), fromZero: true,
@@ -35,12 +24,29 @@ const CHARTS = [
   },
 ];
 
-/** Adds the charts to the page; a function that draws a history. */
+/** Training batches may have no value of it. */
+const metricChart = ({ name, is_share: isShare }) => {
+  const read = ({ metrics }) => metrics.find((it) => it.name === name)?.value;
+  const trained = (history) => history.curve(read).filter(([, value]) => Number.isFinite(value));
+  return {
+    title: name, series: VALIDATED, format: (it) => (isShare ? percent(it) : decimal(it)), fromZero: true,
+    curves: [trained, validation(read), averaged(read)],
+  };
+};
+
+/** Adds the charts to the page; a function that draws a history, and adds a chart for each metric that it has. */
 export const addCharts = (parent) => {
-  const charts = CHARTS.map((chart) => ({ ...chart, drawn: new Chart(parent, chart) }));
+  const add = (chart) => ({ ...chart, drawn: new Chart(parent, chart) });
+  const charts = CHARTS.map(add);
+  const hasChart = (name) => name === "loss" || charts.some(({ title }) => title === name);
   return (history) => {
-    for (const { drawn, curves, isShown } of charts) {
-      show(drawn.figure, isShown?.(history) ?? true);
+    for (const metric of history.metrics().filter(({ name }) => !hasChart(name))) {
+      const chart = add(metricChart(metric));
+      // After the loss.
+      charts[1].drawn.figure.before(chart.drawn.figure);
+      charts.push(chart);
+    }
+    for (const { drawn, curves } of charts) {
       drawn.draw(curves.map((curve) => curve(history)), history.marks);
     }
   };

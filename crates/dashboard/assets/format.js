@@ -16,6 +16,11 @@ export const decimal = (value, digits = 3) => {
   return value.toFixed(size >= 100 ? Math.min(digits, 1) : digits);
 };
 
+export const metricNumber = (it) => (it?.is_share ? percent(it.value, 2) : decimal(it?.value));
+
+// With the name of what is no share.
+export const metricValue = (it) => (!it || it.is_share ? metricNumber(it) : `${metricNumber(it)} ${it.name}`);
+
 export const percent = (share, digits = 1) => (known(share) ? `${(share * 100).toFixed(digits)} %` : NONE);
 
 export const dollars = (value) => (known(value) ? `$${value.toLocaleString("en", {

@@ -49,7 +49,8 @@ export class History {
       .filter(([, found]) => Number.isFinite(found));
   }
 
-  isRegression() {
-    return this.evaluations.some(({ fit }) => fit);
+  /** Those of the newest evaluation; before the first one, of the newest update. */
+  metrics() {
+    return (this.evaluations.at(-1) ?? this.steps.at(-1))?.metrics ?? [];
   }
 }

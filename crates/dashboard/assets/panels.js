@@ -1,6 +1,6 @@
 // The parts of the page that show a status. `elapsed` is the time in seconds since it was sent: ages go on by themselves.
 
-import { NONE, bytes, clock, decimal, dollars, duration, percent, whole } from "./format.js";
+import { NONE, bytes, clock, decimal, dollars, duration, metricNumber, metricValue, percent, whole } from "./format.js";
 import { byId, element, fillTable, setText, show } from "./page.js";
 
 /** Beyond so many rows a table is of no use, and slow. */
@@ -115,16 +115,13 @@ const drawProgress = (status, elapsed) => {
 
 export const drawFigures = (status, elapsed) => {
   const { latest, evaluation, best, spending, checkpoint } = status;
-  const score = (found) => {
-    if (!found) return NONE;
-    return found.fit ? `${decimal(found.fit.spearman)} ρ` : percent(found.top1, 2);
-  };
+  const score = (found) => metricValue(found?.metrics[0]);
   const of = (found, text) => (found ? `${text} update ${whole(found.step)}` : "");
   const interruptions = status.recoveries_total;
   const figures = [
     ["Loss", decimal(latest?.loss, 4), latest?.gradient_norm == null ? "" : `gradient ${decimal(latest.gradient_norm)}`],
-    [best?.fit ? "Best fit" : "Best validation", score(best), of(best, "at")],
-    [evaluation?.fit ? "Last fit" : "Last validation", score(evaluation),
+    ["Best validation", score(best), of(best, "at")],
+    ["Last validation", score(evaluation),
       [of(evaluation, "at"), evaluation?.extent === "subset" ? "part of the set" : "",
         evaluation?.ema ? `averaged ${score(evaluation.ema)}` : ""].filter(Boolean).join(", ")],
     ["Learning rate", decimal(latest?.lr, 4), latest?.loss_scale == null ? "" : `loss scale ${whole(latest.loss_scale)}`],
@@ -224,16 +221,14 @@ export const drawHosts = (status, elapsed) => {
 
 export const drawEvaluations = (evaluations) => {
   const shown = evaluations.slice(-MOST_ROWS).reverse();
-  const [first, second] = shown.some((it) => it.fit)
-    ? [["Spearman", (it) => decimal(it?.fit?.spearman)], ["MAE", (it) => decimal(it?.fit?.mae)]]
-    : [["Top-1", (it) => percent(it?.top1, 2)], ["Top-5", (it) => percent(it?.top5, 2)]];
-  const scores = [["Loss", (it) => decimal(it?.loss)], first, second];
+  const metrics = evaluations.at(-1)?.metrics ?? [];
+  const scores = metrics.map(({ name }) => [name, (found) => metricNumber(found?.metrics.find((it) => it.name === name))]);
   fillTable(byId("evaluations"), evaluations.length === 0 ? "None yet."
     : `${plural(evaluations.length, "evaluation")}${evaluations.length > shown.length ? `; the newest ${shown.length} are shown` : ", newest first"}`, [
     { head: "Update", number: true, cell: (it) => whole(it.step) },
     { head: "Set", cell: (it) => it.extent ?? NONE },
     ...scores.map(([head, cell]) => ({ head, number: true, cell })),
-    ...scores.map(([head, cell]) => ({ head: `Averaged: ${head.toLowerCase()}`, number: true, cell: ({ ema }) => cell(ema) })),
+    ...scores.map(([head, cell]) => ({ head: `Averaged: ${head}`, number: true, cell: ({ ema }) => cell(ema) })),
   ], shown);
 };
 
@@ -292,7 +287,7 @@ export const drawCheckpoints = (status, listed) => {
     { head: "Name", cell: (it) => it.name },
     { head: "Update", number: true, cell: ({ checkpoint }) => whole(checkpoint?.step) },
     { head: "Epoch", number: true, cell: (it) => (it.checkpoint ? whole(it.epoch) : NONE) },
-    { head: "Score", number: true, cell: ({ checkpoint: it }) => (it?.fit ? `${decimal(it.fit.spearman)} ρ` : percent(it?.top1, 2)) },
+    { head: "Score", number: true, cell: ({ checkpoint: it }) => metricValue(it?.metrics[0]) },
     { head: "Size", number: true, cell: ({ checkpoint }) => bytes(checkpoint?.bytes) },
     { head: "Training stood", number: true, cell: ({ checkpoint }) => duration(checkpoint?.stall_seconds) },
     { head: "Written in", number: true, cell: ({ checkpoint }) => duration(checkpoint?.save_seconds) },

@@ -105,7 +105,9 @@ const checks = {
     await untilText(page, "#phase", "training");
     await untilText(page, "#figures", "Loss\\n\\d");
     await page.waitForSelector("#charts svg path.curve[d^='M']");
-    assert.equal(await page.locator("#charts figure:visible").count(), 4);
+    // Known from the first evaluation.
+    await untilText(page, "#charts", "top5");
+    assert.equal(await page.locator("#charts figure:visible").count(), 5);
     assert.equal(await page.locator("#ranks tbody tr").count(), 8);
     assert.equal(await page.locator("#hosts tbody tr").count(), 1);
     await untilText(page, "#events", "generation opened");
@@ -125,7 +127,7 @@ const checks = {
     await page.goto(report);
     await untilText(page, "#name", "digits");
     await untilText(page, "#figures", "Goodput\\n90.6 %");
-    assert.equal(await page.locator("#charts figure:visible").count(), 4);
+    assert.equal(await page.locator("#charts figure:visible").count(), 5);
     assert.equal(await page.locator("button").count(), 0);
     await untilText(page, "#evaluations", "full");
     await untilText(page, "#recipe pre", "epochs = 20");

@@ -254,6 +254,7 @@ impl Story {
         self.step += STEPS_PER_TICK;
         let made = self.step as f64;
         let wave = (made * 0.7).sin();
+        let top1 = 0.75 - 0.74 * (-made / 350.0).exp() + 0.01 * wave;
         let step = v1::Step {
             step: self.step,
             epoch: u32::try_from(self.step / STEPS_PER_EPOCH).unwrap(),
@@ -266,7 +267,8 @@ impl Story {
             } else {
                 6.0 * (-made / 300.0).exp() + 0.9 + 0.1 * wave
             },
-            top1: 0.75 - 0.74 * (-made / 350.0).exp() + 0.01 * wave,
+            top1,
+            metrics: vec![("top1".to_owned(), top1).into()],
             lr: 0.5 * (made / 100.0).min(1.0),
             samples_per_second: 3120.0 + 40.0 * wave,
             loader_wait: 0.02,
@@ -275,14 +277,14 @@ impl Story {
             global_batch: 1024,
             ..Default::default()
         };
-        job.status.latest = Some(step);
+        job.status.latest = Some(step.clone());
         job.status.eta_seconds = Some(5400.0 - made / 20.0);
         for rank in &mut job.status.ranks {
             if let Some(pulse) = &mut rank.pulse {
                 pulse.step = self.step;
             }
         }
-        self.point(job, Metrics::Step(step));
+        self.point(job, Metrics::Step(step.clone()));
         let speaker = u32::try_from(self.tick).unwrap() % 8;
         self.line(job, Some(speaker), &format!("step {} loss {:.3}", self.step, step.loss));
         if self.step.is_multiple_of(100) {
@@ -291,17 +293,18 @@ impl Story {
                 top1: step.top1 - 0.02,
                 top5: 0.9,
                 samples: 50_000,
-                fit: None,
+                ..Default::default()
             };
+            let message = format!("top-1 {:.2} %", accuracy.top1 * 100.0);
             let evaluated = v1::EvaluatedStep {
                 step: self.step,
                 accuracy: Some(accuracy),
                 ..Default::default()
             };
-            job.status.evaluation = Some(evaluated);
-            job.status.best = Some(evaluated);
+            job.status.evaluation = Some(evaluated.clone());
+            job.status.best = Some(evaluated.clone());
             self.point(job, Metrics::Evaluation(evaluated));
-            self.event(job, Kind::Evaluated, &format!("top-1 {:.2} %", accuracy.top1 * 100.0));
+            self.event(job, Kind::Evaluated, &message);
         }
         if self.step.is_multiple_of(150) {
             self.save(job);

@@ -3,7 +3,7 @@
 //! All of it travels as JSON: between coordinator and agent in the frames of `proto/`, between agent and
 //! rank over a socket pair. So every number is finite. A message about a generation names it.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -516,8 +516,9 @@ pub struct StepNews {
     pub step_of_epoch: u64,
     /// Mean training loss of the update's batch.
     pub loss: f64,
-    /// Training top-1 of the update's batch, 0..1.
-    pub top1: f64,
+    /// The task's metrics of the update's batch, but for its loss, by their names.
+    #[serde(flatten)]
+    pub metrics: BTreeMap<String, f64>,
     /// Learning rate of the update.
     pub lr: f64,
     /// L2 norm of the whole gradient before clipping.

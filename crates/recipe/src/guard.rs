@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Epoch, Step,
     spec::{Compute, Guard, JobSpec},
+    task::{Direction, Metric},
 };
 
 /// A batch, by the cursor at which it begins.
@@ -125,10 +126,12 @@ impl LossWatch {
 
 /// Whether the score of an evaluation is a collapse from the best one before it.
 #[must_use]
-pub fn collapse(best: Option<f64>, score: f64, guard: &Guard) -> Option<Divergence> {
-    let best = best?;
-    let collapsed = guard.enabled && score < best * guard.accuracy_collapse;
-    collapsed.then_some(Divergence::AccuracyCollapsed { score, best })
+pub fn collapse(metric: &Metric, best: f64, score: f64, guard: &Guard) -> Option<Divergence> {
+    let collapsed = match metric.direction {
+        Direction::Higher => score < best * guard.accuracy_collapse,
+        Direction::Lower => best < score * guard.accuracy_collapse,
+    };
+    (guard.enabled && collapsed).then_some(Divergence::AccuracyCollapsed { score, best })
 }
 
 impl std::fmt::Display for Divergence {
@@ -138,6 +141,10 @@ impl std::fmt::Display for Divergence {
             Self::GradientNotFinite => f.write_str("the gradient is not finite"),
             Self::LossRose { mean, bound } => {
                 write!(f, "the mean loss rose to {mean:.4}, above its bound of {bound:.4}")
+            }
+            // A loss, e.g., is better if it is smaller.
+            Self::AccuracyCollapsed { score, best } if score > best => {
+                write!(f, "the metric of evaluations rose to {score:.4} from {best:.4}")
             }
             Self::AccuracyCollapsed { score, best } => {
                 write!(f, "accuracy fell to {:.2} % from {:.2} %", score * 100.0, best * 100.0)
@@ -206,6 +213,7 @@ impl Diagnosis {
 mod tests {
     use super::*;
     use crate::kit;
+    use crate::task;
 
     fn recipe(compute: &str) -> JobSpec {
         kit::recipe(&["guard.window=4"], &[&format!("precision.compute={compute}")])
@@ -277,8 +285,14 @@ mod tests {
     #[test]
     fn only_a_fall_far_below_the_best_is_a_collapse() {
         let guard = Guard::default();
-        assert_eq!(collapse(Some(0.8), 0.3, &guard), None);
-        assert!(collapse(Some(0.8), 0.1, &guard).is_some());
-        assert_eq!(collapse(None, 0.0, &guard), None);
+        let top1 = |best, score| collapse(task::find("top1")?, best, score, &guard);
+        assert_eq!(top1(0.8, 0.3), None);
+        assert!(top1(0.8, 0.1).is_some());
+
+        let loss = |best, score| collapse(task::find("loss")?, best, score, &guard);
+        assert_eq!(loss(0.5, 1.9), None);
+        assert_eq!(loss(0.5, 0.1), None);
+        let collapsed = loss(0.5, 2.1).unwrap();
+        assert!(collapsed.to_string().contains("rose to 2.1000 from 0.5000"), "{collapsed}");
     }
 }

@@ -9,7 +9,8 @@ pub use crate::fit::Fit;
 use crate::{
     Epoch, JobSpec, Step,
     guard::{BatchMark, LossWatch},
-    spec::Phase,
+    spec::{Phase, Target},
+    task,
 };
 
 /// The position of training: part of the state that is broadcast to joiners and checkpointed.
@@ -53,26 +54,100 @@ pub struct Progress {
 }
 
 /// What an evaluation found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Saved", into = "Saved")]
 pub struct Accuracy {
-    /// Mean loss over all samples.
-    pub loss: f64,
-    /// Share of samples whose first guess is right, 0..1; 0 for a regression.
-    pub top1: f64,
-    /// Share of samples with the label among the first five guesses, 0..1; 0 for a regression.
-    pub top5: f64,
     /// Number of samples.
     pub samples: u64,
-    /// Of a regression only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fit: Option<Fit>,
+    /// Values by the names of the task's metrics; evaluations are compared by the first one.
+    pub metrics: Vec<(String, f64)>,
+}
+
+/// An [`Accuracy`] as files have it: the fields of before metrics had names, and the metrics if that is not all.
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    loss: f64,
+    top1: f64,
+    top5: f64,
+    samples: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fit: Option<Fit>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<Vec<(String, f64)>>,
+}
+
+impl From<Accuracy> for Saved {
+    fn from(accuracy: Accuracy) -> Self {
+        let [loss, top1, top5] =
+            ["loss", "top1", "top5"].map(|name| accuracy.get(name).unwrap_or_default());
+        let (samples, fit) = (accuracy.samples, accuracy.fit());
+        let is_all = accuracy == Accuracy::before_names(samples, loss, (top1, top5), fit);
+        let metrics = (!is_all).then_some(accuracy.metrics);
+        Self { loss, top1, top5, samples, fit, metrics }
+    }
+}
+
+impl From<Saved> for Accuracy {
+    fn from(Saved { loss, top1, top5, samples, fit, metrics }: Saved) -> Self {
+        match metrics {
+            Some(metrics) => Self { samples, metrics },
+            None => Self::before_names(samples, loss, (top1, top5), fit),
+        }
+    }
 }
 
 impl Accuracy {
-    /// What evaluations are compared by: top-1, or Spearman's correlation of a regression.
+    /// These values; evaluations are compared by the first one.
     #[must_use]
-    pub fn score(&self) -> f64 {
-        self.fit.map_or(self.top1, |fit| fit.spearman)
+    pub fn new<const N: usize>(samples: u64, metrics: [(&str, f64); N]) -> Self {
+        let metrics = metrics.map(|(name, value)| (name.to_owned(), value)).into();
+        Self { samples, metrics }
+    }
+
+    /// What was kept before metrics had names: shares of right guesses, or the fit of a regression.
+    #[must_use]
+    pub fn before_names(
+        samples: u64,
+        loss: f64,
+        (top1, top5): (f64, f64),
+        fit: Option<Fit>,
+    ) -> Self {
+        match fit {
+            Some(Fit { mae, pearson, spearman }) => {
+                let fit =
+                    [("spearman", spearman), ("pearson", pearson), ("mae", mae), ("loss", loss)];
+                Self::new(samples, fit)
+            }
+            None => Self::new(samples, [("top1", top1), ("top5", top5), ("loss", loss)]),
+        }
+    }
+
+    /// The metrics of a regression.
+    #[must_use]
+    pub fn fit(&self) -> Option<Fit> {
+        let (mae, pearson) = (self.get("mae")?, self.get("pearson")?);
+        Some(Fit { mae, pearson, spearman: self.get("spearman")? })
+    }
+
+    /// The value of a metric.
+    #[must_use]
+    pub fn get(&self, metric: &str) -> Option<f64> {
+        self.metrics.iter().find(|(name, _)| name == metric).map(|(_, value)| *value)
+    }
+
+    /// Name and value of what evaluations are compared by.
+    #[must_use]
+    pub fn score(&self) -> Option<(&str, f64)> {
+        self.metrics.first().map(|(name, value)| (name.as_str(), *value))
+    }
+
+    /// Whether it is better in what this one is compared by; what the other one lacks is worse.
+    #[must_use]
+    pub fn is_better_than(&self, other: &Self) -> bool {
+        let Some((name, value)) = self.score() else { return false };
+        let is_better =
+            |other| task::find(name).is_none_or(|metric| metric.is_better(value, other));
+        other.get(name).is_none_or(is_better)
     }
 }
 
@@ -97,18 +172,18 @@ impl Progress {
         if extent == Extent::Full {
             self.evaluated_fully = Some(self.epoch);
         }
-        self.last_evaluation = Some(raw);
-        self.last_ema = ema;
-        let now = better(raw, ema);
-        let replaces = |(step, best): (Step, Accuracy)| {
-            now.score() > best.score() || (again && step == self.step)
+        let now = better(&raw, ema.as_ref());
+        let replaces = |(step, best): &(Step, Accuracy)| {
+            now.is_better_than(best) || (again && *step == self.step)
         };
-        if self.best.is_none_or(replaces) {
-            self.best = Some((self.step, now));
+        if self.best.as_ref().is_none_or(replaces) {
+            self.best = Some((self.step, now.clone()));
             self.evaluations_since_best = 0;
         } else if !again {
             self.evaluations_since_best += 1;
         }
+        self.last_evaluation = Some(raw);
+        self.last_ema = ema;
     }
 
     /// Whether the batch that comes next is to be left out.
@@ -118,10 +193,10 @@ impl Progress {
     }
 }
 
-/// The one with the higher score; raw weights if they are equal.
+/// The better one; raw weights if they are equal.
 #[must_use]
-pub fn better(raw: Accuracy, ema: Option<Accuracy>) -> Accuracy {
-    ema.filter(|ema| ema.score() > raw.score()).unwrap_or(raw)
+pub fn better<'a>(raw: &'a Accuracy, ema: Option<&'a Accuracy>) -> &'a Accuracy {
+    ema.filter(|ema| ema.is_better_than(raw)).unwrap_or(raw)
 }
 
 /// What all ranks do next.
@@ -158,8 +233,8 @@ pub struct Agenda {
     pub save_every_epochs: u32,
     /// Updates between saves; 0 is off.
     pub save_every_steps: u64,
-    /// Score that completes the job.
-    pub target: Option<f64>,
+    /// What completes the job.
+    pub target: Option<Target>,
     /// Evaluations without a better one that complete the job.
     pub patience: Option<u32>,
 }
@@ -184,7 +259,7 @@ impl Agenda {
             subset: spec.evaluation.subset < 1.0,
             save_every_epochs: spec.checkpoint.every_epochs,
             save_every_steps: spec.checkpoint.every_steps,
-            target: spec.limits.target_top1,
+            target: spec.limits.target(),
             patience: spec.limits.patience,
         }
     }
@@ -352,11 +427,17 @@ impl Agenda {
     }
 
     fn would_end(&self, progress: &Progress) -> Option<String> {
-        let score = better(progress.last_evaluation?, progress.last_ema).score();
-        if let Some(target) = self.target.filter(|target| score >= *target) {
+        let found = [progress.last_evaluation.as_ref()?].into_iter().chain(&progress.last_ema);
+        if let Some(target) = &self.target
+            && let Some(metric) = task::find(&target.metric)
+            && let Some(value) = found
+                .filter_map(|found| found.get(metric.name))
+                .reduce(|raw, ema| if metric.is_better(ema, raw) { ema } else { raw })
+                .filter(|value| *value == target.value || metric.is_better(*value, target.value))
+        {
             return Some(format!(
-                "limits.target_top1 = {target} is reached: top-1 {:.2} % after epoch {}",
-                score * 100.0,
+                "{target} is reached: {} after epoch {}",
+                task::shown(&(target.metric.clone(), value)),
                 progress.epoch
             ));
         }
@@ -376,7 +457,11 @@ mod tests {
     }
 
     fn top1(top1: f64) -> Accuracy {
-        Accuracy { top1, ..Accuracy::default() }
+        Accuracy::new(8, [("top1", top1), ("loss", 1.0 - top1)])
+    }
+
+    fn target(metric: &str, value: f64) -> Target {
+        Target { metric: metric.to_owned(), value }
     }
 
     fn agenda() -> Agenda {
@@ -490,12 +575,22 @@ mod tests {
 
     #[test]
     fn a_target_seen_by_a_quick_evaluation_must_hold_in_full() {
-        let agenda =
-            Agenda { epochs: 9, subset: true, save_every_steps: 0, target: Some(0.7), ..agenda() };
+        let agenda = Agenda {
+            epochs: 9,
+            subset: true,
+            save_every_steps: 0,
+            target: Some(target("top1", 0.7)),
+            ..agenda()
+        };
         let mut progress = Progress::default();
         let score = |epoch| if epoch == 2 { 0.8 } else { 0.1 };
         assert_eq!(story_of(&agenda, &mut progress, score), "ttqsttqes");
-        assert!(agenda.ends_early(&progress).unwrap().contains("target_top1 = 0.7"));
+        assert!(
+            agenda
+                .ends_early(&progress)
+                .unwrap()
+                .contains("{ metric = \"top1\", value = 0.7 } is reached: top-1 80.00 %")
+        );
         assert_eq!(agenda.due(&progress), Due::Finish);
     }
 
@@ -512,10 +607,53 @@ mod tests {
     fn the_better_of_raw_and_averaged_weights_counts() {
         let mut progress = Progress::default();
         progress.note_evaluation(top1(0.3), Some(top1(0.6)), Extent::Full);
-        assert_eq!(progress.best.unwrap().1, top1(0.6));
+        assert_eq!(progress.best.clone().unwrap().1, top1(0.6));
         progress.epoch = Epoch(1);
         progress.note_evaluation(top1(0.5), Some(top1(0.4)), Extent::Full);
         assert_eq!((progress.best.unwrap().1, progress.evaluations_since_best), (top1(0.6), 1));
+    }
+
+    #[test]
+    fn a_target_of_a_metric_that_falls_is_reached_from_above() {
+        let target = Some(target("loss", 0.25));
+        let agenda = Agenda { epochs: 9, save_every_steps: 0, target, ..agenda() };
+        let mut progress = Progress::default();
+        let top1 = |epoch: u32| f64::from(epoch) * 0.25;
+        assert_eq!(story_of(&agenda, &mut progress, top1), "ttesttesttes");
+        assert!(agenda.ends_early(&progress).unwrap().contains("reached: loss 0.2500"));
+    }
+
+    #[test]
+    fn evaluations_are_compared_by_their_first_metric() {
+        let found = |loss, top1| Accuracy::new(8, [("loss", loss), ("top1", top1)]);
+        let mut progress = Progress::default();
+        progress.note_evaluation(found(0.5, 0.9), None, Extent::Full);
+        progress.epoch = Epoch(1);
+        progress.note_evaluation(found(0.4, 0.1), Some(found(0.6, 1.0)), Extent::Full);
+        assert_eq!(progress.best, Some((Step(0), found(0.4, 0.1))));
+        // A recipe that names another metric begins anew: what the best one lacks is worse.
+        assert!(Accuracy::new(8, [("spearman", 0.1)]).is_better_than(&found(0.4, 0.1)));
+    }
+
+    #[test]
+    fn what_was_written_before_metrics_had_names_is_read() {
+        let read = |text| serde_json::from_str::<Accuracy>(text).unwrap();
+        let classes = read(r#"{"loss":0.25,"top1":0.75,"top5":0.5,"samples":8}"#);
+        assert_eq!(classes, Accuracy::new(8, [("top1", 0.75), ("top5", 0.5), ("loss", 0.25)]));
+        let values = read(
+            r#"{"loss":0.25,"top1":0.0,"top5":0.0,"samples":8,
+                "fit":{"mae":0.5,"pearson":0.75,"spearman":0.125}}"#,
+        );
+        assert_eq!(values.score(), Some(("spearman", 0.125)));
+        assert_eq!(values.get("mae"), Some(0.5));
+        let other = Accuracy::new(8, [("perplexity", 0.5), ("loss", 0.25)]);
+        for accuracy in [&classes, &values, &other] {
+            let text = serde_json::to_string(accuracy).unwrap();
+            assert_eq!(serde_json::from_str::<Accuracy>(&text).unwrap(), *accuracy);
+        }
+        // Digests of a state have it, and an older program reads it.
+        let text = r#"{"loss":0.25,"top1":0.75,"top5":0.5,"samples":8}"#;
+        assert_eq!(serde_json::to_string(&classes).unwrap(), text);
     }
 
     #[test]

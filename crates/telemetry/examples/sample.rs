@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut file = EventFile::create(&events, 1_763_000_000, "first")?;
     for point in sample::points() {
         // The second coordinator begins where the third generation does, after updates that are undone.
-        if let (3, Some(Metrics::BeganAt(step))) = (point.generation, point.metrics) {
+        if let (3, Some(Metrics::BeganAt(step))) = (point.generation, &point.metrics) {
             for undone in (step + 10..=step + 100).step_by(10) {
                 let update = Step { loss: 99.0, ..sample::update(undone) };
                 file.add(&sample::point(undone, 2, Metrics::Step(update)))?;
@@ -27,8 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             file.flush()?;
             file = EventFile::create(&events, 1_763_000_400, "second")?;
         }
-        history.add(point)?;
         file.add(&point)?;
+        history.add(point)?;
     }
     history.flush()?;
     file.flush()?;

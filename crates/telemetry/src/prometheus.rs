@@ -9,6 +9,7 @@
 use std::fmt::Write;
 
 use baton_proto::v1::{self, NodeStatus, RankStatus, get_status_response::Phase, outcome};
+use baton_recipe::task;
 
 /// The `Content-Type` of [`text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -241,7 +242,10 @@ fn step(page: &mut Page, step: &v1::Step) {
     page.gauge("epoch_step", "Batches of the present pass behind.", step.step_of_epoch as f64);
     page.gauge("epoch_steps", "Batches of the present pass.", step.steps_per_epoch as f64);
     page.gauge("train_loss", "Mean loss of the latest batch.", step.loss);
-    page.gauge("train_top1_ratio", "Top-1 of the latest batch.", step.top1);
+    for metric in step.named() {
+        let help = format!("{} of the latest batch.", task::title(&metric.name));
+        page.gauge(&format!("train_{}", in_unit(&metric)), &help, metric.value);
+    }
     page.gauge("learning_rate", "Learning rate of the latest update.", step.lr);
     page.gauge("gradient_norm", "L2 norm of the gradient before clipping.", step.gradient_norm);
     page.gauge("loss_scale", "Factor on the loss.", step.loss_scale);
@@ -259,6 +263,12 @@ fn step(page: &mut Page, step: &v1::Step) {
     );
 }
 
+/// The name with its unit.
+fn in_unit(metric: &v1::Metric) -> String {
+    let unit = if metric.is_share { "_ratio" } else { "" };
+    format!("{}{unit}", metric.name)
+}
+
 fn evaluations(page: &mut Page, status: &v1::GetStatusResponse) {
     let mut found: Vec<(String, &v1::Accuracy)> = Vec::new();
     let mut steps = Vec::new();
@@ -273,25 +283,20 @@ fn evaluations(page: &mut Page, status: &v1::GetStatusResponse) {
         }
     }
     page.family(Kind::Gauge, "evaluation_step", "Updates made before it.", steps);
-    let numbers: [Number<v1::Accuracy>; 6] = [
-        ("loss", "Mean loss of an evaluation.", |found| Some(found.loss)),
-        ("top1_ratio", "Share of samples whose first guess is right.", |found| {
-            found.fit.is_none().then_some(found.top1)
-        }),
-        ("top5_ratio", "Share of samples with the label among the first five guesses.", |found| {
-            found.fit.is_none().then_some(found.top5)
-        }),
-        ("mae", "Mean absolute error, in units of the label.", |found| {
-            found.fit.map(|fit| fit.mae)
-        }),
-        ("pearson", "Pearson's correlation, -1..1.", |found| found.fit.map(|fit| fit.pearson)),
-        ("spearman", "Spearman's rank correlation, -1..1.", |found| {
-            found.fit.map(|fit| fit.spearman)
-        }),
-    ];
-    for (name, help, read) in numbers {
-        let samples = found.iter().map(|(labels, accuracy)| (labels.clone(), read(accuracy)));
-        page.family(Kind::Gauge, &format!("evaluation_{name}"), help, samples);
+    // Each metric that any of them has, in the task's order.
+    let mut families: Vec<(v1::Metric, Vec<Sample>)> = Vec::new();
+    for (labels, accuracy) in found {
+        for metric in accuracy.named() {
+            let sample = (labels.clone(), Some(metric.value));
+            match families.iter_mut().find(|(known, _)| known.name == metric.name) {
+                Some((_, samples)) => samples.push(sample),
+                None => families.push((metric, vec![sample])),
+            }
+        }
+    }
+    for (metric, samples) in families {
+        let help = format!("{} of an evaluation.", task::title(&metric.name));
+        page.family(Kind::Gauge, &format!("evaluation_{}", in_unit(&metric)), &help, samples);
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
 };
 
 use baton_proto::v1::{
-    Accuracy, EvaluatedStep, Extent, Step, StreamMetricsResponse, stream_metrics_response::Metrics,
+    EvaluatedStep, Extent, Step, StreamMetricsResponse, stream_metrics_response::Metrics,
 };
 use prost::Message;
 
@@ -162,9 +162,9 @@ impl EventFile {
 }
 
 fn step(step: &Step) -> What {
-    let always = [
+    let metrics = step.named().into_iter().map(|one| (format!("train/{}", one.name), one.value));
+    let others = [
         ("train/loss", Some(step.loss)),
-        ("train/top1", Some(step.top1)),
         ("train/lr", Some(step.lr)),
         ("train/samples_per_second", Some(step.samples_per_second)),
         ("train/loader_wait", Some(step.loader_wait)),
@@ -173,7 +173,8 @@ fn step(step: &Step) -> What {
         ("train/resolution", (step.resolution > 0).then_some(f64::from(step.resolution))),
         ("train/epoch", Some(f64::from(step.epoch))),
     ];
-    scalars(always.into_iter().filter_map(|(tag, value)| Some((tag.to_owned(), value?))))
+    let others = others.into_iter().filter_map(|(tag, value)| Some((tag.to_owned(), value?)));
+    scalars(metrics.chain(others))
 }
 
 fn evaluation(evaluated: &EvaluatedStep) -> What {
@@ -181,18 +182,9 @@ fn evaluation(evaluated: &EvaluatedStep) -> What {
     let kinds = [(String::new(), &evaluated.accuracy), ("_ema".to_owned(), &evaluated.ema)];
     let kinds = kinds.into_iter().filter_map(|(weights, found)| Some((weights, found.as_ref()?)));
     scalars(kinds.flat_map(|(weights, found)| {
-        accuracy(found).map(move |(name, value)| (format!("{part}{weights}/{name}"), value))
+        let metrics = found.named().into_iter();
+        metrics.map(move |one| (format!("{part}{weights}/{}", one.name), one.value))
     }))
-}
-
-fn accuracy(found: &Accuracy) -> impl Iterator<Item = (&'static str, f64)> + use<> {
-    let how_good = match found.fit {
-        Some(fit) => {
-            vec![("mae", fit.mae), ("pearson", fit.pearson), ("spearman", fit.spearman)]
-        }
-        None => vec![("top1", found.top1), ("top5", found.top5)],
-    };
-    [("loss", found.loss)].into_iter().chain(how_good)
 }
 
 fn scalars(values: impl IntoIterator<Item = (String, f64)>) -> What {

@@ -11,7 +11,7 @@ pub(crate) fn of<L: Learner>(learner: &mut L, progress: &Progress) -> Result<Str
         digest.region(region.name, &region.buffer.to_host()?);
     }
     // Where saves fell is no part of the result: kills and drains move them.
-    let position = (progress.step, progress.epoch, progress.cursor, progress.best);
+    let position = (progress.step, progress.epoch, progress.cursor, &progress.best);
     digest.bytes("position", &serde_json::to_vec(&position)?);
     Ok(digest.finish())
 }

@@ -117,13 +117,11 @@ pub fn summed_up(judged: &[&Judged], spec: &JobSpec) -> Accuracy {
         let correlation = |value: f64| if value.is_finite() { value } else { 0.0 };
         Fit { mae: finite(mae), pearson: correlation(pearson), spearman: correlation(spearman) }
     });
-    Accuracy {
-        loss: finite(share(sums.loss)),
-        top1: mean("top1"),
-        top5: mean("top5"),
-        samples: sums.count,
-        fit,
-    }
+    let right = (mean("top1"), mean("top5"));
+    let mut found = Accuracy::before_names(sums.count, finite(share(sums.loss)), right, fit);
+    let order = task::best_first(spec);
+    found.metrics.sort_by_key(|(name, _)| order.iter().position(|metric| metric.name == name));
+    found
 }
 
 fn finite(value: f64) -> f64 {

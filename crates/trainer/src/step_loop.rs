@@ -25,6 +25,7 @@ use baton_recipe::{
     guard::{self, BatchMark, Diagnosis},
     progress::{Agenda, Due, Extent},
     schedule::learning_rate,
+    task,
 };
 
 use crate::{
@@ -381,20 +382,24 @@ impl<L: Learner> Trainer<L> {
         )?;
         let spec = &self.job.spec;
         let progress = &mut self.position.progress;
-        let best = progress.best.map(|(_, best)| best.score());
-        if let Some(divergence) = guard::collapse(best, raw.score(), &spec.guard) {
+        let collapse = || {
+            let (name, score) = raw.score()?;
+            let best = progress.best.as_ref()?.1.get(name)?;
+            guard::collapse(task::find(name)?, best, score, &spec.guard)
+        };
+        if let Some(divergence) = collapse() {
             let lr = learning_rate(spec, self.job.inputs.agenda(), progress);
             return Err(Error::Diverged(Box::new(Diagnosis {
                 divergence,
                 step: progress.step,
                 batch: BatchMark { epoch: progress.epoch, cursor: progress.cursor },
                 lr,
-                loss: Some(raw.loss),
+                loss: raw.get("loss"),
                 gradient_norm: None,
                 samples: Vec::new(),
             })));
         }
-        progress.note_evaluation(raw, ema, extent);
+        progress.note_evaluation(raw.clone(), ema.clone(), extent);
         if context.collective.rank() == Rank(0) {
             let (step, epoch) = (progress.step, progress.epoch);
             (context.report)(RankNews::Evaluated { step, epoch, accuracy: raw, ema, extent });

@@ -78,7 +78,7 @@ pub(crate) fn read<L: Learner>(
     *watch = watched;
     let news = StepNews {
         loss,
-        top1: top1 / count.max(1.0),
+        metrics: [("top1".to_owned(), top1 / count.max(1.0))].into(),
         gradient_norm: finite(norm),
         loss_scale: (loss_scale != 0.0).then_some(loss_scale),
         ..news.clone()

@@ -74,7 +74,7 @@ struct Seen {
 
 impl Seen {
     fn evaluated(&mut self, Step(step): Step, accuracy: Accuracy) {
-        let before = self.evaluations.insert(step, accuracy);
+        let before = self.evaluations.insert(step, accuracy.clone());
         assert!(before.is_none_or(|before| before == accuracy), "another evaluation of {step}");
     }
 }

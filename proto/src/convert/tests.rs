@@ -15,7 +15,7 @@ use baton_job::{
 use baton_recipe::{
     Epoch, Step,
     guard::{BatchMark, Diagnosis, Divergence},
-    progress::{Accuracy, Extent, Fit},
+    progress::{Accuracy, Extent},
 };
 
 use super::*;
@@ -298,6 +298,10 @@ fn every_end_comes_back_as_it_was_and_one_of_a_newer_program_is_none() {
     }
 }
 
+fn metric(name: &str, value: f64, direction: i32, is_share: bool) -> v1::Metric {
+    v1::Metric { name: name.to_owned(), value, direction, is_share }
+}
+
 #[test]
 fn every_number_stands_in_its_own_field() {
     let news = StepNews {
@@ -307,7 +311,7 @@ fn every_number_stands_in_its_own_field() {
         steps_per_epoch: 4,
         step_of_epoch: 5,
         loss: 6.0,
-        top1: 7.0,
+        metrics: [("top1".to_owned(), 7.0)].into(),
         lr: 8.0,
         gradient_norm: Some(9.0),
         loss_scale: Some(10.0),
@@ -331,19 +335,41 @@ fn every_number_stands_in_its_own_field() {
         global_batch: 12,
         samples_per_second: 13.0,
         loader_wait: 14.0,
+        metrics: vec![metric("top1", 7.0, 1, true)],
     };
     assert_eq!(v1::Step::from(news), step);
 
-    let fit = Some(Fit { mae: 1.0, pearson: 2.0, spearman: 3.0 });
-    let accuracy = Accuracy { loss: 4.0, top1: 5.0, top5: 6.0, samples: 7, fit };
-    let fit = Some(v1::Fit { mae: 1.0, pearson: 2.0, spearman: 3.0 });
-    let found = v1::Accuracy { loss: 4.0, top1: 5.0, top5: 6.0, samples: 7, fit };
-    let ema = Some(Accuracy { loss: 8.0, fit: None, ..accuracy });
-    let evaluation = Evaluation { step: Step(9), accuracy, ema, extent: Extent::Full };
+    let metrics = [("spearman", 3.0), ("pearson", 2.0), ("mae", 1.0), ("top1", 5.0)];
+    let accuracy = Accuracy::new(7, metrics);
+    let found = v1::Accuracy {
+        top1: 5.0,
+        samples: 7,
+        fit: Some(v1::Fit { mae: 1.0, pearson: 2.0, spearman: 3.0 }),
+        metrics: vec![
+            metric("spearman", 3.0, 1, false),
+            metric("pearson", 2.0, 1, false),
+            metric("mae", 1.0, 2, false),
+            metric("top1", 5.0, 1, true),
+        ],
+        ..v1::Accuracy::default()
+    };
+    let ema = Some(Accuracy::new(7, [("loss", 4.0), ("top5", 6.0), ("perplexity", 8.0)]));
+    let evaluation =
+        Evaluation { step: Step(9), accuracy: accuracy.clone(), ema, extent: Extent::Full };
     let evaluated = v1::EvaluatedStep {
         step: 9,
-        accuracy: Some(found),
-        ema: Some(v1::Accuracy { loss: 8.0, fit: None, ..found }),
+        accuracy: Some(found.clone()),
+        ema: Some(v1::Accuracy {
+            loss: 4.0,
+            top5: 6.0,
+            samples: 7,
+            metrics: vec![
+                metric("loss", 4.0, 2, false),
+                metric("top5", 6.0, 1, true),
+                metric("perplexity", 8.0, 0, false),
+            ],
+            ..v1::Accuracy::default()
+        }),
         extent: v1::Extent::Full.into(),
     };
     assert_eq!(v1::EvaluatedStep::from(evaluation), evaluated);

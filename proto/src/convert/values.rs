@@ -8,6 +8,7 @@ use baton_job::{
 use baton_recipe::{
     Step,
     progress::{Accuracy, Extent, Fit},
+    task,
 };
 
 use super::same_variants;
@@ -20,17 +21,63 @@ same_variants!(
 );
 same_variants!(Extent, v1::Extent, [Subset, Full]);
 
-impl From<Accuracy> for v1::Accuracy {
-    fn from(Accuracy { loss, top1, top5, samples, fit }: Accuracy) -> Self {
-        let fit = fit.map(|Fit { mae, pearson, spearman }| v1::Fit { mae, pearson, spearman });
-        Self { loss, top1, top5, samples, fit }
+impl From<(String, f64)> for v1::Metric {
+    fn from((name, value): (String, f64)) -> Self {
+        use v1::metric::Direction;
+        let known = task::find(&name);
+        let direction = known.map_or(Direction::Unspecified, |metric| match metric.direction {
+            task::Direction::Higher => Direction::Higher,
+            task::Direction::Lower => Direction::Lower,
+        });
+        let is_share = known.is_some_and(|metric| metric.is_share);
+        Self { name, value, direction: direction.into(), is_share }
     }
 }
 
-impl From<v1::Accuracy> for Accuracy {
-    fn from(v1::Accuracy { loss, top1, top5, samples, fit }: v1::Accuracy) -> Self {
-        let fit = fit.map(|v1::Fit { mae, pearson, spearman }| Fit { mae, pearson, spearman });
-        Self { loss, top1, top5, samples, fit }
+/// The fields of before metrics had names are zero where the task has no such metric.
+impl From<Accuracy> for v1::Accuracy {
+    fn from(accuracy: Accuracy) -> Self {
+        let value = |name| accuracy.get(name).unwrap_or_default();
+        let fit = accuracy.fit();
+        let fit = fit.map(|Fit { mae, pearson, spearman }| v1::Fit { mae, pearson, spearman });
+        Self {
+            loss: value("loss"),
+            top1: value("top1"),
+            top5: value("top5"),
+            samples: accuracy.samples,
+            fit,
+            metrics: accuracy.metrics.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl v1::Accuracy {
+    /// All metrics, also if a coordinator told them that had no names for them.
+    #[must_use]
+    pub fn named(&self) -> Vec<v1::Metric> {
+        if !self.metrics.is_empty() {
+            return self.metrics.clone();
+        }
+        let fit = self.fit.map(|v1::Fit { mae, pearson, spearman }| Fit { mae, pearson, spearman });
+        let right = (self.top1, self.top5);
+        Self::from(Accuracy::before_names(self.samples, self.loss, right, fit)).metrics
+    }
+
+    /// What evaluations are compared by.
+    #[must_use]
+    pub fn score(&self) -> Option<v1::Metric> {
+        self.named().into_iter().next()
+    }
+}
+
+impl v1::Step {
+    /// All metrics but the loss, also if a coordinator told them that had no names for them.
+    #[must_use]
+    pub fn named(&self) -> Vec<v1::Metric> {
+        if self.metrics.is_empty() && self.top1 != 0.0 {
+            return vec![("top1".to_owned(), self.top1).into()];
+        }
+        self.metrics.clone()
     }
 }
 
@@ -63,14 +110,14 @@ impl From<Commit> for v1::Checkpoint {
 
 impl From<StepNews> for v1::Step {
     fn from(news: StepNews) -> Self {
-        let StepNews { step, epoch, total_steps, steps_per_epoch, loss, top1, lr, .. } = news;
+        let StepNews { step, epoch, total_steps, steps_per_epoch, loss, metrics, lr, .. } = news;
         Self {
             step: step.0,
             epoch: epoch.0,
             total_steps,
             steps_per_epoch,
             loss,
-            top1,
+            top1: metrics.get("top1").copied().unwrap_or_default(),
             lr,
             samples_per_second: news.samples_per_second,
             loader_wait: news.loader_wait,
@@ -79,6 +126,7 @@ impl From<StepNews> for v1::Step {
             resolution: news.resolution,
             global_batch: news.global_batch,
             step_of_epoch: news.step_of_epoch,
+            metrics: metrics.into_iter().map(Into::into).collect(),
         }
     }
 }

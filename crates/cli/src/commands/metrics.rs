@@ -4,7 +4,7 @@ use std::{pin::pin, time::Duration};
 
 use baton_job::exit::Failure;
 use baton_proto::v1::{
-    EvaluatedStep, Step, StreamMetricsResponse, stream_metrics_response::Metrics,
+    EvaluatedStep, Metric, Step, StreamMetricsResponse, stream_metrics_response::Metrics,
 };
 
 use super::{
@@ -77,17 +77,17 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-const HEADER: &str = "    STEP  EPOCH       LOSS    TOP-1        LR  SAMPLES/S";
+const HEADER: &str = "    STEP  EPOCH       LOSS          METRIC        LR  SAMPLES/S";
 
 /// For people.
 fn row(point: &StreamMetricsResponse) -> Option<String> {
     Some(match point.metrics.as_ref()? {
         Metrics::Step(step) => format!(
-            "{:>8}  {:>5}  {:>9.4}  {:>7}  {:>8}  {:>9.0}",
+            "{:>8}  {:>5}  {:>9.4}  {:>14}  {:>8}  {:>9.0}",
             step.step,
             u64::from(step.epoch) + 1,
             step.loss,
-            human::percent(step.top1),
+            step.named().first().map(render::metric).unwrap_or_default(),
             human::rate(step.lr),
             step.samples_per_second
         ),
@@ -103,7 +103,7 @@ fn row(point: &StreamMetricsResponse) -> Option<String> {
 
 /// The names of what [`csv`] writes; fields are added at the end, never renamed or removed.
 const CSV_HEADER: &str = "unix_millis,generation,kind,step,epoch,loss,top1,lr,samples_per_second,\
-                          gradient_norm,loader_wait,resolution,global_batch,top5,ema_top1,spearman";
+                          gradient_norm,loader_wait,resolution,global_batch,top5,ema_top1,spearman,metrics";
 
 /// For spreadsheets; what a kind of point does not have is empty.
 fn csv(point: &StreamMetricsResponse) -> Option<String> {
@@ -111,7 +111,7 @@ fn csv(point: &StreamMetricsResponse) -> Option<String> {
         Metrics::Step(step) => ("step", of_step(step)),
         Metrics::Evaluation(found) => ("evaluation", of_evaluation(found)),
         Metrics::BeganAt(step) => {
-            let mut values: [String; 13] = Default::default();
+            let mut values: [String; 14] = Default::default();
             values[0] = step.to_string();
             ("began_at", values)
         }
@@ -119,7 +119,7 @@ fn csv(point: &StreamMetricsResponse) -> Option<String> {
     Some(format!("{},{},{kind},{}", point.unix_millis, point.generation, values.join(",")))
 }
 
-fn of_step(step: &Step) -> [String; 13] {
+fn of_step(step: &Step) -> [String; 14] {
     [
         step.step.to_string(),
         step.epoch.to_string(),
@@ -134,12 +134,19 @@ fn of_step(step: &Step) -> [String; 13] {
         String::new(),
         String::new(),
         String::new(),
+        named("", &step.named()),
     ]
 }
 
-fn of_evaluation(found: &EvaluatedStep) -> [String; 13] {
-    let mut values: [String; 13] = Default::default();
-    let accuracy = found.accuracy.unwrap_or_default();
+fn of_evaluation(found: &EvaluatedStep) -> [String; 14] {
+    let mut values: [String; 14] = Default::default();
+    let accuracy = found.accuracy.clone().unwrap_or_default();
+    let ema = found.ema.as_ref().map(|ema| named("ema_", &ema.named()));
+    values[13] = [Some(named("", &accuracy.named())), ema]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(";");
     values[0] = found.step.to_string();
     values[2] = accuracy.loss.to_string();
     if let Some(fit) = accuracy.fit {
@@ -148,8 +155,14 @@ fn of_evaluation(found: &EvaluatedStep) -> [String; 13] {
     }
     values[3] = accuracy.top1.to_string();
     values[10] = accuracy.top5.to_string();
-    values[11] = found.ema.map(|ema| ema.top1.to_string()).unwrap_or_default();
+    values[11] = found.ema.as_ref().map(|ema| ema.top1.to_string()).unwrap_or_default();
     values
+}
+
+/// `top1=0.912;loss=0.321`
+fn named(prefix: &str, metrics: &[Metric]) -> String {
+    let named = metrics.iter().map(|metric| format!("{prefix}{}={}", metric.name, metric.value));
+    named.collect::<Vec<_>>().join(";")
 }
 
 #[cfg(test)]

@@ -168,7 +168,7 @@ impl Feed for MetricsFeed {
         if point.unix_millis != self.newest_millis() {
             self.newest.clear();
         }
-        self.newest.push(*point);
+        self.newest.push(point.clone());
         true
     }
 }

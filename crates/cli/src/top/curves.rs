@@ -1,6 +1,6 @@
 //! The numbers of a job's life, as curves over its updates.
 
-use baton_proto::v1::{StreamMetricsResponse, stream_metrics_response::Metrics};
+use baton_proto::v1::{Accuracy, Metric, StreamMetricsResponse, stream_metrics_response::Metrics};
 
 /// Points of a curve: update and value.
 pub(super) type Points = Vec<(f64, f64)>;
@@ -9,16 +9,18 @@ pub(super) type Points = Vec<(f64, f64)>;
 #[derive(Debug, Default)]
 pub(super) struct Curves {
     pub(super) loss: Points,
-    /// Of the batches.
-    pub(super) top1: Points,
-    /// Of evaluations: top-1, or a regression's rank correlation.
+    /// Of the batches, by their first metric.
+    pub(super) batches: Points,
+    /// Of evaluations, by what they are compared by.
     pub(super) score: Points,
     pub(super) lr: Points,
     pub(super) throughput: Points,
     /// Updates after which a later generation went on.
     pub(super) generations: Vec<f64>,
-    /// Whether scores are correlations.
-    pub(super) is_regression: bool,
+    /// The newest value of `batches`.
+    pub(super) batch: Option<Metric>,
+    /// The newest value of `score`.
+    pub(super) evaluation: Option<Metric>,
 }
 
 /// More points than a terminal has columns; beyond, every second one goes.
@@ -34,15 +36,18 @@ impl Curves {
             Some(Metrics::Step(step)) => {
                 let at = step.step as f64;
                 add(&mut self.loss, at, step.loss);
-                add(&mut self.top1, at, step.top1);
+                if let Some(first) = step.named().into_iter().next() {
+                    add(&mut self.batches, at, first.value);
+                    self.batch = Some(first);
+                }
                 add(&mut self.lr, at, step.lr);
                 add(&mut self.throughput, at, step.samples_per_second);
             }
             Some(Metrics::Evaluation(found)) => {
-                let accuracy = found.accuracy.unwrap_or_default();
-                self.is_regression = accuracy.fit.is_some();
-                let score = accuracy.fit.map_or(accuracy.top1, |fit| fit.spearman);
-                add(&mut self.score, found.step as f64, score);
+                if let Some(score) = found.accuracy.as_ref().and_then(Accuracy::score) {
+                    add(&mut self.score, found.step as f64, score.value);
+                    self.evaluation = Some(score);
+                }
             }
             Some(Metrics::BeganAt(step)) => self.go_back(*step as f64),
             None => {}
@@ -52,7 +57,7 @@ impl Curves {
     /// What was told of later updates counts no more.
     fn go_back(&mut self, step: f64) {
         for points in
-            [&mut self.loss, &mut self.top1, &mut self.score, &mut self.lr, &mut self.throughput]
+            [&mut self.loss, &mut self.batches, &mut self.score, &mut self.lr, &mut self.throughput]
         {
             points.retain(|(at, _)| *at <= step);
         }

@@ -8,7 +8,7 @@ use baton_recipe::{
 };
 
 /// What an evaluation found, and when.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Updates made.
     pub step: Step,
@@ -29,8 +29,8 @@ impl Evaluation {
             true => Extent::Full,
             false => Extent::Subset,
         };
-        let accuracy = progress.last_evaluation?;
-        Some((epoch, Self { step, accuracy, ema: progress.last_ema, extent }))
+        let accuracy = progress.last_evaluation.clone()?;
+        Some((epoch, Self { step, accuracy, ema: progress.last_ema.clone(), extent }))
     }
 
     /// Later ones are greater.

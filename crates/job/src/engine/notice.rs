@@ -12,7 +12,8 @@ use crate::{
 };
 use baton_recipe::{
     Epoch, Step,
-    progress::{Accuracy, Extent, Progress},
+    progress::{Extent, Progress},
+    task,
 };
 
 /// One thing that happened, for people and scripts.
@@ -117,8 +118,9 @@ pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> Strin
                 restored;
             let ranks =
                 if *world_size == 1 { "1 rank".to_owned() } else { format!("{world_size} ranks") };
-            let best = progress.best.map_or(String::new(), |(step, best)| {
-                format!(", best score {:.4} after step {step}", best.score())
+            let best = progress.best.as_ref().map_or(String::new(), |(step, best)| {
+                let best = best.metrics.first().map(task::shown).unwrap_or_default();
+                format!(", best {best} after step {step}")
             });
             let mut text = format!(
                 "resumed in {seconds:.2} s at {place}, sample {} of the epoch, from checkpoint {name}, \
@@ -151,27 +153,15 @@ pub(super) fn describe_recovery(recovery: &Recovery) -> String {
     format!("recovered in {total:.2} s ({parts}), {lost_steps} {steps} lost: {cause}")
 }
 
-/// Says what an evaluation found: accuracy, or how well a regression fits.
+/// Says what an evaluation found, and of the averaged weights what they are compared by.
 pub(super) fn describe_evaluation(epoch: Epoch, found: &Evaluation) -> String {
-    let Evaluation { accuracy, ema, extent, .. } = found;
-    let quick = if *extent == Extent::Subset { "quick " } else { "" };
-    let averaged = |tell: fn(&Accuracy) -> String| match ema {
-        Some(ema) => format!(" (EMA {})", tell(ema)),
-        None => String::new(),
-    };
-    let (first, rest) = match accuracy.fit {
-        Some(fit) => {
-            let spearman = |found: &Accuracy| format!("{:.4}", found.score());
-            let first = format!("Spearman {}{}", spearman(accuracy), averaged(spearman));
-            (first, format!("Pearson {:.4}, MAE {:.4}", fit.pearson, fit.mae))
-        }
-        None => {
-            let top1 = |found: &Accuracy| format!("{:.2} %", found.top1 * 100.0);
-            let first = format!("top-1 {}{}", top1(accuracy), averaged(top1));
-            (first, format!("top-5 {:.2} %", accuracy.top5 * 100.0))
-        }
-    };
-    format!("epoch {epoch}: {quick}validation {first}, {rest}, loss {:.4}", accuracy.loss)
+    let quick = if found.extent == Extent::Subset { "quick " } else { "" };
+    let mut metrics: Vec<String> = found.accuracy.metrics.iter().map(task::shown).collect();
+    let averaged = found.ema.as_ref().and_then(|ema| ema.metrics.first());
+    if let (Some(first), Some((name, value))) = (metrics.first_mut(), averaged) {
+        *first += &format!(" (EMA {})", task::shown_value(name, *value));
+    }
+    format!("epoch {epoch}: {quick}validation {}", metrics.join(", "))
 }
 
 /// Says that training went wrong, what follows, and where more is written.

@@ -153,7 +153,7 @@ impl Engine {
                 }
                 (Record::Saved(commit), Some(engine)) => engine.results.replay_commit(commit),
                 (Record::Evaluated { generation, evaluation }, Some(engine)) => {
-                    engine.results.take_evaluation(*generation, *evaluation);
+                    engine.results.take_evaluation(*generation, evaluation.clone());
                 }
                 (Record::Recovery(recovery), Some(engine)) => {
                     engine.recoveries.replay(recovery);

@@ -147,7 +147,7 @@ impl Engine {
             {
                 self.evaluated(epoch, found);
             }
-            self.results.best = progress.best;
+            self.results.best.clone_from(&progress.best);
             if let Some(recovery) = self.recoveries.under_way(self.lifecycle.generation) {
                 recovery.lost_steps = recovery.step_before.0.saturating_sub(progress.step.0);
             }
@@ -180,11 +180,14 @@ impl Engine {
 
     fn evaluated(&mut self, epoch: Epoch, evaluation: Evaluation) {
         let generation = self.lifecycle.generation;
-        self.results.take_evaluation(generation, evaluation);
-        self.actions.push(Action::Persist(Record::Evaluated { generation, evaluation }));
+        let (step, text) = (evaluation.step, notice::describe_evaluation(epoch, &evaluation));
+        self.results.take_evaluation(generation, evaluation.clone());
+        self.actions.push(Action::Persist(Record::Evaluated {
+            generation,
+            evaluation: evaluation.clone(),
+        }));
         self.actions.push(Action::Measured(Measured::Evaluation(evaluation)));
-        let text = notice::describe_evaluation(epoch, &evaluation);
-        self.announce_at(NoticeKind::Evaluated, Some(evaluation.step), text);
+        self.announce_at(NoticeKind::Evaluated, Some(step), text);
     }
 
     /// Takes note of a checkpoint, unless a newer one is known already.

@@ -38,7 +38,7 @@ impl Results {
 
     /// Whether this evaluation, or a later one, is known.
     pub(super) fn knows(&self, found: &Evaluation) -> bool {
-        self.evaluation.is_some_and(|known| known.place() >= found.place())
+        self.evaluation.as_ref().is_some_and(|known| known.place() >= found.place())
     }
 
     /// The same, as `generation` found it.
@@ -49,13 +49,13 @@ impl Results {
     /// The better of raw and averaged weights counts, and a second look at the same weights replaces
     /// the first, as [`Progress::note_evaluation`](baton_recipe::progress::Progress::note_evaluation) has it.
     pub(super) fn take_evaluation(&mut self, generation: Generation, found: Evaluation) {
-        let again = self.evaluation.is_some_and(|last| last.step == found.step);
-        let now = better(found.accuracy, found.ema);
-        let replaces = |(step, best): (Step, Accuracy)| {
-            now.score() > best.score() || (again && step == found.step)
+        let again = self.evaluation.as_ref().is_some_and(|last| last.step == found.step);
+        let now = better(&found.accuracy, found.ema.as_ref());
+        let replaces = |(step, best): &(Step, Accuracy)| {
+            now.is_better_than(best) || (again && *step == found.step)
         };
-        if self.best.is_none_or(replaces) {
-            self.best = Some((found.step, now));
+        if self.best.as_ref().is_none_or(replaces) {
+            self.best = Some((found.step, now.clone()));
         }
         self.evaluation = Some(found);
         self.evaluated_in = generation;

@@ -17,7 +17,7 @@ use crate::{
 use baton_recipe::{Step, progress::Accuracy};
 
 /// One look that tells everything.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
     /// What the job does.
     pub phase: PhaseName,
@@ -91,10 +91,11 @@ impl Spending {
 }
 
 /// Names of the phases.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PhaseName {
     /// Too few ranks have been offered.
+    #[default]
     Gathering,
     /// A pause before the next try.
     Backoff,
@@ -211,8 +212,8 @@ impl Engine {
             nodes: self.node_statuses(),
             epochs: self.spec.train.epochs,
             latest: results.latest.clone(),
-            evaluation: results.evaluation,
-            best: results.best,
+            evaluation: results.evaluation.clone(),
+            best: results.best.clone(),
             commit: results.commit.clone(),
             save_problem: results.save_problem.clone(),
             skipped_samples: results.skips.total(),

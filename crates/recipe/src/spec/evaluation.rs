@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{JobSpec, rules::Rules, train};
+use crate::task;
 
 /// When and how accuracy is measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,6 +22,10 @@ pub struct Evaluation {
     pub flip: bool,
     /// Share of the validation set used before the last epoch: always the same samples, evenly spread.
     pub subset: f64,
+    /// The metric that decides which evaluation and which checkpoint is the best, and so `limits.patience` and
+    /// the guard; absent: the task's first one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best: Option<String>,
 }
 
 impl Default for Evaluation {
@@ -32,6 +37,7 @@ impl Default for Evaluation {
             batch: 64,
             flip: false,
             subset: 1.0,
+            best: None,
         }
     }
 }
@@ -69,4 +75,14 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let crop = evaluation.crop_ratio;
     rules.check(share(crop), "evaluation.crop_ratio", crop, rule);
     rules.check(share(evaluation.subset), "evaluation.subset", evaluation.subset, rule);
+    if let Some(best) = &evaluation.best {
+        is_metric(spec, "evaluation.best", best, rules);
+    }
+}
+
+/// Refuses a name that is no metric of the recipe's task.
+pub(super) fn is_metric(spec: &JobSpec, field: &'static str, name: &str, rules: &mut Rules) {
+    let names: Vec<&str> = task::metrics(spec).iter().map(|metric| metric.name).collect();
+    let rule = format!("is no metric of this recipe; there are {}", names.join(", "));
+    rules.check(names.contains(&name), field, name, &rule);
 }

@@ -1,15 +1,21 @@
 //! When to stop early.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
-use super::{JobSpec, rules::Rules};
+use super::{JobSpec, evaluation::is_metric, rules::Rules};
+use crate::task;
 
 /// When to stop early.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// The job is **complete** once top-1 accuracy of the whole validation set reaches this share, e.g.
-    /// 0.78; classes only.
+    /// The job is **complete** once a metric of the whole validation set reaches a value:
+    /// `{ metric = "top1", value = 0.78 }`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<Target>,
+    /// The old spelling of a `target` for `top1`; understood as that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_top1: Option<f64>,
     /// The job is **complete** after so many evaluations without a better one, at least 1.
@@ -27,15 +33,47 @@ pub struct Limits {
     pub dollars_per_hour: Option<f64>,
 }
 
+impl Limits {
+    /// The target, however it is spelt.
+    #[must_use]
+    pub fn target(&self) -> Option<Target> {
+        let top1 = |value| Target { metric: "top1".to_owned(), value };
+        self.target.clone().or_else(|| self.target_top1.map(top1))
+    }
+}
+
+/// A value of a metric that completes the job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Target {
+    /// The job is **complete** once this metric of the whole validation set reaches `target.value`:
+    /// `target = { metric = "top1", value = 0.78 }`.
+    pub metric: String,
+    /// A share is 0..1; a metric of which lower is better reaches it from above.
+    pub value: f64,
+}
+
+/// As in a recipe.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "limits.target = {{ metric = \"{}\", value = {} }}", self.metric, self.value)
+    }
+}
+
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let limits = &spec.limits;
+    let share = "must be above 0 and at most 1, e.g. 0.78 for 78 %";
+    if let Some(Target { metric, value }) = &limits.target {
+        is_metric(spec, "limits.target.metric", metric, rules);
+        let is_share = task::find(metric).is_some_and(|metric| metric.is_share);
+        let fits = value.is_finite() && (!is_share || (0.0 < *value && *value <= 1.0));
+        let rule = if is_share { share } else { "must be a number" };
+        rules.check(fits, "limits.target.value", value, rule);
+    }
     if let Some(target) = limits.target_top1 {
-        rules.check(
-            0.0 < target && target <= 1.0,
-            "limits.target_top1",
-            target,
-            "must be above 0 and at most 1, e.g. 0.78 for 78 %",
-        );
+        rules.check(0.0 < target && target <= 1.0, "limits.target_top1", target, share);
+        let twice = "is the old spelling of limits.target, which is there too: leave it out";
+        rules.check(limits.target.is_none(), "limits.target_top1", target, twice);
     }
     rules.check(limits.patience != Some(0), "limits.patience", 0, "must be at least 1");
     for (field, value) in [

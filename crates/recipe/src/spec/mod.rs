@@ -39,7 +39,7 @@ pub use self::{
     error::{Error, Violation},
     evaluation::Evaluation,
     guard::{Guard, Remedy},
-    limits::Limits,
+    limits::{Limits, Target},
     loss::{Loss, LossKind},
     model::{Arch, Model},
     optimizer::Optimizer,
@@ -146,6 +146,16 @@ impl JobSpec {
     pub fn to_toml(&self) -> String {
         // As above.
         toml::to_string(self).unwrap_or_default()
+    }
+
+    /// Keys that are understood but spelt otherwise now.
+    #[must_use]
+    pub fn old_keys(&self) -> Vec<Violation> {
+        let target = self.limits.target_top1.and_then(|value| {
+            let rule = format!("is the old spelling of {}", self.limits.target()?);
+            Some(Violation { field: "limits.target_top1", value: value.to_string(), rule })
+        });
+        target.into_iter().collect()
     }
 
     fn validated(self) -> Result<Self, Error> {

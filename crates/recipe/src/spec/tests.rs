@@ -85,6 +85,22 @@ fn wrong_values_are_refused_before_anything_starts() {
         (&["model.freeze=['stem']"], "keeps random weights: name a file in model.pretrained"),
         (&["limits.max_dollars=10.0"], "limits.max_dollars = 10: needs the price: set"),
         (&["limits.target_top1=78.0"], "must be above 0 and at most 1, e.g. 0.78 for 78 %"),
+        (
+            &["limits.target={metric='top1', value=78.0}"],
+            "limits.target.value = 78: must be above 0 and at most 1, e.g. 0.78 for 78 %",
+        ),
+        (
+            &["limits.target={metric='mae', value=0.5}"],
+            "limits.target.metric = mae: is no metric of this recipe; there are top1, top5, loss",
+        ),
+        (
+            &["limits={target={metric='top1', value=0.5}, target_top1=0.5}"],
+            "limits.target_top1 = 0.5: is the old spelling of limits.target, which is there too",
+        ),
+        (
+            &["evaluation.best=top_1"],
+            "evaluation.best = top_1: is no metric of this recipe; there are top1, top5, loss",
+        ),
         (&["guard.lr_factor=1.0"], "guard.lr_factor = 1: must be between 0 and 1"),
         (&["evaluation.subset=0.0"], "evaluation.subset = 0: must be above 0 and at most 1"),
         (
@@ -134,11 +150,38 @@ fn every_part_of_a_recipe_can_be_used_together() {
         "ema.decay=0.999",
         "evaluation.flip=true",
         "evaluation.subset=0.1",
-        "limits={target_top1=0.78, patience=3, max_hours=1.0, max_dollars=9.0, dollars_per_hour=11.0}",
+        "evaluation.best=loss",
+        "limits={target={metric='top5', value=0.78}, patience=3, max_hours=1.0, max_dollars=9.0, dollars_per_hour=11.0}",
         "optimizer={kind='lars', momentum=0.9, weight_decay=1e-4}",
     ];
     let spec = JobSpec::from_toml(MINIMAL, &entries.map(str::to_owned)).unwrap();
     assert_eq!(JobSpec::from_json(&spec.to_json()).unwrap(), spec);
+}
+
+#[test]
+fn the_old_key_of_a_target_means_the_same_and_is_named() {
+    let read = |entry: &str| JobSpec::from_toml(MINIMAL, &[entry.to_owned()]).unwrap();
+    let old = read("limits.target_top1=0.78");
+    let new = read("limits.target={metric='top1', value=0.78}");
+    assert_eq!(old.limits.target(), new.limits.target());
+    assert_eq!(new.old_keys(), []);
+    assert_eq!(
+        old.old_keys()[0].to_string(),
+        "limits.target_top1 = 0.78: is the old spelling of \
+         limits.target = { metric = \"top1\", value = 0.78 }"
+    );
+}
+
+#[test]
+fn the_best_evaluation_is_by_the_first_metric_unless_the_recipe_names_one() {
+    let names = |entries: &[&str]| -> Vec<&str> {
+        let entries: Vec<String> = entries.iter().map(|&entry| entry.to_owned()).collect();
+        let spec = JobSpec::from_toml(MINIMAL, &entries).unwrap();
+        crate::task::best_first(&spec).iter().map(|metric| metric.name).collect()
+    };
+    assert_eq!(names(&[]), ["top1", "top5", "loss"]);
+    assert_eq!(names(&["evaluation.best=loss"]), ["loss", "top1", "top5"]);
+    assert_eq!(names(&["loss.kind=mse"]), ["spearman", "pearson", "mae", "loss"]);
 }
 
 #[test]

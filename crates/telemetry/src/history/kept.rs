@@ -1,6 +1,6 @@
 //! What is kept in memory. It depends on the series of points alone, so that a file read anew gives the same.
 
-use baton_proto::v1::{EvaluatedStep, StreamMetricsResponse, stream_metrics_response::Metrics};
+use baton_proto::v1::{StreamMetricsResponse, stream_metrics_response::Metrics};
 
 /// A point, and its place among all that were taken.
 #[derive(Debug, Clone)]
@@ -41,22 +41,23 @@ impl Kept {
 
     /// Takes a point; whether it says anything new.
     pub(super) fn take(&mut self, point: StreamMetricsResponse) -> bool {
-        let Some(metrics) = point.metrics else { return false };
         self.taken += 1;
         let place = self.taken;
-        match metrics {
-            Metrics::Step(step) => self.take_step(Placed { place, step: step.step, point }),
-            Metrics::Evaluation(evaluation) => {
-                self.take_evaluation(Placed { place, step: evaluation.step, point }, &evaluation);
+        match &point.metrics {
+            Some(Metrics::Step(told)) => self.take_step(Placed { place, step: told.step, point }),
+            Some(Metrics::Evaluation(told)) => {
+                self.take_evaluation(Placed { place, step: told.step, point });
                 true
             }
-            Metrics::BeganAt(step) => {
+            Some(Metrics::BeganAt(step)) => {
+                let step = *step;
                 self.steps.retain(|placed| placed.step <= step);
                 self.evaluations.retain(|placed| placed.step <= step);
                 self.marks.push(Placed { place, step, point });
                 thin_older_half(&mut self.marks, self.most);
                 true
             }
+            None => false,
         }
     }
 
@@ -66,7 +67,7 @@ impl Kept {
         let mut told: Vec<_> =
             all.filter(|placed| placed.point.unix_millis > after_unix_millis).collect();
         told.sort_unstable_by_key(|placed| placed.place);
-        told.into_iter().map(|placed| placed.point).collect()
+        told.into_iter().map(|placed| placed.point.clone()).collect()
     }
 
     fn take_step(&mut self, new: Placed) -> bool {
@@ -100,14 +101,14 @@ impl Kept {
         }
     }
 
-    fn take_evaluation(&mut self, new: Placed, evaluation: &EvaluatedStep) {
+    fn take_evaluation(&mut self, new: Placed) {
+        let extent = |placed: &Placed| match &placed.point.metrics {
+            Some(Metrics::Evaluation(found)) => Some(found.extent),
+            _ => None,
+        };
         // The same is evaluated again where a state without its evaluation was restored.
-        self.evaluations.retain(|placed| match &placed.point.metrics {
-            Some(Metrics::Evaluation(old)) => {
-                (old.step, old.extent) != (evaluation.step, evaluation.extent)
-            }
-            _ => false,
-        });
+        let of = (new.step, extent(&new));
+        self.evaluations.retain(|placed| (placed.step, extent(placed)) != of);
         self.evaluations.push(new);
         thin_older_half(&mut self.evaluations, self.most);
     }

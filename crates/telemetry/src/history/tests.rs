@@ -1,4 +1,5 @@
-use baton_proto::v1::{Accuracy, EvaluatedStep, Extent, Fit, Step};
+use baton_proto::v1::{Accuracy, EvaluatedStep, Extent, Step};
+use baton_recipe::progress::Fit;
 use proptest::prelude::*;
 
 use super::*;
@@ -13,7 +14,8 @@ fn step(step: u64) -> StreamMetricsResponse {
 }
 
 fn evaluation(step: u64) -> StreamMetricsResponse {
-    let accuracy = Some(Accuracy { loss: 0.1, top1: 0.7, top5: 0.9, samples: 360, fit: None });
+    let accuracy =
+        Some(baton_recipe::progress::Accuracy::before_names(360, 0.1, (0.7, 0.9), None).into());
     let extent = Extent::Full.into();
     point(
         1_000_000 + step,
@@ -26,7 +28,7 @@ fn began(step: u64) -> StreamMetricsResponse {
 }
 
 fn steps(points: &[StreamMetricsResponse]) -> Vec<u64> {
-    let steps = points.iter().filter_map(|point| match point.metrics {
+    let steps = points.iter().filter_map(|point| match &point.metrics {
         Some(Metrics::Step(step)) => Some(step.step),
         _ => None,
     });
@@ -43,12 +45,13 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 fn what_was_added_is_there_after_a_restart() {
     let (_folder, path) = folder();
     let fit = Some(Fit { mae: 0.25, pearson: 0.5, spearman: -1.0 });
-    let accuracy = Accuracy { loss: 0.125, top1: 0.0, top5: 0.0, samples: 7, fit };
+    let accuracy =
+        Accuracy::from(baton_recipe::progress::Accuracy::before_names(7, 0.125, (0.0, 0.0), fit));
     let full = point(
         5,
         Metrics::Evaluation(EvaluatedStep {
             step: 2,
-            accuracy: Some(accuracy),
+            accuracy: Some(accuracy.clone()),
             ema: Some(accuracy),
             extent: Extent::Subset.into(),
         }),
@@ -68,10 +71,11 @@ fn what_was_added_is_there_after_a_restart() {
         resolution: 224,
         global_batch: 1024,
         step_of_epoch: 9,
+        metrics: vec![("top1".to_owned(), 0.2).into()],
     };
-    let told = [began(0), point(4, Metrics::Step(update)), full];
+    let told = [began(0), point(4, Metrics::Step(update)), full.clone()];
     let mut history = History::open(&path).unwrap();
-    for point in told {
+    for point in told.clone() {
         history.add(point).unwrap();
     }
     drop(history);
@@ -93,7 +97,7 @@ fn a_loss_that_is_no_number_stays_none() {
 
     let points = History::open(&path).unwrap().points(0);
 
-    assert!(matches!(points[0].metrics, Some(Metrics::Step(step)) if step.loss.is_nan()));
+    assert!(matches!(&points[0].metrics, Some(Metrics::Step(step)) if step.loss.is_nan()));
 }
 
 #[test]

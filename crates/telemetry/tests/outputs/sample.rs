@@ -117,6 +117,7 @@ pub(crate) fn update(step: u64) -> Step {
         global_batch: 128,
         samples_per_second: 1_500.0 + 100.0 * noise,
         loader_wait: 0.02 + 0.01 * noise,
+        metrics: Vec::new(),
     }
 }
 
@@ -124,8 +125,15 @@ pub(crate) fn evaluated(step: u64, extent: Extent) -> EvaluatedStep {
     let done = step as f64 / 2_000.0;
     let top1 = 1.0 - 0.92 * (-4.0 * done).exp();
     let loss = 2.4 * (-4.0 * done).exp() + 0.04;
-    let accuracy = Accuracy { loss, top1, top5: top1.sqrt(), samples: 360, fit: None };
-    let ema = Accuracy { loss: loss * 0.9, top1: top1 * 0.99, ..accuracy };
+    let found = |loss, top1: f64| Accuracy {
+        loss,
+        top1,
+        top5: top1.sqrt(),
+        samples: 360,
+        ..Accuracy::default()
+    };
+    let (accuracy, ema) =
+        (found(loss, top1), Accuracy { top5: top1.sqrt(), ..found(loss * 0.9, top1 * 0.99) });
     EvaluatedStep { step, accuracy: Some(accuracy), ema: Some(ema), extent: extent.into() }
 }
 

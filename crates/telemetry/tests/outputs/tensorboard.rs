@@ -142,9 +142,9 @@ fn a_file_begins_with_its_version() {
 #[test]
 fn an_update_is_told_with_all_its_numbers() {
     let update = sample::update(700);
-    let point = sample::point(700, 2, Metrics::Step(update));
+    let point = sample::point(700, 2, Metrics::Step(update.clone()));
 
-    let events = events_of(&[point]);
+    let events = events_of(std::slice::from_ref(&point));
 
     assert_eq!((events[1].step, events[1].wall_time), (700, point.unix_millis as f64 / 1e3));
     let tags = [
@@ -168,7 +168,7 @@ fn evaluations_of_all_and_of_a_part_have_tags_of_their_own() {
     for (extent, part) in [(Extent::Full, "val"), (Extent::Subset, "val_subset")] {
         let evaluated = sample::evaluated(100, extent);
 
-        let events = events_of(&[sample::point(100, 1, Metrics::Evaluation(evaluated))]);
+        let events = events_of(&[sample::point(100, 1, Metrics::Evaluation(evaluated.clone()))]);
 
         let tags = ["/loss", "/top1", "/top5", "_ema/loss", "_ema/top1", "_ema/top5"];
         assert!(events[1].scalars.keys().eq(tags.map(|tag| format!("{part}{tag}")).iter()));

@@ -45,7 +45,7 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
     show_averages(learner)?;
     let averaged_logits = learner.logits(&batch, Mode::Evaluation)?;
     let progress = &manifest.progress;
-    let accuracy = [progress.last_evaluation, progress.last_ema].map(accuracy);
+    let accuracy = [&progress.last_evaluation, &progress.last_ema].map(accuracy);
     let [raw_accuracy, averaged_accuracy] = accuracy;
     let results = [
         ("pixels", pixels),
@@ -104,9 +104,9 @@ fn show_averages(learner: &mut TorchLearner) -> Result<()> {
     Ok(())
 }
 
-fn accuracy(accuracy: Option<Accuracy>) -> Tensor {
-    let Accuracy { loss, top1, .. } = accuracy.unwrap_or_default();
-    Tensor::from_slice(&[loss, top1])
+fn accuracy(accuracy: &Option<Accuracy>) -> Tensor {
+    let value = |name| accuracy.as_ref().and_then(|found| found.get(name)).unwrap_or_default();
+    Tensor::from_slice(&[value("loss"), value("top1")])
 }
 
 /// All of it in one batch.

@@ -250,7 +250,7 @@ fn a_target_completes_the_job_and_is_told() {
             _ => None,
         })
         .collect();
-    assert!(reasons.len() == 1 && reasons[0].contains("target_top1 = 0.5"), "{reasons:?}");
+    assert!(reasons.len() == 1 && reasons[0].contains("value = 0.5 } is reached"), "{reasons:?}");
     assert!(trainer.position.progress.epoch < Epoch(50));
 }
 

@@ -7,14 +7,14 @@ use baton_checkpoint::{
 };
 use baton_job::exit::Failure;
 use baton_proto::v1::{self, CheckpointEntry};
-use baton_recipe::progress::{Accuracy, better};
+use baton_recipe::progress::Accuracy;
 use comfy_table::{Table, presets};
 
 use super::{
     folder::{Folder, with_store},
     keeping::{judged, rollbacks},
 };
-use crate::{connect::Coordinator, human, json, output};
+use crate::{connect::Coordinator, human, json, output, render};
 
 /// List the checkpoints, newest first, and why each is kept
 #[derive(Debug, clap::Args)]
@@ -81,40 +81,39 @@ fn row(entry: &Entry, verdict: &Verdict) -> json::ListedCheckpoint {
         Verdict::Removed(reason) => ([].as_slice(), Some(*reason)),
     };
     let accuracy = manifest.and_then(Manifest::accuracy);
-    let ema = accuracy.and_then(|_| manifest?.progress.last_ema);
+    let ema = accuracy.and_then(|_| manifest?.progress.last_ema.as_ref());
+    let told = |accuracy: &Accuracy| v1::Accuracy::from(accuracy.clone());
+    let best = manifest.and_then(Manifest::best_accuracy);
+    let mark = if best == accuracy { "" } else { " EMA" };
+    let metric = best.map(|best| metric(&told(best)) + mark);
+    let (accuracy, ema) = (accuracy.map(told), ema.map(told));
     json::ListedCheckpoint {
         name: entry.name.clone(),
         whole: manifest.is_some(),
         damage: entry.state.problem(),
         step: manifest.map(|manifest| manifest.step.0),
         epoch: manifest.map(|manifest| manifest.progress.epoch.0),
-        top1: accuracy.map(|accuracy| accuracy.top1),
-        fit: accuracy.and_then(|accuracy| v1::Accuracy::from(accuracy).fit),
+        top1: accuracy.as_ref().map(|accuracy| accuracy.top1),
+        fit: accuracy.as_ref().and_then(|accuracy| accuracy.fit),
         bytes: manifest.map(Manifest::bytes),
         created_unix_seconds: manifest.map(|manifest| manifest.created_unix_seconds),
         state,
         generation: Some(entry.id.generation.0),
         ranks: manifest.map(|manifest| manifest.world_size),
-        top5: accuracy.map(|accuracy| accuracy.top5),
-        ema: ema.map(|ema| v1::Accuracy::from(ema).into()),
+        top5: accuracy.as_ref().map(|accuracy| accuracy.top5),
+        metrics: accuracy.map(|accuracy| accuracy.named()).unwrap_or_default(),
+        ema: ema.map(Into::into),
         kept_because: Some(kept.iter().map(|reason| kept_word(*reason)).collect()),
         removed_because: removed.map(removed_word),
-        metric: accuracy.map(|raw| metric(raw, ema)),
+        metric,
         verdict: Some(verdict.to_string()),
     }
 }
 
-/// The better one of what was found with raw and with averaged weights.
-fn metric(raw: Accuracy, ema: Option<Accuracy>) -> String {
-    let shown = better(raw, ema);
-    let mark = if shown == raw { "" } else { " EMA" };
-    match shown.fit {
-        Some(fit) => format!("Spearman {:.4}, MAE {:.4}{mark}", fit.spearman, fit.mae),
-        None => {
-            let [top1, top5] = [shown.top1, shown.top5].map(human::percent);
-            format!("top-1 {top1}, top-5 {top5}{mark}")
-        }
-    }
+/// All metrics but the loss.
+fn metric(accuracy: &v1::Accuracy) -> String {
+    let metrics = accuracy.named().into_iter().filter(|metric| metric.name != "loss");
+    metrics.map(|metric| render::metric(&metric)).collect::<Vec<_>>().join(", ")
 }
 
 fn kept_word(reason: Kept) -> &'static str {
@@ -142,8 +141,7 @@ impl From<&CheckpointEntry> for json::ListedCheckpoint {
     /// What a coordinator tells of a folder that only it can see.
     fn from(entry: &CheckpointEntry) -> Self {
         let checkpoint = entry.checkpoint.as_ref();
-        let accuracy = checkpoint.and_then(|checkpoint| checkpoint.accuracy);
-        let found = accuracy.map(Accuracy::from);
+        let accuracy = checkpoint.and_then(|checkpoint| checkpoint.accuracy.as_ref());
         Self {
             name: entry.name.clone(),
             whole: entry.whole,
@@ -166,7 +164,8 @@ impl From<&CheckpointEntry> for json::ListedCheckpoint {
             ema: None,
             kept_because: None,
             removed_because: None,
-            metric: found.map(|raw| metric(raw, None)),
+            metrics: accuracy.map(v1::Accuracy::named).unwrap_or_default(),
+            metric: accuracy.map(metric),
             verdict: None,
         }
     }

@@ -84,7 +84,7 @@ impl Sample {
             offset,
             channels_last: false,
         };
-        let accuracy = |top1| Accuracy { loss: 0.25, top1, top5: 0.997, samples: 360, fit: None };
+        let accuracy = |top1| Accuracy::before_names(360, 0.25, (top1, 0.997), None);
         let region = |(name, values): &(&str, Vec<f32>)| RegionInfo {
             name: (*name).to_owned(),
             len: values.len(),

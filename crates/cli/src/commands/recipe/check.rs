@@ -75,14 +75,14 @@ enum Verdict {
     /// Values against the rules, or a run that cannot be made.
     Bad(Vec<Violation>),
     /// The rules are kept; why the run was not walked over.
-    Unwalked(String),
+    Unwalked { why: String, old_keys: Vec<Violation> },
     /// All is well, but perhaps not meant so.
-    Walked { run: Box<DryRun>, doubts: Vec<Violation> },
+    Walked { run: Box<DryRun>, old_keys: Vec<Violation>, doubts: Vec<Violation> },
 }
 
 impl Verdict {
     fn is_good(&self) -> bool {
-        matches!(self, Self::Unwalked(_) | Self::Walked { .. })
+        matches!(self, Self::Unwalked { .. } | Self::Walked { .. })
     }
 
     /// For scripts.
@@ -93,14 +93,19 @@ impl Verdict {
             problem: None,
             faults: Vec::new(),
             not_walked_because: None,
+            old_keys: Vec::new(),
             doubts: Vec::new(),
             run: None,
         };
         match self {
             Self::Unreadable(problem) => json::CheckedRecipe { problem: Some(problem), ..told },
             Self::Bad(faults) => json::CheckedRecipe { faults, ..told },
-            Self::Unwalked(why) => json::CheckedRecipe { not_walked_because: Some(why), ..told },
-            Self::Walked { run, doubts } => json::CheckedRecipe { doubts, run: Some(*run), ..told },
+            Self::Unwalked { why, old_keys } => {
+                json::CheckedRecipe { not_walked_because: Some(why), old_keys, ..told }
+            }
+            Self::Walked { run, old_keys, doubts } => {
+                json::CheckedRecipe { old_keys, doubts, run: Some(*run), ..told }
+            }
         }
     }
 }
@@ -111,14 +116,15 @@ fn judge(path: &Path, args: &Args) -> Verdict {
         Err(Error::Invalid(faults)) => return Verdict::Bad(faults),
         Err(error) => return Verdict::Unreadable(error.to_string()),
     };
+    let old_keys = spec.old_keys();
     match Samples::of(&spec, args.samples) {
         Err(problem) => Verdict::Unreadable(problem),
-        Ok(Samples::Unknown(why)) => Verdict::Unwalked(why),
+        Ok(Samples::Unknown(why)) => Verdict::Unwalked { why, old_keys },
         Ok(Samples::Known(samples)) => match DryRun::new(&spec, samples) {
             Err(faults) => Verdict::Bad(faults),
             Ok(run) => {
                 let doubts = run.doubts(&spec);
-                Verdict::Walked { run: Box::new(run), doubts }
+                Verdict::Walked { run: Box::new(run), old_keys, doubts }
             }
         },
     }
@@ -129,16 +135,20 @@ fn lines(verdict: &Verdict) -> Vec<String> {
     match verdict {
         Verdict::Unreadable(problem) => vec![problem.clone()],
         Verdict::Bad(faults) => faults.iter().map(ToString::to_string).collect(),
-        Verdict::Unwalked(why) => {
-            vec![format!("ok, but not walked over: {why}; --samples N tells its size")]
+        Verdict::Unwalked { why, old_keys } => {
+            let mut lines =
+                vec![format!("ok, but not walked over: {why}; --samples N tells its size")];
+            lines.extend(old_keys.iter().map(|key| format!("note: {key}")));
+            lines
         }
-        Verdict::Walked { run, doubts } => {
+        Verdict::Walked { run, old_keys, doubts } => {
             let mut lines = vec![format!(
                 "ok: {}, {} updates over {} samples",
                 count(run.epoch_lrs.len() as u64, "epoch"),
                 grouped(run.steps),
                 grouped(run.samples)
             )];
+            lines.extend(old_keys.iter().map(|key| format!("note: {key}")));
             lines.extend(doubts.iter().map(|doubt| format!("doubtful: {doubt}")));
             lines
         }

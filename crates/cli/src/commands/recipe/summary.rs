@@ -6,7 +6,8 @@ use baton_recipe::{
     Epoch, JobSpec, Sees,
     dry_run::DryRun,
     schedule::linearly_scaled,
-    spec::{Determinism, Optimizer, Remedy},
+    spec::{Determinism, Optimizer, Remedy, Target},
+    task,
 };
 use comfy_table::{Table, presets};
 
@@ -33,6 +34,7 @@ pub(super) fn text(
         linear_scaling(run, other_batches),
         settings(spec, run, samples),
         doubts(spec, run, samples),
+        spec.old_keys().iter().map(|key| format!("note: {key}\n")).collect(),
     ];
     let sections = sections.iter().map(|section| section.trim_end());
     sections.filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n\n")
@@ -249,7 +251,15 @@ fn kept(spec: &JobSpec) -> String {
 fn ends_early(spec: &JobSpec) -> String {
     let limits = &spec.limits;
     let ends = [
-        limits.target_top1.map(|target| format!("complete at top-1 {}", percent(target))),
+        limits.target().map(|Target { metric, value }| {
+            let title = task::title(&metric);
+            match task::find(&metric) {
+                Some(metric) if metric.is_share => {
+                    format!("complete at {title} {}", percent(value))
+                }
+                _ => format!("complete at {title} {value}"),
+            }
+        }),
         limits.patience.map(|patience| {
             format!("complete after {} without a better one", count(patience.into(), "evaluation"))
         }),

@@ -1,5 +1,7 @@
 //! Loss, accuracy, learning rate and throughput over the job's updates.
 
+use baton_proto::v1::Metric;
+use baton_recipe::task;
 use ratatui::{
     Frame,
     layout::Rect,
@@ -37,18 +39,22 @@ struct Scale {
 /// Four charts, in as many areas.
 pub(super) fn draw(frame: &mut Frame<'_>, areas: &[Rect], state: &State, theme: Theme) {
     let curves = &state.curves;
-    let score = if curves.is_regression { "Spearman" } else { "validation" };
+    let metric = curves.evaluation.as_ref().or(curves.batch.as_ref());
+    let name = |metric: &Option<Metric>| metric.as_ref().map(|metric| metric.name.clone());
+    // Batches may tell of nothing that evaluations are compared by.
+    let both = curves.evaluation.is_none() || name(&curves.batch) == name(&curves.evaluation);
+    let score = metric.filter(|_| !both).map_or("validation", |metric| task::title(&metric.name));
     let curve = |name, points, style| Curve { name, points, style, marker: Marker::Braille };
     let mut accuracy = vec![
-        curve("train", curves.top1.as_slice(), theme.dim()),
+        curve("train", curves.batches.as_slice(), theme.dim()),
         Curve { marker: Marker::Dot, ..curve(score, curves.score.as_slice(), theme.other()) },
     ];
-    if curves.is_regression {
+    if !both {
         accuracy.remove(0);
     }
-    let share = match curves.is_regression {
-        false => Scale { low: Some(0.0), high: Some(1.0), text: human::percent },
-        true => Scale { low: None, high: Some(1.0), text: |score| format!("{score:.3}") },
+    let share = match metric.is_none_or(|metric| metric.is_share) {
+        true => Scale { low: Some(0.0), high: Some(1.0), text: human::percent },
+        false => Scale { low: None, high: None, text: |score| format!("{score:.3}") },
     };
     let charts = [
         (

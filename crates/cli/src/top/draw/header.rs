@@ -96,7 +96,7 @@ fn numbers(status: &GetStatusResponse, width: u16) -> Line<'static> {
     if let Some(step) = &status.latest {
         let unit = if step.resolution > 0 { "images" } else { "samples" };
         parts.push(format!("loss {:.4}", step.loss));
-        parts.push(format!("top-1 {}", human::percent(step.top1)));
+        parts.extend(step.named().iter().map(render::metric));
         parts.push(format!("lr {}", human::rate(step.lr)));
         parts.push(format!("{:.0} {unit}/s", step.samples_per_second));
         parts.push(format!("wait {}", human::percent(step.loader_wait)));

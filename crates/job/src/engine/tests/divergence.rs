@@ -232,7 +232,7 @@ fn evaluations_that_were_rolled_back_count_no_more() {
     let found = |step, top1| RankNews::Evaluated {
         step: Step(step),
         epoch: baton_recipe::Epoch(1),
-        accuracy: Accuracy { top1, ..Accuracy::default() },
+        accuracy: Accuracy::new(8, [("top1", top1)]),
         ema: None,
         extent: baton_recipe::progress::Extent::Full,
     };

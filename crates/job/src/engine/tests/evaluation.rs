@@ -7,12 +7,12 @@ use baton_recipe::{
 };
 
 fn top1(top1: f64) -> Accuracy {
-    Accuracy { loss: 0.321, top1, top5: 0.997, samples: 360, fit: None }
+    Accuracy::before_names(360, 0.321, (top1, 0.997), None)
 }
 
 fn fit(spearman: f64) -> Accuracy {
     let fit = Some(Fit { mae: 0.125, pearson: 0.5, spearman });
-    Accuracy { loss: 0.04, samples: 360, fit, ..Accuracy::default() }
+    Accuracy::before_names(360, 0.04, (0.0, 0.0), fit)
 }
 
 fn evaluated(step: u64, accuracy: Accuracy, ema: Option<Accuracy>, extent: Extent) -> RankNews {
@@ -54,7 +54,7 @@ fn an_evaluation_is_announced_with_what_fits_its_task() {
 fn best_after(evaluations: &[(u64, Accuracy, Option<Accuracy>, Extent)]) -> (Step, Accuracy) {
     let mut engine = training(&[1]);
     for (step, accuracy, ema, extent) in evaluations {
-        say(&mut engine, at(10.0), 0, evaluated(*step, *accuracy, *ema, *extent));
+        say(&mut engine, at(10.0), 0, evaluated(*step, accuracy.clone(), ema.clone(), *extent));
     }
     engine.status().best.unwrap()
 }
@@ -139,7 +139,7 @@ fn evaluations_survive_the_coordinator() {
     }
     let replayed = Engine::replay(&spec(1), &records, at(0.0)).unwrap().status();
     let status = engine.status();
-    assert_eq!((replayed.evaluation, replayed.best), (status.evaluation, status.best));
+    assert_eq!((&replayed.evaluation, &replayed.best), (&status.evaluation, &status.best));
     assert_eq!(replayed.best.unwrap().0, Step(10));
     assert_eq!(replayed.evaluation.unwrap().ema, Some(top1(0.25)));
 }
