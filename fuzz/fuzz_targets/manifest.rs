@@ -3,8 +3,8 @@
 
 use baton_checkpoint::{Manifest, SaveId, slice_of};
 use baton_fuzz::{memory::within, tell};
-use baton_recipe::Step;
 use baton_job::Generation;
+use baton_recipe::Step;
 use libfuzzer_sys::fuzz_target;
 
 /// Whose folder the manifest lies in.

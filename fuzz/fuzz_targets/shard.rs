@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 
 use baton_checkpoint::{Manifest, SaveId, ShardHeader, slice_of};
 use baton_fuzz::{SHARD_MANIFEST, memory::within, tell};
-use baton_recipe::Step;
 use baton_job::{Generation, Rank};
+use baton_recipe::Step;
 use libfuzzer_sys::fuzz_target;
 use safetensors::SafeTensors;
 
