@@ -11,10 +11,8 @@ SHELL := /bin/bash
 # Where cargo puts programs: `CARGO_TARGET_DIR=/fast/disk make run` works.
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 
-# The programs, with the features that tests give to the dependencies they share: naming any one test
-# is how cargo is told to. Without it, each of our crates would be compiled once to run and again to
-# test (cargo's --unit-graph shows it); so too with `-p` instead of `--workspace`. This test is small.
-BUILD := cargo build --workspace --bins --test simulation
+# The programs and nothing else. Tests use the same ones, and the same dependencies: scripts/check-features.py.
+BUILD := cargo build --workspace --bins
 
 RECIPE := recipes/digits_cpu.toml
 RANKS := 2
@@ -60,6 +58,7 @@ lint: tools ## formatting, clippy, docs, licences, scripts, links; writes nothin
 	cargo fmt --all --check
 	scripts/check-shell.sh
 	python3 scripts/check-links.py
+	scripts/check-features.py
 	scripts/check-layers.sh
 	.tools/bin/cargo-deny --log-level error check bans licenses sources
 	cargo clippy --workspace --all-targets -- -D warnings
