@@ -11,7 +11,7 @@ use baton_checkpoint::{EntryState, Store};
 use baton_job::{
     Generation, JobId,
     engine::{Engine, Origin, Record},
-    exit::Failure,
+    exit::{Failure, bad_input, crash},
     message::Restore,
 };
 use baton_recipe::JobSpec;
@@ -19,7 +19,6 @@ use baton_recipe::JobSpec;
 use crate::{
     args::Args,
     clock::Clock,
-    failure::{bad_input, crash},
     job::{End, Loop},
     journal::Journal,
     metrics::Metrics,
@@ -105,8 +104,7 @@ fn traces(
 
 /// Opens store and journal and takes up the job they hold, or begins one.
 fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<Prepared, Failure> {
-    let store = Store::open(&store_location(spec, &args.run_dir))
-        .map_err(|error| bad_input(error.to_string()))?;
+    let store = Store::open(&store_location(spec, &args.run_dir)).map_err(bad_input)?;
     let path = args.run_dir.join("journal.redb");
     let new_run = args.no_auto_resume || args.resume.is_some();
     let open = |path: &Path| Journal::open(path).map_err(|error| bad_input(format!("{error:#}")));
@@ -141,7 +139,7 @@ fn changes(origin: &Origin, spec: &JobSpec, store: &Store) -> Result<Vec<String>
     let mut saved = origin.recipe.clone();
     if saved.is_none() {
         // A journal of format 1: the recipe stands in the checkpoints of its job.
-        let entries = store.list().map_err(|error| bad_input(error.to_string()))?;
+        let entries = store.list().map_err(bad_input)?;
         saved = entries.into_iter().find_map(|entry| match entry.state {
             EntryState::Whole(manifest) if manifest.job == origin.job => Some(manifest.recipe),
             _ => None,
@@ -156,7 +154,7 @@ fn new_origin(
     restore: impl FnOnce(Generation) -> Restore,
 ) -> Result<Origin, Failure> {
     // Every generation that ever wrote to this store is at or below its fence.
-    let first_generation = store.fence().map_err(|error| bad_input(error.to_string()))?.next();
+    let first_generation = store.fence().map_err(bad_input)?.next();
     let job = JobId(uuid::Uuid::new_v4());
     let restore = restore(first_generation);
     Ok(Origin { job, recipe: Some(spec.to_json()), first_generation, restore })

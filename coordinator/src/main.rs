@@ -11,7 +11,6 @@ mod begin;
 mod clock;
 mod diagnosis;
 mod endpoint;
-mod failure;
 mod incoming;
 mod job;
 mod job_service;

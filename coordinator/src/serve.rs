@@ -3,7 +3,7 @@
 use std::{env, error::Error as _, fs, net::SocketAddr, sync::Arc, time::Duration};
 
 use baton_access::GuardLayer;
-use baton_job::exit::{Failure, Outcome};
+use baton_job::exit::{Failure, Outcome, bad_input, crash};
 use baton_proto::{
     DESCRIPTORS,
     v1::{job_service_server::JobServiceServer, node_service_server::NodeServiceServer},
@@ -34,7 +34,6 @@ use crate::{
     begin::{self, Running},
     clock::unix_millis,
     endpoint::EndpointFile,
-    failure::{bad_input, crash},
     incoming,
     job::{End, Input, Snapshot},
     job_service::Jobs,
@@ -70,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
         let server = server(tls)?.layer(GuardLayer::new(tokens, refuse));
         // The port before anything is touched: it is what fails most often.
         let listener = bind(args)?;
-        let address = listener.local_addr().map_err(|error| crash(error.to_string()))?;
+        let address = listener.local_addr().map_err(crash)?;
         fs::create_dir_all(&args.run_dir).map_err(|error| {
             let dir = args.run_dir.display();
             bad_input(format!("run folder {dir}: {error}; give a writable one with --run-dir"))
@@ -136,7 +135,7 @@ async fn serve(
     match end {
         Ok(End::Quit) => Ok(outcome),
         Ok(End::Broken(error)) => Err(crash(format!("{error:#}"))),
-        Err(_) => Err(crash("the job loop panicked; this is a bug".to_owned())),
+        Err(_) => Err(crash("the job loop panicked; this is a bug")),
     }
 }
 
@@ -165,7 +164,7 @@ async fn submitted(
             }
         }
     }
-    Err(crash("nobody can submit a job any more; this is a bug".to_owned()))
+    Err(crash("nobody can submit a job any more; this is a bug"))
 }
 
 fn bind(args: &Args) -> Result<TcpListener, Failure> {

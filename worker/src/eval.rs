@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use baton_data::{Dataset, Loader, Options, Request, Source, View};
 use baton_job::{
-    exit::{Class, Failure},
+    exit::{Failure, bad_input},
     ids::LocalRank,
 };
 use baton_recipe::{JobSpec, progress::Accuracy, task};
@@ -42,14 +42,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let spec = recipe(&args.recipe, &args.overrides)?;
     let cache_dir = Source::new("").cache_dir;
     let source = Source::of_recipe(&spec, &args.data, cache_dir);
-    let set = Dataset::open(source).map_err(|error| Error::from(error).failure())?;
-    let device = torch::device::open(&spec, LocalRank(0)).map_err(|e| Error::from(e).failure())?;
+    let set = Dataset::open(source).map_err(Error::from)?;
+    let device = torch::device::open(&spec, LocalRank(0))?;
     torch::device::set_threads(args.threads);
-    let mut learner = TorchLearner::new(&spec, set.input_type(), device)
-        .map_err(|error| Error::from(error).failure())?;
-    torch::weights::load(&mut learner, &args.weights, Head::FromFile)
-        .map_err(|error| bad_input(error.to_string()))?;
-    let judged = evaluate(&mut learner, set, &spec).map_err(|error| error.failure())?;
+    let mut learner = TorchLearner::new(&spec, set.input_type(), device)?;
+    torch::weights::load(&mut learner, &args.weights, Head::FromFile).map_err(bad_input)?;
+    let judged = evaluate(&mut learner, set, &spec)?;
     print(&summed_up(&judged.iter().collect::<Vec<_>>(), &spec), args.json);
     Ok(())
 }
@@ -98,8 +96,4 @@ fn print(accuracy: &Accuracy, json: bool) {
         let shown = shown.collect::<Vec<_>>().join(", ");
         println!("{shown} on {} samples", accuracy.samples);
     }
-}
-
-pub(crate) fn bad_input(message: String) -> Failure {
-    Failure { class: Class::BadInput, message }
 }

@@ -10,7 +10,7 @@ use baton_data::InputType;
 use baton_gpu::HostWaits;
 use baton_job::{
     Rank,
-    exit::{Class, Failure},
+    exit::{self, Failure},
     ids::LocalRank,
 };
 use baton_recipe::{
@@ -18,7 +18,7 @@ use baton_recipe::{
     spec::{self, Compute},
 };
 use baton_trainer::{
-    Error, Leaf, Learner, StateCopy, Update,
+    Leaf, Learner, StateCopy, Update,
     learner::Reading,
     torch::{self, Device, Mode, TorchLeaf, TorchLearner},
 };
@@ -28,7 +28,7 @@ use crate::bench::made_up_batch;
 /// Runs every check, prints a line for each, and fails if one failed.
 pub(crate) fn run() -> Result<(), Failure> {
     let recipe = recipe()?;
-    let device = torch::device::open(&recipe, LocalRank(0)).map_err(device_failure)?;
+    let device = torch::device::open(&recipe, LocalRank(0))?;
     let recipe = &recipe;
     let checks: [(&str, Check<'_>); 11] = [
         ("NCCL library", Box::new(|| nccl::version().map(|v| v.to_string()).map_err(text))),
@@ -61,8 +61,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     if failed == 0 {
         return Ok(());
     }
-    let message = format!("{failed} of {all} GPU checks failed; see above");
-    Err(Failure { class: Class::Device, message })
+    Err(exit::device(format!("{failed} of {all} GPU checks failed; see above")))
 }
 
 type Check<'a> = Box<dyn Fn() -> Result<String, String> + 'a>;
@@ -381,18 +380,13 @@ fn recipe() -> Result<JobSpec, Failure> {
         schedule = { kind = "constant", lr = 0.01 }
         cluster = { device = "cuda", threads_per_rank = 8 }
     "#;
-    let mut recipe = JobSpec::from_toml(text, &[])
-        .map_err(|error| Failure { class: Class::BadInput, message: error.to_string() })?;
+    let mut recipe = JobSpec::from_toml(text, &[]).map_err(exit::bad_input)?;
     recipe.cluster.device = spec::Device::Cuda;
     Ok(recipe)
 }
 
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
-}
-
-fn device_failure(error: baton_trainer::learner::Error) -> Failure {
-    Error::from(error).failure()
 }
 
 #[allow(clippy::print_stdout, reason = "the report is this command's output")]

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use baton_checkpoint::Store;
 use baton_data::{Dataset, Source};
-use baton_job::{JobId, exit::Failure};
+use baton_job::{
+    JobId,
+    exit::{Failure, bad_input},
+};
 use baton_trainer::{
     Error,
     torch::{self, TorchLearner, weights::Head},
@@ -12,7 +15,7 @@ use baton_trainer::{
 };
 use serde::Serialize;
 
-use crate::eval::{bad_input, recipe};
+use crate::eval::recipe;
 
 /// Write weights as the checkpoint that a job begins with; `baton checkpoint import` is the same.
 #[derive(Debug, clap::Args)]
@@ -49,17 +52,14 @@ struct Imported<'a> {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let spec = recipe(&args.recipe, &args.overrides)?;
     let source = Source::of_recipe(&spec, &spec.data.train, Source::new("").cache_dir);
-    let set = Dataset::open(source).map_err(|error| Error::from(error).failure())?;
+    let set = Dataset::open(source).map_err(Error::from)?;
     // Wherever it is to be trained, its bytes are the same.
     let device = torch::Device::Cpu;
-    let mut learner = TorchLearner::new(&spec, set.input_type(), device)
-        .map_err(|error| Error::from(error).failure())?;
+    let mut learner = TorchLearner::new(&spec, set.input_type(), device)?;
     let head = if args.new_head { Head::New } else { Head::FromFile };
-    torch::weights::load(&mut learner, &args.weights, head)
-        .map_err(|error| bad_input(error.to_string()))?;
-    let store = Store::open(&args.into).map_err(|error| bad_input(error.to_string()))?;
-    let commit = write_first(&mut learner, JobId::default(), &spec, &store)
-        .map_err(|error| error.failure())?;
+    torch::weights::load(&mut learner, &args.weights, head).map_err(bad_input)?;
+    let store = Store::open(&args.into).map_err(bad_input)?;
+    let commit = write_first(&mut learner, JobId::default(), &spec, &store)?;
     let (arch, location) = (spec.model.arch.name(), store.location());
     let imported = Imported { checkpoint: commit.name, location, arch, bytes: commit.bytes };
     if args.json {

@@ -61,7 +61,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 fleet: &fleet,
                 report: &report,
             };
-            output::line(serde_json::to_string(&told).map_err(|error| failed(error.to_string()))?);
+            output::line(serde_json::to_string(&told).map_err(failed)?);
         } else {
             let text = text(&job, &stack, &fleet, report.as_ref(), fleet::now());
             match args.watch && output::is_terminal() {

@@ -192,8 +192,8 @@ pub(crate) struct Coordinator {
 impl Coordinator {
     /// The coordinator that [`find`] finds from here.
     pub(crate) fn find(wanted: &Where) -> Result<Self, Failure> {
-        let credentials = wanted.access.credentials(|name| OfProcess.get(name));
-        let credentials = credentials.map_err(|error| bad_input(error.to_string()))?;
+        let credentials =
+            wanted.access.credentials(|name| OfProcess.get(name)).map_err(bad_input)?;
         Self::at(find(wanted, &OfProcess, Path::new(RUNS))?, &credentials)
     }
 
@@ -205,8 +205,7 @@ impl Coordinator {
                 "{url:?} ({named_by}) is no address such as http://host:29600: {error}"
             ))
         })?;
-        let endpoint =
-            credentials.secure(endpoint).map_err(|error| bad_input(error.to_string()))?;
+        let endpoint = credentials.secure(endpoint).map_err(bad_input)?;
         let channel = endpoint
             .connect_timeout(DEADLINE)
             .timeout(DEADLINE)

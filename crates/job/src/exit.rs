@@ -60,6 +60,21 @@ impl fmt::Display for Failure {
     }
 }
 
+/// The recipe, a flag, a path or the data is wrong: another try would end the same way.
+pub fn bad_input(message: impl fmt::Display) -> Failure {
+    Failure { class: Class::BadInput, message: message.to_string() }
+}
+
+/// Another try may help.
+pub fn crash(message: impl fmt::Display) -> Failure {
+    Failure { class: Class::Crash, message: message.to_string() }
+}
+
+/// A device or its driver failed.
+pub fn device(message: impl fmt::Display) -> Failure {
+    Failure { class: Class::Device, message: message.to_string() }
+}
+
 /// How a job, or an agent's part in it, came to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]

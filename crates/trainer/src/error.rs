@@ -73,6 +73,18 @@ impl Error {
     }
 }
 
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        error.failure()
+    }
+}
+
+impl From<learner::Error> for Failure {
+    fn from(error: learner::Error) -> Self {
+        Error::from(error).failure()
+    }
+}
+
 impl Error {
     /// The memory that was too small, if that is what ended this rank.
     #[must_use]

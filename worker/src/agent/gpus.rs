@@ -15,7 +15,7 @@ use std::{
 
 use baton_job::{
     Time,
-    exit::{Class, Failure},
+    exit::{self, Failure, bad_input, crash},
     gpu::{
         Device,
         health::{self, Health},
@@ -39,7 +39,7 @@ use nvml_wrapper::{
 use tokio::{sync::oneshot, time::timeout};
 use tracing::{debug, info, warn};
 
-use super::{Input, Queue, bad_input, crash};
+use super::{Input, Queue};
 
 /// How long the driver may take to tell what GPUs there are. Without its persistence mode it readies each of them
 /// first.
@@ -69,7 +69,7 @@ impl Gpus {
     pub(super) async fn find(ranks: Option<u32>) -> Self {
         let found = aside(FIND, move || Self::ask(driver(), ranks)).await;
         found.unwrap_or_else(|| {
-            let trouble = device(format!(
+            let trouble = exit::device(format!(
                 "NVIDIA's driver does not tell within {} s what GPUs there are: see `nvidia-smi` and `dmesg`, or \
                  reboot the node",
                 FIND.as_secs()
@@ -377,10 +377,6 @@ async fn aside<T: Send + 'static>(
     // Not of the runtime's own: it would wait for them at its end.
     thread::Builder::new().name("driver".to_owned()).spawn(work).ok()?;
     timeout(most, answered).await.ok()?.ok()
-}
-
-fn device(message: String) -> Failure {
-    Failure { class: Class::Device, message }
 }
 
 /// Passes on the errors that the driver tells of.

@@ -16,13 +16,16 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use baton_job::{exit::Failure, ids::LocalRank};
+use baton_job::{
+    exit::{Failure, crash},
+    ids::LocalRank,
+};
 use baton_proto::v1::{LogLine, ShipLogsRequest};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use self::sieve::Sieve;
-use super::{crash, uplink::Caller};
+use super::uplink::Caller;
 
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_millis(200);

@@ -21,7 +21,7 @@ use std::{
 use baton_access::ClientFiles;
 use baton_job::{
     NodeId, Time,
-    exit::{Class, Failure, Outcome},
+    exit::{Failure, Outcome, bad_input, crash},
     message::{RankCommand, Welcome},
     session::{Action, Event, Policy, Session},
 };
@@ -126,8 +126,8 @@ impl Agent {
         let (queue, inputs) = mpsc::unbounded_channel();
         let gpus = Arc::new(Gpus::find(args.ranks).await);
         let slots = args.ranks.unwrap_or_else(|| gpus.count().max(1));
-        let credentials = args.access.credentials(|name| std::env::var(name).ok());
-        let credentials = credentials.map_err(|error| bad_input(error.to_string()))?;
+        let credentials =
+            args.access.credentials(|name| std::env::var(name).ok()).map_err(bad_input)?;
         let uplink = Uplink::new(&args.coordinator, &credentials, queue.clone())?;
         let fabric = fabric::look(&args.host);
         if let Some(warning) = fabric.warning() {
@@ -255,8 +255,7 @@ impl Agent {
                 welcome.job_id, self.args.coordinator
             )));
         }
-        let spec = JobSpec::from_json(&welcome.recipe_json)
-            .map_err(|error| bad_input(error.to_string()))?;
+        let spec = JobSpec::from_json(&welcome.recipe_json).map_err(bad_input)?;
         self.session.adopt(Policy::new(&spec));
         let on_gpus = spec.cluster.device != Device::Cpu;
         if on_gpus && self.welcome.is_none() {
@@ -279,12 +278,4 @@ impl Agent {
             self.uplink.last_error()
         )))
     }
-}
-
-fn crash(message: String) -> Failure {
-    Failure { class: Class::Crash, message }
-}
-
-fn bad_input(message: String) -> Failure {
-    Failure { class: Class::BadInput, message }
 }

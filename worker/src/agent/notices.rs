@@ -6,11 +6,15 @@ use std::{
 };
 
 use baton_imds::{Kind, Notice, Settings};
-use baton_job::{Time, exit::Failure, session::Event};
+use baton_job::{
+    Time,
+    exit::{Failure, bad_input, crash},
+    session::Event,
+};
 use tokio::signal::unix::{self, SignalKind};
 use tracing::{info, warn};
 
-use super::{Input, Queue, bad_input, crash};
+use super::{Input, Queue};
 use crate::signals::MUST_GO;
 
 /// How often the drain file is looked for.
@@ -52,7 +56,7 @@ pub(super) fn watch_file(file: Option<PathBuf>, queue: Queue) {
 
 /// On EC2 the instance's own metadata tell of its end. The machine's clock begins at `start`.
 pub(super) fn watch_metadata(start: Instant, queue: Queue) -> Result<(), Failure> {
-    let settings = Settings::from_environment().map_err(|error| bad_input(error.to_string()))?;
+    let settings = Settings::from_environment().map_err(bad_input)?;
     let Some(settings) = settings else { return Ok(()) };
     tokio::spawn(baton_imds::watch(settings, move |Notice { kind, reason, end }| {
         info!("{reason}");

@@ -12,7 +12,7 @@ use std::{
 
 use baton_access::TOKEN_VARIABLE;
 use baton_job::{
-    exit::Failure,
+    exit::{Failure, bad_input, crash},
     gpu::fabric::Fabric,
     ids::{Incarnation, LocalRank},
     message::RankCommand,
@@ -27,7 +27,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{Input, Queue, bad_input, crash, gpus::Gpus};
+use super::{Input, Queue, gpus::Gpus};
 use crate::link::{self, FromRank, Place, Setup, ToRank};
 
 /// The processes of this node, by local rank.

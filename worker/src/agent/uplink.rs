@@ -3,14 +3,18 @@
 use std::{sync::Arc, sync::Mutex, time::Duration};
 
 use baton_access::{Bearer, Credentials};
-use baton_job::{exit::Failure, message::Report, session::Event};
+use baton_job::{
+    exit::{Failure, bad_input},
+    message::Report,
+    session::Event,
+};
 use baton_proto::v1::{self, node_service_client::NodeServiceClient};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Code, Status, transport::Endpoint};
 use tracing::{debug, error};
 
-use super::{Input, Queue, bad_input};
+use super::{Input, Queue};
 
 /// Bytes that may be on their way to us.
 const WINDOW: u32 = 4 << 20;
@@ -58,8 +62,7 @@ impl Uplink {
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true);
-        let endpoint =
-            credentials.secure(endpoint).map_err(|error| bad_input(error.to_string()))?;
+        let endpoint = credentials.secure(endpoint).map_err(bad_input)?;
         let bearer = credentials.bearer();
         Ok(Self { endpoint, bearer, queue, outbox: None, last_error: Arc::default() })
     }

@@ -8,14 +8,14 @@ use std::{
 };
 
 use baton_job::{
-    exit::Failure,
+    exit::{Failure, crash},
     message::{Host, Vitals},
     session::Event,
 };
 use sysinfo::{CpuRefreshKind, Disks, MemoryRefreshKind, Networks, RefreshKind, System};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::{Input, Queue, crash, gpus::Gpus};
+use super::{Input, Queue, gpus::Gpus};
 
 /// How often the coordinator hears that this agent lives, and how its machine does.
 const EVERY: Duration = Duration::from_secs(1);

@@ -14,11 +14,10 @@ pub(super) fn feed(args: &Args, spec: &JobSpec) -> Result<Feed, Failure> {
     let Some(path) = &args.data else {
         return Ok(Feed::repeating(made_up_batch(args.batch, args.resolution)));
     };
-    let failure = |error: baton_data::Error| Error::from(error).failure();
-    let set = Dataset::open(Source::new(path.to_string_lossy())).map_err(failure)?;
+    let set = Dataset::open(Source::new(path.to_string_lossy())).map_err(Error::from)?;
     let samples = set.len();
     let data = &spec.data;
-    let layout = set.layout().map_err(failure)?;
+    let layout = set.layout().map_err(Error::from)?;
     let orders = SampleOrder::new(data.order, spec.seed, data.shuffle_window, layout);
     let view = View::Train {
         seed: spec.seed,

@@ -12,7 +12,7 @@ use baton_collectives::{Collective, local};
 use baton_data::{Batch, InputType};
 use baton_job::{
     Rank,
-    exit::{Class, Failure},
+    exit::{Failure, bad_input, crash},
     ids::LocalRank,
     plan::virtual_block,
 };
@@ -22,7 +22,7 @@ use baton_plan::{
 };
 use baton_recipe::{JobSpec, Step, median, spec::Compute};
 use baton_trainer::{
-    Controls, Error, Leaf, Learner, StateCopy, Update,
+    Controls, Leaf, Learner, StateCopy, Update,
     step::{NextStep, ReadSums, StateValidity, StepContext, Stepper},
     torch::{
         self, TorchLearner,
@@ -153,9 +153,8 @@ fn measure(
     spec: &JobSpec,
     collective: &mut dyn Collective,
 ) -> Result<Measured, Failure> {
-    let failed = |error: Error| error.failure();
-    let device = torch::device::open(spec, LocalRank(collective.rank().0)).map_err(failure)?;
-    let mut learner = TorchLearner::new(spec, &InputType::Image, device).map_err(failure)?;
+    let device = torch::device::open(spec, LocalRank(collective.rank().0))?;
+    let mut learner = TorchLearner::new(spec, &InputType::Image, device)?;
     let mut feed = batches::feed(args, spec)?;
     let block = virtual_block(spec.train.virtual_ranks, collective.rank(), args.ranks);
     let (mut stepper, controls) = (Stepper::new(block), Controls::default());
@@ -168,7 +167,7 @@ fn measure(
         &mut |pending, _| Ok(pending.total.tail().map(drop)?);
     for step in 0..args.steps + args.warm_up {
         if step == args.warm_up {
-            stepper.finish_pending(&mut validity, collective, read).map_err(failed)?;
+            stepper.finish_pending(&mut validity, collective, read)?;
             began = Instant::now();
         }
         let faults_before = page_faults();
@@ -188,13 +187,13 @@ fn measure(
             controls: &controls,
             is_writing: &mut || false,
         };
-        let times = stepper.step(&mut context, next, read).map_err(failed)?;
+        let times = stepper.step(&mut context, next, read)?;
         steps.push(start.elapsed().as_secs_f64());
         reduces.push(times.all_reduce.as_secs_f64());
         updates.push(times.update.as_secs_f64());
         faults.push(page_faults() - faults_before);
     }
-    stepper.finish_pending(&mut validity, collective, read).map_err(failed)?;
+    stepper.finish_pending(&mut validity, collective, read)?;
     let mean_step_seconds = began.elapsed().as_secs_f64() / f64::from(args.steps.max(1));
     let warm_up = args.warm_up as usize;
     // Without those that warm up.
@@ -213,7 +212,7 @@ fn measure(
         snapshot_seconds: args.snapshot.then(|| snapshot(&mut learner, args.ranks)).transpose()?,
         // Not before: it takes memory that a step may need.
         peaks: match args.roofline {
-            true => Some(peaks::measure(device, spec.precision.compute).map_err(failure)?),
+            true => Some(peaks::measure(device, spec.precision.compute)?),
             false => None,
         },
     })
@@ -225,11 +224,10 @@ fn snapshot(learner: &mut TorchLearner, ranks: u32) -> Result<f64, Failure> {
     let mut times = Vec::new();
     for _ in 0..6 {
         let start = Instant::now();
-        let taken = copy.take(learner, Rank(0), ranks);
-        taken.map_err(|error| crash(error.to_string()))?;
+        copy.take(learner, Rank(0), ranks).map_err(crash)?;
         times.push(start.elapsed().as_secs_f64());
         // As the thread that writes it does; the next one needs its memory.
-        copy.snapshot().map_err(|error| crash(error.to_string()))?;
+        copy.snapshot().map_err(crash)?;
     }
     times.remove(0);
     Ok(median(times).unwrap_or_default())
@@ -281,8 +279,7 @@ fn made_up_recipe(args: &Args) -> Result<JobSpec, Failure> {
         args.device,
         args.threads
     );
-    JobSpec::from_toml(&text, &args.overrides)
-        .map_err(|error| Failure { class: Class::BadInput, message: error.to_string() })
+    JobSpec::from_toml(&text, &args.overrides).map_err(bad_input)
 }
 
 /// Images and labels that differ from each other and are the same every time.
@@ -353,14 +350,6 @@ fn print(args: &Args, spec: &JobSpec, all: &[Measured]) {
             share * 100.0
         );
     }
-}
-
-fn failure(error: baton_trainer::learner::Error) -> Failure {
-    Error::from(error).failure()
-}
-
-fn crash(message: impl Into<String>) -> Failure {
-    Failure { class: Class::Crash, message: message.into() }
 }
 
 #[cfg(test)]

@@ -13,10 +13,13 @@ use baton_collectives::{
     AbortHandle,
     tcp::{self, TcpCollective},
 };
-use baton_job::{Generation, Rank, exit::Failure};
+use baton_job::{
+    Generation, Rank,
+    exit::{Failure, crash},
+};
 use baton_recipe::JobSpec;
 
-use super::{Args, Measured, crash, measure};
+use super::{Args, Measured, measure};
 
 /// Longest wait for the other ranks.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
@@ -31,7 +34,7 @@ pub(super) fn start_all(args: &Args) -> Result<Vec<Measured>, Failure> {
     let peers = format!("{}\n", addresses.join(" "));
     for rank in &mut ranks {
         let mut input = rank.child.stdin.take().ok_or_else(|| crash("a rank has no input"))?;
-        input.write_all(peers.as_bytes()).map_err(|error| crash(error.to_string()))?;
+        input.write_all(peers.as_bytes()).map_err(crash)?;
     }
     ranks.into_iter().map(Running::finish).collect()
 }
@@ -39,19 +42,18 @@ pub(super) fn start_all(args: &Args) -> Result<Vec<Measured>, Failure> {
 /// One rank of several: meets the others, measures, prints.
 #[allow(clippy::print_stdout, reason = "the process that started this one reads it")]
 pub(super) fn be_one(args: &Args, spec: &JobSpec, rank: u32) -> Result<(), Failure> {
-    let lost = |error: baton_collectives::Error| crash(error.to_string());
-    let listener = tcp::Listener::bind("127.0.0.1").map_err(lost)?;
+    let listener = tcp::Listener::bind("127.0.0.1").map_err(crash)?;
     println!("{}", listener.address());
     let mut peers = String::new();
-    stdin().read_line(&mut peers).map_err(|error| crash(error.to_string()))?;
+    stdin().read_line(&mut peers).map_err(crash)?;
     let peers: Vec<String> = peers.split_whitespace().map(str::to_owned).collect();
     let options = tcp::Options { connect_timeout: PATIENCE, operation_timeout: PATIENCE };
     let abort = AbortHandle::default();
     let (generation, rank) = (Generation(1), Rank(rank));
-    let mut collective =
-        TcpCollective::connect(listener, generation, rank, &peers, options, abort).map_err(lost)?;
+    let mut collective = TcpCollective::connect(listener, generation, rank, &peers, options, abort)
+        .map_err(crash)?;
     let measured = measure(args, spec, &mut collective)?;
-    println!("{}", serde_json::to_string(&measured).map_err(|error| crash(error.to_string()))?);
+    println!("{}", serde_json::to_string(&measured).map_err(crash)?);
     Ok(())
 }
 
@@ -79,7 +81,7 @@ impl Running {
 
     fn line(&mut self) -> Result<String, Failure> {
         let mut line = String::new();
-        self.output.read_line(&mut line).map_err(|error| crash(error.to_string()))?;
+        self.output.read_line(&mut line).map_err(crash)?;
         match line.trim() {
             "" => Err(crash("a rank ended before it had an address; its error is above")),
             address => Ok(address.to_owned()),
@@ -88,8 +90,8 @@ impl Running {
 
     fn finish(mut self) -> Result<Measured, Failure> {
         let mut text = String::new();
-        self.output.read_to_string(&mut text).map_err(|error| crash(error.to_string()))?;
-        self.child.wait().map_err(|error| crash(error.to_string()))?;
+        self.output.read_to_string(&mut text).map_err(crash)?;
+        self.child.wait().map_err(crash)?;
         serde_json::from_str(&text)
             .map_err(|_| crash("a rank ended before it was done; its error is above"))
     }

@@ -23,7 +23,7 @@ use baton_collectives::{
 use baton_data::{CpuShare, InputType};
 use baton_job::{
     Generation,
-    exit::{Class, Failure},
+    exit::{self, Failure, bad_input, crash},
     gpu::visible::VISIBLE_DEVICES,
     ids::LocalRank,
     message::{RankNews, RankSays},
@@ -92,7 +92,7 @@ fn follow_parent(parent: u32) -> Result<(), Failure> {
     if now.and_then(|pid| u32::try_from(pid).ok()) == Some(parent) {
         Ok(())
     } else {
-        Err(crash("the agent ended before this rank began".to_owned()))
+        Err(crash("the agent ended before this rank began"))
     }
 }
 
@@ -125,12 +125,11 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
         Ok(Some(ToRank::Setup(setup))) => setup,
         other => return Err(crash(format!("expected the setup from the agent, got {other:?}"))),
     };
-    let spec =
-        JobSpec::from_json(&setup.job.recipe_json).map_err(|error| bad_input(error.to_string()))?;
+    let spec = JobSpec::from_json(&setup.job.recipe_json).map_err(bad_input)?;
     let spec = Arc::new(spec);
     // All that every rank of this node has in common, so that a spare has it behind it.
     torch::device::prepare(&spec);
-    let job = open_job(&setup, &spec).map_err(|error| error.failure());
+    let job = open_job(&setup, &spec);
     let Place { local_rank, gpu, log } = match link::read::<ToRank>(&link) {
         Ok(Some(ToRank::Place(place))) => place,
         other => return Err(crash(format!("expected a place from the agent, got {other:?}"))),
@@ -145,17 +144,14 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
         Inbox::start(link).map_err(|error| crash(format!("cannot read commands: {error}")))?;
     start_pulse(inbox.clone(), voice.clone())
         .map_err(|error| crash(format!("cannot tell what it does: {error}")))?;
-    let device = torch::device::open(&spec, LocalRank(gpu.unwrap_or(local_rank)))
-        .map_err(|error| Error::from(error).failure())?;
+    let device = torch::device::open(&spec, LocalRank(gpu.unwrap_or(local_rank)))?;
     info!(?device, libtorch = torch::device::torch_version(), "computing");
     if gpu.is_some() && device == Device::Cpu && spec.cluster.device != Wanted::Cpu {
         // `auto` takes the CPU where CUDA shows no GPU; others would wait for it in every step.
-        return Err(Failure {
-            class: Class::Device,
-            message: "the driver tells of a GPU for this rank, but CUDA finds none: see `nvidia-smi` and \
-                      `dmesg`, or set cluster.device = \"cpu\""
-                .to_owned(),
-        });
+        return Err(exit::device(
+            "the driver tells of a GPU for this rank, but CUDA finds none: see `nvidia-smi` and \
+             `dmesg`, or set cluster.device = \"cpu\"",
+        ));
     }
     let rank = RankProcess { spec: spec.clone(), device, setup, inbox, voice: voice.clone() };
     let input_type = job.inputs.input_type().clone();
@@ -205,7 +201,7 @@ impl RankProcess {
     /// One generation after the other.
     fn serve<L: Learner>(self, job: Job, build: Build<L>) -> Result<(), Failure> {
         let (samples, input_type) = (job.inputs.agenda().samples, job.inputs.input_type().clone());
-        let mut trainer = Trainer::new(job, build).map_err(|error| error.failure())?;
+        let mut trainer = Trainer::new(job, build)?;
         self.voice.write(&FromRank::Warm);
         loop {
             let orders = self.inbox.next_orders();
@@ -358,12 +354,4 @@ impl Voice {
             let _ = link::write(&*link, message);
         }
     }
-}
-
-fn crash(message: String) -> Failure {
-    Failure { class: Class::Crash, message }
-}
-
-fn bad_input(message: String) -> Failure {
-    Failure { class: Class::BadInput, message }
 }

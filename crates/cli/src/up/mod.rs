@@ -97,8 +97,7 @@ impl Args {
     /// A token of this role, if the coordinator wants one.
     fn token(&self, role: Role) -> Result<Option<Token>, Failure> {
         let file = self.serves.tokens.as_deref();
-        let token = file.map(|file| tokens::of_role(file, role)).transpose();
-        token.map_err(|error| bad_input(error.to_string()))
+        file.map(|file| tokens::of_role(file, role)).transpose().map_err(bad_input)
     }
 }
 
@@ -208,8 +207,7 @@ impl Up {
         let Some(endpoint) = self.start_coordinator().await? else { return Ok(INTERRUPTED) };
         let address = Address::of_endpoint(&endpoint, &EndpointFile::path(&self.run_dir));
         let operator = self.args.token(Role::Operator)?;
-        let credentials = self.args.tls.credentials(operator.as_ref());
-        let credentials = credentials.map_err(|error| bad_input(error.to_string()))?;
+        let credentials = self.args.tls.credentials(operator.as_ref()).map_err(bad_input)?;
         let coordinator = Coordinator::at(address.clone(), &credentials)?;
 
         let status = coordinator.clone().status().await?;

@@ -1,11 +1,10 @@
 //! Agents come and go, and some of their nodes must go for good.
 
 use super::{
-    Action, Engine, NoticeKind, elastic::Leaving, lifecycle::Phase, membership::Member,
-    nodes::Node, transitions::crash,
+    Action, Engine, NoticeKind, elastic::Leaving, lifecycle::Phase, membership::Member, nodes::Node,
 };
 use crate::{
-    exit::Failure,
+    exit::{Failure, crash},
     ids::{Attachment, LocalRank, NodeId, Rank},
     message::{Beat, Directive, Hello, RankNews},
     time::Time,

@@ -6,10 +6,9 @@ use super::{
     lifecycle::Phase,
     membership::{Kind, Member},
     notice,
-    transitions::crash,
 };
 use crate::{
-    exit::{Failure, Outcome},
+    exit::{Failure, Outcome, crash},
     ids::{Attachment, NodeId, Rank},
     message::{
         Commit, LoaderNews, Pulse, RankNews, Report, Restore, Rollback, SaveProblem, StateSource,

@@ -9,7 +9,8 @@ mod signs_of_life;
 
 use std::time::Duration;
 
-use super::{transitions::crash, *};
+use super::*;
+use crate::exit::crash;
 use crate::{
     exit::{self, Class, Failure},
     ids::{Attachment, JobId, LocalRank, Rank},

@@ -8,16 +8,12 @@ use super::{
     nodes::Node,
 };
 use crate::{
-    exit::{Class, Failure, Outcome},
+    exit::{Class, Failure, Outcome, crash},
     ids::{LocalRank, NodeId},
     message::{Directive, Launch},
     plan::place_ranks,
     time::Time,
 };
-
-pub(super) fn crash(message: String) -> Failure {
-    Failure { class: Class::Crash, message }
-}
 
 impl Engine {
     // ---- a generation begins ----

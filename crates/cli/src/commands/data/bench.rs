@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         on_bad_sample: OnBadSample::Skip,
         ..Source::new(&args.location)
     };
-    let dataset = Arc::new(Dataset::open(source).map_err(|error| failure(&error))?);
+    let dataset = Arc::new(Dataset::open(source).map_err(failure)?);
     if dataset.is_empty() {
         return Err(bad_input(format!(
             "{} has no samples: there is nothing to measure",
@@ -114,7 +114,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let bar = bar(dataset.len() * u64::from(args.epochs));
     let report = bench::run(&dataset, &plan, |samples| bar.inc(samples));
     bar.finish_and_clear();
-    let report = report.map_err(|error| failure(&error))?;
+    let report = report.map_err(failure)?;
     if args.json {
         output::line(json::line(&report));
     } else {

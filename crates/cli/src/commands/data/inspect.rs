@@ -29,9 +29,7 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let survey = Beton::open(&args.file)
-        .and_then(|beton| Survey::of(&beton))
-        .map_err(|error| failure(&error))?;
+    let survey = Beton::open(&args.file).and_then(|beton| Survey::of(&beton)).map_err(failure)?;
     if args.json {
         output::line(json::line(&survey));
     } else {

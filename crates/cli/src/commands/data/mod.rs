@@ -34,26 +34,24 @@ pub(super) fn run(command: &Command) -> Result<(), Failure> {
 }
 
 /// Whether another try may help: it may where the machine refused, not where the input is wrong.
-fn write_failure(error: &WriteError) -> Failure {
-    let message = error.to_string();
+fn write_failure(error: WriteError) -> Failure {
     match error {
-        WriteError::Io { operation: "open" | "read", .. } => bad_input(message),
+        WriteError::Io { operation: "open" | "read", .. } => bad_input(error),
         WriteError::Io { .. }
         | WriteError::Busy { .. }
         | WriteError::Thread(_)
         | WriteError::Jpeg(_)
-        | WriteError::Ended => failed(message),
-        _ => bad_input(message),
+        | WriteError::Ended => failed(error),
+        _ => bad_input(error),
     }
 }
 
 /// Whether another try may help: it may where the machine refused, not where the data is wrong.
-fn failure(error: &baton_data::Error) -> Failure {
-    let message = error.to_string();
+fn failure(error: baton_data::Error) -> Failure {
     match error {
         baton_data::Error::Thread(_)
         | baton_data::Error::Decoder(_)
-        | baton_data::Error::Panicked => failed(message),
-        _ => bad_input(message),
+        | baton_data::Error::Panicked => failed(error),
+        _ => bad_input(error),
     }
 }

@@ -78,7 +78,7 @@ pub(super) fn run(command: &Command) -> Result<(), Failure> {
     let Command::Signals(args) = command;
     let &Args { window, channels, noise, seed, .. } = args;
     let signals = Signals { window, channels, noise, seed };
-    signals.check().map_err(|error| write_failure(&error))?;
+    signals.check().map_err(write_failure)?;
     let parts = [
         (Part::Train, args.samples, args.out.join("signals-train.beton")),
         (Part::Val, args.val_samples, args.out.join("signals-val.beton")),
@@ -93,7 +93,7 @@ pub(super) fn run(command: &Command) -> Result<(), Failure> {
     let bar = bar(args.samples.saturating_add(args.val_samples), args.json);
     let write = |(part, samples, path): (Part, u64, PathBuf)| {
         let written = signals.write(part, samples, &path, || bar.inc(1));
-        written.map_err(|error| write_failure(&error)).map(|written| WrittenFile {
+        written.map_err(write_failure).map(|written| WrittenFile {
             path: path.display().to_string(),
             samples: written.samples,
             bytes: written.bytes,

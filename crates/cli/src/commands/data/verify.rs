@@ -78,8 +78,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn verify(path: &PathBuf, args: &Args) -> Result<Verified, Failure> {
-    let beton = Beton::open(path).map_err(|error| failure(&error))?;
-    let verifier = Verifier::new(&beton).map_err(|error| failure(&error))?;
+    let beton = Beton::open(path).map_err(failure)?;
+    let verifier = Verifier::new(&beton).map_err(failure)?;
     let bar = bar(beton.len());
     let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = args.threads.map_or_else(cores, NonZeroUsize::get);

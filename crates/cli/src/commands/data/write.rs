@@ -108,13 +108,13 @@ fn share(text: &str) -> Result<f64, String> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let options = options(args)?;
-    let source = Source::open(&args.from).map_err(|error| write_failure(&error))?;
+    let source = Source::open(&args.from).map_err(write_failure)?;
     let begun = Instant::now();
     let mut report = Report::new(source.items.len() as u64, args);
     let written =
         write_images(&source, &args.to, &options, &mut |event: Event<'_>| report.tell(event));
     report.bar.finish_and_clear();
-    let summary = written.map_err(|error| write_failure(&error))?;
+    let summary = written.map_err(write_failure)?;
     let seconds = begun.elapsed().as_secs_f64();
     match args.json {
         true => output::line(json::line(&WrittenData::new(&summary, seconds))),

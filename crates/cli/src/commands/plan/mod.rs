@@ -128,7 +128,7 @@ fn machines(names: &[String]) -> Result<Vec<&'static Machine>, Failure> {
         return Ok(MACHINES.iter().collect());
     }
     let named = names.iter().map(|name| Machine::named(name));
-    named.collect::<Result<_, _>>().map_err(|error| bad_input(error.to_string()))
+    named.collect::<Result<_, _>>().map_err(bad_input)
 }
 
 /// Sizes of the training and the validation set, and whether they are guessed.

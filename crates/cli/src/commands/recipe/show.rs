@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let resolved = resolved(&path, &args.overrides)?;
     let spec = &resolved.spec;
     let text = match args.json {
-        true => serde_json::to_string_pretty(spec).map_err(|error| failed(error.to_string()))?,
+        true => serde_json::to_string_pretty(spec).map_err(failed)?,
         false if args.toml => spec.to_toml(),
         false => with_origins(&resolved, &path),
     };
