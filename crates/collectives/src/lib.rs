@@ -75,8 +75,6 @@ pub const MAX_GATHERED_BYTES: usize = 16 << 20;
 mod operation {
     pub(crate) const CONNECT: &str = "connect";
     pub(crate) const ALL_REDUCE: &str = "all_reduce";
-    pub(crate) const ALL_GATHER: &str = "all_gather";
-    pub(crate) const REDUCE_SCATTER: &str = "reduce_scatter";
     pub(crate) const BROADCAST: &str = "broadcast";
     pub(crate) const ALL_GATHER_BYTES: &str = "all_gather_bytes";
 }

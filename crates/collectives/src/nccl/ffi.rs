@@ -181,43 +181,6 @@ impl Communicator {
         accepted("ncclBroadcast", status)
     }
 
-    /// Queues the copy of every rank's `share` to all others. `values` are as many shares as there are
-    /// ranks, in their order, of which `share` is this rank's.
-    ///
-    /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
-    pub(super) unsafe fn all_gather(
-        &self,
-        stream: &Stream,
-        share: Values,
-        values: Values,
-    ) -> Result<(), Error> {
-        let (from, to) = (share.address as *const c_void, values.address as *mut c_void);
-        // SAFETY: as above.
-        let status =
-            unsafe { result::all_gather(from, to, share.len, F32, self.0, stream.raw().cast()) };
-        accepted("ncclAllGather", status)
-    }
-
-    /// Queues the sum of all ranks' `values` at the place of `share`, which is this rank's as in
-    /// [`all_gather`](Self::all_gather); the other values are left as they may be.
-    ///
-    /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
-    pub(super) unsafe fn reduce_scatter(
-        &self,
-        stream: &Stream,
-        share: Values,
-        values: Values,
-    ) -> Result<(), Error> {
-        let (from, to) = (values.address as *const c_void, share.address as *mut c_void);
-        // SAFETY: as above.
-        let status = unsafe {
-            result::reduce_scatter(from, to, share.len, F32, SUM, self.0, stream.raw().cast())
-        };
-        accepted("ncclReduceScatter", status)
-    }
-
     /// Queues all that `calls` asks for as one operation, in which nobody waits for one message before
     /// the next.
     pub(super) fn group(&self, calls: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
@@ -228,7 +191,8 @@ impl Communicator {
         called.and(ended)
     }
 
-    /// Queues sending `values` to `peer`, who must [receive](Self::receive) as many.
+    /// Queues sending `values` to `peer`, who must [receive](Self::receive) as many. An empty message is
+    /// none, at both ends.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce), but that others may read the values.
@@ -239,13 +203,16 @@ impl Communicator {
         values: Values,
     ) -> Result<(), Error> {
         let Values { address, len } = values;
+        if len == 0 {
+            return Ok(());
+        }
         let (from, peer) = (address as *const c_void, peer.0 as c_int);
         // SAFETY: as above.
         let status = unsafe { result::send(from, len, F32, peer, self.0, stream.raw().cast()) };
         accepted("ncclSend", status)
     }
 
-    /// Queues receiving `values` from `peer`.
+    /// Queues receiving `values` from `peer`. As with [`send`](Self::send), an empty message is none.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
@@ -256,6 +223,9 @@ impl Communicator {
         values: Values,
     ) -> Result<(), Error> {
         let Values { address, len } = values;
+        if len == 0 {
+            return Ok(());
+        }
         let (to, peer) = (address as *mut c_void, peer.0 as c_int);
         // SAFETY: as above.
         let status = unsafe { result::recv(to, len, F32, peer, self.0, stream.raw().cast()) };

@@ -103,16 +103,16 @@ impl Plan {
 
     /// # Safety
     /// As [`queue`](Self::queue).
-    unsafe fn exchange_slices(&self, channel: Channel<'_>) -> Result<(), Error> {
-        channel.0.group(|| {
+    unsafe fn exchange_slices(&self, (nccl, stream): Channel<'_>) -> Result<(), Error> {
+        nccl.group(|| {
             for (peer, leaves) in self.peers() {
                 for sum in &self.sums {
                     // SAFETY: the caller's promise.
-                    unsafe { self.send(channel, peer, sum.narrow(self.slice(peer))) }?;
+                    unsafe { nccl.send(stream, peer, sum.narrow(self.slice(peer))) }?;
                 }
                 for (_, received) in leaves {
                     // SAFETY: as above.
-                    unsafe { self.receive(channel, peer, *received) }?;
+                    unsafe { nccl.receive(stream, peer, *received) }?;
                 }
             }
             Ok(())
@@ -146,14 +146,14 @@ impl Plan {
     ///
     /// # Safety
     /// As [`queue`](Self::queue).
-    unsafe fn gather_slices(&self, channel: Channel<'_>) -> Result<(), Error> {
+    unsafe fn gather_slices(&self, (nccl, stream): Channel<'_>) -> Result<(), Error> {
         let total = self.sums[0];
-        channel.0.group(|| {
+        nccl.group(|| {
             for (peer, _) in self.peers() {
                 // SAFETY: the caller's promise.
                 unsafe {
-                    self.send(channel, peer, total.narrow(self.slice(self.rank)))?;
-                    self.receive(channel, peer, total.narrow(self.slice(peer)))?;
+                    nccl.send(stream, peer, total.narrow(self.slice(self.rank)))?;
+                    nccl.receive(stream, peer, total.narrow(self.slice(peer)))?;
                 }
             }
             Ok(())
@@ -166,32 +166,5 @@ impl Plan {
 
     fn peers(&self) -> impl Iterator<Item = (Rank, &Vec<(TreeNode, Values)>)> {
         (0..).map(Rank).zip(&self.leaves).filter(|(rank, _)| *rank != self.rank)
-    }
-
-    /// An empty message is none, at both ends.
-    ///
-    /// # Safety
-    /// As [`queue`](Self::queue).
-    unsafe fn send(&self, channel: Channel<'_>, peer: Rank, values: Values) -> Result<(), Error> {
-        if values.len == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        unsafe { channel.0.send(channel.1, peer, values) }
-    }
-
-    /// # Safety
-    /// As [`queue`](Self::queue).
-    unsafe fn receive(
-        &self,
-        channel: Channel<'_>,
-        peer: Rank,
-        values: Values,
-    ) -> Result<(), Error> {
-        if values.len == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        unsafe { channel.0.receive(channel.1, peer, values) }
     }
 }

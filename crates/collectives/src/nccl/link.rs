@@ -116,33 +116,6 @@ impl Link {
         self.run(limit, || unsafe { self.communicator.broadcast(self.stream(), root, values) })
     }
 
-    pub(super) fn all_gather(
-        &self,
-        limit: &Limit<'_>,
-        (rank, world_size): (Rank, u32),
-        values: &mut DeviceSliceMut<'_>,
-    ) -> Result<(), Error> {
-        let values = Values::from(values);
-        let share = share_of(rank, world_size, values);
-        // SAFETY: as above.
-        self.run(limit, || unsafe { self.communicator.all_gather(self.stream(), share, values) })
-    }
-
-    pub(super) fn reduce_scatter(
-        &self,
-        limit: &Limit<'_>,
-        (rank, world_size): (Rank, u32),
-        values: &mut DeviceSliceMut<'_>,
-    ) -> Result<(), Error> {
-        let values = Values::from(values);
-        let share = share_of(rank, world_size, values);
-        let queue = || {
-            // SAFETY: as above.
-            unsafe { self.communicator.reduce_scatter(self.stream(), share, values) }
-        };
-        self.run(limit, queue)
-    }
-
     /// Adds up all ranks' `sums` in the fixed tree, which are this rank's subtrees. The total is in the
     /// first.
     pub(super) fn sum_in_tree(
@@ -202,11 +175,4 @@ impl Link {
         let _ = ours.mark(over).and_then(|()| torch.wait_for(over));
         Ok(())
     }
-}
-
-/// The rank's one of as many shares as there are ranks.
-fn share_of(rank: Rank, world_size: u32, values: Values) -> Values {
-    let len = values.len / world_size as usize;
-    let start = len * rank.0 as usize;
-    values.narrow(start..start + len)
 }

@@ -112,39 +112,6 @@ impl NcclCollective {
         Ok(group)
     }
 
-    /// Gives every rank what all have: `values` are as many shares of equal length as there are ranks, in
-    /// their order, and every rank brings its own.
-    ///
-    /// # Errors
-    /// As [`Collective::broadcast`]; values that cannot be shared evenly.
-    pub fn all_gather(&mut self, mut values: BufferMut<'_>) -> Result<(), Error> {
-        let (operation, seat) = (operation::ALL_GATHER, (self.rank(), self.world_size()));
-        self.check_even(operation, values.len())?;
-        let slice = self.on_device(operation, &mut values)?;
-        self.work(operation, |link, limit| link.all_gather(limit, seat, slice))
-    }
-
-    /// Adds all ranks' `values` in NCCL's own order, and leaves each rank its share of the sum: the values
-    /// are as many shares of equal length as there are ranks, in their order. The others are left with no
-    /// particular values.
-    ///
-    /// # Errors
-    /// As [`all_gather`](Self::all_gather).
-    pub fn reduce_scatter(&mut self, mut values: BufferMut<'_>) -> Result<(), Error> {
-        let (operation, seat) = (operation::REDUCE_SCATTER, (self.rank(), self.world_size()));
-        self.check_even(operation, values.len())?;
-        let slice = self.on_device(operation, &mut values)?;
-        self.work(operation, |link, limit| link.reduce_scatter(limit, seat, slice))
-    }
-
-    fn check_even(&self, operation: &'static str, len: usize) -> Result<(), Error> {
-        if len.is_multiple_of(self.world_size() as usize) {
-            return Ok(());
-        }
-        let detail = format!("{len} values are no equal shares for {} ranks", self.world_size());
-        Err(Error::Protocol { operation, detail })
-    }
-
     /// Runs one operation.
     fn work(
         &mut self,

@@ -95,11 +95,3 @@ fn memory_of_another_device_is_refused() {
     let refused = unconnected().broadcast(Rank(0), BufferMut::Device(elsewhere)).unwrap_err();
     assert_eq!(refused.to_string(), "broadcast: the buffer is on CUDA device 3, the group on 0");
 }
-
-#[test]
-fn values_that_cannot_be_shared_evenly_are_refused() {
-    let mut group = unconnected();
-    group.bootstrap = Box::new(local::group(2, OPTIONS.operation_timeout).remove(0));
-    let refused = group.reduce_scatter(BufferMut::Host(&mut [1.0; 3])).unwrap_err();
-    assert_eq!(refused.to_string(), "reduce_scatter: 3 values are no equal shares for 2 ranks");
-}

@@ -183,30 +183,6 @@ fn sums_in_nccls_own_order_are_sums() {
     });
 }
 
-#[test]
-fn shares_are_gathered_and_scattered() {
-    for_seeds("nccl::shares_are_gathered_and_scattered", 100, |_, seed| {
-        let world_size = 1 + seed as u32 % 8;
-        let all = |len| (0..world_size).flat_map(|rank| vec![rank as f32; len]).collect::<Vec<_>>();
-        with_group(world_size, (Order::Library, LONG), |gpu, mut group| {
-            let rank = group.rank().0 as usize;
-            for len in [0, 1, 100] {
-                let own = rank * len..(rank + 1) * len;
-                let mut mine = vec![-1.0; world_size as usize * len];
-                mine[own.clone()].fill(rank as f32);
-                let mut values = gpu.values(&mine);
-                group.all_gather(values.buffer()).unwrap();
-                assert_eq!(gpu.take(&values), all(len));
-
-                gpu.write(&values, &all(len));
-                group.reduce_scatter(values.buffer()).unwrap();
-                let sum = (rank as u32 * world_size) as f32;
-                assert_eq!(gpu.take(&values)[own], vec![sum; len]);
-            }
-        });
-    });
-}
-
 /// An operation that some ranks take part in, on values that are overwritten as soon as it fails.
 fn interrupted(gpu: &mut Gpu, group: &mut NcclCollective) -> Option<Error> {
     let leaves = vec![vec![1.0; 500]; 8];

@@ -21,8 +21,6 @@ pub(crate) struct Call {
 pub(crate) enum Kind {
     AllReduce,
     Broadcast { root: usize },
-    AllGather,
-    ReduceScatter,
     Send { peer: usize },
     Receive { peer: usize },
 }
@@ -100,12 +98,6 @@ impl Groups {
     pub(crate) fn is_complete(&self, handle: usize) -> bool {
         let group = self.communicators.get(&handle).and_then(|c| self.groups.get(&c.id));
         group.is_some_and(|group| group.joined.len() == group.world_size)
-    }
-
-    /// Ranks of the communicator's group.
-    pub(crate) fn world_size(&self, handle: usize) -> usize {
-        let group = self.communicators.get(&handle).and_then(|c| self.groups.get(&c.id));
-        group.map_or(0, |group| group.world_size)
     }
 
     /// Numbers `calls` as the communicator's next ones.
@@ -208,18 +200,9 @@ fn collective(calls: &[Call]) {
             let news = take(calls[root].from, values);
             calls.iter().for_each(|call| give(call.to, &news));
         }
-        Kind::AllGather => {
-            let all: Vec<f32> = calls.iter().flat_map(|call| take(call.from, values)).collect();
-            calls.iter().for_each(|call| give(call.to, &all));
-        }
         Kind::AllReduce => {
             let sum = sum(calls, values);
             calls.iter().for_each(|call| give(call.to, &sum));
-        }
-        Kind::ReduceScatter => {
-            let sum = sum(calls, values * calls.len());
-            let shares = sum.chunks_exact(values.max(1));
-            calls.iter().zip(shares).for_each(|(call, share)| give(call.to, share));
         }
         Kind::Send { .. } | Kind::Receive { .. } => {}
     }

@@ -172,10 +172,8 @@ fn submit(calls: Vec<(usize, StreamId, Call)>) -> Status {
 }
 
 /// Sizes of the memory that is read and written, in values.
-fn sizes(call: &Call, world_size: usize) -> (usize, usize) {
+fn sizes(call: &Call) -> (usize, usize) {
     match call.kind {
-        Kind::AllGather => (call.values, call.values * world_size),
-        Kind::ReduceScatter => (call.values * world_size, call.values),
         Kind::Send { .. } => (call.values, 0),
         Kind::Receive { .. } => (0, call.values),
         Kind::AllReduce | Kind::Broadcast { .. } => (call.values, call.values),
@@ -187,8 +185,7 @@ fn ask(call: Call, kind_of_value: c_int, handle: usize, stream: usize) -> Status
         if kind_of_value != FLOAT32 {
             return Err(complain(world, INVALID_ARGUMENT, c"only sums of f32 are known"));
         }
-        let (is_complete, world_size) =
-            (world.groups.is_complete(handle), world.groups.world_size(handle));
+        let is_complete = world.groups.is_complete(handle);
         let Some(communicator) = world.groups.communicator(handle) else {
             return Err(complain(world, INVALID_ARGUMENT, c"the communicator was aborted"));
         };
@@ -200,7 +197,7 @@ fn ask(call: Call, kind_of_value: c_int, handle: usize, stream: usize) -> Status
             return Err(complain(world, INVALID_ARGUMENT, c"no such stream"));
         };
         let owns = |address, values| values == 0 || world.owns(device, address, 4 * values);
-        let (read, written) = sizes(&call, world_size);
+        let (read, written) = sizes(&call);
         if stream.device != device || !owns(call.from, read) || !owns(call.to, written) {
             return Err(complain(world, INVALID_ARGUMENT, c"memory or stream of no use"));
         }
@@ -231,33 +228,6 @@ extern "C" fn ncclAllReduce(
 ) -> Status {
     let call = Call { kind: Kind::AllReduce, from, to, values };
     ask(call, if operation == SUM { kind_of_value } else { -1 }, communicator, stream)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclReduceScatter(
-    from: u64,
-    to: u64,
-    values: usize,
-    kind_of_value: c_int,
-    operation: c_int,
-    communicator: usize,
-    stream: usize,
-) -> Status {
-    let call = Call { kind: Kind::ReduceScatter, from, to, values };
-    ask(call, if operation == SUM { kind_of_value } else { -1 }, communicator, stream)
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn ncclAllGather(
-    from: u64,
-    to: u64,
-    values: usize,
-    kind_of_value: c_int,
-    communicator: usize,
-    stream: usize,
-) -> Status {
-    let call = Call { kind: Kind::AllGather, from, to, values };
-    ask(call, kind_of_value, communicator, stream)
 }
 
 #[unsafe(no_mangle)]
