@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use baton_collectives::{
-    BufferMut, Collective, Part, TreeNode, local,
+    BufferMut, Collective, Part, TreeNode,
     nccl::{self, NcclCollective},
+    tcp::TcpCollective,
 };
 use baton_data::InputType;
 use baton_gpu::HostWaits;
@@ -82,7 +83,7 @@ fn connect() -> Result<NcclCollective, String> {
         operation_timeout: patience,
         abort_timeout: Duration::from_secs(5),
     };
-    let alone = local::group(1, patience).into_iter().next().ok_or("no group")?;
+    let alone = TcpCollective::alone(patience).map_err(text)?;
     NcclCollective::connect(Box::new(alone), 0, options).map_err(text)
 }
 

@@ -46,7 +46,7 @@ impl AbortHandle {
     }
 
     /// Has `wake` called when the group is aborted; at once if it is already.
-    pub(crate) fn on_abort(&self, wake: impl FnOnce() + Send + 'static) {
+    pub fn on_abort(&self, wake: impl FnOnce() + Send + 'static) {
         self.wakers().push(Box::new(wake));
         // The flag is looked at after the push: an abort in between either saw the waker or is seen.
         if self.is_aborted() {
@@ -55,7 +55,10 @@ impl AbortHandle {
     }
 
     /// The error of an operation that must not start or go on.
-    pub(crate) fn check(&self, operation: &'static str) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`abort`](Self::abort) was called.
+    pub fn check(&self, operation: &'static str) -> Result<(), Error> {
         if self.is_aborted() { Err(Error::Aborted { operation }) } else { Ok(()) }
     }
 

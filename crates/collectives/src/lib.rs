@@ -1,13 +1,14 @@
 //! How ranks add up gradients and pass state to each other.
 //!
 //! Start with [`Collective`], the one trait, and [`tree`], the fixed summation order that makes
-//! training independent of the number of ranks. Three implementations:
+//! training independent of the number of ranks. Two implementations:
 //!
 //! | module | ranks are | memory | order of summation |
 //! |---|---|---|---|
-//! | [`local`] | threads of one process | any | the fixed tree |
 //! | [`tcp`] | processes anywhere | host; devices are staged | the fixed tree |
 //! | [`nccl`] | processes, one per GPU | device | the fixed tree, or NCCL's own |
+//!
+//! Tests have a third, whose ranks are threads of one process: `tests/kit/local.rs`.
 //!
 //! Every operation ends: with the result, with its deadline, or at once when a peer leaves or
 //! another thread calls [`AbortHandle::abort`]. Calls to foreign code are fenced in `cuda` and
@@ -17,7 +18,6 @@ mod abort;
 pub mod buffer;
 mod cuda;
 mod error;
-pub mod local;
 pub mod nccl;
 pub mod tcp;
 pub mod tree;
@@ -79,8 +79,11 @@ mod operation {
     pub(crate) const ALL_GATHER_BYTES: &str = "all_gather_bytes";
 }
 
-/// Refuses a contribution above [`MAX_GATHERED_BYTES`].
-fn check_gathered(rank: Rank, bytes: u64) -> Result<(), Error> {
+/// Refuses a contribution above [`MAX_GATHERED_BYTES`], for implementations.
+///
+/// # Errors
+/// It is above.
+pub fn check_gathered(rank: Rank, bytes: u64) -> Result<(), Error> {
     if bytes <= MAX_GATHERED_BYTES as u64 {
         return Ok(());
     }
@@ -90,8 +93,11 @@ fn check_gathered(rank: Rank, bytes: u64) -> Result<(), Error> {
     })
 }
 
-/// Refuses a root outside the group.
-fn check_root(root: Rank, world_size: u32) -> Result<(), Error> {
+/// Refuses a root outside the group, for implementations.
+///
+/// # Errors
+/// It is outside.
+pub fn check_root(root: Rank, world_size: u32) -> Result<(), Error> {
     if root.0 < world_size {
         return Ok(());
     }

@@ -134,8 +134,12 @@ impl<T> Fold<T> {
         std::mem::take(&mut self.sums)
     }
 
-    /// Takes the sum of a whole subtree, which begins where the last one ended.
-    pub(crate) fn push_node<E>(
+    /// Takes the sum of a whole subtree, which begins where the last one ended. `add` is that of
+    /// [`push`](Self::push).
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub fn push_node<E>(
         &mut self,
         mut node: TreeNode,
         mut sum: T,
@@ -164,7 +168,10 @@ pub(crate) fn slice_of(rank: Rank, world_size: u32, len: usize) -> Range<usize> 
 }
 
 /// The number of values in each of `parts`, which must be `rank`'s maximal subtrees.
-pub(crate) fn check_parts(
+///
+/// # Errors
+/// They are not, are not equally long, or there can be no such group.
+pub fn check_parts(
     rank: Rank,
     world_size: u32,
     virtual_ranks: u32,

@@ -27,6 +27,9 @@ mod kit;
 pub mod learner;
 pub mod linear;
 mod loader_watch;
+#[cfg(test)]
+#[path = "../../collectives/tests/kit/local.rs"]
+mod local;
 mod restoring;
 mod saving;
 mod state_copy;

@@ -4,6 +4,8 @@
 
 #[path = "../../recipe/tests/kit/mod.rs"]
 mod kit;
+#[path = "../../collectives/tests/kit/local.rs"]
+mod local;
 
 use std::{
     path::Path,
@@ -12,7 +14,7 @@ use std::{
 };
 
 use baton_checkpoint::Store;
-use baton_collectives::{AbortHandle, BufferMut, Collective, Part, local};
+use baton_collectives::{AbortHandle, BufferMut, Collective, Part};
 use baton_data::{Batch, InputType};
 use baton_job::{
     Generation, JobId, Rank,

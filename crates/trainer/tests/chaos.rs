@@ -13,6 +13,8 @@
 
 #[path = "../../recipe/tests/kit/mod.rs"]
 mod kit;
+#[path = "../../collectives/tests/kit/local.rs"]
+mod local;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,7 +30,7 @@ use std::{
 };
 
 use baton_checkpoint::Store;
-use baton_collectives::{AbortHandle, Collective, local};
+use baton_collectives::{AbortHandle, Collective};
 use baton_data::{Batch, InputType};
 use baton_job::{
     Generation, JobId,

@@ -1,10 +1,13 @@
 //! A checkpoint restores into a learner that lays out its state otherwise, at any number of ranks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "../../collectives/tests/kit/local.rs"]
+mod local;
+
 use std::{fs, path::Path, sync::Arc, thread, time::Duration};
 
 use baton_checkpoint::{ALIGNMENT, Float, Store};
-use baton_collectives::{BufferMut, local};
+use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType};
 use baton_job::{
     Generation, JobId,

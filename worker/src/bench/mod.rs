@@ -8,7 +8,7 @@ mod ranks;
 
 use std::{path::PathBuf, time::Instant};
 
-use baton_collectives::{Collective, local};
+use baton_collectives::{Collective, tcp::TcpCollective};
 use baton_data::{Batch, InputType};
 use baton_job::{
     Rank,
@@ -137,8 +137,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let all = match args.ranks {
         1 => {
-            let alone = local::group(1, ranks::PATIENCE).into_iter().next();
-            let mut alone = alone.ok_or_else(|| crash("no group of one"))?;
+            let alone = TcpCollective::alone(ranks::PATIENCE);
+            let mut alone = alone.map_err(|error| crash(error.to_string()))?;
             vec![measure(args, &spec, &mut alone)?]
         }
         _ => ranks::start_all(args)?,
@@ -369,7 +369,7 @@ mod tests {
         let line = ["bench", "--device=cpu", "--arch=resnet18", "--batch=8", "--steps=3"];
         let Command { args } = Command::parse_from(line);
         let spec = made_up_recipe(&args).unwrap();
-        let mut alone = local::group(1, ranks::PATIENCE).remove(0);
+        let mut alone = TcpCollective::alone(ranks::PATIENCE).unwrap();
         let measured = measure(&args, &spec, &mut alone).unwrap();
         assert!(measured.page_faults < 500.0, "{measured:?}");
     }

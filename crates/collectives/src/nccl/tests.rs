@@ -2,7 +2,7 @@
 
 use super::ffi::Communicator;
 use super::*;
-use crate::local;
+use crate::tcp::TcpCollective;
 
 const OPTIONS: Options = Options {
     order: Order::Library,
@@ -12,7 +12,7 @@ const OPTIONS: Options = Options {
 };
 
 fn alone() -> Box<dyn Collective> {
-    Box::new(local::group(1, OPTIONS.operation_timeout).remove(0))
+    Box::new(TcpCollective::alone(OPTIONS.operation_timeout).unwrap())
 }
 
 fn assert_missing<T>(result: Result<T, Error>) {

@@ -129,6 +129,17 @@ impl TcpCollective {
         })
     }
 
+    /// A group of one, whose operations may take so long.
+    ///
+    /// # Errors
+    /// The system has no socket left.
+    pub fn alone(timeout: Duration) -> Result<Self, Error> {
+        let listener = Listener::bind("127.0.0.1")?;
+        let peers = [listener.address().to_owned()];
+        let options = Options { connect_timeout: timeout, operation_timeout: timeout };
+        Self::connect(listener, Generation(0), Rank(0), &peers, options, AbortHandle::new())
+    }
+
     /// Runs one operation. If it fails, connections may be in the middle of a message, so that it
     /// was the last one.
     fn run<T>(

@@ -4,12 +4,14 @@
 
 mod conformance;
 mod faults;
+#[path = "../kit/local.rs"]
+mod local;
 mod nccl;
 
 use std::time::Duration;
 
 use baton_collectives::tcp::{self, TcpCollective};
-use baton_collectives::{AbortHandle, Collective, local};
+use baton_collectives::{AbortHandle, Collective};
 use baton_job::{Generation, Rank};
 
 type Member = Box<dyn Collective>;

@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use baton_collectives::nccl::{NcclCollective, Options, Order};
-use baton_collectives::{BufferMut, Collective, DeviceSliceMut, Error, Part, TreeNode, local};
+use baton_collectives::{BufferMut, Collective, DeviceSliceMut, Error, Part, TreeNode};
 use baton_fake_gpu::{for_seeds, run};
 use baton_gpu::{Device, DeviceMemory, Event, Stream, copy_in, copy_out};
 use baton_job::Rank;
 
 use crate::conformance::{Random, partial_sums, same, tree_sum};
-use crate::{LONG, on_every_rank};
+use crate::{LONG, local, on_every_rank};
 
 /// One rank's GPU, which libtorch's stream is used on.
 struct Gpu {

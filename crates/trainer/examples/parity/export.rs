@@ -7,7 +7,7 @@ use baton_checkpoint::{
     EntryState, Manifest, Store,
     export::{self, Weights},
 };
-use baton_collectives::local;
+use baton_collectives::tcp::TcpCollective;
 use baton_data::{Batch, Dataset, Loader, Options, Request, Source, View};
 use baton_job::{Generation, JobId, exit::Outcome, message::Restore};
 use baton_recipe::{JobSpec, progress::Accuracy};
@@ -70,8 +70,8 @@ fn trainer(spec: &Arc<JobSpec>, location: &str) -> Result<Trainer<TorchLearner>>
 
 /// The whole job, alone.
 fn train(trainer: &mut Trainer<TorchLearner>) -> Result<()> {
-    let mut group = local::group(1, Duration::from_secs(60));
-    let (collective, restore) = (&mut group[0], &Restore::default());
+    let mut alone = TcpCollective::alone(Duration::from_secs(60))?;
+    let (collective, restore) = (&mut alone, &Restore::default());
     let mut context = GenerationContext {
         generation: Generation(1),
         collective,

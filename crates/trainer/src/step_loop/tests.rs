@@ -1,6 +1,5 @@
 use std::path::Path;
 
-use baton_collectives::local;
 use baton_data::InputType;
 use baton_job::message::{Commit, Rollback, SaveProblem};
 use baton_recipe::Epoch;
@@ -10,7 +9,7 @@ use object_store::{
 };
 
 use super::*;
-use crate::{kit::recipe, linear::LinearLearner};
+use crate::{kit::recipe, linear::LinearLearner, local};
 
 fn trainer(store: &str) -> Trainer<LinearLearner> {
     trainer_with(store, &[])

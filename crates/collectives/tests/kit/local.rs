@@ -1,8 +1,9 @@
-//! Ranks that are threads of one process, for tests and simulations.
+//! Ranks that are threads of one process, for the tests of any crate: it needs `baton_collectives` and
+//! `baton_job`.
 //!
 //! The members share a board. In every operation each pins up what it has and reads what all others
 //! pinned; the additions are then made by everyone for himself. Simple above all: it is also the
-//! independent check on [`tcp`](crate::tcp), which divides the work.
+//! independent check on `tcp`, which divides the work.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -10,15 +11,22 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use baton_collectives::tree::{self, Fold};
+use baton_collectives::{
+    AbortHandle, BufferMut, Collective, Error, Part, TreeNode, check_gathered, check_root,
+};
 use baton_job::Rank;
 
-use crate::tree::{self, Fold};
-use crate::{AbortHandle, BufferMut, Collective, Error, Part, TreeNode, operation};
+/// Names of operations as errors tell them.
+mod operation {
+    pub(crate) const ALL_REDUCE: &str = "all_reduce";
+    pub(crate) const BROADCAST: &str = "broadcast";
+    pub(crate) const ALL_GATHER_BYTES: &str = "all_gather_bytes";
+}
 
 /// A group of `world_size` members, in the order of their ranks. An operation on them takes at most
 /// `timeout`.
-#[must_use]
-pub fn group(world_size: u32, timeout: Duration) -> Vec<LocalCollective> {
+pub(crate) fn group(world_size: u32, timeout: Duration) -> Vec<LocalCollective> {
     let board = Arc::new(Board::default());
     let member = |rank| {
         let abort = AbortHandle::new();
@@ -43,7 +51,7 @@ pub fn group(world_size: u32, timeout: Duration) -> Vec<LocalCollective> {
 
 /// One rank's end of a group made by [`group`].
 #[derive(Debug)]
-pub struct LocalCollective {
+pub(crate) struct LocalCollective {
     board: Arc<Board>,
     rank: Rank,
     world_size: u32,
@@ -213,7 +221,7 @@ impl Collective for LocalCollective {
             let Note::Sums { sums, .. } = &**note else { continue };
             for (node, sum) in sums {
                 let Ok(()) = fold.push_node(*node, sum.clone(), |left, right| {
-                    tree::add(left, right);
+                    left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
                     Ok::<_, Infallible>(())
                 });
             }
@@ -225,7 +233,7 @@ impl Collective for LocalCollective {
     }
 
     fn broadcast(&mut self, root: Rank, mut buffer: BufferMut<'_>) -> Result<(), Error> {
-        crate::check_root(root, self.world_size)?;
+        check_root(root, self.world_size)?;
         let values = if self.rank == root { Some(buffer.to_host()?) } else { None };
         let note = Note::Values { root, len: buffer.len(), values };
         let notes = self.exchange(operation::BROADCAST, note)?;
@@ -238,7 +246,7 @@ impl Collective for LocalCollective {
     }
 
     fn all_gather_bytes(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        crate::check_gathered(self.rank, mine.len() as u64)?;
+        check_gathered(self.rank, mine.len() as u64)?;
         let notes = self.exchange(operation::ALL_GATHER_BYTES, Note::Bytes(mine.to_vec()))?;
         let bytes = notes.iter().map(|note| match &**note {
             Note::Bytes(bytes) => bytes.clone(),
