@@ -36,19 +36,6 @@ impl Weights {
     }
 }
 
-/// [`safetensors_as`] f32.
-///
-/// # Errors
-/// As there.
-pub fn safetensors(
-    store: &Store,
-    manifest: &Manifest,
-    weights: Weights,
-    out: &Path,
-) -> Result<(), Error> {
-    safetensors_as(Float::F32, store, manifest, weights, out)
-}
-
 /// Writes the weights and BatchNorm statistics of a checkpoint as safetensors with torchvision's names
 /// and shapes, all of the type `float` and contiguous, plus an int64 `num_batches_tracked` for each
 /// BatchNorm layer: what torchvision's `load_state_dict` expects. The file appears in one piece. Memory

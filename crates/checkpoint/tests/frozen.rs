@@ -197,7 +197,7 @@ fn a_copy_takes_it_along_and_an_export_holds_it() {
     assert!(again.was_there && again.kept == 3);
 
     let out = f.folder.path().join("model.safetensors");
-    export::safetensors(&to.store, &manifest, Weights::Raw, &out).unwrap();
+    export::safetensors_as(Float::F32, &to.store, &manifest, Weights::Raw, &out).unwrap();
     let file = fs::read(out).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
     let values: Vec<u8> = words(1.0)[16..24].iter().flat_map(|v| v.to_le_bytes()).collect();

@@ -567,7 +567,7 @@ fn exported(shape: &[usize], stored: &[f32], weights: Weights) -> Vec<u8> {
     let f = fixture();
     let manifest = written_for_export(&f, shape, stored);
     let out = f.folder.path().join("model.safetensors");
-    export::safetensors(&f.store, &manifest, weights, &out).unwrap();
+    export::safetensors_as(Float::F32, &f.store, &manifest, weights, &out).unwrap();
     fs::read(out).unwrap()
 }
 
@@ -648,7 +648,8 @@ fn an_export_of_a_damaged_checkpoint_is_refused() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(shard, bytes).unwrap();
     let out = f.folder.path().join("model.safetensors");
-    let refused = export::safetensors(&f.store, &manifest, Weights::Raw, &out).unwrap_err();
+    let refused =
+        export::safetensors_as(Float::F32, &f.store, &manifest, Weights::Raw, &out).unwrap_err();
     assert!(refused.to_string().contains("does not match its digest"), "{refused}");
     assert!(!out.exists());
 }
@@ -658,7 +659,7 @@ fn export_without_tensors_is_refused() {
     let f = fixture();
     let manifest = saved(&f.store, id(1, 1), 1);
     let out = f.folder.path().join("model.safetensors");
-    assert!(export::safetensors(&f.store, &manifest, Weights::Raw, &out).is_err());
+    assert!(export::safetensors_as(Float::F32, &f.store, &manifest, Weights::Raw, &out).is_err());
     assert!(!out.exists());
 }
 
@@ -674,7 +675,8 @@ fn averages_are_exported_under_the_same_names_or_said_to_be_missing() {
     let mut manifest = written_for_export(&f, &[1, 1, 1, 2], &[1.0, 2.0]);
     manifest.regions.retain(|region| !region.name.contains("ema"));
     let out = f.folder.path().join("model.safetensors");
-    let refused = export::safetensors(&f.store, &manifest, Weights::Averaged, &out).unwrap_err();
+    let refused = export::safetensors_as(Float::F32, &f.store, &manifest, Weights::Averaged, &out)
+        .unwrap_err();
     assert!(refused.to_string().contains("no [ema]"), "{refused}");
 }
 

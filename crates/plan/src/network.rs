@@ -82,13 +82,6 @@ impl Network {
     pub fn macs(&self) -> u64 {
         self.layers.iter().map(|layer| layer.forward.macs).sum()
     }
-
-    /// Values that convolutions put out for one sample.
-    #[must_use]
-    pub fn convolution_outputs(&self) -> u64 {
-        let convolutions = self.layers.iter().filter(|layer| layer.kind == Kind::Convolution);
-        convolutions.map(|layer| layer.outputs).sum()
-    }
 }
 
 /// Goes through a network and writes down its operations.

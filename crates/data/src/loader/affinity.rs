@@ -22,12 +22,6 @@ impl CpuShare {
         Self(share(by_node(cpus, &nodes()), local_rank as usize, local_ranks as usize))
     }
 
-    /// The cores, by number.
-    #[must_use]
-    pub fn cpus(&self) -> &[usize] {
-        &self.0
-    }
-
     /// Keeps this thread to these cores. Where that is forbidden it runs anywhere, only slower.
     pub(super) fn keep_to(&self) {
         if self.0.is_empty() {
@@ -106,7 +100,7 @@ mod tests {
     #[test]
     fn a_thread_keeps_to_its_share() {
         let whole = CpuShare::of_rank(0, 1);
-        let own = CpuShare(vec![whole.cpus()[0]]);
+        let own = CpuShare(vec![whole.0[0]]);
         let wanted = own.clone();
         let seen = std::thread::spawn(move || {
             own.keep_to();

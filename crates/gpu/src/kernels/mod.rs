@@ -98,12 +98,6 @@ impl Kernels {
         Self(Place::Host { seed: 0 })
     }
 
-    /// The same, with a block's threads, and the blocks, taking their turns in an order that `seed` says.
-    #[must_use]
-    pub fn on_host_in_some_order(seed: u64) -> Self {
-        Self(Place::Host { seed })
-    }
-
     /// On the device of `stream`, queued there. Compiles them, which takes a second or two.
     ///
     /// # Errors

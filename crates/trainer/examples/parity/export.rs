@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use baton_checkpoint::{
     EntryState, Manifest, Store,
-    export::{self, Weights},
+    export::{self, Float, Weights},
 };
 use baton_collectives::tcp::TcpCollective;
 use baton_data::{Batch, Dataset, Loader, Options, Request, Source, View};
@@ -33,7 +33,7 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
     let store = Store::open_existing(&location)?;
     for (name, weights) in [("raw", Weights::Raw), ("averaged", Weights::Averaged)] {
         let out = case.folder.join(format!("{name}.safetensors"));
-        export::safetensors(&store, &manifest, weights, &out)?;
+        export::safetensors_as(Float::F32, &store, &manifest, weights, &out)?;
     }
 
     let batch = validation_set(&case.spec)?;

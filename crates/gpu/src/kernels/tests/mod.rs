@@ -5,9 +5,16 @@ mod sgd;
 
 use half::{bf16, f16};
 
-use super::Element;
+use super::{Element, Kernels, Place};
 
 const ELEMENTS: [Element; 3] = [Element::F32, Element::Bf16, Element::F16];
+
+impl Kernels {
+    /// On the host, with a block's threads, and the blocks, taking their turns in an order that `seed` says.
+    fn on_host_in_some_order(seed: u64) -> Self {
+        Self(Place::Host { seed })
+    }
+}
 
 /// Values in the format of an element, 16 bytes aligned.
 #[derive(Clone, Debug, PartialEq, Eq)]
