@@ -137,8 +137,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let all = match args.ranks {
         1 => {
-            let alone = TcpCollective::alone(ranks::PATIENCE);
-            let mut alone = alone.map_err(|error| crash(error.to_string()))?;
+            let mut alone = TcpCollective::alone(ranks::PATIENCE).map_err(crash)?;
             vec![measure(args, &spec, &mut alone)?]
         }
         _ => ranks::start_all(args)?,
