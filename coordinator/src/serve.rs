@@ -1,6 +1,6 @@
 //! From flags to a served job, until that ends.
 
-use std::{env, error::Error as _, fs, net::SocketAddr, sync::Arc, time::Duration};
+use std::{error::Error as _, fs, net::SocketAddr, sync::Arc, time::Duration};
 
 use baton_access::GuardLayer;
 use baton_job::exit::{Failure, Outcome, bad_input, crash};
@@ -21,13 +21,7 @@ use tonic::{
     transport::{Server, ServerTlsConfig},
 };
 use tower_layer::{Identity, Stack};
-use tracing::Level;
-use tracing_subscriber::{
-    filter::Targets,
-    fmt,
-    layer::{Layer as _, SubscriberExt as _},
-    util::SubscriberInitExt as _,
-};
+use tracing_subscriber::EnvFilter;
 
 use crate::{
     args::{Args, LogFormat},
@@ -281,12 +275,11 @@ fn say_where(address: SocketAddr) {
 }
 
 fn start_logging(format: LogFormat, logs: Logs) {
-    let filter = env::var("RUST_LOG").ok().and_then(|filter| filter.parse().ok());
-    let filter = filter.unwrap_or_else(|| Targets::new().with_default(Level::INFO));
-    let log = fmt::layer().with_writer(move || Tee(logs.clone()));
-    let log = match format {
-        LogFormat::Text => log.with_ansi(false).with_filter(filter).boxed(),
-        LogFormat::Json => log.json().with_filter(filter).boxed(),
-    };
-    tracing_subscriber::registry().with(log).init();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let writer = move || Tee(logs.clone());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
 }

@@ -51,7 +51,7 @@ impl<'a> MakeWriter<'a> for Log {
 async fn each_trouble_is_one_line() {
     let log = Log::default();
     let lines = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false);
-    lines.with_max_level(tracing::Level::DEBUG).init();
+    lines.with_env_filter("baton_imds=debug").init();
     let service = Service::start();
     let settings = Settings::from_variables(|name| service.variable(name));
     let settings = Settings {
