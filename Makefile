@@ -1,4 +1,4 @@
-# Every job a person or CI does here, by name. `make` alone lists them.
+# All tasks for developers and CI. `make` alone lists them.
 # Nothing in this file sets RUSTFLAGS, a profile or features: torch-sys compiles C++ for minutes, and
 # any such difference between two targets would compile it again.
 
@@ -11,7 +11,7 @@ SHELL := /bin/bash
 # Where cargo puts programs: `CARGO_TARGET_DIR=/fast/disk make run` works.
 BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 
-# The programs and nothing else. Tests use the same ones, and the same dependencies: scripts/check-features.py.
+# Builds only the programs. Tests use the same programs and dependencies: scripts/check-features.py.
 BUILD := cargo build --workspace --bins
 
 RECIPE := recipes/digits_cpu.toml
@@ -40,10 +40,10 @@ build: setup ## compile baton, baton-coordinator and baton-worker
 run: build ## train on handwritten digits, no GPU needed; ARGS="--no-auto-resume" adds flags
 	$(BIN)/baton up $(RECIPE) --ranks $(RANKS) $(ARGS)
 
-# Doc tests go first, so that the runner's own count is the last thing printed. The programs are built
+# Doc tests run first, so that the test runner's count is printed last. The programs are built
 # beforehand because whole-process tests start them from $(BIN).
 .PHONY: test
-test: tools ## every test; ARGS="some_name" picks by name
+test: tools ## every test; ARGS="some_name" selects by name
 	$(BUILD)
 	$(if $(ARGS),,cargo test --workspace --doc)
 	if [ -x .tools/bin/cargo-nextest ]; \
@@ -53,22 +53,33 @@ test: tools ## every test; ARGS="some_name" picks by name
 
 # Cheap checks first. See deny.toml for why cargo-deny checks no advisories.
 .PHONY: lint
-lint: tools ## formatting, clippy, docs, licences, scripts, links; writes nothing
+lint: tools ## formatting, clippy, docs, licences, scripts, links, words; writes nothing
 	cargo metadata --locked --format-version 1 >/dev/null  # Cargo.lock is up to date
 	cargo fmt --all --check
 	scripts/check-shell.sh
+	if [ -x .tools/bin/ruff ]; then .tools/bin/ruff check --quiet && .tools/bin/ruff format --quiet --check; fi
 	python3 scripts/check-links.py
 	scripts/check-features.py
+	scripts/check-words.py
 	scripts/check-layers.sh
 	.tools/bin/cargo-deny --log-level error check bans licenses sources
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 .PHONY: fix
-fix: setup ## format, apply what clippy can repair by itself, and make the tables of docs/recipes.md
+fix: tools ## format, apply clippy's automatic fixes, and generate the tables of docs/recipes.md
 	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
 	cargo fmt --all
+	.tools/bin/ruff check --quiet --fix; .tools/bin/ruff format --quiet
 	BATON_WRITE=1 cargo test --quiet --workspace --test reference
+
+.PHONY: audit
+audit: tools ## known vulnerabilities and yanked crates among the dependencies; needs GitHub and crates.io
+	.tools/bin/cargo-deny --log-level error check advisories
+
+.PHONY: outdated
+outdated: ## dependencies with a newer version; needs crates.io
+	cargo update --dry-run --verbose
 
 .PHONY: sim
 sim: ## the cluster simulation at length, half an hour; HISTORIES=2000000
@@ -76,9 +87,9 @@ sim: ## the cluster simulation at length, half an hour; HISTORIES=2000000
 
 .PHONY: sim-scale
 sim-scale: ## 1,024 spot machines for a week, simulated in minutes; SCALE="nodes=128 meet=5 seed=2"
-	BATON_SCALE="$(SCALE)" cargo test --package baton-job --test scale a_fleet_trains -- --nocapture
+	BATON_SCALE="$(SCALE)" cargo test --package baton-job --test scale fleet_trains -- --nocapture
 
-# Beside test and lint, not in them: a million inputs take minutes and find what nobody expects.
+# Not part of test and lint: a million inputs take minutes.
 .PHONY: fuzz
 fuzz: setup ## damaged files, JPEGs and checkpoints at length; RUNS=1000000, TARGET="jpeg shard"
 	RUNS=$(RUNS) TARGET="$(TARGET)" scripts/fuzz.sh $(ARGS)
@@ -94,30 +105,30 @@ parity: build ## compare with PyTorch and ffcv on this machine
 	scripts/parity/run.sh $(ARGS)
 
 .PHONY: bench-loader
-bench-loader: build ## race the data loader against the real ffcv; ARGS="--rounds 2" for a quick look
+bench-loader: build ## compare the data loader with the real ffcv; ARGS="--rounds 2" for a quick run
 	scripts/bench-loader/run.sh $(ARGS)
 
 .PHONY: chaos
-chaos: build ## faults without end: 500 kills during saves, 5,000 histories of ranks, 100 faults of real processes; 15 minutes
+chaos: build ## fault injection: 500 kills during saves, 5,000 histories of ranks, 100 faults of real processes; 15 minutes
 	BATON_TEST_KILLS=500 cargo test --package baton-checkpoint --test kills -- --nocapture
 	BATON_CHAOS_SEEDS=5000 cargo test --package baton-trainer --test chaos -- --nocapture
 	BATON_CHAOS_FAULTS=100 cargo test --package baton-tests --test chaos -- --nocapture
 
 .PHONY: bench-checkpoint
-bench-checkpoint: build ## race checkpoints against torch.distributed.checkpoint; ARGS="--rounds 1" for a quick look
+bench-checkpoint: build ## compare checkpoints with torch.distributed.checkpoint; ARGS="--rounds 1" for a quick run
 	scripts/bench-checkpoint/run.sh $(ARGS)
 
 .PHONY: bench-recovery
-bench-recovery: build ## kill what trains, beside torchrun; ARGS="--rounds 1 --goodput-seconds 60" for a quick look
+bench-recovery: build ## recovery from kills, compared with torchrun; ARGS="--rounds 1 --goodput-seconds 60" for a quick run
 	scripts/bench-recovery/run.sh $(ARGS)
 
 .PHONY: bench-control
-bench-control: build ## 10,000 made-up workers against the coordinator on one core, beside torchft's lighthouse; ARGS="--rounds 1" for a quick look
+bench-control: build ## 10,000 simulated workers and the coordinator on one core, compared with torchft's lighthouse; ARGS="--rounds 1" for a quick run
 	cargo build --workspace --example swarm
 	scripts/bench-control/run.sh $(ARGS)
 
 .PHONY: deploy-check
-deploy-check: build tools ## check deploy/ without a cloud: AWS emulated, machines booted, systemd, Slurm, Kubernetes, image, runbook; CHECKS="systemd slurm" picks
+deploy-check: build tools ## check deploy/ without a cloud: AWS emulated, machines booted, systemd, Slurm, Kubernetes, image, runbook; CHECKS="systemd slurm" selects
 	scripts/deploy/setup.sh
 	scripts/deploy/check.sh $(BIN) $(CHECKS)
 
@@ -126,12 +137,12 @@ dashboard-check: setup ## the web dashboard in a headless Chromium; needs node 2
 	scripts/check-dashboard.sh
 
 .PHONY: bench-step
-bench-step: build ## race a training step against PyTorch DDP on the CPU; ARGS="--rounds 2" for a quick look
+bench-step: build ## compare a training step with PyTorch DDP on the CPU; ARGS="--rounds 2" for a quick run
 	scripts/bench-step/run.sh $(ARGS)
 
 # A GPU machine needs neither Rust nor this build: it gets a stripped worker and PyTorch's libraries.
 .PHONY: gpu-worker
-gpu-worker: build ## a stripped worker for a GPU machine without Rust: target/gpu/baton-worker, to be copied there with scripts/gpu/
+gpu-worker: build ## a stripped worker for a GPU machine without Rust: target/gpu/baton-worker; copy it there with scripts/gpu/
 	mkdir -p target/gpu
 	strip -o target/gpu/baton-worker $(BIN)/baton-worker
 
@@ -140,13 +151,13 @@ gpu-check: gpu-worker ## check CUDA, NCCL and libtorch on this machine's GPUs
 	scripts/gpu/check.sh target/gpu/baton-worker
 
 .PHONY: gpu-bench
-gpu-bench: gpu-worker ## race a training step on this machine's GPU against PyTorch, eager and compiled; ARGS="--rounds 1" for a quick look
+gpu-bench: gpu-worker ## compare a training step on this machine's GPU with PyTorch, eager and compiled; ARGS="--rounds 1" for a quick run
 	scripts/gpu/bench.sh target/gpu/baton-worker $(ARGS)
 
 .PHONY: compat-run
-compat-run: build ## add a run of this version to tests/compat, for later versions to go on from; NAME=0.2.0
+compat-run: build ## add a run of this version to tests/compat, for compatibility tests of later versions; NAME=0.2.0
 	scripts/compat-run.sh $(BIN) $(or $(NAME),$(shell git describe --always --dirty))
 
 .PHONY: clean
-clean: ## remove build outputs; libtorch and tools stay (rm -rf .libtorch .tools)
+clean: ## remove build outputs; libtorch and tools are kept (to remove them: rm -rf .libtorch .tools)
 	cargo clean

@@ -1,5 +1,5 @@
-//! Lets `src/coverage.rs` define a function that libFuzzer has, too, but does nothing in: the first
-//! definition that the linker meets is taken, and libraries come in the order of dependence.
+//! Lets `src/coverage.rs` define a function that libFuzzer also defines, but empty: the linker uses the first
+//! definition, and libraries are linked in the order of their dependencies.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

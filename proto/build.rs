@@ -1,9 +1,9 @@
-//! Compiles the `.proto` files with protox, so that no `protoc` binary is needed, and derives the JSON that people's
-//! tools read: fields in the order of the `.proto` files, under their names but for those here.
+//! Compiles the `.proto` files with protox, so that no `protoc` binary is needed, and derives the JSON for users'
+//! tools: fields in the order of the `.proto` files, with the same names except for those in [`FIELDS`].
 
 use std::{env, fs, path::PathBuf};
 
-/// Messages with the JSON of their fields.
+/// Messages whose JSON is derived from their fields.
 const JSON: [&str; 18] = [
     "CheckpointEntry",
     "DrainStatus",
@@ -15,7 +15,7 @@ const JSON: [&str; 18] = [
     "Metric",
     "NodeStatus",
     "PauseStatus",
-    "Pulse",
+    "RankHeartbeat",
     "RankStatus",
     "Recovery",
     "Spending",
@@ -25,19 +25,25 @@ const JSON: [&str; 18] = [
     "WatchEventsResponse",
 ];
 
-/// Messages whose JSON is a type of `src/json.rs`.
+/// Messages whose JSON is that of a type of `src/json.rs`.
 const OTHER_JSON: [(&str, &str); 5] = [
-    ("Checkpoint", "into = \"crate::json::Checkpoint\""),
-    ("EvaluatedStep", "into = \"crate::json::Evaluation\", from = \"crate::json::Evaluation\""),
-    ("Incident", "into = \"crate::json::Divergence\""),
-    ("Outcome", "into = \"crate::json::Outcome\""),
-    ("StreamMetricsResponse", "into = \"crate::json::Point\", from = \"crate::json::Point\""),
+    ("Checkpoint", "into = \"crate::json::CheckpointJson\""),
+    (
+        "EvaluatedStep",
+        "into = \"crate::json::EvaluationJson\", from = \"crate::json::EvaluationJson\"",
+    ),
+    ("Incident", "into = \"crate::json::DivergenceJson\""),
+    ("Outcome", "into = \"crate::json::OutcomeJson\""),
+    (
+        "StreamMetricsResponse",
+        "into = \"crate::json::PointJson\", from = \"crate::json::PointJson\"",
+    ),
 ];
 
-/// Messages whose JSON is read too, from the file of a job's numbers.
-const READ: [&str; 5] = ["EvaluatedStep", "Fit", "Metric", "Step", "StreamMetricsResponse"];
+/// Messages that are also deserialized, from the file of a job's metrics.
+const DESERIALIZED: [&str; 5] = ["EvaluatedStep", "Fit", "Metric", "Step", "StreamMetricsResponse"];
 
-/// Fields whose JSON differs from the field.
+/// Fields whose JSON is customized.
 const FIELDS: [(&str, &str); 20] = [
     ("CheckpointEntry.damage", "serialize_with = \"crate::json::null_if_empty\""),
     ("Fit.mae", NUMBER),
@@ -52,7 +58,7 @@ const FIELDS: [(&str, &str); 20] = [
     ),
     ("Metric.value", NUMBER),
     ("NodeStatus.node_id", "rename = \"node\""),
-    ("Pulse.activity", "serialize_with = \"crate::json::activity\""),
+    ("RankHeartbeat.activity", "serialize_with = \"crate::json::activity\""),
     ("RankStatus.node_id", "rename = \"node\""),
     ("Step.loader_wait", NUMBER),
     ("Step.loss", NUMBER),
@@ -82,7 +88,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for name in JSON.into_iter().chain(OTHER_JSON.map(|(name, _)| name)) {
         build = build.message_attribute(path(name), "#[derive(serde::Serialize)]");
     }
-    for name in READ {
+    for name in DESERIALIZED {
         build = build.message_attribute(path(name), "#[derive(serde::Deserialize)]");
     }
     for (name, attribute) in OTHER_JSON {

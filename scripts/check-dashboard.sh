@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Drives a real browser through the web dashboard, against a job that is made up; prints a line per check.
-# Needs Node 20 with npm, and Chromium: apt-get install -y chromium. Takes what it needs from npm into .tools-browser/.
+# Tests the web dashboard of a simulated job in a real browser; prints a line per check. Needs Node 20 with npm, and
+# Chromium: apt-get install -y chromium. Installs npm packages into .tools-browser/.
 #
 #   scripts/check-dashboard.sh
 #
-# CHROMIUM names another browser, SHOTS a folder for pictures of the page, ONLY a word of the checks to run.
+# CHROMIUM names another browser, SHOTS a folder for screenshots, ONLY a word in the names of the checks to run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,7 +18,7 @@ CHROMIUM="$(command -v "${CHROMIUM:-chromium}")"
 export CHROMIUM
 [ -z "${SHOTS:-}" ] || mkdir -p "$SHOTS"
 
-# Beside the sources, not among them: what npm installs is ignored by git.
+# Outside the sources: git ignores this folder of npm packages.
 modules=.tools-browser
 lock=crates/dashboard/browser/package-lock.json
 if ! cmp -s "$lock" "$modules/installed.json"; then
@@ -29,7 +29,8 @@ if ! cmp -s "$lock" "$modules/installed.json"; then
 fi
 cp crates/dashboard/browser/check.js "$modules/"
 
-cargo build --quiet -p baton-dashboard --example fake --example report
+# All of the workspace, so that shared dependencies keep the features that they are built with.
+cargo build --quiet --workspace --example fake --example report
 examples="${CARGO_TARGET_DIR:-target}/debug/examples"
 "$examples/report" "$modules/report.html"
 exec node "$modules/check.js" "$examples/fake" "$modules/report.html"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks that programs and tests ask the same features of the crates they share.
+"""Checks that programs and tests use the same features of shared crates.
 
     scripts/check-features.py
 
-Where they do not, cargo compiles such a crate twice, and everything that depends on it: once for `make run`, once more
-for `make test`. The remedy is to name what the tests need among the dependencies of tests/Cargo.toml: no program links
-that crate, so nothing more is built, but cargo joins its features with all the others'.
+Otherwise cargo compiles such a crate twice, and everything that depends on it: once for `make run` and again for
+`make test`. To fix it, list the features that the tests need in the dependencies of tests/Cargo.toml: no program links
+that crate, so nothing more is built, but cargo unites its features with all the others'.
 """
 
 import subprocess
@@ -25,12 +25,12 @@ def main() -> None:
     programs, tests = features("normal"), features("normal", "dev")
     if not programs:
         sys.exit("check-features: cargo tree listed nothing")
-    apart = sorted(programs - tests)
-    for crate in apart:
+    differing = sorted(programs - tests)
+    for crate in differing:
         name, version, *_ = crate.split()
         of_tests = [other for other in sorted(tests) if other.startswith(f"{name} {version} ")]
         print(f"check-features: programs use {crate}\n                tests use {' and '.join(of_tests) or 'none'}")
-    if apart:
+    if differing:
         sys.exit("check-features: name these features in tests/Cargo.toml, among [dependencies]")
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks what deny.toml cannot say: which crates must not reach a library, even through another crate.
-# deny.toml guards the libraries that have one home; this guards the crates that must stay pure.
+# Checks what deny.toml cannot express: that some crates do not depend on a library, even through another crate.
+# deny.toml restricts libraries to one crate; this keeps other crates free of them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,12 +19,12 @@ must_not_reach() {
     done
 }
 
-# The rules are pure: no sockets, no runtime, no files, no tensors, and above all no clock.
+# The rules are pure code: no sockets, no runtime, no files, no tensors, and no clock.
 must_not_reach baton-model baton-recipe tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-recipe baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-plan tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
-# Whoever reads data or checkpoints does so without libtorch or a GPU.
+# Data and checkpoints can be read without libtorch or a GPU.
 must_not_reach baton-proto torch-sys cudarc
 must_not_reach baton-data tonic torch-sys cudarc
 must_not_reach baton-checkpoint tonic torch-sys cudarc
@@ -36,5 +36,5 @@ must_not_reach baton-data baton-job
 must_not_reach baton-telemetry torch-sys cudarc
 must_not_reach baton-dashboard torch-sys cudarc
 
-[ "$status" -ne 0 ] || echo "layers: every crate keeps to its own"
+[ "$status" -ne 0 ] || echo "layers: no crate depends on a library that it must not use"
 exit "$status"

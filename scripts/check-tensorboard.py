@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Reads a folder of event files as TensorBoard does, and checks what Baton promises about its series.
+"""Reads a folder of event files like TensorBoard, and checks the properties of Baton's series.
 
-    python3 -m venv .venv-tb && .venv-tb/bin/pip install tensorboard
-    .venv-tb/bin/python scripts/check-tensorboard.py RUN/tensorboard
+python3 -m venv .venv-tb && .venv-tb/bin/pip install tensorboard
+.venv-tb/bin/python scripts/check-tensorboard.py RUN/tensorboard
 """
 
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -16,14 +17,14 @@ PREFIXES = ("train/", "val/", "val_ema/", "val_subset/", "val_subset_ema/", "run
 
 
 def series(folder: str) -> dict[str, list[tuple[int, float]]]:
-    """Every scalar as the public reader gives it."""
+    """All scalars, from TensorBoard's public reader."""
     reader = event_accumulator.EventAccumulator(folder, size_guidance={event_accumulator.SCALARS: 0})
     reader.Reload()
     return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
 
 
 def series_of_the_page(folder: str) -> dict[str, list[tuple[int, float]]]:
-    """The same as TensorBoard's own page reads them."""
+    """All scalars, from the reader of TensorBoard's page."""
     reader = plugin_event_accumulator.EventAccumulator(folder, size_guidance={plugin_event_accumulator.TENSORS: 0})
     reader.Reload()
     tags = reader.PluginTagToContent("scalars")
@@ -32,14 +33,14 @@ def series_of_the_page(folder: str) -> dict[str, list[tuple[int, float]]]:
 
 
 def same(left: list[tuple[int, float]], right: list[tuple[int, float]]) -> bool:
-    """Whether both are equal, where a number that is none is equal to itself."""
+    """Whether both are equal; NaN is equal to NaN here."""
     return len(left) == len(right) and all(
         a[0] == b[0] and (a[1] == b[1] or (math.isnan(a[1]) and math.isnan(b[1]))) for a, b in zip(left, right)
     )
 
 
 def problems(found: dict[str, list[tuple[int, float]]], page: dict[str, list[tuple[int, float]]]):
-    """Yields what is wrong, a line each."""
+    """Yields one line per error."""
     if not found:
         yield "no series"
     if found.keys() != page.keys():
@@ -48,9 +49,9 @@ def problems(found: dict[str, list[tuple[int, float]]], page: dict[str, list[tup
         steps = [step for step, _ in points]
         if not tag.startswith(PREFIXES):
             yield f"{tag}: unknown tag"
-        # A generation may begin where the one before it began.
-        if tag != "run/generation" and any(a >= b for a, b in zip(steps, steps[1:])):
-            yield f"{tag}: steps do not rise; was something undone and not forgotten?"
+        # A generation may begin at the same step as the previous one.
+        if tag != "run/generation" and any(a >= b for a, b in itertools.pairwise(steps)):
+            yield f"{tag}: steps do not increase; rolled-back points may not have been purged"
         if not same(points, page.get(tag, [])):
             yield f"{tag}: the page has other points"
 

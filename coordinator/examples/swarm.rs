@@ -1,9 +1,9 @@
-//! Thousands of made-up agents and ranks against a real coordinator, to measure what it can take: `make bench-control`.
+//! Load test: thousands of simulated agents and ranks against a real coordinator (`make bench-control`).
 //!
-//! Every agent has a connection of its own and says what a real one says: hello, that its ranks are ready, have met and
-//! train, then once a second a pulse for each rank. It beats once a second for each worker that it offers, more often
-//! than a real one, so that every worker has an answer to wait for. A job has at most 4,096 ranks: the workers beyond
-//! stand by. Only the training is made up. It prints one JSON object.
+//! Every agent has its own connection and sends the reports of a real one: hello, then that its ranks are ready, have
+//! met and train, then one heartbeat per second for each rank. It also sends one agent heartbeat per second for each
+//! worker that it offers, more than a real agent, so that every worker has a reply to wait for. A job has at most 4,096
+//! ranks; the other workers are spares. Only the training is simulated. Prints one JSON object.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -20,10 +20,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use baton_build_info::REVISION;
 use baton_job::{
     Generation, NodeId, Rank,
     exit::{Class, Failure},
-    message::{Activity, Beat, Directive, Hello, Pulse, RankNews, Report, StateSource},
+    message::{
+        Activity, AgentHeartbeat, AgentReport, Directive, Hello, RankHeartbeat, RankReport,
+        StateSource,
+    },
 };
 use baton_proto::v1::{
     self, Frame, GetStatusRequest, job_service_client::JobServiceClient,
@@ -47,29 +51,29 @@ use tonic_prost::ProstCodec;
 
 #[derive(Parser)]
 struct Args {
-    /// Where the coordinator, or the lighthouse, serves.
+    /// URL of the coordinator, or of the lighthouse.
     #[arg(long)]
     url: String,
-    /// Ranks in all.
+    /// Number of ranks.
     #[arg(long)]
     workers: u32,
-    /// Ranks of each agent.
+    /// Number of ranks of each agent.
     #[arg(long, default_value_t = 8)]
     per_node: u32,
     #[command(subcommand)]
-    what: What,
+    test: LoadTest,
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// All come at once and are assigned; then one dies, and all are told.
+enum LoadTest {
+    /// All agents attach at once and get ranks; then one rank dies, and all get new ranks.
     Rendezvous,
-    /// All live, for so many seconds.
+    /// All agents send heartbeats, for this many seconds.
     Heartbeats {
         #[arg(long, default_value_t = 30)]
         seconds: u64,
     },
-    /// The same with torchft's lighthouse: a heartbeat of each worker a second.
+    /// The same with torchft's lighthouse: one heartbeat per second of each worker.
     Lighthouse {
         #[arg(long, default_value_t = 30)]
         seconds: u64,
@@ -80,37 +84,43 @@ enum What {
 async fn main() {
     let args = Args::parse();
     let measured = async {
-        match args.what {
-            What::Rendezvous => rendezvous(&args).await,
-            What::Heartbeats { seconds } => heartbeats(&args, Duration::from_secs(seconds)).await,
-            What::Lighthouse { seconds } => lighthouse(&args, Duration::from_secs(seconds)).await,
+        match args.test {
+            LoadTest::Rendezvous => rendezvous(&args).await,
+            LoadTest::Heartbeats { seconds } => {
+                heartbeats(&args, Duration::from_secs(seconds)).await
+            }
+            LoadTest::Lighthouse { seconds } => {
+                lighthouse(&args, Duration::from_secs(seconds)).await
+            }
         }
     };
-    println!("{}", timeout(PATIENCE, measured).await.expect("it ends in time"));
+    println!("{}", timeout(TEST_TIMEOUT, measured).await.expect("the test ends in time"));
 }
 
-/// Of a job: `train.virtual_ranks`.
-const MOST_RANKS: u32 = 4_096;
-/// Until it counts as stuck.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// Most ranks of a job: the limit of `train.virtual_ranks`.
+const MAX_RANKS: u32 = 4_096;
+/// Time limit of the whole test.
+const TEST_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// What all agents have in common.
+/// State shared by all agents.
 struct Swarm {
     start: Instant,
     agents: usize,
-    /// Agents that were told their places in the present generation, and that were told to meet.
+    /// Number of agents that got their ranks in the current generation.
     launched: AtomicUsize,
+    /// Number of agents that were directed to begin the rendezvous.
     begun: AtomicUsize,
     training: watch::Sender<usize>,
-    /// The generation that counts, and when the last of all agents was told its place in it.
+    /// The newest generation in which all agents have their ranks.
     generation: watch::Sender<Generation>,
     last_launched: Mutex<Instant>,
     last_begun: Mutex<Instant>,
-    beats: AtomicBool,
+    sends_heartbeats: AtomicBool,
+    /// Time until each heartbeat was answered, seconds.
     replies: Mutex<Vec<f64>>,
 }
 
-/// One agent, from hello on.
+/// One simulated agent.
 struct Agent {
     swarm: Arc<Swarm>,
     name: String,
@@ -118,20 +128,20 @@ struct Agent {
     out: mpsc::UnboundedSender<Frame>,
     ranks: Vec<Rank>,
     generation: Generation,
-    /// The number of the last beat, and when it was sent.
-    beat: (u64, Instant),
+    /// The number of the last heartbeat, and when it was sent.
+    heartbeat: (u64, Instant),
 }
 
 impl Agent {
-    fn say(&self, report: Report) {
-        let _ = self.out.send(Frame::report(&report).unwrap());
+    fn send(&self, report: AgentReport) {
+        let _ = self.out.send(Frame::report(&report, REVISION).unwrap());
     }
 
-    fn tell(&self, rank: Rank, news: RankNews) {
-        self.say(Report::Rank { generation: self.generation, rank, news });
+    fn send_rank_report(&self, rank: Rank, report: RankReport) {
+        self.send(AgentReport::Rank { generation: self.generation, rank, report });
     }
 
-    fn hear(&mut self, directive: Directive) {
+    fn handle(&mut self, directive: Directive) {
         match directive {
             Directive::Launch(launch) => {
                 self.generation = launch.generation;
@@ -143,7 +153,7 @@ impl Agent {
                 for rank in self.ranks.clone() {
                     let address = format!("10.{}.{}.7:40000", rank.0 / 256, rank.0 % 256);
                     let step = (launch.generation.0 > 1).then_some(Step(1));
-                    self.tell(rank, RankNews::Ready { address, step });
+                    self.send_rank_report(rank, RankReport::Ready { address, step });
                 }
             }
             Directive::Begin { generation, .. }
@@ -152,36 +162,43 @@ impl Agent {
                 self.swarm.begun.fetch_add(1, SeqCst);
                 *self.swarm.last_begun.lock().unwrap() = Instant::now();
                 for rank in self.ranks.clone() {
-                    self.tell(rank, RankNews::Met);
+                    self.send_rank_report(rank, RankReport::Met);
                     let progress = Progress { step: Step(1), ..Progress::default() };
-                    self.tell(rank, RankNews::Started { source: StateSource::Fresh, progress });
+                    self.send_rank_report(
+                        rank,
+                        RankReport::Started { source: StateSource::Fresh, progress },
+                    );
                 }
                 self.swarm.training.send_modify(|count| *count += 1);
             }
-            Directive::Heard { number } if number == self.beat.0 => {
-                let took = self.beat.1.elapsed().as_secs_f64();
+            Directive::HeartbeatAck { number } if number == self.heartbeat.0 => {
+                let took = self.heartbeat.1.elapsed().as_secs_f64();
                 self.swarm.replies.lock().unwrap().push(took);
             }
             _ => {}
         }
     }
 
-    /// The part of a second that belongs to one of its workers.
-    fn live(&mut self) {
-        self.beat = (self.beat.0 + 1, Instant::now());
-        self.say(Report::Beat(Beat { number: self.beat.0, ..Beat::default() }));
-        if let Some(rank) = self.ranks.get((self.beat.0 % u64::from(self.slots)) as usize) {
+    /// Sends an agent heartbeat, and the heartbeat of one of its ranks.
+    fn send_heartbeats(&mut self) {
+        self.heartbeat = (self.heartbeat.0 + 1, Instant::now());
+        self.send(AgentReport::Heartbeat(AgentHeartbeat {
+            number: self.heartbeat.0,
+            ..AgentHeartbeat::default()
+        }));
+        if let Some(rank) = self.ranks.get((self.heartbeat.0 % u64::from(self.slots)) as usize) {
             let activity = Activity::Computing;
-            let pulse = Pulse { step: Step(1), own_step_seconds: 0.1, seconds: 0.01, activity };
-            self.tell(*rank, RankNews::Pulse(pulse));
+            let heartbeat =
+                RankHeartbeat { step: Step(1), own_step_seconds: 0.1, seconds: 0.01, activity };
+            self.send_rank_report(*rank, RankReport::Heartbeat(heartbeat));
         }
     }
 
-    /// Until the connection ends. Agents beat at different moments of a second.
+    /// Runs until the connection ends. Agents send heartbeats at different moments of a second.
     async fn run(mut self, channel: Channel, index: usize, messages: Messages) {
         let mut client = NodeServiceClient::new(channel);
         let node = NodeId(self.name.clone());
-        self.say(Report::Hello(Hello { node, slots: self.slots, holding: None }));
+        self.send(AgentReport::Hello(Hello { node, slots: self.slots, running: None }));
         let mut down = client.attach(messages).await.expect("attached").into_inner();
         let _welcome = down.message().await.expect("a welcome");
         let offset = Duration::from_secs_f64(index as f64 / self.swarm.agents as f64);
@@ -191,10 +208,10 @@ impl Agent {
         loop {
             tokio::select! {
                 message = down.message() => match message {
-                    Ok(Some(frame)) => self.hear(frame.read().unwrap()),
+                    Ok(Some(frame)) => self.handle(frame.read().unwrap()),
                     _ => return,
                 },
-                _ = second.tick() => if self.swarm.beats.load(SeqCst) { self.live() },
+                _ = second.tick() => if self.swarm.sends_heartbeats.load(SeqCst) { self.send_heartbeats() },
             }
         }
     }
@@ -203,7 +220,7 @@ impl Agent {
 type Messages = UnboundedReceiverStream<Frame>;
 
 async fn connect(url: &str) -> Channel {
-    // As `baton` and its agents do.
+    // The same settings as in `baton` and its agents.
     let endpoint = Endpoint::from_shared(url.to_owned())
         .unwrap()
         .tcp_nodelay(true)
@@ -212,23 +229,23 @@ async fn connect(url: &str) -> Channel {
     loop {
         match endpoint.connect().await {
             Ok(channel) => return channel,
-            // The queue of a listener is short.
+            // Retry: the queue of a listener is short.
             Err(_) => sleep(Duration::from_millis(20)).await,
         }
     }
 }
 
-/// As many connections as are wanted, some at a time.
+/// Opens `count` connections, at most 256 at a time.
 async fn connections(url: &str, count: usize) -> Vec<Channel> {
     let mut channels = Vec::with_capacity(count);
     while channels.len() < count {
-        let some = (count - channels.len()).min(256);
-        channels.extend(join_all((0..some).map(|_| connect(url))).await);
+        let batch = (count - channels.len()).min(256);
+        channels.extend(join_all((0..batch).map(|_| connect(url))).await);
     }
     channels
 }
 
-/// All agents, connected, then attached at the same moment. Kept alive by what is returned.
+/// Connects all agents, then attaches them at the same moment. They stay attached while the returned senders exist.
 async fn swarm(args: &Args) -> (Arc<Swarm>, Vec<mpsc::UnboundedSender<Frame>>) {
     let agents = args.workers.div_ceil(args.per_node) as usize;
     let channels = connections(&args.url, agents).await;
@@ -241,14 +258,14 @@ async fn swarm(args: &Args) -> (Arc<Swarm>, Vec<mpsc::UnboundedSender<Frame>>) {
         generation: watch::Sender::new(Generation(0)),
         last_launched: Mutex::new(Instant::now()),
         last_begun: Mutex::new(Instant::now()),
-        beats: AtomicBool::new(false),
+        sends_heartbeats: AtomicBool::new(false),
         replies: Mutex::default(),
     });
     let barrier = Arc::new(Barrier::new(agents));
-    let mut ways = Vec::new();
+    let mut senders = Vec::new();
     for (index, channel) in channels.into_iter().enumerate() {
         let (out, messages) = mpsc::unbounded_channel();
-        ways.push(out.clone());
+        senders.push(out.clone());
         let slots = args.per_node.min(args.workers - index as u32 * args.per_node);
         let agent = Agent {
             swarm: swarm.clone(),
@@ -257,7 +274,7 @@ async fn swarm(args: &Args) -> (Arc<Swarm>, Vec<mpsc::UnboundedSender<Frame>>) {
             out,
             ranks: Vec::new(),
             generation: Generation(0),
-            beat: (0, Instant::now()),
+            heartbeat: (0, Instant::now()),
         };
         let barrier = barrier.clone();
         tokio::spawn(async move {
@@ -265,23 +282,23 @@ async fn swarm(args: &Args) -> (Arc<Swarm>, Vec<mpsc::UnboundedSender<Frame>>) {
             agent.run(channel, index, UnboundedReceiverStream::new(messages)).await;
         });
     }
-    (swarm, ways)
+    (swarm, senders)
 }
 
 async fn all_train(swarm: &Swarm, args: &Args) {
-    let agents = args.workers.min(MOST_RANKS).div_ceil(args.per_node) as usize;
+    let agents = args.workers.min(MAX_RANKS).div_ceil(args.per_node) as usize;
     swarm.training.subscribe().wait_for(|count| *count >= agents).await.unwrap();
 }
 
 async fn rendezvous(args: &Args) -> serde_json::Value {
-    let (swarm, ways) = swarm(args).await;
+    let (swarm, senders) = swarm(args).await;
     let agents = swarm.agents;
     swarm.generation.subscribe().wait_for(|generation| generation.0 > 0).await.unwrap();
     let assigned = swarm.last_launched.lock().unwrap().duration_since(swarm.start);
     all_train(&swarm, args).await;
     let met = swarm.last_begun.lock().unwrap().duration_since(swarm.start);
 
-    // The coordinator must have heard that all train before one dies.
+    // The coordinator must have received that all ranks train before one dies.
     let mut client = JobServiceClient::new(connect(&args.url).await);
     loop {
         let status = client.get_status(GetStatusRequest {}).await.unwrap().into_inner();
@@ -292,11 +309,11 @@ async fn rendezvous(args: &Args) -> serde_json::Value {
     }
     swarm.launched.store(0, SeqCst);
     let first = *swarm.generation.borrow();
-    let news = RankNews::Exited(Failure { class: Class::Crash, message: "killed".to_owned() });
-    let report = Report::Rank { generation: first, rank: Rank(args.workers - 1), news };
-    let frame = Frame::report(&report).unwrap();
+    let report = RankReport::Exited(Failure { class: Class::Crash, message: "killed".to_owned() });
+    let report = AgentReport::Rank { generation: first, rank: Rank(args.workers - 1), report };
+    let frame = Frame::report(&report, REVISION).unwrap();
     let died = Instant::now();
-    ways[agents - 1].send(frame).unwrap();
+    senders[agents - 1].send(frame).unwrap();
     swarm.generation.subscribe().wait_for(|generation| *generation > first).await.unwrap();
     let pushed = swarm.last_launched.lock().unwrap().duration_since(died);
     json!({
@@ -308,20 +325,20 @@ async fn rendezvous(args: &Args) -> serde_json::Value {
 }
 
 async fn heartbeats(args: &Args, time: Duration) -> serde_json::Value {
-    let (swarm, _ways) = swarm(args).await;
+    let (swarm, _senders) = swarm(args).await;
     all_train(&swarm, args).await;
-    swarm.beats.store(true, SeqCst);
-    // Until all have settled down.
+    swarm.sends_heartbeats.store(true, SeqCst);
+    // Leave out the first seconds, until all agents send at a steady rate.
     sleep(Duration::from_secs(5)).await;
     swarm.replies.lock().unwrap().clear();
     println!("{}", json!({ "measuring": true }));
-    let (url, ranks) = (args.url.clone(), args.workers.min(MOST_RANKS));
-    // Nobody looks at a job from a machine that ten thousand workers share: whoever asks does not wait for them.
+    let (url, ranks) = (args.url.clone(), args.workers.min(MAX_RANKS));
+    // A user's machine does not share its CPU with ten thousand workers, so status calls have a thread of their own.
     let statuses = tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.unwrap().block_on(statuses(&url, ranks as usize, time))
     });
-    // Of this thread alone, which is the swarm's.
+    // Lowers the priority of this thread only, which runs the agents.
     rustix::process::nice(10).unwrap();
     let (statuses, bytes) = statuses.await.unwrap();
     let replies = std::mem::take(&mut *swarm.replies.lock().unwrap());
@@ -334,7 +351,7 @@ async fn heartbeats(args: &Args, time: Duration) -> serde_json::Value {
     })
 }
 
-/// Looks at the job ten times a second: how long each look took, and the bytes of the last.
+/// Requests the status ten times a second; returns the time of each call, seconds, and the bytes of the last status.
 async fn statuses(url: &str, ranks: usize, time: Duration) -> (Vec<f64>, usize) {
     let mut client = JobServiceClient::new(connect(url).await).max_decoding_message_size(64 << 20);
     let (mut took, mut bytes) = (Vec::new(), 0);
@@ -375,8 +392,8 @@ async fn lighthouse(args: &Args, time: Duration) -> serde_json::Value {
                 let sent = Instant::now();
                 client.ready().await.unwrap();
                 let path = PathAndQuery::from_static("/torchft.LighthouseService/Heartbeat");
-                let beat = tonic::Request::new(Heartbeat { replica_id: replica_id.clone() });
-                client.unary::<_, (), _>(beat, path, ProstCodec::default()).await.unwrap();
+                let heartbeat = tonic::Request::new(Heartbeat { replica_id: replica_id.clone() });
+                client.unary::<_, (), _>(heartbeat, path, ProstCodec::default()).await.unwrap();
                 if tokio::time::Instant::now() > measure_from {
                     replies.lock().unwrap().push(sent.elapsed().as_secs_f64());
                 }
@@ -394,7 +411,7 @@ async fn lighthouse(args: &Args, time: Duration) -> serde_json::Value {
     })
 }
 
-/// In milliseconds.
+/// Quantiles in milliseconds.
 fn quantiles(mut seconds: Vec<f64>) -> serde_json::Value {
     seconds.sort_by(f64::total_cmp);
     let at = |share: f64| {

@@ -1,4 +1,4 @@
-//! From a recipe and a run folder to a job that is served.
+//! Starts or resumes a job from a recipe and a run folder.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 use baton_checkpoint::{EntryState, Store};
 use baton_job::{
     Generation, JobId,
-    engine::{Engine, Origin, Record},
+    engine::{Engine, JobOrigin, Record},
     exit::{Failure, bad_input, crash},
     message::Restore,
 };
@@ -19,42 +19,43 @@ use baton_recipe::JobSpec;
 use crate::{
     args::Args,
     clock::Clock,
-    job::{End, Loop},
+    job::JobLoop,
     journal::Journal,
-    metrics::Metrics,
-    served::Served,
+    metrics::JobMetrics,
+    served::ServedJob,
     traces::{Timeline, Traces},
 };
 
-/// A job that is served, and the thread of its loop.
-pub(crate) struct Running {
-    pub(crate) served: Arc<Served>,
-    pub(crate) thread: JoinHandle<End>,
+/// A job being served, and the thread of its loop.
+pub(crate) struct RunningJob {
+    pub(crate) served: Arc<ServedJob>,
+    pub(crate) thread: JoinHandle<anyhow::Result<()>>,
 }
 
-/// Takes up the job that the run folder holds, or begins one.
-pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<Running, Failure> {
+/// Resumes the job of the run folder, or starts a new one.
+pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
     let clock = Clock::start();
-    let Prepared { engine, journal, store, records } = prepare(args, &spec, clock)?;
+    let PreparedJob { engine, journal, store, records } = prepare(args, &spec, clock)?;
     let collector = args.otlp_endpoint.as_ref();
     let traces = collector.map(|at| traces(at, &engine, &journal, &records)).transpose()?;
-    let metrics = Metrics::open(&args.run_dir).map_err(|error| bad_input(format!("{error:#}")))?;
+    let metrics =
+        JobMetrics::open(&args.run_dir).map_err(|error| bad_input(format!("{error:#}")))?;
     let metrics = Arc::new(metrics);
     let job_id = engine.origin().job;
     let store_location = store.location().to_owned();
     tracing::info!(job = %job_id, recipe = %spec.to_json(), "serving");
     let run_dir = args.run_dir.clone();
     let (job_loop, job) =
-        Loop::new(engine, journal, store, run_dir, clock, metrics.clone(), traces);
+        JobLoop::new(engine, journal, store, run_dir, clock, metrics.clone(), traces);
     let thread = thread::Builder::new()
         .name("job".to_owned())
         .spawn(move || job_loop.run())
         .map_err(|error| crash(format!("cannot start a thread: {error}")))?;
-    let served = Served { job, job_id, spec: Arc::new(spec), store_location, metrics };
-    Ok(Running { served: Arc::new(served), thread })
+    let served = ServedJob { job, job_id, spec: Arc::new(spec), store_location, metrics };
+    Ok(RunningJob { served: Arc::new(served), thread })
 }
 
-/// The recipe that was named, or that of a job which was submitted to this run folder before.
+/// The recipe given by the flags, or the recipe of the job that was submitted to this run folder before.
 pub(crate) fn recipe(args: &Args) -> Result<Option<JobSpec>, Failure> {
     if let Some(path) = &args.recipe {
         return read_recipe(path, &args.overrides).map(Some);
@@ -63,18 +64,18 @@ pub(crate) fn recipe(args: &Args) -> Result<Option<JobSpec>, Failure> {
     if path.exists() { read_recipe(&path, &[]).map(Some) } else { Ok(None) }
 }
 
-/// Keeps the recipe of a job that was submitted, for a coordinator that is started again.
-pub(crate) fn keep_recipe(run_dir: &Path, recipe: &str) -> Result<(), Failure> {
+/// Stores the recipe of a submitted job, so that a restarted coordinator finds it.
+pub(crate) fn store_recipe(run_dir: &Path, recipe: &str) -> Result<(), Failure> {
     let path = submitted_recipe(run_dir);
-    let draft = path.with_extension("toml.tmp");
+    let temporary = path.with_extension("toml.tmp");
     let written = fs::create_dir_all(run_dir)
-        .and_then(|()| fs::write(&draft, recipe))
-        .and_then(|()| fs::rename(&draft, &path));
+        .and_then(|()| fs::write(&temporary, recipe))
+        .and_then(|()| fs::rename(&temporary, &path));
     written.map_err(|error| bad_input(format!("{}: cannot be written: {error}", path.display())))
 }
 
-/// It cannot be begun: the next coordinator should not try.
-pub(crate) fn forget_recipe(run_dir: &Path) {
+/// Removes the stored recipe of a job that cannot start, so that the next coordinator does not try it again.
+pub(crate) fn remove_recipe(run_dir: &Path) {
     let _ = fs::remove_file(submitted_recipe(run_dir));
 }
 
@@ -82,11 +83,11 @@ fn submitted_recipe(run_dir: &Path) -> PathBuf {
     run_dir.join("recipe.toml")
 }
 
-struct Prepared {
+struct PreparedJob {
     engine: Engine,
     journal: Journal,
     store: Store,
-    /// What the journal held.
+    /// Records read from the journal.
     records: Vec<Record>,
 }
 
@@ -102,8 +103,8 @@ fn traces(
         .map_err(|error| bad_input(format!("--otlp-endpoint {endpoint}: {error}")))
 }
 
-/// Opens store and journal and takes up the job they hold, or begins one.
-fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<Prepared, Failure> {
+/// Opens the store and the journal, and resumes the job in them or starts a new one.
+fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Failure> {
     let store = Store::open(&store_location(spec, &args.run_dir)).map_err(bad_input)?;
     let path = args.run_dir.join("journal.redb");
     let new_run = args.no_auto_resume || args.resume.is_some();
@@ -115,11 +116,11 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<Prepared, Failur
         (journal, records) = open(&path)?;
     }
     let engine = match Engine::replay(spec, &records, clock.now()) {
-        Some(before) => match changes(before.origin(), spec, &store)?.as_slice() {
-            [] => before,
+        Some(resumed) => match changes(resumed.origin(), spec, &store)?.as_slice() {
+            [] => resumed,
             _ if args.allow_recipe_change => {
-                // What it must not resume from, this one must not either.
-                let restore = Restore { allow_recipe_change: true, ..before.restore() };
+                // A checkpoint that the old run must not resume from is excluded for this run too.
+                let restore = Restore { allow_recipe_change: true, ..resumed.restore() };
                 drop(journal);
                 set_aside(&path)?;
                 (journal, records) = open(&path)?;
@@ -127,18 +128,20 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<Prepared, Failur
             }
             changes => return Err(other_recipe(&args.run_dir, changes)),
         },
-        None => {
-            Engine::new(spec, new_origin(spec, &store, |first| wished(args, first))?, clock.now())
-        }
+        None => Engine::new(
+            spec,
+            new_origin(spec, &store, |first| requested_restore(args, first))?,
+            clock.now(),
+        ),
     };
-    Ok(Prepared { engine, journal, store, records })
+    Ok(PreparedJob { engine, journal, store, records })
 }
 
-/// What keeps `spec` from going on with the job in the journal.
-fn changes(origin: &Origin, spec: &JobSpec, store: &Store) -> Result<Vec<String>, Failure> {
+/// Differences between the recipes that prevent `spec` from continuing the job in the journal.
+fn changes(origin: &JobOrigin, spec: &JobSpec, store: &Store) -> Result<Vec<String>, Failure> {
     let mut saved = origin.recipe.clone();
     if saved.is_none() {
-        // A journal of format 1: the recipe stands in the checkpoints of its job.
+        // A journal of format 1 has no recipe; the checkpoints of its job have it.
         let entries = store.list().map_err(bad_input)?;
         saved = entries.into_iter().find_map(|entry| match entry.state {
             EntryState::Whole(manifest) if manifest.job == origin.job => Some(manifest.recipe),
@@ -152,33 +155,33 @@ fn new_origin(
     spec: &JobSpec,
     store: &Store,
     restore: impl FnOnce(Generation) -> Restore,
-) -> Result<Origin, Failure> {
-    // Every generation that ever wrote to this store is at or below its fence.
+) -> Result<JobOrigin, Failure> {
+    // The fence is at least the number of every generation that has written to this store.
     let first_generation = store.fence().map_err(bad_input)?.next();
     let job = JobId(uuid::Uuid::new_v4());
     let restore = restore(first_generation);
-    Ok(Origin { job, recipe: Some(spec.to_json()), first_generation, restore })
+    Ok(JobOrigin { job, recipe: Some(spec.to_json()), first_generation, restore })
 }
 
-/// Where the user wants a new run to begin.
-fn wished(args: &Args, first_generation: Generation) -> Restore {
+/// The state that the user's flags request for a new run.
+fn requested_restore(args: &Args, first_generation: Generation) -> Restore {
     let allow_recipe_change = args.allow_recipe_change;
-    let begins_anew = args.no_auto_resume || args.resume.is_some();
-    let not_before = if begins_anew { first_generation } else { Generation(0) };
+    let is_new_run = args.no_auto_resume || args.resume.is_some();
+    let not_before = if is_new_run { first_generation } else { Generation(0) };
     Restore { not_before, path: args.resume.clone(), allow_recipe_change, ..Restore::default() }
 }
 
 fn other_recipe(run_dir: &Path, changes: &[String]) -> Failure {
     bad_input(format!(
-        "run folder {} holds a run of another recipe, and this one would end with other weights ({}): undo \
-         the change, or give another --run-dir, or go on with its state by --allow-recipe-change, or start \
-         anew here with --no-auto-resume",
+        "run folder {} has a run of another recipe, and this recipe would give different weights ({}): undo \
+         the change, or give another --run-dir, or continue with the old state with --allow-recipe-change, or \
+         start a new run here with --no-auto-resume",
         run_dir.display(),
         changes.join(", ")
     ))
 }
 
-/// The old run's journal is kept, under a name of its own.
+/// Renames the journal of the old run, so that it is kept.
 fn set_aside(path: &Path) -> Result<(), Failure> {
     let kept = (1u32..)
         .map(|n| path.with_file_name(format!("journal-{n}.redb")))

@@ -1,26 +1,27 @@
-//! What time it is to the machine.
+//! The clock of the state machine.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use baton_job::Time;
 
-/// The wall clock as it was when this process started, and steady from there.
+/// The wall clock at process start, continued by the monotonic clock.
 ///
-/// So the journal's times mean something to the next coordinator, and no clock that is set back makes a timeout late.
+/// So the times in the journal are valid for the next coordinator, and a timeout fires in time even if the wall clock
+/// is set back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
-    began: Instant,
-    at: Time,
+    started: Instant,
+    started_at: Time,
 }
 
 impl Clock {
     pub(crate) fn start() -> Self {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { began: Instant::now(), at: Time(0).after(since_epoch) }
+        Self { started: Instant::now(), started_at: Time(0).after(since_epoch) }
     }
 
     pub(crate) fn now(&self) -> Time {
-        self.at.after(self.began.elapsed())
+        self.started_at.after(self.started.elapsed())
     }
 }
 

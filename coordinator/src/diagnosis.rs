@@ -1,12 +1,12 @@
-//! Diagnoses as files in the run folder: one for people, one for programs.
+//! Writes each diagnosis to the run folder: Markdown for people, JSON for programs.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 use baton_job::engine::WrittenDiagnosis;
 
-/// Writes `diagnosis-N.md` and `diagnosis-N.json`; a file of that name, of an earlier run in the same
-/// folder, is replaced.
+/// Writes `diagnosis-N.md` and `diagnosis-N.json`; replaces files of these names from an earlier run in
+/// the same folder.
 pub(crate) fn write(run_dir: &Path, written: &WrittenDiagnosis) -> Result<()> {
     let name = written.name();
     for (file, text) in
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn both_files_lie_in_the_run_folder() {
+    fn both_files_are_written_to_the_run_folder() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), &written()).unwrap();
         let text = fs::read_to_string(folder.path().join("diagnosis-2.md")).unwrap();
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_named() {
+    fn the_error_names_a_folder_that_cannot_be_written() {
         let error = write(Path::new("/nowhere"), &written()).unwrap_err();
         assert!(format!("{error:#}").contains("/nowhere/diagnosis-2.md"), "{error:#}");
     }

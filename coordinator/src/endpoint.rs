@@ -1,4 +1,4 @@
-//! How others find this coordinator: a small file in the run folder.
+//! The file `coordinator.json` in the run folder, by which other programs find this coordinator.
 
 use std::{
     fs,
@@ -13,29 +13,29 @@ use serde::Serialize;
 struct Endpoint {
     address: String,
     pid: u32,
-    /// Whether it is `https`.
+    /// Whether clients must use `https`.
     tls: bool,
 }
 
-/// The file, for as long as the coordinator serves.
-pub(crate) struct EndpointFile(PathBuf);
+/// The file; deleted when this value is dropped.
+pub(crate) struct CoordinatorFile(PathBuf);
 
-impl EndpointFile {
-    /// Writes the file in one piece.
+impl CoordinatorFile {
+    /// Writes the file atomically.
     pub(crate) fn write(run_dir: &Path, address: SocketAddr, tls: bool) -> Result<Self> {
         let path = run_dir.join("coordinator.json");
         let endpoint = Endpoint { address: address.to_string(), pid: std::process::id(), tls };
-        let draft = path.with_extension(format!("{}.tmp", endpoint.pid));
-        fs::write(&draft, serde_json::to_vec(&endpoint)?)
-            .and_then(|()| fs::rename(&draft, &path))
+        let temporary = path.with_extension(format!("{}.tmp", endpoint.pid));
+        fs::write(&temporary, serde_json::to_vec(&endpoint)?)
+            .and_then(|()| fs::rename(&temporary, &path))
             .with_context(|| format!("{}: cannot be written", path.display()))?;
         Ok(Self(path))
     }
 }
 
-impl Drop for EndpointFile {
+impl Drop for CoordinatorFile {
     fn drop(&mut self) {
-        // Left behind it only costs the next caller one refused connection.
+        // Best effort: a stale file only costs the next caller one refused connection.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -1,7 +1,8 @@
-//! Connections as they come.
+//! Accepts connections.
 //!
-//! Each takes a file descriptor, of which a process has only so many, and the journal and the store need some too. So
-//! one that says nothing is not kept, and when there are as many as there may be, others wait in the listener's queue.
+//! Each connection takes a file descriptor, and their number is limited; the journal and the store need some too. So
+//! the server closes a connection on which the client sends nothing, and at the limit new connections wait in the
+//! listener's queue.
 
 use std::{
     io::{self, IoSlice},
@@ -24,94 +25,103 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tracing::warn;
 
-/// Longest wait for a client's first word, which in HTTP and TLS is the client's to say.
-const SILENCE: Duration = Duration::from_secs(10);
-/// Until the listener is asked again after a failure.
-const PAUSE: Duration = Duration::from_millis(200);
-/// Connections that have spoken and that the server has not taken yet.
-const QUEUE: usize = 64;
-/// Connections that wait to be taken, as far as the system allows: thousands of agents may come at the same moment, and
-/// one that finds the queue full tries again after a second. The standard library's is 128.
-const BACKLOG: u32 = 4_096;
-/// Files that this process opens besides.
-const RESERVED: u64 = 64;
+/// Longest wait for the first byte of a client. In HTTP and TLS the client sends first.
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Wait before the next accept after a failed one.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// Capacity of the queue of connections that have sent a byte and that the server has not taken yet.
+const READY_QUEUE_LEN: usize = 64;
+/// Connections that may wait to be accepted, as far as the system allows: thousands of agents may connect at the same
+/// moment, and an agent that finds the queue full retries only after a second. The standard library's value is 128.
+const LISTEN_BACKLOG: u32 = 4_096;
+/// File descriptors reserved for the other files of this process.
+const RESERVED_FILES: u64 = 64;
 
-/// A client that has begun to speak.
-pub(crate) struct Client {
+/// A connection on which the client has sent at least one byte.
+pub(crate) struct Connection {
     stream: TcpStream,
-    /// Given back when it is gone.
-    _place: OwnedSemaphorePermit,
+    /// Counts this connection against the limit until it is closed.
+    _permit: OwnedSemaphorePermit,
 }
 
-/// Takes an address. To be called in a tokio runtime.
+/// Binds an address and listens on it. Must be called in a tokio runtime.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Connections of a coordinator that has just ended do not keep its successor from the port.
+    // Otherwise old connections of a coordinator that has just ended would block this port for the next one.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(BACKLOG)
+    socket.listen(LISTEN_BACKLOG)
 }
 
-/// Clients as they come. To be called in a tokio runtime; nobody is let in any more once the stream is dropped.
+/// Stream of accepted clients. Must be called in a tokio runtime. Dropping the stream stops accepting.
 ///
-/// Lets this process open as many files as it may: systems begin with some 1,000, and each agent takes two.
-pub(crate) fn incoming(listener: TcpListener) -> impl Stream<Item = io::Result<Client>> {
+/// Raises this process's limit of open files to the maximum: the usual default is about 1,000, and each agent takes
+/// two.
+pub(crate) fn incoming(listener: TcpListener) -> impl Stream<Item = io::Result<Connection>> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     let limit = if raised.is_ok() { maximum } else { current };
-    let most = limit.unwrap_or(u64::MAX).saturating_sub(RESERVED).max(1);
-    let most = usize::try_from(most).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-    let (spoken, taken) = mpsc::channel(QUEUE);
+    let max_connections = limit.unwrap_or(u64::MAX).saturating_sub(RESERVED_FILES).max(1);
+    let max_connections =
+        usize::try_from(max_connections).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+    let (ready, clients) = mpsc::channel(READY_QUEUE_LEN);
     tokio::spawn(async move {
-        let over = spoken.clone();
+        let stopped = ready.clone();
         tokio::select! {
-            () = accept(listener, most, spoken) => {}
-            () = over.closed() => {}
+            () = accept(listener, max_connections, ready) => {}
+            () = stopped.closed() => {}
         }
     });
-    ReceiverStream::new(taken)
+    ReceiverStream::new(clients)
 }
 
-async fn accept(listener: TcpListener, most: usize, spoken: mpsc::Sender<io::Result<Client>>) {
-    let places = Arc::new(Semaphore::new(most));
-    let (mut full, mut failed) = (false, false);
+async fn accept(
+    listener: TcpListener,
+    max_connections: usize,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    let permits = Arc::new(Semaphore::new(max_connections));
+    let (mut full_logged, mut failure_logged) = (false, false);
     loop {
-        if places.available_permits() == 0 && !std::mem::replace(&mut full, true) {
+        if permits.available_permits() == 0 && !std::mem::replace(&mut full_logged, true) {
             warn!(
-                "new connections wait, as {most} are open: close some, or raise the limit of open files (ulimit -Hn, \
-                 LimitNOFILE of a systemd unit) and restart"
+                "new connections wait because {max_connections} are open: close some, or raise the limit of open \
+                 files (ulimit -Hn, LimitNOFILE of a systemd unit) and restart"
             );
         }
-        // It is never closed.
-        let Ok(place) = places.clone().acquire_owned().await else { return };
+        // The semaphore is never closed.
+        let Ok(permit) = permits.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                tokio::spawn(hear(Client { stream, _place: place }, spoken.clone()));
+                tokio::spawn(wait_for_first_byte(
+                    Connection { stream, _permit: permit },
+                    ready.clone(),
+                ));
             }
-            // What happened to one connection is over with it; a machine out of files or memory may stay so.
+            // An error of one connection affects only that one, but lack of files or memory may last.
             Err(error) => {
-                if !std::mem::replace(&mut failed, true) {
-                    warn!(%error, "a connection cannot be taken, and is asked for again; later ones are not told");
+                if !std::mem::replace(&mut failure_logged, true) {
+                    warn!(%error, "cannot accept a connection; retrying, and later failures are not logged");
                 }
-                sleep(PAUSE).await;
+                sleep(ACCEPT_RETRY_INTERVAL).await;
             }
         }
     }
 }
 
-/// Passes a client on once it has said something.
-async fn hear(client: Client, spoken: mpsc::Sender<io::Result<Client>>) {
-    match timeout(SILENCE, client.stream.peek(&mut [0])).await {
+/// Passes a client on once it has sent a byte.
+async fn wait_for_first_byte(client: Connection, ready: mpsc::Sender<io::Result<Connection>>) {
+    match timeout(FIRST_BYTE_TIMEOUT, client.stream.peek(&mut [0])).await {
         Ok(Ok(1)) => {}
         _ => return,
     }
-    // Answers are written whole: waiting for more of them only delays them.
-    let ready = client.stream.set_nodelay(true).map(|()| client);
+    // Each answer is written in one call, so waiting to batch several would only delay them.
+    let client = client.stream.set_nodelay(true).map(|()| client);
     // The server may have ended.
-    let _ = spoken.send(ready).await;
+    let _ = ready.send(client).await;
 }
 
-impl Connected for Client {
+impl Connected for Connection {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
@@ -119,7 +129,7 @@ impl Connected for Client {
     }
 }
 
-impl AsyncRead for Client {
+impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -129,7 +139,7 @@ impl AsyncRead for Client {
     }
 }
 
-impl AsyncWrite for Client {
+impl AsyncWrite for Connection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -1,8 +1,9 @@
-//! The loop that owns the machine: one queue in, actions out, a snapshot for readers.
+//! The loop that owns the job's state machine: it takes inputs from one queue, performs the actions, and publishes a
+//! snapshot for readers.
 //!
-//! It has a thread of its own, because journal and store make it wait for disks; gRPC never does. Whatever waits in
-//! the queue is taken in one round: the machine handles all of it, then the journal is committed once, and only then
-//! others are told.
+//! It has its own thread, because the journal and the store block on disks, and gRPC must never block. All inputs that
+//! wait in the queue are taken in one round: the state machine handles them, then the journal is committed once, and
+//! only then directives and answers are sent.
 
 use std::{
     collections::HashMap,
@@ -26,33 +27,33 @@ use crate::{
     clock::{Clock, unix_millis},
     diagnosis,
     journal::{Journal, LoggedEvent},
-    metrics::Metrics,
+    metrics::JobMetrics,
     traces::Traces,
 };
 
-/// What reaches the loop.
-pub(crate) enum Input {
-    /// For the machine.
+/// An input of the loop.
+pub(crate) enum JobInput {
+    /// An event for the state machine.
     Event(Box<Event>),
-    /// An agent's stream opened: where its directives go.
+    /// An agent's stream opened; its directives go to `outbox`.
     Opened { attachment: Attachment, outbox: Outbox },
-    /// A user wants something that is not always possible, and an answer.
-    Wish { wish: Wish, answer: oneshot::Sender<Result<(), String>> },
-    /// A watcher wants what is logged after an id, and all that follows.
-    Watch { after: u64, answer: oneshot::Sender<Result<Watch, WatchError>> },
-    /// The process was told to end. Training goes on without it.
+    /// A user's request that may be refused; `answer` gets the result.
+    Request { request: UserRequest, answer: oneshot::Sender<Result<(), String>> },
+    /// A watcher asks for the events after an id, and for all that follow.
+    Watch { after: u64, answer: oneshot::Sender<Result<EventSubscription, WatchError>> },
+    /// The process was asked to quit. Training continues without it.
     Quit,
 }
 
-impl From<Event> for Input {
+impl From<Event> for JobInput {
     fn from(event: Event) -> Self {
         Self::Event(Box::new(event))
     }
 }
 
-/// What a user may want.
+/// A request that is not always possible.
 #[derive(Clone, Debug)]
-pub(crate) enum Wish {
+pub(crate) enum UserRequest {
     Checkpoint,
     Pause { reason: String },
     Resume,
@@ -61,120 +62,111 @@ pub(crate) enum Wish {
 /// Directives to one agent; an error closes its stream.
 pub(crate) type Outbox = tokio::sync::mpsc::UnboundedSender<Result<Directive, String>>;
 
-/// Past events and the feed of coming ones, without a gap between.
-pub(crate) struct Watch {
+/// Past events, and the feed of the following ones, without a gap between them.
+pub(crate) struct EventSubscription {
     pub(crate) past: Vec<LoggedEvent>,
-    pub(crate) coming: broadcast::Receiver<LoggedEvent>,
+    pub(crate) live: broadcast::Receiver<LoggedEvent>,
 }
 
-/// Why there is nothing to watch.
+/// Why events cannot be watched.
 #[derive(Debug)]
 pub(crate) enum WatchError {
-    /// No event has got so far; the newest.
+    /// The requested id is larger than `newest`, the id of the newest event.
     OutOfRange { newest: u64 },
     /// The journal cannot be read.
     Unreadable(String),
 }
 
-/// What readers see, newest state of the machine.
+/// The newest published state of the state machine, for readers.
 #[derive(Clone, Debug)]
-pub(crate) struct Snapshot {
+pub(crate) struct StatusSnapshot {
     pub(crate) status: Status,
     pub(crate) now: Time,
     pub(crate) taken: Instant,
-    /// When the last checkpoint was reported, in this coordinator's life.
+    /// When the last checkpoint was committed, since this coordinator started.
     pub(crate) saved: Option<Instant>,
     /// Agents with an open stream.
     pub(crate) attached: usize,
 }
 
-/// A cheap way to the loop.
+/// Sends inputs to the loop and reads its snapshots; cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Handle {
-    inputs: mpsc::Sender<Input>,
-    snapshots: watch::Receiver<Arc<Snapshot>>,
+pub(crate) struct JobHandle {
+    inputs: mpsc::Sender<JobInput>,
+    snapshots: watch::Receiver<Arc<StatusSnapshot>>,
 }
 
-impl Handle {
+impl JobHandle {
     /// Queues an input; false once the loop has ended.
-    pub(crate) fn send(&self, input: Input) -> bool {
+    pub(crate) fn send(&self, input: JobInput) -> bool {
         self.inputs.send(input).is_ok()
     }
 
     /// The newest snapshot.
-    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+    pub(crate) fn snapshot(&self) -> Arc<StatusSnapshot> {
         self.snapshots.borrow().clone()
     }
 
     /// A receiver that wakes on every new snapshot.
-    pub(crate) fn snapshots(&self) -> watch::Receiver<Arc<Snapshot>> {
+    pub(crate) fn snapshots(&self) -> watch::Receiver<Arc<StatusSnapshot>> {
         self.snapshots.clone()
     }
 }
 
-/// Why the loop ended.
-#[derive(Debug)]
-pub(crate) enum End {
-    /// Told to quit; the job goes on.
-    Quit,
-    /// The journal or the store failed.
-    Broken(anyhow::Error),
-}
-
-/// The loop before it runs.
-pub(crate) struct Loop {
+/// The job loop; [`run`](Self::run) runs it on the calling thread.
+pub(crate) struct JobLoop {
     engine: Engine,
     journal: Journal,
     store: Store,
     run_dir: PathBuf,
     clock: Clock,
-    metrics: Arc<Metrics>,
+    metrics: Arc<JobMetrics>,
     traces: Option<Traces>,
-    inputs: mpsc::Receiver<Input>,
+    inputs: mpsc::Receiver<JobInput>,
     outboxes: HashMap<Attachment, Outbox>,
-    snapshots: watch::Sender<Arc<Snapshot>>,
+    snapshots: watch::Sender<Arc<StatusSnapshot>>,
     events: broadcast::Sender<LoggedEvent>,
     saved: Option<Instant>,
     last_reason: String,
-    /// Whose the generations are that it opens. The job's identity would not do: its run folder may have been
-    /// copied, and then two are the same job.
-    incarnation: String,
-    /// What to tell once the journal is committed.
-    outgoing: Vec<Outgoing>,
-    /// What happened in this round.
-    news: Vec<LoggedEvent>,
-    /// Since when readers see a state that is no longer the newest.
-    unseen_since: Option<Instant>,
+    /// Random identity of this loop, written with the fence of the generations that it opens. The job's id is not
+    /// enough: if the run folder was copied, two coordinators have the same job.
+    store_owner: String,
+    /// Messages to send once the journal is committed.
+    outgoing: Vec<OutgoingMessage>,
+    /// Job events of this round, not sent to watchers yet.
+    new_events: Vec<LoggedEvent>,
+    /// When the state first changed after the last published snapshot.
+    unpublished_since: Option<Instant>,
 }
 
-/// What others are told.
-enum Outgoing {
+/// A message to an agent or a user.
+enum OutgoingMessage {
     Directive(Attachment, Directive),
     Refusal(Attachment, String),
     Answer(oneshot::Sender<Result<(), String>>, Result<(), String>),
 }
 
-/// Events a slow watcher may fall behind before it has to ask again.
+/// Events that a slow watcher may fall behind before it has to watch again.
 const WATCH_BUFFER: usize = 1024;
-/// Inputs of a round: what comes while the disk is waited for.
-const MOST_INPUTS: usize = 4_096;
-/// How old a state may be that readers see, if nothing happened but that everybody lives. With ten thousand ranks
-/// a snapshot takes milliseconds, and there are as many signs of life a second.
-const FRESH: Duration = Duration::from_millis(100);
+/// Most inputs in one round; they arrive while the loop waits for the disk.
+const MAX_INPUTS_PER_ROUND: usize = 4_096;
+/// Longest delay until readers see a change, if there are only heartbeats. With ten thousand ranks, taking a snapshot
+/// needs milliseconds, and there are ten thousand heartbeats per second.
+const MAX_SNAPSHOT_AGE: Duration = Duration::from_millis(100);
 
-impl Loop {
-    /// The loop of `engine`, which lives by `clock`; diagnoses are written to `run_dir`.
+impl JobLoop {
+    /// The loop of `engine`, with the time of `clock`; diagnoses are written to `run_dir`.
     pub(crate) fn new(
         engine: Engine,
         journal: Journal,
         store: Store,
         run_dir: PathBuf,
         clock: Clock,
-        metrics: Arc<Metrics>,
+        metrics: Arc<JobMetrics>,
         traces: Option<Traces>,
-    ) -> (Self, Handle) {
+    ) -> (Self, JobHandle) {
         let (sender, inputs) = mpsc::channel();
-        let snapshot = Snapshot {
+        let snapshot = StatusSnapshot {
             status: engine.status(),
             now: clock.now(),
             taken: Instant::now(),
@@ -197,92 +189,95 @@ impl Loop {
             events,
             saved: None,
             last_reason: String::new(),
-            incarnation: uuid::Uuid::new_v4().to_string(),
+            store_owner: uuid::Uuid::new_v4().to_string(),
             outgoing: Vec::new(),
-            news: Vec::new(),
-            unseen_since: None,
+            new_events: Vec::new(),
+            unpublished_since: None,
         };
-        (this, Handle { inputs: sender, snapshots: receiver })
+        (this, JobHandle { inputs: sender, snapshots: receiver })
     }
 
-    /// Runs until told to quit or broken.
-    pub(crate) fn run(mut self) -> End {
-        // A new machine has its origin to persist before anything else.
-        let mut next = Some(Input::from(Event::Tick));
-        loop {
-            match self.round(next.take()) {
-                Ok(true) => next = self.next(),
-                Ok(false) => return End::Quit,
-                Err(error) => return End::Broken(error),
-            }
+    /// Runs until [`JobInput::Quit`].
+    ///
+    /// # Errors
+    /// The journal or the store failed.
+    pub(crate) fn run(mut self) -> Result<()> {
+        // A new engine persists its origin before anything else.
+        let mut next = Some(JobInput::from(Event::Tick));
+        while self.round(next.take())? {
+            next = self.next();
         }
+        Ok(())
     }
 
-    /// The next input, or `None` when it is time for something.
-    fn next(&self) -> Option<Input> {
+    /// The next input, or `None` when a deadline has passed.
+    fn next(&self) -> Option<JobInput> {
         let deadline = self.engine.deadline().map(|at| at.since(self.clock.now()));
-        let fresh = self.unseen_since.map(|since| FRESH.saturating_sub(since.elapsed()));
-        let received = match deadline.into_iter().chain(fresh).min() {
+        let snapshot_due =
+            self.unpublished_since.map(|since| MAX_SNAPSHOT_AGE.saturating_sub(since.elapsed()));
+        let received = match deadline.into_iter().chain(snapshot_due).min() {
             Some(wait) => self.inputs.recv_timeout(wait),
             None => self.inputs.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
         };
         match received {
             Ok(input) => Some(input),
             Err(mpsc::RecvTimeoutError::Timeout) => None,
-            Err(mpsc::RecvTimeoutError::Disconnected) => Some(Input::Quit),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Some(JobInput::Quit),
         }
     }
 
-    /// Takes what came first and all that waits behind it; false if it was told to quit.
-    fn round(&mut self, first: Option<Input>) -> Result<bool> {
-        let mut goes_on = match first {
-            Some(input) => self.take(input)?,
+    /// Handles the first input and all that wait behind it; false after [`JobInput::Quit`].
+    fn round(&mut self, first: Option<JobInput>) -> Result<bool> {
+        let mut continues = match first {
+            Some(input) => self.handle_input(input)?,
             None => {
                 if self.engine.deadline().is_some_and(|at| at <= self.clock.now()) {
-                    self.handle(Event::Tick)?;
+                    self.handle_event(Event::Tick)?;
                 }
                 true
             }
         };
-        for _ in 1..MOST_INPUTS {
+        for _ in 1..MAX_INPUTS_PER_ROUND {
             let Ok(input) = self.inputs.try_recv() else { break };
-            goes_on = goes_on && self.take(input)?;
+            continues = continues && self.handle_input(input)?;
         }
         self.commit()?;
         self.publish();
-        Ok(goes_on)
+        Ok(continues)
     }
 
-    fn take(&mut self, input: Input) -> Result<bool> {
+    fn handle_input(&mut self, input: JobInput) -> Result<bool> {
         match input {
-            Input::Event(event) => self.handle(*event)?,
-            Input::Opened { attachment, outbox } => {
+            JobInput::Event(event) => self.handle_event(*event)?,
+            JobInput::Opened { attachment, outbox } => {
                 self.outboxes.insert(attachment, outbox);
             }
-            Input::Wish { wish, answer } => {
-                let (possible, event) = match wish {
-                    Wish::Checkpoint => (self.engine.can_checkpoint(), Event::Checkpoint),
-                    Wish::Pause { reason } => (self.engine.can_pause(), Event::Pause { reason }),
-                    Wish::Resume => (self.engine.can_resume(), Event::Resume),
+            JobInput::Request { request, answer } => {
+                let (possible, event) = match request {
+                    UserRequest::Checkpoint => (self.engine.can_checkpoint(), Event::Checkpoint),
+                    UserRequest::Pause { reason } => {
+                        (self.engine.can_pause(), Event::Pause { reason })
+                    }
+                    UserRequest::Resume => (self.engine.can_resume(), Event::Resume),
                 };
                 if possible.is_ok() {
-                    self.handle(event)?;
+                    self.handle_event(event)?;
                 }
-                self.outgoing.push(Outgoing::Answer(answer, possible));
+                self.outgoing.push(OutgoingMessage::Answer(answer, possible));
             }
-            Input::Watch { after, answer } => {
-                // What was noted before is seen by it as past, and not once more as news.
+            JobInput::Watch { after, answer } => {
+                // The watcher gets the events so far as past events; publish them, so that they are not sent twice.
                 self.commit()?;
                 self.publish();
-                // The asker may have hung up.
+                // The caller may have disconnected.
                 let _ = answer.send(self.watch(after));
             }
-            Input::Quit => return Ok(false),
+            JobInput::Quit => return Ok(false),
         }
         Ok(true)
     }
 
-    fn handle(&mut self, event: Event) -> Result<()> {
+    fn handle_event(&mut self, event: Event) -> Result<()> {
         debug!(?event, "event");
         if let Event::Detached { attachment, .. } = &event {
             self.outboxes.remove(attachment);
@@ -297,12 +292,12 @@ impl Loop {
                 }
             }
         }
-        self.unseen_since.get_or_insert_with(Instant::now);
+        self.unpublished_since.get_or_insert_with(Instant::now);
         Ok(())
     }
 
-    /// Does it, or notes it to be done once the journal is committed. With an event to answer, the actions that were
-    /// to follow must not be done.
+    /// Performs an action, or queues it until the journal is committed. If it returns an event, the remaining actions
+    /// must not be performed.
     fn perform(&mut self, action: Action) -> Result<Option<Event>> {
         match action {
             Action::Persist(record) => {
@@ -316,7 +311,7 @@ impl Loop {
             }
             Action::Fence(generation) => {
                 self.commit()?;
-                match self.store.claim(generation, &self.incarnation) {
+                match self.store.claim(generation, &self.store_owner) {
                     Ok(()) => {}
                     Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
                         return Ok(Some(Event::TakenOver { message: error.to_string() }));
@@ -327,75 +322,77 @@ impl Loop {
                 }
             }
             Action::Send { attachment, directive, .. } => {
-                self.outgoing.push(Outgoing::Directive(attachment, directive));
+                self.outgoing.push(OutgoingMessage::Directive(attachment, directive));
             }
             Action::Refuse { node, attachment, reason } => {
                 warn!(%node, reason, "agent refused");
-                self.outgoing.push(Outgoing::Refusal(attachment, reason));
+                self.outgoing.push(OutgoingMessage::Refusal(attachment, reason));
             }
-            Action::Measured(measured) => {
+            Action::AddPoint(measured) => {
                 self.metrics.add(unix_millis(), self.engine.generation(), measured);
             }
-            Action::Write(written) => {
-                // For people alone: training must not end for want of a file.
+            Action::WriteDiagnosis(written) => {
+                // Best effort: training must not end because a file for people cannot be written.
                 if let Err(error) = diagnosis::write(&self.run_dir, &written) {
                     warn!("{error:#}");
                 }
             }
-            Action::Announce(notice) => {
+            Action::Publish(notice) => {
                 info!(kind = ?notice.kind, generation = %notice.generation, "{}", notice.message);
                 let event = self.journal.log(unix_millis(), notice)?;
                 if let Some(traces) = &mut self.traces {
                     traces.event(&event);
                 }
-                self.news.push(event);
+                self.new_events.push(event);
             }
         }
         Ok(None)
     }
 
-    /// Makes durable what was noted, then tells others what follows from it.
+    /// Commits the journal, then sends the messages that depend on it.
     fn commit(&mut self) -> Result<()> {
         self.journal.commit()?;
         for outgoing in self.outgoing.drain(..) {
             match outgoing {
-                Outgoing::Directive(attachment, directive) => {
+                OutgoingMessage::Directive(attachment, directive) => {
                     // A stream that just closed reports itself as detached.
                     if let Some(outbox) = self.outboxes.get(&attachment) {
                         let _ = outbox.send(Ok(directive));
                     }
                 }
-                Outgoing::Refusal(attachment, reason) => {
+                OutgoingMessage::Refusal(attachment, reason) => {
                     if let Some(outbox) = self.outboxes.remove(&attachment) {
                         let _ = outbox.send(Err(reason));
                     }
                 }
-                // The asker may have hung up.
-                Outgoing::Answer(asker, answer) => drop(asker.send(answer)),
+                // The caller may have disconnected.
+                OutgoingMessage::Answer(caller, answer) => drop(caller.send(answer)),
             }
         }
         Ok(())
     }
 
-    fn watch(&self, after: u64) -> Result<Watch, WatchError> {
+    fn watch(&self, after: u64) -> Result<EventSubscription, WatchError> {
         let newest = self.journal.last_event();
         if after > newest {
             return Err(WatchError::OutOfRange { newest });
         }
-        // Subscribed in the loop that writes the log: nothing falls between.
-        let coming = self.events.subscribe();
+        // Subscribing in the loop that writes the log leaves no gap.
+        let live = self.events.subscribe();
         let past = self.journal.events_after(after);
         let past = past.map_err(|error| WatchError::Unreadable(format!("{error:#}")))?;
-        Ok(Watch { past, coming })
+        Ok(EventSubscription { past, live })
     }
 
-    /// Lets readers see the newest state: at once if something happened, else after a moment.
+    /// Publishes the newest state: at once after a job event or a change of the reason, else after
+    /// [`MAX_SNAPSHOT_AGE`].
     fn publish(&mut self) {
         let reason = self.engine.status_reason();
-        let is_news = !self.news.is_empty() || reason != self.last_reason;
-        let is_old = self.unseen_since.is_some_and(|since| since.elapsed() >= FRESH);
+        let has_changed = !self.new_events.is_empty() || reason != self.last_reason;
+        let is_old =
+            self.unpublished_since.is_some_and(|since| since.elapsed() >= MAX_SNAPSHOT_AGE);
         let attached = self.outboxes.len();
-        if !is_news && !is_old && self.snapshots.borrow().attached == attached {
+        if !has_changed && !is_old && self.snapshots.borrow().attached == attached {
             return;
         }
         let status = self.engine.status();
@@ -403,21 +400,22 @@ impl Loop {
             info!(phase = ?status.phase, "{reason}");
             self.last_reason = reason;
         }
-        self.snapshots.send_replace(Arc::new(Snapshot {
+        self.snapshots.send_replace(Arc::new(StatusSnapshot {
             status,
             now: self.clock.now(),
             taken: Instant::now(),
             saved: self.saved,
             attached,
         }));
-        self.unseen_since = None;
-        self.tell_news();
+        self.unpublished_since = None;
+        self.send_new_events();
     }
 
-    /// After the status, so that whoever hears of an event finds it there.
-    fn tell_news(&mut self) {
-        for event in self.news.drain(..) {
-            // No watcher is no error.
+    /// Sends new events to watchers. Called after the status is published, so that a watcher of an event finds its
+    /// effect in the status.
+    fn send_new_events(&mut self) {
+        for event in self.new_events.drain(..) {
+            // It is not an error if there is no watcher.
             let _ = self.events.send(event);
         }
     }

@@ -1,4 +1,4 @@
-//! gRPC for people and their tools.
+//! The gRPC service for users and their tools.
 
 use std::sync::Arc;
 
@@ -20,43 +20,40 @@ use tokio_stream::{
 use tonic::{Request, Response, Status};
 
 use crate::{
-    job::{Input, WatchError, Wish},
+    job::{JobInput, UserRequest, WatchError},
     journal::LoggedEvent,
-    logs::{Logs, Wanted},
-    served::{JobSlot, Served},
+    logs::{LogBuffer, LogFilter},
+    served::{CurrentJob, ServedJob},
 };
 
-/// The service.
+/// Implements `JobService`.
 #[derive(Clone)]
-pub(crate) struct Jobs {
-    slot: JobSlot,
-    logs: Logs,
+pub(crate) struct JobApi {
+    current: CurrentJob,
+    logs: LogBuffer,
     started_unix_seconds: u64,
 }
 
-impl Jobs {
-    pub(crate) fn new(slot: JobSlot, logs: Logs, started_unix_seconds: u64) -> Self {
-        Self { slot, logs, started_unix_seconds }
+impl JobApi {
+    pub(crate) fn new(current: CurrentJob, logs: LogBuffer, started_unix_seconds: u64) -> Self {
+        Self { current, logs, started_unix_seconds }
     }
 }
 
-/// Of this program.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-type Outgoing<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type ResponseStream<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl JobService for Jobs {
-    type WatchEventsStream = Outgoing<v1::WatchEventsResponse>;
-    type StreamMetricsStream = Outgoing<v1::StreamMetricsResponse>;
-    type StreamLogsStream = Outgoing<v1::StreamLogsResponse>;
+impl JobService for JobApi {
+    type WatchEventsStream = ResponseStream<v1::WatchEventsResponse>;
+    type StreamMetricsStream = ResponseStream<v1::StreamMetricsResponse>;
+    type StreamLogsStream = ResponseStream<v1::StreamLogsResponse>;
 
     async fn get_status(
         &self,
         _request: Request<v1::GetStatusRequest>,
     ) -> Result<Response<v1::GetStatusResponse>, Status> {
         let started = self.started_unix_seconds;
-        let response = match self.slot.get() {
+        let response = match self.current.get() {
             Some(served) => status(&served, started),
             None => idle(started),
         };
@@ -68,10 +65,10 @@ impl JobService for Jobs {
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let v1::WatchEventsRequest { after_id, past_only } = request.into_inner();
-        match self.slot.get() {
+        match self.current.get() {
             Some(served) => Ok(Response::new(events(&served, after_id, past_only).await?)),
             None if past_only => Ok(Response::new(Box::pin(tokio_stream::empty()))),
-            None => Ok(Response::new(self.once_there_is_a_job(move |served| async move {
+            None => Ok(Response::new(self.wait_for_job(move |served| async move {
                 events(&served, after_id, false).await
             }))),
         }
@@ -81,8 +78,8 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::DrainRequest>,
     ) -> Result<Response<v1::DrainResponse>, Status> {
-        let reason = in_words(request.into_inner().reason);
-        self.slot.job()?.queue(Event::Drain { reason }.into())?;
+        let reason = reason_or_default(request.into_inner().reason);
+        self.current.job()?.queue(Event::Drain { reason }.into())?;
         Ok(Response::new(v1::DrainResponse {}))
     }
 
@@ -90,7 +87,7 @@ impl JobService for Jobs {
         &self,
         _request: Request<v1::TriggerCheckpointRequest>,
     ) -> Result<Response<v1::TriggerCheckpointResponse>, Status> {
-        self.wish(Wish::Checkpoint).await?;
+        self.request(UserRequest::Checkpoint).await?;
         Ok(Response::new(v1::TriggerCheckpointResponse {}))
     }
 
@@ -98,7 +95,8 @@ impl JobService for Jobs {
         &self,
         request: Request<v1::PauseRequest>,
     ) -> Result<Response<v1::PauseResponse>, Status> {
-        self.wish(Wish::Pause { reason: in_words(request.into_inner().reason) }).await?;
+        self.request(UserRequest::Pause { reason: reason_or_default(request.into_inner().reason) })
+            .await?;
         Ok(Response::new(v1::PauseResponse {}))
     }
 
@@ -106,7 +104,7 @@ impl JobService for Jobs {
         &self,
         _request: Request<v1::ResumeRequest>,
     ) -> Result<Response<v1::ResumeResponse>, Status> {
-        self.wish(Wish::Resume).await?;
+        self.request(UserRequest::Resume).await?;
         Ok(Response::new(v1::ResumeResponse {}))
     }
 
@@ -114,7 +112,7 @@ impl JobService for Jobs {
         &self,
         _request: Request<v1::StopRequest>,
     ) -> Result<Response<v1::StopResponse>, Status> {
-        self.slot.job()?.queue(Event::Stop.into())?;
+        self.current.job()?.queue(Event::Stop.into())?;
         Ok(Response::new(v1::StopResponse {}))
     }
 
@@ -122,7 +120,7 @@ impl JobService for Jobs {
         &self,
         _request: Request<v1::ListCheckpointsRequest>,
     ) -> Result<Response<v1::ListCheckpointsResponse>, Status> {
-        let location = self.slot.job()?.store_location.clone();
+        let location = self.current.job()?.store_location.clone();
         let entries = tokio::task::spawn_blocking(move || Store::open_existing(&location)?.list())
             .await
             .map_err(|error| Status::internal(error.to_string()))?
@@ -136,13 +134,11 @@ impl JobService for Jobs {
         request: Request<v1::StreamMetricsRequest>,
     ) -> Result<Response<Self::StreamMetricsStream>, Status> {
         let v1::StreamMetricsRequest { after_unix_millis, follow } = request.into_inner();
-        match self.slot.get() {
+        match self.current.get() {
             Some(served) => Ok(Response::new(points(&served, after_unix_millis, follow))),
-            None if follow => {
-                Ok(Response::new(self.once_there_is_a_job(move |served| async move {
-                    Ok(points(&served, after_unix_millis, true))
-                })))
-            }
+            None if follow => Ok(Response::new(self.wait_for_job(move |served| async move {
+                Ok(points(&served, after_unix_millis, true))
+            }))),
             None => Ok(Response::new(Box::pin(tokio_stream::empty()))),
         }
     }
@@ -152,16 +148,16 @@ impl JobService for Jobs {
         request: Request<v1::StreamLogsRequest>,
     ) -> Result<Response<Self::StreamLogsStream>, Status> {
         let v1::StreamLogsRequest { ranks, all_sources, tail, follow } = request.into_inner();
-        let wanted = Wanted { ranks, all_sources };
+        let filter = LogFilter { ranks, all_sources };
         let tail = usize::try_from(tail).unwrap_or(usize::MAX);
-        let lines = self.logs.follow(&wanted, tail);
+        let lines = self.logs.follow(&filter, tail);
         let past = tokio_stream::iter(lines.past.into_iter().map(|line| Ok((*line).clone())));
         if !follow {
             return Ok(Response::new(Box::pin(past)));
         }
         let mut missed = 0;
-        let coming = BroadcastStream::new(lines.coming).filter_map(move |line| match line {
-            Ok(line) if !wanted.includes(&line) => None,
+        let live = BroadcastStream::new(lines.live).filter_map(move |line| match line {
+            Ok(line) if !filter.includes(&line) => None,
             Ok(line) => {
                 let mut line = (*line).clone();
                 line.left_out = line.left_out.saturating_add(std::mem::take(&mut missed));
@@ -172,14 +168,14 @@ impl JobService for Jobs {
                 None
             }
         });
-        Ok(Response::new(Box::pin(past.chain(coming))))
+        Ok(Response::new(Box::pin(past.chain(live))))
     }
 
     async fn get_recipe(
         &self,
         _request: Request<v1::GetRecipeRequest>,
     ) -> Result<Response<v1::GetRecipeResponse>, Status> {
-        let served = self.slot.job()?;
+        let served = self.current.job()?;
         let spec = &served.spec;
         Ok(Response::new(v1::GetRecipeResponse {
             name: spec.name.clone(),
@@ -195,36 +191,37 @@ impl JobService for Jobs {
     ) -> Result<Response<v1::SubmitJobResponse>, Status> {
         let v1::SubmitJobRequest { recipe, overrides } = request.into_inner();
         let spec = JobSpec::from_toml(&recipe, &overrides);
-        let spec = spec.map_err(unusable)?;
-        let served = self.slot.submit(spec.to_toml(), spec).await?;
+        let spec = spec.map_err(invalid_recipe)?;
+        let served = self.current.submit(spec.to_toml(), spec).await?;
         let (job_id, name) = (served.job_id.to_string(), served.spec.name.clone());
         Ok(Response::new(v1::SubmitJobResponse { job_id, name }))
     }
 }
 
-impl Jobs {
-    /// What a job has to tell, for who asks before there is one.
-    fn once_there_is_a_job<T, F>(
+impl JobApi {
+    /// A stream that waits until there is a job and then opens the job's stream.
+    fn wait_for_job<T, F>(
         &self,
-        open: impl FnOnce(Arc<Served>) -> F + Send + 'static,
-    ) -> Outgoing<T>
+        open: impl FnOnce(Arc<ServedJob>) -> F + Send + 'static,
+    ) -> ResponseStream<T>
     where
         T: Send + 'static,
-        F: Future<Output = Result<Outgoing<T>, Status>> + Send + 'static,
+        F: Future<Output = Result<ResponseStream<T>, Status>> + Send + 'static,
     {
-        let slot = self.slot.clone();
-        let opened = async move { open(slot.wait().await?).await };
+        let current = self.current.clone();
+        let opened = async move { open(current.wait().await?).await };
         Box::pin(futures::stream::once(opened).try_flatten())
     }
 
-    async fn wish(&self, wish: Wish) -> Result<(), Status> {
-        let possible = self.slot.job()?.ask(|answer| Input::Wish { wish, answer }).await?;
+    async fn request(&self, request: UserRequest) -> Result<(), Status> {
+        let possible =
+            self.current.job()?.ask(|answer| JobInput::Request { request, answer }).await?;
         possible.map_err(Status::failed_precondition)
     }
 }
 
-/// Says of a recipe all that is wrong with it.
-fn unusable(error: spec::Error) -> Status {
+/// The error response for an invalid recipe, with all its violations.
+fn invalid_recipe(error: spec::Error) -> Status {
     let message = error.to_string();
     let fields = match error {
         spec::Error::Invalid(violations) => violations
@@ -244,80 +241,83 @@ fn unusable(error: spec::Error) -> Status {
     refusal::invalid(message, fields)
 }
 
-/// A job's events after an id and, unless only the past is wanted, those to come.
+/// A job's events after an id and, unless `past_only`, the following ones.
 async fn events(
-    served: &Served,
+    served: &ServedJob,
     after: u64,
     past_only: bool,
-) -> Result<Outgoing<v1::WatchEventsResponse>, Status> {
-    let watch = served.ask(|answer| Input::Watch { after, answer }).await?;
+) -> Result<ResponseStream<v1::WatchEventsResponse>, Status> {
+    let watch = served.ask(|answer| JobInput::Watch { after, answer }).await?;
     let watch = watch.map_err(|error| match error {
         WatchError::OutOfRange { newest } => {
-            let problem = format!(
-                "{after} is that of no event of this job, whose newest is {newest}: begin with 0"
-            );
+            let problem =
+                format!("this job has no event {after}; its newest is {newest}: begin with 0");
             refusal::out_of_range("after_id", &problem)
         }
         WatchError::Unreadable(problem) => Status::internal(problem),
     })?;
     let seen = watch.past.last().map_or(after, |event| event.id);
-    let past = tokio_stream::iter(watch.past.into_iter().map(|event| Ok(wire(event))));
+    let past = tokio_stream::iter(watch.past.into_iter().map(|event| Ok(event_message(event))));
     if past_only {
         return Ok(Box::pin(past));
     }
-    let coming = BroadcastStream::new(watch.coming).filter_map(move |event| match event {
+    let live = BroadcastStream::new(watch.live).filter_map(move |event| match event {
         Ok(event) if event.id <= seen => None,
-        Ok(event) => Some(Ok(wire(event))),
+        Ok(event) => Some(Ok(event_message(event))),
         Err(BroadcastStreamRecvError::Lagged(missed)) => Some(Err(Status::data_loss(format!(
-            "{missed} events were missed; watch again with after_id set to the last id you saw"
+            "{missed} events were missed; watch again with after_id set to the last id you received"
         )))),
     });
-    Ok(Box::pin(past.chain(coming)))
+    Ok(Box::pin(past.chain(live)))
 }
 
-/// A job's numbers later than a time and, if so wanted, those to come.
-fn points(served: &Served, after: u64, follow: bool) -> Outgoing<v1::StreamMetricsResponse> {
+/// A job's metric points later than a time and, if `follow`, the following ones.
+fn points(
+    served: &ServedJob,
+    after: u64,
+    follow: bool,
+) -> ResponseStream<v1::StreamMetricsResponse> {
     let metrics = served.metrics.follow(after);
     let past = tokio_stream::iter(metrics.past.into_iter().map(Ok));
     if !follow {
         return Box::pin(past);
     }
-    let coming = BroadcastStream::new(metrics.coming).map(|point| {
+    let live = BroadcastStream::new(metrics.live).map(|point| {
         point.map_err(|BroadcastStreamRecvError::Lagged(missed)| {
             Status::data_loss(format!(
-                "{missed} points were missed; ask again with after_unix_millis of the last you saw"
+                "{missed} points were missed; call again with after_unix_millis of the last point you received"
             ))
         })
     });
-    Box::pin(past.chain(coming))
+    Box::pin(past.chain(live))
 }
 
-fn in_words(reason: String) -> String {
-    if reason.is_empty() { "asked by a user".to_owned() } else { reason }
+fn reason_or_default(reason: String) -> String {
+    if reason.is_empty() { "requested by a user".to_owned() } else { reason }
 }
 
 fn idle(coordinator_started_unix_seconds: u64) -> v1::GetStatusResponse {
     v1::GetStatusResponse {
         phase: v1::get_status_response::Phase::Idle.into(),
-        reason: "waiting for a job: `baton submit RECIPE` brings one".to_owned(),
+        reason: "waiting for a job: submit one with `baton submit RECIPE`".to_owned(),
         coordinator_started_unix_seconds,
-        coordinator_version: VERSION.to_owned(),
+        coordinator_version: baton_build_info::VERSION.to_owned(),
         ..v1::GetStatusResponse::default()
     }
 }
 
-/// The job as it is now.
-pub(crate) fn status(served: &Served, started_unix_seconds: u64) -> v1::GetStatusResponse {
+/// The current status of the job.
+pub(crate) fn status(served: &ServedJob, started_unix_seconds: u64) -> v1::GetStatusResponse {
     let snapshot = served.job.snapshot();
-    // The machine's clock as of now, not as of its last event.
+    // The engine's clock as of now, not as of its last event.
     let now: Time = snapshot.now.after(snapshot.taken.elapsed());
-    let job = baton_proto::Job {
+    let job = baton_proto::JobInfo {
         id: served.job_id,
         name: &served.spec.name,
         checkpoint_location: &served.store_location,
         checkpoint_age_seconds: snapshot.saved.map(|saved| saved.elapsed().as_secs_f64()),
         coordinator_started_unix_seconds: started_unix_seconds,
-        coordinator_version: VERSION,
+        coordinator_version: baton_build_info::VERSION,
     };
     baton_proto::status(&snapshot.status, now, job)
 }
@@ -335,8 +335,8 @@ fn checkpoint_entry(entry: Entry) -> v1::CheckpointEntry {
     }
 }
 
-/// An event as it is told.
-pub(crate) fn wire(event: LoggedEvent) -> v1::WatchEventsResponse {
+/// The message for an event.
+pub(crate) fn event_message(event: LoggedEvent) -> v1::WatchEventsResponse {
     let LoggedEvent { id, unix_millis, notice } = event;
     v1::WatchEventsResponse {
         id,

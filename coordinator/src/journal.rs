@@ -1,59 +1,60 @@
-//! What survives `kill -9`: the machine's records and the event log, in one redb file.
+//! The durable state, which survives `kill -9`: the engine's records and the event log, in one redb file.
 
 use std::{panic, path::Path};
 
 use anyhow::{Context, Result, anyhow, bail};
-use baton_job::engine::{Notice, Record};
+use baton_job::engine::{JobEvent, Record};
 use redb::{
     Database, DatabaseError, ReadOnlyDatabase, ReadableDatabase, TableDefinition, TableError,
 };
 use serde::{Deserialize, Serialize};
 
-/// The format that this build writes, and the newest it reads. To be raised when an entry is added or changed
-/// in a way that older programs cannot read.
+/// The format that this build writes, and the newest that it reads. Raise it when an entry is added or changed in a way
+/// that older programs cannot read.
 ///
 /// 1: no version is written; `Created` has a hash of the recipe. 2: `Created` has the recipe.
 const FORMAT: u64 = 2;
 
-/// What is known of the file as a whole: its [`FORMAT`].
-const ABOUT: TableDefinition<'static, &str, u64> = TableDefinition::new("about");
-const RECORDS: Table = TableDefinition::new("records");
-const EVENTS: Table = TableDefinition::new("events");
+/// Table of properties of the whole file: its [`FORMAT`].
+const METADATA: TableDefinition<'static, &str, u64> = TableDefinition::new("about");
+const RECORDS: JournalTable = TableDefinition::new("records");
+const EVENTS: JournalTable = TableDefinition::new("events");
 
-/// One event as watchers see it.
+/// A job event with its id and time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct LoggedEvent {
     pub(crate) id: u64,
     /// Milliseconds since 1970-01-01 UTC.
     pub(crate) unix_millis: u64,
-    pub(crate) notice: Notice,
+    pub(crate) notice: JobEvent,
 }
 
-type Table = TableDefinition<'static, u64, &'static [u8]>;
+type JournalTable = TableDefinition<'static, u64, &'static [u8]>;
 
-/// Where an entry goes, and the entry as JSON.
-type Noted = (Table, u64, Vec<u8>);
+/// An entry that is not committed yet: its table, its key and its JSON.
+type PendingEntry = (JournalTable, u64, Vec<u8>);
 
-/// The journal of one job. What is noted is durable once it is committed.
+/// The journal of one job. Entries are durable once they are committed.
 pub(crate) struct Journal {
     database: Database,
     next_record: u64,
     next_event: u64,
-    /// Not yet durable.
-    noted: Vec<Noted>,
+    /// Entries to commit.
+    pending: Vec<PendingEntry>,
 }
 
 impl Journal {
-    /// Opens or creates the file and returns what it holds.
+    /// Opens or creates the file and returns its records.
     ///
     /// # Errors
-    /// Another process has it open; a newer Baton wrote it, and it was not changed; or it is damaged.
+    /// Another process has it open; a newer Baton wrote it (then the file is unchanged); or it is damaged.
     pub(crate) fn open(path: &Path) -> Result<(Self, Vec<Record>)> {
         without_panic(|| Self::read(path)).with_context(|| format!("journal {}", path.display()))
     }
 
     fn read(path: &Path) -> Result<(Self, Vec<Record>)> {
-        // Opening for writing changes the file. Where this fails, that says why.
+        // Opening for writing changes the file, so check the format first. If this open fails, the one below reports
+        // why.
         if let Ok(database) = ReadOnlyDatabase::open(path) {
             check_format(&database)?;
         }
@@ -61,42 +62,44 @@ impl Journal {
             DatabaseError::DatabaseAlreadyOpen => {
                 anyhow!("another coordinator is running on this run folder; stop it, or give another --run-dir")
             }
-            error => anyhow!(error).context(UNUSABLE),
+            error => anyhow!(error).context(UNUSABLE_HINT),
         })?;
         check_format(&database)?;
-        let records: Vec<(u64, Record)> = read_from(&database, RECORDS, 0).context(UNUSABLE)?;
-        let events: Vec<(u64, LoggedEvent)> = read_from(&database, EVENTS, 0).context(UNUSABLE)?;
+        let records: Vec<(u64, Record)> =
+            read_from(&database, RECORDS, 0).context(UNUSABLE_HINT)?;
+        let events: Vec<(u64, LoggedEvent)> =
+            read_from(&database, EVENTS, 0).context(UNUSABLE_HINT)?;
         let write = database.begin_write()?;
-        write.open_table(ABOUT)?.insert("format", FORMAT)?;
+        write.open_table(METADATA)?.insert("format", FORMAT)?;
         write.commit()?;
         let next_record = records.last().map_or(0, |(key, _)| key + 1);
         let next_event = events.last().map_or(1, |(key, _)| key + 1);
         let records = records.into_iter().map(|(_, record)| record).collect();
-        Ok((Self { database, next_record, next_event, noted: Vec::new() }, records))
+        Ok((Self { database, next_record, next_event, pending: Vec::new() }, records))
     }
 
-    /// Notes a record.
+    /// Adds a record to the pending entries.
     pub(crate) fn append(&mut self, record: &Record) -> Result<()> {
-        self.noted.push((RECORDS, self.next_record, serde_json::to_vec(record)?));
+        self.pending.push((RECORDS, self.next_record, serde_json::to_vec(record)?));
         self.next_record += 1;
         Ok(())
     }
 
-    /// Notes an event, which gets the next number.
-    pub(crate) fn log(&mut self, unix_millis: u64, notice: Notice) -> Result<LoggedEvent> {
+    /// Adds an event, with the next id, to the pending entries.
+    pub(crate) fn log(&mut self, unix_millis: u64, notice: JobEvent) -> Result<LoggedEvent> {
         let event = LoggedEvent { id: self.next_event, unix_millis, notice };
-        self.noted.push((EVENTS, event.id, serde_json::to_vec(&event)?));
+        self.pending.push((EVENTS, event.id, serde_json::to_vec(&event)?));
         self.next_event += 1;
         Ok(event)
     }
 
-    /// Makes durable what was noted, all or nothing: one wait for the disk, however much it is.
+    /// Makes all pending entries durable in one transaction, so with one wait for the disk.
     pub(crate) fn commit(&mut self) -> Result<()> {
-        if self.noted.is_empty() {
+        if self.pending.is_empty() {
             return Ok(());
         }
         let write = self.database.begin_write()?;
-        for (table, key, bytes) in self.noted.drain(..) {
+        for (table, key, bytes) in self.pending.drain(..) {
             write.open_table(table)?.insert(key, bytes.as_slice())?;
         }
         write.commit().context("the journal cannot be written; is the disk full?")
@@ -114,29 +117,29 @@ impl Journal {
     }
 }
 
-/// What is said of whatever else can be wrong with it.
-const UNUSABLE: &str = "cannot be used; if it is damaged or of another version of Baton, move it away, and the job \
-                        resumes from its newest checkpoint";
+/// Problem and remedy for any other error of the file.
+const UNUSABLE_HINT: &str = "cannot be used; if it is damaged or from another version of Baton, move it away, and the \
+                             job resumes from its newest checkpoint";
 
-/// redb panics on some damaged files.
+/// Runs `work` and converts a panic to an error, because redb panics on some damaged files.
 fn without_panic<T>(work: impl FnOnce() -> Result<T> + panic::UnwindSafe) -> Result<T> {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
-    let done = panic::catch_unwind(work);
+    let result = panic::catch_unwind(work);
     panic::set_hook(hook);
-    done.unwrap_or_else(|_| Err(anyhow!(UNUSABLE)))
+    result.unwrap_or_else(|_| Err(anyhow!(UNUSABLE_HINT)))
 }
 
 fn check_format(database: &impl ReadableDatabase) -> Result<()> {
-    let found = match database.begin_read()?.open_table(ABOUT) {
+    let found = match database.begin_read()?.open_table(METADATA) {
         Ok(about) => about.get("format")?.map_or(1, |format| format.value()),
         Err(TableError::TableDoesNotExist(_)) => 1,
-        Err(error) => return Err(error).context(UNUSABLE),
+        Err(error) => return Err(error).context(UNUSABLE_HINT),
     };
     if found > FORMAT {
         bail!(
             "was written by a newer Baton (format {found}, this one reads {FORMAT}): use that version, or move \
-             it away, and the job resumes from its newest checkpoint"
+             the file away, and the job resumes from its newest checkpoint"
         );
     }
     Ok(())
@@ -163,13 +166,13 @@ fn read_from<T: for<'de> Deserialize<'de>>(
 
 #[cfg(test)]
 mod tests {
-    use baton_job::{Generation, engine::NoticeKind, exit::Outcome};
+    use baton_job::{Generation, engine::JobEventKind, exit::Outcome};
 
     use super::*;
 
-    fn notice(message: &str) -> Notice {
-        let kind = NoticeKind::NodeJoined;
-        Notice { kind, generation: Generation(1), step: None, message: message.to_owned() }
+    fn job_event(message: &str) -> JobEvent {
+        let kind = JobEventKind::NodeJoined;
+        JobEvent { kind, generation: Generation(1), step: None, message: message.to_owned() }
     }
 
     #[test]
@@ -179,15 +182,15 @@ mod tests {
         let (mut journal, records) = Journal::open(&path).unwrap();
         assert_eq!(records, []);
         journal.append(&Record::Ended(Outcome::Stopped)).unwrap();
-        journal.log(7, notice("first")).unwrap();
+        journal.log(7, job_event("first")).unwrap();
         journal.commit().unwrap();
-        journal.log(8, notice("never committed")).unwrap();
+        journal.log(8, job_event("never committed")).unwrap();
         drop(journal);
 
         let (mut journal, records) = Journal::open(&path).unwrap();
 
         assert_eq!(records, [Record::Ended(Outcome::Stopped)]);
-        assert_eq!(journal.log(8, notice("second")).unwrap().id, 2);
+        assert_eq!(journal.log(8, job_event("second")).unwrap().id, 2);
         journal.commit().unwrap();
         assert_eq!(journal.last_event(), 2);
         assert_eq!(journal.events_after(0).unwrap().len(), 2);
@@ -195,7 +198,7 @@ mod tests {
         assert_eq!(journal.events_after(u64::MAX).unwrap(), []);
     }
 
-    fn refusal(path: &Path) -> String {
+    fn open_error(path: &Path) -> String {
         let before = std::fs::read(path).unwrap();
         let error = format!("{:#}", Journal::open(path).err().unwrap());
         assert!(std::fs::read(path).unwrap() == before, "the file was changed: {error}");
@@ -208,11 +211,11 @@ mod tests {
         let path = folder.path().join("journal.redb");
         let (journal, _) = Journal::open(&path).unwrap();
         let write = journal.database.begin_write().unwrap();
-        write.open_table(ABOUT).unwrap().insert("format", FORMAT + 1).unwrap();
+        write.open_table(METADATA).unwrap().insert("format", FORMAT + 1).unwrap();
         write.commit().unwrap();
         drop(journal);
 
-        let error = refusal(&path);
+        let error = open_error(&path);
 
         assert!(
             error.contains("newer Baton (format 3, this one reads 2): use that version"),
@@ -222,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn journal_without_a_format_goes_on() {
+    fn journal_without_a_format_is_read_as_format_1() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal.redb");
         let database = Database::create(&path).unwrap();
@@ -235,7 +238,7 @@ mod tests {
         let (journal, records) = Journal::open(&path).unwrap();
 
         assert_eq!(records, [Record::Ended(Outcome::Stopped)]);
-        let about = journal.database.begin_read().unwrap().open_table(ABOUT).unwrap();
+        let about = journal.database.begin_read().unwrap().open_table(METADATA).unwrap();
         assert_eq!(about.get("format").unwrap().unwrap().value(), FORMAT);
     }
 

@@ -1,67 +1,69 @@
-//! The newest lines that ranks, agents and this coordinator logged, for whoever wants to read them.
+//! The newest log lines of ranks, agents and this coordinator, for readers.
 //!
-//! Only the newest are kept, in memory: each machine has its own in files. Whoever cannot keep up is told how many
-//! lines it missed.
+//! Only the newest lines are kept, in memory: each machine has its own log files. A reader that falls behind gets the
+//! number of lines it missed.
 
 use std::{
     collections::{HashMap, VecDeque},
     io::{self, Write},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use baton_proto::v1::{LogLine, ShipLogsRequest, StreamLogsResponse};
+use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use crate::clock::unix_millis;
 
-/// Lines that are kept of a source, if there are few sources; with many they share [`KEPT`].
-const KEPT_OF_ONE: usize = 1_000;
-/// The fewest of any.
-const LEAST_OF_ONE: usize = 20;
-/// Lines and bytes that all sources share.
-const KEPT: usize = 20_000;
-const KEPT_BYTES: usize = 16 << 20;
-/// Lines that a reader may fall behind.
+/// Most lines kept of a source if there are few sources; many sources share [`MAX_LOG_LINES`].
+const MAX_LINES_PER_SOURCE: usize = 1_000;
+/// Lines that each source can keep however many sources there are.
+const MIN_LINES_PER_SOURCE: usize = 20;
+/// Most lines of all sources together.
+const MAX_LOG_LINES: usize = 20_000;
+/// Most bytes of all sources together.
+const MAX_LOG_BYTES: usize = 16 << 20;
+/// Lines that a reader may fall behind before it misses some.
 const FOLLOW_BUFFER: usize = 4_096;
 
-/// All that is kept. Cheap to clone: all clones are one.
+/// The newest lines of all sources. Cheap to clone: all clones share one store.
 #[derive(Clone)]
-pub(crate) struct Logs(Arc<Shared>);
+pub(crate) struct LogBuffer(Arc<SharedLogs>);
 
-struct Shared {
-    kept: Mutex<Kept>,
-    coming: broadcast::Sender<Arc<StreamLogsResponse>>,
+struct SharedLogs {
+    buffer: Mutex<RecentLines>,
+    live: broadcast::Sender<Arc<StreamLogsResponse>>,
 }
 
 #[derive(Default)]
-struct Kept {
-    sources: HashMap<Source, Lines>,
-    /// Lines so far.
+struct RecentLines {
+    sources: HashMap<SourceKey, SourceLines>,
+    /// Lines received so far.
     count: u64,
-    /// By node: which of its agents spoke last, and the number of its last line.
-    heard: HashMap<String, (String, u64)>,
+    /// By node id: the agent that shipped last, and the number of its last line.
+    last_shipped: HashMap<String, (String, u64)>,
 }
 
-/// The newest lines of a source, each with its number among all, oldest first.
+/// The newest lines of a source, oldest first, each with its number among all lines.
 #[derive(Default)]
-struct Lines {
+struct SourceLines {
     lines: VecDeque<(u64, Arc<StreamLogsResponse>)>,
     bytes: usize,
 }
 
-/// The node, or nothing for this coordinator, and the place on it, or nothing for its agent.
-type Source = (String, Option<u32>);
+/// The node (empty for this coordinator) and the local rank on it (`None` for its agent).
+type SourceKey = (String, Option<u32>);
 
-/// Whose lines somebody wants.
+/// Selects lines by their source.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wanted {
-    /// Of these ranks; of all if there are none.
+pub(crate) struct LogFilter {
+    /// Lines of these ranks; of all ranks if empty.
     pub(crate) ranks: Vec<u32>,
-    /// Also those that no rank wrote.
+    /// Also lines of agents and of the coordinator.
     pub(crate) all_sources: bool,
 }
 
-impl Wanted {
+impl LogFilter {
     pub(crate) fn includes(&self, line: &StreamLogsResponse) -> bool {
         match line.rank {
             Some(rank) => self.ranks.is_empty() || self.ranks.contains(&rank),
@@ -70,37 +72,37 @@ impl Wanted {
     }
 }
 
-/// Lines of the past, oldest first, and the feed of coming ones, without a gap between.
-pub(crate) struct Follow {
+/// Past lines, oldest first, and the feed of the following ones, without a gap between them.
+pub(crate) struct LogSubscription {
     pub(crate) past: Vec<Arc<StreamLogsResponse>>,
-    pub(crate) coming: broadcast::Receiver<Arc<StreamLogsResponse>>,
+    pub(crate) live: broadcast::Receiver<Arc<StreamLogsResponse>>,
 }
 
-impl Logs {
+impl LogBuffer {
     pub(crate) fn new() -> Self {
-        let (coming, _) = broadcast::channel(FOLLOW_BUFFER);
-        Self(Arc::new(Shared { kept: Mutex::default(), coming }))
+        let (live, _) = broadcast::channel(FOLLOW_BUFFER);
+        Self(Arc::new(SharedLogs { buffer: Mutex::default(), live }))
     }
 
-    /// Takes what an agent ships; what it ships again because it had to reconnect is known.
+    /// Adds lines that an agent ships; skips those that it ships again after a reconnect.
     pub(crate) fn take(&self, shipped: ShipLogsRequest) {
         let ShipLogsRequest { node_id, lines, agent } = shipped;
-        let mut kept = self.lock();
-        let heard = kept.heard.entry(node_id.clone()).or_default();
-        if heard.0 != agent {
-            *heard = (agent, 0);
+        let mut buffer = self.0.buffer.lock();
+        let last_shipped = buffer.last_shipped.entry(node_id.clone()).or_default();
+        if last_shipped.0 != agent {
+            *last_shipped = (agent, 0);
         }
-        let last = heard.1;
+        let last = last_shipped.1;
         let mut next = last;
-        let mut news = Vec::new();
+        let mut new_lines = Vec::new();
         for line in lines.into_iter().filter(|line| line.number > last) {
             let LogLine { local_rank, unix_millis, line, left_out, rank, number } = line;
-            // Lines that this agent had to drop on the way.
+            // Lines that this agent dropped instead of shipping them.
             let lost = number.saturating_sub(next + 1);
             next = number;
             let left_out = left_out.saturating_add(if last == 0 { 0 } else { lost });
             let node_id = node_id.clone();
-            news.push(StreamLogsResponse {
+            new_lines.push(StreamLogsResponse {
                 unix_millis,
                 node_id,
                 local_rank,
@@ -109,70 +111,65 @@ impl Logs {
                 left_out,
             });
         }
-        if let Some(heard) = kept.heard.get_mut(&node_id) {
-            heard.1 = next;
+        if let Some(last_shipped) = buffer.last_shipped.get_mut(&node_id) {
+            last_shipped.1 = next;
         }
-        for line in news {
-            self.add(&mut kept, line);
+        for line in new_lines {
+            self.add(&mut buffer, line);
         }
     }
 
-    /// The newest `tail` of those wanted, 0 for all that are kept, and what comes.
-    pub(crate) fn follow(&self, wanted: &Wanted, tail: usize) -> Follow {
-        let kept = self.lock();
-        let most = if tail == 0 { usize::MAX } else { tail };
-        let lines = kept.sources.values().flat_map(|source| &source.lines);
-        let mut past: Vec<_> = lines.filter(|(_, line)| wanted.includes(line)).collect();
+    /// The newest `tail` lines that `filter` selects (0: all kept ones), and the feed of all following lines.
+    pub(crate) fn follow(&self, filter: &LogFilter, tail: usize) -> LogSubscription {
+        let buffer = self.0.buffer.lock();
+        let max_lines = if tail == 0 { usize::MAX } else { tail };
+        let lines = buffer.sources.values().flat_map(|source| &source.lines);
+        let mut past: Vec<_> = lines.filter(|(_, line)| filter.includes(line)).collect();
         past.sort_unstable_by_key(|(number, _)| *number);
-        let past = past.split_off(past.len().saturating_sub(most));
+        let past = past.split_off(past.len().saturating_sub(max_lines));
         let past = past.into_iter().map(|(_, line)| line.clone()).collect();
-        Follow { past, coming: self.0.coming.subscribe() }
+        LogSubscription { past, live: self.0.live.subscribe() }
     }
 
-    fn add(&self, kept: &mut Kept, line: StreamLogsResponse) {
+    fn add(&self, buffer: &mut RecentLines, line: StreamLogsResponse) {
         let line = Arc::new(line);
-        kept.add(line.clone());
-        // Nobody who follows is no error.
-        let _ = self.0.coming.send(line);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        // A panic cannot leave these lists in a way that matters.
-        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        buffer.add(line.clone());
+        // It is not an error if there is no reader.
+        let _ = self.0.live.send(line);
     }
 }
 
-impl Kept {
+impl RecentLines {
     fn add(&mut self, line: Arc<StreamLogsResponse>) {
         self.count += 1;
         let source = (line.node_id.clone(), line.local_rank);
         let sources = self.sources.len().max(1);
-        let kept = self.sources.entry(source).or_default();
-        kept.bytes += line.line.len();
-        kept.lines.push_back((self.count, line));
-        let most = (KEPT / sources).clamp(LEAST_OF_ONE, KEPT_OF_ONE);
-        while kept.lines.len() > most || kept.bytes > KEPT_BYTES / sources.max(16) {
-            let Some((_, oldest)) = kept.lines.pop_front() else { return };
-            kept.bytes -= oldest.line.len();
+        let source = self.sources.entry(source).or_default();
+        source.bytes += line.line.len();
+        source.lines.push_back((self.count, line));
+        let max_lines = (MAX_LOG_LINES / sources).clamp(MIN_LINES_PER_SOURCE, MAX_LINES_PER_SOURCE);
+        while source.lines.len() > max_lines || source.bytes > MAX_LOG_BYTES / sources.max(16) {
+            let Some((_, oldest)) = source.lines.pop_front() else { return };
+            source.bytes -= oldest.line.len();
         }
     }
 }
 
-/// This coordinator's own log: to standard error, and to the others.
-pub(crate) struct Tee(pub(crate) Logs);
+/// Writes this coordinator's own log to standard error and to [`LogBuffer`].
+pub(crate) struct Tee(pub(crate) LogBuffer);
 
 impl Write for Tee {
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        let mut kept = self.0.lock();
+        let mut buffer = self.0.0.buffer.lock();
         for line in String::from_utf8_lossy(text).lines() {
             let line = StreamLogsResponse {
                 unix_millis: unix_millis(),
                 line: line.to_owned(),
                 ..StreamLogsResponse::default()
             };
-            self.0.add(&mut kept, line);
+            self.0.add(&mut buffer, line);
         }
-        drop(kept);
+        drop(buffer);
         io::stderr().write_all(text)?;
         Ok(text.len())
     }
@@ -206,55 +203,55 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shipped_again_after_a_reconnect_is_told_once() {
-        let logs = Logs::new();
+    fn lines_shipped_again_after_a_reconnect_appear_once() {
+        let logs = LogBuffer::new();
         logs.take(shipped("a", "one", 1..=3));
         logs.take(shipped("a", "one", 2..=4));
         logs.take(shipped("a", "two", 1..=1));
-        let past = logs.follow(&Wanted::default(), 0).past;
+        let past = logs.follow(&LogFilter::default(), 0).past;
         assert_eq!(texts(&past), ["a 1", "a 2", "a 3", "a 4", "a 1"]);
     }
 
     #[test]
     fn lines_that_an_agent_had_to_drop_are_counted() {
-        let logs = Logs::new();
+        let logs = LogBuffer::new();
         logs.take(shipped("a", "one", [1, 2]));
         logs.take(shipped("a", "one", [8, 9]));
-        let past = logs.follow(&Wanted::default(), 0).past;
+        let past = logs.follow(&LogFilter::default(), 0).past;
         let left_out: Vec<u64> = past.iter().map(|line| line.left_out).collect();
         assert_eq!(left_out, [0, 0, 5, 0]);
     }
 
     #[test]
-    fn a_reader_gets_the_newest_of_the_ranks_it_wants_and_then_what_comes() {
-        let logs = Logs::new();
+    fn a_reader_gets_the_newest_lines_of_its_ranks_and_then_new_lines() {
+        let logs = LogBuffer::new();
         for number in 1..=3 {
             logs.take(shipped("a", "x", [number]));
             logs.take(shipped("b", "x", [number]));
         }
-        let wanted = Wanted { ranks: vec![1], all_sources: false };
-        let mut follow = logs.follow(&wanted, 2);
+        let filter = LogFilter { ranks: vec![1], all_sources: false };
+        let mut follow = logs.follow(&filter, 2);
         assert_eq!(texts(&follow.past), ["b 2", "b 3"]);
         logs.take(shipped("b", "x", [4]));
-        assert_eq!(follow.coming.try_recv().unwrap().line, "b 4");
+        assert_eq!(follow.live.try_recv().unwrap().line, "b 4");
     }
 
     #[test]
-    fn one_loud_source_takes_no_room_from_the_others() {
-        let logs = Logs::new();
+    fn a_source_with_many_lines_does_not_displace_the_lines_of_others() {
+        let logs = LogBuffer::new();
         logs.take(shipped("b", "x", [1]));
         logs.take(shipped("a", "x", 1..=5_000));
-        let past = logs.follow(&Wanted::default(), 0).past;
-        assert_eq!(past.len(), 1 + KEPT_OF_ONE);
+        let past = logs.follow(&LogFilter::default(), 0).past;
+        assert_eq!(past.len(), 1 + MAX_LINES_PER_SOURCE);
         assert_eq!(texts(&past[..2]), ["b 1", "a 4001"]);
     }
 
     #[test]
-    fn this_coordinators_own_lines_come_only_if_asked_for() {
-        let logs = Logs::new();
+    fn the_coordinators_own_lines_are_included_only_on_request() {
+        let logs = LogBuffer::new();
         Tee(logs.clone()).write_all(b"serving\n").unwrap();
-        assert_eq!(logs.follow(&Wanted::default(), 0).past.len(), 0);
-        let wanted = Wanted { all_sources: true, ..Wanted::default() };
-        assert_eq!(texts(&logs.follow(&wanted, 0).past), ["serving"]);
+        assert_eq!(logs.follow(&LogFilter::default(), 0).past.len(), 0);
+        let filter = LogFilter { all_sources: true, ..LogFilter::default() };
+        assert_eq!(texts(&logs.follow(&filter, 0).past), ["serving"]);
     }
 }

@@ -1,8 +1,9 @@
-//! `baton-coordinator`: one per job. Assigns ranks, keeps the journal, answers users.
+//! `baton-coordinator`: one per job. Assigns ranks, writes the journal, answers users.
 //!
-//! The rules are in `baton_job::engine`; this is its shell. [`job`] is the loop that owns the
-//! machine, [`journal`] its memory, [`metrics`], [`logs`] and [`traces`] what only people read,
-//! [`node_service`] and [`job_service`] translate gRPC, [`incoming`] lets clients in, [`serve`] puts them together.
+//! The rules are in `baton_job::engine`; this program runs that engine. [`job`] is the loop that owns the engine and
+//! [`journal`] its durable state; [`metrics`], [`logs`] and [`traces`] are for observation, training does not need
+//! them; [`node_service`] and [`job_service`] translate gRPC, [`incoming`] accepts connections, and [`serve`] combines
+//! all of them.
 
 #![forbid(unsafe_code)]
 
@@ -28,9 +29,9 @@ use std::process::ExitCode;
 use baton_job::exit;
 use clap::{Parser, Subcommand};
 
-/// Coordinates one training job: assigns ranks to agents, survives its own death, answers queries.
+/// Coordinates one training job: assigns ranks to agents, answers queries, and continues after a restart.
 #[derive(Debug, Parser)]
-#[command(version, after_help = EXIT_CODES)]
+#[command(version = baton_build_info::VERSION, after_help = EXIT_CODES)]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -43,13 +44,13 @@ enum Command {
 }
 
 const EXIT_CODES: &str = "\
-Exit codes: 0 completed, or told to quit; 75 drained (the same command continues); 3 stopped by a \
-user; 4 a budget of the recipe's limits is used up and state is saved (the same command continues once \
+Exit codes: 0 completed, or ended by a signal; 75 drained (the same command continues); 3 stopped by a \
+user; 4 a limit of the recipe is reached and the state is saved (the same command continues once \
 the limit is raised); 2 bad input, or training that diverges (do not requeue); 1 anything else.
 
 Example:
   baton-coordinator serve --recipe recipes/digits_cpu.toml --run-dir runs/digits_cpu
-  baton-coordinator serve --run-dir runs/next        `baton submit RECIPE` gives it a job";
+  baton-coordinator serve --run-dir runs/next        waits for `baton submit RECIPE`";
 
 fn main() -> ExitCode {
     let Command::Serve(args) = Args::parse().command;
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
         Ok(Some(outcome)) => ExitCode::from(outcome.exit_code()),
         Ok(None) => ExitCode::from(exit::OK),
         Err(failure) => {
-            // In the plain, as `baton up` and people look for this line in the log.
+            // Always as plain text, because `baton up` and people look for this line in the log.
             eprintln!("error: {failure}");
             ExitCode::from(exit::Outcome::Failed { failure }.exit_code())
         }

@@ -1,12 +1,11 @@
-//! The job's numbers over its whole life, for whoever draws curves: kept in files of the run folder, sent to those who
-//! follow.
+//! The metric points of the job, over all its runs: stored in files of the run folder and sent to followers.
 //!
-//! A thread of its own writes them, as the loop must not wait for a file that nobody needs.
+//! A separate thread writes the files, because the job loop must not wait for files that training does not need.
 
 use std::{
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         mpsc::{self, RecvTimeoutError},
     },
     thread,
@@ -14,123 +13,127 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use baton_job::{Generation, engine::Measured};
-use baton_proto::v1::{StreamMetricsResponse, stream_metrics_response::Metrics as Of};
+use baton_job::{Generation, engine::MetricPoint};
+use baton_proto::v1::{StreamMetricsResponse, stream_metrics_response::Metrics as PointMetrics};
 use baton_telemetry::{history::History, tensorboard::EventFile};
+use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tracing::warn;
 
 use crate::clock::unix_millis;
 
-/// Points that a slow follower may fall behind before it has to ask again.
+/// Points that a slow follower may fall behind before it has to call again.
 const FOLLOW_BUFFER: usize = 1_024;
-/// How long the end of a job waits for the files.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a point may wait to be written.
-const FLUSH: Duration = Duration::from_secs(1);
+/// Longest wait for the files to be written.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time before a point is flushed to the files.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where numbers go, and where they are read.
-pub(crate) struct Metrics {
-    points: mpsc::Sender<Told>,
-    kept: Arc<Kept>,
+/// Stores metric points and reads them.
+pub(crate) struct JobMetrics {
+    commands: mpsc::Sender<WriterCommand>,
+    store: Arc<MetricStore>,
 }
 
-/// What the thread is told.
-enum Told {
+/// A command to the writer thread.
+enum WriterCommand {
     Point(StreamMetricsResponse),
-    /// Write all that came before, and say so.
+    /// Flush all points received before, and confirm.
     Finish(mpsc::Sender<()>),
 }
 
-struct Kept {
+struct MetricStore {
     history: Mutex<History>,
-    coming: broadcast::Sender<StreamMetricsResponse>,
+    live: broadcast::Sender<StreamMetricsResponse>,
 }
 
-/// What was measured, and the feed of what will be, without a gap between.
-pub(crate) struct Follow {
+/// Past points, and the feed of the following ones, without a gap between them.
+pub(crate) struct MetricSubscription {
     pub(crate) past: Vec<StreamMetricsResponse>,
-    pub(crate) coming: broadcast::Receiver<StreamMetricsResponse>,
+    pub(crate) live: broadcast::Receiver<StreamMetricsResponse>,
 }
 
-impl Metrics {
-    /// Opens what is kept in a run folder.
+impl JobMetrics {
+    /// Opens or creates the files in a run folder.
     pub(crate) fn open(run_dir: &Path) -> Result<Self> {
         let history = History::open(run_dir.join("metrics.jsonl"))?;
         if history.unreadable_lines() > 0 {
             let lines = history.unreadable_lines();
-            warn!(lines, "metrics.jsonl has lines that cannot be read; they are passed over");
+            warn!(lines, "metrics.jsonl has lines that cannot be read; they are skipped");
         }
         let folder = run_dir.join("tensorboard");
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let events = EventFile::create(&folder, unix_millis() / 1_000, &hostname)?;
-        let (coming, _) = broadcast::channel(FOLLOW_BUFFER);
-        let kept = Arc::new(Kept { history: Mutex::new(history), coming });
-        let (points, received) = mpsc::channel();
-        let keeper = kept.clone();
+        let (live, _) = broadcast::channel(FOLLOW_BUFFER);
+        let store = Arc::new(MetricStore { history: Mutex::new(history), live });
+        let (commands, received) = mpsc::channel();
+        let writer = store.clone();
         thread::Builder::new()
             .name("metrics".to_owned())
-            .spawn(move || keeper.keep(&received, events))
+            .spawn(move || writer.write_all(&received, events))
             .context("cannot start a thread")?;
-        Ok(Self { points, kept })
+        Ok(Self { commands, store })
     }
 
-    /// Takes a number.
-    pub(crate) fn add(&self, unix_millis: u64, generation: Generation, measured: Measured) {
-        let metrics = match measured {
-            Measured::BeganAt(step) => Of::BeganAt(step.0),
-            Measured::Step(news) => Of::Step(news.into()),
-            Measured::Evaluation(evaluation) => Of::Evaluation(evaluation.into()),
+    /// Adds a point.
+    pub(crate) fn add(&self, unix_millis: u64, generation: Generation, point: MetricPoint) {
+        let metrics = match point {
+            MetricPoint::BeganAt(step) => PointMetrics::BeganAt(step.0),
+            MetricPoint::Step(step) => PointMetrics::Step(step.into()),
+            MetricPoint::Evaluation(evaluation) => PointMetrics::Evaluation(evaluation.into()),
         };
         let point =
             StreamMetricsResponse { unix_millis, generation: generation.0, metrics: Some(metrics) };
-        // The thread ends after the last of those who could call this.
-        let _ = self.points.send(Told::Point(point));
+        // The writer thread lives as long as `self`.
+        let _ = self.commands.send(WriterCommand::Point(point));
     }
 
-    /// Everything, oldest first, also what was added just now.
+    /// All points, oldest first, including those just added.
     pub(crate) fn all(&self) -> Vec<StreamMetricsResponse> {
         self.finish();
-        self.kept.lock().points(0)
+        self.store.history.lock().points(0)
     }
 
-    /// Returns once what was added is in the files, or the disk has had its time.
+    /// Returns once all added points are in the files, or after [`FINISH_TIMEOUT`].
     pub(crate) fn finish(&self) {
         let (done, finished) = mpsc::channel();
-        if self.points.send(Told::Finish(done)).is_ok() {
-            let _ = finished.recv_timeout(PATIENCE);
+        if self.commands.send(WriterCommand::Finish(done)).is_ok() {
+            let _ = finished.recv_timeout(FINISH_TIMEOUT);
         }
     }
 
-    /// What was measured later than this.
-    pub(crate) fn follow(&self, after_unix_millis: u64) -> Follow {
+    /// Points later than `after_unix_millis`, and the feed of the following ones.
+    pub(crate) fn follow(&self, after_unix_millis: u64) -> MetricSubscription {
         // Points are added and sent under the same lock.
-        let history = self.kept.lock();
-        Follow { past: history.points(after_unix_millis), coming: self.kept.coming.subscribe() }
+        let history = self.store.history.lock();
+        MetricSubscription {
+            past: history.points(after_unix_millis),
+            live: self.store.live.subscribe(),
+        }
     }
 }
 
-impl Kept {
-    /// Writes until nobody can add any more.
-    fn keep(&self, points: &mpsc::Receiver<Told>, mut events: EventFile) {
-        let mut told = false;
+impl MetricStore {
+    /// Writes points until [`JobMetrics`] is dropped.
+    fn write_all(&self, commands: &mpsc::Receiver<WriterCommand>, mut events: EventFile) {
+        let mut has_warned = false;
         loop {
-            let written = match points.recv_timeout(FLUSH) {
-                Ok(Told::Point(point)) => self.write(point, &mut events),
-                Ok(Told::Finish(done)) => {
+            let written = match commands.recv_timeout(FLUSH_INTERVAL) {
+                Ok(WriterCommand::Point(point)) => self.write(point, &mut events),
+                Ok(WriterCommand::Finish(done)) => {
                     let flushed = self.flush(&mut events);
-                    // Whoever waited may have lost patience.
+                    // The caller's wait may have timed out.
                     let _ = done.send(());
                     flushed
                 }
                 Err(RecvTimeoutError::Timeout) => self.flush(&mut events),
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            // Once: a disk that is full stays so for a while, and training goes on.
+            // Warn only once: a full disk usually stays full, and training continues.
             if let Err(error) = written
-                && !std::mem::replace(&mut told, true)
+                && !std::mem::replace(&mut has_warned, true)
             {
-                warn!("{error:#}; curves may lack points from here on");
+                warn!("{error:#}; curves may lack points from now on");
             }
         }
         if let Err(error) = self.flush(&mut events) {
@@ -140,10 +143,10 @@ impl Kept {
 
     fn write(&self, point: StreamMetricsResponse, events: &mut EventFile) -> Result<()> {
         let in_events = events.add(&point);
-        let mut history = self.lock();
+        let mut history = self.history.lock();
         let in_history = history.add(point.clone());
-        // No follower is no error.
-        let _ = self.coming.send(point);
+        // It is not an error if there is no follower.
+        let _ = self.live.send(point);
         drop(history);
         in_events?;
         Ok(in_history?)
@@ -151,11 +154,6 @@ impl Kept {
 
     fn flush(&self, events: &mut EventFile) -> Result<()> {
         events.flush()?;
-        Ok(self.lock().flush()?)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, History> {
-        // A panic while a point is added costs no more than that point.
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(self.history.lock().flush()?)
     }
 }

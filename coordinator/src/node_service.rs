@@ -1,11 +1,12 @@
-//! gRPC for agents: one stream each, translated into events and back, and one for what they log.
+//! The gRPC service for agents: for each agent one stream of reports and directives, and one of log lines.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use baton_build_info::REVISION;
 use baton_job::{
     engine::Event,
     ids::Attachment,
-    message::{Report, Welcome},
+    message::{AgentReport, Welcome},
 };
 use baton_proto::{
     refusal,
@@ -17,51 +18,55 @@ use tokio_stream::{Stream, StreamExt, wrappers::UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    job::Input,
-    logs::Logs,
-    served::{JobSlot, Served},
+    job::JobInput,
+    logs::LogBuffer,
+    served::{CurrentJob, ServedJob},
 };
 
-/// The service.
-pub(crate) struct Nodes {
-    slot: JobSlot,
-    logs: Logs,
+/// Implements `NodeService`.
+pub(crate) struct NodeApi {
+    current: CurrentJob,
+    logs: LogBuffer,
     next_attachment: AtomicU64,
 }
 
-impl Nodes {
-    pub(crate) fn new(slot: JobSlot, logs: Logs) -> Self {
-        Self { slot, logs, next_attachment: AtomicU64::new(1) }
+impl NodeApi {
+    pub(crate) fn new(current: CurrentJob, logs: LogBuffer) -> Self {
+        Self { current, logs, next_attachment: AtomicU64::new(1) }
     }
 }
 
-type Outgoing = std::pin::Pin<Box<dyn Stream<Item = Result<v1::Frame, Status>> + Send>>;
+type FrameStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::Frame, Status>> + Send>>;
 
 #[tonic::async_trait]
-impl NodeService for Nodes {
-    type AttachStream = Outgoing;
+impl NodeService for NodeApi {
+    type AttachStream = FrameStream;
 
     async fn attach(
         &self,
         request: Request<Streaming<v1::Frame>>,
     ) -> Result<Response<Self::AttachStream>, Status> {
         let mut incoming = request.into_inner();
-        let first = incoming.message().await?.ok_or_else(|| no_hello("is missing"))?;
+        let first = incoming.message().await?.ok_or_else(|| bad_hello("is missing"))?;
         first.check_version().map_err(Status::failed_precondition)?;
         let hello = match first.read() {
-            Ok(Report::Hello(hello)) if hello.node.0.is_empty() => {
-                return Err(no_hello("names no node"));
+            Ok(AgentReport::Hello(hello)) if hello.node.0.is_empty() => {
+                return Err(bad_hello("names no node"));
             }
-            Ok(Report::Hello(hello)) => hello,
-            Ok(_) => return Err(no_hello("must be the first message")),
-            Err(error) => return Err(no_hello(&format!("is malformed: {error}"))),
+            Ok(AgentReport::Hello(hello)) => hello,
+            Ok(_) => return Err(bad_hello("must be the first message")),
+            Err(error) => return Err(bad_hello(&format!("is malformed: {error}"))),
         };
-        // A coordinator without a job keeps its agents waiting for one.
-        let served = self.slot.wait().await?;
+        if let Some(revision) = first.other_revision(REVISION) {
+            let node = &hello.node;
+            tracing::warn!(%node, revision, ours = REVISION, "another build of the same version; allowed");
+        }
+        // While the coordinator has no job, agents wait here.
+        let served = self.current.wait().await?;
         let attachment = Attachment(self.next_attachment.fetch_add(1, Ordering::Relaxed));
         let node = hello.node.clone();
         let (outbox, directives) = mpsc::unbounded_channel();
-        served.queue(Input::Opened { attachment, outbox })?;
+        served.queue(JobInput::Opened { attachment, outbox })?;
         served.queue(Event::Attached { attachment, hello }.into())?;
 
         let job = served.job.clone();
@@ -102,7 +107,7 @@ impl NodeService for Nodes {
     }
 }
 
-fn no_hello(problem: &str) -> Status {
+fn bad_hello(problem: &str) -> Status {
     refusal::invalid(format!("hello {problem}"), [("hello".to_owned(), problem.to_owned())])
 }
 
@@ -110,7 +115,7 @@ fn frame(message: &impl Serialize) -> Result<v1::Frame, Status> {
     v1::Frame::new(message).map_err(|error| Status::internal(format!("{error} in a directive")))
 }
 
-fn welcome(served: &Served) -> Welcome {
+fn welcome(served: &ServedJob) -> Welcome {
     Welcome {
         job_id: served.job_id,
         recipe_json: served.spec.to_json(),

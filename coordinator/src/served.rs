@@ -1,4 +1,4 @@
-//! The job that is served, and the wait for one.
+//! The job that this coordinator serves, and waiting until there is one.
 
 use std::sync::Arc;
 
@@ -8,29 +8,29 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Status;
 
 use crate::{
-    job::{Handle, Input},
-    metrics::Metrics,
+    job::{JobHandle, JobInput},
+    metrics::JobMetrics,
 };
 
-/// A job that is served.
-pub(crate) struct Served {
-    pub(crate) job: Handle,
+/// A job being served.
+pub(crate) struct ServedJob {
+    pub(crate) job: JobHandle,
     pub(crate) job_id: JobId,
     pub(crate) spec: Arc<JobSpec>,
     pub(crate) store_location: String,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: Arc<JobMetrics>,
 }
 
-impl Served {
+impl ServedJob {
     /// Queues an input for the job's loop.
-    pub(crate) fn queue(&self, input: Input) -> Result<(), Status> {
+    pub(crate) fn queue(&self, input: JobInput) -> Result<(), Status> {
         if self.job.send(input) { Ok(()) } else { Err(shutting_down()) }
     }
 
-    /// Queues a question for the loop and waits for its answer.
+    /// Queues an input that has an answer, and waits for the answer.
     pub(crate) async fn ask<T>(
         &self,
-        input: impl FnOnce(oneshot::Sender<T>) -> Input,
+        input: impl FnOnce(oneshot::Sender<T>) -> JobInput,
     ) -> Result<T, Status> {
         let (sender, answer) = oneshot::channel();
         self.queue(input(sender))?;
@@ -38,71 +38,71 @@ impl Served {
     }
 }
 
-/// A job that somebody submits, and where to tell what became of it.
+/// A submitted job, and the channel for the result.
 pub(crate) struct Submission {
-    /// The recipe as it was given, and as it was understood.
+    /// The recipe as TOML, and parsed.
     pub(crate) recipe: String,
     pub(crate) spec: JobSpec,
-    pub(crate) answer: oneshot::Sender<Result<Arc<Served>, Status>>,
+    pub(crate) answer: oneshot::Sender<Result<Arc<ServedJob>, Status>>,
 }
 
-/// Where the job is, once there is one. Cheap to clone: all clones are one.
+/// Holds the job once there is one. Cheap to clone: all clones refer to the same job.
 #[derive(Clone)]
-pub(crate) struct JobSlot {
-    served: watch::Receiver<Option<Arc<Served>>>,
+pub(crate) struct CurrentJob {
+    served: watch::Receiver<Option<Arc<ServedJob>>>,
     submissions: mpsc::Sender<Submission>,
 }
 
-/// The other side of a [`JobSlot`].
-pub(crate) struct JobGiver {
-    pub(crate) served: watch::Sender<Option<Arc<Served>>>,
+/// Sets the [`CurrentJob`] and receives submissions.
+pub(crate) struct CurrentJobWriter {
+    pub(crate) served: watch::Sender<Option<Arc<ServedJob>>>,
     pub(crate) submissions: mpsc::Receiver<Submission>,
 }
 
-impl JobSlot {
-    /// An empty one, and the other side of it.
-    pub(crate) fn empty() -> (Self, JobGiver) {
-        let (giver, served) = watch::channel(None);
-        // One at a time: the second one finds a job.
+impl CurrentJob {
+    /// No job yet, and the writer that sets it.
+    pub(crate) fn empty() -> (Self, CurrentJobWriter) {
+        let (sender, served) = watch::channel(None);
+        // Submissions are handled one at a time; a second one finds a job.
         let (submissions, received) = mpsc::channel(1);
-        (Self { served, submissions }, JobGiver { served: giver, submissions: received })
+        (Self { served, submissions }, CurrentJobWriter { served: sender, submissions: received })
     }
 
     /// The job, if there is one.
-    pub(crate) fn get(&self) -> Option<Arc<Served>> {
+    pub(crate) fn get(&self) -> Option<Arc<ServedJob>> {
         self.served.borrow().clone()
     }
 
     /// The job; FAILED_PRECONDITION while there is none.
-    pub(crate) fn job(&self) -> Result<Arc<Served>, Status> {
-        let none = "there is no job yet: give this coordinator one with `baton submit RECIPE`";
+    pub(crate) fn job(&self) -> Result<Arc<ServedJob>, Status> {
+        let none = "there is no job yet: submit one with `baton submit RECIPE`";
         self.get().ok_or_else(|| Status::failed_precondition(none))
     }
 
     /// The job, as soon as there is one.
-    pub(crate) async fn wait(&self) -> Result<Arc<Served>, Status> {
+    pub(crate) async fn wait(&self) -> Result<Arc<ServedJob>, Status> {
         let mut served = self.served.clone();
         let job = served.wait_for(Option::is_some).await.map_err(|_| shutting_down())?;
         job.clone().ok_or_else(shutting_down)
     }
 
-    /// Gives it a job.
+    /// Submits a job, and waits until it has started or is refused.
     pub(crate) async fn submit(
         &self,
         recipe: String,
         spec: JobSpec,
-    ) -> Result<Arc<Served>, Status> {
+    ) -> Result<Arc<ServedJob>, Status> {
         let (answer, answered) = oneshot::channel();
-        // Nobody takes another once there is one.
+        // The receiver is dropped once there is a job.
         let sent = self.submissions.send(Submission { recipe, spec, answer }).await;
         let answer = if sent.is_ok() { answered.await.ok() } else { None };
-        answer.unwrap_or_else(|| Err(self.why_no_other()))
+        answer.unwrap_or_else(|| Err(self.refusal()))
     }
 
-    fn why_no_other(&self) -> Status {
+    fn refusal(&self) -> Status {
         match self.get() {
             Some(served) => Status::failed_precondition(format!(
-                "this coordinator serves {} already: start another coordinator for another job",
+                "this coordinator already serves {}: start another coordinator for another job",
                 served.spec.name
             )),
             None => shutting_down(),

@@ -1,6 +1,6 @@
-//! The job's life as OpenTelemetry traces, for those who gather such elsewhere.
+//! Exports OpenTelemetry traces of the job.
 //!
-//! A thread of the SDK's own sends them; what the collector does not take is lost, and training never waits.
+//! A thread of the SDK sends them. Traces that the collector does not accept are lost; training never waits.
 
 mod timeline;
 
@@ -25,10 +25,10 @@ use tracing::{info, warn};
 
 use crate::journal::LoggedEvent;
 
-/// How long the end of a job waits for the collector.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Longest wait for the collector at the end of a job.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Where a job's spans go.
+/// Builds the spans of a job and sends them to a collector.
 #[derive(Debug)]
 pub(crate) struct Traces {
     timeline: Timeline,
@@ -36,45 +36,48 @@ pub(crate) struct Traces {
 }
 
 impl Traces {
-    /// Sends what `timeline` tells to an OTLP collector that speaks gRPC. To be called in a tokio runtime.
+    /// Sends the spans of `timeline` to an OTLP collector over gRPC. Must be called in a tokio runtime.
     ///
     /// # Errors
-    /// If that is no address. Nobody needs to be there.
+    /// `endpoint` is not a valid address. The collector need not be running.
     pub(crate) fn to(endpoint: &str, timeline: Timeline) -> Result<Self, ExporterBuildError> {
         let exporter =
             opentelemetry_otlp::SpanExporter::builder().with_tonic().with_endpoint(endpoint);
-        // Not where nobody asks for it: a machine may have no certificates to trust.
+        // Load root certificates only for https: a machine may have none.
         let exporter = match endpoint.starts_with("https:") {
             true => exporter.with_tls_config(ClientTlsConfig::new().with_enabled_roots()),
             false => exporter,
         };
         let exporter = exporter.build()?;
-        let exporter =
-            Loud { exporter, endpoint: endpoint.to_owned(), fails: AtomicBool::new(false) };
+        let exporter = LoggingExporter {
+            exporter,
+            endpoint: endpoint.to_owned(),
+            is_failing: AtomicBool::new(false),
+        };
         let mut processor = BatchSpanProcessor::builder(exporter).build();
-        // `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` come first.
-        let about = [
+        // The variables `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` take precedence.
+        let attributes = [
             KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
             KeyValue::new("baton.job.id", timeline.job().to_string()),
         ];
-        let resource = Resource::builder().with_attributes(about);
+        let resource = Resource::builder().with_attributes(attributes);
         let resource = match std::env::var_os("OTEL_SERVICE_NAME") {
             Some(_) => resource,
             None => resource.with_service_name("baton"),
         };
         processor.set_resource(&resource.build());
-        info!(endpoint, trace_id = %timeline.trace_id(), "traces are sent");
+        info!(endpoint, trace_id = %timeline.trace_id(), "exporting traces");
         Ok(Self { timeline, processor })
     }
 
-    /// Takes what the machine remembers.
+    /// Adds a record of the engine, and exports the spans that end with it.
     pub(crate) fn record(&mut self, now: Time, record: &Record) {
         for span in self.timeline.record(now, record) {
             self.processor.on_end(span);
         }
     }
 
-    /// Takes what people are told.
+    /// Adds a job event.
     pub(crate) fn event(&mut self, event: &LoggedEvent) {
         self.timeline.event(event);
     }
@@ -82,32 +85,34 @@ impl Traces {
 
 impl Drop for Traces {
     fn drop(&mut self) {
-        // Other errors were told by the exporter.
-        if let Err(OTelSdkError::Timeout(after)) = self.processor.shutdown_with_timeout(PATIENCE) {
+        // The exporter has logged all other errors.
+        if let Err(OTelSdkError::Timeout(after)) =
+            self.processor.shutdown_with_timeout(SHUTDOWN_TIMEOUT)
+        {
             warn!(
-                "--otlp-endpoint: the last traces are lost: they were not taken within {after:?}"
+                "--otlp-endpoint: the last traces are lost: the collector did not accept them within {after:?}"
             );
         }
     }
 }
 
-/// An exporter that tells people when its collector begins to fail, and when it is well again.
-struct Loud {
+/// An exporter that logs when the collector begins to fail, and when it works again.
+struct LoggingExporter {
     exporter: opentelemetry_otlp::SpanExporter,
     endpoint: String,
-    fails: AtomicBool,
+    is_failing: AtomicBool,
 }
 
-impl SpanExporter for Loud {
+impl SpanExporter for LoggingExporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let result = self.exporter.export(batch).await;
         let endpoint = &self.endpoint;
-        match (&result, self.fails.swap(result.is_err(), Ordering::Relaxed)) {
+        match (&result, self.is_failing.swap(result.is_err(), Ordering::Relaxed)) {
             (Err(error), false) => warn!(
-                "--otlp-endpoint {endpoint}: traces are lost until it takes them: {error}; is a collector there \
-                 that speaks gRPC (port 4317, not 4318)?"
+                "--otlp-endpoint {endpoint}: traces are lost until it accepts them: {error}; is it a collector \
+                 for gRPC (port 4317, not 4318)?"
             ),
-            (Ok(()), true) => info!("--otlp-endpoint {endpoint}: traces are taken again"),
+            (Ok(()), true) => info!("--otlp-endpoint {endpoint}: traces are accepted again"),
             (Err(_), true) | (Ok(()), false) => {}
         }
         result
@@ -126,8 +131,8 @@ impl SpanExporter for Loud {
     }
 }
 
-impl fmt::Debug for Loud {
+impl fmt::Debug for LoggingExporter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loud").field("endpoint", &self.endpoint).finish_non_exhaustive()
+        f.debug_struct("LoggingExporter").field("endpoint", &self.endpoint).finish_non_exhaustive()
     }
 }

@@ -9,17 +9,17 @@ fn main() {
         .std("c++17")
         .file("src/kernels/host.cpp")
         .warnings(true)
-        // Pragmas in kernels are for the GPU's compiler.
+        // Pragmas in kernels are for NVRTC.
         .flag("-Wno-unknown-pragmas")
-        // What `getcontext` fills in counts as never written.
+        // The compiler does not know that `getcontext` initialises its argument.
         .flag("-Wno-maybe-uninitialized")
-        // Rounded as written: the same bits on every CPU.
+        // No fused operations: the same bits on every CPU.
         .flag("-ffp-contract=off")
-        // Whatever the profile: an unoptimised one takes minutes in the trainer's tests.
+        // In every profile: without optimisation the trainer's tests would take minutes.
         .opt_level(2)
         .compile("baton_kernels");
 
-    // Where `make setup` has it, or a link to it.
+    // The folder in which `make setup` installs libtorch, or a link to it.
     println!("cargo::rerun-if-env-changed=LIBTORCH");
     if let Some(libtorch) = env::var_os("LIBTORCH") {
         let folder = Path::new(&libtorch).join("lib");

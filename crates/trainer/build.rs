@@ -1,12 +1,13 @@
-//! Compiles the one C++ file against libtorch's headers, and lets tests, examples and benches of this crate find libtorch without `LD_LIBRARY_PATH`.
+//! Compiles the one C++ file against libtorch's headers, and lets tests, examples and benches of this crate find
+//! libtorch without `LD_LIBRARY_PATH`.
 //!
-//! Link arguments do not travel to dependants: a crate with a binary repeats the one line with
+//! Cargo does not pass link arguments on to dependent crates: a crate with a binary sets the same argument from
 //! `DEP_BATON_TRAINER_LIBTORCH_LIB`, which this script provides.
 
 use std::{env, path::Path};
 
 fn main() {
-    // torch-sys tells where it found the libraries (`links = "tch"`).
+    // torch-sys publishes the folder of the libraries (`links = "tch"`).
     println!("cargo::rerun-if-env-changed=DEP_TCH_LIBTORCH_LIB");
     let folder = env::var("DEP_TCH_LIBTORCH_LIB").unwrap_or_default();
     if !Path::new(&folder).join("libtorch_cpu.so").is_file() {
@@ -18,17 +19,21 @@ fn main() {
     println!("cargo::metadata=libtorch_lib={folder}");
 }
 
-/// As torch-sys compiles its own file.
+/// Uses the same settings as torch-sys for its own file.
 fn batch_norm(libraries: &Path) {
-    const SOURCE: &str = "src/torch/fused/batch_norm.cpp";
-    println!("cargo::rerun-if-changed={SOURCE}");
+    const BATCH_NORM_SOURCE: &str = "src/torch/fused/batch_norm.cpp";
+    /// Folder of batch_norm.h.
+    const KERNELS: &str = "../gpu/src/kernels";
+    println!("cargo::rerun-if-changed={BATCH_NORM_SOURCE}");
+    println!("cargo::rerun-if-changed={KERNELS}/batch_norm.h");
     let include = libraries.join("../include");
     cc::Build::new()
         .cpp(true)
         .std("c++17")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        .file(SOURCE)
-        // Only our own lines are warned about.
+        .file(BATCH_NORM_SOURCE)
+        .include(KERNELS)
+        // Warnings only for our own code.
         .flag(format!("-isystem{}", include.display()))
         .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
         .compile("baton_batch_norm");

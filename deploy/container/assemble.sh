@@ -1,11 +1,11 @@
 #!/bin/sh
-# Puts together what an image gets, as it will lie there: programs, or libtorch for one kind of machine.
+# Assembles the files of an image with their paths: programs, or libtorch for one kind of machine.
 #
 #   assemble.sh programs TARGET_DIR OUT    the three programs, stripped; recipes, digits, licence, authorities
 #   assemble.sh cpu|cuda LIBTORCH OUT      of a .libtorch that scripts/setup.sh made
 #
-# A script of its own, so that scripts/deploy/container.sh checks what the Dockerfile does. Run at the top of the
-# repository.
+# A separate script, so that scripts/deploy/container.sh tests what the Dockerfile does. Run it in the repository's
+# root.
 set -eu
 
 fail() {
@@ -16,18 +16,18 @@ fail() {
 programs() {
     install -D -s -t "$out/opt/baton/bin" "$from/baton" "$from/baton-coordinator" "$from/baton-worker"
     install -m 755 deploy/container/health.sh "$out/opt/baton/bin/baton-health"
-    # For a first try without data of one's own; the recipe names the data from here.
+    # For a first try without your own data; the recipe's paths start in this folder.
     install -D -m 644 -t "$out/opt/baton/recipes" recipes/*.toml
     install -D -m 644 -t "$out/opt/baton/recipes/base" recipes/base/*.toml
     install -D -m 644 -t "$out/opt/baton/assets/digits" assets/digits/*
     install -m 644 LICENSE "$out/opt/baton"
-    # Whom to trust on the way to a bucket; slim images have no list.
+    # Trusted certificate authorities for buckets; slim images have no list.
     authorities=/etc/ssl/certs/ca-certificates.crt
     [ -s "$authorities" ] || fail "no $authorities here: install the package ca-certificates"
     install -D -m 644 "$authorities" "$out$authorities"
 }
 
-# Libraries keep their places to each other, by which they find each other.
+# Libraries keep their relative paths, by which they find each other.
 libraries() {
     to="$(mkdir -p "$out/opt/baton/libtorch" && cd "$out/opt/baton/libtorch" && pwd)"
     cd "$from"
@@ -38,20 +38,20 @@ libraries() {
             nvidia/cu13/lib/libcudart.so.13 nvidia/cu13/lib/libcupti.so.13 "$to"
         ;;
     cuda)
-        [ -e torch/lib/libnccl.so ] || fail "$from has no NCCL: make it with BATON_CUDA=1 scripts/setup.sh"
-        # Links among them stay links.
+        [ -e torch/lib/libnccl.so ] || fail "$from has no NCCL: create it with BATON_CUDA=1 scripts/setup.sh"
+        # Links between them are kept as links.
         cp --parents --no-dereference torch/lib/*.so* nvidia/*/lib/*.so* "$to"
-        # Python's half.
+        # The libraries for Python.
         rm "$to"/torch/lib/libtorch_python.so "$to"/torch/lib/libshm.so
         ;;
     esac
-    # What a wheel's umask left.
+    # Permissions in wheels depend on the umask of their build.
     chmod -R u=rwX,go=rX "$to"
 }
 
 [ $# -eq 3 ] || fail "usage: assemble.sh programs|cpu|cuda FROM OUT"
 from=$2 out=$3
-[ -d "$from" ] || fail "there is no folder $from"
+[ -d "$from" ] || fail "no folder $from"
 case $1 in
 programs) programs ;;
 cpu | cuda) libraries "$1" ;;

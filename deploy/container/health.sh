@@ -1,11 +1,11 @@
 #!/bin/sh
-# Whether the Baton in this container does its part: exits with 0, or says in a line why not.
+# Health check of the Baton process in this container: exits with 0, or prints the problem in one line.
 #
-# A coordinator must answer `baton status`. If it wants tokens, give the container BATON_TOKEN_FILE (a viewer's) and
-# BATON_TLS_CA besides.
-# An agent must be connected to its coordinator, as the kernel's table of connections says: its own token may not ask.
-# The coordinator's keep-alive cuts off an agent that hangs within ten seconds. An agent without a coordinator goes on
-# training, so this must not be a reason to restart it.
+# A coordinator must answer `baton status`. If it requires tokens, give the container BATON_TOKEN_FILE (a viewer's) and
+# BATON_TLS_CA.
+# An agent must be connected to its coordinator, according to the kernel's table of connections, as an agent's token has
+# no right to read the status. The coordinator's keepalive disconnects an agent that hangs within ten seconds. An agent
+# without a coordinator continues training, so a failed check must not be a reason to restart it.
 set -eu
 
 runs() {
@@ -24,7 +24,7 @@ connected() {
     return 1
 }
 
-if runs baton-coordinat; then # as the kernel cuts it
+if runs baton-coordinat; then # the kernel cuts names to 15 characters
     baton status >/dev/null
 elif runs baton-worker; then
     coordinator=${BATON_COORDINATOR:-http://127.0.0.1:29600}

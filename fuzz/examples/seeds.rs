@@ -1,10 +1,10 @@
-//! Writes `seeds/`: small inputs of every kind, from which libFuzzer starts.
+//! Writes `seeds/`: small inputs of every kind, which libFuzzer starts with.
 //!
 //! After a change of this file:
 //! `cargo run --manifest-path fuzz/Cargo.toml --target-dir target --example seeds`.
 //!
-//! Files are cut from those that ffcv wrote (`crates/data/tests/fixtures`): a few samples each, on small
-//! pages, large images replaced by a small one. JPEGs are written by libjpeg-turbo.
+//! Files are made from files of ffcv (`crates/data/tests/fixtures`): a few samples each, with small pages, and with
+//! large images replaced by a small one. JPEGs are written by libjpeg-turbo.
 #![allow(unsafe_code)] // Calls of libjpeg-turbo's compressor.
 
 use std::{
@@ -23,8 +23,8 @@ use turbojpeg_sys as sys;
 
 const GREY: &[u8] = include_bytes!("../../crates/data/tests/fixtures/grey-16x8.jpg");
 const CMYK: &[u8] = include_bytes!("../../crates/data/tests/fixtures/cmyk-16x8.jpg");
-/// Stored bytes of an image that is kept as it is.
-const LARGEST_IMAGE: usize = 500;
+/// Largest stored image that is not replaced, bytes.
+const MAX_IMAGE_BYTES: usize = 500;
 
 fn main() {
     checkpoints();
@@ -81,19 +81,19 @@ fn main() {
         ("rgb", jpeg(32, 24, &[(sys::TJPARAM_TJPARAM_COLORSPACE, sys::TJCS_TJCS_RGB as c_int)])),
     ];
     for (number, (name, jpeg)) in (0_u8..).zip(&jpegs) {
-        // No two see the same part.
-        let choice =
+        // Each input selects another part.
+        let selection =
             |flags: u8| [flags, 15 * number, 10 * number, 250, 200 - number, 7 + number, 9, 0];
-        assert_eq!(choice(0).len(), FRAME_BYTES);
-        save("jpeg", name, &[&choice(number % 7), jpeg.as_slice()].concat());
+        assert_eq!(selection(0).len(), FRAME_BYTES);
+        save("jpeg", name, &[&selection(number % 7), jpeg.as_slice()].concat());
         save(
             "jpeg",
             &format!("{name}_cut_off"),
-            &[&choice(8), &jpeg[..jpeg.len() * 2 / 3]].concat(),
+            &[&selection(8), &jpeg[..jpeg.len() * 2 / 3]].concat(),
         );
-        save("jpeg", &format!("{name}_area"), &[&choice(32), jpeg.as_slice()].concat());
+        save("jpeg", &format!("{name}_area"), &[&selection(32), jpeg.as_slice()].concat());
     }
-    // Seen very small: the DCT reduces what it can.
+    // Rendered very small: the inverse DCT already reduces the image.
     for (name, jpeg) in &jpegs {
         save(
             "jpeg",
@@ -104,7 +104,7 @@ fn main() {
     save("jpeg", "raw", &[&[7, 10, 20, 128, 128, 3, 9, 0][..], &[90; 360]].concat());
 }
 
-/// Manifests and a rank's file. `seeds/manifest/two_ranks` is not written here: it is a checkpoint's own.
+/// Writes manifests and a rank's file. `seeds/manifest/two_ranks` is not written here: it is from a real checkpoint.
 fn checkpoints() {
     let manifest = baton_fuzz::SHARD_MANIFEST;
     save("manifest", "cut_off", &manifest.as_bytes()[..manifest.len() / 2]);
@@ -135,8 +135,8 @@ fn checkpoints() {
     save("shard", "too_few", &file(&format!("{{{}}}", parts[..2].join(",")), 13));
     let halves = format!("{{{}}}", parts.join(",")).replace("F32", "F16");
     save("shard", "of_another_type", &file(&halves, 15));
-    let about = format!(r#"{{"__metadata__":{{"format":"pt"}},{}}}"#, parts.join(","));
-    save("shard", "with_metadata", &file(&about, 15));
+    let metadata = format!(r#"{{"__metadata__":{{"format":"pt"}},{}}}"#, parts.join(","));
+    save("shard", "with_metadata", &file(&metadata, 15));
     save(
         "shard",
         "overlapping",
@@ -154,16 +154,16 @@ fn fixture(name: &str) -> Vec<u8> {
     let path: PathBuf =
         [env!("CARGO_MANIFEST_DIR"), "../crates/data/tests/fixtures", name].iter().collect();
     let mut file = Vec::new();
-    let packed = fs::File::open(path.with_extension("beton.gz")).expect("the fixture is there");
+    let packed = fs::File::open(path.with_extension("beton.gz")).expect("the fixture exists");
     flate2::read::GzDecoder::new(packed).read_to_end(&mut file).expect("the fixture unpacks");
     file
 }
 
-/// Some samples of a fixture, packed anew.
+/// A new file with some samples of a fixture.
 fn cut(name: &str, samples: std::ops::Range<u64>) -> Vec<u8> {
     let file = fixture(name);
     let scratch = Scratch::new();
-    let beton = Beton::open(scratch.fill(&file)).expect("the fixture is sound");
+    let beton = Beton::open(scratch.fill(&file)).expect("the fixture is valid");
     let fields = beton.fields().len();
     let rows_start = 24 + 1041 * fields;
     let row_bytes = row_bytes(beton.fields());
@@ -184,7 +184,7 @@ fn cut(name: &str, samples: std::ops::Range<u64>) -> Vec<u8> {
     out.resize(pages_start, 0);
     let mut table = Vec::new();
     for (sample, field, value) in values {
-        // As ffcv: a value that does not fit begins another page.
+        // Like in ffcv, a value that does not fit starts a new page.
         let room = out.len().next_multiple_of(page_bytes) - out.len();
         if room < value.len() {
             out.resize(out.len() + room, 0);
@@ -209,17 +209,17 @@ fn cut(name: &str, samples: std::ops::Range<u64>) -> Vec<u8> {
         out.extend(value);
     }
     out.resize(out.len().next_multiple_of(page_bytes), 0);
-    let table_place = out.len() as u64;
+    let table_start = out.len() as u64;
     out[4..8].copy_from_slice(&(page_bytes as u32).to_le_bytes());
     out[8..16].copy_from_slice(&(samples.end - samples.start).to_le_bytes());
-    out[16..24].copy_from_slice(&table_place.to_le_bytes());
+    out[16..24].copy_from_slice(&table_start.to_le_bytes());
     out.extend(table);
     drop(beton);
-    Beton::open(scratch.fill(&out)).expect("what is left is sound");
+    Beton::open(scratch.fill(&out)).expect("the new file is valid");
     out
 }
 
-/// Rows are C structs: the end of the last cell, aligned as the strictest.
+/// Length of a row, bytes. Rows are C structs: the end of the last cell, with the largest alignment of the fields.
 fn row_bytes(fields: &[Field]) -> usize {
     let packed = |kind| match kind {
         FieldType::RgbImage => (13, 1),
@@ -231,35 +231,35 @@ fn row_bytes(fields: &[Field]) -> usize {
     end.next_multiple_of(fields.iter().map(|field| packed(field.kind).1).max().unwrap_or(1))
 }
 
-/// What a field has in the pages.
+/// The value of a field in the pages.
 fn value(beton: &Beton, field: &Field, sample: u64) -> Option<Vec<u8>> {
     let name = &field.name;
     let mut buffer = Vec::new();
     Some(match field.kind {
         FieldType::Float | FieldType::Int => return None,
         FieldType::RgbImage => {
-            let column = beton.image_column(name).expect("the field is there");
-            let image = beton.image(&column, sample, &mut buffer).expect("the image is sound");
-            if image.bytes.len() > LARGEST_IMAGE { GREY } else { image.bytes }.to_vec()
+            let column = beton.image_column(name).expect("the field exists");
+            let image = beton.image(&column, sample, &mut buffer).expect("the image is valid");
+            if image.bytes.len() > MAX_IMAGE_BYTES { GREY } else { image.bytes }.to_vec()
         }
         FieldType::Bytes | FieldType::Json => {
-            let column = beton.bytes_column(name).expect("the field is there");
+            let column = beton.bytes_column(name).expect("the field exists");
             let mut value =
-                beton.bytes(&column, sample, &mut buffer).expect("the value is sound").to_vec();
-            // The zero byte behind it counts.
+                beton.bytes(&column, sample, &mut buffer).expect("the value is valid").to_vec();
+            // The terminating zero byte is included.
             value.extend((field.kind == FieldType::Json).then_some(0));
             value
         }
         FieldType::NdArray | FieldType::TorchTensor => {
-            let column = beton.array_column(name).expect("the field is there");
+            let column = beton.array_column(name).expect("the field exists");
             buffer.resize(column.value_bytes() as usize, 0);
-            beton.array(&column, sample, &mut buffer).expect("the value is sound");
+            beton.array(&column, sample, &mut buffer).expect("the value is valid");
             buffer
         }
     })
 }
 
-/// A JPEG of smooth colours with a little noise: 4:4:4 at quality 60 unless told otherwise.
+/// A JPEG of smooth colours with a little noise: 4:4:4 at quality 60 by default.
 fn jpeg(width: u32, height: u32, parameters: &[(sys::TJPARAM, c_int)]) -> Vec<u8> {
     let pixels: Vec<u8> = (0..width * height)
         .flat_map(|i| {
@@ -268,14 +268,14 @@ fn jpeg(width: u32, height: u32, parameters: &[(sys::TJPARAM, c_int)]) -> Vec<u8
             [5 * x + noise, 4 * y, 3 * (x + y) + noise].map(|value| value as u8)
         })
         .collect();
-    let usual = [
+    let defaults = [
         (sys::TJPARAM_TJPARAM_QUALITY, 60),
         (sys::TJPARAM_TJPARAM_SUBSAMP, sys::TJSAMP_TJSAMP_444),
     ];
     // SAFETY: pointers and sizes are those of live slices; the buffer is the library's, freed below.
     unsafe {
         let handle = sys::tj3Init(sys::TJINIT_TJINIT_COMPRESS as c_int);
-        for (parameter, value) in usual.iter().chain(parameters) {
+        for (parameter, value) in defaults.iter().chain(parameters) {
             assert_eq!(sys::tj3Set(handle, *parameter as c_int, *value), 0);
         }
         let (mut buffer, mut len) = (std::ptr::null_mut(), 0);

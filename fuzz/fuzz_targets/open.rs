@@ -1,20 +1,20 @@
-//! Header, descriptors and the places of the sections.
+//! Reads the header, the descriptors and the positions of the sections.
 #![no_main]
 
 use std::sync::LazyLock;
 
 use baton_data::Beton;
-use baton_fuzz::{damage, file::Scratch, memory::within, tell};
+use baton_fuzz::{damage, file::Scratch, memory::within, observe};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
 static SCRATCH: LazyLock<Scratch> = LazyLock::new(Scratch::new);
 
 fuzz_target!(|bytes: &[u8]| {
     let path = SCRATCH.fill(bytes);
-    // A descriptor of 1041 bytes is read, and becomes a name, a shape and, at worst, a message with
-    // the dtype in it, where any byte may become three.
+    // A descriptor of 1041 bytes is read. It becomes a name, a shape and, in the worst case, a message with the dtype,
+    // in which any byte may become three.
     within(8 * bytes.len() + 65_536, || {
-        if let Some(beton) = tell(Beton::open(path)) {
+        if let Some(beton) = observe(Beton::open(path)) {
             for field in beton.fields() {
                 if let Ok(array) = field.array_type() {
                     assert!(array.value_bytes() <= u64::from(u32::MAX));
@@ -27,6 +27,6 @@ fuzz_target!(|bytes: &[u8]| {
     });
 });
 
-fuzz_mutator!(|data: &mut [u8], size: usize, most: usize, seed: u32| {
-    damage::file(data, size, most, seed)
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    damage::file(data, size, max_size, seed)
 });

@@ -1,4 +1,4 @@
-//! Bytes that can be opened as a file: `Beton` maps and preads one, so a slice does not do.
+//! A file in memory for the input: `Beton` needs a file for `mmap` and `pread`, so a slice is not sufficient.
 
 use std::{
     fs::File,
@@ -8,14 +8,14 @@ use std::{
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// A file in memory, the same for every input: nothing is open or mapped between two of them.
+/// A file in memory, reused for every input: between two inputs, nothing is open or mapped.
 pub struct Scratch {
     file: File,
     path: PathBuf,
 }
 
 impl Scratch {
-    /// An empty one.
+    /// An empty file.
     #[must_use]
     pub fn new() -> Self {
         let file = File::from(memfd_create(c"input", MemfdFlags::CLOEXEC).expect("memfd_create"));
@@ -23,7 +23,7 @@ impl Scratch {
         Self { file, path }
     }
 
-    /// Makes these its bytes, and says how it is opened.
+    /// Writes these bytes to the file; returns its path.
     pub fn fill(&self, bytes: &[u8]) -> &PathBuf {
         self.file.set_len(bytes.len() as u64).expect("a file in memory has any length");
         self.file.write_all_at(bytes, 0).expect("a file in memory can be written");

@@ -1,14 +1,14 @@
-//! What the fuzz targets share. A target is a file in `fuzz_targets/`: one function that is given
-//! bytes and must neither panic, nor hang, nor ask for more memory than they justify.
+//! Code shared by the fuzz targets. A target is a file in `fuzz_targets/`: one function with bytes as input that must
+//! not panic, hang, or use more memory than the input justifies.
 //!
-//! | module | what it does |
+//! | module | content |
 //! |---|---|
-//! | [`file`] | lets bytes be opened as a file, without a disk |
-//! | [`memory`] | an allocator that counts, and that looks for writes behind a buffer's end |
-//! | [`coverage`] | tells libFuzzer about the C code that gcc compiled, and about outcomes |
-//! | [`damage`] | mutations that know where the numbers of a file or of a JPEG stand |
+//! | [`file`] | a file in memory for the input |
+//! | [`memory`] | an allocator that counts memory, and detects writes after the end of a buffer |
+//! | [`coverage`] | coverage of C code and of error messages, for libFuzzer |
+//! | [`damage`] | mutations of the numbers in a file or a JPEG |
 //!
-//! `README.md` says how to run them.
+//! `README.md` describes how to run the targets.
 
 pub mod coverage;
 pub mod damage;
@@ -18,7 +18,7 @@ pub mod memory;
 /// A manifest whose first shard has 15 values: 8 of `weights`, 5 of `momentum` and 2 of `bn_running`.
 pub const SHARD_MANIFEST: &str = include_str!("../seeds/manifest/two_ranks");
 
-/// An outcome is not asked for: that there is one is all that counts. It does steer the search.
-pub fn tell<T>(outcome: Result<T, impl std::fmt::Display>) -> Option<T> {
-    outcome.map_err(|error| coverage::saw(&error.to_string())).ok()
+/// The value of a result; an error only counts as coverage.
+pub fn observe<T>(result: Result<T, impl std::fmt::Display>) -> Option<T> {
+    result.map_err(|error| coverage::count_message(&error.to_string())).ok()
 }

@@ -1,9 +1,8 @@
-//! An allocator that ends the process when an input makes Rust code ask for more than it may, and when
-//! somebody has written behind the end of a buffer, as C code might that is given one too short.
+//! An allocator that aborts the process if Rust code allocates more than the limit for an input, or if code wrote after
+//! the end of a buffer, as C code may do with a buffer that is too short.
 //!
-//! libFuzzer's own `-malloc_limit_mb` needs a sanitizer's hooks. What C code allocates for itself is
-//! bounded by `-rss_limit_mb`.
-#![allow(unsafe_code)] // An allocator is unsafe by its nature.
+//! libFuzzer's own `-malloc_limit_mb` needs hooks of a sanitizer. Allocations by C code are limited by `-rss_limit_mb`.
+#![allow(unsafe_code)] // An allocator needs unsafe code.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -13,16 +12,16 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// Bytes that an input has asked for and not yet given back.
+/// Bytes allocated for the current input and not freed yet.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
-/// Most of those.
+/// Largest value of [`LIVE`] for the current input.
 static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// Where the process ends.
+/// Value of [`LIVE`] above which the process is aborted, bytes.
 static LIMIT: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// The largest peak of all inputs so far.
+/// Largest peak of all inputs so far, bytes.
 static RECORD: AtomicUsize = AtomicUsize::new(0);
 
-/// What stands behind every allocation.
+/// Bytes after every allocation.
 const FENCE: [u8; 16] = *b"-end-of-buffer-\n";
 
 struct Fenced;
@@ -30,11 +29,11 @@ struct Fenced;
 #[global_allocator]
 static ALLOCATOR: Fenced = Fenced;
 
-/// Runs `work`, during which at most `limit` bytes may be in use at a time beside those of before.
-/// Says on stderr when that is more than ever before.
+/// Runs `work`, during which at most `limit` bytes may be in use, in addition to those allocated before. Prints a new
+/// maximum on stderr.
 pub fn within<T>(limit: usize, work: impl FnOnce() -> T) -> T {
     static HOOK: Once = Once::new();
-    HOOK.call_once(lift_when_panicking);
+    HOOK.call_once(remove_limit_on_panic);
     LIVE.store(0, Relaxed);
     PEAK.store(0, Relaxed);
     LIMIT.store(limit, Relaxed);
@@ -47,8 +46,8 @@ pub fn within<T>(limit: usize, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A panic prints a backtrace, which takes more memory than any input.
-fn lift_when_panicking() {
+/// Removes the limit on a panic, because the backtrace takes more memory than any input.
+fn remove_limit_on_panic() {
     let next = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         LIMIT.store(usize::MAX, Relaxed);
@@ -57,7 +56,7 @@ fn lift_when_panicking() {
 }
 
 fn count(size: usize) {
-    // Wraps below zero when something from before is freed; that is no peak.
+    // It wraps below zero if an older allocation is freed; this cannot be a peak.
     let live = LIVE.fetch_add(size, Relaxed).wrapping_add(size);
     if live.cast_signed() < 0 {
         return;
@@ -66,17 +65,15 @@ fn count(size: usize) {
     let limit = LIMIT.load(Relaxed);
     if live > limit {
         LIMIT.store(usize::MAX, Relaxed);
-        give_up(&format!(
-            "{live} bytes in use, the last {size} of them by one call; limit {limit}"
-        ));
+        abort(&format!("{live} bytes in use, the last {size} of them by one call; limit {limit}"));
     }
 }
 
-fn forget(size: usize) {
+fn uncount(size: usize) {
     LIVE.fetch_sub(size, Relaxed);
 }
 
-fn give_up(what: &str) -> ! {
+fn abort(what: &str) -> ! {
     eprintln!("memory: {what}\n{}", Backtrace::force_capture());
     std::process::abort()
 }
@@ -103,12 +100,12 @@ unsafe fn check_fence(start: *mut u8, size: usize) {
     let fence = unsafe { start.add(size).cast::<[u8; FENCE.len()]>().read_unaligned() };
     if fence != FENCE {
         LIMIT.store(usize::MAX, Relaxed);
-        give_up(&format!("something was written behind the end of a buffer of {size} bytes"));
+        abort(&format!("a write after the end of a buffer of {size} bytes"));
     }
 }
 
-// SAFETY: the system's allocator does the work, on layouts with room for the fence; the pointers are
-// its own, so they are aligned and go back to it with the layout they came with.
+// SAFETY: the system's allocator does the work, with layouts that have room for the fence; the pointers come from it,
+// so they are aligned and are returned to it with the same layout.
 unsafe impl GlobalAlloc for Fenced {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
@@ -123,9 +120,9 @@ unsafe impl GlobalAlloc for Fenced {
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Both for a while, as in the worst case.
+        // In the worst case, both allocations exist for a while.
         count(size);
-        forget(layout.size());
+        uncount(layout.size());
         // SAFETY: the caller keeps the contract: `start` came from here with this layout.
         unsafe {
             check_fence(start, layout.size());
@@ -134,7 +131,7 @@ unsafe impl GlobalAlloc for Fenced {
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        forget(layout.size());
+        uncount(layout.size());
         // SAFETY: as above.
         unsafe {
             check_fence(start, layout.size());

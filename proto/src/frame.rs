@@ -1,57 +1,67 @@
-//! What a coordinator and an agent say to each other: types of [`baton_job::message`] as JSON.
+//! Frames between a coordinator and an agent: messages of [`baton_job::message`] as JSON.
 //!
-//! Both have to be of one version, so no version of them has to understand another. They have to
-//! understand that they do not: an agent's first frame has its version where all versions look for it.
+//! Both must have the same version, so no version has to read the messages of another. But every version must be able
+//! to detect a different one: an agent's first frame has the version in a field that never changes.
 
-use baton_job::message::Report;
+use baton_job::message::AgentReport;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::v1;
 
-/// The version that an agent sends. Raise the protocol's number with every change of these messages: the
-/// builds between two releases share the first part.
-const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 2)");
+/// Version that must be equal on both sides. Increase the protocol number with every change of these messages, and the
+/// numerics number with every change that changes a bit of a result: builds between two releases have the same package
+/// version.
+const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 3, numerics 2)");
 
 impl v1::Frame {
-    /// Carries what a coordinator says.
+    /// A frame with a message of a coordinator.
     ///
     /// # Errors
-    /// JSON has no form for `message`.
+    /// `message` cannot be serialized as JSON.
     pub fn new(message: &impl Serialize) -> serde_json::Result<Self> {
         Ok(Self { hello: None, json: serde_json::to_vec(message)? })
     }
 
-    /// Carries what an agent says.
+    /// A frame with an agent's report. With a hello, it also has the version and the git `revision` of the build.
     ///
     /// # Errors
-    /// JSON has no form for `report`.
-    pub fn report(report: &Report) -> serde_json::Result<Self> {
-        let hello =
-            matches!(report, Report::Hello(_)).then(|| v1::Hello { version: VERSION.to_owned() });
+    /// `report` cannot be serialized as JSON.
+    pub fn report(report: &AgentReport, revision: &str) -> serde_json::Result<Self> {
+        let hello = matches!(report, AgentReport::Hello(_)).then(|| v1::Hello {
+            version: PROTOCOL_VERSION.to_owned(),
+            revision: revision.to_owned(),
+        });
         Ok(Self { hello, ..Self::new(report)? })
     }
 
-    /// What it carries.
+    /// The message in this frame.
     ///
     /// # Errors
-    /// It carries something else.
+    /// The frame has another message, or none.
     pub fn read<T: DeserializeOwned>(&self) -> serde_json::Result<T> {
         serde_json::from_slice(&self.json)
     }
 
-    /// Whether the agent whose first frame this is has this build's version.
+    /// Checks, given an agent's first frame, that the agent has the version of this build.
     ///
     /// # Errors
-    /// It has another one, or says none: one line for its user.
+    /// The agent has another version, or sends none. The text is one line for the user.
     pub fn check_version(&self) -> Result<(), String> {
         match self.hello.as_ref().map(|hello| hello.version.as_str()) {
-            Some(VERSION) => Ok(()),
+            Some(PROTOCOL_VERSION) => Ok(()),
             other => Err(format!(
-                "this agent is baton-worker {}, the coordinator is baton-coordinator {VERSION}: install the \
+                "this agent is baton-worker {}, the coordinator is baton-coordinator {PROTOCOL_VERSION}: install the \
                  same version on all machines",
                 other.unwrap_or("of an unknown version")
             )),
         }
+    }
+
+    /// The git revision of the agent's build if it differs from `revision`. Such builds work together if their versions
+    /// are equal.
+    #[must_use]
+    pub fn other_revision(&self, revision: &str) -> Option<&str> {
+        self.hello.as_ref().map(|hello| hello.revision.as_str()).filter(|other| *other != revision)
     }
 }
 
@@ -64,9 +74,9 @@ mod tests {
         exit::{Class, Failure, Outcome},
         ids::LocalRank,
         message::{
-            Activity, Beat, Commit, Directive, Gpu, Hello, Hold, Holding, Host, Launch, LoaderNews,
-            Pulse, RankNews, RankPhase, Restore, Restored, Rollback, SaveProblem, SaveTimes,
-            StateSource, StepNews, Vitals,
+            Activity, AgentHeartbeat, Commit, Directive, GpuStats, Hello, HostStats, Launch,
+            LoaderReport, MachineStats, PauseState, RankHeartbeat, RankPhase, RankReport, Restore,
+            Restored, Rollback, RunningRanks, SaveProblem, SaveTimes, StateSource, StepReport,
         },
     };
     use baton_recipe::{
@@ -78,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// No decimal form of 17 digits gives it back but its own.
+    /// A number that needs 17 decimal digits.
     const AWKWARD: f64 = 0.1 + 0.2;
 
     fn accuracy() -> Accuracy {
@@ -115,51 +125,54 @@ mod tests {
         Failure { class: Class::OutOfMemory, message: "no memory".to_owned() }
     }
 
-    fn done() -> Outcome {
+    fn failed() -> Outcome {
         Outcome::Failed { failure: failure() }
     }
 
-    fn news() -> Vec<RankNews> {
+    fn rank_reports() -> Vec<RankReport> {
         let restored = Restored { name: "a".to_owned(), lr: AWKWARD, ..Restored::default() };
         let best = Some((Step(3), accuracy()));
         let progress = Progress { best, skips: vec![BatchMark::default()], ..Progress::default() };
-        let started = |source| RankNews::Started { source, progress: progress.clone() };
+        let started = |source| RankReport::Started { source, progress: progress.clone() };
         vec![
-            RankNews::Ready { address: "[::1]:1".to_owned(), step: Some(Step(1)) },
-            RankNews::Met,
+            RankReport::Ready { address: "[::1]:1".to_owned(), step: Some(Step(1)) },
+            RankReport::Met,
             started(StateSource::Fresh),
             started(StateSource::Survivor { rank: Rank(3) }),
             started(StateSource::Checkpoint(restored)),
-            RankNews::Stepped(StepNews { loss: AWKWARD, ..StepNews::default() }),
-            RankNews::Evaluated {
+            RankReport::Stepped(StepReport { loss: AWKWARD, ..StepReport::default() }),
+            RankReport::Evaluated {
                 step: Step(7),
                 epoch: Epoch(1),
                 accuracy: accuracy(),
                 ema: Some(accuracy()),
                 extent: Extent::Full,
             },
-            RankNews::Diverged(diagnosis()),
-            RankNews::EndsEarly { reason: "good enough".to_owned() },
-            RankNews::Loader(LoaderNews {
+            RankReport::Diverged(diagnosis()),
+            RankReport::EndsEarly { reason: "good enough".to_owned() },
+            RankReport::Loader(LoaderReport {
                 last_skipped: Some(String::new()),
-                ..LoaderNews::default()
+                ..LoaderReport::default()
             }),
-            RankNews::Pulse(Pulse { activity: Activity::Paused, ..Pulse::default() }),
-            RankNews::Saved(commit()),
-            RankNews::SaveWaits { step: Step(2), behind: Step(1), seconds: AWKWARD },
-            RankNews::Stopping { step: Step(2) },
-            RankNews::Copied { step: Step(2) },
-            RankNews::SaveFailed(SaveProblem {
+            RankReport::Heartbeat(RankHeartbeat {
+                activity: Activity::Paused,
+                ..RankHeartbeat::default()
+            }),
+            RankReport::Saved(commit()),
+            RankReport::SaveWaits { step: Step(2), behind: Step(1), seconds: AWKWARD },
+            RankReport::Stopping { step: Step(2) },
+            RankReport::Copied { step: Step(2) },
+            RankReport::SaveFailed(SaveProblem {
                 message: "full".to_owned(),
                 fence: Some(Generation(2)),
             }),
-            RankNews::Lost { detail: "rank 1".to_owned() },
-            RankNews::Done { outcome: Outcome::Completed, digest: "00".to_owned() },
-            RankNews::Exited(failure()),
+            RankReport::Lost { detail: "rank 1".to_owned() },
+            RankReport::Done { outcome: Outcome::Completed, digest: "00".to_owned() },
+            RankReport::Exited(failure()),
         ]
     }
 
-    fn reports() -> Vec<Report> {
+    fn reports() -> Vec<AgentReport> {
         let phases = [
             RankPhase::Joining,
             RankPhase::Ready { address: "a:1".to_owned(), step: None },
@@ -167,35 +180,40 @@ mod tests {
             RankPhase::Training,
             RankPhase::Waiting,
             RankPhase::Diverged(diagnosis()),
-            RankPhase::Done { outcome: done(), digest: "00".to_owned() },
+            RankPhase::Done { outcome: failed(), digest: "00".to_owned() },
         ];
         let ranks = (0..).map(Rank).zip(phases).collect();
-        let holding = Holding { generation: Generation(2), ranks, commit: Some(commit()) };
-        let gpu = Gpu { utilisation: Some(AWKWARD), ..Gpu::default() };
-        let host = Host { cpu: AWKWARD, ..Host::default() };
-        let beat = Beat {
+        let running = RunningRanks { generation: Generation(2), ranks, commit: Some(commit()) };
+        let gpu = GpuStats { utilisation: Some(AWKWARD), ..GpuStats::default() };
+        let host = HostStats { cpu: AWKWARD, ..HostStats::default() };
+        let heartbeat = AgentHeartbeat {
             number: u64::MAX,
             round_trip: Some(Duration::new(1, 999_999_999)),
-            vitals: Some(Vitals { host, gpus: vec![gpu] }),
+            stats: Some(MachineStats { host, gpus: vec![gpu] }),
         };
         let local_rank = LocalRank(1);
         let reason = "spot notice".to_owned();
-        let news = news().into_iter().map(|news| Report::Rank {
+        let rank_reports = rank_reports().into_iter().map(|report| AgentReport::Rank {
             generation: Generation(1),
             rank: Rank(0),
-            news,
+            report,
         });
-        news.chain([
-            Report::Hello(Hello { node: NodeId("a".to_owned()), slots: 8, holding: Some(holding) }),
-            Report::DrainRequested { reason: reason.clone(), seconds_left: Some(AWKWARD) },
-            Report::Warm { local_rank },
-            Report::WarmFailed { local_rank, failure: failure() },
-            Report::Advised { reason },
-            Report::GpuWarning { message: "Xid 79".to_owned() },
-            Report::Beat(Beat::default()),
-            Report::Beat(beat),
-        ])
-        .collect()
+        rank_reports
+            .chain([
+                AgentReport::Hello(Hello {
+                    node: NodeId("a".to_owned()),
+                    slots: 8,
+                    running: Some(running),
+                }),
+                AgentReport::NodeDeparting { reason: reason.clone(), seconds_left: Some(AWKWARD) },
+                AgentReport::Warm { local_rank },
+                AgentReport::WarmFailed { local_rank, failure: failure() },
+                AgentReport::CheckpointAdvised { reason },
+                AgentReport::GpuWarning { message: "Xid 79".to_owned() },
+                AgentReport::Heartbeat(AgentHeartbeat::default()),
+                AgentReport::Heartbeat(heartbeat),
+            ])
+            .collect()
     }
 
     fn directives() -> Vec<Directive> {
@@ -206,32 +224,32 @@ mod tests {
             rollbacks: vec![Rollback { generation, before: Step(7), skip }],
             ..Restore::default()
         };
-        let hold = Hold { number: 1, paused: true };
+        let pause = PauseState { number: 1, paused: true };
         let ranks = vec![(Rank(8), LocalRank(0))];
         let replace = vec![LocalRank(1)];
         vec![
-            Directive::Launch(Launch { generation, world_size: 9, ranks, replace, restore, hold }),
+            Directive::Launch(Launch { generation, world_size: 9, ranks, replace, restore, pause }),
             Directive::Begin { generation, peers: ["a:1".to_owned(), "b:2".to_owned()].into() },
             Directive::Checkpoint { generation },
             Directive::Drain { generation, reason: reason.clone() },
-            Directive::Hold(hold),
-            Directive::Heard { number: u64::MAX },
+            Directive::Pause(pause),
+            Directive::HeartbeatAck { number: u64::MAX },
             Directive::Warm { local_ranks: vec![LocalRank(0)] },
             Directive::Release { reason },
-            Directive::Dismiss { outcome: done() },
+            Directive::Dismiss { outcome: failed() },
         ]
     }
 
-    /// What the peer's decoder sees.
+    /// The frame as the receiver decodes it.
     fn over_the_wire(frame: v1::Frame) -> v1::Frame {
         v1::Frame::decode(frame.encode_to_vec().as_slice()).unwrap()
     }
 
     #[test]
-    fn all_that_is_said_is_heard_as_it_was_said() {
+    fn every_message_is_received_unchanged() {
         for report in reports() {
-            let frame = over_the_wire(v1::Frame::report(&report).unwrap());
-            assert_eq!(frame.read::<Report>().unwrap(), report);
+            let frame = over_the_wire(v1::Frame::report(&report, "").unwrap());
+            assert_eq!(frame.read::<AgentReport>().unwrap(), report);
         }
         for directive in directives() {
             let frame = over_the_wire(v1::Frame::new(&directive).unwrap());
@@ -240,39 +258,52 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_is_torn_or_holds_something_else_is_an_error() {
+    fn a_truncated_frame_or_one_with_another_message_is_an_error() {
         let whole = v1::Frame::new(&directives()[0]).unwrap();
         for length in 0..whole.json.len() {
-            let torn = v1::Frame { json: whole.json[..length].to_vec(), ..whole.clone() };
-            assert!(torn.read::<Directive>().is_err());
+            let truncated = v1::Frame { json: whole.json[..length].to_vec(), ..whole.clone() };
+            assert!(truncated.read::<Directive>().is_err());
         }
-        assert!(whole.read::<Report>().unwrap_err().to_string().contains("unknown variant"));
+        assert!(whole.read::<AgentReport>().unwrap_err().to_string().contains("unknown variant"));
     }
 
     fn hello() -> v1::Frame {
-        let hello = Hello { node: NodeId("a".to_owned()), slots: 1, holding: None };
-        v1::Frame::report(&Report::Hello(hello)).unwrap()
+        let hello = Hello { node: NodeId("a".to_owned()), slots: 1, running: None };
+        v1::Frame::report(&AgentReport::Hello(hello), "1a2b").unwrap()
     }
 
     #[test]
-    fn versions_that_differ_are_both_named_with_a_remedy() {
+    fn the_error_names_both_versions_and_a_remedy() {
         assert_eq!(hello().check_version(), Ok(()));
-        let other = v1::Frame { hello: Some(v1::Hello { version: "0.0.9".into() }), ..hello() };
+        let older = v1::Hello { version: "0.0.9".into(), ..v1::Hello::default() };
+        let other = v1::Frame { hello: Some(older), ..hello() };
         let refusal = other.check_version().unwrap_err();
         assert!(refusal.contains("baton-worker 0.0.9"), "{refusal}");
-        assert!(refusal.contains(VERSION) && refusal.contains("install the same"), "{refusal}");
-        let silent = v1::Frame { hello: None, ..hello() };
-        assert!(silent.check_version().unwrap_err().contains("unknown version"));
+        assert!(
+            refusal.contains(PROTOCOL_VERSION) && refusal.contains("install the same"),
+            "{refusal}"
+        );
+        let unversioned = v1::Frame { hello: None, ..hello() };
+        assert!(unversioned.check_version().unwrap_err().contains("unknown version"));
     }
 
-    /// Field 1 of its first message, field 4 in there: so say the agents of protocol 1, so look its
-    /// coordinators for it.
     #[test]
-    fn an_agents_version_stands_where_every_version_looks_for_it() {
+    fn another_build_of_the_same_version_is_reported_and_not_refused() {
+        let hello = hello();
+        assert_eq!(hello.check_version(), Ok(()));
+        assert_eq!(hello.other_revision("1a2b"), None);
+        assert_eq!(hello.other_revision("3c4d"), Some("1a2b"));
+    }
+
+    /// Field 1 of the first message and in it field 4: agents of protocol 1 write the version there, and its
+    /// coordinators read it there.
+    #[test]
+    fn an_agents_version_is_in_the_field_that_every_version_reads() {
         let bytes = hello().encode_to_vec();
-        let length = VERSION.len() as u8;
-        assert_eq!(bytes[..4], [0x0a, length + 2, 0x22, length]);
-        assert_eq!(&bytes[4..][..VERSION.len()], VERSION.as_bytes());
+        let length = PROTOCOL_VERSION.len() as u8;
+        let revision = 2 + "1a2b".len() as u8;
+        assert_eq!(bytes[..4], [0x0a, length + 2 + revision, 0x22, length]);
+        assert_eq!(&bytes[4..][..PROTOCOL_VERSION.len()], PROTOCOL_VERSION.as_bytes());
 
         let old = b"\x0a\x0c\x0a\x01a\x10\x01\x22\x050.1.0";
         let refusal = v1::Frame::decode(old.as_slice()).unwrap().check_version().unwrap_err();

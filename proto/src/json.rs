@@ -1,17 +1,18 @@
-//! What `--json` prints and the dashboard reads, where it is not what `build.rs` derives from the messages.
+//! JSON that `--json` prints and the dashboard reads, where it differs from what `build.rs` derives from the messages.
 //!
-//! It is a promise to scripts: fields are added, never renamed or removed. Shares are 0..1, durations seconds; what does
-//! not exist yet is `null`, as is a number that is infinite or none. Enumerated values are words, e.g. `training`.
+//! Scripts depend on it: fields may be added, but never renamed or removed. Fractions are 0..1, durations are in
+//! seconds; a value that does not exist yet is `null`, and so is a number that is infinite or NaN. Enum values are
+//! words, e.g. `training`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::v1::{self, Extent, Fit, Metric, Step, stream_metrics_response::Metrics};
 
-/// Gives the values of an enum their names.
+/// Defines the names of an enum's values.
 macro_rules! named {
     ($($type:ty, $prefix:literal;)*) => {$(
         impl $type {
-            /// The name that people and scripts read.
+            /// The name for people and scripts.
             #[must_use]
             pub fn name(self) -> String {
                 self.as_str_name().trim_start_matches($prefix).to_ascii_lowercase()
@@ -29,7 +30,7 @@ named! {
     v1::watch_events_response::Kind, "KIND_";
 }
 
-/// Writes the name of a field's value.
+/// Defines functions that serialize an enum field as its name.
 macro_rules! write_name {
     ($($function:ident, $type:ty;)*) => {$(
         pub(crate) fn $function<S: Serializer>(value: &i32, to: S) -> Result<S::Ok, S::Error> {
@@ -55,12 +56,12 @@ pub(crate) fn read_direction<'de, D: Deserializer<'de>>(input: D) -> Result<i32,
     .into())
 }
 
-/// An empty text means that there is none.
+/// Serializes an empty text, which means that there is none, as `null`.
 pub(crate) fn null_if_empty<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
     Some(text).filter(|text| !text.is_empty()).serialize(to)
 }
 
-/// A message that is always there.
+/// Serializes an absent message as its default, so that the field always exists.
 pub(crate) fn or_default<T: Clone + Default + Serialize, S: Serializer>(
     message: &Option<T>,
     to: S,
@@ -68,14 +69,14 @@ pub(crate) fn or_default<T: Clone + Default + Serialize, S: Serializer>(
     message.clone().unwrap_or_default().serialize(to)
 }
 
-/// A number that is infinite or none was written as `null`; it is read as none.
+/// Reads `null`, which stands for an infinite number or NaN, as NaN.
 pub(crate) fn number<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(input)?.unwrap_or(f64::NAN))
 }
 
-/// Numbers of an update or an evaluation, or that training began.
+/// The metrics of an update or of an evaluation, or the step at which training started.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Point {
+pub(crate) struct PointJson {
     unix_millis: u64,
     generation: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -86,7 +87,7 @@ pub(crate) struct Point {
     began_at: Option<u64>,
 }
 
-impl From<v1::StreamMetricsResponse> for Point {
+impl From<v1::StreamMetricsResponse> for PointJson {
     fn from(point: v1::StreamMetricsResponse) -> Self {
         let v1::StreamMetricsResponse { unix_millis, generation, metrics } = point;
         let (step, evaluation, began_at) = match metrics {
@@ -99,9 +100,9 @@ impl From<v1::StreamMetricsResponse> for Point {
     }
 }
 
-impl From<Point> for v1::StreamMetricsResponse {
-    fn from(point: Point) -> Self {
-        let Point { unix_millis, generation, step, evaluation, began_at } = point;
+impl From<PointJson> for v1::StreamMetricsResponse {
+    fn from(point: PointJson) -> Self {
+        let PointJson { unix_millis, generation, step, evaluation, began_at } = point;
         let metrics = step.map(|step| Metrics::Step(Step { metrics: step.named(), ..step }));
         let metrics = metrics.or_else(|| evaluation.map(Metrics::Evaluation));
         let metrics = metrics.or_else(|| began_at.map(Metrics::BeganAt));
@@ -109,10 +110,10 @@ impl From<Point> for v1::StreamMetricsResponse {
     }
 }
 
-/// One evaluation.
+/// An evaluation; `ema` and `extent` only for the latest one.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Evaluation {
-    /// After this many updates.
+pub(crate) struct EvaluationJson {
+    /// Number of updates before the evaluation.
     step: u64,
     #[serde(deserialize_with = "number")]
     loss: f64,
@@ -122,18 +123,18 @@ pub(crate) struct Evaluation {
     top5: f64,
     samples: u64,
     fit: Option<Fit>,
-    /// What was found with the averaged weights; of the latest evaluation only.
-    ema: Option<Averaged>,
+    /// Result with the averaged weights; of the latest evaluation only.
+    ema: Option<AveragedAccuracy>,
     /// `full` or `subset`; of the latest evaluation only.
     extent: Option<String>,
-    /// Absent before metrics had names.
+    /// Absent in JSON of versions in which metrics had no names.
     #[serde(default)]
     metrics: Vec<Metric>,
 }
 
-/// What was found with averaged weights, with the samples of the evaluation.
+/// Result with averaged weights, on the samples of the evaluation that contains it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Averaged {
+pub struct AveragedAccuracy {
     #[serde(deserialize_with = "number")]
     loss: f64,
     #[serde(deserialize_with = "number")]
@@ -145,7 +146,7 @@ pub struct Averaged {
     metrics: Vec<Metric>,
 }
 
-impl From<v1::Accuracy> for Averaged {
+impl From<v1::Accuracy> for AveragedAccuracy {
     fn from(accuracy: v1::Accuracy) -> Self {
         let metrics = accuracy.named();
         let v1::Accuracy { loss, top1, top5, samples: _, fit, metrics: _ } = accuracy;
@@ -153,7 +154,7 @@ impl From<v1::Accuracy> for Averaged {
     }
 }
 
-impl From<v1::EvaluatedStep> for Evaluation {
+impl From<v1::EvaluatedStep> for EvaluationJson {
     fn from(evaluated: v1::EvaluatedStep) -> Self {
         let extent = evaluated.extent_name();
         let v1::EvaluatedStep { step, accuracy, ema, extent: _ } = evaluated;
@@ -165,11 +166,12 @@ impl From<v1::EvaluatedStep> for Evaluation {
     }
 }
 
-impl From<Evaluation> for v1::EvaluatedStep {
-    fn from(evaluation: Evaluation) -> Self {
-        let Evaluation { step, loss, top1, top5, samples, fit, ema, extent, metrics } = evaluation;
+impl From<EvaluationJson> for v1::EvaluatedStep {
+    fn from(evaluation: EvaluationJson) -> Self {
+        let EvaluationJson { step, loss, top1, top5, samples, fit, ema, extent, metrics } =
+            evaluation;
         let accuracy = Some(v1::Accuracy { loss, top1, top5, samples, fit, metrics });
-        let ema = ema.map(|Averaged { loss, top1, top5, fit, metrics }| v1::Accuracy {
+        let ema = ema.map(|AveragedAccuracy { loss, top1, top5, fit, metrics }| v1::Accuracy {
             loss,
             top1,
             top5,
@@ -184,7 +186,7 @@ impl From<Evaluation> for v1::EvaluatedStep {
 }
 
 impl v1::EvaluatedStep {
-    /// `full` or `subset`; none where it is not known.
+    /// `full` or `subset`; `None` if unknown.
     #[must_use]
     pub fn extent_name(&self) -> Option<String> {
         Some(self.extent()).filter(|extent| *extent != Extent::Unspecified).map(Extent::name)
@@ -193,21 +195,21 @@ impl v1::EvaluatedStep {
 
 /// One committed checkpoint.
 #[derive(Debug, Serialize)]
-pub(crate) struct Checkpoint {
+pub(crate) struct CheckpointJson {
     name: String,
     generation: u64,
     step: u64,
     bytes: u64,
-    /// `null` where its save was not seen.
+    /// `null` if this coordinator did not receive a report of the save.
     stall_seconds: Option<f64>,
     save_seconds: Option<f64>,
-    /// `null` if it was not evaluated there.
+    /// `null` if there was no evaluation at this step.
     top1: Option<f64>,
     fit: Option<Fit>,
     metrics: Vec<Metric>,
 }
 
-impl From<v1::Checkpoint> for Checkpoint {
+impl From<v1::Checkpoint> for CheckpointJson {
     fn from(checkpoint: v1::Checkpoint) -> Self {
         let v1::Checkpoint { name, generation, step, accuracy, bytes, took } = checkpoint;
         Self {
@@ -224,9 +226,9 @@ impl From<v1::Checkpoint> for Checkpoint {
     }
 }
 
-/// Training that went wrong, and what was done about it.
+/// A divergence of training, and its remedy.
 #[derive(Debug, Serialize)]
-pub(crate) struct Divergence {
+pub(crate) struct DivergenceJson {
     generation: u64,
     step: u64,
     epoch: u32,
@@ -234,25 +236,25 @@ pub(crate) struct Divergence {
     cause: String,
     remedy: String,
     /// `null` if the job ended.
-    rollback: Option<Rollback>,
+    rollback: Option<RollbackJson>,
 }
 
 #[derive(Debug, Serialize)]
-struct Rollback {
+struct RollbackJson {
     generation: u64,
     before: u64,
     /// `lower_lr` or `skip_batch`.
     remedy: &'static str,
 }
 
-impl From<v1::Incident> for Divergence {
+impl From<v1::Incident> for DivergenceJson {
     fn from(incident: v1::Incident) -> Self {
         let v1::Incident { generation, diagnosis, cause, rollback, remedy } = incident;
         let diagnosis = diagnosis.unwrap_or_default();
         let v1::BatchMark { epoch, cursor } = diagnosis.batch.unwrap_or_default();
         let rollback = rollback.map(|v1::Rollback { generation, before, skip }| {
             let remedy = if skip.is_some() { "skip_batch" } else { "lower_lr" };
-            Rollback { generation, before, remedy }
+            RollbackJson { generation, before, remedy }
         });
         Self { generation, step: diagnosis.step, epoch, cursor, cause, remedy, rollback }
     }
@@ -260,23 +262,23 @@ impl From<v1::Incident> for Divergence {
 
 /// How a job ended.
 #[derive(Debug, Serialize)]
-pub(crate) struct Outcome {
+pub(crate) struct OutcomeJson {
     kind: String,
     reason: Option<String>,
 }
 
-impl From<v1::Outcome> for Outcome {
+impl From<v1::Outcome> for OutcomeJson {
     fn from(outcome: v1::Outcome) -> Self {
         Self { kind: outcome.kind().name(), reason: outcome.why() }
     }
 }
 
 impl v1::Outcome {
-    /// Why it was drained or failed, or which limit is reached.
+    /// Why the job was drained or failed, or which limit is reached.
     #[must_use]
     pub fn why(&self) -> Option<String> {
         let reason = self.failure.as_ref().map_or(&self.reason, |failure| &failure.message);
-        let is_said = self.failure.is_some() || !reason.is_empty();
-        is_said.then(|| reason.clone())
+        let has_reason = self.failure.is_some() || !reason.is_empty();
+        has_reason.then(|| reason.clone())
     }
 }

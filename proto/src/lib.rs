@@ -1,4 +1,4 @@
-//! The wire: `baton.v1` messages and services, and how they are made from the types of `baton-job`.
+//! The gRPC API: `baton.v1` messages and services, and their conversion from the types of `baton-job`.
 //!
 //! The `.proto` files under `baton/v1/` are the reference; [`v1`] is generated from them.
 
@@ -15,8 +15,8 @@ pub mod v1 {
     tonic::include_proto!("baton.v1");
 }
 
-pub use convert::{Job, status};
-pub use json::Averaged;
+pub use convert::{JobInfo, status};
+pub use json::AveragedAccuracy;
 
-/// Serialised descriptors of all services, for server reflection.
+/// Serialized descriptors of all services, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

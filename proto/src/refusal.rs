@@ -1,21 +1,21 @@
-//! Requests that are turned down because of what stands in their fields.
+//! Error responses that name the invalid fields of a request.
 //!
-//! The sentence is for people; programs find the fields in a `google.rpc.BadRequest`, as
-//! <https://google.aip.dev/193> has it.
+//! The message is for people; programs find the fields in a `google.rpc.BadRequest`, as specified in
+//! <https://google.aip.dev/193>.
 
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-/// A field and what is wrong with it.
+/// A field and its problem.
 pub type BadField = (String, String);
 
-/// INVALID_ARGUMENT: these fields make no sense, whatever the state of the job is.
+/// INVALID_ARGUMENT: these fields are invalid in every state of the job.
 #[must_use]
 pub fn invalid(message: impl Into<String>, fields: impl IntoIterator<Item = BadField>) -> Status {
     refuse(Code::InvalidArgument, message.into(), fields)
 }
 
-/// OUT_OF_RANGE: this field is beyond what the job has, yet.
+/// OUT_OF_RANGE: this field is beyond the current range, which may grow.
 #[must_use]
 pub fn out_of_range(field: &str, problem: &str) -> Status {
     let fields = [(field.to_owned(), problem.to_owned())];

@@ -1,8 +1,8 @@
-"""Races Baton's checkpoints against torch.distributed.checkpoint; see run.sh.
+"""Compares Baton's checkpoints with torch.distributed.checkpoint; see run.sh.
 
     race.py --baton PROGRAM --work DIR --rounds N
 
-Baton's side is the whole product, `baton up` with two ranks, and its numbers are what it tells its users.
+Baton's side is the complete program, `baton up` with two ranks, with the numbers that it prints for users.
 """
 
 import json
@@ -19,9 +19,9 @@ from jobs import Baton, Job
 
 HERE = Path(__file__).parent
 SAVES = 5
-# Updates between saves where it is measured what they cost in all.
+# Updates between saves in the run that measures their total cost.
 OFTEN = 10
-# Like torch_side.py's: ResNet-50, momentum, average, 8 images of 32 px per rank.
+# The same as in torch_side.py: ResNet-50, momentum, average, 8 images of 32 px per rank.
 RECIPE = """
 name = "bench-checkpoint"
 model = { arch = "resnet50", num_classes = 10 }
@@ -42,10 +42,10 @@ EVALUATED = re.compile(r"epoch 2: validation")
 
 
 class Up(Baton):
-    """A `baton up` whose messages are read, not its steps."""
+    """A `baton up` of which messages are read instead of steps."""
 
     unread = ()
-    told_in = Job.told_in
+    output_path = Job.output_path
 
     def next(self, pattern):
         self.unread = [*self.unread, *map(json.loads, self.lines())]
@@ -56,19 +56,19 @@ class Up(Baton):
         return None
 
     def find(self, pattern):
-        """The next message like that, and when it was told, seconds since 1970."""
+        """Waits for the next message that matches; returns its time in seconds since 1970 and the match."""
         return self.wait_until(lambda: self.next(pattern), f"`{pattern.pattern}`")
 
     def saved(self):
-        """The next checkpoint, as the status tells it: the message is rounded."""
+        """Waits for the next checkpoint and returns its status, as the numbers in the message are rounded."""
         _, found = self.find(SAVED)
         checkpoint = self.status()["checkpoint"]
         if checkpoint["name"] != found[1]:
-            common.fail(f"the status tells of {checkpoint['name']} after {found[1]} was saved; {self.logs()}")
+            common.fail(f"the status shows {checkpoint['name']} after {found[1]} was saved; {self.logs()}")
         return checkpoint
 
     def end(self):
-        """Drains; seconds until the last checkpoint was told."""
+        """Drains; returns the seconds until the last checkpoint was reported."""
         began = time.time()
         self.process.send_signal(signal.SIGTERM)
         when, _ = self.find(SAVED)
@@ -82,7 +82,7 @@ class Up(Baton):
 
 def save(up):
     up.start()
-    # The first one makes its memory.
+    # The first one allocates its memory.
     saves = [up.saved() for _ in range(SAVES + 1)][1:]
     return {
         "stall": statistics.median(save["stall_seconds"] for save in saves),
@@ -100,7 +100,7 @@ def restore(up, ranks):
 
 
 def epochs(baton, folder, every_steps):
-    """Seconds that two epochs of the digits run take, evaluation included."""
+    """Seconds of two epochs of the digits run, with evaluation."""
     settings = [f"checkpoint.every_steps={every_steps}", "checkpoint.every_epochs=0"]
     settings += ["train.epochs=2", "evaluation.every_epochs=2"]
     up = Up(folder, baton, "recipes/digits_cpu.toml", settings)
@@ -115,14 +115,14 @@ def epochs(baton, folder, every_steps):
 def torch(folder, *options):
     command = [".venv-parity/bin/python", HERE / "torch_side.py", "--folder", folder, *options]
     try:
-        printed = subprocess.check_output([str(part) for part in command], timeout=common.PATIENCE)
+        printed = subprocess.check_output([str(part) for part in command], timeout=common.TIMEOUT_SECONDS)
     except subprocess.SubprocessError as error:
         common.fail(f"PyTorch's side failed, see above: {error}")
     return json.loads(printed.splitlines()[-1])
 
 
 def measure_all(baton, work, rounds):
-    """What was seen by its name, a number of seconds of each round."""
+    """Returns the seconds of each round for each measured name."""
     recipe = work / "recipe.toml"
     recipe.write_text(RECIPE.replace("DIGITS", str(Path(DIGITS).absolute())), encoding="utf-8")
     seen = {}
@@ -154,7 +154,7 @@ def report(seen):
     def ratio(what):
         return median[f"baton {what}"] / median[f"torch {what}"]
 
-    # One in a hundred updates is too cheap to see: so many times as often, the noise weighs less.
+    # One save in a hundred updates costs too little to measure; more frequent saves reduce the effect of noise.
     often = median[f"baton a save every {OFTEN} updates, epochs"] / median["baton no saves, epochs"]
     results = {
         "stall_ratio": round(ratio("stall"), 3),

@@ -3,8 +3,8 @@
     torch_side.py --folder DIR [--saves N] [--steps N] [--ranks N]
     torch_side.py --folder DIR --restore [--ranks N]
 
-ResNet-50 with SGD's momentum and a moving average of the weights. Between saves it trains as Baton's side does. Prints
-one JSON object: the slowest rank's medians.
+ResNet-50 with SGD's momentum and a moving average of the weights. Between saves it trains like Baton's side. Prints one
+JSON object: the slowest rank's medians.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Training:
 
 
 def save(training, folder, arguments):
-    # A group of its own: collectives of the thread that saves must not meet those of training.
+    # A separate group: collectives of the saving thread must not mix with those of training.
     group = torch.distributed.new_group(backend="gloo")
     stalls, durables = [], []
     training.step()
@@ -68,14 +68,14 @@ def save(training, folder, arguments):
         future = dcp.async_save(training.state(), storage_writer=writer, process_group=group)
         stalls.append(time.perf_counter() - began)
         ended = []
-        future.add_done_callback(lambda _: ended.append(time.perf_counter()))
+        future.add_done_callback(lambda _, ended=ended: ended.append(time.perf_counter()))
         for _ in range(arguments.steps):
             training.step()
         future.result()
         while not ended:
             time.sleep(0.001)
         durables.append(ended[0] - began)
-    # The first one makes its memory.
+    # The first one allocates its memory.
     return {"stall": statistics.median(stalls[1:]), "durable": statistics.median(durables[1:])}
 
 
@@ -83,7 +83,7 @@ def restore(training, folder):
     training.step()
     newest = max(folder.glob("save-*"), key=lambda path: int(path.name.split("-")[1]))
     torch.distributed.barrier()
-    # Once, as in a process that goes on where another was killed: its memory is new to it.
+    # Once, as in a process that continues after another was killed: its memory is not mapped yet.
     began = time.perf_counter()
     state = training.state()
     dcp.load(state, checkpoint_id=newest)

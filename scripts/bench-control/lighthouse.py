@@ -2,7 +2,7 @@
 
     lighthouse.py DIR      where pip put torchft
 
-Its compiled part is loaded alone: the package around it wants PyTorch, which the lighthouse does not use.
+Only its compiled part is loaded: the Python package requires PyTorch, which the lighthouse does not use.
 """
 
 import importlib.machinery

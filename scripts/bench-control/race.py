@@ -1,9 +1,9 @@
-"""Thousands of made-up workers against a coordinator on one core, and against torchft's lighthouse; see run.sh.
+"""Thousands of simulated workers against a coordinator on one core, and against torchft's lighthouse; see run.sh.
 
     race.py --baton PROGRAM --work DIR --rounds N --torchft DIR [--seconds S] [--workers N]
 
-The servers run on one core and the swarm on another. Processor time and memory are those of the server alone. The
-result is that of eight workers a node, as on the machines that Baton is for; one a node is told besides.
+The servers run on one core and the swarm on another. Processor time and memory are those of the server only. The
+result is for eight workers per node, as on typical machines; the table also has one worker per node.
 """
 
 import json
@@ -27,7 +27,7 @@ schedule = { kind = "constant", lr = 0.001 }
 cluster = { device = "cpu", min_ranks = RANKS, max_ranks = RANKS, hang_seconds = 0.0 }
 """
 DIGITS = "assets/digits/digits-train.beton"
-# The most that a job has.
+# The maximum of a job.
 RANKS = 4096
 SERVER_CORE, SWARM_CORE = 0, 1
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -63,7 +63,7 @@ print(len(gaps), max(gaps, default=0.0))
 
 
 def machine_gaps(seconds):
-    """How often and for how long, in ms, this machine takes a core from who does nothing but look at the clock."""
+    """How often and how long, in ms, this machine takes the core from a process that only reads the clock."""
     script = SPIN.replace("SECONDS", str(seconds))
     command = [sys.executable, "-c", script]
     cores = (SERVER_CORE, SWARM_CORE)
@@ -71,12 +71,14 @@ def machine_gaps(seconds):
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=on_core(core)) for core in cores
     ]
     found = [child.communicate()[0].split() for child in spinning]
-    return {"gaps_per_second": sum(int(count) for count, _ in found) / seconds / len(cores),
-            "longest_ms": max(float(longest) for _, longest in found)}
+    return {
+        "gaps_per_second": sum(int(count) for count, _ in found) / seconds / len(cores),
+        "longest_ms": max(float(longest) for _, longest in found),
+    }
 
 
 class Server:
-    """A process that prints its address, on a core of its own."""
+    """A server process that prints its address and has its own core."""
 
     def __init__(self, command, log):
         self.log = log.open("w", encoding="utf-8")
@@ -120,17 +122,17 @@ def lighthouse(arguments):
 
 
 def swarm(arguments, server, workers, per_node, *what):
-    """What it measured, and the server's cores and memory while it did."""
+    """Runs the swarm; returns its measurements with the server's cores and memory."""
     program = arguments.baton.with_name("examples") / "swarm"
     command = [str(program), "--url", server.url, "--workers", str(workers), "--per-node", str(per_node), *what]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=on_core(SWARM_CORE))
     cpu, found = None, None
     for line in child.stdout:
-        told = json.loads(line)
-        if "measuring" in told:
+        message = json.loads(line)
+        if "measuring" in message:
             cpu = server.cpu_seconds()
         else:
-            found = told
+            found = message
     if child.wait() != 0 or found is None:
         common.fail(f"the swarm failed; see {arguments.work}")
     if cpu is not None:
@@ -193,7 +195,7 @@ def main():
     missed = [f"{key} {result[key]} (aim {aim})" for key, aim in AIMS.items() if result[key] >= aim]
     lighthouse_p99 = medians.get("lighthouse.reply_ms.p99")
     result["lighthouse_p99_ms"] = None if lighthouse_p99 is None else round(lighthouse_p99, 3)
-    print(f"missed: {', '.join(missed)}" if missed else "every aim is met")
+    print(f"missed: {', '.join(missed)}" if missed else "all aims met")
     print(f"RESULT {json.dumps(result)}")
 
 

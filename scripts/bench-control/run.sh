@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Thousands of made-up workers over real gRPC on loopback, with the coordinator on one core.
+# Thousands of simulated workers over real gRPC on loopback, with the coordinator on one core.
 #
-#   scripts/bench-control/run.sh [--rounds N]     N runs of each part and side, alternating (5 without it)
+#   scripts/bench-control/run.sh [--rounds N]     N runs of each part and side, alternating (default: 5)
 #
-#   --seconds S         how long heartbeats are measured in each run (20 without it)
-#   --workers N         of the heartbeats (10000 without it); a process must be allowed to open as many files
-#   --baton PROGRAM     another build, its coordinator beside it
+#   --seconds S         how long heartbeats are measured in each run (default: 20)
+#   --workers N         workers that send heartbeats (default: 10000); a process must be allowed to open as many files
+#   --baton PROGRAM     another build, with its coordinator in the same folder
 #
-# Besides the coordinator, torchft's lighthouse gets the same heartbeats if its package can be had from PyPI; of it
-# only the compiled lighthouse is loaded, not PyTorch. The last line of output is "RESULT {...}". Expects built
-# programs and the example `swarm`, as `make bench-control` sees to.
+# torchft's lighthouse gets the same heartbeats, if its package can be downloaded from PyPI; only the compiled
+# lighthouse is loaded, not PyTorch. The last line of output is "RESULT {...}". Requires built programs and the example
+# `swarm`, which `make bench-control` builds.
 set -euo pipefail
 
 # shellcheck source=scripts/bench/lib.sh
@@ -23,7 +23,7 @@ if [ ! -d "$torchft" ]; then
     if pip install --quiet --no-deps --target "$torchft.new" torchft-nightly 2>"$torchft.log"; then
         mv "$torchft.new" "$torchft"
     else
-        say "it cannot be had here ($(tail -n 1 "$torchft.log")); its side is left out"
+        say "the download failed ($(tail -n 1 "$torchft.log")); the lighthouse is skipped"
     fi
     rm -rf "$torchft.new" "$torchft.log"
 fi

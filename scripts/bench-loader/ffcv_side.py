@@ -1,9 +1,9 @@
 """ffcv's side of the loader bench: epochs of random-resized-crop, flip and labels, timed.
 
-Prints one JSON object on one line. Two epochs go before those that count: in the first, ffcv compiles
-its pipeline and the file comes into the page cache; in the second it was seen to spend three times a
-later one's time in the kernel, on memory that the process had not touched before, and to run at half
-its speed. Run it with .venv-ffcv's Python; taskset pins it.
+Prints one JSON object on one line. Two epochs run before those that count: in the first, ffcv compiles
+its pipeline and the file is read into the page cache; in the second, ffcv spent three times as long in the kernel as in
+later epochs, on memory that the process had not touched before, and ran at half its speed. Run it with .venv-ffcv's
+Python; taskset pins it.
 """
 
 import argparse
@@ -23,16 +23,14 @@ def arguments():
     parser.add_argument("--workers", type=int, default=1, help="threads that decode")
     parser.add_argument("--epochs", type=int, default=3, help="epochs that count")
     parser.add_argument("--order", choices=["random", "sequential"], default="random")
-    parser.add_argument(
-        "--first-batch-only", action="store_true", help="stop each epoch after its first batch"
-    )
+    parser.add_argument("--first-batch-only", action="store_true", help="stop each epoch after its first batch")
     return parser.parse_args()
 
 
 ARGS = arguments()
 WARM_UP_EPOCHS = 2
-# Read when the libraries are loaded, so set before the imports below. OpenCV gets one thread inside
-# each worker: ffcv calls it image by image.
+# The libraries read these when they are loaded, so they are set before the imports below. OpenCV gets one thread in
+# each worker, as ffcv calls it image by image.
 os.environ["NUMBA_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(ARGS.workers)
 os.environ["OPENCV_FOR_THREADS_NUM"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -62,7 +60,7 @@ def new_loader():
 
 
 def one_epoch(loader):
-    """Images delivered, and seconds from the epoch's start to its first batch and to its end."""
+    """Runs an epoch; returns the number of images, and the seconds to its first batch and to its end."""
     begin = time.perf_counter()
     images = 0
     first_batch = None

@@ -1,12 +1,12 @@
-"""Makes the files of the loader bench in a folder, once: what is there and whole is left alone.
+"""Creates the files of the loader bench in a folder; complete files are kept.
 
     jpeg.beton   photo-like pictures as JPEG q90, the longer side 500 px, as ImageNet is often stored
     raw.beton    the same pictures as raw pixels, the longer side 256 px
     many.beton   100,000 small raw images of noise, 0.9 GB: does memory grow with the file?
     huge.beton   1,281,167 tiny raw images, ImageNet's count: how long until the first batch?
 
-The first two are written by ffcv's own writer; the last two directly, as the writer would need a
-Python call per sample. Everything follows from a fixed seed. Run it with .venv-ffcv's Python.
+ffcv's writer writes the first two; the last two are written directly, as the writer would need a Python call per sample.
+All data are generated from a fixed seed. Run it with .venv-ffcv's Python.
 """
 
 import argparse
@@ -63,14 +63,12 @@ class Pictures:
         return self.count
 
     def __getitem__(self, index):
-        """The picture and its label, as ffcv's writer asks for them."""
+        """The picture and its label, for ffcv's writer."""
         return self.picture(index), index % CLASSES
 
     def _one_over_f(self, random):
         """A square of noise whose amplitude falls as 1/frequency, with deviation 1."""
-        frequency = np.hypot(
-            np.fft.fftfreq(self.SHEET)[:, None], np.fft.rfftfreq(self.SHEET)[None, :]
-        )
+        frequency = np.hypot(np.fft.fftfreq(self.SHEET)[:, None], np.fft.rfftfreq(self.SHEET)[None, :])
         frequency[0, 0] = np.inf
         noise = np.fft.rfft2(random.standard_normal((self.SHEET, self.SHEET))) / frequency
         texture = np.fft.irfft2(noise)
@@ -99,7 +97,7 @@ class Pictures:
         return mask.astype(np.float32)[..., None] / 255
 
     def _surface(self, random, width, height):
-        """One material: a colour under uneven light, with a texture of its own strength."""
+        """One material: a colour under uneven light, with a texture of random strength."""
         colour = random.uniform(30, 220, 3).astype(np.float32)
         across = np.linspace(-1, 1, width, dtype=np.float32)[None, :]
         down = np.linspace(-1, 1, height, dtype=np.float32)[:, None]
@@ -133,10 +131,10 @@ def write_pictures(path, pictures, **field):
 
 
 def write_noise(path, samples, shape):
-    """Raw images of noise with labels, written as the format says, a page at a time.
+    """Writes raw images of noise with labels in FFCV's format, a page at a time.
 
     Header, two field descriptors, a metadata row per sample, pages, allocation table: FORMAT in
-    ffcv's words. Images fill a page as far as whole ones fit, as ffcv's writer does it.
+    ffcv's terms. A page has as many whole images as fit, as in ffcv's writer.
     """
     height, width = shape
     image_bytes = 3 * height * width
@@ -206,9 +204,7 @@ def main():
         "jpeg": lambda path: write_pictures(
             path, pictures, write_mode="jpg", jpeg_quality=90, max_resolution=JPEG_SIDE
         ),
-        "raw": lambda path: write_pictures(
-            path, pictures, write_mode="raw", max_resolution=RAW_SIDE
-        ),
+        "raw": lambda path: write_pictures(path, pictures, write_mode="raw", max_resolution=RAW_SIDE),
         "many": lambda path: write_noise(path, MANY_SAMPLES, MANY_SHAPE),
         "huge": lambda path: write_noise(path, HUGE_SAMPLES, HUGE_SHAPE),
     }
@@ -225,9 +221,9 @@ def main():
         recipe = f"{source} samples={args.samples}\n"
         if path.exists() and stamp.exists() and stamp.read_text() == recipe:
             continue
-        # The stamp goes first and comes back last: an interrupted file is never taken for a whole one.
+        # The stamp is removed first and written last, so that an interrupted file never counts as complete.
         stamp.unlink(missing_ok=True)
-        print(f"make_data: making {path.name}", flush=True)
+        print(f"make_data: writing {path.name}", flush=True)
         begin = time.monotonic()
         make(path)
         stamp.write_text(recipe)

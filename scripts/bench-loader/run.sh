@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Races Baton's loader against the real ffcv on this machine; about a quarter of an hour.
+# Compares Baton's loader with the real ffcv on this machine; about a quarter of an hour.
 #
-#   scripts/bench-loader/run.sh [--rounds N]     N runs of each side, alternating (5 without it)
+#   scripts/bench-loader/run.sh [--rounds N]     N runs of each side, alternating (default: 5)
 #       --baton PROGRAM     another build
 #
-# Each run is a new process. For the ratios each side has one worker thread, and all of the process is
-# pinned to one core. What each run printed stays in target/bench-loader/results/. The last line of
-# output is "RESULT {...}". Expects a built `baton`, as `make bench-loader` sees to.
+# Each run is a new process. For the ratios each side has one worker thread, and the whole process is
+# pinned to one core. The output of each run is in target/bench-loader/results/. The last line of output
+# is "RESULT {...}". Requires a built `baton`, which `make bench-loader` builds.
 set -euo pipefail
 
 # shellcheck source=scripts/bench/lib.sh
@@ -14,10 +14,10 @@ set -euo pipefail
 
 readonly PYTHON=.venv-ffcv/bin/python
 readonly DATA=target/bench-loader
-# Epochs that count in a run. Raw ones last less than a second.
+# Epochs that count in a run. An epoch of raw images takes less than a second.
 readonly JPEG_EPOCHS=3
 readonly RAW_EPOCHS=10
-# Both sides run these first, uncounted; ffcv_side.py adds its own and says why.
+# Epochs before those that count; ffcv_side.py has its own, with the reason.
 readonly WARM_UP_EPOCHS=2
 
 main() {
@@ -43,14 +43,14 @@ main() {
         --rounds "$rounds" --warm-up "$WARM_UP_EPOCHS"
 }
 
-# --- What is measured --------------------------------------------------------------------------
+# --- Measurements -----------------------------------------------------------------------------
 
-# One thread each, and the whole process on one core: ffcv also runs a Python thread beside its
-# worker, and here neither side can use a second core for anything.
+# One thread each, and the whole process on one core: ffcv also runs a Python thread, and with one core neither side can
+# use a second core for anything.
 images_per_core_second() {
     local round=$1
     local jpeg=$((WARM_UP_EPOCHS + JPEG_EPOCHS)) raw=$((WARM_UP_EPOCHS + RAW_EPOCHS))
-    # The last core that this process may use: the first one serves most interrupts.
+    # The last core that this process may use, as the first one handles most interrupts.
     local core
     core=$("$PYTHON" -c 'import os; print(max(os.sched_getaffinity(0)))')
     local pin=(taskset --cpu-list "$core")
@@ -62,7 +62,7 @@ images_per_core_second() {
     baton "raw-fast-$round" raw --epochs "$raw" --threads 1 --resize fast
 }
 
-# Baton alone, not pinned.
+# Only Baton, not pinned.
 scaling() {
     local round=$1 pin=()
     local epochs=$((WARM_UP_EPOCHS + JPEG_EPOCHS))
@@ -78,14 +78,14 @@ epoch_start() {
     baton "start-baton-$round" huge --epochs 3 --batches 1 --threads 1 --resize fast
 }
 
-# Baton alone. A loader that leaks, or whose memory grows with the samples seen, has more after two.
+# Only Baton. A loader that leaks, or whose memory grows with the number of samples, has more after two epochs.
 memory() {
     local pin=()
     baton memory-1 many --epochs 1 --threads 1 --resize fast
     baton memory-2 many --epochs 2 --threads 1 --resize fast
 }
 
-# --- One run -----------------------------------------------------------------------------------
+# --- One run ----------------------------------------------------------------------------------
 
 # ffcv|baton RESULT_NAME FILE OPTION...; the caller's `pin` goes before the command.
 ffcv() {

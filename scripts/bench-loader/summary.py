@@ -1,4 +1,4 @@
-"""Reads what run.sh measured and prints tables of medians, then the line `RESULT {...}`.
+"""Reads the results of run.sh and prints tables of medians, then the line `RESULT {...}`.
 
 Fails if a figure is missing, or if Baton's memory grew from one epoch to two.
 """
@@ -9,14 +9,14 @@ import pathlib
 import statistics
 import sys
 
-# Two runs differ by a few buffers that happened to be in use at once.
+# Two runs differ by a few buffers that were in use at the same time.
 MEMORY_GROWTH_ALLOWED = 1.05
 MEMORY_GROWTH_ALLOWED_MB = 8
 BUSY_LOAD = 0.7
 
 
 class Results:
-    """What the runs printed, by `name-round`."""
+    """Results of the runs, by `name-round`."""
 
     def __init__(self, folder, rounds, warm_up):
         self.folder, self.rounds, self.warm_up = folder, rounds, warm_up
@@ -44,7 +44,7 @@ class Results:
 
     def rates(self, name):
         """Images per second of every round: the median of the epochs that count."""
-        # ffcv's side leaves its own warm-up out; Baton tells every epoch.
+        # ffcv's side omits its warm-up; Baton reports every epoch.
         skip = 0 if "ffcv" in name else self.warm_up
         counted = [epochs[skip:] for epochs in self.fields(name, "images_per_second")]
         if not all(counted):
@@ -59,7 +59,7 @@ class Results:
 
 
 def print_table(header, rows):
-    """Columns as wide as their widest cell; the first one to the left."""
+    """Prints a table with aligned columns; the first is aligned to the left."""
     table = [header, *rows]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     for row in table:
@@ -81,7 +81,7 @@ def speed_row(results, label, name):
 
 
 def ratio_row(results, label, baton, ffcv):
-    """Baton's images per second over ffcv's; and the same of CPU time, which no neighbour takes away."""
+    """Baton's images per second divided by ffcv's; and the same of CPU time, which depends less on other programs."""
     rounds = [b / f for b, f in zip(results.rates(baton), results.rates(ffcv))]
     cpu = results.median(ffcv, "cpu_seconds_per_image") / results.median(baton, "cpu_seconds_per_image")
     return [
@@ -93,7 +93,7 @@ def ratio_row(results, label, baton, ffcv):
 
 
 def print_stages(results):
-    """Where Baton's time goes in a JPEG image; from its first run, as stages have no median."""
+    """Prints Baton's time in each stage of a JPEG image, from the first run, as stages have no median."""
     stages = results.run("jpeg-fast-1").get("stages") or {}
     for name, microseconds in stages.items():
         if isinstance(microseconds, (int, float)):
@@ -105,7 +105,7 @@ def print_stages(results):
 
 
 def memory_grew(results, key):
-    """Prints one figure after one epoch and after two; whether it grew by more than chance."""
+    """Prints a figure after one epoch and after two; returns whether it grew by more than the allowed noise."""
     one, two = results.field("memory-1", key), results.field("memory-2", key)
     allowed = one * MEMORY_GROWTH_ALLOWED + MEMORY_GROWTH_ALLOWED_MB
     print(f"  {key}: {one:,.1f} MB over one epoch, {two:,.1f} MB over two (allowed: {allowed:,.1f})")

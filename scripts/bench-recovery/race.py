@@ -1,10 +1,11 @@
-"""Kills what trains, and measures until it trains again: Baton against torchrun; see run.sh.
+"""Kills training processes and measures the time until training continues: Baton and torchrun; see run.sh.
 
     race.py --baton PROGRAM --work DIR --rounds N [--goodput-seconds S] [--seed N] [--only PART]
 
-Each part starts jobs of its own and returns numbers by name; jobs.py tells how a finished step is seen.
+Each part starts its own jobs and returns numbers by name; jobs.py defines how finished steps are read.
 """
 
+import itertools
 import json
 import random
 import shutil
@@ -18,7 +19,7 @@ import processes
 from common import say
 from jobs import Baton, Torch, gaps, signal_rank, typical_gap
 
-# Like torch_side.py's: ResNet-50, momentum, 8 images of 32 px per rank, a checkpoint every 5 steps.
+# The same as in torch_side.py: ResNet-50, momentum, 8 images of 32 px per rank, a checkpoint every 5 steps.
 RECIPE = """
 name = "bench-recovery"
 model = { arch = "resnet50", num_classes = 10 }
@@ -32,20 +33,20 @@ cluster = { device = "cpu" }
 """
 DIGITS = "assets/digits/digits-train.beton"
 SAVE_EVERY = 5
-# Steps before anything is killed; the first two are not like the others.
+# Steps before the first kill; the first two take longer than the others.
 WARM_UP, FIRST = 10, 2
-# Steps that show how fast an undisturbed job is: as many saves as in any others.
+# Steps that measure the speed of an undisturbed job; a multiple of the steps between saves.
 CALM = 8 * SAVE_EVERY
-# Steps after a coordinator is back, in which a late effect of its absence would show.
+# Steps after a new coordinator serves, to include late effects of its absence.
 AFTERMATH = 2 * SAVE_EVERY
 KILL_EVERY = 15.0
 HANG_SECONDS = 5
 PARTS = ["rank-kill", "all-kill", "coordinator-kill", "sigstop", "goodput"]
-PARTS_OF_RECOVERY = ["settle", "tear_down", "respawn", "rendezvous", "restore", "first_step", "total"]
+PARTS_OF_RECOVERY = ["detect", "tear_down", "respawn", "rendezvous", "restore", "first_step", "total"]
 
 
 class Bench:
-    """What all parts share."""
+    """Shared by all parts."""
 
     def __init__(self, arguments):
         self.work = arguments.work
@@ -61,7 +62,7 @@ class Bench:
         return Torch(self.work / "torchrun", Path(__file__).with_name("torch_side.py"))
 
     def measure(self, what, part, number, *jobs):
-        """Runs one part of some sides, and notes what it found."""
+        """Runs one part for each job, and records its numbers."""
         for job in jobs:
             job.start()
             found = part(job, number)
@@ -85,7 +86,7 @@ def describe(found):
 
 
 def run_until_kill(job, number):
-    """Trains until the middle of a step, in each round another one after a checkpoint."""
+    """Trains until the middle of a step, in each round at another distance to the last checkpoint."""
     job.wait_for_number(WARM_UP + number % SAVE_EVERY)
     step = typical_gap(job.steps[FIRST:])
     time.sleep(step / 2)
@@ -93,14 +94,14 @@ def run_until_kill(job, number):
 
 
 def recovery(job, since):
-    """Numbers of the recovery from what happened at the time `since`."""
-    job.look()
+    """Numbers of the recovery from a failure at the time `since`."""
+    job.read_steps()
     last = job.steps[-1]
-    following = job.wait_for(lambda step: step.life != last.life, "step after the restart")
-    # Of those made before, once more; a step in the middle of which it was killed is not counted.
-    before = max(step.number for step in job.steps if step.life == last.life)
+    following = job.wait_for(lambda step: step.incarnation != last.incarnation, "step after the restart")
+    # Finished steps that are repeated; the step during which the kill happened is not counted.
+    before = max(step.number for step in job.steps if step.incarnation == last.incarnation)
     further = job.wait_for(
-        lambda step: step.life != last.life and step.number > before, "step beyond those made before"
+        lambda step: step.incarnation != last.incarnation and step.number > before, "step beyond those made before"
     )
     return {
         "seconds": following.when - since,
@@ -110,13 +111,13 @@ def recovery(job, since):
 
 
 def parts_of_recovery(job):
-    """What the coordinator tells of the last recovery, once it has heard of its first step."""
+    """The coordinator's numbers of the last recovery, once its first step has been reported."""
     job.wait_for_number(job.steps[-1].number + 1)
-    told = job.status()["recoveries"][-1]
-    parts = {f"its {part} seconds": told[f"{part}_seconds"] for part in PARTS_OF_RECOVERY}
-    # A part that nobody could tell counts to the next.
+    last = job.status()["recoveries"][-1]
+    parts = {f"its {part} seconds": last[f"{part}_seconds"] for part in PARTS_OF_RECOVERY}
+    # The time of an unknown part is included in the next.
     known = {name: seconds for name, seconds in parts.items() if seconds is not None}
-    return known | {"its steps lost": told["lost_steps"]}
+    return known | {"its steps lost": last["lost_steps"]}
 
 
 def rank_kill(job, number):
@@ -140,11 +141,11 @@ def coordinator_kill(job, number):
     before, old = len(job.steps), job.coordinator()
     processes.kill([old])
     job.wait_until(lambda: job.serving() not in (None, old), "new coordinator")
-    job.look()
+    job.read_steps()
     job.wait_for_number(job.steps[-1].number + AFTERMATH)
     around = job.steps[before - 1 :]
-    if job.steps[-1].life != job.steps[0].life:
-        say("coordinator-kill: the ranks were started again, training has paused")
+    if job.steps[-1].incarnation != job.steps[0].incarnation:
+        say("coordinator-kill: the ranks were restarted, so training was interrupted")
     typical = typical_gap(calm)
     return {
         "gap ratio": max(gaps(around)) / typical,
@@ -155,15 +156,15 @@ def coordinator_kill(job, number):
 
 
 def calm_seconds(job):
-    """Seconds that some undisturbed steps take from now on, and how many they are."""
-    job.look()
+    """Measures undisturbed steps; returns their seconds and their number."""
+    job.read_steps()
     first = job.wait_for_number(job.steps[-1].number + SAVE_EVERY if job.steps else WARM_UP)
     last = job.wait_for_number(first.number + CALM)
     return last.when - first.when, last.number - first.number
 
 
 def kill_for(job, seconds, seed):
-    """Kills a rank every now and then; how many times."""
+    """Kills a random rank every KILL_EVERY seconds; returns the number of kills."""
     victims = random.Random(seed)
     began = time.monotonic()
     kills = 0
@@ -175,20 +176,20 @@ def kill_for(job, seconds, seed):
 
 
 def goodput(job, seconds, seed):
-    """Share of the time that would have sufficed for the same steps without kills, in percent."""
+    """Time that the same steps would take without kills, in percent of the time they took."""
     calm = [calm_seconds(job)]
-    job.look()
+    job.read_steps()
     first, began = job.steps[-1], time.time()
     kills = kill_for(job, seconds, seed)
     took = time.time() - began
-    job.look()
-    # The last one told, not the furthest: what was lost and not made again is of no use.
+    job.read_steps()
+    # The last reported step, not the highest: lost steps that were not repeated do not count.
     useful = job.steps[-1].number - first.number
     among_kills = job.steps[job.steps.index(first) :]
     # The machine may be faster or slower than before.
     calm.append(calm_seconds(job))
     step = sum(span for span, _ in calm) / sum(count for _, count in calm)
-    recoveries = [told["total_seconds"] for told in job.status()["recoveries"]]
+    recoveries = [recovery["total_seconds"] for recovery in job.status()["recoveries"]]
     return {
         "percent": 100 * useful * step / took,
         "percent by its pauses": 100 * (1 - pauses(among_kills) / took),
@@ -201,11 +202,11 @@ def goodput(job, seconds, seed):
 
 
 def pauses(steps):
-    """Seconds lost between the last step of one life and the first of the next: not to be shifted by a machine that is
-    slower now than before, but blind to steps that are slow or made again."""
+    """Seconds lost between the last step of one incarnation and the first of the next. Changes of the machine's speed
+    do not affect this, but it does not include slow or repeated steps."""
     typical = typical_gap(steps)
-    pairs = zip(steps, steps[1:])
-    return sum(b.when - a.when - typical for a, b in pairs if a.life != b.life)
+    pairs = itertools.pairwise(steps)
+    return sum(b.when - a.when - typical for a, b in pairs if a.incarnation != b.incarnation)
 
 
 def sigstop(job, number):
@@ -216,7 +217,7 @@ def sigstop(job, number):
 
 
 def measure_all(bench, arguments):
-    def kill_on_and_on(job, _):
+    def kill_repeatedly(job, _):
         return goodput(job, arguments.goodput_seconds, arguments.seed)
 
     parts = arguments.only or PARTS
@@ -231,10 +232,10 @@ def measure_all(bench, arguments):
             bench.measure("coordinator-kill", coordinator_kill, number, bench.baton())
         if "sigstop" in parts:
             bench.measure("sigstop", sigstop, number, bench.baton(f"cluster.hang_seconds={HANG_SECONDS}"))
-        # Once: it is long, and holds many kills.
+        # Once: it takes long and has many kills.
         if "goodput" in parts and number == 1:
             say(f"goodput, seed {arguments.seed}")
-            bench.measure("goodput", kill_on_and_on, number, bench.baton())
+            bench.measure("goodput", kill_repeatedly, number, bench.baton())
 
 
 def report(bench):

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Kills what trains, and measures until it trains again: Baton against torchrun on this machine; some 15 minutes.
+# Kills training processes and measures the time until training continues: Baton and torchrun; about 15 minutes.
 #
-#   scripts/bench-recovery/run.sh [--rounds N]     N runs of each part and side, alternating (5 without it)
+#   scripts/bench-recovery/run.sh [--rounds N]     N runs of each part and side, alternating (default: 5)
 #
-#   --goodput-seconds S    how long ranks are killed in the one run of goodput (300 without it)
-#   --seed N               repeats which ranks that run kills; printed
+#   --goodput-seconds S    duration of the goodput run, in which ranks are killed (default: 300)
+#   --seed N               seed of the ranks that the goodput run kills; printed, to repeat a run
 #   --only PART            rank-kill, all-kill, coordinator-kill, goodput or sigstop; may be repeated
-#   --baton PROGRAM        another build, its coordinator and worker beside it
+#   --baton PROGRAM        another build, with coordinator and worker in the same folder
 #
-# ResNet-50 at 32 px, two CPU ranks with one thread each, a checkpoint every 5 steps. Files lie in
-# target/bench-recovery and go in the end; after a failure they stay. The last line of output is
-# "RESULT {...}". Expects built programs, as `make bench-recovery` sees to.
+# ResNet-50 at 32 px, two CPU ranks with one thread each, a checkpoint every 5 steps. Files are in
+# target/bench-recovery and are removed at the end; after a failure they are kept. The last line of output is
+# "RESULT {...}". Requires built programs, which `make bench-recovery` builds.
 set -euo pipefail
 
 # shellcheck source=scripts/bench/lib.sh

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 --max-restarts 10 torch_side.py --checkpoint FILE
 
-Goes on from FILE if it is there, and trains until it is killed. Rank 0 saves every few steps and prints a line per
+Continues from FILE if it exists, and trains until it is killed. Rank 0 saves every few steps and prints a line per
 finished step: seconds since 1970, the step, and its process, which a restart replaces.
 """
 
@@ -20,7 +20,7 @@ BATCH, SIDE, CLASSES, SAVE_EVERY = 8, 32, 10, 5
 
 
 class Training:
-    """A network, its optimizer and one batch that stands for all."""
+    """A network, its optimizer and one batch that is used in every step."""
 
     def __init__(self, checkpoint):
         torch.manual_seed(0)
@@ -35,7 +35,7 @@ class Training:
         self.labels = torch.randint(0, CLASSES, (BATCH,))
 
     def resume(self):
-        """Takes the saved state; the steps that are in it."""
+        """Restores the saved state; returns its number of finished steps."""
         state = torch.load(self.checkpoint, map_location="cpu")
         self.network.load_state_dict(state["model"])
         self.rule.load_state_dict(state["optimizer"])
@@ -48,7 +48,7 @@ class Training:
         self.finished += 1
 
     def save(self):
-        """Beside the old one first: a kill in the middle leaves one that is whole."""
+        """Saves to a temporary file first: a kill leaves a complete checkpoint."""
         state = {
             "model": self.network.state_dict(),
             "optimizer": self.rule.state_dict(),

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Races a training step of Baton against PyTorch DDP (gloo) on this machine's CPU; some 20 minutes.
+# Compares a training step of Baton with PyTorch DDP (gloo) on this machine's CPU; about 20 minutes.
 #
-#   scripts/bench-step/run.sh [--rounds N]     N runs of each side, alternating (5 without it)
-#       --baton PROGRAM     another build, its worker beside it
+#   scripts/bench-step/run.sh [--rounds N]     N runs of each side, alternating (default: 5)
+#       --baton PROGRAM     another build, with its worker in the same folder
 #
-# ResNet-50, two ranks with one thread each, batch 16 per rank, made-up images, gradients added up. Each
-# run is new processes. What each printed stays in target/bench-step/results/. The last line of output is
-# "RESULT {...}". Expects built programs, as `make bench-step` sees to.
+# ResNet-50, two ranks with one thread each, batch 16 per rank, synthetic images, gradients summed. Each run
+# starts new processes. The output of each run is in target/bench-step/results/. The last line of output is
+# "RESULT {...}". Requires built programs, which `make bench-step` builds.
 set -euo pipefail
 
 # shellcheck source=scripts/bench/lib.sh
@@ -14,7 +14,7 @@ set -euo pipefail
 
 readonly PYTHON=.venv-parity/bin/python
 readonly STEPS=10
-# What the full recipe adds: clipping and a moving average of the weights.
+# Additions of the full recipe: clipping and a moving average of the weights.
 readonly FULL=(--set train.clip_grad_norm=1.0 --set ema.decay=0.999)
 
 main() {

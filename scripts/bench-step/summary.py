@@ -1,4 +1,4 @@
-"""Sums up what scripts/bench-step/run.sh measured: medians over the rounds, and their ratios."""
+"""Prints the results of scripts/bench-step/run.sh: medians over the rounds, and their ratios."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import pathlib
 import statistics
 import sys
 
-# How many times faster than the better of torch's two formats, or what share of torch's value.
+# Speed relative to the better of torch's two formats, or share of torch's value.
 AIMS = {
     "step64_ratio": (1.15, "at least"),
     "step128_ratio": (1.15, "at least"),
@@ -16,10 +16,7 @@ AIMS = {
 
 
 def median(folder, rounds, name, key):
-    values = [
-        json.loads((folder / f"{name}-{number}.json").read_text())[key]
-        for number in range(1, rounds + 1)
-    ]
+    values = [json.loads((folder / f"{name}-{number}.json").read_text())[key] for number in range(1, rounds + 1)]
     spread = f"{min(values):.4g} to {max(values):.4g}"
     print(f"  {name:24} {key:18} {statistics.median(values):10.4f}  ({spread})")
     return statistics.median(values)
@@ -42,7 +39,7 @@ def main():
         formats = [f"{side}-plain-torch_{format}" for format in ["nhwc", "nchw"]]
         best = min(formats, key=lambda name: value(name, "step_seconds"))
         results[f"step{side}_ratio"] = value(best, "step_seconds") / baton
-        # Of the faster format, as nobody would run the other.
+        # Memory of the faster format, which users would choose.
         memory.append(value(f"{side}-plain-baton", "peak_mib") / value(best, "peak_mib"))
     kinds = [f"64-full-torch_{kind}" for kind in ["foreach", "fused", "loop"]]
     quickest = min(value(name, "optimizer_seconds") for name in kinds)

@@ -4,7 +4,7 @@
 
 Starts one process per rank, as torchrun does, and prints one JSON object: the slowest rank's medians.
 `--recipe plain` is SGD with momentum and weight decay; `full` adds clipping and a moving average of the
-weights. `--optimizer` picks torch's own implementation: a loop over tensors, foreach, or fused.
+weights. `--optimizer` selects torch's implementation: a loop over tensors, foreach, or fused.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 CLASSES = 1000
-# As many as `baton-worker bench` leaves out.
+# The same number as in `baton-worker bench`.
 WARM_UP = 2
 FORMATS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 OPTIMIZERS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}

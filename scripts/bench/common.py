@@ -1,4 +1,4 @@
-"""What the races share: options, messages, and that nothing which they start outlives them."""
+"""Shared by the benches: options, messages, and the end of all processes that they start."""
 
 import argparse
 import contextlib
@@ -11,8 +11,8 @@ from pathlib import Path
 import processes
 
 NAME = Path(sys.argv[0]).absolute().parent.name
-# Seconds until what is awaited counts as never to come.
-PATIENCE = 180
+# Seconds after which waiting for a process fails.
+TIMEOUT_SECONDS = 180
 
 
 def say(text):
@@ -24,7 +24,7 @@ def fail(text):
 
 
 def parser(doc):
-    """Of the options that every race has."""
+    """Returns a parser of the options that every bench has."""
     options = argparse.ArgumentParser(prog=NAME, description=doc.partition("\n")[0])
     options.add_argument("--baton", type=Path, required=True)
     options.add_argument("--work", type=Path, required=True)
@@ -35,7 +35,7 @@ def parser(doc):
 def read_arguments(options):
     arguments = options.parse_args()
     if not os.access(arguments.baton, os.X_OK):
-        options.error(f"--baton: there is no program '{arguments.baton}'; run: make build")
+        options.error(f"--baton: no program at '{arguments.baton}'; run: make build")
     if arguments.rounds < 1:
         options.error("--rounds must be at least 1")
     arguments.baton, arguments.work = arguments.baton.absolute(), arguments.work.absolute()
@@ -44,12 +44,12 @@ def read_arguments(options):
 
 @contextlib.contextmanager
 def working_in(folder):
-    """Makes the folder anew. In the end, whatever brings it about, all processes started in the block are killed; after
-    a failure the folder stays, to be looked at."""
+    """Creates the folder empty. When the block ends, for any reason, all processes started in it are killed; after a
+    failure the folder is kept for inspection."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     processes.adopt_orphans()
-    # Whatever asks this process to end counts as Ctrl-C.
+    # Handle other termination signals like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     interrupted = False
@@ -63,5 +63,5 @@ def working_in(folder):
         processes.end_all()
     shutil.rmtree(folder)
     if interrupted:
-        say("interrupted; everything it started is ended")
+        say("interrupted; all started processes have been ended")
         sys.exit(130)

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# What the benches' run.sh share; they source it. From here on the working directory is the repository's root.
+# Shared by the benches' run.sh, which source this file. It changes the working directory to the repository's root.
 #
-# Each knows --rounds N, --baton PROGRAM (another build, its coordinator and worker beside it) and --help.
+# Each accepts --rounds N, --baton PROGRAM (another build, with coordinator and worker in the same folder) and --help.
 
 script=$(realpath "$0")
 bench=$(basename "$(dirname "$script")")
 cd "$(dirname "$script")/../.." || exit
-# Python finds here what its scripts share, and leaves nothing compiled among them.
+# Python finds the shared modules here, and writes no bytecode files.
 export PYTHONPATH=scripts/bench PYTHONDONTWRITEBYTECODE=1
 
 rounds=5
@@ -24,7 +24,7 @@ fail() {
     exit 1
 }
 
-# Sets `rounds` and `baton`; arguments that not all benches know go to `others`.
+# Sets `rounds` and `baton`; arguments of a single bench go to `others`.
 read_arguments() {
     while [ $# -gt 0 ]; do
         case "$1" in
@@ -40,7 +40,7 @@ read_arguments() {
         esac
         shift || true
     done
-    [[ $rounds =~ ^[1-9][0-9]*$ ]] || fail "--rounds is '$rounds'; it must be a number from 1"
+    [[ $rounds =~ ^[1-9][0-9]*$ ]] || fail "--rounds is '$rounds'; it must be a number of at least 1"
     need_program "$baton"
 }
 
@@ -50,10 +50,10 @@ refuse_others() {
 }
 
 need_program() {
-    [[ -f $1 && -x $1 ]] || fail "there is no program '$1'" "run: make build"
+    [[ -f $1 && -x $1 ]] || fail "no program at '$1'" "run: make build"
 }
 
-# Leaves everything to race.py beside the script. Its peer is PyTorch.
+# Runs race.py of the bench, which compares with PyTorch.
 race() {
     scripts/parity/setup.sh
     exec .venv-parity/bin/python "scripts/$bench/race.py" \
@@ -68,12 +68,12 @@ begin_results() {
 
 note_load() { cut -d ' ' -f 1 /proc/loadavg >"$results/load_$1"; }
 
-# measure NAME COMMAND...: what it prints goes to NAME.json and NAME.log among the results.
+# measure NAME COMMAND...: stdout goes to NAME.json and stderr to NAME.log in the results folder.
 measure() {
     local output=$results/$1
     shift
     "$@" >"$output.json" 2>"$output.log" && return
     local result=$?
     tail -n 15 "$output.log" >&2
-    fail "a side failed with status $result (the end of $output.log is above)" "it was: $*"
+    fail "a side failed with status $result (the end of $output.log is above)" "command: $*"
 }

@@ -1,5 +1,6 @@
-"""Processes as /proc shows them: who started whom, and that nobody is left behind."""
+"""Processes in /proc: their children, and how to end them all."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -8,22 +9,22 @@ from pathlib import Path
 
 # From linux/prctl.h.
 PR_SET_CHILD_SUBREAPER = 36
-GONE_WITHIN = 30.0
+KILL_TIMEOUT_SECONDS = 30.0
 
 
 def adopt_orphans():
-    """From now on a descendant whose parent dies becomes a child of this process, so that it is found."""
+    """Makes descendants whose parent dies children of this process, so that they can be found."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children(pid):
-    """Living children, in the order in which they were started by each thread."""
+    """Running children, in the order in which each thread started them."""
     found = []
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             found += [int(child) for child in (thread / "children").read_text().split()]
     except OSError:
-        # It has just ended; its children belong to somebody else now.
+        # It has just ended; its children have another parent now.
         pass
     return [child for child in found if is_alive(child)]
 
@@ -44,7 +45,7 @@ def arguments_of(pid):
 
 
 def is_alive(pid):
-    """Whether it runs; one that only waits to be reaped does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -52,20 +53,18 @@ def is_alive(pid):
 
 
 def kill(pids):
-    """`kill -9`, and waits until all are gone."""
+    """Sends `kill -9` and waits until all have ended."""
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    deadline = time.monotonic() + GONE_WITHIN
+    deadline = time.monotonic() + KILL_TIMEOUT_SECONDS
     while any(is_alive(pid) for pid in pids):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"of processes {pids} some do not end")
+            raise RuntimeError(f"some of the processes {pids} did not end in {KILL_TIMEOUT_SECONDS:.0f} s")
         time.sleep(0.002)
 
 
 def end_all():
-    """Kills every process that this one has started, and what those have started."""
+    """Kills all descendants of this process."""
     while started := family(os.getpid())[1:]:
         kill(started)

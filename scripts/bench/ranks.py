@@ -1,4 +1,4 @@
-"""Ranks of PyTorch over gloo, each a process of its own, as torchrun starts them."""
+"""Ranks of PyTorch over gloo, each in a separate process, as torchrun starts them."""
 
 import tempfile
 
@@ -6,7 +6,7 @@ import torch
 
 
 def run(part, arguments):
-    """Lets each rank do its part; by name, the largest that a rank has returned."""
+    """Runs `part` in each rank; returns the largest value of any rank for each name."""
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(rank_main, (part, arguments, folder, results), nprocs=arguments.ranks)
@@ -16,7 +16,7 @@ def run(part, arguments):
 
 def rank_main(rank, part, arguments, folder, results):
     torch.set_num_threads(arguments.threads)
-    # By a file of its own: a port that is free now may be taken by the time rank 0 listens.
+    # A file store: a port that is free now may be in use when rank 0 listens.
     store = f"file://{folder}/store"
     torch.distributed.init_process_group("gloo", store, rank=rank, world_size=arguments.ranks)
     results.put(part(arguments))

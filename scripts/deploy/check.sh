@@ -4,8 +4,8 @@
 #   scripts/deploy/check.sh PROGRAMS [NAME...]     some of: shell aws-template aws aws-several systemd container
 #                                                  kubernetes breakages slurm runbook
 #
-# Checks that wait more than they compute run beside each other. One that cannot run here says why, ends with 77, and
-# is listed as skipped.
+# Checks that wait more than they compute run in parallel. One that cannot run here prints the reason, exits with 77,
+# and is listed as skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 case ${1:-} in
@@ -28,17 +28,17 @@ declare -A commands=(
     [slurm]="scripts/deploy/slurm.py $programs"
     [runbook]="nice -n 10 $python scripts/deploy/runbook.py $programs"
 )
-# Rows of checks, each one after the other. The first takes longest, and goes before the others where they compete.
+# Rows run in parallel, the checks of a row one after the other. The first row takes longest and has priority.
 rows=("aws" "systemd aws-template shell breakages aws-several" "slurm kubernetes runbook container")
 if [ $# -gt 0 ]; then
     for name in "$@"; do
-        [ -n "${commands[$name]:-}" ] || { echo "deploy-check: there is no check $name; there are: ${!commands[*]}" >&2 && exit 2; }
+        [ -n "${commands[$name]:-}" ] || { echo "deploy-check: unknown check $name; known: ${!commands[*]}" >&2 && exit 2; }
     done
     rows=("$*")
 fi
 
 logs=$(mktemp -d)
-# Each row is a process group of its own, so that all of it ends when this does.
+# Each row is a separate process group, so that all its processes end with this script.
 set -m
 shopt -s extglob
 # shellcheck disable=SC2329 # traps call it
@@ -68,13 +68,13 @@ run() {
 for row in "${rows[@]}"; do run "$row" & done
 wait
 
-echo "=== in all: $SECONDS s"
+echo "=== total: $SECONDS s"
 code=0
 read -ra names <<<"${rows[*]}"
 for name in "${names[@]}"; do
-    told=("$logs/$name".@(ok|skipped|FAILED))
-    if [ -e "${told[0]}" ]; then cat "${told[0]}"; else echo "$name did not end"; fi
-    case ${told[0]} in
+    result=("$logs/$name".@(ok|skipped|FAILED))
+    if [ -e "${result[0]}" ]; then cat "${result[0]}"; else echo "$name did not end"; fi
+    case ${result[0]} in
     *.ok | *.skipped) ;;
     *) code=1 ;;
     esac

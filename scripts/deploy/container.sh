@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
 # Checks deploy/container/ without a Docker engine: lints the Dockerfile, builds its last stages with buildah from
-# programs that are built already, looks at what came out, and trains in it as the user that it names.
+# existing programs, checks the image, and trains in it as the image's user.
 #
-#   scripts/deploy/container.sh [FOLDER]    where the three programs are (default: target/debug)
-#   scripts/deploy/container.sh --base      makes the base image, if it is not there, and no more
+#   scripts/deploy/container.sh [FOLDER]    folder of the three programs (default: target/debug)
+#   scripts/deploy/container.sh --base      only creates the base image, if it is missing
 #
 # Needs root, and on Debian: apt-get install -y --no-install-recommends buildah debootstrap iproute2
-# A base image is bootstrapped from Debian's archive, once (a minute); BASE_TREE names a tree that debootstrap has made.
+# A base image is bootstrapped from Debian's archive, once (a minute); BASE_TREE names an existing tree of debootstrap.
 # HADOLINT names the linter (default: .venv-deploy/bin/hadolint). KEEP=1 leaves the images in target/deploy-check.
 #
-# Not checked: the stages that compile, the images they and we begin with, and anything of NVIDIA's.
+# Not checked: the stages that compile, the real base images, and NVIDIA's libraries.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 readonly ME=$PWD/scripts/deploy/container.sh
 readonly FOLDER=deploy/container
 readonly BIN=${1:-target/debug}
-# The one that the Dockerfile's base has.
+# The release of the Dockerfile's base.
 readonly SUITE=bookworm
 readonly USER_ID=65532
-# An image for the CPU: libtorch is most of it.
-readonly MOST_MB=800
+# Maximum size of the image for the CPU; most of it is libtorch.
+readonly MAX_MB=800
 
 say() { printf 'container: %s\n' "$*"; }
 fail() {
@@ -29,7 +29,7 @@ fail() {
     for line in "$@"; do printf '           %s\n' "$line" >&2; done
     exit "${code:-1}"
 }
-# What scripts/deploy/check.sh takes for a check that cannot run here.
+# Exits with the code that scripts/deploy/check.sh treats as a skipped check.
 cannot_run() { code=77 fail "$@"; }
 
 main() {
@@ -42,11 +42,11 @@ main() {
     [ "$BIN" != --base ] || return 0
 
     "$HADOLINT" "$FOLDER/Dockerfile"
-    say "hadolint has nothing to say"
+    say "hadolint reports no problems"
     check_context
     prepare_contexts
     build cpu --build-context libraries-cpu="$work/libraries-cpu"
-    # No gigabytes for this: does the other target build, and are its settings there?
+    # Without the gigabytes of libraries: only checks that the other target builds, and its settings.
     build cuda --build-context libraries-cuda="$work/libraries-none"
     check_config cpu
     check_config cuda NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
@@ -67,9 +67,9 @@ need_tools() {
         "run: python3 -m venv .venv-deploy && .venv-deploy/bin/pip install -r scripts/deploy/requirements.txt"
     [ "$(id -u)" -eq 0 ] || cannot_run "building an image without an engine needs root"
     for tool in baton baton-coordinator baton-worker; do
-        [ -x "$BIN/$tool" ] || fail "no $tool in $BIN" "run: make build, or give the folder that has it"
+        [ -x "$BIN/$tool" ] || fail "no $tool in $BIN" "run: make build, or give the folder of the programs"
     done
-    # The folder that the programs were built in, whose libtorch they are bound to.
+    # The checkout in which the programs were built, as they are linked to its libtorch.
     built="$(cd "$BIN/../.." && pwd)"
     [ -e "$built/.libtorch" ] || fail "no .libtorch in $built, where the programs were built" "run: make setup"
 }
@@ -77,7 +77,7 @@ need_tools() {
 leave() {
     local result=$?
     [ -z "${KEEP:-}" ] || return "$result"
-    # The base stays: it takes longest.
+    # The base is kept: it takes longest to create.
     bd rm --all >/dev/null 2>&1 || true
     bd rmi --force baton:cpu baton:cuda baton:context >/dev/null 2>&1 || true
     bd rmi --prune >/dev/null 2>&1 || true
@@ -87,15 +87,15 @@ leave() {
 
 bd() { buildah --root "$work/root" --runroot "$work/run" --storage-driver "$driver" "$@"; }
 
-# quietly COMMAND...: what it prints is shown if it fails.
+# quietly COMMAND...: shows the output only if the command fails.
 quietly() {
     local output
     output="$("$@" 2>&1)" || fail "$* failed:" "$output"
 }
 
-# --- what an engine would be sent ---------------------------------------------------------------
+# --- the build context -------------------------------------------------------------------------
 
-# Everything that rustc read for the programs must be in it, and nothing that is no source.
+# It must contain all files that rustc read for the programs, and nothing but sources.
 check_context() {
     printf 'FROM scratch\nCOPY . /\n' >"$work/context.Dockerfile"
     quietly bd build --isolation chroot --ignorefile "$FOLDER/Dockerfile.dockerignore" \
@@ -104,7 +104,8 @@ check_context() {
     container="$(bd from baton:context)"
     folder="$(bd mount "$container")"
 
-    # cargo's lists of sources. What is not here at all belongs to another checkout, in which the programs were built.
+    # cargo's lists of sources. A file that does not exist here belongs to another checkout, in which the programs were
+    # built.
     while read -r file; do
         [ -e "$file" ] || continue
         read=$((read + 1))
@@ -115,20 +116,20 @@ check_context() {
     for file in Makefile Cargo.lock .cargo/config.toml scripts/setup.sh LICENSE; do
         [ -e "$folder/$file" ] || absent+=("$file")
     done
-    [ ${#absent[@]} -eq 0 ] || fail "$FOLDER/Dockerfile.dockerignore hides what the build reads:" "${absent[@]}"
+    [ ${#absent[@]} -eq 0 ] || fail "$FOLDER/Dockerfile.dockerignore excludes files that the build reads:" "${absent[@]}"
 
     local extra
     extra="$(cd "$folder" && find . \( -name .git -o -name target -o -name '.libtorch*' -o -name '.venv*' -o -name runs \
         -o -name '*.pem' -o -name '*.key' -o -name '*.token' -o -name tokens -o -name '.env' \) -print)"
-    # A test's certificates would be secrets of nobody; there are none today.
-    [ -z "$extra" ] || fail "the build context holds what is no source:" "$extra"
+    # Certificates of tests would be harmless, but there are none today.
+    [ -z "$extra" ] || fail "the build context has files that are not sources:" "$extra"
     kib="$(du -sk "$folder" | cut -f1)"
-    [ "$kib" -lt 50000 ] || fail "the build context is $((kib / 1000)) MB; more than 50 are no sources"
+    [ "$kib" -lt 50000 ] || fail "the build context is $((kib / 1000)) MB; more than 50 MB cannot be sources"
     bd rm "$container" >/dev/null
-    say "the context holds the $read files that the programs are made of; $((kib / 1000)) MB"
+    say "the context has the $read source files of the programs; $((kib / 1000)) MB"
 }
 
-# --- the image ----------------------------------------------------------------------------------
+# --- the image ---------------------------------------------------------------------------------
 
 make_base() {
     if bd inspect --type image baton-base >/dev/null 2>&1; then return; fi
@@ -141,7 +142,7 @@ make_base() {
     fi
     container="$(bd from scratch)"
     folder="$(bd mount "$container")"
-    # As slim as the image it stands for.
+    # As small as the image that it replaces.
     (cd "$tree" && tar --create --one-file-system --exclude=./{proc,sys,dev,run,tmp}/'*' --exclude=./var/cache/apt/'*' \
         --exclude=./var/lib/apt/lists/'*' --exclude=./usr/share/{doc,man,locale,info}/'*' --exclude=./var/log/'*' .) |
         tar --extract --same-permissions --directory "$folder"
@@ -149,14 +150,14 @@ make_base() {
     rm -rf "$work/tree"
 }
 
-# The two folders that the stages `programs` and `libraries-cpu` would have made.
+# Creates the folders that the stages `programs` and `libraries-cpu` would create.
 prepare_contexts() {
     rm -rf "$work"/{programs,libraries-*}
     "$FOLDER/assemble.sh" programs "$BIN" "$work/programs/out"
     "$FOLDER/assemble.sh" cpu "$built/.libtorch" "$work/libraries-cpu/out"
     mkdir -p "$work/libraries-none/out"
     if "$FOLDER/assemble.sh" cuda "$work/libraries-none" "$work/libraries-none/out" 2>/dev/null; then
-        fail "assemble.sh takes an empty folder for CUDA's libraries"
+        fail "assemble.sh accepts an empty folder of CUDA's libraries"
     fi
 }
 
@@ -164,7 +165,7 @@ prepare_contexts() {
 build() {
     local target=$1
     shift
-    # HEALTHCHECK is unknown to OCI's format. Stages that a folder stands in for are not run.
+    # OCI's format does not support HEALTHCHECK. Stages that are replaced by a folder are not run.
     quietly bd build --layers --format docker --isolation chroot --target "$target" --build-arg BASE=baton-base \
         --build-arg VERSION=checked --build-context programs="$work/programs" "$@" \
         --file "$FOLDER/Dockerfile" --tag "baton:$target" .
@@ -198,15 +199,15 @@ found = {
 wrong = [f"{name} is {is_!r} instead of {want!r}" for name, (is_, want) in found.items() if is_ != want]
 sys.exit(f"container: target {target}: " + "; ".join(wrong) if wrong else 0)
 ' "$target" "$@"
-    say "target $target: user, signal, health check, command and labels are as they should be"
+    say "target $target: user, signal, health check, command and labels are correct"
 }
 
-# What our stages added to the base, and who may write it.
+# Checks the files that our stages added to the base, and their permissions.
 check_files() {
     local base image container
     container="$(bd from baton-base)" && base="$(bd mount "$container")"
     container="$(bd from baton:cpu)" && image="$(bd mount "$container")"
-    # Mount points and what buildah puts there itself.
+    # Without mount points and files of buildah.
     list() { (cd "$1" && find . -xdev \( -path ./proc -o -path ./sys -o -path ./dev -o -path ./run \) -prune -o -print | sort); }
     local added
     added="$(comm -13 <(list "$base") <(list "$image"))"
@@ -215,41 +216,41 @@ check_files() {
     allowed+='|assets(/digits(/(README\.md|digits-(train|val)\.beton))?)?'
     allowed+='|libtorch(/[^/]+(\.dist-info(/licenses(/[A-Za-z.]+)?)?)?|/torch/lib(/lib[a-z0-9_]+\.so(\.[0-9]+)?)?'
     allowed+='|/nvidia/cu13(/lib(/lib[a-z]+\.so\.13)?)?)?))?|var/lib/baton|etc/ssl(/certs(/ca-certificates\.crt)?)?'
-    # What useradd leaves, and buildah's own way to bring a container's names in.
+    # Files of useradd, and buildah's file of host names.
     allowed+='|etc/(passwd|group|shadow|gshadow|subuid|subgid)-?|etc/\.pwd\.lock|var/log/(lastlog|faillog)|etc/hosts)$'
     local strange
     strange="$(grep -Ev "$allowed" <<<"$added" || true)"
-    [ -z "$strange" ] || fail "the image holds what nobody asked for:" "$strange"
-    local wanted
-    for wanted in ./opt/baton/bin/baton{,-coordinator,-worker,-health} ./opt/baton/LICENSE ./var/lib/baton \
+    [ -z "$strange" ] || fail "the image has unexpected files:" "$strange"
+    local expected
+    for expected in ./opt/baton/bin/baton{,-coordinator,-worker,-health} ./opt/baton/LICENSE ./var/lib/baton \
         ./opt/baton/libtorch/torch/lib/libtorch_cpu.so ./opt/baton/recipes/digits_cpu.toml ./etc/ssl/certs/ca-certificates.crt; do
-        grep -qxF "$wanted" <<<"$added" || fail "the image lacks $wanted"
+        grep -qxF "$expected" <<<"$added" || fail "the image lacks $expected"
     done
 
     local bad program kib
     bad="$(find "$image" -xdev -perm /6000 -type f)"
     [ -z "$bad" ] || fail "setuid programs are left:" "$bad"
     bad="$(find "$image/opt" "$image/etc" -xdev \( ! -uid 0 -o -perm /022 ! -type l \))"
-    [ -z "$bad" ] || fail "others than root own or may write:" "$bad"
+    [ -z "$bad" ] || fail "files that are not owned by root, or that others may write:" "$bad"
     bad="$(find "$image" -xdev \( -path "$image/proc" -o -path "$image/sys" -o -path "$image/dev" -o -path "$image/run" \) -prune \
         -o \( -perm -0002 -o -uid $USER_ID -o -gid $USER_ID \) ! -type l -printf '/%P\n' |
         grep -vxE '/(tmp|var/tmp|var/lib/baton)' || true)"
     [ -z "$bad" ] || fail "the user may write in the image:" "$bad"
     [ "$(stat -c '%u:%g %a' "$image/var/lib/baton")" = "$USER_ID:$USER_ID 750" ] ||
-        fail "/var/lib/baton is not the user's own"
+        fail "/var/lib/baton does not belong to the user"
     for program in baton baton-coordinator baton-worker; do
         ! readelf --section-headers "$image/opt/baton/bin/$program" | grep -q '\.symtab' || fail "$program is not stripped"
     done
     ! grep -rlE -- '-----BEGIN [A-Z ]*PRIVATE KEY' "$image"/opt/baton/{bin/baton-health,recipes,assets} ||
         fail "there is a private key in the image"
     kib="$(du -sk "$image" | cut -f1)"
-    [ "$kib" -lt $((MOST_MB * 1000)) ] || fail "the image is $((kib / 1000)) MB; $MOST_MB are allowed"
-    say "$(wc -l <<<"$added") paths were added, all of them wanted, none that others may write; $((kib / 1000)) MB in all"
+    [ "$kib" -lt $((MAX_MB * 1000)) ] || fail "the image is $((kib / 1000)) MB; $MAX_MB are allowed"
+    say "$(wc -l <<<"$added") paths were added, all expected, none writable by others; $((kib / 1000)) MB in total"
 }
 
-# --- running it ---------------------------------------------------------------------------------
+# --- running it --------------------------------------------------------------------------------
 
-# In a network and a process space of their own, which end with this.
+# In separate network and process namespaces, which end with this script.
 check_runs() {
     local container image
     container="$(bd from baton:cpu)"
@@ -264,8 +265,8 @@ check_runs() {
     unshare --mount --net --pid --fork --kill-child --mount-proc "$ME" --inside "$image" "$work/space" "$work/environment"
 }
 
-# start NAME [VARIABLE=VALUE]... PROGRAM ARGUMENT...: as an engine would, with nothing writable but a volume, and as
-# process 1. Its output goes to $space/NAME.log, its exit code to $space/NAME.code.
+# start NAME [VARIABLE=VALUE]... PROGRAM ARGUMENT...: like an engine, with only a volume writable, and as process 1. Its
+# output goes to $space/NAME.log, its exit code to $space/NAME.code.
 start() {
     local name=$1
     shift
@@ -280,7 +281,8 @@ start() {
 
 pid_of() { cat "$space/$1.pid"; }
 
-# run_in NAME [VARIABLE=VALUE]... COMMAND...: inside a container that runs, as an engine's exec and its health check do.
+# run_in NAME [VARIABLE=VALUE]... COMMAND...: runs a command in a running container, like an engine's exec and health
+# check.
 run_in() {
     local name=$1
     shift
@@ -307,23 +309,23 @@ code_of() {
 
 enter_as_user() {
     mapfile -t variables <"$environment"
-    # No capability, and no way to get one: what a cluster that forbids much leaves.
+    # Without capabilities and without a way to get them, as in a restricted cluster.
     enter=(/usr/bin/env -i --chdir=/var/lib/baton "${variables[@]}" HOME=/var/lib/baton /usr/bin/setpriv
         --reuid="$USER_ID" --regid="$USER_ID" --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all
         /usr/bin/env)
 }
 
-# The inside of one container.
+# Runs inside one container.
 container() {
     image=$1 space=$2 environment=$3
-    # Its number outside, as this /proc still is the outer one.
+    # The process id outside, as this /proc still belongs to the outer namespace.
     local pid
     read -r pid _ </proc/self/stat
     echo "$pid" >"$space/$4.pid"
     shift 4
     mount --bind "$image" "$image"
     mount -o remount,bind,ro "$image"
-    # Engines bring this one in too.
+    # Engines mount this file too.
     mount --bind "$space/hosts" "$image/etc/hosts"
     mount -t proc proc "$image/proc"
     mount -t tmpfs -o mode=755 dev "$image/dev"
@@ -351,7 +353,7 @@ inside() {
     local looks=("${tls[@]}" BATON_TOKEN_FILE=/run/secrets/viewer.token)
     local agent=("${tls[@]}" BATON_COORDINATOR=https://localhost:29600)
 
-    # What `docker run` prints without a command, and who says it.
+    # Checks the output of `docker run` without a command, and its user.
     start idle sleep 60
     until_ok 5 test -e "$space/idle.pid" || fail "no container starts; its log:" "$(cat "$space/idle.log")"
     run_in idle baton --help | grep -q 'Trains on machines' || fail "baton --help does not print its help"
@@ -360,20 +362,20 @@ inside() {
         run_in idle "$program" --version >/dev/null || fail "$program does not start"
     done
     run_in idle sh -c 'id -u; grep -E "^(CapEff|NoNewPrivs)" /proc/self/status' | tr -s '\n\t' ' ' |
-        grep -q "^$USER_ID CapEff: 0000000000000000 NoNewPrivs: 1" || fail "it does not run as user $USER_ID without rights"
+        grep -q "^$USER_ID CapEff: 0000000000000000 NoNewPrivs: 1" || fail "the container does not run as user $USER_ID without capabilities"
     local libraries
     # shellcheck disable=SC2016 # the image's shell
     libraries="$(run_in idle sh -c 'ldd "$(command -v baton-worker)"')"
     ! grep 'not found' <<<"$libraries" || fail "a library of baton-worker is not in the image"
-    grep -q 'libtorch_cpu.so => /opt/baton/libtorch/' <<<"$libraries" || fail "libtorch is not the image's own:" "$libraries"
-    ! run_in idle baton-health 2>/dev/null || fail "the health check passes where nothing runs"
+    grep -q 'libtorch_cpu.so => /opt/baton/libtorch/' <<<"$libraries" || fail "libtorch is not in the image:" "$libraries"
+    ! run_in idle baton-health 2>/dev/null || fail "the health check passes without a running program"
     kill -KILL "$(pid_of idle)"
-    say "programs start as user $USER_ID, without rights and on a root that is read-only, and find libtorch"
+    say "programs start as user $USER_ID, without capabilities and on a read-only root, and find libtorch"
 
-    # An agent without a coordinator is not well; with one, and with a coordinator that was away, it is.
+    # An agent without a coordinator is unhealthy; with one, also after a restart of the coordinator, it is healthy.
     start agent "${agent[@]}" BATON_TOKEN_FILE=/run/secrets/agent.token baton-worker agent --run-dir agent --ranks 1
     sleep 1
-    ! run_in agent "${agent[@]}" baton-health 2>/dev/null || fail "an agent without a coordinator passes for healthy"
+    ! run_in agent "${agent[@]}" baton-health 2>/dev/null || fail "an agent without a coordinator is reported as healthy"
     start_coordinator
     until_ok 20 run_in coordinator "${looks[@]}" baton-health ||
         fail "the coordinator does not get healthy; its log:" "$(cat "$space/coordinator.log")"
@@ -383,15 +385,15 @@ inside() {
     # As process 1 it has no default for a signal.
     kill -TERM "$(pid_of coordinator)"
     code_of coordinator 20 >/dev/null
-    until_ok 10 has_failed run_in agent "${agent[@]}" baton-health || fail "an agent whose coordinator left passes for healthy"
+    until_ok 10 has_failed run_in agent "${agent[@]}" baton-health || fail "an agent whose coordinator has ended is reported as healthy"
     start_coordinator
     local code
     code="$(code_of agent 120)"
     [ "$code" = 0 ] || fail "the agent ended with $code instead of 0:" "$(tail -n 20 "$space/agent.log")"
     code="$(code_of coordinator 30)"
     [ "$code" = 0 ] || fail "the coordinator ended with $code instead of 0:" "$(tail -n 20 "$space/coordinator.log")"
-    find "$space/volume/runs/job/checkpoints" -name manifest.json | grep -q . || fail "there is no checkpoint"
-    say "one epoch on digits: coordinator and agent over TLS, each alone in its space, the coordinator restarted on the way"
+    find "$space/volume/runs/job/checkpoints" -name manifest.json | grep -q . || fail "no checkpoint was saved"
+    say "one epoch on digits: coordinator and agent over TLS, each in its own container, with a restart of the coordinator"
 }
 
 start_coordinator() {

@@ -2,18 +2,18 @@
 """Checks deploy/kubernetes/ without a cluster.
 
   scripts/deploy/kubernetes.py [FOLDER]        where the three programs are (default: target/debug)
-  scripts/deploy/kubernetes.py --self-test     breaks the manifests in many ways and wants a complaint for each
+  scripts/deploy/kubernetes.py --self-test     breaks the manifests in many ways and requires an error for each
 
-Run it with the Python that has scripts/deploy/requirements.txt and scripts/deploy/kubectl.txt. The folders are rendered by
-kubectl itself, which needs no cluster for that. Then every document is held against the schemas of the oldest and
-the newest Kubernetes, and against what schemas do not know: what refers to what, the programs' flags, exit codes
-and recipes, who may do what, the README's commands. Last, the programs are run as the manifests of cpu/ say.
+Run it with the Python that has scripts/deploy/requirements.txt and scripts/deploy/kubectl.txt. kubectl
+renders the folders, which needs no cluster. Then every document is checked against the schemas of the oldest and the
+newest Kubernetes, and against rules beyond schemas: references, the programs' flags, exit codes and recipes,
+permissions, the README's commands. Finally, the programs are run with the commands of cpu/.
 """
 
 import sys
 from pathlib import Path
 
-sys.dont_write_bytecode = True  # among the sources
+sys.dont_write_bytecode = True  # no bytecode files among the sources
 
 from kube.breakages import self_test
 from kube.checks import CHECKS, VERSIONS, complaints
@@ -37,10 +37,14 @@ def main():
         every = load()
         found = [line for manifests in every for line in complaints(manifests, programs)]
         documents = sum(len(manifests.documents) for manifests in every)
-        print(f"kubernetes: {documents} documents against Kubernetes {' and '.join(VERSIONS)} and {len(CHECKS)} kinds of checks of ours")
+        print(
+            f"kubernetes: {documents} documents against Kubernetes {' and '.join(VERSIONS)} and {len(CHECKS)} checks of our own"
+        )
         if not found:
             found = list(run_manifests(every[0], programs))
-            print("kubernetes: cpu/ was run: probes, a coordinator that moves, an agent that must go, a checkpoint")
+            print(
+                "kubernetes: cpu/ was run: probes, a coordinator that moves, an agent that is taken away, a checkpoint"
+            )
     for line in found:
         print(f"kubernetes: {line}", file=sys.stderr)
     return 1 if found else 0

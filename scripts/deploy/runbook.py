@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs docs/runbook.md: every command in it, in its order, in one shell; those marked as needing AWS are checked against
-the programs' own help instead.
+"""Runs all commands of docs/runbook.md in order, in one shell; commands that need AWS are only checked against the
+help of the programs.
 
     scripts/deploy/runbook.py [PROGRAMS]
 """
@@ -19,36 +19,40 @@ import time
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 BOOK = REPOSITORY / "docs/runbook.md"
 NEEDS_AWS = "<!-- needs AWS -->"
-PATIENCE = 200
+TIMEOUT_SECONDS = 200
 
 
 def blocks(text):
-    """(needs AWS, line number, commands) of every shell block."""
+    """Returns (needs AWS, line number, commands) of every shell block."""
     found = []
     for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
         line = text.count("\n", 0, match.start()) + 2
-        assert match[1] == "bash", f"docs/runbook.md:{line}: a block that is no bash cannot be run"
-        found.append((text[:match.start()].rstrip().endswith(NEEDS_AWS), line, match[2]))
+        assert match[1] == "bash", f"docs/runbook.md:{line}: only bash blocks can be run"
+        found.append((text[: match.start()].rstrip().endswith(NEEDS_AWS), line, match[2]))
     return found
 
 
 def check_flags(programs, line, command):
-    """A command of Baton that is not run has at least a name and flags that there are; whether it is one of Baton's."""
+    """Checks the name and flags of a command that is not run; returns whether it is one of Baton's."""
     words = shlex.split(command)
     if words[0] not in ("baton", "baton-worker", "baton-coordinator"):
         return False
-    own = words[:words.index("--")] if "--" in words else words
+    own = words[: words.index("--")] if "--" in words else words
     help_of = lambda path: subprocess.run([programs / own[0], *path, "--help"], capture_output=True, text=True)
-    path, told = [], help_of([])
-    # Each command lists those below it.
-    while len(path) + 1 < len(own) and re.search(rf"^  {re.escape(own[len(path) + 1])} +\S", told.stdout, re.M):
+    path, help = [], help_of([])
+    # The help of each command lists its subcommands.
+    while len(path) + 1 < len(own) and re.search(rf"^  {re.escape(own[len(path) + 1])} +\S", help.stdout, re.M):
         path.append(own[len(path) + 1])
-        told = help_of(path)
-    assert told.returncode == 0 and "Commands:" not in told.stdout, f"docs/runbook.md:{line}: {command}: there is no such command"
+        help = help_of(path)
+    assert help.returncode == 0 and "Commands:" not in help.stdout, (
+        f"docs/runbook.md:{line}: {command}: no such command"
+    )
     for flag in [word for word in own if word.startswith("--")]:
-        assert re.search(rf"(^|[ ,]){re.escape(flag)}(?![\w-])", told.stdout), f"docs/runbook.md:{line}: {command}: no flag {flag}"
+        assert re.search(rf"(^|[ ,]){re.escape(flag)}(?![\w-])", help.stdout), (
+            f"docs/runbook.md:{line}: {command}: no flag {flag}"
+        )
     if "--" in words:
-        check_flags(programs, line, shlex.join(["baton", *words[words.index("--") + 1:]]))
+        check_flags(programs, line, shlex.join(["baton", *words[words.index("--") + 1 :]]))
     return True
 
 
@@ -56,11 +60,16 @@ def main():
     programs = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else REPOSITORY / "target/debug").resolve()
     found = blocks(BOOK.read_text())
     here = [(line, text) for needs_aws, line, text in found if not needs_aws]
-    there = [(line + offset, command) for needs_aws, line, text in found if needs_aws
-             for offset, command in enumerate(text.splitlines()) if command.strip()]
-    assert here and there, "docs/runbook.md has no commands: is this check blind?"
+    there = [
+        (line + offset, command)
+        for needs_aws, line, text in found
+        if needs_aws
+        for offset, command in enumerate(text.splitlines())
+        if command.strip()
+    ]
+    assert here and there, "no commands were found in docs/runbook.md: the check or the page is wrong"
     ours = [check_flags(programs, line, command) for line, command in there]
-    print(f"runbook: {sum(ours)} of {len(ours)} commands that need AWS are Baton's, with flags that there are", flush=True)
+    print(f"runbook: {sum(ours)} of {len(ours)} commands that need AWS are Baton's, with existing flags", flush=True)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="baton-book-"))
@@ -71,22 +80,31 @@ def main():
         for line, text in here:
             script += [f'echo "docs/runbook.md:{line}"', text]
         start = time.time()
-        # In a group of its own, so that what it has started ends with it.
-        shell = subprocess.Popen(["bash", "-c", "\n".join(script)], cwd=folder, text=True, stdin=subprocess.DEVNULL,
-                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        # In a separate process group, so that all started processes end with the shell.
+        shell = subprocess.Popen(
+            ["bash", "-c", "\n".join(script)],
+            cwd=folder,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            said, _ = shell.communicate(timeout=PATIENCE)
+            output, _ = shell.communicate(timeout=TIMEOUT_SECONDS)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            # A run ends what it has started.
+            # `baton up` ends the processes that it has started.
             os.killpg(shell.pid, signal.SIGTERM)
             try:
-                said, _ = shell.communicate(timeout=30)
+                output, _ = shell.communicate(timeout=30)
             except subprocess.TimeoutExpired:
                 os.killpg(shell.pid, signal.SIGKILL)
-                said, _ = shell.communicate()
+                output, _ = shell.communicate()
         if shell.returncode != 0:
             log = folder / "book.log"
-            sys.exit(f"runbook: ended with {shell.returncode}:\n{said}\n{log.read_text()[-2000:] if log.exists() else ''}")
+            sys.exit(
+                f"runbook: ended with {shell.returncode}:\n{output}\n{log.read_text()[-2000:] if log.exists() else ''}"
+            )
         commands = sum(len(text.splitlines()) for _, text in here)
         print(f"runbook: {commands} commands ran here, one after the other, in {time.time() - start:.0f} s")
     finally:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the checks of deploy/ need: as root on Debian, system packages; and PyPI packages into .venv-deploy.
-# Idempotent; quick when nothing is to do. What cannot be installed is told by the check that misses it.
+# Idempotent; fast if everything is installed. A check reports the packages that it misses.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -10,7 +10,7 @@ say() { printf 'deploy-check: %s\n' "$*"; }
 missing=()
 for pair in systemd-nspawn:systemd-container systemd-analyze:systemd curl:curl ip:iproute2 ps:procps mkfs.ext4:e2fsprogs \
     losetup:mount buildah:buildah debootstrap:debootstrap slurmctld:slurm-wlm munged:munge; do
-    # Daemons are where a user's PATH may not lead.
+    # Daemons are in folders that may not be on a user's PATH.
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
 python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
@@ -22,10 +22,10 @@ if [ ${#missing[@]} -gt 0 ]; then
         # Slurm's daemons are started by the check, not by this machine.
         if command -v systemctl >/dev/null; then systemctl mask --quiet slurmctld slurmd munge 2>/dev/null || true; fi
         if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null; }; then
-            say "not all could be installed; the checks that need them say so"
+            say "not all packages could be installed; the checks that need them report it"
         fi
     else
-        say "not here: ${missing[*]}; for all checks, run: sudo apt-get install -y --no-install-recommends ${missing[*]}"
+        say "missing: ${missing[*]}; for all checks, run: sudo apt-get install -y --no-install-recommends ${missing[*]}"
     fi
 fi
 
@@ -40,7 +40,7 @@ if [ "$(cat .venv-deploy/.baton-setup 2>/dev/null)" != "$stamp" ]; then
     printf '%s\n' "$stamp" >.venv-deploy/.baton-setup
 fi
 
-# What the check of the container builds on. It is fetched here as everything else is, not while checks are timed.
+# The base image for the container check. Downloaded here like everything else, not while checks are timed.
 if [ "$(id -u)" = 0 ] && command -v buildah >/dev/null && command -v debootstrap >/dev/null; then
-    scripts/deploy/container.sh --base || say "no base for an image; the check of the container says why"
+    scripts/deploy/container.sh --base || say "no base image; the container check reports the reason"
 fi

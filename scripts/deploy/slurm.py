@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks deploy/slurm/baton.sbatch on a real Slurm: scripts/deploy/slurm.py [FOLDER OF BATON'S PROGRAMS]
 
-A controller and its nodes are started in namespaces of their own, each node with a name and an address as on separate
-machines, and end with this script. Jobs train a tiny model on handwritten digits; they are drained, cancelled,
-preempted, and lose agents and nodes. Needs root and Slurm.
+The controller and its nodes run in separate namespaces, each node with a name and an address as on separate machines,
+and end with this script. Jobs train a tiny model on handwritten digits; they are drained, cancelled, preempted, and lose
+agents and nodes. Requires root and Slurm.
 """
 
 import concurrent.futures
@@ -21,15 +21,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "deploy/slurm/baton.sbatch"
 PROGRAMS = ["munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel", "ip"]
-# What is started in them ends with their first process.
+# All processes in the namespaces end with the first one.
 NAMESPACES = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 NODES = 15
-# What scripts/deploy/check.sh takes for a check that cannot run here.
+# Exit code that scripts/deploy/check.sh treats as a skipped check.
 SKIPPED = 77
-# Seconds that any single thing may take; it only matters when something is broken.
-PATIENCE = 120
+# Limit for each wait, seconds; reached only when something is broken.
+TIMEOUT_SECONDS = 120
 
-# What tests/src/lib.rs trains, which takes a millisecond for a step, without an end.
+# The model of tests/src/lib.rs, with a millisecond per step and practically no end.
 RECIPE = """
 name = "story"
 seed = 7
@@ -57,7 +57,7 @@ def run(*command, check=True, **options):
 
 
 class Broken(Exception):
-    """A check that failed, in words."""
+    """A failed check, with a description."""
 
 
 # --- On this machine -----------------------------------------------------------------------------
@@ -69,37 +69,37 @@ def main():
     programs = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "target/debug").resolve()
     for name in ["baton", "baton-coordinator", "baton-worker"]:
         if not os.access(programs / name, os.X_OK):
-            sys.exit(f"slurm: there is no program {programs / name}; run: make build")
+            sys.exit(f"slurm: no program {programs / name}; run: make build")
     missing = cannot_run()
     if missing:
         say(f"nothing was checked: {missing}")
         return SKIPPED
-    # A process that is told to end cleans up as after Ctrl-C.
+    # Clean up after SIGTERM as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="baton-slurm-") as folder:
         try:
             return subprocess.call([*NAMESPACES, "--net", sys.executable, __file__, "--inside", folder, programs])
         except KeyboardInterrupt:
-            say("interrupted; all that it started is ended")
+            say("interrupted; all started processes have been ended")
             return 130
 
 
 def cannot_run():
-    """Why this cannot run here, if it cannot."""
-    # Debian keeps daemons and ip out of the PATH of users.
+    """Returns the reason why the check cannot run on this machine, or None."""
+    # On Debian daemons and ip are not on the PATH of users.
     os.environ["PATH"] += ":/usr/sbin:/sbin"
     if os.geteuid() != 0 or Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
-        return "namespaces and Slurm's daemons want root, and not only that of a user namespace"
+        return "namespaces and Slurm's daemons need root, and not only root of a user namespace"
     missing = [name for name in PROGRAMS if not shutil.which(name)]
     if missing:
         return f"{', '.join(missing)} are missing: scripts/deploy/setup.sh installs them"
     probe = run(*NAMESPACES, "--net", "true", check=False)
     if probe.returncode != 0:
-        return f"no namespaces here: {probe.stderr.strip()}"
+        return f"namespaces cannot be created: {probe.stderr.strip()}"
     return None
 
 
-# --- In namespaces of its own ----------------------------------------------------------------------
+# --- In separate namespaces ----------------------------------------------------------------------
 
 
 def inside(folder, programs):
@@ -107,7 +107,7 @@ def inside(folder, programs):
         "PATH": f"{programs}:{os.environ['PATH']}",
         "SLURM_CONF": str(folder / "slurm.conf"),
         "AWS_EC2_METADATA_DISABLED": "true",
-        # One rank on each node, whatever this machine has.
+        # One rank on each node, even if this machine has GPUs.
         "CUDA_VISIBLE_DEVICES": "",
         "RUST_LOG": "info",
     }
@@ -119,7 +119,7 @@ def inside(folder, programs):
     except Broken as error:
         logs = [f"{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(folder.glob("log/*ctld*"))]
         sys.exit("\n".join([f"slurm: Slurm does not start: {error}", *logs]))
-    stories = [
+    scenarios = [
         drained_and_continued,
         out_of_time,
         preempted,
@@ -131,15 +131,15 @@ def inside(folder, programs):
         bad_input,
     ]
     failures = 0
-    with concurrent.futures.ThreadPoolExecutor(len(stories)) as pool:
-        told = {pool.submit(story, slurm): story.__name__ for story in stories}
-        for future in concurrent.futures.as_completed(told):
+    with concurrent.futures.ThreadPoolExecutor(len(scenarios)) as pool:
+        names = {pool.submit(scenario, slurm): scenario.__name__ for scenario in scenarios}
+        for future in concurrent.futures.as_completed(names):
             if error := future.exception():
                 failures += 1
                 words = str(error) if isinstance(error, Broken) else repr(error)
-                say(f"FAILED: {told[future]}: {words}")
+                say(f"FAILED: {names[future]}: {words}")
     seconds = time.monotonic() - began
-    say(f"{len(stories) - failures} of {len(stories)} stories hold, in {seconds:.0f} s")
+    say(f"{len(scenarios) - failures} of {len(scenarios)} scenarios passed, in {seconds:.0f} s")
     return 1 if failures else 0
 
 
@@ -155,7 +155,10 @@ class Slurm:
         (folder / "munge").chmod(0o755)
         hosts = ["127.0.0.1 localhost", "10.78.0.254 controller", *(f"10.78.0.{i} n{i}" for i in range(1, NODES + 1))]
         (folder / "hosts").write_text("\n".join(hosts) + "\n")
-        run("sh", "-ec", f"""
+        run(
+            "sh",
+            "-ec",
+            f"""
             mount -t tmpfs tmpfs /run
             mount --bind {folder}/hosts /etc/hosts
             hostname controller
@@ -163,7 +166,8 @@ class Slurm:
             ip link add br0 type bridge
             ip address add 10.78.0.254/24 dev br0
             ip link set br0 up
-        """)
+        """,
+        )
         key = folder / "munge/key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
@@ -183,7 +187,7 @@ class Slurm:
             ClusterName=check
             SlurmctldHost=controller
             SlurmUser=root
-            # For so long a requeued job waits; less is not allowed.
+            # Seconds that a requeued job waits; the minimum.
             AuthInfo=socket={folder}/munge/socket,cred_expire=5
             ProctrackType=proctrack/linuxproc
             TaskPlugin=task/none
@@ -216,18 +220,22 @@ class Slurm:
     def start_node(self, index):
         name = f"n{index}"
         (self.folder / "spool" / name).mkdir()
-        # Other nodes do not see what is in node/.
+        # node/ is local to each node.
         begin = [f"hostname {name}", f"mount -t tmpfs tmpfs {self.folder}/node"]
-        run("sh", "-ec", f"""
+        run(
+            "sh",
+            "-ec",
+            f"""
             ip netns add {name}
             ip link add v{index} type veth peer name eth0 netns {name}
             ip link set v{index} master br0 up
             ip -n {name} address add 10.78.0.{index}/24 dev eth0
             ip -n {name} link set eth0 up
             ip -n {name} link set lo up
-        """)
+        """,
+        )
         if index % 2 == 0:
-            # As Debian's installer leaves a machine.
+            # As on a machine after Debian's installer.
             hosts = re.sub(rf"\S+ {name}\n", f"127.0.1.1 {name}\n", (self.folder / "hosts").read_text())
             (self.folder / "spool" / name / "hosts").write_text(hosts)
             begin.append(f"mount --bind {self.folder}/spool/{name}/hosts /etc/hosts")
@@ -235,29 +243,29 @@ class Slurm:
         self.nodes[name] = self.start("nsenter", f"--net=/run/netns/{name}", *NAMESPACES, "sh", "-ec", "\n".join(begin))
 
     def lose(self, name):
-        """Takes a node's power away, and lets Slurm know sooner than by SlurmdTimeout."""
+        """Simulates a power failure of a node, and informs Slurm sooner than SlurmdTimeout."""
         self.nodes[name].kill()
         run("ip", "link", "set", f"v{name[1:]}", "down")
         run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
 
 
-def wait(what, is_so, patience=PATIENCE):
-    """What `is_so` returns, once that is true."""
-    end = time.monotonic() + patience
+def wait(what, is_so, timeout=TIMEOUT_SECONDS):
+    """Waits until `is_so` returns a true value, and returns it."""
+    end = time.monotonic() + timeout
     while not (answer := is_so()):
         if time.monotonic() > end:
-            raise Broken(f"not within {patience} s: {what}")
+            raise Broken(f"not within {timeout} s: {what}")
         time.sleep(0.2)
     return answer
 
 
 class Job:
-    """A job with a run folder of its own."""
+    """A job with a separate run folder."""
 
     def __init__(self, slurm, name, *settings, options=(), arguments=None, environment=None):
         self.run_dir = slurm.folder / "runs" / name
         self.output = slurm.folder / f"{name}.log"
-        self.heard = 0
+        self.log_offset = 0
         if arguments is None:
             arguments = ["story.toml", "--run-dir", self.run_dir]
         for setting in settings:
@@ -280,37 +288,37 @@ class Job:
             return wait(what, is_so)
         except Broken as error:
             shown = run("scontrol", "show", "job", self.id).stdout
-            raise Broken(f"{error}; of the job Slurm says\n{shown}and its log\n{self.log()[-9000:]}") from None
+            raise Broken(f"{error}; Slurm's state of the job\n{shown}and its log\n{self.log()[-9000:]}") from None
 
-    def tells(self, pattern):
-        """Waits for the log to tell this after what was waited for before; the numbers in it."""
-        match = self.wait(f"it tells '{pattern}'", lambda: re.compile(pattern).search(self.log(), self.heard))
-        self.heard = match.end()
+    def wait_for_log(self, pattern):
+        """Waits for the pattern in the log, after the last match; returns its numbers."""
+        match = self.wait(f"'{pattern}' in the log", lambda: re.compile(pattern).search(self.log(), self.log_offset))
+        self.log_offset = match.end()
         return tuple(map(int, match.groups()))
 
     def baton(self, *command):
-        """A command of a person who looks at the job and steers it."""
+        """Runs a command as an operator of the job."""
         access = self.run_dir / f"slurm-{self.id}/access"
         variables = {"BATON_TLS_CA": str(access / "ca.pem"), "BATON_TOKEN_FILE": str(access / "operator.token")}
         return run("baton", *command, "--run-dir", self.run_dir, env=os.environ | variables).stdout
 
-    def comes_to(self, *states):
-        self.wait(f"Slurm says {states}", lambda: self.show("JobState") in states)
+    def wait_for_state(self, *states):
+        self.wait(f"one of the states {states}", lambda: self.show("JobState") in states)
 
-    def saves_and_goes_on(self):
-        """Waits for both; the step is the same."""
-        (saved,) = self.tells(r"the state after step (\d+) is durable")
-        self.tells("saved and stopped; requeueing the job")
-        self.tells("requeued 1 times")
-        (went_on,) = self.tells(r"resumed in .* step (\d+), sample")
-        expect(saved == went_on, f"saved after step {saved}, but went on after step {went_on}")
+    def wait_for_save_and_resume(self):
+        """Waits until the job has saved and resumed, and checks that the step is the same."""
+        (saved,) = self.wait_for_log(r"the state after step (\d+) is durable")
+        self.wait_for_log("saved and stopped; requeueing the job")
+        self.wait_for_log("requeued 1 times")
+        (resumed,) = self.wait_for_log(r"resumed in .* step (\d+), sample")
+        expect(saved == resumed, f"saved after step {saved}, but resumed after step {resumed}")
         return saved
 
     def processes(self):
-        """The commands of all that runs of the job, on any node, by process."""
+        """Commands of all processes of the job, on any node, by process id."""
         found = {}
         for entry in Path("/proc").glob("[0-9]*"):
-            # It may end while it is looked at.
+            # The process may end at this moment.
             with contextlib.suppress(OSError):
                 if f"SLURM_JOB_ID={self.id}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -321,22 +329,22 @@ class Job:
         (process,) = [process for process, command in found if all(word in command for word in words)]
         os.kill(process, signal.SIGKILL)
 
-    def leaves_nothing(self):
+    def check_nothing_left(self):
         self.wait("nothing is left running", lambda: not self.processes())
         left = list(self.run_dir.glob("slurm-*"))
-        expect(not left, f"{left} are left")
+        expect(not left, f"{left} were not removed")
 
     def ends(self, state, code, restarts=0):
-        self.comes_to("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        wanted = (state, f"{code}:0", str(restarts))
+        self.wait_for_state("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        expected = (state, f"{code}:0", str(restarts))
         found = tuple(map(self.show, ["JobState", "ExitCode", "Restarts"]))
-        expect(found == wanted, f"{found} instead of {wanted}:\n{self.log()[-9000:]}")
-        self.leaves_nothing()
+        expect(found == expected, f"{found} instead of {expected}:\n{self.log()[-9000:]}")
+        self.check_nothing_left()
 
     def cancel(self):
         run("scancel", self.id)
-        self.comes_to("CANCELLED")
-        self.leaves_nothing()
+        self.wait_for_state("CANCELLED")
+        self.check_nothing_left()
 
 
 def expect(is_so, words):
@@ -344,20 +352,20 @@ def expect(is_so, words):
         raise Broken(words)
 
 
-# --- The stories -----------------------------------------------------------------------------------
+# --- The scenarios -------------------------------------------------------------------------------
 
 
 def drained_and_continued(slurm):
     epochs = "train.epochs=200"
     undisturbed = Job(slurm, "undisturbed", epochs)
     job = Job(slurm, "drained", epochs, options=["--nodes=2"])
-    job.tells("2 ranks train")
-    # So that it cannot come to its end before it is signalled.
+    job.wait_for_log("2 ranks train")
+    # So that it cannot complete before the signal.
     job.baton("pause")
-    job.tells("phase=Paused")
+    job.wait_for_log("phase=Paused")
     run("scancel", "--signal=TERM", "--batch", job.id)
-    step = job.saves_and_goes_on()
-    say(f"drained: SIGTERM to the batch shell saved after step {step}; requeued, it went on after step {step}")
+    step = job.wait_for_save_and_resume()
+    say(f"drained: SIGTERM to the batch shell saved after step {step}; requeued, it resumed after step {step}")
     job.ends("COMPLETED", 0, restarts=1)
     undisturbed.ends("COMPLETED", 0)
     newest = [each.run_dir / "checkpoints" for each in [job, undisturbed]]
@@ -367,93 +375,95 @@ def drained_and_continued(slurm):
 
 
 def out_of_time(slurm):
-    # Slurm's signal may come at any moment from now on.
+    # Slurm's signal may come at any time from now on.
     job = Job(slurm, "time", options=["--time=2"])
-    job.tells("1 ranks train")
-    step = job.saves_and_goes_on()
-    say(f"time limit: Slurm's signal ahead of it saved after step {step}; requeued, it went on after step {step}")
+    job.wait_for_log("1 ranks train")
+    step = job.wait_for_save_and_resume()
+    say(f"time limit: Slurm's signal ahead of it saved after step {step}; requeued, it resumed after step {step}")
     job.cancel()
-    expect(job.show("Restarts") == "1", "it was requeued after scancel")
+    expect(job.show("Restarts") == "1", "the job was requeued after scancel")
 
 
 def preempted(slurm):
     job = Job(slurm, "preempted")
-    job.tells("checkpoint .* saved")
+    job.wait_for_log("checkpoint .* saved")
     (node,) = job.nodes()
     urgent = Job(slurm, "urgent", "train.epochs=1", options=["--partition=urgent", f"--nodelist={node}"])
-    step = job.saves_and_goes_on()
+    step = job.wait_for_save_and_resume()
     urgent.ends("COMPLETED", 0)
-    say(f"preempted: saved after step {step}, and {node} was given to an urgent job; requeued, it went on after it")
+    say(
+        f"preempted: saved after step {step}, and {node} was assigned to an urgent job; requeued, the job resumed after it"
+    )
     job.cancel()
 
 
 def steps_signalled(slurm):
     job = Job(slurm, "steps")
-    job.tells("checkpoint .* saved")
-    # As a preemption's GraceTime begins where preempt_send_user_signal is not set. Ranks leave it to their agent.
+    job.wait_for_log("checkpoint .* saved")
+    # As at the start of a preemption's GraceTime if preempt_send_user_signal is not set. Ranks ignore the signal.
     run("scancel", "--signal=TERM", job.id)
-    job.tells("saved and stopped; requeueing the job")
-    job.tells("requeued 1 times")
-    (step,) = job.tells(r"resumed in .* step (\d+), sample")
-    say(f"signalled ranks: SIGTERM to every process of the step had the job requeued; it went on after step {step}")
-    job.tells("1 ranks train")
+    job.wait_for_log("saved and stopped; requeueing the job")
+    job.wait_for_log("requeued 1 times")
+    (step,) = job.wait_for_log(r"resumed in .* step (\d+), sample")
+    say(f"signalled ranks: SIGTERM to every process of the step had the job requeued; it resumed after step {step}")
+    job.wait_for_log("1 ranks train")
     # As a preemption without GraceTime, or by an administrator.
     run("scontrol", "requeue", job.id)
-    job.tells("Slurm ends the job")
-    job.tells("requeued 2 times")
-    (step,) = job.tells(r"resumed in .* step (\d+), sample")
-    say(f"requeued: by somebody else and without a warning; it went on after step {step}")
+    job.wait_for_log("Slurm ends the job")
+    job.wait_for_log("requeued 2 times")
+    (step,) = job.wait_for_log(r"resumed in .* step (\d+), sample")
+    say(f"requeued: by another user and without a warning; it resumed after step {step}")
     job.cancel()
 
 
 def cancelled(slurm):
     job = Job(slurm, "cancelled", options=["--nodes=2"])
-    job.tells("2 ranks train")
+    job.wait_for_log("2 ranks train")
     job.cancel()
-    # Longer than a requeued job has to wait.
+    # Longer than a requeued job waits.
     time.sleep(8)
-    expect(job.show("JobState") == "CANCELLED" and job.show("Restarts") == "0", "it was requeued")
-    say("cancelled: scancel ended it for good; no process, certificate or token was left")
+    expect(job.show("JobState") == "CANCELLED" and job.show("Restarts") == "0", "the job was requeued")
+    say("cancelled: scancel ended it permanently; no process, certificate or token was left")
     stopped = Job(slurm, "stopped")
-    stopped.tells("1 ranks train")
+    stopped.wait_for_log("1 ranks train")
     stopped.baton("stop")
     stopped.ends("FAILED", 3)
-    say("stopped: `baton stop` ended it for good")
+    say("stopped: `baton stop` ended it permanently")
 
 
 def nodes_and_processes_lost(slurm):
     job = Job(slurm, "lost", options=["--nodes=2"])
-    job.tells("2 ranks train")
+    job.wait_for_log("2 ranks train")
     first, second = job.nodes()
     job.kill("baton-worker agent", f"--node-id {second}")
-    job.tells(f"node {second}: the agent ended with code 137; starting it again")
-    job.tells("2 ranks train")
+    job.wait_for_log(f"node {second}: the agent ended with code 137; starting it again")
+    job.wait_for_log("2 ranks train")
     say(f"lost agent: started again on {second}, and 2 ranks train")
     slurm.lose(second)
-    job.tells("1 ranks train")
-    job.tells("checkpoint .* saved")
-    expect(job.nodes() == [first] and job.show("JobState") == "RUNNING", "Slurm has not let it be")
-    say(f"lost node: without {second} the job goes on, on {first}")
+    job.wait_for_log("1 ranks train")
+    job.wait_for_log("checkpoint .* saved")
+    expect(job.nodes() == [first] and job.show("JobState") == "RUNNING", "Slurm did not keep the job running")
+    say(f"lost node: without {second} the job continues, on {first}")
     job.kill("baton-coordinator serve")
-    job.tells("the coordinator ended with code 137; starting it again")
-    job.tells("checkpoint .* saved")
-    say("lost coordinator: started again where it was, while the rank went on")
-    expect(job.show("Restarts") == "0", "it was requeued")
+    job.wait_for_log("the coordinator ended with code 137; starting it again")
+    job.wait_for_log("checkpoint .* saved")
+    say("lost coordinator: started again on its node, while the rank continued")
+    expect(job.show("Restarts") == "0", "the job was requeued")
     job.cancel()
 
 
 def first_node_lost(slurm):
     job = Job(slurm, "headless", options=["--nodes=2"], environment={"BATON_LOOK_SECONDS": "1"})
-    job.tells("2 ranks train")
-    job.tells("checkpoint .* saved")
+    job.wait_for_log("2 ranks train")
+    job.wait_for_log("checkpoint .* saved")
     first, second = job.nodes()
     slurm.lose(first)
-    job.tells(f"the first node, {first}, is lost; requeueing the job")
-    job.tells("requeued 1 times")
-    (step,) = job.tells(r"resumed in .* step (\d+), sample")
+    job.wait_for_log(f"the first node, {first}, is lost; requeueing the job")
+    job.wait_for_log("requeued 1 times")
+    (step,) = job.wait_for_log(r"resumed in .* step (\d+), sample")
     nodes = job.nodes()
     expect(first not in nodes, f"{first} is used again")
-    say(f"lost first node: {second} had the job requeued; on {' and '.join(nodes)}, it went on after step {step}")
+    say(f"lost first node: {second} had the job requeued; on {' and '.join(nodes)}, it resumed after step {step}")
     job.cancel()
 
 
@@ -462,19 +472,19 @@ def too_few_ranks(slurm):
     job = Job(slurm, "few", "cluster.min_ranks=2", environment=environment)
     job.ends("FAILED", 1, restarts=1)
     expect("for 2 s there were fewer ranks than cluster.min_ranks" in job.log(), job.log())
-    say("failing: a job that cannot have its ranks was requeued once, as BATON_RETRIES says, and failed")
+    say("failing: a job without enough ranks was requeued once, as set by BATON_RETRIES, and failed")
 
 
 def bad_input(slurm):
     story = ["story.toml", "--run-dir", slurm.folder / "runs/bad"]
     nothing = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     cases = {
-        "no recipe": (["none.toml"], {}, [], "recipe none.toml: there is no such file"),
+        "no recipe": (["none.toml"], {}, [], "recipe none.toml: no such file"),
         "bad recipe": ([*story, "--set", "train.epochs=0"], {}, [], "train.epochs"),
         "unknown argument": ([*story, "--rnaks", "2"], {}, [], "unknown argument '--rnaks'"),
         "no programs": (story, nothing, [], "baton is not on the PATH of node"),
-        "no number": (story, {"BATON_RETRIES": "few"}, [], "BATON_RETRIES='few' is no whole number"),
-        "no interface": (story, {"BATON_INTERFACE": "ib9"}, [], "leads to no address for other nodes"),
+        "no number": (story, {"BATON_RETRIES": "few"}, [], "BATON_RETRIES='few' is not a whole number"),
+        "no interface": (story, {"BATON_INTERFACE": "ib9"}, [], "resolves to no address for other nodes"),
         "no shared folder": (
             ["story.toml", "--run-dir", slurm.folder / "node/run"],
             {},
@@ -488,10 +498,10 @@ def bad_input(slurm):
     }
     for name, job in jobs.items():
         job.ends("FAILED", 2)
-        expect(cases[name][-1] in job.log(), f"{name} is not told:\n{job.log()}")
+        expect(cases[name][-1] in job.log(), f"{name}: no such message in the log:\n{job.log()}")
     outside = run("bash", SCRIPT, "story.toml", check=False)
     expect(outside.returncode == 2 and "for Slurm to run: sbatch" in outside.stderr, f"outside Slurm: {outside}")
-    say(f"bad input: {', '.join(jobs)}, and no Slurm: each a line and exit code 2, and none was requeued")
+    say(f"bad input: {', '.join(jobs)}, and no Slurm: each gives one line and exit code 2, and none was requeued")
 
 
 if __name__ == "__main__":

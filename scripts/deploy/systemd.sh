@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Checks the systemd units: systemd reads them without a complaint, how far they are closed in, and that they agree with
-# the programs about flags and exit codes.
+# Checks the systemd units: that systemd accepts them, their exposure level, and that their flags and exit codes match
+# the programs.
 #
 #   scripts/deploy/systemd.sh [PROGRAMS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 programs=$(realpath "${1:-target/debug}")
-# By `systemd-analyze security`, in tenths: 0 is closed, 100 open. An agent needs devices, and compiles at run time.
-readonly MOST_OF_COORDINATOR=20
-readonly MOST_OF_AGENT=45
+# Maximum level of `systemd-analyze security`, in tenths: 0 is closed, 100 open. An agent needs devices, and compiles at
+# run time.
+readonly MAX_COORDINATOR_EXPOSURE=20
+readonly MAX_AGENT_EXPOSURE=45
 
 fail() {
     printf 'systemd: %s\n' "$*" >&2
@@ -19,7 +20,7 @@ fail() {
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-# The programs must be where a unit names them; a copy names them here.
+# The programs must exist at the unit's paths, so a copy has their paths on this machine.
 for unit in deploy/systemd/*.service deploy/aws/node/units/*.service deploy/aws/node/units/*.timer; do
     sed "s#/opt/baton/bin#$programs#g; s#^User=baton#User=daemon#" "$unit" >"$folder/${unit##*/}"
 done
@@ -31,14 +32,14 @@ verify() {
     SYSTEMD_UNIT_PATH="$folder:" systemd-analyze verify "$folder"/baton-{coordinator,agent,report}.service \
         "$folder/baton-report.timer" "$folder/baton-ended@baton-agent.service" 2>&1
 }
-# Not what it says of this machine's own units, nor of manual pages that are not installed. Some of its complaints
-# name the file, others the unit.
+# Ignores messages about other units of this machine and about manual pages that are not installed. Some messages name
+# the file, others the unit.
 complaints() { grep -E "^($folder/|baton-[a-z@.-]+:|Failed )" | grep -v 'Documentation' || true; }
-said=$(verify | complaints)
-[ -z "$said" ] || fail "systemd complains: $said"
+found=$(verify | complaints)
+[ -z "$found" ] || fail "systemd complains: $found"
 sed -i "s#^ExecStart=$programs/#&not-#" "$folder/baton-agent.service"
-[ -n "$(verify | complaints)" ] || fail "a unit that starts what is not there is not noticed: is this check blind?"
-echo "systemd: reads all units, also as they are on EC2"
+[ -n "$(verify | complaints)" ] || fail "a unit with a missing program was not detected: this check does not work"
+echo "systemd: accepts all units, also with the settings on EC2"
 
 exposure() {
     systemd-analyze security --offline=true "deploy/systemd/$1.service" --no-pager |
@@ -47,12 +48,12 @@ exposure() {
 check_exposure() {
     local found
     found=$(exposure "$1")
-    [ -n "$found" ] || fail "systemd-analyze gives $1 no level"
-    [ "$found" -le "$2" ] || fail "$1 is more open than it was: level $found, at most $2 (in tenths)"
+    [ -n "$found" ] || fail "systemd-analyze shows no level for $1"
+    [ "$found" -le "$2" ] || fail "$1 has exposure level $found; at most $2 is allowed (in tenths)"
     echo "systemd: $1 has exposure level ${found%?}.${found: -1}"
 }
-check_exposure baton-coordinator $MOST_OF_COORDINATOR
-check_exposure baton-agent $MOST_OF_AGENT
+check_exposure baton-coordinator $MAX_COORDINATOR_EXPOSURE
+check_exposure baton-agent $MAX_AGENT_EXPOSURE
 
 # Every flag of a unit is one of its program.
 for unit in coordinator:serve agent:agent; do
@@ -60,19 +61,19 @@ for unit in coordinator:serve agent:agent; do
     program=$([ "$name" = agent ] && echo baton-worker || echo baton-coordinator)
     help=$("$programs/$program" "${unit##*:}" --help)
     mapfile -t flags < <(sed -nE 's/^ExecStart=//p' "deploy/systemd/baton-$name.service" | grep -oE -- '--[a-z-]+')
-    [ ${#flags[@]} -gt 0 ] || fail "baton-$name.service starts its program without a flag: is this check blind?"
+    [ ${#flags[@]} -gt 0 ] || fail "baton-$name.service starts its program without a flag: this check does not work"
     for flag in "${flags[@]}"; do
-        grep -qE -- "(^|[ ,])$flag( |$)" <<<"$help" || fail "baton-$name.service uses $flag, which $program does not know"
+        grep -qE -- "(^|[ ,])$flag( |$)" <<<"$help" || fail "baton-$name.service uses $flag, which is not a flag of $program"
     done
 done
 
-# Exit codes by name, from the one place that has them.
+# Exit codes by name, from their definition.
 code() { sed -nE "s/^pub const $1: u8 = ([0-9]+);.*/\1/p" crates/job/src/exit.rs; }
 done_codes="$(code DRAINED) $(code STOPPED) $(code LIMIT_REACHED)"
 for unit in deploy/systemd/*.service; do
     grep -qx "SuccessExitStatus=$done_codes" "$unit" || fail "${unit##*/} must have SuccessExitStatus=$done_codes"
     grep -qx "RestartPreventExitStatus=$(code BAD_INPUT)" "$unit" || fail "${unit##*/} must not restart after exit code $(code BAD_INPUT)"
     stop=$(sed -nE 's/^TimeoutStopSec=([0-9]+)$/\1/p' "$unit")
-    [ "$stop" -ge 100 ] && [ "$stop" -lt 120 ] || fail "${unit##*/}: TimeoutStopSec=$stop does not fit a save into a spot notice of 120 s"
+    [ "$stop" -ge 100 ] && [ "$stop" -lt 120 ] || fail "${unit##*/}: TimeoutStopSec=$stop must be 100 to 119 s, to save within a spot notice of 120 s"
 done
-echo "systemd: flags, exit codes and the time to stop are those of the programs"
+echo "systemd: flags, exit codes and stop timeouts match the programs"

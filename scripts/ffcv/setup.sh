@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds .venv-ffcv with the real ffcv 1.0.2, to write and read files and to race against. CPU only.
+# Builds .venv-ffcv with the real ffcv 1.0.2, to write and read files, and for benches. CPU only.
 #
-#   scripts/ffcv/setup.sh      about 2 GB of disk and a minute; nothing when all is there
+#   scripts/ffcv/setup.sh      about 2 GB of disk and a minute; does nothing if it exists
 #
-# PYTHON=... picks another Python, 3.10 to 3.12, with headers. Downloads come from Debian and PyPI.
+# PYTHON=... selects another Python, 3.10 to 3.12, with headers. Downloads come from Debian and PyPI.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -31,13 +31,13 @@ main() {
     *) fail "unknown argument '$1'" "known: --help" ;;
     esac
 
-    # Two setups at once would install twice; the second waits for the first and finds all done.
+    # Two setups at the same time would install twice; the second waits for the first.
     if have flock; then
         exec 9<scripts/ffcv
         flock 9
     fi
-    # The stamp is written last, so that an interrupted install is never taken for a whole one. The
-    # script counts too: it decides what is built.
+    # The stamp is written last, so that an interrupted install never counts as complete. It
+    # includes this script, which decides what is built.
     local stamp
     stamp="$(cat "$REQUIREMENTS" "${BASH_SOURCE[0]}" | cksum)"
     if [ "$(cat $VENV/.baton-setup 2>/dev/null)" = "$stamp" ]; then return; fi
@@ -48,13 +48,13 @@ main() {
     rm -rf "$VENV"
     "$PYTHON" -m venv "$VENV"
     pip_install -r "$REQUIREMENTS"
-    stand_in_for_cuda
+    create_cuda_stubs
     import_ffcv
     printf '%s\n' "$stamp" >"$VENV/.baton-setup"
     say "ffcv 1.0.2 is in $VENV"
 }
 
-# --- What compiles libffcv.so ------------------------------------------------------------------
+# --- Packages to compile libffcv.so -----------------------------------------------------------
 
 install_system_packages() {
     # Debian's names; pkg-config's names of the two libraries that ffcv links.
@@ -89,11 +89,11 @@ check_python() {
         "run: apt-get install python3-dev, or name another Python: PYTHON=... scripts/ffcv/setup.sh"
 }
 
-# --- The Python packages -----------------------------------------------------------------------
+# --- The Python packages ----------------------------------------------------------------------
 
 pip_install() {
     # pip unpacks in TMPDIR before it moves: gigabytes do not have to fit into a /tmp in memory. A
-    # user's pip.conf may say `user`, which a venv forbids.
+    # user's pip.conf may set `user`, which a venv forbids.
     mkdir -p "$VENV/tmp"
     TMPDIR="$PWD/$VENV/tmp" PIP_USER=0 "$VENV/bin/python" -m pip install --quiet --no-input \
         --disable-pip-version-check --no-deps "$@" || fail \
@@ -103,8 +103,8 @@ pip_install() {
 }
 
 # PyPI's torch links CUDA libraries of 2 GB even when it never calls them. Without a GPU it never
-# does, so libraries stand in that have the names it asks for, and functions that abort.
-stand_in_for_cuda() {
+# does, so they are replaced by libraries with the same names, and with functions that abort.
+create_cuda_stubs() {
     local lib
     lib=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/torch/lib
     # Every function that torch does not define, as `name` or `name@version`.

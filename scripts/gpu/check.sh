@@ -5,6 +5,6 @@
 #   scripts/gpu/check.sh [PATH/TO/baton-worker]    default: target/gpu/baton-worker
 set -euo pipefail
 here="$(dirname "${BASH_SOURCE[0]}")"
-# In fp32 by all of its bits: that is what the CPU is compared with.
+# Full fp32 precision, to compare with the CPU.
 export NVIDIA_TF32_OVERRIDE=0
 exec "$here/env.sh" "${1:-$here/../../target/gpu/baton-worker}" gpu-check

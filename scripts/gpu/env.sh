@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a command that finds libtorch and NCCL in this machine's Python packages, so that a GPU machine
-# needs a `baton-worker` and PyTorch, but no Rust and no checkout with .libtorch/.
+# Runs a command with libtorch and NCCL from this machine's Python packages, so that a GPU machine
+# needs a `baton-worker` and PyTorch, but not Rust or a checkout with .libtorch/.
 #
 #   scripts/gpu/env.sh target/gpu/baton-worker gpu-check
 #   scripts/gpu/env.sh --for target/gpu/baton-worker COMMAND...    a command that starts that worker
@@ -8,7 +8,7 @@
 # PYTHON names the interpreter that has PyTorch (default: python3).
 set -euo pipefail
 
-# The version that tch 0.24 binds; the same number stands in scripts/setup.sh.
+# The version that tch 0.24 binds; the same as in scripts/setup.sh.
 readonly TORCH_VERSION=2.11.0
 readonly PYTHON=${PYTHON:-python3}
 
@@ -28,7 +28,7 @@ fi
 if [ ! -e /proc/driver/nvidia/version ] && ! nvidia-smi -L >/dev/null 2>&1; then
     fail "no NVIDIA driver here" "run this on a GPU machine, with scripts/gpu/ and the worker copied over"
 fi
-[ -x "$worker" ] || fail "no worker at '$worker'" "run 'make gpu-worker' where Baton was built, and bring it here"
+[ -x "$worker" ] || fail "no worker at '$worker'" "run 'make gpu-worker' where Baton was built, and copy it here"
 # The build machine's C library must not be newer than this one's.
 if unmet="$(ldd "$worker" 2>&1 | grep -o 'GLIBC[A-Z]*_[0-9.]*. not found')"; then
     fail "$worker was built on a newer system than this (${unmet%%$'\n'*})" "build it on this system's release"
@@ -36,7 +36,7 @@ fi
 command -v "$PYTHON" >/dev/null || fail "'$PYTHON' was not found" "PYTHON=/path/to/python3 names another"
 
 # Four lines: PyTorch's version, its folder, and the folders of NCCL and of CUDA's other libraries (NVRTC, CUPTI)
-# or nothing. PyTorch itself is not imported: that takes seconds, and fails where this script could still say why.
+# or nothing. PyTorch itself is not imported: that takes seconds, and would fail without a clear message.
 if ! found="$(
     "$PYTHON" - <<'PY'
 import importlib.util, pathlib, re, sys
@@ -57,12 +57,12 @@ fi
 {
     read -r version
     read -r torch
-    # Empty, or not there at all, when there is none.
+    # Empty or missing if there is none.
     read -r nccl || true
     read -r cuda || true
 } <<<"$found"
 
-[ "${version%%+*}" = "$TORCH_VERSION" ] || fail "PyTorch is $version; the worker is bound to $TORCH_VERSION" \
+[ "${version%%+*}" = "$TORCH_VERSION" ] || fail "PyTorch is $version; the worker needs $TORCH_VERSION" \
     "run: $PYTHON -m pip install torch==$TORCH_VERSION"
 [ -e "$torch/lib/libtorch_cuda.so" ] || fail "PyTorch in $torch is built without CUDA" \
     "install the wheel from PyPI, which has it: $PYTHON -m pip install torch==$TORCH_VERSION"

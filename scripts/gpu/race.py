@@ -1,6 +1,6 @@
-"""Races Baton's training step against PyTorch's on a GPU; see bench.sh, which has the options.
+"""Compares Baton's training step with PyTorch's on a GPU; see bench.sh for the options.
 
-Each run is new processes, the sides alternate, and ratios are of medians over the rounds: above 1 Baton is faster.
+Each run starts new processes, the sides alternate, and ratios are of medians over the rounds: above 1 Baton is faster.
 Nothing here imports PyTorch.
 """
 
@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).absolute().parent
-# Steps that neither side measures: algorithms are tried out, and a compiled step is compiled.
+# Steps that neither side measures: libraries choose algorithms, and a compiled step is compiled.
 WARM_UP = 10
-# How long a run goes whose idle time is looked at, and how often that is.
+# Duration of the run in which idle time is measured, and the sample interval.
 IDLE_SECONDS = 20
 IDLE_SAMPLE_MS = 100
-# Of the end of that run: what came before was starting.
+# Share of that run, at its end, that is evaluated; the time before is the start.
 IDLE_SHARE = 0.6
 
 
@@ -41,7 +41,7 @@ class Bench:
         self.seen = {}
 
     def run(self, name, command, may_fail=False):
-        """What a side measured; none if it could not, and that is no reason to end."""
+        """Runs one side and returns its results, or None if it failed and `may_fail` is set."""
         log = self.results / f"{name}.log"
         with log.open("w", encoding="utf-8") as errors:
             found = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -49,7 +49,7 @@ class Bench:
         lines = found.stdout.strip().splitlines()
         if found.returncode != 0 or not lines:
             tail = "".join(log.read_text(encoding="utf-8").splitlines(keepends=True)[-15:])
-            problem = f"{name} failed with status {found.returncode}; the end of {log}:\n{tail}it was: {command}"
+            problem = f"{name} failed with status {found.returncode}; the end of {log}:\n{tail}command: {command}"
             if not may_fail:
                 fail(problem)
             say(problem)
@@ -61,7 +61,7 @@ class Bench:
         found = self.run(f"{name}-{number}", command, may_fail)
         if found is None:
             return
-        # Baton tells a median too, of steps that it waits for one by one; PyTorch's side does not wait.
+        # Baton also reports a median of steps with a wait after each; PyTorch's side does not wait.
         found["step_seconds"] = found.get("mean_step_seconds", found["step_seconds"])
         self.seen.setdefault(name, []).append(found)
         say(f"round {number}: {name}: {found['step_seconds'] * 1e3:.2f} ms a step")
@@ -71,7 +71,7 @@ class Bench:
         command = [str(options.worker), "bench", "--device", options.device, "--arch", options.arch, "--json"]
         command += ["--resolution", str(side), "--batch", str(options.batch), "--steps", str(steps)]
         command += ["--warm-up", str(WARM_UP), "--set", f"precision.compute={options.compute}"]
-        # As PyTorch's side: libraries may try out their algorithms.
+        # As on PyTorch's side, libraries may choose algorithms by trying them.
         return [*command, "--set", f"precision.determinism={determinism}", *more]
 
     def torch(self, side, *more):
@@ -88,17 +88,17 @@ class Bench:
         return statistics.median(values)
 
     def ratio(self, side, peer, ours="baton"):
-        """Of the peer's time to Baton's; none without both."""
+        """PyTorch's time divided by Baton's; None if one of them is missing."""
         if f"{peer}-{side}" not in self.seen or f"{ours}-{side}" not in self.seen:
             return None
         ratio = self.medians(f"{peer}-{side}", "step_seconds") / self.medians(f"{ours}-{side}", "step_seconds")
         return round(ratio, 3)
 
     def idle_percent(self, side):
-        """Of a second in the midst of training, how much no kernel ran, as the driver samples it; none without one."""
+        """Percent of the time in the middle of training without a running kernel, sampled by the driver; None on a CPU."""
         if self.options.device != "cuda":
             return None
-        # Of the first GPU that this process may see, which is the one that the bench takes.
+        # The first GPU that is visible to this process, which the bench uses.
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
         query = ["nvidia-smi", f"--id={visible}", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
         try:
@@ -122,10 +122,10 @@ class Bench:
         watch.wait()
         reader.join()
         begin = end - IDLE_SHARE * steps * step_seconds
-        # The last second is the process's own end.
+        # In the last second the process shuts down.
         busy = [int(text) for at, text in samples if begin <= at <= end - 1.0 and text.isdigit()]
         if not busy:
-            say(f"the idle share is not measured: nvidia-smi told {[text for _, text in samples[-3:]]}")
+            say(f"the idle share is not measured: nvidia-smi printed {[text for _, text in samples[-3:]]}")
             return None
         return 100.0 - statistics.mean(busy)
 
@@ -156,9 +156,9 @@ def arguments():
         parser.error(f"--sides '{options.sides}': give numbers of pixels, as 160,192,224")
     options.worker = options.worker.absolute()
     if not os.access(options.worker, os.X_OK):
-        parser.error(f"there is no worker at '{options.worker}'; run: make gpu-worker")
+        parser.error(f"no worker at '{options.worker}'; run: make gpu-worker")
     if not options.data.is_file():
-        parser.error(f"there is no beton file at '{options.data}'; name one with --data")
+        parser.error(f"no beton file at '{options.data}'; set one with --data")
     return options
 
 
@@ -170,15 +170,15 @@ def main():
             more = ["--roofline", "--snapshot"] if side == last else []
             bench.measure("baton", side, number, bench.baton(side, options.steps, *more))
             bench.measure("eager", side, number, bench.torch(side))
-        # A data set through the loader, against a peer whose images are there already.
+        # A data set through the loader; PyTorch's images are already in memory.
         data = ["--data", str(options.data), "--decode-threads", str(options.decode_threads)]
         bench.measure("baton_real", last, number, bench.baton(last, options.steps, *data))
         strict = bench.baton(last, options.steps, determinism="strict")
         bench.measure("baton_strict", last, number, strict)
-        # It wants NVRTC, which a machine with PyTorch should have.
+        # Needs NVRTC, which a machine with PyTorch should have.
         fused = bench.baton(last, options.steps, "--set", "precision.fused=true")
         bench.measure("baton_fused", last, number, fused, may_fail=True)
-        # It wants a C compiler, which a machine with a GPU need not have.
+        # Needs a C compiler, which a machine with a GPU may lack.
         bench.measure("compiled", last, number, bench.torch(last, "--compile"), may_fail=True)
 
     print(f"{'':16} {'ms a step':>12} {'images/s':>12}   lowest to highest ms")
@@ -195,7 +195,7 @@ def main():
         result[f"eager_ratio_{side}"] = bench.ratio(side, "eager")
     result[f"real_input_ratio_{last}"] = bench.ratio(last, "eager", ours="baton_real")
     result[f"compile_ratio_{last}"] = bench.ratio(last, "compiled")
-    # Baton with kernels of its own against PyTorch without a compiler.
+    # Baton with fused kernels against PyTorch without a compiler.
     result[f"fused_ratio_{last}"] = bench.ratio(last, "eager", "baton_fused")
     result[f"roofline_share_{last}"] = round(bench.medians(f"baton-{last}", "roofline_share"), 3)
     result["idle_percent"] = None if idle is None else round(idle, 2)

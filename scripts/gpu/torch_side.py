@@ -2,9 +2,10 @@
 
     torch_side.py --side 224 --batch 256 --steps 40 --compute bf16 [--compile] [--device cuda]
 
-Prints one JSON object. Images are bytes in pinned memory that cross to the device in every step and are normalised
-there. The host waits for the device only around the steps that are measured: what a user's loop loses by asking for
-the loss is not held against PyTorch. The network is written out, as a machine with PyTorch need not have torchvision.
+Prints one JSON object. Images are bytes in pinned memory that are copied to the device in every step and
+normalised there. The host waits for the device only before and after the measured steps: the wait of a user's loop that
+reads the loss is not counted against PyTorch. The network is defined here, as a machine with PyTorch may not have
+torchvision.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from torch.nn import functional
 
 CLASSES = 1000
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
-# Trained values of torchvision's networks of the same names, to be sure of racing against the same.
+# Number of trained values of torchvision's networks, to check that the networks are the same.
 PARAMETERS = {"resnet18": 11_689_512, "resnet50": 25_557_032}
 FORMATS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 

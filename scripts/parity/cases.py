@@ -1,4 +1,4 @@
-"""The folders that both sides read, and the table of what was found.
+"""The folders that both sides read, and the table of results.
 
 Baton's view of a folder is in crates/trainer/examples/parity/case.rs.
 """
@@ -10,7 +10,7 @@ import sys
 import torch
 from safetensors.torch import load_file, save_file
 
-# ImageNet's statistics in 0..255 units, as a recipe has them by default.
+# ImageNet's statistics in 0..255 units, as in a recipe by default.
 MEAN = torch.tensor([123.675, 116.28, 103.53])
 STD = torch.tensor([58.395, 57.12, 57.375])
 NEEDED = {
@@ -29,7 +29,7 @@ def toml(value):
 
 
 def write_recipe(path, **sections):
-    """A recipe of these sections. The model and the training may be told in part."""
+    """Writes a recipe with these sections. The model and training sections may be incomplete."""
     merged = {**NEEDED, **sections}
     for name in ["model", "train"]:
         merged[name] = {**NEEDED[name], **sections.get(name, {})}
@@ -50,7 +50,7 @@ def load(path):
 
 
 def normalised(images, memory_format):
-    """u8 (samples, side, side, 3) as a network sees them."""
+    """Converts u8 images (samples, side, side, 3) to the input of a network."""
     images = ((images.float() - MEAN) / STD).permute(0, 3, 1, 2)
     return images.contiguous(memory_format=memory_format)
 
@@ -75,7 +75,7 @@ def errors(found, expected):
 
 
 def worst(tensors):
-    """The largest error and its tensor. NaN is the largest of all, which `max` need not notice."""
+    """The largest error and its tensor. NaN counts as the largest, which `max` does not guarantee."""
     name = max(tensors, key=lambda name: (math.isnan(tensors[name]), tensors[name]))
     return tensors[name], name
 

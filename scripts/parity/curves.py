@@ -1,6 +1,6 @@
 """Training curves of ResNet-18: the loss before every update, the averaged weights and running
-statistics in the end, and the factor on the loss of fp16 after every update. All with label smoothing,
-clipping and a moving average, on a few batches of random images that come again and again.
+statistics at the end, and the loss scale of fp16 after every update. All with label smoothing, clipping and a moving
+average, on a few repeated batches of random images.
 
 References: torch.optim, torch.autocast with fp32 weights, torch.amp.GradScaler.
 """
@@ -9,21 +9,20 @@ import contextlib
 import dataclasses
 
 import torch
-from torch.nn import functional
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
 from cases import load, normalised, save, write_recipe
 from networks import CLASSES, FORMATS, Network
+from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 DECAY, CLIP, LABEL_SMOOTHING = 0.99, 1.0, 0.1
 SGD = {"kind": "sgd", "momentum": 0.9, "weight_decay": 5e-5}
 ADAMW = {"kind": "adamw", "weight_decay": 0.01}
-# The first updates overflow, and the first rise.
+# Chosen so that the first updates overflow, and the scale also grows.
 LOSS_SCALE = {"initial": 2.0**17, "growth": 2.0, "backoff": 0.5, "growth_interval": 4}
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# Of losses, relative; and of averaged weights and statistics, as a share of how far they have come.
-# The two sides round optimizer updates differently and then drift apart, as torch's own two formats do
-# (`beside` in the table). Half formats: about twice the distance of torch's bf16 from its fp32.
+# Tolerances of losses, relative; and of averaged weights and statistics, as a share of their total change. The two
+# sides round optimizer updates differently and then diverge, as torch's own two formats do (`compared with` in the
+# table). Half-precision formats: about twice the distance of torch's bf16 from its fp32.
 TOLERANCES = {
     "fp32": (1e-3, {"weights": 1e-1, "statistics": 1e-3}),
     "bf16": (5e-3, {"weights": 5e-1, "statistics": 5e-3}),
@@ -33,7 +32,7 @@ TOLERANCES = {
 
 @dataclasses.dataclass
 class Data:
-    """Random images, and how often they come."""
+    """Random images, and how often they are repeated."""
 
     batches: int
     samples: int
@@ -47,7 +46,7 @@ class Curve:
     rule: dict
     lr: float
     compute: str
-    # Formats, each with another training of torch's on the same data whose distance is told.
+    # Formats, each with another training of torch on the same data, whose distance is shown.
     formats: dict
 
 
@@ -56,13 +55,13 @@ DATA = {
     # torch's fp16 gradients take seconds on a CPU.
     "32 px": Data(batches=4, samples=8, side=32, epochs=4),
 }
-# Rates are low enough for two trainings that round differently to stay together: at twenty times the
-# rate torch's own two formats are 1 % apart after 50 updates.
+# Rates are low enough for two trainings with different rounding to stay close: at twenty times the rate torch's own two
+# formats differ by 1 % after 50 updates.
 CURVES = {
     "sgd": Curve("64 px", SGD, 1e-3, "fp32", {"nhwc": "sgd-nchw", "nchw": "sgd-nhwc"}),
     "adamw": Curve("64 px", ADAMW, 1e-5, "fp32", {"nhwc": "adamw-nchw", "nchw": "adamw-nhwc"}),
     "bf16": Curve("64 px", SGD, 1e-3, "bf16", {"nhwc": "sgd-nhwc"}),
-    # fp32 leaves no update out, so that its curve is no measure.
+    # fp32 skips no update, so its curve is not comparable.
     "fp16": Curve("32 px", ADAMW, 1e-5, "fp16", {"nhwc": None}),
 }
 
@@ -84,14 +83,18 @@ def autocast(compute):
 
 
 def train(curve, label, weights, batches):
-    """A training as people write it; results by the names that Baton gives them."""
+    """A usual PyTorch training; results have Baton's names."""
     model = Network("resnet18", 0).build(label)
     model.load_state_dict(weights)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY), use_buffers=True)
     update = optimizer(curve, model)
     scaler = torch.amp.GradScaler(
-        "cpu", LOSS_SCALE["initial"], LOSS_SCALE["growth"], LOSS_SCALE["backoff"],
-        LOSS_SCALE["growth_interval"], enabled=curve.compute == "fp16",
+        "cpu",
+        LOSS_SCALE["initial"],
+        LOSS_SCALE["growth"],
+        LOSS_SCALE["backoff"],
+        LOSS_SCALE["growth_interval"],
+        enabled=curve.compute == "fp16",
     )
     losses, scales = [], []
     for pixels, labels in DATA[curve.data].epochs * list(zip(batches["inputs"], batches["labels"])):
@@ -117,7 +120,7 @@ def train(curve, label, weights, batches):
 
 
 def reference(folder):
-    # Initial values as torchvision has them: such a network can be trained.
+    # torchvision's initial values, with which the network can be trained.
     weights = Network("resnet18", 0).build("nchw").state_dict()
     for name, data in DATA.items():
         case, shape = folder / name, (data.batches, data.samples)
@@ -152,12 +155,12 @@ def reference_curve(curve, case, name, label, weights, batches):
 
 
 def largest(found, expected):
-    """Of the relative differences of all losses."""
+    """The largest relative difference of the losses."""
     return ((found["loss"] - expected["loss"]).abs() / expected["loss"]).max().item()
 
 
-def apart(found, expected, start, part):
-    """How far averages are from each other, as a share of how far they have come."""
+def distance_of_averages(found, expected, start, part):
+    """Distance of the averages from each other, as a share of their total change."""
     averages = [key for key in expected if key.startswith("average/")]
     keys = [key for key in averages if ("running_" in key) == (part == "statistics")]
     flat = [torch.cat([side[key].flatten() for key in keys]).double() for side in (found, expected)]
@@ -174,19 +177,19 @@ def compare(folder, table):
 def compare_curve(case, name, label, table):
     curve, start = CURVES[name], load(case / "weights.safetensors")
     found, expected = (load(case / f"{side}-{name}-{label}.safetensors") for side in ["baton", "torch"])
-    beside = curve.formats[label]
-    other = load(case / f"torch-{beside}.safetensors") if beside else None
+    reference = curve.formats[label]
+    other = load(case / f"torch-{reference}.safetensors") if reference else None
     where, losses = f"{name} {label}", expected["loss"]
     loss_tolerance, tolerances = TOLERANCES[curve.compute]
 
     def note(distance, *arguments):
-        return f"beside {beside}: {distance(other, expected, *arguments):.1e}" if beside else ""
+        return f"compared with {reference}: {distance(other, expected, *arguments):.1e}" if reference else ""
 
     fall = f"{losses[0]:.2f} to {losses.min():.2f}  {note(largest)}"
     table.row(where, f"{len(losses)} losses", largest(found, expected), loss_tolerance, fall)
     for part, tolerance in tolerances.items():
-        distance = apart(found, expected, start, part)
-        table.row(where, f"averaged {part}", distance, tolerance, note(apart, start, part))
+        distance = distance_of_averages(found, expected, start, part)
+        table.row(where, f"averaged {part}", distance, tolerance, note(distance_of_averages, start, part))
     if "scale" in expected:
         differ = (found["scale"] != expected["scale"]).sum().item()
         changes = (expected["scale"].diff() != 0).sum().item()

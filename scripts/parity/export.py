@@ -1,15 +1,14 @@
-"""A model trained by Baton, as torchvision sees it: the raw weights and their moving average, exported
+"""A model trained by Baton, loaded into torchvision: the raw weights and their moving average, exported
 from the last checkpoint of a short training on the digits, and all 360 digits of the validation set.
 
-Torchvision must load the files strictly, guess the same class for every digit, and find the loss and
-the accuracy that the job measured. The digits' pixels come from Baton.
+Torchvision must load the files with `strict`, predict the same class for every digit, and compute the loss and the
+accuracy that the job measured. The digits' pixels come from Baton.
 """
 
 import torch
 import torchvision
-from torch.nn import functional
-
 from cases import error, load, normalised, write_recipe
+from torch.nn import functional
 
 TOLERANCE = 1e-4
 ARCH, CLASSES, DIGITS = "resnet50", 10, 360
@@ -49,7 +48,7 @@ def compare(folder, table):
         baton, (baton_loss, baton_top1) = found[f"logits/{kind}"], found[f"accuracy/{kind}"]
 
         differ = (baton.argmax(1) != logits.argmax(1)).sum().item()
-        table.row(kind, f"other guesses of {len(logits)}", differ, 0, f"{right} right")
+        table.row(kind, f"different predictions of {len(logits)}", differ, 0, f"{right} right")
         table.row(kind, "digits left out", abs(DIGITS - len(baton)), 0)
         table.row(kind, "logits", error(baton, logits), TOLERANCE)
         table.row(kind, "measured loss", error(baton_loss, loss), TOLERANCE)

@@ -1,8 +1,8 @@
-"""Proves that the real ffcv reads what `baton data write` and `baton data synth` write.
+"""Checks that the real ffcv reads the files of `baton data write` and `baton data synth`.
 
     .venv-ffcv/bin/python scripts/parity/ffcv_write.py target/debug/baton
 
-runs Baton on images made here, of every format and kind of pixel that it takes, and opens the files
+runs Baton on generated images, of every supported format and pixel type, and opens the files
 with ffcv 1.0.2 (the environment of scripts/ffcv/setup.sh). Prints a line per case; exits with 1 at
 the first difference. About a minute, most of it ffcv's compilation.
 
@@ -12,8 +12,8 @@ What is compared, bit by bit:
 - JPEGs, decoded by ffcv, with what Pillow encodes from those pixels (quality 90, 4:2:0), so the
   quantised coefficients are libjpeg's; untouched ones with the source file;
 - batches of ffcv.loader.Loader with those pixels;
-- made-up signals with their formula in numpy, to the last digits of f32.
-Not bit by bit: WebP and lossy formats have one decoder per library, so they are made lossless.
+- synthetic signals with their formula in numpy, to the last digits of f32.
+Decoders of WebP and lossy formats differ between libraries, so these images are lossless.
 """
 
 import io
@@ -25,15 +25,20 @@ import tempfile
 
 import cv2
 import numpy as np
-from ffcv.fields.decoders import (CenterCropRGBImageDecoder, FloatDecoder, IntDecoder, NDArrayDecoder,
-                                  SimpleRGBImageDecoder)
+from ffcv.fields.decoders import (
+    CenterCropRGBImageDecoder,
+    FloatDecoder,
+    IntDecoder,
+    NDArrayDecoder,
+    SimpleRGBImageDecoder,
+)
 from ffcv.libffcv import imdecode, resize_crop
 from ffcv.loader import Loader, OrderOption
 from ffcv.reader import Reader
 from PIL import Image
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
-# ffcv's smallest, so that a file needs little room.
+# ffcv's minimum, for small files.
 PAGE_BYTES = 2 << 20
 RNG = np.random.default_rng(1)
 
@@ -50,7 +55,7 @@ def picture(width=80, height=90):
 
 
 def make_folder(root):
-    """Three classes whose names and folders sort in telling ways, and files of every kind."""
+    """Three classes whose names test the sort order, and files of every kind."""
     for folder in ["b", "A/sub", "A/sub-x", "A-x"]:
         (root / folder).mkdir(parents=True)
     for folder in ["b", "A", "A/sub", "A/sub-x", "A-x"]:
@@ -97,7 +102,7 @@ def resized(image, width, height):
 
 
 def stored(path, most):
-    """What is to be stored of an image file: Pillow's pixels, ffcv's reduction."""
+    """The expected stored pixels of an image file: Pillow's pixels, ffcv's reduction."""
     image = np.asarray(Image.open(path).convert("RGB"))
     height, width = image.shape[:2]
     if most and max(width, height) > most:
@@ -128,7 +133,7 @@ def images(path, image="image", label="label"):
     for sample, row in enumerate(reader.metadata):
         cell, number = row["f0"], row["f1"]
         start = int(cell["data_ptr"])
-        data = bytes(file[start:start + sizes[sample, start]])
+        data = bytes(file[start : start + sizes[sample, start]])
         first, last = start // PAGE_BYTES, (start + len(data) - 1) // PAGE_BYTES
         assert first == last, f"sample {sample} crosses pages"
         # The row's u16 would overflow in sums.
@@ -172,8 +177,14 @@ class Case:
 
     def load(self, name, path, got, decoder, view):
         """Compares the loader's batches with the same images seen through `view`."""
-        loader = Loader(str(path), batch_size=7, num_workers=1, order=OrderOption.SEQUENTIAL,
-                        drop_last=False, pipelines={"image": [decoder], "label": [IntDecoder()]})
+        loader = Loader(
+            str(path),
+            batch_size=7,
+            num_workers=1,
+            order=OrderOption.SEQUENTIAL,
+            drop_last=False,
+            pipelines={"image": [decoder], "label": [IntDecoder()]},
+        )
         batches = [(x.copy(), y.copy()) for x, y in loader]
         x, y = (np.concatenate(parts) for parts in zip(*batches))
         assert len(x) == len(got)
@@ -188,7 +199,7 @@ def centre(image):
     """ffcv's CenterCropRGBImageDecoder((64, 64), ratio 1)."""
     side = min(image.shape[:2])
     top, left = (image.shape[0] - side) // 2, (image.shape[1] - side) // 2
-    return resized(image[top:top + side, left:left + side], 64, 64)
+    return resized(image[top : top + side, left : left + side], 64, 64)
 
 
 def philox4x32(counter, key):
@@ -196,14 +207,13 @@ def philox4x32(counter, key):
     mask = (1 << 32) - 1
     for _ in range(10):
         first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
-        counter = [second >> 32 ^ counter[1] ^ key[0], second & mask,
-                   first >> 32 ^ counter[3] ^ key[1], first & mask]
+        counter = [second >> 32 ^ counter[1] ^ key[0], second & mask, first >> 32 ^ counter[3] ^ key[1], first & mask]
         key = [(key[0] + 0x9E3779B9) & mask, (key[1] + 0xBB67AE85) & mask]
     return counter
 
 
 def uniforms(seed, part, sample, count):
-    """Baton's random numbers for a made-up signal: see crates/data/src/random.rs."""
+    """Baton's random numbers for a synthetic signal: see crates/data/src/random.rs."""
     numbers = []
     for block in range((count + 1) // 2):
         a, b, c, d = philox4x32([(17 << 24) + block, part, sample, 0], [seed, 0])
@@ -212,7 +222,7 @@ def uniforms(seed, part, sample, count):
 
 
 def signal(seed, part, sample, channels, window, noise):
-    """A made-up signal and its target: the formula of crates/data/src/synth.rs."""
+    """A synthetic signal and its target: the formula of crates/data/src/synth.rs."""
     numbers = iter(uniforms(seed, part, sample, 2 + channels * (4 + 2 * window)))
 
     def between(low, high):
@@ -232,16 +242,29 @@ def signal(seed, part, sample, channels, window, noise):
 
 
 def check_signals(baton, work):
-    """Reads made-up signals with ffcv and compares them with the formula."""
+    """Reads synthetic signals with ffcv and compares them with the formula."""
     seed, channels, window, noise = 5, 2, 50, 0.25
-    flags = {"--out": work, "--samples": 20, "--val-samples": 11, "--seed": seed, "--channels": channels,
-             "--window": window, "--noise": noise}
+    flags = {
+        "--out": work,
+        "--samples": 20,
+        "--val-samples": 11,
+        "--seed": seed,
+        "--channels": channels,
+        "--window": window,
+        "--noise": noise,
+    }
     command = [baton, "data", "synth", "signals", *(part for flag in flags.items() for part in flag)]
     subprocess.run([str(part) for part in command], check=True, capture_output=True)
     for part, (name, samples) in enumerate([("train", 20), ("val", 11)]):
         pipelines = {"signal": [NDArrayDecoder()], "target": [FloatDecoder()]}
-        loader = Loader(str(work / f"signals-{name}.beton"), batch_size=7, num_workers=1,
-                        order=OrderOption.SEQUENTIAL, drop_last=False, pipelines=pipelines)
+        loader = Loader(
+            str(work / f"signals-{name}.beton"),
+            batch_size=7,
+            num_workers=1,
+            order=OrderOption.SEQUENTIAL,
+            drop_last=False,
+            pipelines=pipelines,
+        )
         batches = [(x.copy(), y.copy()) for x, y in loader]
         x, y = (np.concatenate(parts) for parts in zip(*batches))
         assert x.shape == (samples, channels, window) and x.dtype == np.float32, x.shape
@@ -267,8 +290,9 @@ def main(baton):
 
         case.check("jpeg", case.write(folder, "jpeg"), samples, modes=[0])
 
-        path = case.write(folder, "mixed", "--jpeg-fraction", 0.5, "--image-field", "sixteen_letters_",
-                          "--label-field", "y")
+        path = case.write(
+            folder, "mixed", "--jpeg-fraction", 0.5, "--image-field", "sixteen_letters_", "--label-field", "y"
+        )
         case.check("mixed", path, samples, image="sixteen_letters_", label="y")
 
         path = case.write(folder, "smart", "--smart-threshold", 60_000)
@@ -288,7 +312,7 @@ def main(baton):
         parts = [work / f"sharded-{shard:05}-of-00005.beton" for shard in range(5)]
         starts = [len(samples) * shard // 5 for shard in range(6)]
         for shard, part in enumerate(parts):
-            case.check(f"shard {shard}", part, samples[starts[shard]:starts[shard + 1]])
+            case.check(f"shard {shard}", part, samples[starts[shard] : starts[shard + 1]])
 
         (work / "bad.jpg").write_bytes((folder / "b/00.jpg").read_bytes()[:2_000])
         rows = [*samples[:3], (str(work / "bad.jpg"), 7), (str(work / "missing.png"), 8), *samples[3:9]]

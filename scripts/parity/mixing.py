@@ -1,17 +1,16 @@
 """MixUp and CutMix: the images that the network sees, and their loss with label smoothing, for the
-shares and windows that Baton drew.
+shares and windows that Baton chose.
 
 References: torchvision.transforms.v2 with those numbers, and the cross entropy with mixed targets.
-Torch's side is computed in `compare`, as it needs what Baton drew.
+Torch's side is computed in `compare`, as it needs Baton's choices.
 """
 
 import torch
-from torch.nn import functional
-from torchvision.transforms import v2
-
 from cases import error, load, normalised, save, write_recipe
 from models import LABEL_SMOOTHING, SAMPLES
 from networks import CLASSES, FORMATS, NETWORKS, without_special_values
+from torch.nn import functional
+from torchvision.transforms import v2
 
 TOLERANCE = 1e-6
 BATCHES, SIDE = 4, 64

@@ -3,17 +3,16 @@ parameter's gradient, the running statistics after one step.
 
 Images in both memory formats, with label smoothing; signals with both losses of a regression.
 
-In channels-last format on a CPU Baton computes 1×1 convolutions as products of matrices. Hence two
-references in that format: torchvision with the same expression in their place, which must agree as
-closely as the other format does; and torchvision untouched, `own`, whose gradients differ for the
-reason told in parity.py: they may be no farther away than torch's own two formats are from each other.
+In channels-last format on a CPU Baton computes 1×1 convolutions as matrix products. So there are two references in that
+format: torchvision with the same products, which must agree as closely as the other format; and unchanged torchvision,
+`own`, whose gradients differ for the reason given in parity.py: the difference may not exceed that between torch's own
+two formats.
 """
 
 import torch
-from torch import nn
-
 from cases import error, errors, load, normalised, save, worst, write_recipe
 from networks import CLASSES, FORMATS, NETWORKS, ResNet1d, without_special_values
+from torch import nn
 
 TOLERANCE = 1e-5
 OWN_TOLERANCE = 1e-4
@@ -25,7 +24,7 @@ REGRESSIONS = {"mse": nn.MSELoss(), "huber": nn.HuberLoss(delta=HUBER_DELTA)}
 
 
 def pass_of(model, weights, inputs, loss):
-    """Everything that Baton computes too, by the same names."""
+    """All values that Baton computes too, with the same names."""
     model.load_state_dict(weights)
     out = {}
     model.eval()
@@ -87,7 +86,7 @@ def reference_signals(case):
             loss={"kind": kind, "huber_delta": HUBER_DELTA},
         )
         model = ResNet1d(CHANNELS, OUTPUTS)
-        results = pass_of(model, weights, inputs, lambda outputs: loss(outputs, targets))
+        results = pass_of(model, weights, inputs, lambda outputs, loss=loss: loss(outputs, targets))
         save(results, case / f"torch-{kind}.safetensors")
 
 
@@ -107,16 +106,16 @@ def compare_alike(case, name, label, table):
 
 
 def compare_own(case, name, table):
-    """With torchvision untouched."""
+    """Compares with the unchanged torchvision model."""
     baton, own = load(case / "baton-nhwc.safetensors"), load(case / "torch-own.safetensors")
     for kind in ["logits.evaluation", "logits.training", "loss"]:
         table.row(f"{name} own", kind, error(baton[kind], own[kind]), OWN_TOLERANCE)
-    apart = gradient_distance(load(case / "torch-nchw.safetensors"), own)
+    allowed = gradient_distance(load(case / "torch-nchw.safetensors"), own)
     note = "at most as far as torch's formats from each other"
-    table.row(f"{name} own", "gradient", gradient_distance(baton, own), apart, note)
+    table.row(f"{name} own", "gradient", gradient_distance(baton, own), allowed, note)
 
 
 def gradient_distance(found, expected):
-    """Of all parameters together."""
+    """Relative distance of the gradients of all parameters together."""
     gradients = [key for key in expected if key.startswith("gradient/")]
     return error(*(torch.cat([side[key].flatten() for key in gradients]) for side in (found, expected)))

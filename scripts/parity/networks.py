@@ -1,4 +1,4 @@
-"""The reference networks: torchvision's, and what it lacks written out on top of it."""
+"""The reference networks: torchvision's, and additions for what it lacks."""
 
 import dataclasses
 import types
@@ -9,13 +9,13 @@ from torch import nn
 from torch.nn import functional
 
 CLASSES = 1000
-# Memory formats by the names of recipes' files.
+# Memory formats, by their names in the recipes' file names.
 FORMATS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
 
 
 @dataclasses.dataclass
 class Network:
-    # Baton's.
+    # The name in Baton.
     arch: str
     # Side of the images in pixels.
     side: int
@@ -79,9 +79,7 @@ class Block1d(nn.Module):
         self.bn2 = nn.BatchNorm1d(outputs)
         self.downsample = None
         if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(
-                nn.Conv1d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm1d(outputs)
-            )
+            self.downsample = nn.Sequential(nn.Conv1d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm1d(outputs))
 
     def forward(self, x):
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -114,7 +112,7 @@ class ResNet1d(nn.Module):
 
 
 def without_special_values(model):
-    """The weights of a network in which no value is special: neither scales of 1 nor shifts of 0."""
+    """Random weights without special values such as scales of 1 or shifts of 0."""
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
             nn.init.uniform_(module.weight, 0.5, 1.5)

@@ -1,13 +1,13 @@
 """Torch's side of the parity check; run.sh calls it before and after Baton's side.
 
-`reference DIR [PART…]` makes a folder per part with recipes, what both sides start from, and torch's
-results; Baton adds its own (crates/trainer/examples/parity). `compare DIR` prints a table and fails if
-Baton is off. Each part is a module that says what it compares and how closely.
+`reference DIR [PART…]` creates a folder per part with recipes, initial values of both sides, and torch's
+results; Baton adds its results (crates/trainer/examples/parity). `compare DIR` prints a table and fails if an error is
+above its tolerance. Each part is a module with its comparisons and tolerances.
 
 The error of a tensor is |baton - torch| / |torch| with Euclidean norms in float64.
 
-Both sides compute in float32 on the same number of threads and in the same format, so that they
-round alike. They must: a ReLU whose input is nearly 0 passes or stops a gradient by the last bit, so
+Both sides compute in float32 on the same number of threads and in the same format, so that
+their rounding is the same. This is necessary: for a ReLU input near 0 the last bit decides whether a gradient passes, so
 that torch's own float32 gradients differ from its float64 ones by 1 to 10 % (measured: ResNet-18
 0.8 %, ResNet-50 4 %, ResNet-152 12 % in the worst tensor).
 """
@@ -16,13 +16,12 @@ import argparse
 import pathlib
 import sys
 
-import torch
-
 import curves
 import export
 import mixing
 import models
 import schedules
+import torch
 import updates
 from cases import Table
 

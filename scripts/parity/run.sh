@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Compares Baton with its peers, live:
+# Compares Baton with PyTorch and ffcv by running them:
 # - networks, optimizers, training curves, schedules, mixed batches and an exported model with torch and
-#   torchvision; fails if one is off by more than its tolerance (parity.py and the modules beside it);
-# - the data sets that `baton data write` makes with what the real ffcv reads from them.
+#   torchvision; fails if an error is above its tolerance (parity.py and its modules);
+# - the data sets of `baton data write` with the samples that the real ffcv reads from them.
 #
 #     scripts/parity/run.sh                everything
 #     scripts/parity/run.sh curves ffcv    some parts: models updates curves schedules mixing export ffcv
 #
-# About 5 GB of disk for .venv-parity and .venv-ffcv, made once, and 8 GB in $TMPDIR; ten minutes on two
+# Needs about 5 GB of disk for .venv-parity and .venv-ffcv, created once, and 8 GB in $TMPDIR; ten minutes on two
 # cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -1,4 +1,4 @@
-"""The learning rate of every update of a run, beside torch's schedulers and ffcv-imagenet's function.
+"""The learning rate of every update of a run, compared with torch's schedulers and ffcv-imagenet's function.
 
 Baton counts in epochs, torch in updates. Update s counts from 0; of w warm-up updates it gets
 peak · (s + 1) / w. The error is relative to the highest rate.
@@ -6,19 +6,18 @@ peak · (s + 1) / w. The error is relative to the highest rate.
 
 import numpy
 import torch
+from cases import load, save, write_recipe
 from torch.optim import lr_scheduler
 
-from cases import load, save, write_recipe
-
 TOLERANCE = 1e-9
-# A few samples that do not fill a batch are left out.
+# A few samples that do not fill a batch are dropped.
 SAMPLES, BATCH, EPOCHS = 301, 8, 16
 PER_EPOCH = SAMPLES // BATCH
 TOTAL = EPOCHS * PER_EPOCH
 
 
 def rates(lr, make):
-    """The rates that a scheduler gives to an optimizer of that rate."""
+    """The rates that a scheduler sets for an optimizer with this rate."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
     scheduler, found = make(optimizer), []
     for _ in range(TOTAL):
@@ -29,17 +28,28 @@ def rates(lr, make):
 
 
 def one_cycle(peak, pct_start, div, final_div):
-    return rates(peak, lambda optimizer: lr_scheduler.OneCycleLR(
-        optimizer, peak, total_steps=TOTAL, pct_start=pct_start, anneal_strategy="cos",
-        cycle_momentum=False, div_factor=div, final_div_factor=final_div,
-    ))
+    return rates(
+        peak,
+        lambda optimizer: lr_scheduler.OneCycleLR(
+            optimizer,
+            peak,
+            total_steps=TOTAL,
+            pct_start=pct_start,
+            anneal_strategy="cos",
+            cycle_momentum=False,
+            div_factor=div,
+            final_div_factor=final_div,
+        ),
+    )
 
 
 def warmed_up(lr, warmup, rest):
     """`rest(optimizer)` after `warmup` updates of a linear rise."""
+
     def make(optimizer):
         rise = lr_scheduler.LinearLR(optimizer, 1 / warmup, total_iters=warmup - 1)
         return lr_scheduler.SequentialLR(optimizer, [rise, rest(optimizer)], [warmup])
+
     return rates(lr, make)
 
 
@@ -53,8 +63,10 @@ def steps(milestones):
 
 def ffcv(lr, peak_epoch):
     """`get_cyclic_lr` and the training loop of ffcv-imagenet."""
+
     def at(epoch):
         return numpy.interp([epoch], [0, peak_epoch, EPOCHS], [1e-4 * lr, lr, 0])[0]
+
     return [
         rate
         for epoch in range(EPOCHS)
@@ -70,10 +82,9 @@ def cases():
             {"kind": "one_cycle", "peak_lr": 2.0, "pct_start": 0.3},
             one_cycle(2.0, 0.3, 25.0, 1e4),
         ),
-        # The peak lies between two updates.
+        # The peak is between two updates.
         "one_cycle_between": (
-            {"kind": "one_cycle", "peak_lr": 0.5, "pct_start": 0.1234, "div_factor": 10.0,
-             "final_div_factor": 50.0},
+            {"kind": "one_cycle", "peak_lr": 0.5, "pct_start": 0.1234, "div_factor": 10.0, "final_div_factor": 50.0},
             one_cycle(0.5, 0.1234, 10.0, 50.0),
         ),
         "warmup_cosine": (

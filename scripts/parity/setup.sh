@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv-parity: PyTorch and torchvision, the peers of parity and of bench-step. 4.7 GB, two minutes,
-# once.
+# Creates .venv-parity with PyTorch and torchvision, for parity and the benches. 4.7 GB, two minutes, once.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 

@@ -1,20 +1,19 @@
 """Two optimizer updates with the same gradient and different rates: every weight after them, and the
 moving average of every weight.
 
-References: torch.optim, torch.nn.utils.clip_grad_norm_, torch.optim.swa_utils; LARS is written out.
+References: torch.optim, torch.nn.utils.clip_grad_norm_, torch.optim.swa_utils; LARS is implemented here.
 """
 
 import torch
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
 from cases import errors, load, normalised, save, worst, write_recipe
 from models import LABEL_SMOOTHING, image_batch, smoothed
 from networks import FORMATS, NETWORKS, without_special_values
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 TOLERANCE = 1e-6
-# The second update shows the moments, and on which side of them the rate is.
+# The second update tests the moments, and whether the rate is applied before or after them.
 RATES = [1.0, 0.5]
-# Large decay, so that an error in it shows in the updated weights.
+# Large decay, so that an error in it is visible in the updated weights.
 WEIGHT_DECAY, MOMENTUM, TRUST, EPS = 0.1, 0.9, 0.02, 1e-8
 # Well below the norm of the gradient.
 CLIP = 0.1
@@ -35,7 +34,7 @@ class Lars(torch.optim.Optimizer):
                 gradient, decay = parameter.grad, group["weight_decay"]
                 local = 1.0
                 if parameter.ndim > 1:
-                    # torch's own sum of a million squares in float32 is off by 3e-5.
+                    # torch's sum of a million squares in float32 has an error of 3e-5.
                     norm, gradient_norm = (x.double().norm().item() for x in (parameter, gradient))
                     local = TRUST * norm / (gradient_norm + decay * norm + EPS)
                 state = self.state[parameter]
@@ -131,8 +130,7 @@ def compare(folder, table):
     for kind in RULES:
         for label in FORMATS:
             found, expected = (
-                load(folder / NETWORK.arch / f"{side}-{kind}-{label}.safetensors")
-                for side in ["baton", "torch"]
+                load(folder / NETWORK.arch / f"{side}-{kind}-{label}.safetensors") for side in ["baton", "torch"]
             )
             # Averages of running statistics: curves.py.
             found = {key: found[key] for key in found if "running_" not in key}

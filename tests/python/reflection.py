@@ -1,6 +1,6 @@
 """Lists the services of a gRPC server by reflection, and calls JobService.GetStatus without a generated stub.
 
-    PYTHONPATH=.tools/python python3 tests/python/reflection.py HOST:PORT
+PYTHONPATH=.tools/python python3 tests/python/reflection.py HOST:PORT
 """
 
 import sys

@@ -1,13 +1,13 @@
-//! A job of real processes on this machine, for stories that no single crate can tell.
+//! Runs a job with real processes on this machine, for tests that need several programs.
 //!
-//! [`Cluster`] starts the binaries as `baton up` does, on free ports and in a temporary folder, with a
-//! learner that takes milliseconds. Stories wait for events of the job, never for time to pass.
+//! [`Cluster`] starts the binaries as `baton up` does, on free ports and in a temporary folder, with a small model that
+//! trains in milliseconds. Tests wait for events of the job, never for a fixed time.
 
 #![allow(
     clippy::expect_used,
     clippy::unwrap_used,
     clippy::panic,
-    reason = "a test harness: what goes wrong here is the test's failure"
+    reason = "a test harness: an error here makes the test fail"
 )]
 
 mod processes;
@@ -36,13 +36,14 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-pub use processes::{Ending, announce_end, binary, children, descendants, kill, stop, terminate};
+pub use processes::{
+    ProcessExit, announce_end, binary, children, descendants, kill, stop, terminate,
+};
 
-/// Longest wait for any single thing. Generous, because test machines are shared; it only matters when
-/// something is broken.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Longest wait for a single event. Generous, because test machines are shared; it matters only if something is broken.
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// The recipe of the stories: softmax regression on 8×8 digits.
+/// The recipe of the tests: softmax regression on 8×8 digits.
 pub const RECIPE: &str = r#"
 name = "story"
 seed = 7
@@ -66,12 +67,12 @@ struct Agent {
     child: Child,
 }
 
-/// A run folder and the processes that work on it. What still runs is killed when this is dropped.
+/// A run folder and the processes that use it. Running processes are killed when this is dropped.
 pub struct Cluster {
     folder: TempDir,
     overrides: Vec<String>,
     environment: Vec<(String, String)>,
-    /// What a shell's `ulimit` is told before it becomes the coordinator.
+    /// Arguments of the shell's `ulimit`, which limits the coordinator's process.
     limit: Option<String>,
     coordinator: Option<Child>,
     agents: Vec<Agent>,
@@ -96,7 +97,7 @@ impl Cluster {
         Self {
             folder,
             overrides: Vec::new(),
-            // No test asks the machine's own metadata service, if it has one.
+            // Tests must not use the metadata service of this machine, if it has one.
             environment: vec![("AWS_EC2_METADATA_DISABLED".to_owned(), "true".to_owned())],
             limit: None,
             coordinator: None,
@@ -105,14 +106,14 @@ impl Cluster {
         }
     }
 
-    /// A run that nobody waits for the end of: any number of its epochs begins like any other number. To be
-    /// stopped, and its last whole epoch compared with a run of so many [`epochs`](Self::of_epochs).
+    /// A run without an end, whose schedule does not depend on the number of epochs. Stop it, and compare its last
+    /// complete epoch with a run [`of_epochs`](Self::of_epochs).
     #[must_use]
     pub fn endless() -> Self {
         Self::of_epochs(1_000_000)
     }
 
-    /// What [`endless`](Self::endless) is after so many epochs.
+    /// A run with the same weights as [`endless`](Self::endless) after this number of epochs.
     #[must_use]
     pub fn of_epochs(epochs: u64) -> Self {
         Self::new()
@@ -122,14 +123,14 @@ impl Cluster {
             .set("evaluation.every_epochs=1000000")
     }
 
-    /// Changes one value of the recipe for everything started from here on.
+    /// Changes one value of the recipe, for processes started later.
     #[must_use]
     pub fn set(mut self, entry: &str) -> Self {
         self.overrides.push(entry.to_owned());
         self
     }
 
-    /// Adds variables to the environment of everything started from here on.
+    /// Adds environment variables for processes started later.
     #[must_use]
     pub fn with_environment(mut self, variables: Vec<(String, String)>) -> Self {
         self.environment.extend(variables);
@@ -148,7 +149,7 @@ impl Cluster {
         self.folder.path().join("run")
     }
 
-    /// What [`set`](Self::set) changed.
+    /// The changes by [`set`](Self::set).
     #[must_use]
     pub fn overrides(&self) -> Vec<String> {
         self.overrides.clone()
@@ -161,27 +162,27 @@ impl Cluster {
         for entry in &self.overrides {
             command.args(["--set", entry]);
         }
-        self.coordinate(command, flags).await;
+        self.spawn_coordinator(command, flags).await;
     }
 
-    /// Lets the coordinator open only so many files: a number, or `-S` and a number for a limit that it may raise.
+    /// Limits the files that the coordinator can open: `-n N`, or `-Sn N` for a limit that the coordinator may raise.
     #[must_use]
     pub fn with_open_files(mut self, limit: &str) -> Self {
         self.limit = Some(limit.to_owned());
         self
     }
 
-    /// The flags with which a coordinator serves where the last one did, which is where agents look for it.
+    /// Flags for a coordinator at the address of the previous one, to which agents reconnect.
     #[must_use]
-    pub fn same_place(&self) -> [String; 2] {
+    pub fn same_address(&self) -> [String; 2] {
         ["--listen".to_owned(), self.url.trim_start_matches("http://").to_owned()]
     }
 
-    /// Starts a coordinator that knows of no job but what its run folder holds.
+    /// Starts a coordinator without a recipe; it continues the job of its run folder, if there is one.
     pub async fn start_idle_coordinator(&mut self, flags: &[&str]) {
         let mut command = self.program();
         command.arg("serve");
-        self.coordinate(command, flags).await;
+        self.spawn_coordinator(command, flags).await;
     }
 
     fn program(&self) -> Command {
@@ -192,7 +193,7 @@ impl Cluster {
         shell
     }
 
-    async fn coordinate(&mut self, mut command: Command, flags: &[&str]) {
+    async fn spawn_coordinator(&mut self, mut command: Command, flags: &[&str]) {
         command.arg("--run-dir").arg(self.run_dir());
         command.args(["--linger-seconds", "0.2"]).args(flags);
         if !flags.contains(&"--listen") {
@@ -202,12 +203,13 @@ impl Cluster {
         let mut child = command.spawn().expect("a coordinator");
         let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
         let line = in_time("the coordinator serves", lines.next_line()).await.expect("its output");
-        let address = line.unwrap_or_else(|| panic!("it ended:\n{}", self.log("coordinator")));
+        let address =
+            line.unwrap_or_else(|| panic!("the coordinator ended:\n{}", self.log("coordinator")));
         self.url = format!("http://{address}");
         self.coordinator = Some(child);
     }
 
-    /// Starts `baton up` with two ranks; its log is that of a process named `up`.
+    /// Starts `baton up` with two ranks; [`log`](Self::log) finds its log by the name `up`.
     pub fn up(&self, flags: &[String], environment: &[(&str, &Path)]) -> Child {
         let mut command = Command::new(binary("baton"));
         command.arg("up").arg(self.recipe()).arg("--run-dir").arg(self.run_dir());
@@ -224,7 +226,7 @@ impl Cluster {
         self.start_agent_by(&[], node, ranks, &[], &[]);
     }
 
-    /// Starts an agent with more flags and variables than it needs.
+    /// Starts an agent with additional flags and environment variables.
     pub fn start_agent_with(
         &mut self,
         node: &str,
@@ -235,7 +237,7 @@ impl Cluster {
         self.start_agent_by(&[], node, ranks, flags, environment);
     }
 
-    /// Starts an agent by way of another program that becomes it, such as `ip netns exec n1`.
+    /// Starts an agent with a launcher, such as `ip netns exec n1`.
     pub fn start_agent_by(
         &mut self,
         launcher: &[&str],
@@ -274,14 +276,14 @@ impl Cluster {
         command.stdin(Stdio::null()).stdout(same).stderr(log).kill_on_drop(true)
     }
 
-    /// What a process wrote to its log.
+    /// The log of a process.
     #[must_use]
     pub fn log(&self, name: &str) -> String {
         let path = self.run_dir().join("logs").join(format!("{name}.log"));
         fs::read_to_string(path).unwrap_or_default()
     }
 
-    /// Where the coordinator serves.
+    /// URL of the coordinator.
     #[must_use]
     pub fn url(&self) -> String {
         self.url.clone()
@@ -306,13 +308,13 @@ impl Cluster {
         response.unwrap_or_else(|error| panic!("{error}:\n{}", log())).into_inner()
     }
 
-    /// All events so far and to come.
+    /// All past and new events.
     pub async fn events(&self) -> Events {
         self.events_of(WatchEventsRequest::default()).await
     }
 
-    /// Without those that have happened, as in a life of the coordinator's before this one.
-    pub async fn events_to_come(&self) -> Events {
+    /// New events only, without those of earlier coordinators.
+    pub async fn new_events(&self) -> Events {
         let past = WatchEventsRequest { after_id: 0, past_only: true };
         let Events(mut past) = self.events_of(past).await;
         let mut after_id = 0;
@@ -339,7 +341,7 @@ impl Cluster {
         (node.clone(), *ranks)
     }
 
-    /// Waits for an agent to end by itself.
+    /// Waits until an agent exits by itself.
     pub async fn agent_ends(&mut self, index: usize) -> ExitStatus {
         let mut agent = self.agents.remove(index);
         in_time("the agent ends", agent.child.wait()).await.expect("its status")
@@ -357,17 +359,17 @@ impl Cluster {
         in_time("the coordinator ends", child.kill()).await.expect("it can be killed");
     }
 
-    /// Kills an agent with SIGKILL and waits until its ranks are gone too.
+    /// Kills an agent with SIGKILL and waits until its ranks have ended too.
     pub async fn kill_agent(&mut self, index: usize) {
-        let ranks: Vec<_> = self.rank_pids(index).into_iter().map(Ending::of).collect();
+        let ranks: Vec<_> = self.rank_pids(index).into_iter().map(ProcessExit::of).collect();
         let mut child = self.agents.remove(index).child;
         in_time("the agent ends", child.kill()).await.expect("it can be killed");
         for rank in ranks {
-            in_time("no rank outlives its agent", rank.wait()).await;
+            in_time("the ranks end with their agent", rank.wait()).await;
         }
     }
 
-    /// Waits for everything to end; the exit statuses of coordinator and agents.
+    /// Waits until all processes have ended; returns the exit statuses of coordinator and agents.
     pub async fn finish(&mut self) -> (ExitStatus, Vec<ExitStatus>) {
         let mut agents = Vec::new();
         for mut agent in std::mem::take(&mut self.agents) {
@@ -378,7 +380,8 @@ impl Cluster {
         (status.expect("its status"), agents)
     }
 
-    /// Starts coordinator and one agent with `ranks`, and waits for the end of the job.
+    /// Starts a coordinator and one agent with `ranks` ranks, waits for the end of the job, and returns its final
+    /// state.
     pub async fn run_to_the_end(&mut self, ranks: u32) -> Vec<(String, Vec<f32>)> {
         self.start_coordinator(&[]).await;
         self.start_agent("node", ranks);
@@ -391,19 +394,19 @@ impl Cluster {
     #[must_use]
     pub fn checkpoint_names(&self) -> Vec<String> {
         let folder = self.run_dir().join("checkpoints");
-        let entries = std::fs::read_dir(folder).expect("the folder is there");
+        let entries = std::fs::read_dir(folder).expect("the folder exists");
         let names = entries.map(|entry| entry.expect("an entry").file_name());
         let names = names.filter_map(|name| name.into_string().ok());
         names.filter(|name| name.starts_with("step-")).collect()
     }
 
-    /// Every value of the newest checkpoint.
+    /// All values of the newest checkpoint.
     #[must_use]
     pub fn newest_state(&self) -> Vec<(String, Vec<f32>)> {
         self.read_store(newest_state)
     }
 
-    /// Every value of the newest checkpoint that was taken at the end of an epoch, and the number of epochs.
+    /// The number of epochs and all values of the newest checkpoint that was saved at the end of an epoch.
     #[must_use]
     pub fn newest_epoch(&self) -> (u64, Vec<(String, Vec<f32>)>) {
         self.read_store(|store| {
@@ -422,13 +425,13 @@ impl Cluster {
 
     fn read_store<T: Send>(&self, read: impl FnOnce(&Store) -> T + Send) -> T {
         let location = self.run_dir().join("checkpoints").display().to_string();
-        // A store blocks, which the thread of an async test may not.
+        // A store blocks, which is not allowed on the thread of an async test.
         let read = || read(&Store::open_existing(&location).expect("a store"));
         std::thread::scope(|scope| scope.spawn(read).join()).expect("it can be read")
     }
 }
 
-/// Every value of the newest checkpoint in a store.
+/// All values of the newest checkpoint in a store.
 #[must_use]
 pub fn newest_state(store: &Store) -> Vec<(String, Vec<f32>)> {
     let newest = store.list().expect("a listing").into_iter().next().expect("a checkpoint");
@@ -436,7 +439,7 @@ pub fn newest_state(store: &Store) -> Vec<(String, Vec<f32>)> {
     state_of(store, &manifest)
 }
 
-/// Every value of a checkpoint.
+/// All values of a checkpoint.
 #[must_use]
 pub fn state_of(store: &Store, manifest: &Manifest) -> Vec<(String, Vec<f32>)> {
     let empty =
@@ -460,7 +463,7 @@ impl Events {
     pub async fn next_of(&mut self, kind: Kind) -> WatchEventsResponse {
         let wait = async {
             loop {
-                let event = self.0.next().await.expect("the job goes on").expect("an event");
+                let event = self.0.next().await.expect("the job continues").expect("an event");
                 if event.kind() == kind {
                     return event;
                 }
@@ -485,11 +488,11 @@ impl Events {
     }
 }
 
-/// What `future` comes to.
+/// The result of `future`.
 ///
 /// # Panics
-/// After [`PATIENCE`].
-pub async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
-    let result = tokio::time::timeout(PATIENCE, future).await;
-    result.unwrap_or_else(|_| panic!("not in time: {what}"))
+/// After [`WAIT_TIMEOUT`].
+pub async fn in_time<T>(description: &str, future: impl Future<Output = T>) -> T {
+    let result = tokio::time::timeout(WAIT_TIMEOUT, future).await;
+    result.unwrap_or_else(|_| panic!("timed out: {description}"))
 }

@@ -1,4 +1,4 @@
-//! Looking at and killing processes by their ids.
+//! Inspects, signals and kills processes by their ids.
 
 use std::{fs, os::fd::OwnedFd, path::PathBuf};
 
@@ -7,7 +7,7 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
 };
 
-/// One of the workspace's binaries, beside this test in the target folder.
+/// Path of a binary of the workspace, in the target folder of this test.
 #[must_use]
 pub fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("this test's path");
@@ -24,28 +24,28 @@ pub fn children(pid: u32) -> Vec<u32> {
     text.split_whitespace().filter_map(|id| id.parse().ok()).collect()
 }
 
-/// A process and all below it.
+/// A process and all its descendants.
 #[must_use]
 pub fn descendants(pid: u32) -> Vec<u32> {
     let below = children(pid).into_iter().flat_map(descendants);
     std::iter::once(pid).chain(below).collect()
 }
 
-/// The end of a process that is not our child.
-pub struct Ending(OwnedFd);
+/// Waits for the exit of a process that is not a child of this one.
+pub struct ProcessExit(OwnedFd);
 
-impl Ending {
-    /// To be made while the process lives.
+impl ProcessExit {
+    /// Must be created while the process is running.
     #[must_use]
     pub fn of(pid: u32) -> Self {
-        Self(pidfd_open(raw(pid), PidfdFlags::empty()).expect("the process lives"))
+        Self(pidfd_open(raw(pid), PidfdFlags::empty()).expect("the process is running"))
     }
 
-    /// Waits for it.
+    /// Waits for the exit.
     pub async fn wait(self) {
         let wait = move || {
             // A pidfd becomes readable when its process ends.
-            poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None).expect("its end");
+            poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None).expect("its exit");
         };
         tokio::task::spawn_blocking(wait).await.expect("a thread");
     }
@@ -56,17 +56,17 @@ pub fn kill(pid: u32) {
     kill_process(raw(pid), Signal::KILL).expect("it can be killed");
 }
 
-/// Stops a process with SIGSTOP: it lives, and does nothing more.
+/// Stops a process with SIGSTOP: it stays alive, but does nothing.
 pub fn stop(pid: u32) {
     kill_process(raw(pid), Signal::STOP).expect("it can be stopped");
 }
 
-/// Asks a process to end with SIGTERM.
+/// Asks a process to exit, with SIGTERM.
 pub fn terminate(pid: u32) {
     kill_process(raw(pid), Signal::TERM).expect("it can be signalled");
 }
 
-/// Sends SIGUSR1, with which Slurm can announce that a job's time is up.
+/// Sends SIGUSR1, with which Slurm can announce that a job's time limit is near.
 pub fn announce_end(pid: u32) {
     kill_process(raw(pid), Signal::USR1).expect("it can be signalled");
 }

@@ -1,11 +1,6 @@
-//! Who may do what: TLS, tokens and roles.
+//! Tests of access: TLS, tokens and roles.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::{
     fs,
@@ -15,8 +10,8 @@ use std::{
 };
 
 use baton_access::{
-    Credentials, Role, TlsFiles, Token,
-    role::{Need, need_of},
+    AccessRole, ClientCredentials, TlsFiles, Token,
+    role::{RequiredAccess, required_access},
 };
 use baton_job::exit;
 use baton_proto::DESCRIPTORS;
@@ -26,20 +21,21 @@ use prost_types::FileDescriptorSet;
 use tonic::{Code, Request, client::Grpc, codegen::http::uri::PathAndQuery, transport::Endpoint};
 use tonic_prost::ProstCodec;
 
-/// What `baton cert` makes.
+/// The output of `baton cert`.
 fn certs(folder: &Path) -> PathBuf {
     let certs = folder.join("certs");
-    let made = Command::new(binary("baton")).arg("cert").arg("--out").arg(&certs).output().unwrap();
-    assert!(made.status.success(), "{made:?}");
+    let output =
+        Command::new(binary("baton")).arg("cert").arg("--out").arg(&certs).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
     certs
 }
 
-fn credentials(certs: &Path, token: Option<&Token>) -> Credentials {
+fn credentials(certs: &Path, token: Option<&Token>) -> ClientCredentials {
     let tls_ca = Some(certs.join("ca.pem"));
     TlsFiles { tls_ca, ..TlsFiles::default() }.credentials(token).unwrap()
 }
 
-fn token_of(certs: &Path, role: Role) -> Token {
+fn token_of(certs: &Path, role: AccessRole) -> Token {
     Token::read(&certs.join(format!("{role}.token"))).unwrap()
 }
 
@@ -56,7 +52,7 @@ fn secured(certs: &Path) -> Vec<String> {
     .collect()
 }
 
-/// All calls of a coordinator, by their paths; the one that ends it comes last.
+/// The paths of all calls of a coordinator; the one that ends the job is the last.
 fn calls() -> Vec<String> {
     let files = [DESCRIPTORS, tonic_health::pb::FILE_DESCRIPTOR_SET];
     let files = files.map(|set| FileDescriptorSet::decode(set).unwrap().file).concat();
@@ -65,7 +61,7 @@ fn calls() -> Vec<String> {
         for service in &file.service {
             for method in &service.method {
                 let call = format!("/{}.{}/{}", file.package(), service.name(), method.name());
-                // It answers when the client has said all, and this one says nothing.
+                // Watch does not answer an empty message.
                 if !call.ends_with("Health/Watch") {
                     calls.push(call);
                 }
@@ -77,8 +73,8 @@ fn calls() -> Vec<String> {
     calls
 }
 
-/// How an empty message is answered.
-async fn call(url: &str, path: &str, credentials: &Credentials) -> Code {
+/// The code of the answer to an empty message.
+async fn call(url: &str, path: &str, credentials: &ClientCredentials) -> Code {
     let endpoint = credentials.secure(Endpoint::from_str(url).unwrap()).unwrap();
     let channel = endpoint.connect().await.unwrap();
     let service =
@@ -94,19 +90,19 @@ async fn call(url: &str, path: &str, credentials: &Credentials) -> Code {
 }
 
 #[tokio::test]
-async fn every_call_is_refused_without_a_token_with_a_wrong_one_and_with_a_lesser_one() {
+async fn every_call_is_refused_without_a_token_with_a_wrong_one_and_with_one_of_a_lower_role() {
     let folder = tempfile::tempdir().unwrap();
     let certs = certs(folder.path());
     let mut cluster = Cluster::new();
-    // So guarded it may serve everywhere.
+    // With TLS and tokens it may listen on all addresses.
     let mut flags = secured(&certs);
     flags.extend(["--listen".to_owned(), "0.0.0.0:0".to_owned()]);
     cluster.start_coordinator(&flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let url = cluster.url().replace("http://0.0.0.0", "https://127.0.0.1");
 
-    let wrong = Token::new("somebody-elses-token").unwrap();
+    let wrong = Token::new("an-unknown-access-token").unwrap();
     for path in calls() {
-        let Need::Role(needed) = need_of(&path) else {
+        let RequiredAccess::Role(needed) = required_access(&path) else {
             assert_eq!(call(&url, &path, &credentials(&certs, None)).await, Code::Ok, "{path}");
             continue;
         };
@@ -114,12 +110,12 @@ async fn every_call_is_refused_without_a_token_with_a_wrong_one_and_with_a_lesse
             let code = call(&url, &path, &credentials(&certs, token)).await;
             assert_eq!(code, Code::Unauthenticated, "{path} with {token:?}");
         }
-        for role in Role::ALL.into_iter().filter(|role| !role.covers(needed)) {
+        for role in AccessRole::ALL.into_iter().filter(|role| !role.covers(needed)) {
             let code = call(&url, &path, &credentials(&certs, Some(&token_of(&certs, role)))).await;
             assert_eq!(code, Code::PermissionDenied, "{path} as {role}");
         }
         if path.ends_with("/Stop") {
-            // One end is enough.
+            // The last call ends the job.
             continue;
         }
         let code = call(&url, &path, &credentials(&certs, Some(&token_of(&certs, needed)))).await;
@@ -140,30 +136,30 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A job with everything that keeps strangers out, started by one command.
+/// A job with TLS, client certificates and tokens, started by one command.
 #[tokio::test]
-async fn a_job_of_one_command_is_seen_and_steered_only_by_who_may() {
+async fn a_job_of_one_command_can_be_seen_and_controlled_only_with_the_right_role() {
     let folder = tempfile::tempdir().unwrap();
     let certs = certs(folder.path());
     let cluster = Cluster::endless();
     let mut flags = secured(&certs);
     flags.extend(["--tls-client-ca".to_owned(), certs.join("ca.pem").display().to_string()]);
     let [ca, cert, key] = ["ca.pem", "client.pem", "client-key.pem"].map(|name| certs.join(name));
-    let ours = [
+    let client = [
         ("BATON_TLS_CA", ca.as_path()),
         ("BATON_TLS_CERT", cert.as_path()),
         ("BATON_TLS_KEY", key.as_path()),
     ];
-    let mut up = cluster.up(&flags, &ours);
+    let mut up = cluster.up(&flags, &client);
     let run_dir = cluster.run_dir().display().to_string();
     let ask = |arguments: &[&str], with: &[(&str, &Path)]| {
         baton(&[arguments, &["--run-dir", &run_dir]].concat(), with)
     };
     let [viewer, operator] =
-        [Role::Viewer, Role::Operator].map(|role| certs.join(format!("{role}.token")));
-    let as_viewer = [&ours[..], &[("BATON_TOKEN_FILE", viewer.as_path())]].concat();
-    let as_operator = [&ours[..], &[("BATON_TOKEN_FILE", operator.as_path())]].concat();
-    baton_tests::in_time("it trains", async {
+        [AccessRole::Viewer, AccessRole::Operator].map(|role| certs.join(format!("{role}.token")));
+    let as_viewer = [&client[..], &[("BATON_TOKEN_FILE", viewer.as_path())]].concat();
+    let as_operator = [&client[..], &[("BATON_TOKEN_FILE", operator.as_path())]].concat();
+    baton_tests::in_time("the job trains", async {
         while !String::from_utf8_lossy(&ask(&["status"], &as_viewer).stdout).contains("ranks train")
         {
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -171,42 +167,42 @@ async fn a_job_of_one_command_is_seen_and_steered_only_by_who_may() {
     })
     .await;
 
-    let without_token = ask(&["status"], &ours);
+    let without_token = ask(&["status"], &client);
     assert_eq!(without_token.status.code(), Some(i32::from(exit::BAD_INPUT)));
     assert!(stderr(&without_token).contains("BATON_TOKEN_FILE"), "{}", stderr(&without_token));
     let without_trust = ask(&["status"], &as_viewer[3..]);
     assert!(stderr(&without_trust).contains("--tls-ca"), "{}", stderr(&without_trust));
-    let lesser = ask(&["drain"], &as_viewer);
-    assert_eq!(lesser.status.code(), Some(i32::from(exit::BAD_INPUT)));
-    assert!(stderr(&lesser).contains("operator"), "{}", stderr(&lesser));
+    let with_lower_role = ask(&["drain"], &as_viewer);
+    assert_eq!(with_lower_role.status.code(), Some(i32::from(exit::BAD_INPUT)));
+    assert!(stderr(&with_lower_role).contains("operator"), "{}", stderr(&with_lower_role));
 
-    // Nobody who looks at processes, logs or the status finds a secret.
-    let secrets = Role::ALL.map(|role| token_of(&certs, role).reveal().to_owned());
-    let told = |text: &str| secrets.iter().any(|secret| text.contains(secret));
+    // Neither processes nor logs nor the status show a secret.
+    let secrets = AccessRole::ALL.map(|role| token_of(&certs, role).reveal().to_owned());
+    let has_secret = |text: &str| secrets.iter().any(|secret| text.contains(secret));
     for process in baton_tests::descendants(up.id().unwrap()) {
         let line = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
-        assert!(!told(&line), "{line}");
+        assert!(!has_secret(&line), "{line}");
         if line.contains("\0rank\0") {
             let environment = fs::read(format!("/proc/{process}/environ")).unwrap_or_default();
-            assert!(!told(&String::from_utf8_lossy(&environment)), "a rank needs no token");
+            assert!(!has_secret(&String::from_utf8_lossy(&environment)), "a rank needs no token");
         }
     }
     let status = ask(&["status", "--json"], &as_viewer);
-    assert!(!told(&String::from_utf8_lossy(&status.stdout)));
+    assert!(!has_secret(&String::from_utf8_lossy(&status.stdout)));
 
     let drained = ask(&["drain"], &as_operator);
     assert!(drained.status.success(), "{}", stderr(&drained));
-    let ended = baton_tests::in_time("it ends", up.wait()).await.unwrap();
+    let ended = baton_tests::in_time("the job ends", up.wait()).await.unwrap();
     assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)));
     for log in fs::read_dir(cluster.run_dir().join("logs")).unwrap() {
         let text = fs::read_to_string(log.unwrap().path()).unwrap();
-        assert!(!told(&text), "a token is in the logs");
+        assert!(!has_secret(&text), "a token is in the logs");
     }
 }
 
 #[test]
-fn a_peer_that_never_finishes_a_tls_handshake_is_given_up() {
-    // The kernel takes the connection; nobody answers.
+fn a_tls_handshake_that_never_finishes_times_out() {
+    // The kernel accepts the connection, but there is no answer.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("https://{}", silent.local_addr().unwrap());
     let ended = baton(&["status", "--coordinator", &url], &[]);

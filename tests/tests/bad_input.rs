@@ -1,17 +1,12 @@
-//! Bad input gets one clear line, exit code 2, and loses nothing.
+//! Tests that bad input gives one clear error line and exit code 2, and loses no data.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt, path::Path, process::Command};
 
 use baton_job::{
     NodeId, exit,
-    message::{Hello, Report},
+    message::{AgentReport, Hello},
 };
 use baton_proto::v1::{
     self, Frame, node_service_client::NodeServiceClient, watch_events_response::Kind,
@@ -20,7 +15,7 @@ use baton_tests::{Cluster, binary, in_time};
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-/// Runs a coordinator that must refuse to start; its error line.
+/// Runs a coordinator that must refuse to start; returns its error line.
 fn refused(cluster: &Cluster, flags: &[&str]) -> String {
     let mut command = Command::new(binary("baton-coordinator"));
     command.arg("serve").arg("--recipe").arg(cluster.recipe());
@@ -42,7 +37,7 @@ fn one_error_line(text: &str) -> String {
     error
 }
 
-/// Runs a job that must fail for its input; the coordinator's log.
+/// Runs a job that must fail because of its input; returns the coordinator's log.
 async fn failed(cluster: &mut Cluster) -> String {
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
@@ -55,7 +50,7 @@ async fn failed(cluster: &mut Cluster) -> String {
 }
 
 #[test]
-fn unknown_recipe_key_is_named_with_its_line() {
+fn error_names_an_unknown_recipe_key_and_its_line() {
     let cluster = Cluster::new();
     let text = fs::read_to_string(cluster.recipe()).unwrap();
     fs::write(cluster.recipe(), text.replace("seed = 7", "sead = 7")).unwrap();
@@ -64,23 +59,23 @@ fn unknown_recipe_key_is_named_with_its_line() {
 }
 
 #[test]
-fn missing_recipe_is_named() {
+fn error_names_a_missing_recipe() {
     let cluster = Cluster::new();
     fs::remove_file(cluster.recipe()).unwrap();
     assert!(refused(&cluster, &[]).contains("recipe.toml"));
 }
 
 #[test]
-fn unwritable_checkpoint_folder_is_named_with_a_remedy() {
+fn error_names_an_unwritable_checkpoint_folder() {
     let cluster = Cluster::new();
     let file = cluster.recipe().display().to_string();
-    // A folder below a file cannot be made, not even by root.
+    // A folder below a file cannot be created, not even by root.
     let error = refused(&cluster, &["--set", &format!("checkpoint.dir={file}/below")]);
     assert!(error.contains(&file) && error.contains("below"), "{error}");
 }
 
 #[test]
-fn port_in_use_is_named_with_a_remedy() {
+fn error_names_a_port_in_use_and_a_remedy() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let cluster = Cluster::new();
@@ -89,30 +84,30 @@ fn port_in_use_is_named_with_a_remedy() {
 }
 
 #[test]
-fn address_open_to_other_machines_needs_a_word() {
+fn address_reachable_from_other_machines_needs_a_flag() {
     let error = refused(&Cluster::new(), &["--listen", "0.0.0.0:0"]);
     assert!(error.contains("--insecure"), "{error}");
 }
 
 #[tokio::test]
-async fn missing_data_file_is_named() {
+async fn error_names_a_missing_data_file() {
     let mut cluster = Cluster::new().set("data.train=/nowhere/train.beton");
     assert!(failed(&mut cluster).await.contains("/nowhere/train.beton"));
 }
 
 #[tokio::test]
-async fn truncated_data_file_is_named() {
+async fn error_names_a_truncated_data_file() {
     let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits/digits-train.beton");
     let folder = tempfile::tempdir().unwrap();
-    let torn = folder.path().join("torn.beton");
-    fs::write(&torn, &fs::read(whole).unwrap()[..40_000]).unwrap();
-    let mut cluster = Cluster::new().set(&format!("data.train={}", torn.display()));
+    let truncated = folder.path().join("truncated.beton");
+    fs::write(&truncated, &fs::read(whole).unwrap()[..40_000]).unwrap();
+    let mut cluster = Cluster::new().set(&format!("data.train={}", truncated.display()));
     let log = failed(&mut cluster).await;
-    assert!(log.contains("torn.beton"), "{log}");
+    assert!(log.contains("truncated.beton"), "{log}");
 }
 
 #[tokio::test]
-async fn label_out_of_range_is_named_with_a_remedy() {
+async fn error_names_a_label_out_of_range_and_a_remedy() {
     let mut cluster = Cluster::new().set("model.num_classes=9");
     let log = failed(&mut cluster).await;
     assert!(log.contains("num_classes") && log.contains("label 9"), "{log}");
@@ -128,7 +123,7 @@ async fn changed_recipe_does_not_continue_an_old_run() {
 }
 
 #[test]
-fn agent_without_a_coordinator_gives_up_with_a_remedy() {
+fn agent_without_a_coordinator_fails_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let output = Command::new(binary("baton-worker"))
@@ -143,7 +138,7 @@ fn agent_without_a_coordinator_gives_up_with_a_remedy() {
 }
 
 #[test]
-fn certificates_and_tokens_that_are_none_are_named() {
+fn errors_name_invalid_certificates_and_tokens() {
     let cluster = Cluster::new();
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
@@ -155,7 +150,7 @@ fn certificates_and_tokens_that_are_none_are_named() {
     let (none, empty) =
         (file("none.pem", "hello"), file("empty.pem", "-----BEGIN CERTIFICATE-----\n"));
     let tls = |file: &str| refused(&cluster, &["--tls-cert", file, "--tls-key", file]);
-    assert!(tls(&none).contains("none.pem: is no PEM file"), "{}", tls(&none));
+    assert!(tls(&none).contains("none.pem: is not a PEM file"), "{}", tls(&none));
     assert!(tls(&empty).contains("--tls-cert, --tls-key"), "{}", tls(&empty));
     let open = refused(&cluster, &["--listen", "0.0.0.0:0"]);
     assert!(open.contains("baton cert") && open.contains("--insecure"), "{open}");
@@ -163,59 +158,59 @@ fn certificates_and_tokens_that_are_none_are_named() {
     assert!(tokens.contains("tokens: line 1") && !tokens.contains("short"), "{tokens}");
 }
 
-/// What the coordinator answers to an agent that says this and then no more: its error, or how often it spoke before
-/// it hung up.
-async fn says(cluster: &Cluster, frames: &[Frame]) -> Result<usize, Status> {
+/// Sends these frames as an agent, and then nothing more. Returns the coordinator's error, or the number of messages
+/// that it sent before it closed the stream.
+async fn send_frames(cluster: &Cluster, frames: &[Frame]) -> Result<usize, Status> {
     let mut client = NodeServiceClient::new(cluster.channel().await);
-    let said = tokio_stream::iter(frames.to_vec());
-    // The stream stays open, as that of an agent does.
-    let said = tokio_stream::StreamExt::chain(said, tokio_stream::pending());
-    let mut answers = client.attach(said).await?.into_inner();
-    let mut heard = 0;
+    let frames = tokio_stream::iter(frames.to_vec());
+    // The stream stays open, like that of an agent.
+    let frames = tokio_stream::StreamExt::chain(frames, tokio_stream::pending());
+    let mut answers = client.attach(frames).await?.into_inner();
+    let mut received = 0;
     while let Some(_directive) = in_time("an answer", answers.message()).await? {
-        heard += 1;
+        received += 1;
     }
-    Ok(heard)
+    Ok(received)
 }
 
 #[tokio::test]
-async fn agents_that_speak_nonsense_are_told_what_is_wrong_and_nobody_else_notices() {
+async fn invalid_messages_of_agents_get_a_clear_error_and_do_not_affect_others() {
     let mut cluster = Cluster::new();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 1);
     cluster.events().await.next_of(Kind::Saved).await;
-    let hello = Hello { node: NodeId("stranger".to_owned()), slots: 1, holding: None };
-    let hello = Frame::report(&Report::Hello(hello)).unwrap();
-    let saying = |json: &str| Frame { json: json.into(), ..hello.clone() };
+    let hello = Hello { node: NodeId("stranger".to_owned()), slots: 1, running: None };
+    let hello = Frame::report(&AgentReport::Hello(hello), "").unwrap();
+    let frame = |json: &str| Frame { json: json.into(), ..hello.clone() };
     let wrong = [
         ("{", "EOF"),
-        (r#"{"beat":{"number":1}}"#, "must be the first message"),
+        (r#"{"heartbeat":{"number":1}}"#, "must be the first message"),
         (r#"{"hello":{"node":"","slots":1}}"#, "names no node"),
         (r#"{"hello":{"node":"a"}}"#, "missing field `slots`"),
         (
-            r#"{"hello":{"node":"a","slots":1,"holding":{"generation":1,"ranks":[[0,"asleep"]]}}}"#,
+            r#"{"hello":{"node":"a","slots":1,"running":{"generation":1,"ranks":[[0,"asleep"]]}}}"#,
             "unknown variant `asleep`",
         ),
     ];
     for (json, problem) in wrong {
-        let refused = says(&cluster, &[saying(json)]).await.unwrap_err();
+        let refused = send_frames(&cluster, &[frame(json)]).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
         assert!(refused.message().contains(problem), "{refused}");
         let named = refused.get_details_bad_request().unwrap().field_violations;
         assert_eq!(named[0].field, "hello", "{refused}");
     }
-    let old = v1::Hello { version: "0.0.9".to_owned() };
+    let old = v1::Hello { version: "0.0.9".to_owned(), ..v1::Hello::default() };
     for (hello, version) in [(Some(old), "baton-worker 0.0.9"), (None, "of an unknown version")] {
-        let refused = says(&cluster, &[Frame { hello, ..saying("") }]).await.unwrap_err();
+        let refused = send_frames(&cluster, &[Frame { hello, ..frame("") }]).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
         assert!(refused.message().contains(version), "{refused}");
         assert!(refused.message().contains("install the same version"), "{refused}");
     }
 
-    // Known, and then a word that no version knows: it is shown out.
-    let report = r#"{"rank":{"generation":1,"rank":0,"news":{"kind":"sings"}}}"#;
-    let heard = says(&cluster, &[hello.clone(), saying(report)]).await.unwrap();
-    assert!(heard > 0);
+    // A valid hello, and then an unknown report: the coordinator closes the stream.
+    let report = r#"{"rank":{"generation":1,"rank":0,"report":{"kind":"unknown_report"}}}"#;
+    let received = send_frames(&cluster, &[hello.clone(), frame(report)]).await.unwrap();
+    assert!(received > 0);
     assert!(cluster.log("coordinator").contains("malformed message"));
 
     let (ended, agents) = cluster.finish().await;

@@ -1,25 +1,20 @@
-//! Real processes through many random faults, and the same bits in the end.
+//! Runs real processes through many random faults; the result must have the same bits.
 //!
 //! ```text
-//! BATON_CHAOS_SEED=17      cargo test -p baton-tests --test chaos    the faults of that seed
-//! BATON_CHAOS_FAULTS=100   cargo test -p baton-tests --test chaos    more of them
+//! BATON_CHAOS_SEED=17      cargo test -p baton-tests --test chaos    the faults of this seed
+//! BATON_CHAOS_FAULTS=100   cargo test -p baton-tests --test chaos    this number of faults
 //! ```
 //! `crates/trainer/tests/chaos.rs` does the same with threads, thousands of times.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use baton_job::exit;
 use baton_proto::v1::{DrainRequest, get_status_response::Phase};
-use baton_tests::{Cluster, PATIENCE, kill, stop, terminate};
+use baton_tests::{Cluster, WAIT_TIMEOUT, kill, stop, terminate};
 
-/// Faults of an ordinary test run.
+/// Number of faults in an ordinary test run.
 const FAULTS: u64 = 8;
 /// Agents: their names and ranks.
 const NODES: [(&str, u32); 2] = [("a", 2), ("b", 1)];
@@ -30,7 +25,7 @@ enum Fault {
     StopRank,
     KillAgent,
     KillCoordinator,
-    /// A node's machine is taken away, and another one comes.
+    /// A node's machine is taken away, and replaced by another.
     Notice,
     KillAll,
     Drain,
@@ -50,7 +45,7 @@ fn set_up(cluster: Cluster) -> Cluster {
     cluster
         .set("evaluation.every_epochs=20")
         .set("checkpoint.every_steps=50")
-        // The end of an epoch must be among them when the last faults have each led to a save.
+        // One of them must be at the end of an epoch, even if each of the last faults caused a save.
         .set("checkpoint.keep_last=10")
         .set("cluster.hang_seconds=3")
         .set("cluster.rendezvous_seconds=10")
@@ -62,7 +57,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn random_faults_in_a_row_change_no_bit() {
+async fn random_faults_change_no_bit() {
     let faults = number("BATON_CHAOS_FAULTS").unwrap_or(FAULTS);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let seed = number("BATON_CHAOS_SEED").unwrap_or(since_epoch.as_secs());
@@ -80,7 +75,7 @@ async fn random_faults_in_a_row_change_no_bit() {
         }
         let fault = kinds.pop().unwrap();
         println!("{number}: {fault:?} at step {before}");
-        strike(&mut cluster, fault, &mut rng).await;
+        inject(&mut cluster, fault, &mut rng).await;
     }
     drain(&mut cluster).await;
     let (epochs, state) = cluster.newest_epoch();
@@ -107,13 +102,13 @@ async fn start(cluster: &mut Cluster, listen: &str) {
     }
 }
 
-/// Waits until so many ranks train; the step that they are at.
+/// Waits until this number of ranks train; returns their step.
 async fn trains(cluster: &Cluster, ranks: u32) -> u64 {
     let wait = async {
         loop {
             let status = cluster.status().await;
             let step = status.latest.as_ref().map_or(0, |latest| latest.step);
-            assert!(status.phase() != Phase::Ended, "it ended: {}", status.reason);
+            assert!(status.phase() != Phase::Ended, "the job ended: {}", status.reason);
             if status.phase() == Phase::Training && status.ranks.len() == ranks as usize && step > 0
             {
                 return step;
@@ -121,13 +116,13 @@ async fn trains(cluster: &Cluster, ranks: u32) -> u64 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    match tokio::time::timeout(PATIENCE, wait).await {
+    match tokio::time::timeout(WAIT_TIMEOUT, wait).await {
         Ok(step) => step,
         Err(_) => panic!("no training:\n{}", cluster.log("coordinator")),
     }
 }
 
-async fn strike(cluster: &mut Cluster, fault: Fault, rng: &mut fastrand::Rng) {
+async fn inject(cluster: &mut Cluster, fault: Fault, rng: &mut fastrand::Rng) {
     // Agents are in the order of their starts.
     let agent = rng.usize(0..NODES.len());
     let generation = cluster.status().await.generation;
@@ -158,7 +153,7 @@ async fn strike(cluster: &mut Cluster, fault: Fault, rng: &mut fastrand::Rng) {
             terminate(cluster.agent_pid(agent));
             let left = cluster.agent_ends(agent).await;
             assert_eq!(left.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
-            // The job has gone on without it.
+            // The job has continued without this node.
             let others: u32 = NODES.iter().map(|(_, ranks)| ranks).sum();
             trains(cluster, others - ranks).await;
             let smaller = cluster.status().await;
@@ -187,6 +182,6 @@ async fn opened(cluster: &Cluster, generation: u64) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let opened = tokio::time::timeout(PATIENCE, wait).await;
+    let opened = tokio::time::timeout(WAIT_TIMEOUT, wait).await;
     assert!(opened.is_ok(), "no generation after {generation}:\n{}", cluster.log("coordinator"));
 }

@@ -1,11 +1,6 @@
-//! Checkpoints of real jobs: in a bucket that outlives the machine, on a full disk, made of weights.
+//! Tests of checkpoints of real jobs: in a bucket that outlives the machine, on a full disk, imported from weights.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 #[allow(dead_code, reason = "the checkpoint crate's own tests use the rest")]
 #[path = "../../crates/checkpoint/tests/s3/mod.rs"]
@@ -21,12 +16,12 @@ use std::{
 };
 
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::{Cluster, PATIENCE, binary, newest_state};
+use baton_tests::{Cluster, WAIT_TIMEOUT, binary, newest_state};
 
 #[test]
-fn an_empty_machine_that_sees_only_the_bucket_goes_on_from_there() {
+fn an_empty_machine_with_only_the_bucket_continues_the_job() {
     let server = s3::Server::start();
-    // Every machine has a run folder of its own.
+    // Every machine has its own run folder.
     let machine = || {
         let location = format!("checkpoint.dir=\"{}\"", server.location());
         Cluster::new().set(&location).with_environment(server.environment())
@@ -56,7 +51,7 @@ fn an_empty_machine_that_sees_only_the_bucket_goes_on_from_there() {
 }
 
 #[test]
-fn exported_weights_come_back_as_a_checkpoint_that_a_job_begins_with() {
+fn exported_weights_can_be_imported_as_the_first_checkpoint_of_a_job() {
     // A few steps of the smallest ResNet; the 360 validation digits are its training set.
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/digits/digits-val.beton");
     let data = format!("data.train={digits}");
@@ -95,12 +90,12 @@ fn exported_weights_come_back_as_a_checkpoint_that_a_job_begins_with() {
         assert!(region(&imported, name) == region(&state, name), "{name}");
     }
     for name in ["momentum", "ema"] {
-        assert!(region(&imported, name).iter().all(|value| *value == 0.0), "{name} begins anew");
+        assert!(region(&imported, name).iter().all(|value| *value == 0.0), "{name} starts at zero");
     }
 
     let (code, errors) = baton(&import);
     assert_eq!(code, Some(2), "{errors}");
-    assert!(errors.contains("holds checkpoints already"), "{errors}");
+    assert!(errors.contains("contains checkpoints already"), "{errors}");
 
     runtime.block_on(async {
         next.start_coordinator(&[]).await;
@@ -111,19 +106,19 @@ fn exported_weights_come_back_as_a_checkpoint_that_a_job_begins_with() {
         assert!(coordinator.success(), "{}", next.log("coordinator"));
     });
 
-    // By the other way to begin with somebody's weights the job is the same.
+    // `model.pretrained` with the same weights gives the same job.
     let mut pretrained = resnet().set(&format!("model.pretrained={weights}"));
     assert!(runtime.block_on(pretrained.run_to_the_end(1)) == next.newest_state());
 }
 
-/// A run whose checkpoints lie on a small disk of their own, in a mount namespace.
+/// A run whose checkpoints are on a separate small disk, in a mount namespace.
 struct SmallDisk {
     cluster: Cluster,
     up: Child,
 }
 
 impl SmallDisk {
-    /// `None` where the kernel allows no such thing.
+    /// `None` if the kernel does not allow this.
     fn start() -> Option<Self> {
         let cluster = Cluster::new();
         let disk = cluster.run_dir().join("checkpoints");
@@ -135,8 +130,8 @@ impl SmallDisk {
             command.arg(&disk).arg(program);
             command
         };
-        let tried = inside(Path::new("true")).output();
-        if !tried.is_ok_and(|tried| tried.status.success()) {
+        let trial = inside(Path::new("true")).output();
+        if !trial.is_ok_and(|trial| trial.status.success()) {
             return None;
         }
         let ballast = "head -c 102400 /dev/zero > \"$1/ballast\" && shift && exec \"$@\"";
@@ -148,7 +143,7 @@ impl SmallDisk {
         Some(Self { cluster, up })
     }
 
-    /// Makes room on the disk, which is visible in the namespace of the run alone.
+    /// Frees space on the disk, which is visible only in the namespace of the run.
     fn make_room(&self) {
         let disk = self.cluster.run_dir().join("checkpoints/ballast");
         let disk = disk.strip_prefix("/").unwrap();
@@ -165,17 +160,17 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn training_goes_on_while_the_disk_is_full_and_the_next_checkpoint_that_fits_is_saved() {
+fn training_continues_while_the_disk_is_full_and_the_next_checkpoint_that_fits_is_saved() {
     let Some(mut run) = SmallDisk::start() else {
-        eprintln!("skipped: the kernel allows no mount namespace");
+        eprintln!("skipped: the kernel does not allow a mount namespace");
         return;
     };
     let output = BufReader::new(run.up.stdout.take().unwrap());
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|l| sender.send(l)));
-    let wait_for = |wanted: &str| loop {
-        let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no {wanted:?}"));
-        if line.contains(wanted) {
+    let wait_for = |expected: &str| loop {
+        let line = lines.recv_timeout(WAIT_TIMEOUT).unwrap_or_else(|_| panic!("no {expected:?}"));
+        if line.contains(expected) {
             break line;
         }
     };
@@ -183,9 +178,9 @@ fn training_goes_on_while_the_disk_is_full_and_the_next_checkpoint_that_fits_is_
     let failed = wait_for("save_failed");
     assert!(failed.contains("space"), "{failed}");
     wait_for("save_failed");
-    // The first one may have fitted; these do not.
-    let mut told = lines.try_iter();
-    assert!(!told.any(|line| line.contains("\"saved\"")), "it fits without room");
+    // The first checkpoint may have fitted; the later ones do not.
+    let mut new_lines = lines.try_iter();
+    assert!(!new_lines.any(|line| line.contains("\"saved\"")), "it fits without free space");
     run.make_room();
     wait_for("\"saved\"");
 

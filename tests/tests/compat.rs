@@ -1,11 +1,6 @@
-//! Run folders that older versions left go on, and end with the bits that those versions would have reached.
+//! Tests that run folders of older versions can be continued, and end with the same bits as with those versions.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::{
     fs,
@@ -17,21 +12,21 @@ use std::{
 use baton_tests::binary;
 use sha2::{Digest, Sha256};
 
-/// A folder of `tests/compat`; its README says what is in there.
-struct Story {
+/// A folder of `tests/compat`; the README there describes its content.
+struct OldRun {
     folder: PathBuf,
     arguments: Vec<String>,
     resumes_at_step: i64,
     export_sha256: String,
 }
 
-fn stories() -> Vec<Story> {
+fn old_runs() -> Vec<OldRun> {
     let all = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/compat")).unwrap();
     let folders = all.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
-    folders.map(Story::read).collect()
+    folders.map(OldRun::read).collect()
 }
 
-impl Story {
+impl OldRun {
     fn read(folder: PathBuf) -> Self {
         let text = fs::read_to_string(folder.join("story.toml")).unwrap();
         let story: toml::Table = text.parse().unwrap();
@@ -53,14 +48,14 @@ impl Story {
         baton(run, &[&arguments, flags].concat())
     }
 
-    fn goes_on(&self, ranks: u32) {
-        let place = tempfile::tempdir().unwrap();
-        let (run, end) = (place.path().join("run"), place.path().join("end.safetensors"));
+    fn assert_continues(&self, ranks: u32) {
+        let folder = tempfile::tempdir().unwrap();
+        let (run, end) = (folder.path().join("run"), folder.path().join("end.safetensors"));
         let up = self.up(&run, &["--ranks", &ranks.to_string()]);
-        let told = String::from_utf8_lossy(&up.stdout);
-        let case = format!("{}, {ranks} ranks:\n{told}", self.folder.display());
+        let output = String::from_utf8_lossy(&up.stdout);
+        let case = format!("{}, {ranks} ranks:\n{output}", self.folder.display());
         assert!(up.status.success(), "{case}{up:?}");
-        assert!(told.contains(&format!(", step {}, sample ", self.resumes_at_step)), "{case}");
+        assert!(output.contains(&format!(", step {}, sample ", self.resumes_at_step)), "{case}");
 
         let export = baton(&run, &["checkpoint", "export", "--out", end.to_str().unwrap()]);
         assert!(export.status.success(), "{case}{export:?}");
@@ -90,28 +85,28 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn runs_of_older_versions_go_on_with_1_2_and_4_ranks_and_end_with_their_bits() {
-    let stories = stories();
-    assert!(!stories.is_empty());
+fn runs_of_older_versions_continue_with_1_2_and_4_ranks_and_end_with_the_same_bits() {
+    let runs = old_runs();
+    assert!(!runs.is_empty());
     thread::scope(|scope| {
-        for story in &stories {
+        for run in &runs {
             for ranks in [1, 2, 4] {
-                scope.spawn(move || story.goes_on(ranks));
+                scope.spawn(move || run.assert_continues(ranks));
             }
         }
     });
 }
 
 #[test]
-fn runs_of_older_versions_do_not_go_on_with_another_recipe() {
-    for story in stories() {
-        let place = tempfile::tempdir().unwrap();
-        let run = place.path().join("run");
-        let up = story.up(&run, &["--ranks", "1", "--set", "seed=1"]);
-        let told = String::from_utf8_lossy(&up.stderr);
-        assert_eq!(up.status.code(), Some(2), "{told}");
-        assert!(told.contains("(seed: 0 → 1)"), "{told}");
+fn runs_of_older_versions_do_not_continue_with_another_recipe() {
+    for old_run in old_runs() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let up = old_run.up(&run, &["--ranks", "1", "--set", "seed=1"]);
+        let errors = String::from_utf8_lossy(&up.stderr);
+        assert_eq!(up.status.code(), Some(2), "{errors}");
+        assert!(errors.contains("(seed: 0 → 1)"), "{errors}");
         let checkpoints = |run: &Path| fs::read_dir(run.join("checkpoints")).unwrap().count();
-        assert_eq!(checkpoints(&run), checkpoints(&story.folder.join("run")));
+        assert_eq!(checkpoints(&run), checkpoints(&old_run.folder.join("run")));
     }
 }

@@ -1,11 +1,6 @@
-//! Looking at a job and steering it.
+//! Tests of observing and controlling a job.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::path::Path;
 
@@ -25,14 +20,14 @@ use tonic_reflection::pb::v1::{
 };
 
 #[tokio::test]
-async fn drained_job_says_so_and_the_same_command_continues_it() {
+async fn drained_job_reports_its_reason_and_the_same_command_continues_it() {
     let undisturbed = Cluster::new().run_to_the_end(2).await;
 
     let mut cluster = Cluster::new();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     cluster.events().await.saved_at(40).await;
-    let reason = "the test wants it".to_owned();
+    let reason = "requested by the test".to_owned();
     cluster.client().await.drain(DrainRequest { reason }).await.unwrap();
     let (coordinator, agents) = cluster.finish().await;
     assert_eq!(
@@ -46,7 +41,7 @@ async fn drained_job_says_so_and_the_same_command_continues_it() {
     let state = cluster.run_to_the_end(1).await;
 
     assert!(state == undisturbed);
-    assert!(cluster.log("coordinator").contains("the test wants it"));
+    assert!(cluster.log("coordinator").contains("requested by the test"));
 }
 
 #[tokio::test]
@@ -79,7 +74,7 @@ async fn stopped_job_ends_at_once() {
 }
 
 #[tokio::test]
-async fn status_and_checkpoints_tell_what_goes_on() {
+async fn status_and_checkpoints_show_the_state_of_the_job() {
     let mut cluster = Cluster::new()
         .set("train.epochs=400")
         .set("checkpoint.every_steps=0")
@@ -136,7 +131,7 @@ async fn health_and_reflection_answer_any_grpc_client() {
     }
 }
 
-/// Python's own client asks by version 1alpha of the protocol. It finds out what there is to call, and calls it.
+/// Python's client uses version 1alpha of the reflection protocol. It lists the services and calls one.
 #[tokio::test]
 async fn pythons_reflection_client_finds_the_services_and_calls_one() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -151,9 +146,9 @@ async fn pythons_reflection_client_finds_the_services_and_calls_one() {
         .output();
     let output = in_time("Python's client", client).await.unwrap();
     assert!(output.status.success(), "{output:?}");
-    let told = String::from_utf8(output.stdout).unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
     assert_eq!(
-        told,
+        printed,
         "baton.v1.JobService\nbaton.v1.NodeService\ngrpc.health.v1.Health\n\
          grpc.reflection.v1alpha.ServerReflection\n\
          GetStatus: story\n"
@@ -161,7 +156,7 @@ async fn pythons_reflection_client_finds_the_services_and_calls_one() {
 }
 
 #[tokio::test]
-async fn restart_of_a_completed_job_only_says_so() {
+async fn restart_of_a_completed_job_opens_no_generation() {
     let mut cluster = Cluster::new().set("train.epochs=1");
     cluster.run_to_the_end(1).await;
     let generations = cluster.log("coordinator").matches("opened with").count();
@@ -172,7 +167,7 @@ async fn restart_of_a_completed_job_only_says_so() {
 }
 
 #[tokio::test]
-async fn run_without_auto_resume_begins_anew_and_keeps_the_old_checkpoints() {
+async fn run_without_auto_resume_starts_again_and_keeps_the_old_checkpoints() {
     let mut cluster = Cluster::new().set("train.epochs=2");
     let first = cluster.run_to_the_end(1).await;
     let before = cluster.checkpoint_names();
@@ -189,7 +184,7 @@ async fn run_without_auto_resume_begins_anew_and_keeps_the_old_checkpoints() {
 }
 
 #[tokio::test]
-async fn changed_recipe_goes_on_from_the_old_state_if_so_told() {
+async fn changed_recipe_continues_with_the_old_state_if_a_flag_allows_it() {
     let mut cluster = Cluster::new().set("train.epochs=2");
     cluster.run_to_the_end(1).await;
     let before = cluster.checkpoint_names();
@@ -204,17 +199,20 @@ async fn changed_recipe_goes_on_from_the_old_state_if_so_told() {
     assert!(started.message.contains("loss.label_smoothing: 0.0 → 0.1"), "{}", started.message);
     assert!(started.message.contains("train.epochs: 2 → 3"), "{}", started.message);
     assert!(coordinator.success(), "{}", cluster.log("coordinator"));
-    assert!(cluster.checkpoint_names().iter().max() > before.iter().max(), "it has not trained");
+    assert!(
+        cluster.checkpoint_names().iter().max() > before.iter().max(),
+        "the job has not trained"
+    );
 }
 
 #[tokio::test]
-async fn named_checkpoint_is_where_a_new_run_begins() {
+async fn new_run_starts_from_the_given_checkpoint() {
     let mut cluster = Cluster::new().set("train.epochs=2");
     let first = cluster.run_to_the_end(2).await;
     let folder = cluster.run_dir().join("checkpoints");
     let oldest = cluster.checkpoint_names().into_iter().min().unwrap();
 
-    // By its path, as from another store.
+    // By its path, like a checkpoint of another store.
     let path = folder.join(&oldest).display().to_string();
     cluster.start_coordinator(&["--resume", &path]).await;
     cluster.start_agent("node", 1);

@@ -1,33 +1,28 @@
-//! Training on every kind of data set, from recipe to checkpoint.
+//! Tests of training on every kind of data set, from recipe to checkpoint.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::path::Path;
 
 use baton_data::{
     Beton, Mode,
-    write::{Array, FFCV_LEAST_PAGE_BYTES, Field, Kind, Value, Writer},
+    write::{Array, FFCV_MIN_PAGE_BYTES, Field, FieldKind, Value, Writer},
 };
 use baton_proto::v1::watch_events_response::Kind as Event;
 use baton_tests::{Cluster, kill};
 
-/// The digits, cut into files of these many samples; `damage` may change a stored image.
+/// Writes the digits as files with these numbers of samples; `damage` may change a stored image.
 fn shards(folder: &Path, sizes: &[u64], damage: impl Fn(u64, &mut Vec<u8>)) {
     let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits/digits-train.beton");
     let beton = Beton::open(digits).unwrap();
     let images = beton.image_column("image").unwrap();
     let labels = beton.int_column("label").unwrap();
-    let fields = [Field::new("image", Kind::RgbImage), Field::new("label", Kind::Int)];
+    let fields = [Field::new("image", FieldKind::RgbImage), Field::new("label", FieldKind::Int)];
     let mut sample = 0;
     for (number, size) in sizes.iter().enumerate() {
         let path = folder.join(format!("train-{number}.beton"));
         let mut writer =
-            Writer::create(&path, fields.to_vec(), *size, FFCV_LEAST_PAGE_BYTES).unwrap();
+            Writer::create(&path, fields.to_vec(), *size, FFCV_MIN_PAGE_BYTES).unwrap();
         for _ in 0..*size {
             let mut buffer = Vec::new();
             let image = beton.image(&images, sample, &mut buffer).unwrap();
@@ -71,12 +66,12 @@ async fn shards_in_quasi_random_order_end_with_the_same_bits_on_any_number_of_ra
     assert!(coordinator.success(), "{}", killed.log("coordinator"));
     assert!(killed.newest_state() == one, "a kill changed bits");
 
-    // Another order is another run, or the order would not matter here.
+    // Random order gives another result, so the order matters in this test.
     let random = training_on(&pattern).run_to_the_end(1).await;
     assert!(random != one);
 }
 
-/// Shards or not, random order goes by the position in the whole.
+/// Random order depends only on the position of a sample in the whole set.
 #[tokio::test]
 async fn a_set_in_shards_trains_to_the_same_bits_as_the_same_samples_in_one_file() {
     let folder = tempfile::tempdir().unwrap();
@@ -94,7 +89,7 @@ async fn bad_samples_end_the_job_with_their_names_or_are_skipped_and_counted() {
     let pattern = folder.path().join("train-0.beton");
     shards(folder.path(), &[1_400], |sample, bytes| {
         if sample % 200 == 7 {
-            // The file looks whole, the picture is not.
+            // The file is complete, but the image is damaged.
             let len = bytes.len();
             bytes[len / 2..len - 2].fill(0);
         }
@@ -114,20 +109,24 @@ async fn bad_samples_end_the_job_with_their_names_or_are_skipped_and_counted() {
     three.start_coordinator(&[]).await;
     three.start_agent("node", 3);
     let mut events = three.events().await;
-    let told = events.next_of(Event::SamplesSkipped).await;
-    assert!(told.message.contains("train-0.beton: sample "), "{}", told.message);
+    let skipped = events.next_of(Event::SamplesSkipped).await;
+    assert!(skipped.message.contains("train-0.beton: sample "), "{}", skipped.message);
     events.saved_at(1).await;
     assert!(three.status().await.skipped_samples > 0);
     let (coordinator, _) = three.finish().await;
     assert!(coordinator.success(), "{}", three.log("coordinator"));
-    assert!(three.newest_state() == one, "what takes a bad sample's place depends on the ranks");
+    assert!(
+        three.newest_state() == one,
+        "the replacement of a bad sample depends on the number of ranks"
+    );
 }
 
-/// Waves of two frequencies with noise: class and frequency belong together.
+/// Writes waves of two frequencies with noise; the frequency is determined by the class.
 fn signals(path: &Path, count: u64) {
     let array = Array { shape: vec![2, 50], dtype: "<f4".to_owned() };
-    let fields = vec![Field::new("signal", Kind::NdArray(array)), Field::new("label", Kind::Int)];
-    let mut writer = Writer::create(path, fields, count, FFCV_LEAST_PAGE_BYTES).unwrap();
+    let fields =
+        vec![Field::new("signal", FieldKind::NdArray(array)), Field::new("label", FieldKind::Int)];
+    let mut writer = Writer::create(path, fields, count, FFCV_MIN_PAGE_BYTES).unwrap();
     let mut state = 1_u32;
     for sample in 0..count {
         let label = (sample % 2) as i64;
@@ -187,21 +186,21 @@ async fn a_model_of_images_refuses_arrays() {
 }
 
 #[tokio::test]
-async fn ffcvs_own_pixels_are_a_choice_of_the_recipe() {
+async fn the_recipe_can_select_the_pixels_of_ffcv() {
     let area = Cluster::new().set("data.resize=area").run_to_the_end(1).await;
     let fast = Cluster::new().run_to_the_end(1).await;
     assert!(area != fast);
     assert!(Cluster::new().set("data.resize=area").run_to_the_end(2).await == area);
 }
 
-/// Every rank tells of its loader.
+/// Every rank reports its loader's statistics.
 #[tokio::test]
 async fn status_shows_every_ranks_loader() {
     let mut cluster = Cluster::new().set("train.epochs=200");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     let mut events = cluster.events().await;
-    // Ranks tell one after the other; each save is another chance, and there are hundreds.
+    // Ranks report one after the other, so check again after each save; there are hundreds.
     let status = loop {
         events.next_of(Event::Saved).await;
         let status = cluster.status().await;
@@ -210,7 +209,8 @@ async fn status_shows_every_ranks_loader() {
         }
     };
     for rank in &status.ranks {
-        let loader = rank.loader.as_ref().unwrap_or_else(|| panic!("rank {} is silent", rank.rank));
+        let loader =
+            rank.loader.as_ref().unwrap_or_else(|| panic!("rank {} sent no report", rank.rank));
         assert_eq!(loader.room, 3);
         assert!(loader.ready <= 3 && (0.0..=1.0).contains(&loader.wait));
     }

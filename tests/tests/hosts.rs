@@ -1,15 +1,10 @@
-//! Three hosts with two ranks each: a partition, loss in one direction, a slow line, a node lost and back.
+//! Tests three hosts with two ranks each: a partition, loss in one direction, a slow link, a lost and restarted node.
 //!
-//! Each host is a network namespace, on one bridge with the coordinator. The test starts itself again inside
-//! namespaces of its own, where it may do all this; where the kernel or the tools do not allow it, it says so
-//! and is skipped.
+//! Each host is a network namespace, on one bridge with the coordinator. The test starts itself again inside new
+//! namespaces, where it has the needed rights. If the kernel or the tools do not allow this, the test is skipped with a
+//! message.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::{
     process::{Command, Output},
@@ -17,13 +12,13 @@ use std::{
 };
 
 use baton_proto::v1::{DrainRequest, get_status_response::Phase};
-use baton_tests::{Cluster, PATIENCE};
+use baton_tests::{Cluster, WAIT_TIMEOUT};
 
-/// Set for the test that is started inside namespaces.
+/// Environment variable that is set for the test inside the namespaces.
 const INSIDE: &str = "BATON_TEST_INSIDE_NAMESPACES";
 const HOSTS: usize = 3;
 const RANKS: u32 = 2;
-/// Where everybody reaches the coordinator.
+/// Address of the coordinator.
 const BRIDGE: &str = "10.77.0.1";
 
 fn address(host: usize) -> String {
@@ -42,8 +37,8 @@ fn partitions_losses_and_returns_of_hosts_change_no_bit() {
     };
     let probe =
         "ip netns add probe && ip link add v type veth peer name e && ip netns exec probe true";
-    let tried = inside("sh".as_ref()).args(["-c", probe]).output();
-    match tried {
+    let trial = inside("sh".as_ref()).args(["-c", probe]).output();
+    match trial {
         Ok(Output { status, .. }) if status.success() => {}
         Ok(Output { stderr, .. }) => {
             eprintln!("skipped, no namespaces: {}", String::from_utf8_lossy(&stderr).trim());
@@ -54,9 +49,9 @@ fn partitions_losses_and_returns_of_hosts_change_no_bit() {
             return;
         }
     }
-    let story = ["--exact", "inside_the_namespaces", "--ignored", "--nocapture"];
+    let arguments = ["--exact", "inside_the_namespaces", "--ignored", "--nocapture"];
     let mut command = inside(&std::env::current_exe().unwrap());
-    let ended = command.args(story).env(INSIDE, "1").output().unwrap();
+    let ended = command.args(arguments).env(INSIDE, "1").output().unwrap();
     let text = String::from_utf8_lossy(&ended.stdout) + String::from_utf8_lossy(&ended.stderr);
     assert!(ended.status.success(), "{text}");
     assert!(text.contains("1 passed"), "{text}");
@@ -85,25 +80,25 @@ fn start_agent(cluster: &mut Cluster, host: usize) {
     cluster.start_agent_by(&launcher, &node, RANKS, &["--host", &at], &[]);
 }
 
-/// How long an update takes now.
+/// Current time per update, seconds.
 async fn step_seconds(cluster: &Cluster) -> f64 {
     let step = async || cluster.status().await.latest.map_or(0, |latest| latest.step);
     let (before, begin) = (step().await, Instant::now());
     let mut now = before;
     while now < before + 3 {
-        assert!(begin.elapsed() < PATIENCE, "no steps:\n{}", cluster.log("coordinator"));
+        assert!(begin.elapsed() < WAIT_TIMEOUT, "no steps:\n{}", cluster.log("coordinator"));
         tokio::time::sleep(Duration::from_millis(50)).await;
         now = step().await;
     }
     begin.elapsed().as_secs_f64() / (now - before) as f64
 }
 
-/// Waits until so many ranks train, in a generation after `after`; that generation.
+/// Waits until this number of ranks train in a generation after `after`; returns that generation.
 async fn trains(cluster: &Cluster, ranks: u32, after: u64) -> u64 {
     let wait = async {
         loop {
             let status = cluster.status().await;
-            assert!(status.phase() != Phase::Ended, "it ended: {}", status.reason);
+            assert!(status.phase() != Phase::Ended, "the job ended: {}", status.reason);
             let all = status.ranks.len() == ranks as usize;
             if status.phase() == Phase::Training && all && status.generation > after {
                 return status.generation;
@@ -111,7 +106,7 @@ async fn trains(cluster: &Cluster, ranks: u32, after: u64) -> u64 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let trains = tokio::time::timeout(PATIENCE, wait).await;
+    let trains = tokio::time::timeout(WAIT_TIMEOUT, wait).await;
     trains.unwrap_or_else(|_| panic!("no {ranks} ranks train:\n{}", cluster.log("coordinator")))
 }
 
@@ -127,7 +122,7 @@ fn set_up(cluster: Cluster) -> Cluster {
 #[tokio::test]
 #[ignore = "started by the test above, inside namespaces"]
 async fn inside_the_namespaces() {
-    // On a machine of somebody's own it would add hosts to the network that is in use.
+    // Outside the namespaces, it would change the network of this machine.
     if std::env::var_os(INSIDE).is_none() {
         return;
     }
@@ -139,7 +134,7 @@ async fn inside_the_namespaces() {
     (1..=HOSTS).for_each(|host| start_agent(&mut cluster, host));
     let mut generation = trains(&cluster, all, 0).await;
 
-    println!("partition: host 3 is cut off, and given up; then it is back");
+    println!("partition: host 3 is disconnected and treated as lost; then it is connected again");
     ip("link set v3 down");
     generation = trains(&cluster, all - RANKS, generation).await;
     ip("link set v3 up");
@@ -147,30 +142,30 @@ async fn inside_the_namespaces() {
 
     println!("loss in one direction: nothing from host 2 reaches host 1");
     ip("-n n2 route add blackhole 10.77.0.11/32");
-    let broken = tokio::time::timeout(PATIENCE, async {
+    let broken = tokio::time::timeout(WAIT_TIMEOUT, async {
         while cluster.status().await.phase() == Phase::Training {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     });
-    assert!(broken.await.is_ok(), "nobody noticed");
+    assert!(broken.await.is_ok(), "the loss was not detected");
     ip("-n n2 route del blackhole 10.77.0.11/32");
     generation = trains(&cluster, all, generation).await;
 
-    println!("a slow line: host 1 sends a megabit a second");
+    println!("a slow link: host 1 sends one megabit per second");
     let quick = step_seconds(&cluster).await;
     let slow = "netns exec n1 tc qdisc add dev e1 root tbf rate 1mbit burst 32kbit latency 400ms";
     if Command::new("ip").args(slow.split(' ')).status().is_ok_and(|status| status.success()) {
-        let slowed = tokio::time::timeout(PATIENCE, async {
+        let slowed = tokio::time::timeout(WAIT_TIMEOUT, async {
             while step_seconds(&cluster).await < 5.0 * quick {}
         });
-        assert!(slowed.await.is_ok(), "the line is not slow");
+        assert!(slowed.await.is_ok(), "the link is not slow");
         ip("netns exec n1 tc qdisc del dev e1 root");
     } else {
-        println!("left out: this kernel controls no traffic");
+        println!("skipped: this kernel does not support traffic control");
     }
     generation = trains(&cluster, all, generation - 1).await;
 
-    println!("host 2 dies, and another one comes in its place");
+    println!("host 2 dies, and another one replaces it");
     ip("link set v2 down");
     cluster.kill_agent(1).await;
     generation = trains(&cluster, all - RANKS, generation).await;

@@ -1,11 +1,6 @@
-//! The machine is taken away: spot notices, advice, a drain file.
+//! Tests of machines that are taken away: interruption notices, rebalance recommendations, a drain file.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 #[path = "../../crates/imds/tests/service/mod.rs"]
 mod service;
@@ -15,9 +10,9 @@ use baton_proto::v1::{DrainRequest, watch_events_response::Kind};
 use baton_tests::{Cluster, announce_end, in_time, terminate};
 use service::{Service, Tokens};
 
-/// Stops an endless run after some more epochs, and compares it with an undisturbed one.
+/// Stops an endless run after two more epochs, and compares it with an undisturbed one.
 async fn assert_same_bits(mut cluster: Cluster) {
-    let mut events = cluster.events_to_come().await;
+    let mut events = cluster.new_events().await;
     for _ in 0..2 {
         events.next_of(Kind::Saved).await;
     }
@@ -53,13 +48,13 @@ async fn a_spot_notice_saves_and_stops_in_stages_before_the_machine_ends() {
 }
 
 #[tokio::test]
-async fn a_signal_to_all_processes_at_once_saves_as_one_to_the_agent_does() {
+async fn a_signal_to_all_processes_saves_like_a_signal_to_the_agent() {
     let mut cluster = Cluster::endless();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     let mut events = cluster.events().await;
     events.saved_at(30).await;
-    // As Slurm ends a step, and some terminals a job.
+    // Slurm ends a step in this way, and some terminals a job.
     cluster.rank_pids(0).into_iter().for_each(announce_end);
     cluster.rank_pids(0).into_iter().chain([cluster.agent_pid(0)]).for_each(terminate);
     for stage in ["all ranks stop after step", "is copied", "is durable"] {
@@ -93,7 +88,7 @@ async fn a_notice_to_one_of_two_nodes_costs_its_ranks_and_no_step() {
     events.saved_at(30).await;
     service.interrupt("stop", 120);
     let leaves = events.next_of(Kind::NodeLeaves).await;
-    assert!(leaves.message.contains("node goes must go"), "{leaves:?}");
+    assert!(leaves.message.contains("node goes is leaving"), "{leaves:?}");
     let recovered = events.next_of(Kind::Recovered).await;
     assert!(recovered.message.contains("node goes"), "{recovered:?}");
     let recovery = cluster.status().await.recoveries.last().cloned().unwrap();
@@ -115,14 +110,14 @@ async fn a_rebalance_recommendation_is_answered_with_a_checkpoint() {
 
     service.rebalance();
 
-    let advised = events.next_of(Kind::Advised).await;
+    let advised = events.next_of(Kind::CheckpointAdvised).await;
     assert!(advised.message.contains("rebalance"), "{advised:?}");
     events.next_of(Kind::Saved).await;
-    assert!(cluster.status().await.drain.is_none(), "training goes on");
+    assert!(cluster.status().await.drain.is_none(), "training continues");
 }
 
 #[tokio::test]
-async fn a_drain_file_saves_and_stops_and_is_gone_afterwards() {
+async fn a_drain_file_saves_and_stops_and_is_deleted_afterwards() {
     let mut cluster = Cluster::new().set("train.epochs=100000");
     let file = cluster.run_dir().join("please-stop");
     cluster.start_coordinator(&[]).await;

@@ -1,19 +1,14 @@
-//! Every part of a recipe at once, from file to checkpoint; and training that goes wrong.
+//! Tests of recipes with all options at once, from file to checkpoint; and of diverging training.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::path::Path;
 
-use baton_data::write::{Array, Field, Kind, Value, Writer};
+use baton_data::write::{Array, Field, FieldKind, Value, Writer};
 use baton_proto::v1::watch_events_response::Kind as Event;
 use baton_tests::{Cluster, kill};
 
-/// A ResNet with all that changes what it computes.
+/// A ResNet with all options that change its results.
 fn everything(few: &str) -> Cluster {
     [
         "model={ arch='resnet18', num_classes=10, blur_pool=true, zero_init_gamma=true }",
@@ -37,15 +32,15 @@ fn on(few: &str) -> Cluster {
     Cluster::new().set(&format!("data.train={few}")).set(&format!("data.val={few}"))
 }
 
-/// The first digits as a set of their own: a ResNet takes a second for what the whole story needs.
+/// Writes the first digits as a separate set, so that a ResNet needs only a second per epoch.
 fn few_digits(folder: &Path, samples: u64) -> String {
     let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits/digits-train.beton");
     let beton = baton_data::Beton::open(digits).unwrap();
     let images = beton.image_column("image").unwrap();
     let labels = beton.int_column("label").unwrap();
-    let fields = [Field::new("image", Kind::RgbImage), Field::new("label", Kind::Int)];
+    let fields = [Field::new("image", FieldKind::RgbImage), Field::new("label", FieldKind::Int)];
     let path = folder.join("few.beton");
-    let page = baton_data::write::FFCV_LEAST_PAGE_BYTES;
+    let page = baton_data::write::FFCV_MIN_PAGE_BYTES;
     let mut writer = Writer::create(&path, fields.to_vec(), samples, page).unwrap();
     for sample in 0..samples {
         let mut buffer = Vec::new();
@@ -75,7 +70,7 @@ async fn with_every_option_on_ranks_kills_and_resumes_change_no_bit() {
     events.saved_at(2).await;
     kill(killed.rank_pids(0)[1]);
     events.next_of(Event::RankFailed).await;
-    // And then everybody, in another phase.
+    // Then kill all processes, in another phase.
     events.saved_at(8).await;
     killed.kill_coordinator().await;
     killed.kill_agent(0).await;
@@ -84,7 +79,7 @@ async fn with_every_option_on_ranks_kills_and_resumes_change_no_bit() {
 
 /// Four updates: fp16 has no fast convolutions on CPUs.
 #[tokio::test]
-async fn the_loss_scale_and_what_it_left_out_survive_a_kill() {
+async fn the_loss_scale_and_the_number_of_skipped_updates_survive_a_kill() {
     let folder = tempfile::tempdir().unwrap();
     let few = few_digits(folder.path(), 16);
     let scaling = || {
@@ -115,12 +110,13 @@ async fn the_loss_scale_and_what_it_left_out_survive_a_kill() {
     assert!(killed.run_to_the_end(1).await == one);
 }
 
-/// Arrays of eight values with the class in the first; the values of one are so large that its update
-/// spoils the weights.
+/// Writes arrays of eight values with the class as the first value. The values of one array are so large that its
+/// update damages the weights.
 fn poisoned_arrays(path: &Path, samples: u64, poison: Option<u64>) {
     let array = Array { dtype: "<f4".to_owned(), shape: vec![8] };
-    let fields = [Field::new("array", Kind::NdArray(array)), Field::new("label", Kind::Int)];
-    let page = baton_data::write::FFCV_LEAST_PAGE_BYTES;
+    let fields =
+        [Field::new("array", FieldKind::NdArray(array)), Field::new("label", FieldKind::Int)];
+    let page = baton_data::write::FFCV_MIN_PAGE_BYTES;
     let mut writer = Writer::create(path, fields.to_vec(), samples, page).unwrap();
     for sample in 0..samples {
         let class = (sample * 7 % 10) as i64;
@@ -149,7 +145,8 @@ fn on_poison(folder: &Path) -> Cluster {
 }
 
 #[tokio::test]
-async fn a_poisoned_batch_is_found_named_and_left_out_with_the_same_bits_on_any_number_of_ranks() {
+async fn a_poisoned_batch_is_detected_named_and_skipped_with_the_same_bits_on_any_number_of_ranks()
+{
     let folder = tempfile::tempdir().unwrap();
     let skipping = || on_poison(folder.path()).set("guard.remedy=skip_batch");
     let mut first = skipping();
@@ -161,9 +158,9 @@ async fn a_poisoned_batch_is_found_named_and_left_out_with_the_same_bits_on_any_
     three.start_coordinator(&[]).await;
     three.start_agent("node", 3);
     let mut events = three.events().await;
-    let told = events.next_of(Event::Diverged).await;
+    let diverged = events.next_of(Event::Diverged).await;
     for part in ["mean loss rose", "samples", "without that batch and the one before it"] {
-        assert!(told.message.contains(part), "{}", told.message);
+        assert!(diverged.message.contains(part), "{}", diverged.message);
     }
     let (coordinator, _) = three.finish().await;
     assert!(coordinator.success(), "{}", three.log("coordinator"));
@@ -171,9 +168,9 @@ async fn a_poisoned_batch_is_found_named_and_left_out_with_the_same_bits_on_any_
 }
 
 #[tokio::test]
-async fn a_divergence_that_nothing_cures_ends_the_job_with_diagnosis_and_advice() {
+async fn a_divergence_without_a_remedy_ends_the_job_with_diagnosis_and_advice() {
     let folder = tempfile::tempdir().unwrap();
-    // A rate of a half does not help against a sample of 1e30.
+    // Half the learning rate does not help against a sample of 1e30.
     let mut cluster = on_poison(folder.path()).set("guard.max_rollbacks=2");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
@@ -190,7 +187,7 @@ async fn a_divergence_that_nothing_cures_ends_the_job_with_diagnosis_and_advice(
 }
 
 #[tokio::test]
-async fn a_rate_that_explodes_is_lowered_and_training_completes() {
+async fn a_rate_that_is_much_too_high_is_lowered_and_training_completes() {
     let exploding = || {
         Cluster::new()
             .set("train.epochs=4")
@@ -205,7 +202,7 @@ async fn a_rate_that_explodes_is_lowered_and_training_completes() {
     events.next_of(Event::Diverged).await;
     let started = events.next_of(Event::TrainingStarted).await;
     assert!(started.message.contains("from checkpoint"), "{}", started.message);
-    // What rank 1 had before counts no more; what it has since does.
+    // The state of rank 1 from before the rollback is invalid; its newer state is valid.
     let step = killed.status().await.latest.map_or(0, |step| step.step);
     events.saved_at(step + 7).await;
     kill(killed.rank_pids(0)[1]);
@@ -220,15 +217,15 @@ async fn a_target_completes_the_job_early_with_everything_saved() {
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     let mut events = cluster.events().await;
-    let told = events.next_of(Event::EndsEarly).await;
-    assert!(told.message.contains("value = 0.8 } is reached"), "{}", told.message);
+    let ends_early = events.next_of(Event::EndsEarly).await;
+    assert!(ends_early.message.contains("value = 0.8 } is reached"), "{}", ends_early.message);
     let (coordinator, agents) = cluster.finish().await;
     assert!(coordinator.success() && agents[0].success(), "{}", cluster.log("coordinator"));
     assert!(!cluster.newest_state().is_empty());
 }
 
 #[tokio::test]
-async fn a_spent_budget_saves_and_stops_with_a_code_of_its_own() {
+async fn a_job_that_reaches_its_limit_saves_and_stops_with_its_own_exit_code() {
     let mut cluster = Cluster::new()
         .set("train.epochs=100000")
         .set("limits={ max_dollars=0.01, dollars_per_hour=20.0 }");

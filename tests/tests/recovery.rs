@@ -1,11 +1,6 @@
-//! Whatever is killed, the job ends with the bits of an undisturbed run.
+//! Tests that a job ends with the bits of an undisturbed run, whatever processes are killed.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::time::Duration;
 
@@ -13,13 +8,13 @@ use baton_job::exit;
 use baton_proto::v1::{DrainRequest, watch_events_response::Kind};
 use baton_tests::{Cluster, in_time, kill, stop};
 
-/// Pseudo-random but repeatable moments; printed with the failure, as they are in the test's name.
-fn moments(seed: u64, count: usize, most: u64) -> Vec<u64> {
+/// Pseudo-random but repeatable steps below `limit`, in increasing order.
+fn moments(seed: u64, count: usize, limit: u64) -> Vec<u64> {
     let mut state = seed;
     let mut next = || {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % most
+        (state >> 33) % limit
     };
     let mut moments: Vec<u64> = (0..count).map(|_| next()).collect();
     moments.sort_unstable();
@@ -76,19 +71,19 @@ async fn a_stopped_rank_is_named_and_replaced_with_the_same_bits() {
 }
 
 #[tokio::test]
-async fn a_spare_takes_the_place_of_a_dead_rank_with_the_same_bits() {
+async fn a_spare_replaces_a_dead_rank_with_the_same_bits() {
     let mut cluster = Cluster::endless().set("cluster.warm_spare=true");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     let mut events = cluster.events().await;
     for spares in 1..=2 {
-        in_time("a spare is there", async {
+        in_time("a spare is ready", async {
             while cluster.log("agent").matches("spare started").count() < spares {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         })
         .await;
-        // In the order of their starts: the spare is the last.
+        // Processes are in the order of their starts, so the spare is the last.
         let [_, killed, spare] = cluster.rank_pids(0)[..] else { panic!("not two and a spare") };
         kill(killed);
         events.next_of(Kind::Recovered).await;
@@ -109,19 +104,19 @@ async fn everything_killed_at_three_moments_resumes_from_the_newest_checkpoint()
     let undisturbed = Cluster::new().run_to_the_end(2).await;
 
     let mut cluster = Cluster::new();
-    for (life, step) in moments(2, 3, 200).into_iter().enumerate() {
+    for (run, step) in moments(2, 3, 200).into_iter().enumerate() {
         cluster.start_coordinator(&[]).await;
-        // Another number of ranks in every life.
-        cluster.start_agent("node", 1 + life as u32);
+        // Use another number of ranks each time.
+        cluster.start_agent("node", 1 + run as u32);
         let mut events = cluster.events().await;
-        for _ in 0..life {
-            // Events of earlier lives come first.
+        for _ in 0..run {
+            // Events of earlier runs come first.
             events.next_of(Kind::TrainingStarted).await;
         }
         let started = events.next_of(Kind::TrainingStarted).await;
         assert_eq!(
             started.message.contains("from checkpoint step-"),
-            life > 0,
+            run > 0,
             "{}",
             started.message
         );
@@ -135,7 +130,7 @@ async fn everything_killed_at_three_moments_resumes_from_the_newest_checkpoint()
 }
 
 #[tokio::test]
-async fn killed_agent_takes_its_ranks_along_and_a_new_one_goes_on() {
+async fn ranks_end_with_their_killed_agent_and_a_new_agent_continues() {
     let undisturbed = Cluster::new().run_to_the_end(2).await;
 
     let mut cluster = Cluster::new();
@@ -153,7 +148,7 @@ async fn killed_agent_takes_its_ranks_along_and_a_new_one_goes_on() {
 }
 
 #[tokio::test]
-async fn killed_coordinator_comes_back_and_training_has_not_paused() {
+async fn training_does_not_pause_while_a_killed_coordinator_restarts() {
     let mut cluster = Cluster::new().set("train.epochs=60");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
@@ -163,7 +158,7 @@ async fn killed_coordinator_comes_back_and_training_has_not_paused() {
     let url = cluster.url();
     cluster.kill_coordinator().await;
     let port = url.rsplit(':').next().unwrap().to_owned();
-    // The agent looks for it where it was.
+    // The agent looks for the coordinator at the old address.
     cluster.start_coordinator(&["--listen", &format!("127.0.0.1:{port}")]).await;
 
     let mut events = cluster.events().await;
@@ -180,8 +175,8 @@ async fn killed_coordinator_comes_back_and_training_has_not_paused() {
 }
 
 #[tokio::test]
-async fn lost_node_is_given_up_and_the_rest_goes_on() {
-    // Long enough for another node to come while training goes on.
+async fn the_other_nodes_continue_without_a_lost_node() {
+    // Long enough for another node to join during training.
     let cluster = || Cluster::new().set("train.epochs=300");
     let undisturbed = cluster().run_to_the_end(1).await;
 
@@ -235,11 +230,11 @@ async fn resnet_ends_with_the_same_bits_for_every_number_of_ranks_and_through_a_
 }
 
 #[tokio::test]
-async fn of_two_coordinators_on_one_store_the_older_is_fenced_out_and_ends_for_good() {
+async fn of_two_coordinators_on_one_store_the_older_is_fenced_and_ends_permanently() {
     let store = tempfile::tempdir().unwrap();
     let dir = format!("checkpoint.dir={}", store.path().display());
     let job = || {
-        // Long enough for both.
+        // Long enough for both coordinators.
         let cluster = Cluster::new().set("train.epochs=100000").set("checkpoint.every_steps=100");
         cluster.set("checkpoint.every_epochs=0").set(&dir)
     };
@@ -269,7 +264,7 @@ async fn of_two_coordinators_on_one_store_the_older_is_fenced_out_and_ends_for_g
     let began_with = status.began_with.unwrap();
     assert!(began_with.contains("step-"), "{began_with}");
     newer.events().await.saved_at(status.latest.unwrap().step).await;
-    let reason = "enough was seen".to_owned();
+    let reason = "end of the test".to_owned();
     newer.client().await.drain(DrainRequest { reason }).await.unwrap();
     let (coordinator, _) = newer.finish().await;
     assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)), "{}", newer.log("coordinator"));
@@ -279,7 +274,7 @@ async fn of_two_coordinators_on_one_store_the_older_is_fenced_out_and_ends_for_g
 async fn a_generation_that_another_coordinator_has_opened_is_not_opened_again() {
     let store = tempfile::tempdir().unwrap();
     let dir = format!("checkpoint.dir={}", store.path().display());
-    // Nothing is saved: the older one learns of the newer one when it opens a generation itself.
+    // Nothing is saved, so the older coordinator detects the newer one only when it opens a generation.
     let job = || Cluster::endless().set("checkpoint.every_epochs=0").set(&dir);
     let mut older = job();
     older.start_coordinator(&[]).await;
@@ -296,5 +291,9 @@ async fn a_generation_that_another_coordinator_has_opened_is_not_opened_again() 
     let log = older.log("coordinator");
     assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
     assert!(log.contains("another coordinator has taken over"), "{log}");
-    assert_eq!(newer.status().await.generation, 2, "nobody has taken it from the newer one");
+    assert_eq!(
+        newer.status().await.generation,
+        2,
+        "the older one has not taken the store from the newer one"
+    );
 }

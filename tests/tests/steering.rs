@@ -1,11 +1,6 @@
-//! Pausing, giving a job to a coordinator that has none, and reading what a job tells of itself.
+//! Tests of pausing, of submitting a job to a coordinator that has none, and of reading metrics, logs and status.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::{fs, time::Duration};
 
@@ -16,18 +11,19 @@ use baton_proto::v1::{
     WatchEventsRequest, get_status_response::Phase, stream_metrics_response::Metrics,
     watch_events_response::Kind,
 };
-use baton_tests::{Cluster, PATIENCE, kill};
+use baton_tests::{Cluster, WAIT_TIMEOUT, kill};
 use tokio_stream::StreamExt;
 use tonic::Code;
 use tonic_types::StatusExt;
 
-/// Waits until all ranks say that they are paused, after the same step: which.
-async fn stands_still(cluster: &Cluster) -> u64 {
+/// Waits until all ranks report that they are paused after the same step; returns this step.
+async fn paused_step(cluster: &Cluster) -> u64 {
     loop {
         let status = cluster.status().await;
         let paused = |rank: &v1::RankStatus| {
-            let pulse = rank.pulse.filter(|pulse| pulse.activity() == v1::Activity::Paused);
-            pulse.map(|pulse| pulse.step)
+            let heartbeat =
+                rank.heartbeat.filter(|heartbeat| heartbeat.activity() == v1::Activity::Paused);
+            heartbeat.map(|heartbeat| heartbeat.step)
         };
         let steps: Option<Vec<u64>> = status.ranks.iter().map(paused).collect();
         if let Some([first, rest @ ..]) = steps.as_deref()
@@ -40,7 +36,7 @@ async fn stands_still(cluster: &Cluster) -> u64 {
 }
 
 #[tokio::test]
-async fn a_paused_job_stands_still_through_failures_and_restarts_saves_if_asked_and_ends_with_the_same_bits()
+async fn a_job_stays_paused_through_failures_and_restarts_saves_on_request_and_ends_with_the_same_bits()
  {
     let undisturbed = Cluster::new().run_to_the_end(2).await;
 
@@ -60,27 +56,27 @@ async fn a_paused_job_stands_still_through_failures_and_restarts_saves_if_asked_
     let past = client.watch_events(past).await.unwrap().into_inner();
     let past: Vec<_> = past.map(|event| event.unwrap().kind()).collect().await;
     assert!(past.contains(&Kind::Paused), "{past:?}");
-    let at = stands_still(&cluster).await;
+    let at = paused_step(&cluster).await;
     let status = cluster.status().await;
     assert_eq!(status.phase(), Phase::Paused);
     assert_eq!(status.pause.unwrap().reason, "lunch");
 
-    // A checkpoint can be had of a job that stands still.
+    // A paused job can save a checkpoint.
     client.trigger_checkpoint(TriggerCheckpointRequest {}).await.unwrap();
     assert_eq!(events.saved_at(at).await.step, Some(at));
 
-    // Neither a rank's death nor the coordinator's lets it go on.
+    // It stays paused after the death of a rank or of the coordinator.
     kill(cluster.rank_pids(0)[0]);
     events.next_of(Kind::TrainingStarted).await;
-    assert_eq!(stands_still(&cluster).await, at);
-    let place = cluster.same_place();
+    assert_eq!(paused_step(&cluster).await, at);
+    let address = cluster.same_address();
     cluster.kill_coordinator().await;
-    cluster.start_coordinator(&place.each_ref().map(String::as_str)).await;
+    cluster.start_coordinator(&address.each_ref().map(String::as_str)).await;
     let mut events = cluster.events().await;
     while cluster.status().await.phase() != Phase::Paused {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert_eq!(stands_still(&cluster).await, at);
+    assert_eq!(paused_step(&cluster).await, at);
 
     cluster.client().await.resume(ResumeRequest {}).await.unwrap();
     events.next_of(Kind::Resumed).await;
@@ -90,7 +86,7 @@ async fn a_paused_job_stands_still_through_failures_and_restarts_saves_if_asked_
 }
 
 #[tokio::test]
-async fn a_paused_job_that_is_drained_saves_at_once_and_goes_on_when_started_again() {
+async fn a_paused_job_that_is_drained_saves_at_once_and_continues_after_a_restart() {
     let undisturbed = Cluster::new().run_to_the_end(2).await;
 
     let mut cluster = Cluster::new();
@@ -100,7 +96,7 @@ async fn a_paused_job_that_is_drained_saves_at_once_and_goes_on_when_started_aga
     events.next_of(Kind::Saved).await;
     let mut client = cluster.client().await;
     client.pause(PauseRequest { reason: String::new() }).await.unwrap();
-    stands_still(&cluster).await;
+    paused_step(&cluster).await;
     client.drain(DrainRequest { reason: "spot".to_owned() }).await.unwrap();
     let (coordinator, _) = cluster.finish().await;
     assert_eq!(
@@ -114,7 +110,7 @@ async fn a_paused_job_that_is_drained_saves_at_once_and_goes_on_when_started_aga
 }
 
 #[tokio::test]
-async fn a_coordinator_without_a_job_keeps_agents_waiting_and_takes_one_that_outlives_it() {
+async fn a_coordinator_without_a_job_lets_agents_wait_and_a_submitted_job_survives_a_restart() {
     let mut cluster = Cluster::endless();
     cluster.start_idle_coordinator(&[]).await;
     cluster.start_agent("node", 1);
@@ -130,8 +126,8 @@ async fn a_coordinator_without_a_job_keeps_agents_waiting_and_takes_one_that_out
         recipe: recipe.clone(),
         overrides: changes.iter().map(|&change| change.to_owned()).collect(),
     };
-    let faulty = submit(&["train.epochs=0", "train.global_batch=0"]);
-    let refused = client.submit_job(faulty).await.unwrap_err();
+    let invalid = submit(&["train.epochs=0", "train.global_batch=0"]);
+    let refused = client.submit_job(invalid).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
     let details = refused.get_details_bad_request().unwrap().field_violations;
     let fields: Vec<&str> = details.iter().map(|violation| violation.field.as_str()).collect();
@@ -156,17 +152,17 @@ async fn a_coordinator_without_a_job_keeps_agents_waiting_and_takes_one_that_out
     assert!(recipe.toml.contains("name = \"story\"") && recipe.json.contains("\"story\""));
     assert_eq!(recipe.hash.len(), 64);
 
-    // Started again without a word about the job.
-    let place = cluster.same_place();
+    // Restart it without a recipe.
+    let address = cluster.same_address();
     cluster.kill_coordinator().await;
-    cluster.start_idle_coordinator(&place.each_ref().map(String::as_str)).await;
+    cluster.start_idle_coordinator(&address.each_ref().map(String::as_str)).await;
     assert_eq!(cluster.status().await.job_id, submitted.job_id);
     cluster.client().await.stop(StopRequest {}).await.unwrap();
     cluster.finish().await;
 }
 
 #[tokio::test]
-async fn metrics_outlive_the_coordinator_and_are_there_for_tensorboard_and_in_the_report() {
+async fn metrics_survive_a_restart_and_are_written_for_tensorboard_and_the_report() {
     let mut cluster = Cluster::endless();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 1);
@@ -178,9 +174,9 @@ async fn metrics_outlive_the_coordinator_and_are_there_for_tensorboard_and_in_th
     let first = points.next().await.unwrap().unwrap();
     assert_eq!(first.metrics, Some(Metrics::BeganAt(0)));
     while !matches!(points.next().await.unwrap().unwrap().metrics, Some(Metrics::Step(_))) {}
-    let place = cluster.same_place();
+    let address = cluster.same_address();
     cluster.kill_coordinator().await;
-    cluster.start_coordinator(&place.each_ref().map(String::as_str)).await;
+    cluster.start_coordinator(&address.each_ref().map(String::as_str)).await;
     let mut points = cluster.client().await.stream_metrics(follow).await.unwrap().into_inner();
     for _ in 0..2 {
         while !matches!(points.next().await.unwrap().unwrap().metrics, Some(Metrics::Step(_))) {}
@@ -213,7 +209,7 @@ async fn metrics_outlive_the_coordinator_and_are_there_for_tensorboard_and_in_th
 }
 
 #[tokio::test]
-async fn logs_of_ranks_agents_and_coordinator_come_over_one_call() {
+async fn one_call_streams_the_logs_of_ranks_agents_and_coordinator() {
     let mut cluster = Cluster::endless();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
@@ -224,7 +220,7 @@ async fn logs_of_ranks_agents_and_coordinator_come_over_one_call() {
     let mut lines = client.stream_logs(request).await.unwrap().into_inner();
     let (mut ranks, mut agent, mut coordinator) = (Vec::new(), false, false);
     while ranks.len() < 2 || !agent || !coordinator {
-        let line = tokio::time::timeout(PATIENCE, lines.next()).await.expect("more lines");
+        let line = tokio::time::timeout(WAIT_TIMEOUT, lines.next()).await.expect("more lines");
         let line = line.unwrap().unwrap();
         match (line.rank, line.node_id.as_str()) {
             (Some(rank), "node") if line.line.contains("joining") && !ranks.contains(&rank) => {
@@ -240,10 +236,10 @@ async fn logs_of_ranks_agents_and_coordinator_come_over_one_call() {
     let one: Vec<_> = one.map(Result::unwrap).collect().await;
     assert_eq!(one.iter().map(|line| line.rank).collect::<Vec<_>>(), [Some(1)]);
 
-    // One that comes back has them again.
-    let place = cluster.same_place();
+    // A restarted coordinator gets them again.
+    let address = cluster.same_address();
     cluster.kill_coordinator().await;
-    cluster.start_coordinator(&place.each_ref().map(String::as_str)).await;
+    cluster.start_coordinator(&address.each_ref().map(String::as_str)).await;
     let request =
         StreamLogsRequest { ranks: vec![0], follow: true, ..StreamLogsRequest::default() };
     let mut lines = cluster.client().await.stream_logs(request).await.unwrap().into_inner();
@@ -253,7 +249,7 @@ async fn logs_of_ranks_agents_and_coordinator_come_over_one_call() {
 }
 
 #[tokio::test]
-async fn machines_and_the_way_to_them_are_in_the_status() {
+async fn the_status_has_machine_statistics_and_round_trip_times() {
     let mut cluster = Cluster::endless();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 1);
@@ -273,7 +269,7 @@ async fn machines_and_the_way_to_them_are_in_the_status() {
 }
 
 #[tokio::test]
-async fn an_event_id_that_no_event_has_is_out_of_range_and_says_what_is_in_it() {
+async fn an_event_id_after_the_newest_is_out_of_range_with_a_remedy() {
     let mut cluster = Cluster::new();
     cluster.start_coordinator(&[]).await;
     let mut client = cluster.client().await;

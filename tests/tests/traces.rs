@@ -1,11 +1,6 @@
-//! The job's life as OpenTelemetry traces, at a collector of the test's own.
+//! Tests of OpenTelemetry traces of a job, with a collector in the test.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::collections::{HashMap, HashSet};
 
@@ -25,10 +20,10 @@ use tonic::{
     transport::{Server, server::TcpIncoming},
 };
 
-/// What a collector was sent, with the `authorization` of the request.
-type Sent = (ExportTraceServiceRequest, Option<String>);
+/// A request to the collector, with its `authorization` header.
+type ReceivedRequest = (ExportTraceServiceRequest, Option<String>);
 
-struct Collector(mpsc::UnboundedSender<Sent>);
+struct Collector(mpsc::UnboundedSender<ReceivedRequest>);
 
 #[async_trait::async_trait]
 impl TraceService for Collector {
@@ -43,8 +38,8 @@ impl TraceService for Collector {
     }
 }
 
-/// Where the collector is, and what it will have been sent.
-async fn collector() -> (String, mpsc::UnboundedReceiver<Sent>) {
+/// Starts a collector; returns its URL and the requests that it receives.
+async fn collector() -> (String, mpsc::UnboundedReceiver<ReceivedRequest>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let (sender, sent) = mpsc::unbounded_channel();
@@ -65,7 +60,7 @@ fn text(attributes: &[KeyValue], name: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_life_with_failures_and_a_restart_is_one_trace_at_the_collector() {
+async fn a_job_with_failures_and_a_restart_gives_one_trace() {
     let (url, mut sent) = collector().await;
     let flags = ["--otlp-endpoint".to_owned(), url];
     let headers = ("OTEL_EXPORTER_OTLP_HEADERS".to_owned(), "authorization=sesame".to_owned());
@@ -79,7 +74,7 @@ async fn a_life_with_failures_and_a_restart_is_one_trace_at_the_collector() {
     let reason = "lunch".to_owned();
     cluster.client().await.pause(PauseRequest { reason }).await.unwrap();
     events.next_of(Kind::Paused).await;
-    let again = [flags.as_slice(), &cluster.same_place()].concat();
+    let again = [flags.as_slice(), &cluster.same_address()].concat();
     cluster.kill_coordinator().await;
     cluster.start_coordinator(&again.iter().map(String::as_str).collect::<Vec<_>>()).await;
     cluster.client().await.resume(ResumeRequest {}).await.unwrap();
@@ -101,14 +96,14 @@ async fn a_life_with_failures_and_a_restart_is_one_trace_at_the_collector() {
     assert!(spans.iter().all(|span| span.trace_id == trace_id));
     let by_id: HashMap<&[u8], &Span> =
         spans.iter().map(|span| (span.span_id.as_slice(), span)).collect();
-    assert_eq!(by_id.len(), spans.len(), "an identity was given twice");
+    assert_eq!(by_id.len(), spans.len(), "a span id was used twice");
     let named =
         |name: &str| -> Vec<&Span> { spans.iter().filter(|span| span.name == name).collect() };
 
     let [whole] = named("job")[..] else { panic!("{spans:?}") };
     assert_eq!(whole.parent_span_id, Vec::<u8>::new());
     assert_eq!(whole.status.clone().unwrap().code(), StatusCode::Ok);
-    // What the first coordinator had not yet sent when it was killed is lost, but the roots are the last one's.
+    // Spans that the killed coordinator had not sent yet are lost, but the last coordinator sends the root spans.
     let generations = named("generation");
     let numbers: HashSet<String> =
         generations.iter().map(|span| text(&span.attributes, "baton.generation")).collect();
@@ -130,7 +125,7 @@ async fn a_life_with_failures_and_a_restart_is_one_trace_at_the_collector() {
 }
 
 #[tokio::test]
-async fn a_recovery_is_at_the_collector_within_seconds_while_the_job_goes_on() {
+async fn a_recovery_is_exported_within_seconds_while_the_job_continues() {
     let (url, mut sent) = collector().await;
     let mut cluster = Cluster::endless();
     cluster.start_coordinator(&["--otlp-endpoint", &url]).await;
@@ -153,29 +148,29 @@ async fn a_recovery_is_at_the_collector_within_seconds_while_the_job_goes_on() {
     let parts: Vec<&Span> =
         spans.iter().filter(|span| span.parent_span_id == recovery.span_id).collect();
     let names: Vec<&str> = parts.iter().map(|part| part.name.as_str()).collect();
-    assert_eq!(names, ["settle", "tear down", "respawn", "rendezvous", "restore", "first step"]);
+    assert_eq!(names, ["detect", "tear down", "respawn", "rendezvous", "restore", "first step"]);
     assert_eq!(parts[0].start_time_unix_nano, recovery.start_time_unix_nano);
     assert_eq!(parts[5].end_time_unix_nano, recovery.end_time_unix_nano);
     for pair in parts.windows(2) {
         assert_eq!(pair[0].end_time_unix_nano, pair[1].start_time_unix_nano);
     }
-    // Its generation has not ended yet, the one before has.
+    // The current generation has not ended yet, but the previous one has.
     let generations: Vec<&Span> = spans.iter().filter(|span| span.name == "generation").collect();
     let [first] = generations[..] else { panic!("{generations:?}") };
-    let told: Vec<&str> = first.events.iter().map(|event| event.name.as_str()).collect();
-    assert!(told.contains(&"training_started") && told.contains(&"rank_failed"), "{told:?}");
+    let names: Vec<&str> = first.events.iter().map(|event| event.name.as_str()).collect();
+    assert!(names.contains(&"training_started") && names.contains(&"rank_failed"), "{names:?}");
 }
 
 #[tokio::test]
-async fn a_collector_that_is_not_there_is_told_once_and_keeps_nobody() {
+async fn a_missing_collector_is_logged_once_and_delays_nothing() {
     let mut cluster = Cluster::new();
-    // A port that nobody listens on, as its listener is gone again.
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    cluster.start_coordinator(&["--otlp-endpoint", &format!("http://{nobody}")]).await;
+    // Nothing listens on this port, because its listener is dropped.
+    let unused = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    cluster.start_coordinator(&["--otlp-endpoint", &format!("http://{unused}")]).await;
     cluster.start_agent("node", 1);
     let (ended, _) = cluster.finish().await;
 
     let log = cluster.log("coordinator");
     assert!(ended.success(), "{log}");
-    assert_eq!(log.matches("traces are lost until it takes them").count(), 1, "{log}");
+    assert_eq!(log.matches("traces are lost until it accepts them").count(), 1, "{log}");
 }

@@ -1,11 +1,6 @@
-//! The web dashboard and metrics, on the port of gRPC; and clients that mean no good.
+//! Tests of the web dashboard and metrics on the port of gRPC, and of malicious clients.
 
-#![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a failed test may say so loudly"
-)]
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::{fs, time::Duration};
 
@@ -21,8 +16,8 @@ use tokio::{
 };
 use tonic::Code;
 
-/// An answer over HTTP/1.1: status, head and body.
-struct Answer {
+/// A response over HTTP/1.1: status, head and body.
+struct HttpResponse {
     status: u16,
     head: String,
     body: String,
@@ -32,8 +27,8 @@ async fn connect(url: &str) -> TcpStream {
     TcpStream::connect(url.trim_start_matches("http://")).await.unwrap()
 }
 
-/// Asks as a browser would, with these headers besides.
-async fn ask(url: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+/// Sends a request like a browser, with these additional headers.
+async fn ask(url: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> HttpResponse {
     let mut stream = connect(url).await;
     let has_host = headers.iter().any(|(name, _)| *name == "host");
     let host = format!("host: {}\r\n", url.trim_start_matches("http://"));
@@ -49,13 +44,14 @@ async fn ask(url: &str, method: &str, path: &str, headers: &[(&str, &str)]) -> A
     let text = String::from_utf8_lossy(&text).into_owned();
     let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+    HttpResponse { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
 }
 
-const STEER: [(&str, &str); 2] = [("x-baton-request", "1"), ("content-type", "application/json")];
+const CONTROL_HEADERS: [(&str, &str); 2] =
+    [("x-baton-request", "1"), ("content-type", "application/json")];
 
 #[tokio::test]
-async fn a_browser_sees_and_steers_the_job_on_the_port_of_grpc() {
+async fn a_browser_can_view_and_control_the_job_on_the_port_of_grpc() {
     let mut cluster = Cluster::endless();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
@@ -70,8 +66,8 @@ async fn a_browser_sees_and_steers_the_job_on_the_port_of_grpc() {
     let metrics = ask(&url, "GET", "/metrics", &[]).await;
     assert!(metrics.body.contains("baton_phase{phase=\"training\"} 1"), "{}", metrics.body);
 
-    // Another site's page cannot, whatever it makes a browser send.
-    let crossed = ask(&url, "POST", "/api/control/drain", &STEER[1..]).await;
+    // A page of another site cannot, whatever it makes a browser send.
+    let crossed = ask(&url, "POST", "/api/control/drain", &CONTROL_HEADERS[1..]).await;
     assert_eq!(crossed.status, 403, "{}", crossed.body);
     let borrowed = ask(&url, "GET", "/api/status", &[("host", "evil.example")]).await;
     assert_eq!(borrowed.status, 403, "{}", borrowed.body);
@@ -79,15 +75,14 @@ async fn a_browser_sees_and_steers_the_job_on_the_port_of_grpc() {
     let grpc = ask(&url, "POST", "/baton.v1.JobService/Stop", &headers).await;
     assert!(grpc.head.contains("grpc-status: 7"), "{}", grpc.head);
 
-    let drained = ask(&url, "POST", "/api/control/drain", &STEER).await;
+    let drained = ask(&url, "POST", "/api/control/drain", &CONTROL_HEADERS).await;
     assert_eq!(drained.status, 202, "{}", drained.body);
     let (coordinator, _) = cluster.finish().await;
     assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)));
 }
 
 #[tokio::test]
-async fn with_tokens_the_page_is_open_what_it_shows_is_for_viewers_and_what_it_steers_for_operators()
- {
+async fn with_tokens_the_page_is_public_its_data_is_for_viewers_and_control_is_for_operators() {
     let mut cluster = Cluster::endless();
     let tokens = cluster.recipe().with_file_name("tokens");
     fs::write(&tokens, "viewer viewers-token-0123456789\noperator operators-token-0123456789\n")
@@ -105,38 +100,38 @@ async fn with_tokens_the_page_is_open_what_it_shows_is_for_viewers_and_what_it_s
         assert!(unknown.head.contains("www-authenticate: bearer"), "{}", unknown.head);
         assert_eq!(ask(&url, "GET", path, &[viewer]).await.status, 200, "{path}");
     }
-    let [own, kind] = STEER;
-    let lesser = ask(&url, "POST", "/api/control/stop", &[viewer, own, kind]).await;
-    assert_eq!(lesser.status, 403, "{}", lesser.body);
-    assert!(lesser.body.contains("operator"), "{}", lesser.body);
+    let [own, kind] = CONTROL_HEADERS;
+    let as_viewer = ask(&url, "POST", "/api/control/stop", &[viewer, own, kind]).await;
+    assert_eq!(as_viewer.status, 403, "{}", as_viewer.body);
+    assert!(as_viewer.body.contains("operator"), "{}", as_viewer.body);
     let stopped = ask(&url, "POST", "/api/control/stop", &[operator, own, kind]).await;
     assert_eq!(stopped.status, 202, "{}", stopped.body);
     cluster.finish().await;
 }
 
-/// As a client does that means no good: it says nothing, the beginning of a request, or what is no request at all.
-async fn bother(url: &str, number: usize) -> TcpStream {
+/// Connects like a malicious client: sends nothing, the beginning of a request, or invalid bytes.
+async fn connect_malicious(url: &str, number: usize) -> TcpStream {
     let mut stream = connect(url).await;
-    let said: &[u8] = match number % 3 {
+    let sent: &[u8] = match number % 3 {
         0 => b"",
         1 => b"POST /baton.v1.JobService/GetStatus HTTP/1.1\r\nhos",
         _ => b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\xff\xff",
     };
-    stream.write_all(said).await.unwrap();
+    stream.write_all(sent).await.unwrap();
     stream
 }
 
-/// How many connections this process can have, of so many.
-fn affordable(wanted: u64) -> usize {
+/// The number of connections that this process can open, at most `requested`.
+fn possible_connections(requested: u64) -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-    let most = getrlimit(Resource::Nofile).current.or(current).unwrap_or(u64::MAX);
-    usize::try_from(wanted.min(most.saturating_sub(200))).unwrap()
+    let limit = getrlimit(Resource::Nofile).current.or(current).unwrap_or(u64::MAX);
+    usize::try_from(requested.min(limit.saturating_sub(200))).unwrap()
 }
 
 #[tokio::test]
-async fn idle_slow_and_oversized_clients_keep_nobody_from_an_answer() {
-    // Fewer files than the clients want, as a system lets a process have at first.
+async fn idle_slow_and_oversized_clients_do_not_block_others() {
+    // A limit of open files below the number of clients, like the default limit of a system.
     let mut cluster = Cluster::endless().with_open_files("-Sn 256");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 1);
@@ -144,8 +139,8 @@ async fn idle_slow_and_oversized_clients_keep_nobody_from_an_answer() {
     let url = cluster.url();
 
     let mut others = Vec::new();
-    for number in 0..affordable(5_000) {
-        others.push(bother(&url, number).await);
+    for number in 0..possible_connections(5_000) {
+        others.push(connect_malicious(&url, number).await);
     }
     let oversized = SubmitJobRequest { recipe: "#".repeat(8 << 20), overrides: Vec::new() };
     let refused = cluster.client().await.submit_job(oversized).await.unwrap_err();
@@ -154,16 +149,16 @@ async fn idle_slow_and_oversized_clients_keep_nobody_from_an_answer() {
     let step = |status: baton_proto::v1::GetStatusResponse| status.latest.map(|latest| latest.step);
     let before = step(cluster.status().await);
     let mut client = cluster.client().await;
-    in_time("training goes on", async {
+    in_time("training continues", async {
         while step(client.get_status(GetStatusRequest {}).await.unwrap().into_inner()) == before {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
-    // The first one has said nothing, and is not kept.
-    let mut nothing = [0];
-    let heard = in_time("a silent client is shown out", others[0].read(&mut nothing)).await;
-    assert_eq!(heard.unwrap_or(0), 0);
+    // The first client has sent nothing, so its connection is closed.
+    let mut buffer = [0];
+    let read = in_time("the idle connection is closed", others[0].read(&mut buffer)).await;
+    assert_eq!(read.unwrap_or(0), 0);
     drop(others);
     cluster.client().await.drain(DrainRequest::default()).await.unwrap();
     let (coordinator, _) = cluster.finish().await;
@@ -171,7 +166,7 @@ async fn idle_slow_and_oversized_clients_keep_nobody_from_an_answer() {
 }
 
 #[tokio::test]
-async fn a_coordinator_that_has_as_many_clients_as_it_can_says_so_and_goes_on_when_some_are_gone() {
+async fn a_coordinator_at_its_connection_limit_logs_it_and_accepts_again_when_clients_disconnect() {
     let mut cluster = Cluster::endless().with_open_files("-n 100");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 1);
@@ -179,16 +174,16 @@ async fn a_coordinator_that_has_as_many_clients_as_it_can_says_so_and_goes_on_wh
     events.next_of(Kind::Saved).await;
     let mut others = Vec::new();
     for number in 0..60 {
-        others.push(bother(&cluster.url(), number).await);
+        others.push(connect_malicious(&cluster.url(), number).await);
     }
-    in_time("it says so", async {
+    in_time("the coordinator logs it", async {
         while !cluster.log("coordinator").contains("new connections wait") {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
     .await;
 
-    // Who is connected notices nothing.
+    // Connected clients are not affected.
     events.next_of(Kind::Saved).await;
     drop(others);
     cluster.client().await.drain(DrainRequest::default()).await.unwrap();

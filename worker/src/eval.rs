@@ -1,15 +1,15 @@
-//! `baton-worker eval`: accuracy of exported weights on a validation set.
+//! `baton-worker eval`: measures the accuracy of exported weights on a validation set.
 
 use std::path::{Path, PathBuf};
 
-use baton_data::{Dataset, Loader, Options, Request, Source, View};
+use baton_data::{Dataset, Loader, Options, Preprocessing, Request, Source};
 use baton_job::{
     exit::{Failure, bad_input},
     ids::LocalRank,
 };
 use baton_recipe::{JobSpec, progress::Accuracy, task};
 use baton_trainer::{
-    Error, Judged, Learner, Weights, summed_up,
+    BatchEvaluation, Error, EvaluatedWeights, Learner, combine_evaluations,
     torch::{self, TorchLearner, weights::Head},
 };
 use indicatif::ProgressBar;
@@ -23,7 +23,7 @@ pub(crate) struct Args {
     /// Validation set.
     #[arg(long, value_name = "FILE")]
     data: String,
-    /// The recipe the weights were trained with: architecture, classes, normalisation, resolution.
+    /// Recipe the weights were trained with: architecture, classes, normalisation, resolution.
     #[arg(long, value_name = "FILE", default_value = "recipes/digits_cpu.toml")]
     recipe: PathBuf,
     /// Change one value of the recipe, e.g. --set evaluation.resolution=64. May be repeated.
@@ -47,8 +47,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     torch::device::set_threads(args.threads);
     let mut learner = TorchLearner::new(&spec, set.input_type(), device)?;
     torch::weights::load(&mut learner, &args.weights, Head::FromFile).map_err(bad_input)?;
-    let judged = evaluate(&mut learner, set, &spec)?;
-    print(&summed_up(&judged.iter().collect::<Vec<_>>(), &spec), args.json);
+    let evaluations = evaluate(&mut learner, set, &spec)?;
+    print(&combine_evaluations(&evaluations.iter().collect::<Vec<_>>(), &spec), args.json);
     Ok(())
 }
 
@@ -56,8 +56,8 @@ fn evaluate(
     learner: &mut TorchLearner,
     set: Dataset,
     spec: &JobSpec,
-) -> Result<Vec<Judged>, Error> {
-    let view = View::Evaluate {
+) -> Result<Vec<BatchEvaluation>, Error> {
+    let preprocessing = Preprocessing::Evaluate {
         resolution: spec.evaluation_resolution(),
         resize: spec.data.resize,
         crop_ratio: spec.evaluation.crop_ratio,
@@ -66,19 +66,19 @@ fn evaluate(
     let requests = (0..len.div_ceil(size)).map(move |number| Request {
         epoch: 0,
         samples: (number * size..((number + 1) * size).min(len)).collect(),
-        view: view.clone(),
+        preprocessing: preprocessing.clone(),
     });
     let (threads, ahead) = (spec.data.decode_threads as usize, spec.data.prefetch_batches as usize);
     let mut loader = Loader::start(set.into(), &Options::new(threads, ahead), requests);
     let bar = ProgressBar::new(len);
-    let mut judged = Vec::new();
+    let mut evaluations = Vec::new();
     while let Some(batch) = loader.next().transpose()? {
-        judged.push(learner.evaluate(&batch, Weights::Raw)?);
+        evaluations.push(learner.evaluate(&batch, EvaluatedWeights::Raw)?);
         bar.inc(batch.len() as u64);
         loader.recycle(batch);
     }
     bar.finish_and_clear();
-    Ok(judged)
+    Ok(evaluations)
 }
 
 /// Reads a recipe file, with values changed on the command line.
@@ -92,7 +92,7 @@ fn print(accuracy: &Accuracy, json: bool) {
     if json {
         println!("{}", serde_json::to_string(accuracy).unwrap_or_default());
     } else {
-        let shown = accuracy.metrics.iter().map(task::shown);
+        let shown = accuracy.metrics.iter().map(task::display);
         let shown = shown.collect::<Vec<_>>().join(", ");
         println!("{shown} on {} samples", accuracy.samples);
     }

@@ -1,4 +1,4 @@
-//! `baton-worker import`: weights as a checkpoint that training begins with.
+//! `baton-worker import`: writes given weights as the first checkpoint of a job.
 
 use std::path::PathBuf;
 
@@ -11,27 +11,27 @@ use baton_job::{
 use baton_trainer::{
     Error,
     torch::{self, TorchLearner, weights::Head},
-    write_first,
+    write_initial_checkpoint,
 };
 use serde::Serialize;
 
 use crate::eval::recipe;
 
-/// Write weights as the checkpoint that a job begins with; `baton checkpoint import` is the same.
+/// Write weights as the first checkpoint of a job; same as `baton checkpoint import`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Weights in torchvision's names, as `baton checkpoint export` writes them.
     weights: PathBuf,
-    /// The recipe of the job.
+    /// Recipe of the job.
     #[arg(long, value_name = "FILE")]
     recipe: PathBuf,
     /// Change one value of the recipe. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// The folder or s3://BUCKET/PREFIX to write to, without checkpoints as yet.
+    /// Folder or s3://BUCKET/PREFIX to write to; must contain no checkpoints.
     #[arg(long, value_name = "LOCATION")]
     into: String,
-    /// The file's last layer is for other classes: begin with a new one.
+    /// Start with a new last layer, if the one in the file is for other classes.
     #[arg(long)]
     new_head: bool,
     /// Print one JSON object.
@@ -39,6 +39,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Imported<'a> {
     checkpoint: String,
@@ -47,19 +48,19 @@ struct Imported<'a> {
     bytes: u64,
 }
 
-/// Writes the checkpoint and says which.
+/// Writes the checkpoint and prints its name.
 #[allow(clippy::print_stdout, reason = "the result is this command's output")]
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let spec = recipe(&args.recipe, &args.overrides)?;
     let source = Source::of_recipe(&spec, &spec.data.train, Source::new("").cache_dir);
     let set = Dataset::open(source).map_err(Error::from)?;
-    // Wherever it is to be trained, its bytes are the same.
+    // The checkpoint's bytes do not depend on the device.
     let device = torch::Device::Cpu;
     let mut learner = TorchLearner::new(&spec, set.input_type(), device)?;
     let head = if args.new_head { Head::New } else { Head::FromFile };
     torch::weights::load(&mut learner, &args.weights, head).map_err(bad_input)?;
     let store = Store::open(&args.into).map_err(bad_input)?;
-    let commit = write_first(&mut learner, JobId::default(), &spec, &store)?;
+    let commit = write_initial_checkpoint(&mut learner, JobId::default(), &spec, &store)?;
     let (arch, location) = (spec.model.arch.name(), store.location());
     let imported = Imported { checkpoint: commit.name, location, arch, bytes: commit.bytes };
     if args.json {
@@ -67,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         println!(
             "wrote checkpoint {} to {location}: {arch} with the weights of {}; a job of this recipe with \
-             checkpoint.dir = {location:?} begins with it",
+             checkpoint.dir = {location:?} starts from it",
             imported.checkpoint,
             args.weights.display()
         );

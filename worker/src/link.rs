@@ -1,50 +1,50 @@
-//! The frames between an agent and a rank: a little-endian u32 length, then as many bytes of JSON.
+//! Messages between an agent and a rank, as frames: a little-endian u32 length, then that many bytes of JSON.
 
 use std::io::{self, Read, Write};
 
 use baton_job::{
     exit::Failure,
-    message::{RankCommand, RankSays, Welcome},
+    message::{RankCommand, RankMessage, Welcome},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Longest frame in bytes. The largest, a recipe, has a few kilobytes.
-const MAX_FRAME: u32 = 1 << 20;
+/// Longest frame, in bytes. The largest message, with the recipe, has a few kilobytes.
+const MAX_FRAME_BYTES: u32 = 1 << 20;
 
 /// Agent → rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ToRank {
-    /// First frame of all.
+    /// First frame.
     Setup(Setup),
     /// Second frame; a spare waits for it.
-    Place(Place),
-    /// From the agent's machine.
+    Slot(SlotAssignment),
+    /// A command from the agent's session.
     Command(RankCommand),
 }
 
-/// What a rank must know before it can do anything.
+/// What every rank process of a node needs before it has a slot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Setup {
-    /// What the coordinator said of the job.
+    /// The job, as the coordinator describes it.
     pub(crate) job: Welcome,
-    /// Ranks that this node can run.
+    /// Number of ranks that this node can run.
     pub(crate) local_ranks: u32,
-    /// Folder of this node for copies of remote shards, if the recipe names none.
+    /// Folder on this node for cached copies of remote shards, if the recipe names none.
     pub(crate) cache_dir: std::path::PathBuf,
-    /// Address on which other ranks reach this node.
+    /// Address on which ranks on other nodes reach this node.
     pub(crate) host: String,
 }
 
-/// Which of its node's ranks a process is.
+/// The slot that a process fills.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Place {
-    /// Its number on this node.
+pub(crate) struct SlotAssignment {
+    /// Local rank.
     pub(crate) local_rank: u32,
-    /// The number of its CUDA device, if the agent knows that it has one.
+    /// CUDA's number of its device, if the agent knows a device for it.
     pub(crate) gpu: Option<u32>,
-    /// Its log from here on, if it has written to another one so far.
+    /// Log file to write to from now on; `None` to keep the present one.
     pub(crate) log: Option<std::path::PathBuf>,
 }
 
@@ -52,12 +52,12 @@ pub(crate) struct Place {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FromRank {
-    /// It has loaded all it needs and waits for a place in a generation.
+    /// The process has loaded its libraries and the job, and waits to join a generation.
     Warm,
-    /// For the agent's machine.
-    Says(RankSays),
-    /// Why it is about to end.
-    LastWords(Failure),
+    /// A message for the agent's session.
+    Message(RankMessage),
+    /// The process will exit because of this failure.
+    Failed(Failure),
 }
 
 /// Writes one frame.
@@ -68,7 +68,7 @@ pub(crate) fn write(mut to: impl Write, value: &impl Serialize) -> io::Result<()
 /// One frame as bytes.
 pub(crate) fn frame(value: &impl Serialize) -> io::Result<Vec<u8>> {
     let body = serde_json::to_vec(value)?;
-    let length = u32::try_from(body.len()).ok().filter(|length| *length <= MAX_FRAME);
+    let length = u32::try_from(body.len()).ok().filter(|length| *length <= MAX_FRAME_BYTES);
     let length = length.ok_or_else(|| too_long(body.len()))?;
     Ok([&length.to_le_bytes(), body.as_slice()].concat())
 }
@@ -85,7 +85,7 @@ pub(crate) fn read<T: DeserializeOwned>(mut from: impl Read) -> io::Result<Optio
     Ok(Some(serde_json::from_slice(&body)?))
 }
 
-/// As [`read`], on tokio.
+/// Like [`read`], asynchronously.
 pub(crate) async fn read_async<T: DeserializeOwned>(
     mut from: impl AsyncRead + Unpin,
 ) -> io::Result<Option<T>> {
@@ -101,11 +101,11 @@ pub(crate) async fn read_async<T: DeserializeOwned>(
 
 fn checked(length: [u8; 4]) -> io::Result<usize> {
     let length = u32::from_le_bytes(length);
-    if length > MAX_FRAME { Err(too_long(length as usize)) } else { Ok(length as usize) }
+    if length > MAX_FRAME_BYTES { Err(too_long(length as usize)) } else { Ok(length as usize) }
 }
 
 fn too_long(length: usize) -> io::Error {
-    let text = format!("a frame of {length} bytes is over the limit of {MAX_FRAME}");
+    let text = format!("a frame of {length} bytes is over the limit of {MAX_FRAME_BYTES} bytes");
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_back_in_order_until_the_end() {
+    fn frames_are_read_in_order_until_the_end() {
         let begin = RankCommand::Begin { generation: Generation(3), peers: vec!["a:1".to_owned()] };
         let drain = RankCommand::Drain { generation: Generation(3), reason: "ü".to_owned() };
         let sent = [ToRank::Command(begin), ToRank::Command(drain)];
@@ -131,15 +131,15 @@ mod tests {
     }
 
     #[test]
-    fn absurd_length_is_refused_before_memory_is_taken() {
+    fn excessive_length_is_refused_before_memory_is_allocated() {
         let error = read::<FromRank>([0xff; 8].as_slice()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]
-    fn torn_frame_is_an_error_not_an_end() {
+    fn truncated_frame_is_an_error() {
         let failure = Failure { class: Class::Crash, message: "x".to_owned() };
-        let bytes = frame(&FromRank::LastWords(failure)).unwrap();
+        let bytes = frame(&FromRank::Failed(failure)).unwrap();
         assert!(read::<FromRank>(&bytes[..bytes.len() - 1]).is_err());
     }
 }

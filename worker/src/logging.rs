@@ -1,10 +1,10 @@
-//! One way of logging for agent and ranks: to standard error, filtered by `RUST_LOG`.
+//! Logging of agent and ranks: to standard error, filtered by `RUST_LOG`.
 
 use std::io::{self, Write};
 
 use tracing_subscriber::{EnvFilter, fmt::writer::MakeWriterExt as _};
 
-/// Starts it; to be called once. What is logged goes to `also` too.
+/// Starts logging, to standard error and to `also`. Must be called only once.
 pub(crate) fn start(also: impl Write + Clone + Send + Sync + 'static) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()

@@ -1,15 +1,16 @@
 //! `baton-worker`: the agent of a node, its rank processes, and tools around them.
 //!
-//! | subcommand | what it is |
+//! | subcommand | what it does |
 //! |---|---|
-//! | `agent` | one per node: spawns, watches and stops ranks; rules in `baton_job::session` ([`agent`]) |
-//! | `rank` | one per GPU, started by the agent only ([`rank`]) |
-//! | `eval` | accuracy of exported weights or a checkpoint ([`eval`]) |
-//! | `bench` | seconds per training step ([`mod@bench`]) |
-//! | `gpu-check` | proof of the GPU path on a GPU machine ([`gpu_check`]) |
+//! | `agent` | one per node: starts, watches and stops ranks; the rules are in `baton_job::session` ([`agent`]) |
+//! | `rank` | trains; one per GPU, started by the agent only ([`rank`]) |
+//! | `eval` | measures the accuracy of exported weights ([`eval`]) |
+//! | `import` | writes given weights as the first checkpoint of a job ([`import`]) |
+//! | `bench` | measures seconds per training step ([`mod@bench`]) |
+//! | `gpu-check` | checks CUDA, NCCL and the kernels on a machine with a GPU ([`gpu_check`]) |
 //!
-//! Agent and rank speak the frames of [`link`] over a socket pair: it is the rank's standard input, so
-//! no file descriptor has to be passed by number, and its end is the end of the rank.
+//! Agent and rank exchange the messages of [`link`] over a socket pair. The rank's end is its standard input, so no
+//! file descriptor number has to be passed; when it is closed the rank exits.
 
 #![forbid(unsafe_code)]
 
@@ -29,23 +30,23 @@ use baton_job::exit::{Failure, Outcome};
 use clap::{Parser, Subcommand};
 use tikv_jemallocator::Jemalloc;
 
-/// For libtorch as well, whose calls of `malloc` end here: glibc gives large blocks back to the kernel at
-/// every step, which has to clear them anew (a step at 128 px took 1.95 s with it and takes 1.72 s, see
-/// `docs/measurements/step.md`). How it behaves is set in `.cargo/config.toml`.
+/// Also used by libtorch's calls of `malloc`. glibc returns large blocks to the kernel at every step, and the kernel
+/// has to clear them again: a step at 128 px took 1.95 s with glibc and takes 1.72 s with jemalloc, see
+/// `docs/measurements/step.md`. Its options are set in `.cargo/config.toml`.
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 
 /// Runs the ranks of a training job on this machine.
 #[derive(Debug, Parser)]
 #[command(
-    version,
+    version = baton_build_info::VERSION,
     after_help = "\
-Exit codes: 0 completed, 75 drained (the same command continues), 3 stopped by a user, 4 a budget is used \
-up (raise the limit), 2 bad input or diverging training (do not requeue), 1 anything else.
+Exit codes: 0 completed, 75 drained (run the same command to continue), 3 stopped by a user, 4 a budget is \
+used up (raise the limit), 2 bad input or diverged training (do not requeue), 1 any other failure.
 
 Examples:
   baton-worker agent --coordinator http://127.0.0.1:29600 --ranks 2
-  baton-worker eval --weights resnet50.safetensors --data assets/digits/digits-val.beton --resolution 32
+  baton-worker eval --weights resnet50.safetensors --data assets/digits/digits-val.beton
   baton-worker bench --arch resnet50 --resolution 64 --batch 16"
 )]
 struct Args {
@@ -62,16 +63,16 @@ enum Command {
     Rank(rank::Args),
     /// Measure the accuracy of exported weights.
     Eval(eval::Args),
-    /// Write weights as the checkpoint that a job begins with.
+    /// Write weights as the first checkpoint of a job.
     Import(import::Args),
     /// Measure seconds per training step on made-up images.
     Bench(bench::Args),
-    /// Prove the GPU path: CUDA, NCCL, and the same loss as on the CPU.
+    /// Check CUDA, NCCL and the GPU kernels, and compare the loss with the CPU's.
     GpuCheck,
 }
 
 fn main() -> ExitCode {
-    let ended = match Args::parse().command {
+    let result = match Args::parse().command {
         Command::Agent(args) => agent::run(args),
         Command::Rank(args) => rank::run(&args).map(|()| Outcome::Completed),
         Command::Eval(args) => eval::run(&args).map(|()| Outcome::Completed),
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args).map(|()| Outcome::Completed),
         Command::GpuCheck => gpu_check::run().map(|()| Outcome::Completed),
     };
-    match ended {
+    match result {
         Ok(outcome) => ExitCode::from(outcome.exit_code()),
         Err(failure) => {
             eprintln!("error: {failure}");

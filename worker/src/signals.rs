@@ -1,10 +1,10 @@
-//! The signals that say that a node must go.
+//! The signals that ask a node to shut down.
 
 use std::ffi::c_int;
 
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 
-/// What schedulers and terminals send before they end a job: one that means to end a job may signal all its processes
-/// at once. The agent listens to them; its ranks must outlive them, to finish the step and save.
-pub(crate) const MUST_GO: [(c_int, &str); 3] =
+/// Signals that schedulers and terminals send before they end a job, often to all its processes at once. The agent
+/// handles them; ranks ignore them, so that they can finish the step and save.
+pub(crate) const SHUTDOWN_SIGNALS: [(c_int, &str); 3] =
     [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT"), (SIGUSR1, "SIGUSR1")];

@@ -1,9 +1,9 @@
-//! Which spans a job's life consists of.
+//! Turns a job's records and events into spans.
 //!
-//! One trace is one life of the job, from its first event to its end: `job` holds `generation`s, in which are
-//! `checkpoint`s and what people are told as span events, `recovery`s with their parts, and `pause`s. A span is told
-//! when it is over. Identities follow from the job's, so that what a coordinator tells after a restart joins what the
-//! one before it told; what was open at the restart is found in the log of events.
+//! One trace covers the job from its first event to its end. Its root span `job` contains `generation` spans, which
+//! contain `checkpoint` spans and job events as span events; `recovery` spans with their parts; and `pause` spans.
+//! A span is exported when it ends. Ids are derived from the job's id, so that spans exported after a restart of the
+//! coordinator join the same trace; spans open at the restart are restored from the event log.
 
 use std::{
     borrow::Cow,
@@ -13,7 +13,7 @@ use std::{
 
 use baton_job::{
     Generation, JobId, Time,
-    engine::{NoticeKind, Record, Recovery},
+    engine::{JobEventKind, Record, Recovery},
     exit::Outcome,
     message::Commit,
 };
@@ -26,19 +26,19 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 
 use crate::journal::LoggedEvent;
 
-/// Events that a generation keeps, the first ones: the specification's own limit.
-const MOST_EVENTS: usize = 128;
+/// Most span events of a generation; later ones are dropped. This is the limit of the OpenTelemetry specification.
+const MAX_EVENTS_PER_GENERATION: usize = 128;
 
-/// What of a job's life is open, and what identifies it.
+/// The open spans of a job, and the job's identity.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     job: JobId,
-    /// How often the job has ended, and was taken up again since.
+    /// How often the job has ended. A job can be resumed after its end.
     ends: u64,
     began: Option<Time>,
     generation: Option<OpenGeneration>,
-    /// Of the generation that is opened next, or is open.
-    extent: Extent,
+    /// Size of the open generation, or of the one that opens next.
+    size: GenerationSize,
     pause: Option<(Time, String)>,
 }
 
@@ -51,24 +51,24 @@ struct OpenGeneration {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Extent {
+struct GenerationSize {
     ranks: usize,
     nodes: usize,
 }
 
 impl Timeline {
-    /// That of a job of which the journal knows this much.
+    /// Restores the timeline from the records and events of the journal.
     pub(crate) fn new(job: JobId, records: &[Record], events: &[LoggedEvent]) -> Self {
         let mut this = Self {
             job,
             ends: 0,
             began: None,
             generation: None,
-            extent: Extent::default(),
+            size: GenerationSize::default(),
             pause: None,
         };
         for record in records {
-            this.note_extent(record);
+            this.update_size(record);
         }
         for event in events {
             this.event(event);
@@ -77,7 +77,7 @@ impl Timeline {
         this
     }
 
-    /// The job's identity, raised by one whenever it is taken up again after its end.
+    /// The job's id, plus one for each end of the job.
     pub(crate) fn trace_id(&self) -> TraceId {
         TraceId::from(self.job.0.as_u128().wrapping_add(u128::from(self.ends)))
     }
@@ -86,38 +86,38 @@ impl Timeline {
         self.job
     }
 
-    /// Takes what people are told, and keeps what is open since.
+    /// Adds a job event, which may open or close spans.
     pub(crate) fn event(&mut self, event: &LoggedEvent) {
         let LoggedEvent { unix_millis, notice, .. } = event;
         let at = Time(*unix_millis);
-        // Agents leave after the end, and with their ranks' end the driver may tell of an error.
-        if !matches!(notice.kind, NoticeKind::NodeLost | NoticeKind::GpuWarning) {
+        // These may follow the end of the job, when agents leave and the driver reports errors of the ended ranks.
+        if !matches!(notice.kind, JobEventKind::NodeLost | JobEventKind::GpuWarning) {
             self.began.get_or_insert(at);
         }
         match notice.kind {
-            NoticeKind::GenerationOpened => {
+            JobEventKind::GenerationOpened => {
                 let number = notice.generation;
                 let (events, dropped) = (Vec::new(), 0);
                 self.generation = Some(OpenGeneration { number, since: at, events, dropped });
             }
-            NoticeKind::Ended => {
+            JobEventKind::Ended => {
                 self.ends += 1;
                 (self.began, self.generation) = (None, None);
             }
-            // They have spans.
-            NoticeKind::Saved
-            | NoticeKind::Recovered
-            | NoticeKind::Paused
-            | NoticeKind::Resumed => {}
+            // These have their own spans.
+            JobEventKind::Saved
+            | JobEventKind::Recovered
+            | JobEventKind::Paused
+            | JobEventKind::Resumed => {}
             kind => {
                 if let Some(open) = &mut self.generation {
-                    open.note(at, kind, notice.step.map(|step| step.0), &notice.message);
+                    open.add_event(at, kind, notice.step.map(|step| step.0), &notice.message);
                 }
             }
         }
     }
 
-    /// Takes what the machine remembers: the spans that are over with it.
+    /// Adds a record of the engine and returns the spans that end with it.
     pub(crate) fn record(&mut self, now: Time, record: &Record) -> Vec<SpanData> {
         match record {
             Record::Created(_) => {
@@ -126,7 +126,7 @@ impl Timeline {
             }
             Record::Opened { .. } => {
                 let before = self.end_generation(now);
-                self.note_extent(record);
+                self.update_size(record);
                 before.into_iter().collect()
             }
             Record::Saved(commit) => vec![self.checkpoint(now, commit)],
@@ -138,23 +138,23 @@ impl Timeline {
             Record::Resumed { .. } => self.end_pause(now).into_iter().collect(),
             Record::Ended(outcome) => {
                 let open = [self.end_generation(now), self.end_pause(now)];
-                open.into_iter().flatten().chain([self.whole(now, outcome)]).collect()
+                open.into_iter().flatten().chain([self.job_ended(now, outcome)]).collect()
             }
-            // They are told as events, or to nobody.
+            // These appear as job events, or are internal.
             Record::Evaluated { .. } | Record::Diverged(_) | Record::Metered(_) => Vec::new(),
         }
     }
 
-    fn note_extent(&mut self, record: &Record) {
+    fn update_size(&mut self, record: &Record) {
         if let Record::Opened { placements, .. } = record {
-            let nodes: BTreeSet<_> = placements.iter().map(|place| &place.node).collect();
-            self.extent = Extent { ranks: placements.len(), nodes: nodes.len() };
+            let nodes: BTreeSet<_> = placements.iter().map(|placement| &placement.node).collect();
+            self.size = GenerationSize { ranks: placements.len(), nodes: nodes.len() };
         }
     }
 
     // ---- spans ----
 
-    fn whole(&self, now: Time, outcome: &Outcome) -> SpanData {
+    fn job_ended(&self, now: Time, outcome: &Outcome) -> SpanData {
         let status = match outcome {
             Outcome::Failed { failure } => Status::error(failure.message.clone()),
             _ => Status::Ok,
@@ -169,14 +169,14 @@ impl Timeline {
         let OpenGeneration { number, since, events, dropped } = self.generation.take()?;
         let attributes = vec![
             generation(number),
-            count("baton.world_size", self.extent.ranks as u64),
-            count("baton.nodes", self.extent.nodes as u64),
+            count("baton.world_size", self.size.ranks as u64),
+            count("baton.nodes", self.size.nodes as u64),
         ];
-        let mut told = SpanEvents::default();
-        (told.events, told.dropped_count) = (events, dropped);
+        let mut span_events = SpanEvents::default();
+        (span_events.events, span_events.dropped_count) = (events, dropped);
         let span = self.span("generation", since, now, attributes);
         let span_context = self.context(self.generation_span(number));
-        Some(SpanData { span_context, events: told, ..span })
+        Some(SpanData { span_context, events: span_events, ..span })
     }
 
     fn end_pause(&mut self, now: Time) -> Option<SpanData> {
@@ -193,8 +193,8 @@ impl Timeline {
         ];
         let mut from = now;
         if let Some(took) = commit.took {
-            let whole = Duration::try_from_secs_f64(took.stall_seconds + took.seconds);
-            from = before(now, whole.unwrap_or_default());
+            let total = Duration::try_from_secs_f64(took.stall_seconds + took.seconds);
+            from = before(now, total.unwrap_or_default());
             attributes.push(KeyValue::new("baton.checkpoint.stall_seconds", took.stall_seconds));
         }
         let span = self.span("checkpoint", from, now, attributes);
@@ -212,7 +212,7 @@ impl Timeline {
         let until = recovery.stepped_at.unwrap_or(now);
         let mut whole = self.span("recovery", recovery.lost_at, until, attributes);
         if recovery.stepped_at.is_none() {
-            whole.status = Status::error("it did not come to its first update");
+            whole.status = Status::error("it did not reach its first update");
         }
         let parent_span_id = whole.span_context.span_id();
         let mut spans = vec![whole];
@@ -226,7 +226,7 @@ impl Timeline {
         spans
     }
 
-    /// A part of the job, with an identity that nobody else needs to know.
+    /// A child of the job's span, with a random id.
     fn span(
         &self,
         name: &'static str,
@@ -261,15 +261,15 @@ impl Timeline {
         self.generation_span(Generation(0))
     }
 
-    /// The first generation is 1.
+    /// The span id of a generation. The first generation is 1; 0 is the job.
     fn generation_span(&self, number: Generation) -> SpanId {
         SpanId::from(self.job.0.as_u64_pair().1.wrapping_add(number.0))
     }
 }
 
 impl OpenGeneration {
-    fn note(&mut self, at: Time, kind: NoticeKind, step: Option<u64>, message: &str) {
-        if self.events.len() == MOST_EVENTS {
+    fn add_event(&mut self, at: Time, kind: JobEventKind, step: Option<u64>, message: &str) {
+        if self.events.len() == MAX_EVENTS_PER_GENERATION {
             self.dropped += 1;
             return;
         }
@@ -280,7 +280,7 @@ impl OpenGeneration {
     }
 }
 
-/// A pause that nothing has ended yet: a drain ends one without a word to people, so that only the records know.
+/// The pause that is still open. Only the records show this: a drain ends a pause without a job event.
 fn open_pause(records: &[Record], events: &[LoggedEvent]) -> Option<(Time, String)> {
     let last = records.iter().rev().find_map(|record| match record {
         Record::Paused { reason, .. } => Some(Some(reason.clone())),
@@ -288,8 +288,8 @@ fn open_pause(records: &[Record], events: &[LoggedEvent]) -> Option<(Time, Strin
         _ => None,
     });
     let reason = last.flatten()?;
-    let told = events.iter().rev().find(|event| event.notice.kind == NoticeKind::Paused)?;
-    Some((Time(told.unix_millis), reason))
+    let paused = events.iter().rev().find(|event| event.notice.kind == JobEventKind::Paused)?;
+    Some((Time(paused.unix_millis), reason))
 }
 
 fn generation(number: Generation) -> KeyValue {
@@ -311,7 +311,7 @@ fn system_time(time: Time) -> SystemTime {
 #[cfg(test)]
 mod tests {
     use baton_job::{
-        engine::{Notice, Origin},
+        engine::{JobEvent, JobOrigin},
         ids::{LocalRank, NodeId, Rank},
         message::{Restore, SaveTimes},
         plan::Placement,
@@ -320,28 +320,31 @@ mod tests {
 
     use super::*;
 
-    fn told(at: u64, kind: NoticeKind, number: u64) -> LoggedEvent {
-        let message = format!("{kind:?} in words");
-        let notice = Notice { kind, generation: Generation(number), step: None, message };
+    fn logged(at: u64, kind: JobEventKind, number: u64) -> LoggedEvent {
+        let message = format!("{kind:?} as text");
+        let notice = JobEvent { kind, generation: Generation(number), step: None, message };
         LoggedEvent { id: at, unix_millis: at, notice }
     }
 
     fn opened(number: u64) -> Record {
-        let place = |rank: u32| Placement {
+        let placement = |rank: u32| Placement {
             rank: Rank(rank),
             node: NodeId(format!("node-{}", rank / 2)),
             local_rank: LocalRank(rank % 2),
         };
-        Record::Opened { generation: Generation(number), placements: (0..4).map(place).collect() }
+        Record::Opened {
+            generation: Generation(number),
+            placements: (0..4).map(placement).collect(),
+        }
     }
 
     fn job() -> JobId {
         JobId(uuid::Uuid::from_u64_pair(7, 1_000))
     }
 
-    fn begun() -> Timeline {
+    fn started_timeline() -> Timeline {
         let mut timeline = Timeline::new(job(), &[], &[]);
-        let origin = Origin {
+        let origin = JobOrigin {
             job: job(),
             recipe: None,
             first_generation: Generation(1),
@@ -349,7 +352,7 @@ mod tests {
         };
         assert!(timeline.record(Time(100), &Record::Created(origin)).is_empty());
         assert!(timeline.record(Time(150), &opened(1)).is_empty());
-        timeline.event(&told(150, NoticeKind::GenerationOpened, 1));
+        timeline.event(&logged(150, JobEventKind::GenerationOpened, 1));
         timeline
     }
 
@@ -367,9 +370,9 @@ mod tests {
     }
 
     #[test]
-    fn a_life_is_one_tree_whose_root_is_the_job() {
-        let mut timeline = begun();
-        timeline.event(&told(200, NoticeKind::TrainingStarted, 1));
+    fn the_spans_of_a_job_form_one_tree() {
+        let mut timeline = started_timeline();
+        timeline.event(&logged(200, JobEventKind::TrainingStarted, 1));
         let commit = Commit {
             name: "step-9".to_owned(),
             generation: Generation(1),
@@ -379,10 +382,10 @@ mod tests {
             took: Some(SaveTimes { stall_seconds: 0.010, seconds: 0.040 }),
         };
         let saved = timeline.record(Time(300), &Record::Saved(commit));
-        timeline.event(&told(300, NoticeKind::Saved, 1));
-        timeline.event(&told(400, NoticeKind::RankFailed, 1));
+        timeline.event(&logged(300, JobEventKind::Saved, 1));
+        timeline.event(&logged(400, JobEventKind::RankFailed, 1));
         let first = timeline.record(Time(500), &opened(2));
-        timeline.event(&told(500, NoticeKind::GenerationOpened, 2));
+        timeline.event(&logged(500, JobEventKind::GenerationOpened, 2));
         let end = timeline.record(Time(600), &Record::Ended(Outcome::Completed));
 
         assert_eq!(extent(&saved[0]), ("checkpoint", 250, 300));
@@ -407,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recovery_is_told_with_its_parts_one_after_the_other() {
+    fn a_recovery_has_consecutive_spans_for_its_parts() {
         let recovery = Recovery {
             generation: Generation(2),
             cause: "rank 1 died".to_owned(),
@@ -426,7 +429,7 @@ mod tests {
             redo: Duration::ZERO,
         };
         let unfinished = Recovery { started_at: None, stepped_at: None, ..recovery.clone() };
-        let mut timeline = begun();
+        let mut timeline = started_timeline();
 
         let spans = timeline.record(Time(1_700), &Record::Recovery(recovery));
 
@@ -435,7 +438,7 @@ mod tests {
             extents,
             [
                 ("recovery", 1_000, 1_700),
-                ("settle", 1_000, 1_050),
+                ("detect", 1_000, 1_050),
                 ("tear down", 1_050, 1_100),
                 ("respawn", 1_100, 1_400),
                 ("restore", 1_400, 1_600),
@@ -453,17 +456,17 @@ mod tests {
     }
 
     #[test]
-    fn what_was_open_when_a_coordinator_died_ends_in_the_life_of_the_next() {
+    fn spans_open_when_a_coordinator_died_are_ended_by_the_next() {
         let past = [
-            told(100, NoticeKind::NodeJoined, 0),
-            told(150, NoticeKind::GenerationOpened, 1),
-            told(160, NoticeKind::NodeLost, 1),
-            told(170, NoticeKind::Paused, 1),
+            logged(100, JobEventKind::NodeJoined, 0),
+            logged(150, JobEventKind::GenerationOpened, 1),
+            logged(160, JobEventKind::NodeLost, 1),
+            logged(170, JobEventKind::Paused, 1),
         ];
         let paused = Record::Paused { reason: "lunch".to_owned(), at: Duration::ZERO };
         let resumed = Record::Resumed { at: Duration::ZERO };
         let mut timeline = Timeline::new(job(), &[opened(1), paused.clone()], &past);
-        // A drain has ended it.
+        // Here a drain has ended the pause.
         let mut drained = Timeline::new(job(), &[opened(1), paused, resumed], &past);
 
         assert!(drained.record(Time(500), &Record::Ended(Outcome::Stopped))[0].name != "pause");
@@ -479,19 +482,19 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_taken_up_again_after_its_end_begins_another_trace() {
+    fn a_job_resumed_after_its_end_starts_another_trace() {
         let mut past = vec![
-            told(100, NoticeKind::NodeJoined, 0),
-            told(150, NoticeKind::GenerationOpened, 1),
-            told(300, NoticeKind::Ended, 1),
+            logged(100, JobEventKind::NodeJoined, 0),
+            logged(150, JobEventKind::GenerationOpened, 1),
+            logged(300, JobEventKind::Ended, 1),
         ];
         let timeline = Timeline::new(job(), &[], &past);
         let before = Timeline::new(job(), &[], &past[..2]);
         assert_ne!(timeline.trace_id(), before.trace_id());
 
-        past.push(told(310, NoticeKind::NodeLost, 1));
-        past.push(told(320, NoticeKind::GpuWarning, 1));
-        past.push(told(900, NoticeKind::NodeJoined, 1));
+        past.push(logged(310, JobEventKind::NodeLost, 1));
+        past.push(logged(320, JobEventKind::GpuWarning, 1));
+        past.push(logged(900, JobEventKind::NodeJoined, 1));
         let drained = Outcome::Drained { reason: "spot".to_owned() };
         let mut timeline = Timeline::new(job(), &[], &past);
         let end = timeline.record(Time(950), &Record::Ended(drained));
@@ -501,10 +504,10 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_that_has_much_to_tell_keeps_the_first_of_it() {
-        let mut timeline = begun();
+    fn a_generation_with_too_many_events_keeps_the_first_ones() {
+        let mut timeline = started_timeline();
         for at in 200..400 {
-            timeline.event(&told(at, NoticeKind::Evaluated, 1));
+            timeline.event(&logged(at, JobEventKind::Evaluated, 1));
         }
 
         let end = timeline.record(Time(500), &Record::Ended(Outcome::Stopped));

@@ -1,4 +1,4 @@
-//! What a client shows and whom it trusts.
+//! The credentials of a client: its token, its certificate, and the authorities that it trusts.
 
 use std::{error, iter, time::Duration};
 
@@ -11,15 +11,15 @@ use tonic::{
 
 use crate::{Error, Token};
 
-/// Puts a token, if there is one, into every call.
+/// Adds the client's token, if there is one, to every call.
 #[derive(Clone, Debug, Default)]
 pub struct Bearer(Option<MetadataValue<Ascii>>);
 
 impl Bearer {
-    /// Of this token.
+    /// Adds this token.
     ///
     /// # Errors
-    /// A header cannot carry it; no [`Token`] is like that.
+    /// The token is not valid in a header; this cannot happen for a [`Token`].
     pub fn new(token: Option<&Token>) -> Result<Self, Error> {
         let value = token.map(|token| token.bearer().parse::<MetadataValue<Ascii>>()).transpose();
         let mut value = value.map_err(|error| Error(format!("token: {error}")))?;
@@ -39,31 +39,32 @@ impl Interceptor for Bearer {
     }
 }
 
-/// Longest wait for the other side of a TLS handshake: the deadline of a connection ends before it begins.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Longest wait for the server in a TLS handshake. The endpoint's connect timeout does not cover the handshake.
+const CLIENT_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a client shows, and whom it trusts.
+/// The credentials of a client: its token, its certificate, and the authorities that it trusts.
 #[derive(Clone, Debug, Default)]
-pub struct Credentials {
+pub struct ClientCredentials {
     pub(crate) tls: ClientTlsConfig,
     pub(crate) bearer: Bearer,
 }
 
-impl Credentials {
-    /// Goes into every client that is made over the endpoint.
+impl ClientCredentials {
+    /// The interceptor for every client of the endpoint.
     #[must_use]
     pub fn bearer(&self) -> Bearer {
         self.bearer.clone()
     }
 
-    /// `endpoint`, with TLS if its address begins with `https://`.
+    /// Adds TLS to `endpoint` if its address begins with `https://`.
     ///
     /// # Errors
-    /// The certificates are none.
+    /// The certificates are invalid.
     pub fn secure(&self, endpoint: Endpoint) -> Result<Endpoint, Error> {
         match endpoint.uri().scheme_str() {
             Some("https") => {
-                let secured = endpoint.tls_config(self.tls.clone().timeout(HANDSHAKE));
+                let secured =
+                    endpoint.tls_config(self.tls.clone().timeout(CLIENT_HANDSHAKE_TIMEOUT));
                 secured.map_err(|error| Error(innermost(&error)))
             }
             _ => Ok(endpoint),
@@ -71,15 +72,15 @@ impl Credentials {
     }
 }
 
-/// What is wrong with the coordinator's certificate or with ours, if that is why there is no connection.
+/// The problem with a certificate or with TLS, if it is the cause of a failed connection.
 #[must_use]
 pub fn tls_problem(error: &(dyn error::Error + 'static)) -> Option<String> {
     let cause = innermost(error);
     let is_about_tls = ["certificate", "tls", "handshake", "corrupt message"];
     let lower = cause.to_lowercase();
-    // One that says nothing has shown no certificate to find fault with; so tonic tells it.
-    let is_silent = lower.starts_with("tls handshake timeout");
-    (!is_silent && is_about_tls.iter().any(|word| lower.contains(word))).then_some(cause)
+    // After a timeout of the handshake, there is no certificate that could be wrong.
+    let is_timeout = lower.starts_with("tls handshake timeout");
+    (!is_timeout && is_about_tls.iter().any(|word| lower.contains(word))).then_some(cause)
 }
 
 fn innermost(error: &(dyn error::Error + 'static)) -> String {

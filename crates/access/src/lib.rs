@@ -1,15 +1,15 @@
-//! Who may do what at a coordinator, and how nobody listens in: tokens, roles and TLS, for both sides.
+//! Access to a coordinator: tokens, roles and TLS, for server and client.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | [`role`] | which role each call needs |
-//! | [`tokens`] | the tokens that a coordinator knows, and the one that a client has |
-//! | [`guard`] | refuses calls without the right token, before any handler sees them |
+//! | [`role`] | the role that each call needs |
+//! | [`tokens`] | the valid tokens of a coordinator, and the token of a client |
+//! | [`mod@guard`] | refuses calls without a valid token |
 //! | [`tls`] | certificates and keys, from files |
-//! | [`client`] | what a client shows and whom it trusts |
+//! | [`client`] | the credentials of a client |
 //!
-//! A token is never an argument, since everybody on a machine sees those; never in the environment of a process that
-//! does not need it; and never in a log: [`Token`] does not show itself.
+//! A token is never a command-line argument, because all users of a machine can see those; it is never in the
+//! environment of a process that does not need it; and it is never logged: the `Debug` output of [`Token`] hides it.
 
 pub mod client;
 pub mod guard;
@@ -17,13 +17,13 @@ pub mod role;
 pub mod tls;
 pub mod tokens;
 
-pub use client::{Bearer, Credentials};
-pub use guard::GuardLayer;
-pub use role::Role;
+pub use client::{Bearer, ClientCredentials};
+pub use guard::{AccessGuard, guard};
+pub use role::AccessRole;
 pub use tls::{ClientFiles, ServerFiles, TOKEN_VARIABLE, TlsFiles};
 pub use tokens::{Token, Tokens};
 
-/// What a user gave is no use: one line with file and remedy.
+/// A file or value of the user is invalid: one line with the file and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(String);

@@ -1,23 +1,23 @@
-//! Which role each call needs.
+//! The role that each call needs.
 
 use std::fmt;
 
-/// What the holder of a token may do.
+/// Role of a token: the calls that it allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Look.
+pub enum AccessRole {
+    /// Read the status, events, metrics and logs.
     Viewer,
-    /// Look, and steer the job.
+    /// Also control the job.
     Operator,
-    /// Bring a node: what an agent does, and nothing that people do.
+    /// Attach a node; allows only the calls of an agent.
     Agent,
 }
 
-impl Role {
-    /// All of them.
+impl AccessRole {
+    /// All roles.
     pub const ALL: [Self; 3] = [Self::Viewer, Self::Operator, Self::Agent];
 
-    /// Its name in a file of tokens.
+    /// Name in a tokens file.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -27,56 +27,58 @@ impl Role {
         }
     }
 
-    /// Whether it may do what `needed` may.
+    /// Whether this role allows the calls that need the role `needed`.
     #[must_use]
     pub fn covers(self, needed: Self) -> bool {
         self == needed || (self == Self::Operator && needed == Self::Viewer)
     }
 }
 
-impl fmt::Display for Role {
+impl fmt::Display for AccessRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// What a call needs.
+/// The access that a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// Anybody may: a load balancer has no token.
+pub enum RequiredAccess {
+    /// No token: for the health checks of a load balancer, and for the dashboard's page, which asks for a token.
     Nothing,
     /// A token of this role.
-    Role(Role),
+    Role(AccessRole),
 }
 
-/// Whether a path is one of the web dashboard's and of metrics, and none of gRPC's, which name a package.
+/// Whether a path belongs to the web dashboard or to metrics. gRPC paths begin with a package name.
 #[must_use]
 pub fn is_web(path: &str) -> bool {
     let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
     matches!(first, "" | "assets" | "api" | "metrics" | "favicon.svg")
 }
 
-/// What a call needs, by its path: `/package.Service/Method` of gRPC, or one of the web dashboard. One that is not
-/// listed needs the most.
+/// The access that a call needs, by its path: `/package.Service/Method` of gRPC, or a path of the web dashboard. A path
+/// that is not listed needs the role `operator`.
 #[must_use]
-pub fn need_of(path: &str) -> Need {
+pub fn required_access(path: &str) -> RequiredAccess {
     let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or((path, ""));
     match (service, method) {
-        ("grpc.health.v1.Health", _) => Need::Nothing,
+        ("grpc.health.v1.Health", _) => RequiredAccess::Nothing,
         ("grpc.reflection.v1.ServerReflection" | "grpc.reflection.v1alpha.ServerReflection", _) => {
-            Need::Role(Role::Viewer)
+            RequiredAccess::Role(AccessRole::Viewer)
         }
         (
             "baton.v1.JobService",
             "GetStatus" | "WatchEvents" | "ListCheckpoints" | "StreamMetrics" | "StreamLogs"
             | "GetRecipe",
-        ) => Need::Role(Role::Viewer),
-        ("baton.v1.NodeService", _) => Need::Role(Role::Agent),
-        // The page itself holds no secrets, and asks for a token.
-        ("/" | "/favicon.svg", "") | ("assets", _) => Need::Nothing,
-        ("/metrics", "") => Need::Role(Role::Viewer),
-        ("api", method) if !method.starts_with("control/") => Need::Role(Role::Viewer),
-        _ => Need::Role(Role::Operator),
+        ) => RequiredAccess::Role(AccessRole::Viewer),
+        ("baton.v1.NodeService", _) => RequiredAccess::Role(AccessRole::Agent),
+        // The page itself contains no secrets; it asks the user for a token.
+        ("/" | "/favicon.svg", "") | ("assets", _) => RequiredAccess::Nothing,
+        ("/metrics", "") => RequiredAccess::Role(AccessRole::Viewer),
+        ("api", method) if !method.starts_with("control/") => {
+            RequiredAccess::Role(AccessRole::Viewer)
+        }
+        _ => RequiredAccess::Role(AccessRole::Operator),
     }
 }
 
@@ -85,36 +87,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_operator_may_look_and_an_agent_may_not() {
-        let covered = Role::ALL.map(|role| Role::ALL.map(|needed| role.covers(needed)));
+    fn an_operator_has_the_access_of_a_viewer_and_an_agent_has_not() {
+        let covered = AccessRole::ALL.map(|role| AccessRole::ALL.map(|needed| role.covers(needed)));
         assert_eq!(covered, [[true, false, false], [true, true, false], [false, false, true]]);
     }
 
     #[test]
-    fn what_nobody_thought_of_needs_an_operator() {
+    fn an_unknown_path_needs_an_operator() {
         for path in ["/baton.v1.JobService/Stop", "/baton.v1.JobService/New", "/x.Y/Z", "/x", ""] {
-            assert_eq!(need_of(path), Need::Role(Role::Operator), "{path}");
+            assert_eq!(required_access(path), RequiredAccess::Role(AccessRole::Operator), "{path}");
         }
-        assert_eq!(need_of("/baton.v1.JobService/GetStatus"), Need::Role(Role::Viewer));
-        assert_eq!(need_of("/baton.v1.NodeService/Attach"), Need::Role(Role::Agent));
-        assert_eq!(need_of("/grpc.health.v1.Health/Check"), Need::Nothing);
+        assert_eq!(
+            required_access("/baton.v1.JobService/GetStatus"),
+            RequiredAccess::Role(AccessRole::Viewer)
+        );
+        assert_eq!(
+            required_access("/baton.v1.NodeService/Attach"),
+            RequiredAccess::Role(AccessRole::Agent)
+        );
+        assert_eq!(required_access("/grpc.health.v1.Health/Check"), RequiredAccess::Nothing);
     }
 
     #[test]
-    fn the_page_is_open_what_it_shows_is_for_viewers_and_what_it_steers_for_operators() {
+    fn the_page_is_public_its_data_is_for_viewers_and_control_is_for_operators() {
         for (path, need) in [
-            ("/", Need::Nothing),
-            ("/favicon.svg", Need::Nothing),
-            ("/assets/app.js", Need::Nothing),
-            ("/metrics", Need::Role(Role::Viewer)),
-            ("/metrics/", Need::Role(Role::Operator)),
-            ("/api/status", Need::Role(Role::Viewer)),
-            ("/api/stream", Need::Role(Role::Viewer)),
-            ("/api/whatever", Need::Role(Role::Viewer)),
-            ("/api/control/stop", Need::Role(Role::Operator)),
-            ("/api/control/whatever", Need::Role(Role::Operator)),
+            ("/", RequiredAccess::Nothing),
+            ("/favicon.svg", RequiredAccess::Nothing),
+            ("/assets/app.js", RequiredAccess::Nothing),
+            ("/metrics", RequiredAccess::Role(AccessRole::Viewer)),
+            ("/metrics/", RequiredAccess::Role(AccessRole::Operator)),
+            ("/api/status", RequiredAccess::Role(AccessRole::Viewer)),
+            ("/api/stream", RequiredAccess::Role(AccessRole::Viewer)),
+            ("/api/whatever", RequiredAccess::Role(AccessRole::Viewer)),
+            ("/api/control/stop", RequiredAccess::Role(AccessRole::Operator)),
+            ("/api/control/whatever", RequiredAccess::Role(AccessRole::Operator)),
         ] {
-            assert_eq!(need_of(path), need, "{path}");
+            assert_eq!(required_access(path), need, "{path}");
             assert!(is_web(path), "{path}");
         }
         assert!(!is_web("/baton.v1.JobService/Stop"));

@@ -1,4 +1,4 @@
-//! Certificates and keys, from files.
+//! Certificates, keys and tokens from files given by flags.
 
 use std::{
     fs,
@@ -9,29 +9,29 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use crate::{
     Error, Token, Tokens,
-    client::{Bearer, Credentials},
+    client::{Bearer, ClientCredentials},
 };
 
-/// Flags of whoever serves.
+/// Flags of a server.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ServerFiles {
-    /// Serve over TLS with this certificate, followed by those that lead to its authority (PEM)
+    /// Serve over TLS with this certificate, followed by its intermediate certificates (PEM)
     #[arg(long, help_heading = "Access", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// The private key of --tls-cert (PEM)
+    /// Private key of --tls-cert (PEM)
     #[arg(long, help_heading = "Access", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Only serve clients with a certificate of this authority (PEM)
+    /// Serve only clients with a certificate of this authority (PEM)
     #[arg(long, help_heading = "Access", value_name = "FILE", requires = "tls_cert")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Only serve clients with one of these tokens: a line each, ROLE TOKEN, with viewer, operator or agent as
-    /// role
+    /// Serve only clients with one of the tokens in this file: one per line, ROLE TOKEN, where ROLE is viewer, operator
+    /// or agent
     #[arg(long, help_heading = "Access", value_name = "FILE")]
     pub tokens: Option<PathBuf>,
 }
 
 impl ServerFiles {
-    /// Whether nobody can listen in or do what he may not.
+    /// Whether connections are encrypted and calls need a token.
     #[must_use]
     pub fn are_secure(&self) -> bool {
         self.tls_cert.is_some() && self.tokens.is_some()
@@ -53,12 +53,12 @@ impl ServerFiles {
     /// The tokens, if there are any.
     ///
     /// # Errors
-    /// The file cannot be read, or holds something else.
+    /// The file cannot be read or is invalid.
     pub fn tokens(&self) -> Result<Option<Tokens>, Error> {
         self.tokens.as_deref().map(Tokens::read).transpose()
     }
 
-    /// The same as arguments, for a process of one's own.
+    /// The flags as arguments for a child process.
     #[must_use]
     pub fn to_arguments(&self) -> Vec<(&'static str, &Path)> {
         let flags = [
@@ -71,10 +71,10 @@ impl ServerFiles {
     }
 }
 
-/// Flags of whoever calls a coordinator at an `https://` address.
+/// TLS flags of a client of a coordinator with an `https://` address.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TlsFiles {
-    /// Authority of the coordinator's certificate (PEM) [default: those that this system trusts]
+    /// Authority of the coordinator's certificate (PEM) [default: the authorities that this system trusts]
     #[arg(
         long,
         help_heading = "Access",
@@ -83,7 +83,7 @@ pub struct TlsFiles {
         hide_env_values = true
     )]
     pub tls_ca: Option<PathBuf>,
-    /// Certificate to show to the coordinator, if it wants one (PEM)
+    /// Client certificate, if the coordinator requires one (PEM)
     #[arg(
         long,
         help_heading = "Access",
@@ -93,7 +93,7 @@ pub struct TlsFiles {
         requires = "client_key"
     )]
     pub client_cert: Option<PathBuf>,
-    /// The private key of --client-cert (PEM)
+    /// Private key of --client-cert (PEM)
     #[arg(
         long,
         help_heading = "Access",
@@ -106,11 +106,11 @@ pub struct TlsFiles {
 }
 
 impl TlsFiles {
-    /// What a client with this token shows, and whom it trusts.
+    /// The credentials of a client with this token.
     ///
     /// # Errors
-    /// A file cannot be read, or holds something else.
-    pub fn credentials(&self, token: Option<&Token>) -> Result<Credentials, Error> {
+    /// A file cannot be read or is invalid.
+    pub fn credentials(&self, token: Option<&Token>) -> Result<ClientCredentials, Error> {
         let tls = match &self.tls_ca {
             Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(ca)?)),
             None => ClientTlsConfig::new().with_native_roots(),
@@ -119,10 +119,10 @@ impl TlsFiles {
             (Some(cert), Some(key)) => tls.identity(Identity::from_pem(read(cert)?, read(key)?)),
             _ => tls,
         };
-        Ok(Credentials { tls, bearer: Bearer::new(token)? })
+        Ok(ClientCredentials { tls, bearer: Bearer::new(token)? })
     }
 
-    /// The same files as variables, for a process of one's own.
+    /// The flags as environment variables for a child process.
     #[must_use]
     pub fn to_variables(&self) -> Vec<(&'static str, &Path)> {
         let variables = [
@@ -134,13 +134,13 @@ impl TlsFiles {
     }
 }
 
-/// Flags of whoever calls a coordinator, possibly with a token.
+/// Flags of a client of a coordinator.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ClientFiles {
-    /// For TLS.
+    /// Flags for TLS.
     #[command(flatten)]
     pub tls: TlsFiles,
-    /// File that holds a token; the environment's BATON_TOKEN may be one itself
+    /// File with a token; the environment variable BATON_TOKEN can contain the token itself
     #[arg(
         long,
         help_heading = "Access",
@@ -152,32 +152,32 @@ pub struct ClientFiles {
 }
 
 impl ClientFiles {
-    /// What a client shows, and whom it trusts; `variable` looks into the environment.
+    /// The credentials of a client; `variable` reads an environment variable.
     ///
     /// # Errors
-    /// A file cannot be read, or holds something else.
+    /// A file cannot be read or is invalid.
     pub fn credentials(
         &self,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Credentials, Error> {
+    ) -> Result<ClientCredentials, Error> {
         let text = variable(TOKEN_VARIABLE).filter(|text| !text.is_empty());
-        let named = |Error(problem)| Error(format!("{TOKEN_VARIABLE}: {problem}"));
+        let with_name = |Error(problem)| Error(format!("{TOKEN_VARIABLE}: {problem}"));
         let token = match (&self.token_file, text) {
             (Some(file), _) => Some(Token::read(file)?),
-            (None, Some(text)) => Some(Token::new(&text).map_err(named)?),
+            (None, Some(text)) => Some(Token::new(&text).map_err(with_name)?),
             (None, None) => None,
         };
         self.tls.credentials(token.as_ref())
     }
 }
 
-/// Holds a token, where there is no file for it.
+/// Environment variable that contains a token; a token file takes precedence.
 pub const TOKEN_VARIABLE: &str = "BATON_TOKEN";
 
 fn read(path: &Path) -> Result<String, Error> {
     let text = fs::read_to_string(path).map_err(|error| Error::of_file(path, error))?;
     match text.contains("-----BEGIN ") {
         true => Ok(text),
-        false => Err(Error::of_file(path, "is no PEM file: it has no -----BEGIN line")),
+        false => Err(Error::of_file(path, "is not a PEM file: it has no -----BEGIN line")),
     }
 }

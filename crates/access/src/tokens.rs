@@ -1,4 +1,4 @@
-//! The tokens that a coordinator knows, and the one that a client has.
+//! The valid tokens of a coordinator, and the token of a client.
 
 use std::{
     fmt, fs,
@@ -6,25 +6,25 @@ use std::{
     path::Path,
 };
 
-use crate::{Error, Role};
+use crate::{AccessRole, Error};
 
-/// Shorter ones can be guessed.
-const LEAST_CHARS: usize = 16;
+/// Minimum length of a token; shorter ones could be guessed.
+const MIN_TOKEN_CHARS: usize = 16;
 
-/// A secret. It does not show itself.
+/// A secret token. Its `Debug` output hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
 impl Token {
-    /// Takes a text for a token.
+    /// Validates a text as a token.
     ///
     /// # Errors
-    /// It is too short, or has characters that a header cannot carry.
+    /// The text is too short, or has characters that are not valid in a header.
     pub fn new(text: &str) -> Result<Self, Error> {
         let text = text.trim();
-        if text.len() < LEAST_CHARS {
+        if text.len() < MIN_TOKEN_CHARS {
             let problem = format!(
-                "a token has at least {LEAST_CHARS} characters; `baton cert` makes good ones"
+                "a token has at least {MIN_TOKEN_CHARS} characters; `baton cert` makes good ones"
             );
             return Err(Error(problem));
         }
@@ -34,21 +34,21 @@ impl Token {
         }
     }
 
-    /// The one in a file.
+    /// Reads a token from a file.
     ///
     /// # Errors
-    /// The file cannot be read, others can read it, or it holds no token.
+    /// The file cannot be read, other users can read it, or it contains no token.
     pub fn read(path: &Path) -> Result<Self, Error> {
         Self::new(&read_private(path)?).map_err(|Error(problem)| Error::of_file(path, problem))
     }
 
-    /// The secret itself, to be handed to a process that needs it.
+    /// The secret itself, to pass it to a process that needs it.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// What goes into the header `authorization`.
+    /// The value of the header `authorization`.
     #[must_use]
     pub fn bearer(&self) -> String {
         format!("Bearer {}", self.0)
@@ -64,63 +64,63 @@ impl fmt::Debug for Token {
 /// The first token of a role in a file of [`Tokens`].
 ///
 /// # Errors
-/// The file cannot be read, or has none of that role.
-pub fn of_role(path: &Path, role: Role) -> Result<Token, Error> {
+/// The file cannot be read, or has no token of that role.
+pub fn of_role(path: &Path, role: AccessRole) -> Result<Token, Error> {
     let text = read_private(path)?;
-    let named = text.lines().filter_map(|line| line.trim().split_once(char::is_whitespace));
-    let token = named.filter(|(name, _)| *name == role.name()).map(|(_, token)| token).next();
+    let entries = text.lines().filter_map(|line| line.trim().split_once(char::is_whitespace));
+    let token = entries.filter(|(name, _)| *name == role.name()).map(|(_, token)| token).next();
     let token =
         token.ok_or_else(|| Error::of_file(path, format!("it has no token of role {role}")))?;
     Token::new(token).map_err(|Error(problem)| Error::of_file(path, problem))
 }
 
-/// The tokens that are known, each with its role: as digests, which are compared in constant time.
+/// The valid tokens with their roles, as digests, which are compared in constant time.
 #[derive(Clone, Debug, Default)]
-pub struct Tokens(Vec<(Role, blake3::Hash)>);
+pub struct Tokens(Vec<(AccessRole, blake3::Hash)>);
 
 impl Tokens {
-    /// Those in a file: a line each, `ROLE TOKEN`; lines that begin with `#` are comments. A role may have several,
-    /// as when one is being replaced by another.
+    /// Reads a tokens file: one `ROLE TOKEN` per line; lines that begin with `#` are comments. A role may have several
+    /// tokens, for example while one replaces another.
     ///
     /// # Errors
-    /// The file cannot be read, others can read it, or a line is no role and token.
+    /// The file cannot be read, other users can read it, or a line is invalid.
     pub fn read(path: &Path) -> Result<Self, Error> {
         Self::parse(&read_private(path)?).map_err(|Error(problem)| Error::of_file(path, problem))
     }
 
     fn parse(text: &str) -> Result<Self, Error> {
         let lines = (1..).zip(text.lines().map(str::trim));
-        let told = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        let entries = told.map(|(number, line)| {
-            // The line itself is secret.
-            let named = |problem: String| Error(format!("line {number}: {problem}"));
+        let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+        let entries = lines.map(|(number, line)| {
+            // The message must not contain the line, which is secret.
+            let at_line = |problem: String| Error(format!("line {number}: {problem}"));
             let (role, token) = line
                 .split_once(char::is_whitespace)
-                .ok_or_else(|| named("expected ROLE TOKEN".to_owned()))?;
-            let role =
-                Role::ALL.into_iter().find(|known| known.name() == role).ok_or_else(|| {
-                    named("the first word is no role: viewer, operator or agent".to_owned())
-                })?;
-            let token = Token::new(token).map_err(|Error(problem)| named(problem))?;
+                .ok_or_else(|| at_line("expected ROLE TOKEN".to_owned()))?;
+            let role = AccessRole::ALL.into_iter().find(|known| known.name() == role).ok_or_else(
+                || at_line("the first word must be a role: viewer, operator or agent".to_owned()),
+            )?;
+            let token = Token::new(token).map_err(|Error(problem)| at_line(problem))?;
             Ok((role, digest(&token.0)))
         });
         let entries: Vec<_> = entries.collect::<Result<_, Error>>()?;
         match entries.is_empty() {
-            true => Err(Error("it holds no token; a line is ROLE TOKEN".to_owned())),
+            true => Err(Error("it contains no token; a line is ROLE TOKEN".to_owned())),
             false => Ok(Self(entries)),
         }
     }
 
-    /// The roles of whoever sends this `authorization` header. All tokens are looked at, whichever is right.
+    /// The roles that this `authorization` header gives. Compares all tokens, so that the time does not depend on
+    /// which one matches.
     #[must_use]
-    pub fn roles_of(&self, authorization: &str) -> Vec<Role> {
+    pub fn roles_of(&self, authorization: &str) -> Vec<AccessRole> {
         let Some((scheme, token)) = authorization.split_once(' ') else { return Vec::new() };
         if !scheme.eq_ignore_ascii_case("bearer") {
             return Vec::new();
         }
-        let theirs = digest(token.trim());
+        let given = digest(token.trim());
         // `blake3::Hash` compares in constant time.
-        self.0.iter().filter(|(_, known)| *known == theirs).map(|(role, _)| *role).collect()
+        self.0.iter().filter(|(_, known)| *known == given).map(|(role, _)| *role).collect()
     }
 }
 
@@ -128,14 +128,14 @@ fn digest(token: &str) -> blake3::Hash {
     blake3::hash(token.as_bytes())
 }
 
-/// A file that nobody else may read.
+/// Reads a file that no other user may read.
 fn read_private(path: &Path) -> Result<String, Error> {
     let metadata = fs::metadata(path).map_err(|error| Error::of_file(path, error))?;
     let mode = metadata.permissions().mode() & 0o777;
-    // Pipes, as a shell's <(...) makes them, have no other readers.
+    // Other users cannot read a pipe, such as a shell's <(...).
     if metadata.is_file() && !is_private(metadata.uid(), mode) {
         let problem = format!(
-            "others on this machine may read or write it (mode {mode:03o}): chmod 600 {}",
+            "other users of this machine may read or write it (mode {mode:03o}): chmod 600 {}",
             path.display()
         );
         return Err(Error::of_file(path, problem));
@@ -143,12 +143,12 @@ fn read_private(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).map_err(|error| Error::of_file(path, error))
 }
 
-/// Whether a file is its owner's alone, or root's who lets a group read it: so Kubernetes mounts a secret for
-/// a user that is not root. PostgreSQL has this rule for its server's key.
+/// Whether only its owner can access a file, or root owns it and a group may read it: Kubernetes mounts a secret in
+/// this way for a user that is not root. PostgreSQL has the same rule for the key of its server.
 fn is_private(owner: u32, mode: u32) -> bool {
     const ROOT: u32 = 0;
-    let of_others = if owner == ROOT { 0o037 } else { 0o077 };
-    mode & of_others == 0
+    let forbidden_bits = if owner == ROOT { 0o037 } else { 0o077 };
+    mode & forbidden_bits == 0
 }
 
 #[cfg(test)]
@@ -166,21 +166,21 @@ mod tests {
     #[test]
     fn a_token_gives_its_role_and_nothing_else_does() {
         let bearer = |token: &str| tokens().roles_of(&Token::new(token).unwrap().bearer());
-        assert_eq!(bearer(VIEWER), [Role::Viewer]);
-        assert_eq!(bearer(OPERATOR), [Role::Operator]);
+        assert_eq!(bearer(VIEWER), [AccessRole::Viewer]);
+        assert_eq!(bearer(OPERATOR), [AccessRole::Operator]);
         assert_eq!(bearer("another-0123456789"), []);
         for header in ["", "Bearer", "Bearer ", VIEWER, &format!("Basic {VIEWER}")] {
             assert_eq!(tokens().roles_of(header), [], "{header}");
         }
-        assert_eq!(tokens().roles_of(&format!("bearer {VIEWER}")), [Role::Viewer]);
+        assert_eq!(tokens().roles_of(&format!("bearer {VIEWER}")), [AccessRole::Viewer]);
     }
 
     #[test]
-    fn bad_files_are_named_by_line_and_tell_no_secret() {
+    fn errors_name_the_line_and_contain_no_secret() {
         for (text, problem) in [
             ("", "no token"),
             ("viewer", "line 1: expected ROLE TOKEN"),
-            ("\nadmin secret-0123456789", "line 2: the first word is no role"),
+            ("\nadmin secret-0123456789", "line 2: the first word must be a role"),
             ("agent secret", "line 1: a token has at least 16"),
             ("agent secret-0123456789ü", "line 1: a token has letters"),
         ] {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_do_not_show_themselves() {
+    fn debug_output_contains_no_secret() {
         let shown = format!("{:?} {:?}", Token::new(VIEWER).unwrap(), tokens());
         assert!(!shown.contains(VIEWER) && !shown.contains(OPERATOR), "{shown}");
     }

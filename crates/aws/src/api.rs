@@ -1,9 +1,9 @@
-//! Calls the AWS CLI, and says what its errors mean.
+//! Calls the AWS CLI and explains its errors.
 //!
-//! Its errors begin with a code in brackets and name the operation:
+//! The CLI's errors begin with a code in brackets and name the operation:
 //! `An error occurred (AccessDenied) when calling the CreateStack operation: …`
-//! (<https://docs.aws.amazon.com/cli/latest/userguide/cli-usage-returncodes.html>). Throttling and lost connections it
-//! tries again by itself.
+//! (<https://docs.aws.amazon.com/cli/latest/userguide/cli-usage-returncodes.html>). It retries after
+//! throttling and lost connections.
 
 use std::{
     io,
@@ -14,12 +14,12 @@ use baton_console::failure::{bad_input, failed};
 use baton_job::exit::Failure;
 use serde_json::Value;
 
-/// AWS, or a test's.
+/// Access to AWS, or a test's replacement for it.
 pub(super) trait Api {
-    /// Runs `aws` with these arguments; what it prints.
+    /// Runs `aws` with these arguments and returns what it prints.
     fn call(&self, arguments: &[&str]) -> Result<Vec<u8>, Error>;
 
-    /// As [`Api::call`], of a command that answers with JSON. Nothing is `null`.
+    /// As [`Api::call`], for a command that prints JSON. Empty output becomes `null`.
     fn json(&self, arguments: &[&str]) -> Result<Value, Error> {
         let text = self.call(arguments)?;
         if text.iter().all(u8::is_ascii_whitespace) {
@@ -28,26 +28,26 @@ pub(super) trait Api {
         serde_json::from_slice(&text).map_err(|error| Error {
             operation: arguments.iter().take(2).copied().collect::<Vec<_>>().join(" "),
             code: String::new(),
-            message: format!("the answer is no JSON: {error}"),
+            message: format!("the answer is not JSON: {error}"),
         })
     }
 
-    /// As [`Api::json`]; nothing where AWS says that there is no such thing.
+    /// As [`Api::json`]; `None` if AWS reports that the requested object does not exist.
     fn find(&self, arguments: &[&str]) -> Result<Option<Value>, Error> {
         match self.json(arguments) {
-            Err(error) if error.is_absence() => Ok(None),
+            Err(error) if error.is_not_found() => Ok(None),
             answer => answer.map(Some),
         }
     }
 }
 
-/// The `aws` on the `PATH`.
+/// The `aws` program on the `PATH`.
 #[derive(Clone, Debug)]
-pub(super) struct Program {
+pub(super) struct AwsCli {
     global: Vec<String>,
 }
 
-impl Program {
+impl AwsCli {
     pub(super) fn new(region: Option<&str>, profile: Option<&str>) -> Self {
         let flags = [("--region", region), ("--profile", profile)];
         let given = flags.into_iter().filter_map(|(flag, value)| Some((flag, value?)));
@@ -55,10 +55,10 @@ impl Program {
         Self { global: global.collect() }
     }
 
-    /// The command itself, for one that a person talks to.
+    /// The command line, not yet run.
     pub(super) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("aws");
-        // A pager would wait for a key; and since 2026 errors come in other formats too.
+        // A pager would wait for a key. Since 2026, the CLI has other error formats too.
         command
             .env("AWS_PAGER", "")
             .env("AWS_CLI_ERROR_FORMAT", "legacy")
@@ -69,31 +69,31 @@ impl Program {
     }
 }
 
-impl Api for Program {
+impl Api for AwsCli {
     fn call(&self, arguments: &[&str]) -> Result<Vec<u8>, Error> {
         let mut command = self.command(arguments);
-        let ended = command.stdin(Stdio::null()).output();
-        let ended = ended.map_err(|error| Error::not_run(&error))?;
-        match ended.status.success() {
-            true => Ok(ended.stdout),
-            false => Err(Error::parse(&String::from_utf8_lossy(&ended.stderr), arguments)),
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.map_err(|error| Error::not_started(&error))?;
+        match output.status.success() {
+            true => Ok(output.stdout),
+            false => Err(Error::parse(&String::from_utf8_lossy(&output.stderr), arguments)),
         }
     }
 }
 
-/// A call that did not do what it should.
+/// A failed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Error {
-    /// What was called.
+    /// The operation that was called.
     operation: String,
-    /// AWS's own; empty if AWS was not reached.
+    /// AWS's error code; empty if AWS was not reached.
     code: String,
-    /// In the words of AWS.
+    /// The error message of AWS.
     message: String,
 }
 
 impl Error {
-    pub(super) fn not_run(error: &io::Error) -> Self {
+    pub(super) fn not_started(error: &io::Error) -> Self {
         let message = match error.kind() {
             io::ErrorKind::NotFound => "there is no `aws` on the PATH".to_owned(),
             _ => format!("`aws` cannot be run: {error}"),
@@ -103,21 +103,22 @@ impl Error {
 
     pub(super) fn parse(stderr: &str, arguments: &[&str]) -> Self {
         let mut lines = stderr.lines().map(str::trim).filter(|line| !line.is_empty());
-        // Details may follow it.
-        let named = lines.clone().rfind(|line| line.contains("An error occurred ("));
-        let text = named.or_else(|| lines.next_back()).unwrap_or("it failed without a word");
+        // Details may follow the line with the error.
+        let error_line = lines.clone().rfind(|line| line.contains("An error occurred ("));
+        let text =
+            error_line.or_else(|| lines.next_back()).unwrap_or("it failed without a message");
         let text = text.trim_start_matches("aws: [ERROR]: ");
         let operation = arguments.iter().take(2).copied().collect::<Vec<_>>().join(" ");
-        // `aws s3` puts words of its own before it.
-        let told = text.split_once("An error occurred (").and_then(|(_, rest)| {
+        // `aws s3` prints its own text before the error.
+        let parts = text.split_once("An error occurred (").and_then(|(_, rest)| {
             let (code, rest) = rest.split_once(") when calling the ")?;
             let (operation, rest) = rest.split_once(" operation")?;
-            // Behind several tries it says so in brackets first.
+            // After retries, "(reached max retries: N)" comes before the message.
             let message = rest.split_once("): ").filter(|_| rest.starts_with(" ("));
             let message = message.map_or(rest, |(_, message)| message);
             Some((code, operation, message.trim_start_matches(':').trim()))
         });
-        match told {
+        match parts {
             Some((code, operation, message)) => Self {
                 operation: operation.to_owned(),
                 code: code.to_owned(),
@@ -127,13 +128,13 @@ impl Error {
         }
     }
 
-    /// AWS's sentence about it.
+    /// The error message of AWS.
     pub(super) fn message(&self) -> &str {
         &self.message
     }
 
-    /// Whether what was asked for does not exist.
-    pub(super) fn is_absence(&self) -> bool {
+    /// Whether the requested object does not exist.
+    pub(super) fn is_not_found(&self) -> bool {
         const CODES: [&str; 6] = [
             "404",
             "NoSuchKey",
@@ -146,7 +147,7 @@ impl Error {
             || (self.code == "ValidationError" && self.message.contains("does not exist"))
     }
 
-    /// What a person can do about it.
+    /// What the user can do about the error.
     fn remedy(&self) -> Option<&'static str> {
         let has = |word: &str| self.message.contains(word);
         Some(match self.code.as_str() {
@@ -166,46 +167,46 @@ impl Error {
             | "UnrecognizedClientException"
             | "AuthFailure"
             | "SignatureDoesNotMatch" => {
-                "the keys are not AWS's: `aws configure` sets them; a wrong clock looks the same"
+                "AWS does not accept the keys: set them with `aws configure`, and check this machine's clock"
             }
             "OptInRequired" => "this account is not signed up for the region or the service",
             "VcpuLimitExceeded" | "MaxSpotInstanceCountExceeded" => QUOTA,
-            "InsufficientCapabilitiesException" => "this is a fault of Baton's: please report it",
+            "InsufficientCapabilitiesException" => "this is a bug in Baton: please report it",
             "LimitExceededException" | "LimitExceeded" => {
-                "the account has as many of these as it may: remove some, or ask AWS for more"
+                "the account has reached its limit of these: remove some, or ask AWS for a higher limit"
             }
             "BucketAlreadyExists" => {
-                "somebody else's bucket has this name: give another one with --bucket"
+                "another account's bucket has this name: give another name with --bucket"
             }
             "TargetNotConnected" => {
-                "the machine's SSM agent does not speak to AWS: it does some minutes after the start, if the machine's \
-                 image has it and its subnet a way out"
+                "the machine's SSM agent is not connected to AWS: it connects some minutes after the start, if the machine's \
+                 image contains it and its subnet has a route to the internet"
             }
             _ if has("SessionManagerPlugin") => {
                 "install the Session Manager plugin of the AWS CLI \
                  (https://docs.aws.amazon.com/systems-manager/latest/userguide/session-manager-working-with-install-plugin.html)"
             }
             _ if has("Unable to locate credentials") => {
-                "`aws configure` (or `aws sso login`) sets them"
+                "set them with `aws configure` (or `aws sso login`)"
             }
             _ if has("SSO") || has("sso login") => "log in again: `aws sso login`",
             _ if has("You must specify a region") => {
                 "give --region, or set a default with `aws configure`"
             }
             _ if has("could not be found") && has("profile") => {
-                "`aws configure list-profiles` shows those there are"
+                "list the existing ones with `aws configure list-profiles`"
             }
             _ if has("Could not connect to the endpoint") => {
-                "is the network up, and the region's name right?"
+                "check the network and the region's name"
             }
             _ => return None,
         })
     }
 }
 
-/// What a person can do about AWS's limits on machines.
-pub(super) const QUOTA: &str = "the account may not rent as many vCPUs of this kind: ask for more under Service Quotas, EC2, \
-     \"All P4, P3 and P2 Spot Instance Requests\" (p4d.24xlarge needs 96), or its like for other types; that takes hours to days";
+/// What the user can do about AWS's limits on machines.
+pub(super) const QUOTA: &str = "the account's vCPU quota for this type is too small: ask for more under Service Quotas, EC2, \
+     \"All P4, P3 and P2 Spot Instance Requests\" (p4d.24xlarge needs 96), or the matching quota for other types; that takes hours to days";
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -219,7 +220,7 @@ impl From<Error> for Failure {
         if let Some(remedy) = remedy {
             text = format!("{}: {remedy}", text.trim_end_matches('.'));
         }
-        // Another try without a change ends the same way.
+        // A retry without a change would fail in the same way.
         match remedy.is_some() {
             true => bad_input(text),
             false => failed(text),
@@ -233,7 +234,7 @@ mod tests {
 
     #[test]
     fn errors_name_operation_code_and_remedy() {
-        for (stderr, told) in [
+        for (stderr, expected) in [
             (
                 "\nAn error occurred (AccessDenied) when calling the CreateStack operation: User: arn:aws:iam::1:user/a is not authorized\n",
                 "AWS refuses CreateStack (AccessDenied): User: arn:aws:iam::1:user/a is not authorized: your user or role",
@@ -252,7 +253,7 @@ mod tests {
             ),
             (
                 "\nCould not connect to the endpoint URL: \"https://ec2.moon.amazonaws.com/\"",
-                "is the network up",
+                "check the network",
             ),
             (
                 "\naws: [ERROR]: An error occurred (ValidationError) when calling the DescribeStacks operation: Bad\n\n\
@@ -260,21 +261,21 @@ mod tests {
                 "AWS refuses DescribeStacks (ValidationError): Bad",
             ),
             ("aws: [ERROR]: Unknown options: --x", "aws ec2 describe-x: Unknown options"),
-            ("", "aws ec2 describe-x: it failed without a word"),
+            ("", "aws ec2 describe-x: it failed without a message"),
         ] {
             let failure = Failure::from(Error::parse(stderr, &["ec2", "describe-x", "--y"]));
-            assert!(failure.message.contains(told), "{failure}");
+            assert!(failure.message.contains(expected), "{failure}");
             assert!(!failure.message.contains('\n'), "{failure}");
         }
     }
 
     #[test]
-    fn what_does_not_exist_is_told_from_what_may_not_be_seen() {
+    fn an_absent_object_is_distinguished_from_a_forbidden_one() {
         let absent = "An error occurred (ValidationError) when calling the DescribeStacks operation: Stack with id baton-x does not exist";
-        assert!(Error::parse(absent, &[]).is_absence());
+        assert!(Error::parse(absent, &[]).is_not_found());
         let head = "An error occurred (404) when calling the HeadBucket operation: Not Found";
-        assert!(Error::parse(head, &[]).is_absence());
+        assert!(Error::parse(head, &[]).is_not_found());
         let forbidden = "An error occurred (403) when calling the HeadBucket operation: Forbidden";
-        assert!(!Error::parse(forbidden, &[]).is_absence());
+        assert!(!Error::parse(forbidden, &[]).is_not_found());
     }
 }

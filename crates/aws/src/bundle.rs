@@ -1,7 +1,7 @@
-//! The files that machines run: the programs of this build, the scripts of a machine, the units, the recipe.
+//! The files that machines run: the programs of this build, the machine's scripts, the systemd units, the recipe.
 //!
-//! They lie in the bucket below the SHA-256 of their list, which the template tells the machines: what a machine runs
-//! is what was staged, and another build lies beside it.
+//! They are stored in the bucket under the SHA-256 of their list, which the template passes to the machines. So a
+//! machine runs exactly what was staged for it, and another build is stored under another name.
 
 use std::{
     fs, io,
@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{api::Api, recipe};
 
-/// What every machine gets, by its place below `/opt/baton`.
+/// Files that every machine gets, with their path below `/opt/baton`.
 const FILES: [(&str, &str); 13] = [
     ("node/boot.sh", include_str!("../../../deploy/aws/node/boot.sh")),
     ("node/cache.sh", include_str!("../../../deploy/aws/node/cache.sh")),
@@ -43,59 +43,60 @@ const FILES: [(&str, &str); 13] = [
         include_str!("../../../deploy/systemd/baton-coordinator.service"),
     ),
 ];
-/// Fetches libtorch on the machine.
+/// The script that fetches libtorch on the machine.
 const SETUP: (&str, &str) = ("scripts/setup.sh", include_str!("../../../scripts/setup.sh"));
 const PROGRAMS: [&str; 3] = ["baton", "baton-coordinator", "baton-worker"];
 /// The list of all files, as `sha256sum` writes it.
 const LIST: &str = "SHA256SUMS";
 
-/// Brings all of it to `s3://BUCKET/JOB/bundle/DIGEST`; the digest.
+/// Uploads the files to `s3://BUCKET/JOB/bundle/DIGEST` and returns the digest. `job_url` is `s3://BUCKET/JOB`.
 pub(super) fn stage(
     api: &impl Api,
-    place: &str,
+    job_url: &str,
     recipe: &str,
     pretrained: Option<&Path>,
 ) -> Result<String, Failure> {
     let folder = tempfile::tempdir()
         .map_err(|error| failed(format!("cannot make a temporary folder: {error}")))?;
     let digest = fill(folder.path(), recipe, pretrained)?;
-    bring(api, folder.path(), &format!("{place}/bundle/{digest}"))?;
+    sync(api, folder.path(), &format!("{job_url}/bundle/{digest}"))?;
     Ok(digest)
 }
 
-fn bring(api: &impl Api, folder: &Path, target: &str) -> Result<(), Failure> {
-    output::note(format_args!("bringing the programs to {target}"));
+fn sync(api: &impl Api, folder: &Path, target: &str) -> Result<(), Failure> {
+    output::note(format_args!("uploading the programs to {target}"));
     api.call(&["s3", "sync", "--only-show-errors", &folder.display().to_string(), target])?;
     Ok(())
 }
 
-/// Writes the files; the digest of their list.
+/// Writes the files and returns the digest of their list.
 fn fill(folder: &Path, recipe: &str, pretrained: Option<&Path>) -> Result<String, Failure> {
-    let about = |path: &Path, error: io::Error| failed(format!("{}: {error}", path.display()));
+    let file_error = |path: &Path, error: io::Error| failed(format!("{}: {error}", path.display()));
     for (name, text) in FILES.into_iter().chain([SETUP, ("job.toml", recipe)]) {
         let path = folder.join(name);
         let parent = path.parent().unwrap_or(folder);
         fs::create_dir_all(parent)
             .and_then(|()| fs::write(&path, text))
-            .map_err(|error| about(&path, error))?;
+            .map_err(|error| file_error(&path, error))?;
     }
     let bin = folder.join("bin");
-    fs::create_dir_all(&bin).map_err(|error| about(&bin, error))?;
+    fs::create_dir_all(&bin).map_err(|error| file_error(&bin, error))?;
     for name in PROGRAMS {
         let program = programs::find(name)?;
-        strip(&program, &bin.join(name)).map_err(|error| about(&program, error))?;
+        strip(&program, &bin.join(name)).map_err(|error| file_error(&program, error))?;
     }
     if let Some(weights) = pretrained {
         fs::copy(weights, folder.join(recipe::PRETRAINED))
-            .map_err(|error| about(weights, error))?;
+            .map_err(|error| file_error(weights, error))?;
     }
-    let list = list(folder).map_err(|error| about(folder, error))?;
+    let list = list(folder).map_err(|error| file_error(folder, error))?;
     let path = folder.join(LIST);
-    fs::write(&path, &list).map_err(|error| about(&path, error))?;
+    fs::write(&path, &list).map_err(|error| file_error(&path, error))?;
     Ok(hex(&Sha256::digest(list)))
 }
 
-/// Copies a program without what only a debugger needs: three quarters of it. Where there is no `strip`, all of it.
+/// Copies a program without its debug information, which is three quarters of the file. Copies the whole file if there
+/// is no `strip`.
 fn strip(program: &Path, to: &Path) -> io::Result<()> {
     let mut command = Command::new("strip");
     command.arg("-o").arg(to).arg(program).stdout(Stdio::null()).stderr(Stdio::null());
@@ -105,7 +106,7 @@ fn strip(program: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// A line each, `DIGEST  NAME`, by name.
+/// One line `DIGEST  NAME` per file, sorted by name.
 fn list(folder: &Path) -> io::Result<String> {
     let mut names = files(folder, Path::new(""))?;
     names.sort();
@@ -138,12 +139,13 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::{Script, break_each};
+    use crate::testing::{ScriptedApi, break_each};
 
     #[test]
-    fn programs_that_cannot_be_brought_end_the_launch() {
-        let sync = || Script::new().answer("s3 sync --only-show-errors x s3://b/y", Value::Null);
-        break_each(sync, |api| bring(api, Path::new("x"), "s3://b/y"));
+    fn a_failed_upload_of_the_programs_ends_the_launch() {
+        let answers =
+            || ScriptedApi::new().answer("s3 sync --only-show-errors x s3://b/y", Value::Null);
+        break_each(answers, |api| sync(api, Path::new("x"), "s3://b/y"));
     }
 
     #[test]
@@ -163,14 +165,14 @@ mod tests {
     #[test]
     fn every_file_of_a_machine_is_staged() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy");
-        let mut there: Vec<String> = Vec::new();
+        let mut in_repository: Vec<String> = Vec::new();
         for (folder, at) in [("aws/node", "node"), ("systemd", "systemd")] {
             let found = files(&root.join(folder), Path::new("")).unwrap();
-            there.extend(found.iter().map(|name| format!("{at}/{}", name.display())));
+            in_repository.extend(found.iter().map(|name| format!("{at}/{}", name.display())));
         }
-        there.sort();
+        in_repository.sort();
         let mut staged: Vec<_> = FILES.iter().map(|(name, _)| (*name).to_owned()).collect();
         staged.sort();
-        assert_eq!(staged, there);
+        assert_eq!(staged, in_repository);
     }
 }

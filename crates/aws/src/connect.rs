@@ -24,51 +24,51 @@ use tokio::{
 };
 
 use crate::{
-    Launched,
-    api::{Api, Error, Program},
+    JobFlags,
+    api::{Api, AwsCli, Error},
     fleet::Fleet,
     stack::{self, Job},
 };
 
-/// Reach the coordinator of a job: a tunnel by Session Manager, and a command through it
+/// Connect to a job's coordinator: open a Session Manager tunnel and run a command through it
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  baton aws connect -- status           over gRPC, this second
+  baton aws connect -- status           the current status, over gRPC
   baton aws connect -- top
   baton aws connect -- checkpoint now
-  baton aws connect                     holds the tunnel open, for a browser too; Ctrl-C closes it
+  baton aws connect                     keep the tunnel open, also for a browser; Ctrl-C closes it
   baton aws connect --port 29700
 
-No port of the machine is open: AWS carries the bytes, to those who may (`ssm:StartSession`), and
-logs who came. Needs the Session Manager plugin of the AWS CLI.")]
+No port of the machine is open: AWS forwards the connection for users with the permission
+`ssm:StartSession`, and logs each session. Needs the Session Manager plugin of the AWS CLI.")]
 pub struct Args {
     #[command(flatten)]
-    launched: Launched,
-    /// Port of this machine [default: 29600 to hold, a free one for a command]
+    flags: JobFlags,
+    /// Local port [default: 29600 without a command, a free port with one]
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
-    /// A command of `baton`, with its flags
+    /// `baton` command to run, with its flags
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
-/// Where a coordinator serves on its machine.
-const PORT: u16 = 29600;
-/// Longest wait for the tunnel.
-const PATIENCE: Duration = Duration::from_secs(40);
+/// Port of a coordinator on its machine.
+const COORDINATOR_PORT: u16 = 29600;
+/// Maximum wait for the tunnel.
+const TUNNEL_TIMEOUT: Duration = Duration::from_secs(40);
 
 pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
-    let api = args.launched.place.api();
-    let (instance, keys) = find(&api, &args.launched)?;
+    let api = args.flags.aws.api();
+    let (instance, credentials) = find(&api, &args.flags)?;
     let port = match (args.port, args.command.is_empty()) {
         (Some(port), _) => port,
-        (None, true) => PORT,
+        (None, true) => COORDINATOR_PORT,
         (None, false) => {
             free_port().map_err(|error| failed(format!("no port is free: {error}")))?
         }
     };
-    let environment = environment(port, keys.as_ref());
+    let environment = environment(port, credentials.as_ref());
     let mut tunnel = Tunnel::open(session(&api, &instance, port), &instance, port).await?;
     if args.command.is_empty() {
         output::note(format_args!("connected to {instance}; in another terminal:"));
@@ -77,18 +77,18 @@ pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
             .for_each(|(name, value)| output::line(format_args!("export {name}={value}")));
         tokio::select! {
             _ = tokio::signal::ctrl_c() => {}
-            why = tunnel.ended() => return Err(why),
+            reason = tunnel.ended() => return Err(reason),
         }
         return Ok(exit::OK);
     }
-    let program =
-        env::current_exe().map_err(|error| failed(format!("cannot find myself: {error}")))?;
+    let program = env::current_exe()
+        .map_err(|error| failed(format!("cannot find this program's file: {error}")))?;
     let mut command =
         Command::new(program).args(&args.command).envs(environment).kill_on_drop(true).spawn();
     let command = command.as_mut().map_err(|error| failed(format!("cannot start: {error}")))?;
     loop {
         tokio::select! {
-            // A terminal tells the command too, which knows what to make of it.
+            // The terminal sends the signal to the command too, which handles it.
             _ = tokio::signal::ctrl_c() => {}
             ended = command.wait() => {
                 let code = ended.ok().and_then(|status| status.code());
@@ -98,26 +98,28 @@ pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
     }
 }
 
-/// The machine with the coordinator, and what it asks of those who come.
-fn find(api: &impl Api, launched: &Launched) -> Result<(String, Option<Keys>), Failure> {
-    let job = launched.job(api)?;
+/// The machine with the coordinator, and the credentials that the coordinator requires.
+fn find(api: &impl Api, flags: &JobFlags) -> Result<(String, Option<Credentials>), Failure> {
+    let job = flags.job(api)?;
     let stack = stack::get(api, &job)?;
-    let fleet = Fleet::look(api, &job)?;
+    let fleet = Fleet::query(api, &job)?;
     let Some(machine) = fleet.coordinator(&stack) else {
         return Err(bad_input(format!(
-            "no machine of {job} runs: `baton aws status` shows what it told last, `baton aws up` goes on"
+            "no machine of {job} is running: `baton aws status` shows its last report, `baton aws up` resumes it"
         )));
     };
-    let keys = if stack.has_several_nodes() { Some(Keys::fetch(api, &job)?) } else { None };
-    Ok((machine.instance.clone(), keys))
+    let credentials =
+        if stack.has_several_nodes() { Some(Credentials::fetch(api, &job)?) } else { None };
+    Ok((machine.instance.clone(), credentials))
 }
 
-fn environment(port: u16, keys: Option<&Keys>) -> Vec<(&'static str, String)> {
-    let scheme = if keys.is_some() { "https" } else { "http" };
+/// Environment variables with which `baton` commands use the tunnel.
+fn environment(port: u16, credentials: Option<&Credentials>) -> Vec<(&'static str, String)> {
+    let scheme = if credentials.is_some() { "https" } else { "http" };
     let mut variables = vec![("BATON_COORDINATOR", format!("{scheme}://127.0.0.1:{port}"))];
-    if let Some(keys) = keys {
-        variables.push(("BATON_TLS_CA", keys.file("ca").display().to_string()));
-        variables.push(("BATON_TOKEN_FILE", keys.file("token").display().to_string()));
+    if let Some(credentials) = credentials {
+        variables.push(("BATON_TLS_CA", credentials.file("ca").display().to_string()));
+        variables.push(("BATON_TOKEN_FILE", credentials.file("token").display().to_string()));
     }
     variables
 }
@@ -126,15 +128,15 @@ fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// What a person needs to steer a job on several nodes, in files that go when this does.
-struct Keys(PathBuf);
+/// Credentials of an operator of a job on several nodes, in a folder that is removed on drop.
+struct Credentials(PathBuf);
 
-impl Keys {
+impl Credentials {
     fn fetch(api: &impl Api, job: &Job) -> Result<Self, Failure> {
         let folder = env::temp_dir().join(format!("baton-{}", uuid::Uuid::new_v4().simple()));
-        let about = |error: io::Error| failed(format!("{}: {error}", folder.display()));
-        fs::DirBuilder::new().mode(0o700).create(&folder).map_err(about)?;
-        let keys = Self(folder.clone());
+        let file_error = |error: io::Error| failed(format!("{}: {error}", folder.display()));
+        fs::DirBuilder::new().mode(0o700).create(&folder).map_err(file_error)?;
+        let credentials = Self(folder.clone());
         for name in ["ca", "token"] {
             let parameter = format!("/baton/{job}/operator/{name}");
             let answer =
@@ -142,12 +144,12 @@ impl Keys {
             let text = answer.as_ref().and_then(|answer| answer["Parameter"]["Value"].as_str());
             let text = text.ok_or_else(|| {
                 bad_input(
-                    "the coordinator has not started yet: `baton aws status` tells what it does",
+                    "the coordinator has not started yet: `baton aws status` shows what it is doing",
                 )
             })?;
-            write_secret(&keys.file(name), text).map_err(about)?;
+            write_secret(&credentials.file(name), text).map_err(file_error)?;
         }
-        Ok(keys)
+        Ok(credentials)
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -155,7 +157,7 @@ impl Keys {
     }
 }
 
-impl Drop for Keys {
+impl Drop for Credentials {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -168,47 +170,47 @@ fn write_secret(path: &Path, text: &str) -> io::Result<()> {
 
 const SESSION: [&str; 2] = ["ssm", "start-session"];
 
-/// The AWS CLI that carries a port of this machine to the coordinator's.
-fn session(api: &Program, instance: &str, port: u16) -> Command {
-    let ports = json!({"portNumber": [PORT.to_string()], "localPortNumber": [port.to_string()]});
+/// The AWS CLI command that forwards a local port to the coordinator's.
+fn session(api: &AwsCli, instance: &str, port: u16) -> Command {
+    let ports = json!({"portNumber": [COORDINATOR_PORT.to_string()], "localPortNumber": [port.to_string()]});
     let document = ["--document-name", "AWS-StartPortForwardingSession", "--parameters"];
     let call = [&SESSION[..], &["--target", instance], &document, &[&ports.to_string()]];
     Command::from(api.command(&call.concat()))
 }
 
-/// The AWS CLI with its plugin, in a group of their own, as the one does not end the other.
+/// The AWS CLI and its plugin, in their own process group, because the CLI does not end the plugin.
 struct Tunnel(Child);
 
 impl Tunnel {
     async fn open(mut command: Command, instance: &str, port: u16) -> Result<Self, Failure> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
-        let child = command.spawn().map_err(|error| Error::not_run(&error))?;
+        let child = command.spawn().map_err(|error| Error::not_started(&error))?;
         let mut tunnel = Self(child);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TUNNEL_TIMEOUT;
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_err() {
             let pause = tokio::time::sleep(Duration::from_millis(200));
             tokio::select! {
                 () = pause => {}
-                why = tunnel.ended() => return Err(why),
+                reason = tunnel.ended() => return Err(reason),
             }
             if Instant::now() > deadline {
                 return Err(failed(format!(
-                    "no tunnel to {instance} within {} s: is the SSM agent of the machine up yet?",
-                    PATIENCE.as_secs()
+                    "no tunnel to {instance} within {} s: wait until the machine's SSM agent has started, then try again",
+                    TUNNEL_TIMEOUT.as_secs()
                 )));
             }
         }
         Ok(tunnel)
     }
 
-    /// Why it ended.
+    /// Waits until the tunnel ends and returns the reason.
     async fn ended(&mut self) -> Failure {
-        let mut said = String::new();
+        let mut stderr_text = String::new();
         if let Some(stderr) = &mut self.0.stderr {
-            let _ = stderr.read_to_string(&mut said).await;
+            let _ = stderr.read_to_string(&mut stderr_text).await;
         }
         let _ = self.0.wait().await;
-        Error::parse(&said, &SESSION).into()
+        Error::parse(&stderr_text, &SESSION).into()
     }
 }
 
@@ -226,11 +228,11 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::testing::{Script, break_each, launched};
+    use crate::testing::{ScriptedApi, break_each, launched_answers};
 
-    fn answers() -> Script {
+    fn answers() -> ScriptedApi {
         let machine = json!({"InstanceId": "i-0", "State": {"Name": "running"}});
-        launched("2")
+        launched_answers("2")
             .answer("describe-auto-scaling-groups", Value::Null)
             .answer("describe-instances", json!({"Reservations": [{"Instances": [machine]}]}))
             .answer("--name /baton/digits/operator/ca", json!({"Parameter": {"Value": "a"}}))
@@ -239,15 +241,15 @@ mod tests {
 
     #[test]
     fn an_error_of_any_call_ends_it_with_one_line_that_names_the_call() {
-        let (instance, keys) = find(&answers(), &Launched::default()).unwrap();
+        let (instance, credentials) = find(&answers(), &JobFlags::default()).unwrap();
         assert_eq!(instance, "i-0");
-        assert_eq!(fs::read_to_string(keys.unwrap().file("token")).unwrap(), "b");
-        break_each(answers, |api| find(api, &Launched::default()));
+        assert_eq!(fs::read_to_string(credentials.unwrap().file("token")).unwrap(), "b");
+        break_each(answers, |api| find(api, &JobFlags::default()));
     }
 
     #[tokio::test]
-    async fn a_session_that_cannot_begin_says_why_and_what_to_do() {
-        for (said, told) in [
+    async fn a_session_that_cannot_start_fails_with_reason_and_remedy() {
+        for (stderr, expected) in [
             (
                 "An error occurred (TargetNotConnected) when calling the StartSession operation: i-0 is not connected.",
                 "AWS refuses StartSession (TargetNotConnected): i-0 is not connected: the machine's SSM agent",
@@ -256,14 +258,14 @@ mod tests {
                 "SessionManagerPlugin is not found. Please refer to …",
                 "session-manager-working-with",
             ),
-            ("", "aws ssm start-session: it failed without a word"),
+            ("", "aws ssm start-session: it failed without a message"),
         ] {
             let mut command = Command::new("sh");
-            command.args(["-c", "echo \"$1\" >&2; exit 254", "sh", said]);
-            // Nobody can listen at this port.
+            command.args(["-c", "echo \"$1\" >&2; exit 254", "sh", stderr]);
+            // No program can listen on port 0.
             let opened = Tunnel::open(command, "i-0", 0).await;
-            let Err(failure) = opened else { panic!("{said}") };
-            assert!(failure.message.contains(told), "{failure}");
+            let Err(failure) = opened else { panic!("{stderr}") };
+            assert!(failure.message.contains(expected), "{failure}");
         }
         let nothing = Command::new("/nowhere/aws");
         let Err(failure) = Tunnel::open(nothing, "i-0", 0).await else { panic!() };

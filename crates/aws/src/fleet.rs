@@ -1,7 +1,7 @@
-//! The machines of a job, and what they tell of themselves.
+//! The machines of a job, and what they report.
 //!
-//! A machine writes some times a minute into the bucket what it sees and logs (`deploy/aws/node/report.sh`), so that it can
-//! be asked without a way in, and after its end.
+//! A machine writes its status and log to the bucket several times a minute (`deploy/aws/node/report.sh`). So both can
+//! be read without a connection to the machine, and after its end.
 
 use std::{
     collections::BTreeMap,
@@ -20,17 +20,19 @@ use crate::{
     stack::{Job, Stack},
 };
 
-/// In which a machine says what it does.
-const STAGE: &str = "stage.json";
+/// File in which a machine reports its current stage.
+const STAGE_FILE: &str = "stage.json";
 
-/// The group of a job, and its machines.
+/// The Auto Scaling group of a job, and its machines.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Fleet {
-    /// How many machines the group is to have; 0 when the job is over.
-    pub(super) wanted: u64,
+    /// Desired number of machines in the group; 0 when the job has ended.
+    #[serde(rename = "wanted")]
+    pub(super) desired: u64,
     pub(super) machines: Vec<Machine>,
-    /// Why the last try to get a machine failed, in the words of AWS.
-    pub(super) trouble: Option<String>,
+    /// AWS's message about why the group last failed to get a machine.
+    #[serde(rename = "trouble")]
+    pub(super) launch_failure: Option<String>,
 }
 
 /// One machine.
@@ -40,49 +42,50 @@ pub(super) struct Machine {
     pub(super) role: Role,
     pub(super) kind: String,
     pub(super) zone: String,
-    /// As the group has it (`InService`, …), else as EC2 does.
+    /// State in the group (`InService`, …), or EC2's state for a machine outside the group.
     pub(super) state: String,
-    /// When EC2 started it.
+    /// Start time given by EC2, RFC 3339.
     pub(super) launched: Option<String>,
-    /// What it said last that it does, and when.
+    /// The last stage it reported.
     pub(super) stage: Option<Stage>,
 }
 
-/// What a machine is for.
+/// Purpose of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Role {
-    /// Trains; the only machine of a job has the coordinator too.
+    /// Trains; on a job with one machine, it also runs the coordinator.
     Node,
-    /// Has the coordinator of several nodes.
+    /// Runs the coordinator of several nodes.
     Coordinator,
 }
 
-/// What a machine does.
+/// What a machine is doing, as it reported.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Stage {
-    /// Seconds since 1970.
+    /// Time of the report, Unix seconds.
     pub(super) unix_seconds: u64,
-    pub(super) words: String,
+    #[serde(rename = "words")]
+    pub(super) text: String,
 }
 
-/// The job as its coordinator told of it last.
+/// The last status report of the job's coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Report {
-    /// The machine that told.
+pub(super) struct JobReport {
+    /// The machine that reported.
     pub(super) instance: String,
-    /// Seconds since 1970.
+    /// Time of the report, Unix seconds.
     pub(super) unix_seconds: u64,
-    /// What `baton status --json` printed there.
+    /// Output of `baton status --json` on that machine.
     pub(super) status: Value,
-    /// What `baton status` printed there.
+    /// Output of `baton status` on that machine.
     #[serde(skip)]
     pub(super) text: String,
 }
 
 impl Fleet {
-    /// What AWS tells of it.
-    pub(super) fn look(api: &impl Api, job: &Job) -> Result<Self, Failure> {
+    /// Queries AWS for the group and its machines.
+    pub(super) fn query(api: &impl Api, job: &Job) -> Result<Self, Failure> {
         let group = group(api, job)?;
         let answer = api.json(&[
             "ec2",
@@ -95,23 +98,25 @@ impl Fleet {
             .flat_map(|reservation| list(reservation, "Instances"))
             .map(|instance| machine(instance, &group))
             .collect();
+        // The coordinator first, then by launch time.
         machines.sort_by(|a, b| {
             (a.role != Role::Coordinator, &a.launched)
                 .cmp(&(b.role != Role::Coordinator, &b.launched))
         });
-        let wanted = wanted(&group);
+        let desired = desired_capacity(&group);
         let running = machines.iter().filter(|machine| machine.role == Role::Node).count() as u64;
-        let trouble = if wanted > running { trouble(api, &job.stack())? } else { None };
-        Ok(Self { wanted, machines, trouble })
+        let launch_failure =
+            if desired > running { launch_failure(api, &job.stack())? } else { None };
+        Ok(Self { desired, machines, launch_failure })
     }
 
-    /// As [`look`](Self::look), and what each machine said last that it does.
-    pub(super) fn look_and_listen(
+    /// As [`query`](Self::query), with the last stage that each machine reported.
+    pub(super) fn query_with_stages(
         api: &impl Api,
         job: &Job,
         stack: &Stack,
     ) -> Result<Self, Failure> {
-        let mut fleet = Self::look(api, job)?;
+        let mut fleet = Self::query(api, job)?;
         let mut stages = stages(api, stack)?;
         for machine in &mut fleet.machines {
             machine.stage = stages.remove(&machine.instance);
@@ -119,16 +124,16 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// The machine that has the coordinator, if one runs.
+    /// The machine that runs the coordinator, if it is running.
     pub(super) fn coordinator(&self, stack: &Stack) -> Option<&Machine> {
         let role = if stack.has_several_nodes() { Role::Coordinator } else { Role::Node };
         let mut running =
-            self.machines.iter().filter(|machine| machine.role == role && machine.runs());
+            self.machines.iter().filter(|machine| machine.role == role && machine.is_running());
         running.next_back()
     }
 }
 
-/// The group of a job, or `null`.
+/// The Auto Scaling group of a job as AWS describes it, or `null`.
 pub(super) fn group(api: &impl Api, job: &Job) -> Result<Value, Failure> {
     let answer = api.json(&[
         "autoscaling",
@@ -139,13 +144,17 @@ pub(super) fn group(api: &impl Api, job: &Job) -> Result<Value, Failure> {
     Ok(list(&answer, "AutoScalingGroups").next().cloned().unwrap_or_default())
 }
 
-/// How many machines a group is to have.
-pub(super) fn wanted(group: &Value) -> u64 {
+/// Desired number of machines of a group.
+pub(super) fn desired_capacity(group: &Value) -> u64 {
     group["DesiredCapacity"].as_u64().unwrap_or(0)
 }
 
-/// Sets how many machines the group is to have.
-pub(super) fn want(api: &impl Api, job: &Job, machines: u32) -> Result<(), Failure> {
+/// Sets the desired number of machines of the job's group.
+pub(super) fn set_desired_capacity(
+    api: &impl Api,
+    job: &Job,
+    machines: u32,
+) -> Result<(), Failure> {
     api.json(&[
         "autoscaling",
         "set-desired-capacity",
@@ -158,7 +167,7 @@ pub(super) fn want(api: &impl Api, job: &Job, machines: u32) -> Result<(), Failu
 }
 
 impl Machine {
-    pub(super) fn runs(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         ["InService", "Pending", "running", "pending"]
             .iter()
             .any(|state| self.state.starts_with(state))
@@ -182,8 +191,8 @@ fn machine(instance: &Value, group: &Value) -> Machine {
     }
 }
 
-/// Why the group has fewer machines than it wants.
-fn trouble(api: &impl Api, group: &str) -> Result<Option<String>, Failure> {
+/// Why the group has fewer machines than desired.
+fn launch_failure(api: &impl Api, group: &str) -> Result<Option<String>, Failure> {
     let answer = api.json(&[
         "autoscaling",
         "describe-scaling-activities",
@@ -196,67 +205,74 @@ fn trouble(api: &impl Api, group: &str) -> Result<Option<String>, Failure> {
     let failed = newest.filter(|activity| {
         activity["StatusCode"] == "Failed" || activity["StatusCode"] == "Cancelled"
     });
-    let words = failed.and_then(|activity| activity["StatusMessage"].as_str());
-    Ok(words.map(|words| match words {
-        _ if words.contains("MaxSpotInstanceCountExceeded")
-            || words.contains("Max spot instance count")
-            || words.contains("vCPU") =>
+    let message = failed.and_then(|activity| activity["StatusMessage"].as_str());
+    Ok(message.map(|message| match message {
+        _ if message.contains("MaxSpotInstanceCountExceeded")
+            || message.contains("Max spot instance count")
+            || message.contains("vCPU") =>
         {
-            format!("{words}: {QUOTA}")
+            format!("{message}: {QUOTA}")
         }
-        _ if words.contains("capacity") => format!(
-            "{words} The group goes on trying; another zone or --instance-type may have some"
+        _ if message.contains("capacity") => format!(
+            "{message} The group keeps trying; another zone or --instance-type may have capacity"
         ),
-        _ if words.contains("price") => {
-            format!("{words} The group goes on trying; a higher --max-price would get one")
+        _ if message.contains("price") => {
+            format!("{message} The group keeps trying; a higher --max-price would get a machine")
         }
-        _ => words.to_owned(),
+        _ => message.to_owned(),
     }))
 }
 
-/// What each machine of the job said last that it does, also those that are gone. One call, however many they are.
+/// The last reported stage of each machine of the job by instance id, including machines that have ended. Needs one
+/// call for any number of machines.
 pub(super) fn stages(api: &impl Api, stack: &Stack) -> Result<BTreeMap<String, Stage>, Failure> {
-    let about = |error: io::Error| failed(format!("a folder for what machines tell: {error}"));
-    let folder = tempfile::tempdir().map_err(about)?;
-    let (from, to) = (format!("{}/machines/", stack.place()), folder.path().display().to_string());
-    let only = ["--exclude", "*", "--include", &format!("*/{STAGE}")];
+    let folder_error = |error: io::Error| {
+        failed(format!("cannot use a temporary folder for the machines' reports: {error}"))
+    };
+    let folder = tempfile::tempdir().map_err(folder_error)?;
+    let (from, to) = (format!("{}/machines/", stack.url()), folder.path().display().to_string());
+    let only = ["--exclude", "*", "--include", &format!("*/{STAGE_FILE}")];
     let call = [&["s3", "cp", "--only-show-errors", "--recursive"][..], &only, &[&from, &to]];
     match api.call(&call.concat()) {
         Ok(_) => {}
-        Err(error) if error.is_absence() => return Ok(BTreeMap::new()),
+        Err(error) if error.is_not_found() => return Ok(BTreeMap::new()),
         Err(error) => return Err(error.into()),
     }
-    let machines = fs::read_dir(folder.path()).map_err(about)?.flatten();
-    let told = machines.filter_map(|machine| {
-        let told = fs::read(machine.path().join(STAGE)).ok()?;
-        let told: Value = serde_json::from_slice(&told).ok()?;
+    let machines = fs::read_dir(folder.path()).map_err(folder_error)?.flatten();
+    let stages = machines.filter_map(|machine| {
+        let json = fs::read(machine.path().join(STAGE_FILE)).ok()?;
+        let json: Value = serde_json::from_slice(&json).ok()?;
         let stage = Stage {
-            unix_seconds: told["time"].as_u64()?,
-            words: told["stage"].as_str()?.to_owned(),
+            unix_seconds: json["time"].as_u64()?,
+            text: json["stage"].as_str()?.to_owned(),
         };
         Some((machine.file_name().into_string().ok()?, stage))
     });
-    Ok(told.collect())
+    Ok(stages.collect())
 }
 
-/// The newest word of any coordinator of the job.
-pub(super) fn report(api: &impl Api, stack: &Stack) -> Result<Option<Report>, Failure> {
-    let names = written(api, stack, "status.json")?;
-    let Some(instance) = names.last() else { return Ok(None) };
-    let told = read(api, stack, instance, "status.json")?
+/// The newest report of any coordinator of the job.
+pub(super) fn report(api: &impl Api, stack: &Stack) -> Result<Option<JobReport>, Failure> {
+    let instances = machines_with_file(api, stack, "status.json")?;
+    let Some(instance) = instances.last() else { return Ok(None) };
+    let json = read(api, stack, instance, "status.json")?
         .and_then(|text| serde_json::from_slice::<Value>(&text).ok());
-    Ok(told.and_then(|told| {
-        Some(Report {
+    Ok(json.and_then(|json| {
+        Some(JobReport {
             instance: instance.clone(),
-            unix_seconds: told["time"].as_u64()?,
-            status: told["status"].clone(),
-            text: told["text"].as_str()?.to_owned(),
+            unix_seconds: json["time"].as_u64()?,
+            status: json["status"].clone(),
+            text: json["text"].as_str()?.to_owned(),
         })
     }))
 }
 
-/// The machines that have written such a file, those that wrote last at the end.
-pub(super) fn written(api: &impl Api, stack: &Stack, file: &str) -> Result<Vec<String>, Failure> {
+/// The machines that have written this file, ordered by the time of their last write.
+pub(super) fn machines_with_file(
+    api: &impl Api,
+    stack: &Stack,
+    file: &str,
+) -> Result<Vec<String>, Failure> {
     let prefix = format!("{}/machines/", stack.parameter("Job"));
     let answer = api.find(&[
         "s3api",
@@ -283,22 +299,22 @@ pub(super) fn written(api: &impl Api, stack: &Stack, file: &str) -> Result<Vec<S
     Ok(found.into_iter().map(|(_, instance)| instance).collect())
 }
 
-/// A file that a machine has written.
+/// Content of a file that a machine has written, if there is one.
 pub(super) fn read(
     api: &impl Api,
     stack: &Stack,
     instance: &str,
     file: &str,
 ) -> Result<Option<Vec<u8>>, Failure> {
-    let url = format!("{}/machines/{instance}/{file}", stack.place());
+    let url = format!("{}/machines/{instance}/{file}", stack.url());
     match api.call(&["s3", "cp", "--only-show-errors", &url, "-"]) {
         Ok(text) => Ok(Some(text)),
-        Err(error) if error.is_absence() => Ok(None),
+        Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Seconds since 1970.
+/// The current time, Unix seconds.
 pub(super) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -306,7 +322,7 @@ pub(super) fn now() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Script, fleet_answers, stack_of};
+    use crate::testing::{ScriptedApi, fleet_answers, stack_of};
     use serde_json::json;
 
     fn job() -> Job {
@@ -314,15 +330,15 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_told_with_what_they_do() {
-        let api = fleet_answers(Script::new(), 1, &["i-1"]).file(
+    fn machines_are_listed_with_their_stage() {
+        let api = fleet_answers(ScriptedApi::new(), 1, &["i-1"]).file(
             "s3 cp",
             "i-1/stage.json",
             br#"{"time": 7, "stage": "installing libtorch"}"#,
         );
-        let fleet = Fleet::look_and_listen(&api, &job(), &stack_of("1")).unwrap();
-        assert_eq!(fleet.wanted, 1);
-        assert_eq!(fleet.machines[0].stage.as_ref().unwrap().words, "installing libtorch");
+        let fleet = Fleet::query_with_stages(&api, &job(), &stack_of("1")).unwrap();
+        assert_eq!(fleet.desired, 1);
+        assert_eq!(fleet.machines[0].stage.as_ref().unwrap().text, "installing libtorch");
         assert_eq!(
             (fleet.machines[0].role, fleet.machines[0].state.as_str()),
             (Role::Node, "InService")
@@ -332,12 +348,12 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_gets_no_machine_says_why_and_what_to_do() {
-        for (words, told) in [
+    fn a_group_that_gets_no_machine_shows_reason_and_remedy() {
+        for (message, expected) in [
             ("Max spot instance count exceeded. Launching EC2 instance failed.", "Service Quotas"),
             (
                 "We currently do not have sufficient p4d.24xlarge capacity in the Availability Zone you requested.",
-                "goes on trying",
+                "keeps trying",
             ),
             (
                 "Your Spot request price of 1.0 is lower than the minimum required Spot request fulfillment price of 8.0.",
@@ -345,19 +361,19 @@ mod tests {
             ),
             ("Something else.", "Something else."),
         ] {
-            let api = fleet_answers(Script::new(), 1, &[]).answer(
+            let api = fleet_answers(ScriptedApi::new(), 1, &[]).answer(
                 "describe-scaling-activities",
-                json!({"Activities": [{"StatusCode": "Failed", "StatusMessage": words}]}),
+                json!({"Activities": [{"StatusCode": "Failed", "StatusMessage": message}]}),
             );
-            let trouble = Fleet::look(&api, &job()).unwrap().trouble.unwrap();
-            assert!(trouble.starts_with(words) && trouble.contains(told), "{trouble}");
+            let failure = Fleet::query(&api, &job()).unwrap().launch_failure.unwrap();
+            assert!(failure.starts_with(message) && failure.contains(expected), "{failure}");
         }
     }
 
     #[test]
-    fn the_newest_report_is_the_one_that_was_written_last() {
+    fn the_newest_report_is_the_last_one_written() {
         let object = |key: &str, at: &str| json!({"Key": format!("digits/machines/{key}"), "LastModified": at});
-        let api = Script::new()
+        let api = ScriptedApi::new()
             .answer(
                 "list-objects-v2",
                 json!({"Contents": [

@@ -1,17 +1,18 @@
-//! `baton aws`: a job on EC2, from its launch to the tear-down.
+//! `baton aws`: runs a job on EC2, from launch to removal.
 //!
-//! All that is made is one CloudFormation stack, from `deploy/aws/baton.yaml`, which is in this program; so the command
-//! and the template cannot differ. AWS is called through the user's own `aws` program, see
+//! Everything it creates is one CloudFormation stack, from `deploy/aws/baton.yaml`. The template is compiled into this
+//! program, so the command and the template always match. AWS is called through the user's `aws` program, see
 //! `docs/decisions/0016-aws-through-its-cli.md`.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
-//! | `api` | calls `aws`, and says what its errors mean |
-//! | `market` | what spot machines cost, and in which zone to be |
+//! | `api` | calls `aws` and explains its errors |
+//! | `market` | spot prices, and the choice of availability zones |
 //! | `recipe` | the recipe as the machines need it |
 //! | `bundle` | the files that machines run |
 //! | `stack` | the CloudFormation stack |
-//! | `fleet` | the machines, and what they tell |
+//! | `fleet` | the machines, and what they report |
+//! | `volume` | the EBS volumes, which outlive the stack |
 //! | `up`, `status`, `logs`, `connect`, `down` | the commands |
 
 #![forbid(unsafe_code)]
@@ -35,11 +36,11 @@ use baton_console::failure::bad_input;
 use baton_job::exit::Failure;
 use clap::Subcommand;
 
-use crate::{api::Program, stack::Job};
+use crate::{api::AwsCli, stack::Job};
 
-/// Run a job on AWS spot machines: launch, look, reach, tear down
+/// Run a job on AWS spot machines: launch it, watch it, connect to it, remove it
 #[derive(Debug, Subcommand)]
-#[expect(missing_docs, reason = "a command's text for the help is at its arguments")]
+#[expect(missing_docs, reason = "the help text of each command is at its arguments")]
 pub enum Command {
     Up(up::Args),
     Status(status::Args),
@@ -48,7 +49,7 @@ pub enum Command {
     Down(down::Args),
 }
 
-/// Runs the command; the exit code of one that did what it should.
+/// Runs the command and returns its exit code if it succeeded.
 pub async fn run(command: &Command) -> Result<u8, Failure> {
     let done = match command {
         Command::Up(args) => return up::run(args),
@@ -60,35 +61,35 @@ pub async fn run(command: &Command) -> Result<u8, Failure> {
     done.map(|()| baton_job::exit::OK)
 }
 
-/// Flags of every command here.
+/// Flags that select the AWS region and profile.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct Place {
-    /// Region [default: that of the profile]
+pub(crate) struct AwsFlags {
+    /// AWS region [default: the profile's]
     #[arg(long, value_name = "REGION")]
     region: Option<String>,
-    /// Profile of the AWS CLI whose account pays [default: its default]
+    /// AWS CLI profile whose account pays [default: the CLI's default profile]
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
 }
 
-impl Place {
-    fn api(&self) -> Program {
-        Program::new(self.region.as_deref(), self.profile.as_deref())
+impl AwsFlags {
+    fn api(&self) -> AwsCli {
+        AwsCli::new(self.region.as_deref(), self.profile.as_deref())
     }
 }
 
-/// Flags of the commands about a job that was launched.
+/// Flags of the commands about a launched job.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct Launched {
-    /// The job, if there are several
+pub(crate) struct JobFlags {
+    /// Job name, if there are several jobs
     #[arg(long, value_name = "NAME")]
     name: Option<Job>,
     #[command(flatten)]
-    place: Place,
+    aws: AwsFlags,
 }
 
-impl Launched {
-    /// The job that is meant: the only one, unless one is named.
+impl JobFlags {
+    /// The job given by `--name`, or else the only job of the region.
     fn job(&self, api: &impl api::Api) -> Result<Job, Failure> {
         if let Some(job) = &self.name {
             return Ok(job.clone());
@@ -96,13 +97,13 @@ impl Launched {
         let mut jobs = stack::jobs(api)?;
         match jobs.len() {
             0 => Err(bad_input(
-                "no job runs in this region: launch one with `baton aws up RECIPE`, or give --region or --name",
+                "there is no job in this region: launch one with `baton aws up RECIPE`, or give --region or --name",
             )),
             1 => Ok(jobs.remove(0)),
             _ => {
                 let names: Vec<&str> = jobs.iter().map(Job::name).collect();
                 Err(bad_input(format!(
-                    "there are several jobs: say which with --name ({})",
+                    "there are several jobs: choose one with --name ({})",
                     names.join(", ")
                 )))
             }

@@ -5,74 +5,75 @@ use std::{thread, time::Duration};
 use baton_console::{failure::bad_input, output};
 use baton_job::exit::Failure;
 
-use crate::{Launched, api::Api, fleet, stack};
+use crate::{JobFlags, api::Api, fleet, stack};
 
-/// Show what a machine logs: its start, the coordinator, the agent and its ranks
+/// Show a machine's log: its start, the coordinator, the agent and its ranks
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   baton aws logs
   baton aws logs --follow
-  baton aws logs i-0123456789abcdef0        also of a machine that is gone
+  baton aws logs i-0123456789abcdef0        also for a machine that has ended
   baton aws logs --list")]
 pub struct Args {
     #[command(flatten)]
-    launched: Launched,
-    /// The machine [default: the one that wrote last]
+    flags: JobFlags,
+    /// Instance id of the machine [default: the one that logged last]
     #[arg(value_name = "INSTANCE")]
     instance: Option<String>,
-    /// Name the machines that have logged, and print nothing of it
+    /// List the machines that have logged, without their logs
     #[arg(long, conflicts_with = "follow")]
     list: bool,
-    /// Go on with what is logged from now on, every 15 seconds
+    /// Keep printing new lines, every 15 seconds
     #[arg(short, long)]
     follow: bool,
 }
 
-/// Between two looks; a machine writes about as often.
-const INTERVAL: Duration = Duration::from_secs(15);
+/// Poll interval of `--follow`; a machine writes its log about as often.
+const LOG_POLL_INTERVAL: Duration = Duration::from_secs(15);
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    show(&args.launched.place.api(), args)
+    show(&args.flags.aws.api(), args)
 }
 
 fn show(api: &impl Api, args: &Args) -> Result<(), Failure> {
-    let job = args.launched.job(api)?;
+    let job = args.flags.job(api)?;
     let stack = stack::get(api, &job)?;
-    let machines = fleet::written(api, &stack, "log.txt")?;
+    let machines = fleet::machines_with_file(api, &stack, "log.txt")?;
     if args.list {
         machines.iter().for_each(output::line);
         return Ok(());
     }
     let Some(instance) = args.instance.as_ref().or(machines.last()) else {
         return Err(bad_input(format!(
-            "no machine of {job} has logged yet: `baton aws status` tells what they do; `aws ec2 get-console-output --latest --instance-id …` \
-             shows a start that went wrong before Baton's own"
+            "no machine of {job} has logged yet: `baton aws status` shows what they are doing; \
+             `aws ec2 get-console-output --latest --instance-id …` shows a start that failed before Baton's scripts ran"
         )));
     };
     let mut last = String::new();
     loop {
         let text = fleet::read(api, &stack, instance, "log.txt")?.ok_or_else(|| {
             bad_input(format!(
-                "{instance} has logged nothing: `baton aws logs --list` names those that have"
+                "{instance} has logged nothing: `baton aws logs --list` lists the machines that have"
             ))
         })?;
         let text = String::from_utf8_lossy(&text).into_owned();
-        fresh(&last, &text).iter().for_each(output::line);
+        new_lines(&last, &text).iter().for_each(output::line);
         last = text;
         if !args.follow {
             return Ok(());
         }
-        thread::sleep(INTERVAL);
+        thread::sleep(LOG_POLL_INTERVAL);
     }
 }
 
-/// The lines behind those that were shown; a log begins later when it is too long.
-fn fresh<'a>(shown: &str, now: &'a str) -> Vec<&'a str> {
+/// The lines of `now` after the last line of `shown`; all lines if that line is no longer in the log, because a long
+/// log loses its first lines.
+fn new_lines<'a>(shown: &str, now: &'a str) -> Vec<&'a str> {
     let lines: Vec<&str> = now.lines().collect();
     let Some(last) = shown.lines().last() else { return lines };
     match lines.iter().rposition(|line| *line == last) {
-        Some(place) => lines[place + 1..].to_vec(),
+        Some(index) => lines[index + 1..].to_vec(),
         None => lines,
     }
 }
@@ -82,22 +83,22 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::{Script, break_each, launched};
+    use crate::testing::{ScriptedApi, break_each, launched_answers};
 
     fn args(instance: Option<&str>) -> Args {
         Args {
-            launched: Launched::default(),
+            flags: JobFlags::default(),
             instance: instance.map(ToOwned::to_owned),
             list: false,
             follow: false,
         }
     }
 
-    fn answers() -> Script {
+    fn answers() -> ScriptedApi {
         let object = |name: &str, at: &str| json!({"Key": format!("digits/machines/{name}/log.txt"), "LastModified": at});
         let objects =
             [object("i-2", "2026-11-22T10:00:00Z"), object("i-1", "2026-11-22T09:00:00Z")];
-        launched("1")
+        launched_answers("1")
             .answer("list-objects-v2", json!({"Contents": objects}))
             .bytes("s3://bucket/digits/machines/i-2/log.txt", b"training\n")
     }
@@ -109,24 +110,24 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_has_logged_nothing_is_told_with_what_to_do() {
-        let nobody = launched("1").answer("list-objects-v2", json!({}));
-        let failure = show(&nobody, &args(None)).unwrap_err();
+    fn a_machine_without_a_log_is_reported_with_a_remedy() {
+        let no_logs = launched_answers("1").answer("list-objects-v2", json!({}));
+        let failure = show(&no_logs, &args(None)).unwrap_err();
         assert!(failure.message.contains("get-console-output"), "{failure}");
-        let silent = launched("1").answer("list-objects-v2", json!({})).error(
+        let no_log = launched_answers("1").answer("list-objects-v2", json!({})).error(
             "s3 cp",
             "404",
             "Key \"digits/machines/i-3/log.txt\" does not exist",
         );
-        let failure = show(&silent, &args(Some("i-3"))).unwrap_err();
+        let failure = show(&no_log, &args(Some("i-3"))).unwrap_err();
         assert!(failure.message.contains("i-3 has logged nothing"), "{failure}");
     }
 
     #[test]
-    fn only_what_is_new_is_shown() {
-        assert_eq!(fresh("", "a\nb\n"), ["a", "b"]);
-        assert_eq!(fresh("a\nb\n", "b\nc\nd\n"), ["c", "d"]);
-        assert_eq!(fresh("a\n", "a\n"), [""; 0]);
-        assert_eq!(fresh("a\n", "x\n"), ["x"]);
+    fn only_new_lines_are_shown() {
+        assert_eq!(new_lines("", "a\nb\n"), ["a", "b"]);
+        assert_eq!(new_lines("a\nb\n", "b\nc\nd\n"), ["c", "d"]);
+        assert_eq!(new_lines("a\n", "a\n"), [""; 0]);
+        assert_eq!(new_lines("a\n", "x\n"), ["x"]);
     }
 }

@@ -1,4 +1,4 @@
-//! What machines cost where, and in which zones to be. The choice is pure.
+//! Prices of machines per availability zone, and the choice of zones. The choice is a pure function.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use serde_json::Value;
 
 use crate::api::Api;
 
-/// An availability zone that has the machine.
+/// An availability zone that offers the machine type.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Zone {
     pub(super) name: String,
-    /// Where machines may be put in it.
+    /// Id of the subnet for machines in this zone.
     pub(super) subnet: String,
-    /// Dollars per hour of a spot machine now; unknown where AWS gives none.
+    /// Current spot price, dollars per hour; `None` if AWS gives none.
     pub(super) spot: Option<f64>,
 }
 
-/// The zones of a network that rent this machine, the cheapest first.
+/// The VPC's id, and its zones that offer this machine type, cheapest first.
 pub(super) fn zones(
     api: &impl Api,
     machine: &str,
@@ -45,10 +45,10 @@ pub(super) fn zones(
     if zones.is_empty() {
         return Err(bad_input(match offered.is_empty() {
             true => {
-                format!("this region has no {machine}: give another --region or --instance-type")
+                format!("this region has no {machine}: choose another --region or --instance-type")
             }
             false => format!(
-                "{machine} is in {} only, where this network has no subnet: give one with --subnet",
+                "only {} offers {machine}, and this network has no subnet there: give one with --subnet",
                 offered.join(", ")
             ),
         }));
@@ -58,7 +58,7 @@ pub(super) fn zones(
     Ok((vpc, zones))
 }
 
-/// The VPC and, by zone, its subnets: those given, else the default ones.
+/// The VPC's id, and its subnets by zone: the given ones, or else the default subnets.
 fn network(api: &impl Api, given: &[String]) -> Result<(String, Vec<(String, String)>), Failure> {
     let mut arguments = vec!["ec2", "describe-subnets"];
     match given.is_empty() {
@@ -73,11 +73,13 @@ fn network(api: &impl Api, given: &[String]) -> Result<(String, Vec<(String, Str
     let subnets: Vec<&Value> = list(&answer, "Subnets").collect();
     let Some(vpc) = subnets.first().map(|subnet| text(subnet, "VpcId")) else {
         return Err(bad_input(
-            "this region has no default network: give a subnet with --subnet, or make one (`aws ec2 create-default-vpc`)",
+            "this region has no default network: give a subnet with --subnet, or create the network (`aws ec2 create-default-vpc`)",
         ));
     };
     if subnets.iter().any(|subnet| text(subnet, "VpcId") != vpc) {
-        return Err(bad_input("the subnets are of several networks: give those of one"));
+        return Err(bad_input(
+            "the subnets belong to several networks: give subnets of one network",
+        ));
     }
     let by_zone: BTreeMap<String, String> = subnets
         .iter()
@@ -86,7 +88,7 @@ fn network(api: &impl Api, given: &[String]) -> Result<(String, Vec<(String, Str
     Ok((vpc, by_zone.into_iter().collect()))
 }
 
-/// Today's spot prices by zone.
+/// Current spot prices by zone, dollars per hour.
 fn prices(api: &impl Api, machine: &str) -> Result<BTreeMap<String, f64>, Failure> {
     let now = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
     let answer = api.json(&[
@@ -106,49 +108,49 @@ fn prices(api: &impl Api, machine: &str) -> Result<BTreeMap<String, f64>, Failur
     Ok(list(&answer, "SpotPriceHistory").filter_map(price).collect())
 }
 
-/// Where a job's machines have to be.
+/// Constraint on the zones of a job's machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Bound {
-    /// Anywhere: all that lasts is in a bucket.
-    Free,
-    /// Close together: several nodes, or a volume to be made.
+pub(super) enum ZoneChoice {
+    /// Any zones, because all lasting data is in a bucket.
+    AnyZone,
+    /// All in one zone, because there are several nodes or a new volume.
     OneZone,
-    /// In this one: a volume is there, or the user wants it.
-    To(String),
+    /// All in this zone, because a volume is there or the user chose it.
+    Zone(String),
 }
 
-/// The zones to use.
+/// Chooses the zones to use from those offered.
 pub(super) fn choose(
     zones: Vec<Zone>,
-    bound: &Bound,
+    placement: &ZoneChoice,
     machine: &str,
     max_price: Option<f64>,
 ) -> Result<Vec<Zone>, Failure> {
     let all: Vec<String> = zones.iter().map(|zone| zone.name.clone()).collect();
-    let chosen: Vec<Zone> = match bound {
-        Bound::Free => zones,
-        Bound::OneZone => zones.into_iter().take(1).collect(),
-        Bound::To(name) => zones.into_iter().filter(|zone| zone.name == *name).collect(),
+    let chosen: Vec<Zone> = match placement {
+        ZoneChoice::AnyZone => zones,
+        ZoneChoice::OneZone => zones.into_iter().take(1).collect(),
+        ZoneChoice::Zone(name) => zones.into_iter().filter(|zone| zone.name == *name).collect(),
     };
     let Some(cheapest) = chosen.first() else {
-        let Bound::To(name) = bound else { return Ok(chosen) };
+        let ZoneChoice::Zone(name) = placement else { return Ok(chosen) };
         return Err(bad_input(format!(
-            "{name}, where the job has to be, has no {machine} or no subnet here; there is one in {}. A volume is moved by a snapshot: --snapshot",
+            "the job must run in {name}, which has no {machine} or no subnet in this network; available zones: {}. To move a volume, use a snapshot of it: --snapshot",
             all.join(", ")
         )));
     };
-    if let (Some(most), Some(price)) = (max_price, cheapest.spot)
-        && price > most
+    if let (Some(limit), Some(price)) = (max_price, cheapest.spot)
+        && price > limit
     {
         return Err(bad_input(format!(
-            "a spot {machine} is ${price:.2} an hour in {} now, above --max-price {most}: raise it, or wait",
+            "a spot {machine} costs ${price:.2} per hour in {} now, above --max-price {limit}: raise the limit, or wait",
             cheapest.name
         )));
     }
     Ok(chosen)
 }
 
-/// The elements of a list in an answer.
+/// Elements of the list `key` in an answer; none if there is no such list.
 pub(super) fn list<'a>(answer: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     answer[key].as_array().map(Vec::as_slice).unwrap_or_default().iter()
 }
@@ -156,7 +158,7 @@ pub(super) fn list<'a>(answer: &'a Value, key: &str) -> impl Iterator<Item = &'a
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Script;
+    use crate::testing::ScriptedApi;
     use serde_json::json;
 
     fn zone(name: &str, spot: f64) -> Zone {
@@ -164,8 +166,8 @@ mod tests {
     }
 
     #[test]
-    fn zones_are_those_that_have_machine_and_subnet_the_cheapest_first() {
-        let api = Script::new()
+    fn zones_with_machine_and_subnet_are_sorted_by_price() {
+        let api = ScriptedApi::new()
             .answer("describe-subnets", json!({"Subnets": [
                 {"SubnetId": "s-a", "VpcId": "vpc", "AvailabilityZone": "a"},
                 {"SubnetId": "s-b", "VpcId": "vpc", "AvailabilityZone": "b"},
@@ -175,39 +177,41 @@ mod tests {
             .answer("describe-spot-price-history", json!({"SpotPriceHistory": [
                 {"AvailabilityZone": "a", "SpotPrice": "9.5"}, {"AvailabilityZone": "b", "SpotPrice": "8.25"}, {"AvailabilityZone": "c", "SpotPrice": "1.0"}]}));
         let (vpc, zones) = zones(&api, "p4d.24xlarge", &[]).unwrap();
-        let told: Vec<_> = zones
+        let found: Vec<_> = zones
             .iter()
             .map(|zone| (zone.name.as_str(), zone.subnet.as_str(), zone.spot))
             .collect();
         assert_eq!(vpc, "vpc");
-        assert_eq!(told, [("b", "s-b", Some(8.25)), ("a", "s-a", Some(9.5)), ("d", "s-d", None)]);
+        assert_eq!(found, [("b", "s-b", Some(8.25)), ("a", "s-a", Some(9.5)), ("d", "s-d", None)]);
     }
 
     #[test]
-    fn a_job_with_a_volume_goes_where_it_is_and_others_where_it_is_cheap() {
+    fn a_job_with_a_volume_runs_in_its_zone_and_others_in_the_cheapest() {
         let zones = || vec![zone("b", 8.25), zone("a", 9.5)];
-        let names = |bound: &Bound| {
-            let chosen = choose(zones(), bound, "p4d.24xlarge", Some(10.0)).unwrap();
+        let names = |placement: &ZoneChoice| {
+            let chosen = choose(zones(), placement, "p4d.24xlarge", Some(10.0)).unwrap();
             chosen.into_iter().map(|zone| zone.name).collect::<Vec<_>>()
         };
-        assert_eq!(names(&Bound::Free), ["b", "a"]);
-        assert_eq!(names(&Bound::OneZone), ["b"]);
-        assert_eq!(names(&Bound::To("a".to_owned())), ["a"]);
+        assert_eq!(names(&ZoneChoice::AnyZone), ["b", "a"]);
+        assert_eq!(names(&ZoneChoice::OneZone), ["b"]);
+        assert_eq!(names(&ZoneChoice::Zone("a".to_owned())), ["a"]);
     }
 
     #[test]
     fn a_price_above_the_limit_and_a_zone_without_the_machine_are_refused() {
-        let too_dear =
-            choose(vec![zone("b", 8.25)], &Bound::Free, "p4d.24xlarge", Some(8.0)).unwrap_err();
-        assert!(
-            too_dear.message.contains("$8.25") && too_dear.message.contains("--max-price 8"),
-            "{too_dear}"
-        );
-        let elsewhere =
-            choose(vec![zone("b", 8.25)], &Bound::To("c".to_owned()), "p4d.24xlarge", None)
+        let too_expensive =
+            choose(vec![zone("b", 8.25)], &ZoneChoice::AnyZone, "p4d.24xlarge", Some(8.0))
                 .unwrap_err();
         assert!(
-            elsewhere.message.contains("c, where") && elsewhere.message.contains("in b"),
+            too_expensive.message.contains("$8.25")
+                && too_expensive.message.contains("--max-price 8"),
+            "{too_expensive}"
+        );
+        let elsewhere =
+            choose(vec![zone("b", 8.25)], &ZoneChoice::Zone("c".to_owned()), "p4d.24xlarge", None)
+                .unwrap_err();
+        assert!(
+            elsewhere.message.contains("run in c") && elsewhere.message.contains("zones: b"),
             "{elsewhere}"
         );
     }

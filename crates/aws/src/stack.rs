@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use crate::{api::Api, market::list};
 
-/// All that is made on AWS.
+/// CloudFormation template of everything that is created on AWS.
 pub(super) const TEMPLATE: &str = include_str!("../../../deploy/aws/baton.yaml");
-/// Begins the name of every stack of ours.
-const PREFIX: &str = "baton-";
-/// Between two looks at a stack.
-const INTERVAL: Duration = Duration::from_secs(4);
+/// Prefix of the names of Baton's stacks.
+const STACK_NAME_PREFIX: &str = "baton-";
+/// Poll interval of a changing stack.
+const STACK_POLL_INTERVAL: Duration = Duration::from_secs(4);
 
-/// Name of a job: of its stack, its group, its folder in the bucket.
+/// Name of a job, which is part of the names of its stack and group, and of its folder in the bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Job(String);
 
@@ -27,12 +27,12 @@ impl Job {
         &self.0
     }
 
-    /// Name of its stack, and of its Auto Scaling group.
+    /// Name of the job's stack and of its Auto Scaling group.
     pub(super) fn stack(&self) -> String {
-        format!("{PREFIX}{}", self.0)
+        format!("{STACK_NAME_PREFIX}{}", self.0)
     }
 
-    /// From a recipe's name, which may have any characters.
+    /// Makes a job name from a recipe's name, which may contain any characters.
     pub(super) fn of_recipe(name: &str) -> Result<Self, String> {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
         let text: String = name.chars().map(plain).take(32).collect();
@@ -43,15 +43,15 @@ impl Job {
 impl FromStr for Job {
     type Err = String;
 
-    /// As the template's `AllowedPattern` has it.
+    /// Accepts what the template's `AllowedPattern` accepts.
     fn from_str(text: &str) -> Result<Self, String> {
-        let is_good = text.starts_with(|c: char| c.is_ascii_lowercase())
+        let is_valid = text.starts_with(|c: char| c.is_ascii_lowercase())
             && text.len() <= 32
             && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');
-        match is_good {
+        match is_valid {
             true => Ok(Self(text.to_owned())),
             false => Err(format!(
-                "{text:?} is no name of a job: small letters, digits and -, 32 at most, a letter first (--name)"
+                "{text:?} is not a valid job name: use at most 32 lower-case letters, digits and -, beginning with a letter (--name)"
             )),
         }
     }
@@ -63,7 +63,7 @@ impl fmt::Display for Job {
     }
 }
 
-/// A stack as AWS tells of it.
+/// A stack as AWS describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stack {
     pub(super) status: String,
@@ -90,8 +90,8 @@ impl Stack {
         self.parameters.get(name).map_or("", String::as_str)
     }
 
-    /// Of whose bucket the job's files are.
-    pub(super) fn place(&self) -> String {
+    /// URL of the job's folder in its bucket.
+    pub(super) fn url(&self) -> String {
         format!("s3://{}/{}", self.parameter("Bucket"), self.parameter("Job"))
     }
 
@@ -99,21 +99,21 @@ impl Stack {
         self.parameter("Nodes") != "1"
     }
 
-    /// What is left of a stack whose making failed: it has to go before another one has its name.
-    fn is_wreck(&self) -> bool {
+    /// Whether the creation of this stack failed, so that it must be deleted before its name can be used again.
+    fn has_failed(&self) -> bool {
         [
             "ROLLBACK_COMPLETE",
             "ROLLBACK_FAILED",
             "CREATE_FAILED",
             "DELETE_FAILED",
-            // Of a change set that nobody carries out, as `aws cloudformation deploy` leaves it when it fails.
+            // `aws cloudformation deploy` leaves this status when it fails before it executes its change set.
             "REVIEW_IN_PROGRESS",
         ]
         .contains(&self.status.as_str())
     }
 
     fn is_changing(&self) -> bool {
-        self.status.ends_with("_IN_PROGRESS") && !self.is_wreck()
+        self.status.ends_with("_IN_PROGRESS") && !self.has_failed()
     }
 }
 
@@ -121,7 +121,8 @@ impl Stack {
 pub(super) fn jobs(api: &impl Api) -> Result<Vec<Job>, Failure> {
     let answer = api.json(&["cloudformation", "describe-stacks"])?;
     let is_ours = |stack: &&Value| list(stack, "Tags").any(|tag| tag["Key"] == "baton:job");
-    let name = |stack: &Value| stack["StackName"].as_str()?.strip_prefix(PREFIX)?.parse().ok();
+    let name =
+        |stack: &Value| stack["StackName"].as_str()?.strip_prefix(STACK_NAME_PREFIX)?.parse().ok();
     Ok(list(&answer, "Stacks").filter(is_ours).filter_map(name).collect())
 }
 
@@ -132,7 +133,7 @@ pub(super) fn find(api: &impl Api, job: &Job) -> Result<Option<Stack>, Failure> 
     Ok(stack.filter(|stack| stack.status != "DELETE_COMPLETE"))
 }
 
-/// The stack of a job that was launched.
+/// The stack of a job that must have one.
 pub(super) fn get(api: &impl Api, job: &Job) -> Result<Stack, Failure> {
     find(api, job)?.ok_or_else(|| {
         bad_input(format!(
@@ -141,30 +142,33 @@ pub(super) fn get(api: &impl Api, job: &Job) -> Result<Stack, Failure> {
     })
 }
 
-/// Makes the stack, or brings the one that is there up to date; waits for it, and tells what happens.
+/// Creates the stack or updates the existing one, waits until that has finished, and prints the progress.
 pub(super) fn deploy(
     api: &impl Api,
     job: &Job,
     parameters: &BTreeMap<&str, String>,
 ) -> Result<Stack, Failure> {
-    let mut there = find(api, job)?;
-    if there.as_ref().is_some_and(Stack::is_changing) {
-        there = Some(
-            settled(api, job, &mut Events::from_now(api, job)?)?
-                .ok_or_else(|| failed("the stack has gone meanwhile: try again"))?,
+    let mut existing = find(api, job)?;
+    if existing.as_ref().is_some_and(Stack::is_changing) {
+        existing = Some(
+            wait_while_changing(api, job, &mut StackEvents::from_now(api, job)?)?
+                .ok_or_else(|| failed("the stack was deleted meanwhile: try again"))?,
         );
     }
-    if there.as_ref().is_some_and(|stack| stack.status == "UPDATE_ROLLBACK_FAILED") {
+    if existing.as_ref().is_some_and(|stack| stack.status == "UPDATE_ROLLBACK_FAILED") {
         return Err(bad_input(format!(
             "a change of the stack {0} failed and could not be undone: `aws cloudformation continue-update-rollback --stack-name {0}` \
              tries again, `baton aws down --name {job}` removes it",
             job.stack()
         )));
     }
-    if there.as_ref().is_some_and(Stack::is_wreck) {
-        output::note(format_args!("removing what is left of an earlier try ({})", job.stack()));
+    if existing.as_ref().is_some_and(Stack::has_failed) {
+        output::note(format_args!(
+            "removing the failed stack {} of an earlier launch",
+            job.stack()
+        ));
         delete(api, job)?;
-        there = None;
+        existing = None;
     }
     let listed: Vec<Value> = parameters
         .iter()
@@ -172,8 +176,8 @@ pub(super) fn deploy(
         .collect();
     let listed = Value::from(listed).to_string();
     let tags = json!([{"Key": "baton:job", "Value": job.name()}]).to_string();
-    let verb = if there.is_some() { "update-stack" } else { "create-stack" };
-    let mut events = Events::from_now(api, job)?;
+    let verb = if existing.is_some() { "update-stack" } else { "create-stack" };
+    let mut events = StackEvents::from_now(api, job)?;
     let name = job.stack();
     let arguments = [
         "cloudformation",
@@ -191,71 +195,76 @@ pub(super) fn deploy(
     ];
     match api.json(&arguments) {
         Ok(_) => {}
-        // Nothing differs, as when a job that was drained goes on.
+        // Nothing has changed, for instance when a drained job is resumed.
         Err(error) if error.message().contains("No updates are to be performed") => {}
         Err(error) => return Err(error.into()),
     }
-    let stack = settled(api, job, &mut events)?;
+    let stack = wait_while_changing(api, job, &mut events)?;
     match stack {
         Some(stack) if ["CREATE_COMPLETE", "UPDATE_COMPLETE"].contains(&stack.status.as_str()) => {
             Ok(stack)
         }
         stack => {
-            let status = stack.map_or_else(|| "gone".to_owned(), |stack| stack.status);
+            let status = stack.map_or_else(|| "deleted".to_owned(), |stack| stack.status);
             let why = events.first_failure.unwrap_or_else(|| format!("its status is {status}"));
             Err(failed(format!(
-                "the stack {name} cannot be made: {why}; `baton aws down --name {job}` removes what is left"
+                "the stack {name} cannot be created: {why}; `baton aws down --name {job}` removes its remains"
             )))
         }
     }
 }
 
-/// Deletes the stack and waits for its end.
+/// Deletes the stack and waits until it is deleted.
 pub(super) fn delete(api: &impl Api, job: &Job) -> Result<(), Failure> {
-    let mut events = Events::from_now(api, job)?;
+    let mut events = StackEvents::from_now(api, job)?;
     api.json(&["cloudformation", "delete-stack", "--stack-name", &job.stack()])?;
-    match settled(api, job, &mut events)? {
+    match wait_while_changing(api, job, &mut events)? {
         None => Ok(()),
         Some(stack) => {
             let why = events.first_failure.unwrap_or(stack.status);
             Err(failed(format!(
-                "the stack {} cannot be deleted: {why}; mend that, then run `baton aws down` again",
+                "the stack {} cannot be deleted: {why}; fix that, then run `baton aws down` again",
                 job.stack()
             )))
         }
     }
 }
 
-/// Waits until nothing changes any more; none if the stack has gone.
-fn settled(api: &impl Api, job: &Job, events: &mut Events) -> Result<Option<Stack>, Failure> {
+/// Waits while the stack changes, and prints its events; `None` if the stack no longer exists.
+fn wait_while_changing(
+    api: &impl Api,
+    job: &Job,
+    events: &mut StackEvents,
+) -> Result<Option<Stack>, Failure> {
     loop {
         let stack = find(api, job)?;
-        events.tell(api, job)?;
+        events.print_new(api, job)?;
         match stack {
-            Some(stack) if stack.is_changing() => thread::sleep(INTERVAL),
+            Some(stack) if stack.is_changing() => thread::sleep(STACK_POLL_INTERVAL),
             stack => return Ok(stack),
         }
     }
 }
 
-/// What happens to a stack, as it happens.
-struct Events {
-    told: Vec<String>,
-    /// Later ones are its consequences.
+/// Events of a stack, printed as they happen.
+struct StackEvents {
+    /// Ids of the events already printed or skipped.
+    seen_ids: Vec<String>,
+    /// The first failed resource with its reason; later failures are consequences of it.
     first_failure: Option<String>,
 }
 
-impl Events {
-    /// Leaves out what has happened so far.
+impl StackEvents {
+    /// Skips all events until now.
     fn from_now(api: &impl Api, job: &Job) -> Result<Self, Failure> {
-        let mut events = Self { told: Vec::new(), first_failure: None };
-        events.told = events.fresh(api, job)?.into_iter().map(|(id, _)| id).collect();
+        let mut events = Self { seen_ids: Vec::new(), first_failure: None };
+        events.seen_ids = events.unseen(api, job)?.into_iter().map(|(id, _)| id).collect();
         Ok(events)
     }
 
-    fn tell(&mut self, api: &impl Api, job: &Job) -> Result<(), Failure> {
-        for (id, event) in self.fresh(api, job)? {
-            self.told.push(id);
+    fn print_new(&mut self, api: &impl Api, job: &Job) -> Result<(), Failure> {
+        for (id, event) in self.unseen(api, job)? {
+            self.seen_ids.push(id);
             let text = |key: &str| event[key].as_str().unwrap_or_default();
             let (resource, status, reason) =
                 (text("LogicalResourceId"), text("ResourceStatus"), text("ResourceStatusReason"));
@@ -268,8 +277,8 @@ impl Events {
                 self.first_failure.get_or_insert(why);
             } else if let Some(done) = status.strip_suffix("_COMPLETE") {
                 let verb = match done {
-                    "CREATE" => "made",
-                    "UPDATE" => "changed",
+                    "CREATE" => "created",
+                    "UPDATE" => "updated",
                     "DELETE" => "deleted",
                     _ => done,
                 };
@@ -279,31 +288,31 @@ impl Events {
         Ok(())
     }
 
-    /// Those not told yet, oldest first.
-    fn fresh(&self, api: &impl Api, job: &Job) -> Result<Vec<(String, Value)>, Failure> {
+    /// Events not seen yet with their ids, oldest first.
+    fn unseen(&self, api: &impl Api, job: &Job) -> Result<Vec<(String, Value)>, Failure> {
         let answer =
             api.find(&["cloudformation", "describe-stack-events", "--stack-name", &job.stack()])?;
         let answer = answer.unwrap_or_default();
-        let mut fresh: Vec<_> = list(&answer, "StackEvents")
+        let mut unseen: Vec<_> = list(&answer, "StackEvents")
             .filter_map(|event| Some((event["EventId"].as_str()?.to_owned(), event.clone())))
-            .filter(|(id, _)| !self.told.contains(id))
+            .filter(|(id, _)| !self.seen_ids.contains(id))
             .collect();
-        fresh.reverse();
-        Ok(fresh)
+        unseen.reverse();
+        Ok(unseen)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Script, stack};
+    use crate::testing::{ScriptedApi, stack};
 
     fn job() -> Job {
         "digits".parse().unwrap()
     }
 
     #[test]
-    fn a_recipes_name_becomes_one_that_aws_takes() {
+    fn a_recipes_name_becomes_a_name_that_aws_accepts() {
         assert_eq!(Job::of_recipe("ResNet50_p4d 60ep").unwrap().name(), "resnet50-p4d-60ep");
         for bad in ["", "9lives", "Capital", "under_score", &"x".repeat(33)] {
             assert!(bad.parse::<Job>().is_err(), "{bad}");
@@ -311,9 +320,9 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_cannot_be_made_is_told_by_its_first_failure() {
+    fn a_failed_stack_is_reported_with_its_first_failure() {
         let event = |id: &str, resource: &str, status: &str, reason: &str| json!({"EventId": id, "LogicalResourceId": resource, "ResourceStatus": status, "ResourceStatusReason": reason});
-        let api = Script::new()
+        let api = ScriptedApi::new()
             .error(
                 "describe-stacks",
                 "ValidationError",
@@ -342,21 +351,21 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_is_as_it_should_be_is_left_alone() {
-        let there = || json!({"Stacks": [stack("CREATE_COMPLETE", &[("Bucket", "b"), ("Job", "digits"), ("Nodes", "1")])]});
-        let api = Script::new()
-            .answer("describe-stacks", there())
+    fn an_unchanged_stack_is_not_an_error() {
+        let existing = || json!({"Stacks": [stack("CREATE_COMPLETE", &[("Bucket", "b"), ("Job", "digits"), ("Nodes", "1")])]});
+        let api = ScriptedApi::new()
+            .answer("describe-stacks", existing())
             .answer("describe-stack-events", json!({"StackEvents": []}))
             .error("update-stack", "ValidationError", "No updates are to be performed.")
-            .answer("describe-stacks", there())
+            .answer("describe-stacks", existing())
             .answer("describe-stack-events", json!({"StackEvents": []}));
         let stack = deploy(&api, &job(), &BTreeMap::new()).unwrap();
-        assert_eq!((stack.place().as_str(), stack.has_several_nodes()), ("s3://b/digits", false));
+        assert_eq!((stack.url().as_str(), stack.has_several_nodes()), ("s3://b/digits", false));
     }
 
     #[test]
-    fn the_wreck_of_an_earlier_try_is_removed_first() {
-        let api = Script::new()
+    fn the_failed_stack_of_an_earlier_launch_is_removed_first() {
+        let api = ScriptedApi::new()
             .answer("describe-stacks", json!({"Stacks": [stack("ROLLBACK_COMPLETE", &[])]}))
             .answer("describe-stack-events", json!({"StackEvents": []}))
             .answer("delete-stack", Value::Null)

@@ -7,13 +7,13 @@ use baton_job::exit::Failure;
 use serde::Serialize;
 
 use crate::{
-    Launched,
+    JobFlags,
     api::Api,
-    fleet::{self, Fleet, Report, Role},
+    fleet::{self, Fleet, JobReport, Role},
     stack::{self, Job, Stack},
 };
 
-/// Show the machines of a job, and how its training goes
+/// Show the machines of a job, and its training
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -21,47 +21,48 @@ Examples:
   baton aws status --watch
   baton aws status --json | jq .report.status.latest.loss
 
-The machines tell the bucket some times a minute, so this works without a way in, and when they are gone.
-What happens this second: baton aws connect -- top")]
+The machines write their status to the bucket several times a minute, so this works without a connection to
+them, and after their end. For the current status: baton aws connect -- top")]
 pub struct Args {
     #[command(flatten)]
-    launched: Launched,
+    flags: JobFlags,
     /// Print one JSON object; with --watch one per line
     #[arg(long)]
     json: bool,
-    /// Look again every 15 seconds until no machine is wanted
+    /// Refresh every 15 seconds until the job needs no machine
     #[arg(long)]
     watch: bool,
 }
 
-/// Between two looks.
-const INTERVAL: Duration = Duration::from_secs(15);
+/// Poll interval of `--watch`.
+const STATUS_POLL_INTERVAL: Duration = Duration::from_secs(15);
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
-struct Told<'a> {
+struct StatusJson<'a> {
     job: &'a str,
     stack: &'a str,
-    place: String,
+    #[serde(rename = "place")]
+    url: String,
     #[serde(flatten)]
     fleet: &'a Fleet,
-    report: &'a Option<Report>,
+    report: &'a Option<JobReport>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let api = args.launched.place.api();
-    let job = args.launched.job(&api)?;
+    let api = args.flags.aws.api();
+    let job = args.flags.job(&api)?;
     loop {
-        let (stack, fleet, report) = look(&api, &job)?;
+        let (stack, fleet, report) = query(&api, &job)?;
         if args.json {
-            let told = Told {
+            let status = StatusJson {
                 job: job.name(),
                 stack: &stack.status,
-                place: stack.place(),
+                url: stack.url(),
                 fleet: &fleet,
                 report: &report,
             };
-            output::line(serde_json::to_string(&told).map_err(failed)?);
+            output::line(serde_json::to_string(&status).map_err(failed)?);
         } else {
             let text = text(&job, &stack, &fleet, report.as_ref(), fleet::now());
             match args.watch && output::is_terminal() {
@@ -69,29 +70,29 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 false => output::line(text),
             }
         }
-        if !args.watch || fleet.wanted == 0 {
+        if !args.watch || fleet.desired == 0 {
             return Ok(());
         }
-        thread::sleep(INTERVAL);
+        thread::sleep(STATUS_POLL_INTERVAL);
     }
 }
 
-fn look(api: &impl Api, job: &Job) -> Result<(Stack, Fleet, Option<Report>), Failure> {
+fn query(api: &impl Api, job: &Job) -> Result<(Stack, Fleet, Option<JobReport>), Failure> {
     let stack = stack::get(api, job)?;
-    let fleet = Fleet::look_and_listen(api, job, &stack)?;
+    let fleet = Fleet::query_with_stages(api, job, &stack)?;
     let report = fleet::report(api, &stack)?;
     Ok((stack, fleet, report))
 }
 
-/// For people.
+/// The status as text.
 pub(super) fn text(
     job: &Job,
     stack: &Stack,
     fleet: &Fleet,
-    report: Option<&Report>,
+    report: Option<&JobReport>,
     now: u64,
 ) -> String {
-    let mut lines = vec![format!("{job}: {}, {}", summary(fleet), stack.place())];
+    let mut lines = vec![format!("{job}: {}, {}", summary(fleet), stack.url())];
     if !stack.status.ends_with("_COMPLETE") {
         lines.push(format!("  stack: {}", stack.status));
     }
@@ -102,23 +103,23 @@ pub(super) fn text(
             machine.instance, machine.kind, machine.zone, machine.state
         );
         if let Some(stage) = &machine.stage {
-            line += &format!(": {}, {}", stage.words, since(stage.unix_seconds, now));
+            line += &format!(": {}, {}", stage.text, time_ago(stage.unix_seconds, now));
         }
         lines.push(line);
     }
-    if let Some(trouble) = &fleet.trouble {
-        lines.push(format!("  no machine: {trouble}"));
+    if let Some(failure) = &fleet.launch_failure {
+        lines.push(format!("  no machine: {failure}"));
     }
     match report {
         Some(report) => {
             lines.push(format!(
-                "\nas {} told {}:",
+                "\nreported by {} {}:",
                 report.instance,
-                since(report.unix_seconds, now)
+                time_ago(report.unix_seconds, now)
             ));
             lines.push(report.text.trim_end().to_owned());
         }
-        None => lines.push("the job has told nothing yet".to_owned()),
+        None => lines.push("the job has reported nothing yet".to_owned()),
     }
     lines.join("\n")
 }
@@ -126,21 +127,22 @@ pub(super) fn text(
 fn summary(fleet: &Fleet) -> String {
     let running = |role| {
         let all = fleet.machines.iter();
-        all.filter(|machine| machine.role == role && machine.runs()).count() as u64
+        all.filter(|machine| machine.role == role && machine.is_running()).count() as u64
     };
     let (running, coordinators) = (running(Role::Node), running(Role::Coordinator));
-    match (fleet.wanted, running) {
+    match (fleet.desired, running) {
         (0, 0) if coordinators > 0 => {
-            "over, but the coordinator's machine runs: `baton aws down` ends it".to_owned()
+            "ended, but the coordinator's machine is still running: `baton aws down` ends it"
+                .to_owned()
         }
-        (0, 0) => "over, no machine runs".to_owned(),
-        (0, _) => format!("over, {} still ending", human::count(running, "machine")),
-        (wanted, running) if running >= wanted => human::count(running, "machine"),
-        (wanted, running) => format!("{running} of {}", human::count(wanted, "machine")),
+        (0, 0) => "ended, no machine is running".to_owned(),
+        (0, _) => format!("ended, {} still shutting down", human::count(running, "machine")),
+        (desired, running) if running >= desired => human::count(running, "machine"),
+        (desired, running) => format!("{running} of {}", human::count(desired, "machine")),
     }
 }
 
-fn since(then: u64, now: u64) -> String {
+fn time_ago(then: u64, now: u64) -> String {
     human::ago(now.saturating_sub(then) as f64)
 }
 
@@ -149,25 +151,25 @@ mod tests {
     use super::*;
     use crate::{
         fleet::{Machine, Stage},
-        testing::{break_each, fleet_answers, launched, stack_of, told_answers},
+        testing::{break_each, fleet_answers, launched_answers, report_answers, stack_of},
     };
     use serde_json::json;
 
     #[test]
     fn an_error_of_any_call_ends_it_with_one_line_that_names_the_call() {
         let answers = || {
-            let short = fleet_answers(launched("2"), 2, &["i-1"])
+            let short = fleet_answers(launched_answers("2"), 2, &["i-1"])
                 .answer("describe-scaling-activities", json!({"Activities": []}));
-            told_answers(short)
+            report_answers(short)
         };
-        let run = |api: &_| look(api, &Launched::default().job(api)?);
+        let run = |api: &_| query(api, &JobFlags::default().job(api)?);
         let (_, fleet, report) = run(&answers()).unwrap();
         assert_eq!((fleet.machines.len(), report.unwrap().text.as_str()), (1, "training"));
         break_each(answers, run);
     }
 
     #[test]
-    fn one_look_tells_machines_trouble_and_training() {
+    fn the_status_shows_machines_launch_failure_and_training() {
         let machine = Machine {
             instance: "i-1".to_owned(),
             role: Role::Node,
@@ -175,11 +177,14 @@ mod tests {
             zone: "us-east-1a".to_owned(),
             state: "InService".to_owned(),
             launched: None,
-            stage: Some(Stage { unix_seconds: 900, words: "starting".to_owned() }),
+            stage: Some(Stage { unix_seconds: 900, text: "starting".to_owned() }),
         };
-        let mut fleet =
-            Fleet { wanted: 2, machines: vec![machine], trouble: Some("no capacity".to_owned()) };
-        let report = Report {
+        let mut fleet = Fleet {
+            desired: 2,
+            machines: vec![machine],
+            launch_failure: Some("no capacity".to_owned()),
+        };
+        let report = JobReport {
             instance: "i-1".to_owned(),
             unix_seconds: 980,
             status: serde_json::Value::Null,
@@ -191,16 +196,20 @@ mod tests {
           i-1 p4d.24xlarge in us-east-1a, InService: starting, 1 min ago
           no machine: no capacity
 
-        as i-1 told 20 s ago:
+        reported by i-1 20 s ago:
         training, epoch 3
         ");
-        fleet.wanted = 0;
+        fleet.desired = 0;
         fleet.machines[0].role = Role::Coordinator;
-        assert!(summary(&fleet).contains("the coordinator's machine runs"), "{}", summary(&fleet));
-        fleet = Fleet { wanted: 0, machines: Vec::new(), trouble: None };
+        assert!(
+            summary(&fleet).contains("the coordinator's machine is still running"),
+            "{}",
+            summary(&fleet)
+        );
+        fleet = Fleet { desired: 0, machines: Vec::new(), launch_failure: None };
         insta::assert_snapshot!(text(&job, &stack_of("1"), &fleet, None, 1_000), @"
-        digits: over, no machine runs, s3://bucket/digits
-        the job has told nothing yet
+        digits: ended, no machine is running, s3://bucket/digits
+        the job has reported nothing yet
         ");
     }
 }

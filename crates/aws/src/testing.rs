@@ -1,4 +1,4 @@
-//! AWS as a test wants it: answers in the order in which they are asked for.
+//! A replacement of AWS for tests: a list of expected calls with their answers.
 
 use std::{cell::RefCell, collections::VecDeque, fs, path::Path};
 
@@ -10,23 +10,23 @@ use crate::{
     stack::Stack,
 };
 
-/// What one call gets.
-struct Turn {
-    /// What its arguments, joined by spaces, have in them.
+/// One expected call and its answer.
+struct ExpectedCall {
+    /// Text that the arguments, joined by spaces, must contain.
     call: String,
     answer: Result<Vec<u8>, Error>,
-    /// A file that it leaves in the folder that is its last argument.
+    /// File that the call writes to the folder given by its last argument.
     file: Option<(String, Vec<u8>)>,
 }
 
-/// Calls that are expected, one after the other.
+/// Expected calls in order.
 #[derive(Default)]
-pub(super) struct Script {
-    turns: RefCell<VecDeque<Turn>>,
+pub(super) struct ScriptedApi {
+    expected: RefCell<VecDeque<ExpectedCall>>,
     called: RefCell<Vec<String>>,
 }
 
-impl Script {
+impl ScriptedApi {
     pub(super) fn new() -> Self {
         Self::default()
     }
@@ -37,40 +37,44 @@ impl Script {
     }
 
     pub(super) fn bytes(self, call: &str, answer: &[u8]) -> Self {
-        self.turn(call, Ok(answer.to_owned()))
+        self.expect(call, Ok(answer.to_owned()))
     }
 
-    /// A call that leaves a file in the folder that is its last argument.
+    /// Expects a call that writes a file to the folder given by its last argument.
     pub(super) fn file(self, call: &str, name: &str, text: &[u8]) -> Self {
         let script = self.bytes(call, b"");
-        if let Some(turn) = script.turns.borrow_mut().back_mut() {
-            turn.file = Some((name.to_owned(), text.to_owned()));
+        if let Some(expected) = script.expected.borrow_mut().back_mut() {
+            expected.file = Some((name.to_owned(), text.to_owned()));
         }
         script
     }
 
     pub(super) fn error(self, call: &str, code: &str, message: &str) -> Self {
-        self.turn(call, Err(error(call, code, message)))
+        self.expect(call, Err(error(call, code, message)))
     }
 
-    fn turn(self, call: &str, answer: Result<Vec<u8>, Error>) -> Self {
-        self.turns.borrow_mut().push_back(Turn { call: call.to_owned(), answer, file: None });
+    fn expect(self, call: &str, answer: Result<Vec<u8>, Error>) -> Self {
+        self.expected.borrow_mut().push_back(ExpectedCall {
+            call: call.to_owned(),
+            answer,
+            file: None,
+        });
         self
     }
 
-    /// How many answers there are.
+    /// Number of calls still expected.
     pub(super) fn len(&self) -> usize {
-        self.turns.borrow().len()
+        self.expected.borrow().len()
     }
 
-    /// From this call on, only an error.
-    pub(super) fn breaking_at(self, index: usize, code: &str) -> (Self, String) {
-        let mut turns = self.turns.borrow_mut();
-        turns.truncate(index + 1);
-        let turn = &mut turns[index];
-        turn.answer = Err(error(&turn.call, code, "because of a test"));
-        let call = turn.call.clone();
-        drop(turns);
+    /// Makes call `index` fail and removes those after it; also returns the text of that call.
+    pub(super) fn failing_at(self, index: usize, code: &str) -> (Self, String) {
+        let mut expected = self.expected.borrow_mut();
+        expected.truncate(index + 1);
+        let last = &mut expected[index];
+        last.answer = Err(error(&last.call, code, "because of a test"));
+        let call = last.call.clone();
+        drop(expected);
         (self, call)
     }
 
@@ -87,51 +91,54 @@ fn error(call: &str, code: &str, message: &str) -> Error {
     )
 }
 
-impl Api for Script {
+impl Api for ScriptedApi {
     fn call(&self, arguments: &[&str]) -> Result<Vec<u8>, Error> {
         let call = arguments.join(" ");
         self.called.borrow_mut().push(call.clone());
-        let turn = self.turns.borrow_mut().pop_front();
-        let turn =
-            turn.unwrap_or_else(|| panic!("nobody expects: {}", &call[..call.len().min(200)]));
+        let expected = self.expected.borrow_mut().pop_front();
+        let expected =
+            expected.unwrap_or_else(|| panic!("unexpected call: {}", &call[..call.len().min(200)]));
         assert!(
-            call.contains(&turn.call),
+            call.contains(&expected.call),
             "expected {}, not: {}",
-            turn.call,
+            expected.call,
             &call[..call.len().min(200)]
         );
-        if let (Some((name, text)), Some(folder)) = (turn.file, arguments.last()) {
+        if let (Some((name, text)), Some(folder)) = (expected.file, arguments.last()) {
             let file = Path::new(folder).join(name);
             file.parent().map(fs::create_dir_all).transpose().unwrap();
             fs::write(file, text).unwrap();
         }
-        turn.answer
+        expected.answer
     }
 }
 
-/// Lets each call of a script fail in its turn: what was run ends with one line that names the call, and a remedy.
+/// Makes each call of a script fail once, and checks that `run` then fails with one line that names the call and a
+/// remedy.
 pub(super) fn break_each<T>(
-    script: impl Fn() -> Script,
-    run: impl Fn(&Script) -> Result<T, Failure>,
+    script: impl Fn() -> ScriptedApi,
+    run: impl Fn(&ScriptedApi) -> Result<T, Failure>,
 ) {
     for index in 0..script().len() {
-        let (api, call) = script().breaking_at(index, "AccessDenied");
-        let Err(Failure { message, .. }) = run(&api) else { panic!("{call} failed unheard") };
-        let is_told = message.contains(&call) && message.contains("deploy/aws/README.md");
-        assert!(is_told && !message.contains('\n'), "{call}: {message}");
+        let (api, call) = script().failing_at(index, "AccessDenied");
+        let Err(Failure { message, .. }) = run(&api) else {
+            panic!("the failure of {call} was ignored")
+        };
+        let is_explained = message.contains(&call) && message.contains("deploy/aws/README.md");
+        assert!(is_explained && !message.contains('\n'), "{call}: {message}");
     }
 }
 
-/// The only job of a region, looked for without its name.
-pub(super) fn launched(nodes: &str) -> Script {
+/// Answers to the calls that find the only job of a region, if no name is given.
+pub(super) fn launched_answers(nodes: &str) -> ScriptedApi {
     let parameters = [("Bucket", "bucket"), ("Job", "digits"), ("Nodes", nodes)];
     let stacks = || json!({"Stacks": [stack("CREATE_COMPLETE", &parameters)]});
-    Script::new()
+    ScriptedApi::new()
         .answer("describe-stacks", stacks())
         .answer("describe-stacks --stack-name baton-digits", stacks())
 }
 
-/// A stack as AWS tells of it.
+/// A stack as AWS describes it.
 pub(super) fn stack(status: &str, parameters: &[(&str, &str)]) -> Value {
     let parameters: Vec<Value> = parameters
         .iter()
@@ -140,7 +147,7 @@ pub(super) fn stack(status: &str, parameters: &[(&str, &str)]) -> Value {
     json!({"StackName": "baton-digits", "StackStatus": status, "Parameters": parameters, "Tags": [{"Key": "baton:job", "Value": "digits"}]})
 }
 
-/// The stack of a job on so many nodes.
+/// The stack of a job on `nodes` nodes.
 pub(super) fn stack_of(nodes: &str) -> Stack {
     Stack {
         status: "CREATE_COMPLETE".to_owned(),
@@ -156,8 +163,8 @@ pub(super) fn stack_of(nodes: &str) -> Stack {
     }
 }
 
-/// What a look at the group and its machines gets.
-pub(super) fn fleet_answers(script: Script, wanted: u64, instances: &[&str]) -> Script {
+/// Adds the answers to a query of the group and its machines.
+pub(super) fn fleet_answers(script: ScriptedApi, desired: u64, instances: &[&str]) -> ScriptedApi {
     let members: Vec<Value> = instances
         .iter()
         .map(|id| json!({"InstanceId": id, "LifecycleState": "InService"}))
@@ -172,13 +179,13 @@ pub(super) fn fleet_answers(script: Script, wanted: u64, instances: &[&str]) -> 
     script
         .answer(
             "describe-auto-scaling-groups",
-            json!({"AutoScalingGroups": [{"DesiredCapacity": wanted, "Instances": members}]}),
+            json!({"AutoScalingGroups": [{"DesiredCapacity": desired, "Instances": members}]}),
         )
         .answer("describe-instances", json!({"Reservations": [{"Instances": machines}]}))
 }
 
-/// What a look at all that machines have told gets.
-pub(super) fn told_answers(script: Script) -> Script {
+/// Adds the answers to a query of everything that machines have reported.
+pub(super) fn report_answers(script: ScriptedApi) -> ScriptedApi {
     let object =
         json!({"Key": "digits/machines/i-1/status.json", "LastModified": "2026-11-22T10:00:00Z"});
     script

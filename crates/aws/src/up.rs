@@ -14,23 +14,23 @@ use baton_console::{
     recipe::{about, find, read},
 };
 use baton_job::exit::{self, Failure};
-use baton_plan::{Machine as Known, Question};
+use baton_plan::{Machine as MachineType, PlanRequest};
 use baton_recipe::JobSpec;
 use serde_json::Value;
 
 use crate::{
-    Place,
+    AwsFlags,
     api::Api,
     bundle,
     fleet::{self, Fleet},
-    market::{self, Bound, Zone, list},
-    recipe::{self, Moved},
+    market::{self, Zone, ZoneChoice, list},
+    recipe::{self, RemoteRecipe},
     stack::{self, Job, Stack},
     status,
     volume::{self, Volume},
 };
 
-/// Launch a job on spot machines; run it again to go on where it stopped
+/// Launch a job on spot machines; run it again to resume where the job stopped
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -38,86 +38,86 @@ Examples:
   baton aws up resnet50_p4d_60ep --volume-gb 400 --snapshot snap-0123456789abcdef0     data on a volume, at /data
   baton aws up recipe.toml --instance-type g6.12xlarge --max-price 2.50
   baton aws up recipe.toml --nodes 4
-  baton aws up recipes/digits_cpu.toml --instance-type c7i.xlarge --on-demand          a first try, for cents
-  baton aws up recipe.toml --stage-only        bring the files, print the CloudFormation command, launch nothing
+  baton aws up recipes/digits_cpu.toml --instance-type c7i.xlarge --on-demand          a first test, for cents
+  baton aws up recipe.toml --stage-only        upload the files, print the CloudFormation command, launch nothing
 
-It shows prices and asks before anything costs money. A machine that is taken away is replaced, and training goes on;
-when the job is over, its machines end themselves. `baton aws down` removes the rest.")]
+It shows prices and asks before anything costs money. An interrupted machine is replaced, and training continues;
+when the job has ended, its machines shut down. `baton aws down` removes the rest.")]
 pub struct Args {
-    /// The job: a recipe, or the name of one in recipes/
+    /// Recipe file, or the name of a recipe in recipes/
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
-    /// Name of the job [default: the recipe's]
+    /// Name of the job [default: the recipe's name]
     #[arg(long, value_name = "NAME")]
     name: Option<Job>,
     /// Change one value of the recipe, e.g. --set train.epochs=3; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     #[command(flatten)]
-    place: Place,
-    /// Bucket for programs, checkpoints and logs [default: baton-ACCOUNT-REGION, made if it is not there]
+    aws: AwsFlags,
+    /// Bucket for programs, checkpoints and logs [default: baton-ACCOUNT-REGION, created if it does not exist]
     #[arg(long, value_name = "BUCKET")]
     bucket: Option<String>,
-    /// Machine to rent
+    /// Machine type to rent
     #[arg(long, value_name = "TYPE", default_value = "p4d.24xlarge")]
     instance_type: String,
-    /// Machines with GPUs; with several, the coordinator gets a small one of its own
+    /// Number of nodes; with several, the coordinator runs on a small machine of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=128))]
     nodes: u32,
-    /// Rent machines that are not taken away, at the full price
+    /// Rent on-demand machines: no spot interruptions, at the full price
     #[arg(long)]
     on_demand: bool,
-    /// Most dollars per hour and machine [default: the on-demand price]
+    /// Highest price, dollars per hour and machine [default: the on-demand price]
     #[arg(long, value_name = "USD", conflicts_with = "on_demand", value_parser = dollars)]
     max_price: Option<f64>,
-    /// Make a volume of this size for /data; the one of an earlier launch is found by itself
+    /// Make a volume of this size for /data; the volume of an earlier launch is found automatically
     #[arg(long, value_name = "GB", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     volume_gb: Option<u32>,
-    /// Snapshot that the new volume begins with
+    /// Snapshot from which to make the new volume
     #[arg(long, value_name = "SNAPSHOT", requires = "volume_gb")]
     snapshot: Option<String>,
-    /// Availability zone [default: the volume's, else the cheapest, else all]
+    /// Availability zone [default: the volume's; without a volume the cheapest, or all if one node needs none]
     #[arg(long, value_name = "ZONE")]
     zone: Option<String>,
-    /// Subnet in which machines may be; may be repeated [default: those of the default network]
+    /// Subnet for the machines; may be repeated [default: the subnets of the default network]
     #[arg(long = "subnet", value_name = "SUBNET")]
     subnets: Vec<String>,
-    /// Image of your own, with NVIDIA's driver and the AWS CLI [default: Amazon's newest for deep learning]
+    /// Your own machine image, with NVIDIA's driver and the AWS CLI [default: Amazon's newest deep learning image]
     #[arg(long, value_name = "AMI")]
     image: Option<String>,
-    /// Show prices and bring the files, then print the CloudFormation command instead of running it
+    /// Show prices and upload the files, then print the CloudFormation command instead of running it
     #[arg(long)]
     stage_only: bool,
-    /// Do not wait until it trains
+    /// Do not wait until training starts
     #[arg(long)]
     no_wait: bool,
-    /// Ask nothing
+    /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
 }
 
-/// What gp3 gives with its 3,000 operations a second, in MiB/s; unasked it gives 125
+/// Throughput of a large gp3 volume, MiB/s: the maximum for its 3,000 operations per second; the default is 125
 /// (<https://docs.aws.amazon.com/ebs/latest/userguide/general-purpose.html>).
-const FAST: u32 = 750;
-/// A volume that holds training data, in GB.
-const FAST_FROM_GB: u32 = 100;
-/// A machine that says nothing for so long after its start never will.
-const SILENT: Duration = Duration::from_secs(300);
-/// A group may be told of as it was before it was asked for machines.
-const SETTLED: Duration = Duration::from_secs(30);
-/// Phases of a job that has begun.
-const BEGUN: [&str; 2] = ["training", "paused"];
-/// Between two looks at the machines.
-const INTERVAL: Duration = Duration::from_secs(8);
+const VOLUME_MIB_PER_SECOND: u32 = 750;
+/// Size, in GB, from which a volume is expected to hold training data and gets this throughput.
+const FAST_VOLUME_MIN_GB: u32 = 100;
+/// Time after which a machine that has reported nothing is considered broken.
+const FIRST_REPORT_TIMEOUT: Duration = Duration::from_secs(300);
+/// Time during which AWS may still report the group's old desired capacity.
+const GROUP_UPDATE_DELAY: Duration = Duration::from_secs(30);
+/// Phases of a job that has started to train.
+const STARTED_PHASES: [&str; 2] = ["training", "paused"];
+/// Poll interval of the machines.
+const FLEET_POLL_INTERVAL: Duration = Duration::from_secs(8);
 
 pub(super) fn run(args: &Args) -> Result<u8, Failure> {
     let path = find(&args.recipe);
     let spec = read(&path, &args.overrides)?;
-    let api = args.place.api();
+    let api = args.aws.api();
     let Some(launched) = launch(&api, args, &path, spec)? else { return Ok(exit::OK) };
     if args.no_wait {
         output::line(format_args!(
-            "{} is launched; `baton aws status --name {}` tells how it goes",
+            "{} is launched; `baton aws status --name {}` shows its progress",
             launched.job, launched.job
         ));
         return Ok(exit::OK);
@@ -125,11 +125,11 @@ pub(super) fn run(args: &Args) -> Result<u8, Failure> {
     follow(&api, &launched)
 }
 
-/// A job whose stack is there.
-struct Launched {
+/// A job whose stack exists.
+struct LaunchedJob {
     job: Job,
     stack: Stack,
-    /// Reports from before are of an earlier launch.
+    /// Time of the launch, Unix seconds. Older reports are from an earlier launch.
     since: u64,
 }
 
@@ -138,55 +138,55 @@ fn launch(
     args: &Args,
     path: &Path,
     spec: JobSpec,
-) -> Result<Option<Launched>, Failure> {
+) -> Result<Option<LaunchedJob>, Failure> {
     let name = args.name.clone().map_or_else(|| Job::of_recipe(&spec.name), Ok);
     let job = name.map_err(|problem| about(path, problem))?;
     let account = api.json(&["sts", "get-caller-identity"])?;
-    let there = stack::find(api, &job)?;
-    if let Some(stack) = &there
-        && let Some(launched) = running(api, &job, stack)?
+    let existing = stack::find(api, &job)?;
+    if let Some(stack) = &existing
+        && let Some(launched) = running_job(api, &job, stack)?
     {
         return Ok(Some(launched));
     }
 
     let volume = volume(api, &job)?;
     let has_volume = volume.is_some() || args.volume_gb.is_some();
-    fits(args, &job, &spec, volume.is_some(), has_volume).map_err(bad_input)?;
+    check_flags(args, &job, &spec, volume.is_some(), has_volume).map_err(bad_input)?;
     let coordinator =
-        there.as_ref().map(|stack| Coordinator::of(api, stack)).transpose()?.flatten();
-    if let (Some(Coordinator { zone, .. }), Some(wanted)) = (&coordinator, &args.zone)
-        && zone != wanted
+        existing.as_ref().map(|stack| CoordinatorMachine::of(api, stack)).transpose()?.flatten();
+    if let (Some(CoordinatorMachine { zone, .. }), Some(requested)) = (&coordinator, &args.zone)
+        && zone != requested
     {
         return Err(bad_input(format!(
-            "the coordinator of {job} is in {zone}, and has the journal: leave --zone out, or `baton aws down` first"
+            "the coordinator of {job}, which stores the journal, is in {zone}: leave --zone out, or run `baton aws down` first"
         )));
     }
-    let bound = match (&volume, &args.zone, &coordinator) {
-        (Some(volume), _, _) => Bound::To(volume.zone.clone()),
-        (None, Some(zone), _) => Bound::To(zone.clone()),
-        (None, None, Some(coordinator)) => Bound::To(coordinator.zone.clone()),
-        (None, None, None) if has_volume || args.nodes > 1 => Bound::OneZone,
-        (None, None, None) => Bound::Free,
+    let placement = match (&volume, &args.zone, &coordinator) {
+        (Some(volume), _, _) => ZoneChoice::Zone(volume.zone.clone()),
+        (None, Some(zone), _) => ZoneChoice::Zone(zone.clone()),
+        (None, None, Some(coordinator)) => ZoneChoice::Zone(coordinator.zone.clone()),
+        (None, None, None) if has_volume || args.nodes > 1 => ZoneChoice::OneZone,
+        (None, None, None) => ZoneChoice::AnyZone,
     };
     let (vpc, zones) = market::zones(api, &args.instance_type, &args.subnets)?;
-    let zones = market::choose(zones, &bound, &args.instance_type, args.max_price)?;
+    let zones = market::choose(zones, &placement, &args.instance_type, args.max_price)?;
 
     let region = region(&zones);
-    let bucket = match (&args.bucket, &there) {
+    let bucket = match (&args.bucket, &existing) {
         (Some(bucket), _) => bucket.clone(),
         (None, Some(stack)) => stack.parameter("Bucket").to_owned(),
         (None, None) => {
             format!("baton-{}-{region}", account["Account"].as_str().unwrap_or_default())
         }
     };
-    let mut moved = recipe::moved(spec, &job, &bucket, has_volume, Path::exists)
+    let mut remote = recipe::adapt(spec, &job, &bucket, has_volume, Path::exists)
         .map_err(|problem| about(path, problem))?;
     let prices = Prices::of(args, &zones);
-    // For the job's own account of what it costs.
-    if let (None, Some(price)) = (moved.spec.limits.dollars_per_hour, prices.of_a_machine) {
-        moved.spec.limits.dollars_per_hour = Some(price * f64::from(args.nodes));
+    // The job uses this price to count its cost.
+    if let (None, Some(price)) = (remote.spec.limits.dollars_per_hour, prices.per_machine) {
+        remote.spec.limits.dollars_per_hour = Some(price * f64::from(args.nodes));
     }
-    for line in summary(&job, args, &zones, &prices, volume.as_ref(), &moved) {
+    for line in summary(&job, args, &zones, &prices, volume.as_ref(), &remote) {
         output::note(line);
     }
     if !args.yes && !args.stage_only {
@@ -194,57 +194,60 @@ fn launch(
             Some(true) => {}
             Some(false) => return Err(bad_input("nothing was launched")),
             None => {
-                return Err(bad_input("nobody can be asked here: add --yes; nothing was launched"));
+                return Err(bad_input(
+                    "cannot ask for confirmation without a terminal: add --yes; nothing was launched",
+                ));
             }
         }
     }
 
-    // Of one that the user names, or once has, it is his affair whose it is.
-    let is_ours = args.bucket.is_none() && there.is_none();
-    let owner = is_ours.then(|| account["Account"].as_str()).flatten();
+    // The owner of a bucket that the user named, now or at an earlier launch, is not checked: the user chose it.
+    let is_default_bucket = args.bucket.is_none() && existing.is_none();
+    let owner = is_default_bucket.then(|| account["Account"].as_str()).flatten();
     ensure_bucket(api, &bucket, owner, &region)?;
-    for (file, url) in &moved.uploads {
+    for (file, url) in &remote.uploads {
         upload(api, file, url)?;
     }
-    let place = format!("s3://{bucket}/{job}");
-    let digest = bundle::stage(api, &place, &moved.spec.to_toml(), moved.pretrained.as_deref())?;
+    let job_url = format!("s3://{bucket}/{job}");
+    let digest =
+        bundle::stage(api, &job_url, &remote.spec.to_toml(), remote.pretrained.as_deref())?;
     let mut parameters =
-        parameters(args, &job, &bucket, digest, &vpc, &zones, volume.as_ref(), &moved);
+        parameters(args, &job, &bucket, digest, &vpc, &zones, volume.as_ref(), &remote);
     if let (Some(coordinator), None) = (&coordinator, &args.image) {
-        // Another image would be another machine, without the journal.
+        // Another image would replace the coordinator's machine and lose its journal.
         parameters.insert("Image", coordinator.image.clone());
     }
     if args.stage_only {
         output::line(command(&job, &parameters, args.nodes));
         return Ok(None);
     }
-    make(api, job, &parameters, args.nodes).map(Some)
+    create(api, job, &parameters, args.nodes).map(Some)
 }
 
-/// Makes the stack, then asks for machines: were their number in the template, a launch without capacity at that moment
-/// would fail as a whole, in place of waiting for some.
-fn make(
+/// Creates the stack, then requests machines. If their number were in the template, a launch while AWS has no capacity
+/// would fail instead of waiting for machines.
+fn create(
     api: &impl Api,
     job: Job,
     parameters: &BTreeMap<&'static str, String>,
     nodes: u32,
-) -> Result<Launched, Failure> {
+) -> Result<LaunchedJob, Failure> {
     let since = fleet::now();
-    output::note(format_args!("making the stack {}", job.stack()));
+    output::note(format_args!("creating the stack {}", job.stack()));
     let stack = stack::deploy(api, &job, parameters)?;
-    fleet::want(api, &job, nodes)?;
+    fleet::set_desired_capacity(api, &job, nodes)?;
     if let Some(coordinator) = stack.outputs.get("Coordinator") {
-        // It stops itself when its job is over. Of one that runs, this changes nothing.
+        // The coordinator's machine stops itself when its job has ended. If it is running, this call changes nothing.
         api.json(&["ec2", "start-instances", "--instance-ids", coordinator])?;
     }
-    Ok(Launched { job, stack, since })
+    Ok(LaunchedJob { job, stack, since })
 }
 
-/// Whether what is asked for can do what it is paid for.
+/// Checks that the requested machines and volume can be used by the job.
 ///
 /// # Errors
-/// One line: what cannot, and what to do.
-fn fits(
+/// One line: what cannot be used, and what to do.
+fn check_flags(
     args: &Args,
     job: &Job,
     spec: &JobSpec,
@@ -253,22 +256,22 @@ fn fits(
 ) -> Result<(), String> {
     if volume_exists && args.nodes > 1 {
         return Err(format!(
-            "{job} has a volume, which one machine only can have: name another job with --name for several nodes"
+            "{job} has a volume, which only one machine can use: for several nodes, choose another job name with --name"
         ));
     }
     if args.volume_gb.is_some() && args.nodes > 1 {
         return Err("--volume-gb is for one machine: several nodes read their data from a bucket"
             .to_owned());
     }
-    if let Ok(machine) = Known::named(&args.instance_type) {
-        let (most, gpus) = (spec.max_ranks(), machine.gpus);
-        if most <= (args.nodes - 1) * gpus {
+    if let Ok(machine) = MachineType::named(&args.instance_type) {
+        let (max_ranks, gpus) = (spec.max_ranks(), machine.gpus);
+        if max_ranks <= (args.nodes - 1) * gpus {
             return Err(format!(
-                "--nodes {}: the recipe has {most} ranks at most, which need {} of {gpus} GPUs; the others would be paid for \
-                 and idle. More ranks: --set train.virtual_ranks=… and --set cluster.max_ranks=…, at least {} to use \
-                 all (docs/recipes.md)",
+                "--nodes {}: the recipe has at most {max_ranks} ranks, which need {} of {gpus} GPUs; the other machines would be \
+                 paid for but idle. To use all, set more ranks: --set train.virtual_ranks=… and \
+                 --set cluster.max_ranks=…, at least {} (docs/recipes.md)",
                 args.nodes,
-                human::count(u64::from(most.div_ceil(gpus)), "machine"),
+                human::count(u64::from(max_ranks.div_ceil(gpus)), "machine"),
                 args.nodes * gpus
             ));
         }
@@ -279,21 +282,21 @@ fn fits(
         && (limits.max_hours.is_some() || limits.max_dollars.is_some())
     {
         return Err(
-            "limits.max_hours and limits.max_dollars are counted in the journal, which goes with the machine when there is no \
-             volume, and would begin anew with each: add --volume-gb 10"
+            "limits.max_hours and limits.max_dollars are counted in the journal; without a volume, the journal is lost with the \
+             machine and the count restarts from zero: add --volume-gb 10"
                 .to_owned(),
         );
     }
     Ok(())
 }
 
-/// The coordinator's machine of an earlier launch on several nodes. Its disk has the journal.
-struct Coordinator {
+/// The coordinator's machine of an earlier launch on several nodes. The journal is on its disk.
+struct CoordinatorMachine {
     zone: String,
     image: String,
 }
 
-impl Coordinator {
+impl CoordinatorMachine {
     fn of(api: &impl Api, stack: &Stack) -> Result<Option<Self>, Failure> {
         let Some(id) = stack.outputs.get("Coordinator") else { return Ok(None) };
         let answer = api.json(&[
@@ -303,7 +306,8 @@ impl Coordinator {
             &format!("Name=instance-id,Values={id}"),
             "Name=instance-state-name,Values=pending,running,stopping,stopped",
         ])?;
-        let mut instances = list(&answer, "Reservations").flat_map(|one| list(one, "Instances"));
+        let mut instances =
+            list(&answer, "Reservations").flat_map(|reservation| list(reservation, "Instances"));
         Ok(instances.next().and_then(|instance| {
             Some(Self {
                 zone: instance["Placement"]["AvailabilityZone"].as_str()?.to_owned(),
@@ -313,40 +317,43 @@ impl Coordinator {
     }
 }
 
-/// A job that has machines is left as it is: what they run is what they were started with.
-fn running(api: &impl Api, job: &Job, stack: &Stack) -> Result<Option<Launched>, Failure> {
-    let wanted = fleet::wanted(&fleet::group(api, job)?);
-    if wanted == 0 {
+/// The job, if it already has machines. They are not changed: they keep running what they were started with. Machines
+/// missing from the group are requested again.
+fn running_job(api: &impl Api, job: &Job, stack: &Stack) -> Result<Option<LaunchedJob>, Failure> {
+    let desired = fleet::desired_capacity(&fleet::group(api, job)?);
+    if desired == 0 {
         return Ok(None);
     }
-    // A node that failed by itself has left a smaller group.
+    // A node that failed on its own has reduced the group's desired capacity.
     let nodes: u32 = stack.parameter("Nodes").parse().unwrap_or(1);
-    let goes_on = if wanted < u64::from(nodes) {
-        fleet::want(api, job, nodes)?;
-        format!("{job} had {wanted} of {nodes} machines and gets the others; those that run go on")
+    let state = if desired < u64::from(nodes) {
+        fleet::set_desired_capacity(api, job, nodes)?;
+        format!(
+            "{job} had {desired} of {nodes} machines; the others were requested, and the running ones continue"
+        )
     } else {
-        format!("{job} has its machines: they go on")
+        format!("{job} already has its machines: they continue")
     };
     output::note(format_args!(
-        "{goes_on} as they are. For another recipe or other machines, `baton aws connect -- drain` first"
+        "{state} unchanged. For another recipe or other machines, run `baton aws connect -- drain` first"
     ));
-    Ok(Some(Launched { job: job.clone(), stack: stack.clone(), since: 0 }))
+    Ok(Some(LaunchedJob { job: job.clone(), stack: stack.clone(), since: 0 }))
 }
 
-/// The volume of the job, if there is one from before.
+/// The job's volume, if one exists.
 fn volume(api: &impl Api, job: &Job) -> Result<Option<Volume>, Failure> {
     let mut volumes = volume::of(api, job)?;
     if volumes.len() > 1 {
         let ids: Vec<&str> = volumes.iter().map(|volume| volume.id.as_str()).collect();
         return Err(bad_input(format!(
-            "several volumes have the tag baton:job = {job} ({}): leave it to the one that is meant",
+            "several volumes have the tag baton:job = {job} ({}): remove the tag from all but one",
             ids.join(", ")
         )));
     }
     Ok(volumes.pop())
 }
 
-/// A zone's name is its region's and a letter.
+/// The region of the zones. A zone's name is the region's name and a letter.
 fn region(zones: &[Zone]) -> String {
     zones
         .first()
@@ -354,146 +361,151 @@ fn region(zones: &[Zone]) -> String {
         .unwrap_or_default()
 }
 
-/// What a machine costs per hour.
+/// Prices of one machine, dollars per hour.
 struct Prices {
-    of_a_machine: Option<f64>,
+    /// Price in the chosen market, spot or on demand.
+    per_machine: Option<f64>,
     on_demand: Option<f64>,
 }
 
 impl Prices {
     fn of(args: &Args, zones: &[Zone]) -> Self {
-        let known = Known::named(&args.instance_type).ok();
-        let on_demand = known.map(|machine| machine.prices.on_demand);
+        let machine = MachineType::named(&args.instance_type).ok();
+        let on_demand = machine.map(|machine| machine.prices.on_demand);
         let spot = zones.iter().filter_map(|zone| zone.spot).next();
-        Self { of_a_machine: if args.on_demand { on_demand } else { spot }, on_demand }
+        Self { per_machine: if args.on_demand { on_demand } else { spot }, on_demand }
     }
 }
 
+/// Lines that show machines, prices, volume and uploads before the launch.
 fn summary(
     job: &Job,
     args: &Args,
     zones: &[Zone],
     prices: &Prices,
     volume: Option<&Volume>,
-    moved: &Moved,
+    remote: &RemoteRecipe,
 ) -> Vec<String> {
     let mut lines = vec![format!("{job}: {} x {}", args.nodes, args.instance_type)];
     for zone in zones {
         lines.push(match (args.on_demand, zone.spot) {
             (true, _) => format!("  {}", zone.name),
             (false, Some(price)) => {
-                format!("  {}: ${price:.4} an hour and machine now, spot", zone.name)
+                format!("  {}: ${price:.4} per hour and machine now, spot", zone.name)
             }
             (false, None) => format!("  {}: AWS gives no spot price", zone.name),
         });
     }
-    match (prices.of_a_machine, prices.on_demand) {
+    match (prices.per_machine, prices.on_demand) {
         (Some(now), Some(on_demand)) if now < on_demand => {
             lines.push(format!(
-                "  on demand ${on_demand:.2} (table of {}): {} less",
+                "  on demand ${on_demand:.2} (price list of {}): {} less",
                 baton_plan::price::LOOKED_UP,
                 human::percent(1.0 - now / on_demand)
             ));
         }
         _ => {}
     }
-    if let Some(price) = prices.of_a_machine {
-        let all = price * f64::from(args.nodes);
-        let capped = args.max_price.map_or_else(String::new, |most| {
-            format!(", never more than ${:.2}", most * f64::from(args.nodes))
+    if let Some(price) = prices.per_machine {
+        let total = price * f64::from(args.nodes);
+        let limit = args.max_price.map_or_else(String::new, |max| {
+            format!(", at most ${:.2}", max * f64::from(args.nodes))
         });
-        lines.push(format!("  machines: ${all:.2} an hour{capped}"));
-        lines.extend(estimate(args, moved, price));
+        lines.push(format!("  machines: ${total:.2} per hour{limit}"));
+        lines.extend(estimate(args, remote, price));
     }
     match (volume, args.volume_gb) {
-        (Some(volume), asked) => {
+        (Some(volume), requested) => {
             let unused =
-                if asked.is_some() { ": --volume-gb and --snapshot make no other" } else { "" };
+                if requested.is_some() { "; --volume-gb and --snapshot are ignored" } else { "" };
             lines.push(format!(
                 "  volume {} ({} GB) in {}, from an earlier launch{unused}",
                 volume.id, volume.gigabytes, volume.zone
             ));
         }
         (None, Some(gigabytes)) => {
-            let fast = match gigabytes >= FAST_FROM_GB {
-                true => format!(" and {FAST} MiB/s (about $25 a month of that)"),
+            let fast = match gigabytes >= FAST_VOLUME_MIN_GB {
+                true => format!(
+                    " and {VOLUME_MIB_PER_SECOND} MiB/s (the speed costs about $25 per month)"
+                ),
                 false => String::new(),
             };
-            lines.push(format!("  a new volume of {gigabytes} GB{fast} at /data, which stays until `baton aws down --delete-data`"));
+            lines.push(format!("  a new volume of {gigabytes} GB{fast} at /data, kept until `baton aws down --delete-data`"));
         }
         (None, None) => {}
     }
-    lines.push(format!("  checkpoints: {}", moved.spec.checkpoint.dir));
-    for (file, url) in &moved.uploads {
-        lines.push(format!("  {} goes to {url}", file.display()));
+    lines.push(format!("  checkpoints: {}", remote.spec.checkpoint.dir));
+    for (file, url) in &remote.uploads {
+        lines.push(format!("  upload {} to {url}", file.display()));
     }
     lines
 }
 
-/// Time and money by `baton plan`, where it knows machine and data.
-fn estimate(args: &Args, moved: &Moved, price: f64) -> Option<String> {
-    let machine = Known::named(&args.instance_type).ok()?;
-    let samples = |place: &str| {
-        let here = moved
+/// Time and cost estimated as `baton plan` does, if it supports the machine type and the data's size is known.
+fn estimate(args: &Args, remote: &RemoteRecipe, price: f64) -> Option<String> {
+    let machine = MachineType::named(&args.instance_type).ok()?;
+    let samples = |location: &str| {
+        let local = remote
             .uploads
             .iter()
-            .find(|(_, url)| url == place)
+            .find(|(_, url)| url == location)
             .map(|(file, _)| file.display().to_string());
-        match Samples::at(here.as_deref().unwrap_or(place), None).ok()? {
+        match Samples::at(local.as_deref().unwrap_or(location), None).ok()? {
             Samples::Known(samples) => Some(samples),
             Samples::Unknown(_) => None,
         }
     };
-    let question = Question {
-        spec: &moved.spec,
-        samples: samples(&moved.spec.data.train)?,
-        val_samples: samples(&moved.spec.data.val)?,
+    let request = PlanRequest {
+        spec: &remote.spec,
+        samples: samples(&remote.spec.data.train)?,
+        val_samples: samples(&remote.spec.data.val)?,
         signal: [1, 100],
         dollars_per_hour: Some(price),
         calibration: None,
     };
-    let plan = question.plan(machine).ok()?;
+    let plan = request.plan(machine).ok()?;
     (args.nodes == 1).then(|| {
         format!(
-            "  `baton plan` reckons {}, ${:.2}; nothing was measured",
+            "  `baton plan` estimates {}, ${:.2}; nothing was measured",
             human::duration(plan.seconds),
             plan.seconds / 3_600.0 * price
         )
     })
 }
 
+/// Creates the bucket unless it exists; `owner` is the account that must own it, if that is checked.
 fn ensure_bucket(
     api: &impl Api,
     bucket: &str,
     owner: Option<&str>,
     region: &str,
 ) -> Result<(), Failure> {
-    let mut look = vec!["s3api", "head-bucket", "--bucket", bucket];
+    let mut head = vec!["s3api", "head-bucket", "--bucket", bucket];
     if let Some(owner) = owner {
-        // Anybody could have a bucket of this name, and open it.
-        look.extend(["--expected-bucket-owner", owner]);
+        // Another account could own a bucket of this name and read what is stored there.
+        head.extend(["--expected-bucket-owner", owner]);
     }
-    if api.find(&look)?.is_some() {
+    if api.find(&head)?.is_some() {
         return Ok(());
     }
-    output::note(format_args!("making the bucket {bucket}, closed to the public"));
+    output::note(format_args!("creating the bucket {bucket}, without public access"));
     let mut arguments = vec!["s3api", "create-bucket", "--bucket", bucket];
     let constraint = format!("LocationConstraint={region}");
-    // The one region that must not be named.
+    // S3 rejects this region as a location constraint, because it is the default.
     if region != "us-east-1" {
         arguments.extend(["--create-bucket-configuration", &constraint]);
     }
     api.json(&arguments)?;
-    let closed = "BlockPublicAcls=true,IgnorePublicAcls=true,BlockPublicPolicy=true,RestrictPublicBuckets=true";
+    let block_all = "BlockPublicAcls=true,IgnorePublicAcls=true,BlockPublicPolicy=true,RestrictPublicBuckets=true";
     api.json(&[
         "s3api",
         "put-public-access-block",
         "--bucket",
         bucket,
         "--public-access-block-configuration",
-        closed,
+        block_all,
     ])?;
-    // A machine that is taken away in the middle of an upload leaves parts that no listing shows.
+    // A machine interrupted during an upload leaves parts that no listing shows but that cost money.
     let rule = r#"{"Rules":[{"ID":"parts","Status":"Enabled","Filter":{"Prefix":""},"AbortIncompleteMultipartUpload":{"DaysAfterInitiation":2}}]}"#;
     api.json(&[
         "s3api",
@@ -506,27 +518,27 @@ fn ensure_bucket(
     Ok(())
 }
 
-/// Unless one of the same size is there that is not older.
+/// Uploads a file, unless the bucket has one of the same size that is not older.
 fn upload(api: &impl Api, file: &Path, url: &str) -> Result<(), Failure> {
-    let about = |error| failed(format!("{}: {error}", file.display()));
-    let metadata = file.metadata().map_err(about)?;
-    let (bytes, changed) = (metadata.len(), metadata.modified().map_err(about)?);
+    let file_error = |error| failed(format!("{}: {error}", file.display()));
+    let metadata = file.metadata().map_err(file_error)?;
+    let (bytes, modified) = (metadata.len(), metadata.modified().map_err(file_error)?);
     let (bucket, key) = url.trim_start_matches("s3://").split_once('/').unwrap_or_default();
-    let there = api.find(&["s3api", "head-object", "--bucket", bucket, "--key", key])?;
-    let is_same = |there: Value| {
-        let brought = there["LastModified"].as_str()?.replace("+00:00", "Z");
-        let brought = humantime::parse_rfc3339_weak(&brought).ok()?;
-        Some(there["ContentLength"].as_u64() == Some(bytes) && brought >= changed)
+    let stored = api.find(&["s3api", "head-object", "--bucket", bucket, "--key", key])?;
+    let is_same = |stored: Value| {
+        let uploaded = stored["LastModified"].as_str()?.replace("+00:00", "Z");
+        let uploaded = humantime::parse_rfc3339_weak(&uploaded).ok()?;
+        Some(stored["ContentLength"].as_u64() == Some(bytes) && uploaded >= modified)
     };
-    if there.and_then(is_same) == Some(true) {
+    if stored.and_then(is_same) == Some(true) {
         return Ok(());
     }
-    output::note(format_args!("bringing {} ({}) to {url}", file.display(), human::bytes(bytes)));
+    output::note(format_args!("uploading {} ({}) to {url}", file.display(), human::bytes(bytes)));
     api.call(&["s3", "cp", "--only-show-errors", &file.display().to_string(), url])?;
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments, reason = "what the template is told comes from everywhere")]
+#[allow(clippy::too_many_arguments, reason = "the template's parameters come from many sources")]
 fn parameters(
     args: &Args,
     job: &Job,
@@ -535,11 +547,12 @@ fn parameters(
     vpc: &str,
     zones: &[Zone],
     volume: Option<&Volume>,
-    moved: &Moved,
+    remote: &RemoteRecipe,
 ) -> BTreeMap<&'static str, String> {
     let subnets: Vec<&str> = zones.iter().map(|zone| zone.subnet.as_str()).collect();
-    // EFA is of use among nodes only; of the others' adapters nothing is known here.
-    // EC2 gives no public address to a machine with several interfaces: four need a subnet with a way out of its own.
+    // EFA (Elastic Fabric Adapter) helps only between nodes, and this code supports only the p4d's adapters.
+    // EC2 gives no public address to a machine with several interfaces, so four interfaces need a subnet with
+    // a NAT route.
     let efa = match args.nodes > 1 && args.instance_type == "p4d.24xlarge" {
         true if args.subnets.is_empty() => "1",
         true => "4",
@@ -549,7 +562,7 @@ fn parameters(
         ("Job", job.name().to_owned()),
         ("Bucket", bucket.to_owned()),
         ("BundleDigest", digest),
-        ("DataBucket", moved.data_bucket.clone().unwrap_or_default()),
+        ("DataBucket", remote.data_bucket.clone().unwrap_or_default()),
         ("InstanceType", args.instance_type.clone()),
         ("Nodes", args.nodes.to_string()),
         ("Market", if args.on_demand { "on-demand" } else { "spot" }.to_owned()),
@@ -565,8 +578,8 @@ fn parameters(
         }
         (None, Some(gigabytes)) => {
             parameters.insert("VolumeGb", gigabytes.to_string());
-            if gigabytes >= FAST_FROM_GB {
-                parameters.insert("VolumeThroughput", FAST.to_string());
+            if gigabytes >= FAST_VOLUME_MIN_GB {
+                parameters.insert("VolumeThroughput", VOLUME_MIB_PER_SECOND.to_string());
             }
             parameters.insert(
                 "VolumeZone",
@@ -579,7 +592,7 @@ fn parameters(
     parameters
 }
 
-/// The same by hand.
+/// The command with which the user can create the same stack.
 fn command(job: &Job, parameters: &BTreeMap<&str, String>, nodes: u32) -> String {
     let given = parameters.iter().filter(|(_, value)| !value.is_empty());
     let given: Vec<String> = given.map(|(key, value)| format!("{key}={value}")).collect();
@@ -592,72 +605,72 @@ fn command(job: &Job, parameters: &BTreeMap<&str, String>, nodes: u32) -> String
     )
 }
 
-/// Waits until it trains, and tells what happens till then.
-fn follow(api: &impl Api, launched: &Launched) -> Result<u8, Failure> {
-    let Launched { job, stack, since } = launched;
-    output::note("waiting until it trains; Ctrl-C ends the waiting, not the job");
-    let (mut told, start) = (Vec::new(), Instant::now());
+/// Waits until the job trains, and prints what happens until then.
+fn follow(api: &impl Api, launched: &LaunchedJob) -> Result<u8, Failure> {
+    let LaunchedJob { job, stack, since } = launched;
+    output::note("waiting until training starts; Ctrl-C stops waiting, the job continues");
+    let (mut printed, start) = (Vec::new(), Instant::now());
     loop {
-        let fleet = Fleet::look_and_listen(api, job, stack)?;
-        for line in news(&fleet, *since, start.elapsed()) {
-            if !told.contains(&line) {
+        let fleet = Fleet::query_with_stages(api, job, stack)?;
+        for line in progress_lines(&fleet, *since, start.elapsed()) {
+            if !printed.contains(&line) {
                 output::note(format_args!(
                     "  {}: {line}",
                     human::duration(start.elapsed().as_secs_f64())
                 ));
-                told.push(line);
+                printed.push(line);
             }
         }
         let report = fleet::report(api, stack)?.filter(|report| report.unix_seconds >= *since);
         let phase =
             report.as_ref().and_then(|report| report.status["phase"].as_str()).unwrap_or_default();
-        let is_over = fleet.wanted == 0 && start.elapsed() >= SETTLED;
-        if is_over || BEGUN.contains(&phase) {
+        let has_ended = fleet.desired == 0 && start.elapsed() >= GROUP_UPDATE_DELAY;
+        if has_ended || STARTED_PHASES.contains(&phase) {
             output::line(status::text(job, stack, &fleet, report.as_ref(), fleet::now()));
             output::note(format_args!(
-                "\nlook: baton aws status --name {job}     reach it: baton aws connect --name {job} -- top     end it: baton aws down --name {job}"
+                "\nstatus: baton aws status --name {job}     connect: baton aws connect --name {job} -- top     end: baton aws down --name {job}"
             ));
-            return if is_over { over(api, stack) } else { Ok(exit::OK) };
+            return if has_ended { outcome(api, stack) } else { Ok(exit::OK) };
         }
-        thread::sleep(INTERVAL);
+        thread::sleep(FLEET_POLL_INTERVAL);
     }
 }
 
-/// How a job ended that has no machines any more.
-fn over(api: &impl Api, stack: &Stack) -> Result<u8, Failure> {
+/// The outcome of a job that has no machines any more, from the last stage that a machine reported.
+fn outcome(api: &impl Api, stack: &Stack) -> Result<u8, Failure> {
     let stages = fleet::stages(api, stack)?;
     let last = stages.into_values().max_by_key(|stage| stage.unix_seconds);
-    match last.map(|stage| stage.words) {
-        Some(words) if words == "completed" => Ok(exit::OK),
-        Some(words) => {
-            Err(failed(format!("the job ended: {words}; `baton aws logs` shows the log")))
-        }
+    match last.map(|stage| stage.text) {
+        Some(text) if text == "completed" => Ok(exit::OK),
+        Some(text) => Err(failed(format!("the job ended: {text}; `baton aws logs` shows the log"))),
         None => Err(failed(
-            "the job ended before a machine told anything; `baton aws status` may tell why",
+            "the job ended before any machine reported; `baton aws status` may show why",
         )),
     }
 }
 
-fn news(fleet: &Fleet, since: u64, waited: Duration) -> Vec<String> {
+/// Lines about the state and stage of each machine, and about what is wrong. `waited` is the time since the launch.
+fn progress_lines(fleet: &Fleet, since: u64, waited: Duration) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
-    lines.extend(fleet.trouble.iter().map(|trouble| format!("no machine: {trouble}")));
+    lines.extend(fleet.launch_failure.iter().map(|failure| format!("no machine: {failure}")));
     for machine in &fleet.machines {
         lines.push(format!("{} in {} is {}", machine.instance, machine.zone, machine.state));
-        let fresh = machine.stage.iter().filter(|stage| stage.unix_seconds >= since);
-        lines.extend(fresh.map(|stage| format!("{}: {}", machine.instance, stage.words)));
-        if machine.runs() && machine.stage.is_none() && waited >= SILENT {
+        let current = machine.stage.iter().filter(|stage| stage.unix_seconds >= since);
+        lines.extend(current.map(|stage| format!("{}: {}", machine.instance, stage.text)));
+        if machine.is_running() && machine.stage.is_none() && waited >= FIRST_REPORT_TIMEOUT {
             lines.push(format!(
-                "{0} has said nothing for {1}, and is paid for: has its subnet a way out (public addresses, NAT), and its image \
-                 the AWS CLI? `aws ec2 get-console-output --latest --output text --instance-id {0}` shows its start, \
-                 `baton aws down` ends it",
+                "{0} has reported nothing for {1}, and costs money: check that its subnet has a route to the internet (public \
+                 addresses, NAT) and its image has the AWS CLI; `aws ec2 get-console-output --latest --output text \
+                 --instance-id {0}` shows its start, `baton aws down` ends it",
                 machine.instance,
-                human::duration(SILENT.as_secs_f64())
+                human::duration(FIRST_REPORT_TIMEOUT.as_secs_f64())
             ));
         }
     }
     lines
 }
 
+/// Parses a price, dollars per hour.
 fn dollars(text: &str) -> Result<f64, String> {
     let price = text.parse::<f64>().ok().filter(|price| *price > 0.0 && price.is_finite());
     price.ok_or_else(|| "must be dollars per hour, e.g. 8.50".to_owned())
@@ -671,17 +684,17 @@ mod tests {
     use super::*;
     use crate::{
         fleet::{Machine, Role},
-        testing::{Script, break_each, fleet_answers, stack, stack_of, told_answers},
+        testing::{ScriptedApi, break_each, fleet_answers, report_answers, stack, stack_of},
     };
 
     #[derive(Parser)]
-    struct Line {
+    struct TestCommand {
         #[command(flatten)]
         args: Args,
     }
 
     fn args(flags: &[&str]) -> Args {
-        Line::parse_from([&["up", "recipe.toml"], flags].concat()).args
+        TestCommand::parse_from([&["up", "recipe.toml"], flags].concat()).args
     }
 
     fn job() -> Job {
@@ -694,8 +707,8 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_paid_for_in_vain_is_refused() {
-        for (flags, overrides, told) in [
+    fn machines_that_could_not_be_used_are_rejected() {
+        for (flags, overrides, expected) in [
             (
                 &["--nodes", "4"][..],
                 &["train.virtual_ranks=8"][..],
@@ -705,7 +718,7 @@ mod tests {
             (
                 &["--nodes", "4"],
                 &["train.virtual_ranks=32", "cluster.max_ranks=24"],
-                Some("has 24"),
+                Some("has at most 24"),
             ),
             (
                 &["--nodes", "2", "--volume-gb", "9"],
@@ -722,23 +735,23 @@ mod tests {
         ] {
             let args = args(flags);
             let has_volume = args.volume_gb.is_some();
-            let fits = fits(&args, &job(), &spec(overrides), false, has_volume);
-            match (fits, told) {
+            let checked = check_flags(&args, &job(), &spec(overrides), false, has_volume);
+            match (checked, expected) {
                 (Ok(()), None) => {}
-                (Err(error), Some(told)) if error.contains(told) => {}
-                (fits, _) => panic!("{flags:?} {overrides:?}: {fits:?}"),
+                (Err(error), Some(expected)) if error.contains(expected) => {}
+                (checked, _) => panic!("{flags:?} {overrides:?}: {checked:?}"),
             }
         }
         let two = args(&["--nodes", "2"]);
         let spec = spec(&["train.virtual_ranks=16"]);
-        let error = fits(&two, &job(), &spec, true, true).unwrap_err();
+        let error = check_flags(&two, &job(), &spec, true, true).unwrap_err();
         assert!(error.contains("another job"), "{error}");
     }
 
-    fn made() -> Script {
+    fn create_answers() -> ScriptedApi {
         let mut stack = stack("CREATE_COMPLETE", &[("Nodes", "2")]);
         stack["Outputs"] = json!([{"OutputKey": "Coordinator", "OutputValue": "i-0"}]);
-        Script::new()
+        ScriptedApi::new()
             .error("describe-stacks", "ValidationError", "Stack baton-digits does not exist")
             .answer("describe-stack-events", json!({"StackEvents": []}))
             .answer("create-stack", json!({"StackId": "id"}))
@@ -751,20 +764,20 @@ mod tests {
             .answer("start-instances --instance-ids i-0", Value::Null)
     }
 
-    fn bucket() -> Script {
-        Script::new()
+    fn bucket_answers() -> ScriptedApi {
+        ScriptedApi::new()
             .error("head-bucket --bucket b --expected-bucket-owner 1", "404", "Not Found")
             .answer("create-bucket", json!({}))
             .answer("put-public-access-block", Value::Null)
             .answer("put-bucket-lifecycle-configuration", Value::Null)
     }
 
-    /// What is looked at before anything is made.
-    fn looked() -> Script {
+    /// Answers to the queries before anything is created.
+    fn query_answers() -> ScriptedApi {
         let subnet = json!({"SubnetId": "s", "VpcId": "v", "AvailabilityZone": "us-east-1a"});
         let offer = json!({"Location": "us-east-1a"});
         let price = json!({"AvailabilityZone": "us-east-1a", "SpotPrice": "0.1"});
-        Script::new()
+        ScriptedApi::new()
             .answer("sts get-caller-identity", json!({"Account": "1"}))
             .error("describe-stacks", "ValidationError", "Stack baton-digits-cpu does not exist")
             .answer("describe-volumes", json!({"Volumes": []}))
@@ -775,30 +788,30 @@ mod tests {
             .answer("create-bucket", json!({}))
     }
 
-    /// A file that is not there yet.
-    fn brought() -> Script {
-        Script::new().error("head-object", "404", "Not Found").answer("s3 cp", Value::Null)
+    /// Answers to the upload of a file that is not stored yet.
+    fn upload_answers() -> ScriptedApi {
+        ScriptedApi::new().error("head-object", "404", "Not Found").answer("s3 cp", Value::Null)
     }
 
-    /// A group of four that is to have three.
-    fn one_lost() -> Script {
+    /// Answers about a group of four machines whose desired capacity has become three.
+    fn one_lost() -> ScriptedApi {
         let group = json!({"AutoScalingGroups": [{"DesiredCapacity": 3}]});
-        Script::new()
+        ScriptedApi::new()
             .answer("describe-auto-scaling-groups", group)
             .answer("set-desired-capacity", Value::Null)
     }
 
-    fn coordinator() -> Script {
+    fn coordinator_answers() -> ScriptedApi {
         let machine = json!({"ImageId": "ami-1", "Placement": {"AvailabilityZone": "us-east-1b"}});
-        Script::new()
+        ScriptedApi::new()
             .answer("describe-instances", json!({"Reservations": [{"Instances": [machine]}]}))
     }
 
     #[test]
-    fn machines_are_asked_for_once_the_stack_is_there() {
-        let launched = make(&made(), job(), &BTreeMap::new(), 2).unwrap();
+    fn machines_are_requested_once_the_stack_exists() {
+        let launched = create(&create_answers(), job(), &BTreeMap::new(), 2).unwrap();
         assert_eq!(launched.stack.outputs["Coordinator"], "i-0");
-        ensure_bucket(&bucket(), "b", Some("1"), "us-east-1").unwrap();
+        ensure_bucket(&bucket_answers(), "b", Some("1"), "us-east-1").unwrap();
     }
 
     #[test]
@@ -808,67 +821,73 @@ mod tests {
             spec(&["data.train=s3://x/train.beton", "data.val=s3://x/val.beton"]),
         );
         let recipe = Path::new("recipe.toml");
-        break_each(looked, |api| launch(api, &args, recipe, spec.clone()));
-        break_each(bucket, |api| ensure_bucket(api, "b", Some("1"), "us-east-1"));
+        break_each(query_answers, |api| launch(api, &args, recipe, spec.clone()));
+        break_each(bucket_answers, |api| ensure_bucket(api, "b", Some("1"), "us-east-1"));
         let file = tempfile::NamedTempFile::new().unwrap();
-        break_each(brought, |api| upload(api, file.path(), "s3://b/k/f"));
-        break_each(made, |api| make(api, job(), &BTreeMap::new(), 2));
-        break_each(one_lost, |api| running(api, &job(), &stack_of("4")));
+        break_each(upload_answers, |api| upload(api, file.path(), "s3://b/k/f"));
+        break_each(create_answers, |api| create(api, job(), &BTreeMap::new(), 2));
+        break_each(one_lost, |api| running_job(api, &job(), &stack_of("4")));
         let mut stack = stack_of("2");
         stack.outputs.insert("Coordinator".to_owned(), "i-0".to_owned());
-        break_each(coordinator, |api| Coordinator::of(api, &stack));
-        let launched = || Launched { job: job(), stack: stack.clone(), since: 0 };
-        let begins = || told_answers(fleet_answers(Script::new(), 1, &["i-1"]));
-        assert_eq!(follow(&begins(), &launched()).unwrap(), exit::OK);
-        break_each(begins, |api| follow(api, &launched()));
-        let listed = || Script::new().answer("s3 cp", Value::Null);
-        break_each(listed, |api| over(api, &stack));
+        break_each(coordinator_answers, |api| CoordinatorMachine::of(api, &stack));
+        let launched = || LaunchedJob { job: job(), stack: stack.clone(), since: 0 };
+        let starting = || report_answers(fleet_answers(ScriptedApi::new(), 1, &["i-1"]));
+        assert_eq!(follow(&starting(), &launched()).unwrap(), exit::OK);
+        break_each(starting, |api| follow(api, &launched()));
+        let stages = || ScriptedApi::new().answer("s3 cp", Value::Null);
+        break_each(stages, |api| outcome(api, &stack));
     }
 
     #[test]
     fn a_group_that_lost_a_machine_gets_it_back() {
         let api = one_lost();
-        assert!(running(&api, &job(), &stack_of("4")).unwrap().is_some());
+        assert!(running_job(&api, &job(), &stack_of("4")).unwrap().is_some());
         assert!(api.called().last().is_some_and(|call| call.ends_with("--desired-capacity 4")));
-        let group = |wanted: u64| json!({"AutoScalingGroups": [{"DesiredCapacity": wanted}]});
-        let api = Script::new().answer("describe-auto-scaling-groups", group(4));
-        assert!(running(&api, &job(), &stack_of("4")).unwrap().is_some());
-        let api = Script::new().answer("describe-auto-scaling-groups", group(0));
-        assert!(running(&api, &job(), &stack_of("4")).unwrap().is_none());
+        let group = |desired: u64| json!({"AutoScalingGroups": [{"DesiredCapacity": desired}]});
+        let api = ScriptedApi::new().answer("describe-auto-scaling-groups", group(4));
+        assert!(running_job(&api, &job(), &stack_of("4")).unwrap().is_some());
+        let api = ScriptedApi::new().answer("describe-auto-scaling-groups", group(0));
+        assert!(running_job(&api, &job(), &stack_of("4")).unwrap().is_none());
     }
 
     #[test]
-    fn a_coordinator_from_before_keeps_its_place_and_image() {
+    fn an_existing_coordinator_keeps_its_zone_and_image() {
         let mut stack = stack_of("2");
-        assert!(Coordinator::of(&Script::new(), &stack).unwrap().is_none());
+        assert!(CoordinatorMachine::of(&ScriptedApi::new(), &stack).unwrap().is_none());
         stack.outputs.insert("Coordinator".to_owned(), "i-0".to_owned());
-        let Coordinator { zone, image } = Coordinator::of(&coordinator(), &stack).unwrap().unwrap();
+        let CoordinatorMachine { zone, image } =
+            CoordinatorMachine::of(&coordinator_answers(), &stack).unwrap().unwrap();
         assert_eq!((zone.as_str(), image.as_str()), ("us-east-1b", "ami-1"));
     }
 
     #[test]
-    fn a_file_that_has_changed_is_brought_again() {
+    fn a_changed_file_is_uploaded_again() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, "abc").unwrap();
-        let there = |size: u64, at: &str| json!({"ContentLength": size, "LastModified": at});
-        let unchanged = Script::new()
-            .answer("head-object --bucket b --key k/f", there(3, "2999-01-01T00:00:00+00:00"));
+        let stored = |size: u64, at: &str| json!({"ContentLength": size, "LastModified": at});
+        let unchanged = ScriptedApi::new()
+            .answer("head-object --bucket b --key k/f", stored(3, "2999-01-01T00:00:00+00:00"));
         upload(&unchanged, file.path(), "s3://b/k/f").unwrap();
-        for there in [there(4, "2999-01-01T00:00:00+00:00"), there(3, "2001-01-01T00:00:00+00:00")]
+        for object in
+            [stored(4, "2999-01-01T00:00:00+00:00"), stored(3, "2001-01-01T00:00:00+00:00")]
         {
-            let api = Script::new().answer("head-object", there).answer("s3 cp", Value::Null);
+            let api = ScriptedApi::new().answer("head-object", object).answer("s3 cp", Value::Null);
             upload(&api, file.path(), "s3://b/k/f").unwrap();
             assert_eq!(api.called().len(), 2);
         }
     }
 
     #[test]
-    fn a_machine_that_says_nothing_is_told_of_after_a_while() {
-        let api = fleet_answers(Script::new(), 1, &["i-1"]);
-        let fleet = Fleet::look(&api, &job()).unwrap();
+    fn a_machine_that_reports_nothing_is_shown_after_a_while() {
+        let api = fleet_answers(ScriptedApi::new(), 1, &["i-1"]);
+        let fleet = Fleet::query(&api, &job()).unwrap();
         let Machine { role: Role::Node, .. } = fleet.machines[0] else { panic!("{fleet:?}") };
-        assert_eq!(news(&fleet, 0, SILENT - Duration::from_secs(1)).len(), 1);
-        let told = news(&fleet, 0, SILENT).pop().unwrap();
-        assert!(told.contains("i-1 has said nothing") && told.contains("baton aws down"), "{told}");
+        assert_eq!(
+            progress_lines(&fleet, 0, FIRST_REPORT_TIMEOUT - Duration::from_secs(1)).len(),
+            1
+        );
+        let line = progress_lines(&fleet, 0, FIRST_REPORT_TIMEOUT).pop().unwrap();
+        assert!(line.contains("i-1 has reported nothing"), "{line}");
+        assert!(line.contains("baton aws down"), "{line}");
     }
 }

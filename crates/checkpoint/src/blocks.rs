@@ -1,19 +1,20 @@
-//! Reads files in parts, so that memory does not grow with them.
+//! Reads files in blocks, so that memory use does not depend on their size.
 
-use std::{io, iter, ops::Range};
+use std::{io, ops::Range};
 
 use futures::{StreamExt, stream};
 use object_store::ObjectStoreExt;
 
 use crate::{Error, Store, direct, file::of_disk};
 
-/// What is read at once from a bucket: worth a request's latency.
+/// Bytes per read request to a bucket: large enough that latency does not dominate.
 const REQUEST_BYTES: u64 = 8 << 20;
-const REQUESTS_AT_ONCE: usize = 4;
+/// Enough for a copy between buckets to use the whole network bandwidth; 64 MiB are then in memory.
+const MAX_CONCURRENT_REQUESTS: usize = 8;
 
 impl Store {
-    /// Hands the bytes `range` of a file to `each`, in order, in blocks that are whole numbers of values.
-    /// Memory holds a few blocks.
+    /// Passes the bytes `range` of a file to `each`, in order, in blocks that do not split values.
+    /// A few blocks are in memory at a time.
     pub(crate) fn read_blocks(
         &self,
         file: &str,
@@ -36,10 +37,12 @@ impl Store {
         each: &mut dyn FnMut(&[u8]),
     ) -> Result<(), object_store::Error> {
         let path = object_store::path::Path::from(file);
-        let requests = blocks(range, REQUEST_BYTES)
-            .map(|block| async { (block.clone(), self.objects.get_range(&path, block).await) });
-        let mut answers = stream::iter(requests).buffered(REQUESTS_AT_ONCE);
-        while let Some((block, bytes)) = self.wait(answers.next()) {
+        let starts = range.clone().step_by(REQUEST_BYTES as usize);
+        let blocks = starts.map(|start| start..range.end.min(start + REQUEST_BYTES));
+        let requests =
+            blocks.map(async |block| (block.clone(), self.objects.get_range(&path, block).await));
+        let mut responses = stream::iter(requests).buffered(MAX_CONCURRENT_REQUESTS);
+        while let Some((block, bytes)) = self.wait(responses.next()) {
             let bytes = bytes?;
             if bytes.len() as u64 != block.end - block.start {
                 return Err(of_disk(file, io::ErrorKind::UnexpectedEof.into()));
@@ -48,15 +51,4 @@ impl Store {
         }
         Ok(())
     }
-}
-
-/// The range in parts of so many bytes, the last one shorter.
-fn blocks(range: Range<u64>, bytes: u64) -> impl Iterator<Item = Range<u64>> {
-    let mut start = range.start;
-    iter::from_fn(move || {
-        let end = range.end.min(start.saturating_add(bytes));
-        let block = (start < end).then_some(start..end);
-        start = end;
-        block
-    })
 }

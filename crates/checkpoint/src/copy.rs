@@ -1,44 +1,43 @@
-//! A checkpoint from one store in another.
+//! Copies a checkpoint from one store to another.
 
 use bytes::Bytes;
 use object_store::PutMode;
 
 use crate::{
     Error, Manifest, Store,
-    manifest::{FileInfo, MAX_BYTES},
+    manifest::MAX_BYTES,
     name::{LATEST, MANIFEST},
-    proof::DIGEST_DIFFERS,
     store::taken,
 };
 
-/// What copying did.
+/// Result of copying a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Copied {
-    /// Files written, the manifest not among them.
+pub struct CopyResult {
+    /// Number of files written, without the manifest.
     pub written: usize,
-    /// Files that an earlier copy had left, and that match their digests.
+    /// Number of files left by an earlier copy that match their digests and were not written again.
     pub kept: usize,
-    /// Size of the written ones.
+    /// Total size of the written files, in bytes.
     pub written_bytes: u64,
-    /// Whether the checkpoint was committed in the destination already. Then all is as it was.
+    /// Whether the checkpoint was already committed in the destination. Then nothing is changed.
     pub was_there: bool,
 }
 
 impl Store {
-    /// Copies a checkpoint into the store `to`, under the same name, one file after the other: the
-    /// manifest last and create-only. Each file is verified before it is written, and passed over if the
-    /// destination holds it already. The destination's fence is raised to the checkpoint's generation, so
-    /// that whoever goes on from there is newer. `progress` is told the bytes behind since it was last
-    /// called, [`Manifest::all_bytes`] in all.
+    /// Copies a checkpoint into the store `to` under the same name, one file after the other: the manifest
+    /// last and create-only. Each file is verified before it is written, and skipped if the destination already
+    /// has it. The destination's fence is raised to the checkpoint's generation, so that a job that resumes from
+    /// the copy gets a newer generation. `progress` is called with the bytes processed since its last call,
+    /// [`Manifest::all_bytes`] in total.
     ///
     /// # Errors
-    /// The checkpoint is damaged; the destination holds another one of that name, or cannot be written.
+    /// The checkpoint is damaged; the destination has a different checkpoint of that name, or cannot be written.
     pub fn copy_to(
         &self,
         manifest: &Manifest,
         to: &Self,
         progress: &dyn Fn(u64),
-    ) -> Result<Copied, Error> {
+    ) -> Result<CopyResult, Error> {
         let name = manifest.name();
         let path = format!("{name}/{MANIFEST}");
         let commit = self.read(&path, MAX_BYTES)?.ok_or_else(|| Error::Missing {
@@ -48,16 +47,17 @@ impl Store {
         if to.holds_commit(&name, &path, &commit)? {
             progress(manifest.all_bytes());
             let kept = manifest.files().count();
-            return Ok(Copied { kept, was_there: true, ..Copied::default() });
+            return Ok(CopyResult { kept, was_there: true, ..CopyResult::default() });
         }
         to.raise_fence(manifest.generation)?;
-        let mut copied = Copied::default();
+        let mut copied = CopyResult::default();
         for file in manifest.files() {
-            match to.read_proven(&file, &mut |_, _| {}) {
+            match to.read_verified(&file, &mut |_, _| {}) {
                 Ok(()) => copied.kept += 1,
-                // Not there, or what an earlier copy left when it was cut off.
+                // Missing, or incomplete because an earlier copy was interrupted.
                 Err(_) => {
-                    let bytes = self.read_whole(&file)?;
+                    let mut bytes = Vec::with_capacity(usize::try_from(file.bytes).unwrap_or(0));
+                    self.read_verified(&file, &mut |_, block| bytes.extend_from_slice(block))?;
                     to.write(&file.path, bytes.into(), PutMode::Overwrite)?;
                     copied.written += 1;
                     copied.written_bytes += file.bytes;
@@ -65,32 +65,21 @@ impl Store {
             }
             progress(file.bytes);
         }
-        if let Some(there) = to.create(&path, &commit)? {
-            return Err(taken(manifest.id(), &there));
+        if let Some(existing) = to.create(&path, &commit)? {
+            return Err(taken(manifest.id(), &existing));
         }
         if to.ids()?.first() == Some(&manifest.id()) {
-            // The copy stands without it: no reader relies on it.
+            // Best effort: no code reads this file, so the copy is complete without it.
             let _ = to.write(LATEST, format!("{name}\n").into(), PutMode::Overwrite);
         }
         Ok(copied)
     }
 
-    /// A whole file, verified.
-    fn read_whole(&self, file: &FileInfo) -> Result<Bytes, Error> {
-        let bytes = self.read(&file.path, file.bytes)?;
-        let bytes = bytes.ok_or_else(|| file.damaged(" is missing"))?;
-        if blake3::hash(&bytes).to_hex().as_str() == file.blake3 {
-            Ok(bytes)
-        } else {
-            Err(file.damaged(DIGEST_DIFFERS))
-        }
-    }
-
-    /// Whether this very manifest is there.
+    /// Whether the store already has exactly this manifest; an error if it has a different one.
     fn holds_commit(&self, name: &str, file: &str, commit: &Bytes) -> Result<bool, Error> {
         match self.read(file, MAX_BYTES)? {
             None => Ok(false),
-            Some(there) if there == *commit => Ok(true),
+            Some(existing) if existing == *commit => Ok(true),
             Some(_) => Err(Error::Exists(name.to_owned())),
         }
     }

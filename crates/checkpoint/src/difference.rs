@@ -1,98 +1,104 @@
-//! How far the states of two checkpoints lie apart.
+//! Comparison of the states of two checkpoints.
 
 use std::{borrow::Cow, collections::HashMap};
 
-use crate::{Error, Flat, Manifest, Store, TensorInfo, export::contiguous};
+use crate::{Error, FlatRegion, Manifest, Store, TensorInfo, export::contiguous};
 
-/// The states of two checkpoints, compared value by value.
+/// Result of comparing the states of two checkpoints value by value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Difference {
-    /// Every region of either, in the order of the first.
-    pub regions: Vec<Compared>,
-    /// Every named tensor of either, the most different first by [`Spread::largest_relative`].
-    pub tensors: Vec<Compared>,
+    /// Every region of either checkpoint, in the order of the first.
+    pub regions: Vec<ComparedItem>,
+    /// Every named tensor of either checkpoint, sorted by [`ValueDifference::largest_relative`], largest first.
+    pub tensors: Vec<ComparedItem>,
 }
 
-/// One region or tensor.
+/// Result for one region or tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Compared {
-    /// Its name.
+pub struct ComparedItem {
+    /// Name of the region or tensor.
     pub name: String,
-    /// What was found.
-    pub finding: Finding,
+    /// Result of the comparison.
+    pub finding: Comparison,
 }
 
-/// What a comparison found.
+/// Result of comparing two regions or tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Finding {
-    /// All bits are the same.
+pub enum Comparison {
+    /// All bits are equal.
     Same,
-    /// Some are not.
-    Different(Spread),
-    /// They are of different shapes.
+    /// Some bits differ.
+    Different(ValueDifference),
+    /// The shapes differ.
     OtherShape,
-    /// Only the first checkpoint has it.
+    /// Only the first checkpoint contains it.
     OnlyInFirst,
-    /// Only the second one has it.
+    /// Only the second checkpoint contains it.
     OnlyInSecond,
 }
 
-/// How different two runs of values are.
+/// Size of the difference between two sequences of values.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Spread {
-    /// Values whose bits differ.
+pub struct ValueDifference {
+    /// Number of values whose bits differ.
     pub different: u64,
-    /// All values.
+    /// Number of all values.
     pub values: u64,
-    /// Largest |a − b|; infinite where one of the two is no number.
+    /// Largest |a − b|; infinite if a or b is NaN.
     pub largest_absolute: f64,
-    /// Largest |a − b| / max(|a|, |b|), 0 to 2; infinite where one of the two is not finite.
+    /// Largest |a − b| / max(|a|, |b|), 0 to 2; infinite if a or b is not finite.
     pub largest_relative: f64,
 }
 
 impl Difference {
-    /// Compares two checkpoints, however their values are laid out. The weights of one and a region of each are
-    /// in memory at a time. The files are taken as they lie; see [`Store::prove`].
+    /// Compares two checkpoints, whatever their layouts. The weights of one checkpoint and one region of each are
+    /// in memory at a time. Digests are not checked; see [`Store::verify`].
     ///
     /// # Errors
     /// A region cannot be read.
     pub fn between(a: (&Store, &Manifest), b: (&Store, &Manifest)) -> Result<Self, Error> {
         let mut difference = Self::default();
-        let (mine, theirs) = (a.1.places(), b.1.places());
-        let mut held: HashMap<&str, Vec<f32>> = HashMap::new();
+        let (mine, theirs) = (a.1.state_layout(), b.1.state_layout());
+        let mut their_regions: HashMap<&str, Vec<f32>> = HashMap::new();
         for TensorInfo { region, .. } in &theirs.tensors {
-            if !held.contains_key(region.as_str()) {
-                held.insert(region, b.0.read_region(b.1, region)?);
+            if !their_regions.contains_key(region.as_str()) {
+                their_regions.insert(region, b.0.read_region(b.1, region)?);
             }
         }
-        for Flat { name, .. } in &mine.regions {
+        for FlatRegion { name, .. } in &mine.regions {
             let values = a.0.read_region(a.1, name)?;
             let finding = match theirs.region(name) {
-                None => Finding::OnlyInFirst,
+                None => Comparison::OnlyInFirst,
                 Some(_) => {
-                    let others = match held.get(name.as_str()) {
+                    let others = match their_regions.get(name.as_str()) {
                         Some(others) => Cow::from(others),
                         None => b.0.read_region(b.1, name)?.into(),
                     };
-                    compare_regions((&mine.places(name), &values), (&theirs.places(name), &others))
+                    let (mine, theirs) = (mine.tensors_in(name), theirs.tensors_in(name));
+                    compare_regions((&mine, &values), (&theirs, &others))
                 }
             };
-            difference.regions.push(Compared { name: name.clone(), finding });
+            difference.regions.push(ComparedItem { name: name.clone(), finding });
             for tensor in mine.tensors.iter().filter(|tensor| tensor.region == *name) {
-                let twin = theirs.tensors.iter().find(|twin| twin.name == tensor.name);
-                let finding = match twin {
-                    None => Finding::OnlyInFirst,
-                    Some(twin) if twin.shape != tensor.shape => Finding::OtherShape,
-                    Some(twin) => {
-                        let others = held.get(twin.region.as_str()).map_or(&[][..], Vec::as_slice);
-                        compare(&in_order(tensor, &values), &in_order(twin, others))
+                let counterpart =
+                    theirs.tensors.iter().find(|counterpart| counterpart.name == tensor.name);
+                let finding = match counterpart {
+                    None => Comparison::OnlyInFirst,
+                    Some(counterpart) if counterpart.shape != tensor.shape => {
+                        Comparison::OtherShape
+                    }
+                    Some(counterpart) => {
+                        let others = their_regions
+                            .get(counterpart.region.as_str())
+                            .map_or(&[][..], Vec::as_slice);
+                        compare(&in_order(tensor, &values), &in_order(counterpart, others))
                     }
                 };
-                difference.tensors.push(Compared { name: tensor.name.clone(), finding });
+                difference.tensors.push(ComparedItem { name: tensor.name.clone(), finding });
             }
         }
         let only_b =
-            |name: &String| Compared { name: name.clone(), finding: Finding::OnlyInSecond };
+            |name: &String| ComparedItem { name: name.clone(), finding: Comparison::OnlyInSecond };
         let regions = theirs.regions.iter().map(|region| &region.name);
         let added = regions.filter(|name| mine.region(name).is_none());
         difference.regions.extend(added.map(only_b));
@@ -103,33 +109,33 @@ impl Difference {
         Ok(difference)
     }
 
-    /// Whether all bits are the same.
+    /// Whether all bits are equal.
     #[must_use]
     pub fn is_none(&self) -> bool {
-        self.regions.iter().chain(&self.tensors).all(|part| part.finding == Finding::Same)
+        self.regions.iter().chain(&self.tensors).all(|part| part.finding == Comparison::Same)
     }
 }
 
-impl Finding {
-    /// What differs most comes first.
+impl Comparison {
+    /// Sort key: the larger, the more different.
     fn distance(&self) -> f64 {
         match self {
             Self::Same => -1.0,
-            Self::Different(spread) => spread.largest_relative,
+            Self::Different(difference) => difference.largest_relative,
             Self::OtherShape | Self::OnlyInFirst | Self::OnlyInSecond => f64::INFINITY,
         }
     }
 }
 
-/// The values of a tensor in the order of its shape; none if it does not lie in its region.
+/// The values of a tensor in the order of its shape; empty if the tensor is not inside its region.
 fn in_order<'a>(tensor: &TensorInfo, region: &'a [f32]) -> Cow<'a, [f32]> {
     let end = tensor.len().and_then(|len| len.checked_add(tensor.offset));
     let values = end.and_then(|end| region.get(tensor.offset..end)).unwrap_or_default();
     contiguous(tensor, values)
 }
 
-/// Compares what lies in two regions of one name.
-fn compare_regions(a: (&[&TensorInfo], &[f32]), b: (&[&TensorInfo], &[f32])) -> Finding {
+/// Compares the contents of two regions with the same name.
+fn compare_regions(a: (&[&TensorInfo], &[f32]), b: (&[&TensorInfo], &[f32])) -> Comparison {
     if a.0 == b.0 {
         return compare(a.1, b.1);
     }
@@ -140,28 +146,28 @@ fn compare_regions(a: (&[&TensorInfo], &[f32]), b: (&[&TensorInfo], &[f32])) -> 
         let values = tensors.iter().flat_map(|tensor| in_order(tensor, region).into_owned());
         (shapes, values.collect::<Vec<f32>>())
     });
-    if mine.0 == theirs.0 { compare(&mine.1, &theirs.1) } else { Finding::OtherShape }
+    if mine.0 == theirs.0 { compare(&mine.1, &theirs.1) } else { Comparison::OtherShape }
 }
 
-fn compare(a: &[f32], b: &[f32]) -> Finding {
+fn compare(a: &[f32], b: &[f32]) -> Comparison {
     if a.len() != b.len() {
-        return Finding::OtherShape;
+        return Comparison::OtherShape;
     }
-    let mut spread = Spread { values: a.len() as u64, ..Spread::default() };
+    let mut difference = ValueDifference { values: a.len() as u64, ..ValueDifference::default() };
     for (a, b) in a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()) {
-        spread.different += 1;
+        difference.different += 1;
         let (a, b) = (f64::from(*a), f64::from(*b));
         let absolute = number_or_infinity((a - b).abs());
         let larger = a.abs().max(b.abs());
-        // Zero and minus zero have other bits and the same value.
+        // Zero and minus zero have different bits and the same value.
         let relative = if absolute == 0.0 { 0.0 } else { number_or_infinity(absolute / larger) };
-        spread.largest_absolute = spread.largest_absolute.max(absolute);
-        spread.largest_relative = spread.largest_relative.max(relative);
+        difference.largest_absolute = difference.largest_absolute.max(absolute);
+        difference.largest_relative = difference.largest_relative.max(relative);
     }
-    if spread.different == 0 { Finding::Same } else { Finding::Different(spread) }
+    if difference.different == 0 { Comparison::Same } else { Comparison::Different(difference) }
 }
 
-/// NaN is as far away as can be.
+/// Treats NaN as an infinite difference.
 fn number_or_infinity(value: f64) -> f64 {
     if value.is_nan() { f64::INFINITY } else { value }
 }
@@ -170,30 +176,30 @@ fn number_or_infinity(value: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn spread(a: &[f32], b: &[f32]) -> (u64, f64, f64) {
+    fn difference(a: &[f32], b: &[f32]) -> (u64, f64, f64) {
         match compare(a, b) {
-            Finding::Different(spread) => {
-                (spread.different, spread.largest_absolute, spread.largest_relative)
+            Comparison::Different(difference) => {
+                (difference.different, difference.largest_absolute, difference.largest_relative)
             }
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn bits_are_compared_and_distances_told() {
-        assert_eq!(compare(&[1.0, f32::NAN], &[1.0, f32::NAN]), Finding::Same);
-        assert_eq!(compare(&[1.0], &[1.0, 2.0]), Finding::OtherShape);
-        assert_eq!(spread(&[1.0, 2.0, 8.0], &[1.0, 1.0, 9.0]), (2, 1.0, 0.5));
-        assert_eq!(spread(&[1.0], &[-1.0]), (1, 2.0, 2.0));
-        assert_eq!(spread(&[0.0], &[-0.0]), (1, 0.0, 0.0));
+    fn bits_are_compared_and_distances_reported() {
+        assert_eq!(compare(&[1.0, f32::NAN], &[1.0, f32::NAN]), Comparison::Same);
+        assert_eq!(compare(&[1.0], &[1.0, 2.0]), Comparison::OtherShape);
+        assert_eq!(difference(&[1.0, 2.0, 8.0], &[1.0, 1.0, 9.0]), (2, 1.0, 0.5));
+        assert_eq!(difference(&[1.0], &[-1.0]), (1, 2.0, 2.0));
+        assert_eq!(difference(&[0.0], &[-0.0]), (1, 0.0, 0.0));
     }
 
     #[test]
-    fn what_is_no_number_is_infinitely_far_away() {
-        assert_eq!(spread(&[f32::NAN], &[1.0]), (1, f64::INFINITY, f64::INFINITY));
-        assert_eq!(spread(&[f32::INFINITY], &[1.0]), (1, f64::INFINITY, f64::INFINITY));
-        // The same value, told apart by nothing but the bits of NaN.
+    fn nan_is_infinitely_far_away() {
+        assert_eq!(difference(&[f32::NAN], &[1.0]), (1, f64::INFINITY, f64::INFINITY));
+        assert_eq!(difference(&[f32::INFINITY], &[1.0]), (1, f64::INFINITY, f64::INFINITY));
+        // Two NaNs that differ in their bits only.
         let other_nan = f32::from_bits(f32::NAN.to_bits() ^ 1);
-        assert_eq!(spread(&[f32::NAN], &[other_nan]), (1, f64::INFINITY, f64::INFINITY));
+        assert_eq!(difference(&[f32::NAN], &[other_nan]), (1, f64::INFINITY, f64::INFINITY));
     }
 }

@@ -1,9 +1,9 @@
-//! Files that pass by the page cache.
+//! Direct I/O: reads and writes files without the page cache.
 //!
-//! A shard is written once and hardly ever read: the cache is of more use to the training data, and on a
-//! virtual machine that has given its free memory back to the host every new page of it has to be waited for
-//! (`docs/measurements/checkpoint.md`). Disks want whole sectors, from memory at multiples of their size.
-//! What a file system cannot do directly goes through the cache as ever.
+//! A shard is written once and rarely read, so the page cache is more useful for the training data. On a virtual
+//! machine that has returned its free memory to the host, each new page of the cache also has to be waited for
+//! (`docs/measurements/checkpoint.md`). Direct I/O needs whole sectors and memory aligned to the sector size.
+//! Where the file system does not support direct I/O, the page cache is used.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,28 +17,28 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::folder;
 
-/// No disk has larger sectors.
+/// Alignment of offsets, lengths and memory, bytes. No disk has larger sectors.
 const ALIGNMENT: usize = 4096;
-/// What is read or written at once.
+/// Bytes that are read or written at a time.
 const BLOCK_BYTES: usize = 2 << 20;
 
-/// Writes a file that holds `pieces` one behind the other; it is complete and durable, or not there. Returns
-/// its BLAKE3 digest.
+/// Writes a file with the concatenated `pieces`. The file appears atomically and is durable. Returns its
+/// BLAKE3 digest.
 pub(crate) fn write<'a>(
     out: &Path,
     pieces: impl IntoIterator<Item = &'a [u8]>,
 ) -> io::Result<blake3::Hash> {
     folder::write_whole(out, open, |file| {
         let mut hasher = blake3::Hasher::new();
-        let mut block = Block::new(BLOCK_BYTES);
+        let mut block = AlignedBlock::new(BLOCK_BYTES);
         let (mut filled, mut offset) = (0, 0);
         for mut piece in pieces {
             while !piece.is_empty() {
-                let (now, later) = piece.split_at(piece.len().min(BLOCK_BYTES - filled));
-                hasher.update(now);
-                block[filled..filled + now.len()].copy_from_slice(now);
-                filled += now.len();
-                piece = later;
+                let (head, rest) = piece.split_at(piece.len().min(BLOCK_BYTES - filled));
+                hasher.update(head);
+                block[filled..filled + head.len()].copy_from_slice(head);
+                filled += head.len();
+                piece = rest;
                 if filled == BLOCK_BYTES {
                     write_at(file, &block, offset)?;
                     offset += BLOCK_BYTES as u64;
@@ -51,26 +51,26 @@ pub(crate) fn write<'a>(
     })
 }
 
-/// Hands the bytes `range` of a file to `each`, in order, in blocks that are whole numbers of values if
-/// the range is.
+/// Passes the bytes `range` of a file to `each`, in order, in blocks. If the range starts and ends at
+/// multiples of 4 bytes, each block does too.
 pub(crate) fn read(file: &Path, range: Range<u64>, each: &mut dyn FnMut(&[u8])) -> io::Result<()> {
     let file = open(OpenOptions::new().read(true), file)?;
     let mut offset = range.start - range.start % ALIGNMENT as u64;
-    let most = range.end.saturating_sub(offset).min(BLOCK_BYTES as u64) as usize;
-    let mut block = Block::new(most.next_multiple_of(ALIGNMENT));
+    let max_len = range.end.saturating_sub(offset).min(BLOCK_BYTES as u64) as usize;
+    let mut block = AlignedBlock::new(max_len.next_multiple_of(ALIGNMENT));
     while offset < range.end {
-        let wanted = (range.end - offset).min(BLOCK_BYTES as u64) as usize;
-        let got = read_at(&file, &mut block[..wanted.next_multiple_of(ALIGNMENT)], offset)?;
-        if got < wanted {
+        let len = (range.end - offset).min(BLOCK_BYTES as u64) as usize;
+        let read = read_at(&file, &mut block[..len.next_multiple_of(ALIGNMENT)], offset)?;
+        if read < len {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        each(&block[range.start.saturating_sub(offset) as usize..wanted]);
-        offset += wanted as u64;
+        each(&block[range.start.saturating_sub(offset) as usize..len]);
+        offset += len as u64;
     }
     Ok(())
 }
 
-/// Opens a file for direct use where the file system knows such a thing.
+/// Opens a file for direct I/O if the file system supports it.
 fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap_or_default();
     match options.custom_flags(direct).open(path) {
@@ -88,28 +88,29 @@ fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
             done => return done,
         }
     }
-    use_the_cache(file)?;
+    disable_direct_io(file)?;
     file.write_all_at(bytes, offset)
 }
 
-/// Fills `block` up to the end of the file; the number of bytes.
+/// Fills `block`, or reads up to the end of the file. Returns the number of bytes read.
 fn read_at(file: &File, block: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut got = 0;
-    while got < block.len() {
-        match file.read_at(&mut block[got..], offset + got as u64) {
+    let mut filled = 0;
+    while filled < block.len() {
+        match file.read_at(&mut block[filled..], offset + filled as u64) {
             Ok(0) => break,
-            Ok(more) => got += more,
+            Ok(read) => filled += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // As when the end of the file is no multiple of a sector.
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => use_the_cache(file)?,
+            // For example, the end of the file is not a multiple of the sector size.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => disable_direct_io(file)?,
             Err(error) => return Err(error),
         }
     }
-    Ok(got)
+    Ok(filled)
 }
 
-/// An error if it was used before, so that nobody tries for ever.
-fn use_the_cache(file: &File) -> io::Result<()> {
+/// Makes further operations use the page cache. An error if they do already, so that callers do not retry
+/// forever.
+fn disable_direct_io(file: &File) -> io::Result<()> {
     let flags = fcntl_getfl(file)?;
     if !flags.contains(OFlags::DIRECT) {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -117,13 +118,13 @@ fn use_the_cache(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, flags - OFlags::DIRECT)?)
 }
 
-/// Memory that begins at a multiple of [`ALIGNMENT`].
-struct Block {
+/// A buffer whose address is a multiple of [`ALIGNMENT`].
+struct AlignedBlock {
     memory: Vec<u8>,
     range: Range<usize>,
 }
 
-impl Block {
+impl AlignedBlock {
     fn new(bytes: usize) -> Self {
         let memory = vec![0; bytes + ALIGNMENT];
         let start = memory.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
@@ -131,7 +132,7 @@ impl Block {
     }
 }
 
-impl Deref for Block {
+impl Deref for AlignedBlock {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -139,7 +140,7 @@ impl Deref for Block {
     }
 }
 
-impl DerefMut for Block {
+impl DerefMut for AlignedBlock {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.memory[self.range.clone()]
     }
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_any_length_hold_what_was_written_and_their_parts_are_read_alike() {
+    fn files_of_any_length_and_ranges_of_them_are_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         for len in [0, 1, 4095, 4096, 4100, BLOCK_BYTES, BLOCK_BYTES + 4, 2 * BLOCK_BYTES + 5000] {
@@ -170,12 +171,16 @@ mod tests {
             let beyond = read(&file, 0..len as u64 + 1, &mut |_| {}).unwrap_err();
             assert_eq!(beyond.kind(), io::ErrorKind::UnexpectedEof);
         }
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no draft is left");
+        assert_eq!(
+            std::fs::read_dir(folder.path()).unwrap().count(),
+            1,
+            "no temporary file is left"
+        );
     }
 
     #[test]
-    fn what_a_file_system_cannot_do_directly_goes_through_the_cache() {
-        // In memory; there nothing is direct on older kernels.
+    fn a_file_system_without_direct_io_uses_the_page_cache() {
+        // tmpfs does not support direct I/O on older kernels.
         let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
         let file = folder.path().join("file");
         write(&file, [&[7; 5000][..]]).unwrap();

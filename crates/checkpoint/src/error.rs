@@ -1,4 +1,4 @@
-//! What can go wrong with checkpoints.
+//! Errors of checkpoint operations.
 
 use std::{error, fmt, io, iter};
 
@@ -9,13 +9,13 @@ use baton_job::Generation;
 pub enum Error {
     /// The folder or bucket cannot be used at all.
     #[error(
-        "checkpoint store {location}: {}; give a folder or s3://bucket/prefix that is writable in checkpoint.dir",
+        "checkpoint store {location}: {}; set checkpoint.dir to a writable folder or s3://bucket/prefix",
         one_line(problem)
     )]
     Location {
         /// The folder or bucket.
         location: String,
-        /// What the system said.
+        /// Error message of the system.
         problem: String,
     },
     /// A file cannot be written, read or listed.
@@ -25,132 +25,132 @@ pub enum Error {
         remedy(location, source)
     )]
     Storage {
-        /// What was being done.
+        /// The operation that failed, a verb.
         operation: &'static str,
-        /// To which file.
+        /// The file or folder.
         subject: String,
-        /// The folder.
+        /// The store: a folder or bucket.
         location: String,
-        /// What the store said.
+        /// The cause.
         source: Box<object_store::Error>,
     },
     /// A newer generation has taken over.
     #[error(
-        "generation {mine} may not change checkpoints any more: generation {fence} has taken over"
+        "generation {mine} can no longer change checkpoints: generation {fence} has taken over"
     )]
     Fenced {
-        /// The writer's generation.
+        /// Generation of the writer.
         mine: Generation,
-        /// The newest one.
+        /// The newest generation.
         fence: Generation,
     },
-    /// Another coordinator holds the store.
+    /// Another coordinator uses the store.
     #[error(
-        "another coordinator has taken over checkpoint store {location} with generation {generation}; end one of the two, or give this job a store of its own in checkpoint.dir"
+        "another coordinator has taken over checkpoint store {location} with generation {generation}; stop one of the two jobs, or set checkpoint.dir to a separate store for this job"
     )]
     TakenOver {
         /// The folder or bucket.
         location: String,
-        /// The other one's generation.
+        /// Generation of the other coordinator.
         generation: Generation,
     },
-    /// There is one of that name already.
-    #[error("checkpoint {0} is there already")]
+    /// A different checkpoint of that name exists.
+    #[error("checkpoint {0} already exists")]
     Exists(String),
-    /// There is none of that name.
+    /// There is no checkpoint of that name.
     #[error(
-        "there is no checkpoint {name} in {location}; `baton checkpoint ls` lists what is there"
+        "there is no checkpoint {name} in {location}; `baton checkpoint ls` lists all checkpoints"
     )]
     Missing {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The folder.
+        /// The store: a folder or bucket.
         location: String,
     },
-    /// A checkpoint's content does not hold together.
+    /// Files are missing or changed, or the manifest is inconsistent.
     #[error("checkpoint {name} is damaged: {problem}")]
     Damaged {
-        /// Which one.
+        /// Name of the checkpoint.
         name: String,
         /// What is wrong.
         problem: String,
     },
-    /// What was handed in makes no checkpoint.
+    /// The shards and manifest do not make a valid checkpoint.
     #[error("checkpoint {name} cannot be committed: {problem}")]
-    Unfit {
-        /// Which one.
+    NotCommittable {
+        /// Name of the checkpoint.
         name: String,
         /// What is wrong.
         problem: String,
     },
-    /// A newer Baton wrote it, which is no damage.
+    /// A newer Baton wrote the checkpoint. This is not damage.
     #[error("checkpoint {name} was {version}, or name another checkpoint")]
     NewerVersion {
-        /// Which one.
+        /// Name of the checkpoint.
         name: String,
-        /// Its version.
+        /// Format of the checkpoint.
         version: NewerVersion,
     },
-    /// There are checkpoints to resume from, and all are damaged. Starting anew would throw the run
-    /// away unasked.
+    /// There are checkpoints to resume from, and all are damaged. Starting from scratch would discard the run
+    /// without the user's consent.
     #[error(
-        "no checkpoint in {location} is whole: {}; mend the folder, or name another checkpoint with --resume PATH, or start anew with --no-auto-resume",
+        "all checkpoints in {location} are damaged: {}; repair the folder, or name another checkpoint with --resume PATH, or start from scratch with --no-auto-resume",
         skipped.join("; ")
     )]
-    NoneWhole {
-        /// The folder.
+    NoUsableCheckpoint {
+        /// The store: a folder or bucket.
         location: String,
-        /// Why each was passed over.
+        /// Each skipped checkpoint with the reason.
         skipped: Vec<String>,
     },
     /// The export cannot be written.
     #[error("{path}: {problem}")]
     Export {
-        /// The file asked for.
+        /// The file to be written.
         path: String,
         /// What is wrong.
         problem: String,
     },
 }
 
-/// The format of what a newer Baton wrote.
+/// The format version of a checkpoint that a newer Baton wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{WRITTEN_BY_NEWER} (format {found}; this one reads up to {supported}): use that version")]
 pub struct NewerVersion {
-    /// Its version.
+    /// Format version of the checkpoint.
     pub found: u32,
-    /// The newest that this Baton reads.
+    /// The newest format version that this Baton can read.
     pub supported: u32,
 }
 
-/// How [`NewerVersion`] begins.
+/// The beginning of the message of [`NewerVersion`].
 pub const WRITTEN_BY_NEWER: &str = "written by a newer Baton";
 
-/// Servers answer with pages of XML.
+/// Joins the lines of a message and limits its length: servers respond with pages of XML.
 fn one_line(text: &impl fmt::Display) -> String {
     let line = text.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(MOST_CHARS) {
+    match line.char_indices().nth(MAX_MESSAGE_CHARS) {
         Some((end, _)) => format!("{} ...", &line[..end]),
         None => line,
     }
 }
 
-const MOST_CHARS: usize = 400;
+const MAX_MESSAGE_CHARS: usize = 400;
 
-/// What a person should try.
+/// The advice at the end of a storage error.
 fn remedy(location: &str, source: &object_store::Error) -> &'static str {
     use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
     let causes = iter::successors(Some(source as &(dyn error::Error + 'static)), |e| e.source());
     let system = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).last();
     match (system.map(io::Error::kind), source) {
         (Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded), _) => {
-            "free some space there, or lower checkpoint.keep_last"
+            "free some disk space, or lower checkpoint.keep_last"
         }
         (Some(io::ErrorKind::ReadOnlyFilesystem), _) => {
-            "mount it for writing, or give another in checkpoint.dir"
+            "mount the file system writable, or set checkpoint.dir to another folder"
         }
         (_, PermissionDenied { .. } | Unauthenticated { .. }) if location.starts_with("s3://") => {
-            "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the role of this machine: it must be allowed to list, read, write and delete there"
+            "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the role of this machine: it must be allowed to list, read, write and delete objects"
         }
         (_, NotFound { .. }) if location.starts_with("s3://") => {
             "check the name of the bucket, AWS_REGION and AWS_ENDPOINT_URL"
@@ -158,6 +158,6 @@ fn remedy(location: &str, source: &object_store::Error) -> &'static str {
         _ if location.starts_with("s3://") => {
             "check the network, AWS_REGION and AWS_ENDPOINT_URL, and that there are credentials"
         }
-        _ => "check the disk, and that this user may read and write there",
+        _ => "check the disk, and that this user may read and write the folder",
     }
 }

@@ -1,4 +1,4 @@
-//! A checkpoint's weights as a file that PyTorch reads.
+//! Exports the weights of a checkpoint as a file that PyTorch can read.
 
 use std::{
     borrow::Cow,
@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use safetensors::{Dtype, tensor::TensorInfo as Place};
+use safetensors::{Dtype, tensor::TensorInfo as HeaderEntry};
 
 pub use crate::Float;
 use crate::{
@@ -17,17 +17,17 @@ use crate::{
     shard::encode_header,
 };
 
-/// Which of a checkpoint's weights.
+/// The weights to export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// Those that are trained.
+    /// The trained weights.
     Raw,
-    /// Their moving average, with that of the BatchNorm statistics.
+    /// Moving averages of the weights and of the BatchNorm statistics.
     Averaged,
 }
 
 impl Weights {
-    /// Where they lie that the manifest's tensors have in `region`.
+    /// The region to read for tensors that the manifest lists in `region`.
     fn region(self, region: &str) -> &str {
         match self {
             Self::Averaged => average_of(region).unwrap_or(region),
@@ -38,11 +38,11 @@ impl Weights {
 
 /// Writes the weights and BatchNorm statistics of a checkpoint as safetensors with torchvision's names
 /// and shapes, all of the type `float` and contiguous, plus an int64 `num_batches_tracked` for each
-/// BatchNorm layer: what torchvision's `load_state_dict` expects. The file appears in one piece. Memory
-/// holds the exported values and one tensor of the file.
+/// BatchNorm layer: what torchvision's `load_state_dict` expects. The file appears atomically. Memory
+/// holds the exported values and one encoded tensor.
 ///
 /// # Errors
-/// The checkpoint is damaged, or holds no named tensors or no average; a value is too large for `float`;
+/// The checkpoint is damaged, or has no named tensors or no averages; a value is too large for `float`;
 /// the file cannot be written.
 pub fn safetensors_as(
     float: Float,
@@ -53,16 +53,16 @@ pub fn safetensors_as(
 ) -> Result<(), Error> {
     let refused = |problem: String| Error::Export { path: out.display().to_string(), problem };
     if manifest.tensors.is_empty() {
-        return Err(refused(format!("checkpoint {} names no tensors", manifest.name())));
+        return Err(refused(format!("checkpoint {} has no named tensors", manifest.name())));
     }
     let has = |name: &str| manifest.regions.iter().any(|region| region.name == name);
     if weights == Weights::Averaged && !has("ema") {
         return Err(refused(format!(
-            "checkpoint {} holds no averaged weights, as its recipe has no [ema]",
+            "checkpoint {} has no averaged weights, because its recipe has no [ema]",
             manifest.name()
         )));
     }
-    store.prove(&[manifest], NonZeroUsize::MIN, &|_| {}).into_iter().collect::<Result<(), _>>()?;
+    store.verify(&[manifest], NonZeroUsize::MIN, &|_| {}).into_iter().collect::<Result<(), _>>()?;
     let mut regions: HashMap<&str, Vec<f32>> = HashMap::new();
     for tensor in &manifest.tensors {
         let name = weights.region(&tensor.region);
@@ -75,7 +75,7 @@ pub fn safetensors_as(
         let values = regions.get(weights.region(&tensor.region)).zip(tensor.len());
         let values = values.and_then(|(all, len)| all.get(tensor.offset..tensor.offset + len));
         let values =
-            values.ok_or_else(|| refused(format!("{} lies outside its region", tensor.name)))?;
+            values.ok_or_else(|| refused(format!("{} is outside its region", tensor.name)))?;
         tensors.push(Exported::Floats { tensor, values });
         if let Some(layer) = tensor.name.strip_suffix("running_mean") {
             let steps = i64::try_from(manifest.step.0).unwrap_or(i64::MAX);
@@ -95,7 +95,7 @@ pub fn safetensors_as(
     written.map_err(|error| refused(error.to_string()))
 }
 
-/// One tensor of the file.
+/// One tensor of the exported file.
 enum Exported<'a> {
     Floats { tensor: &'a TensorInfo, values: &'a [f32] },
     Count { name: String, steps: i64 },
@@ -127,10 +127,10 @@ impl Exported<'_> {
     }
 }
 
-/// What the file begins with.
+/// The header of the exported file.
 fn header(tensors: &[Exported<'_>], float: Float) -> Result<Vec<u8>, String> {
     let mut end = 0;
-    let places = tensors.iter().map(|tensor| {
+    let entries = tensors.iter().map(|tensor| {
         let (dtype, shape, bytes) = match tensor {
             Exported::Floats { tensor, values } => {
                 (float.dtype(), tensor.shape.clone(), values.len() * float.bytes())
@@ -139,24 +139,24 @@ fn header(tensors: &[Exported<'_>], float: Float) -> Result<Vec<u8>, String> {
         };
         let start = end;
         end += bytes;
-        (tensor.name().to_owned(), Place { dtype, shape, data_offsets: (start, end) })
+        (tensor.name().to_owned(), HeaderEntry { dtype, shape, data_offsets: (start, end) })
     });
-    encode_header(places.collect())
+    encode_header(entries.collect())
 }
 
 /// The values in the order of `tensor.shape`.
 pub(crate) fn contiguous<'a>(tensor: &TensorInfo, values: &'a [f32]) -> Cow<'a, [f32]> {
-    // Two spatial dimensions in images, one in signals.
-    let [outputs, inputs, places @ ..] = tensor.shape.as_slice() else { return values.into() };
+    // Images have two spatial dimensions, signals have one.
+    let [outputs, inputs, spatial @ ..] = tensor.shape.as_slice() else { return values.into() };
     if !tensor.channels_last {
         return values.into();
     }
-    let (outputs, inputs, places) = (*outputs, *inputs, places.iter().product::<usize>());
+    let (outputs, inputs, positions) = (*outputs, *inputs, spatial.iter().product::<usize>());
     let mut out = Vec::with_capacity(values.len());
     for o in 0..outputs {
         for i in 0..inputs {
-            for place in 0..places {
-                out.push(values[(o * places + place) * inputs + i]);
+            for position in 0..positions {
+                out.push(values[(o * positions + position) * inputs + i]);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What the store does with a single file, in a folder or a bucket.
+//! Operations on a single file of the store, in a folder or a bucket.
 
 use std::io;
 
@@ -9,36 +9,31 @@ use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload, path::Path};
 use crate::{
     Error, Store, direct, folder,
     manifest::MAX_BYTES,
-    transfer::{download, upload, whole},
+    transfer::{upload, whole},
 };
 
-/// How often is tried what the object store's client does not repeat by itself.
+/// Number of attempts for operations that the object store's client does not retry by itself.
 const ATTEMPTS: u32 = 4;
 
 impl Store {
-    /// All files in a folder of the store and below; none if it is not there.
+    /// All files in a folder of the store and its subfolders; empty if the folder does not exist.
     pub(crate) fn files(&self, folder: &str) -> Result<Vec<ObjectMeta>, Error> {
         let path = Path::from(folder);
         let listing = self.objects.list(Some(&path)).try_collect();
         self.wait(listing).map_err(|source| self.failed("list", folder, source))
     }
 
-    /// A file's bytes if it is there and no larger than `most`.
-    pub(crate) fn read(&self, file: &str, most: u64) -> Result<Option<Bytes>, Error> {
+    /// The bytes of a small file, at most `max_bytes`; `None` if the file does not exist.
+    pub(crate) fn read(&self, file: &str, max_bytes: u64) -> Result<Option<Bytes>, Error> {
         let path = Path::from(file);
-        // A disk is fastest in one go.
-        let read = match self.folder.is_some() {
-            true => self.wait(whole(&*self.objects, &path, most)),
-            false => self.wait(download(&*self.objects, &path, most)),
-        };
-        match read {
+        match self.wait(whole(&*self.objects, &path, max_bytes)) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(source) => Err(self.failed("read", file, source)),
         }
     }
 
-    /// Writes a file that appears in one piece and is durable on return.
+    /// Writes a file. It appears atomically and is durable when this returns.
     pub(crate) fn write(
         &self,
         file: &str,
@@ -57,8 +52,8 @@ impl Store {
         written.map_err(|source| self.failed("write", file, source))
     }
 
-    /// Writes a large file as [`write`](Self::write) does; its BLAKE3 digest. The memory of `pieces` is read
-    /// where it lies.
+    /// Writes a large file as [`write`](Self::write) does and returns its BLAKE3 digest. `pieces` are not joined
+    /// into one buffer.
     pub(crate) fn write_large(
         &self,
         file: &str,
@@ -67,9 +62,9 @@ impl Store {
         match &self.folder {
             Some(folder) => {
                 let path = folder.join(file);
-                let made = path.parent().map_or(Ok(()), folder::create);
+                let created = path.parent().map_or(Ok(()), folder::create);
                 let written =
-                    made.and_then(|()| direct::write(&path, pieces.iter().map(AsRef::as_ref)));
+                    created.and_then(|()| direct::write(&path, pieces.iter().map(AsRef::as_ref)));
                 written.map_err(|error| self.failed("write", file, of_disk(file, error)))
             }
             None => {
@@ -83,8 +78,8 @@ impl Store {
         }
     }
 
-    /// Creates a file, unless there is one of that name: then its bytes are returned. A file with the very
-    /// same bytes is taken for ours, for an answer may be lost after the work was done.
+    /// Creates a file, unless a file of that name exists: then its bytes are returned. A file with exactly the
+    /// same bytes counts as created, because the response to an earlier successful attempt may have been lost.
     pub(crate) fn create(&self, file: &str, bytes: &[u8]) -> Result<Option<Bytes>, Error> {
         let payload = Bytes::copy_from_slice(bytes);
         let mut attempt = 1;
@@ -93,21 +88,21 @@ impl Store {
                 return Ok(None);
             };
             match self.read(file, MAX_BYTES) {
-                Ok(Some(there)) if there == payload => return Ok(None),
-                Ok(Some(there)) => return Ok(Some(there)),
+                Ok(Some(existing)) if existing == payload => return Ok(None),
+                Ok(Some(existing)) => return Ok(Some(existing)),
                 Ok(None) if attempt < ATTEMPTS && may_be_repeated(&error) => attempt += 1,
                 _ => return Err(error),
             }
         }
     }
 
-    /// Removes a file; fine if there is none.
+    /// Removes a file; not an error if it does not exist.
     pub(crate) fn delete(&self, file: &Path) -> Result<(), Error> {
         let mut attempt = 1;
         loop {
             match self.wait(self.objects.delete(file)) {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => return Ok(()),
-                // A bucket's client does not repeat it when the connection breaks.
+                // A bucket's client does not retry this when the connection breaks.
                 Err(object_store::Error::Generic { .. }) if attempt < ATTEMPTS => attempt += 1,
                 Err(source) => return Err(self.failed("remove", file.as_ref(), source)),
             }
@@ -129,8 +124,8 @@ impl Store {
     }
 }
 
-/// S3 answers "conflict" to one of two that write at the same moment, and the other may fail; and a request
-/// that must not be done twice is not repeated by its client when the connection breaks.
+/// Whether another attempt may succeed. S3 responds with "conflict" to one of two concurrent writes, and the other may
+/// still fail. Also, the client does not retry create-only requests when the connection breaks.
 fn may_be_repeated(error: &Error) -> bool {
     let Error::Storage { source, .. } = error else { return false };
     matches!(
@@ -139,7 +134,7 @@ fn may_be_repeated(error: &Error) -> bool {
     )
 }
 
-/// As the store would tell it.
+/// Converts an I/O error into the error that an object store would return.
 pub(crate) fn of_disk(file: &str, error: io::Error) -> object_store::Error {
     let (store, source) = ("checkpoint", Box::new(error));
     match source.kind() {

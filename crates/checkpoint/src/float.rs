@@ -1,14 +1,14 @@
-//! Number formats of 32 and 16 bits.
+//! Floating-point formats of 32 and 16 bits.
 
 use half::{bf16, f16};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 
-/// A floating-point type that values are stored in.
+/// The floating-point type of stored values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Float {
-    /// As they are trained.
+    /// 32-bit IEEE float, the type used in training.
     #[default]
     F32,
     /// Rounded to the nearest IEEE half, ties to even.
@@ -26,7 +26,7 @@ impl Float {
         }
     }
 
-    /// Size of a value.
+    /// Size of a value, bytes.
     #[must_use]
     pub fn bytes(self) -> usize {
         match self {
@@ -35,7 +35,7 @@ impl Float {
         }
     }
 
-    /// The values as they stand in a file; the first that is finite and would become infinite.
+    /// Encodes values for a file. The error is the first finite value that would become infinite.
     pub(crate) fn encode(self, values: &[f32]) -> Result<Vec<u8>, f32> {
         let mut bytes = Vec::with_capacity(values.len() * self.bytes());
         for &value in values {
@@ -62,7 +62,7 @@ impl Float {
         Ok(bytes)
     }
 
-    /// The values that stand in memory or in a file, given as 32-bit words.
+    /// Decodes values of this type that are given as 32-bit words.
     pub(crate) fn decode(self, words: &[f32]) -> Vec<f32> {
         let halves = || {
             words.iter().flat_map(|word| {

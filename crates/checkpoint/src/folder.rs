@@ -1,4 +1,4 @@
-//! What the local disk needs beyond an object store's operations.
+//! Operations on local folders beyond those of an object store.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -7,7 +7,7 @@ use std::{
     path::{Path, absolute},
 };
 
-/// Creates a folder and those above it, each of them safe from a power cut.
+/// Creates a folder and its parents durably: they survive a power failure.
 pub(crate) fn create(folder: &Path) -> io::Result<()> {
     let folder = absolute(folder)?;
     if folder.is_dir() {
@@ -16,21 +16,23 @@ pub(crate) fn create(folder: &Path) -> io::Result<()> {
     let parent = folder.parent().ok_or(io::ErrorKind::NotFound)?;
     create(parent)?;
     match fs::create_dir(&folder) {
-        // Ranks open the same store at the same time.
+        // Several ranks open the same store at the same time.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
         created => created?,
     }
     sync(parent)
 }
 
-/// Writes and removes a small file. Its name is random: ranks in containers share process ids.
+/// Checks that the folder is writable: writes and removes a small file. Its name is random, because ranks in
+/// different containers may have the same process id.
 pub(crate) fn probe(folder: &Path) -> io::Result<()> {
     let mut file = tempfile::Builder::new().prefix("probe-").tempfile_in(folder)?;
     file.write_all(b"probe")?;
     file.close()
 }
 
-/// Writes a file that is complete and durable, or not there: what `write` writes to a draft that `open` opens.
+/// Writes a file atomically and durably: `open` opens a temporary file, `write` writes its content, then it is
+/// renamed to `out`.
 pub(crate) fn write_whole<T>(
     out: &Path,
     open: impl Fn(&mut OpenOptions, &Path) -> io::Result<File>,
@@ -38,18 +40,18 @@ pub(crate) fn write_whole<T>(
 ) -> io::Result<T> {
     let out = absolute(out)?;
     let folder = out.parent().ok_or(io::ErrorKind::IsADirectory)?;
-    let draft = tempfile::Builder::new().make_in(folder, |path| {
-        // Temporary files are private by default; this one is to be shared like any other.
+    let temporary = tempfile::Builder::new().make_in(folder, |path| {
+        // Temporary files are private by default; give this one the usual permissions.
         open(OpenOptions::new().write(true).create_new(true).mode(0o644), path)
     })?;
-    let written = write(draft.as_file())?;
-    draft.as_file().sync_all()?;
-    draft.persist(&out)?;
+    let written = write(temporary.as_file())?;
+    temporary.as_file().sync_all()?;
+    temporary.persist(&out)?;
     sync(folder)?;
     Ok(written)
 }
 
-/// Removes all files of a folder but `kept`.
+/// Removes all files of a folder except `kept`.
 pub(crate) fn clear(folder: &Path, kept: &str) -> io::Result<()> {
     for file in fs::read_dir(folder)? {
         let file = file?;
@@ -64,7 +66,7 @@ pub(crate) fn clear(folder: &Path, kept: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes what was created and removed in a folder outlive the machine.
+/// Makes creations and removals in a folder durable.
 pub(crate) fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }

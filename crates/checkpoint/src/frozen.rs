@@ -1,10 +1,10 @@
-//! State that training leaves as it is, such as the weights of frozen blocks: written once, under the name of
-//! its digest, for all checkpoints that hold it.
+//! Frozen state, which training does not change, such as the weights of frozen blocks: written once, named by its
+//! digest, and shared by all checkpoints that contain it.
 //!
-//! Removing such a file is safe where no checkpoint refers to it and none is being saved, so it stays while any
-//! save is unfinished and while any manifest cannot be read. One case is left: a job that was just replaced
-//! removes a file at the moment when its successor, begun anew, writes the very same one. Then that save fails,
-//! and the next one writes the file again.
+//! Such a file can be removed safely if no checkpoint refers to it and no save is in progress. So it is kept while
+//! any save is unfinished and while any manifest cannot be read. One race remains: a job that was just replaced
+//! removes a file while its successor, started from scratch, writes the same file. Then that save fails, and the
+//! next save writes the file again.
 
 use std::collections::HashSet;
 
@@ -17,31 +17,31 @@ use crate::{
     EntryState, Error, Float, SaveId, Store, manifest::FileInfo, name::FROZEN, shard::encode_header,
 };
 
-/// A region that training leaves as it is, in a file of its own.
+/// A frozen region and its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrozenEntry {
-    /// Its name, e.g. `frozen`.
+    /// Name of the region, e.g. `frozen`.
     pub region: String,
     /// The type of its values.
     pub float: Float,
     /// Number of values.
     pub len: usize,
-    /// Size of its file.
+    /// Size of the file, in bytes.
     pub bytes: u64,
-    /// BLAKE3 digest of its file, hex; the file is called after it.
+    /// BLAKE3 digest of the file, in hex; also the name of the file.
     pub blake3: String,
 }
 
 impl FrozenEntry {
-    /// Where its file lies in the store.
+    /// Path of the file in the store.
     pub(crate) fn path(&self) -> String {
         format!("{FROZEN}/{}.safetensors", self.blake3)
     }
 }
 
 impl Store {
-    /// Writes a region that training leaves as it is, given as 32-bit words, unless it is there. To be called
-    /// once a file of the save is there, which keeps others from removing this one.
+    /// Writes a frozen region, given as 32-bit words, unless its file exists. Call this after another file of the
+    /// save was written: an unfinished save prevents the removal of frozen files.
     ///
     /// # Errors
     /// A newer generation has taken over; the file cannot be written.
@@ -58,22 +58,22 @@ impl Store {
         let info =
             TensorInfo { dtype: float.dtype(), shape: vec![len], data_offsets: (0, values.len()) };
         let header = encode_header(vec![(region.to_owned(), info)])
-            .map_err(|problem| Error::Unfit { name: save.name(), problem })?;
+            .map_err(|problem| Error::NotCommittable { name: save.name(), problem })?;
         let digest = blake3::Hasher::new().update(&header).update(values).finalize();
         let bytes = (header.len() + values.len()) as u64;
         let blake3 = digest.to_hex().to_string();
         let entry = FrozenEntry { region: region.to_owned(), float, len, bytes, blake3 };
-        // Read, not looked for: all checkpoints to come rely on it.
-        if self.read_proven(&FileInfo::frozen(&save.name(), &entry), &mut |_, _| {}).is_err() {
-            let values = Bytes::from_owner(Words(words));
+        // Verify the content, not only that the file exists: all later checkpoints depend on it.
+        if self.read_verified(&FileInfo::frozen(&save.name(), &entry), &mut |_, _| {}).is_err() {
+            let values = Bytes::from_owner(WordBuffer(words));
             self.write_large(&entry.path(), vec![header.into(), values])?;
         }
         Ok(entry)
     }
 
-    /// The files that no checkpoint needs; none while one may be about to need some.
+    /// The files that no checkpoint refers to; empty while an unfinished save or unreadable manifest may need some.
     fn unused_frozen(&self) -> Result<Vec<ObjectMeta>, Error> {
-        // Listed first: what is written from now on is not among them.
+        // List the files first, so that files written from now on are not included.
         let mut files = self.files(FROZEN)?;
         if files.is_empty() {
             return Ok(files);
@@ -87,11 +87,11 @@ impl Store {
         Ok(files)
     }
 
-    /// Removes the files that no checkpoint needs any more, if `may` still says so once they are known. Their
-    /// size in bytes.
-    pub(crate) fn sweep_frozen(&self, may: impl Fn() -> Result<(), Error>) -> Result<u64, Error> {
+    /// Removes the files that no checkpoint refers to, and returns their total size in bytes. `check` runs after
+    /// they are determined and before they are removed; an error stops the removal.
+    pub(crate) fn sweep_frozen(&self, check: impl Fn() -> Result<(), Error>) -> Result<u64, Error> {
         let unused = self.unused_frozen()?;
-        may()?;
+        check()?;
         for file in &unused {
             self.delete(&file.location)?;
         }
@@ -99,10 +99,10 @@ impl Store {
     }
 }
 
-/// `Bytes` wants an owner that is the memory itself.
-struct Words(Vec<f32>);
+/// Owner of a buffer for `Bytes`, which needs `AsRef<[u8]>`.
+struct WordBuffer(Vec<f32>);
 
-impl AsRef<[u8]> for Words {
+impl AsRef<[u8]> for WordBuffer {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.0)
     }

@@ -1,12 +1,12 @@
-//! How named tensors lie in flat regions, and how values move from one such layout into another.
+//! Positions of named tensors in flat regions, and conversion of values from one such layout to another.
 //!
 //! | layout | a tensor begins |
 //! |---|---|
-//! | 1 | where the one before it ends |
+//! | 1 | where the previous tensor ends |
 //! | 2 | at a multiple of [`ALIGNMENT`] values |
 //!
-//! A reader needs no number: the manifest says where each tensor lies, and a state that is laid out otherwise
-//! takes over tensor by tensor, by name.
+//! A reader does not need the layout's number: the manifest gives the offset of each tensor, and a state with
+//! another layout is loaded tensor by tensor, by name.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -15,51 +15,51 @@ use std::{
 
 use crate::{Float, TensorInfo};
 
-/// The newest layout.
+/// Number of the newest layout.
 const LAYOUT: u32 = 2;
-/// Values at a multiple of which a tensor begins: 64 bytes of f32, a cache line and a register of AVX-512.
+/// Alignment of tensors, in values: 64 bytes of f32, the size of a cache line and of an AVX-512 register.
 pub const ALIGNMENT: usize = 16;
 
-/// Regions as long as another, in which tensors lie as in that one.
-const ALIKE: [(&str, &str); 3] =
+/// Regions with the length and layout of another region: (region, other region).
+const SAME_LAYOUT: [(&str, &str); 3] =
     [("momentum", "weights"), ("exp_avg", "weights"), ("exp_avg_sq", "weights")];
-/// The same of moving averages, which begin as copies.
+/// Moving averages, which also have the layout of another region and begin as copies of its values.
 const AVERAGES: [(&str, &str); 2] = [("ema", "weights"), ("bn_running_ema", "bn_running")];
 
-/// The region that holds the average of `region`, if one is kept.
+/// The region that holds the moving average of `region`, if there is one.
 pub(crate) fn average_of(region: &str) -> Option<&'static str> {
-    AVERAGES.iter().find(|(_, of)| *of == region).map(|(average, _)| *average)
+    AVERAGES.iter().find(|(_, base)| *base == region).map(|(average, _)| *average)
 }
 
-/// The region whose tensors tell where values lie in `region`.
+/// The region whose tensors define the layout of `region`.
 pub(crate) fn template(region: &str) -> &str {
-    let alike = ALIKE.iter().chain(&AVERAGES).find(|(alike, _)| *alike == region);
-    alike.map_or(region, |(_, of)| of)
+    let pair = SAME_LAYOUT.iter().chain(&AVERAGES).find(|(name, _)| *name == region);
+    pair.map_or(region, |(_, base)| base)
 }
 
 /// The regions of a state and the tensors in them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Layout {
+pub struct StateLayout {
     /// Every region.
-    pub regions: Vec<Flat>,
+    pub regions: Vec<FlatRegion>,
     /// The named tensors.
     pub tensors: Vec<TensorInfo>,
 }
 
 /// A region of values of one type.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Flat {
-    /// Its name, e.g. `weights`.
+pub struct FlatRegion {
+    /// Name, e.g. `weights`.
     pub name: String,
-    /// Its type.
+    /// Type of the values.
     pub float: Float,
     /// Number of values.
     pub len: usize,
-    /// Whether training leaves it as it is.
+    /// Whether training does not change it.
     pub frozen: bool,
 }
 
-impl Flat {
+impl FlatRegion {
     /// Number of 32-bit words.
     #[must_use]
     pub fn words(&self) -> usize {
@@ -71,32 +71,33 @@ fn words(float: Float, values: usize) -> usize {
     (values * float.bytes()).div_ceil(4)
 }
 
-impl Layout {
-    /// The number of the layout in which `tensors` lie.
+impl StateLayout {
+    /// The number of the layout of `tensors`.
     #[must_use]
     pub fn version(tensors: &[TensorInfo]) -> u32 {
         let is_aligned = tensors.iter().all(|tensor| tensor.offset.is_multiple_of(ALIGNMENT));
         if is_aligned { LAYOUT } else { 1 }
     }
 
-    pub(crate) fn region(&self, name: &str) -> Option<&Flat> {
+    pub(crate) fn region(&self, name: &str) -> Option<&FlatRegion> {
         self.regions.iter().find(|region| region.name == name)
     }
 
-    /// The tensors in `region`, or in the one that it is laid out like, in the order of their places.
-    pub(crate) fn places(&self, region: &str) -> Vec<&TensorInfo> {
-        let of = template(region);
+    /// The tensors in `region`, or in the region that defines its layout, sorted by offset.
+    pub(crate) fn tensors_in(&self, region: &str) -> Vec<&TensorInfo> {
+        let base = template(region);
         let mut tensors: Vec<_> =
-            self.tensors.iter().filter(|tensor| tensor.region == of).collect();
+            self.tensors.iter().filter(|tensor| tensor.region == base).collect();
         tensors.sort_by_key(|tensor| (tensor.offset, &tensor.name));
         tensors
     }
 }
 
-/// Where the words of each region of a checkpoint go in a state. A word is 32 bits: one f32 or two halves.
+/// Maps the words of each region of a checkpoint to positions in a state. A word is 32 bits: one f32 or two
+/// 16-bit values.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Moves {
-    /// By the region that they come from, in the order of their beginnings there.
+pub struct LayoutMapping {
+    /// By source region, sorted by `start`.
     spans: BTreeMap<String, Vec<Span>>,
     is_identity: bool,
 }
@@ -105,40 +106,41 @@ pub struct Moves {
 struct Span {
     /// First word in the checkpoint's region.
     start: usize,
+    /// Number of words.
     len: usize,
-    /// Region of the state.
+    /// Target region in the state.
     to: String,
-    /// First word there.
+    /// First word in the target region.
     at: usize,
 }
 
-/// Words that stay together.
+/// A contiguous range of words and its position in the state.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part<'a> {
-    /// Where they lie in the slice that was asked about.
+pub struct MovedRange<'a> {
+    /// Position in the requested slice, in words.
     pub from: Range<usize>,
-    /// The region of the state that they belong to.
+    /// Target region in the state.
     pub region: &'a str,
-    /// Where they belong in it.
+    /// Position in the target region, in words.
     pub to: Range<usize>,
 }
 
-impl Moves {
-    /// What moves a checkpoint that is laid out as `from` into a state that is laid out as `to`. Values that a
-    /// checkpoint does not hold, the moments of what was frozen when it was written, stay as they are.
+impl LayoutMapping {
+    /// The mapping from a checkpoint with the layout `from` to a state with the layout `to`. State values that the
+    /// checkpoint does not contain, namely optimizer moments of tensors that were frozen then, are left unchanged.
     ///
     /// # Errors
-    /// They are the states of different models or optimizers: every difference, in words.
-    pub fn between(from: &Layout, to: &Layout) -> Result<Self, Vec<String>> {
+    /// The layouts belong to different models or optimizers: a description of every difference.
+    pub fn between(from: &StateLayout, to: &StateLayout) -> Result<Self, Vec<String>> {
         let mut plan = Planner { from, to, spans: BTreeMap::new(), problems: Vec::new() };
-        plan.tensors();
-        plan.regions();
+        plan.compare_tensors();
+        plan.map_regions();
         if !plan.problems.is_empty() {
             return Err(plan.problems);
         }
         let mut spans = plan.spans;
         spans.values_mut().for_each(merge);
-        let is_whole = |region: &Flat| {
+        let is_whole = |region: &FlatRegion| {
             let whole = Span { start: 0, len: region.words(), to: region.name.clone(), at: 0 };
             spans.get(&region.name).map(Vec::as_slice) == Some(&[whole])
         };
@@ -146,19 +148,19 @@ impl Moves {
         Ok(Self { spans, is_identity })
     }
 
-    /// Whether every word stays where it is.
+    /// Whether source and target positions are equal for all words.
     #[must_use]
     pub fn is_identity(&self) -> bool {
         self.is_identity
     }
 
-    /// Where the words `slice` of the checkpoint's `region` go.
-    pub fn parts(&self, region: &str, slice: Range<usize>) -> impl Iterator<Item = Part<'_>> {
+    /// The target positions of the words `slice` of the checkpoint's `region`.
+    pub fn parts(&self, region: &str, slice: Range<usize>) -> impl Iterator<Item = MovedRange<'_>> {
         let spans = self.spans.get(region).map(Vec::as_slice).unwrap_or_default();
         spans.iter().filter_map(move |span| {
             let start = span.start.max(slice.start);
             let end = (span.start + span.len).min(slice.end);
-            (start < end).then(|| Part {
+            (start < end).then(|| MovedRange {
                 from: start - slice.start..end - slice.start,
                 region: &span.to,
                 to: span.at + (start - span.start)..span.at + (end - span.start),
@@ -167,35 +169,35 @@ impl Moves {
     }
 }
 
-/// One span for what stays together.
+/// Merges adjacent spans.
 fn merge(spans: &mut Vec<Span>) {
     spans.sort_by(|a, b| (a.start, &a.to).cmp(&(b.start, &b.to)));
     spans.dedup_by(|next, span| {
-        let goes_on = next.to == span.to
+        let is_adjacent = next.to == span.to
             && next.start == span.start + span.len
             && next.at == span.at + span.len;
-        if goes_on {
+        if is_adjacent {
             span.len += next.len;
         }
-        goes_on
+        is_adjacent
     });
 }
 
 struct Planner<'a> {
-    from: &'a Layout,
-    to: &'a Layout,
+    from: &'a StateLayout,
+    to: &'a StateLayout,
     spans: BTreeMap<String, Vec<Span>>,
     problems: Vec<String>,
 }
 
 impl Planner<'_> {
-    /// Compares the models.
-    fn tensors(&mut self) {
+    /// Compares names and shapes of the tensors.
+    fn compare_tensors(&mut self) {
         let there: HashMap<&str, &TensorInfo> = by_name(self.from);
         for mine in &self.to.tensors {
             let name = &mine.name;
             match there.get(name.as_str()) {
-                None => self.problems.push(format!("it lacks {name} {:?}", mine.shape)),
+                None => self.problems.push(format!("it has no {name} {:?}", mine.shape)),
                 Some(theirs) if theirs.shape != mine.shape => {
                     let (theirs, mine) = (&theirs.shape, &mine.shape);
                     self.problems.push(format!("its {name} is {theirs:?}, not {mine:?}"));
@@ -213,8 +215,8 @@ impl Planner<'_> {
         self.problems.extend(only_there);
     }
 
-    /// Finds out where each region's values come from.
-    fn regions(&mut self) {
+    /// Finds the source of the values of each region.
+    fn map_regions(&mut self) {
         let (from, to) = (self.from, self.to);
         let known: HashSet<&str> = to.regions.iter().map(|region| region.name.as_str()).collect();
         let others = from.regions.iter().filter(|region| !region.frozen);
@@ -223,13 +225,13 @@ impl Planner<'_> {
         }
         let there = by_name(from);
         for region in &to.regions {
-            let twin = from.region(&region.name);
-            if twin.is_none() && !region.frozen {
-                self.problems.push(format!("it lacks {}", region.name));
+            let counterpart = from.region(&region.name);
+            if counterpart.is_none() && !region.frozen {
+                self.problems.push(format!("it has no {}", region.name));
                 continue;
             }
-            let (mine, theirs) = (to.places(&region.name), from.places(&region.name));
-            if twin == Some(region) && mine == theirs {
+            let (mine, theirs) = (to.tensors_in(&region.name), from.tensors_in(&region.name));
+            if counterpart == Some(region) && mine == theirs {
                 self.spans.entry(region.name.clone()).or_default().push(Span {
                     start: 0,
                     len: region.words(),
@@ -238,32 +240,32 @@ impl Planner<'_> {
                 });
                 continue;
             }
-            // All that is left of a region may be elsewhere by now.
+            // If all tensors of a region have moved to other regions, an empty region is not a problem.
             if mine.is_empty() && (region.len > 0 || theirs.is_empty()) {
-                let len = twin.map_or(0, |twin| twin.len);
+                let len = counterpart.map_or(0, |counterpart| counterpart.len);
                 let name = &region.name;
                 self.problems.push(format!("its {name} has {len} values, not {}", region.len));
             }
             for tensor in mine {
-                // Those that are not there, or of another shape, are named already.
+                // Missing tensors and other shapes have been reported already.
                 let source = there.get(tensor.name.as_str());
                 if let Some(source) = source.filter(|source| source.shape == tensor.shape) {
-                    self.tensor(tensor, source, region);
+                    self.map_tensor(tensor, source, region);
                 }
             }
         }
     }
 
-    /// Finds out where a tensor's values in `region` come from.
-    fn tensor(&mut self, mine: &TensorInfo, theirs: &TensorInfo, region: &Flat) {
-        let of = template(&region.name);
-        // The values themselves, or what the optimizer keeps of each.
-        let source = if of == region.name || is_average(&region.name) && theirs.region != of {
+    /// Finds the source of a tensor's values in `region`.
+    fn map_tensor(&mut self, mine: &TensorInfo, theirs: &TensorInfo, region: &FlatRegion) {
+        let base = template(&region.name);
+        // The values themselves, or optimizer state or averages for each value.
+        let source = if base == region.name || is_average(&region.name) && theirs.region != base {
             theirs.region.as_str()
-        } else if theirs.region == of {
+        } else if theirs.region == base {
             region.name.as_str()
         } else {
-            // It was frozen, and has no moments.
+            // The tensor was frozen, so it has no optimizer moments.
             return;
         };
         let Some(source) = self.from.region(source) else { return };
@@ -273,6 +275,7 @@ impl Planner<'_> {
             return;
         }
         let float = region.float;
+        // If the length overflows, the span is reported below as outside its region.
         let len = words(float, mine.len().unwrap_or(usize::MAX / 8));
         let span = Span {
             start: words(float, theirs.offset),
@@ -281,7 +284,7 @@ impl Planner<'_> {
             at: words(float, mine.offset),
         };
         if span.start + len > source.words() || span.at + len > region.words() {
-            self.problems.push(format!("{} does not lie in {}", mine.name, source.name));
+            self.problems.push(format!("{} is outside region {}", mine.name, source.name));
             return;
         }
         self.spans.entry(source.name.clone()).or_default().push(span);
@@ -292,6 +295,6 @@ fn is_average(region: &str) -> bool {
     AVERAGES.iter().any(|(average, _)| *average == region)
 }
 
-fn by_name(layout: &Layout) -> HashMap<&str, &TensorInfo> {
+fn by_name(layout: &StateLayout) -> HashMap<&str, &TensorInfo> {
     layout.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect()
 }

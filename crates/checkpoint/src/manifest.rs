@@ -1,4 +1,4 @@
-//! What a checkpoint holds.
+//! The manifest: description of a checkpoint's content.
 
 use std::{collections::HashMap, fmt};
 
@@ -10,18 +10,19 @@ use baton_recipe::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ALIGNMENT, Error, Flat, Float, FrozenEntry, Layout, NewerVersion, SaveId, shard::slice_of,
+    ALIGNMENT, Error, FlatRegion, Float, FrozenEntry, NewerVersion, SaveId, StateLayout,
+    shard::slice_of,
 };
 
-/// Format version that this build writes, and the newest it reads.
+/// Format version that this build writes, and the newest version that it can read.
 ///
-/// | version | since then |
+/// | version | added fields |
 /// |---|---|
 /// | 1 | |
 /// | 2 | `layout`, `frozen` |
 pub const VERSION: u32 = 2;
 
-/// Largest manifest that is read. ResNet-152's, with 8 shards, has about 150 kB.
+/// Maximum size of a manifest, bytes. The manifest of a ResNet-152 with 8 shards has about 150 kB.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
 
 /// The commit record of one checkpoint: a JSON file whose last field, `blake3`, is the digest of the text
@@ -30,41 +31,41 @@ pub(crate) const MAX_BYTES: u64 = 64 << 20;
 pub struct Manifest {
     /// Format version.
     pub version: u32,
-    /// The job that wrote it.
+    /// The job that wrote the checkpoint.
     pub job: JobId,
-    /// Network, by its recipe name.
+    /// Name of the network in the recipe.
     pub arch: String,
     /// The recipe as JSON.
     pub recipe: String,
-    /// The generation that wrote it.
+    /// The generation that wrote the checkpoint.
     pub generation: Generation,
-    /// Updates made.
+    /// Number of updates made.
     pub step: Step,
     /// The position of training.
     pub progress: Progress,
-    /// Root of the random draws.
+    /// Seed of all random numbers of the run.
     pub seed: u64,
-    /// Parts of every global batch.
+    /// Number of virtual ranks, the fixed parts of every global batch.
     pub virtual_ranks: u32,
-    /// Number of shards.
+    /// Number of ranks that wrote the checkpoint, and of shards.
     pub world_size: u32,
-    /// How tensors lie in the regions: [`Layout::version`].
+    /// Number of the tensors' layout in the regions: [`StateLayout::version`].
     #[serde(default = "first_layout")]
     pub layout: u32,
     /// The state's flat f32 buffers.
     pub regions: Vec<RegionInfo>,
-    /// What training leaves as it is, in files that other checkpoints share.
+    /// Frozen regions, in files that other checkpoints share.
     #[serde(default)]
     pub frozen: Vec<FrozenEntry>,
-    /// Named tensors in the regions, and in what is frozen.
+    /// Named tensors in the regions and frozen regions.
     pub tensors: Vec<TensorInfo>,
-    /// The files, by rank.
+    /// The files, in the order of ranks.
     pub shards: Vec<ShardEntry>,
-    /// When it was committed, seconds since 1970-01-01 UTC.
+    /// Time of the commit, seconds since 1970-01-01 UTC.
     pub created_unix_seconds: u64,
 }
 
-/// That of every manifest of version 1.
+/// The layout of every manifest of version 1.
 fn first_layout() -> u32 {
     1
 }
@@ -72,7 +73,7 @@ fn first_layout() -> u32 {
 /// A flat f32 buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RegionInfo {
-    /// Its name, e.g. `weights`.
+    /// Name, e.g. `weights`.
     pub name: String,
     /// Number of values.
     pub len: usize,
@@ -81,20 +82,20 @@ pub struct RegionInfo {
 /// A named tensor in a region.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorInfo {
-    /// torchvision's name.
+    /// Name in torchvision.
     pub name: String,
-    /// torchvision's shape; four dimensions are OIHW.
+    /// Shape in torchvision; four dimensions are OIHW.
     pub shape: Vec<usize>,
-    /// The region that holds it.
+    /// The region that contains the tensor.
     pub region: String,
-    /// Its first value there.
+    /// Position of the first value in the region, in values.
     pub offset: usize,
-    /// Whether the values lie in OHWI order.
+    /// Whether the values are stored in OHWI order.
     pub channels_last: bool,
 }
 
 impl TensorInfo {
-    /// Number of values; `None` for a shape that no memory could hold.
+    /// Number of values; `None` if the product of the shape overflows.
     pub(crate) fn len(&self) -> Option<usize> {
         self.shape.iter().try_fold(1usize, |len, side| len.checked_mul(*side))
     }
@@ -103,13 +104,13 @@ impl TensorInfo {
 /// One rank's file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardEntry {
-    /// Its name in the checkpoint's folder.
+    /// File name in the checkpoint's folder.
     pub file: String,
-    /// Its size.
+    /// Size, bytes.
     pub bytes: u64,
-    /// Its BLAKE3 digest, hex.
+    /// BLAKE3 digest, hex.
     pub blake3: String,
-    /// The rank whose slice it holds.
+    /// The rank that wrote the file.
     pub rank: Rank,
 }
 
@@ -118,16 +119,16 @@ pub struct ShardEntry {
 pub(crate) struct FileInfo {
     /// Name of the checkpoint.
     checkpoint: String,
-    /// Where it lies in the store.
+    /// Path in the store.
     pub(crate) path: String,
-    /// What messages call it.
+    /// Name for messages.
     pub(crate) name: String,
     pub(crate) bytes: u64,
     pub(crate) blake3: String,
 }
 
 impl FileInfo {
-    /// A file with a region that training leaves as it is.
+    /// The file of a frozen region.
     pub(crate) fn frozen(checkpoint: &str, frozen: &FrozenEntry) -> Self {
         let (checkpoint, path) = (checkpoint.to_owned(), frozen.path());
         let (name, bytes, blake3) = (path.clone(), frozen.bytes, frozen.blake3.clone());
@@ -161,44 +162,44 @@ impl Manifest {
         FileInfo { checkpoint, path, name, bytes, blake3 }
     }
 
-    /// All files but the manifest: those that only this checkpoint has, then those that others may share.
+    /// All files except the manifest: first the files of this checkpoint only, then files that others may share.
     pub(crate) fn files(&self) -> impl Iterator<Item = FileInfo> {
         let name = self.name();
         let frozen = self.frozen.iter().map(move |frozen| FileInfo::frozen(&name, frozen));
         self.shards.iter().map(|shard| self.shard(shard)).chain(frozen)
     }
 
-    /// Size of all shards: what only this checkpoint needs.
+    /// Total size of the shards, which only this checkpoint uses, bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.bytes).fold(0, u64::saturating_add)
     }
 
-    /// Size of all files that have to be read, those that other checkpoints share included.
+    /// Total size of all files, including those that other checkpoints share, bytes.
     #[must_use]
     pub fn all_bytes(&self) -> u64 {
         self.frozen.iter().map(|frozen| frozen.bytes).fold(self.bytes(), u64::saturating_add)
     }
 
-    /// Where the values of the state lie.
+    /// The regions and tensors of the state.
     #[must_use]
-    pub fn places(&self) -> Layout {
-        let regions = self.regions.iter().map(|region| Flat {
+    pub fn state_layout(&self) -> StateLayout {
+        let regions = self.regions.iter().map(|region| FlatRegion {
             name: region.name.clone(),
             float: Float::F32,
             len: region.len,
             frozen: false,
         });
-        let frozen = self.frozen.iter().map(|frozen| Flat {
+        let frozen = self.frozen.iter().map(|frozen| FlatRegion {
             name: frozen.region.clone(),
             float: frozen.float,
             len: frozen.len,
             frozen: true,
         });
-        Layout { regions: regions.chain(frozen).collect(), tensors: self.tensors.clone() }
+        StateLayout { regions: regions.chain(frozen).collect(), tensors: self.tensors.clone() }
     }
 
-    /// Accuracy of exactly this state, if it was evaluated.
+    /// Accuracy of exactly this state; `None` if it was not evaluated.
     #[must_use]
     pub fn accuracy(&self) -> Option<&Accuracy> {
         let progress = &self.progress;
@@ -206,13 +207,13 @@ impl Manifest {
         progress.last_evaluation.as_ref().filter(|_| here)
     }
 
-    /// What checkpoints are compared by: accuracy of the better of raw and averaged weights.
+    /// The score for comparing checkpoints: accuracy of the better of raw and averaged weights.
     #[must_use]
     pub fn best_accuracy(&self) -> Option<&Accuracy> {
         Some(better(self.accuracy()?, self.progress.last_ema.as_ref()))
     }
 
-    /// What is told about it.
+    /// The report of this commit.
     #[must_use]
     pub fn to_commit(&self) -> Commit {
         Commit {
@@ -225,61 +226,64 @@ impl Manifest {
         }
     }
 
-    /// JSON text, once it is sure that it can be read again.
+    /// JSON text that was checked to be readable.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, Error> {
-        let unfit = |problem| Error::Unfit { name: self.name(), problem };
-        let text = serde_json::to_string_pretty(self).map_err(|error| unfit(error.to_string()))?;
+        let not_committable = |problem| Error::NotCommittable { name: self.name(), problem };
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|error| not_committable(error.to_string()))?;
         let text = seal(&text);
         if text.len() as u64 > MAX_BYTES {
-            return Err(unfit(format!("its manifest has more than {MAX_BYTES} bytes")));
+            return Err(not_committable(format!("its manifest has more than {MAX_BYTES} bytes")));
         }
-        // JSON has no NaN: a run that diverged must not leave what nobody can read.
+        // JSON has no NaN: a run that diverged must not leave an unreadable manifest.
         Self::parse(self.id(), text.as_bytes()).map_err(|error| {
-            unfit(format!("it could not be read again, is an accuracy not finite? ({error})"))
+            not_committable(format!(
+                "it could not be read again, is an accuracy not finite? ({error})"
+            ))
         })?;
         Ok(text.into_bytes())
     }
 
-    /// Reads the manifest found in the folder of `id` and checks that it makes sense by itself. Files are
-    /// not looked at.
+    /// Parses the manifest from the folder of `id` and checks that it is consistent. Does not check the files.
     ///
     /// # Errors
-    /// [`Error::Damaged`] says what is wrong; [`Error::NewerVersion`].
+    /// [`Error::Damaged`] with what is wrong; [`Error::NewerVersion`].
     pub fn parse(id: SaveId, bytes: &[u8]) -> Result<Self, Error> {
         #[derive(Deserialize)]
-        struct Head {
+        struct VersionField {
             version: u32,
         }
         let damaged = |problem| Error::Damaged { name: id.name(), problem };
         if !is_sealed(bytes) {
             return Err(damaged("its manifest does not match its digest".to_owned()));
         }
-        let head: Head = serde_json::from_slice(bytes)
-            .map_err(|error| damaged(format!("its manifest is no manifest ({error})")))?;
-        if head.version > VERSION {
-            let version = NewerVersion { found: head.version, supported: VERSION };
+        let found: VersionField = serde_json::from_slice(bytes)
+            .map_err(|error| damaged(format!("its manifest has no valid version ({error})")))?;
+        if found.version > VERSION {
+            let version = NewerVersion { found: found.version, supported: VERSION };
             return Err(Error::NewerVersion { name: id.name(), version });
         }
         let manifest: Self = serde_json::from_slice(bytes)
-            .map_err(|error| damaged(format!("its manifest cannot be understood ({error})")))?;
+            .map_err(|error| damaged(format!("its manifest cannot be parsed ({error})")))?;
         if manifest.id() != id {
-            return Err(damaged(format!("its manifest is that of {}", manifest.name())));
+            return Err(damaged(format!("its manifest belongs to {}", manifest.name())));
         }
         manifest.check().map_err(damaged)?;
         Ok(manifest)
     }
 
-    /// Sizes come from outside: nothing may be allocated for them unless the files are as large.
+    /// Checks consistency. The sizes are untrusted input: no memory may be allocated for them unless the files are
+    /// large enough.
     fn check(&self) -> Result<(), String> {
         if self.progress.step != self.step {
-            return Err(format!("its progress is that of step {}", self.progress.step));
+            return Err(format!("its progress belongs to step {}", self.progress.step));
         }
         let regions = self.regions.iter().map(|region| (&region.name, region.len));
         let frozen = self.frozen.iter().map(|frozen| (&frozen.region, frozen.len));
         let mut lens = HashMap::new();
         for (name, len) in regions.chain(frozen) {
             if lens.insert(name, len).is_some() {
-                return Err(format!("region {name} is there twice"));
+                return Err(format!("region {name} is listed twice"));
             }
         }
         let ranks = (0..self.world_size).map(Rank);
@@ -298,7 +302,7 @@ impl Manifest {
                 return Err(format!("{} is too small for its part of the regions", shard.file));
             }
             if shard.file.contains('/') || shard.file.contains("..") {
-                return Err(format!("{:?} is no file name", shard.file));
+                return Err(format!("{:?} is not a file name", shard.file));
             }
         }
         for frozen in &self.frozen {
@@ -306,9 +310,9 @@ impl Manifest {
             if bytes.is_none_or(|bytes| bytes > frozen.bytes || !bytes.is_multiple_of(4)) {
                 return Err(format!("{} cannot hold {} values", frozen.path(), frozen.len));
             }
-            // Its file is called after it.
+            // The digest is used as a file name, so it must be valid hex.
             if blake3::Hash::from_hex(&frozen.blake3).is_err() {
-                return Err(format!("{:?} is no digest", frozen.blake3));
+                return Err(format!("{:?} is not a digest", frozen.blake3));
             }
         }
         let is_aligned = self.layout > first_layout() || !self.frozen.is_empty();
@@ -320,22 +324,19 @@ impl Manifest {
             let end = tensor.len().and_then(|len| len.checked_add(tensor.offset));
             let fits = lens.get(&tensor.region).zip(end).is_some_and(|(len, end)| end <= *len);
             if !fits {
-                return Err(format!(
-                    "tensor {} does not lie in region {}",
-                    tensor.name, tensor.region
-                ));
+                return Err(format!("tensor {} is outside region {}", tensor.name, tensor.region));
             }
         }
         Ok(())
     }
 }
 
-/// What stands between a manifest's text and its digest, which is its last field in every version: a newer
-/// manifest is told from a damaged one.
+/// The text between a manifest's content and its digest. The digest is the last field in every version, so that
+/// a newer manifest can be distinguished from a damaged one.
 const SEAL: &str = ",\n  \"blake3\": \"";
 const END: &str = "\"\n}";
 
-/// Adds the digest of all that stands before it, for one flipped bit may leave good JSON.
+/// Appends the digest of the text. It is needed because JSON with a flipped bit may still be valid.
 fn seal(json: &str) -> String {
     let text = json.strip_suffix("\n}").unwrap_or(json);
     format!("{text}{SEAL}{}{END}", blake3::hash(text.as_bytes()).to_hex())

@@ -1,25 +1,27 @@
 //! Names of checkpoints and of their files.
+//!
+//! Checkpoints of every earlier version have these names: they may not change.
 
 use baton_job::{Generation, Rank};
 use baton_recipe::Step;
 
-/// A checkpoint's identity. Orders like age: a higher generation is newer whatever its step.
+/// Identity of a checkpoint. Ordered by age: a higher generation is newer, whatever its step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SaveId {
-    /// The generation that writes it.
+    /// The generation that writes the checkpoint.
     pub generation: Generation,
-    /// Updates made.
+    /// Number of updates made.
     pub step: Step,
 }
 
 impl SaveId {
-    /// The folder's name, e.g. `step-0000000440-gen-000003`.
+    /// Name of the folder, e.g. `step-0000000440-gen-000003`.
     #[must_use]
     pub fn name(&self) -> String {
         format!("step-{:010}-gen-{:06}", self.step.0, self.generation.0)
     }
 
-    /// Reads a folder's name.
+    /// Parses the name of a folder; `None` if it is not the name of a checkpoint.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         let (step, generation) = name.strip_prefix("step-")?.split_once("-gen-")?;
@@ -27,7 +29,7 @@ impl SaveId {
             generation: Generation(generation.parse().ok()?),
             step: Step(step.parse().ok()?),
         };
-        // Only the canonical spelling, so that a name and an identity are the same thing.
+        // Accept only the canonical form, so that names and identities correspond one to one.
         (id.name() == name).then_some(id)
     }
 }
@@ -46,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back_and_others_are_not() {
+    fn only_canonical_names_are_parsed() {
         let id = SaveId { generation: Generation(3), step: Step(440) };
         assert_eq!(id.name(), "step-0000000440-gen-000003");
         assert_eq!(SaveId::parse(&id.name()), Some(id));

@@ -1,13 +1,14 @@
-//! Removing one checkpoint by hand.
+//! Removal of one checkpoint by a user.
 
 use crate::{Error, SaveId, Store};
 
 impl Store {
-    /// Removes a checkpoint, finished or not, its manifest first: half removed it is no checkpoint; then what
-    /// it was the last one to refer to. The bytes of the files that are gone. It is for the caller to know that nobody needs it.
+    /// Removes a checkpoint, finished or not, then the frozen files that no other checkpoint refers to. The
+    /// manifest is removed first, so that a partly removed checkpoint no longer counts as one. Returns the number of
+    /// bytes freed. The caller must make sure that the checkpoint is not needed.
     ///
     /// # Errors
-    /// There is none of that name, or it cannot be removed.
+    /// There is no such checkpoint, or it cannot be removed.
     pub fn discard(&self, id: SaveId) -> Result<u64, Error> {
         let name = id.name();
         if !self.ids()?.contains(&id) {

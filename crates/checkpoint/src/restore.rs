@@ -1,6 +1,4 @@
-//! Finding what to resume from, and reading it.
-
-use std::{num::NonZeroUsize, thread};
+//! Finds the checkpoint to resume from.
 
 use baton_job::message::{Restore, Rollback};
 
@@ -8,55 +6,44 @@ use crate::{Error, Manifest, SaveId, Store};
 
 /// A checkpoint to resume from.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Found {
-    /// What it holds; its digests have been verified.
+pub struct ResumePoint {
+    /// The manifest; the digests of its files have been verified.
     pub manifest: Manifest,
-    /// The store it lies in, if not the one that was asked.
-    pub elsewhere: Option<String>,
-    /// Newer ones that were passed over, each with the reason.
+    /// Location of the store that contains it, if it is not the searched store.
+    pub other_store: Option<String>,
+    /// Newer checkpoints that were skipped, each with the reason.
     pub skipped: Vec<String>,
 }
 
 impl Store {
-    /// The checkpoint that `restore` names; see [`Restore`] for the rule.
+    /// The checkpoint that `restore` selects; see [`Restore`] for the rule. `verify` reads the checkpoint and
+    /// returns an error if it is damaged. It may call [`load`](Self::load), which verifies too, so that the files
+    /// are read only once.
     ///
     /// # Errors
-    /// The store cannot be read, or the checkpoint named by the user is not there or damaged;
-    /// [`Error::NoneWhole`] if there is something to resume from, none of it is good and some of it is
-    /// damaged;
-    /// [`Error::NewerVersion`], or a bucket that does not answer, which is no damage and must not cost
-    /// training time.
-    pub fn find(&self, restore: &Restore) -> Result<Option<Found>, Error> {
-        let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        self.find_by(restore, &mut |store, manifest| {
-            store.prove(&[manifest], jobs, &|_| {}).into_iter().collect()
-        })
-    }
-
-    /// As [`find`](Self::find), where `prove` reads the checkpoint and says whether it is damaged: whoever
-    /// wants its values gets them by [`load`](Self::load) in there, and reads all only once.
-    ///
-    /// # Errors
-    /// As [`find`](Self::find).
-    pub fn find_by(
+    /// The store cannot be read, or the checkpoint named by the user is missing or damaged;
+    /// [`Error::NoUsableCheckpoint`] if there are checkpoints, none of them is good and at least one is damaged;
+    /// [`Error::NewerVersion`], or a bucket that does not respond: that is not damage, and falling back to an older
+    /// checkpoint would lose training time.
+    pub fn find(
         &self,
         restore: &Restore,
-        prove: &mut dyn FnMut(&Self, &Manifest) -> Result<(), Error>,
-    ) -> Result<Option<Found>, Error> {
+        verify: &mut dyn FnMut(&Self, &Manifest) -> Result<(), Error>,
+    ) -> Result<Option<ResumePoint>, Error> {
         let mut skipped = Vec::new();
         let mut any_damaged = false;
         for id in self.ids()?.into_iter().filter(|id| id.generation >= restore.not_before) {
-            if let Some(rollback) = restore.condemned_by(id.generation, id.step) {
+            if let Some(rollback) = restore.invalidated_by(id.generation, id.step) {
                 if !matches!(self.inspect(id), Ok(None)) {
-                    skipped.push(format!("{} ({})", id.name(), condemned(rollback)));
+                    skipped.push(format!("{} ({})", id.name(), invalidated(rollback)));
                 }
                 continue;
             }
-            match self.proven(id, prove) {
+            match self.verified(id, verify) {
                 Ok(Some(manifest)) => {
-                    return Ok(Some(Found { manifest, elsewhere: None, skipped }));
+                    return Ok(Some(ResumePoint { manifest, other_store: None, skipped }));
                 }
-                // A save that never ended is what a kill leaves behind: nothing was lost with it.
+                // An unfinished save is what a killed process leaves behind. It is not damage: nothing was lost.
                 Ok(None) => {}
                 Err(error) => {
                     let problem = self.damage(error)?;
@@ -66,17 +53,19 @@ impl Store {
             }
         }
         match &restore.path {
-            Some(path) => self.named(path, skipped, prove).map(Some),
-            // From before the first good checkpoint the way back leads to fresh weights.
+            Some(path) => self.named(path, skipped, verify).map(Some),
+            // Without any good checkpoint the run starts with fresh weights.
             None if !any_damaged => Ok(None),
-            None => Err(Error::NoneWhole { location: self.location().to_owned(), skipped }),
+            None => {
+                Err(Error::NoUsableCheckpoint { location: self.location().to_owned(), skipped })
+            }
         }
     }
 
-    /// What is wrong with a checkpoint that could not be read because of `error`.
+    /// Describes the damage of a checkpoint that could not be read because of `error`.
     ///
     /// # Errors
-    /// The error itself, if it does not say that the checkpoint is no good.
+    /// `error` itself, if it does not mean that the checkpoint is damaged.
     pub fn damage(&self, error: Error) -> Result<String, Error> {
         match error {
             Error::Damaged { problem, .. } => Ok(problem),
@@ -86,24 +75,24 @@ impl Store {
         }
     }
 
-    /// The manifest of a checkpoint whose every byte is right; `None` if it is unfinished.
-    fn proven(
+    /// The manifest of a verified checkpoint; `None` if it is unfinished.
+    fn verified(
         &self,
         id: SaveId,
-        prove: &mut dyn FnMut(&Self, &Manifest) -> Result<(), Error>,
+        verify: &mut dyn FnMut(&Self, &Manifest) -> Result<(), Error>,
     ) -> Result<Option<Manifest>, Error> {
         let Some(manifest) = self.inspect(id)? else { return Ok(None) };
-        prove(self, &manifest)?;
+        verify(self, &manifest)?;
         Ok(Some(manifest))
     }
 
-    /// A checkpoint named by the user: in this store, or the folder of one in any other.
+    /// A checkpoint chosen by the user: a name in this store, or the path of a checkpoint in another store.
     fn named(
         &self,
         path: &str,
         skipped: Vec<String>,
-        prove: &mut dyn FnMut(&Self, &Manifest) -> Result<(), Error>,
-    ) -> Result<Found, Error> {
+        verify: &mut dyn FnMut(&Self, &Manifest) -> Result<(), Error>,
+    ) -> Result<ResumePoint, Error> {
         let (parent, name) = match path.trim_end_matches('/').rsplit_once('/') {
             Some((parent, name)) => (Some(parent), name),
             None => (None, path),
@@ -114,13 +103,13 @@ impl Store {
         };
         let store = other.as_ref().unwrap_or(self);
         let manifest = store.manifest(name)?;
-        prove(store, &manifest)?;
-        Ok(Found { manifest, elsewhere: parent.map(str::to_owned), skipped })
+        verify(store, &manifest)?;
+        Ok(ResumePoint { manifest, other_store: parent.map(str::to_owned), skipped })
     }
 }
 
-/// Why a whole checkpoint is no good.
-fn condemned(rollback: &Rollback) -> String {
+/// Why an undamaged checkpoint is skipped.
+fn invalidated(rollback: &Rollback) -> String {
     let Rollback { generation, before, .. } = rollback;
-    format!("training went wrong, and generation {generation} went back to before step {before}")
+    format!("training diverged, and generation {generation} rolled back to before step {before}")
 }

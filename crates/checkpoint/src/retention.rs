@@ -1,37 +1,37 @@
-//! Which checkpoints are kept.
+//! Retention: rules for which checkpoints are kept, and pruning of the others.
 
 use baton_job::{Generation, message::Restore};
 
-use crate::{Store, Verdict, judge};
+use crate::{PruneDecision, Store, prune_decisions};
 
-/// What to keep of a run.
+/// Rules for which checkpoints of a run are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// The newest ones; at least one is kept.
+    /// Number of newest checkpoints to keep; at least one is kept.
     pub keep_last: u32,
-    /// The one with the best score too.
+    /// Whether to keep the checkpoint with the best score too.
     pub keep_best: bool,
-    /// Those of the end of every so many epochs too; 0 is off.
+    /// Also keep checkpoints from the end of every n-th epoch; 0 disables this.
     pub keep_every_epochs: u32,
-    /// What may be resumed from. Checkpoints of another run are left alone; those that a rollback made
-    /// worthless count for nothing and are removed.
+    /// Which checkpoints the run may resume from. Checkpoints of another run are left alone; checkpoints that a
+    /// rollback invalidated do not count and are removed.
     pub restore: Restore,
     /// The generation that prunes.
     pub generation: Generation,
 }
 
-/// What pruning did.
+/// Result of pruning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
-    /// Names of what was removed.
+    /// Names of the removed checkpoints.
     pub removed: Vec<String>,
-    /// What could not be done. Nothing that would have to stop training.
+    /// Removals that failed. Training can continue regardless.
     pub warnings: Vec<String>,
 }
 
 impl Store {
-    /// Removes what `retention` does not keep, and what dead saves have left behind. Damaged ones
-    /// stay: they are a person's to look at.
+    /// Removes checkpoints that `retention` does not keep, and the files of abandoned saves. Damaged checkpoints
+    /// are kept so that a person can inspect them.
     pub fn prune(&self, retention: &Retention) -> Pruned {
         let mut pruned = Pruned::default();
         let listed = self.check_fence(retention.generation).and_then(|()| self.list());
@@ -42,13 +42,14 @@ impl Store {
                 return pruned;
             }
         };
-        let verdicts = judge(&entries, retention);
-        let removed = entries.iter().zip(verdicts).filter_map(|(entry, verdict)| match verdict {
-            Verdict::Removed(_) => Some(entry.id),
-            Verdict::Kept(_) => None,
-        });
+        let decisions = prune_decisions(&entries, retention);
+        let removed =
+            entries.iter().zip(decisions).filter_map(|(entry, decision)| match decision {
+                PruneDecision::Removed(_) => Some(entry.id),
+                PruneDecision::Kept(_) => None,
+            });
         for id in removed {
-            // A newer generation may go on from what an older one no longer wants.
+            // A newer generation may resume from a checkpoint that this generation would remove.
             if let Err(error) = self.check_fence(retention.generation) {
                 pruned.warnings.push(format!("old checkpoints are not pruned: {error}"));
                 break;

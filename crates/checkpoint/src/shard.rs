@@ -1,5 +1,5 @@
-//! A rank's file: which values it holds, and where. It is a safetensors file: 8 bytes of header length, a
-//! JSON header padded to 8, the values.
+//! A shard: the file written by one rank. It is a safetensors file: 8 bytes of header length, a JSON header padded
+//! to a multiple of 8 bytes, the values.
 
 use std::{collections::HashMap, ops::Range};
 
@@ -8,23 +8,23 @@ use safetensors::tensor::{Metadata, TensorInfo};
 
 use crate::Float;
 
-/// Largest header that is read. A shard's names a few regions.
+/// Maximum size of a header, in bytes. The header of a shard lists a few regions only.
 const MAX_HEADER_BYTES: u64 = 1 << 20;
-/// A file begins with the length of its header.
+/// Size of the header length at the start of a file, in bytes.
 pub(crate) const LENGTH_BYTES: u64 = 8;
 
-/// The slice of a region of `len` values that `rank` of `world_size` writes: contiguous, the first
-/// ones longer by one where the numbers do not divide.
+/// The slice of a region of `len` values that `rank` of `world_size` writes. The slices are contiguous; if `len` is
+/// not divisible by `world_size`, the first slices are one value longer.
 #[must_use]
 pub fn slice_of(len: usize, rank: Rank, world_size: u32) -> Range<usize> {
     let world = world_size.max(1) as usize;
     let (share, longer) = (len / world, len % world);
-    // A rank beyond the world gets nothing, rather than a range beyond the region.
+    // A rank outside the world gets an empty slice, not a range outside the region.
     let start = |rank: usize| rank.min(world) * share + rank.min(longer);
     start(rank.0 as usize)..start(rank.0 as usize + 1)
 }
 
-/// The first bytes of a file that holds `tensors`.
+/// The header length and header of a file that contains `tensors`.
 pub(crate) fn encode_header(tensors: Vec<(String, TensorInfo)>) -> Result<Vec<u8>, String> {
     let metadata = Metadata::new(None::<HashMap<String, String>>, tensors);
     let metadata = metadata.map_err(|error| error.to_string())?;
@@ -33,7 +33,7 @@ pub(crate) fn encode_header(tensors: Vec<(String, TensorInfo)>) -> Result<Vec<u8
     Ok([&(json.len() as u64).to_le_bytes(), json.as_slice()].concat())
 }
 
-/// What the first bytes of a shard's file say of the others.
+/// The parsed header of a shard.
 #[derive(Clone, Debug)]
 pub struct ShardHeader {
     tensors: Metadata,
@@ -41,23 +41,23 @@ pub struct ShardHeader {
 }
 
 impl ShardHeader {
-    /// Reads the header at the beginning of a file of so many bytes.
+    /// Parses the header at the start of a file of `file_bytes` bytes.
     ///
     /// # Errors
-    /// It is no safetensors header, in words; or not that of a file of this length.
+    /// A description of the problem: it is not a safetensors header, or does not match the length of the file.
     pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Self, String> {
         let end = Self::end(bytes, file_bytes)?;
-        let whole = usize::try_from(end).ok().and_then(|end| bytes.get(..end));
-        let json = whole.ok_or("its header is cut off")?;
+        let header = usize::try_from(end).ok().and_then(|end| bytes.get(..end));
+        let json = header.ok_or("its header is truncated")?;
         let tensors: Metadata = serde_json::from_slice(&json[LENGTH_BYTES as usize..])
             .map_err(|error| format!("its header cannot be read ({error})"))?;
         if end.checked_add(tensors.data_len() as u64) != Some(file_bytes) {
-            return Err("its header is that of another file".to_owned());
+            return Err("its header does not match the size of the file".to_owned());
         }
         Ok(Self { tensors, end })
     }
 
-    /// The first byte behind the header.
+    /// Position of the first byte after the header.
     pub(crate) fn end(bytes: &[u8], file_bytes: u64) -> Result<u64, String> {
         let (length, _) = bytes.split_first_chunk().ok_or("it is too short for a header")?;
         let length = u64::from_le_bytes(*length);
@@ -67,33 +67,23 @@ impl ShardHeader {
         }
     }
 
-    /// The bytes of the file in which `len` f32 values of a region lie.
+    /// The byte range of the file that contains the `len` values of a region.
     ///
     /// # Errors
-    /// The region is not there, or of another type or length, in words.
-    pub fn place(&self, region: &str, len: usize) -> Result<Range<u64>, String> {
-        self.place_of(region, Float::F32, len)
-    }
-
-    /// The bytes of the file in which `len` values of a region lie.
-    pub(crate) fn place_of(
-        &self,
-        region: &str,
-        float: Float,
-        len: usize,
-    ) -> Result<Range<u64>, String> {
+    /// A description of the problem: the region is missing, or has another type or length.
+    pub fn byte_range(&self, region: &str, float: Float, len: usize) -> Result<Range<u64>, String> {
         let info = self.tensors.info(region).ok_or_else(|| format!("it has no region {region}"))?;
-        let wanted = float.dtype();
-        if info.dtype != wanted || info.shape != [len] {
+        let expected = float.dtype();
+        if info.dtype != expected || info.shape != [len] {
             let (dtype, shape) = (info.dtype, &info.shape);
             return Err(format!(
-                "region {region} is {dtype:?} of {shape:?}, not {wanted:?} of {len}"
+                "region {region} is {dtype:?} of {shape:?}, not {expected:?} of {len}"
             ));
         }
         let (start, end) = info.data_offsets;
-        // Files are read in blocks that are whole numbers of values.
+        // Files are read in blocks that must contain whole values.
         if !(self.end + start as u64).is_multiple_of(4) {
-            return Err(format!("region {region} does not lie at a multiple of 4 bytes"));
+            return Err(format!("region {region} is not aligned to 4 bytes"));
         }
         Ok(self.end + start as u64..self.end + end as u64)
     }

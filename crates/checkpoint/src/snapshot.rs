@@ -1,4 +1,4 @@
-//! A rank's part of the state, copied while training stands still and written while it goes on.
+//! A rank's part of the state, copied while training is paused and written while training continues.
 
 use std::sync::Arc;
 
@@ -7,12 +7,14 @@ use safetensors::{Dtype, tensor::TensorInfo};
 
 use crate::shard::encode_header;
 
-/// Files hold little-endian values, as safetensors wants; memory is written as it lies.
+/// safetensors files contain little-endian values, and memory is written without conversion.
 #[cfg(target_endian = "big")]
-compile_error!("Baton writes its memory as it lies, which has to be little-endian");
+compile_error!(
+    "Baton writes memory to files without conversion, so it needs a little-endian machine"
+);
 
-/// Copies of a rank's slices of all regions. Their memory is used again by the next save, so that a rank
-/// needs the size of its slices once, however often it saves.
+/// Copies of a rank's slices of all regions. The next save reuses their memory, so a rank needs memory for one copy
+/// of its slices, however often it saves.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     slices: Vec<Slice>,
@@ -21,20 +23,20 @@ pub struct Snapshot {
 #[derive(Debug)]
 struct Slice {
     region: String,
-    values: Arc<Values>,
+    values: Arc<SliceValues>,
 }
 
 #[derive(Debug, Default)]
-struct Values(Vec<f32>);
+struct SliceValues(Vec<f32>);
 
-impl AsRef<[u8]> for Values {
+impl AsRef<[u8]> for SliceValues {
     fn as_ref(&self) -> &[u8] {
         bytemuck::cast_slice(&self.0)
     }
 }
 
 impl Snapshot {
-    /// Room for `len` values of `region`, to be overwritten.
+    /// The buffer for `len` values of `region`; the caller overwrites it.
     pub fn slice(&mut self, region: &str, len: usize) -> &mut [f32] {
         let known = self.slices.iter().position(|slice| slice.region == region);
         let index = known.unwrap_or_else(|| {
@@ -43,21 +45,21 @@ impl Snapshot {
             self.slices.len() - 1
         });
         let values = &mut self.slices[index].values;
-        // An upload that was given up may still hold the old memory.
+        // An abandoned upload may still use the old memory.
         if Arc::get_mut(values).is_none() {
             *values = Arc::default();
         }
-        let Some(Values(values)) = Arc::get_mut(values) else { return &mut [] };
+        let Some(SliceValues(values)) = Arc::get_mut(values) else { return &mut [] };
         values.resize(len, 0.0);
         values
     }
 
-    /// The slice of each region.
+    /// The values of each region's slice.
     pub fn values(&self) -> impl Iterator<Item = (&str, &[f32])> {
         self.slices.iter().map(|slice| (slice.region.as_str(), slice.values.0.as_slice()))
     }
 
-    /// As a safetensors file, in pieces that lie where they lay.
+    /// Encodes a safetensors file, in pieces that refer to the values without copying them.
     pub(crate) fn encode(&self) -> Result<Vec<Bytes>, String> {
         let mut end = 0;
         let mut tensors = Vec::new();
@@ -70,7 +72,7 @@ impl Snapshot {
         }
         let mut pieces = vec![Bytes::from(encode_header(tensors)?)];
         pieces.extend(
-            self.slices.iter().map(|slice| Bytes::from_owner(Shared(slice.values.clone()))),
+            self.slices.iter().map(|slice| Bytes::from_owner(SharedSlice(slice.values.clone()))),
         );
         Ok(pieces)
     }
@@ -86,10 +88,10 @@ impl<'a> FromIterator<(&'a str, &'a [f32])> for Snapshot {
     }
 }
 
-/// `Bytes` wants an owner that is the memory itself.
-struct Shared(Arc<Values>);
+/// Owner of the memory for `Bytes`, which needs `AsRef<[u8]>`.
+struct SharedSlice(Arc<SliceValues>);
 
-impl AsRef<[u8]> for Shared {
+impl AsRef<[u8]> for SharedSlice {
     fn as_ref(&self) -> &[u8] {
         self.0.as_ref().as_ref()
     }

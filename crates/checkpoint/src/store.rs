@@ -1,4 +1,4 @@
-//! The place where checkpoints lie, and the write that commits one.
+//! The store of checkpoints, and the write that commits one.
 
 use std::{
     collections::HashMap,
@@ -8,14 +8,14 @@ use std::{
 };
 
 use baton_job::{Rank, message::Commit};
+use baton_s3::Blocking;
 use object_store::{
     ObjectStore, PutMode, local::LocalFileSystem, memory::InMemory, path::Path, prefix::PrefixStore,
 };
 
 use crate::{
-    Access, Error, Manifest, NewerVersion, SaveId, ShardEntry, Snapshot,
+    BucketAccess, Error, Manifest, NewerVersion, SaveId, ShardEntry, Snapshot,
     access::Location,
-    blocking::Blocking,
     fence::Tombstone,
     folder,
     manifest::MAX_BYTES,
@@ -24,10 +24,10 @@ use crate::{
 
 /// A folder of checkpoints, on disk or in a bucket. All calls block.
 ///
-/// When a write returns it has survived the machine: `access` says how.
+/// When a write returns, its data is durable; see module `access`.
 pub struct Store {
     location: String,
-    /// Where a folder is.
+    /// Path of the folder; `None` for a bucket.
     pub(crate) folder: Option<PathBuf>,
     pub(crate) objects: Arc<dyn ObjectStore>,
     pub(crate) blocking: Blocking,
@@ -36,30 +36,29 @@ pub struct Store {
 /// One checkpoint folder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// Its name.
+    /// Name of the checkpoint.
     pub name: String,
-    /// Its identity.
+    /// Identity of the checkpoint.
     pub id: SaveId,
     /// Whether it can be resumed from.
     pub state: EntryState,
 }
 
-/// What a look at a checkpoint's manifest and file sizes tells. Digests are a matter of
-/// [`Store::prove`].
+/// State of a checkpoint, judged by its manifest and file sizes only. [`Store::verify`] checks digests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EntryState {
-    /// All files are there and of the right size.
+    /// Complete: all files exist with the right size.
     Whole(Box<Manifest>),
-    /// What is wrong with it.
+    /// Damaged, with a description of the problem.
     Damaged(String),
-    /// It may be whole, and only a newer Baton can read it.
+    /// Only a newer Baton can read it; whether it is complete is unknown.
     Newer(NewerVersion),
     /// Its save was never finished.
     Unfinished,
 }
 
 impl EntryState {
-    /// The manifest of a whole one.
+    /// The manifest of a complete checkpoint.
     #[must_use]
     pub fn manifest(&self) -> Option<&Manifest> {
         match self {
@@ -68,7 +67,7 @@ impl EntryState {
         }
     }
 
-    /// Why it cannot be resumed from.
+    /// Why it is impossible to resume from the checkpoint; `None` if it is possible.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         match self {
@@ -80,7 +79,7 @@ impl EntryState {
     }
 }
 
-/// Why a save without a manifest cannot be resumed from.
+/// The problem of a checkpoint without a manifest.
 pub const UNFINISHED: &str = "its save was never finished";
 
 impl fmt::Debug for Store {
@@ -90,21 +89,21 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens a folder or `s3://bucket/prefix` for writing, a bucket as the environment's `AWS_*` variables
-    /// say. A folder is made if it is not there.
+    /// Opens a folder or `s3://bucket/prefix` for writing. Access to a bucket uses the environment's `AWS_*` variables.
+    /// A missing folder is created.
     ///
     /// # Errors
-    /// It cannot be made, or not be written to.
+    /// The folder cannot be created, or the store is not writable.
     pub fn open(location: &str) -> Result<Self, Error> {
-        Self::open_with(location, &Access::default())
+        Self::open_with(location, &BucketAccess::default())
     }
 
-    /// As [`Store::open`], with another way to reach buckets.
+    /// Like [`Store::open`], with explicit settings for bucket access.
     ///
     /// # Errors
-    /// It cannot be made, or not be written to.
-    pub fn open_with(location: &str, access: &Access) -> Result<Self, Error> {
-        // Better now than at the first save, hours later.
+    /// The folder cannot be created, or the store is not writable.
+    pub fn open_with(location: &str, access: &BucketAccess) -> Result<Self, Error> {
+        // Test a write now: otherwise the first save would fail, hours later.
         match Location::of(location).map_err(|problem| unusable(location, problem))? {
             Location::Bucket { name, prefix } => {
                 let store = Self::in_bucket(location, name, prefix, access)?;
@@ -122,15 +121,15 @@ impl Store {
         }
     }
 
-    /// Opens a folder or `s3://bucket/prefix` as it is.
+    /// Opens an existing folder or `s3://bucket/prefix` without changing it.
     ///
     /// # Errors
-    /// The folder is not there; the environment makes no way to the bucket. Whether the bucket is there is
-    /// seen at the first use.
+    /// The folder does not exist; the environment has invalid settings for the bucket. A missing bucket is
+    /// detected only when it is first used.
     pub fn open_existing(location: &str) -> Result<Self, Error> {
         match Location::of(location).map_err(|problem| unusable(location, problem))? {
             Location::Bucket { name, prefix } => {
-                Self::in_bucket(location, name, prefix, &Access::default())
+                Self::in_bucket(location, name, prefix, &BucketAccess::default())
             }
             Location::Folder(_) => Self::in_folder(location),
         }
@@ -140,7 +139,7 @@ impl Store {
         location: &str,
         bucket: &str,
         prefix: &str,
-        access: &Access,
+        access: &BucketAccess,
     ) -> Result<Self, Error> {
         let prefix = Path::parse(prefix).map_err(|error| unusable(location, error))?;
         let objects = access.bucket(bucket).map_err(|error| unusable(location, error))?;
@@ -158,18 +157,19 @@ impl Store {
     /// A store in memory, for tests.
     ///
     /// # Errors
-    /// The system refuses threads.
+    /// The system cannot start a thread.
     pub fn memory() -> Result<Self, Error> {
         Self::over("memory", Arc::new(InMemory::new()))
     }
 
-    /// A store on any object store that lists what was written and knows create-only writes. Messages
-    /// call it `location`.
+    /// A store on any object store with consistent listings and create-only writes. `location` is its name in
+    /// messages.
     ///
     /// # Errors
-    /// The system refuses threads.
+    /// The system cannot start a thread.
     pub fn over(location: &str, objects: Arc<dyn ObjectStore>) -> Result<Self, Error> {
-        let blocking = Blocking::new().map_err(|error| unusable(location, error))?;
+        let blocking =
+            Blocking::new("checkpoint-io", 1).map_err(|error| unusable(location, error))?;
         Ok(Self { location: location.to_owned(), folder: None, objects, blocking })
     }
 
@@ -187,7 +187,7 @@ impl Store {
         let mut entries = Vec::new();
         for id in self.ids()? {
             let entry = self.entry(id)?;
-            if entry.state != EntryState::Unfinished || !self.is_cleared(id)? {
+            if entry.state != EntryState::Unfinished || !self.only_tombstone_left(id)? {
                 entries.push(entry);
             }
         }
@@ -204,19 +204,19 @@ impl Store {
         Ok(ids)
     }
 
-    /// The checkpoint called `name`.
+    /// The manifest of the checkpoint `name`.
     ///
     /// # Errors
-    /// There is none, or it is damaged.
+    /// It does not exist or is damaged.
     pub fn manifest(&self, name: &str) -> Result<Manifest, Error> {
         let missing = || Error::Missing { name: name.to_owned(), location: self.location.clone() };
         self.inspect(SaveId::parse(name).ok_or_else(missing)?)?.ok_or_else(missing)
     }
 
-    /// Writes one rank's slices, durable on return. Their memory is read where it lies.
+    /// Writes the slices of one rank, durable on return. The snapshot is not copied.
     ///
     /// # Errors
-    /// A newer generation has taken over; the checkpoint is committed already; the file cannot be
+    /// A newer generation has taken over; the checkpoint is already committed; the file cannot be
     /// written, for example because the disk is full.
     pub fn write_shard(
         &self,
@@ -226,11 +226,11 @@ impl Store {
         snapshot: &Snapshot,
     ) -> Result<ShardEntry, Error> {
         self.check_fence(save.generation)?;
-        if let Some(there) = self.read(&format!("{}/{MANIFEST}", save.name()), MAX_BYTES)? {
-            return Err(taken(*save, &there));
+        if let Some(existing) = self.read(&format!("{}/{MANIFEST}", save.name()), MAX_BYTES)? {
+            return Err(taken(*save, &existing));
         }
         let file = shard_file(rank, world_size);
-        let pieces = snapshot.encode().map_err(|error| Error::Unfit {
+        let pieces = snapshot.encode().map_err(|error| Error::NotCommittable {
             name: save.name(),
             problem: format!("{file} cannot be encoded: {error}"),
         })?;
@@ -239,56 +239,57 @@ impl Store {
         Ok(ShardEntry { file, bytes, blake3: digest.to_hex().to_string(), rank })
     }
 
-    /// Commits a checkpoint whose shards are all durable. To commit the very same one again changes
-    /// nothing.
+    /// Commits a checkpoint whose shards are all durable. Committing the same checkpoint again changes nothing.
     ///
     /// # Errors
-    /// A newer generation has taken over; there is another of that name; the manifest is not
-    /// consistent or not that of the shards in the folder; it cannot be written.
+    /// A newer generation has taken over; a different checkpoint of that name exists; the manifest is inconsistent
+    /// or does not match the shards in the folder; it cannot be written.
     pub fn commit(&self, manifest: &Manifest) -> Result<Commit, Error> {
         let name = manifest.name();
         let bytes = manifest.encode()?;
-        if let Some(problem) = self.wrong_file(manifest)? {
-            // Pruned by a newer generation?
+        if let Some(problem) = self.first_wrong_file(manifest)? {
+            // A newer generation may have pruned the files.
             self.check_fence(manifest.generation)?;
             let problem = format!("{problem}; do all nodes share {}?", self.location);
-            return Err(Error::Unfit { name, problem });
+            return Err(Error::NotCommittable { name, problem });
         }
-        // In this order: `fence` says why.
+        // Check the fence before creating the manifest: module `fence` explains why.
         self.check_fence(manifest.generation)?;
-        if let Some(there) = self.create(&format!("{name}/{MANIFEST}"), &bytes)? {
-            return Err(taken(manifest.id(), &there));
+        if let Some(existing) = self.create(&format!("{name}/{MANIFEST}"), &bytes)? {
+            return Err(taken(manifest.id(), &existing));
         }
-        // The commit stands without it: no reader relies on it, and the next commit mends it.
+        // Best effort: no code reads this file, and the next commit writes it again.
         let _ = self.write(LATEST, format!("{name}\n").into(), PutMode::Overwrite);
         Ok(manifest.to_commit())
     }
 
-    /// Removes one checkpoint, its manifest first: half removed it is no checkpoint. A tombstone stays.
+    /// Removes one checkpoint, the manifest first, so that a partly removed checkpoint no longer counts as one. If the
+    /// manifest file is a tombstone, which closes an unfinished save, it is kept.
     pub(crate) fn remove(&self, id: SaveId) -> Result<(), Error> {
         let name = id.name();
         let manifest = format!("{name}/{MANIFEST}");
-        let there = self.read(&manifest, MAX_BYTES)?;
-        let is_closed = there.is_some_and(|bytes| Tombstone::parse(&bytes).is_some());
-        if !is_closed {
+        let existing = self.read(&manifest, MAX_BYTES)?;
+        let has_tombstone = existing.is_some_and(|bytes| Tombstone::parse(&bytes).is_some());
+        if !has_tombstone {
             self.delete(&Path::from(manifest))?;
-            // A power cut must not bring the manifest back without its shards.
-            self.in_its_folder(id, folder::sync)?;
+            // After a power failure the manifest must not reappear without its shards.
+            self.in_checkpoint_folder(id, folder::sync)?;
         }
         for file in self.files(&name)? {
-            if !is_closed || file.location.filename() != Some(MANIFEST) {
+            if !has_tombstone || file.location.filename() != Some(MANIFEST) {
                 self.delete(&file.location)?;
             }
         }
-        // An object store knows no folders, and hides the temporary files that a crash leaves.
-        self.in_its_folder(id, |folder| match is_closed {
+        // `LocalFileSystem` has no operations on folders, and hides the temporary files that a crash leaves.
+        self.in_checkpoint_folder(id, |folder| match has_tombstone {
             true => folder::clear(folder, MANIFEST),
             false => fs::remove_dir_all(folder),
         })
     }
 
-    /// Does what an object store cannot, if this is a folder; fine if that is gone.
-    fn in_its_folder(
+    /// Runs a file system operation on the checkpoint's folder, unless this is a bucket. Not an error if the folder
+    /// is gone.
+    fn in_checkpoint_folder(
         &self,
         id: SaveId,
         work: impl FnOnce(&path::Path) -> io::Result<()>,
@@ -314,13 +315,13 @@ impl Store {
         Ok(Entry { name: id.name(), id, state })
     }
 
-    /// Whether the network failed, where a disk would have lost a file.
+    /// Whether the error may be a network failure: a storage error of a bucket.
     pub(crate) fn is_unreachable(&self, error: &Error) -> bool {
         matches!(error, Error::Storage { .. })
             && matches!(Location::of(&self.location), Ok(Location::Bucket { .. }))
     }
 
-    /// The manifest of a checkpoint whose files have the right sizes; `None` if it is unfinished.
+    /// The manifest of a checkpoint, after a check of the file sizes; `None` if it is unfinished.
     pub(crate) fn inspect(&self, id: SaveId) -> Result<Option<Manifest>, Error> {
         let Some(bytes) = self.read(&format!("{}/{MANIFEST}", id.name()), MAX_BYTES)? else {
             return Ok(None);
@@ -329,20 +330,20 @@ impl Store {
             return Ok(None);
         }
         let manifest = Manifest::parse(id, &bytes)?;
-        match self.wrong_file(&manifest)? {
+        match self.first_wrong_file(&manifest)? {
             Some(problem) => Err(Error::Damaged { name: id.name(), problem }),
             None => Ok(Some(manifest)),
         }
     }
 
-    /// Whether an unfinished save was pruned and only its tombstone is left.
-    fn is_cleared(&self, id: SaveId) -> Result<bool, Error> {
+    /// Whether an unfinished save was pruned and only its tombstone remains.
+    fn only_tombstone_left(&self, id: SaveId) -> Result<bool, Error> {
         let files = self.files(&id.name())?;
         Ok(matches!(files.as_slice(), [only] if only.location.filename() == Some(MANIFEST)))
     }
 
-    /// The first file that is not there, or not of the size that the manifest tells.
-    fn wrong_file(&self, manifest: &Manifest) -> Result<Option<String>, Error> {
+    /// The problem of the first file that is missing or does not have the size in the manifest.
+    fn first_wrong_file(&self, manifest: &Manifest) -> Result<Option<String>, Error> {
         let mut files = self.files(&manifest.name())?;
         if !manifest.frozen.is_empty() {
             files.extend(self.files(FROZEN)?);
@@ -363,9 +364,9 @@ fn unusable(location: &str, problem: impl fmt::Display) -> Error {
     Error::Location { location: location.to_owned(), problem: problem.to_string() }
 }
 
-/// Why nothing can be written to a save, given what stands in its manifest's place.
-pub(crate) fn taken(id: SaveId, there: &[u8]) -> Error {
-    match Tombstone::parse(there) {
+/// The error for a write to a save whose manifest file exists; `existing` is its content.
+pub(crate) fn taken(id: SaveId, existing: &[u8]) -> Error {
+    match Tombstone::parse(existing) {
         Some(tombstone) => Error::Fenced { mine: id.generation, fence: tombstone.abandoned_by },
         None => Error::Exists(id.name()),
     }

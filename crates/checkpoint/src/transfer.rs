@@ -1,21 +1,19 @@
-//! Large objects in parts, several at once: no request takes long, and the memory in flight is bounded.
+//! Transfers of objects: large objects are uploaded in parts, several at a time, so that each request is short.
+//! Small objects are read in one request.
 
-use std::{collections::VecDeque, iter, ops::Range};
+use std::{collections::VecDeque, iter};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
-use object_store::{
-    GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload, Result,
-    path::Path,
-};
+use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload, Result, path::Path};
 
 const PART_BYTES: usize = 16 << 20;
-const PARTS_AT_ONCE: usize = 8;
-/// S3 takes no more for one object.
-const MOST_PARTS: usize = 10_000;
+const MAX_CONCURRENT_PARTS: usize = 8;
+/// S3's limit on the number of parts of one object.
+const MAX_PARTS: usize = 10_000;
 const UPLOAD_ATTEMPTS: u32 = 2;
 
-/// Writes an object that appears in one piece. The memory of `payload` is read where it lies.
+/// Writes an object, which appears atomically. `payload` is not copied.
 pub(crate) async fn upload(
     objects: &dyn ObjectStore,
     path: &Path,
@@ -25,7 +23,7 @@ pub(crate) async fn upload(
     if len <= PART_BYTES {
         return objects.put(path, payload).await.map(drop);
     }
-    let part_bytes = PART_BYTES.max(len.div_ceil(MOST_PARTS));
+    let part_bytes = PART_BYTES.max(len.div_ceil(MAX_PARTS));
     let mut attempt = 1;
     loop {
         let mut upload = objects.put_multipart(path).await?;
@@ -36,10 +34,11 @@ pub(crate) async fn upload(
             failed => failed,
         };
         if outcome.is_err() {
-            // What cannot be taken back is left to the bucket's lifecycle rule.
+            // Best effort: the bucket's lifecycle rule removes uploads that could not be aborted.
             let _ = upload.abort().await;
         }
-        // The answer to the completion may be lost, and who asks again hears of no such upload.
+        // The response to the completion may be lost, and a retry of it would fail with "no such upload". So upload
+        // everything again.
         if outcome.is_ok() || !is_sent || attempt == UPLOAD_ATTEMPTS {
             return outcome;
         }
@@ -52,63 +51,32 @@ async fn send(
     parts: impl Iterator<Item = PutPayload> + Send,
 ) -> Result<()> {
     let parts = stream::iter(parts).map(|part| upload.put_part(part));
-    parts.buffer_unordered(PARTS_AT_ONCE).try_collect().await
+    parts.buffer_unordered(MAX_CONCURRENT_PARTS).try_collect().await
 }
 
-/// The whole object, in one request, if it is no larger than `most`.
-pub(crate) async fn whole(objects: &dyn ObjectStore, path: &Path, most: u64) -> Result<Bytes> {
+/// The complete object, in one request, if it is no larger than `max_bytes`.
+pub(crate) async fn whole(objects: &dyn ObjectStore, path: &Path, max_bytes: u64) -> Result<Bytes> {
     let object = objects.get(path).await?;
-    refuse_larger(object.meta.size, most)?;
-    object.bytes().await
-}
-
-fn refuse_larger(size: u64, most: u64) -> Result<()> {
-    if size <= most {
-        return Ok(());
+    let size = object.meta.size;
+    if size <= max_bytes {
+        return object.bytes().await;
     }
-    let text = format!("it has {size} bytes, more than the {most} expected");
+    let text = format!("it has {size} bytes, more than the limit of {max_bytes}");
     Err(object_store::Error::Generic { store: "checkpoint", source: text.into() })
 }
 
-/// The whole object, in parts, if it is no larger than `most`.
-pub(crate) async fn download(objects: &dyn ObjectStore, path: &Path, most: u64) -> Result<Bytes> {
-    let range = Some(GetRange::Bounded(0..PART_BYTES as u64));
-    let first = objects.get_opts(path, GetOptions { range, ..GetOptions::default() }).await?;
-    let size = first.meta.size;
-    refuse_larger(size, most)?;
-    let first = first.bytes().await?;
-    if first.len() as u64 == size {
-        return Ok(first);
-    }
-    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or_default());
-    bytes.extend_from_slice(&first);
-    drop(first);
-    let mut rest = stream::iter(ranges(bytes.len() as u64, size))
-        .map(|range| objects.get_range(path, range))
-        .buffered(PARTS_AT_ONCE);
-    while let Some(part) = rest.try_next().await? {
-        bytes.extend_from_slice(&part);
-    }
-    Ok(bytes.into())
-}
-
-fn ranges(start: u64, end: u64) -> impl Iterator<Item = Range<u64>> + Send {
-    let starts = (start..end).step_by(PART_BYTES);
-    starts.map(move |start| start..end.min(start + PART_BYTES as u64))
-}
-
-/// The payload in parts of so many bytes, the last one shorter.
+/// Splits the payload into parts of `part_bytes` bytes; the last part may be shorter.
 fn parts(payload: PutPayload, part_bytes: usize) -> impl Iterator<Item = PutPayload> + Send {
     let mut pieces: VecDeque<Bytes> = payload.into_iter().collect();
     iter::from_fn(move || {
-        let (mut part, mut room) = (Vec::new(), part_bytes);
-        while room > 0
+        let (mut part, mut remaining) = (Vec::new(), part_bytes);
+        while remaining > 0
             && let Some(mut piece) = pieces.pop_front()
         {
-            if piece.len() > room {
-                pieces.push_front(piece.split_off(room));
+            if piece.len() > remaining {
+                pieces.push_front(piece.split_off(remaining));
             }
-            room -= piece.len();
+            remaining -= piece.len();
             part.push(piece);
         }
         (!part.is_empty()).then(|| part.into_iter().collect())
@@ -123,7 +91,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_hold_every_byte_in_order_and_where_it_lay(
+        fn parts_contain_every_byte_in_order_without_copies(
             lens in proptest::collection::vec(0usize..20, 0..8),
             part_bytes in 1usize..30,
         ) {

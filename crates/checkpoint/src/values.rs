@@ -1,45 +1,46 @@
-//! Reading a checkpoint's values: all of a rank's share of the files, or one region.
+//! Reads the values of a checkpoint: complete shards, or one region.
 
 use std::{num::NonZeroUsize, ops::Range, sync::Mutex};
 
 use crate::{
-    Error, FrozenEntry, Manifest, ShardEntry, Store,
+    Error, Float, FrozenEntry, Manifest, ShardEntry, Store,
     manifest::FileInfo,
-    proof::in_parallel,
     shard::{LENGTH_BYTES, ShardHeader, slice_of},
+    verify::in_parallel,
 };
 
-/// Takes `(region, offset, values)`.
-type Take<'a> = dyn FnMut(&str, usize, &[f32]) + Send + 'a;
+/// Receives `(region, offset, values)`.
+type ValueSink<'a> = dyn FnMut(&str, usize, &[f32]) + Send + 'a;
 
-/// Where a file holds its slice of a region.
-struct Place<'a> {
+/// Position of a region's slice in a file.
+struct FileSlice<'a> {
     region: &'a str,
-    /// Its first word in the region.
+    /// Position of the first word in the region.
     offset: usize,
+    /// Byte range in the file.
     bytes: Range<u64>,
 }
 
 impl Store {
-    /// Hands every value of `shards`, which are some of `manifest`'s, to `into(region, offset, values)` as
-    /// they are read, up to `jobs` files at a time, and compares digests. Memory holds a few blocks.
+    /// Passes every value of `shards`, a subset of the shards of `manifest`, to `into(region, offset, values)` as
+    /// they are read, up to `jobs` files at a time, and compares digests. A few blocks are in memory at a time.
     ///
-    /// What was handed over is worth something only if this returns `Ok`.
+    /// The passed values are valid only if this returns `Ok`.
     ///
     /// # Errors
-    /// As [`prove`](Self::prove); or a file does not hold its part of the regions.
+    /// Those of [`verify`](Self::verify); or a file does not contain its part of the regions.
     pub fn load(
         &self,
         manifest: &Manifest,
         shards: &[&ShardEntry],
         jobs: NonZeroUsize,
-        into: &mut Take<'_>,
+        into: &mut ValueSink<'_>,
     ) -> Result<(), Error> {
         let into = Mutex::new(into);
         let outcomes = in_parallel(shards, jobs, |shard| {
-            let (file, places) = (manifest.shard(shard), self.places(manifest, shard)?);
-            self.load_file(&file, &places, &mut |region, offset, values| {
-                // Poisoned by a panic elsewhere, which is told there.
+            let (file, slices) = (manifest.shard(shard), self.slices(manifest, shard)?);
+            self.load_file(&file, &slices, &mut |region, offset, values| {
+                // The lock is poisoned only after a panic in another thread, which is reported there.
                 if let Ok(mut into) = into.lock() {
                     into(region, offset, values);
                 }
@@ -48,14 +49,14 @@ impl Store {
         outcomes.into_iter().collect()
     }
 
-    /// As [`load`](Self::load), everything that training left as it was, in 32-bit words.
+    /// Like [`load`](Self::load), for all frozen regions, in 32-bit words.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
-    pub fn load_frozen(&self, manifest: &Manifest, into: &mut Take<'_>) -> Result<(), Error> {
+    /// Those of [`load`](Self::load).
+    pub fn load_frozen(&self, manifest: &Manifest, into: &mut ValueSink<'_>) -> Result<(), Error> {
         for frozen in &manifest.frozen {
-            let (file, place) = self.frozen_place(manifest, frozen)?;
-            self.load_file(&file, &[place], into)?;
+            let (file, slice) = self.frozen_slice(manifest, frozen)?;
+            self.load_file(&file, &[slice], into)?;
         }
         Ok(())
     }
@@ -63,31 +64,32 @@ impl Store {
     fn load_file(
         &self,
         file: &FileInfo,
-        places: &[Place<'_>],
+        slices: &[FileSlice<'_>],
         into: &mut dyn FnMut(&str, usize, &[f32]),
     ) -> Result<(), Error> {
-        self.read_proven(file, &mut |start, block| {
+        self.read_verified(file, &mut |start, block| {
             let block_bytes = start..start + block.len() as u64;
-            for Place { region, offset, bytes } in places {
-                let here = bytes.start.max(block_bytes.start)..bytes.end.min(block_bytes.end);
-                if here.start < here.end {
-                    let part = &block[(here.start - start) as usize..(here.end - start) as usize];
-                    let behind = (here.start - bytes.start) as usize / size_of::<f32>();
-                    with_values(part, |values| into(region, offset + behind, values));
+            for FileSlice { region, offset, bytes } in slices {
+                let overlap = bytes.start.max(block_bytes.start)..bytes.end.min(block_bytes.end);
+                if overlap.start < overlap.end {
+                    let part =
+                        &block[(overlap.start - start) as usize..(overlap.end - start) as usize];
+                    let skipped = (overlap.start - bytes.start) as usize / size_of::<f32>();
+                    with_values(part, |values| into(region, offset + skipped, values));
                 }
             }
         })
     }
 
-    /// All values of the region called `name`, as f32. They are taken as they lie; see [`prove`](Self::prove).
+    /// All values of the region `name`, as f32. Digests are not checked; see [`verify`](Self::verify).
     ///
     /// # Errors
-    /// There is no such region, or a file does not hold its part of it.
+    /// There is no such region, or a file does not contain its part of it.
     pub fn read_region(&self, manifest: &Manifest, name: &str) -> Result<Vec<f32>, Error> {
         if let Some(frozen) = manifest.frozen.iter().find(|frozen| frozen.region == name) {
-            let (file, place) = self.frozen_place(manifest, frozen)?;
+            let (file, slice) = self.frozen_slice(manifest, frozen)?;
             let mut values = Vec::with_capacity(frozen.len);
-            self.read_present(&file, place.bytes, &mut |block| {
+            self.read_present(&file, slice.bytes, &mut |block| {
                 with_values(block, |words| values.extend(frozen.float.decode(words)));
             })?;
             return Ok(values);
@@ -97,9 +99,9 @@ impl Store {
         let len = region.ok_or_else(|| damaged(format!("it has no region {name}")))?.len;
         let mut values = Vec::with_capacity(len);
         for shard in &manifest.shards {
-            let (file, places) = (manifest.shard(shard), self.places(manifest, shard)?);
-            for place in places.iter().filter(|place| place.region == name) {
-                let bytes = place.bytes.clone();
+            let (file, slices) = (manifest.shard(shard), self.slices(manifest, shard)?);
+            for slice in slices.iter().filter(|slice| slice.region == name) {
+                let bytes = slice.bytes.clone();
                 self.read_blocks(&file.path, bytes, &mut |block| {
                     with_values(block, |part| values.extend_from_slice(part));
                 })?;
@@ -108,34 +110,34 @@ impl Store {
         Ok(values)
     }
 
-    /// Where a shard holds its part of each region.
-    fn places<'a>(
+    /// The slice of each region in a shard.
+    fn slices<'a>(
         &self,
         manifest: &'a Manifest,
         shard: &ShardEntry,
-    ) -> Result<Vec<Place<'a>>, Error> {
+    ) -> Result<Vec<FileSlice<'a>>, Error> {
         let file = manifest.shard(shard);
         let header = self.header(&file)?;
-        let places = manifest.regions.iter().map(|region| {
+        let slices = manifest.regions.iter().map(|region| {
             let slice = slice_of(region.len, shard.rank, manifest.world_size);
-            let bytes = header.place(&region.name, slice.len());
+            let bytes = header.byte_range(&region.name, Float::F32, slice.len());
             let bytes = bytes.map_err(|problem| file.damaged(format!(": {problem}")))?;
-            Ok(Place { region: &region.name, offset: slice.start, bytes })
+            Ok(FileSlice { region: &region.name, offset: slice.start, bytes })
         });
-        places.collect()
+        slices.collect()
     }
 
-    /// Where the values of a frozen region lie.
-    fn frozen_place<'a>(
+    /// The file of a frozen region, and the position of its values.
+    fn frozen_slice<'a>(
         &self,
         manifest: &Manifest,
         frozen: &'a FrozenEntry,
-    ) -> Result<(FileInfo, Place<'a>), Error> {
+    ) -> Result<(FileInfo, FileSlice<'a>), Error> {
         let file = FileInfo::frozen(&manifest.name(), frozen);
         let FrozenEntry { region, float, len, .. } = frozen;
-        let bytes = self.header(&file)?.place_of(region, *float, *len);
+        let bytes = self.header(&file)?.byte_range(region, *float, *len);
         let bytes = bytes.map_err(|problem| file.damaged(format!(": {problem}")))?;
-        Ok((file, Place { region, offset: 0, bytes }))
+        Ok((file, FileSlice { region, offset: 0, bytes }))
     }
 
     fn header(&self, file: &FileInfo) -> Result<ShardHeader, Error> {
@@ -148,7 +150,7 @@ impl Store {
     }
 }
 
-/// The values that whole words are, in place wherever they lie in memory as they should.
+/// Passes bytes as f32 values; copies them only if the memory is not aligned.
 fn with_values(bytes: &[u8], mut each: impl FnMut(&[f32])) {
     match bytemuck::try_cast_slice(bytes) {
         Ok(values) => each(values),

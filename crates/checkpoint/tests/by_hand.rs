@@ -1,4 +1,4 @@
-//! What a person does with checkpoints: proves, compares, copies and removes them.
+//! Operations that a user starts: verifying, comparing, copying and removing checkpoints.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod kit;
@@ -6,8 +6,8 @@ mod kit;
 use std::{fs, num::NonZeroUsize, path::PathBuf, sync::atomic::AtomicU64};
 
 use baton_checkpoint::{
-    Copied, Difference, Error, Finding, Manifest, RegionInfo, SaveId, Snapshot, Store, TensorInfo,
-    slice_of,
+    Comparison, CopyResult, Difference, Error, Manifest, RegionInfo, SaveId, Snapshot, Store,
+    TensorInfo, slice_of,
 };
 use baton_job::{Generation, Rank};
 use kit::{draft, id};
@@ -65,7 +65,7 @@ fn saved(store: &Store, id: SaveId, world_size: u32, regions: &[(&str, Vec<f32>)
     manifest
 }
 
-/// A state that a number tells from others.
+/// A state that depends on a number.
 fn state(seed: f32) -> Vec<(&'static str, Vec<f32>)> {
     vec![("weights", (0..7).map(|i| i as f32 + seed).collect()), ("momentum", vec![seed; 3])]
 }
@@ -75,7 +75,7 @@ fn jobs(number: usize) -> NonZeroUsize {
 }
 
 #[test]
-fn many_checkpoints_are_proven_at_once_and_each_is_judged_by_itself() {
+fn many_checkpoints_are_verified_together_with_a_result_for_each() {
     let f = fixture();
     let manifests: Vec<Manifest> =
         (1..=4).map(|step| saved(&f.store, id(1, step), 3, &state(step as f32))).collect();
@@ -84,24 +84,24 @@ fn many_checkpoints_are_proven_at_once_and_each_is_judged_by_itself() {
     for number in [1, 2, 8] {
         let read = AtomicU64::new(0);
         let all: Vec<&Manifest> = manifests.iter().collect();
-        let outcomes = f.store.prove(&all, jobs(number), &|bytes| {
+        let outcomes = f.store.verify(&all, jobs(number), &|bytes| {
             read.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
         });
-        let told: Vec<Option<String>> =
+        let errors: Vec<Option<String>> =
             outcomes.into_iter().map(|outcome| outcome.err().map(|e| e.to_string())).collect();
-        assert!(told[0].is_none() && told[2].is_none(), "{told:?}");
-        let flipped = told[1].as_deref().unwrap();
+        assert!(errors[0].is_none() && errors[2].is_none(), "{errors:?}");
+        let flipped = errors[1].as_deref().unwrap();
         assert!(flipped.contains("shard-00002-of-00003.safetensors does not match"), "{flipped}");
-        let missing = told[3].as_deref().unwrap();
+        let missing = errors[3].as_deref().unwrap();
         assert!(missing.contains("shard-00000-of-00003.safetensors is missing"), "{missing}");
         let there: u64 = manifests.iter().map(Manifest::bytes).sum();
         assert_eq!(read.into_inner(), there - manifests[3].shards[0].bytes);
     }
-    assert!(f.store.prove(&[], jobs(2), &|_| {}).is_empty());
+    assert!(f.store.verify(&[], jobs(2), &|_| {}).is_empty());
 }
 
 #[test]
-fn a_region_is_read_whatever_the_number_of_shards_and_one_that_is_not_there_is_an_error() {
+fn a_region_is_read_from_any_number_of_shards_and_a_missing_one_is_an_error() {
     let f = fixture();
     for world_size in [1, 2, 5] {
         let manifest = saved(&f.store, id(1, world_size.into()), world_size, &state(0.5));
@@ -114,7 +114,7 @@ fn a_region_is_read_whatever_the_number_of_shards_and_one_that_is_not_there_is_a
 }
 
 #[test]
-fn a_damaged_header_is_damage_and_no_panic() {
+fn a_damaged_header_is_reported_as_damage_without_a_panic() {
     let f = fixture();
     let manifest = saved(&f.store, id(1, 1), 1, &state(0.5));
     let path = f.file(&manifest, &manifest.shards[0].file);
@@ -129,7 +129,7 @@ fn a_damaged_header_is_damage_and_no_panic() {
 }
 
 #[test]
-fn the_same_state_in_another_number_of_shards_is_no_difference() {
+fn the_same_state_in_a_different_number_of_shards_has_no_difference() {
     let f = fixture();
     let a = saved(&f.store, id(1, 1), 1, &state(0.5));
     let b = saved(&f.store, id(1, 2), 3, &state(0.5));
@@ -148,18 +148,18 @@ fn differences_name_regions_and_tensors_the_largest_first() {
     other[1].0 = "exp_avg";
     let b = saved(&f.store, id(1, 2), 2, &other);
     let found = Difference::between((&f.store, &a), (&f.store, &b)).unwrap();
-    let told: Vec<(&str, &Finding)> = found
+    let items: Vec<(&str, &Comparison)> = found
         .regions
         .iter()
         .chain(&found.tensors)
         .map(|part| (part.name.as_str(), &part.finding))
         .collect();
-    let Finding::Different(weights) = told[0].1 else { panic!("{told:?}") };
+    let Comparison::Different(weights) = items[0].1 else { panic!("{items:?}") };
     assert_eq!((weights.different, weights.values, weights.largest_absolute), (2, 7, 6.0));
-    assert_eq!(told[1], ("momentum", &Finding::OnlyInFirst));
-    assert_eq!(told[2], ("exp_avg", &Finding::OnlyInSecond));
-    assert_eq!((told[3].0, told[4].0), ("fc", "conv"));
-    let Finding::Different(conv) = told[4].1 else { panic!("{told:?}") };
+    assert_eq!(items[1], ("momentum", &Comparison::OnlyInFirst));
+    assert_eq!(items[2], ("exp_avg", &Comparison::OnlyInSecond));
+    assert_eq!((items[3].0, items[4].0), ("fc", "conv"));
+    let Comparison::Different(conv) = items[4].1 else { panic!("{items:?}") };
     assert_eq!((conv.different, conv.values, conv.largest_relative), (1, 4, 0.2));
     assert!(!found.is_none());
 }
@@ -169,32 +169,32 @@ fn a_copy_is_the_same_checkpoint_and_a_second_copy_changes_nothing() {
     let (from, to) = (fixture(), fixture());
     let manifest = saved(&from.store, id(3, 9), 2, &state(0.5));
     let progress = AtomicU64::new(0);
-    let told = |bytes| {
+    let add_progress = |bytes| {
         progress.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
     };
-    let copied = from.store.copy_to(&manifest, &to.store, &told).unwrap();
+    let copied = from.store.copy_to(&manifest, &to.store, &add_progress).unwrap();
     let written_bytes = manifest.bytes();
-    assert_eq!(copied, Copied { written: 2, written_bytes, ..Copied::default() });
+    assert_eq!(copied, CopyResult { written: 2, written_bytes, ..CopyResult::default() });
     assert_eq!(progress.into_inner(), written_bytes);
     assert_eq!(to.store.manifest(&manifest.name()).unwrap(), manifest);
-    assert!(to.store.prove(&[&manifest], jobs(1), &|_| {})[0].is_ok());
+    assert!(to.store.verify(&[&manifest], jobs(1), &|_| {})[0].is_ok());
     for name in ["manifest.json", &manifest.shards[0].file, &manifest.shards[1].file] {
         let read = |f: &Fixture| fs::read(f.file(&manifest, name)).unwrap();
         assert_eq!(read(&from), read(&to), "{name}");
     }
-    assert_eq!(to.store.fence().unwrap(), Generation(3), "what goes on from there is newer");
+    assert_eq!(to.store.fence().unwrap(), Generation(3), "a job that resumes there is newer");
 
     let again = from.store.copy_to(&manifest, &to.store, &|_| {}).unwrap();
-    assert_eq!(again, Copied { kept: 2, was_there: true, ..Copied::default() });
+    assert_eq!(again, CopyResult { kept: 2, was_there: true, ..CopyResult::default() });
 }
 
 #[test]
-fn a_copy_that_was_cut_off_goes_on_where_it_stopped() {
+fn an_interrupted_copy_continues_where_it_stopped() {
     let (from, to) = (fixture(), fixture());
     let manifest = saved(&from.store, id(3, 9), 3, &state(0.5));
     let folder = to.folder.path().join(manifest.name());
     fs::create_dir(&folder).unwrap();
-    // One file is there, one is half there, one is not.
+    // One file is complete, one is half written, one is missing.
     let [first, second, _] = [0, 1, 2].map(|rank: usize| manifest.shards[rank].file.clone());
     fs::copy(from.file(&manifest, &first), folder.join(first)).unwrap();
     let whole = fs::read(from.file(&manifest, &second)).unwrap();
@@ -203,17 +203,17 @@ fn a_copy_that_was_cut_off_goes_on_where_it_stopped() {
     let copied = from.store.copy_to(&manifest, &to.store, &|_| {}).unwrap();
 
     assert_eq!((copied.written, copied.kept, copied.was_there), (2, 1, false));
-    assert!(to.store.prove(&[&manifest], jobs(1), &|_| {})[0].is_ok());
+    assert!(to.store.verify(&[&manifest], jobs(1), &|_| {})[0].is_ok());
 }
 
 #[test]
-fn a_damaged_checkpoint_is_not_copied_and_another_of_the_name_is_not_overwritten() {
+fn a_damaged_checkpoint_is_not_copied_and_a_different_one_is_not_overwritten() {
     let (from, to) = (fixture(), fixture());
     let manifest = saved(&from.store, id(3, 9), 2, &state(0.5));
     from.flip_last_bit(&manifest, 1);
     let error = from.store.copy_to(&manifest, &to.store, &|_| {}).unwrap_err();
     assert!(matches!(error, Error::Damaged { .. }), "{error}");
-    assert!(to.store.manifest(&manifest.name()).is_err(), "without a manifest it is none");
+    assert!(to.store.manifest(&manifest.name()).is_err(), "no manifest was written");
 
     let (other, mine) = (fixture(), fixture());
     let manifest = saved(&mine.store, id(3, 9), 2, &state(0.5));
@@ -223,7 +223,7 @@ fn a_damaged_checkpoint_is_not_copied_and_another_of_the_name_is_not_overwritten
 }
 
 #[test]
-fn a_discarded_checkpoint_is_gone_and_its_size_is_told() {
+fn discarding_removes_a_checkpoint_and_returns_its_size() {
     let f = fixture();
     let manifest = saved(&f.store, id(1, 1), 2, &state(0.5));
     let json = fs::metadata(f.file(&manifest, "manifest.json")).unwrap().len();

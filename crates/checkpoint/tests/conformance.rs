@@ -1,4 +1,4 @@
-//! What every kind of store does: a folder, memory, and a bucket, the bucket with each fault too.
+//! Requirements for every kind of store: a folder, memory, and a bucket, also with injected faults.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod kit;
@@ -12,28 +12,28 @@ use kit::{assert_holds, draft, find, id, keep, names, newest, saved, snapshot, w
 use s3::{Fault, Server};
 use tempfile::TempDir;
 
-/// Runs a story on every kind of store.
-fn everywhere(story: fn(&Store)) {
+/// Runs a test on every kind of store.
+fn on_every_store(test: fn(&Store)) {
     let folder = TempDir::new().unwrap();
-    story(&Store::open(folder.path().to_str().unwrap()).unwrap());
-    story(&Store::memory().unwrap());
+    test(&Store::open(folder.path().to_str().unwrap()).unwrap());
+    test(&Store::memory().unwrap());
     let server = Server::start();
-    story(&server.store(&server.access()));
-    for fault in [Fault::Internal, Fault::Throttled, Fault::AnswerLost] {
+    test(&server.store(&server.access()));
+    for fault in [Fault::Internal, Fault::Throttled, Fault::ResponseLost] {
         let server = Server::start();
         let store = server.store(&server.access());
         server.faults(fault, 3);
-        story(&store);
+        test(&store);
     }
 }
 
 #[test]
-fn state_comes_back_whatever_the_number_of_shards() {
-    everywhere(|store| {
+fn state_is_restored_from_any_number_of_shards() {
+    on_every_store(|store| {
         for (step, world_size) in [(1, 1), (2, 2), (4, 5)] {
             let manifest = saved(store, id(1, step), world_size);
             assert_holds(store, &manifest);
-            store.prove(&[&manifest], NonZeroUsize::MIN, &|_| {}).pop().unwrap().unwrap();
+            store.verify(&[&manifest], NonZeroUsize::MIN, &|_| {}).pop().unwrap().unwrap();
             assert_eq!(newest(store).manifest, manifest);
             assert_eq!(store.manifest(&manifest.name()).unwrap(), manifest);
         }
@@ -45,7 +45,7 @@ fn state_comes_back_whatever_the_number_of_shards() {
 
 #[test]
 fn a_commit_is_create_only_and_may_be_repeated() {
-    everywhere(|store| {
+    on_every_store(|store| {
         let manifest = saved(store, id(1, 10), 2);
         store.commit(&manifest).unwrap();
         let other = Manifest { seed: 99, ..manifest.clone() };
@@ -59,7 +59,7 @@ fn a_commit_is_create_only_and_may_be_repeated() {
 
 #[test]
 fn a_commit_without_all_shards_is_refused() {
-    everywhere(|store| {
+    on_every_store(|store| {
         let first = store.write_shard(&id(1, 10), Rank(0), 2, &snapshot(10, 0, 2)).unwrap();
         let mut second = first.clone();
         (second.rank, second.file) = (Rank(1), "shard-00001-of-00002.safetensors".into());
@@ -70,8 +70,8 @@ fn a_commit_without_all_shards_is_refused() {
 }
 
 #[test]
-fn retention_and_leftovers() {
-    everywhere(|store| {
+fn pruning_applies_retention_and_removes_abandoned_saves() {
+    on_every_store(|store| {
         written(store, id(1, 5), 2);
         for step in [10, 20, 30] {
             saved(store, id(1, step), 2);
@@ -86,8 +86,8 @@ fn retention_and_leftovers() {
 }
 
 #[test]
-fn an_old_generation_is_fenced_off() {
-    everywhere(|store| {
+fn an_old_generation_is_fenced() {
+    on_every_store(|store| {
         assert_eq!(store.fence().unwrap(), Generation(0));
         saved(store, id(1, 10), 1);
         let late = written(store, id(1, 20), 2);
@@ -106,13 +106,14 @@ fn an_old_generation_is_fenced_off() {
         let pruned = store.prune(&keep(1, false, 0, 3));
         assert!(pruned.warnings.is_empty(), "{:?}", pruned.warnings);
         assert_eq!(names(store), [id(3, 20).name()]);
-        assert!(matches!(store.commit(&late), Err(Error::Fenced { .. })), "nor without its shards");
+        let refused = store.commit(&late);
+        assert!(matches!(refused, Err(Error::Fenced { .. })), "also after its shards were pruned");
     });
 }
 
 #[test]
-fn a_large_shard_goes_and_comes_in_parts() {
-    everywhere(|store| {
+fn a_large_shard_is_written_and_read_in_parts() {
+    on_every_store(|store| {
         // 18 MB: two parts.
         let values: Vec<f32> = (0..4_500_000).map(|i| i as f32).collect();
         let snapshot = Snapshot::from_iter([("weights", values.as_slice())]);
@@ -128,10 +129,10 @@ fn a_large_shard_goes_and_comes_in_parts() {
 }
 
 #[test]
-fn requests_without_an_answer_are_repeated() {
+fn requests_without_a_response_are_retried() {
     let server = Server::start();
     let mut access = server.access();
-    access.request = Duration::from_millis(500);
+    access.request_timeout = Duration::from_millis(500);
     let store = server.store(&access);
     server.faults(Fault::Stalled, 6);
     let manifest = saved(&store, id(1, 10), 2);
@@ -140,7 +141,7 @@ fn requests_without_an_answer_are_repeated() {
 }
 
 #[test]
-fn objects_lie_below_the_prefix_and_nothing_else_is_left() {
+fn all_objects_are_below_the_prefix_and_no_uploads_are_left() {
     let server = Server::start();
     let store = server.store(&server.access());
     saved(&store, id(1, 10), 1);
@@ -153,11 +154,11 @@ fn objects_lie_below_the_prefix_and_nothing_else_is_left() {
 }
 
 #[test]
-fn a_bucket_that_cannot_be_used_is_refused_in_one_line_with_a_remedy() {
+fn an_unusable_bucket_is_reported_in_one_line_with_a_remedy() {
     let server = Server::start();
     let refused = |location: &str, name: &str, value: &str| {
         let mut access = server.access();
-        access.patience = Duration::from_millis(200);
+        access.retry_timeout = Duration::from_millis(200);
         access.environment.push((name.to_owned(), value.to_owned()));
         let error = Store::open_with(location, &access).unwrap_err().to_string();
         assert!(!error.contains('\n') && error.contains(location), "{error}");
@@ -167,10 +168,10 @@ fn a_bucket_that_cannot_be_used_is_refused_in_one_line_with_a_remedy() {
     assert!(wrong_key.contains("check AWS_ACCESS_KEY_ID"), "{wrong_key}");
     let no_bucket = refused("s3://nowhere/runs", "AWS_REGION", "eu-west-1");
     assert!(no_bucket.contains("check the name of the bucket"), "{no_bucket}");
-    // A port that was just given up.
+    // A port that was just closed.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let no_server = refused(&server.location(), "AWS_ENDPOINT_URL", &format!("http://{port}"));
     assert!(no_server.contains("check the network"), "{no_server}");
     let no_name = refused("s3:///runs", "AWS_REGION", "eu-west-1");
-    assert!(no_name.contains("it names no bucket"), "{no_name}");
+    assert!(no_name.contains("the bucket name is missing"), "{no_name}");
 }

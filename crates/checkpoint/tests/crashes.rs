@@ -1,4 +1,4 @@
-//! A save dies at every single operation of its store; files are damaged at any place.
+//! A save is killed at every single operation of its store; files are damaged at any position.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod kit;
@@ -16,23 +16,23 @@ use baton_job::{Generation, Rank};
 use futures::StreamExt;
 use kit::{
     assert_holds, draft, find,
-    hook::{Fate, Hook, Hooked, Kind},
+    hook::{Hook, Hooked, InjectedResult, OperationKind},
     id, keep, newest, saved, snapshot, written,
 };
 use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-/// What becomes of the operations after the one that fails.
+/// What happens to the operations after the one that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
+enum AfterFault {
     /// The process is dead: they fail too.
     Dies,
-    /// It was a fault that passes.
-    GoesOn,
+    /// The fault was transient: they succeed.
+    Continues,
 }
 
-/// Two ranks write, rank 0 commits and prunes. Whether the commit was reported.
+/// Two ranks write, rank 0 commits and prunes. Returns whether the commit succeeded.
 fn save(store: &Store) -> bool {
     let write = |rank| store.write_shard(&id(1, 20), Rank(rank), 2, &snapshot(20, rank, 2));
     let Ok(shards) = (0..2).map(write).collect::<Result<Vec<_>, Error>>() else { return false };
@@ -47,9 +47,14 @@ fn save(store: &Store) -> bool {
     is_committed
 }
 
-/// Does `fate` to the operation `at` of a save; how many operations there were.
-fn crash(objects: Arc<dyn ObjectStore>, at: usize, fate: Fate, then: Then) -> usize {
-    let what = format!("{fate:?} at {at}, then {then:?}");
+/// Injects `outcome` into operation number `at` of a save. Returns the number of operations.
+fn crash(
+    objects: Arc<dyn ObjectStore>,
+    at: usize,
+    outcome: InjectedResult,
+    after: AfterFault,
+) -> usize {
+    let what = format!("{outcome:?} at {at}, then {after:?}");
     let plain = Store::over("plain", objects.clone()).unwrap();
     saved_with(&plain, id(1, 5), 10.0);
     saved_with(&plain, id(1, 10), 10.0);
@@ -57,13 +62,15 @@ fn crash(objects: Arc<dyn ObjectStore>, at: usize, fate: Fate, then: Then) -> us
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);
     let hook = Hook::new(move |operation| {
-        let is_overwrite = operation.kind == Kind::Put;
+        let is_overwrite = operation.kind == OperationKind::Put;
         match counted.fetch_add(1, Ordering::SeqCst) {
-            // What appears in one piece is never torn.
-            now if now == at && fate == Fate::Torn && !is_overwrite => Fate::FailsBefore,
-            now if now == at => fate,
-            now if now > at && then == Then::Dies => Fate::FailsBefore,
-            _ => Fate::Done,
+            // Only overwrites can be torn: the other operations are atomic.
+            now if now == at && outcome == InjectedResult::Torn && !is_overwrite => {
+                InjectedResult::FailsBefore
+            }
+            now if now == at => outcome,
+            now if now > at && after == AfterFault::Dies => InjectedResult::FailsBefore,
+            _ => InjectedResult::Succeeds,
         }
     });
     let hooked = Store::over("hooked", Arc::new(Hooked::new(objects.clone(), hook))).unwrap();
@@ -77,7 +84,7 @@ fn crash(objects: Arc<dyn ObjectStore>, at: usize, fate: Fate, then: Then) -> us
     let frozen = if found.manifest.id() == id(1, 20) { 20.0 } else { 10.0 };
     assert_eq!(plain.read_region(&found.manifest, "frozen").unwrap(), [frozen; 8], "{what}");
 
-    // The next generation cleans up and goes on.
+    // The next generation cleans up and continues.
     plain.raise_fence(Generation(2)).unwrap();
     assert_eq!(newest(&plain).manifest, found.manifest, "{what}");
     let next = saved_with(&plain, id(2, 30), 20.0);
@@ -90,11 +97,11 @@ fn crash(objects: Arc<dyn ObjectStore>, at: usize, fate: Fate, then: Then) -> us
     );
     let EntryState::Whole(next) = &entries[0].state else { return 0 };
     assert_eq!(plain.read_region(next, "frozen").unwrap(), [20.0; 8], "{what}");
-    assert_eq!(frozen_files(&*objects), 1, "{what}: what nobody refers to is removed");
+    assert_eq!(frozen_files(&*objects), 1, "{what}: unused frozen files are removed");
     count.load(Ordering::SeqCst)
 }
 
-/// A checkpoint with something that training left as it was.
+/// A checkpoint with a frozen region.
 fn saved_with(store: &Store, id: SaveId, frozen: f32) -> Manifest {
     let manifest = written(store, id, 2);
     let frozen = store.write_frozen(&id, "frozen", Float::F32, vec![frozen; 8]).unwrap();
@@ -109,24 +116,24 @@ fn frozen_files(objects: &dyn ObjectStore) -> usize {
 }
 
 fn crash_everywhere(objects: impl Fn() -> Arc<dyn ObjectStore>) {
-    let count = crash(objects(), usize::MAX, Fate::Done, Then::GoesOn);
+    let count = crash(objects(), usize::MAX, InjectedResult::Succeeds, AfterFault::Continues);
     assert!(count >= 20, "a save of only {count} operations");
-    for fate in [Fate::FailsBefore, Fate::FailsAfter, Fate::Torn] {
-        for then in [Then::Dies, Then::GoesOn] {
+    for outcome in [InjectedResult::FailsBefore, InjectedResult::FailsAfter, InjectedResult::Torn] {
+        for after in [AfterFault::Dies, AfterFault::Continues] {
             for at in 0..count {
-                crash(objects(), at, fate, then);
+                crash(objects(), at, outcome, after);
             }
         }
     }
 }
 
 #[test]
-fn a_save_that_dies_at_any_operation_costs_no_more_than_itself() {
+fn a_save_killed_at_any_operation_loses_only_that_save() {
     crash_everywhere(|| Arc::new(InMemory::new()));
 }
 
 #[test]
-fn a_save_that_dies_in_a_folder_costs_no_more_than_itself() {
+fn a_save_killed_in_a_folder_loses_only_that_save() {
     let root = TempDir::new().unwrap();
     crash_everywhere(|| {
         let folder = tempfile::tempdir_in(root.path()).unwrap().keep();
@@ -136,34 +143,38 @@ fn a_save_that_dies_in_a_folder_costs_no_more_than_itself() {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Harm {
+enum Damage {
     TornTail,
     ZeroedTail,
     FlippedBit(u8),
 }
 
-impl Harm {
-    fn to(self, bytes: &mut Vec<u8>, place: usize) {
+impl Damage {
+    fn apply(self, bytes: &mut Vec<u8>, position: usize) {
         match self {
-            Self::TornTail => bytes.truncate(place),
-            Self::ZeroedTail => bytes[place..].fill(0),
-            Self::FlippedBit(bit) => bytes[place] ^= 1 << bit,
+            Self::TornTail => bytes.truncate(position),
+            Self::ZeroedTail => bytes[position..].fill(0),
+            Self::FlippedBit(bit) => bytes[position] ^= 1 << bit,
         }
     }
 }
 
-fn any_harm() -> impl Strategy<Value = Harm> {
-    prop_oneof![Just(Harm::TornTail), Just(Harm::ZeroedTail), (0u8..8).prop_map(Harm::FlippedBit)]
+fn any_damage() -> impl Strategy<Value = Damage> {
+    prop_oneof![
+        Just(Damage::TornTail),
+        Just(Damage::ZeroedTail),
+        (0u8..8).prop_map(Damage::FlippedBit),
+    ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn damage_at_any_place_falls_back_to_the_one_before(
-        harm in any_harm(),
+    fn damage_at_any_position_falls_back_to_the_previous_checkpoint(
+        damage in any_damage(),
         file in 0usize..3,
-        place: prop::sample::Index,
+        position: prop::sample::Index,
     ) {
         let folder = TempDir::new().unwrap();
         let files = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
@@ -178,7 +189,7 @@ proptest! {
         let path = folder.path().join(id(1, 20).name()).join(names[file]);
         let whole = fs::read(&path).unwrap();
         let mut bytes = whole.clone();
-        harm.to(&mut bytes, place.index(whole.len()));
+        damage.apply(&mut bytes, position.index(whole.len()));
         prop_assume!(bytes != whole);
         fs::write(&path, bytes).unwrap();
 
@@ -194,7 +205,7 @@ proptest! {
 }
 
 #[test]
-fn a_bucket_that_does_not_answer_is_no_damage() {
+fn a_bucket_that_does_not_respond_is_not_damage() {
     let objects = Arc::new(InMemory::new());
     let plain = Store::over("plain", objects.clone()).unwrap();
     saved(&plain, id(1, 10), 1);
@@ -202,36 +213,36 @@ fn a_bucket_that_does_not_answer_is_no_damage() {
     for file in ["manifest.json", "shard-00000-of-00001.safetensors"] {
         let lost = format!("{}/{file}", id(1, 20).name());
         let hook = Hook::new(move |operation| match operation.kind {
-            Kind::Get if operation.path == lost => Fate::FailsBefore,
-            _ => Fate::Done,
+            OperationKind::Get if operation.path == lost => InjectedResult::FailsBefore,
+            _ => InjectedResult::Succeeds,
         });
         let hooked = Arc::new(Hooked::new(objects.clone(), hook));
         let store = Store::over("s3://bucket/runs", hooked).unwrap();
-        let error = find(&store, 0, None).expect_err("ten steps are lost to the network");
+        let error = find(&store, 0, None).expect_err("a network failure must not lose ten steps");
         assert!(error.to_string().contains("check the network"), "{error}");
         assert_eq!(store.list().is_err(), file == "manifest.json");
     }
 }
 
 #[test]
-fn a_full_disk_is_told_in_one_line_with_a_remedy() {
+fn a_full_disk_is_reported_in_one_line_with_a_remedy() {
     let is_shard = |path: &str| path.ends_with(".safetensors");
     let hook = Hook::new(move |operation| match operation.kind {
-        Kind::Put if is_shard(&operation.path) => Fate::Full,
-        _ => Fate::Done,
+        OperationKind::Put if is_shard(&operation.path) => InjectedResult::DiskFull,
+        _ => InjectedResult::Succeeds,
     });
     let store = Arc::new(Hooked::new(Arc::new(InMemory::new()), hook));
     let store = Store::over("/data/checkpoints", store).unwrap();
     let error = store.write_shard(&id(1, 10), Rank(0), 1, &snapshot(10, 0, 1)).unwrap_err();
     let text = error.to_string();
     assert!(!text.contains('\n'), "{text}");
-    for part in ["/data/checkpoints", "shard-00000-of-00001", "free some space"] {
+    for part in ["/data/checkpoints", "shard-00000-of-00001", "free some disk space"] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
 
 #[test]
-fn a_folder_that_is_read_only_is_told_in_one_line_with_a_remedy() {
+fn a_read_only_folder_is_reported_in_one_line_with_a_remedy() {
     use std::os::unix::fs::PermissionsExt;
     let folder = TempDir::new().unwrap();
     let store = Store::open(folder.path().to_str().unwrap()).unwrap();

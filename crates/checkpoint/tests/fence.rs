@@ -19,7 +19,7 @@ use object_store::memory::InMemory;
 const COMMITTER: usize = 0;
 const RAISER: usize = 1;
 
-/// Lets one of two threads at a time do one operation, in the order of a plan.
+/// Lets two threads run one operation at a time, in the order of a plan.
 #[derive(Clone, Default)]
 struct Turns(Arc<(Mutex<State>, Condvar)>);
 
@@ -27,20 +27,20 @@ struct Turns(Arc<(Mutex<State>, Condvar)>);
 struct State {
     waiting: [bool; 2],
     ended: [bool; 2],
-    /// Whose turn it is; `None` while the next is to be chosen.
+    /// The thread that may run; `None` while it has to be chosen.
     turn: Option<usize>,
-    /// Who went at each choice, where both could have gone.
+    /// The chosen thread for each choice between both threads.
     plan: Vec<usize>,
     chosen: usize,
-    /// What was done, in order; the end of a thread's work is one of them.
+    /// The operations in order, and the end of each thread's work.
     log: Vec<(usize, String)>,
 }
 
 impl State {
-    /// Chooses once both threads stand at an operation or have ended.
+    /// Chooses the next thread once each thread waits at an operation or has ended.
     fn choose(&mut self) {
-        let settled = (0..2).all(|who| self.waiting[who] || self.ended[who]);
-        if self.turn.is_some() || !settled {
+        let is_ready = (0..2).all(|thread| self.waiting[thread] || self.ended[thread]);
+        if self.turn.is_some() || !is_ready {
             return;
         }
         self.turn = match self.waiting {
@@ -59,34 +59,34 @@ impl State {
 }
 
 impl Turns {
-    fn hook(&self, who: usize) -> Hook {
+    fn hook(&self, thread: usize) -> Hook {
         let turns = self.clone();
         Hook::before(move |operation: &Operation| {
             let (state, changed) = &*turns.0;
             let mut state = state.lock().unwrap();
-            // The last turn ends where the next operation begins.
-            state.turn.take_if(|turn| *turn == who);
-            state.waiting[who] = true;
+            // A turn ends where the thread's next operation begins.
+            state.turn.take_if(|turn| *turn == thread);
+            state.waiting[thread] = true;
             state.choose();
             changed.notify_all();
-            let mut state = changed.wait_while(state, |state| state.turn != Some(who)).unwrap();
-            state.waiting[who] = false;
-            state.log.push((who, operation.to_string()));
+            let mut state = changed.wait_while(state, |state| state.turn != Some(thread)).unwrap();
+            state.waiting[thread] = false;
+            state.log.push((thread, operation.to_string()));
         })
     }
 
-    fn end(&self, who: usize) {
+    fn end(&self, thread: usize) {
         let (state, changed) = &*self.0;
         let mut state = state.lock().unwrap();
-        state.turn.take_if(|turn| *turn == who);
-        state.ended[who] = true;
-        state.log.push((who, "end".into()));
+        state.turn.take_if(|turn| *turn == thread);
+        state.ended[thread] = true;
+        state.log.push((thread, "end".into()));
         state.choose();
         changed.notify_all();
     }
 }
 
-/// Runs every interleaving and counts how many ended with a commit, and how many without.
+/// Runs every interleaving. Returns how many ended with a commit and how many without.
 fn every_interleaving(run: impl Fn(&Turns) -> bool) -> (usize, usize) {
     let mut plan = Vec::new();
     let (mut committed, mut refused) = (0, 0);
@@ -95,7 +95,7 @@ fn every_interleaving(run: impl Fn(&Turns) -> bool) -> (usize, usize) {
         turns.0.0.lock().unwrap().plan = plan;
         *if run(&turns) { &mut committed } else { &mut refused } += 1;
         plan = std::mem::take(&mut turns.0.0.lock().unwrap().plan);
-        // The next plan in order: the last choice that can still go to the raiser does.
+        // The next plan in order: change the last choice of the committer to the raiser.
         while plan.last() == Some(&RAISER) {
             plan.pop();
         }
@@ -106,15 +106,16 @@ fn every_interleaving(run: impl Fn(&Turns) -> bool) -> (usize, usize) {
     }
 }
 
-/// An old generation writes its last shard and commits, while a new one takes over and, if asked to,
-/// prunes. Whether there was a commit.
+/// An old generation writes its last shard and commits, while a new generation takes over and, if `prunes`,
+/// prunes. Returns whether the commit succeeded.
 fn race(turns: &Turns, prunes: bool) -> bool {
     let objects = Arc::new(InMemory::new());
     let plain = Store::over("plain", objects.clone()).unwrap();
     saved(&plain, id(1, 10), 2);
     let first = plain.write_shard(&id(1, 20), Rank(0), 2, &kit::snapshot(20, 0, 2)).unwrap();
 
-    let over = |who| Store::over("hooked", Arc::new(Hooked::new(objects.clone(), turns.hook(who))));
+    let over =
+        |thread| Store::over("hooked", Arc::new(Hooked::new(objects.clone(), turns.hook(thread))));
     let (committing, raising) = (over(COMMITTER).unwrap(), over(RAISER).unwrap());
     let outcome = thread::scope(|scope| {
         let commit = scope.spawn(|| {
@@ -142,13 +143,14 @@ fn race(turns: &Turns, prunes: bool) -> bool {
     });
 
     let log = std::mem::take(&mut turns.0.0.lock().unwrap().log);
-    let place =
-        |wanted: (usize, &str)| log.iter().position(|(who, what)| (*who, what.as_str()) == wanted);
+    let position = |entry: (usize, &str)| {
+        log.iter().position(|(thread, operation)| (*thread, operation.as_str()) == entry)
+    };
     match &outcome {
         Ok(manifest) => {
             let created = format!("create {}/manifest.json", id(1, 20).name());
-            let committed = place((COMMITTER, &created)).unwrap();
-            assert!(committed < place((RAISER, "raised")).unwrap(), "too late: {log:#?}");
+            let committed = position((COMMITTER, &created)).unwrap();
+            assert!(committed < position((RAISER, "raised")).unwrap(), "too late: {log:#?}");
             assert_eq!(&newest(&plain).manifest, manifest, "{log:#?}");
         }
         Err(Error::Fenced { .. }) => {
@@ -169,13 +171,13 @@ fn nothing_is_committed_after_the_fence_was_raised() {
 }
 
 #[test]
-fn nothing_is_committed_after_the_fence_was_raised_and_the_leftovers_were_pruned() {
+fn nothing_is_committed_after_the_fence_was_raised_and_abandoned_saves_were_pruned() {
     let (committed, refused) = every_interleaving(|turns| race(turns, true));
     assert!(committed >= 20 && refused >= 500, "only {committed} commits and {refused} refusals");
 }
 
 #[test]
-fn a_closed_save_is_refused_and_pruned_and_its_tombstone_stays() {
+fn an_abandoned_save_is_refused_and_pruned_and_its_tombstone_is_kept() {
     let store = Store::memory().unwrap();
     saved(&store, id(1, 10), 1);
     let late = written(&store, id(1, 20), 1);
@@ -193,7 +195,7 @@ fn a_closed_save_is_refused_and_pruned_and_its_tombstone_stays() {
 }
 
 #[test]
-fn a_generation_belongs_to_one_owner_and_an_older_one_to_nobody() {
+fn only_one_owner_can_claim_a_generation_and_none_an_older_one() {
     let store = Store::memory().unwrap();
     let taken_by = |generation, owner| match store.claim(Generation(generation), owner) {
         Ok(()) => None,

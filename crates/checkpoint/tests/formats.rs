@@ -1,4 +1,4 @@
-//! Checkpoints that were ever written are read for ever: `fixtures/vN` was written when format N was new.
+//! Checkpoints of every format version stay readable: `fixtures/vN` was written when format N was new.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod kit;
@@ -18,10 +18,10 @@ fn fixture(version: u32) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/v{version}"))
 }
 
-/// What training left as it was.
+/// Values of the frozen region.
 const FROZEN: [f32; 8] = [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0];
 
-/// What the fixtures hold: one manifest with every field of its version filled, and its state.
+/// The manifest in the fixture of a version, with every field of that version set.
 fn fixture_manifest(version: u32, shards: Vec<ShardEntry>, frozen: Vec<FrozenEntry>) -> Manifest {
     let is_first = version == 1;
     let tensor = |name: &str, shape: &[usize], region: &str, offset| TensorInfo {
@@ -32,9 +32,9 @@ fn fixture_manifest(version: u32, shards: Vec<ShardEntry>, frozen: Vec<FrozenEnt
         channels_last: shape.len() == 4,
     };
     let trained = tensor("conv1.weight", &[2, 3, 7, 7], "weights", if is_first { 5 } else { 16 });
-    let kept = tensor("layer1.0.bn1.weight", &[8], "frozen", 0);
+    let frozen_tensor = tensor("layer1.0.bn1.weight", &[8], "frozen", 0);
     let id = id(3, 440);
-    let accuracy = Accuracy::before_names(0, 0.1, (0.75, 0.0), None);
+    let accuracy = Accuracy::from_legacy_fields(0, 0.1, (0.75, 0.0), None);
     Manifest {
         version,
         layout: if is_first { 1 } else { 2 },
@@ -47,7 +47,7 @@ fn fixture_manifest(version: u32, shards: Vec<ShardEntry>, frozen: Vec<FrozenEnt
             last_evaluation: Some(accuracy),
             ..Progress::default()
         },
-        tensors: if is_first { vec![trained] } else { vec![trained, kept] },
+        tensors: if is_first { vec![trained] } else { vec![trained, frozen_tensor] },
         seed: u64::MAX,
         created_unix_seconds: 1_790_000_000,
         ..draft(id, 2, shards)
@@ -65,7 +65,7 @@ fn every_version_is_read_with_equal_values() {
         let (shards, frozen) = (manifest.shards.clone(), manifest.frozen.clone());
         assert_eq!(frozen.len(), usize::from(version > 1));
         assert_eq!(**manifest, fixture_manifest(version, shards, frozen));
-        store.prove(&[manifest], NonZeroUsize::MIN, &|_| {}).pop().unwrap().unwrap();
+        store.verify(&[manifest], NonZeroUsize::MIN, &|_| {}).pop().unwrap().unwrap();
         assert_holds(&store, manifest);
         store.load_frozen(manifest, &mut |_, _, values| assert_eq!(values, FROZEN)).unwrap();
         assert_eq!(store.fence().unwrap(), manifest.generation);
@@ -73,7 +73,7 @@ fn every_version_is_read_with_equal_values() {
 }
 
 #[test]
-fn the_version_that_is_written_has_a_fixture() {
+fn the_current_version_has_a_fixture() {
     let folder = fixture(VERSION);
     assert!(
         folder.is_dir(),
@@ -86,7 +86,7 @@ fn the_version_that_is_written_has_a_fixture() {
 #[ignore = "writes the fixture of a new version"]
 fn write_the_fixture_of_this_version() {
     let folder = fixture(VERSION);
-    assert!(!folder.exists(), "{} is there, and stays as it is for ever", folder.display());
+    assert!(!folder.exists(), "{} exists and must never change", folder.display());
     let store = Store::open(folder.to_str().unwrap()).unwrap();
     let id = id(3, 440);
     store.raise_fence(id.generation).unwrap();

@@ -1,4 +1,4 @@
-//! What training leaves as it is lies in a store once, as long as a checkpoint refers to it.
+//! Frozen state is stored once, and as long as a checkpoint refers to it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod kit;
@@ -6,7 +6,7 @@ mod kit;
 use std::{fs, num::NonZeroUsize, path::PathBuf};
 
 use baton_checkpoint::{
-    Difference, Error, Finding, Float, FrozenEntry, Manifest, SaveId, Store, TensorInfo,
+    Comparison, Difference, Error, Float, FrozenEntry, Manifest, SaveId, Store, TensorInfo,
     export::{self, Weights},
 };
 use baton_job::Generation;
@@ -37,7 +37,7 @@ impl Fixture {
     }
 }
 
-/// The backbone of so many models.
+/// Values of the frozen region.
 fn words(seed: f32) -> Vec<f32> {
     (0..32).map(|i| i as f32 + seed).collect()
 }
@@ -47,7 +47,7 @@ fn tensor(name: &str, region: &str, offset: usize, len: usize) -> TensorInfo {
     TensorInfo { name, shape: vec![len], region, offset, channels_last: false }
 }
 
-/// All files written, nothing committed.
+/// Writes all files of a save without committing it.
 fn written_with(store: &Store, id: SaveId, seed: f32) -> Manifest {
     let manifest = written(store, id, 2);
     let entry = store.write_frozen(&id, "frozen", Float::F32, words(seed)).unwrap();
@@ -71,7 +71,7 @@ fn loaded(store: &Store, manifest: &Manifest) -> Result<Vec<f32>, Error> {
 }
 
 #[test]
-fn it_is_written_once_and_comes_back_with_every_checkpoint() {
+fn frozen_state_is_written_once_and_restored_with_every_checkpoint() {
     let f = fixture();
     for step in 1..4 {
         let manifest = saved(&f.store, id(1, step), 0.5);
@@ -84,7 +84,7 @@ fn it_is_written_once_and_comes_back_with_every_checkpoint() {
 }
 
 #[test]
-fn halves_come_back_as_words_and_as_values() {
+fn sixteen_bit_values_are_read_as_words_and_as_values() {
     let f = fixture();
     let halves = [1.5f32, -2.0, 0.25, 3.0].map(bf16::from_f32);
     let words: Vec<f32> = halves
@@ -106,24 +106,24 @@ fn halves_come_back_as_words_and_as_values() {
 }
 
 #[test]
-fn it_goes_with_the_last_checkpoint_that_refers_to_it() {
+fn frozen_state_is_removed_with_the_last_checkpoint_that_refers_to_it() {
     let f = fixture();
     saved(&f.store, id(1, 10), 1.0);
     saved(&f.store, id(1, 20), 1.0);
     let last = saved(&f.store, id(1, 30), 2.0);
     f.store.prune(&keep(2, false, 0, 1));
-    assert_eq!((names(&f.store).len(), f.files().len()), (2, 2), "20 needs it still");
+    assert_eq!((names(&f.store).len(), f.files().len()), (2, 2), "step 20 still needs it");
     f.store.prune(&keep(1, false, 0, 1));
     assert_eq!(f.files(), [format!("{}.safetensors", last.frozen[0].blake3)]);
     assert_eq!(loaded(&f.store, &newest(&f.store).manifest).unwrap(), words(2.0));
 
     let freed = f.store.discard(id(1, 30)).unwrap();
-    assert!(freed > last.all_bytes(), "with its manifest");
+    assert!(freed > last.all_bytes(), "includes the manifest");
     assert_eq!(f.files(), [""; 0]);
 }
 
 #[test]
-fn it_stays_while_a_save_that_may_refer_to_it_is_unfinished() {
+fn frozen_state_is_kept_while_an_unfinished_save_may_refer_to_it() {
     let f = fixture();
     saved(&f.store, id(1, 10), 1.0);
     let other = saved(&f.store, id(1, 20), 2.0);
@@ -136,7 +136,7 @@ fn it_stays_while_a_save_that_may_refer_to_it_is_unfinished() {
 }
 
 #[test]
-fn it_stays_while_a_manifest_cannot_be_read() {
+fn frozen_state_is_kept_while_a_manifest_cannot_be_read() {
     let f = fixture();
     saved(&f.store, id(1, 10), 1.0);
     saved(&f.store, id(1, 20), 2.0);
@@ -148,7 +148,7 @@ fn it_stays_while_a_manifest_cannot_be_read() {
 }
 
 #[test]
-fn an_older_generation_neither_writes_nor_removes_it() {
+fn an_older_generation_cannot_write_frozen_state() {
     let f = fixture();
     saved(&f.store, id(1, 10), 1.0);
     f.store.raise_fence(Generation(2)).unwrap();
@@ -158,7 +158,7 @@ fn an_older_generation_neither_writes_nor_removes_it() {
 }
 
 #[test]
-fn damage_to_it_is_named_and_mended_by_the_next_save() {
+fn damage_to_frozen_state_is_reported_and_repaired_by_the_next_save() {
     let f = fixture();
     let manifest = saved(&f.store, id(1, 10), 1.0);
     let path = f.path(&manifest.frozen[0]);
@@ -166,8 +166,8 @@ fn damage_to_it_is_named_and_mended_by_the_next_save() {
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     fs::write(&path, flipped).unwrap();
-    let proven = f.store.prove(&[&manifest], NonZeroUsize::MIN, &|_| {}).pop().unwrap();
-    let problem = proven.unwrap_err().to_string();
+    let verified = f.store.verify(&[&manifest], NonZeroUsize::MIN, &|_| {}).pop().unwrap();
+    let problem = verified.unwrap_err().to_string();
     let file = format!("frozen/{}.safetensors", manifest.frozen[0].blake3);
     assert!(problem.contains(&format!("{file} does not match its digest")), "{problem}");
     loaded(&f.store, &manifest).unwrap_err();
@@ -187,7 +187,7 @@ fn damage_to_it_is_named_and_mended_by_the_next_save() {
 }
 
 #[test]
-fn a_copy_takes_it_along_and_an_export_holds_it() {
+fn copies_and_exports_include_frozen_state() {
     let (f, to) = (fixture(), fixture());
     let manifest = saved(&f.store, id(1, 10), 1.0);
     let copied = f.store.copy_to(&manifest, &to.store, &|_| {}).unwrap();
@@ -206,7 +206,7 @@ fn a_copy_takes_it_along_and_an_export_holds_it() {
 }
 
 #[test]
-fn a_difference_in_it_is_found() {
+fn a_difference_in_frozen_state_is_found() {
     let f = fixture();
     let manifests = [(10, 1.0), (20, 2.0)].map(|(step, seed)| saved(&f.store, id(1, step), seed));
     let [a, b] = manifests.each_ref().map(|manifest| (&f.store, manifest));
@@ -218,23 +218,23 @@ fn a_difference_in_it_is_found() {
         parts.find(|part| part.name == name).unwrap().finding
     };
     for name in ["frozen", "backbone"] {
-        assert!(matches!(found(name), Finding::Different(_)), "{name}");
+        assert!(matches!(found(name), Comparison::Different(_)), "{name}");
     }
 }
 
 #[test]
-fn a_manifest_that_lies_about_it_is_damage() {
-    type Lie = fn(&mut FrozenEntry);
-    let lies: [(&str, Lie); 4] = [
+fn a_manifest_with_a_false_frozen_entry_is_refused() {
+    type Change = fn(&mut FrozenEntry);
+    let changes: [(&str, Change); 4] = [
         ("a path", |frozen| frozen.blake3 = "../x".into()),
         ("longer than its file", |frozen| frozen.len = 1000),
-        ("a length that no memory could hold", |frozen| frozen.len = usize::MAX),
+        ("a length that overflows", |frozen| frozen.len = usize::MAX),
         ("the name of another region", |frozen| frozen.region = "weights".into()),
     ];
-    for (what, lie) in lies {
+    for (what, change) in changes {
         let f = fixture();
         let mut manifest = written_with(&f.store, id(1, 10), 1.0);
-        lie(&mut manifest.frozen[0]);
+        change(&mut manifest.frozen[0]);
         f.store.commit(&manifest).expect_err(what);
     }
 }

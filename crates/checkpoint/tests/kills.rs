@@ -1,6 +1,6 @@
-//! Processes that are killed while they save: what was reported as committed is found, whole.
+//! Processes are killed while they save: every checkpoint reported as committed must be found undamaged.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a failed test may say so loudly")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a failed test may panic")]
 
 mod kit;
 
@@ -13,23 +13,23 @@ use std::{
 };
 
 use baton_checkpoint::Store;
-use kit::{assert_holds, id, keep, newest, saved};
+use kit::{assert_holds, find_by, id, keep, newest, saved};
 
-/// Tells the process that is killed where to save, and who it is.
+/// Store and generation for the process that is killed.
 const STORE: &str = "BATON_TEST_VICTIM_STORE";
 const GENERATION: &str = "BATON_TEST_VICTIM_GENERATION";
-/// How often to kill; `make chaos` says 500.
+/// Number of kills; `make chaos` sets 500.
 const CYCLES: &str = "BATON_TEST_KILLS";
 const SEED: &str = "BATON_TEST_SEED";
 
-/// Saves and prunes until it is killed, and tells each step once it is committed.
+/// Saves and prunes until it is killed, and prints each step once it is committed.
 #[test]
 #[ignore = "the process that the test below kills"]
 fn victim() {
     let store = Store::open(&env::var(STORE).unwrap()).unwrap();
     let generation = env::var(GENERATION).unwrap().parse().unwrap();
     store.raise_fence(baton_job::Generation(generation)).unwrap();
-    let resumed = store.find(&Default::default()).unwrap();
+    let resumed = find_by(&store, &Default::default()).unwrap();
     let start = resumed.map_or(0, |found| found.manifest.step.0);
     for step in start + 1.. {
         saved(&store, id(generation, step), 2);
@@ -40,7 +40,7 @@ fn victim() {
 }
 
 #[test]
-fn whatever_moment_a_process_is_killed_at_what_it_reported_is_found() {
+fn reported_checkpoints_survive_a_kill_at_any_moment() {
     let folder = tempfile::tempdir().unwrap();
     let location = folder.path().to_str().unwrap();
     let cycles: u64 = env::var(CYCLES).map_or(20, |cycles| cycles.parse().unwrap());
@@ -58,9 +58,9 @@ fn whatever_moment_a_process_is_killed_at_what_it_reported_is_found() {
         let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines().map(Result::unwrap);
         let step_of = |line: String| line.strip_prefix("committed ")?.parse::<u64>().ok();
         for _ in 0..rng.u32(1..4) {
-            reported = lines.by_ref().find_map(step_of).expect("it goes on until it is killed");
+            reported = lines.by_ref().find_map(step_of).expect("it runs until it is killed");
         }
-        // A moment of the next save, or of the pruning.
+        // A random moment of the next save, or of the pruning.
         thread::sleep(Duration::from_micros(rng.u64(0..20_000)));
         victim.kill().unwrap();
         reported = lines.filter_map(step_of).max().unwrap_or(reported);

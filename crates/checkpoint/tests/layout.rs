@@ -1,16 +1,18 @@
-//! Values move from any layout into any other, by the names of their tensors.
+//! Values are moved from any layout to any other, by the names of their tensors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::collections::BTreeMap;
 
-use baton_checkpoint::{ALIGNMENT, Flat, Float, Layout, Moves, TensorInfo, slice_of};
+use baton_checkpoint::{
+    ALIGNMENT, FlatRegion, Float, LayoutMapping, StateLayout, TensorInfo, slice_of,
+};
 use baton_job::Rank;
 use proptest::prelude::*;
 
 const REGIONS: [&str; 6] =
     ["weights", "momentum", "ema", "bn_running", "bn_running_ema", "loss_scale"];
 
-/// A tensor of a model, and what one layout does with it.
+/// A tensor of a model, and whether it is frozen in a layout.
 #[derive(Clone, Debug)]
 struct Tensor {
     name: String,
@@ -20,9 +22,9 @@ struct Tensor {
 }
 
 /// Lays tensors out in their order, each at a multiple of `align`.
-fn lay_out(tensors: &[Tensor], align: usize) -> Layout {
+fn lay_out(tensors: &[Tensor], align: usize) -> StateLayout {
     let mut ends = BTreeMap::new();
-    let mut places = Vec::new();
+    let mut infos = Vec::new();
     for Tensor { name, len, is_statistic, is_frozen } in tensors {
         let region = match (is_frozen, is_statistic) {
             (true, _) => "frozen",
@@ -33,11 +35,11 @@ fn lay_out(tensors: &[Tensor], align: usize) -> Layout {
         let offset = end.next_multiple_of(align);
         *end = offset + len;
         let (name, shape, region) = (name.clone(), vec![*len], region.to_owned());
-        places.push(TensorInfo { name, shape, region, offset, channels_last: false });
+        infos.push(TensorInfo { name, shape, region, offset, channels_last: false });
     }
     let end = |name: &str| ends.get(name).copied().unwrap_or_default();
     let (weights, statistics, frozen) = (end("weights"), end("bn_running"), end("frozen"));
-    let flat = |(name, len): (&str, usize)| Flat {
+    let flat = |(name, len): (&str, usize)| FlatRegion {
         name: name.to_owned(),
         float: Float::F32,
         len,
@@ -45,17 +47,17 @@ fn lay_out(tensors: &[Tensor], align: usize) -> Layout {
     };
     let lens = [weights, weights, weights, statistics, statistics, 3];
     let regions = REGIONS.into_iter().zip(lens).chain((frozen > 0).then_some(("frozen", frozen)));
-    Layout { regions: regions.map(flat).collect(), tensors: places }
+    StateLayout { regions: regions.map(flat).collect(), tensors: infos }
 }
 
-/// The value of a tensor in a region; another one for each.
+/// A value of a tensor in a region; unique for each combination.
 fn value(region: &str, tensor: &str, index: usize) -> f32 {
     let role = REGIONS.iter().position(|known| *known == region).unwrap_or_default();
     let number: usize = tensor[1..].parse().unwrap();
     (1 + index + 100 * (1 + number) + 10_000 * role) as f32
 }
 
-/// The region whose values a tensor has where a state has them in `region`.
+/// The region that a tensor's values belong to when it is not frozen.
 fn role(region: &str, is_statistic: bool) -> &str {
     match (region, is_statistic) {
         ("frozen", true) => "bn_running",
@@ -64,7 +66,7 @@ fn role(region: &str, is_statistic: bool) -> &str {
     }
 }
 
-/// The region that tells where tensors lie in `region`.
+/// The region whose tensors define the layout of `region`.
 fn template(region: &str) -> &str {
     match region {
         "momentum" | "ema" => "weights",
@@ -73,17 +75,17 @@ fn template(region: &str) -> &str {
     }
 }
 
-fn fill(layout: &Layout, tensors: &[Tensor]) -> BTreeMap<String, Vec<f32>> {
-    let region = |region: &Flat| {
+fn fill(layout: &StateLayout, tensors: &[Tensor]) -> BTreeMap<String, Vec<f32>> {
+    let region = |region: &FlatRegion| {
         let mut values = vec![0.0; region.len];
         if region.name == "loss_scale" {
             values = vec![7.0, 8.0, 9.0];
         }
-        for place in layout.tensors.iter().filter(|t| t.region == template(&region.name)) {
-            let tensor = tensors.iter().find(|tensor| tensor.name == place.name).unwrap();
+        for info in layout.tensors.iter().filter(|t| t.region == template(&region.name)) {
+            let tensor = tensors.iter().find(|tensor| tensor.name == info.name).unwrap();
             for index in 0..tensor.len {
                 let role = role(&region.name, tensor.is_statistic);
-                values[place.offset + index] = value(role, &tensor.name, index);
+                values[info.offset + index] = value(role, &tensor.name, index);
             }
         }
         (region.name.clone(), values)
@@ -91,14 +93,14 @@ fn fill(layout: &Layout, tensors: &[Tensor]) -> BTreeMap<String, Vec<f32>> {
     layout.regions.iter().map(region).collect()
 }
 
-/// Moves a state in the slices of so many ranks.
+/// Moves a state that is sliced among `ranks` ranks.
 fn moved(
-    from: &Layout,
-    to: &Layout,
+    from: &StateLayout,
+    to: &StateLayout,
     state: &BTreeMap<String, Vec<f32>>,
     ranks: u32,
 ) -> BTreeMap<String, Vec<f32>> {
-    let moves = Moves::between(from, to).unwrap();
+    let moves = LayoutMapping::between(from, to).unwrap();
     let zeros = to.regions.iter().map(|r| (r.name.clone(), vec![0.0; r.words()]));
     let mut moved: BTreeMap<String, Vec<f32>> = zeros.collect();
     for rank in (0..ranks).map(Rank) {
@@ -132,7 +134,7 @@ fn models() -> impl Strategy<Value = (Vec<Tensor>, Vec<Tensor>)> {
 
 proptest! {
     #[test]
-    fn every_value_comes_to_its_place(
+    fn every_value_is_moved_to_its_position(
         (before, after) in models(),
         align in prop_oneof![Just(1), Just(ALIGNMENT)],
         ranks in 1u32..5,
@@ -140,30 +142,31 @@ proptest! {
         let (from, to) = (lay_out(&before, align), lay_out(&after, ALIGNMENT));
         let moved = moved(&from, &to, &fill(&from, &before), ranks);
 
-        let mut wanted = fill(&to, &after);
-        for (region, values) in &mut wanted {
-            for place in to.tensors.iter().filter(|t| t.region == template(region)) {
-                let was = before.iter().find(|tensor| tensor.name == place.name).unwrap();
-                let span = place.offset..place.offset + was.len;
-                for (index, kept) in values[span].iter_mut().enumerate() {
+        let mut expected = fill(&to, &after);
+        for (region, values) in &mut expected {
+            for info in to.tensors.iter().filter(|t| t.region == template(region)) {
+                let was = before.iter().find(|tensor| tensor.name == info.name).unwrap();
+                let span = info.offset..info.offset + was.len;
+                for (index, value_there) in values[span].iter_mut().enumerate() {
                     match region.as_str() {
-                        // What was frozen has no moments, and an average that is itself.
-                        "momentum" if was.is_frozen => *kept = 0.0,
+                        // A frozen tensor has no moments, and its average equals its value.
+                        "momentum" if was.is_frozen => *value_there = 0.0,
                         "ema" | "bn_running_ema" if was.is_frozen => {
-                            *kept = value(role("frozen", was.is_statistic), &was.name, index);
+                            *value_there =
+                                value(role("frozen", was.is_statistic), &was.name, index);
                         }
                         _ => {}
                     }
                 }
             }
         }
-        prop_assert_eq!(moved, wanted);
+        prop_assert_eq!(moved, expected);
     }
 
     #[test]
-    fn a_layout_that_is_the_same_moves_whole_slices((model, _) in models(), ranks in 1u32..5) {
+    fn an_equal_layout_moves_whole_slices((model, _) in models(), ranks in 1u32..5) {
         let layout = lay_out(&model, ALIGNMENT);
-        let moves = Moves::between(&layout, &layout).unwrap();
+        let moves = LayoutMapping::between(&layout, &layout).unwrap();
         prop_assert!(moves.is_identity());
         for region in &layout.regions {
             for rank in (0..ranks).map(Rank) {
@@ -176,11 +179,11 @@ proptest! {
     }
 }
 
-fn problems(from: &Layout, to: &Layout) -> Vec<String> {
-    Moves::between(from, to).unwrap_err()
+fn problems(from: &StateLayout, to: &StateLayout) -> Vec<String> {
+    LayoutMapping::between(from, to).unwrap_err()
 }
 
-fn model() -> Layout {
+fn model() -> StateLayout {
     let tensor = |number, len| Tensor {
         name: format!("t{number}"),
         len,
@@ -191,17 +194,17 @@ fn model() -> Layout {
 }
 
 #[test]
-fn every_difference_of_models_is_named() {
+fn every_difference_of_models_is_reported() {
     let (mut from, mut to) = (model(), model());
     from.tensors[0].name = "t9".to_owned();
     from.tensors[1].shape = vec![1, 3];
     assert_eq!(
         problems(&from, &to),
-        ["it lacks t1 [4]", "its t2 is [1, 3], not [3]", "only it has t9 [4]"]
+        ["it has no t1 [4]", "its t2 is [1, 3], not [3]", "only it has t9 [4]"]
     );
     from = model();
     from.regions.retain(|region| !region.name.contains("ema"));
-    assert_eq!(problems(&from, &to), ["it lacks ema", "it lacks bn_running_ema"]);
+    assert_eq!(problems(&from, &to), ["it has no ema", "it has no bn_running_ema"]);
     assert_eq!(problems(&to, &from), ["only it has ema", "only it has bn_running_ema"]);
     to = model();
     from = model();
@@ -213,7 +216,7 @@ fn every_difference_of_models_is_named() {
 }
 
 #[test]
-fn a_frozen_tensor_of_another_type_is_named() {
+fn a_frozen_tensor_of_another_type_is_reported() {
     let tensors = [Tensor { name: "t0".into(), len: 4, is_statistic: false, is_frozen: true }];
     let (from, mut to) = (lay_out(&tensors, ALIGNMENT), lay_out(&tensors, ALIGNMENT));
     to.regions[6].float = Float::Bf16;
@@ -221,8 +224,8 @@ fn a_frozen_tensor_of_another_type_is_named() {
 }
 
 #[test]
-fn a_region_that_is_too_short_for_its_tensors_is_no_panic() {
+fn a_region_that_is_too_short_for_its_tensors_is_reported() {
     let (mut from, to) = (model(), model());
     from.regions[1].len = 5;
-    assert_eq!(problems(&from, &to), ["t2 does not lie in momentum"]);
+    assert_eq!(problems(&from, &to), ["t2 is outside region momentum"]);
 }

@@ -1,16 +1,16 @@
-//! A coordinator that plays a job, to look at `baton top` and the other commands without one:
+//! A coordinator with a simulated job, to try `baton top` and the other commands:
 //!
 //! ```text
 //! cargo run -p baton-cli --example fake_coordinator -- 127.0.0.1:29700 [RANKS]
 //! baton top --coordinator http://127.0.0.1:29700
 //! ```
 
-#![allow(clippy::unwrap_used, reason = "it serves nobody but developers")]
+#![allow(clippy::unwrap_used, reason = "a tool for developers only")]
 
-#[allow(dead_code, reason = "tests need more of it")]
+#[allow(dead_code, reason = "only the tests use all of it")]
 #[path = "../tests/fake/mod.rs"]
 mod fake;
-#[allow(dead_code, reason = "its statuses are many, and each file needs some")]
+#[allow(dead_code, reason = "each file uses only some of the statuses")]
 #[path = "../src/testing.rs"]
 mod testing;
 
@@ -23,9 +23,9 @@ use baton_proto::v1::{
     PauseStatus, Step, StreamLogsResponse, StreamMetricsResponse, get_status_response::Phase,
     stream_metrics_response::Metrics,
 };
-use fake::{Fake, Told};
+use fake::{FakeCoordinator, FakeState};
 
-const TOTAL: u64 = 352;
+const TOTAL_STEPS: u64 = 352;
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -36,29 +36,29 @@ fn main() {
         status = testing::many(ranks);
     }
     let events = testing::events();
-    let told = Told { status, events, lines: testing::lines(), ..Told::default() };
-    let fake = Fake::start_at(address.parse().unwrap(), told);
+    let state = FakeState { status, events, lines: testing::lines(), ..FakeState::default() };
+    let fake = FakeCoordinator::start_at(address.parse().unwrap(), state);
     let mut step = 0;
     loop {
         thread::sleep(Duration::from_millis(200));
-        step = (step + 1) % TOTAL;
-        fake.tell(|told| play(told, step));
+        step = (step + 1) % TOTAL_STEPS;
+        fake.update(|state| simulate(state, step));
     }
 }
 
-/// One more update, unless somebody wants it to stand still.
-fn play(told: &mut Told, step: u64) {
+/// Simulates one update, unless the job is paused.
+fn simulate(state: &mut FakeState, step: u64) {
     let unix_millis = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
-    let wish = told.asked.iter().rev().find(|asked| !asked.starts_with("checkpoint"));
-    if wish.is_some_and(|wish| wish.starts_with("pause")) {
-        told.status.phase = Phase::Paused.into();
-        let seconds = told.status.pause.as_ref().map_or(0.0, |pause| pause.seconds + 0.2);
-        told.status.pause = Some(PauseStatus { reason: "`baton top`".to_owned(), seconds });
+    let request = state.requests.iter().rev().find(|request| !request.starts_with("checkpoint"));
+    if request.is_some_and(|request| request.starts_with("pause")) {
+        state.status.phase = Phase::Paused.into();
+        let seconds = state.status.pause.as_ref().map_or(0.0, |pause| pause.seconds + 0.2);
+        state.status.pause = Some(PauseStatus { reason: "`baton top`".to_owned(), seconds });
         return;
     }
-    told.status.phase = Phase::Training.into();
-    told.status.pause = None;
-    let share = step as f64 / TOTAL as f64;
+    state.status.phase = Phase::Training.into();
+    state.status.pause = None;
+    let share = step as f64 / TOTAL_STEPS as f64;
     let noise = (step as f64 * 1.7).sin() * 0.05;
     let latest = Step {
         step,
@@ -69,32 +69,32 @@ fn play(told: &mut Told, step: u64) {
         lr: 0.001 * (1.0 - share),
         samples_per_second: 400.0 + 200.0 * noise,
         metrics: Vec::new(),
-        ..told.status.latest.clone().unwrap()
+        ..state.status.latest.clone().unwrap()
     };
-    told.status.latest = Some(latest.clone());
-    let mut tell = |metrics| {
+    state.status.latest = Some(latest.clone());
+    let mut add = |metrics| {
         let point = StreamMetricsResponse { unix_millis, generation: 2, metrics: Some(metrics) };
-        told.points.push(point);
+        state.points.push(point);
     };
     match step {
-        0 => tell(Metrics::BeganAt(0)),
-        120 => tell(Metrics::BeganAt(119)),
+        0 => add(Metrics::BeganAt(0)),
+        120 => add(Metrics::BeganAt(119)),
         _ => {}
     }
-    tell(Metrics::Step(latest.clone()));
+    add(Metrics::Step(latest.clone()));
     if step.is_multiple_of(22) {
-        let mut found = told.status.evaluation.clone().unwrap();
-        found.step = step;
-        let accuracy = found.accuracy.as_mut().unwrap();
+        let mut evaluated = state.status.evaluation.clone().unwrap();
+        evaluated.step = step;
+        let accuracy = evaluated.accuracy.as_mut().unwrap();
         (accuracy.top1, accuracy.metrics) = (latest.top1 * 0.95, Vec::new());
-        told.points.push(StreamMetricsResponse {
+        state.points.push(StreamMetricsResponse {
             unix_millis,
             generation: 2,
-            metrics: Some(Metrics::Evaluation(found)),
+            metrics: Some(Metrics::Evaluation(evaluated)),
         });
     }
-    let rank = (step % told.status.ranks.len() as u64) as u32;
-    told.lines.push(StreamLogsResponse {
+    let rank = (step % state.status.ranks.len() as u64) as u32;
+    state.lines.push(StreamLogsResponse {
         unix_millis,
         node_id: "a".to_owned(),
         local_rank: Some(rank),

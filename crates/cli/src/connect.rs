@@ -1,8 +1,9 @@
-//! Finds the coordinator and calls it. Every call has a deadline.
+//! Finds the coordinator and calls it. Every call has a timeout.
 
 mod follow;
 
 use std::{
+    env,
     error::Error as _,
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -10,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use baton_access::{Bearer, ClientFiles, Credentials, client::tls_problem};
+use baton_access::{Bearer, ClientCredentials, ClientFiles, client::tls_problem};
 use baton_job::exit::Failure;
 use baton_proto::v1::{
     CheckpointEntry, DrainRequest, GetRecipeRequest, GetRecipeResponse, GetStatusRequest,
@@ -25,65 +26,51 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use self::follow::{EventFeed, Follow, LogFeed, MetricsFeed};
+use self::follow::{EventFeed, LogFeed, MetricsFeed};
+pub(crate) use self::follow::{Feed, Follow};
 use crate::failure::{bad_input, failed};
 
-/// Where a coordinator serves unless told otherwise.
+/// Default address of a coordinator.
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:29600";
-/// Names the coordinator in the environment.
-const VARIABLE: &str = "BATON_COORDINATOR";
-/// Folder of run folders, as `baton up` makes them.
+/// Environment variable with the coordinator's address.
+const COORDINATOR_VARIABLE: &str = "BATON_COORDINATOR";
+/// Folder in which `baton up` creates run folders.
 pub(crate) const RUNS: &str = "runs";
-/// Bytes that may be on their way to us.
-const WINDOW: u32 = 4 << 20;
-/// Longest wait for an answer; a stream's is for its beginning.
-const DEADLINE: Duration = Duration::from_secs(5);
+/// HTTP/2 flow control window, bytes.
+const WINDOW_BYTES: u32 = 4 << 20;
+/// Maximum wait for an answer, or for the start of a stream.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Flags of every command that asks a coordinator.
+/// Flags of every command that calls a coordinator.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub(crate) struct Where {
-    /// Where the coordinator serves [env: BATON_COORDINATOR] [default: the newest run below runs/]
+pub(crate) struct CoordinatorFlags {
+    /// URL of the coordinator [env: BATON_COORDINATOR] [default: the newest run below runs/]
     #[arg(long, value_name = "URL")]
     pub(crate) coordinator: Option<String>,
-    /// Folder of the job's run, in which its coordinator left its address
+    /// Run folder of the job, which contains its coordinator's address
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) access: ClientFiles,
 }
 
-/// The process's environment, or a test's.
-pub(crate) trait Environment {
-    /// A variable, if it is set and not empty.
-    fn get(&self, name: &str) -> Option<String>;
-}
-
-/// The environment of this process.
-pub(crate) struct OfProcess;
-
-impl Environment for OfProcess {
-    fn get(&self, name: &str) -> Option<String> {
-        std::env::var(name).ok().filter(|value| !value.is_empty())
-    }
-}
-
-/// A coordinator's address and who named it.
+/// A coordinator's address and where the address is from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     url: String,
-    named_by: String,
+    source: String,
 }
 
 impl Address {
-    fn new(address: &str, named_by: impl Into<String>) -> Self {
+    fn new(address: &str, source: impl Into<String>) -> Self {
         let url = match address.contains("://") {
             true => address.to_owned(),
             false => format!("http://{address}"),
         };
-        Self { url, named_by: named_by.into() }
+        Self { url, source: source.into() }
     }
 
-    /// The address in a file that a coordinator wrote.
+    /// The address from a file that a coordinator wrote.
     pub(crate) fn of_endpoint(endpoint: &EndpointFile, path: &Path) -> Self {
         let scheme = if endpoint.tls { "https" } else { "http" };
         Self::new(&format!("{scheme}://{}", endpoint.address), path.display().to_string())
@@ -95,60 +82,49 @@ impl Address {
     }
 }
 
-/// What a coordinator leaves in its run folder while it serves.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The file that a coordinator keeps in its run folder while it serves.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) struct EndpointFile {
-    /// Where it is reached from this machine.
+    /// Address of the coordinator on this machine.
     pub(crate) address: SocketAddr,
-    /// Its process.
+    /// Process id of the coordinator.
     pub(crate) pid: u32,
     /// Whether it serves over TLS.
+    #[serde(default)]
     pub(crate) tls: bool,
 }
 
 impl EndpointFile {
-    /// Where it lies.
+    /// Path of the file.
     pub(crate) fn path(run_dir: &Path) -> PathBuf {
         run_dir.join("coordinator.json")
     }
 
-    /// Reads it; none if there is none, or it is unreadable.
+    /// Reads the file; `None` if it does not exist or cannot be read.
     pub(crate) fn read(path: &Path) -> Option<Self> {
-        #[derive(Deserialize)]
-        struct Content {
-            address: SocketAddr,
-            pid: u32,
-            #[serde(default)]
-            tls: bool,
+        let mut endpoint: Self = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+        // "All interfaces" is an address to listen on, not one to call.
+        if endpoint.address.ip().is_unspecified() {
+            endpoint.address.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
         }
-        let Content { mut address, pid, tls } =
-            serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-        // "All interfaces" is a place to listen on, not one to call.
-        if address.ip().is_unspecified() {
-            address.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        }
-        Some(Self { address, pid, tls })
+        Some(endpoint)
     }
 }
 
-/// Finds the coordinator: the flag `--coordinator`, else the environment, else the run folder that
-/// was named, else the newest run below `runs`, else the default port.
-pub(crate) fn find(
-    wanted: &Where,
-    environment: &dyn Environment,
-    runs: &Path,
-) -> Result<Address, Failure> {
-    if let Some(address) = &wanted.coordinator {
+/// Finds the coordinator. In this order: the flag `--coordinator`, the environment `variable`, the run folder given by
+/// `--run-dir`, the newest run below `runs`, the default address.
+fn find(flags: &CoordinatorFlags, variable: Option<&str>, runs: &Path) -> Result<Address, Failure> {
+    if let Some(address) = &flags.coordinator {
         return Ok(Address::new(address, "--coordinator"));
     }
-    if let Some(address) = environment.get(VARIABLE) {
-        return Ok(Address::new(&address, VARIABLE));
+    if let Some(address) = variable {
+        return Ok(Address::new(address, COORDINATOR_VARIABLE));
     }
-    if let Some(run_dir) = &wanted.run_dir {
+    if let Some(run_dir) = &flags.run_dir {
         let path = EndpointFile::path(run_dir);
         let endpoint = EndpointFile::read(&path).ok_or_else(|| {
             failed(format!(
-                "no coordinator serves {}: there is no {}; start the job with `baton up`",
+                "no coordinator is running in {}: there is no {}; start the job with `baton up`",
                 run_dir.display(),
                 path.display()
             ))
@@ -175,14 +151,14 @@ pub(crate) fn newest_below(runs: &Path, name: &str) -> Option<PathBuf> {
 
 type Client = JobServiceClient<InterceptedService<Channel, Bearer>>;
 
-/// Events with growing ids, over restarts of the coordinator.
+/// Stream of events with increasing ids, across restarts of the coordinator.
 pub(crate) type Events = Follow<EventFeed>;
-/// Numbers of updates and evaluations, over restarts of the coordinator.
+/// Stream of metrics of updates and evaluations, across restarts of the coordinator.
 pub(crate) type Metrics = Follow<MetricsFeed>;
-/// Lines that were logged, over restarts of the coordinator.
+/// Stream of log lines, across restarts of the coordinator.
 pub(crate) type Logs = Follow<LogFeed>;
 
-/// A coordinator to call. It connects when it is first called, and again whenever it has to.
+/// A client of a coordinator. It connects at the first call, and again when the connection is lost.
 #[derive(Clone, Debug)]
 pub(crate) struct Coordinator {
     address: Address,
@@ -190,50 +166,53 @@ pub(crate) struct Coordinator {
 }
 
 impl Coordinator {
-    /// The coordinator that [`find`] finds from here.
-    pub(crate) fn find(wanted: &Where) -> Result<Self, Failure> {
-        let credentials =
-            wanted.access.credentials(|name| OfProcess.get(name)).map_err(bad_input)?;
-        Self::at(find(wanted, &OfProcess, Path::new(RUNS))?, &credentials)
+    /// The coordinator found by [`find`] in the current environment.
+    pub(crate) fn find(flags: &CoordinatorFlags) -> Result<Self, Failure> {
+        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let credentials = flags.access.credentials(variable).map_err(bad_input)?;
+        Self::at(
+            find(flags, variable(COORDINATOR_VARIABLE).as_deref(), Path::new(RUNS))?,
+            &credentials,
+        )
     }
 
     /// The coordinator at an address.
-    pub(crate) fn at(address: Address, credentials: &Credentials) -> Result<Self, Failure> {
+    pub(crate) fn at(address: Address, credentials: &ClientCredentials) -> Result<Self, Failure> {
         let endpoint = Endpoint::from_shared(address.url.clone()).map_err(|error| {
-            let Address { url, named_by } = &address;
+            let Address { url, source } = &address;
             bad_input(format!(
-                "{url:?} ({named_by}) is no address such as http://host:29600: {error}"
+                "{url:?} ({source}) is not an address such as http://host:29600: {error}"
             ))
         })?;
         let endpoint = credentials.secure(endpoint).map_err(bad_input)?;
         let channel = endpoint
-            .connect_timeout(DEADLINE)
-            .timeout(DEADLINE)
-            // The status of a thousand ranks comes in one piece, and not in a dance of 64 KiB steps.
-            .initial_stream_window_size(WINDOW)
-            .initial_connection_window_size(WINDOW)
-            // So that a watcher notices a machine that vanished without a word.
+            .connect_timeout(CALL_TIMEOUT)
+            .timeout(CALL_TIMEOUT)
+            // With the default window of 64 KiB, the status of a thousand ranks would need many round trips.
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            // Detects a machine that disappeared without closing the connection.
             .http2_keep_alive_interval(Duration::from_secs(10))
-            .keep_alive_timeout(DEADLINE)
+            .keep_alive_timeout(CALL_TIMEOUT)
             .connect_lazy();
         let client = JobServiceClient::with_interceptor(channel, credentials.bearer());
         Ok(Self { address, client })
     }
 
-    /// Whether somebody answers there, be it that he does not know us.
-    pub(crate) async fn answers(&mut self) -> bool {
+    /// Whether a coordinator is reachable, even if it rejects this client's credentials.
+    pub(crate) async fn is_reachable(&mut self) -> bool {
         match self.client.get_status(GetStatusRequest {}).await {
             Ok(_) => true,
             Err(status) => matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied),
         }
     }
 
-    /// The job served here and its address: said before a job is changed, because it may not be the
-    /// one that was meant.
+    /// The job's name with the coordinator's address. Commands that change a job print it, so that the user sees which
+    /// job was changed.
     pub(crate) async fn name(&mut self) -> Result<String, Failure> {
         let name = self.status().await?.name;
-        let Address { url, named_by } = &self.address;
-        Ok(format!("{name} at {url} ({named_by})"))
+        let Address { url, source } = &self.address;
+        Ok(format!("{name} at {url} ({source})"))
     }
 
     pub(crate) async fn status(&mut self) -> Result<GetStatusResponse, Failure> {
@@ -276,29 +255,29 @@ impl Coordinator {
         Ok(answer.map_err(|status| self.explain(&status))?.into_inner())
     }
 
-    /// Gives it a job: a recipe as TOML, without a base.
+    /// Submits a job: a recipe as TOML, without a base recipe.
     pub(crate) async fn submit(&mut self, recipe: String) -> Result<SubmitJobResponse, Failure> {
         let request = SubmitJobRequest { recipe, overrides: Vec::new() };
         let answer = self.client.submit_job(request).await;
         Ok(answer.map_err(|status| self.explain(&status))?.into_inner())
     }
 
-    /// Events with an id greater than `after`, and those to come.
+    /// Events with an id greater than `after`, including new ones as they happen.
     pub(crate) fn events(&self, after: u64) -> Events {
         Follow::new(self.clone(), EventFeed { after, past_only: false })
     }
 
-    /// Events with an id greater than `after` that have happened.
+    /// Past events with an id greater than `after`.
     pub(crate) fn past_events(&self, after: u64) -> Events {
         Follow::new(self.clone(), EventFeed { after, past_only: true })
     }
 
-    /// Numbers of updates and evaluations so far, and with `follow` those to come.
+    /// Metrics of updates and evaluations so far, and with `follow` also new ones.
     pub(crate) fn metrics(&self, follow: bool) -> Metrics {
         Follow::new(self.clone(), MetricsFeed::new(follow))
     }
 
-    /// Lines that were logged.
+    /// Log lines.
     pub(crate) fn logs(&self, request: StreamLogsRequest) -> Logs {
         Follow::new(self.clone(), LogFeed::new(request))
     }
@@ -309,32 +288,35 @@ impl Coordinator {
     }
 
     fn explain(&self, status: &tonic::Status) -> Failure {
-        let Address { url, named_by } = &self.address;
+        let Address { url, source } = &self.address;
         if let Some(problem) = status.source().and_then(tls_problem) {
             return bad_input(format!(
-                "{url} ({named_by}): there is no secure connection ({problem}): give the authority of its \
-                 certificate with --tls-ca, and a certificate of yours with --client-cert if it wants one"
+                "{url} ({source}): the TLS connection failed ({problem}): give the certificate's authority with \
+                 --tls-ca, and your own certificate with --client-cert if the coordinator requires one"
             ));
         }
         match status.code() {
             Code::FailedPrecondition | Code::OutOfRange => failed(status.message()),
             Code::InvalidArgument => bad_input(status.message()),
             Code::Unauthenticated | Code::PermissionDenied => {
-                bad_input(format!("{url} ({named_by}): {}", status.message()))
+                bad_input(format!("{url} ({source}): {}", status.message()))
             }
             Code::Unavailable => failed(format!(
-                "nothing answers at {url} ({named_by}): start a job with `baton up RECIPE`, or say \
-                 where it runs with --coordinator URL or --run-dir DIR"
+                "no coordinator answers at {url} ({source}): start a job with `baton up RECIPE`, or give \
+                 the coordinator with --coordinator URL or --run-dir DIR"
             )),
             Code::DeadlineExceeded | Code::Cancelled => failed(format!(
-                "{url} ({named_by}) gave no answer within {} s: is it a coordinator, and is its \
-                 machine well?",
-                DEADLINE.as_secs()
+                "{url} ({source}) gave no answer within {} s: check that it is a coordinator, and that \
+                 its machine works",
+                CALL_TIMEOUT.as_secs()
             )),
             Code::Unimplemented => failed(format!(
-                "{url} ({named_by}) does not know this call: is it a coordinator of the same version?"
+                "{url} ({source}) does not support this call: check that it is a coordinator of the same version"
             )),
-            code => failed(format!("{url} ({named_by}) answered: {} ({code:?})", status.message())),
+            code => failed(format!(
+                "{url} ({source}) returned an error: {} ({code:?})",
+                status.message()
+            )),
         }
     }
 }
@@ -342,20 +324,13 @@ impl Coordinator {
 #[cfg(test)]
 mod tests {
     use std::{
-        collections::HashMap,
         fs::File,
         time::{Duration, SystemTime},
     };
 
     use super::*;
 
-    impl Environment for HashMap<&str, &str> {
-        fn get(&self, name: &str) -> Option<String> {
-            HashMap::get(self, name).map(|&value| value.to_owned())
-        }
-    }
-
-    /// A folder of runs; each has its port in coordinator.json and an age in seconds.
+    /// A folder of runs, given by name, port in coordinator.json, and age in seconds.
     fn runs(runs: &[(&str, u16, u64)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, port, age) in runs {
@@ -369,37 +344,35 @@ mod tests {
         folder
     }
 
-    fn nothing() -> HashMap<&'static str, &'static str> {
-        HashMap::new()
-    }
-
     #[test]
-    fn flag_then_environment_then_run_folder_then_newest_run_then_default() {
+    fn a_coordinator_is_found_by_flag_environment_run_folder_newest_run_default() {
         let runs = runs(&[("old", 1, 100), ("new", 2, 10), ("older", 3, 200)]);
-        let mut wanted = Where {
+        let mut flags = CoordinatorFlags {
             coordinator: Some("http://flag:9".to_owned()),
             run_dir: Some(runs.path().join("old")),
-            ..Where::default()
+            ..CoordinatorFlags::default()
         };
-        let environment = HashMap::from([("BATON_COORDINATOR", "env:8")]);
-        let url = |wanted: &Where, environment: &HashMap<&str, &str>, runs: &Path| {
-            find(wanted, environment, runs).unwrap().url
+        let url = |flags: &CoordinatorFlags, variable: Option<&str>, runs: &Path| {
+            find(flags, variable, runs).unwrap().url
         };
-        assert_eq!(url(&wanted, &environment, runs.path()), "http://flag:9");
-        wanted.coordinator = None;
-        assert_eq!(url(&wanted, &environment, runs.path()), "http://env:8");
-        assert_eq!(url(&wanted, &nothing(), runs.path()), "http://127.0.0.1:1");
-        wanted.run_dir = None;
-        assert_eq!(url(&wanted, &nothing(), runs.path()), "http://127.0.0.1:2");
+        assert_eq!(url(&flags, Some("env:8"), runs.path()), "http://flag:9");
+        flags.coordinator = None;
+        assert_eq!(url(&flags, Some("env:8"), runs.path()), "http://env:8");
+        assert_eq!(url(&flags, None, runs.path()), "http://127.0.0.1:1");
+        flags.run_dir = None;
+        assert_eq!(url(&flags, None, runs.path()), "http://127.0.0.1:2");
         let nowhere = Path::new("/nowhere");
-        assert_eq!(url(&wanted, &nothing(), nowhere), "http://127.0.0.1:29600");
+        assert_eq!(url(&flags, None, nowhere), "http://127.0.0.1:29600");
     }
 
     #[test]
-    fn a_named_run_folder_without_a_coordinator_is_an_error_with_a_remedy() {
+    fn a_given_run_folder_without_a_coordinator_is_an_error_with_a_remedy() {
         let folder = tempfile::tempdir().unwrap();
-        let wanted = Where { run_dir: Some(folder.path().to_owned()), ..Where::default() };
-        let message = find(&wanted, &nothing(), folder.path()).unwrap_err().message;
+        let flags = CoordinatorFlags {
+            run_dir: Some(folder.path().to_owned()),
+            ..CoordinatorFlags::default()
+        };
+        let message = find(&flags, None, folder.path()).unwrap_err().message;
         assert!(message.contains("coordinator.json") && message.contains("baton up"), "{message}");
     }
 
@@ -412,11 +385,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn silence_is_explained_in_one_line_with_address_and_remedy() {
+    async fn an_unreachable_coordinator_is_explained_in_one_line_with_address_and_remedy() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut coordinator = Coordinator::at(
             Address::new(&free.to_string(), "the default"),
-            &Credentials::default(),
+            &ClientCredentials::default(),
         )
         .unwrap();
         let message = coordinator.status().await.unwrap_err().message;
@@ -425,10 +398,12 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_is_none_is_bad_input() {
-        let error =
-            Coordinator::at(Address::new("not a url", "--coordinator"), &Credentials::default())
-                .unwrap_err();
+    fn an_invalid_url_is_bad_input() {
+        let error = Coordinator::at(
+            Address::new("not a url", "--coordinator"),
+            &ClientCredentials::default(),
+        )
+        .unwrap_err();
         assert!(!error.class.is_retriable());
         assert!(error.message.contains("not a url"), "{error}");
     }

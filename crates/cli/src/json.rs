@@ -1,40 +1,42 @@
-//! What `--json` prints. These are promises to scripts: fields are added, never renamed or removed.
-//! Shares are 0..1, durations seconds; what does not exist yet is `null`, as is a number that is
-//! infinite or none. What the coordinator answers is printed as its messages are.
+//! The output of `--json`. Scripts rely on it: fields are added, never renamed or removed.
+//! Fractions are 0..1, durations are seconds. A value that does not exist yet is `null`, as is a number that is
+//! infinite or NaN. The coordinator's messages are printed with their field names.
 
 use baton_data::write::Summary;
-use baton_plan::Plan;
+use baton_plan::RecipePlan;
 use baton_proto::{
-    Averaged,
+    AveragedAccuracy,
     v1::{Fit, GetStatusResponse, Metric, Recovery, WatchEventsResponse},
 };
 use baton_recipe::{
     dry_run::DryRun,
-    spec::{Difference, Violation},
+    spec::{FieldDifference, Violation},
 };
 use serde::Serialize;
+
+use crate::output;
 
 /// `baton recoveries --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Recoveries {
     /// Number of recoveries over the job's whole life.
     pub(crate) recoveries_total: u64,
-    /// Median over the failures below that came to their first update; planned changes left out.
+    /// Median over the failures below that reached their first update, without planned changes.
     pub(crate) median_total_seconds: Option<f64>,
     /// The longest of them.
     pub(crate) worst_total_seconds: Option<f64>,
-    /// Updates that had to be made again for all below.
+    /// Updates that had to be repeated because of all recoveries below.
     pub(crate) lost_steps: u64,
-    /// The newest 1,000, oldest first.
+    /// The newest 1,000 recoveries, oldest first.
     pub(crate) recoveries: Vec<Recovery>,
 }
 
 /// `baton pause --json` and `baton resume --json`.
 #[derive(Debug, Serialize)]
-pub(crate) struct Asked {
-    /// `pause` or `resume`.
+pub(crate) struct SteeredJob {
+    /// The request: `pause` or `resume`.
     pub(crate) asked: &'static str,
-    /// The job, the place of its coordinator, and who named that place.
+    /// Name of the job, URL of its coordinator, and where the URL is from.
     pub(crate) job: String,
 }
 
@@ -43,44 +45,44 @@ pub(crate) struct Asked {
 pub(crate) struct ListedCheckpoint {
     /// Name of its folder.
     pub(crate) name: String,
-    /// Whether all its files are there and of the right size.
+    /// Whether all its files exist and have the right size.
     pub(crate) whole: bool,
     /// `whole`, `damaged`, `newer` (a newer Baton wrote it) or `unfinished`.
     pub(crate) state: &'static str,
-    /// Why it cannot be resumed from, if it is not whole.
+    /// Why no job can resume from it, if it is not whole.
     pub(crate) damage: Option<String>,
-    /// Updates made.
+    /// Number of updates made.
     pub(crate) step: Option<u64>,
-    /// Whole passes made.
+    /// Number of complete epochs.
     pub(crate) epoch: Option<u32>,
-    /// Top-1, if it was evaluated there.
+    /// Top-1 accuracy, if the model was evaluated at this step.
     pub(crate) top1: Option<f64>,
-    /// How well a regression fits there.
+    /// Fit of a regression, if it was evaluated at this step.
     pub(crate) fit: Option<Fit>,
     /// Size of all its files.
     pub(crate) bytes: Option<u64>,
-    /// When it was committed, seconds since 1970-01-01 UTC.
+    /// Time of the commit, Unix seconds.
     pub(crate) created_unix_seconds: Option<u64>,
     /// The generation that wrote it.
     pub(crate) generation: Option<u64>,
-    /// How many ranks wrote it.
+    /// Number of ranks that wrote it.
     pub(crate) ranks: Option<u32>,
-    /// Top-5, if it was evaluated there.
+    /// Top-5 accuracy, if the model was evaluated at this step.
     pub(crate) top5: Option<f64>,
-    /// All metrics, if it was evaluated there; evaluations are compared by the first one.
+    /// All metrics, if the model was evaluated at this step; evaluations are compared by the first one.
     pub(crate) metrics: Vec<Metric>,
-    /// What was found there with the averaged weights.
-    pub(crate) ema: Option<Averaged>,
-    /// Why its run keeps it: some of `newest`, `last`, `best`, `every_epochs`, `outside_run`, `damaged`,
-    /// `in_progress`; `null` if only the coordinator can see the folder.
+    /// Evaluation of the averaged weights at this step.
+    pub(crate) ema: Option<AveragedAccuracy>,
+    /// Reasons why its run keeps it, some of `newest`, `last`, `best`, `every_epochs`, `outside_run`, `damaged`,
+    /// `in_progress`; `null` if only the coordinator can read the folder.
     pub(crate) kept_because: Option<Vec<&'static str>>,
-    /// Why the next save removes it: `not_asked_for`, `condemned` (training went wrong there) or
-    /// `dead_save`.
+    /// Why the next save removes it: `not_asked_for` (no retention rule keeps it), `invalidated` (by a rollback) or
+    /// `dead_save` (its save was abandoned).
     pub(crate) removed_because: Option<&'static str>,
-    /// The metric in words, for people.
+    /// The metrics as text.
     #[serde(skip)]
     pub(crate) metric: Option<String>,
-    /// Why it stays or goes in words, for people.
+    /// The reason to keep or remove it, as text.
     #[serde(skip)]
     pub(crate) verdict: Option<String>,
 }
@@ -90,10 +92,10 @@ pub(crate) struct ListedCheckpoint {
 pub(crate) struct VerifiedCheckpoint {
     /// Name of its folder.
     pub(crate) name: String,
-    /// `whole`: every byte is as it was written; `damaged`, `newer` (a newer Baton wrote it) or
+    /// `whole` (every byte is as it was written), `damaged`, `newer` (a newer Baton wrote it) or
     /// `unfinished`.
     pub(crate) state: &'static str,
-    /// What is wrong, if it is damaged; how new it is, if a newer Baton wrote it.
+    /// What is wrong if it is damaged; the format version if a newer Baton wrote it.
     pub(crate) problem: Option<String>,
     /// Number of its files, if its manifest can be read.
     pub(crate) files: Option<u64>,
@@ -110,7 +112,7 @@ pub(crate) struct ExportedWeights {
     pub(crate) path: String,
     /// Network, by its recipe name.
     pub(crate) arch: String,
-    /// Updates made.
+    /// Number of updates made.
     pub(crate) step: u64,
     /// `f32`, `f16` or `bf16`.
     pub(crate) dtype: String,
@@ -129,25 +131,24 @@ pub(crate) struct CheckpointDifference {
     pub(crate) a: ComparedCheckpoint,
     /// The second one.
     pub(crate) b: ComparedCheckpoint,
-    /// Between their recipes.
+    /// Difference between their recipes.
     pub(crate) recipe: RecipeDifference,
-    /// Between their positions: what was made, evaluated and saved so far.
-    pub(crate) progress: Vec<Difference>,
+    /// Difference between their positions in the training: steps, evaluations and saves so far.
+    pub(crate) progress: Vec<FieldDifference>,
     /// All regions of the state.
     pub(crate) regions: Vec<ComparedPart>,
-    /// Named tensors, by the largest relative difference; as many as `--top` says, and none of those
-    /// that are the same.
+    /// Named tensors that differ, by the largest relative difference, at most `--top`.
     pub(crate) tensors: Vec<ComparedPart>,
-    /// Named tensors that are not the same.
+    /// Number of named tensors that differ.
     pub(crate) different_tensors: u64,
-    /// All named tensors.
+    /// Number of all named tensors.
     pub(crate) all_tensors: u64,
 }
 
 /// A checkpoint in a comparison.
 #[derive(Debug, Serialize)]
 pub(crate) struct ComparedCheckpoint {
-    /// Where it lies.
+    /// Folder or URL of its store.
     pub(crate) location: String,
     /// Name of its folder.
     pub(crate) name: String,
@@ -157,7 +158,7 @@ pub(crate) struct ComparedCheckpoint {
     pub(crate) arch: String,
     /// The generation that wrote it.
     pub(crate) generation: u64,
-    /// How many ranks wrote it.
+    /// Number of ranks that wrote it.
     pub(crate) ranks: u32,
 }
 
@@ -168,9 +169,9 @@ pub(crate) struct ComparedPart {
     pub(crate) name: String,
     /// `same` (in all bits), `different`, `other_shape`, `only_in_a` or `only_in_b`.
     pub(crate) finding: &'static str,
-    /// How many values differ, if `different`.
+    /// Number of values that differ, if `different`.
     pub(crate) different: Option<u64>,
-    /// How many there are, if `different`.
+    /// Number of all values, if `different`.
     pub(crate) values: Option<u64>,
     /// Largest |a - b|, if `different`.
     pub(crate) largest_absolute: Option<f64>,
@@ -181,26 +182,26 @@ pub(crate) struct ComparedPart {
 /// `baton checkpoint rm --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct RemovedCheckpoints {
-    /// Names of what is gone.
+    /// Names of the removed checkpoints.
     pub(crate) removed: Vec<String>,
-    /// Size of its files.
+    /// Total size of their files.
     pub(crate) freed_bytes: u64,
 }
 
 /// `baton checkpoint cp --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct CopiedCheckpoint {
-    /// Name of its folder, the same in both places.
+    /// Name of the checkpoint's folder, the same in source and destination.
     pub(crate) name: String,
-    /// Where it was copied to.
+    /// Destination of the copy.
     pub(crate) location: String,
-    /// Files written by this copy, the manifest not among them.
+    /// Number of files written by this copy, without the manifest.
     pub(crate) written_files: u64,
-    /// Size of those.
+    /// Size of these files.
     pub(crate) written_bytes: u64,
-    /// Files that were there already and match their digests.
+    /// Number of files that already existed and match their digests.
     pub(crate) kept_files: u64,
-    /// Whether the whole checkpoint was there already.
+    /// Whether the whole checkpoint already existed.
     pub(crate) was_there: bool,
 }
 
@@ -208,20 +209,20 @@ pub(crate) struct CopiedCheckpoint {
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum UpLine<'a> {
-    /// Something happened in the job.
+    /// An event of the job.
     Event(&'a WatchEventsResponse),
-    /// Where the job stands; at least one per epoch and every ten seconds while it trains.
+    /// The job's status; at least once per epoch and every ten seconds while it trains.
     Progress(&'a GetStatusResponse),
-    /// Something that `baton up` itself did.
+    /// What `baton up` itself did.
     Note {
-        /// In words.
+        /// The text.
         message: &'a str,
     },
     /// The last line.
     End {
-        /// With which `baton up` ends.
+        /// Exit code of `baton up`.
         exit_code: u8,
-        /// Where the job stood.
+        /// The job's last status.
         status: Option<&'a GetStatusResponse>,
     },
 }
@@ -229,19 +230,19 @@ pub(crate) enum UpLine<'a> {
 /// `baton data write --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct WrittenData {
-    /// Images stored.
+    /// Number of images stored.
     pub(crate) samples: u64,
-    /// Bad images left out.
+    /// Number of bad images left out.
     pub(crate) skipped: u64,
-    /// Those of the samples that are JPEGs.
+    /// Number of samples stored as JPEG.
     pub(crate) jpeg: u64,
-    /// Those of the samples that are raw.
+    /// Number of samples stored raw.
     pub(crate) raw: u64,
-    /// Those of the JPEGs that are their files' own bytes.
+    /// Number of JPEGs stored unchanged.
     pub(crate) untouched: u64,
-    /// Length of the samples' image files in bytes.
+    /// Size of the samples' source files, bytes.
     pub(crate) source_bytes: u64,
-    /// Length of the samples' images as stored, in bytes.
+    /// Size of the samples' images as stored, bytes.
     pub(crate) stored_bytes: u64,
     /// The files written, in the order of the samples.
     pub(crate) files: Vec<WrittenFile>,
@@ -254,13 +255,13 @@ pub(crate) struct WrittenData {
 /// `baton data synth --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct SynthesizedData {
-    /// The files written: the one for training, the one for validation.
+    /// The files written, for training and for validation.
     pub(crate) files: [WrittenFile; 2],
-    /// Field that the model sees.
+    /// Field with the model's input.
     pub(crate) input_field: &'static str,
     /// Shape of its values.
     pub(crate) shape: [u32; 2],
-    /// Field that the model learns to tell.
+    /// Field that the model learns to predict.
     pub(crate) label_field: &'static str,
     /// Duration of this run.
     pub(crate) seconds: f64,
@@ -269,11 +270,11 @@ pub(crate) struct SynthesizedData {
 /// A file of a data set.
 #[derive(Debug, Serialize)]
 pub(crate) struct WrittenFile {
-    /// Where.
+    /// Path of the file.
     pub(crate) path: String,
-    /// Samples in it.
+    /// Number of samples.
     pub(crate) samples: u64,
-    /// Its length in bytes.
+    /// Size of the file.
     pub(crate) bytes: u64,
     /// Whether an earlier run wrote it.
     pub(crate) kept: bool,
@@ -304,38 +305,38 @@ impl WrittenData {
 }
 
 /// One line of `baton recipe check --json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct CheckedRecipe {
     /// The file.
     pub(crate) recipe: String,
-    /// Whether it can be run, as far as was seen.
+    /// Whether no check found a fault.
     pub(crate) ok: bool,
-    /// Why it is no recipe at all, or its data cannot be read.
+    /// Why the recipe or its data cannot be read.
     pub(crate) problem: Option<String>,
-    /// Its values against the rules.
+    /// Values that violate a rule.
     pub(crate) faults: Vec<Violation>,
-    /// Why nobody knows the size of its training set, and with it `run`.
+    /// Why the size of its training set is unknown, so that `run` is missing.
     pub(crate) not_walked_because: Option<String>,
-    /// Keys that are understood but spelt otherwise now.
+    /// Keys with an old name, which is still accepted.
     pub(crate) old_keys: Vec<Violation>,
-    /// What would run, but is hardly meant.
+    /// Values that are valid but probably wrong.
     pub(crate) doubts: Vec<Violation>,
-    /// What it comes to.
+    /// The simulated run.
     pub(crate) run: Option<DryRun>,
 }
 
 /// `baton recipe diff --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct RecipeDifference {
-    /// Those that differ, by their dotted paths.
-    pub(crate) fields: Vec<Difference>,
+    /// Fields that differ, by their dotted paths.
+    pub(crate) fields: Vec<FieldDifference>,
     /// Whether anything that affects the resulting weights differs.
     pub(crate) weights_can_differ: bool,
 }
 
 impl RecipeDifference {
-    pub(crate) fn of(fields: Vec<Difference>) -> Self {
-        let weights_can_differ = fields.iter().any(Difference::affects_weights);
+    pub(crate) fn of(fields: Vec<FieldDifference>) -> Self {
+        let weights_can_differ = fields.iter().any(FieldDifference::affects_weights);
         Self { fields, weights_can_differ }
     }
 }
@@ -343,20 +344,25 @@ impl RecipeDifference {
 /// `baton plan --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct PlannedRecipe<'a> {
-    /// Its name.
+    /// Name of the recipe.
     pub(crate) recipe: String,
-    /// Of the training set.
+    /// Number of samples in the training set.
     pub(crate) samples: u64,
-    /// Of the validation set.
+    /// Number of samples in the validation set.
     pub(crate) val_samples: u64,
-    /// When the prices were looked up; `null` with `--price`.
+    /// Date of the price list; `null` with `--price`.
     pub(crate) prices_looked_up: Option<&'static str>,
-    /// One for each machine.
-    pub(crate) plans: &'a [Plan],
+    /// One plan per machine.
+    pub(crate) plans: &'a [RecipePlan],
 }
 
 /// One line of JSON.
 pub(crate) fn line(value: &impl Serialize) -> String {
-    // Plain structs, strings and numbers: nothing here can fail.
+    // Serializing plain structs, strings and numbers cannot fail.
     serde_json::to_string(value).unwrap_or_default()
+}
+
+/// Prints a result: with `as_json` as one line of JSON, otherwise as the text that `text` returns.
+pub(crate) fn print<T: Serialize>(as_json: bool, answer: &T, text: impl FnOnce(&T) -> String) {
+    output::line(if as_json { line(answer) } else { text(answer) });
 }

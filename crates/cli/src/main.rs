@@ -1,16 +1,16 @@
-//! `baton`: start a job, look at it, steer it.
+//! `baton`: start a job, watch it, control it.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | [`commands`] | one file per command |
-//! | [`up`] | `baton up`: coordinator and agent on this machine, supervised to the end of the job |
+//! | [`up`] | `baton up`: runs and supervises coordinator and agent on this machine until the job ends |
 //! | [`top`] | `baton top`: the dashboard |
-//! | [`supervise`] | child processes, and how often they may be started again |
+//! | [`supervise`] | child processes and their restarts |
 //! | [`connect`] | finds the coordinator and calls it |
-//! | [`render`], [`json`] | a status as text and as JSON; pure |
-//! | [`display`] | progress on a terminal, as plain lines, as JSON lines |
+//! | [`render`], [`json`] | a status as text and as JSON; pure functions |
+//! | [`display`] | progress on a terminal, as plain lines, or as JSON lines |
 //!
-//! `baton aws` is in `baton-aws`; what all commands share (output, errors, numbers for people) in `baton-console`.
+//! `baton aws` is in `baton-aws`. Code shared by all commands (output, errors, numbers as text) is in `baton-console`.
 
 #![forbid(unsafe_code)]
 
@@ -35,14 +35,14 @@ use crate::failure::failed;
 
 fn main() -> ExitCode {
     let cli = commands::Cli::parse();
-    // On this one thread, because the kernel tells a child of its parent's death when the *thread*
-    // that started it ends.
+    // On this thread only, because the kernel signals a child about its parent's death when the *thread* that started
+    // the child ends.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let ended = match runtime {
+    let result = match runtime {
         Ok(runtime) => runtime.block_on(cli.run()),
         Err(error) => Err(failed(format!("cannot start: {error}"))),
     };
-    match ended {
+    match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             output::error(&failure);

@@ -1,4 +1,4 @@
-//! Statuses, events and ends as text. Pure: what goes in decides what comes out.
+//! Statuses, events and the end of a job as text. Pure functions.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub(crate) enum Paint {
 }
 
 impl Paint {
-    /// Colours where a person looks at a terminal that wants them.
+    /// Colours if standard output is a terminal that supports them.
     pub(crate) fn detect() -> Self {
         if crate::output::is_colourful() { Self::Colours } else { Self::Plain }
     }
@@ -32,7 +32,8 @@ impl Paint {
         }
     }
 
-    /// Neighbouring ranks in colours that also the colour-blind tell apart (Okabe and Ito's, of the 256).
+    /// A different colour for neighbouring ranks. The colours, of the 256-colour palette, can be distinguished by the
+    /// colour-blind too (Okabe and Ito).
     fn rank(self, rank: u32, text: &str) -> String {
         const COLOURS: [u8; 6] = [74, 214, 36, 175, 32, 166];
         self.with(&format!("38;5;{}", COLOURS[rank as usize % COLOURS.len()]), text)
@@ -46,7 +47,7 @@ impl Paint {
         match phase {
             Phase::Training => self.with("32", text),
             Phase::Ended => self.with("1", text),
-            Phase::Backoff | Phase::Settling | Phase::Draining | Phase::Paused => {
+            Phase::Backoff | Phase::Detecting | Phase::Draining | Phase::Paused => {
                 self.with("33", text)
             }
             _ => self.with("36", text),
@@ -64,8 +65,8 @@ impl Paint {
             | Kind::SaveWaits
             | Kind::Straggler
             | Kind::NodeLeaves
-            | Kind::Advised
-            | Kind::NodeRests
+            | Kind::CheckpointAdvised
+            | Kind::NodeQuarantined
             | Kind::Paused
             | Kind::Budget => self.with("33", text),
             Kind::Evaluated | Kind::EndsEarly | Kind::Recovered | Kind::Resumed => {
@@ -79,30 +80,31 @@ impl Paint {
 
 // ---- one line each ----
 
-/// What the job does, and why.
+/// The job's phase and its reason.
 pub(crate) fn phase_line(status: &GetStatusResponse, paint: Paint) -> String {
     let phase = status.phase().name();
-    // Some reasons begin with the phase already.
+    // Some reasons already begin with the phase.
     let reason = status.reason.strip_prefix(&format!("{phase}: ")).unwrap_or(&status.reason);
     format!("{}: {}", paint.phase(status.phase(), &phase), clean(reason))
 }
 
-/// Where in the job an update stands.
+/// Position of an update in the job.
 pub(crate) struct Position {
-    /// The pass being made, counted from 1.
+    /// Current epoch, counted from 1.
     pub(crate) epoch: u32,
-    /// Batches of it that are behind.
+    /// Number of finished batches of this epoch.
     pub(crate) step_of_epoch: u64,
-    /// Share of the whole job in samples: a pass has as many in every phase, though other batches.
+    /// Finished share of the whole job, 0 to 1, by samples: batch sizes differ between phases, samples per epoch do
+    /// not.
     pub(crate) share: f64,
 }
 
 impl Position {
     pub(crate) fn new(step: &Step, epochs: u32) -> Self {
-        let over = step.epoch >= epochs;
-        let step_of_epoch = if over { step.steps_per_epoch } else { step.step_of_epoch };
-        let of_epoch = step.step_of_epoch as f64 / step.steps_per_epoch.max(1) as f64;
-        let share = (f64::from(step.epoch) + of_epoch) / f64::from(epochs.max(1));
+        let has_ended = step.epoch >= epochs;
+        let step_of_epoch = if has_ended { step.steps_per_epoch } else { step.step_of_epoch };
+        let epoch_share = step.step_of_epoch as f64 / step.steps_per_epoch.max(1) as f64;
+        let share = (f64::from(step.epoch) + epoch_share) / f64::from(epochs.max(1));
         Self {
             epoch: step.epoch.saturating_add(1).min(epochs),
             step_of_epoch,
@@ -111,13 +113,13 @@ impl Position {
     }
 }
 
-/// How the latest update went.
+/// Metrics of the latest update.
 pub(crate) fn numbers(step: &Step) -> String {
     let norm = step.gradient_norm.map(|norm| format!("  grad {norm:.3}"));
     let scale = step.loss_scale.map(|scale| format!("  scale {scale:.0}"));
-    let of_images = step.resolution > 0;
-    let pixels = of_images.then(|| format!("  {} px", step.resolution));
-    let metrics: String = step.named().iter().map(|one| format!("  {}", metric(one))).collect();
+    let has_images = step.resolution > 0;
+    let pixels = has_images.then(|| format!("  {} px", step.resolution));
+    let metrics: String = step.named().iter().map(|named| format!("  {}", metric(named))).collect();
     format!(
         "loss {:.4}{metrics}  lr {}{}{}{}  batch {}  {:.0} {}/s  loader wait {}",
         step.loss,
@@ -127,12 +129,12 @@ pub(crate) fn numbers(step: &Step) -> String {
         pixels.unwrap_or_default(),
         step.global_batch,
         step.samples_per_second,
-        if of_images { "images" } else { "samples" },
+        if has_images { "images" } else { "samples" },
         human::percent(step.loader_wait)
     )
 }
 
-/// Where the job stands and how it goes, in one line; none before its first update.
+/// The job's progress in one line; `None` before its first update.
 pub(crate) fn progress_line(status: &GetStatusResponse) -> Option<String> {
     let step = status.latest.as_ref()?;
     let position = Position::new(step, status.epochs);
@@ -154,11 +156,11 @@ pub(crate) fn progress_line(status: &GetStatusResponse) -> Option<String> {
 /// An evaluation and its step.
 pub(crate) fn evaluation(evaluated: &EvaluatedStep) -> String {
     let quick = if evaluated.extent() == Extent::Subset { "  (quick)" } else { "" };
-    format!("{}  at step {}{quick}", found(evaluated), evaluated.step)
+    format!("{}  at step {}{quick}", evaluation_metrics(evaluated), evaluated.step)
 }
 
-/// What an evaluation found.
-pub(crate) fn found(evaluated: &EvaluatedStep) -> String {
+/// Metrics of an evaluation.
+pub(crate) fn evaluation_metrics(evaluated: &EvaluatedStep) -> String {
     let accuracy = evaluated.accuracy.as_ref().map(Accuracy::named).unwrap_or_default();
     let mut metrics: Vec<String> = accuracy.iter().map(metric).collect();
     if let (Some(first), Some(ema)) = (metrics.first_mut(), &evaluated.ema) {
@@ -177,13 +179,13 @@ pub(crate) fn value(metric: &Metric) -> String {
     if metric.is_share { human::percent(metric.value) } else { format!("{:.4}", metric.value) }
 }
 
-/// The best evaluation, unless it is the latest, which is shown anyway.
+/// The best evaluation, unless it is the latest one, which is always shown.
 fn best(status: &GetStatusResponse) -> Option<&EvaluatedStep> {
     let latest = status.evaluation.as_ref().map(|latest| latest.step);
     status.best.as_ref().filter(|best| Some(best.step) != latest)
 }
 
-/// What evaluations are compared by.
+/// The metric by which evaluations are compared.
 pub(crate) fn score(accuracy: &Accuracy) -> String {
     accuracy.score().as_ref().map(value).unwrap_or_default()
 }
@@ -198,13 +200,13 @@ pub(crate) fn checkpoint(status: &GetStatusResponse) -> Option<String> {
     let size = human::bytes(checkpoint.bytes);
     let took = checkpoint.took.map_or(String::new(), |took| {
         let stall = 1000.0 * took.stall_seconds;
-        format!("  written in {:.1} s, training stood still for {stall:.0} ms", took.seconds)
+        format!("  written in {:.1} s, training stalled for {stall:.0} ms", took.seconds)
     });
     let name = clean(&checkpoint.name);
     Some(format!("{name}  step {}  {size}{age}{took}", checkpoint.step))
 }
 
-/// An event. `day` also tells the date.
+/// An event with its time; `day` decides whether the date is shown.
 pub(crate) fn event(event: &WatchEventsResponse, day: Day, paint: Paint) -> String {
     let seconds = event.unix_millis / 1_000;
     let when = match day {
@@ -214,7 +216,7 @@ pub(crate) fn event(event: &WatchEventsResponse, day: Day, paint: Paint) -> Stri
     format!("{when}  {}", paint.kind(event.kind(), &clean(&event.message)))
 }
 
-/// A line of a log with who wrote it, and before it how many lines there are not.
+/// A log line with its writer, and before it the number of lines left out.
 pub(crate) fn log_line(line: &StreamLogsResponse, paint: Paint) -> String {
     let writer = writer(line);
     let prefix = match line.rank {
@@ -228,7 +230,7 @@ pub(crate) fn log_line(line: &StreamLogsResponse, paint: Paint) -> String {
     }
 }
 
-/// Who wrote a line: `rank 3`, `a/1` for a process of node a that is no rank any more, `agent a` or `coordinator`.
+/// The writer of a line: `rank 3`, `a/1` for a process of node a that is no longer a rank, `agent a` or `coordinator`.
 pub(crate) fn writer(line: &StreamLogsResponse) -> String {
     let node = clean(&line.node_id);
     match (line.rank, line.local_rank) {
@@ -239,7 +241,7 @@ pub(crate) fn writer(line: &StreamLogsResponse) -> String {
     }
 }
 
-/// Whether a time of day comes with its date.
+/// Whether a time is shown with its date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Day {
     Shown,
@@ -248,8 +250,8 @@ pub(crate) enum Day {
 
 // ---- several lines ----
 
-/// Recoveries that a status shows.
-const RECOVERIES: usize = 5;
+/// Maximum number of recoveries in a status.
+const MAX_RECOVERIES: usize = 5;
 
 /// `baton status`.
 pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
@@ -268,15 +270,15 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     };
     add("paused", status.pause.as_ref().map(pause));
     let idle = status.phase() == Phase::Idle;
-    add("begin", idle.then(|| "`baton submit RECIPE` gives it a job".to_owned()));
+    add("start", idle.then(|| "`baton submit RECIPE` starts a job".to_owned()));
     add("deadline", status.drain.as_ref().map(drain));
     add("progress", status.latest.as_ref().map(|step| progress(step, status)));
     add("update", status.latest.as_ref().map(numbers));
     add("evaluation", status.evaluation.as_ref().map(evaluation));
     add("best", best(status).map(evaluation));
-    add("began", status.began_with.clone());
+    add("started", status.began_with.clone());
     add("checkpoint", checkpoint(status));
-    let fails = |problem: &String| format!("FAILS, training goes on: {problem}");
+    let fails = |problem: &String| format!("FAILS, training continues: {problem}");
     add("saving", status.save_problem.as_ref().map(fails));
     let location = &status.checkpoint_location;
     add("stored in", Some(location.clone()).filter(|location| !location.is_empty()));
@@ -295,15 +297,15 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     for incident in &status.incidents {
         add("diverged", Some(self::incident(incident)));
     }
-    let earlier = status.recoveries.len().saturating_sub(RECOVERIES);
+    let earlier = status.recoveries.len().saturating_sub(MAX_RECOVERIES);
     let all = human::grouped(status.recoveries_total);
-    add("recoveries", (earlier > 0).then(|| format!("{all}; `baton recoveries` tells of all")));
+    add("recoveries", (earlier > 0).then(|| format!("{all}; `baton recoveries` shows all")));
     for recovery in &status.recoveries[earlier..] {
-        let under_way = recovery_under_way(status) == Some(recovery);
-        add("recovery", Some(self::recovery(recovery, under_way)));
+        let is_current = current_recovery(status) == Some(recovery);
+        add("recovery", Some(self::recovery(recovery, is_current)));
     }
     let stale = status.stale_messages;
-    add("refused", (stale > 0).then(|| human::count(stale, "stale message")));
+    add("rejected", (stale > 0).then(|| human::count(stale, "stale message")));
     lines.join("\n")
 }
 
@@ -342,14 +344,14 @@ fn progress(step: &Step, status: &GetStatusResponse) -> String {
     )
 }
 
-/// `for 2 min 00 s: the GPUs are needed; `baton resume` goes on`
+/// `for 2 min 00 s: the GPUs are needed; `baton resume` continues`
 fn pause(pause: &PauseStatus) -> String {
     let PauseStatus { reason, seconds } = pause;
-    format!("for {}: {reason}; `baton resume` goes on", human::duration(*seconds))
+    format!("for {}: {reason}; `baton resume` continues", human::duration(*seconds))
 }
 
 pub(crate) fn bar(share: f64, width: usize) -> String {
-    // A share that is no number is cast to none.
+    // NaN is cast to 0.
     let full = ((share * width as f64) as usize).min(width);
     format!("{}{}", "█".repeat(full), "░".repeat(width - full))
 }
@@ -391,29 +393,31 @@ fn spans(mut numbers: Vec<u32>) -> String {
     parts.join(", ")
 }
 
-/// Seconds without a word from a rank that are worth telling.
-const SILENT: f64 = 5.0;
+/// Age of a rank's last heartbeat from which it is shown, seconds.
+const STALE_HEARTBEAT_SECONDS: f64 = 5.0;
 
-/// `step 440  0.512 s/update of its own  loader wait 3.1 %, queue 6/8`, with what is unusual behind.
+/// `step 440  own time 0.512 s/update  loader wait 3.1 %, queue 6/8`, followed by anything unusual.
 fn rank_line(rank: &RankStatus) -> Option<String> {
     let mut parts = Vec::new();
-    if let Some(pulse) = &rank.pulse {
-        parts.push(format!("step {}", pulse.step));
-        if pulse.own_step_seconds > 0.0 {
-            parts.push(format!("{:.3} s/update of its own", pulse.own_step_seconds));
+    if let Some(heartbeat) = &rank.heartbeat {
+        parts.push(format!("step {}", heartbeat.step));
+        if heartbeat.own_step_seconds > 0.0 {
+            parts.push(format!("own time {:.3} s/update", heartbeat.own_step_seconds));
         }
     }
     if let Some(Loader { wait, ready, room, .. }) = &rank.loader {
         parts.push(format!("loader wait {}, queue {ready}/{room}", human::percent(*wait)));
     }
-    if let Some(slowness) = rank.slowness.filter(|slowness| *slowness >= 1.5) {
-        parts.push(format!("SLOW: {slowness:.1} times the median"));
+    if let Some(slowdown) = rank.slowdown.filter(|slowdown| *slowdown >= 1.5) {
+        parts.push(format!("SLOW: {slowdown:.1} times the median"));
     }
-    if let Some(pulse) = rank.pulse.as_ref().filter(|pulse| pulse.seconds >= SILENT) {
-        parts.push(format!("{} for {:.0} s", pulse.activity().name(), pulse.seconds));
+    if let Some(heartbeat) =
+        rank.heartbeat.as_ref().filter(|heartbeat| heartbeat.seconds >= STALE_HEARTBEAT_SECONDS)
+    {
+        parts.push(format!("{} for {:.0} s", heartbeat.activity().name(), heartbeat.seconds));
     }
-    if let Some(age) = rank.heartbeat_age_seconds.filter(|age| *age >= SILENT) {
-        parts.push(format!("SILENT for {age:.0} s"));
+    if let Some(age) = rank.heartbeat_age_seconds.filter(|age| *age >= STALE_HEARTBEAT_SECONDS) {
+        parts.push(format!("NO HEARTBEAT for {age:.0} s"));
     }
     parts.extend(rank.gpu.as_ref().map(|gpu| format!("GPU {}: {}", gpu.index, self::gpu(gpu))));
     (!parts.is_empty()).then(|| parts.join("  "))
@@ -433,11 +437,13 @@ fn used_of(used: u64, total: u64) -> String {
     format!("{} of {}", human::bytes(used), human::bytes(total))
 }
 
-/// What an agent tells of its machine and of the way to it.
+/// An agent's report about its machine, and about the connection to it.
 fn node_line(node: &NodeStatus) -> Option<String> {
     let mut parts = Vec::new();
     parts.extend(node.host.as_ref().map(host));
-    parts.extend(node.heartbeat_age_seconds.map(|age| format!("heard of {}", human::ago(age))));
+    parts.extend(
+        node.heartbeat_age_seconds.map(|age| format!("last heartbeat {}", human::ago(age))),
+    );
     let millis = |seconds: f64| format!("round trip {:.1} ms", 1_000.0 * seconds);
     parts.extend(node.round_trip_seconds.map(millis));
     (!parts.is_empty()).then(|| parts.join("  "))
@@ -457,7 +463,7 @@ fn host(host: &Host) -> String {
     )
 }
 
-/// `12 bad samples; the last of rank 3: …`, of the rank that skipped most; none if there were none.
+/// `12 bad samples; the last of rank 3: …` with the rank that skipped most; `None` without skipped samples.
 fn skipped(status: &GetStatusResponse) -> Option<String> {
     let count = Some(status.skipped_samples).filter(|count| *count > 0)?;
     let count = human::count(count, "bad sample");
@@ -473,26 +479,26 @@ fn skipped(status: &GetStatusResponse) -> Option<String> {
 
 fn nodes(nodes: &[v1::NodeStatus]) -> Option<String> {
     let describe = |node: &v1::NodeStatus| {
-        let away = if node.attached { "" } else { ", away" };
-        format!("{} ({}{away})", node.node_id, human::count(u64::from(node.slots), "rank"))
+        let down = if node.attached { "" } else { ", down" };
+        format!("{} ({}{down})", node.node_id, human::count(u64::from(node.slots), "rank"))
     };
     let parts: Vec<String> = nodes.iter().map(describe).collect();
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// `rank 1: killed: recovered in 0.52 s (settle 0.01 s, …), 1 step lost`, or how far it has come.
-pub(crate) fn recovery(recovery: &Recovery, under_way: bool) -> String {
-    let told = |(name, seconds): (&str, Option<f64>)| {
+/// `rank 1: killed: recovered in 0.52 s (detect 0.01 s, …), 1 step lost`, or the parts finished so far.
+pub(crate) fn recovery(recovery: &Recovery, is_current: bool) -> String {
+    let part = |(name, seconds): (&str, Option<f64>)| {
         seconds.map(|seconds| format!("{name} {seconds:.2} s"))
     };
-    let known: Vec<String> = recovery_parts(recovery).into_iter().filter_map(told).collect();
-    let parts = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
+    let parts: Vec<String> = recovery_parts(recovery).into_iter().filter_map(part).collect();
+    let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
     let cause = &recovery.cause;
     let lost = human::count(recovery.lost_steps, "step");
     match recovery.total_seconds {
-        Some(total) if recovery.planned => format!("{cause}: went on after {total:.2} s{parts}"),
+        Some(total) if recovery.planned => format!("{cause}: resumed after {total:.2} s{parts}"),
         Some(total) => format!("{cause}: recovered in {total:.2} s{parts}, {lost} lost"),
-        None if under_way => format!("{cause}: recovering{parts}"),
+        None if is_current => format!("{cause}: recovering{parts}"),
         None => format!("{cause}: ended before the first step{parts}"),
     }
 }
@@ -500,7 +506,7 @@ pub(crate) fn recovery(recovery: &Recovery, under_way: bool) -> String {
 /// The parts of a recovery with their names, in order.
 pub(crate) fn recovery_parts(recovery: &Recovery) -> [(&'static str, Option<f64>); 6] {
     [
-        ("settle", recovery.settle_seconds),
+        ("detect", recovery.detect_seconds),
         ("tear down", recovery.tear_down_seconds),
         ("respawn", recovery.respawn_seconds),
         ("rendezvous", recovery.rendezvous_seconds),
@@ -509,14 +515,14 @@ pub(crate) fn recovery_parts(recovery: &Recovery) -> [(&'static str, Option<f64>
     ]
 }
 
-/// The recovery that may yet come to its first step: the last, unless its generation has failed in its turn.
-pub(crate) fn recovery_under_way(status: &GetStatusResponse) -> Option<&Recovery> {
-    let goes_on =
+/// The recovery in progress: the last one, unless it has ended or its generation has failed too.
+pub(crate) fn current_recovery(status: &GetStatusResponse) -> Option<&Recovery> {
+    let is_current =
         |last: &&Recovery| last.total_seconds.is_none() && last.generation == status.generation;
-    status.recoveries.last().filter(goes_on).filter(|_| status.outcome.is_none())
+    status.recoveries.last().filter(is_current).filter(|_| status.outcome.is_none())
 }
 
-/// What went wrong, and what was done; the generation that took over is only known if one did.
+/// The cause of an incident and the action taken, with the generation that took over, if one did.
 pub(crate) fn incident(incident: &Incident) -> String {
     let Incident { cause, remedy, .. } = incident;
     match &incident.rollback {
@@ -529,19 +535,19 @@ fn hours(hours: f64) -> String {
     human::duration(hours * 3_600.0)
 }
 
-/// `1 h 15 min of 2 h 00 min  $5.00, $8.00 in all  62.5 % of the budget`; none before the first node came.
+/// `1 h 15 min of 2 h 00 min  $5.00, $8.00 at end  62.5 % of the budget`; `None` before the first node joined.
 pub(crate) fn spending(spending: &Spending) -> Option<String> {
-    let most = spending.most_hours.map(|most| format!(" of {}", hours(most)));
+    let limit = spending.most_hours.map(|limit| format!(" of {}", hours(limit)));
     let dollars = spending.dollars.map(|dollars| format!("  ${dollars:.2}"));
-    let projected = spending.projected_dollars.map(|dollars| format!(", ${dollars:.2} in all"));
+    let projected = spending.projected_dollars.map(|dollars| format!(", ${dollars:.2} at end"));
     let used = spending.used.map(|used| format!("  {} of the budget", human::percent(used)));
-    (spending.hours > 0.0 || most.is_some()).then(|| {
-        let parts = [most, dollars, projected, used].map(Option::unwrap_or_default);
+    (spending.hours > 0.0 || limit.is_some()).then(|| {
+        let parts = [limit, dollars, projected, used].map(Option::unwrap_or_default);
         hours(spending.hours) + &parts.concat()
     })
 }
 
-/// `$4.00 per hour, $0.31 per epoch`; none without a price.
+/// `$4.00 per hour, $0.31 per epoch`; `None` without a price.
 pub(crate) fn rates(spending: &Spending) -> Option<String> {
     let per_hour = spending.dollars_per_hour.map(|dollars| format!("${dollars:.2} per hour"));
     let per_epoch = spending.dollars_per_epoch.map(|dollars| format!("${dollars:.2} per epoch"));
@@ -549,7 +555,7 @@ pub(crate) fn rates(spending: &Spending) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// `3 min 00 s ($0.20) by interruptions, 12 min 00 s paused`; none if that is none.
+/// `3 min 00 s ($0.20) by interruptions, 12 min 00 s paused`; `None` if no time was lost.
 pub(crate) fn lost(spending: &Spending) -> Option<String> {
     let mut parts = Vec::new();
     if spending.interruption_hours > 0.0 {
@@ -563,11 +569,11 @@ pub(crate) fn lost(spending: &Spending) -> Option<String> {
     (!parts.is_empty()).then(|| parts.join(", "))
 }
 
-/// What the end of `baton up` needs to know besides the status.
-pub(crate) struct Run<'a> {
-    /// The recipe file, as typed.
+/// The run's files and settings that the text about its end mentions.
+pub(crate) struct RunInfo<'a> {
+    /// The recipe file, as the user typed it.
     pub(crate) recipe: &'a Path,
-    /// The changes to it, as typed.
+    /// The changes to the recipe, as the user typed them.
     pub(crate) overrides: &'a [String],
     /// The run folder.
     pub(crate) run_dir: &'a Path,
@@ -575,13 +581,13 @@ pub(crate) struct Run<'a> {
     pub(crate) validation_set: &'a str,
 }
 
-/// How the job ended, what it reached, and what to do next.
-pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &Run<'_>) -> String {
+/// How the job ended, its results, and the next commands.
+pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &RunInfo<'_>) -> String {
     let mut lines = vec![format!("{}: {outcome}", status.name)];
     lines.extend(
-        status.evaluation.as_ref().map(|found| format!("  accuracy    {}", evaluation(found))),
+        status.evaluation.as_ref().map(|latest| format!("  accuracy    {}", evaluation(latest))),
     );
-    lines.extend(best(status).map(|found| format!("  best        {}", evaluation(found))));
+    lines.extend(best(status).map(|best| format!("  best        {}", evaluation(best))));
     lines.extend(skipped(status).map(|count| format!("  skipped     {count}")));
     if let Some(checkpoint) = &status.checkpoint {
         let location = status.checkpoint_location.trim_end_matches('/');
@@ -589,14 +595,14 @@ pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &Run<'_
     }
     if status.checkpoint.is_some() {
         let (name, run_dir) = (&status.name, run.run_dir());
-        lines.push("look at it:".to_owned());
+        lines.push("next commands:".to_owned());
         lines.push(format!("  baton checkpoint ls --run-dir {run_dir}"));
         lines.push(format!(
             "  baton checkpoint export --run-dir {run_dir} --out {name}.safetensors"
         ));
         lines.push(format!(
             "  baton-worker eval --weights {name}.safetensors --data {} --recipe {}",
-            word_for_shell(run.validation_set),
+            shell_quoted(run.validation_set),
             run.recipe()
         ));
     }
@@ -607,25 +613,25 @@ pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &Run<'_
 }
 
 /// The command that trains the same job from fresh weights.
-pub(crate) fn anew(run: &Run<'_>) -> String {
+pub(crate) fn fresh_start_command(run: &RunInfo<'_>) -> String {
     format!("baton up {} --run-dir {} --no-auto-resume", run.recipe(), run.run_dir())
 }
 
-impl Run<'_> {
+impl RunInfo<'_> {
     fn run_dir(&self) -> String {
-        word_for_shell(&self.run_dir.display().to_string())
+        shell_quoted(&self.run_dir.display().to_string())
     }
 
-    /// The recipe with its changes, as the rest of a command.
+    /// The recipe with its changes, as arguments of a command.
     fn recipe(&self) -> String {
-        let file = word_for_shell(&self.recipe.display().to_string());
-        let set = |entry: &String| format!(" --set {}", word_for_shell(entry));
+        let file = shell_quoted(&self.recipe.display().to_string());
+        let set = |entry: &String| format!(" --set {}", shell_quoted(entry));
         file + &self.overrides.iter().map(set).collect::<String>()
     }
 }
 
-/// `text` such that a shell takes it for one word.
-fn word_for_shell(text: &str) -> String {
+/// `text` quoted as one word for a shell.
+fn shell_quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         text.to_owned()

@@ -1,5 +1,5 @@
-//! Child processes: started with a log file, in process groups of their own, started again when
-//! they crash, but not for ever.
+//! Child processes. Each has a log file and its own process group, and is restarted after a crash a limited number of
+//! times.
 
 use std::{
     collections::VecDeque,
@@ -43,56 +43,55 @@ impl fmt::Display for Exit {
     }
 }
 
-/// Bounds how often a process is started again: a crash may be bad luck, a row of crashes is not.
+/// Limits how often a process is restarted: a single crash may be bad luck, repeated crashes are not.
 #[derive(Clone, Debug)]
 pub(crate) struct RestartLimiter {
-    /// Restarts lately, oldest first.
+    /// Times of recent restarts, oldest first.
     restarts: VecDeque<Time>,
 }
 
 impl RestartLimiter {
-    /// No more restarts than this...
-    pub(crate) const LIMIT: usize = 5;
-    /// ...within this time.
+    /// Maximum number of restarts within [`WINDOW`](Self::WINDOW).
+    pub(crate) const MAX_RESTARTS: usize = 5;
+    /// Period in which restarts are counted.
     pub(crate) const WINDOW: Duration = Duration::from_secs(60);
-    /// Before the second of a row; it doubles with every further one.
+    /// Pause before the second restart within the window; it doubles with every further one.
     const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
     pub(crate) fn new() -> Self {
         Self { restarts: VecDeque::new() }
     }
 
-    /// A process ended `now`: how long to wait before it is started again, or none if that was too
-    /// often.
+    /// Records a restart of a process that ended `now`. Returns the pause before it, or `None` if there were too many.
     pub(crate) fn pause(&mut self, now: Time) -> Option<Duration> {
         self.restarts.retain(|restart| now.since(*restart) < Self::WINDOW);
-        if self.restarts.len() >= Self::LIMIT {
+        if self.restarts.len() >= Self::MAX_RESTARTS {
             return None;
         }
         let pause = match u32::try_from(self.restarts.len()) {
             Ok(0) | Err(_) => Duration::ZERO,
-            Ok(before) => Self::FIRST_PAUSE * 2u32.saturating_pow(before - 1),
+            Ok(earlier) => Self::FIRST_PAUSE * 2u32.saturating_pow(earlier - 1),
         };
         self.restarts.push_back(now);
         Some(pause)
     }
 }
 
-/// A process that is kept alive.
+/// A child process, and its restarts.
 pub(crate) struct Child {
     name: &'static str,
     log: PathBuf,
-    /// Where in the log the words of the present process begin.
-    log_begin: u64,
+    /// Offset in the log where the output of the current process starts, bytes.
+    log_offset: u64,
     limiter: RestartLimiter,
-    /// The process group, while it runs. Its leader is the process itself.
+    /// Process group, while the process runs. The process is its leader.
     group: Option<Pid>,
 }
 
 impl Child {
-    /// A process to be started, which logs to `log`.
+    /// A process that is not started yet, and will log to `log`.
     pub(crate) fn new(name: &'static str, log: PathBuf) -> Self {
-        Self { name, log, log_begin: 0, limiter: RestartLimiter::new(), group: None }
+        Self { name, log, log_offset: 0, limiter: RestartLimiter::new(), group: None }
     }
 
     pub(crate) fn name(&self) -> &'static str {
@@ -107,12 +106,12 @@ impl Child {
         self.group.is_some()
     }
 
-    /// Whether a process has this id.
+    /// Whether the running process has this id.
     pub(crate) fn has_pid(&self, pid: u32) -> bool {
         self.group.is_some_and(|group| u32::try_from(group.as_raw_pid()) == Ok(pid))
     }
 
-    /// Starts the process; `on_end` is called when it has ended, and must lead to [`Self::ended`].
+    /// Starts the process. `on_end` is called when it has ended, and must cause a call of [`Self::ended`].
     pub(crate) fn start(
         &mut self,
         mut command: Command,
@@ -123,48 +122,48 @@ impl Child {
             failed(format!("{}: {error}; the {} cannot be started", subject.display(), self.name))
         };
         let log = open_log(&self.log).map_err(|error| explain(&self.log, error))?;
-        let log_begin = log.metadata().map_or(0, |metadata| metadata.len());
+        let log_offset = log.metadata().map_or(0, |metadata| metadata.len());
         let errors = log.try_clone().map_err(|error| explain(&self.log, error))?;
         let mut process = command
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)
-            // Ctrl-C is for us; the children are asked to save first.
+            // Ctrl-C must reach only `baton up`, which lets its children save first.
             .process_group(0)
             .spawn()
             .map_err(|error| explain(&program, error))?;
-        self.log_begin = log_begin;
+        self.log_offset = log_offset;
         self.group = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         tokio::spawn(async move {
-            // Waiting for one's own child fails only if somebody else waited for it.
+            // Waiting for a child fails only if other code has already waited for it.
             let status = process.wait().await.unwrap_or_default();
             on_end(Exit::from(status));
         });
         Ok(())
     }
 
-    /// Takes note of the process's end.
+    /// Records the end of the process.
     pub(crate) fn ended(&mut self) {
         self.group = None;
     }
 
-    /// How long to wait before starting it again, or none if it crashed too often.
+    /// Pause before restarting it, or `None` if it crashed too often.
     pub(crate) fn pause_before_restart(&mut self, now: Time) -> Option<Duration> {
         self.limiter.pause(now)
     }
 
-    /// Signals the whole process group, if it runs.
+    /// Sends a signal to the process group, if it is running.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Some(group) = self.group {
-            // It may have ended a moment ago.
+            // The group may just have ended.
             let _ = kill_process_group(group, signal);
         }
     }
 
-    /// What the present process said last about why it cannot go on.
+    /// The last error message that the current process logged.
     pub(crate) fn last_error(&self) -> Option<String> {
         let mut log = File::open(&self.log).ok()?;
-        log.seek(SeekFrom::Start(self.log_begin)).ok()?;
+        log.seek(SeekFrom::Start(self.log_offset)).ok()?;
         let mut text = Vec::new();
         log.read_to_end(&mut text).ok()?;
         last_error_in(&String::from_utf8_lossy(&text))
@@ -172,7 +171,7 @@ impl Child {
 }
 
 impl Drop for Child {
-    /// Whatever way `baton up` ends, nothing it started stays behind.
+    /// However `baton up` ends, no process that it started keeps running.
     fn drop(&mut self) {
         self.signal(Signal::KILL);
     }
@@ -185,8 +184,8 @@ fn open_log(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-/// The last line that begins with `error: `, without that beginning; or what the dynamic loader says
-/// of a library it does not find, with the remedy it does not know.
+/// The last line that begins with `error: `, without this prefix; or the dynamic loader's message about a missing
+/// library, with a remedy.
 fn last_error_in(text: &str) -> Option<String> {
     text.lines().rev().find_map(|line| {
         match line.split_once("error while loading shared libraries: ") {
@@ -215,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sixth_restart_within_a_minute_is_refused() {
+    fn the_sixth_restart_within_a_minute_is_rejected() {
         let mut limiter = RestartLimiter::new();
         for second in 0..5 {
             assert!(limiter.pause(at_secs(second)).is_some());
@@ -224,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn crashes_far_apart_are_forgiven() {
+    fn old_crashes_are_not_counted() {
         let mut limiter = RestartLimiter::new();
         for hour in 0..100 {
             assert_eq!(limiter.pause(at_secs(hour * 3_600)), Some(Duration::ZERO));
@@ -251,11 +250,11 @@ mod tests {
         );
         let log = "INFO serving\nerror: first\nWARN no error: here\nerror: second\nINFO bye\n";
         assert_eq!(last_error_in(log).as_deref(), Some("second"));
-        assert_eq!(last_error_in("INFO all is well\n"), None);
+        assert_eq!(last_error_in("INFO all good\n"), None);
     }
 
     #[tokio::test]
-    async fn errors_of_an_earlier_process_in_the_same_log_are_not_blamed_on_this_one() {
+    async fn errors_of_an_earlier_process_in_the_same_log_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let mut child = Child::new("shell", folder.path().join("logs/shell.log"));
         for (script, expected) in [("echo error: old >&2; exit 3", Some("old")), ("exit 4", None)] {

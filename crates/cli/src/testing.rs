@@ -1,21 +1,21 @@
-//! Statuses for tests: one job at several moments of its life.
+//! Statuses for tests: one job at several times.
 
 use baton_proto::v1::{
     Accuracy, Activity, BatchMark, Checkpoint, Diagnosis, DrainStatus, Empty, EvaluatedStep,
     Extent, Failure, Fit, GetStatusResponse, Gpu, Host, Incident, Loader, NodeStatus, Outcome,
-    PauseStatus, Pulse, RankStatus, Recovery, Rollback, SaveTimes, Spending, Step,
+    PauseStatus, RankHeartbeat, RankStatus, Recovery, Rollback, SaveTimes, Spending, Step,
     StreamLogsResponse, StreamMetricsResponse, WatchEventsResponse, diagnosis::Divergence,
     failure::Class, get_status_response::Phase, outcome, stream_metrics_response::Metrics,
     watch_events_response::Kind,
 };
 
-/// No agent has come yet.
+/// Before any agent has joined.
 pub(crate) fn gathering() -> GetStatusResponse {
     GetStatusResponse {
         job_id: "5f0c8d5e-3d6c-4b59-9a3c-6d1f0f3f2a11".to_owned(),
         name: "digits_cpu".to_owned(),
         phase: Phase::Gathering.into(),
-        reason: "waiting for agents: 0 of at least 1 ranks are here".to_owned(),
+        reason: "waiting for agents: 0 of at least 1 ranks are available".to_owned(),
         phase_seconds: 3.25,
         epochs: 16,
         checkpoint_location: "runs/digits_cpu/checkpoints".to_owned(),
@@ -23,7 +23,7 @@ pub(crate) fn gathering() -> GetStatusResponse {
     }
 }
 
-/// In the fifth epoch, with everything there is to show.
+/// In the fifth epoch, with all optional fields set.
 pub(crate) fn training() -> GetStatusResponse {
     GetStatusResponse {
         phase: Phase::Training.into(),
@@ -63,15 +63,15 @@ pub(crate) fn training() -> GetStatusResponse {
         }),
         checkpoint_age_seconds: Some(34.2),
         ranks: vec![
-            fed(rank(0, "a", 0), 0.031, 6),
-            losing(fed(rank(1, "a", 1), 0.25, 0), 12),
+            with_loader(rank(0, "a", 0), 0.031, 6),
+            with_skipped(with_loader(rank(1, "a", 1), 0.25, 0), 12),
             rank(2, "b", 0),
         ],
         skipped_samples: 13,
         nodes: vec![node("a", 2, true), node("b", 1, true)],
         recoveries: vec![Recovery { lost_steps: 1, ..recovered(192.0) }],
         recoveries_total: 1,
-        incidents: vec![went_back(1, 70)],
+        incidents: vec![rolled_back(1, 70)],
         spending: Some(Spending {
             hours: 1.25,
             most_hours: Some(2.0),
@@ -85,7 +85,7 @@ pub(crate) fn training() -> GetStatusResponse {
     }
 }
 
-/// A rank died and the next generation forms.
+/// A rank was killed, and the next generation is forming.
 pub(crate) fn recovering() -> GetStatusResponse {
     let mut status = training();
     status.phase = Phase::Forming.into();
@@ -99,7 +99,7 @@ pub(crate) fn recovering() -> GetStatusResponse {
     status.recoveries.push(Recovery {
         generation: 3,
         cause: "rank 2: its process was killed".to_owned(),
-        settle_seconds: Some(0.015_625),
+        detect_seconds: Some(0.015_625),
         age_seconds: 0.5,
         ..Recovery::default()
     });
@@ -107,7 +107,7 @@ pub(crate) fn recovering() -> GetStatusResponse {
     status
 }
 
-/// As `recovering`, after a planned change, a recovery that failed, and more than are kept.
+/// As `recovering`, after a planned change, a failed recovery, and more recoveries than are kept.
 pub(crate) fn recovering_again() -> GetStatusResponse {
     let mut status = recovering();
     let planned = Recovery {
@@ -119,7 +119,7 @@ pub(crate) fn recovering_again() -> GetStatusResponse {
         ..recovered(7_500.0)
     };
     let failed = Recovery {
-        settle_seconds: Some(1.0),
+        detect_seconds: Some(1.0),
         tear_down_seconds: Some(0.0),
         respawn_seconds: Some(2.5),
         age_seconds: 400.0,
@@ -144,12 +144,12 @@ pub(crate) fn recovering_again() -> GetStatusResponse {
     status
 }
 
-/// A recovery that came to its first step.
+/// A complete recovery.
 fn recovered(age_seconds: f64) -> Recovery {
     Recovery {
         generation: 2,
         cause: "rank 1: its process was killed".to_owned(),
-        settle_seconds: Some(0.015_625),
+        detect_seconds: Some(0.015_625),
         tear_down_seconds: Some(0.062_5),
         respawn_seconds: Some(0.25),
         rendezvous_seconds: Some(0.031_25),
@@ -161,7 +161,7 @@ fn recovered(age_seconds: f64) -> Recovery {
     }
 }
 
-/// Asked to save and stop.
+/// A job that saves and stops.
 pub(crate) fn draining() -> GetStatusResponse {
     GetStatusResponse {
         phase: Phase::Draining.into(),
@@ -181,12 +181,12 @@ pub(crate) fn draining() -> GetStatusResponse {
     }
 }
 
-/// Standing still because somebody wants that.
+/// A paused job.
 pub(crate) fn paused() -> GetStatusResponse {
     let mut status = training();
     for rank in &mut status.ranks {
-        if let Some(pulse) = &mut rank.pulse {
-            (pulse.activity, pulse.seconds) = (Activity::Paused.into(), 119.0);
+        if let Some(heartbeat) = &mut rank.heartbeat {
+            (heartbeat.activity, heartbeat.seconds) = (Activity::Paused.into(), 119.0);
         }
     }
     GetStatusResponse {
@@ -211,7 +211,7 @@ pub(crate) fn idle() -> GetStatusResponse {
     }
 }
 
-/// Two machines with GPUs, which tell how they do, and a price.
+/// Training on two machines with GPU statistics and a price.
 pub(crate) fn on_gpus() -> GetStatusResponse {
     let mut status = training();
     for rank in &mut status.ranks {
@@ -226,7 +226,7 @@ pub(crate) fn on_gpus() -> GetStatusResponse {
             watts: Some(644.5),
         });
     }
-    // One that tells little.
+    // A GPU with few statistics.
     if let Some(gpu) = status.ranks.last_mut().and_then(|rank| rank.gpu.as_mut()) {
         (gpu.utilisation, gpu.celsius, gpu.watts) = (None, None, None);
     }
@@ -257,7 +257,7 @@ pub(crate) fn on_gpus() -> GetStatusResponse {
     status
 }
 
-/// As many ranks, on nodes of eight.
+/// Training with this number of ranks, eight per node.
 pub(crate) fn many(ranks: u32) -> GetStatusResponse {
     let mut status = on_gpus();
     let model = status.ranks[0].clone();
@@ -266,7 +266,7 @@ pub(crate) fn many(ranks: u32) -> GetStatusResponse {
             rank,
             local_rank: rank % 8,
             node_id: format!("node-{}", rank / 8),
-            slowness: Some(if rank == 7 { 2.5 } else { 1.0 }),
+            slowdown: Some(if rank == 7 { 2.5 } else { 1.0 }),
             ..model.clone()
         })
         .collect();
@@ -278,25 +278,25 @@ pub(crate) fn many(ranks: u32) -> GetStatusResponse {
     status
 }
 
-/// When the job of these statuses was begun.
-const BEGAN: u64 = 1_795_252_508_000;
+/// Start of the job, Unix milliseconds.
+const JOB_START: u64 = 1_795_252_508_000;
 
-/// What was told of updates and evaluations, with a recovery in between.
+/// Metrics of updates and evaluations, with a recovery between them.
 pub(crate) fn points() -> Vec<StreamMetricsResponse> {
     let point = |seconds: u64, generation, metrics| StreamMetricsResponse {
-        unix_millis: BEGAN + 1_000 * seconds,
+        unix_millis: JOB_START + 1_000 * seconds,
         generation,
         metrics: Some(metrics),
     };
     let step = |step: u64| {
-        let part = step as f64 / 100.0;
+        let share = step as f64 / 100.0;
         Metrics::Step(Step {
             step,
             epoch: (step / 22) as u32,
-            loss: 2.3 - 1.2 * part,
-            top1: 0.1 + 0.5 * part,
-            lr: 0.001 - 0.000_15 * part,
-            samples_per_second: 400.0 + 12.5 * part,
+            loss: 2.3 - 1.2 * share,
+            top1: 0.1 + 0.5 * share,
+            lr: 0.001 - 0.000_15 * share,
+            samples_per_second: 400.0 + 12.5 * share,
             ..training().latest.unwrap_or_default()
         })
     };
@@ -307,13 +307,15 @@ pub(crate) fn points() -> Vec<StreamMetricsResponse> {
     }));
     points.push(point(9, 2, Metrics::BeganAt(66)));
     points.extend((7..=10).map(|tens| point(3 + tens, 2, step(10 * tens))));
-    points.extend(training().evaluation.map(|found| point(13, 2, Metrics::Evaluation(found))));
+    points.extend(
+        training().evaluation.map(|evaluated| point(13, 2, Metrics::Evaluation(evaluated))),
+    );
     points
 }
 
-/// What happened.
+/// Events of the job.
 pub(crate) fn events() -> Vec<WatchEventsResponse> {
-    let told = [
+    let events = [
         (Kind::NodeJoined, 1, None, "node a is here with 2 ranks"),
         (Kind::GenerationOpened, 1, None, "generation 1: 3 ranks on a, b"),
         (Kind::TrainingStarted, 1, Some(0), "training begins with fresh weights"),
@@ -325,19 +327,19 @@ pub(crate) fn events() -> Vec<WatchEventsResponse> {
     let event = |(id, (kind, generation, step, message)): (u64, (Kind, u64, Option<u64>, &str))| {
         WatchEventsResponse {
             id,
-            unix_millis: BEGAN + 2_000 * id,
+            unix_millis: JOB_START + 2_000 * id,
             kind: kind.into(),
             generation,
             step,
             message: message.to_owned(),
         }
     };
-    (1..).zip(told).map(event).collect()
+    (1..).zip(events).map(event).collect()
 }
 
-/// What ranks, an agent and the coordinator wrote.
+/// Log lines of ranks, an agent and the coordinator.
 pub(crate) fn lines() -> Vec<StreamLogsResponse> {
-    let told = [
+    let lines = [
         ("", None, None, "generation 2 is open", 0),
         ("a", None, None, "rank 1 was started", 0),
         ("a", Some(0), Some(0), "took the state of rank 2", 0),
@@ -348,7 +350,7 @@ pub(crate) fn lines() -> Vec<StreamLogsResponse> {
     let line = |(number, (node, local_rank, rank, line, left_out)): (u64, _)| {
         let (node, line): (&str, &str) = (node, line);
         StreamLogsResponse {
-            unix_millis: BEGAN + 1_000 * number,
+            unix_millis: JOB_START + 1_000 * number,
             node_id: node.to_owned(),
             local_rank,
             rank,
@@ -356,18 +358,18 @@ pub(crate) fn lines() -> Vec<StreamLogsResponse> {
             left_out,
         }
     };
-    (0..).zip(told).map(line).collect()
+    (0..).zip(lines).map(line).collect()
 }
 
-/// All epochs are done.
+/// A job that has completed all epochs.
 pub(crate) fn completed() -> GetStatusResponse {
     ended(outcome::Kind::Completed, "completed", None)
 }
 
-/// A regression on arrays, without a price or averaged weights.
+/// Training of a regression on arrays, without a price or averaged weights.
 pub(crate) fn regression() -> GetStatusResponse {
     let fit = |spearman| Some(Fit { mae: 0.125, pearson: 0.905, spearman });
-    let found = |step, spearman| EvaluatedStep {
+    let evaluated = |step, spearman| EvaluatedStep {
         step,
         accuracy: Some(Accuracy {
             loss: 0.04,
@@ -381,16 +383,16 @@ pub(crate) fn regression() -> GetStatusResponse {
     let mut status = training();
     status.latest =
         status.latest.map(|latest| Step { top1: 0.0, resolution: 0, loss_scale: None, ..latest });
-    status.evaluation = Some(found(88, 0.912));
-    status.best = Some(found(66, 0.925));
+    status.evaluation = Some(evaluated(88, 0.912));
+    status.best = Some(evaluated(66, 0.925));
     status.spending = Some(Spending { hours: 0.5, ..Spending::default() });
     status.incidents.clear();
     status
 }
 
-/// The budget is used up.
+/// A job whose budget is used up.
 pub(crate) fn limited() -> GetStatusResponse {
-    let reason = "limits.max_hours = 2 is reached; raise it to go on";
+    let reason = "limits.max_hours = 2 is reached; raise it to resume";
     let mut status =
         ended(outcome::Kind::LimitReached, &format!("saved and stopped: {reason}"), None);
     status.latest = training().latest;
@@ -400,7 +402,7 @@ pub(crate) fn limited() -> GetStatusResponse {
     status
 }
 
-/// A rank found that its input is wrong.
+/// A job that failed because of bad input.
 pub(crate) fn failed() -> GetStatusResponse {
     let message = "cannot open /nowhere/train.beton".to_owned();
     let failure = Failure { class: Class::BadInput.into(), message };
@@ -438,8 +440,8 @@ fn evaluated(step: u64, top1: f64) -> EvaluatedStep {
     EvaluatedStep { step, accuracy: Some(accuracy(top1)), ..EvaluatedStep::default() }
 }
 
-/// A rollback after so many updates in a generation, to the next.
-fn went_back(generation: u64, step: u64) -> Incident {
+/// A rollback after `step` updates in a generation, to the next generation.
+fn rolled_back(generation: u64, step: u64) -> Incident {
     Incident {
         generation,
         diagnosis: Some(Diagnosis {
@@ -458,7 +460,7 @@ fn went_back(generation: u64, step: u64) -> Incident {
 }
 
 fn accuracy(top1: f64) -> Accuracy {
-    baton_recipe::progress::Accuracy::before_names(360, 0.321, (top1, 0.997), None).into()
+    baton_recipe::progress::Accuracy::from_legacy_fields(360, 0.321, (top1, 0.997), None).into()
 }
 
 fn rank(rank: u32, node: &str, local_rank: u32) -> RankStatus {
@@ -471,21 +473,21 @@ fn rank(rank: u32, node: &str, local_rank: u32) -> RankStatus {
     }
 }
 
-/// `rank`, which has told how it is fed and what it does.
-fn fed(rank: RankStatus, wait: f64, ready: u32) -> RankStatus {
+/// `rank` with reports about its loader and its activity.
+fn with_loader(rank: RankStatus, wait: f64, ready: u32) -> RankStatus {
     let activity = Activity::Computing.into();
     let own_step_seconds = 0.5 + wait;
     RankStatus {
         loader: Some(Loader { wait, ready, room: 8, ..Loader::default() }),
-        pulse: Some(Pulse { activity, seconds: 0.1, step: 440, own_step_seconds }),
+        heartbeat: Some(RankHeartbeat { activity, seconds: 0.1, step: 440, own_step_seconds }),
         heartbeat_age_seconds: Some(0.4),
-        slowness: Some(own_step_seconds / 0.531),
+        slowdown: Some(own_step_seconds / 0.531),
         ..rank
     }
 }
 
-/// `rank`, which skipped so many samples.
-fn losing(mut rank: RankStatus, skipped: u64) -> RankStatus {
+/// `rank` after it has skipped this number of samples.
+fn with_skipped(mut rank: RankStatus, skipped: u64) -> RankStatus {
     if let Some(loader) = &mut rank.loader {
         loader.skipped = skipped;
         loader.last_skipped = Some("train.beton: sample 7: no JPEG at byte 4096".to_owned());

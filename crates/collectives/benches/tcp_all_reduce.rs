@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use baton_collectives::tcp::{Listener, Options, TcpCollective};
+use baton_collectives::tcp::{Listener, TcpCollective, TcpOptions};
 use baton_collectives::tree::maximal_subtrees;
 use baton_collectives::{AbortHandle, BufferMut, Collective, Part};
 use baton_job::plan::virtual_block;
@@ -38,14 +38,14 @@ fn measure(world_size: u32) -> Vec<f64> {
 
 fn run_rank(rank: Rank, listener: Listener, peers: &[String]) -> Vec<f64> {
     let long = Duration::from_secs(60);
-    let options = Options { connect_timeout: long, operation_timeout: long };
+    let options = TcpOptions { connect_timeout: long, operation_timeout: long };
     let abort = AbortHandle::new();
     let mut group =
         TcpCollective::connect(listener, Generation(1), rank, peers, options, abort).unwrap();
     let nodes = maximal_subtrees(virtual_block(VIRTUAL_RANKS, rank, group.world_size()));
     let mut sums = vec![vec![1.0; VALUES]; nodes.len()];
     let mut once = || {
-        group.all_gather_bytes(&[]).unwrap(); // All begin together.
+        group.all_gather_bytes(&[]).unwrap(); // All ranks begin together.
         let start = Instant::now();
         let mut parts = Vec::new();
         for (&node, sum) in nodes.iter().zip(&mut sums) {
@@ -54,6 +54,6 @@ fn run_rank(rank: Rank, listener: Listener, peers: &[String]) -> Vec<f64> {
         group.all_reduce(VIRTUAL_RANKS, &mut parts).unwrap();
         start.elapsed().as_secs_f64()
     };
-    once(); // Fetches memory from the system.
+    once(); // The first run allocates memory.
     (0..REPEATS).map(|_| once()).collect()
 }

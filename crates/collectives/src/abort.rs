@@ -1,4 +1,4 @@
-//! Breaking an operation from another thread.
+//! Aborting an operation from another thread.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,25 +6,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Error;
 
-/// Breaks the operation in progress on a group, and all later ones, at once and for ever.
+/// Aborts the current operation of a group and all later ones, immediately and permanently.
 ///
-/// Make one per generation and give it to `connect`: then waiting for peers can be broken too.
+/// Create one per generation and pass it to `connect`, so that the wait for peers can be aborted too.
 #[derive(Clone, Default)]
 pub struct AbortHandle {
-    shared: Arc<Shared>,
+    shared: Arc<AbortState>,
 }
 
 #[derive(Default)]
-struct Shared {
+struct AbortState {
     aborted: AtomicBool,
     wakers: Mutex<Vec<Waker>>,
 }
 
-/// Rouses a thread that sleeps where it cannot see the flag.
+/// Wakes a thread that sleeps where it cannot read the flag.
 type Waker = Box<dyn FnOnce() + Send>;
 
 impl AbortHandle {
-    /// A handle not yet tied to any group.
+    /// A handle that no group uses yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -45,16 +45,16 @@ impl AbortHandle {
         self.shared.aborted.load(Ordering::SeqCst)
     }
 
-    /// Has `wake` called when the group is aborted; at once if it is already.
+    /// Registers `wake` to be called on an abort; calls it immediately if the group is aborted already.
     pub fn on_abort(&self, wake: impl FnOnce() + Send + 'static) {
         self.wakers().push(Box::new(wake));
-        // The flag is looked at after the push: an abort in between either saw the waker or is seen.
+        // The flag is read after the push: an abort in between either finds the waker or is detected here.
         if self.is_aborted() {
             self.abort();
         }
     }
 
-    /// The error of an operation that must not start or go on.
+    /// An error if the operation must not start or continue.
     ///
     /// # Errors
     /// [`abort`](Self::abort) was called.
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_waker_runs_once_whether_it_comes_before_or_after_the_abort() {
+    fn a_waker_runs_once_whether_it_is_added_before_or_after_the_abort() {
         let handle = AbortHandle::new();
         let woken = Arc::new(Mutex::new(0));
         let count = |woken: &Arc<Mutex<i32>>| {

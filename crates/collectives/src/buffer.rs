@@ -1,4 +1,4 @@
-//! Memory that collectives work on: host or CUDA.
+//! Memory that collectives work on: host memory or CUDA memory.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use baton_gpu::{Adder, Device, Freezer, Stream};
 
 use crate::{Error, cuda};
 
-/// A run of f32 values, in host memory or on a GPU.
+/// A contiguous array of f32 values, in host memory or on a GPU.
 #[derive(Debug)]
 pub enum BufferMut<'a> {
     /// Host memory.
@@ -26,13 +26,13 @@ impl BufferMut<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The same memory, for a shorter while.
+    /// The same memory, with a shorter lifetime.
     #[must_use]
     pub fn reborrow(&mut self) -> BufferMut<'_> {
         match self {
@@ -41,7 +41,7 @@ impl BufferMut<'_> {
         }
     }
 
-    /// The values of `range` alone; none, if it does not lie inside.
+    /// Only the values of `range`; empty if it is not within the buffer.
     #[must_use]
     pub fn narrow(self, range: Range<usize>) -> Self {
         let range = if range.start <= range.end && range.end <= self.len() { range } else { 0..0 };
@@ -65,8 +65,8 @@ impl BufferMut<'_> {
         Ok(values)
     }
 
-    /// Copies the values into `to`. From a device this waits for all work queued on its legacy
-    /// default stream, which is the one libtorch uses.
+    /// Copies the values into `to`. On a device this waits for all work queued on its legacy default stream, which
+    /// libtorch uses.
     ///
     /// # Errors
     /// Lengths differ, no CUDA driver, the device failed.
@@ -79,7 +79,7 @@ impl BufferMut<'_> {
         Ok(())
     }
 
-    /// Overwrites the values with `from`; ordered like [`copy_to_host`](Self::copy_to_host).
+    /// Overwrites the values with `from`. On a device this waits like [`copy_to_host`](Self::copy_to_host).
     ///
     /// # Errors
     /// Lengths differ, no CUDA driver, the device failed.
@@ -93,14 +93,14 @@ impl BufferMut<'_> {
     }
 }
 
-/// A buffer's values in host memory: in place, or a stand-in for a device buffer.
+/// A buffer's values in host memory: the buffer itself, or a host copy of a device buffer.
 pub(crate) enum Staged<'a> {
     InPlace(&'a mut [f32]),
-    StandIn { device: BufferMut<'a>, values: Vec<f32> },
+    HostCopy { device: BufferMut<'a>, values: Vec<f32> },
 }
 
 impl<'a> Staged<'a> {
-    /// Copies a device buffer's values into one of `spare`, or a new one.
+    /// Copies a device buffer's values into one of the `spare` vectors, or a new one.
     pub(crate) fn new(buffer: BufferMut<'a>, spare: &mut Vec<Vec<f32>>) -> Result<Self, Error> {
         match buffer {
             BufferMut::Host(values) => Ok(Self::InPlace(values)),
@@ -108,7 +108,7 @@ impl<'a> Staged<'a> {
                 let mut values = spare.pop().unwrap_or_default();
                 values.resize(buffer.len(), 0.0);
                 buffer.copy_to_host(&mut values)?;
-                Ok(Self::StandIn { device: buffer, values })
+                Ok(Self::HostCopy { device: buffer, values })
             }
         }
     }
@@ -117,13 +117,13 @@ impl<'a> Staged<'a> {
     pub(crate) fn values(&mut self) -> &mut [f32] {
         match self {
             Self::InPlace(values) => values,
-            Self::StandIn { values, .. } => values,
+            Self::HostCopy { values, .. } => values,
         }
     }
 
-    /// Copies a stand-in's values to the device, and puts it back among the spare ones.
+    /// Copies a host copy back to the device, and adds its memory to the `spare` vectors.
     pub(crate) fn write_back(self, spare: &mut Vec<Vec<f32>>) -> Result<(), Error> {
-        if let Self::StandIn { mut device, values } = self {
+        if let Self::HostCopy { mut device, values } = self {
             device.copy_from_host(&values)?;
             spare.push(values);
         }
@@ -139,46 +139,46 @@ fn same_length(operation: &'static str, buffer: usize, host: usize) -> Result<()
     Err(Error::Protocol { operation, detail })
 }
 
-/// A run of f32 values in CUDA memory, lent for `'a`.
+/// A contiguous array of f32 values in CUDA memory, borrowed for `'a`.
 #[derive(Debug)]
 pub struct DeviceSliceMut<'a> {
     address: u64,
     len: usize,
     device: i32,
-    lent: PhantomData<&'a mut [f32]>,
+    borrowed: PhantomData<&'a mut [f32]>,
 }
 
 impl DeviceSliceMut<'_> {
-    /// Describes `len` values at the device address `address` (a `CUdeviceptr`, libtorch's
-    /// `data_ptr`) on the device with ordinal `device`.
+    /// A slice of `len` values at the device address `address` (a `CUdeviceptr`, libtorch's `data_ptr`) on the device
+    /// with the ordinal `device`.
     ///
     /// # Safety
-    /// For all of `'a`, `address` must point to `len` contiguous, initialised f32 values that were
-    /// allocated in the primary context of `device`; nothing else may read or write them, except
-    /// work already queued on the legacy default stream of that device, which comes before any use
-    /// made of this slice. Where `len` is 0 nothing is required of `address`.
+    /// For all of `'a`, `address` must point to `len` contiguous, initialised f32 values that were allocated in the
+    /// primary context of `device`. No other code may read or write them, except work that is already queued on the
+    /// legacy default stream of that device; it runs before any use of this slice. If `len` is 0, `address` can have
+    /// any value.
     #[allow(unsafe_code)]
     #[must_use]
     pub unsafe fn from_raw(address: u64, len: usize, device: i32) -> Self {
-        Self { address, len, device, lent: PhantomData }
+        Self { address, len, device, borrowed: PhantomData }
     }
 
-    /// Has the device copy the values as they are now, to be read later; `freezer` is of this device.
+    /// Starts a copy of the current values within the device, to be read later; `freezer` must be of the same device.
     ///
     /// # Errors
     /// Out of memory.
     #[allow(unsafe_code)]
     pub fn freeze(&self, freezer: &mut Freezer) -> Result<(), Error> {
-        // SAFETY: `from_raw` promises that so many values lie there; whoever they were lent by changes them
-        // on libtorch's stream, and so do collectives, which have their streams wait for that one.
+        // SAFETY: `from_raw` guarantees that the values are valid. Their owner changes them on libtorch's stream, and
+        // so do collectives, whose streams wait for that one.
         unsafe { freezer.freeze(self.address, self.len * size_of::<f32>()) }?;
         Ok(())
     }
 
-    /// Adds `right`, which is as long and on the same device, value by value as the fixed tree does.
+    /// Adds `right`, of the same length and on the same device, value by value: one addition of the fixed tree.
     ///
     /// # Errors
-    /// Lengths or devices differ; the device refused.
+    /// Lengths or devices differ; the device failed.
     #[allow(unsafe_code)]
     pub fn add(&mut self, right: &DeviceSliceMut<'_>) -> Result<(), Error> {
         same_length("add", self.len, right.len)?;
@@ -189,8 +189,8 @@ impl DeviceSliceMut<'_> {
         }
         let device = Device::open(self.device)?;
         let stream = Stream::of_torch(device);
-        // SAFETY: `from_raw` promises that so many values lie at both, that nobody else uses this slice, which
-        // is borrowed mutably, and that later work on them comes on libtorch's stream.
+        // SAFETY: `from_raw` guarantees that both ranges are valid and that no other code uses this slice, which is
+        // borrowed mutably; later work on them is queued on libtorch's stream.
         unsafe { Adder::new(device)?.add(&stream, self.address, right.address, self.len) }?;
         Ok(())
     }
@@ -207,7 +207,7 @@ impl DeviceSliceMut<'_> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_values_go_out_and_come_back() {
+    fn host_values_are_copied_out_and_in() {
         let mut memory = [1.0, 2.0, 3.0];
         let mut buffer = BufferMut::Host(&mut memory);
 

@@ -1,12 +1,12 @@
-//! The values of device buffers, from and to the host.
+//! Copies between device buffers and the host.
 #![allow(unsafe_code)]
 
-use baton_gpu::{Device, Event, Stream, copy_in, copy_out};
+use baton_gpu::{Device, Stream, StreamEvent, copy_in, copy_out};
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::{DeviceSliceMut, Error};
 
-/// Copies all of `from` to host memory after everything libtorch has queued, and waits for it.
+/// Copies all of `from` to host memory after all work that libtorch has queued, and waits until the copy is complete.
 pub(crate) fn copy_to_host(from: &DeviceSliceMut<'_>, to: &mut [f32]) -> Result<(), Error> {
     assert_eq!(from.len(), to.len(), "callers check lengths");
     if to.is_empty() {
@@ -14,13 +14,13 @@ pub(crate) fn copy_to_host(from: &DeviceSliceMut<'_>, to: &mut [f32]) -> Result<
     }
     let device = Device::open(from.device())?;
     let stream = Stream::of_torch(device);
-    // SAFETY: `from` guarantees that its address is that of `len` f32 values of the device, lent to us;
-    // `to` is as long and borrowed until the copy is over.
+    // SAFETY: `from` guarantees that its address is that of `len` f32 values of the device, borrowed for this call;
+    // `to` has the same length and is borrowed until the copy is complete.
     unsafe { copy_out(&stream, cast_slice_mut(to), from.address()) }?;
     wait(&stream, device)
 }
 
-/// Overwrites all of `to` after everything libtorch has queued, and waits until it is done.
+/// Overwrites all of `to` after all work that libtorch has queued, and waits until it is complete.
 pub(crate) fn copy_from_host(to: &mut DeviceSliceMut<'_>, from: &[f32]) -> Result<(), Error> {
     assert_eq!(from.len(), to.len(), "callers check lengths");
     if from.is_empty() {
@@ -34,7 +34,7 @@ pub(crate) fn copy_from_host(to: &mut DeviceSliceMut<'_>, from: &[f32]) -> Resul
 }
 
 fn wait(stream: &Stream, device: Device) -> Result<(), Error> {
-    let over = Event::new(device)?;
-    stream.mark(&over)?;
-    Ok(over.wait()?)
+    let finished = StreamEvent::new(device)?;
+    stream.mark(&finished)?;
+    Ok(finished.wait()?)
 }

@@ -1,4 +1,4 @@
-//! Why an operation failed, and what to do about it.
+//! Errors of collective operations.
 
 use std::fmt;
 use std::io;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use baton_job::{Generation, Rank};
 
-/// Who a process says it is when it joins a group.
+/// Identity of a process when it joins a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Membership {
     /// Version of the wire protocol.
@@ -22,112 +22,111 @@ pub struct Membership {
 impl fmt::Display for Membership {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { protocol, generation, rank, world_size } = self;
-        write!(
-            f,
-            "rank {rank} of {world_size} in generation {generation}, speaking protocol {protocol}"
-        )
+        write!(f, "rank {rank} of {world_size} in generation {generation} (protocol {protocol})")
     }
 }
 
-/// Why a collective operation failed. After any of these the group is of no use any more.
+/// Error of a collective operation. After any of these the group cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A peer closed its connection or dropped its member: most likely its process died.
+    /// A peer closed its connection or left the group: most likely its process has died.
     #[error("{operation}: lost rank {rank}: {source}")]
     LostPeer {
-        /// Who is gone.
+        /// The lost rank.
         rank: Rank,
-        /// During what.
+        /// The operation.
         operation: &'static str,
-        /// What the connection said.
+        /// Error of the connection.
         source: io::Error,
     },
     /// The deadline for the whole operation passed.
-    #[error("{operation}: gave up after {after:?}{}", waiting(.waiting_for))]
+    #[error("{operation}: timed out after {after:?}{}", waiting(.waiting_for))]
     TimedOut {
-        /// During what.
+        /// The operation.
         operation: &'static str,
-        /// A rank that had not done its share; unknown with NCCL.
+        /// A rank that had not done its share; `None` with NCCL.
         waiting_for: Option<Rank>,
-        /// The time allowed.
+        /// The timeout.
         after: Duration,
     },
     /// [`AbortHandle::abort`](crate::AbortHandle::abort) was called.
     #[error("{operation}: aborted")]
     Aborted {
-        /// During what.
+        /// The operation.
         operation: &'static str,
     },
     /// An earlier operation on this group failed.
     #[error("{operation}: the group failed before; join a new generation")]
     Broken {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
     },
-    /// The process at a peer's address is not who it should be: one side has stale news.
-    #[error("connect: expected {expected}, met {got}; wait for the coordinator's next generation")]
+    /// The process at a peer's address is not the expected one: one of the two has outdated information.
+    #[error(
+        "connect: expected {expected}, found {got}; wait for the coordinator's next generation"
+    )]
     Refused {
-        /// The peer as the plan has it.
+        /// The peer according to the coordinator.
         expected: Membership,
-        /// Who answered.
+        /// The process that answered.
         got: Membership,
     },
-    /// Ranks do not do the same things: their operations, lengths or roots differ.
+    /// Ranks do different things: their operations, lengths or roots differ.
     #[error("{operation}: {detail}")]
     Protocol {
-        /// During what.
+        /// The operation.
         operation: &'static str,
-        /// What differs from what.
+        /// The difference.
         detail: String,
     },
-    /// This implementation cannot do that.
+    /// This implementation does not support the request.
     #[error("{operation}: {what}; {remedy}")]
     Unsupported {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// What it cannot do.
+        /// What is not supported.
         what: &'static str,
         /// What to do instead.
         remedy: &'static str,
     },
-    /// NCCL refused.
+    /// NCCL reported an error.
     #[error("{function}: {name} (code {code}): {detail}")]
     Nccl {
-        /// NCCL's function.
+        /// The NCCL function.
         function: &'static str,
         /// `ncclResult_t`.
         code: i32,
         /// Its name.
         name: &'static str,
-        /// Its meaning, and NCCL's own last words if it has any.
+        /// Its meaning, and NCCL's own last error text if there is one.
         detail: String,
-        /// Whether these say that the GPU's memory was too small.
+        /// Whether the text reports that GPU memory was exhausted.
         out_of_memory: bool,
     },
     /// `ncclCommAbort` does not return: GPU kernels still wait for lost peers.
     #[error("ncclCommAbort: still busy after {after:?}; kill this process to free its GPU")]
     Stuck {
-        /// The time allowed.
+        /// The timeout.
         after: Duration,
     },
-    /// A GPU or its driver refused.
+    /// A GPU or its driver failed.
     #[error(transparent)]
     Gpu(#[from] baton_gpu::Error),
-    /// A shared library cannot be found.
+    /// A shared library was not found.
     #[error("{library} not found: {remedy}")]
     LibraryMissing {
-        /// File name looked for.
+        /// Its file name.
         library: &'static str,
-        /// How to get it.
+        /// How to install it.
         remedy: &'static str,
     },
-    /// The operating system refused something that concerns no peer.
+    /// An error of the operating system that concerns no peer.
     #[error("{operation}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// The reason.
+        /// The error.
         source: io::Error,
     },
 }
@@ -137,8 +136,8 @@ fn waiting(rank: &Option<Rank>) -> String {
 }
 
 impl Error {
-    /// Whether this process can take part in nothing any more: its GPU's context is lost, or kernels that nobody
-    /// could stop still write to its memory. Only its end frees both.
+    /// Whether this process can no longer take part in any group: its GPU's context is lost, or kernels that cannot be
+    /// stopped still write to its memory. Only the end of the process frees both.
     #[must_use]
     pub fn ends_process(&self) -> bool {
         const UNHANDLED_CUDA_ERROR: i32 = 1;
@@ -149,7 +148,7 @@ impl Error {
         }
     }
 
-    /// Whether a GPU's memory was too small.
+    /// Whether a GPU's memory was exhausted.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self {
@@ -159,13 +158,13 @@ impl Error {
         }
     }
 
-    /// Whether it will be so with every other group too, until somebody mends the machine or the recipe.
+    /// Whether every new group would fail too, until a user corrects the machine or the recipe.
     #[must_use]
-    pub fn is_lasting(&self) -> bool {
+    pub fn is_permanent(&self) -> bool {
         matches!(self, Self::LibraryMissing { .. } | Self::Unsupported { .. })
     }
 
-    /// For `map_err`: the operating system refused.
+    /// For `map_err`: converts an error of the operating system.
     pub(crate) fn io(operation: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| Self::Io { operation, source }
     }
@@ -180,7 +179,7 @@ mod tests {
         let nccl = |code| Error::Nccl {
             function: "ncclAllReduce",
             code,
-            name: "of a test",
+            name: "test",
             detail: String::new(),
             out_of_memory: false,
         };
@@ -192,16 +191,16 @@ mod tests {
     }
 
     #[test]
-    fn what_no_other_group_can_cure_is_lasting() {
-        assert!(Error::LibraryMissing { library: "libnccl.so", remedy: "none" }.is_lasting());
+    fn an_error_of_every_new_group_is_permanent() {
+        assert!(Error::LibraryMissing { library: "libnccl.so", remedy: "none" }.is_permanent());
         let what = "nothing";
         let unsupported = Error::Unsupported { operation: "connect", what, remedy: "none" };
-        assert!(unsupported.is_lasting() && !unsupported.ends_process());
-        assert!(!Error::Broken { operation: "broadcast" }.is_lasting());
+        assert!(unsupported.is_permanent() && !unsupported.ends_process());
+        assert!(!Error::Broken { operation: "broadcast" }.is_permanent());
     }
 
     #[test]
-    fn messages_tell_who_what_and_the_next_move() {
+    fn messages_name_rank_operation_and_next_step() {
         let late = |waiting_for| Error::TimedOut {
             operation: "all_reduce",
             waiting_for,
@@ -209,9 +208,9 @@ mod tests {
         };
         assert_eq!(
             late(Some(Rank(3))).to_string(),
-            "all_reduce: gave up after 30s, waiting for rank 3"
+            "all_reduce: timed out after 30s, waiting for rank 3"
         );
-        assert_eq!(late(None).to_string(), "all_reduce: gave up after 30s");
+        assert_eq!(late(None).to_string(), "all_reduce: timed out after 30s");
         assert_eq!(
             Error::Broken { operation: "broadcast" }.to_string(),
             "broadcast: the group failed before; join a new generation"

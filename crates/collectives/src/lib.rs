@@ -1,18 +1,18 @@
-//! How ranks add up gradients and pass state to each other.
+//! Communication between ranks: summing gradients and sending state.
 //!
-//! Start with [`Collective`], the one trait, and [`tree`], the fixed summation order that makes
+//! Start with [`Collective`], the only trait, and [`tree`], the fixed summation order that makes
 //! training independent of the number of ranks. Two implementations:
 //!
-//! | module | ranks are | memory | order of summation |
+//! | module | ranks | memory | order of summation |
 //! |---|---|---|---|
-//! | [`tcp`] | processes anywhere | host; devices are staged | the fixed tree |
+//! | [`tcp`] | processes anywhere | host; device buffers are copied to the host | the fixed tree |
 //! | [`nccl`] | processes, one per GPU | device | the fixed tree, or NCCL's own |
 //!
-//! Tests have a third, whose ranks are threads of one process: `tests/kit/local.rs`.
+//! Tests have a third one, whose ranks are threads of one process: `tests/kit/local.rs`.
 //!
-//! Every operation ends: with the result, with its deadline, or at once when a peer leaves or
-//! another thread calls [`AbortHandle::abort`]. Calls to foreign code are fenced in `cuda` and
-//! `nccl`; [`DeviceSliceMut::from_raw`] is the one promise that callers must make.
+//! Every operation ends: with the result, at its deadline, or immediately when a peer leaves or another thread calls
+//! [`AbortHandle::abort`]. Only `cuda` and `nccl` call foreign code; [`DeviceSliceMut::from_raw`] is the only unsafe
+//! function for callers.
 
 mod abort;
 pub mod buffer;
@@ -29,28 +29,27 @@ pub use tree::{Part, TreeNode};
 
 use baton_job::Rank;
 
-/// Communication among the ranks of one generation. Every rank calls the same operations in the
-/// same order; after an error the group is of no use any more and a new generation is needed.
+/// Communication among the ranks of one generation. Every rank must call the same operations in the same order. After
+/// an error the group cannot be used any more; a new generation is needed.
 ///
-/// Dropping a member is leaving: peers that still wait for it get [`Error::LostPeer`].
+/// Dropping it means leaving the group: peers that wait for it get [`Error::LostPeer`].
 pub trait Collective: Send {
-    /// This process's number.
+    /// This process's rank.
     fn rank(&self) -> Rank;
 
     /// Number of ranks.
     fn world_size(&self) -> u32;
 
-    /// Adds the leaves of all virtual ranks in the order of the fixed tree. `parts` are this rank's
-    /// partial sums, as [`tree::Fold`] yields them for its block; the total ends up in
-    /// `parts[0].buffer`, bit-identical on every rank and for every number of ranks. The other
-    /// parts are left with no particular values.
+    /// Adds the leaves of all virtual ranks in the order of the fixed tree. `parts` are this rank's partial sums, as
+    /// [`tree::Fold`] returns them for its block. The total is written to `parts[0].buffer`, bit-identical on every
+    /// rank and for every number of ranks. The other parts have no defined values afterwards.
     ///
     /// # Errors
-    /// A lost or late peer, an abort, parts that are not this rank's maximal subtrees.
+    /// A lost or late peer, an abort, parts that are not the maximal subtrees of this rank.
     fn all_reduce(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error>;
 
-    /// Copies `buffer` of `root` into `buffer` of all others; equal lengths everywhere. The root
-    /// may return before the others have it all.
+    /// Copies `buffer` of `root` into `buffer` of all other ranks; the lengths must be equal. The root may return
+    /// before the others have received everything.
     ///
     /// # Errors
     /// A lost or late peer, an abort.
@@ -63,15 +62,15 @@ pub trait Collective: Send {
     /// A lost or late peer, an abort.
     fn all_gather_bytes(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error>;
 
-    /// A handle by which another thread can break the operation in progress and all later ones.
+    /// A handle with which another thread can abort the current operation and all later ones.
     fn abort_handle(&self) -> AbortHandle;
 }
 
-/// The most that one rank may contribute to [`Collective::all_gather_bytes`], so that a peer's word
-/// alone never decides how much memory is allocated.
+/// Maximum number of bytes that one rank may pass to [`Collective::all_gather_bytes`]. It limits how much memory a
+/// peer's message can make this process allocate.
 pub const MAX_GATHERED_BYTES: usize = 16 << 20;
 
-/// Names of operations as errors tell them.
+/// Names of operations in errors.
 mod operation {
     pub(crate) const CONNECT: &str = "connect";
     pub(crate) const ALL_REDUCE: &str = "all_reduce";
@@ -79,10 +78,10 @@ mod operation {
     pub(crate) const ALL_GATHER_BYTES: &str = "all_gather_bytes";
 }
 
-/// Refuses a contribution above [`MAX_GATHERED_BYTES`], for implementations.
+/// Returns an error for a contribution above [`MAX_GATHERED_BYTES`]; for implementations of [`Collective`].
 ///
 /// # Errors
-/// It is above.
+/// It is above the limit.
 pub fn check_gathered(rank: Rank, bytes: u64) -> Result<(), Error> {
     if bytes <= MAX_GATHERED_BYTES as u64 {
         return Ok(());
@@ -93,10 +92,10 @@ pub fn check_gathered(rank: Rank, bytes: u64) -> Result<(), Error> {
     })
 }
 
-/// Refuses a root outside the group, for implementations.
+/// Returns an error for a root outside the group; for implementations of [`Collective`].
 ///
 /// # Errors
-/// It is outside.
+/// It is outside the group.
 pub fn check_root(root: Rank, world_size: u32) -> Result<(), Error> {
     if root.0 < world_size {
         return Ok(());

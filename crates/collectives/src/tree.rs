@@ -1,76 +1,28 @@
-//! The fixed tree: the one order in which contributions of virtual ranks are added.
+//! The fixed tree: the only order in which contributions of virtual ranks are added.
 //!
-//! Floating-point addition is not associative, so a sum depends on its order. Here the order is the
-//! perfect binary tree over the virtual ranks, whoever holds them:
-//! `sum([s, s+2k)) = sum([s, s+k)) + sum([s+k, s+2k))`. A physical rank adds up the largest whole
-//! subtrees of its block ([`Fold`]); the collective completes the rest.
+//! Floating-point addition is not associative, so a sum depends on its order. Here the order is the perfect binary tree
+//! over the virtual ranks, independent of which rank has them: `sum([s, s+2k)) = sum([s, s+k)) + sum([s+k, s+2k))`. A
+//! rank adds up the largest complete subtrees of its block ([`Fold`]); the collective adds the rest.
 
 use std::ops::Range;
 
+pub use baton_job::plan::{TreeNode, maximal_subtrees};
 use baton_job::{Rank, plan::virtual_block};
 
 use crate::{BufferMut, Error, operation};
 
-/// The subtree over virtual ranks `start..start + leaves`; `leaves` is a power of two and divides
-/// `start`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TreeNode {
-    /// First virtual rank.
-    pub start: u32,
-    /// Number of virtual ranks, a power of two.
-    pub leaves: u32,
-}
-
-impl TreeNode {
-    /// The subtree of one virtual rank.
-    #[must_use]
-    pub fn leaf(virtual_rank: u32) -> Self {
-        Self { start: virtual_rank, leaves: 1 }
-    }
-
-    /// The parent of `self` and `right`, if they are its left and right child.
-    #[must_use]
-    pub fn join(self, right: Self) -> Option<Self> {
-        let siblings = self.leaves == right.leaves
-            && self.start.is_multiple_of(2 * self.leaves)
-            && self.start + self.leaves == right.start;
-        siblings.then_some(Self { start: self.start, leaves: 2 * self.leaves })
-    }
-}
-
 /// A partial sum.
 #[derive(Debug)]
 pub struct Part<'a> {
-    /// What it is the sum of.
+    /// The subtree that it is the sum of.
     pub node: TreeNode,
     /// The values.
     pub buffer: BufferMut<'a>,
 }
 
-/// The largest subtrees that make up `block`, ascending.
-///
-/// ```
-/// use baton_collectives::tree::{TreeNode, maximal_subtrees};
-/// let nodes = maximal_subtrees(3..6);
-/// assert_eq!(nodes, [TreeNode { start: 3, leaves: 1 }, TreeNode { start: 4, leaves: 2 }]);
-/// ```
-#[must_use]
-pub fn maximal_subtrees(block: Range<u32>) -> Vec<TreeNode> {
-    let mut nodes = Vec::new();
-    let mut start = block.start;
-    while start < block.end {
-        let fits = 1 << (block.end - start).ilog2();
-        let aligned = if start == 0 { fits } else { 1 << start.trailing_zeros() };
-        let leaves = fits.min(aligned);
-        nodes.push(TreeNode { start, leaves });
-        start += leaves;
-    }
-    nodes
-}
-
-/// Adds up consecutive virtual ranks in the order of the fixed tree: a binary counter whose digits
-/// are subtrees. It keeps the buffers that it has added up for reuse, so that a rank needs about
-/// log2 (virtual ranks) of them, and can itself be used again for the next update.
+/// Adds up consecutive virtual ranks in the order of the fixed tree, like a binary counter whose digits are subtrees.
+/// It keeps buffers that were added to others for reuse, so that a rank needs about log2 (virtual ranks) of them. It
+/// can be used again for the next update.
 ///
 /// ```
 /// # use baton_collectives::tree::{Fold, TreeNode};
@@ -94,29 +46,27 @@ pub struct Fold<T> {
 }
 
 impl<T> Fold<T> {
-    /// Starts before the virtual rank `first`.
+    /// A fold whose first virtual rank is `first`.
     #[must_use]
     pub fn new(first: u32) -> Self {
         Self { first, next: first, sums: Vec::new(), free: Vec::new() }
     }
 
-    /// A buffer that has served, to be overwritten with the next leaf; `None` if a new one is
-    /// needed.
+    /// A used buffer, to be overwritten with the next leaf; `None` if a new one is needed.
     pub fn take_buffer(&mut self) -> Option<T> {
         self.free.pop()
     }
 
-    /// Gives a buffer back, such as a sum that has been used.
+    /// Returns a buffer for reuse, such as a sum that is no longer needed.
     pub fn recycle(&mut self, buffer: T) {
         self.free.push(buffer);
     }
 
-    /// Takes the next virtual rank's contribution and completes the subtrees that end with it.
+    /// Adds the next virtual rank's contribution and completes the subtrees that end with it.
     /// `add(left, right)` must do `left += right`.
     ///
     /// # Errors
-    /// The first error of `add`; the sums are incomplete then, so [`finish`](Self::finish) and
-    /// start again.
+    /// The first error of `add`. The sums are incomplete then: call [`finish`](Self::finish) and start again.
     pub fn push<E>(
         &mut self,
         leaf: T,
@@ -127,14 +77,14 @@ impl<T> Fold<T> {
         self.push_node(node, leaf, add)
     }
 
-    /// The sums so far: exactly the maximal subtrees of what was pushed, ascending. Afterwards the
-    /// fold stands before its first virtual rank again, with its free buffers.
+    /// The sums so far: exactly the maximal subtrees of what was pushed, ascending. Afterwards the fold can be used
+    /// again from its first virtual rank, with its free buffers.
     pub fn finish(&mut self) -> Vec<(TreeNode, T)> {
         self.next = self.first;
         std::mem::take(&mut self.sums)
     }
 
-    /// Takes the sum of a whole subtree, which begins where the last one ended. `add` is that of
+    /// Adds the sum of a complete subtree, which must begin where the last one ended. `add` is that of
     /// [`push`](Self::push).
     ///
     /// # Errors
@@ -156,21 +106,21 @@ impl<T> Fold<T> {
     }
 }
 
-/// The subtrees that `rank` holds, in ascending order.
+/// The maximal subtrees of `rank`, in ascending order.
 pub(crate) fn subtrees_of(rank: Rank, world_size: u32, virtual_ranks: u32) -> Vec<TreeNode> {
     maximal_subtrees(virtual_block(virtual_ranks, rank, world_size))
 }
 
-/// The values, of `len`, whose sum `rank` completes where the work is divided.
+/// The slice of `len` values that `rank` owns: it completes their sum.
 pub(crate) fn slice_of(rank: Rank, world_size: u32, len: usize) -> Range<usize> {
     let boundary = |rank: u32| (len as u128 * u128::from(rank) / u128::from(world_size)) as usize;
     boundary(rank.0)..boundary(rank.0 + 1)
 }
 
-/// The number of values in each of `parts`, which must be `rank`'s maximal subtrees.
+/// The number of values in each of `parts`, which must be the maximal subtrees of `rank`.
 ///
 /// # Errors
-/// They are not, are not equally long, or there can be no such group.
+/// They are not the maximal subtrees, their lengths differ, or such a group is impossible.
 pub fn check_parts(
     rank: Rank,
     world_size: u32,
@@ -187,7 +137,7 @@ pub fn check_parts(
     let expected = subtrees_of(rank, world_size, virtual_ranks);
     if !parts.iter().map(|part| part.node).eq(expected.iter().copied()) {
         let given: Vec<TreeNode> = parts.iter().map(|part| part.node).collect();
-        return refuse(format!("rank {rank} must give the sums of {expected:?}, not {given:?}"));
+        return refuse(format!("rank {rank} must pass the sums of {expected:?}, not {given:?}"));
     }
     let len = parts[0].buffer.len();
     match parts.iter().find(|part| part.buffer.len() != len) {
@@ -216,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    /// The sum's parentheses, as `add` makes them.
+    /// A fold that builds the sum's parentheses as text.
     fn fold_of(block: Range<u32>) -> Fold<String> {
         let mut fold = Fold::new(block.start);
         for virtual_rank in block {
@@ -244,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fold_needs_few_buffers_and_serves_again() {
+    fn a_fold_needs_few_buffers_and_can_be_used_again() {
         let mut fold = Fold::new(0);
         let mut made = 0;
         let mut make = || {
@@ -265,13 +215,13 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_addition_is_told_and_the_fold_can_start_again() {
+    fn a_failed_addition_is_reported_and_the_fold_can_start_again() {
         let mut fold = Fold::new(2);
-        fold.push(1, |_, _| Err("never asked")).unwrap();
+        fold.push(1, |_, _| Err("not called")).unwrap();
         assert_eq!(fold.push(2, |_, _| Err("device lost")), Err("device lost"));
 
         fold.finish();
-        fold.push(5, |_, _| Err("never asked")).unwrap();
+        fold.push(5, |_, _| Err("not called")).unwrap();
         assert_eq!(fold.finish(), [(TreeNode::leaf(2), 5)]);
     }
 
@@ -284,7 +234,7 @@ mod tests {
         let refused = |parts: &[Part<'_>]| check_parts(Rank(1), 3, 4, parts).unwrap_err();
 
         let foreign = [part(TreeNode::leaf(0), &mut a[..])];
-        assert!(refused(&foreign).to_string().contains("rank 1 must give"));
+        assert!(refused(&foreign).to_string().contains("rank 1 must pass"));
         let uneven = [part(TreeNode::leaf(2), &mut a[..]), part(TreeNode::leaf(3), &mut b[..])];
         assert!(check_parts(Rank(1), 2, 4, &uneven).is_err());
         assert!(check_parts(Rank(0), 3, 6, &[]).is_err());
@@ -293,7 +243,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_fold_yields_exactly_the_maximal_subtrees(start in 0u32..70, len in 0u32..70) {
+        fn a_fold_returns_exactly_the_maximal_subtrees(start in 0u32..70, len in 0u32..70) {
             let block = start..start + len;
             let nodes = maximal_subtrees(block.clone());
             let folded: Vec<TreeNode> =

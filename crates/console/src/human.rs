@@ -1,4 +1,4 @@
-//! Numbers for people.
+//! Numbers, durations and dates as text for people.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -42,14 +42,14 @@ pub fn bytes(bytes: u64) -> String {
     format!("{amount:.1} {}", UNITS[unit])
 }
 
-/// A share of one.
+/// A fraction of one as a percentage.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// A number of any size, to six digits.
+/// A number of any size, with at most six significant digits.
 pub fn number(number: f64) -> String {
-    // Rounded by way of its text; the shortest text of what that gives has no more digits.
+    // Formatting rounds to six digits; parsing and printing again removes trailing zeros.
     format!("{number:.5e}").parse::<f64>().unwrap_or(number).to_string()
 }
 
@@ -66,8 +66,8 @@ pub fn rate(rate: f64) -> String {
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
-    for (place, digit) in digits.chars().enumerate() {
-        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -75,23 +75,24 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// A thing that there is once or more often.
+/// A number with its noun, in the plural unless the number is 1.
 pub fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A moment as `2026-11-21T09:15:08Z`.
+/// A time as `2026-11-21T09:15:08Z`.
 pub fn utc(unix_seconds: u64) -> String {
-    // What lies beyond the year 9999 has no such text.
+    // Times after the year 9999 cannot be formatted.
     let moment = UNIX_EPOCH + Duration::from_secs(unix_seconds.min(LAST_SECOND));
     humantime::format_rfc3339_seconds(moment).to_string()
 }
 
-/// The last second of the year 9999.
+/// The last second of the year 9999, Unix seconds.
 const LAST_SECOND: u64 = 253_402_300_799;
 
-/// A moment as `09:15:08Z`.
+/// A time as `09:15:08Z`.
 pub fn utc_time_of_day(unix_seconds: u64) -> String {
+    // The date has the same length for every time.
     utc(unix_seconds).split_off("2026-11-21T".len())
 }
 
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn digits_stand_in_groups_of_three() {
+    fn digits_are_grouped_by_three() {
         let shown = [0, 999, 1_000, 1_281_167].map(grouped);
         assert_eq!(shown, ["0", "999", "1,000", "1,281,167"]);
     }
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn dates_know_leap_years() {
+    fn dates_respect_leap_years() {
         assert_eq!(utc(0), "1970-01-01T00:00:00Z");
         assert_eq!(utc(951_827_696), "2000-02-29T12:34:56Z");
         assert_eq!(utc(1_795_252_508), "2026-11-21T09:15:08Z");

@@ -1,13 +1,13 @@
-//! What the commands of `baton` share, whichever crate they are in.
+//! Code shared by the commands of `baton`, which are in several crates.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`output`] | the only place that prints |
+//! | [`output`] | the only module that prints |
 //! | [`failure`] | errors of a command: one line, and the class behind its exit code |
 //! | [`human`] | numbers, durations and dates as text; pure |
-//! | [`clean`] | text of others, such that it does not steer a terminal |
+//! | [`clean`] | untrusted text, made safe for a terminal |
 //! | [`recipe`] | recipe files, by path or by name |
-//! | [`programs`] | the other programs of this build |
+//! | [`programs`] | finds the other programs of Baton |
 //! | [`Samples`] | how many samples a training set has |
 
 #![forbid(unsafe_code)]

@@ -1,4 +1,4 @@
-//! The only place that prints.
+//! The only module that prints.
 
 use std::{
     fmt::Display,
@@ -8,7 +8,7 @@ use std::{
 
 use baton_job::exit::{self, Failure};
 
-/// Prints an answer's line. When nobody reads any more (`baton watch | head`), that was all.
+/// Prints a line of a command's result. Exits successfully if the reader has closed the pipe (`baton watch | head`).
 pub fn line(text: impl Display) {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => process::exit(i32::from(exit::OK)),
@@ -16,17 +16,17 @@ pub fn line(text: impl Display) {
     }
 }
 
-/// Prints a line of a job that goes on whether anybody reads or not.
-pub fn tell(text: impl Display) {
+/// Prints a line of a running job, best effort: the job continues even if the reader has closed the pipe.
+pub fn job_line(text: impl Display) {
     let _ = writeln!(io::stdout(), "{text}");
 }
 
-/// Clears the terminal and prints from its top.
+/// Clears the terminal and prints `text` at its top.
 pub fn page(text: impl Display) {
     line(format_args!("\x1b[H\x1b[J{text}"));
 }
 
-/// Prints a line about a command's progress, beside its answer.
+/// Prints a line about a command's progress to standard error, separate from its result.
 pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }
@@ -36,7 +36,7 @@ pub fn error(failure: &Failure) {
     let _ = writeln!(io::stderr(), "error: {}", failure.message.replace('\n', " "));
 }
 
-/// Asks a person for a yes; `None` where nobody can be asked.
+/// Asks the user to confirm; `None` if standard input or standard error is not a terminal.
 pub fn confirm(question: impl Display) -> Option<bool> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return None;
@@ -48,12 +48,12 @@ pub fn confirm(question: impl Display) -> Option<bool> {
     Some(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
-/// Whether standard output is a screen that a person looks at.
+/// Whether standard output is a terminal with cursor control.
 pub fn is_terminal() -> bool {
     io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Columns of that screen, if there is one.
+/// Width of the terminal in columns, if standard output is one.
 pub fn width() -> Option<u16> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(size.ws_col).filter(|columns| *columns > 0)

@@ -1,4 +1,4 @@
-//! The other programs of this build.
+//! Finds the other programs of Baton, such as `baton-worker`.
 
 use std::{
     env,
@@ -9,7 +9,7 @@ use baton_job::exit::Failure;
 
 use crate::failure::failed;
 
-/// Finds a program beside this one, else on the `PATH`.
+/// Finds a program in this program's folder, or else on the `PATH`.
 pub fn find(name: &str) -> Result<PathBuf, Failure> {
     let mut folders: Vec<PathBuf> = Vec::new();
     folders.extend(env::current_exe().ok().as_deref().and_then(Path::parent).map(Path::to_owned));
@@ -21,7 +21,7 @@ fn find_in(folders: &[PathBuf], name: &str) -> Result<PathBuf, Failure> {
     let mut candidates = folders.iter().map(|folder| folder.join(name));
     candidates.find(|path| path.is_file()).ok_or_else(|| {
         failed(format!(
-            "{name} is neither beside this program nor on the PATH: build all three with `make build`"
+            "{name} is neither in this program's folder nor on the PATH: build all three programs with `make build`"
         ))
     })
 }

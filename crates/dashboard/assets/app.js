@@ -1,4 +1,4 @@
-// The dashboard: follows the job, draws what it tells, and steers it.
+// The dashboard: receives the job's status and events, draws them, and sends control requests.
 
 import { addCharts } from "./curves.js";
 import { Feed, ask, problemOf, token } from "./feed.js";
@@ -9,40 +9,40 @@ import {
   drawCheckpoints, drawDivergences, drawEvaluations, drawEvents, drawFigures, drawHead, drawHosts, drawRanks, drawRecoveries,
 } from "./panels.js";
 
-const MOST_EVENTS = 1000;
-const MOST_LINES = 500;
-/** Listing a bucket takes long and costs money. */
-const LIST_EVERY_MS = 10_000;
+const MAX_EVENTS = 1000;
+const MAX_LINES = 500;
+/** Shortest time between two listings of checkpoints, ms: listing a bucket is slow and costs money. */
+const LIST_INTERVAL_MS = 10_000;
 
 const history = new History();
 let status = null;
 let statusAt = 0;
 let events = [];
 let checkpoints = [];
-let areCurvesNew = true;
+let areCurvesStale = true;
 let isConnected = false;
 
 // --- curves
 
 const drawCharts = addCharts(byId("charts"));
 
-// --- drawing, at most once a second and whenever something came
+// --- drawing, once a second and whenever data arrives
 
-let isDrawAsked = false;
+let isDrawScheduled = false;
 
-const askDraw = () => {
-  if (isDrawAsked) return;
-  isDrawAsked = true;
+const scheduleDraw = () => {
+  if (isDrawScheduled) return;
+  isDrawScheduled = true;
   requestAnimationFrame(() => {
-    isDrawAsked = false;
+    isDrawScheduled = false;
     draw();
   });
 };
 
 const draw = () => {
   drawConnection();
-  if (areCurvesNew) {
-    areCurvesNew = false;
+  if (areCurvesStale) {
+    areCurvesStale = false;
     drawCharts(history);
     drawEvaluations(history.evaluations);
   }
@@ -62,18 +62,18 @@ const draw = () => {
 const drawConnection = () => {
   const lost = byId("lost");
   show(lost, !isConnected && (status !== null || feed.problem !== null));
-  speak();
+  announce();
   if (isConnected) return;
-  const why = status?.phase === "ended" ? " The job had ended, so the coordinator may be gone for good." : "";
-  const what = feed.problem ? `The coordinator answers: ${feed.problem}`
-    : `No answer for ${duration(Math.round(feed.silence()))}`;
-  setText(lost, `${what}; trying again.${why}`);
+  const hint = status?.phase === "ended" ? " The job had ended, so the coordinator may have exited." : "";
+  const problem = feed.problem ? `The coordinator answers: ${feed.problem}`
+    : `No answer for ${duration(Math.round(feed.secondsSinceData()))}`;
+  setText(lost, `${problem}; retrying.${hint}`);
 };
 
-/** Reads out what changed, and no seconds that pass. */
-const speak = () => {
+/** Sets the text for screen readers: changes of phase and connection, but no running times. */
+const announce = () => {
   const phase = status ? `The job is ${status.phase}.` : "";
-  setText(byId("spoken"), isConnected || !status ? phase : "The coordinator does not answer; trying again.");
+  setText(byId("live-status"), isConnected || !status ? phase : "The coordinator does not answer; retrying.");
 };
 
 const drawControls = () => {
@@ -95,47 +95,47 @@ const drawControls = () => {
   }
 };
 
-// --- what the coordinator tells
+// --- data from the coordinator
 
 const feed = new Feed({
-  status: (told) => {
-    const isOtherJob = status?.job_id && told.job_id !== status.job_id;
-    if (isOtherJob) feed.anew();
-    status = told;
+  status: (next) => {
+    const isOtherJob = status?.job_id && next.job_id !== status.job_id;
+    if (isOtherJob) feed.reset();
+    status = next;
     statusAt = performance.now();
-    askDraw();
+    scheduleDraw();
   },
   event: (event) => {
     events.push(event);
-    if (events.length > MOST_EVENTS) events = events.slice(-MOST_EVENTS / 2);
+    if (events.length > MAX_EVENTS) events = events.slice(-MAX_EVENTS / 2);
     if (event.kind === "saved") listCheckpoints();
-    askDraw();
+    scheduleDraw();
   },
   point: (point) => {
     history.add(point);
-    areCurvesNew = true;
-    askDraw();
+    areCurvesStale = true;
+    scheduleDraw();
   },
   log: (line) => log.add(line),
   connected: () => {
     isConnected = true;
-    log.anew();
+    log.reconnected();
     listCheckpoints();
     readRecipe();
-    askDraw();
+    scheduleDraw();
   },
   lost: () => {
     isConnected = false;
-    askDraw();
+    scheduleDraw();
   },
-  refused: (why) => logIn(why),
-  anew: () => {
+  refused: (problem) => logIn(problem),
+  reset: () => {
     status = null;
     checkpoints = [];
     history.clear();
     events = [];
-    areCurvesNew = true;
-    askDraw();
+    areCurvesStale = true;
+    scheduleDraw();
   },
 });
 
@@ -150,15 +150,15 @@ let listTimer = null;
 
 const listCheckpoints = () => {
   if (listTimer !== null) return;
-  const wait = Math.max(0, listedAt + LIST_EVERY_MS - performance.now());
+  const wait = Math.max(0, listedAt + LIST_INTERVAL_MS - performance.now());
   listTimer = setTimeout(async () => {
     listTimer = null;
     listedAt = performance.now();
     try {
       checkpoints = await fetchJson("/api/checkpoints");
-      askDraw();
+      scheduleDraw();
     } catch {
-      // The next save or connection asks again.
+      // Best effort: the next save or connection lists again.
     }
   }, wait);
 };
@@ -177,37 +177,37 @@ const readRecipe = async () => {
 
 const log = {
   box: byId("log"),
-  /** What the connection brought before; replaced by the first lines of the next. */
+  /** Whether the shown lines are from an old connection; the first line of the new one replaces them. */
   isStale: false,
-  waiting: [],
+  pending: [],
 
   add(line) {
     if (this.isStale) {
       this.isStale = false;
       this.box.replaceChildren();
-      this.waiting = [];
+      this.pending = [];
     }
-    const wanted = byId("log-rank").value.trim();
-    if (wanted !== "" && String(line.rank) !== wanted) return;
-    this.waiting.push(line);
-    if (this.waiting.length > MOST_LINES) this.waiting.shift();
+    const selected = byId("log-rank").value.trim();
+    if (selected !== "" && String(line.rank) !== selected) return;
+    this.pending.push(line);
+    if (this.pending.length > MAX_LINES) this.pending.shift();
     if (byId("log-pause").getAttribute("aria-pressed") === "false") this.draw();
   },
 
-  /** Another connection begins with the newest lines again. */
-  anew() {
+  /** A new connection starts with the newest lines again. */
+  reconnected() {
     if (byId("log-rank").value.trim() === "") this.isStale = true;
   },
 
   draw() {
     const isAtEnd = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 40;
-    const lines = this.waiting.flatMap((line) => [
+    const lines = this.pending.flatMap((line) => [
       ...(line.left_out ? [element("div", { class: "quiet" }, `… ${line.left_out} lines left out`)] : []),
       element("div", {}, element("span", { class: "quiet" }, `${clock(line.unix_millis)} ${this.source(line)} `), line.line),
     ]);
-    this.waiting = [];
+    this.pending = [];
     this.box.append(...lines);
-    while (this.box.children.length > MOST_LINES) this.box.firstChild.remove();
+    while (this.box.children.length > MAX_LINES) this.box.firstChild.remove();
     if (isAtEnd) this.box.scrollTop = this.box.scrollHeight;
   },
 
@@ -217,36 +217,36 @@ const log = {
     return local === null ? node : `${node}:${local}`;
   },
 
-  /** Shows the newest lines of another choice. */
-  async choose() {
-    const wanted = byId("log-rank").value.trim();
-    if (!/^\d*$/.test(wanted)) return;
+  /** Shows the newest lines of the selected rank. */
+  async select() {
+    const selected = byId("log-rank").value.trim();
+    if (!/^\d*$/.test(selected)) return;
     try {
-      const lines = await fetchJson(`/api/logs?tail=200${wanted === "" ? "" : `&rank=${wanted}`}`);
-      if (byId("log-rank").value.trim() !== wanted) return;
+      const lines = await fetchJson(`/api/logs?tail=200${selected === "" ? "" : `&rank=${selected}`}`);
+      if (byId("log-rank").value.trim() !== selected) return;
       this.isStale = false;
       this.box.replaceChildren();
-      this.waiting = lines;
+      this.pending = lines;
       this.draw();
     } catch (error) {
-      say(error.message, true);
+      showNotice(error.message, true);
     }
   },
 };
 
-byId("log-rank").addEventListener("change", () => log.choose());
+byId("log-rank").addEventListener("change", () => log.select());
 byId("log-pause").addEventListener("click", ({ currentTarget: button }) => {
-  const isHeld = button.getAttribute("aria-pressed") === "true";
-  button.setAttribute("aria-pressed", String(!isHeld));
-  if (isHeld) log.draw();
+  const isPaused = button.getAttribute("aria-pressed") === "true";
+  button.setAttribute("aria-pressed", String(!isPaused));
+  if (isPaused) log.draw();
 });
 
 // --- tokens
 
-const logIn = (why) => new Promise((done) => {
+const logIn = (problem) => new Promise((done) => {
   const dialog = byId("login");
   const field = byId("login-token");
-  setText(byId("login-text"), token.get() ? why : "Without one it shows nothing.");
+  setText(byId("login-text"), token.get() ? problem : "Enter a token to see the job.");
   field.value = "";
   const submit = (event) => {
     event.preventDefault();
@@ -260,7 +260,7 @@ const logIn = (why) => new Promise((done) => {
   if (!dialog.open) dialog.showModal();
 });
 
-// There is nothing to see without a token.
+// The dialog cannot be cancelled: without a token, there is nothing to show.
 byId("login").addEventListener("cancel", (event) => event.preventDefault());
 
 show(byId("forget"), Boolean(token.get()));
@@ -269,21 +269,21 @@ byId("forget").addEventListener("click", () => {
   location.reload();
 });
 
-// --- steering
+// --- control
 
 const ACTIONS = {
-  checkpoint: { done: "A checkpoint is taken after the current update." },
-  resume: { done: "Training goes on." },
+  checkpoint: { done: "A checkpoint is saved after the current step." },
+  resume: { done: "Training continues." },
   pause: {
     title: "Pause training?",
-    text: "Training stands still after the current update, with its state in memory. The machines stay, and are paid for.",
+    text: "Training pauses after the current step, with its state in memory. The machines stay allocated and cost money.",
     yes: "Pause",
     takesReason: true,
-    done: "Training pauses after the current update.",
+    done: "Training pauses after the current step.",
   },
   drain: {
     title: "Drain the job?",
-    text: "The state is saved after the current update, and the job ends. The same command goes on from there.",
+    text: "The state is saved after the current step, and the job ends. The same command continues from there.",
     yes: "Drain",
     takesReason: true,
     done: "The job is saved and stopped.",
@@ -296,16 +296,16 @@ const ACTIONS = {
   },
 };
 
-let sayTimer = null;
+let noticeTimer = null;
 
-const say = (text, isBad = false) => {
-  const said = byId("said");
-  said.classList.toggle("bad", isBad);
-  // Shown first: a live region that was hidden when its text changed is not read out.
-  show(said, true);
-  requestAnimationFrame(() => setText(said, text));
-  clearTimeout(sayTimer);
-  sayTimer = setTimeout(() => show(said, false), 15_000);
+const showNotice = (text, isBad = false) => {
+  const notice = byId("notice");
+  notice.classList.toggle("bad", isBad);
+  // Show it first: screen readers do not read a live region that was hidden when its text changed.
+  show(notice, true);
+  requestAnimationFrame(() => setText(notice, text));
+  clearTimeout(noticeTimer);
+  noticeTimer = setTimeout(() => show(notice, false), 15_000);
 };
 
 const post = async (name, reason) => {
@@ -315,22 +315,22 @@ const post = async (name, reason) => {
       headers: { "content-type": "application/json", "x-baton-request": "1" },
       body: JSON.stringify(reason ? { reason } : {}),
     });
-    if (response.ok) return say(ACTIONS[name].done);
+    if (response.ok) return showNotice(ACTIONS[name].done);
     const problem = await problemOf(response);
-    const remedy = response.status === 403 ? "This needs an operator’s token: " : "Refused: ";
-    say(remedy + problem, true);
+    const prefix = response.status === 403 ? "This needs an operator’s token: " : "Refused: ";
+    showNotice(prefix + problem, true);
   } catch {
-    say("The coordinator did not answer; nothing may have happened.", true);
+    showNotice("The coordinator did not answer; the request may have had no effect.", true);
   }
 };
 
 const confirm = byId("confirm");
-let asked = null;
+let confirmedAction = null;
 
-const askFor = (name) => {
+const request = (name) => {
   const action = ACTIONS[name];
   if (!action.title) return post(name);
-  asked = name;
+  confirmedAction = name;
   setText(byId("confirm-title"), action.title);
   setText(byId("confirm-text"), action.text);
   setText(byId("confirm-yes"), action.yes);
@@ -338,25 +338,25 @@ const askFor = (name) => {
   byId("confirm-reason").value = "";
   show(byId("confirm-why"), Boolean(action.takesReason));
   confirm.showModal();
-  // What does least comes first.
+  // The default is the button without an effect.
   byId("confirm-no").focus();
 };
 
 byId("controls").addEventListener("click", ({ target }) => {
   const name = target.closest("button")?.dataset.action;
-  if (name) askFor(name);
+  if (name) request(name);
 });
 byId("confirm-no").addEventListener("click", () => confirm.close());
 confirm.querySelector("form").addEventListener("submit", (event) => {
   event.preventDefault();
   confirm.close();
-  post(asked, byId("confirm-reason").value.trim());
+  post(confirmedAction, byId("confirm-reason").value.trim());
 });
 
-// --- begin
+// --- start
 
-byId("worst").addEventListener("change", askDraw);
+byId("worst").addEventListener("change", scheduleDraw);
 byId("recipe").addEventListener("toggle", readRecipe);
-document.addEventListener("visibilitychange", askDraw);
-setInterval(askDraw, 1000);
+document.addEventListener("visibilitychange", scheduleDraw);
+setInterval(scheduleDraw, 1000);
 feed.run();

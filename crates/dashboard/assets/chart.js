@@ -1,25 +1,26 @@
-// A curve over the updates, as SVG: axes, a reading under the pointer or by arrow keys, and marks where training went on.
+// A chart of values over steps, as SVG: axes, values under the pointer or by arrow keys, and marks where training
+// resumed.
 
 import { whole } from "./format.js";
 import { element, setText, show } from "./page.js";
 
 const HEIGHT = 200;
 const MARGIN = { top: 10, right: 26, bottom: 26 };
-/** Width of a digit at an axis, at the style's 12 px. */
-const DIGIT = 7;
-/** A loss over more than two decades is drawn logarithmic, until the reader says otherwise. */
-const WIDE = 100;
+/** Width of a digit of an axis label at a font size of 12 px, in px. */
+const DIGIT_WIDTH = 7;
+/** Values with a larger ratio of maximum to minimum get a logarithmic scale by default. */
+const LOG_SCALE_RATIO = 100;
 
 const svg = (tag, attributes, ...children) => {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
 };
 
-/** Round numbers between two others: 1, 2 or 5 times a power of ten apart. */
-const ticksBetween = (low, high, most) => {
-  const rough = (high - low) / most;
+/** Round numbers between two others; their distance is 1, 2 or 5 times a power of ten. */
+const ticksBetween = (low, high, count) => {
+  const rough = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
   const width = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
   const ticks = [];
@@ -38,23 +39,24 @@ const powersBetween = (low, high) => {
   return inside.length > 6 ? inside.filter((tick) => Math.abs(Math.log10(tick) % 1) < 1e-9) : inside;
 };
 
-/** The least and the greatest; a spread of long lists would overflow the stack. */
+/** Minimum and maximum. `Math.min(...values)` would overflow the stack for long lists. */
 const extent = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
-/** A value at an axis: 0.4 instead of 0.4000. */
+/** An axis label without trailing zeros: 0.4 instead of 0.4000. */
 const short = (text) => text.replace(/^([^.]*)\.(\d*?)0+(\D*)$/, (_, before, after, unit) =>
   `${before}${after && "."}${after}${unit}`);
 
-/** The lowest and the highest of equal stretches, so that no spike is lost, and the last; what is no number is a gap. */
-const thinned = (points, most) => {
-  if (points.length <= most) return points;
-  const size = Math.ceil((2 * points.length) / most);
+/** At most about `limit` points: minimum and maximum of equal intervals, so that no spike is lost, and the last point. */
+const thinned = (points, limit) => {
+  if (points.length <= limit) return points;
+  const size = Math.ceil((2 * points.length) / limit);
   const kept = [];
   for (let start = 0; start < points.length; start += size) {
-    const part = points.slice(start, start + size).filter(([, value]) => Number.isFinite(value));
-    const low = part.reduce((a, b) => (b[1] < a[1] ? b : a), part[0]);
-    const high = part.reduce((a, b) => (b[1] > a[1] ? b : a), part[0]);
-    if (part.length === 0) kept.push([points[start][0], NaN]);
+    const interval = points.slice(start, start + size).filter(([, value]) => Number.isFinite(value));
+    const low = interval.reduce((a, b) => (b[1] < a[1] ? b : a), interval[0]);
+    const high = interval.reduce((a, b) => (b[1] > a[1] ? b : a), interval[0]);
+    // Without a finite value, there is a gap in the curve.
+    if (interval.length === 0) kept.push([points[start][0], NaN]);
     else if (low === high) kept.push(low);
     else kept.push(...(low[0] < high[0] ? [low, high] : [high, low]));
   }
@@ -63,7 +65,7 @@ const thinned = (points, most) => {
 };
 
 export class Chart {
-  /** `format` writes a value; `series` are the names of the curves; `canLog` adds a switch. */
+  /** `format` formats a value; `series` are the names of the curves; `canLog` adds a switch for a log scale. */
   constructor(parent, { title, series, format, canLog = false, fromZero = false }) {
     Object.assign(this, { title, names: series, format, fromZero, isLog: false, at: null, shown: [] });
     this.keys = series.map((name, index) =>
@@ -72,7 +74,7 @@ export class Chart {
       class: "plot",
       tabindex: "0",
       role: "group",
-      "aria-label": `${title}: arrow keys read the values`,
+      "aria-label": `${title}: use arrow keys to read the values`,
     });
     this.reading = element("output", { class: "reading" });
     const caption = element("figcaption", {}, element("h3", {}, title));
@@ -80,7 +82,7 @@ export class Chart {
     if (canLog) {
       this.box = element("input", { type: "checkbox" });
       this.box.addEventListener("change", () => {
-        this.isChosen = true;
+        this.hasUserChoice = true;
         this.isLog = this.box.checked;
         this.redraw();
       });
@@ -100,10 +102,10 @@ export class Chart {
     this.curves = curves;
     this.marks = marks;
     curves.forEach((curve, index) => show(this.keys[index], curve.length > 0));
-    if (this.box && !this.isChosen) {
+    if (this.box && !this.hasUserChoice) {
       const values = curves.flat().map(([, value]) => value).filter(Number.isFinite);
       const [low, high] = extent(values);
-      this.box.checked = this.isLog = low > 0 && high > WIDE * low;
+      this.box.checked = this.isLog = low > 0 && high > LOG_SCALE_RATIO * low;
     }
     this.redraw();
   }
@@ -141,7 +143,7 @@ export class Chart {
     const scale = this.isLog ? Math.log10 : (value) => value;
     const ticks = (this.isLog ? powersBetween(low, high) : ticksBetween(low, high, 4))
       .map((tick) => [tick, short(this.format(tick))]);
-    const left = 14 + DIGIT * Math.max(4, ...ticks.map(([, label]) => label.length));
+    const left = 14 + DIGIT_WIDTH * Math.max(4, ...ticks.map(([, label]) => label.length));
     this.x = (step) => left + ((step - first) / (last - first)) * (right - left);
     const y = (value) => bottom - ((scale(value) - scale(low)) / (scale(high) - scale(low))) * (bottom - MARGIN.top);
 
@@ -153,7 +155,7 @@ export class Chart {
       picture.append(svg("text", { x: this.x(tick), y: HEIGHT - 8, "text-anchor": "middle" }, whole(tick)));
     }
     for (const { step, generation } of this.marks) {
-      const title = svg("title", {}, `generation ${generation} went on after update ${whole(step)}`);
+      const title = svg("title", {}, `generation ${generation} resumed after step ${whole(step)}`);
       const x = this.x(step);
       picture.append(svg("g", { class: "mark" }, title,
         svg("line", { x1: x, x2: x, y1: MARGIN.top, y2: bottom }),
@@ -167,7 +169,7 @@ export class Chart {
         isPenDown = Number.isFinite(value);
       }
       picture.append(svg("path", { class: `curve series-${index}`, d: path }));
-      // A line of one point cannot be seen.
+      // A path of one point is invisible.
       if (curve.length > 0 && curve.length < 40 && index > 0) {
         for (const [step, value] of curve) {
           if (Number.isFinite(value)) picture.append(svg("circle", { class: `dot series-${index}`, cx: this.x(step), cy: y(value), r: 3 }));
@@ -180,21 +182,21 @@ export class Chart {
   }
 
   summary() {
-    const told = this.curves.map((curve, index) => {
+    const texts = this.curves.map((curve, index) => {
       const values = curve.filter(([, value]) => Number.isFinite(value));
       if (values.length === 0) return `${this.names[index]}: no values`;
       const [from, to] = [values[0], values[values.length - 1]];
-      return `${this.names[index]}: from ${this.format(from[1])} at update ${whole(from[0])} to ${this.format(to[1])} at update ${whole(to[0])}`;
+      return `${this.names[index]}: from ${this.format(from[1])} at step ${whole(from[0])} to ${this.format(to[1])} at step ${whole(to[0])}`;
     });
     const resumes = this.marks.filter((mark) => mark.step > 0).length;
-    return `${this.title}. ${told.join("; ")}.${resumes ? ` Training went on after an interruption ${resumes} times.` : ""}`;
+    return `${this.title}. ${texts.join("; ")}.${resumes ? ` Training resumed ${resumes} times after an interruption.` : ""}`;
   }
 
   point(event) {
     if (!this.x) return;
-    const place = event.clientX - this.plot.getBoundingClientRect().left;
+    const pointerX = event.clientX - this.plot.getBoundingClientRect().left;
     const curve = this.shown[0].length ? this.shown[0] : this.shown[this.shown.length - 1];
-    const distance = ([step]) => Math.abs(this.x(step) - place);
+    const distance = ([step]) => Math.abs(this.x(step) - pointerX);
     this.read(curve.reduce((best, point) => (distance(point) < distance(best) ? point : best))[0]);
   }
 
@@ -208,7 +210,7 @@ export class Chart {
     this.read(steps[Math.max(0, Math.min(steps.length - 1, to))]);
   }
 
-  /** Says what the curves are at an update; nothing, at none. */
+  /** Shows the values of the curves at a step; hides them if `step` is null. */
   read(step) {
     this.at = step;
     if (step === null || !this.x) {
@@ -224,6 +226,6 @@ export class Chart {
       const name = this.names.length > 1 ? `${this.names[index]} ` : "";
       return before.length ? `${name}${this.format(before[before.length - 1][1])}` : null;
     });
-    setText(this.reading, `update ${whole(step)}: ${values.filter(Boolean).join(", ")}`);
+    setText(this.reading, `step ${whole(step)}: ${values.filter(Boolean).join(", ")}`);
   }
 }

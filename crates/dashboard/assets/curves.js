@@ -1,4 +1,4 @@
-// The charts of a job, as the dashboard and the report show them.
+// The charts of a job, for the dashboard and the report.
 
 import { Chart } from "./chart.js";
 import { decimal, percent } from "./format.js";
@@ -8,7 +8,7 @@ const step = (read) => (history) => history.curve(read);
 const validation = (read) => (history) => history.evaluated(read);
 const averaged = (read) => (history) => history.evaluated(({ ema }) => (ema ? read(ema) : NaN));
 
-/** `curves` read the history. */
+/** Each function in `curves` reads a curve from the history. */
 const CHARTS = [
   {
     title: "Loss", series: VALIDATED, format: (it) => decimal(it), canLog: true,
@@ -24,7 +24,7 @@ const CHARTS = [
   },
 ];
 
-/** Training batches may have no value of it. */
+/** The chart of a metric. Training steps may lack a value of the metric. */
 const metricChart = ({ name, is_share: isShare }) => {
   const read = ({ metrics }) => metrics.find((it) => it.name === name)?.value;
   const trained = (history) => history.curve(read).filter(([, value]) => Number.isFinite(value));
@@ -34,7 +34,7 @@ const metricChart = ({ name, is_share: isShare }) => {
   };
 };
 
-/** Adds the charts to the page; a function that draws a history, and adds a chart for each metric that it has. */
+/** Adds the charts to the page. Returns a function that draws a history, and adds a chart for each new metric in it. */
 export const addCharts = (parent) => {
   const add = (chart) => ({ ...chart, drawn: new Chart(parent, chart) });
   const charts = CHARTS.map(add);
@@ -42,7 +42,7 @@ export const addCharts = (parent) => {
   return (history) => {
     for (const metric of history.metrics().filter(({ name }) => !hasChart(name))) {
       const chart = add(metricChart(metric));
-      // After the loss.
+      // Insert it after the loss chart.
       charts[1].drawn.figure.before(chart.drawn.figure);
       charts.push(chart);
     }

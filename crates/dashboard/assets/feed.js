@@ -1,23 +1,23 @@
-// The connection to the coordinator. `EventSource` cannot send a token, so the stream is read through fetch.
+// The connection to the coordinator. `EventSource` cannot send a token, so the stream is read with `fetch`.
 
-const TOKEN = "baton.token";
-/** The coordinator says something at least every 10 s. */
-const SILENCE_MS = 14_000;
+const TOKEN_KEY = "baton.token";
+/** Without data for this long, the connection is closed, ms. The coordinator sends data at least every 10 s. */
+const STREAM_TIMEOUT_MS = 14_000;
 
 export const token = {
-  get: () => sessionStorage.getItem(TOKEN),
-  set: (value) => sessionStorage.setItem(TOKEN, value),
-  forget: () => sessionStorage.removeItem(TOKEN),
+  get: () => sessionStorage.getItem(TOKEN_KEY),
+  set: (value) => sessionStorage.setItem(TOKEN_KEY, value),
+  forget: () => sessionStorage.removeItem(TOKEN_KEY),
 };
 
 /** A request to the coordinator with the token, if there is one. */
 export const ask = (path, { headers = {}, ...options } = {}) => {
-  const known = token.get();
-  const all = known ? { ...headers, authorization: `Bearer ${known}` } : headers;
+  const storedToken = token.get();
+  const all = storedToken ? { ...headers, authorization: `Bearer ${storedToken}` } : headers;
   return fetch(path, { ...options, headers: all, cache: "no-store", credentials: "omit", redirect: "error" });
 };
 
-/** What was wrong, in the coordinator's words. */
+/** The coordinator's error message in a response. */
 export const problemOf = async (response) => {
   try {
     return (await response.json()).error;
@@ -26,28 +26,29 @@ export const problemOf = async (response) => {
   }
 };
 
-const pause = (millis) => new Promise((done) => setTimeout(done, millis));
+const sleep = (millis) => new Promise((done) => setTimeout(done, millis));
 
 export class Feed {
-  /** `on` has a function for each name of an event, and: connected, lost, refused (waits for a token), anew. */
+  /** `on` has a handler for each event name, and the handlers connected, lost, refused (waits for a token) and reset. */
   constructor(on) {
     this.on = on;
-    /** How far we have got, in the coordinator's terms. */
+    /** Id of the last event, from which a new connection continues. */
     this.last = null;
-    this.lastWord = performance.now();
-    this.since = this.lastWord;
-    /** What the coordinator answered instead of a stream. */
+    this.lastDataAt = performance.now();
+    /** When the last data arrived or the current connection attempt began. */
+    this.since = this.lastDataAt;
+    /** The error that the coordinator sent instead of a stream. */
     this.problem = null;
     this.failures = 0;
     setInterval(() => {
-      if (performance.now() - this.since > SILENCE_MS) this.abort?.abort();
+      if (performance.now() - this.since > STREAM_TIMEOUT_MS) this.abort?.abort();
     }, 1000);
   }
 
-  /** Begins from the start: it is another job. */
-  anew() {
+  /** Starts again from the beginning, for another job. */
+  reset() {
     this.last = null;
-    this.on.anew();
+    this.on.reset();
     this.abort?.abort();
   }
 
@@ -56,10 +57,10 @@ export class Feed {
       try {
         await this.connect();
       } catch {
-        // Whatever it was, it is cured by trying again.
+        // Retry after any error.
       }
       this.on.lost();
-      await pause(Math.min(500 * 2 ** this.failures, 5000));
+      await sleep(Math.min(500 * 2 ** this.failures, 5000));
       this.failures += 1;
     }
   }
@@ -70,16 +71,16 @@ export class Feed {
     this.since = performance.now();
     const headers = this.last ? { "last-event-id": this.last } : {};
     const response = await ask("/api/stream?logs=1", { headers, signal: this.abort.signal });
-    this.hear();
+    this.noteData();
     if (response.status === 401 || response.status === 403) {
       await this.on.refused(await problemOf(response));
       this.failures = 0;
       return;
     }
     if (response.status === 400 && this.last) {
-      // The cursor is that of another job.
+      // The id is from another job.
       this.last = null;
-      this.on.anew();
+      this.on.reset();
       return;
     }
     this.problem = response.ok ? null : await problemOf(response);
@@ -89,14 +90,14 @@ export class Feed {
     await this.read(response.body.getReader());
   }
 
-  hear() {
-    this.lastWord = performance.now();
-    this.since = this.lastWord;
+  noteData() {
+    this.lastDataAt = performance.now();
+    this.since = this.lastDataAt;
   }
 
-  /** Seconds since the coordinator was last heard of. */
-  silence() {
-    return (performance.now() - this.lastWord) / 1000;
+  /** Time since the last data from the coordinator, seconds. */
+  secondsSinceData() {
+    return (performance.now() - this.lastDataAt) / 1000;
   }
 
   async read(reader) {
@@ -105,11 +106,11 @@ export class Feed {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      this.hear();
+      this.noteData();
       const blocks = (rest + decoder.decode(value, { stream: true })).split("\n\n");
       rest = blocks.pop();
       for (const block of blocks) {
-        // What follows word of another job belongs to a connection that is given up.
+        // A handler may have reset the feed: skip the rest of the aborted connection.
         if (this.abort.signal.aborted) return;
         this.take(block);
       }

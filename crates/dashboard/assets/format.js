@@ -1,4 +1,4 @@
-// Numbers as people read them. What is not known is a dash.
+// Formats numbers for people. An unknown value is a dash.
 
 export const NONE = "–";
 
@@ -18,7 +18,7 @@ export const decimal = (value, digits = 3) => {
 
 export const metricNumber = (it) => (it?.is_share ? percent(it.value, 2) : decimal(it?.value));
 
-// With the name of what is no share.
+// A value that is not a fraction has the metric's name.
 export const metricValue = (it) => (!it || it.is_share ? metricNumber(it) : `${metricNumber(it)} ${it.name}`);
 
 export const percent = (share, digits = 1) => (known(share) ? `${(share * 100).toFixed(digits)} %` : NONE);
@@ -53,7 +53,7 @@ export const duration = (seconds) => {
   return `${Math.floor(total / 86400)} d ${Math.floor((total % 86400) / 3600)} h`;
 };
 
-/** The time of day, with the date if it was not today. */
+/** The local time, with the date if it is not today. */
 export const clock = (unixMillis) => {
   if (!known(unixMillis) || unixMillis <= 0) return NONE;
   const at = new Date(unixMillis);

@@ -1,16 +1,16 @@
-// Small helpers for the document. Texts become text nodes, never markup: names, reasons and log lines come from others.
+// Helpers for the document. Texts become text nodes, never markup: names, reasons and log lines are untrusted.
 
 export const byId = (id) => document.getElementById(id);
 
-/** An element with attributes and children; a child that is no node becomes text. */
+/** An element with attributes and children; a child that is not a node becomes text. */
 export const element = (tag, attributes = {}, ...children) => {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
 };
 
-/** Sets a text, and leaves the document alone if it stands there already. */
+/** Sets a text; does not touch the document if the text is the same. */
 export const setText = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };
@@ -20,8 +20,8 @@ export const show = (node, isShown) => {
 };
 
 /**
- * Fills a table. Columns are {head, cell, number, mark, node}: `cell` makes an item's text, `mark` a word that the style
- * knows (bad, warn) or nothing, and `node`, instead of `cell`, an element that is made anew each time.
+ * Fills a table. Columns are {head, cell, number, mark, node}: `cell` returns an item's text, `mark` the name of a style
+ * (bad, warn) or nothing, and `node`, instead of `cell`, a new element.
  */
 export const fillTable = (table, caption, columns, items) => {
   setText(table.caption, caption);
@@ -37,7 +37,7 @@ export const fillTable = (table, caption, columns, items) => {
   while (body.rows.length > items.length) body.deleteRow(-1);
   items.forEach((item, index) => {
     const row = body.rows[index] ?? newRow(body, columns);
-    columns.forEach((column, place) => fillCell(row.cells[place], column, item));
+    columns.forEach((column, at) => fillCell(row.cells[at], column, item));
   });
 };
 
@@ -50,6 +50,6 @@ const newRow = (body, columns) => {
 const fillCell = (cell, { cell: text, node, mark }, item) => {
   if (node) cell.replaceChildren(node(item));
   else setText(cell, text(item));
-  const word = mark?.(item) ?? "";
-  if ((cell.dataset.mark ?? "") !== word) cell.dataset.mark = word;
+  const style = mark?.(item) ?? "";
+  if ((cell.dataset.mark ?? "") !== style) cell.dataset.mark = style;
 };

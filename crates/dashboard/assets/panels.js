@@ -1,17 +1,17 @@
-// The parts of the page that show a status. `elapsed` is the time in seconds since it was sent: ages go on by themselves.
+// The parts of the page that show the status. `elapsed` is the time since it was sent, seconds; it is added to ages.
 
 import { NONE, bytes, clock, decimal, dollars, duration, metricNumber, metricValue, percent, whole } from "./format.js";
 import { byId, element, fillTable, setText, show } from "./page.js";
 
-/** Beyond so many rows a table is of no use, and slow. */
-const MOST_ROWS = 200;
+/** Most rows of a table; longer tables are slow and not useful. */
+const MAX_ROWS = 200;
 
-/** Phases in which nothing is learnt although something should be. */
-const STANDING = new Set(["gathering", "backoff", "forming", "meeting", "settling", "reattaching"]);
+/** Phases in which training is stalled. */
+const STALLED = new Set(["gathering", "backoff", "forming", "meeting", "detecting", "reattaching"]);
 
 /** The parts of a recovery, in order. */
 const PARTS = [
-  ["settle_seconds", "settle"],
+  ["detect_seconds", "detect"],
   ["tear_down_seconds", "tear down"],
   ["respawn_seconds", "respawn"],
   ["rendezvous_seconds", "rendezvous"],
@@ -19,13 +19,13 @@ const PARTS = [
   ["first_step_seconds", "first step"],
 ];
 
-/** For so long after a recovery the page still says so at the top. */
-const REMEMBERED_SECONDS = 60;
+/** Time for which the banner shows an ended recovery, seconds. */
+const SHOW_RECOVERY_SECONDS = 60;
 
 const OUTCOMES = {
-  completed: "Completed: every epoch is done",
-  drained: "Drained: state is saved, and the same command goes on",
-  limit_reached: "A limit is reached: state is saved",
+  completed: "Completed: all epochs are done",
+  drained: "Drained: the state is saved; the same command continues",
+  limit_reached: "A limit is reached: the state is saved",
   stopped: "Stopped without a save",
   failed: "Failed",
 };
@@ -42,13 +42,13 @@ export const drawHead = (status, elapsed) => {
   if (document.title !== title) document.title = title;
   const phase = byId("phase");
   setText(phase, status.phase);
-  phase.dataset.phase = STANDING.has(status.phase) ? "standing" : status.phase;
+  phase.dataset.phase = STALLED.has(status.phase) ? "stalled" : status.phase;
   const since = duration(plus(status.phase_seconds, elapsed));
   const outcome = status.outcome
     ? [OUTCOMES[status.outcome.kind] ?? status.outcome.kind, status.outcome.reason].filter(Boolean).join(": ")
     : null;
   setText(byId("reason"), outcome ?? `${status.reason || status.phase} (for ${since})`);
-  drawTrouble(status, elapsed);
+  drawBanner(status, elapsed);
   drawProgress(status, elapsed);
   setText(byId("about"), [
     `baton ${status.coordinator_version}`.trim(),
@@ -59,8 +59,8 @@ export const drawHead = (status, elapsed) => {
   ].filter(Boolean).join(" · "));
 };
 
-/** What a person should see first: an interruption, the resume after it, a drain, a pause, a save that failed. */
-const drawTrouble = (status, elapsed) => {
+/** The banner: an interruption, the resume after it, a drain, a pause, a failed save. */
+const drawBanner = (status, elapsed) => {
   const lines = [];
   let isGood = false;
   const latest = status.recoveries[status.recoveries.length - 1];
@@ -68,26 +68,26 @@ const drawTrouble = (status, elapsed) => {
   if (latest && latest.total_seconds === null && !isOver) {
     const parts = PARTS.filter(([field]) => latest[field] !== null);
     const next = PARTS[parts.length]?.[1] ?? "first step";
-    lines.push(`${latest.planned ? "Nodes changed" : "Interrupted"}: ${latest.cause}. Recovery under way for ` +
+    lines.push(`${latest.planned ? "Nodes changed" : "Interrupted"}: ${latest.cause}. Recovering for ` +
       `${duration(plus(latest.age_seconds, elapsed))}, now: ${next} (${status.reason || status.phase}).`);
-  } else if (STANDING.has(status.phase) && status.latest) {
-    lines.push(`Training stands still: ${status.reason || status.phase}.`);
+  } else if (STALLED.has(status.phase) && status.latest) {
+    lines.push(`Training is stalled: ${status.reason || status.phase}.`);
   } else if (latest && latest.total_seconds !== null && status.phase === "training") {
     const ago = plus(latest.age_seconds, elapsed) - latest.total_seconds;
-    if (ago < REMEMBERED_SECONDS) {
+    if (ago < SHOW_RECOVERY_SECONDS) {
       isGood = true;
       lines.push(`Resumed ${duration(ago)} ago, after ${duration(latest.total_seconds)}: ${latest.cause}. ` +
-        `${plural(latest.lost_steps, "update")} made again.`);
+        `${plural(latest.lost_steps, "step")} repeated.`);
     }
   }
   if (status.drain && !isOver) {
     const { reason, seconds_left: left, stop_step: step } = status.drain;
-    lines.push(`Saving and stopping${step === null ? "" : ` after update ${whole(step)}`}: ${reason}; ` +
+    lines.push(`Saving and stopping${step === null ? "" : ` after step ${whole(step)}`}: ${reason}; ` +
       `${duration(minus(left, elapsed))} left.`);
   }
   if (status.pause && !isOver) {
-    lines.push(`Paused for ${duration(plus(status.pause.seconds, elapsed))}: ${status.pause.reason || "a user asked for it"}. ` +
-      "The machines are paid for all the while.");
+    lines.push(`Paused for ${duration(plus(status.pause.seconds, elapsed))}: ${status.pause.reason || "requested by a user"}. ` +
+      "The machines still cost money.");
   }
   if (status.save_problem) lines.push(`The newest save failed: ${status.save_problem}`);
   const banner = byId("trouble");
@@ -106,7 +106,7 @@ const drawProgress = (status, elapsed) => {
   setText(byId("progress-text"), [
     percent(share),
     `epoch ${whole(Math.min(latest.epoch + 1, status.epochs || latest.epoch + 1))} of ${whole(status.epochs)}`,
-    `update ${whole(latest.step)} of ${whole(latest.total_steps)}`,
+    `step ${whole(latest.step)} of ${whole(latest.total_steps)}`,
     latest.resolution > 0 ? `${latest.resolution} px` : "",
     `batch ${whole(latest.global_batch)}`,
     eta === null ? "" : `${duration(eta)} to go`,
@@ -116,7 +116,7 @@ const drawProgress = (status, elapsed) => {
 export const drawFigures = (status, elapsed) => {
   const { latest, evaluation, best, spending, checkpoint } = status;
   const score = (found) => metricValue(found?.metrics[0]);
-  const of = (found, text) => (found ? `${text} update ${whole(found.step)}` : "");
+  const of = (found, text) => (found ? `${text} step ${whole(found.step)}` : "");
   const interruptions = status.recoveries_total;
   const figures = [
     ["Loss", decimal(latest?.loss, 4), latest?.gradient_norm == null ? "" : `gradient ${decimal(latest.gradient_norm)}`],
@@ -129,16 +129,16 @@ export const drawFigures = (status, elapsed) => {
     ["Loader wait", percent(latest?.loader_wait), status.skipped_samples ? `${whole(status.skipped_samples)} samples skipped` : ""],
     ["Machine time", hours(spending.hours), spending.paused_hours > 0 ? `paused ${hours(spending.paused_hours)}` : ""],
     ["Cost so far", dollars(spending.dollars),
-      spending.dollars_per_hour === null ? "no price is known" : `at ${dollars(spending.dollars_per_hour)}/h`],
+      spending.dollars_per_hour === null ? "no price set" : `at ${dollars(spending.dollars_per_hour)}/h`],
     ["Cost per epoch", dollars(spending.dollars_per_epoch), ""],
     ["Projected cost", dollars(spending.projected_dollars), ""],
     ["Interruptions", whole(interruptions),
       `${hours(spending.interruption_hours)}${spending.interruption_dollars === null ? "" : `, ${dollars(spending.interruption_dollars)}`}`],
     ["Median recovery", duration(medianRecovery(status.recoveries)), ""],
-    ["Goodput", percent(goodput(spending)), "share of the machine time in which training went on"],
+    ["Goodput", percent(goodput(spending)), "share of the machine time without interruptions and pauses"],
     ["Budget used", percent(spending.used),
       spending.most_hours === null ? (spending.used === null ? "no limit" : "") : `of ${decimal(spending.most_hours, 1)} h`],
-    ["Last checkpoint", checkpoint ? `update ${whole(checkpoint.step)}` : NONE,
+    ["Last checkpoint", checkpoint ? `step ${whole(checkpoint.step)}` : NONE,
       status.checkpoint_age_seconds === null ? "" : `${duration(plus(status.checkpoint_age_seconds, elapsed))} ago`],
   ];
   const list = byId("figures");
@@ -146,30 +146,30 @@ export const drawFigures = (status, elapsed) => {
     list.replaceChildren(...figures.map(() =>
       element("div", {}, element("dt"), element("dd"), element("dd", { class: "quiet" }))));
   }
-  figures.forEach((texts, index) => texts.forEach((text, place) => setText(list.children[index].children[place], text)));
+  figures.forEach((texts, index) => texts.forEach((text, at) => setText(list.children[index].children[at], text)));
 };
 
-/** None before the first of the time. */
+/** Share of the machine time without interruptions and pauses, 0..1; null without machine time. */
 const goodput = ({ hours: all, interruption_hours: interrupted, paused_hours: paused }) =>
   (all > 0 ? Math.min(1, Math.max(0, 1 - (interrupted + paused) / all)) : null);
 
-/** Of those that have ended. */
+/** Median duration of the recoveries that have ended, seconds. */
 const medianRecovery = (recoveries) => {
   const seconds = recoveries.map((it) => it.total_seconds).filter((it) => it !== null).sort((a, b) => a - b);
   const at = (seconds.length - 1) / 2;
   return seconds.length ? (seconds[Math.floor(at)] + seconds[Math.ceil(at)]) / 2 : null;
 };
 
-/** Greater is worse. Who is gone comes first, then who holds the others up. */
+/** Sort key of a rank, larger is worse: lost ranks first, then those that delay the others. */
 const badness = (rank) => {
-  if (rank.state === "gone" || rank.state === "unheard") return 1e9;
-  return (rank.slowness ?? 0) + (rank.heartbeat_age_seconds ?? 0) / 10 + (rank.loader?.wait ?? 0);
+  if (rank.state === "gone" || rank.state === "unknown") return 1e9;
+  return (rank.slowdown ?? 0) + (rank.heartbeat_age_seconds ?? 0) / 10 + (rank.loader?.wait ?? 0);
 };
 
 export const drawRanks = (status, elapsed, isWorstFirst) => {
   const { ranks } = status;
   const sorted = isWorstFirst ? [...ranks].sort((a, b) => badness(b) - badness(a) || a.rank - b.rank) : ranks;
-  const shown = sorted.slice(0, MOST_ROWS);
+  const shown = sorted.slice(0, MAX_ROWS);
   const hasGpu = ranks.some((rank) => rank.gpu);
   const gpu = [
     { head: "GPU", cell: ({ gpu: it }) => it?.name ?? NONE },
@@ -182,24 +182,24 @@ export const drawRanks = (status, elapsed, isWorstFirst) => {
   const columns = [
     { head: "Rank", number: true, cell: (rank) => String(rank.rank) },
     { head: "Node", cell: (rank) => `${rank.node}:${rank.local_rank}` },
-    { head: "State", cell: (rank) => rank.state, mark: (rank) => (/^(gone|unheard)$/.test(rank.state) ? "bad" : "") },
-    { head: "Does", cell: ({ pulse }) => (pulse ? `${pulse.activity}${pulse.seconds >= 2 ? ` for ${duration(pulse.seconds)}` : ""}` : NONE) },
-    { head: "Update", number: true, cell: ({ pulse }) => whole(pulse?.step) },
-    { head: "Own time", number: true, cell: ({ pulse }) => (pulse?.own_step_seconds ? duration(pulse.own_step_seconds) : NONE) },
-    { head: "Slowness", number: true, cell: (rank) => (rank.slowness === null ? NONE : `${decimal(rank.slowness, 2)} ×`), mark: (rank) => (rank.slowness > 1.2 ? "warn" : "") },
+    { head: "State", cell: (rank) => rank.state, mark: (rank) => (/^(gone|unknown)$/.test(rank.state) ? "bad" : "") },
+    { head: "Activity", cell: ({ heartbeat }) => (heartbeat ? `${heartbeat.activity}${heartbeat.seconds >= 2 ? ` for ${duration(heartbeat.seconds)}` : ""}` : NONE) },
+    { head: "Step", number: true, cell: ({ heartbeat }) => whole(heartbeat?.step) },
+    { head: "Own time", number: true, cell: ({ heartbeat }) => (heartbeat?.own_step_seconds ? duration(heartbeat.own_step_seconds) : NONE) },
+    { head: "Slowdown", number: true, cell: (rank) => (rank.slowdown === null ? NONE : `${decimal(rank.slowdown, 2)} ×`), mark: (rank) => (rank.slowdown > 1.2 ? "warn" : "") },
     { head: "Loader wait", number: true, cell: ({ loader }) => percent(loader?.wait, 0), mark: ({ loader }) => (loader?.wait > 0.2 ? "warn" : "") },
     { head: "Skipped", number: true, cell: ({ loader }) => whole(loader?.skipped) },
     ...(hasGpu ? gpu : []),
-    { head: "Heard", number: true, cell: (rank) => (age(rank) === null ? NONE : `${duration(age(rank))} ago`), mark: (rank) => (age(rank) > 10 ? "bad" : "") },
+    { head: "Last report", number: true, cell: (rank) => (age(rank) === null ? NONE : `${duration(age(rank))} ago`), mark: (rank) => (age(rank) > 10 ? "bad" : "") },
   ];
   const more = ranks.length - shown.length;
   const caption = ranks.length === 0 ? "No ranks yet."
-    : `${plural(ranks.length, "rank")} of generation ${whole(status.generation)}${more > 0 ? `; ${MOST_ROWS} shown, and ${whole(more)} more` : ""}`;
+    : `${plural(ranks.length, "rank")} of generation ${whole(status.generation)}${more > 0 ? `; ${MAX_ROWS} shown, and ${whole(more)} more` : ""}`;
   fillTable(byId("ranks"), caption, columns, shown);
 };
 
 export const drawHosts = (status, elapsed) => {
-  const shown = status.nodes.slice(0, MOST_ROWS);
+  const shown = status.nodes.slice(0, MAX_ROWS);
   const more = status.nodes.length - shown.length;
   const of = (used, total) => `${bytes(used)} / ${bytes(total)}`;
   const columns = [
@@ -212,32 +212,32 @@ export const drawHosts = (status, elapsed) => {
     { head: "Received", number: true, cell: ({ host }) => (host ? `${bytes(host.received_per_second)}/s` : NONE) },
     { head: "Sent", number: true, cell: ({ host }) => (host ? `${bytes(host.sent_per_second)}/s` : NONE) },
     { head: "Round trip", number: true, cell: (node) => duration(node.round_trip_seconds) },
-    { head: "Heard", number: true, cell: (node) => (node.heartbeat_age_seconds === null ? NONE : `${duration(plus(node.heartbeat_age_seconds, elapsed))} ago`) },
+    { head: "Last report", number: true, cell: (node) => (node.heartbeat_age_seconds === null ? NONE : `${duration(plus(node.heartbeat_age_seconds, elapsed))} ago`) },
   ];
   const caption = status.nodes.length === 0 ? "No nodes yet."
-    : `${plural(status.nodes.length, "node")}${more > 0 ? `; ${MOST_ROWS} shown, and ${whole(more)} more` : ""}`;
+    : `${plural(status.nodes.length, "node")}${more > 0 ? `; ${MAX_ROWS} shown, and ${whole(more)} more` : ""}`;
   fillTable(byId("hosts"), caption, columns, shown);
 };
 
 export const drawEvaluations = (evaluations) => {
-  const shown = evaluations.slice(-MOST_ROWS).reverse();
+  const shown = evaluations.slice(-MAX_ROWS).reverse();
   const metrics = evaluations.at(-1)?.metrics ?? [];
   const scores = metrics.map(({ name }) => [name, (found) => metricNumber(found?.metrics.find((it) => it.name === name))]);
   fillTable(byId("evaluations"), evaluations.length === 0 ? "None yet."
     : `${plural(evaluations.length, "evaluation")}${evaluations.length > shown.length ? `; the newest ${shown.length} are shown` : ", newest first"}`, [
-    { head: "Update", number: true, cell: (it) => whole(it.step) },
+    { head: "Step", number: true, cell: (it) => whole(it.step) },
     { head: "Set", cell: (it) => it.extent ?? NONE },
     ...scores.map(([head, cell]) => ({ head, number: true, cell })),
     ...scores.map(([head, cell]) => ({ head: `Averaged: ${head}`, number: true, cell: ({ ema }) => cell(ema) })),
   ], shown);
 };
 
-/** The parts of a recovery, each as long as it took. */
+/** A bar of a recovery's parts; the width of a part shows its duration. */
 const partBar = (recovery, longest) => {
-  const told = PARTS.filter(([field]) => recovery[field] !== null);
+  const known = PARTS.filter(([field]) => recovery[field] !== null);
   const bar = element("div", { class: "parts", role: "img" });
-  bar.setAttribute("aria-label", told.map(([field, name]) => `${name} ${duration(recovery[field])}`).join(", ") || "no part has ended");
-  for (const [field, name] of told) {
+  bar.setAttribute("aria-label", known.map(([field, name]) => `${name} ${duration(recovery[field])}`).join(", ") || "no part has ended yet");
+  for (const [field, name] of known) {
     const part = element("span", { class: `part ${name.replace(" ", "-")}`, title: `${name} ${duration(recovery[field])}` });
     part.style.width = `${(100 * recovery[field]) / longest}%`;
     bar.append(part);
@@ -248,7 +248,7 @@ const partBar = (recovery, longest) => {
 const sum = (recovery) => PARTS.reduce((total, [field]) => total + (recovery[field] ?? 0), 0);
 
 export const drawRecoveries = (status, elapsed) => {
-  const newest = status.recoveries.slice(-MOST_ROWS).reverse();
+  const newest = status.recoveries.slice(-MAX_ROWS).reverse();
   const longest = Math.max(1e-3, ...newest.map(sum));
   const legend = byId("parts");
   if (legend.children.length === 0) {
@@ -256,27 +256,27 @@ export const drawRecoveries = (status, elapsed) => {
       element("li", {}, element("span", { class: `key part ${name.replace(" ", "-")}`, "aria-hidden": "true" }), name)));
   }
   show(legend, newest.length > 0);
-  fillTable(byId("recoveries"), newest.length === 0 ? "None: nothing has failed, and no node came or went."
+  fillTable(byId("recoveries"), newest.length === 0 ? "None: nothing has failed, and no node joined or left."
     : `${plural(status.recoveries_total, "failure or planned change", "failures and planned changes")}${status.recoveries_total > newest.length ? `; the newest ${newest.length} are shown` : ", newest first"}`, [
     { head: "Ago", number: true, cell: (it) => duration(plus(it.age_seconds, elapsed)) },
     { head: "Generation", number: true, cell: (it) => whole(it.generation) },
     { head: "Cause", cell: (it) => `${it.cause}${it.planned ? " (planned)" : ""}` },
     { head: "Parts", node: (it) => partBar(it, longest) },
     { head: "Total", number: true, cell: (it) => (it.total_seconds === null ? "not yet" : duration(it.total_seconds)), mark: (it) => (it.total_seconds === null ? "warn" : "") },
-    { head: "Made again", number: true, cell: (it) => whole(it.lost_steps) },
+    { head: "Repeated", number: true, cell: (it) => whole(it.lost_steps) },
   ], newest);
 };
 
 export const drawDivergences = (status) => {
   const { divergences } = status;
-  show(byId("went-wrong"), divergences.length > 0);
+  show(byId("divergence-section"), divergences.length > 0);
   fillTable(byId("divergences"), `${plural(divergences.length, "time")}, newest first`, [
     { head: "Generation", number: true, cell: (it) => whole(it.generation) },
-    { head: "Update", number: true, cell: (it) => whole(it.step) },
+    { head: "Step", number: true, cell: (it) => whole(it.step) },
     { head: "Epoch", number: true, cell: (it) => whole(it.epoch + 1) },
-    { head: "Found", cell: (it) => it.cause },
-    { head: "Done", cell: (it) => it.remedy },
-  ], divergences.slice(-MOST_ROWS).reverse());
+    { head: "Cause", cell: (it) => it.cause },
+    { head: "Remedy", cell: (it) => it.remedy },
+  ], divergences.slice(-MAX_ROWS).reverse());
 };
 
 export const drawCheckpoints = (status, listed) => {
@@ -285,29 +285,29 @@ export const drawCheckpoints = (status, listed) => {
   fillTable(byId("checkpoints"), listed.length === 0 ? "None yet."
     : `${plural(listed.length, "checkpoint")}${listed.length > shown.length ? `; the newest ${shown.length} are shown` : ", newest first"}`, [
     { head: "Name", cell: (it) => it.name },
-    { head: "Update", number: true, cell: ({ checkpoint }) => whole(checkpoint?.step) },
+    { head: "Step", number: true, cell: ({ checkpoint }) => whole(checkpoint?.step) },
     { head: "Epoch", number: true, cell: (it) => (it.checkpoint ? whole(it.epoch) : NONE) },
     { head: "Score", number: true, cell: ({ checkpoint: it }) => metricValue(it?.metrics[0]) },
     { head: "Size", number: true, cell: ({ checkpoint }) => bytes(checkpoint?.bytes) },
-    { head: "Training stood", number: true, cell: ({ checkpoint }) => duration(checkpoint?.stall_seconds) },
+    { head: "Stall", number: true, cell: ({ checkpoint }) => duration(checkpoint?.stall_seconds) },
     { head: "Written in", number: true, cell: ({ checkpoint }) => duration(checkpoint?.save_seconds) },
     { head: "Saved", cell: (it) => clock(it.created_unix_seconds * 1000) },
-    { head: "State", cell: (it) => (it.whole ? "whole" : it.damage ?? "damaged"), mark: (it) => (it.whole ? "" : "bad") },
+    { head: "State", cell: (it) => (it.whole ? "complete" : it.damage ?? "damaged"), mark: (it) => (it.whole ? "" : "bad") },
   ], shown);
 };
 
-/** Kinds of events that a person should not overlook. */
+/** Kinds of events that are marked as bad or as warnings. */
 const BAD_EVENTS = new Set(["rank_failed", "node_lost", "save_failed", "diverged"]);
-const NOTED_EVENTS = new Set(["draining", "straggler", "node_leaves", "node_rests", "paused", "budget", "advised", "samples_skipped", "gpu_warning"]);
+const WARNING_EVENTS = new Set(["draining", "straggler", "node_leaves", "node_quarantined", "paused", "budget", "checkpoint_advised", "samples_skipped", "gpu_warning"]);
 
 export const drawEvents = (events) => {
-  const shown = events.slice(-MOST_ROWS).reverse();
-  const mark = ({ kind }) => (BAD_EVENTS.has(kind) ? "bad" : NOTED_EVENTS.has(kind) ? "warn" : kind === "recovered" ? "good" : "");
+  const shown = events.slice(-MAX_ROWS).reverse();
+  const mark = ({ kind }) => (BAD_EVENTS.has(kind) ? "bad" : WARNING_EVENTS.has(kind) ? "warn" : kind === "recovered" ? "good" : "");
   fillTable(byId("events"), events.length === 0 ? "None yet." : `The newest ${whole(shown.length)}, newest first`, [
     { head: "Time", cell: (it) => clock(it.unix_millis) },
     { head: "Event", cell: (it) => it.kind.replaceAll("_", " "), mark },
     { head: "Generation", number: true, cell: (it) => whole(it.generation) },
-    { head: "Update", number: true, cell: (it) => whole(it.step) },
-    { head: "What", cell: (it) => it.message },
+    { head: "Step", number: true, cell: (it) => whole(it.step) },
+    { head: "Message", cell: (it) => it.message },
   ], shown);
 };

@@ -1,4 +1,4 @@
-// The report of a job: the dashboard's page and drawing, from data in the page itself.
+// The report of a job: the dashboard's page, drawn from data in the page itself.
 
 import { addCharts } from "./curves.js";
 import { History } from "./history.js";
@@ -12,7 +12,7 @@ for (const live of document.querySelectorAll("[data-live]")) live.remove();
 
 const history = new History();
 points.forEach((point) => history.add(point));
-// How long it is up is not known later.
+// Hide the uptime of the coordinator: it is only meaningful while it runs.
 drawHead({ ...status, coordinator_started_unix_seconds: 0 }, 0);
 drawFigures(status, 0);
 addCharts(byId("charts"))(history);

@@ -1,6 +1,8 @@
-// Drives a real browser against the example server, and prints a line per check. Run by scripts/check-dashboard.sh:
+// Tests the page in a real browser against the example server, and prints a line per check. Run by
+// scripts/check-dashboard.sh:
 //   node check.js PATH/TO/fake PATH/TO/report.html
-// CHROMIUM names the browser, SHOTS a folder for pictures of the page, ONLY a word of the checks to run.
+// Environment: CHROMIUM is the path of the browser, SHOTS a folder for screenshots, ONLY a part of the names of the
+// checks to run.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -19,11 +21,11 @@ const program = process.argv[2];
 const report = pathToFileURL(process.argv[3]).href;
 const axe = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const shots = process.env.SHOTS;
-const PATIENCE = 30_000;
+const PAGE_TIMEOUT_MS = 30_000;
 
 const servers = new Set();
 
-/** Starts the example server and gives its address. */
+/** Starts the example server and returns its address. */
 const serve = async (variables = {}) => {
   const server = spawn(program, { env: { ...process.env, ...variables }, stdio: ["ignore", "pipe", "inherit"] });
   servers.add(server);
@@ -48,10 +50,10 @@ const browser = await chromium.launchPersistentContext(profile, {
   ],
 });
 
-/** Opens the page, and notes all that should not happen. */
+/** Opens the page, and records everything that must not happen. */
 const open = async (server, { size = { width: 1280, height: 900 }, scheme = "light" } = {}) => {
   const page = await browser.newPage();
-  page.setDefaultTimeout(PATIENCE);
+  page.setDefaultTimeout(PAGE_TIMEOUT_MS);
   await page.setViewportSize(size);
   await page.emulateMedia({ colorScheme: scheme });
   const faults = [];
@@ -74,11 +76,11 @@ const open = async (server, { size = { width: 1280, height: 900 }, scheme = "lig
 
 const textOf = (page, selector) => page.locator(selector).innerText();
 const untilText = (page, selector, expected) =>
-  page.waitForFunction(([where, what]) => new RegExp(what).test(document.querySelector(where)?.innerText ?? ""), [selector, expected]);
+  page.waitForFunction(([target, pattern]) => new RegExp(pattern).test(document.querySelector(target)?.innerText ?? ""), [selector, expected]);
 const shoot = (page, name) => (shots ? page.screenshot({ path: join(shots, `${name}.png`), fullPage: true }) : null);
 
 const audit = async (page) => {
-  // Evaluated by the debugger, so the page's own policy stays as it is.
+  // Evaluated by the debugger, so the page's own content security policy does not change.
   await page.evaluate(axe);
   const { violations } = await page.evaluate(() =>
     globalThis.axe.run({ runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"] }));
@@ -87,8 +89,8 @@ const audit = async (page) => {
 
 const hasNoSidewaysScroll = (page) => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth);
 
-/** A page of another origin that tries what it can. */
-const stranger = async () => {
+/** Serves a page of another origin. */
+const serveOtherSite = async () => {
   const server = createServer((_, response) => {
     response.setHeader("content-type", "text/html");
     response.end("<!doctype html><title>elsewhere</title>");
@@ -105,7 +107,7 @@ const checks = {
     await untilText(page, "#phase", "training");
     await untilText(page, "#figures", "Loss\\n\\d");
     await page.waitForSelector("#charts svg path.curve[d^='M']");
-    // Known from the first evaluation.
+    // This chart appears with the first evaluation.
     await untilText(page, "#charts", "top5");
     assert.equal(await page.locator("#charts figure:visible").count(), 5);
     assert.equal(await page.locator("#ranks tbody tr").count(), 8);
@@ -152,9 +154,9 @@ const checks = {
     return page;
   },
 
-  "it follows the job without a reload": async (server) => {
+  "the page follows the job without a reload": async (server) => {
     const { page, faults } = await open(server);
-    await untilText(page, "#progress-text", "update \\d");
+    await untilText(page, "#progress-text", "step \\d");
     const before = await textOf(page, "#progress-text");
     await page.waitForFunction((old) => document.querySelector("#progress-text").innerText !== old, before);
     assert.deepEqual(faults, []);
@@ -164,7 +166,7 @@ const checks = {
   "an interruption and the resume after it are shown": async () => {
     const server = await serve();
     const { page, faults } = await open(server);
-    await untilText(page, "#phase", "settling");
+    await untilText(page, "#phase", "detecting");
     await untilText(page, "#trouble", "Interrupted: rank 1 ended with signal 9");
     await untilText(page, "#ranks", "gone");
     await shoot(page, "interrupted");
@@ -178,7 +180,7 @@ const checks = {
     await server.stop();
   },
 
-  "it survives a restart of the coordinator, and shows nothing twice": async () => {
+  "the page survives a restart of the coordinator, and shows nothing twice": async () => {
     const since = String(Date.now());
     const first = await serve({ BATON_FAKE_SINCE: since });
     const { page, faults } = await open(first);
@@ -191,13 +193,13 @@ const checks = {
     const rows = await page.locator("#events tbody tr").allInnerTexts();
     assert.equal(new Set(rows).size, rows.length, rows.join("\n"));
     assert.equal(rows.filter((row) => row.includes("generation 1:")).length, 1);
-    // The browser itself writes that nobody answered.
+    // The browser itself logs the failed connections.
     assert.deepEqual(faults.filter((fault) => !/ERR_(CONNECTION|INCOMPLETE|EMPTY)/.test(fault)), []);
     await page.close();
     await second.stop();
   },
 
-  "another job at the same address takes the page over": async () => {
+  "another job at the same address replaces the first one on the page": async () => {
     const first = await serve();
     const { page, faults } = await open(first);
     await untilText(page, "#events", "evaluated");
@@ -210,20 +212,20 @@ const checks = {
     }, job);
     await page.waitForFunction(() => document.querySelectorAll("#events tbody tr").length === 2);
     const drawn = await page.locator("#charts svg >> nth=0").getAttribute("aria-label");
-    assert.match(drawn, /from [\d.]+ at update 5 /);
+    assert.match(drawn, /from [\d.]+ at step 5 /);
     assert.deepEqual(faults.filter((fault) => !/ERR_(CONNECTION|INCOMPLETE|EMPTY)|status of 400/.test(fault)), []);
     await page.close();
     await second.stop();
   },
 
-  "a pause, a resume and a drain are asked for, and announced": async () => {
+  "pause, resume and drain are confirmed, sent and shown": async () => {
     const server = await serve();
     const { page, faults } = await open(server);
     const posts = [];
     page.on("request", (request) => request.method() === "POST" && posts.push(new URL(request.url()).pathname));
     await untilText(page, "#phase", "training");
     await page.getByRole("button", { name: "Checkpoint now" }).click();
-    await untilText(page, "#said", "A checkpoint is taken");
+    await untilText(page, "#notice", "A checkpoint is saved");
 
     await page.getByRole("button", { name: "Drain…" }).click();
     await page.waitForSelector("#confirm[open]");
@@ -231,17 +233,17 @@ const checks = {
     assert.deepEqual(posts, ["/api/control/checkpoint"]);
 
     await page.getByRole("button", { name: "Pause…" }).click();
-    await page.getByLabel("Why").fill("lunch");
+    await page.getByLabel("Reason").fill("lunch");
     await shoot(page, "dialog");
     await page.getByRole("button", { name: "Pause", exact: true }).click();
     await untilText(page, "#phase", "paused");
     await untilText(page, "#trouble", "lunch");
     await page.getByRole("button", { name: "Resume" }).click();
-    await untilText(page, "#phase", "training|settling|forming|meeting");
+    await untilText(page, "#phase", "training|detecting|forming|meeting");
 
     await page.getByRole("button", { name: "Drain…" }).click();
     await page.getByRole("button", { name: "Drain", exact: true }).click();
-    await untilText(page, "#reason", "Drained: state is saved");
+    await untilText(page, "#reason", "Drained: the state is saved");
     assert.equal(await page.getByRole("button", { name: "Stop…" }).isDisabled(), true);
     assert.deepEqual(posts.slice(1), ["pause", "resume", "drain"].map((name) => `/api/control/${name}`));
     assert.deepEqual(faults, []);
@@ -249,16 +251,16 @@ const checks = {
     await server.stop();
   },
 
-  "the keyboard is enough": async (server) => {
+  "the page can be used with the keyboard only": async (server) => {
     const { page, faults } = await open(server);
-    await untilText(page, "#phase", "training|settling|forming|meeting");
+    await untilText(page, "#phase", "training|detecting|forming|meeting");
     await page.waitForFunction(() => !document.querySelector("[data-action=stop]").disabled);
     const reach = async (isThere) => {
       for (let presses = 0; presses < 40; presses += 1) {
         await page.keyboard.press("Tab");
         if (await page.evaluate(isThere)) return;
       }
-      assert.fail("Tab never gets there");
+      assert.fail("Tab does not reach the element");
     };
     await reach(() => document.activeElement.dataset.action === "stop");
     const outline = await page.evaluate(() => getComputedStyle(document.activeElement).outlineStyle);
@@ -271,12 +273,12 @@ const checks = {
     assert.equal(await page.evaluate(() => document.activeElement.dataset.action), "stop");
     await reach(() => document.activeElement.classList.contains("plot"));
     await page.keyboard.press("End");
-    await untilText(page, "#charts output", "update [\\d,]+: training");
+    await untilText(page, "#charts output", "step [\\d,]+: training");
     assert.deepEqual(faults, []);
     return page;
   },
 
-  "the reader's switches do what they say": async (server) => {
+  "the switches of log, ranks and charts work": async (server) => {
     const { page, faults } = await open(server);
     await untilText(page, "#log", "rank \\d");
     await page.locator("#log-rank").fill("3");
@@ -299,13 +301,13 @@ const checks = {
       return now.map((label) => label.textContent).join() !== old;
     }, before.join());
     await plot.hover({ position: { x: 200, y: 80 } });
-    await untilText(page, "#charts output", "update [\\d,]+: training [\\d.]+");
+    await untilText(page, "#charts output", "step [\\d,]+: training [\\d.]+");
     assert.deepEqual(faults, []);
     return page;
   },
 
-  "another site can neither steer nor look": async (server) => {
-    const elsewhere = await stranger();
+  "another site can neither control the job nor read its status": async (server) => {
+    const elsewhere = await serveOtherSite();
     const page = await browser.newPage();
     await page.goto(elsewhere.address);
     const tries = await page.evaluate(async (target) => {
@@ -346,7 +348,7 @@ const checks = {
     return page;
   },
 
-  "a token is asked for, and kept in the tab only": async () => {
+  "the page asks for a token, and stores it in the tab only": async () => {
     const server = await serve({ BATON_FAKE_TOKENS: "1" });
     const { page, faults } = await open(server);
     await page.waitForSelector("#login[open]");
@@ -358,15 +360,15 @@ const checks = {
     await untilText(page, "#login-text", "does not know that token");
     await page.locator("#login-token").fill("viewer");
     await page.keyboard.press("Enter");
-    await untilText(page, "#phase", "training|settling");
+    await untilText(page, "#phase", "training|detecting");
     await page.getByRole("button", { name: "Stop…" }).click();
     await page.getByRole("button", { name: "Stop now" }).click();
-    await untilText(page, "#said", "needs an operator’s token");
+    await untilText(page, "#notice", "needs an operator’s token");
     const kept = await page.evaluate(() => [localStorage.length, document.cookie, sessionStorage.length]);
     assert.deepEqual(kept, [0, "", 1]);
     assert.equal(page.url().includes("viewer"), false);
 
-    await page.getByRole("button", { name: "Forget the token" }).click();
+    await page.getByRole("button", { name: "Forget token" }).click();
     await page.waitForSelector("#login[open]");
     await page.locator("#login-token").fill("operator");
     await page.keyboard.press("Enter");
@@ -374,13 +376,13 @@ const checks = {
     await page.getByRole("button", { name: "Stop…" }).click();
     await page.getByRole("button", { name: "Stop now" }).click();
     await untilText(page, "#reason", "Stopped without a save");
-    // The browser itself writes each 401 and 403.
+    // The browser itself logs each 401 and 403.
     assert.deepEqual(faults.filter((fault) => !/status of 40[13]/.test(fault)), []);
     await page.close();
     await server.stop();
   },
 
-  "names, reasons and lines stay text": async () => {
+  "names, reasons and log lines are shown as text, never as markup": async () => {
     const server = await serve({ BATON_FAKE_HOSTILE: "1" });
     const { page, faults } = await open(server, { size: { width: 360, height: 740 } });
     await untilText(page, "#trouble", "Resumed");
@@ -424,7 +426,7 @@ const checks = {
     return `${Math.round(fresh)} ms`;
   },
 
-  "without a job it says so": async () => {
+  "the page shows that there is no job": async () => {
     const server = await serve({ BATON_FAKE_IDLE: "1" });
     const { page, faults } = await open(server);
     await untilText(page, "#name", "No job yet");
@@ -435,7 +437,7 @@ const checks = {
     await server.stop();
   },
 
-  "it fits a phone": async (server) => {
+  "the page fits a phone": async (server) => {
     const { page, faults } = await open(server, { size: { width: 360, height: 740 } });
     await untilText(page, "#trouble", "Resumed");
     await page.waitForSelector("#charts svg path.curve[d^='M']");
@@ -446,12 +448,12 @@ const checks = {
     return page;
   },
 
-  "nobody is shut out, in light and dark": async (server) => {
+  "the page is accessible in light and dark mode": async (server) => {
     for (const scheme of ["light", "dark"]) {
       const { page, faults } = await open(server, { scheme });
       await untilText(page, "#trouble", "Resumed");
       await page.waitForSelector("#charts svg path.curve[d^='M']");
-      await untilText(page, "#checkpoints", "whole");
+      await untilText(page, "#checkpoints", "complete");
       assert.deepEqual(await audit(page), [], scheme);
       await shoot(page, scheme);
       await page.waitForFunction(() => !document.querySelector("[data-action=drain]").disabled);
@@ -480,7 +482,7 @@ for (const [name, check] of Object.entries(checks)) {
   }
 }
 await browser.close();
-// Also those of checks that failed.
+// Also stops the servers of failed checks.
 for (const server of servers) server.kill("SIGKILL");
 await rm(profile, { recursive: true, force: true });
 process.exit(failed === 0 ? 0 : 1);

@@ -1,13 +1,13 @@
-//! Serves the dashboard over a job that is made up: it trains, loses a rank after eight seconds, recovers, and goes on.
-//! For looking at the page, and for the tests in `browser/`.
+//! Serves the dashboard for a simulated job: it trains, loses a rank after eight seconds, recovers and continues. For
+//! viewing the page, and for the tests in `browser/`.
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `BATON_FAKE_PORT` | port on 127.0.0.1; a free one without it. It is printed |
-//! | `BATON_FAKE_SINCE` | when the job began, Unix milliseconds: a server started again with it goes on with the same job |
-//! | `BATON_FAKE_RANKS` | number of ranks, 8 without it |
-//! | `BATON_FAKE_TOKENS` | if set, the tokens `viewer` and `operator` are wanted |
-//! | `BATON_FAKE_HOSTILE` | if set, all names, reasons and lines are markup |
+//! | `BATON_FAKE_PORT` | port on 127.0.0.1, which is printed; default: a free port |
+//! | `BATON_FAKE_SINCE` | when the job began, Unix milliseconds; a server restarted with the same value continues the same job |
+//! | `BATON_FAKE_RANKS` | number of ranks; default: 8 |
+//! | `BATON_FAKE_TOKENS` | if set, requests need the token `viewer` or `operator` |
+//! | `BATON_FAKE_HOSTILE` | if set, all names, reasons and log lines contain markup |
 //! | `BATON_FAKE_IDLE` | if set, there is no job |
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::cast_precision_loss)]
 
@@ -23,7 +23,7 @@ use axum::{
     middleware::{Next, from_fn},
     response::{IntoResponse, Response},
 };
-use baton_access::role::{Need, Role, need_of};
+use baton_access::role::{AccessRole, RequiredAccess, required_access};
 use baton_dashboard::{refusal, router, router_without_tokens};
 use baton_proto::v1::{
     self, get_status_response::Phase, job_service_server::JobServiceServer, outcome,
@@ -38,16 +38,16 @@ mod support;
 
 use support::{Fake, Job};
 
-/// The job moves on so often.
+/// Interval of the job's simulated updates.
 const TICK: Duration = Duration::from_millis(250);
 const STEPS_PER_TICK: u64 = 5;
 const STEPS_PER_EPOCH: u64 = 500;
 const EPOCHS: u32 = 16;
-/// When a rank fails, and what is done when: ticks since the beginning.
-const FAILS: u64 = 32;
-const FORMS: u64 = 36;
-const MEETS: u64 = 44;
-const GOES_ON: u64 = 48;
+/// When a rank fails, and when the phases of the recovery begin, in ticks since the start.
+const FAILURE_TICK: u64 = 32;
+const FORMING_TICK: u64 = 36;
+const MEETING_TICK: u64 = 44;
+const RESUME_TICK: u64 = 48;
 
 const MARKUP: &str =
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>";
@@ -64,8 +64,9 @@ async fn main() {
     match is_set("BATON_FAKE_IDLE") {
         true => fake.job().status.set_phase(Phase::Idle),
         false => {
-            let story = Story::begin(&mut fake.job(), since, ranks, is_set("BATON_FAKE_HOSTILE"));
-            tokio::spawn(story.go_on(Arc::clone(&fake)));
+            let simulation =
+                SimulatedJob::begin(&mut fake.job(), since, ranks, is_set("BATON_FAKE_HOSTILE"));
+            tokio::spawn(simulation.run(Arc::clone(&fake)));
         }
     }
 
@@ -92,15 +93,15 @@ fn unix_millis() -> u64 {
     u64::try_from(now.as_millis()).unwrap()
 }
 
-/// As the coordinator's guard does.
+/// Checks the token like the coordinator.
 async fn check(request: Request, next: Next) -> Response {
-    let needed = need_of(request.uri().path());
+    let needed = required_access(request.uri().path());
     let shown = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let refused = match (needed, shown) {
-        (Need::Nothing, _) | (_, Some("Bearer operator")) => None,
-        (Need::Role(Role::Viewer), Some("Bearer viewer")) => None,
+        (RequiredAccess::Nothing, _) | (_, Some("Bearer operator")) => None,
+        (RequiredAccess::Role(AccessRole::Viewer), Some("Bearer viewer")) => None,
         (_, Some("Bearer viewer")) => Some(Status::permission_denied(
-            "this needs a token of role operator, and yours is that of a viewer",
+            "this needs a token of role operator, and yours is a viewer's",
         )),
         _ => Some(Status::unauthenticated("this coordinator does not know that token")),
     };
@@ -110,52 +111,52 @@ async fn check(request: Request, next: Next) -> Response {
     }
 }
 
-/// The made-up job.
-struct Story {
+/// The simulated job.
+struct SimulatedJob {
     since: u64,
     tick: u64,
     step: u64,
-    wishes_seen: usize,
+    requests_handled: usize,
     paused: u64,
     drained_at: Option<u64>,
     is_hostile: bool,
 }
 
-impl Story {
+impl SimulatedJob {
     fn begin(job: &mut Job, since: u64, ranks: u32, is_hostile: bool) -> Self {
-        let story = Self {
+        let simulation = Self {
             since,
             tick: 0,
             step: 0,
-            wishes_seen: 0,
+            requests_handled: 0,
             paused: 0,
             drained_at: None,
             is_hostile,
         };
         job.status = v1::GetStatusResponse {
             job_id: format!("00000000-0000-4000-8000-{since:012}"),
-            name: story.word("resnet50_l4"),
+            name: simulation.text("resnet50_l4"),
             epochs: EPOCHS,
             generation: 1,
-            checkpoint_location: story.word("s3://bucket/run"),
+            checkpoint_location: simulation.text("s3://bucket/run"),
             coordinator_started_unix_seconds: unix_millis() / 1000,
             coordinator_version: "0.1.0".into(),
-            ranks: (0..ranks).map(|rank| story.rank(rank)).collect(),
-            nodes: (0..ranks.div_ceil(8)).map(|node| story.node(node)).collect(),
+            ranks: (0..ranks).map(|rank| simulation.rank(rank)).collect(),
+            nodes: (0..ranks.div_ceil(8)).map(|node| simulation.node(node)).collect(),
             ..Default::default()
         };
-        story.enter(job, Phase::Training, "training");
-        story.event(job, Kind::GenerationOpened, "generation 1: all ranks are offered");
-        story.event(job, Kind::TrainingStarted, "from fresh weights");
-        story.point(job, Metrics::BeganAt(0));
-        story.line(job, None, "serving");
-        story
+        simulation.enter(job, Phase::Training, "training");
+        simulation.event(job, Kind::GenerationOpened, "generation 1: all ranks are offered");
+        simulation.event(job, Kind::TrainingStarted, "from fresh weights");
+        simulation.point(job, Metrics::BeganAt(0));
+        simulation.line(job, None, "serving");
+        simulation
     }
 
-    async fn go_on(mut self, fake: Arc<Fake>) {
+    async fn run(mut self, fake: Arc<Fake>) {
         let mut ticks = tokio::time::interval(TICK);
         loop {
-            // A server that was started again catches up at once.
+            // A restarted server catches up at once.
             while self.now() < unix_millis() {
                 self.tick += 1;
                 self.advance(&mut fake.job());
@@ -186,7 +187,7 @@ impl Story {
             paused_hours: 0.0,
             used: Some(0.37),
         });
-        self.obey(job);
+        self.handle_requests(job);
         match job.status.phase() {
             Phase::Ended => return,
             Phase::Paused => {
@@ -196,38 +197,38 @@ impl Story {
             }
             Phase::Draining => {
                 if self.drained_at.is_some_and(|at| self.tick >= at + 8) {
-                    self.end(job, outcome::Kind::Drained, "asked by a user");
+                    self.end(job, outcome::Kind::Drained, "requested by a user");
                 }
                 return;
             }
             _ => {}
         }
         match self.tick - self.paused {
-            FAILS => self.fail(job),
-            FORMS => {
+            FAILURE_TICK => self.fail(job),
+            FORMING_TICK => {
                 job.status.generation = 2;
                 self.enter(job, Phase::Forming, "ranks start: 1 of all is not ready");
                 self.event(job, Kind::GenerationOpened, "generation 2: rank 1 is replaced");
                 job.status.recoveries[0].generation = 2;
-                job.status.recoveries[0].settle_seconds = Some(1.0);
+                job.status.recoveries[0].detect_seconds = Some(1.0);
             }
-            MEETS => {
-                self.enter(job, Phase::Meeting, "ranks take their state");
+            MEETING_TICK => {
+                self.enter(job, Phase::Meeting, "ranks load their state");
                 let recovery = &mut job.status.recoveries[0];
                 (recovery.tear_down_seconds, recovery.respawn_seconds) = (Some(0.2), Some(1.8));
             }
-            GOES_ON => self.recover(job),
-            tick if !(FAILS..=GOES_ON).contains(&tick) => self.train(job),
+            RESUME_TICK => self.recover(job),
+            tick if !(FAILURE_TICK..=RESUME_TICK).contains(&tick) => self.train(job),
             _ => {}
         }
     }
 
-    /// Does what a user asked for.
-    fn obey(&mut self, job: &mut Job) {
-        let wishes = job.wishes[self.wishes_seen..].to_vec();
-        self.wishes_seen = job.wishes.len();
-        for wish in &wishes {
-            match wish.split_once(' ').unwrap_or((wish, "")) {
+    /// Handles new requests of users.
+    fn handle_requests(&mut self, job: &mut Job) {
+        let requests = job.requests[self.requests_handled..].to_vec();
+        self.requests_handled = job.requests.len();
+        for request in &requests {
+            match request.split_once(' ').unwrap_or((request, "")) {
                 ("pause", reason) => {
                     self.enter(job, Phase::Paused, reason);
                     job.status.pause =
@@ -237,7 +238,7 @@ impl Story {
                 ("resume", _) => {
                     job.status.pause = None;
                     self.enter(job, Phase::Training, "training");
-                    self.event(job, Kind::Resumed, "a user lets training go on");
+                    self.event(job, Kind::Resumed, "a user resumed training");
                 }
                 ("drain", reason) => {
                     self.drained_at = Some(self.tick);
@@ -252,24 +253,24 @@ impl Story {
 
     fn train(&mut self, job: &mut Job) {
         self.step += STEPS_PER_TICK;
-        let made = self.step as f64;
-        let wave = (made * 0.7).sin();
-        let top1 = 0.75 - 0.74 * (-made / 350.0).exp() + 0.01 * wave;
+        let steps = self.step as f64;
+        let wave = (steps * 0.7).sin();
+        let top1 = 0.75 - 0.74 * (-steps / 350.0).exp() + 0.01 * wave;
         let step = v1::Step {
             step: self.step,
             epoch: u32::try_from(self.step / STEPS_PER_EPOCH).unwrap(),
             total_steps: u64::from(EPOCHS) * STEPS_PER_EPOCH,
             steps_per_epoch: STEPS_PER_EPOCH,
             step_of_epoch: self.step % STEPS_PER_EPOCH,
-            // Once it is no number, which JSON does not know.
+            // NaN once, which JSON cannot represent.
             loss: if self.tick == 20 {
                 f64::NAN
             } else {
-                6.0 * (-made / 300.0).exp() + 0.9 + 0.1 * wave
+                6.0 * (-steps / 300.0).exp() + 0.9 + 0.1 * wave
             },
             top1,
             metrics: vec![("top1".to_owned(), top1).into()],
-            lr: 0.5 * (made / 100.0).min(1.0),
+            lr: 0.5 * (steps / 100.0).min(1.0),
             samples_per_second: 3120.0 + 40.0 * wave,
             loader_wait: 0.02,
             gradient_norm: Some(1.5 + wave),
@@ -278,15 +279,15 @@ impl Story {
             ..Default::default()
         };
         job.status.latest = Some(step.clone());
-        job.status.eta_seconds = Some(5400.0 - made / 20.0);
+        job.status.eta_seconds = Some(5400.0 - steps / 20.0);
         for rank in &mut job.status.ranks {
-            if let Some(pulse) = &mut rank.pulse {
-                pulse.step = self.step;
+            if let Some(heartbeat) = &mut rank.heartbeat {
+                heartbeat.step = self.step;
             }
         }
         self.point(job, Metrics::Step(step.clone()));
-        let speaker = u32::try_from(self.tick).unwrap() % 8;
-        self.line(job, Some(speaker), &format!("step {} loss {:.3}", self.step, step.loss));
+        let rank = u32::try_from(self.tick).unwrap() % 8;
+        self.line(job, Some(rank), &format!("step {} loss {:.3}", self.step, step.loss));
         if self.step.is_multiple_of(100) {
             let accuracy = v1::Accuracy {
                 loss: step.loss,
@@ -313,7 +314,7 @@ impl Story {
 
     fn save(&self, job: &mut Job) {
         let checkpoint = v1::Checkpoint {
-            name: self.word(&format!("step-{:010}-gen-{:06}", self.step, job.status.generation)),
+            name: self.text(&format!("step-{:010}-gen-{:06}", self.step, job.status.generation)),
             generation: job.status.generation,
             step: self.step,
             accuracy: None,
@@ -337,8 +338,12 @@ impl Story {
     }
 
     fn fail(&self, job: &mut Job) {
-        let cause = self.word("rank 1 ended with signal 9");
-        self.enter(job, Phase::Settling, &format!("{cause}; waiting for word of the others"));
+        let cause = self.text("rank 1 ended with signal 9");
+        self.enter(
+            job,
+            Phase::Detecting,
+            &format!("{cause}; waiting for reports of the other ranks"),
+        );
         self.event(job, Kind::RankFailed, &cause);
         self.line(job, Some(1), "killed");
         job.status.recoveries.push(v1::Recovery { generation: 1, cause, ..Default::default() });
@@ -346,7 +351,7 @@ impl Story {
         job.status.eta_seconds = None;
         if let Some(rank) = job.status.ranks.get_mut(1) {
             rank.state = "gone".into();
-            rank.pulse = None;
+            rank.heartbeat = None;
         }
     }
 
@@ -362,7 +367,7 @@ impl Story {
         self.event(
             job,
             Kind::Recovered,
-            "the first step is done after 4.0 s; 10 updates were made again",
+            "the first step is done after 4.0 s; 10 updates were repeated",
         );
         self.point(job, Metrics::BeganAt(self.step));
         if job.status.ranks.len() > 1 {
@@ -371,29 +376,29 @@ impl Story {
     }
 
     fn end(&self, job: &mut Job, kind: outcome::Kind, reason: &str) {
-        self.enter(job, Phase::Ended, "over");
+        self.enter(job, Phase::Ended, "ended");
         job.status.eta_seconds = None;
         job.status.outcome =
             Some(v1::Outcome { kind: kind.into(), reason: reason.into(), failure: None });
-        self.event(job, Kind::Ended, "the job is over");
+        self.event(job, Kind::Ended, "the job ended");
     }
 
     fn enter(&self, job: &mut Job, phase: Phase, reason: &str) {
         job.status.set_phase(phase);
-        job.status.reason = self.word(reason);
+        job.status.reason = self.text(reason);
         job.status.phase_seconds = 0.0;
     }
 
     fn event(&self, job: &mut Job, kind: Kind, message: &str) {
-        // The number of events told; ids go on after a restart since the story is the same.
-        let id = job.events.told() + 1;
-        job.events.tell(v1::WatchEventsResponse {
+        // Ids continue after a restart, because the simulation repeats the same events.
+        let id = job.events.count() + 1;
+        job.events.add(v1::WatchEventsResponse {
             id,
             unix_millis: self.now(),
             kind: kind.into(),
             generation: job.status.generation,
             step: Some(self.step),
-            message: self.word(message),
+            message: self.text(message),
         });
     }
 
@@ -404,16 +409,16 @@ impl Story {
             generation,
             metrics: Some(metrics),
         };
-        job.points.tell(point);
+        job.points.add(point);
     }
 
     fn line(&self, job: &mut Job, rank: Option<u32>, line: &str) {
-        job.lines.tell(v1::StreamLogsResponse {
+        job.lines.add(v1::StreamLogsResponse {
             unix_millis: self.now(),
-            node_id: rank.map_or(String::new(), |_| self.word("node-0")),
+            node_id: rank.map_or(String::new(), |_| self.text("node-0")),
             local_rank: rank,
             rank,
-            line: self.word(line),
+            line: self.text(line),
             left_out: 0,
         });
     }
@@ -422,7 +427,7 @@ impl Story {
         let share = f64::from(rank % 7) / 7.0;
         v1::RankStatus {
             rank,
-            node_id: self.word(&format!("node-{}", rank / 8)),
+            node_id: self.text(&format!("node-{}", rank / 8)),
             local_rank: rank % 8,
             state: "training".into(),
             loader: Some(v1::Loader {
@@ -432,17 +437,17 @@ impl Story {
                 skipped: 0,
                 last_skipped: None,
             }),
-            pulse: Some(v1::Pulse {
+            heartbeat: Some(v1::RankHeartbeat {
                 activity: v1::Activity::Computing.into(),
                 seconds: 0.1,
                 step: self.step,
                 own_step_seconds: 0.31 + share / 20.0,
             }),
             heartbeat_age_seconds: Some(share),
-            slowness: Some(if rank == 5 { 1.43 } else { 1.0 + share / 20.0 }),
+            slowdown: Some(if rank == 5 { 1.43 } else { 1.0 + share / 20.0 }),
             gpu: Some(v1::Gpu {
                 index: rank % 8,
-                name: self.word("NVIDIA L4"),
+                name: self.text("NVIDIA L4"),
                 uuid: format!("GPU-{rank}"),
                 utilisation: Some(0.9 + share / 10.0),
                 memory_used: 19_300_000_000,
@@ -455,11 +460,11 @@ impl Story {
 
     fn node(&self, node: u32) -> v1::NodeStatus {
         v1::NodeStatus {
-            node_id: self.word(&format!("node-{node}")),
+            node_id: self.text(&format!("node-{node}")),
             slots: 8,
             attached: true,
             host: Some(v1::Host {
-                name: self.word(&format!("ip-10-0-0-{node}")),
+                name: self.text(&format!("ip-10-0-0-{node}")),
                 cpu: 0.62,
                 cpus: 96,
                 memory_used: 210_000_000_000,
@@ -474,8 +479,8 @@ impl Story {
         }
     }
 
-    /// A word from elsewhere, which may be anything.
-    fn word(&self, word: &str) -> String {
-        if self.is_hostile { format!("{word} {MARKUP}") } else { word.to_owned() }
+    /// An untrusted text: with markup if the job is hostile.
+    fn text(&self, text: &str) -> String {
+        if self.is_hostile { format!("{text} {MARKUP}") } else { text.to_owned() }
     }
 }

@@ -1,8 +1,8 @@
-//! Writes the report of a made-up job: `cargo run -p baton-dashboard --example report -- FILE`.
+//! Writes the report of a sample job: `cargo run -p baton-dashboard --example report -- FILE`.
 
 use std::{env, error::Error, fs};
 
-use baton_telemetry::report::Report;
+use baton_telemetry::report::RunReport;
 
 #[allow(dead_code, missing_docs, unreachable_pub)]
 #[path = "../../telemetry/tests/outputs/sample.rs"]
@@ -10,7 +10,7 @@ mod sample;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let file = env::args_os().nth(1).ok_or("usage: report FILE")?;
-    let report = Report {
+    let report = RunReport {
         status: sample::status(),
         points: sample::points(),
         events: sample::events(),

@@ -1,4 +1,4 @@
-//! What there is to look at, as JSON.
+//! The read-only routes: status, metrics, events and so on, as JSON.
 
 use std::sync::Arc;
 
@@ -16,21 +16,21 @@ use tonic::{Request, Status};
 
 use crate::refusal::Refusal;
 
-type Answer<T> = Result<Json<T>, Refusal>;
-type Asked<T> = Result<Query<T>, QueryRejection>;
+type JsonResult<T> = Result<Json<T>, Refusal>;
+type QueryResult<T> = Result<Query<T>, QueryRejection>;
 
-/// Lines of a log that are given to who does not say how many.
-const TAIL: u32 = 200;
-/// The most that are given.
-const MOST_TAIL: u32 = 10_000;
+/// Log lines in an answer, if the request gives no number.
+const DEFAULT_TAIL_LINES: u32 = 200;
+/// Most log lines in an answer.
+const MAX_TAIL_LINES: u32 = 10_000;
 
 pub(crate) async fn status<S: JobService>(
     State(jobs): State<Arc<S>>,
-) -> Answer<v1::GetStatusResponse> {
+) -> JsonResult<v1::GetStatusResponse> {
     Ok(Json(jobs.get_status(Request::new(v1::GetStatusRequest {})).await?.into_inner()))
 }
 
-/// For Prometheus, which asks every few seconds.
+/// The metrics in Prometheus's text format.
 pub(crate) async fn prometheus<S: JobService>(
     State(jobs): State<Arc<S>>,
 ) -> Result<impl IntoResponse, Refusal> {
@@ -40,15 +40,15 @@ pub(crate) async fn prometheus<S: JobService>(
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct After {
+pub(crate) struct AfterQuery {
     after: u64,
 }
 
 pub(crate) async fn metrics<S: JobService>(
     State(jobs): State<Arc<S>>,
-    asked: Asked<After>,
-) -> Answer<Vec<v1::StreamMetricsResponse>> {
-    let Query(After { after: after_unix_millis }) = asked?;
+    query: QueryResult<AfterQuery>,
+) -> JsonResult<Vec<v1::StreamMetricsResponse>> {
+    let Query(AfterQuery { after: after_unix_millis }) = query?;
     let request = v1::StreamMetricsRequest { after_unix_millis, follow: false };
     let points = jobs.stream_metrics(Request::new(request)).await?.into_inner();
     Ok(Json(points.try_collect().await?))
@@ -56,9 +56,9 @@ pub(crate) async fn metrics<S: JobService>(
 
 pub(crate) async fn events<S: JobService>(
     State(jobs): State<Arc<S>>,
-    asked: Asked<After>,
-) -> Answer<Vec<v1::WatchEventsResponse>> {
-    let Query(After { after: after_id }) = asked?;
+    query: QueryResult<AfterQuery>,
+) -> JsonResult<Vec<v1::WatchEventsResponse>> {
+    let Query(AfterQuery { after: after_id }) = query?;
     let request = Request::new(v1::WatchEventsRequest { after_id, past_only: true });
     let events = jobs.watch_events(request).await?.into_inner();
     Ok(Json(events.try_collect().await?))
@@ -66,21 +66,21 @@ pub(crate) async fn events<S: JobService>(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Lines {
+pub(crate) struct LogsQuery {
     tail: Option<u32>,
     rank: Option<u32>,
 }
 
 pub(crate) async fn logs<S: JobService>(
     State(jobs): State<Arc<S>>,
-    asked: Asked<Lines>,
-) -> Answer<Vec<v1::StreamLogsResponse>> {
-    let Query(Lines { tail, rank }) = asked?;
+    query: QueryResult<LogsQuery>,
+) -> JsonResult<Vec<v1::StreamLogsResponse>> {
+    let Query(LogsQuery { tail, rank }) = query?;
     let request = v1::StreamLogsRequest {
         ranks: rank.into_iter().collect(),
         all_sources: rank.is_none(),
-        // To the call, zero means all.
-        tail: tail.unwrap_or(TAIL).clamp(1, MOST_TAIL),
+        // In the gRPC call, zero means all lines.
+        tail: tail.unwrap_or(DEFAULT_TAIL_LINES).clamp(1, MAX_TAIL_LINES),
         follow: false,
     };
     let lines = jobs.stream_logs(Request::new(request)).await?.into_inner();
@@ -89,14 +89,14 @@ pub(crate) async fn logs<S: JobService>(
 
 pub(crate) async fn checkpoints<S: JobService>(
     State(jobs): State<Arc<S>>,
-) -> Answer<Vec<v1::CheckpointEntry>> {
+) -> JsonResult<Vec<v1::CheckpointEntry>> {
     let request = Request::new(v1::ListCheckpointsRequest {});
     Ok(Json(jobs.list_checkpoints(request).await?.into_inner().checkpoints))
 }
 
 /// The recipe in effect.
 #[derive(Serialize)]
-pub(crate) struct Recipe {
+pub(crate) struct RecipeJson {
     name: String,
     /// Equal for recipes that lead to the same weights.
     hash: String,
@@ -104,10 +104,10 @@ pub(crate) struct Recipe {
     recipe: serde_json::Value,
 }
 
-pub(crate) async fn recipe<S: JobService>(State(jobs): State<Arc<S>>) -> Answer<Recipe> {
-    let told = jobs.get_recipe(Request::new(v1::GetRecipeRequest {})).await?.into_inner();
-    let v1::GetRecipeResponse { name, toml, json, hash } = told;
+pub(crate) async fn recipe<S: JobService>(State(jobs): State<Arc<S>>) -> JsonResult<RecipeJson> {
+    let response = jobs.get_recipe(Request::new(v1::GetRecipeRequest {})).await?.into_inner();
+    let v1::GetRecipeResponse { name, toml, json, hash } = response;
     let recipe = serde_json::from_str(&json)
-        .map_err(|error| Status::internal(format!("the recipe's JSON is none: {error}")))?;
-    Ok(Json(Recipe { name, hash, toml, recipe }))
+        .map_err(|error| Status::internal(format!("the recipe's JSON is invalid: {error}")))?;
+    Ok(Json(RecipeJson { name, hash, toml, recipe }))
 }

@@ -1,4 +1,4 @@
-//! The page and what belongs to it, built into the program.
+//! The page and its scripts, style and icon, built into the program.
 
 use axum::{
     Router,
@@ -10,13 +10,13 @@ use axum::{
     routing::get,
 };
 
-/// Nothing but our own files, and nobody frames the page or sends a form from it.
+/// Content security policy: only files of this server; no framing of the page, and no forms.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 struct Asset {
     path: &'static str,
-    kind: &'static str,
+    content_type: &'static str,
     text: &'static str,
 }
 
@@ -26,8 +26,12 @@ const STYLE: &str = "text/css; charset=utf-8";
 const IMAGE: &str = "image/svg+xml";
 
 macro_rules! asset {
-    ($path:literal, $kind:ident, $file:literal) => {
-        Asset { path: $path, kind: $kind, text: include_str!(concat!("../assets/", $file)) }
+    ($path:literal, $content_type:ident, $file:literal) => {
+        Asset {
+            path: $path,
+            content_type: $content_type,
+            text: include_str!(concat!("../assets/", $file)),
+        }
     };
 }
 
@@ -45,27 +49,27 @@ const ASSETS: [Asset; 11] = [
     asset!("/assets/panels.js", SCRIPT, "panels.js"),
 ];
 
-/// A route for each of them.
+/// A route for each file.
 pub(crate) fn router() -> Router {
     ASSETS.iter().fold(Router::new(), |router, asset| {
         let tag = format!("\"{}\"", &blake3::hash(asset.text.as_bytes()).to_hex()[..16]);
         router.route(
             asset.path,
-            get(move |headers: HeaderMap| async move { asset.answer(&tag, &headers) }),
+            get(move |headers: HeaderMap| async move { asset.response(&tag, &headers) }),
         )
     })
 }
 
 impl Asset {
-    /// The file, or that the browser has it already. It asks each time, so a new coordinator shows its own page.
-    fn answer(&self, tag: &str, asked: &HeaderMap) -> Response {
-        let known = asked.get(IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
+    /// The file, or 304 if the browser has it. The browser asks every time, so it shows the page of a new coordinator.
+    fn response(&self, tag: &str, request: &HeaderMap) -> Response {
+        let known = request.get(IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
         let is_known = known.is_some_and(|tags| {
             tags.split(',').any(|known| known.trim().trim_start_matches("W/") == tag)
         });
         let mut response = match is_known {
             true => StatusCode::NOT_MODIFIED.into_response(),
-            false => ([(CONTENT_TYPE, self.kind)], self.text).into_response(),
+            false => ([(CONTENT_TYPE, self.content_type)], self.text).into_response(),
         };
         let headers = response.headers_mut();
         headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));

@@ -1,4 +1,4 @@
-//! What an operator may do.
+//! The routes that control the job, for operators.
 
 use std::sync::Arc;
 
@@ -13,18 +13,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::{refusal::Refusal, same_site};
 
-/// The longest body: a reason is a line.
-pub(crate) const MOST_BYTES: usize = 4096;
+/// Largest request body, bytes: a reason is one line.
+pub(crate) const MAX_CONTROL_BODY_BYTES: usize = 4096;
 
-/// A request to steer, by our own page or by a tool. Every handler here takes one, so that none can forget to check.
+/// The body of a control request from the dashboard's page or a tool. Extracting it checks the headers, so every
+/// handler here takes it as an argument.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(crate) struct Wish {
-    /// Why, in words; shown where the call has a place for it.
+pub(crate) struct ControlRequest {
+    /// Reason, as text; used by calls that have one.
     reason: String,
 }
 
-impl<S: Send + Sync> FromRequest<S> for Wish {
+impl<S: Send + Sync> FromRequest<S> for ControlRequest {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
@@ -40,35 +41,50 @@ impl<S: Send + Sync> FromRequest<S> for Wish {
     }
 }
 
-/// It will happen; what comes of it is in status and events.
+/// The request is accepted; its result appears in the status and in the events.
 #[derive(Serialize)]
-pub(crate) struct Begun {}
+pub(crate) struct Accepted {}
 
-type Answer = Result<(StatusCode, Json<Begun>), Refusal>;
+type ControlResult = Result<(StatusCode, Json<Accepted>), Refusal>;
 
-const BEGUN: (StatusCode, Json<Begun>) = (StatusCode::ACCEPTED, Json(Begun {}));
+const ACCEPTED: (StatusCode, Json<Accepted>) = (StatusCode::ACCEPTED, Json(Accepted {}));
 
-pub(crate) async fn checkpoint<S: JobService>(State(jobs): State<Arc<S>>, _: Wish) -> Answer {
+pub(crate) async fn checkpoint<S: JobService>(
+    State(jobs): State<Arc<S>>,
+    _: ControlRequest,
+) -> ControlResult {
     jobs.trigger_checkpoint(tonic::Request::new(v1::TriggerCheckpointRequest {})).await?;
-    Ok(BEGUN)
+    Ok(ACCEPTED)
 }
 
-pub(crate) async fn drain<S: JobService>(State(jobs): State<Arc<S>>, wish: Wish) -> Answer {
-    jobs.drain(tonic::Request::new(v1::DrainRequest { reason: wish.reason })).await?;
-    Ok(BEGUN)
+pub(crate) async fn drain<S: JobService>(
+    State(jobs): State<Arc<S>>,
+    request: ControlRequest,
+) -> ControlResult {
+    jobs.drain(tonic::Request::new(v1::DrainRequest { reason: request.reason })).await?;
+    Ok(ACCEPTED)
 }
 
-pub(crate) async fn pause<S: JobService>(State(jobs): State<Arc<S>>, wish: Wish) -> Answer {
-    jobs.pause(tonic::Request::new(v1::PauseRequest { reason: wish.reason })).await?;
-    Ok(BEGUN)
+pub(crate) async fn pause<S: JobService>(
+    State(jobs): State<Arc<S>>,
+    request: ControlRequest,
+) -> ControlResult {
+    jobs.pause(tonic::Request::new(v1::PauseRequest { reason: request.reason })).await?;
+    Ok(ACCEPTED)
 }
 
-pub(crate) async fn resume<S: JobService>(State(jobs): State<Arc<S>>, _: Wish) -> Answer {
+pub(crate) async fn resume<S: JobService>(
+    State(jobs): State<Arc<S>>,
+    _: ControlRequest,
+) -> ControlResult {
     jobs.resume(tonic::Request::new(v1::ResumeRequest {})).await?;
-    Ok(BEGUN)
+    Ok(ACCEPTED)
 }
 
-pub(crate) async fn stop<S: JobService>(State(jobs): State<Arc<S>>, _: Wish) -> Answer {
+pub(crate) async fn stop<S: JobService>(
+    State(jobs): State<Arc<S>>,
+    _: ControlRequest,
+) -> ControlResult {
     jobs.stop(tonic::Request::new(v1::StopRequest {})).await?;
-    Ok(BEGUN)
+    Ok(ACCEPTED)
 }

@@ -1,4 +1,4 @@
-//! How an error looks over HTTP.
+//! Error responses over HTTP.
 
 use axum::{
     Json,
@@ -10,16 +10,16 @@ use axum::{
 use serde::Serialize;
 use tonic::{Code, Status};
 
-/// What a handler answers instead.
+/// An error response of a handler.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
-    /// One line in words.
+    /// The problem, in one line.
     pub(crate) error: String,
 }
 
-/// What a refused call is answered with, for the layer that checks tokens: it comes before the routes, so the answer
-/// to a path of the dashboard is its business too.
+/// The error response for the layer that checks tokens. This layer comes before the routes, so it also answers requests
+/// to paths of the dashboard.
 #[must_use]
 pub fn refusal(status: Status) -> http::Response<Body> {
     Refusal::from(status).into_response()
@@ -32,14 +32,14 @@ impl Refusal {
 }
 
 #[derive(Serialize)]
-struct Told {
+struct ErrorJson {
     error: String,
 }
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let Self { status, error } = self;
-        let mut response = (status, Json(Told { error })).into_response();
+        let mut response = (status, Json(ErrorJson { error })).into_response();
         if status == StatusCode::UNAUTHORIZED {
             let scheme = HeaderValue::from_static("Bearer");
             response.headers_mut().insert(WWW_AUTHENTICATE, scheme);
@@ -66,7 +66,7 @@ impl From<BytesRejection> for Refusal {
     }
 }
 
-/// The one table from gRPC's codes to HTTP's.
+/// Maps gRPC codes to HTTP codes.
 fn http_status(code: Code) -> StatusCode {
     match code {
         Code::Ok => StatusCode::OK,

@@ -1,10 +1,9 @@
-//! The report of a job as one HTML file: the dashboard's own page with the job's data in it. It needs no server, no
-//! network and nothing beside it, but a browser that runs its script; `report.json` has the same data for all others.
+//! The report of a job as one HTML file: the dashboard's page with the job's data in it. It needs no server, network or
+//! other file, only a browser with scripts enabled. `report.json` has the same data for programs.
 
-use baton_telemetry::report::{self, Report};
+use baton_telemetry::report::{self, RunReport};
 
-/// The scripts of the report, each after those that it imports. An import is one line, or ends with one that begins with
-/// its brace.
+/// The scripts of the report, each after those that it imports. An import statement ends at the end of a line.
 const MODULES: [&str; 7] = [
     include_str!("../assets/format.js"),
     include_str!("../assets/page.js"),
@@ -15,7 +14,7 @@ const MODULES: [&str; 7] = [
     include_str!("../assets/report.js"),
 ];
 
-/// What the page gets in the place of its links to other files.
+/// The links in the page, which the report replaces by the content of the files.
 const LINKS: &str = "<link rel=\"icon\" href=\"/favicon.svg\" type=\"image/svg+xml\">\n\
                      <link rel=\"stylesheet\" href=\"/assets/style.css\">\n\
                      <script type=\"module\" src=\"/assets/app.js\"></script>\n";
@@ -25,9 +24,9 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 
 ///
 /// # Errors
 ///
-/// None that is known of.
-pub fn html(report: &Report) -> Result<String, serde_json::Error> {
-    // JSON has `<` in strings only, where it may be written so; then no text of others can end the element.
+/// The report cannot be serialized; no such case is known.
+pub fn html(report: &RunReport) -> Result<String, serde_json::Error> {
+    // In JSON, `<` occurs only in strings, where this escape is allowed. Then no untrusted text can end the element.
     let data = report::json(report)?.replace('<', "\\u003c");
     let inline = format!(
         "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n<style>\n{style}</style>\n\
@@ -39,7 +38,7 @@ pub fn html(report: &Report) -> Result<String, serde_json::Error> {
     Ok(include_str!("../assets/index.html").replace(LINKS, &inline))
 }
 
-/// The modules as one: all names in them differ.
+/// The modules as one script. Their top-level names are distinct.
 fn script() -> String {
     let mut script = String::new();
     for module in MODULES {

@@ -1,4 +1,4 @@
-//! Whether a request comes from our own page, as far as a browser can be made to tell.
+//! Checks whether a request comes from the dashboard's own page, by headers that browsers set.
 
 use std::net::IpAddr;
 
@@ -15,37 +15,37 @@ use axum::{
 
 use crate::refusal::Refusal;
 
-/// No form can set it, and another site's script only if we allowed it to, which we never do.
+/// A form cannot set this header, and a script of another site only if this server allows it, which it never does.
 const OWN_HEADER: &str = "x-baton-request";
 const FETCH_SITE: &str = "sec-fetch-site";
 
-/// Refuses a request to change something that another site's page made a browser send.
+/// Refuses a control request that a page of another site made the browser send.
 pub(crate) fn check(uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     if text(OWN_HEADER) != Some("1") {
         return Err(Refusal::forbidden(
-            "a request to steer the job needs the header x-baton-request: 1",
+            "a request to control the job needs the header x-baton-request: 1",
         ));
     }
     let kind = text(CONTENT_TYPE.as_str()).unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim();
     if !essence.eq_ignore_ascii_case("application/json") {
         return Err(Refusal::forbidden(
-            "a request to steer the job needs the header content-type: application/json",
+            "a request to control the job needs the header content-type: application/json",
         ));
     }
     if text(FETCH_SITE).is_some_and(|site| site != "same-origin" && site != "none") {
-        return Err(Refusal::forbidden("a page of another site must not steer the job"));
+        return Err(Refusal::forbidden("a page of another site must not control the job"));
     }
     match text(ORIGIN.as_str()) {
         Some(origin) if !is_own(origin, host_of(uri, headers).as_ref()) => {
-            Err(Refusal::forbidden("a page of another origin must not steer the job"))
+            Err(Refusal::forbidden("a page of another origin must not control the job"))
         }
         _ => Ok(()),
     }
 }
 
-/// Whether a page of `origin` was served by us, whom the browser knows as `host`.
+/// Whether a page of `origin` was served by this server, which the browser addresses as `host`.
 fn is_own(origin: &str, host: Option<&Authority>) -> bool {
     let (Ok(origin), Some(host)) = (origin.parse::<Uri>(), host) else { return false };
     let default_port = match origin.scheme_str() {
@@ -59,20 +59,20 @@ fn is_own(origin: &str, host: Option<&Authority>) -> bool {
         .is_some_and(|own| own.host().eq_ignore_ascii_case(host.host()) && port(own) == port(host))
 }
 
-/// What the client calls us: HTTP/2 has it in the address, HTTP/1 in a header.
+/// The host in the request: in HTTP/2 it is in the URI, in HTTP/1 in a header.
 fn host_of(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
-    let named = || headers.get(HOST)?.to_str().ok()?.parse().ok();
-    uri.authority().cloned().or_else(named)
+    let from_header = || headers.get(HOST)?.to_str().ok()?.parse().ok();
+    uri.authority().cloned().or_else(from_header)
 }
 
-/// Lets questions about the job through only if they were put to an IP address or to localhost.
+/// Passes on requests about the job only if their host is an IP address or localhost.
 pub(crate) async fn only_by_address(request: Request, next: Next) -> Response {
     let is_about_job = request.uri().path().starts_with("/api/");
     let host = host_of(request.uri(), request.headers());
     if is_about_job && !host.as_ref().is_some_and(is_address) {
         return Refusal::forbidden(
-            "a coordinator without tokens answers only to an IP address or localhost, since any web page could \
-             borrow a name: open it by its address, or start it with --tokens",
+            "a coordinator without tokens can be opened only by IP address or as localhost, because another web page \
+             could use a host name to reach it: open it by its address, or start it with --tokens",
         )
         .into_response();
     }
@@ -89,7 +89,7 @@ fn is_address(authority: &Authority) -> bool {
 mod tests {
     use super::*;
 
-    fn asked(headers: &[(&'static str, &'static str)]) -> Result<(), Refusal> {
+    fn checked(headers: &[(&'static str, &'static str)]) -> Result<(), Refusal> {
         let mut all = HeaderMap::new();
         for (name, value) in headers {
             all.insert(*name, value.parse().unwrap());
@@ -104,11 +104,11 @@ mod tests {
     ];
 
     fn own_and(more: &[(&'static str, &'static str)]) -> Result<(), Refusal> {
-        asked(&[&OWN, more].concat())
+        checked(&[&OWN, more].concat())
     }
 
     #[test]
-    fn a_tool_and_our_own_page_may_steer() {
+    fn a_tool_and_our_own_page_may_control_the_job() {
         for more in [
             &[][..],
             &[("origin", "http://gpu.example:29600"), ("sec-fetch-site", "same-origin")],
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_port_may_be_left_out() {
+    fn a_default_port_may_be_omitted() {
         let host = |text: &str| text.parse::<Authority>().unwrap();
         assert!(is_own("https://gpu.example", Some(&host("gpu.example:443"))));
         assert!(is_own("http://gpu.example:80", Some(&host("gpu.example"))));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn other_sites_may_not_steer() {
+    fn other_sites_may_not_control_the_job() {
         for more in [
             ("origin", "http://evil.example:29600"),
             ("origin", "http://gpu.example:8080"),
@@ -147,17 +147,17 @@ mod tests {
         }
         for without in ["x-baton-request", "content-type"] {
             let rest: Vec<_> = OWN.into_iter().filter(|(name, _)| *name != without).collect();
-            assert!(asked(&rest).is_err(), "{without}");
+            assert!(checked(&rest).is_err(), "{without}");
         }
     }
 
     #[test]
-    fn an_origin_is_not_ours_if_nobody_says_who_we_are() {
-        assert!(asked(&[OWN[0], OWN[1], ("origin", "http://gpu.example:29600")]).is_err());
+    fn an_origin_is_refused_if_the_request_has_no_host() {
+        assert!(checked(&[OWN[0], OWN[1], ("origin", "http://gpu.example:29600")]).is_err());
     }
 
     #[test]
-    fn names_are_told_from_addresses() {
+    fn host_names_are_distinguished_from_addresses() {
         for (host, expected) in [
             ("127.0.0.1:29600", true),
             ("[::1]:29600", true),

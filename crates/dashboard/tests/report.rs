@@ -1,8 +1,8 @@
-//! The report as one file.
+//! Tests of the report as one HTML file.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use baton_dashboard::report::html;
-use baton_telemetry::report::{Report, json};
+use baton_telemetry::report::{RunReport, json};
 use serde_json::Value;
 
 #[allow(dead_code)]
@@ -11,8 +11,8 @@ mod sample;
 
 const HOSTILE: &str = "</script><script>alert('a & \"b\"')</script><!--";
 
-fn report() -> Report {
-    Report {
+fn report() -> RunReport {
+    RunReport {
         status: sample::status(),
         points: sample::points(),
         events: sample::events(),
@@ -20,24 +20,24 @@ fn report() -> Report {
     }
 }
 
-/// The data in the page, and the page around it.
-fn parted(page: &str) -> (Value, String) {
+/// Splits a report into its data and the page without the data.
+fn split(page: &str) -> (Value, String) {
     let (before, rest) = page.split_once("id=\"report\">").unwrap();
     let (data, after) = rest.split_once("</script>").unwrap();
     (serde_json::from_str(data).unwrap(), [before, after].concat())
 }
 
 #[test]
-fn the_page_holds_the_same_data_as_the_json() {
-    let (data, _) = parted(&html(&report()).unwrap());
+fn the_page_has_the_same_data_as_the_json() {
+    let (data, _) = split(&html(&report()).unwrap());
 
     assert_eq!(data, serde_json::from_str::<Value>(&json(&report()).unwrap()).unwrap());
     assert_eq!(data["points"].as_array().unwrap().len(), report().points.len());
 }
 
 #[test]
-fn the_page_needs_nothing_from_outside() {
-    let (_, page) = parted(&html(&report()).unwrap());
+fn the_page_loads_no_other_files() {
+    let (_, page) = split(&html(&report()).unwrap());
 
     for asset in
         ["<link", "<img", "src=", "url(", "@import", "https://", "fetch(", "import ", "export "]
@@ -51,14 +51,14 @@ fn the_page_needs_nothing_from_outside() {
 }
 
 #[test]
-fn text_of_others_ends_no_element() {
+fn untrusted_text_cannot_end_an_element() {
     let mut report = report();
     report.status.name = HOSTILE.to_owned();
     report.events[0].message = HOSTILE.to_owned();
     report.recipe_toml = HOSTILE.to_owned();
 
-    let (data, page) = parted(&html(&report).unwrap());
+    let (data, page) = split(&html(&report).unwrap());
 
     assert_eq!(data["status"]["name"], HOSTILE);
-    assert_eq!(page, parted(&html(&Report::default()).unwrap()).1);
+    assert_eq!(page, split(&html(&RunReport::default()).unwrap()).1);
 }

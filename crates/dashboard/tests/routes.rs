@@ -1,4 +1,4 @@
-//! What is answered at each path, asked as a browser or a script would.
+//! Tests of each route, with requests like those of a browser or a script.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use axum::{
     body::Body,
     http::{Method, Request, Response, StatusCode},
 };
-use baton_access::role::{Need, need_of};
+use baton_access::role::{RequiredAccess, required_access};
 use baton_dashboard::{refusal, router, router_without_tokens};
 use baton_proto::v1::{
     self, job_service_client::JobServiceClient, job_service_server::JobServiceServer,
@@ -62,12 +62,12 @@ async fn post(
 }
 
 #[tokio::test]
-async fn the_page_and_all_it_names_are_served_under_a_strict_policy() {
+async fn the_page_and_all_its_files_are_served_with_a_strict_policy() {
     let jobs = Arc::new(Fake::new());
     let mut paths = vec!["/".to_owned()];
-    let mut seen = 0;
-    while let Some(path) = paths.get(seen).cloned() {
-        seen += 1;
+    let mut checked = 0;
+    while let Some(path) = paths.get(checked).cloned() {
+        checked += 1;
         let response = get(&jobs, &path).await;
         assert_eq!(response.status(), StatusCode::OK, "{path}");
         let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
@@ -79,7 +79,7 @@ async fn the_page_and_all_it_names_are_served_under_a_strict_policy() {
         assert_eq!(header("x-content-type-options"), "nosniff");
         assert_eq!(header("referrer-policy"), "no-referrer");
         assert_eq!(header("cache-control"), "no-cache");
-        assert_eq!(need_of(&path), Need::Nothing, "{path}");
+        assert_eq!(required_access(&path), RequiredAccess::Nothing, "{path}");
         for word in text(response).await.split(['"', '\'']) {
             let found = match word.strip_prefix("./") {
                 Some(module) => format!("/assets/{module}"),
@@ -91,11 +91,11 @@ async fn the_page_and_all_it_names_are_served_under_a_strict_policy() {
             }
         }
     }
-    assert!(seen >= 9, "{paths:?}");
+    assert!(checked >= 9, "{paths:?}");
 }
 
 #[tokio::test]
-async fn a_browser_that_has_the_page_is_told_so() {
+async fn a_browser_with_a_current_copy_of_the_page_gets_not_modified() {
     let jobs = Arc::new(Fake::new());
     let tag = get(&jobs, "/").await.headers()["etag"].clone();
     let again =
@@ -108,7 +108,7 @@ async fn a_browser_that_has_the_page_is_told_so() {
 }
 
 #[tokio::test]
-async fn status_is_what_the_command_line_prints() {
+async fn the_status_has_the_json_of_the_command_line() {
     let jobs = Arc::new(Fake::new());
     jobs.job().status.name = "digits".into();
     jobs.job().status.set_phase(v1::get_status_response::Phase::Paused);
@@ -121,12 +121,12 @@ async fn status_is_what_the_command_line_prints() {
 }
 
 #[tokio::test]
-async fn what_was_told_is_listed_from_where_one_asks() {
+async fn points_events_and_lines_are_listed_from_the_requested_start() {
     let jobs = Arc::new(Fake::new());
     for number in 1..=3 {
-        jobs.job().points.tell(update(number * 100, number));
-        jobs.job().events.tell(event(number, "something"));
-        jobs.job().lines.tell(line(u32::try_from(number).unwrap() % 2, &format!("line {number}")));
+        jobs.job().points.add(update(number * 100, number));
+        jobs.job().events.add(event(number, "something"));
+        jobs.job().lines.add(line(u32::try_from(number).unwrap() % 2, &format!("line {number}")));
     }
     let of = |listed: &Value, pointer: &str| -> Vec<Value> {
         listed.as_array().unwrap().iter().map(|one| one.pointer(pointer).unwrap().clone()).collect()
@@ -141,7 +141,7 @@ async fn what_was_told_is_listed_from_where_one_asks() {
 }
 
 #[tokio::test]
-async fn checkpoints_and_recipe_are_told() {
+async fn checkpoints_and_recipe_are_returned() {
     let jobs = Arc::new(Fake::new());
     jobs.job().checkpoints = vec![
         v1::CheckpointEntry {
@@ -170,7 +170,7 @@ async fn checkpoints_and_recipe_are_told() {
 }
 
 #[tokio::test]
-async fn what_the_job_refuses_has_a_code_and_its_own_words() {
+async fn an_error_of_the_job_has_its_code_and_its_message() {
     let jobs = Arc::new(Fake::new());
     for (code, expected) in [
         (Code::InvalidArgument, 400),
@@ -183,21 +183,25 @@ async fn what_the_job_refuses_has_a_code_and_its_own_words() {
         (Code::Unimplemented, 501),
         (Code::Unavailable, 503),
     ] {
-        jobs.job().failure = Some(Status::new(code, "in words"));
+        jobs.job().failure = Some(Status::new(code, "the problem"));
         let paths = ["status", "metrics", "checkpoints", "recipe", "events", "logs", "stream"];
         for path in paths.map(|path| format!("/api/{path}")) {
             let (status, body) = get_json(&jobs, &path).await;
-            assert_eq!((status.as_u16(), body), (expected, json!({"error": "in words"})), "{path}");
+            assert_eq!(
+                (status.as_u16(), body),
+                (expected, json!({"error": "the problem"})),
+                "{path}"
+            );
         }
         let (status, body) = post(&jobs, "/api/control/stop", &OWN, "").await;
-        assert_eq!((status.as_u16(), body), (expected, json!({"error": "in words"})));
+        assert_eq!((status.as_u16(), body), (expected, json!({"error": "the problem"})));
     }
     let unknown = refusal(Status::unauthenticated("no token"));
     assert_eq!(unknown.headers()["www-authenticate"], "Bearer");
 }
 
 #[tokio::test]
-async fn a_bad_query_is_one_clear_line() {
+async fn a_bad_query_gets_an_error_of_one_line() {
     let jobs = Arc::new(Fake::new());
     for path in [
         "/api/metrics?after=soon",
@@ -214,7 +218,7 @@ async fn a_bad_query_is_one_clear_line() {
 }
 
 #[tokio::test]
-async fn an_operator_steers() {
+async fn an_operator_controls_the_job() {
     let jobs = Arc::new(Fake::new());
     for (path, body) in [
         ("checkpoint", ""),
@@ -226,12 +230,12 @@ async fn an_operator_steers() {
         let answer = post(&jobs, &format!("/api/control/{path}"), &OWN, body).await;
         assert_eq!(answer, (StatusCode::ACCEPTED, json!({})), "{path}");
     }
-    let wishes = ["checkpoint", "pause lunch", "resume", "drain the end", "stop"];
-    assert_eq!(jobs.job().wishes, wishes);
+    let requests = ["checkpoint", "pause lunch", "resume", "drain the end", "stop"];
+    assert_eq!(jobs.job().requests, requests);
 }
 
 #[tokio::test]
-async fn what_another_site_sends_changes_nothing() {
+async fn requests_from_another_site_change_nothing() {
     let jobs = Arc::new(Fake::new());
     let form = ("content-type", "application/x-www-form-urlencoded");
     let foreign =
@@ -241,12 +245,12 @@ async fn what_another_site_sends_changes_nothing() {
         for headers in [&[][..], &[form], &[OWN[0], form], &OWN[1..], &foreign] {
             let (status, body) = post(&jobs, &path, headers, "{}").await;
             assert_eq!(status, StatusCode::FORBIDDEN, "{action} {headers:?}");
-            assert!(body["error"].as_str().unwrap().contains("steer"), "{body}");
+            assert!(body["error"].as_str().unwrap().contains("control"), "{body}");
         }
         let response = get(&jobs, &path).await;
         assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
     }
-    assert_eq!(jobs.job().wishes, [""; 0]);
+    assert_eq!(jobs.job().requests, [""; 0]);
 }
 
 #[tokio::test]
@@ -261,11 +265,11 @@ async fn a_bad_body_changes_nothing() {
         let (status, _) = post(&jobs, "/api/control/drain", &OWN, body).await;
         assert_eq!(status, expected);
     }
-    assert_eq!(jobs.job().wishes, [""; 0]);
+    assert_eq!(jobs.job().requests, [""; 0]);
 }
 
 #[tokio::test]
-async fn without_tokens_no_borrowed_name_gets_an_answer_about_the_job() {
+async fn without_tokens_requests_about_the_job_need_an_address_as_host() {
     let ask = async |host: &str, path: &str| {
         let request = Request::get(path).header("host", host).body(Body::empty()).unwrap();
         let router: Router = router_without_tokens(Arc::new(Fake::new()));
@@ -279,7 +283,7 @@ async fn without_tokens_no_borrowed_name_gets_an_answer_about_the_job() {
 }
 
 #[tokio::test]
-async fn no_spelling_of_a_path_gets_by_its_need() {
+async fn no_other_spelling_of_a_path_avoids_the_token_check() {
     let jobs = Arc::new(Fake::new());
     for path in
         ["/api/%63ontrol/stop", "/api//control/stop", "/api/./control/stop", "//api/control/stop"]
@@ -289,11 +293,11 @@ async fn no_spelling_of_a_path_gets_by_its_need() {
         let response = call(&jobs, request.body(Body::empty()).unwrap()).await;
         assert_eq!(response.status(), StatusCode::NOT_FOUND, "{path}");
     }
-    assert_eq!(jobs.job().wishes, [""; 0]);
+    assert_eq!(jobs.job().requests, [""; 0]);
 }
 
 #[tokio::test]
-async fn one_port_serves_calls_and_the_page() {
+async fn one_port_serves_grpc_and_the_page() {
     let jobs = Arc::new(Fake::new());
     jobs.job().status.name = "digits".into();
     let mut routes = Routes::new(JobServiceServer::from_arc(Arc::clone(&jobs)));

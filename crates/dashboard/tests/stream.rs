@@ -1,4 +1,4 @@
-//! What comes over the stream, on virtual time.
+//! Tests of the stream, on virtual time.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{sync::Arc, time::Duration};
@@ -21,14 +21,14 @@ mod support;
 
 use support::{Fake, event, line, update};
 
-/// A client that reads what comes.
+/// A client that reads the stream.
 struct Client {
     body: Body,
     rest: String,
 }
 
 #[derive(Debug, Default)]
-struct Told {
+struct Message {
     name: String,
     id: Option<String>,
     data: Value,
@@ -51,66 +51,66 @@ async fn open(router: &Router, path: &str, last: Option<&str>) -> Client {
 }
 
 impl Client {
-    /// The next thing that is told; none at the end.
-    async fn next(&mut self) -> Option<Told> {
+    /// The next message; `None` at the end.
+    async fn next(&mut self) -> Option<Message> {
         loop {
             if let Some((block, rest)) = self.rest.split_once("\n\n") {
-                let mut told = Told::default();
+                let mut message = Message::default();
                 for line in block.lines() {
                     match line.split_once(": ") {
-                        Some(("event", name)) => told.name = name.into(),
-                        Some(("id", id)) => told.id = Some(id.into()),
-                        Some(("data", data)) => told.data = serde_json::from_str(data).unwrap(),
-                        _ => told.comment = line.starts_with(':'),
+                        Some(("event", name)) => message.name = name.into(),
+                        Some(("id", id)) => message.id = Some(id.into()),
+                        Some(("data", data)) => message.data = serde_json::from_str(data).unwrap(),
+                        _ => message.comment = line.starts_with(':'),
                     }
                 }
                 self.rest = rest.to_owned();
-                return Some(told);
+                return Some(message);
             }
             let frame = self.body.frame().await?.unwrap().into_data().unwrap();
             self.rest += std::str::from_utf8(&frame).unwrap();
         }
     }
 
-    /// The next of this name.
-    async fn next_of(&mut self, name: &str) -> Told {
+    /// The next message with this name.
+    async fn next_of(&mut self, name: &str) -> Message {
         loop {
-            let told = self.next().await.expect("the stream ended");
-            if told.name == name {
-                return told;
+            let message = self.next().await.expect("the stream ended");
+            if message.name == name {
+                return message;
             }
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_gets_the_status_the_past_and_what_comes() {
+async fn a_client_gets_the_status_past_events_and_new_events() {
     let jobs = Arc::new(Fake::new());
     jobs.job().status.name = "digits".into();
-    jobs.job().events.tell(event(1, "began"));
-    jobs.job().points.tell(update(100, 1));
+    jobs.job().events.add(event(1, "began"));
+    jobs.job().points.add(update(100, 1));
     let mut client = open(&router(Arc::clone(&jobs)), "/api/stream", None).await;
 
     assert_eq!(client.next().await.unwrap().data["name"], "digits");
     assert_eq!(client.next_of("event").await.data["message"], "began");
     assert_eq!(client.next_of("point").await.data["step"]["step"], 1);
-    jobs.job().events.tell(event(2, "line\nbreak"));
+    jobs.job().events.add(event(2, "line\nbreak"));
     assert_eq!(client.next_of("event").await.data["message"], "line\nbreak");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_comes_again_gets_nothing_twice_and_misses_nothing() {
+async fn a_client_that_reconnects_gets_nothing_twice_and_misses_nothing() {
     let jobs = Arc::new(Fake::new());
     for number in 1..=4 {
-        jobs.job().events.tell(event(number, "event"));
+        jobs.job().events.add(event(number, "event"));
     }
-    // An evaluation is told in the millisecond of its update.
+    // An evaluation may have the same time as its update.
     for (millis, step) in [(100, 1), (100, 2), (100, 3), (200, 4)] {
-        jobs.job().points.tell(update(millis, step));
+        jobs.job().points.add(update(millis, step));
     }
     let router = router(jobs);
 
-    // Whatever was the last thing that a client got.
+    // Cut the connection after each message.
     for cut in 1..8 {
         let mut client = open(&router, "/api/stream", None).await;
         let (mut got, mut last, mut is_cut) = (Vec::new(), None, false);
@@ -119,13 +119,13 @@ async fn who_comes_again_gets_nothing_twice_and_misses_nothing() {
                 is_cut = true;
                 client = open(&router, "/api/stream", last.as_deref()).await;
             }
-            let told = client.next().await.unwrap();
-            match told.name.as_str() {
-                "event" => got.push(("event", told.data["id"].as_u64().unwrap())),
-                "point" => got.push(("point", told.data["step"]["step"].as_u64().unwrap())),
+            let message = client.next().await.unwrap();
+            match message.name.as_str() {
+                "event" => got.push(("event", message.data["id"].as_u64().unwrap())),
+                "point" => got.push(("point", message.data["step"]["step"].as_u64().unwrap())),
                 _ => continue,
             }
-            last = told.id;
+            last = message.id;
         }
         got.sort_unstable();
         let expected = ["event", "point"].map(|name| (1..=4).map(move |number| (name, number)));
@@ -134,11 +134,11 @@ async fn who_comes_again_gets_nothing_twice_and_misses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_query_says_where_to_begin() {
+async fn a_query_gives_the_start() {
     let jobs = Arc::new(Fake::new());
     for number in 1..=3 {
-        jobs.job().events.tell(event(number, "event"));
-        jobs.job().points.tell(update(number * 100, number));
+        jobs.job().events.add(event(number, "event"));
+        jobs.job().points.add(update(number * 100, number));
     }
     let mut client = open(&router(jobs), "/api/stream?after_event=2&after_metric=200", None).await;
     assert_eq!(client.next_of("event").await.data["id"], 3);
@@ -146,7 +146,7 @@ async fn a_query_says_where_to_begin() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_status_comes_when_something_changed_and_not_because_time_passed() {
+async fn the_status_is_sent_when_it_changes_and_not_because_time_passes() {
     let jobs = Arc::new(Fake::new());
     jobs.job().status.ranks = vec![v1::RankStatus::default()];
     let mut client = open(&router(Arc::clone(&jobs)), "/api/stream", None).await;
@@ -155,25 +155,25 @@ async fn the_status_comes_when_something_changed_and_not_because_time_passed() {
     let start = Instant::now();
     jobs.job().status.phase_seconds = 9.0;
     jobs.job().status.ranks[0].heartbeat_age_seconds = Some(9.0);
-    let silent = timeout(Duration::from_millis(8500), client.next()).await;
-    assert!(silent.is_err(), "{silent:?}");
+    let next = timeout(Duration::from_millis(8500), client.next()).await;
+    assert!(next.is_err(), "{next:?}");
     assert!(client.next().await.unwrap().comment);
     assert_eq!(start.elapsed().as_secs(), 10);
 
     jobs.job().status.reason = "something else".into();
     assert_eq!(client.next_of("status").await.data["reason"], "something else");
     assert!(start.elapsed().as_secs() <= 11);
-    // Sums move with time, and are sent now and then.
+    // Sums change with time, and are sent every 30 s.
     client.next_of("status").await;
     assert!((39..=42).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_of_lines_is_cut_to_a_hundred_a_second_and_counted() {
+async fn lines_are_limited_to_a_hundred_per_second_and_dropped_ones_are_counted() {
     let jobs = Arc::new(Fake::new());
     let mut client = open(&router(Arc::clone(&jobs)), "/api/stream?logs=1", None).await;
     client.next_of("status").await;
-    (0..1000).for_each(|number| jobs.job().lines.tell(line(0, &number.to_string())));
+    (0..1000).for_each(|number| jobs.job().lines.add(line(0, &number.to_string())));
 
     let first = client.next_of("log").await.data;
     assert_eq!((&first["line"], &first["left_out"]), (&"900".into(), &900.into()));
@@ -183,20 +183,20 @@ async fn a_flood_of_lines_is_cut_to_a_hundred_a_second_and_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lines_come_only_to_who_asks_for_them() {
+async fn lines_are_sent_only_on_request() {
     let jobs = Arc::new(Fake::new());
-    jobs.job().lines.tell(line(0, "private"));
+    jobs.job().lines.add(line(0, "private"));
     let mut client = open(&router(Arc::clone(&jobs)), "/api/stream", None).await;
     client.next_of("status").await;
     assert!(client.next().await.unwrap().comment);
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_ends_with_the_coordinator() {
+async fn the_stream_ends_with_the_coordinator() {
     let jobs = Arc::new(Fake::new());
     let mut client = open(&router(Arc::clone(&jobs)), "/api/stream?logs=1", None).await;
     client.next_of("status").await;
-    jobs.job().hang_up();
+    jobs.job().disconnect();
     assert!(client.next().await.is_none());
 
     let jobs = Arc::new(Fake::new());
@@ -207,7 +207,7 @@ async fn it_ends_with_the_coordinator() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cursor_that_is_none_or_of_another_job_is_refused() {
+async fn an_invalid_cursor_or_one_of_another_job_is_refused() {
     let router = router(Arc::new(Fake::new()));
     for last in ["yesterday", "7.0.0"] {
         let response = ask(&router, "/api/stream", Some(last)).await;
@@ -216,7 +216,7 @@ async fn a_cursor_that_is_none_or_of_another_job_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_watch_than_there_are_places() {
+async fn the_number_of_streams_is_limited() {
     let router = router(Arc::new(Fake::new()));
     let mut clients = Vec::new();
     for _ in 0..64 {

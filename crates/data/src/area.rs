@@ -1,4 +1,4 @@
-//! OpenCV's `INTER_AREA` resize, bit by bit: what FFCV does to every crop.
+//! OpenCV's `INTER_AREA` resize, bit-identical: FFCV applies it to every crop.
 //!
 //! Three cases, as in OpenCV 4 (`modules/imgproc/src/resize.cpp`):
 //!
@@ -8,84 +8,75 @@
 //! | no axis enlarged | the mean of the area it covers, edge pixels by their covered share, in f32 |
 //! | an axis enlarged | two taps on *both* axes with the phase of an area, in 11-bit fixed point |
 //!
-//! Floating-point sums are taken in OpenCV's order, multiply then add, so that every bit is
-//! OpenCV's. Therefore no sum here may be reordered or fused.
+//! Floating-point sums are computed in OpenCV's order, multiply then add, so that every bit is equal. Therefore no
+//! sum here may be reordered or fused.
 
 use wide::f32x4;
 
+use crate::SampleFault;
 pub use crate::pixels::Pixels;
-use crate::{SampleFault, augment::Crop};
 
-/// Resizes one image after the other. Keeps its tables and rows: no allocation per image once it
-/// has seen the largest.
+/// Resizes images one after the other. Reuses its tables and rows: there is no allocation per image after the
+/// largest one.
 #[derive(Debug, Default)]
 pub struct AreaResizer {
     columns: Taps,
     rows: Taps,
-    /// A source row as f32, and behind it zeros for taps of weight 0.
+    /// A source row as f32, followed by zeros for taps of weight 0.
     wide: Vec<f32>,
-    /// A source row at the target's width, and one lane more.
+    /// A source row resized to the target's width, and one lane more.
     narrow: Vec<f32>,
-    /// Sum of weighted rows, u8 once rounded.
+    /// Sum of weighted rows, before rounding to u8.
     sum: Vec<f32>,
-    /// Two source rows at the target's width, in 7-bit fixed point.
+    /// Two source rows resized to the target's width, in 7-bit fixed point.
     fixed: [Vec<i16>; 2],
     /// Sums over the rows of a block.
     block: Vec<u32>,
 }
 
 impl AreaResizer {
-    /// A resizer without tables yet.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Writes `crop` of `source`, resized, to the start of `out`: u8, shape (target_height,
-    /// target_width, 3). A crop of that very size is copied. Pixels outside the crop have no
-    /// influence.
+    /// Resizes `source`, which may be a [crop](Pixels::crop) of an image, and writes the result to the start of
+    /// `out`: u8, shape (target_height, target_width, 3). If the sizes are equal, the pixels are copied.
     ///
-    /// Enlarging one axis switches both to two taps, as in OpenCV: where the other is reduced by
-    /// more than two, pixels are skipped.
+    /// Enlarging one axis switches both to two taps, as in OpenCV: if the other is reduced by more than two, pixels
+    /// are skipped.
     ///
     /// # Errors
-    /// [`SampleFault::Resize`]: crop or target has no pixels, the crop is not inside the image, the
-    /// image not inside its bytes, or `out` is too short.
+    /// [`SampleFault::Resize`]: source or target has no pixels, the source has too few bytes, or `out` is too short.
     pub fn resize(
         &mut self,
         source: Pixels<'_>,
-        crop: Crop,
         target_width: u32,
         target_height: u32,
         out: &mut [u8],
     ) -> Result<(), SampleFault> {
-        let lines = Lines::new(source, crop)?;
+        check(source)?;
         let out = target(out, target_width, target_height)?;
-        let columns = Axis::new(crop.width, target_width);
-        let rows = Axis::new(crop.height, target_height);
+        let columns = Axis { source: source.width, target: target_width };
+        let rows = Axis { source: source.height, target: target_height };
         if columns.is_kept() && rows.is_kept() {
-            copy(lines, out);
+            copy(source, out);
         } else if let (Some(across), Some(down)) = (columns.factor(), rows.factor()) {
-            self.block_means(lines, across, down, out);
+            self.block_means(source, across, down, out);
         } else if columns.is_reduced() && rows.is_reduced() {
-            self.area_means(lines, columns, rows, out);
+            self.area_means(source, columns, rows, out);
         } else {
-            self.two_taps(lines, columns, rows, out);
+            self.two_taps(source, columns, rows, out);
         }
         Ok(())
     }
 
     /// Both axes are divided by a whole number.
-    fn block_means(&mut self, lines: Lines<'_>, across: usize, down: usize, out: &mut [u8]) {
-        let line_bytes = lines.bytes_per_line();
-        fit(&mut self.block, line_bytes);
+    fn block_means(&mut self, source: Pixels<'_>, across: usize, down: usize, out: &mut [u8]) {
+        let line_bytes = 3 * source.width as usize;
+        grow(&mut self.block, line_bytes);
         let block = &mut self.block[..line_bytes];
         let share = 1.0 / (across * down) as f32;
         let row_bytes = line_bytes / across;
         for (row, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             block.fill(0);
             for line in row * down..(row + 1) * down {
-                for (sum, value) in block.iter_mut().zip(lines.get(line)) {
+                for (sum, value) in block.iter_mut().zip(source.row(line)) {
                     *sum += u32::from(*value);
                 }
             }
@@ -98,20 +89,20 @@ impl AreaResizer {
     }
 
     /// No axis is enlarged.
-    fn area_means(&mut self, lines: Lines<'_>, columns: Axis, rows: Axis, out: &mut [u8]) {
+    fn area_means(&mut self, source: Pixels<'_>, columns: Axis, rows: Axis, out: &mut [u8]) {
         self.columns.cover(columns);
         self.rows.cover(rows);
         let row_bytes = 3 * columns.target as usize;
-        fit(&mut self.sum, row_bytes);
+        grow(&mut self.sum, row_bytes);
         let sum = &mut self.sum[..row_bytes];
-        // The last line of a row is often the first of the next.
-        let mut at_hand = None;
+        // The last source line of a target row is often the first of the next row.
+        let mut loaded_line = None;
         for (row, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             let (first, weights) = self.rows.of(row);
             for (line, &weight) in (first..).zip(weights).filter(|(_, weight)| **weight != 0.0) {
-                if at_hand != Some(line) {
-                    narrow(lines.get(line), &self.columns, &mut self.wide, &mut self.narrow);
-                    at_hand = Some(line);
+                if loaded_line != Some(line) {
+                    narrow(source.row(line), &self.columns, &mut self.wide, &mut self.narrow);
+                    loaded_line = Some(line);
                 }
                 let terms = sum.iter_mut().zip(&self.narrow);
                 if line == first {
@@ -127,27 +118,27 @@ impl AreaResizer {
     }
 
     /// An axis is enlarged.
-    fn two_taps(&mut self, lines: Lines<'_>, columns: Axis, rows: Axis, out: &mut [u8]) {
+    fn two_taps(&mut self, source: Pixels<'_>, columns: Axis, rows: Axis, out: &mut [u8]) {
         self.columns.interpolate(columns);
         self.rows.interpolate(rows);
         let row_bytes = 3 * columns.target as usize;
-        self.fixed.iter_mut().for_each(|fixed| fit(fixed, row_bytes));
-        let last = lines.crop.height as usize - 1;
-        // The lines in `fixed`: an even one in the first buffer, an odd one in the second.
-        let mut at_hand = [None; 2];
+        self.fixed.iter_mut().for_each(|fixed| grow(fixed, row_bytes));
+        let last = source.height as usize - 1;
+        // The lines in `fixed`: even lines in the first buffer, odd lines in the second.
+        let mut loaded_lines = [None; 2];
         for (row, out) in out.chunks_exact_mut(row_bytes).enumerate() {
             let (first, weights) = self.rows.of(row);
             for line in [first, (first + 1).min(last)] {
                 let buffer = line % 2;
-                if at_hand[buffer] != Some(line) {
-                    narrow(lines.get(line), &self.columns, &mut self.wide, &mut self.narrow);
+                if loaded_lines[buffer] != Some(line) {
+                    narrow(source.row(line), &self.columns, &mut self.wide, &mut self.narrow);
                     for (fixed, value) in self.fixed[buffer].iter_mut().zip(&self.narrow) {
                         *fixed = (whole(*value) >> 4) as i16;
                     }
-                    at_hand[buffer] = Some(line);
+                    loaded_lines[buffer] = Some(line);
                 }
             }
-            // Behind the last line comes a tap of weight 0, so it does not matter what it meets.
+            // After the last line the second tap has weight 0, so its value does not matter.
             let (upper, lower) = (&self.fixed[first % 2], &self.fixed[(first + 1) % 2]);
             let [above, below] = [weights[0], weights[1]].map(|weight| weight as i16);
             for ((value, upper), lower) in out.iter_mut().zip(upper).zip(lower) {
@@ -158,7 +149,7 @@ impl AreaResizer {
     }
 }
 
-/// Means of 2 x 2 pixels, from the sums of two lines. Halves go up, unlike in [`means`].
+/// Means of 2 x 2 pixels, from the sums of two lines. Halves are rounded up, unlike in [`means`].
 fn quarters(sums: &[u32], out: &mut [u8]) {
     let (sums, _) = sums.as_chunks::<6>();
     let (out, _) = out.as_chunks_mut::<3>();
@@ -168,8 +159,8 @@ fn quarters(sums: &[u32], out: &mut [u8]) {
     }
 }
 
-/// Means of blocks `across` pixels wide, from the sums of their lines; `share` is one part of a
-/// block. Halves go to even.
+/// Means of blocks `across` pixels wide, from the sums of their lines; `share` is 1 / pixels per block. Halves are
+/// rounded to even.
 fn means(sums: &[u32], across: usize, share: f32, out: &mut [u8]) {
     let (out, _) = out.as_chunks_mut::<3>();
     for (pixel, sums) in out.iter_mut().zip(sums.chunks_exact(3 * across)) {
@@ -193,59 +184,33 @@ const NO_FRACTION: f32 = 8_388_608.0;
 
 /// Rounds half to even and clamps, for sums above -0.5 and below 2²².
 fn rounded(sum: f32) -> u8 {
-    // The library's function is a call on plain x86-64; this addition is the processor's own
-    // rounding, and the low bits are the integer.
+    // The library function would be a call on plain x86-64. This addition rounds in the processor, and the low bits
+    // are the integer.
     (sum.min(255.0) + NO_FRACTION).to_bits() as u8
 }
 
-/// As [`rounded`], for sums in 0..2²³.
+/// Like [`rounded`], for sums in 0..2²³.
 fn whole(value: f32) -> u32 {
     (value + NO_FRACTION).to_bits() & 0x7F_FFFF
 }
 
-/// Lines of a crop that is known to lie inside its image, and that inside its bytes.
-#[derive(Clone, Copy)]
-struct Lines<'a> {
-    bytes: &'a [u8],
-    row_bytes: usize,
-    crop: Crop,
-}
-
-impl<'a> Lines<'a> {
-    fn new(source: Pixels<'a>, crop: Crop) -> Result<Self, SampleFault> {
-        let Pixels { bytes, width, height, row_bytes } = source;
-        let Crop { left, top, width: columns, height: rows } = crop;
-        if columns == 0 || rows == 0 {
-            return Err(SampleFault::Resize(format!("a crop of {columns}x{rows} pixels")));
-        }
-        let inside = |start: u32, length, end| start.checked_add(length).is_some_and(|e| e <= end);
-        if !inside(left, columns, width) || !inside(top, rows, height) {
-            return Err(SampleFault::Resize(format!(
-                "a crop of {columns}x{rows} pixels at ({left}, {top}) leaves an image of \
-                 {width}x{height}"
-            )));
-        }
-        let line_bytes = 3 * width as usize;
-        let needed = (height as usize - 1)
-            .checked_mul(row_bytes)
-            .and_then(|above| above.checked_add(line_bytes));
-        if row_bytes < line_bytes || needed.is_none_or(|needed| needed > bytes.len()) {
-            return Err(SampleFault::Resize(format!(
-                "{} bytes in rows of {row_bytes} do not hold {width}x{height} pixels",
-                bytes.len()
-            )));
-        }
-        let start = top as usize * row_bytes + 3 * left as usize;
-        Ok(Self { bytes: &bytes[start..], row_bytes, crop })
+/// Checks that there are pixels, and enough bytes for them.
+fn check(source: Pixels<'_>) -> Result<(), SampleFault> {
+    let Pixels { bytes, width, height, row_bytes } = source;
+    if width == 0 || height == 0 {
+        return Err(SampleFault::Resize(format!("a crop of {width}x{height} pixels")));
     }
-
-    fn bytes_per_line(self) -> usize {
-        3 * self.crop.width as usize
+    let line_bytes = 3 * width as usize;
+    let needed = (height as usize - 1)
+        .checked_mul(row_bytes)
+        .and_then(|above| above.checked_add(line_bytes));
+    if row_bytes < line_bytes || needed.is_none_or(|needed| needed > bytes.len()) {
+        return Err(SampleFault::Resize(format!(
+            "{} bytes in rows of {row_bytes} bytes are too few for {width}x{height} pixels",
+            bytes.len()
+        )));
     }
-
-    fn get(self, line: usize) -> &'a [u8] {
-        &self.bytes[line * self.row_bytes..][..self.bytes_per_line()]
-    }
+    Ok(())
 }
 
 /// The part of `out` to be written.
@@ -259,14 +224,14 @@ fn target(out: &mut [u8], width: u32, height: u32) -> Result<&mut [u8], SampleFa
     )
 }
 
-fn copy(lines: Lines<'_>, out: &mut [u8]) {
-    for (line, out) in out.chunks_exact_mut(lines.bytes_per_line()).enumerate() {
-        out.copy_from_slice(lines.get(line));
+fn copy(source: Pixels<'_>, out: &mut [u8]) {
+    for (line, out) in out.chunks_exact_mut(3 * source.width as usize).enumerate() {
+        out.copy_from_slice(source.row(line));
     }
 }
 
-/// Makes room. What the buffer held is of no interest, so it only grows.
-fn fit<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
+/// Grows a buffer to at least `len` elements. Its old content is not needed.
+fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
     if buffer.len() < len {
         buffer.resize(len, T::default());
     }
@@ -280,10 +245,6 @@ struct Axis {
 }
 
 impl Axis {
-    fn new(source: u32, target: u32) -> Self {
-        Self { source, target }
-    }
-
     fn is_kept(self) -> bool {
         self.source == self.target
     }
@@ -302,24 +263,23 @@ impl Axis {
         1.0 / self.inverse()
     }
 
-    /// The scale if it is whole, and two roundings have not hidden that.
+    /// The scale if it is an integer, up to the error of two roundings.
     fn factor(self) -> Option<usize> {
         let (scale, whole) = (self.scale(), self.scale().round_ties_even());
         (scale >= 1.0 && (scale - whole).abs() < f64::EPSILON).then_some(whole as usize)
     }
 }
 
-/// Which source pixels make a target pixel, along one axis.
+/// Source pixels and weights of each target pixel, along one axis.
 #[derive(Debug, Default)]
 struct Taps {
-    /// What the tables below are for, if for anything.
+    /// Axis and kernel for which the tables below were built.
     built: Option<(Axis, Kernel)>,
-    /// Taps of every target pixel.
+    /// Number of taps of every target pixel.
     count: usize,
     /// First source pixel of each target pixel.
     starts: Vec<u32>,
-    /// `count` weights per target pixel; those beyond its own number of taps are 0, which adds
-    /// nothing to a sum of such numbers.
+    /// `count` weights per target pixel; unused ones are 0, which does not change a sum.
     weights: Vec<f32>,
 }
 
@@ -329,8 +289,8 @@ enum Kernel {
     Linear,
 }
 
-/// A shorter piece of a pixel is left out.
-const LEAST_PIECE: f64 = 1e-3;
+/// Smaller shares of a source pixel are ignored.
+const MIN_PIECE: f64 = 1e-3;
 /// One, as a fixed-point weight.
 const ONE: f32 = 2_048.0;
 
@@ -340,25 +300,25 @@ impl Taps {
         (self.starts[target] as usize, &self.weights[target * self.count..][..self.count])
     }
 
-    /// Prepares for tables of another axis; whether they have to be built.
+    /// Prepares the tables for an axis. Returns whether they have to be built.
     fn begin(&mut self, axis: Axis, kernel: Kernel, count: usize) -> bool {
-        let wanted = Some((axis, kernel));
-        if self.built == wanted {
+        let requested = Some((axis, kernel));
+        if self.built == requested {
             return false;
         }
-        self.built = wanted;
+        self.built = requested;
         self.count = count;
         self.starts.clear();
         self.weights.clear();
         true
     }
 
-    /// A target pixel covers `scale` source pixels, those at its ends in part.
+    /// Builds the tables for reduction: a target pixel covers `scale` source pixels, the outer ones in part.
     fn cover(&mut self, axis: Axis) {
         let scale = axis.scale();
-        // At most so many whole pixels, and a piece on each side.
-        let most = scale as usize + 2;
-        if !self.begin(axis, Kernel::Area, most) {
+        // At most `scale` whole pixels, and a partial one on each side.
+        let max_taps = scale as usize + 2;
+        if !self.begin(axis, Kernel::Area, max_taps) {
             return;
         }
         for target in 0..axis.target {
@@ -370,20 +330,20 @@ impl Taps {
 
             let left = f64::from(first) - begin;
             let right = end - f64::from(last);
-            let has_left = left > LEAST_PIECE;
+            let has_left = left > MIN_PIECE;
             self.starts.push(if has_left { first - 1 } else { first });
             if has_left {
                 self.weights.push((left / covered) as f32);
             }
             self.weights.extend((first..last).map(|_| (1.0 / covered) as f32));
-            if right > LEAST_PIECE {
+            if right > MIN_PIECE {
                 self.weights.push((right.min(1.0).min(covered) / covered) as f32);
             }
-            self.weights.resize(self.starts.len() * most, 0.0);
+            self.weights.resize(self.starts.len() * max_taps, 0.0);
         }
     }
 
-    /// Two neighbours, weighted in units of 1/2048.
+    /// Builds the tables for enlargement: two neighbours, weighted in units of 1/2048.
     fn interpolate(&mut self, axis: Axis) {
         if !self.begin(axis, Kernel::Linear, 2) {
             return;
@@ -402,24 +362,23 @@ impl Taps {
     }
 }
 
-/// For a position that is not negative.
+/// Rounds up a position that is not negative.
 fn ceil(position: f64) -> u32 {
     let floor = position as u32;
     if f64::from(floor) < position { floor + 1 } else { floor }
 }
 
-/// Resizes one line to the target's width: at the start of `out` afterwards, followed by a lane
-/// without meaning.
+/// Resizes one line to the target's width and writes it to the start of `out`, followed by one unused lane.
 fn narrow(line: &[u8], taps: &Taps, wide: &mut Vec<f32>, out: &mut Vec<f32>) {
     let padded = line.len() + 3 * taps.count + 1;
-    fit(wide, padded);
+    grow(wide, padded);
     let wide = &mut wide[..padded];
     for (wide, value) in wide.iter_mut().zip(line) {
         *wide = f32::from(*value);
     }
-    // A longer line may have been here.
+    // The buffer may contain the end of a longer line.
     wide[line.len()..].fill(0.0);
-    fit(out, 3 * taps.starts.len() + 1);
+    grow(out, 3 * taps.starts.len() + 1);
     match taps.count {
         2 => convolve::<2>(wide, taps, out),
         3 => convolve::<3>(wide, taps, out),
@@ -433,8 +392,7 @@ fn narrow(line: &[u8], taps: &Taps, wide: &mut Vec<f32>, out: &mut Vec<f32>) {
 /// Lanes of a vector register: a pixel and the next pixel's red, which the next pixel overwrites.
 const LANES: usize = 4;
 
-/// As [`convolve_any`] for a number of taps known to the compiler, which then keeps sums in
-/// registers.
+/// Like [`convolve_any`] for a constant number of taps, so that the compiler can keep sums in registers.
 fn convolve<const TAPS: usize>(wide: &[f32], taps: &Taps, out: &mut [f32]) {
     let (weights, _) = taps.weights.as_chunks::<TAPS>();
     for (target, (start, weights)) in taps.starts.iter().zip(weights).enumerate() {
@@ -447,7 +405,7 @@ fn convolve<const TAPS: usize>(wide: &[f32], taps: &Taps, out: &mut [f32]) {
     }
 }
 
-/// The first lanes of a slice that has as many.
+/// The first [`LANES`] values of a slice.
 fn lanes(values: &[f32]) -> f32x4 {
     f32x4::new([values[0], values[1], values[2], values[3]])
 }
@@ -472,6 +430,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::augment::Crop;
 
     fn pixels(bytes: &[u8], width: u32, height: u32) -> Pixels<'_> {
         Pixels { bytes, width, height, row_bytes: 3 * width as usize }
@@ -481,7 +440,7 @@ mod tests {
         (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
     }
 
-    /// Resizes to a buffer that holds one byte more, which must stay.
+    /// Resizes to a buffer with one extra byte, which must not change.
     fn resize(
         resizer: &mut AreaResizer,
         source: Pixels<'_>,
@@ -490,41 +449,47 @@ mod tests {
     ) -> Vec<u8> {
         let [width, height] = target;
         let mut out = vec![77; 3 * (width * height) as usize + 1];
-        resizer.resize(source, crop, width, height, &mut out).unwrap();
+        resizer.resize(source.crop(crop).unwrap(), width, height, &mut out).unwrap();
         assert_eq!(out.pop(), Some(77));
         out
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_before_anything_is_written() {
+    fn invalid_sizes_are_refused_before_anything_is_written() {
         let bytes = noise(3 * 10 * 8);
         let image = pixels(&bytes, 10, 8);
         let whole = Crop { left: 0, top: 0, width: 10, height: 8 };
         let mut out = [0; 3 * 4 * 4];
         let cases = [
-            (image, Crop { width: 0, ..whole }, [4, 4]),
-            (image, Crop { height: 0, ..whole }, [4, 4]),
-            (image, Crop { left: 1, ..whole }, [4, 4]),
-            (image, Crop { top: u32::MAX, ..whole }, [4, 4]),
-            (image, whole, [0, 4]),
-            (image, whole, [4, 0]),
-            (image, whole, [4, 5]),
-            (image, whole, [u32::MAX, u32::MAX]),
-            (Pixels { bytes: &bytes[1..], ..image }, whole, [4, 4]),
-            (Pixels { row_bytes: 29, ..image }, whole, [4, 4]),
-            (Pixels { row_bytes: usize::MAX, ..image }, whole, [4, 4]),
+            (Pixels { width: 0, ..image }, [4, 4]),
+            (Pixels { height: 0, ..image }, [4, 4]),
+            (image, [0, 4]),
+            (image, [4, 0]),
+            (image, [4, 5]),
+            (image, [u32::MAX, u32::MAX]),
+            (Pixels { bytes: &bytes[1..], ..image }, [4, 4]),
+            (Pixels { row_bytes: 29, ..image }, [4, 4]),
+            (Pixels { row_bytes: usize::MAX, ..image }, [4, 4]),
         ];
-        for (source, crop, [width, height]) in cases {
-            let refused = AreaResizer::new().resize(source, crop, width, height, &mut out);
-            assert!(matches!(refused, Err(SampleFault::Resize(_))), "{crop:?} {width}x{height}");
+        for (source, [width, height]) in cases {
+            let refused = AreaResizer::default().resize(source, width, height, &mut out);
+            assert!(matches!(refused, Err(SampleFault::Resize(_))), "{source:?} {width}x{height}");
+        }
+        for crop in [
+            Crop { width: 0, ..whole },
+            Crop { height: 0, ..whole },
+            Crop { left: 1, ..whole },
+            Crop { top: u32::MAX, ..whole },
+        ] {
+            assert!(matches!(image.crop(crop), Err(SampleFault::Resize(_))), "{crop:?}");
         }
         assert_eq!(out, [0; 3 * 4 * 4]);
     }
 
     #[test]
-    fn blocks_round_halves_to_even_but_two_by_two_up() {
+    fn halves_are_rounded_to_even_but_up_in_two_by_two_blocks() {
         let whole = |width, height| Crop { left: 0, top: 0, width, height };
-        let mut resizer = AreaResizer::new();
+        let mut resizer = AreaResizer::default();
         let bytes = [0, 0, 0, 1, 1, 1];
         assert_eq!(resize(&mut resizer, pixels(&bytes, 2, 1), whole(2, 1), [1, 1]), [0; 3]);
         let bytes = [1, 1, 1, 2, 2, 2];
@@ -534,16 +499,16 @@ mod tests {
     }
 
     #[test]
-    fn a_used_resizer_gives_what_a_new_one_gives() {
+    fn a_used_resizer_gives_the_same_result_as_a_new_one() {
         let bytes = noise(3 * 90 * 70);
         let image = pixels(&bytes, 90, 70);
         let crops = [(90, 70), (33, 64), (90, 12), (5, 70), (64, 64)];
         let targets = [[32, 32], [90, 70], [7, 80], [16, 16], [45, 35]];
-        let mut used = AreaResizer::new();
+        let mut used = AreaResizer::default();
         for (width, height) in crops {
             for target in targets {
                 let crop = Crop { left: 90 - width, top: 70 - height, width, height };
-                let fresh = resize(&mut AreaResizer::new(), image, crop, target);
+                let fresh = resize(&mut AreaResizer::default(), image, crop, target);
                 assert_eq!(resize(&mut used, image, crop, target), fresh, "{crop:?} {target:?}");
             }
         }
@@ -551,7 +516,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_the_crop_has_influence_and_one_colour_stays_itself(
+        fn only_the_crop_has_influence_and_a_single_colour_is_kept(
             left in 0_u32..5, top in 0_u32..5, width in 1_u32..300, height in 1_u32..40,
             target_width in 1_u32..120, target_height in 1_u32..60, value: u8,
         ) {
@@ -563,9 +528,9 @@ mod tests {
             }
             let source = Pixels { bytes: &bytes, width: full_width, height: full_height, row_bytes };
             let crop = Crop { left, top, width, height };
-            let out = resize(&mut AreaResizer::new(), source, crop, [target_width, target_height]);
-            // Pieces below 1/1000 pixel are left out of a mean, which may cost a level; and so may
-            // the truncation in fixed point.
+            let out = resize(&mut AreaResizer::default(), source, crop, [target_width, target_height]);
+            // Shares below 1/1000 of a pixel are ignored, which may change a value by one level; so may the
+            // truncation in fixed point.
             let near = |v: &u8| v.abs_diff(value) <= 1;
             prop_assert!(out.iter().all(near), "{out:?}");
         }

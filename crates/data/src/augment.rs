@@ -1,11 +1,11 @@
-//! Which part of an image becomes the sample. Arithmetic only; no pixel is touched here.
+//! Parameters of image augmentation: crops and flips. This module does not access pixels.
 
 use baton_recipe::spec::Augment;
 
 use crate::{SampleFault, random::Draws};
 
-/// Tries of the random crop before it settles for the centre.
-const TRIES: usize = 10;
+/// Attempts of the random crop before it uses a centred crop.
+const MAX_ATTEMPTS: usize = 10;
 
 /// A rectangle inside an image, in pixels. Neither side is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Crop {
 }
 
 impl Crop {
-    /// Makes sure that it is a part of an image, and not empty.
+    /// Checks that the crop is inside an image and not empty.
     pub(crate) fn check_inside(self, width: u32, height: u32) -> Result<(), SampleFault> {
         let Self { left, top, .. } = self;
         let is_inside = left.checked_add(self.width).is_some_and(|right| right <= width)
@@ -36,28 +36,28 @@ impl Crop {
     }
 }
 
-/// Whether an image is seen in a mirror.
+/// Whether an image is flipped horizontally.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flip {
-    /// As stored.
+    /// Not flipped.
     Keep,
     /// Left and right exchanged.
     Mirror,
 }
 
-/// The crop of a training sample: a random share of the area in a random shape at a random place.
+/// The crop of a training sample: a random share of the area with a random aspect ratio at a random position.
 ///
-/// The area is uniform in `augment.crop_scale`, the logarithm of width / height is uniform in
-/// that of `augment.crop_ratio`. Szegedy et al., "Going deeper with convolutions", 2015, §6, in
-/// the form of torchvision and FFCV (`RandomResizedCrop`): sides are rounded half to even, ten
-/// tries, then the largest centred crop of an allowed shape. `width` and `height` are above 0.
+/// The area is uniform in `augment.crop_scale`; the logarithm of width / height is uniform between the logarithms
+/// of `augment.crop_ratio`. Szegedy et al., "Going deeper with convolutions", 2015, §6, in the form of torchvision
+/// and FFCV (`RandomResizedCrop`): sides are rounded half to even, ten attempts, then the largest centred crop with
+/// an allowed ratio. `width` and `height` must be above 0.
 #[must_use]
 pub fn random_crop(augment: &Augment, width: u32, height: u32, mut draws: Draws) -> Crop {
-    let [least, most] = augment.crop_scale;
+    let [min_scale, max_scale] = augment.crop_scale;
     let [narrow, wide] = augment.crop_ratio;
     let area = f64::from(width) * f64::from(height);
-    for _ in 0..TRIES {
-        let area = area * draws.between(least, most);
+    for _ in 0..MAX_ATTEMPTS {
+        let area = area * draws.between(min_scale, max_scale);
         let ratio = draws.between(narrow.ln(), wide.ln()).exp();
         let crop_width = (area * ratio).sqrt().round_ties_even() as u32;
         let crop_height = (area / ratio).sqrt().round_ties_even() as u32;
@@ -90,16 +90,16 @@ pub fn random_flip(augment: &Augment, mut draws: Draws) -> Flip {
     if draws.uniform() < augment.flip { Flip::Mirror } else { Flip::Keep }
 }
 
-/// The square in the centre whose side is `ratio` times the short side, rounded down: FFCV's
-/// `CenterCropRGBImageDecoder`. `width` and `height` are above 0.
+/// The centred square whose side is `ratio` times the short side, rounded down: FFCV's
+/// `CenterCropRGBImageDecoder`. `width` and `height` must be above 0.
 #[must_use]
 pub fn center_crop(ratio: f64, width: u32, height: u32) -> Crop {
     let side = (ratio * f64::from(width.min(height))) as u32;
     centred(side, side, width, height)
 }
 
-/// A crop in the centre, half a pixel further left and up where the margins cannot be equal. Its
-/// sides are first brought into the image and up to one pixel.
+/// A centred crop, half a pixel further left and up if the margins cannot be equal. Its sides are first clamped to
+/// between 1 pixel and the image's size.
 fn centred(crop_width: u32, crop_height: u32, width: u32, height: u32) -> Crop {
     let (crop_width, crop_height) = (crop_width.clamp(1, width), crop_height.clamp(1, height));
     Crop {
@@ -115,10 +115,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::random::Operation;
+    use crate::random::RandomPurpose;
 
     fn crop(sample: u64) -> Draws {
-        Draws::new(1, 2, sample, Operation::Crop)
+        Draws::new(1, 2, sample, RandomPurpose::Crop)
     }
 
     fn augment(crop_scale: [f64; 2], crop_ratio: [f64; 2]) -> Augment {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crop_belongs_to_its_sample() {
+    fn a_crop_is_a_function_of_its_sample() {
         let of = |sample| random_crop(&Augment::default(), 500, 375, crop(sample));
         assert_eq!(of(3), of(3));
         assert_ne!(of(3), of(4));
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn areas_are_uniform_and_shapes_log_uniform() {
-        // Far smaller than the image, so that no try is refused.
+        // Far smaller than the image, so that no attempt fails.
         let augment = augment([0.02, 0.1], [0.5, 2.0]);
         let (count, side) = (20_000, 10_000_u32);
         let (mut areas, mut shapes, mut wide) = (0.0, 0.0, 0);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crop_comes_to_every_place_equally_often() {
+    fn all_positions_of_a_crop_are_equally_likely() {
         let augment = augment([0.25, 0.25], [1.0, 1.0]);
         let mut counts = [0; 36];
         for sample in 0..36_000 {
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_centre_crop_is_ffcvs() {
+    fn the_centre_crop_equals_that_of_ffcv() {
         let ratio = 224.0 / 256.0;
         let landscape = Crop { left: 86, top: 23, width: 328, height: 328 };
         assert_eq!(center_crop(ratio, 500, 375), landscape);
@@ -187,10 +187,11 @@ mod tests {
     }
 
     #[test]
-    fn flips_come_as_often_as_asked_for() {
+    fn flips_have_the_configured_probability() {
         let mirrored = |flip| {
             let augment = Augment { flip, ..Augment::default() };
-            let flip = |sample| random_flip(&augment, Draws::new(1, 2, sample, Operation::Flip));
+            let flip =
+                |sample| random_flip(&augment, Draws::new(1, 2, sample, RandomPurpose::Flip));
             (0..10_000).filter(|sample| flip(*sample) == Flip::Mirror).count()
         };
         assert_eq!(mirrored(0.0), 0);

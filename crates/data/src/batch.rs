@@ -1,23 +1,23 @@
-//! What the loader hands to training: one micro-batch.
+//! The loader's output for training: one micro-batch.
 
 use bytes::BytesMut;
 
 /// A decoded micro-batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// What the model sees.
+    /// The model's inputs.
     pub inputs: Inputs,
-    /// Class of each sample; empty where labels are values.
+    /// Class of each sample; empty for a regression.
     pub labels: Vec<i64>,
-    /// Values that are the labels, shape (samples, outputs); empty where labels are classes.
+    /// Target values of a regression, shape (samples, outputs); empty for a classification.
     pub targets: Vec<f32>,
     /// Position of each sample in the data set.
     pub samples: Vec<u64>,
-    /// The pass over the data that it is of.
+    /// Epoch of the batch.
     pub epoch: u32,
 }
 
-/// What the model sees of a batch.
+/// The model's inputs of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Inputs {
     /// Images.
@@ -55,7 +55,7 @@ impl Batch {
         self.samples.is_empty()
     }
 
-    /// Takes one sample out.
+    /// Removes one sample.
     pub(crate) fn remove(&mut self, position: usize) {
         let samples = self.len();
         match &mut self.inputs {
@@ -71,15 +71,15 @@ impl Batch {
         self.samples.remove(position);
     }
 
-    /// A batch of images with classes, of the first epoch: u8, shape (samples, resolution, resolution,
-    /// 3), RGB; a label for each sample.
+    /// A batch of images with classes, in the first epoch: u8, shape (samples, resolution, resolution, 3), RGB;
+    /// one label for each sample.
     #[must_use]
     pub fn of_images(pixels: &[u8], resolution: u32, labels: Vec<i64>, samples: Vec<u64>) -> Self {
         let inputs = Inputs::Images { pixels: BytesMut::from(pixels), resolution };
         Self { inputs, labels, samples, ..Self::default() }
     }
 
-    /// Pixels and resolution of a batch of images; nothing of another one.
+    /// Pixels and resolution of a batch of images; `None` for other batches.
     #[must_use]
     pub fn images(&self) -> Option<(&[u8], u32)> {
         match &self.inputs {
@@ -89,7 +89,7 @@ impl Batch {
     }
 }
 
-/// Takes the share of one of `samples` out of values of which each has equally many.
+/// Removes the values of the sample at `position`; each of the `samples` has equally many values.
 fn remove_share<T>(values: &mut Vec<T>, position: usize, samples: usize) {
     let each = values.len() / samples;
     values.drain(position * each..(position + 1) * each);

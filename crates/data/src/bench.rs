@@ -1,4 +1,4 @@
-//! Measures a loader on this machine: what `baton data bench` does.
+//! Measures the speed of a loader on this machine, used by `baton data bench`.
 
 use std::{
     collections::BTreeMap,
@@ -14,116 +14,116 @@ use baton_recipe::{
 use serde::Serialize;
 
 use crate::{
-    Dataset, Decoder, Error, Frame, Loader, Options, Request, SampleOrder, View,
-    dataset::InputPlace,
+    Dataset, Decoder, Error, ImageTransform, Loader, Options, Preprocessing, Request, SampleOrder,
+    dataset::InputLocation,
 };
 
-/// Samples timed one by one for the time of each stage.
+/// Number of samples that are timed one by one, to measure each stage.
 const TIMED_SAMPLES: u64 = 512;
-/// What Linux counts processor time in (`USER_HZ`), which is the same on every x86-64 kernel.
+/// Linux' unit of processor time (`USER_HZ`), which is the same on every x86-64 kernel.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What to measure.
+/// What to measure, and how.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// How samples are made.
-    pub view: View,
+pub struct BenchOptions {
+    /// How images are turned into samples.
+    pub preprocessing: Preprocessing,
     /// Order of the samples.
     pub order: Order,
     /// See [`SampleOrder::new`].
     pub window: u64,
     /// Samples per batch.
     pub batch: u64,
-    /// Passes over the data.
+    /// Number of passes over the data.
     pub epochs: u32,
-    /// Most batches of a pass; 0 is all.
+    /// Maximum number of batches in a pass; 0 is all.
     pub batches: u64,
-    /// How the loader works.
+    /// Options of the loader.
     pub options: Options,
-    /// Make the system forget the files before every pass.
+    /// Whether to drop the files from the page cache before every pass.
     pub cold: bool,
 }
 
-/// What was seen.
+/// Measured values.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     /// Images per second of each pass.
     pub images_per_second: Vec<f64>,
-    /// Their median.
+    /// Median of `images_per_second`.
     pub median_images_per_second: f64,
-    /// Bytes of finished pixels per second, in MB, at the median.
+    /// Output of pixels at the median speed, MB per second.
     pub output_mb_per_second: f64,
-    /// Processor time of this process over all passes, per image.
+    /// Processor time of this process over all passes, per image, seconds.
     pub cpu_seconds_per_image: f64,
-    /// Share of the time that the consumer, which does nothing else, did not wait: 0 if decoding is
-    /// the limit.
+    /// Share of the time that the consumer, which only consumes batches, did not wait: 0 if decoding is the
+    /// bottleneck.
     pub idle_share: f64,
     /// Median time from the start of a pass to its first batch, in ms.
     pub first_batch_ms: f64,
-    /// Most memory that this process had, page cache it mapped included, in MB.
+    /// Peak memory of this process including mapped page cache, in MB.
     pub peak_rss_mb: f64,
-    /// Most memory of its own that it had, in MB.
+    /// Peak memory of this process without mapped files, in MB.
     pub peak_anonymous_rss_mb: f64,
-    /// Bytes that came from disk during all passes, in MB.
+    /// Data read from disk during all passes, in MB.
     pub read_from_disk_mb: f64,
-    /// Samples that could not be used.
+    /// Number of bad samples.
     pub skipped: u64,
-    /// One thread, median time of each stage in µs per image.
+    /// Mean time of each stage on one thread, in µs per image.
     pub stages: BTreeMap<&'static str, f64>,
     /// Mean difference between the pixels of the two resizes, in levels of 255.
     pub resizes_differ_by: f64,
-    /// Images per second of one thread that only Huffman-decodes what no decoder can leave out;
-    /// absent without JPEGs.
+    /// Images per second of one thread that only does the Huffman decoding that every decoder needs; absent without
+    /// JPEGs.
     pub huffman_floor_images_per_second: Option<f64>,
 }
 
-/// Runs the passes. `progress` hears of every finished batch.
+/// Runs the passes. `progress` is called with the number of samples of each finished batch.
 ///
 /// # Errors
-/// Data that cannot be read.
+/// The data cannot be read.
 pub fn run(
     dataset: &Arc<Dataset>,
-    plan: &Plan,
+    options: &BenchOptions,
     mut progress: impl FnMut(u64),
-) -> Result<Report, Error> {
-    let order = SampleOrder::new(plan.order, 0, plan.window, dataset.layout()?);
-    let mut seen = Seen::default();
+) -> Result<BenchReport, Error> {
+    let order = SampleOrder::new(options.order, 0, options.window, dataset.sample_blocks()?);
+    let mut totals = PassTotals::default();
     let disk_before = disk_bytes();
     let cpu_before = cpu_seconds();
-    for epoch in 0..plan.epochs {
-        if plan.cold {
-            dataset.forget();
+    for epoch in 0..options.epochs {
+        if options.cold {
+            dataset.drop_page_cache();
         }
-        pass(dataset, plan, &order, epoch, &mut seen, &mut progress)?;
+        pass(dataset, options, &order, epoch, &mut totals, &mut progress)?;
     }
     let cpu = cpu_seconds() - cpu_before;
     let disk = disk_bytes().saturating_sub(disk_before);
-    let singles = Singles::time(dataset, plan)?;
-    let median_rate = median(seen.rates.iter().copied()).unwrap_or_default();
-    let pixels = u64::from(plan.view.resolution()).pow(2) * 3;
-    Ok(Report {
+    let times = StageTimes::time(dataset, options)?;
+    let median_rate = median(totals.rates.iter().copied()).unwrap_or_default();
+    let pixels = u64::from(options.preprocessing.resolution()).pow(2) * 3;
+    Ok(BenchReport {
         median_images_per_second: median_rate,
-        images_per_second: seen.rates,
+        images_per_second: totals.rates,
         output_mb_per_second: median_rate * pixels as f64 / 1e6,
-        cpu_seconds_per_image: cpu / seen.images.max(1) as f64,
-        idle_share: 1.0 - (seen.waited.as_secs_f64() / seen.seconds.max(1e-9)).min(1.0),
-        first_batch_ms: median(seen.first_batch_ms.iter().copied()).unwrap_or_default(),
+        cpu_seconds_per_image: cpu / totals.images.max(1) as f64,
+        idle_share: 1.0 - (totals.waited.as_secs_f64() / totals.seconds.max(1e-9)).min(1.0),
+        first_batch_ms: median(totals.first_batch_ms.iter().copied()).unwrap_or_default(),
         peak_rss_mb: status_mb("VmHWM:"),
-        peak_anonymous_rss_mb: seen.anonymous_mb,
+        peak_anonymous_rss_mb: totals.anonymous_mb,
         read_from_disk_mb: disk as f64 / 1e6,
-        skipped: seen.skipped,
-        huffman_floor_images_per_second: singles.mean_micros("huffman").map(|micros| 1e6 / micros),
+        skipped: totals.skipped,
+        huffman_floor_images_per_second: times.mean_micros("huffman").map(|micros| 1e6 / micros),
         stages: ["read", "decode", "resize"]
             .into_iter()
-            .filter_map(|stage| Some((stage, singles.mean_micros(stage)?)))
+            .filter_map(|stage| Some((stage, times.mean_micros(stage)?)))
             .collect(),
-        resizes_differ_by: singles.difference / singles.pixels.max(1.0),
+        resizes_differ_by: times.difference / times.pixels.max(1.0),
     })
 }
 
 /// Sums over the passes.
 #[derive(Default)]
-struct Seen {
+struct PassTotals {
     rates: Vec<f64>,
     first_batch_ms: Vec<f64>,
     images: u64,
@@ -135,82 +135,86 @@ struct Seen {
 
 fn pass(
     dataset: &Arc<Dataset>,
-    plan: &Plan,
+    options: &BenchOptions,
     order: &SampleOrder,
     epoch: u32,
-    seen: &mut Seen,
+    totals: &mut PassTotals,
     progress: &mut impl FnMut(u64),
 ) -> Result<(), Error> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let order = order.epoch(epoch);
-    let (view, size, len) = (plan.view.clone(), plan.batch.max(1), dataset.len());
-    let most = if plan.batches == 0 { u64::MAX } else { plan.batches };
-    let requests = (0..len.div_ceil(size).min(most)).map(move |number| {
+    let (preprocessing, size, len) =
+        (options.preprocessing.clone(), options.batch.max(1), dataset.len());
+    let max_batches = if options.batches == 0 { u64::MAX } else { options.batches };
+    let requests = (0..len.div_ceil(size).min(max_batches)).map(move |number| {
         let positions = number * size..((number + 1) * size).min(len);
         let samples = positions.map(|position| order.at(position)).collect();
-        Request { epoch, samples, view: view.clone() }
+        Request { epoch, samples, preprocessing: preprocessing.clone() }
     });
-    let mut loader = Loader::start(dataset.clone(), &plan.options, requests);
+    let mut loader = Loader::start(dataset.clone(), &options.options, requests);
     let (mut images, mut first) = (0, None);
     while let Some(batch) = loader.next().transpose()? {
-        first.get_or_insert_with(|| begun.elapsed());
+        first.get_or_insert_with(|| started.elapsed());
         images += batch.len() as u64;
         progress(batch.len() as u64);
         loader.recycle(batch);
-        seen.anonymous_mb = seen.anonymous_mb.max(status_mb("RssAnon:"));
+        totals.anonymous_mb = totals.anonymous_mb.max(status_mb("RssAnon:"));
     }
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = started.elapsed().as_secs_f64();
     let stats = loader.stats();
-    seen.rates.push(images as f64 / seconds);
-    seen.first_batch_ms.push(first.unwrap_or_default().as_secs_f64() * 1e3);
-    seen.images += images;
-    seen.seconds += seconds;
-    seen.waited += stats.waited;
-    seen.skipped += stats.skipped;
+    totals.rates.push(images as f64 / seconds);
+    totals.first_batch_ms.push(first.unwrap_or_default().as_secs_f64() * 1e3);
+    totals.images += images;
+    totals.seconds += seconds;
+    totals.waited += stats.waited;
+    totals.skipped += stats.skipped;
     Ok(())
 }
 
-/// Single samples, made on this thread.
+/// Measurements of single samples, made on this thread.
 #[derive(Default)]
-struct Singles {
+struct StageTimes {
     /// Times of each stage.
     stages: BTreeMap<&'static str, Vec<Duration>>,
-    /// Sum of the differences between the two resizes, and how many values were compared.
+    /// Sum of the differences between the two resizes.
     difference: f64,
+    /// Number of compared values.
     pixels: f64,
 }
 
-impl Singles {
-    fn time(dataset: &Dataset, plan: &Plan) -> Result<Self, Error> {
-        let mut singles = Self::default();
+impl StageTimes {
+    fn time(dataset: &Dataset, options: &BenchOptions) -> Result<Self, Error> {
+        let mut times = Self::default();
         let mut decoder = Decoder::new()?;
-        let side = plan.view.resolution() as usize;
+        let side = options.preprocessing.resolution() as usize;
         let mut outs =
             [Resize::Fast, Resize::Area].map(|resize| (resize, vec![0; side * side * 3]));
         let step = (dataset.len() / TIMED_SAMPLES).max(1);
         for sample in (0..dataset.len()).step_by(step as usize) {
             let (shard, local) = dataset.find(sample)?;
-            let Ok(InputPlace::Image(place)) = shard.place(local) else { continue };
-            let frame = plan.view.frame(0, sample, place.width, place.height);
-            let timed = decoder.time_stages(&shard.beton, local, &place, &frame, &mut outs[0].1);
-            // Damaged samples are counted by the passes.
+            let Ok(InputLocation::Image(location)) = shard.location(local) else { continue };
+            let transform =
+                options.preprocessing.transform(0, sample, location.width, location.height);
+            let timed =
+                decoder.time_stages(&shard.beton, local, &location, &transform, &mut outs[0].1);
+            // The passes have counted damaged samples already.
             let Ok(timed) = timed else { continue };
             for (stage, time) in timed {
-                singles.stages.entry(stage).or_default().push(time);
+                times.stages.entry(stage).or_default().push(time);
             }
             for (resize, out) in &mut outs {
-                let frame = Frame { resize: *resize, ..frame };
-                decoder.render_stored(&shard.beton, local, &place, &frame, out)?;
+                let transform = ImageTransform { resize: *resize, ..transform };
+                decoder.render_stored(&shard.beton, local, &location, &transform, out)?;
             }
             let [(_, fast), (_, area)] = &outs;
             let differences = fast.iter().zip(area).map(|(a, b)| u64::from(a.abs_diff(*b)));
-            singles.difference += differences.sum::<u64>() as f64;
-            singles.pixels += fast.len() as f64;
+            times.difference += differences.sum::<u64>() as f64;
+            times.pixels += fast.len() as f64;
         }
-        Ok(singles)
+        Ok(times)
     }
 
-    /// Of a stage there is.
+    /// Mean time of a stage, µs; `None` if it was not measured.
     fn mean_micros(&self, stage: &str) -> Option<f64> {
         let times = self.stages.get(stage)?;
         let sum: Duration = times.iter().sum();
@@ -218,7 +222,7 @@ impl Singles {
     }
 }
 
-/// A figure of /proc/self/status, which is in KiB, in MB; 0 where there is none.
+/// A value of /proc/self/status, converted from KiB to MB; 0 if it is missing.
 fn status_mb(name: &str) -> f64 {
     let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -226,17 +230,17 @@ fn status_mb(name: &str) -> f64 {
     kib.and_then(|kib| kib.parse::<f64>().ok()).unwrap_or_default() * 1024.0 / 1e6
 }
 
-/// Bytes that this process had fetched from disk.
+/// Bytes that this process has read from disk.
 fn disk_bytes() -> u64 {
     let text = fs::read_to_string("/proc/self/io").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
     line.and_then(|bytes| bytes.parse().ok()).unwrap_or_default()
 }
 
-/// Processor time of this process.
+/// Processor time of this process, seconds.
 fn cpu_seconds() -> f64 {
     let text: io::Result<String> = fs::read_to_string("/proc/self/stat");
-    // The name, in brackets, may hold spaces; utime and stime are the 14th and 15th field.
+    // The name, in brackets, may contain spaces; utime and stime are the 14th and 15th field.
     let text = text.unwrap_or_default();
     let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
     let ticks = fields.split_whitespace().skip(11).take(2);
@@ -248,13 +252,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_figures_are_found() {
+    fn values_from_proc_are_found() {
         assert!(status_mb("VmHWM:") > 1.0);
-        let begun = Instant::now();
+        let started = Instant::now();
         let before = cpu_seconds();
         let mut sum = 0_u64;
-        while begun.elapsed() < Duration::from_millis(60) {
-            sum = sum.wrapping_add(begun.elapsed().as_nanos() as u64);
+        while started.elapsed() < Duration::from_millis(60) {
+            sum = sum.wrapping_add(started.elapsed().as_nanos() as u64);
         }
         assert!(cpu_seconds() > before, "{sum}");
     }

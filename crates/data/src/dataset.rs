@@ -1,4 +1,4 @@
-//! Inputs with a class or values each: what training sees of one file or many.
+//! A data set: labelled inputs from one file or many.
 
 mod labels;
 mod open_shards;
@@ -10,36 +10,36 @@ use baton_recipe::{JobSpec, spec::OnBadSample};
 pub use self::labels::Labels;
 use self::{labels::LabelColumn, open_shards::OpenShards};
 use crate::{
-    Beton, EpochOrder, Error, FileFault, Layout, SampleFault,
-    beton::{ArrayColumn, FieldType, ImageColumn, ImagePlace},
-    shards::{self, Lease, ShardSet, Statistics},
+    Beton, EpochOrder, Error, FileFault, SampleBlocks, SampleFault,
+    beton::{ArrayColumn, FieldType, ImageColumn, ImageLocation},
+    shards::{self, Lease, ShardSet},
 };
 
-/// Where a data set lies, and how it is to be seen.
+/// Location of a data set and how to read it.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// A file, a folder, a pattern, or one of these in an object store: see [`ShardSet::open`].
     pub location: String,
-    /// Name of the field that the model sees: images, arrays or tensors.
+    /// Name of the field with the model's inputs: images, arrays or tensors.
     pub input_field: String,
-    /// Name of the field that the model learns to tell.
+    /// Name of the field with the labels.
     pub label_field: String,
-    /// What that is.
+    /// Type of the labels.
     pub labels: Labels,
-    /// What becomes of samples that cannot be used.
+    /// What to do with bad samples.
     pub on_bad_sample: OnBadSample,
     /// Folder for copies of remote shards.
     pub cache_dir: PathBuf,
-    /// Most bytes that the folder may hold.
+    /// Maximum size of the folder, bytes.
     pub cache_bytes: u64,
 }
 
-/// Bytes that a cache may hold if nothing is said about it.
-const CACHE_BYTES: u64 = 100 << 30;
+/// Default size limit of the cache, bytes.
+const DEFAULT_CACHE_BYTES: u64 = 100 << 30;
 
 impl Source {
-    /// The fields `image` and `label`, the latter of any whole numbers; no bad samples tolerated, copies of remote shards in the
-    /// system's folder for temporary files.
+    /// The fields `image` and `label`, with any integers as labels; bad samples are errors; copies of remote shards
+    /// are stored in the system's folder for temporary files.
     #[must_use]
     pub fn new(location: impl Into<String>) -> Self {
         Self {
@@ -49,76 +49,75 @@ impl Source {
             labels: Labels::Ints,
             on_bad_sample: OnBadSample::Fail,
             cache_dir: std::env::temp_dir().join("baton-cache"),
-            cache_bytes: CACHE_BYTES,
+            cache_bytes: DEFAULT_CACHE_BYTES,
         }
     }
 
-    /// A data set of a recipe: `location` is the one for training, for validation, or another of that
-    /// kind. Copies of remote shards go to `cache_dir` if the recipe names no folder.
+    /// A data set with the settings of a recipe: `location` is the training set, the validation set, or another
+    /// one with the same fields. Copies of remote shards are stored in `cache_dir` if the recipe names no folder.
     #[must_use]
     pub fn of_recipe(spec: &JobSpec, location: &str, cache_dir: PathBuf) -> Self {
         let (data, outputs) = (&spec.data, spec.model.num_classes);
         let is_regression = spec.loss.kind.is_regression();
-        let named = (!data.cache_dir.is_empty()).then(|| PathBuf::from(&data.cache_dir));
+        let recipe_dir = (!data.cache_dir.is_empty()).then(|| PathBuf::from(&data.cache_dir));
         Self {
             location: location.to_owned(),
             input_field: data.input_field.clone(),
             label_field: data.label_field.clone(),
             labels: if is_regression { Labels::Values(outputs) } else { Labels::Classes(outputs) },
             on_bad_sample: data.on_bad_sample,
-            cache_dir: named.unwrap_or(cache_dir),
+            cache_dir: recipe_dir.unwrap_or(cache_dir),
             cache_bytes: (data.cache_gib * f64::from(1 << 30)) as u64,
         }
     }
 }
 
-/// What every sample of a data set is.
+/// Type of a data set's inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InputType {
     /// An RGB image of any size.
     Image,
-    /// An array of this shape, seen as f32.
+    /// An array of this shape, converted to f32.
     Array(Vec<u64>),
 }
 
-/// One or more beton files seen as labelled inputs: their samples, one file after the other.
+/// The samples of one or more beton files, one file after the other.
 ///
-/// Opening a local file checks every row and label, so that a damaged one is refused before training
-/// instead of hours into it. Remote shards are checked when they arrive.
+/// Opening a local file checks every row and label, so that a damaged file is refused before training, not hours
+/// later. Remote shards are checked once they have been fetched.
 pub struct Dataset {
     source: Source,
     set: ShardSet,
-    /// The shards that have samples, as the set numbers them.
+    /// Numbers in `set` of the shards that have samples.
     numbers: Vec<usize>,
-    /// The first sample of each of those, and behind them the number of all samples.
+    /// The first sample of each of those shards, followed by the number of all samples.
     starts: Vec<u64>,
     input_type: InputType,
     shards: Shards,
 }
 
 enum Shards {
-    /// All are open.
+    /// All shards are open.
     Local(Vec<Arc<Shard>>),
-    /// Some are open.
+    /// The shards used most recently are open.
     Remote(OpenShards),
 }
 
 impl Dataset {
-    /// Opens a data set. Of remote shards it reads the headers and fetches the first.
+    /// Opens a data set. If the shards are remote, it reads their headers and fetches the first one.
     ///
     /// # Errors
-    /// As [`ShardSet::open`], [`Beton::open`] and [`Beton::image_column`]; there is no such input or
-    /// label field, a label is not what [`Source::labels`] says, or the shards differ in what their
-    /// inputs are.
+    /// As [`ShardSet::open`], [`Beton::open`] and [`Beton::image_column`]; an input or label field is missing, a
+    /// label does not match [`Source::labels`], or the shards have inputs of different types.
     pub fn open(source: Source) -> Result<Self, Error> {
         let options = shards::Options::new(&source.cache_dir, source.cache_bytes);
         Self::open_with(source, &options)
     }
 
-    /// As [`open`](Self::open), with more to say about remote shards.
+    /// Like [`open`](Self::open), with options for remote shards.
     ///
     /// # Errors
-    /// As there.
+    /// As [`open`](Self::open).
     pub fn open_with(source: Source, options: &shards::Options) -> Result<Self, Error> {
         let set = ShardSet::open(&source.location, options)?;
         let shard = |number: usize| Shard::open(set.local(number)?, &source, None);
@@ -132,8 +131,8 @@ impl Dataset {
             let shards: Vec<_> = shards.collect::<Result<_, Error>>()?;
             let samples = shards.iter().map(|shard| shard.beton.len()).collect();
             let Some(first) = shards.first().cloned() else {
-                // The set refuses to be empty.
-                return Err(shards::Error::OutOfRange { shard: 0, shards: 0 }.into());
+                // Cannot happen: a shard set is never empty.
+                return Err(Error::OutOfRange { shard: 0, shards: 0 });
             };
             (samples, first, Shards::Local(shards))
         };
@@ -166,77 +165,70 @@ impl Dataset {
         self.len() == 0
     }
 
-    /// What every sample is.
+    /// Type of the inputs.
     #[must_use]
     pub fn input_type(&self) -> &InputType {
         &self.input_type
     }
 
-    /// Which samples lie together: the pages of a single file, or many files.
+    /// Blocks of samples that are stored together: the pages of a single file, or one block per file.
     ///
     /// # Errors
     /// The allocation table cannot be read.
-    pub fn layout(&self) -> Result<Layout, Error> {
+    pub fn sample_blocks(&self) -> Result<SampleBlocks, Error> {
         match &self.shards {
-            Shards::Local(shards) if shards.len() == 1 => Layout::of_pages(&shards[0].beton),
+            Shards::Local(shards) if shards.len() == 1 => SampleBlocks::of_pages(&shards[0].beton),
             Shards::Local(_) | Shards::Remote(_) => {
                 let samples = self.starts.windows(2).map(|pair| pair[1] - pair[0]);
-                Ok(Layout::of_files(&samples.collect::<Vec<_>>()))
+                Ok(SampleBlocks::of_files(&samples.collect::<Vec<_>>()))
             }
         }
     }
 
-    /// What the labels are.
+    /// Type of the labels.
     #[must_use]
     pub fn labels(&self) -> Labels {
         self.source.labels
     }
 
-    /// What becomes of samples that cannot be used.
+    /// What to do with bad samples.
     #[must_use]
     pub fn on_bad_sample(&self) -> OnBadSample {
         self.source.on_bad_sample
     }
 
-    /// What was fetched from the object store so far.
-    #[must_use]
-    pub fn statistics(&self) -> Statistics {
-        self.set.statistics()
-    }
-
-    /// The class of a sample; 0 where labels are values.
+    /// The class of a sample; 0 for a regression.
     ///
     /// # Errors
-    /// There is no such sample, or its shard cannot be had.
+    /// There is no such sample, or its shard cannot be fetched.
     pub fn label(&self, sample: u64) -> Result<i64, Error> {
         let (shard, local) = self.find(sample)?;
-        shard.label(local)
+        shard.labels.class(&shard.beton, local)
     }
 
-    /// The values that are a sample's label; none where labels are classes.
+    /// The target values of a sample; empty for a classification.
     ///
     /// # Errors
-    /// There is no such sample, its shard cannot be had, or a value is not finite as f32 or cannot be
-    /// read.
+    /// There is no such sample, its shard cannot be fetched, or a value is not finite as f32 or cannot be read.
     pub fn targets(&self, sample: u64) -> Result<Vec<f32>, Error> {
         let (shard, local) = self.find(sample)?;
         let mut targets = Vec::new();
-        shard.read_targets(local, &mut Vec::new(), &mut targets)?;
+        shard.labels.read_targets(&shard.beton, local, &mut Vec::new(), &mut targets)?;
         Ok(targets)
     }
 
-    /// Tells in which order samples will be needed: those of `order` from a position on, then those of
-    /// `next`. Remote shards are fetched ahead accordingly.
-    pub fn will_need(&self, order: &EpochOrder, position: u64, next: Option<&EpochOrder>) {
+    /// Sets the order in which samples will be needed: those of `order` from `position` on, then those of `next`.
+    /// Remote shards are prefetched in this order.
+    pub fn plan_prefetch(&self, order: &EpochOrder, position: u64, next: Option<&EpochOrder>) {
         if !self.set.is_remote() {
             return;
         }
         let mut needed = self.shards_of(order, position);
         needed.extend(next.map_or(Vec::new(), |next| self.shards_of(next, 0)));
-        self.set.will_need(needed);
+        self.set.plan_prefetch(needed);
     }
 
-    /// The shards of the samples from a position on, in the order in which they are first needed.
+    /// The shards of the samples from `position` on, in the order of their first use.
     fn shards_of(&self, order: &EpochOrder, position: u64) -> Vec<usize> {
         if let Some(blocks) = order.blocks_from(position) {
             return blocks.into_iter().map(|block| self.numbers[block as usize]).collect();
@@ -254,15 +246,14 @@ impl Dataset {
         shards
     }
 
-    /// Makes the system forget what it holds of the files in memory.
-    pub(crate) fn forget(&self) {
+    /// Asks the system to drop local files from the page cache. Best effort.
+    pub(crate) fn drop_page_cache(&self) {
         if let Shards::Local(shards) = &self.shards {
-            shards.iter().for_each(|shard| shard.beton.forget());
+            shards.iter().for_each(|shard| shard.beton.drop_page_cache());
         }
     }
 
-    /// The shard that holds a sample, and the sample's position in it. Blocks until a remote shard is
-    /// there.
+    /// The shard of a sample, and the sample's position in it. Blocks until a remote shard has been fetched.
     pub(crate) fn find(&self, sample: u64) -> Result<(Arc<Shard>, u64), Error> {
         let samples = self.len();
         if sample >= samples {
@@ -300,20 +291,20 @@ impl fmt::Debug for Dataset {
 pub(crate) struct Shard {
     pub(crate) beton: Beton,
     pub(crate) inputs: InputColumn,
-    labels: LabelColumn,
-    /// Keeps a copy of a remote shard where it is.
+    pub(crate) labels: LabelColumn,
+    /// Prevents the eviction of a remote shard's copy.
     _lease: Lease,
 }
 
-/// The field that the model sees.
+/// The field with the model's inputs.
 pub(crate) enum InputColumn {
     Images(ImageColumn),
     Arrays(ArrayColumn),
 }
 
-/// Where a sample's input lies.
-pub(crate) enum InputPlace<'a> {
-    Image(ImagePlace),
+/// Position of a sample's input.
+pub(crate) enum InputLocation<'a> {
+    Image(ImageLocation),
     Array(&'a ArrayColumn),
 }
 
@@ -327,7 +318,7 @@ impl Shard {
             Some(FieldType::NdArray | FieldType::TorchTensor) => {
                 InputColumn::Arrays(beton.array_column(name)?)
             }
-            // The usual case, whose errors are the ones to tell.
+            // Images are the default: for other fields, report the error of an image field.
             _ => InputColumn::Images(beton.image_column(name)?),
         };
         let shard = Self { beton, inputs, labels, _lease: lease };
@@ -352,7 +343,7 @@ impl Shard {
         if self.input_type() == *expected {
             return Ok(());
         }
-        let fault = FileFault::OtherInput { name: source.input_field.clone() };
+        let fault = FileFault::MismatchedInput { name: source.input_field.clone() };
         Err(Error::File { path: self.beton.path().to_owned(), fault })
     }
 
@@ -360,47 +351,32 @@ impl Shard {
         match &self.inputs {
             InputColumn::Images(images) => self.beton.check_images(images),
             InputColumn::Arrays(_) => {
-                let wanted = [FieldType::NdArray, FieldType::TorchTensor];
-                let field = self.beton.field(input_field, &wanted)?;
+                let expected = [FieldType::NdArray, FieldType::TorchTensor];
+                let field = self.beton.field(input_field, &expected)?;
                 self.beton.check_values(field)
             }
         }
     }
 
-    /// The class of a sample; 0 where labels are values.
-    pub(crate) fn label(&self, sample: u64) -> Result<i64, Error> {
-        self.labels.class(&self.beton, sample)
-    }
-
-    /// Puts the values that are a sample's label into `targets`; none where labels are classes. `buffer`
-    /// is scratch memory.
-    pub(crate) fn read_targets(
-        &self,
-        sample: u64,
-        buffer: &mut Vec<u8>,
-        targets: &mut Vec<f32>,
-    ) -> Result<(), Error> {
-        self.labels.read_targets(&self.beton, sample, buffer, targets)
-    }
-
-    pub(crate) fn place(&self, sample: u64) -> Result<InputPlace<'_>, Error> {
+    pub(crate) fn location(&self, sample: u64) -> Result<InputLocation<'_>, Error> {
         match &self.inputs {
             InputColumn::Images(images) => {
-                self.beton.image_place(images, sample).map(InputPlace::Image)
+                self.beton.image_location(images, sample).map(InputLocation::Image)
             }
-            InputColumn::Arrays(arrays) => Ok(InputPlace::Array(arrays)),
+            InputColumn::Arrays(arrays) => Ok(InputLocation::Array(arrays)),
         }
     }
 
-    /// Tells the system that a sample will be read soon.
+    /// Asks the system to fetch a sample in the background.
     pub(crate) fn read_ahead(&self, sample: u64) {
-        let place = match &self.inputs {
-            InputColumn::Images(images) => {
-                self.beton.image_place(images, sample).map(|place| (place.start, place.len))
-            }
-            InputColumn::Arrays(arrays) => self.beton.array_place(arrays, sample),
+        let location = match &self.inputs {
+            InputColumn::Images(images) => self
+                .beton
+                .image_location(images, sample)
+                .map(|location| (location.start, location.len)),
+            InputColumn::Arrays(arrays) => self.beton.array_location(arrays, sample),
         };
-        if let Ok((start, len)) = place {
+        if let Ok((start, len)) = location {
             self.beton.read_ahead(start, len);
         }
     }

@@ -1,4 +1,4 @@
-//! From stored bytes to the pixels of one sample: decode, crop, resize, flip.
+//! Converts a stored image to the pixels of one sample: decode, crop, resize, flip.
 
 use std::time::{Duration, Instant};
 
@@ -8,31 +8,31 @@ use crate::{
     Error, SampleFault,
     area::AreaResizer,
     augment::{Crop, Flip},
-    beton::{Beton, ImageBytes, ImagePlace, Mode},
+    beton::{Beton, ImageBytes, ImageLocation, Mode},
     pixels::Pixels,
-    resize::{Resizer, Window},
-    turbojpeg::{Dct, Decompressor, Part},
+    resize::{Resizer, SourceRect},
+    turbojpeg::{Dct, DecodeRegion, Decompressor},
 };
 
-/// Which part of an image becomes a sample, and how.
+/// Crop, flip and resize of one image.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Frame {
-    /// What is seen of the image.
+pub struct ImageTransform {
+    /// The part of the image to use.
     pub crop: Crop,
-    /// Which way round.
+    /// Whether to flip it.
     pub flip: Flip,
     /// Side of the sample in pixels.
     pub resolution: u32,
-    /// How the crop gets that size.
+    /// Algorithm for resizing the crop.
     pub resize: Resize,
 }
 
-/// Decodes images one after the other, into buffers that it keeps.
+/// Decodes images one after the other, with reused buffers.
 ///
-/// One per thread; it is not `Send`.
+/// Each thread needs its own; it is not `Send`.
 pub struct Decoder {
     jpeg: Decompressor,
-    /// The last image as stored; longer than needed after a larger one.
+    /// The stored bytes of the last image; longer than needed after a larger one.
     stored: Vec<u8>,
     /// The pixels of the last JPEG; longer than needed after a larger one.
     rgb: Vec<u8>,
@@ -41,25 +41,25 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder without buffers yet.
+    /// A decoder with empty buffers.
     ///
     /// # Errors
-    /// [`Error::Decoder`]: libjpeg-turbo did not start.
+    /// [`Error::Decoder`]: libjpeg-turbo cannot be initialized.
     pub fn new() -> Result<Self, Error> {
         Ok(Self {
             jpeg: Decompressor::new().map_err(Error::Decoder)?,
             stored: Vec::new(),
             rgb: Vec::new(),
             fast: Resizer::new(),
-            area: AreaResizer::new(),
+            area: AreaResizer::default(),
         })
     }
 
-    /// The whole image: u8, shape (height, width, 3), RGB. Raw images are not copied. JPEGs are
-    /// decoded by libjpeg-turbo with the accurate inverse DCT; grey ones become RGB.
+    /// The whole image: u8, shape (height, width, 3), RGB. Raw images are not copied. JPEGs are decoded by
+    /// libjpeg-turbo with the accurate inverse DCT; grey images are converted to RGB.
     ///
     /// # Errors
-    /// The bytes are no JPEG, a damaged one, one of another size than the row says, or CMYK.
+    /// The bytes are not a JPEG, or the JPEG is damaged, has another size than in its row, or is CMYK.
     pub fn decode<'a>(&'a mut self, image: &ImageBytes<'a>) -> Result<&'a [u8], SampleFault> {
         match image.mode {
             Mode::Raw => Ok(image.bytes),
@@ -67,39 +67,38 @@ impl Decoder {
         }
     }
 
-    /// Writes the sample that `frame` shows of an image into `out`: u8, shape
-    /// (resolution, resolution, 3), RGB. A crop of that very size is copied, bit by bit.
+    /// Applies `transform` to an image and writes the sample into `out`: u8, shape (resolution, resolution, 3), RGB.
+    /// A crop that already has this size is copied unchanged.
     ///
-    /// Of a JPEG only what the crop needs is decoded. If the crop is twice as large as the sample or
-    /// more and the resize is fast, the inverse DCT already reduces it; else pixels outside the crop
-    /// have no influence. With [`Resize::Area`] the pixels are ffcv's own.
+    /// Only the part of a JPEG that the crop needs is decoded. If the crop is at least twice as large as the sample
+    /// and the resize is fast, the inverse DCT already reduces it; otherwise pixels outside the crop have no
+    /// influence. With [`Resize::Area`] the pixels are identical to ffcv's.
     ///
     /// # Errors
-    /// As [`decode`](Self::decode); or the crop is not inside the image, or `out` is of another size.
+    /// As [`decode`](Self::decode); or the crop is not inside the image, or `out` has another size.
     pub fn render(
         &mut self,
         image: &ImageBytes<'_>,
-        frame: &Frame,
+        transform: &ImageTransform,
         out: &mut [u8],
     ) -> Result<(), SampleFault> {
         let Self { jpeg, rgb, fast, area, .. } = self;
         let &ImageBytes { mode, width, height, bytes } = image;
         let (pixels, window) = match mode {
             Mode::Raw => {
-                let pixels = Pixels::new(bytes, width, height).crop(frame.crop)?;
-                (pixels, Window::whole(&pixels))
+                let pixels = Pixels::new(bytes, width, height).crop(transform.crop)?;
+                (pixels, SourceRect::whole(&pixels))
             }
             Mode::Jpeg => {
-                frame.crop.check_inside(width, height)?;
-                jpeg.decode_part(bytes, width, height, &part(frame), rgb)?
+                transform.crop.check_inside(width, height)?;
+                jpeg.decode_region(bytes, width, height, &decode_region(transform), rgb)?
             }
         };
-        let (side, flip) = (frame.resolution, frame.flip);
-        match frame.resize {
+        let (side, flip) = (transform.resolution, transform.flip);
+        match transform.resize {
             Resize::Fast => fast.resize(pixels, window, side, flip, out),
             Resize::Area => {
-                let Pixels { width, height, .. } = pixels;
-                area.resize(pixels, Crop { left: 0, top: 0, width, height }, side, side, out)?;
+                area.resize(pixels, side, side, out)?;
                 if flip == Flip::Mirror {
                     mirror(out, side);
                 }
@@ -108,23 +107,22 @@ impl Decoder {
         }
     }
 
-    /// As [`render`](Self::render), of an image in a file; of a raw one only the rows of the crop are
-    /// read.
+    /// Like [`render`](Self::render), for an image in a file. If it is raw, only the rows of the crop are read.
     pub(crate) fn render_stored(
         &mut self,
         beton: &Beton,
         sample: u64,
-        place: &ImagePlace,
-        frame: &Frame,
+        location: &ImageLocation,
+        transform: &ImageTransform,
         out: &mut [u8],
     ) -> Result<(), Error> {
         let mut stored = std::mem::take(&mut self.stored);
-        let &ImagePlace { mode, width, height, len, .. } = place;
-        let (rows, frame) = match mode {
-            Mode::Jpeg => (0..height, *frame),
+        let &ImageLocation { mode, width, height, len, .. } = location;
+        let (rows, transform) = match mode {
+            Mode::Jpeg => (0..height, *transform),
             Mode::Raw => {
-                let (top, end) = (frame.crop.top, frame.crop.top + frame.crop.height);
-                (top..end, Frame { crop: Crop { top: 0, ..frame.crop }, ..*frame })
+                let (top, end) = (transform.crop.top, transform.crop.top + transform.crop.height);
+                (top..end, ImageTransform { crop: Crop { top: 0, ..transform.crop }, ..*transform })
             }
         };
         let part = match mode {
@@ -135,64 +133,66 @@ impl Decoder {
             }
         };
         let height = rows.end - rows.start;
-        let outcome = beton.image_part(sample, place, part, &mut stored).and_then(|bytes| {
-            self.render(&ImageBytes { mode, width, height, bytes }, &frame, out)
-                .map_err(|fault| beton.sample_error(sample, place.start, fault))
+        let outcome = beton.image_part(sample, location, part, &mut stored).and_then(|bytes| {
+            self.render(&ImageBytes { mode, width, height, bytes }, &transform, out)
+                .map_err(|fault| beton.sample_error(sample, location.start, fault))
         });
         self.stored = stored;
         outcome
     }
 
-    /// Makes a sample and tells how long each stage took. `huffman` is no stage but the least that any
-    /// decoder of a JPEG must do: entropy decoding down to the last row of the crop.
+    /// Makes a sample and returns the time of each stage. `huffman` is not a stage but the minimum work of any JPEG
+    /// decoder: entropy decoding down to the last row of the crop.
     pub(crate) fn time_stages(
         &mut self,
         beton: &Beton,
         sample: u64,
-        place: &ImagePlace,
-        frame: &Frame,
+        location: &ImageLocation,
+        transform: &ImageTransform,
         out: &mut [u8],
     ) -> Result<Vec<(&'static str, Duration)>, Error> {
         let mut stored = std::mem::take(&mut self.stored);
-        let begun = Instant::now();
-        let bytes = beton.image_part(sample, place, 0..place.len, &mut stored)?;
-        let mut stages = vec![("read", begun.elapsed())];
-        let &ImagePlace { mode, width, height, .. } = place;
+        let started = Instant::now();
+        let bytes = beton.image_part(sample, location, 0..location.len, &mut stored)?;
+        let mut stages = vec![("read", started.elapsed())];
+        let &ImageLocation { mode, width, height, .. } = location;
         let image = ImageBytes { mode, width, height, bytes };
-        let refused = |fault| beton.sample_error(sample, place.start, fault);
+        let refused = |fault| beton.sample_error(sample, location.start, fault);
 
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut decoded = Duration::ZERO;
         if mode == Mode::Jpeg {
-            let part = part(frame);
-            self.jpeg.decode_part(bytes, width, height, &part, &mut self.rgb).map_err(refused)?;
-            decoded = begun.elapsed();
+            let part = decode_region(transform);
+            self.jpeg.decode_region(bytes, width, height, &part, &mut self.rgb).map_err(refused)?;
+            decoded = started.elapsed();
             stages.push(("decode", decoded));
-            let last = frame.crop.top + frame.crop.height - 1;
+            let last = transform.crop.top + transform.crop.height - 1;
             let crop = Crop { left: 0, top: last, width: 1, height: 1 };
-            let least = Part { crop, ..part };
-            let begun = Instant::now();
-            self.jpeg.decode_part(bytes, width, height, &least, &mut self.rgb).map_err(refused)?;
-            stages.push(("huffman", begun.elapsed()));
+            let last_row = DecodeRegion { crop, ..part };
+            let started = Instant::now();
+            self.jpeg
+                .decode_region(bytes, width, height, &last_row, &mut self.rgb)
+                .map_err(refused)?;
+            stages.push(("huffman", started.elapsed()));
         }
-        let begun = Instant::now();
-        self.render(&image, frame, out).map_err(refused)?;
-        stages.push(("resize", begun.elapsed().saturating_sub(decoded)));
+        let started = Instant::now();
+        self.render(&image, transform, out).map_err(refused)?;
+        stages.push(("resize", started.elapsed().saturating_sub(decoded)));
         self.stored = stored;
         Ok(stages)
     }
 }
 
-/// What to decode of a JPEG.
-fn part(frame: &Frame) -> Part {
-    let Crop { width, height, .. } = frame.crop;
-    match frame.resize {
-        Resize::Area => Part { crop: frame.crop, shrink: 1, dct: Dct::Fast },
+/// The part of a JPEG to decode.
+fn decode_region(transform: &ImageTransform) -> DecodeRegion {
+    let Crop { width, height, .. } = transform.crop;
+    match transform.resize {
+        Resize::Area => DecodeRegion { crop: transform.crop, shrink: 1, dct: Dct::Fast },
         Resize::Fast => {
-            let reduction = width.min(height) / frame.resolution.max(1);
-            // The largest power of two that leaves the resize something to reduce.
+            let reduction = width.min(height) / transform.resolution.max(1);
+            // The largest power of two that does not make the image smaller than the sample.
             let shrink = 1 << reduction.clamp(1, 8).ilog2();
-            Part { crop: frame.crop, shrink, dct: Dct::Accurate }
+            DecodeRegion { crop: transform.crop, shrink, dct: Dct::Accurate }
         }
     }
 }
@@ -220,7 +220,7 @@ mod tests {
         ImageBytes { mode: Mode::Jpeg, width: 16, height: 8, bytes }
     }
 
-    /// An image whose pixel (x, y) is `colour(x, y)`.
+    /// An image with the pixels `colour(x, y)`.
     fn picture(width: u32, height: u32, colour: impl Fn(u32, u32) -> [u8; 3]) -> Vec<u8> {
         (0..height)
             .flat_map(|y| (0..width).map(move |x| (x, y)))
@@ -228,24 +228,24 @@ mod tests {
             .collect()
     }
 
-    fn frame(crop: Crop, flip: Flip, resolution: u32) -> Frame {
-        Frame { crop, flip, resolution, resize: Resize::Fast }
+    fn transform(crop: Crop, flip: Flip, resolution: u32) -> ImageTransform {
+        ImageTransform { crop, flip, resolution, resize: Resize::Fast }
     }
 
     fn render(image: &ImageBytes<'_>, crop: Crop, flip: Flip, resolution: u32) -> Vec<u8> {
         let mut out = vec![77; (resolution * resolution * 3) as usize];
         let mut decoder = Decoder::new().unwrap();
-        decoder.render(image, &frame(crop, flip, resolution), &mut out).unwrap();
+        decoder.render(image, &transform(crop, flip, resolution), &mut out).unwrap();
         out
     }
 
     #[test]
     fn a_crop_of_the_right_size_is_copied() {
-        let place = |x, y| [x as u8, y as u8, 200];
-        let pixels = picture(20, 10, place);
+        let colour = |x, y| [x as u8, y as u8, 200];
+        let pixels = picture(20, 10, colour);
         let crop = Crop { left: 7, top: 2, width: 5, height: 5 };
         let copy = render(&raw(20, 10, &pixels), crop, Flip::Keep, 5);
-        assert_eq!(copy, picture(5, 5, |x, y| place(x + 7, y + 2)));
+        assert_eq!(copy, picture(5, 5, |x, y| colour(x + 7, y + 2)));
     }
 
     #[test]
@@ -277,9 +277,9 @@ mod tests {
         }
     }
 
-    /// The answer of Pillow 13.0 to `resize((3, 3), BILINEAR)` on the same picture.
+    /// Expected: result of Pillow 13.0's `resize((3, 3), BILINEAR)` on the same image.
     #[test]
-    fn the_filter_is_the_one_torchvision_and_pillow_use() {
+    fn the_filter_equals_that_of_torchvision_and_pillow() {
         let pixels = picture(7, 5, |x, y| [(x * 36) as u8, (y * 60) as u8, (x * y * 10) as u8]);
         let whole = Crop { left: 0, top: 0, width: 7, height: 5 };
         let sample = render(&raw(7, 5, &pixels), whole, Flip::Keep, 3);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decoder_shrinks_and_grows_with_its_images() {
+    fn a_decoder_handles_images_of_changing_sizes() {
         let whole = Crop { left: 0, top: 0, width: 16, height: 8 };
         let grey = render(&jpeg(GREY), whole, Flip::Keep, 8);
         let large = picture(64, 64, |x, _| [x as u8; 3]);
@@ -300,13 +300,13 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(decoder.decode(&raw(64, 64, &large)).unwrap(), large);
             let mut out = vec![0; 8 * 8 * 3];
-            decoder.render(&jpeg(GREY), &frame(whole, Flip::Keep, 8), &mut out).unwrap();
+            decoder.render(&jpeg(GREY), &transform(whole, Flip::Keep, 8), &mut out).unwrap();
             assert_eq!(out, grey);
         }
     }
 
     #[test]
-    fn a_grey_jpeg_becomes_rgb() {
+    fn a_grey_jpeg_is_converted_to_rgb() {
         assert_eq!(Decoder::new().unwrap().decode(&jpeg(GREY)).unwrap(), [100; 16 * 8 * 3]);
     }
 
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_jpeg_are_refused() {
+    fn bytes_that_are_not_a_jpeg_are_refused() {
         let mut decoder = Decoder::new().unwrap();
         for bytes in [&b""[..], b"\xFF", b"\x89PNG"] {
             assert_eq!(decoder.decode(&jpeg(bytes)).unwrap_err(), SampleFault::NotJpeg);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jpeg_of_another_size_than_its_row_says_is_refused() {
+    fn a_jpeg_of_another_size_than_in_its_row_is_refused() {
         let image = ImageBytes { width: 15, ..jpeg(GREY) };
         let refused = Decoder::new().unwrap().decode(&image).unwrap_err();
         let (jpeg_width, jpeg_height, width, height) = (16, 8, 15, 8);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jpeg_cut_off_anywhere_is_an_error_and_harms_no_later_image() {
+    fn a_truncated_jpeg_is_an_error_and_does_not_affect_later_images() {
         let mut decoder = Decoder::new().unwrap();
         for end in 0..GREY.len() - 2 {
             assert!(decoder.decode(&jpeg(&GREY[..end])).is_err(), "cut at {end}");
@@ -341,9 +341,9 @@ mod tests {
         }
     }
 
-    /// For such a stream libjpeg-turbo keeps the size of the image before.
+    /// For such a stream libjpeg-turbo keeps the size of the previous image.
     #[test]
-    fn a_jpeg_with_tables_only_is_refused() {
+    fn a_jpeg_with_only_tables_is_refused() {
         let frame = GREY.windows(2).position(|marker| marker == [0xFF, 0xC0]).unwrap();
         let tables = [&GREY[..frame], &[0xFF, 0xD9]].concat();
         let mut decoder = Decoder::new().unwrap();
@@ -359,7 +359,7 @@ mod tests {
         let mut out = [0; 4 * 4 * 3];
         let refused = Decoder::new().unwrap().render(
             &raw(4, 4, &pixels),
-            &frame(crop, Flip::Keep, 4),
+            &transform(crop, Flip::Keep, 4),
             &mut out,
         );
         assert!(matches!(refused, Err(SampleFault::Resize(_))));

@@ -1,21 +1,24 @@
-//! Why data cannot be used: which file, which sample, what is wrong, and what to do about it.
+//! Errors of reading data: the file, the sample, the problem, and the remedy.
 
-use std::{io, path::PathBuf};
+use std::{io, path::PathBuf, time::Duration};
 
-use crate::{beton::FieldType, shards};
+use crate::{
+    beton::FieldType,
+    shards::{Remedy, RequestFault},
+};
 
-/// Anything that stops the loader.
+/// Why data cannot be opened or loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// An I/O error.
     #[error("cannot {operation} {}: {source}", path.display())]
     Io {
-        /// What was tried, e.g. `open`.
+        /// The operation that failed, e.g. `open`.
         operation: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The cause.
         source: io::Error,
     },
     /// The file as a whole cannot be used.
@@ -33,18 +36,105 @@ pub enum Error {
         path: PathBuf,
         /// Position in the file.
         sample: u64,
-        /// Where its value lies in the file, or its row if that is what is wrong.
+        /// Position in the file of its value, or of its row if the row is wrong.
         offset: u64,
         /// What is wrong with it.
         fault: SampleFault,
     },
-    /// A file or shard cannot be had.
-    #[error(transparent)]
-    Shards(#[from] shards::Error),
-    /// A decoding thread did not start.
+    /// The source is not a supported path, pattern or URL.
+    #[error("data set \"{source_text}\": {problem}")]
+    Source {
+        /// As written in the recipe.
+        source_text: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The source is valid, but there is no such file or object.
+    #[error("nothing matches \"{source_text}\": {there}")]
+    NothingMatches {
+        /// As written in the recipe.
+        source_text: String,
+        /// Description of the existing files.
+        there: String,
+    },
+    /// An operation of the object store failed.
+    #[error("cannot {operation} {url}: {fault} ({attempts} in {elapsed:.1?}); {remedy}", attempts = attempts_in_words(*attempts))]
+    Store {
+        /// The operation that failed, e.g. `fetch`.
+        operation: &'static str,
+        /// The object or folder.
+        url: String,
+        /// Failure of the last attempt.
+        fault: Box<RequestFault>,
+        /// Number of attempts since the last progress.
+        attempts: u32,
+        /// Time since the last progress.
+        elapsed: Duration,
+        /// What to do about it.
+        remedy: Remedy,
+    },
+    /// Two downloads of the same object differ, and neither matches the store's ETag.
+    #[error(
+        "{url} was damaged in two downloads, differently each time: something on the network path to the store \
+         changes data; use https, or another network path"
+    )]
+    Damaged {
+        /// The object.
+        url: String,
+    },
+    /// This shard is larger than the cache.
+    #[error(
+        "{name} has {bytes} bytes, but the shard cache may hold only {cache_bytes}: \
+         raise data.cache_gib to twice the largest shard or more, or write smaller shards"
+    )]
+    CacheTooSmall {
+        /// The largest shard.
+        name: String,
+        /// Size of the shard, bytes.
+        bytes: u64,
+        /// Size limit of the cache, bytes.
+        cache_bytes: u64,
+    },
+    /// All shards in the cache remained in use until the timeout.
+    #[error(
+        "no room for {name} ({bytes} bytes) in {} for {waited:.0?}: {in_use_bytes} of its \
+         {cache_bytes} bytes are in use by this or other processes; raise data.cache_gib", cache_dir.display()
+    )]
+    NoRoom {
+        /// The shard.
+        name: String,
+        /// Size of the shard, bytes.
+        bytes: u64,
+        /// Folder of the cache.
+        cache_dir: PathBuf,
+        /// Size limit of the cache, bytes.
+        cache_bytes: u64,
+        /// Size of the shards that cannot be evicted, bytes.
+        in_use_bytes: u64,
+        /// Time spent waiting for space.
+        waited: Duration,
+    },
+    /// A bug in the caller.
+    #[error("shard {shard} was requested, but there are {shards}: this is a bug, please report it")]
+    OutOfRange {
+        /// The requested shard.
+        shard: usize,
+        /// Number of shards.
+        shards: usize,
+    },
+    /// The threads that fetch shards could not be started.
+    #[error("cannot start a thread that fetches shards: {0}")]
+    FetchThread(#[source] io::Error),
+    /// The data set was dropped while a shard was being fetched.
+    #[error("fetching {name} was cancelled: its data set is no longer used")]
+    Cancelled {
+        /// The shard.
+        name: String,
+    },
+    /// A decoding thread could not be started.
     #[error("cannot start a decoding thread: {0}")]
     Thread(#[source] io::Error),
-    /// libjpeg-turbo did not start.
+    /// libjpeg-turbo could not be initialized.
     #[error("cannot start libjpeg-turbo: {0}")]
     Decoder(String),
     /// A bug: a decoding thread panicked. Its message is on stderr.
@@ -53,18 +143,38 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same try may succeed later: a store or this machine refused, not the data.
+    /// Whether the same operation may succeed later: the cause is a store or this machine, not the data.
     #[must_use]
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         match self {
-            Self::Shards(error) => error.may_pass(),
-            Self::Thread(_) | Self::Decoder(_) | Self::Panicked => true,
-            Self::Io { .. } | Self::File { .. } | Self::Sample { .. } => false,
+            Self::Store { .. }
+            | Self::NoRoom { .. }
+            | Self::FetchThread(_)
+            | Self::Cancelled { .. }
+            | Self::Thread(_)
+            | Self::Decoder(_)
+            | Self::Panicked => true,
+            Self::Io { .. }
+            | Self::File { .. }
+            | Self::Sample { .. }
+            | Self::Source { .. }
+            | Self::NothingMatches { .. }
+            | Self::Damaged { .. }
+            | Self::CacheTooSmall { .. }
+            | Self::OutOfRange { .. } => false,
         }
     }
 
-    /// Whether it is the fault of one sample's data, so that others may be sound.
-    pub(crate) fn is_of_data(&self) -> bool {
+    pub(crate) fn io(
+        operation: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { operation, path, source }
+    }
+
+    /// Whether only this sample's data is bad, so that other samples may be usable.
+    pub(crate) fn is_bad_sample(&self) -> bool {
         match self {
             Self::Sample { fault, .. } => !matches!(
                 fault,
@@ -77,146 +187,148 @@ impl Error {
     }
 }
 
-/// What can be wrong with a file as a whole.
+/// Faults of a file as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileFault {
-    /// No bytes at all.
+    /// The file has no bytes.
     #[error("the file is empty: copy or write it again")]
     Empty,
-    /// It ends inside a section.
+    /// The file ends inside a section.
     #[error(
         "the file ends at byte {file_bytes}, but its {section} needs bytes {start}..{end}: \
-         it was cut off or damaged, copy or write it again"
+         it was truncated or damaged, copy or write it again"
     )]
     CutOff {
-        /// The section, in words.
+        /// Name of the section.
         section: &'static str,
-        /// Its first byte.
+        /// First byte of the section.
         start: u64,
-        /// The byte after its last.
+        /// End of the section, exclusive.
         end: u64,
-        /// Length of the file.
+        /// Size of the file, bytes.
         file_bytes: u64,
     },
     /// Not format version 2, or not a beton file.
-    #[error("format version {0}, but only 2 is known: is it a .beton file written by ffcv 1.x?")]
+    #[error(
+        "format version {0}, but only 2 is supported: is it a .beton file written by ffcv 1.x?"
+    )]
     Version(u16),
     /// The writer stopped before its last step.
-    #[error("alloc_table_ptr is 0: its writer never finished, write it again")]
+    #[error("alloc_table_ptr is 0: the file was never finished, write it again")]
     Unfinished,
-    /// Pages have an impossible size.
-    #[error("page_size is {0}, which is no power of two: the header is damaged")]
+    /// The page size is invalid.
+    #[error("page_size is {0}, which is not a power of two: the header is damaged")]
     PageSize(u32),
-    /// Rows would be empty.
+    /// The file has no fields.
     #[error("the file has no fields: write it again with an image and a label field")]
     NoFields,
-    /// A field whose rows cannot be laid out.
+    /// A field of an unknown type.
     #[error(
         "field \"{name}\" has type {type_id}, whose layout is unknown (255 is a user's own class): \
          write the file without it"
     )]
     UnknownType {
-        /// Its name.
+        /// Name of the field.
         name: String,
-        /// Its number in the file.
+        /// Number of the type in the file.
         type_id: u8,
     },
-    /// The allocation table lies elsewhere.
+    /// The position of the allocation table is invalid.
     #[error(
-        "alloc_table_ptr is {start}, outside bytes {least}..={file_bytes}: \
-         the file was cut off or its header is damaged, copy or write it again"
+        "alloc_table_ptr is {start}, outside bytes {min_start}..={file_bytes}: \
+         the file was truncated or its header is damaged, copy or write it again"
     )]
-    TablePlace {
-        /// Where the header says it starts.
+    TablePosition {
+        /// Start of the table in the header.
         start: u64,
         /// End of the metadata rows.
-        least: u64,
-        /// Length of the file.
+        min_start: u64,
+        /// Size of the file, bytes.
         file_bytes: u64,
     },
-    /// The allocation table is no whole number of entries.
+    /// The size of the allocation table is invalid.
     #[error(
-        "the allocation table at byte {start} has {table_bytes} bytes, no multiple of 24: \
-         something was cut off or appended, copy or write it again"
+        "the allocation table at byte {start} has {table_bytes} bytes, which is not a multiple of 24: \
+         the file was truncated or something was appended, copy or write it again"
     )]
     TableLength {
-        /// Its first byte.
+        /// First byte of the table.
         start: u64,
-        /// Its length.
+        /// Size of the table, bytes.
         table_bytes: u64,
     },
-    /// An allocation belongs to no sample.
+    /// An allocation refers to a sample that does not exist.
     #[error(
-        "entry {entry} of the allocation table names sample {sample}, but there are {samples}: \
+        "entry {entry} of the allocation table refers to sample {sample}, but there are {samples}: \
          the file is damaged, copy or write it again"
     )]
     TableSample {
         /// Position in the table.
         entry: u64,
-        /// The sample it names.
+        /// The sample in the entry.
         sample: u64,
         /// Number of samples.
         samples: u64,
     },
-    /// No field of that name.
+    /// There is no field of that name.
     #[error(
         "no field \"{name}\"; it has {}: set data.input_field and data.label_field",
-        list(have)
+        list(available)
     )]
     MissingField {
-        /// The name looked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
-        have: Vec<String>,
+        /// Names of the existing fields.
+        available: Vec<String>,
     },
-    /// A field of that name, but of another type.
+    /// The field has the wrong type.
     #[error(
         "field \"{name}\" is a {}, but a {} is needed: set data.input_field and data.label_field",
         found.name(),
-        wanted.iter().map(|wanted| wanted.name()).collect::<Vec<_>>().join(" or ")
+        expected.iter().map(|expected| expected.name()).collect::<Vec<_>>().join(" or ")
     )]
     WrongType {
-        /// Its name.
+        /// Name of the field.
         name: String,
-        /// Its type.
+        /// Type of the field.
         found: FieldType,
-        /// The types that would do.
-        wanted: Vec<FieldType>,
+        /// The allowed types.
+        expected: Vec<FieldType>,
     },
-    /// Values where classes are needed.
+    /// The field has values, but classes are needed.
     #[error(
-        "field \"{name}\" is a {}, but classes are an IntField: name another one in \
-         data.label_field, or learn its values with loss.kind = \"mse\"",
+        "field \"{name}\" is a {}, but classes need an IntField: name another field in \
+         data.label_field, or train a regression with loss.kind = \"mse\"",
         found.name()
     )]
     NoClasses {
-        /// Its name.
+        /// Name of the field.
         name: String,
-        /// Its type.
+        /// Type of the field.
         found: FieldType,
     },
-    /// Targets of another number than the model has outputs.
+    /// The number of targets differs from the number of the model's outputs.
     #[error(
         "field \"{name}\" has {found} {} per sample, but model.num_classes = {outputs}: set \
          model.num_classes = {found}, or name another field in data.label_field",
         if *found == 1 { "value" } else { "values" }
     )]
     Outputs {
-        /// Its name.
+        /// Name of the field.
         name: String,
-        /// Values of a sample.
+        /// Number of values of a sample.
         found: u64,
-        /// Outputs of the model.
+        /// Number of the model's outputs.
         outputs: u32,
     },
-    /// A shard unlike the others.
+    /// The input field differs from that of the first shard.
     #[error(
-        "field \"{name}\" holds something else than in the first shard: \
+        "field \"{name}\" has another type or shape than in the first shard: \
          write all shards with the same fields"
     )]
-    OtherInput {
-        /// Its name.
+    MismatchedInput {
+        /// Name of the field.
         name: String,
     },
     /// An array field whose values cannot be read.
@@ -224,14 +336,14 @@ pub enum FileFault {
         "field \"{name}\" cannot be read: {what}; write the file without it or with another dtype"
     )]
     ArrayType {
-        /// Its name.
+        /// Name of the field.
         name: String,
-        /// What is wrong, in words.
+        /// What is wrong.
         what: String,
     },
 }
 
-/// What can be wrong with one sample.
+/// Faults of one sample.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SampleFault {
@@ -244,7 +356,7 @@ pub enum SampleFault {
     /// The label does not fit the model.
     #[error(
         "label {label}, but model.num_classes = {num_classes}: \
-         raise model.num_classes or mend the data set"
+         raise model.num_classes or fix the data set"
     )]
     Label {
         /// The label found.
@@ -252,9 +364,9 @@ pub enum SampleFault {
         /// Outputs of the model.
         num_classes: u32,
     },
-    /// NaN or infinite, or beyond what f32 can hold.
+    /// NaN, infinite, or outside the range of f32.
     #[error(
-        "field \"{field}\" holds {value} as f32, but only finite numbers can be learned from: mend \
+        "field \"{field}\" has the value {value} as f32, but training needs finite numbers: fix \
          the data set, or set data.on_bad_sample = \"skip\""
     )]
     NotFinite {
@@ -264,9 +376,9 @@ pub enum SampleFault {
         value: String,
     },
     /// Neither JPEG nor raw.
-    #[error("image mode {0}, but only 0 (jpg) and 1 (raw) are known: the row is damaged")]
+    #[error("image mode {0}, but only 0 (jpg) and 1 (raw) exist: the row is damaged")]
     Mode(u8),
-    /// No pixels.
+    /// A side of the image is 0.
     #[error("the image is {width}x{height} pixels: the row is damaged")]
     NoPixels {
         /// Width in pixels.
@@ -274,47 +386,47 @@ pub enum SampleFault {
         /// Height in pixels.
         height: u32,
     },
-    /// The allocation table does not know the image.
+    /// The allocation table has no entry for the value.
     #[error(
-        "no allocation at byte {pointer}: the file was cut off or damaged, copy or write it again"
+        "no allocation at byte {pointer}: the file was truncated or damaged, copy or write it again"
     )]
-    Unresolved {
-        /// Where its row says that the image starts.
+    MissingAllocation {
+        /// Start of the value in its row.
         pointer: u64,
     },
-    /// The image lies outside the data pages.
+    /// The value is outside the data pages.
     #[error(
-        "its value at bytes {start}..{end} lies outside the data pages {least}..{most}: \
+        "its value at bytes {start}..{end} is outside the data pages {pages_start}..{pages_end}: \
          the file is damaged, copy or write it again"
     )]
     OutsidePages {
-        /// First byte of the image.
+        /// First byte of the value.
         start: u64,
-        /// The byte after its last.
+        /// End of the value, exclusive.
         end: u64,
         /// First byte of the pages.
-        least: u64,
-        /// The byte after their last.
-        most: u64,
+        pages_start: u64,
+        /// End of the pages, exclusive.
+        pages_end: u64,
     },
-    /// The row and the allocation table disagree about a value.
+    /// The allocation table has another size for the value than the row or the field's type.
     #[error(
         "{stored} bytes are stored where {size} are needed: \
          the file is damaged, copy or write it again"
     )]
     ValueSize {
-        /// Length in the allocation table.
+        /// Size in the allocation table, bytes.
         stored: u64,
-        /// Length by the row or the field's type.
+        /// Size by the row or the field's type, bytes.
         size: u64,
     },
-    /// It was longer when it was opened.
+    /// The file was truncated after it was opened.
     #[error(
-        "the file now ends before byte {end}: it was cut off while in use; \
-         put the whole file back and start again"
+        "the file now ends before byte {end}: it was truncated while in use; \
+         restore the complete file and start again"
     )]
     Shrunk {
-        /// The byte after the last one wanted.
+        /// End of the requested bytes, exclusive.
         end: u64,
     },
     /// A raw image of the wrong length.
@@ -323,7 +435,7 @@ pub enum SampleFault {
          the file is damaged, or its writer got an image above 65535 pixels"
     )]
     RawSize {
-        /// Length in the allocation table.
+        /// Size in the allocation table, bytes.
         stored: u64,
         /// Width in pixels.
         width: u32,
@@ -333,9 +445,9 @@ pub enum SampleFault {
     /// Not a JPEG stream.
     #[error("the image should be a JPEG, but does not start with FF D8: the file is damaged")]
     NotJpeg,
-    /// The JPEG's own size contradicts the row.
+    /// The JPEG has another size than in the row.
     #[error(
-        "the JPEG is {jpeg_width}x{jpeg_height} pixels, but its row says {width}x{height}: \
+        "the JPEG has {jpeg_width}x{jpeg_height} pixels, but {width}x{height} in its row: \
          the file is damaged"
     )]
     JpegSize {
@@ -348,19 +460,19 @@ pub enum SampleFault {
         /// Height in the row.
         height: u32,
     },
-    /// The JPEG is far too short for its size.
+    /// The JPEG has too few bytes for its size.
     #[error("{stored} bytes cannot hold a JPEG of {width}x{height} pixels: the file is damaged")]
     TooFewBytes {
-        /// Length in the allocation table.
+        /// Size of the stored JPEG, bytes.
         stored: u64,
         /// Width in pixels.
         width: u32,
         /// Height in pixels.
         height: u32,
     },
-    /// The JPEG is far too large.
+    /// The JPEG is too large.
     #[error(
-        "{width}x{height} pixels, above the {most} that are decoded: \
+        "{width}x{height} pixels, above the limit of {max_pixels}: \
          the file is damaged, or write it with smaller images"
     )]
     TooManyPixels {
@@ -368,23 +480,27 @@ pub enum SampleFault {
         width: u32,
         /// Height in pixels.
         height: u32,
-        /// Most pixels allowed.
-        most: u64,
+        /// Maximum number of pixels.
+        max_pixels: u64,
     },
-    /// Four ink channels.
+    /// The JPEG has four ink channels.
     #[error("the JPEG is CMYK: convert it to RGB when writing the data set")]
     Cmyk,
-    /// libjpeg-turbo refuses, or warns of, damaged data.
+    /// libjpeg-turbo reports an error or a warning.
     #[error("the JPEG does not decode: {0}")]
     Jpeg(String),
-    /// A text that is none.
+    /// Invalid JSON.
     #[error("the JSON text does not parse: {0}")]
     Json(String),
-    /// The resizer refuses.
-    #[error("the image does not resize: {0}")]
+    /// The image cannot be resized.
+    #[error("the image cannot be resized: {0}")]
     Resize(String),
 }
 
 fn list(names: &[String]) -> String {
     names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
+}
+
+fn attempts_in_words(attempts: u32) -> String {
+    if attempts == 1 { "1 attempt".to_owned() } else { format!("{attempts} attempts") }
 }

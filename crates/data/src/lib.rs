@@ -1,32 +1,32 @@
-//! Training data: from a `.beton` file, FFCV's format, to batches of pixels.
+//! Training data: reads `.beton` files, FFCV's format, and produces batches of samples.
 //!
 //! ```text
-//! file, pattern, bucket ─▶ Dataset ─▶ Loader ─▶ Batch     SampleOrder says which samples,
-//!                          (Beton,    (threads, each       augment says which part of each
+//! file, pattern, bucket ─▶ Dataset ─▶ Loader ─▶ Batch     SampleOrder selects the samples,
+//!                          (Beton,    (threads, each       augment the crop of each sample
 //!                           shards)    with a Decoder)
 //! ```
 //!
-//! Start with [`Dataset`] (files, checked) and [`Loader`] (threads that decode ahead).
+//! Start with [`Dataset`] (validated files) and [`Loader`] (threads that decode in advance).
 //!
-//! | module | what it knows |
+//! | module | content |
 //! |---|---|
 //! | [`beton`] | the file format; every length and offset is checked |
-//! | [`shards`] | many files, on disk or in a bucket with copies in a bounded folder |
-//! | `dataset` | images or arrays with a class or values each |
-//! | [`random`] | random numbers as a function of (seed, epoch, sample, operation) |
-//! | `order`, `layout` | which sample comes at which position of an epoch; which lie together |
-//! | [`mix`] | MixUp and CutMix of a micro-batch: arithmetic only |
-//! | [`augment`] | random and centre crops, flips: arithmetic only |
+//! | [`shards`] | many files, on disk or in a bucket with copies in a size-limited folder |
+//! | `dataset` | images or arrays, each with a class or target values |
+//! | [`random`] | random numbers as a function of (seed, epoch, sample, purpose) |
+//! | `order`, `sample_blocks` | order of the samples in an epoch; blocks of samples that are stored together |
+//! | [`mix`] | MixUp and CutMix of a micro-batch: parameters only |
+//! | [`augment`] | random and centre crops, flips: parameters only |
 //! | `turbojpeg` | JPEG → the pixels of a crop |
-//! | `resize`, [`area`] | a crop → a sample: fast, or as FFCV does it, bit by bit |
+//! | `resize`, [`area`] | a crop → a sample: fast, or bit-identical to FFCV |
 //! | `decode` | JPEG or raw → crop → resize → flip |
-//! | `loader` | requests → batches, in order, a few ahead |
+//! | `loader` | requests → batches, in order, prefetched |
 //! | [`mod@write`] | images, or values of any kind, → file |
-//! | [`synth`] | made-up signals with a known answer |
-//! | [`survey`], [`verify`], [`mod@bench`] | what is in a file, whether it is sound, how fast it loads |
+//! | [`synth`] | synthetic signals with a known target |
+//! | [`survey`], [`verify`], [`mod@bench`] | statistics, validation and loading speed of a file |
 //!
-//! What a sample looks like depends on (seed, epoch, sample) alone: not on the number of ranks or
-//! threads, nor on where a job was interrupted.
+//! A sample depends on (seed, epoch, sample) only: not on the number of ranks or threads, nor on where a job was
+//! interrupted.
 
 pub mod area;
 pub mod augment;
@@ -36,7 +36,7 @@ pub mod beton;
 mod dataset;
 mod decode;
 mod error;
-mod layout;
+mod file;
 mod loader;
 mod mapping;
 pub mod mix;
@@ -44,6 +44,7 @@ mod order;
 mod pixels;
 pub mod random;
 mod resize;
+mod sample_blocks;
 pub mod shards;
 pub mod survey;
 pub mod synth;
@@ -54,13 +55,13 @@ pub mod write;
 pub use batch::{Batch, Inputs};
 pub use beton::{Beton, ImageBytes, Mode};
 pub use dataset::{Dataset, InputType, Labels, Source};
-pub use decode::{Decoder, Frame};
+pub use decode::{Decoder, ImageTransform};
 pub use error::{Error, FileFault, SampleFault};
-pub use layout::Layout;
-pub use loader::{CpuShare, Loader, Options, Request, Stats, View};
+pub use loader::{CpuShare, Loader, LoaderStats, Options, Preprocessing, Request};
 pub use order::{EpochOrder, SampleOrder};
+pub use sample_blocks::SampleBlocks;
 
-/// A file beside `path` whose name begins with that one's.
+/// The path with `suffix` appended to the file name.
 fn with_suffix(path: &std::path::Path, suffix: &str) -> std::path::PathBuf {
     let mut text = path.as_os_str().to_owned();
     text.push(suffix);

@@ -1,10 +1,10 @@
-//! How the samples of a micro-batch are mixed with each other: MixUp (Zhang et al. 2018) and CutMix
-//! (Yun et al. 2019). Arithmetic only; no pixel is touched here.
+//! Parameters for mixing the samples of a micro-batch: MixUp (Zhang et al. 2018) and CutMix (Yun et al. 2019). This
+//! module does not access pixels.
 //!
-//! A micro-batch is mixed with itself, moved on by one: the partner of sample `i` is sample `i - 1`, that
-//! of the first is the last (`torch.roll(1)` along the batch, as in torchvision's `transforms.v2`). The
-//! order of samples is random already, so no permutation is drawn. Of a sample's target `lambda` is its
-//! own, the rest its partner's.
+//! A micro-batch is mixed with itself, shifted by one: the partner of sample `i` is sample `i - 1`, and the partner
+//! of the first is the last (`torch.roll(1)` along the batch, as in torchvision's `transforms.v2`). The order of
+//! samples is random already, so no permutation is needed. A sample's target is `lambda` times its own target plus
+//! `1 - lambda` times its partner's.
 
 use std::ops::Range;
 
@@ -12,38 +12,38 @@ use baton_recipe::spec::Augment;
 
 use crate::{
     Batch, Inputs,
-    random::{Draws, Operation},
+    random::{Draws, RandomPurpose},
 };
 
-/// What becomes of a micro-batch.
+/// How a micro-batch is mixed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Mix {
-    /// It stays as it is.
+    /// The samples are not changed.
     None,
-    /// Every sample becomes `lambda` times itself and `1 - lambda` times its partner.
+    /// Every sample becomes `lambda` times itself plus `1 - lambda` times its partner.
     MixUp {
-        /// Own share, 0..=1.
+        /// Share of the sample itself, 0..=1.
         lambda: f64,
     },
-    /// A window of every sample is its partner's.
+    /// A window of every sample is replaced by that of its partner.
     CutMix {
-        /// Own share, 0..=1: of the window as it is, rounded and cut off at the border.
+        /// Share of the sample itself, 0..=1, computed from the rounded and clipped window.
         lambda: f64,
-        /// Where the partner shows; possibly nowhere.
+        /// The replaced window; may be empty.
         window: Window,
     },
 }
 
-/// A part of an image or a signal.
+/// A rectangle of an image or a time range of a signal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Rows of an image; of a signal always `0..1`.
+    /// Rows of an image; for a signal always `0..1`.
     pub rows: Range<u32>,
-    /// Columns of an image, or a signal's positions in time.
+    /// Columns of an image, or positions in time of a signal.
     pub columns: Range<u32>,
 }
 
-/// The size of what is mixed.
+/// Size of the mixed inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Canvas {
     /// Images, in pixels. Neither side is 0.
@@ -53,7 +53,7 @@ pub enum Canvas {
         /// Columns.
         width: u32,
     },
-    /// Signals, whatever their number of channels.
+    /// Signals with any number of channels.
     Signal {
         /// Positions in time, at least one.
         length: u32,
@@ -61,7 +61,7 @@ pub enum Canvas {
 }
 
 impl Canvas {
-    /// That of a batch. An array's last axis is time.
+    /// The size of a batch's inputs. The last axis of an array is time.
     #[must_use]
     pub fn of(inputs: &Inputs) -> Self {
         match inputs {
@@ -78,15 +78,15 @@ impl Canvas {
 }
 
 impl Mix {
-    /// How a micro-batch is mixed: with probability `augment.cutmix_probability` by CutMix with `lambda`
+    /// Draws how a micro-batch is mixed: with probability `augment.cutmix_probability` by CutMix with `lambda`
     /// from Beta(`cutmix_alpha`, `cutmix_alpha`), else, if `augment.mixup_alpha` is above 0, by MixUp with
     /// `lambda` from Beta(`mixup_alpha`, `mixup_alpha`).
     ///
-    /// A function of (seed, epoch, first sample of the micro-batch): of what a virtual rank has, not of
-    /// who runs it or when.
+    /// The result is a function of (seed, epoch, first sample of the micro-batch), so it does not depend on which
+    /// rank computes the micro-batch or when.
     #[must_use]
     pub fn of(seed: u64, epoch: u32, first_sample: u64, augment: &Augment, canvas: Canvas) -> Self {
-        let mut draws = Draws::new(seed, epoch, first_sample, Operation::Mix);
+        let mut draws = Draws::new(seed, epoch, first_sample, RandomPurpose::Mix);
         if draws.uniform() < augment.cutmix_probability {
             return Self::cut(symmetric_beta(augment.cutmix_alpha, &mut draws), canvas, &mut draws);
         }
@@ -96,7 +96,7 @@ impl Mix {
         Self::None
     }
 
-    /// As [`of`](Self::of), for a batch of a loader. One without samples stays as it is.
+    /// Like [`of`](Self::of), for a batch of a loader. An empty batch is not mixed.
     #[must_use]
     pub fn of_batch(seed: u64, batch: &Batch, augment: &Augment) -> Self {
         match batch.samples.first() {
@@ -105,9 +105,8 @@ impl Mix {
         }
     }
 
-    /// A window as torchvision's `transforms.v2.CutMix` has it: of `1 - lambda` of the area, in the shape
-    /// of the image, its centre anywhere, cut off at the border. Of a signal, whose area is its length,
-    /// likewise.
+    /// A window like that of torchvision's `transforms.v2.CutMix`: `1 - lambda` of the area, with the image's aspect
+    /// ratio and a random centre, clipped at the border. For a signal the same applies to its length.
     fn cut(lambda: f64, canvas: Canvas, draws: &mut Draws) -> Self {
         let (height, width, side_share) = match canvas {
             Canvas::Image { height, width } => (height, width, (1.0 - lambda).sqrt()),
@@ -124,26 +123,26 @@ impl Mix {
     }
 }
 
-/// A part of `0..length`: half of `share` to each side of a centre anywhere in it, rounded down.
+/// A part of `0..length` around a random centre, with half of `share` on each side, rounded down and clipped.
 fn segment(share: f64, length: u32, draws: &mut Draws) -> Range<u32> {
     let centre = draws.below(length.into()) as u32;
     let half = (0.5 * share * f64::from(length)) as u32;
     centre.saturating_sub(half)..centre.saturating_add(half).min(length)
 }
 
-/// From Beta(`alpha`, `alpha`), `alpha` above 0.
+/// Draws from Beta(`alpha`, `alpha`); `alpha` must be above 0.
 ///
-/// Student's t with 2·alpha degrees of freedom by Bailey's polar method ("Polar generation of random
-/// variates with the t-distribution", Mathematics of Computation 62, 1994), and the symmetric beta from
+/// Uses Student's t with 2·alpha degrees of freedom by Bailey's polar method ("Polar generation of random
+/// variates with the t-distribution", Mathematics of Computation 62, 1994), and computes the symmetric beta from
 /// it: x = (1 + t / √(2·alpha + t²)) / 2 (Devroye, "Random variate generation in one line of code", 1996).
-/// Exact for any alpha, with two uniform numbers and no rejection. `libm`, because functions of C
-/// libraries differ in their last bits.
+/// Exact for any alpha, with two uniform numbers and no rejection. Uses `libm`, because the functions of C libraries
+/// differ in their last bits.
 fn symmetric_beta(alpha: f64, draws: &mut Draws) -> f64 {
-    // In (0, 1], so that there is a logarithm.
+    // In (0, 1], so that the logarithm is finite.
     let radius = 1.0 - draws.uniform();
     let direction = libm::cos(2.0 * std::f64::consts::PI * draws.uniform());
-    // t² / (2·alpha). Its first factor is u^(-1/alpha) - 1 without loss near 0; a small alpha makes it
-    // infinite, which gives 0 or 1 below.
+    // t² / (2·alpha). Its first factor is u^(-1/alpha) - 1, computed without loss of precision near 0. It is infinite
+    // for a small alpha, which gives 0 or 1 below.
     let ratio = libm::expm1(-libm::log(radius) / alpha) * direction * direction;
     let distance = 1.0 / (1.0 + 1.0 / ratio).sqrt();
     0.5 + 0.5 * distance.copysign(direction)
@@ -161,12 +160,12 @@ mod tests {
     }
 
     fn betas(alpha: f64, count: u64) -> Vec<f64> {
-        let draws = |sample| Draws::new(3, 1, sample, Operation::Mix);
+        let draws = |sample| Draws::new(3, 1, sample, RandomPurpose::Mix);
         (0..count).map(|sample| symmetric_beta(alpha, &mut draws(sample))).collect()
     }
 
-    /// The distribution function of Beta(a, a): the power series of the incomplete beta function
-    /// (Abramowitz & Stegun 26.5.4 in the form x^a Σ (1-a)_n xⁿ / (n! (a+n))), and its symmetry.
+    /// The distribution function of Beta(a, a), by the power series of the incomplete beta function
+    /// (Abramowitz & Stegun 26.5.4 in the form x^a Σ (1-a)_n xⁿ / (n! (a+n))) and its symmetry.
     fn beta_cdf(alpha: f64, x: f64) -> f64 {
         if x > 0.5 {
             return 1.0 - beta_cdf(alpha, 1.0 - x);
@@ -180,9 +179,9 @@ mod tests {
         x.powf(alpha) * sum / beta
     }
 
-    /// `scipy.stats.beta.cdf`, scipy 1.17.1.
+    /// Expected: `scipy.stats.beta.cdf`, scipy 1.17.1.
     #[test]
-    fn the_tests_own_distribution_function_is_scipys() {
+    fn the_distribution_function_of_these_tests_equals_that_of_scipy() {
         let expected = [
             (0.2, 0.01, 0.209_777_690_067_752_32),
             (0.2, 0.3, 0.433_204_184_375_964_53),
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn extreme_parameters_give_shares_all_the_same() {
+    fn extreme_parameters_give_valid_shares() {
         for alpha in [1e-300, 1e-3, 1e3, 1e300] {
             let values = betas(alpha, 1_000);
             assert!(values.iter().all(|x| (0.0..=1.0).contains(x)), "alpha {alpha}");
@@ -232,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mix_belongs_to_its_first_sample_and_epoch() {
+    fn a_mix_is_a_function_of_seed_epoch_and_first_sample() {
         let of = |seed, epoch, sample| Mix::of(seed, epoch, sample, &augment(0.2, 0.5, 1.0), IMAGE);
         assert_eq!(of(1, 2, 3), of(1, 2, 3));
         assert_ne!(of(1, 2, 3), of(1, 2, 4));
@@ -240,7 +239,7 @@ mod tests {
         assert_ne!(of(1, 2, 3), of(2, 2, 3));
     }
 
-    /// Runs that are resumed count on these bits.
+    /// Resumed runs depend on these exact bits.
     #[test]
     fn the_draws_of_a_seed_never_change() {
         let mixup = Mix::of(1, 2, 3, &augment(0.2, 0.0, 1.0), IMAGE);
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn cutmix_comes_as_often_as_asked_for_and_mixup_otherwise() {
+    fn cutmix_has_the_configured_probability_and_mixup_is_used_otherwise() {
         let counts = |augment: &Augment| {
             let mut counts = [0_u32; 3];
             for sample in 0..10_000 {
@@ -272,9 +271,9 @@ mod tests {
         assert!(mixup == 0 && none.abs_diff(7_000) < 200, "{none}");
     }
 
-    /// torchvision 0.26, `CutMix.make_params`, with the numbers it drew given.
+    /// Expected: torchvision 0.26's `CutMix.make_params`, with the same random numbers.
     #[test]
-    fn a_window_is_torchvisions() {
+    fn a_window_equals_that_of_torchvision() {
         let torchvision = |lambda: f64, r_x: i64, r_y: i64, height: i64, width: i64| {
             let r = 0.5 * (1.0 - lambda).sqrt();
             let r_w_half = (r * width as f64) as i64;
@@ -285,7 +284,7 @@ mod tests {
             (adjusted, [x1, x2, y1, y2].map(|edge| edge as u32))
         };
         for sample in 0..500 {
-            let mut draws = Draws::new(1, 0, sample, Operation::Mix);
+            let mut draws = Draws::new(1, 0, sample, RandomPurpose::Mix);
             let lambda = draws.uniform();
             let mut same = draws.clone();
             let (r_x, r_y) = (same.below(64) as i64, same.below(48) as i64);
@@ -299,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signals_window_is_a_segment_and_its_share_the_length_that_is_left() {
+    fn a_signals_window_is_a_segment_and_lambda_is_the_share_of_the_rest() {
         let mut kept = 0.0;
         for sample in 0..2_000 {
             let mix = Mix::of(1, 0, sample, &augment(0.0, 1.0, 1.0), SIGNAL);

@@ -1,11 +1,11 @@
-//! Images in memory, and parts of them.
+//! Images in memory and rectangles in them.
 
 use crate::{SampleFault, augment::Crop};
 
 /// Pixels in memory: u8, shape (height, width, 3), RGB.
 #[derive(Clone, Copy, Debug)]
 pub struct Pixels<'a> {
-    /// The first pixel's red comes first; at least `height` rows.
+    /// The rows, beginning with the red value of the first pixel; at least `height` rows.
     pub bytes: &'a [u8],
     /// Width in pixels.
     pub width: u32,
@@ -22,7 +22,10 @@ impl<'a> Pixels<'a> {
     }
 
     /// The pixels inside `crop`.
-    pub(crate) fn crop(self, crop: Crop) -> Result<Self, SampleFault> {
+    ///
+    /// # Errors
+    /// The crop is empty or not inside the image; the image has too few bytes.
+    pub fn crop(self, crop: Crop) -> Result<Self, SampleFault> {
         crop.check_inside(self.width, self.height)?;
         let Crop { left, top, width, height } = crop;
         let start = top as usize * self.row_bytes + 3 * left as usize;

@@ -1,16 +1,16 @@
-//! Random numbers as a function: the value depends on what it is for, never on what was drawn
-//! before or by whom. So any thread of any rank gets the same augmentation for a sample, and a
-//! resumed job the same as one that never stopped.
+//! Random numbers as a function of their purpose: the value does not depend on earlier draws or on the thread. So any
+//! thread of any rank gets the same augmentation for a sample, and a resumed job gets the same values as one that was
+//! never interrupted.
 //!
 //! Philox4x32-10: Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 //! SC 2011, §3.3 and table 2.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
-/// Fractions of the golden ratio and of √3.
+/// Fractional parts of the golden ratio and of √3.
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// 128 random bits for each counter; another sequence for each key.
+/// 128 random bits for each counter; each key gives another sequence.
 fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..ROUNDS {
         let [a, b, c, d] = counter;
@@ -27,11 +27,11 @@ fn widening_product(x: u32, y: u32) -> (u32, u32) {
     (product as u32, (product >> 32) as u32)
 }
 
-/// What random numbers are for: each purpose has its own sequences.
+/// Purpose of random numbers: each purpose has its own sequences.
 ///
-/// The numbers are part of what a checkpoint promises: never reuse or change one.
+/// Resuming from a checkpoint depends on these numbers: never reuse or change one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum RandomPurpose {
     /// The random crop.
     Crop = 0,
     /// The horizontal flip.
@@ -42,28 +42,28 @@ pub enum Operation {
     Window = 3,
     /// How the samples of a micro-batch are mixed.
     Mix = 4,
-    /// Whether the writer stores an image as JPEG. From 16 on numbers are the writer's.
+    /// Whether the writer stores an image as JPEG. Numbers from 16 on are for writing data.
     Store = 16,
-    /// A made-up signal.
+    /// A synthetic signal.
     Signal = 17,
 }
 
-/// The sequence of one (seed, epoch, sample, operation).
+/// The sequence of one (seed, epoch, sample, purpose).
 #[derive(Clone, Debug)]
 pub struct Draws {
     key: [u32; 2],
-    /// Operation (8 bits) and position in the sequence (24 bits), epoch, sample (64 bits).
+    /// Purpose (8 bits) and position in the sequence (24 bits), epoch, sample (64 bits).
     counter: [u32; 4],
-    /// The second half of the last block, if not used yet.
+    /// The second half of the last block, if it has not been used yet.
     left: Option<u64>,
 }
 
 impl Draws {
     /// Starts a sequence of 2²⁵ numbers.
     #[must_use]
-    pub fn new(seed: u64, epoch: u32, sample: u64, operation: Operation) -> Self {
+    pub fn new(seed: u64, epoch: u32, sample: u64, purpose: RandomPurpose) -> Self {
         let [sample_low, sample_high] = halves(sample);
-        let counter = [(operation as u32) << 24, epoch, sample_low, sample_high];
+        let counter = [(purpose as u32) << 24, epoch, sample_low, sample_high];
         Self { key: halves(seed), counter, left: None }
     }
 
@@ -84,13 +84,13 @@ impl Draws {
         (self.bits() >> 11) as f64 * STEP
     }
 
-    /// Uniform in [low, high); `low` where they are equal.
+    /// Uniform in [low, high); `low` if they are equal.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * self.uniform()
     }
 
-    /// Uniform in `0..bound`, and 0 for a bound of 0. Some values are likelier than others by at
-    /// most `bound` / 2⁶⁴, which no training can notice.
+    /// Uniform in `0..bound`; 0 for a bound of 0. Some values are likelier than others by at most `bound` / 2⁶⁴,
+    /// which is negligible for training.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
@@ -122,20 +122,19 @@ mod tests {
 
     #[test]
     fn every_part_of_the_key_changes_the_sequence() {
-        let first =
-            |seed, epoch, sample, operation| Draws::new(seed, epoch, sample, operation).bits();
+        let first = |seed, epoch, sample, purpose| Draws::new(seed, epoch, sample, purpose).bits();
         let values = [
-            first(0, 0, 0, Operation::Crop),
-            first(1, 0, 0, Operation::Crop),
-            first(1 << 32, 0, 0, Operation::Crop),
-            first(0, 1, 0, Operation::Crop),
-            first(0, 0, 1, Operation::Crop),
-            first(0, 0, 1 << 32, Operation::Crop),
-            first(0, 0, 0, Operation::Flip),
-            first(0, 0, 0, Operation::Order),
-            first(0, 0, 0, Operation::Mix),
-            first(0, 0, 0, Operation::Store),
-            first(0, 0, 0, Operation::Signal),
+            first(0, 0, 0, RandomPurpose::Crop),
+            first(1, 0, 0, RandomPurpose::Crop),
+            first(1 << 32, 0, 0, RandomPurpose::Crop),
+            first(0, 1, 0, RandomPurpose::Crop),
+            first(0, 0, 1, RandomPurpose::Crop),
+            first(0, 0, 1 << 32, RandomPurpose::Crop),
+            first(0, 0, 0, RandomPurpose::Flip),
+            first(0, 0, 0, RandomPurpose::Order),
+            first(0, 0, 0, RandomPurpose::Mix),
+            first(0, 0, 0, RandomPurpose::Store),
+            first(0, 0, 0, RandomPurpose::Signal),
         ];
         for (i, value) in values.iter().enumerate() {
             assert!(!values[..i].contains(value), "key {i} repeats an earlier sequence");
@@ -143,9 +142,9 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_is_the_same_every_time_and_does_not_repeat_itself() {
+    fn a_sequence_is_reproducible_and_does_not_repeat_itself() {
         let sequence = || {
-            let mut draws = Draws::new(7, 3, 11, Operation::Crop);
+            let mut draws = Draws::new(7, 3, 11, RandomPurpose::Crop);
             [(); 6].map(|()| draws.bits())
         };
         let values = sequence();
@@ -160,7 +159,7 @@ mod tests {
         const CELLS: usize = 64;
         const PER_CELL: usize = 1_000;
         let mut counts = [[0_usize; CELLS]; 2];
-        let mut draws = Draws::new(1, 0, 0, Operation::Crop);
+        let mut draws = Draws::new(1, 0, 0, RandomPurpose::Crop);
         for _ in 0..CELLS * PER_CELL {
             let uniform = draws.uniform();
             assert!((0.0..1.0).contains(&uniform));

@@ -1,110 +1,110 @@
-//! What is in a file, counted: what `baton data inspect` shows. No pixel is read.
+//! Statistics of a file, shown by `baton data inspect`. Does not read pixels.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use crate::{
-    Beton, Error, Layout, Mode,
+    Beton, Error, Mode, SampleBlocks,
     beton::{Field, FieldType},
 };
 
-/// Width of a class of the histogram of resolutions, in pixels of the longer side.
+/// Width of the bins of the histogram of resolutions, in pixels of the longer side.
 const RESOLUTION_STEP: u32 = 64;
 
-/// A file in numbers.
+/// Statistics of a file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Survey {
     /// Number of samples.
     pub samples: u64,
-    /// Length of the file in bytes.
+    /// Size of the file in bytes.
     pub file_bytes: u64,
     /// Size of a data page in bytes.
     pub page_bytes: u32,
-    /// Data pages that hold samples.
+    /// Number of data pages with samples.
     pub pages: u64,
     /// The fields in file order.
     pub fields: Vec<FieldSurvey>,
 }
 
-/// A field in numbers.
+/// Statistics of a field.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FieldSurvey {
-    /// Its name.
+    /// Name of the field.
     pub name: String,
-    /// Its type, as ffcv calls it.
+    /// ffcv's name of the type.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// What its values are.
+    /// Statistics of the values.
     #[serde(flatten)]
     pub values: Values,
 }
 
-/// What the values of a field are.
+/// Statistics of the values of a field.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Values {
-    /// Whole numbers.
+    /// Integers.
     Ints {
-        /// The least; absent if there are no samples.
+        /// Smallest value; absent if there are no samples.
         least: Option<i64>,
-        /// The largest.
+        /// Largest value.
         most: Option<i64>,
-        /// How many different ones there are, if no more than a thousand.
+        /// Number of different values; absent if above 1,000.
         distinct: Option<u64>,
     },
     /// Floating-point numbers.
     Floats {
-        /// The least of the finite ones; absent if there are none.
+        /// Smallest finite value; absent if there are none.
         least: Option<f64>,
-        /// The largest.
+        /// Largest finite value.
         most: Option<f64>,
-        /// Their mean.
+        /// Mean of the finite values.
         mean: Option<f64>,
-        /// Their standard deviation: the error of whoever always says the mean.
+        /// Standard deviation of the finite values: the error of always predicting the mean.
         deviation: Option<f64>,
-        /// How many are NaN or infinite.
+        /// Number of values that are NaN or infinite.
         not_finite: u64,
     },
     /// Images.
     Images {
-        /// Those stored as JPEG.
+        /// Number stored as JPEG.
         jpeg: u64,
-        /// Those stored raw.
+        /// Number stored raw.
         raw: u64,
-        /// Those whose row cannot be right.
+        /// Number with an invalid row.
         broken: u64,
-        /// Stored bytes.
+        /// Stored sizes in bytes.
         bytes: Sizes,
         /// Widths in pixels.
         width: Sizes,
         /// Heights in pixels.
         height: Sizes,
-        /// How many images have a longer side from so many pixels on, up to the next entry.
+        /// Histogram of the longer side: start of each bin in pixels → number of images.
         longer_side: BTreeMap<u32, u64>,
     },
     /// Bytes or texts.
     Bytes {
-        /// Their lengths.
+        /// Sizes in bytes.
         bytes: Sizes,
     },
     /// Arrays.
     Arrays {
-        /// Shape of each; absent where its description cannot be read.
+        /// Shape; absent if the descriptor cannot be read.
         shape: Option<Vec<u64>>,
         /// numpy's code of the element type.
         dtype: Option<&'static str>,
     },
 }
 
-/// The range of some sizes.
+/// Range and sum of sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sizes {
-    /// The least; 0 if there are none.
+    /// Smallest size; 0 if there are none.
     pub least: u64,
-    /// The largest.
+    /// Largest size.
     pub most: u64,
-    /// All together.
+    /// Sum of the sizes.
     pub total: u64,
     #[serde(skip)]
     count: u64,
@@ -118,28 +118,28 @@ impl Sizes {
         self.count += 1;
     }
 
-    /// The mean; 0 if there are none.
+    /// Mean size; 0 if there are none.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.total as f64 / self.count.max(1) as f64
     }
 }
 
-/// Most different whole numbers that are counted.
-const MOST_DISTINCT: usize = 1_000;
+/// Maximum number of different integers that are counted.
+const MAX_DISTINCT: usize = 1_000;
 
 impl Survey {
-    /// Counts what is in a file, by its rows and allocation table.
+    /// Computes the statistics of a file from its rows and allocation table.
     ///
     /// # Errors
-    /// They cannot be read.
+    /// The rows or the allocation table cannot be read.
     pub fn of(beton: &Beton) -> Result<Self, Error> {
         let fields = beton.fields().iter().map(|field| FieldSurvey::of(beton, field));
         Ok(Self {
             samples: beton.len(),
             file_bytes: beton.file_bytes(),
             page_bytes: beton.page_bytes(),
-            pages: Layout::of_pages(beton)?.blocks(),
+            pages: SampleBlocks::of_pages(beton)?.blocks(),
             fields: fields.collect::<Result<_, _>>()?,
         })
     }
@@ -158,12 +158,12 @@ impl FieldSurvey {
                     let value = beton.int(&column, sample)?;
                     least = Some(least.map_or(value, |least: i64| least.min(value)));
                     most = Some(most.map_or(value, |most: i64| most.max(value)));
-                    if distinct.len() <= MOST_DISTINCT {
+                    if distinct.len() <= MAX_DISTINCT {
                         distinct.insert(value);
                     }
                 }
                 let count = distinct.len();
-                let distinct = (count <= MOST_DISTINCT).then_some(count as u64);
+                let distinct = (count <= MAX_DISTINCT).then_some(count as u64);
                 Values::Ints { least, most, distinct }
             }
             FieldType::Float => {
@@ -193,7 +193,7 @@ impl FieldSurvey {
     }
 }
 
-/// Floating-point numbers seen so far.
+/// Running statistics of floating-point numbers.
 #[derive(Default)]
 struct Floats {
     count: u64,
@@ -206,7 +206,7 @@ struct Floats {
 }
 
 impl Floats {
-    /// Welford 1962, which loses no digits where values lie close together.
+    /// Welford's method, 1962, which does not lose precision if values are close together.
     fn add(&mut self, value: f64) {
         if !value.is_finite() {
             self.not_finite += 1;
@@ -239,18 +239,18 @@ fn images(beton: &Beton, name: &str) -> Result<Values, Error> {
     let (mut bytes, mut width, mut height) = (Sizes::default(), Sizes::default(), Sizes::default());
     let mut longer_side = BTreeMap::new();
     for sample in 0..beton.len() {
-        let Ok(place) = beton.image_place(&column, sample) else {
+        let Ok(location) = beton.image_location(&column, sample) else {
             broken += 1;
             continue;
         };
-        match place.mode {
+        match location.mode {
             Mode::Jpeg => jpeg += 1,
             Mode::Raw => raw += 1,
         }
-        bytes.add(place.len);
-        width.add(place.width.into());
-        height.add(place.height.into());
-        let side = place.width.max(place.height);
+        bytes.add(location.len);
+        width.add(location.width.into());
+        height.add(location.height.into());
+        let side = location.width.max(location.height);
         *longer_side.entry(side / RESOLUTION_STEP * RESOLUTION_STEP).or_default() += 1;
     }
     Ok(Values::Images { jpeg, raw, broken, bytes, width, height, longer_side })

@@ -1,58 +1,57 @@
-//! Made-up signals whose answer is known: a regression to try out, `baton data synth signals`.
+//! Synthetic signals with a known target, for a regression to try out: `baton data synth signals`.
 //!
-//! Every signal is a damped oscillation that drifts, in noise; its target is how fast it oscillates:
+//! Every signal is a damped oscillation with drift and noise; its target is the frequency:
 //!
 //! ```text
 //! x(c, t) = a · exp(-d · s) · sin(2π · f · s + p) + o + b · (s - 1/2) + noise · n(t)      s = t / window
 //! f = 2 + 10 · target                                                        cycles per window
 //!
 //! target   uniform in [0, 1)
-//! d        uniform in [0, 3)              damping, one of the whole sample
-//! a        uniform in [0.5, 2)            amplitude, one per channel as all that follow
+//! d        uniform in [0, 3)              damping, one value for all channels of a sample
+//! a        uniform in [0.5, 2)            amplitude; this and the following have one value per channel
 //! p        uniform in [0, 2π)             phase
 //! o        uniform in [-1, 1)             offset
 //! b        uniform in [-2, 2)             drift
 //! n(t)     normal, variance 1             noise
 //! ```
 //!
-//! What can be reached: phase, offset and drift are symmetric around zero and know nothing of the target,
-//! so every x(c, t) is uncorrelated with it, and **no linear model beats the constant 1/2** (mean absolute
-//! error 1/4, standard deviation 1/√12 = 0.29, correlation 0). Whoever knows the formula and looks for the
-//! oscillation that explains most gets a mean absolute error of 0.005 and a rank correlation above 0.999
-//! (default options; both are tests below).
+//! Reachable accuracy: phase, offset and drift are symmetric around zero and independent of the target, so every x(c,
+//! t) is uncorrelated with it, and **no linear model is better than the constant 1/2** (mean absolute error 1/4,
+//! standard deviation 1/√12 = 0.29, correlation 0). An estimator that uses the formula and fits the frequency has a
+//! mean absolute error of 0.005 and a rank correlation above 0.999 (default options; both are tested below).
 
 use std::{f64::consts::TAU, path::Path};
 
 use crate::{
-    random::{Draws, Operation},
-    write::{Array, Error, FFCV_LEAST_PAGE_BYTES, Field, Kind, Value, Writer, Written},
+    random::{Draws, RandomPurpose},
+    write::{Array, Error, FFCV_MIN_PAGE_BYTES, Field, FieldKind, FinishedFile, Value, Writer},
 };
 
 /// Name of the field with the signals: f32, shape (channels, window).
 pub const INPUT_FIELD: &str = "signal";
-/// Name of the field with their targets: Float.
+/// Name of the field with the targets: Float.
 pub const TARGET_FIELD: &str = "target";
 
-/// Cycles per window at target 0, and how many more at target 1.
+/// Cycles per window at target 0, and the number of additional cycles at target 1.
 const CYCLES: [f64; 2] = [2.0, 10.0];
 const DAMPING: [f64; 2] = [0.0, 3.0];
 const AMPLITUDE: [f64; 2] = [0.5, 2.0];
 const OFFSET: [f64; 2] = [-1.0, 1.0];
 const DRIFT: [f64; 2] = [-2.0, 2.0];
 
-/// The fastest oscillation still has more than two positions per cycle.
-const LEAST_WINDOW: u32 = 25;
+/// Minimum window, in positions: then the fastest oscillation has more than two positions per cycle.
+const MIN_WINDOW: u32 = 25;
 
-/// What signals are to be like. The same values give the same bits on every machine.
+/// Parameters of the signals. The same values give identical bits on every machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Signals {
-    /// Positions in time.
+    /// Number of positions in time.
     pub window: u32,
-    /// Signals per sample, each with its own amplitude, phase, offset, drift and noise.
+    /// Number of signals per sample, each with another amplitude, phase, offset, drift and noise.
     pub channels: u32,
     /// Standard deviation of the noise.
     pub noise: f64,
-    /// Root of all that is random.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -62,17 +61,17 @@ impl Default for Signals {
     }
 }
 
-/// Which samples: no two parts have one in common.
+/// A part of the samples; the parts are disjoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// Those to learn from.
+pub enum Split {
+    /// Samples for training.
     Train = 0,
-    /// Those to be evaluated with.
+    /// Samples for evaluation.
     Val = 1,
 }
 
 impl Signals {
-    /// Makes sure that such signals can be made and stored.
+    /// Checks that the parameters are valid and that the signals can be stored.
     ///
     /// # Errors
     /// The window is too short for the fastest oscillation, a sample does not fit into a page, there are
@@ -80,19 +79,19 @@ impl Signals {
     pub fn check(&self) -> Result<(), Error> {
         let Self { window, channels, noise, .. } = *self;
         let refused = |reason: String| Err(Error::Option(reason));
-        if window < LEAST_WINDOW {
+        if window < MIN_WINDOW {
             return refused(format!(
-                "a window of {window} is too short for 12 cycles: take at least {LEAST_WINDOW}"
+                "a window of {window} is too short for 12 cycles: take at least {MIN_WINDOW}"
             ));
         }
         if channels == 0 {
-            return refused("signals of no channels: take at least one".to_owned());
+            return refused("signals with 0 channels: take at least one".to_owned());
         }
         let bytes = 4 * u64::from(channels) * u64::from(window);
-        if bytes > u64::from(FFCV_LEAST_PAGE_BYTES) {
+        if bytes > u64::from(FFCV_MIN_PAGE_BYTES) {
             return refused(format!(
                 "{channels} channels of {window} positions take {bytes} bytes, above the \
-                 {FFCV_LEAST_PAGE_BYTES} of a page: take fewer"
+                 {FFCV_MIN_PAGE_BYTES} of a page: take fewer"
             ));
         }
         if !(noise.is_finite() && noise >= 0.0) {
@@ -101,9 +100,9 @@ impl Signals {
         Ok(())
     }
 
-    /// Puts a sample into `signal`, shape (channels, window), and returns its target.
-    pub fn make(&self, part: Part, sample: u64, signal: &mut Vec<f32>) -> f64 {
-        let mut draws = Draws::new(self.seed, part as u32, sample, Operation::Signal);
+    /// Writes a sample into `signal`, shape (channels, window), and returns its target.
+    pub fn make(&self, split: Split, sample: u64, signal: &mut Vec<f32>) -> f64 {
+        let mut draws = Draws::new(self.seed, split as u32, sample, RandomPurpose::Signal);
         let target = draws.uniform();
         let damping = draws.between(DAMPING[0], DAMPING[1]);
         signal.clear();
@@ -125,27 +124,28 @@ impl Signals {
         target
     }
 
-    /// Writes a file of samples `0..samples`, replacing an older one as a whole. `progress` hears of each.
+    /// Writes a file with samples `0..samples`, atomically replacing an older one. `progress` is called for each
+    /// sample.
     ///
     /// # Errors
     /// As [`check`](Self::check) and [`Writer`].
     pub fn write(
         &self,
-        part: Part,
+        split: Split,
         samples: u64,
         target: &Path,
         mut progress: impl FnMut(),
-    ) -> Result<Written, Error> {
+    ) -> Result<FinishedFile, Error> {
         self.check()?;
         let shape = vec![self.channels.into(), self.window.into()];
         let fields = vec![
-            Field::new(INPUT_FIELD, Kind::NdArray(Array { shape, dtype: "<f4".to_owned() })),
-            Field::new(TARGET_FIELD, Kind::Float),
+            Field::new(INPUT_FIELD, FieldKind::NdArray(Array { shape, dtype: "<f4".to_owned() })),
+            Field::new(TARGET_FIELD, FieldKind::Float),
         ];
-        let mut writer = Writer::create(target, fields, samples, FFCV_LEAST_PAGE_BYTES)?;
+        let mut writer = Writer::create(target, fields, samples, FFCV_MIN_PAGE_BYTES)?;
         let (mut signal, mut bytes) = (Vec::new(), Vec::new());
         for sample in 0..samples {
-            let target = self.make(part, sample, &mut signal);
+            let target = self.make(split, sample, &mut signal);
             bytes.clear();
             bytes.extend(signal.iter().flat_map(|value| value.to_le_bytes()));
             writer.push(&[Value::Array(&bytes), Value::Float(target)])?;
@@ -170,7 +170,7 @@ struct Channel {
 }
 
 impl Channel {
-    /// The value at a time in windows. `libm`, because functions of C libraries differ in their last bits.
+    /// The value at a time in windows. Uses `libm`, because the functions of C libraries differ in their last bits.
     fn at(&self, s: f64) -> f64 {
         let oscillation = libm::sin(TAU * self.frequency * s + self.phase);
         let envelope = self.amplitude * libm::exp(-self.damping * s);
@@ -178,9 +178,9 @@ impl Channel {
     }
 }
 
-/// From the normal distribution of variance 1, by Box & Muller 1958.
+/// Draws from the normal distribution with variance 1, by Box & Muller 1958.
 fn normal(draws: &mut Draws) -> f64 {
-    // In (0, 1], so that there is a logarithm.
+    // In (0, 1], so that the logarithm is finite.
     let radius = 1.0 - draws.uniform();
     (-2.0 * libm::log(radius)).sqrt() * libm::cos(TAU * draws.uniform())
 }
@@ -191,44 +191,44 @@ mod tests {
 
     use super::*;
 
-    /// Signals of shape (samples, window) of one channel, and their targets.
-    fn made(signals: Signals, part: Part, samples: u64) -> (Vec<Vec<f32>>, Vec<f32>) {
+    /// Signals of one channel, shape (samples, window), and their targets.
+    fn made(signals: Signals, split: Split, samples: u64) -> (Vec<Vec<f32>>, Vec<f32>) {
         let one = |sample| {
             let mut signal = Vec::new();
-            let target = signals.make(part, sample, &mut signal);
+            let target = signals.make(split, sample, &mut signal);
             (signal, target as f32)
         };
         (0..samples).map(one).unzip()
     }
 
     #[test]
-    fn a_sample_is_the_same_every_time_and_unlike_every_other() {
-        let of = |seed, part, sample| {
+    fn a_sample_is_reproducible_and_differs_from_every_other() {
+        let of = |seed, split, sample| {
             let mut signal = vec![9.0; 3];
-            let target = Signals { seed, ..Signals::default() }.make(part, sample, &mut signal);
+            let target = Signals { seed, ..Signals::default() }.make(split, sample, &mut signal);
             (signal, target)
         };
-        assert_eq!(of(1, Part::Train, 2), of(1, Part::Train, 2));
-        assert_eq!(of(1, Part::Train, 2).0.len(), 100);
-        for other in [of(1, Part::Train, 3), of(1, Part::Val, 2), of(2, Part::Train, 2)] {
-            assert_ne!(of(1, Part::Train, 2), other);
+        assert_eq!(of(1, Split::Train, 2), of(1, Split::Train, 2));
+        assert_eq!(of(1, Split::Train, 2).0.len(), 100);
+        for other in [of(1, Split::Train, 3), of(1, Split::Val, 2), of(2, Split::Train, 2)] {
+            assert_ne!(of(1, Split::Train, 2), other);
         }
     }
 
-    /// These bits are in files that people have.
+    /// Existing files contain these bits.
     #[test]
     fn the_signals_of_a_seed_never_change() {
         let mut signal = Vec::new();
-        let target = Signals::default().make(Part::Train, 0, &mut signal);
+        let target = Signals::default().make(Split::Train, 0, &mut signal);
         let digest = blake3::hash(bytemuck::cast_slice(&signal)).to_hex();
         assert_eq!((target.to_bits(), &digest[..16]), (0x3FD2_D2A2_CAE2_B9C6, "00d2c58555cd5324"));
     }
 
     #[test]
-    fn channels_share_their_target_and_nothing_else() {
+    fn channels_share_only_their_target() {
         let signals = Signals { channels: 2, noise: 0.0, ..Signals::default() };
         let mut signal = Vec::new();
-        signals.make(Part::Train, 0, &mut signal);
+        signals.make(Split::Train, 0, &mut signal);
         let (first, second) = signal.split_at(100);
         let found = [first, second].map(estimate);
         assert_ne!(first, second);
@@ -238,21 +238,21 @@ mod tests {
     #[test]
     fn the_noise_is_normal() {
         const COUNT: usize = 100_000;
-        let mut draws = Draws::new(1, 0, 0, Operation::Signal);
+        let mut draws = Draws::new(1, 0, 0, RandomPurpose::Signal);
         let values: Vec<f64> = (0..COUNT).map(|_| normal(&mut draws)).collect();
         let moment = |power| values.iter().map(|x: &f64| x.powi(power)).sum::<f64>() / COUNT as f64;
-        // Of a normal variable 0, 1, 0, 3; limits are about four standard deviations.
+        // The moments of a normal variable are 0, 1, 0, 3; limits are about four standard deviations.
         let limits = [(1, 0.0, 0.013), (2, 1.0, 0.018), (3, 0.0, 0.05), (4, 3.0, 0.125)];
         for (power, expected, limit) in limits {
             assert!((moment(power) - expected).abs() < limit, "moment {power}: {}", moment(power));
         }
     }
 
-    /// The target as the frequency of the oscillation that, with a straight line, leaves the least of the
-    /// signal: what a person would do with pencil and paper, without regard for damping.
+    /// Estimates the target: the frequency of the oscillation that, together with a straight line, fits the signal
+    /// best. Ignores damping.
     fn estimate(signal: &[f32]) -> f32 {
         let steps = 400;
-        let left = |step: u32| {
+        let residual = |step: u32| {
             let frequency = CYCLES[0] + CYCLES[1] * f64::from(step) / f64::from(steps);
             let rows = (0..signal.len()).map(|t| {
                 let s = t as f64 / signal.len() as f64;
@@ -264,7 +264,7 @@ mod tests {
             let error = |(row, x): (&Vec<f64>, &f32)| (dot(row, &weights) - f64::from(*x)).powi(2);
             rows.iter().zip(signal).map(error).sum::<f64>()
         };
-        let best = (0..=steps).min_by(|a, b| left(*a).total_cmp(&left(*b))).unwrap();
+        let best = (0..=steps).min_by(|a, b| residual(*a).total_cmp(&residual(*b))).unwrap();
         best as f32 / steps as f32
     }
 
@@ -296,7 +296,7 @@ mod tests {
         (0..n).map(|i| system[i][n] / system[i][i]).collect()
     }
 
-    /// What the module's documentation promises.
+    /// The module's documentation states this.
     #[test]
     fn no_linear_model_learns_the_target() {
         let rows = |signals: &[Vec<f32>]| -> Vec<Vec<f64>> {
@@ -305,25 +305,25 @@ mod tests {
             };
             signals.iter().map(row).collect()
         };
-        let (train, train_targets) = made(Signals::default(), Part::Train, 8_192);
-        let (val, val_targets) = made(Signals::default(), Part::Val, 2_048);
+        let (train, train_targets) = made(Signals::default(), Split::Train, 8_192);
+        let (val, val_targets) = made(Signals::default(), Split::Val, 2_048);
         let weights = least_squares(&rows(&train), &train_targets);
         let guesses: Vec<f32> = rows(&val).iter().map(|row| dot(row, &weights) as f32).collect();
         let fit = Fit::of(&guesses, &val_targets, 1);
-        // Four standard deviations of a correlation of 2,048 unrelated pairs.
+        // Four standard deviations of the correlation of 2,048 independent pairs.
         assert!(fit.pearson.abs() < 0.09 && fit.mae > 0.24, "{fit:?}");
     }
 
     #[test]
-    fn whoever_looks_for_the_frequency_finds_the_target() {
-        let (signals, targets) = made(Signals::default(), Part::Val, 256);
+    fn fitting_the_frequency_finds_the_target() {
+        let (signals, targets) = made(Signals::default(), Split::Val, 256);
         let guesses: Vec<f32> = signals.iter().map(|signal| estimate(signal)).collect();
         let fit = Fit::of(&guesses, &targets, 1);
         assert!(fit.spearman > 0.999 && fit.mae < 0.006, "{fit:?}");
     }
 
     #[test]
-    fn signals_that_cannot_be_are_refused_with_a_remedy() {
+    fn invalid_parameters_are_refused_with_a_remedy() {
         let good = Signals::default();
         good.check().unwrap();
         let cases = [

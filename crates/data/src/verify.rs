@@ -1,4 +1,4 @@
-//! Looks at everything in a file: what `baton data verify` does.
+//! Verification of a file, used by `baton data verify`.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -14,17 +14,17 @@ use crate::{
     beton::{ArrayColumn, BytesColumn, FieldType, FloatColumn, ImageColumn},
 };
 
-/// Samples that a thread takes at a time.
-const CHUNK: u64 = 64;
+/// Number of samples that a thread claims at a time.
+const CHUNK_SAMPLES: u64 = 64;
 
-/// A file whose samples can be looked at one by one.
+/// Checks the samples of a file one by one.
 pub struct Verifier<'a> {
     beton: &'a Beton,
     columns: Vec<Column>,
     faults: Vec<Error>,
 }
 
-/// A field whose values can be wrong; whole numbers in the rows cannot.
+/// A field whose values can be invalid; integers in the rows cannot.
 enum Column {
     Float(FloatColumn),
     Image(ImageColumn),
@@ -34,10 +34,10 @@ enum Column {
 }
 
 impl<'a> Verifier<'a> {
-    /// Looks at the rows and the allocation table.
+    /// Checks the rows against the allocation table.
     ///
     /// # Errors
-    /// They contradict each other so much that no sample can be looked at.
+    /// They are so inconsistent that no sample can be checked.
     pub fn new(beton: &'a Beton) -> Result<Self, Error> {
         let (mut columns, mut faults) = (Vec::new(), Vec::new());
         for field in beton.fields() {
@@ -47,7 +47,7 @@ impl<'a> Verifier<'a> {
             columns.push(match field.kind {
                 FieldType::Int => continue,
                 FieldType::Float => Column::Float(beton.float_column(name)?),
-                // Told among the faults.
+                // Already among the faults.
                 _ if array && field.array_type().is_err() => continue,
                 FieldType::RgbImage => Column::Image(beton.image_column(name)?),
                 FieldType::Bytes => Column::Bytes(beton.bytes_column(name)?),
@@ -60,41 +60,41 @@ impl<'a> Verifier<'a> {
         Ok(Self { beton, columns, faults })
     }
 
-    /// What is wrong with values by their rows and the allocation table alone.
+    /// Faults found in the rows and the allocation table.
     #[must_use]
     pub fn faults(&self) -> &[Error] {
         &self.faults
     }
 
-    /// Reads all values of a sample: images are decoded, texts parsed, and floating-point numbers must be
-    /// finite as f32, which is how they are learned from.
+    /// Reads all values of a sample: images are decoded, JSON texts parsed, and floating-point numbers must be finite
+    /// as f32, the type used in training.
     ///
     /// # Errors
-    /// The first that is not what it should be.
-    pub fn check(&self, sample: u64, tools: &mut Tools) -> Result<(), Error> {
+    /// The first invalid value.
+    pub fn check(&self, sample: u64, buffers: &mut VerifyBuffers) -> Result<(), Error> {
         for column in &self.columns {
             match column {
                 Column::Float(column) => {
                     self.beton.float_as_f32(column, sample)?;
                 }
                 Column::Image(column) => {
-                    let image = self.beton.image(column, sample, &mut tools.buffer)?;
-                    let start = self.beton.image_place(column, sample)?.start;
-                    let decoded = tools.decoder.decode(&image);
+                    let image = self.beton.image(column, sample, &mut buffers.buffer)?;
+                    let start = self.beton.image_location(column, sample)?.start;
+                    let decoded = buffers.decoder.decode(&image);
                     decoded.map_err(|fault| self.beton.sample_error(sample, start, fault))?;
                 }
                 Column::Bytes(column) => {
-                    self.beton.bytes(column, sample, &mut tools.buffer)?;
+                    self.beton.bytes(column, sample, &mut buffers.buffer)?;
                 }
                 Column::Json(column) => {
-                    let text = self.beton.bytes(column, sample, &mut tools.buffer)?;
+                    let text = self.beton.bytes(column, sample, &mut buffers.buffer)?;
                     serde_json::from_slice::<serde::de::IgnoredAny>(text).map_err(|error| {
                         let fault = SampleFault::Json(error.to_string());
                         self.beton.sample_error(sample, 0, fault)
                     })?;
                 }
                 Column::Array(column) => {
-                    let Tools { buffer, values, .. } = &mut *tools;
+                    let VerifyBuffers { buffer, values, .. } = &mut *buffers;
                     self.beton.array_as_f32(column, sample, buffer, values)?;
                 }
             }
@@ -102,29 +102,29 @@ impl<'a> Verifier<'a> {
         Ok(())
     }
 
-    /// Checks every sample with `threads` threads. `progress` hears how many more are done, from any
-    /// thread. Faults come in the order of the samples.
+    /// Checks every sample with `threads` threads. `progress` is called with the number of newly checked samples,
+    /// from any thread. The faults are in the order of the samples.
     #[must_use]
     pub fn check_all(&self, threads: usize, progress: impl Fn(u64) + Sync) -> Vec<Error> {
         let (next, found) = (AtomicU64::new(0), Mutex::new(Vec::new()));
         let (stop, samples) = (AtomicBool::new(false), self.beton.len());
-        let tell = |sample: u64, error: Error| {
+        let record = |sample: u64, error: Error| {
             found.lock().unwrap_or_else(PoisonError::into_inner).push((sample, error));
         };
         let work = || {
-            let mut tools = match Tools::new() {
-                Ok(tools) => tools,
-                Err(error) => return tell(samples, error),
+            let mut buffers = match VerifyBuffers::new() {
+                Ok(buffers) => buffers,
+                Err(error) => return record(samples, error),
             };
             while !stop.load(Ordering::Relaxed) {
-                let start = next.fetch_add(CHUNK, Ordering::Relaxed);
+                let start = next.fetch_add(CHUNK_SAMPLES, Ordering::Relaxed);
                 if start >= samples {
                     return;
                 }
-                let end = samples.min(start + CHUNK);
+                let end = samples.min(start + CHUNK_SAMPLES);
                 for sample in start..end {
-                    if let Err(error) = self.check(sample, &mut tools) {
-                        tell(sample, error);
+                    if let Err(error) = self.check(sample, &mut buffers) {
+                        record(sample, error);
                     }
                 }
                 progress(end - start);
@@ -135,7 +135,7 @@ impl<'a> Verifier<'a> {
                 scope.spawn(|| {
                     if catch_unwind(AssertUnwindSafe(work)).is_err() {
                         stop.store(true, Ordering::Relaxed);
-                        tell(samples, Error::Panicked);
+                        record(samples, Error::Panicked);
                     }
                 });
             }
@@ -146,18 +146,18 @@ impl<'a> Verifier<'a> {
     }
 }
 
-/// What a thread needs to look at samples.
-pub struct Tools {
+/// Decoder and buffers of a thread that checks samples.
+pub struct VerifyBuffers {
     decoder: Decoder,
     buffer: Vec<u8>,
     values: Vec<f32>,
 }
 
-impl Tools {
-    /// Empty buffers.
+impl VerifyBuffers {
+    /// A decoder with empty buffers.
     ///
     /// # Errors
-    /// libjpeg-turbo did not start.
+    /// libjpeg-turbo cannot be initialised.
     pub fn new() -> Result<Self, Error> {
         Ok(Self { decoder: Decoder::new()?, buffer: Vec::new(), values: Vec::new() })
     }

@@ -1,4 +1,4 @@
-//! Sums of values that lie on the device.
+//! Sums of values in device memory.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use cudarc::driver::{result, sys};
 use crate::error::failed;
 use crate::{Device, Error, Stream};
 
-/// `left[i] += right[i]` for `i < len`, each thread every `threads`-th value. `add.rn.f32` rounds to nearest
-/// and keeps subnormal values, as the host's addition does, so that both come to the same bits. Every driver
-/// that this crate runs with compiles it for its device, from Volta on.
+/// `left[i] += right[i]` for `i < len`; each thread adds every `threads`-th value. `add.rn.f32` rounds to nearest and
+/// keeps subnormal values, as the host's addition does, so that both compute the same bits. Every driver that this
+/// crate supports compiles it for its device, from Volta on.
 const PTX: &CStr = c"
 .version 7.0
 .target sm_70
@@ -64,8 +64,8 @@ end:
 
 const NAME: &CStr = c"baton_add";
 const BLOCK_THREADS: u32 = 256;
-/// More than fill any GPU; longer sums go round.
-const MOST_BLOCKS: u64 = 2048;
+/// Enough to fill any GPU; for longer sums each thread adds several values.
+const MAX_BLOCKS: u64 = 2048;
 
 /// Adds values on a device.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,7 @@ pub struct Adder {
 }
 
 impl Adder {
-    /// The first one for a device has the driver compile its kernel, which takes milliseconds.
+    /// An adder for `device`. The first one compiles its kernel, which takes milliseconds.
     ///
     /// # Errors
     /// The driver cannot compile it.
@@ -84,18 +84,18 @@ impl Adder {
         Ok(Self { device, function: function(device)? })
     }
 
-    /// Queues `left[i] += right[i]` for `len` f32 at the device addresses `left` and `right`, to the bit as
-    /// the host would add them.
+    /// Queues `left[i] += right[i]` for `len` f32 at the device addresses `left` and `right`, bit-identical to the
+    /// host's addition.
     ///
     /// # Errors
-    /// The device refused.
+    /// The device failed.
     ///
     /// # Panics
-    /// `stream` is another device's.
+    /// `stream` belongs to another device.
     ///
     /// # Safety
-    /// From now until `stream` has come past it, so many values of the stream's device lie at both
-    /// addresses, which do not overlap; nobody else uses those at `left` or changes those at `right`.
+    /// Until `stream` has completed this work, `len` values of the stream's device must be valid at both addresses, and
+    /// the ranges must not overlap; no other code may use the values at `left` or change those at `right`.
     pub unsafe fn add(
         &self,
         stream: &Stream,
@@ -103,16 +103,16 @@ impl Adder {
         right: u64,
         len: usize,
     ) -> Result<(), Error> {
-        assert_eq!(stream.device(), self.device, "callers keep to one device");
+        assert_eq!(stream.device(), self.device, "the stream must be on the adder's device");
         if len == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { launch(self.device, self.function, stream, (left, right, len as u64)) }
     }
 }
 
-/// The kernel, which is loaded once for each device and never unloaded, as its context is.
+/// The kernel. It is loaded once for each device and never unloaded, like the device's context.
 fn function(device: Device) -> Result<usize, Error> {
     static LOADED: Mutex<BTreeMap<i32, usize>> = Mutex::new(BTreeMap::new());
 
@@ -127,9 +127,9 @@ fn function(device: Device) -> Result<usize, Error> {
     // SAFETY: the module was just loaded.
     let function = unsafe { result::module::get_function(module, NAME.to_owned()) }
         .map_err(failed("cuModuleGetFunction"))? as usize;
-    // A driver that loads lazily does so at the first launch, and may then wait for all that the device does:
-    // for ever, behind a kernel of NCCL's that waits for a peer. So the first launch is here, of nothing.
-    // SAFETY: without values there is no memory to speak of.
+    // A driver with lazy loading loads the kernel at its first launch, and may then wait for all work of the device:
+    // forever, behind an NCCL kernel that waits for a peer. So the first launch is here, with no values.
+    // SAFETY: with no values the kernel uses no memory.
     unsafe { launch(device, function, &Stream::of_torch(device), (0, 0, 0)) }?;
     loaded.insert(device.ordinal(), function);
     Ok(function)
@@ -146,9 +146,9 @@ unsafe fn launch(
     device.make_current()?;
     let mut parameters =
         [&mut left, &mut right, &mut len].map(|p| ptr::from_mut(p).cast::<c_void>());
-    let blocks = len.div_ceil(u64::from(BLOCK_THREADS)).clamp(1, MOST_BLOCKS) as u32;
-    // SAFETY: the caller's promise for the memory; the function has these three parameters, which the driver
-    // copies before it returns.
+    let blocks = len.div_ceil(u64::from(BLOCK_THREADS)).clamp(1, MAX_BLOCKS) as u32;
+    // SAFETY: guaranteed by the caller for the memory; the function has these three parameters, which the driver copies
+    // before it returns.
     unsafe {
         result::launch_kernel(
             function as sys::CUfunction,

@@ -1,4 +1,4 @@
-//! One GPU, in the context that all of this process shares.
+//! A GPU, in the context that is shared by the whole process.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -9,8 +9,8 @@ use cudarc::driver::{result, sys};
 use crate::Error;
 use crate::error::failed;
 
-/// A GPU whose primary context this process holds. It is retained once and never released, as
-/// libtorch does it: both compute in the same one.
+/// A GPU with its primary context. The context is retained once and never released, as in libtorch: both compute in the
+/// same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     ordinal: i32,
@@ -19,10 +19,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// The device with this CUDA ordinal, made the calling thread's current one.
+    /// Opens the device with this CUDA ordinal and makes it current in the calling thread.
     ///
     /// # Errors
-    /// No driver, no such device.
+    /// No driver; the device does not exist.
     pub fn open(ordinal: i32) -> Result<Self, Error> {
         let device = Self { ordinal, context: primary_context(ordinal)? };
         device.make_current()?;
@@ -35,7 +35,7 @@ impl Device {
         self.ordinal
     }
 
-    /// Has the calling thread's later calls go to this device.
+    /// Makes this device current in the calling thread.
     pub(crate) fn make_current(self) -> Result<(), Error> {
         // SAFETY: the context was retained and is never released.
         unsafe { result::ctx::set_current(self.context as sys::CUcontext) }
@@ -59,7 +59,7 @@ fn primary_context(ordinal: i32) -> Result<usize, Error> {
     Ok(context)
 }
 
-/// cudarc panics where the library is missing, so this comes before any other call.
+/// Loads and initialises the driver. Must come before any other call, because cudarc panics without the library.
 pub(crate) fn open_driver() -> Result<(), Error> {
     // SAFETY: it only opens libcuda.so, whose initialisers may run at any time.
     if !unsafe { sys::is_culib_present() } {

@@ -1,36 +1,36 @@
-//! What the driver refuses, in words.
+//! Errors of the CUDA driver and of kernels.
 
 use cudarc::driver::result::DriverError;
 
-/// Why something on a GPU failed.
+/// Error of an operation on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The CUDA driver refused.
+    /// The CUDA driver reported an error.
     #[error("{function}: {name} (CUDA error {code}){}", remedy(*.code))]
     Cuda {
-        /// The driver's function.
+        /// The driver function.
         function: &'static str,
         /// `CUresult`.
         code: u32,
         /// Its name.
         name: String,
     },
-    /// A shared library cannot be found.
+    /// A shared library was not found.
     #[error("{library} not found: {remedy}")]
     LibraryMissing {
-        /// File name looked for.
+        /// Its file name.
         library: &'static str,
-        /// How to get it.
+        /// How to install it.
         remedy: &'static str,
     },
-    /// The compiler of kernels refused.
+    /// NVRTC, the compiler of kernels, reported an error.
     #[error("{function}: {name}{}{log}", if log.is_empty() { "" } else { ": " })]
     Nvrtc {
-        /// Its function.
+        /// The NVRTC function.
         function: &'static str,
         /// `nvrtcResult`.
         name: String,
-        /// What it says of the source; empty where it was not about that.
+        /// The compiler's messages; empty for other errors.
         log: String,
     },
     /// A kernel cannot run on the host.
@@ -38,13 +38,13 @@ pub enum Error {
     HostKernel {
         /// Its name.
         name: String,
-        /// What is wrong.
+        /// The problem.
         problem: &'static str,
     },
 }
 
 impl Error {
-    /// Whether the GPU's memory was too small.
+    /// Whether the GPU's memory was exhausted.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Cuda { code: OUT_OF_MEMORY, .. })
@@ -54,26 +54,34 @@ impl Error {
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: u32 = 2;
 
-/// What to do about a `CUresult` that says more of the machine than of this program.
+/// The remedy for a `CUresult` that is caused by the machine rather than by this program.
 fn remedy(code: u32) -> &'static str {
     match code {
-        OUT_OF_MEMORY => ": out of memory on the GPU; see who else uses it in `nvidia-smi`",
-        46 => {
-            ": the GPU is taken; see `nvidia-smi`, and its compute mode: in `EXCLUSIVE_PROCESS` one \
-             process has it alone"
+        OUT_OF_MEMORY => {
+            ": out of memory on the GPU; see which other processes use it in `nvidia-smi`"
         }
+        // CUDA_ERROR_DEVICE_UNAVAILABLE.
+        46 => {
+            ": the GPU is in use; see `nvidia-smi`, and its compute mode: in `EXCLUSIVE_PROCESS` only one \
+             process can use it"
+        }
+        // CUDA_ERROR_NO_DEVICE, CUDA_ERROR_INVALID_DEVICE.
         100 | 101 => ": see `nvidia-smi -L` and CUDA_VISIBLE_DEVICES",
+        // CUDA_ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_UNKNOWN.
         214 | 719 | 999 => {
             ": the GPU or its driver has failed; see `dmesg | grep Xid`, and reset or replace it"
         }
+        // CUDA_ERROR_SYSTEM_NOT_READY.
         802 => ": NVSwitch is not ready; start nvidia-fabricmanager of the driver's version",
+        // CUDA_ERROR_SYSTEM_DRIVER_MISMATCH.
         803 => ": the driver's kernel module and its library differ; reboot the machine",
+        // CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE.
         804 => ": the driver is too old for this CUDA; install a newer one",
         _ => "",
     }
 }
 
-/// For `map_err`: the driver refused.
+/// For `map_err`: converts an error of the driver.
 pub(crate) fn failed(function: &'static str) -> impl Fn(DriverError) -> Error {
     move |error| Error::Cuda {
         function,
@@ -91,15 +99,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_machines_owner_can_mend_is_told_with_how() {
-        let told = |code: CUresult| remedy(code as u32);
-        assert!(told(CUresult::CUDA_ERROR_OUT_OF_MEMORY).starts_with(": out of memory"));
-        assert!(told(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE).contains("EXCLUSIVE_PROCESS"));
-        assert!(told(CUresult::CUDA_ERROR_NO_DEVICE).contains("CUDA_VISIBLE_DEVICES"));
-        assert!(told(CUresult::CUDA_ERROR_ECC_UNCORRECTABLE).contains("Xid"));
-        assert!(told(CUresult::CUDA_ERROR_SYSTEM_NOT_READY).contains("fabricmanager"));
-        assert!(told(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH).contains("reboot"));
-        assert!(told(CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE).contains("too old"));
-        assert_eq!(told(CUresult::CUDA_ERROR_INVALID_VALUE), "");
+    fn errors_with_a_cause_on_the_machine_have_a_remedy() {
+        let text = |code: CUresult| remedy(code as u32);
+        assert!(text(CUresult::CUDA_ERROR_OUT_OF_MEMORY).starts_with(": out of memory"));
+        assert!(text(CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE).contains("EXCLUSIVE_PROCESS"));
+        assert!(text(CUresult::CUDA_ERROR_NO_DEVICE).contains("CUDA_VISIBLE_DEVICES"));
+        assert!(text(CUresult::CUDA_ERROR_ECC_UNCORRECTABLE).contains("Xid"));
+        assert!(text(CUresult::CUDA_ERROR_SYSTEM_NOT_READY).contains("fabricmanager"));
+        assert!(text(CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH).contains("reboot"));
+        assert!(text(CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE).contains("too old"));
+        assert_eq!(text(CUresult::CUDA_ERROR_INVALID_VALUE), "");
     }
 }

@@ -2,29 +2,29 @@
 #![allow(unsafe_code)]
 
 use crate::memory::{copy, copy_out};
-use crate::{Device, DeviceMemory, Error, Event, Pinned, Stream};
+use crate::{Device, DeviceMemory, Error, Pinned, Stream, StreamEvent};
 
-/// Bytes that cross to the host at a time.
-const CHUNK: usize = 4 << 20;
+/// Number of bytes that are copied to the host at a time.
+const CHUNK_BYTES: usize = 4 << 20;
 
-/// Holds values as they were: [`freeze`](Self::freeze) has the device copy them within its own memory,
-/// which takes it a fraction of a millisecond and the host no time at all; a thread that may wait
-/// [reads](Self::thaw) the copy while training goes on.
+/// Keeps a copy of values. [`freeze`](Self::freeze) copies them within device memory, which takes the device a fraction
+/// of a millisecond and the host almost no time. Another thread, which may wait, [reads](Self::thaw) the copy while
+/// training continues.
 #[derive(Debug)]
 pub struct Freezer {
     torch: Stream,
     stream: Stream,
     memory: Option<DeviceMemory>,
-    /// On libtorch's stream, behind the copy.
-    frozen: Event,
-    /// On our stream, behind the last read of the copy.
-    thawed: Event,
-    /// Two chunks on their way, each with a mark behind it.
-    crossing: [Option<(Pinned, Event)>; 2],
+    /// Marks libtorch's stream after the copy.
+    frozen: StreamEvent,
+    /// Marks our stream after the last read of the copy.
+    thawed: StreamEvent,
+    /// Two buffers for chunks, each with an event that marks its copy.
+    chunks: [Option<(Pinned, StreamEvent)>; 2],
 }
 
 impl Freezer {
-    /// An empty one.
+    /// A freezer without a copy.
     ///
     /// # Errors
     /// The device failed.
@@ -33,73 +33,77 @@ impl Freezer {
             torch: Stream::of_torch(device),
             stream: Stream::new(device)?,
             memory: None,
-            frozen: Event::new(device)?,
-            thawed: Event::new(device)?,
-            crossing: [None, None],
+            frozen: StreamEvent::new(device)?,
+            thawed: StreamEvent::new(device)?,
+            chunks: [None, None],
         })
     }
 
-    /// Copies `bytes` bytes at the device address `from`, as they are after all that libtorch has
-    /// queued. What was frozen before is gone.
+    /// Copies `bytes` bytes at the device address `from`, as they are after all work that libtorch has queued. Replaces
+    /// the previous copy.
     ///
     /// # Errors
     /// Out of memory.
     ///
     /// # Safety
-    /// So many bytes of the device lie at `from`, and only work on libtorch's stream changes them.
+    /// `bytes` bytes of the device must be valid at `from`, and only work on libtorch's stream may change them.
     pub unsafe fn freeze(&mut self, from: u64, bytes: usize) -> Result<(), Error> {
         let memory = match self.memory.take() {
             Some(memory) if memory.len() == bytes => memory,
             _ => DeviceMemory::new(self.torch.device(), bytes)?,
         };
         self.torch.wait_for(&self.thawed)?;
-        // SAFETY: the caller's promise for `from`; the memory is ours, just as long, and its reader is
-        // waited for.
+        // SAFETY: guaranteed by the caller for `from`; the memory is our own, of the same length, and the stream waits
+        // for its last read.
         unsafe { copy(&self.torch, memory.address(), from, bytes) }?;
         self.torch.mark(&self.frozen)?;
         self.memory = Some(memory);
         Ok(())
     }
 
-    /// Waits for what was frozen, and writes it to `to`, which is as long.
+    /// Waits for the frozen copy, and writes it to `to`, which may be shorter.
     ///
     /// # Errors
     /// The device failed.
     ///
     /// # Panics
-    /// `to` is longer than what was frozen.
+    /// `to` is longer than the frozen copy.
     pub fn thaw(&mut self, to: &mut [u8]) -> Result<(), Error> {
         let frozen = self.memory.as_ref();
-        assert!(frozen.map_or(0, DeviceMemory::len) >= to.len(), "callers keep the length");
+        assert!(
+            frozen.map_or(0, DeviceMemory::len) >= to.len(),
+            "cannot thaw more than was frozen"
+        );
         let Some(memory) = frozen else { return Ok(()) };
         self.stream.wait_for(&self.frozen)?;
         let device = self.stream.device();
         let mut previous: Option<(&mut [u8], usize)> = None;
-        for (number, chunk) in to.chunks_mut(CHUNK).enumerate() {
+        for (number, chunk) in to.chunks_mut(CHUNK_BYTES).enumerate() {
             let turn = number % 2;
-            if self.crossing[turn].is_none() {
-                self.crossing[turn] = Some((Pinned::new(device, CHUNK)?, Event::new(device)?));
+            if self.chunks[turn].is_none() {
+                self.chunks[turn] =
+                    Some((Pinned::new(device, CHUNK_BYTES)?, StreamEvent::new(device)?));
             }
-            if let Some((pinned, arrived)) = &mut self.crossing[turn] {
-                let from = memory.address() + (number * CHUNK) as u64;
-                // SAFETY: both are ours; the chunk before last, which was here, has been taken below.
+            if let Some((pinned, arrived)) = &mut self.chunks[turn] {
+                let from = memory.address() + (number * CHUNK_BYTES) as u64;
+                // SAFETY: both are our own; the chunk before last, which used this buffer, was copied out below.
                 unsafe { copy_out(&self.stream, &mut pinned.bytes_mut()[..chunk.len()], from) }?;
                 self.stream.mark(arrived)?;
             }
-            // While this one crosses, the one before is taken out.
+            // While this chunk is copied, the previous one is copied out of its buffer.
             if let Some((chunk, turn)) = previous.replace((chunk, turn)) {
-                take(&self.crossing[turn], chunk)?;
+                take(&self.chunks[turn], chunk)?;
             }
         }
         if let Some((chunk, turn)) = previous {
-            take(&self.crossing[turn], chunk)?;
+            take(&self.chunks[turn], chunk)?;
         }
         self.stream.mark(&self.thawed)
     }
 }
 
-fn take(crossing: &Option<(Pinned, Event)>, to: &mut [u8]) -> Result<(), Error> {
-    if let Some((pinned, arrived)) = crossing {
+fn take(buffer: &Option<(Pinned, StreamEvent)>, to: &mut [u8]) -> Result<(), Error> {
+    if let Some((pinned, arrived)) = buffer {
         arrived.wait()?;
         to.copy_from_slice(&pinned.bytes()[..to.len()]);
     }

@@ -1,24 +1,23 @@
-//! The CUDA driver, made safe as far as it can be.
+//! An interface to the CUDA driver, safe as far as possible.
 //!
 //! | start here | for |
 //! |---|---|
 //! | [`Device`] | the primary context that this process shares with libtorch |
-//! | [`Stream`], [`Event`] | order between queues of work on one device |
-//! | [`DeviceMemory`], [`Pinned`] | memory, and copies that nobody waits for |
-//! | [`Adder`] | sums of values that lie on the device |
-//! | [`Uploads`] | inputs that cross to the device while it computes on those before |
+//! | [`Stream`], [`StreamEvent`] | order between queues of work on one device |
+//! | [`DeviceMemory`], [`Pinned`] | memory, and asynchronous copies |
+//! | [`Adder`] | sums of values in device memory |
+//! | [`Uploads`] | copies of inputs to the device while it computes on earlier ones |
 //! | [`Freezer`] | a copy of the device's state that the host reads later |
-//! | [`Readback`] | a few numbers, read when they have come |
-//! | [`HostWaits`] | which calls had the host wait for the device: the proof that none does |
-//! | [`kernels`] | kernels of our own, on a GPU or on the host |
-//! | [`module`] | CUDA C compiled while the program runs |
+//! | [`Readback`] | an asynchronous copy of a few numbers to the host |
+//! | [`HostWaits`] | counts the calls in which the host waits for the device, to check that there are none |
+//! | [`kernels`] | our own kernels, on a GPU or on the host |
+//! | [`module`] | CUDA C that is compiled at run time |
 //!
-//! libtorch works in each device's primary context on the legacy default stream. Streams of our own do
-//! not synchronise with that one (`CU_STREAM_NON_BLOCKING`): every order between the two is an event,
-//! written down where it is needed.
+//! libtorch works in each device's primary context on the legacy default stream. Our own streams do not synchronise
+//! with that one (`CU_STREAM_NON_BLOCKING`): only events, recorded where they are needed, order work between the two.
 //!
-//! The driver is opened when first needed, so that one program runs on machines with and without it. Tests
-//! put `baton-fake-gpu` in its place, which does what is queued late and in any order that CUDA allows.
+//! The driver is loaded when it is first needed, so that the same program runs on machines with and without it. Tests
+//! replace it with `baton-fake-gpu`, which does queued work late and in any order that CUDA allows.
 
 mod add;
 mod device;
@@ -38,6 +37,6 @@ pub use error::Error;
 pub use freezer::Freezer;
 pub use memory::{DeviceMemory, Pinned, copy, copy_in, copy_out};
 pub use readback::Readback;
-pub use stream::{Event, Stream};
+pub use stream::{Stream, StreamEvent};
 pub use uploads::{Ticket, Uploads};
 pub use waits::HostWaits;

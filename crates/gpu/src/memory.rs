@@ -1,4 +1,4 @@
-//! Memory that copies go between, and the copies.
+//! Host and device memory, and copies between them.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -9,7 +9,7 @@ use cudarc::driver::{result, sys};
 use crate::error::failed;
 use crate::{Device, Error, Stream};
 
-/// Page-locked host memory: the device copies from and to it by itself, at full speed. Zeros at first.
+/// Page-locked host memory, which the device can copy from and to at full speed. Initially zeros.
 pub struct Pinned {
     device: Device,
     address: NonNull<u8>,
@@ -22,30 +22,30 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Room for `len` bytes. Takes milliseconds: keep it.
+    /// Allocates `len` bytes. Takes milliseconds, so reuse it.
     ///
     /// # Errors
-    /// The host has no more memory to lock.
+    /// The host cannot lock more memory.
     pub fn new(device: Device, len: usize) -> Result<Self, Error> {
         device.make_current()?;
-        // The driver makes no empty allocations.
+        // The driver rejects empty allocations.
         // SAFETY: it is freed once, in `drop`.
         let address = unsafe { result::malloc_host(len.max(1), 0) };
         let address = address.map_err(failed("cuMemHostAlloc"))?.cast::<u8>();
-        // SAFETY: so many bytes were just allocated.
+        // SAFETY: this many bytes were just allocated.
         unsafe { address.write_bytes(0, len.max(1)) };
         let address = NonNull::new(address).unwrap_or(NonNull::dangling());
         Ok(Self { device, address, len })
     }
 
-    /// What it holds; no copy into it may be under way.
+    /// The bytes; no copy into this memory may be in flight.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: allocated with this length and initialised.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.len) }
     }
 
-    /// What it holds, to be changed; no copy from or into it may be under way.
+    /// The bytes, for writing; no copy from or into this memory may be in flight.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
@@ -67,7 +67,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Memory on a device, beside libtorch's own.
+/// Memory on a device, in addition to libtorch's.
 #[derive(Debug)]
 pub struct DeviceMemory {
     device: Device,
@@ -76,7 +76,7 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Room for `len` bytes of no particular values. May wait for the device: keep it.
+    /// Allocates `len` bytes with undefined values. May wait for the device, so reuse it.
     ///
     /// # Errors
     /// Out of memory.
@@ -93,13 +93,13 @@ impl DeviceMemory {
         self.address
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds nothing.
+    /// Whether the length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -107,7 +107,7 @@ impl DeviceMemory {
 }
 
 impl Drop for DeviceMemory {
-    /// Waits for the device, as the driver does.
+    /// Frees the memory; the driver waits for the device.
     fn drop(&mut self) {
         if self.device.make_current().is_ok() {
             // SAFETY: allocated by `malloc_sync` and freed once.
@@ -119,17 +119,17 @@ impl Drop for DeviceMemory {
 /// Queues the copy of `from` to the device address `to`.
 ///
 /// # Errors
-/// The device refused.
+/// The device failed.
 ///
 /// # Safety
-/// From now until `stream` has come past the copy, `from` stays as it is, and at `to` lie as many
-/// bytes of the stream's device that nobody else uses.
+/// Until `stream` has completed the copy, `from` must not change, and `from.len()` bytes of the stream's device must be
+/// valid at `to` and not used by other code.
 pub unsafe fn copy_in(stream: &Stream, to: u64, from: &[u8]) -> Result<(), Error> {
     if from.is_empty() {
         return Ok(());
     }
     stream.device().make_current()?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { result::memcpy_htod_async(to, from, stream.raw().cast()) }
         .map_err(failed("cuMemcpyHtoDAsync"))
 }
@@ -137,17 +137,17 @@ pub unsafe fn copy_in(stream: &Stream, to: u64, from: &[u8]) -> Result<(), Error
 /// Queues the copy of `to.len()` bytes at the device address `from`.
 ///
 /// # Errors
-/// The device refused.
+/// The device failed.
 ///
 /// # Safety
-/// From now until `stream` has come past the copy, nobody uses `to`, and at `from` lie as many bytes
-/// of the stream's device that nobody changes.
+/// Until `stream` has completed the copy, no other code may use `to`, and `to.len()` bytes of the stream's device must
+/// be valid at `from` and must not change.
 pub unsafe fn copy_out(stream: &Stream, to: &mut [u8], from: u64) -> Result<(), Error> {
     if to.is_empty() {
         return Ok(());
     }
     stream.device().make_current()?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { result::memcpy_dtoh_async(to, from, stream.raw().cast()) }
         .map_err(failed("cuMemcpyDtoHAsync"))
 }
@@ -155,17 +155,17 @@ pub unsafe fn copy_out(stream: &Stream, to: &mut [u8], from: u64) -> Result<(), 
 /// Queues the copy of `bytes` bytes from one device address to another.
 ///
 /// # Errors
-/// The device refused.
+/// The device failed.
 ///
 /// # Safety
-/// From now until `stream` has come past the copy, both places are memory of the stream's device,
-/// nobody changes the one and nobody uses the other.
+/// Until `stream` has completed the copy, both ranges must be memory of the stream's device; the source must not change
+/// and no other code may use the target.
 pub unsafe fn copy(stream: &Stream, to: u64, from: u64, bytes: usize) -> Result<(), Error> {
     if bytes == 0 {
         return Ok(());
     }
     stream.device().make_current()?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { result::memcpy_dtod_async(to, from, bytes, stream.raw().cast()) }
         .map_err(failed("cuMemcpyDtoDAsync"))
 }

@@ -1,7 +1,7 @@
-//! Kernels compiled for the GPU at hand while the program runs.
+//! Kernels that are compiled at run time for the installed GPU.
 //!
-//! NVRTC, CUDA's compiler as a library, comes with PyTorch. So a machine that builds Baton needs no CUDA
-//! toolkit, and one build runs on every GPU.
+//! NVRTC, CUDA's compiler as a library, comes with PyTorch. So the machine that builds Baton needs no CUDA toolkit, and
+//! one build runs on every GPU.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_void};
@@ -16,17 +16,17 @@ use crate::{Device, Error, Stream, device};
 /// The architecture of a GPU: its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Architecture {
-    /// 9 of 9.0.
+    /// Major number: 9 of 9.0.
     pub major: i32,
-    /// 0 of 9.0.
+    /// Minor number: 0 of 9.0.
     pub minor: i32,
 }
 
 impl Architecture {
-    /// That of the GPU with this ordinal.
+    /// The architecture of the GPU with this ordinal.
     ///
     /// # Errors
-    /// No driver, no such GPU.
+    /// No driver; the GPU does not exist.
     pub fn of(ordinal: i32) -> Result<Self, Error> {
         use sys::CUdevice_attribute as Attribute;
 
@@ -47,9 +47,9 @@ impl Architecture {
 /// Machine code ("cubin") of CUDA C `source` for GPUs of one architecture.
 ///
 /// # Errors
-/// No NVRTC; it does not know the architecture; the source is wrong, with NVRTC's log.
+/// NVRTC is missing; it does not support the architecture; the source is wrong (with NVRTC's log).
 pub fn compile(source: &CStr, architecture: Architecture) -> Result<Vec<u8>, Error> {
-    // cudarc panics where the library is missing, so this comes before any other call.
+    // This comes before any other call, because cudarc panics without the library.
     // SAFETY: it only opens libnvrtc.so, whose initialisers may run at any time.
     if !unsafe { nvrtc_sys::is_culib_present() } {
         return Err(Error::LibraryMissing {
@@ -59,31 +59,31 @@ pub fn compile(source: &CStr, architecture: Architecture) -> Result<Vec<u8>, Err
         });
     }
     open_builtins();
-    let program = Program::new(source)?;
+    let program = NvrtcProgram::new(source)?;
     program.compile(architecture)?;
     program.machine_code()
 }
 
-/// Opens NVRTC's second library for it, once and for ever. NVRTC asks for it by name, but looks neither
-/// beside itself nor where this program's rpath points; a library that is open it finds.
+/// Loads NVRTC's second library once and never unloads it. NVRTC opens it by name, but searches neither its own folder
+/// nor this program's rpath; it finds a library that is loaded already.
 fn open_builtins() {
     static OPENED: OnceLock<Option<libloading::Library>> = OnceLock::new();
 
     OPENED.get_or_init(|| {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: two places for two numbers.
+        // SAFETY: two pointers to two live numbers.
         unsafe { nvrtc_sys::nvrtcVersion(&mut major, &mut minor) }.result().ok()?;
         let name = format!("libnvrtc-builtins.so.{major}.{minor}");
-        // Where it is missing, NVRTC's log says so.
+        // If it is missing, NVRTC's log reports it.
         // SAFETY: its initialisers may run at any time.
         unsafe { libloading::Library::new(name) }.ok()
     });
 }
 
-/// A source at the compiler's.
-struct Program(nvrtc_sys::nvrtcProgram);
+/// A program in the compiler.
+struct NvrtcProgram(nvrtc_sys::nvrtcProgram);
 
-impl Program {
+impl NvrtcProgram {
     fn new(source: &CStr) -> Result<Self, Error> {
         // NVRTC copies the source.
         let program = nvrtc::create_program(source, Some(c"baton.cu"));
@@ -106,7 +106,7 @@ impl Program {
         // SAFETY: the program is alive.
         let log = unsafe { nvrtc::get_program_log(self.0) }.unwrap_or_default();
         let bytes: Vec<u8> = log.into_iter().map(|byte| byte as u8).collect();
-        // One line, as errors are.
+        // Joined to one line, as error messages should be.
         let lines = String::from_utf8_lossy(&bytes);
         let lines = lines.trim_end_matches('\0').lines().map(str::trim).filter(|it| !it.is_empty());
         lines.collect::<Vec<_>>().join("; ")
@@ -114,8 +114,8 @@ impl Program {
 
     fn machine_code(&self) -> Result<Vec<u8>, Error> {
         let mut len = 0;
-        // SAFETY: the program is alive and compiled for a real architecture; the second call fills as
-        // many bytes as the first one told.
+        // SAFETY: the program is alive and compiled for a real architecture; the second call writes as many bytes as
+        // the first one returned.
         unsafe {
             nvrtc_sys::nvrtcGetCUBINSize(self.0, &mut len)
                 .result()
@@ -129,7 +129,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: it was created and is destroyed once.
         let _ = unsafe { nvrtc::destroy_program(self.0) };
@@ -149,7 +149,7 @@ pub struct Grid {
     pub threads: [u32; 3],
 }
 
-/// Kernels on a device. They are loaded once and never unloaded, so that whatever is queued can run.
+/// Kernels on a device. They are loaded once and never unloaded, so that all queued work can run.
 #[derive(Debug)]
 pub struct Module {
     device: Device,
@@ -161,10 +161,10 @@ impl Module {
     /// Loads machine code of `device`'s architecture.
     ///
     /// # Errors
-    /// The code is for another architecture, or none; out of memory.
+    /// The code is invalid or for another architecture; out of memory.
     pub fn load(device: Device, code: &[u8]) -> Result<Self, Error> {
         device.make_current()?;
-        // SAFETY: the driver checks the code, which tells its own length, and copies it.
+        // SAFETY: the driver checks the code, which contains its own length, and copies it.
         let raw = unsafe { driver::module::load_data(code.as_ptr().cast()) }
             .map_err(failed("cuModuleLoadData"))?;
         Ok(Self { device, raw: raw as usize })
@@ -173,11 +173,12 @@ impl Module {
     /// Queues a kernel that takes one argument.
     ///
     /// # Errors
-    /// There is no such kernel; the device refused.
+    /// The kernel does not exist; the device failed.
     ///
     /// # Safety
-    /// `arguments` is laid out as the kernel's argument; until `stream` has come past the kernel, what it
-    /// points to is memory of the device that the kernel may read or write and nobody else uses.
+    /// `arguments` must have the layout of the kernel's argument. Until `stream` has completed the kernel, the
+    /// addresses in it must be valid memory of the device for the kernel's reads and writes, and no other code may use
+    /// it.
     pub unsafe fn launch<A: Copy>(
         &self,
         stream: &Stream,
@@ -185,7 +186,7 @@ impl Module {
         grid: Grid,
         arguments: &A,
     ) -> Result<(), Error> {
-        debug_assert_eq!(self.device, stream.device(), "callers keep to one device");
+        debug_assert_eq!(self.device, stream.device(), "the stream must be on the module's device");
         self.device.make_current()?;
         let name = CString::new(name).unwrap_or_default();
         let module = self.raw as sys::CUmodule;
@@ -193,10 +194,10 @@ impl Module {
         let function = unsafe { driver::module::get_function(module, name) }
             .map_err(failed("cuModuleGetFunction"))?;
         let [blocks, threads] = [grid.blocks, grid.threads].map(|[x, y, z]| (x, y, z));
-        // The driver copies it before it returns.
+        // The driver copies the argument before it returns.
         let mut parameters = [std::ptr::from_ref(arguments).cast_mut().cast::<c_void>()];
         let raw = stream.raw().cast();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { driver::launch_kernel(function, blocks, threads, 0, raw, &mut parameters) }
             .map_err(failed("cuLaunchKernel"))
     }
@@ -208,7 +209,7 @@ mod tests {
 
     const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
 
-    /// Whether NVRTC is here; where it is not, that must be what the error says.
+    /// The result of the compiler, or `None` without NVRTC, in which case the error must report that.
     fn compiles(source: &CStr, architecture: Architecture) -> Option<Result<Vec<u8>, Error>> {
         match compile(source, architecture) {
             Err(error @ Error::LibraryMissing { library, .. }) => {
@@ -226,7 +227,7 @@ mod tests {
     #[test]
     fn our_kernels_compile_for_ampere_and_hopper() {
         for architecture in [Architecture { major: 8, minor: 0 }, HOPPER] {
-            let Some(code) = compiles(crate::kernels::SOURCE, architecture) else { return };
+            let Some(code) = compiles(crate::kernels::KERNEL_SOURCE, architecture) else { return };
             let code = code.unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(&code[..4], b"\x7fELF");
             println!("{architecture:?}: {} bytes of machine code", code.len());
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_source_is_told_with_the_compilers_words() {
+    fn a_wrong_source_is_reported_with_the_compilers_log() {
         let Some(result) = compiles(c"__global__ void kernel() { nonsense; }", HOPPER) else {
             return;
         };

@@ -1,19 +1,19 @@
-//! A few numbers, read when they have come.
+//! An asynchronous copy of a few numbers from the device.
 #![allow(unsafe_code)]
 
 use crate::memory::copy_out;
-use crate::{Device, Error, Event, Pinned, Stream};
+use crate::{Device, Error, Pinned, Stream, StreamEvent};
 
-/// `N` f32 on their way from the device.
+/// Copies `N` f32 from the device.
 #[derive(Debug)]
 pub struct Readback<const N: usize> {
     torch: Stream,
     pinned: Pinned,
-    arrived: Event,
+    arrived: StreamEvent,
 }
 
 impl<const N: usize> Readback<N> {
-    /// With nothing on its way: the values are zeros.
+    /// A readback without a copy in flight: the values are zeros.
     ///
     /// # Errors
     /// The device failed.
@@ -21,25 +21,25 @@ impl<const N: usize> Readback<N> {
         Ok(Self {
             torch: Stream::of_torch(device),
             pinned: Pinned::new(device, N * size_of::<f32>())?,
-            arrived: Event::new(device)?,
+            arrived: StreamEvent::new(device)?,
         })
     }
 
-    /// Sends for the values at the device address `from`, as they are after all that libtorch has
-    /// queued. Nobody waits for them, and those sent for before are gone.
+    /// Starts copying the values at the device address `from`, as they are after all work that libtorch has queued.
+    /// Does not wait, and replaces the previous values.
     ///
     /// # Errors
     /// The device failed.
     ///
     /// # Safety
-    /// `N` f32 of the device lie at `from`, and only work on libtorch's stream changes them.
-    pub unsafe fn send_for(&mut self, from: u64) -> Result<(), Error> {
-        // SAFETY: the caller's promise; the page-locked memory is read only after the mark.
+    /// `N` f32 of the device must be valid at `from`, and only work on libtorch's stream may change them.
+    pub unsafe fn start(&mut self, from: u64) -> Result<(), Error> {
+        // SAFETY: guaranteed by the caller; the page-locked memory is read only after the event.
         unsafe { copy_out(&self.torch, self.pinned.bytes_mut(), from) }?;
         self.torch.mark(&self.arrived)
     }
 
-    /// The values sent for; waits for them.
+    /// The values of the last copy; waits for them.
     ///
     /// # Errors
     /// The device failed.

@@ -1,4 +1,4 @@
-//! Queues of work on a device, and marks in them.
+//! Queues of work on a device, and events that mark positions in them.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -8,7 +8,7 @@ use cudarc::driver::{result, sys};
 use crate::error::failed;
 use crate::{Device, Error};
 
-/// A queue of work: what is queued is done in order, and later than whoever queues it goes on.
+/// A queue of work. The device does queued work in order; the calls that queue it return before it is done.
 #[derive(Debug)]
 pub struct Stream {
     device: Device,
@@ -16,13 +16,13 @@ pub struct Stream {
     ours: bool,
 }
 
-// SAFETY: the driver lets any thread use a stream, several at once too.
+// SAFETY: the driver lets any thread use a stream, even several threads at once.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A queue of its own, which waits for no other unless told to.
+    /// A new stream that waits for no other, except by [`wait_for`](Self::wait_for).
     ///
     /// # Errors
     /// The device failed.
@@ -33,13 +33,13 @@ impl Stream {
         Ok(Self { device, raw, ours: true })
     }
 
-    /// The legacy default stream, which libtorch queues its work on.
+    /// The legacy default stream, on which libtorch queues its work.
     #[must_use]
     pub fn of_torch(device: Device) -> Self {
         Self { device, raw: result::stream::null(), ours: false }
     }
 
-    /// The device whose queue it is.
+    /// The device of this stream.
     #[must_use]
     pub fn device(&self) -> Device {
         self.device
@@ -51,21 +51,21 @@ impl Stream {
         self.raw.cast()
     }
 
-    /// Marks the place behind everything queued so far.
+    /// Makes `event` mark the position after all work queued so far.
     ///
     /// # Errors
     /// The device failed.
-    pub fn mark(&self, event: &Event) -> Result<(), Error> {
+    pub fn mark(&self, event: &StreamEvent) -> Result<(), Error> {
         self.device.make_current()?;
         // SAFETY: both are alive and of the device just made current.
         unsafe { result::event::record(event.raw, self.raw) }.map_err(failed("cuEventRecord"))
     }
 
-    /// Has all that is queued from now on wait for the newest mark of `event`, if it has one.
+    /// Makes all work that is queued from now on wait for the newest mark of `event`, if it has one.
     ///
     /// # Errors
     /// The device failed.
-    pub fn wait_for(&self, event: &Event) -> Result<(), Error> {
+    pub fn wait_for(&self, event: &StreamEvent) -> Result<(), Error> {
         self.device.make_current()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both are alive.
@@ -75,29 +75,29 @@ impl Stream {
 }
 
 impl Drop for Stream {
-    /// What is queued is still done.
+    /// Work that is already queued is still done.
     fn drop(&mut self) {
         if self.ours && self.device.make_current().is_ok() {
-            // SAFETY: it is ours and nobody uses it any more.
+            // SAFETY: the stream is our own and is not used any more.
             let _ = unsafe { result::stream::destroy(self.raw) };
         }
     }
 }
 
-/// A mark in a [`Stream`].
+/// Marks a position in a [`Stream`].
 #[derive(Debug)]
-pub struct Event {
+pub struct StreamEvent {
     device: Device,
     raw: sys::CUevent,
 }
 
-// SAFETY: the driver lets any thread use an event, several at once too.
-unsafe impl Send for Event {}
+// SAFETY: the driver lets any thread use an event, even several threads at once.
+unsafe impl Send for StreamEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Event {}
+unsafe impl Sync for StreamEvent {}
 
-impl Event {
-    /// One that marks nothing yet, and counts as reached.
+impl StreamEvent {
+    /// An event without a mark, which counts as reached.
     ///
     /// # Errors
     /// The device failed.
@@ -108,10 +108,10 @@ impl Event {
         Ok(Self { device, raw })
     }
 
-    /// Whether all before the mark is done; never waits.
+    /// Whether all work before the mark is done; does not wait.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// Some of that work failed.
     pub fn is_reached(&self) -> Result<bool, Error> {
         self.device.make_current()?;
         // SAFETY: the event is alive.
@@ -122,10 +122,10 @@ impl Event {
         }
     }
 
-    /// Waits until all before the mark is done.
+    /// Waits until all work before the mark is done.
     ///
     /// # Errors
-    /// Some of it failed.
+    /// Some of that work failed.
     pub fn wait(&self) -> Result<(), Error> {
         if self.is_reached()? {
             return Ok(());
@@ -135,11 +135,11 @@ impl Event {
     }
 }
 
-impl Drop for Event {
-    /// Who waits for it already still does.
+impl Drop for StreamEvent {
+    /// Streams that wait for the event already continue to do so.
     fn drop(&mut self) {
         if self.device.make_current().is_ok() {
-            // SAFETY: it is ours and nobody uses it any more.
+            // SAFETY: the event is our own and is not used any more.
             let _ = unsafe { result::event::destroy(self.raw) };
         }
     }

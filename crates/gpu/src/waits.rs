@@ -1,4 +1,4 @@
-//! Counts the calls in which this process waited for a device.
+//! Counts the calls in which this process waits for a device.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::Error;
 const DOMAINS: [u32; 2] = [1, 2];
 /// `CUpti_ApiCallbackSite`: before the call.
 const ENTER: c_int = 0;
-/// Where the library may be: PyTorch's wheel brings the first, and has it open when CUDA is.
+/// Names of the CUPTI library: PyTorch's wheel contains the first one and loads it with CUDA.
 const NAMES: [&str; 2] = ["libcupti.so.13", "libcupti.so"];
 
 type Subscriber = *mut c_void;
@@ -23,20 +23,20 @@ type Subscribe = unsafe extern "C" fn(*mut Subscriber, Callback, *mut c_void) ->
 type EnableDomain = unsafe extern "C" fn(u32, Subscriber, u32) -> c_int;
 type Unsubscribe = unsafe extern "C" fn(Subscriber) -> c_int;
 
-/// The beginning of `CUpti_CallbackData`; what follows is not looked at.
+/// The first fields of `CUpti_CallbackData`; the others are not read.
 #[repr(C)]
 struct CallbackData {
     site: c_int,
     function: *const c_char,
 }
 
-/// Listens to all calls to CUDA in this process, those of libraries too, through NVIDIA's CUPTI. One at a
-/// time; no other profiler may be at work.
+/// Receives all CUDA calls of this process, including those of libraries, through NVIDIA's CUPTI. Only one can exist at
+/// a time, and no other profiler may be active.
 #[derive(Debug)]
 pub struct HostWaits {
     library: Library,
     subscriber: Subscriber,
-    /// At an address of its own, which CUPTI holds.
+    /// Boxed for a stable address, which CUPTI keeps.
     counts: Box<Counts>,
 }
 
@@ -44,47 +44,47 @@ pub struct HostWaits {
 struct Counts(Mutex<BTreeMap<String, u64>>);
 
 impl HostWaits {
-    /// Begins to count.
+    /// Starts counting.
     ///
     /// # Errors
-    /// There is no CUPTI, or it refuses.
-    pub fn watch() -> Result<Self, Error> {
+    /// CUPTI is missing or reports an error.
+    pub fn start() -> Result<Self, Error> {
         // SAFETY: it only opens the library, whose initialisers may run at any time.
         let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
         let library = library.ok_or(Error::LibraryMissing {
             library: NAMES[0],
-            remedy: "install nvidia-cuda-cupti, which PyTorch's wheel asks for",
+            remedy: "install nvidia-cuda-cupti, a dependency of PyTorch's wheel",
         })?;
         let counts = Box::<Counts>::default();
         let data = ptr::from_ref(&*counts).cast_mut().cast();
         let mut subscriber = ptr::null_mut();
-        // SAFETY: the signatures are those of cupti_callbacks.h; what is written to outlives the call, and
-        // `counts` lives until `drop` has unsubscribed.
+        // SAFETY: the signatures are those of cupti_callbacks.h; the output variable outlives the call, and `counts`
+        // lives until `drop` has unsubscribed.
         unsafe {
             let subscribe = symbol::<Subscribe>(&library, c"cuptiSubscribe")?;
-            told("cuptiSubscribe", subscribe(&raw mut subscriber, note, data))?;
+            check("cuptiSubscribe", subscribe(&raw mut subscriber, on_cuda_call, data))?;
         }
         let waits = Self { library, subscriber, counts };
         for domain in DOMAINS {
             // SAFETY: as above; the subscriber is alive.
             unsafe {
                 let enable = symbol::<EnableDomain>(&waits.library, c"cuptiEnableDomain")?;
-                told("cuptiEnableDomain", enable(1, waits.subscriber, domain))?;
+                check("cuptiEnableDomain", enable(1, waits.subscriber, domain))?;
             }
         }
         Ok(waits)
     }
 
-    /// Calls that waited, by name, since counting began.
+    /// Number of calls that waited since the start, by function name.
     #[must_use]
-    pub fn so_far(&self) -> BTreeMap<String, u64> {
+    pub fn counts(&self) -> BTreeMap<String, u64> {
         self.counts.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
 impl Drop for HostWaits {
     fn drop(&mut self) {
-        // SAFETY: the subscriber is alive, and nobody uses it afterwards.
+        // SAFETY: the subscriber is alive, and not used afterwards.
         unsafe {
             if let Ok(unsubscribe) = symbol::<Unsubscribe>(&self.library, c"cuptiUnsubscribe") {
                 let _ = unsubscribe(self.subscriber);
@@ -94,29 +94,34 @@ impl Drop for HostWaits {
 }
 
 /// # Safety
-/// `T` is the type of the function of that name.
+/// `T` must be the type of the function with this name.
 unsafe fn symbol<T: Copy>(library: &Library, name: &'static CStr) -> Result<T, Error> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { library.get::<T>(name.to_bytes_with_nul()) };
     found.map(|found| *found).map_err(|_| Error::LibraryMissing {
         library: NAMES[0],
-        remedy: "this one is of another version: install nvidia-cuda-cupti 13",
+        remedy: "the installed version does not fit: install nvidia-cuda-cupti 13",
     })
 }
 
-fn told(function: &'static str, code: c_int) -> Result<(), Error> {
+fn check(function: &'static str, code: c_int) -> Result<(), Error> {
     match code {
         0 => Ok(()),
         _ => Err(Error::Cuda { function, code: code.unsigned_abs(), name: "CUPTI".to_owned() }),
     }
 }
 
-/// Called by CUPTI, from whatever thread calls CUDA.
-unsafe extern "C" fn note(counts: *mut c_void, domain: u32, _call: u32, data: *const CallbackData) {
+/// Called by CUPTI in every thread that calls CUDA.
+unsafe extern "C" fn on_cuda_call(
+    counts: *mut c_void,
+    domain: u32,
+    _call: u32,
+    data: *const CallbackData,
+) {
     if counts.is_null() || data.is_null() || !DOMAINS.contains(&domain) {
         return;
     }
-    // SAFETY: what CUPTI gives in these domains begins like this, and the name is a C string or null.
+    // SAFETY: in these domains CUPTI's data begins with these fields, and the name is a C string or null.
     let (site, function) = unsafe { ((*data).site, (*data).function) };
     if site != ENTER || function.is_null() {
         return;
@@ -124,18 +129,18 @@ unsafe extern "C" fn note(counts: *mut c_void, domain: u32, _call: u32, data: *c
     // SAFETY: as above.
     let name = unsafe { CStr::from_ptr(function) }.to_string_lossy();
     if waits(&name) {
-        // SAFETY: `watch` gave this address, and unsubscribes before it is freed.
+        // SAFETY: `start` passed this address, and `drop` unsubscribes before it is freed.
         let Counts(counts) = unsafe { &*counts.cast::<Counts>() };
         let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry(name.into_owned()).or_default() += 1;
     }
 }
 
-/// Whether a function of CUDA lets the host wait for work that is queued.
+/// Whether a CUDA function makes the host wait for queued work.
 fn waits(name: &str) -> bool {
     let name = name.strip_prefix("cuda").or_else(|| name.strip_prefix("cu")).unwrap_or(name);
     let is_of = |family: &str| name.starts_with(family) && !name.contains("Async");
-    // To free memory waits for all that may use it; that of the host is no different.
+    // Freeing memory, including host memory, waits for all work that may use it.
     name.contains("Synchronize") || is_of("Memcpy") || is_of("Free") || is_of("MemFree")
 }
 
@@ -144,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_that_wait_are_told_from_those_that_queue() {
+    fn calls_that_wait_are_distinguished_from_calls_that_queue() {
         for name in [
             "cuStreamSynchronize",
             "cudaDeviceSynchronize_v3020",
@@ -164,24 +169,24 @@ mod tests {
     }
 
     #[test]
-    fn what_cupti_tells_is_counted_by_name_before_the_call_alone() {
+    fn calls_are_counted_by_name_and_only_before_the_call() {
         let counts = Counts::default();
         let address = ptr::from_ref(&counts).cast_mut().cast();
         for (site, name) in
             [(ENTER, c"cuStreamSynchronize"), (1, c"cuStreamSynchronize"), (ENTER, c"cuInit")]
         {
             let data = CallbackData { site, function: name.as_ptr() };
-            // SAFETY: all of it lives here.
-            unsafe { note(address, 1, 0, &raw const data) };
+            // SAFETY: all data lives until the end of this scope.
+            unsafe { on_cuda_call(address, 1, 0, &raw const data) };
         }
         let expected = BTreeMap::from([("cuStreamSynchronize".to_owned(), 1)]);
         assert_eq!(*counts.0.lock().unwrap(), expected);
     }
 
     #[test]
-    fn without_cupti_or_a_gpu_the_error_says_which() {
-        match HostWaits::watch() {
-            Ok(waits) => assert_eq!(waits.so_far(), BTreeMap::new()),
+    fn without_cupti_or_a_gpu_the_error_names_the_missing_part() {
+        match HostWaits::start() {
+            Ok(waits) => assert_eq!(waits.counts(), BTreeMap::new()),
             Err(error) => {
                 let text = error.to_string();
                 assert!(text.contains("cupti") || text.contains("cuptiSubscribe"), "{text}");

@@ -1,25 +1,25 @@
-//! Told of the end of an EC2 instance before it comes.
+//! Reports that an EC2 instance will be taken away, before it happens.
 //!
-//! An instance learns from its metadata service, and from nowhere else without credentials, that AWS takes
-//! it away. Three documents say so, and each has its own [`Kind`] of [`Notice`]. [`watch`] polls them and
-//! tells each notice once; off EC2 it is quiet.
+//! Without credentials, the instance metadata service is the only way for an instance to learn that AWS will take it
+//! away. Three documents announce this; each is a [`NoticeSource`] of an [`InterruptionNotice`]. [`watch`] polls them
+//! and reports each notice once. Outside EC2 it reports nothing.
 //!
-//! Start with [`watch`]. `document` reads what the service says, `seen` decides what is new (both without
-//! IO), `client` asks over IMDSv2.
+//! Start with [`watch`]. `document` parses the documents and `filter` drops repeated notices (both without IO);
+//! `client` sends the requests (IMDSv2).
 //!
-//! Sources: the EC2 User Guide on Spot Instance interruption notices, rebalance recommendations and
-//! instance metadata; the EC2 Auto Scaling User Guide on the target lifecycle state.
+//! Sources: the EC2 User Guide on Spot Instance interruption notices, rebalance recommendations and instance metadata;
+//! the EC2 Auto Scaling User Guide on the target lifecycle state.
 
 #![forbid(unsafe_code)]
 
+mod availability;
 mod client;
-mod contact;
 mod document;
+mod filter;
 mod notice;
-mod seen;
 mod settings;
 mod watch;
 
-pub use notice::{Kind, Notice};
+pub use notice::{InterruptionNotice, NoticeSource};
 pub use settings::{Error, Settings};
 pub use watch::watch;

@@ -1,27 +1,27 @@
-//! What the watch tells.
+//! Notices that AWS will take this instance away.
 
 use std::time::SystemTime;
 
-/// AWS has said something about the end of this instance.
+/// A notice from AWS about the end of this instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
-    /// How binding it is.
-    pub kind: Kind,
+pub struct InterruptionNotice {
+    /// The document it was read from, which says how certain the end is.
+    pub source: NoticeSource,
     /// One line for people: the source, the action and the time.
     pub reason: String,
-    /// When the instance ends by AWS's clock, never earlier than when the notice was read; `None` if AWS
-    /// did not say.
+    /// Time when the instance ends, by AWS's clock; never earlier than the time when the notice was read. `None` if AWS
+    /// gives no time.
     pub end: Option<SystemTime>,
 }
 
 /// The source of a notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A spot interruption: the instance terminates, stops or hibernates, mostly two minutes after the
+pub enum NoticeSource {
+    /// A spot interruption: the instance terminates, stops or hibernates, usually two minutes after the
     /// notice (hibernation begins at once).
     Interruption,
-    /// The risk of an interruption is elevated: advice, without an end.
+    /// A rebalance recommendation: the risk of an interruption is elevated. It has no end time.
     Rebalance,
-    /// The Auto Scaling group ends the instance; when depends on the group's lifecycle hooks.
+    /// The Auto Scaling group takes the instance away; the time depends on the group's lifecycle hooks.
     Lifecycle,
 }

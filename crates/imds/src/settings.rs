@@ -1,4 +1,4 @@
-//! Where the metadata service is, and how often and how long it is asked.
+//! Address, intervals and timeouts of the metadata service.
 
 use std::{env, time::Duration};
 
@@ -7,40 +7,40 @@ use hyper::Uri;
 const DISABLED: &str = "AWS_EC2_METADATA_DISABLED";
 const ENDPOINT: &str = "AWS_EC2_METADATA_SERVICE_ENDPOINT";
 
-/// How [`watch`](crate::watch) works.
+/// Settings of [`watch`](crate::watch).
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Host and port of the service.
+    /// Host and port of the service, `host:port`.
     pub address: String,
-    /// Time from poll to poll.
-    pub period: Duration,
-    /// Longest time for one request, from connecting to the last byte.
+    /// Time between two polls.
+    pub poll_interval: Duration,
+    /// Timeout of one request, from connecting to the last byte.
     pub timeout: Duration,
-    /// Time from try to try as long as no metadata service was ever found.
-    pub rest: Duration,
-    /// How long a service that was found may be silent before that is worth a warning.
-    pub patience: Duration,
+    /// Time between two attempts until a metadata service has been found for the first time.
+    pub discovery_interval: Duration,
+    /// Length of an outage after which it is logged as a warning.
+    pub warn_after: Duration,
 }
 
-/// The environment does not say where the metadata service is.
+/// The environment names an invalid address of the metadata service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{ENDPOINT}={0:?} must be http://host[:port]; unset it to use the service of EC2")]
 pub struct Error(String);
 
 impl Settings {
-    /// By the environment of this process; see [`from_variables`](Self::from_variables).
+    /// Settings from the environment of this process; see [`from_variables`](Self::from_variables).
     ///
     /// # Errors
-    /// The endpoint is none.
+    /// The endpoint is not `http://host[:port]`.
     pub fn from_environment() -> Result<Option<Self>, Error> {
         Self::from_variables(|name| env::var(name).ok())
     }
 
-    /// By variables that AWS's own tools heed too: `AWS_EC2_METADATA_SERVICE_ENDPOINT`, which is
-    /// `http://host[:port]`, and `AWS_EC2_METADATA_DISABLED`, which gives `None` if it is `true`.
+    /// Settings from the variables that AWS's own tools use too: `AWS_EC2_METADATA_SERVICE_ENDPOINT`, which is
+    /// `http://host[:port]`, and `AWS_EC2_METADATA_DISABLED`. Returns `None` if the latter is `true`.
     ///
     /// # Errors
-    /// The endpoint is none.
+    /// The endpoint is not `http://host[:port]`.
     pub fn from_variables(
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, Error> {
@@ -51,15 +51,15 @@ impl Settings {
         let endpoint = endpoint.unwrap_or_else(|| "http://169.254.169.254".to_owned());
         Ok(Some(Self {
             address: address_of(&endpoint).ok_or(Error(endpoint))?,
-            period: Duration::from_secs(2),
+            poll_interval: Duration::from_secs(2),
             timeout: Duration::from_secs(1),
-            rest: Duration::from_secs(60),
-            patience: Duration::from_secs(10),
+            discovery_interval: Duration::from_secs(60),
+            warn_after: Duration::from_secs(10),
         }))
     }
 }
 
-/// Host and port of an endpoint without a path.
+/// Host and port of an endpoint; `None` if it is not plain HTTP or has a path.
 fn address_of(endpoint: &str) -> Option<String> {
     let uri: Uri = endpoint.parse().ok()?;
     let is_plain = uri.scheme_str() == Some("http") && uri.path() == "/" && uri.query().is_none();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_service_is_where_the_environment_says() {
+    fn address_comes_from_the_environment() {
         let is_at = |variables: &[_], expected: &str| {
             assert_eq!(address(variables), Ok(Some(expected.to_owned())));
         };
@@ -94,12 +94,12 @@ mod tests {
     }
 
     #[test]
-    fn it_can_be_disabled() {
+    fn service_can_be_disabled() {
         assert_eq!(address(&[(DISABLED, "True"), (ENDPOINT, "nonsense")]), Ok(None));
     }
 
     #[test]
-    fn what_is_no_endpoint_is_refused_with_the_remedy() {
+    fn invalid_endpoint_is_refused_with_the_remedy() {
         for endpoint in
             ["nonsense", "https://host", "http://host/base", "http://", "http://host?a", "/"]
         {

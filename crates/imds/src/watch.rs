@@ -1,4 +1,4 @@
-//! The watch: polls the documents and tells what is new.
+//! Polls the documents and reports new notices.
 
 use std::{
     convert::Infallible,
@@ -10,90 +10,96 @@ use tokio::{join, time::sleep};
 use tracing::{debug, info, warn};
 
 use crate::{
-    Kind, Notice, Settings,
-    client::{self, Failure, Token},
-    contact::{Contact, Mention, Outcome},
+    InterruptionNotice, NoticeSource, Settings,
+    availability::{Availability, LogMessage, PollResult},
+    client::{self, MetadataToken, RequestError},
     document,
-    seen::Seen,
+    filter::NoticeFilter,
 };
 
-/// Tells each notice once, within about a [`period`](Settings::period) of its appearance, and never ends:
-/// drop the future, or abort its task, to stop it. `tell` must not block.
+/// Passes each notice to `notify` once, within about one [`poll_interval`](Settings::poll_interval) of its appearance.
 ///
-/// Where nothing answers from the start this is no EC2 instance, and after one line in the debug log the
-/// watch only tries again every [`rest`](Settings::rest). Once the service has answered, failures cost the
-/// polls they hit; an outage longer than the [`patience`](Settings::patience) is warned of once.
+/// It never ends: drop the future, or abort its task, to stop it. `notify` must not block.
+///
+/// If no service answers at first, this is probably not an EC2 instance: after one line in the debug log it is tried
+/// again every [`discovery_interval`](Settings::discovery_interval). Once the service has answered, a failed request
+/// costs only that poll; an outage longer than [`warn_after`](Settings::warn_after) is logged once as a warning.
 ///
 /// Needs a Tokio runtime with time and IO; one thread is enough.
-pub async fn watch(settings: Settings, tell: impl Fn(Notice)) -> Infallible {
+pub async fn watch(settings: Settings, notify: impl Fn(InterruptionNotice)) -> Infallible {
     let mut watch = Watch {
-        tell,
-        seen: [Kind::Interruption, Kind::Rebalance, Kind::Lifecycle].map(Seen::new),
+        notify,
+        filters: [NoticeSource::Interruption, NoticeSource::Rebalance, NoticeSource::Lifecycle]
+            .map(NoticeFilter::new),
         token: None,
         settings,
     };
-    let mut contact = Contact::default();
+    let mut availability = Availability::default();
     loop {
         let begin = Instant::now();
-        let failures = watch.poll().await;
-        let kinds = watch.seen.each_ref().map(|seen| seen.kind);
-        let outcomes = std::array::from_fn(|number| (kinds[number], outcome(&failures[number])));
-        let failure = failures.into_iter().flatten().next();
-        for mention in contact.after(outcomes, Instant::now(), watch.settings.patience) {
-            log(&mention, failure.as_deref());
+        let errors = watch.poll().await;
+        let sources = watch.filters.each_ref().map(|filter| filter.source);
+        let results = std::array::from_fn(|number| (sources[number], result(&errors[number])));
+        let error = errors.into_iter().flatten().next();
+        for message in availability.record(results, Instant::now(), watch.settings.warn_after) {
+            log(&message, error.as_deref());
         }
-        let pause = if contact.is_made() { watch.settings.period } else { watch.settings.rest };
+        let pause = if availability.is_found() {
+            watch.settings.poll_interval
+        } else {
+            watch.settings.discovery_interval
+        };
         sleep(pause.saturating_sub(begin.elapsed())).await;
     }
 }
 
-fn outcome(failure: &Option<Arc<Failure>>) -> Outcome {
-    match failure {
-        None => Outcome::Read,
-        Some(failure) if failure.is_from_service() => Outcome::Refused,
-        Some(_) => Outcome::Nothing,
+fn result(error: &Option<Arc<RequestError>>) -> PollResult {
+    match error {
+        None => PollResult::Read,
+        Some(error) if error.is_from_service() => PollResult::Refused,
+        Some(_) => PollResult::NoService,
     }
 }
 
-struct Watch<Tell> {
+struct Watch<Notify> {
     settings: Settings,
-    tell: Tell,
-    seen: [Seen; 3],
-    token: Option<Token>,
+    notify: Notify,
+    filters: [NoticeFilter; 3],
+    token: Option<MetadataToken>,
 }
 
-/// For each document why it was not read, if it was not.
-type Failures = [Option<Arc<Failure>>; 3];
+/// For each document, why it could not be read.
+type Errors = [Option<Arc<RequestError>>; 3];
 
-impl<Tell: Fn(Notice)> Watch<Tell> {
-    /// Reads every document, and once more if the service no longer takes the token.
-    async fn poll(&mut self) -> Failures {
-        let mut failures = self.read_all().await;
-        if failures.iter().flatten().any(|failure| failure.is_unauthorized()) {
+impl<Notify: Fn(InterruptionNotice)> Watch<Notify> {
+    /// Reads every document, and once more with a new token if the service refuses the current one.
+    async fn poll(&mut self) -> Errors {
+        let mut errors = self.read_all().await;
+        if errors.iter().flatten().any(|error| error.is_unauthorized()) {
             self.token = None;
-            failures = self.read_all().await;
+            errors = self.read_all().await;
         }
-        failures
+        errors
     }
 
-    /// Nothing is read without a token.
-    async fn read_all(&mut self) -> Failures {
+    /// Reads every document; without a token, all fail with the error of the token request.
+    async fn read_all(&mut self) -> Errors {
         let token = match self.token.take() {
-            Some(token) if token.is_good(Instant::now()) => token,
+            Some(token) if token.is_valid(Instant::now()) => token,
             old => match (client::token(&self.settings).await, old) {
                 (Ok(token), _) => token,
-                // It has a little time left.
+                // The old token is valid for a little longer.
                 (Err(_), Some(old)) => old,
-                (Err(failure), None) => {
-                    let failure = Arc::new(failure);
-                    return std::array::from_fn(|_| Some(failure.clone()));
+                (Err(error), None) => {
+                    let error = Arc::new(error);
+                    return std::array::from_fn(|_| Some(error.clone()));
                 }
             },
         };
         let token = self.token.insert(token);
-        let (settings, tell) = (&self.settings, &self.tell);
-        // Each tells for itself, so that none waits for another that hangs.
-        let reads = self.seen.each_mut().map(|seen| read(settings, token, seen, tell));
+        let (settings, notify) = (&self.settings, &self.notify);
+        // Each read calls `notify` itself, so that none has to wait for one that hangs.
+        let reads = self.filters.each_mut().map(|filter| read(settings, token, filter, notify));
         let [interruption, rebalance, lifecycle] = reads;
         let (interruption, rebalance, lifecycle) = join!(interruption, rebalance, lifecycle);
         [interruption, rebalance, lifecycle].map(|read| read.err().map(Arc::new))
@@ -102,47 +108,51 @@ impl<Tell: Fn(Notice)> Watch<Tell> {
 
 async fn read(
     settings: &Settings,
-    token: &Token,
-    seen: &mut Seen,
-    tell: &impl Fn(Notice),
-) -> Result<(), Failure> {
-    let body = client::get(settings, seen.kind.path(), token).await?;
-    let news = seen.take(document::read(seen.kind, body.as_deref()), SystemTime::now());
-    if let Some(problem) = news.warning {
-        warn!(%problem, "odd instance metadata");
+    token: &MetadataToken,
+    filter: &mut NoticeFilter,
+    notify: &impl Fn(InterruptionNotice),
+) -> Result<(), RequestError> {
+    let body = client::get(settings, filter.source.path(), token).await?;
+    let update = filter.update(document::read(filter.source, body.as_deref()), SystemTime::now());
+    if let Some(problem) = update.warning {
+        warn!(%problem, "unexpected content in the instance metadata");
     }
-    if let Some(notice) = news.notice {
-        tell(notice);
+    if let Some(notice) = update.notice {
+        notify(notice);
     }
     Ok(())
 }
 
-fn log(mention: &Mention, failure: Option<&Failure>) {
-    let failure = failure.map(ToString::to_string).unwrap_or_default();
-    match mention {
-        Mention::Found => info!("watching instance metadata for the end of this machine"),
-        Mention::NotFound => debug!(
-            failure,
-            "no instance metadata: not on EC2, turned off, or in a container with a hop limit of 1"
+fn log(message: &LogMessage, error: Option<&RequestError>) {
+    let error = error.map(ToString::to_string).unwrap_or_default();
+    match message {
+        LogMessage::Found => info!("watching instance metadata for interruption notices"),
+        LogMessage::NotFound => debug!(
+            error,
+            "no instance metadata service: not on EC2, turned off, or in a container with a hop limit of 1"
         ),
-        Mention::Silent(kinds, silence) => warn!(
-            failure,
-            "instance metadata gave nothing for {} s: {} cannot be seen; look whether this machine still may \
-             ask for it (firewall, metadata options of the instance, AWS_EC2_METADATA_SERVICE_ENDPOINT)",
-            silence.as_secs(),
-            named(kinds)
+        LogMessage::Outage(sources, duration) => warn!(
+            error,
+            "instance metadata could not be read for {} s: {} may be missed; check that this machine may still \
+             read it (firewall, metadata options of the instance, AWS_EC2_METADATA_SERVICE_ENDPOINT)",
+            duration.as_secs(),
+            names(sources)
         ),
-        Mention::Back(kinds, silence) => {
-            info!("instance metadata tells {} again after {} s", named(kinds), silence.as_secs());
+        LogMessage::Recovered(sources, duration) => {
+            info!(
+                "instance metadata can be read again: {} after {} s",
+                names(sources),
+                duration.as_secs()
+            );
         }
     }
 }
 
-fn named(kinds: &[Kind]) -> String {
-    let names = kinds.iter().map(|kind| match kind {
-        Kind::Interruption => "spot notices",
-        Kind::Rebalance => "rebalance recommendations",
-        Kind::Lifecycle => "the Auto Scaling lifecycle",
+fn names(sources: &[NoticeSource]) -> String {
+    let names = sources.iter().map(|source| match source {
+        NoticeSource::Interruption => "spot notices",
+        NoticeSource::Rebalance => "rebalance recommendations",
+        NoticeSource::Lifecycle => "Auto Scaling lifecycle states",
     });
     names.collect::<Vec<_>>().join(", ")
 }

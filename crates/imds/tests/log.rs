@@ -1,4 +1,4 @@
-//! What the watch says in the log. A file of its own: the log belongs to the whole process.
+//! What the watch logs. In a separate test binary, because the log belongs to the whole process.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -23,9 +23,9 @@ use until::until;
 struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    fn count(&self, what: &str) -> usize {
+    fn count(&self, text: &str) -> usize {
         let log = self.0.lock().unwrap();
-        String::from_utf8_lossy(&log).lines().filter(|line| line.contains(what)).count()
+        String::from_utf8_lossy(&log).lines().filter(|line| line.contains(text)).count()
     }
 }
 
@@ -48,16 +48,16 @@ impl<'a> MakeWriter<'a> for Log {
 }
 
 #[tokio::test]
-async fn each_trouble_is_one_line() {
+async fn each_problem_is_logged_once() {
     let log = Log::default();
     let lines = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false);
     lines.with_env_filter("baton_imds=debug").init();
     let service = Service::start();
     let settings = Settings::from_variables(|name| service.variable(name));
     let settings = Settings {
-        period: Duration::from_millis(5),
-        rest: Duration::from_millis(5),
-        patience: Duration::from_millis(50),
+        poll_interval: Duration::from_millis(5),
+        discovery_interval: Duration::from_millis(5),
+        warn_after: Duration::from_millis(50),
         ..settings.unwrap().unwrap()
     };
     let requests = async |path, count| {
@@ -71,22 +71,22 @@ async fn each_trouble_is_one_line() {
     service.behave();
     until(|| log.count("INFO") == 1).await;
     assert_eq!(log.count("DEBUG"), 1);
-    assert_eq!(log.count("no instance metadata: not on EC2"), 1);
+    assert_eq!(log.count("no instance metadata service: not on EC2"), 1);
 
     for outage in 1..3 {
         service.misbehave_at(REBALANCE, Misbehaviour::Status(500));
-        until(|| log.count("rebalance recommendations cannot be seen") == outage).await;
+        until(|| log.count("rebalance recommendations may be missed") == outage).await;
         requests(REBALANCE, 5).await;
         service.behave();
-        until(|| log.count("tells rebalance recommendations again") == outage).await;
-        assert_eq!(log.count("rebalance recommendations cannot be seen"), outage);
+        until(|| log.count("can be read again: rebalance recommendations") == outage).await;
+        assert_eq!(log.count("rebalance recommendations may be missed"), outage);
     }
-    let why = "rebalance: answered 500 Internal Server Error";
-    assert_eq!(log.count(why), 2);
+    let cause = "rebalance: answered 500 Internal Server Error";
+    assert_eq!(log.count(cause), 2);
 
     service.misbehave_at(REBALANCE, Misbehaviour::Garbage);
     requests(REBALANCE, 5).await;
-    assert_eq!(log.count("odd instance metadata"), 1);
+    assert_eq!(log.count("unexpected content in the instance metadata"), 1);
     assert_eq!(log.count("WARN"), 3);
     assert_eq!(log.count("spot notices"), 0);
     watching.abort();

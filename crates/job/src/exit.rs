@@ -4,22 +4,22 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Exit code of every Baton process when all went well.
+/// Exit code of every Baton process on success.
 pub const OK: u8 = 0;
-/// Exit code for a job that failed for a reason a restart may cure.
+/// Exit code of a job that failed for a reason that a restart may resolve.
 pub const FAILED: u8 = 1;
 /// Exit code for bad input (a recipe, a file or a flag), for training that diverges, and for a job whose
-/// checkpoint store another coordinator has taken over. A scheduler must not requeue.
+/// checkpoint store another coordinator has taken over. A scheduler must not requeue the job.
 pub const BAD_INPUT: u8 = 2;
-/// Exit code after `baton stop`: somebody wanted the end, so a supervisor must not restart it.
+/// Exit code after `baton stop`: a user requested the end, so a supervisor must not restart the job.
 pub const STOPPED: u8 = 3;
 /// Exit code when a budget of the recipe's `limits` is used up: state is saved, and the same command
-/// goes on once the limit is raised. A supervisor must not restart it.
+/// continues the job once the limit is raised. A supervisor must not restart the job.
 pub const LIMIT_REACHED: u8 = 4;
-/// Exit code after a drain: state is saved, the same command continues (BSD's `EX_TEMPFAIL`).
+/// Exit code after a drain: state is saved, and the same command continues the job (BSD's `EX_TEMPFAIL`).
 pub const DRAINED: u8 = 75;
 
-/// What kind of trouble ended a rank; it decides what happens next.
+/// The kind of failure that ended a rank; it decides what happens next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
@@ -27,7 +27,7 @@ pub enum Class {
     BadInput,
     /// Training diverges: another try would end the same way.
     Diverged,
-    /// Another coordinator has taken over the checkpoint store: both would end each other for ever.
+    /// Another coordinator has taken over the checkpoint store: after a restart, each would end the other again.
     TakenOver,
     /// A device or its driver failed.
     Device,
@@ -45,10 +45,10 @@ impl Class {
     }
 }
 
-/// A rank's end, in words a person can act on.
+/// Why a rank ended, as text that a person can act on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// Decides whether the job goes on.
+    /// Decides whether the job continues.
     pub class: Class,
     /// One line: what, where, what to do.
     pub message: String,
@@ -75,33 +75,33 @@ pub fn device(message: impl fmt::Display) -> Failure {
     Failure { class: Class::Device, message: message.to_string() }
 }
 
-/// How a job, or an agent's part in it, came to its end.
+/// How a job, or an agent's part in it, ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Outcome {
     /// Every epoch is done.
     Completed,
-    /// State is saved; the same command continues.
+    /// State is saved; the same command continues the job.
     Drained {
-        /// Who asked, in words.
+        /// Who requested it and why, as text.
         reason: String,
     },
-    /// A budget is used up and state is saved; the same command goes on once the limit is raised.
+    /// A budget is used up and state is saved; the same command continues the job once the limit is raised.
     LimitReached {
-        /// Which limit, and what to do.
+        /// Which limit was reached, and what to do.
         reason: String,
     },
-    /// Stopped at once on request, without a save.
+    /// Stopped at once on request, without saving state.
     Stopped,
-    /// It cannot go on.
+    /// The job cannot continue.
     Failed {
-        /// What ended it.
+        /// The failure that ended it.
         failure: Failure,
     },
 }
 
 impl Outcome {
-    /// The process exit code that tells a scheduler what to do.
+    /// The process exit code, from which a scheduler decides what to do.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -114,7 +114,7 @@ impl Outcome {
         }
     }
 
-    /// Whether a restarted coordinator takes the job up again rather than report the end.
+    /// Whether a restarted coordinator resumes the job; otherwise it reports the end again.
     #[must_use]
     pub fn is_resumable(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! The field's words as types, so that a rank is never mistaken for a step.
+//! Identifiers and numbers as distinct types, so that the compiler rejects a rank where a step is expected.
 
 use std::fmt;
 
@@ -6,28 +6,29 @@ use baton_recipe::count;
 use serde::{Deserialize, Serialize};
 
 count! {
-    /// A training process's number in its generation, `0..world_size`.
+    /// Number of a training process in its generation, `0..world_size`.
     Rank(u32)
 }
 count! {
-    /// A training process's number on its node; on a GPU node also its CUDA device.
+    /// Number of a training process on its node; on a GPU node also its CUDA device.
     LocalRank(u32)
 }
 count! {
-    /// One membership of ranks. Every message carries it; stale ones are refused and counted.
+    /// Number of one membership of ranks. Every message carries it; messages of an older generation are rejected and
+    /// counted.
     Generation(u64)
 }
 count! {
-    /// One connection of an agent to the coordinator; a reconnect gets a new one.
+    /// Number of one connection of an agent to the coordinator; a reconnect gets a new number.
     Attachment(u64)
 }
 count! {
-    /// One process in a local rank's place: it grows with every spawn, so that the last words of a
-    /// dead process are never taken for its successor's.
+    /// Process number: counts the processes started in one slot. It increases with every spawn, so that a late
+    /// message of a dead process is never attributed to the process that replaced it.
     Incarnation(u64)
 }
 
-/// A node's name: unique in the job, stable over restarts of its agent (by default the host name).
+/// Name of a node: unique in the job, unchanged when its agent restarts (by default the host name).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(pub String);
@@ -38,8 +39,7 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// A job's identity for its whole life, over restarts of every process and machine. The default one is no
-/// job's.
+/// Identity of a job, unchanged when processes or machines restart. The default value identifies no job.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]

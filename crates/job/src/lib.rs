@@ -1,15 +1,15 @@
-//! The rules of Baton, pure: no clock, socket, file, thread or tensor inside.
+//! The rules of Baton as pure logic: no clock, socket, file, thread or tensor.
 //!
-//! Start with [`engine`] (the coordinator's decisions), then [`session`] (an agent's decisions). Both are state machines of one shape:
-//! `handle(now, Event) -> Vec<Action>`, `deadline()`, `status()` with a reason in words. The shells
-//! in `coordinator/` and `worker/` own sockets, clocks and processes and perform the actions.
+//! Start with [`engine`] (the coordinator's decisions), then [`session`] (an agent's decisions). Both are state
+//! machines with the same interface: `handle(now, Event) -> Vec<Action>`, `deadline()`, `status()` with a reason as
+//! text. The programs in `coordinator/` and `worker/` own sockets, clocks and processes, and perform the actions.
 //!
-//! | module | what it decides or names |
+//! | module | what it decides or defines |
 //! |---|---|
-//! | [`ids`], [`time`] | the words: rank, node, generation, step, epoch; time as an argument |
+//! | [`ids`], [`time`] | types for rank, node, generation; time as an argument |
 //! | [`plan`] | which node runs which rank; which rank runs which virtual ranks |
-//! | [`gpu`] | a node's GPUs: which rank has which, whether they are well and free |
-//! | [`message`] | what coordinator, agent and rank say to each other |
+//! | [`gpu`] | a node's GPUs: which rank uses which, whether they are healthy and free |
+//! | [`message`] | messages between coordinator, agent and rank |
 //! | [`exit`] | why a process ended, and what follows from it |
 //! | [`engine`] | coordinator: generations, recovery, draining |
 //! | [`session`] | agent: spawning, watching and stopping the ranks of one node |

@@ -1,7 +1,12 @@
-//! What coordinator, agent and rank say to each other.
+//! Messages between coordinator, agent and rank.
 //!
-//! All of it travels as JSON: between coordinator and agent in the frames of `proto/`, between agent and
-//! rank over a socket pair. So every number is finite. A message about a generation names it.
+//! All of them are sent as JSON: between coordinator and agent in the frames of `proto/`, between agent and rank
+//! over a socket pair. JSON has no NaN or infinity, so every number must be finite. A message about a generation
+//! contains that generation's number.
+//!
+//! Both sides are of one version, so fields may change: then raise the protocol's number in `proto/src/frame.rs`.
+//! [`Commit`] with [`SaveTimes`], [`Restore`] and [`Rollback`] are also in the journal, and [`StepReport`] in diagnosis
+//! files: their fields are only added, each with `#[serde(default)]`.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -17,52 +22,51 @@ use baton_recipe::{
     progress::{Accuracy, Extent, Progress},
 };
 
-/// Where a generation takes its state from when none of its ranks holds any: the newest whole
-/// checkpoint of generation `not_before` or later, else `path`, else fresh weights.
+/// Where a generation takes its state from if none of its ranks holds state: the newest complete checkpoint of
+/// generation `not_before` or later, otherwise `path`, otherwise fresh weights.
 ///
-/// One rule for three wishes: auto-resume is `not_before = 0`; `--no-auto-resume` is the job's first
-/// generation; `--resume PATH` is that with a path.
+/// One rule covers three cases: for auto-resume `not_before` is 0; for `--no-auto-resume` it is the job's first
+/// generation; for `--resume PATH` it is the job's first generation, and `path` is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restore {
-    /// Checkpoints of earlier generations belong to another run.
+    /// Oldest generation whose checkpoints may be used; older ones belong to another run.
     pub not_before: Generation,
-    /// A checkpoint named by the user.
+    /// Checkpoint named by the user.
     pub path: Option<String>,
-    /// A checkpoint of a recipe that leads to other weights is taken too, if its state has this one's
-    /// shape.
+    /// Also accept a checkpoint of a recipe that leads to different weights, if its state has the same shape as this
+    /// recipe's.
     #[serde(default)]
     pub allow_recipe_change: bool,
-    /// Times that training went wrong, in order: what was computed since counts no more.
+    /// Rollbacks so far, in order; states and checkpoints that they invalidate are not used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rollbacks: Vec<Rollback>,
 }
 
 impl Restore {
-    /// The rollback that made a state or a checkpoint worthless, if one did. Fresh weights and `path`
-    /// are always good.
+    /// The rollback that invalidated a state or a checkpoint, if one did. Fresh weights and `path` are always valid.
     #[must_use]
-    pub fn condemned_by(&self, generation: Generation, step: Step) -> Option<&Rollback> {
-        self.rollbacks.iter().find(|rollback| rollback.condemns(generation, step))
+    pub fn invalidated_by(&self, generation: Generation, step: Step) -> Option<&Rollback> {
+        self.rollbacks.iter().find(|rollback| rollback.invalidates(generation, step))
     }
 }
 
-/// Training went wrong, and goes on from before.
+/// A rollback after a divergence: training continues from an earlier state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rollback {
-    /// The generation that goes on; states and checkpoints of earlier ones are good only if they are
-    /// of a step before `before`.
+    /// The generation that continues; states and checkpoints of earlier generations are valid only if they are
+    /// from a step before `before`.
     pub generation: Generation,
-    /// The first step that is no good.
+    /// The first invalid step.
     pub before: Step,
-    /// A batch to leave out from now on, with the one before it; without one the learning rate is
-    /// lowered.
+    /// A batch to skip from now on, together with the batch before it; if absent, the learning rate is lowered
+    /// instead.
     pub skip: Option<BatchMark>,
 }
 
 impl Rollback {
-    /// Whether what `generation` held or saved after `step` updates is no good.
+    /// Whether this rollback invalidates what `generation` held or saved after `step` updates.
     #[must_use]
-    pub fn condemns(&self, generation: Generation, step: Step) -> bool {
+    pub fn invalidates(&self, generation: Generation, step: Step) -> bool {
         generation < self.generation && step >= self.before
     }
 }
@@ -73,48 +77,48 @@ impl Rollback {
 pub enum StateSource {
     /// Nothing to resume: weights from the seed.
     Fresh,
-    /// Ranks of the generation before held it in memory.
+    /// Ranks of the previous generation held the state in memory.
     Survivor {
-        /// The rank, in the new numbering, that gave its state to the others.
+        /// The rank, in the new generation's numbering, that sent its state to the others.
         rank: Rank,
     },
     /// A committed checkpoint.
     Checkpoint(Restored),
 }
 
-/// A checkpoint that was resumed from.
+/// A checkpoint from which training resumed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Restored {
-    /// Its name in the store.
+    /// Name in the store.
     pub name: String,
-    /// Why newer ones were passed over; empty if none was.
+    /// Why newer checkpoints were skipped, one reason each; empty if none was skipped.
     pub skipped: Vec<String>,
-    /// What this recipe changes of the one that it was written by, a value a line.
+    /// Differences between this recipe and the one that wrote the checkpoint, one value per line.
     pub changes: Vec<String>,
-    /// Ranks that wrote it.
+    /// Number of ranks that wrote it.
     pub world_size: u32,
     /// Seconds since it was committed.
     pub age_seconds: u64,
-    /// Learning rate that training goes on with.
+    /// Learning rate with which training continues.
     pub lr: f64,
-    /// Seconds from the search for it until every rank had its state.
+    /// Seconds from the start of the search for it until every rank had its state.
     pub seconds: f64,
 }
 
-/// A checkpoint that is whole and durable.
+/// A complete and durable checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Commit {
-    /// Its name in the store.
+    /// Name in the store.
     pub name: String,
     /// The generation that wrote it.
     pub generation: Generation,
     /// Updates made.
     pub step: Step,
-    /// Accuracy at that step, if it was evaluated there.
+    /// Accuracy at that step, if an evaluation took place there.
     pub accuracy: Option<Accuracy>,
-    /// Size of all its files.
+    /// Size of all its files in bytes.
     pub bytes: u64,
-    /// What it cost; known where it was written, not where it is found.
+    /// Time it took; known only to the process that wrote it, not when it is found in a store.
     #[serde(default)]
     pub took: Option<SaveTimes>,
 }
@@ -122,9 +126,9 @@ pub struct Commit {
 /// How long a checkpoint took.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SaveTimes {
-    /// Seconds that training stood still on rank 0, for a copy of the state.
+    /// Seconds that training on rank 0 was blocked while the state was copied.
     pub stall_seconds: f64,
-    /// Seconds from there until it was committed.
+    /// Seconds from the start of the copy until the commit.
     pub seconds: f64,
 }
 
@@ -132,54 +136,54 @@ pub struct SaveTimes {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Directive {
-    /// A new generation: run these ranks. Processes that live keep their state and get new numbers.
+    /// A new generation: run these ranks. Running processes keep their state and get new ranks.
     Launch(Launch),
-    /// Every rank is ready: meet at these addresses (index = rank).
+    /// Every rank is ready: connect the ranks at these addresses (index = rank).
     Begin {
-        /// Of this generation.
+        /// The generation.
         generation: Generation,
-        /// `host:port` of each rank's listener; the same for all agents.
+        /// `host:port` of each rank's listener; the same list for all agents.
         #[serde(with = "shared")]
         peers: Arc<[String]>,
     },
-    /// Save after the current step and go on.
+    /// Save after the current step and continue.
     Checkpoint {
-        /// Of this generation.
+        /// The generation.
         generation: Generation,
     },
     /// Save after the current step and stop.
     Drain {
-        /// Of this generation.
+        /// The generation.
         generation: Generation,
-        /// Who asked, in words.
+        /// Who requested it and why, as text.
         reason: String,
     },
-    /// Stand still after the current step, or go on.
-    Hold(Hold),
-    /// The answer to a beat.
-    Heard {
-        /// Its number.
+    /// Pause after the current step, or resume.
+    Pause(PauseState),
+    /// Acknowledges a heartbeat.
+    HeartbeatAck {
+        /// Number of that heartbeat.
         number: u64,
     },
-    /// Start processes in these places, to be ready when the node is needed; they get no rank as yet. Those
-    /// that were to be ready before and are not are replaced.
+    /// Start processes in these slots, so that they are ready when the node is needed; they have no rank yet.
+    /// Processes of an earlier such request that are not ready yet are replaced.
     Warm {
-        /// Which.
+        /// The slots.
         local_ranks: Vec<LocalRank>,
     },
-    /// The job goes on without this node: stop whatever runs and leave.
+    /// The job continues without this node: stop all ranks and exit.
     Release {
-        /// Why the node must go, in words.
+        /// Why the node is leaving, as text.
         reason: String,
     },
-    /// The job is over: stop whatever runs and leave.
+    /// The job is over: stop all ranks and exit.
     Dismiss {
         /// How it ended.
         outcome: Outcome,
     },
 }
 
-/// A list that many messages share. serde has this as its feature `rc`.
+/// Serialization of a list that many messages share. serde offers the same under its feature `rc`.
 mod shared {
     use std::sync::Arc;
 
@@ -196,89 +200,89 @@ mod shared {
     }
 }
 
-/// The coordinator's answer to [`Hello`], before any directive.
+/// The coordinator's answer to [`Hello`], sent before any directive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// The job that it serves.
+    /// The coordinator's job.
     pub job_id: JobId,
     /// The recipe as JSON.
     pub recipe_json: String,
-    /// The checkpoint store.
+    /// Location of the checkpoint store.
     pub checkpoint_location: String,
 }
 
 /// One agent's part of a new generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
-    /// Its number.
+    /// Number of the generation.
     pub generation: Generation,
-    /// Ranks in all.
+    /// Number of ranks on all nodes.
     pub world_size: u32,
-    /// Ranks of this node; may be none.
+    /// Ranks of this node; may be empty.
     pub ranks: Vec<(Rank, LocalRank)>,
-    /// Local ranks whose process hangs and must be killed rather than kept.
+    /// Local ranks whose process hangs: it must be killed and replaced.
     pub replace: Vec<LocalRank>,
-    /// Where state comes from if no rank holds any.
+    /// Where state comes from if no rank holds state.
     pub restore: Restore,
-    /// Whether training stands still until told otherwise.
-    pub hold: Hold,
+    /// Whether training is paused until it is resumed.
+    pub pause: PauseState,
 }
 
-/// Whether training stands still.
+/// Whether training is paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hold {
-    /// Rises with every change, so that a late word changes nothing; 0 before the first.
+pub struct PauseState {
+    /// Version: increases with every change, and older versions are ignored; 0 before the first change.
     pub number: u64,
-    /// Whether it does.
+    /// Whether training is paused.
     pub paused: bool,
 }
 
-/// Who an agent is: the first thing it says on every connection.
+/// Introduces an agent: its first message on every connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     /// The node's name.
     pub node: NodeId,
-    /// Ranks it can run.
+    /// Number of ranks that it can run.
     pub slots: u32,
-    /// What it runs already, if this is a reconnect.
-    pub holding: Option<Holding>,
+    /// Ranks that it runs already, if this is a reconnect.
+    pub running: Option<RunningRanks>,
 }
 
-/// The ranks an agent runs, told on reconnect: what the coordinator may have missed.
+/// The ranks that an agent runs, sent on reconnect because the coordinator may have missed reports about them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Holding {
+pub struct RunningRanks {
     /// Their generation.
     pub generation: Generation,
-    /// Those alive or done, each with where it stands.
+    /// Ranks that are running or done, each with its phase.
     pub ranks: Vec<(Rank, RankPhase)>,
-    /// The last checkpoint they committed.
+    /// The last checkpoint that they committed.
     pub commit: Option<Commit>,
 }
 
-/// Where a live rank stands in its generation.
+/// Phase of a running rank in its generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RankPhase {
-    /// Spawned or told to join; not yet listening.
+    /// Spawned, or asked to join; not yet listening.
     Joining,
-    /// Listening, waiting for `Begin`.
+    /// Listening, and waiting for `Begin`.
     Ready {
         /// `host:port` of its listener.
         address: String,
         /// Its last finished step, if it holds state.
         step: Option<Step>,
     },
-    /// Told to meet the others; not yet training.
+    /// Connecting to the other ranks; not yet training.
     Meeting,
     /// Training.
     Training,
-    /// Its collective broke; it holds its state and waits for a new generation.
+    /// One of its collective operations failed; it holds its state and waits for a new generation.
     Waiting,
-    /// Training went wrong; it waits for a new generation.
+    /// Training diverged; it waits for a new generation.
     Diverged(Diagnosis),
-    /// Finished: all epochs, or drained.
+    /// Finished: completed all epochs, or drained.
     Done {
-        /// Which of the two.
+        /// Completed or drained.
         outcome: Outcome,
         /// Digest of the final state, equal on all ranks.
         digest: String,
@@ -288,207 +292,208 @@ pub enum RankPhase {
 /// Agent → coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Report {
-    /// First on every connection.
+pub enum AgentReport {
+    /// First message on every connection.
     Hello(Hello),
-    /// A rank spoke or ended.
+    /// A rank sent a report, or its process ended.
     Rank {
-        /// Its generation when it did.
+        /// Generation of the rank at that time.
         generation: Generation,
-        /// Its number there.
+        /// The rank in that generation.
         rank: Rank,
-        /// What it said.
-        news: RankNews,
+        /// The report.
+        report: RankReport,
     },
-    /// The node must go (signal, spot notice): the others go on without it, or the job is saved and stopped.
-    DrainRequested {
-        /// Why, in words.
+    /// The node is leaving (shutdown signal, interruption notice): the job continues without it, or is saved and
+    /// stopped.
+    NodeDeparting {
+        /// Why, as text.
         reason: String,
-        /// When its machine ends, in seconds from now, if that is known.
+        /// Seconds from now until the machine is taken away, if known.
         seconds_left: Option<f64>,
     },
-    /// A process that has no rank as yet could take one.
+    /// A process without a rank is ready to take one.
     Warm {
-        /// Its place.
+        /// Its slot.
         local_rank: LocalRank,
     },
-    /// A process that has no rank as yet ended.
+    /// A process without a rank ended.
     WarmFailed {
-        /// Its place.
+        /// Its slot.
         local_rank: LocalRank,
-        /// How.
+        /// Why it ended.
         failure: Failure,
     },
-    /// The node may have to go soon: its ranks were asked for a checkpoint.
-    Advised {
-        /// Why, in words.
+    /// The node may have to leave soon (rebalance recommendation): its ranks were asked for a checkpoint.
+    CheckpointAdvised {
+        /// Why, as text.
         reason: String,
     },
-    /// Something about one of the node's GPUs that its user should know.
+    /// A problem with one of the node's GPUs that the user should see.
     GpuWarning {
-        /// One line: which, what, what to do.
+        /// One line: which GPU, what happened, what to do.
         message: String,
     },
-    /// The agent lives, and how its machine does. About once a second.
-    Beat(Beat),
+    /// The agent is alive; includes machine statistics. Sent about once a second.
+    Heartbeat(AgentHeartbeat),
 }
 
-/// A sign of life of an agent.
+/// Heartbeat of an agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Beat {
-    /// Rises by one.
+pub struct AgentHeartbeat {
+    /// Number of the heartbeat; increases by one.
     pub number: u64,
-    /// From the last beat that was answered to its answer.
+    /// Time from the last acknowledged heartbeat to its acknowledgement.
     pub round_trip: Option<Duration>,
-    /// How the machine does, if that was measured since the last beat.
-    pub vitals: Option<Vitals>,
+    /// Machine statistics, if they were measured since the last heartbeat.
+    pub stats: Option<MachineStats>,
 }
 
-/// How a machine does.
+/// Statistics of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Vitals {
-    /// The machine without its GPUs.
-    pub host: Host,
-    /// Its GPUs, each by its local rank.
-    pub gpus: Vec<Gpu>,
+pub struct MachineStats {
+    /// The machine, excluding its GPUs.
+    pub host: HostStats,
+    /// Its GPUs, ordered by local rank.
+    pub gpus: Vec<GpuStats>,
 }
 
-/// How a machine does, but for its GPUs.
+/// Statistics of a machine, excluding its GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Host {
-    /// Its host name.
+pub struct HostStats {
+    /// Host name.
     pub name: String,
-    /// Share of all its cores that is busy, 0..1, over the time since it was last told.
+    /// CPU use of all cores together since the last report, 0..1.
     pub cpu: f64,
-    /// Its cores.
+    /// Number of cores.
     pub cpus: u32,
-    /// Bytes of memory that cannot be had.
+    /// Memory that is not available, in bytes.
     pub memory_used: u64,
-    /// Bytes of memory in all.
+    /// Total memory in bytes.
     pub memory_total: u64,
-    /// Bytes free on the disk that holds the run folder.
+    /// Free space in bytes on the disk that holds the run folder.
     pub disk_free: u64,
-    /// Its size in bytes.
+    /// Size of that disk in bytes.
     pub disk_total: u64,
-    /// Bytes received per second over the network, loopback left out.
+    /// Bytes received per second over the network, excluding loopback.
     pub received_per_second: f64,
-    /// Bytes sent per second.
+    /// Bytes sent per second over the network, excluding loopback.
     pub sent_per_second: f64,
 }
 
-/// How a GPU does.
+/// Statistics of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Gpu {
-    /// Its CUDA device on its node, which is the local rank that it serves.
+pub struct GpuStats {
+    /// CUDA device number on its node, equal to the local rank that uses it.
     pub index: u32,
-    /// Its name, as the driver tells it.
+    /// Name, as reported by the driver.
     pub name: String,
-    /// Its UUID.
+    /// UUID.
     pub uuid: String,
-    /// Share of the last second that a kernel ran on it, 0..1, if it tells.
+    /// Share of the last second during which a kernel ran on it, 0..1, if the driver reports it.
     pub utilisation: Option<f64>,
-    /// Bytes of its memory in use, by whomever.
+    /// Memory in use by any process, in bytes.
     pub memory_used: u64,
-    /// Bytes of its memory in all.
+    /// Total memory in bytes.
     pub memory_total: u64,
-    /// Degrees Celsius, if it tells.
+    /// Temperature in degrees Celsius, if the driver reports it.
     pub celsius: Option<f64>,
-    /// Watts that it draws, if it tells.
+    /// Power draw in watts, if the driver reports it.
     pub watts: Option<f64>,
 }
 
-/// What is told about a rank.
+/// A report about a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum RankNews {
-    /// It listens and can meet the others.
+pub enum RankReport {
+    /// It listens, and the other ranks can connect to it.
     Ready {
         /// `host:port` of its listener.
         address: String,
         /// Its last finished step, if it holds state.
         step: Option<Step>,
     },
-    /// It met the others; now it takes the state. Told by every rank.
+    /// It is connected to the other ranks and now restores the state. Sent by every rank.
     Met,
-    /// It has the state; training begins.
+    /// It has the state; training begins. Sent by every rank.
     Started {
         /// Where the state came from.
         source: StateSource,
-        /// Where training stands.
+        /// Progress of training.
         progress: Progress,
     },
-    /// One or more updates were made. Told by rank 0 alone.
-    Stepped(StepNews),
-    /// An evaluation ended. Told by rank 0 alone.
+    /// One or more updates were made. Sent by rank 0 only.
+    Stepped(StepReport),
+    /// An evaluation ended. Sent by rank 0 only.
     Evaluated {
-        /// After this many updates.
+        /// Updates made before it.
         step: Step,
-        /// After this many passes.
+        /// Epochs completed before it.
         epoch: baton_recipe::Epoch,
-        /// What was found.
+        /// The result.
         accuracy: Accuracy,
-        /// What was found with the averaged weights, if the recipe has them.
+        /// The result with the averaged weights (EMA), if the recipe averages them.
         ema: Option<Accuracy>,
-        /// Which part of the validation set was looked at.
+        /// Which part of the validation set was evaluated.
         extent: Extent,
     },
-    /// Training went wrong; it waits for a new generation. Told by every rank.
+    /// Training diverged; the rank waits for a new generation. Sent by every rank.
     Diverged(Diagnosis),
-    /// The job completes before its last epoch. Told by rank 0 alone.
+    /// The job completes before its last epoch. Sent by rank 0 only.
     EndsEarly {
-        /// Why, in words.
+        /// Why, as text.
         reason: String,
     },
-    /// How its loader does. Told by every rank about once a second while it trains.
-    Loader(LoaderNews),
-    /// It lives, and what it does. Told by every rank about once a second.
-    Pulse(Pulse),
-    /// A checkpoint was committed. Told by rank 0 alone.
+    /// State of its data loader. Sent by every rank about once a second while it trains.
+    Loader(LoaderReport),
+    /// It is alive; includes its current activity. Sent by every rank about once a second.
+    Heartbeat(RankHeartbeat),
+    /// A checkpoint was committed. Sent by rank 0 only.
     Saved(Commit),
-    /// A checkpoint is due while another is being written: training waits for that one's end. Told by
-    /// rank 0 alone.
+    /// A checkpoint is due while another is still being written: training waits until that one is finished. Sent
+    /// by rank 0 only.
     SaveWaits {
         /// Updates made.
         step: Step,
-        /// The checkpoint that is being written.
+        /// Step of the checkpoint that is being written.
         behind: Step,
-        /// Seconds since that one was begun.
+        /// Seconds since that checkpoint was begun.
         seconds: f64,
     },
-    /// All ranks agreed to stop after this update. Told by rank 0 alone.
+    /// All ranks agreed to stop after this update. Sent by rank 0 only.
     Stopping {
         /// Updates made.
         step: Step,
     },
-    /// The last state is copied; what is left is to write it. Told by rank 0 alone.
+    /// The last state is copied and has yet to be written. Sent by rank 0 only.
     Copied {
         /// Updates made.
         step: Step,
     },
-    /// A save failed; training goes on.
+    /// A save failed; training continues.
     SaveFailed(SaveProblem),
-    /// Its collective broke; it keeps its state and waits for a new generation.
+    /// One of its collective operations failed; it keeps its state and waits for a new generation.
     Lost {
-        /// What broke.
+        /// The error.
         detail: String,
     },
-    /// It is done and leaves.
+    /// It is done, and its process exits.
     Done {
         /// Completed or drained.
         outcome: Outcome,
         /// Digest of the final state, equal on all ranks.
         digest: String,
     },
-    /// Its process ended before it was done. Told by the agent.
+    /// Its process ended before it was done. Sent by the agent.
     Exited(Failure),
 }
 
-/// Why there is no checkpoint.
+/// Why a save failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SaveProblem {
     /// One line: what, where, what to do.
     pub message: String,
-    /// The generation that has the checkpoint store, if that is why.
+    /// The newer generation that has claimed the checkpoint store, if that is the reason.
     pub fence: Option<Generation>,
 }
 
@@ -498,25 +503,25 @@ impl From<String> for SaveProblem {
     }
 }
 
-/// Numbers of the latest update.
+/// Metrics of the latest update.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct StepNews {
+pub struct StepReport {
     /// Updates made.
     pub step: Step,
-    /// Passes made.
+    /// Epochs completed.
     pub epoch: baton_recipe::Epoch,
-    /// Updates in all, once the job is complete.
+    /// Total number of updates in the complete job.
     pub total_steps: u64,
-    /// Batches of the present pass.
+    /// Number of batches in the current epoch.
     pub steps_per_epoch: u64,
-    /// Batches of the present pass that are behind: [`Agenda::step_of_epoch`].
+    /// Number of batches of the current epoch that are done: [`TrainingPlan::step_of_epoch`].
     ///
-    /// [`Agenda::step_of_epoch`]: baton_recipe::progress::Agenda::step_of_epoch
+    /// [`TrainingPlan::step_of_epoch`]: baton_recipe::progress::TrainingPlan::step_of_epoch
     #[serde(default)]
     pub step_of_epoch: u64,
     /// Mean training loss of the update's batch.
     pub loss: f64,
-    /// The task's metrics of the update's batch, but for its loss, by their names.
+    /// The task's metrics of the update's batch by name, excluding the loss.
     #[serde(flatten)]
     pub metrics: BTreeMap<String, f64>,
     /// Learning rate of the update.
@@ -524,52 +529,52 @@ pub struct StepNews {
     /// L2 norm of the whole gradient before clipping.
     #[serde(default)]
     pub gradient_norm: Option<f64>,
-    /// Factor on the loss, of fp16 only.
+    /// Loss scale; only with fp16.
     #[serde(default)]
     pub loss_scale: Option<f64>,
-    /// Side of the images in pixels; 0 for arrays.
+    /// Side length of the images in pixels; 0 for arrays.
     #[serde(default)]
     pub resolution: u32,
-    /// Samples of a full update.
+    /// Number of samples in a full update.
     #[serde(default)]
     pub global_batch: u64,
-    /// Samples per second over the last seconds, all ranks.
+    /// Samples per second of all ranks over the last few seconds.
     pub samples_per_second: f64,
-    /// Share of time this rank waited for its loader, 0..1.
+    /// Share of time that this rank waited for its loader, 0..1.
     pub loader_wait: f64,
 }
 
-impl StepNews {
-    /// How long an update takes at the present rate, if that is known.
+impl StepReport {
+    /// Seconds per update at the current rate, if known.
     #[must_use]
     pub fn seconds_per_step(&self) -> Option<f64> {
         (self.samples_per_second > 0.0).then(|| self.global_batch as f64 / self.samples_per_second)
     }
 }
 
-/// What a rank does.
+/// Current activity of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activity {
-    /// It takes its state: from the others, a checkpoint, or a file.
+    /// It restores its state: from another rank, a checkpoint, or a file.
     #[default]
     Restoring,
     /// It waits for its loader.
     Loading,
     /// It computes a gradient or an update.
     Computing,
-    /// It is in a collective: it waits for other ranks, or for the way to them.
+    /// It is in a collective operation: it waits for other ranks or for the network.
     Exchanging,
     /// It evaluates.
     Evaluating,
-    /// It copies or waits for a checkpoint.
+    /// It copies its state for a checkpoint, or waits for one.
     Saving,
-    /// It stands still because a user asked for that.
+    /// It is paused because a user requested it.
     Paused,
 }
 
 impl Activity {
-    /// In words, after "it is".
+    /// As text, to follow "it is".
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -584,31 +589,31 @@ impl Activity {
     }
 }
 
-/// What a rank does at a moment.
+/// Heartbeat of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Pulse {
-    /// What.
+pub struct RankHeartbeat {
+    /// Its current activity.
     pub activity: Activity,
-    /// Seconds it has been at it.
+    /// Seconds since that activity began.
     pub seconds: f64,
     /// Updates made.
     pub step: Step,
-    /// Seconds that an update of late took of this rank's own time, exchanges left out; 0 before the first.
+    /// Seconds of this rank's own work per recent update, excluding collectives; 0 before the first update.
     pub own_step_seconds: f64,
 }
 
-/// How one rank's loader does.
+/// State of one rank's data loader.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct LoaderNews {
-    /// Share of the last seconds that the rank's training waited for its loader, 0..1.
+pub struct LoaderReport {
+    /// Share of the last few seconds that the rank waited for its loader, 0..1.
     pub wait: f64,
-    /// Finished batches that wait for training.
+    /// Number of finished batches that wait for training.
     pub ready: u32,
-    /// The most finished batches there can be.
+    /// Maximum number of finished batches that can wait.
     pub room: u32,
-    /// Samples that could not be used and were replaced or left out, since the process started.
+    /// Number of samples that could not be used and were replaced or skipped since the process started.
     pub skipped: u64,
-    /// What was wrong with the last of them: one line with file, sample and byte.
+    /// What was wrong with the last of these samples: one line with file, sample and byte.
     pub last_skipped: Option<String>,
 }
 
@@ -616,52 +621,52 @@ pub struct LoaderNews {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum RankCommand {
-    /// Take this place in a new generation; whatever ran before is over.
+    /// Join a new generation as this rank; the previous generation is over.
     Join {
         /// The generation.
         generation: Generation,
-        /// The number in it.
+        /// The rank in it.
         rank: Rank,
-        /// Ranks in all.
+        /// Total number of ranks.
         world_size: u32,
-        /// Where state comes from if no rank holds any.
+        /// Where state comes from if no rank holds state.
         restore: Restore,
-        /// Whether to stand still until told otherwise.
+        /// Whether to stay paused until training is resumed.
         paused: bool,
     },
-    /// Meet the others.
+    /// Connect to the other ranks.
     Begin {
-        /// Of this generation.
+        /// The generation.
         generation: Generation,
         /// `host:port` of each rank.
         peers: Vec<String>,
     },
-    /// Vote to stand still, or to go on.
-    Hold {
-        /// Of this generation.
+    /// Vote to pause, or to resume.
+    Pause {
+        /// The generation.
         generation: Generation,
-        /// Which of the two.
+        /// Whether to pause.
         paused: bool,
     },
-    /// Vote for a save.
+    /// Vote to save.
     Checkpoint {
-        /// Of this generation.
+        /// The generation.
         generation: Generation,
     },
-    /// Vote for a save and stop.
+    /// Vote to save and stop.
     Drain {
-        /// Of this generation.
+        /// The generation.
         generation: Generation,
-        /// Who asked, in words.
+        /// Who requested it and why, as text.
         reason: String,
     },
 }
 
 /// Rank → agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RankSays {
-    /// The generation it speaks of.
+pub struct RankMessage {
+    /// The generation that the report is about.
     pub generation: Generation,
-    /// What it says.
-    pub news: RankNews,
+    /// The report.
+    pub report: RankReport,
 }

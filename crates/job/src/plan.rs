@@ -1,4 +1,4 @@
-//! Who runs what: ranks on nodes, virtual ranks on ranks.
+//! Assignment of ranks to nodes and of virtual ranks to ranks, and the subtrees that each rank sums locally.
 
 use std::ops::Range;
 
@@ -6,53 +6,53 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{LocalRank, NodeId, Rank};
 
-/// f32 values at the end of every gradient that travel in the same all-reduce: sums, votes, norm.
-/// `crates/trainer/src/learner.rs` says which is which.
-pub const TAIL: u64 = 9;
+/// Length of a leaf's tail: the f32 values appended to every gradient and reduced in the same all-reduce (sums, votes,
+/// norm). `crates/trainer/src/learner.rs` defines their order.
+pub const GRADIENT_TAIL_LEN: u64 = 9;
 
 /// A node that can take ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// How many ranks it can run.
+    /// Number of ranks that it can run.
     pub slots: u32,
 }
 
-/// One rank's place.
+/// Position of one rank: its node, and its slot there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The rank.
     pub rank: Rank,
     /// The node that runs it.
     pub node: NodeId,
-    /// Its number there.
+    /// Its number on that node.
     pub local_rank: LocalRank,
 }
 
-/// Places as many ranks as fit, at most `max_ranks`; `None` if they are fewer than `min_ranks`.
+/// Assigns as many ranks to nodes as fit, at most `max_ranks`; `None` if fewer than `min_ranks` fit.
 ///
-/// Ranks are contiguous on each node, so that neighbours in a collective share a machine, and nodes
-/// stand in the order of their names, so that the same nodes always get the same ranks.
+/// Ranks are contiguous on each node, so that neighbours in a collective share a machine. Nodes are sorted by
+/// name, so that the same nodes always get the same ranks.
 #[must_use]
 pub fn place_ranks(offers: &[Offer], min_ranks: u32, max_ranks: u32) -> Option<Vec<Placement>> {
     let mut offers = offers.to_vec();
     offers.sort_by(|a, b| a.node.cmp(&b.node));
-    let places = offers
+    let slots = offers
         .iter()
         .flat_map(|offer| (0..offer.slots).map(|local| (offer.node.clone(), LocalRank(local))));
     let placed: Vec<Placement> = (0..max_ranks)
-        .zip(places)
+        .zip(slots)
         .map(|(rank, (node, local_rank))| Placement { rank: Rank(rank), node, local_rank })
         .collect();
     (placed.len() >= min_ranks as usize).then_some(placed)
 }
 
-/// The virtual ranks that `rank` of `world_size` runs: contiguous blocks, the first ones larger by
-/// one where the numbers do not divide.
+/// The virtual ranks that `rank` of `world_size` runs: one contiguous block per rank. If the numbers do not
+/// divide evenly, the first blocks are larger by one.
 ///
-/// A virtual rank is a fixed part of every global batch; because there are always
-/// `virtual_ranks` of them, training does not depend on `world_size`.
+/// A virtual rank is a fixed part of every global batch. The number of virtual ranks is constant, so the result
+/// of training does not depend on `world_size`.
 ///
 /// ```
 /// use baton_job::{plan::virtual_block, Rank};
@@ -65,6 +65,54 @@ pub fn virtual_block(virtual_ranks: u32, rank: Rank, world_size: u32) -> Range<u
     let larger = virtual_ranks % world_size.max(1);
     let start = rank.0 * share + rank.0.min(larger);
     start..start + share + u32::from(rank.0 < larger)
+}
+
+/// The subtree of the fixed tree (`baton_collectives::tree`) over virtual ranks `start..start + leaves`; `leaves` is a
+/// power of two and divides `start`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TreeNode {
+    /// First virtual rank.
+    pub start: u32,
+    /// Number of virtual ranks, a power of two.
+    pub leaves: u32,
+}
+
+impl TreeNode {
+    /// The subtree of one virtual rank.
+    #[must_use]
+    pub fn leaf(virtual_rank: u32) -> Self {
+        Self { start: virtual_rank, leaves: 1 }
+    }
+
+    /// The parent of `self` and `right`, if they are its left and right child.
+    #[must_use]
+    pub fn join(self, right: Self) -> Option<Self> {
+        let siblings = self.leaves == right.leaves
+            && self.start.is_multiple_of(2 * self.leaves)
+            && self.start + self.leaves == right.start;
+        siblings.then_some(Self { start: self.start, leaves: 2 * self.leaves })
+    }
+}
+
+/// The largest subtrees that together cover `block`, in ascending order.
+///
+/// ```
+/// use baton_job::plan::{TreeNode, maximal_subtrees};
+/// let nodes = maximal_subtrees(3..6);
+/// assert_eq!(nodes, [TreeNode { start: 3, leaves: 1 }, TreeNode { start: 4, leaves: 2 }]);
+/// ```
+#[must_use]
+pub fn maximal_subtrees(block: Range<u32>) -> Vec<TreeNode> {
+    let mut nodes = Vec::new();
+    let mut start = block.start;
+    while start < block.end {
+        let fits = 1 << (block.end - start).ilog2();
+        let aligned = if start == 0 { fits } else { 1 << start.trailing_zeros() };
+        let leaves = fits.min(aligned);
+        nodes.push(TreeNode { start, leaves });
+        start += leaves;
+    }
+    nodes
 }
 
 #[cfg(test)]
@@ -80,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_slots_place_nobody() {
+    fn too_few_slots_give_no_placement() {
         assert_eq!(place_ranks(&offers(&[2, 1]), 4, 8), None);
     }
 

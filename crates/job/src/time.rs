@@ -1,26 +1,26 @@
-//! Time as an argument: the machines are told what time it is and say when they want to be woken.
+//! Time as an argument: state machines receive the current time and return the deadline of their next timeout.
 
 use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-/// Milliseconds since an origin of the shell's choosing.
+/// Milliseconds since a fixed origin, which the program that runs the state machine chooses.
 ///
-/// It never goes backwards. An agent's begins with its process. A coordinator's begins with the UNIX epoch as its
-/// machine had it when the process started, for its journal outlives it.
+/// Time never goes backwards. An agent counts from the start of its process. A coordinator counts from the Unix
+/// epoch, according to its machine's clock when the process started, because its journal is used again after a restart.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Time(pub u64);
 
 impl Time {
-    /// This time plus `wait`, saturating.
+    /// This time plus `wait`, saturating at the maximum.
     #[must_use]
     pub fn after(self, wait: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// How long ago `earlier` was; zero if it lies ahead.
+    /// Time passed since `earlier`; zero if `earlier` is in the future.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))

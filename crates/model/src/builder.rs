@@ -1,8 +1,12 @@
-//! How a network is written down: block by block, layer by layer.
+//! Builder for a network description, block by block and layer by layer.
+//!
+//! The order of the calls, and of the tensors that one call adds, is their order in the state, and decides which random
+//! numbers they start from. Names are torchvision's, and checkpoints and exports have them. So none of this may change
+//! for a network that exists.
 
-use crate::{Block, ConvNorm, Description, Init, Layer, Linear, Role, Tensor};
+use crate::{Block, ConvNorm, Init, Layer, Linear, NetworkDescription, Tensor, TensorRole};
 
-/// A network that is being written down.
+/// Builder for a [`NetworkDescription`].
 ///
 /// ```
 /// use baton_model::{Builder, builder::Conv, layer::Layer};
@@ -25,31 +29,31 @@ pub struct Builder {
     blocks: Vec<Block>,
 }
 
-/// A convolution with equal sides and the BatchNorm after it, by their names.
+/// A convolution with a square kernel and the BatchNorm after it.
 #[derive(Clone, Copy, Debug)]
 pub struct Conv<'a> {
     /// Name of the convolution.
     pub name: &'a str,
     /// Name of the BatchNorm.
     pub norm: &'a str,
-    /// Channels before.
+    /// Input channels.
     pub inputs: u64,
-    /// Channels after.
+    /// Output channels.
     pub outputs: u64,
-    /// Values along each side of the kernel.
+    /// Kernel size: values along each side.
     pub side: u64,
-    /// Values from one window to the next.
+    /// Stride.
     pub stride: u64,
-    /// Blur the inputs before.
+    /// Whether the inputs are blurred first.
     pub blurred: bool,
-    /// First value of BatchNorm's factor.
+    /// Initial value of BatchNorm's scale.
     pub scale: f32,
-    /// ReLU behind it.
+    /// Whether a ReLU follows.
     pub relu: bool,
 }
 
 impl<'a> Conv<'a> {
-    /// A pointwise one of one channel, with ReLU.
+    /// A 1×1 convolution with one input and one output channel, stride 1, and a ReLU.
     #[must_use]
     pub fn new(name: &'a str, norm: &'a str) -> Self {
         Self {
@@ -67,13 +71,13 @@ impl<'a> Conv<'a> {
 }
 
 impl Builder {
-    /// A network that sees images.
+    /// An empty network for images.
     #[must_use]
     pub fn images() -> Self {
         Self::of(2)
     }
 
-    /// A network that sees signals.
+    /// An empty network for one-dimensional signals.
     #[must_use]
     pub fn signals() -> Self {
         Self::of(1)
@@ -84,7 +88,7 @@ impl Builder {
         Self { dimensions, parameters, statistics, blocks }
     }
 
-    /// Begins a block, to which belongs what is added from here on. The last one is the head.
+    /// Begins a block: everything added after this belongs to it. The last block becomes the head.
     pub fn block(&mut self, name: &str) {
         let (parameters, statistics) = (self.parameters.len(), self.statistics.len());
         self.blocks.push(Block {
@@ -95,7 +99,7 @@ impl Builder {
         });
     }
 
-    /// Appends a layer. Its tensors must have been [added](Self::tensors_of_conv) in this block.
+    /// Appends a layer. Its tensors must have been [added](Self::tensors_of_conv) in the same block.
     pub fn push(&mut self, layer: Layer) {
         if self.blocks.is_empty() {
             self.block("");
@@ -119,16 +123,16 @@ impl Builder {
         let Conv { name, norm, inputs, outputs, side, stride, blurred, scale, relu } = conv;
         let mut shape = vec![outputs, inputs];
         shape.resize(2 + self.dimensions, side);
-        let taps: u64 = shape[2..].iter().product();
+        let kernel_len: u64 = shape[2..].iter().product();
         // He et al. 2015 (arXiv 1502.01852) §2.2, backward case; torch's
         // `kaiming_normal_(mode="fan_out", nonlinearity="relu")`.
-        let init = Init::Normal { std: (2.0 / (outputs * taps) as f64).sqrt() };
+        let init = Init::Normal { std: (2.0 / (outputs * kernel_len) as f64).sqrt() };
         ConvNorm {
             kernel: self.kernel(format!("{name}.weight"), shape, init),
             stride,
             blurred,
-            scale: self.other(format!("{norm}.weight"), outputs, Init::Constant(scale)),
-            shift: self.other(format!("{norm}.bias"), outputs, Init::Constant(0.0)),
+            scale: self.f32_parameter(format!("{norm}.weight"), outputs, Init::Constant(scale)),
+            shift: self.f32_parameter(format!("{norm}.bias"), outputs, Init::Constant(0.0)),
             mean: self.statistic(format!("{norm}.running_mean"), outputs, 0.0),
             variance: self.statistic(format!("{norm}.running_var"), outputs, 1.0),
             relu,
@@ -137,34 +141,34 @@ impl Builder {
 
     /// Appends a linear layer.
     pub fn linear(&mut self, name: &str, inputs: u64, outputs: u64) {
-        // torch's `Linear`: `kaiming_uniform_(a=sqrt(5))`, which comes to 1/sqrt(inputs) for the
-        // weight, and the same bound for the bias.
+        // torch's `Linear`: `kaiming_uniform_(a=sqrt(5))`, whose bound is 1/sqrt(inputs), for the weight; the same
+        // bound for the bias.
         let init = Init::Uniform { bound: (inputs as f64).sqrt().recip() };
         let weight = self.kernel(format!("{name}.weight"), vec![outputs, inputs], init);
-        let bias = self.other(format!("{name}.bias"), outputs, init);
+        let bias = self.f32_parameter(format!("{name}.bias"), outputs, init);
         self.push(Layer::Linear(Linear { weight, bias }));
     }
 
-    /// The network. A builder without blocks gives a head without layers.
+    /// Returns the network. Without blocks, the network is a head without layers.
     #[must_use]
-    pub fn finish(mut self) -> Description {
+    pub fn finish(mut self) -> NetworkDescription {
         if self.blocks.is_empty() {
             self.block("head");
         }
         let head = self.blocks.remove(self.blocks.len() - 1);
         let Self { parameters, statistics, blocks, .. } = self;
-        Description { parameters, statistics, blocks, head }
+        NetworkDescription { parameters, statistics, blocks, head }
     }
 
-    /// A parameter that decays and is computed with in the recipe's number format.
+    /// Adds a parameter with weight decay, cast to the recipe's number format for computation.
     fn kernel(&mut self, name: String, shape: Vec<u64>, init: Init) -> usize {
         let tensor = Tensor { decays: true, is_cast: true, ..self.tensor(name, shape, init) };
         self.parameters.push(tensor);
         self.parameters.len() - 1
     }
 
-    /// A parameter that does neither.
-    fn other(&mut self, name: String, len: u64, init: Init) -> usize {
+    /// Adds a parameter without weight decay that stays in f32.
+    fn f32_parameter(&mut self, name: String, len: u64, init: Init) -> usize {
         let tensor = self.tensor(name, vec![len], init);
         self.parameters.push(tensor);
         self.parameters.len() - 1
@@ -178,7 +182,7 @@ impl Builder {
 
     fn tensor(&self, name: String, shape: Vec<u64>, init: Init) -> Tensor {
         let position = self.parameters.len() + self.statistics.len();
-        let role = Role::Trained;
+        let role = TensorRole::Trained;
         Tensor { name, shape, init, decays: false, is_cast: false, role, position }
     }
 }

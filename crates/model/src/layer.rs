@@ -1,31 +1,31 @@
-//! The layers that networks are made of.
+//! The layers of networks.
 
-use crate::{Description, Size};
+use crate::{NetworkDescription, Size};
 
-/// A layer; numbers in it are indices into a [`Description`].
+/// A layer. It refers to parameters and statistics by their indices in a [`NetworkDescription`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Layer {
-    /// Convolution, BatchNorm, and ReLU if it says so.
+    /// Convolution, BatchNorm, and an optional ReLU.
     ConvNorm(ConvNorm),
-    /// The largest value of each window, with [`padding`](crate::size::padding).
+    /// Max pooling, with [`padding`](crate::size::padding).
     MaxPool {
-        /// Values along each side of the window.
+        /// Window size: values along each side.
         side: u64,
-        /// Values from one window to the next.
+        /// Stride.
         stride: u64,
     },
     /// `relu(body(x) + shortcut(x))`
     Residual {
         /// Prefix of its tensors' names.
         name: String,
-        /// At least one.
+        /// Convolutions of the main path, at least one.
         body: Vec<ConvNorm>,
-        /// The identity if absent.
+        /// Convolution of the shortcut; the identity if absent.
         shortcut: Option<ConvNorm>,
     },
-    /// The mean of each channel: (samples, channels).
+    /// Global mean pooling, to shape (samples, channels).
     GlobalMean,
-    /// A product with a matrix, and a bias.
+    /// A linear layer with bias.
     Linear(Linear),
 }
 
@@ -34,11 +34,11 @@ pub enum Layer {
 pub struct ConvNorm {
     /// Parameter: the convolution's weight.
     pub kernel: usize,
-    /// Values from one window to the next.
+    /// Stride.
     pub stride: u64,
-    /// Blur the inputs before (Zhang 2019, arXiv 1904.11486).
+    /// Whether the inputs are blurred first (Zhang 2019, arXiv 1904.11486).
     pub blurred: bool,
-    /// Parameter: BatchNorm's factor.
+    /// Parameter: BatchNorm's scale.
     pub scale: usize,
     /// Parameter: BatchNorm's bias.
     pub shift: usize,
@@ -46,7 +46,7 @@ pub struct ConvNorm {
     pub mean: usize,
     /// Statistic: running unbiased variance.
     pub variance: usize,
-    /// ReLU behind it.
+    /// Whether a ReLU follows.
     pub relu: bool,
 }
 
@@ -72,7 +72,7 @@ impl Layer {
 
     /// The size of its outputs for inputs of `size`, in `network`.
     #[must_use]
-    pub fn after(&self, size: Size, network: &Description) -> Size {
+    pub fn after(&self, size: Size, network: &NetworkDescription) -> Size {
         match self {
             Self::ConvNorm(layer) => layer.after(size, network),
             Self::MaxPool { side, stride } => size.strided(*side, *stride),
@@ -91,7 +91,7 @@ impl Layer {
 impl ConvNorm {
     /// The size of its outputs for inputs of `size`, in `network`.
     #[must_use]
-    pub fn after(&self, size: Size, network: &Description) -> Size {
+    pub fn after(&self, size: Size, network: &NetworkDescription) -> Size {
         // (out, in, side, …)
         let shape = &network.parameters[self.kernel].shape;
         Size { channels: shape[0], ..size.strided(shape[2], self.stride) }

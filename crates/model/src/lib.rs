@@ -1,13 +1,13 @@
 //! Networks as data: their tensors, and the layers that connect them.
 //!
-//! Training (`crates/trainer/src/torch`), `baton plan` and the recipe's rules all work from the same
-//! [`Description`]; none of them knows a network by name. docs/models.md shows how to add one.
+//! Training (`crates/trainer/src/torch`), `baton plan` and the validation of recipes all use the same
+//! [`NetworkDescription`]; none of them contains code for a network by name. docs/models.md shows how to add a network.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`models`] | the networks that a recipe can name: a line and a file each |
-//! | [`layer`] | the layers that networks are made of |
-//! | [`builder`] | how a network is written down |
+//! | [`models`] | the networks that a recipe can name: one line each, one file per family |
+//! | [`layer`] | the layers of networks |
+//! | [`builder`] | builder for a network description |
 //! | [`size`] | the sizes of activations |
 
 #![forbid(unsafe_code)]
@@ -22,33 +22,33 @@ use std::ops::Range;
 pub use self::{
     builder::Builder,
     layer::{ConvNorm, Layer, Linear},
-    models::{Arch, Sees},
-    size::{Input, Size},
+    models::{Arch, InputKind},
+    size::{InputShape, Size},
 };
 
-/// What a recipe says about a network.
+/// Options of a network, from the recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct NetworkOptions {
     /// Channels of the inputs: 3 for images.
     pub channels: u64,
     /// Number of outputs.
     pub outputs: u64,
-    /// Start the last BatchNorm scale of every residual block at zero.
+    /// Whether the last BatchNorm scale of every residual block starts at zero.
     pub zero_init_gamma: bool,
-    /// Blur before strided convolutions.
+    /// Whether the inputs of strided convolutions are blurred first.
     pub blur_pool: bool,
 }
 
-/// A network for inputs of a number of channels and any size.
+/// A network for inputs with a fixed number of channels and any height and width.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Description {
+pub struct NetworkDescription {
     /// Weights, scales, shifts and biases. Layers refer to them by index.
     pub parameters: Vec<Tensor>,
     /// Running means and variances of BatchNorm layers. Layers refer to them by index.
     pub statistics: Vec<Tensor>,
-    /// In the order of the forward pass. Each can be frozen or recomputed by its name.
+    /// Blocks in the order of the forward pass, without the head. Each can be frozen or recomputed by name.
     pub blocks: Vec<Block>,
-    /// From the activations of the last block to the outputs; replaced for other classes.
+    /// The layers from the activations of the last block to the outputs; replaced when the number of classes changes.
     pub head: Block,
 }
 
@@ -57,7 +57,7 @@ pub struct Description {
 pub struct Block {
     /// Name in `model.freeze` and `train.recompute`.
     pub name: String,
-    /// In the order of the forward pass.
+    /// Layers in the order of the forward pass.
     pub layers: Vec<Layer>,
     /// Indices of its parameters.
     pub parameters: Range<usize>,
@@ -70,25 +70,25 @@ pub struct Block {
 pub struct Tensor {
     /// Name in checkpoints and exports.
     pub name: String,
-    /// Sides; (out, in, height, width) of a convolution's weight.
+    /// Shape; for a convolution's weight (out, in, height, width).
     pub shape: Vec<u64>,
-    /// Value before training.
+    /// How it is initialized.
     pub init: Init,
-    /// Whether weight decay applies unless the recipe extends it to all parameters, and whether LARS
-    /// gives it a rate of its own.
+    /// Whether weight decay applies by default (a recipe can extend it to all parameters), and whether LARS computes
+    /// a separate learning rate for it.
     pub decays: bool,
-    /// Whether it is computed with in the recipe's number format, rather than in f32.
+    /// Whether it is cast to the recipe's number format for computation; otherwise it stays in f32.
     pub is_cast: bool,
     /// Whether training changes it.
-    pub role: Role,
-    /// Place among the parameters and statistics of a state dict.
+    pub role: TensorRole,
+    /// Position among the parameters and statistics of a state dict.
     pub position: usize,
 }
 
-/// How a tensor starts.
+/// Initial value of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
-    /// One value throughout.
+    /// The same value everywhere.
     Constant(f32),
     /// Normal distribution around 0.
     Normal {
@@ -104,8 +104,8 @@ pub enum Init {
 
 /// Whether training changes a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// It does.
+pub enum TensorRole {
+    /// Training changes it.
     Trained,
     /// The tensor keeps its value.
     Frozen,
@@ -127,11 +127,11 @@ impl Tensor {
     /// Whether it keeps its value.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
-        self.role == Role::Frozen
+        self.role == TensorRole::Frozen
     }
 }
 
-impl Description {
+impl NetworkDescription {
     /// Names of the blocks that can be frozen or recomputed, in order.
     pub fn block_names(&self) -> impl Iterator<Item = &str> {
         self.blocks.iter().map(|block| block.name.as_str())
@@ -144,13 +144,13 @@ impl Description {
             let parameters = &mut self.parameters[block.parameters.clone()];
             let statistics = &mut self.statistics[block.statistics.clone()];
             for tensor in parameters.iter_mut().chain(statistics) {
-                tensor.role = Role::Frozen;
+                tensor.role = TensorRole::Frozen;
             }
         }
         self
     }
 
-    /// Number of frozen blocks before the first that is trained.
+    /// Number of frozen blocks before the first trained one.
     #[must_use]
     pub fn frozen_blocks(&self) -> usize {
         let is_frozen = |block: &&Block| {
@@ -165,20 +165,20 @@ impl Description {
         self.blocks.iter().chain([&self.head])
     }
 
-    /// Least number of samples per batch with which every BatchNorm layer sees more than one value per
-    /// channel, as its unbiased variance needs.
+    /// Smallest batch size with which every BatchNorm layer gets more than one value per channel, which its unbiased
+    /// variance requires.
     #[must_use]
-    pub fn least_batch(&self, input: Input) -> u64 {
+    pub fn min_batch(&self, input: InputShape) -> u64 {
         let mut size = input.size();
-        let mut least = 1;
+        let mut min = 1;
         for layer in self.all_blocks().flat_map(|block| &block.layers) {
-            let norms = layer.norms().next().is_some();
+            let has_norm = layer.norms().next().is_some();
             size = layer.after(size, self);
-            // Sizes shrink, and a layer's last BatchNorm sees its output.
-            if norms && size.height * size.width == 1 {
-                least = 2;
+            // Sizes only shrink, so a layer's last BatchNorm, on its output, has the fewest values.
+            if has_norm && size.height * size.width == 1 {
+                min = 2;
             }
         }
-        least
+        min
     }
 }

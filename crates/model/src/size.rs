@@ -1,24 +1,24 @@
 //! The sizes of activations.
 
-/// What a network sees of one sample.
+/// Shape of a network's input for one sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Input {
+pub enum InputShape {
     /// An RGB image.
     Image {
-        /// Its side in pixels.
+        /// Side length in pixels.
         resolution: u64,
     },
-    /// A signal.
+    /// A one-dimensional signal, with one or more channels.
     Signal {
-        /// Series side by side.
+        /// Number of channels.
         channels: u64,
-        /// Their length.
+        /// Number of values per channel.
         length: u64,
     },
 }
 
-impl Input {
-    /// Its size.
+impl InputShape {
+    /// The size of the input.
     #[must_use]
     pub fn size(self) -> Size {
         match self {
@@ -33,7 +33,7 @@ impl Input {
 /// The size of one sample's activations; signals have a height of 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Channels.
+    /// Number of channels.
     pub channels: u64,
     /// Height in values.
     pub height: u64,
@@ -48,7 +48,7 @@ impl Size {
         self.channels * self.height * self.width
     }
 
-    /// What comes out of a window of `side` values with [`padding`] that is moved by `stride`.
+    /// Output size of a window of `side` values with [`padding`] and the given stride.
     #[must_use]
     pub fn strided(self, side: u64, stride: u64) -> Self {
         let along = |length: u64| (length + 2 * padding(side)).saturating_sub(side) / stride + 1;
@@ -56,8 +56,8 @@ impl Size {
     }
 }
 
-/// Zeros on each side of what a window of `side` values goes over: as many as keep the size of an odd
-/// one at a stride of 1.
+/// Number of zeros added at each end of an input for a window of `side` values. With an odd `side` and a stride of 1,
+/// the output has the size of the input.
 #[must_use]
 pub fn padding(side: u64) -> u64 {
     side.saturating_sub(1) / 2

@@ -1,4 +1,4 @@
-//! What somebody has measured, in place of what the roofline assumes.
+//! Measured step times, used instead of the roofline's assumptions.
 
 use baton_recipe::{
     JobSpec,
@@ -9,27 +9,27 @@ use serde::Deserialize;
 use crate::{
     Error,
     machine::Machine,
-    network::{Input, Network},
+    network::{InputShape, Network},
     roofline::Roofline,
-    update::Update,
+    update::UpdateEstimate,
 };
 
-/// What `baton-worker bench --json` prints, as far as it matters here.
+/// The fields of `baton-worker bench --json` that the plan uses.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Calibration {
-    /// The network.
+    /// The network that was measured.
     pub arch: Arch,
     /// Side of the images in pixels.
     pub resolution: u32,
     /// Samples per step and rank.
     pub batch: u32,
-    /// The number format.
+    /// The number format of the computation.
     pub compute: Compute,
-    /// Whether a GPU did it.
+    /// Whether it was measured on a GPU.
     pub on_gpu: bool,
-    /// Median time of a step.
+    /// Median time of a step, seconds.
     pub step_seconds: f64,
-    /// Of that for adding up gradients between ranks.
+    /// Part of it that the all-reduce of gradients takes, seconds.
     pub all_reduce_seconds: f64,
 }
 
@@ -37,53 +37,54 @@ impl Calibration {
     /// Reads the bench's output.
     ///
     /// # Errors
-    /// It is something else, or of a CPU.
+    /// The text is not the bench's output, or it was measured on a CPU.
     pub fn from_json(text: &str) -> Result<Self, Error> {
-        let refuse = |problem: String| Error::Calibration(problem);
-        let read: Self = serde_json::from_str(text).map_err(|error| {
-            refuse(format!("is not what `baton-worker bench --json` prints: {error}"))
+        let invalid = |problem: String| Error::Calibration(problem);
+        let calibration: Self = serde_json::from_str(text).map_err(|error| {
+            invalid(format!("is not what `baton-worker bench --json` prints: {error}"))
         })?;
-        if !read.on_gpu {
-            return Err(refuse("was measured on a CPU, not a GPU".to_owned()));
+        if !calibration.on_gpu {
+            return Err(invalid("was measured on a CPU, not a GPU".to_owned()));
         }
-        let own = read.own_seconds();
-        if !(own > 0.0 && own.is_finite()) {
-            return Err(refuse(
-                "leaves no time for a step beside its all-reduce: step_seconds must be above \
+        let seconds = calibration.compute_seconds();
+        if !(seconds > 0.0 && seconds.is_finite()) {
+            return Err(invalid(
+                "leaves no time for a step apart from its all-reduce: step_seconds must be above \
                  all_reduce_seconds"
                     .to_owned(),
             ));
         }
-        Ok(read)
+        Ok(calibration)
     }
 
-    /// Of a step, without the all-reduce.
+    /// Time of a step without the all-reduce, seconds.
     #[must_use]
-    pub fn own_seconds(&self) -> f64 {
+    pub fn compute_seconds(&self) -> f64 {
         self.step_seconds - self.all_reduce_seconds
     }
 
     /// Samples per second of one GPU.
     #[must_use]
     pub fn images_per_second(&self) -> f64 {
-        f64::from(self.batch) / self.own_seconds()
+        f64::from(self.batch) / self.compute_seconds()
     }
 
-    /// Measured time for each second that the roofline gives `machine`'s GPU.
+    /// Measured time divided by the roofline's time for `machine`'s GPU.
     ///
     /// # Errors
-    /// The bench's network, resolution or batch make no recipe.
+    /// The bench's network, resolution or batch do not form a valid recipe.
     pub fn factor(&self, machine: &Machine) -> Result<f64, Error> {
         let spec = self.recipe()?;
-        let input = Input::Image { resolution: u64::from(self.resolution) };
+        let input = InputShape::Image { resolution: u64::from(self.resolution) };
         let network = Network::new(&spec.model, input).ok_or(Error::Linear)?;
         let roofline = Roofline::new(&machine.gpu, self.compute);
-        let alone = (machine, 1);
-        let update = Update::new(&spec, &network, alone, &roofline, u64::from(self.batch));
-        Ok(self.own_seconds() / update.seconds)
+        let one_rank = (machine, 1);
+        let update =
+            UpdateEstimate::new(&spec, &network, one_rank, &roofline, u64::from(self.batch));
+        Ok(self.compute_seconds() / update.seconds)
     }
 
-    /// What the bench trains, as `worker/src/bench` makes it up.
+    /// The recipe that the bench trains; must match `worker/src/bench`.
     fn recipe(&self) -> Result<JobSpec, Error> {
         let text = r#"
             name = "bench"

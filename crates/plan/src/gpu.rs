@@ -1,18 +1,18 @@
-//! What a GPU can do, by its maker's data sheet.
+//! Speed and memory of GPUs, from NVIDIA's data sheets.
 //!
 //! | GPU | data sheet |
 //! |---|---|
 //! | T4 | NVIDIA T4 Tensor Core GPU, data sheet, 2019; fp16 with tensor cores 65 TFLOPS |
 //! | V100 | NVIDIA V100 Tensor Core GPU, data sheet, 2020, column SXM2 |
 //! | A10G | NVIDIA A10G (Amazon EC2 G5), data sheet: the A10's chip and memory, fewer tensor cores |
-//! | L4 | NVIDIA L4 Tensor Core GPU, data sheet, 2023; halves of the figures "with sparsity" |
+//! | L4 | NVIDIA L4 Tensor Core GPU, data sheet, 2023; half of the figures "with sparsity" |
 //! | A100 | NVIDIA A100 Tensor Core GPU, data sheet, 2021, column 40 GB SXM |
-//! | H100 | NVIDIA H100 Tensor Core GPU, data sheet, 2023, column SXM; halves of "with sparsity" |
-//! | H200 | NVIDIA H200 Tensor Core GPU, data sheet, 2024, column SXM; halves of "with sparsity" |
+//! | H100 | NVIDIA H100 Tensor Core GPU, data sheet, 2023, column SXM; half of the figures "with sparsity" |
+//! | H200 | NVIDIA H200 Tensor Core GPU, data sheet, 2024, column SXM; half of the figures "with sparsity" |
 //!
-//! Memory is what Amazon's `DescribeInstanceTypes` gives as `GpuInfo.Gpus.MemoryInfo.SizeInMiB`; of the T4
-//! it is what `nvidia-smi` shows, a sixteenth less, as error correction takes its part there. Data sheets
-//! tell peaks for dense matrices; what is left of them in practice stands in [`crate::roofline`].
+//! Memory is what Amazon's `DescribeInstanceTypes` gives as `GpuInfo.Gpus.MemoryInfo.SizeInMiB`. For the T4 it
+//! is what `nvidia-smi` shows, a sixteenth less, because error correction uses part of the memory. Data sheets
+//! give peaks for dense matrices; [`crate::roofline`] has the share of them that is reached in practice.
 
 use baton_recipe::spec::Compute;
 
@@ -22,35 +22,36 @@ const MIB: u64 = 1 << 20;
 /// A GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gpu {
-    /// Its name, with its memory where there are several.
+    /// Name, with the memory in GB if the GPU exists in several sizes.
     pub name: &'static str,
-    /// Its memory.
+    /// Size of its memory, bytes.
     pub memory_bytes: u64,
-    /// Bytes per second between it and its memory, at best.
+    /// Peak memory bandwidth, bytes per second.
     pub bandwidth: f64,
     /// Peak floating-point operations per second in fp32, without tensor cores.
     pub fp32: f64,
-    /// In TF32, which libtorch takes for convolutions in fp32 where there is any.
+    /// Peak floating-point operations per second in TF32, which libtorch uses for fp32 convolutions if the GPU supports
+    /// it.
     pub tf32: Option<f64>,
-    /// In fp16 with tensor cores.
+    /// Peak floating-point operations per second in fp16 with tensor cores.
     pub fp16: f64,
-    /// In bf16 with tensor cores, if it has any.
+    /// Peak floating-point operations per second in bf16 with tensor cores, if the GPU supports it.
     pub bf16: Option<f64>,
 }
 
-/// How fast products of matrices are.
+/// Speed of matrix products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arithmetic {
     /// Peak floating-point operations per second.
     pub peak: f64,
-    /// Whether tensor cores do them.
+    /// Whether tensor cores compute them.
     pub tensor_cores: bool,
-    /// The number format, in words.
+    /// Name of the number format.
     pub format: &'static str,
 }
 
 impl Gpu {
-    /// How convolutions of a recipe's format are computed.
+    /// Speed of convolutions in a recipe's number format.
     #[must_use]
     pub fn arithmetic(&self, compute: Compute) -> Arithmetic {
         let plain = |format| Arithmetic { peak: self.fp32, tensor_cores: false, format };

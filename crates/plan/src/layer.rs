@@ -1,16 +1,18 @@
-//! One operation of a network, counted per sample.
+//! One operation of a network, with its sizes and costs per sample.
+//!
+//! Serialized names of fields and variants are part of `baton plan --json`: they are added, never renamed.
 
 use serde::Serialize;
 
-/// What an operation is, and with it what bounds its speed.
+/// Kind of an operation, which decides what limits its speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// Bytes to normalised numbers.
+pub enum OperationKind {
+    /// Conversion of bytes to normalised numbers.
     Input,
     /// Convolution with weights.
     Convolution,
-    /// The product in front of the outputs.
+    /// The linear layer before the outputs.
     Linear,
     /// Blur before a strided convolution: one fixed filter per channel.
     Blur,
@@ -20,12 +22,12 @@ pub enum Kind {
     Relu,
     /// The sum at the end of a residual block, in place.
     Add,
-    /// Max pooling and the mean over all pixels.
+    /// Max pooling, and the mean over all pixels.
     Pool,
 }
 
-impl Kind {
-    /// For people.
+impl OperationKind {
+    /// The name shown to users.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -41,69 +43,69 @@ impl Kind {
     }
 }
 
-/// What moves between a GPU and its memory for one sample.
+/// Amount of data moved between a GPU and its memory for one sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Values in the working format, read and written.
     pub values: u64,
-    /// Bytes of other formats.
+    /// Bytes in other formats.
     pub bytes: u64,
 }
 
 impl Traffic {
-    /// Only values in the working format.
+    /// Traffic of values in the working format only.
     pub(crate) fn of(values: u64) -> Self {
         Self { values, bytes: 0 }
     }
 
-    /// With values of so many bytes.
+    /// All bytes, if a value has `value_bytes` bytes.
     #[must_use]
     pub fn total_bytes(self, value_bytes: u64) -> u64 {
         self.values * value_bytes + self.bytes
     }
 }
 
-/// One direction of an operation, for one sample.
+/// Cost of one pass of an operation for one sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
-    /// Multiplications with addition; two floating-point operations each.
+pub struct PassCost {
+    /// Multiply-add operations; two floating-point operations each.
     pub macs: u64,
-    /// To and from memory.
+    /// Traffic to and from the GPU's memory.
     pub traffic: Traffic,
-    /// Operations that the host starts.
+    /// Number of kernels that the host launches.
     pub launches: u64,
 }
 
-/// An operation.
+/// One operation of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layer {
-    /// Name of its weight, if it has one.
+pub struct NetworkOperation {
+    /// Name of its weight tensor, or of the operation if it has no weight.
     pub name: String,
-    /// The block it belongs to; absent in the head.
+    /// The block it belongs to; `None` in the head.
     pub block: Option<String>,
-    /// What it is.
-    pub kind: Kind,
-    /// Weights of a convolution or of the linear layer.
+    /// Kind of operation.
+    pub kind: OperationKind,
+    /// Number of weights, for a convolution or the linear layer.
     pub kernel: u64,
-    /// Other parameters: BatchNorm's scale and shift, biases.
+    /// Number of other parameters: BatchNorm's scale and shift, biases.
     pub other_parameters: u64,
-    /// Running means and variances.
+    /// Number of running means and variances.
     pub statistics: u64,
-    /// Whether its values are frozen.
+    /// Whether its parameters are frozen.
     pub frozen: bool,
-    /// Values that it puts out.
+    /// Number of output values.
     pub outputs: u64,
-    /// What stays in memory until the gradient has been found.
+    /// Data kept in memory until the gradient is computed.
     pub kept: Traffic,
     /// Forward pass in training.
-    pub forward: Work,
-    /// Its gradient: of its weights and of its inputs.
-    pub backward: Work,
+    pub forward: PassCost,
+    /// Backward pass: gradients of its weights and inputs.
+    pub backward: PassCost,
     /// Forward pass in evaluation.
-    pub evaluation: Work,
+    pub evaluation: PassCost,
 }
 
-impl Layer {
+impl NetworkOperation {
     /// Whether it belongs to one of the blocks with these names.
     #[must_use]
     pub fn is_in(&self, blocks: &[String]) -> bool {

@@ -1,19 +1,20 @@
-//! What a recipe needs and costs on a machine, by arithmetic alone: no GPU, file, network or clock.
+//! Estimates the memory, time and cost of a recipe on a machine by arithmetic alone: it uses no GPU, file, network
+//! connection or clock.
 //!
-//! Start with [`Question::plan`].
+//! Start with [`PlanRequest::plan`].
 //!
-//! | module | what it knows |
+//! | module | contents |
 //! |---|---|
-//! | [`layer`], [`network`] | the networks, operation by operation, counted per sample |
+//! | [`layer`], [`network`] | the operations of a network, with their costs per sample |
 //! | [`gpu`], [`machine`], [`price`] | data sheets, instances, prices, each with its source |
-//! | [`memory`] | bytes on a GPU, and the micro-batch that fits |
-//! | [`roofline`] | how long a pass takes |
-//! | [`update`] | how long an update takes: passes, all-reduce, optimizer; the loader beside it |
-//! | [`plan`] | the whole recipe: minutes and money |
-//! | [`remedy`] | what to do when a GPU's memory was too small |
-//! | [`calibration`] | what somebody has measured instead |
+//! | [`memory`] | memory needed on a GPU, and the micro-batch that fits |
+//! | [`roofline`] | time of a forward or backward pass |
+//! | [`update`] | time of an update: passes, all-reduce, optimizer; the loader in parallel |
+//! | [`plan`] | time and cost of the whole recipe |
+//! | [`remedy`] | what to do if a GPU's memory is too small |
+//! | [`calibration`] | measured times in place of estimates |
 //!
-//! The formulas in words, and how far they may be off: docs/plan.md.
+//! docs/plan.md explains the formulas and their accuracy.
 
 #![forbid(unsafe_code)]
 
@@ -37,27 +38,27 @@ use baton_recipe::spec::Violation;
 pub use self::{
     calibration::Calibration,
     machine::{MACHINES, Machine},
-    plan::{Plan, Question},
+    plan::{PlanRequest, RecipePlan},
 };
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// `--on` names nothing that is known.
-    #[error("no machine `{name}` is known; there are {known}")]
+    /// `--on` names an unknown machine.
+    #[error("unknown machine `{name}`; known machines are {known}")]
     UnknownMachine {
-        /// What was asked for.
+        /// The name given.
         name: String,
-        /// All there are.
+        /// The names of all known machines.
         known: String,
     },
     /// The network runs on CPUs.
     #[error("model.arch = linear trains on a CPU within seconds; there is nothing to plan")]
     Linear,
-    /// The recipe cannot be run on so many samples.
+    /// The recipe cannot run with this number of samples.
     #[error("recipe: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Recipe(Vec<Violation>),
-    /// The bench's output does not fit.
+    /// The calibration cannot be used.
     #[error("the calibration {0}")]
     Calibration(String),
 }

@@ -1,7 +1,7 @@
-//! The machines that a plan can be made for.
+//! The machines for which a plan can be made.
 //!
-//! GPUs and vCPUs per instance: Amazon's pages of the families (aws.amazon.com/ec2/instance-types/ with
-//! p4, p3, g5, g6, g4, p5), as in the catalogue named in [`crate::price`].
+//! GPUs and vCPUs per instance: Amazon's pages on the instance families (aws.amazon.com/ec2/instance-types/ with p4,
+//! p3, g5, g6, g4, p5), as in the catalogue named in [`crate::price`].
 
 use crate::{
     Error,
@@ -9,54 +9,54 @@ use crate::{
     price::{self, Prices},
 };
 
-/// How the GPUs of a machine reach each other.
+/// Connection between the GPUs of a machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interconnect {
-    /// In words.
+    /// Its name.
     pub name: &'static str,
-    /// Bytes per second out of one GPU, at best.
+    /// Peak bytes per second out of one GPU.
     pub bandwidth: f64,
-    /// The share of it that an all-reduce gets: an allowance, nobody measured it here.
+    /// Share of the bandwidth that an all-reduce reaches: an estimate, not measured.
     pub efficiency: f64,
 }
 
 impl Interconnect {
-    /// Bytes per second out of one GPU that an all-reduce gets.
+    /// Bytes per second out of one GPU that an all-reduce reaches.
     #[must_use]
-    pub fn reached(&self) -> f64 {
+    pub fn effective_bandwidth(&self) -> f64 {
         self.bandwidth * self.efficiency
     }
 }
 
 /// A100's data sheet: 600 GB/s in both directions together.
 const NVSWITCH: Interconnect = Interconnect { name: "NVSwitch", bandwidth: 300e9, efficiency: 0.7 };
-/// V100's data sheet: 300 GB/s in both directions together, over six links; of four GPUs, some idle.
+/// V100's data sheet: 300 GB/s in both directions together, over six links; with four GPUs, some links are idle.
 const NVLINK: Interconnect = Interconnect { name: "NVLink", bandwidth: 150e9, efficiency: 0.5 };
-/// PCI Express 4.0 specification: 16 GT/s over 16 lanes, and through the host's memory, as these GPUs do
-/// not reach each other's.
+/// PCI Express 4.0 specification: 16 GT/s over 16 lanes. Data goes through the host's memory, because these GPUs
+/// cannot access each other's.
 const PCIE: Interconnect =
     Interconnect { name: "PCIe 4.0 x16", bandwidth: 31.5e9, efficiency: 0.4 };
 
 /// A machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
-    /// What `--on` calls it.
+    /// Name for `--on`.
     pub name: &'static str,
-    /// What is rented.
+    /// The rented instance type, or the share of one.
     pub instance: &'static str,
-    /// Its GPUs, all alike.
+    /// Its GPU type.
     pub gpu: Gpu,
-    /// How many.
+    /// Number of GPUs.
     pub gpus: u32,
-    /// Hardware threads of its CPUs.
+    /// Number of hardware threads of its CPUs.
     pub vcpus: u32,
-    /// Of machines with several GPUs.
+    /// Connection between its GPUs, if there are several.
     pub interconnect: Option<Interconnect>,
-    /// Of an hour.
+    /// Prices per hour.
     pub prices: Prices,
 }
 
-/// All of them, in the order in which they are shown.
+/// All known machines, in the order in which they are shown.
 pub const MACHINES: [Machine; 9] = [
     Machine {
         name: "p4d.24xlarge",
@@ -96,8 +96,8 @@ pub const MACHINES: [Machine; 9] = [
     },
     single("t4", "g4dn.xlarge", gpu::T4, 4, price::G4DN_XLARGE),
     single("l4", "g6.xlarge", gpu::L4, 4, price::G6_XLARGE),
-    // Amazon rents A100 and H200 by the eight only; an eighth is what a share of one, or another
-    // provider's single GPU, may be compared with.
+    // Amazon rents A100 and H200 GPUs only in groups of eight. An eighth is for comparison with a share of such a
+    // machine, or with another provider's single GPU.
     single("a100-40", "1/8 of p4d.24xlarge", gpu::A100_40, 12, price::P4D_24XLARGE.share(8)),
     single("h100", "p5.4xlarge", gpu::H100, 16, price::P5_4XLARGE),
     single("h200", "1/8 of p5en.48xlarge", gpu::H200, 24, price::P5EN_48XLARGE.share(8)),
@@ -114,10 +114,10 @@ const fn single(
 }
 
 impl Machine {
-    /// The machine that `--on` calls so.
+    /// The machine with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// No machine has this name.
     pub fn named(name: &str) -> Result<&'static Self, Error> {
         MACHINES.iter().find(|machine| machine.name == name).ok_or_else(|| {
             let known: Vec<&str> = MACHINES.iter().map(|machine| machine.name).collect();

@@ -1,175 +1,185 @@
-//! The whole recipe on a machine: memory, speed, time, money.
+//! The plan of a whole recipe on a machine: memory, speed, time, cost.
 
 mod notes;
 
 use baton_recipe::{
-    JobSpec, Sees,
+    InputKind, JobSpec,
     dry_run::{DryRun, Stretch},
-    progress::Agenda,
+    progress::TrainingPlan,
 };
 use serde::Serialize;
 
 use crate::{
     Calibration, Error, Machine,
     memory::Memory,
-    network::{Input, Network},
+    network::{InputShape, Network},
     roofline::{Roofline, total},
-    update::{Limit, Loader, Update},
+    update::{Bottleneck, LoaderEstimate, UpdateEstimate},
 };
 
-/// What is to be planned.
+/// What to plan.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
+pub struct PlanRequest<'a> {
     /// The recipe.
     pub spec: &'a JobSpec,
-    /// Samples of its training set.
+    /// Number of samples in the training set.
     pub samples: u64,
-    /// Samples of its validation set.
+    /// Number of samples in the validation set.
     pub val_samples: u64,
-    /// Channels and length of a sample, for networks of signals.
+    /// Channels and length of a sample, for networks that train on signals.
     pub signal: [u64; 2],
-    /// What the machine costs, in place of the table.
+    /// Price of the machine, dollars per hour, in place of the price list.
     pub dollars_per_hour: Option<f64>,
-    /// What was measured on this machine's GPU.
+    /// Measurement on this machine's GPU.
     pub calibration: Option<&'a Calibration>,
 }
 
-/// The answer.
+/// Memory, time and cost of a recipe on one machine. Names of fields, here and in the types of fields, are part of the
+/// output of `baton plan --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Plan {
-    /// As `--on` calls it.
+pub struct RecipePlan {
+    /// Name for `--on`.
     pub machine: &'static str,
-    /// What is rented.
+    /// The rented instance type, or the share of one.
     pub instance: &'static str,
-    /// Its GPUs.
+    /// Its GPU type.
     pub gpu: &'static str,
-    /// How many it has.
+    /// Number of GPUs of the machine.
     pub gpus: u32,
-    /// How many of them train.
+    /// Number of ranks, which is the number of GPUs that train.
     pub ranks: u32,
-    /// Memory of one GPU.
+    /// Memory of one GPU, bytes.
     pub gpu_memory_bytes: u64,
-    /// Whether `memory` is within it.
+    /// Whether `memory` fits into `gpu_memory_bytes`.
     pub fits: bool,
-    /// What one GPU needs, in the phase that needs most.
+    /// Memory that a GPU needs, in the phase that needs the most.
     pub memory: Memory,
-    /// That phase.
+    /// The phase that needs this memory.
     pub memory_phase: Stretch,
-    /// Samples of a forward pass at the largest resolution, by the recipe.
+    /// Micro-batch of the recipe at the largest resolution, samples.
     pub micro_batch: u64,
-    /// The most that fit there; 0 if not even one does.
+    /// The largest micro-batch that fits at this resolution; 0 if even one sample does not fit.
     pub largest_micro_batch: u64,
-    /// Epochs of one resolution and one batch each.
-    pub phases: Vec<Phase>,
-    /// All evaluations.
-    pub evaluation: Evaluation,
-    /// What the CPUs decode; unknown for signals.
-    pub loader: Option<Loader>,
-    /// Trained on, over the time of training without evaluations.
+    /// The phases of the training.
+    pub phases: Vec<PlannedPhase>,
+    /// All evaluations together.
+    pub evaluation: EvaluationEstimate,
+    /// Speed of the data loader; unknown for signals.
+    pub loader: Option<LoaderEstimate>,
+    /// Images trained per second, without the time of evaluations.
     pub images_per_second: f64,
-    /// What bounds most of the training time.
-    pub limit: Limit,
-    /// Of the whole recipe.
+    /// The bottleneck during most of the training time.
+    pub limit: Bottleneck,
+    /// Time of the whole recipe.
     pub seconds: f64,
-    /// What that costs, by way of paying.
+    /// Cost of the whole recipe, for each kind of price.
     pub costs: Vec<Cost>,
-    /// Measured seconds for each one of the roofline, if a calibration was given.
+    /// Measured time divided by the roofline's time, if a calibration was given.
     pub calibration: Option<f64>,
-    /// What the reader should know or change.
+    /// Problems and advice for the user.
     pub notes: Vec<String>,
 }
 
-/// Consecutive epochs of one resolution and one batch.
+/// Consecutive epochs with one resolution and one batch size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Phase {
+pub struct PlannedPhase {
     /// The epochs.
     pub stretch: Stretch,
-    /// One update of them.
-    pub update: Update,
-    /// All ranks together, the loader included.
+    /// One update of this phase.
+    pub update: UpdateEstimate,
+    /// Speed of all ranks together, limited by the loader too.
     pub images_per_second: f64,
-    /// What bounds it.
-    pub limit: Limit,
+    /// The bottleneck of this phase.
+    pub limit: Bottleneck,
     /// Samples of all its epochs.
     pub samples: u64,
-    /// Of all its epochs.
+    /// Time of all its epochs.
     pub seconds: f64,
 }
 
 /// All evaluations of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Evaluation {
+pub struct EvaluationEstimate {
     /// Side of the images in pixels.
     pub resolution: u32,
-    /// Images in all.
+    /// Images of all evaluations.
     pub samples: u64,
-    /// Forward passes over each: averaged weights and mirrored images double them.
+    /// Forward passes per image: averaged weights and mirrored images double them.
     pub passes: u32,
-    /// All ranks together, the loader included.
+    /// Speed of all ranks together, limited by the loader too.
     pub images_per_second: f64,
-    /// Of all of them.
+    /// Time of all evaluations.
     pub seconds: f64,
 }
 
-/// A way of paying.
+/// Cost of the recipe at one price.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Cost {
-    /// `on_demand`, `spot` or `given`.
+    /// Kind of price: `on_demand`, `spot` or `given`.
     pub kind: &'static str,
-    /// Of the machine.
+    /// Price of the machine.
     pub dollars_per_hour: f64,
-    /// Of the whole recipe.
+    /// Cost of the whole recipe.
     pub dollars: f64,
 }
 
-impl Question<'_> {
-    /// The recipe on `machine`.
+impl PlanRequest<'_> {
+    /// Plans the recipe on `machine`.
     ///
     /// # Errors
-    /// The network runs on CPUs only; the recipe cannot be run on so many samples; the calibration does
-    /// not fit.
-    pub fn plan(&self, machine: &Machine) -> Result<Plan, Error> {
+    /// The network runs on CPUs only; the recipe cannot run with this number of samples; the calibration cannot be
+    /// used.
+    pub fn plan(&self, machine: &Machine) -> Result<RecipePlan, Error> {
         let spec = self.spec;
         let ranks = spec.max_ranks().min(machine.gpus);
         let run = DryRun::new(spec, self.samples).map_err(Error::Recipe)?;
         let mut roofline = Roofline::new(&machine.gpu, spec.precision.compute);
         let calibration = self.calibration.map(|c| c.factor(machine)).transpose()?;
         roofline.calibration = calibration.unwrap_or(1.0);
-        let loader = Loader::new(spec, machine, ranks);
-        let ceiling = loader.map_or(f64::INFINITY, |loader| loader.images_per_second);
+        let loader = LoaderEstimate::new(spec, machine, ranks);
+        let loader_limit = loader.map_or(f64::INFINITY, |loader| loader.images_per_second);
         let mut phases = Vec::new();
-        let mut most: Option<(Memory, Stretch)> = None;
+        let mut largest_need: Option<(Memory, Stretch)> = None;
         for stretch in &run.stretches {
             let network = self.network(stretch.resolution)?;
             let need = Memory::new(spec, &network, ranks, stretch.micro_batch);
-            if most.as_ref().is_none_or(|(most, _)| need.total_bytes > most.total_bytes) {
-                most = Some((need, *stretch));
+            if largest_need
+                .as_ref()
+                .is_none_or(|(largest, _)| need.total_bytes > largest.total_bytes)
+            {
+                largest_need = Some((need, *stretch));
             }
-            let here = (machine, ranks);
-            let update = Update::new(spec, &network, here, &roofline, stretch.micro_batch);
-            phases.push(self.phase(*stretch, update, ceiling));
+            let hardware = (machine, ranks);
+            let update =
+                UpdateEstimate::new(spec, &network, hardware, &roofline, stretch.micro_batch);
+            phases.push(self.phase(*stretch, update, loader_limit));
         }
-        // A run has an epoch at least.
-        let (memory, memory_phase) = most.ok_or(Error::Recipe(Vec::new()))?;
-        let evaluation = self.evaluation(&run, &roofline, ranks, ceiling)?;
+        // A run has at least one epoch.
+        let (memory, memory_phase) = largest_need.ok_or(Error::Recipe(Vec::new()))?;
+        let evaluation = self.evaluation(&run, &roofline, ranks, loader_limit)?;
         let training: f64 = phases.iter().map(|phase| phase.seconds).sum();
         let seconds = training + evaluation.seconds;
         let largest = run.stretches.iter().max_by_key(|stretch| stretch.resolution);
         let resolution = largest.map_or(0, |stretch| stretch.resolution);
         let network = self.network(resolution)?;
-        let room = machine.gpu.memory_bytes;
-        let mut plan = Plan {
+        let gpu_memory_bytes = machine.gpu.memory_bytes;
+        let mut plan = RecipePlan {
             machine: machine.name,
             instance: machine.instance,
             gpu: machine.gpu.name,
             gpus: machine.gpus,
             ranks,
-            gpu_memory_bytes: room,
-            fits: memory.total_bytes <= room,
+            gpu_memory_bytes,
+            fits: memory.total_bytes <= gpu_memory_bytes,
             memory,
             memory_phase,
             micro_batch: largest.map_or(0, |stretch| stretch.micro_batch),
-            largest_micro_batch: Memory::largest_micro_batch(spec, &network, ranks, room),
+            largest_micro_batch: Memory::largest_micro_batch(
+                spec,
+                &network,
+                ranks,
+                gpu_memory_bytes,
+            ),
             images_per_second: run.samples_seen as f64 / training,
             limit: limit(&phases),
             phases,
@@ -186,20 +196,21 @@ impl Question<'_> {
 
     fn network(&self, resolution: u32) -> Result<Network, Error> {
         let [channels, length] = self.signal;
-        let input = match self.spec.model.arch.sees() {
-            Sees::Signals => Input::Signal { channels, length },
-            _ => Input::Image { resolution: u64::from(resolution) },
+        let input = match self.spec.model.arch.input_kind() {
+            InputKind::Signals => InputShape::Signal { channels, length },
+            _ => InputShape::Image { resolution: u64::from(resolution) },
         };
         Network::new(&self.spec.model, input).ok_or(Error::Linear)
     }
 
-    fn phase(&self, stretch: Stretch, update: Update, ceiling: f64) -> Phase {
+    fn phase(&self, stretch: Stretch, update: UpdateEstimate, loader_limit: f64) -> PlannedPhase {
         let computed = stretch.global_batch as f64 / update.seconds;
-        let of_epoch = Agenda::new(self.spec, self.samples).epoch_samples(stretch.first_epoch);
-        let samples = of_epoch * u64::from(stretch.epochs);
-        let images_per_second = computed.min(ceiling);
-        Phase {
-            limit: if ceiling < computed { Limit::Loader } else { update.limit() },
+        let epoch_samples =
+            TrainingPlan::new(self.spec, self.samples).epoch_samples(stretch.first_epoch);
+        let samples = epoch_samples * u64::from(stretch.epochs);
+        let images_per_second = computed.min(loader_limit);
+        PlannedPhase {
+            limit: if loader_limit < computed { Bottleneck::Loader } else { update.limit() },
             stretch,
             update,
             images_per_second,
@@ -213,20 +224,20 @@ impl Question<'_> {
         run: &DryRun,
         roofline: &Roofline,
         ranks: u32,
-        ceiling: f64,
-    ) -> Result<Evaluation, Error> {
+        loader_limit: f64,
+    ) -> Result<EvaluationEstimate, Error> {
         let evaluation = &self.spec.evaluation;
         let resolution = self.spec.evaluation_resolution();
         let batch = u64::from(evaluation.batch);
-        let once = total(&roofline.evaluation(&self.network(resolution)?, batch)).total();
+        let pass_seconds = total(&roofline.evaluation(&self.network(resolution)?, batch)).total();
         let passes = (1 + u32::from(self.spec.ema.is_some())) * (1 + u32::from(evaluation.flip));
-        let computed = f64::from(ranks) * batch as f64 / (once * f64::from(passes));
-        let images_per_second = computed.min(ceiling);
-        let part = (evaluation.subset * self.val_samples as f64).ceil() as u64;
+        let computed = f64::from(ranks) * batch as f64 / (pass_seconds * f64::from(passes));
+        let images_per_second = computed.min(loader_limit);
+        let subset = (evaluation.subset * self.val_samples as f64).ceil() as u64;
         let samples = u64::from(run.full_evaluations) * self.val_samples
-            + u64::from(run.subset_evaluations) * part;
+            + u64::from(run.subset_evaluations) * subset;
         let seconds = samples as f64 / images_per_second;
-        Ok(Evaluation { resolution, samples, passes, images_per_second, seconds })
+        Ok(EvaluationEstimate { resolution, samples, passes, images_per_second, seconds })
     }
 
     fn costs(&self, machine: &Machine, seconds: f64) -> Vec<Cost> {
@@ -246,13 +257,13 @@ impl Question<'_> {
     }
 }
 
-/// What bounds the training for the longest.
-fn limit(phases: &[Phase]) -> Limit {
-    let time_of = |limit: Limit| -> f64 {
+/// The bottleneck during most of the training time.
+fn limit(phases: &[PlannedPhase]) -> Bottleneck {
+    let time_of = |limit: Bottleneck| -> f64 {
         phases.iter().filter(|phase| phase.limit == limit).map(|phase| phase.seconds).sum()
     };
     let limits = phases.iter().map(|phase| phase.limit);
-    limits.max_by(|a, b| time_of(*a).total_cmp(&time_of(*b))).unwrap_or(Limit::Arithmetic)
+    limits.max_by(|a, b| time_of(*a).total_cmp(&time_of(*b))).unwrap_or(Bottleneck::Arithmetic)
 }
 
 #[cfg(test)]

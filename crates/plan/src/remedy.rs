@@ -1,4 +1,4 @@
-//! What to do when a GPU's memory was too small: the batch that would fit.
+//! Advice for a GPU whose memory is too small: the batch that would fit.
 
 use baton_recipe::{JobSpec, dry_run::DryRun};
 
@@ -7,10 +7,10 @@ use crate::{
     network::Network,
 };
 
-/// The advice for one of `ranks` whose GPU has so much memory, as the end of a sentence; none if the arithmetic knows
-/// nothing of this network. `network` makes that of a resolution.
+/// Advice, as the end of a sentence, for one of `ranks` ranks whose GPU has `memory_bytes` of memory; `None` if the
+/// network's size is unknown. `network` builds the network for a resolution.
 ///
-/// By arithmetic, as the run has not got far enough to tell.
+/// The sizes are estimates, because the run failed before they could be measured.
 pub fn for_memory(
     spec: &JobSpec,
     ranks: u32,
@@ -24,21 +24,23 @@ pub fn for_memory(
         let need = Memory::new(spec, &network, ranks, stretch.micro_batch).total_bytes;
         Some((need, stretch.micro_batch, network))
     });
-    let (need, wanted, largest) = needs.max_by_key(|(need, ..)| *need)?;
+    let (need, micro_batch, largest) = needs.max_by_key(|(need, ..)| *need)?;
     let fits = Memory::largest_micro_batch(spec, &largest, ranks, memory_bytes);
     let gib = memory_bytes as f64 / f64::from(1 << 30);
-    let room =
-        format!("of {gib:.0} GiB, {fits} samples at a time fit, and the recipe has {wanted}");
+    let problem =
+        format!("of {gib:.0} GiB, {fits} samples at a time fit, and the recipe has {micro_batch}");
     if need <= memory_bytes {
-        return Some(format!("{room}: does another process use this GPU? See `nvidia-smi`"));
+        return Some(format!(
+            "{problem}: check with `nvidia-smi` whether another process uses this GPU"
+        ));
     }
     Some(match accumulation_that_fits(spec, &run, ranks, memory_bytes, network) {
         Some(parts) => format!(
-            "{room}: set train.grad_accumulation = {parts} (BatchNorm then sees fewer samples), or name stages \
+            "{problem}: set train.grad_accumulation = {parts} (BatchNorm then sees fewer samples), or name stages \
              in train.recompute; see `baton plan`"
         ),
         None => format!(
-            "{room}: name stages in train.recompute, or lower train.global_batch or train.resolution; see \
+            "{problem}: name stages in train.recompute, or lower train.global_batch or train.resolution; see \
              `baton plan`"
         ),
     })
@@ -47,38 +49,38 @@ pub fn for_memory(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{kit::recipe, network::Input};
+    use crate::{kit::recipe, network::InputShape};
 
     const GIB: u64 = 1 << 30;
 
     fn remedy_on(gib: u64, changes: &[&str]) -> String {
-        let of_all = [
+        let base = [
             "model={ arch='resnet50', num_classes=1000 }",
             "train={ epochs=1, global_batch=1024, resolution=224, virtual_ranks=1 }",
         ];
-        let spec = recipe(&of_all, changes);
+        let spec = recipe(&base, changes);
         let network = |resolution: u32| {
-            Network::new(&spec.model, Input::Image { resolution: u64::from(resolution) })
+            Network::new(&spec.model, InputShape::Image { resolution: u64::from(resolution) })
         };
         for_memory(&spec, 1, 1_281_167, gib * GIB, network).unwrap()
     }
 
-    /// The number behind `before` in `text`.
+    /// The number that follows `before` in `text`.
     fn number(text: &str, before: &str) -> u64 {
         let rest = text.split(before).nth(1).unwrap_or_else(|| panic!("{before} in {text}"));
         rest.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
     }
 
     #[test]
-    fn a_batch_too_large_is_told_with_the_one_that_fits_and_how_to_get_there() {
+    fn a_batch_too_large_is_reported_with_the_one_that_fits_and_the_setting_for_it() {
         let text = remedy_on(40, &[]);
         let fits = number(&text, "GiB, ");
         assert!((64..1024).contains(&fits), "{text}");
         let parts = number(&text, "grad_accumulation = ");
         assert!(1024 / parts <= fits && 1024 % parts == 0, "{text}");
-        // Who follows the advice has room, and a recipe that is taken.
-        let followed = format!("train.grad_accumulation={parts}");
-        assert!(remedy_on(40, &[&followed]).contains("nvidia-smi"));
+        // The advice gives a valid recipe that fits.
+        let advice = format!("train.grad_accumulation={parts}");
+        assert!(remedy_on(40, &[&advice]).contains("nvidia-smi"));
     }
 
     #[test]
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_too_small_for_one_sample_is_told_so() {
+    fn a_gpu_too_small_for_one_sample_is_reported() {
         let text = remedy_on(2, &[]);
         assert!(text.contains("0 samples at a time fit") && text.contains("recompute"), "{text}");
     }

@@ -1,44 +1,46 @@
-//! How long a GPU takes: each operation as long as its arithmetic, its traffic with memory or its start,
-//! whichever is longest (Williams et al. 2009, "Roofline").
+//! Time of a pass on a GPU. An operation takes as long as its arithmetic, its memory traffic or its launch, whichever
+//! is longest (Williams et al. 2009, "Roofline").
 //!
-//! Three shares of the data sheet's figures and one time are not from any data sheet. They are chosen so
-//! that ResNet-50 at 224 px and batch 256 comes within a tenth of what NVIDIA published for one GPU in
-//! `NVIDIA/DeepLearningExamples` (PyTorch, ResNet-50 v1.5, container 21.03, commit 291f0d02): V100 16 GB
-//! 1,200 images/s in fp16 and 367 in fp32, A100 80 GB 2,470 in mixed precision. Nobody has measured
-//! Baton on these GPUs; `--calibration` takes their place where somebody has.
+//! Three efficiencies and the launch time are not from any data sheet. They are chosen so that ResNet-50 at 224 px and
+//! batch 256 is within a tenth of what NVIDIA published for one GPU in `NVIDIA/DeepLearningExamples` (PyTorch,
+//! ResNet-50 v1.5, container 21.03, commit 291f0d02): V100 16 GB 1,200 images/s in fp16 and 367 in fp32, A100 80 GB
+//! 2,470 in mixed precision. Baton has not been measured on these GPUs; `--calibration` replaces the estimates with a
+//! measurement.
+//!
+//! Serialized names of fields and variants are part of `baton plan --json`: they are added, never renamed.
 
 use baton_recipe::{JobSpec, spec::Compute};
 use serde::Serialize;
 
 use crate::{
     gpu::Gpu,
-    layer::{Kind, Work},
+    layer::{OperationKind, PassCost},
     memory::value_bytes,
     network::Network,
 };
 
 /// Share of the peak that convolutions reach on tensor cores.
 pub const TENSOR_CORE_EFFICIENCY: f64 = 0.5;
-/// Share of the peak that they reach in plain fp32, where cuDNN saves multiplications (Winograd).
+/// Share of the peak that convolutions reach in plain fp32, where cuDNN saves multiplications (Winograd).
 pub const FP32_EFFICIENCY: f64 = 0.85;
-/// Share of the memory's bandwidth that is reached.
+/// Share of the peak memory bandwidth that is reached.
 pub const BANDWIDTH_EFFICIENCY: f64 = 0.8;
-/// Time in which the host starts one operation.
+/// Time that the host needs to launch one operation, seconds.
 pub const LAUNCH_SECONDS: f64 = 10e-6;
 
-/// Seconds by what bounds them.
+/// Time of operations, seconds, by what limits their speed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Seconds {
-    /// Operations that wait for arithmetic.
+pub struct TimeByLimit {
+    /// Operations limited by arithmetic.
     pub arithmetic: f64,
-    /// Operations that wait for the GPU's memory.
+    /// Operations limited by the memory bandwidth.
     pub bandwidth: f64,
-    /// Operations that are over before the host has started the next one.
+    /// Operations that end before the host has launched the next one.
     pub launches: f64,
 }
 
-impl Seconds {
-    /// Of all operations.
+impl TimeByLimit {
+    /// Time of all operations.
     #[must_use]
     pub fn total(self) -> f64 {
         self.arithmetic + self.bandwidth + self.launches
@@ -61,36 +63,36 @@ impl Seconds {
     }
 }
 
-/// All operations of one kind in a pass.
+/// Totals of all operations of one kind in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Row {
-    /// Which.
-    pub kind: Kind,
+pub struct OperationTotals {
+    /// Kind of the operations.
+    pub kind: OperationKind,
     /// Floating-point operations.
     pub flop: f64,
-    /// To and from memory.
+    /// Memory traffic, bytes.
     pub bytes: f64,
-    /// How long they take.
-    pub seconds: Seconds,
+    /// Their time.
+    pub seconds: TimeByLimit,
 }
 
-/// A GPU with a recipe's number format.
+/// Speed of a GPU in a recipe's number format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Roofline {
-    /// Floating-point operations per second, reached.
+    /// Achieved floating-point operations per second.
     pub flop_per_second: f64,
-    /// To and from memory, reached.
+    /// Achieved memory bandwidth, bytes per second.
     pub bytes_per_second: f64,
-    /// Of a value.
+    /// Size of a value, bytes.
     value_bytes: u64,
-    /// In which the host starts an operation.
+    /// Time that the host needs to launch an operation, seconds.
     launch_seconds: f64,
-    /// Measured seconds for each one of this model.
+    /// Measured time divided by this model's time; 1 without a calibration.
     pub calibration: f64,
 }
 
 impl Roofline {
-    /// Without a calibration.
+    /// The speed of `gpu`, without a calibration.
     #[must_use]
     pub fn new(gpu: &Gpu, compute: Compute) -> Self {
         let arithmetic = gpu.arithmetic(compute);
@@ -105,17 +107,22 @@ impl Roofline {
         }
     }
 
-    /// That of a device which reached these rates, all of them at any time: nothing is faster.
+    /// The speed of a device that always reaches these measured peaks, with no launch time: a lower bound for times.
     #[must_use]
     pub fn of_peaks(flop_per_second: f64, bytes_per_second: f64, compute: Compute) -> Self {
         let (value_bytes, launch_seconds) = (value_bytes(compute), 0.0);
         Self { flop_per_second, bytes_per_second, value_bytes, launch_seconds, calibration: 1.0 }
     }
 
-    /// Forward and backward pass over `samples`, by kind.
+    /// Forward and backward pass over `samples` samples, by kind of operation.
     #[must_use]
-    pub fn training(&self, spec: &JobSpec, network: &Network, samples: u64) -> Vec<Row> {
-        let works = network.layers.iter().flat_map(|layer| {
+    pub fn training(
+        &self,
+        spec: &JobSpec,
+        network: &Network,
+        samples: u64,
+    ) -> Vec<OperationTotals> {
+        let costs = network.layers.iter().flat_map(|layer| {
             let passes = match () {
                 () if layer.is_in(&spec.model.freeze) => vec![layer.evaluation],
                 () if layer.is_in(&spec.train.recompute) => {
@@ -123,60 +130,73 @@ impl Roofline {
                 }
                 () => vec![layer.forward, layer.backward],
             };
-            passes.into_iter().map(|work| (layer.kind, work))
+            passes.into_iter().map(|cost| (layer.kind, cost))
         });
-        self.rows(works, samples)
+        self.totals(costs, samples)
     }
 
-    /// Forward pass of an evaluation over `samples`, by kind.
+    /// Forward pass of an evaluation over `samples` samples, by kind of operation.
     #[must_use]
-    pub fn evaluation(&self, network: &Network, samples: u64) -> Vec<Row> {
-        self.rows(network.layers.iter().map(|layer| (layer.kind, layer.evaluation)), samples)
+    pub fn evaluation(&self, network: &Network, samples: u64) -> Vec<OperationTotals> {
+        self.totals(network.layers.iter().map(|layer| (layer.kind, layer.evaluation)), samples)
     }
 
-    /// So many bytes to and from memory, by so many operations.
+    /// Time, in seconds, of `launches` operations that only move `bytes` bytes to and from memory.
     #[must_use]
-    pub fn moving(&self, bytes: f64, launches: u64) -> f64 {
+    pub fn move_seconds(&self, bytes: f64, launches: u64) -> f64 {
         let launching = launches as f64 * self.launch_seconds;
         self.calibration * (bytes / self.bytes_per_second).max(launching)
     }
 
-    fn rows(&self, works: impl Iterator<Item = (Kind, Work)>, samples: u64) -> Vec<Row> {
-        let mut rows: Vec<Row> = Vec::new();
-        for (kind, work) in works {
-            let at = rows.binary_search_by_key(&kind, |row| row.kind).unwrap_or_else(|at| {
-                rows.insert(at, Row { kind, flop: 0.0, bytes: 0.0, seconds: Seconds::default() });
-                at
+    fn totals(
+        &self,
+        costs: impl Iterator<Item = (OperationKind, PassCost)>,
+        samples: u64,
+    ) -> Vec<OperationTotals> {
+        let mut rows: Vec<OperationTotals> = Vec::new();
+        for (kind, cost) in costs {
+            let index = rows.binary_search_by_key(&kind, |row| row.kind).unwrap_or_else(|index| {
+                rows.insert(
+                    index,
+                    OperationTotals {
+                        kind,
+                        flop: 0.0,
+                        bytes: 0.0,
+                        seconds: TimeByLimit::default(),
+                    },
+                );
+                index
             });
-            let flop = 2.0 * work.macs as f64 * samples as f64;
-            let bytes = (work.traffic.total_bytes(self.value_bytes) * samples) as f64;
-            rows[at].flop += flop;
-            rows[at].bytes += bytes;
-            rows[at].seconds = rows[at].seconds.plus(self.seconds(flop, bytes, work.launches));
+            let flop = 2.0 * cost.macs as f64 * samples as f64;
+            let bytes = (cost.traffic.total_bytes(self.value_bytes) * samples) as f64;
+            rows[index].flop += flop;
+            rows[index].bytes += bytes;
+            rows[index].seconds =
+                rows[index].seconds.plus(self.seconds(flop, bytes, cost.launches));
         }
         rows
     }
 
-    fn seconds(&self, flop: f64, bytes: f64, launches: u64) -> Seconds {
+    fn seconds(&self, flop: f64, bytes: f64, launches: u64) -> TimeByLimit {
         let arithmetic = flop / self.flop_per_second;
         let bandwidth = bytes / self.bytes_per_second;
-        let starting = launches as f64 * self.launch_seconds;
-        let bound = Seconds::default();
-        let bound = if starting >= arithmetic.max(bandwidth) {
-            Seconds { launches: starting, ..bound }
+        let launching = launches as f64 * self.launch_seconds;
+        let zero = TimeByLimit::default();
+        let seconds = if launching >= arithmetic.max(bandwidth) {
+            TimeByLimit { launches: launching, ..zero }
         } else if arithmetic >= bandwidth {
-            Seconds { arithmetic, ..bound }
+            TimeByLimit { arithmetic, ..zero }
         } else {
-            Seconds { bandwidth, ..bound }
+            TimeByLimit { bandwidth, ..zero }
         };
-        bound.times(self.calibration)
+        seconds.times(self.calibration)
     }
 }
 
-/// All kinds together.
+/// Time of all kinds of operations together.
 #[must_use]
-pub fn total(rows: &[Row]) -> Seconds {
-    rows.iter().fold(Seconds::default(), |sum, row| sum.plus(row.seconds))
+pub fn total(rows: &[OperationTotals]) -> TimeByLimit {
+    rows.iter().fold(TimeByLimit::default(), |sum, row| sum.plus(row.seconds))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Counts as types, so that a step is never mistaken for an epoch or a rank.
+//! Newtypes for counts, so that a step cannot be confused with an epoch or a rank.
 
-/// Defines a number with a meaning: a newtype that is ordered, shown and serialised as its number.
+/// Defines a newtype for a number; ordering, display and serialization are those of the number.
 #[macro_export]
 macro_rules! count {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
@@ -13,7 +13,7 @@ macro_rules! count {
         pub struct $name(pub $inner);
 
         impl $name {
-            /// The one after this.
+            /// The next number.
             #[must_use]
             pub fn next(self) -> Self {
                 Self(self.0.saturating_add(1))
@@ -33,6 +33,6 @@ count! {
     Step(u64)
 }
 count! {
-    /// Number of whole passes over the training data made so far.
+    /// Number of complete epochs (passes over the training data) so far.
     Epoch(u32)
 }

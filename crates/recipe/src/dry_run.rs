@@ -1,63 +1,63 @@
-//! A run without training: what a recipe comes to over a data set of a given size.
+//! A dry run: the steps, learning rates and saves of a recipe on a data set of a given size, without training.
 //!
-//! The walk goes by epochs and asks the same [`Agenda`] and the same [`learning_rate`] as training,
-//! so it shows what will happen, not what somebody meant.
+//! It goes through the epochs with the same [`TrainingPlan`] and the same [`learning_rate`] as training, so its result
+//! is what will happen.
 
 use serde::Serialize;
 
 use crate::{
     Epoch, JobSpec,
-    progress::{Agenda, Progress},
+    progress::{Progress, TrainingPlan},
     schedule::{self, learning_rate},
     spec::{self, Schedule, Violation},
 };
 
-/// What a run comes to if nothing goes wrong and nothing ends it early.
+/// Totals of a run that does not fail or end early.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DryRun {
     /// Samples of the training set.
     pub samples: u64,
-    /// Epochs of one resolution and one batch each, in order.
+    /// Consecutive epochs with the same resolution and batch size, in order.
     pub stretches: Vec<Stretch>,
-    /// Optimizer updates in all.
+    /// Total number of optimizer updates.
     pub steps: u64,
     /// Samples trained on, over all epochs.
     pub samples_seen: u64,
     /// Learning rate of the first update of every epoch.
     pub epoch_lrs: Vec<f64>,
-    /// The highest learning rate of any update.
+    /// Highest learning rate of any update.
     pub peak_lr: f64,
-    /// The epoch of the first update that has it.
+    /// Epoch of the first update with the highest rate.
     pub peak_epoch: Epoch,
     /// Learning rate of the last update.
     pub last_lr: f64,
-    /// Evaluations of a part of the validation set.
+    /// Number of evaluations on a subset of the validation set.
     pub subset_evaluations: u32,
-    /// Evaluations of all of it.
+    /// Number of evaluations on the whole validation set.
     pub full_evaluations: u32,
-    /// Checkpoints written.
+    /// Number of checkpoints saved.
     pub saves: u64,
 }
 
-/// Consecutive epochs of one resolution and one batch.
+/// Consecutive epochs with the same resolution and batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Stretch {
-    /// The first of them.
+    /// First epoch.
     pub first_epoch: Epoch,
-    /// How many.
+    /// Number of epochs.
     pub epochs: u32,
     /// Side of the training images in pixels.
     pub resolution: u32,
     /// Samples per update.
     pub global_batch: u64,
-    /// Samples of one forward pass: of one virtual rank's micro-batch.
+    /// Samples of one forward pass, which is one micro-batch of a virtual rank.
     pub micro_batch: u64,
     /// Updates per epoch.
     pub steps_per_epoch: u64,
 }
 
 impl Stretch {
-    /// Its last epoch.
+    /// Last epoch.
     #[must_use]
     pub fn last_epoch(&self) -> Epoch {
         Epoch(self.first_epoch.0 + self.epochs.saturating_sub(1))
@@ -65,46 +65,46 @@ impl Stretch {
 }
 
 impl DryRun {
-    /// Walks over the whole run on a training set of `samples`.
+    /// Calculates the whole run on a training set of `samples`.
     ///
     /// # Errors
-    /// The run cannot be made, or would learn nothing: all that is wrong with it.
+    /// The run is impossible, or would learn nothing: all violations.
     pub fn new(spec: &JobSpec, samples: u64) -> Result<Self, Vec<Violation>> {
-        let agenda = Agenda::new(spec, samples);
-        let stretches = stretches(spec, &agenda);
-        let mut faults = unusable_batches(spec, samples);
-        if !faults.is_empty() {
-            return Err(faults);
+        let plan = TrainingPlan::new(spec, samples);
+        let stretches = stretches(spec, &plan);
+        let mut violations = unusable_batches(spec, samples);
+        if !violations.is_empty() {
+            return Err(violations);
         }
-        let rates = Rates { spec, agenda: &agenda };
+        let rates = RunRates { spec, plan: &plan };
         let (peak_lr, peak_epoch) = rates.peak();
         if peak_lr == 0.0 {
-            faults.push(Violation {
+            violations.push(Violation {
                 field: "schedule",
                 value: "0 throughout".to_owned(),
                 rule: "trains nothing: raise the learning rate".to_owned(),
             });
-            return Err(faults);
+            return Err(violations);
         }
-        let evaluations = agenda.epochs.div_ceil(agenda.evaluate_every_epochs.max(1));
-        let full_evaluations = if agenda.subset { 1 } else { evaluations };
-        let epochs = || (0..agenda.epochs).map(Epoch);
+        let evaluations = plan.epochs.div_ceil(plan.evaluate_every_epochs.max(1));
+        let full_evaluations = if plan.subset { 1 } else { evaluations };
+        let epochs = || (0..plan.epochs).map(Epoch);
         Ok(Self {
             samples,
             stretches,
-            steps: agenda.total_steps(),
-            samples_seen: epochs().map(|epoch| agenda.epoch_samples(epoch)).sum(),
+            steps: plan.total_steps(),
+            samples_seen: epochs().map(|epoch| plan.epoch_samples(epoch)).sum(),
             epoch_lrs: epochs().map(|epoch| rates.of_update(epoch, 0)).collect(),
             peak_lr,
             peak_epoch,
-            last_lr: rates.last_of(Epoch(agenda.epochs.saturating_sub(1))),
+            last_lr: rates.last_of(Epoch(plan.epochs.saturating_sub(1))),
             subset_evaluations: evaluations - full_evaluations,
             full_evaluations,
-            saves: epochs().map(|epoch| saves_in(&agenda, epoch)).sum(),
+            saves: epochs().map(|epoch| saves_in(&plan, epoch)).sum(),
         })
     }
 
-    /// What will run, but is hardly meant.
+    /// Settings that are valid, but probably not intended.
     #[must_use]
     pub fn doubts(&self, spec: &JobSpec) -> Vec<Violation> {
         let mut doubts = spec::ignored(spec);
@@ -119,7 +119,7 @@ impl DryRun {
                         "schedule.points",
                         format!("{beyond:?}"),
                         format!(
-                            "lies beyond train.epochs = {epochs}: the rate ends on its way there"
+                            "is after train.epochs = {epochs}: the rate never reaches this point"
                         ),
                     );
                 }
@@ -142,8 +142,8 @@ impl DryRun {
                     "ema.decay",
                     ema.decay.to_string(),
                     format!(
-                        "averages over {updates:.0} updates, but there are only {}: much of the first \
-                         weights is left in it",
+                        "averages over {updates:.0} updates, but there are only {}: the average still \
+                         contains much of the first weights",
                         self.steps
                     ),
                 );
@@ -154,7 +154,7 @@ impl DryRun {
                 "guard.window",
                 spec.guard.window.to_string(),
                 format!(
-                    "is not below the {} updates of the run: a rise of the loss is never noticed",
+                    "is not below the {} updates of the run: a rise of the loss is never detected",
                     self.steps
                 ),
             );
@@ -163,18 +163,19 @@ impl DryRun {
     }
 }
 
-/// Whether every batch of every epoch, the last one too, gives each micro-batch what BatchNorm needs.
+/// Violations by batches that give a micro-batch fewer samples than BatchNorm needs, including the last batches of
+/// epochs.
 #[must_use]
 pub fn unusable_batches(spec: &JobSpec, samples: u64) -> Vec<Violation> {
-    let agenda = Agenda::new(spec, samples);
+    let plan = TrainingPlan::new(spec, samples);
     let parts = u64::from(spec.train.virtual_ranks) * u64::from(spec.train.grad_accumulation);
-    let mut faults: Vec<Violation> = Vec::new();
-    for (number, phase) in agenda.phases.iter().enumerate() {
+    let mut violations: Vec<Violation> = Vec::new();
+    for (number, phase) in plan.phases.iter().enumerate() {
         let batch = u64::from(phase.global_batch);
-        let used = agenda.epoch_samples(Epoch(phase.from_epoch));
+        let used = plan.epoch_samples(Epoch(phase.from_epoch));
         let field = if number == 0 { "train.global_batch" } else { "train.phases.global_batch" };
         if used == 0 {
-            faults.push(Violation {
+            violations.push(Violation {
                 field,
                 value: batch.to_string(),
                 rule: format!("is more than the {samples} samples of data.train: lower it"),
@@ -182,9 +183,9 @@ pub fn unusable_batches(spec: &JobSpec, samples: u64) -> Vec<Violation> {
             continue;
         }
         let last = used % batch;
-        // BatchNorm has no variance of one sample.
+        // BatchNorm cannot compute a variance of one sample.
         if last != 0 && last < 2 * parts {
-            faults.push(Violation {
+            violations.push(Violation {
                 field: "data.drop_last",
                 value: "false".to_owned(),
                 rule: format!(
@@ -195,14 +196,14 @@ pub fn unusable_batches(spec: &JobSpec, samples: u64) -> Vec<Violation> {
             });
         }
     }
-    faults
+    violations
 }
 
-fn stretches(spec: &JobSpec, agenda: &Agenda) -> Vec<Stretch> {
+fn stretches(spec: &JobSpec, plan: &TrainingPlan) -> Vec<Stretch> {
     let parts = u64::from(spec.train.virtual_ranks) * u64::from(spec.train.grad_accumulation);
     let mut stretches: Vec<Stretch> = Vec::new();
-    for epoch in (0..agenda.epochs).map(Epoch) {
-        let (resolution, global_batch) = (agenda.resolution(epoch), agenda.global_batch(epoch));
+    for epoch in (0..plan.epochs).map(Epoch) {
+        let (resolution, global_batch) = (plan.resolution(epoch), plan.global_batch(epoch));
         match stretches.last_mut() {
             Some(last) if (last.resolution, last.global_batch) == (resolution, global_batch) => {
                 last.epochs += 1;
@@ -213,57 +214,57 @@ fn stretches(spec: &JobSpec, agenda: &Agenda) -> Vec<Stretch> {
                 resolution,
                 global_batch,
                 micro_batch: global_batch / parts.max(1),
-                steps_per_epoch: agenda.steps_of(epoch),
+                steps_per_epoch: plan.steps_of(epoch),
             }),
         }
     }
     stretches
 }
 
-/// Checkpoints in and right after `epoch`: as [`Agenda::due`] has it, one for each such step.
-fn saves_in(agenda: &Agenda, epoch: Epoch) -> u64 {
-    let (before, after) = (agenda.steps_before(epoch), agenda.steps_before(epoch.next()));
-    let (by_step, on_a_step) = match agenda.save_every_steps {
+/// Number of checkpoints in and directly after `epoch`, one for each step at which [`TrainingPlan::due`] saves.
+fn saves_in(plan: &TrainingPlan, epoch: Epoch) -> u64 {
+    let (before, after) = (plan.steps_before(epoch), plan.steps_before(epoch.next()));
+    let (by_step, on_a_step) = match plan.save_every_steps {
         0 => (0, false),
         every => (after / every - before / every, after.is_multiple_of(every)),
     };
-    let ends = epoch.0 + 1;
-    let every = agenda.save_every_epochs;
-    let by_epoch = ends == agenda.epochs || (every > 0 && ends.is_multiple_of(every));
+    let completed = epoch.0 + 1;
+    let every = plan.save_every_epochs;
+    let by_epoch = completed == plan.epochs || (every > 0 && completed.is_multiple_of(every));
     by_step + u64::from(by_epoch && !on_a_step)
 }
 
-/// The learning rates of a run's updates.
+/// Calculates the learning rates of a run's updates.
 #[derive(Clone, Copy)]
-struct Rates<'run> {
+struct RunRates<'run> {
     spec: &'run JobSpec,
-    agenda: &'run Agenda,
+    plan: &'run TrainingPlan,
 }
 
-impl Rates<'_> {
-    /// Of an epoch's update, counted from 0.
+impl RunRates<'_> {
+    /// Learning rate of an update of an epoch; updates count from 0.
     fn of_update(&self, epoch: Epoch, update: u64) -> f64 {
-        let cursor = update * self.agenda.global_batch(epoch);
-        learning_rate(self.spec, self.agenda, &Progress { epoch, cursor, ..Progress::default() })
+        let cursor = update * self.plan.global_batch(epoch);
+        learning_rate(self.spec, self.plan, &Progress { epoch, cursor, ..Progress::default() })
     }
 
     fn last_of(&self, epoch: Epoch) -> f64 {
-        self.of_update(epoch, self.agenda.steps_of(epoch).saturating_sub(1))
+        self.of_update(epoch, self.plan.steps_of(epoch).saturating_sub(1))
     }
 
-    /// The highest of all, and its epoch. Between its turns a schedule only rises or only falls, so the
-    /// first and last update of every epoch and those around the turns are all that can have it.
+    /// The highest rate, and its epoch. Between two turns a schedule only rises or only falls, so only the first and
+    /// last update of an epoch and the updates around the turns can have the highest rate.
     fn peak(&self) -> (f64, Epoch) {
-        let ends = (0..self.agenda.epochs)
+        let ends = (0..self.plan.epochs)
             .map(Epoch)
             .flat_map(|epoch| [(epoch, self.of_update(epoch, 0)), (epoch, self.last_of(epoch))]);
-        let turns = schedule::turns(&self.spec.schedule, self.agenda);
-        let within = turns.into_iter().filter(|turn| *turn < f64::from(self.agenda.epochs));
+        let turns = schedule::turns(&self.spec.schedule, self.plan);
+        let within = turns.into_iter().filter(|turn| *turn < f64::from(self.plan.epochs));
         let around = within.flat_map(|turn| {
             let epoch = Epoch(turn as u32);
-            let cursor = turn.fract() * self.agenda.epoch_samples(epoch) as f64;
-            let update = cursor as u64 / self.agenda.global_batch(epoch);
-            let near = update.saturating_sub(1)..(update + 2).min(self.agenda.steps_of(epoch));
+            let cursor = turn.fract() * self.plan.epoch_samples(epoch) as f64;
+            let update = cursor as u64 / self.plan.global_batch(epoch);
+            let near = update.saturating_sub(1)..(update + 2).min(self.plan.steps_of(epoch));
             near.map(move |update| (epoch, self.of_update(epoch, update)))
         });
         let mut peak = (0.0, Epoch(0));
@@ -290,25 +291,25 @@ mod tests {
         recipe(&["train={ epochs=4, global_batch=16, resolution=64, virtual_ranks=2 }"], overrides)
     }
 
-    fn told(violations: &[Violation]) -> String {
+    fn text(violations: &[Violation]) -> String {
         violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     }
 
     fn refused(overrides: &[&str], samples: u64) -> String {
-        told(&DryRun::new(&spec(overrides), samples).unwrap_err())
+        text(&DryRun::new(&spec(overrides), samples).unwrap_err())
     }
 
     fn doubted(overrides: &[&str], samples: u64) -> String {
         let spec = spec(overrides);
-        told(&DryRun::new(&spec, samples).unwrap().doubts(&spec))
+        text(&DryRun::new(&spec, samples).unwrap().doubts(&spec))
     }
 
-    /// The same by making every update, as training does.
+    /// The same result, by simulating every update like training.
     fn by_every_update(spec: &JobSpec, samples: u64) -> DryRun {
-        let agenda = Agenda::new(spec, samples);
+        let plan = TrainingPlan::new(spec, samples);
         let mut run = DryRun {
             samples,
-            stretches: stretches(spec, &agenda),
+            stretches: stretches(spec, &plan),
             steps: 0,
             samples_seen: 0,
             epoch_lrs: Vec::new(),
@@ -321,17 +322,17 @@ mod tests {
         };
         let mut progress = Progress::default();
         loop {
-            match agenda.due(&progress) {
+            match plan.due(&progress) {
                 Due::Train => {
-                    run.last_lr = learning_rate(spec, &agenda, &progress);
+                    run.last_lr = learning_rate(spec, &plan, &progress);
                     if progress.cursor == 0 {
                         run.epoch_lrs.push(run.last_lr);
                     }
                     if run.last_lr > run.peak_lr {
                         (run.peak_lr, run.peak_epoch) = (run.last_lr, progress.epoch);
                     }
-                    run.samples_seen += agenda.next_batch(&progress);
-                    agenda.advance(&mut progress);
+                    run.samples_seen += plan.next_batch(&progress);
+                    plan.advance(&mut progress);
                     run.steps += 1;
                 }
                 Due::Evaluate(extent) => {
@@ -346,7 +347,7 @@ mod tests {
                     run.saves += 1;
                 }
                 Due::Finish => return run,
-                Due::PassOver => unreachable!("nothing is marked"),
+                Due::SkipBatch => unreachable!("no batch is flagged"),
             }
         }
     }
@@ -371,7 +372,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_walk_finds_what_every_update_of_training_finds(
+        fn the_dry_run_equals_a_simulation_of_every_update(
             schedule in schedules(), samples in 48u64..400, drop_last in any::<bool>(),
             phased in any::<bool>(), evaluate in 1u32..6, epochs in 0u32..6, steps in 0u64..30,
         ) {
@@ -431,10 +432,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hardly_meant_is_doubted() {
+    fn settings_that_are_probably_not_intended_are_doubted() {
         let points = "schedule={ kind = 'piecewise_linear', points = [[0.0, 0.1], [16.0, 0.0]] }";
         for (entries, expected) in [
-            (&[points][..], "schedule.points = [16.0, 0.0]: lies beyond train.epochs = 4"),
+            (&[points][..], "schedule.points = [16.0, 0.0]: is after train.epochs = 4"),
             (
                 &["schedule={ kind = 'warmup_cosine', peak_lr = 0.1, warmup_epochs = 2.5 }"],
                 "schedule.warmup_epochs = 2.5: is more than half of train.epochs = 4",

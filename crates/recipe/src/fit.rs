@@ -1,25 +1,25 @@
-//! How well a regression's outputs fit its targets.
+//! The fit of a regression: how well its outputs match the targets.
 
 use serde::{Deserialize, Serialize};
 
-/// How well a regression's outputs fit; means over the outputs if there are several.
+/// Fit of a regression; means over the outputs if there are several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fit {
     /// Mean absolute error.
     pub mae: f64,
-    /// Pearson's correlation, -1..1; 0 where one side is constant.
+    /// Pearson's correlation, -1..1; 0 if predictions or targets are constant.
     pub pearson: f64,
-    /// Spearman's rank correlation, -1..1: Pearson's of the ranks, where equal values share their mean
-    /// rank.
+    /// Spearman's rank correlation, -1..1: Pearson's correlation of the ranks, where equal values get the mean of
+    /// their ranks.
     pub spearman: f64,
 }
 
 impl Fit {
-    /// The fit of all predictions to their targets, both of shape (samples, `outputs`); of several
-    /// outputs the mean. Without samples all is 0.
+    /// The fit of all predictions to their targets, both of shape (samples, `outputs`); the mean over several
+    /// outputs. Without samples, all values are 0.
     ///
-    /// Sums are taken in f64 and in the order given, so whoever gives all samples in one order gets the
-    /// same bits, however many ranks made them. Takes O(n log n), for the ranks.
+    /// Sums are computed in f64 and in the given order, so the same order of samples gives the same bits, for every
+    /// number of ranks. Takes O(n log n) time, for the ranks of values.
     #[must_use]
     pub fn of(predictions: &[f32], targets: &[f32], outputs: usize) -> Self {
         let each = Self::of_each(predictions, targets, outputs);
@@ -32,7 +32,7 @@ impl Fit {
         }
     }
 
-    /// As [`of`](Self::of), for each output alone.
+    /// Like [`of`](Self::of), but separately for each output.
     #[must_use]
     pub fn of_each(predictions: &[f32], targets: &[f32], outputs: usize) -> Vec<Self> {
         let column = |values: &[f32], output: usize| -> Vec<f64> {
@@ -53,7 +53,7 @@ impl Fit {
     }
 }
 
-/// Pearson's correlation in two passes; 0 where one side is constant or not finite.
+/// Pearson's correlation in two passes; 0 if one side is constant or not finite.
 fn correlation(x: &[f64], y: &[f64]) -> f64 {
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     let (mean_x, mean_y) = (mean(x), mean(y));
@@ -64,16 +64,16 @@ fn correlation(x: &[f64], y: &[f64]) -> f64 {
         yy += y * y;
         xy += x * y;
     }
-    // Two roots, because the product of two tiny sums may be 0.
+    // Two square roots, because the product of two tiny sums may be 0.
     let correlation = xy / (xx.sqrt() * yy.sqrt());
-    // The sums are rounded, so that it may lie beyond 1 by a little.
+    // Because of rounding, the value may be slightly larger than 1.
     if correlation.is_finite() { correlation.clamp(-1.0, 1.0) } else { 0.0 }
 }
 
-/// The rank of each value, from 1 on; equal ones get the mean of their ranks.
+/// The rank of each value, from 1; equal values get the mean of their ranks.
 fn ranks(values: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..values.len()).collect();
-    // Adding 0 makes one zero of two.
+    // Adding 0 turns -0 into +0, so that both zeros are equal.
     order.sort_unstable_by(|a, b| (values[*a] + 0.0).total_cmp(&(values[*b] + 0.0)));
     let mut ranks = vec![0.0; values.len()];
     let mut before = 0;
@@ -113,14 +113,14 @@ mod tests {
     }
 
     #[test]
-    fn the_fit_is_scipys_ties_included() {
+    fn the_fit_equals_scipys_including_ties() {
         for ((predictions, targets), expected) in PREDICTIONS.iter().zip(&TARGETS).zip(EXPECTED) {
             assert_close(Fit::of(predictions, targets, 1), expected);
         }
     }
 
     #[test]
-    fn several_outputs_are_told_one_by_one_and_as_their_mean() {
+    fn several_outputs_give_one_fit_each_and_their_mean() {
         let (predictions, targets) = (interleaved(PREDICTIONS), interleaved(TARGETS));
         let each = Fit::of_each(&predictions, &targets, 2);
         assert_eq!(each.len(), 2);
@@ -139,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_compare_gives_zeros() {
+    fn no_samples_give_zeros() {
         assert_eq!(Fit::of(&[], &[], 1), Fit::default());
         assert_eq!(Fit::of(&[], &[], 0), Fit::default());
     }
 
     #[test]
-    fn a_prediction_that_is_no_number_shows_in_the_error_only() {
+    fn a_prediction_that_is_nan_affects_the_error_only() {
         let fit = Fit::of(&[1.0, f32::NAN, 3.0], &[1.0, 2.0, 3.0], 1);
         assert!(fit.mae.is_nan());
         assert_eq!(fit.pearson, 0.0);

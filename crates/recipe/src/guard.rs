@@ -1,107 +1,109 @@
-//! Training that goes wrong: how it is told from noise, and what a person would want to know.
+//! Divergence of training: how it is detected, and its diagnosis for people.
 //!
-//! All ranks see the same sums, so all come to the same verdict at the same update, before it
-//! changes anything. What follows (which checkpoint, how often) the coordinator's
-//! `engine` (in `crates/job`) decides.
+//! All ranks get the same sums, so all detect a divergence at the same update, before the update changes the weights.
+//! The coordinator's `engine` (in `crates/job`) decides what follows (to which checkpoint to go back, how often).
+//!
+//! The types here that serde writes are in journals and checkpoints: a new field needs `#[serde(default)]`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Epoch, Step,
     spec::{Compute, Guard, JobSpec},
-    task::{Direction, Metric},
+    task::{Metric, MetricDirection},
 };
 
-/// A batch, by the cursor at which it begins.
+/// A batch, identified by the cursor at which it begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchMark {
-    /// Its epoch.
+    /// Epoch of the batch.
     pub epoch: Epoch,
-    /// Samples of the epoch before it.
+    /// Samples of the epoch before the batch.
     pub cursor: u64,
 }
 
-/// The training loss so far.
+/// Statistics of the training loss so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossWatch {
-    /// Updates seen.
+    /// Number of updates observed.
     pub updates: u64,
-    /// Over the last window: a plain mean at first, then an exponential one.
+    /// Mean loss over the last window: a plain mean at first, then an exponential one.
     pub mean: f64,
-    /// The mean of the first window.
+    /// Mean loss of the first window.
     pub first: f64,
-    /// The lowest mean since then.
+    /// Lowest mean since the first window.
     pub lowest: f64,
-    /// Updates left out one after the other because fp16 overflowed.
+    /// Consecutive updates skipped because fp16 overflowed.
     pub overflows: u32,
 }
 
-/// Halvings of the loss's factor, one after the other, that no healthy training needs: from 2¹⁶ to 2⁻⁸.
-const MOST_OVERFLOWS: u32 = 24;
+/// Maximum number of consecutive halvings of the loss scale (from 2¹⁶ to 2⁻⁸); healthy training never needs as
+/// many.
+const MAX_CONSECUTIVE_OVERFLOWS: u32 = 24;
 
-/// How training went wrong.
+/// Kind of a divergence.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Divergence {
-    /// The loss is infinite or not a number.
+    /// The loss is infinite or NaN.
     LossNotFinite,
-    /// The loss is a number, its gradient is not.
+    /// The loss is finite, but its gradient is not.
     GradientNotFinite,
     /// The mean loss rose above its bound.
     LossRose {
-        /// Over the last updates.
+        /// Mean loss over the last updates.
         mean: f64,
-        /// What it must not exceed.
+        /// Highest mean loss allowed.
         bound: f64,
     },
-    /// An evaluation is far below the best one.
+    /// An evaluation is far worse than the best one.
     AccuracyCollapsed {
-        /// What it found.
+        /// Score of the evaluation.
         score: f64,
-        /// The best so far.
+        /// Best score so far.
         best: f64,
     },
 }
 
-/// What is known about the update at which training went wrong.
+/// The update at which training diverged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Diagnosis {
-    /// How.
+    /// Kind of the divergence.
     pub divergence: Divergence,
-    /// Updates made before it.
+    /// Updates made before the diverged one.
     pub step: Step,
-    /// The batch.
+    /// Batch of the update.
     pub batch: BatchMark,
     /// Learning rate of the update.
     pub lr: f64,
-    /// Mean loss of the batch.
+    /// Mean loss of the batch; `None` if it is not finite.
     pub loss: Option<f64>,
-    /// L2 norm of the whole gradient.
+    /// L2 norm of the whole gradient; `None` if it is not finite or was not measured.
     pub gradient_norm: Option<f64>,
-    /// Positions in the data set: of the micro-batches whose loss is no number, else the first of the
+    /// Positions in the data set: samples of the micro-batches whose loss is not finite, else the first samples of the
     /// batch.
     pub samples: Vec<u64>,
 }
 
-/// So many samples are named at most.
-pub const MOST_SAMPLES: usize = 32;
+/// Maximum number of samples named in a diagnosis.
+pub const MAX_NAMED_SAMPLES: usize = 32;
 
 impl LossWatch {
-    /// Takes in the loss and the gradient's norm of an update that is about to be made.
+    /// Checks and adds the loss and the gradient norm of the next update, before it is made.
     ///
-    /// With fp16 a gradient may overflow now and then: the update is left out and the loss's factor
-    /// halved.
+    /// With fp16, a gradient may overflow occasionally: then the update is skipped and the loss scale halved.
     ///
     /// # Errors
-    /// What is wrong; the watch then stays as it was.
-    pub fn judge(&mut self, loss: f64, norm: f64, spec: &JobSpec) -> Result<(), Divergence> {
+    /// The divergence; `self` is then unchanged.
+    pub fn observe(&mut self, loss: f64, norm: f64, spec: &JobSpec) -> Result<(), Divergence> {
         let guard = &spec.guard;
         if !loss.is_finite() {
             return Err(Divergence::LossNotFinite);
         }
         let overflows = if norm.is_finite() { 0 } else { self.overflows + 1 };
-        let most = if spec.precision.compute == Compute::Fp16 { MOST_OVERFLOWS } else { 0 };
-        if overflows > most {
+        let limit =
+            if spec.precision.compute == Compute::Fp16 { MAX_CONSECUTIVE_OVERFLOWS } else { 0 };
+        if overflows > limit {
             return Err(Divergence::GradientNotFinite);
         }
         let mut next = *self;
@@ -124,12 +126,12 @@ impl LossWatch {
     }
 }
 
-/// Whether the score of an evaluation is a collapse from the best one before it.
+/// The divergence, if the score of an evaluation has collapsed relative to the best one before it.
 #[must_use]
 pub fn collapse(metric: &Metric, best: f64, score: f64, guard: &Guard) -> Option<Divergence> {
     let collapsed = match metric.direction {
-        Direction::Higher => score < best * guard.accuracy_collapse,
-        Direction::Lower => best < score * guard.accuracy_collapse,
+        MetricDirection::Higher => score < best * guard.accuracy_collapse,
+        MetricDirection::Lower => best < score * guard.accuracy_collapse,
     };
     (guard.enabled && collapsed).then_some(Divergence::AccuracyCollapsed { score, best })
 }
@@ -142,7 +144,7 @@ impl std::fmt::Display for Divergence {
             Self::LossRose { mean, bound } => {
                 write!(f, "the mean loss rose to {mean:.4}, above its bound of {bound:.4}")
             }
-            // A loss, e.g., is better if it is smaller.
+            // For metrics such as a loss, where lower values are better.
             Self::AccuracyCollapsed { score, best } if score > best => {
                 write!(f, "the metric of evaluations rose to {score:.4} from {best:.4}")
             }
@@ -177,14 +179,14 @@ impl std::fmt::Display for Diagnosis {
 }
 
 impl Diagnosis {
-    /// What a person should try, the likeliest first.
+    /// Suggestions for the user, the most promising first.
     #[must_use]
     pub fn advice(&self, spec: &JobSpec) -> Vec<String> {
         let mut advice = Vec::new();
         let early = self.step.0 < 500;
         match self.divergence {
             Divergence::LossNotFinite if !self.samples.is_empty() => advice.push(format!(
-                "look at the samples named above with `baton data inspect {}`; if they are bad, set \
+                "inspect the samples named above with `baton data inspect {}`; if they are bad, set \
                  guard.remedy = \"skip_batch\"",
                 spec.data.train
             )),
@@ -194,8 +196,7 @@ impl Diagnosis {
             _ => {}
         }
         if spec.precision.compute == Compute::Fp16 {
-            advice
-                .push("take precision.compute = \"bf16\", whose range is that of fp32".to_owned());
+            advice.push("set precision.compute = \"bf16\", which has the range of fp32".to_owned());
         }
         if spec.train.clip_grad_norm.is_none() {
             advice.push("set train.clip_grad_norm = 1.0".to_owned());
@@ -219,11 +220,11 @@ mod tests {
         kit::recipe(&["guard.window=4"], &[&format!("precision.compute={compute}")])
     }
 
-    fn judged(losses: impl IntoIterator<Item = f64>) -> (LossWatch, Option<(usize, Divergence)>) {
+    fn observed(losses: impl IntoIterator<Item = f64>) -> (LossWatch, Option<(usize, Divergence)>) {
         let spec = recipe("fp32");
         let mut watch = LossWatch::default();
         for (index, loss) in losses.into_iter().enumerate() {
-            if let Err(divergence) = watch.judge(loss, 1.0, &spec) {
+            if let Err(divergence) = watch.observe(loss, 1.0, &spec) {
                 return (watch, Some((index, divergence)));
             }
         }
@@ -231,23 +232,23 @@ mod tests {
     }
 
     #[test]
-    fn a_falling_loss_with_noise_is_no_divergence() {
+    fn a_falling_loss_with_noise_is_not_a_divergence() {
         let losses =
             (0..200).map(|i| 7.0 / (1.0 + i as f64 / 20.0) + if i % 7 == 0 { 1.5 } else { 0.0 });
-        assert_eq!(judged(losses).1, None);
+        assert_eq!(observed(losses).1, None);
     }
 
     #[test]
-    fn a_small_loss_may_double_without_alarm() {
+    fn a_small_loss_may_double() {
         let losses =
             [2.3, 2.3, 2.3, 2.3].into_iter().chain((0..50).map(|_| 0.02)).chain([0.06; 20]);
-        assert_eq!(judged(losses).1, None);
+        assert_eq!(observed(losses).1, None);
     }
 
     #[test]
-    fn a_loss_back_at_its_start_is_found_within_a_window() {
+    fn a_loss_that_returns_to_its_start_is_detected_within_a_window() {
         let losses = [4.0; 4].into_iter().chain([1.0; 40]).chain([4.5; 8]);
-        let (_, found) = judged(losses);
+        let (_, found) = observed(losses);
         let Some((index, Divergence::LossRose { mean, bound })) = found else {
             panic!("{found:?}")
         };
@@ -256,34 +257,34 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_found_at_once_and_not_taken_in() {
-        let (watch, found) = judged([1.0, f64::NAN]);
+    fn a_loss_that_is_not_finite_is_detected_at_once_and_not_added() {
+        let (watch, found) = observed([1.0, f64::NAN]);
         assert_eq!(found, Some((1, Divergence::LossNotFinite)));
         assert_eq!((watch.updates, watch.mean), (1, 1.0));
     }
 
     #[test]
-    fn an_overflow_is_tolerated_with_fp16_only_and_not_for_ever() {
+    fn an_overflow_is_tolerated_only_with_fp16_and_only_for_a_limited_time() {
         let overflow = Err(Divergence::GradientNotFinite);
         for compute in ["fp32", "bf16"] {
             let mut watch = LossWatch::default();
-            assert_eq!(watch.judge(1.0, f64::INFINITY, &recipe(compute)), overflow);
+            assert_eq!(watch.observe(1.0, f64::INFINITY, &recipe(compute)), overflow);
         }
         let (mut watch, spec) = (LossWatch::default(), recipe("fp16"));
         for _ in 0..3 {
-            for _ in 0..MOST_OVERFLOWS {
-                assert_eq!(watch.judge(1.0, f64::INFINITY, &spec), Ok(()));
+            for _ in 0..MAX_CONSECUTIVE_OVERFLOWS {
+                assert_eq!(watch.observe(1.0, f64::INFINITY, &spec), Ok(()));
             }
-            assert_eq!(watch.judge(1.0, 2.0, &spec), Ok(()));
+            assert_eq!(watch.observe(1.0, 2.0, &spec), Ok(()));
         }
-        for _ in 0..MOST_OVERFLOWS {
-            watch.judge(1.0, f64::NAN, &spec).unwrap();
+        for _ in 0..MAX_CONSECUTIVE_OVERFLOWS {
+            watch.observe(1.0, f64::NAN, &spec).unwrap();
         }
-        assert_eq!(watch.judge(1.0, f64::NAN, &spec), overflow);
+        assert_eq!(watch.observe(1.0, f64::NAN, &spec), overflow);
     }
 
     #[test]
-    fn only_a_fall_far_below_the_best_is_a_collapse() {
+    fn only_a_score_far_worse_than_the_best_is_a_collapse() {
         let guard = Guard::default();
         let top1 = |best, score| collapse(task::find("top1")?, best, score, &guard);
         assert_eq!(top1(0.8, 0.3), None);

@@ -1,17 +1,17 @@
-//! What a job is, and where its training stands: pure functions of one file.
+//! The definition of a job (its recipe) and the progress of its training, as pure functions.
 //!
-//! Start with [`spec::JobSpec`] (what a researcher writes), then [`progress`] (what is due next). No clock,
-//! socket, file, thread or tensor inside.
+//! Start with [`spec::JobSpec`] (what a researcher writes), then [`progress`] (what is due next). The crate uses no
+//! clocks, sockets, files, threads or tensors.
 //!
-//! | module | what it decides or names |
+//! | module | content |
 //! |---|---|
 //! | [`spec`] | the recipe file, validated |
-//! | [`progress`] | where training stands, and what is due next |
+//! | [`progress`] | the progress of training, and what is due next |
 //! | [`schedule`] | the learning rate at a position |
-//! | [`task`] | what evaluations measure |
-//! | [`fit`] | how well a regression's outputs fit |
-//! | [`dry_run`] | what a recipe comes to, without training |
-//! | [`guard`] | training that goes wrong |
+//! | [`task`] | the metrics of evaluations |
+//! | [`fit`] | the fit of a regression |
+//! | [`dry_run`] | the steps, rates and saves of a whole run, without training |
+//! | [`guard`] | divergence of training |
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,7 @@ extern crate self as baton_recipe;
 #[path = "../tests/kit/mod.rs"]
 mod kit;
 
-pub use baton_model::Sees;
+pub use baton_model::InputKind;
 pub use count::{Epoch, Step};
 pub use median::median;
 pub use spec::JobSpec;

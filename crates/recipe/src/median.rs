@@ -1,4 +1,4 @@
-/// The value in the middle; of two in the middle their mean. `None` of no values.
+/// The median; the mean of the two middle values if their number is even. `None` without values.
 #[must_use]
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();

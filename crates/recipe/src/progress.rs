@@ -1,7 +1,10 @@
-//! Where training stands, and what is due next.
+//! The progress of training, and what is due next.
 //!
-//! Every rank holds the same [`Progress`] and asks the same pure function, so all ranks evaluate,
-//! save and finish after the same step without asking each other.
+//! Every rank has the same [`Progress`] and calls the same pure function, so all ranks evaluate, save and finish after
+//! the same step without communication.
+//!
+//! It is stored in every checkpoint, and digests contain its JSON: a new field needs `#[serde(default)]` and must be
+//! skipped while it has its default; none may be renamed or removed.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,22 +12,23 @@ pub use crate::fit::Fit;
 use crate::{
     Epoch, JobSpec, Step,
     guard::{BatchMark, LossWatch},
-    spec::{Phase, Target},
+    spec::{Target, TrainPhase},
     task,
 };
 
-/// The position of training: part of the state that is broadcast to joiners and checkpointed.
+/// Progress of training: a part of the state, which is sent to joining ranks and saved in checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Optimizer updates made.
     pub step: Step,
-    /// Whole passes made.
+    /// Complete epochs.
     pub epoch: Epoch,
-    /// Samples of the current epoch's order already used: with `epoch` the global sample cursor.
+    /// Number of samples of the current epoch used so far, in its order. Together with `epoch`, this is the global
+    /// sample cursor.
     pub cursor: u64,
     /// Epoch count at the last evaluation.
     pub evaluated: Option<Epoch>,
-    /// Step of the last committed checkpoint.
+    /// Step of the last attempt to save, also of a failed one: no step is due for a second attempt.
     pub saved: Option<Step>,
     /// The last evaluation.
     pub last_evaluation: Option<Accuracy>,
@@ -42,30 +46,31 @@ pub struct Progress {
     /// Evaluations since the best one.
     #[serde(default)]
     pub evaluations_since_best: u32,
-    /// How the training loss has been.
+    /// Statistics of the training loss, to detect a divergence.
     #[serde(default)]
     pub watch: LossWatch,
-    /// Times the learning rate was lowered after training went wrong.
+    /// How many times the learning rate was lowered after a divergence.
     #[serde(default)]
     pub lr_cuts: u32,
-    /// Batches to leave out.
+    /// Batches to skip.
     #[serde(default)]
     pub skips: Vec<BatchMark>,
 }
 
-/// What an evaluation found.
+/// Result of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Saved", into = "Saved")]
+#[serde(from = "SavedAccuracy", into = "SavedAccuracy")]
 pub struct Accuracy {
     /// Number of samples.
     pub samples: u64,
-    /// Values by the names of the task's metrics; evaluations are compared by the first one.
+    /// Names and values of the task's metrics; evaluations are compared by the first one.
     pub metrics: Vec<(String, f64)>,
 }
 
-/// An [`Accuracy`] as files have it: the fields of before metrics had names, and the metrics if that is not all.
+/// The serialized form of [`Accuracy`]: the fields of versions in which metrics had no names, and the named metrics if
+/// those fields do not contain all of them.
 #[derive(Serialize, Deserialize)]
-struct Saved {
+struct SavedAccuracy {
     loss: f64,
     top1: f64,
     top5: f64,
@@ -76,37 +81,39 @@ struct Saved {
     metrics: Option<Vec<(String, f64)>>,
 }
 
-impl From<Accuracy> for Saved {
+impl From<Accuracy> for SavedAccuracy {
     fn from(accuracy: Accuracy) -> Self {
         let [loss, top1, top5] =
             ["loss", "top1", "top5"].map(|name| accuracy.get(name).unwrap_or_default());
         let (samples, fit) = (accuracy.samples, accuracy.fit());
-        let is_all = accuracy == Accuracy::before_names(samples, loss, (top1, top5), fit);
-        let metrics = (!is_all).then_some(accuracy.metrics);
+        let is_complete =
+            accuracy == Accuracy::from_legacy_fields(samples, loss, (top1, top5), fit);
+        let metrics = (!is_complete).then_some(accuracy.metrics);
         Self { loss, top1, top5, samples, fit, metrics }
     }
 }
 
-impl From<Saved> for Accuracy {
-    fn from(Saved { loss, top1, top5, samples, fit, metrics }: Saved) -> Self {
+impl From<SavedAccuracy> for Accuracy {
+    fn from(SavedAccuracy { loss, top1, top5, samples, fit, metrics }: SavedAccuracy) -> Self {
         match metrics {
             Some(metrics) => Self { samples, metrics },
-            None => Self::before_names(samples, loss, (top1, top5), fit),
+            None => Self::from_legacy_fields(samples, loss, (top1, top5), fit),
         }
     }
 }
 
 impl Accuracy {
-    /// These values; evaluations are compared by the first one.
+    /// A result with these metrics; evaluations are compared by the first one.
     #[must_use]
     pub fn new<const N: usize>(samples: u64, metrics: [(&str, f64); N]) -> Self {
         let metrics = metrics.map(|(name, value)| (name.to_owned(), value)).into();
         Self { samples, metrics }
     }
 
-    /// What was kept before metrics had names: shares of right guesses, or the fit of a regression.
+    /// A result from the fields of versions in which metrics had no names: top-1 and top-5 accuracy, or the fit of a
+    /// regression.
     #[must_use]
-    pub fn before_names(
+    pub fn from_legacy_fields(
         samples: u64,
         loss: f64,
         (top1, top5): (f64, f64),
@@ -135,13 +142,13 @@ impl Accuracy {
         self.metrics.iter().find(|(name, _)| name == metric).map(|(_, value)| *value)
     }
 
-    /// Name and value of what evaluations are compared by.
+    /// Name and value of the metric by which evaluations are compared.
     #[must_use]
     pub fn score(&self) -> Option<(&str, f64)> {
         self.metrics.first().map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// Whether it is better in what this one is compared by; what the other one lacks is worse.
+    /// Whether this result is better than `other` in its first metric. A result without this metric is worse.
     #[must_use]
     pub fn is_better_than(&self, other: &Self) -> bool {
         let Some((name, value)) = self.score() else { return false };
@@ -151,21 +158,21 @@ impl Accuracy {
     }
 }
 
-/// Which part of the validation set.
+/// The evaluated part of the validation set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Extent {
     /// The recipe's `evaluation.subset`.
     Subset,
-    /// All of it.
+    /// The whole validation set.
     Full,
 }
 
 impl Progress {
-    /// Takes note of an evaluation of the raw and, if there are any, of the averaged weights; the
-    /// better of the two counts.
+    /// Adds an evaluation of the raw weights and, if there are any, of the averaged weights; the better of the two
+    /// counts.
     pub fn note_evaluation(&mut self, raw: Accuracy, ema: Option<Accuracy>, extent: Extent) {
-        // A second look at the same weights, with more samples, replaces the first.
+        // A second evaluation of the same weights, on more samples, replaces the first.
         let again = self.evaluated == Some(self.epoch);
         self.evaluated = Some(self.epoch);
         self.evaluated_at = Some(self.step);
@@ -186,65 +193,65 @@ impl Progress {
         self.last_ema = ema;
     }
 
-    /// Whether the batch that comes next is to be left out.
-    fn is_marked(&self) -> bool {
+    /// Whether the next batch is flagged: it must be skipped.
+    fn is_flagged(&self) -> bool {
         let here = BatchMark { epoch: self.epoch, cursor: self.cursor };
         self.skips.contains(&here)
     }
 }
 
-/// The better one; raw weights if they are equal.
+/// The better result; that of the raw weights if they are equal.
 #[must_use]
 pub fn better<'a>(raw: &'a Accuracy, ema: Option<&'a Accuracy>) -> &'a Accuracy {
     ema.filter(|ema| ema.is_better_than(raw)).unwrap_or(raw)
 }
 
-/// What all ranks do next.
+/// The next action of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// One more optimizer update.
     Train,
-    /// Go over the next batch without using it.
-    PassOver,
-    /// Measure accuracy on the validation set.
+    /// Skip the next batch.
+    SkipBatch,
+    /// Evaluate on the validation set.
     Evaluate(Extent),
-    /// Write a checkpoint.
+    /// Save a checkpoint.
     Save,
-    /// All is done, evaluated and saved.
+    /// Finish: training is complete, evaluated and saved.
     Finish,
 }
 
-/// The fixed shape of a run: what [`due`](Self::due) needs besides [`Progress`].
+/// The constants of a run, which [`due`](Self::due) needs in addition to [`Progress`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Agenda {
-    /// Passes to make.
+pub struct TrainingPlan {
+    /// Number of epochs.
     pub epochs: u32,
     /// Samples of the training set.
     pub samples: u64,
-    /// Whether the last samples of an epoch that do not fill a batch are left out.
+    /// Whether the last samples of an epoch are skipped if they do not fill a batch.
     pub drop_last: bool,
-    /// What holds from each phase's first epoch on; the first begins at epoch 0.
-    pub phases: Vec<Phase>,
+    /// Resolution and batch from the first epoch of each phase; the first phase begins at epoch 0.
+    pub phases: Vec<TrainPhase>,
     /// Epochs between evaluations.
     pub evaluate_every_epochs: u32,
-    /// Whether evaluations between use a part of the validation set only.
+    /// Whether evaluations before the end use only a subset of the validation set.
     pub subset: bool,
-    /// Epochs between saves; 0 is off.
+    /// Epochs between saves; 0 disables them.
     pub save_every_epochs: u32,
-    /// Updates between saves; 0 is off.
+    /// Updates between saves; 0 disables them.
     pub save_every_steps: u64,
-    /// What completes the job.
+    /// Value of a metric that completes the job.
     pub target: Option<Target>,
-    /// Evaluations without a better one that complete the job.
+    /// Consecutive evaluations without improvement that complete the job.
     pub patience: Option<u32>,
 }
 
-impl Agenda {
-    /// The agenda of `spec` over a training set of `samples`.
+impl TrainingPlan {
+    /// The plan of `spec` on a training set of `samples`.
     #[must_use]
     pub fn new(spec: &JobSpec, samples: u64) -> Self {
         let train = &spec.train;
-        let first = Phase {
+        let first = TrainPhase {
             from_epoch: 0,
             resolution: train.resolution,
             global_batch: train.global_batch,
@@ -264,8 +271,8 @@ impl Agenda {
         }
     }
 
-    /// What holds in `epoch` and what held before, if anything.
-    fn phase(&self, epoch: Epoch) -> (Option<&Phase>, Option<&Phase>) {
+    /// The phase of `epoch`, and the previous phase, if there is one.
+    fn phase(&self, epoch: Epoch) -> (Option<&TrainPhase>, Option<&TrainPhase>) {
         let next = self.phases.partition_point(|phase| phase.from_epoch <= epoch.0);
         let at = |number: Option<usize>| number.and_then(|number| self.phases.get(number));
         (at(next.checked_sub(1)), at(next.checked_sub(2)))
@@ -278,8 +285,8 @@ impl Agenda {
         phase.map_or(1, |phase| u64::from(phase.global_batch).max(1))
     }
 
-    /// Side of the training images in `epoch`, in pixels. On a ramp it is the nearest multiple of 32,
-    /// of two as near the one with an even number of 32s, as ffcv-imagenet's `get_resolution` has it.
+    /// Side of the training images in `epoch`, in pixels. On a ramp it is the nearest multiple of 32; a tie is rounded
+    /// to an even multiple, like ffcv-imagenet's `get_resolution`.
     #[must_use]
     pub fn resolution(&self, epoch: Epoch) -> u32 {
         let (Some(phase), before) = self.phase(epoch) else { return 0 };
@@ -294,7 +301,7 @@ impl Agenda {
         }
     }
 
-    /// Samples used in `epoch`: all of them, or whole batches only.
+    /// Samples used in `epoch`: all, or only full batches.
     #[must_use]
     pub fn epoch_samples(&self, epoch: Epoch) -> u64 {
         let partial = if self.drop_last { self.samples % self.global_batch(epoch) } else { 0 };
@@ -307,7 +314,7 @@ impl Agenda {
         self.epoch_samples(epoch).div_ceil(self.global_batch(epoch))
     }
 
-    /// Batches of the present epoch that are behind, those that were left out too.
+    /// Batches of the current epoch that are done, including skipped ones.
     #[must_use]
     pub fn step_of_epoch(&self, progress: &Progress) -> u64 {
         progress.cursor.div_ceil(self.global_batch(progress.epoch))
@@ -317,20 +324,20 @@ impl Agenda {
     #[must_use]
     pub fn steps_before(&self, epoch: Epoch) -> u64 {
         let ends = self.phases.iter().skip(1).map(|next| next.from_epoch).chain([u32::MAX]);
-        let of_phase = |(phase, end): (&Phase, u32)| {
+        let of_phase = |(phase, end): (&TrainPhase, u32)| {
             let epochs = end.min(epoch.0).saturating_sub(phase.from_epoch);
             self.steps_of(Epoch(phase.from_epoch)) * u64::from(epochs)
         };
         self.phases.iter().zip(ends).map(of_phase).sum()
     }
 
-    /// Optimizer updates in all, if nothing ends the run early.
+    /// Total number of optimizer updates, if the run does not end early.
     #[must_use]
     pub fn total_steps(&self) -> u64 {
         self.steps_before(Epoch(self.epochs))
     }
 
-    /// Samples of the next update: a full batch, or what is left of the epoch.
+    /// Samples of the next update: a full batch, or the rest of the epoch.
     #[must_use]
     pub fn next_batch(&self, progress: &Progress) -> u64 {
         let left = self.epoch_samples(progress.epoch).saturating_sub(progress.cursor);
@@ -339,12 +346,12 @@ impl Agenda {
 
     /// Moves the cursor over one update.
     pub fn advance(&self, progress: &mut Progress) {
-        self.pass_over(progress);
+        self.skip_batch(progress);
         progress.step = progress.step.next();
     }
 
-    /// Moves the cursor over one batch that is left out.
-    pub fn pass_over(&self, progress: &mut Progress) {
+    /// Moves the cursor over one batch without an update.
+    pub fn skip_batch(&self, progress: &mut Progress) {
         progress.cursor += self.next_batch(progress);
         if progress.cursor >= self.epoch_samples(progress.epoch) {
             progress.cursor = 0;
@@ -352,16 +359,16 @@ impl Agenda {
         }
     }
 
-    /// Moves the cursor over all batches that are to be left out.
-    pub fn pass_over_marked(&self, progress: &mut Progress) {
-        while progress.is_marked() && progress.epoch.0 < self.epochs {
-            self.pass_over(progress);
+    /// Moves the cursor over all following batches that must be skipped.
+    pub fn skip_flagged_batches(&self, progress: &mut Progress) {
+        while progress.is_flagged() && progress.epoch.0 < self.epochs {
+            self.skip_batch(progress);
         }
     }
 
-    /// A batch that is to be left out, and the one before it: an update that spoils the weights shows in
-    /// the loss of the next batch.
-    pub fn with_the_one_before(&self, batch: BatchMark) -> impl Iterator<Item = BatchMark> {
+    /// A batch to skip, and the batch before it: if an update damages the weights, only the loss of the next batch
+    /// shows it.
+    pub fn with_preceding_batch(&self, batch: BatchMark) -> impl Iterator<Item = BatchMark> {
         let BatchMark { epoch, cursor } = batch;
         let before = match cursor.checked_sub(self.global_batch(epoch)) {
             Some(cursor) => Some(BatchMark { epoch, cursor }),
@@ -373,15 +380,15 @@ impl Agenda {
         before.into_iter().chain([batch])
     }
 
-    /// Training done so far in epochs, with fraction: the argument of every schedule.
+    /// Training done so far, in fractional epochs: the argument of every schedule.
     #[must_use]
     pub fn position_epochs(&self, progress: &Progress) -> f64 {
         let samples = self.epoch_samples(progress.epoch).max(1);
         f64::from(progress.epoch.0) + progress.cursor as f64 / samples as f64
     }
 
-    /// What comes next. An evaluation comes before the save of the same step, so that the
-    /// checkpoint carries its own accuracy.
+    /// The next action. An evaluation is done before the save of the same step, so that the checkpoint contains its
+    /// accuracy.
     #[must_use]
     pub fn due(&self, progress: &Progress) -> Due {
         let at_epoch_end = progress.cursor == 0 && progress.epoch.0 > 0;
@@ -399,31 +406,32 @@ impl Agenda {
         }
         match progress {
             _ if done => Due::Finish,
-            progress if progress.is_marked() => Due::PassOver,
+            progress if progress.is_flagged() => Due::SkipBatch,
             _ => Due::Train,
         }
     }
 
-    /// Before the end only a part may be looked at; what would end the run is looked at in full.
+    /// The extent of an evaluation that is due. Before the end it may be a subset; a result that would end the run is
+    /// confirmed on the whole set.
     fn evaluation_due(&self, progress: &Progress) -> Option<Extent> {
         let last = progress.epoch.0 >= self.epochs;
-        let seen = progress.evaluated == Some(progress.epoch);
-        let seen_fully = progress.evaluated_fully == Some(progress.epoch);
+        let evaluated = progress.evaluated == Some(progress.epoch);
+        let evaluated_fully = progress.evaluated_fully == Some(progress.epoch);
         let every = self.evaluate_every_epochs;
         let periodic = every > 0 && progress.epoch.0.is_multiple_of(every);
-        if last || (seen && self.would_end(progress).is_some()) {
-            return (!seen_fully).then_some(Extent::Full);
+        if last || (evaluated && self.would_end(progress).is_some()) {
+            return (!evaluated_fully).then_some(Extent::Full);
         }
         let extent = if self.subset { Extent::Subset } else { Extent::Full };
-        (periodic && !seen).then_some(extent)
+        (periodic && !evaluated).then_some(extent)
     }
 
-    /// Why the run is complete before its last epoch, in words.
+    /// Why the run is complete before its last epoch, as text.
     #[must_use]
     pub fn ends_early(&self, progress: &Progress) -> Option<String> {
-        let looked_at_fully = progress.evaluated_fully == Some(progress.epoch);
+        let is_evaluated_fully = progress.evaluated_fully == Some(progress.epoch);
         let at_epoch_end = progress.cursor == 0;
-        (looked_at_fully && at_epoch_end).then(|| self.would_end(progress)).flatten()
+        (is_evaluated_fully && at_epoch_end).then(|| self.would_end(progress)).flatten()
     }
 
     fn would_end(&self, progress: &Progress) -> Option<String> {
@@ -437,13 +445,13 @@ impl Agenda {
         {
             return Some(format!(
                 "{target} is reached: {} after epoch {}",
-                task::shown(&(target.metric.clone(), value)),
+                task::display(&(target.metric.clone(), value)),
                 progress.epoch
             ));
         }
         let since = progress.evaluations_since_best;
         self.patience.filter(|patience| since >= *patience).map(|patience| {
-            format!("limits.patience = {patience}: {since} evaluations without a better one")
+            format!("limits.patience = {patience}: {since} evaluations without improvement")
         })
     }
 }
@@ -452,8 +460,8 @@ impl Agenda {
 mod tests {
     use super::*;
 
-    fn phase(from_epoch: u32, resolution: u32, global_batch: u32, ramp_epochs: u32) -> Phase {
-        Phase { from_epoch, resolution, global_batch, ramp_epochs }
+    fn phase(from_epoch: u32, resolution: u32, global_batch: u32, ramp_epochs: u32) -> TrainPhase {
+        TrainPhase { from_epoch, resolution, global_batch, ramp_epochs }
     }
 
     fn top1(top1: f64) -> Accuracy {
@@ -464,8 +472,8 @@ mod tests {
         Target { metric: metric.to_owned(), value }
     }
 
-    fn agenda() -> Agenda {
-        Agenda {
+    fn plan() -> TrainingPlan {
+        TrainingPlan {
             epochs: 2,
             samples: 8,
             drop_last: false,
@@ -479,127 +487,130 @@ mod tests {
         }
     }
 
-    fn story(agenda: &Agenda) -> String {
-        story_of(agenda, &mut Progress::default(), |_| 0.5)
+    fn actions(plan: &TrainingPlan) -> String {
+        run_plan(plan, &mut Progress::default(), |_| 0.5)
     }
 
-    /// Runs to the end and writes down what was done; `score` is what an evaluation in an epoch finds.
-    fn story_of(agenda: &Agenda, progress: &mut Progress, score: impl Fn(u32) -> f64) -> String {
-        let mut story = String::new();
+    /// Runs to the end and returns a letter for each action; `score` gives the result of an evaluation in an epoch.
+    fn run_plan(
+        plan: &TrainingPlan,
+        progress: &mut Progress,
+        score: impl Fn(u32) -> f64,
+    ) -> String {
+        let mut actions = String::new();
         loop {
-            match agenda.due(progress) {
+            match plan.due(progress) {
                 Due::Train => {
-                    agenda.advance(progress);
-                    story.push('t');
+                    plan.advance(progress);
+                    actions.push('t');
                 }
-                Due::PassOver => {
-                    agenda.pass_over(progress);
-                    story.push('-');
+                Due::SkipBatch => {
+                    plan.skip_batch(progress);
+                    actions.push('-');
                 }
                 Due::Evaluate(extent) => {
                     let found = top1(score(progress.epoch.0));
                     progress.note_evaluation(found, None, extent);
-                    story.push(if extent == Extent::Full { 'e' } else { 'q' });
+                    actions.push(if extent == Extent::Full { 'e' } else { 'q' });
                 }
                 Due::Save => {
                     progress.saved = Some(progress.step);
-                    story.push('s');
+                    actions.push('s');
                 }
-                Due::Finish => return story,
+                Due::Finish => return actions,
             }
         }
     }
 
     #[test]
     fn evaluates_before_saving_at_each_epoch_end_and_saves_between() {
-        assert_eq!(story(&agenda()), "ttestste".to_owned() + "s");
+        assert_eq!(actions(&plan()), "ttestste".to_owned() + "s");
     }
 
     #[test]
     fn last_epoch_is_evaluated_and_saved_even_when_nothing_periodic_is_due() {
-        let rare = Agenda {
+        let rare = TrainingPlan {
             evaluate_every_epochs: 5,
             save_every_epochs: 0,
             save_every_steps: 0,
-            ..agenda()
+            ..plan()
         };
-        assert_eq!(story(&rare), "ttttes");
+        assert_eq!(actions(&rare), "ttttes");
     }
 
     #[test]
     fn last_partial_batch_is_used_when_it_is_not_dropped() {
-        let agenda = Agenda { samples: 10, ..agenda() };
+        let plan = TrainingPlan { samples: 10, ..plan() };
         let mut progress = Progress { cursor: 8, ..Progress::default() };
-        assert_eq!(agenda.next_batch(&progress), 2);
-        agenda.advance(&mut progress);
+        assert_eq!(plan.next_batch(&progress), 2);
+        plan.advance(&mut progress);
         assert_eq!((progress.epoch, progress.cursor), (Epoch(1), 0));
-        assert_eq!(agenda.steps_of(Epoch(0)), 3);
+        assert_eq!(plan.steps_of(Epoch(0)), 3);
     }
 
     #[test]
     fn a_phase_changes_batch_and_resolution_at_its_first_epoch() {
-        let agenda = Agenda {
+        let plan = TrainingPlan {
             epochs: 6,
             samples: 20,
             drop_last: true,
             phases: vec![phase(0, 160, 8, 0), phase(2, 192, 4, 0), phase(5, 224, 20, 0)],
-            ..agenda()
+            ..plan()
         };
         let of = |epoch| {
             let epoch = Epoch(epoch);
-            (agenda.resolution(epoch), agenda.steps_of(epoch), agenda.steps_before(epoch))
+            (plan.resolution(epoch), plan.steps_of(epoch), plan.steps_before(epoch))
         };
         assert_eq!([of(0), of(1), of(2)], [(160, 2, 0), (160, 2, 2), (192, 5, 4)]);
         assert_eq!([of(4), of(5)], [(192, 5, 14), (224, 1, 19)]);
-        assert_eq!(agenda.total_steps(), 20);
+        assert_eq!(plan.total_steps(), 20);
     }
 
     /// `get_resolution` of ffcv-imagenet with its 88-epoch recipe.
     #[test]
-    fn a_ramp_rises_in_multiples_of_32_as_ffcv_has_it() {
+    fn a_ramp_rises_in_multiples_of_32_like_in_ffcv() {
         let phases = vec![phase(0, 160, 4, 0), phase(65, 192, 4, 11)];
-        let agenda = Agenda { epochs: 88, phases, ..agenda() };
+        let plan = TrainingPlan { epochs: 88, phases, ..plan() };
         let changes: Vec<u32> = (1..88)
-            .filter(|e| agenda.resolution(Epoch(*e)) != agenda.resolution(Epoch(e - 1)))
+            .filter(|e| plan.resolution(Epoch(*e)) != plan.resolution(Epoch(e - 1)))
             .collect();
         // 160 + 32 x 6/11 is the first beyond 176.
         assert_eq!(changes, [71]);
-        assert_eq!((agenda.resolution(Epoch(65)), agenda.resolution(Epoch(76))), (160, 192));
+        assert_eq!((plan.resolution(Epoch(65)), plan.resolution(Epoch(76))), (160, 192));
     }
 
     #[test]
-    fn quick_evaluations_come_before_the_last_epoch_only() {
-        let agenda = Agenda { subset: true, save_every_steps: 0, ..agenda() };
-        assert_eq!(story(&agenda), "ttqsttes");
+    fn subset_evaluations_are_made_only_before_the_last_epoch() {
+        let plan = TrainingPlan { subset: true, save_every_steps: 0, ..plan() };
+        assert_eq!(actions(&plan), "ttqsttes");
     }
 
     #[test]
-    fn a_target_seen_by_a_quick_evaluation_must_hold_in_full() {
-        let agenda = Agenda {
+    fn a_target_reached_on_a_subset_is_confirmed_on_the_whole_set() {
+        let plan = TrainingPlan {
             epochs: 9,
             subset: true,
             save_every_steps: 0,
             target: Some(target("top1", 0.7)),
-            ..agenda()
+            ..plan()
         };
         let mut progress = Progress::default();
         let score = |epoch| if epoch == 2 { 0.8 } else { 0.1 };
-        assert_eq!(story_of(&agenda, &mut progress, score), "ttqsttqes");
+        assert_eq!(run_plan(&plan, &mut progress, score), "ttqsttqes");
         assert!(
-            agenda
-                .ends_early(&progress)
+            plan.ends_early(&progress)
                 .unwrap()
                 .contains("{ metric = \"top1\", value = 0.7 } is reached: top-1 80.00 %")
         );
-        assert_eq!(agenda.due(&progress), Due::Finish);
+        assert_eq!(plan.due(&progress), Due::Finish);
     }
 
     #[test]
-    fn patience_ends_a_run_that_gets_no_better() {
-        let agenda = Agenda { epochs: 9, save_every_steps: 0, patience: Some(2), ..agenda() };
+    fn a_run_without_improvement_ends_by_limits_patience() {
+        let plan = TrainingPlan { epochs: 9, save_every_steps: 0, patience: Some(2), ..plan() };
         let mut progress = Progress::default();
         let score = |epoch: u32| if epoch == 2 { 0.8 } else { 0.1 };
-        assert_eq!(story_of(&agenda, &mut progress, score), "ttesttesttesttes");
+        assert_eq!(run_plan(&plan, &mut progress, score), "ttesttesttesttes");
         assert_eq!(progress.best.unwrap().0, Step(4));
     }
 
@@ -616,11 +627,11 @@ mod tests {
     #[test]
     fn a_target_of_a_metric_that_falls_is_reached_from_above() {
         let target = Some(target("loss", 0.25));
-        let agenda = Agenda { epochs: 9, save_every_steps: 0, target, ..agenda() };
+        let plan = TrainingPlan { epochs: 9, save_every_steps: 0, target, ..plan() };
         let mut progress = Progress::default();
         let top1 = |epoch: u32| f64::from(epoch) * 0.25;
-        assert_eq!(story_of(&agenda, &mut progress, top1), "ttesttesttes");
-        assert!(agenda.ends_early(&progress).unwrap().contains("reached: loss 0.2500"));
+        assert_eq!(run_plan(&plan, &mut progress, top1), "ttesttesttes");
+        assert!(plan.ends_early(&progress).unwrap().contains("reached: loss 0.2500"));
     }
 
     #[test]
@@ -631,12 +642,12 @@ mod tests {
         progress.epoch = Epoch(1);
         progress.note_evaluation(found(0.4, 0.1), Some(found(0.6, 1.0)), Extent::Full);
         assert_eq!(progress.best, Some((Step(0), found(0.4, 0.1))));
-        // A recipe that names another metric begins anew: what the best one lacks is worse.
+        // After a change of the metric, the best result starts again: a result without the metric is worse.
         assert!(Accuracy::new(8, [("spearman", 0.1)]).is_better_than(&found(0.4, 0.1)));
     }
 
     #[test]
-    fn what_was_written_before_metrics_had_names_is_read() {
+    fn results_from_before_metrics_had_names_can_be_read() {
         let read = |text| serde_json::from_str::<Accuracy>(text).unwrap();
         let classes = read(r#"{"loss":0.25,"top1":0.75,"top5":0.5,"samples":8}"#);
         assert_eq!(classes, Accuracy::new(8, [("top1", 0.75), ("top5", 0.5), ("loss", 0.25)]));
@@ -651,28 +662,28 @@ mod tests {
             let text = serde_json::to_string(accuracy).unwrap();
             assert_eq!(serde_json::from_str::<Accuracy>(&text).unwrap(), *accuracy);
         }
-        // Digests of a state have it, and an older program reads it.
+        // Digests of a state contain this text, and older programs read it.
         let text = r#"{"loss":0.25,"top1":0.75,"top5":0.5,"samples":8}"#;
         assert_eq!(serde_json::to_string(&classes).unwrap(), text);
     }
 
     #[test]
-    fn the_batch_before_the_first_of_an_epoch_is_the_last_of_the_one_before() {
-        let agenda = Agenda { phases: vec![phase(0, 32, 4, 0), phase(1, 32, 2, 0)], ..agenda() };
+    fn the_batch_before_the_first_of_an_epoch_is_the_last_of_the_previous_epoch() {
+        let plan = TrainingPlan { phases: vec![phase(0, 32, 4, 0), phase(1, 32, 2, 0)], ..plan() };
         let mark = |epoch, cursor| BatchMark { epoch: Epoch(epoch), cursor };
-        let pair = |batch| agenda.with_the_one_before(batch).collect::<Vec<_>>();
+        let pair = |batch| plan.with_preceding_batch(batch).collect::<Vec<_>>();
         assert_eq!(pair(mark(1, 4)), [mark(1, 2), mark(1, 4)]);
         assert_eq!(pair(mark(1, 0)), [mark(0, 4), mark(1, 0)]);
         assert_eq!(pair(mark(0, 0)), [mark(0, 0)]);
     }
 
     #[test]
-    fn marked_batches_are_passed_over_and_epoch_ends_are_kept() {
-        let agenda = Agenda { save_every_steps: 0, ..agenda() };
+    fn flagged_batches_are_skipped_and_epoch_ends_are_kept() {
+        let plan = TrainingPlan { save_every_steps: 0, ..plan() };
         let mark = |epoch, cursor| BatchMark { epoch: Epoch(epoch), cursor };
         let skips = vec![mark(0, 4), mark(1, 0)];
         let mut progress = Progress { skips, ..Progress::default() };
-        assert_eq!(story_of(&agenda, &mut progress, |_| 0.5), "t-es-tes");
+        assert_eq!(run_plan(&plan, &mut progress, |_| 0.5), "t-es-tes");
         assert_eq!(progress.step, Step(2));
     }
 }

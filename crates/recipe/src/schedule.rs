@@ -1,31 +1,31 @@
-//! The learning rate: a pure function of the position in training.
+//! The learning rate, as a pure function of the position in training.
 
 use std::f64::consts::PI;
 
 use crate::{
     Epoch, JobSpec,
-    progress::{Agenda, Progress},
+    progress::{Progress, TrainingPlan},
     spec::Schedule,
 };
 
-/// A place in training, in epochs.
+/// Position of an update in training, in epochs.
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    /// Where the update begins.
-    at: f64,
-    /// Where it ends.
+struct UpdatePosition {
+    /// Start of the update.
+    start: f64,
+    /// End of the update.
     end: f64,
 }
 
 /// The learning rate of the update that begins at `progress`.
 ///
-/// Everything is measured in epochs, so that the rate follows the samples seen: neither a resume nor
-/// another batch size moves it. Below, update `s` counts from 0, and an epoch has `n` of them.
+/// Positions are in epochs, so the rate depends on the number of samples seen; a resume or another batch size does not
+/// change it. Below, `s` is the number of an update, from 0, and `n` the number of updates per epoch.
 ///
 /// - Constant.
-/// - Warm-up and cosine: update `s` of `w` warm-up updates gets `peak · (s + 1) / w` (Goyal et al.
-///   2017, §2.2, without an update at rate 0); the rest follows half a cosine from the peak to
-///   `final_lr` (Loshchilov & Hutter 2016, eq. 5, one cycle), which it would reach one update after
+/// - Warm-up and cosine: update `s` of `w` warm-up updates has the rate `peak · (s + 1) / w` (Goyal et al.
+///   2017, §2.2, without an update at rate 0); the others follow half a cosine from the peak to
+///   `final_lr` (Loshchilov & Hutter 2016, eq. 5, one cycle), which is reached one update after
 ///   the last.
 /// - One cycle: `torch.optim.lr_scheduler.OneCycleLR` with `anneal_strategy="cos"`,
 ///   `three_phase=False`, `cycle_momentum=False`: of `n` updates, number `pct_start · n - 1` has the
@@ -33,60 +33,62 @@ struct Place {
 /// - Piecewise linear: `numpy.interp` at the position; constant beyond the last point.
 /// - Step: `torch.optim.lr_scheduler.MultiStepLR` with milestones in epochs; the warm-up as above.
 ///
-/// Times `guard.lr_factor` for every time that training went wrong.
+/// The result is multiplied by `guard.lr_factor` for every divergence whose remedy was to lower the rate.
 #[must_use]
-pub fn learning_rate(spec: &JobSpec, agenda: &Agenda, progress: &Progress) -> f64 {
-    let samples = agenda.epoch_samples(progress.epoch).max(1) as f64;
-    let at = agenda.position_epochs(progress);
-    // A whole batch's length, also of the last, shorter one: the rate has no kink there.
-    let end = at + agenda.global_batch(progress.epoch) as f64 / samples;
+pub fn learning_rate(spec: &JobSpec, plan: &TrainingPlan, progress: &Progress) -> f64 {
+    let samples = plan.epoch_samples(progress.epoch).max(1) as f64;
+    let at = plan.position_epochs(progress);
+    // The length of a full batch, also for the shorter last batch, so that the rate has no kink there.
+    let end = at + plan.global_batch(progress.epoch) as f64 / samples;
     let cuts = i32::try_from(progress.lr_cuts).unwrap_or(i32::MAX);
-    scheduled(&spec.schedule, agenda, Place { at, end }) * spec.guard.lr_factor.powi(cuts)
+    scheduled(&spec.schedule, plan, UpdatePosition { start: at, end })
+        * spec.guard.lr_factor.powi(cuts)
 }
 
-fn scheduled(schedule: &Schedule, agenda: &Agenda, place: Place) -> f64 {
-    let total = f64::from(agenda.epochs);
+fn scheduled(schedule: &Schedule, plan: &TrainingPlan, position: UpdatePosition) -> f64 {
+    let total = f64::from(plan.epochs);
     match schedule {
         Schedule::Constant { lr } => *lr,
         Schedule::WarmupCosine { peak_lr, warmup_epochs, final_lr } => {
-            if place.at < *warmup_epochs {
-                peak_lr * share(place.end, *warmup_epochs)
+            if position.start < *warmup_epochs {
+                peak_lr * fraction(position.end, *warmup_epochs)
             } else {
-                let done = share(place.at - warmup_epochs, total - warmup_epochs);
+                let done = fraction(position.start - warmup_epochs, total - warmup_epochs);
                 half_cosine(*peak_lr, *final_lr, done)
             }
         }
         Schedule::OneCycle { peak_lr, pct_start, div_factor, final_div_factor } => {
             let start_lr = peak_lr / div_factor;
-            let peak_at = pct_start * total - update_length(agenda, pct_start * total);
-            let end_at = total - update_length(agenda, total);
-            if place.at <= peak_at {
-                half_cosine(start_lr, *peak_lr, share(place.at, peak_at))
+            let peak_at = pct_start * total - update_length(plan, pct_start * total);
+            let end_at = total - update_length(plan, total);
+            if position.start <= peak_at {
+                half_cosine(start_lr, *peak_lr, fraction(position.start, peak_at))
             } else {
-                let done = share(place.at - peak_at, end_at - peak_at);
+                let done = fraction(position.start - peak_at, end_at - peak_at);
                 half_cosine(*peak_lr, start_lr / final_div_factor, done)
             }
         }
-        Schedule::PiecewiseLinear { points } => interpolate(points, place.at),
+        Schedule::PiecewiseLinear { points } => interpolate(points, position.start),
         Schedule::Step { lr, milestones, gamma, warmup_epochs } => {
-            if place.at < *warmup_epochs {
-                return lr * share(place.end, *warmup_epochs);
+            if position.start < *warmup_epochs {
+                return lr * fraction(position.end, *warmup_epochs);
             }
-            let passed = milestones.iter().filter(|milestone| **milestone <= place.at).count();
+            let passed =
+                milestones.iter().filter(|milestone| **milestone <= position.start).count();
             lr * gamma.powi(i32::try_from(passed).unwrap_or(i32::MAX))
         }
     }
 }
 
-/// Where a schedule may turn from rising to falling or jump, in epochs: between two of these places it
-/// only rises or only falls.
-pub(crate) fn turns(schedule: &Schedule, agenda: &Agenda) -> Vec<f64> {
+/// Positions, in epochs, at which a schedule may jump or turn from rising to falling. Between two of them it only rises
+/// or only falls.
+pub(crate) fn turns(schedule: &Schedule, plan: &TrainingPlan) -> Vec<f64> {
     match schedule {
         Schedule::Constant { .. } => Vec::new(),
         Schedule::WarmupCosine { warmup_epochs, .. } => vec![*warmup_epochs],
         Schedule::OneCycle { pct_start, .. } => {
-            let risen = pct_start * f64::from(agenda.epochs);
-            vec![risen - update_length(agenda, risen)]
+            let rise_end = pct_start * f64::from(plan.epochs);
+            vec![rise_end - update_length(plan, rise_end)]
         }
         Schedule::PiecewiseLinear { points } => points.iter().map(|point| point[0]).collect(),
         Schedule::Step { milestones, warmup_epochs, .. } => {
@@ -95,25 +97,25 @@ pub(crate) fn turns(schedule: &Schedule, agenda: &Agenda) -> Vec<f64> {
     }
 }
 
-/// What the linear scaling rule makes of a learning rate for another batch: when the batch is multiplied
-/// by k, so is the rate (Goyal et al. 2017, §2.1). A proposal: nothing here applies it by itself.
+/// The learning rate for another batch by the linear scaling rule: if the batch is multiplied by k, so is the rate
+/// (Goyal et al. 2017, §2.1). Only a suggestion: it is never applied automatically.
 #[must_use]
 pub fn linearly_scaled(lr: f64, global_batch: u64, other_batch: u64) -> f64 {
     lr * other_batch as f64 / global_batch.max(1) as f64
 }
 
 /// Length of the update that ends at `position`, in epochs.
-fn update_length(agenda: &Agenda, position: f64) -> f64 {
+fn update_length(plan: &TrainingPlan, position: f64) -> f64 {
     let epoch = Epoch((position.ceil() as u32).saturating_sub(1));
-    1.0 / agenda.steps_of(epoch).max(1) as f64
+    1.0 / plan.steps_of(epoch).max(1) as f64
 }
 
-/// `part / whole`, at most 1; nothing of nothing is all of it.
-fn share(part: f64, whole: f64) -> f64 {
+/// `part / whole`, at most 1; 1 if `whole` is 0.
+fn fraction(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { (part / whole).min(1.0) } else { 1.0 }
 }
 
-/// From `start` at `done = 0` to `end` at `done = 1`.
+/// Half a cosine from `start` at `done = 0` to `end` at `done = 1`.
 fn half_cosine(start: f64, end: f64, done: f64) -> f64 {
     end + (start - end) / 2.0 * (1.0 + libm::cos(PI * done))
 }
@@ -132,21 +134,25 @@ mod tests {
     use super::*;
     use crate::kit::recipe;
 
-    fn agenda(epochs: u32, steps_per_epoch: u64) -> Agenda {
+    fn plan(epochs: u32, steps_per_epoch: u64) -> TrainingPlan {
         let spec = recipe(&["train.global_batch=8"], &[]);
-        Agenda { epochs, ..Agenda::new(&spec, 8 * steps_per_epoch) }
+        TrainingPlan { epochs, ..TrainingPlan::new(&spec, 8 * steps_per_epoch) }
     }
 
-    fn rate_at(schedule: &Schedule, agenda: &Agenda, at: f64, steps_per_epoch: u64) -> f64 {
-        scheduled(schedule, agenda, Place { at, end: at + 1.0 / steps_per_epoch as f64 })
+    fn rate_at(schedule: &Schedule, plan: &TrainingPlan, at: f64, steps_per_epoch: u64) -> f64 {
+        scheduled(
+            schedule,
+            plan,
+            UpdatePosition { start: at, end: at + 1.0 / steps_per_epoch as f64 },
+        )
     }
 
     /// The rates of all updates of `epochs` epochs.
     fn rates(schedule: &Schedule, epochs: u32, steps_per_epoch: u64) -> Vec<f64> {
-        let agenda = agenda(epochs, steps_per_epoch);
+        let plan = plan(epochs, steps_per_epoch);
         let rate = |step| {
             let at = step as f64 / steps_per_epoch as f64;
-            rate_at(schedule, &agenda, at, steps_per_epoch)
+            rate_at(schedule, &plan, at, steps_per_epoch)
         };
         (0..u64::from(epochs) * steps_per_epoch).map(rate).collect()
     }
@@ -169,11 +175,11 @@ mod tests {
         let half = |done: f64| 0.2 + 0.4 * (1.0 + (PI * done).cos());
         let expected = [0.25, 0.5, 0.75, 1.0, 1.0, half(0.25), 0.6, half(0.75)];
         assert_close(&rates(&schedule, 2, 4), &expected);
-        assert_close(&[rate_at(&schedule, &agenda(2, 4), 2.0, 4)], &[0.2]);
+        assert_close(&[rate_at(&schedule, &plan(2, 4), 2.0, 4)], &[0.2]);
     }
 
     #[test]
-    fn warmup_may_end_within_an_epoch_or_not_be_there() {
+    fn warmup_may_end_within_an_epoch_or_be_absent() {
         let warmup =
             |warmup_epochs| Schedule::WarmupCosine { peak_lr: 1.0, warmup_epochs, final_lr: 0.0 };
         let ragged = rates(&warmup(0.3), 1, 5);
@@ -210,7 +216,7 @@ mod tests {
             assert_close(&rates(&schedule, epochs, 12 / u64::from(epochs)), &torch);
         }
 
-        // Here an update has exactly the peak rate.
+        // Here, one update has exactly the peak rate.
         let schedule = Schedule::OneCycle {
             peak_lr: 2.0,
             pct_start: 0.5,
@@ -261,21 +267,21 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_resume_nor_another_batch_size_moves_the_rate() {
+    fn neither_a_resume_nor_another_batch_size_changes_the_rate() {
         let cosine = "schedule={ kind='warmup_cosine', peak_lr=0.8, warmup_epochs=2.0 }";
         let one_cycle = "schedule={ kind='one_cycle', peak_lr=0.8 }";
         for schedule in [cosine, one_cycle] {
             let rate = |phases: &str, epoch, cursor| {
                 let train = "train={ epochs=10, global_batch=8, resolution=160 }";
                 let spec = recipe(&[train, schedule], &[&format!("train.phases={phases}")]);
-                let agenda = Agenda::new(&spec, 160);
+                let plan = TrainingPlan::new(&spec, 160);
                 let progress = Progress { epoch: Epoch(epoch), cursor, ..Progress::default() };
-                learning_rate(&spec, &agenda, &progress)
+                learning_rate(&spec, &plan, &progress)
             };
             let halved = "[{from_epoch=5, resolution=192, global_batch=16}]";
             for (epoch, cursor) in [(2, 80), (5, 0), (5, 16), (7, 48)] {
                 let (one, other) = (rate("[]", epoch, cursor), rate(halved, epoch, cursor));
-                // The peak lies one update before its epoch's end, and updates have become longer.
+                // The peak is one update before its epoch's end, and updates have become longer.
                 assert!((one - other).abs() < 0.8 * 0.02, "{schedule} {epoch} {one} {other}");
             }
         }
@@ -288,10 +294,10 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_lowers_the_whole_schedule() {
+    fn every_lr_cut_lowers_the_whole_schedule() {
         let spec = recipe(&["train.global_batch=8", "schedule.lr=1.0"], &["guard.lr_factor=0.3"]);
         let progress = Progress { lr_cuts: 2, ..Progress::default() };
-        let rate = learning_rate(&spec, &Agenda::new(&spec, 80), &progress);
+        let rate = learning_rate(&spec, &TrainingPlan::new(&spec, 80), &progress);
         assert!((rate - 0.09).abs() < 1e-12, "{rate}");
     }
 }

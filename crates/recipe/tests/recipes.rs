@@ -1,4 +1,4 @@
-//! Every file in `recipes/` is a valid recipe that can be run on the data it is for.
+//! Tests that every file in `recipes/` is a valid recipe and can run on its data.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail loudly")]
 
@@ -8,14 +8,14 @@ use baton_recipe::{
     JobSpec,
     dry_run::DryRun,
     schedule::linearly_scaled,
-    spec::{Origin, Resolved},
+    spec::{Resolved, ValueOrigin},
 };
 
 fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../recipes")
 }
 
-/// The files' names without `.toml`.
+/// Names of the recipe files without `.toml`.
 fn names() -> Vec<String> {
     let paths = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
     let stem = |path: PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
@@ -34,18 +34,18 @@ fn recipe(name: &str) -> JobSpec {
     resolved(name).spec
 }
 
-/// Samples of the training set that a recipe is for.
+/// Number of samples in the training set of a recipe.
 fn training_samples(spec: &JobSpec) -> u64 {
     match spec.data.train.as_str() {
         "/data/imagenet/train_500_0.50_90.beton" => 1_281_167,
         "assets/digits/digits-train.beton" => 1_437,
-        // What `baton data synth signals` makes.
+        // The output of `baton data synth signals`.
         "data/signals-train.beton" => 8_192,
-        other => panic!("how many samples has {other}? say so here"),
+        other => panic!("add the number of samples of {other} here"),
     }
 }
 
-/// A table without one value, by its dotted path.
+/// The table without the value at a dotted path.
 fn without(table: &toml::Table, field: &str) -> toml::Table {
     let mut table = table.clone();
     let mut at = &mut table;
@@ -58,36 +58,38 @@ fn without(table: &toml::Table, field: &str) -> toml::Table {
 }
 
 #[test]
-fn every_recipe_is_valid_and_named_as_its_file() {
+fn every_recipe_is_valid_and_has_the_name_of_its_file() {
     for name in names() {
         assert_eq!(recipe(&name).name, name);
     }
 }
 
 #[test]
-fn every_recipe_sets_only_what_it_is_about() {
+fn no_recipe_sets_a_value_that_its_base_or_the_default_gives() {
     for name in names() {
         let file = folder().join(format!("{name}.toml"));
         let own: toml::Table = fs::read_to_string(&file).unwrap().parse().unwrap();
         let whole = resolved(&name);
-        for (field, _) in whole.origins.iter().filter(|(_, by)| **by == Origin::File(file.clone()))
+        for (field, _) in
+            whole.origins.iter().filter(|(_, by)| **by == ValueOrigin::File(file.clone()))
         {
             let text = without(&own, field).to_string();
             let rest = JobSpec::read(&file, &[], |path| match path == file {
                 true => Ok(text.clone()),
                 false => fs::read_to_string(path),
             });
-            let says_nothing = rest.is_ok_and(|rest| rest == whole.spec);
-            assert!(!says_nothing, "{name} need not set {field}");
+            let is_redundant = rest.is_ok_and(|rest| rest == whole.spec);
+            assert!(!is_redundant, "{name} need not set {field}");
         }
     }
 }
 
-/// One line per recipe, as programs hand it to each other and keep it.
+/// The file has one line of JSON per recipe.
 ///
-/// A change of a recipe that is meant changes its line: `BATON_WRITE=1 cargo test -p baton-recipe --test recipes`.
+/// After an intended change of a recipe, write its line with
+/// `BATON_WRITE=1 cargo test -p baton-recipe --test recipes`.
 #[test]
-fn every_recipe_resolves_to_the_values_that_it_had() {
+fn every_recipe_resolves_to_unchanged_values() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/resolved.jsonl");
     let specs: Vec<JobSpec> = names().iter().map(|name| recipe(name)).collect();
     if std::env::var_os("BATON_WRITE").is_some() {
@@ -105,7 +107,7 @@ fn every_recipe_resolves_to_the_values_that_it_had() {
 }
 
 #[test]
-fn every_recipe_can_be_run_on_the_data_it_is_for() {
+fn every_recipe_can_run_on_its_data() {
     for name in names() {
         let spec = recipe(&name);
         let run = DryRun::new(&spec, training_samples(&spec));
@@ -120,7 +122,7 @@ fn every_recipe_can_be_run_on_the_data_it_is_for() {
 }
 
 #[test]
-fn every_shipped_recipe_is_there() {
+fn all_shipped_recipes_exist() {
     let expected = [
         "digits_cpu",
         "resnet34_1d_signals",
@@ -140,7 +142,7 @@ fn every_shipped_recipe_is_there() {
 
 /// The epochs, counted from 0, at which ffcv-imagenet's `get_resolution` first gives 192 pixels.
 #[test]
-fn ffcv_recipes_switch_resolution_and_rate_where_ffcv_does() {
+fn ffcv_recipes_change_resolution_and_rate_at_the_same_epochs_as_ffcv() {
     for (epochs, switch) in [(16, 12), (24, 19), (32, 25), (40, 32), (56, 45), (88, 71)] {
         let spec = recipe(&format!("resnet50_ffcv_{epochs}ep"));
         let run = DryRun::new(&spec, 1_281_167).unwrap();

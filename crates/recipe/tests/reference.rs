@@ -1,4 +1,4 @@
-//! The tables of `docs/recipes.md` are the doc comments of `src/spec/`. After a change of those:
+//! Tests that the tables of `docs/recipes.md` match the doc comments in `src/spec/`. After a change of a comment, run
 //! `make fix`, or `BATON_WRITE=1 cargo test -p baton-recipe --test reference`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail loudly")]
@@ -9,7 +9,7 @@ mod kit;
 
 use serde_json::Value;
 
-/// Together they have every section and every kind, and no value that a recipe may leave out.
+/// Together these recipes have every section and every kind, and only required values.
 const SAMPLES: [[&str; 2]; 5] = [
     ["optimizer={ kind='sgd' }", "schedule={ kind='constant', lr=0.1 }"],
     [
@@ -24,7 +24,7 @@ const SAMPLES: [[&str; 2]; 5] = [
     ],
 ];
 
-/// A section, or one kind of a section that has kinds.
+/// A section, or one kind of a section with kinds.
 #[derive(Debug, Default)]
 struct Item {
     kind: Option<String>,
@@ -40,15 +40,15 @@ struct Field {
     has_default: bool,
 }
 
-/// The types of all files in `src/spec/` that have fields.
+/// All types with fields in `src/spec/`.
 fn items() -> BTreeMap<String, Vec<Item>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/spec");
     let mut items = BTreeMap::<String, Vec<Item>>::new();
     for entry in fs::read_dir(folder).unwrap() {
         read_items(&fs::read_to_string(entry.unwrap().path()).unwrap(), &mut items);
     }
-    // Those of no recipe.
-    items.retain(|name, _| !["Difference", "Resolved", "Violation"].contains(&name.as_str()));
+    // These are not sections of a recipe.
+    items.retain(|name, _| !["FieldDifference", "Resolved", "Violation"].contains(&name.as_str()));
     items
 }
 
@@ -71,7 +71,7 @@ fn read_items(source: &str, items: &mut BTreeMap<String, Vec<Item>>) {
             open = Some((name.to_owned(), attributes.clone()));
             items.entry(name.to_owned()).or_default().push(Item::default());
         } else if let Some(name) = declared("pub enum ") {
-            // Those without fields are words, which the field that takes them lists.
+            // An enum without fields has no table; the doc comment of its field lists the values.
             open = attributes.contains("tag = ").then(|| (name.to_owned(), attributes.clone()));
         } else if line == "}" {
             open = None;
@@ -97,7 +97,7 @@ fn read_items(source: &str, items: &mut BTreeMap<String, Vec<Item>>) {
     }
 }
 
-/// The word for a variant in a recipe.
+/// The name of a variant in a recipe.
 fn kind(variant: &str, snake_case: bool) -> String {
     let mut word = String::new();
     for letter in variant.chars() {
@@ -123,35 +123,35 @@ impl Reference {
         Self { items: items(), samples: SAMPLES.map(sample).into() }
     }
 
-    /// The type with fields that a field is of.
+    /// The type of a field, if this type has fields.
     fn inner<'a>(&self, field: &'a Field) -> Option<&'a str> {
         let name = field.type_name.trim_start_matches("Option<").trim_start_matches("Vec<");
         let name = name.trim_end_matches('>');
         self.items.contains_key(name).then_some(name)
     }
 
-    /// Where values of a type stand, as a JSON pointer.
-    fn place(&self, type_name: &str) -> String {
+    /// JSON pointer to the values of a type.
+    fn pointer(&self, type_name: &str) -> String {
         let owner = self.items.iter().find_map(|(owner, items)| {
             let field = items[0].fields.iter().find(|field| self.inner(field) == Some(type_name));
             field.map(|field| (owner, field))
         });
         let Some((owner, field)) = owner else { return String::new() };
         let index = if field.type_name.starts_with("Vec<") { "/0" } else { "" };
-        format!("{}/{}{index}", self.place(owner), field.name)
+        format!("{}/{}{index}", self.pointer(owner), field.name)
     }
 
-    fn default_of(&self, place: &str, kind: Option<&str>, field: &Field) -> String {
+    fn default_of(&self, pointer: &str, kind: Option<&str>, field: &Field) -> String {
         if !field.has_default {
             return "required".to_owned();
         }
         let of_kind = |sample: &&Value| {
             kind.is_none()
-                || sample.pointer(&format!("{place}/kind")).and_then(Value::as_str) == kind
+                || sample.pointer(&format!("{pointer}/kind")).and_then(Value::as_str) == kind
         };
         let sections =
-            self.samples.iter().filter(of_kind).filter_map(|sample| sample.pointer(place));
-        // Absent in one is absent by default.
+            self.samples.iter().filter(of_kind).filter_map(|sample| sample.pointer(pointer));
+        // A field that is absent in one sample is absent by default.
         let values: Option<Vec<&Value>> =
             sections.map(|section| section.get(&field.name)).collect();
         match values.as_ref().and_then(|values| values.first()) {
@@ -166,11 +166,11 @@ impl Reference {
     /// The lines of a table.
     fn table(&self, type_name: &str) -> Vec<String> {
         let items = &self.items[type_name];
-        let place = self.place(type_name);
+        let pointer = self.pointer(type_name);
         if items[0].kind.is_none() {
             let head =
                 ["| field | default | meaning and rule |", "|---|---|---|"].map(str::to_owned);
-            return head.into_iter().chain(self.rows(&items[0], &place, "")).collect();
+            return head.into_iter().chain(self.rows(&items[0], &pointer, "")).collect();
         }
         let kinds: Vec<String> = items
             .iter()
@@ -183,7 +183,7 @@ impl Reference {
             let kind = item.kind.as_deref();
             for field in &item.fields {
                 let name = format!("`{}`", field.name);
-                let rest = format!("{} | {}", self.default_of(&place, kind, field), field.doc);
+                let rest = format!("{} | {}", self.default_of(&pointer, kind, field), field.doc);
                 match rows.iter_mut().find(|row| row.0 == name && row.2 == rest) {
                     Some(row) => row.1.extend(kind),
                     None => rows.push((name, kind.into_iter().collect(), rest)),
@@ -202,19 +202,19 @@ impl Reference {
         lines
     }
 
-    fn rows(&self, item: &Item, place: &str, prefix: &str) -> Vec<String> {
+    fn rows(&self, item: &Item, pointer: &str, prefix: &str) -> Vec<String> {
         let mut rows = Vec::new();
         for field in &item.fields {
             let name = format!("{prefix}{}", field.name);
             match self.inner(field) {
-                // The sections themselves have tables of their own, as has what stands in lists.
-                Some(_) if place.is_empty() => {}
+                // Sections, and items of lists, have their own tables.
+                Some(_) if pointer.is_empty() => {}
                 Some(inner) if !field.type_name.starts_with("Vec<") => {
-                    let place = format!("{place}/{}", field.name);
-                    rows.extend(self.rows(&self.items[inner][0], &place, &format!("{name}.")));
+                    let pointer = format!("{pointer}/{}", field.name);
+                    rows.extend(self.rows(&self.items[inner][0], &pointer, &format!("{name}.")));
                 }
                 _ => {
-                    let default = self.default_of(place, None, field);
+                    let default = self.default_of(pointer, None, field);
                     rows.push(format!("| `{name}` | {default} | {} |", field.doc));
                 }
             }
@@ -224,24 +224,24 @@ impl Reference {
 }
 
 #[test]
-fn the_reference_page_is_what_the_code_says() {
+fn the_reference_page_matches_the_doc_comments() {
     let reference = Reference::new();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/recipes.md");
     let page = fs::read_to_string(&path).unwrap();
-    let (mut made, mut is_table) = (String::new(), false);
+    let (mut expected, mut is_table) = (String::new(), false);
     for line in page.lines() {
         is_table &= line.starts_with('|');
         if is_table {
             continue;
         }
-        made += line;
-        made.push('\n');
+        expected += line;
+        expected.push('\n');
         let marked =
             line.strip_prefix("<!-- fields of ").and_then(|rest| rest.strip_suffix(" -->"));
         if let Some(type_name) = marked {
             for row in reference.table(type_name) {
-                made += &row;
-                made.push('\n');
+                expected += &row;
+                expected.push('\n');
             }
             is_table = true;
         }
@@ -249,22 +249,22 @@ fn the_reference_page_is_what_the_code_says() {
     for name in
         reference.items.keys().filter(|name| !["LossScale", "Target"].contains(&name.as_str()))
     {
-        assert!(made.contains(&format!("<!-- fields of {name} -->")), "no table of {name}");
+        assert!(expected.contains(&format!("<!-- fields of {name} -->")), "no table of {name}");
     }
     if env::var_os("BATON_WRITE").is_some() {
-        fs::write(&path, &made).unwrap();
+        fs::write(&path, &expected).unwrap();
         return;
     }
-    let differing = page.lines().zip(made.lines()).find(|(there, made)| there != made);
-    assert!(page == made, "`make fix` makes docs/recipes.md again; it differs in {differing:#?}");
+    let differing = page.lines().zip(expected.lines()).find(|(line, expected)| line != expected);
+    assert!(page == expected, "`make fix` rewrites docs/recipes.md; it differs in {differing:#?}");
 }
 
 #[test]
-fn the_reference_has_every_value_that_a_recipe_can_have() {
+fn the_reference_has_every_field_of_a_recipe() {
     fn check(value: &Value, path: &str, tables: &BTreeMap<String, String>) {
         let Value::Object(fields) = value else {
             let (section, key) = path.rsplit_once('.').unwrap_or(("", path));
-            // What a section's own table has under a longer name.
+            // A nested section is part of the table of its parent, with a longer name.
             let (section, key) = match section.split_once('.') {
                 Some((section, inner)) => (section, format!("{inner}.{key}")),
                 None => (section, key.to_owned()),
@@ -284,10 +284,10 @@ fn the_reference_has_every_value_that_a_recipe_can_have() {
     let tables: BTreeMap<String, String> = reference
         .items
         .keys()
-        .map(|name| (reference.place(name), name))
-        .filter(|(place, _)| place.matches('/').count() < 2)
-        .map(|(place, name)| {
-            (place.trim_start_matches('/').to_owned(), reference.table(name).join("\n"))
+        .map(|name| (reference.pointer(name), name))
+        .filter(|(pointer, _)| pointer.matches('/').count() < 2)
+        .map(|(pointer, name)| {
+            (pointer.trim_start_matches('/').to_owned(), reference.table(name).join("\n"))
         })
         .collect();
     for sample in &reference.samples {

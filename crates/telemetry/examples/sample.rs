@@ -1,4 +1,4 @@
-//! Writes a made-up job in every form to a folder, to be looked at:
+//! Writes the metrics of a sample job in every format to a folder, for inspection:
 //! `cargo run -p baton-telemetry --example sample -- DIR`, then `scripts/check-tensorboard.py DIR/tensorboard`.
 
 #[allow(dead_code, missing_docs, unreachable_pub)]
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let events = dir.join("tensorboard");
     let mut file = EventFile::create(&events, 1_763_000_000, "first")?;
     for point in sample::points() {
-        // The second coordinator begins where the third generation does, after updates that are undone.
+        // The second coordinator starts with the third generation, after updates that are rolled back.
         if let (3, Some(Metrics::BeganAt(step))) = (point.generation, &point.metrics) {
             for undone in (step + 10..=step + 100).step_by(10) {
                 let update = Step { loss: 99.0, ..sample::update(undone) };

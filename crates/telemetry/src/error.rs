@@ -1,4 +1,4 @@
-//! What can go wrong with a file.
+//! The error of file operations.
 
 use std::{io, path::PathBuf};
 
@@ -6,16 +6,16 @@ use std::{io, path::PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {operation} {}: {source}", path.display())]
 pub struct Error {
-    /// What was being done.
+    /// The operation that failed.
     operation: &'static str,
-    /// With which file.
+    /// The file.
     path: PathBuf,
-    /// What the system said.
+    /// The error of the operating system.
     source: io::Error,
 }
 
 impl Error {
-    /// Takes what the system says of this operation with this file.
+    /// A function that turns an error of the operating system into an error of this operation on this file.
     pub(crate) fn of(
         operation: &'static str,
         path: impl Into<PathBuf>,

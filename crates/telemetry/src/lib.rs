@@ -1,5 +1,5 @@
-//! What a job has to tell, in the forms that others read: a file of its numbers over its whole life, a page for
-//! Prometheus, event files for TensorBoard, and a report at its end.
+//! Metrics of a job in the formats of other tools: a history file of the whole job, a page for Prometheus, event files
+//! for TensorBoard, and a report.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
-//! The job's status as Prometheus reads it: the text exposition format 0.0.4
+//! The job's status for Prometheus, in the text exposition format 0.0.4
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/>).
 //!
-//! Names begin with `baton_` and end with their unit; shares are `_ratio`, 0..1. What does not exist yet, or is no
-//! finite number, has no series. Up to 1,024 ranks and up to 1,024 nodes have series of their own (`baton_rank_…`,
-//! `baton_gpu_…`, `baton_node_…`); if there are more, only the largest and the mean over all of them are told, which
-//! are always there (`baton_ranks_…`, `baton_gpus_…`, `baton_nodes_…` with the label `of`).
+//! Names begin with `baton_` and end with their unit; fractions are `_ratio`, 0..1. A value that does not exist yet or
+//! is not finite has no series. Up to 1,024 ranks and up to 1,024 nodes have their own series (`baton_rank_…`,
+//! `baton_gpu_…`, `baton_node_…`). The maximum and the mean over all of them always exist (`baton_ranks_…`,
+//! `baton_gpus_…`, `baton_nodes_…` with the label `of`).
 
 use std::fmt::Write;
 
@@ -14,12 +14,12 @@ use baton_recipe::task;
 /// The `Content-Type` of [`text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The most ranks, and the most nodes, that have series of their own.
-const MOST_LABELLED: usize = 1_024;
+/// Most ranks, and most nodes, that have their own series.
+const MAX_LABELED: usize = 1_024;
 
 const SECONDS_PER_HOUR: f64 = 3_600.0;
 
-/// The page.
+/// The page with all metrics.
 #[must_use]
 pub fn text(status: &v1::GetStatusResponse) -> String {
     let mut page = Page::default();
@@ -33,15 +33,19 @@ pub fn text(status: &v1::GetStatusResponse) -> String {
     }
     ranks_and_nodes(&mut page, status);
     recoveries(&mut page, status);
-    page.counter("incidents_total", "Times training went wrong.", status.incidents.len() as f64);
+    page.counter(
+        "incidents_total",
+        "Number of times training diverged.",
+        status.incidents.len() as f64,
+    );
     page.counter(
         "skipped_samples_total",
-        "Samples that could not be used, since the coordinator started.",
+        "Damaged samples that were replaced or skipped, since the coordinator started.",
         status.skipped_samples as f64,
     );
     page.counter(
         "stale_messages_total",
-        "Messages refused because they came from an older generation or connection.",
+        "Messages refused because they came from an old generation or connection.",
         status.stale_messages as f64,
     );
     if let Some(spending) = &status.spending {
@@ -51,7 +55,7 @@ pub fn text(status: &v1::GetStatusResponse) -> String {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum MetricKind {
     Gauge,
     Counter,
 }
@@ -61,21 +65,21 @@ struct Page {
     text: String,
 }
 
-/// Labels in braces, or nothing, and the value.
-type Sample = (String, Option<f64>);
+/// Labels in braces (or an empty text), and the value.
+type LabeledValue = (String, Option<f64>);
 
 impl Page {
-    /// One family; nothing at all if it has no samples.
+    /// Writes a metric family; nothing if no sample has a finite value.
     fn family(
         &mut self,
-        kind: Kind,
+        kind: MetricKind,
         name: &str,
         help: &str,
-        samples: impl IntoIterator<Item = Sample>,
+        samples: impl IntoIterator<Item = LabeledValue>,
     ) {
         let kind = match kind {
-            Kind::Gauge => "gauge",
-            Kind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Counter => "counter",
         };
         let mut header = Some(format!("# HELP baton_{name} {help}\n# TYPE baton_{name} {kind}\n"));
         for (labels, value) in samples {
@@ -87,110 +91,117 @@ impl Page {
     }
 
     fn gauge(&mut self, name: &str, help: &str, value: impl Into<Option<f64>>) {
-        self.family(Kind::Gauge, name, help, [(String::new(), value.into())]);
+        self.family(MetricKind::Gauge, name, help, [(String::new(), value.into())]);
     }
 
     fn counter(&mut self, name: &str, help: &str, value: impl Into<Option<f64>>) {
-        self.family(Kind::Counter, name, help, [(String::new(), value.into())]);
+        self.family(MetricKind::Counter, name, help, [(String::new(), value.into())]);
     }
 
-    /// One family for each number that each of `all` may have, if they are few enough, and two aggregates.
+    /// Writes, for each metric in `metrics`, a family with a sample for each item (if there are few enough items) and a
+    /// family with maximum and mean.
     fn each<T>(
         &mut self,
-        (one, many): (&str, &str),
+        (singular, plural): (&str, &str),
         all: &[T],
         labels: impl Fn(&T) -> String,
-        numbers: &[Number<T>],
+        metrics: &[ItemMetric<T>],
     ) {
-        for (name, help, read) in numbers {
-            if all.len() <= MOST_LABELLED {
+        for (name, help, read) in metrics {
+            if all.len() <= MAX_LABELED {
                 let samples = all.iter().map(|item| (labels(item), read(item)));
-                self.family(Kind::Gauge, &format!("{one}_{name}"), help, samples);
+                self.family(MetricKind::Gauge, &format!("{singular}_{name}"), help, samples);
             }
             let known: Vec<f64> =
                 all.iter().filter_map(read).filter(|value| value.is_finite()).collect();
-            let most = known.iter().copied().reduce(f64::max);
-            let mean = most.map(|_| known.iter().sum::<f64>() / known.len() as f64);
-            let samples = [("max", most), ("mean", mean)]
+            let max = known.iter().copied().reduce(f64::max);
+            let mean = max.map(|_| known.iter().sum::<f64>() / known.len() as f64);
+            let samples = [("max", max), ("mean", mean)]
                 .map(|(of, value)| (self::labels(&[("of", of)]), value));
-            self.family(Kind::Gauge, &format!("{many}_{name}"), help, samples);
+            self.family(MetricKind::Gauge, &format!("{plural}_{name}"), help, samples);
         }
     }
 }
 
-/// Its name without what it is of, what it means, and where it is found.
-type Number<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
+/// A metric of each rank or node: name without prefix, help text, and function that reads the value.
+type ItemMetric<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
 
-const OF_RANKS: [Number<RankStatus>; 6] = [
-    ("heartbeat_age_seconds", "Seconds since the rank was last heard of.", |rank| {
+const RANK_METRICS: [ItemMetric<RankStatus>; 6] = [
+    ("heartbeat_age_seconds", "Seconds since the rank's last heartbeat.", |rank| {
         rank.heartbeat_age_seconds
     }),
-    ("own_step_seconds", "The rank's own time per update, exchanges left out.", |rank| {
-        rank.pulse.map(|pulse| pulse.own_step_seconds).filter(|seconds| *seconds > 0.0)
+    (
+        "own_step_seconds",
+        "The rank's own time per update, without collective operations.",
+        |rank| {
+            rank.heartbeat
+                .map(|heartbeat| heartbeat.own_step_seconds)
+                .filter(|seconds| *seconds > 0.0)
+        },
+    ),
+    ("slowdown_ratio", "The rank's own time per update divided by the median.", |rank| {
+        rank.slowdown
     }),
-    ("slowness_ratio", "The rank's own time per update divided by the median.", |rank| {
-        rank.slowness
-    }),
-    ("loader_wait_ratio", "Share of time that the rank waited for its loader.", |rank| {
+    ("loader_wait_ratio", "Fraction of time that the rank waited for its loader.", |rank| {
         rank.loader.as_ref().map(|loader| loader.wait)
     }),
     ("loader_ready_batches", "Finished batches that wait for the rank.", |rank| {
         rank.loader.as_ref().map(|loader| f64::from(loader.ready))
     }),
-    ("loader_room_batches", "The most finished batches that can wait for the rank.", |rank| {
+    ("loader_room_batches", "Most finished batches that can wait for the rank.", |rank| {
         rank.loader.as_ref().map(|loader| f64::from(loader.room))
     }),
 ];
 
-const OF_GPUS: [Number<RankStatus>; 5] = [
-    ("utilisation_ratio", "Share of the last second that a kernel ran on the GPU.", |rank| {
-        rank.gpu.as_ref().and_then(|gpu| gpu.utilisation)
-    }),
-    ("memory_used_bytes", "Memory of the GPU in use, by whomever.", |rank| {
+const GPU_METRICS: [ItemMetric<RankStatus>; 5] = [
+    (
+        "utilisation_ratio",
+        "Fraction of the last second during which a kernel ran on the GPU.",
+        |rank| rank.gpu.as_ref().and_then(|gpu| gpu.utilisation),
+    ),
+    ("memory_used_bytes", "Memory of the GPU in use by all processes.", |rank| {
         rank.gpu.as_ref().map(|gpu| gpu.memory_used as f64)
     }),
-    ("memory_size_bytes", "Memory of the GPU in all.", |rank| {
+    ("memory_size_bytes", "Total memory of the GPU.", |rank| {
         rank.gpu.as_ref().map(|gpu| gpu.memory_total as f64)
     }),
     ("temperature_celsius", "Temperature of the GPU.", |rank| {
         rank.gpu.as_ref().and_then(|gpu| gpu.celsius)
     }),
-    ("power_watts", "Power that the GPU draws.", |rank| {
-        rank.gpu.as_ref().and_then(|gpu| gpu.watts)
-    }),
+    ("power_watts", "Power draw of the GPU.", |rank| rank.gpu.as_ref().and_then(|gpu| gpu.watts)),
 ];
 
-const OF_NODES: [Number<NodeStatus>; 12] = [
+const NODE_METRICS: [ItemMetric<NodeStatus>; 12] = [
     ("attached", "1 while the node's agent is connected.", |node| {
         Some(f64::from(u8::from(node.attached)))
     }),
     ("slots", "Ranks that the node can run.", |node| Some(f64::from(node.slots))),
-    ("heartbeat_age_seconds", "Seconds since the node's agent was last heard of.", |node| {
+    ("heartbeat_age_seconds", "Seconds since the last report of the node's agent.", |node| {
         node.heartbeat_age_seconds
     }),
-    ("round_trip_seconds", "From the coordinator to the node and back.", |node| {
+    ("round_trip_seconds", "Round-trip time between the coordinator and the node.", |node| {
         node.round_trip_seconds
     }),
-    ("cpu_ratio", "Share of all the node's cores that is busy.", |node| {
+    ("cpu_ratio", "Utilization of all CPU cores of the node.", |node| {
         node.host.as_ref().map(|host| host.cpu)
     }),
-    ("cpus", "The node's cores.", |node| node.host.as_ref().map(|host| f64::from(host.cpus))),
-    ("memory_used_bytes", "Memory of the node that cannot be had.", |node| {
+    ("cpus", "CPU cores of the node.", |node| node.host.as_ref().map(|host| f64::from(host.cpus))),
+    ("memory_used_bytes", "Memory of the node that is not available.", |node| {
         node.host.as_ref().map(|host| host.memory_used as f64)
     }),
-    ("memory_size_bytes", "Memory of the node in all.", |node| {
+    ("memory_size_bytes", "Total memory of the node.", |node| {
         node.host.as_ref().map(|host| host.memory_total as f64)
     }),
-    ("disk_free_bytes", "Free on the disk that holds the run folder.", |node| {
+    ("disk_free_bytes", "Free space of the disk with the run folder.", |node| {
         node.host.as_ref().map(|host| host.disk_free as f64)
     }),
-    ("disk_size_bytes", "Size of the disk that holds the run folder.", |node| {
+    ("disk_size_bytes", "Size of the disk with the run folder.", |node| {
         node.host.as_ref().map(|host| host.disk_total as f64)
     }),
-    ("network_receive_bytes_per_second", "Received over the network, loopback left out.", |node| {
+    ("network_receive_bytes_per_second", "Received over the network, without loopback.", |node| {
         node.host.as_ref().map(|host| host.received_per_second)
     }),
-    ("network_transmit_bytes_per_second", "Sent over the network, loopback left out.", |node| {
+    ("network_transmit_bytes_per_second", "Sent over the network, without loopback.", |node| {
         node.host.as_ref().map(|host| host.sent_per_second)
     }),
 ];
@@ -201,31 +212,31 @@ fn job(page: &mut Page, status: &v1::GetStatusResponse) {
         ("name", &status.name),
         ("version", &status.coordinator_version),
     ]);
-    page.family(Kind::Gauge, "info", "The job.", [(info, Some(1.0))]);
+    page.family(MetricKind::Gauge, "info", "The job.", [(info, Some(1.0))]);
     let phases = (1..).map_while(|number| Phase::try_from(number).ok());
     let phases = phases.map(|phase| one_of("phase", &phase.name(), phase == status.phase()));
-    page.family(Kind::Gauge, "phase", "1 for the phase that the job is in.", phases);
-    page.gauge("phase_seconds", "For how long it has been in it.", status.phase_seconds);
+    page.family(MetricKind::Gauge, "phase", "1 for the current phase of the job.", phases);
+    page.gauge("phase_seconds", "Time since the current phase began.", status.phase_seconds);
     let kind = status.outcome.as_ref().map(v1::Outcome::kind);
     let outcomes = (1..).map_while(|number| outcome::Kind::try_from(number).ok());
     let outcomes = outcomes.map(|other| one_of("outcome", &other.name(), Some(other) == kind));
-    page.family(Kind::Gauge, "outcome", "1 for the way in which the job ended.", outcomes);
+    page.family(MetricKind::Gauge, "outcome", "1 for the outcome of the job.", outcomes);
     page.gauge(
         "coordinator_start_time_seconds",
-        "When the coordinator started, since 1970-01-01 UTC.",
+        "When the coordinator started, seconds since 1970-01-01 UTC.",
         Some(status.coordinator_started_unix_seconds as f64).filter(|seconds| *seconds > 0.0),
     );
-    page.gauge("generation", "The newest membership of ranks.", status.generation as f64);
-    page.gauge("planned_epochs", "Passes over the data to make.", f64::from(status.epochs));
+    page.gauge("generation", "Number of the newest generation.", status.generation as f64);
+    page.gauge("planned_epochs", "Number of epochs of the complete job.", f64::from(status.epochs));
     page.gauge("eta_seconds", "Estimated time to the end.", status.eta_seconds);
     page.gauge(
         "drain_seconds_left",
-        "Until nobody waits any more for saving and stopping.",
+        "Time until the deadline for saving and stopping.",
         status.drain.as_ref().map(|drain| drain.seconds_left),
     );
     page.gauge(
         "pause_seconds",
-        "For how long a user has let training stand still.",
+        "Time since a user paused training.",
         status.pause.as_ref().map(|pause| pause.seconds),
     );
     page.gauge(
@@ -236,35 +247,35 @@ fn job(page: &mut Page, status: &v1::GetStatusResponse) {
 }
 
 fn step(page: &mut Page, step: &v1::Step) {
-    page.gauge("step", "Updates made.", step.step as f64);
-    page.gauge("planned_steps", "Updates in all.", step.total_steps as f64);
-    page.gauge("epoch", "Whole passes made.", f64::from(step.epoch));
-    page.gauge("epoch_step", "Batches of the present pass behind.", step.step_of_epoch as f64);
-    page.gauge("epoch_steps", "Batches of the present pass.", step.steps_per_epoch as f64);
+    page.gauge("step", "Optimizer updates made.", step.step as f64);
+    page.gauge("planned_steps", "Optimizer updates of the complete job.", step.total_steps as f64);
+    page.gauge("epoch", "Complete epochs.", f64::from(step.epoch));
+    page.gauge("epoch_step", "Batches done in the current epoch.", step.step_of_epoch as f64);
+    page.gauge("epoch_steps", "Batches of the current epoch.", step.steps_per_epoch as f64);
     page.gauge("train_loss", "Mean loss of the latest batch.", step.loss);
     for metric in step.named() {
         let help = format!("{} of the latest batch.", task::title(&metric.name));
-        page.gauge(&format!("train_{}", in_unit(&metric)), &help, metric.value);
+        page.gauge(&format!("train_{}", name_with_unit(&metric)), &help, metric.value);
     }
     page.gauge("learning_rate", "Learning rate of the latest update.", step.lr);
     page.gauge("gradient_norm", "L2 norm of the gradient before clipping.", step.gradient_norm);
-    page.gauge("loss_scale", "Factor on the loss.", step.loss_scale);
+    page.gauge("loss_scale", "Factor by which the loss is scaled.", step.loss_scale);
     page.gauge(
         "resolution_pixels",
-        "Side of the training images.",
+        "Side length of the training images.",
         Some(f64::from(step.resolution)).filter(|side| *side > 0.0),
     );
     page.gauge("global_batch_samples", "Samples of a full update.", step.global_batch as f64);
-    page.gauge("samples_per_second", "All ranks together.", step.samples_per_second);
+    page.gauge("samples_per_second", "Throughput of all ranks together.", step.samples_per_second);
     page.gauge(
         "loader_wait_ratio",
-        "Share of time that rank 0 waited for its loader.",
+        "Fraction of time that rank 0 waited for its loader.",
         step.loader_wait,
     );
 }
 
-/// The name with its unit.
-fn in_unit(metric: &v1::Metric) -> String {
+/// The metric's name with its unit.
+fn name_with_unit(metric: &v1::Metric) -> String {
     let unit = if metric.is_share { "_ratio" } else { "" };
     format!("{}{unit}", metric.name)
 }
@@ -275,16 +286,16 @@ fn evaluations(page: &mut Page, status: &v1::GetStatusResponse) {
     for (which, evaluated) in [("latest", &status.evaluation), ("best", &status.best)] {
         let Some(evaluated) = evaluated else { continue };
         steps.push((labels(&[("evaluation", which)]), Some(evaluated.step as f64)));
-        // The best one does not tell which weights it was.
+        // The best evaluation has only the better of the results with raw and with averaged weights.
         let raw = if which == "best" { "better" } else { "raw" };
         for (weights, accuracy) in [(raw, &evaluated.accuracy), ("ema", &evaluated.ema)] {
             let labels = labels(&[("evaluation", which), ("weights", weights)]);
             found.extend(accuracy.as_ref().map(|accuracy| (labels, accuracy)));
         }
     }
-    page.family(Kind::Gauge, "evaluation_step", "Updates made before it.", steps);
-    // Each metric that any of them has, in the task's order.
-    let mut families: Vec<(v1::Metric, Vec<Sample>)> = Vec::new();
+    page.family(MetricKind::Gauge, "evaluation_step", "Updates made before the evaluation.", steps);
+    // One family for each metric of any of them, in the task's order.
+    let mut families: Vec<(v1::Metric, Vec<LabeledValue>)> = Vec::new();
     for (labels, accuracy) in found {
         for metric in accuracy.named() {
             let sample = (labels.clone(), Some(metric.value));
@@ -296,23 +307,32 @@ fn evaluations(page: &mut Page, status: &v1::GetStatusResponse) {
     }
     for (metric, samples) in families {
         let help = format!("{} of an evaluation.", task::title(&metric.name));
-        page.family(Kind::Gauge, &format!("evaluation_{}", in_unit(&metric)), &help, samples);
+        page.family(
+            MetricKind::Gauge,
+            &format!("evaluation_{}", name_with_unit(&metric)),
+            &help,
+            samples,
+        );
     }
 }
 
 fn checkpoint(page: &mut Page, checkpoint: &v1::Checkpoint, age_seconds: Option<f64>) {
     let took = checkpoint.took;
-    page.gauge("checkpoint_step", "Updates in the last checkpoint.", checkpoint.step as f64);
+    page.gauge(
+        "checkpoint_step",
+        "Updates made before the last checkpoint.",
+        checkpoint.step as f64,
+    );
     page.gauge("checkpoint_age_seconds", "Age of the last checkpoint.", age_seconds);
     page.gauge("checkpoint_bytes", "Size of the last checkpoint.", checkpoint.bytes as f64);
     page.gauge(
         "checkpoint_stall_seconds",
-        "For how long training stood still for the last checkpoint.",
+        "Time that training stalled for the last checkpoint.",
         took.map(|took| took.stall_seconds),
     );
     page.gauge(
         "checkpoint_save_seconds",
-        "From there until the last checkpoint was committed.",
+        "Time from the stall until the last checkpoint was committed.",
         took.map(|took| took.seconds),
     );
 }
@@ -322,19 +342,19 @@ fn ranks_and_nodes(page: &mut Page, status: &v1::GetStatusResponse) {
     page.gauge("nodes", "All nodes.", status.nodes.len() as f64);
     let attached = status.nodes.iter().filter(|node| node.attached).count();
     page.gauge("nodes_connected", "Nodes whose agents are connected.", attached as f64);
-    let rank = |rank: &RankStatus| labels(&place(rank));
-    page.each(("rank", "ranks"), &status.ranks, rank, &OF_RANKS);
+    let rank = |rank: &RankStatus| labels(&rank_labels(rank));
+    page.each(("rank", "ranks"), &status.ranks, rank, &RANK_METRICS);
     let gpu = |rank: &RankStatus| {
         let index = rank.gpu.as_ref().map(|gpu| ("gpu", gpu.index.to_string()));
-        labels(&[&place(rank)[..], index.as_slice()].concat())
+        labels(&[&rank_labels(rank)[..], index.as_slice()].concat())
     };
-    page.each(("gpu", "gpus"), &status.ranks, gpu, &OF_GPUS);
+    page.each(("gpu", "gpus"), &status.ranks, gpu, &GPU_METRICS);
     let node = |node: &NodeStatus| labels(&[("node", &node.node_id)]);
-    page.each(("node", "nodes"), &status.nodes, node, &OF_NODES);
+    page.each(("node", "nodes"), &status.nodes, node, &NODE_METRICS);
 }
 
-/// Where a rank is.
-fn place(rank: &RankStatus) -> [(&'static str, String); 3] {
+/// Labels of a rank.
+fn rank_labels(rank: &RankStatus) -> [(&'static str, String); 3] {
     [
         ("rank", rank.rank.to_string()),
         ("node", rank.node_id.clone()),
@@ -348,17 +368,17 @@ fn recoveries(page: &mut Page, status: &v1::GetStatusResponse) {
         "Failures and planned changes of nodes.",
         status.recoveries_total as f64,
     );
-    // The status tells the newest ones only; a counter must not fall.
-    let all_told = status.recoveries.len() as u64 == status.recoveries_total;
+    // The status has only the newest ones, and a counter must not decrease.
+    let has_all = status.recoveries.len() as u64 == status.recoveries_total;
     let planned = status.recoveries.iter().filter(|recovery| recovery.planned).count();
     page.counter(
         "recoveries_planned_total",
-        "Planned changes of nodes among them; left out beyond 1000 recoveries.",
-        all_told.then_some(planned as f64),
+        "Planned changes of nodes; absent beyond 1000 recoveries.",
+        has_all.then_some(planned as f64),
     );
     let Some(last) = status.recoveries.last() else { return };
     let parts = [
-        ("settle", last.settle_seconds),
+        ("detect", last.detect_seconds),
         ("tear_down", last.tear_down_seconds),
         ("respawn", last.respawn_seconds),
         ("rendezvous", last.rendezvous_seconds),
@@ -366,12 +386,12 @@ fn recoveries(page: &mut Page, status: &v1::GetStatusResponse) {
         ("first_step", last.first_step_seconds),
     ];
     let parts = parts.map(|(part, seconds)| (labels(&[("part", part)]), seconds));
-    page.family(Kind::Gauge, "recovery_seconds", "Parts of the last recovery.", parts);
-    page.gauge("recovery_whole_seconds", "All of the last recovery.", last.total_seconds);
-    page.gauge("recovery_age_seconds", "Since the last recovery began.", last.age_seconds);
+    page.family(MetricKind::Gauge, "recovery_seconds", "Parts of the last recovery.", parts);
+    page.gauge("recovery_whole_seconds", "Total time of the last recovery.", last.total_seconds);
+    page.gauge("recovery_age_seconds", "Time since the last recovery began.", last.age_seconds);
     page.gauge(
         "recovery_lost_steps",
-        "Updates that had to be made again in the last recovery.",
+        "Updates that had to be repeated after the last recovery.",
         last.lost_steps as f64,
     );
 }
@@ -379,17 +399,17 @@ fn recoveries(page: &mut Page, status: &v1::GetStatusResponse) {
 fn spending(page: &mut Page, spending: &v1::Spending) {
     page.counter(
         "attached_seconds_total",
-        "For how long nodes have been attached.",
+        "Time that nodes were attached, summed over nodes.",
         spending.hours * SECONDS_PER_HOUR,
     );
     page.counter(
         "interruption_seconds_total",
-        "Of it, what brought nothing because of failures and changes of nodes.",
+        "Part of the attached time lost to failures and changes of nodes.",
         spending.interruption_hours * SECONDS_PER_HOUR,
     );
     page.counter(
         "paused_seconds_total",
-        "Of it, what training stood still because a user asked for that.",
+        "Part of the attached time during which a user had paused training.",
         spending.paused_hours * SECONDS_PER_HOUR,
     );
     page.gauge(
@@ -397,25 +417,26 @@ fn spending(page: &mut Page, spending: &v1::Spending) {
         "Attached time at which the job ends.",
         spending.most_hours.map(|hours| hours * SECONDS_PER_HOUR),
     );
-    page.gauge("limits_used_ratio", "Share of the limits that is used up.", spending.used);
-    // Gauges, for a price may be changed.
-    page.gauge("spent_dollars", "What the job has cost.", spending.dollars);
+    page.gauge("limits_used_ratio", "Used fraction of the limit.", spending.used);
+    // Gauges, because a changed price can lower them.
+    page.gauge("spent_dollars", "Cost of the job so far.", spending.dollars);
     page.gauge(
         "projected_dollars",
-        "What the whole job will have cost at the present rate.",
+        "Projected cost of the whole job at the current rate.",
         spending.projected_dollars,
     );
     page.gauge("dollars_per_hour", "Price of all nodes together.", spending.dollars_per_hour);
-    page.gauge("dollars_per_epoch", "What a pass costs.", spending.dollars_per_epoch);
+    page.gauge("dollars_per_epoch", "Cost of an epoch.", spending.dollars_per_epoch);
     page.gauge(
         "interruption_dollars",
-        "What failures and changes of nodes have cost.",
+        "Cost of failures and changes of nodes.",
         spending.interruption_dollars,
     );
 }
 
-fn one_of(label: &str, name: &str, is: bool) -> Sample {
-    (labels(&[(label, name)]), Some(f64::from(u8::from(is))))
+/// A sample that is 1 for the current state and 0 for the others.
+fn one_of(label: &str, name: &str, is_current: bool) -> LabeledValue {
+    (labels(&[(label, name)]), Some(f64::from(u8::from(is_current))))
 }
 
 fn labels<V: AsRef<str>>(labels: &[(&str, V)]) -> String {
@@ -426,7 +447,7 @@ fn labels<V: AsRef<str>>(labels: &[(&str, V)]) -> String {
     format!("{{{}}}", pairs.collect::<Vec<_>>().join(","))
 }
 
-/// The shortest text that reads as the same number.
+/// The shortest text that parses as the same number.
 fn number(value: f64) -> String {
     let plain = value == 0.0 || (1e-6..1e15).contains(&value.abs());
     if plain { value.to_string() } else { format!("{value:e}") }

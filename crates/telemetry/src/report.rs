@@ -1,42 +1,28 @@
-//! The report of a job, at its end or at any time before. `baton-dashboard` makes a page of it.
+//! The report of a job, at its end or at any time before. `baton-dashboard` renders it as a page.
 
 use baton_proto::v1::{GetStatusResponse, StreamMetricsResponse, WatchEventsResponse};
 use serde::Serialize;
 
-/// What a report is made of.
-#[derive(Debug, Clone, Default)]
-pub struct Report {
+/// Content of a report. Scripts depend on its JSON, as on that of the command line.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct RunReport {
     /// The status.
     pub status: GetStatusResponse,
-    /// The numbers of the job's whole life, oldest first.
+    /// The metric points of the whole job, oldest first.
     pub points: Vec<StreamMetricsResponse>,
-    /// Its events, oldest first.
+    /// The job events, oldest first.
     pub events: Vec<WatchEventsResponse>,
     /// The recipe, with every value.
     pub recipe_toml: String,
-}
-
-/// The report as JSON, a promise to scripts as on the command line.
-#[derive(Debug, Serialize)]
-struct Content<'a> {
-    status: &'a GetStatusResponse,
-    points: &'a [StreamMetricsResponse],
-    events: &'a [WatchEventsResponse],
-    recipe_toml: &'a str,
 }
 
 /// The report as JSON: `status`, `points` and `events` as on the command line, and `recipe_toml`.
 ///
 /// # Errors
 ///
-/// None that is known of.
-pub fn json(report: &Report) -> Result<String, serde_json::Error> {
-    let mut text = serde_json::to_string_pretty(&Content {
-        status: &report.status,
-        points: &report.points,
-        events: &report.events,
-        recipe_toml: &report.recipe_toml,
-    })?;
+/// The report cannot be serialized; no such case is known.
+pub fn json(report: &RunReport) -> Result<String, serde_json::Error> {
+    let mut text = serde_json::to_string_pretty(report)?;
     text.push('\n');
     Ok(text)
 }

@@ -1,12 +1,12 @@
 //! Event files for TensorBoard.
 //!
-//! A file is a series of records: the length as 8 bytes, its masked CRC-32C, the content, its masked CRC-32C, all
-//! little endian (TensorFlow's `core/lib/io/record_writer.h` and `core/lib/hash/crc32c.h`). Each is an `Event` in
-//! protobuf (TensorFlow's `core/util/event.proto` and `core/framework/summary.proto`), of which the messages here have
-//! what is needed.
+//! A file is a sequence of records: the length as 8 bytes, its masked CRC-32C, the content, its masked CRC-32C, all
+//! little endian (TensorFlow's `core/lib/io/record_writer.h` and `core/lib/hash/crc32c.h`). The content is an `Event`
+//! in protobuf (TensorFlow's `core/util/event.proto` and `core/framework/summary.proto`); the messages here declare
+//! only the fields that are needed.
 //!
-//! Of a folder TensorBoard reads all files in the order of their names, which begin with the time, as one run: each
-//! coordinator writes one of its own and leaves those of earlier ones.
+//! TensorBoard reads all files of a folder as one run, in the order of their names, which begin with the time. Each
+//! coordinator writes a new file and keeps the files of earlier ones.
 
 use std::{
     fs::{self, File},
@@ -21,45 +21,45 @@ use prost::Message;
 
 use crate::error::Error;
 
-/// What the first event of a file says; TensorBoard heeds [`SessionLog`] from version 2 on.
+/// Version in the first event of a file. TensorBoard supports [`SessionLog`] from version 2 on.
 const FILE_VERSION: &str = "brain.Event:2";
 
 /// `SessionLog.SessionStatus.START`.
-const START: i32 = 1;
+const SESSION_START: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
-struct Event {
+struct EventRecord {
     /// Seconds since 1970-01-01 UTC.
     #[prost(double, tag = "1")]
     wall_time: f64,
     #[prost(int64, tag = "2")]
     step: i64,
-    #[prost(oneof = "What", tags = "3, 5, 7")]
-    what: Option<What>,
+    #[prost(oneof = "EventContent", tags = "3, 5, 7")]
+    content: Option<EventContent>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-enum What {
+enum EventContent {
     #[prost(string, tag = "3")]
     FileVersion(String),
     #[prost(message, tag = "5")]
-    Summary(Summary),
+    ScalarSummary(ScalarSummary),
     #[prost(message, tag = "7")]
     SessionLog(SessionLog),
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Summary {
+struct ScalarSummary {
     #[prost(message, repeated, tag = "1")]
-    values: Vec<Value>,
+    values: Vec<ScalarValue>,
 }
 
-/// `Summary.Value`. Without metadata TensorBoard takes it for a scalar.
+/// `Summary.Value`. Without metadata, TensorBoard reads it as a scalar.
 #[derive(Clone, PartialEq, Message)]
-struct Value {
+struct ScalarValue {
     #[prost(string, tag = "1")]
     tag: String,
-    /// Part of a oneof: a zero must be written too.
+    /// In TensorFlow this is part of a oneof, so a zero must be written too.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
 }
@@ -78,11 +78,11 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Creates a new file in this folder, and the folder if need be.
+    /// Creates a new file in this folder, and the folder if it does not exist.
     ///
     /// # Errors
     ///
-    /// If that cannot be done.
+    /// The folder or the file cannot be created.
     pub fn create(dir: &Path, unix_seconds: u64, hostname: &str) -> Result<Self, Error> {
         fs::create_dir_all(dir).map_err(Error::of("create folder", dir))?;
         let host: String = hostname
@@ -105,13 +105,17 @@ impl EventFile {
                 ))
             })?;
         let mut events = Self { path, file: BufWriter::new(file) };
-        let version = What::FileVersion(FILE_VERSION.to_owned());
-        events.write(&Event { wall_time: unix_seconds as f64, step: 0, what: Some(version) })?;
+        let version = EventContent::FileVersion(FILE_VERSION.to_owned());
+        events.write(&EventRecord {
+            wall_time: unix_seconds as f64,
+            step: 0,
+            content: Some(version),
+        })?;
         events.flush()?;
         Ok(events)
     }
 
-    /// Where it is.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -119,25 +123,27 @@ impl EventFile {
 
     /// Writes a point; [`flush`](Self::flush) makes it visible.
     ///
-    /// The tags of an update begin with `train/`, those of an evaluation with `val/`, with averaged weights `val_ema/`,
-    /// and of a quick look at a part of the validation set `val_subset/` and `val_subset_ema/`. Where training began
-    /// again, TensorBoard is told to forget what came after it, and `run/generation` marks the place.
+    /// The tags of an update begin with `train/`, those of an evaluation with `val/`, or `val_ema/` with averaged
+    /// weights; those of an evaluation on a part of the validation set with `val_subset/` and `val_subset_ema/`. Where
+    /// training restarted, an event makes TensorBoard drop later steps, and `run/generation` marks the step.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written.
+    /// The file cannot be written.
     pub fn add(&mut self, point: &StreamMetricsResponse) -> Result<(), Error> {
         let wall_time = point.unix_millis as f64 / 1e3;
-        let event = |step: u64, what| {
+        let event = |step: u64, content| {
             let step = i64::try_from(step).unwrap_or(i64::MAX);
-            Event { wall_time, step, what: Some(what) }
+            EventRecord { wall_time, step, content: Some(content) }
         };
         match &point.metrics {
-            Some(Metrics::Step(told)) => self.write(&event(told.step, step(told))),
-            Some(Metrics::Evaluation(told)) => self.write(&event(told.step, evaluation(told))),
+            Some(Metrics::Step(update)) => self.write(&event(update.step, step(update))),
+            Some(Metrics::Evaluation(evaluated)) => {
+                self.write(&event(evaluated.step, evaluation(evaluated)))
+            }
             Some(Metrics::BeganAt(step)) => {
-                // TensorBoard forgets this step too, which is good here.
-                let log = What::SessionLog(SessionLog { status: START });
+                // TensorBoard also drops the step of this event, so it gets the first invalid step.
+                let log = EventContent::SessionLog(SessionLog { status: SESSION_START });
                 self.write(&event(step.saturating_add(1), log))?;
                 let generation = [("run/generation".to_owned(), point.generation as f64)];
                 self.write(&event(*step, scalars(generation)))
@@ -146,22 +152,22 @@ impl EventFile {
         }
     }
 
-    /// Hands everything to the operating system.
+    /// Passes all events to the operating system.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written.
+    /// The file cannot be written.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.file.flush().map_err(Error::of("write to", &self.path))
     }
 
-    fn write(&mut self, event: &Event) -> Result<(), Error> {
+    fn write(&mut self, event: &EventRecord) -> Result<(), Error> {
         let record = record(&event.encode_to_vec());
         self.file.write_all(&record).map_err(Error::of("write to", &self.path))
     }
 }
 
-fn step(step: &Step) -> What {
+fn step(step: &Step) -> EventContent {
     let metrics = step.named().into_iter().map(|one| (format!("train/{}", one.name), one.value));
     let others = [
         ("train/loss", Some(step.loss)),
@@ -177,7 +183,7 @@ fn step(step: &Step) -> What {
     scalars(metrics.chain(others))
 }
 
-fn evaluation(evaluated: &EvaluatedStep) -> What {
+fn evaluation(evaluated: &EvaluatedStep) -> EventContent {
     let part = if evaluated.extent() == Extent::Subset { "val_subset" } else { "val" };
     let kinds = [(String::new(), &evaluated.accuracy), ("_ema".to_owned(), &evaluated.ema)];
     let kinds = kinds.into_iter().filter_map(|(weights, found)| Some((weights, found.as_ref()?)));
@@ -187,20 +193,21 @@ fn evaluation(evaluated: &EvaluatedStep) -> What {
     }))
 }
 
-fn scalars(values: impl IntoIterator<Item = (String, f64)>) -> What {
-    let values =
-        values.into_iter().map(|(tag, value)| Value { tag, simple_value: Some(value as f32) });
-    What::Summary(Summary { values: values.collect() })
+fn scalars(values: impl IntoIterator<Item = (String, f64)>) -> EventContent {
+    let values = values
+        .into_iter()
+        .map(|(tag, value)| ScalarValue { tag, simple_value: Some(value as f32) });
+    EventContent::ScalarSummary(ScalarSummary { values: values.collect() })
 }
 
-/// A record around this content.
+/// The record with this content.
 fn record(content: &[u8]) -> Vec<u8> {
     let length = (content.len() as u64).to_le_bytes();
     let crcs = [masked_crc(&length), masked_crc(content)].map(u32::to_le_bytes);
     [&length[..], &crcs[0], content, &crcs[1]].concat()
 }
 
-/// A CRC-32C, changed so that the CRC of something that has CRCs in it is still a good one.
+/// A CRC-32C, masked so that the CRC of data that contains CRCs is still reliable.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -210,8 +217,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_crc_is_that_of_rfc_3720() {
-        // Its appendix B.4.
+    fn the_crc_matches_rfc_3720() {
+        // The values of appendix B.4.
         assert_eq!(crc32c::crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c::crc32c(&[0xff; 32]), 0x62a8_ab43);
         let ascending: Vec<u8> = (0..32).collect();
@@ -219,16 +226,18 @@ mod tests {
     }
 
     #[test]
-    fn the_mask_is_that_of_tensorflow() {
-        // As every event file that TensorFlow wrote begins: with an event of 24 bytes.
+    fn the_mask_matches_tensorflow() {
+        // Every event file of TensorFlow begins with an event of 24 bytes.
         assert_eq!(masked_crc(&24_u64.to_le_bytes()).to_le_bytes(), [0xa3, 0x7f, 0x4b, 0x22]);
-        // By hand: the CRC of "123456789" is 0xe3069283.
+        // Calculated by hand: the CRC of "123456789" is 0xe3069283.
         assert_eq!(masked_crc(b"123456789"), 0xc78a_b0e5);
     }
 
     #[test]
     fn a_zero_is_written() {
-        let What::Summary(summary) = scalars([("a".to_owned(), 0.0)]) else { panic!("a summary") };
+        let EventContent::ScalarSummary(summary) = scalars([("a".to_owned(), 0.0)]) else {
+            panic!("a summary")
+        };
 
         assert_eq!(summary.encode_to_vec(), b"\x0a\x08\x0a\x01a\x15\0\0\0\0");
     }

@@ -1,8 +1,11 @@
-//! How the ranks of a new generation come to hold the same state.
+//! How the ranks of a new generation get the same state.
 //!
-//! Whoever made the most updates gives its state to all: no step is lost while one rank that made it
-//! lives. If nobody holds any, all read the checkpoint that the [`Restore`] rule names: see
-//! [`restoring`].
+//! The rank with the most updates sends its state to all others: no step is lost as long as a rank that completed it is
+//! alive. If no rank has a state, all read the checkpoint that the [`Restore`] rule names: see [`restoring`].
+//!
+//! Every rank makes the same collective calls in the same order. A state that a rollback invalidated is dropped before
+//! its rank reports `Ready`, so it never gets here. The messages of this module are never stored, and all ranks of a
+//! generation run the same version.
 
 use baton_checkpoint::{Manifest, Store};
 use baton_collectives::Collective;
@@ -12,107 +15,108 @@ use baton_job::{
 };
 use baton_recipe::{
     JobSpec, Step,
-    progress::{Agenda, Progress},
+    progress::{Progress, TrainingPlan},
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Learner, restoring};
 
-/// The state to begin with.
+/// The state to start from, and where it comes from.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Agreed {
+pub(crate) struct AgreedState {
     pub(crate) source: StateSource,
-    pub(crate) position: Position,
+    pub(crate) position: RunPosition,
 }
 
-/// Where a rank stands: replicated like the state itself.
+/// Position of a rank in the run; replicated like the state itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Position {
+pub(crate) struct RunPosition {
     pub(crate) progress: Progress,
-    /// Step of the last checkpoint that was committed; `progress.saved` counts failed tries too.
+    /// Step of the last committed checkpoint; `progress.saved` also counts failed attempts.
     pub(crate) durable: Option<Step>,
-    /// Times that training went back before: a state from before the last one counts no more.
+    /// Number of rollbacks so far. A state from before the last rollback is no longer valid.
     pub(crate) rollbacks: usize,
 }
 
-/// What decides where training begins if no rank holds a state.
+/// What decides where training begins if no rank has a state.
 #[derive(Clone, Copy)]
-pub(crate) struct Basis<'a> {
+pub(crate) struct RestoreContext<'a> {
     pub(crate) spec: &'a JobSpec,
-    pub(crate) agenda: &'a Agenda,
+    pub(crate) plan: &'a TrainingPlan,
     pub(crate) store: &'a Store,
     pub(crate) restore: &'a Restore,
 }
 
-/// What was found out before any state moves.
+/// Result of [`plan`]: the agreed state, and which ranks have its values.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Plan {
-    pub(crate) agreed: Agreed,
-    pub(crate) source: Source,
+pub(crate) struct RestorePlan {
+    pub(crate) agreed: AgreedState,
+    pub(crate) provider: StateProvider,
 }
 
-/// Who holds what others lack.
+/// Where the ranks that lack the agreed state get it from.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Source {
-    /// Nobody lacks anything.
+pub(crate) enum StateProvider {
+    /// Every rank has it already.
     Everybody,
-    /// There is nothing: all set the same weights.
+    /// There is no state: all ranks set the same weights from the seed.
     Seed,
-    /// One rank holds all.
+    /// One rank has the whole state.
     One(Rank),
     /// Each rank has read its share of this checkpoint.
     Readers(Box<Manifest>),
 }
 
-/// Agrees on where to begin. This may fill `learner` with a rank's share of a checkpoint.
+/// Agrees on where to begin. `held` is the position of the state that this rank already has. This may load a rank's
+/// share of a checkpoint into `learner`.
 pub(crate) fn plan<L: Learner>(
     collective: &mut dyn Collective,
-    held: Option<&Position>,
+    held: Option<&RunPosition>,
     learner: &mut L,
-    basis: Basis<'_>,
-) -> Result<Plan, Error> {
+    context: RestoreContext<'_>,
+) -> Result<RestorePlan, Error> {
     let mine = held.map(|position| position.progress.step);
     let steps: Vec<Option<Step>> = gather(collective, &mine)?;
     let furthest = steps.iter().flatten().max().copied();
     let Some(holder) = steps.iter().position(|step| step.is_some() && *step == furthest) else {
-        return restoring::restore(collective, learner, basis);
+        return restoring::restore(collective, learner, context);
     };
     let holder = Rank(u32::try_from(holder).unwrap_or_default());
     let mine = held.filter(|_| collective.rank() == holder).cloned();
-    let mut offers: Vec<Option<Position>> = gather(collective, &mine)?;
+    let mut offers: Vec<Option<RunPosition>> = gather(collective, &mine)?;
     let position = offers
         .get_mut(holder.0 as usize)
         .and_then(Option::take)
         .ok_or(Error::Bug("the rank with the furthest step offered no state"))?;
-    let agreed = Agreed { source: StateSource::Survivor { rank: holder }, position };
-    let source = match steps.iter().all(|step| *step == furthest) {
-        true => Source::Everybody,
-        false => Source::One(holder),
+    let agreed = AgreedState { source: StateSource::Survivor { rank: holder }, position };
+    let provider = match steps.iter().all(|step| *step == furthest) {
+        true => StateProvider::Everybody,
+        false => StateProvider::One(holder),
     };
-    Ok(Plan { agreed, source })
+    Ok(RestorePlan { agreed, provider })
 }
 
-/// Moves the state that [`plan`] found to those who lack it.
+/// Sends the state that [`plan`] agreed on to the ranks that lack it.
 pub(crate) fn carry_out<L: Learner>(
-    source: &Source,
+    provider: &StateProvider,
     collective: &mut dyn Collective,
     learner: &mut L,
 ) -> Result<(), Error> {
-    match source {
-        Source::Everybody => Ok(()),
-        Source::Seed => Ok(learner.initialise()?),
-        Source::One(giver) => {
+    match provider {
+        StateProvider::Everybody => Ok(()),
+        StateProvider::Seed => Ok(learner.initialise()?),
+        StateProvider::One(root) => {
             let regions = learner.regions().into_iter();
             for region in regions.filter(|region| !region.buffer.is_empty()) {
-                collective.broadcast(*giver, region.buffer)?;
+                collective.broadcast(*root, region.buffer)?;
             }
             Ok(())
         }
-        Source::Readers(manifest) => restoring::exchange(manifest, collective, learner),
+        StateProvider::Readers(manifest) => restoring::exchange(manifest, collective, learner),
     }
 }
 
-/// Every rank's value, by rank.
+/// The values of all ranks, in rank order.
 pub(crate) fn gather<T: Serialize + for<'de> Deserialize<'de>>(
     collective: &mut dyn Collective,
     mine: &T,
@@ -121,21 +125,21 @@ pub(crate) fn gather<T: Serialize + for<'de> Deserialize<'de>>(
     all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(Error::from)).collect()
 }
 
-impl Basis<'_> {
-    /// Where training stands with a state that `written_by` left, and what it has to do otherwise since.
+impl RestoreContext<'_> {
+    /// Position of a state that generation `written_by` wrote, with the changes that all later rollbacks require.
     pub(crate) fn position(
         &self,
         mut progress: Progress,
         durable: Option<Step>,
         written_by: Generation,
-    ) -> Position {
+    ) -> RunPosition {
         let rollbacks = &self.restore.rollbacks;
         for rollback in rollbacks.iter().filter(|r| r.generation > written_by) {
             match rollback.skip {
-                Some(batch) => progress.skips.extend(self.agenda.with_the_one_before(batch)),
+                Some(batch) => progress.skips.extend(self.plan.with_preceding_batch(batch)),
                 None => progress.lr_cuts += 1,
             }
         }
-        Position { progress, durable, rollbacks: rollbacks.len() }
+        RunPosition { progress, durable, rollbacks: rollbacks.len() }
     }
 }

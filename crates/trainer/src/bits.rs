@@ -1,4 +1,5 @@
-//! Numbers in JSON by their bits: JSON has no infinity and no NaN, which sums of losses may be.
+//! Writes floating-point numbers to JSON as integers with the same bits, because sums of losses can be infinite or NaN,
+//! which JSON cannot express.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -16,7 +17,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
 pub(crate) mod of_each {
     use super::{Deserialize, Deserializer, Serializer};
 
-    /// Writes them.
+    /// Writes a list.
     pub(crate) fn serialize<S: Serializer>(
         values: &[f32],
         serializer: S,
@@ -24,7 +25,7 @@ pub(crate) mod of_each {
         serializer.collect_seq(values.iter().map(|value| value.to_bits()))
     }
 
-    /// Reads them.
+    /// Reads a list.
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Vec<f32>, D::Error> {
@@ -35,17 +36,17 @@ pub(crate) mod of_each {
 
 #[cfg(test)]
 mod tests {
-    use crate::learner::{Judged, Sums};
+    use crate::learner::{BatchEvaluation, Sums};
 
     #[test]
-    fn no_number_gets_lost() {
+    fn json_keeps_every_bit_of_a_number() {
         let sums = Sums { loss: f64::NEG_INFINITY, others: vec![0.1], count: 1 };
-        let judged = Judged {
+        let evaluation = BatchEvaluation {
             sums,
             predictions: vec![f32::MIN_POSITIVE, f32::INFINITY],
             targets: vec![0.1],
         };
-        let text = serde_json::to_string(&judged).unwrap();
-        assert_eq!(serde_json::from_str::<Judged>(&text).unwrap(), judged);
+        let text = serde_json::to_string(&evaluation).unwrap();
+        assert_eq!(serde_json::from_str::<BatchEvaluation>(&text).unwrap(), evaluation);
     }
 }

@@ -1,15 +1,15 @@
-//! When checkpoints are begun, carried on and waited for. All ranks call these functions after the same update.
+//! Decides when a checkpoint is started, advanced and waited for. All ranks call these functions after the same update.
 
 use baton_checkpoint::SaveId;
 use baton_job::{
     Rank,
-    message::{Commit, RankNews, SaveProblem},
+    message::{Commit, RankReport, SaveProblem},
 };
 
 use crate::{Error, GenerationContext, Learner, Trainer, controls::Votes};
 
 impl<L: Learner> Trainer<L> {
-    /// Carries on the checkpoint that is being written, and begins one that a user asked for.
+    /// Advances the checkpoint that is being written, and starts one that a user asked for.
     pub(crate) fn drive_checkpoint(
         &mut self,
         votes: Votes,
@@ -18,9 +18,9 @@ impl<L: Learner> Trainer<L> {
         if !votes.writing
             && let Some(written) = self.saver.advance(&self.job, context.collective)?
         {
-            // A failure is reported, and training goes on: the next one may fit again.
+            // A failure is reported and training continues: the next checkpoint may succeed.
             let _ = self.note_written(written, context);
-            if self.saver.take_wish() {
+            if self.saver.take_request() {
                 self.begin_writing(context);
             }
         }
@@ -30,28 +30,28 @@ impl<L: Learner> Trainer<L> {
         Ok(())
     }
 
-    /// Begins a checkpoint that the recipe asks for, once the one before it is written. None is left out:
-    /// a rollback goes to the newest, which has to be the same however fast the store is.
+    /// Starts a checkpoint that the recipe asks for, after the previous one is written. None is skipped: a rollback
+    /// restores the newest checkpoint, which must not depend on the speed of the store.
     pub(crate) fn save_when_due(
         &mut self,
         context: &mut GenerationContext<'_>,
     ) -> Result<(), Error> {
-        if let Some((behind, seconds)) = self.saver.at_work_on() {
+        if let Some((behind, seconds)) = self.saver.active_save() {
             if context.collective.rank() == Rank(0) {
                 let step = self.position.progress.step;
-                (context.report)(RankNews::SaveWaits { step, behind, seconds });
+                (context.report)(RankReport::SaveWaits { step, behind, seconds });
             }
-            // A failure is reported, and training goes on: the next one may fit again.
+            // A failure is reported and training continues: the next checkpoint may succeed.
             let _ = self.finish_writing(context)?;
         }
         self.begin_writing(context);
         Ok(())
     }
 
-    /// Begins a checkpoint now, or once the one that is being written is done.
+    /// Starts a checkpoint now, or as soon as the one that is being written is done.
     pub(crate) fn save_when_possible(&mut self, context: &GenerationContext<'_>) {
-        if self.saver.is_at_work() {
-            self.saver.want_another();
+        if self.saver.is_active() {
+            self.saver.request_another();
         } else {
             self.begin_writing(context);
         }
@@ -59,14 +59,15 @@ impl<L: Learner> Trainer<L> {
 
     fn begin_writing(&mut self, context: &GenerationContext<'_>) {
         let progress = &mut self.position.progress;
-        // A failed try counts as saved too, else a full disk would make it try for ever.
+        // A failed attempt counts as saved too; otherwise a full disk would cause endless attempts.
         progress.saved = Some(progress.step);
         let id = SaveId { generation: context.generation, step: progress.step };
         let (learner, restore) = (&mut self.learner, context.restore);
         self.saver.start(learner, progress, id, restore, &self.job, &*context.collective);
     }
 
-    /// Waits for the checkpoint that is being written; for no other.
+    /// Waits for the checkpoint that is being written, if any. Does not start one that was requested meanwhile. The
+    /// inner result is that of the checkpoint.
     pub(crate) fn finish_writing(
         &mut self,
         context: &mut GenerationContext<'_>,
@@ -85,14 +86,14 @@ impl<L: Learner> Trainer<L> {
         }
         if context.collective.rank() == Rank(0) {
             (context.report)(match &written {
-                Ok(commit) => RankNews::Saved(commit.clone()),
-                Err(problem) => RankNews::SaveFailed(problem.clone()),
+                Ok(commit) => RankReport::Saved(commit.clone()),
+                Err(problem) => RankReport::SaveFailed(problem.clone()),
             });
         }
         written.map(|_| ())
     }
 
-    /// Makes sure that leaving now loses nothing.
+    /// Saves the current state, unless a checkpoint of it is committed already.
     pub(crate) fn ensure_saved(
         &mut self,
         context: &mut GenerationContext<'_>,
@@ -103,7 +104,7 @@ impl<L: Learner> Trainer<L> {
         }
         self.begin_writing(context);
         if context.collective.rank() == Rank(0) {
-            (context.report)(RankNews::Copied { step: self.position.progress.step });
+            (context.report)(RankReport::Copied { step: self.position.progress.step });
         }
         self.finish_writing(context)?.map_err(|problem| Error::LastSave(problem.message))
     }

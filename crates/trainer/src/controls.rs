@@ -1,4 +1,4 @@
-//! What other threads ask of the step loop, which votes for it at its next step, and what they see of it.
+//! Requests of other threads to the step loop, which votes on them at its next step, and the activity it shows them.
 
 use std::{
     sync::{
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::vitals::Vitals;
+use crate::activity::SharedActivity;
 
 /// Requests from outside, set by the thread that reads the agent's commands.
 #[derive(Debug, Default)]
@@ -17,36 +17,36 @@ pub struct Controls {
     stop: AtomicBool,
     reason: Mutex<String>,
     pause: Mutex<bool>,
-    /// Somebody may want something else of a loop that stands still.
-    told: Condvar,
-    vitals: Vitals,
+    /// Notified when a request changes; a paused step loop waits on it.
+    changed: Condvar,
+    activity: SharedActivity,
 }
 
-/// What one rank, or all together, want after a step.
+/// Requests after a step, of one rank or of all ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Votes {
     pub(crate) save: bool,
     pub(crate) stop: bool,
-    /// Somebody's part of a checkpoint is still being written.
+    /// At least one rank is still writing its shard of a checkpoint.
     pub(crate) writing: bool,
-    /// Stand still.
+    /// Make no further step until the job is resumed.
     pub(crate) pause: bool,
 }
 
 impl Votes {
-    /// As they travel behind the gradient, where they are added up.
+    /// The votes as numbers for the tail of the gradient; the all-reduce adds them up.
     pub(crate) fn to_tail(self) -> [f32; 4] {
         [self.save, self.stop, self.writing, self.pause].map(|vote| f32::from(u8::from(vote)))
     }
 
-    /// Those of all ranks, from their sums.
-    pub(crate) fn of_tail(tail: &[f32]) -> Self {
+    /// The votes of all ranks together, from the sums in the tail.
+    pub(crate) fn from_tail(tail: &[f32]) -> Self {
         let vote = |slot: usize| tail.get(slot).is_some_and(|votes| *votes > 0.0);
         Self { save: vote(0), stop: vote(1), writing: vote(2), pause: vote(3) }
     }
 
-    /// Whether anything but the next step follows from them, given whether a checkpoint is being written.
-    pub(crate) fn ask(self, is_saving: bool) -> bool {
+    /// Whether the loop must do anything before the next step; `is_saving`: a checkpoint is being written.
+    pub(crate) fn need_action(self, is_saving: bool) -> bool {
         self.save || self.stop || self.pause || (is_saving && !self.writing)
     }
 
@@ -61,35 +61,35 @@ impl Votes {
 }
 
 impl Controls {
-    /// What the step loop does.
+    /// The current activity of the step loop.
     #[must_use]
-    pub fn vitals(&self) -> &Vitals {
-        &self.vitals
+    pub fn activity(&self) -> &SharedActivity {
+        &self.activity
     }
 
-    /// Save after the next step.
+    /// Requests a checkpoint after the next step.
     pub fn request_save(&self) {
         self.save.store(true, Ordering::Release);
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 
-    /// Stand still after the next step until told otherwise, or go on.
+    /// Pauses training after the next step, or resumes it.
     pub fn set_paused(&self, paused: bool) {
         *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = paused;
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 
-    /// Save after the next step and stop.
+    /// Requests a checkpoint after the next step, then the end of training.
     pub fn request_stop(&self, reason: String) {
         if let Ok(mut kept) = self.reason.lock() {
             *kept = reason;
         }
         self.stop.store(true, Ordering::Release);
-        self.told.notify_all();
+        self.changed.notify_all();
     }
 
-    /// This rank's vote, given whether it is still writing. A wish to save is spent by it; a wish to stop
-    /// stands.
+    /// This rank's vote; `writing`: it is still writing its shard. A request to save is cleared by this call; a request
+    /// to stop is kept.
     pub(crate) fn vote(&self, writing: bool) -> Votes {
         Votes {
             save: self.save.swap(false, Ordering::AcqRel),
@@ -99,17 +99,17 @@ impl Controls {
         }
     }
 
-    /// Waits a moment, or until somebody wants something; not at all if nobody wants this rank to stand still.
-    pub(crate) fn stand_still(&self, moment: Duration) {
+    /// While training is paused: waits for `timeout`, or until a request changes. Otherwise returns at once.
+    pub(crate) fn wait_while_paused(&self, timeout: Duration) {
         let paused = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         if *paused {
-            drop(self.told.wait_timeout(paused, moment));
+            drop(self.changed.wait_timeout(paused, timeout));
         }
     }
 
-    /// Why to stop; other ranks may have asked.
+    /// Why training stops; the request may have come from another rank.
     pub(crate) fn reason(&self) -> String {
         let reason = self.reason.lock().map(|reason| reason.clone()).unwrap_or_default();
-        if reason.is_empty() { "asked by another rank".to_owned() } else { reason }
+        if reason.is_empty() { "requested by another rank".to_owned() } else { reason }
     }
 }

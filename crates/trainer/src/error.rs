@@ -1,14 +1,15 @@
-//! Why training stopped, and what kind of trouble it is.
+//! Errors of training, and the exit class of each.
 
 use baton_job::exit::{Class, Failure};
 use baton_recipe::guard::Diagnosis;
 
-use crate::learner::{self, Memory};
+use crate::learner::{self, MemoryKind};
 
-/// Why training stopped before it was done.
+/// Error that ends training before the job is done.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The other ranks were lost. State is kept; a new generation can go on.
+    /// A collective operation failed. If only the other ranks were lost, this rank keeps its state, and a new
+    /// generation can continue from it: see [`is_peer_loss`](Self::is_peer_loss).
     #[error(transparent)]
     Collective(#[from] baton_collectives::Error),
     /// A sample cannot be read.
@@ -20,37 +21,37 @@ pub enum Error {
     /// The model failed.
     #[error(transparent)]
     Learner(#[from] learner::Error),
-    /// The recipe and its data, or a checkpoint, do not fit together.
+    /// The recipe does not fit its data or the checkpoint.
     #[error("{0}")]
     Mismatch(String),
-    /// Baton contradicts itself.
+    /// An internal rule of Baton was violated.
     #[error("{0}; this is a bug in Baton, please report it")]
     Bug(&'static str),
-    /// State could not be saved before leaving.
+    /// The last checkpoint could not be written before this rank ended.
     #[error("the last checkpoint could not be written: {0}")]
     LastSave(String),
-    /// Another rank cannot do its part.
-    #[error("rank {rank} cannot go on: {problem}")]
+    /// Another rank cannot do its share of the work.
+    #[error("rank {rank} cannot continue: {problem}")]
     Peer {
-        /// Which one.
+        /// The rank.
         rank: usize,
-        /// Why.
+        /// The problem that it reported.
         problem: String,
     },
-    /// Training went wrong: all ranks found so at this update. If it was made already, they hold no state.
+    /// Training diverged: all ranks detected it at this update. If the update was applied already, the state is lost.
     #[error("{0}")]
     Diverged(Box<Diagnosis>),
-    /// Another rank sent something that cannot be understood.
+    /// Another rank sent a message that cannot be decoded.
     #[error("ranks disagree on their messages ({0}); are all of the same version?")]
     Protocol(#[from] serde_json::Error),
 }
 
 impl Error {
-    /// The failure to report when the rank's process ends because of this.
+    /// The failure to report when this error ends the rank's process.
     #[must_use]
     pub fn failure(&self) -> Failure {
         let class = match self {
-            Self::Data(error) if error.may_pass() => Class::Crash,
+            Self::Data(error) if error.is_transient() => Class::Crash,
             Self::Data(_)
             | Self::Mismatch(_)
             | Self::Diverged(_)
@@ -61,7 +62,7 @@ impl Error {
             _ if self.out_of_memory().is_some() => Class::OutOfMemory,
             Self::Learner(_) => Class::Device,
             Self::Collective(error) if error.ends_process() => Class::Device,
-            Self::Collective(error) if error.is_lasting() => Class::BadInput,
+            Self::Collective(error) if error.is_permanent() => Class::BadInput,
             Self::Collective(_)
             | Self::Checkpoint(_)
             | Self::Bug(_)
@@ -86,57 +87,54 @@ impl From<learner::Error> for Failure {
 }
 
 impl Error {
-    /// The memory that was too small, if that is what ended this rank.
+    /// The kind of memory that was exhausted, if that is the cause.
     #[must_use]
-    pub fn out_of_memory(&self) -> Option<Memory> {
+    pub fn out_of_memory(&self) -> Option<MemoryKind> {
         match self {
             Self::Learner(error) => error.out_of_memory(),
-            Self::Collective(error) => error.is_out_of_memory().then_some(Memory::Gpu),
+            Self::Collective(error) => error.is_out_of_memory().then_some(MemoryKind::Gpu),
             _ => None,
         }
     }
 
-    /// Whether only the other ranks were lost, and this one keeps its state for the next generation.
+    /// Whether only the other ranks were lost, so that this rank keeps its state for the next generation.
     #[must_use]
-    pub fn is_loss_of_others(&self) -> bool {
-        matches!(self, Self::Collective(error) if !error.ends_process() && !error.is_lasting())
+    pub fn is_peer_loss(&self) -> bool {
+        matches!(self, Self::Collective(error) if !error.ends_process() && !error.is_permanent())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use baton_collectives::Error as Lost;
+    use baton_collectives::Error as CollectiveError;
 
     use super::*;
 
     #[test]
-    fn a_rank_outlives_lost_peers_and_nothing_else_of_a_collective() {
+    fn a_rank_survives_lost_peers_and_no_other_error() {
         let gpu = |code| {
-            Error::from(Lost::from(baton_gpu::Error::Cuda {
+            Error::from(CollectiveError::from(baton_gpu::Error::Cuda {
                 function: "cuEventQuery",
                 code,
-                name: "of a test".to_owned(),
+                name: "test".to_owned(),
             }))
         };
-        let missing = Error::from(Lost::LibraryMissing { library: "libnccl.so", remedy: "none" });
-        let aborted = Error::from(Lost::Aborted { operation: "all_reduce" });
+        let missing =
+            Error::from(CollectiveError::LibraryMissing { library: "libnccl.so", remedy: "none" });
+        let aborted = Error::from(CollectiveError::Aborted { operation: "all_reduce" });
         let newer = Error::from(baton_checkpoint::Error::NewerVersion {
             name: "step-0000000004-gen-000001".to_owned(),
             version: baton_checkpoint::NewerVersion { found: 99, supported: 1 },
         });
-        for (error, class, lives) in [
+        for (error, class, survives) in [
             (newer, Class::BadInput, false),
             (gpu(719), Class::Device, false),
             (gpu(2), Class::OutOfMemory, false),
             (missing, Class::BadInput, false),
             (aborted, Class::Crash, true),
-            (Error::Bug("of a test"), Class::Crash, false),
+            (Error::Bug("test"), Class::Crash, false),
         ] {
-            assert_eq!(
-                (error.failure().class, error.is_loss_of_others()),
-                (class, lives),
-                "{error}"
-            );
+            assert_eq!((error.failure().class, error.is_peer_loss()), (class, survives), "{error}");
         }
     }
 }

@@ -3,13 +3,13 @@
 use std::{ops::Range, path::Path, sync::Arc};
 
 use baton_data::{
-    Batch, CpuShare, Dataset, EpochOrder, InputType, Layout, Loader, Options, Request, SampleOrder,
-    Source, Stats, View,
+    Batch, CpuShare, Dataset, EpochOrder, InputType, Loader, LoaderStats, Options, Preprocessing,
+    Request, SampleBlocks, SampleOrder, Source,
 };
 use baton_recipe::{
-    JobSpec, Sees,
+    InputKind, JobSpec,
     dry_run::unusable_batches,
-    progress::{Agenda, Extent, Progress},
+    progress::{Extent, Progress, TrainingPlan},
     spec::Order,
 };
 
@@ -17,22 +17,21 @@ use crate::Error;
 
 /// Training and validation set of a job.
 #[derive(Debug)]
-pub struct Inputs {
+pub struct JobInputs {
     train: Arc<Dataset>,
     val: Arc<Dataset>,
     order: SampleOrder,
     spec: Arc<JobSpec>,
-    agenda: Agenda,
+    plan: TrainingPlan,
     cpus: CpuShare,
 }
 
-impl Inputs {
-    /// Opens both sets and checks every label. Copies of remote shards go to `cache_dir`, if the recipe names no
-    /// other folder.
+impl JobInputs {
+    /// Opens both sets and checks every label. Copies of remote shards go to `cache_dir`, unless the recipe names
+    /// another folder.
     ///
     /// # Errors
-    /// A file that cannot be read, a label out of range, a set that does not fill a batch or does not
-    /// fit the model.
+    /// A file that cannot be read, a label out of range, a set that is too small for a batch or does not fit the model.
     pub fn open(spec: &Arc<JobSpec>, cache_dir: &Path) -> Result<Self, Error> {
         let data = &spec.data;
         let open = |location: &str| -> Result<Arc<Dataset>, Error> {
@@ -42,7 +41,7 @@ impl Inputs {
         };
         let (train, val) = (open(&data.train)?, open(&data.val)?);
         let samples = train.len();
-        let agenda = Agenda::new(spec, samples);
+        let plan = TrainingPlan::new(spec, samples);
         let unusable = unusable_batches(spec, samples);
         if !unusable.is_empty() {
             let problems: Vec<String> = unusable.iter().map(ToString::to_string).collect();
@@ -61,33 +60,34 @@ impl Inputs {
                 described(val.input_type())
             )));
         }
-        let order = SampleOrder::new(data.order, spec.seed, data.shuffle_window, train.layout()?);
-        Ok(Self { train, val, order, spec: spec.clone(), agenda, cpus: CpuShare::default() })
+        let order =
+            SampleOrder::new(data.order, spec.seed, data.shuffle_window, train.sample_blocks()?);
+        Ok(Self { train, val, order, spec: spec.clone(), plan, cpus: CpuShare::default() })
     }
 
-    /// Loaders keep to a rank's own cores, if the recipe pins threads.
+    /// Limits the loaders to the rank's share of CPU cores, if the recipe pins threads.
     #[must_use]
-    pub fn on(self, cpus: CpuShare) -> Self {
+    pub fn on_cpus(self, cpus: CpuShare) -> Self {
         let cpus = if self.spec.data.pin_threads { cpus } else { CpuShare::default() };
         Self { cpus, ..self }
     }
 
-    /// The shape of the run over this training set.
+    /// The training plan for this training set.
     #[must_use]
-    pub fn agenda(&self) -> &Agenda {
-        &self.agenda
+    pub fn plan(&self) -> &TrainingPlan {
+        &self.plan
     }
 
-    /// What the model sees of a sample.
+    /// Type of a sample's input.
     #[must_use]
     pub fn input_type(&self) -> &InputType {
         self.train.input_type()
     }
 
-    /// Training micro-batches of the virtual ranks `block`, from `progress` on without end.
-    pub(crate) fn train_feed(&self, progress: &Progress, block: Range<u32>) -> Feed {
+    /// The training micro-batches of the virtual ranks in `block`, from `progress` on; the sequence does not end.
+    pub(crate) fn train_feed(&self, progress: &Progress, block: Range<u32>) -> BatchFeed {
         let spec = self.spec.clone();
-        let view = move |resolution| View::Train {
+        let preprocessing = move |resolution| Preprocessing::Train {
             seed: spec.seed,
             resolution,
             resize: spec.data.resize,
@@ -98,14 +98,14 @@ impl Inputs {
         let micro_batches = u64::from(block.start) * each..u64::from(block.end) * each;
         let requests = MicroBatches {
             progress: progress.clone(),
-            agenda: self.agenda.clone(),
+            plan: self.plan.clone(),
             set: self.train.clone(),
             order: None,
             orders: self.order.clone(),
-            of_update: u64::from(train.virtual_ranks) * each,
+            per_update: u64::from(train.virtual_ranks) * each,
             next: micro_batches.start,
             mine: micro_batches,
-            view,
+            preprocessing,
         };
         self.start(&self.train, requests)
     }
@@ -115,7 +115,7 @@ impl Inputs {
         &self.spec
     }
 
-    /// Samples of the validation set that are looked at.
+    /// Number of validation samples that an evaluation of this extent uses.
     fn val_samples(&self, extent: Extent) -> u64 {
         let all = self.val.len();
         match extent {
@@ -129,14 +129,14 @@ impl Inputs {
         self.val_samples(extent).div_ceil(u64::from(self.spec.evaluation.batch))
     }
 
-    /// The validation batches with the given numbers, in that order. A subset is spread evenly over the
-    /// set, so that it has all classes also where the set is sorted by class.
+    /// The validation batches with the given numbers, in that order. A subset is spread evenly over the set, so that it
+    /// contains all classes even if the set is sorted by class.
     pub(crate) fn val_feed(
         &self,
         extent: Extent,
         numbers: impl Iterator<Item = u64> + Send + 'static,
-    ) -> Feed {
-        let view = View::Evaluate {
+    ) -> BatchFeed {
+        let preprocessing = Preprocessing::Evaluate {
             resolution: self.spec.evaluation_resolution(),
             resize: self.spec.data.resize,
             crop_ratio: self.spec.evaluation.crop_ratio,
@@ -149,10 +149,11 @@ impl Inputs {
         let request = move |number: u64| Request {
             epoch: 0,
             samples: (number * size..((number + 1) * size).min(samples)).map(sample).collect(),
-            view: view.clone(),
+            preprocessing: preprocessing.clone(),
         };
-        let order = SampleOrder::new(Order::Sequential, 0, 0, Layout::of_files(&[all])).epoch(0);
-        self.val.will_need(&order, 0, None);
+        let order =
+            SampleOrder::new(Order::Sequential, 0, 0, SampleBlocks::of_files(&[all])).epoch(0);
+        self.val.plan_prefetch(&order, 0, None);
         self.start(&self.val, numbers.map(request))
     }
 
@@ -160,33 +161,33 @@ impl Inputs {
         &self,
         set: &Arc<Dataset>,
         requests: impl Iterator<Item = Request> + Send + 'static,
-    ) -> Feed {
+    ) -> BatchFeed {
         let data = &self.spec.data;
         let options = Options {
             threads: data.decode_threads as usize,
             prefetch: data.prefetch_batches as usize,
             cpus: self.cpus.clone(),
         };
-        Feed::of(Loader::start(set.clone(), &options, requests))
+        BatchFeed::of(Loader::start(set.clone(), &options, requests))
     }
 }
 
-/// Micro-batches in order.
-pub struct Feed {
-    /// `None`: one batch again and again.
+/// Reads micro-batches in order.
+pub struct BatchFeed {
+    /// `None`: the same batch is returned again and again.
     loader: Option<Loader>,
-    /// The next batch, if it is there already.
+    /// The next batch, if it is ready.
     ahead: Option<Result<Batch, baton_data::Error>>,
 }
 
-impl Feed {
-    /// What `loader` reads.
+impl BatchFeed {
+    /// Returns the batches that `loader` reads.
     #[must_use]
     pub fn of(loader: Loader) -> Self {
         Self { loader: Some(loader), ahead: None }
     }
 
-    /// `batch` again and again.
+    /// Returns `batch` again and again.
     #[must_use]
     pub fn repeating(batch: Batch) -> Self {
         Self { loader: None, ahead: Some(Ok(batch)) }
@@ -198,7 +199,7 @@ impl Feed {
         Ok(next.transpose()?)
     }
 
-    /// The next batch, if it is there already; it stays the next one.
+    /// The next batch, if it is ready; [`next`](Self::next) returns it later.
     pub(crate) fn peek(&mut self) -> Option<&Batch> {
         if let (None, Some(loader)) = (&self.ahead, &mut self.loader) {
             self.ahead = loader.next_if_ready();
@@ -206,7 +207,7 @@ impl Feed {
         self.ahead.as_ref()?.as_ref().ok()
     }
 
-    /// Gives a used batch's memory back.
+    /// Returns the memory of a used batch for reuse.
     pub(crate) fn recycle(&mut self, batch: Batch) {
         match &mut self.loader {
             Some(loader) => loader.recycle(batch),
@@ -214,72 +215,74 @@ impl Feed {
         }
     }
 
-    /// What the loader has done so far.
-    pub(crate) fn stats(&self) -> Stats {
+    /// Statistics of the loader.
+    pub(crate) fn stats(&self) -> LoaderStats {
         self.loader.as_ref().map(Loader::stats).unwrap_or_default()
     }
 }
 
-/// The endless sequence of one rank's micro-batches: for every update, those of each virtual rank of its
-/// block. What a virtual rank gets depends on the position alone, not on who runs it.
+/// The endless sequence of one rank's micro-batches: for every update, those of each virtual rank in its block. The
+/// samples of a virtual rank depend on the position alone, not on the rank that runs it.
 struct MicroBatches<V> {
     progress: Progress,
-    agenda: Agenda,
+    plan: TrainingPlan,
     set: Arc<Dataset>,
-    /// Of the last epoch asked for.
+    /// Sample order of the epoch of the last request.
     order: Option<EpochOrder>,
     orders: SampleOrder,
-    /// Micro-batches of one update, over all ranks.
-    of_update: u64,
-    /// Those of this rank.
+    /// Number of micro-batches in one update, over all ranks.
+    per_update: u64,
+    /// Numbers of this rank's micro-batches within an update.
     mine: Range<u64>,
-    /// The one whose turn it is.
+    /// Number of the next micro-batch.
     next: u64,
-    /// How images of this side are made.
-    view: V,
+    /// View of the samples at a given resolution.
+    preprocessing: V,
 }
 
-impl<V: Fn(u32) -> View> Iterator for MicroBatches<V> {
+impl<V: Fn(u32) -> Preprocessing> Iterator for MicroBatches<V> {
     type Item = Request;
 
     fn next(&mut self) -> Option<Request> {
-        self.agenda.pass_over_marked(&mut self.progress);
-        let batch = self.agenda.next_batch(&self.progress);
-        let share = |number: u64| number * batch / self.of_update;
+        self.plan.skip_flagged_batches(&mut self.progress);
+        let batch = self.plan.next_batch(&self.progress);
+        let share = |number: u64| number * batch / self.per_update;
         let (epoch, cursor) = (self.progress.epoch.0, self.progress.cursor);
         let order = match self.order.take().filter(|order| order.epoch() == epoch) {
             Some(order) => order,
             None => {
                 let order = self.orders.epoch(epoch);
-                let next = (epoch + 1 < self.agenda.epochs).then(|| self.orders.epoch(epoch + 1));
-                self.set.will_need(&order, cursor, next.as_ref());
+                let next = (epoch + 1 < self.plan.epochs).then(|| self.orders.epoch(epoch + 1));
+                self.set.plan_prefetch(&order, cursor, next.as_ref());
                 order
             }
         };
         let positions = cursor + share(self.next)..cursor + share(self.next + 1);
         let samples = positions.map(|position| order.at(position)).collect();
-        let view = (self.view)(self.agenda.resolution(self.progress.epoch));
+        let preprocessing = (self.preprocessing)(self.plan.resolution(self.progress.epoch));
         self.order = Some(order);
         self.next += 1;
         if self.next == self.mine.end {
             self.next = self.mine.start;
-            self.agenda.advance(&mut self.progress);
+            self.plan.advance(&mut self.progress);
         }
-        Some(Request { epoch, samples, view })
+        Some(Request { epoch, samples, preprocessing })
     }
 }
 
-/// Makes sure that the model can see such samples.
+/// Checks that the model accepts samples of this type.
 fn check_input_type(spec: &JobSpec, set: &Dataset, location: &str) -> Result<(), Error> {
-    let sees = match (set.input_type(), spec.model.arch.sees()) {
-        (_, Sees::Anything) | (InputType::Image, Sees::Images) => return Ok(()),
-        (InputType::Array(shape), Sees::Signals) if (1..=2).contains(&shape.len()) => return Ok(()),
-        (_, Sees::Signals) => "signals: arrays of shape (length) or (channels, length)",
+    let sees = match (set.input_type(), spec.model.arch.input_kind()) {
+        (_, InputKind::Anything) | (InputType::Image, InputKind::Images) => return Ok(()),
+        (InputType::Array(shape), InputKind::Signals) if (1..=2).contains(&shape.len()) => {
+            return Ok(());
+        }
+        (_, InputKind::Signals) => "signals: arrays of shape (length) or (channels, length)",
         _ => "images",
     };
     Err(Error::Mismatch(format!(
-        "field \"{}\" of {location} holds {}, but model.arch = \"{}\" sees {sees}: name such a field \
-         in data.input_field, or take another model.arch",
+        "field \"{}\" of {location} holds {}, but model.arch = \"{}\" needs {sees}: name such a field \
+         in data.input_field, or choose another model.arch",
         spec.data.input_field,
         described(set.input_type()),
         spec.model.arch.name()
@@ -296,7 +299,7 @@ fn described(input_type: &InputType) -> String {
 #[cfg(test)]
 mod tests {
     use baton_job::plan::virtual_block;
-    use baton_recipe::{Epoch, spec::Phase};
+    use baton_recipe::{Epoch, spec::TrainPhase};
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
@@ -308,12 +311,12 @@ mod tests {
         Arc::new(Dataset::open(Source::new(digits)).unwrap())
     }
 
-    fn agenda(global_batch: u32) -> Agenda {
-        Agenda {
+    fn plan(global_batch: u32) -> TrainingPlan {
+        TrainingPlan {
             epochs: 9,
             samples: SAMPLES,
             drop_last: false,
-            phases: vec![Phase { from_epoch: 0, resolution: 8, global_batch, ramp_epochs: 0 }],
+            phases: vec![TrainPhase { from_epoch: 0, resolution: 8, global_batch, ramp_epochs: 0 }],
             evaluate_every_epochs: 1,
             subset: false,
             save_every_epochs: 1,
@@ -323,14 +326,14 @@ mod tests {
         }
     }
 
-    /// The samples of some updates from a position on, in the order of the virtual ranks, as the ranks
-    /// of a world of this size ask for them; and the position after them.
+    /// The samples of some updates from a position on, in the order of the virtual ranks, as the ranks of a world of
+    /// this size request them; and the position after them.
     fn updates(
         set: &Arc<Dataset>,
         order: &SampleOrder,
         start: &Progress,
         world_size: u32,
-        agenda: &Agenda,
+        plan: &TrainingPlan,
         (virtual_ranks, accumulation): (u32, u64),
         steps: u64,
     ) -> (Vec<u64>, Progress) {
@@ -340,14 +343,14 @@ mod tests {
             let count = steps as usize * block.len() * accumulation as usize;
             let batches = MicroBatches {
                 progress: start.clone(),
-                agenda: agenda.clone(),
+                plan: plan.clone(),
                 set: set.clone(),
                 order: None,
                 orders: order.clone(),
-                of_update: u64::from(virtual_ranks) * accumulation,
+                per_update: u64::from(virtual_ranks) * accumulation,
                 next: u64::from(block.start) * accumulation,
                 mine: u64::from(block.start) * accumulation..u64::from(block.end) * accumulation,
-                view: |resolution| View::Evaluate {
+                preprocessing: |resolution| Preprocessing::Evaluate {
                     resolution,
                     resize: Default::default(),
                     crop_ratio: 1.0,
@@ -360,10 +363,10 @@ mod tests {
         for step in 0..steps as usize {
             for requests in &parts {
                 let each = requests.len() / steps as usize;
-                let asked = &requests[step * each..(step + 1) * each];
-                samples.extend(asked.iter().flat_map(|request| request.samples.clone()));
+                let requested = &requests[step * each..(step + 1) * each];
+                samples.extend(requested.iter().flat_map(|request| request.samples.clone()));
             }
-            agenda.advance(&mut end);
+            plan.advance(&mut end);
         }
         (samples, end)
     }
@@ -371,8 +374,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whatever the ranks, the places where the run was interrupted, and the batch size of each
-        /// stretch: the sequence is that of the epoch's order, every sample once.
+        /// For any number of ranks, any interruptions, and any batch size in each stretch between them, the sequence is
+        /// the order of the epoch, with every sample once.
         #[test]
         fn ranks_resumes_and_batch_sizes_never_change_the_sequence(
             kind in prop_oneof![
@@ -386,16 +389,16 @@ mod tests {
             stretches in vec((1_u32..9, 1_u32..120, 1_u64..5), 1..12),
         ) {
             let set = set();
-            let layout = set.layout().unwrap();
-            let order = SampleOrder::new(kind, seed, window, layout);
+            let sample_blocks = set.sample_blocks().unwrap();
+            let order = SampleOrder::new(kind, seed, window, sample_blocks);
             let start = Progress { epoch: Epoch(epoch), ..Progress::default() };
             let (mut seen, mut at) = (Vec::new(), start);
             // The last stretch goes to the end of the epoch.
             for (world_size, batch, steps) in stretches.into_iter().chain([(3, 64, u64::MAX)]) {
-                let agenda = agenda(batch);
+                let plan = plan(batch);
                 let left = (SAMPLES - at.cursor).div_ceil(batch.into());
                 let (samples, end) = updates(
-                    &set, &order, &at, world_size.min(virtual_ranks), &agenda,
+                    &set, &order, &at, world_size.min(virtual_ranks), &plan,
                     (virtual_ranks, accumulation), steps.min(left),
                 );
                 seen.extend(samples);

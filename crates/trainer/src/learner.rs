@@ -1,7 +1,7 @@
-//! What the step loop needs of a model and its optimizer.
+//! The interface between the step loop and a model with its optimizer.
 //!
-//! Two implementations: `torch` (described networks) and `linear` (plain Rust, for trying out everything
-//! around the training in milliseconds).
+//! Two implementations: `torch` (described networks) and `linear` (plain Rust, for tests of everything around
+//! training that take milliseconds).
 
 use baton_checkpoint::Float;
 use baton_collectives::BufferMut;
@@ -10,22 +10,22 @@ use baton_recipe::Step;
 
 use crate::bits;
 
-/// Number of f32 slots at the end of every leaf that belong to the step loop. They travel in the same
-/// all-reduce as the gradient.
+/// Number of f32 slots at the end of every leaf that belong to the step loop. The same all-reduce adds them up together
+/// with the gradient.
 ///
-/// | slots | what | written by |
+/// | slots | content | written by |
 /// |---|---|---|
 /// | 0..3 | sum of losses, sum of the task's first metric, samples | [`Learner::gradient`] |
-/// | 3..7 | the vote | [`Leaf::set_vote`] |
+/// | 3..7 | the votes | [`Leaf::set_vote`] |
 /// | 7 | the gradient's norm | [`Learner::measure`] |
-/// | 8 | the loss's own factor, 0 where there is none | [`Learner::measure`] |
-pub const TAIL: usize = baton_job::plan::TAIL as usize;
+/// | 8 | the loss scale, 0 if the loss is not scaled | [`Learner::measure`] |
+pub const TAIL: usize = baton_job::plan::GRADIENT_TAIL_LEN as usize;
 
-/// Slots of the tail that hold the vote.
+/// Slots of the tail that hold the votes.
 pub const VOTE: std::ops::Range<usize> = 3..7;
 
-/// One virtual rank's contribution to an update: gradient, batch statistics and the loop's tail, in
-/// one contiguous run of f32.
+/// Contribution of one virtual rank to an update: gradient, batch statistics and the step loop's tail, as one
+/// contiguous array of f32.
 pub trait Leaf: Sized {
     /// `self += other`, element by element.
     ///
@@ -33,33 +33,34 @@ pub trait Leaf: Sized {
     /// The device failed.
     fn add(&mut self, other: &Self) -> Result<(), Error>;
 
-    /// Overwrites the vote, and clears what is behind it.
+    /// Writes the votes, and zeros into the slots after them.
     ///
     /// # Errors
     /// The device failed.
     fn set_vote(&mut self, vote: [f32; VOTE.end - VOTE.start]) -> Result<(), Error>;
 
-    /// Sends for the tail as it is now, so that [`tail`](Self::tail) need not wait for what is queued
-    /// on the device from now on.
+    /// Starts copying the current tail to the host, so that [`tail`](Self::tail) does not wait for work that is
+    /// queued on the device after this call.
     ///
     /// # Errors
     /// The device failed.
-    fn send_for_tail(&mut self) -> Result<(), Error> {
+    fn start_tail_readback(&mut self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// The last [`TAIL`] values: those sent for, or as they are now. Waits for the device.
+    /// The last [`TAIL`] values, as of [`start_tail_readback`](Self::start_tail_readback) if it was called, else the
+    /// current ones. Waits for the device.
     ///
     /// # Errors
     /// The device failed.
     fn tail(&mut self) -> Result<[f32; TAIL], Error>;
 
-    /// The whole leaf, tail included, for the collective.
+    /// The whole leaf with its tail, for the collective.
     fn buffer(&mut self) -> BufferMut<'_>;
 }
 
-/// A number that the device may still be at.
-pub trait Reading {
+/// A number that the device may still be computing.
+pub trait DeferredScalar {
     /// The number; waits for the device.
     ///
     /// # Errors
@@ -67,7 +68,7 @@ pub trait Reading {
     fn value(&self) -> Result<f64, Error>;
 }
 
-impl Reading for f64 {
+impl DeferredScalar for f64 {
     fn value(&self) -> Result<f64, Error> {
         Ok(*self)
     }
@@ -86,7 +87,7 @@ pub struct Sums {
 }
 
 impl Sums {
-    /// Adds those of another batch.
+    /// Adds the sums of another batch.
     pub fn add(&mut self, batch: &Self) {
         self.loss += batch.loss;
         self.count += batch.count;
@@ -95,84 +96,84 @@ impl Sums {
     }
 }
 
-/// What an evaluation found in one batch.
+/// Result of the evaluation of one batch.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Judged {
-    /// Sums over its samples.
+pub struct BatchEvaluation {
+    /// Sums over the samples of the batch.
     pub sums: Sums,
-    /// What the model says, shape (samples, outputs), if a metric is of all samples together.
+    /// Outputs of the model, shape (samples, outputs), if a metric needs all samples together.
     #[serde(with = "bits::of_each")]
     pub predictions: Vec<f32>,
-    /// What is true, likewise.
+    /// The target values, same shape, in the same case.
     #[serde(with = "bits::of_each")]
     pub targets: Vec<f32>,
 }
 
 /// Which weights are evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weights {
-    /// Those that are trained.
+pub enum EvaluatedWeights {
+    /// The trained weights.
     Raw,
-    /// Their moving average.
+    /// The moving average of the trained weights (EMA).
     Averaged,
 }
 
-/// What an update is told besides the gradient.
+/// Inputs of an optimizer update other than the gradient.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Update {
-    /// Updates made before; counts from 0.
+    /// Number of updates made before; counts from 0.
     pub step: Step,
     /// Learning rate.
     pub lr: f64,
-    /// Micro-batches that the gradient is the sum of: their statistics are averaged.
+    /// Number of micro-batches in the gradient's sum: their batch statistics are averaged.
     pub micro_batches: u32,
 }
 
 /// A part of the replicated state, as one buffer.
 #[derive(Debug)]
 pub struct Region<'a> {
-    /// Its name in checkpoints, e.g. `weights`, `momentum`.
+    /// Name in checkpoints, e.g. `weights`, `momentum`.
     pub name: &'static str,
-    /// Its values.
+    /// The values.
     pub buffer: BufferMut<'a>,
-    /// Of what training leaves as it is, such as the weights of frozen blocks: the type of the values, of
-    /// which `buffer` holds the bytes as 32-bit words. Checkpoints share one file of it.
+    /// For values that training does not change, such as the weights of frozen blocks: their type; `buffer` holds their
+    /// bytes as 32-bit words. Checkpoints share one file of such a region.
     pub frozen: Option<Float>,
 }
 
-/// A named tensor inside a region, so that checkpoints can be exported without libtorch.
+/// Location of a named tensor in a region, so that checkpoints can be exported without libtorch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorPlace {
-    /// torchvision's name, e.g. `layer1.0.conv1.weight`.
+pub struct TensorLocation {
+    /// Name in torchvision, e.g. `layer1.0.conv1.weight`.
     pub name: String,
-    /// torchvision's shape, e.g. `[64, 64, 3, 3]` (OIHW).
+    /// Shape in torchvision, e.g. `[64, 64, 3, 3]` (OIHW).
     pub shape: Vec<usize>,
-    /// Region that holds it.
+    /// Region that contains the tensor.
     pub region: &'static str,
-    /// First value in the region, at a multiple of [`baton_checkpoint::ALIGNMENT`].
+    /// Index of the first value in the region, a multiple of [`baton_checkpoint::ALIGNMENT`].
     pub offset: usize,
     /// Whether the values are stored in channels-last (OHWI) order.
     pub channels_last: bool,
 }
 
-/// A model with its optimizer: computes gradients, applies updates, exposes its whole state.
+/// A model with its optimizer: computes gradients, applies updates, gives access to its whole state.
 ///
-/// All ranks build it from the same recipe and seed and thus hold the same values; the loop keeps
-/// it so.
+/// All ranks build it from the same recipe and seed and therefore start with the same values; the step loop keeps all
+/// ranks equal.
 pub trait Learner {
-    /// Storage of one contribution.
+    /// Storage of one virtual rank's contribution.
     type Leaf: Leaf + Send;
-    /// A batch's loss.
-    type Loss: Reading + Send;
+    /// Sum of losses of one batch.
+    type Loss: DeferredScalar + Send;
 
-    /// Whether work is queued here and done later, as on a GPU. The step loop then hands over inputs
-    /// before their turn, and reads what an update came to while the next one is under way, so that the
-    /// device never waits for the host.
+    /// Whether calls queue work that the device does later, as on a GPU. The step loop then passes inputs before they
+    /// are needed, and reads the result of an update while the next one is running, so that the device never waits for
+    /// the host.
     fn runs_ahead(&self) -> bool {
         false
     }
 
-    /// Begins to bring `batch` to the device. It should be that of the next [`gradient`](Self::gradient).
+    /// Starts copying `batch` to the device. It should be the batch of the next [`gradient`](Self::gradient).
     ///
     /// # Errors
     /// The device failed.
@@ -180,14 +181,14 @@ pub trait Learner {
         Ok(())
     }
 
-    /// A zeroed leaf.
+    /// A new leaf, filled with zeros.
     ///
     /// # Errors
     /// Out of memory.
     fn new_leaf(&mut self) -> Result<Self::Leaf, Error>;
 
-    /// Sets the weights that the seed says, in a learner that has not been used. Called on every rank, and only if
-    /// there is nothing to go on from: drawing millions of numbers takes longer than to read them.
+    /// Sets the initial weights from the seed, in a learner that has not been used. Called on every rank, and only if
+    /// there is no state to continue from: computing millions of random numbers takes longer than reading them.
     ///
     /// # Errors
     /// The device failed.
@@ -195,8 +196,8 @@ pub trait Learner {
         Ok(())
     }
 
-    /// Loads what the recipe begins with, if it is not the seed's weights. Called after
-    /// [`initialise`](Self::initialise) on one rank only, which then gives its state to the others.
+    /// Loads the pretrained weights that the recipe names. Called after [`initialise`](Self::initialise) on one rank
+    /// only, which then sends its state to the others.
     ///
     /// # Errors
     /// The file cannot be read or does not fit.
@@ -204,13 +205,13 @@ pub trait Learner {
         Ok(())
     }
 
-    /// Overwrites `leaf` with the gradient of `scale ·` (sum of losses over `batch`), with the batch's
-    /// normalisation statistics, and with its sums in the tail; the rest of the tail is left with no
-    /// particular values. `batch` holds one micro-batch of one virtual rank and `scale` is 1 / (samples
-    /// of the whole global batch), so that the sum of all leaves is the gradient of the mean loss. With
-    /// fp16 all this is times the loss's own factor.
+    /// Overwrites `leaf` with the gradient of `scale ·` (sum of losses over `batch`), with the batch statistics of the
+    /// normalisation layers, and with the batch's sums in the tail; the other slots of the tail have no defined
+    /// value. `batch` is one micro-batch of one virtual rank and `scale` is 1 / (samples of the global batch), so that
+    /// the sum of all leaves is the gradient of the mean loss. With fp16 all these values are multiplied by the loss
+    /// scale.
     ///
-    /// Yields the sum of losses, without any factor.
+    /// Returns the sum of losses, not scaled.
     ///
     /// # Errors
     /// The device failed, or a label is out of range.
@@ -221,92 +222,96 @@ pub trait Learner {
         leaf: &mut Self::Leaf,
     ) -> Result<Self::Loss, Error>;
 
-    /// Writes the L2 norm of the summed gradient, without the loss's factor, and that factor into the
-    /// tail.
+    /// Writes the L2 norm of the summed gradient, with the loss scale divided out, and the loss scale into the tail.
     ///
     /// # Errors
     /// The device failed.
     fn measure(&mut self, sum: &mut Self::Leaf) -> Result<(), Error>;
 
-    /// One optimizer update from the measured sum of all leaves, which is of no use afterwards.
+    /// One optimizer update from the sum of all leaves after [`measure`](Self::measure). The sum has no defined values
+    /// afterwards.
     ///
     /// # Errors
     /// The device failed.
     fn update(&mut self, sum: &mut Self::Leaf, update: &Update) -> Result<(), Error>;
 
-    /// Loss, correct guesses and predictions in evaluation mode; changes no state.
+    /// Loss, correct predictions and outputs in evaluation mode; changes no state.
     ///
     /// # Errors
     /// The device failed, or a label is out of range.
-    fn evaluate(&mut self, batch: &Batch, weights: Weights) -> Result<Judged, Error>;
+    fn evaluate(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+    ) -> Result<BatchEvaluation, Error>;
 
     /// The whole state, in a fixed order.
     fn regions(&mut self) -> Vec<Region<'_>>;
 
-    /// Where each named tensor lies, for export.
-    fn tensors(&self) -> Vec<TensorPlace>;
+    /// Location of each named tensor, for export.
+    fn tensors(&self) -> Vec<TensorLocation>;
 }
 
-/// Why a learner failed.
+/// Error of a learner.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// libtorch refused.
+    /// libtorch reported an error.
     #[error("{operation}: {message}")]
     Torch {
-        /// What was being done.
+        /// The operation that failed.
         operation: &'static str,
-        /// libtorch's first line.
+        /// First line of libtorch's message.
         message: String,
     },
-    /// There was too little memory.
+    /// Out of memory.
     #[error("{operation}: {message}")]
     OutOfMemory {
-        /// Whose memory.
-        memory: Memory,
-        /// What was being done.
+        /// The kind of memory.
+        memory: MemoryKind,
+        /// The operation that failed.
         operation: &'static str,
-        /// libtorch's first line.
+        /// First line of libtorch's message.
         message: String,
     },
     /// A sample's label does not fit the model.
     #[error(
-        "sample {sample} has label {label}, but model.num_classes = {num_classes}: raise it or mend the data set"
+        "sample {sample} has label {label}, but model.num_classes = {num_classes}: raise it or correct the data set"
     )]
     Label {
-        /// Position in the data set.
+        /// Index of the sample in the data set.
         sample: u64,
-        /// The label found.
+        /// Its label.
         label: i64,
-        /// Outputs of the model.
+        /// Number of outputs of the model.
         num_classes: u32,
     },
-    /// No such device.
+    /// The device does not exist or cannot be used.
     #[error("{0}")]
     Device(String),
     /// A GPU or its driver failed.
     #[error(transparent)]
     Gpu(#[from] baton_gpu::Error),
-    /// The recipe asks for something that this model does not have.
+    /// The recipe asks for something that this model does not support.
     #[error("{0}")]
     Recipe(String),
 }
 
-/// A memory that can be too small.
+/// A kind of memory that can be exhausted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
-    /// The machine's.
+pub enum MemoryKind {
+    /// Memory of the machine.
     Host,
-    /// A GPU's.
+    /// Memory of a GPU.
     Gpu,
 }
 
 impl Error {
-    /// The memory that was too small, if that is what went wrong.
+    /// The kind of memory that was exhausted, if that is the cause.
     #[must_use]
-    pub fn out_of_memory(&self) -> Option<Memory> {
+    pub fn out_of_memory(&self) -> Option<MemoryKind> {
         match self {
             Self::OutOfMemory { memory, .. } => Some(*memory),
-            Self::Gpu(error) => error.is_out_of_memory().then_some(Memory::Gpu),
+            Self::Gpu(error) => error.is_out_of_memory().then_some(MemoryKind::Gpu),
             _ => None,
         }
     }

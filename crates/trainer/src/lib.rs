@@ -1,18 +1,23 @@
-//! Training: the step loop, generic over what learns.
+//! Training: the step loop, generic over the model, a [`Learner`].
 //!
-//! Start with [`Trainer::run`] in `step_loop.rs`; it reads as the story of one generation. A single step is in
+//! Start with [`Trainer::run`] in `step_loop.rs`: it runs one generation from beginning to end. A single step is in
 //! [`step`].
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`learner`] | the contract between loop and model |
-//! | [`torch`] | described networks on libtorch, the only place that uses `tch` |
-//! | [`linear`] | softmax regression in plain Rust, for trying out everything around the training |
-//! | `agree` | how a new generation's ranks come to hold the same state |
-//! | `checkpointing`, `saving` with `state_copy`, `evaluation` | done by all ranks together |
-//! | `inputs` | data sets cut into micro-batches |
-//! | [`Controls`] | wishes from outside, voted on at the next step |
+//! | [`learner`] | the interface between the step loop and a model |
+//! | [`torch`] | networks built from a description, on libtorch; the only module that uses `tch` |
+//! | [`linear`] | softmax regression in plain Rust, for fast tests of everything around training |
+//! | `agree`, `restoring` | how the ranks of a new generation get the same state |
+//! | `checkpointing`, `saving` with `state_copy`, `evaluation` | work that all ranks do together |
+//! | `inputs` | data sets, cut into micro-batches |
+//! | `activity`, `step_metrics`, `throughput`, `loader_watch` | what a rank reports while it trains |
+//! | `digest` | the digest of the whole training state |
+//! | `suspects` | the micro-batches that may have caused a divergence |
+//! | `bits` | floating-point numbers in JSON, with every bit |
+//! | [`Controls`] | requests from other threads; the ranks vote on them at the next step |
 
+mod activity;
 mod agree;
 mod bits;
 mod checkpointing;
@@ -39,14 +44,13 @@ mod step_metrics;
 mod suspects;
 mod throughput;
 pub mod torch;
-mod vitals;
 
+pub use activity::SharedActivity;
 pub use controls::Controls;
 pub use error::Error;
-pub use evaluation::summed_up;
-pub use inputs::{Feed, Inputs};
-pub use learner::{Judged, Leaf, Learner, Sums, Update, Weights};
-pub use saving::write_first;
+pub use evaluation::combine_evaluations;
+pub use inputs::{BatchFeed, JobInputs};
+pub use learner::{BatchEvaluation, EvaluatedWeights, Leaf, Learner, Sums, Update};
+pub use saving::write_initial_checkpoint;
 pub use state_copy::StateCopy;
-pub use step_loop::{Build, GenerationContext, Job, Trainer};
-pub use vitals::Vitals;
+pub use step_loop::{BuildLearner, GenerationContext, Trainer, TrainingJob};

@@ -1,16 +1,21 @@
 //! Softmax regression on pixels or on arrays, in plain Rust.
 //!
-//! It learns little and takes milliseconds: with it everything around the training — recovery,
-//! checkpoints, control — can be tried out and tested as fast as it can be typed.
+//! It learns little but takes only milliseconds, so that everything around training (recovery, checkpoints, control)
+//! can be tested quickly.
+//!
+//! Runs of earlier versions in `tests/compat` must end with the same bits: neither the names and sizes of regions and
+//! tensors nor the order of any sum may change.
 
 use baton_checkpoint::ALIGNMENT;
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, Inputs};
-use baton_recipe::{JobSpec, spec::Optimizer};
+use baton_recipe::{JobSpec, spec::OptimizerSpec};
 
 use crate::{
     Leaf, Learner, Sums,
-    learner::{Error, Judged, Region, TAIL, TensorPlace, Update, VOTE, Weights},
+    learner::{
+        BatchEvaluation, Error, EvaluatedWeights, Region, TAIL, TensorLocation, Update, VOTE,
+    },
 };
 
 /// Weights (classes × features), then one bias per class; SGD with momentum.
@@ -29,14 +34,14 @@ pub struct LinearLearner {
 }
 
 impl LinearLearner {
-    /// Zero weights for `spec` and such samples.
+    /// A model with zero weights for samples of this type.
     ///
     /// # Errors
     /// An optimizer other than SGD.
     pub fn new(spec: &JobSpec, input_type: &InputType) -> Result<Self, Error> {
-        let Optimizer::Sgd { momentum, nesterov, weight_decay, .. } = spec.optimizer else {
+        let OptimizerSpec::Sgd { momentum, nesterov, weight_decay, .. } = spec.optimizer else {
             return Err(Error::Recipe(
-                "model.arch = linear knows optimizer.kind = sgd only: choose that".to_owned(),
+                "model.arch = linear supports only optimizer.kind = sgd: choose that".to_owned(),
             ));
         };
         let classes = spec.model.num_classes as usize;
@@ -59,26 +64,26 @@ impl LinearLearner {
         })
     }
 
-    /// Where the biases begin, behind zeros that no update changes.
+    /// Index of the first bias. The values between weights and biases are padding: always zero.
     fn biases(&self) -> usize {
         (self.classes * self.features).next_multiple_of(ALIGNMENT)
     }
 
-    /// Keeps logits of one size, so that a learning rate fits every resolution.
+    /// Factor that keeps logits at the same magnitude, so that one learning rate fits every resolution.
     fn scale(&self) -> f32 {
         1.0 / (self.features as f32).sqrt()
     }
 
-    /// What sample `index` is: normalised pixels, or an array as it is.
+    /// Values of sample `index`: normalised pixels, or the array itself.
     fn values(&self, batch: &Batch, index: usize) -> Vec<f32> {
-        let place = index * self.features..(index + 1) * self.features;
+        let range = index * self.features..(index + 1) * self.features;
         match &batch.inputs {
-            Inputs::Arrays { values, .. } => values[place].to_vec(),
+            Inputs::Arrays { values, .. } => values[range].to_vec(),
             Inputs::Images { pixels, .. } => {
                 let channels = self.mean.iter().zip(&self.std).cycle();
                 let normalised =
                     |(pixel, (mean, std)): (&u8, (&f32, &f32))| (f32::from(*pixel) - mean) / std;
-                pixels[place].iter().zip(channels).map(normalised).collect()
+                pixels[range].iter().zip(channels).map(normalised).collect()
             }
         }
     }
@@ -104,10 +109,10 @@ impl LinearLearner {
         })
     }
 
-    /// Adds a sample's loss and whether its label is among the first guess and the first five.
-    fn judge(&self, probabilities: &[f32], label: usize, sums: &mut Sums) {
+    /// Adds to `sums` the loss of a sample, and whether its label is among the top 1 and the top 5 predictions.
+    fn add_sample(&self, probabilities: &[f32], label: usize, sums: &mut Sums) {
         let own = probabilities[label];
-        // Of equals the first is the guess.
+        // Among equal probabilities the first class ranks highest.
         let is_ahead = |(class, p): &(usize, &f32)| **p > own || (**p == own && *class < label);
         let ahead = probabilities.iter().enumerate().filter(is_ahead).count();
         let hit = |hit: bool| f64::from(u8::from(hit));
@@ -136,7 +141,7 @@ impl Learner for LinearLearner {
             let label = self.label(batch, index)?;
             let values = self.values(batch, index);
             let probabilities = self.probabilities(&values);
-            self.judge(&probabilities, label, &mut sums);
+            self.add_sample(&probabilities, label, &mut sums);
             for (class, probability) in probabilities.iter().enumerate() {
                 let hit = if class == label { 1.0 - self.smoothing } else { 0.0 };
                 let error = scale * (probability - hit - self.smoothing / classes as f32);
@@ -147,8 +152,8 @@ impl Learner for LinearLearner {
             }
         }
         let top1 = sums.others.first().copied().unwrap_or_default();
-        let told = [sums.loss as f32, top1 as f32, sums.count as f32];
-        tail[..VOTE.start].copy_from_slice(&told);
+        let written = [sums.loss as f32, top1 as f32, sums.count as f32];
+        tail[..VOTE.start].copy_from_slice(&written);
         Ok(sums.loss)
     }
 
@@ -165,20 +170,24 @@ impl Learner for LinearLearner {
         for ((weight, velocity), gradient) in values {
             let gradient = gradient + self.weight_decay * *weight;
             *velocity = self.momentum * *velocity + gradient;
-            let ahead =
+            let direction =
                 if self.nesterov { gradient + self.momentum * *velocity } else { *velocity };
-            *weight -= lr as f32 * ahead;
+            *weight -= lr as f32 * direction;
         }
         Ok(())
     }
 
-    fn evaluate(&mut self, batch: &Batch, _weights: Weights) -> Result<Judged, Error> {
+    fn evaluate(
+        &mut self,
+        batch: &Batch,
+        _weights: EvaluatedWeights,
+    ) -> Result<BatchEvaluation, Error> {
         let mut sums = Sums::default();
         for index in 0..batch.len() {
             let probabilities = self.probabilities(&self.values(batch, index));
-            self.judge(&probabilities, self.label(batch, index)?, &mut sums);
+            self.add_sample(&probabilities, self.label(batch, index)?, &mut sums);
         }
-        Ok(Judged { sums, ..Judged::default() })
+        Ok(BatchEvaluation { sums, ..BatchEvaluation::default() })
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {
@@ -188,8 +197,8 @@ impl Learner for LinearLearner {
         ]
     }
 
-    fn tensors(&self) -> Vec<TensorPlace> {
-        let place = |name: &str, shape: Vec<usize>, offset| TensorPlace {
+    fn tensors(&self) -> Vec<TensorLocation> {
+        let location = |name: &str, shape: Vec<usize>, offset| TensorLocation {
             name: name.to_owned(),
             shape,
             region: "weights",
@@ -197,8 +206,8 @@ impl Learner for LinearLearner {
             channels_last: false,
         };
         vec![
-            place("fc.weight", vec![self.classes, self.features], 0),
-            place("fc.bias", vec![self.classes], self.biases()),
+            location("fc.weight", vec![self.classes, self.features], 0),
+            location("fc.bias", vec![self.classes], self.biases()),
         ]
     }
 }

@@ -1,7 +1,7 @@
-//! How all ranks come to hold a checkpoint, whatever the number of ranks was that wrote it.
+//! Restores a checkpoint on all ranks, for any number of ranks that wrote it.
 //!
-//! Rank 0 chooses, and passes over what is damaged. Every rank reads and verifies some of the files, so that
-//! each is read once, and gives what it read to the others.
+//! Rank 0 chooses the checkpoint and skips damaged ones. Every rank reads and verifies some of the files, so that each
+//! file is read once, and sends what it read to the others.
 
 use std::{
     num::NonZeroUsize,
@@ -10,7 +10,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use baton_checkpoint::{self as checkpoint, Found, Manifest, Moves, ShardEntry, Store, slice_of};
+use baton_checkpoint::{
+    self as checkpoint, LayoutMapping, Manifest, ResumePoint, ShardEntry, Store, slice_of,
+};
 use baton_collectives::Collective;
 use baton_job::{
     Generation, Rank,
@@ -21,83 +23,86 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Learner,
-    agree::{Agreed, Basis, Plan, Source, gather},
+    agree::{AgreedState, RestoreContext, RestorePlan, StateProvider, gather},
     saving::layout,
 };
 
-/// What rank 0 tells all ranks to do.
+/// Command of rank 0 to all ranks.
 #[derive(Debug, Serialize, Deserialize)]
-enum Order {
-    /// Read their share of this checkpoint, and tell how it went.
+enum RestoreCommand {
+    /// Read your share of this checkpoint and report the result.
     Read(Box<Manifest>),
-    /// Begin with this.
-    Begin(Box<Plan>),
+    /// Begin training with this state.
+    Begin(Box<RestorePlan>),
 }
 
-/// How a rank's reading went.
+/// Result of reading a rank's share of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
-enum Outcome {
+enum ReadResult {
     Read,
-    /// The checkpoint is no good.
+    /// The checkpoint is damaged or incomplete.
     Damaged(String),
-    /// Nothing is known of the checkpoint.
+    /// The read failed for a reason that is not the checkpoint.
     Failed(String),
 }
 
-/// Finds the checkpoint that the [`Restore`] rule names and fills `learner` with this rank's share of it, or
-/// on rank 0 with what training begins from without one.
+/// Finds the checkpoint that the [`Restore`] rule names and loads this rank's share of it into `learner`. Without a
+/// checkpoint, rank 0 sets the initial state.
 ///
 /// [`Restore`]: baton_job::message::Restore
 pub(crate) fn restore<L: Learner>(
     collective: &mut dyn Collective,
     learner: &mut L,
-    basis: Basis<'_>,
-) -> Result<Plan, Error> {
+    context: RestoreContext<'_>,
+) -> Result<RestorePlan, Error> {
     let mut mine = match collective.rank() {
-        Rank(0) => Some(Order::Begin(Box::new(choose(collective, learner, basis)?))),
+        Rank(0) => Some(RestoreCommand::Begin(Box::new(choose(collective, learner, context)?))),
         _ => None,
     };
     loop {
-        match order(collective, mine.take())? {
-            Order::Read(manifest) => {
-                // What is wrong with it is rank 0's business.
-                let _damage = read_share(basis.store, &manifest, collective, learner)?;
+        match exchange_command(collective, mine.take())? {
+            RestoreCommand::Read(manifest) => {
+                // Rank 0 decides what to do about damage.
+                let _damage = read_share(context.store, &manifest, collective, learner)?;
             }
-            Order::Begin(plan) => return Ok(*plan),
+            RestoreCommand::Begin(plan) => return Ok(*plan),
         }
     }
 }
 
-/// Rank 0's word, which every rank gets.
-fn order(collective: &mut dyn Collective, mine: Option<Order>) -> Result<Order, Error> {
-    let orders: Vec<Option<Order>> = gather(collective, &mine)?;
-    orders.into_iter().next().flatten().ok_or(Error::Bug("rank 0 does not say what to restore"))
+/// Sends the command of rank 0 to all ranks; the other ranks pass `None`.
+fn exchange_command(
+    collective: &mut dyn Collective,
+    mine: Option<RestoreCommand>,
+) -> Result<RestoreCommand, Error> {
+    let commands: Vec<Option<RestoreCommand>> = gather(collective, &mine)?;
+    commands.into_iter().next().flatten().ok_or(Error::Bug("rank 0 sent no restore command"))
 }
 
-/// Rank 0's part: the others follow its orders meanwhile.
+/// Rank 0 chooses the checkpoint; meanwhile the other ranks follow its commands.
 fn choose<L: Learner>(
     collective: &mut dyn Collective,
     learner: &mut L,
-    basis: Basis<'_>,
-) -> Result<Plan, Error> {
-    let Basis { spec, agenda, store, restore } = basis;
-    // What makes a checkpoint unusable without being damage to it.
+    context: RestoreContext<'_>,
+) -> Result<RestorePlan, Error> {
+    let RestoreContext { spec, plan, store, restore } = context;
+    // Ok: the recipe's changes since the checkpoint. Err: the checkpoint is intact but cannot be used.
     let mut accepted = Ok(Vec::new());
     let mut alone = false;
-    let found = store.find_by(restore, &mut |place, manifest| {
-        let read = changes(manifest, spec, restore, place.location()).and_then(|changes| {
+    let found = store.find(restore, &mut |found_in, manifest| {
+        let read = changes(manifest, spec, restore, found_in.location()).and_then(|changes| {
             moves(manifest, learner)?;
-            // Perhaps nobody else sees a folder that a user names.
-            alone = place.location() != store.location();
+            // Other ranks may have no access to a folder that a user names.
+            alone = found_in.location() != store.location();
             if alone {
                 let all: Vec<_> = manifest.shards.iter().collect();
                 return Ok((
                     changes,
-                    read(place, manifest, &all, Rank(0), jobs(1), learner)?.err(),
+                    read(found_in, manifest, &all, Rank(0), jobs(1), learner)?.err(),
                 ));
             }
-            order(collective, Some(Order::Read(Box::new(manifest.clone()))))?;
-            Ok((changes, read_share(place, manifest, collective, learner)?))
+            exchange_command(collective, Some(RestoreCommand::Read(Box::new(manifest.clone()))))?;
+            Ok((changes, read_share(found_in, manifest, collective, learner)?))
         });
         match read {
             Ok((changes, damage)) => {
@@ -113,20 +118,21 @@ fn choose<L: Learner>(
         }
     })?;
     let changes = accepted?;
-    let Some(Found { manifest, skipped, .. }) = found else {
-        let position = basis.position(Progress::default(), None, Generation(0));
-        let source = match spec.model.pretrained.is_empty() {
-            true => Source::Seed,
+    let Some(ResumePoint { manifest, skipped, .. }) = found else {
+        let position = context.position(Progress::default(), None, Generation(0));
+        let provider = match spec.model.pretrained.is_empty() {
+            true => StateProvider::Seed,
             false => {
                 learner.initialise()?;
                 learner.load_initial()?;
-                Source::One(Rank(0))
+                StateProvider::One(Rank(0))
             }
         };
-        return Ok(Plan { agreed: Agreed { source: StateSource::Fresh, position }, source });
+        let agreed = AgreedState { source: StateSource::Fresh, position };
+        return Ok(RestorePlan { agreed, provider });
     };
     let durable = Some(manifest.progress.step);
-    let position = basis.position(manifest.progress.clone(), durable, manifest.generation);
+    let position = context.position(manifest.progress.clone(), durable, manifest.generation);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let restored = Restored {
         name: manifest.name(),
@@ -134,18 +140,19 @@ fn choose<L: Learner>(
         changes,
         world_size: manifest.world_size,
         age_seconds: since_epoch.as_secs().saturating_sub(manifest.created_unix_seconds),
-        lr: learning_rate(spec, agenda, &position.progress),
-        // Known when everybody has it.
+        lr: learning_rate(spec, plan, &position.progress),
+        // Set once every rank has the state.
         seconds: 0.0,
     };
-    let source = match alone {
-        true => Source::One(Rank(0)),
-        false => Source::Readers(Box::new(manifest)),
+    let provider = match alone {
+        true => StateProvider::One(Rank(0)),
+        false => StateProvider::Readers(Box::new(manifest)),
     };
-    Ok(Plan { agreed: Agreed { source: StateSource::Checkpoint(restored), position }, source })
+    let agreed = AgreedState { source: StateSource::Checkpoint(restored), position };
+    Ok(RestorePlan { agreed, provider })
 }
 
-/// Reads this rank's share of the files, and tells all ranks alike what is wrong with the checkpoint.
+/// Reads this rank's share of the files. All ranks get the same result: the checkpoint's damage, if any.
 fn read_share<L: Learner>(
     store: &Store,
     manifest: &Manifest,
@@ -156,32 +163,32 @@ fn read_share<L: Learner>(
     let is_mine = |rank| reader_of(rank, world_size) == collective.rank();
     let mine: Vec<_> = manifest.shards.iter().filter(|shard| is_mine(shard.rank)).collect();
     let read = read(store, manifest, &mine, collective.rank(), jobs(world_size), learner);
-    let outcome = match &read {
-        Ok(Ok(())) => Outcome::Read,
-        Ok(Err(problem)) => Outcome::Damaged(problem.clone()),
-        Err(error) => Outcome::Failed(error.to_string()),
+    let result = match &read {
+        Ok(Ok(())) => ReadResult::Read,
+        Ok(Err(problem)) => ReadResult::Damaged(problem.clone()),
+        Err(error) => ReadResult::Failed(error.to_string()),
     };
-    let outcomes = gather(collective, &outcome)?;
+    let results = gather(collective, &result)?;
     let _mine = read?;
     let mut damage = None;
-    for (rank, outcome) in outcomes.into_iter().enumerate() {
-        match outcome {
-            Outcome::Read => {}
-            Outcome::Damaged(problem) => damage = damage.or(Some(problem)),
-            Outcome::Failed(problem) => return Err(Error::Peer { rank, problem }),
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            ReadResult::Read => {}
+            ReadResult::Damaged(problem) => damage = damage.or(Some(problem)),
+            ReadResult::Failed(problem) => return Err(Error::Peer { rank, problem }),
         }
     }
     Ok(damage)
 }
 
-/// Files that are read at a time, if all ranks are on this machine.
+/// Number of files to read at a time, assuming that all ranks are on this machine.
 fn jobs(world_size: u32) -> NonZeroUsize {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     NonZeroUsize::new(cores / world_size.max(1) as usize).unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Reads some of the files into `learner`, on rank 0 also what training left as it was; in words what is
-/// wrong with the checkpoint, if that is why it cannot be read.
+/// Reads some of the files into `learner`, on rank 0 also the frozen regions. The inner error describes what is
+/// damaged, if the checkpoint is the reason for a failure.
 fn read<L: Learner>(
     store: &Store,
     manifest: &Manifest,
@@ -193,7 +200,7 @@ fn read<L: Learner>(
     let moves = moves(manifest, learner)?;
     let mut regions = learner.regions();
     if !moves.is_identity() {
-        // What the checkpoint does not hold, as in a state that was never used.
+        // Zero where the checkpoint has no values, as in a state that was never used.
         for region in &mut regions {
             region.buffer.copy_from_host(&vec![0.0; region.buffer.len()])?;
         }
@@ -220,7 +227,7 @@ fn read<L: Learner>(
     }
 }
 
-/// Gives every rank what the others have read.
+/// Sends the values that each rank has read to all other ranks.
 pub(crate) fn exchange<L: Learner>(
     manifest: &Manifest,
     collective: &mut dyn Collective,
@@ -243,21 +250,21 @@ pub(crate) fn exchange<L: Learner>(
             give(reader, &region.name, slice_of(region.len, shard.rank, manifest.world_size))?;
         }
     }
-    for frozen in manifest.places().regions.iter().filter(|region| region.frozen) {
+    for frozen in manifest.state_layout().regions.iter().filter(|region| region.frozen) {
         give(FROZEN_READER, &frozen.name, 0..frozen.words())?;
     }
     Ok(())
 }
 
-/// Who reads what training left as it was.
+/// The rank that reads the frozen regions.
 const FROZEN_READER: Rank = Rank(0);
 
-/// Who reads the file that `writer` wrote.
+/// The rank that reads the file that `writer` wrote.
 fn reader_of(writer: Rank, world_size: u32) -> Rank {
     Rank(writer.0 % world_size.max(1))
 }
 
-/// What affects the weights and is not as in the checkpoint's recipe.
+/// Differences between the checkpoint's recipe and this one that affect the weights.
 fn changes(
     manifest: &Manifest,
     spec: &JobSpec,
@@ -270,17 +277,17 @@ fn changes(
     }
     Err(Error::Mismatch(format!(
         "checkpoint {} in {location} was written by another recipe ({}): use that recipe, or another \
-         checkpoint.dir, or go on with this one by --allow-recipe-change, or start anew with \
+         checkpoint.dir, or continue from this one with --allow-recipe-change, or start a new run with \
          --no-auto-resume",
         manifest.name(),
         changes.join(", ")
     )))
 }
 
-/// Where the checkpoint's values belong in the learner, whose layout may be newer. A changed recipe may have
-/// another model or optimizer, whose state is another one.
-fn moves<L: Learner>(manifest: &Manifest, learner: &mut L) -> Result<Moves, Error> {
-    Moves::between(&manifest.places(), &layout(learner)).map_err(|problems| {
+/// Positions of the checkpoint's values in the learner, whose layout may be newer. Fails if a changed recipe has
+/// another model or optimizer, whose state has another shape.
+fn moves<L: Learner>(manifest: &Manifest, learner: &mut L) -> Result<LayoutMapping, Error> {
+    LayoutMapping::between(&manifest.state_layout(), &layout(learner)).map_err(|problems| {
         let shown = problems.iter().take(SHOWN_PROBLEMS).map(String::as_str);
         let mut shown = shown.collect::<Vec<_>>().join("; ");
         if problems.len() > SHOWN_PROBLEMS {
@@ -288,8 +295,8 @@ fn moves<L: Learner>(manifest: &Manifest, learner: &mut L) -> Result<Moves, Erro
         }
         Error::Mismatch(format!(
             "checkpoint {} does not fit this recipe's state: {shown}; model, optimizer, ema and \
-             precision.compute must keep its shape; to begin with its weights alone export them and set \
-             model.pretrained",
+             precision.compute must keep its shape; to begin with its weights alone, export them and \
+             set model.pretrained",
             manifest.name()
         ))
     })

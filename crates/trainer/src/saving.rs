@@ -1,10 +1,10 @@
-//! Writing checkpoints while training goes on.
+//! Writes checkpoints while training continues.
 //!
-//! After an agreed update every rank copies its slice of the state, and a thread of its own writes the
-//! copy. Whether a rank is still at it travels with the gradient, so that all learn after the same update
-//! that every shard is durable. Then rank 0 writes the manifest, which is the commit, in the same manner.
-//! One checkpoint is written at a time: who wishes one meanwhile gets the state after this one's end, and for
-//! one that the recipe asks for training waits.
+//! After an update on which all ranks agree, every rank copies its slice of the state, and a separate thread writes the
+//! copy. The gradient's votes include whether a rank is still writing, so that all ranks detect after the same update
+//! that every shard is durable. Then rank 0 writes the manifest, also in a separate thread; its creation commits the
+//! checkpoint. Only one checkpoint is written at a time: a user's request that arrives meanwhile is served after the
+//! current one. If the recipe asks for a checkpoint meanwhile, training waits for the current one.
 
 use std::{
     sync::Arc,
@@ -13,8 +13,8 @@ use std::{
 };
 
 use baton_checkpoint::{
-    Flat, Float, FrozenEntry, Layout, Manifest, RegionInfo, Retention, SaveId, ShardEntry, Store,
-    TensorInfo,
+    FlatRegion, Float, FrozenEntry, Manifest, RegionInfo, Retention, SaveId, ShardEntry,
+    StateLayout, Store, TensorInfo,
 };
 use baton_collectives::Collective;
 use baton_job::{
@@ -24,99 +24,99 @@ use baton_job::{
 use baton_recipe::{JobSpec, Step, progress::Progress};
 
 use crate::{
-    Error, Job, Learner,
+    Error, Learner, TrainingJob,
     agree::gather,
-    learner::{Region, TensorPlace},
+    learner::{Region, TensorLocation},
     state_copy::StateCopy,
 };
 
-/// The checkpoint that is being written, and the memory that it is written from.
+/// The checkpoint that is being written, and the memory for its copy of the state.
 #[derive(Debug, Default)]
 pub(crate) struct Saver {
-    phase: Phase,
+    phase: SavePhase,
     spare: StateCopy,
-    /// Of generations that ended, possibly behind a store that does not answer.
-    abandoned: Vec<Phase>,
-    wanted: bool,
-    /// What rank 0 has written in this generation of what training leaves as it is.
+    /// Saves of earlier generations that may still be running, for example because the store does not answer.
+    abandoned: Vec<SavePhase>,
+    another_requested: bool,
+    /// On rank 0: the frozen regions that it has written in this generation.
     frozen: Option<Vec<FrozenEntry>>,
 }
 
 #[derive(Debug, Default)]
-enum Phase {
+enum SavePhase {
     #[default]
     Idle,
     /// Every rank writes its shard.
     Writing { save: Save, shard: Task<(Result<Written, SaveProblem>, StateCopy)> },
-    /// Rank 0 writes the manifest; nobody else has a thread.
+    /// Rank 0 writes the manifest; the other ranks have no thread.
     Committing { save: Save, manifest: Option<Task<Result<Commit, SaveProblem>>> },
 }
 
-/// A rank's files.
+/// The files that a rank has written.
 #[derive(Debug)]
 struct Written {
     shard: ShardEntry,
-    /// On rank 0, if that was not written before.
+    /// On rank 0: the frozen regions, unless they were written before.
     frozen: Option<Vec<FrozenEntry>>,
 }
 
-/// A thread, or why there is none.
+/// A running thread, or the reason why it could not be started.
 type Task<T> = Result<JoinHandle<T>, SaveProblem>;
 
-/// What all of a checkpoint but its shards is made of.
+/// What is known about the checkpoint that is being written, except its shards.
 #[derive(Debug)]
 struct Save {
     step: Step,
-    /// On rank 0 alone.
+    /// On rank 0 only: the manifest to write, and which older checkpoints to keep.
     commit: Option<(Manifest, Retention)>,
-    began: Instant,
-    /// How long training stood still for it.
+    started: Instant,
+    /// Time that training was paused for the copy.
     stall: Duration,
 }
 
 impl Saver {
     /// Whether a checkpoint is being written.
-    pub(crate) fn is_at_work(&self) -> bool {
-        self.at_work_on().is_some()
+    pub(crate) fn is_active(&self) -> bool {
+        self.active_save().is_some()
     }
 
-    /// The checkpoint that is being written, and seconds since its beginning.
-    pub(crate) fn at_work_on(&self) -> Option<(Step, f64)> {
+    /// Step of the checkpoint that is being written, and seconds since its start.
+    pub(crate) fn active_save(&self) -> Option<(Step, f64)> {
         match &self.phase {
-            Phase::Idle => None,
-            Phase::Writing { save, .. } | Phase::Committing { save, .. } => {
-                Some((save.step, save.began.elapsed().as_secs_f64()))
+            SavePhase::Idle => None,
+            SavePhase::Writing { save, .. } | SavePhase::Committing { save, .. } => {
+                Some((save.step, save.started.elapsed().as_secs_f64()))
             }
         }
     }
 
-    /// This rank's vote: whether the others have to wait for it before the next phase.
+    /// This rank's vote: whether it is still writing, so that the others must wait before the next phase.
     pub(crate) fn is_busy(&mut self) -> bool {
-        self.abandoned.retain(Phase::is_running);
+        self.abandoned.retain(SavePhase::is_running);
         self.phase.is_running() || !self.abandoned.is_empty()
     }
 
-    /// Asks for a checkpoint once this one is written.
-    pub(crate) fn want_another(&mut self) {
-        self.wanted = true;
+    /// Requests another checkpoint after the current one is written.
+    pub(crate) fn request_another(&mut self) {
+        self.another_requested = true;
     }
 
-    /// Whether one was asked for meanwhile; the question answers the wish.
-    pub(crate) fn take_wish(&mut self) -> bool {
-        std::mem::take(&mut self.wanted)
+    /// Whether another checkpoint was requested meanwhile; clears the request.
+    pub(crate) fn take_request(&mut self) -> bool {
+        std::mem::take(&mut self.another_requested)
     }
 
-    /// Copies this rank's slice of the state after `progress` and begins to write it.
+    /// Copies this rank's slice of the state after `progress` and starts to write it.
     pub(crate) fn start<L: Learner>(
         &mut self,
         learner: &mut L,
         progress: &Progress,
         id: SaveId,
         restore: &Restore,
-        job: &Job,
+        job: &TrainingJob,
         collective: &dyn Collective,
     ) {
-        let began = Instant::now();
+        let started = Instant::now();
         let (rank, world_size) = (collective.rank(), collective.world_size());
         let commit = (rank == Rank(0)).then(|| {
             let manifest = draft(learner, progress, id, world_size, job.id, &job.spec);
@@ -126,7 +126,7 @@ impl Saver {
         let taken = copy.take(learner, rank, world_size);
         let is_due = rank == Rank(0) && self.frozen.is_none();
         let frozen = is_due.then(|| frozen_copies(learner)).transpose();
-        let stall = began.elapsed();
+        let stall = started.elapsed();
         let store = Arc::clone(&job.store);
         let shard = spawn(move || {
             let write = || -> Result<Written, SaveProblem> {
@@ -139,21 +139,22 @@ impl Saver {
             };
             (write(), copy)
         });
-        self.phase = Phase::Writing { save: Save { step: id.step, commit, began, stall }, shard };
+        self.phase =
+            SavePhase::Writing { save: Save { step: id.step, commit, started, stall }, shard };
     }
 
-    /// The next phase, or the end, told to all ranks alike. To be called by all after the same update,
-    /// when none is busy; waits for those that are.
+    /// Ends the current phase and starts the next one; after the last one it returns the result, which is the same on
+    /// all ranks. All ranks must call it after the same update. It waits for ranks that are still busy.
     pub(crate) fn advance(
         &mut self,
-        job: &Job,
+        job: &TrainingJob,
         collective: &mut dyn Collective,
     ) -> Result<Option<Result<Commit, SaveProblem>>, Error> {
         match std::mem::take(&mut self.phase) {
-            Phase::Idle => Ok(None),
-            Phase::Writing { save, shard } => {
+            SavePhase::Idle => Ok(None),
+            SavePhase::Writing { save, shard } => {
                 let (written, copy) =
-                    joined(shard).unwrap_or_else(|problem| (Err(problem), StateCopy::default()));
+                    join(shard).unwrap_or_else(|problem| (Err(problem), StateCopy::default()));
                 self.spare = copy;
                 let mine = written.map(|written| {
                     self.frozen = written.frozen.or(self.frozen.take());
@@ -168,29 +169,29 @@ impl Saver {
                     let store = Arc::clone(&job.store);
                     let frozen = self.frozen.clone().unwrap_or_default();
                     let manifest = Manifest { shards, frozen, ..manifest };
-                    let (began, stall) = (save.began, save.stall);
+                    let (started, stall) = (save.started, save.stall);
                     spawn(move || {
                         let commit = store.commit(&manifest).map_err(problem)?;
-                        let took = took(began, stall);
+                        let times = save_times(started, stall);
                         prune(&store, &retention);
-                        Ok(Commit { took: Some(took), ..commit })
+                        Ok(Commit { took: Some(times), ..commit })
                     })
                 });
-                self.phase = Phase::Committing { save, manifest };
+                self.phase = SavePhase::Committing { save, manifest };
                 Ok(None)
             }
-            Phase::Committing { save: _, manifest } => {
+            SavePhase::Committing { save: _, manifest } => {
                 let mine = match manifest {
-                    Some(task) => joined(task).and_then(|committed| committed),
-                    // Told below by rank 0.
+                    Some(task) => join(task).and_then(|committed| committed),
+                    // Rank 0 has the result.
                     None => Err(String::new().into()),
                 };
                 let results: Vec<Result<Commit, SaveProblem>> = gather(collective, &mine)?;
                 let of_rank_0 = results.into_iter().next();
                 let committed =
-                    of_rank_0.unwrap_or_else(|| Err("rank 0 told no result".to_owned().into()));
+                    of_rank_0.unwrap_or_else(|| Err("rank 0 sent no result".to_owned().into()));
                 if committed.is_err() {
-                    // Perhaps somebody has removed it.
+                    // The files of frozen regions may have been removed: write them again with the next checkpoint.
                     self.frozen = None;
                 }
                 Ok(Some(committed))
@@ -198,13 +199,13 @@ impl Saver {
         }
     }
 
-    /// Goes through the phases that are left, if any.
+    /// Runs the remaining phases, if any, and waits for their end.
     pub(crate) fn finish(
         &mut self,
-        job: &Job,
+        job: &TrainingJob,
         collective: &mut dyn Collective,
     ) -> Result<Option<Result<Commit, SaveProblem>>, Error> {
-        while self.is_at_work() {
+        while self.is_active() {
             if let Some(result) = self.advance(job, collective)? {
                 return Ok(Some(result));
             }
@@ -212,17 +213,16 @@ impl Saver {
         Ok(None)
     }
 
-    /// Leaves what is being written to its end, which nobody waits for: the fence decides whether it may
-    /// still commit.
+    /// Lets the current save run to its end without waiting for it. The fence decides whether it may still commit.
     pub(crate) fn abandon(&mut self) {
-        self.wanted = false;
+        self.another_requested = false;
         self.frozen = None;
         self.abandoned.push(std::mem::take(&mut self.phase));
     }
 }
 
-impl Phase {
-    /// Whether this rank's part of it is still being done.
+impl SavePhase {
+    /// Whether this rank's thread of this phase is still running.
     fn is_running(&self) -> bool {
         match self {
             Self::Idle => false,
@@ -232,11 +232,11 @@ impl Phase {
     }
 }
 
-/// Writes the state of `learner` as the checkpoint of step 0 that a job of this recipe begins with.
+/// Writes the state of `learner` as the checkpoint of step 0, from which a job of this recipe can start.
 ///
 /// # Errors
 /// The store holds checkpoints, or cannot be written.
-pub fn write_first<L: Learner>(
+pub fn write_initial_checkpoint<L: Learner>(
     learner: &mut L,
     job: JobId,
     spec: &JobSpec,
@@ -244,7 +244,7 @@ pub fn write_first<L: Learner>(
 ) -> Result<Commit, Error> {
     if let Some(newest) = store.list()?.first() {
         return Err(Error::Mismatch(format!(
-            "{} holds checkpoints already (the newest is {}); give a folder of its own to the new run",
+            "{} contains checkpoints already (the newest is {}); choose an empty folder for the new run",
             store.location(),
             newest.name
         )));
@@ -259,10 +259,11 @@ pub fn write_first<L: Learner>(
     Ok(store.commit(&Manifest { shards: vec![shard], frozen, ..manifest })?)
 }
 
-/// What training leaves as it is, in host memory.
+/// Copy of a frozen region in host memory.
 struct FrozenCopy {
     region: &'static str,
     float: Float,
+    /// The contents as 32-bit words, whatever the number format is.
     words: Vec<f32>,
 }
 
@@ -286,15 +287,15 @@ fn write_frozen(
 
 fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
     let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(work);
-    thread.map_err(|error| format!("there is no thread to write it ({error})").into())
+    thread.map_err(|error| format!("cannot start the thread that writes it ({error})").into())
 }
 
 fn is_running<T>(task: &Task<T>) -> bool {
     task.as_ref().is_ok_and(|thread| !thread.is_finished())
 }
 
-fn joined<T>(task: Task<T>) -> Result<T, SaveProblem> {
-    let panicked = "the thread that writes it has panicked; this is a bug";
+fn join<T>(task: Task<T>) -> Result<T, SaveProblem> {
+    let panicked = "the thread that writes it panicked; this is a bug";
     task?.join().map_err(|_| panicked.to_owned().into())
 }
 
@@ -306,7 +307,7 @@ fn problem(error: baton_checkpoint::Error) -> SaveProblem {
     SaveProblem { message: error.to_string(), fence }
 }
 
-/// The manifest but for its files.
+/// A manifest that does not list its files yet.
 fn draft<L: Learner>(
     learner: &mut L,
     progress: &Progress,
@@ -315,7 +316,7 @@ fn draft<L: Learner>(
     job: JobId,
     spec: &JobSpec,
 ) -> Manifest {
-    let Layout { regions, tensors } = layout(learner);
+    let StateLayout { regions, tensors } = layout(learner);
     let trained = regions.into_iter().filter(|region| !region.frozen);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Manifest {
@@ -329,8 +330,8 @@ fn draft<L: Learner>(
         seed: spec.seed,
         virtual_ranks: spec.train.virtual_ranks,
         world_size,
-        layout: Layout::version(&tensors),
-        regions: trained.map(|Flat { name, len, .. }| RegionInfo { name, len }).collect(),
+        layout: StateLayout::version(&tensors),
+        regions: trained.map(|FlatRegion { name, len, .. }| RegionInfo { name, len }).collect(),
         frozen: Vec::new(),
         tensors,
         shards: Vec::new(),
@@ -338,7 +339,7 @@ fn draft<L: Learner>(
     }
 }
 
-fn retention(id: SaveId, restore: &Restore, job: &Job) -> Retention {
+fn retention(id: SaveId, restore: &Restore, job: &TrainingJob) -> Retention {
     Retention {
         keep_last: job.spec.checkpoint.keep_last,
         keep_best: job.spec.checkpoint.keep_best,
@@ -348,8 +349,8 @@ fn retention(id: SaveId, restore: &Restore, job: &Job) -> Retention {
     }
 }
 
-fn took(began: Instant, stall: Duration) -> SaveTimes {
-    SaveTimes { stall_seconds: stall.as_secs_f64(), seconds: began.elapsed().as_secs_f64() }
+fn save_times(started: Instant, stall: Duration) -> SaveTimes {
+    SaveTimes { stall_seconds: stall.as_secs_f64(), seconds: started.elapsed().as_secs_f64() }
 }
 
 fn prune(store: &Store, retention: &Retention) {
@@ -358,12 +359,12 @@ fn prune(store: &Store, retention: &Retention) {
     }
 }
 
-/// How a learner lays out its state.
-pub(crate) fn layout<L: Learner>(learner: &mut L) -> Layout {
+/// The layout of the learner's state.
+pub(crate) fn layout<L: Learner>(learner: &mut L) -> StateLayout {
     let regions = learner.regions();
     let flat = |region: &Region<'_>| {
         let float = region.frozen.unwrap_or_default();
-        Flat {
+        FlatRegion {
             name: region.name.to_owned(),
             float,
             len: region.buffer.len() * size_of::<f32>() / float.bytes(),
@@ -371,15 +372,15 @@ pub(crate) fn layout<L: Learner>(learner: &mut L) -> Layout {
         }
     };
     let regions = regions.iter().map(flat).collect();
-    Layout { regions, tensors: learner.tensors().into_iter().map(tensor_info).collect() }
+    StateLayout { regions, tensors: learner.tensors().into_iter().map(tensor_info).collect() }
 }
 
-fn tensor_info(place: TensorPlace) -> TensorInfo {
+fn tensor_info(location: TensorLocation) -> TensorInfo {
     TensorInfo {
-        name: place.name,
-        shape: place.shape,
-        region: place.region.to_owned(),
-        offset: place.offset,
-        channels_last: place.channels_last,
+        name: location.name,
+        shape: location.shape,
+        region: location.region.to_owned(),
+        offset: location.offset,
+        channels_last: location.channels_last,
     }
 }

@@ -1,4 +1,4 @@
-//! A rank's slice of the state, as it was when training stood still for it.
+//! A copy of a rank's slice of the state, from which a checkpoint is written.
 
 use baton_checkpoint::{Snapshot, slice_of};
 use baton_collectives::{BufferMut, DeviceSliceMut, Error};
@@ -7,24 +7,25 @@ use baton_job::Rank;
 
 use crate::Learner;
 
-/// Its memory is used again by the next copy. Where the state is on a GPU, that copies it within its own
-/// memory, and [`snapshot`](Self::snapshot) brings it to the host while training goes on.
+/// A copy of the state; its memory is reused by the next copy. A state on a GPU is first copied within GPU memory;
+/// [`snapshot`](Self::snapshot) brings it to the host while training continues.
 #[derive(Debug, Default)]
 pub struct StateCopy {
     snapshot: Snapshot,
-    /// What is still on a device, by region.
-    frozen: Vec<Frozen>,
+    /// Copies in GPU memory, by region.
+    on_device: Vec<DeviceCopy>,
 }
 
 #[derive(Debug)]
-struct Frozen {
+struct DeviceCopy {
     region: &'static str,
     len: usize,
     freezer: Freezer,
 }
 
 impl StateCopy {
-    /// Copies the slice of `rank`: what training stands still for at a checkpoint.
+    /// Copies the slice of `rank`, without frozen regions, which are saved separately. Training is paused during this
+    /// call.
     ///
     /// # Errors
     /// The device failed.
@@ -43,10 +44,10 @@ impl StateCopy {
                 }
                 BufferMut::Device(values) => {
                     if let Err(error) = self.freeze(region.name, &values) {
-                        // Better a step that takes longer than a checkpoint that is not there.
+                        // A slow step is better than a missing checkpoint.
                         tracing::warn!(
                             region = region.name, %error,
-                            "no copy on the GPU: training waits while this crosses to the host"
+                            "cannot copy the state on the GPU: training waits while it is copied to the host"
                         );
                         let slice = self.snapshot.slice(region.name, len);
                         BufferMut::Device(values).copy_to_host(slice)?;
@@ -57,26 +58,26 @@ impl StateCopy {
         Ok(())
     }
 
-    /// The copy in host memory; waits for what is still on a device.
+    /// The copy in host memory; waits until it is complete.
     ///
     /// # Errors
     /// The device failed.
     pub fn snapshot(&mut self) -> Result<&Snapshot, Error> {
-        for Frozen { region, len, freezer } in &mut self.frozen {
+        for DeviceCopy { region, len, freezer } in &mut self.on_device {
             freezer.thaw(bytemuck::cast_slice_mut(self.snapshot.slice(region, *len)))?;
         }
         Ok(&self.snapshot)
     }
 
     fn freeze(&mut self, region: &'static str, values: &DeviceSliceMut<'_>) -> Result<(), Error> {
-        let known = self.frozen.iter().position(|frozen| frozen.region == region);
-        // Taken out: if it fails there is nothing to thaw.
+        let known = self.on_device.iter().position(|copy| copy.region == region);
+        // Removed from the list, so that after a failure there is nothing to thaw.
         let mut freezer = match known {
-            Some(index) => self.frozen.swap_remove(index).freezer,
+            Some(index) => self.on_device.swap_remove(index).freezer,
             None => Freezer::new(Device::open(values.device())?)?,
         };
         values.freeze(&mut freezer)?;
-        self.frozen.push(Frozen { region, len: values.len(), freezer });
+        self.on_device.push(DeviceCopy { region, len: values.len(), freezer });
         Ok(())
     }
 }

@@ -1,7 +1,6 @@
 //! One step: the gradients of this rank's virtual ranks, their sum over all ranks, the update.
 //!
-//! The training loop and `baton-worker bench` both make their steps here, so that a benchmark measures what a job
-//! does.
+//! The training loop and `baton-worker bench` both use this code, so that a benchmark measures what a job does.
 
 use std::{
     ops::Range,
@@ -9,25 +8,25 @@ use std::{
 };
 
 use baton_collectives::{Collective, Part, TreeNode, tree::Fold};
-use baton_job::message::{Activity, StepNews};
+use baton_job::message::{Activity, StepReport};
 use baton_recipe::{JobSpec, guard::BatchMark, spec::Determinism};
 
 use crate::{
-    Controls, Error, Leaf, Learner, Update, controls::Votes, inputs::Feed, suspects::Suspects,
+    Controls, Error, Leaf, Learner, Update, controls::Votes, inputs::BatchFeed, suspects::Suspects,
 };
 
-/// Whether the learner's memory holds a state that training can go on from.
+/// Whether the learner's memory contains a state from which training can continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateValidity {
-    /// Weights from the seed.
+    /// Initial weights only; no update was made or loaded.
     Untouched,
-    /// A part of a state, or an update that should not have been made; of no use.
+    /// An incomplete state, or a state after an update that should not have been made; it cannot be used.
     Partial,
-    /// The state after the last update.
+    /// The complete state after the last update.
     Complete,
 }
 
-/// What a step works with.
+/// The resources of a step.
 pub struct StepContext<'a, L: Learner> {
     /// The recipe.
     pub spec: &'a JobSpec,
@@ -35,50 +34,50 @@ pub struct StepContext<'a, L: Learner> {
     pub learner: &'a mut L,
     /// [`StateValidity::Partial`] from the beginning of an update to its end.
     pub validity: &'a mut StateValidity,
-    /// The other ranks.
+    /// Connection to the other ranks.
     pub collective: &'a mut dyn Collective,
     /// The micro-batches.
-    pub feed: &'a mut Feed,
-    /// What this rank votes for, and where it shows what it does.
+    pub feed: &'a mut BatchFeed,
+    /// Requests to vote on, and the activity to show.
     pub controls: &'a Controls,
-    /// Whether this rank still writes its part of a checkpoint; asked as late as its vote allows.
+    /// Whether this rank is still writing its shard of a checkpoint; called as late as the vote allows.
     pub is_writing: &'a mut dyn FnMut() -> bool,
-    /// Whether the host goes ahead of the device: [`Learner::runs_ahead`] on all ranks.
+    /// Whether the host queues work ahead of the device: [`Learner::runs_ahead`] is true on all ranks.
     pub ahead: bool,
 }
 
-/// A step before it is made.
+/// Description of a step before it is made.
 #[derive(Debug, Default)]
 pub struct NextStep {
-    /// What the learner needs besides the gradient.
+    /// Inputs of the update other than the gradient.
     pub update: Update,
     /// 1 / samples of the global batch.
     pub scale: f32,
-    /// Its batch.
+    /// Position of its batch.
     pub batch: BatchMark,
-    /// What is known of it before its sums.
-    pub news: StepNews,
+    /// The part of its report that is known before its sums are.
+    pub report: StepReport,
 }
 
 /// A step whose sums have not been read yet.
 pub struct PendingStep<L: Learner> {
     /// The sum of all leaves, measured.
     pub total: L::Leaf,
-    /// What it was before it was made.
+    /// Its description.
     pub step: NextStep,
     pub(crate) suspects: Suspects<L::Loss>,
 }
 
-/// Reads the sums of a step. An error means that the update must not be made, or should not have been.
+/// Reads the sums of a step. An error means that the update must not be made, or must be discarded if it was made.
 pub type ReadSums<'a, L> =
     dyn FnMut(&mut PendingStep<L>, &mut dyn Collective) -> Result<(), Error> + 'a;
 
-/// Host time of two parts of a step. Where the host goes ahead, the device needs its own time.
+/// Host time of two parts of a step. If the host runs ahead, this does not include the device's time.
 #[derive(Clone, Copy, Debug)]
 pub struct StepTimes {
-    /// Adding up gradients, waiting for the other ranks included.
+    /// Adding gradients, including the wait for the other ranks.
     pub all_reduce: Duration,
-    /// Norm, clipping, update and average.
+    /// Norm, clipping, update and moving average.
     pub update: Duration,
 }
 
@@ -86,28 +85,28 @@ pub struct StepTimes {
 pub struct Stepper<L: Learner> {
     /// Virtual ranks of this rank.
     block: Range<u32>,
-    /// It keeps the leaves: to allocate 100 MB per virtual rank and step would cost milliseconds.
+    /// Keeps the leaves: allocating 100 MB per virtual rank and step would cost milliseconds.
     fold: Fold<L::Leaf>,
-    /// The update that was made last, if its sums have not been read.
+    /// The last update, if its sums have not been read yet.
     pending: Option<PendingStep<L>>,
 }
 
 impl<L: Learner> Stepper<L> {
-    /// For the virtual ranks in `block`.
+    /// A stepper for the virtual ranks in `block`.
     #[must_use]
     pub fn new(block: Range<u32>) -> Self {
         Self { fold: Fold::new(block.start), block, pending: None }
     }
 
-    /// One update. `read` gets the newest step whose sums are known.
+    /// Makes one update. `read` is called with the newest step whose sums are known.
     ///
-    /// Until its all-reduce has ended nothing of the state is touched, so a rank that loses its peers in here still
-    /// holds the state before it. Where the host goes ahead, the update is queued then, and read when the next one's
-    /// gradients are queued behind it: by that time its sums are there, and the device has work. Else it is read first
-    /// and made afterwards.
+    /// The state is not changed before the all-reduce has ended, so a rank that loses its peers in this call still has
+    /// the state before the step. If the host runs ahead, the update is queued at once, and its sums are read when the
+    /// next step's gradients are queued behind it: by then the sums are ready, and the device has work. Otherwise the
+    /// sums are read first, and the update is made afterwards.
     ///
     /// # Errors
-    /// The other ranks are lost, the data cannot be read, the device failed, or `read` refuses.
+    /// The other ranks are lost, the data cannot be read, the device failed, or `read` returned an error.
     pub fn step(
         &mut self,
         context: &mut StepContext<'_, L>,
@@ -117,7 +116,7 @@ impl<L: Learner> Stepper<L> {
         let mut suspects = Suspects::none();
         for virtual_rank in self.block.clone() {
             let mut leaf = self.leaf(context, next.scale, &mut suspects)?;
-            // Once per rank is enough, and the later the sooner it is known.
+            // One vote per rank is enough; a late vote includes the most recent requests.
             let vote = match virtual_rank + 1 == self.block.end {
                 true => context.controls.vote((context.is_writing)()),
                 false => Votes::default(),
@@ -133,7 +132,7 @@ impl<L: Learner> Stepper<L> {
         if context.collective.world_size() > 1
             && let Some((_, leaf)) = sums.last_mut()
         {
-            // Until here the device's faults and its slowness are this rank's own, afterwards somebody else's.
+            // Wait here, so that a device fault or delay before this point is not attributed to the other ranks.
             leaf.tail()?;
         }
         let reduce_began = Instant::now();
@@ -150,7 +149,7 @@ impl<L: Learner> Stepper<L> {
         context.learner.measure(&mut total)?;
         let mut pending = PendingStep::<L> { total, step: next, suspects };
         if context.ahead {
-            pending.total.send_for_tail()?;
+            pending.total.start_tail_readback()?;
             update(context, &mut pending)?;
             self.pending = Some(pending);
         } else {
@@ -161,10 +160,10 @@ impl<L: Learner> Stepper<L> {
         Ok(StepTimes { all_reduce: update_began - reduce_began, update: update_began.elapsed() })
     }
 
-    /// Reads the sums of the update that was made last, if that is still to be done.
+    /// Reads the sums of the last update, if they have not been read.
     ///
     /// # Errors
-    /// The device failed, or `read` refuses.
+    /// The device failed, or `read` returned an error.
     pub fn finish_pending(
         &mut self,
         validity: &mut StateValidity,
@@ -172,7 +171,7 @@ impl<L: Learner> Stepper<L> {
         read: &mut ReadSums<'_, L>,
     ) -> Result<(), Error> {
         let Some(mut pending) = self.pending.take() else { return Ok(()) };
-        // It should not have been made, if it went wrong.
+        // If `read` fails, the update should not have been made.
         *validity = StateValidity::Partial;
         read(&mut pending, collective)?;
         *validity = StateValidity::Complete;
@@ -180,7 +179,7 @@ impl<L: Learner> Stepper<L> {
         Ok(())
     }
 
-    /// The contribution of one virtual rank: the sum over its micro-batches.
+    /// Contribution of one virtual rank: the sum over its micro-batches.
     fn leaf(
         &mut self,
         context: &mut StepContext<'_, L>,
@@ -188,12 +187,12 @@ impl<L: Learner> Stepper<L> {
         suspects: &mut Suspects<L::Loss>,
     ) -> Result<L::Leaf, Error> {
         let StepContext { learner, feed, controls, .. } = context;
-        let vitals = controls.vitals();
+        let activity = controls.activity();
         let mut sum: Option<L::Leaf> = None;
         for _ in 0..context.spec.train.grad_accumulation {
-            vitals.at(Activity::Loading);
+            activity.set(Activity::Loading);
             let batch = feed.next()?.ok_or(Error::Bug("the loader ended"))?;
-            vitals.at(Activity::Computing);
+            activity.set(Activity::Computing);
             let mut leaf = match self.fold.take_buffer() {
                 Some(leaf) => leaf,
                 None => learner.new_leaf()?,
@@ -201,7 +200,7 @@ impl<L: Learner> Stepper<L> {
             let loss = learner.gradient(&batch, scale, &mut leaf)?;
             suspects.note(&batch.samples, loss);
             feed.recycle(batch);
-            // While the device computes this one.
+            // The copy runs while the device computes this batch.
             if context.ahead
                 && let Some(next) = feed.peek()
             {
@@ -220,7 +219,7 @@ impl<L: Learner> Stepper<L> {
     }
 }
 
-/// Changes the state.
+/// Applies the update to the learner's state.
 fn update<L: Learner>(
     context: &mut StepContext<'_, L>,
     pending: &mut PendingStep<L>,
@@ -231,7 +230,7 @@ fn update<L: Learner>(
     Ok(())
 }
 
-/// Leaves one sum of all, for a collective with an order of its own.
+/// Replaces `sums` by their total, for a collective that adds in its own order.
 fn add_up<B: Leaf>(sums: &mut Vec<(TreeNode, B)>, fold: &mut Fold<B>) -> Result<(), Error> {
     let rest = sums.split_off(1.min(sums.len()));
     for (node, leaf) in rest {

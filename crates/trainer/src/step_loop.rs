@@ -1,11 +1,11 @@
-//! The step loop: one generation of training, generic over what learns.
+//! The step loop: one generation of training, generic over the model.
 //!
-//! Everything that all ranks must do alike — evaluate, save, stop — follows either from the replicated
-//! [`Progress`](baton_recipe::progress::Progress) through [`Agenda::due`] or from votes that travel in the gradient's
-//! all-reduce. No rank ever decides alone.
+//! Everything that all ranks must do alike (evaluate, save, stop) follows either from the replicated
+//! [`Progress`](baton_recipe::progress::Progress) through [`TrainingPlan::due`], or from votes that are part of the
+//! gradient's all-reduce. No rank decides alone.
 //!
-//! [`Trainer::run`] takes over the state, and [`Trainer::train`] is the loop. A step is made in `step.rs`, checkpoints
-//! are written in `checkpointing.rs`.
+//! [`Trainer::run`] takes over the state, and [`Trainer::train`] is the loop. `step.rs` makes a step,
+//! `checkpointing.rs` writes checkpoints.
 
 use std::{
     sync::Arc,
@@ -17,34 +17,34 @@ use baton_collectives::Collective;
 use baton_job::{
     Generation, JobId, Rank,
     exit::Outcome,
-    message::{Activity, RankNews, Restore, StateSource, StepNews},
+    message::{Activity, RankReport, Restore, StateSource, StepReport},
     plan::virtual_block,
 };
 use baton_recipe::{
     JobSpec, Step,
     guard::{self, BatchMark, Diagnosis},
-    progress::{Agenda, Due, Extent},
+    progress::{Due, Extent, TrainingPlan},
     schedule::learning_rate,
     task,
 };
 
 use crate::{
-    Controls, Error, Inputs, Learner,
-    agree::{self, Basis, Position},
+    Controls, Error, JobInputs, Learner,
+    activity::MonitoredCollective,
+    agree::{self, RestoreContext, RunPosition},
     controls::Votes,
     digest, evaluation,
-    inputs::Feed,
+    inputs::BatchFeed,
     learner,
     loader_watch::LoaderWatch,
     saving::Saver,
     step::{StateValidity, StepContext, Stepper},
     step_metrics::{self, StepMetrics},
     throughput::Throughput,
-    vitals::Watched,
 };
 
-/// What a rank knows of its job.
-pub struct Job {
+/// The parts of a job that a rank needs.
+pub struct TrainingJob {
     /// The job's identity.
     pub id: JobId,
     /// Its recipe.
@@ -52,60 +52,60 @@ pub struct Job {
     /// Where checkpoints go.
     pub store: Arc<Store>,
     /// Its data.
-    pub inputs: Inputs,
+    pub inputs: JobInputs,
 }
 
-/// A rank's part in a generation.
+/// A rank's membership in a generation.
 pub struct GenerationContext<'a> {
     /// The generation.
     pub generation: Generation,
-    /// The way to the other ranks.
+    /// Connection to the other ranks.
     pub collective: &'a mut dyn Collective,
     /// Where state comes from if no rank holds any.
     pub restore: &'a Restore,
-    /// Requests from outside.
+    /// Requests from other threads.
     pub controls: &'a Controls,
-    /// Receives what the coordinator should know.
-    pub report: &'a mut dyn FnMut(RankNews),
+    /// Receives reports for the coordinator.
+    pub report: &'a mut dyn FnMut(RankReport),
 }
 
-/// Between two looks of paused ranks at what is wanted of them.
+/// Time between two votes of paused ranks on whether to resume.
 const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Makes a learner as it is before the first step.
-pub type Build<L> = Box<dyn Fn() -> Result<L, learner::Error> + Send>;
+/// Builds a learner in its state before the first step.
+pub type BuildLearner<L> = Box<dyn Fn() -> Result<L, learner::Error> + Send>;
 
-/// A rank's model and position; it outlives generations.
+/// A rank's model and position; it is kept from one generation to the next.
 pub struct Trainer<L: Learner> {
-    pub(crate) job: Job,
-    build: Build<L>,
+    pub(crate) job: TrainingJob,
+    build: BuildLearner<L>,
     pub(crate) learner: L,
-    pub(crate) position: Position,
-    /// Whether the learner holds the state after `position`.
+    pub(crate) position: RunPosition,
+    /// Whether the learner contains the state of `position`.
     validity: StateValidity,
     pub(crate) saver: Saver,
     loaders: LoaderWatch,
 }
 
 impl<L: Learner> Trainer<L> {
-    /// A rank that holds nothing yet.
+    /// A rank without a state.
     ///
     /// # Errors
     /// The learner cannot be built.
-    pub fn new(job: Job, build: Build<L>) -> Result<Self, Error> {
+    pub fn new(job: TrainingJob, build: BuildLearner<L>) -> Result<Self, Error> {
         let learner = build()?;
         Ok(Self {
             job,
             build,
             learner,
-            position: Position::default(),
+            position: RunPosition::default(),
             validity: StateValidity::Untouched,
             saver: Saver::default(),
             loaders: LoaderWatch::default(),
         })
     }
 
-    /// The last finished step, if this rank holds the state after it.
+    /// The last finished step, if this rank has the state after it.
     #[must_use]
     pub fn step(&self) -> Option<Step> {
         (self.validity == StateValidity::Complete).then_some(self.position.progress.step)
@@ -116,22 +116,22 @@ impl<L: Learner> Trainer<L> {
         &mut self.learner
     }
 
-    /// Takes part in one generation until the job is done or drained.
+    /// Runs one generation until the job is completed or drained.
     ///
     /// # Errors
     /// [`Error::Collective`] when the other ranks are lost: the state is kept for the next generation.
     /// Anything else ends this rank.
     pub fn run(&mut self, context: &mut GenerationContext<'_>) -> Result<Outcome, Error> {
         self.saver.abandon();
-        let vitals = context.controls.vitals();
-        let mut watched = Watched { inner: &mut *context.collective, vitals };
+        let activity = context.controls.activity();
+        let mut monitored = MonitoredCollective { inner: &mut *context.collective, activity };
         let context = &mut GenerationContext {
-            collective: &mut watched,
+            collective: &mut monitored,
             report: &mut *context.report,
             ..*context
         };
         self.take_state(context)?;
-        vitals.stepped(self.position.progress.step);
+        activity.stepped(self.position.progress.step);
         let (rank, world) = (context.collective.rank(), context.collective.world_size());
         let block = virtual_block(self.job.spec.train.virtual_ranks, rank, world);
         let mut feed = self.job.inputs.train_feed(&self.position.progress, block.clone());
@@ -139,7 +139,7 @@ impl<L: Learner> Trainer<L> {
         let outcome = self.train(context, &mut Stepper::new(block), &mut feed);
         self.loaders.end(feed.stats());
         if let Err(Error::Diverged(_)) = outcome {
-            // The better the newest checkpoint, the less is lost; that training went wrong comes first.
+            // A newer checkpoint means less lost work. The divergence is the error to report, not a failed save.
             let _ = self.finish_writing(context);
         }
         outcome
@@ -149,42 +149,44 @@ impl<L: Learner> Trainer<L> {
         &mut self,
         context: &mut GenerationContext<'_>,
         stepper: &mut Stepper<L>,
-        feed: &mut Feed,
+        feed: &mut BatchFeed,
     ) -> Result<Outcome, Error> {
-        let (rank, vitals) = (context.collective.rank(), context.controls.vitals());
+        let (rank, activity) = (context.collective.rank(), context.controls.activity());
         let mut throughput = Throughput::start(feed.stats().waited);
         if self.position.progress.saved != self.position.durable {
-            // One was lost with the last generation, or failed.
+            // A save was lost with the last generation, or failed.
             self.save_when_possible(context);
         }
-        // All ranks learn what they agreed on after the same step, or they would wait for each other.
+        // All ranks must read the votes after the same step; otherwise they would wait for each other.
         let ahead = agree::gather(context.collective, &self.learner.runs_ahead())?;
         let all_run_ahead = ahead.into_iter().all(|ahead| ahead);
-        // The first step is reported as soon as it is made: somebody may wait for it.
+        // The first step is read and reported at once: a user may be waiting for it.
         let mut ahead = false;
-        // Before the first step too: who meets the others anew while the job is paused makes none.
+        // Vote before the first step too: ranks that join a new generation while the job is paused make no step.
         let mut agreed = Some(self.vote(context)?);
         loop {
-            // Whatever is not just the next step has to know first what the last one came to.
-            let is_next = self.agenda().due(&self.position.progress) == Due::Train;
-            let is_asked = agreed.is_some_and(|votes| votes.ask(self.saver.is_at_work()));
-            if (is_asked || !is_next)
-                && let Some((news, votes)) = self.finish_pending_step(context, stepper)?
+            // Everything except a plain next step first needs the metrics of the last one.
+            let is_next = self.plan().due(&self.position.progress) == Due::Train;
+            let must_act = agreed.is_some_and(|votes| votes.need_action(self.saver.is_active()));
+            if (must_act || !is_next)
+                && let Some((report, votes)) = self.finish_pending_step(context, stepper)?
             {
-                report_step(news, context, &mut throughput);
+                report_step(report, context, &mut throughput);
                 agreed = Some(agreed.unwrap_or_default().or(votes));
             }
             if let Some(mut votes) = agreed {
                 if votes.pause && !votes.stop {
                     votes = self.stay_paused(context, votes)?;
-                    // Time spent here is no part of the training rate.
-                    vitals.resume();
+                    // Time spent here is not training time.
+                    activity.restart_step_timer();
                     throughput = Throughput::start(feed.stats().waited);
                 }
                 if votes.stop {
-                    vitals.at(Activity::Saving);
+                    activity.set(Activity::Saving);
                     if rank == Rank(0) {
-                        (context.report)(RankNews::Stopping { step: self.position.progress.step });
+                        (context.report)(RankReport::Stopping {
+                            step: self.position.progress.step,
+                        });
                     }
                     self.ensure_saved(context)?;
                     let reason = context.controls.reason();
@@ -192,45 +194,45 @@ impl<L: Learner> Trainer<L> {
                 }
                 self.drive_checkpoint(votes, context)?;
             }
-            agreed = match self.agenda().due(&self.position.progress) {
+            agreed = match self.plan().due(&self.position.progress) {
                 Due::Train => {
-                    let samples = self.agenda().next_batch(&self.position.progress);
+                    let samples = self.plan().next_batch(&self.position.progress);
                     let metrics = self.make_step(context, stepper, feed, ahead)?;
                     ahead = all_run_ahead;
                     let stats = feed.stats();
                     throughput.count(samples, stats.waited);
-                    if let Some(news) = self.loaders.news(Instant::now(), &stats) {
-                        (context.report)(RankNews::Loader(news));
+                    if let Some(report) = self.loaders.report(Instant::now(), &stats) {
+                        (context.report)(RankReport::Loader(report));
                     }
-                    metrics.map(|(news, votes)| {
-                        report_step(news, context, &mut throughput);
+                    metrics.map(|(report, votes)| {
+                        report_step(report, context, &mut throughput);
                         votes
                     })
                 }
-                Due::PassOver => {
-                    let agenda = self.job.inputs.agenda();
-                    agenda.pass_over_marked(&mut self.position.progress);
+                Due::SkipBatch => {
+                    let plan = self.job.inputs.plan();
+                    plan.skip_flagged_batches(&mut self.position.progress);
                     None
                 }
                 Due::Evaluate(extent) => {
                     let votes = self.evaluate(context, extent)?;
-                    // Time spent here is no part of the training rate.
-                    vitals.resume();
+                    // Time spent here is not training time.
+                    activity.restart_step_timer();
                     throughput = Throughput::start(feed.stats().waited);
                     Some(votes)
                 }
                 Due::Save => {
-                    vitals.at(Activity::Saving);
+                    activity.set(Activity::Saving);
                     self.save_when_due(context)?;
                     None
                 }
                 Due::Finish => {
-                    if let Some(reason) = self.agenda().ends_early(&self.position.progress)
+                    if let Some(reason) = self.plan().ends_early(&self.position.progress)
                         && rank == Rank(0)
                     {
-                        (context.report)(RankNews::EndsEarly { reason });
+                        (context.report)(RankReport::EndsEarly { reason });
                     }
-                    vitals.at(Activity::Saving);
+                    activity.set(Activity::Saving);
                     self.ensure_saved(context)?;
                     return self.done(Outcome::Completed, context);
                 }
@@ -238,14 +240,14 @@ impl<L: Learner> Trainer<L> {
         }
     }
 
-    /// What all ranks together want now.
+    /// The current votes of all ranks together.
     fn vote(&mut self, context: &mut GenerationContext<'_>) -> Result<Votes, Error> {
         let mine = context.controls.vote(self.saver.is_busy());
         let all = agree::gather(context.collective, &mine)?;
         Ok(all.into_iter().fold(Votes::default(), Votes::or))
     }
 
-    /// Makes no step for as long as any rank is asked to; what all want then. Saves go on meanwhile.
+    /// Makes no step while any rank votes for a pause; returns the votes that ended it. Saves continue meanwhile.
     fn stay_paused(
         &mut self,
         context: &mut GenerationContext<'_>,
@@ -253,45 +255,45 @@ impl<L: Learner> Trainer<L> {
     ) -> Result<Votes, Error> {
         while votes.pause && !votes.stop {
             self.drive_checkpoint(votes, context)?;
-            context.controls.vitals().at(Activity::Paused);
-            context.controls.stand_still(PAUSE_POLL_INTERVAL);
+            context.controls.activity().set(Activity::Paused);
+            context.controls.wait_while_paused(PAUSE_POLL_INTERVAL);
             votes = self.vote(context)?;
         }
         Ok(votes)
     }
 
-    fn agenda(&self) -> &Agenda {
-        self.job.inputs.agenda()
+    fn plan(&self) -> &TrainingPlan {
+        self.job.inputs.plan()
     }
 
     fn take_state(&mut self, context: &mut GenerationContext<'_>) -> Result<(), Error> {
-        // What was computed before training went back counts no more.
-        let counts = self.position.rollbacks == context.restore.rollbacks.len();
+        // A state that was computed before the last rollback is not valid.
+        let is_current = self.position.rollbacks == context.restore.rollbacks.len();
         let is_complete = self.validity == StateValidity::Complete;
-        let held = (is_complete && counts).then(|| self.position.clone());
+        let held = (is_complete && is_current).then(|| self.position.clone());
         if held.is_none() {
-            // From here to the end of this function the memory may hold a part of a state.
+            // From here to the end of this function the memory may contain an incomplete state.
             if self.validity != StateValidity::Untouched {
                 self.learner = (self.build)()?;
             }
             self.validity = StateValidity::Partial;
         }
         let began = Instant::now();
-        let basis = Basis {
+        let restore = RestoreContext {
             spec: &self.job.spec,
-            agenda: self.job.inputs.agenda(),
+            plan: self.job.inputs.plan(),
             store: &self.job.store,
             restore: context.restore,
         };
-        let plan = agree::plan(context.collective, held.as_ref(), &mut self.learner, basis)?;
+        let plan = agree::plan(context.collective, held.as_ref(), &mut self.learner, restore)?;
         let step = plan.agreed.position.progress.step;
         let behind = held.as_ref().is_none_or(|held| held.progress.step != step);
         if behind {
             self.validity = StateValidity::Partial;
         }
-        agree::carry_out(&plan.source, context.collective, &mut self.learner)?;
-        // Also by those who hold the same step: one may have evaluated or saved after it when the others
-        // were lost before they knew, and all must go on with the same thing.
+        agree::carry_out(&plan.provider, context.collective, &mut self.learner)?;
+        // Ranks at the same step take the agreed position too: a rank may have evaluated or saved after that step
+        // before it detected the loss of the others, and all ranks must continue from the same position.
         self.position = plan.agreed.position;
         self.validity = StateValidity::Complete;
         let mut source = plan.agreed.source;
@@ -299,16 +301,16 @@ impl<L: Learner> Trainer<L> {
             restored.seconds = began.elapsed().as_secs_f64();
         }
         let progress = self.position.progress.clone();
-        (context.report)(RankNews::Started { source, progress });
+        (context.report)(RankReport::Started { source, progress });
         Ok(())
     }
 
-    /// One update, and what the newest one came to whose sums are known.
+    /// Makes one update; returns the metrics of the newest update whose sums are known.
     fn make_step(
         &mut self,
         context: &mut GenerationContext<'_>,
         stepper: &mut Stepper<L>,
-        feed: &mut Feed,
+        feed: &mut BatchFeed,
         ahead: bool,
     ) -> Result<Option<StepMetrics>, Error> {
         let next = step_metrics::before(&self.job, &self.position.progress);
@@ -335,17 +337,17 @@ impl<L: Learner> Trainer<L> {
         );
         if let Err(error) = made {
             if metrics.is_some_and(|(_, votes)| votes.save) {
-                // All wanted it, and will not again: as if it were lost while it was written.
+                // All ranks voted for this save and will not vote again: treat it like a save that was lost.
                 progress.saved = Some(progress.step);
             }
             return Err(error);
         }
-        job.inputs.agenda().advance(progress);
-        context.controls.vitals().stepped(progress.step);
+        job.inputs.plan().advance(progress);
+        context.controls.activity().stepped(progress.step);
         Ok(metrics)
     }
 
-    /// What the update came to whose sums have not been read yet, if there is one.
+    /// Metrics of the last update, if its sums have not been read yet.
     fn finish_pending_step(
         &mut self,
         context: &mut GenerationContext<'_>,
@@ -378,7 +380,7 @@ impl<L: Learner> Trainer<L> {
             context.collective,
             &mut self.loaders,
             vote,
-            context.controls.vitals(),
+            context.controls.activity(),
         )?;
         let spec = &self.job.spec;
         let progress = &mut self.position.progress;
@@ -388,7 +390,7 @@ impl<L: Learner> Trainer<L> {
             guard::collapse(task::find(name)?, best, score, &spec.guard)
         };
         if let Some(divergence) = collapse() {
-            let lr = learning_rate(spec, self.job.inputs.agenda(), progress);
+            let lr = learning_rate(spec, self.job.inputs.plan(), progress);
             return Err(Error::Diverged(Box::new(Diagnosis {
                 divergence,
                 step: progress.step,
@@ -402,7 +404,7 @@ impl<L: Learner> Trainer<L> {
         progress.note_evaluation(raw.clone(), ema.clone(), extent);
         if context.collective.rank() == Rank(0) {
             let (step, epoch) = (progress.step, progress.epoch);
-            (context.report)(RankNews::Evaluated { step, epoch, accuracy: raw, ema, extent });
+            (context.report)(RankReport::Evaluated { step, epoch, accuracy: raw, ema, extent });
         }
         Ok(votes)
     }
@@ -413,17 +415,21 @@ impl<L: Learner> Trainer<L> {
         context: &mut GenerationContext<'_>,
     ) -> Result<Outcome, Error> {
         let digest = digest::of(&mut self.learner, &self.position.progress)?;
-        (context.report)(RankNews::Done { outcome: outcome.clone(), digest });
+        (context.report)(RankReport::Done { outcome: outcome.clone(), digest });
         Ok(outcome)
     }
 }
 
-/// Rank 0 reports now and again what a step came to.
-fn report_step(news: StepNews, context: &mut GenerationContext<'_>, throughput: &mut Throughput) {
+/// Sends the report of a step from rank 0, at most once per report interval.
+fn report_step(
+    report: StepReport,
+    context: &mut GenerationContext<'_>,
+    throughput: &mut Throughput,
+) {
     if context.collective.rank() == Rank(0)
-        && let Some(news) = throughput.report(news)
+        && let Some(report) = throughput.report(report)
     {
-        (context.report)(RankNews::Stepped(news));
+        (context.report)(RankReport::Stepped(report));
     }
 }
 

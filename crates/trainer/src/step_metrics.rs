@@ -1,8 +1,8 @@
-//! What is known of a step before it is made, and what its sums say afterwards.
+//! Metrics of a step: those that are known before it is made, and those in its sums afterwards.
 
 use baton_collectives::Collective;
 use baton_data::InputType;
-use baton_job::message::StepNews;
+use baton_job::message::StepReport;
 use baton_recipe::{
     JobSpec,
     guard::{BatchMark, Diagnosis, LossWatch},
@@ -11,47 +11,47 @@ use baton_recipe::{
 };
 
 use crate::{
-    Error, Job, Leaf, Learner, Update,
+    Error, Leaf, Learner, TrainingJob, Update,
     controls::Votes,
     learner::VOTE,
     step::{NextStep, PendingStep},
 };
 
-/// What a step came to, and what all ranks want after it.
-pub(crate) type StepMetrics = (StepNews, Votes);
+/// Metrics of a step, and the votes of all ranks after it.
+pub(crate) type StepMetrics = (StepReport, Votes);
 
-/// The step that follows `progress`.
-pub(crate) fn before(job: &Job, progress: &Progress) -> NextStep {
-    let (spec, agenda) = (&job.spec, job.inputs.agenda());
+/// Describes the step that follows `progress`.
+pub(crate) fn before(job: &TrainingJob, progress: &Progress) -> NextStep {
+    let (spec, plan) = (&job.spec, job.inputs.plan());
     let mut after = progress.clone();
-    agenda.advance(&mut after);
-    let lr = learning_rate(spec, agenda, progress);
+    plan.advance(&mut after);
+    let lr = learning_rate(spec, plan, progress);
     NextStep {
         update: Update {
             step: progress.step,
             lr,
             micro_batches: spec.train.virtual_ranks * spec.train.grad_accumulation,
         },
-        scale: 1.0 / agenda.next_batch(progress) as f32,
+        scale: 1.0 / plan.next_batch(progress) as f32,
         batch: BatchMark { epoch: progress.epoch, cursor: progress.cursor },
-        news: StepNews {
+        report: StepReport {
             step: after.step,
             epoch: after.epoch,
-            total_steps: agenda.total_steps(),
-            steps_per_epoch: agenda.steps_of(after.epoch),
-            step_of_epoch: agenda.step_of_epoch(&after),
+            total_steps: plan.total_steps(),
+            steps_per_epoch: plan.steps_of(after.epoch),
+            step_of_epoch: plan.step_of_epoch(&after),
             lr,
             resolution: match job.inputs.input_type() {
-                InputType::Image => agenda.resolution(progress.epoch),
+                InputType::Image => plan.resolution(progress.epoch),
                 InputType::Array(_) => 0,
             },
-            global_batch: agenda.global_batch(progress.epoch),
-            ..StepNews::default()
+            global_batch: plan.global_batch(progress.epoch),
+            ..StepReport::default()
         },
     }
 }
 
-/// Reads the sums of a step: what to report of it, and what all ranks want.
+/// Reads the metrics and the votes from the sums of a step. Fails if they show a divergence.
 pub(crate) fn read<L: Learner>(
     pending: &mut PendingStep<L>,
     collective: &mut dyn Collective,
@@ -62,9 +62,9 @@ pub(crate) fn read<L: Learner>(
     let [loss, top1, count, .., norm, loss_scale] = tail.map(f64::from);
     let loss = loss / count.max(1.0);
     let finite = |value: f64| value.is_finite().then_some(value);
-    let NextStep { update, batch, ref news, .. } = pending.step;
+    let NextStep { update, batch, ref report, .. } = pending.step;
     let mut watched = *watch;
-    if let Err(divergence) = watched.judge(loss, norm, spec) {
+    if let Err(divergence) = watched.observe(loss, norm, spec) {
         return Err(Error::Diverged(Box::new(Diagnosis {
             divergence,
             step: update.step,
@@ -72,16 +72,16 @@ pub(crate) fn read<L: Learner>(
             lr: update.lr,
             loss: finite(loss),
             gradient_norm: finite(norm),
-            samples: pending.suspects.of_all(collective)?,
+            samples: pending.suspects.gather_samples(collective)?,
         })));
     }
     *watch = watched;
-    let news = StepNews {
+    let report = StepReport {
         loss,
         metrics: [("top1".to_owned(), top1 / count.max(1.0))].into(),
         gradient_norm: finite(norm),
         loss_scale: (loss_scale != 0.0).then_some(loss_scale),
-        ..news.clone()
+        ..report.clone()
     };
-    Ok((news, Votes::of_tail(&tail[VOTE])))
+    Ok((report, Votes::from_tail(&tail[VOTE])))
 }

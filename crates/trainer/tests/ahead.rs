@@ -1,5 +1,5 @@
-//! A learner whose work is done later than it is queued, as on a GPU: the loop judges an update when the next
-//! one is under way. That this changes no bit of what is learned is proved in `chaos.rs`.
+//! A learner that queues its work, as on a GPU: the loop reads the result of an update while the next one is running.
+//! `chaos.rs` tests that this changes no bit of the trained state.
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
 
 #[path = "../../recipe/tests/kit/mod.rs"]
@@ -19,32 +19,33 @@ use baton_data::{Batch, InputType};
 use baton_job::{
     Generation, JobId, Rank,
     exit::Outcome,
-    message::{Commit, RankNews, Restore},
+    message::{Commit, RankReport, Restore},
 };
 use baton_recipe::{Step, guard::Diagnosis};
 use baton_trainer::{
-    Controls, Error, GenerationContext, Inputs, Job, Judged, Learner, Trainer, Update, Weights,
-    learner::{self, Region, TensorPlace},
+    BatchEvaluation, Controls, Error, EvaluatedWeights, GenerationContext, JobInputs, Learner,
+    Trainer, TrainingJob, Update,
+    learner::{self, Region, TensorLocation},
     linear::{HostLeaf, LinearLearner},
 };
 
-/// What a learner was asked for, in order.
+/// A call of the learner.
 #[derive(Clone, Debug, PartialEq)]
-enum Asked {
+enum Call {
     Prefetch(Vec<u64>),
     Gradient(Vec<u64>),
     Update(Step),
 }
 
-struct Queueing {
+struct QueueingLearner {
     inner: LinearLearner,
     ahead: bool,
-    asked: Arc<Mutex<Vec<Asked>>>,
-    /// Asked for a checkpoint in the midst of the third step.
+    calls: Arc<Mutex<Vec<Call>>>,
+    /// A checkpoint is requested here in the middle of the third step.
     controls: Arc<Controls>,
 }
 
-impl Learner for Queueing {
+impl Learner for QueueingLearner {
     type Leaf = HostLeaf;
     type Loss = f64;
 
@@ -53,7 +54,7 @@ impl Learner for Queueing {
     }
 
     fn prefetch(&mut self, batch: &Batch) -> Result<(), learner::Error> {
-        self.asked.lock().unwrap().push(Asked::Prefetch(batch.samples.clone()));
+        self.calls.lock().unwrap().push(Call::Prefetch(batch.samples.clone()));
         Ok(())
     }
 
@@ -67,12 +68,12 @@ impl Learner for Queueing {
         scale: f32,
         leaf: &mut HostLeaf,
     ) -> Result<f64, learner::Error> {
-        let mut asked = self.asked.lock().unwrap();
-        if asked.contains(&Asked::Update(Step(1))) && !asked.contains(&Asked::Update(Step(2))) {
+        let mut calls = self.calls.lock().unwrap();
+        if calls.contains(&Call::Update(Step(1))) && !calls.contains(&Call::Update(Step(2))) {
             self.controls.request_save();
         }
-        asked.push(Asked::Gradient(batch.samples.clone()));
-        drop(asked);
+        calls.push(Call::Gradient(batch.samples.clone()));
+        drop(calls);
         self.inner.gradient(batch, scale, leaf)
     }
 
@@ -81,11 +82,15 @@ impl Learner for Queueing {
     }
 
     fn update(&mut self, sum: &mut HostLeaf, update: &Update) -> Result<(), learner::Error> {
-        self.asked.lock().unwrap().push(Asked::Update(update.step));
+        self.calls.lock().unwrap().push(Call::Update(update.step));
         self.inner.update(sum, update)
     }
 
-    fn evaluate(&mut self, batch: &Batch, weights: Weights) -> Result<Judged, learner::Error> {
+    fn evaluate(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+    ) -> Result<BatchEvaluation, learner::Error> {
         self.inner.evaluate(batch, weights)
     }
 
@@ -93,26 +98,26 @@ impl Learner for Queueing {
         self.inner.regions()
     }
 
-    fn tensors(&self) -> Vec<TensorPlace> {
+    fn tensors(&self) -> Vec<TensorLocation> {
         self.inner.tensors()
     }
 }
 
-/// A rank that is alone, and loses touch in the all-reduce of one step.
-struct Alone {
+/// The collective of a single rank that loses its connection in the all-reduce of one step.
+struct LosingCollective {
     inner: local::LocalCollective,
     all_reduces: u64,
     lost_in: u64,
 }
 
-impl Alone {
+impl LosingCollective {
     fn until(lost_in: u64) -> Self {
         let inner = local::group(1, Duration::from_secs(60)).remove(0);
         Self { inner, all_reduces: 0, lost_in }
     }
 }
 
-impl Collective for Alone {
+impl Collective for LosingCollective {
     fn rank(&self) -> Rank {
         self.inner.rank()
     }
@@ -150,44 +155,44 @@ impl Collective for Alone {
     }
 }
 
-/// One generation of one rank, and what its learner was asked for.
-struct Ran {
-    trainer: Trainer<Queueing>,
+/// One generation of one rank, and the calls of its learner.
+struct RunResult {
+    trainer: Trainer<QueueingLearner>,
     ended: Result<Outcome, Error>,
-    news: Vec<RankNews>,
-    asked: Vec<Asked>,
+    reports: Vec<RankReport>,
+    calls: Vec<Call>,
 }
 
-fn run(ahead: bool, overrides: &[&str]) -> Ran {
-    let (mut trainer, asked, _) = trainer(ahead, overrides);
-    let (ended, news) = generation(&mut trainer, 1, u64::MAX, &Controls::default());
-    let asked = asked.lock().unwrap().clone();
-    Ran { trainer, ended, news, asked }
+fn run(ahead: bool, overrides: &[&str]) -> RunResult {
+    let (mut trainer, calls, _) = trainer(ahead, overrides);
+    let (ended, reports) = generation(&mut trainer, 1, u64::MAX, &Controls::default());
+    let calls = calls.lock().unwrap().clone();
+    RunResult { trainer, ended, reports, calls }
 }
 
 fn generation(
-    trainer: &mut Trainer<Queueing>,
+    trainer: &mut Trainer<QueueingLearner>,
     number: u64,
     lost_in: u64,
     controls: &Controls,
-) -> (Result<Outcome, Error>, Vec<RankNews>) {
-    let mut alone = Alone::until(lost_in);
+) -> (Result<Outcome, Error>, Vec<RankReport>) {
+    let mut alone = LosingCollective::until(lost_in);
     let restore = Restore::default();
-    let mut news = Vec::new();
+    let mut reports = Vec::new();
     let ended = trainer.run(&mut GenerationContext {
         generation: Generation(number),
         collective: &mut alone,
         restore: &restore,
         controls,
-        report: &mut |told| news.push(told),
+        report: &mut |report| reports.push(report),
     });
-    (ended, news)
+    (ended, reports)
 }
 
-type Made = (Trainer<Queueing>, Arc<Mutex<Vec<Asked>>>, Arc<Controls>);
+type TestTrainer = (Trainer<QueueingLearner>, Arc<Mutex<Vec<Call>>>, Arc<Controls>);
 
-/// A rank's process; whoever runs it with the controls that come with it has a checkpoint asked for.
-fn trainer(ahead: bool, overrides: &[&str]) -> Made {
+/// A rank, the calls of its learner, and the controls in which the learner requests a checkpoint.
+fn trainer(ahead: bool, overrides: &[&str]) -> TestTrainer {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
     let of_all = [
         "model.arch=linear",
@@ -196,20 +201,20 @@ fn trainer(ahead: bool, overrides: &[&str]) -> Made {
         "optimizer={ kind='sgd' }",
     ];
     let spec = Arc::new(kit::recipe(&of_all, overrides));
-    let inputs = Inputs::open(&spec, Path::new("")).unwrap();
+    let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
     let store = Arc::new(Store::memory().unwrap());
-    let job = Job { id: JobId::default(), spec: spec.clone(), store, inputs };
-    let asked = Arc::<Mutex<Vec<Asked>>>::default();
+    let job = TrainingJob { id: JobId::default(), spec: spec.clone(), store, inputs };
+    let calls = Arc::<Mutex<Vec<Call>>>::default();
     let controls = Arc::<Controls>::default();
-    let (told, asks) = (asked.clone(), controls.clone());
+    let (recorded, requested) = (calls.clone(), controls.clone());
     let build = move || {
         let inner = LinearLearner::new(&spec, &InputType::Image)?;
-        Ok(Queueing { inner, ahead, asked: told.clone(), controls: asks.clone() })
+        Ok(QueueingLearner { inner, ahead, calls: recorded.clone(), controls: requested.clone() })
     };
-    (Trainer::new(job, Box::new(build)).unwrap(), asked, controls)
+    (Trainer::new(job, Box::new(build)).unwrap(), calls, controls)
 }
 
-/// The rate rises so far in the second epoch that the loss overflows.
+/// The learning rate rises so far in the second epoch that the loss overflows.
 const EXPLODING: &str = "schedule={kind='piecewise_linear', points=[[0.0, 0.1], [1.0, 0.1], [1.01, 1e38], [3.0, 1e38]]}";
 
 fn diagnosis(ended: Result<Outcome, Error>) -> Diagnosis {
@@ -220,74 +225,74 @@ fn diagnosis(ended: Result<Outcome, Error>) -> Diagnosis {
 }
 
 #[test]
-fn a_divergence_is_told_alike_though_its_update_was_made_and_its_state_is_not_gone_on_with() {
+fn a_divergence_is_reported_the_same_though_its_update_was_made_and_its_state_is_discarded() {
     let (plain, ahead) = (run(false, &[EXPLODING]), run(true, &[EXPLODING]));
     let found = diagnosis(ahead.ended);
     assert_eq!(found, diagnosis(plain.ended));
     assert_eq!(plain.trainer.step(), Some(found.step));
     assert_eq!(ahead.trainer.step(), None);
-    let updates = |asked: &[Asked]| asked.contains(&Asked::Update(found.step));
-    assert!(updates(&ahead.asked) && !updates(&plain.asked));
+    let updated = |calls: &[Call]| calls.contains(&Call::Update(found.step));
+    assert!(updated(&ahead.calls) && !updated(&plain.calls));
 }
 
 #[test]
-fn what_is_handed_over_early_is_the_batch_that_comes_next() {
-    let batches_handed_over_early = || {
-        let Ran { ended, asked, .. } = run(true, &[]);
+fn a_prefetched_batch_is_the_next_one() {
+    let prefetched_batches = || {
+        let RunResult { ended, calls, .. } = run(true, &[]);
         assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
         let batches: Vec<_> =
-            asked.into_iter().filter(|asked| !matches!(asked, Asked::Update(_))).collect();
+            calls.into_iter().filter(|call| !matches!(call, Call::Update(_))).collect();
         let pairs = batches.windows(2).filter_map(|pair| match pair {
-            [Asked::Prefetch(samples), next] => Some((Asked::Gradient(samples.clone()), next)),
+            [Call::Prefetch(samples), next] => Some((Call::Gradient(samples.clone()), next)),
             _ => None,
         });
         pairs.inspect(|(early, next)| assert_eq!(early, *next)).count()
     };
-    // Only those that the loader has ready: on a busy machine that may be none of a short run.
-    assert!((0..1_000).any(|_| batches_handed_over_early() > 0));
-    let Ran { asked, .. } = run(false, &[]);
-    assert!(!asked.iter().any(|asked| matches!(asked, Asked::Prefetch(_))), "{asked:?}");
+    // Only batches that the loader has ready are prefetched: on a busy machine a short run may have none.
+    assert!((0..1_000).any(|_| prefetched_batches() > 0));
+    let RunResult { calls, .. } = run(false, &[]);
+    assert!(!calls.iter().any(|call| matches!(call, Call::Prefetch(_))), "{calls:?}");
 }
 
 #[test]
-fn every_step_is_judged_before_its_state_is_evaluated_saved_or_left() {
+fn the_sums_of_every_step_are_read_before_its_state_is_evaluated_or_saved_or_the_run_ends() {
     let (plain, ahead) = (run(false, &[]), run(true, &[]));
-    // When a checkpoint is known to be written, and how long it took, is chance.
-    let told = |news: &[RankNews]| -> Vec<String> {
-        let lasting = news.iter().filter_map(|news| match news {
-            RankNews::Saved(commit) => {
+    // When a commit is detected, and how long the save took, varies from run to run.
+    let results = |reports: &[RankReport]| -> Vec<String> {
+        let lasting = reports.iter().filter_map(|report| match report {
+            RankReport::Saved(commit) => {
                 Some(format!("{:?}", Commit { took: None, ..commit.clone() }))
             }
-            RankNews::Evaluated { .. } | RankNews::Done { .. } => Some(format!("{news:?}")),
+            RankReport::Evaluated { .. } | RankReport::Done { .. } => Some(format!("{report:?}")),
             _ => None,
         });
         let mut lasting: Vec<String> = lasting.collect();
         lasting.sort();
         lasting
     };
-    assert_eq!(told(&plain.news).len(), 3 + 3 + 1, "{:?}", plain.news);
-    assert_eq!(told(&ahead.news), told(&plain.news));
-    let first = |news: &[RankNews]| {
-        news.iter().find_map(|news| match news {
-            RankNews::Stepped(news) => Some((news.step, news.loss.to_bits(), news.lr)),
+    assert_eq!(results(&plain.reports).len(), 3 + 3 + 1, "{:?}", plain.reports);
+    assert_eq!(results(&ahead.reports), results(&plain.reports));
+    let first = |reports: &[RankReport]| {
+        reports.iter().find_map(|report| match report {
+            RankReport::Stepped(step) => Some((step.step, step.loss.to_bits(), step.lr)),
             _ => None,
         })
     };
-    assert_eq!(first(&ahead.news), first(&plain.news));
+    assert_eq!(first(&ahead.reports), first(&plain.reports));
 }
 
 #[test]
-fn a_checkpoint_that_all_agreed_on_is_made_up_for_if_its_step_is_the_last_before_a_loss() {
+fn a_checkpoint_that_all_agreed_on_is_written_later_if_its_step_is_the_last_before_a_loss() {
     for ahead in [false, true] {
         let (mut trainer, _, controls) = trainer(ahead, &["checkpoint.every_epochs=0"]);
         let (ended, _) = generation(&mut trainer, 1, 3, &controls);
         assert!(matches!(ended, Err(Error::Collective(_))), "{ended:?}");
         assert_eq!(trainer.step(), Some(Step(3)));
-        // Nobody asks again.
-        let (ended, news) = generation(&mut trainer, 2, u64::MAX, &Controls::default());
+        // No new request.
+        let (ended, reports) = generation(&mut trainer, 2, u64::MAX, &Controls::default());
         assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-        let saved = news.iter().filter_map(|news| match news {
-            RankNews::Saved(commit) => Some(commit.step),
+        let saved = reports.iter().filter_map(|report| match report {
+            RankReport::Saved(commit) => Some(commit.step),
             _ => None,
         });
         assert_eq!(saved.collect::<Vec<_>>(), [Step(3), Step(12)], "ahead: {ahead}");

@@ -1,13 +1,12 @@
-//! The proof: a run through many random faults ends with the weights, the optimizer's state, the evaluations
-//! and the samples of an undisturbed run, to the bit.
+//! The main proof: after many random faults a run has exactly the weights, the optimizer's state, the evaluations and
+//! the samples of an undisturbed run, to the bit.
 //!
-//! Ranks are threads, one generation after the other: what the coordinator and the agents decide is played
-//! here by chance, and what they do decide is proved in `crates/job/tests/simulation`. Real processes go
-//! through the same in `tests/tests/chaos.rs`.
+//! Ranks are threads, one generation after the other. Random choices replace the decisions of coordinator and agents;
+//! `crates/job/tests/simulation` tests those decisions. `tests/tests/chaos.rs` does the same with real processes.
 //!
 //! ```text
-//! BATON_CHAOS_SEED=17     cargo test -p baton-trainer --test chaos    that history alone
-//! BATON_CHAOS_SEEDS=5000  cargo test -p baton-trainer --test chaos    more of them, with the small learner
+//! BATON_CHAOS_SEED=17     cargo test -p baton-trainer --test chaos    only that history
+//! BATON_CHAOS_SEEDS=5000  cargo test -p baton-trainer --test chaos    more histories, with the small learner
 //! ```
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
@@ -34,14 +33,15 @@ use baton_collectives::{AbortHandle, Collective};
 use baton_data::{Batch, InputType};
 use baton_job::{
     Generation, JobId,
-    engine::Evaluation,
+    engine::EvaluationResult,
     exit::Outcome,
-    message::{RankNews, Restore},
+    message::{RankReport, Restore},
 };
 use baton_recipe::{JobSpec, Step, progress::Accuracy};
 use baton_trainer::{
-    Controls, Error, GenerationContext, Inputs, Job, Judged, Learner, Trainer, Update, Weights,
-    learner::{self, Region, TensorPlace},
+    BatchEvaluation, Controls, Error, EvaluatedWeights, GenerationContext, JobInputs, Learner,
+    Trainer, TrainingJob, Update,
+    learner::{self, Region, TensorLocation},
     linear::LinearLearner,
     torch::{Device, TorchLearner},
 };
@@ -62,32 +62,32 @@ const RECIPE: [&str; 8] = [
     "augment={ flip=0.5, crop_scale=[0.7, 1.0] }",
 ];
 
-// ---- what is seen of a run ----
+// ---- observations of a run ----
 
-/// What an undisturbed and a disturbed run must have in common.
+/// Results that an undisturbed and a disturbed run must have in common.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Seen {
-    /// Of each update, those of all ranks, in whatever generation it was tried.
+struct RunRecord {
+    /// Samples of each update on all ranks, in every generation that tried it.
     samples: BTreeMap<u64, BTreeSet<u64>>,
     evaluations: BTreeMap<u64, Accuracy>,
-    /// Of weights, momentum, position and best evaluation.
+    /// Digest of weights, momentum, position and best evaluation.
     digest: String,
 }
 
-impl Seen {
+impl RunRecord {
     fn evaluated(&mut self, Step(step): Step, accuracy: Accuracy) {
         let before = self.evaluations.insert(step, accuracy.clone());
-        assert!(before.is_none_or(|before| before == accuracy), "another evaluation of {step}");
+        assert!(before.is_none_or(|before| before == accuracy), "evaluations of {step} differ");
     }
 }
 
 /// Shared by all ranks of a run.
 #[derive(Default)]
 struct Watch {
-    seen: Mutex<Seen>,
-    /// Grows with everything that a rank does.
+    record: Mutex<RunRecord>,
+    /// Counts the calls of all ranks in the current generation; a fault strikes at one of them.
     moments: AtomicUsize,
-    /// At which moment of the present generation the fault strikes.
+    /// The moment of the current generation at which the fault strikes.
     strikes_at: AtomicUsize,
     fault: Mutex<Vec<AbortHandle>>,
 }
@@ -100,17 +100,17 @@ impl Watch {
     }
 }
 
-/// A learner that tells what it is given.
-struct Witness<L> {
+/// A learner that records its inputs.
+struct RecordingLearner<L> {
     inner: L,
     watch: Arc<Watch>,
-    /// The update that is being made.
+    /// The current update.
     step: Arc<AtomicU64>,
-    /// As on a GPU, where updates are queued before those before them are judged.
+    /// Behaves as on a GPU, where an update is queued before the sums of the previous one are read.
     ahead: bool,
 }
 
-impl<L: Learner> Learner for Witness<L> {
+impl<L: Learner> Learner for RecordingLearner<L> {
     type Leaf = L::Leaf;
     type Loss = L::Loss;
 
@@ -138,9 +138,9 @@ impl<L: Learner> Learner for Witness<L> {
         leaf: &mut L::Leaf,
     ) -> Result<L::Loss, learner::Error> {
         self.watch.moment();
-        let mut seen = self.watch.seen.lock().unwrap();
-        seen.samples.entry(self.step.load(SeqCst)).or_default().extend(&batch.samples);
-        drop(seen);
+        let mut record = self.watch.record.lock().unwrap();
+        record.samples.entry(self.step.load(SeqCst)).or_default().extend(&batch.samples);
+        drop(record);
         self.inner.gradient(batch, scale, leaf)
     }
 
@@ -155,39 +155,43 @@ impl<L: Learner> Learner for Witness<L> {
         Ok(())
     }
 
-    fn evaluate(&mut self, batch: &Batch, weights: Weights) -> Result<Judged, learner::Error> {
+    fn evaluate(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+    ) -> Result<BatchEvaluation, learner::Error> {
         self.watch.moment();
         self.inner.evaluate(batch, weights)
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {
-        // Where state is copied, restored and given to others.
+        // Called when state is copied, restored or sent to others.
         self.watch.moment();
         self.inner.regions()
     }
 
-    fn tensors(&self) -> Vec<TensorPlace> {
+    fn tensors(&self) -> Vec<TensorLocation> {
         self.inner.tensors()
     }
 }
 
 // ---- faults ----
 
-/// What ends a generation, or changes the next.
+/// An event that ends a generation or changes the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// Ranks die, stopped or killed: those whose bit is set.
+    /// These ranks (one bit each) die, stopped or killed.
     Kill(u32),
-    /// All die at once, or the machine does.
+    /// All ranks die at once, or their machine does.
     KillAll,
-    /// The ranks lose touch, and live.
+    /// The ranks lose their connections but stay alive.
     Network,
-    /// A notice: they save and stop.
+    /// An interruption notice: the ranks save and stop.
     Notice,
-    /// Nodes leave or join: from now on there are so many ranks.
+    /// Nodes leave or join: the next generation has this many ranks.
     Resize(u32),
-    /// A user wants a checkpoint, and then the ranks lose touch.
-    Wish,
+    /// A user requests a checkpoint, and then the ranks lose their connections.
+    SaveRequest,
 }
 
 impl Fault {
@@ -198,27 +202,27 @@ impl Fault {
             5 => Self::Network,
             6 => Self::Notice,
             7..=8 => Self::Resize(rng.u32(1..=VIRTUAL_RANKS)),
-            _ => Self::Wish,
+            _ => Self::SaveRequest,
         }
     }
 }
 
-/// A rank's process, and the update that it makes.
+/// A rank's process, and its current update.
 struct Process<L: Learner> {
-    trainer: Trainer<Witness<L>>,
+    trainer: Trainer<RecordingLearner<L>>,
     step: Arc<AtomicU64>,
 }
 
-/// What is trained.
+/// The training job.
 struct Work<L> {
     spec: Arc<JobSpec>,
     learner: fn(&JobSpec, &InputType) -> Result<L, learner::Error>,
-    /// The longest that a generation goes before a fault: all faults have to find it at work.
-    most_moments: usize,
+    /// The latest moment at which a fault strikes: the job must not be done before.
+    max_moments: usize,
 }
 
-/// One history.
-struct Run<'a, L: Learner> {
+/// One history of a job.
+struct History<'a, L: Learner> {
     work: &'a Work<L>,
     store: Arc<Store>,
     watch: Arc<Watch>,
@@ -228,7 +232,7 @@ struct Run<'a, L: Learner> {
     ahead: fn(usize) -> bool,
 }
 
-impl<'a, L: Learner + Send + 'static> Run<'a, L> {
+impl<'a, L: Learner + Send + 'static> History<'a, L> {
     fn new(work: &'a Work<L>, ranks: u32) -> Self {
         Self {
             work,
@@ -240,23 +244,23 @@ impl<'a, L: Learner + Send + 'static> Run<'a, L> {
         }
     }
 
-    fn process(&self, place: usize) -> Process<L> {
+    fn process(&self, rank: usize) -> Process<L> {
         let (spec, store, learner) =
             (self.work.spec.clone(), self.store.clone(), self.work.learner);
-        let inputs = Inputs::open(&spec, Path::new("")).unwrap();
+        let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
         let input_type = inputs.input_type().clone();
-        let job = Job { id: JobId::default(), spec: spec.clone(), store, inputs };
+        let job = TrainingJob { id: JobId::default(), spec: spec.clone(), store, inputs };
         let (watch, step) = (self.watch.clone(), Arc::<AtomicU64>::default());
-        let made = step.clone();
-        let ahead = (self.ahead)(place);
+        let current = step.clone();
+        let ahead = (self.ahead)(rank);
         let build = move || {
             let inner = learner(&spec, &input_type)?;
-            Ok(Witness { inner, watch: watch.clone(), step: made.clone(), ahead })
+            Ok(RecordingLearner { inner, watch: watch.clone(), step: current.clone(), ahead })
         };
         Process { trainer: Trainer::new(job, Box::new(build)).unwrap(), step }
     }
 
-    /// One generation, into which the fault strikes at a moment; whether the job is done.
+    /// Runs one generation in which the fault strikes at a moment; returns whether the job is done.
     fn generation(&mut self, fault: Option<Fault>, at: usize) -> bool {
         if let Some(Fault::Resize(ranks)) = fault {
             self.ranks.resize_with(ranks as usize, || None);
@@ -264,9 +268,9 @@ impl<'a, L: Learner + Send + 'static> Run<'a, L> {
         self.generation += 1;
         let generation = Generation(self.generation);
         self.store.raise_fence(generation).unwrap();
-        for place in 0..self.ranks.len() {
-            if self.ranks[place].is_none() {
-                self.ranks[place] = Some(self.process(place));
+        for rank in 0..self.ranks.len() {
+            if self.ranks[rank].is_none() {
+                self.ranks[rank] = Some(self.process(rank));
             }
         }
         let world_size = u32::try_from(self.ranks.len()).unwrap();
@@ -275,25 +279,27 @@ impl<'a, L: Learner + Send + 'static> Run<'a, L> {
         let breaks = !matches!(fault, None | Some(Fault::Notice));
         self.watch.strikes_at.store(if breaks { at } else { 0 }, SeqCst);
         *self.watch.fault.lock().unwrap() = match fault {
-            // Death breaks the connections of the dead alone: the others notice.
-            Some(Fault::Kill(who)) => {
-                let dies = |rank: &usize| who >> rank & 1 == 1;
+            // Only the connections of dead ranks break; the other ranks detect it.
+            Some(Fault::Kill(mask)) => {
+                let dies = |rank: &usize| mask >> rank & 1 == 1;
                 (0..group.len()).filter(dies).map(|rank| group[rank].abort_handle()).collect()
             }
             _ => group.iter().map(Collective::abort_handle).collect(),
         };
-        let asked = (at % self.ranks.len(), fault);
+        let request = (at % self.ranks.len(), fault);
         let watch = &self.watch;
         let outcomes: Vec<Result<Outcome, Error>> = thread::scope(|scope| {
             let mut threads = Vec::new();
             let members = self.ranks.iter_mut().flatten().zip(group).enumerate();
             for (rank, (Process { trainer, step }, mut collective)) in members {
                 let controls = Controls::default();
-                match asked {
-                    (place, Some(Fault::Notice)) if place == rank => {
+                match request {
+                    (requester, Some(Fault::Notice)) if requester == rank => {
                         controls.request_stop("notice".to_owned());
                     }
-                    (place, Some(Fault::Wish)) if place == rank => controls.request_save(),
+                    (requester, Some(Fault::SaveRequest)) if requester == rank => {
+                        controls.request_save();
+                    }
                     _ => {}
                 }
                 threads.push(scope.spawn(move || {
@@ -304,88 +310,88 @@ impl<'a, L: Learner + Send + 'static> Run<'a, L> {
                         collective,
                         restore: &restore,
                         controls: &controls,
-                        report: &mut |news| note(watch, step, news),
+                        report: &mut |report| note(watch, step, report),
                     })
                 }));
             }
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         let is_done = outcomes.iter().all(|ended| matches!(ended, Ok(Outcome::Completed)));
-        for (rank, (place, ended)) in self.ranks.iter_mut().zip(&outcomes).enumerate() {
+        for (rank, (process, ended)) in self.ranks.iter_mut().zip(&outcomes).enumerate() {
             let dies = match fault {
-                Some(Fault::Kill(who)) => who >> rank & 1 == 1,
+                Some(Fault::Kill(mask)) => mask >> rank & 1 == 1,
                 Some(Fault::KillAll) => true,
                 _ => false,
             };
-            // One that is done has left; the others go on with what they hold.
+            // A rank that is done has left; the others continue with their state.
             let has_left = ended.is_ok();
             assert!(has_left || matches!(ended, Err(Error::Collective(_))), "{ended:?}");
             if dies || has_left {
-                *place = None;
+                *process = None;
             }
         }
         is_done
     }
 
-    fn finish(&mut self) -> Seen {
+    fn finish(&mut self) -> RunRecord {
         while !self.generation(None, 0) {}
-        self.watch.seen.lock().unwrap().clone()
+        self.watch.record.lock().unwrap().clone()
     }
 }
 
-fn note(watch: &Watch, step: &AtomicU64, news: RankNews) {
-    let mut seen = watch.seen.lock().unwrap();
-    match news {
-        RankNews::Started { progress, .. } => {
+fn note(watch: &Watch, step: &AtomicU64, report: RankReport) {
+    let mut record = watch.record.lock().unwrap();
+    match report {
+        RankReport::Started { progress, .. } => {
             step.store(progress.step.0, SeqCst);
-            // As the coordinator does: the rank that was to tell it may have died before.
-            if let Some((_, last)) = Evaluation::last_of(&progress) {
-                seen.evaluated(last.step, last.accuracy);
+            // As the coordinator does: the rank that should have reported it may have died before.
+            if let Some((_, last)) = EvaluationResult::last_of(&progress) {
+                record.evaluated(last.step, last.accuracy);
             }
         }
-        RankNews::Evaluated { step, accuracy, .. } => seen.evaluated(step, accuracy),
-        RankNews::Done { outcome: Outcome::Completed, digest } => seen.digest = digest,
+        RankReport::Evaluated { step, accuracy, .. } => record.evaluated(step, accuracy),
+        RankReport::Done { outcome: Outcome::Completed, digest } => record.digest = digest,
         _ => {}
     }
 }
 
 // ---- histories ----
 
-/// How a history went, to be told if it went wrong.
-struct Story(Vec<(Option<Fault>, usize)>);
+/// The faults of a history, printed if it fails.
+struct FaultLog(Vec<(Option<Fault>, usize)>);
 
-impl fmt::Display for Story {
+impl fmt::Display for FaultLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|(fault, at)| writeln!(f, "{fault:?} at moment {at}"))
     }
 }
 
-fn history<L>(seed: u64, work: &Work<L>, undisturbed: &Seen) -> Result<(), String>
+fn history<L>(seed: u64, work: &Work<L>, undisturbed: &RunRecord) -> Result<(), String>
 where
     L: Learner + Send + 'static,
 {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut run = Run::new(work, rng.u32(1..=VIRTUAL_RANKS));
-    // Only where all do is it done.
-    run.ahead = [|_| false, |_| true, |place| place % 2 == 0][seed as usize % 3];
-    let mut story = Story(Vec::new());
-    while story.0.len() < FAULTS {
-        let (fault, at) = (Fault::any(&mut rng, run.ranks.len()), rng.usize(1..work.most_moments));
-        story.0.push((Some(fault), at));
+    let mut run = History::new(work, rng.u32(1..=VIRTUAL_RANKS));
+    // The loop runs ahead only if all ranks do.
+    run.ahead = [|_| false, |_| true, |rank| rank % 2 == 0][seed as usize % 3];
+    let mut log = FaultLog(Vec::new());
+    while log.0.len() < FAULTS {
+        let (fault, at) = (Fault::any(&mut rng, run.ranks.len()), rng.usize(1..work.max_moments));
+        log.0.push((Some(fault), at));
         if run.generation(Some(fault), at) {
-            return Err(format!("seed {seed}: done before the faults were\n{story}"));
+            return Err(format!("seed {seed}: the job was done before all faults\n{log}"));
         }
     }
-    let seen = run.finish();
-    if seen == *undisturbed {
+    let record = run.finish();
+    if record == *undisturbed {
         return Ok(());
     }
     let what = match () {
-        () if seen.digest != undisturbed.digest => "state",
-        () if seen.evaluations != undisturbed.evaluations => "evaluations",
+        () if record.digest != undisturbed.digest => "state",
+        () if record.evaluations != undisturbed.evaluations => "evaluations",
         () => "samples",
     };
-    Err(format!("{what} differ; rerun this history: BATON_CHAOS_SEED={seed}\n{story}"))
+    Err(format!("{what} differ; to repeat this history: BATON_CHAOS_SEED={seed}\n{log}"))
 }
 
 fn spec(overrides: &[&str]) -> Arc<JobSpec> {
@@ -400,7 +406,7 @@ fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
-/// That one alone which the environment names, or `0..count`.
+/// The one seed that the environment names, or `0..count`.
 fn seeds(count: u64) -> Range<u64> {
     match from_environment("BATON_CHAOS_SEED") {
         Some(seed) => seed..seed + 1,
@@ -410,8 +416,8 @@ fn seeds(count: u64) -> Range<u64> {
 
 #[test]
 fn any_series_of_faults_ends_with_the_bits_evaluations_and_samples_of_an_undisturbed_run() {
-    let work = Work { spec: spec(&[]), learner: LinearLearner::new, most_moments: 80 };
-    let undisturbed = Run::new(&work, 2).finish();
+    let work = Work { spec: spec(&[]), learner: LinearLearner::new, max_moments: 80 };
+    let undisturbed = History::new(&work, 2).finish();
     assert_eq!(undisturbed.samples.len(), 180, "{:?}", undisturbed.samples.keys());
     assert!(undisturbed.samples.values().all(|samples| samples.len() == 60));
     assert_eq!(undisturbed.evaluations.len(), 15);
@@ -433,7 +439,7 @@ fn any_series_of_faults_ends_with_the_bits_evaluations_and_samples_of_an_undistu
 }
 
 #[test]
-fn a_resnet_goes_through_any_series_of_faults_to_the_same_bits() {
+fn a_resnet_ends_with_the_same_bits_after_any_series_of_faults() {
     let spec = spec(&[
         "model.arch=resnet18",
         "train.epochs=1",
@@ -444,13 +450,14 @@ fn a_resnet_goes_through_any_series_of_faults_to_the_same_bits() {
     ]);
     let learner =
         |spec: &JobSpec, inputs: &InputType| TorchLearner::blank(spec, inputs, Device::Cpu);
-    let work = Work { spec: spec.clone(), learner, most_moments: 9 };
-    let undisturbed = Run::new(&work, 2).finish();
+    let work = Work { spec: spec.clone(), learner, max_moments: 9 };
+    let undisturbed = History::new(&work, 2).finish();
     assert_eq!(undisturbed.samples.len(), 15);
-    // Were nobody to draw the first weights, all of these would agree on zeros, but for this one.
-    let drawn = |spec: &JobSpec, inputs: &InputType| TorchLearner::new(spec, inputs, Device::Cpu);
-    let with_weights = Work { spec, learner: drawn, most_moments: 9 };
-    assert_eq!(Run::new(&with_weights, 1).finish(), undisturbed);
+    // If no rank set the initial weights, all runs would agree on zeros, except this one.
+    let initialised =
+        |spec: &JobSpec, inputs: &InputType| TorchLearner::new(spec, inputs, Device::Cpu);
+    let with_weights = Work { spec, learner: initialised, max_moments: 9 };
+    assert_eq!(History::new(&with_weights, 1).finish(), undisturbed);
     for seed in seeds(RESNET_SEEDS) {
         if let Err(problem) = history(seed, &work, &undisturbed) {
             panic!("{problem}");

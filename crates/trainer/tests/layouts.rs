@@ -1,4 +1,4 @@
-//! A checkpoint restores into a learner that lays out its state otherwise, at any number of ranks.
+//! A checkpoint restores into a learner with another state layout, on any number of ranks.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 #[path = "../../collectives/tests/kit/local.rs"]
@@ -12,12 +12,13 @@ use baton_data::{Batch, InputType};
 use baton_job::{
     Generation, JobId,
     exit::Outcome,
-    message::{RankNews, Restore, StateSource},
+    message::{RankReport, Restore, StateSource},
 };
 use baton_recipe::JobSpec;
 use baton_trainer::{
-    Controls, Error, GenerationContext, Inputs, Job, Judged, Learner, Trainer, Update, Weights,
-    learner::{self, Region, TensorPlace},
+    BatchEvaluation, Controls, Error, EvaluatedWeights, GenerationContext, JobInputs, Learner,
+    Trainer, TrainingJob, Update,
+    learner::{self, Region, TensorLocation},
     linear::{HostLeaf, LinearLearner},
 };
 use proptest::prelude::*;
@@ -25,15 +26,15 @@ use tempfile::TempDir;
 
 const REGIONS: [&str; 4] = ["weights", "momentum", "ema", "frozen"];
 
-/// A state that no update changes, beside a model that is trained.
+/// A learner with an extra state that no update changes.
 #[derive(Debug)]
-struct Laid {
+struct LaidOutLearner {
     inner: LinearLearner,
     values: [Vec<f32>; REGIONS.len()],
-    places: Vec<TensorPlace>,
+    locations: Vec<TensorLocation>,
 }
 
-/// Tensors of such lengths, each frozen or not, at multiples of `align`; filled, or with zeros.
+/// Tensors with their length and whether they are frozen, at multiples of `align`; filled with values or with zeros.
 #[derive(Clone, Debug)]
 struct Model {
     tensors: Vec<(usize, bool)>,
@@ -42,13 +43,13 @@ struct Model {
 }
 
 impl Model {
-    fn build(&self, inner: LinearLearner) -> Laid {
+    fn build(&self, inner: LinearLearner) -> LaidOutLearner {
         let mut ends = [0usize; 2];
-        let place = |(number, (len, frozen)): (usize, &(usize, bool))| {
+        let location = |(number, (len, frozen)): (usize, &(usize, bool))| {
             let end = &mut ends[usize::from(*frozen)];
             let offset = end.next_multiple_of(self.align);
             *end = offset + len;
-            TensorPlace {
+            TensorLocation {
                 name: format!("t{number}"),
                 shape: vec![*len],
                 region: if *frozen { "frozen" } else { "weights" },
@@ -56,36 +57,37 @@ impl Model {
                 channels_last: false,
             }
         };
-        let places: Vec<TensorPlace> = self.tensors.iter().enumerate().map(place).collect();
+        let locations: Vec<TensorLocation> =
+            self.tensors.iter().enumerate().map(location).collect();
         let [weights, frozen] = ends;
         let mut values = [weights, weights, weights, frozen].map(|len| vec![0.0; len]);
-        for (number, place) in places.iter().enumerate().filter(|_| self.is_filled) {
-            let regions = if place.region == "frozen" { 3..4 } else { 0..3 };
+        for (number, location) in locations.iter().enumerate().filter(|_| self.is_filled) {
+            let regions = if location.region == "frozen" { 3..4 } else { 0..3 };
             for region in regions {
-                let span = place.offset..place.offset + place.shape[0];
+                let span = location.offset..location.offset + location.shape[0];
                 for (index, value) in values[region][span].iter_mut().enumerate() {
                     *value = tagged(region % 3, number, index);
                 }
             }
         }
-        Laid { inner, values, places }
+        LaidOutLearner { inner, values, locations }
     }
 }
 
-/// A value that no other place has.
+/// A value that is different for every region, tensor and index.
 fn tagged(region: usize, number: usize, index: usize) -> f32 {
     (10_000 * region + 100 * number + index + 1) as f32
 }
 
-impl Laid {
-    /// The values of a tensor in a region where it lies.
+impl LaidOutLearner {
+    /// The values of a tensor in a region that contains it.
     fn tensor(&self, region: usize, number: usize) -> &[f32] {
-        let place = &self.places[number];
-        &self.values[region][place.offset..place.offset + place.shape[0]]
+        let location = &self.locations[number];
+        &self.values[region][location.offset..location.offset + location.shape[0]]
     }
 }
 
-impl Learner for Laid {
+impl Learner for LaidOutLearner {
     type Leaf = HostLeaf;
     type Loss = f64;
 
@@ -110,7 +112,11 @@ impl Learner for Laid {
         self.inner.update(sum, update)
     }
 
-    fn evaluate(&mut self, batch: &Batch, weights: Weights) -> Result<Judged, learner::Error> {
+    fn evaluate(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+    ) -> Result<BatchEvaluation, learner::Error> {
         self.inner.evaluate(batch, weights)
     }
 
@@ -123,8 +129,8 @@ impl Learner for Laid {
         regions.filter(|region| region.frozen.is_none() || !region.buffer.is_empty()).collect()
     }
 
-    fn tensors(&self) -> Vec<TensorPlace> {
-        self.places.clone()
+    fn tensors(&self) -> Vec<TensorLocation> {
+        self.locations.clone()
     }
 }
 
@@ -134,11 +140,11 @@ fn folder() -> (TempDir, Arc<Store>) {
     (folder, Arc::new(store))
 }
 
-/// A rank after its generation, how that ended, and what it reported.
-type Ended = (Trainer<Laid>, Result<Outcome, Error>, Vec<RankNews>);
+/// A rank after its generation, the result, and the reports.
+type RankResult = (Trainer<LaidOutLearner>, Result<Outcome, Error>, Vec<RankReport>);
 
-/// A generation of so many ranks that trains to the end, or has nothing left to do.
-fn run(store: &Arc<Store>, model: &Model, ranks: u32, generation: u64) -> Vec<Ended> {
+/// Runs a generation that trains to the end, or has nothing left to do.
+fn run(store: &Arc<Store>, model: &Model, ranks: u32, generation: u64) -> Vec<RankResult> {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
     let text = format!(
         r#"
@@ -153,22 +159,22 @@ fn run(store: &Arc<Store>, model: &Model, ranks: u32, generation: u64) -> Vec<En
     );
     let spec = Arc::new(JobSpec::from_toml(&text, &[]).unwrap());
     let begin = |mut collective: local::LocalCollective| {
-        let inputs = Inputs::open(&spec, Path::new("")).unwrap();
+        let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
         let store = Arc::clone(store);
-        let job = Job { id: JobId::default(), spec: spec.clone(), store, inputs };
+        let job = TrainingJob { id: JobId::default(), spec: spec.clone(), store, inputs };
         let (spec, model) = (spec.clone(), model.clone());
         let build = move || Ok(model.build(LinearLearner::new(&spec, &InputType::Image)?));
         let mut trainer = Trainer::new(job, Box::new(build)).unwrap();
         let restore = Restore::default();
-        let mut news = Vec::new();
+        let mut reports = Vec::new();
         let ended = trainer.run(&mut GenerationContext {
             generation: Generation(generation),
             collective: &mut collective,
             restore: &restore,
             controls: &Controls::default(),
-            report: &mut |told| news.push(told),
+            report: &mut |report| reports.push(report),
         });
-        (trainer, ended, news)
+        (trainer, ended, reports)
     };
     thread::scope(|scope| {
         let members = local::group(ranks, Duration::from_secs(60));
@@ -178,7 +184,7 @@ fn run(store: &Arc<Store>, model: &Model, ranks: u32, generation: u64) -> Vec<En
     })
 }
 
-/// Of what lengths tensors are, and which were frozen before and are now.
+/// Lengths of tensors, with whether they were frozen before and are frozen after a restore.
 fn models() -> impl Strategy<Value = [Vec<(usize, bool)>; 2]> {
     let tensors = proptest::collection::vec((1usize..40, any::<bool>(), any::<bool>()), 1..8);
     tensors.prop_map(|tensors| {
@@ -191,14 +197,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_state_of_another_layout_comes_to_every_rank(
+    fn a_state_of_another_layout_is_restored_on_every_rank(
         [before, after] in models(),
         is_packed in any::<bool>(),
         writers in 1u32..5,
         readers in 1u32..5,
     ) {
         let (_folder, store) = folder();
-        // Nothing frozen was ever packed.
+        // A packed layout, from before alignment, never had frozen tensors.
         let is_packed = is_packed && before.iter().all(|(_, frozen)| !frozen);
         let align = if is_packed { 1 } else { ALIGNMENT };
         let old = Model { tensors: before.clone(), align, is_filled: true };
@@ -206,42 +212,42 @@ proptest! {
             prop_assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
         }
         let new = Model { tensors: after.clone(), align: ALIGNMENT, is_filled: false };
-        for (mut trainer, ended, news) in run(&store, &new, readers, 2) {
+        for (mut trainer, ended, reports) in run(&store, &new, readers, 2) {
             prop_assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-            let RankNews::Started { source: StateSource::Checkpoint(restored), .. } = &news[0] else {
-                panic!("{news:?}")
+            let RankReport::Started { source: StateSource::Checkpoint(restored), .. } = &reports[0] else {
+                panic!("{reports:?}")
             };
             prop_assert!(restored.skipped.is_empty(), "{restored:?}");
-            let laid = trainer.learner();
+            let learner = trainer.learner();
             let mut values = 0;
             for (number, ((len, was_frozen), (_, is_frozen))) in before.iter().zip(&after).enumerate() {
                 let of = |region| (0..*len).map(|i| tagged(region, number, i)).collect::<Vec<_>>();
                 if *is_frozen {
-                    prop_assert_eq!(laid.tensor(3, number), of(0));
+                    prop_assert_eq!(learner.tensor(3, number), of(0));
                     values += len;
                     continue;
                 }
-                prop_assert_eq!(laid.tensor(0, number), of(0));
-                // What was frozen has no moments, and an average that is itself.
+                prop_assert_eq!(learner.tensor(0, number), of(0));
+                // A tensor that was frozen has zero moments, and its average is the tensor itself.
                 let moments = if *was_frozen { vec![0.0; *len] } else { of(1) };
-                prop_assert_eq!(laid.tensor(1, number), moments);
-                prop_assert_eq!(laid.tensor(2, number), of(if *was_frozen { 0 } else { 2 }));
+                prop_assert_eq!(learner.tensor(1, number), moments);
+                prop_assert_eq!(learner.tensor(2, number), of(if *was_frozen { 0 } else { 2 }));
                 values += if *was_frozen { 2 * len } else { 3 * len };
             }
-            let held = laid.values.iter().flatten().filter(|value| **value != 0.0).count();
-            prop_assert_eq!(held, values, "nothing between the tensors");
+            let nonzero = learner.values.iter().flatten().filter(|value| **value != 0.0).count();
+            prop_assert_eq!(nonzero, values, "padding is zero");
         }
     }
 }
 
 #[test]
-fn what_is_frozen_is_written_once_for_all_checkpoints_and_goes_to_every_rank() {
+fn frozen_tensors_are_written_once_for_all_checkpoints_and_restored_on_every_rank() {
     let (folder, store) = folder();
     let model = Model { tensors: vec![(20, true), (5, false)], align: ALIGNMENT, is_filled: true };
     let mut saved = 0;
-    for (_, ended, news) in run(&store, &model, 2, 1) {
+    for (_, ended, reports) in run(&store, &model, 2, 1) {
         assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-        saved += news.iter().filter(|news| matches!(news, RankNews::Saved(_))).count();
+        saved += reports.iter().filter(|report| matches!(report, RankReport::Saved(_))).count();
     }
     assert!(saved > 1, "{saved}");
     assert_eq!(fs::read_dir(folder.path().join("frozen")).unwrap().count(), 1);
@@ -253,7 +259,7 @@ fn what_is_frozen_is_written_once_for_all_checkpoints_and_goes_to_every_rank() {
 }
 
 #[test]
-fn damage_to_what_is_frozen_is_named_and_nothing_starts_anew() {
+fn damage_to_frozen_tensors_is_reported_and_training_does_not_start_over() {
     let (folder, store) = folder();
     let model = Model { tensors: vec![(20, true)], align: ALIGNMENT, is_filled: true };
     run(&store, &model, 1, 1);
@@ -277,6 +283,6 @@ fn another_model_is_refused_with_the_first_differences() {
     run(&store, &model(1, 5), 1, 1);
     let (_, ended, _) = run(&store, &model(2, 6), 1, 2).remove(0);
     let refused = ended.unwrap_err().to_string();
-    let told = "its t0 is [1], not [2]; its t1 is [1], not [2]; its t2 is [1], not [2]; and 3 more; model,";
-    assert!(refused.contains(told), "{refused}");
+    let differences = "its t0 is [1], not [2]; its t1 is [1], not [2]; its t2 is [1], not [2]; and 3 more; model,";
+    assert!(refused.contains(differences), "{refused}");
 }

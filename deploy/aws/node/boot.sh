@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes a machine that EC2 has just started train: disks, libtorch, services. Runs at every start, from user data.
+# Prepares a machine that EC2 has just started: disks, libtorch, services. Runs at every start, from user data.
 #
 #   boot.sh REGION=.. BUCKET=.. JOB=.. ROLE=single|coordinator|node VOLUME=vol-.. COORDINATOR=ADDRESS
 #
-# Each part leaves alone what is there already. If one fails, ended.sh decides about the machine: nobody should pay
-# for one that idles.
+# Each part skips what is done already. If one fails, ended.sh decides about the machine, as an idle machine costs
+# money.
 # shellcheck source-path=SCRIPTDIR disable=SC2153 # names in capitals are from node.env
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -54,11 +54,11 @@ failed() {
 }
 
 # At a rebalance recommendation the group starts this machine before the other one has ended. The other one saves
-# when the group tells it to go; two of them would take the checkpoint store from each other.
+# when the group ends it; with two at the same time, they would take the checkpoint store from each other.
 wait_for_others() {
     local others='' deadline=$((SECONDS + 900))
-    while retry 300 ask_for_others || fail "the group cannot be asked who else is in it"; [ -n "$OTHERS" ]; do
-        [ $SECONDS -lt $deadline ] || { say "$OTHERS is still there: going on without waiting"; return 0; }
+    while retry 300 ask_for_others || fail "the members of the Auto Scaling group cannot be listed"; [ -n "$OTHERS" ]; do
+        [ $SECONDS -lt $deadline ] || { say "$OTHERS is still in the group after 900 s: continuing without waiting"; return 0; }
         if [ "$OTHERS" != "$others" ]; then stage "waiting for $OTHERS to save and end"; fi
         others=$OTHERS
         sleep 3
@@ -69,7 +69,7 @@ wait_for_others() {
 install_libtorch() {
     local kept=/data/.baton
     if [ -n "$VOLUME" ] && [ -e "$kept/libtorch/.baton-setup" ]; then
-        # At a later start it is there already, as that or as the folder that was copied.
+        # At a later start it exists already, as this link or as the folder that was copied.
         rm -rf "$HOME_OF_BATON/.libtorch"
         ln -s "$kept/libtorch" "$HOME_OF_BATON/.libtorch"
     fi
@@ -92,7 +92,7 @@ install_units() {
     systemctl daemon-reload
 }
 
-# What both units read. The recipe is the job's; its paths mean what they mean on this machine.
+# Writes the settings that both units read. The recipe is the job's; its paths are of this machine.
 write_environment() {
     install -m 644 "$HOME_OF_BATON/job.toml" /etc/baton/job.toml
     local address
@@ -101,7 +101,7 @@ write_environment() {
         echo "RUST_LOG=info"
         echo "AWS_REGION=$REGION"
         echo "LD_LIBRARY_PATH=$HOME_OF_BATON/.libtorch/torch/lib:/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib"
-        # A machine is called by one name everywhere.
+        # A machine has the same name everywhere.
         case $ROLE in
         single) echo "BATON_AGENT_FLAGS=--node-id $INSTANCE" ;;
         coordinator)
@@ -126,7 +126,7 @@ start() {
     coordinator) services+=(baton-coordinator) ;;
     node) services+=(baton-agent) ;;
     esac
-    # Not enabled: at the next start this script runs again, and starts them when the disks are there.
+    # Not enabled: at the next start this script runs again, and starts them when the disks are mounted.
     systemctl start --no-block "${services[@]}"
     say "started ${services[*]}"
 }

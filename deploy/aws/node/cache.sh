@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2153
-# The machine's own NVMe disks (instance store), for copies of what lies in buckets. They are gone with the machine.
+# The machine's local NVMe disks (instance store), for copies of data in buckets. They are lost with the machine.
 
 readonly CACHE=$STATE/cache
-# Amazon's deep learning images put these disks together themselves, and mount them here.
+# Amazon's deep learning images combine these disks themselves, and mount them here.
 readonly MOUNTED_BY_IMAGE=/opt/dlami/nvme
 
 mount_cache() {
@@ -28,7 +28,7 @@ mount_cache() {
     chown baton:baton "$CACHE"
 }
 
-# format_cache DISK...: one file system over all of them; RAID-0, as what is lost is a copy.
+# format_cache DISK...: one file system over all of them; RAID-0, as all data are copies.
 format_cache() {
     say "the cache is on $# instance store disk(s)"
     if [ $# -gt 1 ]; then
@@ -39,7 +39,7 @@ format_cache() {
 
 cache_device() { if [ $# -gt 1 ]; then echo /dev/md0; else echo "$1"; fi; }
 
-# The disks of the instance store that nobody uses: no partition, nothing built on it, not mounted.
+# Prints the unused disks of the instance store: no partition, no holder, not mounted.
 instance_store() {
     local disk name
     for disk in "$SYS_BLOCK"/nvme*; do

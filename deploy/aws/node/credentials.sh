@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2153
-# Certificates and tokens of a job on several nodes. The coordinator makes them; Parameter Store keeps, encrypted, what
-# its agents and the people who steer it need. They are in no template, no user data and no log.
+# Certificates and tokens of a job on several nodes. The coordinator creates them; Parameter Store keeps, encrypted,
+# those for agents and for users. They are in no template, no user data and no log.
 
 readonly CERTS=/etc/baton/certs
 
@@ -9,14 +9,14 @@ exchange_credentials() {
     chown -R baton:baton "$CERTS"
 }
 
-# Made again where the address is another one: a certificate is for an address.
+# Created again if the address has changed, as a certificate is for an address.
 leave_credentials() {
     local address
     address=$(metadata meta-data/local-ipv4)
     if [ "$(cat "$CERTS/address" 2>/dev/null)" != "$address" ]; then
         rm -rf "$CERTS"
         "$HOME_OF_BATON/bin/baton" cert --out "$CERTS" --days 365 --host "$address"
-        # Nobody needs to make more of them: this one is good until the job's machine is another one.
+        # No further certificates are needed: this one is valid until the coordinator's address changes.
         rm "$CERTS/ca-key.pem"
         chmod 700 "$CERTS"
         echo "$address" >"$CERTS/address"
@@ -27,8 +27,8 @@ leave_credentials() {
     leave operator/token "$CERTS/operator.token"
 }
 
-# leave NAME FILE. From a file, as everybody on a machine sees arguments.
-leave() { retry 300 leave_once "$@" || fail "Parameter Store does not take what the agents need"; }
+# leave NAME FILE: stores a file's text. From a file, as arguments are visible to everybody on a machine.
+leave() { retry 300 leave_once "$@" || fail "certificates and tokens cannot be written to Parameter Store"; }
 
 leave_once() {
     aws ssm put-parameter --name "/baton/$JOB/$1" --type SecureString --overwrite --value "file://$2" >/dev/null
@@ -37,8 +37,8 @@ leave_once() {
 take_credentials() {
     mkdir -p "$CERTS"
     chmod 700 "$CERTS"
-    retry 900 take agent/ca "$CERTS/ca.pem" || fail "the coordinator has left no certificate within 15 minutes: see its log"
-    retry 60 take agent/token "$CERTS/agent.token" || fail "the coordinator has left no token: see its log"
+    retry 900 take agent/ca "$CERTS/ca.pem" || fail "the coordinator has stored no certificate within 15 minutes: see its log"
+    retry 60 take agent/token "$CERTS/agent.token" || fail "the coordinator has stored no token: see its log"
 }
 
 take() {

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A service of this machine ended, or its start failed: what becomes of the machine and its group.
+# Runs when a service of this machine has ended, or its start has failed: decides about the machine and its group.
 #
 #   ended.sh baton-boot|baton-coordinator|baton-agent
 #
-# Nobody should pay for a machine that idles, nor for one after the other that fails; and a machine that is taken
-# away must not take the group with it.
+# Idle machines, and machines that fail one after the other, cost money; and a machine that is taken away must not end
+# the group.
 # shellcheck source-path=SCRIPTDIR disable=SC2153 # names in capitals are from node.env
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -12,24 +12,24 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 read_node
 
 main() {
-    local who=${1#baton-} result=failed code=1 going what
-    # Where nothing is written, it failed in a way that nobody foresaw.
-    if [ "$who" != boot ]; then read -r result code <"/run/$1.ended" || true; fi
-    # Some versions of systemd say so too when they are about to start it again.
-    case $(systemctl show --value --property ActiveState "baton-$who") in
+    local service=${1#baton-} result=failed code=1 end_reason action
+    # Without this file the service failed in an unknown way.
+    if [ "$service" != boot ]; then read -r result code <"/run/$1.ended" || true; fi
+    # Some versions of systemd also run this when they are about to restart the service.
+    case $(systemctl show --value --property ActiveState "baton-$service") in
     active | activating | reloading) return ;;
     esac
-    going=$(reason_to_go)
-    what=$(decide "$ROLE" "$who" "$code" "$going")
-    say "$who ended ($result, exit code $code)${going:+; this machine goes: $going}: $what"
-    # Both services of one machine end together; the slower one still writes.
-    if [ "$who:$ROLE" = coordinator:single ]; then
+    end_reason=$(reason_to_go)
+    action=$(decide "$ROLE" "$service" "$code" "$end_reason")
+    say "$service ended ($result, exit code $code)${end_reason:+; this machine ends: $end_reason}: $action"
+    # Both services of one machine end together; wait for the slower one.
+    if [ "$service:$ROLE" = coordinator:single ]; then
         retry 110 service_is_over baton-agent || true
     fi
-    # What stopped the start has been told by it.
-    if [ "$who" != boot ]; then stage "$(in_words "$who" "$code" "$what")"; fi
+    # A failed start has already been reported by boot.sh.
+    if [ "$service" != boot ]; then stage "$(in_words "$service" "$code" "$action")"; fi
     bash ./report.sh || say "the last report failed"
-    case $what in
+    case $action in
     let-go) let_go ;;
     scale-in) scale_in ;;
     drop) drop ;;
@@ -37,39 +37,39 @@ main() {
     esac
 }
 
-# decide ROLE WHO CODE GOING: pure. What it prints:
-#   let-go    the machine is taken away; the group starts another one, which goes on
-#   scale-in  the job is over, or cannot go on: no machines any more
-#   drop      this machine is no good: the others go on without it
+# decide ROLE SERVICE CODE END_REASON: a pure function. Prints one of:
+#   let-go    the machine is taken away; the group starts another one, which continues
+#   scale-in  the job is over, or cannot continue: the group is set to 0
+#   drop      this machine is faulty: the others continue without it
 #   stay      the end of the coordinator decides
 decide() {
-    local role=$1 who=$2 code=$3 going=$4
-    if [ -n "$going" ]; then
+    local role=$1 service=$2 code=$3 end_reason=$4
+    if [ -n "$end_reason" ]; then
         echo let-go
         return
     fi
-    case $role:$who:$code in
+    case $role:$service:$code in
     *:agent:0 | *:agent:3 | *:agent:4 | *:agent:75) echo stay ;;
     node:*) echo drop ;;
-    # Of a machine that has both, the coordinator would wait for ever for an agent that cannot run.
+    # On a machine with both, the coordinator would wait forever for an agent that cannot run.
     *) echo scale-in ;;
     esac
 }
 
 in_words() {
-    local who=$1 code=$2 what=$3
-    case $what:$code in
-    let-go:*) echo "saved; the machine is taken away, and another one goes on" ;;
+    local service=$1 code=$2 action=$3
+    case $action:$code in
+    let-go:*) echo "saved; the machine is taken away, and another one continues" ;;
     *:0) echo "completed" ;;
     *:2) echo "bad input, diverging training or a store taken over (exit code 2): see the log" ;;
     *:3) echo "stopped without a save" ;;
     *:4) echo "a budget is used up; state is saved" ;;
-    *:75) echo "drained; state is saved, and the same command goes on" ;;
-    *) echo "the $who failed (exit code $code): see the log" ;;
+    *:75) echo "drained; state is saved, and the same command continues" ;;
+    *) echo "the $service failed (exit code $code): see the log" ;;
     esac
 }
 
-# Why this machine is about to go, if it is: EC2 takes it back, or its group ends it.
+# Prints why this machine will be ended, if so: a spot interruption, or by its group.
 reason_to_go() {
     local state
     if metadata meta-data/spot/instance-action >/dev/null; then
@@ -82,8 +82,8 @@ reason_to_go() {
     esac
 }
 
-# The group waits until the hook's time is over or somebody says that all is saved.
-let_go() { complete_hook || say "nothing waits for this machine to save"; }
+# The group waits until the hook's time is over or the hook is completed.
+let_go() { complete_hook || say "no lifecycle hook waits for this machine"; }
 
 complete_hook() {
     aws autoscaling complete-lifecycle-action --auto-scaling-group-name "baton-$JOB" --lifecycle-hook-name drain \
@@ -91,22 +91,22 @@ complete_hook() {
 }
 
 scale_in() {
-    # A job that another machine may have is not ended here.
+    # The group is not set to 0 if another machine may run the job.
     if [ "$ROLE" = single ] && { ! retry 300 ask_for_others || [ -n "$OTHERS" ]; }; then
-        say "${OTHERS:-nobody knows who} has taken the job: the group stays"
+        say "${OTHERS:-another machine, perhaps,} runs the job now: the group is not changed"
         return
     fi
     retry 600 aws autoscaling set-desired-capacity --auto-scaling-group-name "baton-$JOB" --desired-capacity 0
     if [ "$ROLE" = coordinator ]; then
-        # It is no member of the group. Stopped, it costs its disk; `baton aws up` starts it again.
+        # It is not a member of the group. A stopped machine costs only its disk; `baton aws up` starts it again.
         shutdown -h +1 "the job is over"
     else
-        # Two minutes less to pay for.
+        # This saves two minutes of cost.
         retry 60 complete_hook || true
     fi
 }
 
-# The group gets smaller: another machine might fail like this one, and cost as much.
+# Reduces the size of the group, as another machine might fail in the same way.
 drop() {
     retry 600 aws autoscaling terminate-instance-in-auto-scaling-group --instance-id "$INSTANCE" \
         --should-decrement-desired-capacity

@@ -9,25 +9,25 @@ mount_volume() {
     mkdir -p "$DATA"
     if ! mountpoint -q "$DATA"; then
         attach "$volume"
-        retry 120 device_of "$volume" >/dev/null || fail "$volume is attached, but no disk came up within two minutes"
+        retry 120 device_of "$volume" >/dev/null || fail "$volume is attached, but no disk appeared within two minutes"
         device=$(device_of "$volume")
-        # A new volume has no file system. What has anything on it is never formatted.
+        # A new volume has no file system. A volume with any data is never formatted.
         if ! blkid -p "$device" >/dev/null; then
-            is_blank "$device" || fail "$device ($volume) holds something, but no file system that Linux knows: nothing is done to it"
-            say "$volume is new: making a file system"
+            is_blank "$device" || fail "$device ($volume) has data, but no file system that Linux knows: it is not changed"
+            say "$volume is new: creating a file system"
             mkfs.ext4 -q -L baton -m 0 "$device"
         fi
         mount -o noatime "$device" "$DATA" || fail "$device ($volume) cannot be mounted: it needs a file system without partitions"
     fi
-    # After the volume has been made larger.
+    # In case the volume has been enlarged.
     resize2fs "$(findmnt -n -o SOURCE "$DATA")" >/dev/null 2>&1 || true
-    # Journal and logs too outlive the machine.
+    # Journal and logs are also kept on the volume.
     mkdir -p "$DATA/.baton/state" "$DATA/checkpoints"
     chown baton:baton "$DATA/checkpoints"
     mountpoint -q "$STATE" || mount --bind "$DATA/.baton/state" "$STATE"
 }
 
-# The machine that had it before may still be ending: ten minutes for that.
+# The machine that used the volume before may still be shutting down: retry for ten minutes.
 attach() {
     local volume=$1 holder
     retry 600 is_attached_here "$volume" || {
@@ -42,14 +42,14 @@ is_attached_here() {
         --query "Volumes[0].[State,Attachments[?InstanceId=='$INSTANCE'].State|[0]]") || return
     case $state in
     *attached) return 0 ;;
-    # What a machine calls a disk is its own affair; the name here only has to be free.
+    # The name on the machine may differ; the name here only has to be free.
     available*) aws ec2 attach-volume --volume-id "$volume" --instance-id "$INSTANCE" --device /dev/sdf >/dev/null && return 1 ;;
     esac
     return 1
 }
 
 # device_of VOLUME-ID: /dev/nvme1n1 and the like. On Nitro machines the order of NVMe disks changes from start to
-# start, but each tells its volume as its serial number; on older ones (p3) the name given when attaching holds.
+# start, but the serial number of each is its volume's id; on older machines (p3) the name given when attaching is used.
 device_of() {
     local serial=${1/-/} disk
     for disk in "$SYS_BLOCK"/nvme*; do
@@ -67,5 +67,5 @@ device_of() {
     return 1
 }
 
-# Whether the first MiB holds nothing but zeros, as that of a new volume does.
+# Whether the first MiB is all zeros, as on a new volume.
 is_blank() { cmp -s -n 1048576 "$1" /dev/zero; }

@@ -1,4 +1,4 @@
-//! Training that goes wrong: diagnoses and rollbacks.
+//! Converts diagnoses and rollbacks of diverged training.
 
 use baton_job::{Generation, message::Rollback};
 use baton_recipe::{

@@ -1,5 +1,5 @@
-//! From the types of `baton-job` to the messages of [`v1`](crate::v1) that users read, and back what
-//! `baton` needs of them.
+//! Converts types of `baton-job` to the messages of [`v1`](crate::v1) that users receive, and some messages back, for
+//! `baton`.
 
 mod divergence;
 mod status;
@@ -7,9 +7,9 @@ mod status;
 mod tests;
 mod values;
 
-pub use self::status::{Job, status};
+pub use self::status::{JobInfo, status};
 
-/// An enum that has the same variants on both sides, but for the wire's `Unspecified`.
+/// Converts an enum to the protobuf enum with the same variants; the protobuf enum also has `Unspecified`.
 macro_rules! same_variants {
     ($job:ty, $wire:ty, [$($variant:ident),+ $(,)?]) => {
         impl From<$job> for $wire {

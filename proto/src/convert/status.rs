@@ -1,20 +1,20 @@
-//! What users see.
+//! Converts the engine's status to the message that users receive.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use baton_job::{
     JobId, NodeId, Time,
     engine::{
-        DrainStatus, Incident, NodeStatus, NoticeKind, PhaseName, RankStatus, Recovery, Status,
+        DrainStatus, Incident, JobEventKind, NodeStatus, PhaseName, RankStatus, Recovery, Status,
     },
-    message::{Gpu, Vitals},
+    message::{GpuStats, MachineStats},
 };
 
 use super::same_variants;
 use crate::v1;
 
 same_variants!(
-    NoticeKind,
+    JobEventKind,
     v1::watch_events_response::Kind,
     [
         NodeJoined,
@@ -32,9 +32,9 @@ same_variants!(
         SamplesSkipped,
         Straggler,
         NodeLeaves,
-        Advised,
-        Grows,
-        NodeRests,
+        CheckpointAdvised,
+        NodesAdded,
+        NodeQuarantined,
         Recovered,
         Draining,
         Paused,
@@ -54,23 +54,24 @@ same_variants!(
         Meeting,
         Training,
         Paused,
-        Settling,
+        Detecting,
         Reattaching,
         Draining,
         Ended
     ]
 );
 
-/// What the machine does not know of its job.
+/// Properties of the job that the engine does not have.
 #[derive(Clone, Copy, Debug)]
-pub struct Job<'a> {
-    /// Its UUID.
+pub struct JobInfo<'a> {
+    /// The job's UUID.
     pub id: JobId,
     /// The recipe's name.
     pub name: &'a str,
-    /// Folder of the checkpoint store.
+    /// Path or URL of the checkpoint store.
     pub checkpoint_location: &'a str,
-    /// Seconds since the last committed checkpoint, if this coordinator saw one.
+    /// Time since the last checkpoint was committed, seconds; `None` before the first one since this coordinator
+    /// started.
     pub checkpoint_age_seconds: Option<f64>,
     /// When the coordinator's process started, seconds since 1970-01-01 UTC.
     pub coordinator_started_unix_seconds: u64,
@@ -78,9 +79,9 @@ pub struct Job<'a> {
     pub coordinator_version: &'a str,
 }
 
-/// The machine's state as users see it.
+/// The status message, from the engine's status.
 #[must_use]
-pub fn status(status: &Status, now: Time, job: Job<'_>) -> v1::GetStatusResponse {
+pub fn status(status: &Status, now: Time, job: JobInfo<'_>) -> v1::GetStatusResponse {
     v1::GetStatusResponse {
         job_id: job.id.to_string(),
         name: job.name.to_owned(),
@@ -100,7 +101,7 @@ pub fn status(status: &Status, now: Time, job: Job<'_>) -> v1::GetStatusResponse
         ranks: ranks(status, now),
         nodes: status.nodes.iter().map(|node| node_status(node, now)).collect(),
         skipped_samples: status.skipped_samples,
-        recoveries: status.recoveries.iter().map(|one| recovery(one, now)).collect(),
+        recoveries: status.recoveries.iter().map(|entry| recovery(entry, now)).collect(),
         recoveries_total: status.recoveries_total,
         incidents: status.incidents.iter().map(Into::into).collect(),
         spending: Some(spending(status, now)),
@@ -123,7 +124,7 @@ fn spending(status: &Status, now: Time) -> v1::Spending {
     let hours = |time: Duration| time.as_secs_f64() / 3_600.0;
     v1::Spending {
         hours: hours(time),
-        most_hours: status.spending.most.map(hours),
+        most_hours: status.spending.limit.map(hours),
         dollars: status.spending.dollars(time),
         projected_dollars: status.projected_dollars(now),
         dollars_per_hour: status.spending.dollars_per_hour,
@@ -131,10 +132,9 @@ fn spending(status: &Status, now: Time) -> v1::Spending {
         interruption_hours: hours(interrupted),
         interruption_dollars: status.spending.dollars(interrupted),
         paused_hours: hours(status.spending.paused.read(time)),
-        used: status
-            .spending
-            .most
-            .map(|most| if most.is_zero() { 1.0 } else { time.as_secs_f64() / most.as_secs_f64() }),
+        used: status.spending.limit.map(|limit| {
+            if limit.is_zero() { 1.0 } else { time.as_secs_f64() / limit.as_secs_f64() }
+        }),
     }
 }
 
@@ -162,39 +162,39 @@ fn drain_status(drain: &DrainStatus, now: Time) -> v1::DrainStatus {
     }
 }
 
-/// Each with its GPU: that of its local rank.
+/// Status of the ranks, each with the GPU of its local rank.
 fn ranks(status: &Status, now: Time) -> Vec<v1::RankStatus> {
-    let vitals = status.nodes.iter().filter_map(|node| Some((&node.node, node.vitals.as_ref()?)));
-    let vitals: HashMap<&NodeId, &Arc<Vitals>> = vitals.collect();
+    let stats = status.nodes.iter().filter_map(|node| Some((&node.node, node.stats.as_ref()?)));
+    let stats: HashMap<&NodeId, &Arc<MachineStats>> = stats.collect();
     let with_gpu = |rank: &RankStatus| {
-        let gpus = vitals.get(&rank.node).map_or(&[][..], |vitals| &vitals.gpus);
+        let gpus = stats.get(&rank.node).map_or(&[][..], |stats| &stats.gpus);
         rank_status(rank, gpus.iter().find(|gpu| gpu.index == rank.local_rank.0), now)
     };
     status.ranks.iter().map(with_gpu).collect()
 }
 
-fn rank_status(status: &RankStatus, gpu: Option<&Gpu>, now: Time) -> v1::RankStatus {
+fn rank_status(status: &RankStatus, gpu: Option<&GpuStats>, now: Time) -> v1::RankStatus {
     v1::RankStatus {
         rank: status.rank.0,
         node_id: status.node.0.clone(),
         local_rank: status.local_rank.0,
         state: status.state.name().to_owned(),
         loader: status.loader.clone().map(Into::into),
-        pulse: status.pulse.map(Into::into),
-        heartbeat_age_seconds: status.heard_at.map(|at| seconds(at, now)),
-        slowness: status.slowness,
+        heartbeat: status.heartbeat.map(Into::into),
+        heartbeat_age_seconds: status.heartbeat_at.map(|at| seconds(at, now)),
+        slowdown: status.slowdown,
         gpu: gpu.cloned().map(Into::into),
     }
 }
 
 fn node_status(status: &NodeStatus, now: Time) -> v1::NodeStatus {
-    let NodeStatus { node, slots, attached, vitals, heard_at, round_trip } = status;
+    let NodeStatus { node, slots, attached, stats, heartbeat_at, round_trip } = status;
     v1::NodeStatus {
         node_id: node.0.clone(),
         slots: *slots,
         attached: *attached,
-        host: vitals.as_ref().map(|vitals| vitals.host.clone().into()),
-        heartbeat_age_seconds: heard_at.map(|at| seconds(at, now)),
+        host: stats.as_ref().map(|stats| stats.host.clone().into()),
+        heartbeat_age_seconds: heartbeat_at.map(|at| seconds(at, now)),
         round_trip_seconds: round_trip.map(|time| time.as_secs_f64()),
     }
 }
@@ -205,7 +205,7 @@ fn recovery(recovery: &Recovery, now: Time) -> v1::Recovery {
     v1::Recovery {
         generation: recovery.generation.0,
         cause: recovery.cause.clone(),
-        settle_seconds: seconds_of(parts.settle),
+        detect_seconds: seconds_of(parts.detect),
         tear_down_seconds: seconds_of(parts.tear_down),
         respawn_seconds: seconds_of(parts.respawn),
         rendezvous_seconds: seconds_of(parts.rendezvous),

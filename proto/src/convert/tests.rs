@@ -3,13 +3,14 @@ use std::{sync::Arc, time::Duration};
 use baton_job::{
     Generation, JobId, NodeId, Rank, Time,
     engine::{
-        DrainStatus, Evaluation, Incident, Meter, NodeStatus, PhaseName, RankState, RankStatus,
-        Recovery, Share, Spending, Status,
+        DrainStatus, EvaluationResult, Incident, Meter, MeterShare, NodeStatus, PhaseName,
+        RankState, RankStatus, Recovery, Spending, Status,
     },
     exit::{Class, Failure, Outcome},
     ids::LocalRank,
     message::{
-        Activity, Commit, Gpu, Host, LoaderNews, Pulse, Rollback, SaveTimes, StepNews, Vitals,
+        Activity, Commit, GpuStats, HostStats, LoaderReport, MachineStats, RankHeartbeat, Rollback,
+        SaveTimes, StepReport,
     },
 };
 use baton_recipe::{
@@ -21,7 +22,7 @@ use baton_recipe::{
 use super::*;
 use crate::v1;
 
-/// All are ready.
+/// A recovery in which all ranks are ready.
 fn recovery() -> Recovery {
     Recovery {
         generation: Generation(2),
@@ -48,20 +49,9 @@ fn draining_since_8_s() -> Status {
         reason: "draining: spot notice; 110 s to save and stop".into(),
         since: Time(8_000),
         generation: Generation(2),
-        began_with: None,
-        save_problem: None,
-        ranks: vec![],
-        nodes: vec![],
         epochs: 16,
-        latest: None,
-        evaluation: None,
-        best: None,
-        commit: None,
-        skipped_samples: 0,
         recoveries: Arc::new([recovery()].into()),
         recoveries_total: 3,
-        incidents: vec![],
-        spending: Spending::default(),
         stale_messages: 3,
         drain: Some(DrainStatus {
             reason: "spot notice".into(),
@@ -72,14 +62,13 @@ fn draining_since_8_s() -> Status {
             copied_at: Some(Time(8_500)),
             durable_at: None,
         }),
-        pause: None,
-        outcome: None,
+        ..Status::default()
     }
 }
 
-/// As users see it two seconds after 8 s.
-fn shown(told: &Status) -> v1::GetStatusResponse {
-    let job = Job {
+/// The status message at 10 s.
+fn message(engine_status: &Status) -> v1::GetStatusResponse {
+    let job = JobInfo {
         id: JobId::default(),
         name: "digits_cpu",
         checkpoint_location: "runs/digits_cpu/checkpoints",
@@ -87,12 +76,12 @@ fn shown(told: &Status) -> v1::GetStatusResponse {
         coordinator_started_unix_seconds: 1_700_000_000,
         coordinator_version: "0.1.0",
     };
-    status(told, Time(10_000), job)
+    status(engine_status, Time(10_000), job)
 }
 
 #[test]
-fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
-    let wire = shown(&draining_since_8_s());
+fn a_status_has_durations_in_seconds_and_omits_those_that_have_not_ended() {
+    let wire = message(&draining_since_8_s());
 
     assert_eq!(wire.phase(), v1::get_status_response::Phase::Draining);
     assert_eq!(wire.phase_seconds, 2.0);
@@ -103,7 +92,7 @@ fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
     let expected = v1::Recovery {
         generation: 2,
         cause: "rank 1 was killed".into(),
-        settle_seconds: Some(0.25),
+        detect_seconds: Some(0.25),
         tear_down_seconds: Some(0.5),
         respawn_seconds: Some(1.5),
         age_seconds: 5.0,
@@ -114,7 +103,7 @@ fn a_status_tells_durations_in_seconds_and_leaves_out_what_has_not_happened() {
 }
 
 #[test]
-fn a_recovery_that_came_to_its_first_step_tells_all_its_parts_and_their_sum() {
+fn a_recovery_that_reached_its_first_step_has_all_parts_and_their_sum() {
     let whole = Recovery {
         planned: true,
         met_at: Some(Time(7_500)),
@@ -123,9 +112,9 @@ fn a_recovery_that_came_to_its_first_step_tells_all_its_parts_and_their_sum() {
         lost_steps: 2,
         ..recovery()
     };
-    let told = Status { recoveries: Arc::new([whole].into()), ..draining_since_8_s() };
+    let engine_status = Status { recoveries: Arc::new([whole].into()), ..draining_since_8_s() };
 
-    let wire = shown(&told).recoveries.remove(0);
+    let wire = message(&engine_status).recoveries.remove(0);
 
     assert_eq!((wire.rendezvous_seconds, wire.restore_seconds), (Some(0.25), Some(1.0)));
     assert_eq!((wire.first_step_seconds, wire.total_seconds), (Some(0.125), Some(3.625)));
@@ -133,39 +122,41 @@ fn a_recovery_that_came_to_its_first_step_tells_all_its_parts_and_their_sum() {
 }
 
 #[test]
-fn a_status_tells_what_each_rank_does_how_it_is_fed_and_what_was_skipped() {
-    let loader = LoaderNews {
+fn a_status_has_activity_and_loader_of_each_rank_and_the_skipped_samples() {
+    let loader = LoaderReport {
         wait: 0.25,
         ready: 3,
         room: 8,
         skipped: 12,
         last_skipped: Some("train.beton: sample 7: no JPEG at byte 4096".into()),
     };
-    let rank = |rank, loader: Option<LoaderNews>| RankStatus {
+    let rank = |rank, loader: Option<LoaderReport>| RankStatus {
         rank: Rank(rank),
         node: NodeId("a".into()),
         local_rank: LocalRank(rank),
         state: RankState::Training,
-        pulse: loader.as_ref().map(|_| Pulse { step: Step(9), ..Pulse::default() }),
-        heard_at: loader.as_ref().map(|_| Time(9_500)),
-        slowness: None,
+        heartbeat: loader
+            .as_ref()
+            .map(|_| RankHeartbeat { step: Step(9), ..RankHeartbeat::default() }),
+        heartbeat_at: loader.as_ref().map(|_| Time(9_500)),
+        slowdown: None,
         loader,
     };
     let ranks = vec![rank(0, None), rank(1, Some(loader.clone()))];
-    let told = Status { ranks, skipped_samples: 15, ..draining_since_8_s() };
+    let engine_status = Status { ranks, skipped_samples: 15, ..draining_since_8_s() };
 
-    let wire = shown(&told);
+    let wire = message(&engine_status);
 
     assert_eq!(wire.skipped_samples, 15);
     assert_eq!(wire.ranks[0].loader, None);
     assert_eq!(wire.ranks[1].loader, Some(loader.into()));
-    assert_eq!(wire.ranks[1].pulse.map(|pulse| pulse.step), Some(9));
+    assert_eq!(wire.ranks[1].heartbeat.map(|heartbeat| heartbeat.step), Some(9));
     assert_eq!(wire.ranks[1].heartbeat_age_seconds, Some(0.5));
-    assert_eq!((wire.ranks[0].pulse, wire.ranks[0].heartbeat_age_seconds), (None, None));
+    assert_eq!((wire.ranks[0].heartbeat, wire.ranks[0].heartbeat_age_seconds), (None, None));
 }
 
 #[test]
-fn a_status_tells_why_the_step_went_back() {
+fn a_status_has_the_reason_why_the_step_went_back() {
     let diagnosis = Diagnosis {
         divergence: Divergence::LossNotFinite,
         step: Step(40),
@@ -177,9 +168,9 @@ fn a_status_tells_why_the_step_went_back() {
     };
     let rollback = Rollback { generation: Generation(2), before: Step(41), skip: None };
     let incident = Incident { generation: Generation(1), diagnosis, rollback: Some(rollback) };
-    let told = Status { incidents: vec![incident.clone()], ..draining_since_8_s() };
+    let engine_status = Status { incidents: vec![incident.clone()], ..draining_since_8_s() };
 
-    let mut wire = shown(&told).incidents;
+    let mut wire = message(&engine_status).incidents;
 
     let wire = wire.remove(0);
     assert_eq!(wire.cause, incident.diagnosis.to_string());
@@ -199,24 +190,24 @@ fn a_status_tells_why_the_step_went_back() {
 }
 
 #[test]
-fn a_status_tells_what_the_job_costs() {
-    let latest = StepNews {
+fn a_status_has_the_cost_of_the_job() {
+    let latest = StepReport {
         epoch: Epoch(15),
         steps_per_epoch: 100,
         global_batch: 36,
         samples_per_second: 1.0,
-        ..StepNews::default()
+        ..StepReport::default()
     };
     let spending = Spending {
         meter: Meter::default(),
-        most: Some(Duration::from_secs(5_400)),
+        limit: Some(Duration::from_secs(5_400)),
         dollars_per_hour: Some(4.0),
-        interrupted: Share::default(),
-        paused: Share::default(),
+        interrupted: MeterShare::default(),
+        paused: MeterShare::default(),
     };
-    let told = Status { spending, latest: Some(latest), ..draining_since_8_s() };
+    let engine_status = Status { spending, latest: Some(latest), ..draining_since_8_s() };
 
-    let wire = shown(&told);
+    let wire = message(&engine_status);
 
     assert_eq!((wire.epochs, wire.eta_seconds), (16, Some(3_600.0)));
     let expected = v1::Spending {
@@ -234,15 +225,18 @@ fn a_status_tells_what_the_job_costs() {
 }
 
 #[test]
-fn a_rank_shows_the_gpu_of_its_place_and_a_node_how_its_machine_does() {
-    let gpu = |index| Gpu { index, memory_used: u64::from(index), ..Gpu::default() };
-    let vitals = Vitals { host: Host { cpus: 96, ..Host::default() }, gpus: vec![gpu(1), gpu(0)] };
-    let told = |node: &str, vitals| NodeStatus {
+fn a_rank_has_the_gpu_of_its_local_rank_and_a_node_its_machine_statistics() {
+    let gpu = |index| GpuStats { index, memory_used: u64::from(index), ..GpuStats::default() };
+    let stats = MachineStats {
+        host: HostStats { cpus: 96, ..HostStats::default() },
+        gpus: vec![gpu(1), gpu(0)],
+    };
+    let node = |node: &str, stats| NodeStatus {
         node: NodeId(node.to_owned()),
         slots: 2,
         attached: true,
-        vitals,
-        heard_at: Some(Time(9_000)),
+        stats,
+        heartbeat_at: Some(Time(9_000)),
         round_trip: Some(Duration::from_millis(2)),
     };
     let rank = |rank, node: &str, local| RankStatus {
@@ -251,17 +245,17 @@ fn a_rank_shows_the_gpu_of_its_place_and_a_node_how_its_machine_does() {
         local_rank: LocalRank(local),
         state: RankState::Training,
         loader: None,
-        pulse: None,
-        heard_at: None,
-        slowness: None,
+        heartbeat: None,
+        heartbeat_at: None,
+        slowdown: None,
     };
-    let told = Status {
-        nodes: vec![told("a", Some(Arc::new(vitals))), told("b", None)],
+    let engine_status = Status {
+        nodes: vec![node("a", Some(Arc::new(stats))), node("b", None)],
         ranks: vec![rank(0, "a", 0), rank(1, "a", 1), rank(2, "b", 0)],
         ..draining_since_8_s()
     };
 
-    let wire = shown(&told);
+    let wire = message(&engine_status);
 
     let gpus = wire.ranks.iter().map(|rank| rank.gpu.as_ref().map(|gpu| gpu.memory_used));
     assert_eq!(gpus.collect::<Vec<_>>(), [Some(0), Some(1), None]);
@@ -271,7 +265,7 @@ fn a_rank_shows_the_gpu_of_its_place_and_a_node_how_its_machine_does() {
 }
 
 #[test]
-fn every_end_comes_back_as_it_was_and_one_of_a_newer_program_is_none() {
+fn every_outcome_converts_back_unchanged_and_one_of_a_newer_version_is_none() {
     let classes = [
         Class::BadInput,
         Class::Diverged,
@@ -282,14 +276,14 @@ fn every_end_comes_back_as_it_was_and_one_of_a_newer_program_is_none() {
     ];
     let failed = classes.map(|class| Failure { class, message: "a disk is full".into() });
     let failed = failed.map(|failure| Outcome::Failed { failure });
-    let reason = "as asked".to_owned();
-    let ends = [
+    let reason = "requested".to_owned();
+    let others = [
         Outcome::Completed,
         Outcome::Drained { reason: reason.clone() },
         Outcome::LimitReached { reason },
         Outcome::Stopped,
     ];
-    for outcome in ends.into_iter().chain(failed) {
+    for outcome in others.into_iter().chain(failed) {
         assert_eq!(v1::Outcome::from(outcome.clone()).known(), Some(outcome));
     }
     let failure = |class| Some(v1::Failure { class, message: String::new() });
@@ -303,8 +297,8 @@ fn metric(name: &str, value: f64, direction: i32, is_share: bool) -> v1::Metric 
 }
 
 #[test]
-fn every_number_stands_in_its_own_field() {
-    let news = StepNews {
+fn every_number_is_in_the_right_field() {
+    let report = StepReport {
         step: Step(1),
         epoch: Epoch(2),
         total_steps: 3,
@@ -337,7 +331,7 @@ fn every_number_stands_in_its_own_field() {
         loader_wait: 14.0,
         metrics: vec![metric("top1", 7.0, 1, true)],
     };
-    assert_eq!(v1::Step::from(news), step);
+    assert_eq!(v1::Step::from(report), step);
 
     let metrics = [("spearman", 3.0), ("pearson", 2.0), ("mae", 1.0), ("top1", 5.0)];
     let accuracy = Accuracy::new(7, metrics);
@@ -355,7 +349,7 @@ fn every_number_stands_in_its_own_field() {
     };
     let ema = Some(Accuracy::new(7, [("loss", 4.0), ("top5", 6.0), ("perplexity", 8.0)]));
     let evaluation =
-        Evaluation { step: Step(9), accuracy: accuracy.clone(), ema, extent: Extent::Full };
+        EvaluationResult { step: Step(9), accuracy: accuracy.clone(), ema, extent: Extent::Full };
     let evaluated = v1::EvaluatedStep {
         step: 9,
         accuracy: Some(found.clone()),
@@ -393,8 +387,8 @@ fn every_number_stands_in_its_own_field() {
     assert_eq!(v1::Checkpoint::from(commit), checkpoint);
 
     let activity = Activity::Exchanging;
-    let pulse = Pulse { activity, seconds: 1.0, step: Step(2), own_step_seconds: 3.0 };
+    let heartbeat = RankHeartbeat { activity, seconds: 1.0, step: Step(2), own_step_seconds: 3.0 };
     let activity = v1::Activity::Exchanging.into();
-    let wire = v1::Pulse { activity, seconds: 1.0, step: 2, own_step_seconds: 3.0 };
-    assert_eq!(v1::Pulse::from(pulse), wire);
+    let wire = v1::RankHeartbeat { activity, seconds: 1.0, step: 2, own_step_seconds: 3.0 };
+    assert_eq!(v1::RankHeartbeat::from(heartbeat), wire);
 }

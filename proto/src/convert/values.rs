@@ -1,9 +1,11 @@
-//! Numbers, checkpoints and ends: what several messages carry.
+//! Converts values that several messages contain: metrics, checkpoints, outcomes.
 
 use baton_job::{
-    engine::Evaluation,
+    engine::EvaluationResult,
     exit::{Class, Failure, Outcome},
-    message::{Activity, Commit, Gpu, Host, LoaderNews, Pulse, SaveTimes, StepNews},
+    message::{
+        Activity, Commit, GpuStats, HostStats, LoaderReport, RankHeartbeat, SaveTimes, StepReport,
+    },
 };
 use baton_recipe::{
     Step,
@@ -26,15 +28,16 @@ impl From<(String, f64)> for v1::Metric {
         use v1::metric::Direction;
         let known = task::find(&name);
         let direction = known.map_or(Direction::Unspecified, |metric| match metric.direction {
-            task::Direction::Higher => Direction::Higher,
-            task::Direction::Lower => Direction::Lower,
+            task::MetricDirection::Higher => Direction::Higher,
+            task::MetricDirection::Lower => Direction::Lower,
         });
         let is_share = known.is_some_and(|metric| metric.is_share);
         Self { name, value, direction: direction.into(), is_share }
     }
 }
 
-/// The fields of before metrics had names are zero where the task has no such metric.
+/// `loss`, `top1` and `top5` are from versions in which metrics had no names; they are zero if the task has no such
+/// metric.
 impl From<Accuracy> for v1::Accuracy {
     fn from(accuracy: Accuracy) -> Self {
         let value = |name| accuracy.get(name).unwrap_or_default();
@@ -52,18 +55,19 @@ impl From<Accuracy> for v1::Accuracy {
 }
 
 impl v1::Accuracy {
-    /// All metrics, also if a coordinator told them that had no names for them.
+    /// All metrics, also those from an older coordinator that sends them without names.
     #[must_use]
     pub fn named(&self) -> Vec<v1::Metric> {
         if !self.metrics.is_empty() {
             return self.metrics.clone();
         }
         let fit = self.fit.map(|v1::Fit { mae, pearson, spearman }| Fit { mae, pearson, spearman });
-        let right = (self.top1, self.top5);
-        Self::from(Accuracy::before_names(self.samples, self.loss, right, fit)).metrics
+        let top_accuracies = (self.top1, self.top5);
+        Self::from(Accuracy::from_legacy_fields(self.samples, self.loss, top_accuracies, fit))
+            .metrics
     }
 
-    /// What evaluations are compared by.
+    /// The metric by which evaluations are compared.
     #[must_use]
     pub fn score(&self) -> Option<v1::Metric> {
         self.named().into_iter().next()
@@ -71,7 +75,7 @@ impl v1::Accuracy {
 }
 
 impl v1::Step {
-    /// All metrics but the loss, also if a coordinator told them that had no names for them.
+    /// All metrics except the loss, also those from an older coordinator that sends them without names.
     #[must_use]
     pub fn named(&self) -> Vec<v1::Metric> {
         if self.metrics.is_empty() && self.top1 != 0.0 {
@@ -88,8 +92,8 @@ impl From<(Step, Accuracy)> for v1::EvaluatedStep {
     }
 }
 
-impl From<Evaluation> for v1::EvaluatedStep {
-    fn from(Evaluation { step, accuracy, ema, extent }: Evaluation) -> Self {
+impl From<EvaluationResult> for v1::EvaluatedStep {
+    fn from(EvaluationResult { step, accuracy, ema, extent }: EvaluationResult) -> Self {
         Self {
             step: step.0,
             accuracy: Some(accuracy.into()),
@@ -108,9 +112,10 @@ impl From<Commit> for v1::Checkpoint {
     }
 }
 
-impl From<StepNews> for v1::Step {
-    fn from(news: StepNews) -> Self {
-        let StepNews { step, epoch, total_steps, steps_per_epoch, loss, metrics, lr, .. } = news;
+impl From<StepReport> for v1::Step {
+    fn from(report: StepReport) -> Self {
+        let StepReport { step, epoch, total_steps, steps_per_epoch, loss, metrics, lr, .. } =
+            report;
         Self {
             step: step.0,
             epoch: epoch.0,
@@ -119,13 +124,13 @@ impl From<StepNews> for v1::Step {
             loss,
             top1: metrics.get("top1").copied().unwrap_or_default(),
             lr,
-            samples_per_second: news.samples_per_second,
-            loader_wait: news.loader_wait,
-            gradient_norm: news.gradient_norm,
-            loss_scale: news.loss_scale,
-            resolution: news.resolution,
-            global_batch: news.global_batch,
-            step_of_epoch: news.step_of_epoch,
+            samples_per_second: report.samples_per_second,
+            loader_wait: report.loader_wait,
+            gradient_norm: report.gradient_norm,
+            loss_scale: report.loss_scale,
+            resolution: report.resolution,
+            global_batch: report.global_batch,
+            step_of_epoch: report.step_of_epoch,
             metrics: metrics.into_iter().map(Into::into).collect(),
         }
     }
@@ -137,15 +142,15 @@ same_variants!(
     [Restoring, Loading, Computing, Exchanging, Evaluating, Saving, Paused]
 );
 
-impl From<Pulse> for v1::Pulse {
-    fn from(Pulse { activity, seconds, step, own_step_seconds }: Pulse) -> Self {
+impl From<RankHeartbeat> for v1::RankHeartbeat {
+    fn from(RankHeartbeat { activity, seconds, step, own_step_seconds }: RankHeartbeat) -> Self {
         let activity = v1::Activity::from(activity).into();
         Self { activity, seconds, step: step.0, own_step_seconds }
     }
 }
 
-impl From<LoaderNews> for v1::Loader {
-    fn from(LoaderNews { wait, ready, room, skipped, last_skipped }: LoaderNews) -> Self {
+impl From<LoaderReport> for v1::Loader {
+    fn from(LoaderReport { wait, ready, room, skipped, last_skipped }: LoaderReport) -> Self {
         Self { wait, ready, room, skipped, last_skipped }
     }
 }
@@ -171,7 +176,7 @@ impl From<Outcome> for v1::Outcome {
 }
 
 impl v1::Outcome {
-    /// How the job ended, unless only newer programs know such an end.
+    /// How the job ended; `None` if this is an outcome of a newer version.
     #[must_use]
     pub fn known(&self) -> Option<Outcome> {
         use v1::outcome::Kind;
@@ -203,27 +208,33 @@ impl v1::Failure {
     }
 }
 
-/// Structs that have the same fields on both sides.
+/// Converts a struct to the message with the same fields.
 macro_rules! same_fields {
-    ($name:ident { $($field:ident),+ $(,)? }) => {
-        impl From<$name> for v1::$name {
-            fn from($name { $($field),+ }: $name) -> Self {
+    ($job:ident, $wire:ident { $($field:ident),+ $(,)? }) => {
+        impl From<$job> for v1::$wire {
+            fn from($job { $($field),+ }: $job) -> Self {
                 Self { $($field),+ }
             }
         }
     };
 }
 
-same_fields!(Host {
-    name,
-    cpu,
-    cpus,
-    memory_used,
-    memory_total,
-    disk_free,
-    disk_total,
-    received_per_second,
-    sent_per_second,
-});
+same_fields!(
+    HostStats,
+    Host {
+        name,
+        cpu,
+        cpus,
+        memory_used,
+        memory_total,
+        disk_free,
+        disk_total,
+        received_per_second,
+        sent_per_second,
+    }
+);
 
-same_fields!(Gpu { index, name, uuid, utilisation, memory_used, memory_total, celsius, watts });
+same_fields!(
+    GpuStats,
+    Gpu { index, name, uuid, utilisation, memory_used, memory_total, celsius, watts }
+);

@@ -1,11 +1,11 @@
-//! Nothing that a client of version 1 relies on may change.
+//! Checks that nothing changes on which clients of version 1 rely.
 //!
-//! `v1.txt` lists every field, enum value and call that user tools can reach. `node.proto` is none of them: an agent and
-//! its coordinator are of one version, and refuse each other otherwise (`src/frame.rs`).
+//! `v1.txt` lists every field, enum value and call that user tools can use. `node.proto` is not included: an agent and
+//! its coordinator must have the same version (`src/frame.rs`).
 //!
-//! What it lists has to stay as it is: same name, number, type and
-//! label. A field may go once its number and name are reserved, so that nobody uses them for something else. What is
-//! new has to be added, by `BATON_UPDATE_PROTO=1 cargo test -p baton-proto --test compatibility`; then it is a promise.
+//! Every listed item must keep its name, number, type and label. A field may be removed if its number and name are
+//! reserved, so that they are not used for something else. New items must be added with
+//! `BATON_UPDATE_PROTO=1 cargo test -p baton-proto --test compatibility`; from then on they must not change.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::{collections::BTreeSet, fs};
@@ -19,11 +19,11 @@ use prost_types::{
 
 const PROMISED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/compatibility/v1.txt");
 
-/// What a set of files says, a line for each thing that a client may use.
+/// The API in a set of files: one line for each item that a client may use.
 #[derive(Debug, Default)]
 struct Surface {
     lines: BTreeSet<String>,
-    /// `message.number` and `message.name` of fields that are gone for good.
+    /// `message.number` and `message.name` of removed fields.
     reserved: BTreeSet<String>,
 }
 
@@ -70,7 +70,7 @@ impl Surface {
                 Type::Message | Type::Enum => field.type_name().trim_start_matches('.').to_owned(),
                 other => other.as_str_name().trim_start_matches("TYPE_").to_lowercase(),
             };
-            // The wire does not know of a oneof, but code does.
+            // A oneof does not change the wire format, but it changes the generated code.
             let oneof = match field.oneof_index {
                 Some(index) if !field.proto3_optional() => {
                     format!(" of {}", message.oneof_decl[index as usize].name())
@@ -103,13 +103,13 @@ impl Surface {
         }
     }
 
-    /// Promised lines that are kept neither as they were nor by a reservation.
+    /// Promised lines that are neither unchanged nor reserved.
     fn broken<'a>(&self, promised: &'a str) -> Vec<&'a str> {
         let is_kept = |line: &&str| self.lines.contains(*line) || self.is_retired(line);
         promised.lines().filter(|line| !is_kept(line)).collect()
     }
 
-    /// Whether a field is gone, and its number and name with it.
+    /// Whether a field is removed, and its number and name are reserved.
     fn is_retired(&self, line: &str) -> bool {
         let Some(field) = line.strip_prefix("field ") else { return false };
         let Some((path, rest)) = field.split_once(" = ") else { return false };
@@ -126,13 +126,13 @@ fn present() -> Surface {
 }
 
 #[test]
-fn what_is_promised_is_kept_and_what_is_new_is_promised() {
+fn promised_items_are_unchanged_and_new_items_are_listed() {
     let present = present();
     let promised = fs::read_to_string(PROMISED).unwrap_or_default();
     let broken = present.broken(&promised);
     assert!(
         broken.is_empty(),
-        "clients of version 1 rely on these; bring them back, or reserve number and name of a field:\n{}",
+        "clients of version 1 rely on these; restore them, or reserve the number and the name of a removed field:\n{}",
         broken.join("\n")
     );
     let new: Vec<&String> =
@@ -144,11 +144,11 @@ fn what_is_promised_is_kept_and_what_is_new_is_promised() {
         fs::write(PROMISED, text).unwrap();
         return;
     }
-    assert!(new.is_empty(), "not promised yet; see the head of this file: {new:#?}");
+    assert!(new.is_empty(), "not listed yet; see the top of this file: {new:#?}");
 }
 
 #[test]
-fn a_change_that_breaks_clients_is_seen_and_a_retirement_is_not() {
+fn a_change_that_breaks_clients_is_detected_and_a_reserved_removal_is_allowed() {
     let promised: String = present().lines.iter().map(|line| format!("{line}\n")).collect();
     let broken = |change: &dyn Fn(&mut DescriptorProto)| {
         let mut set = FileDescriptorSet::decode(DESCRIPTORS).unwrap();
@@ -163,15 +163,15 @@ fn a_change_that_breaks_clients_is_seen_and_a_retirement_is_not() {
     assert_eq!(broken(&|message| drop(message.field.remove(generation(message)))), 1);
     assert_eq!(
         broken(&|message| {
-            let place = generation(message);
-            message.field[place].number = Some(99);
+            let index = generation(message);
+            message.field[index].number = Some(99);
         }),
         1
     );
     assert_eq!(
         broken(&|message| {
-            let place = generation(message);
-            message.field[place].set_type(Type::String);
+            let index = generation(message);
+            message.field[index].set_type(Type::String);
         }),
         1
     );
@@ -187,5 +187,5 @@ fn a_change_that_breaks_clients_is_seen_and_a_retirement_is_not() {
         }
     };
     assert_eq!(broken(&|message| retire(message, true)), 0);
-    assert_eq!(broken(&|message| retire(message, false)), 1, "another field may take its name");
+    assert_eq!(broken(&|message| retire(message, false)), 1, "another field could take its name");
 }

@@ -1,8 +1,7 @@
-"""A cloud on one machine: moto's AWS, and for every instance it starts a machine that boots for real.
+"""A cloud on one machine: moto's AWS, and a machine that really boots for every instance.
 
-What moto leaves out is here: user data is run, volumes appear as disks, the metadata service of each machine answers,
-and machines are interrupted as spot machines are. What a call costs or who may make it is not checked: moto lets all
-through.
+This adds what moto lacks: user data is run, volumes appear as disks, the metadata service of each machine answers,
+and machines are interrupted like spot machines. Costs and permissions are not checked: moto accepts all calls.
 """
 
 import base64
@@ -17,13 +16,12 @@ import time
 import urllib.parse
 
 import boto3
+from machine import BRIDGE, Machine
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.ssm.models import Parameter, ssm_backends
 from werkzeug.serving import make_server
-
-from machine import BRIDGE, Machine
 
 REGION = "us-east-1"
 ZONE = REGION + "a"
@@ -47,24 +45,40 @@ class Cloud:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         name_image()
         self.ec2, self.autoscaling, self.s3, self.cloudformation, self.ssm = (
-            self.client(name) for name in ("ec2", "autoscaling", "s3", "cloudformation", "ssm"))
+            self.client(name) for name in ("ec2", "autoscaling", "s3", "cloudformation", "ssm")
+        )
         self.watcher = threading.Thread(target=self.watch)
         self.watcher.start()
 
     def client(self, service):
-        return boto3.client(service, region_name=REGION, endpoint_url=self.url,
-                            aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"], aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"])
+        return boto3.client(
+            service,
+            region_name=REGION,
+            endpoint_url=self.url,
+            aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+        )
 
     def environment(self):
-        """What a person's shell has."""
-        path = os.pathsep.join([str(self.folder / "bin"), str(self.repository / ".venv-deploy/bin"), os.environ["PATH"]])
-        return {"PATH": path, "HOME": str(self.folder), "AWS_ENDPOINT_URL": self.url, "AWS_DEFAULT_REGION": REGION,
-                "AWS_REGION": REGION, "AWS_ALLOW_HTTP": "true", "AWS_EC2_METADATA_DISABLED": "true", **KEYS}
+        """The environment of a user's shell."""
+        path = os.pathsep.join(
+            [str(self.folder / "bin"), str(self.repository / ".venv-deploy/bin"), os.environ["PATH"]]
+        )
+        return {
+            "PATH": path,
+            "HOME": str(self.folder),
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_REGION": REGION,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            **KEYS,
+        }
 
-    # --- Calls ---------------------------------------------------------------------------------
+    # --- Calls --------------------------------------------------------------------------------
 
     def answer(self, moto, environ, start_response):
-        """Answers what moto cannot."""
+        """Answers calls that moto does not support, and passes the others to moto."""
         length = int(environ.get("CONTENT_LENGTH") or 0)
         operation = environ.get("HTTP_X_AMZ_TARGET", "").split(".")[-1]
         if not operation and environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):
@@ -74,17 +88,25 @@ class Cloud:
             operation = form.get("Action", [""])[0]
             if operation == "CompleteLifecycleAction":
                 self.completed_hooks.append(form["InstanceId"][0])
-                return reply(start_response, "200 OK", "text/xml",
-                             "<CompleteLifecycleActionResponse><CompleteLifecycleActionResult/></CompleteLifecycleActionResponse>")
+                return reply(
+                    start_response,
+                    "200 OK",
+                    "text/xml",
+                    "<CompleteLifecycleActionResponse><CompleteLifecycleActionResult/></CompleteLifecycleActionResponse>",
+                )
         if operation == "StartSession":
-            return reply(start_response, "200 OK", "application/x-amz-json-1.1",
-                         json.dumps({"SessionId": "s", "TokenValue": "t", "StreamUrl": "wss://nowhere"}))
+            return reply(
+                start_response,
+                "200 OK",
+                "application/x-amz-json-1.1",
+                json.dumps({"SessionId": "s", "TokenValue": "t", "StreamUrl": "wss://nowhere"}),
+            )
         return moto(environ, start_response)
 
-    # --- Machines ------------------------------------------------------------------------------
+    # --- Machines -----------------------------------------------------------------------------
 
     def watch(self):
-        """Does what EC2 does by itself, until the end; what goes wrong in it is for whoever waits for something."""
+        """Simulates EC2 until the end; an error is raised by the next wait of the test."""
         try:
             while not self.stopping.wait(0.5):
                 self.look()
@@ -92,7 +114,7 @@ class Cloud:
             self.broken = error
 
     def look(self):
-        """Starts a machine for every instance that runs, plugs volumes in, and ends machines whose instance has ended."""
+        """Starts a machine for every running instance, attaches volumes, and ends machines whose instance has ended."""
         self.tag_volumes()
         for instance in ec2_backends[DEFAULT_ACCOUNT_ID][REGION].all_instances():
             machine = self.machines.get(instance.id)
@@ -102,7 +124,7 @@ class Cloud:
                 machine.off()
                 self.unplug(machine)
             elif machine and machine.has_shut_down() and instance.state == "running":
-                # It did so itself; the template says that this stops it.
+                # The machine shut itself down; with this template that stops the instance.
                 self.ec2.stop_instances(InstanceIds=[instance.id])
         for volume in self.ec2.describe_volumes()["Volumes"]:
             for attachment in volume["Attachments"]:
@@ -111,7 +133,7 @@ class Cloud:
                     machine.plug(volume["VolumeId"], self.volumes[volume["VolumeId"]])
 
     def tag_volumes(self):
-        """moto forgets the tags that a template gives a volume; and a volume needs a file to be kept in."""
+        """Adds the volume tags of the template, which moto drops, and creates a file for each volume."""
         for volume in self.ec2.describe_volumes()["Volumes"]:
             tags = {tag["Key"]: tag["Value"] for tag in volume.get("Tags", [])}
             if tags.get("aws:cloudformation:logical-id") != "Volume" or volume["VolumeId"] in self.volumes:
@@ -135,23 +157,23 @@ class Cloud:
 
     def start(self, instance):
         machine = Machine(self, instance.id, instance.private_ip, script_of(self.user_data(instance.id)))
-        # Known before it runs, so that it ends with the others if its start fails.
+        # Registered before it runs, so that it ends with the others if its start fails.
         self.machines[instance.id] = machine
         machine.on()
 
     def interrupt(self, instance):
-        """As EC2 does: a notice, some time, the end. The group then starts another one."""
+        """Interrupts a machine like EC2: a notice, some time, the end. The group then starts another one."""
         machine = self.machines[instance]
         end = time.time() + NOTICE
         at = datetime.datetime.fromtimestamp(end, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         machine.metadata["spot/instance-action"] = json.dumps({"action": "terminate", "time": at})
-        # EC2 takes all of its time; a machine that has saved has nothing left to do in it.
+        # EC2 waits for the whole time; here a machine that has saved ends earlier.
         while time.time() < end and not machine.is_idle():
             time.sleep(0.5)
         self.ec2.terminate_instances(InstanceIds=[instance])
 
     def rebalance(self, group, instance):
-        """As a group with capacity rebalancing does: another machine, then the end of this one, with the hook's time."""
+        """Replaces a machine like a group with capacity rebalancing: starts another one, then ends this one with its hook."""
         machine = self.machines[instance]
         machine.metadata["events/recommendations/rebalance"] = json.dumps({"noticeTime": "2026-01-01T00:00:00Z"})
         self.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, MaxSize=2, DesiredCapacity=2)
@@ -161,7 +183,9 @@ class Cloud:
         deadline = time.time() + 120
         while time.time() < deadline and instance not in self.completed_hooks:
             time.sleep(0.5)
-        self.autoscaling.terminate_instance_in_auto_scaling_group(InstanceId=instance, ShouldDecrementDesiredCapacity=True)
+        self.autoscaling.terminate_instance_in_auto_scaling_group(
+            InstanceId=instance, ShouldDecrementDesiredCapacity=True
+        )
         self.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, MaxSize=1)
 
     def members(self, group):
@@ -184,15 +208,27 @@ def reply(start_response, status, kind, text):
 
 
 def name_image():
-    """Amazon's parameter, which moto does not have and lets nobody make."""
+    """Adds Amazon's image parameter, which moto lacks and does not allow to create."""
     parameters = ssm_backends[DEFAULT_ACCOUNT_ID][REGION]._parameters
-    parameters[IMAGE_PARAMETER].append(Parameter(
-        account_id=DEFAULT_ACCOUNT_ID, name=IMAGE_PARAMETER, value=IMAGE, parameter_type="String", description="",
-        allowed_pattern=None, keyid=None, last_modified_date=datetime.datetime.now(), version=1, data_type="text", labels=[]))
+    parameters[IMAGE_PARAMETER].append(
+        Parameter(
+            account_id=DEFAULT_ACCOUNT_ID,
+            name=IMAGE_PARAMETER,
+            value=IMAGE,
+            parameter_type="String",
+            description="",
+            allowed_pattern=None,
+            keyid=None,
+            last_modified_date=datetime.datetime.now(),
+            version=1,
+            data_type="text",
+            labels=[],
+        )
+    )
 
 
 def script_of(user_data):
-    """The shell script in what cloud-init would be given."""
+    """The shell script in the user data for cloud-init."""
     parts = email.message_from_bytes(user_data).walk()
     [script] = [part.get_payload() for part in parts if part.get_content_type() == "text/x-shellscript"]
     return script

@@ -1,9 +1,10 @@
-"""A machine: this one's root file system under a layer of its own, with systemd as its first process.
+"""A simulated machine: an overlay over this machine's root file system, with systemd as its first process.
 
-It has its own network with EC2's metadata service in it, its own disks (loop devices), and Baton's units run as they
-do on any machine. Needs root, and a kernel that gives loop devices, namespaces and overlays.
+It has its own network with EC2's metadata service in it and its own disks (loop devices), and Baton's units run as
+on any machine. Requires root, and a kernel with loop devices, namespaces and overlays.
 """
 
+import contextlib
 import ctypes
 import http.server
 import json
@@ -21,18 +22,20 @@ CLONE_NEWNET = 0x40000000
 
 
 def run(*command, check=True, **options):
-    ended = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    ended = subprocess.run(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options
+    )
     if check and ended.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}: {ended.stdout.strip()}")
     return ended
 
 
 def make_bridge():
-    """In the network namespace of this process, which is a test's own."""
+    """Creates the bridge in the network namespace of this process, which belongs to the test."""
     run("ip", "link", "set", "lo", "up")
     run("ip", "link", "add", "br0", "type", "bridge")
     run("ip", "addr", "add", f"{BRIDGE}/16", "dev", "br0")
-    # The addresses that moto gives.
+    # The address range that moto assigns.
     run("ip", "addr", "add", "172.31.255.254/16", "dev", "br0")
     run("ip", "link", "set", "br0", "up")
 
@@ -46,33 +49,53 @@ class Machine:
         self.number = Machine.count
         self.folder = cloud.folder / f"machine{self.number}"
         self.root = self.folder / "root"
-        self.metadata = {"instance-id": instance, "local-ipv4": address, "placement/region": "us-east-1",
-                         "placement/availability-zone": "us-east-1a", "instance-life-cycle": "spot",
-                         "autoscaling/target-lifecycle-state": "InService",
-                         "iam/security-credentials/": "role",
-                         "iam/security-credentials/role": json.dumps({
-                             "Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "AKIAEXAMPLE", "SecretAccessKey": "no-secret",
-                             "Token": "t", "LastUpdated": "2026-01-01T00:00:00Z", "Expiration": "2099-01-01T00:00:00Z"})}
+        self.metadata = {
+            "instance-id": instance,
+            "local-ipv4": address,
+            "placement/region": "us-east-1",
+            "placement/availability-zone": "us-east-1a",
+            "instance-life-cycle": "spot",
+            "autoscaling/target-lifecycle-state": "InService",
+            "iam/security-credentials/": "role",
+            "iam/security-credentials/role": json.dumps(
+                {
+                    "Code": "Success",
+                    "Type": "AWS-HMAC",
+                    "AccessKeyId": "AKIAEXAMPLE",
+                    "SecretAccessKey": "no-secret",
+                    "Token": "t",
+                    "LastUpdated": "2026-01-01T00:00:00Z",
+                    "Expiration": "2099-01-01T00:00:00Z",
+                }
+            ),
+        }
         self.loops, self.is_off, self.process, self.service = {}, False, None, None
 
-    # --- Power ---------------------------------------------------------------------------------
+    # --- Power --------------------------------------------------------------------------------
 
     def on(self):
         for name in ("layer", "root", "block"):
             (self.folder / name).mkdir(parents=True)
-        # A file system of its own, as the one below may be an overlay already.
+        # A separate file system, as the lower one may be an overlay already.
         run("mount", "-t", "tmpfs", "tmpfs", self.folder / "layer")
         for name in ("upper", "work"):
             (self.folder / "layer" / name).mkdir()
-        run("mount", "-t", "overlay", "overlay", "-o",
-            f"lowerdir=/,upperdir={self.folder}/layer/upper,workdir={self.folder}/layer/work", self.root)
-        self.furnish()
+        run(
+            "mount",
+            "-t",
+            "overlay",
+            "overlay",
+            "-o",
+            f"lowerdir=/,upperdir={self.folder}/layer/upper,workdir={self.folder}/layer/work",
+            self.root,
+        )
+        self.prepare_root()
         self.connect()
         self.boot()
 
-    def furnish(self):
+    def prepare_root(self):
         units = self.root / "etc/systemd/system"
-        # Nothing of this machine's own services.
+        # Without the services of this machine.
         shutil.rmtree(units, ignore_errors=True)
         (units / "multi-user.target.wants").mkdir(parents=True)
         script = self.root / "var/lib/user-data.sh"
@@ -80,21 +103,25 @@ class Machine:
         script.write_text(self.script)
         (units / "cloud-final.service").write_text(
             "[Unit]\nDescription=user data\nAfter=basic.target\n[Service]\nType=oneshot\nExecStart=/bin/bash /var/lib/user-data.sh\n"
-            "[Install]\nWantedBy=multi-user.target\n")
+            "[Install]\nWantedBy=multi-user.target\n"
+        )
         (units / "multi-user.target.wants/cloud-final.service").symlink_to("../cloud-final.service")
-        environment = {"AWS_ENDPOINT_URL": self.cloud.url, "AWS_ALLOW_HTTP": "true",
-                       "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+        environment = {
+            "AWS_ENDPOINT_URL": self.cloud.url,
+            "AWS_ALLOW_HTTP": "true",
+            "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        }
         manager = self.root / "etc/systemd/system.conf.d"
         manager.mkdir(parents=True, exist_ok=True)
         words = " ".join(f'"{name}={value}"' for name, value in environment.items())
         (manager / "cloud.conf").write_text(f"[Manager]\nDefaultEnvironment={words}\n")
         (self.root / "etc/machine-id").write_text("")
         (self.root / "etc/fstab").write_text("")
-        # Training for its own sake, until something happens: it shall not take the cores from what happens.
+        # Low priority: training must not slow down the steps of the test.
         nice = units / "baton-agent.service.d/nice.conf"
         nice.parent.mkdir()
         nice.write_text("[Service]\nNice=15\n")
-        # What the image brings: the AWS CLI, and libtorch, which would take minutes from PyPI.
+        # What a machine's image has: the AWS CLI, and libtorch, which would take minutes from PyPI.
         aws = self.root / "usr/local/bin/aws"
         aws.unlink(missing_ok=True)
         aws.symlink_to(self.cloud.repository / ".venv-deploy/bin/aws")
@@ -117,7 +144,7 @@ class Machine:
         run("ip", "-n", name, "addr", "add", f"{self.address}/16", "dev", f"e{self.number}")
         run("ip", "-n", name, "link", "set", f"e{self.number}", "up")
         run("ip", "-n", name, "route", "add", "10.78.0.0/16", "via", "172.31.255.254")
-        # For whoever has a session with this machine.
+        # For sessions with this machine.
         sessions = self.cloud.folder / "namespaces"
         sessions.mkdir(exist_ok=True)
         (sessions / self.id).write_text(f"/run/netns/{name}")
@@ -126,11 +153,25 @@ class Machine:
         threading.Thread(target=self.service.serve_forever, daemon=True).start()
 
     def boot(self):
-        command = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", f"--directory={self.root}",
-                   f"--machine=m{self.number}", f"--network-namespace-path=/run/netns/m{self.number}", "--resolv-conf=off",
-                   "--timezone=off", "--link-journal=no", f"--bind={self.folder}/block:/sys/block", f"--bind-ro={self.cloud.repository}"]
-        # The programs of a virtual environment are where its Python is.
-        for path in {pathlib.Path(os.path.realpath(self.cloud.repository / ".venv-deploy/bin/python")).parents[1]} - {pathlib.Path("/usr")}:
+        command = [
+            "systemd-nspawn",
+            "--quiet",
+            "--boot",
+            "--register=no",
+            "--keep-unit",
+            f"--directory={self.root}",
+            f"--machine=m{self.number}",
+            f"--network-namespace-path=/run/netns/m{self.number}",
+            "--resolv-conf=off",
+            "--timezone=off",
+            "--link-journal=no",
+            f"--bind={self.folder}/block:/sys/block",
+            f"--bind-ro={self.cloud.repository}",
+        ]
+        # The programs of a virtual environment need the folder of its Python.
+        for path in {pathlib.Path(os.path.realpath(self.cloud.repository / ".venv-deploy/bin/python")).parents[1]} - {
+            pathlib.Path("/usr")
+        }:
             command.append(f"--bind-ro={path}")
         log = open(self.folder / "console.log", "wb")
         groups = self.control_groups()
@@ -144,15 +185,19 @@ class Machine:
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=enter)
 
     def control_groups(self):
-        """Where this machine's systemd keeps its services apart from those of the others: systemd's own hierarchies."""
+        """The control groups of this machine's systemd, separate from those of other machines."""
         top = pathlib.Path("/sys/fs/cgroup")
-        tops = [top] if (top / "cgroup.procs").exists() else [top / name for name in ("systemd", "unified") if (top / name).exists()]
+        tops = (
+            [top]
+            if (top / "cgroup.procs").exists()
+            else [top / name for name in ("systemd", "unified") if (top / name).exists()]
+        )
         return [found / f"baton-m{self.number}-{os.getpid()}" for found in tops]
 
     def off(self):
         self.is_off = True
         if self.process and self.process.poll() is None:
-            # The power goes; nobody is asked.
+            # A power failure, without a shutdown.
             leader = self.leader()
             if leader:
                 os.kill(leader, signal.SIGKILL)
@@ -169,7 +214,7 @@ class Machine:
                     try:
                         os.rmdir(folder)
                     except OSError:
-                        time.sleep(0.05)  # Whoever is still in it is being killed.
+                        time.sleep(0.05)  # Its processes are being killed.
         run("umount", "-l", self.root, check=False)
         run("umount", "-l", self.folder / "layer", check=False)
         run("ip", "netns", "del", f"m{self.number}", check=False)
@@ -178,7 +223,7 @@ class Machine:
         return self.process is not None and self.process.poll() is not None
 
     def leader(self):
-        """The machine's first process, as this one sees it; none before its start and at its end."""
+        """The machine's first process, by its id outside; None before the start and at the end."""
         if self.process is None:
             return None
         children = lambda pid: pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -190,31 +235,51 @@ class Machine:
                     if len(ids) > 1 and ids[-1] == "1":
                         return int(grandchild)
         except (FileNotFoundError, ProcessLookupError):
-            pass  # It ends while it is looked for.
+            pass  # The process ended during the search.
         return None
 
-    # --- Inside --------------------------------------------------------------------------------
+    # --- Inside -------------------------------------------------------------------------------
 
     def inside(self, *command, check=False):
         """Runs a command in the machine."""
-        return run("nsenter", "-t", self.leader(), "-m", "-u", "-i", "-n", "-p", "--root", "--wd=/", "--", *command, check=check)
+        return run(
+            "nsenter",
+            "-t",
+            self.leader(),
+            "-m",
+            "-u",
+            "-i",
+            "-n",
+            "-p",
+            "--root",
+            "--wd=/",
+            "--",
+            *command,
+            check=check,
+        )
 
     def is_idle(self):
-        """Whether Baton's services have run, and do no more."""
-        states = self.inside("systemctl", "is-active", "baton-agent", "baton-coordinator", "baton-ended@baton-agent",
-                             "baton-ended@baton-coordinator").stdout.split()
+        """Whether Baton's services have run and ended."""
+        states = self.inside(
+            "systemctl",
+            "is-active",
+            "baton-agent",
+            "baton-coordinator",
+            "baton-ended@baton-agent",
+            "baton-ended@baton-coordinator",
+        ).stdout.split()
         return "active" not in states and "activating" not in states and "deactivating" not in states
 
     def log(self):
         if self.process is None:
-            return "it has not started"
+            return "the machine has not started"
         console = (self.folder / "console.log").read_text(errors="replace")[-2000:]
         if self.is_off or not self.leader():
             return console
         return self.inside("journalctl", "--no-hostname", "-n", "80").stdout
 
     def plug(self, volume, disk):
-        """A volume becomes a disk of the machine, at a place that says nothing about which it is."""
+        """Attaches a volume as a disk of the machine, with a name that does not identify the volume."""
         leader = self.leader()
         if volume in self.loops or not leader:
             return
@@ -237,10 +302,9 @@ def metadata_handler(machine):
             pass
 
         def handle(self):
-            try:
+            # An error means that the machine was turned off.
+            with contextlib.suppress(ConnectionError):
                 super().handle()
-            except ConnectionError:
-                pass  # The machine's power went.
 
         def answer(self, code, text):
             body = text.encode()
@@ -262,19 +326,19 @@ def metadata_handler(machine):
                 self.answer(400, "<html>bad request</html>")
 
         def do_GET(self):
-            # The template wants version 2 of the service: nothing without a token.
+            # The template requires version 2 of the service: no answer without a token.
             if self.headers.get("X-aws-ec2-metadata-token") != "token":
                 return self.answer(401, "<html>unauthorized</html>")
             if self.path == "/latest/dynamic/instance-identity/document":
                 return self.answer(200, json.dumps({"instanceId": machine.id, "region": "us-east-1"}))
-            told = machine.metadata.get(self.path.removeprefix("/latest/meta-data/"))
-            return self.answer(404, "<html>not found</html>") if told is None else self.answer(200, told)
+            value = machine.metadata.get(self.path.removeprefix("/latest/meta-data/"))
+            return self.answer(404, "<html>not found</html>") if value is None else self.answer(200, value)
 
     return Handler
 
 
 class inside:
-    """Sockets that this thread makes meanwhile are in another network."""
+    """Creates sockets of this thread in another network namespace."""
 
     def __init__(self, path):
         self.path = path

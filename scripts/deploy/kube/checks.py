@@ -1,4 +1,4 @@
-"""What manifests are held against, without running them. Each check yields a line per thing that is wrong."""
+"""The checks of the manifests that need no run. Each check yields one line per error."""
 
 import functools
 import json
@@ -22,13 +22,13 @@ from .manifests import (
     sources,
 )
 
-# The oldest has all that we use switched on for good (successPolicy, backoffLimitPerIndex).
+# In the oldest, all features that we use are always enabled (successPolicy, backoffLimitPerIndex).
 VERSIONS = ("1.33", kubernetes_validate.latest_version())
 NAMESPACE = "baton"
 KINDS = {"Namespace", "ServiceAccount", "Service", "ConfigMap", "PersistentVolumeClaim", "Job", "NetworkPolicy"}
-# What comes after cluster.drain_seconds: killing, telling, leaving.
+# Seconds after cluster.drain_seconds to kill ranks, report and exit.
 AFTER_DRAIN = 10
-# Flags that name a place to write to.
+# Flags of folders that are written.
 WRITTEN = {"--run-dir"}
 
 
@@ -37,8 +37,8 @@ def schema_problem(document, version):
     try:
         kubernetes_validate.validate(json.loads(document), version, strict=True)
     except kubernetes_validate.ValidationError as error:
-        place = ".".join(str(part) for part in error.path)
-        return f"Kubernetes {version}: {place}: {error.message}"
+        location = ".".join(str(part) for part in error.path)
+        return f"Kubernetes {version}: {location}: {error.message}"
     except kubernetes_validate.SchemaNotFoundError as error:
         return error.message
 
@@ -58,10 +58,19 @@ def check_kinds(m, _):
     for document in m.documents:
         kind = document["kind"]
         if kind not in KINDS:
-            yield f"{title(document)}: no {kind} is expected here" + (", secrets least of all" if kind == "Secret" else "")
+            yield f"{title(document)}: no {kind} is expected here" + (
+                ", secrets least of all" if kind == "Secret" else ""
+            )
         elif kind != "Namespace" and document["metadata"].get("namespace") != NAMESPACE:
             yield f"{title(document)} is not in namespace {NAMESPACE}"
-    if m.of("Namespace").get(NAMESPACE, {}).get("metadata", {}).get("labels", {}).get("pod-security.kubernetes.io/enforce") != "restricted":
+    if (
+        m.of("Namespace")
+        .get(NAMESPACE, {})
+        .get("metadata", {})
+        .get("labels", {})
+        .get("pod-security.kubernetes.io/enforce")
+        != "restricted"
+    ):
         yield f"namespace {NAMESPACE} does not enforce pod-security.kubernetes.io: restricted"
 
 
@@ -69,9 +78,9 @@ def check_rights(m, _):
     uid, gid = image_user()
     for name, _, pod in m.pods():
         security = pod.get("securityContext", {})
-        for key, wanted in {"runAsNonRoot": True, "runAsUser": uid, "runAsGroup": gid, "fsGroup": gid}.items():
-            if security.get(key) != wanted:
-                yield f"{name}: securityContext.{key} must be {wanted}, as in the image"
+        for key, expected in {"runAsNonRoot": True, "runAsUser": uid, "runAsGroup": gid, "fsGroup": gid}.items():
+            if security.get(key) != expected:
+                yield f"{name}: securityContext.{key} must be {expected}, as in the image"
         if security.get("seccompProfile", {}).get("type") != "RuntimeDefault":
             yield f"{name}: seccompProfile must be RuntimeDefault"
         for key in ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"):
@@ -83,7 +92,7 @@ def check_rights(m, _):
         for volume in pod.get("volumes", []):
             kinds = set(volume) - {"name"}
             if not kinds <= {"configMap", "secret", "emptyDir", "persistentVolumeClaim"}:
-                yield f"{name}: volume {volume['name']}: {', '.join(kinds)} is not for us"
+                yield f"{name}: volume {volume['name']}: {', '.join(kinds)} is not allowed"
             if "secret" in volume and volume["secret"].get("defaultMode") != 0o440:
                 yield f"{name}: volume {volume['name']}: defaultMode must be 0440, or Baton refuses the files"
     for name, _, container in m.containers():
@@ -104,7 +113,7 @@ def check_rights(m, _):
                 yield f"{name}: hostPort is set"
         for variable in container.get("env", []):
             if re.search(r"TOKEN$|SECRET|PASSWORD|ACCESS_KEY", variable["name"]):
-                yield f"{name}: {variable['name']} belongs into a file of a secret"
+                yield f"{name}: {variable['name']} must be a file of a secret"
         if "memory" not in container.get("resources", {}).get("limits", {}):
             yield f"{name}: no limit for memory"
 
@@ -129,15 +138,21 @@ def check_references(m, _):
                 used_maps.add(volume["configMap"]["name"])
             if "persistentVolumeClaim" in volume:
                 used_claims.add(volume["persistentVolumeClaim"]["claimName"])
-    for kind, used, there in (("secret", used_secrets, secrets), ("config map", used_maps, maps), ("claim", used_claims, claims)):
+    for kind, used, there in (
+        ("secret", used_secrets, secrets),
+        ("config map", used_maps, maps),
+        ("claim", used_claims, claims),
+    ):
         for name in sorted(used - set(there)):
-            yield f"{kind} {name} is used but " + ("not made by the README's commands" if kind == "secret" else "not here")
+            yield f"{kind} {name} is used but " + (
+                "not made by the README's commands" if kind == "secret" else "not here"
+            )
         for name in sorted(set(there) - used):
             yield f"{kind} {name} is there but not used"
 
 
 def check_paths(m, _):
-    """Every path in an argument or a variable is on a volume that has it, or in the image."""
+    """Every path in an argument or a variable is on a mounted volume, or in the image."""
     for name, pod, container in m.containers():
         for flag, path in paths_of(container):
             mount = mount_of(container, path)
@@ -147,7 +162,7 @@ def check_paths(m, _):
                 continue
             volume = next((v for v in pod["volumes"] if v["name"] == mount["name"]), {})
             keys = keys_of(m, volume)
-            rest = path[len(mount["mountPath"]):].lstrip("/")
+            rest = path[len(mount["mountPath"]) :].lstrip("/")
             if keys is not None and rest not in keys:
                 yield f"{name}: {flag} {path}: its volume has {', '.join(sorted(keys))}"
             if flag in WRITTEN and (mount.get("readOnly") or keys is not None):
@@ -173,34 +188,34 @@ def check_commands(m, programs):
             if flag not in flags:
                 yield f"{name}: {program} {arguments[0]} has no {flag}"
             elif not equals and re.search(rf"{flag} <", known):
-                yield f"{name}: {flag} wants a value: {flag}=..."
+                yield f"{name}: {flag} needs a value: {flag}=..."
         for variable in container.get("env", []):
             used = f"$({variable['name']})" in " ".join(arguments)
             if variable["name"].startswith("BATON_"):
                 if not re.search(rf"\[env: {variable['name']}[\]=]", known):
                     yield f"{name}: {program} {arguments[0]} does not read {variable['name']}"
             elif not used and not re.search(rf"\b{variable['name']}\b", sources()):
-                yield f"{name}: nobody reads {variable['name']}"
+                yield f"{name}: no program reads {variable['name']}"
         for reference in re.findall(r"\$\((\w+)\)", " ".join(arguments)):
             if reference not in {variable["name"] for variable in container.get("env", [])}:
                 yield f"{name}: $({reference}) is no variable of it"
 
 
 def check_ends(m, programs):
-    """Exit codes, and the time to save."""
+    """Checks the handling of exit codes, and the time to save."""
     codes = exit_codes()
     never = sorted([codes["BAD_INPUT"], codes["STOPPED"], codes["LIMIT_REACHED"]])
-    wanted = [("FailJob", never), ("Ignore", [codes["DRAINED"]])]
+    expected = [("FailJob", never), ("Ignore", [codes["DRAINED"]])]
     settings, _ = programs.recipe(m.recipe()) if m.recipe() else (None, None)
     drain = settings["cluster"]["drain_seconds"] if settings else 0
     for name, job in m.of("Job").items():
         spec, pod = job["spec"], job["spec"]["template"]["spec"]
         if pod.get("restartPolicy") != "Never":
-            yield f"{name}: restartPolicy must be Never, or exit codes are not seen"
+            yield f"{name}: restartPolicy must be Never, or exit codes have no effect"
         rules = spec.get("podFailurePolicy", {}).get("rules", [])
         on_codes = [(rule["action"], rule["onExitCodes"].get("values")) for rule in rules if "onExitCodes" in rule]
-        if on_codes != wanted:
-            yield f"{name}: podFailurePolicy must say {wanted}, as crates/job/src/exit.rs does, and says {on_codes}"
+        if on_codes != expected:
+            yield f"{name}: podFailurePolicy must be {expected}, as in crates/job/src/exit.rs, but is {on_codes}"
         for rule in rules:
             if "onExitCodes" in rule:
                 if rule["onExitCodes"].get("containerName") not in {c["name"] for c in pod["containers"]}:
@@ -208,19 +223,21 @@ def check_ends(m, programs):
                 if rule["onExitCodes"]["operator"] != "In":
                     yield f"{name}: podFailurePolicy: operator must be In"
         last = rules[-1] if rules else {}
-        if last.get("action") != "Ignore" or last.get("onPodConditions") != [{"type": "DisruptionTarget", "status": "True"}]:
+        if last.get("action") != "Ignore" or last.get("onPodConditions") != [
+            {"type": "DisruptionTarget", "status": "True"}
+        ]:
             yield f"{name}: podFailurePolicy must end with: ignore DisruptionTarget"
         if spec.get("podReplacementPolicy") != "Failed":
-            yield f"{name}: podReplacementPolicy must be Failed: two in one place would fight"
+            yield f"{name}: podReplacementPolicy must be Failed: two pods of one index would conflict"
         grace = pod.get("terminationGracePeriodSeconds", 30)
         if grace < max(LEAST_GRACE, drain + AFTER_DRAIN):
-            yield f"{name}: terminationGracePeriodSeconds {grace} is too short to save: {max(LEAST_GRACE, drain + AFTER_DRAIN):.0f} at the least"
+            yield f"{name}: terminationGracePeriodSeconds {grace} is too short to save: {max(LEAST_GRACE, drain + AFTER_DRAIN):.0f} at least"
         indexed = spec.get("completionMode") == "Indexed"
         for key in ("successPolicy", "backoffLimitPerIndex"):
             if key in spec and not indexed:
                 yield f"{name}: {key} needs completionMode: Indexed"
         if indexed and spec.get("successPolicy") != {"rules": [{"succeededCount": 1}]}:
-            yield f"{name}: the first agent that is done must end it for all: successPolicy"
+            yield f"{name}: the first agent that is done must end the Job: successPolicy"
         if spec.get("parallelism", 1) != spec.get("completions", 1):
             yield f"{name}: parallelism and completions differ"
 
@@ -261,7 +278,7 @@ def check_network(m, _):
             if int(number) not in {p["port"] for p in service["spec"]["ports"]}:
                 yield f"{name}: {variable['value']}: no service has that name and port"
             if (scheme == "https") != secure:
-                yield f"{name}: {variable['value']}: the coordinator's TLS says otherwise"
+                yield f"{name}: {variable['value']}: the scheme does not match the coordinator's TLS"
             if not re.search(rf"baton cert .*--host {re.escape(host)}\b", m.readme):
                 yield f"{name}: the README's certificate is not for {host}"
 
@@ -277,17 +294,20 @@ def check_network(m, _):
             for rule in spec.get(way, []):
                 peers = rule.get("from" if way == "ingress" else "to")
                 if not peers:
-                    yield f"network policy {name}: {way} is open to everybody"
+                    yield f"network policy {name}: {way} is open to all peers"
                 for peer in peers or []:
                     if set(peer) == {"podSelector"}:
-                        yield from chooses_nobody(name, peer["podSelector"], pods)
+                        yield from check_selector(name, peer["podSelector"], pods)
         if spec["podSelector"]:
-            yield from chooses_nobody(name, spec["podSelector"], pods)
+            yield from check_selector(name, spec["podSelector"], pods)
     if port is not None:
         for one, other, number in ((AGENTS, COORDINATOR, port), (AGENTS, AGENTS, 40000)):
             sender, receiver = pods[one][0], pods[other][0]
-            if not (allows(policies, "egress", sender, receiver, number) and allows(policies, "ingress", receiver, sender, number)):
-                yield f"network policies: no way from {one} to {other}, port {number}"
+            if not (
+                allows(policies, "egress", sender, receiver, number)
+                and allows(policies, "ingress", receiver, sender, number)
+            ):
+                yield f"network policies: no connection is allowed from {one} to {other}, port {number}"
         for one, other in ((COORDINATOR, AGENTS), (AGENTS, COORDINATOR)):
             if allows(policies, "ingress", pods[other][0], pods[one][0], 22):
                 yield f"network policies: {other} is open to {one} on other ports than its own"
@@ -300,7 +320,7 @@ def check_probes(name, container, secure):
             yield f"{name}: no {probe}"
             continue
         if "grpc" in container[probe] and secure:
-            yield f"{name}: {probe}: a gRPC probe speaks no TLS"
+            yield f"{name}: {probe}: a gRPC probe does not support TLS"
         get = container[probe].get("httpGet")
         if get:
             if (get.get("scheme") == "HTTPS") != secure:
@@ -334,16 +354,23 @@ def check_recipe(m, programs):
         if "persistentVolumeClaim" not in volume:
             yield f"{name}: checkpoint.dir {store!r} must be a bucket, or on a claim that all mount"
     agents = m.of("Job")[AGENTS]["spec"]
-    # The cache of shards from a bucket lies on the machine's own disk.
-    asked = agents["template"]["spec"]["containers"][0].get("resources", {}).get("requests", {}).get("ephemeral-storage", "0Gi")
+    # The cache of shards from a bucket is on the machine's local disk.
+    asked = (
+        agents["template"]["spec"]["containers"][0]
+        .get("resources", {})
+        .get("requests", {})
+        .get("ephemeral-storage", "0Gi")
+    )
     gib = re.fullmatch(r"(\d+)Gi", asked)
     if "s3://" in settings["data"]["train"] and (gib is None or int(gib[1]) <= settings["data"]["cache_gib"]):
-        yield f"recipe: data.cache_gib is {settings['data']['cache_gib']}, and agents ask for {asked} of ephemeral-storage"
-    gpus = int(agents["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
+        yield f"recipe: data.cache_gib is {settings['data']['cache_gib']}, and agents request {asked} of ephemeral-storage"
+    gpus = int(
+        agents["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0)
+    )
     ranks = agents["completions"] * max(gpus, 1)
     cluster = settings["cluster"]
     if not cluster["min_ranks"] <= ranks <= cluster["max_ranks"]:
-        yield f"recipe: {ranks} ranks come, and cluster wants {cluster['min_ranks']} to {cluster['max_ranks']}"
+        yield f"recipe: {ranks} ranks start, and cluster requires {cluster['min_ranks']} to {cluster['max_ranks']}"
     if (cluster["device"] == "cuda") != (gpus > 0):
         yield f"recipe: cluster.device is {cluster['device']}, and an agent has {gpus} GPUs"
     for name, _, container in m.containers():
@@ -369,7 +396,9 @@ def check_readme(m, programs):
             flags = [word.partition("=")[0] for word in rest if word.startswith("-")]
             known = kubectl_help(*verbs)
         elif words[0] in ("baton", "baton-worker", "baton-coordinator"):
-            verbs = [word for word in words[1:3] if not word.startswith("-")][: 2 if words[1] in ("recipe", "checkpoint") else 1]
+            verbs = [word for word in words[1:3] if not word.startswith("-")][
+                : 2 if words[1] in ("recipe", "checkpoint") else 1
+            ]
             flags = [word.partition("=")[0] for word in words if word.startswith("-")]
             known, options = programs.help(words[0], *verbs), options
         else:
@@ -389,17 +418,29 @@ def check_readme(m, programs):
                 yield f"README: {shlex.join(words)}: there is no {word}"
 
 
-CHECKS = (check_kinds, check_rights, check_references, check_paths, check_commands, check_ends, check_network, check_exec_probes,
-          check_recipe, check_readme)
+CHECKS = (
+    check_kinds,
+    check_rights,
+    check_references,
+    check_paths,
+    check_commands,
+    check_ends,
+    check_network,
+    check_exec_probes,
+    check_recipe,
+    check_readme,
+)
 
 
 def complaints(manifests, programs):
-    """By the schemas first: the other checks rely on them."""
-    found = list(check_schemas(manifests, programs)) or [line for check in CHECKS for line in check(manifests, programs)]
+    """Errors of all checks. The schemas are checked first, as the other checks rely on them."""
+    found = list(check_schemas(manifests, programs)) or [
+        line for check in CHECKS for line in check(manifests, programs)
+    ]
     return [f"{manifests.name}: {line}" for line in found]
 
 
-# --- what the checks ask ---
+# --- helpers of the checks ---
 
 
 def title(document):
@@ -435,14 +476,14 @@ def keys_of(m, volume):
     return None
 
 
-def chooses_nobody(policy, selector, pods):
-    wanted = selector.get("matchLabels", {}).items()
-    if not any(wanted <= labels.items() for labels, _ in pods.values()):
-        yield f"network policy {policy}: no pod has {dict(wanted)}"
+def check_selector(policy, selector, pods):
+    expected = selector.get("matchLabels", {}).items()
+    if not any(expected <= labels.items() for labels, _ in pods.values()):
+        yield f"network policy {policy}: no pod has {dict(expected)}"
 
 
 def allows(policies, way, labels, others, port):
-    """Whether some policy lets pods of these labels send to (or receive from) pods of the others."""
+    """Whether some policy allows pods with these labels to send to (or receive from) pods with the other labels."""
     for policy in policies.values():
         spec = policy["spec"]
         if not spec["podSelector"].get("matchLabels", {}).items() <= labels.items():
@@ -451,6 +492,9 @@ def allows(policies, way, labels, others, port):
             if port not in {p["port"] for p in rule.get("ports", [{"port": port}])}:
                 continue
             for peer in rule.get("from" if way == "ingress" else "to", []):
-                if set(peer) == {"podSelector"} and peer["podSelector"].get("matchLabels", {}).items() <= others.items():
+                if (
+                    set(peer) == {"podSelector"}
+                    and peer["podSelector"].get("matchLabels", {}).items() <= others.items()
+                ):
                     return True
     return False

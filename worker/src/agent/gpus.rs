@@ -1,14 +1,14 @@
-//! This node's GPUs, asked of NVIDIA's driver through NVML; what follows is decided in `baton_job::gpu`.
+//! Queries NVIDIA's driver (NVML) about this node's GPUs. The decisions are made in `baton_job::gpu`.
 //!
-//! A driver in trouble answers late or never. So it is asked by threads of their own, with a deadline where somebody
-//! waits for the answer.
+//! A broken driver answers late or never, so it is queried on separate threads, with a timeout if the agent waits for
+//! the answer.
 
 mod errors;
 
 use std::{
     collections::HashMap,
     env, fs, process,
-    sync::{Arc, Mutex},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -17,13 +17,13 @@ use baton_job::{
     Time,
     exit::{self, Failure, bad_input, crash},
     gpu::{
-        Device,
-        health::{self, Health},
-        reclaim::{Holder, Look, Reclaim},
-        visible::{DEVICE_ORDER, Installed, VISIBLE_DEVICES, Visible},
+        GpuDevice,
+        health::{self, GpuHealth},
+        reclaim::{MemoryHolder, MemoryReclaim, ReclaimCheck},
+        visible::{DEVICE_ORDER, InstalledGpu, VISIBLE_DEVICES, VisibleDevices},
     },
     ids::LocalRank,
-    message::Gpu,
+    message::GpuStats,
     session::Event,
 };
 use baton_trainer::torch::device::gpu_count;
@@ -36,68 +36,78 @@ use nvml_wrapper::{
     structs::device::FieldId,
     sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING},
 };
+use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::timeout};
 use tracing::{debug, info, warn};
 
-use super::{Input, Queue};
+use super::{AgentInput, InputQueue};
 
-/// How long the driver may take to tell what GPUs there are. Without its persistence mode it readies each of them
-/// first.
-const FIND: Duration = Duration::from_secs(60);
-/// How long it may take to tell of one of them.
-const ASK: Duration = Duration::from_secs(10);
+/// Timeout of the query for the list of GPUs. Without persistence mode the driver initializes each GPU first, which is
+/// slow.
+const DETECT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Timeout of a query about one GPU.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The GPUs that this agent's ranks use.
 pub(super) struct Gpus {
-    /// A machine without a GPU has no driver either.
+    /// NVIDIA's driver; `None` on a machine without GPUs.
     driver: Option<Nvml>,
-    installed: Vec<Installed>,
-    visible: Visible,
-    /// How each was when the agent started.
-    examined: Vec<(Device, Health)>,
-    /// Why nothing is known of the GPUs, though there may be some.
-    trouble: Option<Failure>,
-    /// The order of GPUs that the user wants.
+    installed: Vec<InstalledGpu>,
+    visible: VisibleDevices,
+    /// Health of each device when the agent started.
+    initial_health: Vec<(GpuDevice, GpuHealth)>,
+    /// Why the GPUs could not be detected.
+    detection_error: Option<Failure>,
+    /// The user's value of [`DEVICE_ORDER`].
     order: Option<String>,
-    /// Who holds memory of a local rank's device.
-    reclaims: Mutex<HashMap<LocalRank, Reclaim>>,
+    /// For each local rank, the state of the wait until its device's memory is free.
+    reclaims: Mutex<HashMap<LocalRank, MemoryReclaim>>,
     start: Instant,
 }
 
 impl Gpus {
-    /// Finds the devices of at most `ranks` ranks, and how they are.
-    pub(super) async fn find(ranks: Option<u32>) -> Self {
-        let found = aside(FIND, move || Self::ask(driver(), ranks)).await;
-        found.unwrap_or_else(|| {
-            let trouble = exit::device(format!(
-                "NVIDIA's driver does not tell within {} s what GPUs there are: see `nvidia-smi` and `dmesg`, or \
-                 reboot the node",
-                FIND.as_secs()
+    /// Detects the devices of at most `ranks` ranks, and their health.
+    pub(super) async fn detect(ranks: Option<u32>) -> Self {
+        let detected = on_thread(DETECT_TIMEOUT, move || Self::query(driver(), ranks)).await;
+        detected.unwrap_or_else(|| {
+            let detection_error = exit::device(format!(
+                "NVIDIA's driver did not list the GPUs within {} s: see `nvidia-smi` and `dmesg`, or reboot the node",
+                DETECT_TIMEOUT.as_secs()
             ));
-            Self { trouble: Some(trouble), ..Self::ask(None, ranks) }
+            Self { detection_error: Some(detection_error), ..Self::query(None, ranks) }
         })
     }
 
-    fn ask(driver: Option<Nvml>, ranks: Option<u32>) -> Self {
+    fn query(driver: Option<Nvml>, ranks: Option<u32>) -> Self {
         let installed = driver.as_ref().map(installed).unwrap_or_default();
         let list = env::var(VISIBLE_DEVICES).ok();
-        let mut visible = Visible::new(list.as_deref(), &installed);
+        let mut visible = VisibleDevices::new(list.as_deref(), &installed);
         visible.devices.truncate(ranks.map_or(usize::MAX, |ranks| ranks as usize));
         let order = env::var(DEVICE_ORDER).ok();
         let (reclaims, start) = (Mutex::default(), Instant::now());
-        let (examined, trouble) = (Vec::new(), None);
-        let gpus = Self { driver, installed, visible, examined, trouble, order, reclaims, start };
-        let examined = gpus.visible.devices.iter().map(|it| (it.clone(), gpus.health(it)));
-        Self { examined: examined.collect(), ..gpus }
+        let (initial_health, detection_error) = (Vec::new(), None);
+        let gpus = Self {
+            driver,
+            installed,
+            visible,
+            initial_health,
+            detection_error,
+            order,
+            reclaims,
+            start,
+        };
+        let initial_health =
+            gpus.visible.devices.iter().map(|device| (device.clone(), gpus.health(device)));
+        Self { initial_health: initial_health.collect(), ..gpus }
     }
 
-    /// Whether a job may use them.
+    /// Checks whether a job may use the GPUs, and sends warnings about them.
     ///
     /// # Errors
-    /// One of them is not well, or `CUDA_VISIBLE_DEVICES` names none of them, or the driver did not answer.
-    pub(super) fn admit(&self, queue: &Queue) -> Result<(), Failure> {
-        if let Some(trouble) = &self.trouble {
-            return Err(trouble.clone());
+    /// A GPU is not healthy, `CUDA_VISIBLE_DEVICES` names no GPU of this machine, or the driver did not answer.
+    pub(super) fn check(&self, queue: &InputQueue) -> Result<(), Failure> {
+        if let Some(detection_error) = &self.detection_error {
+            return Err(detection_error.clone());
         }
         if self.driver.is_none() {
             return Ok(());
@@ -105,41 +115,41 @@ impl Gpus {
         let devices = &self.visible.devices;
         if let Some(unknown) = self.visible.unknown.as_ref().filter(|_| devices.is_empty()) {
             return Err(bad_input(format!(
-                "{VISIBLE_DEVICES} names {unknown}, which is no GPU here: `nvidia-smi -L` shows what is here; empty, \
-                 it means to use none"
+                "{VISIBLE_DEVICES} names {unknown}, but this machine has no such GPU: `nvidia-smi -L` lists the GPUs; \
+                 to use no GPU, set it to an empty value"
             )));
         }
         let names: Vec<_> = devices.iter().map(ToString::to_string).collect();
-        info!(devices = names.join(", "), "GPUs are watched");
+        info!(devices = names.join(", "), "monitoring GPUs");
         let warnings = self.visible.warnings(self.order.as_deref(), &self.installed);
-        for warning in warnings.into_iter().chain(health::joining(&self.examined)?) {
-            tell(queue, warning);
+        for warning in warnings.into_iter().chain(health::check_joining(&self.initial_health)?) {
+            warn_user(queue, warning);
         }
         Ok(())
     }
 
-    /// How many ranks this node has devices for.
+    /// Number of ranks for which this node has devices.
     pub(super) fn count(&self) -> u32 {
         match self.driver {
             Some(_) => u32::try_from(self.visible.devices.len()).unwrap_or(u32::MAX),
-            // A container may have CUDA's half of the driver and not this one.
+            // A container may have the driver's libraries for CUDA, but not those for NVML.
             None => gpu_count(),
         }
     }
 
-    /// What is set in the environment of a rank, or of one that has no place yet.
+    /// Variables for the environment of a rank's process; `None` for the spare, which has no local rank yet.
     pub(super) fn environment(&self, local_rank: Option<LocalRank>) -> Vec<(&str, String)> {
-        // One without a place is kept only where all see the same devices.
+        // A spare is kept only if all ranks see the same devices.
         let local_rank = local_rank.unwrap_or(LocalRank(0));
         self.visible.environment(local_rank.0, self.order.as_deref())
     }
 
-    /// Whether a process must know its place before it sees its device.
-    pub(super) fn is_one_each(&self) -> bool {
-        self.visible.is_one_each()
+    /// Whether each rank's process sees only its own device.
+    pub(super) fn sees_one_device(&self) -> bool {
+        self.visible.sees_one_device()
     }
 
-    /// The number by which a rank's process knows its device, if this agent knows of one.
+    /// CUDA device number in a rank's process; `None` if the agent knows no device for it.
     pub(super) fn ordinal(&self, local_rank: LocalRank) -> Option<u32> {
         let known = self.device(local_rank).is_some();
         known.then(|| self.visible.ordinal(local_rank.0))
@@ -149,32 +159,33 @@ impl Gpus {
     ///
     /// # Errors
     /// No process can use the device.
-    pub(super) async fn ready(
+    pub(super) async fn wait_until_ready(
         self: Arc<Self>,
         local_rank: LocalRank,
-        queue: Queue,
+        queue: InputQueue,
     ) -> Result<(), Failure> {
         let Some(device) = self.device(local_rank).cloned() else { return Ok(()) };
-        if let Ok(mut reclaims) = self.reclaims.lock() {
-            reclaims.entry(local_rank).or_default().begin();
-        }
+        self.reclaims.lock().entry(local_rank).or_default().reset();
         loop {
-            let (gpus, asked) = (self.clone(), device.clone());
-            let answer = aside(ASK, move || (gpus.health(&asked), gpus.holders(&asked))).await;
+            let (gpus, queried) = (self.clone(), device.clone());
+            let answer =
+                on_thread(QUERY_TIMEOUT, move || (gpus.health(&queried), gpus.holders(&queried)))
+                    .await;
             let Some((health, holders)) = answer else {
-                let seconds = ASK.as_secs();
-                tell(
+                let seconds = QUERY_TIMEOUT.as_secs();
+                warn_user(
                     &queue,
-                    format!("{device}: its driver does not answer within {seconds} s; see `dmesg`"),
+                    format!("{device}: the driver did not answer within {seconds} s; see `dmesg`"),
                 );
                 return Ok(());
             };
-            health::starting(&device, &health)?;
-            let Look { warnings, again } = self.look(local_rank, &device, &holders);
+            health::check_start(&device, &health)?;
+            let ReclaimCheck { warnings, check_again_after } =
+                self.check_memory(local_rank, &device, &holders);
             for warning in warnings {
-                tell(&queue, warning);
+                warn_user(&queue, warning);
             }
-            match again {
+            match check_again_after {
                 None => return Ok(()),
                 Some(pause) => {
                     debug!(%device, ?holders, "memory is not free yet");
@@ -184,68 +195,74 @@ impl Gpus {
         }
     }
 
-    fn look(&self, local_rank: LocalRank, device: &Device, holders: &[Holder]) -> Look {
+    fn check_memory(
+        &self,
+        local_rank: LocalRank,
+        device: &GpuDevice,
+        holders: &[MemoryHolder],
+    ) -> ReclaimCheck {
         let now = Time(0).after(self.start.elapsed());
-        let Ok(mut reclaims) = self.reclaims.lock() else { return Look::default() };
-        reclaims.entry(local_rank).or_default().look(now, device, holders)
+        self.reclaims.lock().entry(local_rank).or_default().check(now, device, holders)
     }
 
-    fn device(&self, local_rank: LocalRank) -> Option<&Device> {
+    fn device(&self, local_rank: LocalRank) -> Option<&GpuDevice> {
         self.visible.devices.get(local_rank.0 as usize)
     }
 
-    /// The driver's handle of a device.
-    fn handle(&self, device: &Device) -> Result<nvml_wrapper::Device<'_>, NvmlError> {
+    /// NVML's handle of a device.
+    fn handle(&self, device: &GpuDevice) -> Result<nvml_wrapper::Device<'_>, NvmlError> {
         let driver = self.driver.as_ref().ok_or(NvmlError::Uninitialized)?;
         driver.device_by_uuid(device.uuid.as_deref().ok_or(NvmlError::GpuLost)?)
     }
 
-    /// That of its GPU, which is the same but for a part.
-    fn whole(&self, device: &Device) -> Result<nvml_wrapper::Device<'_>, NvmlError> {
+    /// NVML's handle of the whole GPU: `device` itself, or the GPU that it is a part of.
+    fn whole_gpu(&self, device: &GpuDevice) -> Result<nvml_wrapper::Device<'_>, NvmlError> {
         let installed = self.installed.get(device.gpu as usize);
         let uuid = installed.and_then(|installed| installed.uuid.clone());
-        self.handle(&Device { uuid, ..device.clone() })
+        self.handle(&GpuDevice { uuid, ..device.clone() })
     }
 
-    fn health(&self, device: &Device) -> Health {
-        match self.whole(device) {
+    fn health(&self, device: &GpuDevice) -> GpuHealth {
+        match self.whole_gpu(device) {
             Ok(handle) => examine(&handle),
-            Err(error) => Health { lost: matches!(error, NvmlError::GpuLost), ..Health::default() },
+            Err(error) => {
+                GpuHealth { lost: matches!(error, NvmlError::GpuLost), ..GpuHealth::default() }
+            }
         }
     }
 
-    /// Who holds memory of a device, this agent's living ranks left out.
-    fn holders(&self, device: &Device) -> Vec<Holder> {
+    /// Processes that hold memory of a device, excluding this agent's running ranks.
+    fn holders(&self, device: &GpuDevice) -> Vec<MemoryHolder> {
         let processes = self.handle(device).and_then(|handle| handle.running_compute_processes());
         let holders = processes.unwrap_or_default().into_iter().filter_map(|process| {
-            let standing = standing(process.pid);
-            let lives = standing.is_some();
+            let live = live_process(process.pid);
+            let is_alive = live.is_some();
             let bytes = match process.used_gpu_memory {
                 UsedGpuMemory::Used(bytes) => Some(bytes),
                 UsedGpuMemory::Unavailable => None,
             };
-            let is_ours = standing == Some(Standing { parent: process::id() });
-            (!is_ours).then_some(Holder { pid: process.pid, bytes, lives })
+            let is_ours = live == Some(LiveProcess { parent: process::id() });
+            (!is_ours).then_some(MemoryHolder { pid: process.pid, bytes, is_alive })
         });
         holders.collect()
     }
 
-    /// How the devices do, each by its local rank.
-    pub(super) fn measure(&self) -> Vec<Gpu> {
+    /// Statistics of the devices, in the order of local ranks.
+    pub(super) fn measure(&self) -> Vec<GpuStats> {
         let devices = (0..).zip(&self.visible.devices);
         devices
             .filter_map(|(local_rank, device)| self.measure_one(local_rank, device).ok())
             .collect()
     }
 
-    fn measure_one(&self, index: u32, device: &Device) -> Result<Gpu, NvmlError> {
-        let (handle, whole) = (self.handle(device)?, self.whole(device)?);
+    fn measure_one(&self, index: u32, device: &GpuDevice) -> Result<GpuStats, NvmlError> {
+        let (handle, whole) = (self.handle(device)?, self.whole_gpu(device)?);
         let memory = handle.memory_info()?;
-        Ok(Gpu {
+        Ok(GpuStats {
             index,
             name: handle.name()?,
             uuid: handle.uuid()?,
-            // Not told of a part.
+            // Not available for a part (MIG).
             utilisation: handle.utilization_rates().ok().map(|rates| f64::from(rates.gpu) / 100.0),
             memory_used: memory.used,
             memory_total: memory.total,
@@ -254,22 +271,22 @@ impl Gpus {
         })
     }
 
-    /// The local ranks that have a GPU or a part of it.
+    /// The local ranks that use a GPU or a part of it.
     fn ranks_of(&self, gpu: u32) -> Vec<LocalRank> {
         let devices = (0..).map(LocalRank).zip(&self.visible.devices);
         devices.filter(|(_, device)| device.gpu == gpu).map(|(local_rank, _)| local_rank).collect()
     }
 }
 
-/// Says what a user should know here and to the coordinator.
-fn tell(queue: &Queue, message: String) {
+/// Logs a warning and sends it to the coordinator.
+fn warn_user(queue: &InputQueue, message: String) {
     warn!("{message}");
-    let _ = queue.send(Input::Event(Event::GpuWarning { message }));
+    let _ = queue.send(AgentInput::Event(Event::GpuWarning { message }));
 }
 
-/// The driver, where there is one.
+/// Opens the driver, if there is one.
 fn driver() -> Option<Nvml> {
-    // Whoever is to use none need not ask, which a driver in trouble may not answer.
+    // A job that uses no GPU must not fail because of a broken driver.
     if env::var(VISIBLE_DEVICES).is_ok_and(|list| list.trim().is_empty()) {
         return None;
     }
@@ -280,35 +297,35 @@ fn driver() -> Option<Nvml> {
             | NvmlError::LibraryNotFound
             | NvmlError::DriverNotLoaded),
         ) => {
-            debug!(%error, "no GPU is told of");
+            debug!(%error, "no NVIDIA driver was found");
             None
         }
         Err(error) => {
-            warn!("GPUs are not watched, as NVIDIA's driver says: {error}; see `nvidia-smi`");
+            warn!("GPUs are not monitored: NVIDIA's driver reports: {error}; see `nvidia-smi`");
             None
         }
     }
 }
 
-fn installed(driver: &Nvml) -> Vec<Installed> {
+fn installed(driver: &Nvml) -> Vec<InstalledGpu> {
     let count = driver.device_count().unwrap_or_default();
     let found = (0..count).filter_map(|index| match driver.device_by_index(index) {
-        Ok(device) => Some(Installed {
+        Ok(device) => Some(InstalledGpu {
             uuid: device.uuid().ok(),
             model: device.name().unwrap_or_default(),
             parts: parts(&device),
         }),
-        // Somebody else's, on a shared machine: neither CUDA nor `nvidia-smi` counts it.
+        // Another user's GPU on a shared machine; CUDA and `nvidia-smi` do not count it either.
         Err(NvmlError::NoPermission) => None,
         Err(error) => {
-            warn!("GPU {index} cannot be asked: {error}");
-            Some(Installed::default())
+            warn!("GPU {index} cannot be queried: {error}; see `nvidia-smi`");
+            Some(InstalledGpu::default())
         }
     });
     found.collect()
 }
 
-/// The UUIDs of a GPU's parts, if it is divided.
+/// The UUIDs of a GPU's parts, if it is divided (MIG).
 fn parts(device: &nvml_wrapper::Device<'_>) -> Option<Vec<String>> {
     device.mig_mode().ok().filter(|mode| mode.current != 0)?;
     let parts = (0..device.mig_device_count().unwrap_or_default())
@@ -316,20 +333,20 @@ fn parts(device: &nvml_wrapper::Device<'_>) -> Option<Vec<String>> {
     Some(parts.collect())
 }
 
-/// What a GPU does not tell counts as good: few have all of it.
-fn examine(device: &nvml_wrapper::Device<'_>) -> Health {
-    // All can tell this.
+/// Reads a GPU's health. A value that it does not support counts as good, because few GPUs support every value.
+fn examine(device: &nvml_wrapper::Device<'_>) -> GpuHealth {
+    // Every GPU supports this query.
     let reached = device.memory_info().err();
     let uncorrected = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
     let throttled = device.current_throttle_reasons().unwrap_or(ThrottleReasons::empty());
     // GPUs before Ampere retire pages, later ones remap rows.
-    let retires = device.are_pages_pending_retired().unwrap_or(false);
-    Health {
+    let is_retirement_pending = device.are_pages_pending_retired().unwrap_or(false);
+    GpuHealth {
         lost: matches!(reached, Some(NvmlError::GpuLost)),
         needs_reset: matches!(reached, Some(NvmlError::ResetRequired)),
         repair_failed: is_set(device, NVML_FI_DEV_REMAPPED_FAILURE),
         uncorrected_errors: uncorrected.unwrap_or(0),
-        repair_pending: retires || is_set(device, NVML_FI_DEV_REMAPPED_PENDING),
+        repair_pending: is_retirement_pending || is_set(device, NVML_FI_DEV_REMAPPED_PENDING),
         too_hot: throttled.contains(ThrottleReasons::HW_THERMAL_SLOWDOWN),
     }
 }
@@ -344,43 +361,43 @@ fn is_set(device: &nvml_wrapper::Device<'_>, field: u32) -> bool {
     })
 }
 
-/// A process that lives.
+/// A process that has not ended.
 #[derive(Debug, PartialEq, Eq)]
-struct Standing {
+struct LiveProcess {
     parent: u32,
 }
 
-/// None of a process that has ended, whether or not its parent has noticed.
-fn standing(pid: u32) -> Option<Standing> {
-    standing_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+/// The process with this id; `None` if it has ended, even if its parent has not collected its exit status yet.
+fn live_process(pid: u32) -> Option<LiveProcess> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// Reads `/proc/PID/stat`, as proc(5) has it: number, name in parentheses, state, parent.
-fn standing_in(stat: &str) -> Option<Standing> {
-    // A name may hold anything, parentheses too.
+/// Parses `/proc/PID/stat` (proc(5)): process id, name in parentheses, state, parent.
+fn parse_stat(stat: &str) -> Option<LiveProcess> {
+    // The name may contain any character, also parentheses.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    (!matches!(state, "Z" | "X")).then_some(Standing { parent })
+    (!matches!(state, "Z" | "X")).then_some(LiveProcess { parent })
 }
 
-/// Does what may take long beside the agent's loop. None if it takes longer than `most`.
-async fn aside<T: Send + 'static>(
-    most: Duration,
+/// Does work that may block on a separate thread; `None` if it takes longer than `limit`.
+async fn on_thread<T: Send + 'static>(
+    limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (answer, answered) = oneshot::channel();
     let work = move || {
         let _ = answer.send(work());
     };
-    // Not of the runtime's own: it would wait for them at its end.
+    // Not a thread of the runtime, which would wait for it when it shuts down.
     thread::Builder::new().name("driver".to_owned()).spawn(work).ok()?;
-    timeout(most, answered).await.ok()?.ok()
+    timeout(limit, answered).await.ok()?.ok()
 }
 
-/// Passes on the errors that the driver tells of.
-pub(super) fn watch_errors(gpus: Arc<Gpus>, queue: Queue) -> Result<(), Failure> {
+/// Starts the thread that forwards errors that the driver reports.
+pub(super) fn watch_errors(gpus: Arc<Gpus>, queue: InputQueue) -> Result<(), Failure> {
     if gpus.visible.devices.is_empty() {
         return Ok(());
     }
@@ -388,7 +405,9 @@ pub(super) fn watch_errors(gpus: Arc<Gpus>, queue: Queue) -> Result<(), Failure>
         .name("gpu-errors".to_owned())
         .spawn(move || errors::watch(&gpus, &queue))
         .map(drop)
-        .map_err(|error| crash(format!("cannot watch for errors of GPUs: {error}")))
+        .map_err(|error| {
+            crash(format!("cannot start the thread that watches for GPU errors: {error}"))
+        })
 }
 
 #[cfg(test)]
@@ -396,19 +415,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_lives_until_it_has_ended_whatever_its_name() {
-        assert_eq!(standing_in("7 (a) Z (b) S 41 7 7 0"), Some(Standing { parent: 41 }));
-        assert_eq!(standing_in("7 (rank) Z 41 7 7 0"), None);
-        assert_eq!(standing_in("7 (rank) X 41 7 7 0"), None);
-        assert_eq!(standing_in(""), None);
-        let own = Standing { parent: std::os::unix::process::parent_id() };
-        assert_eq!(standing(process::id()), Some(own));
+    fn ended_processes_are_recognized_whatever_their_name() {
+        assert_eq!(parse_stat("7 (a) Z (b) S 41 7 7 0"), Some(LiveProcess { parent: 41 }));
+        assert_eq!(parse_stat("7 (rank) Z 41 7 7 0"), None);
+        assert_eq!(parse_stat("7 (rank) X 41 7 7 0"), None);
+        assert_eq!(parse_stat(""), None);
+        let own = LiveProcess { parent: std::os::unix::process::parent_id() };
+        assert_eq!(live_process(process::id()), Some(own));
     }
 
     #[tokio::test]
-    async fn a_driver_that_does_not_answer_is_not_waited_for() {
+    async fn driver_that_does_not_answer_is_not_waited_for() {
         let (_never, blocked) = std::sync::mpsc::channel::<()>();
-        assert_eq!(aside(Duration::ZERO, move || blocked.recv().is_ok()).await, None);
-        assert_eq!(aside(ASK, || 7).await, Some(7));
+        assert_eq!(on_thread(Duration::ZERO, move || blocked.recv().is_ok()).await, None);
+        assert_eq!(on_thread(QUERY_TIMEOUT, || 7).await, Some(7));
     }
 }

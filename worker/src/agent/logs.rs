@@ -1,17 +1,18 @@
-//! Sends what ranks and this agent log to the coordinator, so that it can be read when this machine is gone.
+//! Sends the logs of the ranks and of this agent to the coordinator, so that they can be read after this machine is
+//! gone.
 //!
-//! A thread reads the ends of the ranks' log files; a task sends what it reads over a stream of its own. Both are
-//! bounded: whoever writes more than [`Sieve`] lets through finds the rest in the file, and a coordinator that is away
-//! or slow costs old lines, never memory or time of training.
+//! A thread reads new lines of the ranks' log files; a task sends them over a separate stream. Both are bounded: lines
+//! above the rate limit of [`LineLimiter`] are only in the file, and if the coordinator is unreachable or slow, the
+//! oldest lines are dropped. Training never waits for this.
 
-mod sieve;
+mod limiter;
 
 use std::{
     collections::{HashMap, VecDeque},
     fs::File,
     io::{self, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
     thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -21,64 +22,65 @@ use baton_job::{
     ids::LocalRank,
 };
 use baton_proto::v1::{LogLine, ShipLogsRequest};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use self::sieve::Sieve;
+use self::limiter::LineLimiter;
 use super::uplink::Caller;
 
-/// How often the files are looked at.
-const LOOK: Duration = Duration::from_millis(200);
-/// The most that is read of a file at a look; what was written before that is left out.
-const MOST_READ: u64 = 256 << 10;
-/// What is read of a file that was there before this agent.
-const FIRST_READ: u64 = 16 << 10;
-/// Looks at a file, or lines of this agent, whose lines nobody has taken up yet.
-const ON_THE_WAY: usize = 1_024;
-/// Lines that are kept, to be told to a coordinator that comes back.
-const KEPT: usize = 1_000;
-/// Lines of a message.
-const BATCH: usize = 256;
-/// Between two tries to reach the coordinator.
-const RETRY: Duration = Duration::from_secs(1);
+/// Time between two reads of the log files.
+const RANK_LOG_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum number of bytes that are read of a file at once; if more is new, the oldest part is skipped.
+const MAX_READ_BYTES: u64 = 256 << 10;
+/// If a log file existed before this agent, only this many bytes at its end are read.
+const FIRST_READ_BYTES: u64 = 16 << 10;
+/// Capacity of the channels to the sending task, in batches of lines.
+const CHANNEL_CAPACITY: usize = 1_024;
+/// Lines that are kept, to be sent again after a reconnect.
+const MAX_KEPT_LINES: usize = 1_000;
+/// Maximum number of lines in one message.
+const MAX_LINES_PER_MESSAGE: usize = 256;
+/// Time between two attempts to connect to the coordinator.
+const LOG_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The rank that each place of this node has, for those who name places.
+/// Rank of each local rank of this node, for labelling log lines.
 pub(super) type Ranks = Arc<Mutex<HashMap<LocalRank, u32>>>;
 
-/// Whose lines.
+/// Writer of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Source {
-    /// This agent itself.
+pub(crate) enum LineSource {
+    /// This agent.
     Agent,
-    /// The rank in this place.
+    /// The process of this local rank.
     Rank(LocalRank),
 }
 
-/// Lines that were read.
+/// New lines of one source.
 #[derive(Debug)]
-pub(crate) struct Lines {
-    source: Source,
-    lines: Vec<sieve::Line>,
+pub(crate) struct LogLines {
+    source: LineSource,
+    lines: Vec<limiter::Line>,
 }
 
-/// Where this agent's own log goes, besides standard error.
+/// Writer for this agent's own log, in addition to standard error.
 #[derive(Clone, Debug)]
-pub(crate) struct OwnLog(mpsc::Sender<Lines>);
+pub(crate) struct OwnLog(mpsc::Sender<LogLines>);
 
 impl OwnLog {
-    /// A way for it, and its end.
-    pub(crate) fn channel() -> (Self, mpsc::Receiver<Lines>) {
-        let (sender, receiver) = mpsc::channel(ON_THE_WAY);
+    /// A writer, and the receiver of what is written.
+    pub(crate) fn channel() -> (Self, mpsc::Receiver<LogLines>) {
+        let (sender, receiver) = mpsc::channel(CHANNEL_CAPACITY);
         (Self(sender), receiver)
     }
 }
 
 impl Write for OwnLog {
-    /// Takes what was logged, unless there is too much on the way.
+    /// Forwards what was logged; it is dropped if the channel is full.
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        let mut sieve = Sieve::new(Instant::now());
-        let lines = sieve.take(Instant::now(), text);
-        let _ = self.0.try_send(Lines { source: Source::Agent, lines });
+        let mut limiter = LineLimiter::new(Instant::now());
+        let lines = limiter.add_text(Instant::now(), text);
+        let _ = self.0.try_send(LogLines { source: LineSource::Agent, lines });
         Ok(text.len())
     }
 
@@ -87,33 +89,34 @@ impl Write for OwnLog {
     }
 }
 
-/// Begins to send. `folder` has the ranks' files, `own` comes from [`OwnLog`].
+/// Starts the thread and the task that send logs. `folder` contains the ranks' log files; `own` is the receiver
+/// of [`OwnLog`].
 pub(super) fn ship(
     folder: PathBuf,
     slots: u32,
     node: String,
     ranks: Ranks,
     caller: Caller,
-    own: mpsc::Receiver<Lines>,
+    own: mpsc::Receiver<LogLines>,
 ) -> Result<(), Failure> {
-    let (sender, lines) = mpsc::channel(ON_THE_WAY);
-    let places = (0..slots).map(LocalRank);
-    let mut files: Vec<Tail> = places.map(|local| Tail::new(local, &folder)).collect();
+    let (sender, lines) = mpsc::channel(CHANNEL_CAPACITY);
+    let locals = (0..slots).map(LocalRank);
+    let mut files: Vec<LogTail> = locals.map(|local| LogTail::new(local, &folder)).collect();
     let read = move || {
         while !sender.is_closed() {
             for file in &mut files {
-                let lines = file.look(Instant::now());
+                let lines = file.new_lines(Instant::now());
                 if lines.is_empty() {
                     continue;
                 }
-                let source = Source::Rank(file.local_rank);
+                let source = LineSource::Rank(file.local_rank);
                 if let Err(mpsc::error::TrySendError::Full(lines)) =
-                    sender.try_send(Lines { source, lines })
+                    sender.try_send(LogLines { source, lines })
                 {
-                    file.sieve.leave_out(lines.lines);
+                    file.limiter.count_dropped(lines.lines);
                 }
             }
-            thread::sleep(LOOK);
+            thread::sleep(RANK_LOG_POLL_INTERVAL);
         }
     };
     thread::Builder::new()
@@ -124,55 +127,55 @@ pub(super) fn ship(
     Ok(())
 }
 
-/// The end of a file that others append to.
-struct Tail {
+/// Reads what a rank appends to its log file.
+struct LogTail {
     local_rank: LocalRank,
     path: PathBuf,
-    /// Up to where it was read.
+    /// Position up to which the file was read, in bytes.
     read_to: u64,
-    sieve: Sieve,
+    limiter: LineLimiter,
 }
 
-impl Tail {
+impl LogTail {
     fn new(local_rank: LocalRank, folder: &Path) -> Self {
         let path = folder.join(format!("rank-{local_rank}.log"));
-        let mut sieve = Sieve::new(Instant::now());
-        // Of a file that was there before, the last page; one that is not there is read from its beginning.
+        let mut limiter = LineLimiter::new(Instant::now());
+        // An existing file is read from near its end; a new file is read from the beginning.
         let len = std::fs::metadata(&path).map_or(0, |file| file.len());
-        let read_to = len.saturating_sub(FIRST_READ);
+        let read_to = len.saturating_sub(FIRST_READ_BYTES);
         if read_to > 0 {
-            sieve.skip_a_part();
+            limiter.mark_skipped();
         }
-        Self { local_rank, path, read_to, sieve }
+        Self { local_rank, path, read_to, limiter }
     }
 
-    /// What was appended since the last look.
-    fn look(&mut self, now: Instant) -> Vec<sieve::Line> {
-        // An unreadable file is looked at again.
-        self.read().map_or_else(|_| Vec::new(), |text| self.sieve.take(now, &text))
+    /// Lines that were completed since the last call.
+    fn new_lines(&mut self, now: Instant) -> Vec<limiter::Line> {
+        // An unreadable file is tried again at the next call.
+        self.read().map_or_else(|_| Vec::new(), |text| self.limiter.add_text(now, &text))
     }
 
     fn read(&mut self) -> std::io::Result<Vec<u8>> {
         let mut file = File::open(&self.path)?;
         let len = file.metadata()?.len();
-        // A file that has become shorter was begun anew.
+        // A file that became shorter was replaced.
         let from = if self.read_to <= len { self.read_to } else { 0 };
-        let begin = from.max(len.saturating_sub(MOST_READ));
+        let begin = from.max(len.saturating_sub(MAX_READ_BYTES));
         if begin > from {
-            self.sieve.skip_a_part();
+            self.limiter.mark_skipped();
         }
         file.seek(SeekFrom::Start(begin))?;
         let mut text = Vec::new();
-        file.take(MOST_READ).read_to_end(&mut text)?;
+        file.take(MAX_READ_BYTES).read_to_end(&mut text)?;
         self.read_to = begin + text.len() as u64;
         Ok(text)
     }
 }
 
-/// Sends over one connection after the other.
+/// Sends lines to the coordinator; reconnects after errors.
 async fn send(
-    mut ranks_lines: mpsc::Receiver<Lines>,
-    mut own: mpsc::Receiver<Lines>,
+    mut ranks_lines: mpsc::Receiver<LogLines>,
+    mut own: mpsc::Receiver<LogLines>,
     node: String,
     ranks: Ranks,
     mut caller: Caller,
@@ -184,7 +187,7 @@ async fn send(
         let (stream, outgoing) = mpsc::channel(1);
         let call = caller.ship_logs(ReceiverStream::new(outgoing));
         tokio::pin!(call);
-        // What a coordinator that comes back has not heard; the others know it by its number.
+        // All kept lines are sent again; a coordinator that has them already recognizes them by their numbers.
         let mut unsent: VecDeque<LogLine> = kept.clone();
         let ended = loop {
             let ready = !unsent.is_empty();
@@ -192,7 +195,7 @@ async fn send(
                 _ended = &mut call => break true,
                 slot = stream.reserve(), if ready => {
                     let Ok(slot) = slot else { break true };
-                    let lines = unsent.drain(..unsent.len().min(BATCH)).collect();
+                    let lines = unsent.drain(..unsent.len().min(MAX_LINES_PER_MESSAGE)).collect();
                     slot.send(ShipLogsRequest { node_id: node.clone(), agent: agent.clone(), lines });
                     continue;
                 }
@@ -204,26 +207,27 @@ async fn send(
                 kept.push_back(line.clone());
                 unsent.push_back(line);
             }
-            // The oldest go first; how many is seen from the numbers.
-            kept.drain(..kept.len().saturating_sub(KEPT));
-            unsent.drain(..unsent.len().saturating_sub(KEPT));
+            // The oldest lines are dropped first; the gap in the numbers shows how many.
+            kept.drain(..kept.len().saturating_sub(MAX_KEPT_LINES));
+            unsent.drain(..unsent.len().saturating_sub(MAX_KEPT_LINES));
         };
         if !ended {
             return;
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(LOG_RETRY_INTERVAL).await;
     }
 }
 
-fn numbered(lines: Lines, ranks: &Ranks, number: &mut u64) -> Vec<LogLine> {
-    let Lines { source, lines } = lines;
+/// Adds source, time and sequence number to lines.
+fn numbered(lines: LogLines, ranks: &Ranks, number: &mut u64) -> Vec<LogLine> {
+    let LogLines { source, lines } = lines;
     let local_rank = match source {
-        Source::Agent => None,
-        Source::Rank(local) => Some(local),
+        LineSource::Agent => None,
+        LineSource::Rank(local) => Some(local),
     };
-    let rank = local_rank.and_then(|local| ranks.lock().ok()?.get(&local).copied());
+    let rank = local_rank.and_then(|local| ranks.lock().get(&local).copied());
     let now = unix_millis();
-    let line = |sieve::Line { text, left_out }| {
+    let line = |limiter::Line { text, left_out }| {
         *number += 1;
         LogLine {
             local_rank: local_rank.map(|local| local.0),
@@ -253,33 +257,33 @@ mod tests {
         file.write_all(text.as_bytes()).unwrap();
     }
 
-    fn texts(lines: Vec<sieve::Line>) -> Vec<String> {
+    fn texts(lines: Vec<limiter::Line>) -> Vec<String> {
         lines.into_iter().map(|line| line.text).collect()
     }
 
     #[test]
-    fn a_file_is_read_as_it_grows_and_anew_when_it_was_begun_anew() {
+    fn file_is_followed_and_read_from_the_start_when_it_was_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rank-3.log");
-        let mut tail = Tail::new(LocalRank(3), folder.path());
+        let mut tail = LogTail::new(LocalRank(3), folder.path());
         let now = Instant::now();
-        assert!(tail.look(now).is_empty(), "it is not there yet");
+        assert!(tail.new_lines(now).is_empty(), "the file does not exist yet");
         append(&path, "one\ntw");
-        assert_eq!(texts(tail.look(now)), ["one"]);
+        assert_eq!(texts(tail.new_lines(now)), ["one"]);
         append(&path, "o\nthree\n");
-        assert_eq!(texts(tail.look(now)), ["two", "three"]);
+        assert_eq!(texts(tail.new_lines(now)), ["two", "three"]);
         std::fs::write(&path, "new\n").unwrap();
-        assert_eq!(texts(tail.look(now)), ["new"]);
-        assert!(tail.look(now).is_empty());
+        assert_eq!(texts(tail.new_lines(now)), ["new"]);
+        assert!(tail.new_lines(now).is_empty());
     }
 
     #[test]
-    fn of_a_file_that_was_there_before_only_the_end_is_read() {
+    fn only_the_end_of_an_existing_file_is_read() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rank-0.log");
         append(&path, &"an old line\n".repeat(10_000));
-        let mut tail = Tail::new(LocalRank(0), folder.path());
-        let lines = tail.look(Instant::now());
+        let mut tail = LogTail::new(LocalRank(0), folder.path());
+        let lines = tail.new_lines(Instant::now());
         assert!(lines.len() > 100 && lines.len() < 1_500, "{}", lines.len());
     }
 }

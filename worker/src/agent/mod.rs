@@ -1,16 +1,17 @@
-//! The agent: shell around `baton_job::session`.
+//! The agent: the program around the state machine `baton_job::session`.
 //!
-//! One loop owns the machine and performs its actions; [`uplink`] is the connection to the
-//! coordinator, [`processes`] are the rank processes, [`notices`] says that the node must go, [`vitals`] how its
-//! machine does, [`gpus`] whether its GPUs are well. All of them only put events into the loop's queue. [`logs`] sends lines beside all that.
+//! One loop owns the session and performs its actions. [`uplink`] is the connection to the coordinator, [`processes`]
+//! are the rank processes, [`notices`] reports shutdown signals and interruption notices, [`stats`] measures the
+//! machine, and [`gpus`] monitors its GPUs. All of them only put events into the loop's queue. [`logs`] sends log lines
+//! independently.
 
 mod fabric;
 mod gpus;
 mod logs;
 mod notices;
 mod processes;
+mod stats;
 mod uplink;
-mod vitals;
 
 use std::{
     path::PathBuf,
@@ -25,7 +26,7 @@ use baton_job::{
     message::{RankCommand, Welcome},
     session::{Action, Event, Policy, Session},
 };
-use baton_recipe::{JobSpec, spec::Device};
+use baton_recipe::{JobSpec, spec::DeviceChoice};
 use tokio::sync::mpsc;
 use tracing::{debug, error, info, warn};
 
@@ -35,7 +36,7 @@ use crate::{link::Setup, logging};
 /// Run this node's part of a job.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Where the coordinator serves.
+    /// Address of the coordinator.
     #[arg(
         long,
         value_name = "URL",
@@ -45,56 +46,57 @@ pub(crate) struct Args {
     coordinator: String,
     #[command(flatten)]
     access: ClientFiles,
-    /// Ranks to offer; by default one per GPU (or part of one, MIG), and one on a machine without.
+    /// Ranks to offer; by default one per GPU (or MIG part of a GPU), and one on a machine without GPUs.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
-    /// This node's name, unique in the job; by default the host name.
+    /// Name of this node, unique in the job; by default the host name.
     #[arg(long, value_name = "NAME")]
     node_id: Option<String>,
-    /// Address on which the ranks of other nodes reach this one.
+    /// Address on which ranks on other nodes reach this node.
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     host: String,
-    /// Folder of this run; each rank's log goes to logs/ in it.
+    /// Run folder; each rank's log is written to logs/ in it.
     #[arg(long, value_name = "DIR", default_value = ".")]
     run_dir: PathBuf,
-    /// How long to look for a coordinator that has never answered.
+    /// Give up after this many seconds if no coordinator has ever answered.
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     connect_seconds: f64,
-    /// Drain once this file is there; it is removed then.
+    /// Drain this node when this file appears; the file is then removed.
     #[arg(long, value_name = "FILE")]
     drain_file: Option<PathBuf>,
-    /// Drain and end when the process that started this one ends.
+    /// Drain and exit when the process that started this one ends.
     #[arg(long)]
     exit_with_parent: bool,
 }
 
-/// What reaches the loop.
-enum Input {
-    /// For the machine.
+/// Input of the agent's loop.
+enum AgentInput {
+    /// An event for the session.
     Event(Event),
     /// The coordinator's answer to a new connection.
     Welcome(Welcome),
-    /// The coordinator will never want this agent.
+    /// The coordinator refused this agent, with the reason.
     Refused(String),
 }
 
-type Queue = mpsc::UnboundedSender<Input>;
+type InputQueue = mpsc::UnboundedSender<AgentInput>;
 
-/// Runs until the machine says to leave.
+/// Runs until the session ends.
 pub(crate) fn run(args: Args) -> Result<Outcome, Failure> {
     let (own_log, own_lines) = OwnLog::channel();
     logging::start(own_log);
     if args.exit_with_parent {
         let signal = Some(rustix::process::Signal::TERM);
-        rustix::process::set_parent_process_death_signal(signal)
-            .map_err(|error| crash(format!("cannot follow the parent process: {error}")))?;
+        rustix::process::set_parent_process_death_signal(signal).map_err(|error| {
+            crash(format!("cannot request a signal for the end of the parent process: {error}"))
+        })?;
     }
-    // On this one thread, because the kernel sends a rank its death signal when the *thread* that
-    // started it ends.
+    // The runtime uses only this thread: the kernel sends a rank its death signal when the *thread* that started it
+    // ends.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| crash(format!("cannot start: {error}")))?;
+        .map_err(|error| crash(format!("cannot start the async runtime: {error}")))?;
     runtime.block_on(async { Agent::new(args).await?.run(own_lines).await })
 }
 
@@ -103,17 +105,17 @@ struct Agent {
     uplink: Uplink,
     processes: Processes,
     gpus: Arc<Gpus>,
-    inputs: mpsc::UnboundedReceiver<Input>,
-    queue: Queue,
+    inputs: mpsc::UnboundedReceiver<AgentInput>,
+    queue: InputQueue,
     args: Args,
-    /// Ranks that this node can run.
+    /// Number of ranks that this node can run.
     slots: u32,
-    /// The job it belongs to, once it is known.
+    /// The job, once the coordinator has sent it.
     welcome: Option<Welcome>,
     start: Instant,
     last_reason: String,
     node: NodeId,
-    /// Who has which place here, for the logs.
+    /// Rank of each local rank, for labelling log lines.
     ranks: logs::Ranks,
 }
 
@@ -124,12 +126,12 @@ impl Agent {
             None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
         });
         let (queue, inputs) = mpsc::unbounded_channel();
-        let gpus = Arc::new(Gpus::find(args.ranks).await);
+        let gpus = Arc::new(Gpus::detect(args.ranks).await);
         let slots = args.ranks.unwrap_or_else(|| gpus.count().max(1));
         let credentials =
             args.access.credentials(|name| std::env::var(name).ok()).map_err(bad_input)?;
         let uplink = Uplink::new(&args.coordinator, &credentials, queue.clone())?;
-        let fabric = fabric::look(&args.host);
+        let fabric = fabric::detect(&args.host);
         if let Some(warning) = fabric.warning() {
             warn!("{warning}");
         }
@@ -154,33 +156,34 @@ impl Agent {
         })
     }
 
-    async fn run(mut self, own_lines: mpsc::Receiver<logs::Lines>) -> Result<Outcome, Failure> {
+    async fn run(mut self, own_lines: mpsc::Receiver<logs::LogLines>) -> Result<Outcome, Failure> {
         let (folder, node) = (self.args.run_dir.join("logs"), self.node.0.clone());
         let (ranks, caller) = (self.ranks.clone(), self.uplink.caller());
         logs::ship(folder, self.slots, node, ranks, caller, own_lines)?;
-        vitals::watch(&self.args.run_dir, self.gpus.clone(), self.queue.clone())?;
+        stats::watch(&self.args.run_dir, self.gpus.clone(), self.queue.clone())?;
         gpus::watch_errors(self.gpus.clone(), self.queue.clone())?;
         notices::forward_signals(self.queue.clone())?;
         notices::watch_file(self.args.drain_file.clone(), self.queue.clone());
         notices::watch_metadata(self.start, self.queue.clone())?;
         let mut event = Event::Tick;
         loop {
-            if let Some(outcome) = self.step(event)? {
+            if let Some(outcome) = self.handle(event)? {
                 return Ok(outcome);
             }
-            event = self.next().await?;
+            event = self.next_event().await?;
         }
     }
 
-    async fn next(&mut self) -> Result<Event, Failure> {
+    /// Waits for the session's next event, at most until its deadline.
+    async fn next_event(&mut self) -> Result<Event, Failure> {
         loop {
             let deadline = self.session.deadline().map(|at| at.since(self.now()));
             let wait = deadline.unwrap_or(Duration::MAX);
             match tokio::time::timeout(wait, self.inputs.recv()).await {
                 Err(_) | Ok(None) => return Ok(Event::Tick),
-                Ok(Some(Input::Event(event))) => return Ok(event),
-                Ok(Some(Input::Welcome(welcome))) => self.welcome(welcome)?,
-                Ok(Some(Input::Refused(reason))) => {
+                Ok(Some(AgentInput::Event(event))) => return Ok(event),
+                Ok(Some(AgentInput::Welcome(welcome))) => self.welcome(welcome)?,
+                Ok(Some(AgentInput::Refused(reason))) => {
                     self.processes.kill_all();
                     return Err(bad_input(format!("the coordinator refused this agent: {reason}")));
                 }
@@ -192,10 +195,11 @@ impl Agent {
         Time(0).after(self.start.elapsed())
     }
 
-    fn step(&mut self, event: Event) -> Result<Option<Outcome>, Failure> {
+    /// Passes an event to the session and performs its actions; returns the outcome if the agent must exit.
+    fn handle(&mut self, event: Event) -> Result<Option<Outcome>, Failure> {
         debug!(?event, "event");
         if event == Event::Disconnected {
-            self.give_up_if_never_answered()?;
+            self.check_connect_timeout()?;
         }
         for action in self.session.handle(self.now(), event) {
             debug!(?action, "action");
@@ -204,25 +208,23 @@ impl Agent {
                 Action::Send(report) => self.uplink.send(report),
                 Action::Spawn { local_rank, incarnation } => match self.setup() {
                     Some(setup) => self.processes.spawn(local_rank, incarnation, setup),
-                    None => error!(%local_rank, "a launch came before the welcome"),
+                    None => error!(%local_rank, "received a launch before the welcome"),
                 },
                 Action::KeepSpare => {
                     if let Some(setup) = self.setup() {
                         self.processes.keep_spare(setup);
                     }
                 }
-                Action::Tell { local_rank, command } => {
-                    if let RankCommand::Join { rank, .. } = &command
-                        && let Ok(mut ranks) = self.ranks.lock()
-                    {
-                        ranks.insert(local_rank, rank.0);
+                Action::SendToRank { local_rank, command } => {
+                    if let RankCommand::Join { rank, .. } = &command {
+                        self.ranks.lock().insert(local_rank, rank.0);
                     }
-                    self.processes.tell(local_rank, command);
+                    self.processes.send(local_rank, command);
                 }
                 Action::Terminate(local_rank) => self.processes.terminate(local_rank),
                 Action::Kill(local_rank) => self.processes.kill(local_rank),
                 Action::Exit(outcome) => {
-                    info!(%outcome, "agent leaves");
+                    info!(%outcome, "agent exits");
                     return Ok(Some(outcome));
                 }
             }
@@ -235,7 +237,7 @@ impl Agent {
         Ok(None)
     }
 
-    /// What every rank of this node has to know.
+    /// Setup for every rank process of this node; `None` before the welcome.
     fn setup(&self) -> Option<Setup> {
         Some(Setup {
             job: self.welcome.clone()?,
@@ -251,29 +253,30 @@ impl Agent {
         {
             self.processes.kill_all();
             return Err(crash(format!(
-                "another job ({}) is served at {} now; start a new agent for it",
+                "the coordinator at {1} now serves another job ({0}); start a new agent for it",
                 welcome.job_id, self.args.coordinator
             )));
         }
         let spec = JobSpec::from_json(&welcome.recipe_json).map_err(bad_input)?;
-        self.session.adopt(Policy::new(&spec));
-        let on_gpus = spec.cluster.device != Device::Cpu;
+        self.session.set_policy(Policy::new(&spec));
+        let on_gpus = spec.cluster.device != DeviceChoice::Cpu;
         if on_gpus && self.welcome.is_none() {
-            self.gpus.admit(&self.queue)?;
+            self.gpus.check(&self.queue)?;
         }
         self.processes.use_gpus(on_gpus);
         self.welcome = Some(welcome);
         Ok(())
     }
 
-    fn give_up_if_never_answered(&self) -> Result<(), Failure> {
-        let patience = Duration::from_secs_f64(self.args.connect_seconds.max(0.0));
-        if self.welcome.is_some() || self.start.elapsed() < patience {
+    /// Fails if no coordinator has ever answered within the limit.
+    fn check_connect_timeout(&self) -> Result<(), Failure> {
+        let timeout = Duration::from_secs_f64(self.args.connect_seconds.max(0.0));
+        if self.welcome.is_some() || self.start.elapsed() < timeout {
             return Ok(());
         }
         Err(crash(format!(
             "no coordinator answers at {} ({}): start one with `baton-coordinator serve`, or give the \
-             right address with --coordinator",
+             correct address with --coordinator",
             self.args.coordinator,
             self.uplink.last_error()
         )))

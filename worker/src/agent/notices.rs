@@ -1,11 +1,11 @@
-//! What says that this node must go: signals, a file, the metadata service of an EC2 instance.
+//! Requests that this node leave: signals, the drain file and EC2's instance metadata.
 
 use std::{
     path::PathBuf,
     time::{Duration, Instant, SystemTime},
 };
 
-use baton_imds::{Kind, Notice, Settings};
+use baton_imds::{InterruptionNotice, NoticeSource, Settings};
 use baton_job::{
     Time,
     exit::{Failure, bad_input, crash},
@@ -14,22 +14,22 @@ use baton_job::{
 use tokio::signal::unix::{self, SignalKind};
 use tracing::{info, warn};
 
-use super::{Input, Queue};
-use crate::signals::MUST_GO;
+use super::{AgentInput, InputQueue};
+use crate::signals::SHUTDOWN_SIGNALS;
 
-/// How often the drain file is looked for.
-const LOOK: Duration = Duration::from_millis(500);
+/// Time between two checks for the drain file.
+const DRAIN_FILE_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Every signal that asks a process to end means the same: this node must go. Ranks leave them to the agent.
-pub(super) fn forward_signals(queue: Queue) -> Result<(), Failure> {
-    for (signal, name) in MUST_GO {
+/// Forwards each shutdown signal to the agent's loop: this node must leave. Ranks ignore these signals.
+pub(super) fn forward_signals(queue: InputQueue) -> Result<(), Failure> {
+    for (signal, name) in SHUTDOWN_SIGNALS {
         let mut signals = unix::signal(SignalKind::from_raw(signal))
-            .map_err(|error| crash(format!("cannot listen to {name}: {error}")))?;
+            .map_err(|error| crash(format!("cannot listen for {name}: {error}")))?;
         let queue = queue.clone();
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
                 let reason = format!("the agent received {name}");
-                if queue.send(Input::Event(Event::MustGo { reason })).is_err() {
+                if queue.send(AgentInput::Event(Event::ShutdownSignal { reason })).is_err() {
                     return;
                 }
             }
@@ -38,39 +38,43 @@ pub(super) fn forward_signals(queue: Queue) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A file that somebody without a way to the coordinator can make, such as a container's hook.
-pub(super) fn watch_file(file: Option<PathBuf>, queue: Queue) {
+/// Watches for the drain file, with which a script that cannot reach the coordinator, such as a container's stop
+/// hook, drains this node.
+pub(super) fn watch_file(file: Option<PathBuf>, queue: InputQueue) {
     let Some(file) = file else { return };
     tokio::spawn(async move {
         while tokio::fs::metadata(&file).await.is_err() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(DRAIN_FILE_POLL_INTERVAL).await;
         }
-        // It asked once: the agent that is started next is not meant.
+        // Removed, so that the next agent on this machine is not drained too.
         if let Err(error) = tokio::fs::remove_file(&file).await {
-            warn!("the drain file {} cannot be removed: {error}", file.display());
+            warn!(
+                "the drain file {} cannot be removed: {error}; remove it before another agent starts",
+                file.display()
+            );
         }
-        let reason = format!("the file {} asks for it", file.display());
-        let _ = queue.send(Input::Event(Event::Noticed { reason, end: None }));
+        let reason = format!("the drain file {} was created", file.display());
+        let _ = queue.send(AgentInput::Event(Event::InterruptionNotice { reason, end: None }));
     });
 }
 
-/// On EC2 the instance's own metadata tell of its end. The machine's clock begins at `start`.
-pub(super) fn watch_metadata(start: Instant, queue: Queue) -> Result<(), Failure> {
+/// Forwards interruption notices from EC2's instance metadata. `start` is time zero of the session's clock.
+pub(super) fn watch_metadata(start: Instant, queue: InputQueue) -> Result<(), Failure> {
     let settings = Settings::from_environment().map_err(bad_input)?;
     let Some(settings) = settings else { return Ok(()) };
-    tokio::spawn(baton_imds::watch(settings, move |Notice { kind, reason, end }| {
+    tokio::spawn(baton_imds::watch(settings, move |InterruptionNotice { source, reason, end }| {
         info!("{reason}");
-        let event = match kind {
-            Kind::Rebalance => Event::Advised { reason },
-            Kind::Interruption | Kind::Lifecycle => {
+        let event = match source {
+            NoticeSource::Rebalance => Event::CheckpointAdvised { reason },
+            NoticeSource::Interruption | NoticeSource::Lifecycle => {
                 let end = end.map(|end| {
                     let left = end.duration_since(SystemTime::now()).unwrap_or_default();
                     Time(0).after(start.elapsed() + left)
                 });
-                Event::Noticed { reason, end }
+                Event::InterruptionNotice { reason, end }
             }
         };
-        let _ = queue.send(Input::Event(event));
+        let _ = queue.send(AgentInput::Event(event));
     }));
     Ok(())
 }

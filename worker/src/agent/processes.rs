@@ -1,4 +1,4 @@
-//! Rank processes: each in a process group of its own, with a log file and a socket to talk through.
+//! Rank processes: each in a separate process group, with a log file and a socket for messages.
 
 use std::{
     collections::HashMap,
@@ -27,67 +27,72 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{Input, Queue, gpus::Gpus};
-use crate::link::{self, FromRank, Place, Setup, ToRank};
+use super::{AgentInput, InputQueue, gpus::Gpus};
+use crate::link::{self, FromRank, Setup, SlotAssignment, ToRank};
 
 /// The processes of this node, by local rank.
 pub(super) struct Processes {
+    /// Folder of the ranks' log files.
     logs: PathBuf,
     gpus: Arc<Gpus>,
     fabric: Fabric,
-    /// Whether the job uses them.
+    /// Whether the job uses GPUs.
     on_gpus: bool,
-    queue: Queue,
-    running: HashMap<LocalRank, Running>,
+    queue: InputQueue,
+    running: HashMap<LocalRank, RunningRank>,
     spare: Option<Spare>,
 }
 
-struct Running {
+/// A running rank process.
+struct RunningRank {
     pid: Option<Pid>,
     commands: mpsc::UnboundedSender<ToRank>,
 }
 
-/// A process without a place; who takes it says for which.
+/// A process without a slot; `slot` gives it one.
 struct Spare {
-    running: Running,
-    seat: oneshot::Sender<(LocalRank, Incarnation)>,
+    running: RunningRank,
+    slot: oneshot::Sender<(LocalRank, Incarnation)>,
 }
 
-/// How long a rank that has closed its socket may take to end.
-const EXIT_PATIENCE: Duration = Duration::from_secs(5);
+/// Time in which a rank must exit after it has closed its socket; then it is killed.
+const RANK_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Processes {
     pub(super) fn new(
         logs: PathBuf,
         gpus: Arc<Gpus>,
         fabric: Fabric,
-        queue: Queue,
+        queue: InputQueue,
     ) -> Result<Self, Failure> {
         fs::create_dir_all(&logs).map_err(|error| {
-            bad_input(format!("log folder {}: {error}; give a writable --run-dir", logs.display()))
+            bad_input(format!(
+                "log folder {}: {error}; give a writable folder with --run-dir",
+                logs.display()
+            ))
         })?;
         let running = HashMap::new();
         Ok(Self { logs, gpus, fabric, on_gpus: true, queue, running, spare: None })
     }
 
-    /// Learns whether the job uses GPUs: its ranks need not wait for one that it does not.
+    /// Sets whether the job uses GPUs; if not, its ranks do not have to wait for a free GPU.
     pub(super) fn use_gpus(&mut self, on_gpus: bool) {
         self.on_gpus = on_gpus;
     }
 
-    /// Starts a rank, or gives its place to the spare; if that fails it counts as ended.
+    /// Starts a rank process, or gives the slot to the spare. If that fails, the process is reported as ended.
     pub(super) fn spawn(&mut self, local_rank: LocalRank, incarnation: Incarnation, setup: Setup) {
-        let seat = (local_rank, incarnation);
+        let slot = (local_rank, incarnation);
         let spare = self.spare.take().and_then(|spare| {
-            let Spare { running, seat: waiting } = spare;
-            // It fails if the spare has ended.
-            waiting.send(seat).ok().map(|()| (running, Some(self.log(&local_rank.to_string()))))
+            let Spare { running, slot: waiting } = spare;
+            // This fails if the spare has ended.
+            waiting.send(slot).ok().map(|()| (running, Some(self.log(&local_rank.to_string()))))
         });
         let is_warm = spare.is_some();
         let rank = match spare {
             Some(rank) => Ok(rank),
             None => self.start(Some(local_rank), setup).map(|spare| {
-                let _ = spare.seat.send(seat);
+                let _ = spare.slot.send(slot);
                 (spare.running, None)
             }),
         };
@@ -95,26 +100,26 @@ impl Processes {
             Ok((running, log)) => {
                 info!(%local_rank, pid = ?running.pid, is_warm, "rank started");
                 let gpu = self.gpus.ordinal(local_rank).filter(|_| self.on_gpus);
-                let place = Place { local_rank: local_rank.0, gpu, log };
-                let _ = running.commands.send(ToRank::Place(place));
+                let slot = SlotAssignment { local_rank: local_rank.0, gpu, log };
+                let _ = running.commands.send(ToRank::Slot(slot));
                 self.running.insert(local_rank, running);
             }
             Err(error) => {
                 let failure = crash(format!("its process cannot be started: {error}"));
                 let exited = Event::RankExited { local_rank, incarnation, failure };
-                let _ = self.queue.send(Input::Event(exited));
+                let _ = self.queue.send(AgentInput::Event(exited));
             }
         }
     }
 
-    /// Starts a process that waits for a place, if there is none.
+    /// Starts a spare process that waits for a slot, if there is none.
     pub(super) fn keep_spare(&mut self, setup: Setup) {
-        if self.spare.as_ref().is_some_and(|spare| !spare.seat.is_closed()) {
+        if self.spare.as_ref().is_some_and(|spare| !spare.slot.is_closed()) {
             return;
         }
-        if self.on_gpus && self.gpus.is_one_each() {
-            // CUDA is loaded before the place is known, and shows from then on what it showed first.
-            debug!("no spare is kept for parts of GPUs");
+        if self.on_gpus && self.gpus.sees_one_device() {
+            // The spare loads CUDA before its slot is known, and CUDA does not see other devices afterwards.
+            debug!("no spare is started: ranks use parts of GPUs (MIG)");
             return;
         }
         match self.start(None, setup) {
@@ -122,7 +127,7 @@ impl Processes {
                 info!(pid = ?spare.running.pid, "spare started");
                 self.spare = Some(spare);
             }
-            // The next rank starts cold.
+            // The next rank starts without a spare.
             Err(error) => warn!(%error, "the spare cannot be started"),
         }
     }
@@ -131,7 +136,7 @@ impl Processes {
         self.logs.join(format!("rank-{name}.log"))
     }
 
-    /// Starts a process that knows all but its place, for this one or for whichever needs it.
+    /// Starts a process that waits for its slot; `local_rank` is that of the slot, or `None` for the spare.
     fn start(&self, local_rank: Option<LocalRank>, setup: Setup) -> std::io::Result<Spare> {
         let name = local_rank.map_or("spare".to_owned(), |local_rank| local_rank.to_string());
         let log = OpenOptions::new().create(true).append(true).open(self.log(&name))?;
@@ -139,7 +144,7 @@ impl Processes {
         ours.set_nonblocking(true)?;
         let child = Command::new(std::env::current_exe()?)
             .args(["rank", "--parent", &std::process::id().to_string()])
-            // It calls nobody.
+            // Ranks do not call the coordinator.
             .env_remove(TOKEN_VARIABLE)
             .envs(self.gpus.environment(local_rank))
             .envs(self.fabric.environment(|name| std::env::var_os(name).is_some()))
@@ -154,21 +159,21 @@ impl Processes {
         let (commands, outgoing) = mpsc::unbounded_channel();
         let (free, freed) = oneshot::channel();
         tokio::spawn(write_frames(writer, setup, freed, outgoing));
-        let (seat, seated) = oneshot::channel();
+        let (slot, slot_given) = oneshot::channel();
         let gpus = self.on_gpus.then(|| self.gpus.clone());
-        tokio::spawn(attend(seated, child, reader, free, gpus, self.queue.clone()));
-        Ok(Spare { running: Running { pid, commands }, seat })
+        tokio::spawn(supervise(slot_given, child, reader, free, gpus, self.queue.clone()));
+        Ok(Spare { running: RunningRank { pid, commands }, slot })
     }
 
-    /// Sends a command; to a dead process it is lost, and its end is on its way to the queue.
-    pub(super) fn tell(&self, local_rank: LocalRank, command: RankCommand) {
+    /// Sends a command. It is lost if the process has ended; the queue then receives the end of the process.
+    pub(super) fn send(&self, local_rank: LocalRank, command: RankCommand) {
         if let Some(running) = self.running.get(&local_rank) {
             let _ = running.commands.send(ToRank::Command(command));
         }
     }
 
     pub(super) fn terminate(&self, local_rank: LocalRank) {
-        // What others send to end a job, a rank leaves to its agent; this one ends it.
+        // Ranks ignore the shutdown signals, but not this one.
         self.signal(local_rank, Signal::USR2);
     }
 
@@ -185,21 +190,21 @@ impl Processes {
 
     fn signal(&self, local_rank: LocalRank, signal: Signal) {
         if let Some(pid) = self.running.get(&local_rank).and_then(|running| running.pid) {
-            // An error means that it is gone already.
+            // An error means that the process has ended already.
             let _ = kill_process_group(pid, signal);
         }
     }
 }
 
-/// Sends the setup, then, once its device is free, what a process with a place is told. It loads its libraries
-/// meanwhile, which takes longer than the driver needs for the memory of the one before it.
+/// Sends the setup at once, and all other messages after the slot's device is free. Meanwhile the process loads its
+/// libraries, which takes longer than the driver needs to free the memory of the previous process.
 async fn write_frames(
     mut writer: OwnedWriteHalf,
     setup: Setup,
     freed: oneshot::Receiver<()>,
     mut outgoing: mpsc::UnboundedReceiver<ToRank>,
 ) {
-    // An error: the rank is gone, and its reader notices.
+    // After an error the process has ended; the reading task reports it.
     if write_frame(&mut writer, &ToRank::Setup(setup)).await.is_err() || freed.await.is_err() {
         return;
     }
@@ -214,35 +219,35 @@ async fn write_frame(writer: &mut OwnedWriteHalf, message: &ToRank) -> std::io::
     writer.write_all(&link::frame(message)?).await
 }
 
-/// Waits with a process for its place and for the device of that, then watches it.
-async fn attend(
-    seated: oneshot::Receiver<(LocalRank, Incarnation)>,
+/// Waits until a process has a slot and the slot's device is free, then watches the process.
+async fn supervise(
+    slot_given: oneshot::Receiver<(LocalRank, Incarnation)>,
     mut child: Child,
     reader: OwnedReadHalf,
     free: oneshot::Sender<()>,
     gpus: Option<Arc<Gpus>>,
-    queue: Queue,
+    queue: InputQueue,
 ) {
-    let seat = tokio::select! {
-        // Who has a place may have ended since; how is told there.
+    let slot = tokio::select! {
+        // If the process was given a slot and has ended since, `watch` reports that.
         biased;
-        seat = seated => seat,
+        slot = slot_given => slot,
         ended = child.wait() => {
-            warn!(?ended, "the spare has ended; its log is rank-spare.log");
+            warn!(?ended, "the spare ended unexpectedly; see its log rank-spare.log");
             return;
         }
     };
-    // An error: nobody will want it any more, and dropping it kills it.
-    let Ok((local_rank, incarnation)) = seat else { return };
+    // After an error the spare is no longer needed; dropping `child` kills it.
+    let Ok((local_rank, incarnation)) = slot else { return };
     let device_ready = async {
         match gpus {
-            Some(gpus) => gpus.ready(local_rank, queue.clone()).await,
+            Some(gpus) => gpus.wait_until_ready(local_rank, queue.clone()).await,
             None => Ok(()),
         }
     };
     let ready = tokio::select! {
         ready = device_ready => ready,
-        // How is told where it is watched.
+        // `watch` reports how it ended.
         _ = child.wait() => Ok(()),
     };
     match ready {
@@ -253,70 +258,73 @@ async fn attend(
         Err(failure) => {
             let _ = child.kill().await;
             let exited = Event::RankExited { local_rank, incarnation, failure };
-            let _ = queue.send(Input::Event(exited));
+            let _ = queue.send(AgentInput::Event(exited));
         }
     }
 }
 
-/// Passes on what a rank says until its socket closes, then how it ended: in this order, so that its
-/// last words are heard before its death.
+/// Forwards the messages of a rank until its socket closes, then reports how the process ended. This order ensures
+/// that its failure message is received before its end.
 async fn watch(
     local_rank: LocalRank,
     incarnation: Incarnation,
     mut child: Child,
     mut reader: OwnedReadHalf,
-    queue: Queue,
+    queue: InputQueue,
 ) {
     let killed_for_memory = killed_for_memory();
-    let mut last_words = None;
+    let mut reported_failure = None;
     loop {
         match link::read_async(&mut reader).await {
             Ok(Some(FromRank::Warm)) => {
                 let warm = Event::RankWarm { local_rank, incarnation };
-                let _ = queue.send(Input::Event(warm));
+                let _ = queue.send(AgentInput::Event(warm));
             }
-            Ok(Some(FromRank::Says(says))) => {
-                let said = Event::RankSaid { local_rank, incarnation, says };
-                let _ = queue.send(Input::Event(said));
+            Ok(Some(FromRank::Message(message))) => {
+                let event = Event::RankReported { local_rank, incarnation, message };
+                let _ = queue.send(AgentInput::Event(event));
             }
-            Ok(Some(FromRank::LastWords(failure))) => last_words = Some(failure),
+            Ok(Some(FromRank::Failed(failure))) => reported_failure = Some(failure),
             Ok(None) => break,
             Err(error) => {
-                warn!(%local_rank, %error, "unreadable frame");
+                warn!(%local_rank, %error, "received an unreadable frame");
                 break;
             }
         }
     }
-    let failure = exit_failure(&mut child, last_words, killed_for_memory).await;
+    let failure = exit_failure(&mut child, reported_failure, killed_for_memory).await;
     let exited = Event::RankExited { local_rank, incarnation, failure };
-    let _ = queue.send(Input::Event(exited));
+    let _ = queue.send(AgentInput::Event(exited));
 }
 
-/// Processes that the kernel has killed on this machine because memory ran out.
+/// Number of processes that the kernel has killed on this machine because memory ran out, since it booted.
 fn killed_for_memory() -> Option<u64> {
     let counters = fs::read_to_string("/proc/vmstat").ok()?;
     counters.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
 }
 
+/// Waits for the end of a process. Its own report, if there is one, explains the end better than its exit status.
 async fn exit_failure(
     child: &mut Child,
-    last_words: Option<Failure>,
+    reported: Option<Failure>,
     killed_before: Option<u64>,
 ) -> Failure {
-    let status = match tokio::time::timeout(EXIT_PATIENCE, child.wait()).await {
+    let status = match tokio::time::timeout(RANK_EXIT_TIMEOUT, child.wait()).await {
         Ok(status) => status,
         Err(_) => {
             let _ = child.start_kill();
             child.wait().await
         }
     };
-    match (last_words, status) {
+    match (reported, status) {
         (Some(failure), _) => failure,
         (None, Ok(status)) => {
             let memory_ran_out = killed_for_memory() > killed_before;
             failure_of(status.code(), status.signal(), memory_ran_out)
         }
-        (None, Err(error)) => crash(format!("its end cannot be read: {error}")),
+        (None, Err(error)) => {
+            crash(format!("the exit status of its process cannot be read: {error}"))
+        }
     }
 }
 
@@ -346,12 +354,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_rank_has_its_setup_at_once_and_its_place_when_its_device_is_free() {
+    async fn rank_receives_its_setup_at_once_and_its_slot_when_its_device_is_free() {
         let (mut reader, writer) = pair();
         let (commands, outgoing) = mpsc::unbounded_channel();
         let (free, freed) = oneshot::channel();
-        let place = ToRank::Place(Place { local_rank: 3, gpu: Some(3), log: None });
-        commands.send(place.clone()).unwrap();
+        let slot = ToRank::Slot(SlotAssignment { local_rank: 3, gpu: Some(3), log: None });
+        commands.send(slot.clone()).unwrap();
         let writes = write_frames(writer, setup(), freed, outgoing);
         tokio::pin!(writes);
 
@@ -362,20 +370,22 @@ mod tests {
         let second = link::read_async::<ToRank>(&mut reader);
         tokio::pin!(second);
         let early = tokio::select! { biased; () = &mut writes => true, _ = &mut second => true, () = async {} => false };
-        assert!(!early, "its device is not free");
+        assert!(!early, "the slot was sent before its device was free");
 
         free.send(()).unwrap();
         let second =
             tokio::select! { biased; () = &mut writes => None, second = second => second.unwrap() };
-        assert_eq!(second, Some(place));
+        assert_eq!(second, Some(slot));
     }
 
     #[tokio::test]
-    async fn a_rank_whose_device_cannot_be_used_is_told_nothing_more() {
+    async fn rank_whose_device_cannot_be_used_receives_only_its_setup() {
         let (mut reader, writer) = pair();
         let (commands, outgoing) = mpsc::unbounded_channel();
         let (free, freed) = oneshot::channel::<()>();
-        commands.send(ToRank::Place(Place { local_rank: 0, gpu: None, log: None })).unwrap();
+        commands
+            .send(ToRank::Slot(SlotAssignment { local_rank: 0, gpu: None, log: None }))
+            .unwrap();
         drop(free);
 
         write_frames(writer, setup(), freed, outgoing).await;

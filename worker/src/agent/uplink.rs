@@ -1,32 +1,34 @@
-//! The connection to the coordinator: one stream at a time.
+//! The agent's connection to the coordinator: one stream at a time.
 
-use std::{sync::Arc, sync::Mutex, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use baton_access::{Bearer, Credentials};
+use baton_access::{Bearer, ClientCredentials};
+use baton_build_info::REVISION;
 use baton_job::{
     exit::{Failure, bad_input},
-    message::Report,
+    message::AgentReport,
     session::Event,
 };
 use baton_proto::v1::{self, node_service_client::NodeServiceClient};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Code, Status, transport::Endpoint};
 use tracing::{debug, error};
 
-use super::{Input, Queue};
+use super::{AgentInput, InputQueue};
 
-/// Bytes that may be on their way to us.
-const WINDOW: u32 = 4 << 20;
+/// Receive window of HTTP/2, in bytes.
+const RECEIVE_WINDOW_BYTES: u32 = 4 << 20;
 
-/// Calls that are no part of the stream of reports.
+/// Makes other calls to the coordinator, outside the stream of reports.
 pub(super) struct Caller {
     endpoint: Endpoint,
     bearer: Bearer,
 }
 
 impl Caller {
-    /// Ships lines until the stream or the connection ends.
+    /// Sends log lines until the stream or the connection ends.
     pub(super) async fn ship_logs(
         &mut self,
         lines: ReceiverStream<v1::ShipLogsRequest>,
@@ -38,17 +40,21 @@ impl Caller {
     }
 }
 
-/// Makes connections and reports what comes over them.
+/// Connects to the coordinator, sends reports, and puts what it receives into the agent's queue.
 pub(super) struct Uplink {
     endpoint: Endpoint,
     bearer: Bearer,
-    queue: Queue,
+    queue: InputQueue,
     outbox: Option<mpsc::UnboundedSender<v1::Frame>>,
     last_error: Arc<Mutex<String>>,
 }
 
 impl Uplink {
-    pub(super) fn new(url: &str, credentials: &Credentials, queue: Queue) -> Result<Self, Failure> {
+    pub(super) fn new(
+        url: &str,
+        credentials: &ClientCredentials,
+        queue: InputQueue,
+    ) -> Result<Self, Failure> {
         let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         let endpoint = Endpoint::from_shared(url.clone())
             .map_err(|error| {
@@ -56,9 +62,9 @@ impl Uplink {
             })?
             .connect_timeout(Duration::from_secs(3))
             .tcp_nodelay(true)
-            // The addresses of thousands of ranks in one piece.
-            .initial_stream_window_size(WINDOW)
-            .initial_connection_window_size(WINDOW)
+            // Large enough for one message with the addresses of thousands of ranks.
+            .initial_stream_window_size(RECEIVE_WINDOW_BYTES)
+            .initial_connection_window_size(RECEIVE_WINDOW_BYTES)
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true);
@@ -67,14 +73,14 @@ impl Uplink {
         Ok(Self { endpoint, bearer, queue, outbox: None, last_error: Arc::default() })
     }
 
-    /// For calls of another kind to the same coordinator.
+    /// A [`Caller`] for the same coordinator.
     pub(super) fn caller(&self) -> Caller {
         Caller { endpoint: self.endpoint.clone(), bearer: self.bearer.clone() }
     }
 
-    /// Why the last try failed.
+    /// Error of the last failed connection.
     pub(super) fn last_error(&self) -> String {
-        self.last_error.lock().map(|error| error.clone()).unwrap_or_default()
+        self.last_error.lock().clone()
     }
 
     /// Starts a connection; `Connected` or `Disconnected` follows in the queue.
@@ -87,27 +93,27 @@ impl Uplink {
         tokio::spawn(async move {
             let ended = serve_stream(endpoint, bearer, messages, &queue).await;
             let input = match ended {
-                Err(status) if is_final(&status) => Input::Refused(status.message().to_owned()),
+                Err(status) if is_final(&status) => {
+                    AgentInput::Refused(status.message().to_owned())
+                }
                 Err(status) => {
                     debug!(%status, "disconnected");
-                    if let Ok(mut error) = last_error.lock() {
-                        *error = describe(&status);
-                    }
-                    Input::Event(Event::Disconnected)
+                    *last_error.lock() = describe(&status);
+                    AgentInput::Event(Event::Disconnected)
                 }
-                Ok(()) => Input::Event(Event::Disconnected),
+                Ok(()) => AgentInput::Event(Event::Disconnected),
             };
             let _ = queue.send(input);
         });
     }
 
-    /// Sends over the present connection; lost with it if it breaks, and then told again by the next
-    /// hello.
-    pub(super) fn send(&self, report: Report) {
+    /// Sends over the current connection. If it breaks, the report is lost; the hello of the next connection repeats
+    /// the state.
+    pub(super) fn send(&self, report: AgentReport) {
         let Some(outbox) = &self.outbox else { return };
-        match v1::Frame::report(&report) {
+        match v1::Frame::report(&report, REVISION) {
             Ok(frame) => drop(outbox.send(frame)),
-            Err(error) => error!(%error, ?report, "cannot be sent"),
+            Err(error) => error!(%error, ?report, "report cannot be encoded"),
         }
     }
 }
@@ -116,28 +122,28 @@ async fn serve_stream(
     endpoint: Endpoint,
     bearer: Bearer,
     messages: mpsc::UnboundedReceiver<v1::Frame>,
-    queue: &Queue,
+    queue: &InputQueue,
 ) -> Result<(), Status> {
     let channel =
         endpoint.connect().await.map_err(|error| Status::unavailable(source_of(&error)))?;
     let mut client = NodeServiceClient::with_interceptor(channel, bearer);
-    // The hello has to be on its way before the server answers.
-    let _ = queue.send(Input::Event(Event::Connected));
+    // The server answers only after it has received the hello.
+    let _ = queue.send(AgentInput::Event(Event::Connected));
     let mut directives = client.attach(UnboundedReceiverStream::new(messages)).await?.into_inner();
     let malformed = |error| Status::internal(format!("malformed directive: {error}"));
     if let Some(first) = directives.message().await? {
-        let _ = queue.send(Input::Welcome(first.read().map_err(malformed)?));
+        let _ = queue.send(AgentInput::Welcome(first.read().map_err(malformed)?));
     }
     while let Some(frame) = directives.message().await? {
         match frame.read() {
-            Ok(directive) => drop(queue.send(Input::Event(Event::Directed(directive)))),
+            Ok(directive) => drop(queue.send(AgentInput::Event(Event::Directive(directive)))),
             Err(error) => error!(%error, "malformed directive"),
         }
     }
     Ok(())
 }
 
-/// Whether another try would be refused just the same.
+/// Whether retrying is useless because the coordinator would refuse again.
 fn is_final(status: &Status) -> bool {
     use Code::{
         FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented,

@@ -1,7 +1,7 @@
-//! `baton-worker bench`: seconds per training step on made-up inputs or a data set, without a coordinator.
+//! `baton-worker bench`: measures seconds per training step on synthetic inputs or a data set, without a coordinator.
 //!
-//! With several ranks this process starts itself once per rank; they meet and exchange gradients as
-//! ranks of a job do.
+//! With several ranks this process starts itself once per rank; they connect to each other and exchange gradients
+//! like the ranks of a job.
 
 mod batches;
 mod ranks;
@@ -17,7 +17,7 @@ use baton_job::{
     plan::virtual_block,
 };
 use baton_plan::{
-    network::{Input, Network},
+    network::{InputShape, Network},
     roofline::{self, Roofline},
 };
 use baton_recipe::{JobSpec, Step, median, spec::Compute};
@@ -34,22 +34,22 @@ use serde::{Deserialize, Serialize};
 /// Measure seconds per training step.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Network.
+    /// Architecture of the network.
     #[arg(long, default_value = "resnet50")]
     arch: String,
-    /// Side of the images in pixels.
+    /// Width and height of the images in pixels.
     #[arg(long, value_name = "PIXELS", default_value_t = 64)]
     resolution: u32,
     /// Images per step and rank.
     #[arg(long, value_name = "N", default_value_t = 16)]
     batch: u32,
-    /// Steps measured.
+    /// Steps to measure.
     #[arg(long, value_name = "N", default_value_t = 10)]
     steps: u32,
-    /// Steps before them: they get memory, and libraries try out their algorithms.
+    /// Warm-up steps before them: they allocate memory, and libraries choose their algorithms.
     #[arg(long, value_name = "N", default_value_t = 2)]
     warm_up: u32,
-    /// Processes that add up their gradients; a power of two.
+    /// Number of ranks (processes) that exchange gradients; a power of two.
     #[arg(long, value_name = "N", default_value_t = 1)]
     ranks: u32,
     /// libtorch threads per rank.
@@ -58,86 +58,87 @@ pub(crate) struct Args {
     /// Keep activations in NCHW order.
     #[arg(long)]
     channels_first: bool,
-    /// cpu, cuda or auto.
+    /// Device: cpu, cuda or auto.
     #[arg(long, default_value = "auto")]
     device: String,
-    /// Change one value of the made-up recipe, e.g. --set precision.compute=bf16. May be repeated.
+    /// Change one value of the bench's recipe, e.g. --set precision.compute=bf16. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Read images from this beton file, as a job does, instead of one made-up batch.
+    /// Read images from this beton file, like a job, instead of one synthetic batch.
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Threads that decode them.
+    /// Threads that decode images.
     #[arg(long, value_name = "N", default_value_t = 8)]
     decode_threads: u32,
-    /// Measure besides what the device can do at best, and which share of that a step reaches.
+    /// Also measure the device's peak rates, and which share of them a step reaches.
     #[arg(long)]
     roofline: bool,
-    /// Measure besides for how long a checkpoint lets training stand still.
+    /// Also measure for how long a checkpoint pauses training.
     #[arg(long)]
     snapshot: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-    /// Be this rank of several; started by the bench itself.
+    /// Run as this rank of several; used by the bench itself.
     #[arg(long, hide = true)]
     rank: Option<u32>,
 }
 
 /// What one rank measured.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Measured {
-    /// Whether a GPU did it.
+struct BenchResult {
+    /// Whether the device is a GPU.
     on_gpu: bool,
-    /// Median over the steps.
+    /// Median time of a step, seconds.
     step_seconds: f64,
-    /// Of all steps together, also of what passes between them.
+    /// Mean time of a step including the time between steps, seconds.
     mean_step_seconds: f64,
+    /// Shortest time of a step, seconds.
     best_step_seconds: f64,
-    /// Of that for adding up gradients, waiting for the others included. On a GPU, where the host goes ahead, what of
-    /// that the host does.
+    /// Median time of the all-reduce in a step, including the wait for other ranks, seconds. On a GPU only the host's
+    /// time, because the host runs ahead of the device.
     all_reduce_seconds: f64,
-    /// Of that for norm, clipping, update and average; on a GPU as above.
+    /// Median time of norm, clipping, update and averaging in a step, seconds; on a GPU only the host's time.
     optimizer_seconds: f64,
-    /// Pages that the kernel had to provide in a step: median.
+    /// Median number of page faults in a step.
     page_faults: f64,
-    /// Most memory this process had, in MiB.
+    /// Peak memory of this process, MiB.
     peak_mib: f64,
-    /// With `--roofline`.
+    /// Peak rates of the device, with `--roofline`.
     #[serde(skip_serializing_if = "Option::is_none")]
     peaks: Option<Peaks>,
-    /// With `--snapshot`.
+    /// Time for which a checkpoint pauses training, seconds, with `--snapshot`.
     #[serde(skip_serializing_if = "Option::is_none")]
     snapshot_seconds: Option<f64>,
 }
 
-/// What `--json` prints: what was measured and of what, for `baton plan --calibration` and scripts.
+/// Output of `--json`: results and settings, for `baton plan --calibration` and scripts.
 #[derive(Debug, Serialize)]
-struct Told<'a> {
+struct StepBenchReport<'a> {
     arch: &'a str,
-    /// Side of the images in pixels.
+    /// Width and height of the images in pixels.
     resolution: u32,
     /// Images per step and rank.
     batch: u32,
     ranks: u32,
     compute: Compute,
     #[serde(flatten)]
-    measured: Measured,
-    /// Of the measured time, how much forward and backward pass would take if each of their operations reached the
+    measured: BenchResult,
+    /// Share of the measured step time that the forward and backward passes would take if each operation reached the
     /// rates of `peaks`.
     #[serde(skip_serializing_if = "Option::is_none")]
     roofline_share: Option<f64>,
 }
 
-/// Measures and prints.
+/// Measures and prints the results.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let spec = made_up_recipe(args)?;
+    let spec = bench_recipe(args)?;
     if let Some(rank) = args.rank {
-        return ranks::be_one(args, &spec, rank);
+        return ranks::run_rank(args, &spec, rank);
     }
     let all = match args.ranks {
         1 => {
-            let mut alone = TcpCollective::alone(ranks::PATIENCE).map_err(crash)?;
+            let mut alone = TcpCollective::alone(ranks::MEETING_TIMEOUT).map_err(crash)?;
             vec![measure(args, &spec, &mut alone)?]
         }
         _ => ranks::start_all(args)?,
@@ -146,12 +147,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Takes the time of training steps.
+/// Measures training steps on one rank.
 fn measure(
     args: &Args,
     spec: &JobSpec,
     collective: &mut dyn Collective,
-) -> Result<Measured, Failure> {
+) -> Result<BenchResult, Failure> {
     let device = torch::device::open(spec, LocalRank(collective.rank().0))?;
     let mut learner = TorchLearner::new(spec, &InputType::Image, device)?;
     let mut feed = batches::feed(args, spec)?;
@@ -161,7 +162,7 @@ fn measure(
     let mut faults = Vec::new();
     let mut began = Instant::now();
     let mut validity = StateValidity::Untouched;
-    // Where the device computes while the host goes ahead, a step is known to be over one step later.
+    // If the host runs ahead of the device, the end of a step is known one step later.
     let read: &mut ReadSums<'_, TorchLearner> =
         &mut |pending, _| Ok(pending.total.tail().map(drop)?);
     for step in 0..args.steps + args.warm_up {
@@ -195,11 +196,11 @@ fn measure(
     stepper.finish_pending(&mut validity, collective, read)?;
     let mean_step_seconds = began.elapsed().as_secs_f64() / f64::from(args.steps.max(1));
     let warm_up = args.warm_up as usize;
-    // Without those that warm up.
+    // Without the warm-up steps.
     let measured = |values: Vec<f64>| values.into_iter().skip(warm_up);
     let median_of = |values| median(measured(values)).unwrap_or_default();
     let best_step_seconds = measured(steps.clone()).min_by(f64::total_cmp).unwrap_or_default();
-    Ok(Measured {
+    Ok(BenchResult {
         on_gpu: device != torch::Device::Cpu,
         step_seconds: median_of(steps),
         mean_step_seconds,
@@ -209,7 +210,7 @@ fn measure(
         page_faults: median_of(faults),
         peak_mib: peak_mib(),
         snapshot_seconds: args.snapshot.then(|| snapshot(&mut learner, args.ranks)).transpose()?,
-        // Not before: it takes memory that a step may need.
+        // Measured last, because it allocates memory that a step may need.
         peaks: match args.roofline {
             true => Some(peaks::measure(device, spec.precision.compute)?),
             false => None,
@@ -217,7 +218,7 @@ fn measure(
     })
 }
 
-/// For how long training stands still for a checkpoint: median, after a first one that gets the memory.
+/// Time for which a checkpoint pauses training, seconds: median without the first copy, which allocates memory.
 fn snapshot(learner: &mut TorchLearner, ranks: u32) -> Result<f64, Failure> {
     let mut copy = StateCopy::default();
     let mut times = Vec::new();
@@ -225,17 +226,17 @@ fn snapshot(learner: &mut TorchLearner, ranks: u32) -> Result<f64, Failure> {
         let start = Instant::now();
         copy.take(learner, Rank(0), ranks).map_err(crash)?;
         times.push(start.elapsed().as_secs_f64());
-        // As the thread that writes it does; the next one needs its memory.
+        // Read it as the writing thread does; the next copy reuses its memory.
         copy.snapshot().map_err(crash)?;
     }
     times.remove(0);
     Ok(median(times).unwrap_or_default())
 }
 
-/// How much of a step forward and backward pass would take at best.
-fn roofline_share(spec: &JobSpec, args: &Args, measured: &Measured) -> Option<f64> {
+/// Share of a step that the forward and backward passes would take at the device's peak rates.
+fn roofline_share(spec: &JobSpec, args: &Args, measured: &BenchResult) -> Option<f64> {
     let Peaks { copy_bytes_per_second, flop_per_second } = measured.peaks?;
-    let input = Input::Image { resolution: u64::from(args.resolution) };
+    let input = InputShape::Image { resolution: u64::from(args.resolution) };
     let network = Network::new(&spec.model, input)?;
     let compute = spec.precision.compute;
     let roofline = Roofline::of_peaks(flop_per_second, copy_bytes_per_second, compute);
@@ -243,14 +244,14 @@ fn roofline_share(spec: &JobSpec, args: &Args, measured: &Measured) -> Option<f6
     Some(roofline::total(&rows).total() / measured.step_seconds)
 }
 
-/// Of this process so far: `minflt` of `proc_pid_stat(5)`, the eighth value behind the command's name.
+/// Page faults of this process so far: `minflt` in `proc_pid_stat(5)`, the eighth value after the command's name.
 fn page_faults() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let behind_name = stat.rsplit(") ").next().unwrap_or_default();
-    behind_name.split(' ').nth(7).and_then(|count| count.parse().ok()).unwrap_or_default()
+    let after_name = stat.rsplit(") ").next().unwrap_or_default();
+    after_name.split(' ').nth(7).and_then(|count| count.parse().ok()).unwrap_or_default()
 }
 
-/// `VmHWM` of `proc_pid_status(5)`.
+/// Peak memory of this process, MiB: `VmHWM` in `proc_pid_status(5)`.
 fn peak_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -258,7 +259,7 @@ fn peak_mib() -> f64 {
     kib.unwrap_or_default() / 1024.0
 }
 
-fn made_up_recipe(args: &Args) -> Result<JobSpec, Failure> {
+fn bench_recipe(args: &Args) -> Result<JobSpec, Failure> {
     let text = format!(
         r#"
         name = "bench"
@@ -281,8 +282,8 @@ fn made_up_recipe(args: &Args) -> Result<JobSpec, Failure> {
     JobSpec::from_toml(&text, &args.overrides).map_err(bad_input)
 }
 
-/// Images and labels that differ from each other and are the same every time.
-pub(crate) fn made_up_batch(samples: u32, resolution: u32) -> Batch {
+/// A batch of synthetic images and labels, the same on every call.
+pub(crate) fn synthetic_batch(samples: u32, resolution: u32) -> Batch {
     let pixels = samples * resolution * resolution * 3;
     let pixels: Vec<u8> =
         (0..pixels).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -290,11 +291,11 @@ pub(crate) fn made_up_batch(samples: u32, resolution: u32) -> Batch {
     Batch::of_images(&pixels, resolution, labels, (0..u64::from(samples)).collect())
 }
 
-/// Ranks wait for each other in every step: the slowest one's numbers are the job's.
+/// Prints the largest value of each measurement over all ranks, because ranks wait for each other in every step.
 #[allow(clippy::print_stdout, reason = "the result is this command's output")]
-fn print(args: &Args, spec: &JobSpec, all: &[Measured]) {
-    let most = |value: fn(&Measured) -> f64| all.iter().map(value).fold(0.0, f64::max);
-    let worst = Measured {
+fn print(args: &Args, spec: &JobSpec, all: &[BenchResult]) {
+    let most = |value: fn(&BenchResult) -> f64| all.iter().map(value).fold(0.0, f64::max);
+    let largest = BenchResult {
         on_gpu: all.iter().any(|measured| measured.on_gpu),
         step_seconds: most(|m| m.step_seconds),
         mean_step_seconds: most(|m| m.mean_step_seconds),
@@ -304,46 +305,46 @@ fn print(args: &Args, spec: &JobSpec, all: &[Measured]) {
         page_faults: most(|m| m.page_faults),
         peak_mib: most(|m| m.peak_mib),
         snapshot_seconds: all.iter().filter_map(|m| m.snapshot_seconds).reduce(f64::max),
-        // Of the first rank's device; they are alike.
+        // Peak rates of the first rank's device; all devices are alike.
         peaks: all.iter().find_map(|measured| measured.peaks),
     };
-    let roofline_share = roofline_share(spec, args, &worst);
+    let roofline_share = roofline_share(spec, args, &largest);
     if args.json {
-        let told = Told {
+        let report = StepBenchReport {
             arch: &args.arch,
             resolution: args.resolution,
             batch: args.batch,
             ranks: args.ranks,
             compute: spec.precision.compute,
-            measured: worst,
+            measured: largest,
             roofline_share,
         };
-        println!("{}", serde_json::to_string(&told).unwrap_or_default());
+        println!("{}", serde_json::to_string(&report).unwrap_or_default());
         return;
     }
     let images = f64::from(args.batch * args.ranks);
     println!(
         "{} at {} px, {} ranks x batch {}: {:.4} s per step (median; best {:.4}), {:.1} images/s; \
-         adding up {:.4} s, optimizer {:.4} s, {:.0} page faults, {:.0} MiB per rank",
+         all-reduce {:.4} s, optimizer {:.4} s, {:.0} page faults, {:.0} MiB per rank",
         args.arch,
         args.resolution,
         args.ranks,
         args.batch,
-        worst.step_seconds,
-        worst.best_step_seconds,
-        images / worst.step_seconds,
-        worst.all_reduce_seconds,
-        worst.optimizer_seconds,
-        worst.page_faults,
-        worst.peak_mib
+        largest.step_seconds,
+        largest.best_step_seconds,
+        images / largest.step_seconds,
+        largest.all_reduce_seconds,
+        largest.optimizer_seconds,
+        largest.page_faults,
+        largest.peak_mib
     );
-    if let Some(seconds) = worst.snapshot_seconds {
-        println!("a checkpoint lets training stand still for {:.2} ms", seconds * 1e3);
+    if let Some(seconds) = largest.snapshot_seconds {
+        println!("a checkpoint pauses training for {:.2} ms", seconds * 1e3);
     }
-    if let (Some(peaks), Some(share)) = (worst.peaks, roofline_share) {
+    if let (Some(peaks), Some(share)) = (largest.peaks, roofline_share) {
         println!(
-            "at best this device copies {:.1} GB/s and computes {:.2} TFLOP/s: forward and backward pass would \
-             take {:.1} % of the step",
+            "peak rates of this device: copy {:.1} GB/s, compute {:.2} TFLOP/s; at these rates forward and backward \
+             pass would take {:.1} % of the step",
             peaks.copy_bytes_per_second / 1e9,
             peaks.flop_per_second / 1e12,
             share * 100.0
@@ -364,11 +365,11 @@ mod tests {
     }
 
     #[test]
-    fn a_step_gets_its_memory_from_the_step_before_and_not_from_the_kernel() {
+    fn step_reuses_the_memory_of_the_previous_step() {
         let line = ["bench", "--device=cpu", "--arch=resnet18", "--batch=8", "--steps=3"];
         let Command { args } = Command::parse_from(line);
-        let spec = made_up_recipe(&args).unwrap();
-        let mut alone = TcpCollective::alone(ranks::PATIENCE).unwrap();
+        let spec = bench_recipe(&args).unwrap();
+        let mut alone = TcpCollective::alone(ranks::MEETING_TIMEOUT).unwrap();
         let measured = measure(&args, &spec, &mut alone).unwrap();
         assert!(measured.page_faults < 500.0, "{measured:?}");
     }

@@ -1,6 +1,6 @@
-//! The bench on several ranks: one process each, and how they find each other.
+//! The bench on several ranks: one process each.
 //!
-//! A rank prints its address, reads those of all from its standard input and prints what it measured.
+//! A rank prints its address, reads the addresses of all ranks from its standard input, and prints its results.
 
 use std::{
     env,
@@ -19,35 +19,37 @@ use baton_job::{
 };
 use baton_recipe::JobSpec;
 
-use super::{Args, Measured, measure};
+use super::{Args, BenchResult, measure};
 
 /// Longest wait for the other ranks.
-pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+pub(super) const MEETING_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Starts all ranks, introduces them to each other and collects what they measured.
-pub(super) fn start_all(args: &Args) -> Result<Vec<Measured>, Failure> {
+/// Starts all ranks, sends each the addresses of all, and collects their results.
+pub(super) fn start_all(args: &Args) -> Result<Vec<BenchResult>, Failure> {
     let mut ranks = Vec::new();
     for rank in 0..args.ranks {
-        ranks.push(Running::start(rank)?);
+        ranks.push(BenchRank::start(rank)?);
     }
-    let addresses: Vec<String> = ranks.iter_mut().map(Running::line).collect::<Result<_, _>>()?;
+    let addresses: Vec<String> =
+        ranks.iter_mut().map(BenchRank::address).collect::<Result<_, _>>()?;
     let peers = format!("{}\n", addresses.join(" "));
     for rank in &mut ranks {
         let mut input = rank.child.stdin.take().ok_or_else(|| crash("a rank has no input"))?;
         input.write_all(peers.as_bytes()).map_err(crash)?;
     }
-    ranks.into_iter().map(Running::finish).collect()
+    ranks.into_iter().map(BenchRank::finish).collect()
 }
 
-/// One rank of several: meets the others, measures, prints.
+/// Runs one rank of several: connects to the others, measures and prints.
 #[allow(clippy::print_stdout, reason = "the process that started this one reads it")]
-pub(super) fn be_one(args: &Args, spec: &JobSpec, rank: u32) -> Result<(), Failure> {
+pub(super) fn run_rank(args: &Args, spec: &JobSpec, rank: u32) -> Result<(), Failure> {
     let listener = tcp::Listener::bind("127.0.0.1").map_err(crash)?;
     println!("{}", listener.address());
     let mut peers = String::new();
     stdin().read_line(&mut peers).map_err(crash)?;
     let peers: Vec<String> = peers.split_whitespace().map(str::to_owned).collect();
-    let options = tcp::Options { connect_timeout: PATIENCE, operation_timeout: PATIENCE };
+    let options =
+        tcp::TcpOptions { connect_timeout: MEETING_TIMEOUT, operation_timeout: MEETING_TIMEOUT };
     let abort = AbortHandle::default();
     let (generation, rank) = (Generation(1), Rank(rank));
     let mut collective = TcpCollective::connect(listener, generation, rank, &peers, options, abort)
@@ -57,14 +59,14 @@ pub(super) fn be_one(args: &Args, spec: &JobSpec, rank: u32) -> Result<(), Failu
     Ok(())
 }
 
-/// A rank's process.
-struct Running {
+/// A rank's process, killed when dropped.
+struct BenchRank {
     child: Child,
     output: BufReader<ChildStdout>,
 }
 
-impl Running {
-    /// This same program with this same command line, as one rank.
+impl BenchRank {
+    /// Starts this program with the same command line, as one rank.
     fn start(rank: u32) -> Result<Self, Failure> {
         let start = || {
             let mut child = Command::new(env::current_exe()?)
@@ -79,27 +81,29 @@ impl Running {
         start().map_err(|error: std::io::Error| crash(format!("cannot start a rank: {error}")))
     }
 
-    fn line(&mut self) -> Result<String, Failure> {
+    /// Reads the rank's address.
+    fn address(&mut self) -> Result<String, Failure> {
         let mut line = String::new();
         self.output.read_line(&mut line).map_err(crash)?;
         match line.trim() {
-            "" => Err(crash("a rank ended before it had an address; its error is above")),
+            "" => Err(crash("a rank ended before it had an address; see its error above")),
             address => Ok(address.to_owned()),
         }
     }
 
-    fn finish(mut self) -> Result<Measured, Failure> {
+    /// Waits for the rank's results.
+    fn finish(mut self) -> Result<BenchResult, Failure> {
         let mut text = String::new();
         self.output.read_to_string(&mut text).map_err(crash)?;
         self.child.wait().map_err(crash)?;
         serde_json::from_str(&text)
-            .map_err(|_| crash("a rank ended before it was done; its error is above"))
+            .map_err(|_| crash("a rank ended before it was done; see its error above"))
     }
 }
 
-impl Drop for Running {
+impl Drop for BenchRank {
     fn drop(&mut self) {
-        // Of no use if it has ended.
+        // Fails if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,48 +1,48 @@
-//! What the agent has said, for the main thread to pick up.
+//! Commands from the agent, for the main thread.
 //!
-//! Only the newest generation counts. When one is announced, whatever the main thread waits for in an
-//! older one is aborted.
+//! Only the newest generation counts. When the agent announces a new one, the collectives of the old one are aborted,
+//! so that the main thread does not wait for them.
 
-use std::{
-    os::unix::net::UnixStream,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread,
-};
+use std::{os::unix::net::UnixStream, sync::Arc, thread};
 
 use baton_collectives::AbortHandle;
 use baton_job::{
     Generation, Rank,
-    message::{Pulse, RankCommand, Restore},
+    message::{RankCommand, RankHeartbeat, Restore},
 };
 use baton_trainer::Controls;
+use parking_lot::{Condvar, Mutex};
 use tracing::warn;
 
 use crate::link::{self, ToRank};
 
-/// A place in a generation.
+/// The rank's assignment in a generation.
 #[derive(Clone)]
-pub(super) struct Orders {
+pub(super) struct GenerationAssignment {
     pub(super) generation: Generation,
     pub(super) rank: Rank,
     pub(super) world_size: u32,
     pub(super) restore: Restore,
-    /// Breaks this generation's collectives.
+    /// Aborts this generation's collectives.
     pub(super) abort: AbortHandle,
-    /// What the agent wants of this generation's step loop.
+    /// Requests from the agent for this generation's step loop, and the step loop's activity.
     pub(super) controls: Arc<Controls>,
 }
 
+/// State of the [`Inbox`].
 #[derive(Default)]
-struct State {
-    orders: Option<Orders>,
-    /// Whether the main thread has picked up `orders`.
+struct InboxState {
+    /// Assignment in the newest generation.
+    assignment: Option<GenerationAssignment>,
+    /// Whether the main thread has taken `assignment`.
     taken: bool,
+    /// Addresses of all ranks, once all are ready.
     peers: Option<Vec<String>>,
 }
 
-/// Shared by the reading thread and the main thread.
+/// The newest assignment and its commands; shared by the reading thread and the main thread.
 #[derive(Clone, Default)]
-pub(super) struct Inbox(Arc<(Mutex<State>, Condvar)>);
+pub(super) struct Inbox(Arc<(Mutex<InboxState>, Condvar)>);
 
 impl Inbox {
     /// Starts the thread that reads `link`.
@@ -54,48 +54,51 @@ impl Inbox {
     }
 
     /// Waits for a generation newer than the last one returned.
-    pub(super) fn next_orders(&self) -> Orders {
-        let mut state = self.lock();
+    pub(super) fn next_assignment(&self) -> GenerationAssignment {
+        let mut state = self.0.0.lock();
         loop {
-            if let Some(orders) = state.orders.clone().filter(|_| !state.taken) {
+            if let Some(assignment) = state.assignment.clone().filter(|_| !state.taken) {
                 state.taken = true;
-                return orders;
+                return assignment;
             }
-            state = self.wait(state);
+            self.0.1.wait(&mut state);
         }
     }
 
-    /// Waits until all ranks of `generation` are ready; `None` if a newer one came first.
+    /// Waits until all ranks of `generation` are ready and returns their addresses; `None` if a newer generation was
+    /// announced first.
     pub(super) fn wait_for_begin(&self, generation: Generation) -> Option<Vec<String>> {
-        let mut state = self.lock();
+        let mut state = self.0.0.lock();
         loop {
-            let current = state.orders.as_ref().is_some_and(|o| o.generation == generation);
+            let current = state
+                .assignment
+                .as_ref()
+                .is_some_and(|assignment| assignment.generation == generation);
             if !current {
                 return None;
             }
             if let Some(peers) = &state.peers {
                 return Some(peers.clone());
             }
-            state = self.wait(state);
+            self.0.1.wait(&mut state);
         }
     }
 
-    /// The present generation and what its step loop does, if the main thread is at it.
-    pub(super) fn pulse(&self) -> Option<(Generation, Pulse)> {
-        let state = self.lock();
-        let orders = state.orders.as_ref().filter(|_| state.taken)?;
-        Some((orders.generation, orders.controls.vitals().pulse()))
+    /// The current generation and a heartbeat of its step loop, once the main thread has taken the assignment.
+    pub(super) fn heartbeat(&self) -> Option<(Generation, RankHeartbeat)> {
+        let state = self.0.0.lock();
+        let assignment = state.assignment.as_ref().filter(|_| state.taken)?;
+        Some((assignment.generation, assignment.controls.activity().heartbeat()))
     }
 
     fn read(&self, link: &UnixStream) {
         loop {
             match link::read::<ToRank>(link) {
                 Ok(Some(ToRank::Command(command))) => self.take(command),
-                Ok(Some(other)) => warn!(?other, "not expected any more, and ignored"),
+                Ok(Some(other)) => warn!(?other, "ignored an unexpected message"),
                 Ok(None) | Err(_) => {
-                    // The agent is gone. Another one will start other ranks; two sets of them must
-                    // never train at the same time.
-                    tracing::error!("the agent is gone");
+                    // A new agent will start new ranks, and two sets of ranks must never train at the same time.
+                    tracing::error!("the agent has ended; this rank exits too");
                     std::process::exit(i32::from(baton_job::exit::FAILED));
                 }
             }
@@ -103,47 +106,39 @@ impl Inbox {
     }
 
     fn take(&self, command: RankCommand) {
-        let mut state = self.lock();
-        let current = state.orders.as_ref().map(|orders| orders.generation);
+        let mut state = self.0.0.lock();
+        let current = state.assignment.as_ref().map(|assignment| assignment.generation);
         match command {
             RankCommand::Join { generation, rank, world_size, restore, paused } => {
-                if let Some(old) = &state.orders {
+                if let Some(old) = &state.assignment {
                     old.abort.abort();
                 }
                 let (abort, controls) = (AbortHandle::new(), Arc::new(Controls::default()));
                 controls.set_paused(paused);
-                let orders = Orders { generation, rank, world_size, restore, abort, controls };
-                *state = State { orders: Some(orders), taken: false, peers: None };
+                let assignment =
+                    GenerationAssignment { generation, rank, world_size, restore, abort, controls };
+                *state = InboxState { assignment: Some(assignment), taken: false, peers: None };
             }
             RankCommand::Begin { generation, peers } if current == Some(generation) => {
                 state.peers = Some(peers);
             }
-            RankCommand::Hold { generation, paused } if current == Some(generation) => {
-                if let Some(orders) = &state.orders {
-                    orders.controls.set_paused(paused);
+            RankCommand::Pause { generation, paused } if current == Some(generation) => {
+                if let Some(assignment) = &state.assignment {
+                    assignment.controls.set_paused(paused);
                 }
             }
             RankCommand::Checkpoint { generation } if current == Some(generation) => {
-                if let Some(orders) = &state.orders {
-                    orders.controls.request_save();
+                if let Some(assignment) = &state.assignment {
+                    assignment.controls.request_save();
                 }
             }
             RankCommand::Drain { generation, reason } if current == Some(generation) => {
-                if let Some(orders) = &state.orders {
-                    orders.controls.request_stop(reason);
+                if let Some(assignment) = &state.assignment {
+                    assignment.controls.request_stop(reason);
                 }
             }
-            stale => warn!(?stale, "a command for another generation was ignored"),
+            stale => warn!(?stale, "ignored a command for another generation"),
         }
         self.0.1.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic cannot leave this plain data half-changed in a way that matters.
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.0.1.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,7 +1,7 @@
-//! A rank: one training process, disposable, told what to do by its agent.
+//! A rank: one training process, controlled by its agent, which may replace it at any time.
 //!
-//! The main thread trains; [`inbox`] has a thread that reads the agent's commands. A new generation
-//! breaks whatever the main thread waits for; the model stays in memory from one to the next.
+//! The main thread trains; [`inbox`] runs a thread that reads the agent's commands. A new generation aborts the
+//! collectives that the main thread waits for; the model stays in memory from one generation to the next.
 
 mod inbox;
 
@@ -26,34 +26,34 @@ use baton_job::{
     exit::{self, Failure, bad_input, crash},
     gpu::visible::VISIBLE_DEVICES,
     ids::LocalRank,
-    message::{RankNews, RankSays},
-    session::PULSE,
+    message::{RankMessage, RankReport},
+    session::RANK_HEARTBEAT_INTERVAL,
 };
 use baton_plan::{
-    network::{Input, Network},
+    network::{InputShape, Network},
     remedy,
 };
 use baton_recipe::{
     JobSpec,
-    spec::{CollectiveKind, Determinism, Device as Wanted},
+    spec::{CollectiveKind, Determinism, DeviceChoice},
 };
 use baton_trainer::{
-    Build, Error, GenerationContext, Inputs, Job, Learner, Trainer,
-    learner::Memory,
+    BuildLearner, Error, GenerationContext, JobInputs, Learner, Trainer, TrainingJob,
+    learner::MemoryKind,
     linear::LinearLearner,
     torch::{self, Device, TorchLearner},
 };
 use tracing::{info, warn};
 
-use self::inbox::{Inbox, Orders};
+use self::inbox::{GenerationAssignment, Inbox};
 use crate::{
-    link::{self, FromRank, Place, Setup, ToRank},
+    link::{self, FromRank, Setup, SlotAssignment, ToRank},
     logging,
-    signals::MUST_GO,
+    signals::SHUTDOWN_SIGNALS,
 };
 
-/// Longest wait for `ncclCommAbort`, which may hang; then the process has to go.
-const NCCL_ABORT: Duration = Duration::from_secs(5);
+/// Longest wait for `ncclCommAbort`, which may hang; after that the process must exit.
+const NCCL_ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A rank process; started by the agent.
 #[derive(Debug, clap::Args)]
@@ -63,55 +63,57 @@ pub(crate) struct Args {
     parent: u32,
 }
 
-/// Runs until the job is done or drained, or this rank cannot go on.
+/// Runs until the job is done or drained, or this rank fails.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     logging::start(std::io::sink());
-    follow_parent(args.parent)?;
-    leave_signals_to_the_agent()?;
-    open_as_many_files_as_allowed();
+    end_with_agent(args.parent)?;
+    ignore_shutdown_signals()?;
+    raise_open_files_limit();
     let link = socket().map_err(|error| {
         crash(format!(
-            "standard input is no socket ({error}): ranks are started by `baton-worker agent`"
+            "standard input is not a socket ({error}): only `baton-worker agent` can start a rank"
         ))
     })?;
-    let voice = Voice::new(&link)?;
-    let trained = train(link, &voice);
-    if let Err(failure) = &trained {
-        voice.last_words(failure);
+    let sender = MessageSender::new(&link)?;
+    let result = train(link, &sender);
+    if let Err(failure) = &result {
+        sender.send_failure(failure);
     }
-    trained
+    result
 }
 
-/// No rank outlives its agent, whatever ends it.
-fn follow_parent(parent: u32) -> Result<(), Failure> {
+/// Makes the kernel kill this rank when its agent ends.
+fn end_with_agent(parent: u32) -> Result<(), Failure> {
     let kill = Some(rustix::process::Signal::KILL);
-    rustix::process::set_parent_process_death_signal(kill)
-        .map_err(|error| crash(format!("cannot follow the agent: {error}")))?;
-    // It may have died before the line above.
+    rustix::process::set_parent_process_death_signal(kill).map_err(|error| {
+        crash(format!("cannot ask the kernel to end this rank with the agent: {error}"))
+    })?;
+    // The agent may have ended before the call above.
     let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     if now.and_then(|pid| u32::try_from(pid).ok()) == Some(parent) {
         Ok(())
     } else {
-        Err(crash("the agent ended before this rank began"))
+        Err(crash("the agent ended before this rank had started"))
     }
 }
 
-/// The agent lets its ranks finish the step and save, which a rank that a signal had ended could not.
-fn leave_signals_to_the_agent() -> Result<(), Failure> {
-    for (signal, name) in MUST_GO {
-        // Nobody looks at the flag: that there is a handler is enough.
+/// Ignores the shutdown signals: the agent handles them, and the rank must keep running to finish the step and save.
+fn ignore_shutdown_signals() -> Result<(), Failure> {
+    for (signal, name) in SHUTDOWN_SIGNALS {
+        // The flag is never read; having a handler keeps the signal from ending this process.
         signal_hook::flag::register(signal, Arc::default())
             .map_err(|error| crash(format!("{name} cannot be handled: {error}")))?;
     }
     Ok(())
 }
 
-/// Each other rank takes one; systems begin with some 1,000. Where that is not granted, meeting says so.
-fn open_as_many_files_as_allowed() {
+/// Raises the limit of open files: each connection to another rank needs one, and the default is about 1,000. If the
+/// limit is still too low, the rendezvous reports it.
+fn raise_open_files_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let maximum = getrlimit(Resource::Nofile).maximum;
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        warn!("the limit of open files stays as it is: {error}");
+        warn!("the limit of open files cannot be raised: {error}");
     }
 }
 
@@ -120,40 +122,40 @@ fn socket() -> std::io::Result<UnixStream> {
     link.local_addr().map(|_| link)
 }
 
-fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
+fn train(link: UnixStream, sender: &MessageSender) -> Result<(), Failure> {
     let setup = match link::read::<ToRank>(&link) {
         Ok(Some(ToRank::Setup(setup))) => setup,
         other => return Err(crash(format!("expected the setup from the agent, got {other:?}"))),
     };
     let spec = JobSpec::from_json(&setup.job.recipe_json).map_err(bad_input)?;
     let spec = Arc::new(spec);
-    // All that every rank of this node has in common, so that a spare has it behind it.
+    // Everything that does not depend on the slot is done first, so that a spare has done it in advance.
     torch::device::prepare(&spec);
     let job = open_job(&setup, &spec);
-    let Place { local_rank, gpu, log } = match link::read::<ToRank>(&link) {
-        Ok(Some(ToRank::Place(place))) => place,
-        other => return Err(crash(format!("expected a place from the agent, got {other:?}"))),
+    let SlotAssignment { local_rank, gpu, log } = match link::read::<ToRank>(&link) {
+        Ok(Some(ToRank::Slot(slot))) => slot,
+        other => return Err(crash(format!("expected a slot from the agent, got {other:?}"))),
     };
     if let Some(log) = log {
-        write_to(&log).map_err(|error| crash(format!("log {}: {error}", log.display())))?;
+        redirect_output(&log).map_err(|error| crash(format!("log {}: {error}", log.display())))?;
     }
     let job = job?;
-    let inputs = job.inputs.on(CpuShare::of_rank(local_rank, setup.local_ranks));
-    let job = Job { inputs, ..job };
+    let inputs = job.inputs.on_cpus(CpuShare::of_rank(local_rank, setup.local_ranks));
+    let job = TrainingJob { inputs, ..job };
     let inbox =
         Inbox::start(link).map_err(|error| crash(format!("cannot read commands: {error}")))?;
-    start_pulse(inbox.clone(), voice.clone())
-        .map_err(|error| crash(format!("cannot tell what it does: {error}")))?;
+    start_heartbeats(inbox.clone(), sender.clone())
+        .map_err(|error| crash(format!("cannot start the thread for heartbeats: {error}")))?;
     let device = torch::device::open(&spec, LocalRank(gpu.unwrap_or(local_rank)))?;
-    info!(?device, libtorch = torch::device::torch_version(), "computing");
-    if gpu.is_some() && device == Device::Cpu && spec.cluster.device != Wanted::Cpu {
-        // `auto` takes the CPU where CUDA shows no GPU; others would wait for it in every step.
+    info!(?device, libtorch = torch::device::torch_version(), "device opened");
+    if gpu.is_some() && device == Device::Cpu && spec.cluster.device != DeviceChoice::Cpu {
+        // `auto` uses the CPU if CUDA finds no GPU; the other ranks would wait for this slow one in every step.
         return Err(exit::device(
-            "the driver tells of a GPU for this rank, but CUDA finds none: see `nvidia-smi` and \
+            "the driver lists a GPU for this rank, but CUDA finds none: see `nvidia-smi` and \
              `dmesg`, or set cluster.device = \"cpu\"",
         ));
     }
-    let rank = RankProcess { spec: spec.clone(), device, setup, inbox, voice: voice.clone() };
+    let rank = RankProcess { spec: spec.clone(), device, setup, inbox, sender: sender.clone() };
     let input_type = job.inputs.input_type().clone();
     if spec.model.arch.is_linear() {
         rank.serve(job, Box::new(move || LinearLearner::new(&spec, &input_type)))
@@ -162,79 +164,86 @@ fn train(link: UnixStream, voice: &Voice) -> Result<(), Failure> {
     }
 }
 
-/// Tells what the step loop does, from a thread of its own: silence means that the whole process hangs.
-fn start_pulse(inbox: Inbox, voice: Voice) -> std::io::Result<()> {
-    let beat = move || {
+/// Starts the thread that sends heartbeats with the step loop's activity. Missing heartbeats mean that the process
+/// hangs.
+fn start_heartbeats(inbox: Inbox, sender: MessageSender) -> std::io::Result<()> {
+    let heartbeat = move || {
         loop {
-            thread::sleep(PULSE);
-            if let Some((generation, pulse)) = inbox.pulse() {
-                voice.say(generation, RankNews::Pulse(pulse));
+            thread::sleep(RANK_HEARTBEAT_INTERVAL);
+            if let Some((generation, heartbeat)) = inbox.heartbeat() {
+                sender.report(generation, RankReport::Heartbeat(heartbeat));
             }
         }
     };
-    thread::Builder::new().name("pulse".to_owned()).spawn(beat).map(drop)
+    thread::Builder::new().name("heartbeat".to_owned()).spawn(heartbeat).map(drop)
 }
 
-fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<Job, Error> {
+fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<TrainingJob, Error> {
     let store = Arc::new(Store::open(&setup.job.checkpoint_location)?);
-    let inputs = Inputs::open(spec, &setup.cache_dir)?;
-    Ok(Job { id: setup.job.job_id, spec: spec.clone(), store, inputs })
+    let inputs = JobInputs::open(spec, &setup.cache_dir)?;
+    Ok(TrainingJob { id: setup.job.job_id, spec: spec.clone(), store, inputs })
 }
 
-/// Leads standard output and error to another file.
-fn write_to(log: &Path) -> std::io::Result<()> {
+/// Redirects standard output and standard error to a log file.
+fn redirect_output(log: &Path) -> std::io::Result<()> {
     let file = OpenOptions::new().create(true).append(true).open(log)?;
     rustix::stdio::dup2_stdout(&file)?;
     rustix::stdio::dup2_stderr(&file)?;
     Ok(())
 }
 
+/// What a rank needs in every generation.
 struct RankProcess {
     spec: Arc<JobSpec>,
     device: Device,
     setup: Setup,
     inbox: Inbox,
-    voice: Voice,
+    sender: MessageSender,
 }
 
 impl RankProcess {
-    /// One generation after the other.
-    fn serve<L: Learner>(self, job: Job, build: Build<L>) -> Result<(), Failure> {
-        let (samples, input_type) = (job.inputs.agenda().samples, job.inputs.input_type().clone());
+    /// Takes part in one generation after another, until the job is done.
+    fn serve<L: Learner>(self, job: TrainingJob, build: BuildLearner<L>) -> Result<(), Failure> {
+        let (samples, input_type) = (job.inputs.plan().samples, job.inputs.input_type().clone());
         let mut trainer = Trainer::new(job, build)?;
-        self.voice.write(&FromRank::Warm);
+        self.sender.send(&FromRank::Warm);
         loop {
-            let orders = self.inbox.next_orders();
-            let generation = orders.generation;
-            match self.take_part(&mut trainer, &orders) {
+            let assignment = self.inbox.next_assignment();
+            let generation = assignment.generation;
+            match self.run_generation(&mut trainer, &assignment) {
                 Ok(()) => return Ok(()),
                 Err(Error::Diverged(diagnosis)) => {
-                    warn!(%generation, %diagnosis, "training went wrong");
-                    self.voice.say(generation, RankNews::Diverged(*diagnosis));
+                    warn!(%generation, %diagnosis, "training diverged");
+                    self.sender.report(generation, RankReport::Diverged(*diagnosis));
                 }
-                Err(error) if error.is_loss_of_others() => {
-                    warn!(%generation, %error, "lost the other ranks");
-                    self.voice.say(generation, RankNews::Lost { detail: error.to_string() });
+                Err(error) if error.is_peer_loss() => {
+                    warn!(%generation, %error, "lost connection to other ranks");
+                    self.sender.report(generation, RankReport::Lost { detail: error.to_string() });
                 }
                 Err(error) => {
-                    return Err(self.advise(&error, orders.world_size, samples, &input_type));
+                    return Err(self.with_remedy(
+                        &error,
+                        assignment.world_size,
+                        samples,
+                        &input_type,
+                    ));
                 }
             }
         }
     }
 
-    /// The failure to report; of a GPU whose memory was too small it says what would fit.
-    fn advise(&self, error: &Error, ranks: u32, samples: u64, input: &InputType) -> Failure {
+    /// The failure to report. If the GPU's memory was too small, it includes what would fit.
+    fn with_remedy(&self, error: &Error, ranks: u32, samples: u64, input: &InputType) -> Failure {
         let failure = error.failure();
-        if error.out_of_memory() != Some(Memory::Gpu) {
+        if error.out_of_memory() != Some(MemoryKind::Gpu) {
             return failure;
         }
         let network = |resolution: u32| {
             let input = match input {
-                InputType::Image => Input::Image { resolution: u64::from(resolution) },
+                InputType::Image => InputShape::Image { resolution: u64::from(resolution) },
                 InputType::Array(shape) => {
                     let (length, channels) = shape.split_last()?;
-                    Input::Signal { channels: channels.iter().product(), length: *length }
+                    InputShape::Signal { channels: channels.iter().product(), length: *length }
                 }
             };
             Network::new(&self.spec.model, input)
@@ -245,54 +254,57 @@ impl RankProcess {
         Failure { message: format!("{}; {remedy}", failure.message), ..failure }
     }
 
-    fn take_part<L: Learner>(
+    /// Connects to the other ranks of a generation and trains with them.
+    fn run_generation<L: Learner>(
         &self,
         trainer: &mut Trainer<L>,
-        orders: &Orders,
+        assignment: &GenerationAssignment,
     ) -> Result<(), Error> {
-        let (generation, rank) = (orders.generation, orders.rank);
-        info!(%generation, %rank, world_size = orders.world_size, "joining");
+        let (generation, rank) = (assignment.generation, assignment.rank);
+        info!(%generation, %rank, world_size = assignment.world_size, "joining");
         let listener = tcp::Listener::bind(&self.setup.host)?;
         let ready =
-            RankNews::Ready { address: listener.address().to_owned(), step: trainer.step() };
-        self.voice.say(generation, ready);
-        // None: a newer generation came first.
+            RankReport::Ready { address: listener.address().to_owned(), step: trainer.step() };
+        self.sender.report(generation, ready);
+        // `None`: a newer generation was announced first.
         let Some(peers) = self.inbox.wait_for_begin(generation) else {
             return Err(baton_collectives::Error::Aborted { operation: "rendezvous" }.into());
         };
-        let mut collective = self.meet(listener, orders, &peers)?;
-        self.voice.say(generation, RankNews::Met);
+        let mut collective = self.meet(listener, assignment, &peers)?;
+        self.sender.report(generation, RankReport::Met);
         let outcome = trainer.run(&mut GenerationContext {
             generation,
             collective: collective.as_mut(),
-            restore: &orders.restore,
-            controls: &orders.controls,
-            report: &mut |news| self.voice.say(generation, news),
+            restore: &assignment.restore,
+            controls: &assignment.controls,
+            report: &mut |report| self.sender.report(generation, report),
         })?;
         info!(%generation, %outcome, "done");
         Ok(())
     }
 
+    /// Connects to the other ranks, over NCCL if the recipe and the devices allow it.
     fn meet(
         &self,
         listener: tcp::Listener,
-        orders: &Orders,
+        assignment: &GenerationAssignment,
         peers: &[String],
     ) -> Result<Box<dyn Collective>, Error> {
         let cluster = &self.spec.cluster;
-        // Less than the coordinator's own patience, so that a rank that waits in vain says so first.
+        // Shorter than the coordinator's timeout, so that a waiting rank reports its error first.
         let meeting = Duration::from_secs_f64(cluster.rendezvous_seconds * 0.8);
         let operation = Duration::from_secs_f64(cluster.collective_seconds);
-        let options = tcp::Options { connect_timeout: meeting, operation_timeout: operation };
-        let (generation, rank) = (orders.generation, orders.rank);
-        let abort = orders.abort.clone();
+        let options = tcp::TcpOptions { connect_timeout: meeting, operation_timeout: operation };
+        let (generation, rank) = (assignment.generation, assignment.rank);
+        let abort = assignment.abort.clone();
         let mut tcp = TcpCollective::connect(listener, generation, rank, peers, options, abort)?;
         let gpu = match self.device {
             Device::Cuda(ordinal) => i32::try_from(ordinal).ok(),
             _ => None,
         };
         let nccl = match cluster.collective {
-            // A GPU alone has nobody to add up with, and needs no NCCL; which refuses parts of one (MIG).
+            // A single GPU has no gradients to exchange, so it needs no NCCL. NCCL does not support parts of GPUs
+            // (MIG).
             CollectiveKind::Auto if peers.len() == 1 => false,
             CollectiveKind::Auto => {
                 let can = gpu.is_some() && !has_part_of_gpu();
@@ -304,14 +316,14 @@ impl RankProcess {
         match (nccl, gpu) {
             (false, _) => Ok(Box::new(tcp)),
             (true, Some(ordinal)) => {
-                let options = nccl::Options {
+                let options = nccl::NcclOptions {
                     order: match self.spec.precision.determinism {
-                        Determinism::Strict => nccl::Order::FixedTree,
-                        Determinism::Fast => nccl::Order::Library,
+                        Determinism::Strict => nccl::SummationOrder::FixedTree,
+                        Determinism::Fast => nccl::SummationOrder::Library,
                     },
                     connect_timeout: meeting,
                     operation_timeout: operation,
-                    abort_timeout: NCCL_ABORT,
+                    abort_timeout: NCCL_ABORT_TIMEOUT,
                 };
                 let group = NcclCollective::connect(Box::new(tcp), ordinal, options)?;
                 info!(version = %nccl::version()?, order = ?options.order, "NCCL");
@@ -325,31 +337,33 @@ impl RankProcess {
     }
 }
 
-/// Whether this process was given a part of a GPU, which agents name by its UUID.
+/// Whether this process has a part of a GPU (MIG), which agents select by its UUID.
 fn has_part_of_gpu() -> bool {
     std::env::var(VISIBLE_DEVICES).is_ok_and(|list| list.trim_start().starts_with("MIG-"))
 }
 
-/// The way to the agent; several threads may speak.
+/// Sends messages to the agent; shared by several threads.
 #[derive(Clone)]
-struct Voice(Arc<Mutex<UnixStream>>);
+struct MessageSender(Arc<Mutex<UnixStream>>);
 
-impl Voice {
+impl MessageSender {
     fn new(link: &UnixStream) -> Result<Self, Failure> {
-        let link = link.try_clone().map_err(|error| crash(format!("cannot speak: {error}")))?;
+        let link = link
+            .try_clone()
+            .map_err(|error| crash(format!("cannot open the socket to the agent: {error}")))?;
         Ok(Self(Arc::new(Mutex::new(link))))
     }
 
-    fn say(&self, generation: Generation, news: RankNews) {
-        self.write(&FromRank::Says(RankSays { generation, news }));
+    fn report(&self, generation: Generation, report: RankReport) {
+        self.send(&FromRank::Message(RankMessage { generation, report }));
     }
 
-    fn last_words(&self, failure: &Failure) {
-        self.write(&FromRank::LastWords(failure.clone()));
+    fn send_failure(&self, failure: &Failure) {
+        self.send(&FromRank::Failed(failure.clone()));
     }
 
-    /// If the agent is gone this process ends by itself; see `inbox`.
-    fn write(&self, message: &FromRank) {
+    /// Errors are ignored: if the agent has ended, this process exits by itself; see `inbox`.
+    fn send(&self, message: &FromRank) {
         if let Ok(link) = self.0.lock() {
             let _ = link::write(&*link, message);
         }

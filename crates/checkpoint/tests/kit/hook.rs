@@ -1,4 +1,4 @@
-//! An object store that asks before each operation, and may be told to fail.
+//! An object store that calls a hook before each operation; the hook can make the operation fail.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -11,9 +11,9 @@ use object_store::{
     path::Path,
 };
 
-/// What is about to be done.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum OperationKind {
     Create,
     Put,
     Get,
@@ -23,7 +23,7 @@ pub(crate) enum Kind {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Operation {
-    pub(crate) kind: Kind,
+    pub(crate) kind: OperationKind,
     pub(crate) path: String,
 }
 
@@ -33,36 +33,36 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What becomes of an operation.
+/// Injected result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    Done,
-    /// It fails and does nothing.
+pub(crate) enum InjectedResult {
+    Succeeds,
+    /// It fails without an effect.
     FailsBefore,
-    /// It is done, and fails nevertheless: the answer is lost.
+    /// It takes effect but returns an error: the response is lost.
     FailsAfter,
-    /// Half of the bytes arrive, and it fails.
+    /// Half of the bytes are written, then it fails.
     Torn,
     /// It fails because the disk is full.
-    Full,
+    DiskFull,
 }
 
 #[derive(Clone)]
-pub(crate) struct Hook(Arc<dyn Fn(&Operation) -> Fate + Send + Sync>);
+pub(crate) struct Hook(Arc<dyn Fn(&Operation) -> InjectedResult + Send + Sync>);
 
 impl Hook {
-    pub(crate) fn new(hook: impl Fn(&Operation) -> Fate + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(hook: impl Fn(&Operation) -> InjectedResult + Send + Sync + 'static) -> Self {
         Self(Arc::new(hook))
     }
 
     pub(crate) fn before(hook: impl Fn(&Operation) + Send + Sync + 'static) -> Self {
         Self::new(move |operation| {
             hook(operation);
-            Fate::Done
+            InjectedResult::Succeeds
         })
     }
 
-    fn ask(&self, kind: Kind, path: &Path) -> Fate {
+    fn ask(&self, kind: OperationKind, path: &Path) -> InjectedResult {
         (self.0)(&Operation { kind, path: path.to_string() })
     }
 }
@@ -90,23 +90,23 @@ impl fmt::Display for Hooked {
     }
 }
 
-fn failure(fate: Fate) -> object_store::Error {
-    let source: Box<dyn std::error::Error + Send + Sync> = match fate {
-        Fate::Full => std::io::Error::from(std::io::ErrorKind::StorageFull).into(),
-        _ => "the test wants it so".into(),
+fn failure(outcome: InjectedResult) -> object_store::Error {
+    let source: Box<dyn std::error::Error + Send + Sync> = match outcome {
+        InjectedResult::DiskFull => std::io::Error::from(std::io::ErrorKind::StorageFull).into(),
+        _ => "injected by the test".into(),
     };
     object_store::Error::Generic { store: "hooked", source }
 }
 
-/// Does it as fate will have it.
-async fn fated<T>(fate: Fate, work: impl Future<Output = Result<T>>) -> Result<T> {
-    match fate {
-        Fate::Done => work.await,
-        Fate::FailsAfter => {
+/// Runs an operation with the injected outcome.
+async fn inject<T>(outcome: InjectedResult, work: impl Future<Output = Result<T>>) -> Result<T> {
+    match outcome {
+        InjectedResult::Succeeds => work.await,
+        InjectedResult::FailsAfter => {
             work.await?;
-            Err(failure(fate))
+            Err(failure(outcome))
         }
-        _ => Err(failure(fate)),
+        _ => Err(failure(outcome)),
     }
 }
 
@@ -118,15 +118,19 @@ impl ObjectStore for Hooked {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        let kind = if options.mode == PutMode::Create { Kind::Create } else { Kind::Put };
-        let fate = self.hook.ask(kind, location);
-        if fate == Fate::Torn {
+        let kind = if options.mode == PutMode::Create {
+            OperationKind::Create
+        } else {
+            OperationKind::Put
+        };
+        let outcome = self.hook.ask(kind, location);
+        if outcome == InjectedResult::Torn {
             let bytes = Bytes::from(payload);
             let half = bytes.slice(..bytes.len() / 2);
             self.inner.put_opts(location, half.into(), options).await?;
-            return Err(failure(fate));
+            return Err(failure(outcome));
         }
-        fated(fate, self.inner.put_opts(location, payload, options)).await
+        inject(outcome, self.inner.put_opts(location, payload, options)).await
     }
 
     async fn put_multipart_opts(
@@ -134,18 +138,18 @@ impl ObjectStore for Hooked {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        let fate = self.hook.ask(Kind::Put, location);
-        fated(fate, self.inner.put_multipart_opts(location, options)).await
+        let outcome = self.hook.ask(OperationKind::Put, location);
+        inject(outcome, self.inner.put_multipart_opts(location, options)).await
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let fate = self.hook.ask(Kind::Get, location);
-        fated(fate, self.inner.get_opts(location, options)).await
+        let outcome = self.hook.ask(OperationKind::Get, location);
+        inject(outcome, self.inner.get_opts(location, options)).await
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
-        let fate = self.hook.ask(Kind::Get, location);
-        fated(fate, self.inner.get_ranges(location, ranges)).await
+        let outcome = self.hook.ask(OperationKind::Get, location);
+        inject(outcome, self.inner.get_ranges(location, ranges)).await
     }
 
     fn delete_stream(
@@ -157,8 +161,8 @@ impl ObjectStore for Hooked {
             let (inner, hook) = (Arc::clone(&inner), hook.clone());
             async move {
                 let location = location?;
-                let fate = hook.ask(Kind::Delete, &location);
-                fated(fate, inner.delete(&location)).await?;
+                let outcome = hook.ask(OperationKind::Delete, &location);
+                inject(outcome, inner.delete(&location)).await?;
                 Ok(location)
             }
         };
@@ -166,16 +170,16 @@ impl ObjectStore for Hooked {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        let fate = self.hook.ask(Kind::List, &prefix.cloned().unwrap_or_default());
-        match fate {
-            Fate::Done => self.inner.list(prefix),
-            _ => stream::iter([Err(failure(fate))]).boxed(),
+        let outcome = self.hook.ask(OperationKind::List, &prefix.cloned().unwrap_or_default());
+        match outcome {
+            InjectedResult::Succeeds => self.inner.list(prefix),
+            _ => stream::iter([Err(failure(outcome))]).boxed(),
         }
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let fate = self.hook.ask(Kind::List, &prefix.cloned().unwrap_or_default());
-        fated(fate, self.inner.list_with_delimiter(prefix)).await
+        let outcome = self.hook.ask(OperationKind::List, &prefix.cloned().unwrap_or_default());
+        inject(outcome, self.inner.list_with_delimiter(prefix)).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {

@@ -1,5 +1,5 @@
-//! What the stories share: small states, saves of them, and what is found afterwards.
-// Each test program uses its part.
+//! Helpers of the tests: small states, saves of them, and checks afterwards.
+// Each test program uses only some of them.
 #![allow(dead_code)]
 
 pub(crate) mod hook;
@@ -7,7 +7,8 @@ pub(crate) mod hook;
 use std::num::NonZeroUsize;
 
 use baton_checkpoint::{
-    Error, Found, Manifest, RegionInfo, Retention, SaveId, ShardEntry, Snapshot, Store, slice_of,
+    Error, Manifest, RegionInfo, ResumePoint, Retention, SaveId, ShardEntry, Snapshot, Store,
+    slice_of,
 };
 use baton_job::{Generation, JobId, Rank, message::Restore};
 use baton_recipe::{Step, progress::Progress};
@@ -33,7 +34,7 @@ pub(crate) fn snapshot(step: u64, rank: u32, world_size: u32) -> Snapshot {
         .collect()
 }
 
-/// All shards written, nothing committed.
+/// Writes all shards of a save without committing it.
 pub(crate) fn written(store: &Store, id: SaveId, world_size: u32) -> Manifest {
     let write = |rank| {
         let snapshot = snapshot(id.step.0, rank, world_size);
@@ -77,12 +78,18 @@ pub(crate) fn find(
     store: &Store,
     not_before: u64,
     path: Option<&str>,
-) -> Result<Option<Found>, Error> {
+) -> Result<Option<ResumePoint>, Error> {
     let path = path.map(str::to_owned);
-    store.find(&Restore { not_before: Generation(not_before), path, ..Restore::default() })
+    find_by(store, &Restore { not_before: Generation(not_before), path, ..Restore::default() })
 }
 
-pub(crate) fn newest(store: &Store) -> Found {
+pub(crate) fn find_by(store: &Store, restore: &Restore) -> Result<Option<ResumePoint>, Error> {
+    store.find(restore, &mut |store, manifest| {
+        store.verify(&[manifest], NonZeroUsize::MIN, &|_| {}).into_iter().collect()
+    })
+}
+
+pub(crate) fn newest(store: &Store) -> ResumePoint {
     find(store, 0, None).unwrap().expect("a checkpoint")
 }
 
@@ -118,7 +125,7 @@ pub(crate) fn keep(keep_last: u32, keep_best: bool, not_before: u64, generation:
     }
 }
 
-/// A manifest's text with the digest that belongs to it.
+/// A manifest's text with the correct digest.
 pub(crate) fn sealed(mut json: serde_json::Value) -> String {
     json.as_object_mut().unwrap().remove("blake3");
     let text = serde_json::to_string_pretty(&json).unwrap();

@@ -1,5 +1,5 @@
-//! An S3 server in this process: `s3s` speaks the protocol and checks signatures, the objects lie in memory,
-//! listings come in small pages, and every so many requests one meets a fault.
+//! An S3 server in this process: `s3s` implements the protocol and checks signatures, objects are kept in memory,
+//! listings have small pages, and every n-th request can be made to fail.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use baton_checkpoint::{Access, Store};
+use baton_checkpoint::{BucketAccess, Store};
 use bytes::Bytes;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
@@ -44,19 +44,19 @@ use tokio::{
 const BUCKET: &str = "checkpoints";
 const ACCESS_KEY: &str = "writer";
 const SECRET_KEY: &str = "secret of the writer";
-/// Entries in one answer to a listing.
-const PAGE: usize = 3;
+/// Maximum number of entries in one page of a listing.
+const PAGE_ENTRIES: usize = 3;
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// 500, and nothing is done.
+    /// Status 500 without an effect.
     Internal,
-    /// 503 with `SlowDown`, and nothing is done.
+    /// Status 503 with `SlowDown`, without an effect.
     Throttled,
-    /// It is done, and the connection breaks before the answer.
-    AnswerLost,
-    /// No answer ever comes, and nothing is done.
+    /// The request takes effect, and the connection breaks before the response.
+    ResponseLost,
+    /// There is no response and no effect.
     Stalled,
 }
 
@@ -76,7 +76,7 @@ struct State {
     uploads: Mutex<BTreeMap<String, BTreeMap<i32, Bytes>>>,
     requests: AtomicUsize,
     fault: Mutex<Option<(Fault, usize)>>,
-    cuts_next_answer: AtomicBool,
+    cuts_next_response: AtomicBool,
 }
 
 #[derive(Clone)]
@@ -100,21 +100,21 @@ impl Server {
             while let Ok((socket, _)) = listener.accept().await {
                 let (service, state) = (service.clone(), Arc::clone(&state));
                 tokio::spawn(async move {
-                    let line = TokioIo::new(Line { socket, state });
-                    let connection = auto::Builder::new(TokioExecutor::new());
-                    let _ = connection.serve_connection(line, service).await;
+                    let connection = TokioIo::new(Connection { socket, state });
+                    let server = auto::Builder::new(TokioExecutor::new());
+                    let _ = server.serve_connection(connection, service).await;
                 });
             }
         });
         Self { endpoint, bucket, _runtime: runtime }
     }
 
-    /// From now on one in so many requests meets the fault.
+    /// From now on every `every`-th request gets the fault.
     pub(crate) fn faults(&self, fault: Fault, every: usize) {
         *self.bucket.0.fault.lock().unwrap() = Some((fault, every));
     }
 
-    /// What leads a process here.
+    /// Environment variables for processes that use this server.
     pub(crate) fn environment(&self) -> Vec<(String, String)> {
         let variables = [
             ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
@@ -124,11 +124,11 @@ impl Server {
         variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
     }
 
-    pub(crate) fn access(&self) -> Access {
-        Access {
+    pub(crate) fn access(&self) -> BucketAccess {
+        BucketAccess {
             environment: self.environment(),
-            request: Duration::from_secs(30),
-            patience: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(30),
+            retry_timeout: Duration::from_secs(10),
         }
     }
 
@@ -136,11 +136,11 @@ impl Server {
         format!("s3://{BUCKET}/runs/first")
     }
 
-    pub(crate) fn store(&self, access: &Access) -> Store {
+    pub(crate) fn store(&self, access: &BucketAccess) -> Store {
         Store::open_with(&self.location(), access).unwrap()
     }
 
-    /// Sizes by key.
+    /// Keys and sizes of all objects.
     pub(crate) fn objects(&self) -> Vec<(String, usize)> {
         let objects = self.bucket.0.objects.lock().unwrap();
         objects.iter().map(|(key, stored)| (key.clone(), stored.bytes.len())).collect()
@@ -151,13 +151,13 @@ impl Server {
     }
 }
 
-/// A connection that breaks when it is told to.
-struct Line {
+/// A connection that breaks on request.
+struct Connection {
     socket: TcpStream,
     state: Arc<State>,
 }
 
-impl AsyncRead for Line {
+impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -167,13 +167,13 @@ impl AsyncRead for Line {
     }
 }
 
-impl AsyncWrite for Line {
+impl AsyncWrite for Connection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.state.cuts_next_answer.swap(false, Ordering::SeqCst) {
+        if self.state.cuts_next_response.swap(false, Ordering::SeqCst) {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
         Pin::new(&mut self.socket).poll_write(context, bytes)
@@ -189,8 +189,8 @@ impl AsyncWrite for Line {
 }
 
 impl Bucket {
-    /// Does the work of a request, unless it meets a fault.
-    async fn answer<T>(
+    /// Handles a request, or injects a fault.
+    async fn handle<T>(
         &self,
         bucket: &str,
         work: impl FnOnce(&State) -> S3Result<T>,
@@ -203,13 +203,13 @@ impl Bucket {
         let fault = *state.fault.lock().unwrap();
         match fault.filter(|(_, every)| count.is_multiple_of(*every)).map(|(fault, _)| fault) {
             None => work(state).map(S3Response::new),
-            Some(Fault::Internal) => Err(s3_error!(InternalError, "the test wants it so")),
+            Some(Fault::Internal) => Err(s3_error!(InternalError, "injected by the test")),
             Some(Fault::Throttled) => Err(s3_error!(SlowDown, "Please reduce your request rate.")),
             Some(Fault::Stalled) => pending().await,
-            Some(Fault::AnswerLost) => {
-                let answer = work(state);
-                state.cuts_next_answer.store(true, Ordering::SeqCst);
-                answer.map(S3Response::new)
+            Some(Fault::ResponseLost) => {
+                let response = work(state);
+                state.cuts_next_response.store(true, Ordering::SeqCst);
+                response.map(S3Response::new)
             }
         }
     }
@@ -240,10 +240,10 @@ impl S3 for Bucket {
     ) -> S3Result<S3Response<PutObjectOutput>> {
         let input = request.input;
         let bytes = read(input.body).await?;
-        self.answer(&input.bucket, |state| {
+        self.handle(&input.bucket, |state| {
             let is_there = state.objects.lock().unwrap().contains_key(&input.key);
             if input.if_none_match.is_some() && is_there {
-                return Err(s3_error!(PreconditionFailed, "it is there"));
+                return Err(s3_error!(PreconditionFailed, "the object exists"));
             }
             let tag = state.store(input.key, bytes);
             Ok(PutObjectOutput { e_tag: Some(tag), ..PutObjectOutput::default() })
@@ -256,7 +256,7 @@ impl S3 for Bucket {
         request: S3Request<CreateMultipartUploadInput>,
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
         let input = request.input;
-        self.answer(&input.bucket, |state| {
+        self.handle(&input.bucket, |state| {
             let upload = uuid::Uuid::new_v4().to_string();
             state.uploads.lock().unwrap().insert(upload.clone(), BTreeMap::new());
             Ok(CreateMultipartUploadOutput {
@@ -275,7 +275,7 @@ impl S3 for Bucket {
     ) -> S3Result<S3Response<UploadPartOutput>> {
         let input = request.input;
         let bytes = read(input.body).await?;
-        self.answer(&input.bucket, |state| {
+        self.handle(&input.bucket, |state| {
             let mut uploads = state.uploads.lock().unwrap();
             let no_upload = || s3_error!(NoSuchUpload, "no such upload");
             let upload = uploads.get_mut(&input.upload_id).ok_or_else(no_upload)?;
@@ -291,7 +291,7 @@ impl S3 for Bucket {
         request: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         let input = request.input;
-        self.answer(&input.bucket, |state| {
+        self.handle(&input.bucket, |state| {
             let upload = state.uploads.lock().unwrap().remove(&input.upload_id);
             let parts = upload.ok_or_else(|| s3_error!(NoSuchUpload, "no such upload"))?;
             let bytes: Vec<u8> = parts.values().flatten().copied().collect();
@@ -311,7 +311,7 @@ impl S3 for Bucket {
         request: S3Request<AbortMultipartUploadInput>,
     ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
         let input = request.input;
-        self.answer(&input.bucket, |state| {
+        self.handle(&input.bucket, |state| {
             state.uploads.lock().unwrap().remove(&input.upload_id);
             Ok(AbortMultipartUploadOutput::default())
         })
@@ -323,7 +323,7 @@ impl S3 for Bucket {
         request: S3Request<GetObjectInput>,
     ) -> S3Result<S3Response<GetObjectOutput>> {
         let input = request.input;
-        self.answer(&input.bucket, |state| {
+        self.handle(&input.bucket, |state| {
             let stored = state.objects.lock().unwrap().get(&input.key).cloned();
             let stored = stored.ok_or_else(|| s3_error!(NoSuchKey, "no such key"))?;
             let size = stored.bytes.len() as u64;
@@ -352,7 +352,7 @@ impl S3 for Bucket {
         request: S3Request<HeadObjectInput>,
     ) -> S3Result<S3Response<HeadObjectOutput>> {
         let input = request.input;
-        self.answer(&input.bucket, |state| {
+        self.handle(&input.bucket, |state| {
             let stored = state.objects.lock().unwrap().get(&input.key).cloned();
             let stored = stored.ok_or_else(|| s3_error!(NoSuchKey, "no such key"))?;
             Ok(HeadObjectOutput {
@@ -370,7 +370,7 @@ impl S3 for Bucket {
         request: S3Request<DeleteObjectInput>,
     ) -> S3Result<S3Response<DeleteObjectOutput>> {
         let input = request.input;
-        self.answer(&input.bucket, |state| {
+        self.handle(&input.bucket, |state| {
             state.objects.lock().unwrap().remove(&input.key);
             Ok(DeleteObjectOutput::default())
         })
@@ -382,7 +382,7 @@ impl S3 for Bucket {
         request: S3Request<DeleteObjectsInput>,
     ) -> S3Result<S3Response<DeleteObjectsOutput>> {
         let input = request.input;
-        self.answer(&input.bucket, |state| {
+        self.handle(&input.bucket, |state| {
             let mut deleted = Vec::new();
             for object in input.delete.objects {
                 state.objects.lock().unwrap().remove(&object.key);
@@ -398,7 +398,7 @@ impl S3 for Bucket {
         request: S3Request<ListObjectsV2Input>,
     ) -> S3Result<S3Response<ListObjectsV2Output>> {
         let input = request.input;
-        self.answer(&input.bucket, |state| {
+        self.handle(&input.bucket, |state| {
             let prefix = input.prefix.unwrap_or_default();
             let delimiter = input.delimiter.filter(|delimiter| !delimiter.is_empty());
             let objects = state.objects.lock().unwrap();
@@ -413,7 +413,7 @@ impl S3 for Bucket {
             }
             let after = input.continuation_token.unwrap_or_default();
             names.retain(|name| *name > after);
-            let page: Vec<String> = names.iter().take(PAGE).cloned().collect();
+            let page: Vec<String> = names.iter().take(PAGE_ENTRIES).cloned().collect();
             let is_truncated = names.len() > page.len();
             let (mut contents, mut folders) = (Vec::new(), Vec::new());
             for name in &page {

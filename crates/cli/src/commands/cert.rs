@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use baton_access::Role;
+use baton_access::AccessRole;
 use baton_job::exit::Failure;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -20,7 +20,7 @@ use crate::{
     output,
 };
 
-/// Make a certificate authority, certificates and tokens for a coordinator that others reach
+/// Make a certificate authority, certificates and tokens for a coordinator that other machines call
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -29,46 +29,46 @@ Examples:
       --tls-cert certs/coordinator.pem --tls-key certs/coordinator-key.pem --tokens certs/tokens
   BATON_TLS_CA=certs/ca.pem BATON_TOKEN_FILE=certs/viewer.token baton status --coordinator https://10.0.0.5:29600
 
-What is in the folder, and who needs it:
-  ca.pem                               everybody who calls the coordinator
-  ca-key.pem                           nobody until the next certificate; keep it away from the machines
+Files in the folder, and where they are needed:
+  ca.pem                               every client of the coordinator
+  ca-key.pem                           only to make more certificates; keep it away from the machines
   coordinator.pem, coordinator-key.pem the coordinator
-  client.pem, client-key.pem           agents and people, if the coordinator is given --tls-client-ca certs/ca.pem
+  client.pem, client-key.pem           agents and users, if the coordinator has --tls-client-ca certs/ca.pem
   tokens                               the coordinator
   viewer.token, operator.token, agent.token
-                                       who may look, who may steer, and agents")]
+                                       users who may view the job, users who may control it, and agents")]
 pub(crate) struct Args {
     /// Folder to write to
     #[arg(long, value_name = "DIR", default_value = "certs")]
     out: PathBuf,
-    /// A name or address by which the coordinator is called, besides localhost; may be repeated
+    /// Host name or address of the coordinator, in addition to localhost; may be repeated
     #[arg(long = "host", value_name = "HOST")]
     hosts: Vec<String>,
-    /// How long the certificates are good
+    /// Days for which the certificates are valid
     #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=825))]
     days: u32,
 }
 
-/// By these everybody calls a coordinator on the same machine.
-const LOCAL: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
+/// Names of a coordinator on the same machine; every certificate has them.
+const LOCAL_HOSTS: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let folder = &args.out;
     if folder.join("ca.pem").exists() {
         return Err(bad_input(format!(
-            "{} holds certificates already: give another folder with --out, or move them away",
+            "{} already contains certificates: give another folder with --out, or move them away",
             folder.display()
         )));
     }
     let files = files(args).map_err(|error| {
         bad_input(format!(
-            "no certificate can be made: {error}; is every --host a name or an address?"
+            "cannot make a certificate: {error}; check that every --host is a host name or an address"
         ))
     })?;
     write(folder, &files).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
     let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
     output::line(format!(
-        "{}: {}; good for {} days (`baton cert --help` says who needs what)",
+        "{}: {}; valid for {} days (`baton cert --help` explains the files)",
         folder.display(),
         names.join(", "),
         args.days
@@ -76,13 +76,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-struct File {
+/// A file to write.
+struct CertFile {
     name: String,
     text: String,
     is_secret: bool,
 }
 
-fn files(args: &Args) -> Result<Vec<File>, rcgen::Error> {
+fn files(args: &Args) -> Result<Vec<CertFile>, rcgen::Error> {
     let ca_key = KeyPair::generate()?;
     let mut ca = params("Baton development CA", &[], args.days)?;
     ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -91,7 +92,7 @@ fn files(args: &Args) -> Result<Vec<File>, rcgen::Error> {
     let issuer = Issuer::new(ca, ca_key);
 
     let hosts: Vec<String> =
-        LOCAL.iter().map(ToString::to_string).chain(args.hosts.iter().cloned()).collect();
+        LOCAL_HOSTS.iter().map(ToString::to_string).chain(args.hosts.iter().cloned()).collect();
     for (name, subject, hosts, purpose) in [
         ("coordinator", "Baton coordinator", &hosts[..], ExtendedKeyUsagePurpose::ServerAuth),
         ("client", "Baton client", &[][..], ExtendedKeyUsagePurpose::ClientAuth),
@@ -104,12 +105,12 @@ fn files(args: &Args) -> Result<Vec<File>, rcgen::Error> {
         files.extend(pair(name, params.signed_by(&key, &issuer)?.pem(), &key));
     }
 
-    let tokens = Role::ALL.map(|role| (role, token()));
+    let tokens = AccessRole::ALL.map(|role| (role, token()));
     let lines = tokens.iter().map(|(role, token)| format!("{role} {token}\n"));
     let comment = "# ROLE TOKEN; a role may have several while one is replaced by another\n";
     let all = comment.to_owned() + &lines.collect::<String>();
-    files.push(File { name: "tokens".to_owned(), text: all, is_secret: true });
-    let single = |(role, token)| File {
+    files.push(CertFile { name: "tokens".to_owned(), text: all, is_secret: true });
+    let single = |(role, token)| CertFile {
         name: format!("{role}.token"),
         text: format!("{token}\n"),
         is_secret: true,
@@ -123,27 +124,27 @@ fn params(subject: &str, hosts: &[String], days: u32) -> Result<CertificateParam
     params.distinguished_name.push(DnType::CommonName, subject);
     let now = SystemTime::now();
     let day = Duration::from_secs(86_400);
-    // Clocks differ.
+    // Valid from yesterday, because clocks differ.
     params.not_before = (now - day).into();
     params.not_after = (now + day * days).into();
     Ok(params)
 }
 
-fn pair(name: &str, certificate: String, key: &KeyPair) -> Vec<File> {
+fn pair(name: &str, certificate: String, key: &KeyPair) -> Vec<CertFile> {
     vec![
-        File { name: format!("{name}.pem"), text: certificate, is_secret: false },
-        File { name: format!("{name}-key.pem"), text: key.serialize_pem(), is_secret: true },
+        CertFile { name: format!("{name}.pem"), text: certificate, is_secret: false },
+        CertFile { name: format!("{name}-key.pem"), text: key.serialize_pem(), is_secret: true },
     ]
 }
 
-/// 244 random bits, as version 4 UUIDs have 122 from the system's generator.
+/// A token of 244 random bits: two version 4 UUIDs, each with 122 bits from the system's generator.
 fn token() -> String {
     format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple())
 }
 
-fn write(folder: &Path, files: &[File]) -> io::Result<()> {
+fn write(folder: &Path, files: &[CertFile]) -> io::Result<()> {
     fs::create_dir_all(folder)?;
-    for File { name, text, is_secret } in files {
+    for CertFile { name, text, is_secret } in files {
         let mode = if *is_secret { 0o600 } else { 0o644 };
         let file =
             OpenOptions::new().write(true).create_new(true).mode(mode).open(folder.join(name));
@@ -160,15 +161,15 @@ mod tests {
 
     use super::*;
 
-    fn made(folder: &Path) -> Result<(), Failure> {
+    fn make_certs(folder: &Path) -> Result<(), Failure> {
         run(&Args { out: folder.to_owned(), hosts: vec!["10.0.0.5".to_owned()], days: 3 })
     }
 
     #[test]
-    fn secrets_are_for_the_owner_alone_and_the_tokens_fit_together() {
+    fn secrets_are_readable_only_by_the_owner_and_tokens_match() {
         let folder = tempfile::tempdir().unwrap();
         let certs = folder.path().join("certs");
-        made(&certs).unwrap();
+        make_certs(&certs).unwrap();
         for entry in fs::read_dir(&certs).unwrap() {
             let entry = entry.unwrap();
             let name = entry.file_name().into_string().unwrap();
@@ -177,7 +178,7 @@ mod tests {
             assert_eq!(mode, if is_public { 0o644 } else { 0o600 }, "{name}");
         }
         let known = Tokens::read(&certs.join("tokens")).unwrap();
-        for role in Role::ALL {
+        for role in AccessRole::ALL {
             let token = Token::read(&certs.join(format!("{role}.token"))).unwrap();
             assert_eq!(known.roles_of(&token.bearer()), [role]);
             assert_eq!(tokens::of_role(&certs.join("tokens"), role).unwrap(), token);
@@ -187,9 +188,9 @@ mod tests {
     #[test]
     fn certificates_are_never_overwritten() {
         let folder = tempfile::tempdir().unwrap();
-        made(folder.path()).unwrap();
+        make_certs(folder.path()).unwrap();
         let before = fs::read(folder.path().join("ca-key.pem")).unwrap();
-        let error = made(folder.path()).unwrap_err();
+        let error = make_certs(folder.path()).unwrap_err();
         assert!(error.message.contains("--out"), "{error}");
         assert_eq!(fs::read(folder.path().join("ca-key.pem")).unwrap(), before);
     }

@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use super::Cli;
 use crate::output;
 
-/// Print a script that completes `baton` commands in a shell
+/// Print a completion script for a shell
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -15,7 +15,7 @@ Examples:
   baton completion zsh > ~/.zfunc/_baton
   baton completion fish > ~/.config/fish/completions/baton.fish")]
 pub(crate) struct Args {
-    /// Which shell
+    /// Name of the shell
     shell: Shell,
 }
 

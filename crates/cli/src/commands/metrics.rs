@@ -1,36 +1,31 @@
 //! `baton metrics`
 
-use std::{pin::pin, time::Duration};
-
 use baton_job::exit::Failure;
 use baton_proto::v1::{
     EvaluatedStep, Metric, Step, StreamMetricsResponse, stream_metrics_response::Metrics,
 };
 
-use super::{
-    logs::is_over,
-    watch::{PATIENCE, QUIET},
-};
+use super::logs::show_all;
 use crate::{
-    connect::{Coordinator, Where},
+    connect::{Coordinator, CoordinatorFlags},
     human, json, output, render,
 };
 
-/// Print the numbers of updates and evaluations over the job's whole life
+/// Print the metrics of updates and evaluations since the job's start
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   baton metrics
-  baton metrics --follow                                 and those to come, until the job ends
+  baton metrics --follow                                 also new ones, until the job ends
   baton metrics --csv >digits.csv
   baton metrics --json | jq -r 'select(.evaluation).evaluation.top1'
 
-If there are many updates, some stand for all. After a recovery or a rollback training goes on from an earlier step: \
-then later steps that were told before count no more.")]
+If there are many updates, only some of them are printed. After a recovery or a rollback, training resumes from an \
+earlier step; the later steps printed before are then invalid.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    place: Where,
-    /// Go on with those to come, until the job ends
+    target: CoordinatorFlags,
+    /// Keep printing new metrics until the job ends
     #[arg(short, long)]
     follow: bool,
     /// Print one JSON object per line
@@ -42,9 +37,9 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let coordinator = Coordinator::find(&args.place)?;
+    let coordinator = Coordinator::find(&args.target)?;
     let mut points = coordinator.metrics(args.follow);
-    points.begin().await?;
+    points.open().await?;
     if args.csv {
         output::line(CSV_HEADER);
     } else if !args.json {
@@ -58,28 +53,12 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
         };
         line.iter().for_each(output::line);
     };
-    if !args.follow {
-        while let Some(point) = points.next_or_end().await? {
-            show(&point);
-        }
-        return Ok(());
-    }
-    let mut over = pin!(is_over(coordinator));
-    loop {
-        tokio::select! {
-            point = points.next(PATIENCE) => show(&point?),
-            () = &mut over => break,
-        }
-    }
-    while let Ok(Ok(point)) = tokio::time::timeout(QUIET, points.next(Duration::ZERO)).await {
-        show(&point);
-    }
-    Ok(())
+    show_all(points, args.follow, coordinator, show).await
 }
 
 const HEADER: &str = "    STEP  EPOCH       LOSS          METRIC        LR  SAMPLES/S";
 
-/// For people.
+/// A row of the table.
 fn row(point: &StreamMetricsResponse) -> Option<String> {
     Some(match point.metrics.as_ref()? {
         Metrics::Step(step) => format!(
@@ -91,21 +70,21 @@ fn row(point: &StreamMetricsResponse) -> Option<String> {
             human::rate(step.lr),
             step.samples_per_second
         ),
-        Metrics::Evaluation(found) => {
-            format!("{:>8}  evaluation: {}", found.step, render::found(found))
+        Metrics::Evaluation(evaluated) => {
+            format!("{:>8}  evaluation: {}", evaluated.step, render::evaluation_metrics(evaluated))
         }
         Metrics::BeganAt(step) => {
-            let begins = if *step == 0 { "begins" } else { "goes on from here" };
-            format!("{step:>8}  training {begins}, generation {}", point.generation)
+            let verb = if *step == 0 { "starts" } else { "resumes" };
+            format!("{step:>8}  training {verb} here, generation {}", point.generation)
         }
     })
 }
 
-/// The names of what [`csv`] writes; fields are added at the end, never renamed or removed.
+/// Header of the CSV output. Columns are added at the end, never renamed or removed.
 const CSV_HEADER: &str = "unix_millis,generation,kind,step,epoch,loss,top1,lr,samples_per_second,\
                           gradient_norm,loader_wait,resolution,global_batch,top5,ema_top1,spearman,metrics";
 
-/// For spreadsheets; what a kind of point does not have is empty.
+/// A line of the CSV output; columns that a kind of point does not have are empty.
 fn csv(point: &StreamMetricsResponse) -> Option<String> {
     let (kind, values) = match point.metrics.as_ref()? {
         Metrics::Step(step) => ("step", of_step(step)),
@@ -119,6 +98,7 @@ fn csv(point: &StreamMetricsResponse) -> Option<String> {
     Some(format!("{},{},{kind},{}", point.unix_millis, point.generation, values.join(",")))
 }
 
+/// Values of the columns of [`CSV_HEADER`] after `kind`.
 fn of_step(step: &Step) -> [String; 14] {
     [
         step.step.to_string(),
@@ -138,6 +118,7 @@ fn of_step(step: &Step) -> [String; 14] {
     ]
 }
 
+/// Values of the columns of [`CSV_HEADER`] after `kind`.
 fn of_evaluation(found: &EvaluatedStep) -> [String; 14] {
     let mut values: [String; 14] = Default::default();
     let accuracy = found.accuracy.clone().unwrap_or_default();
@@ -177,12 +158,12 @@ mod tests {
     }
 
     #[test]
-    fn numbers_for_people() {
+    fn metrics_as_table() {
         assert_snapshot!(format!("{HEADER}\n{}", lines(row)));
     }
 
     #[test]
-    fn numbers_for_spreadsheets() {
+    fn metrics_as_csv() {
         let text = lines(csv);
         let columns = CSV_HEADER.split(',').count();
         assert!(text.lines().all(|line| line.split(',').count() == columns), "{text}");
@@ -190,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_for_scripts() {
+    fn metrics_as_json() {
         assert_snapshot!(lines(|point| Some(json::line(point))));
     }
 }

@@ -1,20 +1,18 @@
 //! The commands, one file each.
 
+mod bar;
 mod cert;
 mod checkpoint;
 mod completion;
 mod data;
-mod drain;
 mod events;
 mod logs;
 mod metrics;
-mod pause;
 mod plan;
 pub(crate) mod recipe;
 mod recoveries;
-mod resume;
 mod status;
-mod stop;
+mod steer;
 mod submit;
 mod watch;
 
@@ -23,9 +21,9 @@ use clap::{Parser, Subcommand};
 
 use crate::{top, up};
 
-/// Trains on machines that may be taken away: start a job, look at it, steer it.
+/// Trains on machines that may be interrupted: start a job, watch it, control it.
 #[derive(Debug, Parser)]
-#[command(name = "baton", version, max_term_width = 100, after_help = AFTER_HELP)]
+#[command(name = "baton", version = baton_build_info::VERSION, max_term_width = 100, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -33,31 +31,30 @@ pub(crate) struct Cli {
 
 const AFTER_HELP: &str = "\
 Examples:
-  baton up recipes/digits_cpu.toml --ranks 2     train here; run it again to go on where it stopped
-  baton status                                   one look at the job
-  baton top                                      all of it on a screen that follows, with keys
-  baton logs --follow                            what the ranks write
-  baton pause                                    stand still; `baton resume` goes on
+  baton up recipes/digits_cpu.toml --ranks 2     train here; run it again to resume
+  baton status                                   the job's current status
+  baton top                                      a live dashboard with keys
+  baton logs --follow                            the ranks' logs
+  baton pause                                    pause training; `baton resume` continues it
   baton drain                                    save after the current step and stop
-  baton recipe show digits_cpu                   every setting, and what it comes to
-  baton plan resnet50_p4d_60ep                   memory, images/s, time and money
+  baton recipe show digits_cpu                   every setting, and the resulting run
+  baton plan resnet50_p4d_60ep                   memory, images/s, time and cost
 
-A command asks the first of these coordinators: --coordinator URL, the environment's
-BATON_COORDINATOR, the one that serves --run-dir DIR, the one of the newest run below runs/,
-http://127.0.0.1:29600.
+A command uses the first of these coordinators that is set: --coordinator URL, the environment
+variable BATON_COORDINATOR, the coordinator of --run-dir DIR, the coordinator of the newest run
+below runs/, http://127.0.0.1:29600.
 
 Exit codes:
-  0    all went well; for `baton up`: every epoch is done
-  1    failed for a reason that another try may cure; for `baton recipe diff` and
-       `baton checkpoint diff`: they differ
+  0    success; for `baton up`: all epochs are done
+  1    failed, a retry may help; for `baton recipe diff` and `baton checkpoint diff`: they differ
   2    bad input (a recipe, a file, a flag), training that diverges, or another coordinator has
-       taken over the checkpoint store; do not try the same again
+       taken over the checkpoint store; a retry without a change does not help
   3    `baton up`: stopped by `baton stop`, without a save
-  4    `baton up`: saved and stopped, as limits.max_hours or limits.max_dollars is reached; raise it
-  75   `baton up`: saved and stopped; the same command goes on
-  130  `baton up`: stopped at once by a second Ctrl-C";
+  4    `baton up`: saved and stopped because limits.max_hours or limits.max_dollars is reached; raise it
+  75   `baton up`: saved and stopped; the same command resumes
+  130  `baton up`: stopped immediately by a second Ctrl-C";
 
-/// In the order of a job's life: begin it, look at it, steer it, what it leaves, and what comes before it.
+/// The commands in the order of the help: starting a job, watching it, controlling it, its checkpoints, preparation.
 #[derive(Debug, Subcommand)]
 enum Command {
     Up(up::Args),
@@ -69,10 +66,8 @@ enum Command {
     Metrics(metrics::Args),
     Logs(logs::Args),
     Recoveries(recoveries::Args),
-    Pause(pause::Args),
-    Resume(resume::Args),
-    Drain(drain::Args),
-    Stop(stop::Args),
+    #[command(flatten)]
+    Steer(steer::Command),
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
     #[command(subcommand)]
@@ -87,7 +82,7 @@ enum Command {
 }
 
 impl Cli {
-    /// Runs the command; the exit code of one that did what it should.
+    /// Runs the command and returns its exit code if it succeeded.
     pub(crate) async fn run(self) -> Result<u8, Failure> {
         let done = match self.command {
             Command::Up(args) => return up::run(args).await,
@@ -99,10 +94,7 @@ impl Cli {
             Command::Metrics(args) => metrics::run(args).await,
             Command::Logs(args) => logs::run(args).await,
             Command::Recoveries(args) => recoveries::run(args).await,
-            Command::Pause(args) => pause::run(args).await,
-            Command::Resume(args) => resume::run(args).await,
-            Command::Drain(args) => drain::run(args).await,
-            Command::Stop(args) => stop::run(args).await,
+            Command::Steer(command) => steer::run(command).await,
             Command::Checkpoint(command) => return checkpoint::run(command).await,
             Command::Recipe(command) => return recipe::run(&command).await,
             Command::Aws(command) => return baton_aws::run(&command).await,
@@ -127,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_teaches_by_example() {
+    fn every_command_has_an_example() {
         fn check(command: &clap::Command) {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             let has_example = help.contains(&format!("{} ", command.get_name()))

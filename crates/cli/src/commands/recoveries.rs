@@ -8,46 +8,44 @@ use comfy_table::{
 };
 
 use crate::{
-    connect::{Coordinator, Where},
+    connect::{Coordinator, CoordinatorFlags},
     human, json, output, render,
 };
 
-/// Show how long each recovery took, and each part of it
+/// Show the duration of each recovery and of its parts
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   baton recoveries
-  baton recoveries | less -S                              causes are not cut to the terminal
+  baton recoveries | less -S                              causes are not shortened to the terminal's width
   baton recoveries --json | jq .median_total_seconds
   baton recoveries --json | jq '.recoveries[-1].respawn_seconds'
 
-A recovery begins with the first word of a failure, or with a planned change of nodes, and ends with the \
-first update of the ranks that go on. Its parts follow each other; all are in seconds:
-  SETTLE      until the next generation is opened: to hear who died, and a pause before a restart
-  TEAR DOWN   until the ranks that hold state have left the old generation and are ready again
-  RESPAWN     until the ranks that had to be started are ready too; 0 if there are none
-  RENDEZVOUS  until all ranks have met
-  RESTORE     until all have the state: that of a survivor, or a checkpoint
+A recovery starts with the first report of a failure, or with a planned change of nodes, and ends with the \
+first update of the next generation. Its parts follow each other; all are in seconds:
+  DETECT      until the next generation opens: waiting to learn which ranks were lost, and backoff
+  TEAR DOWN   until the surviving ranks have left the old generation and are ready again
+  RESPAWN     until the restarted ranks are ready too; 0 if there are none
+  RENDEZVOUS  until all ranks have connected to each other
+  RESTORE     until all ranks have the state, from a surviving rank or a checkpoint
   FIRST STEP  until the first update is done
 
-GEN is the generation that takes over. LOST STEPS are updates that had to be made again. A part that has not ended is \"…\", and \"-\" if it never \
-will: its generation failed in its turn, and what follows stands in the next line. A rendezvous that a rank \
-could not tell of is \"-\" too and counts to RESTORE. Median and worst leave planned changes out. All are counted, \
-and the newest 1,000 are kept, also when the coordinator restarts.")]
+GEN is the generation that takes over. LOST STEPS are updates that have to be repeated. A part that has not ended is \
+\"…\". It is \"-\" if it never ends, because its generation failed too; the next line then shows the next attempt. A \
+rendezvous that no rank could report is also \"-\"; its time is then part of RESTORE. Median and worst exclude planned \
+changes. All recoveries are counted, and the newest 1,000 are kept, also over restarts of the coordinator.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    place: Where,
+    target: CoordinatorFlags,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let status = Coordinator::find(&args.place)?.status().await?;
-    match args.json {
-        true => output::line(json::line(&json::Recoveries::from(&status))),
-        false => output::line(text(&status, output::width())),
-    }
+    let status = Coordinator::find(&args.target)?.status().await?;
+    let recoveries = json::Recoveries::from(&status);
+    json::print(args.json, &recoveries, |_| text(&status, output::width()));
     Ok(())
 }
 
@@ -66,7 +64,7 @@ impl From<&GetStatusResponse> for json::Recoveries {
     }
 }
 
-/// For people, on a screen of so many columns.
+/// The table and a summary, at most `width` columns wide.
 fn text(status: &GetStatusResponse, width: Option<u16>) -> String {
     if status.recoveries.is_empty() {
         return "no recoveries: nothing has failed".to_owned();
@@ -74,9 +72,9 @@ fn text(status: &GetStatusResponse, width: Option<u16>) -> String {
     format!("{}\n\n{}", table(status, width).trim_fmt(), summary(&status.into()))
 }
 
-/// The column that gives way where the screen is narrow, and the least it keeps.
-const CAUSE: usize = 2;
-const LEAST_CAUSE: u16 = 16;
+/// Index of the column that is shortened on a narrow screen, and its minimum width.
+const CAUSE_COLUMN: usize = 2;
+const MIN_CAUSE_WIDTH: u16 = 16;
 
 fn table(status: &GetStatusResponse, width: Option<u16>) -> Table {
     let mut table = Table::new();
@@ -85,7 +83,7 @@ fn table(status: &GetStatusResponse, width: Option<u16>) -> Table {
         "GEN",
         "CAUSE",
         "TOTAL\n(s)",
-        "SETTLE",
+        "DETECT",
         "TEAR\nDOWN",
         "RE-\nSPAWN",
         "RENDEZ-\nVOUS",
@@ -93,29 +91,29 @@ fn table(status: &GetStatusResponse, width: Option<u16>) -> Table {
         "FIRST\nSTEP",
         "LOST\nSTEPS",
     ]);
-    let under_way = render::recovery_under_way(status);
+    let current = render::current_recovery(status);
     for recovery in &status.recoveries {
-        table.add_row(row(recovery, under_way == Some(recovery)));
+        table.add_row(row(recovery, current == Some(recovery)));
     }
     if let Some(width) = width {
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
     for (number, column) in table.column_iter_mut().enumerate() {
         column.set_padding((0, 1));
-        if number == CAUSE {
-            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(LEAST_CAUSE)));
+        if number == CAUSE_COLUMN {
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(MIN_CAUSE_WIDTH)));
         } else {
             column.set_constraint(ColumnConstraint::ContentWidth);
         }
-        if number > CAUSE {
+        if number > CAUSE_COLUMN {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
     table
 }
 
-fn row(recovery: &Recovery, under_way: bool) -> Row {
-    let unknown = if under_way { "…" } else { "-" };
+fn row(recovery: &Recovery, is_current: bool) -> Row {
+    let unknown = if is_current { "…" } else { "-" };
     let or = |unknown: &str, text: Option<String>| text.unwrap_or_else(|| unknown.to_owned());
     let seconds = |seconds: f64| format!("{seconds:.2}");
     let parts = render::recovery_parts(recovery).map(|(_, part)| part.map(seconds));
@@ -128,7 +126,7 @@ fn row(recovery: &Recovery, under_way: bool) -> Row {
         format!("{planned}{}", recovery.cause),
         or(unknown, recovery.total_seconds.map(seconds)),
     ];
-    // A part that is left out between others will not be told any more.
+    // If a later part has ended, a missing part will never be reported.
     let unknown_at = |number| if Some(number) < ended { "-" } else { unknown };
     cells.extend((0..).zip(parts).map(|(number, part)| or(unknown_at(number), part)));
     cells.push(or(unknown, lost_steps));
@@ -139,22 +137,22 @@ fn row(recovery: &Recovery, under_way: bool) -> Row {
 
 /// `4 recoveries, 1 of them planned: median 0.56 s, worst 10.50 s; 12 steps lost`
 fn summary(recoveries: &json::Recoveries) -> String {
-    let json::Recoveries { recoveries_total, recoveries: shown_ones, .. } = recoveries;
-    let shown = human::grouped(shown_ones.len() as u64);
+    let json::Recoveries { recoveries_total, recoveries: shown_list, .. } = recoveries;
+    let shown = human::grouped(shown_list.len() as u64);
     let all = human::grouped(*recoveries_total);
     let count = match *recoveries_total {
         1 => "1 recovery".to_owned(),
         _ if all == shown => format!("{all} recoveries"),
         _ => format!("the newest {shown} of {all} recoveries"),
     };
-    let planned = shown_ones.iter().filter(|recovery| recovery.planned).count();
+    let planned = shown_list.iter().filter(|recovery| recovery.planned).count();
     let planned = match planned {
         0 => String::new(),
         planned => format!(", {planned} of them planned"),
     };
     let took = match (recoveries.median_total_seconds, recoveries.worst_total_seconds) {
         (Some(median), Some(worst)) => format!("median {median:.2} s, worst {worst:.2} s"),
-        _ => "none came to its first step".to_owned(),
+        _ => "none has reached its first step".to_owned(),
     };
     format!("{count}{planned}: {took}; {} lost", human::count(recoveries.lost_steps, "step"))
 }
@@ -172,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn causes_are_cut_where_the_screen_ends() {
+    fn causes_are_shortened_to_the_width_of_the_screen() {
         let shown = text(&testing::recovering_again(), Some(100));
         assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
         assert_snapshot!(shown);
     }
 
     #[test]
-    fn the_beginning_of_a_cause_has_room_on_the_narrowest_usual_screen() {
+    fn a_cause_keeps_its_beginning_on_a_narrow_screen() {
         let shown = table(&testing::recovering_again(), Some(80)).trim_fmt();
         assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
         assert_snapshot!(shown);
@@ -192,10 +190,10 @@ mod tests {
     }
 
     #[test]
-    fn no_recovery_is_one_friendly_line_and_an_empty_list() {
-        let calm = testing::completed();
-        assert_eq!(text(&calm, None), "no recoveries: nothing has failed");
-        let json = json::line(&json::Recoveries::from(&calm));
+    fn no_recovery_is_one_line_and_an_empty_list() {
+        let status = testing::completed();
+        assert_eq!(text(&status, None), "no recoveries: nothing has failed");
+        let json = json::line(&json::Recoveries::from(&status));
         assert_eq!(
             json,
             r#"{"recoveries_total":0,"median_total_seconds":null,"worst_total_seconds":null,"lost_steps":0,"recoveries":[]}"#
@@ -203,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_counts_what_is_shown_and_what_there_was() {
+    fn the_summary_counts_shown_and_all_recoveries() {
         let summary_of = |status: &GetStatusResponse| summary(&status.into());
         assert_eq!(
             summary_of(&testing::training()),
@@ -213,7 +211,7 @@ mod tests {
         none_ended.recoveries.remove(0);
         assert_eq!(
             summary_of(&none_ended),
-            "the newest 1 of 2 recoveries: none came to its first step; 0 steps lost"
+            "the newest 1 of 2 recoveries: none has reached its first step; 0 steps lost"
         );
     }
 }

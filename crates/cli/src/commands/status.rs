@@ -6,12 +6,12 @@ use baton_job::exit::Failure;
 use baton_proto::v1::{GetStatusResponse, get_status_response::Phase};
 
 use crate::{
-    connect::{Coordinator, Where},
+    connect::{Coordinator, CoordinatorFlags},
     json, output,
     render::{self, Paint},
 };
 
-/// Show what the job does, and why
+/// Show the job's status
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -21,17 +21,17 @@ Examples:
   baton status --coordinator http://10.0.0.7:29600")]
 pub(crate) struct Args {
     #[command(flatten)]
-    place: Where,
+    target: CoordinatorFlags,
     /// Print one JSON object; with --watch one per line
     #[arg(long)]
     json: bool,
-    /// Look again every second until the job ends
+    /// Refresh every second until the job ends
     #[arg(long)]
     watch: bool,
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let mut coordinator = Coordinator::find(&args.place)?;
+    let mut coordinator = Coordinator::find(&args.target)?;
     loop {
         let status = coordinator.status().await?;
         show(&args, &status);

@@ -6,11 +6,11 @@ use baton_job::exit::Failure;
 
 use super::recipe;
 use crate::{
-    connect::{Coordinator, Where},
-    json, output,
+    connect::{Coordinator, CoordinatorFlags},
+    json,
 };
 
-/// Give a job to a coordinator that was started without one; prints the job's id
+/// Submit a job to a coordinator that was started without one; prints the job's id
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -18,11 +18,11 @@ Examples:
   baton submit recipes/digits_cpu.toml --set train.epochs=3
   baton submit mine.toml --coordinator http://10.0.0.7:29600 --json | jq -r .job_id
 
-The recipe is checked here first. Its paths are those of the machines that train.")]
+The recipe is checked here first. Its paths refer to files on the machines that train.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    place: Where,
-    /// A recipe, or the name of one in recipes/
+    target: CoordinatorFlags,
+    /// Recipe file, or the name of a recipe in recipes/
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
     /// Change one value of the recipe, e.g. --set train.epochs=3; may be repeated
@@ -35,16 +35,13 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let path = recipe::find(&args.recipe);
-    // Its bases are files of this machine, so it is sent without them.
+    // Base recipes are files on this machine, so they are merged into the recipe before it is sent.
     let recipe = recipe::resolved(&path, &args.overrides)?.set.to_string();
-    let mut coordinator = Coordinator::find(&args.place)?;
-    let begun = coordinator.submit(recipe).await?;
-    match args.json {
-        true => output::line(json::line(&begun)),
-        false => output::line(format_args!(
-            "{}: job {} has begun; `baton watch` tells how it goes",
-            begun.name, begun.job_id
-        )),
-    }
+    let mut coordinator = Coordinator::find(&args.target)?;
+    let submitted = coordinator.submit(recipe).await?;
+    json::print(args.json, &submitted, |submitted| {
+        let (name, job) = (&submitted.name, &submitted.job_id);
+        format!("{name}: job {job} has started; `baton watch` shows its progress")
+    });
     Ok(())
 }

@@ -6,9 +6,9 @@ use baton_job::exit::Failure;
 use baton_proto::v1::{WatchEventsResponse, watch_events_response::Kind};
 
 use crate::{
-    connect::{Coordinator, Where},
+    connect::{Coordinator, CoordinatorFlags},
     failure::failed,
-    json, output,
+    json,
     render::{self, Day, Paint},
 };
 
@@ -17,11 +17,11 @@ use crate::{
 #[command(after_help = "\
 Examples:
   baton watch
-  baton watch --after 120              only what happened since event 120
+  baton watch --after 120              only events after number 120
   baton watch --json | jq -r 'select(.kind == \"rank_failed\").message'")]
 pub(crate) struct Args {
     #[command(flatten)]
-    place: Where,
+    target: CoordinatorFlags,
     /// Only events with a greater id
     #[arg(long, value_name = "ID", default_value_t = 0)]
     after: u64,
@@ -30,23 +30,22 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// How long a restarting coordinator may take to come back.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-/// After word of an end: how soon what followed it would be here. A job that was drained and taken up
-/// again has several ends in its history.
-pub(super) const QUIET: Duration = Duration::from_millis(300);
+/// Maximum time without a coordinator, for instance while it restarts.
+pub(super) const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Wait for more events after an end of the job. A job that was drained and resumed has several ends in its history.
+pub(super) const END_GRACE: Duration = Duration::from_millis(300);
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let mut coordinator = Coordinator::find(&args.place)?;
-    // One that has never answered is not waited for.
+    let mut coordinator = Coordinator::find(&args.target)?;
+    // Fails at once if the coordinator does not answer now; later interruptions are retried.
     coordinator.status().await?;
     let mut events = coordinator.events(args.after);
     let paint = Paint::detect();
     let mut ended = false;
     loop {
-        let wait = if ended { QUIET } else { Duration::MAX };
-        let event = match tokio::time::timeout(wait, events.next(PATIENCE)).await {
-            Err(_) if is_over(&mut coordinator).await => return Ok(()),
+        let wait = if ended { END_GRACE } else { Duration::MAX };
+        let event = match tokio::time::timeout(wait, events.next(RECONNECT_TIMEOUT)).await {
+            Err(_) if has_ended(&mut coordinator).await => return Ok(()),
             Err(_) => {
                 ended = false;
                 continue;
@@ -54,7 +53,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
             Ok(Ok(event)) => event,
             Ok(Err(failure)) => {
                 let last = events.last_id();
-                return Err(failed(format!("{failure}; go on later with --after {last}")));
+                return Err(failed(format!("{failure}; continue later with --after {last}")));
             }
         };
         ended = event.kind() == Kind::Ended;
@@ -64,13 +63,10 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
 
 /// Prints an event.
 pub(super) fn show(event: &WatchEventsResponse, json: bool, paint: Paint) {
-    match json {
-        true => output::line(json::line(event)),
-        false => output::line(render::event(event, Day::Shown, paint)),
-    }
+    json::print(json, event, |event| render::event(event, Day::Shown, paint));
 }
 
-/// Whether the job as it is now is over; a coordinator that has left tells that too.
-async fn is_over(coordinator: &mut Coordinator) -> bool {
+/// Whether the job has ended; a coordinator that no longer answers counts as the end too.
+async fn has_ended(coordinator: &mut Coordinator) -> bool {
     coordinator.status().await.map_or(true, |status| status.outcome.is_some())
 }

@@ -1,4 +1,5 @@
-//! Streams that outlive a coordinator: one that breaks off is begun again after what was had of it.
+//! Streams that continue across restarts of a coordinator: an interrupted stream is reopened after the last item
+//! received.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -11,39 +12,43 @@ use tonic::{Code, Status, Streaming};
 
 use super::{Client, Coordinator};
 
-/// Something that a coordinator tells item by item, and what was had of it.
-pub(crate) trait Feed {
-    /// What comes.
-    type Item;
+/// A kind of stream, with the position of the last item received.
+pub(crate) trait Feed: Send {
+    /// Type of the items.
+    type Item: Send;
 
-    /// Begins after what was had.
-    async fn open(&mut self, client: &mut Client) -> Result<Streaming<Self::Item>, Status>;
+    /// Opens the stream after the last item received.
+    fn open(
+        &mut self,
+        client: &mut Client,
+    ) -> impl Future<Output = Result<Streaming<Self::Item>, Status>> + Send;
 
-    /// Whether this was not had before; from now on it was.
+    /// Whether this item was not received before; records it as received.
     fn is_new(&mut self, item: &Self::Item) -> bool;
 }
 
-/// A feed, one item after the other, none twice.
+/// Reads a feed across interruptions; no item comes twice.
 pub(crate) struct Follow<F: Feed> {
     coordinator: Coordinator,
     feed: F,
     stream: Option<Streaming<F::Item>>,
 }
 
-/// Between two tries to reach a coordinator.
-const RETRY: Duration = Duration::from_millis(250);
+/// Pause before another attempt to reach a coordinator.
+const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
 impl<F: Feed> Follow<F> {
     pub(super) fn new(coordinator: Coordinator, feed: F) -> Self {
         Self { coordinator, feed, stream: None }
     }
 
-    /// The next item of a feed without an end. A coordinator that is away may take `patience` to come back.
+    /// The next item of a feed without an end. Retries for up to `reconnect_timeout` while the coordinator is
+    /// unreachable.
     ///
     /// # Errors
-    /// It did not, or it refuses.
-    pub(crate) async fn next(&mut self, patience: Duration) -> Result<F::Item, Failure> {
-        let mut away_since = None;
+    /// The coordinator stayed unreachable, or it rejects the call.
+    pub(crate) async fn next(&mut self, reconnect_timeout: Duration) -> Result<F::Item, Failure> {
+        let mut unreachable_since = None;
         loop {
             let status = match self.try_next().await {
                 Ok(Some(item)) => return Ok(item),
@@ -51,30 +56,31 @@ impl<F: Feed> Follow<F> {
                 Err(status) => status,
             };
             self.stream = None;
-            let away_since = *away_since.get_or_insert_with(tokio::time::Instant::now);
-            if is_refusal(&status) || away_since.elapsed() >= patience {
+            let unreachable_since =
+                *unreachable_since.get_or_insert_with(tokio::time::Instant::now);
+            if is_permanent(&status) || unreachable_since.elapsed() >= reconnect_timeout {
                 return Err(self.coordinator.explain(&status));
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         }
     }
 
-    /// The next item of a feed that ends; none at its end.
+    /// The next item of a feed that ends; `None` at its end.
     ///
     /// # Errors
-    /// It broke off, or the coordinator refuses.
+    /// The stream was interrupted, or the coordinator rejects the call.
     pub(crate) async fn next_or_end(&mut self) -> Result<Option<F::Item>, Failure> {
         let next = self.try_next().await;
         next.map_err(|status| self.coordinator.explain(&status))
     }
 
-    /// Begins the stream, if it has not begun.
+    /// Opens the stream if it is not open.
     ///
     /// # Errors
-    /// There is no answer, or the coordinator refuses.
-    pub(crate) async fn begin(&mut self) -> Result<(), Failure> {
-        let begun = self.stream().await.map(drop);
-        begun.map_err(|status| self.coordinator.explain(&status))
+    /// There is no answer, or the coordinator rejects the call.
+    pub(crate) async fn open(&mut self) -> Result<(), Failure> {
+        let opened = self.stream().await.map(drop);
+        opened.map_err(|status| self.coordinator.explain(&status))
     }
 
     async fn stream(&mut self) -> Result<&mut Streaming<F::Item>, Status> {
@@ -95,8 +101,8 @@ impl<F: Feed> Follow<F> {
     }
 }
 
-/// Whether the same call would be answered the same again.
-fn is_refusal(status: &Status) -> bool {
+/// Whether a retry of the call would fail in the same way.
+fn is_permanent(status: &Status) -> bool {
     matches!(
         status.code(),
         Code::InvalidArgument
@@ -108,7 +114,7 @@ fn is_refusal(status: &Status) -> bool {
     )
 }
 
-/// What happened and, unless only the past is wanted, happens in the job.
+/// Past events of the job and, unless `past_only`, new ones.
 pub(crate) struct EventFeed {
     pub(super) after: u64,
     pub(super) past_only: bool,
@@ -135,10 +141,11 @@ impl Follow<EventFeed> {
     }
 }
 
-/// Numbers of updates and evaluations.
+/// Metrics of updates and evaluations.
 pub(crate) struct MetricsFeed {
     follow: bool,
-    /// The newest that were had: all of the same millisecond, of which more may come after a break.
+    /// The newest points received. They are all from the same millisecond, and more points from this millisecond may
+    /// come after an interruption.
     newest: Vec<StreamMetricsResponse>,
 }
 
@@ -176,49 +183,51 @@ impl Feed for MetricsFeed {
 /// Lines that ranks, agents and the coordinator wrote.
 pub(crate) struct LogFeed {
     request: StreamLogsRequest,
-    /// When the oldest line that was had was read.
+    /// Time of the oldest line received, Unix milliseconds.
     oldest: Option<u64>,
-    had: HashMap<Source, Had>,
-    /// What of each source a stream begun again is yet to repeat.
-    repeats: HashMap<Source, Had>,
-    /// Of a source of which nothing was had, what is older was not asked for.
+    /// The newest line received of each source.
+    received: HashMap<LogSource, ReceivedLines>,
+    /// Lines that a reopened stream will still repeat, by source.
+    repeats: HashMap<LogSource, ReceivedLines>,
+    /// Lines of a source without received lines are new only from this time on, Unix milliseconds.
     floor: u64,
 }
 
-/// A node and the place of a rank on it.
-type Source = (String, Option<u32>);
+/// A node, and the slot of a rank on it.
+type LogSource = (String, Option<u32>);
 
-/// The newest line of a source that was had.
+/// The newest lines received from a source.
 #[derive(Clone, Copy, Debug, Default)]
-struct Had {
+struct ReceivedLines {
+    /// Time of the newest line.
     unix_millis: u64,
-    /// Lines of that very millisecond.
+    /// Number of lines received from this millisecond.
     lines: u64,
 }
 
 impl LogFeed {
     pub(super) fn new(request: StreamLogsRequest) -> Self {
-        Self { request, oldest: None, had: HashMap::new(), repeats: HashMap::new(), floor: 0 }
+        Self { request, oldest: None, received: HashMap::new(), repeats: HashMap::new(), floor: 0 }
     }
 
-    /// From now on, lines that were had come once more.
-    fn begin_again(&mut self) -> StreamLogsRequest {
-        self.repeats.clone_from(&self.had);
+    /// Prepares for a reopened stream, which repeats lines that were already received.
+    fn reopen(&mut self) -> StreamLogsRequest {
+        self.repeats.clone_from(&self.received);
         self.floor = self.oldest.unwrap_or(0);
-        // How many lines came meanwhile is not known, so all that are kept are looked through.
+        // The number of lines written meanwhile is unknown, so all kept lines are requested.
         let tail = if self.oldest.is_some() { 0 } else { self.request.tail };
         StreamLogsRequest { tail, ..self.request.clone() }
     }
 
-    fn is_repeated(&mut self, source: &Source, unix_millis: u64) -> bool {
-        let Some(had) = self.repeats.get_mut(source) else {
+    fn is_repeated(&mut self, source: &LogSource, unix_millis: u64) -> bool {
+        let Some(received) = self.repeats.get_mut(source) else {
             return unix_millis < self.floor;
         };
-        if unix_millis == had.unix_millis && had.lines > 0 {
-            had.lines -= 1;
+        if unix_millis == received.unix_millis && received.lines > 0 {
+            received.lines -= 1;
             return true;
         }
-        unix_millis < had.unix_millis
+        unix_millis < received.unix_millis
     }
 }
 
@@ -226,7 +235,7 @@ impl Feed for LogFeed {
     type Item = StreamLogsResponse;
 
     async fn open(&mut self, client: &mut Client) -> Result<Streaming<Self::Item>, Status> {
-        let request = self.begin_again();
+        let request = self.reopen();
         Ok(client.stream_logs(request).await?.into_inner())
     }
 
@@ -236,14 +245,15 @@ impl Feed for LogFeed {
         if self.is_repeated(&source, unix_millis) {
             return false;
         }
-        // Only the past repeats itself; a clock that is set back does not make new lines old ones.
-        self.repeats.insert(source.clone(), Had::default());
+        // After the first new line of a source, nothing is repeated any more. So lines stay new even if the clock is
+        // set back.
+        self.repeats.insert(source.clone(), ReceivedLines::default());
         self.oldest = Some(self.oldest.map_or(unix_millis, |oldest| oldest.min(unix_millis)));
-        let had = self.had.entry(source).or_default();
-        if had.unix_millis != unix_millis {
-            *had = Had { unix_millis, lines: 0 };
+        let received = self.received.entry(source).or_default();
+        if received.unix_millis != unix_millis {
+            *received = ReceivedLines { unix_millis, lines: 0 };
         }
-        had.lines += 1;
+        received.lines += 1;
         true
     }
 }
@@ -261,18 +271,18 @@ mod tests {
         }
     }
 
-    fn new_ones(feed: &mut LogFeed, lines: &[StreamLogsResponse]) -> Vec<(u32, u64)> {
+    fn new_lines(feed: &mut LogFeed, lines: &[StreamLogsResponse]) -> Vec<(u32, u64)> {
         let new = lines.iter().filter(|line| feed.is_new(line));
         new.map(|line| (line.local_rank.unwrap(), line.unix_millis)).collect()
     }
 
     #[test]
-    fn after_a_break_only_new_lines_come_also_of_the_same_millisecond() {
+    fn after_an_interruption_only_new_lines_come_even_of_the_same_millisecond() {
         let mut feed = LogFeed::new(StreamLogsRequest { tail: 2, ..StreamLogsRequest::default() });
-        assert_eq!(feed.begin_again().tail, 2);
-        assert_eq!(new_ones(&mut feed, &[line("a", 0, 7), line("a", 0, 7)]).len(), 2);
+        assert_eq!(feed.reopen().tail, 2);
+        assert_eq!(new_lines(&mut feed, &[line("a", 0, 7), line("a", 0, 7)]).len(), 2);
 
-        assert_eq!(feed.begin_again().tail, 0, "all that are kept");
+        assert_eq!(feed.reopen().tail, 0, "all that are kept");
         let kept = [
             line("a", 1, 3),
             line("a", 0, 5),
@@ -282,17 +292,17 @@ mod tests {
             line("a", 1, 8),
             line("a", 0, 9),
         ];
-        assert_eq!(new_ones(&mut feed, &kept), [(0, 7), (1, 8), (0, 9)]);
+        assert_eq!(new_lines(&mut feed, &kept), [(0, 7), (1, 8), (0, 9)]);
     }
 
     #[test]
-    fn a_clock_set_back_hides_no_line_of_a_stream_that_goes_on() {
+    fn a_clock_set_back_hides_no_new_line() {
         let mut feed = LogFeed::new(StreamLogsRequest::default());
-        feed.begin_again();
-        assert_eq!(new_ones(&mut feed, &[line("a", 0, 9)]).len(), 1);
-        feed.begin_again();
-        assert_eq!(new_ones(&mut feed, &[line("a", 0, 9), line("a", 0, 10)]), [(0, 10)]);
-        assert_eq!(new_ones(&mut feed, &[line("a", 0, 9)]), [(0, 9)]);
+        feed.reopen();
+        assert_eq!(new_lines(&mut feed, &[line("a", 0, 9)]).len(), 1);
+        feed.reopen();
+        assert_eq!(new_lines(&mut feed, &[line("a", 0, 9), line("a", 0, 10)]), [(0, 10)]);
+        assert_eq!(new_lines(&mut feed, &[line("a", 0, 9)]), [(0, 9)]);
     }
 
     #[test]
@@ -303,8 +313,8 @@ mod tests {
             generation,
             metrics: None,
         };
-        let told = [point(5, 1), point(5, 2), point(5, 1), point(6, 1), point(6, 1)];
-        let new: Vec<_> = told.iter().filter(|point| feed.is_new(point)).collect();
-        assert_eq!(new, [&told[0], &told[1], &told[3]]);
+        let points = [point(5, 1), point(5, 2), point(5, 1), point(6, 1), point(6, 1)];
+        let new: Vec<_> = points.iter().filter(|point| feed.is_new(point)).collect();
+        assert_eq!(new, [&points[0], &points[1], &points[3]]);
     }
 }

@@ -3,37 +3,37 @@
 use baton_job::Time;
 use baton_proto::v1::{GetStatusResponse, WatchEventsResponse};
 
-use super::{Display, plain::Pace};
+use super::{Display, plain::ProgressLimiter};
 use crate::{
     json::{self, UpLine},
     output,
 };
 
 #[derive(Default)]
-pub(super) struct Json {
-    pace: Pace,
+pub(super) struct JsonDisplay {
+    limiter: ProgressLimiter,
 }
 
-impl Display for Json {
+impl Display for JsonDisplay {
     fn event(&mut self, event: &WatchEventsResponse) {
-        tell(&UpLine::Event(event));
+        print(&UpLine::Event(event));
     }
 
     fn status(&mut self, now: Time, status: &GetStatusResponse) {
-        if self.pace.is_due(now, status) {
-            tell(&UpLine::Progress(status));
+        if self.limiter.is_due(now, status) {
+            print(&UpLine::Progress(status));
         }
     }
 
     fn note(&mut self, text: &str) {
-        tell(&UpLine::Note { message: text });
+        print(&UpLine::Note { message: text });
     }
 
-    fn end(&mut self, exit_code: u8, status: Option<&GetStatusResponse>, _words: &str) {
-        tell(&UpLine::End { exit_code, status });
+    fn end(&mut self, exit_code: u8, status: Option<&GetStatusResponse>, _text: &str) {
+        print(&UpLine::End { exit_code, status });
     }
 }
 
-fn tell(line: &UpLine<'_>) {
-    output::tell(json::line(line));
+fn print(line: &UpLine<'_>) {
+    output::job_line(json::line(line));
 }

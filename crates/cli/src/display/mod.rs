@@ -9,25 +9,25 @@ use baton_proto::v1::{GetStatusResponse, WatchEventsResponse};
 
 use crate::{output, render::Paint};
 
-/// One way of showing.
+/// A way to show a running job.
 pub(crate) trait Display {
-    /// Something happened in the job.
+    /// Shows an event of the job.
     fn event(&mut self, event: &WatchEventsResponse);
-    /// The job's status, asked for several times a second.
+    /// Shows the job's status; called several times a second.
     fn status(&mut self, now: Time, status: &GetStatusResponse);
-    /// Something that `baton up` itself did.
+    /// Shows what `baton up` itself did.
     fn note(&mut self, text: &str);
-    /// The last word: how the job stood, and that in words.
-    fn end(&mut self, exit_code: u8, status: Option<&GetStatusResponse>, words: &str);
+    /// Shows the end of the job: the last status, and its description as text.
+    fn end(&mut self, exit_code: u8, status: Option<&GetStatusResponse>, text: &str);
 }
 
-/// The way that fits: JSON if asked for, bars on a terminal, else lines.
+/// Chooses the display: JSON on request, bars on a terminal, otherwise lines.
 pub(crate) fn new(json: bool) -> Box<dyn Display> {
     if json {
-        Box::new(json::Json::default())
+        Box::new(json::JsonDisplay::default())
     } else if output::is_terminal() {
-        Box::new(terminal::Terminal::new(Paint::detect()))
+        Box::new(terminal::TerminalDisplay::new(Paint::detect()))
     } else {
-        Box::new(plain::Plain::default())
+        Box::new(plain::PlainDisplay::default())
     }
 }

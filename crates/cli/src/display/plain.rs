@@ -1,4 +1,4 @@
-//! Lines for files and pipes: every event, and progress now and then.
+//! Lines for files and pipes: every event, and progress at intervals.
 
 use std::time::Duration;
 
@@ -12,45 +12,44 @@ use crate::{
 };
 
 #[derive(Default)]
-pub(super) struct Plain {
-    pace: Pace,
+pub(super) struct PlainDisplay {
+    limiter: ProgressLimiter,
 }
 
-impl Display for Plain {
+impl Display for PlainDisplay {
     fn event(&mut self, event: &WatchEventsResponse) {
-        output::tell(render::event(event, Day::Hidden, Paint::Plain));
+        output::job_line(render::event(event, Day::Hidden, Paint::Plain));
     }
 
     fn status(&mut self, now: Time, status: &GetStatusResponse) {
-        if self.pace.is_due(now, status)
+        if self.limiter.is_due(now, status)
             && let Some(line) = render::progress_line(status)
         {
-            output::tell(line);
+            output::job_line(line);
         }
     }
 
     fn note(&mut self, text: &str) {
-        output::tell(format_args!("baton: {text}"));
+        output::job_line(format_args!("baton: {text}"));
     }
 
-    fn end(&mut self, _exit_code: u8, _status: Option<&GetStatusResponse>, words: &str) {
-        output::tell(words);
+    fn end(&mut self, _exit_code: u8, _status: Option<&GetStatusResponse>, text: &str) {
+        output::job_line(text);
     }
 }
 
-/// Says when progress is worth a line: at the end of every epoch, and every ten seconds while steps
-/// are made.
+/// Decides when to print progress: at the start of every epoch, and every ten seconds while there are new steps.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Pace {
-    /// When the last line was written; its step and epoch.
+pub(super) struct ProgressLimiter {
+    /// Time, step and epoch of the last line.
     last: Option<(Time, u64, u32)>,
 }
 
-impl Pace {
+impl ProgressLimiter {
     const INTERVAL: Duration = Duration::from_secs(10);
 
     pub(super) fn is_due(&mut self, now: Time, status: &GetStatusResponse) -> bool {
-        // Once the job is over there is no progress, only its end.
+        // After the job's end there is no progress.
         let Some(step) = status.latest.as_ref().filter(|_| status.outcome.is_none()) else {
             return false;
         };
@@ -74,11 +73,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_told_each_epoch_and_every_ten_seconds_of_steps() {
-        let mut pace = Pace::default();
+    fn progress_is_printed_each_epoch_and_every_ten_seconds_of_steps() {
+        let mut limiter = ProgressLimiter::default();
         let mut is_due = |millis, epoch, step| {
             let latest = Some(v1::Step { step, epoch, ..v1::Step::default() });
-            pace.is_due(Time(millis), &GetStatusResponse { latest, ..Default::default() })
+            limiter.is_due(Time(millis), &GetStatusResponse { latest, ..Default::default() })
         };
         assert!(is_due(0, 0, 1), "the first");
         assert!(!is_due(500, 0, 2), "a moment later");
@@ -89,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_before_the_first_update() {
-        assert!(!Pace::default().is_due(Time(0), &GetStatusResponse::default()));
+    fn nothing_is_printed_before_the_first_update() {
+        assert!(!ProgressLimiter::default().is_due(Time(0), &GetStatusResponse::default()));
     }
 }

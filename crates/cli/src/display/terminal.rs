@@ -1,4 +1,4 @@
-//! Bars on a terminal; events scroll by above them.
+//! Progress bars on a terminal; events scroll above them.
 
 use baton_job::Time;
 use baton_proto::v1::{GetStatusResponse, WatchEventsResponse};
@@ -10,7 +10,7 @@ use crate::{
     render::{self, Day, Paint, Position},
 };
 
-pub(super) struct Terminal {
+pub(super) struct TerminalDisplay {
     paint: Paint,
     bars: MultiProgress,
     phase: ProgressBar,
@@ -21,10 +21,10 @@ pub(super) struct Terminal {
     checkpoint: ProgressBar,
 }
 
-/// The job's bar counts in thousandths: a share of samples and steps alike.
-const WHOLE_JOB: u64 = 1_000;
+/// Length of the job's bar: it counts thousandths of the job.
+const JOB_BAR_LENGTH: u64 = 1_000;
 
-impl Terminal {
+impl TerminalDisplay {
     pub(super) fn new(paint: Paint) -> Self {
         let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stdout());
         let bar_template = match paint {
@@ -32,7 +32,7 @@ impl Terminal {
             Paint::Plain => "  {prefix:11} {bar:32} {wide_msg}",
         };
         let add = |template: &str, prefix: &'static str, length: u64| {
-            // The templates are constants; a bar of the standard look is no reason to fail.
+            // The templates are constants; if one were invalid, the default style would do.
             let style = ProgressStyle::with_template(template)
                 .unwrap_or_else(|_| ProgressStyle::default_bar())
                 .progress_chars("█▉▊▋▌▍▎▏░");
@@ -40,7 +40,7 @@ impl Terminal {
         };
         let phase = add("{wide_msg}", "", 0);
         let epoch = add(bar_template, "epoch", 1);
-        let job = add(bar_template, "job", WHOLE_JOB);
+        let job = add(bar_template, "job", JOB_BAR_LENGTH);
         let text = "  {prefix:11} {wide_msg}";
         let update = add(text, "update", 0);
         let evaluation = add(text, "evaluation", 0);
@@ -54,7 +54,7 @@ impl Terminal {
     }
 }
 
-impl Display for Terminal {
+impl Display for TerminalDisplay {
     fn event(&mut self, event: &WatchEventsResponse) {
         self.print(&render::event(event, Day::Hidden, self.paint));
     }
@@ -69,7 +69,7 @@ impl Display for Terminal {
                 "{}/{}, step {}/{}",
                 position.epoch, status.epochs, position.step_of_epoch, step.steps_per_epoch
             ));
-            self.job.set_position((position.share * WHOLE_JOB as f64) as u64);
+            self.job.set_position((position.share * JOB_BAR_LENGTH as f64) as u64);
             let eta = status.eta_seconds.map(|eta| format!(", {} left", human::duration(eta)));
             let eta = eta.unwrap_or_default();
             self.job.set_message(format!("step {}/{}{eta}", step.step, step.total_steps));
@@ -87,14 +87,14 @@ impl Display for Terminal {
         self.print(&format!("baton: {text}"));
     }
 
-    fn end(&mut self, _exit_code: u8, _status: Option<&GetStatusResponse>, words: &str) {
+    fn end(&mut self, _exit_code: u8, _status: Option<&GetStatusResponse>, text: &str) {
         let _ = self.bars.clear();
-        output::tell(words);
+        output::job_line(text);
     }
 }
 
-impl Drop for Terminal {
-    /// An error message needs a clean screen too.
+impl Drop for TerminalDisplay {
+    /// Removes the bars, also before an error message.
     fn drop(&mut self) {
         let _ = self.bars.clear();
     }

@@ -5,7 +5,7 @@ use super::*;
 use crate::testing;
 
 #[test]
-fn status_before_anybody_came() {
+fn status_before_any_agent_joined() {
     assert_snapshot!(status(&testing::gathering(), Paint::Plain));
 }
 
@@ -25,14 +25,14 @@ fn status_shows_the_newest_recoveries_and_names_the_command_for_the_others() {
 }
 
 #[test]
-fn a_recovery_is_under_way_while_no_later_generation_and_no_end_has_come() {
-    let told = testing::recovering();
-    assert_eq!(recovery_under_way(&told), told.recoveries.last());
-    assert_eq!(recovery_under_way(&testing::training()), None, "it is done");
+fn a_recovery_is_current_until_a_later_generation_or_the_jobs_end() {
+    let recovering = testing::recovering();
+    assert_eq!(current_recovery(&recovering), recovering.recoveries.last());
+    assert_eq!(current_recovery(&testing::training()), None, "it is done");
     let rolled_back = GetStatusResponse { generation: 4, ..testing::recovering() };
-    assert_eq!(recovery_under_way(&rolled_back), None);
+    assert_eq!(current_recovery(&rolled_back), None);
     let ended = GetStatusResponse { outcome: testing::failed().outcome, ..testing::recovering() };
-    assert_eq!(recovery_under_way(&ended), None);
+    assert_eq!(current_recovery(&ended), None);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn json_status_of_machines_with_gpus() {
 }
 
 #[test]
-fn lines_of_logs_tell_who_wrote_them() {
+fn log_lines_show_their_writer() {
     let all = |paint| {
         let lines: Vec<String> =
             testing::lines().iter().map(|line| log_line(line, paint)).collect();
@@ -72,7 +72,7 @@ fn lines_of_logs_tell_who_wrote_them() {
 }
 
 #[test]
-fn what_others_wrote_does_not_steer_the_terminal() {
+fn foreign_text_does_not_control_the_terminal() {
     let mut hostile = testing::on_gpus();
     hostile.name = "\x1b]0;title\x07".to_owned();
     hostile.reason = "\x1b[2Jgone".to_owned();
@@ -124,14 +124,14 @@ fn the_last_divergence_names_no_generation_that_took_over() {
 }
 
 #[test]
-fn nothing_spent_and_nothing_limited_is_not_told() {
+fn spending_without_cost_or_limit_is_not_shown() {
     assert_eq!(spending(&Spending::default()), None);
     let limited = Spending { most_hours: Some(2.0), ..Spending::default() };
     assert_eq!(spending(&limited).as_deref(), Some("0.0 s of 2 h 00 min"));
 }
 
 #[test]
-fn the_share_of_a_job_counts_samples_whatever_the_batch_of_the_phase() {
+fn the_share_of_a_job_counts_samples_for_any_batch_size() {
     let share = |epoch, step_of_epoch, steps_per_epoch| {
         let step = Step { epoch, step_of_epoch, steps_per_epoch, ..Step::default() };
         Position::new(&step, 4).share
@@ -160,7 +160,7 @@ fn progress_in_one_line() {
 }
 
 #[test]
-fn colours_change_nothing_but_colours() {
+fn colours_do_not_change_the_text() {
     let coloured = status(&testing::training(), Paint::Colours);
     assert!(coloured.contains("\x1b[32mtraining\x1b[0m"), "{coloured}");
     let codes = ["\x1b[0m", "\x1b[1m", "\x1b[32m"];
@@ -176,7 +176,7 @@ fn position(step: u64, epoch: u32) -> (u32, u64, f64) {
 }
 
 #[test]
-fn the_epoch_being_made_is_counted_from_one_and_the_last_ends_full() {
+fn epochs_are_counted_from_one_and_the_last_one_ends_full() {
     assert_eq!(position(0, 0), (1, 0, 0.0));
     assert_eq!(position(9, 0), (1, 9, 0.225));
     assert_eq!(position(10, 1), (2, 0, 0.25));
@@ -184,7 +184,7 @@ fn the_epoch_being_made_is_counted_from_one_and_the_last_ends_full() {
 }
 
 #[test]
-fn a_job_of_unknown_length_has_made_no_share_of_it() {
+fn a_job_of_unknown_length_has_no_progress() {
     assert_eq!(Position::new(&Step::default(), 0).share, 0.0);
 }
 
@@ -201,37 +201,37 @@ fn ranks_are_grouped_by_state() {
 }
 
 #[test]
-fn a_rank_that_is_slow_stuck_or_silent_is_shown_to_be_so() {
-    let pulse = v1::Pulse {
+fn a_slow_stuck_or_silent_rank_is_shown_as_such() {
+    let heartbeat = v1::RankHeartbeat {
         activity: v1::Activity::Loading.into(),
         seconds: 31.2,
         step: 7,
         own_step_seconds: 0.9,
     };
     let rank = RankStatus {
-        pulse: Some(pulse),
+        heartbeat: Some(heartbeat),
         heartbeat_age_seconds: Some(12.0),
-        slowness: Some(1.8),
+        slowdown: Some(1.8),
         ..RankStatus::default()
     };
     let line = rank_line(&rank).unwrap();
     assert!(
-        line.ends_with("SLOW: 1.8 times the median  loading for 31 s  SILENT for 12 s"),
+        line.ends_with("SLOW: 1.8 times the median  loading for 31 s  NO HEARTBEAT for 12 s"),
         "{line}"
     );
     assert_eq!(rank_line(&RankStatus::default()), None);
 }
 
 #[test]
-fn skipped_samples_are_told_only_once_there_are_some() {
+fn skipped_samples_are_shown_only_if_there_are_any() {
     assert_eq!(skipped(&testing::gathering()), None);
-    // Those who could say what was wrong are gone.
-    let one = GetStatusResponse { skipped_samples: 1, ..testing::completed() };
-    assert_eq!(skipped(&one).as_deref(), Some("1 bad sample"));
+    // The ranks that could report the reason have ended.
+    let status = GetStatusResponse { skipped_samples: 1, ..testing::completed() };
+    assert_eq!(skipped(&status).as_deref(), Some("1 bad sample"));
 }
 
 #[test]
-fn events_tell_when_and_what() {
+fn events_show_time_and_message() {
     let saved = WatchEventsResponse {
         id: 7,
         unix_millis: 1_795_252_508_250,
@@ -247,8 +247,8 @@ fn events_tell_when_and_what() {
     assert_eq!(event(&saved, Day::Hidden, Paint::Plain), "09:15:08Z  checkpoint step-88 committed");
 }
 
-fn run(overrides: &[String]) -> Run<'_> {
-    Run {
+fn run(overrides: &[String]) -> RunInfo<'_> {
+    RunInfo {
         recipe: Path::new("recipes/digits_cpu.toml"),
         overrides,
         run_dir: Path::new("runs/my digits"),
@@ -262,10 +262,10 @@ fn end(status: &GetStatusResponse, overrides: &[String]) -> String {
 }
 
 #[test]
-fn training_anew_keeps_folder_and_changes() {
+fn a_fresh_start_keeps_folder_and_changes() {
     let overrides = ["train.epochs=16".to_owned(), "augment.crop_scale=[0.8, 1.0]".to_owned()];
     assert_eq!(
-        anew(&run(&overrides)),
+        fresh_start_command(&run(&overrides)),
         "baton up recipes/digits_cpu.toml --set train.epochs=16 --set 'augment.crop_scale=[0.8, 1.0]' \
          --run-dir 'runs/my digits' --no-auto-resume"
     );
@@ -277,7 +277,7 @@ fn end_of_a_completed_job() {
 }
 
 #[test]
-fn the_end_tells_of_skipped_samples() {
+fn the_end_shows_skipped_samples() {
     let lossy = GetStatusResponse { skipped_samples: 12, ..testing::completed() };
     let text = end(&lossy, &[]);
     assert!(text.contains("\n  skipped     12 bad samples\n"), "{text}");
@@ -290,7 +290,7 @@ fn end_of_a_failed_job() {
 
 #[test]
 fn words_for_a_shell_stay_one_word() {
-    assert_eq!(word_for_shell("runs/digits_cpu"), "runs/digits_cpu");
-    assert_eq!(word_for_shell("it's here"), r"'it'\''s here'");
-    assert_eq!(word_for_shell(""), "''");
+    assert_eq!(shell_quoted("runs/digits_cpu"), "runs/digits_cpu");
+    assert_eq!(shell_quoted("it's here"), r"'it'\''s here'");
+    assert_eq!(shell_quoted(""), "''");
 }

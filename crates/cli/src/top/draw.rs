@@ -1,4 +1,4 @@
-//! A state and an area become a frame. Pure.
+//! Draws a frame of the dashboard's state. Pure functions.
 
 mod charts;
 mod header;
@@ -14,47 +14,47 @@ use ratatui::{
 };
 
 use super::{
-    state::{Pane, State, Wish},
+    state::{Pane, State, UserAction},
     theme::Theme,
 };
 
-/// Below this, nothing can be shown that is of use.
-const LEAST: (u16, u16) = (60, 16);
-/// From here on, everything is shown at once.
-const WHOLE: (u16, u16) = (140, 40);
+/// Minimum size of the terminal, columns and rows.
+const MIN_SIZE: (u16, u16) = (60, 16);
+/// Size from which all panes are shown at once, columns and rows.
+const ALL_PANES_SIZE: (u16, u16) = (140, 40);
 
 /// Draws everything.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, theme: Theme) {
     let area = frame.area();
-    if area.width < LEAST.0 || area.height < LEAST.1 {
-        let (columns, rows) = LEAST;
-        let text = format!("baton top needs {columns} x {rows} characters; q leaves");
+    if area.width < MIN_SIZE.0 || area.height < MIN_SIZE.1 {
+        let (columns, rows) = MIN_SIZE;
+        let text = format!("baton top needs {columns} x {rows} characters; q quits");
         frame.render_widget(text, area);
         return;
     }
-    let whole = area.width >= WHOLE.0 && area.height >= WHOLE.1;
+    let show_all = area.width >= ALL_PANES_SIZE.0 && area.height >= ALL_PANES_SIZE.1;
     let header = Constraint::Length(header::HEIGHT);
     let [top, middle, bottom] =
         Layout::vertical([header, Constraint::Min(0), Constraint::Length(1)]).areas(area);
     header::draw(frame, top, state, theme);
-    if whole {
+    if show_all {
         all_panes(frame, middle, state, theme)
     } else {
         one_pane(frame, middle, state, theme)
     }
     footer(frame, bottom, state, theme);
-    if let Some(wish) = state.question {
-        question(frame, wish, theme);
+    if let Some(action) = state.question {
+        question(frame, action, theme);
     } else if state.help {
         help(frame, theme);
     }
 }
 
-/// The chosen pane below the names of all.
+/// The selected pane below the names of all panes.
 fn one_pane(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
     let [names, rest] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
     let name = |pane: Pane| {
-        let style = if pane == state.pane { theme.chosen() } else { theme.dim() };
+        let style = if pane == state.pane { theme.selected() } else { theme.dim() };
         [Span::styled(format!(" {} ", pane.title()), style), Span::raw(" ")]
     };
     frame.render_widget(Line::from_iter(Pane::ALL.into_iter().flat_map(name)), names);
@@ -77,7 +77,7 @@ fn one_pane(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
     }
 }
 
-/// All panes; the chosen one is what the arrow keys move.
+/// All panes; the arrow keys act on the selected one.
 fn all_panes(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
     let share = |parts| [Constraint::Fill(parts)];
     let [curves, middle, bottom] =
@@ -87,7 +87,7 @@ fn all_panes(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
 
     let [left, job] = Layout::horizontal([share(3), share(2)].concat()).areas(middle);
     let nodes = state.job().map_or(0, |status| status.nodes.len());
-    // At most a third, but room for one with the borders and the names of the columns.
+    // At most a third of the height, but at least room for one machine with borders and header.
     let machines = u16::try_from(nodes).unwrap_or(u16::MAX).saturating_add(3);
     let machines = Constraint::Length(machines.clamp(4, (left.height / 3).max(4)));
     let [ranks, machines] = Layout::vertical([Constraint::Min(0), machines]).areas(left);
@@ -100,25 +100,25 @@ fn all_panes(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
     panes::log(frame, log, state, theme);
 }
 
-/// A border with a title; a strong one around the pane that keys move.
+/// A border with a title; thick around the selected pane.
 fn block<'a>(
     title: impl Into<Line<'a>>,
     pane: Option<Pane>,
     state: &State,
     theme: Theme,
 ) -> Block<'a> {
-    let is_chosen = pane == Some(state.pane);
-    let style = if is_chosen { theme.accent() } else { theme.dim() };
-    let border = if is_chosen { BorderType::Thick } else { BorderType::Plain };
+    let is_selected = pane == Some(state.pane);
+    let style = if is_selected { theme.accent() } else { theme.dim() };
+    let border = if is_selected { BorderType::Thick } else { BorderType::Plain };
     Block::bordered().border_type(border).border_style(style).title(title)
 }
 
-/// The answer to what was wanted, or the keys.
+/// The result of the last request, or the keys.
 fn footer(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
-    let line = match state.fresh_answer() {
+    let line = match state.recent_answer() {
         Some(Ok(done)) => Line::styled(format!(" {done}"), theme.good()),
         Some(Err(why)) => {
-            Line::styled(format!(" not done: {}", crate::clean::clean(why)), theme.bad())
+            Line::styled(format!(" failed: {}", crate::clean::clean(why)), theme.bad())
         }
         None => {
             let keys = [
@@ -139,9 +139,9 @@ fn footer(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
     frame.render_widget(line, area);
 }
 
-fn question(frame: &mut Frame<'_>, wish: Wish, theme: Theme) {
+fn question(frame: &mut Frame<'_>, action: UserAction, theme: Theme) {
     let text = vec![
-        Line::raw(wish.question()),
+        Line::raw(action.question()),
         Line::default(),
         Line::from_iter([
             Span::styled("y", theme.accent()),
@@ -156,26 +156,26 @@ fn question(frame: &mut Frame<'_>, wish: Wish, theme: Theme) {
 fn help(frame: &mut Frame<'_>, theme: Theme) {
     let keys = [
         ("c", "save a checkpoint after the current step"),
-        ("p", "let training stand still; go on"),
+        ("p", "pause or resume training"),
         ("d", "save after the current step and stop"),
-        ("q  Ctrl-C", "leave; the job goes on"),
-        ("Tab  1-5", "the next pane; a pane"),
-        ("arrows  j k", "move, or scroll"),
-        ("PgUp PgDn g G", "by ten; to the ends"),
-        ("f  Enter", "the log of the chosen rank; of all"),
-        ("?", "this"),
+        ("q  Ctrl-C", "quit; the job continues"),
+        ("Tab  1-5", "next pane; pane by number"),
+        ("arrows  j k", "select or scroll"),
+        ("PgUp PgDn g G", "scroll ten rows; to the first or last row"),
+        ("f  Enter", "log of the selected rank; of all"),
+        ("?", "this help"),
     ];
     let mut text: Vec<Line<'_>> = Vec::new();
     text.extend(keys.map(|(key, what)| {
         Line::from_iter([Span::styled(format!("{key:<15}"), theme.accent()), Span::raw(what)])
     }));
     text.push(Line::default());
-    text.push(Line::raw("Dotted upright lines in curves: a later generation went on there."));
-    text.push(Line::raw("c, p and d ask before anything is done."));
+    text.push(Line::raw("Dotted vertical lines in curves: a later generation starts there."));
+    text.push(Line::raw("c, p and d ask for confirmation."));
     dialog(frame, " Keys ", text, theme.accent());
 }
 
-/// Text in the middle, over everything.
+/// A dialog in the middle, over everything else.
 fn dialog(frame: &mut Frame<'_>, title: &str, text: Vec<Line<'_>>, style: Style) {
     let rows = u16::try_from(text.len()).unwrap_or(u16::MAX);
     let widest = text.iter().map(Line::width).max().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! `baton top`: a dashboard on a terminal.
 //!
-//! [`state`] is everything that is shown and decides what a key asks for; [`draw`] makes a frame of it. Both are pure.
-//! Here are the terminal and the tasks that ask the coordinator.
+//! [`state`] is what the dashboard shows, and handles keys; [`draw`] draws a frame of it. Both are pure. This module
+//! manages the terminal and the tasks that call the coordinator.
 
 mod curves;
 mod draw;
@@ -28,16 +28,16 @@ use tokio::{
 };
 
 use self::{
-    state::{Input, State, Wish},
+    state::{Input, State, UserAction},
     theme::Theme,
 };
 use crate::{
-    connect::{Coordinator, Where},
+    connect::{Coordinator, CoordinatorFlags, Feed, Follow},
     failure::{bad_input, failed},
     output,
 };
 
-/// Follow the job on a screen: curves, ranks, machines, cost, events and logs; with keys to steer it
+/// Show a live dashboard of the job: curves, ranks, machines, cost, events and logs; with keys to control the job
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -45,41 +45,47 @@ Examples:
   baton top --coordinator http://10.0.0.7:29600
   NO_COLOR=1 baton top
 
-Keys: c checkpoint, p pause or resume, d drain (each asks first), Tab and 1-5 panes, arrows scroll, f the log of one \
-rank, ? all keys, q leaves; the job goes on.")]
+Keys: c checkpoint, p pause or resume, d drain (each asks for confirmation), Tab and 1-5 panes, arrows scroll, f log of \
+one rank, ? all keys, q quits; the job continues.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    place: Where,
+    target: CoordinatorFlags,
 }
 
-/// Between two questions for the status, and between two tries to reach a coordinator.
-const LOOK: Duration = Duration::from_secs(1);
-/// Between two frames, but for one that a key asks for.
-const FRAME: Duration = Duration::from_millis(100);
-/// Lines of the past to begin with.
-const TAIL: u32 = 500;
-/// Inputs that wait to be shown. A coordinator that tells more has to wait too.
-const WAITING: usize = 1_024;
+/// Poll interval of the job's status, and retry interval of calls.
+const STATUS_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Minimum time between two frames; a key press draws one immediately.
+const FRAME_INTERVAL: Duration = Duration::from_millis(100);
+/// Number of past log lines to load at the start.
+const INITIAL_LOG_LINES: u32 = 500;
+/// Capacity of the input queue. A full queue slows down the streams from the coordinator.
+const QUEUE_CAPACITY: usize = 1_024;
 
-/// Follows the job until the user leaves.
+/// Shows the dashboard until the user quits.
 pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     if !output::is_terminal() || !io::stdin().is_terminal() {
         return Err(bad_input(
             "baton top needs a terminal; `baton status --watch` and `baton watch` need none",
         ));
     }
-    let mut coordinator = Coordinator::find(&args.place)?;
-    // One that has never answered is not waited for.
+    let mut coordinator = Coordinator::find(&args.target)?;
+    // Fails at once if the coordinator does not answer now; later interruptions are retried.
     let status = coordinator.status().await?;
-    let (queue, inputs) = mpsc::channel(WAITING);
+    let (queue, inputs) = mpsc::channel(QUEUE_CAPACITY);
     signals(&queue)?;
     tokio::spawn(statuses(coordinator.clone(), queue.clone()));
-    tokio::spawn(events(coordinator.clone(), queue.clone()));
-    tokio::spawn(points(coordinator.clone(), queue.clone()));
-    tokio::spawn(lines(coordinator.clone(), queue.clone()));
+    tokio::spawn(follow(coordinator.events(0), Input::Event, queue.clone()));
+    tokio::spawn(follow(coordinator.metrics(true), Input::Point, queue.clone()));
+    let lines = StreamLogsRequest {
+        ranks: Vec::new(),
+        all_sources: true,
+        tail: INITIAL_LOG_LINES,
+        follow: true,
+    };
+    tokio::spawn(follow(coordinator.logs(lines), Input::Line, queue.clone()));
     let mut state = State::new(coordinator.url().to_owned());
     state.handle(Time(0), Input::Status(Box::new(status)));
-    // Begun first: from here on a panic, too, gives the terminal back.
+    // Initialized before reading keys. From here on, a panic restores the terminal too.
     let terminal = ratatui::try_init();
     let shown = match terminal {
         Ok(terminal) => {
@@ -89,10 +95,10 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
         Err(error) => Err(error),
     };
     let restored = ratatui::try_restore();
-    shown.and(restored).map_err(|error| failed(format!("the terminal fails: {error}")))
+    shown.and(restored).map_err(|error| failed(format!("cannot use the terminal: {error}")))
 }
 
-/// Draws what comes, and asks for what the user wants, until the user leaves.
+/// Handles inputs, draws frames and sends requests until the user quits.
 async fn show(
     mut terminal: DefaultTerminal,
     mut state: State,
@@ -105,96 +111,75 @@ async fn show(
     let mut batch = Vec::new();
     let mut next_frame = Instant::now();
     loop {
-        let is_due = tokio::time::timeout_at(next_frame, inputs.recv_many(&mut batch, WAITING));
-        let waited = is_due.await;
-        // Where much is told, the wait never ends by its time.
-        let mut is_urgent = waited.is_err() || Instant::now() >= next_frame;
+        let received =
+            tokio::time::timeout_at(next_frame, inputs.recv_many(&mut batch, QUEUE_CAPACITY));
+        let received = received.await;
+        // With many inputs, the wait never ends by its timeout.
+        let mut draw_now = received.is_err() || Instant::now() >= next_frame;
         let now = Time(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX));
         for input in batch.drain(..) {
-            is_urgent |= matches!(input, Input::Key(_) | Input::Resized | Input::Answer(_));
+            draw_now |= matches!(input, Input::Key(_) | Input::Resized | Input::Answer(_));
             if matches!(input, Input::Resized) {
-                // Some terminals move what was drawn; everything is drawn anew.
+                // Some terminals move what was drawn, so everything is drawn again.
                 let size = terminal.size()?;
                 terminal.resize(Rect::from((Position::ORIGIN, size)))?;
             }
             match state.handle(now, input) {
-                Some(Wish::Quit) => return Ok(()),
-                Some(wish) => drop(tokio::spawn(ask(coordinator.clone(), wish, queue.clone()))),
+                Some(UserAction::Quit) => return Ok(()),
+                Some(action) => {
+                    drop(tokio::spawn(send(coordinator.clone(), action, queue.clone())));
+                }
                 None => {}
             }
         }
-        if is_urgent {
+        if draw_now {
             state.handle(now, Input::Tick);
             terminal.draw(|frame| draw::draw(frame, &state, theme))?;
-            next_frame = Instant::now() + FRAME;
+            next_frame = Instant::now() + FRAME_INTERVAL;
         }
     }
 }
 
-/// Does what the user wants.
-async fn ask(mut coordinator: Coordinator, wish: Wish, queue: Sender<Input>) {
+/// Sends a request of the user to the coordinator.
+async fn send(mut coordinator: Coordinator, action: UserAction, queue: Sender<Input>) {
     let reason = || "`baton top`".to_owned();
-    let answer = match wish {
-        Wish::Quit => Ok(()),
-        Wish::Checkpoint => coordinator.trigger_checkpoint().await,
-        Wish::Drain => coordinator.drain(reason()).await,
-        Wish::Pause => coordinator.pause(reason()).await,
-        Wish::Resume => coordinator.resume().await,
+    let answer = match action {
+        UserAction::Quit => Ok(()),
+        UserAction::Checkpoint => coordinator.trigger_checkpoint().await,
+        UserAction::Drain => coordinator.drain(reason()).await,
+        UserAction::Pause => coordinator.pause(reason()).await,
+        UserAction::Resume => coordinator.resume().await,
     };
-    let answer = answer.map(|()| wish.begun()).map_err(|failure| failure.message);
+    let answer = answer.map(|()| action.confirmation()).map_err(|failure| failure.message);
     let _ = queue.send(Input::Answer(answer)).await;
 }
 
+/// Polls the job's status.
 async fn statuses(mut coordinator: Coordinator, queue: Sender<Input>) {
     loop {
         let input = match coordinator.status().await {
             Ok(status) => Input::Status(Box::new(status)),
-            Err(failure) => Input::Silence(failure.message),
+            Err(failure) => Input::NoAnswer(failure.message),
         };
         if queue.send(input).await.is_err() {
             return;
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(STATUS_POLL_INTERVAL).await;
     }
 }
 
-async fn events(coordinator: Coordinator, queue: Sender<Input>) {
-    let mut events = coordinator.events(0);
+/// Sends the items of a feed to the queue until the queue is closed.
+async fn follow<F: Feed>(mut feed: Follow<F>, input: fn(F::Item) -> Input, queue: Sender<Input>) {
     while !queue.is_closed() {
-        match events.next(Duration::ZERO).await {
-            Ok(event) => drop(queue.send(Input::Event(event)).await),
-            // The status tells why there is no answer.
-            Err(_) => tokio::time::sleep(LOOK).await,
+        match feed.next(Duration::ZERO).await {
+            Ok(item) => drop(queue.send(input(item)).await),
+            // The status task reports the error.
+            Err(_) => tokio::time::sleep(STATUS_POLL_INTERVAL).await,
         }
     }
 }
 
-async fn points(coordinator: Coordinator, queue: Sender<Input>) {
-    let mut points = coordinator.metrics(true);
-    while !queue.is_closed() {
-        match points.next(Duration::ZERO).await {
-            Ok(point) => drop(queue.send(Input::Point(point)).await),
-            Err(_) => tokio::time::sleep(LOOK).await,
-        }
-    }
-}
-
-async fn lines(coordinator: Coordinator, queue: Sender<Input>) {
-    let mut lines = coordinator.logs(StreamLogsRequest {
-        ranks: Vec::new(),
-        all_sources: true,
-        tail: TAIL,
-        follow: true,
-    });
-    while !queue.is_closed() {
-        match lines.next(Duration::ZERO).await {
-            Ok(line) => drop(queue.send(Input::Line(line)).await),
-            Err(_) => tokio::time::sleep(LOOK).await,
-        }
-    }
-}
-
-/// Reads the keyboard on a thread of its own, which ends with the process.
+/// Reads the keyboard on a separate thread, which ends with the process.
 fn keys(queue: Sender<Input>) {
     thread::spawn(move || {
         while let Ok(event) = event::read() {
@@ -207,16 +192,16 @@ fn keys(queue: Sender<Input>) {
                 return;
             }
         }
-        // Without a keyboard nobody could ever leave.
+        // Without a keyboard, the user could not quit.
         let _ = queue.blocking_send(Input::Quit);
     });
 }
 
-/// Signals that ask a process to end; Ctrl-C is a key here.
+/// Quits on signals that ask a process to end. Ctrl-C is handled as a key.
 fn signals(queue: &Sender<Input>) -> Result<(), Failure> {
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
         let mut signals =
-            signal(kind).map_err(|error| failed(format!("cannot listen to signals: {error}")))?;
+            signal(kind).map_err(|error| failed(format!("cannot handle signals: {error}")))?;
         let queue = queue.clone();
         tokio::spawn(async move {
             if signals.recv().await.is_some() {

@@ -1,9 +1,10 @@
-//! Colours that also the colour-blind tell apart (Okabe and Ito's, of the 256); nothing is told by colour alone.
+//! Colours of the dashboard, of the 256-colour palette. The colour-blind can distinguish them (Okabe and Ito), and no
+//! information is shown by colour alone.
 
 use baton_proto::v1::get_status_response::Phase;
 use ratatui::style::{Color, Modifier, Style};
 
-/// How things look.
+/// Whether to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Theme {
     Colours,
@@ -37,12 +38,12 @@ impl Theme {
         self.coloured(VERMILION).add_modifier(Modifier::BOLD)
     }
 
-    /// Of the one thing that the eye should find.
+    /// Style of what should stand out.
     pub(super) fn accent(self) -> Style {
         self.coloured(SKY)
     }
 
-    /// Of a second curve.
+    /// Style of a second curve.
     pub(super) fn other(self) -> Style {
         self.coloured(PURPLE)
     }
@@ -55,20 +56,20 @@ impl Theme {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    pub(super) fn chosen(self) -> Style {
+    pub(super) fn selected(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
     pub(super) fn phase(self, phase: Phase) -> Style {
         match phase {
             Phase::Training => self.good(),
-            Phase::Backoff | Phase::Settling | Phase::Draining | Phase::Paused => self.warning(),
+            Phase::Backoff | Phase::Detecting | Phase::Draining | Phase::Paused => self.warning(),
             Phase::Ended => self.bold(),
             _ => self.accent(),
         }
     }
 
-    /// Neighbouring ranks differ.
+    /// Style of a rank; neighbouring ranks have different colours.
     pub(super) fn rank(self, rank: Option<u32>) -> Style {
         const COLOURS: [u8; 5] = [SKY, ORANGE, GREEN, PURPLE, VERMILION];
         match rank {

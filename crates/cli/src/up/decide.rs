@@ -1,46 +1,38 @@
-//! What the end of a child means while the end of the job is not known. Pure.
+//! Decides what to do when a child ends while the job has not ended. Pure functions.
 
 use baton_job::exit::{BAD_INPUT, DRAINED, LIMIT_REACHED};
 
+use super::feed::ChildKind;
 use crate::supervise::Exit;
 
 /// What to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Start it again.
+pub(super) enum NextAction {
+    /// Start the child again.
     Restart,
-    /// It cannot do what it was started for: give up and say why.
-    GiveUp,
-    /// The job is saved and stopped, and nobody was told.
+    /// Fail with the child's error: a restart would not help.
+    Fail,
+    /// The job is saved and stopped; no status has reported this.
     Drained,
-    /// The same, because a budget is used up.
+    /// The job is saved and stopped because a budget is used up.
     LimitReached,
 }
 
-/// The coordinator ended. Before it has served, it found something wrong; later it is missed: exit
-/// code 0 then means that somebody told this process alone to quit.
-pub(super) fn after_coordinator(exit: Exit, has_served: bool) -> Next {
-    match exit {
-        _ if !has_served => Next::GiveUp,
-        Exit::Code(code) if code == i32::from(BAD_INPUT) => Next::GiveUp,
-        Exit::Code(code) if code == i32::from(DRAINED) => Next::Drained,
-        Exit::Code(code) if code == i32::from(LIMIT_REACHED) => Next::LimitReached,
-        Exit::Code(_) | Exit::Signal(_) => Next::Restart,
-    }
-}
+/// Exit code of the dynamic loader if it cannot find a library; it has printed which one.
+pub(crate) const LIBRARY_MISSING: i32 = 127;
 
-/// What the dynamic loader exits with when it does not find a library. It has said which.
-pub(crate) const NOT_LOADED: i32 = 127;
-
-/// The agent ended. Exit code 75 means that its machine is taken away, or that a user told it to go. The
-/// coordinator stands on the same machine, and so the whole job saves and stops.
-pub(super) fn after_agent(exit: Exit) -> Next {
+/// The action after the end of the coordinator, which had served, or of the agent.
+///
+/// A coordinator is restarted even after exit code 0, which means that someone ended this process alone. An agent's
+/// exit code 75 means that its machine will be interrupted, or that a user asked the agent to leave. The coordinator is
+/// on the same machine, so the whole job saves and stops.
+pub(super) fn after(child: ChildKind, exit: Exit) -> NextAction {
     match exit {
-        Exit::Code(NOT_LOADED) => Next::GiveUp,
-        Exit::Code(code) if code == i32::from(BAD_INPUT) => Next::GiveUp,
-        Exit::Code(code) if code == i32::from(DRAINED) => Next::Drained,
-        Exit::Code(code) if code == i32::from(LIMIT_REACHED) => Next::LimitReached,
-        Exit::Code(_) | Exit::Signal(_) => Next::Restart,
+        Exit::Code(LIBRARY_MISSING) if child == ChildKind::Agent => NextAction::Fail,
+        Exit::Code(code) if code == i32::from(BAD_INPUT) => NextAction::Fail,
+        Exit::Code(code) if code == i32::from(DRAINED) => NextAction::Drained,
+        Exit::Code(code) if code == i32::from(LIMIT_REACHED) => NextAction::LimitReached,
+        Exit::Code(_) | Exit::Signal(_) => NextAction::Restart,
     }
 }
 
@@ -48,35 +40,30 @@ pub(super) fn after_agent(exit: Exit) -> Next {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_coordinator_that_never_served_is_not_tried_again() {
-        for exit in [Exit::Code(0), Exit::Code(1), Exit::Code(2), Exit::Signal(9)] {
-            assert_eq!(after_coordinator(exit, false), Next::GiveUp);
-        }
-    }
+    const BOTH: [ChildKind; 2] = [ChildKind::Coordinator, ChildKind::Agent];
 
     #[test]
-    fn killed_and_crashed_children_are_started_again() {
+    fn killed_and_crashed_children_are_restarted() {
         for exit in
             [Exit::Signal(9), Exit::Signal(15), Exit::Code(1), Exit::Code(101), Exit::Code(0)]
         {
-            assert_eq!(after_coordinator(exit, true), Next::Restart);
-            assert_eq!(after_agent(exit), Next::Restart);
+            assert_eq!(BOTH.map(|child| after(child, exit)), [NextAction::Restart; 2]);
         }
     }
 
     #[test]
-    fn bad_input_is_never_tried_again() {
-        assert_eq!(after_coordinator(Exit::Code(2), true), Next::GiveUp);
-        assert_eq!(after_agent(Exit::Code(2)), Next::GiveUp);
-        assert_eq!(after_agent(Exit::Code(127)), Next::GiveUp, "libtorch is missing");
+    fn bad_input_is_never_retried() {
+        assert_eq!(BOTH.map(|child| after(child, Exit::Code(2))), [NextAction::Fail; 2]);
+        assert_eq!(
+            after(ChildKind::Agent, Exit::Code(127)),
+            NextAction::Fail,
+            "libtorch is missing"
+        );
     }
 
     #[test]
-    fn an_end_that_nobody_heard_of_counts() {
-        assert_eq!(after_coordinator(Exit::Code(75), true), Next::Drained);
-        assert_eq!(after_agent(Exit::Code(75)), Next::Drained);
-        assert_eq!(after_coordinator(Exit::Code(4), true), Next::LimitReached);
-        assert_eq!(after_agent(Exit::Code(4)), Next::LimitReached);
+    fn an_end_that_no_status_reported_counts() {
+        assert_eq!(BOTH.map(|child| after(child, Exit::Code(75))), [NextAction::Drained; 2]);
+        assert_eq!(BOTH.map(|child| after(child, Exit::Code(4))), [NextAction::LimitReached; 2]);
     }
 }

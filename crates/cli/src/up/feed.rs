@@ -1,4 +1,4 @@
-//! Everything that `baton up` reacts to comes through one queue; these are its sources.
+//! Sources of the input queue of `baton up`.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,48 +11,57 @@ use tokio::{
 
 use crate::{connect::Coordinator, failure::failed, supervise::Exit};
 
-/// What reaches the loop.
+/// An input of the supervision loop.
 #[derive(Debug)]
 pub(super) enum Input {
     /// A child ended.
-    Ended(Who, Exit),
-    /// The pause before a restart is over.
-    Restart(Who),
+    Ended(ChildKind, Exit),
+    /// The pause before a restart has ended.
+    Restart(ChildKind),
     /// The job's status.
     Status(Box<GetStatusResponse>),
-    /// Something happened in the job.
+    /// An event of the job.
     Event(WatchEventsResponse),
-    /// The user, the terminal or the system wants this to end.
+    /// A signal that asks `baton up` to end.
     Signal(&'static str),
-    /// The job is over and its processes had time enough to leave.
-    Overdue,
+    /// The time for the processes to end has expired.
+    ExitTimeout,
 }
 
 /// One of the two children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
+pub(super) enum ChildKind {
     Coordinator,
     Agent,
 }
 
-pub(super) type Queue = UnboundedSender<Input>;
-
-/// Between two looks at the status.
-const LOOK: Duration = Duration::from_millis(300);
-
-/// Follows the status until nobody listens any more.
-pub(super) async fn statuses(mut coordinator: Coordinator, queue: Queue) {
-    while !queue.is_closed() {
-        // One that does not answer is being started again, or soon will be.
-        if let Ok(status) = coordinator.status().await {
-            let _ = queue.send(Input::Status(Box::new(status)));
+impl ChildKind {
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::Coordinator => Self::Agent,
+            Self::Agent => Self::Coordinator,
         }
-        tokio::time::sleep(LOOK).await;
     }
 }
 
-/// Follows what happens from now on until nobody listens any more. The journal's older events, of
-/// earlier lives of the job, are passed over.
+pub(super) type Queue = UnboundedSender<Input>;
+
+/// Poll interval of the job's status, and retry interval of calls.
+const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Sends the job's status to the queue until the queue is closed.
+pub(super) async fn statuses(mut coordinator: Coordinator, queue: Queue) {
+    while !queue.is_closed() {
+        // A coordinator that does not answer is being restarted or soon will be.
+        if let Ok(status) = coordinator.status().await {
+            let _ = queue.send(Input::Status(Box::new(status)));
+        }
+        tokio::time::sleep(STATUS_POLL_INTERVAL).await;
+    }
+}
+
+/// Sends new events to the queue until the queue is closed. Events before `since`, from earlier runs of the job, are
+/// skipped.
 pub(super) async fn events(coordinator: Coordinator, since: SystemTime, queue: Queue) {
     let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let mut events = coordinator.events(0);
@@ -62,20 +71,20 @@ pub(super) async fn events(coordinator: Coordinator, since: SystemTime, queue: Q
                 let _ = queue.send(Input::Event(event));
             }
         } else {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(STATUS_POLL_INTERVAL).await;
         }
     }
 }
 
-/// Asks for a drain until the coordinator has heard it.
+/// Requests a drain, and retries until the coordinator has accepted it.
 pub(super) async fn drain(mut coordinator: Coordinator, reason: String, queue: Queue) {
     while !queue.is_closed() && coordinator.drain(reason.clone()).await.is_err() {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(STATUS_POLL_INTERVAL).await;
     }
 }
 
-/// Sends what is due after a pause.
-pub(super) fn later(pause: Duration, input: Input, queue: &Queue) {
+/// Sends an input to the queue after a pause.
+pub(super) fn send_later(pause: Duration, input: Input, queue: &Queue) {
     let queue = queue.clone();
     tokio::spawn(async move {
         tokio::time::sleep(pause).await;
@@ -83,7 +92,7 @@ pub(super) fn later(pause: Duration, input: Input, queue: &Queue) {
     });
 }
 
-/// Every signal that asks a process to end means the same here.
+/// Sends every signal that asks a process to end to the queue.
 pub(super) fn signals(queue: &Queue) -> Result<(), Failure> {
     let kinds = [
         (SignalKind::interrupt(), "Ctrl-C"),
@@ -92,7 +101,7 @@ pub(super) fn signals(queue: &Queue) -> Result<(), Failure> {
     ];
     for (kind, name) in kinds {
         let mut signals =
-            signal(kind).map_err(|error| failed(format!("cannot listen to {name}: {error}")))?;
+            signal(kind).map_err(|error| failed(format!("cannot handle {name}: {error}")))?;
         let queue = queue.clone();
         tokio::spawn(async move {
             while signals.recv().await.is_some() {

@@ -1,7 +1,7 @@
-//! `baton up`: a job on this machine from its start to its end.
+//! `baton up`: runs a job on this machine from start to end.
 //!
-//! [`programs`] says what is started, [`feed`] brings everything that happens into one queue,
-//! [`decide`] what the end of a child means, [`run_lock`] that nobody else works in the run folder.
+//! [`programs`] builds the commands of the child processes, [`feed`] sends all inputs to one queue, [`decide`] decides
+//! what to do when a child ends, [`run_lock`] prevents two runs in one run folder.
 
 pub(crate) mod decide;
 mod feed;
@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use baton_access::{Role, ServerFiles, TOKEN_VARIABLE, TlsFiles, Token, tokens};
+use baton_access::{AccessRole, ServerFiles, TOKEN_VARIABLE, TlsFiles, Token, tokens};
 use baton_job::{
     Time,
     exit::{self, Failure, Outcome},
@@ -22,12 +22,15 @@ use baton_job::{
 use baton_proto::v1::{self, GetStatusResponse};
 use baton_recipe::JobSpec;
 use rustix::process::Signal;
-use tokio::sync::mpsc::{self, UnboundedReceiver};
+use tokio::{
+    process::Command,
+    sync::mpsc::{self, UnboundedReceiver},
+};
 
 use self::{
-    decide::Next,
-    feed::{Input, Queue, Who},
-    programs::{Programs, Start},
+    decide::NextAction,
+    feed::{ChildKind, Input, Queue},
+    programs::{CoordinatorStart, Programs},
     run_lock::RunLock,
 };
 use crate::{
@@ -39,22 +42,22 @@ use crate::{
     supervise::{Child, Exit, RestartLimiter},
 };
 
-/// Train on this machine; run it again to go on where it stopped
+/// Train on this machine; run it again to resume where it stopped
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   baton up recipes/digits_cpu.toml --ranks 2
   baton up recipes/digits_cpu.toml --set train.epochs=3 --run-dir runs/short
-  baton up recipes/digits_cpu.toml --no-auto-resume         train anew
-  baton up recipes/digits_cpu.toml --listen 127.0.0.1:0     beside another job
+  baton up recipes/digits_cpu.toml --no-auto-resume         train again from fresh weights
+  baton up recipes/digits_cpu.toml --listen 127.0.0.1:0     run while another job uses the default port
 
-Ctrl-C saves after the current step and stops; a second one stops at once.
-Exit codes: 0 completed, 75 saved and stopped, 4 saved as a budget is used up, 3 stopped by `baton stop`, 2 bad input or diverging training, 1 failed, 130 stopped at once.")]
+Ctrl-C saves after the current step and stops; a second one stops immediately.
+Exit codes: 0 completed, 75 saved and stopped, 4 saved because a budget is used up, 3 stopped by `baton stop`, 2 bad input or diverging training, 1 failed, 130 stopped immediately.")]
 pub(crate) struct Args {
-    /// The job: a recipe, or the name of one in recipes/
+    /// Recipe file, or the name of a recipe in recipes/
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
-    /// Processes that train [default: one per GPU, one without a GPU]
+    /// Number of ranks [default: one per GPU, or one without a GPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
     /// Change one value of the recipe, e.g. --set train.epochs=3; may be repeated
@@ -63,13 +66,13 @@ pub(crate) struct Args {
     /// Folder for journal, logs and checkpoints [default: runs/NAME, with the recipe's name]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Where the coordinator serves; port 0 takes a free one
+    /// Address on which the coordinator serves; port 0 chooses a free port
     #[arg(long, value_name = "ADDR:PORT", default_value = DEFAULT_LISTEN)]
     listen: SocketAddr,
-    /// Serve on an address that other machines reach, without TLS or without tokens
+    /// Allow an address that other machines can reach without TLS or without tokens
     #[arg(long)]
     insecure: bool,
-    /// Address by which the ranks of other machines reach those of this one [default: that of --listen]
+    /// Address of this machine for ranks on other machines [default: the address of --listen]
     #[arg(long, value_name = "HOST")]
     host: Option<String>,
     /// Start a new run from this checkpoint: a name in checkpoint.dir, a path or a URL
@@ -78,47 +81,47 @@ pub(crate) struct Args {
     /// Start a new run from fresh weights; nothing is deleted
     #[arg(long)]
     no_auto_resume: bool,
-    /// Go on with the state of another recipe, if it has this one's shape; the differences are told
+    /// Resume from the state of another recipe, if its shapes match; the differences are shown
     #[arg(long, conflicts_with = "no_auto_resume")]
     allow_recipe_change: bool,
-    /// Send the job's life as OpenTelemetry traces to a collector (OTLP over gRPC), e.g. http://127.0.0.1:4317
+    /// Send OpenTelemetry traces of the job to a collector (OTLP over gRPC), e.g. http://127.0.0.1:4317
     #[arg(long, value_name = "URL")]
     otlp_endpoint: Option<String>,
     /// Print events and progress as JSON lines
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    serves: ServerFiles,
+    server: ServerFiles,
     #[command(flatten)]
     tls: TlsFiles,
 }
 
 impl Args {
-    /// A token of this role, if the coordinator wants one.
-    fn token(&self, role: Role) -> Result<Option<Token>, Failure> {
-        let file = self.serves.tokens.as_deref();
+    /// A token of this role, if the coordinator requires tokens.
+    fn token(&self, role: AccessRole) -> Result<Option<Token>, Failure> {
+        let file = self.server.tokens.as_deref();
         file.map(|file| tokens::of_role(file, role)).transpose().map_err(bad_input)
     }
 }
 
-/// Exit code after a second Ctrl-C, as a shell has it: 128 + SIGINT.
+/// Exit code after a second Ctrl-C, as in a shell: 128 + SIGINT.
 const INTERRUPTED: u8 = 130;
-/// Longest wait for a coordinator to serve: its store may be on a slow network.
-const SERVE_PATIENCE: Duration = Duration::from_secs(120);
-/// Longest wait for the processes to leave once the job is over. The coordinator itself waits 15 s
-/// for agents and lingers a little.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum wait for a coordinator to serve: its store may be on a slow network.
+const SERVE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Maximum wait for the processes to end after the job's end. The coordinator itself waits 15 s for agents, and then
+/// runs a little longer.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Two signals so close are one that reached us twice, by the terminal and by a parent.
-const SAME_SIGNAL: Duration = Duration::from_millis(500);
+/// Two signals within this time count as one, which was received twice, from the terminal and from a parent process.
+const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_millis(500);
 
-/// Runs the job; the exit code is that of its outcome.
+/// Runs the job and returns the exit code of its outcome.
 pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
     args.recipe = recipe::find(&args.recipe);
     let spec = recipe::read(&args.recipe, &args.overrides)?;
     if args.host.is_none() && args.listen.ip().is_unspecified() {
         return Err(bad_input(format!(
-            "--listen {} is every address of this machine: say with --host by which one other machines reach it",
+            "--listen {} means all addresses of this machine: give with --host the address that other machines use",
             args.listen
         )));
     }
@@ -129,7 +132,7 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
         display.note(&key.to_string());
     }
     let drain = Duration::from_secs_f64(spec.cluster.drain_seconds);
-    let _lock = RunLock::take(&run_dir, drain + LEAVE_PATIENCE, || {
+    let _lock = RunLock::take(&run_dir, drain + EXIT_TIMEOUT, || {
         display.note("waiting for processes of an earlier run to save and stop");
     })
     .await?;
@@ -150,27 +153,27 @@ struct Up {
     inputs: UnboundedReceiver<Input>,
     start: Instant,
     status: Option<GetStatusResponse>,
-    /// How the job ended, once that is known.
+    /// How the job ended, once this is known.
     outcome: Option<Outcome>,
-    wish: Wish,
+    stop_request: StopRequest,
 }
 
-/// What the user wants of the job.
+/// Whether the user has asked to stop the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
-    /// To be trained to its end.
-    GoOn,
-    /// To be saved and stopped, since then.
+enum StopRequest {
+    /// No request: the job trains to its end.
+    NotRequested,
+    /// Save and stop, requested at this time.
     Drain { since: Time },
-    /// To be stopped at once.
+    /// Stop immediately.
     StopNow,
 }
 
-/// Why the loop is left.
-enum Left {
-    /// The job is over and its processes are gone.
-    Over(Outcome),
-    /// The user wants it to stop at once.
+/// Why supervision ended.
+enum SupervisionEnd {
+    /// The job and its processes have ended.
+    JobEnded(Outcome),
+    /// The user stopped it immediately.
     Interrupted,
 }
 
@@ -198,7 +201,7 @@ impl Up {
             start: Instant::now(),
             status: None,
             outcome: None,
-            wish: Wish::GoOn,
+            stop_request: StopRequest::NotRequested,
         })
     }
 
@@ -206,34 +209,36 @@ impl Up {
         let since = SystemTime::now();
         let Some(endpoint) = self.start_coordinator().await? else { return Ok(INTERRUPTED) };
         let address = Address::of_endpoint(&endpoint, &EndpointFile::path(&self.run_dir));
-        let operator = self.args.token(Role::Operator)?;
+        let operator = self.args.token(AccessRole::Operator)?;
         let credentials = self.args.tls.credentials(operator.as_ref()).map_err(bad_input)?;
         let coordinator = Coordinator::at(address.clone(), &credentials)?;
 
         let status = coordinator.clone().status().await?;
-        let over = status.outcome.as_ref().and_then(v1::Outcome::known);
+        let earlier_outcome = status.outcome.as_ref().and_then(v1::Outcome::known);
         self.status = Some(status);
-        if let Some(outcome) = over.filter(|outcome| !outcome.is_resumable()) {
-            return Ok(self.was_over_before(&outcome).await);
+        if let Some(outcome) = earlier_outcome.filter(|outcome| !outcome.is_resumable()) {
+            return Ok(self.report_earlier_end(&outcome).await);
         }
 
         let (run_dir, url) = (self.run_dir.display(), address.url());
-        let note = format!("{run_dir} serves at {url}: open that in a browser, or run `baton top`");
+        let note = format!(
+            "the coordinator of {run_dir} serves at {url}: open this URL in a browser, or run `baton top`"
+        );
         self.display.note(&note);
         tokio::spawn(feed::statuses(coordinator.clone(), self.queue.clone()));
         tokio::spawn(feed::events(coordinator.clone(), since, self.queue.clone()));
         self.start_agent(&address)?;
-        // Agents know this port; a coordinator that is started again must have it again.
+        // A restarted coordinator must use the same port, because agents reconnect to it.
         let listen = SocketAddr::new(self.args.listen.ip(), endpoint.address.port());
         match self.supervise(&coordinator, &address, listen).await? {
-            Left::Over(outcome) => {
-                let words = self.ending(&outcome);
-                self.display.end(outcome.exit_code(), self.status.as_ref(), &words);
+            SupervisionEnd::JobEnded(outcome) => {
+                let text = self.end_text(&outcome);
+                self.display.end(outcome.exit_code(), self.status.as_ref(), &text);
                 Ok(outcome.exit_code())
             }
-            Left::Interrupted => {
-                let words = "stopped at once; the same command goes on from the last checkpoint";
-                self.display.end(INTERRUPTED, self.status.as_ref(), words);
+            SupervisionEnd::Interrupted => {
+                let text = "stopped immediately; the same command resumes from the last checkpoint";
+                self.display.end(INTERRUPTED, self.status.as_ref(), text);
                 Ok(INTERRUPTED)
             }
         }
@@ -244,29 +249,32 @@ impl Up {
         coordinator: &Coordinator,
         address: &Address,
         listen: SocketAddr,
-    ) -> Result<Left, Failure> {
+    ) -> Result<SupervisionEnd, Failure> {
         loop {
-            let gone = !self.coordinator.is_running() && !self.agent.is_running();
+            let all_ended = !self.coordinator.is_running() && !self.agent.is_running();
             match &self.outcome {
-                Some(outcome) if gone => return Ok(Left::Over(outcome.clone())),
-                None if gone && self.wish == Wish::StopNow => return Ok(Left::Interrupted),
+                Some(outcome) if all_ended => return Ok(SupervisionEnd::JobEnded(outcome.clone())),
+                None if all_ended && self.stop_request == StopRequest::StopNow => {
+                    return Ok(SupervisionEnd::Interrupted);
+                }
                 _ => {}
             }
             match self.next().await {
-                Input::Status(status) => self.take_status(*status),
+                Input::Status(status) => self.handle_status(*status),
                 Input::Event(event) => self.display.event(&event),
-                Input::Signal(name) => self.take_signal(name, coordinator),
-                Input::Ended(Who::Coordinator, exit) => self.coordinator_ended(exit).await?,
-                Input::Ended(Who::Agent, exit) => self.agent_ended(exit, coordinator).await?,
+                Input::Signal(name) => self.handle_signal(name, coordinator),
+                Input::Ended(kind, exit) => self.handle_exit(kind, exit, coordinator).await?,
                 Input::Restart(_) if self.is_ending() => {}
-                Input::Restart(Who::Coordinator) => self.spawn_coordinator(listen, Start::Again)?,
-                Input::Restart(Who::Agent) => self.start_agent(address)?,
-                Input::Overdue => self.kill(),
+                Input::Restart(ChildKind::Coordinator) => {
+                    self.spawn_coordinator(listen, CoordinatorStart::Restart)?;
+                }
+                Input::Restart(ChildKind::Agent) => self.start_agent(address)?,
+                Input::ExitTimeout => self.kill(),
             }
         }
     }
 
-    /// The queue never closes: this holds a sender.
+    /// The next input. The queue never closes, because `self` has a sender.
     async fn next(&mut self) -> Input {
         match self.inputs.recv().await {
             Some(input) => input,
@@ -276,20 +284,20 @@ impl Up {
 
     // ---- the coordinator ----
 
-    /// Starts the first coordinator and waits until it serves; none if a signal came first.
+    /// Starts the first coordinator and waits until it serves; `None` if a signal came first.
     async fn start_coordinator(&mut self) -> Result<Option<EndpointFile>, Failure> {
         let path = EndpointFile::path(&self.run_dir);
         let _ = std::fs::remove_file(&path);
-        self.spawn_coordinator(self.args.listen, Start::First)?;
-        let began = Instant::now();
+        self.spawn_coordinator(self.args.listen, CoordinatorStart::First)?;
+        let start = Instant::now();
         loop {
             let endpoint = EndpointFile::read(&path);
             if let Some(endpoint) = endpoint.filter(|found| self.coordinator.has_pid(found.pid)) {
                 return Ok(Some(endpoint));
             }
-            if began.elapsed() >= SERVE_PATIENCE {
+            if start.elapsed() >= SERVE_TIMEOUT {
                 let log = self.coordinator.log().display();
-                let seconds = SERVE_PATIENCE.as_secs();
+                let seconds = SERVE_TIMEOUT.as_secs();
                 return Err(failed(format!(
                     "the coordinator did not serve within {seconds} s; see {log}"
                 )));
@@ -297,7 +305,7 @@ impl Up {
             match tokio::time::timeout(Duration::from_millis(20), self.inputs.recv()).await {
                 Ok(Some(Input::Ended(_, exit))) => {
                     self.coordinator.ended();
-                    return Err(give_up(&self.coordinator, exit));
+                    return Err(child_failure(&self.coordinator, exit));
                 }
                 Ok(Some(Input::Signal(_))) => return Ok(None),
                 Ok(_) | Err(_) => {}
@@ -305,140 +313,126 @@ impl Up {
         }
     }
 
-    fn spawn_coordinator(&mut self, listen: SocketAddr, start: Start) -> Result<(), Failure> {
-        let arguments = programs::coordinator_arguments(&self.args, &self.run_dir, listen, start);
-        let command = self.programs.coordinator(&arguments);
-        let queue = self.queue.clone();
-        self.coordinator.start(command, move |exit| {
-            let _ = queue.send(Input::Ended(Who::Coordinator, exit));
-        })
-    }
-
-    async fn coordinator_ended(&mut self, exit: Exit) -> Result<(), Failure> {
-        self.coordinator.ended();
-        if self.is_ending() {
-            // An agent that it has not dismissed came too late to know that the job is over.
-            self.agent.signal(Signal::TERM);
-            return Ok(());
-        }
-        match decide::after_coordinator(exit, true) {
-            Next::Restart => {}
-            Next::Drained => {
-                self.take_outcome(Outcome::Drained { reason: "as asked".to_owned() });
-                return Ok(());
-            }
-            Next::LimitReached => {
-                self.take_outcome(limit_reached());
-                return Ok(());
-            }
-            Next::GiveUp => {
-                let failure = give_up(&self.coordinator, exit);
-                self.leave(Who::Agent).await;
-                return Err(failure);
-            }
-        }
-        if let Err(failure) = self.restart(Who::Coordinator, exit) {
-            self.leave(Who::Agent).await;
-            return Err(failure);
-        }
-        Ok(())
+    fn spawn_coordinator(
+        &mut self,
+        listen: SocketAddr,
+        start: CoordinatorStart,
+    ) -> Result<(), Failure> {
+        let command = self.programs.coordinator(&self.args, &self.run_dir, listen, start);
+        self.start(ChildKind::Coordinator, command)
     }
 
     // ---- the agent ----
 
     fn start_agent(&mut self, address: &Address) -> Result<(), Failure> {
-        let arguments = programs::agent_arguments(&self.args, &self.run_dir, address.url());
-        let mut command = self.programs.agent(&arguments);
+        let mut command = self.programs.agent(&self.args, &self.run_dir, address.url());
         command.envs(self.args.tls.to_variables());
-        if let Some(token) = self.args.token(Role::Agent)? {
-            // A file that this command was given is a person's.
+        if let Some(token) = self.args.token(AccessRole::Agent)? {
+            // A token file in this command's environment belongs to a user, not to the agent.
             command.env(TOKEN_VARIABLE, token.reveal()).env_remove("BATON_TOKEN_FILE");
         }
-        let queue = self.queue.clone();
-        self.agent.start(command, move |exit| {
-            let _ = queue.send(Input::Ended(Who::Agent, exit));
-        })
-    }
-
-    async fn agent_ended(&mut self, exit: Exit, coordinator: &Coordinator) -> Result<(), Failure> {
-        self.agent.ended();
-        if self.is_ending() {
-            return Ok(());
-        }
-        // It leaves when it is told of the end of the job; that may not be known here yet.
-        if let Ok(status) = coordinator.clone().status().await {
-            self.take_status(status);
-        }
-        if self.outcome.is_some() {
-            return Ok(());
-        }
-        match decide::after_agent(exit) {
-            Next::Restart => {}
-            Next::Drained => {
-                self.drain(coordinator, "the agent was told to go");
-                return Ok(());
-            }
-            Next::LimitReached => {
-                self.take_outcome(limit_reached());
-                return Ok(());
-            }
-            Next::GiveUp => {
-                let failure = give_up(&self.agent, exit);
-                self.leave(Who::Coordinator).await;
-                return Err(failure);
-            }
-        }
-        if let Err(failure) = self.restart(Who::Agent, exit) {
-            self.leave(Who::Coordinator).await;
-            return Err(failure);
-        }
-        Ok(())
+        self.start(ChildKind::Agent, command)
     }
 
     // ---- both ----
 
-    fn child(&mut self, who: Who) -> &mut Child {
-        match who {
-            Who::Coordinator => &mut self.coordinator,
-            Who::Agent => &mut self.agent,
+    fn child(&mut self, kind: ChildKind) -> &mut Child {
+        match kind {
+            ChildKind::Coordinator => &mut self.coordinator,
+            ChildKind::Agent => &mut self.agent,
         }
     }
 
-    fn restart(&mut self, who: Who, exit: Exit) -> Result<(), Failure> {
+    fn start(&mut self, kind: ChildKind, command: Command) -> Result<(), Failure> {
+        let queue = self.queue.clone();
+        self.child(kind).start(command, move |exit| {
+            let _ = queue.send(Input::Ended(kind, exit));
+        })
+    }
+
+    async fn handle_exit(
+        &mut self,
+        kind: ChildKind,
+        exit: Exit,
+        coordinator: &Coordinator,
+    ) -> Result<(), Failure> {
+        self.child(kind).ended();
+        if kind == ChildKind::Agent && !self.is_ending() {
+            // An agent ends when the coordinator reports the job's end, which may not be known here yet.
+            if let Ok(status) = coordinator.clone().status().await {
+                self.handle_status(status);
+            }
+        }
+        if self.is_ending() {
+            if kind == ChildKind::Coordinator {
+                // An agent that is still running connected too late to receive the job's end.
+                self.agent.signal(Signal::TERM);
+            }
+            return Ok(());
+        }
+        let result = match (decide::after(kind, exit), kind) {
+            (NextAction::Restart, _) => self.restart(kind, exit),
+            (NextAction::Fail, _) => Err(child_failure(self.child(kind), exit)),
+            (NextAction::LimitReached, _) => {
+                self.set_outcome(limit_reached());
+                Ok(())
+            }
+            (NextAction::Drained, ChildKind::Coordinator) => {
+                self.set_outcome(Outcome::Drained { reason: "as requested".to_owned() });
+                Ok(())
+            }
+            (NextAction::Drained, ChildKind::Agent) => {
+                self.drain(coordinator, "the agent was asked to leave");
+                Ok(())
+            }
+        };
+        if result.is_err() {
+            self.stop_child(kind.other()).await;
+        }
+        result
+    }
+
+    fn restart(&mut self, kind: ChildKind, exit: Exit) -> Result<(), Failure> {
         let now = self.now();
-        let child = self.child(who);
+        let child = self.child(kind);
         let Some(pause) = child.pause_before_restart(now) else {
-            let Failure { class, message } = give_up(child, exit);
-            let (limit, window) = (RestartLimiter::LIMIT, RestartLimiter::WINDOW.as_secs());
+            let Failure { class, message } = child_failure(child, exit);
+            let (limit, window) = (RestartLimiter::MAX_RESTARTS, RestartLimiter::WINDOW.as_secs());
             let name = child.name();
             let message =
-                format!("the {name} was started again {limit} times in {window} s: {message}");
+                format!("the {name} was restarted {limit} times in {window} s: {message}");
             return Err(Failure { class, message });
         };
-        let note = format!("the {} {exit}; starting it again", child.name());
+        let note = format!("the {} {exit}; restarting it", child.name());
         self.display.note(&note);
-        feed::later(pause, Input::Restart(who), &self.queue);
+        feed::send_later(pause, Input::Restart(kind), &self.queue);
         Ok(())
     }
 
-    /// Asks a child to end, and waits. An agent saves first.
-    async fn leave(&mut self, who: Who) {
-        let patience = match who {
-            Who::Coordinator => Duration::from_secs(5),
-            Who::Agent => Duration::from_secs_f64(self.spec.cluster.drain_seconds) + LEAVE_PATIENCE,
+    /// Asks a child to end, and waits for its end. An agent saves first.
+    async fn stop_child(&mut self, kind: ChildKind) {
+        let timeout = match kind {
+            ChildKind::Coordinator => Duration::from_secs(5),
+            ChildKind::Agent => {
+                Duration::from_secs_f64(self.spec.cluster.drain_seconds) + EXIT_TIMEOUT
+            }
         };
-        if !self.child(who).is_running() {
+        if !self.child(kind).is_running() {
             return;
         }
-        let note = format!("ending the {}", self.child(who).name());
+        let note = format!("ending the {}", self.child(kind).name());
         self.display.note(&note);
-        self.child(who).signal(Signal::TERM);
-        feed::later(patience, Input::Overdue, &self.queue);
-        while self.child(who).is_running() {
+        self.child(kind).signal(Signal::TERM);
+        feed::send_later(timeout, Input::ExitTimeout, &self.queue);
+        self.wait_for_exit(kind).await;
+    }
+
+    async fn wait_for_exit(&mut self, kind: ChildKind) {
+        while self.child(kind).is_running() {
             match self.next().await {
                 Input::Ended(ended, _) => self.child(ended).ended(),
                 Input::Event(event) => self.display.event(&event),
-                Input::Signal(_) | Input::Overdue => self.kill(),
+                Input::Signal(_) | Input::ExitTimeout => self.kill(),
                 Input::Status(_) | Input::Restart(_) => {}
             }
         }
@@ -448,7 +442,7 @@ impl Up {
         self.agent.signal(Signal::KILL);
         let path = EndpointFile::path(&self.run_dir);
         if EndpointFile::read(&path).is_some_and(|found| self.coordinator.has_pid(found.pid)) {
-            // It will not do so itself.
+            // A killed coordinator cannot remove its file.
             let _ = std::fs::remove_file(path);
         }
         self.coordinator.signal(Signal::KILL);
@@ -456,67 +450,63 @@ impl Up {
 
     // ---- the job ----
 
-    fn take_status(&mut self, status: GetStatusResponse) {
+    fn handle_status(&mut self, status: GetStatusResponse) {
         self.display.status(self.now(), &status);
         let outcome = status.outcome.as_ref().and_then(v1::Outcome::known);
         self.status = Some(status);
         if let Some(outcome) = outcome {
-            self.take_outcome(outcome);
+            self.set_outcome(outcome);
         }
     }
 
-    fn take_outcome(&mut self, outcome: Outcome) {
+    fn set_outcome(&mut self, outcome: Outcome) {
         if self.outcome.is_none() {
             self.outcome = Some(outcome);
-            feed::later(LEAVE_PATIENCE, Input::Overdue, &self.queue);
+            feed::send_later(EXIT_TIMEOUT, Input::ExitTimeout, &self.queue);
         }
     }
 
-    fn take_signal(&mut self, name: &str, coordinator: &Coordinator) {
-        match self.wish {
-            Wish::GoOn => self.drain(coordinator, &format!("{name} at `baton up`")),
-            Wish::Drain { since } if self.now().since(since) < SAME_SIGNAL => {}
-            Wish::Drain { .. } | Wish::StopNow => {
-                self.wish = Wish::StopNow;
+    fn handle_signal(&mut self, name: &str, coordinator: &Coordinator) {
+        match self.stop_request {
+            StopRequest::NotRequested => self.drain(coordinator, &format!("{name} at `baton up`")),
+            StopRequest::Drain { since } if self.now().since(since) < DUPLICATE_SIGNAL_WINDOW => {}
+            StopRequest::Drain { .. } | StopRequest::StopNow => {
+                self.stop_request = StopRequest::StopNow;
                 self.kill();
             }
         }
     }
 
     fn drain(&mut self, coordinator: &Coordinator, reason: &str) {
-        self.wish = Wish::Drain { since: self.now() };
+        self.stop_request = StopRequest::Drain { since: self.now() };
         if self.outcome.is_none() {
-            self.display.note("saving and stopping; Ctrl-C again to stop at once");
+            self.display.note("saving and stopping; press Ctrl-C again to stop immediately");
             tokio::spawn(feed::drain(coordinator.clone(), reason.to_owned(), self.queue.clone()));
         }
     }
 
-    /// Whether a child that ends is not missed.
+    /// Whether children are expected to end.
     fn is_ending(&self) -> bool {
-        self.outcome.is_some() || self.wish == Wish::StopNow
+        self.outcome.is_some() || self.stop_request == StopRequest::StopNow
     }
 
-    /// The run folder holds a job that has nothing left to do.
-    async fn was_over_before(&mut self, outcome: &Outcome) -> u8 {
-        let anew = render::anew(&self.names());
-        let words =
-            format!("{}\nthis had ended before; to train anew: {anew}", self.ending(outcome));
+    /// Reports the end of a job that had already ended before this run, and ends the coordinator.
+    async fn report_earlier_end(&mut self, outcome: &Outcome) -> u8 {
+        let command = render::fresh_start_command(&self.run_info());
+        let text = format!(
+            "{}\nthe job had already ended; to train again from fresh weights: {command}",
+            self.end_text(outcome)
+        );
         self.outcome = Some(outcome.clone());
         self.coordinator.signal(Signal::TERM);
-        feed::later(LEAVE_PATIENCE, Input::Overdue, &self.queue);
-        while self.coordinator.is_running() {
-            match self.next().await {
-                Input::Ended(..) => self.coordinator.ended(),
-                Input::Overdue | Input::Signal(_) => self.kill(),
-                _ => {}
-            }
-        }
-        self.display.end(outcome.exit_code(), self.status.as_ref(), &words);
+        feed::send_later(EXIT_TIMEOUT, Input::ExitTimeout, &self.queue);
+        self.wait_for_exit(ChildKind::Coordinator).await;
+        self.display.end(outcome.exit_code(), self.status.as_ref(), &text);
         outcome.exit_code()
     }
 
-    fn names(&self) -> render::Run<'_> {
-        render::Run {
+    fn run_info(&self) -> render::RunInfo<'_> {
+        render::RunInfo {
             recipe: &self.args.recipe,
             overrides: &self.args.overrides,
             run_dir: &self.run_dir,
@@ -524,10 +514,10 @@ impl Up {
         }
     }
 
-    fn ending(&self, outcome: &Outcome) -> String {
-        let nothing_known =
+    fn end_text(&self, outcome: &Outcome) -> String {
+        let unknown =
             GetStatusResponse { name: self.spec.name.clone(), ..GetStatusResponse::default() };
-        render::ending(self.status.as_ref().unwrap_or(&nothing_known), outcome, &self.names())
+        render::ending(self.status.as_ref().unwrap_or(&unknown), outcome, &self.run_info())
     }
 
     fn now(&self) -> Time {
@@ -535,16 +525,16 @@ impl Up {
     }
 }
 
-/// Known from an exit code alone.
+/// The outcome if only the exit code of a child is known.
 fn limit_reached() -> Outcome {
-    let reason = "a budget of the recipe's limits is used up; raise it to go on".to_owned();
+    let reason = "a budget of the recipe's limits is used up; raise it to resume".to_owned();
     Outcome::LimitReached { reason }
 }
 
-/// Why a child that will not be started again ended, in its own words if it left any.
-fn give_up(child: &Child, exit: Exit) -> Failure {
+/// The failure of a child that is not restarted: the error that it logged, or else its exit code.
+fn child_failure(child: &Child, exit: Exit) -> Failure {
     let message = child.last_error().unwrap_or_else(|| {
-        format!("the {} {exit}; its log is {}", child.name(), child.log().display())
+        format!("the {} {exit}; see its log {}", child.name(), child.log().display())
     });
     match exit {
         Exit::Code(code) if code == i32::from(exit::BAD_INPUT) => bad_input(message),

@@ -1,8 +1,8 @@
-//! One run folder, one `baton up`.
+//! A lock that allows one `baton up` per run folder.
 //!
-//! The lock is held by an open file that all processes of the run inherit: it is free once the last
-//! of them has ended. So a `baton up` that follows one killed with SIGKILL waits until the ranks left
-//! behind have saved and stopped, instead of training beside them.
+//! The lock is held by an open file that all processes of the run inherit, so it is free once the last of them has
+//! ended. After a `baton up` was killed with SIGKILL, the next one waits until the remaining ranks have saved and
+//! stopped, instead of training at the same time.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_access::Credentials;
+use baton_access::ClientCredentials;
 use baton_job::exit::Failure;
 use rustix::{
     fs::{FlockOperation, flock},
@@ -22,62 +22,62 @@ use crate::{
     failure::{bad_input, failed},
 };
 
-/// Held as long as it lives, here or in a child process.
+/// The lock, held until this value is dropped and all child processes have ended.
 #[derive(Debug)]
 pub(super) struct RunLock {
     _file: File,
 }
 
-/// Between two looks at a lock that another run holds.
-const RETRY: Duration = Duration::from_millis(200);
-/// A coordinator that answers this long is not one that is just being ended.
+/// Poll interval of a lock that another run holds.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Time after which a coordinator that still answers is considered in use, not about to end.
 const IN_USE_AFTER: Duration = Duration::from_secs(3);
 
 impl RunLock {
-    /// Makes the run folder and locks it. What an earlier run left behind may take `patience` to
-    /// end; `waiting` is called once if there is something to wait for.
+    /// Creates the run folder and locks it. Waits up to `timeout` for processes of an earlier run to end; `waiting` is
+    /// called once if it has to wait.
     pub(super) async fn take(
         run_dir: &Path,
-        patience: Duration,
+        timeout: Duration,
         mut waiting: impl FnMut(),
     ) -> Result<Self, Failure> {
         let path = run_dir.join("baton-up.lock");
-        let refused = |error: &dyn std::fmt::Display| {
+        let unusable = |error: &dyn std::fmt::Display| {
             let dir = run_dir.display();
             bad_input(format!("run folder {dir}: {error}; give a writable one with --run-dir"))
         };
-        fs::create_dir_all(run_dir).map_err(|error| refused(&error))?;
+        fs::create_dir_all(run_dir).map_err(|error| unusable(&error))?;
         let file = OpenOptions::new().create(true).append(true).open(&path);
-        let file = file.map_err(|error| refused(&error))?;
-        fcntl_setfd(&file, FdFlags::empty()).map_err(|error| refused(&error))?;
-        let began = Instant::now();
+        let file = file.map_err(|error| unusable(&error))?;
+        fcntl_setfd(&file, FdFlags::empty()).map_err(|error| unusable(&error))?;
+        let start = Instant::now();
         let mut has_waited = false;
         loop {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-                // A file system without locks; the coordinator's journal still guards the run.
+                // On a file system without locks, the coordinator's journal still protects the run.
                 Ok(()) | Err(_) => return Ok(Self { _file: file }),
             }
-            if began.elapsed() >= IN_USE_AFTER && is_served(run_dir).await {
+            if start.elapsed() >= IN_USE_AFTER && is_served(run_dir).await {
                 return Err(in_use(run_dir));
             }
-            if began.elapsed() >= patience {
+            if start.elapsed() >= timeout {
                 return Err(failed(format!(
                     "processes of an earlier run in {} do not end; `fuser {}` lists them",
                     run_dir.display(),
                     path.display()
                 )));
             }
-            if !has_waited && began.elapsed() >= 2 * RETRY {
+            if !has_waited && start.elapsed() >= 2 * LOCK_POLL_INTERVAL {
                 waiting();
                 has_waited = true;
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(LOCK_POLL_INTERVAL).await;
         }
     }
 }
 
-/// Refuses a run folder that a coordinator serves, whoever started it.
+/// Fails if any coordinator serves this run folder.
 pub(super) async fn check_not_served(run_dir: &Path) -> Result<(), Failure> {
     if is_served(run_dir).await { Err(in_use(run_dir)) } else { Ok(()) }
 }
@@ -85,7 +85,7 @@ pub(super) async fn check_not_served(run_dir: &Path) -> Result<(), Failure> {
 fn in_use(run_dir: &Path) -> Failure {
     let dir = run_dir.display();
     bad_input(format!(
-        "a job runs in {dir} already: `baton status --run-dir {dir}` shows it, `baton drain --run-dir \
+        "a job is already running in {dir}: `baton status --run-dir {dir}` shows it, `baton drain --run-dir \
          {dir}` saves and stops it"
     ))
 }
@@ -94,10 +94,10 @@ async fn is_served(run_dir: &Path) -> bool {
     let path = EndpointFile::path(run_dir);
     let Some(endpoint) = EndpointFile::read(&path) else { return false };
     let address = Address::of_endpoint(&endpoint, &path);
-    let Ok(mut coordinator) = Coordinator::at(address, &Credentials::default()) else {
+    let Ok(mut coordinator) = Coordinator::at(address, &ClientCredentials::default()) else {
         return false;
     };
-    coordinator.answers().await
+    coordinator.is_reachable().await
 }
 
 #[cfg(test)]
@@ -105,11 +105,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_second_run_waits_until_the_first_one_and_its_children_are_gone() {
+    async fn a_second_run_waits_until_the_first_one_and_its_children_have_ended() {
         let folder = tempfile::tempdir().unwrap();
-        let take = async |patience| {
+        let take = async |timeout| {
             let mut has_waited = false;
-            let lock = RunLock::take(folder.path(), patience, || has_waited = true).await;
+            let lock = RunLock::take(folder.path(), timeout, || has_waited = true).await;
             (lock, has_waited)
         };
         let (first, has_waited) = take(Duration::ZERO).await;
@@ -117,7 +117,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
 
         drop(first.unwrap());
-        let (second, has_waited) = take(3 * RETRY).await;
+        let (second, has_waited) = take(3 * LOCK_POLL_INTERVAL).await;
         assert!(has_waited);
         assert!(second.unwrap_err().message.contains("do not end"));
 

@@ -1,4 +1,4 @@
-//! A coordinator that tells what a test, or an example, lets it tell.
+//! A fake coordinator that serves a state set by a test or an example.
 
 use std::{
     net::SocketAddr,
@@ -23,88 +23,90 @@ use tokio::{
 use tokio_stream::{Stream, wrappers::ReceiverStream, wrappers::TcpListenerStream};
 use tonic::{Request, Response, Status, transport::Server};
 
-/// What it tells, and what it was asked for.
+/// What a fake coordinator serves, and the requests that it has received.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct FakeState {
     pub(crate) status: GetStatusResponse,
     pub(crate) events: Vec<WatchEventsResponse>,
     pub(crate) points: Vec<StreamMetricsResponse>,
     pub(crate) lines: Vec<StreamLogsResponse>,
     pub(crate) recipe: GetRecipeResponse,
-    /// Why it refuses what would change the job.
+    /// Error for requests that would change the job.
     pub(crate) refusal: Option<Status>,
-    /// Calls that would change the job.
-    pub(crate) asked: Vec<String>,
+    /// Requests that would change the job.
+    pub(crate) requests: Vec<String>,
 }
 
-/// A fake coordinator; it is gone when it is dropped.
-pub(crate) struct Fake {
-    told: Shared,
+/// A fake coordinator; it stops when it is dropped.
+pub(crate) struct FakeCoordinator {
+    state: SharedState,
     address: SocketAddr,
     _runtime: Runtime,
 }
 
+/// The state, shared with the server's tasks.
 #[derive(Clone)]
-struct Shared {
-    told: Arc<Mutex<Told>>,
+struct SharedState {
+    state: Arc<Mutex<FakeState>>,
     changed: watch::Sender<()>,
 }
 
-impl Fake {
-    /// On a free port.
-    pub(crate) fn start(told: Told) -> Self {
-        Self::start_at("127.0.0.1:0".parse().unwrap(), told)
+impl FakeCoordinator {
+    /// Starts on a free port.
+    pub(crate) fn start(state: FakeState) -> Self {
+        Self::start_at("127.0.0.1:0".parse().unwrap(), state)
     }
 
-    /// Where another one was, perhaps.
-    pub(crate) fn start_at(address: SocketAddr, told: Told) -> Self {
+    /// Starts at an address, for instance that of a coordinator that has stopped.
+    pub(crate) fn start_at(address: SocketAddr, state: FakeState) -> Self {
         let threads = &mut tokio::runtime::Builder::new_multi_thread();
         let runtime = threads.worker_threads(1).enable_all().build().unwrap();
-        let told = Shared { told: Arc::new(Mutex::new(told)), changed: watch::Sender::new(()) };
+        let state =
+            SharedState { state: Arc::new(Mutex::new(state)), changed: watch::Sender::new(()) };
         let listener = runtime.block_on(TcpListener::bind(address)).unwrap();
         let address = listener.local_addr().unwrap();
-        let service = JobServiceServer::new(told.clone());
+        let service = JobServiceServer::new(state.clone());
         let incoming = TcpListenerStream::new(listener);
         runtime.spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-        Self { told, address, _runtime: runtime }
+        Self { state, address, _runtime: runtime }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Changes what it tells; who follows hears of it.
-    pub(crate) fn tell(&self, change: impl FnOnce(&mut Told)) {
-        change(&mut self.told.lock());
-        self.told.changed.send_replace(());
+    /// Changes the state, and sends the change to all followers.
+    pub(crate) fn update(&self, change: impl FnOnce(&mut FakeState)) {
+        change(&mut self.state.lock());
+        self.state.changed.send_replace(());
     }
 
-    /// What it was asked for.
-    pub(crate) fn asked(&self) -> Vec<String> {
-        self.told.lock().asked.clone()
+    /// The requests received so far.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.state.lock().requests.clone()
     }
 }
 
 type Items<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap()
+impl SharedState {
+    fn lock(&self) -> MutexGuard<'_, FakeState> {
+        self.state.lock().unwrap()
     }
 
-    fn ask(&self, what: String) -> Result<(), Status> {
-        let mut told = self.lock();
-        told.asked.push(what);
-        told.refusal.clone().map_or(Ok(()), Err)
+    fn record(&self, request: String) -> Result<(), Status> {
+        let mut state = self.lock();
+        state.requests.push(request);
+        state.refusal.clone().map_or(Ok(()), Err)
     }
 
-    /// Items of a list from number `first`, and if so asked those that are added to it.
+    /// Items of a list from index `first`, and with `follow` also new ones.
     fn items<T: Clone + Send + Sync + 'static>(
         &self,
         mut first: usize,
         follow: bool,
-        list: impl Fn(&Told) -> &Vec<T> + Send + Sync + 'static,
-        wanted: impl Fn(&T) -> bool + Send + Sync + 'static,
+        list: impl Fn(&FakeState) -> &Vec<T> + Send + Sync + 'static,
+        filter: impl Fn(&T) -> bool + Send + Sync + 'static,
     ) -> Response<Items<T>> {
         let (sender, items) = mpsc::channel(16);
         let shared = self.clone();
@@ -113,7 +115,7 @@ impl Shared {
             loop {
                 let new: Vec<T> = list(&shared.lock()).get(first..).unwrap_or_default().to_vec();
                 first += new.len();
-                for item in new.into_iter().filter(&wanted) {
+                for item in new.into_iter().filter(&filter) {
                     if sender.send(Ok(item)).await.is_err() {
                         return;
                     }
@@ -130,7 +132,7 @@ impl Shared {
 type Answer<T> = Result<Response<T>, Status>;
 
 #[tonic::async_trait]
-impl JobService for Shared {
+impl JobService for SharedState {
     type WatchEventsStream = Items<WatchEventsResponse>;
     type StreamMetricsStream = Items<StreamMetricsResponse>;
     type StreamLogsStream = Items<StreamLogsResponse>;
@@ -144,11 +146,11 @@ impl JobService for Shared {
         request: Request<WatchEventsRequest>,
     ) -> Answer<Self::WatchEventsStream> {
         let WatchEventsRequest { after_id, past_only } = request.into_inner();
-        Ok(self.items(0, !past_only, |told| &told.events, move |event| event.id > after_id))
+        Ok(self.items(0, !past_only, |state| &state.events, move |event| event.id > after_id))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Answer<DrainResponse> {
-        self.ask(format!("drain: {}", request.into_inner().reason))?;
+        self.record(format!("drain: {}", request.into_inner().reason))?;
         Ok(Response::new(DrainResponse {}))
     }
 
@@ -156,22 +158,22 @@ impl JobService for Shared {
         &self,
         _: Request<TriggerCheckpointRequest>,
     ) -> Answer<TriggerCheckpointResponse> {
-        self.ask("checkpoint".to_owned())?;
+        self.record("checkpoint".to_owned())?;
         Ok(Response::new(TriggerCheckpointResponse {}))
     }
 
     async fn stop(&self, _: Request<StopRequest>) -> Answer<StopResponse> {
-        self.ask("stop".to_owned())?;
+        self.record("stop".to_owned())?;
         Ok(Response::new(StopResponse {}))
     }
 
     async fn pause(&self, request: Request<PauseRequest>) -> Answer<PauseResponse> {
-        self.ask(format!("pause: {}", request.into_inner().reason))?;
+        self.record(format!("pause: {}", request.into_inner().reason))?;
         Ok(Response::new(PauseResponse {}))
     }
 
     async fn resume(&self, _: Request<ResumeRequest>) -> Answer<ResumeResponse> {
-        self.ask("resume".to_owned())?;
+        self.record("resume".to_owned())?;
         Ok(Response::new(ResumeResponse {}))
     }
 
@@ -188,7 +190,7 @@ impl JobService for Shared {
     ) -> Answer<Self::StreamMetricsStream> {
         let StreamMetricsRequest { after_unix_millis, follow } = request.into_inner();
         let is_later = move |point: &StreamMetricsResponse| point.unix_millis > after_unix_millis;
-        Ok(self.items(0, follow, |told| &told.points, is_later))
+        Ok(self.items(0, follow, |state| &state.points, is_later))
     }
 
     async fn stream_logs(
@@ -196,20 +198,21 @@ impl JobService for Shared {
         request: Request<StreamLogsRequest>,
     ) -> Answer<Self::StreamLogsStream> {
         let StreamLogsRequest { ranks, all_sources, tail, follow } = request.into_inner();
-        let is_wanted = move |line: &StreamLogsResponse| match line.rank {
+        let is_requested = move |line: &StreamLogsResponse| match line.rank {
             Some(rank) => ranks.is_empty() || ranks.contains(&rank),
             None => all_sources,
         };
         let first = match tail {
             0 => 0,
-            // As many as are wanted, counted from the end.
+            // The last `tail` matching lines.
             tail => {
                 let lines = &self.lock().lines;
-                let wanted = (0..lines.len()).rev().filter(|&number| is_wanted(&lines[number]));
-                wanted.take(tail as usize).last().unwrap_or(lines.len())
+                let matching =
+                    (0..lines.len()).rev().filter(|&number| is_requested(&lines[number]));
+                matching.take(tail as usize).last().unwrap_or(lines.len())
             }
         };
-        Ok(self.items(first, follow, |told| &told.lines, is_wanted))
+        Ok(self.items(first, follow, |state| &state.lines, is_requested))
     }
 
     async fn get_recipe(&self, _: Request<GetRecipeRequest>) -> Answer<GetRecipeResponse> {
@@ -218,7 +221,7 @@ impl JobService for Shared {
 
     async fn submit_job(&self, request: Request<SubmitJobRequest>) -> Answer<SubmitJobResponse> {
         let SubmitJobRequest { recipe, overrides } = request.into_inner();
-        self.ask(format!("submit {overrides:?}: {recipe}"))?;
+        self.record(format!("submit {overrides:?}: {recipe}"))?;
         Ok(Response::new(SubmitJobResponse { job_id: "5f0c8d5e".into(), name: "demo".into() }))
     }
 }

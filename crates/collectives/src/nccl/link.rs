@@ -1,18 +1,18 @@
-//! A communicator, the stream it works on, and how that is ordered with libtorch's.
+//! A communicator, its stream, and the order of its work relative to libtorch's stream.
 #![allow(unsafe_code)]
 
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use baton_gpu::{Device, Event, Stream};
+use baton_gpu::{Device, Stream, StreamEvent};
 use baton_job::Rank;
 
-use super::ffi::{Communicator, UniqueId, Values};
+use super::ffi::{Communicator, DeviceValues, NcclUniqueId};
 use super::fixed_tree::FixedTree;
 use crate::{AbortHandle, DeviceSliceMut, Error};
 
-/// How long an operation may take.
+/// Timeout and abort of one operation.
 pub(super) struct Limit<'a> {
     pub(super) operation: &'static str,
     pub(super) timeout: Duration,
@@ -21,7 +21,8 @@ pub(super) struct Limit<'a> {
 }
 
 impl Limit<'_> {
-    /// Asks again and again, as a host that slept could not be woken by an abort.
+    /// Polls `is_done` until it is true. It polls, because an abort could not wake a thread that is blocked in the
+    /// driver.
     fn wait_until(&self, is_done: impl Fn() -> Result<bool, Error>) -> Result<(), Error> {
         while !is_done()? {
             self.abort.check(self.operation)?;
@@ -36,7 +37,7 @@ impl Limit<'_> {
     }
 }
 
-/// Lets other threads run; the longer it has taken, the longer a pause cannot matter.
+/// Lets other threads run; after some time the polls become less frequent.
 fn pause(elapsed: Duration) {
     if elapsed < Duration::from_micros(200) {
         thread::yield_now();
@@ -45,43 +46,43 @@ fn pause(elapsed: Duration) {
     }
 }
 
-/// One rank's end of a group, ready for use.
+/// One rank's communicator with the streams and memory that it works with.
 ///
-/// Its operations return when the device is done with them or they have failed. In the latter case the
-/// device may still be at it, so that the link must be ended before the memory is used again.
+/// Its operations return when the device has completed them or they have failed. After a failure the device may still
+/// be working, so the link must be ended before the memory is used again.
 #[derive(Debug)]
 pub(super) struct Link {
     communicator: Communicator,
     streams: Streams,
-    /// None where nothing is added in the fixed tree.
+    /// `None` if sums are not added in the fixed tree.
     tree: Option<FixedTree>,
 }
 
-/// libtorch's stream and our own, which does not wait for that one by itself.
+/// libtorch's stream and our own, which does not wait for libtorch's by itself.
 #[derive(Debug)]
 struct Streams {
     torch: Stream,
     ours: Stream,
-    /// On libtorch's stream, behind the work that an operation comes after.
-    ready: Event,
-    /// On ours, behind the operation.
-    over: Event,
+    /// Marks libtorch's stream after the work that must come before an operation.
+    ready: StreamEvent,
+    /// Marks our stream after the operation.
+    finished: StreamEvent,
 }
 
 impl Link {
-    /// Begins to set up this rank's end; it can be used when it has [settled](Self::settle).
+    /// Starts to set up this rank's link; it can be used after [`wait_until_ready`](Self::wait_until_ready).
     pub(super) fn begin(
         (device, tree): (Device, Option<FixedTree>),
-        id: UniqueId,
+        id: NcclUniqueId,
         (rank, world_size): (Rank, u32),
     ) -> Result<Self, Error> {
         let streams = Streams {
             torch: Stream::of_torch(device),
             ours: Stream::new(device)?,
-            ready: Event::new(device)?,
-            over: Event::new(device)?,
+            ready: StreamEvent::new(device)?,
+            finished: StreamEvent::new(device)?,
         };
-        // Last, as it is not freed when it is dropped.
+        // Last, because it is not freed when it is dropped.
         let communicator = Communicator::begin(id, rank, world_size)?;
         Ok(Self { communicator, streams, tree })
     }
@@ -90,9 +91,9 @@ impl Link {
         &self.streams.ours
     }
 
-    /// Waits until what NCCL was asked for is in its stream.
-    pub(super) fn settle(&self, limit: &Limit<'_>) -> Result<(), Error> {
-        limit.wait_until(|| self.communicator.is_settled())
+    /// Waits until NCCL has queued all requested work in its stream.
+    pub(super) fn wait_until_ready(&self, limit: &Limit<'_>) -> Result<(), Error> {
+        limit.wait_until(|| self.communicator.is_ready())
     }
 
     pub(super) fn all_reduce(
@@ -100,8 +101,8 @@ impl Link {
         limit: &Limit<'_>,
         values: &mut DeviceSliceMut<'_>,
     ) -> Result<(), Error> {
-        let values = Values::from(values);
-        // SAFETY: the slice is lent to us and on our device; see `run`.
+        let values = DeviceValues::from(values);
+        // SAFETY: the slice is borrowed for this call and on our device; see `run`.
         self.run(limit, || unsafe { self.communicator.all_reduce(self.stream(), values) })
     }
 
@@ -111,13 +112,13 @@ impl Link {
         root: Rank,
         values: &mut DeviceSliceMut<'_>,
     ) -> Result<(), Error> {
-        let values = Values::from(values);
+        let values = DeviceValues::from(values);
         // SAFETY: as above.
         self.run(limit, || unsafe { self.communicator.broadcast(self.stream(), root, values) })
     }
 
-    /// Adds up all ranks' `sums` in the fixed tree, which are this rank's subtrees. The total is in the
-    /// first.
+    /// Adds up all ranks' `sums` in the fixed tree; `sums` are this rank's subtrees. The total is written to the first
+    /// one.
     pub(super) fn sum_in_tree(
         &mut self,
         limit: &Limit<'_>,
@@ -125,54 +126,53 @@ impl Link {
         sums: &mut [&mut DeviceSliceMut<'_>],
     ) -> Result<(), Error> {
         let Some(tree) = &mut self.tree else { return Ok(()) };
-        let sums = sums.iter_mut().map(|sum| Values::from(&mut **sum)).collect();
+        let sums = sums.iter_mut().map(|sum| DeviceValues::from(&mut **sum)).collect();
         let plan = tree.plan(virtual_ranks, sums)?;
         let channel = (&self.communicator, self.stream());
-        // SAFETY: as above, and this for all sums.
-        self.run(limit, || unsafe { plan.queue(channel, || self.settle(limit)) })
+        // SAFETY: as above, for all sums.
+        self.run(limit, || unsafe { plan.queue(channel, || self.wait_until_ready(limit)) })
     }
 
-    /// Has `queue` queue work on our stream, between what libtorch has queued and what it will, and waits
-    /// until it is over.
+    /// Calls `queue` to queue work on our stream, ordered after all that libtorch has queued and before all that it
+    /// will queue, and waits until the work is done.
     fn run(
         &self,
         limit: &Limit<'_>,
         queue: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let Streams { torch, ours, ready, over } = &self.streams;
+        let Streams { torch, ours, ready, finished } = &self.streams;
         torch.mark(ready)?;
         ours.wait_for(ready)?;
         queue()?;
-        // A communicator that does not block may put its work there later, and marks must be behind it.
-        self.settle(limit)?;
-        ours.mark(over)?;
-        torch.wait_for(over)?;
-        // NCCL is asked too, for what goes wrong meanwhile.
-        limit.wait_until(|| Ok(self.communicator.is_settled()? && over.is_reached()?))
+        // A non-blocking communicator may queue its work later, and the event must come after that work.
+        self.wait_until_ready(limit)?;
+        ours.mark(finished)?;
+        torch.wait_for(finished)?;
+        // Polls NCCL too, to detect its errors.
+        limit.wait_until(|| Ok(self.communicator.is_ready()? && finished.is_reached()?))
     }
 
-    /// Frees the communicator and whatever still runs on it. After the deadline its thread, its memory
-    /// and its kernels are abandoned.
+    /// Frees the communicator and ends its running work. After the timeout its thread, memory and kernels are leaked.
     pub(super) fn end(self, after: Duration) -> Result<(), Error> {
         let Self { communicator, streams, tree } = self;
         let (done, is_done) = mpsc::channel();
         let helper = thread::Builder::new().name("nccl-abort".to_owned()).spawn(move || {
             communicator.abort();
-            // Nobody listens after the deadline.
+            // After the timeout there is no receiver.
             let _ = done.send(());
         });
         let aborted = helper
             .map_err(Error::io("nccl-abort"))
             .and_then(|_| is_done.recv_timeout(after).map_err(|_| Error::Stuck { after }));
         if aborted.is_err() {
-            // To free memory waits for all that the device does, so that this would hang, too.
+            // Freeing memory waits for the device's work, so it would hang too.
             std::mem::forget(tree);
             return aborted;
         }
-        // What was queued behind the aborted kernels is still to be done, in the caller's memory. Where even
-        // a mark fails the device does nothing any more, and why was told before.
-        let Streams { torch, ours, over, .. } = &streams;
-        let _ = ours.mark(over).and_then(|()| torch.wait_for(over));
+        // Work that was queued after the aborted kernels still runs in the caller's memory: later work of libtorch must
+        // wait for it. If even a mark fails, the device does no more work, and its error was reported before.
+        let Streams { torch, ours, finished, .. } = &streams;
+        let _ = ours.mark(finished).and_then(|()| torch.wait_for(finished));
         Ok(())
     }
 }

@@ -1,25 +1,25 @@
 //! Ranks that are processes with one GPU each, connected by NCCL.
 //!
-//! | file | is about |
+//! | file | content |
 //! |---|---|
-//! | `link` | a communicator, the stream it works on, and how that is ordered with libtorch's |
+//! | `link` | a communicator, its stream, and the order relative to libtorch's stream |
 //! | `fixed_tree` | sums in the fixed tree |
 //! | `ffi` | the calls to NCCL |
 //!
-//! NCCL is opened when first needed: the same program runs on machines without it. Operations run on a
-//! stream of their own, behind what libtorch has queued on its, which waits for them in turn. The host
-//! waits for each, too, but never stands still in the driver: it asks whether the operation is over, so
-//! that it keeps its deadline and can be aborted. Nothing overlaps with an all-reduce yet.
+//! NCCL is loaded when it is first needed: the same program runs on machines without it. Operations run on a separate
+//! stream, after the work that libtorch has queued on its stream; libtorch's later work waits for them. The host waits
+//! for each operation too, but never blocks in the driver: it polls whether the operation is done, so that it can keep
+//! its deadline and be aborted. No other work overlaps with an all-reduce.
 //!
-//! [`Order`] says how values are added: in the fixed tree, on the device, or in an order of NCCL's own,
-//! the same in every step but another one for every number of ranks.
+//! [`SummationOrder`] selects how values are added: in the fixed tree, on the device, or in NCCL's own order, which is
+//! the same in every step but different for every number of ranks.
 //!
-//! The communicator never blocks (`blocking = 0`). `ncclCommAbort` alone may hang, and is given its own
-//! thread and deadline; it is also how a group that is no longer needed is left, as it is the one call
-//! that never waits for peers, and no operation is under way then.
+//! The communicator never blocks (`blocking = 0`). Only `ncclCommAbort` may hang, so it runs in a separate thread with
+//! a deadline. It is also called to leave a group that is no longer needed: it is the only call that never waits for
+//! peers, and no operation is running then.
 //!
-//! What NCCL and its network plugins read from the environment (`NCCL_*`, and `FI_*` for libfabric on EFA)
-//! is the agent's business ([`baton_job::gpu::fabric`]).
+//! The agent sets the environment of NCCL and its network plugins (`NCCL_*`, and `FI_*` for libfabric on EFA); see
+//! [`baton_job::gpu::fabric`].
 
 mod ffi;
 mod fixed_tree;
@@ -32,60 +32,60 @@ use baton_gpu::Device;
 use baton_job::Rank;
 
 use crate::{AbortHandle, BufferMut, Collective, DeviceSliceMut, Error, Part, operation, tree};
-use ffi::UniqueId;
+use ffi::NcclUniqueId;
 pub use ffi::{Version, is_present, version};
 use fixed_tree::FixedTree;
 use link::{Limit, Link};
 
-/// The first with communicators that do not block.
-const OLDEST: Version = Version { major: 2, minor: 14, patch: 0 };
+/// The first version with non-blocking communicators.
+const MIN_VERSION: Version = Version { major: 2, minor: 14, patch: 0 };
 
 /// The order in which [`Collective::all_reduce`] adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum SummationOrder {
     /// The fixed tree: the same bits for every number of ranks.
     FixedTree,
-    /// NCCL's own: one partial sum per rank, in a way that is the fastest for so many of them.
+    /// NCCL's own: one partial sum per rank, in the order that is fastest for this number of ranks.
     Library,
 }
 
-/// How to add, and how long to wait.
+/// Summation order and timeouts.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct NcclOptions {
     /// The order of additions.
-    pub order: Order,
-    /// For all ranks to set up their communicators.
+    pub order: SummationOrder,
+    /// Timeout for all ranks to set up their communicators.
     pub connect_timeout: Duration,
-    /// For each operation as a whole; it includes the work queued before it and waiting for the
-    /// slowest rank to begin.
+    /// Timeout for each operation as a whole, including work queued before it and the wait for the slowest rank to
+    /// begin.
     pub operation_timeout: Duration,
-    /// For `ncclCommAbort`.
+    /// Timeout for `ncclCommAbort`.
     pub abort_timeout: Duration,
 }
 
-/// One rank's end of a group of GPUs.
+/// One rank's handle to a group of GPUs.
 pub struct NcclCollective {
     bootstrap: Box<dyn Collective>,
     device: i32,
-    options: Options,
+    options: NcclOptions,
     abort: AbortHandle,
-    /// None after a failure.
+    /// `None` after a failure.
     link: Option<Link>,
 }
 
 impl NcclCollective {
-    /// Sets up NCCL between the ranks of `bootstrap`; this one uses the CUDA device `device`. Later
-    /// `bootstrap` carries what is not on a GPU, and its abort handle is this group's.
+    /// Sets up NCCL between the ranks of `bootstrap`; this rank uses the CUDA device `device`. Later, `bootstrap` is
+    /// used for data that is not on a GPU, and its abort handle becomes that of this group.
     ///
     /// # Errors
-    /// NCCL or CUDA is missing or fails, a late peer, an abort.
+    /// NCCL or CUDA is missing or fails; a late peer; an abort.
     pub fn connect(
         mut bootstrap: Box<dyn Collective>,
         device: i32,
-        options: Options,
+        options: NcclOptions,
     ) -> Result<Self, Error> {
         let version = version()?;
-        if version < OLDEST {
+        if version < MIN_VERSION {
             return Err(Error::Unsupported {
                 operation: operation::CONNECT,
                 what: "this libnccl.so is older than 2.14 and would block for ever on a lost peer",
@@ -95,12 +95,14 @@ impl NcclCollective {
         let gpu = Device::open(device)?;
         let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
         let tree = match options.order {
-            Order::FixedTree if world_size > 1 => Some(FixedTree::new(gpu, rank, world_size)?),
-            Order::FixedTree | Order::Library => None,
+            SummationOrder::FixedTree if world_size > 1 => {
+                Some(FixedTree::new(gpu, rank, world_size)?)
+            }
+            SummationOrder::FixedTree | SummationOrder::Library => None,
         };
         let mine = if rank == Rank(0) { ffi::unique_id()?.to_vec() } else { Vec::new() };
         let gathered = bootstrap.all_gather_bytes(&mine)?;
-        let id: UniqueId = gathered[0].as_slice().try_into().map_err(|_| Error::Protocol {
+        let id: NcclUniqueId = gathered[0].as_slice().try_into().map_err(|_| Error::Protocol {
             operation: operation::CONNECT,
             detail: format!("rank 0 sends {} bytes as NCCL's unique id", gathered[0].len()),
         })?;
@@ -108,7 +110,7 @@ impl NcclCollective {
         let abort = bootstrap.abort_handle();
         let mut group = Self { bootstrap, device, options, abort, link };
         let timeout = options.connect_timeout;
-        group.run(operation::CONNECT, timeout, |link, limit| link.settle(limit))?;
+        group.run(operation::CONNECT, timeout, |link, limit| link.wait_until_ready(limit))?;
         Ok(group)
     }
 
@@ -121,7 +123,7 @@ impl NcclCollective {
         self.run(operation, self.options.operation_timeout, body)
     }
 
-    /// Runs `body`. If it fails, the communicator is aborted, as its kernels would occupy the GPU for ever.
+    /// Runs `body`. If it fails, the communicator is aborted; otherwise its kernels would occupy the GPU forever.
     fn run(
         &mut self,
         operation: &'static str,
@@ -141,8 +143,8 @@ impl NcclCollective {
         self.link.take().map_or(Ok(()), |link| link.end(self.options.abort_timeout))
     }
 
-    /// Adds one sum per rank.
-    fn sum_as_nccl_does(&mut self, parts: &mut [Part<'_>]) -> Result<(), Error> {
+    /// Adds one partial sum per rank in NCCL's order.
+    fn sum_in_library_order(&mut self, parts: &mut [Part<'_>]) -> Result<(), Error> {
         let [part] = parts else {
             return Err(Error::Unsupported {
                 operation: operation::ALL_REDUCE,
@@ -165,7 +167,7 @@ impl NcclCollective {
         })
     }
 
-    /// The device memory behind `buffer`, if NCCL can work on it.
+    /// The device memory of `buffer`, if NCCL can work on it.
     fn on_device<'b, 'a>(
         &self,
         operation: &'static str,
@@ -199,11 +201,11 @@ impl Collective for NcclCollective {
         self.bootstrap.world_size()
     }
 
-    /// In [`Order::Library`], `parts` must be one buffer, whatever its node.
+    /// With [`SummationOrder::Library`], `parts` must be one buffer; its node does not matter.
     fn all_reduce(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error> {
         match self.options.order {
-            Order::FixedTree => self.sum_in_tree(virtual_ranks, parts),
-            Order::Library => self.sum_as_nccl_does(parts),
+            SummationOrder::FixedTree => self.sum_in_tree(virtual_ranks, parts),
+            SummationOrder::Library => self.sum_in_library_order(parts),
         }
     }
 
@@ -236,7 +238,7 @@ impl fmt::Debug for NcclCollective {
 }
 
 impl Drop for NcclCollective {
-    /// Every operation is over by now, so that there is nothing to finish.
+    /// All operations are done by now, so there is nothing to wait for.
     fn drop(&mut self) {
         let _ = self.leave();
     }

@@ -1,11 +1,11 @@
-//! What answers without a GPU. Each test asserts something with and without `libnccl.so`.
+//! Behaviour without a GPU. Each test checks something both with and without `libnccl.so`.
 
 use super::ffi::Communicator;
 use super::*;
 use crate::tcp::TcpCollective;
 
-const OPTIONS: Options = Options {
-    order: Order::Library,
+const OPTIONS: NcclOptions = NcclOptions {
+    order: SummationOrder::Library,
     connect_timeout: Duration::from_secs(30),
     operation_timeout: Duration::from_secs(30),
     abort_timeout: Duration::from_secs(5),
@@ -22,13 +22,13 @@ fn assert_missing<T>(result: Result<T, Error>) {
 }
 
 #[test]
-fn the_library_is_asked_or_named_as_missing() {
+fn the_library_answers_or_is_reported_as_missing() {
     if !is_present() {
         assert_missing(version());
         assert_missing(ffi::unique_id());
         return;
     }
-    assert!(version().unwrap() >= OLDEST);
+    assert!(version().unwrap() >= MIN_VERSION);
     assert_ne!(ffi::unique_id().unwrap(), ffi::unique_id().unwrap());
 }
 
@@ -37,28 +37,28 @@ fn a_communicator_without_a_gpu_is_a_typed_error() {
     if !is_present() {
         return assert_missing(Communicator::begin([0; 128], Rank(0), 1));
     }
-    // No such device anywhere; what fails, driver or device, depends on the machine.
+    // No machine has this device; whether the driver or the device is missing depends on the machine.
     let refused = NcclCollective::connect(alone(), 4096, OPTIONS).unwrap_err();
     assert!(matches!(refused, Error::LibraryMissing { .. } | Error::Gpu(_)), "{refused}");
 
     let communicator = Communicator::begin(ffi::unique_id().unwrap(), Rank(0), 1);
-    let settled = communicator.and_then(|communicator| {
+    let result = communicator.and_then(|communicator| {
         let deadline = Instant::now() + OPTIONS.connect_timeout;
-        while !communicator.is_settled()? {
+        while !communicator.is_ready()? {
             assert!(Instant::now() < deadline, "neither set up nor failed");
             std::thread::yield_now();
         }
         communicator.abort();
         Ok(())
     });
-    match settled {
+    match result {
         Ok(()) => assert!(Device::open(0).is_ok(), "set up on no device"),
         Err(error) => assert!(matches!(error, Error::Nccl { .. }), "{error}"),
     }
 }
 
 #[test]
-fn connecting_without_the_library_says_how_to_get_it() {
+fn connecting_without_the_library_reports_how_to_install_it() {
     if !is_present() {
         return assert_missing(NcclCollective::connect(alone(), 0, OPTIONS));
     }
@@ -68,7 +68,7 @@ fn connecting_without_the_library_says_how_to_get_it() {
     }
 }
 
-/// A group that never met anyone; enough for what is refused before NCCL is asked.
+/// A group without a communicator; enough for errors that are detected before NCCL is called.
 fn unconnected() -> NcclCollective {
     let bootstrap = alone();
     let abort = bootstrap.abort_handle();
@@ -90,7 +90,7 @@ fn several_partial_sums_are_refused_with_a_remedy() {
 #[test]
 #[allow(unsafe_code)]
 fn memory_of_another_device_is_refused() {
-    // SAFETY: it is empty.
+    // SAFETY: it has no values.
     let elsewhere = unsafe { DeviceSliceMut::from_raw(0, 0, 3) };
     let refused = unconnected().broadcast(Rank(0), BufferMut::Device(elsewhere)).unwrap_err();
     assert_eq!(refused.to_string(), "broadcast: the buffer is on CUDA device 3, the group on 0");

@@ -1,9 +1,9 @@
-//! How the ranks of one generation find each other.
+//! Connecting the ranks of one generation.
 //!
-//! Every rank dials all lower ones and is dialled by all higher ones. Both sides of a connection say
-//! who they are and whom they want ([`Hello`]), and both compare. Whoever dialled the wrong one
-//! fails, as his plan is wrong; whoever was dialled by the wrong one hangs up and keeps waiting, as
-//! anybody can dial: ranks of older generations, port scanners, health checks.
+//! Every rank connects to all lower ranks and accepts connections from all higher ones. Both sides of a connection send
+//! their own identity and the rank they expect ([`RankHello`]), and both compare. A wrong answer to an outgoing
+//! connection is an error: the list of addresses is wrong. A wrong incoming connection is closed and the wait
+//! continues, because any program can connect: ranks of older generations, port scanners, health checks.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -16,14 +16,15 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 use super::mesh::{closed, now_or_later};
 use super::wait::Limit;
-use super::wire::Hello;
+use super::wire::RankHello;
 use crate::{Error, Membership, operation};
 
-/// So many callers beside those who are awaited may be silent at a time; one more, and the first of all is hung up on.
-const MAX_STRANGERS: usize = 256;
+/// Maximum number of silent incoming connections in addition to those that are expected; beyond it the oldest is
+/// closed.
+const MAX_EXTRA_CONNECTIONS: usize = 256;
 
-/// Connects `me` with everybody; the streams are indexed by rank and do not block.
-pub(super) fn meet(
+/// Connects `me` to all other ranks; the streams are indexed by rank and non-blocking.
+pub(super) fn connect_all(
     listener: TcpListener,
     me: Membership,
     addresses: &[String],
@@ -31,60 +32,63 @@ pub(super) fn meet(
 ) -> Result<Vec<Option<TcpStream>>, Error> {
     listener.set_nonblocking(true).map_err(Error::io(operation::CONNECT))?;
     let lower = (0..me.rank.0).map(Rank).zip(addresses);
-    let dialled =
-        lower.map(|(peer, address)| Call::dial(peer, address)).collect::<Result<_, _>>()?;
-    let met = addresses.iter().map(|_| None).collect();
-    let mut meeting = Meeting { me, met, dialled, callers: Vec::new() };
-    while let Some(missing) = meeting.first_missing() {
+    let outgoing = lower
+        .map(|(peer, address)| PendingConnection::open(peer, address))
+        .collect::<Result<_, _>>()?;
+    let connected = addresses.iter().map(|_| None).collect();
+    let mut handshake = Handshake { me, connected, outgoing, incoming: Vec::new() };
+    while let Some(missing) = handshake.first_missing() {
         let mut sockets = vec![(listener.as_fd(), PollFlags::IN)];
-        sockets.extend(meeting.dialled.iter().map(|(_, call)| call.interest()));
-        sockets.extend(meeting.callers.iter().map(Call::interest));
+        sockets.extend(handshake.outgoing.iter().map(|(_, connection)| connection.interest()));
+        sockets.extend(handshake.incoming.iter().map(PendingConnection::interest));
         let ready = limit.wait(&sockets, missing)?;
 
-        let (dialled, callers) = ready[1..].split_at(meeting.dialled.len());
-        meeting.hear_callers(callers);
-        meeting.hear_dialled(dialled)?;
+        let (outgoing, incoming) = ready[1..].split_at(handshake.outgoing.len());
+        handshake.advance_incoming(incoming);
+        handshake.advance_outgoing(outgoing)?;
         if ready[0] {
-            meeting.accept(&listener)?;
+            handshake.accept(&listener)?;
         }
     }
-    Ok(meeting.met)
+    Ok(handshake.connected)
 }
 
-/// Who is there and who is not.
-struct Meeting {
+/// The connections of one rank while they are being set up.
+struct Handshake {
     me: Membership,
-    met: Vec<Option<TcpStream>>,
-    dialled: Vec<(Rank, Call)>,
-    callers: Vec<Call>,
+    connected: Vec<Option<TcpStream>>,
+    outgoing: Vec<(Rank, PendingConnection)>,
+    incoming: Vec<PendingConnection>,
 }
 
-impl Meeting {
+impl Handshake {
     fn first_missing(&self) -> Option<Rank> {
-        let is_missing = |rank: &Rank| *rank != self.me.rank && self.met[rank.0 as usize].is_none();
+        let is_missing =
+            |rank: &Rank| *rank != self.me.rank && self.connected[rank.0 as usize].is_none();
         (0..self.me.world_size).map(Rank).find(is_missing)
     }
 
-    /// What a peer should say.
-    fn expected(&self, peer: Rank) -> Hello {
-        Hello { from: Membership { rank: peer, ..self.me }, to: self.me.rank }
+    /// The hello that `peer` should send.
+    fn expected(&self, peer: Rank) -> RankHello {
+        RankHello { from: Membership { rank: peer, ..self.me }, to: self.me.rank }
     }
 
-    fn hear_dialled(&mut self, ready: &[bool]) -> Result<(), Error> {
-        for ((peer, mut call), ready) in std::mem::take(&mut self.dialled).into_iter().zip(ready) {
+    fn advance_outgoing(&mut self, ready: &[bool]) -> Result<(), Error> {
+        let pending = std::mem::take(&mut self.outgoing);
+        for ((peer, mut connection), ready) in pending.into_iter().zip(ready) {
             let lost =
                 |source| Error::LostPeer { rank: peer, operation: operation::CONNECT, source };
             if !ready {
-                self.dialled.push((peer, call));
+                self.outgoing.push((peer, connection));
                 continue;
             }
-            if call.greets_first {
-                call.greet(Hello { from: self.me, to: peer }).map_err(lost)?;
+            if connection.must_send_hello {
+                connection.send_hello(RankHello { from: self.me, to: peer }).map_err(lost)?;
             }
-            match call.hear().map_err(lost)? {
-                None => self.dialled.push((peer, call)),
+            match connection.read_hello().map_err(lost)? {
+                None => self.outgoing.push((peer, connection)),
                 Some(hello) if hello == self.expected(peer) => {
-                    self.met[peer.0 as usize] = Some(call.stream);
+                    self.connected[peer.0 as usize] = Some(connection.stream);
                 }
                 Some(hello) => {
                     let expected = self.expected(peer).from;
@@ -95,47 +99,49 @@ impl Meeting {
         Ok(())
     }
 
-    /// A caller's failure is his own affair.
-    fn hear_callers(&mut self, ready: &[bool]) {
-        for (mut call, ready) in std::mem::take(&mut self.callers).into_iter().zip(ready) {
+    /// Reads from incoming connections. A failed one is closed; that is not an error of this rank.
+    fn advance_incoming(&mut self, ready: &[bool]) {
+        let pending = std::mem::take(&mut self.incoming);
+        for (mut connection, ready) in pending.into_iter().zip(ready) {
             if !ready {
-                self.callers.push(call);
+                self.incoming.push(connection);
                 continue;
             }
-            match call.hear() {
-                Ok(None) => self.callers.push(call),
-                Ok(Some(hello)) => self.answer(call, hello),
+            match connection.read_hello() {
+                Ok(None) => self.incoming.push(connection),
+                Ok(Some(hello)) => self.answer(connection, hello),
                 Err(_) => {}
             }
         }
     }
 
-    /// Tells a caller who we are, so that he knows why if we hang up then.
-    fn answer(&mut self, mut call: Call, hello: Hello) {
+    /// Sends our hello, so that the other side can report the reason if we then close the connection.
+    fn answer(&mut self, mut connection: PendingConnection, hello: RankHello) {
         let peer = hello.from.rank;
-        let answered = call.greet(Hello { from: self.me, to: peer }).is_ok();
-        let is_awaited = peer > self.me.rank && hello == self.expected(peer);
+        let answered = connection.send_hello(RankHello { from: self.me, to: peer }).is_ok();
+        let is_expected = peer > self.me.rank && hello == self.expected(peer);
         if answered
-            && is_awaited
-            && let Some(place @ None) = self.met.get_mut(peer.0 as usize)
+            && is_expected
+            && let Some(entry @ None) = self.connected.get_mut(peer.0 as usize)
         {
-            *place = Some(call.stream);
+            *entry = Some(connection.stream);
         }
     }
 
-    /// How many have yet to call.
-    fn awaited(&self) -> usize {
-        self.met.iter().skip(self.me.rank.0 as usize + 1).filter(|place| place.is_none()).count()
+    /// Number of higher ranks that have not connected yet.
+    fn missing_higher_ranks(&self) -> usize {
+        let higher = self.connected.iter().skip(self.me.rank.0 as usize + 1);
+        higher.filter(|stream| stream.is_none()).count()
     }
 
     fn accept(&mut self, listener: &TcpListener) -> Result<(), Error> {
         loop {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    if self.callers.len() >= self.awaited() + MAX_STRANGERS {
-                        self.callers.remove(0);
+                    if self.incoming.len() >= self.missing_higher_ranks() + MAX_EXTRA_CONNECTIONS {
+                        self.incoming.remove(0);
                     }
-                    self.callers.extend(Call::new(stream, false));
+                    self.incoming.extend(PendingConnection::new(stream, false));
                 }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return Ok(()),
@@ -147,19 +153,19 @@ impl Meeting {
     }
 }
 
-/// A connection on which not everything has been said.
-struct Call {
+/// A connection whose exchange of hellos is not complete.
+struct PendingConnection {
     stream: TcpStream,
-    /// Whether our hello is still to be said, which needs a connection first.
-    greets_first: bool,
-    /// What has come of the other side's hello.
-    heard: [u8; Hello::SIZE],
-    heard_bytes: usize,
+    /// Whether our hello is still to be sent; the connection must be established first.
+    must_send_hello: bool,
+    /// The received bytes of the other side's hello.
+    hello: [u8; RankHello::SIZE],
+    received: usize,
 }
 
-impl Call {
-    /// Begins to connect, without waiting for it.
-    fn dial(peer: Rank, address: &str) -> Result<(Rank, Self), Error> {
+impl PendingConnection {
+    /// Starts to connect, without waiting for it.
+    fn open(peer: Rank, address: &str) -> Result<(Rank, Self), Error> {
         let begin = || {
             let address = address.to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound)?;
             let family = match address {
@@ -173,41 +179,41 @@ impl Call {
                 Err(errno) => Err(errno.into()),
             }
         };
-        begin().map(|call| (peer, call)).map_err(|source: io::Error| {
+        begin().map(|connection| (peer, connection)).map_err(|source: io::Error| {
             let source = io::Error::new(source.kind(), format!("{address}: {source}"));
             Error::LostPeer { rank: peer, operation: operation::CONNECT, source }
         })
     }
 
-    fn new(stream: TcpStream, greets_first: bool) -> io::Result<Self> {
+    fn new(stream: TcpStream, must_send_hello: bool) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, greets_first, heard: [0; Hello::SIZE], heard_bytes: 0 })
+        Ok(Self { stream, must_send_hello, hello: [0; RankHello::SIZE], received: 0 })
     }
 
     fn interest(&self) -> (BorrowedFd<'_>, PollFlags) {
-        let flags = if self.greets_first { PollFlags::OUT } else { PollFlags::IN };
+        let flags = if self.must_send_hello { PollFlags::OUT } else { PollFlags::IN };
         (self.stream.as_fd(), flags)
     }
 
-    /// Says our hello. It always fits into a new connection's send buffer.
-    fn greet(&mut self, hello: Hello) -> io::Result<()> {
-        self.greets_first = false;
+    /// Sends our hello. It always fits into a new connection's send buffer.
+    fn send_hello(&mut self, hello: RankHello) -> io::Result<()> {
+        self.must_send_hello = false;
         self.stream.write_all(&hello.encode())
     }
 
-    /// The other side's hello, if all of it has come.
-    fn hear(&mut self) -> io::Result<Option<Hello>> {
-        while self.heard_bytes < Hello::SIZE {
-            match now_or_later(self.stream.read(&mut self.heard[self.heard_bytes..]))? {
+    /// The other side's hello, if it has arrived completely.
+    fn read_hello(&mut self) -> io::Result<Option<RankHello>> {
+        while self.received < RankHello::SIZE {
+            match now_or_later(self.stream.read(&mut self.hello[self.received..]))? {
                 None => return Ok(None),
                 Some(0) => return Err(closed()),
-                Some(count) => self.heard_bytes += count,
+                Some(count) => self.received += count,
             }
         }
-        match Hello::decode(&self.heard) {
+        match RankHello::decode(&self.hello) {
             Some(hello) => Ok(Some(hello)),
-            None => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no Baton rank")),
+            None => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a Baton rank")),
         }
     }
 }
@@ -220,32 +226,32 @@ mod tests {
 
     use super::*;
 
-    /// As in a large group, where all dial rank 0 at once and it has not heard any of them yet.
+    /// This happens in a large group: all ranks connect to rank 0 at the same time, before it has read any hello.
     #[test]
-    fn no_rank_is_hung_up_on_because_hundreds_call_at_once() {
+    fn no_rank_is_disconnected_because_hundreds_connect_at_once() {
         const WORLD: u32 = 300;
         let me =
             Membership { protocol: 1, generation: Generation(1), rank: Rank(0), world_size: WORLD };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let met = (0..WORLD).map(|_| None).collect();
-        let mut meeting = Meeting { me, met, dialled: Vec::new(), callers: Vec::new() };
-        let mut callers: Vec<(Rank, TcpStream)> = Vec::new();
+        let connected = (0..WORLD).map(|_| None).collect();
+        let mut handshake = Handshake { me, connected, outgoing: Vec::new(), incoming: Vec::new() };
+        let mut clients: Vec<(Rank, TcpStream)> = Vec::new();
         for rank in (1..WORLD).map(Rank) {
-            callers.push((rank, TcpStream::connect(address).unwrap()));
-            meeting.accept(&listener).unwrap();
+            clients.push((rank, TcpStream::connect(address).unwrap()));
+            handshake.accept(&listener).unwrap();
         }
-        for (rank, stream) in &mut callers {
-            let hello = Hello { from: Membership { rank: *rank, ..me }, to: Rank(0) };
+        for (rank, stream) in &mut clients {
+            let hello = RankHello { from: Membership { rank: *rank, ..me }, to: Rank(0) };
             stream.write_all(&hello.encode()).unwrap();
         }
         let deadline = Instant::now() + Duration::from_secs(30);
-        while let Some(missing) = meeting.first_missing() {
-            assert!(Instant::now() < deadline, "rank {missing:?} was hung up on");
-            let ready = vec![true; meeting.callers.len()];
-            meeting.hear_callers(&ready);
-            meeting.accept(&listener).unwrap();
+        while let Some(missing) = handshake.first_missing() {
+            assert!(Instant::now() < deadline, "rank {missing:?} was disconnected");
+            let ready = vec![true; handshake.incoming.len()];
+            handshake.advance_incoming(&ready);
+            handshake.accept(&listener).unwrap();
         }
     }
 }

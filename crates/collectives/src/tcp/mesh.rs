@@ -1,4 +1,4 @@
-//! The connections of a group, and exchanging messages over all of them at once.
+//! The connections of a group, and message exchange over all of them at the same time.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -7,58 +7,62 @@ use std::os::fd::{AsFd, BorrowedFd};
 use baton_job::Rank;
 use rustix::event::PollFlags;
 
-use super::wait::{Alarm, Limit};
-use super::wire::{Header, Kind};
+use super::wait::{AbortSignal, Limit};
+use super::wire::{MessageHeader, MessageKind};
 use crate::Error;
 
 /// One connection to every other rank.
 #[derive(Debug)]
 pub(super) struct Mesh {
     pub(super) rank: Rank,
-    pub(super) alarm: Alarm,
-    /// By rank; none to oneself. They do not block.
+    pub(super) abort_signal: AbortSignal,
+    /// Indexed by rank; `None` for this rank. Non-blocking.
     streams: Vec<Option<TcpStream>>,
     /// Number of exchanges so far.
     sequence: u64,
 }
 
-/// What goes to one peer, and where to put what comes from it.
+/// A message to send to one peer, and a buffer for the one to receive from it.
 #[derive(Debug)]
 pub(super) struct Message<'a> {
     pub(super) peer: Rank,
     /// The pieces of one message.
     pub(super) send: Option<Vec<&'a [u8]>>,
-    /// As long as the message must be.
+    /// Must have the length of the message.
     pub(super) receive: Option<&'a mut [u8]>,
 }
 
 impl Mesh {
-    pub(super) fn new(rank: Rank, alarm: Alarm, streams: Vec<Option<TcpStream>>) -> Self {
-        Self { rank, alarm, streams, sequence: 0 }
+    pub(super) fn new(
+        rank: Rank,
+        abort_signal: AbortSignal,
+        streams: Vec<Option<TcpStream>>,
+    ) -> Self {
+        Self { rank, abort_signal, streams, sequence: 0 }
     }
 
     pub(super) fn world_size(&self) -> u32 {
         self.streams.len() as u32
     }
 
-    /// Everybody else.
+    /// All other ranks.
     pub(super) fn peers(&self) -> impl Iterator<Item = Rank> + use<> {
         let me = self.rank;
         (0..self.world_size()).map(Rank).filter(move |rank| *rank != me)
     }
 
-    /// Sends and receives all `messages`, in both directions of all connections at the same time,
-    /// so that ranks that all send first never wait for each other.
+    /// Sends and receives all `messages`, in both directions of all connections at the same time, so that ranks that
+    /// all start with sending do not block each other.
     pub(super) fn exchange(
         &mut self,
         limit: &Limit<'_>,
-        kind: Kind,
+        kind: MessageKind,
         argument: u32,
         messages: Vec<Message<'_>>,
     ) -> Result<(), Error> {
         let sequence = self.sequence;
         self.sequence += 1;
-        let header = |length| Header::new(sequence, kind, argument, length);
+        let header = |length| MessageHeader::new(sequence, kind, argument, length);
         let mut transfers = Vec::new();
         for Message { peer, send, receive } in messages {
             let Some(stream) = &self.streams[peer.0 as usize] else { continue };
@@ -80,7 +84,7 @@ impl Mesh {
     }
 }
 
-/// What is left to do with one peer.
+/// The remaining work with one peer.
 struct Transfer<'a> {
     peer: Rank,
     stream: &'a TcpStream,
@@ -100,7 +104,7 @@ impl<'a> Transfer<'a> {
         (self.stream.as_fd(), flags)
     }
 
-    /// Moves as much as the connection takes and gives right now.
+    /// Moves as many bytes as possible without waiting.
     fn advance(&mut self, operation: &'static str) -> Result<(), Error> {
         let rank = self.peer;
         let lost = |source| Error::LostPeer { rank, operation, source };
@@ -113,7 +117,7 @@ impl<'a> Transfer<'a> {
             let complete = incoming.read(self.stream).map_err(lost)?;
             if let Some(got) = incoming.unexpected_header() {
                 let expected = incoming.expected;
-                let detail = format!("rank {rank} sends {got}, expected {expected}");
+                let detail = format!("rank {rank} sent {got}, expected {expected}");
                 return Err(Error::Protocol { operation, detail });
             }
             if complete {
@@ -124,21 +128,21 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// A message on its way out.
+/// A message that is being sent.
 struct Outgoing<'a> {
-    header: [u8; Header::SIZE],
+    header: [u8; MessageHeader::SIZE],
     pieces: Vec<&'a [u8]>,
-    /// Bytes sent, of header and pieces.
+    /// Number of bytes sent, of header and pieces.
     sent: usize,
 }
 
 impl<'a> Outgoing<'a> {
-    fn new(header: impl Fn(usize) -> Header, pieces: Vec<&'a [u8]>) -> Self {
+    fn new(header: impl Fn(usize) -> MessageHeader, pieces: Vec<&'a [u8]>) -> Self {
         let length = pieces.iter().map(|piece| piece.len()).sum();
         Self { header: header(length).encode(), pieces, sent: 0 }
     }
 
-    /// Writes once; whether the message is complete.
+    /// Writes once; returns whether the message is complete.
     fn write(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
         let mut slices = vec![IoSlice::new(&self.header)];
         slices.extend(self.pieces.iter().map(|piece| IoSlice::new(piece)));
@@ -151,31 +155,30 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// A message on its way in.
+/// A message that is being received.
 struct Incoming<'a> {
-    expected: Header,
-    header: [u8; Header::SIZE],
+    expected: MessageHeader,
+    header: [u8; MessageHeader::SIZE],
     body: &'a mut [u8],
-    /// Bytes received, of header and body.
+    /// Number of bytes received, of header and body.
     received: usize,
 }
 
 impl<'a> Incoming<'a> {
-    fn new(expected: Header, body: &'a mut [u8]) -> Self {
-        Self { expected, header: [0; Header::SIZE], body, received: 0 }
+    fn new(expected: MessageHeader, body: &'a mut [u8]) -> Self {
+        Self { expected, header: [0; MessageHeader::SIZE], body, received: 0 }
     }
 
-    /// The header, if it has come and is not the right one.
-    fn unexpected_header(&self) -> Option<Header> {
-        let header = Header::decode(&self.header);
-        (self.received >= Header::SIZE && header != self.expected).then_some(header)
+    /// The header, if it has arrived and is not the expected one.
+    fn unexpected_header(&self) -> Option<MessageHeader> {
+        let header = MessageHeader::decode(&self.header);
+        (self.received >= MessageHeader::SIZE && header != self.expected).then_some(header)
     }
 
-    /// Reads until the connection has no more or, first, up to the end of the header; whether the
-    /// message is complete.
+    /// Reads what is available, at first only up to the end of the header; returns whether the message is complete.
     fn read(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
         loop {
-            let rest = match self.received.checked_sub(Header::SIZE) {
+            let rest = match self.received.checked_sub(MessageHeader::SIZE) {
                 None => &mut self.header[self.received..],
                 Some(start) => &mut self.body[start..],
             };
@@ -191,7 +194,7 @@ impl<'a> Incoming<'a> {
     }
 }
 
-/// A read or write that would have to wait is none.
+/// Converts a read or write that would block to `None`.
 pub(super) fn now_or_later(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(count) => Ok(Some(count)),

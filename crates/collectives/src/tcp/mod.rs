@@ -1,20 +1,19 @@
 //! Ranks that are processes, connected by TCP: one connection for each pair.
 //!
-//! | file | is about |
+//! | file | content |
 //! |---|---|
-//! | `handshake` | how the ranks of one generation find each other and keep strangers out |
-//! | `mesh` | the connections, and exchanging messages over all of them at once |
-//! | `wait` | sleeping until a socket is ready, the deadline passes or the group is aborted |
-//! | `wire` | what the bytes mean |
+//! | `handshake` | connecting the ranks of one generation, and rejecting all other connections |
+//! | `mesh` | the connections, and message exchange over all of them at the same time |
+//! | `wait` | waiting until a socket is ready, the deadline passes or the group is aborted |
+//! | `wire` | the format of the bytes |
 //!
-//! **All-reduce.** Rank *r* owns the *r*-th of W slices. Each rank sends every other one the slices
-//! that the other owns, of all its partial sums; the owner completes the fixed tree over them and
-//! sends the finished slice back to everybody. With one partial sum per rank this moves the minimum,
-//! 2(W−1)/W of the buffer, out of and into every rank, and whoever the owner is, the additions are
-//! the same.
+//! **All-reduce.** Rank *r* owns the *r*-th of W slices. Each rank sends to each other rank that rank's slice of all
+//! its partial sums. The owner completes the fixed tree for its slice and sends the result to all ranks. With one
+//! partial sum per rank this transfers the minimum, 2(W−1)/W of the buffer, out of and into every rank, and the
+//! additions are the same for every owner.
 //!
-//! **Broadcast.** The root sends each rank the slice that it owns; then finished slices go around
-//! as above, so that the root is not the bottleneck.
+//! **Broadcast.** The root sends each rank its slice; then all ranks exchange their slices as above, so that the root
+//! is not the bottleneck.
 
 mod handshake;
 mod mesh;
@@ -35,17 +34,16 @@ use crate::buffer::Staged;
 use crate::tree::{self, Fold, slice_of};
 use crate::{AbortHandle, BufferMut, Collective, Error, Membership, Part, TreeNode, operation};
 use mesh::{Mesh, Message};
-use wait::{Alarm, Limit};
-use wire::Kind;
+use wait::{AbortSignal, Limit};
+use wire::MessageKind;
 
-/// Values added up at a time: 32 KiB of each partial sum.
-const BLOCK: usize = 8 << 10;
+/// Number of values added at a time: 32 KiB of each partial sum.
+const SUM_BLOCK_LEN: usize = 8 << 10;
 
-/// A socket that waits for the other ranks of one generation.
+/// A socket that accepts connections of the other ranks of one generation.
 ///
-/// Bind a new one for each generation and tell its address to the coordinator. Whoever still has
-/// the address of an older one then meets a closed port, and whoever connects early simply waits in
-/// this one's queue.
+/// Bind a new one for each generation and send its address to the coordinator. A rank that still has the address of an
+/// older one then finds a closed port, and a rank that connects early waits in the queue of this one.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -53,7 +51,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a free port of `host`, which is this machine's name or address as peers know it.
+    /// Listens on a free port of `host`, which is this machine's name or address for its peers.
     ///
     /// # Errors
     /// The address is not this machine's.
@@ -73,33 +71,32 @@ impl Listener {
     }
 }
 
-/// How long to wait.
+/// Timeouts.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// For all peers to come together.
+pub struct TcpOptions {
+    /// Timeout for all peers to connect.
     pub connect_timeout: Duration,
-    /// For each operation as a whole; it includes waiting for the slowest rank to begin.
+    /// Timeout for each operation as a whole, including the wait for the slowest rank to begin.
     pub operation_timeout: Duration,
 }
 
-/// One rank's end of a group of processes.
+/// One rank's handle to a group of processes.
 #[derive(Debug)]
 pub struct TcpCollective {
     mesh: Mesh,
     operation_timeout: Duration,
     broken: bool,
-    /// What the others send to be added, kept for the next time.
+    /// Memory for the partial sums of other ranks, kept for reuse.
     received: Vec<f32>,
-    /// Host stand-ins of device buffers, kept for the next time.
+    /// Host copies of device buffers, kept for reuse.
     staging: Vec<Vec<f32>>,
 }
 
 impl TcpCollective {
-    /// Meets the other ranks of `generation`; `peers` are the addresses of all ranks, in order.
+    /// Connects to the other ranks of `generation`; `peers` are the addresses of all ranks, in order.
     ///
-    /// Connections from other generations, and from programs that speak something else, are
-    /// refused without disturbing the meeting. Addresses should be numeric: looking up names can
-    /// block beyond the deadline.
+    /// Connections from other generations and other programs are refused and do not disturb the handshake. Addresses
+    /// should be numeric: a name lookup can block beyond the deadline.
     ///
     /// # Errors
     /// A lost or late peer, a peer in another generation, `abort`.
@@ -108,20 +105,20 @@ impl TcpCollective {
         generation: Generation,
         rank: Rank,
         peers: &[String],
-        options: Options,
+        options: TcpOptions,
         abort: AbortHandle,
     ) -> Result<Self, Error> {
         let world_size = peers.len() as u32;
         if rank.0 >= world_size {
-            let detail = format!("there is no rank {rank} among {world_size}");
+            let detail = format!("there is no rank {rank} in a group of {world_size}");
             return Err(Error::Protocol { operation: operation::CONNECT, detail });
         }
         let me = Membership { protocol: wire::PROTOCOL, generation, rank, world_size };
-        let alarm = Alarm::new(abort)?;
-        let limit = Limit::new(operation::CONNECT, options.connect_timeout, &alarm)?;
-        let streams = handshake::meet(listener.socket, me, peers, &limit)?;
+        let abort_signal = AbortSignal::new(abort)?;
+        let limit = Limit::new(operation::CONNECT, options.connect_timeout, &abort_signal)?;
+        let streams = handshake::connect_all(listener.socket, me, peers, &limit)?;
         Ok(Self {
-            mesh: Mesh::new(rank, alarm, streams),
+            mesh: Mesh::new(rank, abort_signal, streams),
             operation_timeout: options.operation_timeout,
             broken: false,
             received: Vec::new(),
@@ -129,26 +126,26 @@ impl TcpCollective {
         })
     }
 
-    /// A group of one, whose operations may take so long.
+    /// A group of one rank, with this timeout for operations.
     ///
     /// # Errors
     /// The system has no socket left.
     pub fn alone(timeout: Duration) -> Result<Self, Error> {
         let listener = Listener::bind("127.0.0.1")?;
         let peers = [listener.address().to_owned()];
-        let options = Options { connect_timeout: timeout, operation_timeout: timeout };
+        let options = TcpOptions { connect_timeout: timeout, operation_timeout: timeout };
         Self::connect(listener, Generation(0), Rank(0), &peers, options, AbortHandle::new())
     }
 
-    /// Runs one operation. If it fails, connections may be in the middle of a message, so that it
-    /// was the last one.
+    /// Runs one operation. After a failure, connections may be in the middle of a message, so no other operation is
+    /// possible.
     fn run<T>(
         &mut self,
         operation: &'static str,
         body: impl FnOnce(&mut Self, &Limit<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let alarm = self.mesh.alarm.clone();
-        let limit = Limit::new(operation, self.operation_timeout, &alarm)?;
+        let abort_signal = self.mesh.abort_signal.clone();
+        let limit = Limit::new(operation, self.operation_timeout, &abort_signal)?;
         if self.broken {
             return Err(Error::Broken { operation });
         }
@@ -158,8 +155,8 @@ impl TcpCollective {
         Ok(done)
     }
 
-    /// Completes the tree over this rank's slice of everybody's partial sums, of which `sums` are
-    /// its own. The result is in `sums[0]`.
+    /// Completes the tree for this rank's slice over the partial sums of all ranks; `sums` are this rank's. The result
+    /// is written to `sums[0]`.
     fn sum_own_slice(
         &mut self,
         limit: &Limit<'_>,
@@ -187,10 +184,10 @@ impl TcpCollective {
                 receive: Some(cast_slice_mut(receive)),
             });
         }
-        self.mesh.exchange(limit, Kind::AllReduce, virtual_ranks, messages)?;
-        // In blocks that stay in the cache, as each value takes part in several additions.
-        for offset in (0..own.len()).step_by(BLOCK) {
-            let block = offset..own.len().min(offset + BLOCK);
+        self.mesh.exchange(limit, MessageKind::AllReduce, virtual_ranks, messages)?;
+        // In blocks that stay in the cache, because each value is part of several additions.
+        for offset in (0..own.len()).step_by(SUM_BLOCK_LEN) {
+            let block = offset..own.len().min(offset + SUM_BLOCK_LEN);
             let mut received =
                 self.received.chunks_exact_mut(own.len()).map(|sum| &mut sum[block.clone()]);
             let mut mine = sums.iter_mut().map(|sum| &mut sum[own.clone()][block.clone()]);
@@ -206,7 +203,7 @@ impl TcpCollective {
                 }
             }
             drop(fold);
-            // The total is where the leftmost sum was, which is rank 0's.
+            // The total is where the leftmost sum was, in the memory of rank 0's sums.
             if me != Rank(0) {
                 sums[0][own.clone()][block.clone()].copy_from_slice(&self.received[block]);
             }
@@ -214,11 +211,11 @@ impl TcpCollective {
         Ok(())
     }
 
-    /// Every rank sends its slice of `values` to all others, except to `complete`, who has them all.
+    /// Every rank sends its slice of `values` to all others, except to `complete`, which has all slices already.
     fn gather_slices(
         &mut self,
         limit: &Limit<'_>,
-        (kind, argument): (Kind, u32),
+        (kind, argument): (MessageKind, u32),
         values: &mut [f32],
         complete: Option<Rank>,
     ) -> Result<(), Error> {
@@ -235,15 +232,15 @@ impl TcpCollective {
         self.mesh.exchange(limit, kind, argument, messages)
     }
 
-    /// Every rank sends `mine` to all others; `everyones` has the right lengths already.
+    /// Every rank sends `mine` to all others; the entries of `all` must have the right lengths already.
     fn gather(
         &mut self,
         limit: &Limit<'_>,
         mine: &[u8],
-        everyones: &mut [impl AsMut<[u8]>],
+        all: &mut [impl AsMut<[u8]>],
     ) -> Result<(), Error> {
         let mut messages = Vec::new();
-        for (rank, bytes) in (0..).map(Rank).zip(everyones) {
+        for (rank, bytes) in (0..).map(Rank).zip(all) {
             if rank == self.rank() {
                 bytes.as_mut().copy_from_slice(mine);
             } else {
@@ -251,7 +248,7 @@ impl TcpCollective {
                 messages.push(Message { peer: rank, send, receive });
             }
         }
-        self.mesh.exchange(limit, Kind::AllGatherBytes, 0, messages)
+        self.mesh.exchange(limit, MessageKind::AllGatherBytes, 0, messages)
     }
 
     /// The root sends every rank its slice.
@@ -274,7 +271,7 @@ impl TcpCollective {
             let mine = cast_slice_mut(std::mem::take(&mut slices[me.0 as usize]));
             vec![Message { peer: root, send: None, receive: Some(mine) }]
         };
-        self.mesh.exchange(limit, Kind::Broadcast, root.0, messages)
+        self.mesh.exchange(limit, MessageKind::Broadcast, root.0, messages)
     }
 }
 
@@ -300,7 +297,7 @@ impl Collective for TcpCollective {
                 .collect::<Result<Vec<_>, Error>>()?;
             let mut sums: Vec<&mut [f32]> = staged.iter_mut().map(Staged::values).collect();
             group.sum_own_slice(limit, virtual_ranks, &mut sums)?;
-            group.gather_slices(limit, (Kind::AllReduce, virtual_ranks), sums[0], None)?;
+            group.gather_slices(limit, (MessageKind::AllReduce, virtual_ranks), sums[0], None)?;
             staged.into_iter().try_for_each(|sum| sum.write_back(&mut group.staging))
         })
     }
@@ -310,7 +307,7 @@ impl Collective for TcpCollective {
             crate::check_root(root, group.world_size())?;
             let mut staged = Staged::new(buffer, &mut group.staging)?;
             group.scatter_slices(limit, root, staged.values())?;
-            let kind = (Kind::Broadcast, root.0);
+            let kind = (MessageKind::Broadcast, root.0);
             group.gather_slices(limit, kind, staged.values(), Some(root))?;
             staged.write_back(&mut group.staging)
         })
@@ -322,23 +319,23 @@ impl Collective for TcpCollective {
             let mut lengths = vec![[0; 8]; group.world_size() as usize];
             group.gather(limit, &(mine.len() as u64).to_le_bytes(), &mut lengths)?;
 
-            let mut everyones = Vec::new();
+            let mut all = Vec::new();
             for (rank, length) in (0..).map(Rank).zip(lengths) {
                 let length = u64::from_le_bytes(length);
                 crate::check_gathered(rank, length)?;
-                everyones.push(vec![0; length as usize]);
+                all.push(vec![0; length as usize]);
             }
-            group.gather(limit, mine, &mut everyones)?;
-            Ok(everyones)
+            group.gather(limit, mine, &mut all)?;
+            Ok(all)
         })
     }
 
     fn abort_handle(&self) -> AbortHandle {
-        self.mesh.alarm.handle().clone()
+        self.mesh.abort_signal.handle().clone()
     }
 }
 
-/// Everybody's slices, in the order of ranks.
+/// The slices of all ranks, in rank order.
 fn split_slices(mut values: &mut [f32], world_size: u32) -> Vec<&mut [f32]> {
     let len = values.len();
     let mut slices = Vec::new();

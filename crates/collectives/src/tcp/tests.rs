@@ -1,24 +1,24 @@
-//! Bad connections, made by hand where a well-behaved rank would not make them.
+//! Faulty connections, written by hand because a correct rank does not make them.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use rustix::net::{AddressFamily, SocketType, bind, socket};
 
-use super::wire::{Header, Hello, PROTOCOL};
+use super::wire::{MessageHeader, PROTOCOL, RankHello};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
-const OPTIONS: Options = Options { connect_timeout: LONG, operation_timeout: LONG };
+const OPTIONS: TcpOptions = TcpOptions { connect_timeout: LONG, operation_timeout: LONG };
 
-/// Rank 0 of 2 in generation 2, not yet met by anyone; rank 1 is where the test is.
+/// Rank 0 of 2 in generation 2, not connected yet; the test plays rank 1.
 fn rank_0(
-    options: Options,
+    options: TcpOptions,
     abort: AbortHandle,
 ) -> (String, impl FnOnce() -> Result<TcpCollective, Error> + Send) {
     let listener = Listener::bind("127.0.0.1").unwrap();
     let address = listener.address().to_owned();
-    // Rank 0 dials nobody, so nobody's address matters.
+    // Rank 0 makes no outgoing connections, so the address of rank 1 does not matter.
     let peers = [address.clone(), String::new()];
     let connect =
         move || TcpCollective::connect(listener, Generation(2), Rank(0), &peers, options, abort);
@@ -32,15 +32,15 @@ fn rank_1(rank_0: &str, generation: u64) -> Result<TcpCollective, Error> {
     TcpCollective::connect(listener, Generation(generation), Rank(1), &peers, OPTIONS, abort)
 }
 
-/// Rank 1 without a rank behind it.
+/// A hand-written connection of rank 1.
 fn rank_1_by_hand(rank_0: &str) -> TcpStream {
     let mut stream = TcpStream::connect(rank_0).unwrap();
     let from =
         Membership { protocol: PROTOCOL, generation: Generation(2), rank: Rank(1), world_size: 2 };
-    stream.write_all(&Hello { from, to: Rank(0) }.encode()).unwrap();
-    let mut answer = [0; Hello::SIZE];
+    stream.write_all(&RankHello { from, to: Rank(0) }.encode()).unwrap();
+    let mut answer = [0; RankHello::SIZE];
     stream.read_exact(&mut answer).unwrap();
-    assert_eq!(Hello::decode(&answer).unwrap().from, Membership { rank: Rank(0), ..from });
+    assert_eq!(RankHello::decode(&answer).unwrap().from, Membership { rank: Rank(0), ..from });
     stream
 }
 
@@ -51,24 +51,24 @@ fn all_reduce(rank_0: &mut TcpCollective, values: &mut [f32]) -> Result<(), Erro
 }
 
 #[test]
-fn garbage_silence_and_stale_generations_do_not_disturb_the_meeting() {
+fn garbage_silence_and_stale_generations_do_not_disturb_the_handshake() {
     let (address, connect) = rank_0(OPTIONS, AbortHandle::new());
     std::thread::scope(|scope| {
-        let met = scope.spawn(connect);
+        let connected = scope.spawn(connect);
         let _silent = TcpStream::connect(&address).unwrap();
-        let mut shouting = TcpStream::connect(&address).unwrap();
-        shouting.write_all(&[0xff; 4096]).unwrap();
+        let mut garbage = TcpStream::connect(&address).unwrap();
+        garbage.write_all(&[0xff; 4096]).unwrap();
         drop(TcpStream::connect(&address).unwrap());
 
         let refused = rank_1(&address, 1).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "connect: expected rank 0 of 2 in generation 1, speaking protocol 1, met rank 0 of 2 \
-             in generation 2, speaking protocol 1; wait for the coordinator's next generation"
+            "connect: expected rank 0 of 2 in generation 1 (protocol 1), found rank 0 of 2 in \
+             generation 2 (protocol 1); wait for the coordinator's next generation"
         );
 
         let mut second = rank_1(&address, 2).unwrap();
-        let mut first = met.join().unwrap().unwrap();
+        let mut first = connected.join().unwrap().unwrap();
         let other = scope.spawn(move || second.all_gather_bytes(b"one").unwrap());
         let gathered = first.all_gather_bytes(b"zero").unwrap();
         assert_eq!(gathered, [b"zero".to_vec(), b"one".to_vec()]);
@@ -77,7 +77,7 @@ fn garbage_silence_and_stale_generations_do_not_disturb_the_meeting() {
 }
 
 #[test]
-fn a_meeting_can_be_aborted() {
+fn a_handshake_can_be_aborted() {
     let abort = AbortHandle::new();
     let (_, connect) = rank_0(OPTIONS, abort.clone());
     std::thread::scope(|scope| {
@@ -89,17 +89,17 @@ fn a_meeting_can_be_aborted() {
 }
 
 #[test]
-fn a_meeting_has_a_deadline_even_if_someone_keeps_the_line_open() {
-    let options = Options { connect_timeout: Duration::from_millis(30), ..OPTIONS };
+fn a_handshake_has_a_deadline_even_if_a_silent_connection_stays_open() {
+    let options = TcpOptions { connect_timeout: Duration::from_millis(30), ..OPTIONS };
     let (address, connect) = rank_0(options, AbortHandle::new());
     let _silent = TcpStream::connect(address).unwrap();
     let late = connect().unwrap_err();
-    assert_eq!(late.to_string(), "connect: gave up after 30ms, waiting for rank 1");
+    assert_eq!(late.to_string(), "connect: timed out after 30ms, waiting for rank 1");
 }
 
 #[test]
 fn a_closed_port_is_a_lost_peer() {
-    // Bound but not listening, so that nobody else can get the port meanwhile.
+    // Bound but not listening, so that no other program gets the port meanwhile.
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let held = TcpStream::from(socket);
@@ -116,7 +116,7 @@ fn a_peer_that_dies_in_the_middle_of_a_message_is_named() {
     std::thread::scope(|scope| {
         let rank_0 = scope.spawn(|| all_reduce(&mut connect().unwrap(), &mut [1.0; 1000]));
         let mut rank_1 = rank_1_by_hand(&address);
-        rank_1.write_all(&Header::new(0, Kind::AllReduce, 2, 2000).encode()).unwrap();
+        rank_1.write_all(&MessageHeader::new(0, MessageKind::AllReduce, 2, 2000).encode()).unwrap();
         rank_1.write_all(&[0; 1234]).unwrap();
         drop(rank_1);
         let lost = rank_0.join().unwrap();
@@ -125,17 +125,17 @@ fn a_peer_that_dies_in_the_middle_of_a_message_is_named() {
 }
 
 #[test]
-fn a_wrong_length_is_told_in_words_and_never_allocated() {
+fn a_wrong_length_is_reported_and_not_allocated() {
     let (address, connect) = rank_0(OPTIONS, AbortHandle::new());
     std::thread::scope(|scope| {
         let rank_0 = scope.spawn(|| all_reduce(&mut connect().unwrap(), &mut [1.0; 1000]));
         let mut rank_1 = rank_1_by_hand(&address);
-        let header = Header::new(0, Kind::AllReduce, 2, 1 << 62);
+        let header = MessageHeader::new(0, MessageKind::AllReduce, 2, 1 << 62);
         rank_1.write_all(&header.encode()).unwrap();
         let refused = rank_0.join().unwrap().unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "all_reduce: rank 1 sends all_reduce over 2 virtual ranks with 4611686018427387904 \
+            "all_reduce: rank 1 sent all_reduce over 2 virtual ranks with 4611686018427387904 \
              bytes as message 0, expected all_reduce over 2 virtual ranks with 2000 bytes as \
              message 0"
         );
@@ -149,8 +149,8 @@ fn an_abort_ends_an_operation_that_waits_for_a_peer() {
     std::thread::scope(|scope| {
         let rank_0 = scope.spawn(|| all_reduce(&mut connect().unwrap(), &mut [1.0; 1000]));
         let mut rank_1 = rank_1_by_hand(&address);
-        // All that rank 0 has to send: from here on it only waits.
-        rank_1.read_exact(&mut [0; Header::SIZE + 2000]).unwrap();
+        // All data that rank 0 sends: from here on it only waits.
+        rank_1.read_exact(&mut [0; MessageHeader::SIZE + 2000]).unwrap();
         abort.abort();
         let aborted = rank_0.join().unwrap();
         assert!(matches!(aborted, Err(Error::Aborted { .. })), "{aborted:?}");

@@ -1,4 +1,4 @@
-//! Sleeping until a socket is ready, the deadline passes or the group is aborted.
+//! Waiting until a socket is ready, the deadline passes or the group is aborted.
 
 use std::io::{self, PipeReader};
 use std::os::fd::BorrowedFd;
@@ -11,14 +11,14 @@ use rustix::io::Errno;
 
 use crate::{AbortHandle, Error};
 
-/// An abort that can be polled for: a pipe whose other end is closed by it.
+/// An abort that can be polled: a pipe whose other end is closed by the abort.
 #[derive(Clone, Debug)]
-pub(super) struct Alarm {
+pub(super) struct AbortSignal {
     abort: AbortHandle,
     pipe: Arc<PipeReader>,
 }
 
-impl Alarm {
+impl AbortSignal {
     pub(super) fn new(abort: AbortHandle) -> Result<Self, Error> {
         let (pipe, other_end) = io::pipe().map_err(Error::io("pipe"))?;
         abort.on_abort(move || drop(other_end));
@@ -30,28 +30,28 @@ impl Alarm {
     }
 }
 
-/// What ends an operation before its time.
+/// Deadline and abort of one operation.
 #[derive(Debug)]
 pub(super) struct Limit<'a> {
     pub(super) operation: &'static str,
     after: Duration,
     deadline: Instant,
-    alarm: &'a Alarm,
+    abort_signal: &'a AbortSignal,
 }
 
 impl<'a> Limit<'a> {
-    /// Starts an operation that may take `after`.
+    /// Starts an operation with the timeout `after`.
     pub(super) fn new(
         operation: &'static str,
         after: Duration,
-        alarm: &'a Alarm,
+        abort_signal: &'a AbortSignal,
     ) -> Result<Self, Error> {
-        alarm.abort.check(operation)?;
-        Ok(Self { operation, after, deadline: Instant::now() + after, alarm })
+        abort_signal.abort.check(operation)?;
+        Ok(Self { operation, after, deadline: Instant::now() + after, abort_signal })
     }
 
-    /// Sleeps until one of `sockets` is ready for what is asked of it; tells which are. At the
-    /// deadline `waiting_for` is to blame.
+    /// Waits until at least one of `sockets` is ready for its flags; returns which are. After the deadline, the error
+    /// names `waiting_for`.
     pub(super) fn wait(
         &self,
         sockets: &[(BorrowedFd<'_>, PollFlags)],
@@ -65,16 +65,16 @@ impl<'a> Limit<'a> {
                 after: self.after,
             });
         }
-        // A time beyond what the system can express is no limit at all.
+        // A timeout that the system cannot express is no timeout.
         let timeout = Timespec::try_from(remaining).ok();
         let mut fds: Vec<PollFd<'_>> =
             sockets.iter().map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags)).collect();
-        fds.push(PollFd::new(&self.alarm.pipe, PollFlags::IN));
+        fds.push(PollFd::new(&self.abort_signal.pipe, PollFlags::IN));
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(Error::io(self.operation)(errno.into())),
         }
-        self.alarm.abort.check(self.operation)?;
+        self.abort_signal.abort.check(self.operation)?;
         fds.pop();
         Ok(fds.iter().map(|fd| !fd.revents().is_empty()).collect())
     }

@@ -1,7 +1,7 @@
-//! What the bytes on a connection mean. All numbers are little-endian.
+//! The format of the bytes on a connection. All numbers are little-endian.
 //!
-//! A connection begins with one [`Hello`] each way; then come messages, a [`Header`] and as many
-//! bytes as it says. Values are f32 as they lie in memory.
+//! A connection begins with one [`RankHello`] in each direction. Messages follow: a [`MessageHeader`] and as many bytes
+//! as it states. Values are f32 as they are in memory.
 
 use std::fmt;
 
@@ -10,22 +10,22 @@ use baton_job::{Generation, Rank};
 use crate::Membership;
 
 #[cfg(target_endian = "big")]
-compile_error!("values are sent as they lie in memory, which must be little-endian");
+compile_error!("values are sent in memory order, which must be little-endian");
 
-/// Grows when messages change; ranks that speak another one are refused.
+/// Version of the protocol, incremented when messages change; ranks with a different version are refused.
 pub(super) const PROTOCOL: u32 = 1;
 
 const MAGIC: [u8; 4] = *b"BATN";
 
-/// Who is there, and whom he wants to talk to.
+/// Identity of the sender, and the rank it expects to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
+pub(super) struct RankHello {
     pub(super) from: Membership,
     pub(super) to: Rank,
 }
 
-impl Hello {
-    /// Bytes on the wire; the same in all versions of the protocol.
+impl RankHello {
+    /// Size in bytes; the same in all versions of the protocol.
     pub(super) const SIZE: usize = 28;
 
     pub(super) fn encode(&self) -> [u8; Self::SIZE] {
@@ -40,7 +40,7 @@ impl Hello {
         bytes
     }
 
-    /// `None` if these are some other program's bytes.
+    /// `None` if the bytes are from another program.
     pub(super) fn decode(bytes: &[u8; Self::SIZE]) -> Option<Self> {
         if bytes[0..4] != MAGIC {
             return None;
@@ -55,10 +55,10 @@ impl Hello {
     }
 }
 
-/// What a message belongs to.
+/// The operation of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     /// The argument is the number of virtual ranks.
     AllReduce = 1,
     /// The argument is the root.
@@ -67,25 +67,25 @@ pub(super) enum Kind {
     AllGatherBytes = 3,
 }
 
-/// What comes before a message. Both sides know what must come next, so any difference means that
-/// they are not doing the same thing.
+/// Precedes every message. Both sides know which message comes next, so any difference means that they do different
+/// things.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
-    /// Counts the exchanges of messages since the handshake.
+pub(super) struct MessageHeader {
+    /// Number of exchanges before this message, since the handshake.
     pub(super) sequence: u64,
-    /// A [`Kind`].
+    /// A [`MessageKind`].
     kind: u32,
-    /// What the kind says.
+    /// Meaning depends on the kind.
     argument: u32,
-    /// Bytes that follow.
+    /// Number of bytes that follow.
     pub(super) length: u64,
 }
 
-impl Header {
-    /// Bytes on the wire.
+impl MessageHeader {
+    /// Size in bytes.
     pub(super) const SIZE: usize = 24;
 
-    pub(super) fn new(sequence: u64, kind: Kind, argument: u32, length: usize) -> Self {
+    pub(super) fn new(sequence: u64, kind: MessageKind, argument: u32, length: usize) -> Self {
         Self { sequence, kind: kind as u32, argument, length: length as u64 }
     }
 
@@ -108,7 +108,7 @@ impl Header {
     }
 }
 
-impl fmt::Display for Header {
+impl fmt::Display for MessageHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sequence, kind, argument, length } = self;
         match kind {
@@ -138,22 +138,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hello_survives_the_wire_and_garbage_does_not() {
+    fn a_hello_is_decoded_and_garbage_is_not() {
         let from = Membership {
             protocol: PROTOCOL,
             generation: Generation(u64::MAX - 1),
             rank: Rank(3),
             world_size: 8,
         };
-        let hello = Hello { from, to: Rank(2) };
-        assert_eq!(Hello::decode(&hello.encode()), Some(hello));
-        assert_eq!(Hello::decode(b"GET / HTTP/1.1\r\nHost: rank00"), None);
+        let hello = RankHello { from, to: Rank(2) };
+        assert_eq!(RankHello::decode(&hello.encode()), Some(hello));
+        assert_eq!(RankHello::decode(b"GET / HTTP/1.1\r\nHost: rank00"), None);
     }
 
     #[test]
-    fn a_header_survives_the_wire_and_tells_itself_in_words() {
-        let header = Header::new(7, Kind::AllReduce, 8, 400);
-        assert!(Header::decode(&header.encode()) == header);
+    fn a_header_is_decoded_and_can_be_displayed() {
+        let header = MessageHeader::new(7, MessageKind::AllReduce, 8, 400);
+        assert!(MessageHeader::decode(&header.encode()) == header);
         assert_eq!(
             header.to_string(),
             "all_reduce over 8 virtual ranks with 400 bytes as message 7"

@@ -1,9 +1,8 @@
-//! Ranks that are threads of one process, for the tests of any crate: it needs `baton_collectives` and
-//! `baton_job`.
+//! Ranks that are threads of one process, for the tests of any crate: it needs `baton_collectives` and `baton_job`.
 //!
-//! The members share a board. In every operation each pins up what it has and reads what all others
-//! pinned; the additions are then made by everyone for himself. Simple above all: it is also the
-//! independent check on `tcp`, which divides the work.
+//! The members share a board. In every operation each member posts its contribution and reads those of all others; then
+//! every member makes all additions itself. It is simple, so it is also the independent check of `tcp`, which divides
+//! the work.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -17,23 +16,22 @@ use baton_collectives::{
 };
 use baton_job::Rank;
 
-/// Names of operations as errors tell them.
+/// Names of operations in errors.
 mod operation {
     pub(crate) const ALL_REDUCE: &str = "all_reduce";
     pub(crate) const BROADCAST: &str = "broadcast";
     pub(crate) const ALL_GATHER_BYTES: &str = "all_gather_bytes";
 }
 
-/// A group of `world_size` members, in the order of their ranks. An operation on them takes at most
-/// `timeout`.
+/// A group of `world_size` members, in rank order, with this timeout for operations.
 pub(crate) fn group(world_size: u32, timeout: Duration) -> Vec<LocalCollective> {
     let board = Arc::new(Board::default());
     let member = |rank| {
         let abort = AbortHandle::new();
-        let sleepers = Arc::downgrade(&board);
+        let shared_board = Arc::downgrade(&board);
         abort.on_abort(move || {
-            if let Some(board) = sleepers.upgrade() {
-                board.rouse_all();
+            if let Some(board) = shared_board.upgrade() {
+                board.wake_all();
             }
         });
         LocalCollective {
@@ -49,7 +47,7 @@ pub(crate) fn group(world_size: u32, timeout: Duration) -> Vec<LocalCollective> 
     (0..world_size).map(member).collect()
 }
 
-/// One rank's end of a group made by [`group`].
+/// One rank's member of a group made by [`group`].
 #[derive(Debug)]
 pub(crate) struct LocalCollective {
     board: Arc<Board>,
@@ -61,16 +59,16 @@ pub(crate) struct LocalCollective {
     abort: AbortHandle,
 }
 
-/// What a member brings to an operation.
+/// A member's contribution to an operation.
 #[derive(Clone, Debug)]
-enum Note {
+enum Contribution {
     Sums { virtual_ranks: u32, len: usize, sums: Vec<(TreeNode, Vec<f32>)> },
     Values { root: Rank, len: usize, values: Option<Vec<f32>> },
     Bytes(Vec<u8>),
 }
 
-impl Note {
-    /// Whether the other member does the same operation in the same way; else what it does.
+impl Contribution {
+    /// `None` if the other member does the same operation in the same way; else a description of the difference.
     fn differs_from(&self, other: &Self) -> Option<String> {
         match (self, other) {
             (
@@ -108,15 +106,15 @@ struct Board {
 
 #[derive(Debug, Default)]
 struct BoardState {
-    /// Notes of the rounds that not everybody has read: at most two, as nobody enters a round
-    /// before everybody has pinned a note in the one before.
+    /// Contributions of rounds that not all members have read: at most two rounds, because no member enters a round
+    /// before all have posted in the previous one.
     rounds: BTreeMap<u64, Round>,
     left: Vec<Rank>,
 }
 
 #[derive(Debug, Default)]
 struct Round {
-    notes: BTreeMap<Rank, Arc<Note>>,
+    contributions: BTreeMap<Rank, Arc<Contribution>>,
     readers: u32,
 }
 
@@ -125,56 +123,61 @@ impl Board {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the lock first, so that nobody misses the call between his look and his sleep.
-    fn rouse_all(&self) {
+    /// Wakes all waiting members. It takes the lock first, so that no member misses it between its check and its wait.
+    fn wake_all(&self) {
         let _state = self.lock();
         self.changed.notify_all();
     }
 }
 
 impl LocalCollective {
-    /// Pins up `note` and waits for everybody's, indexed by rank.
-    fn exchange(&mut self, operation: &'static str, note: Note) -> Result<Vec<Arc<Note>>, Error> {
+    /// Posts `contribution` and waits for the contributions of all members, indexed by rank.
+    fn exchange(
+        &mut self,
+        operation: &'static str,
+        contribution: Contribution,
+    ) -> Result<Vec<Arc<Contribution>>, Error> {
         self.abort.check(operation)?;
         if self.broken {
             return Err(Error::Broken { operation });
         }
-        self.broken = true; // Until the end is reached.
-        let note = Arc::new(note);
-        let notes = self.wait_for_all(operation, Arc::clone(&note))?;
-        for (rank, other) in notes.iter().enumerate() {
-            if let Some(difference) = note.differs_from(other) {
+        self.broken = true; // Reset at the end.
+        let contribution = Arc::new(contribution);
+        let contributions = self.wait_for_all(operation, Arc::clone(&contribution))?;
+        for (rank, other) in contributions.iter().enumerate() {
+            if let Some(difference) = contribution.differs_from(other) {
                 let detail = format!("rank {rank} does {difference}");
                 return Err(Error::Protocol { operation, detail });
             }
         }
         self.broken = false;
         self.round += 1;
-        Ok(notes)
+        Ok(contributions)
     }
 
     fn wait_for_all(
         &self,
         operation: &'static str,
-        note: Arc<Note>,
-    ) -> Result<Vec<Arc<Note>>, Error> {
+        contribution: Arc<Contribution>,
+    ) -> Result<Vec<Arc<Contribution>>, Error> {
         let deadline = Instant::now() + self.timeout;
         let mut state = self.board.lock();
-        state.rounds.entry(self.round).or_default().notes.insert(self.rank, note);
+        state.rounds.entry(self.round).or_default().contributions.insert(self.rank, contribution);
         self.board.changed.notify_all();
         loop {
             self.abort.check(operation)?;
             let BoardState { rounds, left } = &mut *state;
             let round = rounds.entry(self.round).or_default();
-            let mut missing =
-                (0..self.world_size).map(Rank).filter(|rank| !round.notes.contains_key(rank));
+            let mut missing = (0..self.world_size)
+                .map(Rank)
+                .filter(|rank| !round.contributions.contains_key(rank));
             let Some(first_missing) = missing.clone().next() else {
-                let notes = round.notes.values().cloned().collect();
+                let contributions = round.contributions.values().cloned().collect();
                 round.readers += 1;
                 if round.readers == self.world_size {
                     rounds.remove(&self.round);
                 }
-                return Ok(notes);
+                return Ok(contributions);
             };
             if let Some(rank) = missing.find(|rank| left.contains(rank)) {
                 let source = io::Error::new(io::ErrorKind::UnexpectedEof, "it left the group");
@@ -213,12 +216,12 @@ impl Collective for LocalCollective {
             .iter()
             .map(|part| Ok((part.node, part.buffer.to_host()?)))
             .collect::<Result<Vec<_>, Error>>()?;
-        let notes =
-            self.exchange(operation::ALL_REDUCE, Note::Sums { virtual_ranks, len, sums })?;
+        let contributions =
+            self.exchange(operation::ALL_REDUCE, Contribution::Sums { virtual_ranks, len, sums })?;
 
         let mut fold = Fold::new(0);
-        for note in &notes {
-            let Note::Sums { sums, .. } = &**note else { continue };
+        for contribution in &contributions {
+            let Contribution::Sums { sums, .. } = &**contribution else { continue };
             for (node, sum) in sums {
                 let Ok(()) = fold.push_node(*node, sum.clone(), |left, right| {
                     left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
@@ -235,10 +238,10 @@ impl Collective for LocalCollective {
     fn broadcast(&mut self, root: Rank, mut buffer: BufferMut<'_>) -> Result<(), Error> {
         check_root(root, self.world_size)?;
         let values = if self.rank == root { Some(buffer.to_host()?) } else { None };
-        let note = Note::Values { root, len: buffer.len(), values };
-        let notes = self.exchange(operation::BROADCAST, note)?;
-        match &*notes[root.0 as usize] {
-            Note::Values { values: Some(values), .. } if self.rank != root => {
+        let contribution = Contribution::Values { root, len: buffer.len(), values };
+        let contributions = self.exchange(operation::BROADCAST, contribution)?;
+        match &*contributions[root.0 as usize] {
+            Contribution::Values { values: Some(values), .. } if self.rank != root => {
                 buffer.copy_from_host(values)
             }
             _ => Ok(()),
@@ -247,9 +250,10 @@ impl Collective for LocalCollective {
 
     fn all_gather_bytes(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         check_gathered(self.rank, mine.len() as u64)?;
-        let notes = self.exchange(operation::ALL_GATHER_BYTES, Note::Bytes(mine.to_vec()))?;
-        let bytes = notes.iter().map(|note| match &**note {
-            Note::Bytes(bytes) => bytes.clone(),
+        let contributions =
+            self.exchange(operation::ALL_GATHER_BYTES, Contribution::Bytes(mine.to_vec()))?;
+        let bytes = contributions.iter().map(|contribution| match &**contribution {
+            Contribution::Bytes(bytes) => bytes.clone(),
             _ => Vec::new(),
         });
         Ok(bytes.collect())

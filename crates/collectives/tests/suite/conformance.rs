@@ -1,4 +1,4 @@
-//! What every implementation must deliver.
+//! Tests that every implementation must pass.
 
 use std::convert::Infallible;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::{IMPLEMENTATIONS, Implementation, LONG, Member, on_every_rank};
 
-/// SplitMix64: a seed is all that must be printed to repeat a failure.
+/// SplitMix64: the seed is enough to repeat a failure.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -22,7 +22,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Mostly such values as gradients have, and all that floating point has in store.
+    /// Mostly values as gradients have them, and all special cases of floating point.
     fn value(&mut self) -> f32 {
         let bits = self.next();
         let sign = ((bits >> 63) as u32) << 31;
@@ -41,7 +41,7 @@ impl Random {
     }
 }
 
-/// The definition of the sum, as plainly as possible.
+/// The definition of the sum, in the simplest form.
 pub(crate) fn tree_sum(leaves: &[Vec<f32>]) -> Vec<f32> {
     if let [leaf] = leaves {
         return leaf.clone();
@@ -50,13 +50,13 @@ pub(crate) fn tree_sum(leaves: &[Vec<f32>]) -> Vec<f32> {
     tree_sum(left).iter().zip(tree_sum(right)).map(|(left, right)| left + right).collect()
 }
 
-/// Equal bit by bit, save that one NaN is as good as another.
+/// Whether the values are bit-identical; all NaNs count as equal.
 pub(crate) fn same(a: &[f32], b: &[f32]) -> bool {
     let same_value = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
     a.len() == b.len() && a.iter().zip(b).all(same_value)
 }
 
-/// What `member` has after adding up its block of `leaves`.
+/// The partial sums of `member`'s block of `leaves`.
 pub(crate) fn partial_sums(
     member: &dyn Collective,
     leaves: &[Vec<f32>],
@@ -111,15 +111,15 @@ proptest! {
         let root = Rank(root % world_size);
         let mut random = Random(seed);
         let leaves: Vec<_> = (0..8).map(|_| random.values(len)).collect();
-        let (expected, news) = (tree_sum(&leaves), random.values(2 * len));
+        let (expected, sent) = (tree_sum(&leaves), random.values(2 * len));
         for implementation in IMPLEMENTATIONS {
             let group = implementation.group(world_size, LONG);
             on_every_rank(group, |rank, mut member| {
                 for _ in 0..2 {
                     assert!(same(&all_reduce(&mut member, &leaves), &expected));
-                    let mut heard = if rank == root { news.clone() } else { vec![0.5; 2 * len] };
-                    member.broadcast(root, BufferMut::Host(&mut heard)).unwrap();
-                    assert!(same(&heard, &news));
+                    let mut values = if rank == root { sent.clone() } else { vec![0.5; 2 * len] };
+                    member.broadcast(root, BufferMut::Host(&mut values)).unwrap();
+                    assert!(same(&values, &sent));
                     let bytes = member.all_gather_bytes(&vec![rank.0 as u8; rank.0 as usize]);
                     let all: Vec<_> = (0..world_size).map(|r| vec![r as u8; r as usize]).collect();
                     assert_eq!(bytes.unwrap(), all);
@@ -129,7 +129,7 @@ proptest! {
     }
 }
 
-/// Everybody sends at once much more than sockets hold.
+/// All ranks send at once, much more than sockets can buffer.
 #[test]
 fn buffers_larger_than_those_of_sockets_do_not_block() {
     let leaves: Vec<Vec<f32>> = (0..4).map(|v| vec![v as f32; 6 << 20]).collect();

@@ -1,4 +1,4 @@
-//! What every implementation must do when things go wrong: end, soon, and say why.
+//! Tests of failures that every implementation must pass: an operation ends soon and its error names the reason.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use baton_job::Rank;
 
 use crate::{IMPLEMENTATIONS, LONG, Member, on_every_rank};
 
-/// As many virtual ranks as ranks.
+/// An all-reduce with as many virtual ranks as ranks.
 fn all_reduce(member: &mut Member, len: usize) -> Result<(), Error> {
     let mut values = vec![1.0; len];
     let node = TreeNode::leaf(member.rank().0);
@@ -17,7 +17,7 @@ fn all_reduce(member: &mut Member, len: usize) -> Result<(), Error> {
 }
 
 #[test]
-fn a_peer_that_leaves_is_named_and_nobody_waits_for_the_deadline() {
+fn a_peer_that_leaves_is_named_and_no_rank_waits_for_the_deadline() {
     for implementation in IMPLEMENTATIONS {
         let mut group = implementation.group(4, LONG);
         let leaver = Mutex::new(group.pop());
@@ -53,7 +53,7 @@ fn an_abort_from_another_thread_ends_the_operation_and_all_later_ones() {
 }
 
 #[test]
-fn the_deadline_names_a_rank_that_did_not_come() {
+fn the_deadline_names_a_rank_that_is_missing() {
     let short = Duration::from_millis(30);
     for implementation in IMPLEMENTATIONS {
         let mut group = implementation.group(4, short);
@@ -61,7 +61,7 @@ fn the_deadline_names_a_rank_that_did_not_come() {
             on_every_rank(&mut group[..3], |_, member| all_reduce(member, 10).unwrap_err());
         for error in errors {
             let text = error.to_string();
-            assert_eq!(text, "all_reduce: gave up after 30ms, waiting for rank 3");
+            assert_eq!(text, "all_reduce: timed out after 30ms, waiting for rank 3");
         }
         let later = all_reduce(&mut group[0], 10).unwrap_err();
         assert!(matches!(later, Error::Broken { operation: "all_reduce" }), "{later}");
@@ -69,7 +69,7 @@ fn the_deadline_names_a_rank_that_did_not_come() {
 }
 
 #[test]
-fn ranks_that_do_different_things_are_told_so() {
+fn ranks_that_do_different_things_get_an_error() {
     for implementation in IMPLEMENTATIONS {
         let mut group = implementation.group(2, LONG);
         let results = on_every_rank(&mut group, |rank, member| {
@@ -85,7 +85,7 @@ fn ranks_that_do_different_things_are_told_so() {
 }
 
 #[test]
-fn lengths_that_differ_between_ranks_are_told() {
+fn lengths_that_differ_between_ranks_are_an_error() {
     for implementation in IMPLEMENTATIONS {
         let group = implementation.group(2, LONG);
         let errors = on_every_rank(group, |rank, mut member| {

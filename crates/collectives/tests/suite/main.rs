@@ -1,6 +1,6 @@
-//! One body of tests for every implementation of [`Collective`] that runs without a GPU, and one for NCCL,
-//! on GPUs that are not there.
-#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests may fail as loudly as tests.
+//! One set of tests for every implementation of [`Collective`] that runs without a GPU, and one for NCCL on simulated
+//! GPUs.
+#![allow(clippy::unwrap_used, clippy::panic)] // Test helpers may panic like tests.
 
 mod conformance;
 mod faults;
@@ -16,7 +16,7 @@ use baton_job::{Generation, Rank};
 
 type Member = Box<dyn Collective>;
 
-/// A way to make a group of so many ranks whose operations may take so long.
+/// An implementation of groups.
 #[derive(Clone, Copy, Debug)]
 enum Implementation {
     Local,
@@ -25,7 +25,7 @@ enum Implementation {
 
 const IMPLEMENTATIONS: [Implementation; 2] = [Implementation::Local, Implementation::Tcp];
 
-/// Longer than any test should take: who waits for it has been forgotten by somebody.
+/// Longer than any test should take: a test that reaches this timeout has lost a wakeup.
 const LONG: Duration = Duration::from_secs(60);
 
 impl Implementation {
@@ -43,7 +43,7 @@ fn tcp_group(world_size: u32, operation_timeout: Duration) -> Vec<Member> {
     let listeners: Vec<_> =
         (0..world_size).map(|_| tcp::Listener::bind("127.0.0.1").unwrap()).collect();
     let peers: Vec<String> = listeners.iter().map(|l| l.address().to_owned()).collect();
-    let options = tcp::Options { connect_timeout: LONG, operation_timeout };
+    let options = tcp::TcpOptions { connect_timeout: LONG, operation_timeout };
     on_every_rank(listeners, |rank, listener| {
         let abort = AbortHandle::new();
         let member =
@@ -59,7 +59,7 @@ fn on_every_rank<T: Send, R: Send>(
 ) -> Vec<R> {
     std::thread::scope(|scope| {
         let body = &body;
-        let spawn = |(rank, its)| scope.spawn(move || body(Rank(rank), its));
+        let spawn = |(rank, value)| scope.spawn(move || body(Rank(rank), value));
         let threads: Vec<_> = (0..).zip(ranks).map(spawn).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })

@@ -1,27 +1,27 @@
-//! NCCL on GPUs that are not there: everything happens late and in any order that CUDA and NCCL allow. A
-//! failure tells its seed; `BATON_FAKE_GPU_SEED` repeats it, as far as the threads of the ranks let it.
+//! NCCL on simulated GPUs: everything happens late and in any order that CUDA and NCCL allow. A failure prints its
+//! seed; `BATON_FAKE_GPU_SEED` repeats it, as far as the timing of the rank threads allows.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
 
-use baton_collectives::nccl::{NcclCollective, Options, Order};
+use baton_collectives::nccl::{NcclCollective, NcclOptions, SummationOrder};
 use baton_collectives::{BufferMut, Collective, DeviceSliceMut, Error, Part, TreeNode};
 use baton_fake_gpu::{for_seeds, run};
-use baton_gpu::{Device, DeviceMemory, Event, Stream, copy_in, copy_out};
+use baton_gpu::{Device, DeviceMemory, Stream, StreamEvent, copy_in, copy_out};
 use baton_job::Rank;
 
 use crate::conformance::{Random, partial_sums, same, tree_sum};
 use crate::{LONG, local, on_every_rank};
 
-/// One rank's GPU, which libtorch's stream is used on.
+/// One rank's GPU, with libtorch's stream.
 struct Gpu {
     device: Device,
     torch: Stream,
-    /// What copies read, to stay where it is.
+    /// Sources of queued copies, kept alive.
     kept: Vec<Vec<u8>>,
 }
 
-/// Values on it.
+/// Values in GPU memory.
 struct Values {
     memory: DeviceMemory,
     len: usize,
@@ -34,27 +34,27 @@ impl Gpu {
         Self { device, torch: Stream::of_torch(device), kept: Vec::new() }
     }
 
-    /// New memory, which is to hold `values` in the end.
+    /// New memory; `values` are queued to be written to it.
     fn values(&mut self, values: &[f32]) -> Values {
         let len = values.len();
         let memory = DeviceMemory::new(self.device, 4 * len).unwrap();
-        let place = Values { memory, len, device: self.device };
-        self.write(&place, values);
-        place
+        let target = Values { memory, len, device: self.device };
+        self.write(&target, values);
+        target
     }
 
     /// Queues the writing of `values`.
     fn write(&mut self, to: &Values, values: &[f32]) {
         self.kept.push(values.iter().flat_map(|value| value.to_ne_bytes()).collect());
         let bytes = &self.kept[self.kept.len() - 1];
-        // SAFETY: what is kept stays until all is over.
+        // SAFETY: kept sources live until all copies are done.
         unsafe { copy_in(&self.torch, to.memory.address(), bytes) }.unwrap();
     }
 
-    /// What is there after all that is queued, and has it overwritten at once.
+    /// The values after all queued work; then overwrites them with NaN at once.
     fn take(&mut self, from: &Values) -> Vec<f32> {
         let mut bytes = vec![0; 4 * from.len];
-        // SAFETY: waited for before `bytes` is looked at.
+        // SAFETY: the copy is waited for before `bytes` is read.
         unsafe { copy_out(&self.torch, &mut bytes, from.memory.address()) }.unwrap();
         self.write(from, &vec![f32::NAN; from.len]);
         self.wait();
@@ -62,9 +62,9 @@ impl Gpu {
     }
 
     fn wait(&self) {
-        let over = Event::new(self.device).unwrap();
-        self.torch.mark(&over).unwrap();
-        over.wait().unwrap();
+        let finished = StreamEvent::new(self.device).unwrap();
+        self.torch.mark(&finished).unwrap();
+        finished.wait().unwrap();
     }
 }
 
@@ -77,15 +77,23 @@ impl Drop for Gpu {
 impl Values {
     fn buffer(&mut self) -> BufferMut<'_> {
         let (address, ordinal) = (self.memory.address(), self.device.ordinal());
-        // SAFETY: so many values lie there, written by libtorch's stream before anything else is done.
+        // SAFETY: this many values are valid there, written by libtorch's stream before any other work.
         BufferMut::Device(unsafe { DeviceSliceMut::from_raw(address, self.len, ordinal) })
     }
 }
 
-/// Meets the others of `bootstrap`, on the GPU of its rank.
-fn connect(bootstrap: Box<dyn Collective>, order: Order, timeout: Duration) -> NcclCollective {
-    let options =
-        Options { order, connect_timeout: LONG, operation_timeout: timeout, abort_timeout: LONG };
+/// Connects to the other ranks of `bootstrap`, on the GPU of its rank.
+fn connect(
+    bootstrap: Box<dyn Collective>,
+    order: SummationOrder,
+    timeout: Duration,
+) -> NcclCollective {
+    let options = NcclOptions {
+        order,
+        connect_timeout: LONG,
+        operation_timeout: timeout,
+        abort_timeout: LONG,
+    };
     let device = bootstrap.rank().0 as i32;
     NcclCollective::connect(bootstrap, device, options).unwrap()
 }
@@ -93,7 +101,7 @@ fn connect(bootstrap: Box<dyn Collective>, order: Order, timeout: Duration) -> N
 /// Runs `body` on one thread for each rank of a new group.
 fn with_group<R: Send>(
     world_size: u32,
-    (order, timeout): (Order, Duration),
+    (order, timeout): (SummationOrder, Duration),
     body: impl Fn(&mut Gpu, NcclCollective) -> R + Sync,
 ) -> Vec<R> {
     on_every_rank(local::group(world_size, LONG), |rank, bootstrap| {
@@ -103,7 +111,7 @@ fn with_group<R: Send>(
     })
 }
 
-/// The sum of `leaves`, by all ranks together.
+/// The sum of `leaves`, computed by all ranks together.
 fn all_reduce(gpu: &mut Gpu, group: &mut NcclCollective, leaves: &[Vec<f32>]) -> Vec<f32> {
     let mut sums: Vec<(TreeNode, Values)> = partial_sums(group, leaves)
         .into_iter()
@@ -131,7 +139,7 @@ fn strict_sums_are_the_fixed_trees_bit_for_bit() {
         let mut random = Random(seed);
         let leaves: Vec<_> = (0..virtual_ranks).map(|_| random.values(len)).collect();
         let expected = tree_sum(&leaves);
-        let totals = with_group(world_size, (Order::FixedTree, LONG), |gpu, mut group| {
+        let totals = with_group(world_size, (SummationOrder::FixedTree, LONG), |gpu, mut group| {
             all_reduce(gpu, &mut group, &leaves)
         });
         for total in totals {
@@ -153,13 +161,13 @@ fn operations_follow_each_other_on_the_same_group() {
                 (tree_sum(&leaves), leaves, root, random.values(2 * len))
             })
             .collect();
-        with_group(world_size, (Order::FixedTree, LONG), |gpu, mut group| {
-            for (sum, leaves, root, news) in &rounds {
+        with_group(world_size, (SummationOrder::FixedTree, LONG), |gpu, mut group| {
+            for (sum, leaves, root, sent) in &rounds {
                 assert!(same(&all_reduce(gpu, &mut group, leaves), sum));
-                let before = if group.rank() == *root { news } else { &vec![0.5; news.len()] };
-                let mut heard = gpu.values(before);
-                group.broadcast(*root, heard.buffer()).unwrap();
-                assert!(same(&gpu.take(&heard), news));
+                let before = if group.rank() == *root { sent } else { &vec![0.5; sent.len()] };
+                let mut received = gpu.values(before);
+                group.broadcast(*root, received.buffer()).unwrap();
+                assert!(same(&gpu.take(&received), sent));
                 assert_eq!(group.all_gather_bytes(b"x").unwrap().len(), world_size as usize);
             }
         });
@@ -171,7 +179,7 @@ fn sums_in_nccls_own_order_are_sums() {
     for_seeds("nccl::sums_in_nccls_own_order_are_sums", 100, |_, seed| {
         let world_size = 1 + seed as u32 % 8;
         let total = (1..=world_size).sum::<u32>() as f32;
-        with_group(world_size, (Order::Library, LONG), |gpu, mut group| {
+        with_group(world_size, (SummationOrder::Library, LONG), |gpu, mut group| {
             for len in [0, 1, 777] {
                 let mine = group.rank().0 as f32 + 1.0;
                 let mut values = gpu.values(&vec![mine; len]);
@@ -183,7 +191,7 @@ fn sums_in_nccls_own_order_are_sums() {
     });
 }
 
-/// An operation that some ranks take part in, on values that are overwritten as soon as it fails.
+/// An all-reduce in which only some ranks take part, on values that are overwritten as soon as it fails.
 fn interrupted(gpu: &mut Gpu, group: &mut NcclCollective) -> Option<Error> {
     let leaves = vec![vec![1.0; 500]; 8];
     let mut sums: Vec<_> = partial_sums(group, &leaves)
@@ -193,7 +201,7 @@ fn interrupted(gpu: &mut Gpu, group: &mut NcclCollective) -> Option<Error> {
     let mut parts: Vec<Part<'_>> =
         sums.iter_mut().map(|(node, sum)| Part { node: *node, buffer: sum.buffer() }).collect();
     let failed = group.all_reduce(8, &mut parts).err();
-    // What the operation has left in its queues must not get in the way of what comes next.
+    // Work that the operation has left in its queues must not disturb later work.
     for (_, sum) in &sums {
         gpu.write(sum, &[2.0; 500]);
         assert_eq!(gpu.take(sum), [2.0; 500]);
@@ -202,24 +210,25 @@ fn interrupted(gpu: &mut Gpu, group: &mut NcclCollective) -> Option<Error> {
 }
 
 #[test]
-fn a_peer_that_never_comes_is_given_up_and_a_new_generation_works() {
-    let name = "nccl::a_peer_that_never_comes_is_given_up_and_a_new_generation_works";
+fn a_missing_peer_times_out_and_a_new_generation_works() {
+    let name = "nccl::a_missing_peer_times_out_and_a_new_generation_works";
     for_seeds(name, 30, |_, seed| {
         let world_size = 2 + seed as u32 % 3;
         let short = Duration::from_millis(20);
-        let groups = with_group(world_size, (Order::FixedTree, short), |gpu, mut group| {
-            // Who does not come stays alive: only silence tells.
-            if group.rank() == Rank(0) {
-                return group;
-            }
-            let failed = interrupted(gpu, &mut group).unwrap();
-            assert_eq!(failed.to_string(), "all_reduce: gave up after 20ms");
-            let later = interrupted(gpu, &mut group).unwrap();
-            assert!(matches!(later, Error::Broken { .. }), "{later}");
-            group
-        });
+        let groups =
+            with_group(world_size, (SummationOrder::FixedTree, short), |gpu, mut group| {
+                // The missing rank stays alive: only the timeout can detect it.
+                if group.rank() == Rank(0) {
+                    return group;
+                }
+                let failed = interrupted(gpu, &mut group).unwrap();
+                assert_eq!(failed.to_string(), "all_reduce: timed out after 20ms");
+                let later = interrupted(gpu, &mut group).unwrap();
+                assert!(matches!(later, Error::Broken { .. }), "{later}");
+                group
+            });
         let leaves = vec![vec![0.1; 700]; 8];
-        with_group(world_size, (Order::FixedTree, LONG), |gpu, mut group| {
+        with_group(world_size, (SummationOrder::FixedTree, LONG), |gpu, mut group| {
             assert!(same(&all_reduce(gpu, &mut group, &leaves), &tree_sum(&leaves)));
         });
         drop(groups);
@@ -231,12 +240,12 @@ fn an_abort_at_any_time_ends_the_operation_and_leaves_nothing_behind() {
     let name = "nccl::an_abort_at_any_time_ends_the_operation_and_leaves_nothing_behind";
     for_seeds(name, 60, |_, seed| {
         on_every_rank(local::group(3, LONG), |rank, bootstrap| {
-            // The others give up in the end, as nobody tells them.
+            // The other ranks time out in the end, because they are not informed of the abort.
             let timeout = if rank == Rank(1) { LONG } else { Duration::from_millis(200) };
             let gpu = &mut Gpu::new(rank);
-            let mut group = connect(Box::new(bootstrap), Order::FixedTree, timeout);
+            let mut group = connect(Box::new(bootstrap), SummationOrder::FixedTree, timeout);
             if rank != Rank(1) {
-                // Over before the abort, or never.
+                // The operation was done before the abort, or times out.
                 let failed = interrupted(gpu, &mut group);
                 assert!(matches!(failed, None | Some(Error::TimedOut { .. })), "{failed:?}");
                 return;
@@ -257,10 +266,10 @@ fn an_abort_at_any_time_ends_the_operation_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_abort_breaks_the_wait_for_a_peer_that_never_comes() {
-    let name = "nccl::an_abort_breaks_the_wait_for_a_peer_that_never_comes";
+fn an_abort_ends_the_wait_for_a_missing_peer() {
+    let name = "nccl::an_abort_ends_the_wait_for_a_missing_peer";
     for_seeds(name, 30, |_, _| {
-        let groups = with_group(2, (Order::Library, LONG), |gpu, mut group| {
+        let groups = with_group(2, (SummationOrder::Library, LONG), |gpu, mut group| {
             if group.rank() == Rank(1) {
                 return group;
             }
@@ -278,13 +287,13 @@ fn an_abort_breaks_the_wait_for_a_peer_that_never_comes() {
 }
 
 #[test]
-fn an_abort_that_hangs_is_told_and_holds_nobody_up() {
-    run("nccl::an_abort_that_hangs_is_told_and_holds_nobody_up", |fake| {
+fn an_abort_that_hangs_is_reported_and_blocks_no_caller() {
+    run("nccl::an_abort_that_hangs_is_reported_and_blocks_no_caller", |fake| {
         fake.hang_aborts();
         on_every_rank(local::group(2, LONG), |rank, bootstrap| {
             let short = Duration::from_millis(20);
-            let options = Options {
-                order: Order::FixedTree,
+            let options = NcclOptions {
+                order: SummationOrder::FixedTree,
                 connect_timeout: LONG,
                 operation_timeout: short,
                 abort_timeout: short,
@@ -299,17 +308,17 @@ fn an_abort_that_hangs_is_told_and_holds_nobody_up() {
             let part = Part { node: TreeNode { start: 0, leaves: 4 }, buffer: sum.buffer() };
             let failed = group.all_reduce(8, &mut [part]).unwrap_err();
             assert!(matches!(failed, Error::Stuck { .. }), "{failed}");
-            // Its device never comes to an end.
+            // Its device never finishes: freeing would hang.
             std::mem::forget((gpu, sum));
         });
     });
 }
 
 #[test]
-fn no_host_stands_still_in_the_driver() {
-    for_seeds("nccl::no_host_stands_still_in_the_driver", 50, |gpus, _| {
+fn no_host_blocks_in_the_driver() {
+    for_seeds("nccl::no_host_blocks_in_the_driver", 50, |gpus, _| {
         let (leaves, waits) = (vec![vec![1.0; 999]; 8], gpus.host_waits());
-        let total = with_group(3, (Order::FixedTree, LONG), |gpu, mut group| {
+        let total = with_group(3, (SummationOrder::FixedTree, LONG), |gpu, mut group| {
             let mut sums: Vec<_> = partial_sums(&group, &leaves)
                 .into_iter()
                 .map(|(node, sum)| (node, gpu.values(&sum)))
@@ -320,7 +329,7 @@ fn no_host_stands_still_in_the_driver() {
                 .collect();
             group.all_reduce(8, &mut parts).unwrap();
             assert_eq!(gpus.host_waits(), waits);
-            // Nobody frees memory before all have looked.
+            // No rank may free memory before all have checked.
             group.all_gather_bytes(&[]).unwrap();
             gpu.take(&sums[0].1)
         });

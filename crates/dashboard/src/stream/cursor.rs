@@ -1,22 +1,22 @@
-//! How far a client has got.
+//! The position of a client in the stream.
 
 use std::fmt;
 
-/// How far a client has got. Written `EVENT.MILLIS.COUNT`.
+/// Position of a client in the stream: what it has received. Written as `EVENT.MILLIS.COUNT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cursor {
-    /// Events up to this one.
+    /// Id of the last received event.
     pub(super) event: u64,
-    /// Points told before this time,
+    /// All points before this time are received, Unix milliseconds.
     millis: u64,
-    /// and so many of those told in that very millisecond: an update and its evaluation may share one.
+    /// Number of received points of exactly this time: an update and its evaluation may have the same time.
     count: u64,
 }
 
 impl Cursor {
-    /// All events up to `event`, and all points told up to `millis`.
+    /// The position after all events up to `event` and all points up to `millis`.
     pub(super) fn after(event: u64, millis: u64) -> Self {
-        // No point is told in the next millisecond as yet, as far as this client knows.
+        // The client has received no point of the next millisecond yet.
         let millis = if millis == 0 { 0 } else { millis.saturating_add(1) };
         Self { event, millis, count: 0 }
     }
@@ -28,25 +28,25 @@ impl Cursor {
         numbers.next().is_none().then_some(cursor)
     }
 
-    /// The time after which points are to be asked for.
-    pub(super) fn ask_points_after(&self) -> u64 {
+    /// The time after which points must be requested, Unix milliseconds.
+    pub(super) fn request_points_after(&self) -> u64 {
         self.millis.saturating_sub(1)
     }
 
-    /// Takes in a point told at this time.
-    pub(super) fn pass_point(&mut self, millis: u64) {
+    /// Advances the position past a point of this time.
+    pub(super) fn advance_past_point(&mut self, millis: u64) {
         if millis > self.millis {
             (self.millis, self.count) = (millis, 0);
         }
-        // A clock that was set back must not bring old points again.
+        // If the clock was set back, the position must not go back, or old points would be sent again.
         if millis == self.millis {
             self.count += 1;
         }
     }
 
-    /// Tells points that the client has from those that are new, in the order in which they come.
-    pub(super) fn had(&self) -> Had {
-        Had { millis: self.millis, left: self.count }
+    /// A filter for points that the client has already received.
+    pub(super) fn received(&self) -> ReceivedPoints {
+        ReceivedPoints { millis: self.millis, remaining: self.count }
     }
 }
 
@@ -56,19 +56,19 @@ impl fmt::Display for Cursor {
     }
 }
 
-/// Points that a client has already, of the one millisecond where it was cut off.
+/// The points of the cursor's millisecond that the client has already received.
 #[derive(Debug)]
-pub(super) struct Had {
+pub(super) struct ReceivedPoints {
     millis: u64,
-    left: u64,
+    remaining: u64,
 }
 
-impl Had {
-    /// Whether the client has this point, told at this time.
-    pub(super) fn has(&mut self, millis: u64) -> bool {
-        let has = self.left > 0 && millis == self.millis;
-        self.left -= u64::from(has);
-        has
+impl ReceivedPoints {
+    /// Whether the client has the next point, which has this time. Must be called for all points in order.
+    pub(super) fn contains(&mut self, millis: u64) -> bool {
+        let contains = self.remaining > 0 && millis == self.millis;
+        self.remaining -= u64::from(contains);
+        contains
     }
 }
 
@@ -77,15 +77,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_is_read_as_it_is_written() {
+    fn a_cursor_can_be_written_and_parsed() {
         let mut cursor = Cursor::after(7, 0);
-        [90, 100, 100].into_iter().for_each(|millis| cursor.pass_point(millis));
+        [90, 100, 100].into_iter().for_each(|millis| cursor.advance_past_point(millis));
         assert_eq!(cursor.to_string(), "7.100.2");
         assert_eq!(Cursor::parse("7.100.2"), Some(cursor));
     }
 
     #[test]
-    fn what_is_no_cursor_is_refused() {
+    fn a_text_that_is_not_a_cursor_is_refused() {
         for id in ["", "1", "1.2", "1.2.3.4", "a.2.3", "-1.2.3", "1.2.", "99999999999999999999.1.1"]
         {
             assert_eq!(Cursor::parse(id), None, "{id:?}");
@@ -93,25 +93,25 @@ mod tests {
     }
 
     #[test]
-    fn of_points_told_in_one_millisecond_only_the_new_ones_come_again() {
+    fn of_points_of_one_millisecond_only_the_new_ones_are_sent() {
         let cursor = Cursor::parse("7.100.2").unwrap();
-        assert_eq!(cursor.ask_points_after(), 99);
-        let mut had = cursor.had();
-        let again = [100, 100, 100, 101].map(|millis| had.has(millis));
+        assert_eq!(cursor.request_points_after(), 99);
+        let mut received = cursor.received();
+        let again = [100, 100, 100, 101].map(|millis| received.contains(millis));
         assert_eq!(again, [true, true, false, false]);
     }
 
     #[test]
-    fn who_names_a_time_gets_what_was_told_later() {
-        assert_eq!(Cursor::after(0, 0).ask_points_after(), 0);
-        assert_eq!(Cursor::after(0, 100).ask_points_after(), 100);
-        assert!(!Cursor::after(0, 100).had().has(101));
+    fn a_client_that_gives_a_time_gets_later_points() {
+        assert_eq!(Cursor::after(0, 0).request_points_after(), 0);
+        assert_eq!(Cursor::after(0, 100).request_points_after(), 100);
+        assert!(!Cursor::after(0, 100).received().contains(101));
     }
 
     #[test]
-    fn a_clock_that_was_set_back_brings_nothing_again() {
+    fn no_point_is_sent_again_after_the_clock_was_set_back() {
         let mut cursor = Cursor::parse("7.100.2").unwrap();
-        cursor.pass_point(50);
+        cursor.advance_past_point(50);
         assert_eq!(cursor.to_string(), "7.100.2");
     }
 }

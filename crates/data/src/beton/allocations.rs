@@ -1,9 +1,9 @@
-//! The allocation table: the only place that knows how long a stored JPEG is.
+//! The allocation table: the only part of the file with the sizes of stored JPEGs.
 
 use super::{ALLOCATION_BYTES, Beton, Field, FieldType};
 use crate::{Error, FileFault, SampleFault, mapping::Mapping};
 
-/// One entry: where a value of a sample lies.
+/// One entry of the table: position and size of a value of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Allocation {
     pub(crate) sample: u64,
@@ -11,7 +11,7 @@ pub(crate) struct Allocation {
     pub(crate) size: u64,
 }
 
-/// The table, in no order. Mapped while it is looked at: afterwards it is of no use.
+/// The unordered table. It is mapped into memory only while it is needed.
 pub(crate) struct Allocations(Mapping);
 
 impl Allocations {
@@ -28,16 +28,11 @@ impl Allocations {
 impl Beton {
     pub(crate) fn allocations(&self) -> Result<Allocations, Error> {
         let range = self.table_start..self.file_bytes;
-        Mapping::new(&self.file, range).map(Allocations).map_err(|source| Error::Io {
-            operation: "map",
-            path: self.path.clone(),
-            source,
-        })
+        Mapping::new(&self.file, range).map(Allocations).map_err(Error::io("map", &self.path))
     }
 
-    /// Stored bytes of the values of one field, whose pointer lies at `pointer_offset` in a row: 0
-    /// where the table knows none. 4 bytes of memory per sample; a value fits into a page, and a
-    /// page is below 4 GiB.
+    /// Stored sizes of the values of one field whose pointer is at `pointer_offset` in a row, bytes; 0 if the table
+    /// has no entry. Uses 4 bytes per sample: a value fits into a page, and a page is below 4 GiB.
     pub(super) fn stored_sizes(&self, pointer_offset: u64) -> Result<Vec<u32>, Error> {
         let mut sizes = vec![0; self.samples as usize];
         for (entry, allocation) in (0..).zip(self.allocations()?.iter()) {
@@ -47,9 +42,9 @@ impl Beton {
                 return Err(self.file_error(FileFault::TableSample { entry, sample, samples }));
             }
             if self.pointer(sample, pointer_offset)? == pointer {
-                // An empty value of another field may share the pointer: the larger is ours.
-                let known: &mut u32 = &mut sizes[sample as usize];
-                *known = u32::try_from(size).unwrap_or(u32::MAX).max(*known);
+                // An empty value of another field may share the pointer: then the larger size belongs to this field.
+                let largest: &mut u32 = &mut sizes[sample as usize];
+                *largest = u32::try_from(size).unwrap_or(u32::MAX).max(*largest);
             }
         }
         Ok(sizes)
@@ -59,12 +54,12 @@ impl Beton {
         self.cell(sample, pointer_offset).map(u64::from_le_bytes)
     }
 
-    /// What the allocation table says against the values of a field of bytes, texts, arrays or tensors:
-    /// those that it does not know, or knows with another size, and those outside the pages. (Of images
-    /// only the table knows the size: [`check_images`](Self::check_images) looks at those.)
+    /// Compares the values of a field of bytes, texts, arrays or tensors with the allocation table. Returns a fault
+    /// for each value that has no entry, has another size there, or is outside the pages. (For images only the table
+    /// has the size: [`check_images`](Self::check_images) checks them.)
     ///
     /// # Errors
-    /// The table cannot be read, or names a sample that does not exist.
+    /// The table cannot be read, or has an entry for a sample that does not exist.
     pub(crate) fn value_faults(&self, field: &Field) -> Result<Vec<Error>, Error> {
         let value_bytes = match field.kind {
             FieldType::Bytes | FieldType::Json => None,
@@ -88,19 +83,19 @@ impl Beton {
         Ok(faults)
     }
 
-    /// The first of [`value_faults`](Self::value_faults), if any.
+    /// Returns the first of [`value_faults`](Self::value_faults) as an error.
     ///
     /// # Errors
-    /// As there, or the first fault itself.
+    /// Those of `value_faults`, or the first fault itself.
     pub(crate) fn check_values(&self, field: &Field) -> Result<(), Error> {
         self.value_faults(field)?.into_iter().next().map_or(Ok(()), Err)
     }
 
     fn check_value(&self, pointer: u64, stored: u64, size: u64) -> Result<(), SampleFault> {
         match stored {
-            // Nothing is stored of an empty value, and its pointer may be anywhere.
+            // An empty value stores nothing, so its pointer has no meaning.
             _ if size == 0 => Ok(()),
-            0 => Err(SampleFault::Unresolved { pointer }),
+            0 => Err(SampleFault::MissingAllocation { pointer }),
             stored if stored != size => Err(SampleFault::ValueSize { stored, size }),
             _ => self.check_paged(pointer, size),
         }

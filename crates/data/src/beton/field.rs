@@ -1,13 +1,15 @@
-//! Field descriptors and the row layout that follows from them.
+//! Field descriptors and the row layout that results from them.
+
+use half::f16;
 
 use crate::FileFault;
 
 /// Bytes of one descriptor: type, name, arguments.
 pub(crate) const DESCRIPTOR_BYTES: usize = 1 + 16 + 1024;
-/// Most dimensions of an array.
-const DIMENSIONS: usize = 32;
+/// Maximum number of dimensions of an array.
+const MAX_DIMENSIONS: usize = 32;
 
-/// Types of fields that ffcv 1.x writes, with its numbers.
+/// Types of fields that ffcv 1.x writes, with ffcv's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldType {
     /// f64 in the row.
@@ -22,12 +24,12 @@ pub enum FieldType {
     NdArray,
     /// JSON text.
     Json,
-    /// As [`NdArray`](Self::NdArray), from a tensor.
+    /// Like [`NdArray`](Self::NdArray), but from a tensor.
     TorchTensor,
 }
 
 impl FieldType {
-    /// What ffcv calls it.
+    /// Name of the type in ffcv.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -41,7 +43,7 @@ impl FieldType {
         }
     }
 
-    /// All of them, each at the place of its number in the file.
+    /// All types; the index is the type's number in the file.
     const ALL: [Self; 7] = [
         Self::Float,
         Self::Int,
@@ -56,12 +58,12 @@ impl FieldType {
         Self::ALL.get(usize::from(id)).copied()
     }
 
-    /// Its number in the file.
+    /// Number of the type in the file.
     pub(crate) fn id(self) -> u8 {
         self as u8
     }
 
-    /// Size and alignment of its cell in a row, in bytes.
+    /// Size and alignment of the type's cell in a row, in bytes.
     fn cell(self) -> (u64, u64) {
         match self {
             Self::Float | Self::Int | Self::NdArray | Self::TorchTensor => (8, 8),
@@ -76,13 +78,13 @@ impl FieldType {
 /// One column of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Its name; the writer cuts names to 16 bytes.
+    /// Name; the writer truncates names to 16 bytes.
     pub name: String,
-    /// Its type.
+    /// Type.
     pub kind: FieldType,
-    /// Where its cell starts in a row, in bytes.
+    /// Position of the cell in a row, in bytes.
     pub offset: u64,
-    /// Shape and dtype of its values; `None` but for arrays and tensors.
+    /// Shape and dtype of the values; `None` unless they are arrays or tensors.
     array: Option<Result<ArrayType, FileFault>>,
 }
 
@@ -90,21 +92,24 @@ impl Field {
     /// Shape and dtype of the values of an array or tensor field.
     ///
     /// # Errors
-    /// Its descriptor cannot be read, or it is a field of another type.
+    /// The descriptor cannot be read, or the field has another type.
     pub fn array_type(&self) -> Result<ArrayType, FileFault> {
         self.array.clone().unwrap_or_else(|| {
-            Err(FileFault::ArrayType { name: self.name.clone(), what: "it is no array".to_owned() })
+            Err(FileFault::ArrayType {
+                name: self.name.clone(),
+                what: "it is not an array".to_owned(),
+            })
         })
     }
 
-    /// Takes values of more than `most` bytes, all that there are in the pages, for a damaged shape, so
-    /// that nobody makes room for one.
-    pub(super) fn refuse_arrays_above(&mut self, most: u64) {
+    /// Treats a shape as damaged if its values are larger than `max_bytes`, the size of all pages, so that no memory
+    /// is allocated for it.
+    pub(super) fn refuse_arrays_above(&mut self, max_bytes: u64) {
         if let Some(Ok(array)) = &self.array
-            && array.value_bytes() > most
+            && array.value_bytes() > max_bytes
         {
             let ArrayType { shape, .. } = array;
-            let what = format!("its shape is {shape:?}, which fits into no page of this file");
+            let what = format!("its shape is {shape:?}, too large for the pages of this file");
             self.array = Some(Err(FileFault::ArrayType { name: self.name.clone(), what }));
         }
     }
@@ -132,28 +137,29 @@ impl ArrayType {
         self.elements() * self.dtype.bytes() as u64
     }
 
-    /// Reads the arguments of a descriptor: u64\[32\] shape, u64 n, then n bytes of JSON with numpy's
-    /// `descr` of the dtype.
+    /// Parses the arguments of a descriptor: u64\[32\] shape, u64 n, then n bytes of JSON with numpy's `descr` of the
+    /// dtype.
     fn read(arguments: &[u8]) -> Result<Self, String> {
         let (words, _) = arguments.as_chunks::<8>();
-        let shape: Vec<u64> = words[..DIMENSIONS].iter().map(|w| u64::from_le_bytes(*w)).collect();
+        let shape: Vec<u64> =
+            words[..MAX_DIMENSIONS].iter().map(|w| u64::from_le_bytes(*w)).collect();
         let rank = shape.iter().rposition(|size| *size != 0).map_or(0, |last| last + 1);
         let shape = shape[..rank].to_vec();
-        let text_bytes = u64::from_le_bytes(words[DIMENSIONS]);
-        let text = &arguments[8 * (DIMENSIONS + 1)..];
+        let text_bytes = u64::from_le_bytes(words[MAX_DIMENSIONS]);
+        let text = &arguments[8 * (MAX_DIMENSIONS + 1)..];
         let Some(text) = usize::try_from(text_bytes).ok().and_then(|len| text.get(..len)) else {
-            return Err(format!("its dtype has {text_bytes} bytes, more than fit"));
+            return Err(format!("the text of its dtype has {text_bytes} bytes, which is too long"));
         };
         let shown = String::from_utf8_lossy(text);
         let descr: Vec<(String, String)> = serde_json::from_slice(text)
-            .map_err(|_| format!("its dtype is {shown}, but only plain ones are known"))?;
+            .map_err(|_| format!("its dtype is {shown}, but only plain ones are supported"))?;
         let dtype = match descr.as_slice() {
             [(_, code)] => Dtype::from_code(code),
             _ => None,
         };
         let Some(dtype) = dtype else {
             return Err(format!(
-                "its dtype is {shown}, but only plain little-endian ones are known"
+                "its dtype is {shown}, but only plain little-endian ones are supported"
             ));
         };
         if shape.is_empty() || shape.contains(&0) {
@@ -162,7 +168,7 @@ impl ArrayType {
         let bytes = shape.iter().try_fold(dtype.bytes() as u64, |all, size| all.checked_mul(*size));
         // A value fits into a page, and a page is below 4 GiB.
         if bytes.is_none_or(|bytes| bytes > u64::from(u32::MAX)) {
-            return Err(format!("its shape is {shape:?}, which fits into no page"));
+            return Err(format!("its shape is {shape:?}, too large for a page"));
         }
         Ok(Self { shape, dtype })
     }
@@ -198,7 +204,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// All of them, each with numpy's code.
+    /// All dtypes, each with numpy's code.
     const CODES: [(Self, &'static str); 12] = [
         (Self::Bool, "|b1"),
         (Self::U8, "|u1"),
@@ -221,7 +227,7 @@ impl Dtype {
     /// Numpy's code, such as `<f4`.
     #[must_use]
     pub fn code(self) -> &'static str {
-        // Every dtype is in the table: see the test.
+        // Every dtype is in the table; a test checks this.
         Self::CODES.iter().find(|(dtype, _)| *dtype == self).map_or("", |(_, code)| *code)
     }
 
@@ -236,7 +242,7 @@ impl Dtype {
         }
     }
 
-    /// Appends the elements in `bytes` to `out`, each rounded to f32.
+    /// Converts the elements in `bytes` to f32 and writes them to `out`.
     pub(crate) fn to_f32(self, bytes: &[u8], out: &mut [f32]) {
         fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
             for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
@@ -252,29 +258,14 @@ impl Dtype {
             Self::I32 => each(bytes, out, |b| i32::from_le_bytes(b) as f32),
             Self::U64 => each(bytes, out, |b| u64::from_le_bytes(b) as f32),
             Self::I64 => each(bytes, out, |b| i64::from_le_bytes(b) as f32),
-            Self::F16 => each(bytes, out, |b| f32_of_half(u16::from_le_bytes(b))),
+            Self::F16 => each(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
             Self::F32 => each(bytes, out, f32::from_le_bytes),
             Self::F64 => each(bytes, out, |b| f64::from_le_bytes(b) as f32),
         }
     }
 }
 
-/// IEEE 754 binary16 to binary32, exactly.
-fn f32_of_half(half: u16) -> f32 {
-    let sign = u32::from(half >> 15) << 31;
-    let (exponent, fraction) = (u32::from(half >> 10) & 0x1F, u32::from(half) & 0x3FF);
-    match exponent {
-        // Zero and subnormals: the fraction counts units of 2⁻²⁴.
-        0 => {
-            let magnitude = fraction as f32 * (1.0 / 16_777_216.0);
-            f32::from_bits(magnitude.to_bits() | sign)
-        }
-        31 => f32::from_bits(sign | 0x7F80_0000 | fraction << 13),
-        _ => f32::from_bits(sign | (exponent + 112) << 23 | fraction << 13),
-    }
-}
-
-/// Reads the descriptors and lays out a row as a C struct of their cells.
+/// Parses the descriptors and computes the layout of a row, a C struct of the fields' cells.
 ///
 /// Returns the fields and the size of a row in bytes.
 pub(super) fn layout(descriptors: &[u8]) -> Result<(Vec<Field>, u64), FileFault> {
@@ -293,7 +284,7 @@ pub(super) fn layout(descriptors: &[u8]) -> Result<(Vec<Field>, u64), FileFault>
     for ((descriptor, kind), offset) in descriptors.iter().zip(kinds).zip(offsets) {
         let name = name(&descriptor[1..17]);
         let is_array = matches!(kind, FieldType::NdArray | FieldType::TorchTensor);
-        // A dtype that cannot be read is no reason to refuse the file's other fields.
+        // If a dtype cannot be read, the other fields of the file can still be used.
         let array = is_array.then(|| {
             ArrayType::read(&descriptor[17..])
                 .map_err(|what| FileFault::ArrayType { name: name.clone(), what })
@@ -303,7 +294,7 @@ pub(super) fn layout(descriptors: &[u8]) -> Result<(Vec<Field>, u64), FileFault>
     Ok((fields, row_bytes))
 }
 
-/// Where the cells of a row start, and the row's length in bytes: a C struct of the cells.
+/// Offsets of the cells in a row and the row's size, in bytes: a C struct of the cells.
 pub(crate) fn row_layout(kinds: &[FieldType]) -> (Vec<u64>, u64) {
     let (mut end, mut row_alignment) = (0_u64, 1);
     let mut offsets = Vec::with_capacity(kinds.len());
@@ -317,7 +308,7 @@ pub(crate) fn row_layout(kinds: &[FieldType]) -> (Vec<u64>, u64) {
     (offsets, end.next_multiple_of(row_alignment))
 }
 
-/// ASCII, padded with NUL; a name of the full 16 bytes has none.
+/// Parses a name: ASCII, padded with NUL; a name of the full 16 bytes has no NUL.
 fn name(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()

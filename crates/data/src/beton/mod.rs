@@ -8,13 +8,12 @@
 //! alloc_table_ptr  allocation table       (sample, pointer, size) of every value in the pages
 //! ```
 //!
-//! All numbers are little-endian. The format has neither magic bytes nor checksums, so every
-//! length and offset is compared with the file before it is used, and nothing is allocated by the
-//! word of an unchecked one. Sources: ffcv 1.0.2, `writer.py`, `reader.py`, `types.py`,
-//! `fields/*.py`; fixtures written by it (`tests/fixtures`).
+//! All numbers are little-endian. The format has neither magic bytes nor checksums, so every length and offset is
+//! validated against the file before it is used, also before memory is allocated for it. Sources: ffcv 1.0.2,
+//! `writer.py`, `reader.py`, `types.py`, `fields/*.py`; fixtures written by ffcv (`tests/fixtures`).
 //!
-//! A value is found in two steps: a column ([`Beton::image_column`], [`Beton::int_column`], …) knows
-//! where its cells and values lie; with it the value of any sample is read.
+//! Values are read in two steps: find a column ([`Beton::image_column`], [`Beton::int_column`], …), which has the
+//! positions of its cells and values; then read the value of any sample with it.
 
 mod allocations;
 mod field;
@@ -32,7 +31,7 @@ use self::field::layout;
 pub(crate) use self::field::{DESCRIPTOR_BYTES, row_layout};
 pub use self::{
     field::{ArrayType, Dtype, Field, FieldType},
-    image::{ImageBytes, ImageColumn, ImagePlace, Mode},
+    image::{ImageBytes, ImageColumn, ImageLocation, Mode},
     value::{ArrayColumn, BytesColumn, FloatColumn, IntColumn},
 };
 use crate::{Error, FileFault, SampleFault, mapping::Mapping};
@@ -41,7 +40,7 @@ pub(crate) const VERSION: u16 = 2;
 pub(crate) const HEADER_BYTES: usize = 24;
 const ALLOCATION_BYTES: u64 = 24;
 
-/// An open file: its sections are known to lie inside it.
+/// An open file whose sections have been checked to be inside it.
 #[derive(Debug)]
 pub struct Beton {
     path: PathBuf,
@@ -55,7 +54,7 @@ pub struct Beton {
     page_bytes: u32,
     /// First byte of the first data page.
     pages_start: u64,
-    /// End of the pages, start of the allocation table.
+    /// End of the pages and start of the allocation table.
     table_start: u64,
     file_bytes: u64,
 }
@@ -64,19 +63,17 @@ impl Beton {
     /// Opens a file and checks its sections. Values are checked by the methods that read them.
     ///
     /// # Errors
-    /// The file is missing, empty, cut off, unfinished, of another version, or has a field whose
-    /// layout is unknown.
+    /// The file is missing, empty, truncated, unfinished, of another version, or has a field with an unknown layout.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let failed =
-            |operation| move |source| Error::Io { operation, path: path.to_owned(), source };
+        let failed = |operation| Error::io(operation, path);
         let file = File::open(path).map_err(failed("open"))?;
-        let file_bytes = file.metadata().map_err(failed("look at"))?.len();
+        let file_bytes = file.metadata().map_err(failed("read metadata of"))?.len();
         let mut head = [0; HEADER_BYTES];
-        let have = file_bytes.min(HEADER_BYTES as u64) as usize;
-        file.read_exact_at(&mut head[..have], 0).map_err(failed("read"))?;
+        let head_bytes = file_bytes.min(HEADER_BYTES as u64) as usize;
+        file.read_exact_at(&mut head[..head_bytes], 0).map_err(failed("read"))?;
         let refused = |fault| Error::File { path: path.to_owned(), fault };
-        let header = Header::read(&head[..have]).map_err(refused)?;
+        let header = Header::read(&head[..head_bytes]).map_err(refused)?;
 
         let rows_start =
             span_end(HEADER_BYTES as u64, u64::from(header.fields), DESCRIPTOR_BYTES as u64);
@@ -91,8 +88,8 @@ impl Beton {
         let table_start = header.table_start;
         check_table(table_start, rows_end, file_bytes).map_err(refused)?;
         if header.samples > 0 {
-            let most = table_start - rows_end;
-            fields.iter_mut().for_each(|field| field.refuse_arrays_above(most));
+            let max_bytes = table_start - rows_end;
+            fields.iter_mut().for_each(|field| field.refuse_arrays_above(max_bytes));
         }
 
         Ok(Self {
@@ -104,14 +101,14 @@ impl Beton {
             row_bytes,
             rows_start,
             page_bytes: header.page_bytes,
-            // No overflow: `rows_end` is inside the file and a page is below 4 GiB.
+            // This cannot overflow: `rows_end` is inside the file and a page is below 4 GiB.
             pages_start: rows_end.next_multiple_of(u64::from(header.page_bytes)),
             table_start,
             file_bytes,
         })
     }
 
-    /// Where the file lies.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -147,19 +144,19 @@ impl Beton {
         self.file_bytes
     }
 
-    /// Tells the system that bytes will be read soon, so that it fetches them in the background.
-    /// A hint: what goes wrong shows when they are read.
+    /// Asks the system to fetch bytes in the background, because they will be read soon. Best effort: errors are
+    /// ignored, as they show when the bytes are read.
     pub(crate) fn read_ahead(&self, start: u64, len: u64) {
         let len = std::num::NonZeroU64::new(len);
         let _ = rustix::fs::fadvise(&self.file, start, len, rustix::fs::Advice::WillNeed);
     }
 
-    /// Makes the system forget what it holds of the file in memory, as if it had not been read for long.
-    pub(crate) fn forget(&self) {
+    /// Asks the system to drop the file from the page cache. Best effort.
+    pub(crate) fn drop_page_cache(&self) {
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
     }
 
-    /// Reads the bytes of a sample's value from `start` on.
+    /// Reads the bytes of a sample's value that begin at `start` in the file.
     pub(crate) fn read(&self, sample: u64, start: u64, out: &mut [u8]) -> Result<(), Error> {
         self.file.read_exact_at(out, start).map_err(|source| match source.kind() {
             io::ErrorKind::UnexpectedEof => {
@@ -170,21 +167,23 @@ impl Beton {
         })
     }
 
-    pub(crate) fn field(&self, name: &str, wanted: &[FieldType]) -> Result<&Field, Error> {
+    /// The field `name`, which must have one of the `expected` types.
+    pub(crate) fn field(&self, name: &str, expected: &[FieldType]) -> Result<&Field, Error> {
         let Some(field) = self.fields.iter().find(|field| field.name == name) else {
-            let have = self.fields.iter().map(|field| field.name.clone()).collect();
-            return Err(self.file_error(FileFault::MissingField { name: name.to_owned(), have }));
+            let available = self.fields.iter().map(|field| field.name.clone()).collect();
+            let fault = FileFault::MissingField { name: name.to_owned(), available };
+            return Err(self.file_error(fault));
         };
-        if !wanted.contains(&field.kind) {
-            let (name, found, wanted) = (name.to_owned(), field.kind, wanted.to_vec());
-            return Err(self.file_error(FileFault::WrongType { name, found, wanted }));
+        if !expected.contains(&field.kind) {
+            let (name, found, expected) = (name.to_owned(), field.kind, expected.to_vec());
+            return Err(self.file_error(FileFault::WrongType { name, found, expected }));
         }
         Ok(field)
     }
 
-    /// Where the cell at `offset` in a sample's row lies in the file.
+    /// Position in the file of the cell at `offset` in a sample's row.
     fn cell_start(&self, sample: u64, offset: u64) -> u64 {
-        // No overflow for a sample there is: its row lies inside the file.
+        // This cannot overflow for an existing sample: its row is inside the file.
         self.rows_start + sample * self.row_bytes + offset
     }
 
@@ -198,12 +197,12 @@ impl Beton {
         Ok(std::array::from_fn(|i| bytes[i]))
     }
 
-    /// Makes sure that a value lies in the data pages.
+    /// Checks that a value is inside the data pages.
     fn check_paged(&self, start: u64, len: u64) -> Result<(), SampleFault> {
         let end = start.saturating_add(len);
-        let (least, most) = (self.pages_start, self.table_start);
-        if start < least || end > most {
-            return Err(SampleFault::OutsidePages { start, end, least, most });
+        let (pages_start, pages_end) = (self.pages_start, self.table_start);
+        if start < pages_start || end > pages_end {
+            return Err(SampleFault::OutsidePages { start, end, pages_start, pages_end });
         }
         Ok(())
     }
@@ -217,16 +216,20 @@ impl Beton {
     }
 }
 
-/// The part of the header that is needed later.
-struct Header {
+/// The header fields that are needed later.
+pub(crate) struct Header {
     fields: u16,
     page_bytes: u32,
-    samples: u64,
+    pub(crate) samples: u64,
     table_start: u64,
 }
 
 impl Header {
-    fn read(bytes: &[u8]) -> Result<Self, FileFault> {
+    /// Parses the first 24 bytes of a file.
+    ///
+    /// # Errors
+    /// They are not the header of a finished file.
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, FileFault> {
         if bytes.is_empty() {
             return Err(FileFault::Empty);
         }
@@ -257,17 +260,9 @@ impl Header {
     }
 }
 
-/// The number of samples that the first 24 bytes of a file tell.
-///
-/// # Errors
-/// They are no header of a finished file.
-pub(crate) fn samples_in_header(bytes: &[u8]) -> Result<u64, FileFault> {
-    Header::read(bytes).map(|header| header.samples)
-}
-
-fn check_table(start: u64, least: u64, file_bytes: u64) -> Result<(), FileFault> {
-    if !(least..=file_bytes).contains(&start) {
-        return Err(FileFault::TablePlace { start, least, file_bytes });
+fn check_table(start: u64, min_start: u64, file_bytes: u64) -> Result<(), FileFault> {
+    if !(min_start..=file_bytes).contains(&start) {
+        return Err(FileFault::TablePosition { start, min_start, file_bytes });
     }
     let table_bytes = file_bytes - start;
     if !table_bytes.is_multiple_of(ALLOCATION_BYTES) {
@@ -276,7 +271,7 @@ fn check_table(start: u64, least: u64, file_bytes: u64) -> Result<(), FileFault>
     Ok(())
 }
 
-/// `start + count * size`; saturated where that overflows, which is beyond the end of any file.
+/// `start + count * size`; saturates on overflow, which is beyond the end of any file.
 fn span_end(start: u64, count: u64, size: u64) -> u64 {
     start.saturating_add(count.saturating_mul(size))
 }

@@ -1,9 +1,9 @@
-//! Fields other than images: numbers in the row, bytes and arrays in the pages.
+//! Fields other than images: numbers in the rows, bytes and arrays in the pages.
 
 use super::{ArrayType, Beton, FieldType};
 use crate::{Error, SampleFault};
 
-/// A field of whole numbers.
+/// A field of integers.
 #[derive(Clone, Debug)]
 pub struct IntColumn {
     offset: u64,
@@ -23,7 +23,7 @@ pub struct BytesColumn {
     is_json: bool,
 }
 
-/// A field of arrays, all of one type.
+/// A field of arrays with the same shape and dtype.
 #[derive(Clone, Debug)]
 pub struct ArrayColumn {
     name: String,
@@ -47,15 +47,15 @@ impl ArrayColumn {
 }
 
 impl Beton {
-    /// Finds a field of whole numbers.
+    /// Finds a field of integers.
     ///
     /// # Errors
-    /// No field of that name, or it is of another type.
+    /// There is no field of that name, or it has another type.
     pub fn int_column(&self, name: &str) -> Result<IntColumn, Error> {
         Ok(IntColumn { offset: self.field(name, &[FieldType::Int])?.offset })
     }
 
-    /// One whole number.
+    /// The integer of a sample.
     ///
     /// # Errors
     /// There is no such sample.
@@ -66,13 +66,13 @@ impl Beton {
     /// Finds a field of floating-point numbers.
     ///
     /// # Errors
-    /// No field of that name, or it is of another type.
+    /// There is no field of that name, or it has another type.
     pub fn float_column(&self, name: &str) -> Result<FloatColumn, Error> {
         let offset = self.field(name, &[FieldType::Float])?.offset;
         Ok(FloatColumn { name: name.to_owned(), offset })
     }
 
-    /// One floating-point number.
+    /// The floating-point number of a sample.
     ///
     /// # Errors
     /// There is no such sample.
@@ -80,7 +80,7 @@ impl Beton {
         self.cell(sample, column.offset).map(f64::from_le_bytes)
     }
 
-    /// One floating-point number, rounded to f32.
+    /// The floating-point number of a sample, rounded to f32.
     ///
     /// # Errors
     /// There is no such sample, or the number is not finite.
@@ -95,17 +95,17 @@ impl Beton {
     /// Finds a field of bytes or JSON.
     ///
     /// # Errors
-    /// No field of that name, or it is of another type.
+    /// There is no field of that name, or it has another type.
     pub fn bytes_column(&self, name: &str) -> Result<BytesColumn, Error> {
         let field = self.field(name, &[FieldType::Bytes, FieldType::Json])?;
         Ok(BytesColumn { offset: field.offset, is_json: field.kind == FieldType::Json })
     }
 
-    /// Reads one value of a field of bytes or JSON into `buffer`. JSON comes without the zero byte
-    /// that ffcv writes behind it.
+    /// Reads one value of a field of bytes or JSON into `buffer`. For JSON, the zero byte that ffcv appends is
+    /// removed.
     ///
     /// # Errors
-    /// There is no such sample, its value lies outside the pages, or the file cannot be read.
+    /// There is no such sample, its value is outside the pages, or the file cannot be read.
     pub fn bytes<'a>(
         &self,
         column: &BytesColumn,
@@ -125,7 +125,7 @@ impl Beton {
         Ok(&buffer[..text_end.unwrap_or(buffer.len())])
     }
 
-    /// Length of one value of a field of bytes or JSON, ffcv's zero byte included.
+    /// Length of one value of a field of bytes or JSON, including ffcv's zero byte.
     pub(crate) fn bytes_len(&self, column: &BytesColumn, sample: u64) -> Result<u64, Error> {
         self.pointer(sample, column.offset + 8)
     }
@@ -133,7 +133,7 @@ impl Beton {
     /// Finds a field of arrays or tensors.
     ///
     /// # Errors
-    /// No field of that name, or it is of another type; a shape or dtype that cannot be read.
+    /// There is no field of that name, or it has another type; its shape or dtype cannot be read.
     pub fn array_column(&self, name: &str) -> Result<ArrayColumn, Error> {
         let field = self.field(name, &[FieldType::NdArray, FieldType::TorchTensor])?;
         let offset = field.offset;
@@ -142,12 +142,11 @@ impl Beton {
         Ok(ArrayColumn { name: name.to_owned(), offset, array, value_bytes })
     }
 
-    /// Reads one array into `out`: C-contiguous elements, little-endian,
-    /// [`value_bytes`](ArrayColumn::value_bytes) of them.
+    /// Reads one array into `out`, which must have [`value_bytes`](ArrayColumn::value_bytes) bytes: C-contiguous
+    /// elements, little-endian.
     ///
     /// # Errors
-    /// There is no such sample, its value lies outside the pages, `out` is of another length, or the
-    /// file cannot be read.
+    /// There is no such sample, its value is outside the pages, `out` has another length, or the file cannot be read.
     pub fn array(&self, column: &ArrayColumn, sample: u64, out: &mut [u8]) -> Result<(), Error> {
         let start = self.pointer(sample, column.offset)?;
         let refused = |fault| self.sample_error(sample, start, fault);
@@ -159,7 +158,7 @@ impl Beton {
         self.read(sample, start, out)
     }
 
-    /// Reads one array into `out`, each element rounded to f32. `buffer` is scratch memory.
+    /// Reads one array into `out`, each element converted to f32. `buffer` is scratch memory.
     ///
     /// # Errors
     /// As [`array`](Self::array), or an element is not finite.
@@ -174,14 +173,14 @@ impl Beton {
         self.array(column, sample, buffer)?;
         out.resize(column.array.elements() as usize, 0.0);
         column.array.dtype.to_f32(buffer, out);
-        check_finite(&column.name, out).map_err(|fault| match self.array_place(column, sample) {
+        check_finite(&column.name, out).map_err(|fault| match self.array_location(column, sample) {
             Ok((start, _)) => self.sample_error(sample, start, fault),
             Err(error) => error,
         })
     }
 
-    /// Where one array lies: its first byte and its length in bytes.
-    pub(crate) fn array_place(
+    /// Position of the first byte of one array in the file, and its length in bytes.
+    pub(crate) fn array_location(
         &self,
         column: &ArrayColumn,
         sample: u64,
@@ -190,10 +189,10 @@ impl Beton {
     }
 }
 
-/// Makes sure that a model can learn from a field's values.
+/// Checks that all values of a field are finite, which training requires.
 fn check_finite(field: &str, values: &[f32]) -> Result<(), SampleFault> {
-    let wrong = values.iter().find(|value| !value.is_finite());
-    wrong.map_or(Ok(()), |value| {
+    let invalid = values.iter().find(|value| !value.is_finite());
+    invalid.map_or(Ok(()), |value| {
         Err(SampleFault::NotFinite { field: field.to_owned(), value: value.to_string() })
     })
 }

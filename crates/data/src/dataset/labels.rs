@@ -1,4 +1,4 @@
-//! What a model is to tell of a sample: its class, or values.
+//! Labels of samples: a class, or target values.
 
 use baton_recipe::spec::OnBadSample;
 
@@ -8,20 +8,20 @@ use crate::{
     beton::{ArrayColumn, FieldType, FloatColumn, IntColumn},
 };
 
-/// What the labels of a data set are.
+/// Type of the labels of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Labels {
-    /// Whole numbers of an Int field, whatever they mean.
+    /// Any integers of an Int field.
     Ints,
-    /// Classes: whole numbers of an Int field, below this one and not negative.
+    /// Classes: integers of an Int field, from 0 to below this number.
     Classes(u32),
-    /// The targets of a regression, so many per sample, finite as f32: of an Int or Float field if it is
-    /// one, or of an array or tensor field with so many elements in any shape.
+    /// Targets of a regression, this many per sample, finite as f32. A single target may be in an Int or Float field;
+    /// otherwise an array or tensor field with that number of elements is needed.
     Values(u32),
 }
 
 impl Labels {
-    /// Targets per sample; 0 where labels are whole numbers.
+    /// Number of targets per sample; 0 if the labels are integers.
     #[must_use]
     pub fn targets(self) -> usize {
         match self {
@@ -32,23 +32,23 @@ impl Labels {
 }
 
 /// The label field of a file.
-pub(super) enum LabelColumn {
-    /// Classes.
+pub(crate) enum LabelColumn {
+    /// Classes, or any integers.
     Classes(IntColumn),
-    /// Targets, one per sample.
+    /// One integer target per sample.
     Int(IntColumn),
-    /// Targets, one per sample.
+    /// One floating-point target per sample.
     Float(FloatColumn),
-    /// Targets.
+    /// One or more targets per sample.
     Array(ArrayColumn),
 }
 
-/// Types of fields that hold targets.
+/// Types of fields that can contain targets.
 const TARGETS: [FieldType; 4] =
     [FieldType::Float, FieldType::Int, FieldType::NdArray, FieldType::TorchTensor];
 
 impl LabelColumn {
-    /// Finds it.
+    /// Finds the label field.
     pub(super) fn find(beton: &Beton, source: &Source) -> Result<Self, Error> {
         let name = &source.label_field;
         match source.labels {
@@ -58,7 +58,7 @@ impl LabelColumn {
         }
     }
 
-    /// Checks every label, where bad samples are to be told at once.
+    /// Checks every label, unless bad samples are skipped during training.
     pub(super) fn check(&self, beton: &Beton, source: &Source) -> Result<(), Error> {
         match source.labels {
             Labels::Ints => Ok(()),
@@ -79,7 +79,8 @@ impl LabelColumn {
         Ok(())
     }
 
-    /// Targets in the pages are not read, as that would read the whole file: their turn comes.
+    /// Targets in the pages are not read here, because that would read the whole file; they are checked when they are
+    /// used.
     fn check_targets(&self, beton: &Beton, name: &str) -> Result<(), Error> {
         match self {
             Self::Classes(_) | Self::Int(_) => Ok(()),
@@ -90,17 +91,16 @@ impl LabelColumn {
         }
     }
 
-    /// The class of a sample; 0 where labels are values.
-    pub(super) fn class(&self, beton: &Beton, sample: u64) -> Result<i64, Error> {
+    /// The class of a sample; 0 for a regression.
+    pub(crate) fn class(&self, beton: &Beton, sample: u64) -> Result<i64, Error> {
         match self {
             Self::Classes(column) => beton.int(column, sample),
             Self::Int(_) | Self::Float(_) | Self::Array(_) => Ok(0),
         }
     }
 
-    /// Puts the targets of a sample into `targets`, none where labels are classes. `buffer` is scratch
-    /// memory.
-    pub(super) fn read_targets(
+    /// Reads the targets of a sample into `targets`; none for a classification. `buffer` is scratch memory.
+    pub(crate) fn read_targets(
         &self,
         beton: &Beton,
         sample: u64,
@@ -119,7 +119,7 @@ impl LabelColumn {
 }
 
 fn classes(beton: &Beton, name: &str) -> Result<LabelColumn, Error> {
-    // Whoever has values where classes are needed may have meant a regression.
+    // If the field has values instead of classes, the user may have meant a regression.
     let field = beton.fields().iter().find(|field| field.name == name);
     match field.map(|field| field.kind) {
         Some(found) if found != FieldType::Int && TARGETS.contains(&found) => {

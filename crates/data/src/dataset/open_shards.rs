@@ -1,4 +1,4 @@
-//! The remote shards that are open: the ones used last, so that the cache can let go of the others.
+//! The open remote shards: only those used most recently, so that the cache can evict the others.
 
 use std::{
     collections::VecDeque,
@@ -8,46 +8,50 @@ use std::{
 use super::Shard;
 use crate::Error;
 
-/// The part of the cache that the open shards of one data set may fill. Training and validation set
-/// fill half of it; the rest is for what is fetched ahead, and for ranks that are a little behind.
-const SHARE_OF_CACHE: u64 = 4;
+/// The open shards of one data set may use 1/4 of the cache, so the training and the validation set together use half
+/// of it. The rest is for prefetched shards, and for ranks that are behind.
+const CACHE_DIVISOR: u64 = 4;
 
-/// Open shards, the one used last at the back.
+/// Open shards, the most recently used one at the back.
 pub(super) struct OpenShards {
-    most: usize,
-    open: Mutex<VecDeque<(usize, Arc<Shard>)>>,
+    max_open: usize,
+    shards: Mutex<VecDeque<(usize, Arc<Shard>)>>,
 }
 
 impl OpenShards {
-    /// No more than the cache can hold beside others, given the length of the largest shard; but one.
+    /// As many open shards as fit into the share of the cache, given the size of the largest shard; at least one.
     pub(super) fn new(cache_bytes: u64, largest_bytes: u64) -> Self {
-        let most = cache_bytes / SHARE_OF_CACHE / largest_bytes.max(1);
-        Self { most: usize::try_from(most).unwrap_or(usize::MAX).max(1), open: Mutex::default() }
+        let max_open = cache_bytes / CACHE_DIVISOR / largest_bytes.max(1);
+        Self {
+            max_open: usize::try_from(max_open).unwrap_or(usize::MAX).max(1),
+            shards: Mutex::default(),
+        }
     }
 
-    /// The shard with this number; opened by `open`, outside the lock, if it is not.
+    /// The shard with this number. If it is not open, `open` opens it without holding the lock.
     pub(super) fn get(
         &self,
         number: usize,
         open: impl FnOnce() -> Result<Shard, Error>,
     ) -> Result<Arc<Shard>, Error> {
-        if let Some(shard) = self.used(number) {
+        if let Some(shard) = self.find(number) {
             return Ok(shard);
         }
         let shard = Arc::new(open()?);
-        // Another thread may have opened it meanwhile: then there are two for a while, of one file.
-        let mut list = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have opened the same file in the meantime; then it is open twice for a while.
+        let mut list = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         list.push_back((number, shard.clone()));
-        if list.len() > self.most {
+        if list.len() > self.max_open {
             list.pop_front();
         }
         Ok(shard)
     }
 
-    fn used(&self, number: usize) -> Option<Arc<Shard>> {
-        let mut list = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = list.iter().rposition(|(known, _)| *known == number)?;
-        // Most samples are of the shard used last.
+    /// An open shard, which becomes the most recently used one.
+    fn find(&self, number: usize) -> Option<Arc<Shard>> {
+        let mut list = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = list.iter().rposition(|(other, _)| *other == number)?;
+        // Most samples are in the most recently used shard.
         if index + 1 < list.len()
             && let Some(entry) = list.remove(index)
         {

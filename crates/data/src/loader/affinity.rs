@@ -1,20 +1,19 @@
-//! Which cores decode for which rank.
+//! CPU affinity: the cores that decode for a rank.
 
 use std::fs;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The cores of one rank; none means any.
+/// The cores of one rank; empty means any core.
 ///
-/// Ranks of a node that decode on each other's cores evict each other's caches, and on machines with
-/// several sockets read across them.
+/// Ranks of a node that decode on the same cores evict each other's caches. On machines with several sockets they
+/// would also access memory across sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuShare(Vec<usize>);
 
 impl CpuShare {
-    /// The share of local rank `local_rank` of `local_ranks` in the cores that this process may use:
-    /// neighbours, so that a share lies on one socket where that is possible. No share where there are
-    /// fewer cores than ranks.
+    /// The cores for `local_rank` of `local_ranks`, among those that this process may use. They are contiguous, so
+    /// that they are on one socket if possible. Empty if there are fewer cores than ranks.
     #[must_use]
     pub fn of_rank(local_rank: u32, local_ranks: u32) -> Self {
         let Ok(allowed) = sched_getaffinity(None) else { return Self::default() };
@@ -22,8 +21,8 @@ impl CpuShare {
         Self(share(by_node(cpus, &nodes()), local_rank as usize, local_ranks as usize))
     }
 
-    /// Keeps this thread to these cores. Where that is forbidden it runs anywhere, only slower.
-    pub(super) fn keep_to(&self) {
+    /// Restricts this thread to these cores. Best effort: otherwise the thread is only slower.
+    pub(super) fn pin_thread(&self) {
         if self.0.is_empty() {
             return;
         }
@@ -44,14 +43,14 @@ fn share(cpus: Vec<usize>, number: usize, count: usize) -> Vec<usize> {
     cpus[start..end].to_vec()
 }
 
-/// Puts the cores of one memory node beside each other: the kernel numbers the second threads of all
-/// cores after all first ones.
+/// Sorts the cores by memory node. The kernel numbers the second threads of all cores after all first ones, so the
+/// numbers alone do not group them.
 fn by_node(mut cpus: Vec<usize>, nodes: &[Vec<usize>]) -> Vec<usize> {
     cpus.sort_by_key(|cpu| nodes.iter().position(|node| node.contains(cpu)));
     cpus
 }
 
-/// The cores of each memory node, as the kernel tells them; none where it does not.
+/// The cores of each memory node; empty if the kernel does not provide them.
 fn nodes() -> Vec<Vec<usize>> {
     let list = |node: usize| {
         fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok()
@@ -59,7 +58,7 @@ fn nodes() -> Vec<Vec<usize>> {
     (0..).map_while(list).map(|text| numbers(&text)).collect()
 }
 
-/// Reads the kernel's way of writing sets: `0-3,8`.
+/// Parses the kernel's notation for sets: `0-3,8`.
 fn numbers(text: &str) -> Vec<usize> {
     let mut all = Vec::new();
     for part in text.trim().split(',') {
@@ -90,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_lies_on_one_memory_node() {
+    fn a_share_is_on_one_memory_node() {
         let nodes = [numbers("0-1,4-5\n"), numbers("2-3,6-7\n")];
         let cpus = by_node((0..8).collect(), &nodes);
         assert_eq!(share(cpus.clone(), 0, 2), [0, 1, 4, 5]);
@@ -98,14 +97,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_keeps_to_its_share() {
-        let whole = CpuShare::of_rank(0, 1);
-        let own = CpuShare(vec![whole.0[0]]);
-        let wanted = own.clone();
-        let seen = std::thread::spawn(move || {
-            own.keep_to();
+    fn a_thread_is_pinned_to_its_share() {
+        let all = CpuShare::of_rank(0, 1);
+        let share = CpuShare(vec![all.0[0]]);
+        let expected = share.clone();
+        let found = std::thread::spawn(move || {
+            share.pin_thread();
             CpuShare::of_rank(0, 1)
         });
-        assert_eq!(seen.join().unwrap(), wanted);
+        assert_eq!(found.join().unwrap(), expected);
     }
 }

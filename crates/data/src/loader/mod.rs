@@ -1,9 +1,8 @@
-//! Batches decoded ahead of training by a few threads, delivered in the order asked for.
+//! The loader: threads decode batches in advance and deliver them in the requested order.
 //!
-//! All threads share one queue of open batches under one lock. A thread claims the next sample and
-//! with it the place in the batch where its pixels go, makes it without the lock, and gives both
-//! back: no two threads ever write to one place. Which thread makes a sample has no influence on its
-//! pixels.
+//! All threads share one queue of open batches under one lock. A thread claims the next sample together with the
+//! memory for its pixels in the batch, makes the sample without the lock, and returns both. So no two threads write
+//! to the same memory. The pixels do not depend on the thread.
 
 mod affinity;
 mod queue;
@@ -20,87 +19,87 @@ use std::{
 
 pub use self::{
     affinity::CpuShare,
-    request::{Request, View},
+    request::{Preprocessing, Request},
 };
 use self::{
-    queue::{Made, Queue, Taken},
+    queue::{BatchQueue, NextBatch, SampleResult},
     work::Worker,
 };
 use crate::{Batch, Dataset, Error};
 
-/// How a loader works.
+/// Options of a loader.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Decoding threads, at least one.
+    /// Number of decoding threads, at least one.
     pub threads: usize,
-    /// Most batches, at least one, begun or finished at any time besides those handed out.
+    /// Maximum number of batches, at least one, that are in progress or ready, without those already delivered.
     pub prefetch: usize,
-    /// The cores that the threads keep to; empty is any.
+    /// The cores on which the threads run; empty means any.
     pub cpus: CpuShare,
 }
 
 impl Options {
-    /// Threads that run anywhere.
+    /// Options for threads that may run on any core.
     #[must_use]
     pub fn new(threads: usize, prefetch: usize) -> Self {
         Self { threads, prefetch, cpus: CpuShare::default() }
     }
 }
 
-/// What a loader has done so far.
+/// Statistics of a loader since its start.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Stats {
+pub struct LoaderStats {
     /// Time that the consumer spent waiting for batches.
     pub waited: Duration,
-    /// Finished batches that wait for the consumer, now.
+    /// Number of finished batches that are ready now.
     pub ready: usize,
-    /// Most batches that may be begun or finished.
-    pub room: usize,
-    /// Time that the threads spent making samples, all together.
+    /// Maximum number of batches in progress or ready.
+    pub capacity: usize,
+    /// Time that the threads spent making samples, summed over all threads.
     pub busy: Duration,
-    /// Samples left out or replaced because they cannot be used.
+    /// Number of bad samples that were skipped or replaced.
     pub skipped: u64,
-    /// What is wrong with the last of them.
+    /// Fault of the last skipped sample.
     pub last_skipped: Option<String>,
 }
 
 /// An iterator over finished batches, strictly in the order of the requests.
 ///
-/// The first batch with a sample that cannot be decoded is an error, and the last item. Dropping
-/// the loader stops its threads after the sample each is working on.
+/// The first batch with a sample that cannot be decoded is an error and the last item. When the loader is dropped,
+/// each thread stops after its current sample.
 pub struct Loader {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     threads: Vec<JoinHandle<()>>,
-    room: usize,
+    capacity: usize,
     waited: Duration,
 }
 
 impl Loader {
     /// Starts decoding threads.
     ///
-    /// `requests` may be endless. It is asked for a request only when there is room for its batch,
-    /// by the decoding threads and under the loader's lock, so it must not block.
+    /// `requests` may be infinite. The decoding threads call it when there is capacity for another batch. They hold
+    /// the loader's lock, so it must not block.
     #[must_use]
     pub fn start(
         dataset: Arc<Dataset>,
         options: &Options,
         requests: impl Iterator<Item = Request> + Send + 'static,
     ) -> Self {
-        let room = options.prefetch.max(1);
+        let capacity = options.prefetch.max(1);
         let input_type = dataset.input_type().clone();
-        let queue = Queue::new(Box::new(requests), room, input_type, dataset.labels());
-        let shared = Arc::new(Shared {
+        let queue = BatchQueue::new(Box::new(requests), capacity, input_type, dataset.labels());
+        let shared = Arc::new(SharedState {
             dataset,
-            state: Mutex::new(State { queue, stats: Stats::default() }),
+            state: Mutex::new(LoaderState { queue, stats: LoaderStats::default() }),
             work: Condvar::new(),
-            news: Condvar::new(),
+            batch_ready: Condvar::new(),
         });
-        let mut loader = Self { shared, threads: Vec::new(), room, waited: Duration::ZERO };
+        let mut loader = Self { shared, threads: Vec::new(), capacity, waited: Duration::ZERO };
         for number in 0..options.threads.max(1) {
             let (shared, cpus) = (loader.shared.clone(), options.cpus.clone());
             let thread = thread::Builder::new().name(format!("decode-{number}"));
             let started = thread.spawn(move || {
-                cpus.keep_to();
+                cpus.pin_thread();
                 run(&shared);
             });
             match started {
@@ -113,23 +112,23 @@ impl Loader {
 
     /// The next batch, if it is finished; never waits.
     pub fn next_if_ready(&mut self) -> Option<Result<Batch, Error>> {
-        let Taken::Item(item) = self.shared.lock().queue.take() else { return None };
-        // There is room for another batch.
+        let NextBatch::Item(item) = self.shared.lock().queue.take() else { return None };
+        // There is capacity for another batch.
         self.shared.work.notify_all();
         Some(item)
     }
 
-    /// Gives a used batch's memory back for a later one.
+    /// Returns the memory of a used batch, for reuse.
     pub fn recycle(&mut self, batch: Batch) {
         self.shared.lock().queue.recycle(batch);
     }
 
-    /// What it has done so far.
+    /// Statistics since the start.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> LoaderStats {
         let state = self.shared.lock();
         let ready = state.queue.ready();
-        Stats { waited: self.waited, ready, room: self.room, ..state.stats.clone() }
+        LoaderStats { waited: self.waited, ready, capacity: self.capacity, ..state.stats.clone() }
     }
 }
 
@@ -141,13 +140,13 @@ impl Iterator for Loader {
         let mut state = self.shared.lock();
         let item = loop {
             match state.queue.take() {
-                Taken::Item(item) => break Some(item),
-                Taken::End => break None,
-                Taken::NotYet => state = wait(&self.shared.news, state),
+                NextBatch::Item(item) => break Some(item),
+                NextBatch::End => break None,
+                NextBatch::Pending => state = wait(&self.shared.batch_ready, state),
             }
         };
         drop(state);
-        // There is room for another batch.
+        // There is capacity for another batch.
         self.shared.work.notify_all();
         self.waited += called.elapsed();
         item
@@ -167,51 +166,50 @@ impl Drop for Loader {
     }
 }
 
-/// What the threads and the consumer share.
-struct Shared {
+/// State shared by the threads and the consumer.
+struct SharedState {
     dataset: Arc<Dataset>,
-    state: Mutex<State>,
-    /// Threads wait here for a sample to make.
+    state: Mutex<LoaderState>,
+    /// Notifies threads that a sample can be claimed.
     work: Condvar,
-    /// The consumer waits here for its next batch.
-    news: Condvar,
+    /// Notifies the consumer that the next batch is ready.
+    batch_ready: Condvar,
 }
 
-struct State {
-    queue: Queue,
-    stats: Stats,
+struct LoaderState {
+    queue: BatchQueue,
+    stats: LoaderStats,
 }
 
-impl State {
-    fn count(&mut self, made: &mut Made<'_>) {
-        self.stats.busy += made.busy;
-        self.stats.skipped += made.skipped;
-        if let Some(reason) = made.reason.take() {
-            self.stats.last_skipped = Some(reason.to_string());
+impl LoaderState {
+    fn count(&mut self, result: &mut SampleResult<'_>) {
+        self.stats.busy += result.busy;
+        self.stats.skipped += result.skipped;
+        if let Some(last_fault) = result.last_fault.take() {
+            self.stats.last_skipped = Some(last_fault.to_string());
         }
     }
 }
 
-impl Shared {
-    /// A panic under the lock ends the loader by way of [`Shared::fail`] rather than by poison.
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedState {
+    /// Ignores poisoning: a panic under the lock ends the loader with [`SharedState::fail`].
+    fn lock(&self) -> MutexGuard<'_, LoaderState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn fail(&self, error: Error) {
         self.lock().queue.fail(error);
-        self.news.notify_one();
+        self.batch_ready.notify_one();
     }
 }
 
-fn wait<'a>(condvar: &Condvar, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+fn wait<'a>(condvar: &Condvar, state: MutexGuard<'a, LoaderState>) -> MutexGuard<'a, LoaderState> {
     condvar.wait(state).unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The life of a decoding thread. A panic must not leave the consumer waiting for a batch that
-/// nobody will finish.
-fn run(shared: &Shared) {
-    // Nothing that a panic may have left half done is looked at again: the loader ends.
+/// Main function of a decoding thread. After a panic the consumer must not wait forever for an unfinished batch.
+fn run(shared: &SharedState) {
+    // Unwind-safe: after a panic the loader ends and does not use the interrupted batch.
     match catch_unwind(AssertUnwindSafe(|| make_claims(shared))) {
         Ok(Ok(())) => {}
         Ok(Err(error)) => shared.fail(error),
@@ -219,7 +217,7 @@ fn run(shared: &Shared) {
     }
 }
 
-fn make_claims(shared: &Shared) -> Result<(), Error> {
+fn make_claims(shared: &SharedState) -> Result<(), Error> {
     let mut worker = Worker::new(&shared.dataset)?;
     let mut state = shared.lock();
     while !state.queue.is_stopped() {
@@ -230,15 +228,15 @@ fn make_claims(shared: &Shared) -> Result<(), Error> {
             if let Some(samples) = claim.read_ahead.take() {
                 worker.read_ahead(&samples);
             }
-            let mut made = worker.make(&mut claim);
+            let mut result = worker.make(&mut claim);
             state = shared.lock();
-            if let Ok(made) = &mut made {
-                state.count(made);
+            if let Ok(result) = &mut result {
+                state.count(result);
             }
-            state.queue.finish(claim, made);
+            state.queue.finish(claim, result);
         }
-        if state.queue.has_news() {
-            shared.news.notify_one();
+        if state.queue.is_consumer_ready() {
+            shared.batch_ready.notify_one();
         }
         if !found && !state.queue.is_stopped() {
             state = wait(&shared.work, state);

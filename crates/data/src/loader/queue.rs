@@ -1,74 +1,75 @@
-//! The batches between request and delivery. No threads here: [`super::Loader`] keeps the queue
-//! under a lock.
+//! The queue of batches between request and delivery. It has no threads or locks: [`super::Loader`] protects it with
+//! a lock.
 
 use std::{collections::VecDeque, time::Duration};
 
 use bytes::BytesMut;
 
-use super::{Request, View};
+use super::{Preprocessing, Request};
 use crate::{Batch, Error, InputType, Labels, batch::Inputs};
 
 type Requests = Box<dyn Iterator<Item = Request> + Send>;
 
 /// The batches between request and delivery, in order.
-pub(super) struct Queue {
-    /// `None` once there are no more, or no more are wanted.
+pub(super) struct BatchQueue {
+    /// `None` once there are no more requests, or no more are needed.
     requests: Option<Requests>,
     input_type: InputType,
     labels: Labels,
     open: VecDeque<OpenBatch>,
     /// Number of the first open batch, counted from the start of the loader.
     first: u64,
-    /// Most batches open at a time.
-    room: usize,
-    /// Memory of used batches.
+    /// Maximum number of open batches.
+    capacity: usize,
+    /// Used batches whose memory can be reused.
     spare: Vec<Batch>,
     /// An error that belongs to no batch.
     failure: Option<Error>,
     stopped: bool,
 }
 
-/// A sample for a thread to make, and the place where it goes: nobody else writes there.
+/// A sample that one thread prepares, and the memory for it, to which only this thread writes.
 pub(super) struct Claim {
-    /// Number of its batch.
+    /// Number of the batch.
     number: u64,
     /// Position in the batch.
     position: usize,
     pub(super) sample: u64,
     pub(super) epoch: u32,
-    pub(super) view: View,
-    /// Its place in a batch of images: u8, shape (resolution, resolution, 3).
+    pub(super) preprocessing: Preprocessing,
+    /// Memory for its pixels in a batch of images: u8, shape (resolution, resolution, 3).
     pub(super) pixels: BytesMut,
-    /// All samples of a batch just begun, for the system to fetch.
+    /// All samples of a batch that was just started, to be read ahead.
     pub(super) read_ahead: Option<Vec<u64>>,
 }
 
-/// What became of a claim.
-pub(super) struct Made<'a> {
-    /// The sample and its class; `None` if it is left out.
+/// Result of preparing a sample.
+pub(super) struct SampleResult<'a> {
+    /// The sample and its class; `None` if it was skipped without a replacement.
     pub(super) sample: Option<(u64, i64)>,
-    /// Its elements, if it is an array.
+    /// Elements of its array; empty for images.
     pub(super) values: &'a [f32],
-    /// The values that are its label, if that is no class.
+    /// Target values; empty for a classification.
     pub(super) targets: &'a [f32],
-    /// Samples that could not be used, and what is wrong with the last of them.
+    /// Number of skipped bad samples.
     pub(super) skipped: u64,
-    pub(super) reason: Option<Error>,
-    /// Time it took.
+    /// Fault of the last skipped sample.
+    pub(super) last_fault: Option<Error>,
+    /// Time spent preparing the sample.
     pub(super) busy: Duration,
 }
 
-/// What the consumer finds at the head of the queue.
-pub(super) enum Taken {
+/// State of the batch at the head of the queue.
+pub(super) enum NextBatch {
     Item(Result<Batch, Error>),
-    NotYet,
+    Pending,
     End,
 }
 
-impl Queue {
+impl BatchQueue {
     pub(super) fn new(
         requests: Requests,
-        room: usize,
+        capacity: usize,
         input_type: InputType,
         labels: Labels,
     ) -> Self {
@@ -78,14 +79,14 @@ impl Queue {
             labels,
             open: VecDeque::new(),
             first: 0,
-            room,
+            capacity,
             spare: Vec::new(),
             failure: None,
             stopped: false,
         }
     }
 
-    /// The next sample to make; opens a batch for it if there is room.
+    /// The next sample to prepare; starts a new batch if there is capacity.
     pub(super) fn claim(&mut self) -> Option<Claim> {
         let mut read_ahead = None;
         loop {
@@ -95,7 +96,7 @@ impl Queue {
             {
                 return Some(Claim { read_ahead, ..claim });
             }
-            if self.open.len() == self.room {
+            if self.open.len() == self.capacity {
                 return None;
             }
             let Some(request) = self.requests.as_mut()?.next() else {
@@ -109,13 +110,13 @@ impl Queue {
         }
     }
 
-    /// Puts a sample, or the reason why there is none, into its batch.
-    pub(super) fn finish(&mut self, claim: Claim, made: Result<Made<'_>, Error>) {
-        // A batch behind a failed one is gone by now.
+    /// Stores a finished sample, or its error, in its batch.
+    pub(super) fn finish(&mut self, claim: Claim, result: Result<SampleResult<'_>, Error>) {
+        // Its batch is gone if the queue has stopped.
         let Some(index) = claim.number.checked_sub(self.first) else { return };
         let Some(open) = self.open.get_mut(index as usize) else { return };
-        match made {
-            Ok(made) => open.fill(claim, &made),
+        match result {
+            Ok(result) => open.fill(claim, &result),
             Err(error) => {
                 open.fail(claim, error);
                 self.requests = None;
@@ -123,53 +124,53 @@ impl Queue {
         }
     }
 
-    /// Whether the consumer, if it waits, can go on.
-    pub(super) fn has_news(&self) -> bool {
+    /// Whether a waiting consumer can continue.
+    pub(super) fn is_consumer_ready(&self) -> bool {
         match self.open.front() {
             Some(first) => first.missing == 0 || self.failure.is_some(),
             None => self.requests.is_none(),
         }
     }
 
-    /// Batches that are finished and wait for the consumer.
+    /// Number of finished batches that can be delivered.
     pub(super) fn ready(&self) -> usize {
         self.open.iter().take_while(|open| open.missing == 0).count()
     }
 
     /// The first batch if it is finished. After an error nothing follows.
-    pub(super) fn take(&mut self) -> Taken {
+    pub(super) fn take(&mut self) -> NextBatch {
         if let Some(error) = self.failure.take() {
             self.stop();
-            return Taken::Item(Err(error));
+            return NextBatch::Item(Err(error));
         }
         match self.open.front() {
-            None if self.requests.is_none() => return Taken::End,
+            None if self.requests.is_none() => return NextBatch::End,
             Some(first) if first.missing == 0 => {}
-            _ => return Taken::NotYet,
+            _ => return NextBatch::Pending,
         }
-        let Some(open) = self.open.pop_front() else { return Taken::NotYet };
+        let Some(open) = self.open.pop_front() else { return NextBatch::Pending };
         self.first += 1;
         let finished = open.finish();
         if finished.is_err() {
             self.stop();
         }
-        Taken::Item(finished)
+        NextBatch::Item(finished)
     }
 
-    /// Keeps a used batch's memory.
+    /// Keeps the memory of a used batch.
     pub(super) fn recycle(&mut self, batch: Batch) {
-        if self.spare.len() < self.room {
+        if self.spare.len() < self.capacity {
             self.spare.push(batch);
         }
     }
 
-    /// Ends everything with an error that belongs to no batch.
+    /// Ends the queue with an error that belongs to no batch.
     pub(super) fn fail(&mut self, error: Error) {
         self.failure.get_or_insert(error);
         self.requests = None;
     }
 
-    /// Forgets all batches; samples in the works will find no batch to go to.
+    /// Drops all batches; the results of claimed samples will be ignored.
     pub(super) fn stop(&mut self) {
         self.stopped = true;
         self.requests = None;
@@ -182,35 +183,34 @@ impl Queue {
     }
 }
 
-/// A batch in the making.
+/// A batch in progress.
 ///
-/// The memory of its images is cut into one piece per sample, each of which one thread owns while it
-/// writes there; at the end the pieces are joined again, which copies nothing because they are
-/// neighbours.
+/// The memory of its images is split into one piece per sample, which one thread owns while it writes there. At the
+/// end the pieces are joined again without a copy, because they are adjacent.
 struct OpenBatch {
-    view: View,
+    preprocessing: Preprocessing,
     batch: Batch,
-    /// The pieces not claimed yet.
+    /// Memory of the samples not claimed yet.
     rest: BytesMut,
-    /// Pieces that came back.
+    /// Pieces of finished samples.
     pieces: Vec<BytesMut>,
     piece_bytes: usize,
-    /// Samples claimed so far; they are claimed in order.
+    /// Number of samples claimed so far; they are claimed in order.
     claimed: usize,
-    /// Samples not finished yet.
+    /// Number of samples not finished yet.
     missing: usize,
-    /// Positions without a sample.
+    /// Positions of samples that were skipped without a replacement.
     left_out: Vec<usize>,
-    /// The failure at the lowest position. All positions before a failed one have been claimed and
-    /// will be finished, so which one it is does not depend on timing.
+    /// The failure at the lowest position. All positions before a failed one have been claimed and will be finished,
+    /// so the reported failure does not depend on timing.
     failure: Option<(usize, Error)>,
 }
 
 impl OpenBatch {
     fn new(request: Request, input_type: &InputType, labels: Labels, mut batch: Batch) -> Self {
-        let Request { epoch, samples, view } = request;
+        let Request { epoch, samples, preprocessing } = request;
         let missing = samples.len();
-        let side = view.resolution() as usize;
+        let side = preprocessing.resolution() as usize;
         let piece_bytes = if *input_type == InputType::Image { side * side * 3 } else { 0 };
         let mut rest = BytesMut::new();
         batch.inputs = match (input_type, batch.inputs) {
@@ -221,12 +221,12 @@ impl OpenBatch {
                 };
                 let bytes = missing * piece_bytes;
                 if rest.capacity() < bytes {
-                    // Zeroed memory straight from the system costs nothing yet, while the lock is held.
+                    // The system zeroes this memory on first access, so it costs nothing while the lock is held.
                     rest = BytesMut::zeroed(bytes);
                 } else {
                     rest.resize(bytes, 0);
                 }
-                Inputs::Images { pixels: BytesMut::new(), resolution: view.resolution() }
+                Inputs::Images { pixels: BytesMut::new(), resolution: preprocessing.resolution() }
             }
             (InputType::Array(shape), memory) => {
                 let mut values = match memory {
@@ -237,9 +237,9 @@ impl OpenBatch {
                 Inputs::Arrays { values, shape: shape.clone() }
             }
         };
-        let are_values = matches!(labels, Labels::Values(_));
+        let has_targets = matches!(labels, Labels::Values(_));
         batch.labels.clear();
-        batch.labels.resize(if are_values { 0 } else { missing }, 0);
+        batch.labels.resize(if has_targets { 0 } else { missing }, 0);
         batch.targets.clear();
         batch.targets.resize(missing * labels.targets(), 0.0);
         batch.samples = samples;
@@ -247,7 +247,7 @@ impl OpenBatch {
         let mut pieces = Vec::new();
         pieces.resize_with(missing, BytesMut::new);
         Self {
-            view,
+            preprocessing,
             batch,
             rest,
             pieces,
@@ -268,27 +268,27 @@ impl OpenBatch {
             position,
             sample,
             epoch: self.batch.epoch,
-            view: self.view.clone(),
+            preprocessing: self.preprocessing.clone(),
             pixels: self.rest.split_to(self.piece_bytes),
             read_ahead: None,
         })
     }
 
-    fn fill(&mut self, claim: Claim, made: &Made<'_>) {
+    fn fill(&mut self, claim: Claim, result: &SampleResult<'_>) {
         let Claim { position, pixels, .. } = claim;
         self.missing -= 1;
         self.pieces[position] = pixels;
-        let Some((sample, label)) = made.sample else {
+        let Some((sample, label)) = result.sample else {
             self.left_out.push(position);
             return;
         };
         self.batch.samples[position] = sample;
-        if let Some(place) = self.batch.labels.get_mut(position) {
-            *place = label;
+        if let Some(slot) = self.batch.labels.get_mut(position) {
+            *slot = label;
         }
-        put(made.targets, position, &mut self.batch.targets);
+        put(result.targets, position, &mut self.batch.targets);
         if let Inputs::Arrays { values, .. } = &mut self.batch.inputs {
-            put(made.values, position, values);
+            put(result.values, position, values);
         }
     }
 
@@ -310,7 +310,7 @@ impl OpenBatch {
             for piece in self.pieces {
                 pixels.unsplit(piece);
             }
-            // What is left of the memory, so that it is there for a larger batch.
+            // Also keep unused memory, so that it can be reused for a larger batch.
             pixels.unsplit(self.rest);
         }
         self.left_out.sort_unstable();
@@ -321,7 +321,7 @@ impl OpenBatch {
     }
 }
 
-/// Copies a sample's values to their place among those of a batch.
+/// Copies the values of a sample to its position in the batch.
 fn put(values: &[f32], position: usize, all: &mut [f32]) {
     all[position * values.len()..][..values.len()].copy_from_slice(values);
 }
@@ -333,40 +333,52 @@ mod tests {
     use super::*;
 
     fn request(samples: &[u64]) -> Request {
-        let view = View::Train {
+        let preprocessing = Preprocessing::Train {
             seed: 0,
             resolution: 1,
             resize: Resize::Fast,
             augment: Augment::default(),
         };
-        Request { epoch: 0, samples: samples.to_vec(), view }
+        Request { epoch: 0, samples: samples.to_vec(), preprocessing }
     }
 
-    fn queue(room: usize, requests: &[&[u64]]) -> Queue {
-        queue_of(room, requests, InputType::Image, Labels::Ints)
+    fn queue(capacity: usize, requests: &[&[u64]]) -> BatchQueue {
+        queue_of(capacity, requests, InputType::Image, Labels::Ints)
     }
 
-    fn queue_of(room: usize, requests: &[&[u64]], inputs: InputType, labels: Labels) -> Queue {
+    fn queue_of(
+        capacity: usize,
+        requests: &[&[u64]],
+        inputs: InputType,
+        labels: Labels,
+    ) -> BatchQueue {
         let requests: Vec<_> = requests.iter().map(|samples| request(samples)).collect();
-        Queue::new(Box::new(requests.into_iter()), room, inputs, labels)
+        BatchQueue::new(Box::new(requests.into_iter()), capacity, inputs, labels)
     }
 
-    fn claims(queue: &mut Queue) -> Vec<Claim> {
+    fn claims(queue: &mut BatchQueue) -> Vec<Claim> {
         std::iter::from_fn(|| queue.claim()).collect()
     }
 
-    fn made(sample: Option<(u64, i64)>) -> Result<Made<'static>, Error> {
+    fn result(sample: Option<(u64, i64)>) -> Result<SampleResult<'static>, Error> {
         let (values, targets) = (&[], &[]);
-        Ok(Made { sample, values, targets, skipped: 0, reason: None, busy: Duration::ZERO })
+        Ok(SampleResult {
+            sample,
+            values,
+            targets,
+            skipped: 0,
+            last_fault: None,
+            busy: Duration::ZERO,
+        })
     }
 
-    fn finish(queue: &mut Queue, mut claim: Claim) {
+    fn finish(queue: &mut BatchQueue, mut claim: Claim) {
         let sample = claim.sample;
         claim.pixels.fill(sample as u8);
-        queue.finish(claim, made(Some((sample, sample as i64))));
+        queue.finish(claim, result(Some((sample, sample as i64))));
     }
 
-    fn fail(queue: &mut Queue, claim: Claim) {
+    fn fail(queue: &mut BatchQueue, claim: Claim) {
         let error = Error::Decoder(format!("sample {}", claim.sample));
         queue.finish(claim, Err(error));
     }
@@ -375,34 +387,34 @@ mod tests {
         batch.images().unwrap().0
     }
 
-    fn batch(queue: &mut Queue) -> Batch {
+    fn batch(queue: &mut BatchQueue) -> Batch {
         match queue.take() {
-            Taken::Item(Ok(batch)) => batch,
-            Taken::Item(Err(error)) => panic!("{error}"),
-            Taken::NotYet => panic!("not finished"),
-            Taken::End => panic!("no more batches"),
+            NextBatch::Item(Ok(batch)) => batch,
+            NextBatch::Item(Err(error)) => panic!("{error}"),
+            NextBatch::Pending => panic!("not finished"),
+            NextBatch::End => panic!("no more batches"),
         }
     }
 
-    fn error(queue: &mut Queue) -> String {
+    fn error(queue: &mut BatchQueue) -> String {
         match queue.take() {
-            Taken::Item(Err(error)) => error.to_string(),
+            NextBatch::Item(Err(error)) => error.to_string(),
             _ => panic!("no error"),
         }
     }
 
     #[test]
-    fn batches_come_in_order_whatever_the_order_of_their_samples() {
+    fn batches_are_delivered_in_order_whatever_the_order_of_their_samples() {
         let mut queue = queue(2, &[&[4, 9], &[7]]);
         let mut claims = claims(&mut queue);
         finish(&mut queue, claims.remove(2));
         finish(&mut queue, claims.remove(1));
-        assert!(matches!(queue.take(), Taken::NotYet));
+        assert!(matches!(queue.take(), NextBatch::Pending));
         assert_eq!(queue.ready(), 0);
-        assert!(!queue.has_news());
+        assert!(!queue.is_consumer_ready());
         finish(&mut queue, claims.remove(0));
         assert_eq!(queue.ready(), 2);
-        assert!(queue.has_news());
+        assert!(queue.is_consumer_ready());
 
         let first = batch(&mut queue);
         assert_eq!(first.samples, [4, 9]);
@@ -412,79 +424,79 @@ mod tests {
     }
 
     #[test]
-    fn no_more_batches_are_open_than_there_is_room_for() {
+    fn open_batches_are_limited_by_the_capacity() {
         let mut queue = queue(2, &[&[0], &[1], &[2]]);
         let mut first = claims(&mut queue);
         assert_eq!(first.len(), 2);
         finish(&mut queue, first.remove(0));
-        assert!(queue.claim().is_none(), "a finished batch takes up room, too");
+        assert!(queue.claim().is_none(), "a finished batch uses capacity too");
         batch(&mut queue);
         assert_eq!(claims(&mut queue).len(), 1);
     }
 
     #[test]
-    fn the_end_comes_after_the_last_batch() {
+    fn the_queue_ends_after_the_last_batch() {
         let mut queue = queue(3, &[&[0], &[]]);
         let mut claims = claims(&mut queue);
-        assert!(matches!(queue.take(), Taken::NotYet));
+        assert!(matches!(queue.take(), NextBatch::Pending));
         finish(&mut queue, claims.remove(0));
         assert_eq!(batch(&mut queue).len(), 1);
         assert!(batch(&mut queue).is_empty());
-        assert!(queue.has_news());
-        assert!(matches!(queue.take(), Taken::End));
+        assert!(queue.is_consumer_ready());
+        assert!(matches!(queue.take(), NextBatch::End));
     }
 
     #[test]
-    fn a_failure_is_the_last_item_and_comes_in_its_place() {
+    fn a_failure_is_delivered_in_order_and_is_the_last_item() {
         let mut queue = queue(3, &[&[0], &[1], &[2], &[3]]);
         let mut claims = claims(&mut queue);
         fail(&mut queue, claims.remove(1));
         finish(&mut queue, claims.remove(1));
         finish(&mut queue, claims.remove(0));
         assert_eq!(batch(&mut queue).samples, [0]);
-        assert!(queue.claim().is_none(), "nothing is begun behind a failure");
+        assert!(queue.claim().is_none(), "nothing is started after a failure");
         assert!(error(&mut queue).contains("sample 1"));
-        assert!(matches!(queue.take(), Taken::End));
+        assert!(matches!(queue.take(), NextBatch::End));
         assert!(queue.claim().is_none());
     }
 
     #[test]
-    fn the_failure_at_the_lowest_position_is_told_whichever_came_first() {
+    fn the_failure_at_the_lowest_position_is_reported_whichever_came_first() {
         for order in [[0, 1], [1, 0]] {
             let mut queue = queue(1, &[&[5, 6, 7, 8]]);
             let mut claims = [(); 2].map(|()| queue.claim());
             let [first, second] = order.map(|index| claims[index].take().unwrap());
             fail(&mut queue, first);
-            assert!(queue.claim().is_none(), "the rest of the batch is not worth decoding");
-            assert!(matches!(queue.take(), Taken::NotYet));
+            assert!(queue.claim().is_none(), "the rest of the batch is not decoded");
+            assert!(matches!(queue.take(), NextBatch::Pending));
             fail(&mut queue, second);
             assert!(error(&mut queue).contains("sample 5"));
         }
     }
 
     #[test]
-    fn samples_of_a_forgotten_batch_go_nowhere() {
+    fn samples_of_a_dropped_batch_are_ignored() {
         let mut queue = queue(2, &[&[0, 1], &[2]]);
         let mut claims = claims(&mut queue);
         queue.stop();
         finish(&mut queue, claims.remove(0));
         fail(&mut queue, claims.remove(1));
         assert!(queue.is_stopped());
-        assert!(matches!(queue.take(), Taken::End));
+        assert!(matches!(queue.take(), NextBatch::End));
     }
 
     #[test]
-    fn an_error_of_no_batch_comes_first() {
+    fn an_error_that_belongs_to_no_batch_is_delivered_first() {
         let mut queue = queue(2, &[&[0, 1]]);
         claims(&mut queue);
         queue.fail(Error::Panicked);
-        assert!(queue.has_news());
-        assert!(matches!(queue.take(), Taken::Item(Err(Error::Panicked))));
-        assert!(matches!(queue.take(), Taken::End));
+        assert!(queue.is_consumer_ready());
+        assert!(matches!(queue.take(), NextBatch::Item(Err(Error::Panicked))));
+        assert!(matches!(queue.take(), NextBatch::End));
     }
 
     #[test]
-    fn the_memory_of_used_batches_is_used_again() {
+    fn the_memory_of_used_batches_is_reused() {
         let mut queue = queue(1, &[&[1, 2], &[3], &[4, 5]]);
         let mut memory = Vec::new();
         for _ in 0..3 {
@@ -500,23 +512,23 @@ mod tests {
     }
 
     #[test]
-    fn values_go_to_their_places_and_their_memory_is_used_again() {
+    fn values_are_stored_at_their_positions_and_their_memory_is_reused() {
         let (inputs, labels) = (InputType::Array(vec![3]), Labels::Values(2));
         let mut queue = queue_of(1, &[&[1, 2, 3], &[4, 5], &[6, 7, 8]], inputs, labels);
         let mut memory = Vec::new();
-        for left in [vec![1, 3], vec![4, 5], vec![6, 7, 8]] {
+        for kept in [vec![1, 3], vec![4, 5], vec![6, 7, 8]] {
             for claim in claims(&mut queue).into_iter().rev() {
                 let sample = (claim.sample != 2).then_some((claim.sample, 0));
                 let (value, target) = (claim.sample as f32, -(claim.sample as f32));
                 let (values, targets) = (&[value; 3], &[target; 2]);
-                let made = Made { sample, values, targets, ..made(None).unwrap() };
-                queue.finish(claim, Ok(made));
+                let result = SampleResult { sample, values, targets, ..result(None).unwrap() };
+                queue.finish(claim, Ok(result));
             }
             let batch = batch(&mut queue);
-            assert_eq!(batch.samples, left);
+            assert_eq!(batch.samples, kept);
             assert!(batch.labels.is_empty());
             let each = |count, sign: f32| -> Vec<f32> {
-                left.iter().flat_map(|sample| vec![sign * *sample as f32; count]).collect()
+                kept.iter().flat_map(|sample| vec![sign * *sample as f32; count]).collect()
             };
             assert_eq!(batch.targets, each(2, -1.0));
             let Inputs::Arrays { values, .. } = &batch.inputs else { panic!("no arrays") };
@@ -528,11 +540,11 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_left_out_leaves_no_gap() {
+    fn a_skipped_sample_leaves_no_gap() {
         let mut queue = queue(1, &[&[1, 2, 3, 4]]);
         for claim in claims(&mut queue) {
             if [1, 3].contains(&claim.sample) {
-                queue.finish(claim, made(None));
+                queue.finish(claim, result(None));
             } else {
                 finish(&mut queue, claim);
             }
@@ -544,18 +556,18 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_in_the_place_of_another_goes_by_its_own_name() {
+    fn a_replacement_sample_has_its_own_number_and_label() {
         let mut queue = queue(1, &[&[7]]);
         let claim = claims(&mut queue).remove(0);
-        queue.finish(claim, made(Some((8, 80))));
+        queue.finish(claim, result(Some((8, 80))));
         let batch = batch(&mut queue);
         assert_eq!((batch.samples, batch.labels), (vec![8], vec![80]));
     }
 
     #[test]
-    fn the_first_claim_of_a_batch_tells_what_will_be_read() {
+    fn the_first_claim_of_a_batch_lists_the_samples_to_read_ahead() {
         let mut queue = queue(2, &[&[1, 2], &[3]]);
-        let told: Vec<_> = claims(&mut queue).into_iter().map(|claim| claim.read_ahead).collect();
-        assert_eq!(told, [Some(vec![1, 2]), None, Some(vec![3])]);
+        let lists: Vec<_> = claims(&mut queue).into_iter().map(|claim| claim.read_ahead).collect();
+        assert_eq!(lists, [Some(vec![1, 2]), None, Some(vec![3])]);
     }
 }

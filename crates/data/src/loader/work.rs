@@ -1,27 +1,30 @@
-//! The making of one sample: what a decoding thread does without the lock.
+//! Prepares one sample: the work of a decoding thread while it does not hold the lock.
 
 use std::time::Instant;
 
 use baton_recipe::spec::OnBadSample;
 
 use super::{
-    View,
-    queue::{Claim, Made},
+    Preprocessing,
+    queue::{Claim, SampleResult},
 };
-use crate::{Dataset, Decoder, Error, dataset::InputPlace};
+use crate::{
+    Dataset, Decoder, Error,
+    dataset::{InputLocation, Shard},
+};
 
-/// So many bad samples one after the other are no accident: the data set is not what it should be.
-const MOST_BAD_IN_A_ROW: u64 = 100;
+/// With this many consecutive bad samples, the data set itself must be bad, so the last fault becomes an error.
+const MAX_CONSECUTIVE_BAD: u64 = 100;
 
-/// A thread's tools.
+/// Decoder and buffers of a decoding thread.
 pub(super) struct Worker<'a> {
     dataset: &'a Dataset,
     decoder: Decoder,
-    /// The last array as stored.
+    /// Stored bytes of the last array.
     array: Vec<u8>,
-    /// Its elements.
+    /// Elements of the last array.
     values: Vec<f32>,
-    /// Values that are the last sample's label.
+    /// Target values of the last sample.
     targets: Vec<f32>,
 }
 
@@ -31,53 +34,60 @@ impl<'a> Worker<'a> {
         Ok(Self { dataset, decoder: Decoder::new()?, array, values, targets })
     }
 
-    /// Makes the claimed sample, or, where bad ones are skipped, what takes its place: in training the
-    /// next good one of the data set, so that batches stay full and every rank and run takes the same;
-    /// in evaluation nothing.
-    pub(super) fn make(&mut self, claim: &mut Claim) -> Result<Made<'_>, Error> {
-        let begun = Instant::now();
+    /// Prepares the claimed sample. If it is bad and bad samples are skipped, training uses the next good sample of the
+    /// data set instead, so that batches stay full and the choice is the same on every rank and in every run;
+    /// evaluation leaves the sample out.
+    pub(super) fn make(&mut self, claim: &mut Claim) -> Result<SampleResult<'_>, Error> {
+        let started = Instant::now();
         let len = self.dataset.len();
-        let (mut skipped, mut reason) = (0, None);
+        let (mut skipped, mut last_fault) = (0, None);
         let sample = loop {
             let sample = claim.sample.saturating_add(skipped);
-            // The first is not wrapped around, so that one out of range is told.
+            // Do not wrap the claimed number itself around, so that an invalid one is reported.
             let sample = if skipped > 0 { sample % len } else { sample };
-            let error = match self.one(sample, claim) {
+            let error = match self.make_one(sample, claim) {
                 Ok(label) => break Some((sample, label)),
                 Err(error) => error,
             };
-            let may_skip = self.dataset.on_bad_sample() == OnBadSample::Skip && error.is_of_data();
-            if !may_skip || skipped + 1 == MOST_BAD_IN_A_ROW.min(len) {
+            let may_skip =
+                self.dataset.on_bad_sample() == OnBadSample::Skip && error.is_bad_sample();
+            if !may_skip || skipped + 1 == MAX_CONSECUTIVE_BAD.min(len) {
                 return Err(error);
             }
             skipped += 1;
-            reason = Some(error);
-            if matches!(claim.view, View::Evaluate { .. }) {
+            last_fault = Some(error);
+            if matches!(claim.preprocessing, Preprocessing::Evaluate { .. }) {
                 break None;
             }
         };
         let (values, targets) = (&self.values, &self.targets);
-        Ok(Made { sample, values, targets, skipped, reason, busy: begun.elapsed() })
+        Ok(SampleResult { sample, values, targets, skipped, last_fault, busy: started.elapsed() })
     }
 
-    /// Makes a sample: pixels go into the claim, values into this thread's own memory. Returns its class.
-    fn one(&mut self, sample: u64, claim: &mut Claim) -> Result<i64, Error> {
+    /// Prepares a sample: writes pixels to the claim's memory, values to this thread's buffers. Returns its class.
+    fn make_one(&mut self, sample: u64, claim: &mut Claim) -> Result<i64, Error> {
         let (shard, local) = self.dataset.find(sample)?;
-        match shard.place(local)? {
-            InputPlace::Image(place) => {
-                let frame = claim.view.frame(claim.epoch, sample, place.width, place.height);
+        match shard.location(local)? {
+            InputLocation::Image(location) => {
+                let transform = claim.preprocessing.transform(
+                    claim.epoch,
+                    sample,
+                    location.width,
+                    location.height,
+                );
                 let out = &mut claim.pixels;
-                self.decoder.render_stored(&shard.beton, local, &place, &frame, out)?;
+                self.decoder.render_stored(&shard.beton, local, &location, &transform, out)?;
             }
-            InputPlace::Array(column) => {
+            InputLocation::Array(column) => {
                 shard.beton.array_as_f32(column, local, &mut self.array, &mut self.values)?;
             }
         }
-        shard.read_targets(local, &mut self.array, &mut self.targets)?;
-        shard.label(local)
+        let Shard { beton, labels, .. } = &*shard;
+        labels.read_targets(beton, local, &mut self.array, &mut self.targets)?;
+        labels.class(beton, local)
     }
 
-    /// Tells the system that samples will be read soon.
+    /// Asks the operating system to fetch samples in the background.
     pub(super) fn read_ahead(&self, samples: &[u64]) {
         for sample in samples {
             if let Ok((shard, local)) = self.dataset.find(*sample) {

@@ -3,7 +3,7 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 
 fn order(kind: Order, samples: u64, seed: u64) -> SampleOrder {
-    SampleOrder::new(kind, seed, 0, Layout::of_files(&[samples]))
+    SampleOrder::new(kind, seed, 0, SampleBlocks::of_files(&[samples]))
 }
 
 fn random(samples: u64, seed: u64) -> SampleOrder {
@@ -61,14 +61,14 @@ fn a_position_beyond_the_end_is_a_bug() {
     let _ = random(5, 0).epoch(0).at(5);
 }
 
-/// Checkpoints hold a position, not a list: a changed order would repeat and skip samples.
+/// Checkpoints store a position, not a list: a changed order would repeat and skip samples.
 /// The numbers were computed by another implementation, in Python.
 #[test]
 fn the_order_never_changes_between_versions() {
     assert_eq!(epoch(&random(10, 1), 0), [7, 5, 4, 0, 3, 2, 6, 9, 8, 1]);
 }
 
-/// Over many epochs every sample comes equally often to every position.
+/// Over many epochs every sample is equally often at every position.
 #[test]
 fn every_position_gets_every_sample_equally_often() {
     for samples in [2_u64, 3, 4, 5, 7, 12, 30] {
@@ -101,7 +101,7 @@ fn neighbours_are_separated() {
         })
         .sum::<usize>();
     // One per epoch is expected; 20 epochs give 20, with a standard deviation of 4.5.
-    assert!((2..=45).contains(&together), "{together} neighbours stayed together");
+    assert!((2..=45).contains(&together), "{together} neighbours were not separated");
 }
 
 proptest! {
@@ -123,7 +123,7 @@ proptest! {
 }
 
 fn quasi(files: &[u64], window: u64, seed: u64) -> SampleOrder {
-    SampleOrder::new(Order::QuasiRandom, seed, window, Layout::of_files(files))
+    SampleOrder::new(Order::QuasiRandom, seed, window, SampleBlocks::of_files(files))
 }
 
 /// Which file a sample is in.
@@ -138,7 +138,7 @@ fn file(files: &[u64], sample: u64) -> usize {
         .unwrap()
 }
 
-/// As [`the_order_never_changes_between_versions`]; the numbers are those of the first version.
+/// Like [`the_order_never_changes_between_versions`]; the numbers were computed by the first version.
 #[test]
 fn quasi_random_order_never_changes_between_versions() {
     let order = quasi(&[3, 2, 4, 1], 4, 1);
@@ -146,7 +146,7 @@ fn quasi_random_order_never_changes_between_versions() {
 }
 
 #[test]
-fn a_window_of_quasi_random_order_reads_its_blocks_only() {
+fn a_window_of_quasi_random_order_reads_only_its_blocks() {
     let files = [10; 20];
     let order = quasi(&files, 35, 7);
     for number in 0..5 {
@@ -157,25 +157,25 @@ fn a_window_of_quasi_random_order_reads_its_blocks_only() {
             let blocks: std::collections::HashSet<usize> =
                 window.iter().map(|sample| file(&files, *sample)).collect();
             assert_eq!(blocks.len(), 4, "epoch {number}");
-            assert!(blocks.into_iter().all(|block| seen.insert(block)), "a block comes twice");
+            assert!(blocks.into_iter().all(|block| seen.insert(block)), "a block is visited twice");
             let sorted = window.is_sorted();
             assert!(!sorted, "a window is shuffled");
         }
     }
 }
 
-/// What a node reads that can hold two windows of a set far larger: every block once. At random it
-/// would read a block for nearly every sample.
+/// A node with memory for two windows of a much larger data set reads every block once. In random order it would read
+/// a block for nearly every sample.
 #[test]
 fn quasi_random_order_reads_every_block_once_if_two_windows_fit_into_memory() {
     let (blocks, each, window_blocks) = (200_u64, 50_u64, 8);
     let files = vec![each; blocks as usize];
     let reads = |order: &SampleOrder| {
-        // The least recently used block goes when memory is full.
+        // The least recently used block is evicted when memory is full.
         let (mut memory, mut reads) = (std::collections::VecDeque::new(), 0_u64);
         for sample in epoch(order, 3) {
             let block = sample / each;
-            if let Some(at) = memory.iter().position(|held| *held == block) {
+            if let Some(at) = memory.iter().position(|in_memory| *in_memory == block) {
                 memory.remove(at);
             } else {
                 reads += 1;
@@ -188,28 +188,28 @@ fn quasi_random_order_reads_every_block_once_if_two_windows_fit_into_memory() {
         reads as f64 / blocks as f64
     };
     let near = reads(&quasi(&files, window_blocks * each, 5));
-    let far = reads(&SampleOrder::new(Order::Random, 5, 0, Layout::of_files(&files)));
+    let far = reads(&SampleOrder::new(Order::Random, 5, 0, SampleBlocks::of_files(&files)));
     assert!((near - 1.0).abs() < 1e-9, "amplification {near}");
     assert!(far > 40.0, "amplification {far}");
 }
 
 #[test]
-fn blocks_are_told_in_the_order_in_which_they_are_needed() {
+fn blocks_are_listed_in_the_order_of_their_use() {
     let files = [7, 5, 9, 3, 8, 6];
     let order = quasi(&files, 10, 3).epoch(2);
     let visited: Vec<u64> = (0..38).map(|position| order.at(position)).collect();
     for position in 0..38 {
-        let told = order.blocks_from(position).unwrap();
-        let first = told
+        let blocks = order.blocks_from(position).unwrap();
+        let first = blocks
             .iter()
             .position(|block| *block as usize == file(&files, visited[position as usize]));
-        // The block of this position is in the first window told: at most ten samples, four blocks.
+        // The block of this position is in the first listed window: at most ten samples, four blocks.
         assert!(first.is_some_and(|first| first < 4), "position {position}");
         let needed: std::collections::BTreeSet<u32> = visited[position as usize..]
             .iter()
             .map(|sample| file(&files, *sample) as u32)
             .collect();
-        assert!(needed.iter().all(|block| told.contains(block)), "position {position}");
+        assert!(needed.iter().all(|block| blocks.contains(block)), "position {position}");
     }
 }
 

@@ -1,12 +1,13 @@
-//! Both passes, 32 bytes at a time: the same sums as in [`super::portable`], bit by bit.
-#![allow(unsafe_code)] // Calls of code for a newer processor, and loads and stores by pointer.
+//! Both passes with AVX2, 32 bytes at a time: bit-identical to [`super::portable`].
+#![allow(unsafe_code)] // Calls of code that needs AVX2.
 
 use std::arch::x86_64::{
-    __m256i, _mm_loadu_si128, _mm_storeu_si128, _mm256_adds_epu16, _mm256_castsi256_si128,
-    _mm256_cvtepu8_epi16, _mm256_loadu_si256, _mm256_mulhi_epu16, _mm256_packus_epi16,
-    _mm256_permute4x64_epi64, _mm256_set1_epi16, _mm256_slli_epi16, _mm256_srli_epi16,
-    _mm256_storeu_si256,
+    __m256i, _mm256_adds_epu16, _mm256_castsi256_si128, _mm256_cvtepu8_epi16, _mm256_mulhi_epu16,
+    _mm256_packus_epi16, _mm256_permute4x64_epi64, _mm256_set1_epi16, _mm256_slli_epi16,
+    _mm256_srli_epi16,
 };
+
+use bytemuck::cast;
 
 use super::{
     COLUMNS, Column, LANES, MixColumns, MixRow, Pixels, Taps, VALUE_BITS, portable, rounding,
@@ -19,7 +20,7 @@ pub(super) fn passes() -> Option<(MixRow, MixColumns)> {
     std::arch::is_x86_feature_detected!("avx2").then_some((mix_row, mix_columns))
 }
 
-/// Only what [`passes`] hands out calls it.
+/// Must be called only through the result of [`passes`].
 fn mix_row(
     source: &Pixels<'_>,
     first: usize,
@@ -27,24 +28,24 @@ fn mix_row(
     start: usize,
     sums: &mut [u16; COLUMNS],
 ) {
-    // The end of a row is read on into the next one, but for the last.
+    // At the end of a row, reads continue into the next row. The last row has none, so use the portable code.
     let last = (first + weights.len() - 1) * source.row_bytes + start;
     if last + COLUMNS > source.bytes.len() {
         return portable::mix_row(source, first, weights, start, sums);
     }
     let rows = &source.bytes[first * source.row_bytes + start..];
-    // SAFETY: `passes` asked whether the processor knows AVX2.
+    // SAFETY: `passes` has checked that the processor supports AVX2.
     unsafe { mix_row_avx2(rows, source.row_bytes, weights, sums) }
 }
 
-/// Only what [`passes`] hands out calls it.
+/// Must be called only through the result of [`passes`].
 fn mix_columns(mixed: &[Column], columns: &Taps, finished: &mut [[u8; LANES]]) {
-    // SAFETY: `passes` asked whether the processor knows AVX2.
+    // SAFETY: `passes` has checked that the processor supports AVX2.
     unsafe { mix_columns_avx2(mixed, columns, finished) }
 }
 
-// No closures and no iterator adaptors around instructions: what those call is not compiled for AVX2
-// unless it happens to be inlined.
+// The functions below use no closures or iterator adaptors around intrinsics: code called by those is compiled for
+// AVX2 only if it happens to be inlined.
 
 #[target_feature(enable = "avx2")]
 fn mix_row_avx2(rows: &[u8], row_bytes: usize, weights: &[u16], sums: &mut [u16; COLUMNS]) {
@@ -63,10 +64,7 @@ fn mix_row_avx2(rows: &[u8], row_bytes: usize, weights: &[u16], sums: &mut [u16;
             sum3 = add(sum3, widen(&values[3]), weight);
         }
         let (sums, _) = sums.as_chunks_mut::<LANES>();
-        store(&mut sums[0], sum0);
-        store(&mut sums[1], sum1);
-        store(&mut sums[2], sum2);
-        store(&mut sums[3], sum3);
+        (sums[0], sums[1], sums[2], sums[3]) = (cast(sum0), cast(sum1), cast(sum2), cast(sum3));
     }
 }
 
@@ -80,13 +78,11 @@ fn mix_columns_avx2(mixed: &[Column], columns: &Taps, finished: &mut [[u8; LANES
         let (mut red, mut green, mut blue) = (begin, begin, begin);
         for (pixel, weight) in pixels[first..first + weights.len()].iter().zip(weights) {
             let weight = _mm256_set1_epi16(*weight as i16);
-            red = add(red, load(&pixel[0]), weight);
-            green = add(green, load(&pixel[1]), weight);
-            blue = add(blue, load(&pixel[2]), weight);
+            red = add(red, cast(pixel[0]), weight);
+            green = add(green, cast(pixel[1]), weight);
+            blue = add(blue, cast(pixel[2]), weight);
         }
-        store_rounded(&mut out[0], red);
-        store_rounded(&mut out[1], green);
-        store_rounded(&mut out[2], blue);
+        *out = [rounded(red), rounded(green), rounded(blue)];
     }
 }
 
@@ -97,37 +93,20 @@ fn add(sum: __m256i, values: __m256i, weight: __m256i) -> __m256i {
     _mm256_adds_epu16(sum, _mm256_mulhi_epu16(values, weight))
 }
 
-/// Bytes as values.
+/// Converts bytes to values.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn widen(bytes: &[u8; LANES]) -> __m256i {
-    // SAFETY: 16 bytes are there, and the load needs no alignment.
-    let bytes = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
-    _mm256_slli_epi16::<SHIFT>(_mm256_cvtepu8_epi16(bytes))
+    _mm256_slli_epi16::<SHIFT>(_mm256_cvtepu8_epi16(cast(*bytes)))
 }
 
+/// Converts values to bytes, rounded to whole levels.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load(values: &Column) -> __m256i {
-    // SAFETY: 32 bytes are there, and the load needs no alignment.
-    unsafe { _mm256_loadu_si256(values.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn store(out: &mut Column, values: __m256i) {
-    // SAFETY: 32 bytes are there, and the store needs no alignment.
-    unsafe { _mm256_storeu_si256(out.as_mut_ptr().cast(), values) }
-}
-
-/// Stores values as bytes, rounded to whole levels.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn store_rounded(out: &mut [u8; LANES], values: __m256i) {
+fn rounded(values: __m256i) -> [u8; LANES] {
     let half = _mm256_set1_epi16(1 << (SHIFT - 1));
     let levels = _mm256_srli_epi16::<SHIFT>(_mm256_adds_epu16(values, half));
-    // Packing works on halves of a register; the first and third quarter hold the bytes.
+    // Packing works on halves of a register: the bytes are in the first and third quarter.
     let packed = _mm256_permute4x64_epi64::<0b10_00>(_mm256_packus_epi16(levels, levels));
-    // SAFETY: 16 bytes are there, and the store needs no alignment.
-    unsafe { _mm_storeu_si128(out.as_mut_ptr().cast(), _mm256_castsi256_si128(packed)) }
+    cast(_mm256_castsi256_si128(packed))
 }

@@ -1,7 +1,10 @@
-//! Both passes in plain Rust: what they compute, and what runs on processors without AVX2.
+//! Both passes of resizing in portable Rust: the reference, and the implementation for processors without AVX2.
+//!
+//! Every other implementation must produce the same bits as this one.
 
 use super::{COLUMNS, Column, LANES, Pixels, Taps, VALUE_BITS, WEIGHT_BITS, rounding};
 
+/// The first pass: weighted sums of input rows, for `COLUMNS` values from `start`.
 pub(super) fn mix_row(
     source: &Pixels<'_>,
     first: usize,
@@ -17,6 +20,7 @@ pub(super) fn mix_row(
     }
 }
 
+/// The second pass: weighted sums of the mixed columns, rounded to bytes.
 pub(super) fn mix_columns(mixed: &[Column], columns: &Taps, finished: &mut [[u8; LANES]]) {
     let (pixels, _) = mixed.as_chunks::<3>();
     for (number, out) in finished.as_chunks_mut::<3>().0.iter_mut().take(columns.len()).enumerate()

@@ -6,21 +6,21 @@ use fast_image_resize::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::{augment::Crop, random::Draws, random::Operation};
+use crate::{augment::Crop, random::Draws, random::RandomPurpose};
 
-/// Noise, so that every weight shows.
+/// Noise, so that every weight affects the result.
 fn noise(width: u32, height: u32, seed: u64) -> Vec<u8> {
-    let mut draws = Draws::new(seed, 0, 0, Operation::Crop);
+    let mut draws = Draws::new(seed, 0, 0, RandomPurpose::Crop);
     (0..3 * width * height).map(|_| draws.below(256) as u8).collect()
 }
 
-fn resize(pixels: Pixels<'_>, window: Window, side: u32, flip: Flip) -> Vec<u8> {
+fn resize(pixels: Pixels<'_>, window: SourceRect, side: u32, flip: Flip) -> Vec<u8> {
     let mut out = vec![7; (3 * side * side) as usize];
     Resizer::new().resize(pixels, window, side, flip, &mut out).unwrap();
     out
 }
 
-/// The answer of another library that computes what Pillow does.
+/// Result of another library with the same algorithm as Pillow.
 fn reference(bytes: &[u8], width: u32, height: u32, side: u32) -> Vec<u8> {
     let source = TypedImageRef::<U8x3>::from_buffer(width, height, bytes).unwrap();
     let mut out = vec![0; (3 * side * side) as usize];
@@ -37,12 +37,12 @@ fn largest_difference(a: &[u8], b: &[u8]) -> u8 {
 }
 
 #[test]
-fn plain_areas_stay_plain() {
+fn single_colours_are_kept() {
     for value in [0, 1, 127, 128, 254, 255] {
         for (width, height, side) in [(7, 9, 31), (300, 200, 16), (64, 64, 64), (1, 1, 5)] {
             let bytes = vec![value; 3 * width as usize * height as usize];
             let pixels = Pixels::new(&bytes, width, height);
-            let out = resize(pixels, Window::whole(&pixels), side, Flip::Keep);
+            let out = resize(pixels, SourceRect::whole(&pixels), side, Flip::Keep);
             assert!(out.iter().all(|out| *out == value), "{value}: {width}x{height} to {side}");
         }
     }
@@ -52,27 +52,27 @@ fn plain_areas_stay_plain() {
 fn an_image_of_the_right_size_is_kept() {
     let bytes = noise(33, 33, 1);
     let pixels = Pixels::new(&bytes, 33, 33);
-    assert_eq!(resize(pixels, Window::whole(&pixels), 33, Flip::Keep), bytes);
+    assert_eq!(resize(pixels, SourceRect::whole(&pixels), 33, Flip::Keep), bytes);
 }
 
 #[test]
-fn no_side_and_no_place_are_refused() {
+fn a_side_of_zero_and_wrong_buffer_sizes_are_refused() {
     let bytes = noise(4, 4, 1);
     let pixels = Pixels::new(&bytes, 4, 4);
     let mut resizer = Resizer::new();
     for (side, len) in [(0, 0), (2, 11), (2, 13)] {
-        let window = Window::whole(&pixels);
+        let window = SourceRect::whole(&pixels);
         let outcome = resizer.resize(pixels, window, side, Flip::Keep, &mut vec![0; len]);
         assert!(matches!(outcome, Err(SampleFault::Resize(_))), "{side}, {len}");
     }
 }
 
-/// A window between pixels is the image moved by a part of a pixel.
+/// A window that begins between pixels gives the image shifted by a part of a pixel.
 #[test]
 fn a_window_may_begin_between_pixels() {
     let ramp: Vec<u8> = (0..32 * 4).flat_map(|i| [(i % 32 * 8) as u8; 3]).collect();
     let pixels = Pixels::new(&ramp, 32, 4);
-    let window = Window { left: 8.5, top: 0.0, width: 8.0, height: 4.0 };
+    let window = SourceRect { left: 8.5, top: 0.0, width: 8.0, height: 4.0 };
     let out = resize(pixels, window, 8, Flip::Keep);
     // Halfway between pixels 8 + i and 9 + i.
     let expected: Vec<u8> = (0..8).map(|i| 8 * (8 + i) + 4).collect();
@@ -83,7 +83,7 @@ fn a_window_may_begin_between_pixels() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever the processor: a run may move to another.
+    /// Results must not depend on the processor, because a run may move to another machine.
     #[test]
     fn the_portable_code_gives_the_same_bits(
         width in 1_u32..200, height in 1_u32..90, side in 1_u32..70, seed: u64, flip: bool,
@@ -92,7 +92,7 @@ proptest! {
         let bytes = noise(width, height, seed);
         let pixels = Pixels::new(&bytes, width, height);
         let (w, h) = (f64::from(width) - shift, f64::from(height) - shift);
-        let window = Window { left: shift, top: shift, width: w, height: h };
+        let window = SourceRect { left: shift, top: shift, width: w, height: h };
         let flip = if flip { Flip::Mirror } else { Flip::Keep };
         let mut portable = Resizer::new();
         portable.mix_row = portable::mix_row;
@@ -103,12 +103,12 @@ proptest! {
     }
 
     #[test]
-    fn it_is_pillows_filter_to_one_level(
+    fn the_filter_equals_that_of_pillow_up_to_one_level(
         width in 1_u32..300, height in 1_u32..300, side in 1_u32..100, seed: u64,
     ) {
         let bytes = noise(width, height, seed);
         let pixels = Pixels::new(&bytes, width, height);
-        let out = resize(pixels, Window::whole(&pixels), side, Flip::Keep);
+        let out = resize(pixels, SourceRect::whole(&pixels), side, Flip::Keep);
         let difference = largest_difference(&out, &reference(&bytes, width, height, side));
         prop_assert!(difference <= 1, "{} levels", difference);
     }
@@ -119,7 +119,7 @@ proptest! {
     ) {
         let bytes = noise(width, height, seed);
         let pixels = Pixels::new(&bytes, width, height);
-        let whole = Window::whole(&pixels);
+        let whole = SourceRect::whole(&pixels);
         let mut kept = resize(pixels, whole, side, Flip::Keep);
         for row in kept.as_chunks_mut::<3>().0.chunks_exact_mut(side as usize) {
             row.reverse();
@@ -134,13 +134,13 @@ proptest! {
     ) {
         let crop = Crop { left, top, width, height };
         let bytes = noise(50, 50, seed);
-        let seen = Pixels::new(&bytes, 50, 50).crop(crop).unwrap();
-        let alone: Vec<u8> = (0..height as usize).flat_map(|row| seen.row(row)).copied().collect();
-        let alone = Pixels::new(&alone, width, height);
-        let whole = Window::whole(&seen);
+        let inside = Pixels::new(&bytes, 50, 50).crop(crop).unwrap();
+        let copy: Vec<u8> = (0..height as usize).flat_map(|row| inside.row(row)).copied().collect();
+        let copy = Pixels::new(&copy, width, height);
+        let whole = SourceRect::whole(&inside);
         prop_assert_eq!(
-            resize(seen, whole, side, Flip::Keep),
-            resize(alone, whole, side, Flip::Keep)
+            resize(inside, whole, side, Flip::Keep),
+            resize(copy, whole, side, Flip::Keep)
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Shards in a bucket with their copies in the cache: how one becomes a local file.
+//! Shards in a bucket with copies in the cache: makes a shard available as a local file.
 
 use std::{
     collections::HashMap,
@@ -6,90 +6,80 @@ use std::{
     time::{Duration, Instant},
 };
 
+use baton_s3::Blocking;
 use tokio::sync::Semaphore;
 
 use super::{
     Error, Options,
-    cache::{Cache, Held, Room, Slot, Work},
-    evict::Need,
+    cache::{Cache, CacheEntry, HeldShard, Reservation, WorkLock},
+    evict::Demand,
     fetch::Fetcher,
-    io::Io,
-    plan::Plan,
-    remote::{Object, Remote},
-    signal::Signal,
+    plan::PrefetchPlan,
+    remote::{BucketClient, Object},
+    signal::ChangeSignal,
     source::Keys,
-    statistics::Counters,
 };
 
-/// Releases in other processes are noticed this late.
-const ROOM_POLL: Duration = Duration::from_millis(100);
+/// Poll interval for shards released by other processes.
+const ROOM_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The remote half of a [`ShardSet`](super::ShardSet).
-pub(super) struct Bucket {
+pub(super) struct CachedBucket {
     pub(super) objects: Vec<Object>,
-    pub(super) counters: Arc<Counters>,
-    pub(super) signal: Arc<Signal>,
-    slots: Vec<Slot>,
+    pub(super) signal: Arc<ChangeSignal>,
+    entries: Vec<CacheEntry>,
     cache: Cache,
-    room_wait: Duration,
+    room_timeout: Duration,
     fetcher: Fetcher,
-    plan: Mutex<Plan>,
+    plan: Mutex<PrefetchPlan>,
 }
 
-/// How an attempt to have a shard ended.
-pub(super) enum Obtained {
-    Held(Held),
-    /// Not asked for yet, and somebody else is at work on it.
+/// Result of an attempt to obtain a shard.
+pub(super) enum ObtainResult {
+    Held(HeldShard),
+    /// Another process is fetching or checking it, and it is not needed yet.
     Busy,
-    /// Not now: so many bytes of the cache may not be evicted.
+    /// The cache is full of shards that cannot be evicted.
     NoRoom {
         in_use_bytes: u64,
     },
 }
 
-impl Bucket {
+impl CachedBucket {
     pub(super) fn open(
         source_text: &str,
         bucket: &str,
         keys: &Keys,
         options: &Options,
     ) -> Result<Self, Error> {
-        let counters = Arc::new(Counters::default());
-        let signal = Arc::new(Signal::new());
-        let io = Io::new().map_err(Error::Thread)?;
-        let remote =
-            Remote::new(bucket, &options.environment, options.patience, Arc::clone(&counters));
+        let signal = Arc::new(ChangeSignal::new());
+        // Two threads are enough to decrypt TLS at several GB/s; the caller computes digests and writes to disk.
+        let io = Blocking::new("shards-io", 2).map_err(Error::FetchThread)?;
+        let remote = BucketClient::new(bucket, &options.environment, options.retry);
         let remote = remote.map_err(|error| Error::Source {
             source_text: source_text.to_owned(),
             problem: error.to_string(),
         })?;
         let objects = io.run(remote.list(source_text, keys))?;
         refuse_too_large(&objects, options.cache_bytes)?;
-        let cache = Cache::open(
-            &options.cache_dir,
-            options.cache_bytes,
-            Arc::clone(&counters),
-            Arc::clone(&signal),
-        )?;
-        let slots = objects.iter().map(|object| cache.slot(remote.endpoint(), object)).collect();
-        let parts_at_once = options.parts_at_once.max(1);
+        let cache = Cache::open(&options.cache_dir, options.cache_bytes, Arc::clone(&signal))?;
+        let entries = objects.iter().map(|object| cache.entry(remote.endpoint(), object)).collect();
+        let max_concurrent_parts = options.max_concurrent_parts.max(1);
         let fetcher = Fetcher {
             io,
             remote: Arc::new(remote),
-            counters: Arc::clone(&counters),
             signal: Arc::clone(&signal),
             part_bytes: options.part_bytes.max(1),
-            // Twice, so that a caller who waits need not wait for what is fetched ahead.
-            parts: Arc::new(Semaphore::new(2 * parts_at_once)),
-            parts_at_once,
+            // Twice as many, so that a waiting caller does not have to wait for the prefetch thread.
+            parts: Arc::new(Semaphore::new(2 * max_concurrent_parts)),
+            max_concurrent_parts,
         };
         Ok(Self {
             objects,
-            counters,
             signal,
-            slots,
+            entries,
             cache,
-            room_wait: options.room_wait,
+            room_timeout: options.room_timeout,
             fetcher,
             plan: Mutex::default(),
         })
@@ -99,118 +89,106 @@ impl Bucket {
         self.fetcher.io.run(self.fetcher.remote.headers(&self.objects))
     }
 
-    /// The shard as a local file, now.
-    pub(super) fn local(&self, shard: usize) -> Result<Held, Error> {
-        let asked = Instant::now();
-        self.plan().met(shard);
-        let held = match self.cache.lease(&self.slots[shard])? {
-            Some(held) => {
-                self.counters.hits.add(1);
-                held
-            }
-            None => {
-                self.counters.misses.add(1);
-                self.obtain_now(shard)?
-            }
-        };
-        self.counters.waited_micros.add(asked.elapsed().as_micros() as u64);
-        // The plan is one shorter, so one more may fit.
+    /// The shard as a local file. Waits until it has been fetched.
+    pub(super) fn local(&self, shard: usize) -> Result<HeldShard, Error> {
+        self.plan().remove_next_use(shard);
+        let held = self.obtain_now(shard)?;
+        // The plan is shorter by one, so the prefetch thread may fetch one more.
         self.signal.change();
         Ok(held)
     }
 
-    /// Waits for room as long as somebody might release some.
-    fn obtain_now(&self, shard: usize) -> Result<Held, Error> {
+    /// Obtains a shard. Waits for space in the cache until the timeout.
+    fn obtain_now(&self, shard: usize) -> Result<HeldShard, Error> {
         let since = Instant::now();
         loop {
             let seen = self.signal.changes();
-            let in_use_bytes = match self.obtain(shard, Need::Now)? {
-                Obtained::Held(held) => return Ok(held),
-                Obtained::Busy => continue,
-                Obtained::NoRoom { in_use_bytes } => in_use_bytes,
+            let in_use_bytes = match self.obtain(shard, Demand::Now)? {
+                ObtainResult::Held(held) => return Ok(held),
+                ObtainResult::Busy => continue,
+                ObtainResult::NoRoom { in_use_bytes } => in_use_bytes,
             };
             let waited = since.elapsed();
-            if waited >= self.room_wait {
+            if waited >= self.room_timeout {
                 let object = &self.objects[shard];
                 return Err(Error::NoRoom {
                     name: object.url.clone(),
                     bytes: object.meta.size,
                     cache_dir: self.cache.folder.clone(),
-                    cache_bytes: self.cache.bound,
+                    cache_bytes: self.cache.max_bytes,
                     in_use_bytes,
                     waited,
                 });
             }
-            self.signal.wait_beyond(seen, ROOM_POLL.min(self.room_wait));
+            self.signal.wait_for_change(seen, ROOM_POLL_INTERVAL.min(self.room_timeout));
         }
     }
 
-    /// Finds, checks or fetches a shard.
-    pub(super) fn obtain(&self, shard: usize, need: Need) -> Result<Obtained, Error> {
-        let (object, slot) = (&self.objects[shard], &self.slots[shard]);
+    /// Finds a shard in the cache, or fetches it.
+    pub(super) fn obtain(&self, shard: usize, demand: Demand) -> Result<ObtainResult, Error> {
+        let (object, entry) = (&self.objects[shard], &self.entries[shard]);
         loop {
-            if let Some(held) = self.cache.lease(slot)? {
-                return Ok(Obtained::Held(held));
+            if let Some(held) = self.cache.lease(entry)? {
+                return Ok(ObtainResult::Held(held));
             }
-            let work = match need {
-                Need::Now => self.cache.work(slot)?,
-                Need::At(_) => match self.cache.try_work(slot)? {
+            let work = match demand {
+                Demand::Now => self.cache.work(entry)?,
+                Demand::At(_) => match self.cache.try_work(entry)? {
                     Some(work) => work,
-                    None => return Ok(Obtained::Busy),
+                    None => return Ok(ObtainResult::Busy),
                 },
             };
-            // Whoever had the right before may have brought it meanwhile.
-            if let Some(held) = self.cache.lease(slot)? {
-                return Ok(Obtained::Held(held));
+            // The previous owner of the lock may have fetched it.
+            if let Some(held) = self.cache.lease(entry)? {
+                return Ok(ObtainResult::Held(held));
             }
-            if let Some(held) = self.cache.check(slot, &work)? {
-                return Ok(Obtained::Held(held));
+            if let Some(held) = self.cache.check(entry, &work)? {
+                return Ok(ObtainResult::Held(held));
             }
-            if let Room::Taken { in_use_bytes } = self.reserve(shard, &work, need)? {
-                return Ok(Obtained::NoRoom { in_use_bytes });
+            if let Reservation::Full { in_use_bytes } = self.reserve(shard, &work, demand)? {
+                return Ok(ObtainResult::NoRoom { in_use_bytes });
             }
             let digest = self.fetcher.fetch(object, &work.file, &work.path)?;
-            if let Some(held) = self.cache.commit(slot, &object.url, work, digest)? {
-                self.counters.fetched_shards.add(1);
-                return Ok(Obtained::Held(held));
+            if let Some(held) = self.cache.commit(entry, &object.url, work, digest)? {
+                return Ok(ObtainResult::Held(held));
             }
         }
     }
 
-    fn reserve(&self, shard: usize, work: &Work, need: Need) -> Result<Room, Error> {
-        let needs = self.plan().next_needs();
-        let needs: HashMap<&str, usize> = needs
+    fn reserve(&self, shard: usize, work: &WorkLock, demand: Demand) -> Result<Reservation, Error> {
+        let uses = self.plan().next_uses();
+        let uses: HashMap<&str, usize> = uses
             .iter()
-            .map(|(&shard, &position)| (self.slots[shard].name.as_str(), position))
+            .map(|(&shard, &position)| (self.entries[shard].name.as_str(), position))
             .collect();
-        let next_need = |name: &str| needs.get(name).copied();
-        self.cache.reserve(work, self.objects[shard].meta.size, need, &next_need)
+        let next_use = |name: &str| uses.get(name).copied();
+        self.cache.reserve(work, self.objects[shard].meta.size, demand, &next_use)
     }
 
-    /// Whether a shard lies in the cache, without a look into it.
+    /// Whether a copy of the shard exists in the cache, without checking it.
     pub(super) fn is_there(&self, shard: usize) -> bool {
-        self.slots[shard].data().exists()
+        self.entries[shard].data().exists()
     }
 
-    pub(super) fn will_need(&self, shards: impl Iterator<Item = usize>) {
+    pub(super) fn plan_prefetch(&self, shards: impl Iterator<Item = usize>) {
         self.plan().replace(shards.filter(|&shard| shard < self.objects.len()));
         self.signal.change();
     }
 
-    /// What to have in the cache from now on, and of which plan.
+    /// The edition of the plan, and the shards to keep in the cache from now on, as (position, shard).
     pub(super) fn window(&self) -> (u64, Vec<(usize, usize)>) {
         let plan = self.plan();
         let bytes = |shard: usize| self.objects[shard].meta.size;
-        (plan.edition, plan.window(self.cache.bound, bytes))
+        (plan.edition, plan.window(self.cache.max_bytes, bytes))
     }
 
-    /// A panic elsewhere leaves a plan that is still one.
-    fn plan(&self) -> MutexGuard<'_, Plan> {
+    /// Ignores poisoning: the plan is valid after any panic.
+    fn plan(&self) -> MutexGuard<'_, PrefetchPlan> {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Better now than when its turn comes, hours later.
+/// Checks that every shard fits into the cache: otherwise the error would occur hours later.
 fn refuse_too_large(objects: &[Object], cache_bytes: u64) -> Result<(), Error> {
     match objects.iter().max_by_key(|object| object.meta.size) {
         Some(largest) if largest.meta.size > cache_bytes => Err(Error::CacheTooSmall {

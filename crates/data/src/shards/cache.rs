@@ -1,22 +1,22 @@
-//! The folder in which copies of remote shards lie, shared by all processes of a node.
+//! The cache: a folder with copies of remote shards, shared by all processes of a node.
 //!
 //! ```text
-//! .lock                 held while names change: making room, and the rename that ends a fetch
-//! HASH-NAME.beton       a shard, whole; shared lock: in use, exclusive lock: being evicted
-//! HASH-NAME.beton.json  its digest, and who vouches for it; its time is when it was last needed
-//! HASH-NAME.beton.part  being fetched or checked by whoever has the exclusive lock; of full length
-//!                       from the start, so that the folder itself tells how full it is
+//! .lock                 held while files are added or removed: eviction, and the rename that ends a fetch
+//! HASH-NAME.beton       a complete shard; shared lock: in use, exclusive lock: being evicted
+//! HASH-NAME.beton.json  its digest and fingerprint; the modification time is the time of the last use
+//! HASH-NAME.beton.part  being fetched or checked by the process with the exclusive lock; has the full size
+//!                       from the start, so that the files in the folder show the used space
 //! ```
 //!
-//! HASH names server, URL, length, tag and date: a changed object is another shard, and its old
-//! copy goes when room is needed. Locks are the kernel's (`flock`) and end with their process, so
-//! that a killed one leaves nothing behind but a `.part` that the next one takes over or removes.
-//! The folder must be on a local disk.
+//! HASH is computed from server, URL, size, tag and date: a changed object is another shard, and its old copy is
+//! evicted when space is needed. The locks are those of the kernel (`flock`). They end with their process, so a
+//! killed process leaves only a `.part` file, which the next process takes over or removes. The folder must be on a
+//! local disk.
 //!
-//! **When a copy is checked.** A copy is digested when nobody vouches for it: after a reboot, or
-//! when inode, length or change time are not what they were when it was last digested. A reboot is
-//! what loses writes, and a change time is what a program cannot write without; a restarted job
-//! therefore finds its cache at once, and a node pays for digesting once per boot, not per rank.
+//! **When a copy is verified.** The digest of a copy is computed again after a reboot, and if inode, size or change time
+//! differ from the recorded fingerprint. Writes can be lost only in a reboot, and every write by a program changes
+//! the change time. So a restarted job can use its cache immediately, and a node computes each digest once per boot,
+//! not once per rank.
 
 use std::{
     fs::{self, File},
@@ -32,83 +32,85 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Error,
-    evict::{self, Candidate, Need},
-    file::{allocate, digest, is_at, try_lock},
+    evict::{self, Candidate, Demand},
     remote::Object,
-    signal::Signal,
-    statistics::Counters,
+    signal::ChangeSignal,
 };
-use crate::with_suffix;
+use crate::{
+    file::{allocate, digest, is_at, try_lock},
+    with_suffix,
+};
 
-/// Locks are asked for anew after this long. `flock` can wait, but then it cannot be cancelled.
-const LOCK_POLL: Duration = Duration::from_millis(20);
+/// Poll interval for a lock. `flock` can wait itself, but then it cannot be cancelled.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-const HASH_LETTERS: usize = 32;
+const HASH_CHARS: usize = 32;
 const RECORD: &str = ".json";
 const NEW_RECORD: &str = ".json.new";
 const PART: &str = ".part";
 
-/// A bounded folder of shards.
+/// A folder of shards with a size limit.
 pub(super) struct Cache {
     pub(super) folder: PathBuf,
-    /// Most bytes of shards.
-    pub(super) bound: u64,
+    /// Maximum total size of the shards, bytes.
+    pub(super) max_bytes: u64,
+    /// Identifies the boot of this machine.
     boot: String,
-    counters: Arc<Counters>,
-    signal: Arc<Signal>,
+    signal: Arc<ChangeSignal>,
 }
 
-/// Where a shard lies, if it does.
+/// Name and path of a shard in the cache, whether it is there or not.
 #[derive(Clone, Debug)]
-pub(super) struct Slot {
+pub(super) struct CacheEntry {
     pub(super) name: String,
     data: PathBuf,
 }
 
-/// What is known of a shard in the cache.
+/// Content of the JSON file of a shard in the cache.
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+struct CacheRecord {
     url: String,
     bytes: u64,
     blake3: String,
-    vouch: Vouch,
+    #[serde(rename = "vouch")]
+    fingerprint: Fingerprint,
 }
 
-/// Since this was written down after digesting, nobody has written to the file.
+/// Properties of a file when its digest was computed. If they are unchanged, the file has not been written since.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Vouch {
+struct Fingerprint {
     boot: String,
     inode: u64,
     changed_seconds: i64,
     changed_nanos: i64,
 }
 
-/// A shard that stays as long as this lives.
-pub(super) struct Held {
-    slot: Slot,
-    /// Has the shared lock.
+/// A shard that is not evicted while this exists.
+pub(super) struct HeldShard {
+    entry: CacheEntry,
+    /// Owner of the shared lock.
     file: File,
-    signal: Arc<Signal>,
+    signal: Arc<ChangeSignal>,
 }
 
-/// The right to fetch or check one shard.
-pub(super) struct Work {
+/// Exclusive permission to fetch or check one shard.
+pub(super) struct WorkLock {
     pub(super) path: PathBuf,
-    /// Has the exclusive lock.
+    /// Owner of the exclusive lock.
     pub(super) file: File,
     is_done: bool,
 }
 
-/// Whether there is room.
-pub(super) enum Room {
+/// Result of making space in the cache.
+pub(super) enum Reservation {
     Made,
-    /// Not now: so many bytes may not be evicted.
-    Taken {
+    /// There is not enough space; `in_use_bytes` cannot be evicted.
+    Full {
         in_use_bytes: u64,
     },
 }
 
-impl Slot {
+impl CacheEntry {
     pub(super) fn data(&self) -> &Path {
         &self.data
     }
@@ -117,60 +119,59 @@ impl Slot {
         with_suffix(&self.data, suffix)
     }
 
-    /// Notes that the shard is needed. Only the order of eviction depends on it.
+    /// Records the use of the shard. Best effort: only the order of eviction depends on it.
     fn touch(&self) {
         let record = File::options().write(true).open(self.with(RECORD));
         let _ = record.and_then(|file| file.set_modified(SystemTime::now()));
     }
 }
 
-impl Held {
+impl HeldShard {
     pub(super) fn path(&self) -> &Path {
-        &self.slot.data
+        &self.entry.data
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldShard {
     fn drop(&mut self) {
-        self.slot.touch();
-        // Unlocked before anybody is told.
+        self.entry.touch();
+        // Unlock before waiting threads are notified.
         let _ = self.file.unlock();
         self.signal.change();
     }
 }
 
-impl Drop for Work {
+impl Drop for WorkLock {
     fn drop(&mut self) {
         if !self.is_done {
-            // Still locked, so it is ours. If this fails, the next who makes room removes it.
+            // The file is still locked, so it belongs to this process. If this fails, the next eviction removes it.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
 impl Cache {
-    /// Opens the folder, makes it if need be, and brings it below its bound.
+    /// Opens the folder, creates it if necessary, and evicts shards down to its size limit.
     pub(super) fn open(
         folder: &Path,
-        bound: u64,
-        counters: Arc<Counters>,
-        signal: Arc<Signal>,
+        max_bytes: u64,
+        signal: Arc<ChangeSignal>,
     ) -> Result<Self, Error> {
         fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
-        // Where the system does not tell, nobody vouches for a copy longer than this process lives.
+        // If the system has no boot ID, a random one makes fingerprints valid for this process only.
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
             .unwrap_or_else(|_| fastrand::u128(..).to_string());
         let boot = boot.trim().to_owned();
-        let cache = Self { folder: folder.to_owned(), bound, boot, counters, signal };
+        let cache = Self { folder: folder.to_owned(), max_bytes, boot, signal };
         {
             let _folder = cache.lock_folder()?;
-            // If others hold more than that, they go on holding it.
-            cache.make_room(None, 0, Need::Now, &|_| None)?;
+            // Shards in use by other processes are kept even above the limit.
+            cache.evict_for(None, 0, Demand::Now, &|_| None)?;
         }
         Ok(cache)
     }
 
-    pub(super) fn slot(&self, endpoint: &str, object: &Object) -> Slot {
+    pub(super) fn entry(&self, endpoint: &str, object: &Object) -> CacheEntry {
         let meta = &object.meta;
         let tag = meta.e_tag.as_deref().unwrap_or_default();
         let version =
@@ -180,60 +181,63 @@ impl Cache {
         let plain = |letter: char| letter.is_ascii_alphanumeric() || "._-".contains(letter);
         let letters = file_name.chars().map(|letter| if plain(letter) { letter } else { '_' });
         let readable: String = letters.take(100).collect();
-        // Whatever it was called, it is no record and no part.
+        // The name always ends in `.beton`, so that it cannot be mistaken for a record or part.
         let readable = readable.trim_end_matches(".beton");
-        let name = format!("{}-{readable}.beton", &hash[..HASH_LETTERS]);
-        Slot { data: self.folder.join(&name), name }
+        let name = format!("{}-{readable}.beton", &hash[..HASH_CHARS]);
+        CacheEntry { data: self.folder.join(&name), name }
     }
 
-    /// The shard, if it is there and known to be whole.
-    pub(super) fn lease(&self, slot: &Slot) -> Result<Option<Held>, Error> {
-        let Some(file) = self.share(slot)? else { return Ok(None) };
-        let metadata = file.metadata().map_err(Error::io("look at", &slot.data))?;
-        let record = self.read_record(slot);
+    /// The shard, if it is in the cache and its fingerprint is unchanged.
+    pub(super) fn lease(&self, entry: &CacheEntry) -> Result<Option<HeldShard>, Error> {
+        let Some(file) = self.share(entry)? else { return Ok(None) };
+        let metadata = file.metadata().map_err(Error::io("read metadata of", &entry.data))?;
+        let record = self.read_record(entry);
         let is_whole = record.is_some_and(|record| {
-            record.bytes == metadata.len() && record.vouch == self.vouch(&metadata)
+            record.bytes == metadata.len() && record.fingerprint == self.fingerprint(&metadata)
         });
-        Ok(is_whole.then(|| self.held(slot, file)))
+        Ok(is_whole.then(|| self.held(entry, file)))
     }
 
-    /// The shard, if it is there and has the digest that was written down. Nobody else checks it
-    /// meanwhile, by the right of `_work`. What is not whole is removed.
-    pub(super) fn check(&self, slot: &Slot, _work: &Work) -> Result<Option<Held>, Error> {
-        let Some(file) = self.share(slot)? else { return Ok(None) };
-        // Without a record, its fetcher died after the rename, and nobody knows the digest.
-        if let Some(record) = self.read_record(slot) {
-            // Before the bytes: what is written while they are read must not be vouched for.
-            let metadata = file.metadata().map_err(Error::io("look at", &slot.data))?;
-            let found = digest(&file).map_err(Error::io("read", &slot.data))?;
+    /// The shard, if it is in the cache and matches the recorded digest; otherwise the copy is removed. `_work`
+    /// ensures that no other process checks it at the same time.
+    pub(super) fn check(
+        &self,
+        entry: &CacheEntry,
+        _work: &WorkLock,
+    ) -> Result<Option<HeldShard>, Error> {
+        let Some(file) = self.share(entry)? else { return Ok(None) };
+        // Without a record, the process that fetched it died after the rename, and the digest is unknown.
+        if let Some(record) = self.read_record(entry) {
+            // Read the metadata before the content, so that a write in between changes the fingerprint.
+            let metadata = file.metadata().map_err(Error::io("read metadata of", &entry.data))?;
+            let found = digest(&file).map_err(Error::io("read", &entry.data))?;
             if found.to_hex().as_str() == record.blake3 {
-                let vouch = self.vouch(&metadata);
-                self.write_record(slot, &Record { vouch, ..record })?;
-                return Ok(Some(self.held(slot, file)));
+                let fingerprint = self.fingerprint(&metadata);
+                self.write_record(entry, &CacheRecord { fingerprint, ..record })?;
+                return Ok(Some(self.held(entry, file)));
             }
-            self.counters.damaged.add(1);
         }
         let _folder = self.lock_folder()?;
-        remove(slot)?;
+        remove(entry)?;
         Ok(None)
     }
 
-    /// The right to fetch or check this shard; waits for whoever has it.
-    pub(super) fn work(&self, slot: &Slot) -> Result<Work, Error> {
+    /// The permission to fetch or check this shard; waits until no other process has it.
+    pub(super) fn work(&self, entry: &CacheEntry) -> Result<WorkLock, Error> {
         loop {
-            if let Some(work) = self.try_work(slot)? {
+            if let Some(work) = self.try_work(entry)? {
                 return Ok(work);
             }
-            if self.signal.is_over() {
-                return Err(Error::Cancelled { name: slot.name.clone() });
+            if self.signal.is_shut_down() {
+                return Err(Error::Cancelled { name: entry.name.clone() });
             }
-            thread::sleep(LOCK_POLL);
+            thread::sleep(LOCK_POLL_INTERVAL);
         }
     }
 
-    /// The right to fetch or check this shard, unless somebody has it.
-    pub(super) fn try_work(&self, slot: &Slot) -> Result<Option<Work>, Error> {
-        let path = slot.with(PART);
+    /// The permission to fetch or check this shard; `None` if another process has it.
+    pub(super) fn try_work(&self, entry: &CacheEntry) -> Result<Option<WorkLock>, Error> {
+        let path = entry.with(PART);
         loop {
             let file = File::options()
                 .read(true)
@@ -245,79 +249,80 @@ impl Cache {
             if !try_lock(&file).map_err(Error::io("lock", &path))? {
                 return Ok(None);
             }
-            // Else whoever had it has just ended, and renamed or removed the file.
+            // Otherwise the previous owner has just renamed or removed the file: try again.
             if is_at(&file, &path) {
-                return Ok(Some(Work { path, file, is_done: false }));
+                return Ok(Some(WorkLock { path, file, is_done: false }));
             }
         }
     }
 
-    /// Makes room for `bytes` more and takes it. `next_need` tells when a name is needed next.
+    /// Makes space for `bytes` and allocates it. `next_use` returns the position of a shard's next use.
     pub(super) fn reserve(
         &self,
-        work: &Work,
+        work: &WorkLock,
         bytes: u64,
-        need: Need,
-        next_need: &dyn Fn(&str) -> Option<usize>,
-    ) -> Result<Room, Error> {
+        demand: Demand,
+        next_use: &dyn Fn(&str) -> Option<usize>,
+    ) -> Result<Reservation, Error> {
         let _folder = self.lock_folder()?;
-        let room = self.make_room(Some(&work.path), bytes, need, next_need)?;
-        if matches!(room, Room::Made) {
-            allocate(&work.file, bytes).map_err(Error::io("reserve room for", &work.path))?;
+        let room = self.evict_for(Some(&work.path), bytes, demand, next_use)?;
+        if matches!(room, Reservation::Made) {
+            allocate(&work.file, bytes).map_err(Error::io("reserve space for", &work.path))?;
         }
         Ok(room)
     }
 
-    /// Ends a fetch: the shard is durable, has its name, and is held. `None` if somebody made room
-    /// at the very moment between the exclusive lock and the shared one.
+    /// Ends a fetch: makes the shard durable, renames it and holds it. `None` if another process evicted it between
+    /// the exclusive lock and the shared lock.
     pub(super) fn commit(
         &self,
-        slot: &Slot,
+        entry: &CacheEntry,
         url: &str,
-        mut work: Work,
+        mut work: WorkLock,
         digest: blake3::Hash,
-    ) -> Result<Option<Held>, Error> {
+    ) -> Result<Option<HeldShard>, Error> {
         work.file.sync_all().map_err(Error::io("sync", &work.path))?;
         {
             let _folder = self.lock_folder()?;
-            fs::rename(&work.path, &slot.data).map_err(Error::io("rename", &work.path))?;
+            fs::rename(&work.path, &entry.data).map_err(Error::io("rename", &work.path))?;
             work.is_done = true;
         }
-        // After the rename, which counts as a change.
-        let metadata = work.file.metadata().map_err(Error::io("look at", &slot.data))?;
-        let vouch = self.vouch(&metadata);
+        // Read the metadata after the rename, which changes the change time.
+        let metadata = work.file.metadata().map_err(Error::io("read metadata of", &entry.data))?;
+        let fingerprint = self.fingerprint(&metadata);
         let blake3 = digest.to_hex().to_string();
-        let record = Record { url: url.to_owned(), bytes: metadata.len(), blake3, vouch };
-        self.write_record(slot, &record)?;
-        let file = work.file.try_clone().map_err(Error::io("open", &slot.data))?;
-        file.unlock().map_err(Error::io("unlock", &slot.data))?;
-        file.lock_shared().map_err(Error::io("lock", &slot.data))?;
-        Ok(is_at(&file, &slot.data).then(|| self.held(slot, file)))
+        let record =
+            CacheRecord { url: url.to_owned(), bytes: metadata.len(), blake3, fingerprint };
+        self.write_record(entry, &record)?;
+        let file = work.file.try_clone().map_err(Error::io("open", &entry.data))?;
+        file.unlock().map_err(Error::io("unlock", &entry.data))?;
+        file.lock_shared().map_err(Error::io("lock", &entry.data))?;
+        Ok(is_at(&file, &entry.data).then(|| self.held(entry, file)))
     }
 
-    fn held(&self, slot: &Slot, file: File) -> Held {
-        slot.touch();
-        Held { slot: slot.clone(), file, signal: Arc::clone(&self.signal) }
+    fn held(&self, entry: &CacheEntry, file: File) -> HeldShard {
+        entry.touch();
+        HeldShard { entry: entry.clone(), file, signal: Arc::clone(&self.signal) }
     }
 
-    /// Opens the copy and keeps it from being evicted.
-    fn share(&self, slot: &Slot) -> Result<Option<File>, Error> {
+    /// Opens the copy with a shared lock, which prevents its eviction.
+    fn share(&self, entry: &CacheEntry) -> Result<Option<File>, Error> {
         loop {
-            let file = match File::open(&slot.data) {
+            let file = match File::open(&entry.data) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(Error::io("open", &slot.data)(error)),
+                Err(error) => return Err(Error::io("open", &entry.data)(error)),
             };
-            // Exclusive locks on copies are held for milliseconds.
-            file.lock_shared().map_err(Error::io("lock", &slot.data))?;
-            if is_at(&file, &slot.data) {
+            // Exclusive locks on copies are held for milliseconds only.
+            file.lock_shared().map_err(Error::io("lock", &entry.data))?;
+            if is_at(&file, &entry.data) {
                 return Ok(Some(file));
             }
         }
     }
 
-    fn vouch(&self, metadata: &fs::Metadata) -> Vouch {
-        Vouch {
+    fn fingerprint(&self, metadata: &fs::Metadata) -> Fingerprint {
+        Fingerprint {
             boot: self.boot.clone(),
             inode: metadata.ino(),
             changed_seconds: metadata.ctime(),
@@ -325,13 +330,13 @@ impl Cache {
         }
     }
 
-    /// `None` if there is none that can be read: then the copy is fetched again.
-    fn read_record(&self, slot: &Slot) -> Option<Record> {
-        serde_json::from_slice(&fs::read(slot.with(RECORD)).ok()?).ok()
+    /// The record of a shard; `None` if it cannot be read: then the copy is fetched again.
+    fn read_record(&self, entry: &CacheEntry) -> Option<CacheRecord> {
+        serde_json::from_slice(&fs::read(entry.with(RECORD)).ok()?).ok()
     }
 
-    fn write_record(&self, slot: &Slot, record: &Record) -> Result<(), Error> {
-        let (new, path) = (slot.with(NEW_RECORD), slot.with(RECORD));
+    fn write_record(&self, entry: &CacheEntry, record: &CacheRecord) -> Result<(), Error> {
+        let (new, path) = (entry.with(NEW_RECORD), entry.with(RECORD));
         let write = || {
             let mut file = File::create(&new)?;
             serde_json::to_writer(&mut file, record)?;
@@ -350,75 +355,74 @@ impl Cache {
         Ok(file)
     }
 
-    /// Evicts until `bytes` more fit, or nothing at all if they cannot. `mine` does not count. The
-    /// folder must be locked.
-    fn make_room(
+    /// Evicts shards until `bytes` more fit; evicts nothing if that is impossible. The file `mine` does not count.
+    /// The folder must be locked.
+    fn evict_for(
         &self,
         mine: Option<&Path>,
         bytes: u64,
-        need: Need,
-        next_need: &dyn Fn(&str) -> Option<usize>,
-    ) -> Result<Room, Error> {
-        let look = |error| Error::io("look into", &self.folder)(error);
-        let (mut used, mut slots, mut candidates) = (0, Vec::new(), Vec::new());
-        for entry in fs::read_dir(&self.folder).map_err(look)? {
-            let entry = entry.map_err(look)?;
+        demand: Demand,
+        next_use: &dyn Fn(&str) -> Option<usize>,
+    ) -> Result<Reservation, Error> {
+        let failed = |error| Error::io("list", &self.folder)(error);
+        let (mut used, mut entries, mut candidates) = (0, Vec::new(), Vec::new());
+        for entry in fs::read_dir(&self.folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
             let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-            let Some(kind) = Kind::of(&name) else { continue };
+            let Some(kind) = FileKind::of(&name) else { continue };
             match kind {
-                Kind::Part if mine == Some(&path) => {}
-                Kind::Part => used += leftover_bytes(&path).map_err(look)?,
-                Kind::Record(data) => {
+                FileKind::Part if mine == Some(&path) => {}
+                FileKind::Part => used += partial_bytes(&path).map_err(failed)?,
+                FileKind::Record(data) => {
                     if !self.folder.join(data).exists() {
                         let _ = fs::remove_file(&path);
                     }
                 }
-                Kind::Data => {
+                FileKind::Data => {
                     let Ok(metadata) = entry.metadata() else { continue };
                     used += metadata.len();
-                    let needed = fs::metadata(with_suffix(&path, RECORD));
-                    let needed = needed.and_then(|record| record.modified());
-                    let last_needed = needed.unwrap_or(SystemTime::UNIX_EPOCH);
-                    candidates.push(Candidate { last_needed, next_need: next_need(&name) });
-                    slots.push((Slot { name, data: path }, metadata.len()));
+                    let record = fs::metadata(with_suffix(&path, RECORD));
+                    let modified = record.and_then(|record| record.modified());
+                    let last_used = modified.unwrap_or(SystemTime::UNIX_EPOCH);
+                    candidates.push(Candidate { last_used, next_use: next_use(&name) });
+                    entries.push((CacheEntry { name, data: path }, metadata.len()));
                 }
             }
         }
         let mut victims = Vec::new();
-        for index in evict::order(&candidates, need) {
-            if used + bytes <= self.bound {
+        for index in evict::order(&candidates, demand) {
+            if used + bytes <= self.max_bytes {
                 break;
             }
-            let (slot, slot_bytes) = &slots[index];
-            let Ok(file) = File::open(&slot.data) else { continue };
-            if try_lock(&file).map_err(Error::io("lock", &slot.data))? {
-                used -= slot_bytes;
-                victims.push((slot, file));
+            let (entry, entry_bytes) = &entries[index];
+            let Ok(file) = File::open(&entry.data) else { continue };
+            if try_lock(&file).map_err(Error::io("lock", &entry.data))? {
+                used -= entry_bytes;
+                victims.push((entry, file));
             }
         }
-        if used + bytes > self.bound {
-            return Ok(Room::Taken { in_use_bytes: used });
+        if used + bytes > self.max_bytes {
+            return Ok(Reservation::Full { in_use_bytes: used });
         }
-        for (slot, _locked) in victims {
-            remove(slot)?;
-            self.counters.evictions.add(1);
+        for (entry, _locked) in victims {
+            remove(entry)?;
         }
-        Ok(Room::Made)
+        Ok(Reservation::Made)
     }
 }
 
-/// What a file of the cache's folder is, by its name.
-enum Kind<'a> {
+/// Kind of a file in the cache's folder, by its name.
+enum FileKind<'a> {
     Data,
     Part,
-    /// Of the shard called so.
+    /// Record of the shard with this name.
     Record(&'a str),
 }
 
-impl<'a> Kind<'a> {
-    /// `None`: not ours.
+impl<'a> FileKind<'a> {
+    /// Parses a file name; `None` if the file does not belong to the cache.
     fn of(name: &'a str) -> Option<Self> {
-        let (hash, rest) = name.split_at_checked(HASH_LETTERS)?;
+        let (hash, rest) = name.split_at_checked(HASH_CHARS)?;
         if !rest.starts_with('-') || !hash.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;
         }
@@ -431,8 +435,8 @@ impl<'a> Kind<'a> {
     }
 }
 
-/// The bytes of somebody's unfinished fetch; if its process is gone, it is removed.
-fn leftover_bytes(path: &Path) -> io::Result<u64> {
+/// Size of an unfinished fetch, bytes. If its process has ended, the file is removed.
+fn partial_bytes(path: &Path) -> io::Result<u64> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
@@ -447,9 +451,9 @@ fn leftover_bytes(path: &Path) -> io::Result<u64> {
     Ok(0)
 }
 
-/// Removes a copy; without it, its record means nothing.
-fn remove(slot: &Slot) -> Result<(), Error> {
-    for path in [slot.data.clone(), slot.with(RECORD)] {
+/// Removes a copy, then its record, which is not needed without it.
+fn remove(entry: &CacheEntry) -> Result<(), Error> {
+    for path in [entry.data.clone(), entry.with(RECORD)] {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(Error::io("remove", path)(error));

@@ -1,40 +1,40 @@
-//! Whether downloaded bytes are those that the store has, as far as an `ETag` can tell.
+//! Compares downloaded bytes with the object's `ETag`.
 //!
-//! S3 makes no promise, but the tag of an object stored in one request is the MD5 of its bytes, and
-//! that of one stored in `n` parts is the MD5 of the parts' MD5s, then `-n`. The parts' length is
-//! not recorded: if there are as many as ours they are taken to be ours, whose 8 MiB are what the
-//! AWS command line and boto3 take. With KMS encryption the tag is no digest at all: a mismatch is a
-//! suspicion, which another download settles (see `fetch`).
+//! S3 does not guarantee it, but the tag of an object stored in one request is the MD5 of its bytes, and the tag of
+//! an object stored in `n` parts is the MD5 of the parts' MD5s, then `-n`. The size of the parts is not recorded: if
+//! their number is the same as here, they are assumed to have the same size, 8 MiB, the default of the AWS command
+//! line and boto3. With KMS encryption the tag is not a digest. So after a mismatch a second download decides (see
+//! `fetch`).
 
 use md5::{Digest, Md5, digest::Output};
 
 /// The MD5 of one part.
 pub(super) type PartDigest = Output<Md5>;
 
-/// What an `ETag` says about the bytes it came with.
+/// Result of comparing bytes with an `ETag`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// They have its digest.
-    Same,
-    /// They have not; or the tag is no digest of them.
-    Suspect,
-    /// The tag cannot be a digest that is known here.
+pub(super) enum TagMatch {
+    /// The bytes match the tag.
+    Match,
+    /// The bytes do not match, or the tag is not a digest of them.
+    Mismatch,
+    /// The tag has a format that cannot be compared.
     Unknown,
 }
 
-/// Takes the parts of an object in their order, and compares.
+/// Compares the parts of an object, given in order, with its tag.
 pub(super) struct Check {
     tag: String,
-    kind: Kind,
+    kind: TagKind,
 }
 
-enum Kind {
+enum TagKind {
     Whole(Md5),
     Parts { digests: Md5, count: u64 },
     Unknown,
 }
 
-/// A tag without the quotes and the mark of weakness that servers write differently.
+/// A tag without quotes and weakness mark, which differ between servers.
 pub(super) fn bare(tag: &str) -> &str {
     tag.trim_start_matches("W/").trim_matches('"')
 }
@@ -44,7 +44,7 @@ pub(super) fn part_digest(part: &[u8]) -> PartDigest {
 }
 
 impl Check {
-    /// For an object that comes in so many parts.
+    /// For an object that is downloaded in `parts` parts.
     pub(super) fn new(tag: Option<&str>, parts: u64) -> Self {
         let tag = bare(tag.unwrap_or_default()).to_ascii_lowercase();
         let (digest, count) = match tag.split_once('-') {
@@ -53,38 +53,38 @@ impl Check {
         };
         let is_digest = digest.len() == 32 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
         let kind = match count {
-            None if is_digest => Kind::Whole(Md5::new()),
+            None if is_digest => TagKind::Whole(Md5::new()),
             Some(count) if is_digest && count == parts => {
-                Kind::Parts { digests: Md5::new(), count }
+                TagKind::Parts { digests: Md5::new(), count }
             }
-            _ => Kind::Unknown,
+            _ => TagKind::Unknown,
         };
         Self { tag, kind }
     }
 
-    /// Whether [`update`](Self::update) is to be given the digest of each part, which may be
-    /// computed anywhere and in any order.
+    /// Whether [`update`](Self::update) needs the digest of each part. The digests can be computed on any thread and
+    /// in any order.
     pub(super) fn is_by_part(&self) -> bool {
-        matches!(self.kind, Kind::Parts { .. })
+        matches!(self.kind, TagKind::Parts { .. })
     }
 
     pub(super) fn update(&mut self, part: &[u8], digest: Option<PartDigest>) {
         match &mut self.kind {
-            Kind::Unknown => {}
-            Kind::Whole(md5) => md5.update(part),
-            Kind::Parts { digests, .. } => {
+            TagKind::Unknown => {}
+            TagKind::Whole(md5) => md5.update(part),
+            TagKind::Parts { digests, .. } => {
                 digests.update(digest.unwrap_or_else(|| part_digest(part)));
             }
         }
     }
 
-    pub(super) fn verdict(self) -> Verdict {
+    pub(super) fn tag_match(self) -> TagMatch {
         let found = match self.kind {
-            Kind::Unknown => return Verdict::Unknown,
-            Kind::Whole(md5) => hex(md5.finalize()),
-            Kind::Parts { digests, count } => format!("{}-{count}", hex(digests.finalize())),
+            TagKind::Unknown => return TagMatch::Unknown,
+            TagKind::Whole(md5) => hex(md5.finalize()),
+            TagKind::Parts { digests, count } => format!("{}-{count}", hex(digests.finalize())),
         };
-        if found == self.tag { Verdict::Same } else { Verdict::Suspect }
+        if found == self.tag { TagMatch::Match } else { TagMatch::Mismatch }
     }
 }
 
@@ -96,34 +96,34 @@ fn hex(digest: Output<Md5>) -> String {
 mod tests {
     use super::*;
 
-    fn verdict(tag: &str, parts: &[&[u8]]) -> Verdict {
+    fn tag_match(tag: &str, parts: &[&[u8]]) -> TagMatch {
         let mut check = Check::new(Some(tag), parts.len() as u64);
         parts.iter().for_each(|part| check.update(part, None));
-        check.verdict()
+        check.tag_match()
     }
 
     #[test]
-    fn the_digest_of_the_whole_is_known() {
+    fn the_digest_of_a_whole_object_is_compared() {
         // RFC 1321, A.5.
         let tag = "\"900150983cd24fb0d6963f7d28e17f72\"";
-        assert_eq!(verdict(tag, &[b"ab", b"c"]), Verdict::Same);
-        assert_eq!(verdict(tag, &[b"ab", b"d"]), Verdict::Suspect);
+        assert_eq!(tag_match(tag, &[b"ab", b"c"]), TagMatch::Match);
+        assert_eq!(tag_match(tag, &[b"ab", b"d"]), TagMatch::Mismatch);
     }
 
     #[test]
-    fn the_digest_of_as_many_parts_is_known() {
+    fn the_digest_of_the_same_number_of_parts_is_compared() {
         let parts = [part_digest(b"ab"), part_digest(b"c")].concat();
         let tag = format!("W/\"{}-2\"", hex(Md5::digest(parts)));
 
-        assert_eq!(verdict(&tag, &[b"ab", b"c"]), Verdict::Same);
-        assert_eq!(verdict(&tag, &[b"a", b"bc"]), Verdict::Suspect);
-        assert_eq!(verdict(&tag, &[b"abc"]), Verdict::Unknown);
+        assert_eq!(tag_match(&tag, &[b"ab", b"c"]), TagMatch::Match);
+        assert_eq!(tag_match(&tag, &[b"a", b"bc"]), TagMatch::Mismatch);
+        assert_eq!(tag_match(&tag, &[b"abc"]), TagMatch::Unknown);
     }
 
     #[test]
-    fn other_tags_say_nothing() {
+    fn other_tags_are_unknown() {
         for tag in ["", "\"v1\"", "\"900150983cd24fb0d6963f7d28e17f72-x\"", "W/\"12-1\""] {
-            assert_eq!(verdict(tag, &[b"abc"]), Verdict::Unknown, "{tag}");
+            assert_eq!(tag_match(tag, &[b"abc"]), TagMatch::Unknown, "{tag}");
         }
     }
 }

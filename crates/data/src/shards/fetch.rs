@@ -1,7 +1,8 @@
-//! One shard from the store into a file: in parts, a few at a time, digested on the way.
+//! Downloads one shard from the store into a file: in parts, a few at a time, with a digest.
 
 use std::{fs::File, os::unix::fs::FileExt, path::Path, sync::Arc};
 
+use baton_s3::Blocking;
 use futures::{StreamExt, stream};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -10,73 +11,68 @@ use tokio::{
 
 use super::{
     Error,
-    etag::{self, PartDigest, Verdict},
-    io::Io,
-    remote::{Object, Remote},
-    signal::Signal,
-    statistics::Counters,
+    etag::{self, PartDigest, TagMatch},
+    remote::{BucketClient, Object},
+    signal::ChangeSignal,
 };
 
-/// Brings shards.
+/// Downloads shards.
 pub(super) struct Fetcher {
-    pub(super) io: Io,
-    pub(super) remote: Arc<Remote>,
-    pub(super) counters: Arc<Counters>,
-    pub(super) signal: Arc<Signal>,
-    /// Length of a part in bytes.
+    pub(super) io: Blocking,
+    pub(super) remote: Arc<BucketClient>,
+    pub(super) signal: Arc<ChangeSignal>,
+    /// Size of a part, bytes.
     pub(super) part_bytes: u64,
-    /// As many parts as may be in memory, whoever fetches them.
+    /// Limits the number of parts in memory, for all downloads together.
     pub(super) parts: Arc<Semaphore>,
-    /// As many as one shard may have of those.
-    pub(super) parts_at_once: usize,
+    /// Maximum number of parts in memory of one shard.
+    pub(super) max_concurrent_parts: usize,
 }
 
-/// A part that has come.
-struct Part {
+/// A downloaded part.
+struct DownloadedPart {
     bytes: Vec<u8>,
-    /// If the object's tag is made of such.
+    /// MD5 of the part, if the object's tag is computed from those of the parts.
     digest: Option<PartDigest>,
-    /// Its place in memory's bound.
-    _place: OwnedSemaphorePermit,
+    /// Permission to be in memory.
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Fetcher {
     /// Fills `file` with the shard and returns the digest of its bytes.
     ///
     /// # Errors
-    /// The store fails for good, the file cannot be written, or the data set was dropped.
+    /// The store fails after all retries, the file cannot be written, or the data set was dropped.
     pub(super) fn fetch(
         &self,
         object: &Object,
         file: &File,
         path: &Path,
     ) -> Result<blake3::Hash, Error> {
-        let (first, verdict) = self.download(object, file, path)?;
-        if verdict != Verdict::Suspect {
+        let (first, tag_match) = self.download(object, file, path)?;
+        if tag_match != TagMatch::Mismatch {
             return Ok(first);
         }
-        // Either the bytes are wrong or the tag is no digest of them: a second download tells.
-        self.counters.retries.add(1);
-        let (second, verdict) = self.download(object, file, path)?;
+        // Either the bytes are wrong or the tag is not a digest of them: a second download decides.
+        let (second, tag_match) = self.download(object, file, path)?;
         if second == first {
             self.remote.tags_are_no_digests();
             return Ok(second);
         }
-        self.counters.damaged.add(1);
-        match verdict {
-            Verdict::Suspect => Err(Error::Damaged { url: object.url.clone() }),
-            Verdict::Same | Verdict::Unknown => Ok(second),
+        match tag_match {
+            TagMatch::Mismatch => Err(Error::Damaged { url: object.url.clone() }),
+            TagMatch::Match | TagMatch::Unknown => Ok(second),
         }
     }
 
-    /// Parts come in any order, but are digested and written in theirs, by the calling thread: the
-    /// network's threads never wait for a disk.
+    /// Parts are downloaded in any order, but digested and written in sequence, by the calling thread, so that the
+    /// network threads never wait for a disk.
     fn download(
         &self,
         object: &Object,
         file: &File,
         path: &Path,
-    ) -> Result<(blake3::Hash, Verdict), Error> {
+    ) -> Result<(blake3::Hash, TagMatch), Error> {
         let mut digest = blake3::Hasher::new();
         let mut check = self.remote.check(object, object.meta.size.div_ceil(self.part_bytes));
         let mut offset = 0;
@@ -87,19 +83,19 @@ impl Fetcher {
             file.write_all_at(&part.bytes, offset).map_err(Error::io("write", path))?;
             offset += part.bytes.len() as u64;
         }
-        Ok((digest.finalize(), check.verdict()))
+        Ok((digest.finalize(), check.tag_match()))
     }
 
     fn next(
         &self,
         object: &Object,
-        part: impl Future<Output = Option<Result<Part, Error>>>,
-    ) -> Result<Option<Part>, Error> {
+        part: impl Future<Output = Option<Result<DownloadedPart, Error>>>,
+    ) -> Result<Option<DownloadedPart>, Error> {
         let cancelled = || Error::Cancelled { name: object.url.clone() };
         self.io.run(async {
             tokio::select! {
                 part = part => part.transpose(),
-                () = self.signal.over() => Err(cancelled()),
+                () = self.signal.shutdown() => Err(cancelled()),
             }
         })
     }
@@ -108,48 +104,50 @@ impl Fetcher {
         &self,
         object: &Object,
         with_digest: bool,
-    ) -> impl futures::Stream<Item = Result<Part, Error>> {
+    ) -> impl futures::Stream<Item = Result<DownloadedPart, Error>> {
         let size = object.meta.size;
         let starts = (0..size.div_ceil(self.part_bytes)).map(|part| part * self.part_bytes);
         let ranges = starts.map(move |start| start..size.min(start + self.part_bytes));
         let object = object.clone();
         stream::iter(ranges)
             .then(async |range| {
-                // Places are taken in the order of the parts: were a later part to take the last
-                // one, the earlier, which must be written first, would wait for ever.
+                // Permits must be taken in the order of the parts: if a later part took the last permit, the earlier
+                // one, which must be written first, would wait forever.
                 (range, Arc::clone(&self.parts).acquire_owned().await)
             })
-            .map(move |(range, place)| {
+            .map(move |(range, permit)| {
                 let (remote, object) = (Arc::clone(&self.remote), object.clone());
                 let part = async move {
                     let cancelled = |_| Error::Cancelled { name: object.url.clone() };
-                    let _place = place.map_err(cancelled)?;
-                    let bytes = remote.piece(&object, range).await?;
+                    let _permit = permit.map_err(cancelled)?;
+                    let bytes = remote.fetch_range(&object, range).await?;
                     if !with_digest {
-                        return Ok(Part { bytes, digest: None, _place });
+                        return Ok(DownloadedPart { bytes, digest: None, _permit });
                     }
-                    // MD5 is slower than most networks, but here several parts are at it.
+                    // MD5 is slower than most networks, so compute it for several parts in parallel.
                     let digested = spawn_blocking(move || (etag::part_digest(&bytes), bytes));
-                    let (digest, bytes) = digested.await.map_err(broken)?;
-                    Ok(Part { bytes, digest: Some(digest), _place })
+                    let (digest, bytes) = digested.await.map_err(task_failed)?;
+                    Ok(DownloadedPart { bytes, digest: Some(digest), _permit })
                 };
-                // A task of its own, so that it goes on while the caller writes.
-                Task(self.io.handle().spawn(part))
+                // A separate task, so that it continues while the caller writes.
+                AbortOnDrop(self.io.handle().spawn(part))
             })
-            .map(async |mut task| (&mut task.0).await.unwrap_or_else(|error| Err(broken(error))))
-            .buffered(self.parts_at_once)
+            .map(async |mut task| {
+                (&mut task.0).await.unwrap_or_else(|error| Err(task_failed(error)))
+            })
+            .buffered(self.max_concurrent_parts)
     }
 }
 
-/// Ends its task when it is dropped, as after an error in another part.
-struct Task<T>(JoinHandle<T>);
+/// Aborts its task when it is dropped, for example after an error in another part.
+struct AbortOnDrop<T>(JoinHandle<T>);
 
-impl<T> Drop for Task<T> {
+impl<T> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-fn broken(error: JoinError) -> Error {
-    Error::Thread(std::io::Error::other(error))
+fn task_failed(error: JoinError) -> Error {
+    Error::FetchThread(std::io::Error::other(error))
 }

@@ -1,22 +1,23 @@
 //! A data set in shards: files on disk, or objects in a bucket with copies on a local disk.
 //!
 //! ```text
-//! data.train ─▶ source ─▶ files ──────────────────────────────────────────▶ Lease (a path)
-//!                    └──▶ Bucket: remote ─▶ fetch ─▶ cache (folder, locks) ─▶ Lease (a path)
-//!                                             ▲ plan, ahead: what will be needed, in order
+//! data.train ─▶ source ─▶ files ────────────────────────────────────────────────▶ Lease (a path)
+//!                    └──▶ CachedBucket: remote ─▶ fetch ─▶ cache (folder, locks) ─▶ Lease (a path)
+//!                                                  ▲ plan, prefetch: shards in the order of their use
 //! ```
 //!
-//! Start with [`ShardSet`]. All its calls block; none may be made from async code.
+//! Start with [`ShardSet`]. All its calls block; do not call it from async code.
 //!
-//! | module | what it knows |
+//! | module | content |
 //! |---|---|
 //! | `source` | paths, patterns and URLs |
 //! | `remote` | the bucket: listing, range requests of one version of an object |
-//! | `retry` | which faults pass, how long to wait, what to tell |
-//! | `fetch` | a shard in parts, digested on the way; `etag` compares |
-//! | `cache` | the shared folder: names, locks, digests, bound; `evict` decides what goes |
-//! | `bucket` | find, check or fetch: how a shard becomes a file |
-//! | `plan`, `ahead` | what will be needed, and the thread that fetches it before |
+//! | `retry` | transient faults, backoff, error messages |
+//! | `fetch` | download of a shard in parts, with digest; `etag` compares it |
+//! | `cache` | the shared folder: names, locks, digests, size limit; `evict` decides what to remove |
+//! | `bucket` | makes a shard available as a file: find, check or fetch it |
+//! | `plan`, `prefetch` | the order in which shards are used, and the thread that fetches them in advance |
+//! | `signal` | notifies waiting threads of changes and of shutdown |
 
 use std::{
     fmt, fs,
@@ -28,68 +29,65 @@ use std::{
     time::Duration,
 };
 
-mod ahead;
 mod bucket;
 mod cache;
-mod error;
 mod etag;
 mod evict;
 mod fetch;
-mod file;
-mod io;
 mod plan;
+mod prefetch;
 mod remote;
 mod retry;
 mod signal;
 mod source;
-mod statistics;
 
-use bucket::Bucket;
-pub use error::Error;
-pub use retry::{Fault, Patience, Remedy};
-use source::Place;
-pub use statistics::Statistics;
+use bucket::CachedBucket;
+pub use retry::{Remedy, RequestFault, RetryPolicy};
+use source::SourceLocation;
 
-use crate::beton::{HEADER_BYTES, samples_in_header};
+use crate::{
+    Error,
+    beton::{HEADER_BYTES, Header},
+};
 
-/// How remote shards are fetched and kept. Shards on disk need none of it.
+/// Options for fetching and caching remote shards. Not used for shards on disk.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Folder for copies of remote shards, on a local disk; all processes of a node share it.
+    /// Folder for copies of remote shards, on a local disk; shared by all processes of a node.
     pub cache_dir: PathBuf,
-    /// Most bytes that the shards in it may have together, those being fetched included.
+    /// Maximum total size of the shards in the folder, including those being fetched, in bytes.
     pub cache_bytes: u64,
-    /// Length of a part in bytes: one range request. Best what the objects were uploaded with, since
-    /// then their tags can be compared.
+    /// Size of a part, which is fetched in one range request, in bytes. It should be the part size of the upload,
+    /// because only then can the data be compared with the object's ETag.
     pub part_bytes: u64,
-    /// Parts of one shard fetched at the same moment. Memory holds twice as many at most.
-    pub parts_at_once: usize,
-    /// How long a caller waits for others to release shards when the cache is full of those in use.
-    pub room_wait: Duration,
-    /// When to call a request failed, and how often to repeat it.
-    pub patience: Patience,
-    /// The `AWS_*` variables: `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on, as
-    /// `object_store` knows them. Without credentials among them the machine's role is asked for.
+    /// Maximum number of parts of one shard that are fetched at a time. At most twice as many are in memory.
+    pub max_concurrent_parts: usize,
+    /// How long a caller waits for space when all shards in the cache are in use.
+    pub room_timeout: Duration,
+    /// Timeouts and retries of requests.
+    pub retry: RetryPolicy,
+    /// The `AWS_*` variables: `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and others that `object_store`
+    /// supports. Without credentials the machine's IAM role is used.
     pub environment: Vec<(String, String)>,
 }
 
 impl Options {
-    /// 8 MiB parts, eight at once, and the environment of this process.
+    /// 8 MiB parts, eight at a time, and the environment of this process.
     #[must_use]
     pub fn new(cache_dir: impl Into<PathBuf>, cache_bytes: u64) -> Self {
         Self {
             cache_dir: cache_dir.into(),
             cache_bytes,
             part_bytes: 8 << 20,
-            parts_at_once: 8,
-            room_wait: Duration::from_secs(300),
-            patience: Patience::default(),
+            max_concurrent_parts: 8,
+            room_timeout: Duration::from_secs(300),
+            retry: RetryPolicy::default(),
             environment: baton_s3::environment(),
         }
     }
 }
 
-/// What `data.train` in a recipe names: shards, in the order of their names.
+/// The shards that `data.train` in a recipe refers to, sorted by name.
 pub struct ShardSet {
     names: Vec<String>,
     shards: Shards,
@@ -97,7 +95,7 @@ pub struct ShardSet {
 
 enum Shards {
     Disk(Vec<PathBuf>),
-    Bucket { bucket: Arc<Bucket>, ahead: Option<JoinHandle<()>> },
+    Bucket { bucket: Arc<CachedBucket>, prefetch: Option<JoinHandle<()>> },
 }
 
 impl ShardSet {
@@ -105,20 +103,20 @@ impl ShardSet {
     /// `file:///…` URL or an `s3://bucket/…` URL. A folder's URL ends in `/`.
     ///
     /// # Errors
-    /// Nothing matches; the store cannot be reached or refuses; the largest shard does not fit into
-    /// the cache; the cache's folder cannot be used.
+    /// Nothing matches; a request to the store fails; the largest shard does not fit into the cache; the cache's
+    /// folder cannot be used.
     pub fn open(source: &str, options: &Options) -> Result<Self, Error> {
         match source::parse(source)? {
-            Place::Disk(path) => {
+            SourceLocation::Disk(path) => {
                 let files = source::list_disk(&path)?;
                 let names = files.iter().map(|file| file.display().to_string()).collect();
                 Ok(Self { names, shards: Shards::Disk(files) })
             }
-            Place::Bucket { bucket, keys } => {
-                let bucket = Arc::new(Bucket::open(source, &bucket, &keys, options)?);
+            SourceLocation::Bucket { bucket, keys } => {
+                let bucket = Arc::new(CachedBucket::open(source, &bucket, &keys, options)?);
                 let names = bucket.objects.iter().map(|object| object.url.clone()).collect();
-                let ahead = ahead::spawn(Arc::clone(&bucket)).map_err(Error::Thread)?;
-                Ok(Self { names, shards: Shards::Bucket { bucket, ahead: Some(ahead) } })
+                let thread = prefetch::spawn(Arc::clone(&bucket)).map_err(Error::FetchThread)?;
+                Ok(Self { names, shards: Shards::Bucket { bucket, prefetch: Some(thread) } })
             }
         }
     }
@@ -129,7 +127,7 @@ impl ShardSet {
         self.names.len()
     }
 
-    /// Whether there are none, which [`open`](Self::open) refuses.
+    /// Whether there are no shards; never true, because [`open`](Self::open) returns an error then.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
@@ -147,23 +145,24 @@ impl ShardSet {
         matches!(self.shards, Shards::Bucket { .. })
     }
 
-    /// Number of samples of each shard. Only headers are read: 24 bytes of each shard.
+    /// Number of samples of each shard. Only the headers are read: 24 bytes of each shard.
     ///
     /// # Errors
-    /// A header cannot be read or is not that of a finished beton file.
+    /// A header cannot be read, or does not belong to a finished beton file.
     pub fn samples(&self) -> Result<Vec<u64>, Error> {
         let headers = match &self.shards {
             Shards::Disk(files) => files.iter().map(|file| read_header(file)).collect(),
             Shards::Bucket { bucket, .. } => bucket.headers(),
         };
         let samples = |(shard, bytes): (usize, Vec<u8>)| {
-            samples_in_header(&bytes)
-                .map_err(|fault| Error::Header { name: self.names[shard].clone(), fault })
+            Header::read(&bytes)
+                .map(|header| header.samples)
+                .map_err(|fault| Error::File { path: self.names[shard].clone().into(), fault })
         };
         headers?.into_iter().enumerate().map(samples).collect()
     }
 
-    /// Length in bytes of the largest shard that has to be copied; 0 if none has.
+    /// Size of the largest shard that has to be copied, in bytes; 0 if no shard has to be copied.
     #[must_use]
     pub fn largest_copy(&self) -> u64 {
         match &self.shards {
@@ -174,12 +173,11 @@ impl ShardSet {
         }
     }
 
-    /// The shard as a local file; blocks until it is there, and keeps it there while the lease
-    /// lives.
+    /// The shard as a local file. Blocks until it has been fetched; it is not evicted while the lease exists.
     ///
     /// # Errors
-    /// There is no such shard; it cannot be fetched; there is no room for it in the cache, because
-    /// all that is there stays in use.
+    /// There is no such shard; it cannot be fetched; all shards in the cache remain in use, so that there is no space
+    /// for it.
     pub fn local(&self, shard: usize) -> Result<Lease, Error> {
         if shard >= self.len() {
             return Err(Error::OutOfRange { shard, shards: self.len() });
@@ -190,32 +188,23 @@ impl ShardSet {
         }))
     }
 
-    /// Tells the order in which shards will be needed from now on, in place of what was told
-    /// before; shards that do not exist are passed over. A thread fetches as many of them ahead as the cache can hold; a call of
-    /// [`local`](Self::local) strikes the shard's first mention off.
-    pub fn will_need(&self, shards: impl IntoIterator<Item = usize>) {
+    /// Replaces the order in which shards will be needed from now on; shards that do not exist are skipped. A thread
+    /// prefetches as many of them as fit into the cache. Each call of [`local`](Self::local) removes the shard's
+    /// first occurrence from the order.
+    pub fn plan_prefetch(&self, shards: impl IntoIterator<Item = usize>) {
         if let Shards::Bucket { bucket, .. } = &self.shards {
-            bucket.will_need(shards.into_iter());
-        }
-    }
-
-    /// What happened so far.
-    #[must_use]
-    pub fn statistics(&self) -> Statistics {
-        match &self.shards {
-            Shards::Disk(_) => Statistics::default(),
-            Shards::Bucket { bucket, .. } => bucket.counters.read(),
+            bucket.plan_prefetch(shards.into_iter());
         }
     }
 }
 
 impl Drop for ShardSet {
-    /// Ends what is being fetched ahead.
+    /// Stops prefetching.
     fn drop(&mut self) {
-        if let Shards::Bucket { bucket, ahead } = &mut self.shards {
-            bucket.signal.end();
-            // If it panicked, its message is on stderr.
-            let _ = ahead.take().map(JoinHandle::join);
+        if let Shards::Bucket { bucket, prefetch } = &mut self.shards {
+            bucket.signal.shut_down();
+            // If the thread panicked, its message is already on stderr.
+            let _ = prefetch.take().map(JoinHandle::join);
         }
     }
 }
@@ -226,13 +215,12 @@ impl fmt::Debug for ShardSet {
     }
 }
 
-/// A shard on a local disk, which stays there while this lives; outlives its [`ShardSet`] if need
-/// be.
+/// A shard on a local disk, which is not evicted while this exists. May outlive its [`ShardSet`].
 pub struct Lease(Local);
 
 enum Local {
     File(PathBuf),
-    Copy(cache::Held),
+    Copy(cache::HeldShard),
 }
 
 impl Deref for Lease {

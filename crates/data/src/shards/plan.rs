@@ -1,37 +1,41 @@
-//! What will be needed, in which order, and how much of that fits.
+//! The order in which shards will be used, and the part of it that fits into the cache.
 
 use std::collections::{HashMap, HashSet};
 
-/// Shards in the order of need. Positions keep their meaning while needs are met.
+/// Shards in the order of their use. Positions do not change when shards are removed from the plan.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
-    /// Which plan this is: told anew, it is another.
+pub(super) struct PrefetchPlan {
+    /// Number of the plan; a replaced plan gets a new number.
     pub(super) edition: u64,
-    /// Position and shard, what is needed next first.
+    /// Position and shard of each remaining use, in order.
     rest: Vec<(usize, usize)>,
 }
 
-impl Plan {
+impl PrefetchPlan {
     pub(super) fn replace(&mut self, shards: impl Iterator<Item = usize>) {
         self.edition += 1;
         self.rest = shards.enumerate().collect();
     }
 
-    /// The shard was asked for: its next need is the one after.
-    pub(super) fn met(&mut self, shard: usize) {
+    /// Removes the next use of a shard, which has been requested.
+    pub(super) fn remove_next_use(&mut self, shard: usize) {
         if let Some(index) = self.rest.iter().position(|&(_, next)| next == shard) {
             self.rest.remove(index);
         }
     }
 
-    /// Shard → position of its next need.
-    pub(super) fn next_needs(&self) -> HashMap<usize, usize> {
-        // Backwards, so that the first need of a shard is the one that stays.
+    /// Shard → position of its next use.
+    pub(super) fn next_uses(&self) -> HashMap<usize, usize> {
+        // In reverse, so that the first use of a shard replaces later ones.
         self.rest.iter().rev().map(|&(position, shard)| (shard, position)).collect()
     }
 
-    /// As many different shards as fit into `bound` bytes together, from now on, with positions.
-    pub(super) fn window(&self, bound: u64, bytes: impl Fn(usize) -> u64) -> Vec<(usize, usize)> {
+    /// The next different shards that together fit into `max_bytes`, as (position, shard).
+    pub(super) fn window(
+        &self,
+        max_bytes: u64,
+        bytes: impl Fn(usize) -> u64,
+    ) -> Vec<(usize, usize)> {
         let (mut seen, mut used) = (HashSet::new(), 0_u64);
         let mut window = Vec::new();
         for &(position, shard) in &self.rest {
@@ -39,7 +43,7 @@ impl Plan {
                 continue;
             }
             used = used.saturating_add(bytes(shard));
-            if used > bound {
+            if used > max_bytes {
                 break;
             }
             window.push((position, shard));
@@ -52,14 +56,14 @@ impl Plan {
 mod tests {
     use super::*;
 
-    fn plan(shards: &[usize]) -> Plan {
-        let mut plan = Plan::default();
+    fn plan(shards: &[usize]) -> PrefetchPlan {
+        let mut plan = PrefetchPlan::default();
         plan.replace(shards.iter().copied());
         plan
     }
 
     #[test]
-    fn the_window_is_what_fits_each_shard_once() {
+    fn the_window_contains_the_shards_that_fit_each_once() {
         let plan = plan(&[4, 2, 4, 7, 1]);
 
         assert_eq!(plan.window(30, |_| 10), [(0, 4), (1, 2), (3, 7)]);
@@ -67,15 +71,15 @@ mod tests {
     }
 
     #[test]
-    fn a_need_that_is_met_leaves_the_next() {
+    fn removing_a_use_leaves_the_following_one() {
         let mut plan = plan(&[4, 2, 4]);
-        assert_eq!(plan.next_needs()[&4], 0);
+        assert_eq!(plan.next_uses()[&4], 0);
 
-        plan.met(4);
-        assert_eq!(plan.next_needs()[&4], 2);
+        plan.remove_next_use(4);
+        assert_eq!(plan.next_uses()[&4], 2);
 
-        plan.met(4);
-        plan.met(4);
+        plan.remove_next_use(4);
+        plan.remove_next_use(4);
         assert_eq!(plan.window(99, |_| 10), [(1, 2)]);
     }
 }

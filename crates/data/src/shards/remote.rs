@@ -1,4 +1,4 @@
-//! Shards in a bucket: listing them, and reading pieces of them until they come.
+//! Requests to a bucket: lists shards and reads byte ranges of them, with retries.
 
 use std::{
     ops::Range,
@@ -17,19 +17,18 @@ use object_store::{
 use tokio::time::{sleep, timeout};
 
 use super::{
-    Error, HEADER_BYTES, Patience, etag,
-    retry::{Fault, Tries},
-    source::{KeyPattern, Keys, there_is},
-    statistics::Counters,
+    Error, HEADER_BYTES, RetryPolicy, etag,
+    retry::{Attempts, RequestFault},
+    source::{KeyPattern, Keys, describe_contents},
 };
 
-/// Headers read at the same moment: enough to hide the way to the store, few enough to be welcome.
-const HEADERS_AT_ONCE: usize = 16;
+/// Maximum number of headers that are read at a time: enough to hide the latency, without overloading the store.
+const MAX_CONCURRENT_HEADERS: usize = 16;
 
 /// One shard in a bucket, as it was when the data set was opened.
 #[derive(Clone, Debug)]
 pub(super) struct Object {
-    /// As a person would write it.
+    /// URL for messages.
     pub(super) url: String,
     pub(super) meta: ObjectMeta,
 }
@@ -39,7 +38,7 @@ impl Object {
         let (listed, served_tag) = (&self.meta, &served.e_tag);
         match (&listed.e_tag, served_tag) {
             (Some(listed), Some(served)) => etag::bare(listed) == etag::bare(served),
-            // HTTP's dates have whole seconds only.
+            // Dates in HTTP have whole seconds only.
             _ => {
                 listed.size == served.size
                     && listed.last_modified.timestamp() == served.last_modified.timestamp()
@@ -48,55 +47,52 @@ impl Object {
     }
 }
 
-/// A bucket.
-pub(super) struct Remote {
+/// Client for one bucket.
+pub(super) struct BucketClient {
     bucket: String,
     endpoint: String,
     objects: Arc<dyn ObjectStore>,
-    patience: Patience,
-    counters: Arc<Counters>,
+    retry: RetryPolicy,
     tags_are_digests: AtomicBool,
 }
 
-impl Remote {
-    /// Prepares, but does not connect. `environment` has the usual `AWS_*` variables.
+impl BucketClient {
+    /// Creates a client without connecting. `environment` contains the standard `AWS_*` variables.
     pub(super) fn new(
         bucket: &str,
         environment: &[(String, String)],
-        patience: Patience,
-        counters: Arc<Counters>,
+        retry: RetryPolicy,
     ) -> Result<Self, object_store::Error> {
-        // Retries live in `retry`.
-        let retry = RetryConfig {
+        // No retries here: `retry` implements them.
+        let no_retries = RetryConfig {
             backoff: BackoffConfig::default(),
             max_retries: 0,
-            retry_timeout: patience.request,
+            retry_timeout: retry.request_timeout,
         };
-        let limits = (patience.request, patience.stall);
-        let (objects, endpoint) = baton_s3::bucket(bucket, environment, limits, retry)?;
+        let limits = (retry.request_timeout, retry.stall_timeout);
+        let (objects, endpoint) = baton_s3::bucket(bucket, environment, limits, no_retries)?;
         Ok(Self {
             bucket: bucket.to_owned(),
             endpoint,
             objects: Arc::new(objects),
-            patience,
-            counters,
+            retry,
             tags_are_digests: AtomicBool::new(true),
         })
     }
 
-    /// Tells buckets of the same name on different servers apart.
+    /// URL of the server; distinguishes buckets of the same name on different servers.
     pub(super) fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// What to compare the parts of a download with.
+    /// The comparison of a download with the object's tag.
     pub(super) fn check(&self, object: &Object, parts: u64) -> etag::Check {
         let are_digests = self.tags_are_digests.load(Ordering::Relaxed);
         let tag = object.meta.e_tag.as_deref().filter(|_| are_digests);
         etag::Check::new(tag, parts)
     }
 
-    /// Two downloads agreed with each other, but not with the tag.
+    /// Disables comparisons with tags, after two downloads were equal but did not match the tag.
     pub(super) fn tags_are_no_digests(&self) {
         self.tags_are_digests.store(false, Ordering::Relaxed);
     }
@@ -105,18 +101,18 @@ impl Remote {
         format!("s3://{}/{key}", self.bucket)
     }
 
-    /// The objects meant, by name.
+    /// The objects that `keys` selects, sorted by name.
     pub(super) async fn list(&self, source_text: &str, keys: &Keys) -> Result<Vec<Object>, Error> {
         let mut found = match keys {
-            Keys::One(key) => self.one(source_text, key).await?,
-            Keys::Matching(pattern) => self.matching(source_text, pattern).await?,
+            Keys::One(key) => self.find_one(source_text, key).await?,
+            Keys::Matching(pattern) => self.find_matching(source_text, pattern).await?,
         };
         if found.is_empty() {
-            let (folder, wanted) = match keys {
+            let (folder, requested) = match keys {
                 Keys::One(key) => key.rsplit_once('/').unwrap_or(("", key)),
                 Keys::Matching(pattern) => (pattern.folder.as_str(), source_text),
             };
-            let there = self.what_is_there(source_text, folder, wanted).await?;
+            let there = self.describe_folder(source_text, folder, requested).await?;
             return Err(Error::NothingMatches { source_text: source_text.to_owned(), there });
         }
         found.sort_by(|a, b| a.location.as_ref().cmp(b.location.as_ref()));
@@ -124,7 +120,7 @@ impl Remote {
         Ok(found.into_iter().map(object).collect())
     }
 
-    async fn one(&self, source_text: &str, key: &str) -> Result<Vec<ObjectMeta>, Error> {
+    async fn find_one(&self, source_text: &str, key: &str) -> Result<Vec<ObjectMeta>, Error> {
         let path = parse(source_text, key)?;
         self.retried("look for", &self.url(key), async || match self.objects.head(&path).await {
             Ok(meta) => Ok(vec![meta]),
@@ -134,7 +130,7 @@ impl Remote {
         .await
     }
 
-    async fn matching(
+    async fn find_matching(
         &self,
         source_text: &str,
         pattern: &KeyPattern,
@@ -153,14 +149,14 @@ impl Remote {
         Ok(found)
     }
 
-    /// Words for the deepest folder at or above `folder` that has anything.
-    async fn what_is_there(
+    /// Describes the content of `folder`, or of its nearest parent that is not empty.
+    async fn describe_folder(
         &self,
         source_text: &str,
         folder: &str,
-        wanted: &str,
+        requested: &str,
     ) -> Result<String, Error> {
-        let (mut folder, mut wanted) = (folder, wanted);
+        let (mut folder, mut requested) = (folder, requested);
         loop {
             let path = parse(source_text, folder)?;
             let listed = self
@@ -173,56 +169,64 @@ impl Remote {
             let names: Vec<String> =
                 objects.map(str::to_owned).chain(folders.map(|name| format!("{name}/"))).collect();
             if !names.is_empty() || folder.is_empty() {
-                return Ok(there_is(&self.url(folder), wanted, &names));
+                return Ok(describe_contents(&self.url(folder), requested, &names));
             }
-            (folder, wanted) = folder.rsplit_once('/').unwrap_or(("", folder));
+            (folder, requested) = folder.rsplit_once('/').unwrap_or(("", folder));
         }
     }
 
-    /// The headers of shards, in their order.
+    /// The headers of shards, in the order of `objects`.
     pub(super) async fn headers(&self, objects: &[Object]) -> Result<Vec<Vec<u8>>, Error> {
         futures::stream::iter(objects)
             .map(|object| {
                 let end = (HEADER_BYTES as u64).min(object.meta.size);
-                self.read(object, 0..end, self.patience.attempts_at_open)
+                self.read(object, 0..end, self.retry.max_attempts_at_open)
             })
-            .buffered(HEADERS_AT_ONCE)
+            .buffered(MAX_CONCURRENT_HEADERS)
             .try_collect()
             .await
     }
 
-    /// Some bytes of a shard, with the patience of a running job.
-    pub(super) async fn piece(&self, object: &Object, range: Range<u64>) -> Result<Vec<u8>, Error> {
-        self.read(object, range, self.patience.attempts).await
+    /// A byte range of a shard, with the retries of a running job.
+    pub(super) async fn fetch_range(
+        &self,
+        object: &Object,
+        range: Range<u64>,
+    ) -> Result<Vec<u8>, Error> {
+        self.read(object, range, self.retry.max_attempts).await
     }
 
-    async fn read(&self, object: &Object, range: Range<u64>, most: u32) -> Result<Vec<u8>, Error> {
+    async fn read(
+        &self,
+        object: &Object,
+        range: Range<u64>,
+        max_attempts: u32,
+    ) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::with_capacity((range.end - range.start) as usize);
-        let mut tries = Tries::new(self.patience, most, Instant::now());
-        // A server refuses an empty range.
+        let mut attempts = Attempts::new(self.retry, max_attempts, Instant::now());
+        // Servers refuse an empty range.
         while (bytes.len() as u64) < range.end - range.start {
-            let had = bytes.len();
-            let rest = range.start + had as u64..range.end;
-            let request = self.read_on(object, rest, &mut bytes);
-            let slow = |_| Err(Fault::Slow(self.patience.request));
-            let outcome = timeout(self.patience.request, request).await.unwrap_or_else(slow);
-            self.counters.fetched_bytes.add((bytes.len() - had) as u64);
+            let len_before = bytes.len();
+            let rest = range.start + len_before as u64..range.end;
+            let request = self.append_range(object, rest, &mut bytes);
+            let slow = |_| Err(RequestFault::Slow(self.retry.request_timeout));
+            let outcome = timeout(self.retry.request_timeout, request).await.unwrap_or_else(slow);
             let Err(fault) = outcome else { break };
-            if bytes.len() > had {
-                tries.progress(Instant::now());
+            if bytes.len() > len_before {
+                attempts.progress(Instant::now());
             }
-            self.pause("fetch", &object.url, &mut tries, fault).await?;
+            self.pause("fetch", &object.url, &mut attempts, fault).await?;
         }
         Ok(bytes)
     }
 
-    /// One request, whose bytes are kept whatever happens to the rest of it.
-    async fn read_on(
+    /// Sends one request and appends its bytes. Received bytes are kept if the request fails later.
+    async fn append_range(
         &self,
         object: &Object,
         range: Range<u64>,
         bytes: &mut Vec<u8>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), RequestFault> {
         let options = GetOptions {
             if_match: object.meta.e_tag.clone(),
             range: Some(GetRange::Bounded(range.clone())),
@@ -230,60 +234,62 @@ impl Remote {
         };
         let get = self.objects.get_opts(&object.meta.location, options);
         let answer = self.in_time(get).await?.map_err(|error| match error {
-            object_store::Error::Precondition { .. } => Fault::Changed,
-            error => Fault::Store(error),
+            object_store::Error::Precondition { .. } => RequestFault::Changed,
+            error => RequestFault::Store(error),
         })?;
-        // Not every server heeds `If-Match`.
+        // Some servers ignore `If-Match`.
         if !object.is_version_of(&answer.meta) {
-            return Err(Fault::Changed);
+            return Err(RequestFault::Changed);
         }
         let mut missing = range.end - range.start;
         let mut chunks = answer.into_stream();
         while let Some(chunk) = self.in_time(chunks.try_next()).await?? {
-            let wanted = chunk.len().min(usize::try_from(missing).unwrap_or(usize::MAX));
-            bytes.extend_from_slice(&chunk[..wanted]);
-            missing -= wanted as u64;
+            let len = chunk.len().min(usize::try_from(missing).unwrap_or(usize::MAX));
+            bytes.extend_from_slice(&chunk[..len]);
+            missing -= len as u64;
         }
-        if missing > 0 { Err(Fault::CutOff { missing }) } else { Ok(()) }
+        if missing > 0 { Err(RequestFault::CutOff { missing }) } else { Ok(()) }
     }
 
-    async fn in_time<T>(&self, future: impl Future<Output = T>) -> Result<T, Fault> {
-        timeout(self.patience.stall, future).await.map_err(|_| Fault::Stalled(self.patience.stall))
+    async fn in_time<T>(&self, future: impl Future<Output = T>) -> Result<T, RequestFault> {
+        timeout(self.retry.stall_timeout, future)
+            .await
+            .map_err(|_| RequestFault::Stalled(self.retry.stall_timeout))
     }
 
-    /// Repeats a short request.
+    /// Sends a short request, with retries.
     async fn retried<T>(
         &self,
         operation: &'static str,
         url: &str,
-        request: impl AsyncFn() -> Result<T, Fault>,
+        request: impl AsyncFn() -> Result<T, RequestFault>,
     ) -> Result<T, Error> {
-        let mut tries = Tries::new(self.patience, self.patience.attempts_at_open, Instant::now());
+        let mut attempts =
+            Attempts::new(self.retry, self.retry.max_attempts_at_open, Instant::now());
         loop {
-            let slow = |_| Err(Fault::Slow(self.patience.request));
-            let outcome = timeout(self.patience.request, request()).await.unwrap_or_else(slow);
+            let slow = |_| Err(RequestFault::Slow(self.retry.request_timeout));
+            let outcome = timeout(self.retry.request_timeout, request()).await.unwrap_or_else(slow);
             match outcome {
                 Ok(answer) => return Ok(answer),
-                Err(fault) => self.pause(operation, url, &mut tries, fault).await?,
+                Err(fault) => self.pause(operation, url, &mut attempts, fault).await?,
             }
         }
     }
 
-    /// Pauses until the next attempt.
+    /// Waits until the next attempt.
     ///
     /// # Errors
-    /// There shall be none.
+    /// The fault is permanent, or the attempts are used up.
     async fn pause(
         &self,
         operation: &'static str,
         url: &str,
-        tries: &mut Tries,
-        fault: Fault,
+        attempts: &mut Attempts,
+        fault: RequestFault,
     ) -> Result<(), Error> {
-        let Some(pause) = tries.pause(&fault) else {
-            return Err(tries.give_up(operation, url, fault, Instant::now()));
+        let Some(pause) = attempts.pause(&fault) else {
+            return Err(attempts.give_up(operation, url, fault, Instant::now()));
         };
-        self.counters.retries.add(1);
         sleep(pause).await;
         Ok(())
     }

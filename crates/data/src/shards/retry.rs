@@ -1,7 +1,7 @@
-//! What can go wrong with a request, whether it is worth another, and when.
+//! Faults of requests, and retries with backoff.
 //!
-//! This is the only place that retries: the store's own retries are switched off, so that a fault
-//! is waited for once, not once per layer.
+//! Only this module retries: the retries of `object_store` are disabled, so that the waiting times of two layers do
+//! not multiply.
 
 use std::{
     error::Error as StdError,
@@ -9,77 +9,75 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How patient requests are.
+/// Timeouts and retries of requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// No byte for this long: the connection is dropped, and another made.
-    pub stall: Duration,
-    /// One request may take this long; the next goes on where it stopped. Against connections that
-    /// trickle.
-    pub request: Duration,
-    /// Most attempts in a row that make no progress, while training.
-    pub attempts: u32,
-    /// As `attempts`, while a data set is opened: somebody sits there and waits for the message
-    /// that the bucket's name is wrong.
-    pub attempts_at_open: u32,
-    /// Pause after the first attempt; each pause is twice the one before, less a random part of up
-    /// to a half, so that many ranks do not come back at the same moment.
-    pub first_pause: Duration,
-    /// No pause is longer.
-    pub longest_pause: Duration,
+pub struct RetryPolicy {
+    /// If no byte arrives for this long, the connection is replaced.
+    pub stall_timeout: Duration,
+    /// Maximum time of one request; the next one continues where it stopped. This replaces slow connections.
+    pub request_timeout: Duration,
+    /// Maximum number of consecutive attempts without progress, during training.
+    pub max_attempts: u32,
+    /// Like `max_attempts`, while a data set is opened. It is smaller, because a user waits for errors such as a
+    /// wrong bucket name.
+    pub max_attempts_at_open: u32,
+    /// Pause after the first attempt. Each pause is twice the previous one, minus a random part of up to one half, so
+    /// that many ranks do not retry at the same time.
+    pub first_backoff: Duration,
+    /// Maximum pause.
+    pub max_backoff: Duration,
 }
 
-impl Default for Patience {
-    /// Two to three minutes of a store that answers nothing but errors: longer than S3 needs to
-    /// scale a busy prefix.
+impl Default for RetryPolicy {
+    /// Tolerates two to three minutes of errors, which is longer than S3 needs to scale a busy prefix.
     fn default() -> Self {
         Self {
-            stall: Duration::from_secs(20),
-            request: Duration::from_secs(60),
-            attempts: 16,
-            attempts_at_open: 5,
-            first_pause: Duration::from_millis(200),
-            longest_pause: Duration::from_secs(15),
+            stall_timeout: Duration::from_secs(20),
+            request_timeout: Duration::from_secs(60),
+            max_attempts: 16,
+            max_attempts_at_open: 5,
+            first_backoff: Duration::from_millis(200),
+            max_backoff: Duration::from_secs(15),
         }
     }
 }
 
-/// What went wrong with one request.
+/// Why one request failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Fault {
-    /// The store, or the way to it, says no.
+pub enum RequestFault {
+    /// The store returned an error, or could not be reached.
     #[error("{}", brief(.0))]
     Store(#[from] object_store::Error),
-    /// Nothing came.
-    #[error("no byte came for {0:.1?}")]
+    /// No data arrived before the stall timeout.
+    #[error("no data arrived for {0:.1?}")]
     Stalled(Duration),
-    /// Something came, but not all in time.
+    /// The response did not end before the request timeout.
     #[error("the request was not finished after {0:.1?}")]
     Slow(Duration),
-    /// The answer ended early.
-    #[error("the answer ended {missing} bytes early")]
+    /// The response was truncated.
+    #[error("the response ended {missing} bytes early")]
     CutOff {
-        /// Bytes that should have come.
+        /// Number of missing bytes.
         missing: u64,
     },
-    /// The object is another one than when the data set was opened.
+    /// The object was replaced after the data set was opened.
     #[error("the object was replaced after the data set was opened")]
     Changed,
 }
 
-/// What to do about a [`Fault`]; prints as a clause.
+/// What to do about a [`RequestFault`]; printed at the end of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// Credentials are missing, wrong, or not enough.
+    /// Credentials are missing, wrong, or insufficient.
     Credentials,
     /// There is no such bucket or object.
-    Place,
-    /// The bucket lives in another region.
+    Path,
+    /// The bucket is in another region.
     Region,
-    /// Data sets must not change under a running job.
+    /// The data set was changed while a job uses it.
     Restart,
-    /// The store or the network is in trouble.
+    /// The store or the network has a problem.
     Network,
 }
 
@@ -88,26 +86,26 @@ impl fmt::Display for Remedy {
         f.write_str(match self {
             Self::Credentials => {
                 "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN or the \
-                 machine's role, and that they may list and read this bucket"
+                 machine's role, and that they allow listing and reading this bucket"
             }
-            Self::Place => "check the bucket and path, AWS_REGION and AWS_ENDPOINT_URL",
+            Self::Path => "check the bucket and path, AWS_REGION and AWS_ENDPOINT_URL",
             Self::Region => "set AWS_REGION to the region of the bucket",
             Self::Restart => {
-                "start the job again to take the new version, and do not replace shards in use"
+                "start the job again to use the new version, and do not replace shards in use"
             }
-            Self::Network => "check AWS_ENDPOINT_URL, the network, and the store's health",
+            Self::Network => "check AWS_ENDPOINT_URL, the network, and the status of the store",
         })
     }
 }
 
-impl Fault {
+impl RequestFault {
     /// Whether the same request may succeed later.
     fn is_transient(&self) -> bool {
         match self {
             Self::Stalled(_) | Self::Slow(_) | Self::CutOff { .. } => true,
             Self::Changed => false,
             Self::Store(error) => match status(error) {
-                // Too slow a request, too many of them.
+                // Request timeout, or too many requests.
                 Some(408 | 429) => true,
                 Some(status) => status >= 500,
                 None => {
@@ -130,24 +128,23 @@ impl Fault {
             _ if has(&[REDIRECT, "AuthorizationHeaderMalformed"]) => Remedy::Region,
             _ if has(&[ROLE, "ExpiredToken"]) => Remedy::Credentials,
             Some(401 | 403) => Remedy::Credentials,
-            Some(404) => Remedy::Place,
+            Some(404) => Remedy::Path,
             Some(412) => Remedy::Restart,
             _ => Remedy::Network,
         }
     }
 }
 
-/// What `object_store` says of an answer that sends elsewhere without saying where.
+/// Part of the message of `object_store` for a redirect without a location.
 const REDIRECT: &str = "Received redirect";
 
-/// Part of every address at which a machine asks for the credentials of its role.
+/// Part of every URL from which a machine fetches the credentials of its role.
 const ROLE: &str = "/latest/";
 
-/// The status of the store's answer, if there was one.
+/// The HTTP status of the store's response, if there was one.
 ///
-/// `object_store` has variants for some operations and some answers, and keeps the code to itself
-/// otherwise, so its words must do. Were they to change, hopeless requests would be repeated in
-/// vain, and no more.
+/// `object_store` has error variants for some statuses only, and otherwise only a message, which is parsed here. If
+/// the message changed, permanent faults would be retried in vain, but nothing worse would happen.
 fn status(error: &object_store::Error) -> Option<u16> {
     use object_store::Error as E;
     match error {
@@ -163,7 +160,8 @@ fn status(error: &object_store::Error) -> Option<u16> {
     }
 }
 
-/// The innermost reason, and of S3's XML only code and message: every layer above repeats it.
+/// A short message: the innermost error, because every layer above repeats it, and from S3's XML only code and
+/// message.
 fn brief(error: &object_store::Error) -> String {
     let mut innermost: &dyn StdError = error;
     while let Some(source) = innermost.source() {
@@ -175,43 +173,45 @@ fn brief(error: &object_store::Error) -> String {
         rest.split_once(&format!("</{name}>")).map(|(text, _)| text)
     };
     match (tag("Code"), tag("Message")) {
-        (Some(code), Some(message)) => format!("the store answers {code}: {message}"),
-        (Some(code), None) => format!("the store answers {code}"),
+        (Some(code), Some(message)) => format!("the store responded with {code}: {message}"),
+        (Some(code), None) => format!("the store responded with {code}"),
         _ if error.to_string().contains(ROLE) => {
-            format!("no credentials are set, and the machine's role cannot be asked for ({words})")
+            format!("no credentials are set, and the machine's role could not be read ({words})")
         }
         _ => words.trim_end_matches([':', ' ']).to_owned(),
     }
 }
 
-/// The attempts at one request, or at one piece of a longer one.
+/// The attempts of one request, or of one part of a longer one.
 #[derive(Debug)]
-pub(super) struct Tries {
-    patience: Patience,
-    most: u32,
+pub(super) struct Attempts {
+    retry: RetryPolicy,
+    max_attempts: u32,
+    /// Number of attempts since the last progress.
     made: u32,
+    /// Time of the last progress.
     since: Instant,
 }
 
-impl Tries {
-    pub(super) fn new(patience: Patience, most: u32, now: Instant) -> Self {
-        Self { patience, most, made: 0, since: now }
+impl Attempts {
+    pub(super) fn new(retry: RetryPolicy, max_attempts: u32, now: Instant) -> Self {
+        Self { retry, max_attempts, made: 0, since: now }
     }
 
-    /// Counting starts anew: what moves, however slowly, is not given up.
+    /// Resets the count: a request that makes progress, however slowly, is continued.
     pub(super) fn progress(&mut self, now: Instant) {
         (self.made, self.since) = (0, now);
     }
 
-    /// After a failed attempt: the pause until the next, or `None` if there shall be none.
-    pub(super) fn pause(&mut self, fault: &Fault) -> Option<Duration> {
+    /// Counts a failed attempt. Returns the pause until the next one, or `None` if there must be none.
+    pub(super) fn pause(&mut self, fault: &RequestFault) -> Option<Duration> {
         self.made += 1;
-        if !fault.is_transient() || self.made >= self.most {
+        if !fault.is_transient() || self.made >= self.max_attempts {
             return None;
         }
         let doublings = (self.made - 1).min(16);
-        let pause = self.patience.first_pause.saturating_mul(1 << doublings);
-        let pause = pause.min(self.patience.longest_pause);
+        let pause = self.retry.first_backoff.saturating_mul(1 << doublings);
+        let pause = pause.min(self.retry.max_backoff);
         Some(pause.mul_f64(1.0 - fastrand::f64() / 2.0))
     }
 
@@ -219,7 +219,7 @@ impl Tries {
         &self,
         operation: &'static str,
         url: &str,
-        fault: Fault,
+        fault: RequestFault,
         now: Instant,
     ) -> super::Error {
         super::Error::Store {
@@ -237,54 +237,55 @@ impl Tries {
 mod tests {
     use super::*;
 
-    fn generic(words: &str) -> Fault {
-        Fault::Store(object_store::Error::Generic { store: "S3", source: words.into() })
+    fn generic(words: &str) -> RequestFault {
+        RequestFault::Store(object_store::Error::Generic { store: "S3", source: words.into() })
     }
 
     #[test]
-    fn pauses_double_up_to_the_longest_and_then_end() {
-        let patience = Patience {
-            first_pause: Duration::from_millis(100),
-            longest_pause: Duration::from_millis(400),
-            ..Patience::default()
+    fn pauses_double_up_to_the_maximum_and_then_end() {
+        let retry = RetryPolicy {
+            first_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_millis(400),
+            ..RetryPolicy::default()
         };
-        let mut tries = Tries::new(patience, 6, Instant::now());
+        let mut attempts = Attempts::new(retry, 6, Instant::now());
 
-        for most in [100, 200, 400, 400, 400] {
-            let pause = tries.pause(&Fault::Stalled(Duration::ZERO)).unwrap().as_millis();
-            assert!((most / 2..=most).contains(&pause), "{pause} of {most} ms");
+        for max_ms in [100, 200, 400, 400, 400] {
+            let pause = attempts.pause(&RequestFault::Stalled(Duration::ZERO)).unwrap().as_millis();
+            assert!((max_ms / 2..=max_ms).contains(&pause), "{pause} of {max_ms} ms");
         }
-        assert_eq!(tries.pause(&Fault::Stalled(Duration::ZERO)), None);
+        assert_eq!(attempts.pause(&RequestFault::Stalled(Duration::ZERO)), None);
     }
 
     #[test]
-    fn progress_starts_the_count_anew() {
-        let mut tries = Tries::new(Patience::default(), 2, Instant::now());
-        let cut_off = Fault::CutOff { missing: 1 };
+    fn progress_resets_the_count() {
+        let mut attempts = Attempts::new(RetryPolicy::default(), 2, Instant::now());
+        let cut_off = RequestFault::CutOff { missing: 1 };
 
-        assert!(tries.pause(&cut_off).is_some());
-        tries.progress(Instant::now());
-        assert!(tries.pause(&cut_off).is_some());
-        assert_eq!(tries.pause(&cut_off), None);
+        assert!(attempts.pause(&cut_off).is_some());
+        attempts.progress(Instant::now());
+        assert!(attempts.pause(&cut_off).is_some());
+        assert_eq!(attempts.pause(&cut_off), None);
     }
 
     #[test]
-    fn only_what_may_pass_is_tried_again() {
+    fn only_transient_faults_are_retried() {
         let status = |status: &str| generic(&format!("non-2xx status code: {status}: <Error/>"));
         for fault in [status("503 Slow Down"), status("429 Too Many"), generic("reset by peer")] {
             assert!(fault.is_transient(), "{fault}");
         }
         let redirect = generic("Received redirect without LOCATION, incorrectly configured region");
         assert_eq!(redirect.remedy(), Remedy::Region);
-        for fault in [status("400 Bad Request"), redirect, Fault::Changed] {
+        for fault in [status("400 Bad Request"), redirect, RequestFault::Changed] {
             assert!(!fault.is_transient(), "{fault}");
         }
     }
 
     #[test]
-    fn an_answer_in_xml_is_told_in_one_line() {
+    fn an_xml_response_is_reported_in_one_line() {
         let xml = "status code: 403: <Error><Code>InvalidAccessKeyId</Code>\
                    <Message>No such key.</Message></Error>";
-        assert_eq!(generic(xml).to_string(), "the store answers InvalidAccessKeyId: No such key.");
+        let expected = "the store responded with InvalidAccessKeyId: No such key.";
+        assert_eq!(generic(xml).to_string(), expected);
     }
 }

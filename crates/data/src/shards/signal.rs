@@ -1,4 +1,4 @@
-//! Word between threads that something changed, and that all is over.
+//! Notifies threads of changes and of shutdown.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -7,54 +7,54 @@ use std::{
 
 use tokio::sync::watch;
 
-/// Counts changes; whoever waits for the next cannot miss one that came before it waited.
+/// Counts changes, so that a waiting thread cannot miss a change that happened before it started to wait.
 #[derive(Debug)]
-pub(super) struct Signal {
+pub(super) struct ChangeSignal {
     changes: Mutex<u64>,
     changed: Condvar,
-    is_over: watch::Sender<bool>,
+    is_shut_down: watch::Sender<bool>,
 }
 
-impl Signal {
+impl ChangeSignal {
     pub(super) fn new() -> Self {
         Self {
             changes: Mutex::default(),
             changed: Condvar::new(),
-            is_over: watch::Sender::new(false),
+            is_shut_down: watch::Sender::new(false),
         }
     }
 
-    /// How many changes there were.
+    /// Number of changes so far.
     pub(super) fn changes(&self) -> u64 {
         *self.lock()
     }
 
-    /// A lease ended, or the plan is another.
+    /// Signals that a lease has ended, or that the plan has changed.
     pub(super) fn change(&self) {
         *self.lock() += 1;
         self.changed.notify_all();
     }
 
-    /// Waits until there were more than `seen` changes, but not longer than `most`.
-    pub(super) fn wait_beyond(&self, seen: u64, most: Duration) {
-        // Neither a poisoned lock nor a timeout changes what the caller does: it looks again.
-        let _ = self.changed.wait_timeout_while(self.lock(), most, |changes| *changes <= seen);
+    /// Waits until there have been more than `seen` changes, at most for `timeout`.
+    pub(super) fn wait_for_change(&self, seen: u64, timeout: Duration) {
+        // A poisoned lock and a timeout can be ignored: the caller checks its condition again in any case.
+        let _ = self.changed.wait_timeout_while(self.lock(), timeout, |changes| *changes <= seen);
     }
 
-    /// Ends every wait from now on.
-    pub(super) fn end(&self) {
-        self.is_over.send_replace(true);
+    /// Signals shutdown, which ends every wait.
+    pub(super) fn shut_down(&self) {
+        self.is_shut_down.send_replace(true);
         self.change();
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        *self.is_over.borrow()
+    pub(super) fn is_shut_down(&self) -> bool {
+        *self.is_shut_down.borrow()
     }
 
-    /// Comes back when all is over.
-    pub(super) async fn over(&self) {
-        // It fails only when the sender is gone, and `self` has it.
-        let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
+    /// Waits for shutdown.
+    pub(super) async fn shutdown(&self) {
+        // This fails only if the sender is dropped, and `self` owns it.
+        let _ = self.is_shut_down.subscribe().wait_for(|is_shut_down| *is_shut_down).await;
     }
 
     fn lock(&self) -> MutexGuard<'_, u64> {

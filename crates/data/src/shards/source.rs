@@ -1,4 +1,4 @@
-//! What a recipe's `data.train` means: a file, a folder, a pattern, each on disk or in a bucket.
+//! Parses a recipe's `data.train`: a file, a folder or a pattern, on disk or in a bucket.
 
 use std::{
     fs, io,
@@ -9,38 +9,38 @@ use glob::{MatchOptions, Pattern};
 
 use super::Error;
 
-/// `*` stops at `/`, as in a shell.
+/// `*` does not match `/`, as in a shell.
 const MATCHING: MatchOptions = MatchOptions {
     case_sensitive: true,
     require_literal_separator: true,
     require_literal_leading_dot: false,
 };
 
-/// A folder means these of its files.
-const IN_A_FOLDER: &str = "*.beton";
+/// The files that are used if the source is a folder.
+const FOLDER_PATTERN: &str = "*.beton";
 
-/// Where shards lie.
+/// Location of shards.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum SourceLocation {
     /// A path, perhaps with wildcards.
     Disk(String),
     /// The keys of a bucket.
     Bucket { bucket: String, keys: Keys },
 }
 
-/// Which keys of a bucket are meant.
+/// The selected keys of a bucket.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Keys {
-    /// This one.
+    /// A single key.
     One(String),
-    /// All that match.
+    /// All keys that match.
     Matching(Box<KeyPattern>),
 }
 
-/// A pattern over keys, and where to look for them.
+/// A pattern for keys, and the folder to list.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct KeyPattern {
-    /// The deepest folder without wildcards, without `/` at its end; empty for the whole bucket.
+    /// The deepest folder without wildcards, without a trailing `/`; empty for the whole bucket.
     pub(super) folder: String,
     /// Whether keys in folders below `folder` may match.
     pub(super) is_deep: bool,
@@ -57,21 +57,21 @@ fn has_wildcard(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }
 
-/// Reads `data.train`.
+/// Parses `data.train`.
 ///
 /// # Errors
-/// It is empty, a URL of an unknown kind, without a bucket, or an impossible pattern.
-pub(super) fn parse(text: &str) -> Result<Place, Error> {
+/// It is empty, a URL of an unsupported scheme or without a bucket, or an invalid pattern.
+pub(super) fn parse(text: &str) -> Result<SourceLocation, Error> {
     let refused =
         |problem: &str| Error::Source { source_text: text.to_owned(), problem: problem.to_owned() };
     let Some((scheme, rest)) = text.split_once("://") else {
         return match text {
             "" => Err(refused("it is empty; name a file, a pattern or an s3:// URL")),
-            _ => Ok(Place::Disk(text.to_owned())),
+            _ => Ok(SourceLocation::Disk(text.to_owned())),
         };
     };
     match scheme {
-        "file" if rest.starts_with('/') => Ok(Place::Disk(rest.to_owned())),
+        "file" if rest.starts_with('/') => Ok(SourceLocation::Disk(rest.to_owned())),
         "file" => Err(refused("a file URL has three slashes, as in file:///data/train.beton")),
         "s3" | "s3a" => {
             let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
@@ -79,10 +79,10 @@ pub(super) fn parse(text: &str) -> Result<Place, Error> {
                 return Err(refused("the bucket must be named, as in s3://bucket/train-*.beton"));
             }
             let keys = keys(key).map_err(|error| refused(&error.to_string()))?;
-            Ok(Place::Bucket { bucket: bucket.to_owned(), keys })
+            Ok(SourceLocation::Bucket { bucket: bucket.to_owned(), keys })
         }
         _ => Err(refused(
-            "only paths, file:// and s3:// are known; for another S3 server set AWS_ENDPOINT_URL",
+            "only paths, file:// and s3:// are supported; for another S3 server set AWS_ENDPOINT_URL",
         )),
     }
 }
@@ -92,7 +92,7 @@ fn keys(key: &str) -> Result<Keys, glob::PatternError> {
     if !is_folder && !has_wildcard(key) {
         return Ok(Keys::One(key.to_owned()));
     }
-    let text = if is_folder { format!("{key}{IN_A_FOLDER}") } else { key.to_owned() };
+    let text = if is_folder { format!("{key}{FOLDER_PATTERN}") } else { key.to_owned() };
     let wildcard = text.find(['*', '?', '[']).unwrap_or(text.len());
     let folder_end = text[..wildcard].rfind('/');
     let rest = &text[folder_end.map_or(0, |end| end + 1)..];
@@ -103,16 +103,16 @@ fn keys(key: &str) -> Result<Keys, glob::PatternError> {
     })))
 }
 
-/// The files meant by a path or pattern, sorted.
+/// The files that a path or pattern selects, sorted.
 ///
 /// # Errors
-/// None is there, a folder cannot be read, or the pattern is impossible.
+/// There are none, a folder cannot be read, or the pattern is invalid.
 pub(super) fn list_disk(text: &str) -> Result<Vec<PathBuf>, Error> {
     let path = Path::new(text);
-    // First as it is: a file may well have a bracket in its name.
+    // Try the text as a path first, because file names may contain brackets.
     let mut files = if path.is_dir() {
         let escaped = Pattern::escape(text.trim_end_matches('/'));
-        list_pattern(text, &format!("{escaped}/{IN_A_FOLDER}"))?
+        list_pattern(text, &format!("{escaped}/{FOLDER_PATTERN}"))?
     } else if path.exists() {
         vec![path.to_owned()]
     } else if has_wildcard(text) {
@@ -122,7 +122,7 @@ pub(super) fn list_disk(text: &str) -> Result<Vec<PathBuf>, Error> {
     };
     if files.is_empty() {
         let source_text = text.to_owned();
-        return Err(Error::NothingMatches { source_text, there: what_is_on_disk(path) });
+        return Err(Error::NothingMatches { source_text, there: describe_disk(path) });
     }
     files.sort();
     Ok(files)
@@ -137,7 +137,7 @@ fn list_pattern(text: &str, pattern: &str) -> Result<Vec<PathBuf>, Error> {
     for file in found {
         let file = file.map_err(|error| {
             let path = error.path().to_owned();
-            Error::io("look into", path)(error.into())
+            Error::io("list", path)(error.into())
         })?;
         if file.is_file() {
             files.push(file);
@@ -146,8 +146,8 @@ fn list_pattern(text: &str, pattern: &str) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// Words for the deepest folder of `path` that exists.
-fn what_is_on_disk(path: &Path) -> String {
+/// Describes the content of the deepest existing folder of `path`.
+fn describe_disk(path: &Path) -> String {
     let folders = if path.is_dir() { Some(path) } else { None };
     for folder in folders.into_iter().chain(path.ancestors().skip(1)) {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
@@ -158,11 +158,11 @@ fn what_is_on_disk(path: &Path) -> String {
         });
         match names {
             Ok(names) => {
-                // Below a folder that is not there, its own name is what was misspelt.
-                let wanted = path.strip_prefix(folder).unwrap_or(path);
-                let wanted = wanted.components().next().map(|part| part.as_os_str());
-                let wanted = wanted.unwrap_or_default().to_string_lossy();
-                return there_is(&folder.display().to_string(), &wanted, &names);
+                // If a folder in the path does not exist, its name is probably misspelt.
+                let requested = path.strip_prefix(folder).unwrap_or(path);
+                let requested = requested.components().next().map(|part| part.as_os_str());
+                let requested = requested.unwrap_or_default().to_string_lossy();
+                return describe_contents(&folder.display().to_string(), &requested, &names);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return format!("{} cannot be read ({error})", folder.display()),
@@ -171,24 +171,24 @@ fn what_is_on_disk(path: &Path) -> String {
     "there is no such folder".to_owned()
 }
 
-/// Words for what a folder has instead of `wanted`.
-pub(super) fn there_is(folder: &str, wanted: &str, names: &[String]) -> String {
-    const SHOWN: usize = 3;
+/// Describes the content of a folder, the names most similar to `requested` first.
+pub(super) fn describe_contents(folder: &str, requested: &str, names: &[String]) -> String {
+    const MAX_SHOWN: usize = 3;
     if names.is_empty() {
         return format!("{folder} is empty or does not exist");
     }
     let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
-    names.sort_by_key(|name| (std::cmp::Reverse(likeness(wanted, name)), *name));
-    let shown = names.iter().take(SHOWN).map(|name| format!("\"{name}\"")).collect::<Vec<_>>();
+    names.sort_by_key(|name| (std::cmp::Reverse(similarity(requested, name)), *name));
+    let shown = names.iter().take(MAX_SHOWN).map(|name| format!("\"{name}\"")).collect::<Vec<_>>();
     let shown = shown.join(", ");
     match names.len() {
-        len if len > SHOWN => format!("{folder} has {shown} and {} more", len - SHOWN),
+        len if len > MAX_SHOWN => format!("{folder} has {shown} and {} more", len - MAX_SHOWN),
         _ => format!("{folder} has {shown}"),
     }
 }
 
-/// Bytes that two names have in common at their start and their end.
-fn likeness(one: &str, other: &str) -> usize {
+/// Number of bytes that two names have in common at the start and the end.
+fn similarity(one: &str, other: &str) -> usize {
     let common =
         |pairs: &mut dyn Iterator<Item = (u8, u8)>| pairs.take_while(|(a, b)| a == b).count();
     let start = common(&mut one.bytes().zip(other.bytes()));
@@ -209,9 +209,10 @@ mod tests {
 
     #[test]
     fn a_source_is_a_path_or_a_url() {
-        assert_eq!(parse("a/b-*.beton").unwrap(), Place::Disk("a/b-*.beton".into()));
-        assert_eq!(parse("file:///a/b.beton").unwrap(), Place::Disk("/a/b.beton".into()));
-        let one = Place::Bucket { bucket: "b".into(), keys: Keys::One("x/y.beton".into()) };
+        assert_eq!(parse("a/b-*.beton").unwrap(), SourceLocation::Disk("a/b-*.beton".into()));
+        assert_eq!(parse("file:///a/b.beton").unwrap(), SourceLocation::Disk("/a/b.beton".into()));
+        let one =
+            SourceLocation::Bucket { bucket: "b".into(), keys: Keys::One("x/y.beton".into()) };
         assert_eq!(parse("s3://b/x/y.beton").unwrap(), one);
         for wrong in ["", "s3://", "s3:///a", "s3://b*/a", "gs://b/a", "file://a", "s3://b/[a"] {
             assert!(matches!(parse(wrong), Err(Error::Source { .. })), "{wrong}");
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn wildcards_stop_at_folders() {
+    fn wildcards_do_not_match_slashes() {
         let shallow = pattern("imagenet/train-*.beton");
         assert_eq!((shallow.folder.as_str(), shallow.is_deep), ("imagenet", false));
         assert!(shallow.matches("imagenet/train-07.beton"));
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_means_its_beton_files() {
+    fn a_folder_selects_its_beton_files() {
         let folder = pattern("a/b/");
         assert_eq!(folder.folder, "a/b");
         assert!(folder.matches("a/b/x.beton"));
@@ -242,12 +243,12 @@ mod tests {
     }
 
     #[test]
-    fn near_misses_come_first() {
+    fn similar_names_are_listed_first() {
         let names = ["zebra", "train-01.beton", "train_01.beton", "a"].map(str::to_owned);
         assert_eq!(
-            there_is("d", "trian-*.beton", &names),
+            describe_contents("d", "trian-*.beton", &names),
             r#"d has "train-01.beton", "train_01.beton", "a" and 1 more"#
         );
-        assert_eq!(there_is("d", "x", &[]), "d is empty or does not exist");
+        assert_eq!(describe_contents("d", "x", &[]), "d is empty or does not exist");
     }
 }

@@ -1,11 +1,11 @@
 use proptest::prelude::*;
 
-use super::{handle::MOST_SCANS, *};
-use crate::random::{Draws, Operation};
+use super::{handle::MAX_SCANS, *};
+use crate::random::{Draws, RandomPurpose};
 
-/// How an image is stored.
+/// Format of a JPEG.
 #[derive(Clone, Copy, Debug)]
-struct Kind {
+struct JpegFormat {
     sampling: sys::TJSAMP,
     is_progressive: bool,
 }
@@ -13,9 +13,9 @@ struct Kind {
 const WIDTH: u32 = 111;
 const HEIGHT: u32 = 93;
 
-/// Coloured noise, rough and smooth, so that every pixel shows in its neighbours.
-fn jpeg(kind: Kind, seed: u64) -> Vec<u8> {
-    let mut draws = Draws::new(seed, 0, 0, Operation::Crop);
+/// Coloured noise, rough and smooth, so that every pixel affects its neighbours.
+fn jpeg(kind: JpegFormat, seed: u64) -> Vec<u8> {
+    let mut draws = Draws::new(seed, 0, 0, RandomPurpose::Crop);
     let pixels: Vec<u8> = (0..WIDTH * HEIGHT)
         .flat_map(|i| {
             let smooth = (i % WIDTH + i / WIDTH) as u8;
@@ -25,8 +25,8 @@ fn jpeg(kind: Kind, seed: u64) -> Vec<u8> {
     compress(&pixels, kind)
 }
 
-fn compress(pixels: &[u8], kind: Kind) -> Vec<u8> {
-    // SAFETY: pointers and sizes are those of live slices, the buffer is the library's own, freed below.
+fn compress(pixels: &[u8], kind: JpegFormat) -> Vec<u8> {
+    // SAFETY: pointers and sizes are those of live slices; the library allocates the buffer, which is freed below.
     unsafe {
         let handle = sys::tj3Init(sys::TJINIT_TJINIT_COMPRESS as c_int);
         for (parameter, value) in [
@@ -65,16 +65,16 @@ const SAMPLINGS: [sys::TJSAMP; 7] = [
     sys::TJSAMP_TJSAMP_441,
 ];
 
-fn decode(jpeg: &[u8], part: &Part) -> (Vec<u8>, Window) {
+fn decode(jpeg: &[u8], part: &DecodeRegion) -> (Vec<u8>, SourceRect) {
     let (mut decompressor, mut buffer) = (Decompressor::new().unwrap(), Vec::new());
     let (pixels, window) =
-        decompressor.decode_part(jpeg, WIDTH, HEIGHT, part, &mut buffer).unwrap();
+        decompressor.decode_region(jpeg, WIDTH, HEIGHT, part, &mut buffer).unwrap();
     let rows = 0..pixels.height as usize;
     (rows.flat_map(|row| pixels.row(row)).copied().collect(), window)
 }
 
-fn whole(shrink: u32, dct: Dct) -> Part {
-    Part { crop: Crop { left: 0, top: 0, width: WIDTH, height: HEIGHT }, shrink, dct }
+fn whole(shrink: u32, dct: Dct) -> DecodeRegion {
+    DecodeRegion { crop: Crop { left: 0, top: 0, width: WIDTH, height: HEIGHT }, shrink, dct }
 }
 
 /// A part of decoded pixels, `width` to a row.
@@ -90,19 +90,19 @@ fn cut(pixels: &[u8], width: u32, [left, top, right, bottom]: [u32; 4]) -> Vec<u
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Also at its edges, where smooth chroma looks at pixels outside.
+    /// Also at the edges, where smooth chroma uses pixels outside.
     #[test]
-    fn a_part_has_the_very_pixels_of_the_whole(
+    fn a_region_has_the_same_pixels_as_the_whole_image(
         sampling in 0_usize..7, is_progressive: bool, is_fast: bool, scale in 0_u32..4,
         left in 0..WIDTH, top in 0..HEIGHT, width in 1..=WIDTH, height in 1..=HEIGHT, seed in 0_u64..4,
     ) {
-        let kind = Kind { sampling: SAMPLINGS[sampling], is_progressive };
+        let kind = JpegFormat { sampling: SAMPLINGS[sampling], is_progressive };
         let jpeg = jpeg(kind, seed);
         let (width, height) = (width.min(WIDTH - left), height.min(HEIGHT - top));
         let crop = Crop { left, top, width, height };
         let dct = if is_fast { Dct::Fast } else { Dct::Accurate };
         let shrink = 1 << scale;
-        let (part, window) = decode(&jpeg, &Part { crop, shrink, dct });
+        let (part, window) = decode(&jpeg, &DecodeRegion { crop, shrink, dct });
         let (all, _) = decode(&jpeg, &whole(shrink, dct));
         let edges = [
             left / shrink,
@@ -116,18 +116,18 @@ proptest! {
     }
 }
 
-/// What is below a crop is not read, so damage there does not matter; above it matters.
+/// Rows below a crop are not read, so damage there has no effect.
 #[test]
-fn damage_below_a_part_goes_unnoticed_and_above_it_does_not() {
-    let kind = Kind { sampling: sys::TJSAMP_TJSAMP_420, is_progressive: false };
+fn damage_below_a_region_is_ignored_and_above_it_is_an_error() {
+    let kind = JpegFormat { sampling: sys::TJSAMP_TJSAMP_420, is_progressive: false };
     let mut jpeg = jpeg(kind, 1);
     let len = jpeg.len();
     jpeg.truncate(len / 2);
     let (mut decompressor, mut buffer) = (Decompressor::new().unwrap(), Vec::new());
     let mut try_rows = |top: u32, height: u32| {
         let crop = Crop { left: 0, top, width: WIDTH, height };
-        let part = Part { crop, shrink: 1, dct: Dct::Accurate };
-        decompressor.decode_part(&jpeg, WIDTH, HEIGHT, &part, &mut buffer).map(|_| ())
+        let part = DecodeRegion { crop, shrink: 1, dct: Dct::Accurate };
+        decompressor.decode_region(&jpeg, WIDTH, HEIGHT, &part, &mut buffer).map(|_| ())
     };
     assert_eq!(try_rows(0, 8), Ok(()));
     assert!(matches!(try_rows(HEIGHT - 8, 8), Err(SampleFault::Jpeg(_))));
@@ -136,12 +136,12 @@ fn damage_below_a_part_goes_unnoticed_and_above_it_does_not() {
 
 #[test]
 fn more_scans_than_any_encoder_writes_are_refused() {
-    let kind = Kind { sampling: sys::TJSAMP_TJSAMP_GRAY, is_progressive: true };
+    let kind = JpegFormat { sampling: sys::TJSAMP_TJSAMP_GRAY, is_progressive: true };
     let jpeg = jpeg(kind, 1);
-    // The last scan, over and over.
+    // Repeat the last scan.
     let scan = jpeg.windows(2).rposition(|marker| marker == [0xFF, 0xDA]).unwrap();
     let (head, tail) = jpeg[..jpeg.len() - 2].split_at(scan);
-    let many = [head, &tail.repeat(MOST_SCANS as usize), &[0xFF, 0xD9]].concat();
+    let many = [head, &tail.repeat(MAX_SCANS as usize), &[0xFF, 0xD9]].concat();
     let mut decompressor = Decompressor::new().unwrap();
     let refused = decompressor.decode(&many, WIDTH, HEIGHT, &mut Vec::new()).map(|_| ());
     assert!(matches!(refused, Err(SampleFault::Jpeg(_))), "{refused:?}");

@@ -1,18 +1,17 @@
-//! A file under a hidden name until it is whole.
+//! A file with a hidden name until it is complete.
 
 use std::{
     ffi::OsString,
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions},
     io::{self, Seek, SeekFrom, Write},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
 use super::Error;
+use crate::file::{is_at, try_lock};
 
-/// A file being written: `.NAME.draft` beside its target, locked by this process. Dropped
-/// unfinished, it is removed; left behind by a killed process, the next draft of the same target
-/// takes its place.
+/// A file being written: `.NAME.draft` in the folder of its target, locked by this process. If it is dropped
+/// unfinished, it is removed; if a killed process left one, the next draft of the same target replaces it.
 #[derive(Debug)]
 pub(super) struct Draft {
     file: File,
@@ -29,42 +28,38 @@ impl Draft {
         name.push(".draft");
         let path = target.with_file_name(name);
         loop {
-            // Not truncated yet: it may be another writer's.
+            // Do not truncate yet: it may belong to another writer.
             let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
             let file = file.map_err(failed("create", &path))?;
-            match file.try_lock() {
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => {
-                    return Err(Error::Busy { path: target.to_owned() });
-                }
-                Err(TryLockError::Error(error)) => return Err(failed("lock", &path)(error)),
+            if !try_lock(&file).map_err(failed("lock", &path))? {
+                return Err(Error::Busy { path: target.to_owned() });
             }
-            // Between open and lock another writer may have finished, and made this very file its
-            // target. Then the name is free or someone else's by now.
-            if is_same_file(&file, &path) {
+            // Between open and lock another writer may have finished and renamed this file to its target. Then try
+            // again.
+            if is_at(&file, &path) {
                 file.set_len(0).map_err(failed("empty", &path))?;
                 return Ok(Self { file, path, target: target.to_owned(), finished: false });
             }
         }
     }
 
-    /// Writes behind what was written last.
+    /// Writes at the current position.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.file.write_all(bytes).map_err(failed("write", &self.path))
     }
 
-    /// Moves to a place that may lie behind the end; what is between then reads as zeros.
-    pub(super) fn seek(&mut self, place: u64) -> Result<(), Error> {
-        self.file.seek(SeekFrom::Start(place)).map_err(failed("write", &self.path))?;
+    /// Moves to a position, which may be beyond the end; the gap is filled with zeros.
+    pub(super) fn seek(&mut self, position: u64) -> Result<(), Error> {
+        self.file.seek(SeekFrom::Start(position)).map_err(failed("write", &self.path))?;
         Ok(())
     }
 
-    /// Waits until what was written so far is on the disk.
+    /// Waits until everything written so far is on the disk.
     pub(super) fn sync(&self) -> Result<(), Error> {
         self.file.sync_all().map_err(failed("sync", &self.path))
     }
 
-    /// Gives the file its name, in the place of an older one. It is on the disk afterwards.
+    /// Renames the file to its target, replacing an older one. It is durable afterwards.
     pub(super) fn finish(mut self) -> Result<(), Error> {
         self.sync()?;
         fs::rename(&self.path, &self.target).map_err(failed("rename", &self.path))?;
@@ -80,21 +75,13 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if !self.finished {
-            // Nobody takes it for a data set, so that it stays is no more than untidy.
+            // Best effort: a leftover draft does no harm, because it is never taken for a finished file.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-fn is_same_file(file: &File, path: &Path) -> bool {
-    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
-    match (file.metadata(), fs::metadata(path)) {
-        (Ok(file), Ok(named)) => identity(file) == identity(named),
-        _ => false,
-    }
-}
-
-/// Replaces a small file as a whole.
+/// Replaces a small file atomically.
 pub(super) fn replace(target: &Path, text: &str) -> Result<(), Error> {
     let mut draft = Draft::create(target)?;
     draft.write(text.as_bytes())?;
@@ -127,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_writer_left_is_replaced() {
+    fn the_draft_of_a_killed_writer_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("set.beton");
         fs::write(folder.path().join(".set.beton.draft"), "half of a longer file").unwrap();
@@ -147,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_not_there_and_a_target_without_a_name_are_named() {
+    fn a_missing_folder_and_a_target_without_a_name_are_reported() {
         let refused = Draft::create(Path::new("/nowhere/set.beton")).unwrap_err().to_string();
         assert!(
             refused.starts_with("cannot create /nowhere/.set.beton.draft: No such"),

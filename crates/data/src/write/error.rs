@@ -1,22 +1,22 @@
-//! Why a data set cannot be written: where, what is wrong, and what to do about it.
+//! Errors of writing a data set: the position, the problem, and the remedy.
 
 use std::{io, path::PathBuf};
 
-/// Anything that stops a writer. What is wrong with a single image is [`BadImage`].
+/// Why a data set cannot be written. [`BadImage`] describes the problem of a single image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// An I/O error.
     #[error("cannot {operation} {}: {source}", path.display())]
     Io {
-        /// What was tried, e.g. `write`.
+        /// The operation that failed, e.g. `write`.
         operation: &'static str,
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The cause.
         source: io::Error,
     },
-    /// Two writers of one file.
+    /// Another process writes the same file.
     #[error(
         "another process is writing {}: wait for it, or write to another file", path.display()
     )]
@@ -24,7 +24,7 @@ pub enum Error {
         /// The file to be written.
         path: PathBuf,
     },
-    /// The target names no file.
+    /// The target is not a file name.
     #[error("{} does not name a file: give one, e.g. train.beton", path.display())]
     Target {
         /// The path as given.
@@ -33,15 +33,15 @@ pub enum Error {
     /// The fields cannot be stored.
     #[error("field \"{name}\": {reason}")]
     Field {
-        /// Its name.
+        /// Name of the field.
         name: String,
         /// What is wrong, and the remedy.
         reason: String,
     },
-    /// No field at all, or more than the format can count.
+    /// There are no fields, or more than the format allows.
     #[error("{0} fields, but a file has 1 to 65535")]
     FieldCount(usize),
-    /// Pages of an impossible size.
+    /// The page size is invalid.
     #[error("a page of {0} bytes: take a power of two of at least 64 and below 4 GiB")]
     PageBytes(u64),
     /// The values of one sample do not fit the fields.
@@ -54,17 +54,17 @@ pub enum Error {
         /// What is wrong, and the remedy.
         reason: String,
     },
-    /// Another number of values than of fields.
+    /// The number of values differs from the number of fields.
     #[error("sample {sample} has {values} values for {fields} fields")]
     ValueCount {
         /// Position in the file.
         sample: u64,
-        /// Values given.
+        /// Number of values given.
         values: usize,
-        /// Fields of the file.
+        /// Number of fields of the file.
         fields: usize,
     },
-    /// The values of a sample share one page.
+    /// The values of a sample do not fit into one page.
     #[error(
         "sample {sample} needs {needed} bytes, but a page has {page_bytes}: write larger pages, \
          or smaller values"
@@ -72,18 +72,18 @@ pub enum Error {
     SampleSize {
         /// Position in the file.
         sample: u64,
-        /// Bytes of its values together, and one for each empty one.
+        /// Total size of its values, where an empty value counts as one byte.
         needed: u64,
-        /// Bytes of a page.
+        /// Size of a page, bytes.
         page_bytes: u32,
     },
-    /// More samples than the file was laid out for.
-    #[error("the file was laid out for {planned} samples, and this is one more")]
+    /// More samples than planned.
+    #[error("the file was planned for {planned} samples, and this is one more")]
     TooMany {
         /// The number given at the start.
         planned: u64,
     },
-    /// A source without images.
+    /// The source has no images, or cannot be used.
     #[error("{}: {reason}", path.display())]
     Source {
         /// The folder or list.
@@ -96,49 +96,50 @@ pub enum Error {
     Line {
         /// The list.
         path: PathBuf,
-        /// Counted from 1.
+        /// Number of the line, counted from 1.
         line: usize,
         /// What is wrong, and the remedy.
         reason: String,
     },
-    /// An option out of its range.
+    /// An invalid option.
     #[error("{0}")]
     Option(String),
-    /// Images that cannot be stored, and nobody said to skip them.
+    /// Some images cannot be stored, and bad images are not to be skipped.
     #[error(
-        "{count} {} of {} cannot be stored, the first is {}: {reason}. Mend or remove {}, or skip \
+        "{count} {} of {} cannot be stored, the first is {}: {reason}. Fix or remove {}, or skip \
          bad images",
         if *count == 1 { "image" } else { "images" }, source_path.display(), first.display(),
         if *count == 1 { "it" } else { "them" }
     )]
     BadImages {
-        /// Bad images seen; there may be more.
+        /// Number of bad images found; there may be more.
         count: u64,
         /// The folder or list.
         source_path: PathBuf,
-        /// The first of them.
+        /// The first bad image.
         first: PathBuf,
-        /// What is wrong with that one.
+        /// Why the first one cannot be stored.
         reason: BadImage,
     },
-    /// What is to be resumed was begun differently.
+    /// The write to be resumed was started with other options or sources.
     #[error(
-        "{} is of another write: {what}. Repeat that command, or write all anew without resuming",
+        "{} belongs to a different write: {what}. Repeat that command, or write everything again \
+         without resuming",
         path.display()
     )]
-    OtherWrite {
-        /// The sidecar.
+    DifferentWrite {
+        /// The record of the earlier write.
         path: PathBuf,
         /// What differs.
         what: String,
     },
-    /// A thread did not start.
+    /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
-    /// libjpeg-turbo did not start.
+    /// libjpeg-turbo could not be initialized.
     #[error("cannot start libjpeg-turbo: {0}")]
     Jpeg(String),
-    /// A bug: every thread ended early. Their messages are on stderr.
+    /// A bug: all threads ended early. Their messages are on stderr.
     #[error("all threads have ended early: this is a bug, please report the messages above")]
     Ended,
 }
@@ -150,35 +151,37 @@ pub enum BadImage {
     /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Read(String),
-    /// No image format that is known.
-    #[error("is no image of a known format")]
+    /// The image format is unknown.
+    #[error("is not an image of a known format")]
     Unknown,
-    /// Its decoder refuses.
+    /// The image cannot be decoded.
     #[error("does not decode: {0}")]
     Decode(String),
-    /// Pixels without an obvious meaning in u8 RGB.
+    /// The pixels cannot be converted to u8 RGB in an obvious way.
     #[error("has {0} pixels: convert it to 8 bits")]
     Pixels(String),
-    /// Sides above the format's u16.
-    #[error("is {width}x{height} pixels, but a side has 65535 at most: set a maximal resolution")]
+    /// A side is above the format's limit, which is a u16.
+    #[error(
+        "has {width}x{height} pixels, but a side can have at most 65535: set a maximal resolution"
+    )]
     TooLarge {
         /// Width in pixels.
         width: u32,
         /// Height in pixels.
         height: u32,
     },
-    /// It does not fit into a page.
+    /// The image does not fit into a page.
     #[error(
         "needs {needed} bytes, but a page has {page_bytes}: write larger pages, store it as JPEG, \
          or set a maximal resolution"
     )]
     Page {
-        /// Bytes to be stored.
+        /// Size of the image to be stored, bytes.
         needed: u64,
-        /// Bytes of a page.
+        /// Size of a page, bytes.
         page_bytes: u32,
     },
-    /// libjpeg-turbo does not encode it.
+    /// libjpeg-turbo cannot encode the image.
     #[error("does not encode as JPEG: {0}")]
     Encode(String),
 }

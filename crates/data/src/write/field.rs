@@ -1,26 +1,26 @@
-//! What a file to be written has in its columns: descriptors, rows, and values.
+//! Fields and values to be written: descriptors, rows, and validation.
 
 use super::Error;
 use crate::beton::{DESCRIPTOR_BYTES, FieldType, Mode};
 
 const NAME_BYTES: usize = 16;
-/// Where the text of an array's type starts in a descriptor's arguments: behind 32 lengths and the
-/// text's own.
+/// Offset of the text of an array's dtype in a descriptor's arguments: after 32 dimensions and the length of the
+/// text.
 const DTYPE_AT: usize = 33 * 8;
-const MOST_AXES: usize = 32;
+const MAX_AXES: usize = 32;
 
 /// One column to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     /// 1 to 16 bytes of ASCII; ffcv would cut longer names.
     pub name: String,
-    /// What it holds.
-    pub kind: Kind,
+    /// Type of the values.
+    pub kind: FieldKind,
 }
 
-/// What a column holds.
+/// Type of the values of a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FieldKind {
     /// f64.
     Float,
     /// i64.
@@ -33,14 +33,14 @@ pub enum Kind {
     Json,
     /// Arrays of one shape and type.
     NdArray(Array),
-    /// As [`NdArray`](Self::NdArray), but ffcv gives them as tensors.
+    /// Like [`NdArray`](Self::NdArray), but ffcv returns them as tensors.
     TorchTensor(Array),
 }
 
 /// Shape and type of arrays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Array {
-    /// Length of each axis: 1 to 32 axes, the last one not empty (the format cannot tell).
+    /// Length of each axis: 1 to 32 axes. The last axis must not be empty, because the format cannot represent that.
     pub shape: Vec<u64>,
     /// numpy's name of the type, e.g. `<f4`, `|u1`, `<i8`.
     pub dtype: String,
@@ -49,13 +49,13 @@ pub struct Array {
 /// One value of a sample.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// For [`Kind::Float`].
+    /// For [`FieldKind::Float`].
     Float(f64),
-    /// For [`Kind::Int`].
+    /// For [`FieldKind::Int`].
     Int(i64),
-    /// For [`Kind::RgbImage`].
+    /// For [`FieldKind::RgbImage`].
     Image {
-        /// How `bytes` are to be understood.
+        /// Format of `bytes`.
         mode: Mode,
         /// Width in pixels, 1 to 65535.
         width: u32,
@@ -64,25 +64,25 @@ pub enum Value<'a> {
         /// A JPEG stream of that size, or `3 * width * height` bytes.
         bytes: &'a [u8],
     },
-    /// For [`Kind::Bytes`].
+    /// For [`FieldKind::Bytes`].
     Bytes(&'a [u8]),
-    /// For [`Kind::Json`]: a JSON text.
+    /// For [`FieldKind::Json`]: a JSON text.
     Json(&'a str),
-    /// For [`Kind::NdArray`] and [`Kind::TorchTensor`]: elements in C order, little-endian.
+    /// For [`FieldKind::NdArray`] and [`FieldKind::TorchTensor`]: elements in C order, little-endian.
     Array(&'a [u8]),
 }
 
 impl Field {
     /// A column.
     #[must_use]
-    pub fn new(name: impl Into<String>, kind: Kind) -> Self {
+    pub fn new(name: impl Into<String>, kind: FieldKind) -> Self {
         Self { name: name.into(), kind }
     }
 
-    /// The descriptor.
+    /// The field's descriptor.
     ///
     /// # Errors
-    /// Name or array cannot be told in one.
+    /// Name or array type cannot be stored in a descriptor.
     pub(super) fn descriptor(&self) -> Result<[u8; DESCRIPTOR_BYTES], Error> {
         let name = self.name.as_bytes();
         if name.is_empty() || name.len() > NAME_BYTES || !name.iter().all(u8::is_ascii_graphic) {
@@ -91,7 +91,7 @@ impl Field {
         let mut descriptor = [0; DESCRIPTOR_BYTES];
         descriptor[0] = self.kind.field_type().id();
         descriptor[1..][..name.len()].copy_from_slice(name);
-        if let Kind::NdArray(array) | Kind::TorchTensor(array) = &self.kind {
+        if let FieldKind::NdArray(array) | FieldKind::TorchTensor(array) = &self.kind {
             array
                 .describe(&mut descriptor[1 + NAME_BYTES..])
                 .map_err(|reason| self.refused(reason))?;
@@ -104,8 +104,8 @@ impl Field {
     }
 }
 
-impl Kind {
-    /// The type that a reader finds.
+impl FieldKind {
+    /// The type of the field in the file.
     #[must_use]
     pub fn field_type(&self) -> FieldType {
         match self {
@@ -121,7 +121,7 @@ impl Kind {
 }
 
 impl Array {
-    /// Bytes of one array, if the type is one whose size is known.
+    /// Size of one array, bytes; `None` for an unknown dtype.
     fn bytes(&self) -> Option<u64> {
         let item = item_bytes(&self.dtype)?;
         self.shape.iter().try_fold(item, |bytes, axis| bytes.checked_mul(*axis))
@@ -129,9 +129,9 @@ impl Array {
 
     fn describe(&self, arguments: &mut [u8]) -> Result<(), String> {
         let axes = self.shape.len();
-        if axes == 0 || axes > MOST_AXES || self.shape.last() == Some(&0) {
+        if axes == 0 || axes > MAX_AXES || self.shape.last() == Some(&0) {
             return Err(format!(
-                "shape {:?}: arrays have 1 to {MOST_AXES} axes, and the last one is not empty",
+                "shape {:?}: arrays have 1 to {MAX_AXES} axes, and the last one is not empty",
                 self.shape
             ));
         }
@@ -152,11 +152,11 @@ impl Array {
     }
 }
 
-/// Bytes of an element by numpy's name: byte order, kind, size.
+/// Size of an element by numpy's name of the dtype (byte order, kind, size), bytes.
 fn item_bytes(dtype: &str) -> Option<u64> {
     let (order_and_kind, size) = dtype.split_at_checked(2)?;
     let size: u64 = size.parse().ok()?;
-    let known = match order_and_kind {
+    let is_supported = match order_and_kind {
         "|b" => size == 1,
         "|u" | "|i" => size == 1,
         "<u" | "<i" => matches!(size, 2 | 4 | 8),
@@ -164,16 +164,16 @@ fn item_bytes(dtype: &str) -> Option<u64> {
         "<c" => matches!(size, 8 | 16),
         _ => false,
     };
-    known.then_some(size)
+    is_supported.then_some(size)
 }
 
-/// A value made ready: what its cell says besides the pointer, and what goes into a page.
+/// A value ready to be written: the content of its cell, except the pointer, and the bytes for a page.
 pub(super) enum Prepared<'a> {
     /// The cell's eight bytes are the value.
     InRow([u8; 8]),
     /// Mode, width and height, and the bytes.
     Image([u8; 5], &'a [u8]),
-    /// Bytes whose length the cell tells.
+    /// Bytes whose length is stored in the cell.
     Sized(&'a [u8]),
     /// JSON with its final NUL.
     Text(Vec<u8>),
@@ -182,7 +182,7 @@ pub(super) enum Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// What goes into a page.
+    /// The bytes to be stored in a page.
     pub(super) fn paged(&self) -> Option<&[u8]> {
         match self {
             Self::InRow(_) => None,
@@ -191,7 +191,7 @@ impl Prepared<'_> {
         }
     }
 
-    /// Writes the cell, given where the value starts in the file.
+    /// Writes the cell; `pointer` is the start of the value in the file.
     pub(super) fn put_cell(&self, cell: &mut [u8], pointer: u64) {
         let pointer = pointer.to_le_bytes();
         match self {
@@ -213,18 +213,18 @@ impl Prepared<'_> {
 /// Checks a value against its field.
 ///
 /// # Errors
-/// In words: another type, another size, or no JSON.
+/// A description of the problem: another type, another size, or invalid JSON.
 pub(super) fn prepare<'a>(field: &Field, value: &Value<'a>) -> Result<Prepared<'a>, String> {
     match (&field.kind, *value) {
-        (Kind::Float, Value::Float(value)) => Ok(Prepared::InRow(value.to_le_bytes())),
-        (Kind::Int, Value::Int(value)) => Ok(Prepared::InRow(value.to_le_bytes())),
-        (Kind::RgbImage, Value::Image { mode, width, height, bytes }) => {
+        (FieldKind::Float, Value::Float(value)) => Ok(Prepared::InRow(value.to_le_bytes())),
+        (FieldKind::Int, Value::Int(value)) => Ok(Prepared::InRow(value.to_le_bytes())),
+        (FieldKind::RgbImage, Value::Image { mode, width, height, bytes }) => {
             let head = image_head(mode, width, height, bytes)?;
             Ok(Prepared::Image(head, bytes))
         }
-        (Kind::Bytes, Value::Bytes(bytes)) => Ok(Prepared::Sized(bytes)),
-        (Kind::Json, Value::Json(text)) => json(text).map(Prepared::Text),
-        (Kind::NdArray(array) | Kind::TorchTensor(array), Value::Array(bytes)) => {
+        (FieldKind::Bytes, Value::Bytes(bytes)) => Ok(Prepared::Sized(bytes)),
+        (FieldKind::Json, Value::Json(text)) => json(text).map(Prepared::Text),
+        (FieldKind::NdArray(array) | FieldKind::TorchTensor(array), Value::Array(bytes)) => {
             let needed = array.bytes();
             if needed != Some(bytes.len() as u64) {
                 return Err(format!(
@@ -256,7 +256,7 @@ fn image_head(mode: Mode, width: u32, height: u32, bytes: &[u8]) -> Result<[u8; 
     Ok([mode, w0, w1, h0, h1])
 }
 
-/// As Python's `json.dumps` leaves it: pure ASCII, here with a NUL behind it.
+/// Converts JSON to pure ASCII, like Python's `json.dumps`, and appends a NUL.
 fn json(text: &str) -> Result<Vec<u8>, String> {
     serde_json::from_str::<serde::de::IgnoredAny>(text)
         .map_err(|error| format!("JSON: {error}"))?;

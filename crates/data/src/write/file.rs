@@ -1,4 +1,4 @@
-//! One beton file, sample by sample.
+//! Writes one beton file, sample by sample.
 
 use std::path::Path;
 
@@ -9,23 +9,23 @@ use super::{
 };
 use crate::beton::{DESCRIPTOR_BYTES, HEADER_BYTES, VERSION, row_layout};
 
-/// Where the header has the place of the allocation table.
+/// Offset of the pointer to the allocation table in the header.
 const TABLE_POINTER_AT: u64 = 16;
-/// Bytes of a page unless told otherwise: ffcv's default.
+/// Default size of a page, bytes: ffcv's default.
 pub const DEFAULT_PAGE_BYTES: u32 = 8 << 20;
-/// The smallest page that ffcv's own writer makes; its reader takes any.
-pub const FFCV_LEAST_PAGE_BYTES: u32 = 2 << 20;
+/// The smallest page that ffcv's writer makes, bytes; its reader accepts any size.
+pub const FFCV_MIN_PAGE_BYTES: u32 = 2 << 20;
 
 /// Writes a beton file of any fields, in the order of the samples.
 ///
-/// The file lies under a hidden name beside its target, with an `alloc_table_ptr` of 0, until
-/// [`finish`](Self::finish); an unfinished one is removed on drop, and one left behind by a killed
-/// process by the next writer of the same target.
+/// Until [`finish`](Self::finish) the file has a hidden name in the folder of its target, and an `alloc_table_ptr` of
+/// 0. An unfinished file is removed on drop; a file left by a killed process is replaced by the next writer of the
+/// same target.
 ///
 /// Peak memory: one page, 24 bytes and a row per sample, and 24 bytes per value in the pages.
 ///
-/// An empty value takes a byte of its page that nobody reads. Readers, ffcv's among them, look up
-/// sizes by place, so no two values may share one.
+/// An empty value uses one byte of its page, which is never read. Readers, also ffcv's, look up sizes by position, so
+/// two values must not have the same position.
 #[derive(Debug)]
 pub struct Writer {
     draft: Draft,
@@ -37,28 +37,27 @@ pub struct Writer {
     rows: Vec<u8>,
     table: Vec<u8>,
     page_bytes: u32,
-    /// Where the page in memory starts in the file.
+    /// Position in the file of the page in memory.
     page_start: u64,
-    /// The page in memory, as far as it is filled.
+    /// The filled part of the page in memory.
     page: Vec<u8>,
 }
 
-/// A finished file.
+/// Size of a finished file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
-    /// Samples in it.
+pub struct FinishedFile {
+    /// Number of samples.
     pub samples: u64,
-    /// Its length in bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
 impl Writer {
-    /// Begins a file for at most `planned` samples: their rows come before the pages, so room for
-    /// them must be kept. Fewer may come.
+    /// Starts a file for at most `planned` samples, for which space is reserved because the rows are stored before
+    /// the pages.
     ///
     /// # Errors
-    /// Fields or page size are impossible, another process writes the same file, or the folder
-    /// cannot be written to.
+    /// Fields or page size are invalid, another process writes the same file, or the folder is not writable.
     pub fn create(
         target: impl AsRef<Path>,
         fields: Vec<Field>,
@@ -83,7 +82,7 @@ impl Writer {
         let (offsets, row_bytes) = row_layout(&kinds);
 
         let mut draft = Draft::create(target.as_ref())?;
-        // The table's place comes last: readers take 0 for an unfinished file.
+        // The pointer to the table is written last: readers treat 0 as an unfinished file.
         draft.write(&header(fields.len(), page_bytes, planned, 0))?;
         draft.write(&descriptors)?;
         let rows_end = planned
@@ -106,12 +105,12 @@ impl Writer {
         })
     }
 
-    /// Adds a sample: a value per field. After an error the file is as it was before, unless the
-    /// system refused to write.
+    /// Adds a sample with one value per field. After an error the file is unchanged, unless the error is an I/O
+    /// error.
     ///
     /// # Errors
-    /// Values that do not fit their fields, or together not into a page; more samples than planned;
-    /// the disk is full.
+    /// A value does not match its field, or the values do not fit into a page; more samples than planned; the disk is
+    /// full.
     pub fn push(&mut self, values: &[Value<'_>]) -> Result<(), Error> {
         let sample = self.samples;
         if sample == self.planned {
@@ -129,7 +128,7 @@ impl Writer {
             })?;
             prepared.push(value);
         }
-        self.make_room(sample, &prepared)?;
+        self.ensure_page_space(sample, &prepared)?;
 
         let row_start = self.rows.len();
         self.rows.resize(row_start + self.row_bytes as usize, 0);
@@ -151,12 +150,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Begins another page where a sample does not fit into this one: all of its values must lie in
-    /// one page.
-    fn make_room(&mut self, sample: u64, values: &[Prepared<'_>]) -> Result<(), Error> {
+    /// Starts a new page if a sample does not fit into this one: all of its values must be in one page.
+    fn ensure_page_space(&mut self, sample: u64, values: &[Prepared<'_>]) -> Result<(), Error> {
         let page_bytes = self.page_bytes;
-        let places = values.iter().filter_map(|value| value.paged());
-        let needed: u64 = places.map(|bytes| bytes.len().max(1) as u64).sum();
+        let paged = values.iter().filter_map(|value| value.paged());
+        let needed: u64 = paged.map(|bytes| bytes.len().max(1) as u64).sum();
         if needed > u64::from(page_bytes) {
             return Err(Error::SampleSize { sample, needed, page_bytes });
         }
@@ -174,17 +172,17 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes what is left, waits until all is on the disk, and gives the file its name, in the
-    /// place of an older one.
+    /// Writes the remaining data, waits until everything is on the disk, and renames the file to its target,
+    /// replacing an older one.
     ///
     /// # Errors
-    /// The disk is full, or the system refuses otherwise.
-    pub fn finish(mut self) -> Result<Written, Error> {
+    /// The disk is full, or another I/O error.
+    pub fn finish(mut self) -> Result<FinishedFile, Error> {
         if !self.page.is_empty() {
             self.write_page()?;
         }
         let rows_start = (HEADER_BYTES + self.fields.len() * DESCRIPTOR_BYTES) as u64;
-        // Without values in pages there are none, nor padding.
+        // Without values in pages there are neither pages nor padding.
         let table_start = match self.table.is_empty() {
             true => rows_start + self.rows.len() as u64,
             false => self.page_start,
@@ -196,12 +194,12 @@ impl Writer {
 
         self.draft.seek(0)?;
         self.draft.write(&header(self.fields.len(), self.page_bytes, self.samples, 0))?;
-        // From here on it looks whole, so everything else must be there.
+        // The next write makes the file look complete, so everything else must be durable before.
         self.draft.sync()?;
         self.draft.seek(TABLE_POINTER_AT)?;
         self.draft.write(&table_start.to_le_bytes())?;
         self.draft.finish()?;
-        Ok(Written { samples: self.samples, bytes: table_start + self.table.len() as u64 })
+        Ok(FinishedFile { samples: self.samples, bytes: table_start + self.table.len() as u64 })
     }
 }
 

@@ -1,4 +1,4 @@
-//! From labelled image files to one beton file, or to shards of one data set.
+//! Writes labelled image files to one beton file, or to the shards of one data set.
 
 use std::{
     num::NonZeroUsize,
@@ -6,18 +6,18 @@ use std::{
 };
 
 use super::{
-    BadImage, Error, Field, Item, Kind, Source, Value, Writer, Written,
+    BadImage, Error, Field, FieldKind, FinishedFile, Item, Source, Value, Writer,
     draft::replace,
-    picture::{Encoding, Origin},
-    progress::{DoneShard, Progress},
-    workshop::prepare_all,
+    encoding::{Encoding, Origin},
+    pipeline::prepare_all,
+    progress::{DoneShard, WriteProgress},
 };
 use crate::{beton::Mode, with_suffix};
 
-/// Bad images after which it is no use to look for more before giving up.
-const MOST_BAD: u64 = 100;
+/// Number of bad images after which writing stops with an error, without looking for more.
+const MAX_BAD_IMAGES: u64 = 100;
 
-/// What [`write_images`] is to do.
+/// Options of [`write_images`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How images are stored.
@@ -26,14 +26,14 @@ pub struct Options {
     pub image_field: String,
     /// Name of the label field.
     pub label_field: String,
-    /// Bytes of a page, a power of two; no stored image may be larger.
+    /// Size of a page in bytes, a power of two; no stored image may be larger.
     pub page_bytes: u32,
-    /// Threads that decode and encode.
+    /// Number of threads that decode and encode.
     pub threads: NonZeroUsize,
-    /// Number of files. With `None` the target is one file; with N it becomes N files with
-    /// contiguous parts, `train-00000-of-00005.beton` for `train.beton`.
+    /// Number of shards. With `None` the target is one file; with N it becomes N files with contiguous parts, for
+    /// example `train-00000-of-00005.beton` for `train.beton`.
     pub shards: Option<u32>,
-    /// Whether to keep shards that the same write, interrupted, has finished.
+    /// Whether to keep finished shards of the same write after an interruption.
     pub resume: bool,
     /// What to do about images that cannot be stored.
     pub on_bad_image: OnBadImage,
@@ -43,106 +43,105 @@ pub struct Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnBadImage {
-    /// Look at the rest of the file to be, for others, then fail.
+    /// Check the remaining images of the file, then fail.
     Fail,
-    /// Leave them out.
+    /// Skip them.
     Skip,
 }
 
 /// What happens during [`write_images`].
 #[derive(Clone, Copy, Debug)]
-pub enum Event<'a> {
+pub enum WriteEvent<'a> {
     /// A shard of an earlier run is kept.
     Kept {
         /// The file.
         path: &'a Path,
-        /// Samples in it.
+        /// Number of samples in it.
         samples: u64,
-        /// Images of the source that it stands for: samples and skipped ones.
+        /// Number of source images that belong to it, including skipped ones.
         images: u64,
     },
     /// An image was stored.
     Stored {
-        /// Length of its file.
+        /// Size of the image file, in bytes.
         source_bytes: u64,
-        /// Its length in the beton file.
+        /// Size of the image in the beton file, in bytes.
         stored_bytes: u64,
     },
     /// An image cannot be stored.
     Bad {
-        /// Its file.
+        /// The image file.
         path: &'a Path,
-        /// Why.
+        /// Why it cannot be stored.
         reason: &'a BadImage,
     },
-    /// A file is on the disk under its name.
+    /// A file is finished and on the disk.
     Wrote {
         /// The file.
         path: &'a Path,
-        /// What is in it.
-        written: Written,
+        /// Size of the file.
+        written: FinishedFile,
     },
 }
 
-/// Counts of images.
+/// Numbers and sizes of images.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Tally {
-    /// Images stored.
+pub struct ImageCounts {
+    /// Number of stored images.
     pub samples: u64,
-    /// Bad images that were left out.
+    /// Number of skipped bad images.
     pub skipped: u64,
-    /// Those of the samples that are JPEGs.
+    /// Number of images stored as JPEG.
     pub jpeg: u64,
-    /// Those of the JPEGs that are their files' own bytes.
+    /// Number of JPEGs stored with the unchanged bytes of their files.
     pub untouched: u64,
-    /// Length of the samples' files.
+    /// Total size of the image files of the samples, in bytes.
     pub source_bytes: u64,
-    /// Length of the samples' images as stored.
+    /// Total size of the stored images, in bytes.
     pub stored_bytes: u64,
 }
 
-/// A file that is there.
+/// A finished file of the data set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OneFile {
-    /// Where.
+pub struct OutputFile {
+    /// Path of the file.
     pub path: PathBuf,
-    /// Samples in it.
+    /// Number of samples.
     pub samples: u64,
-    /// Its length in bytes.
+    /// Size in bytes.
     pub bytes: u64,
     /// Whether an earlier run wrote it.
     pub kept: bool,
 }
 
-/// What [`write_images`] did.
+/// Result of [`write_images`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// Counts over all files, kept ones included.
-    pub tally: Tally,
+    /// Sums over all files, including kept ones.
+    pub tally: ImageCounts,
     /// The files, in the order of the samples.
-    pub files: Vec<OneFile>,
+    pub files: Vec<OutputFile>,
     /// The list of class names, one per line by label, if the source has names.
     pub classes: Option<PathBuf>,
 }
 
 /// Writes a data set of images with a label each, in the order of the source.
 ///
-/// The bytes of the files depend on source and options, not on the number of threads. A file
-/// appears under its name when it is whole and on the disk, and replaces an older one. With class
-/// names, they are written to `TARGET.classes.txt`. With shards, `TARGET-write.json` tells
-/// what is being written and which shards are done.
+/// The bytes of the files depend on source and options, not on the number of threads. A file gets its name when it is
+/// complete and durable, and replaces an older one. If the source has class names, they are written to
+/// `TARGET.classes.txt`. With shards, `TARGET-write.json` records the parameters of the write and the finished
+/// shards.
 ///
-/// Peak memory: per thread one file, decoded and reduced, and four images as stored; one page; and
-/// 48 bytes per sample of one file.
+/// Peak memory: per thread one decoded image, its reduced version and four stored images; one page; and 48 bytes per
+/// sample of one file.
 ///
 /// # Errors
-/// Bad images, unless they are to be skipped; options out of range; a resumed write that is not the
-/// same; or the system refuses.
+/// Bad images, unless they are skipped; invalid options; a resumed write with other options or source; I/O errors.
 pub fn write_images(
     source: &Source,
     target: &Path,
     options: &Options,
-    on_event: &mut dyn FnMut(Event<'_>),
+    on_event: &mut dyn FnMut(WriteEvent<'_>),
 ) -> Result<Summary, Error> {
     options.encoding.check()?;
     let images = source.items.len();
@@ -155,7 +154,7 @@ pub fn write_images(
                 )));
             }
             let paths = (0..shards).map(|shard| shard_path(target, shard, shards)).collect();
-            (Some(Progress::open(source, target, options)?), paths)
+            (Some(WriteProgress::open(source, target, options)?), paths)
         }
     };
     if options.resume && progress.is_none() {
@@ -163,10 +162,10 @@ pub fn write_images(
         return Err(Error::Option(reason.to_owned()));
     }
 
-    let mut summary = Summary { tally: Tally::default(), files: Vec::new(), classes: None };
+    let mut summary = Summary { tally: ImageCounts::default(), files: Vec::new(), classes: None };
     for (shard, path) in paths.iter().enumerate() {
         let range = images * shard / paths.len()..images * (shard + 1) / paths.len();
-        // Where bad images shall be an error, a shard without them is done again, to name them.
+        // If bad images are errors, a shard from which some were skipped is written again, to report them.
         let skips = options.on_bad_image == OnBadImage::Skip;
         let kept = progress
             .as_ref()
@@ -175,7 +174,7 @@ pub fn write_images(
         let (done, is_kept) = match kept {
             Some(done) => {
                 let images = range.len() as u64;
-                on_event(Event::Kept { path, samples: done.tally.samples, images });
+                on_event(WriteEvent::Kept { path, samples: done.tally.samples, images });
                 (done, true)
             }
             None => {
@@ -188,7 +187,7 @@ pub fn write_images(
             }
         };
         summary.tally.add(done.tally);
-        summary.files.push(OneFile {
+        summary.files.push(OutputFile {
             path: path.clone(),
             samples: done.tally.samples,
             bytes: done.bytes,
@@ -210,15 +209,15 @@ fn write_file(
     first: u64,
     path: &Path,
     options: &Options,
-    on_event: &mut dyn FnMut(Event<'_>),
+    on_event: &mut dyn FnMut(WriteEvent<'_>),
 ) -> Result<DoneShard, Error> {
     let fields = vec![
-        Field::new(&options.image_field, Kind::RgbImage),
-        Field::new(&options.label_field, Kind::Int),
+        Field::new(&options.image_field, FieldKind::RgbImage),
+        Field::new(&options.label_field, FieldKind::Int),
     ];
     let mut writer = Writer::create(path, fields, items.len() as u64, options.page_bytes)?;
-    let mut tally = Tally::default();
-    let mut bad = Bad { count: 0, first: None };
+    let mut tally = ImageCounts::default();
+    let mut bad = BadImages { count: 0, first: None };
     prepare_all(items, first, options.encoding, options.threads, |item, prepared| {
         let fits = prepared.outcome.and_then(|picture| {
             let (needed, page_bytes) = (picture.bytes.len() as u64, options.page_bytes);
@@ -228,10 +227,10 @@ fn write_file(
         let picture = match fits {
             Ok(picture) => picture,
             Err(reason) => {
-                on_event(Event::Bad { path: &item.path, reason: &reason });
+                on_event(WriteEvent::Bad { path: &item.path, reason: &reason });
                 bad.add(&item.path, reason);
                 return match options.on_bad_image {
-                    OnBadImage::Fail if bad.count == MOST_BAD => Err(bad.error(source)),
+                    OnBadImage::Fail if bad.count == MAX_BAD_IMAGES => Err(bad.error(source)),
                     OnBadImage::Fail | OnBadImage::Skip => Ok(()),
                 };
             }
@@ -247,26 +246,26 @@ fn write_file(
             let image = Value::Image { mode, width, height, bytes: &picture.bytes };
             writer.push(&[image, Value::Int(item.label)])?;
         }
-        on_event(Event::Stored { source_bytes: prepared.source_bytes, stored_bytes });
+        on_event(WriteEvent::Stored { source_bytes: prepared.source_bytes, stored_bytes });
         Ok(())
     })?;
-    // A file without samples is of no use, and ffcv does not read it.
+    // A file without samples is useless, and ffcv cannot read it.
     if bad.count > 0 && (options.on_bad_image == OnBadImage::Fail || tally.samples == 0) {
         return Err(bad.error(source));
     }
     tally.skipped = bad.count;
     let written = writer.finish()?;
-    on_event(Event::Wrote { path, written });
+    on_event(WriteEvent::Wrote { path, written });
     Ok(DoneShard { bytes: written.bytes, tally })
 }
 
-/// Bad images of one file to be.
-struct Bad {
+/// Bad images of the file being written.
+struct BadImages {
     count: u64,
     first: Option<(PathBuf, BadImage)>,
 }
 
-impl Bad {
+impl BadImages {
     fn add(&mut self, path: &Path, reason: BadImage) {
         self.count += 1;
         self.first.get_or_insert_with(|| (path.to_owned(), reason));
@@ -278,7 +277,7 @@ impl Bad {
     }
 }
 
-impl Tally {
+impl ImageCounts {
     fn add(&mut self, other: Self) {
         let Self { samples, skipped, jpeg, untouched, source_bytes, stored_bytes } = other;
         self.samples += samples;

@@ -1,5 +1,5 @@
-//! libjpeg-turbo, made safe: encodes as ffcv's writer does, and decodes what a folder may hold.
-#![allow(unsafe_code)] // Calls into C; each block says why it is sound.
+//! Safe wrapper of libjpeg-turbo: encodes like ffcv's writer, and decodes JPEGs from any source.
+#![allow(unsafe_code)] // Calls of C functions; each block explains why it is sound.
 
 use std::ffi::c_int;
 
@@ -8,24 +8,24 @@ use turbojpeg_sys as sys;
 use super::BadImage;
 use crate::turbojpeg::{Handle, PIXELS_PER_BYTE};
 
-/// Beyond any JPEG, whose sides have 16 bits: so the casts to C's `int` below lose nothing.
-const MOST_SIDE: u32 = 65_535;
+/// Maximum side of a JPEG, which has 16 bits: so the casts to C's `int` below lose nothing.
+const MAX_SIDE: u32 = 65_535;
 
-/// Encodes RGB as baseline JPEG with 4:2:0 chroma and standard Huffman tables, the accurate DCT:
-/// what ffcv's writer gets from OpenCV.
+/// Encodes RGB as baseline JPEG with 4:2:0 chroma, standard Huffman tables and the accurate DCT, like ffcv's writer
+/// with OpenCV.
 pub(super) struct Compressor {
     handle: Handle,
-    /// The last JPEG, and room for a worse one.
+    /// Buffer with the last JPEG at its start.
     buffer: Vec<u8>,
 }
 
 impl Compressor {
-    /// `quality` is 1 to 100. Fails where memory is exhausted.
+    /// `quality` is 1 to 100. Fails if memory is exhausted.
     pub(super) fn new(quality: u8) -> Result<Self, String> {
         let mut handle = Handle::new(sys::TJINIT_TJINIT_COMPRESS)?;
         handle.set(sys::TJPARAM_TJPARAM_QUALITY, quality.into())?;
         handle.set(sys::TJPARAM_TJPARAM_SUBSAMP, sys::TJSAMP_TJSAMP_420 as c_int)?;
-        // The buffer is ours: the library may not replace it.
+        // We own the buffer, so the library must not replace it.
         handle.set(sys::TJPARAM_TJPARAM_NOREALLOC, 1)?;
         Ok(Self { handle, buffer: Vec::new() })
     }
@@ -38,25 +38,26 @@ impl Compressor {
         height: u32,
     ) -> Result<&[u8], BadImage> {
         let refused = |reason: &str| Err(BadImage::Encode(reason.to_owned()));
-        let sides = 1..=MOST_SIDE;
+        let sides = 1..=MAX_SIDE;
         if !sides.contains(&width) || !sides.contains(&height) {
             return refused("a side has 1 to 65535 pixels");
         }
         let row_bytes = 3 * width as usize;
         if rgb.len() != row_bytes * height as usize {
-            return refused("the pixels have another number of bytes than their size says");
+            return refused("the number of bytes does not match the image's size");
         }
         let (width, height) = (width as c_int, height as c_int);
-        // SAFETY: a function of its arguments alone.
-        let most = unsafe { sys::tj3JPEGBufSize(width, height, sys::TJSAMP_TJSAMP_420 as c_int) };
-        if self.buffer.len() < most as usize {
-            self.buffer.resize(most as usize, 0);
+        // SAFETY: a pure function of its arguments.
+        let max_bytes =
+            unsafe { sys::tj3JPEGBufSize(width, height, sys::TJSAMP_TJSAMP_420 as c_int) };
+        if self.buffer.len() < max_bytes as usize {
+            self.buffer.resize(max_bytes as usize, 0);
         }
         let mut start = self.buffer.as_mut_ptr();
         let mut size = self.buffer.len() as sys::size_t;
-        // SAFETY: the handle is live. `rgb` holds `height` rows of `row_bytes`, as just checked.
+        // SAFETY: the handle is live. `rgb` has `height` rows of `row_bytes`, as just checked.
         // With NOREALLOC the library writes into the buffer at `start` and needs `size` to be
-        // `tj3JPEGBufSize` at least, which it is; it keeps neither pointer.
+        // at least `tj3JPEGBufSize`, which it is; it keeps neither pointer.
         let code = unsafe {
             sys::tj3Compress8(
                 self.handle.raw(),
@@ -71,17 +72,16 @@ impl Compressor {
         };
         self.handle.check(code).map_err(BadImage::Encode)?;
         let encoded = self.buffer.get(..size as usize);
-        encoded.ok_or_else(|| BadImage::Encode("libjpeg-turbo gave an impossible size".to_owned()))
+        encoded.ok_or_else(|| BadImage::Encode("libjpeg-turbo returned an invalid size".to_owned()))
     }
 }
 
-/// What a JPEG says of itself.
+/// Properties in the header of a JPEG.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) width: u32,
     pub(super) height: u32,
-    /// Whether every decoder of ffcv's kind understands it: three channels of 8 bits, lossy,
-    /// Huffman codes.
+    /// Whether ffcv's decoder supports it: three channels of 8 bits, lossy, Huffman codes.
     pub(super) is_plain_colour: bool,
     is_cmyk: bool,
 }
@@ -94,7 +94,7 @@ pub(super) struct Decompressor {
 }
 
 impl Decompressor {
-    /// Fails where memory is exhausted.
+    /// Fails if memory is exhausted.
     pub(super) fn new() -> Result<Self, String> {
         Ok(Self { handle: Self::handle()?, cmyk: Vec::new() })
     }
@@ -105,13 +105,13 @@ impl Decompressor {
         Ok(handle)
     }
 
-    /// Decodes a whole image to u8, shape (height, width, 3), RGB: with the accurate inverse DCT
-    /// and smooth chroma, as Pillow does; grey and CMYK become what Pillow's `convert("RGB")` makes
-    /// of them. `rgb` gets exactly that length.
+    /// Decodes a whole image to u8, shape (height, width, 3), RGB: with the accurate inverse DCT and smooth chroma,
+    /// like Pillow; grey and CMYK are converted like with Pillow's `convert("RGB")`. `rgb` is resized to exactly that
+    /// length.
     pub(super) fn decode(&mut self, jpeg: &[u8], rgb: &mut Vec<u8>) -> Result<Header, BadImage> {
         let outcome = self.try_decode(jpeg, rgb);
         if outcome.is_err() {
-            // After some failures in a header the library takes the next image for more of the same.
+            // After some failures in a header the library treats the next image as a continuation of the failed one.
             self.handle = Self::handle().map_err(BadImage::Decode)?;
         }
         outcome
@@ -155,7 +155,7 @@ impl Decompressor {
             return Err(BadImage::Pixels(format!("{precision}-bit")));
         }
         let side = |parameter| match u32::try_from(get(parameter)) {
-            Ok(side @ 1..=MOST_SIDE) => Ok(side),
+            Ok(side @ 1..=MAX_SIDE) => Ok(side),
             _ => Err(BadImage::Decode("there is no image in it".to_owned())),
         };
         Ok(Header {
@@ -169,7 +169,7 @@ impl Decompressor {
     }
 }
 
-/// A pixel of a CMYK JPEG, which by Adobe's convention has 255 for no ink, as Pillow converts it.
+/// Converts a pixel of a CMYK JPEG like Pillow. By Adobe's convention 255 means no ink.
 fn rgb_of_ink([cyan, magenta, yellow, black]: [u8; 4]) -> [u8; 3] {
     let light = u32::from(black);
     [cyan, magenta, yellow].map(|value| {
@@ -194,8 +194,8 @@ fn decompress(
         return Err(BadImage::Decode("its buffer has another size: this is a bug".to_owned()));
     }
     // SAFETY: the handle is live, and input pointer and length are those of a slice. The
-    // decoder writes rows of `channels` bytes per pixel, `row_bytes` apart, of the size that it
-    // reads in the header again: `header`'s, from the same bytes, which nobody else can change.
+    // decoder writes rows of `channels` bytes per pixel, `row_bytes` apart. It reads the size from
+    // the header again, from the same borrowed bytes, so it is that of `header`.
     // That is exactly the length of `out`, as just checked; scaling and cropping are never set.
     let code = unsafe {
         sys::tj3Decompress8(
@@ -217,7 +217,7 @@ mod tests {
     const GREY: &[u8] = include_bytes!("../../tests/fixtures/grey-16x8.jpg");
     const CMYK: &[u8] = include_bytes!("../../tests/fixtures/cmyk-16x8.jpg");
 
-    /// What Pillow 13.0 makes of the CMYK file.
+    /// The pixels of the CMYK file as converted by Pillow 13.0.
     const CMYK_AS_RGB: [u8; 3] = [207, 46, 190];
 
     /// Markers of a JPEG up to its first scan.
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jpeg_is_a_plain_baseline_jfif_stream_as_ffcvs() {
+    fn a_jpeg_is_a_plain_baseline_jfif_stream_like_those_of_ffcv() {
         let rgb: Vec<u8> = (0..3 * 33 * 17).map(|i| (i % 251) as u8).collect();
         let mut compressor = Compressor::new(90).unwrap();
         let jpeg = compressor.encode(&rgb, 33, 17).unwrap();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_used_compressor_gives_what_a_new_one_gives() {
+    fn a_used_compressor_gives_the_same_result_as_a_new_one() {
         let mut used = Compressor::new(75).unwrap();
         for (width, height) in [(64, 64), (1, 1), (7, 100), (64, 64)] {
             let rgb: Vec<u8> = (0..3 * width * height).map(|i| (i * 7 % 256) as u8).collect();
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_jpeg_can_hold_is_refused() {
+    fn invalid_sizes_and_qualities_are_refused() {
         let mut compressor = Compressor::new(90).unwrap();
         for (width, height, len) in [(0, 1, 0), (2, 2, 11), (65_501, 1, 3 * 65_501), (65_536, 1, 1)]
         {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn grey_and_cmyk_become_rgb_and_are_not_plain() {
+    fn grey_and_cmyk_are_converted_to_rgb_and_are_not_plain() {
         let mut decompressor = Decompressor::new().unwrap();
         let mut rgb = Vec::new();
         let header = decompressor.decode(GREY, &mut rgb).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jpeg_cut_off_anywhere_is_an_error_and_harms_no_later_image() {
+    fn a_truncated_jpeg_is_an_error_and_does_not_affect_later_images() {
         let mut decompressor = Decompressor::new().unwrap();
         let mut rgb = Vec::new();
         for end in 0..GREY.len() - 2 {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_promise_of_too_many_pixels_is_no_allocation() {
+    fn no_memory_is_allocated_for_too_many_pixels() {
         let mut jpeg = GREY.to_vec();
         let frame = jpeg.windows(2).position(|pair| pair == [0xFF, 0xC0]).unwrap();
         jpeg[frame + 5..frame + 9].copy_from_slice(&[0xFF; 4]);

@@ -1,40 +1,42 @@
-//! Writes beton files that Baton and the real ffcv read.
+//! Writes beton files that Baton and ffcv can read.
 //!
 //! ```text
 //! folder or list ─▶ Source ─▶ threads: read, decode, reduce, encode ─▶ Writer ─▶ file
-//!                             (Studio each, a bounded number ahead)    (in order)
+//!                             (with one ImageEncoder each)             (in order)
 //! ```
 //!
 //! Start with [`write_images`], or with [`Writer`] for fields of any kind.
 //!
-//! | file | what it knows |
+//! | file | content |
 //! |---|---|
-//! | `field` | fields and values: descriptors, rows, what is refused |
+//! | `field` | fields and values: descriptors, rows, validation |
 //! | `file` | [`Writer`]: pages, allocation table, header |
-//! | `draft` | a file that has its name only when it is whole |
+//! | `draft` | a file that gets its name only when it is complete |
 //! | `source` | class folders and lists |
-//! | `picture` | an image file → what is stored of it |
+//! | `encoding` | an image file → the stored image |
 //! | `jpeg` | libjpeg-turbo |
-//! | `workshop` | threads, in order |
+//! | `pipeline` | threads that encode images, with results in order |
 //! | `images` | [`write_images`]: files, shards, bad images |
-//! | `progress` | which shards are done |
+//! | `progress` | record of the finished shards |
 
 mod draft;
+mod encoding;
 mod error;
 mod field;
 mod file;
 mod images;
 mod jpeg;
-mod picture;
+mod pipeline;
 mod progress;
 mod source;
-mod workshop;
 
 pub use self::{
+    encoding::{Encoding, JpegSelection},
     error::{BadImage, Error},
-    field::{Array, Field, Kind, Value},
-    file::{DEFAULT_PAGE_BYTES, FFCV_LEAST_PAGE_BYTES, Writer, Written},
-    images::{Event, OnBadImage, OneFile, Options, Summary, Tally, shard_path, write_images},
-    picture::{Choice, Encoding},
+    field::{Array, Field, FieldKind, Value},
+    file::{DEFAULT_PAGE_BYTES, FFCV_MIN_PAGE_BYTES, FinishedFile, Writer},
+    images::{
+        ImageCounts, OnBadImage, Options, OutputFile, Summary, WriteEvent, shard_path, write_images,
+    },
     source::{EXTENSIONS, Item, Source},
 };

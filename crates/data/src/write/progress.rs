@@ -1,4 +1,6 @@
-//! Which shards of a write are done: a small file beside them.
+//! The record of a write's finished shards: a small file in the same folder.
+//!
+//! Unknown fields are refused, so an older version never resumes the write of a newer one.
 
 use std::{
     collections::BTreeMap,
@@ -10,38 +12,38 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    Error, Options, Source, Tally,
+    Error, ImageCounts, Options, Source,
     draft::{failed, replace},
 };
 use crate::with_suffix;
 
-/// `TARGET-write.json`. Written before the first shard, and again after each one.
+/// The file `TARGET-write.json`. It is written before the first shard, and again after each shard.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct WriteProgress {
     path: PathBuf,
-    record: Record,
+    record: ProgressRecord,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Record {
-    /// All that the bytes of the shards depend on.
+struct ProgressRecord {
+    /// All parameters on which the bytes of the shards depend.
     write: BTreeMap<String, Value>,
-    /// By number.
+    /// Finished shards by number.
     done: BTreeMap<usize, DoneShard>,
 }
 
-/// A shard that is on the disk.
+/// A finished shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DoneShard {
-    /// Its length.
+    /// Size of the shard, in bytes.
     pub(super) bytes: u64,
-    /// What is in it.
-    pub(super) tally: Tally,
+    /// Numbers and sizes of its images.
+    pub(super) tally: ImageCounts,
 }
 
-impl Progress {
-    /// Begins anew, or goes on with the record of the same write.
+impl WriteProgress {
+    /// Creates a new record, or resumes with the record of the same write.
     pub(super) fn open(source: &Source, target: &Path, options: &Options) -> Result<Self, Error> {
         let path = with_suffix(target, "-write.json");
         let write = parameters(source, options)?;
@@ -49,29 +51,29 @@ impl Progress {
             && let Some(record) = read(&path)?
         {
             if let Some(name) = first_difference(&record.write, &write) {
-                let told = |write: &BTreeMap<String, Value>| match write.get(name) {
+                let value = |write: &BTreeMap<String, Value>| match write.get(name) {
                     Some(value) => value.to_string(),
                     None => "nothing".to_owned(),
                 };
-                let (was, is) = (told(&record.write), told(&write));
+                let (was, is) = (value(&record.write), value(&write));
                 let what = format!("its {name} was {was}, now it is {is}");
-                return Err(Error::OtherWrite { path, what });
+                return Err(Error::DifferentWrite { path, what });
             }
             return Ok(Self { path, record });
         }
-        let progress = Self { path, record: Record { write, done: BTreeMap::new() } };
+        let progress = Self { path, record: ProgressRecord { write, done: BTreeMap::new() } };
         progress.save()?;
         Ok(progress)
     }
 
-    /// A shard that is done, if its file still is as it was.
+    /// The record of a finished shard, if its file still has the same size.
     pub(super) fn done(&self, shard: usize, path: &Path) -> Option<DoneShard> {
         let done = *self.record.done.get(&shard)?;
         let is_there = fs::metadata(path).is_ok_and(|metadata| metadata.len() == done.bytes);
         is_there.then_some(done)
     }
 
-    /// Notes a shard that is on the disk.
+    /// Records a finished shard.
     pub(super) fn add(&mut self, shard: usize, done: DoneShard) -> Result<(), Error> {
         self.record.done.insert(shard, done);
         self.save()
@@ -84,22 +86,22 @@ impl Progress {
     }
 }
 
-fn read(path: &Path) -> Result<Option<Record>, Error> {
+fn read(path: &Path) -> Result<Option<ProgressRecord>, Error> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed("read", path)(error)),
     };
     let record = serde_json::from_str(&text);
-    record.map(Some).map_err(|error| Error::OtherWrite {
+    record.map(Some).map_err(|error| Error::DifferentWrite {
         path: path.to_owned(),
-        what: format!("it does not read as a record of one ({error})"),
+        what: format!("it cannot be parsed ({error})"),
     })
 }
 
 fn parameters(source: &Source, options: &Options) -> Result<BTreeMap<String, Value>, Error> {
     let encoding = serde_json::to_value(options.encoding)
-        .map_err(|error| Error::Option(format!("options do not encode: {error}")))?;
+        .map_err(|error| Error::Option(format!("the options cannot be encoded: {error}")))?;
     let mut write = BTreeMap::from([
         ("images".to_owned(), Value::from(source.items.len())),
         ("source_digest".to_owned(), Value::from(source.digest())),

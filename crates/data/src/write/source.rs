@@ -1,4 +1,4 @@
-//! Which images with which labels: a folder of class folders, or a list.
+//! The images to be written and their labels: a folder of class folders, or a list.
 
 use std::{
     collections::BTreeSet,
@@ -11,36 +11,35 @@ use walkdir::WalkDir;
 
 use super::{Error, draft::failed};
 
-/// Extensions of the files in class folders that are taken for images, in lower case:
-/// torchvision's, and GIF.
+/// Extensions of image files in class folders, in lower case: those of torchvision, and GIF.
 pub const EXTENSIONS: [&str; 10] =
     ["bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"];
 
-/// Images to be written, in the order of the file to be.
+/// Images to be written, in the order of the samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The folder or list.
     pub path: PathBuf,
     /// The images.
     pub items: Vec<Item>,
-    /// Names of the classes by label; only class folders have them.
+    /// Names of the classes by label; `None` for a list.
     pub classes: Option<Vec<String>>,
 }
 
 /// One image to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// The file; as absolute as the source's path.
+    /// The image file; relative if the source's path is relative.
     pub path: PathBuf,
-    /// Its class.
+    /// Class of the image.
     pub label: i64,
 }
 
 impl Source {
-    /// Reads a folder as [`folder`](Self::folder), a file as [`list`](Self::list).
+    /// Reads a folder with [`folder`](Self::folder), or a file with [`list`](Self::list).
     ///
     /// # Errors
-    /// There is neither; or as those.
+    /// The path does not exist, or an error of those functions.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         match fs::metadata(path).map_err(failed("open", path))?.is_dir() {
@@ -49,14 +48,12 @@ impl Source {
         }
     }
 
-    /// Reads a folder as torchvision's `ImageFolder` does: each folder in it is a class, labelled
-    /// by its place among their sorted names. Images of a class are those in its folder, sorted by
-    /// name, then those in folders below, sorted by their whole path. Links are followed, other
-    /// files passed over.
+    /// Reads a folder like torchvision's `ImageFolder`: each subfolder is a class, whose label is its position in the
+    /// sorted list of names. The images of a class are those in its folder, sorted by name, then those in subfolders,
+    /// sorted by their whole path. Links are followed; other files are skipped.
     ///
     /// # Errors
-    /// No class folder, a class without an image, a name that is no UTF-8, or a folder that cannot
-    /// be read.
+    /// There is no class folder, a class has no image, a name is not valid UTF-8, or a folder cannot be read.
     pub fn folder(path: &Path) -> Result<Self, Error> {
         let refused = |path: &Path, reason: String| Error::Source { path: path.to_owned(), reason };
         let mut names = BTreeSet::new();
@@ -85,18 +82,18 @@ impl Source {
             items.extend(images.into_iter().map(|path| Item { path, label }));
             let name = name.into_string().ok().filter(|name| !name.contains('\n'));
             let reason =
-                || "the name of a class is UTF-8 in one line: rename the folder".to_owned();
+                || "the name of a class must be UTF-8 in one line: rename the folder".to_owned();
             classes.push(name.ok_or_else(|| refused(&folder, reason()))?);
         }
         Ok(Self { path: path.to_owned(), items, classes: Some(classes) })
     }
 
-    /// Reads a list: a line per image, its path, then a TAB or a comma, then its label, a whole
-    /// number. Paths are relative to the list's own folder. Without a TAB the last comma divides;
-    /// empty lines are passed over, as is a first line whose label is `label`.
+    /// Reads a list with one line per image: its path, then a TAB or a comma, then its label, an integer. Paths are
+    /// relative to the folder of the list. Without a TAB the last comma is the separator. Empty lines are skipped,
+    /// and so is a header: a first line whose label is `label`.
     ///
     /// # Errors
-    /// A line is malformed, or there is none; the file cannot be read or is no UTF-8.
+    /// A line is invalid, or there are no images; the file cannot be read or is not valid UTF-8.
     pub fn list(path: &Path) -> Result<Self, Error> {
         let text = fs::read_to_string(path).map_err(failed("read", path))?;
         let base = path.parent().unwrap_or(Path::new(""));
@@ -118,20 +115,19 @@ impl Source {
             if name.is_empty() {
                 return Err(refused("no path before the label".to_owned()));
             }
-            let label = label
-                .parse()
-                .map_err(|_| refused(format!("label {label:?} is no whole number")))?;
+            let label =
+                label.parse().map_err(|_| refused(format!("label {label:?} is not an integer")))?;
             items.push(Item { path: base.join(name), label });
         }
         if items.is_empty() {
-            let reason = "the list names no image: give `path<TAB>label` lines".to_owned();
+            let reason = "the list has no images: give `path<TAB>label` lines".to_owned();
             return Err(Error::Source { path: path.to_owned(), reason });
         }
         Ok(Self { path: path.to_owned(), items, classes: None })
     }
 
-    /// A digest over names, labels, sizes and times of change: it tells whether this is still the
-    /// same source. Files that cannot be looked at count as such.
+    /// A digest of names, labels, sizes and modification times, to detect whether the source has changed. Files whose
+    /// metadata cannot be read are included too.
     pub(super) fn digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         for item in &self.items {
@@ -141,10 +137,11 @@ impl Source {
             hasher.update(&item.label.to_le_bytes());
             let metadata = fs::metadata(&item.path);
             let size = metadata.as_ref().map_or(u64::MAX, fs::Metadata::len);
-            let changed = metadata.and_then(|metadata| metadata.modified()).ok();
-            let age = changed.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+            let modified = metadata.and_then(|metadata| metadata.modified()).ok();
+            let since_epoch =
+                modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
             hasher.update(&size.to_le_bytes());
-            hasher.update(&age.map_or(0, |age| age.as_nanos()).to_le_bytes());
+            hasher.update(&since_epoch.map_or(0, |time| time.as_nanos()).to_le_bytes());
         }
         hasher.finalize().to_hex().to_string()
     }

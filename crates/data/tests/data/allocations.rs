@@ -1,5 +1,5 @@
-//! Counts memory, so that tests can tell whether a damaged file makes the reader ask for much.
-#![allow(unsafe_code)] // An allocator is unsafe by its nature; this one only forwards.
+//! Tracks memory allocations, so that tests can detect large allocations caused by damaged files.
+#![allow(unsafe_code)] // An allocator needs unsafe code; this one only forwards calls.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -15,11 +15,11 @@ struct Watched;
 #[global_allocator]
 static ALLOCATOR: Watched = Watched;
 
-// SAFETY: every call is passed on unchanged to the system's allocator.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         watch(layout.size());
-        // SAFETY: the caller keeps the contract of the same method.
+        // SAFETY: the caller satisfies the contract of the same method.
         unsafe { System.alloc(layout) }
     }
 
@@ -45,7 +45,7 @@ fn watch(size: usize) {
     LARGEST.set(LARGEST.get().max(size));
 }
 
-/// Bytes of the largest single allocation of this thread while `work` runs.
+/// Size of the largest single allocation of this thread while `work` runs, bytes.
 pub(crate) fn largest_during<T>(work: impl FnOnce() -> T) -> (usize, T) {
     LARGEST.set(0);
     let result = work();

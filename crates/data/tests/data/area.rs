@@ -1,9 +1,9 @@
-//! The area resize, compared with OpenCV's by way of FFCV.
+//! The area resize, compared with OpenCV's as used by FFCV.
 
 use std::{fs, io::Read};
 
 use baton_data::{
-    Decoder, Frame,
+    Decoder, ImageTransform,
     area::{AreaResizer, Pixels},
     augment::{Crop, Flip, center_crop},
 };
@@ -16,7 +16,7 @@ use crate::{
     sketch::{Opened, Saved},
 };
 
-/// Images that FFCV stored raw, and what it made of them.
+/// Images that FFCV stored raw, and FFCV's results for them.
 struct References {
     json: Value,
     images: Vec<(u32, u32, Vec<u8>)>,
@@ -49,28 +49,29 @@ fn resize(
 ) -> String {
     let source = Pixels { bytes, width: *width, height: *height, row_bytes: 3 * *width as usize };
     let mut out = vec![0; 3 * (target_width * target_height) as usize];
-    resizer.resize(source, crop, target_width, target_height, &mut out).unwrap();
+    let source = source.crop(crop).unwrap();
+    resizer.resize(source, target_width, target_height, &mut out).unwrap();
     sha256(&out)
 }
 
 #[test]
-fn crops_of_every_kind_are_opencvs_bit_by_bit() {
+fn crops_of_every_kind_are_bit_identical_to_those_of_opencv() {
     let References { json, images } = references();
-    let mut resizer = AreaResizer::new();
+    let mut resizer = AreaResizer::default();
     for reference in json["crops"].as_array().unwrap() {
         let [left, top, width, height] = [0, 1, 2, 3].map(|i| number(&reference["crop"][i]));
         let crop = Crop { left, top, width, height };
         let target = [0, 1].map(|i| number(&reference["target"][i]));
         let image = &images[number(&reference["sample"]) as usize];
-        let got = resize(&mut resizer, image, crop, target);
-        assert_eq!(got, reference["sha256"], "{crop:?} to {target:?}");
+        let digest = resize(&mut resizer, image, crop, target);
+        assert_eq!(digest, reference["sha256"], "{crop:?} to {target:?}");
     }
 }
 
 #[test]
-fn centre_crops_are_ffcvs_loaders_bit_by_bit() {
+fn centre_crops_are_bit_identical_to_those_of_ffcv() {
     let References { json, images } = references();
-    let mut resizer = AreaResizer::new();
+    let mut resizer = AreaResizer::default();
     for (image, expected) in images.iter().zip(json["images"].as_array().unwrap()) {
         let crop = center_crop(224.0 / 256.0, image.0, image.1);
         assert_eq!(resize(&mut resizer, image, crop, [64, 64]), expected["center64"], "{crop:?}");
@@ -79,7 +80,7 @@ fn centre_crops_are_ffcvs_loaders_bit_by_bit() {
 
 /// From the stored JPEG to the sample: FFCV's inverse DCT, crop and resize.
 #[test]
-fn samples_of_jpegs_are_ffcvs_own_bit_by_bit() {
+fn samples_of_jpegs_are_bit_identical_to_those_of_ffcv() {
     let text = fs::read_to_string(folder().join("b_jpg90.area.json")).unwrap();
     let json: Value = serde_json::from_str(&text).unwrap();
     let saved = Saved::new(&file("b_jpg90"));
@@ -88,9 +89,9 @@ fn samples_of_jpegs_are_ffcvs_own_bit_by_bit() {
         let image = opened.image(sample);
         let centre = || center_crop(224.0 / 256.0, image.width, image.height);
         let crop = crop.unwrap_or_else(centre);
-        let frame = Frame { crop, flip: Flip::Keep, resolution, resize: Resize::Area };
+        let transform = ImageTransform { crop, flip: Flip::Keep, resolution, resize: Resize::Area };
         let mut out = vec![0; 3 * (resolution * resolution) as usize];
-        decoder.render(&image, &frame, &mut out).unwrap();
+        decoder.render(&image, &transform, &mut out).unwrap();
         sha256(&out)
     };
     for (sample, expected) in (0..).zip(json["images"].as_array().unwrap()) {

@@ -1,11 +1,11 @@
-//! Damaged files: named errors, no panic, no memory by the word of a damaged size.
+//! Damaged files: clear errors, no panic, no allocation for a damaged size.
 
 use baton_data::{
-    Beton, Dataset, Decoder, Error, FileFault, Frame, ImageBytes, Layout, Mode, SampleFault,
-    Source,
+    Beton, Dataset, Decoder, Error, FileFault, ImageBytes, ImageTransform, Mode, SampleBlocks,
+    SampleFault, Source,
     augment::{Crop, Flip},
     beton::FieldType,
-    verify::{Tools, Verifier},
+    verify::{Verifier, VerifyBuffers},
 };
 use baton_recipe::spec::{OnBadSample, Resize};
 
@@ -15,7 +15,7 @@ use crate::{
     sketch::{LABEL, PAGE_BYTES, Picture, ROW_BYTES, ROWS_START, Saved, beton, jpeg, raw},
 };
 
-/// Where the pages of a sketch with three pictures start.
+/// Start of the pages of a sketch with three pictures.
 const PAGES: usize = (ROWS_START + 3 * ROW_BYTES).next_multiple_of(PAGE_BYTES);
 
 fn sketch() -> Vec<u8> {
@@ -49,30 +49,30 @@ fn sample_fault(mut file: Vec<u8>, at: usize, bytes: &[u8]) -> (u64, SampleFault
 }
 
 #[test]
-fn a_missing_file_is_named() {
+fn a_missing_file_is_reported() {
     let refused = Beton::open("/nowhere/set.beton").unwrap_err().to_string();
     assert!(refused.starts_with("cannot open /nowhere/set.beton: No such file"), "{refused}");
 }
 
 #[test]
-fn an_empty_file_is_named() {
+fn an_empty_file_is_reported() {
     let refused = open(&[]).unwrap_err().to_string();
     assert!(refused.ends_with("set.beton: the file is empty: copy or write it again"), "{refused}");
 }
 
 #[test]
-fn a_folder_is_no_file() {
+fn a_folder_is_not_a_file() {
     assert!(matches!(Beton::open("/"), Err(Error::Io { .. })));
 }
 
 #[test]
-fn no_samples_are_legal() {
+fn a_file_without_samples_is_valid() {
     let set = open(&beton(&[])).unwrap();
     assert!(set.is_empty());
 }
 
 #[test]
-fn faults_of_the_header_are_named() {
+fn faults_of_the_header_are_reported() {
     assert_eq!(fault(sketch(), 0, &[3, 0]), FileFault::Version(3));
     assert_eq!(fault(sketch(), 2, &[0, 0]), FileFault::NoFields);
     assert_eq!(fault(sketch(), 4, &[65]), FileFault::PageSize(65));
@@ -88,16 +88,16 @@ fn faults_of_the_header_are_named() {
         file_bytes,
     };
     assert_eq!(fault(file.clone(), samples_at, &most), cut);
-    let least = (ROWS_START + 3 * ROW_BYTES) as u64;
-    let place = FileFault::TablePlace { start: u64::MAX, least, file_bytes };
-    assert_eq!(fault(file.clone(), table_at, &most), place);
+    let min_start = (ROWS_START + 3 * ROW_BYTES) as u64;
+    let position = FileFault::TablePosition { start: u64::MAX, min_start, file_bytes };
+    assert_eq!(fault(file.clone(), table_at, &most), position);
     let start = table_start(&file) as u64 + 1;
     let length = FileFault::TableLength { start, table_bytes: 3 * 24 - 1 };
     assert_eq!(fault(file, table_at, &start.to_le_bytes()), length);
 }
 
 #[test]
-fn faults_of_the_fields_are_named() {
+fn faults_of_the_fields_are_reported() {
     let unknown = FileFault::UnknownType { name: "image".to_owned(), type_id: 255 };
     assert_eq!(fault(sketch(), 24, &[255]), unknown);
 
@@ -108,35 +108,35 @@ fn faults_of_the_fields_are_named() {
         ..Source::new(saved.location())
     };
     let refused = Dataset::open(fields("picture", "label")).unwrap_err().to_string();
-    let told = "no field \"picture\"; it has \"image\", \"label\": \
+    let expected = "no field \"picture\"; it has \"image\", \"label\": \
                 set data.input_field and data.label_field";
-    assert!(refused.ends_with(told), "{refused}");
+    assert!(refused.ends_with(expected), "{refused}");
     let refused = Dataset::open(fields("image", "image")).unwrap_err();
     let Error::File { fault, .. } = refused else { panic!("{refused}") };
-    let (found, wanted) = (FieldType::RgbImage, vec![FieldType::Int]);
-    assert_eq!(fault, FileFault::WrongType { name: "image".to_owned(), found, wanted });
+    let (found, expected) = (FieldType::RgbImage, vec![FieldType::Int]);
+    assert_eq!(fault, FileFault::WrongType { name: "image".to_owned(), found, expected });
 }
 
 #[test]
-fn faults_of_the_allocation_table_are_named() {
+fn faults_of_the_allocation_table_are_reported() {
     let file = sketch();
     let second = table_start(&file) + 24;
     let strange = FileFault::TableSample { entry: 1, sample: 3, samples: 3 };
     assert_eq!(fault(file.clone(), second, &3_u64.to_le_bytes()), strange);
 
     let pointer = (PAGES + 36) as u64;
-    let unresolved = (1, SampleFault::Unresolved { pointer });
+    let unresolved = (1, SampleFault::MissingAllocation { pointer });
     assert_eq!(sample_fault(file.clone(), second + 8, &[0; 8]), unresolved);
     assert_eq!(sample_fault(file.clone(), second + 16, &[0; 8]), unresolved);
 
-    let (least, most) = (PAGES as u64, table_start(&file) as u64);
+    let (pages_start, pages_end) = (PAGES as u64, table_start(&file) as u64);
     let end = pointer + u64::from(u32::MAX);
-    let outside = (1, SampleFault::OutsidePages { start: pointer, end, least, most });
+    let outside = (1, SampleFault::OutsidePages { start: pointer, end, pages_start, pages_end });
     assert_eq!(sample_fault(file, second + 16, &[0xFF; 8]), outside);
 }
 
 #[test]
-fn faults_of_a_row_are_named() {
+fn faults_of_a_row_are_reported() {
     let first = |at, bytes: &[u8]| {
         let (sample, fault) = sample_fault(sketch(), ROWS_START + at, bytes);
         assert_eq!(sample, 0);
@@ -145,11 +145,14 @@ fn faults_of_a_row_are_named() {
     assert_eq!(first(0, &[2]), SampleFault::Mode(2));
     assert_eq!(first(1, &[0, 0]), SampleFault::NoPixels { width: 0, height: 3 });
     assert_eq!(first(3, &[4, 0]), SampleFault::RawSize { stored: 36, width: 4, height: 4 });
-    assert_eq!(first(5, &[1; 8]), SampleFault::Unresolved { pointer: 0x0101_0101_0101_0101 });
+    assert_eq!(
+        first(5, &[1; 8]),
+        SampleFault::MissingAllocation { pointer: 0x0101_0101_0101_0101 }
+    );
 }
 
 #[test]
-fn a_label_that_no_model_can_learn_is_named() {
+fn a_negative_label_is_reported() {
     let mut file = sketch();
     file[ROWS_START + ROW_BYTES + LABEL..][..8].copy_from_slice(&(-1_i64).to_le_bytes());
     let refused = Saved::new(&file).classes(1_000).unwrap_err().to_string();
@@ -157,16 +160,16 @@ fn a_label_that_no_model_can_learn_is_named() {
 }
 
 #[test]
-fn a_sample_beyond_the_end_is_named() {
+fn a_sample_beyond_the_end_is_reported() {
     let set = open(&sketch()).unwrap();
     let refused = set.label(3).unwrap_err().to_string();
     assert!(refused.ends_with("sample 3, byte 0: there are only 3 samples"), "{refused}");
     assert!(set.label(u64::MAX).is_err());
 }
 
-/// Between two entries of the allocation table, too, where only the missing pointer tells.
+/// Also between two entries of the allocation table, where only the missing pointer shows it.
 #[test]
-fn a_file_cut_off_anywhere_is_refused() {
+fn a_file_truncated_anywhere_is_refused() {
     let file = sketch();
     let saved = Saved::new(&[]);
     for end in 0..file.len() {
@@ -176,7 +179,7 @@ fn a_file_cut_off_anywhere_is_refused() {
 }
 
 #[test]
-fn ffcvs_files_cut_off_at_section_and_page_boundaries_are_refused() {
+fn files_of_ffcv_truncated_at_section_and_page_boundaries_are_refused() {
     for name in ["g_single", "k_two_workers"] {
         let file = fixtures::file(name);
         let samples = u64::from_le_bytes(file[8..16].try_into().unwrap()) as usize;
@@ -209,19 +212,19 @@ fn ffcvs_files_cut_off_at_section_and_page_boundaries_are_refused() {
     }
 }
 
-/// Reads all there is. Whether that works is not the question here.
+/// Reads everything in the file; errors are allowed.
 fn read_everything(saved: &Saved) -> Result<(), Error> {
     let beton = Beton::open(saved.path())?;
-    let _ = Layout::of_pages(&beton);
+    let _ = SampleBlocks::of_pages(&beton);
     let verifier = Verifier::new(&beton)?;
-    let mut tools = Tools::new()?;
+    let mut buffers = VerifyBuffers::new()?;
     for sample in 0..beton.len() {
-        let _ = verifier.check(sample, &mut tools);
+        let _ = verifier.check(sample, &mut buffers);
     }
     saved.classes(3).map(|_| ())
 }
 
-/// Neither may it panic, nor take more memory than the file and one image in it justify.
+/// Reading must not panic, nor allocate more memory than the file and one image justify.
 fn survives(saved: &Saved, file: &[u8], what: &str) {
     saved.overwrite(file);
     let (largest, _) = largest_during(|| read_everything(saved));
@@ -230,13 +233,13 @@ fn survives(saved: &Saved, file: &[u8], what: &str) {
 
 #[test]
 fn any_flipped_bit_is_survived() {
-    let sound = sketch();
+    let valid = sketch();
     // The arguments of the descriptors are not read.
     let arguments = |at: &usize| (24 + 17..ROWS_START).contains(at) && (at - 24) % 1041 > 17;
     let saved = Saved::new(&[]);
-    for at in (0..sound.len()).filter(|at| !arguments(at)) {
+    for at in (0..valid.len()).filter(|at| !arguments(at)) {
         for bit in 0..8 {
-            let mut file = sound.clone();
+            let mut file = valid.clone();
             file[at] ^= 1 << bit;
             survives(&saved, &file, &format!("bit {bit} of byte {at}"));
         }
@@ -245,9 +248,9 @@ fn any_flipped_bit_is_survived() {
 
 #[test]
 fn random_damage_is_survived() {
-    let sound = sketch();
+    let valid = sketch();
     let saved = Saved::new(&[]);
-    // Knuth's linear congruential generator; the seed makes it the same every time.
+    // Knuth's linear congruential generator with a fixed seed, for reproducible damage.
     let mut state = 1_u64;
     let mut random = |bound: usize| {
         state =
@@ -255,26 +258,26 @@ fn random_damage_is_survived() {
         (state >> 33) as usize % bound
     };
     for round in 0..2_000 {
-        let mut file = sound.clone();
+        let mut file = valid.clone();
         for _ in 0..1 + random(6) {
-            // Half of the damage goes where the sizes are.
+            // Half of the damage is in the first 24 bytes, where the sizes are.
             let part = if random(2) == 0 { 24 } else { file.len() };
             let (at, value) = (random(part), random(256));
             file[at] = value as u8;
         }
-        file.truncate(sound.len() - random(4) * random(200));
+        file.truncate(valid.len() - random(4) * random(200));
         survives(&saved, &file, &format!("round {round}"));
     }
 }
 
 /// Row and JPEG agree on an image of 65,500 x 65,500 pixels, in 333 bytes: 13 GB of pixels.
 #[test]
-fn a_jpeg_that_promises_too_much_is_refused() {
+fn a_jpeg_with_a_false_size_is_refused() {
     let Picture { mut bytes, mode, .. } = jpeg();
-    let frame = bytes.windows(2).position(|marker| marker == [0xFF, 0xC0]).unwrap();
+    let header = bytes.windows(2).position(|marker| marker == [0xFF, 0xC0]).unwrap();
     let side = 65_500_u16;
-    bytes[frame + 5..frame + 7].copy_from_slice(&side.to_be_bytes());
-    bytes[frame + 7..frame + 9].copy_from_slice(&side.to_be_bytes());
+    bytes[header + 5..header + 7].copy_from_slice(&side.to_be_bytes());
+    bytes[header + 7..header + 9].copy_from_slice(&side.to_be_bytes());
     let file = beton(&[Picture { mode, width: side, height: side, bytes }]);
     let saved = Saved::new(&file);
     let beton = Beton::open(saved.path()).unwrap();
@@ -287,25 +290,25 @@ fn a_jpeg_that_promises_too_much_is_refused() {
 
 /// Found by `make fuzz TARGET=fields`: a shape of almost 4 GiB, in a file of 130 KB.
 #[test]
-fn an_array_larger_than_the_pages_is_refused_before_anybody_makes_room() {
+fn an_array_larger_than_the_pages_is_refused_without_allocating_memory() {
     let mut file = fixtures::file("f2_layouts");
     let (field, name) = (3, "arr_i16");
     let first_dimension = 24 + 1041 * field + 17;
     let dimensions = u64::from_le_bytes(file[first_dimension..][..8].try_into().unwrap());
     let saved = Saved::new(&file);
-    let sound = Beton::open(saved.path()).unwrap().array_column(name).unwrap().value_bytes();
-    let huge = dimensions * (u64::from(u32::MAX) / sound);
+    let valid = Beton::open(saved.path()).unwrap().array_column(name).unwrap().value_bytes();
+    let huge = dimensions * (u64::from(u32::MAX) / valid);
     file[first_dimension..][..8].copy_from_slice(&huge.to_le_bytes());
     saved.overwrite(&file);
 
     let beton = Beton::open(saved.path()).unwrap();
     let refused = beton.array_column(name).unwrap_err().to_string();
-    assert!(refused.contains("fits into no page of this file"), "{refused}");
+    assert!(refused.contains("too large for the pages of this file"), "{refused}");
     let (largest, faults) = largest_during(|| {
         let verifier = Verifier::new(&beton).unwrap();
-        let mut tools = Tools::new().unwrap();
+        let mut buffers = VerifyBuffers::new().unwrap();
         for sample in 0..beton.len() {
-            let _ = verifier.check(sample, &mut tools);
+            let _ = verifier.check(sample, &mut buffers);
         }
         verifier.faults().len()
     });
@@ -319,34 +322,34 @@ fn an_array_larger_than_the_pages_is_refused_before_anybody_makes_room() {
     }
 }
 
-/// That a part of a JPEG looks as the same part of its pixels does.
-fn a_part_looks_as_the_pixels(jpeg: &[u8], width: u32, height: u32, crop: Crop, resolution: u32) {
+/// Checks that a crop of a JPEG equals the same crop of its decoded pixels.
+fn assert_crop_equals_pixels(jpeg: &[u8], width: u32, height: u32, crop: Crop, resolution: u32) {
     let mut decoder = Decoder::new().unwrap();
     let jpeg = ImageBytes { mode: Mode::Jpeg, width, height, bytes: jpeg };
-    let frame = Frame { crop, flip: Flip::Keep, resolution, resize: Resize::Fast };
-    let mut seen = vec![0; 3 * (resolution * resolution) as usize];
-    decoder.render(&jpeg, &frame, &mut seen).unwrap();
+    let transform = ImageTransform { crop, flip: Flip::Keep, resolution, resize: Resize::Fast };
+    let mut rendered = vec![0; 3 * (resolution * resolution) as usize];
+    decoder.render(&jpeg, &transform, &mut rendered).unwrap();
     let pixels = decoder.decode(&jpeg).unwrap().to_vec();
     let raw = ImageBytes { mode: Mode::Raw, bytes: &pixels, ..jpeg };
-    let mut expected = vec![0; seen.len()];
-    decoder.render(&raw, &frame, &mut expected).unwrap();
-    assert!(seen == expected, "{frame:?}");
+    let mut expected = vec![0; rendered.len()];
+    decoder.render(&raw, &transform, &mut expected).unwrap();
+    assert!(rendered == expected, "{transform:?}");
 }
 
-/// Shown by `make fuzz TARGET=jpeg`: libjpeg-turbo ignores the scale of a lossless image, and wrote all
-/// of it into a buffer for an eighth of its width.
+/// Found by `make fuzz TARGET=jpeg`: libjpeg-turbo ignores the scale of a lossless image, and wrote the whole image
+/// into a buffer for an eighth of its width.
 #[test]
 fn a_lossless_jpeg_is_not_reduced_while_it_is_decoded() {
     let jpeg = include_bytes!("../fixtures/lossless-16x12.jpg");
-    a_part_looks_as_the_pixels(jpeg, 16, 12, Crop { left: 2, top: 0, width: 12, height: 12 }, 1);
+    assert_crop_equals_pixels(jpeg, 16, 12, Crop { left: 2, top: 0, width: 12, height: 12 }, 1);
 }
 
-/// Shown by `make fuzz TARGET=jpeg`: 4:4:4 with factors of 2x1 each has units of 16 columns, and the
-/// library refused a part that starts at a multiple of 8.
+/// Found by `make fuzz TARGET=jpeg`: 4:4:4 with factors of 2x1 each has units of 16 columns, and the
+/// library refused a region that starts at a multiple of 8.
 #[test]
-fn a_part_decodes_where_4_4_4_is_written_in_an_unusual_way() {
+fn a_region_decodes_if_4_4_4_is_written_with_unusual_factors() {
     let jpeg = include_bytes!("../fixtures/wide-444-32x24.jpg");
     for left in 0..24 {
-        a_part_looks_as_the_pixels(jpeg, 32, 24, Crop { left, top: 5, width: 8, height: 8 }, 8);
+        assert_crop_equals_pixels(jpeg, 32, 24, Crop { left, top: 5, width: 8, height: 8 }, 8);
     }
 }

@@ -1,4 +1,4 @@
-//! The data set in the repository.
+//! The data set of handwritten digits in the repository.
 
 use std::path::PathBuf;
 
@@ -41,6 +41,6 @@ fn the_digits_are_read() {
 fn a_model_with_too_few_outputs_is_refused() {
     let refused = try_open("digits-val.beton", 9).unwrap_err().to_string();
     assert!(refused.contains("digits-val.beton: sample "), "{refused}");
-    let remedy = "label 9, but model.num_classes = 9: raise model.num_classes or mend the data set";
+    let remedy = "label 9, but model.num_classes = 9: raise model.num_classes or fix the data set";
     assert!(refused.ends_with(remedy), "{refused}");
 }

@@ -1,9 +1,9 @@
-//! Files written by the real ffcv, compared with their manifests.
+//! Files written by ffcv, compared with their manifests.
 
 use std::{fs, io::Read, path::PathBuf};
 
 use baton_data::{
-    Beton, Dataset, Decoder, Frame, InputType, Mode, Source,
+    Beton, Dataset, Decoder, ImageTransform, InputType, Mode, Source,
     augment::{Crop, Flip},
     beton::{Field, FieldType},
 };
@@ -72,13 +72,13 @@ fn of_type(beton: &Beton, kind: FieldType) -> impl Iterator<Item = &Field> {
     beton.fields().iter().filter(move |field| field.kind == kind)
 }
 
-/// What the manifest says of one field of each sample.
+/// The manifest's entry for one field of each sample.
 fn expected<'a>(manifest: &'a Value, field: &'a str) -> impl Iterator<Item = (u64, &'a Value)> {
     let samples = manifest["samples"].as_array().unwrap().iter();
     (0..).zip(samples.map(move |sample| &sample["fields"][field]))
 }
 
-/// Compares every image of a file: place, stored bytes, pixels with either inverse DCT.
+/// Compares every image of a file: size, format, stored bytes, decoded pixels.
 fn compare_images(name: &str, beton: &Beton, manifest: &Value) {
     let mut decoder = Decoder::new().unwrap();
     let mut buffer = Vec::new();
@@ -93,7 +93,7 @@ fn compare_images(name: &str, beton: &Beton, manifest: &Value) {
             assert_eq!(u64::from(image.height), number(&expected["height"]));
             assert_eq!(sha256(image.bytes), expected["stored_sha256"]);
             let pixels = sha256(decoder.decode(&image).unwrap());
-            // Of raw pixels there is one kind only.
+            // For raw images there is only one digest of the pixels.
             let digest = if mode == "raw" { "rgb_sha256" } else { "rgb_sha256_islow" };
             assert_eq!(pixels, expected[digest], "{name}, sample {sample}");
         }
@@ -101,7 +101,7 @@ fn compare_images(name: &str, beton: &Beton, manifest: &Value) {
 }
 
 #[test]
-fn fields_and_rows_are_laid_out_as_ffcv_does() {
+fn fields_and_rows_have_the_layout_of_ffcv() {
     each(|name, beton, manifest| {
         assert_eq!(beton.len(), number(&manifest["header"]["num_samples"]), "{name}");
         let fields = manifest["fields"].as_array().unwrap();
@@ -168,16 +168,16 @@ fn each_with(buffer: &mut Vec<u8>, mut check: impl FnMut(&str, &Beton, &Value, &
 #[test]
 fn arrays_and_tensors_are_read() {
     each(|name, beton, manifest| {
-        let described = manifest["fields"].as_array().unwrap();
-        for (field, described) in beton.fields().iter().zip(described) {
+        let descriptors = manifest["fields"].as_array().unwrap();
+        for (field, descriptor) in beton.fields().iter().zip(descriptors) {
             if ![FieldType::NdArray, FieldType::TorchTensor].contains(&field.kind) {
                 continue;
             }
             let column = beton.array_column(&field.name).unwrap();
             let array = column.array_type();
-            assert_eq!(array.dtype.code(), described["dtype"], "{name}");
+            assert_eq!(array.dtype.code(), descriptor["dtype"], "{name}");
             let shape: Vec<u64> =
-                described["shape"].as_array().unwrap().iter().map(number).collect();
+                descriptor["shape"].as_array().unwrap().iter().map(number).collect();
             assert_eq!(array.shape, shape, "{name}");
             let mut value = vec![0; column.value_bytes() as usize];
             for (sample, expected) in expected(manifest, &field.name) {
@@ -189,13 +189,13 @@ fn arrays_and_tensors_are_read() {
 }
 
 #[test]
-fn images_have_the_stored_bytes_and_libjpeg_turbos_pixels() {
+fn images_have_the_stored_bytes_and_the_pixels_of_libjpeg_turbo() {
     each(compare_images);
 }
 
-/// The area resize of a whole image to its own size is what ffcv's decoder gives.
+/// The area resize of a whole image to the same size gives the result of ffcv's decoder.
 #[test]
-fn jpegs_decoded_as_ffcv_does_have_its_very_pixels() {
+fn jpegs_decoded_like_in_ffcv_have_identical_pixels() {
     let mut decoder = Decoder::new().unwrap();
     let mut compared = 0;
     each_with(&mut Vec::new(), |name, beton, manifest, buffer| {
@@ -208,10 +208,14 @@ fn jpegs_decoded_as_ffcv_does_have_its_very_pixels() {
                 }
                 let side = image.width;
                 let crop = Crop { left: 0, top: 0, width: side, height: side };
-                let frame =
-                    Frame { crop, flip: Flip::Keep, resolution: side, resize: Resize::Area };
+                let transform = ImageTransform {
+                    crop,
+                    flip: Flip::Keep,
+                    resolution: side,
+                    resize: Resize::Area,
+                };
                 let mut out = vec![0; (side * side * 3) as usize];
-                decoder.render(&image, &frame, &mut out).unwrap();
+                decoder.render(&image, &transform, &mut out).unwrap();
                 assert_eq!(sha256(&out), expected["rgb_sha256"], "{name}, sample {sample}");
                 compared += u32::from(image.mode == Mode::Jpeg);
             }
@@ -220,7 +224,7 @@ fn jpegs_decoded_as_ffcv_does_have_its_very_pixels() {
     assert!(compared > 0, "no square JPEG in any fixture");
 }
 
-/// Not written by ffcv, but harmless: the format's own fields do not need it.
+/// ffcv does not write such files, but they are valid for Baton.
 #[test]
 fn an_image_may_cross_pages() {
     for name in ["a_raw", "h2_retry"] {
@@ -232,7 +236,7 @@ fn an_image_may_cross_pages() {
 }
 
 #[test]
-fn a_dataset_is_an_input_and_a_label_field_of_any_name() {
+fn a_dataset_can_use_input_and_label_fields_of_any_name() {
     let saved = Saved::new(&file("f2_layouts"));
     let fields = |input: &str| Source {
         input_field: input.to_owned(),

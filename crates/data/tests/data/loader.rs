@@ -9,10 +9,10 @@ use std::{
 };
 
 use baton_data::{
-    Batch, Beton, Dataset, Decoder, Error, Frame, InputType, Inputs, Loader, Options, Request,
-    SampleFault, Source, View,
+    Batch, Beton, Dataset, Decoder, Error, ImageTransform, InputType, Inputs, Loader, Options,
+    Preprocessing, Request, SampleFault, Source,
     augment::{Flip, center_crop, random_crop, random_flip},
-    random::{Draws, Operation},
+    random::{Draws, RandomPurpose},
 };
 use baton_recipe::spec::{Augment, OnBadSample, Resize};
 
@@ -27,15 +27,20 @@ fn train_set() -> Arc<Dataset> {
     Arc::new(digits::open("digits-train.beton"))
 }
 
-fn train_view(resolution: u32) -> View {
-    View::Train { seed: SEED, resolution, resize: Resize::Fast, augment: Augment::default() }
+fn train_view(resolution: u32) -> Preprocessing {
+    Preprocessing::Train {
+        seed: SEED,
+        resolution,
+        resize: Resize::Fast,
+        augment: Augment::default(),
+    }
 }
 
 fn request(epoch: u32, samples: impl IntoIterator<Item = u64>) -> Request {
-    Request { epoch, samples: samples.into_iter().collect(), view: train_view(24) }
+    Request { epoch, samples: samples.into_iter().collect(), preprocessing: train_view(24) }
 }
 
-/// Batches without end.
+/// An infinite sequence of requests.
 fn endless() -> impl Iterator<Item = Request> + Send {
     (0..).map(|number| request(number, (0..16).map(|i| u64::from(number) * 16 % 1_400 + i)))
 }
@@ -57,7 +62,7 @@ fn pixels_do_not_depend_on_threads_or_prefetch() {
 }
 
 #[test]
-fn batches_come_in_the_order_of_the_requests_whatever_their_sizes() {
+fn batches_are_delivered_in_the_order_of_the_requests_whatever_their_sizes() {
     let sizes = [1, 40, 0, 3, 64, 0, 0, 2, 1, 17];
     let requests = sizes.map(|size| request(0, (0..size).rev()));
     let batches =
@@ -73,7 +78,7 @@ fn batches_come_in_the_order_of_the_requests_whatever_their_sizes() {
 }
 
 #[test]
-fn a_sample_is_what_its_view_says() {
+fn a_sample_equals_the_result_of_its_preprocessing() {
     let set = train_set();
     let (epoch, sample, resolution) = (3, 77, 20);
     let beton = Beton::open(digits::path("digits-train.beton")).unwrap();
@@ -82,19 +87,20 @@ fn a_sample_is_what_its_view_says() {
     let image = beton.image(&images, sample, &mut buffer).unwrap();
     let augment = Augment::default();
     let draws = |operation| Draws::new(SEED, epoch, sample, operation);
-    let crop = random_crop(&augment, 32, 32, draws(Operation::Crop));
-    let flip = random_flip(&augment, draws(Operation::Flip));
+    let crop = random_crop(&augment, 32, 32, draws(RandomPurpose::Crop));
+    let flip = random_flip(&augment, draws(RandomPurpose::Flip));
     for resize in [Resize::Fast, Resize::Area] {
-        let train = View::Train { seed: SEED, resolution, resize, augment: augment.clone() };
-        let evaluate = View::Evaluate { resolution, resize, crop_ratio: 0.5 };
-        let frames = [(train, crop, flip), (evaluate, center_crop(0.5, 32, 32), Flip::Keep)];
-        for (view, crop, flip) in frames {
-            let request = Request { epoch, samples: vec![sample], view };
+        let train =
+            Preprocessing::Train { seed: SEED, resolution, resize, augment: augment.clone() };
+        let evaluate = Preprocessing::Evaluate { resolution, resize, crop_ratio: 0.5 };
+        let cases = [(train, crop, flip), (evaluate, center_crop(0.5, 32, 32), Flip::Keep)];
+        for (preprocessing, crop, flip) in cases {
+            let request = Request { epoch, samples: vec![sample], preprocessing };
             let options = Options::new(1, 1);
             let batch = all(Loader::start(set.clone(), &options, [request].into_iter())).remove(0);
             let mut expected = vec![0; (resolution * resolution * 3) as usize];
-            let frame = Frame { crop, flip, resolution, resize };
-            Decoder::new().unwrap().render(&image, &frame, &mut expected).unwrap();
+            let transform = ImageTransform { crop, flip, resolution, resize };
+            Decoder::new().unwrap().render(&image, &transform, &mut expected).unwrap();
             assert!(batch.images() == Some((expected.as_slice(), resolution)));
             assert_eq!(batch.labels, [set.label(sample).unwrap()]);
         }
@@ -110,7 +116,7 @@ fn epochs_differ_and_repeat() {
 }
 
 #[test]
-fn a_sample_that_does_not_decode_ends_the_loader_in_its_place() {
+fn a_sample_that_does_not_decode_ends_the_loader_at_its_batch() {
     let mut pictures = vec![raw(8, 8, 50); 12];
     for damaged in [5, 4, 10] {
         pictures[damaged].mode = 0;
@@ -137,7 +143,7 @@ fn a_sample_that_is_not_in_the_set_is_an_error() {
 }
 
 #[test]
-fn a_panic_in_the_requests_is_an_error_not_a_wait_for_ever() {
+fn a_panic_in_the_requests_is_an_error_and_not_a_hang() {
     let requests = (0..).map(|number| match number {
         0 => request(0, 0..2),
         _ => panic!("planted"),
@@ -148,7 +154,7 @@ fn a_panic_in_the_requests_is_an_error_not_a_wait_for_ever() {
     assert!(loader.next().is_none());
 }
 
-/// The threads hold the data set: when they are gone, nobody else does.
+/// The threads hold references to the data set; there are none left when the threads have ended.
 #[test]
 fn dropping_the_loader_at_any_moment_ends_its_threads() {
     let set = train_set();
@@ -167,28 +173,28 @@ fn dropping_the_loader_at_any_moment_ends_its_threads() {
 }
 
 #[test]
-fn no_more_is_begun_than_was_asked_for() {
-    let begun = Arc::new(AtomicUsize::new(0));
-    let counter = begun.clone();
+fn no_more_batches_are_started_than_the_prefetch_option_allows() {
+    let started = Arc::new(AtomicUsize::new(0));
+    let counter = started.clone();
     let requests = endless().inspect(move |_| {
         counter.fetch_add(1, Ordering::SeqCst);
     });
     let mut loader = Loader::start(train_set(), &Options::new(4, 2), requests);
     for taken in 1..50 {
         loader.next().unwrap().unwrap();
-        assert!(begun.load(Ordering::SeqCst) <= taken + 2);
+        assert!(started.load(Ordering::SeqCst) <= taken + 2);
     }
 }
 
 #[test]
-fn waiting_is_measured() {
+fn waiting_time_is_measured() {
     let mut loader = Loader::start(train_set(), &Options::new(1, 1), endless());
     assert_eq!(loader.stats().waited, Duration::ZERO);
     loader.next().unwrap().unwrap();
     assert!(loader.stats().waited > Duration::ZERO);
 }
 
-/// Twelve pictures of which some do not decode.
+/// Twelve pictures, some of which do not decode.
 fn with_bad(bad: &[usize]) -> Saved {
     let mut pictures: Vec<_> = (0..12).map(|value| raw(8, 8, value)).collect();
     for index in bad {
@@ -203,7 +209,7 @@ fn skipping(saved: &Saved) -> Arc<Dataset> {
 }
 
 #[test]
-fn the_next_good_sample_takes_the_place_of_a_bad_one() {
+fn the_next_good_sample_replaces_a_bad_one() {
     let saved = with_bad(&[4, 5, 11]);
     for threads in [1, 3] {
         let requests = (0..4).map(|number| request(0, number * 3..number * 3 + 3));
@@ -219,10 +225,11 @@ fn the_next_good_sample_takes_the_place_of_a_bad_one() {
 }
 
 #[test]
-fn evaluation_leaves_bad_samples_out() {
+fn evaluation_skips_bad_samples() {
     let saved = with_bad(&[0, 4]);
-    let view = View::Evaluate { resolution: 4, resize: Resize::Fast, crop_ratio: 1.0 };
-    let request = Request { epoch: 0, samples: (0..6).collect(), view };
+    let preprocessing =
+        Preprocessing::Evaluate { resolution: 4, resize: Resize::Fast, crop_ratio: 1.0 };
+    let request = Request { epoch: 0, samples: (0..6).collect(), preprocessing };
     let mut loader = Loader::start(skipping(&saved), &Options::new(2, 1), [request].into_iter());
     let batch = loader.next().unwrap().unwrap();
     assert_eq!(batch.samples, [1, 2, 3, 5]);
@@ -242,7 +249,7 @@ fn a_data_set_without_any_good_sample_is_an_error_even_if_bad_ones_are_skipped()
 }
 
 #[test]
-fn arrays_come_as_floats_in_the_order_of_the_batch() {
+fn arrays_are_converted_to_floats_in_the_order_of_the_batch() {
     let saved = Saved::new(&fixtures::file("f2_layouts"));
     let source = Source {
         input_field: "arr_i16".to_owned(),
@@ -270,14 +277,14 @@ fn arrays_come_as_floats_in_the_order_of_the_batch() {
     assert_eq!(batches[0].samples, [1, 0]);
 }
 
-/// A file cut off under a running job is an error with its name, not a signal.
+/// A file truncated while a job uses it is an error with its name, not a signal.
 #[test]
-fn a_file_cut_off_while_in_use_is_told() {
+fn a_file_truncated_while_in_use_is_reported() {
     let saved = with_bad(&[]);
     let set = Arc::new(saved.dataset().unwrap());
     let file = std::fs::OpenOptions::new().write(true).open(saved.path()).unwrap();
     file.set_len(2_500).unwrap();
     let mut loader = Loader::start(set, &Options::new(1, 1), [request(0, [9])].into_iter());
     let refused = loader.next().unwrap().unwrap_err().to_string();
-    assert!(refused.contains("it was cut off while in use"), "{refused}");
+    assert!(refused.contains("it was truncated while in use"), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! What no unit of the crate can show alone: whole files, sound and damaged, and running loaders.
+//! Integration tests: complete files, valid and damaged, and running loaders.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,14 +1,14 @@
-//! Labels that are values.
+//! Labels that are target values.
 
 use std::{path::Path, sync::Arc};
 
 use baton_data::{
-    Batch, Beton, Dataset, Error, Inputs, Labels, Loader, Options, Request, SampleFault, Source,
-    View,
+    Batch, Beton, Dataset, Error, Inputs, Labels, Loader, Options, Preprocessing, Request,
+    SampleFault, Source,
     survey::{Survey, Values},
-    synth::{INPUT_FIELD, Part, Signals, TARGET_FIELD},
+    synth::{INPUT_FIELD, Signals, Split, TARGET_FIELD},
     verify::Verifier,
-    write::{Array, Field, Kind, Value, Writer},
+    write::{Array, Field, FieldKind, Value, Writer},
 };
 use baton_recipe::spec::{Augment, OnBadSample, Resize};
 use tempfile::TempDir;
@@ -25,16 +25,16 @@ fn bytes<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) ->
     values.iter().flat_map(|value| bytes(*value)).collect()
 }
 
-/// A file whose input holds its sample's number, with labels of every kind. `ratio` is the Float field,
-/// and the last element of the array `pose`.
+/// Writes a file whose inputs contain the sample's number, with labels of every kind. `ratio` is the value of the
+/// Float field and the last element of the array `pose`.
 fn write(path: &Path, ratio: impl Fn(u64) -> f64) {
     let fields = vec![
-        Field::new("signal", Kind::NdArray(array(&[1, 3], "<f4"))),
-        Field::new("count", Kind::Int),
-        Field::new("ratio", Kind::Float),
-        Field::new("pose", Kind::NdArray(array(&[2, 1], "<f8"))),
-        Field::new("speed", Kind::TorchTensor(array(&[1], "<f4"))),
-        Field::new("bins", Kind::NdArray(array(&[3], "<i2"))),
+        Field::new("signal", FieldKind::NdArray(array(&[1, 3], "<f4"))),
+        Field::new("count", FieldKind::Int),
+        Field::new("ratio", FieldKind::Float),
+        Field::new("pose", FieldKind::NdArray(array(&[2, 1], "<f8"))),
+        Field::new("speed", FieldKind::TorchTensor(array(&[1], "<f4"))),
+        Field::new("bins", FieldKind::NdArray(array(&[3], "<i2"))),
     ];
     let mut writer = Writer::create(path, fields, SAMPLES, 1 << 12).unwrap();
     for sample in 0..SAMPLES {
@@ -56,13 +56,13 @@ fn write(path: &Path, ratio: impl Fn(u64) -> f64) {
     writer.finish().unwrap();
 }
 
-struct Place(TempDir);
+struct TestSet(TempDir);
 
-impl Place {
+impl TestSet {
     fn new(ratio: impl Fn(u64) -> f64) -> Self {
-        let place = Self(tempfile::tempdir().unwrap());
-        write(&place.path(), ratio);
-        place
+        let set_file = Self(tempfile::tempdir().unwrap());
+        write(&set_file.path(), ratio);
+        set_file
     }
 
     fn path(&self) -> std::path::PathBuf {
@@ -90,19 +90,24 @@ impl Place {
     }
 }
 
-fn train_view() -> View {
-    View::Train { seed: 0, resolution: 1, resize: Resize::Fast, augment: Augment::default() }
+fn train_view() -> Preprocessing {
+    Preprocessing::Train {
+        seed: 0,
+        resolution: 1,
+        resize: Resize::Fast,
+        augment: Augment::default(),
+    }
 }
 
 /// One batch of all samples.
-fn batch(set: &Arc<Dataset>, epoch: u32, view: View) -> Result<Batch, Error> {
-    let request = Request { epoch, samples: (0..set.len()).collect(), view };
+fn batch(set: &Arc<Dataset>, epoch: u32, preprocessing: Preprocessing) -> Result<Batch, Error> {
+    let request = Request { epoch, samples: (0..set.len()).collect(), preprocessing };
     Loader::start(set.clone(), &Options::new(2, 1), [request].into_iter()).next().unwrap()
 }
 
 #[test]
-fn targets_come_from_numbers_and_from_arrays_of_every_kind() {
-    let place = Place::new(|sample| sample as f64 / 8.0);
+fn targets_are_read_from_numbers_and_from_arrays_of_every_kind() {
+    let set_file = TestSet::new(|sample| sample as f64 / 8.0);
     type Targets = fn(f32) -> Vec<f32>;
     let cases: [(&str, u32, Targets); 5] = [
         ("count", 1, |n| vec![10.0 - n]),
@@ -112,7 +117,7 @@ fn targets_come_from_numbers_and_from_arrays_of_every_kind() {
         ("bins", 3, |n| vec![1.0, -2.0, n]),
     ];
     for (field, outputs, expected) in cases {
-        let set = place.open(field, Labels::Values(outputs), OnBadSample::Fail).unwrap();
+        let set = set_file.open(field, Labels::Values(outputs), OnBadSample::Fail).unwrap();
         assert_eq!(set.targets(3).unwrap(), expected(3.0));
         let batch = batch(&set, 7, train_view()).unwrap();
         let expected: Vec<f32> = (0..SAMPLES).flat_map(|sample| expected(sample as f32)).collect();
@@ -120,65 +125,69 @@ fn targets_come_from_numbers_and_from_arrays_of_every_kind() {
         assert!(batch.labels.is_empty());
         assert_eq!((batch.len() as u64, batch.epoch), (SAMPLES, 7));
     }
-    let classes = place.open("count", Labels::Classes(11), OnBadSample::Fail).unwrap();
+    let classes = set_file.open("count", Labels::Classes(11), OnBadSample::Fail).unwrap();
     let batch = batch(&classes, 0, train_view()).unwrap();
     assert_eq!((batch.labels, batch.targets), (vec![10, 9, 8, 7, 6], vec![]));
 }
 
 #[test]
 fn a_field_that_does_not_fit_the_model_is_refused_with_a_remedy() {
-    let place = Place::new(|_| 0.0);
-    let refused = place.refused("pose", Labels::Values(1));
+    let set_file = TestSet::new(|_| 0.0);
+    let refused = set_file.refused("pose", Labels::Values(1));
     let expected = "field \"pose\" has 2 values per sample, but model.num_classes = 1: set \
                     model.num_classes = 2, or name another field in data.label_field";
     assert!(refused.ends_with(expected), "{refused}");
-    let refused = place.refused("ratio", Labels::Values(3));
+    let refused = set_file.refused("ratio", Labels::Values(3));
     assert!(refused.contains("\"ratio\" has 1 value per sample"), "{refused}");
-    let refused = place.refused("ratio", Labels::Classes(10));
-    let expected = "field \"ratio\" is a FloatField, but classes are an IntField: name another one in \
-                    data.label_field, or learn its values with loss.kind = \"mse\"";
+    let refused = set_file.refused("ratio", Labels::Classes(10));
+    let expected = "field \"ratio\" is a FloatField, but classes need an IntField: name another field in \
+                    data.label_field, or train a regression with loss.kind = \"mse\"";
     assert!(refused.ends_with(expected), "{refused}");
-    let refused = place.refused("nothing", Labels::Values(1));
+    let refused = set_file.refused("nothing", Labels::Values(1));
     assert!(refused.contains("no field \"nothing\"; it has \"signal\""), "{refused}");
 }
 
-/// Sample 1 has a target that f32 cannot hold, sample 2 none at all.
-fn with_bad_targets() -> Place {
-    Place::new(|sample| [0.0, 1e300, f64::NAN, 3.0, 4.0][sample as usize])
+/// Sample 1 has a target outside the range of f32, sample 2 has NaN.
+fn with_bad_targets() -> TestSet {
+    TestSet::new(|sample| [0.0, 1e300, f64::NAN, 3.0, 4.0][sample as usize])
 }
 
 #[test]
 fn a_target_that_is_not_finite_is_refused_before_training() {
-    let place = with_bad_targets();
-    let refused = place.open("ratio", Labels::Values(1), OnBadSample::Fail).unwrap_err();
+    let set_file = with_bad_targets();
+    let refused = set_file.open("ratio", Labels::Values(1), OnBadSample::Fail).unwrap_err();
     let Error::Sample { sample: 1, offset, fault: SampleFault::NotFinite { .. }, .. } = refused
     else {
         panic!("{refused}");
     };
-    let file = std::fs::read(place.path()).unwrap();
+    let file = std::fs::read(set_file.path()).unwrap();
     assert_eq!(file[offset as usize..][..8], 1e300_f64.to_le_bytes());
     let refused = refused.to_string();
-    let start = format!("{}: sample 1, byte ", place.path().display());
-    let end = "field \"ratio\" holds inf as f32, but only finite numbers can be learned from: mend the \
+    let start = format!("{}: sample 1, byte ", set_file.path().display());
+    let end = "field \"ratio\" has the value inf as f32, but training needs finite numbers: fix the \
                data set, or set data.on_bad_sample = \"skip\"";
     assert!(refused.starts_with(&start) && refused.ends_with(end), "{refused}");
 }
 
 #[test]
-fn a_target_in_the_pages_that_is_not_finite_is_told_when_its_turn_comes() {
+fn a_target_in_the_pages_that_is_not_finite_is_reported_when_it_is_used() {
     let set = with_bad_targets().open("pose", Labels::Values(2), OnBadSample::Fail).unwrap();
-    let told = batch(&set, 0, train_view()).unwrap_err().to_string();
-    assert!(told.contains("sample 1") && told.contains("field \"pose\" holds inf"), "{told}");
+    let message = batch(&set, 0, train_view()).unwrap_err().to_string();
+    assert!(
+        message.contains("sample 1") && message.contains("field \"pose\" has the value inf"),
+        "{message}"
+    );
 }
 
 #[test]
-fn samples_with_bad_targets_are_skipped_where_bad_samples_are() {
-    let place = with_bad_targets();
+fn samples_with_bad_targets_are_skipped_like_other_bad_samples() {
+    let set_file = with_bad_targets();
     for (field, outputs) in [("ratio", 1), ("pose", 2)] {
-        let set = place.open(field, Labels::Values(outputs), OnBadSample::Skip).unwrap();
+        let set = set_file.open(field, Labels::Values(outputs), OnBadSample::Skip).unwrap();
         let training = batch(&set, 0, train_view()).unwrap();
         assert_eq!(training.samples, [0, 3, 3, 3, 4]);
-        let evaluate = View::Evaluate { resolution: 1, resize: Resize::Fast, crop_ratio: 1.0 };
+        let evaluate =
+            Preprocessing::Evaluate { resolution: 1, resize: Resize::Fast, crop_ratio: 1.0 };
         let evaluation = batch(&set, 0, evaluate).unwrap();
         assert_eq!(evaluation.samples, [0, 3, 4]);
         let last: Vec<f32> =
@@ -193,8 +202,8 @@ fn a_signal_that_is_not_finite_is_a_bad_sample() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("set.beton");
     let fields = vec![
-        Field::new("signal", Kind::NdArray(array(&[2], "<f4"))),
-        Field::new("target", Kind::Float),
+        Field::new("signal", FieldKind::NdArray(array(&[2], "<f4"))),
+        Field::new("target", FieldKind::Float),
     ];
     let mut writer = Writer::create(&path, fields, 3, 1 << 12).unwrap();
     for last in [1.0, f32::NEG_INFINITY, 3.0] {
@@ -210,8 +219,11 @@ fn a_signal_that_is_not_finite_is_a_bad_sample() {
         ..Source::new(path.to_str().unwrap())
     };
     let set = Arc::new(Dataset::open(source.clone()).unwrap());
-    let told = batch(&set, 0, train_view()).unwrap_err().to_string();
-    assert!(told.contains("sample 1") && told.contains("\"signal\" holds -inf as f32"), "{told}");
+    let message = batch(&set, 0, train_view()).unwrap_err().to_string();
+    assert!(
+        message.contains("sample 1") && message.contains("\"signal\" has the value -inf as f32"),
+        "{message}"
+    );
     let skipping = Source { on_bad_sample: OnBadSample::Skip, ..source };
     let set = Arc::new(Dataset::open(skipping).unwrap());
     let batch = batch(&set, 0, train_view()).unwrap();
@@ -222,20 +234,26 @@ fn a_signal_that_is_not_finite_is_a_bad_sample() {
 
 #[test]
 fn verifying_lists_every_number_that_is_not_finite() {
-    let place = with_bad_targets();
-    let beton = Beton::open(place.path()).unwrap();
+    let set_file = with_bad_targets();
+    let beton = Beton::open(set_file.path()).unwrap();
     let verifier = Verifier::new(&beton).unwrap();
     let found = verifier.check_all(2, |_| {});
-    let told: Vec<String> = found.iter().map(ToString::to_string).collect();
-    assert_eq!(told.len(), 2, "{told:?}");
-    assert!(told[0].contains("sample 1") && told[0].contains("\"ratio\" holds inf"), "{told:?}");
-    assert!(told[1].contains("sample 2") && told[1].contains("\"ratio\" holds NaN"), "{told:?}");
+    let message: Vec<String> = found.iter().map(ToString::to_string).collect();
+    assert_eq!(message.len(), 2, "{message:?}");
+    assert!(
+        message[0].contains("sample 1") && message[0].contains("\"ratio\" has the value inf"),
+        "{message:?}"
+    );
+    assert!(
+        message[1].contains("sample 2") && message[1].contains("\"ratio\" has the value NaN"),
+        "{message:?}"
+    );
 }
 
 #[test]
-fn a_survey_tells_what_always_saying_the_mean_would_cost() {
-    let place = Place::new(|sample| [1.0, 2.0, f64::INFINITY, 3.0, 6.0][sample as usize]);
-    let survey = Survey::of(&Beton::open(place.path()).unwrap()).unwrap();
+fn a_survey_contains_the_error_of_always_predicting_the_mean() {
+    let set_file = TestSet::new(|sample| [1.0, 2.0, f64::INFINITY, 3.0, 6.0][sample as usize]);
+    let survey = Survey::of(&Beton::open(set_file.path()).unwrap()).unwrap();
     let expected = Values::Floats {
         least: Some(1.0),
         most: Some(6.0),
@@ -245,7 +263,7 @@ fn a_survey_tells_what_always_saying_the_mean_would_cost() {
     };
     assert_eq!(survey.fields[2].values, expected);
 
-    let empty = Place::new(|_| f64::NAN);
+    let empty = TestSet::new(|_| f64::NAN);
     let survey = Survey::of(&Beton::open(empty.path()).unwrap()).unwrap();
     let Values::Floats { least, mean, not_finite, .. } = survey.fields[2].values else {
         panic!("{survey:?}");
@@ -254,12 +272,12 @@ fn a_survey_tells_what_always_saying_the_mean_would_cost() {
 }
 
 #[test]
-fn made_up_signals_are_read_back_bit_by_bit_through_a_recipe() {
+fn synthetic_signals_are_read_back_bit_identical_through_a_recipe() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("signals-train.beton");
     let signals = Signals { channels: 2, window: 30, seed: 4, ..Signals::default() };
     let mut progress = 0;
-    let written = signals.write(Part::Train, 20, &path, || progress += 1).unwrap();
+    let written = signals.write(Split::Train, 20, &path, || progress += 1).unwrap();
     assert_eq!((written.samples, progress), (20, 20));
     assert_eq!(written.bytes, std::fs::metadata(&path).unwrap().len());
 
@@ -277,7 +295,7 @@ fn made_up_signals_are_read_back_bit_by_bit_through_a_recipe() {
     assert_eq!(shape, &[2, 30]);
     let mut signal = Vec::new();
     for sample in 0..20 {
-        let target = signals.make(Part::Train, sample as u64, &mut signal);
+        let target = signals.make(Split::Train, sample as u64, &mut signal);
         assert_eq!(values[sample * 60..][..60], signal);
         assert_eq!(batch.targets[sample], target as f32);
     }

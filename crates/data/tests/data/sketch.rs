@@ -1,4 +1,4 @@
-//! The smallest beton files there can be, built byte by byte.
+//! Minimal beton files, built byte by byte.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ pub(crate) struct Picture {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A raw image of one value.
+/// A raw image whose bytes all have one value.
 pub(crate) fn raw(width: u16, height: u16, value: u8) -> Picture {
     let bytes = vec![value; 3 * usize::from(width) * usize::from(height)];
     Picture { mode: 1, width, height, bytes }
@@ -75,7 +75,7 @@ pub(crate) fn beton(pictures: &[Picture]) -> Vec<u8> {
     file
 }
 
-/// A file with images and labels, for tests that look at what is stored.
+/// A file with images and labels, for tests that check the stored values.
 pub(crate) struct Opened {
     beton: Beton,
     images: ImageColumn,
@@ -95,7 +95,7 @@ impl Opened {
         self.beton.len()
     }
 
-    /// Leaks the bytes: a test is short.
+    /// Reads an image. Leaks its bytes, which is acceptable in a test.
     pub(crate) fn image(&self, sample: u64) -> ImageBytes<'static> {
         self.beton.image(&self.images, sample, Box::leak(Box::default())).unwrap()
     }
@@ -105,7 +105,7 @@ impl Opened {
     }
 }
 
-/// A file that lives as long as this value.
+/// A file that exists as long as this value.
 pub(crate) struct Saved {
     folder: TempDir,
 }
@@ -117,7 +117,7 @@ impl Saved {
         saved
     }
 
-    /// Puts a new file in the place of the old one, which may still be mapped.
+    /// Replaces the file; the old one may still be mapped.
     pub(crate) fn overwrite(&self, bytes: &[u8]) {
         let draft = self.folder.path().join("draft");
         std::fs::write(&draft, bytes).unwrap();
@@ -132,12 +132,12 @@ impl Saved {
         self.path().to_str().unwrap().to_owned()
     }
 
-    /// As images with labels.
+    /// Opens the file as images with labels.
     pub(crate) fn dataset(&self) -> Result<Dataset, Error> {
         Dataset::open(Source::new(self.location()))
     }
 
-    /// As images with labels of so many classes.
+    /// Opens the file as images with labels of `num_classes` classes.
     pub(crate) fn classes(&self, num_classes: u32) -> Result<Dataset, Error> {
         Dataset::open(Source {
             labels: Labels::Classes(num_classes),

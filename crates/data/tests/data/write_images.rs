@@ -1,4 +1,4 @@
-//! From image files to data sets.
+//! Writing image files to data sets.
 
 use std::{
     fs,
@@ -9,10 +9,9 @@ use std::{
 use baton_data::{
     Decoder, Mode,
     area::{AreaResizer, Pixels},
-    augment::Crop,
     write::{
-        BadImage, Choice, Encoding, Error, Event, OnBadImage, Options, Source, Summary, shard_path,
-        write_images,
+        BadImage, Encoding, Error, JpegSelection, OnBadImage, Options, Source, Summary, WriteEvent,
+        shard_path, write_images,
     },
 };
 use image::{DynamicImage, ImageFormat, RgbImage};
@@ -22,13 +21,13 @@ use crate::{fixtures::folder, sketch::Opened};
 
 const PAGE: u32 = 64 << 10;
 
-/// A folder for sources and targets.
-struct Place(TempDir);
+/// A temporary folder for sources and targets.
+struct Workspace(TempDir);
 
-/// What was told of bad images and of kept files.
-type Told = Vec<String>;
+/// Messages about bad images and kept files.
+type Messages = Vec<String>;
 
-impl Place {
+impl Workspace {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -63,16 +62,20 @@ impl Place {
         Source::open(self.path("images")).unwrap()
     }
 
-    fn write(&self, source: &Source, options: &Options) -> (Result<Summary, Error>, Told) {
-        let mut told = Vec::new();
+    fn write(&self, source: &Source, options: &Options) -> (Result<Summary, Error>, Messages) {
+        let mut messages = Vec::new();
         let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
         let written =
             write_images(source, &self.path("set.beton"), options, &mut |event| match event {
-                Event::Bad { path, reason } => told.push(format!("{} {reason}", name(path))),
-                Event::Kept { path, samples, .. } => told.push(format!("{} {samples}", name(path))),
-                Event::Stored { .. } | Event::Wrote { .. } => {}
+                WriteEvent::Bad { path, reason } => {
+                    messages.push(format!("{} {reason}", name(path)))
+                }
+                WriteEvent::Kept { path, samples, .. } => {
+                    messages.push(format!("{} {samples}", name(path)))
+                }
+                WriteEvent::Stored { .. } | WriteEvent::Wrote { .. } => {}
             });
-        (written, told)
+        (written, messages)
     }
 
     fn written(&self, source: &Source, options: &Options) -> Summary {
@@ -100,27 +103,27 @@ impl Place {
     }
 }
 
-/// Smooth, so that JPEG keeps it nearly.
+/// A smooth image, so that JPEG changes it only slightly.
 fn picture(width: u32, height: u32) -> RgbImage {
     RgbImage::from_fn(width, height, |x, y| {
         image::Rgb([(2 * x) as u8, (3 * y) as u8, (x + y) as u8])
     })
 }
 
-/// The only encoder there is without another library: the writer's.
+/// Encodes an image with the writer, the only available encoder.
 fn jpeg(pixels: RgbImage) -> Vec<u8> {
-    let place = Place::new();
-    let path = place.put("images/a/0.png", b"");
+    let workspace = Workspace::new();
+    let path = workspace.put("images/a/0.png", b"");
     pixels.save(path).unwrap();
-    place.written(&Source::open(place.path("images")).unwrap(), &options(share(1.0)));
-    place.open().image(0).bytes.to_vec()
+    workspace.written(&Source::open(workspace.path("images")).unwrap(), &options(share(1.0)));
+    workspace.open().image(0).bytes.to_vec()
 }
 
-fn share(share: f64) -> Choice {
-    Choice::Fraction { share, seed: 1 }
+fn share(share: f64) -> JpegSelection {
+    JpegSelection::Fraction { share, seed: 1 }
 }
 
-fn options(choice: Choice) -> Options {
+fn options(choice: JpegSelection) -> Options {
     Options {
         encoding: Encoding { choice, jpeg_quality: 90, max_resolution: None, keep_jpeg: false },
         image_field: "image".to_owned(),
@@ -134,19 +137,19 @@ fn options(choice: Choice) -> Options {
 }
 
 #[test]
-fn class_folders_are_read_as_torchvision_does() {
-    let place = Place::new();
+fn class_folders_are_read_like_in_torchvision() {
+    let workspace = Workspace::new();
     for name in ["b/2.jpg", "b/10.JPG", "B/x/1.png", "B/x-y/1.png", "B/z.Tiff", "B/x/a/0.gif"] {
-        place.put(&format!("set/{name}"), b"");
+        workspace.put(&format!("set/{name}"), b"");
     }
-    place.put("set/B/notes.txt", b"");
-    place.put("set/README.md", b"");
-    let source = Source::open(place.path("set")).unwrap();
+    workspace.put("set/B/notes.txt", b"");
+    workspace.put("set/README.md", b"");
+    let source = Source::open(workspace.path("set")).unwrap();
     let names: Vec<_> = source
         .items
         .iter()
         .map(|item| {
-            (item.path.strip_prefix(place.path("set")).unwrap().to_str().unwrap(), item.label)
+            (item.path.strip_prefix(workspace.path("set")).unwrap().to_str().unwrap(), item.label)
         })
         .collect();
     let expected = [
@@ -164,56 +167,54 @@ fn class_folders_are_read_as_torchvision_does() {
 
 #[test]
 fn folders_without_classes_or_images_are_refused() {
-    let place = Place::new();
-    let refused = |name| Source::open(place.path(name)).unwrap_err().to_string();
-    place.put("flat/1.jpg", b"");
+    let workspace = Workspace::new();
+    let refused = |name| Source::open(workspace.path(name)).unwrap_err().to_string();
+    workspace.put("flat/1.jpg", b"");
     assert!(refused("flat").contains("there is no class folder in it"));
-    place.put("empty/cat/notes.txt", b"");
+    workspace.put("empty/cat/notes.txt", b"");
     assert!(refused("empty").contains("empty/cat: this class has no image (bmp, gif, "));
     assert!(refused("nowhere").starts_with("cannot open "));
 }
 
 #[test]
 fn lists_have_a_path_and_a_label_per_line() {
-    let place = Place::new();
-    let list =
-        place.put("lists/a.tsv", b"path\tlabel\nx.png\t3\r\n\n/abs/a,b.png\t-1\ny, z.png , 5\n");
+    let workspace = Workspace::new();
+    let list = workspace
+        .put("lists/a.tsv", b"path\tlabel\nx.png\t3\r\n\n/abs/a,b.png\t-1\ny, z.png , 5\n");
     let source = Source::open(&list).unwrap();
     let items: Vec<_> = source.items.iter().map(|item| (item.path.clone(), item.label)).collect();
     let expected = [
-        (place.path("lists/x.png"), 3),
+        (workspace.path("lists/x.png"), 3),
         (PathBuf::from("/abs/a,b.png"), -1),
-        (place.path("lists/y, z.png"), 5),
+        (workspace.path("lists/y, z.png"), 5),
     ];
     assert_eq!(items, expected);
     assert_eq!(source.classes, None);
 }
 
 #[test]
-fn bad_lines_of_a_list_are_told_with_their_number() {
-    let place = Place::new();
+fn invalid_lines_of_a_list_are_reported_with_their_number() {
+    let workspace = Workspace::new();
     let refused = |text: &str| {
-        let list = place.put("list.csv", text.as_bytes());
+        let list = workspace.put("list.csv", text.as_bytes());
         Source::open(list).unwrap_err().to_string()
     };
     assert!(
         refused("a.png,1\nb.png\n")
             .ends_with("list.csv, line 2: no TAB and no comma: give `path<TAB>label`")
     );
-    assert!(
-        refused("a.png,1\n\nb.png,cat\n").ends_with("line 3: label \"cat\" is no whole number")
-    );
+    assert!(refused("a.png,1\n\nb.png,cat\n").ends_with("line 3: label \"cat\" is not an integer"));
     assert!(refused(",1\n").ends_with("line 1: no path before the label"));
-    assert!(refused("\n").contains("the list names no image"));
+    assert!(refused("\n").contains("the list has no images"));
 }
 
 #[test]
 fn raw_images_keep_their_pixels_and_order() {
-    let place = Place::new();
-    let source = place.folder(20);
-    let summary = place.written(&source, &options(share(0.0)));
+    let workspace = Workspace::new();
+    let source = workspace.folder(20);
+    let summary = workspace.written(&source, &options(share(0.0)));
     assert_eq!((summary.tally.samples, summary.tally.jpeg), (20, 0));
-    let set = place.open();
+    let set = workspace.open();
     for (sample, item) in (0..).zip(&source.items) {
         let (image, label) = (set.image(sample), set.label(sample));
         assert_eq!((image.mode, label), (Mode::Raw, item.label));
@@ -224,15 +225,15 @@ fn raw_images_keep_their_pixels_and_order() {
         }
     }
     assert_eq!(fs::read_to_string(summary.classes.unwrap()).unwrap(), "class-0\nclass-1\n");
-    assert_eq!(place.names(), ["images", "set.beton", "set.beton.classes.txt"]);
+    assert_eq!(workspace.names(), ["images", "set.beton", "set.beton.classes.txt"]);
 }
 
 #[test]
 fn jpegs_look_like_their_sources() {
-    let place = Place::new();
-    let source = place.folder(9);
-    place.written(&source, &options(share(1.0)));
-    let (set, mut decoder) = (place.open(), Decoder::new().unwrap());
+    let workspace = Workspace::new();
+    let source = workspace.folder(9);
+    workspace.written(&source, &options(share(1.0)));
+    let (set, mut decoder) = (workspace.open(), Decoder::new().unwrap());
     for (sample, item) in (0..).zip(&source.items) {
         let image = set.image(sample);
         assert_eq!(image.mode, Mode::Jpeg);
@@ -254,30 +255,30 @@ fn jpegs_look_like_their_sources() {
 
 #[test]
 fn the_number_of_threads_changes_no_byte() {
-    let place = Place::new();
-    let source = place.folder(40);
+    let workspace = Workspace::new();
+    let source = workspace.folder(40);
     let mut options = options(share(0.5));
-    place.written(&source, &options);
-    let expected = place.bytes();
-    let modes: Vec<_> = (0..40).map(|sample| place.open().image(sample).mode).collect();
+    workspace.written(&source, &options);
+    let expected = workspace.bytes();
+    let modes: Vec<_> = (0..40).map(|sample| workspace.open().image(sample).mode).collect();
     assert!(modes.contains(&Mode::Jpeg) && modes.contains(&Mode::Raw));
     for threads in [1, 2, 16, 100] {
         options.threads = NonZeroUsize::new(threads).unwrap();
-        place.written(&source, &options);
-        assert!(place.bytes() == expected, "{threads} threads");
+        workspace.written(&source, &options);
+        assert!(workspace.bytes() == expected, "{threads} threads");
     }
-    options.encoding.choice = Choice::Fraction { share: 0.5, seed: 2 };
-    place.written(&source, &options);
-    assert!(place.bytes() != expected, "another seed draws others");
+    options.encoding.choice = JpegSelection::Fraction { share: 0.5, seed: 2 };
+    workspace.written(&source, &options);
+    assert!(workspace.bytes() != expected, "another seed selects other images");
 }
 
 #[test]
-fn the_smart_choice_goes_by_raw_bytes() {
-    let place = Place::new();
-    let source = place.folder(20);
+fn images_can_be_selected_by_raw_size() {
+    let workspace = Workspace::new();
+    let source = workspace.folder(20);
     let bytes = 3 * 40 * 40;
-    place.written(&source, &options(Choice::LargerThan { bytes }));
-    let set = place.open();
+    workspace.written(&source, &options(JpegSelection::LargerThan { bytes }));
+    let set = workspace.open();
     for sample in 0..20 {
         let image = set.image(sample);
         let is_large = 3 * u64::from(image.width) * u64::from(image.height) > bytes;
@@ -286,16 +287,16 @@ fn the_smart_choice_goes_by_raw_bytes() {
 }
 
 #[test]
-fn large_images_are_reduced_as_ffcv_does_and_small_ones_left_alone() {
-    let place = Place::new();
-    place.picture("images/a/large.png", 100, 33);
-    place.picture("images/a/small.png", 10, 20);
-    place.picture("images/a/thin.png", 300, 1);
-    let source = Source::open(place.path("images")).unwrap();
+fn large_images_are_reduced_like_in_ffcv_and_small_ones_are_not_changed() {
+    let workspace = Workspace::new();
+    workspace.picture("images/a/large.png", 100, 33);
+    workspace.picture("images/a/small.png", 10, 20);
+    workspace.picture("images/a/thin.png", 300, 1);
+    let source = Source::open(workspace.path("images")).unwrap();
     let mut options = options(share(0.0));
     options.encoding.max_resolution = Some(40);
-    place.written(&source, &options);
-    let set = place.open();
+    workspace.written(&source, &options);
+    let set = workspace.open();
     let size = |sample| {
         let image = set.image(sample);
         (image.width, image.height)
@@ -305,37 +306,36 @@ fn large_images_are_reduced_as_ffcv_does_and_small_ones_left_alone() {
     let large = picture(100, 33);
     let source = Pixels { bytes: large.as_raw(), width: 100, height: 33, row_bytes: 300 };
     let mut expected = vec![0; 3 * 40 * 13];
-    let whole = Crop { left: 0, top: 0, width: 100, height: 33 };
-    AreaResizer::new().resize(source, whole, 40, 13, &mut expected).unwrap();
+    AreaResizer::default().resize(source, 40, 13, &mut expected).unwrap();
     assert_eq!(set.image(0).bytes, expected);
 }
 
 #[test]
-fn source_jpegs_are_kept_where_nothing_has_to_change() {
-    let place = Place::new();
-    place.picture("images/a/0.jpg", 30, 20);
-    place.picture("images/a/1.png", 30, 20);
-    place.picture("images/a/2.jpg", 90, 20);
-    place.put("images/a/3.jpg", &fs::read(folder().join("grey-16x8.jpg")).unwrap());
-    let source = Source::open(place.path("images")).unwrap();
+fn source_jpegs_are_copied_if_nothing_has_to_change() {
+    let workspace = Workspace::new();
+    workspace.picture("images/a/0.jpg", 30, 20);
+    workspace.picture("images/a/1.png", 30, 20);
+    workspace.picture("images/a/2.jpg", 90, 20);
+    workspace.put("images/a/3.jpg", &fs::read(folder().join("grey-16x8.jpg")).unwrap());
+    let source = Source::open(workspace.path("images")).unwrap();
     let mut options = options(share(1.0));
     options.encoding.keep_jpeg = true;
     options.encoding.max_resolution = Some(50);
-    let summary = place.written(&source, &options);
+    let summary = workspace.written(&source, &options);
     assert_eq!((summary.tally.jpeg, summary.tally.untouched), (4, 1));
-    let first = fs::read(place.path("images/a/0.jpg")).unwrap();
-    assert_eq!(place.open().image(0).bytes, first);
-    // The grey one has three channels now, as ffcv's readers want.
+    let first = fs::read(workspace.path("images/a/0.jpg")).unwrap();
+    assert_eq!(workspace.open().image(0).bytes, first);
+    // The grey image now has three channels, as ffcv's readers require.
     let mut decoder = Decoder::new().unwrap();
-    assert_eq!(decoder.decode(&place.open().image(3)).unwrap(), [100; 3 * 16 * 8]);
+    assert_eq!(decoder.decode(&workspace.open().image(3)).unwrap(), [100; 3 * 16 * 8]);
 }
 
-/// The conversions of every kind of pixel are compared with Pillow's by scripts/parity.
+/// scripts/parity compares the conversions of every kind of pixel with Pillow's.
 #[test]
-fn grey_opaque_and_deep_pixels_become_rgb() {
-    let place = Place::new();
+fn grey_transparent_and_16_bit_pixels_are_converted_to_rgb() {
+    let workspace = Workspace::new();
     let save = |name: &str, image: DynamicImage| {
-        let path = place.put(&format!("images/a/{name}"), b"");
+        let path = workspace.put(&format!("images/a/{name}"), b"");
         image.save(path).unwrap();
     };
     save("0.png", DynamicImage::from(image::GrayImage::from_pixel(1, 1, image::Luma([9]))));
@@ -347,10 +347,10 @@ fn grey_opaque_and_deep_pixels_become_rgb() {
     save("2.png", DynamicImage::from(deep));
     let deep = image::ImageBuffer::from_fn(2, 1, |x, _| image::Luma([[77_u16, 300][x as usize]]));
     save("3.png", DynamicImage::from(deep));
-    place.put("images/a/4.jpg", &fs::read(folder().join("cmyk-16x8.jpg")).unwrap());
-    let source = Source::open(place.path("images")).unwrap();
-    place.written(&source, &options(share(0.0)));
-    let set = place.open();
+    workspace.put("images/a/4.jpg", &fs::read(folder().join("cmyk-16x8.jpg")).unwrap());
+    let source = Source::open(workspace.path("images")).unwrap();
+    workspace.written(&source, &options(share(0.0)));
+    let set = workspace.open();
     let bytes = |sample| set.image(sample).bytes.to_vec();
     assert_eq!(bytes(0), [9, 9, 9]);
     assert_eq!(bytes(1), [1, 2, 3]);
@@ -359,85 +359,89 @@ fn grey_opaque_and_deep_pixels_become_rgb() {
     assert_eq!(bytes(4).len(), 3 * 16 * 8);
 }
 
-fn with_bad_ones(place: &Place) -> Source {
-    place.folder(6);
-    let whole = fs::read(place.path("images/class-1/001.jpg")).unwrap();
-    place.put("images/class-0/cut.jpg", &whole[..whole.len() / 2]);
-    place.put("images/class-0/empty.png", b"");
-    place.put("images/class-1/text.jpg", b"not an image");
-    Source::open(place.path("images")).unwrap()
+fn with_bad_ones(workspace: &Workspace) -> Source {
+    workspace.folder(6);
+    let whole = fs::read(workspace.path("images/class-1/001.jpg")).unwrap();
+    workspace.put("images/class-0/cut.jpg", &whole[..whole.len() / 2]);
+    workspace.put("images/class-0/empty.png", b"");
+    workspace.put("images/class-1/text.jpg", b"not an image");
+    Source::open(workspace.path("images")).unwrap()
 }
 
 #[test]
-fn bad_images_are_all_named_and_then_fail_the_write() {
-    let place = Place::new();
-    let source = with_bad_ones(&place);
-    let (outcome, told) = place.write(&source, &options(share(0.5)));
+fn all_bad_images_are_reported_and_then_the_write_fails() {
+    let workspace = Workspace::new();
+    let source = with_bad_ones(&workspace);
+    let (outcome, messages) = workspace.write(&source, &options(share(0.5)));
     let Err(Error::BadImages { count: 3, first, reason: BadImage::Decode(_), .. }) = outcome else {
         panic!("{outcome:?}");
     };
     assert!(first.ends_with("class-0/cut.jpg"));
-    assert_eq!(told.len(), 3);
-    assert!(told[0].starts_with("cut.jpg does not decode: "), "{told:?}");
+    assert_eq!(messages.len(), 3);
+    assert!(messages[0].starts_with("cut.jpg does not decode: "), "{messages:?}");
     assert_eq!(
-        told[1..],
-        ["empty.png is no image of a known format", "text.jpg is no image of a known format"]
+        messages[1..],
+        [
+            "empty.png is not an image of a known format",
+            "text.jpg is not an image of a known format"
+        ]
     );
-    assert_eq!(place.names(), ["images"]);
+    assert_eq!(workspace.names(), ["images"]);
 }
 
 #[test]
-fn bad_images_may_be_left_out() {
-    let place = Place::new();
-    let source = with_bad_ones(&place);
+fn bad_images_can_be_skipped() {
+    let workspace = Workspace::new();
+    let source = with_bad_ones(&workspace);
     let mut options = options(share(0.0));
     options.on_bad_image = OnBadImage::Skip;
-    let summary = place.written(&source, &options);
+    let summary = workspace.written(&source, &options);
     assert_eq!((summary.tally.samples, summary.tally.skipped), (6, 3));
-    let set = place.open();
+    let set = workspace.open();
     let labels: Vec<_> = (0..6).map(|sample| set.label(sample)).collect();
     assert_eq!(labels, [0, 0, 0, 1, 1, 1]);
 
-    let list = place.put("list.tsv", b"missing.png\t1\n");
-    let (outcome, told) = place.write(&Source::open(list).unwrap(), &options);
+    let list = workspace.put("list.tsv", b"missing.png\t1\n");
+    let (outcome, messages) = workspace.write(&Source::open(list).unwrap(), &options);
     assert!(matches!(outcome, Err(Error::BadImages { count: 1, .. })), "no file without samples");
-    assert!(told[0].starts_with("missing.png cannot be read: No such file"), "{told:?}");
+    assert!(messages[0].starts_with("missing.png cannot be read: No such file"), "{messages:?}");
 }
 
 #[test]
-fn images_too_large_for_page_or_format_are_told_with_the_remedy() {
-    let place = Place::new();
-    place.picture("images/a/page.png", 200, 200);
+fn images_too_large_for_page_or_format_are_reported_with_a_remedy() {
+    let workspace = Workspace::new();
+    workspace.picture("images/a/page.png", 200, 200);
     let mut options = options(share(0.0));
-    let refused = place.refused(&Source::open(place.path("images")).unwrap(), &options);
-    let told = "needs 120000 bytes, but a page has 65536: write larger pages, store it as JPEG, or \
+    let refused = workspace.refused(&Source::open(workspace.path("images")).unwrap(), &options);
+    let messages = "needs 120000 bytes, but a page has 65536: write larger pages, store it as JPEG, or \
                 set a maximal resolution";
-    assert!(refused.contains(told), "{refused}");
+    assert!(refused.contains(messages), "{refused}");
 
-    let path = place.put("wide/a/wide.png", b"");
+    let path = workspace.put("wide/a/wide.png", b"");
     image::GrayImage::new(70_000, 1).save_with_format(path, ImageFormat::Png).unwrap();
-    let wide = Source::open(place.path("wide")).unwrap();
-    let refused = place.refused(&wide, &options);
-    assert!(refused.contains("is 70000x1 pixels, but a side has 65535 at most"), "{refused}");
+    let wide = Source::open(workspace.path("wide")).unwrap();
+    let refused = workspace.refused(&wide, &options);
+    let expected = "has 70000x1 pixels, but a side can have at most 65535";
+    assert!(refused.contains(expected), "{refused}");
     options.encoding.max_resolution = Some(700);
-    place.written(&wide, &options);
-    assert_eq!(place.open().image(0).width, 700);
+    workspace.written(&wide, &options);
+    assert_eq!(workspace.open().image(0).width, 700);
 }
 
 #[test]
-fn an_image_may_fill_a_page_to_the_byte() {
-    let place = Place::new();
-    // 3 * 128 * 128 is no power of two, but 49152 + 16384 of a second image is.
-    place.picture("images/a/0.png", 128, 128);
-    place.picture("images/a/1.png", 128, 128);
+fn an_image_may_fill_a_page_exactly() {
+    let workspace = Workspace::new();
+    // 3 * 128 * 128 = 49152 is not a power of two, but 49152 + 16384 is.
+    workspace.picture("images/a/0.png", 128, 128);
+    workspace.picture("images/a/1.png", 128, 128);
     let mut options = options(share(0.0));
     options.page_bytes = 1 << 16;
-    place.written(&Source::open(place.path("images")).unwrap(), &options);
-    let set = place.open();
+    workspace.written(&Source::open(workspace.path("images")).unwrap(), &options);
+    let set = workspace.open();
     assert_eq!(set.image(1).bytes, picture(128, 128).as_raw());
     let rows_end: u64 = 24 + 2 * 1041 + 2 * 24;
     let expected = rows_end.next_multiple_of(1 << 16) + 2 * (1 << 16) + 2 * 24;
-    assert_eq!(place.bytes().len() as u64, expected);
+    assert_eq!(workspace.bytes().len() as u64, expected);
 }
 
 fn sharded(shards: u32, resume: bool) -> Options {
@@ -445,16 +449,16 @@ fn sharded(shards: u32, resume: bool) -> Options {
 }
 
 #[test]
-fn shards_hold_what_one_file_would_in_contiguous_parts() {
-    let place = Place::new();
-    let source = place.folder(23);
-    place.written(&source, &options(share(0.5)));
-    let whole = place.open();
-    let summary = place.written(&source, &sharded(5, false));
+fn shards_are_contiguous_parts_of_the_single_file() {
+    let workspace = Workspace::new();
+    let source = workspace.folder(23);
+    workspace.written(&source, &options(share(0.5)));
+    let whole = workspace.open();
+    let summary = workspace.written(&source, &sharded(5, false));
     assert_eq!(summary.files.len(), 5);
     let mut sample = 0;
     for (shard, file) in (0..).zip(&summary.files) {
-        assert_eq!(file.path, shard_path(&place.path("set.beton"), shard, 5));
+        assert_eq!(file.path, shard_path(&workspace.path("set.beton"), shard, 5));
         assert_eq!(file.bytes, fs::metadata(&file.path).unwrap().len());
         let set = Opened::new(&file.path);
         assert!((4..=5).contains(&set.len()) && set.len() == file.samples);
@@ -466,67 +470,67 @@ fn shards_hold_what_one_file_would_in_contiguous_parts() {
         }
     }
     assert_eq!(sample, 23);
-    assert!(place.path("set-00004-of-00005.beton").exists());
+    assert!(workspace.path("set-00004-of-00005.beton").exists());
 }
 
 #[test]
 fn a_resumed_write_keeps_finished_shards_and_gives_the_same_data_set() {
-    let place = Place::new();
-    let mut source = place.folder(20);
-    let shard = |number| fs::read(shard_path(&place.path("set.beton"), number, 4)).unwrap();
-    let complete = place.written(&source, &sharded(4, false));
+    let workspace = Workspace::new();
+    let mut source = workspace.folder(20);
+    let shard = |number| fs::read(shard_path(&workspace.path("set.beton"), number, 4)).unwrap();
+    let complete = workspace.written(&source, &sharded(4, false));
     let expected = [0, 1, 2, 3].map(shard);
 
-    // Shard 1 vanished, shard 3 was cut off by something else.
+    // Shard 1 is removed, shard 3 is truncated.
     fs::remove_file(&complete.files[1].path).unwrap();
     fs::write(&complete.files[3].path, b"short").unwrap();
-    let (resumed, told) = place.write(&source, &sharded(4, true));
+    let (resumed, messages) = workspace.write(&source, &sharded(4, true));
     let resumed = resumed.unwrap();
-    assert_eq!(told, ["set-00000-of-00004.beton 5", "set-00002-of-00004.beton 5"]);
+    assert_eq!(messages, ["set-00000-of-00004.beton 5", "set-00002-of-00004.beton 5"]);
     assert_eq!(resumed.tally, complete.tally);
     assert_eq!([0, 1, 2, 3].map(shard), expected);
 
-    // Not resumed, everything is written.
-    assert_eq!(place.write(&source, &sharded(4, false)).1, Told::new());
-    // Another write is not resumed.
+    // Without resume everything is written again.
+    assert_eq!(workspace.write(&source, &sharded(4, false)).1, Messages::new());
+    // A write with other options or another source cannot be resumed.
     let mut other = sharded(4, true);
     other.encoding.jpeg_quality = 80;
-    let refused = place.refused(&source, &other);
-    assert!(refused.contains("set.beton-write.json is of another write"), "{refused}");
+    let refused = workspace.refused(&source, &other);
+    assert!(refused.contains("set.beton-write.json belongs to a different write"), "{refused}");
     assert!(refused.contains("its jpeg_quality was 90, now it is 80"), "{refused}");
     source.items.swap(0, 1);
-    let refused = place.refused(&source, &sharded(4, true));
+    let refused = workspace.refused(&source, &sharded(4, true));
     assert!(refused.contains("its source_digest was"), "{refused}");
 }
 
 #[test]
-fn a_write_that_failed_halfway_goes_on_after_the_mending() {
-    let place = Place::new();
-    place.folder(20);
-    let path = place.path("images/class-1/019.jpg");
-    let whole = fs::read(place.path("images/class-1/001.jpg")).unwrap();
-    fs::write(place.path("images/class-1/019.jpg"), b"bad").unwrap();
-    let source = Source::open(place.path("images")).unwrap();
-    assert!(place.write(&source, &sharded(4, false)).0.is_err());
-    assert!(!place.path("set-00003-of-00004.beton").exists());
+fn a_failed_write_can_be_resumed_with_bad_images_skipped() {
+    let workspace = Workspace::new();
+    workspace.folder(20);
+    let path = workspace.path("images/class-1/019.jpg");
+    let whole = fs::read(workspace.path("images/class-1/001.jpg")).unwrap();
+    fs::write(workspace.path("images/class-1/019.jpg"), b"bad").unwrap();
+    let source = Source::open(workspace.path("images")).unwrap();
+    assert!(workspace.write(&source, &sharded(4, false)).0.is_err());
+    assert!(!workspace.path("set-00003-of-00004.beton").exists());
 
     let skip = Options { on_bad_image: OnBadImage::Skip, ..sharded(4, true) };
-    let (summary, told) = place.write(&source, &skip);
+    let (summary, messages) = workspace.write(&source, &skip);
     assert_eq!(summary.unwrap().tally.skipped, 1);
-    assert_eq!(told.len(), 3 + 1);
-    // The shard with a gap is no success where gaps are failures.
-    assert!(place.write(&source, &sharded(4, true)).0.is_err());
+    assert_eq!(messages.len(), 3 + 1);
+    // A shard with skipped images is not complete if bad images are errors.
+    assert!(workspace.write(&source, &sharded(4, true)).0.is_err());
     fs::write(path, whole).unwrap();
 }
 
 #[test]
-fn options_out_of_range_are_refused() {
-    let place = Place::new();
-    let source = place.folder(3);
+fn invalid_options_are_refused() {
+    let workspace = Workspace::new();
+    let source = workspace.folder(3);
     let refused = |change: fn(&mut Options)| {
         let mut options = options(share(0.5));
         change(&mut options);
-        place.refused(&source, &options)
+        workspace.refused(&source, &options)
     };
     assert!(refused(|options| options.encoding.choice = share(1.5)).contains("0 to 1"));
     assert!(refused(|options| options.encoding.jpeg_quality = 0).contains("1 to 100"));
@@ -537,5 +541,5 @@ fn options_out_of_range_are_refused() {
         refused(|options| options.image_field = "seventeen_letters".into()).contains("1 to 16")
     );
     assert!(refused(|options| options.label_field = "image".into()).contains("same name"));
-    assert_eq!(place.names(), ["images"]);
+    assert_eq!(workspace.names(), ["images"]);
 }

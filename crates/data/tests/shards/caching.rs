@@ -1,4 +1,4 @@
-//! What the cache keeps, what it gives up, and what it fetches before it is asked.
+//! The cache: eviction, prefetching and verification of copies.
 
 use std::{
     fs,
@@ -9,21 +9,12 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use baton_data::shards::{Error, ShardSet, Statistics};
+use baton_data::Error;
 
 use crate::kit::{Kit, PART, SHARD, cached_bytes, contents, key};
-
-/// Waits for what another thread will bring about, which tells nobody.
-pub(crate) fn until(shards: &ShardSet, wanted: impl Fn(Statistics) -> bool) {
-    let most = Instant::now() + Duration::from_secs(20);
-    while !wanted(shards.statistics()) {
-        assert!(Instant::now() < most, "{:?}", shards.statistics());
-        thread::yield_now();
-    }
-}
 
 /// Changes one byte, and makes sure that the file system's clock has moved.
 fn damage(copy: &Path) {
@@ -49,32 +40,30 @@ fn a_fetched_shard_is_the_object_and_is_fetched_once() {
     }
 
     assert_eq!((kit.fetches(0), kit.fetches(1)), (0, 1));
-    let statistics = shards.statistics();
-    assert_eq!((statistics.misses, statistics.hits, statistics.fetched_shards), (1, 2, 1));
-    assert_eq!(statistics.fetched_bytes, SHARD as u64);
-    assert!(statistics.waited > Duration::ZERO);
+    let bytes = kit.ranges(1).iter().map(|(first, last)| last + 1 - first).sum::<u64>();
+    assert_eq!(bytes, SHARD as u64);
 }
 
 #[test]
-fn a_shard_without_bytes_is_a_file_without_bytes() {
+fn an_empty_shard_is_an_empty_file() {
     let kit = Kit::new(1, 1);
     kit.server.bucket.put(&key(0), Vec::new());
 
     let shards = kit.open();
 
     assert_eq!(fs::read(shards.local(0).unwrap()).unwrap(), b"");
-    assert!(matches!(shards.samples(), Err(Error::Header { .. })));
+    assert!(matches!(shards.samples(), Err(Error::File { .. })));
 }
 
 #[test]
-fn a_full_cache_gives_up_the_least_recently_needed() {
+fn a_full_cache_evicts_the_least_recently_used_shard() {
     let kit = Kit::new(6, 3);
     let (most, cache) = (Arc::new(AtomicU64::new(0)), kit.cache.path().to_owned());
     let seen = Arc::clone(&most);
-    kit.proxy.harm(move |_| {
-        // While something is being fetched the cache is at its fullest.
+    kit.proxy.inject(move |_| {
+        // The cache is fullest while a shard is being fetched.
         seen.fetch_max(cached_bytes(&cache), Ordering::Relaxed);
-        crate::proxy::Harm::None
+        crate::proxy::Fault::None
     });
     let shards = kit.open();
 
@@ -83,16 +72,16 @@ fn a_full_cache_gives_up_the_least_recently_needed() {
         assert!(kit.cached_bytes() <= kit.options.cache_bytes);
     }
 
-    // 0 was needed again and again, so 1 to 3 went before it.
+    // Shard 0 was used repeatedly, so 1 to 3 were evicted before it.
     assert_eq!(kit.fetches(0), 1);
-    assert_eq!(shards.statistics().evictions, 3);
+    assert_eq!(kit.cached(), [0, 4, 5]);
     assert_eq!(most.load(Ordering::Relaxed), kit.options.cache_bytes);
     drop(shards.local(0).unwrap());
     assert_eq!(kit.fetches(0), 1);
 }
 
 #[test]
-fn a_shard_stays_while_it_is_leased() {
+fn a_shard_is_not_evicted_while_it_is_leased() {
     let kit = Kit::new(4, 2);
     let shards = kit.open();
     let first = shards.local(0).unwrap();
@@ -113,7 +102,7 @@ fn a_lease_outlives_its_set() {
 }
 
 #[test]
-fn when_everything_stays_in_use_the_error_says_to_raise_the_bound() {
+fn if_all_shards_remain_in_use_the_error_recommends_a_larger_cache() {
     let kit = Kit::new(3, 2);
     let shards = kit.open();
     let _leases = [shards.local(0).unwrap(), shards.local(1).unwrap()];
@@ -128,26 +117,27 @@ fn when_everything_stays_in_use_the_error_says_to_raise_the_bound() {
 #[test]
 fn a_caller_waits_for_a_lease_to_end() {
     let mut kit = Kit::new(2, 1);
-    kit.options.room_wait = Duration::from_secs(60);
+    kit.options.room_timeout = Duration::from_secs(60);
     let shards = kit.open();
     let lease = shards.local(0).unwrap();
 
     thread::scope(|scope| {
         let waiting = scope.spawn(|| fs::read(shards.local(1).unwrap()).unwrap());
-        until(&shards, |statistics| statistics.misses == 2);
+        thread::sleep(Duration::from_millis(200));
+        assert!(!waiting.is_finished());
         drop(lease);
         assert_eq!(waiting.join().unwrap(), contents(1));
     });
 }
 
 #[test]
-fn shards_are_fetched_ahead_in_the_order_told_as_far_as_they_fit() {
+fn shards_are_prefetched_in_the_planned_order_as_far_as_they_fit() {
     let kit = Kit::new(6, 3);
     let shards = kit.open();
-    kit.proxy.forget_log();
+    kit.proxy.clear_log();
 
-    shards.will_need([4, 2, 4, 0, 5]);
-    until(&shards, |statistics| statistics.fetched_shards == 3);
+    shards.plan_prefetch([4, 2, 4, 0, 5]);
+    kit.until_cached(&[0, 2, 4]);
 
     let firsts = |kit: &Kit| -> Vec<u8> {
         let log = kit.proxy.log();
@@ -156,46 +146,44 @@ fn shards_are_fetched_ahead_in_the_order_told_as_far_as_they_fit() {
     };
     assert_eq!(firsts(&kit), [4, 2, 0]);
 
-    // What is needed now is there; the next comes when something that nobody needs can go.
+    // The needed shards are in the cache; the next is fetched when an unneeded one can be evicted.
     drop(shards.local(4).unwrap());
     drop(shards.local(2).unwrap());
-    until(&shards, |statistics| statistics.fetched_shards == 4);
+    kit.until_cached(&[0, 4, 5]);
     assert_eq!(firsts(&kit), [4, 2, 0, 5]);
     for shard in [4, 0, 5] {
         drop(shards.local(shard).unwrap());
     }
-    assert_eq!(shards.statistics().hits, 5);
-    assert_eq!(shards.statistics().misses, 0);
+    assert_eq!(firsts(&kit), [4, 2, 0, 5]);
 }
 
 #[test]
-fn a_new_plan_takes_the_place_of_the_old() {
+fn a_new_plan_replaces_the_old_one() {
     let kit = Kit::new(4, 1);
     let shards = kit.open();
 
-    shards.will_need([0, 1]);
-    until(&shards, |statistics| statistics.fetched_shards == 1);
-    shards.will_need([3, 99]);
-    until(&shards, |statistics| statistics.fetched_shards == 2);
+    shards.plan_prefetch([0, 1]);
+    kit.until_cached(&[0]);
+    shards.plan_prefetch([3, 99]);
+    kit.until_cached(&[3]);
 
     assert_eq!([0, 1, 2, 3].map(|shard| kit.fetches(shard)), [1, 0, 0, 1]);
 }
 
 #[test]
-fn the_next_run_finds_what_this_one_left() {
+fn the_next_run_uses_the_existing_copies() {
     let kit = Kit::new(2, 2);
     drop(kit.open().local(0).unwrap());
-    kit.proxy.forget_log();
+    kit.proxy.clear_log();
 
     let shards = kit.open();
 
     assert_eq!(fs::read(shards.local(0).unwrap()).unwrap(), contents(0));
     assert_eq!(kit.fetches(0), 0);
-    assert_eq!(shards.statistics().hits, 1);
 }
 
 #[test]
-fn an_object_that_changed_between_runs_is_fetched_anew() {
+fn an_object_that_changed_between_runs_is_fetched_again() {
     let kit = Kit::new(2, 2);
     drop(kit.open().local(0).unwrap());
 
@@ -205,7 +193,7 @@ fn an_object_that_changed_between_runs_is_fetched_anew() {
 }
 
 #[test]
-fn a_copy_that_was_damaged_is_found_out_and_fetched_anew() {
+fn a_damaged_copy_is_detected_and_fetched_again() {
     let kit = Kit::new(2, 2);
     let copy = kit.open().local(0).unwrap().to_owned();
     damage(&copy);
@@ -214,40 +202,48 @@ fn a_copy_that_was_damaged_is_found_out_and_fetched_anew() {
     let shards = kit.open();
 
     assert_eq!(fs::read(shards.local(0).unwrap()).unwrap(), contents(0));
-    assert_eq!(shards.statistics().damaged, 1);
     assert_eq!(kit.fetches(0), 2);
 }
 
 #[test]
-fn a_damaged_copy_is_found_out_ahead_of_its_need() {
+fn the_prefetch_thread_detects_damaged_copies() {
     let kit = Kit::new(1, 1);
     let copy = kit.open().local(0).unwrap().to_owned();
     damage(&copy);
     let shards = kit.open();
 
-    shards.will_need([0]);
-    until(&shards, |statistics| statistics.fetched_shards == 1);
+    shards.plan_prefetch([0]);
+    kit.proxy.wait_for(|log| log.iter().filter(|request| request.gets(&key(0))).count() == 8);
+    kit.until_cached(&[0]);
 
     assert_eq!(fs::read(shards.local(0).unwrap()).unwrap(), contents(0));
-    assert_eq!((shards.statistics().damaged, shards.statistics().hits), (1, 1));
+    assert_eq!(kit.fetches(0), 2);
 }
 
 #[test]
-fn two_sets_that_fetch_ahead_share_the_work() {
+fn two_prefetching_sets_share_the_work() {
     let kit = Kit::new(4, 4);
-    kit.proxy.harm(|_| crate::proxy::Harm::Trickle(4000));
+    let (most, cache) = (Arc::new(AtomicU64::new(0)), kit.cache.path().to_owned());
+    let seen = Arc::clone(&most);
+    kit.proxy.inject(move |_| {
+        let is_part = |name: &str| name.ends_with(".part");
+        let names = fs::read_dir(&cache).unwrap().map(|file| file.unwrap().file_name());
+        let parts = names.filter(|name| is_part(name.to_str().unwrap())).count();
+        seen.fetch_max(parts as u64, Ordering::Relaxed);
+        crate::proxy::Fault::Trickle(4000)
+    });
     let sets = [kit.open(), kit.open()];
-    let fetched = || sets.each_ref().map(|shards| shards.statistics().fetched_shards);
 
-    sets.iter().for_each(|shards| shards.will_need(0..4));
-    until(&sets[0], |_| fetched().iter().sum::<u64>() == 4);
+    sets.iter().for_each(|shards| shards.plan_prefetch(0..4));
+    kit.until_cached(&[0, 1, 2, 3]);
 
-    assert!(fetched().iter().all(|&shards| shards > 0), "{:?}", fetched());
+    // Each set prefetches one shard at a time.
+    assert_eq!(most.load(Ordering::Relaxed), 2);
     assert_eq!([0, 1, 2, 3].map(|shard| kit.fetches(shard)), [1; 4]);
 }
 
 #[test]
-fn a_copy_that_was_touched_but_is_whole_is_kept() {
+fn a_rewritten_but_undamaged_copy_is_kept() {
     let kit = Kit::new(1, 1);
     let copy = kit.open().local(0).unwrap().to_owned();
     damage(&copy);
@@ -255,15 +251,20 @@ fn a_copy_that_was_touched_but_is_whole_is_kept() {
 
     let shards = kit.open();
 
-    for hits in 0..2 {
-        drop(shards.local(0).unwrap());
-        assert_eq!(shards.statistics().hits, hits);
-    }
+    // Verifying a copy replaces its record by a new file.
+    let record = copy.with_added_extension("json");
+    let inode = || fs::metadata(&record).unwrap().ino();
+    let old = inode();
+    drop(shards.local(0).unwrap());
+    let new = inode();
+    assert_ne!(new, old);
+    drop(shards.local(0).unwrap());
+    assert_eq!(inode(), new);
     assert_eq!(kit.fetches(0), 1);
 }
 
 #[test]
-fn a_copy_cut_short_or_without_its_digest_is_fetched_anew() {
+fn a_copy_that_is_truncated_or_without_its_digest_is_fetched_again() {
     let kit = Kit::new(1, 1);
     for fetches in 2..4 {
         let copy = kit.open().local(0).unwrap().to_owned();
@@ -278,17 +279,17 @@ fn a_copy_cut_short_or_without_its_digest_is_fetched_anew() {
 }
 
 #[test]
-fn a_lower_bound_holds_from_the_start() {
+fn a_lower_size_limit_is_applied_at_start() {
     let mut kit = Kit::new(3, 3);
     let shards = kit.open();
     (0..3).for_each(|shard| drop(shards.local(shard).unwrap()));
-    fs::write(kit.cache.path().join("notes.txt"), "not ours").unwrap();
+    fs::write(kit.cache.path().join("notes.txt"), "not of the cache").unwrap();
 
     kit.options.cache_bytes = SHARD as u64;
     let shards = kit.open();
 
     assert_eq!(kit.cached_bytes(), SHARD as u64);
     drop(shards.local(2).unwrap());
-    assert_eq!(shards.statistics().hits, 1);
+    assert_eq!(kit.fetches(2), 1);
     assert!(kit.cache.path().join("notes.txt").exists());
 }

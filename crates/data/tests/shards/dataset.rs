@@ -3,8 +3,9 @@
 use std::{fs, path::Path, sync::Arc};
 
 use baton_data::{
-    Batch, Dataset, Labels, Loader, Mode, Options, Request, SampleOrder, Source, View, shards,
-    write::{Field, Kind, Value, Writer},
+    Batch, Dataset, Labels, Loader, Mode, Options, Preprocessing, Request, SampleOrder, Source,
+    shards,
+    write::{Field, FieldKind, Value, Writer},
 };
 use baton_recipe::spec::{Augment, Order, Resize};
 use tempfile::TempDir;
@@ -16,14 +17,15 @@ use crate::{
 };
 
 const SHARDS: u8 = 8;
-/// Samples of each shard; one is empty.
+/// Number of samples of each shard; one is empty.
 const SAMPLES: [u64; SHARDS as usize] = [20, 13, 0, 31, 20, 17, 25, 8];
-/// Two or three shards.
+/// Window of the quasi-random order in samples: two or three shards.
 const WINDOW: u64 = 40;
 
-/// A shard whose images and labels are like no other's.
+/// Writes a shard whose images and labels differ from those of all others.
 fn shard(path: &Path, number: u8) {
-    let fields = vec![Field::new("image", Kind::RgbImage), Field::new("label", Kind::Int)];
+    let fields =
+        vec![Field::new("image", FieldKind::RgbImage), Field::new("label", FieldKind::Int)];
     let samples = SAMPLES[usize::from(number)];
     let mut writer = Writer::create(path, fields, samples, 1 << 12).unwrap();
     for sample in 0..samples {
@@ -35,8 +37,8 @@ fn shard(path: &Path, number: u8) {
     writer.finish().unwrap();
 }
 
-/// The same shards on disk and in a bucket, with a cache that holds six of the largest.
-struct Place {
+/// The same shards on disk and in a bucket, with a cache for six shards of the largest size.
+struct TestSet {
     disk: TempDir,
     proxy: Proxy,
     _server: Server,
@@ -44,7 +46,7 @@ struct Place {
     options: shards::Options,
 }
 
-impl Place {
+impl TestSet {
     fn new() -> Self {
         let (disk, cache, server) =
             (TempDir::new().unwrap(), TempDir::new().unwrap(), Server::start());
@@ -72,7 +74,7 @@ impl Place {
         Dataset::open_with(source, &self.options).map(Arc::new)
     }
 
-    /// How often a shard was fetched from its beginning; the reading of its header is no fetch.
+    /// Number of times a shard was fetched; reading its header does not count.
     fn fetches(&self, number: u8) -> usize {
         let is_first = |range: Option<(u64, u64)>| range.is_some_and(|(a, b)| a == 0 && b > 23);
         let log = self.proxy.log();
@@ -82,23 +84,27 @@ impl Place {
 
 /// An epoch from a position on, in batches of seven.
 fn batches(set: &Arc<Dataset>, kind: Order, epoch: u32, start: u64) -> Vec<Batch> {
-    let order = SampleOrder::new(kind, 5, WINDOW, set.layout().unwrap());
+    let order = SampleOrder::new(kind, 5, WINDOW, set.sample_blocks().unwrap());
     let (order, len) = (order.epoch(epoch), set.len());
-    set.will_need(&order, start, None);
-    let view =
-        View::Train { seed: 1, resolution: 8, resize: Resize::Fast, augment: Augment::default() };
+    set.plan_prefetch(&order, start, None);
+    let preprocessing = Preprocessing::Train {
+        seed: 1,
+        resolution: 8,
+        resize: Resize::Fast,
+        augment: Augment::default(),
+    };
     let requests = (start..len).step_by(7).map(move |first| Request {
         epoch,
         samples: (first..(first + 7).min(len)).map(|position| order.at(position)).collect(),
-        view: view.clone(),
+        preprocessing: preprocessing.clone(),
     });
     Loader::start(set.clone(), &Options::new(2, 2), requests).map(Result::unwrap).collect()
 }
 
 #[test]
-fn a_bucket_gives_the_same_batches_as_the_files_on_disk() {
-    let place = Place::new();
-    let (local, remote) = (place.local(), place.remote(Labels::Ints).unwrap());
+fn a_bucket_gives_the_same_batches_as_files_on_disk() {
+    let test_set = TestSet::new();
+    let (local, remote) = (test_set.local(), test_set.remote(Labels::Ints).unwrap());
     assert_eq!(remote.len(), SAMPLES.iter().sum::<u64>());
     for kind in [Order::QuasiRandom, Order::Sequential, Order::Random] {
         for (epoch, start) in [(0, 0), (1, 63)] {
@@ -108,26 +114,26 @@ fn a_bucket_gives_the_same_batches_as_the_files_on_disk() {
     }
 }
 
-/// The cache is smaller than the set, and no shard is fetched for more than one window.
+/// The cache is smaller than the data set, and still no shard is fetched twice.
 #[test]
 fn quasi_random_order_fetches_every_shard_once_per_epoch() {
-    let place = Place::new();
-    let remote = place.remote(Labels::Ints).unwrap();
-    // Opening fetched one shard, which may have to go before its turn comes.
-    let before: Vec<usize> = (0..SHARDS).map(|number| place.fetches(number)).collect();
+    let test_set = TestSet::new();
+    let remote = test_set.remote(Labels::Ints).unwrap();
+    // Opening fetched one shard, which may be evicted before it is used.
+    let before: Vec<usize> = (0..SHARDS).map(|number| test_set.fetches(number)).collect();
     let visited = batches(&remote, Order::QuasiRandom, 0, 0);
     assert_eq!(visited.iter().map(Batch::len).sum::<usize>() as u64, remote.len());
     for number in 0..SHARDS {
-        let fetches = place.fetches(number) - before[usize::from(number)];
+        let fetches = test_set.fetches(number) - before[usize::from(number)];
         assert!(fetches <= 1, "shard {number} was fetched {fetches} times");
     }
 }
 
 #[test]
-fn a_label_that_the_model_does_not_know_is_told_when_its_shard_arrives() {
-    let place = Place::new();
+fn a_label_outside_the_classes_is_reported_when_its_shard_is_fetched() {
+    let test_set = TestSet::new();
     // The first shard has label 0 only.
-    let remote = place.remote(Labels::Classes(5)).unwrap();
+    let remote = test_set.remote(Labels::Classes(5)).unwrap();
     let last = remote.len() - 1;
     let refused = remote.label(last).unwrap_err().to_string();
     assert!(refused.contains("label 7, but model.num_classes = 5"), "{refused}");

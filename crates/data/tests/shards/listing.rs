@@ -1,10 +1,10 @@
-//! What a recipe's `data.train` finds, and what it says when it finds nothing.
+//! Listing the shards of a recipe's `data.train`, and errors if nothing matches.
 
 use std::{fs, net::TcpListener};
 
 use baton_data::{
-    FileFault,
-    shards::{Error, Options, Remedy, ShardSet},
+    Error, FileFault,
+    shards::{Options, Remedy, ShardSet},
 };
 use tempfile::TempDir;
 
@@ -34,7 +34,7 @@ fn a_pattern_finds_its_objects_in_the_order_of_their_names() {
 }
 
 #[test]
-fn a_folder_or_a_single_object_will_do_too() {
+fn a_folder_or_a_single_object_can_be_the_source() {
     let kit = Kit::new(2, 2);
     kit.server.bucket.put("set/README.md", vec![1]);
     let open = |key: &str| ShardSet::open(&format!("s3://{BUCKET}/{key}"), &kit.options).unwrap();
@@ -74,7 +74,7 @@ fn files_are_found_by_path_folder_pattern_and_url() {
 fn samples_are_counted_by_reading_headers_only() {
     let kit = Kit::new(3, 3);
     let shards = kit.open();
-    kit.proxy.forget_log();
+    kit.proxy.clear_log();
 
     assert_eq!(shards.samples().unwrap(), [1000, 1001, 1002]);
 
@@ -84,18 +84,18 @@ fn samples_are_counted_by_reading_headers_only() {
 }
 
 #[test]
-fn a_shard_that_is_no_beton_file_is_named() {
+fn a_shard_that_is_not_a_beton_file_is_reported() {
     let kit = Kit::new(2, 2);
     kit.server.bucket.put(&key(1), b"\x03\0".repeat(40));
 
     let error = kit.open().samples().unwrap_err();
 
-    assert!(matches!(error, Error::Header { fault: FileFault::Version(3), .. }), "{error}");
+    assert!(matches!(error, Error::File { fault: FileFault::Version(3), .. }), "{error}");
     assert!(error.to_string().starts_with("s3://data/set/train-1.beton: "), "{error}");
 }
 
 #[test]
-fn when_nothing_matches_the_message_tells_what_there_is() {
+fn if_nothing_matches_the_message_lists_existing_names() {
     let kit = Kit::new(2, 2);
     let message = |source: &str| ShardSet::open(source, &kit.options).unwrap_err().to_string();
 
@@ -111,17 +111,20 @@ fn when_nothing_matches_the_message_tells_what_there_is() {
 }
 
 #[test]
-fn wrong_credentials_give_one_clear_error_at_once() {
+fn wrong_credentials_give_one_clear_error_immediately() {
     let mut kit = Kit::new(1, 1);
     for (name, value) in [("AWS_SECRET_ACCESS_KEY", "wrong"), ("AWS_ACCESS_KEY_ID", "nobody")] {
         kit.options.environment.push((name.to_owned(), value.to_owned()));
-        kit.proxy.forget_log();
+        kit.proxy.clear_log();
 
         let error = ShardSet::open(&source(), &kit.options).unwrap_err();
 
         assert!(matches!(error, Error::Store { remedy: Remedy::Credentials, .. }), "{error:?}");
         let message = error.to_string();
-        assert!(message.starts_with("cannot list s3://data/set: the store answers"), "{message}");
+        assert!(
+            message.starts_with("cannot list s3://data/set: the store responded with"),
+            "{message}"
+        );
         assert!(
             message.contains("1 attempt in") && message.contains("AWS_ACCESS_KEY_ID"),
             "{message}"
@@ -131,11 +134,11 @@ fn wrong_credentials_give_one_clear_error_at_once() {
 }
 
 #[test]
-fn a_machine_that_has_neither_credentials_nor_a_role_is_told_so() {
+fn missing_credentials_and_role_are_reported() {
     let mut kit = Kit::new(1, 1);
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     kit.options.environment.retain(|(name, _)| name == "AWS_ENDPOINT_URL");
-    let metadata = ("AWS_METADATA_ENDPOINT".to_owned(), format!("http://{nobody}"));
+    let metadata = ("AWS_METADATA_ENDPOINT".to_owned(), format!("http://{closed_port}"));
     kit.options.environment.push(metadata);
 
     let error = ShardSet::open(&source(), &kit.options).unwrap_err();
@@ -146,21 +149,21 @@ fn a_machine_that_has_neither_credentials_nor_a_role_is_told_so() {
 }
 
 #[test]
-fn a_bucket_that_is_not_there_is_told_at_once() {
+fn a_missing_bucket_is_reported_immediately() {
     let kit = Kit::new(1, 1);
 
     let error = ShardSet::open("s3://date/set/*.beton", &kit.options).unwrap_err();
 
-    assert!(matches!(error, Error::Store { remedy: Remedy::Place, attempts: 1, .. }), "{error:?}");
+    assert!(matches!(error, Error::Store { remedy: Remedy::Path, attempts: 1, .. }), "{error:?}");
     assert!(error.to_string().contains("NoSuchBucket"), "{error}");
 }
 
 #[test]
-fn a_store_that_is_not_there_is_given_up_after_a_few_attempts() {
+fn an_unreachable_store_is_an_error_after_a_few_attempts() {
     let mut kit = Kit::new(1, 1);
-    // A port that was free a moment ago.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    kit.options.environment.push(("AWS_ENDPOINT_URL".to_owned(), format!("http://{nobody}")));
+    // A port that was just closed.
+    let closed_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    kit.options.environment.push(("AWS_ENDPOINT_URL".to_owned(), format!("http://{closed_port}")));
 
     let error = ShardSet::open(&source(), &kit.options).unwrap_err();
 

@@ -1,4 +1,4 @@
-//! Stories of shards in a bucket: an S3 server on loopback, a proxy that does harm, real processes.
+//! Integration tests of shards in a bucket: an S3 server on loopback, a proxy that injects faults, real processes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! Stands between a client and a server, writes down every request, and does harm on demand.
+//! A proxy between client and server that logs every request and injects faults.
 
 use std::{
     io::{Read, Write},
@@ -8,41 +8,41 @@ use std::{
     time::Duration,
 };
 
-/// What was asked for.
+/// A logged request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) method: String,
     /// Path and query.
     pub(crate) target: String,
-    /// First and last byte.
+    /// First and last requested byte.
     pub(crate) range: Option<(u64, u64)>,
 }
 
-/// What happens to its answer.
+/// Fault injected into a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Harm {
+pub(crate) enum Fault {
     None,
-    /// Another answer, without asking the server.
+    /// The proxy responds with this status, without the server.
     Status(u16),
-    /// The connection ends after so many bytes of the body.
+    /// The connection ends after this many bytes of the body.
     CutAfter(usize),
-    /// Nothing more comes after so many bytes of the body.
+    /// The connection stalls after this many bytes of the body.
     StallAfter(usize),
-    /// So many bytes of the body every ten milliseconds.
+    /// This many bytes of the body are sent every ten milliseconds.
     Trickle(usize),
-    /// This byte of the body is another.
+    /// This byte of the body is changed.
     Corrupt(usize),
 }
 
-type Rule = Box<dyn FnMut(&Request) -> Harm + Send>;
+type Rule = Box<dyn FnMut(&Request) -> Fault + Send>;
 
 /// The proxy; its threads end with their connections.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
 }
 
-struct Shared {
+struct ProxyState {
     server: SocketAddr,
     log: Mutex<Vec<Request>>,
     logged: Condvar,
@@ -50,7 +50,7 @@ struct Shared {
 }
 
 impl Request {
-    /// Whether it is for the contents of this object.
+    /// Whether it is a GET request for this object.
     pub(crate) fn gets(&self, key: &str) -> bool {
         self.method == "GET" && self.target.split('?').next().unwrap().ends_with(&format!("/{key}"))
     }
@@ -60,58 +60,58 @@ impl Proxy {
     pub(crate) fn start(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let rule: Rule = Box::new(|_| Harm::None);
+        let rule: Rule = Box::new(|_| Fault::None);
         let (log, logged) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { server, log, logged, rule: Mutex::new(rule) });
+        let shared = Arc::new(ProxyState { server, log, logged, rule: Mutex::new(rule) });
         let accepting = Arc::clone(&shared);
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 let shared = Arc::clone(&accepting);
-                // A client that goes away in the middle is what these tests are about.
+                // Errors are expected: in these tests clients disconnect during a response.
                 thread::spawn(move || serve(&shared, client).ok());
             }
         });
         Self { address, shared }
     }
 
-    /// Decides about every request from now on.
-    pub(crate) fn harm(&self, rule: impl FnMut(&Request) -> Harm + Send + 'static) {
+    /// Sets the rule that selects the fault for every request from now on.
+    pub(crate) fn inject(&self, rule: impl FnMut(&Request) -> Fault + Send + 'static) {
         *self.shared.rule.lock().unwrap() = Box::new(rule);
     }
 
-    /// What was asked for so far.
+    /// The requests so far.
     pub(crate) fn log(&self) -> Vec<Request> {
         self.shared.log.lock().unwrap().clone()
     }
 
-    pub(crate) fn forget_log(&self) {
+    pub(crate) fn clear_log(&self) {
         self.shared.log.lock().unwrap().clear();
     }
 
-    /// Waits until the requests so far are as wanted.
-    pub(crate) fn wait_for(&self, wanted: impl Fn(&[Request]) -> bool) {
+    /// Waits until the requests so far satisfy a condition.
+    pub(crate) fn wait_for(&self, condition: impl Fn(&[Request]) -> bool) {
         let log = self.shared.log.lock().unwrap();
-        let most = Duration::from_secs(20);
+        let limit = Duration::from_secs(20);
         let (log, timeout) =
-            self.shared.logged.wait_timeout_while(log, most, |log| !wanted(log)).unwrap();
-        assert!(!timeout.timed_out(), "the awaited request did not come: {log:#?}");
+            self.shared.logged.wait_timeout_while(log, limit, |log| !condition(log)).unwrap();
+        assert!(!timeout.timed_out(), "the expected request did not arrive: {log:#?}");
     }
 }
 
-/// One request for each connection, so that harm to one never meets another.
-fn serve(shared: &Shared, mut client: TcpStream) -> std::io::Result<()> {
+/// Handles one request per connection, so that a fault affects only one request.
+fn serve(shared: &ProxyState, mut client: TcpStream) -> std::io::Result<()> {
     let head = read_head(&mut client)?;
     let request = parse(&head);
-    let harm = (shared.rule.lock().unwrap())(&request);
+    let fault = (shared.rule.lock().unwrap())(&request);
     shared.log.lock().unwrap().push(request);
     shared.logged.notify_all();
 
-    if let Harm::Status(status) = harm {
+    if let Fault::Status(status) = fault {
         let body = "<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
         let length = body.len();
         return write!(
             client,
-            "HTTP/1.1 {status} Harm\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+            "HTTP/1.1 {status} Fault\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
         );
     }
     let mut server = TcpStream::connect(shared.server)?;
@@ -121,21 +121,21 @@ fn serve(shared: &Shared, mut client: TcpStream) -> std::io::Result<()> {
     server.read_to_end(&mut body)?;
 
     client.write_all(close_after(&head).as_bytes())?;
-    match harm {
-        Harm::None | Harm::Status(_) => client.write_all(&body)?,
-        Harm::CutAfter(bytes) => client.write_all(&body[..bytes.min(body.len())])?,
-        Harm::StallAfter(bytes) => {
+    match fault {
+        Fault::None | Fault::Status(_) => client.write_all(&body)?,
+        Fault::CutAfter(bytes) => client.write_all(&body[..bytes.min(body.len())])?,
+        Fault::StallAfter(bytes) => {
             client.write_all(&body[..bytes.min(body.len())])?;
-            // Until the client has had enough.
+            // Wait until the client disconnects.
             client.read_exact(&mut [0]).ok();
         }
-        Harm::Trickle(bytes) => {
+        Fault::Trickle(bytes) => {
             for piece in body.chunks(bytes) {
                 client.write_all(piece)?;
                 thread::sleep(Duration::from_millis(10));
             }
         }
-        Harm::Corrupt(byte) => {
+        Fault::Corrupt(byte) => {
             body[byte] ^= 1;
             client.write_all(&body)?;
         }
@@ -164,7 +164,7 @@ fn parse(head: &str) -> Request {
     Request { method, target, range }
 }
 
-/// A head that ends its connection after the body.
+/// The head with `Connection: close`, so that the connection ends after the body.
 fn close_after(head: &str) -> String {
     let is_connection = |line: &&str| line.to_ascii_lowercase().starts_with("connection:");
     let lines: Vec<&str> =

@@ -1,5 +1,5 @@
-//! An S3 server in this process: `s3s` speaks the protocol and checks signatures, and the objects
-//! lie in memory, with tags and conditions as S3 has them.
+//! An S3 server in this process: `s3s` implements the protocol and checks signatures. The objects are kept in memory,
+//! with tags and conditions like in S3.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,11 +40,11 @@ pub(crate) struct Server {
     _runtime: Runtime,
 }
 
-/// Its only bucket; clones are the same bucket.
+/// The only bucket of the server; clones refer to the same bucket.
 #[derive(Clone, Default)]
 pub(crate) struct Bucket {
     objects: Arc<Mutex<BTreeMap<String, Stored>>>,
-    /// Some servers do not know `If-Match`.
+    /// Simulates a server that ignores `If-Match`.
     pub(crate) ignores_conditions: Arc<AtomicBool>,
 }
 
@@ -78,20 +78,20 @@ impl Server {
 }
 
 impl Bucket {
-    /// Stores an object with the tag that S3 gives to one stored in one request.
+    /// Stores an object with the tag that S3 computes for an upload in one request.
     pub(crate) fn put(&self, key: &str, bytes: Vec<u8>) {
         let tag = hex(&Md5::digest(&bytes));
         self.put_tagged(key, bytes, &tag);
     }
 
-    /// Stores an object with the tag that S3 gives to one stored in parts of that length.
+    /// Stores an object with the tag that S3 computes for an upload in parts of this size.
     pub(crate) fn put_in_parts(&self, key: &str, bytes: Vec<u8>, part_bytes: usize) {
         let digests: Vec<_> = bytes.chunks(part_bytes).flat_map(Md5::digest).collect();
         let tag = format!("{}-{}", hex(&Md5::digest(digests)), bytes.chunks(part_bytes).count());
         self.put_tagged(key, bytes, &tag);
     }
 
-    /// Stores an object under any tag.
+    /// Stores an object with a given tag.
     pub(crate) fn put_tagged(&self, key: &str, bytes: Vec<u8>, tag: &str) {
         let (tag, modified) = (format!("\"{tag}\""), SystemTime::now());
         let stored = Stored { bytes: bytes.into(), tag, modified };

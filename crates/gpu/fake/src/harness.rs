@@ -1,48 +1,48 @@
-//! Running a test in a process that finds this library in place of NVIDIA's.
+//! Runs a test in a process that loads this library instead of NVIDIA's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use std::env;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
-use crate::world;
+use crate::machine;
 
-/// Names the folder of the links to this library, in the process where tests find it.
+/// Variable with the folder of links to this library, set in the test's child process.
 const FOLDER: &str = "BATON_FAKE_GPU_FOLDER";
-/// The one seed to try, to repeat a failure.
+/// Variable with the only seed to run, to repeat a failure.
 const SEED: &str = "BATON_FAKE_GPU_SEED";
-/// What a test leaves in that folder when it has come to its end.
+/// File that a test writes to that folder when it has finished.
 const DONE: &str = "done";
 
-/// Times that a host has stood still until a device had done something.
+/// Number of times that a host has waited until a device had done its work.
 #[unsafe(no_mangle)]
 extern "C" fn baton_fake_gpu_host_waits() -> u64 {
-    world::with(|world| world.host_waits)
+    machine::with(|machine| machine.host_waits)
 }
 
-/// Decides what is done next, and next, and next.
+/// Sets the seed of the order in which work is done.
 #[unsafe(no_mangle)]
 extern "C" fn baton_fake_gpu_seed(seed: u64) {
-    world::with(|world| world.random.0 = seed);
+    machine::with(|machine| machine.random.0 = seed);
 }
 
-/// Has every abort of a communicator hang from now on, as it may where a peer is lost.
+/// Makes every later abort of a communicator hang, as can happen when a peer is lost.
 #[unsafe(no_mangle)]
 extern "C" fn baton_fake_gpu_hang_aborts() {
-    world::with(|world| world.aborts_hang = true);
+    machine::with(|machine| machine.aborts_hang = true);
 }
 
-/// The library as tests in its process reach it.
+/// Access to the fake library for tests in its process.
 ///
-/// The program that links this crate has it twice: once as code of its own, whose world stays empty, and
-/// once as the shared library that stands for the driver.
+/// The program that links this crate contains it twice: once as its own code, with a machine that is never used, and
+/// once as the shared library that replaces the driver.
 #[derive(Debug)]
 pub struct FakeGpu {
     library: libloading::Library,
 }
 
 impl FakeGpu {
-    /// Times that a host has stood still until a device had done something.
+    /// Number of times that a host has waited until a device had done its work.
     #[must_use]
     pub fn host_waits(&self) -> u64 {
         // SAFETY: the function is above.
@@ -51,7 +51,7 @@ impl FakeGpu {
         }
     }
 
-    /// Has every abort of a communicator hang from now on, as it may where a peer is lost.
+    /// Makes every later abort of a communicator hang, as can happen when a peer is lost.
     pub fn hang_aborts(&self) {
         // SAFETY: the function is above.
         unsafe { self.library.get::<extern "C" fn()>(b"baton_fake_gpu_hang_aborts").unwrap()() }
@@ -63,11 +63,11 @@ impl FakeGpu {
     }
 }
 
-/// Runs `body` in a process of its own that finds the fake in place of NVIDIA's libraries. `test` is the
-/// full name of the calling test, by which that process calls it again.
+/// Runs `body` in a separate process that loads the fake instead of NVIDIA's libraries. `test` is the full name of the
+/// calling test; the process runs only that test.
 ///
 /// # Panics
-/// The body did.
+/// If the body panics.
 pub fn run(test: &str, body: impl FnOnce(&FakeGpu)) {
     if let Some(folder) = env::var_os(FOLDER) {
         let folder = std::path::PathBuf::from(folder);
@@ -78,7 +78,7 @@ pub fn run(test: &str, body: impl FnOnce(&FakeGpu)) {
         return;
     }
     let program = env::current_exe().unwrap();
-    // Cargo puts the library of a dependency beside the tests.
+    // Cargo puts the library of a dependency into the folder of the tests.
     let fake = program.with_file_name("libbaton_fake_gpu.so");
     assert!(fake.exists(), "{} was not built", fake.display());
     let folder = tempfile::tempdir().unwrap();
@@ -91,37 +91,37 @@ pub fn run(test: &str, body: impl FnOnce(&FakeGpu)) {
         .env("LD_LIBRARY_PATH", folder.path())
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
-        "with fake GPUs, {test} ended with {}:\n{told}",
+        "with fake GPUs, {test} ended with {}:\n{text}",
         output.status
     );
-    assert!(folder.path().join(DONE).exists(), "there is no test of the name {test}");
+    assert!(folder.path().join(DONE).exists(), "there is no test with the name {test}");
 }
 
-/// [`run`]s `body` with each of `seeds` orders, or with the one that `BATON_FAKE_GPU_SEED` names. With
-/// several threads a seed does not decide everything.
+/// [`run`]s `body` with each seed below `seeds`, or with the one that `BATON_FAKE_GPU_SEED` names. With several threads
+/// a seed does not fully determine the order.
 ///
 /// # Panics
-/// The body did; the seed is printed.
+/// If the body panics; the seed is printed.
 pub fn for_seeds(test: &str, seeds: u64, body: impl Fn(&FakeGpu, u64)) {
     let chosen = env::var(SEED).ok().map(|seed| seed.parse().expect("a number"));
     let seeds = chosen.map_or(0..seeds, |seed| seed..seed + 1);
     run(test, |gpu| {
         for seed in seeds {
-            let told = Told(seed);
+            let printer = SeedPrinter(seed);
             gpu.seed(seed);
             body(gpu, seed);
-            drop(told);
+            drop(printer);
         }
     });
 }
 
-/// Tells the seed if the body panics.
-struct Told(u64);
+/// Prints the seed if the body panics.
+struct SeedPrinter(u64);
 
-impl Drop for Told {
+impl Drop for SeedPrinter {
     fn drop(&mut self) {
         if std::thread::panicking() {
             println!("repeat with {SEED}={}", self.0);

@@ -1,47 +1,47 @@
-//! What can be queued, and doing it.
+//! The kinds of work in a stream, and how they are done.
 
 use std::ptr;
 use std::slice;
 
 use crate::groups::Exchange;
-use crate::world::World;
+use crate::machine::FakeMachine;
 
 /// One piece of work in a stream.
 pub(crate) enum Work {
-    /// Of bytes.
+    /// Copy of bytes.
     Copy { to: u64, from: u64, bytes: usize },
     /// `left += right`, of f32.
     Add { left: u64, right: u64, values: usize },
-    /// The place of an event.
+    /// Reaches the mark of an event.
     Mark(u64),
-    /// Nothing further before that mark is reached.
+    /// Blocks later work until this mark is reached.
     Wait(u64),
-    /// What ranks do together.
+    /// Calls that ranks make together.
     Exchange(Exchange),
 }
 
 impl Work {
-    pub(crate) fn can_go_on(&self, world: &World) -> bool {
+    pub(crate) fn is_ready(&self, machine: &FakeMachine) -> bool {
         match self {
             Self::Copy { .. } | Self::Add { .. } | Self::Mark(_) => true,
-            Self::Wait(mark) => world.is_reached(Some(*mark)),
-            Self::Exchange(exchange) => world.groups.can_go_on(exchange),
+            Self::Wait(mark) => machine.is_reached(Some(*mark)),
+            Self::Exchange(exchange) => machine.groups.is_ready(exchange),
         }
     }
 
-    /// Does some of it; what remains is to be done later.
-    pub(crate) fn go_on(self, world: &mut World) -> Option<Self> {
+    /// Does a part of the work; returns the rest.
+    pub(crate) fn advance(self, machine: &mut FakeMachine) -> Option<Self> {
         match self {
             Self::Copy { to, from, bytes } => {
-                let done = piece(world, bytes);
-                // SAFETY: whoever queued it promised that both are so long and used by nobody else. That
-                // promise is what tests are about, so that it may be broken: then values are wrong.
+                let done = piece(machine, bytes);
+                // SAFETY: the code that queued it must guarantee that both ranges are valid and not in use. Tests check
+                // this guarantee, so it may be violated: then values are wrong.
                 unsafe { ptr::copy(from as *const u8, to as *mut u8, done) };
                 let (to, from, bytes) = (to + done as u64, from + done as u64, bytes - done);
                 (bytes > 0).then_some(Self::Copy { to, from, bytes })
             }
             Self::Add { left, right, values } => {
-                let done = piece(world, values);
+                let done = piece(machine, values);
                 // SAFETY: as above.
                 let (sum, other) = unsafe { (floats_mut(left, done), floats(right, done)) };
                 sum.iter_mut().zip(other).for_each(|(sum, other)| *sum += other);
@@ -50,32 +50,32 @@ impl Work {
                 (values > 0).then_some(Self::Add { left, right, values })
             }
             Self::Mark(mark) => {
-                world.reach(mark);
+                machine.reach(mark);
                 None
             }
             Self::Wait(_) => None,
-            Self::Exchange(exchange) => world.groups.go_on(exchange).map(Self::Exchange),
+            Self::Exchange(exchange) => machine.groups.advance(exchange).map(Self::Exchange),
         }
     }
 }
 
-/// Mostly all of it: what copies and kernels do can be seen half done.
-fn piece(world: &mut World, len: usize) -> usize {
-    if len > 1 && world.random.below(4) == 0 { 1 + world.random.below(len - 1) } else { len }
+/// Number of items to do now: mostly all, sometimes fewer, so that copies and sums can be seen half done.
+fn piece(machine: &mut FakeMachine, len: usize) -> usize {
+    if len > 1 && machine.random.below(4) == 0 { 1 + machine.random.below(len - 1) } else { len }
 }
 
 /// # Safety
-/// So many initialised values lie there, and nobody changes them.
+/// `len` initialised values must be valid there and must not change.
 pub(crate) unsafe fn floats<'a>(address: u64, len: usize) -> &'a [f32] {
     if len == 0 {
         return &[];
     }
-    // SAFETY: the caller's promise; allocations are aligned for f32.
+    // SAFETY: guaranteed by the caller; allocations are aligned for f32.
     unsafe { slice::from_raw_parts(address as *const f32, len) }
 }
 
 /// # Safety
-/// So many initialised values lie there, and nobody else uses them.
+/// `len` initialised values must be valid there and not used by other code.
 pub(crate) unsafe fn floats_mut<'a>(address: u64, len: usize) -> &'a mut [f32] {
     if len == 0 {
         return &mut [];

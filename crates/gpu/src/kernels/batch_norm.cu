@@ -1,47 +1,19 @@
-// BatchNorm of a matrix (rows, channels), rows lying one behind the other, with what follows it in a
-// residual network: y = relu(scale * (x - mean) / sqrt(variance + epsilon) + shift + residual).
+// BatchNorm of a matrix (rows, channels), stored row by row, with the operations after it in a residual network:
+// y = relu(scale * (x - mean) / sqrt(variance + epsilon) + shift + residual).
 // Ioffe and Szegedy 2015 (arXiv 1502.03167), algorithm 1 and the gradients of section 3.
 //
-// Every kernel is laid out alike. A thread has V neighbouring channels and, of the rows, every so many;
-// a block's threads lie as (blockDim.x packs of channels) x (blockDim.y lanes of rows). A sum over rows
-// is taken by each thread, then over a block's lanes, then over the blocks by a second kernel, always in
-// the same order: the bits are the same from run to run, whatever the machine does first.
+// All kernels have the same layout. A thread handles V neighbouring channels and every n-th row; a block's threads are
+// arranged as (blockDim.x packs of channels) x (blockDim.y lanes of rows). A sum over rows is computed by each thread,
+// then over a block's lanes, then over the blocks by a second kernel, always in the same order: the bits are the same
+// in every run, in whatever order the machine works.
 
-// Threads of a block that sums up.
+// Threads of a block that computes sums.
 static const int THREADS = 256;
-// Of those, channels and lanes in the second step.
+// Channels and lanes of such a block in the second step.
 static const int COLUMNS = 32;
 static const int LANES = THREADS / COLUMNS;
 
-struct BatchNorm {
-    // (rows, channels), stored as the kernel's T; absent ones are null.
-    const void *x;
-    const void *residual;
-    void *y;
-    const void *y_gradient;
-    void *x_gradient;
-    void *residual_gradient;
-    // (channels), f32.
-    const float *scale;
-    const float *shift;
-    float *mean;
-    float *inverse_deviation;
-    float *batch_mean;
-    float *batch_variance;
-    float *scale_gradient;
-    float *shift_gradient;
-    // (chunks, 2, channels), f32.
-    float *partial;
-    long long rows;
-    long long channels;
-    long long chunks;
-    // Rows of every chunk but the last.
-    long long chunk_rows;
-    float epsilon;
-    int relu;
-};
-
-// What Welford's method knows of some values.
+// State of Welford's method for some values.
 struct Moments {
     float count;
     float mean;
@@ -49,7 +21,7 @@ struct Moments {
     float square;
 };
 
-// Of both together: Chan, Golub and LeVeque 1979, "Updating formulae", eq. 2.1.
+// Combines two: Chan, Golub and LeVeque 1979, "Updating formulae", eq. 2.1.
 __device__ inline Moments together(Moments a, Moments b) {
     if (b.count == 0.0f) return a;
     if (a.count == 0.0f) return b;
@@ -75,7 +47,7 @@ template <class T, int V> __device__ inline void store(void *values, long long a
     *reinterpret_cast<Pack<T, V> *>(static_cast<T *>(values) + at) = pack;
 }
 
-// Of one channel.
+// The normalisation of one channel.
 struct Normal {
     float mean;
     float factor;
@@ -91,19 +63,19 @@ template <int V> __device__ inline void normals(const BatchNorm &n, long long ch
     }
 }
 
-// Forward, first: mean and squares of each chunk of rows.
+// Forward, step 1: mean and squares of each chunk of rows.
 template <class T, int V> __device__ void moments_of_chunks(const BatchNorm &n) {
     __shared__ float counts[THREADS], means[V][THREADS], squares[V][THREADS];
     const long long channel = first_channel<V>();
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
     const long long start = blockIdx.y * n.chunk_rows;
-    const long long end = least(start + n.chunk_rows, n.rows);
+    const long long end = least(start + n.chunk_rows, n.shape.rows);
 
     float count = 0.0f, mean[V] = {}, square[V] = {};
-    if (channel < n.channels) {
+    if (channel < n.shape.channels) {
 #pragma unroll 4
         for (long long row = start + threadIdx.y; row < end; row += blockDim.y) {
-            const Pack<T, V> x = load<T, V>(n.x, row * n.channels + channel);
+            const Pack<T, V> x = load<T, V>(n.x, row * n.shape.channels + channel);
             count += 1.0f;
             const float share = 1.0f / count;
             for (int i = 0; i < V; i++) {
@@ -131,64 +103,64 @@ template <class T, int V> __device__ void moments_of_chunks(const BatchNorm &n) 
         }
         counts[thread] = own_count + other_count;
     }
-    if (threadIdx.y == 0 && channel < n.channels) {
-        float *partial = n.partial + blockIdx.y * 2 * n.channels + channel;
+    if (threadIdx.y == 0 && channel < n.shape.channels) {
+        float *partial = n.workspace + blockIdx.y * 2 * n.shape.channels + channel;
         for (int i = 0; i < V; i++) {
             partial[i] = means[i][thread];
-            partial[n.channels + i] = squares[i][thread];
+            partial[n.shape.channels + i] = squares[i][thread];
         }
     }
 }
 
-// Forward, second: the moments of all rows. A block has COLUMNS channels and LANES runs of chunks.
+// Forward, step 2: the moments of all rows. A block has COLUMNS channels and LANES lanes of chunks.
 __device__ inline void moments_of_all(const BatchNorm &n) {
     __shared__ Moments lanes[LANES][COLUMNS];
     const long long channel = (long long)blockIdx.x * COLUMNS + threadIdx.x;
 
     Moments found = {0.0f, 0.0f, 0.0f};
-    if (channel < n.channels) {
+    if (channel < n.shape.channels) {
         for (long long chunk = threadIdx.y; chunk < n.chunks; chunk += LANES) {
-            const float *partial = n.partial + chunk * 2 * n.channels + channel;
-            const float count = (float)least(n.chunk_rows, n.rows - chunk * n.chunk_rows);
-            found = together(found, {count, partial[0], partial[n.channels]});
+            const float *partial = n.workspace + chunk * 2 * n.shape.channels + channel;
+            const float count = (float)least(n.chunk_rows, n.shape.rows - chunk * n.chunk_rows);
+            found = together(found, {count, partial[0], partial[n.shape.channels]});
         }
     }
     lanes[threadIdx.y][threadIdx.x] = found;
     __syncthreads();
-    if (threadIdx.y != 0 || channel >= n.channels) return;
+    if (threadIdx.y != 0 || channel >= n.shape.channels) return;
     for (int lane = 1; lane < LANES; lane++) found = together(found, lanes[lane][threadIdx.x]);
     n.mean[channel] = found.mean;
     n.inverse_deviation[channel] = 1.0f / sqrtf(found.square / found.count + n.epsilon);
-    // What torch's running averages take; of a single row it is no number, as there.
+    // Inputs of torch's running averages; the variance of a single row is NaN, as in torch.
     n.batch_mean[channel] = found.mean;
     n.batch_variance[channel] = found.square / (found.count - 1.0f);
 }
 
-// Forward, third: y.
+// Forward, step 3: y.
 template <class T, int V> __device__ void normalise(const BatchNorm &n) {
     const long long channel = first_channel<V>();
-    if (channel >= n.channels) return;
+    if (channel >= n.shape.channels) return;
     Normal normal[V];
     normals<V>(n, channel, normal);
     const long long step = (long long)gridDim.y * blockDim.y;
 #pragma unroll 2
-    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < n.rows; row += step) {
-        const long long at = row * n.channels + channel;
+    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < n.shape.rows; row += step) {
+        const long long at = row * n.shape.channels + channel;
         const Pack<T, V> x = load<T, V>(n.x, at);
         Pack<T, V> residual = {}, y;
         if (n.residual) residual = load<T, V>(n.residual, at);
         for (int i = 0; i < V; i++) {
             float value = normal[i].of(read(x.values[i]));
             if (n.residual) value += read(residual.values[i]);
-            // Written so that what is no number stays so.
+            // Written so that NaN stays NaN.
             write(y.values[i], n.relu && value <= 0.0f ? 0.0f : value);
         }
         store<T, V>(n.y, at, y);
     }
 }
 
-// The gradient of what went into the ReLU. Where nothing was added, its sign is found again from x,
-// which is at hand, and y need not be read.
+// The gradient before the ReLU. Without a residual, its sign is computed again from x, which is loaded anyway, so that
+// y need not be read.
 template <class T, int V>
 __device__ inline void before_relu(const BatchNorm &n, const Normal (&normal)[V], const Pack<T, V> &x,
                                    long long at, float (&gradient)[V]) {
@@ -201,21 +173,21 @@ __device__ inline void before_relu(const BatchNorm &n, const Normal (&normal)[V]
     }
 }
 
-// Backward, first: for each chunk of rows the sums of the gradient, and of it times (x - mean).
+// Backward, step 1: for each chunk of rows the sums of the gradient, and of the gradient times (x - mean).
 template <class T, int V> __device__ void sums_of_chunks(const BatchNorm &n) {
     __shared__ float plain[V][THREADS], weighted[V][THREADS];
     const long long channel = first_channel<V>();
     const int thread = threadIdx.y * blockDim.x + threadIdx.x;
     const long long start = blockIdx.y * n.chunk_rows;
-    const long long end = least(start + n.chunk_rows, n.rows);
+    const long long end = least(start + n.chunk_rows, n.shape.rows);
 
     float sum[V] = {}, product[V] = {};
-    if (channel < n.channels) {
+    if (channel < n.shape.channels) {
         Normal normal[V];
         normals<V>(n, channel, normal);
 #pragma unroll 2
         for (long long row = start + threadIdx.y; row < end; row += blockDim.y) {
-            const long long at = row * n.channels + channel;
+            const long long at = row * n.shape.channels + channel;
             const Pack<T, V> x = load<T, V>(n.x, at);
             float gradient[V];
             before_relu<T, V>(n, normal, x, at, gradient);
@@ -238,32 +210,32 @@ template <class T, int V> __device__ void sums_of_chunks(const BatchNorm &n) {
             weighted[i][thread] += weighted[i][other];
         }
     }
-    if (threadIdx.y == 0 && channel < n.channels) {
-        float *partial = n.partial + blockIdx.y * 2 * n.channels + channel;
+    if (threadIdx.y == 0 && channel < n.shape.channels) {
+        float *partial = n.workspace + blockIdx.y * 2 * n.shape.channels + channel;
         for (int i = 0; i < V; i++) {
             partial[i] = plain[i][thread];
-            partial[n.channels + i] = weighted[i][thread];
+            partial[n.shape.channels + i] = weighted[i][thread];
         }
     }
 }
 
-// Backward, second: the gradients of shift and scale.
+// Backward, step 2: the gradients of shift and scale.
 __device__ inline void sums_of_all(const BatchNorm &n) {
     __shared__ float plain[LANES][COLUMNS], weighted[LANES][COLUMNS];
     const long long channel = (long long)blockIdx.x * COLUMNS + threadIdx.x;
 
     float sum = 0.0f, product = 0.0f;
-    if (channel < n.channels) {
+    if (channel < n.shape.channels) {
         for (long long chunk = threadIdx.y; chunk < n.chunks; chunk += LANES) {
-            const float *partial = n.partial + chunk * 2 * n.channels + channel;
+            const float *partial = n.workspace + chunk * 2 * n.shape.channels + channel;
             sum += partial[0];
-            product += partial[n.channels];
+            product += partial[n.shape.channels];
         }
     }
     plain[threadIdx.y][threadIdx.x] = sum;
     weighted[threadIdx.y][threadIdx.x] = product;
     __syncthreads();
-    if (threadIdx.y != 0 || channel >= n.channels) return;
+    if (threadIdx.y != 0 || channel >= n.shape.channels) return;
     for (int lane = 1; lane < LANES; lane++) {
         sum += plain[lane][threadIdx.x];
         product += weighted[lane][threadIdx.x];
@@ -272,21 +244,21 @@ __device__ inline void sums_of_all(const BatchNorm &n) {
     n.scale_gradient[channel] = product * n.inverse_deviation[channel];
 }
 
-// Backward, third: the gradients of x and, if anyone asks for it, of what was added.
+// Backward, step 3: the gradients of x and, if requested, of the residual.
 template <class T, int V> __device__ void gradients(const BatchNorm &n) {
     const long long channel = first_channel<V>();
-    if (channel >= n.channels) return;
+    if (channel >= n.shape.channels) return;
     Normal normal[V];
     normals<V>(n, channel, normal);
     float mean[V], slope[V];
-    const float share = 1.0f / (float)n.rows;
+    const float share = 1.0f / (float)n.shape.rows;
     for (int i = 0; i < V; i++) {
         mean[i] = n.shift_gradient[channel + i] * share;
         slope[i] = n.scale_gradient[channel + i] * n.inverse_deviation[channel + i] * share;
     }
     const long long step = (long long)gridDim.y * blockDim.y;
-    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < n.rows; row += step) {
-        const long long at = row * n.channels + channel;
+    for (long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y; row < n.shape.rows; row += step) {
+        const long long at = row * n.shape.channels + channel;
         const Pack<T, V> x = load<T, V>(n.x, at);
         float gradient[V];
         before_relu<T, V>(n, normal, x, at, gradient);
@@ -310,7 +282,7 @@ KERNEL_WITH_BARRIERS(batch_norm_sums_of_all, BatchNorm) { sums_of_all(n); }
     KERNEL_WITH_BARRIERS(batch_norm_sums_of_chunks_##suffix, BatchNorm) { sums_of_chunks<T, V>(n); }   \
     KERNEL(batch_norm_gradients_##suffix, BatchNorm) { gradients<T, V>(n); }
 
-// One channel a thread, for any number of channels; and 16 bytes, where they divide the channels.
+// One channel per thread, for any number of channels; and packs of 16 bytes, if they divide the number of channels.
 BATCH_NORM(F32, 1, f32)
 BATCH_NORM(F32, Most<F32>::values, f32_wide)
 BATCH_NORM(Bf16, 1, bf16)

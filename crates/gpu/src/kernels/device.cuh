@@ -1,8 +1,8 @@
-// What a kernel file needs of the compiler, from NVRTC.
+// Definitions that a kernel file needs, for NVRTC.
 
-// A kernel is told everything in one structure; Rust declares the same one.
+// A kernel has one argument, a structure; Rust declares the same one.
 #define KERNEL(name, Arguments) extern "C" __global__ void name(const Arguments n)
-// One whose threads wait for each other, which the host has to know.
+// A kernel whose threads wait for each other; the host must know this.
 #define KERNEL_WITH_BARRIERS(name, Arguments) KERNEL(name, Arguments)
 
 __device__ inline unsigned bits_of_float(float value) { return __float_as_uint(value); }

@@ -1,5 +1,5 @@
-// The kernels of this folder for a CPU: slow, and the very same source, so that what runs on a GPU can be
-// tested without one. A block's threads are coroutines that take turns at barriers.
+// The kernels of this folder for a CPU: slow, but the same source, so that code for GPUs can be tested without one. The
+// threads of a block are coroutines that switch at barriers.
 
 #include <cmath>
 #include <cstdint>
@@ -21,9 +21,9 @@ struct Three {
 
 thread_local Three threadIdx, blockIdx, blockDim, gridDim;
 
-// --- What a kernel file needs of the compiler -----------------------------------------------------
+// --- Definitions that a kernel file needs ---------------------------------------------------------
 
-#define __device__ 
+#define __device__
 // Blocks of one launch run one after the other.
 #define __shared__ static thread_local
 #define KERNEL(name, Arguments) KNOWN_KERNEL(name, Arguments, false)
@@ -76,29 +76,31 @@ float float_of_half(unsigned short bits) {
     return bits >> 15 ? -size : size;
 }
 
-// To the nearest, ties to even, as the CPU rounds by default.
+// Rounds to nearest, ties to even, as the CPU does by default.
 unsigned short half_of_float(float value) {
     const unsigned short sign = std::signbit(value) ? 0x8000 : 0;
     const float size = std::fabs(value);
     if (value != value) return 0x7fff;
-    // Half a step above the largest one.
+    // Half a step above the largest value.
     if (size >= 65520.0f) return sign | 0x7c00;
-    // Below, steps are equal: 2^-24.
+    // Subnormal values have steps of equal size: 2^-24.
     if (size < 0x1p-14f) return sign | (unsigned short)std::nearbyint(std::ldexp(size, 24));
     int exponent;
     const float fraction = std::frexp(size, &exponent);
-    // 1024 to 2048; the latter carries into the exponent, as it should.
+    // 1024 to 2048; 2048 carries into the exponent, as intended.
     const int steps = int(std::nearbyint(std::ldexp(fraction, 11)));
     return sign | (unsigned short)(((exponent + 13) << 10) + steps);
 }
 
 #include "numbers.cuh"
 
+#include "batch_norm.h"
+
 #include "batch_norm.cu"
 
 #include "sgd.cu"
 
-// --- Running one ----------------------------------------------------------------------------------
+// --- Running a kernel -----------------------------------------------------------------------------
 
 const size_t STACK_BYTES = 64 << 10;
 
@@ -108,11 +110,11 @@ struct Thread {
     bool done = false;
 };
 
-// The block that this thread of the host is at.
+// The block that this host thread is running.
 struct Block {
     std::vector<std::unique_ptr<Thread>> threads;
     ucontext_t scheduler;
-    // None while a kernel without barriers runs.
+    // Null while a kernel without barriers runs.
     Thread *current = nullptr;
     Kernel kernel = {};
     const void *arguments = nullptr;
@@ -123,13 +125,13 @@ thread_local Block block;
 void yield() { swapcontext(&block.current->context, &block.scheduler); }
 
 void __syncthreads() {
-    // A kernel that says it has no barriers.
+    // A kernel that was declared without barriers.
     if (!block.current) std::abort();
     yield();
 }
 
-// The life of a coroutine: one kernel after the other.
-void live() {
+// Main loop of a coroutine: runs one kernel after the other.
+void run_coroutine() {
     for (;;) {
         block.kernel.run(block.arguments);
         block.current->done = true;
@@ -151,12 +153,12 @@ void make_threads(size_t count) {
         thread->context.uc_stack.ss_sp = thread->stack.get();
         thread->context.uc_stack.ss_size = STACK_BYTES;
         thread->context.uc_link = nullptr;
-        makecontext(&thread->context, live, 0);
+        makecontext(&thread->context, run_coroutine, 0);
         block.threads.push_back(std::move(thread));
     }
 }
 
-// 0, 1, … in the order that `seed` says; 0 leaves them in turn. Numerical Recipes' generator.
+// 0, 1, … in the order that `seed` determines; 0 keeps them in order. Generator of Numerical Recipes.
 std::vector<unsigned> in_some_order(unsigned count, uint64_t seed) {
     std::vector<unsigned> order(count);
     for (unsigned i = 0; i < count; i++) order[i] = i;
@@ -167,16 +169,16 @@ std::vector<unsigned> in_some_order(unsigned count, uint64_t seed) {
     return order;
 }
 
-void become(unsigned number) {
+void set_thread_index(unsigned number) {
     const unsigned row = number / blockDim.x;
     threadIdx = {number % blockDim.x, row % blockDim.y, row / blockDim.y};
 }
 
-// Whether all threads came to the same barriers.
+// Runs a block; returns whether all threads reached the same barriers.
 bool run_block(const std::vector<unsigned> &order) {
     if (!block.kernel.has_barriers) {
         for (unsigned number : order) {
-            become(number);
+            set_thread_index(number);
             block.kernel.run(block.arguments);
         }
         return true;
@@ -184,7 +186,7 @@ bool run_block(const std::vector<unsigned> &order) {
     for (unsigned number : order) block.threads[number]->done = false;
     for (size_t done = 0; done == 0;) {
         for (unsigned number : order) {
-            become(number);
+            set_thread_index(number);
             resume(*block.threads[number]);
             done += block.threads[number]->done;
         }
@@ -195,9 +197,9 @@ bool run_block(const std::vector<unsigned> &order) {
 
 } // namespace
 
-// Runs a kernel for a grid of blocks, `sizes` being grid x, y, z and block x, y, z. Blocks and threads
-// take their turns in an order of their own for every seed. 0: done. 1: there is no such kernel. 2: not all
-// threads of a block came to the same barriers; the rest of those threads' work is undone.
+// Runs a kernel for a grid of blocks; `sizes` are grid x, y, z and block x, y, z. The order of blocks and threads
+// depends on the seed. Returns 0: done; 1: the kernel does not exist; 2: not all threads of a block reached the same
+// barriers, and the rest of their work was not done.
 extern "C" int baton_run_kernel(const char *name, const unsigned *sizes, uint64_t seed,
                                 const void *arguments) {
     const auto found = kernels().find(name);
@@ -212,7 +214,7 @@ extern "C" int baton_run_kernel(const char *name, const unsigned *sizes, uint64_
         const unsigned row = number / gridDim.x;
         blockIdx = {number % gridDim.x, row % gridDim.y, row / gridDim.y};
         if (!run_block(order)) {
-            // Its coroutines are somewhere inside the kernel.
+            // Its coroutines are still inside the kernel.
             block.threads.clear();
             return 2;
         }

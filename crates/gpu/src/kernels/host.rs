@@ -1,4 +1,4 @@
-//! Kernels on the host; see host.cpp.
+//! Runs kernels on the host; see host.cpp.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -18,28 +18,28 @@ unsafe extern "C" {
 /// Runs a kernel that takes one argument.
 ///
 /// # Errors
-/// There is no such kernel; it is wrong.
+/// The kernel does not exist or has a bug.
 ///
 /// # Safety
-/// `arguments` is laid out as the kernel's argument, and what it points to is memory that the kernel may
-/// read or write and nobody else uses.
+/// `arguments` must have the layout of the kernel's argument, and the addresses in it must be valid memory for the
+/// kernel's reads and writes that no other code uses.
 pub(super) unsafe fn run<A: Copy>(
     name: &str,
     grid: Grid,
     seed: u64,
     arguments: &A,
 ) -> Result<(), Error> {
-    let known = CString::new(name).unwrap_or_default();
+    let kernel = CString::new(name).unwrap_or_default();
     let sizes = [grid.blocks, grid.threads];
-    // SAFETY: six sizes and a string that ends; the caller's promise for the rest.
+    // SAFETY: six sizes and a zero-terminated string; the rest is guaranteed by the caller.
     let result = unsafe {
         let arguments = std::ptr::from_ref(arguments).cast();
-        baton_run_kernel(known.as_ptr(), sizes.as_flattened().as_ptr(), seed, arguments)
+        baton_run_kernel(kernel.as_ptr(), sizes.as_flattened().as_ptr(), seed, arguments)
     };
     let problem = match result {
         0 => return Ok(()),
         1 => "there is no such kernel",
-        _ => "a block's threads came to different barriers",
+        _ => "the threads of a block reached different barriers",
     };
     Err(Error::HostKernel { name: name.to_owned(), problem })
 }

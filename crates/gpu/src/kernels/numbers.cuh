@@ -1,7 +1,7 @@
-// Number formats, without CUDA's headers: a machine that trains has none. Arithmetic is f32 throughout;
-// these only say how a value lies in memory.
+// Number formats, without CUDA's headers, which a training machine does not have. All arithmetic is f32; these types
+// only define how a value is stored.
 //
-// The first lines of every kernel file, on a GPU (where NVRTC compiles it) and on the host (host.cpp).
+// Included before every kernel file, on a GPU (compiled by NVRTC) and on the host (host.cpp).
 
 struct F32 {
     float value;
@@ -23,7 +23,7 @@ __device__ inline float read(F16 stored) { return float_of_half(stored.bits); }
 
 __device__ inline void write(F32 &stored, float value) { stored.value = value; }
 
-// To the nearest, ties to even; what is not a number becomes libtorch's.
+// Rounds to nearest, ties to even; NaN becomes libtorch's NaN.
 __device__ inline void write(Bf16 &stored, float value) {
     const unsigned bits = bits_of_float(value);
     const unsigned rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
@@ -32,12 +32,12 @@ __device__ inline void write(Bf16 &stored, float value) {
 
 __device__ inline void write(F16 &stored, float value) { stored.bits = half_of_float(value); }
 
-// Neighbours that are read and written at once.
+// Neighbouring values that are read and written at once.
 template <class T, int N> struct alignas(sizeof(T) * N) Pack {
     T values[N];
 };
 
-// Values of `T` in the 16 bytes that a thread moves at most.
+// Number of values of `T` in 16 bytes, the most that a thread moves at once.
 template <class T> struct Most {
     static const int values = 16 / sizeof(T);
 };

@@ -1,36 +1,38 @@
-// One update of a run of weights: clip, unscale, `torch.optim.SGD` (dampening 0), the moving average of
-// the weights, and their copy in the format that the network computes with. Each value is read and
-// written once. Numbers that depend on the gradient are read here, so that no host waits for them.
+// One update of a contiguous range of weights: clip, unscale, `torch.optim.SGD` (dampening 0), the moving average of
+// the weights, and their copy in the format that the network computes with. Each value is read and written once.
+// Numbers that depend on the gradient are read on the device, so that the host never waits for them.
 
 struct Sgd {
-    // (len), f32; absent ones are null.
+    // (len), f32; null if absent.
     float *weights;
     const float *gradient;
     float *velocity;
     float *average;
-    // (cast), stored as the kernel's T: the first weights.
+    // (cast), stored as the kernel's T: the copy of the first weights.
     void *working;
-    // One f32 each: the gradient's norm, and the factor that the loss had.
+    // One f32 each: the gradient's norm, and the loss scale.
     const float *norm;
     const float *loss_scale;
     long long len;
-    // So many weights decay: the first ones.
+    // Number of weights with weight decay: the first ones.
     long long decayed;
     long long cast;
-    // The norm to clip to; 0 is never to.
+    // The norm to clip to; 0: no clipping.
     double clip;
     float lr;
     float momentum;
     float weight_decay;
-    // Of the new weights in their average; 1 replaces it.
+    // Weight of the new weights in their average; 1 replaces it.
     float share;
-    int nesterov;
+    bool nesterov;
+    // The type T: 0 f32, 1 bf16, 2 f16.
+    int element;
 };
 
-// Added to the norm that clips; torch's constant.
+// Added to the norm when clipping; torch's constant.
 constexpr double CLIP_EPSILON = 1e-6;
 
-// What all values have in common.
+// Values that are the same for all weights.
 struct Common {
     bool finite;
     float factor;
@@ -44,7 +46,7 @@ __device__ inline Common common(const Sgd &n) {
         factor = most < 1.0 ? most : 1.0;
     }
     if (n.loss_scale) factor /= (double)*n.loss_scale;
-    // Infinity less itself is no number.
+    // Infinity minus infinity is NaN.
     return {norm - norm == 0.0, (float)factor};
 }
 
@@ -55,7 +57,7 @@ struct Values {
 };
 
 __device__ inline void step(const Sgd &n, Common common, bool decays, float gradient, Values &at) {
-    // A gradient that is not finite moves the weights nowhere; their average follows them all the same.
+    // A gradient that is not finite does not change the weights; their average is updated anyway.
     if (common.finite) {
         const float decay = decays ? n.weight_decay : 0.0f;
         gradient = gradient * common.factor + decay * at.weight;
@@ -72,7 +74,7 @@ __device__ inline void step(const Sgd &n, Common common, bool decays, float grad
     }
 }
 
-// The V values from `at` on.
+// Updates the V values from `at` on.
 template <class T, int V> __device__ inline void update(const Sgd &n, Common common, long long at) {
     typedef Pack<float, V> Floats;
     const Floats gradient = *reinterpret_cast<const Floats *>(n.gradient + at);
@@ -102,14 +104,15 @@ template <class T, int V> __device__ inline void update(const Sgd &n, Common com
     }
 }
 
-__device__ inline bool lies_at(const void *pointer, int bytes) {
+__device__ inline bool is_aligned(const void *pointer, int bytes) {
     return reinterpret_cast<unsigned long long>(pointer) % bytes == 0;
 }
 
 template <class T> __device__ void sgd(const Sgd &n) {
     const Common found = common(n);
-    const bool wide = lies_at(n.weights, 16) && lies_at(n.gradient, 16) && lies_at(n.velocity, 16) &&
-                      lies_at(n.average, 16) && lies_at(n.working, 4 * sizeof(T));
+    const bool wide = is_aligned(n.weights, 16) && is_aligned(n.gradient, 16) &&
+                      is_aligned(n.velocity, 16) && is_aligned(n.average, 16) &&
+                      is_aligned(n.working, 4 * sizeof(T));
     const long long step = (long long)gridDim.x * blockDim.x;
     const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     const long long packs = wide ? n.len / 4 : 0;

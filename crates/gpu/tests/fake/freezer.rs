@@ -1,4 +1,4 @@
-//! [`Freezer`]: a copy of the state as it was, whatever happens to the state.
+//! [`Freezer`]: a copy of the state that later changes do not affect.
 
 use baton_fake_gpu::for_seeds;
 use baton_gpu::Freezer;
@@ -6,8 +6,8 @@ use baton_gpu::Freezer;
 use crate::{Torch, random_bytes};
 
 #[test]
-fn what_is_frozen_stays_as_it_was_though_the_state_goes_on() {
-    let name = "freezer::what_is_frozen_stays_as_it_was_though_the_state_goes_on";
+fn a_frozen_copy_does_not_change_with_the_state() {
+    let name = "freezer::a_frozen_copy_does_not_change_with_the_state";
     for_seeds(name, 200, |gpu, seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut torch = Torch::new();
@@ -20,7 +20,7 @@ fn what_is_frozen_stays_as_it_was_though_the_state_goes_on() {
             let waits = gpu.host_waits();
             // SAFETY: only libtorch's stream writes to the state.
             unsafe { freezer.freeze(state.address(), len) }.unwrap();
-            assert_eq!(gpu.host_waits(), waits, "freezing waits for nobody");
+            assert_eq!(gpu.host_waits(), waits, "freezing must not wait");
             torch.write(state.address(), &random_bytes(&mut random, len));
 
             let mut thawed = vec![0; len];
@@ -31,16 +31,15 @@ fn what_is_frozen_stays_as_it_was_though_the_state_goes_on() {
 }
 
 #[test]
-fn of_two_frozen_states_the_second_is_thawed_and_a_part_if_no_more_is_asked_for() {
-    let name =
-        "freezer::of_two_frozen_states_the_second_is_thawed_and_a_part_if_no_more_is_asked_for";
+fn of_two_frozen_states_the_second_is_thawed_and_only_the_requested_part() {
+    let name = "freezer::of_two_frozen_states_the_second_is_thawed_and_only_the_requested_part";
     for_seeds(name, 200, |_, seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut torch = Torch::new();
         let mut freezer = Freezer::new(torch.device).unwrap();
         let state = torch.memory(1000);
         let mut frozen = Vec::new();
-        // The longer one needs other memory.
+        // A change of the length needs new memory.
         for len in [1000, 1000, 700, 1000] {
             frozen = random_bytes(&mut random, len);
             torch.write(state.address(), &frozen);
@@ -59,8 +58,8 @@ fn of_two_frozen_states_the_second_is_thawed_and_a_part_if_no_more_is_asked_for(
 }
 
 #[test]
-fn a_state_of_several_chunks_is_thawed_whole() {
-    for_seeds("freezer::a_state_of_several_chunks_is_thawed_whole", 3, |_, seed| {
+fn a_state_of_several_chunks_is_thawed_completely() {
+    for_seeds("freezer::a_state_of_several_chunks_is_thawed_completely", 3, |_, seed| {
         let mut torch = Torch::new();
         let mut freezer = Freezer::new(torch.device).unwrap();
         let len = (50 << 20) + 13;

@@ -1,6 +1,6 @@
-//! What moves data between host and device, on GPUs that do everything late and in any order that CUDA
-//! allows. A failure tells its seed; `BATON_FAKE_GPU_SEED` repeats it.
-#![allow(clippy::unwrap_used, unsafe_code)] // Helpers of tests may fail as loudly as tests.
+//! Tests of data transfers between host and device, on fake GPUs that do everything late and in any order that CUDA
+//! allows. A failure prints its seed; `BATON_FAKE_GPU_SEED` repeats it.
+#![allow(clippy::unwrap_used, unsafe_code)] // Test helpers may panic like tests.
 
 mod adder;
 mod freezer;
@@ -8,13 +8,13 @@ mod order;
 mod readback;
 mod uploads;
 
-use baton_gpu::{Device, DeviceMemory, Event, Stream, copy, copy_in, copy_out};
+use baton_gpu::{Device, DeviceMemory, Stream, StreamEvent, copy, copy_in, copy_out};
 
-/// Device memory as libtorch uses it: by work on the legacy stream.
+/// Device memory as libtorch uses it: with work on the legacy stream.
 struct Torch {
     device: Device,
     stream: Stream,
-    /// What its copies read and write on the host, to stay where it is.
+    /// Host sources of its copies, kept alive.
     kept: Vec<Box<[u8]>>,
 }
 
@@ -24,30 +24,30 @@ impl Torch {
         Self { device, stream: Stream::of_torch(device), kept: Vec::new() }
     }
 
-    /// Queues the writing of `bytes`.
+    /// Queues a write of `bytes`.
     fn write(&mut self, to: u64, bytes: &[u8]) {
         self.kept.push(bytes.into());
-        // SAFETY: what is kept stays until all is over; tests write to their own memory.
+        // SAFETY: kept sources live until all copies are done; tests write to their own memory.
         unsafe { copy_in(&self.stream, to, &self.kept[self.kept.len() - 1]) }.unwrap();
     }
 
-    /// Queues the copying of `bytes` bytes.
+    /// Queues a copy of `bytes` bytes.
     fn copy(&self, to: u64, from: u64, bytes: usize) {
         // SAFETY: as above.
         unsafe { copy(&self.stream, to, from, bytes) }.unwrap();
     }
 
-    /// What lies there after all that is queued.
+    /// The bytes after all queued work.
     fn read(&self, from: u64, bytes: usize) -> Vec<u8> {
         let mut read = vec![0; bytes];
-        // SAFETY: waited for before `read` is looked at.
+        // SAFETY: the copy is waited for before `read` is used.
         unsafe { copy_out(&self.stream, &mut read, from) }.unwrap();
         self.mark().wait().unwrap();
         read
     }
 
-    fn mark(&self) -> Event {
-        let event = Event::new(self.device).unwrap();
+    fn mark(&self) -> StreamEvent {
+        let event = StreamEvent::new(self.device).unwrap();
         self.stream.mark(&event).unwrap();
         event
     }
@@ -58,7 +58,7 @@ impl Torch {
 }
 
 impl Drop for Torch {
-    /// The next seed begins with an idle device.
+    /// Waits, so that the next seed begins with an idle device.
     fn drop(&mut self) {
         self.mark().wait().unwrap();
     }

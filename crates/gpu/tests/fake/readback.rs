@@ -1,4 +1,4 @@
-//! [`Readback`]: numbers as they were when they were sent for.
+//! [`Readback`]: numbers as they were when the copy was started.
 
 use baton_fake_gpu::for_seeds;
 use baton_gpu::Readback;
@@ -6,8 +6,8 @@ use baton_gpu::Readback;
 use crate::Torch;
 
 #[test]
-fn values_are_those_of_the_last_time_they_were_sent_for() {
-    let name = "readback::values_are_those_of_the_last_time_they_were_sent_for";
+fn values_are_those_of_the_last_start() {
+    let name = "readback::values_are_those_of_the_last_start";
     for_seeds(name, 200, |gpu, seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut torch = Torch::new();
@@ -21,10 +21,10 @@ fn values_are_those_of_the_last_time_they_were_sent_for() {
                 newest = [(); 3].map(|()| random.f32());
                 torch.write(numbers.address(), &newest.map(f32::to_ne_bytes).concat());
                 // SAFETY: only libtorch's stream writes to the numbers.
-                unsafe { readback.send_for(numbers.address()) }.unwrap();
+                unsafe { readback.start(numbers.address()) }.unwrap();
                 torch.write(numbers.address(), &[0xff; 12]);
             }
-            assert_eq!(gpu.host_waits(), waits, "sending for values waits for nobody");
+            assert_eq!(gpu.host_waits(), waits, "starting a readback must not wait");
             assert_eq!(readback.values().unwrap(), newest);
         }
     });

@@ -1,34 +1,34 @@
-//! [`Uploads`]: inputs cross while the device computes, and arrive whole.
+//! [`Uploads`]: inputs are copied while the device computes, and arrive unchanged.
 
 use std::collections::VecDeque;
 
 use baton_fake_gpu::{FakeGpu, for_seeds};
-use baton_gpu::{DeviceMemory, Event, Uploads};
+use baton_gpu::{DeviceMemory, StreamEvent, Uploads};
 
 use crate::{Torch, random_bytes};
 
-/// Uploads on their way beside the one that is computed on.
+/// Number of uploads in flight in addition to the one that is computed on.
 const AHEAD: usize = 2;
 
 type Batch = Vec<Vec<u8>>;
 
-/// Sends `batches` as a training loop does, whose device is one step behind at most, or as far as it likes;
-/// what libtorch read of them must be what was sent.
+/// Sends `batches` as a training loop does, with a device that is at most one step behind or as far as it may be. The
+/// data that libtorch read must be the data that was sent.
 fn train(batches: &[Batch], is_device_close: bool) {
     let torch = Torch::new();
     let mut uploads = Uploads::new(torch.device).unwrap();
-    let mut on_their_way = VecDeque::new();
+    let mut in_flight = VecDeque::new();
     let mut read: Vec<Vec<DeviceMemory>> = Vec::new();
-    let mut step_before: Option<Event> = None;
+    let mut step_before: Option<StreamEvent> = None;
     let mut to_send = batches.iter();
     let send = |uploads: &mut Uploads, batch: &Batch| {
         let parts: Vec<&[u8]> = batch.iter().map(Vec::as_slice).collect();
         uploads.send(&parts).unwrap()
     };
-    on_their_way.extend(to_send.by_ref().take(AHEAD).map(|batch| send(&mut uploads, batch)));
+    in_flight.extend(to_send.by_ref().take(AHEAD).map(|batch| send(&mut uploads, batch)));
     for batch in batches {
-        on_their_way.extend(to_send.next().map(|batch| send(&mut uploads, batch)));
-        let ticket = on_their_way.pop_front().unwrap();
+        in_flight.extend(to_send.next().map(|batch| send(&mut uploads, batch)));
+        let ticket = in_flight.pop_front().unwrap();
         let mut address = uploads.receive(&ticket).unwrap();
         let mut copies = Vec::new();
         for part in batch {
@@ -51,45 +51,46 @@ fn train(batches: &[Batch], is_device_close: bool) {
     }
 }
 
-fn batch(random: &mut fastrand::Rng, most: usize) -> Batch {
+fn batch(random: &mut fastrand::Rng, max_len: usize) -> Batch {
     (0..3)
         .map(|_| {
-            let len = random.usize(0..=most);
+            let len = random.usize(0..=max_len);
             random_bytes(random, len)
         })
         .collect()
 }
 
 #[test]
-fn inputs_of_any_size_arrive_whole() {
-    for_seeds("uploads::inputs_of_any_size_arrive_whole", 200, |_, seed| {
+fn inputs_of_any_size_arrive_unchanged() {
+    for_seeds("uploads::inputs_of_any_size_arrive_unchanged", 200, |_, seed| {
         let mut random = fastrand::Rng::with_seed(seed);
-        // Some grow, so that slots do.
-        let most = |number: usize| if seed % 3 == 0 { 100 + 200 * number } else { 1500 };
-        let batches: Vec<Batch> = (0..12).map(|number| batch(&mut random, most(number))).collect();
+        // In some runs the batches grow, so that buffers must grow.
+        let max_len = |number: usize| if seed % 3 == 0 { 100 + 200 * number } else { 1500 };
+        let batches: Vec<Batch> =
+            (0..12).map(|number| batch(&mut random, max_len(number))).collect();
         train(&batches, seed % 2 == 0);
     });
 }
 
 #[test]
-fn no_host_waits_once_there_are_slots_enough() {
-    let name = "uploads::no_host_waits_once_there_are_slots_enough";
+fn the_host_does_not_wait_once_there_are_enough_buffers() {
+    let name = "uploads::the_host_does_not_wait_once_there_are_enough_buffers";
     for_seeds(name, 200, |gpu: &FakeGpu, seed| {
         let mut random = fastrand::Rng::with_seed(seed);
         let torch = Torch::new();
         let mut uploads = Uploads::new(torch.device).unwrap();
-        let mut on_their_way = VecDeque::new();
-        let mut step_before: Option<Event> = None;
+        let mut in_flight = VecDeque::new();
+        let mut step_before: Option<StreamEvent> = None;
         let waits = gpu.host_waits();
         let mut addresses = Vec::new();
         for number in 0..40 {
-            // The first ones are the largest.
+            // The first batches are the largest.
             let len = if number < 8 { 1000 } else { random.usize(1..=1000) };
-            on_their_way.push_back(uploads.send(&[&random_bytes(&mut random, len)]).unwrap());
-            if on_their_way.len() <= AHEAD {
+            in_flight.push_back(uploads.send(&[&random_bytes(&mut random, len)]).unwrap());
+            if in_flight.len() <= AHEAD {
                 continue;
             }
-            let ticket = on_their_way.pop_front().unwrap();
+            let ticket = in_flight.pop_front().unwrap();
             addresses.push(uploads.receive(&ticket).unwrap());
             uploads.release(ticket).unwrap();
             let step = torch.mark();
@@ -100,6 +101,6 @@ fn no_host_waits_once_there_are_slots_enough() {
         assert_eq!(gpu.host_waits(), waits);
         addresses.sort_unstable();
         addresses.dedup();
-        assert!(addresses.len() <= AHEAD + 3, "{} slots", addresses.len());
+        assert!(addresses.len() <= AHEAD + 3, "{} buffers", addresses.len());
     });
 }

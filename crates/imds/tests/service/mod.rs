@@ -1,15 +1,14 @@
-//! An instance metadata service on loopback, for tests of any crate: it needs only `humantime`.
+//! An instance metadata service on loopback, for tests of any crate. It needs only `humantime`.
 //!
 //! ```ignore
 //! #[path = "../../crates/imds/tests/service/mod.rs"]
 //! mod service;
 //! ```
 //!
-//! It behaves like EC2's (tokens are needed, connections are closed after every answer) or like AWS's
-//! amazon-ec2-metadata-mock (times slide from request to request, tokens may be optional), and misbehaves
-//! on demand.
+//! It behaves like EC2's (tokens are required, connections are closed after every response) or like AWS's
+//! amazon-ec2-metadata-mock (times grow from request to request, tokens may be optional), and misbehaves on demand.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(dead_code, reason = "each test binary uses only some items")]
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -28,29 +27,29 @@ pub(crate) const INTERRUPTION: &str = "/latest/meta-data/spot/instance-action";
 pub(crate) const REBALANCE: &str = "/latest/meta-data/events/recommendations/rebalance";
 pub(crate) const LIFECYCLE: &str = "/latest/meta-data/autoscaling/target-lifecycle-state";
 
-/// How often a thread that waits looks whether the service has ended.
-const TICK: Duration = Duration::from_millis(20);
+/// How often a waiting thread checks whether the service was stopped.
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What goes wrong, from now on.
+/// A fault of the service, until the next change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Misbehaviour {
-    /// No answer ever comes.
+    /// No response is ever sent.
     Hang,
-    /// The connection is closed instead of an answer.
+    /// The connection is closed without a response.
     Drop,
-    /// This status instead of an answer, also to requests for tokens.
+    /// This status instead of the right response, also to requests for tokens.
     Status(u16),
     /// 401 to every request for a document, whatever its token.
     Unauthorized,
-    /// Half a JSON document, also where there is none.
+    /// Half a JSON document, also for documents that do not exist.
     Garbage,
-    /// A document without an end, also where there is none.
+    /// A document without an end, also for documents that do not exist.
     Huge,
-    /// The right answer, twenty bytes a second.
+    /// The right response, twenty bytes a second.
     Drip,
 }
 
-/// Whether documents are given without a token.
+/// Whether documents require a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tokens {
     Required,
@@ -58,39 +57,39 @@ pub(crate) enum Tokens {
     Optional,
 }
 
-/// The service; it ends when it is dropped.
+/// The service; stopped when it is dropped.
 pub(crate) struct Service {
     address: SocketAddr,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    is_over: AtomicBool,
-    script: Mutex<Script>,
+    is_stopped: AtomicBool,
+    state: Mutex<State>,
 }
 
-struct Script {
+struct State {
     is_mock: bool,
     tokens: Tokens,
-    /// How far its clock is ahead of the true time.
-    ahead: Duration,
-    interruption: Option<(String, Moment)>,
-    rebalance: Option<Moment>,
+    /// How far the service's clock is ahead of the real time.
+    clock_offset: Duration,
+    interruption: Option<(String, Timestamp)>,
+    rebalance: Option<Timestamp>,
     lifecycle: Option<String>,
-    /// By path; "" stands for all.
+    /// By path; "" applies to all paths.
     misbehaviours: BTreeMap<String, Misbehaviour>,
-    /// Until when each is good.
+    /// Expiry of each token.
     issued: HashMap<String, Instant>,
     issued_count: usize,
-    understates_life: bool,
+    understates_ttl: bool,
     requests: BTreeMap<String, usize>,
     huge_bytes: u64,
     connections: usize,
 }
 
-/// A time that was set once.
+/// A time relative to the moment when it was set.
 #[derive(Clone, Copy)]
-struct Moment {
+struct Timestamp {
     set: SystemTime,
     in_seconds: i64,
 }
@@ -101,19 +100,19 @@ struct Request {
     headers: HashMap<String, String>,
 }
 
-struct Answer {
+struct Response {
     status: u16,
     headers: Vec<(&'static str, String)>,
     body: String,
 }
 
 impl Service {
-    /// Like EC2's.
+    /// Starts a service like EC2's.
     pub(crate) fn start() -> Self {
         Self::start_as(false, Tokens::Required)
     }
 
-    /// Like amazon-ec2-metadata-mock.
+    /// Starts a service like amazon-ec2-metadata-mock.
     pub(crate) fn start_as_mock(tokens: Tokens) -> Self {
         Self::start_as(true, tokens)
     }
@@ -121,42 +120,42 @@ impl Service {
     fn start_as(is_mock: bool, tokens: Tokens) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let script = Script {
+        let state = State {
             is_mock,
             tokens,
-            ahead: Duration::ZERO,
+            clock_offset: Duration::ZERO,
             interruption: None,
             rebalance: None,
             lifecycle: None,
             misbehaviours: BTreeMap::new(),
             issued: HashMap::new(),
             issued_count: 0,
-            understates_life: false,
+            understates_ttl: false,
             requests: BTreeMap::new(),
             huge_bytes: 0,
             connections: 0,
         };
-        let script = Mutex::new(script);
-        let shared = Arc::new(Shared { is_over: AtomicBool::new(false), script });
+        let state = Mutex::new(state);
+        let shared = Arc::new(Shared { is_stopped: AtomicBool::new(false), state });
         let serving = Arc::clone(&shared);
         thread::spawn(move || {
             for socket in listener.incoming() {
-                if serving.is_over() {
+                if serving.is_stopped() {
                     return;
                 }
                 let (Ok(socket), shared) = (socket, Arc::clone(&serving)) else { continue };
-                shared.script().connections += 1;
+                shared.state().connections += 1;
                 thread::spawn(move || {
-                    // A client that goes away is no fault of the test.
+                    // A client that closes the connection is not an error.
                     let _ = shared.serve(socket);
-                    shared.script().connections -= 1;
+                    shared.state().connections -= 1;
                 });
             }
         });
         Self { address, shared }
     }
 
-    /// The variables for a process that shall use it.
+    /// Environment variables for a process that should use this service.
     pub(crate) fn environment(&self) -> Vec<(String, String)> {
         [
             ("AWS_EC2_METADATA_SERVICE_ENDPOINT", format!("http://{}", self.address)),
@@ -166,7 +165,7 @@ impl Service {
         .to_vec()
     }
 
-    /// One of [`environment`](Self::environment).
+    /// The value of one variable of [`environment`](Self::environment).
     pub(crate) fn variable(&self, name: &str) -> Option<String> {
         let found = self.environment().into_iter().find(|(variable, _)| variable == name);
         found.map(|(_, value)| value)
@@ -176,122 +175,123 @@ impl Service {
         self.address
     }
 
-    /// A spot interruption: `terminate`, `stop` or `hibernate`.
+    /// Announces a spot interruption; `action` is `terminate`, `stop` or `hibernate`.
     pub(crate) fn interrupt(&self, action: &str, in_seconds: i64) {
-        self.script().interruption = Some((action.to_owned(), Moment::new(in_seconds)));
+        self.state().interruption = Some((action.to_owned(), Timestamp::new(in_seconds)));
     }
 
-    /// No interruption after all.
+    /// Withdraws the interruption.
     pub(crate) fn withdraw(&self) {
-        self.script().interruption = None;
+        self.state().interruption = None;
     }
 
+    /// Announces a rebalance recommendation.
     pub(crate) fn rebalance(&self) {
-        self.script().rebalance = Some(Moment::new(0));
+        self.state().rebalance = Some(Timestamp::new(0));
     }
 
-    /// The instance belongs to an Auto Scaling group, which takes it to this state.
+    /// Sets the target lifecycle state of the instance's Auto Scaling group.
     pub(crate) fn lifecycle(&self, state: &str) {
-        self.script().lifecycle = Some(state.to_owned());
+        self.state().lifecycle = Some(state.to_owned());
     }
 
-    /// Moves its clock, which the mock counts from.
+    /// Moves the clock that the mock uses.
     pub(crate) fn advance(&self, by: Duration) {
-        self.script().ahead += by;
+        self.state().clock_offset += by;
     }
 
-    /// At every path.
+    /// Applies the misbehaviour to every path.
     pub(crate) fn misbehave(&self, misbehaviour: Misbehaviour) {
         self.misbehave_at("", misbehaviour);
     }
 
     pub(crate) fn misbehave_at(&self, path: &str, misbehaviour: Misbehaviour) {
-        self.script().misbehaviours.insert(path.to_owned(), misbehaviour);
+        self.state().misbehaviours.insert(path.to_owned(), misbehaviour);
     }
 
-    /// All is well again, but for requests that hang.
+    /// Ends all misbehaviour; requests that hang continue to hang.
     pub(crate) fn behave(&self) {
-        self.script().misbehaviours.clear();
+        self.state().misbehaviours.clear();
     }
 
-    /// As if every token had expired.
+    /// Expires every token.
     pub(crate) fn forget_tokens(&self) {
-        self.script().issued.clear();
+        self.state().issued.clear();
     }
 
-    /// Says from now on that tokens end at once, though they do not.
-    pub(crate) fn understate_life_of_tokens(&self) {
-        self.script().understates_life = true;
+    /// States a lifetime of 0 s for new tokens, although they remain valid.
+    pub(crate) fn understate_token_ttl(&self) {
+        self.state().understates_ttl = true;
     }
 
     pub(crate) fn tokens_issued(&self) -> usize {
-        self.script().issued_count
+        self.state().issued_count
     }
 
-    /// Requests so far, answered or not.
+    /// Number of requests so far, answered or not.
     pub(crate) fn requests(&self, path: &str) -> usize {
-        self.script().requests.get(path).copied().unwrap_or(0)
+        self.state().requests.get(path).copied().unwrap_or(0)
     }
 
-    /// Bytes of endless documents that clients, or the sockets to them, took.
+    /// Bytes of endless documents that were sent.
     pub(crate) fn huge_bytes(&self) -> u64 {
-        self.script().huge_bytes
+        self.state().huge_bytes
     }
 
-    /// Those that are open.
+    /// Number of open connections.
     pub(crate) fn connections(&self) -> usize {
-        self.script().connections
+        self.state().connections
     }
 
-    fn script(&self) -> MutexGuard<'_, Script> {
-        self.shared.script()
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state()
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::SeqCst);
-        // Wakes the thread that accepts.
+        self.shared.is_stopped.store(true, Ordering::SeqCst);
+        // Wakes the accepting thread.
         let _ = TcpStream::connect(self.address);
     }
 }
 
 impl Shared {
-    fn script(&self) -> MutexGuard<'_, Script> {
-        self.script.lock().unwrap()
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
     }
 
-    fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::SeqCst)
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::SeqCst)
     }
 
     fn serve(&self, mut socket: TcpStream) -> io::Result<()> {
-        socket.set_read_timeout(Some(TICK))?;
+        socket.set_read_timeout(Some(STOP_POLL_INTERVAL))?;
         socket.set_write_timeout(Some(Duration::from_secs(10)))?;
         let mut unread = Vec::new();
         while let Some(request) = self.receive(&mut socket, &mut unread)? {
-            let (misbehaviour, answer, is_mock) = {
-                let mut script = self.script();
-                *script.requests.entry(request.path.clone()).or_default() += 1;
-                let misbehaviour = script.misbehaviour(&request.path);
-                (misbehaviour, script.answer(&request), script.is_mock)
+            let (misbehaviour, response, is_mock) = {
+                let mut state = self.state();
+                *state.requests.entry(request.path.clone()).or_default() += 1;
+                let misbehaviour = state.misbehaviour(&request.path);
+                (misbehaviour, state.response(&request), state.is_mock)
             };
-            let answer = match misbehaviour {
-                None | Some(Misbehaviour::Drip) => answer,
+            let response = match misbehaviour {
+                None | Some(Misbehaviour::Drip) => response,
                 Some(Misbehaviour::Hang) => return self.wait_for_end(&mut socket),
                 Some(Misbehaviour::Drop) => return Ok(()),
-                Some(Misbehaviour::Status(status)) => Answer::page(status),
-                Some(Misbehaviour::Unauthorized) => Answer::page(401),
-                Some(Misbehaviour::Garbage) => Answer::document("{\"action\": \"term".to_owned()),
+                Some(Misbehaviour::Status(status)) => Response::page(status),
+                Some(Misbehaviour::Unauthorized) => Response::page(401),
+                Some(Misbehaviour::Garbage) => Response::document("{\"action\": \"term".to_owned()),
                 Some(Misbehaviour::Huge) => return self.send_without_end(&mut socket),
             };
-            let bytes = answer.encode(is_mock);
+            let bytes = response.encode(is_mock);
             let piece = if misbehaviour == Some(Misbehaviour::Drip) { 1 } else { bytes.len() };
             for piece in bytes.chunks(piece) {
                 if piece.len() < bytes.len() {
                     thread::sleep(Duration::from_millis(50));
                 }
-                if self.is_over() {
+                if self.is_stopped() {
                     return Ok(());
                 }
                 socket.write_all(piece)?;
@@ -303,7 +303,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The next request without its body, which none of ours has; `None` at the end.
+    /// The next request; `None` at the end of the connection. Requests have no body here.
     fn receive(&self, socket: &mut TcpStream, unread: &mut Vec<u8>) -> io::Result<Option<Request>> {
         loop {
             if let Some(end) = unread.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -316,7 +316,7 @@ impl Shared {
         }
     }
 
-    /// Whether more can come.
+    /// Reads once; false at the end of the stream, or when the service is stopped.
     fn read_more(&self, socket: &mut TcpStream, unread: &mut Vec<u8>) -> io::Result<bool> {
         let mut buffer = [0; 4096];
         match socket.read(&mut buffer) {
@@ -326,7 +326,7 @@ impl Shared {
                 Ok(true)
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                Ok(!self.is_over())
+                Ok(!self.is_stopped())
             }
             Err(error) => Err(error),
         }
@@ -340,72 +340,73 @@ impl Shared {
     fn send_without_end(&self, socket: &mut TcpStream) -> io::Result<()> {
         socket.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1099511627776\r\n\r\n")?;
         let block = [b'x'; 16 * 1024];
-        while !self.is_over() {
+        while !self.is_stopped() {
             socket.write_all(&block)?;
-            self.script().huge_bytes += block.len() as u64;
+            self.state().huge_bytes += block.len() as u64;
         }
         Ok(())
     }
 }
 
-impl Script {
+impl State {
     fn misbehaviour(&self, path: &str) -> Option<Misbehaviour> {
         use Misbehaviour::{Garbage, Huge, Unauthorized};
         let misbehaviour = self.misbehaviours.get(path).or_else(|| self.misbehaviours.get(""));
-        let of_documents = |it: &Misbehaviour| matches!(it, Garbage | Huge | Unauthorized);
-        misbehaviour.copied().filter(|it| path != TOKEN || !of_documents(it))
+        let of_documents =
+            |misbehaviour: &Misbehaviour| matches!(misbehaviour, Garbage | Huge | Unauthorized);
+        misbehaviour.copied().filter(|misbehaviour| path != TOKEN || !of_documents(misbehaviour))
     }
 
-    fn answer(&mut self, request: &Request) -> Answer {
+    fn response(&mut self, request: &Request) -> Response {
         if request.path == TOKEN {
             return self.issue(request);
         }
         if request.method != "GET" {
-            return Answer::page(405);
+            return Response::page(405);
         }
-        let is_good =
+        let is_valid =
             |token: &String| self.issued.get(token).is_some_and(|until| Instant::now() < *until);
         let is_authorized = match request.headers.get("x-aws-ec2-metadata-token") {
-            Some(token) => is_good(token),
+            Some(token) => is_valid(token),
             None => self.tokens == Tokens::Optional,
         };
         if !is_authorized {
-            return Answer::page(401);
+            return Response::page(401);
         }
-        self.document(&request.path).map_or_else(|| Answer::page(404), Answer::document)
+        self.document(&request.path).map_or_else(|| Response::page(404), Response::document)
     }
 
-    fn issue(&mut self, request: &Request) -> Answer {
+    fn issue(&mut self, request: &Request) -> Response {
         if request.method != "PUT" {
-            return Answer::page(405);
+            return Response::page(405);
         }
-        // What comes through a proxy does not come from this instance. The mock does not care.
+        // EC2 refuses requests that came through a proxy; the mock does not.
         if !self.is_mock && request.headers.contains_key("x-forwarded-for") {
-            return Answer::page(403);
+            return Response::page(403);
         }
-        let life = request.headers.get("x-aws-ec2-metadata-token-ttl-seconds");
-        let life = life.and_then(|life| life.parse::<u64>().ok());
-        let Some(life) = life.filter(|life| (1..=21_600).contains(life)) else {
-            return Answer::page(400);
+        let ttl = request.headers.get("x-aws-ec2-metadata-token-ttl-seconds");
+        let ttl = ttl.and_then(|ttl| ttl.parse::<u64>().ok());
+        let Some(ttl) = ttl.filter(|ttl| (1..=21_600).contains(ttl)) else {
+            return Response::page(400);
         };
         self.issued_count += 1;
         let token = format!("AQAEAtoken{:06}==", self.issued_count);
-        self.issued.insert(token.clone(), Instant::now() + Duration::from_secs(life));
-        let life = if self.understates_life { 0 } else { life };
-        let mut answer = Answer::document(token);
-        answer.headers.push(("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", life.to_string()));
-        answer
+        self.issued.insert(token.clone(), Instant::now() + Duration::from_secs(ttl));
+        let ttl = if self.understates_ttl { 0 } else { ttl };
+        let mut response = Response::document(token);
+        response.headers.push(("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", ttl.to_string()));
+        response
     }
 
     fn now_of_mock(&self) -> Option<SystemTime> {
-        self.is_mock.then(|| SystemTime::now() + self.ahead)
+        self.is_mock.then(|| SystemTime::now() + self.clock_offset)
     }
 
     fn document(&self, path: &str) -> Option<String> {
         match path {
             INTERRUPTION => {
-                let (action, moment) = self.interruption.as_ref()?;
-                let time = moment.text(self.now_of_mock());
+                let (action, timestamp) = self.interruption.as_ref()?;
+                let time = timestamp.text(self.now_of_mock());
                 Some(format!("{{\n\t\"action\": \"{action}\",\n\t\"time\": \"{time}\"\n}}"))
             }
             REBALANCE => {
@@ -418,12 +419,12 @@ impl Script {
     }
 }
 
-impl Moment {
+impl Timestamp {
     fn new(in_seconds: i64) -> Self {
         Self { set: SystemTime::now(), in_seconds }
     }
 
-    /// The mock counts from the time of each request.
+    /// As RFC 3339; the mock adds the seconds to the time of each request.
     fn text(self, now_of_mock: Option<SystemTime>) -> String {
         let from = now_of_mock.unwrap_or(self.set);
         let distance = Duration::from_secs(self.in_seconds.unsigned_abs());
@@ -445,12 +446,12 @@ impl Request {
     }
 }
 
-impl Answer {
+impl Response {
     fn document(body: String) -> Self {
         Self { status: 200, headers: vec![("Content-Type", "text/plain".to_owned())], body }
     }
 
-    /// Errors have a page for people.
+    /// An error page.
     fn page(status: u16) -> Self {
         let title = format!("{status} - {}", reason(status));
         let page = format!(

@@ -1,11 +1,11 @@
-//! Waiting for what another task does.
+//! Waits for a condition that another task fulfils.
 
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
-/// Longer than anything takes; only a test that fails waits for it.
-pub(crate) const LONG: Duration = Duration::from_secs(30);
+/// Timeout of a condition; only a failing test waits this long.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) async fn until(condition: impl Fn() -> bool) {
     let poll = async {
@@ -13,5 +13,5 @@ pub(crate) async fn until(condition: impl Fn() -> bool) {
             sleep(Duration::from_millis(2)).await;
         }
     };
-    timeout(LONG, poll).await.expect("it did not come to pass");
+    timeout(TIMEOUT, poll).await.expect("the condition was not met in time");
 }

@@ -1,76 +1,80 @@
-//! Agents come and go, and some of their nodes must go for good.
+//! Agents attach, detach and send heartbeats; nodes join and leave.
 
 use super::{
-    Action, Engine, NoticeKind, elastic::Leaving, lifecycle::Phase, membership::Member, nodes::Node,
+    Action, Engine, JobEventKind, elastic::Departure, lifecycle::Phase, membership::Member,
+    nodes::Node,
 };
 use crate::{
     exit::{Failure, crash},
     ids::{Attachment, LocalRank, NodeId, Rank},
-    message::{Beat, Directive, Hello, RankNews},
+    message::{AgentHeartbeat, Directive, Hello, RankReport},
     time::Time,
 };
 use std::time::Duration;
 
 impl Engine {
     pub(super) fn attached(&mut self, now: Time, attachment: Attachment, hello: Hello) {
-        let Hello { node, slots, holding } = hello;
+        let Hello { node, slots, running } = hello;
         let before = self.nodes.insert(node.clone(), Node::new(attachment, slots));
         if let (Some(old), Some(state)) = (&before, self.nodes.get_mut(&node)) {
-            // A new agent on the same machine makes that no better.
+            // A new agent on the same machine does not remove the cause of the failures.
             (state.failures, state.quarantined_until) = (old.failures, old.quarantined_until);
         }
         match before {
             Some(old) if old.is_attached() => {
-                let reason =
-                    format!("another agent attached as node {node}; give each its own --node-id");
+                let reason = format!(
+                    "another agent attached as node {node}; give each agent a different --node-id"
+                );
                 self.actions.push(Action::Refuse {
                     node: node.clone(),
                     attachment: old.attachment,
                     reason,
                 });
             }
-            _ => self
-                .announce(NoticeKind::NodeJoined, format!("node {node} joined with {slots} slots")),
+            _ => self.publish(
+                JobEventKind::NodeJoined,
+                format!("node {node} joined with {slots} slots"),
+            ),
         }
         if let Some(outcome) = self.outcome().cloned() {
             return self.send(&node, Directive::Dismiss { outcome });
         }
         let generation = self.lifecycle.generation;
-        let held = holding.filter(|held| held.generation == generation);
+        let held = running.filter(|held| held.generation == generation);
         let Some(world) = self.lifecycle.world_mut().filter(|world| world.includes(&node)) else {
-            // Not part of what runs. Whatever it still runs belongs to the past.
+            // The node has no ranks in this generation; any rank that it still runs belongs to an older one.
             self.send_launch(&node, &[]);
-            self.adapt(now);
+            self.adapt_to_nodes(now);
             return self.open_if_gathering(now);
         };
         match held {
             Some(held) => {
-                let (mut news, missing) = world.reconcile(&node, held.ranks);
-                news.extend(
-                    missing.into_iter().map(|rank| (rank, RankNews::Exited(vanished(rank, &node)))),
-                );
+                let (mut reports, missing) = world.reconcile(&node, held.ranks);
+                reports.extend(missing.into_iter().map(|rank| {
+                    (rank, RankReport::Exited(exited_while_disconnected(rank, &node)))
+                }));
                 if let Some(commit) = held.commit {
                     self.saved(now, commit);
                 }
-                for (rank, news) in news {
+                for (rank, report) in reports {
                     // The first loss reported may have ended the generation.
                     if self.lifecycle.generation == generation {
-                        self.rank_reported(now, rank, news);
+                        self.rank_reported(now, rank, report);
                     }
                 }
-                self.remind(&node);
-                self.lifecycle.extend_wait(now.after(self.policy.rendezvous));
+                self.resend_state(&node);
+                self.lifecycle.extend_timeout(now.after(self.policy.rendezvous));
                 self.train_when_all_started(now);
                 self.finish_reattaching(now);
-                self.adapt(now);
+                self.adapt_to_nodes(now);
             }
-            // It never got the launch, or it restarted before anybody counted on its ranks.
+            // It never received the launch, or it restarted before its ranks were needed.
             None if matches!(self.lifecycle.phase, Phase::Forming { .. }) => {
                 if let Some(world) = self.lifecycle.world_mut() {
                     world.reset(&node);
                 }
                 self.send_launch(&node, &[]);
-                self.lifecycle.extend_wait(now.after(self.policy.rendezvous));
+                self.lifecycle.extend_timeout(now.after(self.policy.rendezvous));
             }
             None => {
                 let cause = format!("the agent of node {node} restarted without its ranks");
@@ -79,10 +83,11 @@ impl Engine {
         }
     }
 
-    /// A node that came back may have missed the order to begin, to pause, to go on, or to drain.
-    fn remind(&mut self, node: &NodeId) {
+    /// Sends the current state again: a node that reconnects may have missed a directive to begin, pause, resume or
+    /// drain.
+    fn resend_state(&mut self, node: &NodeId) {
         if self.pauses.changes > 0 {
-            self.send(node, Directive::Hold(self.pauses.hold()));
+            self.send(node, Directive::Pause(self.pauses.state()));
         }
         let generation = self.lifecycle.generation;
         match (&self.lifecycle.phase, &self.drain) {
@@ -103,29 +108,32 @@ impl Engine {
             return;
         }
         let grace = self.policy.node_grace;
-        self.nodes.lose(node, now.after(grace));
-        let counted_on = self.lifecycle.includes(node);
-        if !counted_on || self.outcome().is_some() {
+        self.nodes.mark_disconnected(node, now.after(grace));
+        let has_ranks = self.lifecycle.includes(node);
+        if !has_ranks || self.outcome().is_some() {
             self.nodes.remove(node);
         }
-        let text = if counted_on {
-            format!("node {node} lost touch; its ranks are given up in {} s", grace.as_secs_f64())
+        let text = if has_ranks {
+            format!(
+                "node {node} lost its connection; its ranks are given up unless it reconnects within {} s",
+                grace.as_secs_f64()
+            )
         } else {
             format!("node {node} left")
         };
-        self.announce(NoticeKind::NodeLost, text);
+        self.publish(JobEventKind::NodeLost, text);
     }
 
-    /// Keeps how a machine does, and answers, so that its agent knows how far away this is.
-    pub(super) fn heartbeat(&mut self, now: Time, node: &NodeId, beat: Beat) {
-        let number = beat.number;
-        self.nodes.hear(node, now, beat);
-        self.send(node, Directive::Heard { number });
-        self.actions.extend(self.accounting.persist_now_and_then(now));
+    /// Stores the machine's statistics, and acknowledges the heartbeat so that the agent can measure the round trip.
+    pub(super) fn agent_heartbeat(&mut self, now: Time, node: &NodeId, heartbeat: AgentHeartbeat) {
+        let number = heartbeat.number;
+        self.nodes.record_heartbeat(node, now, heartbeat);
+        self.send(node, Directive::HeartbeatAck { number });
+        self.actions.extend(self.accounting.persist_if_due(now));
     }
 
-    /// The machine of a node is taken away.
-    pub(super) fn node_must_leave(
+    /// Handles a node that is leaving: continues without it if enough nodes stay, otherwise drains the job.
+    pub(super) fn node_departing(
         &mut self,
         now: Time,
         node: &NodeId,
@@ -140,32 +148,32 @@ impl Engine {
             return self.drain(now, format!("node {node}: {reason}"), end);
         }
         let Some(state) = self.nodes.get_mut(node) else { return };
-        let leaving = Leaving { reason: reason.to_owned(), end };
-        if state.leaving.replace(leaving).is_none() {
-            let text = format!("node {node} must go ({reason}); the others go on without it");
-            self.announce(NoticeKind::NodeLeaves, text);
+        let departure = Departure { reason: reason.to_owned(), end };
+        if state.departure.replace(departure).is_none() {
+            let text = format!("node {node} is leaving ({reason}); training continues without it");
+            self.publish(JobEventKind::NodeLeaves, text);
         }
         self.release_leaving();
-        self.adapt(now);
+        self.adapt_to_nodes(now);
     }
 
-    /// Lets nodes go that must and that no generation counts on.
+    /// Releases nodes that are leaving and run no ranks of the current generation.
     pub(super) fn release_leaving(&mut self) {
-        for (node, reason) in self.nodes.free_to_leave(self.lifecycle.world()) {
+        for (node, reason) in self.nodes.releasable_nodes(self.lifecycle.world()) {
             self.send(&node, Directive::Release { reason });
         }
     }
 
-    /// A process of a node that joins is ready. Once all are, the node is taken in.
+    /// A process of a joining node is ready. Once all are ready, the node joins training.
     pub(super) fn warmed_up(&mut self, now: Time, node: &NodeId, local_rank: LocalRank) {
         let warm_up = self.nodes.get_mut(node).and_then(|state| state.warm_up.as_mut());
         if let Some(warm_up) = warm_up {
             warm_up.ready.insert(local_rank);
-            self.adapt(now);
+            self.adapt_to_nodes(now);
         }
     }
 
-    /// A process of a node that joins ended. It is tried once more.
+    /// A process of a joining node ended. It is started once more.
     pub(super) fn warm_up_failed(
         &mut self,
         now: Time,
@@ -173,8 +181,8 @@ impl Engine {
         local_rank: LocalRank,
         failure: &Failure,
     ) {
-        let text = format!("a process that was to join on node {node} ended: {failure}");
-        self.announce(NoticeKind::RankFailed, text);
+        let text = format!("a process on node {node} ended before it could join: {failure}");
+        self.publish(JobEventKind::RankFailed, text);
         let Some(state) = self.nodes.get_mut(node) else { return };
         state.count_failure();
         if state.is_failing() {
@@ -187,10 +195,10 @@ impl Engine {
         }
     }
 
-    /// What time alone changes about nodes that take no part.
+    /// Handles timeouts of nodes that run no ranks: ends of quarantines, and late processes.
     pub(super) fn expire_waiting_nodes(&mut self, now: Time) {
         if self.nodes.end_quarantines(now) {
-            self.adapt(now);
+            self.adapt_to_nodes(now);
             self.open_if_gathering(now);
         }
         for node in self.nodes.end_late_warm_ups(now) {
@@ -198,15 +206,16 @@ impl Engine {
         }
     }
 
-    /// Gives up nodes that were away for too long.
-    pub(super) fn expire_away_nodes(&mut self, now: Time) {
-        for node in self.nodes.given_up(now) {
+    /// Gives up nodes that were disconnected for too long.
+    pub(super) fn expire_disconnected_nodes(&mut self, now: Time) {
+        for node in self.nodes.past_grace_time(now) {
             self.nodes.remove(&node);
-            // Reattaching has its own deadline and looks at all nodes at once.
-            let waits = matches!(self.lifecycle.phase, Phase::Reattaching { .. });
-            if !waits && self.lifecycle.includes(&node) {
+            // Reattaching has its own deadline and checks all nodes at once.
+            let is_reattaching = matches!(self.lifecycle.phase, Phase::Reattaching { .. });
+            if !is_reattaching && self.lifecycle.includes(&node) {
                 let grace = self.policy.node_grace.as_secs_f64();
-                self.lost_node(now, &node, crash(format!("node {node} was away for {grace} s")));
+                let cause = format!("node {node} was disconnected for {grace} s");
+                self.lost_node(now, &node, crash(cause));
             }
         }
     }
@@ -218,6 +227,6 @@ impl Engine {
     }
 }
 
-fn vanished(rank: Rank, node: &NodeId) -> Failure {
-    crash(format!("rank {rank} ended while node {node} was out of touch"))
+fn exited_while_disconnected(rank: Rank, node: &NodeId) -> Failure {
+    crash(format!("rank {rank} ended while node {node} was disconnected"))
 }

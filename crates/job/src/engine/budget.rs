@@ -1,4 +1,4 @@
-//! Time and money: how long nodes have been attached, and when that is enough.
+//! Time and money: how long nodes have been attached, and the limits on it.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use super::{Action, Record};
 use crate::{exit::Outcome, time::Time};
 use baton_recipe::spec::Limits;
 
-/// While ranks train, at least so often the journal learns what the meter shows.
-const METERED_EVERY: Duration = Duration::from_secs(60);
+/// While ranks train, the meter is written to the journal at least this often.
+const METER_PERSIST_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The shares of a budget whose use is announced: time to think, and to raise it.
-const ALERTS: [f64; 3] = [0.5, 0.8, 0.95];
+/// Used shares of a budget at which an alert is published, early enough to raise the limit.
+const ALERT_SHARES: [f64; 3] = [0.5, 0.8, 0.95];
 
-/// Measures for how long at least one node was attached: the time that machines are paid for. While
-/// no coordinator lives it stands still.
+/// Meter of the time during which at least one node was attached, for which machines are paid. It does not run while
+/// no coordinator is running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meter {
     sum: Duration,
-    /// When a node came where none was.
+    /// When the first node attached; absent while no node is attached.
     running_since: Option<Time>,
 }
 
 impl Meter {
-    /// What it shows.
+    /// The reading at `now`.
     #[must_use]
     pub fn read(&self, now: Time) -> Duration {
         self.sum + self.running_since.map_or(Duration::ZERO, |since| now.since(since))
@@ -33,49 +33,49 @@ impl Meter {
         self.running_since = on.then_some(now);
     }
 
-    /// When it will show `target`, if it runs.
+    /// When the reading will be `target`, if the meter runs.
     fn shows_at(&self, target: Duration) -> Option<Time> {
         Some(self.running_since?.after(target.saturating_sub(self.sum)))
     }
 }
 
-/// A part of what the meter shows.
+/// A part of the metered time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Share {
-    /// What has ended.
+pub struct MeterShare {
+    /// Sum of the periods that have ended.
     pub(super) before: Duration,
-    /// What the meter showed when the present piece began.
+    /// Meter reading at the start of the current period, if there is one.
     pub(super) since: Option<Duration>,
 }
 
-impl Share {
-    /// How much it is once the meter shows `spent`.
+impl MeterShare {
+    /// The total once the meter reading is `spent`.
     #[must_use]
     pub fn read(&self, spent: Duration) -> Duration {
-        let present = self.since.map(|since| spent.saturating_sub(since));
-        self.before + present.unwrap_or_default()
+        let current = self.since.map(|since| spent.saturating_sub(since));
+        self.before + current.unwrap_or_default()
     }
 }
 
-/// The end that the recipe's limits set.
+/// The budget that the recipe's limits set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Budget {
-    /// The earlier of the limits, as attached time.
-    pub(super) most: Duration,
-    /// Which limit, and what to do: always the same words.
+    /// Attached time at which the first of the limits is reached.
+    pub(super) limit: Duration,
+    /// Which limit it is, and what to do: always the same text.
     pub(super) reason: String,
 }
 
 impl Budget {
     pub(super) fn new(limits: &Limits) -> Option<Self> {
         let hours = limits.max_hours.map(|hours| {
-            let reason = format!("limits.max_hours = {hours} is reached; raise it to go on");
+            let reason = format!("limits.max_hours = {hours} is reached; raise it to resume");
             (hours, reason)
         });
         let dollars = limits.max_dollars.zip(limits.dollars_per_hour).map(|(dollars, price)| {
             let reason = format!(
                 "limits.max_dollars = {dollars} is reached, at {price} dollars per hour; raise it to \
-                 go on"
+                 resume"
             );
             (dollars / price, reason)
         });
@@ -84,30 +84,30 @@ impl Budget {
             false => other,
         };
         let (hours, reason) = hours.into_iter().chain(dollars).reduce(earlier)?;
-        // In whole milliseconds, as the machine's clock goes: a wake at the end finds it reached.
-        let most = Duration::from_millis((hours * 3_600_000.0) as u64);
-        Some(Self { most, reason })
+        // In whole milliseconds, like `Time`, so that a timeout set for the limit finds it reached.
+        let limit = Duration::from_millis((hours * 3_600_000.0) as u64);
+        Some(Self { limit, reason })
     }
 
-    /// How many of [`ALERTS`] are used up after so much attached time.
+    /// Number of [`ALERT_SHARES`] that are used up after `spent` attached time.
     fn alerts(&self, spent: Duration) -> usize {
-        ALERTS.iter().take_while(|share| spent >= self.share(**share)).count()
+        ALERT_SHARES.iter().take_while(|share| spent >= self.share(**share)).count()
     }
 
     fn share(&self, share: f64) -> Duration {
-        whole_millis(self.most.mul_f64(share))
+        whole_millis(self.limit.mul_f64(share))
     }
 }
 
-/// What the job costs, and when that is enough.
+/// Metered time and cost of the job, and its budget.
 #[derive(Clone, Debug)]
 pub(super) struct Accounting {
     pub(super) budget: Option<Budget>,
     pub(super) dollars_per_hour: Option<f64>,
     pub(super) meter: Meter,
-    /// What the journal knows of the meter.
+    /// Meter reading that was last written to the journal.
     persisted: Duration,
-    /// How many of [`ALERTS`] were announced.
+    /// Number of [`ALERT_SHARES`] for which an alert was published.
     alerts: usize,
 }
 
@@ -130,28 +130,28 @@ impl Accounting {
     /// When the next alert is due, or the budget ends.
     pub(super) fn wakes_at(&self) -> Option<Time> {
         let budget = self.budget.as_ref()?;
-        let alert = ALERTS.get(self.alerts).map(|share| budget.share(*share));
-        self.meter.shows_at(alert.unwrap_or(budget.most))
+        let alert = ALERT_SHARES.get(self.alerts).map(|share| budget.share(*share));
+        self.meter.shows_at(alert.unwrap_or(budget.limit))
     }
 
-    /// What to announce, once for each share of the budget whose use is worth knowing.
+    /// Text of an alert to publish, once for each of [`ALERT_SHARES`].
     pub(super) fn alert(&mut self, now: Time) -> Option<String> {
         let budget = self.budget.as_ref()?;
         let spent = self.spent(now);
-        let announced = self.alerts;
-        self.alerts = budget.alerts(spent).max(announced);
-        if self.alerts == announced {
+        let published = self.alerts;
+        self.alerts = budget.alerts(spent).max(published);
+        if self.alerts == published {
             return None;
         }
         let hours = |time: Duration| time.as_secs_f64() / 3_600.0;
-        let percent = 100.0 * ALERTS[self.alerts - 1];
+        let percent = 100.0 * ALERT_SHARES[self.alerts - 1];
         let dollars = self.dollars_per_hour.map(|price| {
-            format!(" ({:.2} of {:.2} dollars)", price * hours(spent), price * hours(budget.most))
+            format!(" ({:.2} of {:.2} dollars)", price * hours(spent), price * hours(budget.limit))
         });
         Some(format!(
             "{percent} % of the budget is used up: {:.2} of {:.2} hours{}",
             hours(spent),
-            hours(budget.most),
+            hours(budget.limit),
             dollars.unwrap_or_default()
         ))
     }
@@ -159,14 +159,15 @@ impl Accounting {
     /// Why the budget is used up, if it is.
     pub(super) fn used_up(&self, now: Time) -> Option<String> {
         let budget = self.budget.as_ref()?;
-        (self.spent(now) >= budget.most).then(|| budget.reason.clone())
+        (self.spent(now) >= budget.limit).then(|| budget.reason.clone())
     }
 
-    /// A drained job that could not go on is not merely drained: another start would end at once.
+    /// Turns the outcome of a drained job into `LimitReached` if its budget is used up: another start would end at
+    /// once.
     pub(super) fn limited(&self, now: Time, outcome: Outcome) -> Outcome {
         match (outcome, self.used_up(now)) {
             (Outcome::Drained { reason }, Some(limit)) => {
-                // The drain may have had to say more, or have begun for another reason.
+                // The drain's reason may contain more than the limit's text, or be a different one.
                 let names_limit = reason.starts_with(&limit);
                 let reason = if names_limit { reason } else { format!("{limit} ({reason})") };
                 Outcome::LimitReached { reason }
@@ -175,14 +176,14 @@ impl Accounting {
         }
     }
 
-    /// The meter runs while a node is attached and the job is not over.
-    pub(super) fn run_meter(&mut self, now: Time, on: bool) {
+    /// Starts or stops the meter, which runs while a node is attached and the job is not over.
+    pub(super) fn set_meter_running(&mut self, now: Time, on: bool) {
         if on != self.meter.running_since.is_some() {
             self.meter.switch(now, on);
         }
     }
 
-    /// What to write down of the meter, if that is news.
+    /// Action that persists the meter reading, if it has changed.
     pub(super) fn persist(&mut self, now: Time) -> Option<Action> {
         let spent = self.spent(now);
         if spent <= self.persisted {
@@ -192,9 +193,9 @@ impl Accounting {
         Some(Action::Persist(Record::Metered(spent)))
     }
 
-    /// The same, while nothing else makes an entry.
-    pub(super) fn persist_now_and_then(&mut self, now: Time) -> Option<Action> {
-        let is_due = self.spent(now) >= self.persisted + METERED_EVERY;
+    /// Like [`persist`](Self::persist), but only once per [`METER_PERSIST_INTERVAL`].
+    pub(super) fn persist_if_due(&mut self, now: Time) -> Option<Action> {
+        let is_due = self.spent(now) >= self.persisted + METER_PERSIST_INTERVAL;
         is_due.then(|| self.persist(now)).flatten()
     }
 
@@ -207,7 +208,7 @@ impl Accounting {
     }
 }
 
-/// As the machine's clock goes: a wake at that time finds it reached.
+/// Rounds down to whole milliseconds, like `Time`, so that a timeout set for this time finds it reached.
 fn whole_millis(time: Duration) -> Duration {
     Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
 }

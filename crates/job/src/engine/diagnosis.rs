@@ -1,4 +1,6 @@
-//! What is written down for the person who has to mend a recipe.
+//! The diagnosis files, written for the person who has to correct a recipe.
+//!
+//! Scripts may read the JSON: keys are added, never renamed or removed.
 
 use serde::Serialize;
 
@@ -6,46 +8,46 @@ use super::Incident;
 use crate::{
     JobId,
     ids::Generation,
-    message::{Rollback, StepNews},
+    message::{Rollback, StepReport},
 };
 use baton_recipe::{
     JobSpec,
     guard::{BatchMark, Diagnosis},
 };
 
-/// A diagnosis with all that is known around it, as two files say it.
+/// A diagnosis and its context, written as a Markdown and a JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WrittenDiagnosis {
-    /// Counts the job's diagnoses, from 1.
+    /// Number of the diagnosis in the job, from 1.
     pub number: usize,
     /// The job.
     pub job: JobId,
     /// The recipe's name.
     pub recipe: String,
-    /// The generation in which training went wrong.
+    /// The generation in which training diverged.
     pub generation: Generation,
-    /// How, in words.
+    /// What happened, as text.
     pub summary: String,
-    /// The same in parts.
+    /// What happened, as data.
     pub diagnosis: Diagnosis,
-    /// What was done, in words.
+    /// What was done, as text.
     pub remedy: String,
-    /// How training goes on, if it does.
+    /// How training continues, if it does.
     pub rollback: Option<Rollback>,
-    /// What a person should try, the likeliest first.
+    /// What the user should try, most likely first.
     pub advice: Vec<String>,
-    /// Numbers of the last update that the coordinator knows of.
-    pub latest: Option<StepNews>,
+    /// Metrics of the last update that was reported to the coordinator.
+    pub latest: Option<StepReport>,
 }
 
 impl WrittenDiagnosis {
-    /// The `number`th incident of `job`.
+    /// The diagnosis of the `number`th incident of `job`.
     pub(super) fn new(
         number: usize,
         job: JobId,
         spec: &JobSpec,
         incident: &Incident,
-        latest: Option<StepNews>,
+        latest: Option<StepReport>,
     ) -> Self {
         let diagnosis = incident.diagnosis.clone();
         Self {
@@ -62,7 +64,7 @@ impl WrittenDiagnosis {
         }
     }
 
-    /// Name of its files, without an ending.
+    /// Name of its files, without extension.
     #[must_use]
     pub fn name(&self) -> String {
         format!("diagnosis-{}", self.number)
@@ -71,7 +73,7 @@ impl WrittenDiagnosis {
     /// For programs: one JSON object; numbers that are not finite are `null`.
     #[must_use]
     pub fn to_json(&self) -> String {
-        // Plain structs, strings and numbers: nothing here can fail.
+        // Only plain structs, strings and numbers: serialization cannot fail.
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 
@@ -82,7 +84,7 @@ impl WrittenDiagnosis {
         let BatchMark { epoch, cursor } = diagnosis.batch;
         let mut text = format!(
             "# Diagnosis {number} of {recipe}\n\n\
-             Training went wrong: {}.\n\n\
+             Training diverged: {}.\n\n\
              What was done: {remedy}.\n\n\
              | | |\n|---|---|\n\
              | job | {job} |\n\
@@ -103,16 +105,16 @@ impl WrittenDiagnosis {
             text += &format!("| samples | {} |\n", samples.join(", "));
         }
         if let Some(latest) = &self.latest {
-            let StepNews { step, loss, lr, .. } = latest;
+            let StepReport { step, loss, lr, .. } = latest;
             let norm = number_or_none(latest.gradient_norm);
             text += &format!(
-                "| last update told | step {step}, loss {loss:.4}, learning rate {lr:.4e}, gradient \
+                "| last update reported | step {step}, loss {loss:.4}, learning rate {lr:.4e}, gradient \
                  norm {norm} |\n"
             );
         }
-        text.push_str("\nTry, the likeliest first:\n\n");
-        for (place, advice) in (1..).zip(&self.advice) {
-            text += &format!("{place}. {advice}\n");
+        text.push_str("\nTry these, most likely first:\n\n");
+        for (number, advice) in (1..).zip(&self.advice) {
+            text += &format!("{number}. {advice}\n");
         }
         text
     }

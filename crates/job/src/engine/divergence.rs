@@ -1,9 +1,9 @@
-//! Training that goes wrong: back to before it, or the end.
+//! Training that diverges: it is rolled back, or the job ends.
 //!
-//! All ranks come to the same verdict at the same step and then wait, so the first word is enough.
-//! The rollback is persisted with the number of the generation that is to go on. Until that one is
-//! opened the rollback is due, and nothing of the present generation may go on; not even if this
-//! coordinator dies and another finds the ranks in their places.
+//! All ranks detect the same divergence at the same step and then wait, so the first report is enough. The rollback is
+//! persisted with the number of the generation that will continue. The rollback is pending until that generation is
+//! opened, and no rank of the current generation may continue, even if this coordinator dies and another one finds
+//! the ranks still running.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,22 +15,22 @@ use crate::{
 use baton_recipe::{
     JobSpec, Step,
     guard::{Diagnosis, Divergence},
-    spec::{Guard, Remedy},
+    spec::{Guard, GuardRemedy},
 };
 
-/// Training that went wrong, and what was done about it.
+/// A divergence of training, and what was done about it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Incident {
-    /// The generation that found it.
+    /// The generation that detected it.
     pub generation: Generation,
-    /// What it found.
+    /// The diagnosis.
     pub diagnosis: Diagnosis,
-    /// How training goes on; none if that was the end of the job.
+    /// How training continues; absent if the job ended.
     pub rollback: Option<Rollback>,
 }
 
 impl Incident {
-    /// What was done, in words.
+    /// What was done, as text.
     #[must_use]
     pub fn remedy(&self) -> String {
         match &self.rollback {
@@ -45,7 +45,7 @@ impl Incident {
     }
 }
 
-/// All of them over the job's whole life, in order.
+/// All incidents of the job, in order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Divergences {
     pub(super) incidents: Vec<Incident>,
@@ -56,13 +56,13 @@ impl Divergences {
         self.incidents.iter().filter_map(|incident| incident.rollback.as_ref())
     }
 
-    /// Whether a rollback waits for the generation after this one.
+    /// Whether a rollback is pending, to be carried out by the generation after `generation`.
     pub(super) fn is_rollback_due(&self, generation: Generation) -> bool {
         self.rollbacks().last().is_some_and(|rollback| rollback.generation > generation)
     }
 
-    /// How `next` goes on after `diagnosis`, unless the attempts are used up. `began_at` is the step that the
-    /// generation before it began with.
+    /// The rollback with which generation `next` continues after `diagnosis`; absent if all attempts are used up.
+    /// `began_at` is the step at which the generation before it began.
     pub(super) fn remedy(
         &self,
         diagnosis: &Diagnosis,
@@ -74,16 +74,16 @@ impl Divergences {
         if !guard.enabled || attempts >= guard.max_rollbacks as usize {
             return None;
         }
-        // Where not one step could be made, what the generation began with is no good already.
+        // If the generation could not complete a single step, the state that it began with is already invalid.
         let made_no_step = began_at == Some(diagnosis.step);
         let before = if made_no_step { diagnosis.step } else { diagnosis.step.next() };
-        let of_a_batch = !matches!(diagnosis.divergence, Divergence::AccuracyCollapsed { .. });
-        let skips = guard.remedy == Remedy::SkipBatch && of_a_batch;
+        let has_batch = !matches!(diagnosis.divergence, Divergence::AccuracyCollapsed { .. });
+        let skips = guard.remedy == GuardRemedy::SkipBatch && has_batch;
         let skip = skips.then_some(diagnosis.batch);
         Some(Rollback { generation: next, before, skip })
     }
 
-    /// The end of a job for which there is no remedy.
+    /// The outcome of a job for which no remedy is left.
     pub(super) fn end_of_job(&self, diagnosis: &Diagnosis, spec: &JobSpec) -> Outcome {
         let guard = &spec.guard;
         let why = if guard.enabled {

@@ -1,28 +1,28 @@
-//! Saving and stopping before a deadline.
+//! A drain: save and stop before a deadline.
 
 use crate::time::Time;
 use baton_recipe::Step;
 
-/// A request to save and stop, and how far that has come.
+/// A request to save and stop, and its progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrainStatus {
-    /// Why, in words.
+    /// Why, as text.
     pub reason: String,
-    /// When it was asked for.
+    /// When it was requested.
     pub since: Time,
-    /// When nobody waits for it any more.
+    /// Deadline: the job ends then, even if ranks have not stopped.
     pub until: Time,
     /// The update after which all ranks stop, once they have agreed on it.
     pub stop_step: Option<Step>,
-    /// When they had.
+    /// When they agreed.
     pub agreed_at: Option<Time>,
-    /// When the state was copied and nothing was left but to write it.
+    /// When the state was copied and had yet to be written.
     pub copied_at: Option<Time>,
-    /// When it was durable and committed.
+    /// When the state was durable and committed.
     pub durable_at: Option<Time>,
 }
 
-/// How far rank 0 reports to have come.
+/// Stage of a drain that rank 0 reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DrainStage {
     Agreed,
@@ -43,7 +43,7 @@ impl DrainStatus {
         }
     }
 
-    /// Notes how far saving and stopping has come; what to announce if that is news.
+    /// Records a stage; returns the text to publish if the stage is new.
     pub(super) fn advance(&mut self, now: Time, step: Step, stage: DrainStage) -> Option<String> {
         let (at, what) = match stage {
             DrainStage::Agreed => {
@@ -63,6 +63,6 @@ impl DrainStatus {
         }
         *at = Some(now);
         let (took, left) = (now.since(self.since).as_secs_f64(), self.until.since(now).as_secs());
-        Some(format!("{what}, {took:.1} s after the wish; {left} s are left"))
+        Some(format!("{what}, {took:.1} s after the request; {left} s are left"))
     }
 }

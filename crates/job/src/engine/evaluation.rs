@@ -1,4 +1,6 @@
-//! Evaluations as they are kept.
+//! Results of evaluations.
+//!
+//! They are in the journal: a new field needs `#[serde(default)]`, and none may be renamed or removed.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,21 +9,21 @@ use baton_recipe::{
     progress::{Accuracy, Extent, Progress},
 };
 
-/// What an evaluation found, and when.
+/// Result of an evaluation, and its step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Evaluation {
+pub struct EvaluationResult {
     /// Updates made.
     pub step: Step,
-    /// What was found.
+    /// The result.
     pub accuracy: Accuracy,
-    /// What was found with the averaged weights, if the recipe has them.
+    /// The result with the averaged weights (EMA), if the recipe averages them.
     pub ema: Option<Accuracy>,
-    /// Which part of the validation set was looked at.
+    /// Which part of the validation set was evaluated.
     pub extent: Extent,
 }
 
-impl Evaluation {
-    /// The last one before `progress`.
+impl EvaluationResult {
+    /// The last evaluation that `progress` records, with its epoch.
     #[must_use]
     pub fn last_of(progress: &Progress) -> Option<(Epoch, Self)> {
         let (epoch, step) = (progress.evaluated?, progress.evaluated_at?);
@@ -33,8 +35,8 @@ impl Evaluation {
         Some((epoch, Self { step, accuracy, ema: progress.last_ema.clone(), extent }))
     }
 
-    /// Later ones are greater.
-    pub(super) fn place(&self) -> (Step, Extent) {
+    /// Sort key: later evaluations have a greater position.
+    pub(super) fn position(&self) -> (Step, Extent) {
         (self.step, self.extent)
     }
 }

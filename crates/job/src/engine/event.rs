@@ -1,13 +1,13 @@
-//! What goes into the machine, and what comes out of it.
+//! The state machine's inputs and outputs.
 
-use super::{Evaluation, Notice, Record, WrittenDiagnosis};
+use super::{EvaluationResult, JobEvent, Record, WrittenDiagnosis};
 use crate::{
     ids::{Attachment, Generation, NodeId},
-    message::{Directive, Hello, RankNews, Report, StepNews},
+    message::{AgentReport, Directive, Hello, RankReport, StepReport},
 };
 use baton_recipe::Step;
 
-/// Input of the machine.
+/// Input of the state machine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A node's agent connected and introduced itself.
@@ -21,59 +21,63 @@ pub enum Event {
     Detached {
         /// The node at its other end.
         node: NodeId,
-        /// The connection; an older one than the node's present one changes nothing.
+        /// The connection; ignored if the node has a newer one.
         attachment: Attachment,
     },
-    /// An agent reported.
+    /// An agent sent a report.
     Reported {
         /// The agent's node.
         node: NodeId,
         /// The connection that the report came over.
         attachment: Attachment,
         /// The report.
-        report: Report,
+        report: AgentReport,
     },
-    /// A user wants the job saved and stopped.
+    /// A user asks to save and stop the job.
     Drain {
-        /// Why, in words.
+        /// Why, as text.
         reason: String,
     },
-    /// A user wants a checkpoint now.
+    /// A user asks for a checkpoint now.
     Checkpoint,
-    /// A user wants training paused.
+    /// A user asks to pause training.
     Pause {
-        /// Why, in words.
+        /// Why, as text.
         reason: String,
     },
-    /// A user wants training to go on.
+    /// A user asks to resume training.
     Resume,
-    /// A user wants the job stopped at once.
+    /// A user asks to stop the job at once, without saving.
     Stop,
-    /// The fence cannot be raised, as another coordinator holds the checkpoint store.
+    /// The fence cannot be raised because another coordinator has claimed the checkpoint store.
     TakenOver {
         /// One line: what, where, what to do.
         message: String,
     },
-    /// The time of [`Engine::deadline`](super::Engine::deadline) has come.
+    /// The time of [`Engine::deadline`](super::Engine::deadline) is reached.
     Tick,
 }
 
 impl Event {
-    /// Whether it is one of the many that only show that somebody is alive, and can change no deadline.
-    pub(super) fn is_sign_of_life(&self) -> bool {
-        use RankNews::{Loader, Pulse};
+    /// Whether this is one of the frequent reports that only show that a process is alive. They cannot change a
+    /// deadline.
+    pub(super) fn is_heartbeat(&self) -> bool {
+        use RankReport::{Heartbeat, Loader};
         let Self::Reported { report, .. } = self else { return false };
-        matches!(report, Report::Beat(_) | Report::Rank { news: Pulse(_) | Loader(_), .. })
+        matches!(
+            report,
+            AgentReport::Heartbeat(_) | AgentReport::Rank { report: Heartbeat(_) | Loader(_), .. }
+        )
     }
 }
 
-/// What the shell must do, in this order.
+/// Action that the coordinator program must perform, in the order returned.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Make this durable before going on.
+    /// Make this record durable before the next action.
     Persist(Record),
-    /// Raise the checkpoint store's fence: older generations can commit no more. If another coordinator holds
-    /// the store, leave out the rest of this list and answer with [`Event::TakenOver`].
+    /// Raise the checkpoint store's fence, so that older generations can no longer commit. If another coordinator has
+    /// claimed the store, skip the remaining actions and return [`Event::TakenOver`].
     Fence(Generation),
     /// Send to an agent.
     Send {
@@ -90,24 +94,24 @@ pub enum Action {
         node: NodeId,
         /// The connection.
         attachment: Attachment,
-        /// Why, in words.
+        /// Why, as text.
         reason: String,
     },
-    /// Note a number for whoever draws curves.
-    Measured(Measured),
-    /// Write a diagnosis beside the journal, for people; if that cannot be done, go on.
-    Write(Box<WrittenDiagnosis>),
-    /// Tell everybody who watches.
-    Announce(Notice),
+    /// Add a metric point.
+    AddPoint(MetricPoint),
+    /// Write a diagnosis next to the journal, for people; if that fails, continue.
+    WriteDiagnosis(Box<WrittenDiagnosis>),
+    /// Publish a job event to all watchers.
+    Publish(JobEvent),
 }
 
-/// What curves are drawn of.
+/// A point in the series of metrics, from which curves are drawn.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Measured {
-    /// Training began, or went on, after so many updates: numbers of later ones from before do not count any more.
+pub enum MetricPoint {
+    /// Training began or continued after this many updates: points recorded before for later updates are obsolete.
     BeganAt(Step),
-    /// Numbers of an update.
-    Step(StepNews),
+    /// Metrics of an update.
+    Step(StepReport),
     /// An evaluation.
-    Evaluation(Evaluation),
+    Evaluation(EvaluationResult),
 }

@@ -1,4 +1,4 @@
-//! The present generation, and the phase it is in.
+//! The current generation and its phase.
 
 use super::membership::World;
 use crate::{
@@ -8,40 +8,49 @@ use crate::{
 };
 use baton_recipe::Step;
 
-/// Each phase carries only what that phase knows; `lost_at` is when the first word of a loss came.
+/// The phase of the job, with the data that exists only in that phase. `until` is the deadline of the phase; `lost_at`
+/// is when the loss of a rank was first reported.
 #[derive(Clone, Debug)]
 pub(super) enum Phase {
+    /// Waits for enough ranks.
     Gathering,
+    /// Waits after a failure before it opens the next generation.
     Backoff { until: Time },
+    /// Waits until the process of every rank is ready.
     Forming { world: World, until: Time },
+    /// The ranks connect to each other and restore the state.
     Meeting { world: World, until: Time },
+    /// The ranks train.
     Training { world: World },
-    Settling { world: World, until: Time, lost_at: Time, failure: Failure },
+    /// A rank is lost: waits for reports that tell which ranks are lost, and why.
+    Detecting { world: World, until: Time, lost_at: Time, failure: Failure },
+    /// The coordinator restarted: waits until the agents have reconnected.
     Reattaching { world: World, until: Time, lost_at: Option<Time> },
+    /// The job is over.
     Ended { outcome: Outcome },
 }
 
-/// The newest generation, its phase and why it is in it.
+/// The newest generation, its phase, and the reason for the phase.
 #[derive(Clone, Debug)]
 pub(super) struct Lifecycle {
     pub(super) generation: Generation,
     pub(super) phase: Phase,
-    /// Start of the phase.
+    /// When the phase began.
     pub(super) since: Time,
-    /// Why, in words a person can act on.
+    /// Why the job is in this phase, as text that a person can act on.
     pub(super) reason: String,
-    /// Source of the state that the generation began with, in words.
+    /// Source of the state that the generation began with, as text.
     pub(super) began_with: Option<String>,
-    /// The step that the generation began with, once a rank has reported it.
+    /// The step at which the generation began, once a rank has reported it.
     pub(super) began_at: Option<Step>,
-    /// Generations that ended one after the other without progress.
+    /// Number of generations in a row that ended without progress.
     pub(super) failures: u32,
-    /// Ranks that kept the others waiting: their processes are not kept in the next generation.
+    /// Ranks that did not respond in time: their processes are replaced in the next generation.
     pub(super) hanging: Vec<(NodeId, LocalRank)>,
 }
 
 impl Lifecycle {
-    /// Before the first generation.
+    /// The state before the first generation.
     pub(super) fn new(first: Generation, now: Time) -> Self {
         Self {
             generation: Generation(first.0.saturating_sub(1)),
@@ -61,7 +70,7 @@ impl Lifecycle {
         self.reason = reason;
     }
 
-    /// How the job ended, if it has.
+    /// How the job ended, if it is over.
     pub(super) fn outcome(&self) -> Option<&Outcome> {
         match &self.phase {
             Phase::Ended { outcome } => Some(outcome),
@@ -74,7 +83,7 @@ impl Lifecycle {
             Phase::Forming { world, .. }
             | Phase::Meeting { world, .. }
             | Phase::Training { world }
-            | Phase::Settling { world, .. }
+            | Phase::Detecting { world, .. }
             | Phase::Reattaching { world, .. } => Some(world),
             Phase::Gathering | Phase::Backoff { .. } | Phase::Ended { .. } => None,
         }
@@ -85,19 +94,19 @@ impl Lifecycle {
             Phase::Forming { world, .. }
             | Phase::Meeting { world, .. }
             | Phase::Training { world }
-            | Phase::Settling { world, .. }
+            | Phase::Detecting { world, .. }
             | Phase::Reattaching { world, .. } => Some(world),
             Phase::Gathering | Phase::Backoff { .. } | Phase::Ended { .. } => None,
         }
     }
 
-    /// Moves the world out of the present phase, for the phase that follows at once.
+    /// Moves the world out of the current phase; the caller must set the next phase at once.
     pub(super) fn take_world(&mut self) -> Option<World> {
         match std::mem::replace(&mut self.phase, Phase::Gathering) {
             Phase::Forming { world, .. }
             | Phase::Meeting { world, .. }
             | Phase::Training { world }
-            | Phase::Settling { world, .. }
+            | Phase::Detecting { world, .. }
             | Phase::Reattaching { world, .. } => Some(world),
             other => {
                 self.phase = other;
@@ -106,7 +115,7 @@ impl Lifecycle {
         }
     }
 
-    /// The ranks that train, while they do.
+    /// The ranks, in phase `Training` only.
     pub(super) fn training_world(&self) -> Option<&World> {
         match &self.phase {
             Phase::Training { world } => Some(world),
@@ -119,8 +128,8 @@ impl Lifecycle {
         self.world().is_some_and(|world| world.includes(node))
     }
 
-    /// The ranks of a node that came back may only now be asked to start or to meet.
-    pub(super) fn extend_wait(&mut self, to: Time) {
+    /// Extends the deadline of the phase, because the ranks of a node that reconnected may start only now.
+    pub(super) fn extend_timeout(&mut self, to: Time) {
         if let Phase::Forming { until, .. } | Phase::Meeting { until, .. } = &mut self.phase {
             *until = to;
         }

@@ -1,4 +1,4 @@
-//! One generation's ranks: where each runs and how far it has come.
+//! The ranks of one generation: on which node each runs, and its state.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -10,55 +10,55 @@ use std::{
 use crate::{
     exit::{Class, Failure, Outcome},
     ids::{LocalRank, NodeId, Rank},
-    message::{LoaderNews, RankNews, RankPhase},
+    message::{LoaderReport, RankPhase, RankReport},
     plan::Placement,
     time::Time,
 };
 use baton_recipe::Step;
 
-use super::pulses::Pulses;
+use super::rank_heartbeats::RankHeartbeats;
 
-/// How far one rank has come.
+/// State of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Member {
-    /// Its agent was told to run it.
+    /// Its agent was asked to run it.
     Launched,
-    /// It listens, since then; `step` if it holds state.
+    /// It listens, since `since`; `step` is present if it holds state.
     Ready { address: String, step: Option<Step>, since: Time },
-    /// It met the others and has the state.
+    /// It is connected to the other ranks and has the state.
     Started,
-    /// It lost touch with the others and waits.
+    /// It lost its connection to the other ranks, and waits.
     Lost,
-    /// Its process is gone.
+    /// Its process has ended.
     Gone,
     /// It finished.
     Done { outcome: Outcome, digest: String },
-    /// The coordinator restarted and has not heard of it yet.
-    Unheard,
+    /// The coordinator restarted and has not received a report about it yet.
+    Unknown,
 }
 
-/// A [`Member`] without what it carries.
+/// The state of a [`Member`] without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MemberKind {
     Launched,
     Ready,
     Started,
     Lost,
     Gone,
     Done,
-    Unheard,
+    Unknown,
 }
 
 impl Member {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> MemberKind {
         match self {
-            Self::Launched => Kind::Launched,
-            Self::Ready { .. } => Kind::Ready,
-            Self::Started => Kind::Started,
-            Self::Lost => Kind::Lost,
-            Self::Gone => Kind::Gone,
-            Self::Done { .. } => Kind::Done,
-            Self::Unheard => Kind::Unheard,
+            Self::Launched => MemberKind::Launched,
+            Self::Ready { .. } => MemberKind::Ready,
+            Self::Started => MemberKind::Started,
+            Self::Lost => MemberKind::Lost,
+            Self::Gone => MemberKind::Gone,
+            Self::Done { .. } => MemberKind::Done,
+            Self::Unknown => MemberKind::Unknown,
         }
     }
 }
@@ -66,21 +66,21 @@ impl Member {
 /// All ranks of one generation.
 #[derive(Clone, Debug)]
 pub(super) struct World {
-    /// By rank.
+    /// Placements, indexed by rank.
     placements: Arc<[Placement]>,
-    /// The ranks of each node: they stand side by side.
+    /// The range of ranks of each node; they are contiguous.
     by_node: Arc<HashMap<NodeId, Range<usize>>>,
     members: Vec<Member>,
-    /// Members of each kind. With every word of a rank it is asked whether all are so, and there are as many words as
-    /// ranks.
-    counts: [usize; Kind::Unheard as usize + 1],
-    /// By rank, of those that have told.
-    loaders: Vec<Option<LoaderNews>>,
-    pub(super) pulses: Pulses,
-    /// Addresses by rank, once all were ready.
+    /// Number of members of each kind. Each report about a rank checks whether all ranks are in some state; with
+    /// these counts the check does not have to visit every rank.
+    counts: [usize; MemberKind::Unknown as usize + 1],
+    /// Latest loader report, indexed by rank.
+    loaders: Vec<Option<LoaderReport>>,
+    pub(super) rank_heartbeats: RankHeartbeats,
+    /// Addresses, indexed by rank; empty until all ranks are ready.
     peers: Arc<[String]>,
-    /// Those that told that they met the others.
-    met: BTreeSet<Rank>,
+    /// Ranks that reported that they are connected to the others.
+    connected: BTreeSet<Rank>,
 }
 
 impl World {
@@ -88,20 +88,20 @@ impl World {
         Self::of(placements, Member::Launched)
     }
 
-    /// The world of a generation that was open when the coordinator died.
-    pub(super) fn unheard(placements: Vec<Placement>) -> Self {
-        Self::of(placements, Member::Unheard)
+    /// The ranks of a generation that was open when the previous coordinator died.
+    pub(super) fn unknown(placements: Vec<Placement>) -> Self {
+        Self::of(placements, Member::Unknown)
     }
 
     fn of(placements: Vec<Placement>, each: Member) -> Self {
-        let mut counts = [0; Kind::Unheard as usize + 1];
+        let mut counts = [0; MemberKind::Unknown as usize + 1];
         counts[each.kind() as usize] = placements.len();
         let members = vec![each; placements.len()];
         let loaders = vec![None; placements.len()];
-        let pulses = Pulses::new(placements.len());
+        let rank_heartbeats = RankHeartbeats::new(placements.len());
         let mut by_node: HashMap<NodeId, Range<usize>> = HashMap::new();
-        for (rank, place) in placements.iter().enumerate() {
-            by_node.entry(place.node.clone()).or_insert(rank..rank).end = rank + 1;
+        for (rank, placement) in placements.iter().enumerate() {
+            by_node.entry(placement.node.clone()).or_insert(rank..rank).end = rank + 1;
         }
         Self {
             placements: placements.into(),
@@ -109,9 +109,9 @@ impl World {
             members,
             counts,
             loaders,
-            pulses,
+            rank_heartbeats,
             peers: Arc::new([]),
-            met: BTreeSet::new(),
+            connected: BTreeSet::new(),
         }
     }
 
@@ -123,12 +123,12 @@ impl World {
         self.placements.iter().zip(&self.members)
     }
 
-    /// What each rank told last of its loader, in order of rank.
-    pub(super) fn loaders(&self) -> impl Iterator<Item = Option<&LoaderNews>> {
+    /// The latest loader report of each rank, in order of rank.
+    pub(super) fn loaders(&self) -> impl Iterator<Item = Option<&LoaderReport>> {
         self.loaders.iter().map(Option::as_ref)
     }
 
-    pub(super) fn place_of(&self, rank: Rank) -> Option<&Placement> {
+    pub(super) fn placement_of(&self, rank: Rank) -> Option<&Placement> {
         self.placements.get(rank.0 as usize)
     }
 
@@ -149,7 +149,7 @@ impl World {
         here.into_iter().flatten().map(|placement| (placement.rank, placement.local_rank)).collect()
     }
 
-    /// Each node once.
+    /// The nodes, each once.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &NodeId> {
         let starts_node =
             |i: &usize| *i == 0 || self.placements[*i].node != self.placements[*i - 1].node;
@@ -159,45 +159,45 @@ impl World {
     pub(super) fn set(&mut self, rank: Rank, member: Member) {
         if matches!(member, Member::Gone | Member::Launched) {
             self.set_loader(rank, None);
-            self.pulses.forget(rank);
+            self.rank_heartbeats.remove(rank);
         }
-        if let Some(place) = self.members.get_mut(rank.0 as usize) {
-            self.counts[place.kind() as usize] -= 1;
+        if let Some(current) = self.members.get_mut(rank.0 as usize) {
+            self.counts[current.kind() as usize] -= 1;
             self.counts[member.kind() as usize] += 1;
-            *place = member;
+            *current = member;
         }
     }
 
-    /// None of them goes on; those that are gone or done stay so.
-    pub(super) fn all_lose_touch(&mut self) {
+    /// Marks every rank as lost, except those that are gone, done or not yet reported.
+    pub(super) fn mark_all_lost(&mut self) {
         for member in &mut self.members {
-            if !matches!(member, Member::Gone | Member::Done { .. } | Member::Unheard) {
+            if !matches!(member, Member::Gone | Member::Done { .. } | Member::Unknown) {
                 self.counts[member.kind() as usize] -= 1;
-                self.counts[Kind::Lost as usize] += 1;
+                self.counts[MemberKind::Lost as usize] += 1;
                 *member = Member::Lost;
             }
         }
     }
 
-    pub(super) fn set_loader(&mut self, rank: Rank, news: Option<LoaderNews>) {
+    pub(super) fn set_loader(&mut self, rank: Rank, report: Option<LoaderReport>) {
         if let Some(loader) = self.loaders.get_mut(rank.0 as usize) {
-            *loader = news;
+            *loader = report;
         }
     }
 
-    pub(super) fn has(&self, kind: Kind) -> bool {
+    pub(super) fn has(&self, kind: MemberKind) -> bool {
         self.counts[kind as usize] > 0
     }
 
-    /// Whether each is of one of these kinds.
-    pub(super) fn all_are(&self, kinds: &[Kind]) -> bool {
-        let so: usize = kinds.iter().map(|kind| self.counts[*kind as usize]).sum();
-        so == self.members.len()
+    /// Whether every member is of one of these kinds.
+    pub(super) fn all_are(&self, kinds: &[MemberKind]) -> bool {
+        let count: usize = kinds.iter().map(|kind| self.counts[*kind as usize]).sum();
+        count == self.members.len()
     }
 
-    /// Whether each has met the others and got the state, and perhaps finished since.
+    /// Whether every rank has the state and trains, or has finished.
     pub(super) fn all_have_started(&self) -> bool {
-        self.all_are(&[Kind::Started, Kind::Done])
+        self.all_are(&[MemberKind::Started, MemberKind::Done])
     }
 
     pub(super) fn is_gone(&self, rank: Rank) -> bool {
@@ -208,9 +208,9 @@ impl World {
         matches!(self.members.get(rank.0 as usize), Some(Member::Done { .. }))
     }
 
-    /// Whether some rank has told that it holds state.
+    /// Whether some rank has reported that it holds state.
     pub(super) fn holds_state(&self) -> bool {
-        self.placements.iter().any(|place| self.holds_state_at(place.rank))
+        self.placements.iter().any(|placement| self.holds_state_at(placement.rank))
     }
 
     pub(super) fn holds_state_at(&self, rank: Rank) -> bool {
@@ -218,7 +218,7 @@ impl World {
         matches!(member, Some(Member::Ready { step: Some(_), .. }))
     }
 
-    /// It listens. What is told again on a reconnect makes it ready no later.
+    /// The rank listens. A repeated report after a reconnect does not change the time at which it became ready.
     pub(super) fn set_ready(&mut self, now: Time, rank: Rank, address: String, step: Option<Step>) {
         let since = match self.members.get(rank.0 as usize) {
             Some(Member::Ready { since, .. }) => *since,
@@ -227,7 +227,7 @@ impl World {
         self.set(rank, Member::Ready { address, step, since });
     }
 
-    /// When the last of the ready ranks that hold state was so.
+    /// When the last of the ranks that hold state became ready.
     pub(super) fn holders_ready_at(&self) -> Option<Time> {
         let ready_at = |member: &Member| match member {
             Member::Ready { step: Some(_), since, .. } => Some(*since),
@@ -236,20 +236,20 @@ impl World {
         self.members.iter().filter_map(ready_at).max()
     }
 
-    /// It met the others; whether all have told so.
-    pub(super) fn set_met(&mut self, rank: Rank) -> bool {
-        self.met.insert(rank);
-        self.met.len() == self.placements.len()
+    /// The rank is connected to the others; returns whether all ranks are.
+    pub(super) fn set_connected(&mut self, rank: Rank) -> bool {
+        self.connected.insert(rank);
+        self.connected.len() == self.placements.len()
     }
 
-    /// Fixes and returns every rank's address, if all are ready.
+    /// Stores and returns the address of every rank, if all are ready.
     pub(super) fn begin(&mut self) -> Option<Arc<[String]>> {
         let address = |member: &Member| match member {
             Member::Ready { address, .. } => Some(address.clone()),
             _ => None,
         };
-        // Looked at before: this is asked each time a rank gets ready, and nothing is to be copied in vain.
-        if !self.all_are(&[Kind::Ready]) {
+        // Checked first: this function runs each time a rank becomes ready, and copying the addresses is expensive.
+        if !self.all_are(&[MemberKind::Ready]) {
             return None;
         }
         self.peers = self.members.iter().filter_map(address).collect();
@@ -260,37 +260,41 @@ impl World {
         self.peers.clone()
     }
 
-    /// Those that keep the others waiting: not ready before the meeting, not started in it.
+    /// Ranks that the others wait for: those not ready in `Forming`, those not started in `Meeting`.
     pub(super) fn late(&self) -> Vec<&Placement> {
-        let met = !self.peers.is_empty();
+        let is_meeting = !self.peers.is_empty();
         let is_late = |member: &Member| match member {
-            Member::Launched | Member::Unheard => true,
-            Member::Ready { .. } => met,
+            Member::Launched | Member::Unknown => true,
+            Member::Ready { .. } => is_meeting,
             Member::Started | Member::Lost | Member::Gone | Member::Done { .. } => false,
         };
-        self.members().filter(|(_, member)| is_late(member)).map(|(place, _)| place).collect()
+        self.members()
+            .filter(|(_, member)| is_late(member))
+            .map(|(placement, _)| placement)
+            .collect()
     }
 
-    /// Its agent starts over with this node's ranks.
+    /// The agent of this node starts its ranks again.
     pub(super) fn reset(&mut self, node: &NodeId) {
         for (rank, _) in self.ranks_of(node) {
             self.set(rank, Member::Launched);
         }
     }
 
-    /// Takes in what an agent holds on reconnect: news that were missed, and ranks that are gone.
+    /// Updates the members from the ranks that an agent reports on reconnect; returns the reports that were missed,
+    /// and the ranks that have ended.
     pub(super) fn reconcile(
         &mut self,
         node: &NodeId,
         held: Vec<(Rank, RankPhase)>,
-    ) -> (Vec<(Rank, RankNews)>, Vec<Rank>) {
+    ) -> (Vec<(Rank, RankReport)>, Vec<Rank>) {
         let mut missing: Vec<Rank> =
             self.ranks_of(node).into_iter().map(|(rank, _)| rank).collect();
         let is_over = |rank: &Rank| {
             matches!(self.members.get(rank.0 as usize), Some(Member::Done { .. } | Member::Gone))
         };
         missing.retain(|rank| !is_over(rank));
-        let mut news = Vec::new();
+        let mut reports = Vec::new();
         for (rank, phase) in held {
             if !self.runs(node, rank) {
                 continue;
@@ -298,35 +302,35 @@ impl World {
             let starts_over =
                 matches!(phase, RankPhase::Joining | RankPhase::Ready { .. } | RankPhase::Meeting);
             if starts_over && self.members.get(rank.0 as usize) == Some(&Member::Started) {
-                // Another process sits in its place: the one that had started is gone.
+                // This is another process: the one that had started has ended.
                 continue;
             }
             missing.retain(|other| *other != rank);
             match phase {
                 RankPhase::Training => self.set(rank, Member::Started),
-                // On its way; what it has still to say comes by itself.
-                RankPhase::Joining | RankPhase::Meeting => self.heard_of(rank),
+                // In progress: it will report the rest by itself.
+                RankPhase::Joining | RankPhase::Meeting => self.mark_launched(rank),
                 RankPhase::Ready { .. }
                 | RankPhase::Waiting
                 | RankPhase::Diverged(_)
                 | RankPhase::Done { .. } => {
-                    self.heard_of(rank);
-                    news.extend(news_of(phase).map(|news| (rank, news)));
+                    self.mark_launched(rank);
+                    reports.extend(report_of_phase(phase).map(|report| (rank, report)));
                 }
             }
         }
-        (news, missing)
+        (reports, missing)
     }
 
-    fn heard_of(&mut self, rank: Rank) {
-        if self.members.get(rank.0 as usize) == Some(&Member::Unheard) {
+    fn mark_launched(&mut self, rank: Rank) {
+        if self.members.get(rank.0 as usize) == Some(&Member::Unknown) {
             self.set(rank, Member::Launched);
         }
     }
 
     /// The job's outcome once every rank is done.
     pub(super) fn outcome(&self) -> Option<Outcome> {
-        if !self.all_are(&[Kind::Done]) {
+        if !self.all_are(&[MemberKind::Done]) {
             return None;
         }
         let mut ends = self.members.iter().map(|member| match member {
@@ -349,15 +353,15 @@ impl World {
     }
 }
 
-/// The news that a phase reported on reconnect stands for.
-fn news_of(phase: RankPhase) -> Option<RankNews> {
+/// The report that corresponds to a phase that was sent on reconnect.
+fn report_of_phase(phase: RankPhase) -> Option<RankReport> {
     match phase {
-        RankPhase::Ready { address, step } => Some(RankNews::Ready { address, step }),
-        RankPhase::Waiting => {
-            Some(RankNews::Lost { detail: "it lost touch while its agent was away".to_owned() })
-        }
-        RankPhase::Diverged(diagnosis) => Some(RankNews::Diverged(diagnosis)),
-        RankPhase::Done { outcome, digest } => Some(RankNews::Done { outcome, digest }),
+        RankPhase::Ready { address, step } => Some(RankReport::Ready { address, step }),
+        RankPhase::Waiting => Some(RankReport::Lost {
+            detail: "it lost its connection while its agent was disconnected".to_owned(),
+        }),
+        RankPhase::Diverged(diagnosis) => Some(RankReport::Diverged(diagnosis)),
+        RankPhase::Done { outcome, digest } => Some(RankReport::Done { outcome, digest }),
         RankPhase::Joining | RankPhase::Meeting | RankPhase::Training => None,
     }
 }
@@ -376,26 +380,26 @@ mod tests {
             3 => Member::Lost,
             4 => Member::Gone,
             5 => Member::Done { outcome: Outcome::Completed, digest: "same".to_owned() },
-            _ => Member::Unheard,
+            _ => Member::Unknown,
         }
     }
 
     proptest! {
         #[test]
-        fn members_of_each_kind_are_counted_whatever_becomes_of_them(
+        fn counts_of_each_kind_stay_correct_after_any_changes(
             size in 0u32..6, changes in prop::collection::vec((0u32..8, 0u8..8), 0..20),
         ) {
-            let place = |rank| Placement {
+            let placement = |rank| Placement {
                 rank: Rank(rank), node: NodeId("node0".to_owned()), local_rank: LocalRank(rank),
             };
-            let mut world = World::new((0..size).map(place).collect());
+            let mut world = World::new((0..size).map(placement).collect());
             for (rank, kind) in changes {
                 match kind {
-                    7 => world.all_lose_touch(),
+                    7 => world.mark_all_lost(),
                     kind => world.set(Rank(rank), member(kind)),
                 }
             }
-            let mut counts = [0; Kind::Unheard as usize + 1];
+            let mut counts = [0; MemberKind::Unknown as usize + 1];
             world.members.iter().for_each(|member| counts[member.kind() as usize] += 1);
             prop_assert_eq!(world.counts, counts);
         }

@@ -1,51 +1,53 @@
-//! The coordinator's decisions: who trains together, when a new generation is needed, when the job
-//! is over.
+//! The coordinator's decisions: which ranks train together, when a new generation is needed, and when the job is over.
 //!
 //! ```text
 //!            enough ranks                all ready             all started
 //! Gathering ─────────────▶ Forming ───────────────▶ Meeting ───────────────▶ Training
 //!    ▲                        ▲                        │ lost                  │ lost     │ all done
 //!    │ too few ranks          │ due                    ▼                       ▼          ▼
-//!    └──────────────────── Backoff ◀──────────────── Settling ◀────────────────┘        Ended
+//!    └──────────────────── Backoff ◀──────────────── Detecting ◀────────────────┘        Ended
 //! ```
 //!
-//! A rank that dies ends its generation at once. A rank that only lost touch may have lost it to one
-//! whose death is about to be reported: `Settling` waits for that, so that one failure makes one
-//! new generation, and for nodes that are away, whose ranks may hold the furthest state. After a
-//! restart the coordinator is `Reattaching`: training went on without it,
-//! and if every rank of the last generation is still there, it goes on.
+//! A rank that dies ends its generation at once. A rank that only lost its connection may have lost it to a rank whose
+//! death is about to be reported. `Detecting` waits for that report, so that one failure causes only one new
+//! generation. It also waits for nodes that are disconnected, because their ranks may hold the newest state. After a
+//! restart the coordinator is `Reattaching`: training continued without it, and if every rank of the last generation
+//! is still running, that generation continues.
 //!
-//! Training that goes wrong also leads to a new generation, by way of `Settling`, but is no failure.
-//! Until that generation is opened the rollback is due, and nothing of the present one may go on; not even
-//! if this coordinator dies and another finds the ranks in their places. A budget that is used up drains the job.
+//! Training that diverges also leads to a new generation, by way of `Detecting`, but is not counted as a failure.
+//! The rollback is pending until that generation is opened, and no rank of the current generation may continue, even
+//! if this coordinator dies and another one finds the ranks still running.
 //!
-//! [`Action::Persist`] comes before every action that another process can see; [`Engine::replay`]
-//! rebuilds the machine from what was persisted.
+//! A budget that is used up drains the job.
+//!
+//! [`Action::Persist`] comes before every action that another process can observe; [`Engine::replay`] rebuilds the
+//! state machine from what was persisted.
 //!
 //! # Where to look
 //!
-//! An event goes from [`Engine::handle`] to one of four files, which decide what follows over all of the machine:
+//! [`Engine::handle`] passes an event to one of four files, which decide what follows for the whole state machine:
 //!
 //! | file | events |
 //! |---|---|
-//! | `attachments` | agents attach, detach and beat; nodes must go, or join |
+//! | `attachments` | agents attach, detach and send heartbeats; nodes leave or join |
 //! | `reports` | ranks make progress, are lost, diverge |
 //! | `requests` | users, machines and budgets ask for a drain, a pause or a checkpoint |
-//! | `transitions` | what these lead to: from one phase to the next |
+//! | `transitions` | the changes from one phase to the next that follow |
 //!
-//! The state lies in groups. Each has a file, whose functions see that group and their arguments alone:
+//! The state is divided into groups. Each group has its own files, whose functions use only that group and their
+//! arguments:
 //!
-//! | group | file | what it is |
+//! | group | files | contents |
 //! |---|---|---|
-//! | `Nodes` | `nodes`, `quarantine`, `elastic` | who is attached, left out, leaving or joining |
-//! | `Lifecycle` | `lifecycle`, `membership`, `pulses` | the generation, its phase and its ranks |
+//! | `Nodes` | `nodes`, `quarantine`, `elastic` | nodes that are attached, quarantined, leaving or joining |
+//! | `Lifecycle` | `lifecycle`, `membership`, `rank_heartbeats` | the generation, its phase and its ranks |
 //! | `Results` | `results`, `evaluation`, `skips` | steps, evaluations and checkpoints reported |
 //! | `Accounting` | `budget` | attached time, and its limit |
-//! | `DrainStatus`, `Pauses` | `drain`, `pause` | requests that are under way |
-//! | `Divergences` | `divergence`, `diagnosis` | training that went wrong |
-//! | `Recoveries` | `recovery` | failures and changes of nodes, and what they cost |
+//! | `DrainStatus`, `Pauses` | `drain`, `pause` | requests in progress |
+//! | `Divergences` | `divergence`, `diagnosis` | training that diverged |
+//! | `RecoveryHistory` | `recovery` | failures and changes of nodes, and how long each took |
 //!
-//! `record` replays the journal, `status` is the view for readers, `notice` has the words of announcements.
+//! `record` replays the journal, `status` is the view for readers, `job_event` contains the texts of job events.
 
 mod attachments;
 mod budget;
@@ -55,14 +57,14 @@ mod drain;
 mod elastic;
 mod evaluation;
 mod event;
+mod job_event;
 mod lifecycle;
 mod membership;
 mod nodes;
-mod notice;
 mod pause;
 mod policy;
-mod pulses;
 mod quarantine;
+mod rank_heartbeats;
 mod record;
 mod recovery;
 mod reports;
@@ -83,20 +85,20 @@ use self::{
     nodes::Nodes,
     pause::Pauses,
     policy::Policy,
-    recovery::Recoveries,
+    recovery::RecoveryHistory,
     results::Results,
 };
 pub use self::{
-    budget::{Meter, Share},
+    budget::{Meter, MeterShare},
     diagnosis::WrittenDiagnosis,
     divergence::Incident,
     drain::DrainStatus,
-    evaluation::Evaluation,
-    event::{Action, Event, Measured},
-    notice::{Notice, NoticeKind},
+    evaluation::EvaluationResult,
+    event::{Action, Event, MetricPoint},
+    job_event::{JobEvent, JobEventKind},
     pause::Pause,
-    record::{Origin, Record},
-    recovery::{Parts, Recovery},
+    record::{JobOrigin, Record},
+    recovery::{Recovery, RecoveryParts},
     status::{NodeStatus, PhaseName, RankState, RankStatus, Spending, Status},
 };
 use crate::{
@@ -107,11 +109,11 @@ use crate::{
 };
 use baton_recipe::{JobSpec, Step};
 
-/// The coordinator's machine.
+/// The coordinator's state machine.
 #[derive(Clone, Debug)]
 pub struct Engine {
     spec: Arc<JobSpec>,
-    origin: Origin,
+    origin: JobOrigin,
     policy: Policy,
     nodes: Nodes,
     lifecycle: Lifecycle,
@@ -120,32 +122,32 @@ pub struct Engine {
     drain: Option<DrainStatus>,
     pauses: Pauses,
     divergences: Divergences,
-    recoveries: Recoveries,
+    recoveries: RecoveryHistory,
     stale_messages: u64,
     wake: Wake,
-    /// What the present event calls for so far.
+    /// Actions collected so far for the current event.
     actions: Vec<Action>,
 }
 
-/// When time alone may change something.
+/// Times at which something may change without an event.
 #[derive(Clone, Copy, Debug, Default)]
 struct Wake {
-    /// About a node.
+    /// For the nodes.
     nodes_at: Option<Time>,
-    /// About anything.
+    /// For the whole state machine.
     at: Option<Time>,
 }
 
 impl Engine {
     /// A new job. The first action of the first [`handle`](Self::handle) persists its origin.
     #[must_use]
-    pub fn new(spec: &JobSpec, origin: Origin, now: Time) -> Self {
+    pub fn new(spec: &JobSpec, origin: JobOrigin, now: Time) -> Self {
         let mut engine = Self::blank(spec, origin.clone(), now);
         engine.actions.push(Action::Persist(Record::Created(origin)));
         engine
     }
 
-    fn blank(spec: &JobSpec, origin: Origin, now: Time) -> Self {
+    fn blank(spec: &JobSpec, origin: JobOrigin, now: Time) -> Self {
         Self {
             policy: Policy::new(spec),
             nodes: Nodes::default(),
@@ -155,7 +157,7 @@ impl Engine {
             drain: None,
             pauses: Pauses::default(),
             divergences: Divergences::default(),
-            recoveries: Recoveries::default(),
+            recoveries: RecoveryHistory::default(),
             stale_messages: 0,
             wake: Wake::default(),
             actions: Vec::new(),
@@ -164,13 +166,13 @@ impl Engine {
         }
     }
 
-    /// What the job began with.
+    /// The values with which the job began.
     #[must_use]
-    pub fn origin(&self) -> &Origin {
+    pub fn origin(&self) -> &JobOrigin {
         &self.origin
     }
 
-    /// How the job ended, if it has.
+    /// How the job ended, if it is over.
     #[must_use]
     pub fn outcome(&self) -> Option<&Outcome> {
         self.lifecycle.outcome()
@@ -182,9 +184,9 @@ impl Engine {
         self.lifecycle.generation
     }
 
-    /// One event in, the actions it calls for out.
+    /// Handles one event and returns the actions to perform, in order.
     pub fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
-        let is_sign_of_life = event.is_sign_of_life();
+        let is_heartbeat = event.is_heartbeat();
         match event {
             Event::Attached { attachment, hello } => self.attached(now, attachment, hello),
             Event::Detached { node, attachment } => self.detached(now, &node, attachment),
@@ -199,16 +201,17 @@ impl Engine {
             Event::TakenOver { message } => self.taken_over(now, message),
             Event::Tick => {}
         }
-        // With ten thousand ranks there are as many signs of life a second, and as many nodes to look at for each.
-        if !is_sign_of_life || self.wake.at.is_some_and(|at| at <= now) {
+        // Ten thousand ranks send ten thousand heartbeats a second; checking every node for each would take too long.
+        if !is_heartbeat || self.wake.at.is_some_and(|at| at <= now) {
             self.expire(now);
-            self.accounting.run_meter(now, self.nodes.any_attached() && self.outcome().is_none());
+            self.accounting
+                .set_meter_running(now, self.nodes.any_attached() && self.outcome().is_none());
             self.set_wake();
         }
         std::mem::take(&mut self.actions)
     }
 
-    /// What time alone brings about.
+    /// Handles every timeout that has passed.
     fn expire(&mut self, now: Time) {
         self.check_budget(now);
         let nodes_wake = self.wake.nodes_at.is_some_and(|at| at <= now);
@@ -217,16 +220,16 @@ impl Engine {
         }
         self.expire_drain(now);
         if nodes_wake {
-            self.expire_away_nodes(now);
+            self.expire_disconnected_nodes(now);
         }
         match &self.lifecycle.phase {
             Phase::Backoff { until } if *until <= now => self.open(now),
             Phase::Forming { world, until } | Phase::Meeting { world, until }
-                if *until <= now && self.nodes.away_from(world).is_none() =>
+                if *until <= now && self.nodes.disconnected_in(world).is_none() =>
             {
                 self.fail_late(now);
             }
-            Phase::Settling { .. } => self.fail_when_losses_are_known(now),
+            Phase::Detecting { .. } => self.fail_once_losses_are_known(now),
             Phase::Reattaching { until, .. } if *until <= now => self.give_up_reattaching(now),
             _ => {}
         }
@@ -234,37 +237,38 @@ impl Engine {
 
     // ---- the next deadline ----
 
-    /// When the machine wants a [`Event::Tick`], if nothing happens before.
+    /// When the state machine needs an [`Event::Tick`], if no other event comes before.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         self.wake.at
     }
 
-    /// [`deadline`](Self::deadline), looked for in all that there is: simulations want both to be the same.
+    /// [`deadline`](Self::deadline), computed from the whole state instead of cached values. Simulations check that
+    /// both are equal.
     #[doc(hidden)]
     #[must_use]
     pub fn deadline_by_recount(&self) -> Option<Time> {
-        self.next_wake(self.nodes.recount_wake_at())
+        self.next_wake(self.nodes.recount_next_wake_at())
     }
 
     fn set_wake(&mut self) {
-        let nodes_at = self.nodes.wake_at();
+        let nodes_at = self.nodes.next_wake_at();
         self.wake = Wake { nodes_at, at: self.next_wake(nodes_at) };
     }
 
     fn next_wake(&self, nodes_at: Option<Time>) -> Option<Time> {
         let phase = match &self.lifecycle.phase {
             Phase::Backoff { until } | Phase::Reattaching { until, .. } => Some(*until),
-            // A node that is away is waited for until its own deadline.
+            // A disconnected node has its own deadline, and the engine waits until then.
             Phase::Forming { world, until }
             | Phase::Meeting { world, until }
-            | Phase::Settling { world, until, .. } => {
-                self.nodes.away_from(world).is_none().then_some(*until)
+            | Phase::Detecting { world, until, .. } => {
+                self.nodes.disconnected_in(world).is_none().then_some(*until)
             }
             Phase::Gathering | Phase::Training { .. } => None,
             Phase::Ended { .. } => return None,
         };
-        // A job that drains needs no more of its budget.
+        // While the job drains, its budget no longer matters.
         let ends_at = match &self.drain {
             Some(drain) => Some(drain.until),
             None => self.accounting.wakes_at(),
@@ -290,12 +294,12 @@ impl Engine {
         }
     }
 
-    fn announce(&mut self, kind: NoticeKind, message: String) {
-        self.announce_at(kind, None, message);
+    fn publish(&mut self, kind: JobEventKind, message: String) {
+        self.publish_at(kind, None, message);
     }
 
-    fn announce_at(&mut self, kind: NoticeKind, step: Option<Step>, message: String) {
+    fn publish_at(&mut self, kind: JobEventKind, step: Option<Step>, message: String) {
         let generation = self.lifecycle.generation;
-        self.actions.push(Action::Announce(Notice { kind, generation, step, message }));
+        self.actions.push(Action::Publish(JobEvent { kind, generation, step, message }));
     }
 }

@@ -1,4 +1,4 @@
-//! The nodes that are attached, or were a moment ago.
+//! Nodes that are attached, or were until recently.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map},
@@ -8,41 +8,41 @@ use std::{
 };
 
 use super::{
-    elastic::{Leaving, WarmUp},
+    elastic::{Departure, WarmUp},
     membership::World,
     policy::Policy,
 };
 use crate::{
     ids::{Attachment, NodeId},
-    message::{Beat, Vitals},
+    message::{AgentHeartbeat, MachineStats},
     plan::{Offer, place_ranks},
     time::Time,
 };
 
-/// An attached or lately lost node.
+/// A node that is attached, or was until recently.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) attachment: Attachment,
     pub(super) slots: u32,
-    /// Set while it is away: when its ranks are given up.
+    /// While it is disconnected: when its ranks are given up.
     given_up_at: Option<Time>,
-    /// Set if its machine is taken away: no new generation counts on it once the others hold the state.
-    pub(super) leaving: Option<Leaving>,
-    /// What it is starting, if others train and it does not.
+    /// Set if the node is leaving: no new generation includes it once the other ranks hold the state.
+    pub(super) departure: Option<Departure>,
+    /// Processes that it starts before it takes part, while others train.
     pub(super) warm_up: Option<WarmUp>,
-    /// Generations that its ranks ended one after the other.
+    /// Consecutive failures: generations that its ranks ended, and warm-ups that were late.
     pub(super) failures: u32,
-    /// End of its quarantine: until then nobody counts on it.
+    /// End of its quarantine; until then it gets no ranks.
     pub(super) quarantined_until: Option<Time>,
-    pub(super) beat: Option<Heartbeat>,
+    pub(super) heartbeat: Option<LastAgentHeartbeat>,
 }
 
-/// What an agent last reported of itself and its machine.
+/// Data of an agent's last heartbeat.
 #[derive(Clone, Debug)]
-pub(super) struct Heartbeat {
+pub(super) struct LastAgentHeartbeat {
     pub(super) at: Time,
     pub(super) round_trip: Option<Duration>,
-    pub(super) vitals: Option<Arc<Vitals>>,
+    pub(super) stats: Option<Arc<MachineStats>>,
 }
 
 impl Node {
@@ -51,11 +51,11 @@ impl Node {
             attachment,
             slots,
             given_up_at: None,
-            leaving: None,
+            departure: None,
             warm_up: None,
             failures: 0,
             quarantined_until: None,
-            beat: None,
+            heartbeat: None,
         }
     }
 
@@ -71,90 +71,92 @@ impl Node {
         self.is_attached() && self.quarantined_until.is_none()
     }
 
-    /// When time alone changes something about it.
+    /// The next timeout of this node.
     fn wakes_at(&self) -> Option<Time> {
         let warm_up = self.warm_up.as_ref().map(|warm_up| warm_up.until);
         self.given_up_at.into_iter().chain(self.quarantined_until).chain(warm_up).min()
     }
 }
 
-/// All of them, by name. With every event it is asked who is away and when time changes something, and almost always
-/// nobody is and nothing has changed.
+/// All nodes, by name. Every event asks which nodes are disconnected and when the next timeout is. The answers rarely
+/// change, so both are cached.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Nodes {
     all: BTreeMap<NodeId, Node>,
-    away: BTreeSet<NodeId>,
-    /// When time alone changes something about one of them; unknown once one may have changed.
+    /// Names of the nodes that are disconnected.
+    disconnected: BTreeSet<NodeId>,
+    /// Cached next timeout of all nodes; `None` once a node may have changed.
     wakes_at: Option<Option<Time>>,
 }
 
 impl Nodes {
-    /// A node of `world` that is away and not yet given up.
-    pub(super) fn away_from(&self, world: &World) -> Option<&NodeId> {
-        self.away.iter().find(|node| world.includes(node))
+    /// A node of `world` that is disconnected and not yet given up.
+    pub(super) fn disconnected_in(&self, world: &World) -> Option<&NodeId> {
+        self.disconnected.iter().find(|node| world.includes(node))
     }
 
     pub(super) fn any_attached(&self) -> bool {
         self.all.values().any(Node::is_attached)
     }
 
-    /// The nodes that can take part and are wanted.
-    fn present(&self, wanted: impl Fn(&Node) -> bool) -> impl Iterator<Item = (&NodeId, &Node)> {
-        self.all.iter().filter(move |(_, node)| node.can_take_part() && wanted(node))
+    /// The nodes that can take part and match `filter`.
+    fn available(&self, filter: impl Fn(&Node) -> bool) -> impl Iterator<Item = (&NodeId, &Node)> {
+        self.all.iter().filter(move |(_, node)| node.can_take_part() && filter(node))
     }
 
-    /// How many ranks they can run.
-    pub(super) fn slots(&self, wanted: impl Fn(&Node) -> bool) -> u32 {
-        self.present(wanted).map(|(_, node)| node.slots).fold(0, u32::saturating_add)
+    /// Number of ranks that the available nodes that match `filter` can run.
+    pub(super) fn slots(&self, filter: impl Fn(&Node) -> bool) -> u32 {
+        self.available(filter).map(|(_, node)| node.slots).fold(0, u32::saturating_add)
     }
 
-    pub(super) fn offers(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Offer> {
+    pub(super) fn offers(&self, filter: impl Fn(&Node) -> bool) -> Vec<Offer> {
         let offer = |(id, node): (&NodeId, &Node)| Offer { node: id.clone(), slots: node.slots };
-        self.present(wanted).map(offer).collect()
+        self.available(filter).map(offer).collect()
     }
 
-    /// Whether the nodes that stay offer enough ranks if this one goes.
+    /// Whether the other nodes can run enough ranks without this one.
     pub(super) fn is_enough_without(&self, node: &NodeId, policy: &Policy) -> bool {
-        let mut offers = self.offers(|state| state.leaving.is_none());
+        let mut offers = self.offers(|state| state.departure.is_none());
         offers.retain(|offer| offer.node != *node);
         place_ranks(&offers, policy.min_ranks, policy.max_ranks).is_some()
     }
 
-    /// Who has been away for too long.
-    pub(super) fn given_up(&self, now: Time) -> Vec<NodeId> {
+    /// Nodes whose time to reconnect is over.
+    pub(super) fn past_grace_time(&self, now: Time) -> Vec<NodeId> {
         let is_given_up =
             |id: &&NodeId| self.all.get(*id).is_some_and(|node| node.is_given_up(now));
-        self.away.iter().filter(is_given_up).cloned().collect()
+        self.disconnected.iter().filter(is_given_up).cloned().collect()
     }
 
-    /// It came; the node of that name before it.
+    /// Adds a node that attached; returns the previous node of that name.
     pub(super) fn insert(&mut self, id: NodeId, node: Node) -> Option<Node> {
         self.wakes_at = None;
-        self.away.remove(&id);
+        self.disconnected.remove(&id);
         self.all.insert(id, node)
     }
 
-    /// It is gone for good.
+    /// Removes a node that will not come back.
     pub(super) fn remove(&mut self, id: &NodeId) {
         self.wakes_at = None;
-        self.away.remove(id);
+        self.disconnected.remove(id);
         self.all.remove(id);
     }
 
-    /// It is away, and its ranks are given up if it stays so.
-    pub(super) fn lose(&mut self, id: &NodeId, given_up_at: Time) {
+    /// Marks a node as disconnected; its ranks are given up at `given_up_at` unless it reconnects.
+    pub(super) fn mark_disconnected(&mut self, id: &NodeId, given_up_at: Time) {
         if let Some(node) = self.get_mut(id) {
             node.given_up_at = Some(given_up_at);
-            self.away.insert(id.clone());
+            self.disconnected.insert(id.clone());
         }
     }
 
-    /// Keeps what its agent reported, which changes no time.
-    pub(super) fn hear(&mut self, id: &NodeId, at: Time, beat: Beat) {
+    /// Stores a heartbeat of the node's agent, which changes no timeout.
+    pub(super) fn record_heartbeat(&mut self, id: &NodeId, at: Time, heartbeat: AgentHeartbeat) {
         let Some(node) = self.all.get_mut(id) else { return };
-        let Beat { round_trip, vitals, .. } = beat;
-        let before = node.beat.take().and_then(|beat| beat.vitals);
-        node.beat = Some(Heartbeat { at, round_trip, vitals: vitals.map(Arc::new).or(before) });
+        let AgentHeartbeat { round_trip, stats, .. } = heartbeat;
+        let before = node.heartbeat.take().and_then(|last| last.stats);
+        node.heartbeat =
+            Some(LastAgentHeartbeat { at, round_trip, stats: stats.map(Arc::new).or(before) });
     }
 
     pub(super) fn get_mut(&mut self, id: &NodeId) -> Option<&mut Node> {
@@ -172,16 +174,16 @@ impl Nodes {
         self.all.values_mut()
     }
 
-    /// When time alone changes something about one of them.
-    pub(super) fn wake_at(&mut self) -> Option<Time> {
+    /// The next timeout of all nodes.
+    pub(super) fn next_wake_at(&mut self) -> Option<Time> {
         match self.wakes_at {
             Some(known) => known,
-            None => *self.wakes_at.insert(self.recount_wake_at()),
+            None => *self.wakes_at.insert(self.recount_next_wake_at()),
         }
     }
 
-    /// The same, by a look at each.
-    pub(super) fn recount_wake_at(&self) -> Option<Time> {
+    /// [`next_wake_at`](Self::next_wake_at), computed from every node instead of the cache.
+    pub(super) fn recount_next_wake_at(&self) -> Option<Time> {
         self.all.values().filter_map(Node::wakes_at).min()
     }
 }
@@ -203,41 +205,41 @@ mod tests {
     }
 
     #[test]
-    fn the_time_to_wake_follows_whatever_changes() {
+    fn the_next_timeout_follows_every_change() {
         let mut nodes = Nodes::default();
         nodes.insert(id("a"), Node::new(Attachment(1), 1));
         nodes.insert(id("b"), Node::new(Attachment(2), 1));
-        assert_eq!(nodes.wake_at(), None);
+        assert_eq!(nodes.next_wake_at(), None);
 
-        nodes.lose(&id("a"), Time(50));
-        assert_eq!(nodes.wake_at(), Some(Time(50)));
+        nodes.mark_disconnected(&id("a"), Time(50));
+        assert_eq!(nodes.next_wake_at(), Some(Time(50)));
         if let Some(node) = nodes.get_mut(&id("b")) {
             node.quarantined_until = Some(Time(30));
         }
-        assert_eq!(nodes.wake_at(), Some(Time(30)));
-        nodes.hear(&id("b"), Time(7), Beat::default());
-        assert_eq!(nodes.wake_at(), Some(Time(30)));
+        assert_eq!(nodes.next_wake_at(), Some(Time(30)));
+        nodes.record_heartbeat(&id("b"), Time(7), AgentHeartbeat::default());
+        assert_eq!(nodes.next_wake_at(), Some(Time(30)));
         nodes.values_mut().for_each(|node| node.quarantined_until = None);
-        assert_eq!(nodes.wake_at(), Some(Time(50)));
+        assert_eq!(nodes.next_wake_at(), Some(Time(50)));
         nodes.insert(id("a"), Node::new(Attachment(3), 1));
-        assert_eq!(nodes.wake_at(), None);
-        nodes.lose(&id("a"), Time(60));
+        assert_eq!(nodes.next_wake_at(), None);
+        nodes.mark_disconnected(&id("a"), Time(60));
         nodes.remove(&id("a"));
-        assert_eq!(nodes.wake_at(), None);
+        assert_eq!(nodes.next_wake_at(), None);
     }
 
     #[test]
-    fn who_came_back_or_is_gone_for_good_is_not_away() {
+    fn nodes_that_reconnected_or_were_removed_are_not_disconnected() {
         let mut nodes = Nodes::default();
         for name in ["a", "b", "c"] {
             nodes.insert(id(name), Node::new(Attachment(1), 1));
-            nodes.lose(&id(name), Time(50));
+            nodes.mark_disconnected(&id(name), Time(50));
         }
-        nodes.lose(&id("nobody"), Time(50));
+        nodes.mark_disconnected(&id("unknown"), Time(50));
         nodes.insert(id("a"), Node::new(Attachment(2), 1));
         nodes.remove(&id("b"));
-        assert!(nodes.away.iter().eq([&id("c")]));
-        assert_eq!(nodes.given_up(Time(49)), []);
-        assert_eq!(nodes.given_up(Time(50)), [id("c")]);
+        assert!(nodes.disconnected.iter().eq([&id("c")]));
+        assert_eq!(nodes.past_grace_time(Time(49)), []);
+        assert_eq!(nodes.past_grace_time(Time(50)), [id("c")]);
     }
 }

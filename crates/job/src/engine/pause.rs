@@ -1,53 +1,53 @@
-//! Training that is paused because a user asked for that: the ranks keep their state in memory until it goes on.
+//! Pauses that a user requested: the ranks keep their state in memory until training resumes.
 
 use std::time::Duration;
 
-use super::Share;
-use crate::{message::Hold, time::Time};
+use super::MeterShare;
+use crate::{message::PauseState, time::Time};
 
 /// A request to pause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// Why, in words.
+    /// Why, as text.
     pub reason: String,
-    /// When it was asked for.
+    /// When it was requested.
     pub since: Time,
-    /// What the meter showed then.
+    /// Meter reading at that time.
     pub(super) from: Duration,
 }
 
-/// The present pause, and the sum of the earlier ones.
+/// The current pause, and the total time of the earlier ones.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pauses {
-    pub(super) present: Option<Pause>,
-    /// How often one began or ended.
+    pub(super) current: Option<Pause>,
+    /// Number of times that a pause began or ended.
     pub(super) changes: u64,
     /// Attached time of earlier pauses.
     before: Duration,
 }
 
 impl Pauses {
-    /// Training is paused from `now` on, when the meter shows `at`.
+    /// Training is paused from `now` on; `at` is the meter reading.
     pub(super) fn begin(&mut self, now: Time, reason: &str, at: Duration) {
         self.changes += 1;
-        self.present = Some(Pause { reason: reason.to_owned(), since: now, from: at });
+        self.current = Some(Pause { reason: reason.to_owned(), since: now, from: at });
     }
 
-    /// It goes on when the meter shows `at`; whether it was paused.
+    /// Training resumes; `at` is the meter reading. Returns whether training was paused.
     pub(super) fn end(&mut self, at: Duration) -> bool {
-        let Some(pause) = self.present.take() else { return false };
+        let Some(pause) = self.current.take() else { return false };
         self.changes += 1;
         self.before += at.saturating_sub(pause.from);
         true
     }
 
     /// Attached time of all pauses.
-    pub(super) fn time(&self) -> Share {
-        Share { before: self.before, since: self.present.as_ref().map(|pause| pause.from) }
+    pub(super) fn time(&self) -> MeterShare {
+        MeterShare { before: self.before, since: self.current.as_ref().map(|pause| pause.from) }
     }
 
-    /// What the ranks have to know.
-    pub(super) fn hold(&self) -> Hold {
-        Hold { number: self.changes, paused: self.present.is_some() }
+    /// The state to send to the ranks.
+    pub(super) fn state(&self) -> PauseState {
+        PauseState { number: self.changes, paused: self.current.is_some() }
     }
 }

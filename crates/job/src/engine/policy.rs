@@ -1,11 +1,11 @@
-//! How long the machine waits, and how many ranks it wants.
+//! Timeouts, and the number of ranks required.
 
 use std::time::Duration;
 
 use crate::ids::{Generation, JobId};
 use baton_recipe::JobSpec;
 
-/// Limits of the recipe's `cluster` section, and one wait of our own.
+/// Limits of the recipe's `cluster` section, and one constant timeout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
     pub(super) min_ranks: u32,
@@ -14,9 +14,9 @@ pub(super) struct Policy {
     pub(super) rendezvous: Duration,
     pub(super) drain: Duration,
     pub(super) restart_limit: u32,
-    /// How long to wait for news of a death after ranks lost touch. Agents see a death within
-    /// milliseconds, so this only has to cover a message's way.
-    pub(super) settle: Duration,
+    /// How long to wait for the report of a rank's death after other ranks lost their connection. Agents notice a death
+    /// within milliseconds, so this only has to cover the time to send a message.
+    pub(super) loss_window: Duration,
 }
 
 impl Policy {
@@ -29,19 +29,19 @@ impl Policy {
             rendezvous: Duration::from_secs_f64(cluster.rendezvous_seconds),
             drain: Duration::from_secs_f64(cluster.drain_seconds),
             restart_limit: cluster.restart_limit,
-            settle: Duration::from_millis(500),
+            loss_window: Duration::from_millis(500),
         }
     }
 
-    /// The first failure is answered at once; each further one without a step between waits twice as long. Up to a
-    /// quarter more or less, so that jobs that failed together do not try again together.
+    /// Time to wait before a restart: zero after the first failure, then doubled with each further failure without a
+    /// step in between. Varied by up to a quarter, so that jobs that failed together do not restart together.
     pub(super) fn backoff(&self, failures: u32, job: JobId, generation: Generation) -> Duration {
-        let pause = match failures {
+        let wait = match failures {
             0 | 1 => Duration::ZERO,
             n => Duration::from_secs(1 << (n - 2).min(5)),
         };
         let (job, _) = job.0.as_u64_pair();
         let mixed = (job ^ generation.0).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
-        pause.mul_f64(0.75 + 0.5 * mixed as f64 / 1_024.0)
+        wait.mul_f64(0.75 + 0.5 * mixed as f64 / 1_024.0)
     }
 }

@@ -1,4 +1,4 @@
-//! Nodes whose ranks fail again and again are left out for a while.
+//! Quarantine of nodes whose ranks fail repeatedly: they get no ranks for some time.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use crate::{
     time::Time,
 };
 
-/// Generations in a row that a node's ranks may end before it is left out.
-const TOLERATED: u32 = 2;
-/// For how long it is left out then; twice as long each further time, up to [`LONGEST`].
-const SHORTEST: Duration = Duration::from_secs(60);
-const LONGEST: Duration = Duration::from_secs(960);
+/// A node is quarantined when its ranks have ended this number of generations in a row.
+const QUARANTINE_AFTER_FAILURES: u32 = 2;
+/// Length of the first quarantine; each further one is twice as long, up to [`MAX_QUARANTINE`].
+const MIN_QUARANTINE: Duration = Duration::from_secs(60);
+const MAX_QUARANTINE: Duration = Duration::from_secs(960);
 
 impl Node {
-    /// Whether its ranks have failed too often one after the other.
+    /// Whether its ranks have failed too often in a row.
     pub(super) fn is_failing(&self) -> bool {
-        self.failures >= TOLERATED
+        self.failures >= QUARANTINE_AFTER_FAILURES
     }
 
     pub(super) fn count_failure(&mut self) {
@@ -31,7 +31,7 @@ impl Node {
 impl Nodes {
     /// Counts a failure for each node on which one of `ranks` has died.
     pub(super) fn count_failures(&mut self, world: &World, ranks: &[Rank]) {
-        let node_of = |rank: &Rank| Some(world.place_of(*rank)?.node.clone());
+        let node_of = |rank: &Rank| Some(world.placement_of(*rank)?.node.clone());
         let mut nodes: Vec<NodeId> = ranks.iter().filter_map(node_of).collect();
         nodes.dedup();
         for node in nodes {
@@ -41,9 +41,9 @@ impl Nodes {
         }
     }
 
-    /// There was progress: nodes that took part start from zero.
+    /// Sets the failure counts of all nodes in `world` to zero, because training made progress.
     pub(super) fn reset_failure_counts(&mut self, world: &World) {
-        // Almost always all are zero.
+        // Fast path: almost always, all counts are zero.
         if self.values().all(|state| state.failures == 0) {
             return;
         }
@@ -54,13 +54,13 @@ impl Nodes {
         }
     }
 
-    /// Nodes that failed too often, and do not hold the only state of `world`.
+    /// Nodes that failed too often, except a node that holds the only state of `world`.
     pub(super) fn failing(&self, world: &World) -> Vec<NodeId> {
         let holds = |member: &Member| {
             matches!(member, Member::Lost | Member::Started | Member::Ready { step: Some(_), .. })
         };
-        let holder_among = |wanted: &dyn Fn(&NodeId) -> bool| {
-            world.members().any(|(place, member)| holds(member) && wanted(&place.node))
+        let holder_among = |filter: &dyn Fn(&NodeId) -> bool| {
+            world.members().any(|(placement, member)| holds(member) && filter(&placement.node))
         };
         self.iter()
             .filter(|(_, state)| state.is_failing() && state.quarantined_until.is_none())
@@ -71,26 +71,26 @@ impl Nodes {
             .collect()
     }
 
-    /// Leaves a node out for a while; what to announce.
+    /// Quarantines a node; returns the text to publish.
     pub(super) fn quarantine(&mut self, now: Time, node: &NodeId) -> Option<String> {
         let state = self.get_mut(node)?;
         let failures = state.failures;
-        let doubled = 1 << failures.saturating_sub(TOLERATED).min(8);
-        let time = (SHORTEST * doubled).min(LONGEST);
+        let doubled = 1 << failures.saturating_sub(QUARANTINE_AFTER_FAILURES).min(8);
+        let time = (MIN_QUARANTINE * doubled).min(MAX_QUARANTINE);
         state.quarantined_until = Some(now.after(time));
         let seconds = time.as_secs();
         Some(format!(
-            "node {node} is left out for {seconds} s: its ranks failed {failures} times one after the other; look \
-             at its logs, its memory and its GPUs"
+            "node {node} is quarantined for {seconds} s: its ranks failed {failures} times in a row; check its logs, \
+             memory and GPUs"
         ))
     }
 
-    /// Takes back all that are left out; whether there are any.
+    /// Ends all quarantines of attached nodes; returns whether there were any.
     pub(super) fn end_all_quarantines(&mut self) -> bool {
         self.end_quarantines_of(|node, _| node.is_attached())
     }
 
-    /// Takes back those that have been left out long enough; whether there are any.
+    /// Ends the quarantines whose time is over; returns whether there were any.
     pub(super) fn end_quarantines(&mut self, now: Time) -> bool {
         self.end_quarantines_of(|_, until| until <= now)
     }

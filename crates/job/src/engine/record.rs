@@ -1,10 +1,13 @@
-//! What the coordinator's journal holds, and the machine rebuilt from it.
+//! Records of the coordinator's journal, and replay of the state machine from them.
+//!
+//! Journals of every earlier version must stay readable: a new field needs `#[serde(default)]`, and no field or variant
+//! is renamed or removed.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Engine, Evaluation, Incident, Recovery, lifecycle::Phase, membership::World};
+use super::{Engine, EvaluationResult, Incident, Recovery, lifecycle::Phase, membership::World};
 use crate::{
     exit::Outcome,
     ids::{Generation, JobId},
@@ -14,17 +17,16 @@ use crate::{
 };
 use baton_recipe::JobSpec;
 
-/// What a job began with; it never changes.
+/// Values with which a job began; they never change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Origin {
+pub struct JobOrigin {
     /// The job's identity.
     pub job: JobId,
-    /// Its recipe as JSON. Journals of format 1 lack it.
+    /// Its recipe as JSON; absent in journals of format 1.
     pub recipe: Option<String>,
-    /// Above every generation found in the checkpoint store, so that this job's commits are the
-    /// newest there.
+    /// Higher than every generation found in the checkpoint store, so that this job's commits are the newest there.
     pub first_generation: Generation,
-    /// Where state comes from when no rank holds any.
+    /// Where state comes from if no rank holds state.
     pub restore: Restore,
 }
 
@@ -33,7 +35,7 @@ pub struct Origin {
 #[serde(rename_all = "snake_case")]
 pub enum Record {
     /// The job was created.
-    Created(Origin),
+    Created(JobOrigin),
     /// A generation was opened.
     Opened {
         /// Its number.
@@ -44,37 +46,37 @@ pub enum Record {
     },
     /// A checkpoint was committed.
     Saved(Commit),
-    /// An evaluation was told of.
+    /// An evaluation was reported.
     Evaluated {
-        /// In which generation.
+        /// The generation that reported it.
         generation: Generation,
-        /// What it found.
-        evaluation: Evaluation,
+        /// Its result.
+        evaluation: EvaluationResult,
     },
-    /// A recovery came to its end, or to that of its generation.
+    /// A recovery ended, or its generation did.
     Recovery(Recovery),
-    /// Training went wrong, and what is done about it.
+    /// Training diverged, and what is done about it.
     Diverged(Incident),
-    /// For how long nodes have been attached so far.
+    /// Meter reading: time so far during which nodes were attached.
     Metered(Duration),
-    /// A user let training stand still.
+    /// A user paused training.
     Paused {
-        /// Why, in words.
+        /// Why, as text.
         reason: String,
-        /// What the meter showed.
+        /// Meter reading.
         at: Duration,
     },
-    /// A user let training go on.
+    /// A user resumed training.
     Resumed {
-        /// What the meter showed.
+        /// Meter reading.
         at: Duration,
     },
-    /// The job ended; if it [can go on](Outcome::is_resumable), a restart takes it up again.
+    /// The job ended; if its outcome is [resumable](Outcome::is_resumable), a restart continues it.
     Ended(Outcome),
 }
 
-/// Placements as the journal holds them: ranks that stand side by side on a node are one entry. A generation of a
-/// thousand nodes with eight ranks each takes 60 kB so, and 400 kB with an entry for each rank.
+/// Serialization of placements in the journal: consecutive ranks on a node are one entry. A generation of a thousand
+/// nodes with eight ranks each takes 60 kB this way, and 400 kB with one entry per rank.
 mod by_node {
     use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
@@ -83,7 +85,7 @@ mod by_node {
         plan::Placement,
     };
 
-    /// The first of some ranks, and how many there are: one where that is not said, as in older journals.
+    /// The first of some consecutive ranks, and their number; one if absent, as in older journals.
     #[derive(Serialize, Deserialize)]
     struct Run {
         rank: Rank,
@@ -135,7 +137,8 @@ mod by_node {
 }
 
 impl Engine {
-    /// Rebuilds the machine from the journal of a dead coordinator; `None` if it holds no job.
+    /// Rebuilds the state machine from the journal of an earlier coordinator process; `None` if the journal contains no
+    /// job.
     #[must_use]
     pub fn replay(spec: &JobSpec, records: &[Record], now: Time) -> Option<Self> {
         let mut engine = None;
@@ -153,12 +156,12 @@ impl Engine {
                 }
                 (Record::Saved(commit), Some(engine)) => engine.results.replay_commit(commit),
                 (Record::Evaluated { generation, evaluation }, Some(engine)) => {
-                    engine.results.take_evaluation(*generation, evaluation.clone());
+                    engine.results.record_evaluation(*generation, evaluation.clone());
                 }
                 (Record::Recovery(recovery), Some(engine)) => {
                     engine.recoveries.replay(recovery);
                 }
-                (Record::Diverged(incident), Some(engine)) => engine.remember(incident),
+                (Record::Diverged(incident), Some(engine)) => engine.record_incident(incident),
                 (Record::Metered(spent), Some(engine)) => engine.accounting.replay(*spent),
                 (Record::Paused { reason, at }, Some(engine)) => {
                     engine.pauses.begin(now, reason, *at);
@@ -178,7 +181,7 @@ impl Engine {
         }
         let mut engine = engine?;
         if let Some(placements) = open_world {
-            let world = World::unheard(placements);
+            let world = World::unknown(placements);
             let until = now.after(engine.policy.node_grace);
             engine.lifecycle.reason =
                 "the coordinator restarted and waits for its agents".to_owned();
@@ -196,7 +199,7 @@ mod tests {
     use super::*;
     use crate::ids::{LocalRank, NodeId, Rank};
 
-    fn place(rank: u32, node: &str, local_rank: u32) -> Placement {
+    fn placement(rank: u32, node: &str, local_rank: u32) -> Placement {
         Placement {
             rank: Rank(rank),
             node: NodeId(node.to_owned()),
@@ -210,7 +213,7 @@ mod tests {
 
     #[test]
     fn the_ranks_of_a_node_are_one_entry_of_the_journal() {
-        let record = opened(vec![place(0, "a", 0), place(1, "a", 1), place(2, "b", 0)]);
+        let record = opened(vec![placement(0, "a", 0), placement(1, "a", 1), placement(2, "b", 0)]);
         let text = serde_json::to_string(&record).unwrap();
         let expected = r#"{"opened":{"generation":1,"placements":[{"rank":0,"node":"a","local_rank":0,"count":2},{"rank":2,"node":"b","local_rank":0}]}}"#;
         assert_eq!(text, expected);
@@ -220,21 +223,21 @@ mod tests {
     fn a_journal_with_an_entry_for_each_rank_is_read() {
         let text = r#"{"opened":{"generation":1,"placements":[{"rank":0,"node":"a","local_rank":0},{"rank":1,"node":"a","local_rank":1}]}}"#;
         let record: Record = serde_json::from_str(text).unwrap();
-        assert_eq!(record, opened(vec![place(0, "a", 0), place(1, "a", 1)]));
+        assert_eq!(record, opened(vec![placement(0, "a", 0), placement(1, "a", 1)]));
     }
 
     #[test]
-    fn more_ranks_than_there_are_numbers_are_refused() {
+    fn rank_numbers_beyond_the_integer_range_are_rejected() {
         let text = r#"{"opened":{"generation":1,"placements":[{"rank":1,"node":"a","local_rank":0,"count":4294967295}]}}"#;
         assert!(serde_json::from_str::<Record>(text).is_err());
     }
 
     proptest! {
         #[test]
-        fn whatever_was_opened_is_read_back(
-            places in prop::collection::vec((0u32..4, "[ab]", 0u32..4), 0..12),
+        fn opened_generations_are_read_back_unchanged(
+            entries in prop::collection::vec((0u32..4, "[ab]", 0u32..4), 0..12),
         ) {
-            let placements = places.iter().map(|(rank, node, local)| place(*rank, node, *local));
+            let placements = entries.iter().map(|(rank, node, local)| placement(*rank, node, *local));
             let record = opened(placements.collect());
             let text = serde_json::to_string(&record).unwrap();
             prop_assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);

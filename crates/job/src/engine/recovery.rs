@@ -1,71 +1,73 @@
-//! How training went on after a failure or a planned change of nodes, and how long each part of that took.
+//! Recoveries: how training continued after a failure or a planned change of nodes, and how long each part took.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Record, Share};
+use super::{Action, MeterShare, Record};
 use crate::{ids::Generation, time::Time};
 use baton_recipe::Step;
 
-/// Recoveries that are kept; all are counted.
-const KEPT: usize = 1_000;
+/// Maximum number of recoveries that are kept; all are counted.
+const MAX_KEPT_RECOVERIES: usize = 1_000;
 
-/// Characters of a cause that are kept, as every status tells all of them. The event of a failure has it whole.
-const LONGEST_CAUSE: usize = 500;
+/// Maximum length of a stored cause in characters, because every status contains all causes. The job event of a
+/// failure contains the full text.
+const MAX_CAUSE_CHARS: usize = 500;
 
-/// A failure or a planned change of nodes, and how training went on; times are filled in as they pass.
+/// A failure or a planned change of nodes, and how training continued. Times are filled in as they are reached.
 ///
-/// If the generation that takes over fails before its first update, its recovery stays as far as it has come, and
-/// the next one is another.
+/// If the new generation fails before its first update, its recovery stays incomplete, and a new recovery begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovery {
-    /// The generation that failed, then the one that took over.
+    /// The generation that failed; once the next generation is opened, that one.
     pub generation: Generation,
-    /// What failed, or which nodes came or went.
+    /// What failed, or which nodes joined or left.
     pub cause: String,
-    /// Nodes came or went; nothing failed.
+    /// Whether it is a planned change of nodes and not a failure.
     pub planned: bool,
-    /// When the first word of it came.
+    /// When it was first reported.
     pub lost_at: Time,
     /// When the next generation was opened.
     pub launched_at: Option<Time>,
-    /// When the last rank that holds state was ready again; when the generation was opened if none does.
-    /// Known once all ranks are ready.
+    /// When the last rank that holds state was ready again; if none holds state, when the generation was opened. Set
+    /// once all ranks are ready.
     pub torn_down_at: Option<Time>,
     /// When all ranks were ready.
     pub ready_at: Option<Time>,
-    /// When all ranks had met; absent for good if the word of one was lost.
+    /// When all ranks were connected; stays absent if the report of one was lost.
     pub met_at: Option<Time>,
     /// When all ranks had the state.
     pub started_at: Option<Time>,
     /// When the first update was done.
     pub stepped_at: Option<Time>,
-    /// The step that training had reached; work beyond the restored step is done again.
+    /// The step that training had reached; updates after the restored step are made again.
     pub step_before: Step,
-    /// Updates that had to be made again; known once all ranks have the state.
+    /// Number of updates that had to be made again; known once all ranks have the state.
     pub lost_steps: u64,
-    /// What the meter showed at the first word of it.
+    /// Meter reading when it was first reported.
     #[serde(default)]
     pub metered_from: Duration,
-    /// Attached time that it took until its first update, or until the next recovery or the end of the job.
+    /// Attached time until its first update, until the next recovery or until the end of the job.
     #[serde(default)]
     pub metered: Option<Duration>,
-    /// About how long it takes to make the lost updates again.
+    /// Estimated time to make the lost updates again.
     #[serde(default)]
     pub redo: Duration,
 }
 
-/// The parts of a recovery, each from the end of the one before it; one that has not ended is absent.
+/// The parts of a recovery. Each begins at the end of the previous part; a part that has not ended is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Parts {
-    /// From the first word until the next generation was opened: to hear who died, and a pause before a restart.
-    pub settle: Option<Duration>,
+pub struct RecoveryParts {
+    /// From the first report until the next generation was opened: learning which ranks were lost, and the backoff
+    /// before a restart.
+    pub detect: Option<Duration>,
     /// Until the ranks that hold state had left the old generation and were ready again.
     pub tear_down: Option<Duration>,
-    /// Until the ranks that had to be started were ready too; zero if there were none.
+    /// Until the ranks that had to be started were also ready; zero if there were none.
     pub respawn: Option<Duration>,
-    /// Until all ranks had met. If that was not told it stays absent and counts to the next part.
+    /// Until all ranks were connected. If a rank did not report that, this part stays absent, and its time is included
+    /// in the next part.
     pub rendezvous: Option<Duration>,
     /// Until all ranks had the state.
     pub restore: Option<Duration>,
@@ -73,12 +75,12 @@ pub struct Parts {
     pub first_step: Option<Duration>,
 }
 
-impl Parts {
-    /// All with their names, in order.
+impl RecoveryParts {
+    /// All parts with their names, in order.
     #[must_use]
     pub fn named(&self) -> [(&'static str, Option<Duration>); 6] {
         [
-            ("settle", self.settle),
+            ("detect", self.detect),
             ("tear down", self.tear_down),
             ("respawn", self.respawn),
             ("rendezvous", self.rendezvous),
@@ -111,10 +113,10 @@ impl Recovery {
 
     /// How long each part took.
     #[must_use]
-    pub fn parts(&self) -> Parts {
+    pub fn parts(&self) -> RecoveryParts {
         let part = |from: Option<Time>, to: Option<Time>| Some(to?.since(from?));
-        Parts {
-            settle: part(Some(self.lost_at), self.launched_at),
+        RecoveryParts {
+            detect: part(Some(self.lost_at), self.launched_at),
             tear_down: part(self.launched_at, self.torn_down_at),
             respawn: part(self.torn_down_at, self.ready_at),
             rendezvous: part(self.ready_at, self.met_at),
@@ -123,7 +125,7 @@ impl Recovery {
         }
     }
 
-    /// From the first word until the first update; absent while there is none.
+    /// Time from the first report until the first update; absent until that update is done.
     #[must_use]
     pub fn total(&self) -> Option<Duration> {
         Some(self.stepped_at?.since(self.lost_at))
@@ -131,7 +133,7 @@ impl Recovery {
 }
 
 fn cut(cause: &str) -> String {
-    match cause.char_indices().nth(LONGEST_CAUSE) {
+    match cause.char_indices().nth(MAX_CAUSE_CHARS) {
         Some((end, _)) => format!("{}…", &cause[..end]),
         None => cause.to_owned(),
     }
@@ -139,15 +141,15 @@ fn cut(cause: &str) -> String {
 
 /// The newest recoveries, oldest first, and the number of all.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Recoveries {
-    /// Shared with every status: it changes far less often than it is looked at.
+pub(super) struct RecoveryHistory {
+    /// Shared with every status, because it is read far more often than it changes.
     newest: Arc<VecDeque<Recovery>>,
     total: u64,
-    /// Attached time that all of them brought nothing, but for one that is under way.
-    wasted: Duration,
+    /// Attached time lost by all recoveries except one in progress.
+    lost_time: Duration,
 }
 
-impl Recoveries {
+impl RecoveryHistory {
     pub(super) fn newest(&self) -> Arc<VecDeque<Recovery>> {
         self.newest.clone()
     }
@@ -156,24 +158,23 @@ impl Recoveries {
         self.total
     }
 
-    /// Attached time that brought nothing because of failures and planned changes of nodes.
-    pub(super) fn interrupted(&self) -> Share {
+    /// Attached time lost by failures and planned changes of nodes.
+    pub(super) fn interrupted(&self) -> MeterShare {
         let last = self.newest.back().filter(|last| last.metered.is_none());
-        Share { before: self.wasted, since: last.map(|last| last.metered_from) }
+        MeterShare { before: self.lost_time, since: last.map(|last| last.metered_from) }
     }
 
-    /// The last one will not come to its end: what to write down, so that it is not lost with the coordinator.
-    /// `spent` is attached time.
+    /// Ends the last recovery if it is incomplete; returns the action that persists it. `spent` is attached time.
     pub(super) fn abandon(&mut self, spent: Duration) -> Option<Action> {
         let recovery = self.last_if(|last| last.metered.is_none())?;
         recovery.metered = Some(spent.saturating_sub(recovery.metered_from));
         let recovery = recovery.clone();
-        self.count_waste(&recovery);
+        self.add_lost_time(&recovery);
         Some(Action::Persist(Record::Recovery(recovery)))
     }
 
-    /// The first update of `generation` after a recovery: it has come to its end. `seconds_per_step` is from before
-    /// it.
+    /// Completes the recovery at the first update of `generation`, and returns it. `seconds_per_step` was measured
+    /// before the recovery.
     pub(super) fn finish(
         &mut self,
         now: Time,
@@ -181,51 +182,51 @@ impl Recoveries {
         spent: Duration,
         seconds_per_step: Option<f64>,
     ) -> Option<Recovery> {
-        let recovery = self.under_way(generation)?;
+        let recovery = self.in_progress(generation)?;
         recovery.started_at?;
         recovery.stepped_at = Some(now);
         recovery.metered = Some(spent.saturating_sub(recovery.metered_from));
         let redo = seconds_per_step.unwrap_or_default() * recovery.lost_steps as f64;
         recovery.redo = Duration::try_from_secs_f64(redo).unwrap_or_default();
         let recovery = recovery.clone();
-        self.count_waste(&recovery);
+        self.add_lost_time(&recovery);
         Some(recovery)
     }
 
     pub(super) fn begin(&mut self, recovery: Recovery) {
         let newest = Arc::make_mut(&mut self.newest);
         newest.push_back(recovery);
-        if newest.len() > KEPT {
+        if newest.len() > MAX_KEPT_RECOVERIES {
             newest.pop_front();
         }
         self.total += 1;
     }
 
-    /// One that was under way in the life of an earlier coordinator.
+    /// Adds a recovery from the journal.
     pub(super) fn replay(&mut self, recovery: &Recovery) {
         self.begin(recovery.clone());
-        self.count_waste(recovery);
+        self.add_lost_time(recovery);
     }
 
-    fn count_waste(&mut self, recovery: &Recovery) {
-        self.wasted += recovery.metered.unwrap_or_default() + recovery.redo;
+    fn add_lost_time(&mut self, recovery: &Recovery) {
+        self.lost_time += recovery.metered.unwrap_or_default() + recovery.redo;
     }
 
-    /// The last one, if it waits for a generation.
+    /// The last recovery, if no generation has been opened for it yet.
     pub(super) fn waiting(&mut self) -> Option<&mut Recovery> {
         self.last_if(|recovery| recovery.launched_at.is_none())
     }
 
-    /// The last one, if it is under way in this generation.
-    pub(super) fn under_way(&mut self, generation: Generation) -> Option<&mut Recovery> {
+    /// The last recovery, if it is in progress in this generation.
+    pub(super) fn in_progress(&mut self, generation: Generation) -> Option<&mut Recovery> {
         self.last_if(|last| {
             last.generation == generation && last.launched_at.is_some() && last.stepped_at.is_none()
         })
     }
 
-    fn last_if(&mut self, is_meant: impl Fn(&Recovery) -> bool) -> Option<&mut Recovery> {
-        // Looked at before: whatever may change is copied if a reader has it.
-        self.newest.back().filter(|last| is_meant(last))?;
+    fn last_if(&mut self, condition: impl Fn(&Recovery) -> bool) -> Option<&mut Recovery> {
+        // Checked first: `make_mut` copies the list if a reader holds it.
+        self.newest.back().filter(|last| condition(last))?;
         Arc::make_mut(&mut self.newest).back_mut()
     }
 }

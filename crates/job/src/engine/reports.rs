@@ -1,18 +1,19 @@
-//! What agents report of their ranks: progress, losses and divergences.
+//! Reports of agents about their ranks: progress, losses and divergences.
 
 use super::{
-    Action, Engine, Evaluation, Incident, Measured, NoticeKind, Record, WrittenDiagnosis,
+    Action, Engine, EvaluationResult, Incident, JobEventKind, MetricPoint, Record,
+    WrittenDiagnosis,
     drain::DrainStage,
+    job_event,
     lifecycle::Phase,
-    membership::{Kind, Member},
-    notice,
+    membership::{Member, MemberKind},
 };
 use crate::{
     exit::{Failure, Outcome, crash},
     ids::{Attachment, NodeId, Rank},
     message::{
-        Commit, LoaderNews, Pulse, RankNews, Report, Restore, Rollback, SaveProblem, StateSource,
-        StepNews,
+        AgentReport, Commit, LoaderReport, RankHeartbeat, RankReport, Restore, Rollback,
+        SaveProblem, StateSource, StepReport,
     },
     time::Time,
 };
@@ -24,33 +25,33 @@ impl Engine {
         now: Time,
         node: &NodeId,
         attachment: Attachment,
-        report: Report,
+        report: AgentReport,
     ) {
         if self.nodes.get(node).is_none_or(|n| n.attachment != attachment) {
             self.stale_messages += 1;
             return;
         }
         match report {
-            Report::Hello(_) => self.stale_messages += 1,
-            Report::DrainRequested { reason, seconds_left } => {
-                self.node_must_leave(now, node, &reason, seconds_left);
+            AgentReport::Hello(_) => self.stale_messages += 1,
+            AgentReport::NodeDeparting { reason, seconds_left } => {
+                self.node_departing(now, node, &reason, seconds_left);
             }
-            Report::Warm { local_rank } => self.warmed_up(now, node, local_rank),
-            Report::WarmFailed { local_rank, failure } => {
+            AgentReport::Warm { local_rank } => self.warmed_up(now, node, local_rank),
+            AgentReport::WarmFailed { local_rank, failure } => {
                 self.warm_up_failed(now, node, local_rank, &failure);
             }
-            Report::Beat(beat) => self.heartbeat(now, node, beat),
-            Report::Advised { reason } => {
-                let text = format!("node {node}: {reason}; a checkpoint is taken");
-                self.announce(NoticeKind::Advised, text);
+            AgentReport::Heartbeat(heartbeat) => self.agent_heartbeat(now, node, heartbeat),
+            AgentReport::CheckpointAdvised { reason } => {
+                let text = format!("node {node}: {reason}; a checkpoint is being saved");
+                self.publish(JobEventKind::CheckpointAdvised, text);
             }
-            Report::GpuWarning { message } => {
-                self.announce(NoticeKind::GpuWarning, format!("node {node}: {message}"));
+            AgentReport::GpuWarning { message } => {
+                self.publish(JobEventKind::GpuWarning, format!("node {node}: {message}"));
             }
-            Report::Rank { generation, rank, news } => {
+            AgentReport::Rank { generation, rank, report } => {
                 let runs_here = self.lifecycle.world().is_some_and(|world| world.runs(node, rank));
                 if generation == self.lifecycle.generation && runs_here {
-                    self.rank_reported(now, rank, news);
+                    self.rank_reported(now, rank, report);
                 } else {
                     self.stale_messages += 1;
                 }
@@ -58,10 +59,10 @@ impl Engine {
         }
     }
 
-    /// News of a rank of the present generation.
-    pub(super) fn rank_reported(&mut self, now: Time, rank: Rank, news: RankNews) {
-        match news {
-            RankNews::Ready { address, step } => {
+    /// Handles a report about a rank of the current generation.
+    pub(super) fn rank_reported(&mut self, now: Time, rank: Rank, report: RankReport) {
+        match report {
+            RankReport::Ready { address, step } => {
                 self.advance(step);
                 self.results.reached = self.results.reached.max(step.unwrap_or_default());
                 if let Phase::Forming { world, .. } = &mut self.lifecycle.phase {
@@ -69,53 +70,56 @@ impl Engine {
                     self.begin_when_all_ready(now);
                 }
             }
-            RankNews::Met => self.met(now, rank),
-            RankNews::Started { source, progress } => self.started(now, rank, &source, &progress),
-            RankNews::Stepped(news) => self.stepped(now, news),
-            RankNews::Evaluated { step, epoch, accuracy, ema, extent } => {
-                let found = Evaluation { step, accuracy, ema, extent };
+            RankReport::Met => self.met(now, rank),
+            RankReport::Started { source, progress } => self.started(now, rank, &source, &progress),
+            RankReport::Stepped(report) => self.stepped(now, report),
+            RankReport::Evaluated { step, epoch, accuracy, ema, extent } => {
+                let evaluation = EvaluationResult { step, accuracy, ema, extent };
                 // An agent that reconnects reports its evaluations again.
-                if !self.results.knows_of(self.lifecycle.generation, &found) {
-                    self.evaluated(epoch, found);
+                if !self.results.includes_from(self.lifecycle.generation, &evaluation) {
+                    self.evaluated(epoch, evaluation);
                 }
             }
-            RankNews::Diverged(diagnosis) => self.diverged(now, diagnosis),
-            RankNews::EndsEarly { reason } => {
-                self.announce(NoticeKind::EndsEarly, format!("training is complete: {reason}"));
+            RankReport::Diverged(diagnosis) => self.diverged(now, diagnosis),
+            RankReport::EndsEarly { reason } => {
+                self.publish(JobEventKind::EndsEarly, format!("training is complete: {reason}"));
             }
-            RankNews::Loader(news) => self.loader_reported(rank, news),
-            RankNews::Pulse(pulse) => self.pulse(now, rank, pulse),
-            RankNews::Saved(commit) => self.saved(now, commit),
-            RankNews::SaveWaits { step, behind, seconds } => {
-                self.announce(NoticeKind::SaveWaits, notice::describe_wait(step, behind, seconds));
+            RankReport::Loader(report) => self.loader_reported(rank, report),
+            RankReport::Heartbeat(heartbeat) => self.rank_heartbeat(now, rank, heartbeat),
+            RankReport::Saved(commit) => self.saved(now, commit),
+            RankReport::SaveWaits { step, behind, seconds } => {
+                self.publish(
+                    JobEventKind::SaveWaits,
+                    job_event::describe_save_wait(step, behind, seconds),
+                );
             }
-            RankNews::Stopping { step } => self.drain_advanced(now, step, DrainStage::Agreed),
-            RankNews::Copied { step } => self.drain_advanced(now, step, DrainStage::Copied),
-            RankNews::SaveFailed(SaveProblem { message, fence }) => {
+            RankReport::Stopping { step } => self.drain_advanced(now, step, DrainStage::Agreed),
+            RankReport::Copied { step } => self.drain_advanced(now, step, DrainStage::Copied),
+            RankReport::SaveFailed(SaveProblem { message, fence }) => {
                 self.results.save_problem = Some(message.clone());
-                self.announce(NoticeKind::SaveFailed, message.clone());
-                // Our own newer generation is no news, and not this rank's to report.
+                self.publish(JobEventKind::SaveFailed, message.clone());
+                // If the fence is at this job's own generation, no other coordinator is involved.
                 if fence.is_some_and(|fence| fence > self.lifecycle.generation) {
                     self.taken_over(now, message);
                 }
             }
-            RankNews::Lost { detail } => {
-                let cause = format!("rank {rank} lost touch with the others: {detail}");
+            RankReport::Lost { detail } => {
+                let cause = format!("rank {rank} lost its connection to the others: {detail}");
                 self.lost(now, &[rank], Member::Lost, crash(cause));
             }
-            RankNews::Done { outcome, digest } => {
+            RankReport::Done { outcome, digest } => {
                 if let Some(world) = self.lifecycle.world_mut() {
                     world.set(rank, Member::Done { outcome, digest });
                 }
                 self.end_when_all_done(now);
             }
-            RankNews::Exited(failure) => self.exited(now, rank, failure),
+            RankReport::Exited(failure) => self.exited(now, rank, failure),
         }
     }
 
     // ---- progress ----
 
-    /// A rank holds the state after `step`. Progress makes up for earlier failures.
+    /// Records that a rank holds the state after `step`. Progress resets the failure counts.
     fn advance(&mut self, step: Option<Step>) {
         if self.results.advance(step) {
             self.lifecycle.failures = 0;
@@ -127,8 +131,8 @@ impl Engine {
 
     fn met(&mut self, now: Time, rank: Rank) {
         let Phase::Meeting { world, .. } = &mut self.lifecycle.phase else { return };
-        if world.set_met(rank)
-            && let Some(recovery) = self.recoveries.under_way(self.lifecycle.generation)
+        if world.set_connected(rank)
+            && let Some(recovery) = self.recoveries.in_progress(self.lifecycle.generation)
         {
             recovery.met_at.get_or_insert(now);
         }
@@ -138,22 +142,22 @@ impl Engine {
         self.advance(Some(progress.step));
         self.lifecycle.began_at = Some(progress.step);
         if rank == Rank(0) {
-            // Another rank's report may come after the first step.
+            // Only rank 0's report counts: another rank's may arrive after the first step.
             self.results.reached = progress.step;
-            // The rank that was to report it may have died before.
-            if let Some((epoch, found)) = Evaluation::last_of(progress)
-                && !self.results.knows(&found)
+            // The rank that should have reported this evaluation may have died before it did.
+            if let Some((epoch, evaluation)) = EvaluationResult::last_of(progress)
+                && !self.results.includes(&evaluation)
             {
-                self.evaluated(epoch, found);
+                self.evaluated(epoch, evaluation);
             }
             self.results.best.clone_from(&progress.best);
-            if let Some(recovery) = self.recoveries.under_way(self.lifecycle.generation) {
+            if let Some(recovery) = self.recoveries.in_progress(self.lifecycle.generation) {
                 recovery.lost_steps = recovery.step_before.0.saturating_sub(progress.step.0);
             }
-            self.actions.push(Action::Measured(Measured::BeganAt(progress.step)));
-            let text = notice::describe_start(source, progress);
+            self.actions.push(Action::AddPoint(MetricPoint::BeganAt(progress.step)));
+            let text = job_event::describe_start(source, progress);
             self.lifecycle.began_with = Some(text.clone());
-            self.announce_at(NoticeKind::TrainingStarted, Some(progress.step), text);
+            self.publish_at(JobEventKind::TrainingStarted, Some(progress.step), text);
         }
         if let Some(world) = self.lifecycle.world_mut() {
             world.set(rank, Member::Started);
@@ -161,67 +165,67 @@ impl Engine {
         self.train_when_all_started(now);
     }
 
-    fn stepped(&mut self, now: Time, news: StepNews) {
-        self.advance(Some(news.step));
-        self.results.reached = news.step;
+    fn stepped(&mut self, now: Time, report: StepReport) {
+        self.advance(Some(report.step));
+        self.results.reached = report.step;
         let (generation, spent) = (self.lifecycle.generation, self.accounting.spent(now));
-        // From before the recovery.
-        let pace = self.results.latest.as_ref().and_then(StepNews::seconds_per_step);
+        // The rate before the recovery.
+        let pace = self.results.latest.as_ref().and_then(StepReport::seconds_per_step);
         if let Some(recovery) = self.recoveries.finish(now, generation, spent, pace) {
-            let text = notice::describe_recovery(&recovery);
+            let text = job_event::describe_recovery(&recovery);
             self.actions.push(Action::Persist(Record::Recovery(recovery)));
-            self.announce(NoticeKind::Recovered, text);
+            self.publish(JobEventKind::Recovered, text);
         }
-        self.actions.push(Action::Measured(Measured::Step(news.clone())));
-        self.results.latest = Some(news);
-        self.actions.extend(self.accounting.persist_now_and_then(now));
+        self.actions.push(Action::AddPoint(MetricPoint::Step(report.clone())));
+        self.results.latest = Some(report);
+        self.actions.extend(self.accounting.persist_if_due(now));
     }
 
-    fn evaluated(&mut self, epoch: Epoch, evaluation: Evaluation) {
+    fn evaluated(&mut self, epoch: Epoch, evaluation: EvaluationResult) {
         let generation = self.lifecycle.generation;
-        let (step, text) = (evaluation.step, notice::describe_evaluation(epoch, &evaluation));
-        self.results.take_evaluation(generation, evaluation.clone());
+        let (step, text) = (evaluation.step, job_event::describe_evaluation(epoch, &evaluation));
+        self.results.record_evaluation(generation, evaluation.clone());
         self.actions.push(Action::Persist(Record::Evaluated {
             generation,
             evaluation: evaluation.clone(),
         }));
-        self.actions.push(Action::Measured(Measured::Evaluation(evaluation)));
-        self.announce_at(NoticeKind::Evaluated, Some(step), text);
+        self.actions.push(Action::AddPoint(MetricPoint::Evaluation(evaluation)));
+        self.publish_at(JobEventKind::Evaluated, Some(step), text);
     }
 
-    /// Takes note of a checkpoint, unless a newer one is known already.
+    /// Records a checkpoint, unless a newer one is known already.
     pub(super) fn saved(&mut self, now: Time, commit: Commit) {
         if !self.results.is_new(&commit) {
             return;
         }
         self.actions.push(Action::Persist(Record::Saved(commit.clone())));
         self.actions.extend(self.accounting.persist(now));
-        let text = notice::describe_commit(&commit);
-        self.announce_at(NoticeKind::Saved, Some(commit.step), text);
+        let text = job_event::describe_commit(&commit);
+        self.publish_at(JobEventKind::Saved, Some(commit.step), text);
         self.drain_advanced(now, commit.step, DrainStage::Durable);
         self.results.save_problem = None;
         self.results.commit = Some(commit);
     }
 
-    /// Keeps the newest report of a rank's loader, and says when it begins to lose samples.
-    fn loader_reported(&mut self, rank: Rank, news: LoaderNews) {
+    /// Stores the newest report of a rank's loader, and publishes an event when it skips samples.
+    fn loader_reported(&mut self, rank: Rank, report: LoaderReport) {
         let world = self.lifecycle.world_mut().filter(|world| !world.is_gone(rank));
         let Some(world) = world else { return };
-        world.set_loader(rank, Some(news.clone()));
-        let Some(place) = world.place_of(rank) else { return };
-        if self.results.skips.count(place, news.skipped) {
-            self.announce(NoticeKind::SamplesSkipped, notice::describe_skips(rank, &news));
+        world.set_loader(rank, Some(report.clone()));
+        let Some(placement) = world.placement_of(rank) else { return };
+        if self.results.skips.count(placement, report.skipped) {
+            self.publish(JobEventKind::SamplesSkipped, job_event::describe_skips(rank, &report));
         }
     }
 
-    /// Keeps what a rank does, and says if it holds the others up.
-    fn pulse(&mut self, now: Time, rank: Rank, pulse: Pulse) {
+    /// Stores a rank's heartbeat, and publishes an event if the rank delays the others.
+    fn rank_heartbeat(&mut self, now: Time, rank: Rank, heartbeat: RankHeartbeat) {
         let world = self.lifecycle.world_mut().filter(|world| !world.is_gone(rank));
         let Some(world) = world else { return };
-        let Some(slowness) = world.pulses.hear(now, rank, pulse) else { return };
-        if let Some(place) = world.place_of(rank) {
-            let text = notice::describe_straggler(place, pulse, slowness);
-            self.announce_at(NoticeKind::Straggler, Some(pulse.step), text);
+        let Some(slowdown) = world.rank_heartbeats.record(now, rank, heartbeat) else { return };
+        if let Some(placement) = world.placement_of(rank) {
+            let text = job_event::describe_straggler(placement, heartbeat, slowdown);
+            self.publish_at(JobEventKind::Straggler, Some(heartbeat.step), text);
         }
     }
 
@@ -232,34 +236,34 @@ impl Engine {
         if world.is_some_and(|world| world.is_done(rank)) {
             return;
         }
-        if let Some(place) = world.and_then(|world| world.place_of(rank)) {
-            self.results.skips.forget(place);
+        if let Some(placement) = world.and_then(|world| world.placement_of(rank)) {
+            self.results.skips.remove(placement);
         }
         let message = format!("rank {rank}: {}", failure.message);
-        self.announce(NoticeKind::RankFailed, message.clone());
+        self.publish(JobEventKind::RankFailed, message.clone());
         self.lost(now, &[rank], Member::Gone, Failure { message, ..failure });
     }
 
-    /// Ranks lost touch, or their processes are gone.
-    pub(super) fn lost(&mut self, now: Time, ranks: &[Rank], how: Member, failure: Failure) {
+    /// Handles ranks that lost their connection, or whose processes ended.
+    pub(super) fn lost(&mut self, now: Time, ranks: &[Rank], state: Member, failure: Failure) {
         if !failure.class.is_retriable() {
             return self.end(now, Outcome::Failed { failure });
         }
-        // Before the meeting there is nobody to lose touch with.
-        if how == Member::Lost && matches!(self.lifecycle.phase, Phase::Forming { .. }) {
+        // Before `Meeting`, ranks are not connected to each other yet.
+        if state == Member::Lost && matches!(self.lifecycle.phase, Phase::Forming { .. }) {
             return;
         }
         let Some(world) = self.lifecycle.world_mut() else { return };
-        let death_was_known = world.has(Kind::Gone);
+        let death_was_known = world.has(MemberKind::Gone);
         let unfinished: Vec<Rank> =
             ranks.iter().copied().filter(|rank| !world.is_done(*rank)).collect();
         if unfinished.is_empty() {
             return;
         }
         for rank in unfinished {
-            world.set(rank, how.clone());
+            world.set(rank, state.clone());
         }
-        if how == Member::Gone {
+        if state == Member::Gone {
             self.nodes.count_failures(world, ranks);
         }
         let (until, lost_at, failure) = match &mut self.lifecycle.phase {
@@ -267,29 +271,35 @@ impl Engine {
                 lost_at.get_or_insert(now);
                 return self.finish_reattaching(now);
             }
-            Phase::Settling { until, lost_at, failure: first, .. } => {
-                let explains = how == Member::Gone && !death_was_known;
-                (*until, *lost_at, if explains { failure } else { first.clone() })
+            Phase::Detecting { until, lost_at, failure: first, .. } => {
+                let is_cause = state == Member::Gone && !death_was_known;
+                (*until, *lost_at, if is_cause { failure } else { first.clone() })
             }
-            _ => (now.after(self.policy.settle), now, failure),
+            _ => (now.after(self.policy.loss_window), now, failure),
         };
         let Some(world) = self.lifecycle.take_world() else { return };
-        self.wait_for_losses(now, world, (until, lost_at), failure, "; waiting to hear who died");
+        self.wait_for_losses(
+            now,
+            world,
+            (until, lost_at),
+            failure,
+            "; waiting to learn which ranks were lost",
+        );
     }
 
     // ---- divergences ----
 
-    /// Where the state of a generation comes from: the job's rule, and what has been rolled back.
+    /// Where the state of a generation comes from: the job's rule, with all rollbacks so far.
     #[must_use]
     pub fn restore(&self) -> Restore {
         let rollbacks = self.divergences.rollbacks().cloned().collect();
         Restore { rollbacks, ..self.origin.restore.clone() }
     }
 
-    /// A rank of the present generation says that training went wrong.
+    /// Handles the report of a rank of the current generation that training diverged.
     fn diverged(&mut self, now: Time, diagnosis: Diagnosis) {
         let generation = self.lifecycle.generation;
-        // Nothing trains before the meeting, and every rank reports the same.
+        // No rank trains before `Meeting`, and only the first of the ranks' equal reports counts.
         if matches!(self.lifecycle.phase, Phase::Forming { .. })
             || self.divergences.is_rollback_due(generation)
         {
@@ -297,38 +307,38 @@ impl Engine {
         }
         let (guard, began_at) = (&self.spec.guard, self.lifecycle.began_at);
         let rollback = self.divergences.remedy(&diagnosis, guard, began_at, generation.next());
-        let most = guard.max_rollbacks;
+        let max_rollbacks = guard.max_rollbacks;
         let incident = Incident { generation, diagnosis, rollback };
         self.actions.push(Action::Persist(Record::Diverged(incident.clone())));
-        self.remember(&incident);
+        self.record_incident(&incident);
         let (number, latest) = (self.divergences.incidents.len(), self.results.latest.clone());
         let written = WrittenDiagnosis::new(number, self.origin.job, &self.spec, &incident, latest);
         let rollbacks = self.divergences.rollbacks().count();
-        let message = notice::describe_divergence(&incident, rollbacks, most, &written.name());
-        self.actions.push(Action::Write(Box::new(written)));
-        self.announce_at(NoticeKind::Diverged, Some(incident.diagnosis.step), message);
+        let message =
+            job_event::describe_divergence(&incident, rollbacks, max_rollbacks, &written.name());
+        self.actions.push(Action::WriteDiagnosis(Box::new(written)));
+        self.publish_at(JobEventKind::Diverged, Some(incident.diagnosis.step), message);
         match incident.rollback {
-            Some(_) => self.go_back(now, &incident.diagnosis),
+            Some(_) => self.begin_rollback(now, &incident.diagnosis),
             None => {
                 self.end(now, self.divergences.end_of_job(&incident.diagnosis, &self.spec));
             }
         }
     }
 
-    /// Takes in an incident, when it happens or when it is replayed.
-    pub(super) fn remember(&mut self, incident: &Incident) {
+    /// Records an incident, when it happens or when it is replayed.
+    pub(super) fn record_incident(&mut self, incident: &Incident) {
         self.divergences.incidents.push(incident.clone());
         if let Some(Rollback { before, .. }) = incident.rollback {
             self.results.roll_back(before);
         }
     }
 
-    /// No rank of this generation may go on. A node that is away is waited for, as for any new
-    /// generation.
-    fn go_back(&mut self, now: Time, diagnosis: &Diagnosis) {
+    /// Ends the current generation for a rollback. As before any new generation, waits for nodes that are disconnected.
+    fn begin_rollback(&mut self, now: Time, diagnosis: &Diagnosis) {
         let failure = crash(format!("rolling back: {}", diagnosis.divergence));
         let Some(world) = self.lifecycle.world_mut() else { return };
-        world.all_lose_touch();
+        world.mark_all_lost();
         if matches!(self.lifecycle.phase, Phase::Reattaching { .. }) {
             return self.finish_reattaching(now);
         }

@@ -1,20 +1,22 @@
-//! Users ask for a drain, a pause or a checkpoint; a drain may also come from a machine or a budget.
+//! Requests for a drain, a pause or a checkpoint, from users; a drain may also come from a machine or a budget.
 
-use super::{Action, DrainStatus, Engine, NoticeKind, Record, drain::DrainStage, lifecycle::Phase};
+use super::{
+    Action, DrainStatus, Engine, JobEventKind, Record, drain::DrainStage, lifecycle::Phase,
+};
 use crate::{exit::Outcome, message::Directive, time::Time};
 use baton_recipe::Step;
 
 impl Engine {
     // ---- checkpoint ----
 
-    /// Whether a checkpoint can be asked for now, else why not.
+    /// Checks whether a checkpoint can be requested now.
     ///
     /// # Errors
-    /// The reason, in words.
+    /// Why not, as text.
     pub fn can_checkpoint(&self) -> Result<(), String> {
         match self.lifecycle.training_world() {
             Some(_) => Ok(()),
-            None => Err(format!("nothing trains: {}", self.lifecycle.reason)),
+            None => Err(format!("no training is running: {}", self.lifecycle.reason)),
         }
     }
 
@@ -27,27 +29,27 @@ impl Engine {
 
     // ---- pause ----
 
-    /// Whether training can be paused, else why not.
+    /// Checks whether training can be paused.
     ///
     /// # Errors
-    /// The reason, in words.
+    /// Why not, as text.
     pub fn can_pause(&self) -> Result<(), String> {
-        match (self.outcome(), &self.drain, &self.pauses.present) {
+        match (self.outcome(), &self.drain, &self.pauses.current) {
             (Some(outcome), ..) => Err(format!("the job is over: {outcome}")),
             (_, Some(drain), _) => {
                 Err(format!("the job is being saved and stopped: {}", drain.reason))
             }
-            (_, _, Some(pause)) => Err(format!("training is paused already: {}", pause.reason)),
+            (_, _, Some(pause)) => Err(format!("training is already paused: {}", pause.reason)),
             (None, None, None) => Ok(()),
         }
     }
 
-    /// Whether training is paused, so that it can go on; else why not.
+    /// Checks whether training is paused and can be resumed.
     ///
     /// # Errors
-    /// The reason, in words.
+    /// Why not, as text.
     pub fn can_resume(&self) -> Result<(), String> {
-        match &self.pauses.present {
+        match &self.pauses.current {
             Some(_) => Ok(()),
             None => Err(format!("training is not paused: {}", self.status_reason())),
         }
@@ -57,22 +59,22 @@ impl Engine {
         if self.can_pause().is_err() {
             return;
         }
-        let text = format!("training stands still after the current step: {reason}");
+        let text = format!("training pauses after the current step: {reason}");
         let at = self.accounting.spent(now);
         self.pauses.begin(now, &reason, at);
         self.actions.push(Action::Persist(Record::Paused { reason, at }));
-        self.announce(NoticeKind::Paused, text);
-        self.send_to_world(&Directive::Hold(self.pauses.hold()));
+        self.publish(JobEventKind::Paused, text);
+        self.send_to_world(&Directive::Pause(self.pauses.state()));
     }
 
     pub(super) fn resume(&mut self, now: Time) {
         if self.end_pause(now) {
-            self.announce(NoticeKind::Resumed, "training goes on".to_owned());
-            self.send_to_world(&Directive::Hold(self.pauses.hold()));
+            self.publish(JobEventKind::Resumed, "training resumes".to_owned());
+            self.send_to_world(&Directive::Pause(self.pauses.state()));
         }
     }
 
-    /// Ends the pause, if there is one: somebody wants the job to go on, or to end.
+    /// Ends the pause, if there is one, because the job must resume or end; returns whether there was one.
     pub(super) fn end_pause(&mut self, now: Time) -> bool {
         let at = self.accounting.spent(now);
         let was_paused = self.pauses.end(at);
@@ -84,7 +86,7 @@ impl Engine {
 
     // ---- drain ----
 
-    /// Begins to save and stop, at the latest until `end`; an end that comes sooner than was known counts.
+    /// Begins to save and stop, by `end` at the latest. During a drain, an earlier `end` replaces the deadline.
     pub(super) fn drain(&mut self, now: Time, reason: String, end: Option<Time>) {
         if self.outcome().is_some() {
             return;
@@ -96,30 +98,30 @@ impl Engine {
             if until < drain.until {
                 drain.until = until;
                 let text = format!("{reason}; {left} s are left to save and stop");
-                self.announce(NoticeKind::Draining, text);
+                self.publish(JobEventKind::Draining, text);
             }
             return;
         }
-        // Ranks save and stop from where they are paused.
+        // The ranks save and stop at the step at which they are paused.
         self.end_pause(now);
         let text = format!("saving and stopping, {left} s are left: {reason}");
-        self.announce(NoticeKind::Draining, text);
+        self.publish(JobEventKind::Draining, text);
         self.drain = Some(DrainStatus::new(reason.clone(), now, until));
         match &self.lifecycle.phase {
-            Phase::Training { .. } => self.send_drain_if_wanted(now),
-            // Too few ranks to save anything.
+            Phase::Training { .. } => self.send_drain_if_requested(now),
+            // There are too few ranks to save anything.
             Phase::Gathering => self.end(now, Outcome::Drained { reason }),
             Phase::Backoff { .. } => self.open(now),
-            // Once it trains the ranks get to know; if no rank turns out to hold state, it ends before.
+            // The directive is sent once training begins; if no rank holds state, the job ends before that.
             Phase::Forming { .. }
             | Phase::Meeting { .. }
-            | Phase::Settling { .. }
+            | Phase::Detecting { .. }
             | Phase::Reattaching { .. }
             | Phase::Ended { .. } => {}
         }
     }
 
-    pub(super) fn send_drain_if_wanted(&mut self, now: Time) {
+    pub(super) fn send_drain_if_requested(&mut self, now: Time) {
         let Some(DrainStatus { reason, until, .. }) = self.drain.clone() else { return };
         let left = until.since(now).as_secs();
         self.lifecycle.reason = format!("draining: {reason}; {left} s to save and stop");
@@ -127,19 +129,21 @@ impl Engine {
         self.send_to_world(&Directive::Drain { generation, reason });
     }
 
-    /// Notes how far saving and stopping has come.
+    /// Records the progress of saving and stopping.
     pub(super) fn drain_advanced(&mut self, now: Time, step: Step, stage: DrainStage) {
         let drain = self.drain.as_mut();
         if let Some(text) = drain.and_then(|drain| drain.advance(now, step, stage)) {
-            self.announce_at(NoticeKind::Draining, Some(step), text);
+            self.publish_at(JobEventKind::Draining, Some(step), text);
         }
     }
 
     /// Ends a drain that takes too long.
     pub(super) fn expire_drain(&mut self, now: Time) {
         let Some(drain) = self.drain.take_if(|drain| drain.until <= now) else { return };
-        let reason =
-            format!("{}; ranks did not stop in time, the last checkpoint counts", drain.reason);
+        let reason = format!(
+            "{}; ranks did not stop in time, so the job continues from the last checkpoint",
+            drain.reason
+        );
         self.end(now, Outcome::Drained { reason });
     }
 
@@ -149,7 +153,7 @@ impl Engine {
             return;
         }
         if let Some(text) = self.accounting.alert(now) {
-            self.announce(NoticeKind::Budget, text);
+            self.publish(JobEventKind::Budget, text);
         }
         if let Some(reason) = self.accounting.used_up(now) {
             self.actions.extend(self.accounting.persist(now));

@@ -1,24 +1,24 @@
-//! What the ranks reported of training: how far it has come, what it found and what is saved.
+//! Results that the ranks reported: progress, evaluations and checkpoints.
 
-use super::{Evaluation, skips::Skips};
+use super::{EvaluationResult, skips::Skips};
 use crate::{
     ids::Generation,
-    message::{Commit, StepNews},
+    message::{Commit, StepReport},
 };
 use baton_recipe::{
     Step,
     progress::{Accuracy, better},
 };
 
-/// The newest of each kind.
+/// The newest result of each kind.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Results {
-    /// The furthest step that any rank has reported since the last rollback; only beyond it there is progress.
+    /// The highest step that any rank has reported since the last rollback; only a higher step is progress.
     high_water: Step,
-    /// The step that training has reached, which is less while steps are made again.
+    /// The step that training has reached; lower than `high_water` while lost steps are repeated.
     pub(super) reached: Step,
-    pub(super) latest: Option<StepNews>,
-    pub(super) evaluation: Option<Evaluation>,
+    pub(super) latest: Option<StepReport>,
+    pub(super) evaluation: Option<EvaluationResult>,
     /// The generation that reported the newest evaluation.
     evaluated_in: Generation,
     pub(super) best: Option<(Step, Accuracy)>,
@@ -29,56 +29,66 @@ pub(super) struct Results {
 }
 
 impl Results {
-    /// A rank holds the state after `step`; whether that is progress.
+    /// Records that a rank holds the state after `step`; returns whether that is progress.
     pub(super) fn advance(&mut self, step: Option<Step>) -> bool {
         let progress = step.filter(|step| *step > self.high_water);
         self.high_water = progress.unwrap_or(self.high_water);
         progress.is_some()
     }
 
-    /// Whether this evaluation, or a later one, is known.
-    pub(super) fn knows(&self, found: &Evaluation) -> bool {
-        self.evaluation.as_ref().is_some_and(|known| known.place() >= found.place())
+    /// Whether this evaluation or a later one is already recorded.
+    pub(super) fn includes(&self, evaluation: &EvaluationResult) -> bool {
+        self.evaluation.as_ref().is_some_and(|known| known.position() >= evaluation.position())
     }
 
-    /// The same, as `generation` found it.
-    pub(super) fn knows_of(&self, generation: Generation, found: &Evaluation) -> bool {
-        self.evaluated_in == generation && self.knows(found)
+    /// The same, but only if `generation` reported it.
+    pub(super) fn includes_from(
+        &self,
+        generation: Generation,
+        evaluation: &EvaluationResult,
+    ) -> bool {
+        self.evaluated_in == generation && self.includes(evaluation)
     }
 
-    /// The better of raw and averaged weights counts, and a second look at the same weights replaces
-    /// the first, as [`Progress::note_evaluation`](baton_recipe::progress::Progress::note_evaluation) has it.
-    pub(super) fn take_evaluation(&mut self, generation: Generation, found: Evaluation) {
-        let again = self.evaluation.as_ref().is_some_and(|last| last.step == found.step);
-        let now = better(&found.accuracy, found.ema.as_ref());
+    /// Records an evaluation. The best of raw and averaged weights is used, and a second evaluation of the same
+    /// weights replaces the first, as in
+    /// [`Progress::note_evaluation`](baton_recipe::progress::Progress::note_evaluation).
+    pub(super) fn record_evaluation(
+        &mut self,
+        generation: Generation,
+        evaluation: EvaluationResult,
+    ) {
+        let is_repeated = self.evaluation.as_ref().is_some_and(|last| last.step == evaluation.step);
+        let now = better(&evaluation.accuracy, evaluation.ema.as_ref());
         let replaces = |(step, best): &(Step, Accuracy)| {
-            now.is_better_than(best) || (again && *step == found.step)
+            now.is_better_than(best) || (is_repeated && *step == evaluation.step)
         };
         if self.best.as_ref().is_none_or(replaces) {
-            self.best = Some((found.step, now.clone()));
+            self.best = Some((evaluation.step, now.clone()));
         }
-        self.evaluation = Some(found);
+        self.evaluation = Some(evaluation);
         self.evaluated_in = generation;
     }
 
-    /// Whether a checkpoint is newer than all that are known.
+    /// Whether a checkpoint is newer than all recorded ones.
     pub(super) fn is_new(&self, commit: &Commit) -> bool {
-        let age = |commit: &Commit| (commit.generation, commit.step);
-        self.commit.as_ref().is_none_or(|known| age(known) < age(commit))
+        let position = |commit: &Commit| (commit.generation, commit.step);
+        self.commit.as_ref().is_none_or(|known| position(known) < position(commit))
     }
 
-    /// A checkpoint from the journal.
+    /// Records a checkpoint from the journal.
     pub(super) fn replay_commit(&mut self, commit: &Commit) {
         self.high_water = self.high_water.max(commit.step);
         self.reached = commit.step;
         self.commit = Some(commit.clone());
     }
 
-    /// Training goes back to before a step. Steps that are made again are progress again.
+    /// Discards results from step `before` on, because training is rolled back. Steps that are repeated count as
+    /// progress again.
     pub(super) fn roll_back(&mut self, before: Step) {
         self.high_water = Step(0);
         self.reached = Step(0);
-        self.evaluation.take_if(|found| found.step >= before);
+        self.evaluation.take_if(|evaluation| evaluation.step >= before);
         self.best.take_if(|(step, _)| *step >= before);
     }
 }

@@ -1,4 +1,4 @@
-//! Samples that ranks could not use: how many in all, and when another word about them is due.
+//! Skipped samples, which ranks could not use: their total, and when to publish another event about them.
 
 use std::collections::BTreeMap;
 
@@ -7,55 +7,57 @@ use crate::{
     plan::Placement,
 };
 
-/// A word is due for the first skipped sample, and each time there are this many times as many.
-const GROWTH: u64 = 10;
+/// An event is due for the first skipped sample, and each time that the count has grown by this factor.
+const EVENT_GROWTH_FACTOR: u64 = 10;
 
-/// The counts of all rank processes heard of since the coordinator started.
+/// Counts of all rank processes that have reported since the coordinator started.
 ///
-/// A process counts from its start and may live through many generations, where its rank changes;
-/// what stays is its place: node and local rank.
+/// A process counts from its start and may live through many generations, in which its rank changes; its slot (node
+/// and local rank) does not change.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Skips {
-    places: BTreeMap<(NodeId, LocalRank), Told>,
+    by_slot: BTreeMap<(NodeId, LocalRank), SkipCounts>,
     total: u64,
 }
 
-/// What the process at one place told, and what was said of it.
+/// Counts of one process.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+struct SkipCounts {
+    /// Samples skipped so far.
     skipped: u64,
-    announced: u64,
+    /// Value of `skipped` at the last event.
+    published: u64,
 }
 
 impl Skips {
-    /// Takes in how many samples the process at `place` has skipped since it started, and says
-    /// whether to announce it.
-    pub(super) fn count(&mut self, place: &Placement, skipped: u64) -> bool {
-        let told = self.places.entry(key(place)).or_default();
-        if skipped < told.skipped {
-            // Counts never shrink: this is another process.
-            *told = Told::default();
+    /// Records the number of samples that the process in a slot has skipped since it started; returns whether to
+    /// publish it.
+    pub(super) fn count(&mut self, placement: &Placement, skipped: u64) -> bool {
+        let counts = self.by_slot.entry(key(placement)).or_default();
+        if skipped < counts.skipped {
+            // Counts never decrease, so this is another process.
+            *counts = SkipCounts::default();
         }
-        self.total = self.total.saturating_add(skipped - told.skipped);
-        told.skipped = skipped;
-        let is_due = skipped > 0 && skipped >= told.announced.saturating_mul(GROWTH);
+        self.total = self.total.saturating_add(skipped - counts.skipped);
+        counts.skipped = skipped;
+        let is_due = skipped > 0 && skipped >= counts.published.saturating_mul(EVENT_GROWTH_FACTOR);
         if is_due {
-            told.announced = skipped;
+            counts.published = skipped;
         }
         is_due
     }
 
-    /// The process at `place` has ended: the next one there counts from nothing.
-    pub(super) fn forget(&mut self, place: &Placement) {
-        self.places.remove(&key(place));
+    /// Removes the count of a process that ended; the next process in that slot counts from zero.
+    pub(super) fn remove(&mut self, placement: &Placement) {
+        self.by_slot.remove(&key(placement));
     }
 
-    /// Samples skipped by all processes together.
+    /// Number of samples skipped by all processes together.
     pub(super) fn total(&self) -> u64 {
         self.total
     }
 }
 
-fn key(place: &Placement) -> (NodeId, LocalRank) {
-    (place.node.clone(), place.local_rank)
+fn key(placement: &Placement) -> (NodeId, LocalRank) {
+    (placement.node.clone(), placement.local_rank)
 }

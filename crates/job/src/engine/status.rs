@@ -1,114 +1,114 @@
-//! The machine's state for readers.
+//! The state of the job, for readers.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DrainStatus, Engine, Evaluation, Incident, Meter, Pause, Recovery, Share, lifecycle::Phase,
-    membership::Member,
+    DrainStatus, Engine, EvaluationResult, Incident, Meter, MeterShare, Pause, Recovery,
+    lifecycle::Phase, membership::Member,
 };
 use crate::{
     exit::Outcome,
     ids::{Generation, LocalRank, NodeId, Rank},
-    message::{Commit, LoaderNews, Pulse, StepNews, Vitals},
+    message::{Commit, LoaderReport, MachineStats, RankHeartbeat, StepReport},
     time::Time,
 };
 use baton_recipe::{Step, progress::Accuracy};
 
-/// One look that tells everything.
+/// Complete status of a job at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
-    /// What the job does.
+    /// Phase of the job.
     pub phase: PhaseName,
-    /// Why, in words a person can act on.
+    /// Reason for the phase, as text that a person can act on.
     pub reason: String,
-    /// Since when.
+    /// When the phase began.
     pub since: Time,
     /// The newest generation.
     pub generation: Generation,
-    /// Where the state came from that training last began with, in words.
+    /// Source of the state with which training last began, as text.
     pub began_with: Option<String>,
-    /// Its ranks.
+    /// The ranks of that generation.
     pub ranks: Vec<RankStatus>,
-    /// All nodes, training or not.
+    /// All nodes, with or without ranks.
     pub nodes: Vec<NodeStatus>,
-    /// Passes to make.
+    /// Number of epochs to train.
     pub epochs: u32,
-    /// Numbers of the latest update.
-    pub latest: Option<StepNews>,
+    /// Metrics of the latest update.
+    pub latest: Option<StepReport>,
     /// The latest evaluation.
-    pub evaluation: Option<Evaluation>,
+    pub evaluation: Option<EvaluationResult>,
     /// The best evaluation and its step.
     pub best: Option<(Step, Accuracy)>,
     /// The last committed checkpoint.
     pub commit: Option<Commit>,
-    /// Why the save after it failed, if it did: training goes on, and the next one may fit.
+    /// Why the newest save after it failed, if one did: training continues, and the next save may succeed.
     pub save_problem: Option<String>,
-    /// Samples that could not be used and were replaced or left out: by all rank processes heard of
-    /// since the coordinator started, also those that are gone.
+    /// Number of samples that could not be used and were replaced or skipped, by all rank processes that have reported
+    /// since the coordinator started, including those that have ended.
     pub skipped_samples: u64,
-    /// The newest 1,000 failures and planned changes of nodes over the job's whole life, oldest first, and how
-    /// long each part of the recovery took.
+    /// The newest 1,000 recoveries of the whole job, oldest first: failures and planned changes of nodes, and how long
+    /// each part took.
     pub recoveries: Arc<VecDeque<Recovery>>,
-    /// The number of all of them over the job's whole life.
+    /// Number of all recoveries of the whole job.
     pub recoveries_total: u64,
-    /// Training that went wrong over the job's whole life, in order: why the step went back.
+    /// All divergences of the whole job, in order, with their rollbacks.
     pub incidents: Vec<Incident>,
-    /// What the job has cost, and may cost.
+    /// Time and money spent so far, and their limits.
     pub spending: Spending,
-    /// Messages refused because they came from an older generation or connection.
+    /// Number of messages rejected because they came from an older generation or connection.
     pub stale_messages: u64,
-    /// How far saving and stopping has come, if somebody wants it.
+    /// Progress of the drain, if one is in progress.
     pub drain: Option<DrainStatus>,
-    /// Why and since when training stands still, if a user asked for that.
+    /// The current pause, if a user requested one.
     pub pause: Option<Pause>,
-    /// How the job ended, if it has.
+    /// How the job ended, if it is over.
     pub outcome: Option<Outcome>,
 }
 
-/// Time that machines are paid for, and its price.
+/// Time for which machines are paid, and its price.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spending {
-    /// For how long nodes have been attached.
+    /// Time during which nodes were attached.
     pub meter: Meter,
-    /// When the recipe's limits end the job, as attached time.
-    pub most: Option<Duration>,
-    /// Price of all nodes together.
+    /// Attached time at which the recipe's limits end the job.
+    pub limit: Option<Duration>,
+    /// Price of all nodes together, in dollars per hour.
     pub dollars_per_hour: Option<f64>,
-    /// Attached time that brought nothing because of failures and planned changes of nodes.
-    pub interrupted: Share,
-    /// Attached time that training stood still because a user asked for that.
-    pub paused: Share,
+    /// Attached time lost by failures and planned changes of nodes.
+    pub interrupted: MeterShare,
+    /// Attached time during which training was paused by a user.
+    pub paused: MeterShare,
 }
 
 impl Spending {
-    /// What so much attached time costs, if there is a price.
+    /// Cost in dollars of `time`, as attached time, if a price is set.
     #[must_use]
     pub fn dollars(&self, time: Duration) -> Option<f64> {
         self.dollars_per_hour.map(|price| price * time.as_secs_f64() / 3_600.0)
     }
 }
 
-/// Names of the phases.
+/// Phase of a job, as shown to readers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PhaseName {
-    /// Too few ranks have been offered.
+    /// Too few slots are available.
     #[default]
     Gathering,
-    /// A pause before the next try.
+    /// Waiting before a restart after repeated failures.
     Backoff,
-    /// Ranks start.
+    /// Ranks are starting.
     Forming,
-    /// Ranks meet and take their state.
+    /// Ranks connect to each other and restore their state.
     Meeting,
     /// Training.
     Training,
-    /// Standing still because a user asked for that.
+    /// Paused because a user requested it.
     Paused,
-    /// Ranks lost touch; word of the cause is awaited.
-    Settling,
+    /// Ranks lost their connection; waiting to learn which ranks were lost.
+    Detecting,
     /// The coordinator restarted and waits for its agents.
     Reattaching,
     /// Saving and stopping.
@@ -117,35 +117,35 @@ pub enum PhaseName {
     Ended,
 }
 
-/// One rank.
+/// Status of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankStatus {
-    /// Its number.
+    /// The rank.
     pub rank: Rank,
-    /// Its node.
+    /// The node that runs it.
     pub node: NodeId,
-    /// Its number there.
+    /// Its number on that node.
     pub local_rank: LocalRank,
-    /// How far it is.
+    /// Its state.
     pub state: RankState,
-    /// How its loader does, once it has told in this generation and while its process lives.
-    pub loader: Option<LoaderNews>,
-    /// What it does, once it has told in this generation and while its process lives.
-    pub pulse: Option<Pulse>,
-    /// When it told.
-    pub heard_at: Option<Time>,
+    /// Latest report of its loader; absent before the first one in this generation, and after its process ended.
+    pub loader: Option<LoaderReport>,
+    /// Latest heartbeat; absent before the first one in this generation, and after its process ended.
+    pub heartbeat: Option<RankHeartbeat>,
+    /// When that heartbeat arrived.
+    pub heartbeat_at: Option<Time>,
     /// Its own time per update, divided by the median over all ranks.
-    pub slowness: Option<f64>,
+    pub slowdown: Option<f64>,
 }
 
-/// How far a rank is.
+/// State of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankState {
-    /// Its process starts.
+    /// Its process is starting.
     Starting,
     /// It listens.
     Ready,
-    /// It meets the others and takes its state.
+    /// It connects to the other ranks and restores its state.
     Meeting,
     /// Training.
     Training,
@@ -155,8 +155,8 @@ pub enum RankState {
     Gone,
     /// Finished.
     Done,
-    /// Nothing was heard of it since the coordinator restarted.
-    Unheard,
+    /// No report about it has arrived since the coordinator restarted.
+    Unknown,
 }
 
 impl RankState {
@@ -171,34 +171,34 @@ impl RankState {
             Self::Waiting => "waiting",
             Self::Gone => "gone",
             Self::Done => "done",
-            Self::Unheard => "unheard",
+            Self::Unknown => "unknown",
         }
     }
 }
 
-/// One node.
+/// Status of one node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeStatus {
     /// Its name.
     pub node: NodeId,
-    /// Ranks it can run.
+    /// Number of ranks that it can run.
     pub slots: u32,
     /// Whether its agent is connected.
     pub attached: bool,
-    /// How its machine does, once its agent has told.
-    pub vitals: Option<Arc<Vitals>>,
-    /// When its agent was last heard of, if it was.
-    pub heard_at: Option<Time>,
-    /// What the last answer to its agent took, there and back.
+    /// Statistics of its machine, once its agent has reported them.
+    pub stats: Option<Arc<MachineStats>>,
+    /// When its agent's last heartbeat arrived, if there was one.
+    pub heartbeat_at: Option<Time>,
+    /// Round-trip time of the agent's last acknowledged heartbeat.
     pub round_trip: Option<Duration>,
 }
 
 impl Engine {
-    /// The state now.
+    /// The current status.
     #[must_use]
     pub fn status(&self) -> Status {
         let (lifecycle, results) = (&self.lifecycle, &self.results);
-        let pause = self.pauses.present.clone();
+        let pause = self.pauses.current.clone();
         Status {
             phase: self.phase_name(),
             reason: self.status_reason(),
@@ -222,7 +222,7 @@ impl Engine {
             incidents: self.divergences.incidents.clone(),
             spending: Spending {
                 meter: self.accounting.meter,
-                most: self.accounting.budget.as_ref().map(|budget| budget.most),
+                limit: self.accounting.budget.as_ref().map(|budget| budget.limit),
                 dollars_per_hour: self.accounting.dollars_per_hour,
                 interrupted: self.recoveries.interrupted(),
                 paused: self.pauses.time(),
@@ -234,13 +234,13 @@ impl Engine {
         }
     }
 
-    /// Why it is in its phase, in words a person can act on.
+    /// Reason for the phase, as text that a person can act on.
     #[must_use]
     pub fn status_reason(&self) -> String {
         let reason = &self.lifecycle.reason;
-        match (&self.pauses.present, self.phase_name()) {
+        match (&self.pauses.current, self.phase_name()) {
             (Some(pause), PhaseName::Paused) => {
-                format!("{}; `baton resume` lets training go on", pause.reason)
+                format!("{}; `baton resume` continues training", pause.reason)
             }
             (Some(pause), _) => format!("{reason} (paused: {})", pause.reason),
             (None, _) => reason.clone(),
@@ -254,9 +254,9 @@ impl Engine {
             Phase::Forming { .. } => PhaseName::Forming,
             Phase::Meeting { .. } => PhaseName::Meeting,
             Phase::Training { .. } if self.drain.is_some() => PhaseName::Draining,
-            Phase::Training { .. } if self.pauses.present.is_some() => PhaseName::Paused,
+            Phase::Training { .. } if self.pauses.current.is_some() => PhaseName::Paused,
             Phase::Training { .. } => PhaseName::Training,
-            Phase::Settling { .. } => PhaseName::Settling,
+            Phase::Detecting { .. } => PhaseName::Detecting,
             Phase::Reattaching { .. } => PhaseName::Reattaching,
             Phase::Ended { .. } => PhaseName::Ended,
         }
@@ -273,23 +273,23 @@ impl Engine {
             Member::Lost => RankState::Waiting,
             Member::Gone => RankState::Gone,
             Member::Done { .. } => RankState::Done,
-            Member::Unheard => RankState::Unheard,
+            Member::Unknown => RankState::Unknown,
         };
-        let median = world.pulses.median();
+        let median = world.rank_heartbeats.median();
         world
             .members()
             .zip(world.loaders())
-            .map(|((place, member), loader)| {
-                let heard = world.pulses.of(place.rank);
+            .map(|((placement, member), loader)| {
+                let last = world.rank_heartbeats.latest(placement.rank);
                 RankStatus {
-                    rank: place.rank,
-                    node: place.node.clone(),
-                    local_rank: place.local_rank,
+                    rank: placement.rank,
+                    node: placement.node.clone(),
+                    local_rank: placement.local_rank,
                     state: state(member),
                     loader: loader.cloned(),
-                    pulse: heard.map(|heard| heard.pulse),
-                    heard_at: heard.map(|heard| heard.at),
-                    slowness: heard.and_then(|heard| heard.slowness(median)),
+                    heartbeat: last.map(|last| last.heartbeat),
+                    heartbeat_at: last.map(|last| last.at),
+                    slowdown: last.and_then(|last| last.slowdown(median)),
                 }
             })
             .collect()
@@ -302,18 +302,18 @@ impl Engine {
                 node: id.clone(),
                 slots: node.slots,
                 attached: node.is_attached(),
-                vitals: node.beat.as_ref().and_then(|beat| beat.vitals.clone()),
-                heard_at: node.beat.as_ref().map(|beat| beat.at),
-                round_trip: node.beat.as_ref().and_then(|beat| beat.round_trip),
+                stats: node.heartbeat.as_ref().and_then(|last| last.stats.clone()),
+                heartbeat_at: node.heartbeat.as_ref().map(|last| last.at),
+                round_trip: node.heartbeat.as_ref().and_then(|last| last.round_trip),
             })
             .collect()
     }
 }
 
 impl Status {
-    /// Seconds to the last update at the present rate, while there is one.
+    /// Estimated seconds until the last update at the current rate; absent while there is no rate.
     ///
-    /// It counts samples, not updates: a pass has as many whatever the batch of its phase.
+    /// Computed from samples, not updates: an epoch has the same number of samples with any batch size.
     #[must_use]
     pub fn eta_seconds(&self) -> Option<f64> {
         let latest = self.latest.as_ref().filter(|latest| latest.samples_per_second > 0.0)?;
@@ -324,7 +324,7 @@ impl Status {
         training.then(|| batches * latest.global_batch as f64 / latest.samples_per_second)
     }
 
-    /// What a pass costs in dollars at the present rate, if there is a price.
+    /// Estimated cost of an epoch in dollars at the current rate, if a price is set.
     #[must_use]
     pub fn dollars_per_epoch(&self) -> Option<f64> {
         self.eta_seconds()?;
@@ -333,8 +333,7 @@ impl Status {
         self.spending.dollars(Duration::try_from_secs_f64(pass).ok()?)
     }
 
-    /// What the whole job will have cost in dollars, if there is a price and it goes on at the present
-    /// rate.
+    /// Estimated cost of the whole job in dollars at the current rate, if a price is set.
     #[must_use]
     pub fn projected_dollars(&self, now: Time) -> Option<f64> {
         let left = Duration::try_from_secs_f64(self.eta_seconds()?).ok()?;

@@ -1,11 +1,11 @@
-//! One state, one event, its actions. Whole histories are in `tests/simulation`.
+//! Tests of single events: set a state, handle one event, check the actions. `tests/simulation` tests whole jobs.
 
 mod budget;
 mod divergence;
 mod evaluation;
+mod heartbeats;
 mod pause;
 mod recovery;
-mod signs_of_life;
 
 use std::time::Duration;
 
@@ -16,8 +16,9 @@ use crate::{
     ids::{Attachment, JobId, LocalRank, Rank},
     kit::recipe,
     message::{
-        Beat, Commit, Hello, Hold, Holding, Launch, LoaderNews, Pulse, RankNews, RankPhase, Report,
-        Restore, SaveProblem, StateSource, StepNews,
+        AgentHeartbeat, AgentReport, Commit, Hello, Launch, LoaderReport, PauseState,
+        RankHeartbeat, RankPhase, RankReport, Restore, RunningRanks, SaveProblem, StateSource,
+        StepReport,
     },
     plan::Placement,
 };
@@ -39,8 +40,8 @@ fn node(number: u32) -> NodeId {
     NodeId(format!("node{number}"))
 }
 
-fn origin() -> Origin {
-    Origin {
+fn origin() -> JobOrigin {
+    JobOrigin {
         job: JobId(uuid::Uuid::nil()),
         recipe: None,
         first_generation: Generation(1),
@@ -48,7 +49,7 @@ fn origin() -> Origin {
     }
 }
 
-// ---- states, each made from the one before ----
+// ---- states, each built from the previous one ----
 
 fn gathering(min_ranks: u32) -> Engine {
     let mut engine = Engine::new(&spec(min_ranks), origin(), at(0.0));
@@ -80,22 +81,22 @@ fn training(slots: &[u32]) -> Engine {
     engine
 }
 
-/// A rank of two has lost touch with the other.
-fn settling() -> Engine {
+/// One of two ranks has lost its connection to the other.
+fn detecting() -> Engine {
     let mut engine = training(&[1, 1]);
-    say(&mut engine, at(10.0), 0, lost());
+    report(&mut engine, at(10.0), 0, lost());
     engine
 }
 
 /// The second failure in a row.
-fn pausing() -> Engine {
+fn backing_off() -> Engine {
     let mut engine = training(&[1, 1]);
-    say(&mut engine, at(10.0), 1, crashed());
-    say(&mut engine, at(11.0), 1, crashed());
+    report(&mut engine, at(10.0), 1, crashed());
+    report(&mut engine, at(11.0), 1, crashed());
     engine
 }
 
-/// The coordinator of `training(slots)` died and was started again.
+/// The coordinator of `training(slots)` died and was restarted.
 fn reattaching(slots: &[u32]) -> Engine {
     let placements = training(slots).lifecycle.world().unwrap().placements().to_vec();
     replay(&[opened(1, placements)])
@@ -115,103 +116,108 @@ fn attach(
     now: Time,
     number: u32,
     slots: u32,
-    holding: Option<Holding>,
+    running: Option<RunningRanks>,
 ) -> Vec<Action> {
     let newest = engine.nodes.values().map(|node| node.attachment).max().unwrap_or_default();
-    let hello = Hello { node: node(number), slots, holding };
-    told(engine.handle(now, Event::Attached { attachment: newest.next(), hello }))
+    let hello = Hello { node: node(number), slots, running };
+    without_events(engine.handle(now, Event::Attached { attachment: newest.next(), hello }))
 }
 
 fn detach(engine: &mut Engine, now: Time, number: u32) -> Vec<Action> {
     let (node, attachment) = (node(number), attachment(engine, number));
-    told(engine.handle(now, Event::Detached { node, attachment }))
+    without_events(engine.handle(now, Event::Detached { node, attachment }))
 }
 
 fn attachment(engine: &Engine, number: u32) -> Attachment {
     engine.nodes[&node(number)].attachment
 }
 
-/// News of a rank of the present generation, over its node's present connection.
-fn say(engine: &mut Engine, now: Time, rank: u32, news: RankNews) -> Vec<Action> {
+/// Sends a report of a rank of the current generation, over its node's current connection.
+fn report(engine: &mut Engine, now: Time, rank: u32, rank_report: RankReport) -> Vec<Action> {
     let generation = engine.lifecycle.generation;
-    told(engine.handle(now, report(engine, generation, rank, news)))
+    without_events(engine.handle(now, rank_event(engine, generation, rank, rank_report)))
 }
 
-fn report(engine: &Engine, generation: Generation, rank: u32, news: RankNews) -> Event {
+fn rank_event(
+    engine: &Engine,
+    generation: Generation,
+    rank: u32,
+    rank_report: RankReport,
+) -> Event {
     let status = engine.status();
-    let place = status.ranks.iter().find(|place| place.rank == Rank(rank));
-    let node = place.map_or(node(0), |place| place.node.clone());
+    let status = status.ranks.iter().find(|status| status.rank == Rank(rank));
+    let node = status.map_or(node(0), |status| status.node.clone());
     let attachment = engine.nodes[&node].attachment;
-    let report = Report::Rank { generation, rank: Rank(rank), news };
+    let report = AgentReport::Rank { generation, rank: Rank(rank), report: rank_report };
     Event::Reported { node, attachment, report }
 }
 
 fn all_ready(engine: &mut Engine, now: Time, step: Option<u64>) -> Vec<Action> {
     let mut actions = Vec::new();
     for rank in 0..engine.status().ranks.len() as u32 {
-        actions = say(engine, now, rank, ready(rank, step));
+        actions = report(engine, now, rank, ready(rank, step));
     }
     actions
 }
 
 fn all_started(engine: &mut Engine, now: Time) {
     for rank in 0..engine.status().ranks.len() as u32 {
-        say(engine, now, rank, started());
+        report(engine, now, rank, started());
     }
 }
 
 fn tick(engine: &mut Engine, now: Time) -> Vec<Action> {
-    told(engine.handle(now, Event::Tick))
+    without_events(engine.handle(now, Event::Tick))
 }
 
 fn drain(engine: &mut Engine, now: Time) -> Vec<Action> {
-    told(engine.handle(now, Event::Drain { reason: "a user asked".to_owned() }))
+    without_events(engine.handle(now, Event::Drain { reason: "a user asked".to_owned() }))
 }
 
-/// Without what is only announced, and without the meter's entries.
-fn told(mut actions: Vec<Action>) -> Vec<Action> {
-    let aside = |action: &Action| {
-        let only_told = matches!(action, Action::Announce(_) | Action::Measured(_));
-        only_told || matches!(action, Action::Persist(Record::Metered(_)))
+/// Removes job events, metric points and meter records from `actions`.
+fn without_events(mut actions: Vec<Action>) -> Vec<Action> {
+    let is_ignored = |action: &Action| {
+        let is_for_people = matches!(action, Action::Publish(_) | Action::AddPoint(_));
+        is_for_people || matches!(action, Action::Persist(Record::Metered(_)))
     };
-    actions.retain(|action| !aside(action));
+    actions.retain(|action| !is_ignored(action));
     actions
 }
 
-// ---- news ----
+// ---- reports ----
 
-fn ready(rank: u32, step: Option<u64>) -> RankNews {
-    RankNews::Ready { address: address(rank), step: step.map(Step) }
+fn ready(rank: u32, step: Option<u64>) -> RankReport {
+    RankReport::Ready { address: address(rank), step: step.map(Step) }
 }
 
 fn address(rank: u32) -> String {
     format!("host:{rank}")
 }
 
-fn started() -> RankNews {
-    RankNews::Started { source: StateSource::Fresh, progress: Progress::default() }
+fn started() -> RankReport {
+    RankReport::Started { source: StateSource::Fresh, progress: Progress::default() }
 }
 
-fn stepped(step: u64) -> RankNews {
-    RankNews::Stepped(StepNews { step: Step(step), ..StepNews::default() })
+fn stepped(step: u64) -> RankReport {
+    RankReport::Stepped(StepReport { step: Step(step), ..StepReport::default() })
 }
 
-fn loader(skipped: u64) -> LoaderNews {
+fn loader(skipped: u64) -> LoaderReport {
     let last_skipped =
         (skipped > 0).then(|| "train.beton: sample 7: no JPEG at byte 4096".to_owned());
-    LoaderNews { wait: 0.25, ready: 3, room: 8, skipped, last_skipped }
+    LoaderReport { wait: 0.25, ready: 3, room: 8, skipped, last_skipped }
 }
 
-fn lost() -> RankNews {
-    RankNews::Lost { detail: "connection reset".to_owned() }
+fn lost() -> RankReport {
+    RankReport::Lost { detail: "connection reset".to_owned() }
 }
 
-fn crashed() -> RankNews {
-    RankNews::Exited(crash("killed".to_owned()))
+fn crashed() -> RankReport {
+    RankReport::Exited(crash("killed".to_owned()))
 }
 
-fn done(outcome: Outcome, digest: &str) -> RankNews {
-    RankNews::Done { outcome, digest: digest.to_owned() }
+fn done(outcome: Outcome, digest: &str) -> RankReport {
+    RankReport::Done { outcome, digest: digest.to_owned() }
 }
 
 fn drained() -> Outcome {
@@ -246,7 +252,7 @@ fn launch(generation: u64, world_size: u32, ranks: &[(u32, u32)]) -> Launch {
         ranks: ranks.iter().map(|(rank, local)| (Rank(*rank), LocalRank(*local))).collect(),
         replace: Vec::new(),
         restore: Restore::default(),
-        hold: Hold::default(),
+        pause: PauseState::default(),
     }
 }
 
@@ -254,9 +260,9 @@ fn send(number: u32, attachment: u64, directive: Directive) -> Action {
     Action::Send { node: node(number), attachment: Attachment(attachment), directive }
 }
 
-fn holding(generation: u64, ranks: &[(u32, RankPhase)]) -> Option<Holding> {
+fn running(generation: u64, ranks: &[(u32, RankPhase)]) -> Option<RunningRanks> {
     let ranks = ranks.iter().map(|(rank, phase)| (Rank(*rank), phase.clone())).collect();
-    Some(Holding { generation: Generation(generation), ranks, commit: None })
+    Some(RunningRanks { generation: Generation(generation), ranks, commit: None })
 }
 
 fn replay(records: &[Record]) -> Engine {
@@ -280,9 +286,9 @@ fn launches(actions: &[Action]) -> Vec<Launch> {
     actions.iter().filter_map(launch_in).collect()
 }
 
-/// What each recovery was for.
+/// The cause of each recovery.
 fn causes(engine: &Engine) -> Vec<String> {
-    engine.status().recoveries.iter().map(|one| one.cause.clone()).collect()
+    engine.status().recoveries.iter().map(|recovery| recovery.cause.clone()).collect()
 }
 
 fn failure_of(engine: &Engine) -> Failure {
@@ -292,19 +298,19 @@ fn failure_of(engine: &Engine) -> Failure {
     }
 }
 
-// ---- coming together ----
+// ---- gathering and starting ----
 
 #[test]
-fn waits_until_enough_ranks_are_here() {
+fn waits_until_enough_ranks_are_available() {
     let mut engine = gathering(3);
 
     assert_eq!(attach(&mut engine, at(1.0), 0, 2, None), []);
 
-    assert_eq!(engine.status().reason, "waiting for agents: 2 of at least 3 ranks are here");
+    assert_eq!(engine.status().reason, "waiting for agents: 2 of at least 3 ranks are available");
 }
 
 #[test]
-fn opening_is_persisted_and_fenced_before_anybody_is_told() {
+fn opening_is_persisted_and_fenced_before_launches_are_sent() {
     let mut engine = gathering(3);
     attach(&mut engine, at(1.0), 1, 1, None);
 
@@ -325,9 +331,9 @@ fn opening_is_persisted_and_fenced_before_anybody_is_told() {
 #[test]
 fn begins_when_all_are_ready() {
     let mut engine = forming(&[1, 1]);
-    assert_eq!(say(&mut engine, at(1.0), 1, ready(1, None)), []);
+    assert_eq!(report(&mut engine, at(1.0), 1, ready(1, None)), []);
 
-    let actions = say(&mut engine, at(2.0), 0, ready(0, None));
+    let actions = report(&mut engine, at(2.0), 0, ready(0, None));
 
     let begin =
         Directive::Begin { generation: Generation(1), peers: [address(0), address(1)].into() };
@@ -337,17 +343,17 @@ fn begins_when_all_are_ready() {
 #[test]
 fn trains_when_all_have_started() {
     let mut engine = meeting(&[1, 1]);
-    say(&mut engine, at(2.0), 1, started());
+    report(&mut engine, at(2.0), 1, started());
     assert_eq!(engine.status().phase, PhaseName::Meeting);
 
-    say(&mut engine, at(3.0), 0, started());
+    report(&mut engine, at(3.0), 0, started());
 
     assert_eq!(engine.status().reason, "2 ranks train");
     assert_eq!(engine.deadline(), None);
 }
 
 #[test]
-fn a_spare_node_is_told_that_it_runs_nothing() {
+fn a_spare_node_gets_a_launch_without_ranks() {
     let mut engine = training(&[1]);
     engine.policy.max_ranks = 1;
 
@@ -357,33 +363,33 @@ fn a_spare_node_is_told_that_it_runs_nothing() {
 }
 
 fn warm(engine: &mut Engine, now: Time, number: u32, local: u32) -> Vec<Action> {
-    let report = Report::Warm { local_rank: LocalRank(local) };
-    reports(engine, now, number, report)
+    let report = AgentReport::Warm { local_rank: LocalRank(local) };
+    agent_report(engine, now, number, report)
 }
 
-fn reports(engine: &mut Engine, now: Time, number: u32, report: Report) -> Vec<Action> {
+fn agent_report(engine: &mut Engine, now: Time, number: u32, report: AgentReport) -> Vec<Action> {
     let (node, attachment) = (node(number), attachment(engine, number));
     engine.handle(now, Event::Reported { node, attachment, report })
 }
 
-/// Ranks of each node in the present generation.
+/// Node of each rank in the current generation.
 fn placed(engine: &Engine) -> Vec<String> {
     engine.status().ranks.into_iter().map(|rank| rank.node.0).collect()
 }
 
 #[test]
-fn a_node_that_joins_is_taken_in_once_its_processes_are_ready() {
+fn a_joining_node_takes_part_once_its_processes_are_ready() {
     let mut engine = training(&[1]);
 
     let actions = attach(&mut engine, at(3.0), 1, 2, None);
     let local_ranks = vec![LocalRank(0), LocalRank(1)];
     assert_eq!(actions[1], send(1, 2, Directive::Warm { local_ranks }));
-    assert_eq!(warm(&mut engine, at(5.0), 1, 1), [], "the others train on");
+    assert_eq!(warm(&mut engine, at(5.0), 1, 1), [], "the others keep training");
     assert_eq!(placed(&engine), ["node0"]);
 
     let opened = warm(&mut engine, at(6.0), 1, 0);
-    let Action::Announce(notice) = &opened[0] else { panic!("{opened:?}") };
-    assert_eq!(notice.kind, NoticeKind::Grows);
+    let Action::Publish(published) = &opened[0] else { panic!("{opened:?}") };
+    assert_eq!(published.kind, JobEventKind::NodesAdded);
     assert_eq!(placed(&engine), ["node0", "node1", "node1"]);
     let status = engine.status();
     assert_eq!((status.phase, status.generation), (PhaseName::Forming, Generation(2)));
@@ -391,62 +397,64 @@ fn a_node_that_joins_is_taken_in_once_its_processes_are_ready() {
 }
 
 #[test]
-fn a_process_that_ends_before_it_joins_is_tried_once_more_and_then_its_node_rests() {
+fn a_process_that_ends_before_it_joins_is_retried_once_and_then_its_node_is_quarantined() {
     let mut engine = training(&[1]);
     attach(&mut engine, at(3.0), 1, 2, None);
     warm(&mut engine, at(4.0), 1, 0);
-    let failed =
-        || Report::WarmFailed { local_rank: LocalRank(0), failure: crash("no memory".to_owned()) };
+    let failed = || AgentReport::WarmFailed {
+        local_rank: LocalRank(0),
+        failure: crash("no memory".to_owned()),
+    };
 
-    let again = told(reports(&mut engine, at(5.0), 1, failed()));
-    assert_eq!(again, [send(1, 2, Directive::Warm { local_ranks: vec![LocalRank(0)] })]);
+    let retried = without_events(agent_report(&mut engine, at(5.0), 1, failed()));
+    assert_eq!(retried, [send(1, 2, Directive::Warm { local_ranks: vec![LocalRank(0)] })]);
     warm(&mut engine, at(6.0), 1, 1);
-    assert_eq!(placed(&engine), ["node0"], "the one that was ready is not");
+    assert_eq!(placed(&engine), ["node0"], "local rank 0 is no longer ready");
 
-    let rests = reports(&mut engine, at(7.0), 1, failed());
-    let Some(Action::Announce(notice)) = rests.last() else { panic!("{rests:?}") };
-    assert_eq!(notice.kind, NoticeKind::NodeRests);
+    let actions = agent_report(&mut engine, at(7.0), 1, failed());
+    let Some(Action::Publish(published)) = actions.last() else { panic!("{actions:?}") };
+    assert_eq!(published.kind, JobEventKind::NodeQuarantined);
     assert_eq!(engine.deadline(), Some(at(67.0)));
     let local_ranks = vec![LocalRank(0), LocalRank(1)];
     assert_eq!(tick(&mut engine, at(67.0)), [send(1, 2, Directive::Warm { local_ranks })]);
 }
 
 #[test]
-fn a_node_that_is_never_ready_to_join_rests() {
+fn a_node_that_is_not_ready_to_join_in_time_is_quarantined() {
     let mut engine = training(&[1]);
     attach(&mut engine, at(3.0), 1, 1, None);
-    assert_eq!(engine.deadline(), Some(at(23.0)), "as long as a meeting may take");
+    assert_eq!(engine.deadline(), Some(at(23.0)), "cluster.rendezvous_seconds later");
     assert_eq!(tick(&mut engine, at(23.0)), []);
     assert_eq!(engine.deadline(), Some(at(83.0)));
     assert_eq!(engine.status().phase, PhaseName::Training);
 }
 
 #[test]
-fn a_node_that_joined_between_two_generations_is_taken_in_afterwards() {
+fn a_node_that_joined_while_ranks_start_takes_part_in_the_next_generation() {
     let mut engine = forming(&[1]);
     attach(&mut engine, at(0.5), 1, 1, None);
     all_ready(&mut engine, at(1.0), None);
-    let actions = say(&mut engine, at(2.0), 0, started());
+    let actions = report(&mut engine, at(2.0), 0, started());
     assert_eq!(actions, [send(1, 2, Directive::Warm { local_ranks: vec![LocalRank(0)] })]);
     warm(&mut engine, at(3.0), 1, 0);
     assert_eq!(placed(&engine), ["node0", "node1"]);
 }
 
-fn must_go(engine: &mut Engine, now: Time, number: u32, seconds_left: Option<f64>) -> Vec<Action> {
-    reports(
+fn depart(engine: &mut Engine, now: Time, number: u32, seconds_left: Option<f64>) -> Vec<Action> {
+    agent_report(
         engine,
         now,
         number,
-        Report::DrainRequested { reason: "spot notice".to_owned(), seconds_left },
+        AgentReport::NodeDeparting { reason: "spot notice".to_owned(), seconds_left },
     )
 }
 
 #[test]
-fn the_others_go_on_without_a_node_that_must_go() {
+fn training_continues_without_a_leaving_node() {
     let mut engine = training(&[1, 1]);
     engine.policy.min_ranks = 1;
 
-    let actions = told(must_go(&mut engine, at(10.0), 0, Some(120.0)));
+    let actions = without_events(depart(&mut engine, at(10.0), 0, Some(120.0)));
 
     assert_eq!(placed(&engine), ["node1"]);
     assert_eq!(engine.status().drain, None);
@@ -459,11 +467,11 @@ fn the_others_go_on_without_a_node_that_must_go() {
 }
 
 #[test]
-fn a_node_that_must_go_stays_until_the_others_hold_the_state() {
+fn a_leaving_node_stays_until_the_others_hold_the_state() {
     let mut engine = meeting(&[1, 1]);
     engine.policy.min_ranks = 1;
-    assert_eq!(told(must_go(&mut engine, at(1.5), 0, None)), []);
-    assert_eq!(placed(&engine), ["node0", "node1"], "it may be the only one that holds it");
+    assert_eq!(without_events(depart(&mut engine, at(1.5), 0, None)), []);
+    assert_eq!(placed(&engine), ["node0", "node1"], "it may be the only node that holds the state");
 
     all_started(&mut engine, at(2.0));
 
@@ -471,46 +479,46 @@ fn a_node_that_must_go_stays_until_the_others_hold_the_state() {
 }
 
 #[test]
-fn a_spare_node_that_must_go_just_goes() {
+fn a_leaving_spare_node_is_released_at_once() {
     let mut engine = training(&[1]);
     engine.policy.max_ranks = 1;
     attach(&mut engine, at(3.0), 1, 1, None);
 
-    let actions = told(must_go(&mut engine, at(10.0), 1, None));
+    let actions = without_events(depart(&mut engine, at(10.0), 1, None));
 
     assert_eq!(actions, [send(1, 2, Directive::Release { reason: "spot notice".to_owned() })]);
     assert_eq!(engine.status().phase, PhaseName::Training);
 }
 
 #[test]
-fn a_drain_tells_each_stage_and_heeds_an_earlier_end() {
+fn a_drain_publishes_each_stage_and_accepts_an_earlier_deadline() {
     let mut engine = training(&[1]);
-    must_go(&mut engine, at(10.0), 0, None);
+    depart(&mut engine, at(10.0), 0, None);
     assert_eq!(engine.status().drain.unwrap().until, at(110.0));
-    must_go(&mut engine, at(11.0), 0, Some(49.0));
+    depart(&mut engine, at(11.0), 0, Some(49.0));
     assert_eq!(engine.status().drain.unwrap().until, at(60.0));
 
     let mut stages = Vec::new();
-    for (second, news) in [
-        (12.0, RankNews::Stopping { step: Step(7) }),
-        (12.5, RankNews::Copied { step: Step(7) }),
-        (14.0, RankNews::Saved(commit(1, 7))),
+    for (second, rank_report) in [
+        (12.0, RankReport::Stopping { step: Step(7) }),
+        (12.5, RankReport::Copied { step: Step(7) }),
+        (14.0, RankReport::Saved(commit(1, 7))),
     ] {
-        let event = report(&engine, engine.lifecycle.generation, 0, news);
+        let event = rank_event(&engine, engine.lifecycle.generation, 0, rank_report);
         for action in engine.handle(at(second), event) {
-            if let Action::Announce(notice) = action
-                && notice.kind == NoticeKind::Draining
+            if let Action::Publish(published) = action
+                && published.kind == JobEventKind::Draining
             {
-                stages.push(notice.message);
+                stages.push(published.message);
             }
         }
     }
     assert_eq!(
         stages,
         [
-            "all ranks stop after step 7, 2.0 s after the wish; 48 s are left",
-            "the state after step 7 is copied, 2.5 s after the wish; 47 s are left",
-            "the state after step 7 is durable, 4.0 s after the wish; 46 s are left",
+            "all ranks stop after step 7, 2.0 s after the request; 48 s are left",
+            "the state after step 7 is copied, 2.5 s after the request; 47 s are left",
+            "the state after step 7 is durable, 4.0 s after the request; 46 s are left",
         ]
     );
     let drain = engine.status().drain.unwrap();
@@ -518,13 +526,14 @@ fn a_drain_tells_each_stage_and_heeds_an_earlier_end() {
 }
 
 #[test]
-fn second_agent_of_the_same_name_displaces_the_first() {
+fn a_second_agent_of_the_same_name_replaces_the_first() {
     let mut engine = gathering(2);
     attach(&mut engine, at(1.0), 0, 1, None);
 
     let actions = attach(&mut engine, at(2.0), 0, 1, None);
 
-    let reason = "another agent attached as node node0; give each its own --node-id".to_owned();
+    let reason =
+        "another agent attached as node node0; give each agent a different --node-id".to_owned();
     let refuse = Action::Refuse { node: node(0), attachment: Attachment(1), reason };
     assert_eq!(actions, [refuse]);
     let late = Event::Detached { node: node(0), attachment: Attachment(1) };
@@ -533,7 +542,7 @@ fn second_agent_of_the_same_name_displaces_the_first() {
 }
 
 #[test]
-fn an_agent_that_missed_its_launch_is_given_it_with_all_its_time() {
+fn an_agent_that_missed_its_launch_gets_it_again_with_a_full_timeout() {
     let mut engine = forming(&[1, 1]);
     detach(&mut engine, at(17.0), 1);
 
@@ -544,24 +553,24 @@ fn an_agent_that_missed_its_launch_is_given_it_with_all_its_time() {
 }
 
 #[test]
-fn a_node_that_comes_back_is_told_again_to_begin() {
+fn a_node_that_reconnects_gets_the_begin_directive_again() {
     let mut engine = meeting(&[1, 1]);
     detach(&mut engine, at(2.0), 1);
     let waits = RankPhase::Ready { address: address(1), step: None };
 
-    let actions = attach(&mut engine, at(3.0), 1, 1, holding(1, &[(1, waits)]));
+    let actions = attach(&mut engine, at(3.0), 1, 1, running(1, &[(1, waits)]));
 
     let begin =
         Directive::Begin { generation: Generation(1), peers: [address(0), address(1)].into() };
     assert_eq!(actions, [send(1, 3, begin)]);
 }
 
-// ---- ranks that keep the others waiting ----
+// ---- ranks that are late ----
 
 #[test]
 fn a_rank_that_does_not_get_ready_is_replaced() {
     let mut engine = forming(&[1, 1]);
-    say(&mut engine, at(1.0), 0, ready(0, None));
+    report(&mut engine, at(1.0), 0, ready(0, None));
     assert_eq!(engine.deadline(), Some(at(20.0)));
 
     let actions = tick(&mut engine, at(20.0));
@@ -574,10 +583,10 @@ fn a_rank_that_does_not_get_ready_is_replaced() {
 }
 
 #[test]
-fn a_rank_that_hangs_is_replaced_even_after_a_pause() {
+fn a_rank_that_hangs_is_replaced_even_after_a_backoff() {
     let mut engine = forming(&[1, 1]);
     tick(&mut engine, at(20.0));
-    say(&mut engine, at(21.0), 0, ready(0, None));
+    report(&mut engine, at(21.0), 0, ready(0, None));
     tick(&mut engine, at(40.0));
     assert_eq!(engine.status().phase, PhaseName::Backoff);
 
@@ -590,8 +599,8 @@ fn a_rank_that_hangs_is_replaced_even_after_a_pause() {
 #[test]
 fn a_rank_that_holds_state_is_not_replaced_for_a_failed_meeting() {
     let mut engine = forming(&[1, 1]);
-    say(&mut engine, at(1.0), 0, ready(0, Some(7)));
-    say(&mut engine, at(1.0), 1, ready(1, None));
+    report(&mut engine, at(1.0), 0, ready(0, Some(7)));
+    report(&mut engine, at(1.0), 1, ready(1, None));
 
     let actions = tick(&mut engine, at(21.0));
 
@@ -600,9 +609,9 @@ fn a_rank_that_holds_state_is_not_replaced_for_a_failed_meeting() {
 }
 
 #[test]
-fn ranks_of_a_node_that_is_away_are_not_taken_for_hanging() {
+fn ranks_of_a_disconnected_node_do_not_count_as_hanging() {
     let mut engine = forming(&[1, 1]);
-    say(&mut engine, at(1.0), 0, ready(0, None));
+    report(&mut engine, at(1.0), 0, ready(0, None));
     detach(&mut engine, at(18.0), 1);
 
     assert_eq!(tick(&mut engine, at(20.0)), []);
@@ -616,7 +625,7 @@ fn ranks_of_a_node_that_is_away_are_not_taken_for_hanging() {
 fn rank_death_opens_a_new_generation_at_once_and_keeps_the_survivors() {
     let mut engine = training(&[1, 1]);
 
-    let actions = say(&mut engine, at(10.0), 1, crashed());
+    let actions = report(&mut engine, at(10.0), 1, crashed());
 
     assert!(opens(&actions, 2));
     assert_eq!(launches(&actions), [launch(2, 2, &[(0, 0)]), launch(2, 2, &[(1, 0)])]);
@@ -624,45 +633,48 @@ fn rank_death_opens_a_new_generation_at_once_and_keeps_the_survivors() {
 }
 
 #[test]
-fn lost_touch_waits_for_the_word_of_a_death() {
+fn a_lost_connection_waits_for_the_report_of_a_death() {
     let mut engine = training(&[1, 1]);
 
-    assert_eq!(say(&mut engine, at(10.0), 0, lost()), []);
+    assert_eq!(report(&mut engine, at(10.0), 0, lost()), []);
 
     assert_eq!(
         engine.status().reason,
-        "rank 0 lost touch with the others: connection reset; waiting to hear who died"
+        "rank 0 lost its connection to the others: connection reset; waiting to learn which ranks were lost"
     );
-    let actions = say(&mut engine, at(10.1), 1, crashed());
+    let actions = report(&mut engine, at(10.1), 1, crashed());
     assert!(opens(&actions, 2));
     assert_eq!(causes(&engine), ["rank 1: killed"]);
 }
 
 #[test]
-fn lost_touch_without_a_word_opens_a_new_generation_soon() {
-    let mut engine = settling();
+fn a_lost_connection_without_a_death_opens_a_new_generation_after_a_timeout() {
+    let mut engine = detecting();
     assert_eq!(engine.deadline(), Some(at(10.5)));
 
     assert!(opens(&tick(&mut engine, at(10.5)), 2));
 }
 
 #[test]
-fn once_all_have_lost_touch_there_is_nothing_to_wait_for() {
-    let mut engine = settling();
+fn once_all_ranks_lost_their_connection_a_new_generation_opens_at_once() {
+    let mut engine = detecting();
 
-    assert!(opens(&say(&mut engine, at(10.1), 1, lost()), 2));
+    assert!(opens(&report(&mut engine, at(10.1), 1, lost()), 2));
 }
 
 #[test]
-fn a_death_waits_for_a_node_that_is_away_as_it_may_hold_the_furthest_state() {
+fn a_death_waits_for_a_disconnected_node_that_may_hold_the_newest_state() {
     let mut engine = training(&[1, 1]);
     detach(&mut engine, at(9.0), 1);
 
-    assert_eq!(say(&mut engine, at(10.0), 0, crashed()), []);
+    assert_eq!(report(&mut engine, at(10.0), 0, crashed()), []);
 
-    assert_eq!(engine.status().reason, "rank 0: killed; waiting for node node1, which is away");
+    assert_eq!(
+        engine.status().reason,
+        "rank 0: killed; waiting for node node1, which is disconnected"
+    );
     assert_eq!(engine.deadline(), Some(at(14.0)));
-    let back = attach(&mut engine, at(11.0), 1, 1, holding(1, &[(1, RankPhase::Waiting)]));
+    let back = attach(&mut engine, at(11.0), 1, 1, running(1, &[(1, RankPhase::Waiting)]));
     assert_eq!(launches(&back), [launch(2, 2, &[(0, 0)]), launch(2, 2, &[(1, 0)])]);
 }
 
@@ -671,7 +683,7 @@ fn bad_input_ends_the_job() {
     let mut engine = training(&[1, 1]);
     let failure = Failure { class: Class::BadInput, message: "no such file".to_owned() };
 
-    let actions = say(&mut engine, at(10.0), 1, RankNews::Exited(failure.clone()));
+    let actions = report(&mut engine, at(10.0), 1, RankReport::Exited(failure.clone()));
 
     let outcome = Outcome::Failed {
         failure: Failure { message: "rank 1: no such file".to_owned(), ..failure },
@@ -687,12 +699,12 @@ fn bad_input_ends_the_job() {
 }
 
 #[test]
-fn pauses_grow_until_the_restart_limit_ends_the_job() {
+fn backoffs_grow_until_the_restart_limit_ends_the_job() {
     let mut engine = training(&[1]);
     let mut pauses = Vec::new();
     let mut now = at(10.0);
     while engine.outcome().is_none() {
-        say(&mut engine, now, 0, crashed());
+        report(&mut engine, now, 0, crashed());
         let deadline = engine.deadline().filter(|_| engine.status().phase == PhaseName::Backoff);
         if let Some(until) = deadline {
             pauses.push(until.since(now).as_secs_f64());
@@ -701,7 +713,7 @@ fn pauses_grow_until_the_restart_limit_ends_the_job() {
         }
     }
 
-    // A quarter more or less, so that jobs that failed together do not try again together.
+    // Varied by up to a quarter, so that jobs that failed together do not restart together.
     let [first, second] = pauses[..] else { panic!("{pauses:?}") };
     assert!((0.75..=1.25).contains(&first) && (1.5..=2.5).contains(&second), "{pauses:?}");
     let message = "4 generations ended without a new step, the last because rank 0: killed";
@@ -709,14 +721,14 @@ fn pauses_grow_until_the_restart_limit_ends_the_job() {
 }
 
 #[test]
-fn a_node_that_fails_again_and_again_is_left_out_for_a_while() {
+fn a_node_that_fails_repeatedly_is_quarantined() {
     let mut engine = training(&[1, 1]);
     engine.policy.min_ranks = 1;
-    say(&mut engine, at(10.0), 1, crashed());
-    assert_eq!(placed(&engine), ["node0", "node1"], "once may happen to anybody");
+    report(&mut engine, at(10.0), 1, crashed());
+    assert_eq!(placed(&engine), ["node0", "node1"], "a single failure does not count");
     all_ready(&mut engine, at(11.0), None);
     all_started(&mut engine, at(12.0));
-    say(&mut engine, at(13.0), 1, crashed());
+    report(&mut engine, at(13.0), 1, crashed());
     let until = engine.deadline().unwrap();
     tick(&mut engine, until);
     assert_eq!(placed(&engine), ["node0"]);
@@ -729,11 +741,11 @@ fn a_node_that_fails_again_and_again_is_left_out_for_a_while() {
 }
 
 #[test]
-fn those_who_are_left_out_come_back_if_the_others_hold_no_state() {
+fn quarantines_end_if_the_other_nodes_hold_no_state() {
     let mut engine = training(&[1, 1]);
     engine.policy.min_ranks = 1;
     for (failed, ready) in [(10.0, 11.0), (13.0, 16.0)] {
-        say(&mut engine, at(failed), 1, crashed());
+        report(&mut engine, at(failed), 1, crashed());
         if let Some(until) = engine.deadline().filter(|_| placed(&engine).is_empty()) {
             tick(&mut engine, until);
         }
@@ -744,32 +756,32 @@ fn those_who_are_left_out_come_back_if_the_others_hold_no_state() {
 }
 
 #[test]
-fn a_node_that_fails_is_kept_if_the_others_are_too_few() {
+fn a_failing_node_is_kept_if_the_others_are_too_few() {
     let mut engine = training(&[1, 1]);
-    say(&mut engine, at(10.0), 1, crashed());
+    report(&mut engine, at(10.0), 1, crashed());
     all_ready(&mut engine, at(11.0), None);
     all_started(&mut engine, at(12.0));
-    say(&mut engine, at(13.0), 1, crashed());
+    report(&mut engine, at(13.0), 1, crashed());
     let until = engine.deadline().unwrap();
     tick(&mut engine, until);
     assert_eq!(placed(&engine), ["node0", "node1"]);
 }
 
 #[test]
-fn a_new_step_forgives_earlier_failures() {
+fn a_new_step_resets_the_failure_count() {
     let mut engine = training(&[1]);
-    say(&mut engine, at(10.0), 0, crashed());
+    report(&mut engine, at(10.0), 0, crashed());
     all_ready(&mut engine, at(11.0), None);
     all_started(&mut engine, at(12.0));
-    say(&mut engine, at(13.0), 0, stepped(1));
+    report(&mut engine, at(13.0), 0, stepped(1));
 
-    assert!(opens(&say(&mut engine, at(14.0), 0, crashed()), 3));
+    assert!(opens(&report(&mut engine, at(14.0), 0, crashed()), 3));
 }
 
 // ---- losing nodes ----
 
 #[test]
-fn a_node_that_stays_away_is_given_up_after_its_grace() {
+fn a_node_that_stays_disconnected_is_given_up_after_its_grace_time() {
     let mut engine = training(&[1, 1]);
     engine.policy.min_ranks = 1;
     assert_eq!(detach(&mut engine, at(10.0), 1), []);
@@ -778,34 +790,34 @@ fn a_node_that_stays_away_is_given_up_after_its_grace() {
     let actions = tick(&mut engine, at(15.0));
 
     assert_eq!(launches(&actions), [launch(2, 1, &[(0, 0)])]);
-    assert_eq!(engine.status().recoveries[0].cause, "node node1 was away for 5 s");
+    assert_eq!(engine.status().recoveries[0].cause, "node node1 was disconnected for 5 s");
 }
 
 #[test]
-fn a_node_back_within_its_grace_with_its_ranks_changes_nothing() {
+fn a_node_that_reconnects_with_its_ranks_in_its_grace_time_changes_nothing() {
     let mut engine = training(&[1, 1]);
     detach(&mut engine, at(10.0), 1);
 
-    let actions = attach(&mut engine, at(14.0), 1, 1, holding(1, &[(1, RankPhase::Training)]));
+    let actions = attach(&mut engine, at(14.0), 1, 1, running(1, &[(1, RankPhase::Training)]));
 
     assert_eq!(actions, []);
     assert_eq!((engine.status().phase, engine.deadline()), (PhaseName::Training, None));
 }
 
 #[test]
-fn a_node_back_without_one_of_its_ranks_means_that_it_died() {
+fn a_rank_that_is_missing_after_a_reconnect_counts_as_dead() {
     let mut engine = training(&[1, 2]);
     detach(&mut engine, at(10.0), 1);
 
-    let actions = attach(&mut engine, at(11.0), 1, 2, holding(1, &[(1, RankPhase::Training)]));
+    let actions = attach(&mut engine, at(11.0), 1, 2, running(1, &[(1, RankPhase::Training)]));
 
     assert!(opens(&actions, 2));
-    let cause = "rank 2: rank 2 ended while node node1 was out of touch";
+    let cause = "rank 2: rank 2 ended while node node1 was disconnected";
     assert_eq!(engine.status().recoveries[0].cause, cause);
 }
 
 #[test]
-fn an_agent_that_restarted_without_its_ranks_means_a_new_generation() {
+fn an_agent_that_restarted_without_its_ranks_causes_a_new_generation() {
     let mut engine = training(&[1, 1]);
 
     let actions = attach(&mut engine, at(10.0), 1, 1, None);
@@ -816,21 +828,21 @@ fn an_agent_that_restarted_without_its_ranks_means_a_new_generation() {
 }
 
 #[test]
-fn ranks_that_are_done_need_their_node_no_more() {
+fn ranks_that_are_done_no_longer_need_their_node() {
     let mut engine = training(&[1, 1]);
-    say(&mut engine, at(10.0), 1, done(Outcome::Completed, "d"));
+    report(&mut engine, at(10.0), 1, done(Outcome::Completed, "d"));
     detach(&mut engine, at(10.0), 1);
     tick(&mut engine, at(15.0));
 
-    say(&mut engine, at(16.0), 0, done(Outcome::Completed, "d"));
+    report(&mut engine, at(16.0), 0, done(Outcome::Completed, "d"));
 
     assert_eq!(engine.outcome(), Some(&Outcome::Completed));
 }
 
 // ---- stale messages ----
 
-/// Feeds a message that must change nothing but the count of such messages.
-fn refused(mut engine: Engine, event: Event) {
+/// Handles a message that must only increase the count of stale messages.
+fn assert_rejected(mut engine: Engine, event: Event) {
     let (before, deadline) = (engine.status(), engine.deadline());
 
     assert_eq!(engine.handle(at(10.0), event), []);
@@ -841,39 +853,39 @@ fn refused(mut engine: Engine, event: Event) {
 }
 
 #[test]
-fn news_of_an_older_generation_are_refused_and_counted() {
+fn reports_of_an_older_generation_are_rejected_and_counted() {
     let mut engine = training(&[1, 1]);
-    say(&mut engine, at(5.0), 1, crashed());
-    let event = report(&engine, Generation(1), 0, crashed());
-    refused(engine, event);
+    report(&mut engine, at(5.0), 1, crashed());
+    let event = rank_event(&engine, Generation(1), 0, crashed());
+    assert_rejected(engine, event);
 }
 
 #[test]
-fn news_over_an_older_connection_are_refused_and_counted() {
+fn reports_over_an_older_connection_are_rejected_and_counted() {
     let mut engine = training(&[1]);
-    let event = report(&engine, Generation(1), 0, crashed());
-    attach(&mut engine, at(5.0), 0, 1, holding(1, &[(0, RankPhase::Training)]));
-    refused(engine, event);
+    let event = rank_event(&engine, Generation(1), 0, crashed());
+    attach(&mut engine, at(5.0), 0, 1, running(1, &[(0, RankPhase::Training)]));
+    assert_rejected(engine, event);
 }
 
 #[test]
-fn news_of_a_rank_that_another_node_runs_are_refused_and_counted() {
+fn reports_of_a_rank_that_another_node_runs_are_rejected_and_counted() {
     let engine = training(&[1, 1]);
-    let report = Report::Rank { generation: Generation(1), rank: Rank(1), news: crashed() };
+    let report = AgentReport::Rank { generation: Generation(1), rank: Rank(1), report: crashed() };
     let event = Event::Reported { node: node(0), attachment: Attachment(1), report };
-    refused(engine, event);
+    assert_rejected(engine, event);
 }
 
 // ---- checkpoints ----
 
 #[test]
-fn a_checkpoint_is_asked_for_only_while_ranks_train() {
+fn a_checkpoint_can_be_requested_only_while_ranks_train() {
     let checkpoint = Directive::Checkpoint { generation: Generation(1) };
     let actions = training(&[1]).handle(at(10.0), Event::Checkpoint);
     assert_eq!(actions, [send(0, 1, checkpoint)]);
 
     let mut early = meeting(&[1]);
-    let reason = "nothing trains: 1 ranks meet and take their state";
+    let reason = "no training is running: 1 ranks connect and restore their state";
     assert_eq!(early.can_checkpoint(), Err(reason.to_owned()));
     assert_eq!(early.handle(at(10.0), Event::Checkpoint), []);
 }
@@ -882,61 +894,66 @@ fn a_checkpoint_is_asked_for_only_while_ranks_train() {
 fn a_commit_is_persisted() {
     let mut engine = training(&[1]);
 
-    let actions = say(&mut engine, at(10.0), 0, RankNews::Saved(commit(1, 50)));
+    let actions = report(&mut engine, at(10.0), 0, RankReport::Saved(commit(1, 50)));
 
     assert_eq!(actions, [Action::Persist(Record::Saved(commit(1, 50)))]);
 }
 
 #[test]
-fn a_commit_told_in_a_hello_is_persisted_unless_a_newer_one_is_known() {
-    let told_in_hello = |engine: &mut Engine, step| {
-        let holding = Holding { commit: Some(commit(1, step)), ..holding(1, &[]).unwrap() };
+fn a_commit_in_a_hello_is_persisted_unless_a_newer_one_is_known() {
+    let attach_with_commit = |engine: &mut Engine, step| {
+        let held = RunningRanks { commit: Some(commit(1, step)), ..running(1, &[]).unwrap() };
         let ranks = vec![(Rank(0), RankPhase::Training)];
         detach(engine, at(10.0), 0);
-        attach(engine, at(10.0), 0, 1, Some(Holding { ranks, ..holding }))
+        attach(engine, at(10.0), 0, 1, Some(RunningRanks { ranks, ..held }))
     };
     let mut engine = training(&[1]);
 
-    assert_eq!(told_in_hello(&mut engine, 50), [Action::Persist(Record::Saved(commit(1, 50)))]);
+    assert_eq!(
+        attach_with_commit(&mut engine, 50),
+        [Action::Persist(Record::Saved(commit(1, 50)))]
+    );
 
-    assert_eq!(told_in_hello(&mut engine, 40), []);
+    assert_eq!(attach_with_commit(&mut engine, 40), []);
     assert_eq!(engine.status().commit, Some(commit(1, 50)));
 }
 
 // ---- loaders ----
 
-/// What is announced when a rank has skipped so many samples.
+/// Texts that are published when a rank reports this number of skipped samples.
 fn skips(engine: &mut Engine, rank: u32, skipped: u64) -> Vec<String> {
     let generation = engine.lifecycle.generation;
-    let event = report(engine, generation, rank, RankNews::Loader(loader(skipped)));
-    let announced = |action| match action {
-        Action::Announce(notice) if notice.kind == NoticeKind::SamplesSkipped => notice.message,
+    let event = rank_event(engine, generation, rank, RankReport::Loader(loader(skipped)));
+    let message = |action| match action {
+        Action::Publish(published) if published.kind == JobEventKind::SamplesSkipped => {
+            published.message
+        }
         other => panic!("{other:?}"),
     };
-    engine.handle(at(10.0), event).into_iter().map(announced).collect()
+    engine.handle(at(10.0), event).into_iter().map(message).collect()
 }
 
-fn loaders(engine: &Engine) -> Vec<Option<LoaderNews>> {
+fn loaders(engine: &Engine) -> Vec<Option<LoaderReport>> {
     engine.status().ranks.into_iter().map(|rank| rank.loader).collect()
 }
 
 #[test]
-fn the_newest_word_on_each_rank_s_loader_is_kept() {
+fn the_newest_report_of_each_rank_s_loader_is_kept() {
     let mut engine = training(&[1, 1]);
-    assert_eq!(say(&mut engine, at(10.0), 1, RankNews::Loader(LoaderNews::default())), []);
-    assert_eq!(say(&mut engine, at(11.0), 1, RankNews::Loader(loader(0))), []);
+    assert_eq!(report(&mut engine, at(10.0), 1, RankReport::Loader(LoaderReport::default())), []);
+    assert_eq!(report(&mut engine, at(11.0), 1, RankReport::Loader(loader(0))), []);
 
     assert_eq!(loaders(&engine), [None, Some(loader(0))]);
     assert_eq!(engine.status().skipped_samples, 0);
 }
 
 #[test]
-fn a_rank_that_is_gone_loses_its_loader_and_late_words_on_it_change_nothing() {
+fn the_loader_of_a_dead_rank_is_removed_and_late_reports_change_nothing() {
     let mut engine = training(&[1, 1]);
     detach(&mut engine, at(9.0), 1);
     skips(&mut engine, 0, 2);
-    // Node 1, which is away, keeps the generation open.
-    say(&mut engine, at(10.0), 0, crashed());
+    // Node 1 is disconnected, so the generation stays open.
+    report(&mut engine, at(10.0), 0, crashed());
     assert_eq!(loaders(&engine), [None, None]);
 
     assert_eq!(skips(&mut engine, 0, 3), [""; 0]);
@@ -946,17 +963,17 @@ fn a_rank_that_is_gone_loses_its_loader_and_late_words_on_it_change_nothing() {
 }
 
 #[test]
-fn a_new_generation_knows_nothing_of_loaders_until_they_tell() {
+fn a_new_generation_has_no_loader_status_before_the_first_reports() {
     let mut engine = training(&[1, 1]);
     skips(&mut engine, 0, 2);
 
-    say(&mut engine, at(10.0), 1, crashed());
+    report(&mut engine, at(10.0), 1, crashed());
 
     assert_eq!(loaders(&engine), [None, None]);
 }
 
 #[test]
-fn skipped_samples_are_announced_at_the_first_and_at_each_tenfold() {
+fn skipped_samples_are_published_at_the_first_one_and_at_each_tenfold() {
     let mut engine = training(&[1]);
     let bad = "the last: train.beton: sample 7: no JPEG at byte 4096";
 
@@ -980,12 +997,12 @@ fn skipped_samples_of_all_ranks_add_up() {
 }
 
 #[test]
-fn a_survivor_s_skipped_samples_are_neither_announced_nor_counted_again_under_its_new_rank() {
+fn a_survivor_s_skipped_samples_are_not_published_or_counted_again_under_its_new_rank() {
     let mut engine = training(&[1, 1]);
     skips(&mut engine, 1, 5);
     detach(&mut engine, at(9.0), 0);
     tick(&mut engine, at(14.0));
-    attach(&mut engine, at(15.0), 2, 1, holding(1, &[]));
+    attach(&mut engine, at(15.0), 2, 1, running(1, &[]));
     assert_eq!(engine.status().ranks[0].node, node(1), "node 1 runs rank 0 now");
 
     assert_eq!(skips(&mut engine, 0, 6), [""; 0]);
@@ -994,34 +1011,34 @@ fn a_survivor_s_skipped_samples_are_neither_announced_nor_counted_again_under_it
 }
 
 #[test]
-fn the_successor_of_a_dead_rank_skips_samples_of_its_own() {
+fn the_replacement_of_a_dead_rank_counts_its_skipped_samples_from_zero() {
     let mut engine = training(&[1]);
     skips(&mut engine, 0, 5);
-    say(&mut engine, at(10.0), 0, crashed());
+    report(&mut engine, at(10.0), 0, crashed());
 
-    assert_eq!(skips(&mut engine, 0, 7).len(), 1, "announced anew");
+    assert_eq!(skips(&mut engine, 0, 7).len(), 1, "published again");
 
     assert_eq!(engine.status().skipped_samples, 12);
 }
 
 #[test]
-fn a_smaller_count_is_another_process_s() {
+fn a_smaller_count_comes_from_another_process() {
     let mut engine = training(&[1]);
     skips(&mut engine, 0, 5);
 
-    assert_eq!(skips(&mut engine, 0, 2).len(), 1, "announced anew");
+    assert_eq!(skips(&mut engine, 0, 2).len(), 1, "published again");
 
     assert_eq!(engine.status().skipped_samples, 7);
 }
 
-// ---- the end ----
+// ---- end of the job ----
 
 #[test]
 fn all_done_ends_the_job() {
     let mut engine = training(&[1, 1]);
-    assert_eq!(say(&mut engine, at(10.0), 0, done(Outcome::Completed, "d")), []);
+    assert_eq!(report(&mut engine, at(10.0), 0, done(Outcome::Completed, "d")), []);
 
-    let actions = say(&mut engine, at(10.0), 1, done(Outcome::Completed, "d"));
+    let actions = report(&mut engine, at(10.0), 1, done(Outcome::Completed, "d"));
 
     assert_eq!(actions[0], Action::Persist(Record::Ended(Outcome::Completed)));
     let dismiss = Directive::Dismiss { outcome: Outcome::Completed };
@@ -1031,9 +1048,9 @@ fn all_done_ends_the_job() {
 #[test]
 fn ranks_that_disagree_on_the_final_digest_fail_the_job() {
     let mut engine = training(&[1, 1]);
-    say(&mut engine, at(10.0), 0, done(Outcome::Completed, "one"));
+    report(&mut engine, at(10.0), 0, done(Outcome::Completed, "one"));
 
-    say(&mut engine, at(10.0), 1, done(Outcome::Completed, "another"));
+    report(&mut engine, at(10.0), 1, done(Outcome::Completed, "another"));
 
     assert!(failure_of(&engine).message.starts_with("ranks ended with different states"));
 }
@@ -1042,15 +1059,15 @@ fn ranks_that_disagree_on_the_final_digest_fail_the_job() {
 fn ranks_may_have_been_drained_for_different_reasons() {
     let mut engine = training(&[1, 1]);
     let because = |reason: &str| Outcome::Drained { reason: reason.to_owned() };
-    say(&mut engine, at(10.0), 0, done(because("spot notice"), "d"));
+    report(&mut engine, at(10.0), 0, done(because("spot notice"), "d"));
 
-    say(&mut engine, at(10.0), 1, done(because("node node0: spot notice"), "d"));
+    report(&mut engine, at(10.0), 1, done(because("node node0: spot notice"), "d"));
 
     assert_eq!(engine.outcome(), Some(&because("spot notice")));
 }
 
 #[test]
-fn an_agent_that_comes_after_the_end_is_dismissed() {
+fn an_agent_that_attaches_after_the_end_is_dismissed() {
     let mut engine = ended();
 
     let actions = attach(&mut engine, at(10.0), 0, 1, None);
@@ -1068,16 +1085,16 @@ fn draining_while_gathering_ends_the_job() {
 }
 
 #[test]
-fn draining_while_training_is_told_to_all_and_ends_when_all_are_done() {
+fn draining_while_training_is_sent_to_all_and_ends_when_all_are_done() {
     let mut engine = training(&[1, 1]);
 
     let actions = drain(&mut engine, at(10.0));
 
-    let told = Directive::Drain { generation: Generation(1), reason: "a user asked".to_owned() };
-    assert_eq!(actions, [send(0, 1, told.clone()), send(1, 2, told)]);
+    let drain = Directive::Drain { generation: Generation(1), reason: "a user asked".to_owned() };
+    assert_eq!(actions, [send(0, 1, drain.clone()), send(1, 2, drain)]);
     assert_eq!(engine.status().reason, "draining: a user asked; 100 s to save and stop");
-    say(&mut engine, at(11.0), 0, done(drained(), "d"));
-    say(&mut engine, at(11.0), 1, done(drained(), "d"));
+    report(&mut engine, at(11.0), 0, done(drained(), "d"));
+    report(&mut engine, at(11.0), 1, done(drained(), "d"));
     assert_eq!(engine.outcome(), Some(&drained()));
 }
 
@@ -1094,49 +1111,49 @@ fn draining_while_ranks_start_ends_the_job_once_it_is_known_that_none_holds_stat
 #[test]
 fn draining_while_survivors_join_saves_what_they_hold() {
     let mut engine = training(&[1, 1]);
-    say(&mut engine, at(10.0), 1, crashed());
+    report(&mut engine, at(10.0), 1, crashed());
     assert_eq!(drain(&mut engine, at(10.1)), []);
 
-    say(&mut engine, at(11.0), 0, ready(0, Some(70)));
-    say(&mut engine, at(11.0), 1, ready(1, None));
+    report(&mut engine, at(11.0), 0, ready(0, Some(70)));
+    report(&mut engine, at(11.0), 1, ready(1, None));
     all_started(&mut engine, at(12.0));
 
     assert_eq!(engine.status().phase, PhaseName::Draining);
 }
 
 #[test]
-fn draining_while_ranks_meet_is_told_once_they_train() {
+fn draining_while_ranks_meet_is_sent_once_they_train() {
     let mut engine = meeting(&[1]);
     assert_eq!(drain(&mut engine, at(1.5)), []);
 
-    let actions = say(&mut engine, at(2.0), 0, started());
+    let actions = report(&mut engine, at(2.0), 0, started());
 
-    let told = Directive::Drain { generation: Generation(1), reason: "a user asked".to_owned() };
-    assert_eq!(actions, [send(0, 1, told)]);
+    let drain = Directive::Drain { generation: Generation(1), reason: "a user asked".to_owned() };
+    assert_eq!(actions, [send(0, 1, drain)]);
 }
 
 #[test]
-fn draining_in_a_pause_opens_the_next_generation_at_once() {
-    assert!(opens(&drain(&mut pausing(), at(11.1)), 3));
+fn draining_during_a_backoff_opens_the_next_generation_at_once() {
+    assert!(opens(&drain(&mut backing_off(), at(11.1)), 3));
 }
 
 #[test]
-fn draining_while_settling_goes_on_with_the_next_generation() {
-    let mut engine = settling();
+fn draining_while_detecting_continues_with_the_next_generation() {
+    let mut engine = detecting();
     assert_eq!(drain(&mut engine, at(10.1)), []);
     assert!(opens(&tick(&mut engine, at(10.5)), 2));
     assert!(engine.status().drain.is_some());
 }
 
 #[test]
-fn draining_while_reattaching_is_told_once_all_are_there() {
+fn draining_while_reattaching_is_sent_once_all_nodes_are_attached() {
     let mut engine = reattaching(&[1]);
     assert_eq!(drain(&mut engine, at(0.1)), []);
 
-    let actions = attach(&mut engine, at(0.2), 0, 1, holding(1, &[(0, RankPhase::Training)]));
+    let actions = attach(&mut engine, at(0.2), 0, 1, running(1, &[(0, RankPhase::Training)]));
 
-    let told = Directive::Drain { generation: Generation(1), reason: "a user asked".to_owned() };
-    assert_eq!(actions, [send(0, 1, told)]);
+    let drain = Directive::Drain { generation: Generation(1), reason: "a user asked".to_owned() };
+    assert_eq!(actions, [send(0, 1, drain)]);
 }
 
 #[test]
@@ -1147,15 +1164,15 @@ fn draining_after_the_end_changes_nothing() {
 }
 
 #[test]
-fn a_node_that_was_away_when_the_drain_was_told_is_told_on_its_return() {
+fn a_node_that_was_disconnected_gets_the_drain_when_it_reconnects() {
     let mut engine = training(&[1]);
     detach(&mut engine, at(10.0), 0);
     assert_eq!(drain(&mut engine, at(10.1)), []);
 
-    let actions = attach(&mut engine, at(11.0), 0, 1, holding(1, &[(0, RankPhase::Training)]));
+    let actions = attach(&mut engine, at(11.0), 0, 1, running(1, &[(0, RankPhase::Training)]));
 
-    let told = Directive::Drain { generation: Generation(1), reason: "a user asked".to_owned() };
-    assert_eq!(actions, [send(0, 2, told)]);
+    let drain = Directive::Drain { generation: Generation(1), reason: "a user asked".to_owned() };
+    assert_eq!(actions, [send(0, 2, drain)]);
 }
 
 #[test]
@@ -1166,14 +1183,17 @@ fn a_drain_that_takes_too_long_ends_the_job() {
 
     tick(&mut engine, at(110.0));
 
-    let reason = "a user asked; ranks did not stop in time, the last checkpoint counts".to_owned();
+    let reason =
+        "a user asked; ranks did not stop in time, so the job continues from the last checkpoint"
+            .to_owned();
     assert_eq!(engine.outcome(), Some(&Outcome::Drained { reason }));
 }
 
 #[test]
-fn a_node_that_must_go_drains_the_job() {
+fn a_leaving_node_drains_the_job_if_too_few_ranks_remain() {
     let mut engine = training(&[1]);
-    let report = Report::DrainRequested { reason: "spot notice".to_owned(), seconds_left: None };
+    let report =
+        AgentReport::NodeDeparting { reason: "spot notice".to_owned(), seconds_left: None };
 
     engine.handle(at(10.0), Event::Reported { node: node(0), attachment: Attachment(1), report });
 
@@ -1184,35 +1204,35 @@ fn a_node_that_must_go_drains_the_job() {
 // ---- after a restart of the coordinator ----
 
 #[test]
-fn training_that_went_on_without_the_coordinator_goes_on() {
+fn training_that_continued_without_the_coordinator_is_not_interrupted() {
     let mut engine = reattaching(&[1, 1]);
     assert_eq!(engine.deadline(), Some(at(5.0)));
 
     for number in [0, 1] {
-        let held = holding(1, &[(number, RankPhase::Training)]);
+        let held = running(1, &[(number, RankPhase::Training)]);
         assert_eq!(attach(&mut engine, at(1.0), number, 1, held), []);
     }
 
     let status = engine.status();
     assert_eq!((status.phase, status.generation), (PhaseName::Training, Generation(1)));
-    assert_eq!(status.reason, "2 ranks train; they went on while the coordinator was away");
+    assert_eq!(status.reason, "2 ranks train; they continued while the coordinator was away");
 }
 
 #[test]
-fn a_rank_that_died_without_the_coordinator_means_a_new_generation_once_all_are_heard() {
+fn a_rank_that_died_without_the_coordinator_causes_a_new_generation_once_all_have_reported() {
     let mut engine = reattaching(&[1, 1]);
-    assert_eq!(attach(&mut engine, at(1.0), 0, 1, holding(1, &[])), []);
+    assert_eq!(attach(&mut engine, at(1.0), 0, 1, running(1, &[])), []);
 
-    let held = holding(1, &[(1, RankPhase::Training)]);
+    let held = running(1, &[(1, RankPhase::Training)]);
     let actions = attach(&mut engine, at(2.0), 1, 1, held);
 
     assert_eq!(launches(&actions), [launch(2, 2, &[(0, 0)]), launch(2, 2, &[(1, 0)])]);
 }
 
 #[test]
-fn nodes_that_do_not_come_back_to_the_new_coordinator_are_given_up() {
+fn nodes_that_do_not_reattach_to_the_new_coordinator_are_given_up() {
     let mut engine = reattaching(&[1, 1]);
-    attach(&mut engine, at(1.0), 0, 1, holding(1, &[(0, RankPhase::Training)]));
+    attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, RankPhase::Training)]));
 
     let actions = tick(&mut engine, at(5.0));
 
@@ -1220,10 +1240,10 @@ fn nodes_that_do_not_come_back_to_the_new_coordinator_are_given_up() {
 }
 
 #[test]
-fn a_node_that_left_again_is_waited_for_even_after_a_restart() {
+fn a_node_that_disconnected_again_gets_its_grace_time_after_a_restart() {
     let mut engine = reattaching(&[1, 1, 1]);
     for number in [0, 1] {
-        let held = holding(1, &[(number, RankPhase::Waiting)]);
+        let held = running(1, &[(number, RankPhase::Waiting)]);
         attach(&mut engine, at(1.0), number, 1, held);
     }
     detach(&mut engine, at(3.0), 1);
@@ -1238,7 +1258,7 @@ fn a_node_that_left_again_is_waited_for_even_after_a_restart() {
 fn a_generation_that_was_never_launched_is_followed_by_another() {
     let mut engine = replay(&[opened(2, vec![placement(0, 0, 0)])]);
 
-    let actions = attach(&mut engine, at(1.0), 0, 1, holding(1, &[(0, RankPhase::Waiting)]));
+    let actions = attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, RankPhase::Waiting)]));
 
     assert_eq!(launches(&actions), [launch(3, 1, &[(0, 0)])]);
 }
@@ -1248,7 +1268,7 @@ fn ranks_that_finished_without_the_coordinator_end_the_job() {
     let mut engine = reattaching(&[1]);
     let phase = RankPhase::Done { outcome: Outcome::Completed, digest: "d".to_owned() };
 
-    attach(&mut engine, at(1.0), 0, 1, holding(1, &[(0, phase)]));
+    attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, phase)]));
 
     assert_eq!(engine.outcome(), Some(&Outcome::Completed));
 }
@@ -1260,7 +1280,7 @@ fn a_completed_job_stays_ended() {
 }
 
 #[test]
-fn a_drained_job_is_taken_up_again() {
+fn a_drained_job_is_resumed() {
     let saved = Record::Saved(commit(1, 50));
     let records = [opened(1, vec![placement(0, 0, 0)]), saved, Record::Ended(drained())];
     let mut engine = replay(&records);
@@ -1272,42 +1292,42 @@ fn a_drained_job_is_taken_up_again() {
 }
 
 #[test]
-fn a_journal_without_a_job_gives_no_machine() {
+fn a_journal_without_a_job_gives_no_engine() {
     assert!(Engine::replay(&spec(1), &[], at(0.0)).is_none());
 }
 
 // ---- reasons ----
 
 #[test]
-fn every_phase_tells_its_reason() {
+fn every_phase_has_a_reason() {
     let mut draining = training(&[1]);
     drain(&mut draining, at(10.0));
     let engines = [
         gathering(1),
-        pausing(),
+        backing_off(),
         forming(&[1]),
         meeting(&[1]),
         training(&[1]),
-        settling(),
+        detecting(),
         reattaching(&[1]),
         draining,
         ended(),
     ];
 
-    let told: Vec<String> = engines
+    let reasons: Vec<String> = engines
         .iter()
         .map(|engine| format!("{:?}: {}", engine.status().phase, engine.status().reason))
         .collect();
 
     assert_eq!(
-        told,
+        reasons,
         [
             "Gathering: waiting for agents",
-            "Backoff: pausing before restart 2 of 3: rank 1: killed",
+            "Backoff: waiting before restart 2 of 3: rank 1: killed",
             "Forming: waiting for 1 ranks to start",
-            "Meeting: 1 ranks meet and take their state",
+            "Meeting: 1 ranks connect and restore their state",
             "Training: 1 ranks train",
-            "Settling: rank 0 lost touch with the others: connection reset; waiting to hear who died",
+            "Detecting: rank 0 lost its connection to the others: connection reset; waiting to learn which ranks were lost",
             "Reattaching: the coordinator restarted and waits for its agents",
             "Draining: draining: a user asked; 100 s to save and stop",
             "Ended: stopped on request without a checkpoint",
@@ -1316,54 +1336,58 @@ fn every_phase_tells_its_reason() {
 }
 
 #[test]
-fn a_rank_that_holds_the_others_up_is_named_once_and_shown() {
+fn a_straggler_is_published_once_and_shown_in_the_status() {
     let mut engine = training(&[2]);
-    let pulse = |own_step_seconds| {
-        RankNews::Pulse(Pulse { own_step_seconds, step: Step(3), ..Pulse::default() })
+    let heartbeat = |own_step_seconds| {
+        RankReport::Heartbeat(RankHeartbeat {
+            own_step_seconds,
+            step: Step(3),
+            ..RankHeartbeat::default()
+        })
     };
-    let mut told = Vec::new();
+    let mut actions = Vec::new();
     for second in 10..40u32 {
         let now = at(f64::from(second));
         for (rank, seconds) in [(0, 0.2), (1, 0.5)] {
-            let event = report(&engine, engine.lifecycle.generation, rank, pulse(seconds));
-            told.extend(engine.handle(now, event));
+            let event = rank_event(&engine, engine.lifecycle.generation, rank, heartbeat(seconds));
+            actions.extend(engine.handle(now, event));
         }
     }
-    let [Action::Announce(notice)] = &told[..] else { panic!("{told:?}") };
-    assert_eq!(notice.kind, NoticeKind::Straggler);
+    let [Action::Publish(published)] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!(published.kind, JobEventKind::Straggler);
     assert!(
-        notice.message.contains("rank 1") && notice.message.contains("2.5 times"),
-        "{notice:?}"
+        published.message.contains("rank 1") && published.message.contains("2.5 times"),
+        "{published:?}"
     );
     let status = engine.status();
-    assert_eq!((status.ranks[0].slowness, status.ranks[1].slowness), (Some(1.0), Some(2.5)));
-    assert_eq!(status.ranks[1].heard_at, Some(at(39.0)));
+    assert_eq!((status.ranks[0].slowdown, status.ranks[1].slowdown), (Some(1.0), Some(2.5)));
+    assert_eq!(status.ranks[1].heartbeat_at, Some(at(39.0)));
 }
 
 #[test]
 fn a_save_that_failed_is_shown_until_one_succeeds() {
     let mut engine = training(&[1]);
     let problem = SaveProblem::from("the disk is full".to_owned());
-    say(&mut engine, at(10.0), 0, RankNews::SaveFailed(problem));
+    report(&mut engine, at(10.0), 0, RankReport::SaveFailed(problem));
     assert_eq!(engine.status().save_problem.as_deref(), Some("the disk is full"));
     assert_eq!(engine.status().phase, PhaseName::Training);
 
-    say(&mut engine, at(20.0), 0, RankNews::Saved(commit(1, 7)));
+    report(&mut engine, at(20.0), 0, RankReport::Saved(commit(1, 7)));
     assert_eq!(engine.status().save_problem, None);
 }
 
 #[test]
-fn a_job_whose_store_another_coordinator_holds_ends_for_good() {
-    let refused = |fence| {
-        let message = "a newer generation has it".to_owned();
-        RankNews::SaveFailed(SaveProblem { message, fence: Some(Generation(fence)) })
+fn a_job_whose_store_another_coordinator_has_claimed_ends_for_good() {
+    let assert_rejected = |fence| {
+        let message = "a newer generation has claimed it".to_owned();
+        RankReport::SaveFailed(SaveProblem { message, fence: Some(Generation(fence)) })
     };
     let mut engine = training(&[1]);
-    // The fence of its own generation, and an older one's word.
-    say(&mut engine, at(10.0), 0, refused(1));
+    // A fence at the job's own generation does not count.
+    report(&mut engine, at(10.0), 0, assert_rejected(1));
     assert_eq!(engine.status().phase, PhaseName::Training);
 
-    let actions = say(&mut engine, at(11.0), 0, refused(2));
+    let actions = report(&mut engine, at(11.0), 0, assert_rejected(2));
 
     let Some(outcome @ Outcome::Failed { failure }) = engine.outcome() else { panic!() };
     assert_eq!((failure.class, outcome.exit_code()), (Class::TakenOver, exit::BAD_INPUT));
@@ -1371,30 +1395,30 @@ fn a_job_whose_store_another_coordinator_holds_ends_for_good() {
     let origin = Record::Created(engine.origin().clone());
     let records = [origin, Record::Ended(outcome.clone())];
     let restarted = Engine::replay(&spec(1), &records, at(0.0)).unwrap();
-    assert_eq!(restarted.outcome(), Some(outcome), "it must not take the store back");
+    assert_eq!(restarted.outcome(), Some(outcome), "a restart must not claim the store again");
 }
 
 #[test]
 fn a_generation_that_another_coordinator_has_opened_ends_the_job() {
     let mut engine = forming(&[1]);
 
-    engine.handle(at(1.0), Event::TakenOver { message: "generation 9 has it".to_owned() });
+    engine.handle(at(1.0), Event::TakenOver { message: "generation 9 has claimed it".to_owned() });
 
     let Some(Outcome::Failed { failure }) = engine.outcome() else { panic!() };
     assert_eq!(
         (failure.class, failure.message.as_str()),
-        (Class::TakenOver, "generation 9 has it")
+        (Class::TakenOver, "generation 9 has claimed it")
     );
 }
 
 #[test]
-fn a_warning_about_a_gpu_is_told_with_its_node() {
+fn a_warning_about_a_gpu_is_published_with_its_node() {
     let mut engine = training(&[1, 1]);
     let message = "GPU 3 has fallen off the bus (Xid 79)".to_owned();
 
-    let actions = reports(&mut engine, at(9.0), 1, Report::GpuWarning { message });
+    let actions = agent_report(&mut engine, at(9.0), 1, AgentReport::GpuWarning { message });
 
-    let [Action::Announce(notice)] = &actions[..] else { panic!("{actions:?}") };
-    assert_eq!(notice.kind, NoticeKind::GpuWarning);
-    assert_eq!(notice.message, "node node1: GPU 3 has fallen off the bus (Xid 79)");
+    let [Action::Publish(published)] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!(published.kind, JobEventKind::GpuWarning);
+    assert_eq!(published.message, "node node1: GPU 3 has fallen off the bus (Xid 79)");
 }

@@ -1,10 +1,10 @@
-//! From one phase to the next: see the drawing in [`engine`](super).
+//! Transitions from one phase to the next: see the diagram in [`engine`](super).
 
 use super::{
-    Action, Engine, NoticeKind, Record, Recovery,
-    elastic::Change,
+    Action, Engine, JobEventKind, Record, Recovery,
+    elastic::NodeChange,
     lifecycle::Phase,
-    membership::{Kind, World},
+    membership::{MemberKind, World},
     nodes::Node,
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Engine {
-    // ---- a generation begins ----
+    // ---- opening a generation ----
 
     pub(super) fn open_if_gathering(&mut self, now: Time) {
         if matches!(self.lifecycle.phase, Phase::Gathering) {
@@ -24,19 +24,21 @@ impl Engine {
         }
     }
 
-    /// Opens the next generation with whoever is attached, or waits for more.
+    /// Opens the next generation with the nodes that are attached, or waits for more nodes.
     pub(super) fn open(&mut self, now: Time) {
-        // Before all hold the state, a node that must go may be the only one that does.
-        let all_hold_it = self.lifecycle.training_world().is_some();
-        let counts = |node: &Node| node.leaving.is_none() || !all_hold_it;
-        let (slots, least) = (self.nodes.slots(counts), self.policy.min_ranks);
-        // Counted before anything is placed: while thousands of nodes gather, this is asked for each.
-        let placements = (slots >= least).then(|| self.nodes.offers(counts)).and_then(|offers| {
-            let placements = place_ranks(&offers, least, self.policy.max_ranks)?;
-            Some((offers, placements))
-        });
+        // Until all ranks hold the state, a leaving node may be the only one that does.
+        let all_hold_state = self.lifecycle.training_world().is_some();
+        let can_run_ranks = |node: &Node| node.departure.is_none() || !all_hold_state;
+        let (slots, min_ranks) = (self.nodes.slots(can_run_ranks), self.policy.min_ranks);
+        // Counted before ranks are placed: while thousands of nodes attach, this runs once for each of them.
+        let placements =
+            (slots >= min_ranks).then(|| self.nodes.offers(can_run_ranks)).and_then(|offers| {
+                let placements = place_ranks(&offers, min_ranks, self.policy.max_ranks)?;
+                Some((offers, placements))
+            });
         let Some((offers, placements)) = placements else {
-            let reason = format!("waiting for agents: {slots} of at least {least} ranks are here");
+            let reason =
+                format!("waiting for agents: {slots} of at least {min_ranks} ranks are available");
             return self.lifecycle.set_phase(now, Phase::Gathering, reason);
         };
         let generation = self.lifecycle.generation.next();
@@ -54,8 +56,8 @@ impl Engine {
             recovery.launched_at = Some(now);
             recovery.generation = generation;
         }
-        self.announce(
-            NoticeKind::GenerationOpened,
+        self.publish(
+            JobEventKind::GenerationOpened,
             format!("generation {generation} opened with {size} ranks"),
         );
         let until = now.after(self.policy.rendezvous);
@@ -80,7 +82,7 @@ impl Engine {
             ranks: world.ranks_of(node),
             replace: replace.to_vec(),
             restore: self.restore(),
-            hold: self.pauses.hold(),
+            pause: self.pauses.state(),
         };
         self.send(node, Directive::Launch(launch));
     }
@@ -90,7 +92,7 @@ impl Engine {
         let Some(peers) = world.begin() else { return };
         let holds_state = world.holds_state();
         if !holds_state && self.nodes.end_all_quarantines() {
-            // Those who are left out may hold it.
+            // Quarantined nodes may hold state.
             return self.open(now);
         }
         if let Some(drain) = self.drain.as_ref().filter(|_| !holds_state) {
@@ -99,12 +101,12 @@ impl Engine {
         }
         let Some(world) = self.lifecycle.take_world() else { return };
         let generation = self.lifecycle.generation;
-        if let Some(recovery) = self.recoveries.under_way(generation) {
+        if let Some(recovery) = self.recoveries.in_progress(generation) {
             recovery.torn_down_at = world.holders_ready_at().or(recovery.launched_at);
             recovery.ready_at = Some(now);
         }
         let until = now.after(self.policy.rendezvous);
-        let reason = format!("{} ranks meet and take their state", world.size());
+        let reason = format!("{} ranks connect and restore their state", world.size());
         self.lifecycle.set_phase(now, Phase::Meeting { world, until }, reason);
         self.send_to_world(&Directive::Begin { generation, peers });
     }
@@ -116,7 +118,7 @@ impl Engine {
         }
         let Some(world) = self.lifecycle.take_world() else { return };
         let reason = format!("{} ranks train", world.size());
-        if let Some(recovery) = self.recoveries.under_way(self.lifecycle.generation) {
+        if let Some(recovery) = self.recoveries.in_progress(self.lifecycle.generation) {
             recovery.started_at = Some(now);
         }
         self.train(now, world, reason);
@@ -124,33 +126,34 @@ impl Engine {
 
     fn train(&mut self, now: Time, world: World, reason: String) {
         self.lifecycle.set_phase(now, Phase::Training { world }, reason);
-        self.send_drain_if_wanted(now);
+        self.send_drain_if_requested(now);
         self.end_when_all_done(now);
-        self.adapt(now);
+        self.adapt_to_nodes(now);
     }
 
-    // ---- it changes ----
+    // ---- changing nodes ----
 
-    /// Opens a generation of other nodes, if some must go or have become ready.
-    pub(super) fn adapt(&mut self, now: Time) {
+    /// Opens a generation with other nodes, if some are leaving or have become ready.
+    pub(super) fn adapt_to_nodes(&mut self, now: Time) {
         let Some(world) = self.lifecycle.training_world() else { return };
-        // Who is away may have the furthest state; and what is all but done is better ended.
-        let all_train = world.all_are(&[Kind::Started]);
-        if self.drain.is_some() || self.nodes.away_from(world).is_some() || !all_train {
+        // A disconnected node may hold the newest state. If some ranks are done already, it is better to let the
+        // others finish too.
+        let all_train = world.all_are(&[MemberKind::Started]);
+        if self.drain.is_some() || self.nodes.disconnected_in(world).is_some() || !all_train {
             return;
         }
         match self.nodes.change(world) {
-            Some(Change::Leaves { node, reason, end }) => {
+            Some(NodeChange::Leaves { node, reason, end }) => {
                 match self.nodes.is_enough_without(&node, &self.policy) {
-                    true => self.regroup(now, &reason),
+                    true => self.change_nodes(now, &reason),
                     false => self.drain(now, reason, end),
                 }
             }
-            Some(Change::Joins { node, ranks }) => {
+            Some(NodeChange::Joins { node, ranks }) => {
                 let what = if ranks == 1 { "rank" } else { "ranks" };
                 let cause = format!("node {node} takes part with {ranks} {what} from here on");
-                self.announce(NoticeKind::Grows, cause.clone());
-                self.regroup(now, &cause);
+                self.publish(JobEventKind::NodesAdded, cause.clone());
+                self.change_nodes(now, &cause);
             }
             None => {
                 let until = now.after(self.policy.rendezvous);
@@ -161,8 +164,8 @@ impl Engine {
         }
     }
 
-    /// Opens a generation of other nodes although nothing failed. Every rank keeps its state.
-    fn regroup(&mut self, now: Time, cause: &str) {
+    /// Opens a generation with other nodes although nothing failed. Every rank keeps its state.
+    fn change_nodes(&mut self, now: Time, cause: &str) {
         self.begin_recovery(now, now, cause, true);
         self.open(now);
         self.release_leaving();
@@ -171,68 +174,70 @@ impl Engine {
     fn begin_recovery(&mut self, now: Time, lost_at: Time, cause: &str, planned: bool) {
         let (meter, spent) = (&self.accounting.meter, self.accounting.spent(now));
         self.actions.extend(self.recoveries.abandon(spent));
-        // The first word of it may be older than this moment.
+        // The first report may be older than `now`.
         let metered_from = meter.read(lost_at).min(spent);
         let step = self.results.reached;
         let recovery = Recovery::new(self.lifecycle.generation, cause, lost_at, step);
         self.recoveries.begin(Recovery { planned, metered_from, ..recovery });
     }
 
-    // ---- it is lost ----
+    // ---- losing ranks ----
 
-    /// No rank of `world` goes on; waits for news of who is missing.
+    /// Stops the generation, and waits for reports that show which ranks were lost.
     pub(super) fn wait_for_losses(
         &mut self,
         now: Time,
         world: World,
         (until, lost_at): (Time, Time),
         failure: Failure,
-        otherwise: &str,
+        suffix: &str,
     ) {
-        let reason = match self.nodes.away_from(&world) {
-            Some(node) => format!("{failure}; waiting for node {node}, which is away"),
-            None => format!("{failure}{otherwise}"),
+        let reason = match self.nodes.disconnected_in(&world) {
+            Some(node) => format!("{failure}; waiting for node {node}, which is disconnected"),
+            None => format!("{failure}{suffix}"),
         };
-        let phase = Phase::Settling { world, until, lost_at, failure };
+        let phase = Phase::Detecting { world, until, lost_at, failure };
         self.lifecycle.set_phase(now, phase, reason);
-        self.fail_when_losses_are_known(now);
+        self.fail_once_losses_are_known(now);
     }
 
-    /// Goes on once it is known who is missing, or enough time has passed.
-    pub(super) fn fail_when_losses_are_known(&mut self, now: Time) {
-        let Phase::Settling { world, until, lost_at, failure } = &self.lifecycle.phase else {
+    /// Continues once it is known which ranks were lost, or after the timeout.
+    pub(super) fn fail_once_losses_are_known(&mut self, now: Time) {
+        let Phase::Detecting { world, until, lost_at, failure } = &self.lifecycle.phase else {
             return;
         };
-        // If all lost touch, nobody is missing and nobody's death will be reported.
-        let known = world.has(Kind::Gone) || world.all_are(&[Kind::Lost]);
-        if self.nodes.away_from(world).is_none() && (known || *until <= now) {
+        // If all ranks lost their connection, none has died, and no death will be reported.
+        let known = world.has(MemberKind::Gone) || world.all_are(&[MemberKind::Lost]);
+        if self.nodes.disconnected_in(world).is_none() && (known || *until <= now) {
             let (lost_at, failure) = (*lost_at, failure.clone());
             self.fail(now, lost_at, failure);
         }
     }
 
-    /// Ranks that did not come as far as the others in time keep them waiting.
+    /// Ends a generation in which some ranks were not ready or not connected in time.
     pub(super) fn fail_late(&mut self, now: Time) {
         let (Phase::Forming { world, .. } | Phase::Meeting { world, .. }) = &self.lifecycle.phase
         else {
             return;
         };
         let late = world.late();
-        let names: Vec<String> = late.iter().map(|place| place.rank.to_string()).collect();
+        let ranks: Vec<String> = late.iter().map(|placement| placement.rank.to_string()).collect();
         let seconds = self.policy.rendezvous.as_secs_f64();
-        let cause = format!("rank {} did not meet the others in {seconds} s", names.join(", "));
-        // Who answers and holds state gets another chance: perhaps it waited for the others.
-        let hanging = late.into_iter().filter(|place| !world.holds_state_at(place.rank));
+        let cause =
+            format!("rank {} did not connect to the others in {seconds} s", ranks.join(", "));
+        // A rank that responds and holds state is kept: it may have waited for the others.
+        let hanging = late.into_iter().filter(|placement| !world.holds_state_at(placement.rank));
         self.lifecycle.hanging =
-            hanging.map(|place| (place.node.clone(), place.local_rank)).collect();
+            hanging.map(|placement| (placement.node.clone(), placement.local_rank)).collect();
         self.fail(now, now, crash(cause));
     }
 
-    /// The present generation is over, as was first heard at `lost_at`: a new one, a pause before it, or the end.
+    /// Ends the current generation, whose failure was first reported at `lost_at`: opens a new one, at once or after a
+    /// backoff, or ends the job.
     fn fail(&mut self, now: Time, lost_at: Time, failure: Failure) {
         let generation = self.lifecycle.generation;
         if self.divergences.is_rollback_due(generation) {
-            // What ended it was no failure.
+            // The generation ended for a rollback, which is not a failure.
             return self.open(now);
         }
         self.lifecycle.failures += 1;
@@ -250,13 +255,13 @@ impl Engine {
         if until <= now || self.drain.is_some() {
             return self.open(now);
         }
-        let reason = format!("pausing before restart {failures} of {limit}: {failure}");
+        let reason = format!("waiting before restart {failures} of {limit}: {failure}");
         self.lifecycle.set_phase(now, Phase::Backoff { until }, reason);
     }
 
-    /// Leaves out nodes that failed too often, while the others are enough and lose nothing by it.
+    /// Quarantines nodes that failed too often, if the other nodes are enough and no state is lost.
     fn quarantine_failing_nodes(&mut self, now: Time) {
-        let Phase::Settling { world, .. } = &self.lifecycle.phase else { return };
+        let Phase::Detecting { world, .. } = &self.lifecycle.phase else { return };
         for node in self.nodes.failing(world) {
             if self.nodes.is_enough_without(&node, &self.policy) {
                 self.quarantine(now, &node);
@@ -266,15 +271,15 @@ impl Engine {
 
     pub(super) fn quarantine(&mut self, now: Time, node: &NodeId) {
         if let Some(text) = self.nodes.quarantine(now, node) {
-            self.announce(NoticeKind::NodeRests, text);
+            self.publish(JobEventKind::NodeQuarantined, text);
         }
     }
 
-    // ---- the coordinator was restarted ----
+    // ---- restart of the coordinator ----
 
     pub(super) fn finish_reattaching(&mut self, now: Time) {
         let Phase::Reattaching { world, .. } = &self.lifecycle.phase else { return };
-        if !world.has(Kind::Unheard) {
+        if !world.has(MemberKind::Unknown) {
             self.give_up_reattaching(now);
         }
     }
@@ -285,20 +290,20 @@ impl Engine {
         let is_rollback_due = self.divergences.is_rollback_due(self.lifecycle.generation);
         if world.all_have_started() && !is_rollback_due {
             let reason = format!(
-                "{} ranks train; they went on while the coordinator was away",
+                "{} ranks train; they continued while the coordinator was away",
                 world.size()
             );
             return self.train(now, world, reason);
         }
-        let cause = "the coordinator restarted and not all ranks are still there".to_owned();
+        let cause = "the coordinator restarted, and some ranks are no longer running".to_owned();
         let failure = crash(cause.clone());
         let lost_at = lost_at.unwrap_or(now);
-        let phase = Phase::Settling { world, until: now, lost_at, failure };
+        let phase = Phase::Detecting { world, until: now, lost_at, failure };
         self.lifecycle.set_phase(now, phase, cause);
-        self.fail_when_losses_are_known(now);
+        self.fail_once_losses_are_known(now);
     }
 
-    // ---- the end ----
+    // ---- end of the job ----
 
     pub(super) fn end_when_all_done(&mut self, now: Time) {
         let Some(outcome) = self.lifecycle.world().and_then(World::outcome) else { return };
@@ -315,7 +320,7 @@ impl Engine {
         self.actions.extend(self.recoveries.abandon(self.accounting.spent(now)));
         self.actions.extend(self.accounting.persist(now));
         self.actions.push(Action::Persist(Record::Ended(outcome.clone())));
-        self.announce(NoticeKind::Ended, format!("job {outcome}"));
+        self.publish(JobEventKind::Ended, format!("job {outcome}"));
         let reason = outcome.to_string();
         self.lifecycle.set_phase(now, Phase::Ended { outcome: outcome.clone() }, reason);
         let nodes: Vec<NodeId> = self.nodes.keys().cloned().collect();
@@ -324,7 +329,7 @@ impl Engine {
         }
     }
 
-    /// Nothing that it does can be saved any more.
+    /// Ends the job because another coordinator has claimed its checkpoint store: nothing can be saved any more.
     pub(super) fn taken_over(&mut self, now: Time, message: String) {
         self.end(now, Outcome::Failed { failure: Failure { class: Class::TakenOver, message } });
     }

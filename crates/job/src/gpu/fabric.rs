@@ -1,29 +1,29 @@
-//! The network between nodes, and what NCCL is told about it.
+//! The network between nodes, and NCCL's settings for it.
 //!
-//! NCCL chooses by itself what it finds first, which may be a container's bridge. What is set here, and why:
+//! By default NCCL uses the first interface that it finds, which may be a container's bridge. Set here, and why:
 //!
-//! | variable | where | source |
+//! | variable | when | source |
 //! |---|---|---|
-//! | `NCCL_SOCKET_IFNAME` | several nodes: the interface with `--host`'s address, by which the others reach this one | NCCL's user guide, "Environment Variables"; `=` means this very name |
-//! | `FI_PROVIDER=efa` | EFA adapters and NCCL's plugin for them | AWS's guide to EFA with NCCL |
+//! | `NCCL_SOCKET_IFNAME` | on several nodes: the interface with `--host`'s address, on which other nodes reach this one | NCCL's user guide, "Environment Variables"; `=` means exactly this name |
+//! | `FI_PROVIDER=efa` | with EFA adapters and NCCL's plugin for them | AWS's guide to EFA with NCCL |
 //!
-//! What the user's environment has stays; where NCCL's own file (`/etc/nccl.conf`) names an interface too, what is set
-//! here counts. `FI_EFA_USE_DEVICE_RDMA` is not set: by itself libfabric takes RDMA where adapters have it, and with the
-//! variable it ends programs where they have not (`fi_efa(7)`).
+//! A variable that the user has set is not changed. If NCCL's configuration file (`/etc/nccl.conf`) names an interface
+//! too, the variable takes precedence. `FI_EFA_USE_DEVICE_RDMA` is not set: libfabric uses RDMA by default if the
+//! adapters support it, and with the variable it ends the program if they do not (`fi_efa(7)`).
 
-/// What a node has.
+/// Network hardware and software of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fabric {
-    /// The interface by which other nodes reach this one; none where there are no others.
+    /// Interface on which other nodes reach this one; `None` if they cannot.
     pub interface: Option<String>,
     /// Number of Elastic Fabric Adapters.
     pub efa_adapters: usize,
-    /// Whether NCCL's plugin for them, aws-ofi-nccl, is where NCCL looks for it.
+    /// Whether NCCL can find its plugin for these adapters, aws-ofi-nccl.
     pub has_plugin: bool,
 }
 
 impl Fabric {
-    /// What a rank's environment gets, beside what is set there.
+    /// Variables to add to a rank's environment; those for which `is_set` is true are left out.
     #[must_use]
     pub fn environment(&self, is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
         let mut variables = Vec::new();
@@ -37,15 +37,15 @@ impl Fabric {
         variables
     }
 
-    /// What a person should know before a job on several nodes is slow.
+    /// A warning for the user if NCCL will be slow between nodes.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         let is_idle = self.interface.is_some() && self.efa_adapters > 0 && !self.has_plugin;
         is_idle.then(|| {
             format!(
-                "this machine has {} EFA adapters, but no plugin of NCCL's for them was found (libnccl-net.so or \
-                 libnccl-net-ofi.so): without one NCCL takes TCP, which is several times slower; install aws-ofi-nccl, or \
-                 put its folder on LD_LIBRARY_PATH (on Amazon's images: /opt/amazon/ofi-nccl/lib)",
+                "this machine has {} EFA adapters, but NCCL's plugin for them was not found (libnccl-net.so or \
+                 libnccl-net-ofi.so): without it NCCL uses TCP, which is several times slower; install aws-ofi-nccl, or \
+                 add its folder to LD_LIBRARY_PATH (on Amazon's images: /opt/amazon/ofi-nccl/lib)",
                 self.efa_adapters
             )
         })
@@ -61,30 +61,31 @@ mod tests {
     }
 
     #[test]
-    fn nccl_is_told_which_network_leads_to_the_other_nodes() {
-        let told = p4d().environment(|_| false);
-        let told: Vec<_> = told.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    fn variables_select_interface_and_provider() {
+        let variables = p4d().environment(|_| false);
+        let variables: Vec<_> =
+            variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let all = [("NCCL_SOCKET_IFNAME", "=ens32"), ("FI_PROVIDER", "efa")];
-        assert_eq!(told, all);
+        assert_eq!(variables, all);
         assert_eq!(Fabric::default().environment(|_| false), []);
     }
 
     #[test]
-    fn what_the_user_has_set_stays() {
-        let told = p4d().environment(|name| name == "NCCL_SOCKET_IFNAME");
-        assert_eq!(told.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["FI_PROVIDER"]);
+    fn variables_of_the_user_are_not_changed() {
+        let variables = p4d().environment(|name| name == "NCCL_SOCKET_IFNAME");
+        assert_eq!(variables.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["FI_PROVIDER"]);
     }
 
     #[test]
-    fn adapters_that_nccl_cannot_use_are_told_of_where_there_are_other_nodes() {
-        let lacks = Fabric { has_plugin: false, ..p4d() };
-        assert_eq!(lacks.environment(|_| false).len(), 1);
+    fn adapters_without_plugin_are_warned_about_if_other_nodes_can_reach_this_one() {
+        let without_plugin = Fabric { has_plugin: false, ..p4d() };
+        assert_eq!(without_plugin.environment(|_| false).len(), 1);
         assert!(
-            lacks
+            without_plugin
                 .warning()
                 .is_some_and(|text| text.contains("4 EFA adapters") && text.contains("ofi-nccl"))
         );
         assert_eq!(p4d().warning(), None);
-        assert_eq!(Fabric { interface: None, ..lacks }.warning(), None);
+        assert_eq!(Fabric { interface: None, ..without_plugin }.warning(), None);
     }
 }

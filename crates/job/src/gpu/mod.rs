@@ -1,14 +1,14 @@
-//! A node's GPUs: which of them its ranks have, whether they are well, and whether they are free.
+//! Rules about a node's GPUs: which GPU each rank uses, whether it is healthy, and whether its memory is free.
 //!
-//! The agent asks NVIDIA's driver through NVML and passes on what it is told; what follows is decided here, so that
-//! it is tested with made-up devices.
+//! The agent queries NVIDIA's driver through NVML. The decisions are made here, so that they can be tested with fake
+//! devices.
 //!
 //! | module | what it decides |
 //! |---|---|
-//! | [`visible`] | which device a local rank has, and in which words its process is told |
-//! | [`health`] | whether a GPU may take part |
+//! | [`visible`] | which device a local rank uses, and the environment variables that select it |
+//! | [`health`] | whether a GPU may be used |
 //! | [`reclaim`] | whether the memory of a rank that ended is free again |
-//! | [`fabric`] | what NCCL is told of the network between nodes |
+//! | [`fabric`] | NCCL's settings for the network between nodes |
 //! | [`xid`] | what the driver's error numbers mean |
 
 pub mod fabric;
@@ -19,18 +19,18 @@ pub mod xid;
 
 use std::fmt;
 
-/// A GPU, or a part of one (MIG), that one local rank has.
+/// A GPU, or a part of one (MIG), that one local rank uses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Device {
-    /// The GPU's number as `nvidia-smi` has it.
+pub struct GpuDevice {
+    /// The GPU's number as `nvidia-smi` shows it.
     pub gpu: u32,
-    /// Its UUID, or that of the part; unknown of a GPU that has fallen off the bus.
+    /// UUID of the GPU or of the part; unknown if the GPU has fallen off the bus.
     pub uuid: Option<String>,
-    /// Whether it is a part of its GPU.
+    /// Whether this is a part of a GPU (MIG).
     pub is_part: bool,
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for GpuDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.uuid, self.is_part) {
             (Some(uuid), true) => write!(f, "GPU {} (part {uuid})", self.gpu),

@@ -1,95 +1,101 @@
-//! Whether the memory of a rank that ended is free again.
+//! Whether the GPU memory of a rank that ended is free again.
 //!
-//! The driver takes a process's memory back after its end. A successor that allocates before that runs out of memory
-//! on a GPU that is as good as free, so it waits: for processes that have ended and are still told to hold memory.
-//! In a container the driver's process numbers are the host's, and every process of another container looks as if
-//! it had ended; whoever was waited for in vain is therefore not waited for again.
+//! The driver frees a process's memory some time after the process ended. A new rank that allocates before that runs
+//! out of memory, so it waits for ended processes that the driver still lists as holding memory. In a container the
+//! driver reports the host's process ids, so every process of another container looks as if it had ended; a process for
+//! which the timeout expired is therefore not waited for again.
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::Device;
+use super::GpuDevice;
 use crate::time::Time;
 
-/// The longest that a rank waits for memory. The driver needs a fraction of a second, or forever.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest time that a rank waits for memory. Usually the driver needs a fraction of a second.
+pub const RECLAIM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often to look while a rank waits.
-pub const LOOK: Duration = Duration::from_millis(100);
+/// Time between two checks while a rank waits.
+pub const RECLAIM_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A process that holds memory of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// Its number.
+pub struct MemoryHolder {
+    /// Process id, as the driver reports it.
     pub pid: u32,
-    /// Bytes, if the driver tells.
+    /// Memory held, in bytes; `None` if the driver does not report it.
     pub bytes: Option<u64>,
-    /// Whether it lives, as far as can be seen from here.
-    pub lives: bool,
+    /// Whether the process runs, as far as this process can see.
+    pub is_alive: bool,
 }
 
-/// Who holds memory of one device, beside this node's ranks.
+/// Waits for the memory of one device that processes other than this agent's ranks hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reclaim {
-    /// Since when a rank waits.
+pub struct MemoryReclaim {
+    /// When the present wait began.
     since: Option<Time>,
-    /// Whom nobody needs to hear of again: strangers that were told of, and those waited for in vain.
+    /// Process ids that were reported already: running processes, and ended ones for which the timeout expired.
     known: BTreeSet<u32>,
 }
 
-/// What a look came to.
+/// Result of one check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
-    /// What a user should know.
+pub struct ReclaimCheck {
+    /// Warnings for the user.
     pub warnings: Vec<String>,
-    /// Look again so much later; none: the rank can have the device.
-    pub again: Option<Duration>,
+    /// Time until the next check; `None`: the rank can use the device.
+    pub check_again_after: Option<Duration>,
 }
 
-impl Reclaim {
-    /// Another rank wants the device: whoever waited before it waits no more.
-    pub fn begin(&mut self) {
+impl MemoryReclaim {
+    /// Begins a new wait, for another rank process; the previous wait is over.
+    pub fn reset(&mut self) {
         self.since = None;
     }
 
-    /// A rank wants the device, and these processes hold memory of it.
-    pub fn look(&mut self, now: Time, device: &Device, holders: &[Holder]) -> Look {
-        // A number that is free again may be another process's next time.
+    /// Checks the processes that hold memory of the device.
+    pub fn check(
+        &mut self,
+        now: Time,
+        device: &GpuDevice,
+        holders: &[MemoryHolder],
+    ) -> ReclaimCheck {
+        // The system may reuse the id of a process that is gone.
         self.known.retain(|pid| holders.iter().any(|holder| holder.pid == *pid));
-        let news = || holders.iter().filter(|holder| !self.known.contains(&holder.pid));
-        let strangers: Vec<_> = news().filter(|holder| holder.lives).cloned().collect();
-        let ended: Vec<_> = news().filter(|holder| !holder.lives).cloned().collect();
+        let unknown = || holders.iter().filter(|holder| !self.known.contains(&holder.pid));
+        let others: Vec<_> = unknown().filter(|holder| holder.is_alive).cloned().collect();
+        let ended: Vec<_> = unknown().filter(|holder| !holder.is_alive).cloned().collect();
         let mut warnings = Vec::new();
-        for stranger in strangers {
-            let Holder { pid, .. } = stranger;
+        for other in others {
+            let MemoryHolder { pid, .. } = other;
             warnings.push(format!(
                 "{device} is used by another program too: process {} of its memory; if a rank runs out of \
-                 memory, end that program (`ps -fp {pid}` tells whose it is) or leave the GPU out with CUDA_VISIBLE_DEVICES",
-                holds(&stranger)
+                 memory, end that program (`ps -fp {pid}` shows it) or leave the GPU out with CUDA_VISIBLE_DEVICES",
+                holds(&other)
             ));
             self.known.insert(pid);
         }
         if ended.is_empty() {
             self.since = None;
-            return Look { warnings, again: None };
+            return ReclaimCheck { warnings, check_again_after: None };
         }
         let since = *self.since.get_or_insert(now);
-        if now.since(since) < PATIENCE {
-            return Look { warnings, again: Some(LOOK) };
+        if now.since(since) < RECLAIM_TIMEOUT {
+            return ReclaimCheck { warnings, check_again_after: Some(RECLAIM_POLL_INTERVAL) };
         }
         self.since = None;
-        let who: Vec<_> = ended.iter().map(holds).collect();
+        let processes: Vec<_> = ended.iter().map(holds).collect();
         warnings.push(format!(
             "{device} is not free after {} s: process {} of its memory, and has ended or belongs to another container; \
-             going on, and if the rank runs out of memory see `nvidia-smi`",
-            PATIENCE.as_secs(),
-            who.join(", process ")
+             the rank starts anyway; if it runs out of memory, see `nvidia-smi`",
+            RECLAIM_TIMEOUT.as_secs(),
+            processes.join(", process ")
         ));
         self.known.extend(ended.iter().map(|holder| holder.pid));
-        Look { warnings, again: None }
+        ReclaimCheck { warnings, check_again_after: None }
     }
 }
 
-fn holds(holder: &Holder) -> String {
+/// Process id and memory of a holder, for people.
+fn holds(holder: &MemoryHolder) -> String {
     match holder.bytes {
         Some(bytes) => format!("{} holds {} MiB", holder.pid, bytes >> 20),
         None => format!("{} holds some", holder.pid),
@@ -104,71 +110,71 @@ mod tests {
         Time(0).after(Duration::from_secs_f64(seconds))
     }
 
-    fn device() -> Device {
-        Device { gpu: 3, uuid: Some("GPU-3".to_owned()), is_part: false }
+    fn device() -> GpuDevice {
+        GpuDevice { gpu: 3, uuid: Some("GPU-3".to_owned()), is_part: false }
     }
 
-    fn ended(pid: u32) -> Holder {
-        Holder { pid, bytes: Some(5 << 30), lives: false }
+    fn ended(pid: u32) -> MemoryHolder {
+        MemoryHolder { pid, bytes: Some(5 << 30), is_alive: false }
     }
 
-    fn stranger(pid: u32) -> Holder {
-        Holder { lives: true, ..ended(pid) }
+    fn other(pid: u32) -> MemoryHolder {
+        MemoryHolder { is_alive: true, ..ended(pid) }
     }
 
-    fn free() -> Look {
-        Look::default()
+    fn free() -> ReclaimCheck {
+        ReclaimCheck::default()
     }
 
-    fn wait() -> Look {
-        Look { again: Some(LOOK), ..free() }
-    }
-
-    #[test]
-    fn a_free_device_is_given_at_once() {
-        assert_eq!(Reclaim::default().look(at(0.0), &device(), &[]), free());
+    fn wait() -> ReclaimCheck {
+        ReclaimCheck { check_again_after: Some(RECLAIM_POLL_INTERVAL), ..free() }
     }
 
     #[test]
-    fn a_rank_waits_until_the_driver_has_the_dead_ones_memory_back() {
-        let mut reclaim = Reclaim::default();
-        assert_eq!(reclaim.look(at(0.0), &device(), &[ended(7)]), wait());
-        assert_eq!(reclaim.look(at(0.1), &device(), &[ended(7)]), wait());
-        assert_eq!(reclaim.look(at(0.2), &device(), &[]), free());
+    fn free_device_can_be_used_at_once() {
+        assert_eq!(MemoryReclaim::default().check(at(0.0), &device(), &[]), free());
     }
 
     #[test]
-    fn a_rank_waits_ten_seconds_at_most_and_nobody_is_waited_for_twice() {
-        let mut reclaim = Reclaim::default();
-        assert_eq!(reclaim.look(at(0.0), &device(), &[ended(7)]), wait());
-        assert_eq!(reclaim.look(at(9.9), &device(), &[ended(7)]), wait());
-        let look = reclaim.look(at(10.0), &device(), &[ended(7)]);
-        assert_eq!(look.again, None);
-        assert!(look.warnings[0].contains("GPU 3 (GPU-3)"), "{look:?}");
-        assert!(look.warnings[0].contains("process 7 holds 5120 MiB"), "{look:?}");
-
-        assert_eq!(reclaim.look(at(20.0), &device(), &[ended(7)]), free());
-        assert_eq!(reclaim.look(at(30.0), &device(), &[ended(7), ended(8)]), wait());
-        assert_eq!(reclaim.look(at(39.9), &device(), &[ended(7), ended(8)]), wait());
-        // The rank that waited has ended, and its successor waits as long.
-        reclaim.begin();
-        assert_eq!(reclaim.look(at(60.0), &device(), &[ended(7), ended(8)]), wait());
+    fn rank_waits_until_the_driver_has_freed_memory() {
+        let mut reclaim = MemoryReclaim::default();
+        assert_eq!(reclaim.check(at(0.0), &device(), &[ended(7)]), wait());
+        assert_eq!(reclaim.check(at(0.1), &device(), &[ended(7)]), wait());
+        assert_eq!(reclaim.check(at(0.2), &device(), &[]), free());
     }
 
     #[test]
-    fn a_stranger_is_told_of_once_and_holds_nobody_up() {
-        let mut reclaim = Reclaim::default();
-        let look = reclaim.look(at(0.0), &device(), &[stranger(9)]);
-        assert_eq!((look.warnings.len(), look.again), (1, None));
-        assert!(look.warnings[0].contains("process 9 holds 5120 MiB"), "{look:?}");
-        assert_eq!(reclaim.look(at(1.0), &device(), &[stranger(9)]), free());
+    fn rank_waits_at_most_ten_seconds_and_only_once_for_each_process() {
+        let mut reclaim = MemoryReclaim::default();
+        assert_eq!(reclaim.check(at(0.0), &device(), &[ended(7)]), wait());
+        assert_eq!(reclaim.check(at(9.9), &device(), &[ended(7)]), wait());
+        let check = reclaim.check(at(10.0), &device(), &[ended(7)]);
+        assert_eq!(check.check_again_after, None);
+        assert!(check.warnings[0].contains("GPU 3 (GPU-3)"), "{check:?}");
+        assert!(check.warnings[0].contains("process 7 holds 5120 MiB"), "{check:?}");
+
+        assert_eq!(reclaim.check(at(20.0), &device(), &[ended(7)]), free());
+        assert_eq!(reclaim.check(at(30.0), &device(), &[ended(7), ended(8)]), wait());
+        assert_eq!(reclaim.check(at(39.9), &device(), &[ended(7), ended(8)]), wait());
+        // The waiting rank has ended; the next one may wait as long.
+        reclaim.reset();
+        assert_eq!(reclaim.check(at(60.0), &device(), &[ended(7), ended(8)]), wait());
     }
 
     #[test]
-    fn a_number_that_comes_back_is_another_process() {
-        let mut reclaim = Reclaim::default();
-        reclaim.look(at(0.0), &device(), &[stranger(9)]);
-        assert_eq!(reclaim.look(at(1.0), &device(), &[]), free());
-        assert_eq!(reclaim.look(at(2.0), &device(), &[ended(9)]), wait());
+    fn running_process_is_reported_once_and_not_waited_for() {
+        let mut reclaim = MemoryReclaim::default();
+        let check = reclaim.check(at(0.0), &device(), &[other(9)]);
+        assert_eq!((check.warnings.len(), check.check_again_after), (1, None));
+        assert!(check.warnings[0].contains("process 9 holds 5120 MiB"), "{check:?}");
+        assert_eq!(reclaim.check(at(1.0), &device(), &[other(9)]), free());
+    }
+
+    #[test]
+    fn reused_process_id_counts_as_another_process() {
+        let mut reclaim = MemoryReclaim::default();
+        reclaim.check(at(0.0), &device(), &[other(9)]);
+        assert_eq!(reclaim.check(at(1.0), &device(), &[]), free());
+        assert_eq!(reclaim.check(at(2.0), &device(), &[ended(9)]), wait());
     }
 }

@@ -1,62 +1,65 @@
-//! The connection to the coordinator, and what it orders.
+//! The connection to the coordinator, and its directives.
 
 use super::{
-    Action, Link, Session,
-    slot::{Process, Seat, Slot},
+    Action, ConnectionState, Session,
+    slot::{Assignment, Process, Slot},
 };
 use crate::{
     exit::Outcome,
-    gpu::xid::Suspicion,
+    gpu::xid::PossibleCause,
     ids::{Generation, Incarnation, LocalRank, Rank},
-    message::{Directive, Hello, Hold, Holding, Launch, RankCommand, RankPhase, Report},
+    message::{
+        AgentReport, Directive, Hello, Launch, PauseState, RankCommand, RankPhase, RunningRanks,
+    },
     time::Time,
 };
 
 impl Session {
     pub(super) fn connected(&mut self, now: Time) {
         if self.leaving.is_some() {
-            // Nobody should count on it any more.
+            // The coordinator must not assign ranks to this node any more.
             return;
         }
-        self.link = Link::Up;
+        self.connection = ConnectionState::Up;
         self.retries = 0;
-        self.farewell_until = None;
+        self.final_report_deadline = None;
         let hello = Hello {
             node: self.node.clone(),
             slots: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),
-            holding: self.holding(),
+            running: self.running_ranks(),
         };
-        self.actions.push(Action::Send(Report::Hello(hello)));
-        // What the coordinator heard before it knows to be old.
+        self.actions.push(Action::Send(AgentReport::Hello(hello)));
+        // The coordinator ignores evaluations that it has received before.
         let evaluations = self.evaluations.iter().cloned().map(Action::Send);
         self.actions.extend(evaluations);
         for message in std::mem::take(&mut self.warnings) {
             self.warn(message);
         }
-        self.report_going(now);
+        self.report_departure(now);
     }
 
     pub(super) fn disconnected(&mut self, now: Time) {
-        let pause = self.policy.reconnect * (1 << self.retries.min(4));
+        let pause = self.policy.first_retry_delay * (1 << self.retries.min(4));
         self.retries = self.retries.saturating_add(1);
-        let was_up = self.link == Link::Up;
-        self.link = Link::Down { retry_at: now.after(pause) };
-        if let Some(going) = self.going.as_ref().filter(|_| was_up) {
-            // Nobody else tells the ranks now.
-            let reason = going.reason.clone();
+        let was_up = self.connection == ConnectionState::Up;
+        self.connection = ConnectionState::Down { retry_at: now.after(pause) };
+        if let Some(departure) = self.departure.as_ref().filter(|_| was_up) {
+            // The coordinator cannot drain the ranks now.
+            let reason = departure.reason.clone();
             self.drain_ranks(reason);
         }
     }
 
-    pub(super) fn holding(&self) -> Option<Holding> {
+    /// The ranks of this node in the newest generation, for the hello.
+    pub(super) fn running_ranks(&self) -> Option<RunningRanks> {
         let generation = self.generation;
         let ranks: Vec<_> =
-            self.slots.iter().filter_map(|slot| slot.standing(generation)).collect();
+            self.slots.iter().filter_map(|slot| slot.hello_entry(generation)).collect();
         let known = generation != Generation(0);
-        known.then(|| Holding { generation, ranks, commit: self.commit.clone() })
+        known.then(|| RunningRanks { generation, ranks, commit: self.commit.clone() })
     }
 
-    pub(super) fn directed(&mut self, now: Time, directive: Directive) {
+    pub(super) fn handle_directive(&mut self, now: Time, directive: Directive) {
         if self.leaving.is_some() {
             return;
         }
@@ -64,27 +67,27 @@ impl Session {
             Directive::Launch(launch) if launch.generation > self.generation => {
                 self.launch(now, launch)
             }
-            // Told again, because an agent without ranks reconnected: all is done already, but for what has changed
-            // since.
+            // A repeated launch, because an agent without ranks reconnected. Only the pause state may have changed.
             Directive::Launch(launch) if launch.generation == self.generation => {
-                self.hold(launch.hold);
+                self.set_pause(launch.pause);
             }
             Directive::Begin { generation, peers } if generation == self.generation => {
                 self.begin(&peers);
             }
             Directive::Checkpoint { generation } if generation == self.generation => {
-                // One vote is enough. Were all to vote, one would do so after the step at which the
-                // others have saved, and there would be two checkpoints for one wish.
-                let is_first = |slot: &Slot| slot.seat.as_ref().is_some_and(|s| s.rank == Rank(0));
-                self.tell_where(is_first, &RankCommand::Checkpoint { generation });
+                // One vote is enough. If all ranks voted, a late vote could come after the step at which the others
+                // have saved, and there would be two checkpoints for one request.
+                let is_first =
+                    |slot: &Slot| slot.assignment.as_ref().is_some_and(|s| s.rank == Rank(0));
+                self.send_where(is_first, &RankCommand::Checkpoint { generation });
             }
             Directive::Drain { generation, reason } if generation == self.generation => {
-                self.tell_all(&RankCommand::Drain { generation, reason });
+                self.send_to_all(&RankCommand::Drain { generation, reason });
             }
-            Directive::Hold(hold) if hold.number > self.hold.number => self.hold(hold),
-            Directive::Heard { number } => {
-                if number == self.beats {
-                    self.round_trip = Some(now.since(self.beat_sent_at));
+            Directive::Pause(pause) if pause.number > self.pause.number => self.set_pause(pause),
+            Directive::HeartbeatAck { number } => {
+                if number == self.heartbeats_sent {
+                    self.round_trip = Some(now.since(self.heartbeat_sent_at));
                 }
             }
             Directive::Warm { local_ranks } => self.warm_up(&local_ranks),
@@ -99,23 +102,23 @@ impl Session {
             self.generation = launch.generation;
             self.evaluations.clear();
         }
-        if launch.hold.number > self.hold.number {
-            self.hold = launch.hold;
+        if launch.pause.number > self.pause.number {
+            self.pause = launch.pause;
         }
-        let paused = self.hold.paused;
-        self.farewell_until = None;
-        for (local_rank, seat) in self.seats(&launch) {
+        let paused = self.pause.paused;
+        self.final_report_deadline = None;
+        for (local_rank, assignment) in self.assignments(&launch) {
             let hangs = launch.replace.contains(&local_rank);
             let kill_at = now.after(self.policy.kill_after);
             let Some(slot) = self.slot_mut(local_rank) else { continue };
-            slot.seat = seat;
-            slot.heard = None;
+            slot.assignment = assignment;
+            slot.last_report = None;
             slot.warm = None;
-            match (&slot.process, &slot.seat) {
-                (Process::Alive { phase }, Some(seat)) if !hangs && phase.is_reusable() => {
-                    let command = seat.join(paused);
+            match (&slot.process, &slot.assignment) {
+                (Process::Alive { phase }, Some(assignment)) if !hangs && phase.is_reusable() => {
+                    let command = assignment.join(paused);
                     slot.process = Process::Alive { phase: RankPhase::Joining };
-                    self.actions.push(Action::Tell { local_rank, command });
+                    self.actions.push(Action::SendToRank { local_rank, command });
                 }
                 (Process::Alive { .. }, _) if hangs => {
                     slot.process = Process::Stopping { kill_at: None };
@@ -132,55 +135,60 @@ impl Session {
         }
     }
 
-    /// Each local rank with its place in the new generation, if it has one.
-    pub(super) fn seats(&self, launch: &Launch) -> Vec<(LocalRank, Option<Seat>)> {
+    /// Each local rank with its assignment in the new generation, if it has one.
+    pub(super) fn assignments(&self, launch: &Launch) -> Vec<(LocalRank, Option<Assignment>)> {
         let locals = (0u32..).zip(&self.slots).map(|(local, _)| LocalRank(local));
-        let seat_of = |local: LocalRank| {
+        let assignment_of = |local: LocalRank| {
             let (rank, _) = launch.ranks.iter().find(|(_, other)| *other == local)?;
-            Some(Seat {
+            Some(Assignment {
                 generation: launch.generation,
                 rank: *rank,
                 world_size: launch.world_size,
                 restore: launch.restore.clone(),
             })
         };
-        locals.map(|local| (local, seat_of(local))).collect()
+        locals.map(|local| (local, assignment_of(local))).collect()
     }
 
     pub(super) fn spawn_if_empty(&mut self, local_rank: LocalRank) {
-        let paused = self.hold.paused;
+        let paused = self.pause.paused;
         let Some(slot) = self.slot_mut(local_rank) else { return };
-        let (Process::Empty { .. }, Some(seat)) = (&slot.process, &slot.seat) else { return };
-        let command = seat.join(paused);
+        let (Process::Empty { .. }, Some(assignment)) = (&slot.process, &slot.assignment) else {
+            return;
+        };
+        let command = assignment.join(paused);
         self.spawn(local_rank);
-        self.actions.push(Action::Tell { local_rank, command });
+        self.actions.push(Action::SendToRank { local_rank, command });
     }
 
+    /// Starts processes in slots without a rank, so that they are ready when the node is needed.
     pub(super) fn warm_up(&mut self, local_ranks: &[LocalRank]) {
         for &local_rank in local_ranks {
-            let Some(slot) = self.slot_mut(local_rank).filter(|slot| slot.seat.is_none()) else {
+            let Some(slot) = self.slot_mut(local_rank).filter(|slot| slot.assignment.is_none())
+            else {
                 continue;
             };
             let is_ready = slot.warm == Some(true);
             slot.warm = Some(is_ready && slot.is_alive());
             match &slot.process {
                 Process::Empty { .. } => self.spawn(local_rank),
-                Process::Alive { .. } if is_ready => self.report(Report::Warm { local_rank }),
+                Process::Alive { .. } if is_ready => self.report(AgentReport::Warm { local_rank }),
                 Process::Alive { .. } => {
                     slot.process = Process::Stopping { kill_at: None };
                     self.actions.push(Action::Kill(local_rank));
                 }
-                // Another one follows.
+                // A new process is started after this one has ended.
                 Process::Stopping { .. } => {}
             }
         }
     }
 
-    pub(super) fn warm(&mut self, local_rank: LocalRank, incarnation: Incarnation) {
+    /// A process has loaded its libraries and the job.
+    pub(super) fn rank_warm(&mut self, local_rank: LocalRank, incarnation: Incarnation) {
         let Some(slot) = self.slot_mut(local_rank) else { return };
         if slot.incarnation == incarnation && slot.is_alive() && slot.warm.is_some() {
             slot.warm = Some(true);
-            self.report(Report::Warm { local_rank });
+            self.report(AgentReport::Warm { local_rank });
         }
     }
 
@@ -188,41 +196,42 @@ impl Session {
         let Some(slot) = self.slot_mut(local_rank) else { return };
         slot.incarnation = slot.incarnation.next();
         slot.process = Process::Alive { phase: RankPhase::Joining };
-        slot.suspicion = Suspicion::default();
+        slot.possible_cause = PossibleCause::default();
         let incarnation = slot.incarnation;
         self.actions.push(Action::Spawn { local_rank, incarnation });
     }
 
-    /// Stands still or goes on, unless something newer is known.
-    pub(super) fn hold(&mut self, hold: Hold) {
-        if hold.number > self.hold.number {
-            self.hold = hold;
-            let (generation, paused) = (self.generation, hold.paused);
-            self.tell_all(&RankCommand::Hold { generation, paused });
+    /// Pauses or resumes, unless a newer pause state is known.
+    pub(super) fn set_pause(&mut self, pause: PauseState) {
+        if pause.number > self.pause.number {
+            self.pause = pause;
+            let (generation, paused) = (self.generation, pause.paused);
+            self.send_to_all(&RankCommand::Pause { generation, paused });
         }
     }
 
     pub(super) fn begin(&mut self, peers: &[String]) {
         let generation = self.generation;
-        for local_rank in self.locals() {
+        for local_rank in self.local_ranks() {
             let Some(slot) = self.slot_mut(local_rank) else { continue };
-            // Told twice after a reconnect; a rank that has met the others must not meet again.
+            // Received twice after a reconnect; a rank that has met the others must not meet again.
             if let Process::Alive { phase: phase @ RankPhase::Ready { .. } } = &mut slot.process {
                 *phase = RankPhase::Meeting;
                 let command = RankCommand::Begin { generation, peers: peers.to_vec() };
-                self.actions.push(Action::Tell { local_rank, command });
+                self.actions.push(Action::SendToRank { local_rank, command });
             }
         }
     }
 
-    pub(super) fn tell_all(&mut self, command: &RankCommand) {
-        self.tell_where(|_| true, command);
+    /// Sends a command to every assigned rank.
+    pub(super) fn send_to_all(&mut self, command: &RankCommand) {
+        self.send_where(|_| true, command);
     }
 
-    pub(super) fn tell_where(&mut self, wanted: impl Fn(&Slot) -> bool, command: &RankCommand) {
-        for local_rank in self.locals() {
-            if self.slot_mut(local_rank).is_some_and(|slot| slot.is_seated() && wanted(slot)) {
-                self.actions.push(Action::Tell { local_rank, command: command.clone() });
+    pub(super) fn send_where(&mut self, filter: impl Fn(&Slot) -> bool, command: &RankCommand) {
+        for local_rank in self.local_ranks() {
+            if self.slot_mut(local_rank).is_some_and(|slot| slot.is_assigned() && filter(slot)) {
+                self.actions.push(Action::SendToRank { local_rank, command: command.clone() });
             }
         }
     }

@@ -1,111 +1,111 @@
-//! What goes into the machine, and what comes out of it.
+//! Events and actions of the session.
 
 use crate::{
     exit::{Failure, Outcome},
     gpu::xid::Xid,
     ids::{Incarnation, LocalRank},
-    message::{Directive, RankCommand, RankSays, Report, Vitals},
+    message::{AgentReport, Directive, MachineStats, RankCommand, RankMessage},
     time::Time,
 };
 
-/// Input of the machine.
+/// Input of [`Session::handle`](super::Session::handle).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A connection to the coordinator stands.
+    /// The agent is connected to the coordinator.
     Connected,
-    /// The connection ended, or none could be made.
+    /// The connection ended, or an attempt to connect failed.
     Disconnected,
-    /// The coordinator sent something.
-    Directed(Directive),
-    /// A rank process sent something.
-    RankSaid {
-        /// The process's place.
+    /// The coordinator sent a directive.
+    Directive(Directive),
+    /// A rank process sent a message.
+    RankReported {
+        /// Slot of the process.
         local_rank: LocalRank,
-        /// The process's number in that place.
+        /// Process number in that slot.
         incarnation: Incarnation,
         /// The message.
-        says: RankSays,
+        message: RankMessage,
     },
-    /// A rank process has loaded all it needs and waits for a place in a generation.
+    /// A rank process has loaded its libraries and the job, and waits to join a generation.
     RankWarm {
-        /// The process's place.
+        /// Slot of the process.
         local_rank: LocalRank,
-        /// The process's number in that place.
+        /// Process number in that slot.
         incarnation: Incarnation,
     },
     /// A rank process ended.
     RankExited {
-        /// The process's place.
+        /// Slot of the process.
         local_rank: LocalRank,
-        /// The process's number in that place.
+        /// Process number in that slot.
         incarnation: Incarnation,
-        /// How it ended, unless it said that it was done.
+        /// How it ended; ignored if it had already reported that it was done.
         failure: Failure,
     },
-    /// A signal: this node must go. The second one means at once.
-    MustGo {
-        /// Why, in words.
+    /// A shutdown signal: this node must leave. After a second one its ranks are killed at once.
+    ShutdownSignal {
+        /// Reason, for people.
         reason: String,
     },
-    /// Whoever owns the machine takes it away.
-    Noticed {
-        /// Why, in words.
+    /// An interruption notice: the machine will be taken away.
+    InterruptionNotice {
+        /// Reason, for people.
         reason: String,
-        /// When, if that is known.
+        /// Time when the machine is taken away, if known.
         end: Option<Time>,
     },
-    /// Whoever owns the machine may soon take it away: what is not saved is in danger.
-    Advised {
-        /// Why, in words.
+    /// A rebalance recommendation: the machine may soon be taken away, so a checkpoint should be saved.
+    CheckpointAdvised {
+        /// Reason, for people.
         reason: String,
     },
-    /// The driver tells of an error of a GPU.
+    /// The driver reported an error of a GPU.
     GpuFailed {
-        /// The ranks that have it, or a part of it.
+        /// Local ranks that use the GPU or a part of it.
         local_ranks: Vec<LocalRank>,
-        /// Its name, for people.
+        /// Name of the GPU, for people.
         gpu: String,
-        /// The error.
+        /// Error number.
         xid: Xid,
     },
-    /// Something about a GPU that its user should know.
+    /// A warning about a GPU for the user.
     GpuWarning {
         /// One line: which GPU, what is wrong, what to do.
         message: String,
     },
-    /// How the machine does; once a second, to be reported.
-    Vitals(Option<Vitals>),
-    /// The time of [`Session::deadline`](super::Session::deadline) has come.
+    /// It is time to send a heartbeat (once a second), with the machine statistics if there are new ones.
+    MachineStats(Option<MachineStats>),
+    /// The time given by [`Session::deadline`](super::Session::deadline) was reached.
     Tick,
 }
 
-/// What the shell must do, in this order.
+/// What the agent must do, in the given order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Open a connection to the coordinator.
     Connect,
-    /// Send over the present connection.
-    Send(Report),
+    /// Send over the current connection.
+    Send(AgentReport),
     /// Start a rank process.
     Spawn {
-        /// Its place.
+        /// Slot.
         local_rank: LocalRank,
-        /// Its number in that place.
+        /// Process number in that slot.
         incarnation: Incarnation,
     },
-    /// Have a process ready that the next [`Spawn`](Self::Spawn) takes, if there is none.
+    /// Start a spare process, if there is none; the next [`Spawn`](Self::Spawn) uses it.
     KeepSpare,
     /// Send to a rank process.
-    Tell {
-        /// Its place.
+    SendToRank {
+        /// Slot of the process.
         local_rank: LocalRank,
         /// The command.
         command: RankCommand,
     },
-    /// Ask a rank process to end.
+    /// Ask a rank process to exit.
     Terminate(LocalRank),
-    /// End a rank process (SIGKILL to its group).
+    /// Kill a rank process (SIGKILL to its process group).
     Kill(LocalRank),
-    /// Leave; no rank process is left.
+    /// Exit; no rank process is left.
     Exit(Outcome),
 }

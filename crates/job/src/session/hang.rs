@@ -1,41 +1,42 @@
-//! Which rank processes hang: they do not answer, or are at one thing for too long.
+//! Detects hanging rank processes: those that send no heartbeats, or continue one activity for too long.
 
 use std::time::Duration;
 
 use crate::{
     exit::{Class, Failure},
-    message::{Activity, Pulse},
+    message::{Activity, RankHeartbeat},
     time::Time,
 };
 
-/// How often a rank tells what it does.
-pub const PULSE: Duration = Duration::from_secs(1);
+/// Time between two heartbeats of a rank.
+pub const RANK_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// When a process was last heard of, and what it did.
+/// When the last message of a rank process was received, and its last heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Heard {
+pub(super) struct LastReport {
     pub(super) at: Time,
-    pub(super) pulse: Pulse,
+    pub(super) heartbeat: RankHeartbeat,
 }
 
-impl Heard {
-    /// When it counts as hanging if nothing more is heard.
-    pub(super) fn silent_at(&self, patience: Duration) -> Time {
-        self.at.after(patience)
+impl LastReport {
+    /// When the process counts as hanging if no further message is received.
+    pub(super) fn stale_at(&self, hang_timeout: Duration) -> Time {
+        self.at.after(hang_timeout)
     }
 
-    /// Why its process has to go, if it has.
-    pub(super) fn verdict(&self, now: Time, patience: Duration) -> Option<Failure> {
-        let Pulse { activity, seconds, step, .. } = self.pulse;
-        let place = format!("after step {step}");
-        let message = if self.silent_at(patience) <= now {
-            let seconds = patience.as_secs_f64();
+    /// Why the process counts as hanging, if it does.
+    pub(super) fn hang_failure(&self, now: Time, hang_timeout: Duration) -> Option<Failure> {
+        let RankHeartbeat { activity, seconds, step, .. } = self.heartbeat;
+        let position = format!("after step {step}");
+        let message = if self.stale_at(hang_timeout) <= now {
+            let seconds = hang_timeout.as_secs_f64();
             format!(
-                "its process did not answer for {seconds} s {place}; the last it did was {}",
+                "its process did not answer for {seconds} s {position}; its last activity was {}",
                 activity.name()
             )
-        } else if longest(activity, patience).is_some_and(|longest| seconds >= longest) {
-            format!("its process has been {} for {seconds:.1} s {place}", activity.name())
+        } else if max_activity_seconds(activity, hang_timeout).is_some_and(|limit| seconds >= limit)
+        {
+            format!("its process has been {} for {seconds:.1} s {position}", activity.name())
         } else {
             return None;
         };
@@ -44,16 +45,16 @@ impl Heard {
     }
 }
 
-/// For how many seconds a rank may be at one thing.
-fn longest(activity: Activity, patience: Duration) -> Option<f64> {
-    let patience = patience.as_secs_f64();
+/// Longest time for one activity, seconds; `None` if there is no limit.
+fn max_activity_seconds(activity: Activity, hang_timeout: Duration) -> Option<f64> {
+    let hang_timeout = hang_timeout.as_secs_f64();
     match activity {
-        Activity::Computing | Activity::Evaluating => Some(patience),
-        // Disks and buckets have patience of their own, of minutes.
-        Activity::Loading | Activity::Saving => Some(4.0 * patience),
-        // Not its own fault; collectives and meetings have a deadline of their own.
+        Activity::Computing | Activity::Evaluating => Some(hang_timeout),
+        // Disks and buckets have their own timeouts, of minutes.
+        Activity::Loading | Activity::Saving => Some(4.0 * hang_timeout),
+        // The rank waits for others; collectives and rendezvous have their own timeouts.
         Activity::Exchanging | Activity::Restoring => None,
-        // For as long as its user likes, but it looks up every moment.
-        Activity::Paused => Some(4.0 * patience),
+        // A pause may last any time, but the rank often checks whether it is over, and each check restarts this time.
+        Activity::Paused => Some(4.0 * hang_timeout),
     }
 }

@@ -1,12 +1,11 @@
-//! An agent's decisions: which rank processes to spawn, reuse and stop, what to pass on, when to
-//! leave.
+//! An agent's decisions: which rank processes to start, reuse and stop, what to report, and when to exit.
 //!
-//! Ranks go on training while the coordinator is away: news are kept as each rank's latest phase and
-//! told in the [`Hello`](crate::message::Hello) of the next connection. A request to stop needs no coordinator
-//! either: the ranks agree on the step among themselves.
+//! Ranks continue to train while the coordinator is away. The session keeps each rank's latest phase and reports it in
+//! the [`Hello`](crate::message::Hello) of the next connection. Stopping needs no coordinator either: the ranks agree
+//! on the step among themselves.
 //!
-//! An event goes from [`Session::handle`] to `coordinator` (its connection and orders), `ranks` (their processes) or
-//! `leaving` (the end of this agent's part). `slot` is one local rank's place.
+//! [`Session::handle`] passes each event to `coordinator` (the connection and its directives), `ranks` (their
+//! processes) or `leaving` (the end of this agent). `slot` is one local rank's slot.
 
 mod coordinator;
 mod event;
@@ -23,7 +22,7 @@ use std::{collections::VecDeque, time::Duration};
 use self::slot::{Process, Slot};
 pub use self::{
     event::{Action, Event},
-    hang::PULSE,
+    hang::RANK_HEARTBEAT_INTERVAL,
     policy::Policy,
     ranks::failure_of,
 };
@@ -31,59 +30,62 @@ use crate::{
     exit::Outcome,
     gpu::xid,
     ids::{Generation, LocalRank, NodeId},
-    message::{Commit, Hold, Report},
+    message::{AgentReport, Commit, PauseState},
     time::Time,
 };
 
+/// State of the connection to the coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Link {
+enum ConnectionState {
     Up,
-    Trying,
+    Connecting,
     Down { retry_at: Time },
 }
 
-/// The node must go.
+/// The coming departure of this node.
 #[derive(Clone, Debug)]
-struct Going {
+struct Departure {
     reason: String,
-    /// When the machine ends, if that is known.
+    /// Time when the machine is taken away, if known.
     end: Option<Time>,
-    /// When patience ends.
-    until: Time,
-    /// Whether a signal said so.
+    /// Time by which the ranks must have stopped; after it they are asked to exit.
+    deadline: Time,
+    /// Whether a shutdown signal was received.
     by_signal: bool,
 }
 
-/// The agent's machine.
+/// State machine of an agent.
 #[derive(Clone, Debug)]
 pub struct Session {
     policy: Policy,
     node: NodeId,
     slots: Vec<Slot>,
-    link: Link,
+    connection: ConnectionState,
     retries: u32,
     generation: Generation,
-    /// Whether training stands still until told otherwise.
-    hold: Hold,
-    /// The number of the last beat, when it was sent, and how long the last answer took.
-    beats: u64,
-    beat_sent_at: Time,
+    /// Whether training is paused until it is resumed.
+    pause: PauseState,
+    /// Number of the last heartbeat.
+    heartbeats_sent: u64,
+    /// Time when it was sent.
+    heartbeat_sent_at: Time,
+    /// Time from the last answered heartbeat to its answer.
     round_trip: Option<Duration>,
     commit: Option<Commit>,
-    /// What was told in this generation, in case that nobody heard it.
-    evaluations: VecDeque<Report>,
-    /// About GPUs; nobody has been told so far.
+    /// Evaluations of this generation, sent again after a reconnect because the coordinator may have missed them.
+    evaluations: VecDeque<AgentReport>,
+    /// Warnings about GPUs that were not sent yet.
     warnings: Vec<String>,
-    /// Errors of GPUs told of lately.
-    told: xid::Told,
-    /// Set once the node must go.
-    going: Option<Going>,
-    /// Set once the end is decided.
+    /// GPU errors that were reported recently.
+    recent_xids: xid::RecentXids,
+    /// Set once the node must leave.
+    departure: Option<Departure>,
+    /// Set once the agent is leaving.
     leaving: Option<Outcome>,
-    /// Set once all ranks are done and nobody has been told.
-    farewell_until: Option<Time>,
+    /// Time of exit without a coordinator; set once all ranks are done and that could not be reported.
+    final_report_deadline: Option<Time>,
     exited: bool,
-    /// When ranks were last looked after.
+    /// When ranks were last checked for hangs.
     hang_checked_at: Time,
     stale_messages: u64,
     actions: Vec<Action>,
@@ -97,20 +99,20 @@ impl Session {
             policy,
             node,
             slots: (0..slots).map(|_| Slot::default()).collect(),
-            link: Link::Down { retry_at: Time(0) },
+            connection: ConnectionState::Down { retry_at: Time(0) },
             retries: 0,
             generation: Generation(0),
-            hold: Hold::default(),
-            beats: 0,
-            beat_sent_at: Time(0),
+            pause: PauseState::default(),
+            heartbeats_sent: 0,
+            heartbeat_sent_at: Time(0),
             round_trip: None,
             commit: None,
             evaluations: VecDeque::new(),
             warnings: Vec::new(),
-            told: xid::Told::default(),
-            going: None,
+            recent_xids: xid::RecentXids::default(),
+            departure: None,
             leaving: None,
-            farewell_until: None,
+            final_report_deadline: None,
             exited: false,
             hang_checked_at: Time(0),
             stale_messages: 0,
@@ -118,58 +120,67 @@ impl Session {
         }
     }
 
-    /// Takes over the waits of the job it has been told of.
-    pub fn adopt(&mut self, policy: Policy) {
+    /// Sets the timeouts of the job, once the job is known.
+    pub fn set_policy(&mut self, policy: Policy) {
         self.policy = policy;
     }
 
-    /// Messages refused because they came from an older generation or process.
+    /// Number of messages ignored because they came from an older generation or process.
     #[must_use]
     pub fn stale_messages(&self) -> u64 {
         self.stale_messages
     }
 
-    /// What the agent does, in words.
+    /// Present activity of the agent, for people.
     #[must_use]
     pub fn reason(&self) -> String {
         let alive = self.slots.iter().filter(|slot| slot.is_alive()).count();
-        let link = match self.link {
-            Link::Up => "attached",
-            Link::Trying | Link::Down { .. } => "looking for the coordinator",
+        let connection = match self.connection {
+            ConnectionState::Up => "attached",
+            ConnectionState::Connecting | ConnectionState::Down { .. } => {
+                "looking for the coordinator"
+            }
         };
-        match (&self.leaving, &self.going) {
+        match (&self.leaving, &self.departure) {
             (Some(outcome), _) => format!("leaving ({outcome}); {alive} ranks still run"),
-            (None, Some(Going { reason, .. })) => {
+            (None, Some(Departure { reason, .. })) => {
                 format!("stopping ({reason}); {alive} ranks still run")
             }
-            (None, None) => format!("{link}; {alive} ranks run in generation {}", self.generation),
+            (None, None) => {
+                format!("{connection}; {alive} ranks run in generation {}", self.generation)
+            }
         }
     }
 
-    /// When the machine wants a [`Event::Tick`], if nothing happens before.
+    /// Time when the session needs an [`Event::Tick`], if no other event comes before.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         if self.exited {
             return None;
         }
-        let retry = match self.link {
-            Link::Down { retry_at } if self.leaving.is_none() => Some(retry_at),
+        let retry = match self.connection {
+            ConnectionState::Down { retry_at } if self.leaving.is_none() => Some(retry_at),
             _ => None,
         };
         let kills = self.slots.iter().filter_map(Slot::kill_at);
-        let patience =
-            self.going.as_ref().filter(|_| self.leaving.is_none()).map(|going| going.until);
-        let minding = (!self.policy.hang.is_zero() && self.leaving.is_none()).then(|| {
-            let silent = self.slots.iter().filter_map(Slot::watched);
-            let silent = silent.map(|heard| heard.silent_at(self.policy.hang)).min()?;
-            // More often, to tell a rank's silence from this agent's own sleep.
-            Some(silent.min(self.hang_checked_at.after(self.policy.hang / 4)))
-        });
-        let waits = retry.into_iter().chain(kills).chain(patience).chain(self.farewell_until);
-        waits.chain(minding.flatten()).min()
+        let departure = self
+            .departure
+            .as_ref()
+            .filter(|_| self.leaving.is_none())
+            .map(|departure| departure.deadline);
+        let hang_check =
+            (!self.policy.hang_timeout.is_zero() && self.leaving.is_none()).then(|| {
+                let reports = self.slots.iter().filter_map(Slot::watched_report);
+                let stale = reports.map(|last| last.stale_at(self.policy.hang_timeout)).min()?;
+                // Checked more often, to notice when this agent itself was suspended.
+                Some(stale.min(self.hang_checked_at.after(self.policy.hang_timeout / 4)))
+            });
+        let waits =
+            retry.into_iter().chain(kills).chain(departure).chain(self.final_report_deadline);
+        waits.chain(hang_check.flatten()).min()
     }
 
-    /// One event in, the actions it calls for out.
+    /// Handles one event and returns the resulting actions.
     pub fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
         if self.exited {
             return Vec::new();
@@ -177,39 +188,39 @@ impl Session {
         match event {
             Event::Connected => self.connected(now),
             Event::Disconnected => self.disconnected(now),
-            Event::Directed(directive) => self.directed(now, directive),
-            Event::RankSaid { local_rank, incarnation, says } => {
-                self.rank_said(now, local_rank, incarnation, says);
+            Event::Directive(directive) => self.handle_directive(now, directive),
+            Event::RankReported { local_rank, incarnation, message } => {
+                self.rank_reported(now, local_rank, incarnation, message);
             }
-            Event::RankWarm { local_rank, incarnation } => self.warm(local_rank, incarnation),
+            Event::RankWarm { local_rank, incarnation } => self.rank_warm(local_rank, incarnation),
             Event::RankExited { local_rank, incarnation, failure } => {
                 self.rank_exited(now, local_rank, incarnation, failure);
             }
-            Event::MustGo { reason } => self.must_go(now, reason),
-            Event::Noticed { reason, end } => self.go(now, reason, end),
-            Event::Advised { reason } => self.advised(reason),
+            Event::ShutdownSignal { reason } => self.shutdown_signal(now, reason),
+            Event::InterruptionNotice { reason, end } => self.depart(now, reason, end),
+            Event::CheckpointAdvised { reason } => self.checkpoint_advised(reason),
             Event::GpuFailed { local_ranks, gpu, xid } => {
                 self.gpu_failed(now, &local_ranks, &gpu, xid);
             }
             Event::GpuWarning { message } => self.warn(message),
-            Event::Vitals(vitals) => self.beat(now, vitals),
+            Event::MachineStats(stats) => self.send_heartbeat(now, stats),
             Event::Tick => {}
         }
-        self.expire(now);
-        self.leave_when_empty(now);
+        self.handle_timeouts(now);
+        self.exit_when_empty(now);
         std::mem::take(&mut self.actions)
     }
 
-    /// What time alone brings about.
-    fn expire(&mut self, now: Time) {
-        if let Link::Down { retry_at } = self.link
+    /// Handles everything that depends on time alone.
+    fn handle_timeouts(&mut self, now: Time) {
+        if let ConnectionState::Down { retry_at } = self.connection
             && retry_at <= now
             && self.leaving.is_none()
         {
-            self.link = Link::Trying;
+            self.connection = ConnectionState::Connecting;
             self.actions.push(Action::Connect);
         }
-        for local_rank in self.locals() {
+        for local_rank in self.local_ranks() {
             let Some(slot) = self.slot_mut(local_rank) else { continue };
             if slot.kill_at().is_some_and(|at| at <= now) {
                 slot.process = Process::Stopping { kill_at: None };
@@ -220,21 +231,22 @@ impl Session {
         if self.leaving.is_some() {
             return;
         }
-        if let Some(Going { reason, until, .. }) = &self.going
-            && *until <= now
+        if let Some(Departure { reason, deadline, .. }) = &self.departure
+            && *deadline <= now
         {
-            let reason =
-                format!("{reason}; ranks did not stop in time, the last checkpoint counts");
+            let reason = format!(
+                "{reason}; ranks did not stop in time, so the job continues from the last checkpoint"
+            );
             return self.leave(now, Outcome::Drained { reason });
         }
-        if self.farewell_until.is_some_and(|until| until <= now)
-            && let Some(outcome) = self.all_done()
+        if self.final_report_deadline.is_some_and(|until| until <= now)
+            && let Some(outcome) = self.common_outcome()
         {
             self.leave(now, outcome);
         }
     }
 
-    fn locals(&self) -> impl Iterator<Item = LocalRank> + use<> {
+    fn local_ranks(&self) -> impl Iterator<Item = LocalRank> + use<> {
         (0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)).map(LocalRank)
     }
 

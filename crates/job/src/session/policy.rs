@@ -1,33 +1,33 @@
-//! How long an agent waits.
+//! An agent's timeouts.
 
 use std::time::Duration;
 
 use baton_recipe::JobSpec;
 
-/// Waits of an agent.
+/// Timeouts of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Between that and SIGKILL.
+    /// Time between asking a rank process to exit and killing it.
     pub kill_after: Duration,
-    /// Between the request to go and asking ranks to end.
-    pub drain: Duration,
-    /// First pause between two tries to connect; it doubles up to 16 times.
-    pub reconnect: Duration,
-    /// How long a rank that trains may be silent, or at one thing. Zero: for ever.
-    pub hang: Duration,
-    /// Whether to keep a process more than there are places.
+    /// Time in which ranks must save and stop when the node leaves; then they are asked to exit.
+    pub drain_timeout: Duration,
+    /// First delay between two attempts to connect; it doubles up to 16 times this value.
+    pub first_retry_delay: Duration,
+    /// Longest time without a message from a training rank, or in the same activity. Zero: no limit.
+    pub hang_timeout: Duration,
+    /// Whether to keep a spare process.
     pub warm_spare: bool,
-    /// Without a coordinator: how long after all ranks are done the agent still tries to tell.
-    pub farewell: Duration,
+    /// Time for which the agent tries to report that all ranks are done, if it cannot reach the coordinator.
+    pub final_report_timeout: Duration,
 }
 
 impl Policy {
-    /// The waits of a job.
+    /// The timeouts of a job.
     #[must_use]
     pub fn new(spec: &JobSpec) -> Self {
         Self {
-            drain: Duration::from_secs_f64(spec.cluster.drain_seconds),
-            hang: Duration::from_secs_f64(spec.cluster.hang_seconds),
+            drain_timeout: Duration::from_secs_f64(spec.cluster.drain_seconds),
+            hang_timeout: Duration::from_secs_f64(spec.cluster.hang_seconds),
             warm_spare: spec.cluster.warm_spare,
             ..Self::default()
         }
@@ -38,11 +38,11 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             kill_after: Duration::from_secs(5),
-            drain: Duration::from_secs(100),
-            reconnect: Duration::from_millis(100),
-            hang: Duration::ZERO,
+            drain_timeout: Duration::from_secs(100),
+            first_retry_delay: Duration::from_millis(100),
+            hang_timeout: Duration::ZERO,
             warm_spare: false,
-            farewell: Duration::from_secs(10),
+            final_report_timeout: Duration::from_secs(10),
         }
     }
 }

@@ -1,59 +1,67 @@
-//! What rank processes and GPUs say, and how they end.
+//! Messages of rank processes, ends of processes, hangs, and GPU errors.
 
 use super::{
-    Action, Link, Session,
-    hang::Heard,
-    slot::{Process, Seat, Slot},
+    Action, ConnectionState, Session,
+    hang::LastReport,
+    slot::{Assignment, Process, Slot},
 };
 use crate::{
     exit::{Class, Failure},
     gpu::xid::Xid,
     ids::{Incarnation, LocalRank},
-    message::{Beat, RankNews, RankPhase, RankSays, Report, Vitals},
+    message::{AgentHeartbeat, AgentReport, MachineStats, RankMessage, RankPhase, RankReport},
     time::Time,
 };
 
-/// Evaluations that are reported again to a coordinator that comes back.
-const EVALUATIONS_KEPT: usize = 256;
+/// Most evaluations that are sent again after a reconnect.
+const MAX_KEPT_EVALUATIONS: usize = 256;
 
-/// Warnings about GPUs that are kept for a coordinator that comes back; the oldest ones, as others follow from them.
-const WARNINGS_KEPT: usize = 64;
+/// Most warnings about GPUs that are kept while the coordinator is away. The oldest are kept, because later ones are
+/// usually their consequences.
+const MAX_KEPT_WARNINGS: usize = 64;
 
 impl Session {
-    pub(super) fn rank_said(
+    pub(super) fn rank_reported(
         &mut self,
         now: Time,
         local_rank: LocalRank,
         incarnation: Incarnation,
-        says: RankSays,
+        message: RankMessage,
     ) {
         let Some(slot) = self.slot_mut(local_rank).filter(|slot| slot.incarnation == incarnation)
         else {
             self.stale_messages += 1;
             return;
         };
-        let seat = slot.seat.clone().filter(|seat| seat.generation == says.generation);
-        let (Some(seat), Process::Alive { phase }) = (seat, &mut slot.process) else {
+        let assignment = slot
+            .assignment
+            .clone()
+            .filter(|assignment| assignment.generation == message.generation);
+        let (Some(assignment), Process::Alive { phase }) = (assignment, &mut slot.process) else {
             self.stale_messages += 1;
             return;
         };
-        if let Some(next) = phase_after(&says.news) {
+        if let Some(next) = phase_after(&message.report) {
             *phase = next;
         }
-        let pulse = match &says.news {
-            RankNews::Pulse(pulse) => *pulse,
-            _ => slot.heard.map(|heard| heard.pulse).unwrap_or_default(),
+        let heartbeat = match &message.report {
+            RankReport::Heartbeat(heartbeat) => *heartbeat,
+            _ => slot.last_report.map(|last| last.heartbeat).unwrap_or_default(),
         };
-        slot.heard = Some(Heard { at: now, pulse });
-        if let RankNews::Saved(commit) = &says.news {
+        slot.last_report = Some(LastReport { at: now, heartbeat });
+        if let RankReport::Saved(commit) = &message.report {
             self.commit = Some(commit.clone());
         }
-        let has_started = matches!(says.news, RankNews::Started { .. });
-        let is_evaluation = matches!(says.news, RankNews::Evaluated { .. });
-        let report = Report::Rank { generation: seat.generation, rank: seat.rank, news: says.news };
+        let has_started = matches!(message.report, RankReport::Started { .. });
+        let is_evaluation = matches!(message.report, RankReport::Evaluated { .. });
+        let report = AgentReport::Rank {
+            generation: assignment.generation,
+            rank: assignment.rank,
+            report: message.report,
+        };
         if is_evaluation {
             self.evaluations.push_back(report.clone());
-            if self.evaluations.len() > EVALUATIONS_KEPT {
+            if self.evaluations.len() > MAX_KEPT_EVALUATIONS {
                 self.evaluations.pop_front();
             }
         }
@@ -63,12 +71,12 @@ impl Session {
         }
     }
 
-    /// Not before all ranks train: until then they need the machine more.
+    /// Requests a spare process, but not before all ranks train: until then they need the machine's resources.
     pub(super) fn keep_spare(&mut self) {
         let trains =
             |slot: &Slot| matches!(slot.process, Process::Alive { phase: RankPhase::Training });
-        let all_train = self.slots.iter().filter(|slot| slot.seat.is_some()).all(trains);
-        let stays = self.leaving.is_none() && self.going.is_none();
+        let all_train = self.slots.iter().filter(|slot| slot.assignment.is_some()).all(trains);
+        let stays = self.leaving.is_none() && self.departure.is_none();
         if self.policy.warm_spare && stays && all_train {
             self.actions.push(Action::KeepSpare);
         }
@@ -86,27 +94,27 @@ impl Session {
             self.stale_messages += 1;
             return;
         };
-        let failure = slot.suspicion.explain(now, failure);
+        let failure = slot.possible_cause.explain(now, failure);
         let before = std::mem::replace(&mut slot.process, Process::Empty { done: None });
         match before {
             Process::Alive { phase: phase @ RankPhase::Done { .. } } => {
                 slot.process = Process::Empty { done: Some(phase) };
             }
             Process::Alive { .. } => {
-                // The seat stays empty until the coordinator says otherwise.
-                if let Some(seat) = slot.seat.take() {
-                    let news = RankNews::Exited(failure);
-                    self.report(Report::Rank {
-                        generation: seat.generation,
-                        rank: seat.rank,
-                        news,
+                // The slot stays empty until the next launch.
+                if let Some(assignment) = slot.assignment.take() {
+                    let report = RankReport::Exited(failure);
+                    self.report(AgentReport::Rank {
+                        generation: assignment.generation,
+                        rank: assignment.rank,
+                        report,
                     });
                 } else if slot.warm.take().is_some() {
-                    self.report(Report::WarmFailed { local_rank, failure });
+                    self.report(AgentReport::WarmFailed { local_rank, failure });
                 }
             }
             Process::Stopping { .. } | Process::Empty { .. } => {
-                let is_to_be_warm = slot.warm.is_some() && slot.seat.is_none();
+                let is_to_be_warm = slot.warm.is_some() && slot.assignment.is_none();
                 match self.leaving {
                     Some(_) => {}
                     None if is_to_be_warm => self.spawn(local_rank),
@@ -116,100 +124,100 @@ impl Session {
         }
     }
 
-    /// Kills who hangs. Its death is told at once: a process that waits for a broken disk dies when the disk
-    /// likes.
+    /// Kills hanging processes. Their failure is reported at once, because a killed process that waits for a broken
+    /// disk may take long to end.
     pub(super) fn kill_hanging_ranks(&mut self, now: Time) {
-        let patience = self.policy.hang;
-        // Who slept itself knows nothing of the others.
-        let slept = now.since(self.hang_checked_at) > patience / 2;
+        let hang_timeout = self.policy.hang_timeout;
+        // If this agent itself was suspended, it has not received the heartbeats of that time.
+        let was_suspended = now.since(self.hang_checked_at) > hang_timeout / 2;
         self.hang_checked_at = now;
-        if patience.is_zero() || self.leaving.is_some() {
+        if hang_timeout.is_zero() || self.leaving.is_some() {
             return;
         }
-        for local_rank in self.locals() {
+        for local_rank in self.local_ranks() {
             let Some(slot) = self.slot_mut(local_rank) else { continue };
-            let Some(heard) = slot.watched().copied() else { continue };
-            if slept {
-                slot.heard = Some(Heard { at: now, ..heard });
+            let Some(last_report) = slot.watched_report().copied() else { continue };
+            if was_suspended {
+                slot.last_report = Some(LastReport { at: now, ..last_report });
                 continue;
             }
-            let Some(failure) = heard.verdict(now, patience) else { continue };
-            let failure = slot.suspicion.explain(now, failure);
+            let Some(failure) = last_report.hang_failure(now, hang_timeout) else { continue };
+            let failure = slot.possible_cause.explain(now, failure);
             slot.process = Process::Stopping { kill_at: None };
-            let seat = slot.seat.take();
+            let assignment = slot.assignment.take();
             self.actions.push(Action::Kill(local_rank));
-            if let Some(Seat { generation, rank, .. }) = seat {
-                let news = RankNews::Exited(failure);
-                self.report(Report::Rank { generation, rank, news });
+            if let Some(Assignment { generation, rank, .. }) = assignment {
+                let report = RankReport::Exited(failure);
+                self.report(AgentReport::Rank { generation, rank, report });
             }
         }
     }
 
-    /// An error of a GPU is told, and remembered as what a rank on it may die of.
+    /// Reports an error of a GPU, and records it as a possible cause if a rank on it fails.
     pub(super) fn gpu_failed(&mut self, now: Time, local_ranks: &[LocalRank], gpu: &str, xid: Xid) {
         for &local_rank in local_ranks {
             if let Some(slot) = self.slot_mut(local_rank) {
-                slot.suspicion.note(now, xid, gpu);
+                slot.possible_cause.record(now, xid, gpu);
             }
         }
-        if self.told.is_news(now, xid, gpu) {
+        if self.recent_xids.is_new(now, xid, gpu) {
             self.warn(xid.describe(gpu));
         }
     }
 
-    /// Tells of a GPU, at the latest in the next connection.
+    /// Sends a warning about a GPU; if the coordinator is away, after the next connection.
     pub(super) fn warn(&mut self, message: String) {
-        if self.link == Link::Up {
-            self.report(Report::GpuWarning { message });
-        } else if self.warnings.len() < WARNINGS_KEPT {
+        if self.connection == ConnectionState::Up {
+            self.report(AgentReport::GpuWarning { message });
+        } else if self.warnings.len() < MAX_KEPT_WARNINGS {
             self.warnings.push(message);
         }
     }
 
-    /// Says that this agent lives, and how its machine does.
-    pub(super) fn beat(&mut self, now: Time, vitals: Option<Vitals>) {
-        self.beats += 1;
-        self.beat_sent_at = now;
-        let (number, round_trip) = (self.beats, self.round_trip);
-        self.report(Report::Beat(Beat { number, round_trip, vitals }));
+    /// Sends a heartbeat with the machine statistics.
+    pub(super) fn send_heartbeat(&mut self, now: Time, stats: Option<MachineStats>) {
+        self.heartbeats_sent += 1;
+        self.heartbeat_sent_at = now;
+        let (number, round_trip) = (self.heartbeats_sent, self.round_trip);
+        self.report(AgentReport::Heartbeat(AgentHeartbeat { number, round_trip, stats }));
     }
 
-    pub(super) fn report(&mut self, report: Report) {
-        if self.link == Link::Up {
+    pub(super) fn report(&mut self, report: AgentReport) {
+        if self.connection == ConnectionState::Up {
             self.actions.push(Action::Send(report));
         }
     }
 }
 
-/// The phase that a rank's news puts it in; news about other things change nothing.
-fn phase_after(news: &RankNews) -> Option<RankPhase> {
-    match news {
-        RankNews::Ready { address, step } => {
+/// The phase of a rank after a report; `None` if the report does not change the phase.
+fn phase_after(report: &RankReport) -> Option<RankPhase> {
+    match report {
+        RankReport::Ready { address, step } => {
             Some(RankPhase::Ready { address: address.clone(), step: *step })
         }
-        RankNews::Started { .. } => Some(RankPhase::Training),
-        RankNews::Lost { .. } => Some(RankPhase::Waiting),
-        RankNews::Diverged(diagnosis) => Some(RankPhase::Diverged(diagnosis.clone())),
-        RankNews::Done { outcome, digest } => {
+        RankReport::Started { .. } => Some(RankPhase::Training),
+        RankReport::Lost { .. } => Some(RankPhase::Waiting),
+        RankReport::Diverged(diagnosis) => Some(RankPhase::Diverged(diagnosis.clone())),
+        RankReport::Done { outcome, digest } => {
             Some(RankPhase::Done { outcome: outcome.clone(), digest: digest.clone() })
         }
-        RankNews::Met
-        | RankNews::Stepped(_)
-        | RankNews::Evaluated { .. }
-        | RankNews::EndsEarly { .. }
-        | RankNews::Loader(_)
-        | RankNews::Pulse(_)
-        | RankNews::Saved(_)
-        | RankNews::SaveWaits { .. }
-        | RankNews::Stopping { .. }
-        | RankNews::Copied { .. }
-        | RankNews::SaveFailed { .. }
-        | RankNews::Exited(_) => None,
+        RankReport::Met
+        | RankReport::Stepped(_)
+        | RankReport::Evaluated { .. }
+        | RankReport::EndsEarly { .. }
+        | RankReport::Loader(_)
+        | RankReport::Heartbeat(_)
+        | RankReport::Saved(_)
+        | RankReport::SaveWaits { .. }
+        | RankReport::Stopping { .. }
+        | RankReport::Copied { .. }
+        | RankReport::SaveFailed { .. }
+        | RankReport::Exited(_) => None,
     }
 }
 
-/// How a rank process that left no last words ended, from its exit code or signal, and whether the kernel
-/// has killed processes for memory since it was started.
+/// The failure of a rank process that reported none, from its exit code or signal and from whether the kernel has
+/// killed processes because memory ran out since it was started.
 #[must_use]
 pub fn failure_of(code: Option<i32>, signal: Option<i32>, memory_ran_out: bool) -> Failure {
     let class = match code {
@@ -220,11 +228,11 @@ pub fn failure_of(code: Option<i32>, signal: Option<i32>, memory_ran_out: bool) 
     let message = match (code, signal) {
         (_, Some(9)) if memory_ran_out => {
             "the kernel killed its process because memory ran out: lower train.global_batch, \
-             data.prefetch_batches or the number of ranks, or take a machine with more memory"
+             data.prefetch_batches or the number of ranks, or use a machine with more memory"
                 .to_owned()
         }
         (_, Some(9)) => {
-            "its process was killed (signal 9); if nobody did that, look into dmesg".to_owned()
+            "its process was killed (signal 9); if no user did that, see `dmesg`".to_owned()
         }
         (_, Some(signal)) => format!("its process was ended by signal {signal}; see its log"),
         (Some(code), None) => format!("its process ended with exit code {code}; see its log"),

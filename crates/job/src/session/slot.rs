@@ -1,23 +1,24 @@
-//! One local rank's place on a node.
+//! One slot of a node: the local rank's assignment and process.
 
-use super::hang::Heard;
+use super::hang::LastReport;
 use crate::{
-    gpu::xid::Suspicion,
+    gpu::xid::PossibleCause,
     ids::{Generation, Incarnation, Rank},
     message::{RankCommand, RankPhase, Restore},
     time::Time,
 };
 
-/// A place in a generation.
+/// A rank's assignment in a generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct Assignment {
     pub(super) generation: Generation,
     pub(super) rank: Rank,
     pub(super) world_size: u32,
     pub(super) restore: Restore,
 }
 
-impl Seat {
+impl Assignment {
+    /// The command to join this generation.
     pub(super) fn join(&self, paused: bool) -> RankCommand {
         RankCommand::Join {
             generation: self.generation,
@@ -29,49 +30,49 @@ impl Seat {
     }
 }
 
-/// The process in a place.
+/// The process in a slot.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Process {
-    /// None; `done` if the last one finished its work.
+    /// No process; `done` if the last one finished its work.
     Empty { done: Option<RankPhase> },
     /// Running.
     Alive { phase: RankPhase },
-    /// Asked to end; killed at the time given, or killed already.
+    /// Asked to exit, and killed at the given time; `None` if it was killed already.
     Stopping { kill_at: Option<Time> },
 }
 
-/// A place, its seat in the newest generation and its process.
+/// A slot: its assignment in the newest generation and its process.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
-    pub(super) seat: Option<Seat>,
+    pub(super) assignment: Option<Assignment>,
     pub(super) incarnation: Incarnation,
     pub(super) process: Process,
-    /// Of the process, in the newest generation.
-    pub(super) heard: Option<Heard>,
-    /// What its process may die of.
-    pub(super) suspicion: Suspicion,
-    /// Its process is to be ready although it has no seat as yet; whether it is.
+    /// Last report of the process in the newest generation.
+    pub(super) last_report: Option<LastReport>,
+    /// GPU error that may make the process fail.
+    pub(super) possible_cause: PossibleCause,
+    /// Set if the process is warmed up without an assignment: whether it is ready.
     pub(super) warm: Option<bool>,
 }
 
 impl Default for Slot {
     fn default() -> Self {
         Self {
-            seat: None,
+            assignment: None,
             incarnation: Incarnation(0),
             process: Process::Empty { done: None },
-            heard: None,
-            suspicion: Suspicion::default(),
+            last_report: None,
+            possible_cause: PossibleCause::default(),
             warm: None,
         }
     }
 }
 
 impl Slot {
-    /// Who trains has to be heard of.
-    pub(super) fn watched(&self) -> Option<&Heard> {
+    /// The last report, if the process is training and must therefore send heartbeats.
+    pub(super) fn watched_report(&self) -> Option<&LastReport> {
         match self.process {
-            Process::Alive { phase: RankPhase::Training } => self.heard.as_ref(),
+            Process::Alive { phase: RankPhase::Training } => self.last_report.as_ref(),
             _ => None,
         }
     }
@@ -80,8 +81,8 @@ impl Slot {
         matches!(self.process, Process::Alive { .. })
     }
 
-    pub(super) fn is_seated(&self) -> bool {
-        self.is_alive() && self.seat.is_some()
+    pub(super) fn is_assigned(&self) -> bool {
+        self.is_alive() && self.assignment.is_some()
     }
 
     pub(super) fn kill_at(&self) -> Option<Time> {
@@ -99,21 +100,22 @@ impl Slot {
         }
     }
 
-    /// Where its rank stands in `generation`, for the next hello.
-    pub(super) fn standing(&self, generation: Generation) -> Option<(Rank, RankPhase)> {
-        let seat = self.seat.as_ref().filter(|seat| seat.generation == generation)?;
+    /// Rank and phase in `generation`, for the next hello.
+    pub(super) fn hello_entry(&self, generation: Generation) -> Option<(Rank, RankPhase)> {
+        let assignment =
+            self.assignment.as_ref().filter(|assignment| assignment.generation == generation)?;
         let phase = match &self.process {
-            // A successor is on its way.
+            // A new process follows.
             Process::Stopping { .. } => RankPhase::Joining,
             _ => self.phase()?.clone(),
         };
-        Some((seat.rank, phase))
+        Some((assignment.rank, phase))
     }
 }
 
 impl RankPhase {
-    /// Whether its process can take a place in another generation: all but one that has finished
-    /// and is leaving.
+    /// Whether its process can join another generation: every process but one that has finished its work and is
+    /// exiting.
     pub(super) fn is_reusable(&self) -> bool {
         !matches!(self, Self::Done { .. })
     }

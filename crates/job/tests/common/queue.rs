@@ -1,4 +1,4 @@
-//! What is going to happen, in order of time.
+//! Queue of future events, in order of time.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -6,9 +6,9 @@ use baton_job::time::Time;
 
 struct Scheduled<T> {
     at: Time,
-    /// Events of one time happen in the order in which they were scheduled.
+    /// Events with the same time are handled in the order in which they were scheduled.
     sequence: u64,
-    happening: T,
+    event: T,
 }
 
 impl<T> PartialEq for Scheduled<T> {
@@ -31,7 +31,7 @@ impl<T> Ord for Scheduled<T> {
     }
 }
 
-/// The future of a simulation.
+/// The future events of a simulation.
 pub(crate) struct Queue<T> {
     scheduled: BinaryHeap<Reverse<Scheduled<T>>>,
     sequence: u64,
@@ -42,18 +42,18 @@ impl<T> Queue<T> {
         Self { scheduled: BinaryHeap::new(), sequence: 0 }
     }
 
-    pub(crate) fn schedule(&mut self, at: Time, happening: T) {
+    pub(crate) fn schedule(&mut self, at: Time, event: T) {
         self.sequence += 1;
-        self.scheduled.push(Reverse(Scheduled { at, sequence: self.sequence, happening }));
+        self.scheduled.push(Reverse(Scheduled { at, sequence: self.sequence, event }));
     }
 
-    /// When the next one happens.
+    /// Time of the next event.
     pub(crate) fn next_at(&self) -> Option<Time> {
         self.scheduled.peek().map(|Reverse(next)| next.at)
     }
 
-    /// The next one, and when it happens.
+    /// Removes the next event; returns it and its time.
     pub(crate) fn pop(&mut self) -> Option<(Time, T)> {
-        self.scheduled.pop().map(|Reverse(next)| (next.at, next.happening))
+        self.scheduled.pop().map(|Reverse(next)| (next.at, next.event))
     }
 }

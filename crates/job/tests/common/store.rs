@@ -1,4 +1,4 @@
-//! The checkpoint store: commits in the order in which they became visible, and the fence.
+//! A model of the checkpoint store: commits in the order in which they became visible, and the fence.
 
 use baton_job::{
     Generation,
@@ -10,11 +10,11 @@ use baton_recipe::Step;
 #[derive(Default)]
 pub(crate) struct Store {
     pub(crate) fence: Generation,
-    /// Each with whether its state is spoiled.
+    /// Commits, each with whether its state has corrupted.
     commits: Vec<(Commit, bool)>,
 }
 
-/// A commit came from below the fence.
+/// The generation of a commit is below the fence.
 pub(crate) struct Fenced;
 
 impl Store {
@@ -26,24 +26,28 @@ impl Store {
         &mut self,
         generation: Generation,
         step: u64,
-        spoiled: bool,
+        corrupted: bool,
     ) -> Result<Commit, Fenced> {
-        if generation < self.fence { Err(Fenced) } else { Ok(self.put(generation, step, spoiled)) }
+        if generation < self.fence {
+            Err(Fenced)
+        } else {
+            Ok(self.put(generation, step, corrupted))
+        }
     }
 
-    pub(crate) fn put(&mut self, generation: Generation, step: u64, spoiled: bool) -> Commit {
+    pub(crate) fn put(&mut self, generation: Generation, step: u64, corrupted: bool) -> Commit {
         let name = format!("generation-{generation}-step-{step}");
         let commit =
             Commit { name, generation, step: Step(step), accuracy: None, bytes: 0, took: None };
-        self.commits.push((commit.clone(), spoiled));
+        self.commits.push((commit.clone(), corrupted));
         commit
     }
 
-    /// What a generation without survivors has to start from, and whether that is spoiled.
+    /// The commit from which a generation without survivors must start, and whether its state has corrupted.
     pub(crate) fn newest(&self, restore: &Restore) -> Option<&(Commit, bool)> {
         self.commits.iter().rev().find(|(commit, _)| {
-            let condemned = restore.condemned_by(commit.generation, commit.step).is_some();
-            commit.generation >= restore.not_before && !condemned
+            let invalidated = restore.invalidated_by(commit.generation, commit.step).is_some();
+            commit.generation >= restore.not_before && !invalidated
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The coordinator's shell: the machine, its journal, and what both cost.
+//! A model of the coordinator: the engine, its journal, and the time both take.
 
 use std::{
     collections::HashMap,
@@ -7,55 +7,55 @@ use std::{
 
 use baton_job::{
     Generation, JobId, NodeId,
-    engine::{Action, Engine, Event, Notice, NoticeKind, Origin, Record, Recovery},
+    engine::{Action, Engine, Event, JobEvent, JobEventKind, JobOrigin, Record, Recovery},
     ids::Attachment,
     message::{Directive, Restore},
     time::Time,
 };
 
 use crate::{
-    fleet::{Fleet, Happening},
+    fleet::{Fleet, FleetEvent},
     machine::MachineId,
     settings::Settings,
 };
 
-/// The coordinator, which stands on a machine that nobody takes away.
+/// The coordinator. Its machine is never taken away.
 pub(crate) struct Coordinator {
     pub(crate) engine: Engine,
-    /// Where directives go.
+    /// Machine of each attachment, to which directives are sent.
     pub(crate) outboxes: HashMap<Attachment, MachineId>,
-    /// Who said hello.
+    /// Node of each attachment, once it has sent its hello.
     pub(crate) attached: HashMap<Attachment, NodeId>,
-    /// When a tick is scheduled already.
+    /// Time of the scheduled tick.
     wakes_at: Option<Time>,
-    /// As the real shell writes it: records, one JSON text each.
+    /// Records as JSON, as the real coordinator writes them.
     journal: Vec<Vec<u8>>,
-    pub(crate) cost: Cost,
-    /// All that came to their end, or to that of their generation.
+    pub(crate) cost: CoordinatorCost,
+    /// Recoveries that are complete, or that ended with their generation.
     pub(crate) recoveries: Vec<Recovery>,
     pub(crate) generations: u64,
-    /// Ends of the job.
+    /// Message of each end of the job.
     pub(crate) ends: Vec<String>,
 }
 
-/// What the coordinator had to do.
+/// Work of the coordinator.
 #[derive(Default)]
-pub(crate) struct Cost {
-    /// Of events that change something.
+pub(crate) struct CoordinatorCost {
+    /// Events that may change a deadline or a phase.
     pub(crate) control: Load,
-    /// Of those that tell that somebody lives.
-    pub(crate) signs: Load,
-    /// To put records and notices into JSON.
+    /// Heartbeats.
+    pub(crate) heartbeats: Load,
+    /// Time to serialize records and job events as JSON.
     pub(crate) writing: Duration,
     pub(crate) record_bytes: usize,
-    pub(crate) notices: u64,
-    pub(crate) notice_bytes: usize,
+    pub(crate) job_events: u64,
+    pub(crate) event_bytes: usize,
     pub(crate) directives: u64,
-    /// In all the lists of addresses that were told.
+    /// Bytes of all lists of addresses that were sent.
     pub(crate) address_bytes: u64,
 }
 
-/// Events, and the time that the machine took for them.
+/// Number of events, and the engine's time for them.
 #[derive(Default)]
 pub(crate) struct Load {
     pub(crate) events: u64,
@@ -73,7 +73,7 @@ impl Load {
 
 impl Coordinator {
     pub(crate) fn new(settings: &Settings) -> Self {
-        let origin = Origin {
+        let origin = JobOrigin {
             job: JobId(uuid::Uuid::nil()),
             recipe: None,
             first_generation: Generation(1),
@@ -85,7 +85,7 @@ impl Coordinator {
             attached: HashMap::new(),
             wakes_at: None,
             journal: Vec::new(),
-            cost: Cost::default(),
+            cost: CoordinatorCost::default(),
             recoveries: Vec::new(),
             generations: 0,
             ends: Vec::new(),
@@ -96,7 +96,7 @@ impl Coordinator {
         self.journal.len()
     }
 
-    /// A new coordinator from the journal, and how long that took.
+    /// Replays the journal into a new engine; returns it and the time taken.
     pub(crate) fn replayed(&self, settings: &Settings, now: Time) -> (Engine, Duration) {
         let began = Instant::now();
         let read = |bytes: &Vec<u8>| match serde_json::from_slice(bytes) {
@@ -106,7 +106,7 @@ impl Coordinator {
         let records: Vec<Record> = self.journal.iter().map(read).collect();
         match Engine::replay(&settings.spec(), &records, now) {
             Some(engine) => (engine, began.elapsed()),
-            None => panic!("the journal holds no job"),
+            None => panic!("the journal has no job"),
         }
     }
 
@@ -118,27 +118,27 @@ impl Coordinator {
         self.journal.push(bytes);
     }
 
-    fn announce(&mut self, notice: &Notice) {
+    fn publish(&mut self, job_event: &JobEvent) {
         let began = Instant::now();
-        let bytes = serde_json::to_vec(notice).unwrap_or_default();
+        let bytes = serde_json::to_vec(job_event).unwrap_or_default();
         self.cost.writing += began.elapsed();
-        self.cost.notices += 1;
-        self.cost.notice_bytes += bytes.len();
-        if notice.kind == NoticeKind::Ended {
-            self.ends.push(notice.message.clone());
+        self.cost.job_events += 1;
+        self.cost.event_bytes += bytes.len();
+        if job_event.kind == JobEventKind::Ended {
+            self.ends.push(job_event.message.clone());
         }
     }
 }
 
-/// Whether it can change no deadline.
+/// Whether an event is a heartbeat, which cannot change a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventKind {
     Control,
-    SignOfLife,
+    Heartbeat,
 }
 
 impl Fleet {
-    /// Feeds the machine and performs its actions.
+    /// Passes an event to the engine and performs its actions.
     pub(crate) fn coordinate(&mut self, kind: EventKind, event: Event) {
         let engine = &mut self.coordinator.engine;
         let began = Instant::now();
@@ -146,11 +146,11 @@ impl Fleet {
         let took = began.elapsed();
         match kind {
             EventKind::Control => self.coordinator.cost.control.add(took),
-            EventKind::SignOfLife => {
-                // Else to leave most of them out would not be allowed.
+            EventKind::Heartbeat => {
+                // Otherwise the simulation could not leave out most heartbeats.
                 let found = engine.deadline_by_recount();
-                assert_eq!(engine.deadline(), found, "a sign of life changed a deadline");
-                self.coordinator.cost.signs.add(took);
+                assert_eq!(engine.deadline(), found, "a heartbeat changed a deadline");
+                self.coordinator.cost.heartbeats.add(took);
             }
         }
         for action in actions {
@@ -165,7 +165,7 @@ impl Fleet {
             && coordinator.wakes_at.is_none_or(|before| at < before)
         {
             coordinator.wakes_at = Some(at);
-            self.queue.schedule(at.max(self.now), Happening::CoordinatorWakes(at));
+            self.queue.schedule(at.max(self.now), FleetEvent::CoordinatorWakes(at));
         }
     }
 
@@ -190,9 +190,12 @@ impl Fleet {
                     Record::Opened { .. } => self.coordinator.generations += 1,
                     Record::Recovery(recovery) => self.coordinator.recoveries.push(recovery),
                     Record::Ended(outcome) => {
-                        assert!(outcome.is_resumable(), "the job ended for good: {outcome}");
+                        assert!(
+                            outcome.is_resumable(),
+                            "the job ended and cannot be resumed: {outcome}"
+                        );
                         let at = self.now.after(Duration::from_secs(30));
-                        self.queue.schedule(at, Happening::CoordinatorRestarts);
+                        self.queue.schedule(at, FleetEvent::CoordinatorRestarts);
                     }
                     _ => {}
                 }
@@ -204,8 +207,8 @@ impl Fleet {
                 let directive = match directive {
                     Directive::Begin { generation, peers } => {
                         cost.address_bytes += peers.iter().map(|one| one.len() as u64).sum::<u64>();
-                        // The agents of one machine each hand the list to each of their ranks. Here all agents are
-                        // one process, and nobody dials.
+                        // A real agent sends the list to each of its ranks. Here no rank connects, so the list is
+                        // dropped to save memory.
                         Directive::Begin { generation, peers: [].into() }
                     }
                     other => other,
@@ -213,13 +216,13 @@ impl Fleet {
                 self.send_down(attachment, directive);
             }
             Action::Refuse { node, reason, .. } => panic!("{node} was refused: {reason}"),
-            Action::Announce(notice) => self.coordinator.announce(&notice),
-            Action::Measured(_) => {}
-            Action::Write(written) => panic!("nothing diverges here: {written:?}"),
+            Action::Publish(job_event) => self.coordinator.publish(&job_event),
+            Action::AddPoint(_) => {}
+            Action::WriteDiagnosis(written) => panic!("nothing diverges here: {written:?}"),
         }
     }
 
-    /// A supervisor starts it again, on the same journal.
+    /// A supervisor restarts the coordinator with the same journal.
     pub(crate) fn coordinator_restarts(&mut self) {
         let (engine, _) = self.coordinator.replayed(&self.settings, self.now);
         self.coordinator.engine = engine;

@@ -1,4 +1,4 @@
-//! The whole fleet: one clock, one queue, one generator of chance.
+//! The whole fleet: one clock, one queue, one random number generator.
 
 use std::{collections::BTreeMap, ops::RangeInclusive, time::Duration};
 
@@ -6,7 +6,7 @@ use baton_job::{
     Generation, NodeId, engine,
     exit::Failure,
     ids::Attachment,
-    message::{Directive, Report},
+    message::{AgentReport, Directive},
     time::Time,
 };
 use fastrand::Rng;
@@ -21,8 +21,8 @@ use crate::{
     settings::Settings,
 };
 
-/// What happens at a time.
-pub(crate) enum Happening {
+/// An event of the simulation.
+pub(crate) enum FleetEvent {
     MachineBoots(MachineId),
     Interruption,
     MachineEnds(MachineId, NodeId),
@@ -30,36 +30,36 @@ pub(crate) enum Happening {
     AgentStarts(MachineId),
     AgentWakes(MachineId, u64, Time),
     Connected(MachineId, Attachment),
-    Up(Attachment, Box<Report>),
+    Up(Attachment, Box<AgentReport>),
     Down(Attachment, MachineId, Box<Directive>),
     CoordinatorNotices(Attachment),
     CoordinatorWakes(Time),
     CoordinatorRestarts,
     Warms(Pid),
     Listens(Pid, Generation),
-    LosesTouch(Pid, Generation),
-    Dies(Pid, Failure),
+    LossDetected(Pid, Generation),
+    ProcessEnds(Pid, Failure),
     Meet(Generation),
     Start(Generation),
     StepEnds(Generation),
     Commit(Generation, u64),
-    SignsOfLife,
-    Beats(MachineId),
+    HeartbeatSample,
+    MachineHeartbeats(MachineId),
     DayEnds,
 }
 
-/// Everything there is.
+/// State of the whole simulation.
 pub(crate) struct Fleet {
     pub(crate) now: Time,
     pub(crate) rng: Rng,
     pub(crate) settings: Settings,
-    pub(crate) queue: Queue<Happening>,
+    pub(crate) queue: Queue<FleetEvent>,
     pub(crate) coordinator: Coordinator,
     pub(crate) machines: Vec<Machine>,
     pub(crate) groups: BTreeMap<Generation, Group>,
     pub(crate) store: Store,
     pub(crate) ledger: Ledger,
-    /// Machines of the whole run.
+    /// Number of machines booted in the whole run.
     pub(crate) booted: u32,
     pub(crate) attachments: u64,
 }
@@ -71,7 +71,7 @@ impl Fleet {
             rng: Rng::with_seed(settings.seed() as u64),
             queue: Queue::new(),
             coordinator: Coordinator::new(&settings),
-            machines: (0..settings.machines()).map(|_| Machine::gap()).collect(),
+            machines: (0..settings.machines()).map(|_| Machine::empty()).collect(),
             groups: BTreeMap::new(),
             store: Store::default(),
             ledger: Ledger::default(),
@@ -80,56 +80,56 @@ impl Fleet {
             settings,
         };
         for id in 0..fleet.machines.len() {
-            // Somebody starts them all at once.
+            // All machines are started within one minute.
             let at = fleet.soon(0..=60_000);
-            fleet.queue.schedule(at, Happening::MachineBoots(id));
+            fleet.queue.schedule(at, FleetEvent::MachineBoots(id));
         }
         fleet.schedule_interruption();
         fleet.schedule_crash();
-        fleet.queue.schedule(Time(3_600_000), Happening::SignsOfLife);
+        fleet.queue.schedule(Time(3_600_000), FleetEvent::HeartbeatSample);
         fleet.schedule_end_of_day();
         fleet.coordinate(EventKind::Control, engine::Event::Tick);
         fleet
     }
 
-    /// Runs to the end of the time that is looked at.
+    /// Runs to the end of the simulated time.
     pub(crate) fn run(&mut self) {
         let end = Time(0).after(self.settings.duration());
         while self.queue.next_at().is_some_and(|at| at <= end)
-            && let Some((at, happening)) = self.queue.pop()
+            && let Some((at, event)) = self.queue.pop()
         {
             self.now = at;
-            self.happen(happening);
+            self.handle(event);
         }
         self.now = end;
         self.ledger.ends(end);
     }
 
-    fn happen(&mut self, happening: Happening) {
-        match happening {
-            Happening::MachineBoots(id) => self.machine_boots(id),
-            Happening::Interruption => self.interruption(),
-            Happening::MachineEnds(id, node) => self.machine_ends(id, &node),
-            Happening::Crash => self.crash(),
-            Happening::AgentStarts(id) => self.agent_starts(id),
-            Happening::AgentWakes(id, life, at) => self.agent_wakes(id, life, at),
-            Happening::Connected(id, attachment) => self.connected(id, attachment),
-            Happening::Up(attachment, report) => self.up(attachment, *report),
-            Happening::Down(attachment, id, directive) => self.down(attachment, id, *directive),
-            Happening::CoordinatorNotices(attachment) => self.coordinator_notices(attachment),
-            Happening::CoordinatorWakes(at) => self.coordinator_wakes(at),
-            Happening::CoordinatorRestarts => self.coordinator_restarts(),
-            Happening::Warms(pid) => self.warms(pid),
-            Happening::Listens(pid, generation) => self.listens(pid, generation),
-            Happening::LosesTouch(pid, generation) => self.loses_touch(pid, generation),
-            Happening::Dies(pid, failure) => self.die(pid, failure),
-            Happening::Meet(generation) => self.meet(generation),
-            Happening::Start(generation) => self.start(generation),
-            Happening::StepEnds(generation) => self.step_ends(generation),
-            Happening::Commit(generation, step) => self.commit(generation, step),
-            Happening::SignsOfLife => self.sample_signs_of_life(),
-            Happening::Beats(id) => self.beats(id),
-            Happening::DayEnds => {
+    fn handle(&mut self, event: FleetEvent) {
+        match event {
+            FleetEvent::MachineBoots(id) => self.machine_boots(id),
+            FleetEvent::Interruption => self.interruption(),
+            FleetEvent::MachineEnds(id, node) => self.machine_ends(id, &node),
+            FleetEvent::Crash => self.crash(),
+            FleetEvent::AgentStarts(id) => self.agent_starts(id),
+            FleetEvent::AgentWakes(id, life, at) => self.agent_wakes(id, life, at),
+            FleetEvent::Connected(id, attachment) => self.connected(id, attachment),
+            FleetEvent::Up(attachment, report) => self.up(attachment, *report),
+            FleetEvent::Down(attachment, id, directive) => self.down(attachment, id, *directive),
+            FleetEvent::CoordinatorNotices(attachment) => self.coordinator_notices(attachment),
+            FleetEvent::CoordinatorWakes(at) => self.coordinator_wakes(at),
+            FleetEvent::CoordinatorRestarts => self.coordinator_restarts(),
+            FleetEvent::Warms(pid) => self.warms(pid),
+            FleetEvent::Listens(pid, generation) => self.listens(pid, generation),
+            FleetEvent::LossDetected(pid, generation) => self.loss_detected(pid, generation),
+            FleetEvent::ProcessEnds(pid, failure) => self.end_process(pid, failure),
+            FleetEvent::Meet(generation) => self.meet(generation),
+            FleetEvent::Start(generation) => self.start(generation),
+            FleetEvent::StepEnds(generation) => self.step_ends(generation),
+            FleetEvent::Commit(generation, step) => self.commit(generation, step),
+            FleetEvent::HeartbeatSample => self.sample_heartbeats(),
+            FleetEvent::MachineHeartbeats(id) => self.machine_heartbeats(id),
+            FleetEvent::DayEnds => {
                 self.schedule_end_of_day();
                 self.ledger.day_ends(self.now, self.coordinator.generations);
             }
@@ -137,10 +137,10 @@ impl Fleet {
     }
 
     fn schedule_end_of_day(&mut self) {
-        self.queue.schedule(self.now.after(Duration::from_secs(86_400)), Happening::DayEnds);
+        self.queue.schedule(self.now.after(Duration::from_secs(86_400)), FleetEvent::DayEnds);
     }
 
-    /// A time after now, by chance.
+    /// A random time after now; `wait_ms` is the range of the wait in milliseconds.
     pub(crate) fn soon(&mut self, wait_ms: RangeInclusive<u64>) -> Time {
         Time(self.now.0 + self.rng.u64(wait_ms))
     }

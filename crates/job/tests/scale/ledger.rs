@@ -1,71 +1,77 @@
-//! Where the time went, as the world saw it; what the coordinator makes of it is compared with this.
+//! How the simulated time was used. The coordinator's own accounting is compared with this.
 
 use baton_job::time::Time;
 
-/// Time in milliseconds, and counts.
+/// Times in milliseconds, and counts.
 #[derive(Default)]
 pub(crate) struct Ledger {
-    /// Updates that had not been made before, each as long as with all ranks.
+    /// Time of new updates, each counted as long as with all ranks.
     pub(crate) useful: u64,
-    /// Updates that had been made before.
+    /// Time of repeated updates.
     pub(crate) redone: u64,
-    /// What updates took longer because ranks were missing.
+    /// Additional time of updates because ranks were missing.
     pub(crate) slower: u64,
-    /// What first updates and those after a checkpoint took longer.
-    pub(crate) later: u64,
-    /// Updates that were under way when a member left.
-    pub(crate) thrown_away: u64,
-    /// No group trained, after the first update and before it.
-    pub(crate) standing: u64,
+    /// Additional time of first updates and of updates after a checkpoint.
+    pub(crate) stalled: u64,
+    /// Time of unfinished updates when a member left.
+    pub(crate) discarded: u64,
+    /// Time without training after the first update.
+    pub(crate) idle: u64,
+    /// Time before the first update.
     pub(crate) starting: u64,
-    /// Updates that were made again.
+    /// Number of repeated updates.
     pub(crate) lost_steps: u64,
+    /// Number of different updates.
     pub(crate) high_water: u64,
-    /// The step of the group that trains, or of the last one that did.
+    /// Step of the group that trains, or that trained last.
     reached: u64,
-    /// Since when a group is at its present update, or none is.
+    /// Start of the present update, or of the time without training.
     since: Time,
-    pub(crate) noticed: u64,
-    pub(crate) unnoticed: u64,
+    /// Number of interruptions with a notice.
+    pub(crate) with_notice: u64,
+    /// Number of interruptions without one.
+    pub(crate) without_notice: u64,
     pub(crate) crashes: u64,
     pub(crate) commits: u64,
     pub(crate) sampled_seconds: u64,
     pub(crate) days: Vec<Day>,
     today: Day,
     counted_at: Time,
-    /// Machines that are there since then, and ranks that train.
+    /// Number of machines, and of ranks that train, since `counted_at`.
     machines: u64,
     ranks: u64,
 }
 
-/// What there was on one day.
+/// Statistics of one day.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Day {
-    /// Machine-milliseconds, and the fewest machines at a time.
+    /// Machine-milliseconds.
     pub(crate) machines: u64,
+    /// Smallest number of machines.
     pub(crate) fewest_machines: u64,
     /// Rank-milliseconds of ranks in a group that trained.
     pub(crate) ranks: u64,
-    /// As they were at its end.
+    /// Totals of the run at the end of the day.
     pub(crate) useful: u64,
     pub(crate) generations: u64,
 }
 
 impl Ledger {
-    /// A group of so many ranks begins to train after `step` updates.
+    /// A group of `ranks` ranks begins to train after `step` updates.
     pub(crate) fn trains(&mut self, now: Time, step: u64, ranks: u64) {
         assert_eq!(self.ranks, 0, "two groups train at {now}");
         self.close(now);
         self.ranks = ranks;
         if self.high_water == 0 {
-            // Until now they came one after the other.
+            // Before this the machines were still starting.
             self.today.fewest_machines = self.machines;
         }
         self.lost_steps += self.reached.saturating_sub(step);
         self.reached = step;
     }
 
-    /// An update is done; `usual` is how long one takes with as many ranks, `nominal` with all.
+    /// An update is done; `usual` is its normal time with this number of ranks, `nominal` with all ranks, in
+    /// milliseconds.
     pub(crate) fn update(&mut self, now: Time, step: u64, nominal: u64, usual: u64) {
         let took = now.since(self.since).as_millis() as u64;
         self.since = now;
@@ -77,10 +83,10 @@ impl Ledger {
         }
         self.reached = step;
         self.slower += usual - nominal;
-        self.later += took - usual;
+        self.stalled += took - usual;
     }
 
-    /// The group that trains is broken in the middle of an update.
+    /// The group that trains stops in the middle of an update.
     pub(crate) fn breaks(&mut self, now: Time) {
         self.close(now);
         self.ranks = 0;
@@ -93,12 +99,12 @@ impl Ledger {
         self.since = now;
         match self.ranks {
             0 if self.high_water == 0 => self.starting += took,
-            0 => self.standing += took,
-            _ => self.thrown_away += took,
+            0 => self.idle += took,
+            _ => self.discarded += took,
         }
     }
 
-    /// There are so many machines from now on.
+    /// The number of machines changes.
     pub(crate) fn has_machines(&mut self, now: Time, machines: u64) {
         self.count(now);
         self.machines = machines;
@@ -118,7 +124,7 @@ impl Ledger {
         self.today = Day { fewest_machines: self.machines, ..Day::default() };
     }
 
-    /// The end of what is looked at.
+    /// The end of the simulated time.
     pub(crate) fn ends(&mut self, now: Time) {
         self.close(now);
     }

@@ -1,48 +1,48 @@
-//! A model of one rank process: it does what it is told, in its own time, and says what a real one says.
+//! A model of one rank process: it obeys commands with delays, and sends the reports of a real one.
 
 use baton_job::{
     Generation, Rank,
     exit::{Failure, Outcome},
     ids::{Incarnation, LocalRank},
-    message::{RankCommand, RankNews},
+    message::{RankCommand, RankReport},
     session::Event,
     time::Time,
 };
 
 use crate::{
-    fleet::{Fleet, Happening},
+    fleet::{Fleet, FleetEvent},
     machine::{MachineId, up_to},
     settings::millis,
 };
 
-/// One process of the whole run.
+/// Identity of a process, unique in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pid {
     pub(crate) machine: MachineId,
-    /// Which agent started it.
+    /// Number of the agent that started it; see `Machine::life`.
     pub(crate) life: u64,
     pub(crate) local_rank: LocalRank,
     pub(crate) incarnation: Incarnation,
 }
 
-/// A place taken in a generation.
+/// A rank's assignment in a generation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seat {
+pub(crate) struct Assignment {
     pub(crate) generation: Generation,
     pub(crate) rank: Rank,
 }
 
-/// A process that lives.
+/// A running process.
 pub(crate) struct Process {
     pub(crate) incarnation: Incarnation,
-    /// When it has loaded all it needs.
+    /// Time when its libraries are loaded.
     ready_at: Time,
-    pub(crate) seat: Option<Seat>,
-    /// It has begun to meet the others, or trains with them.
+    pub(crate) assignment: Option<Assignment>,
+    /// Whether it has begun to meet the others, or trains with them.
     pub(crate) takes_part: bool,
-    /// It holds the last state of this generation.
+    /// Generation whose last state it has in memory.
     pub(crate) state_of: Option<Generation>,
-    /// It has said that it is done.
+    /// Whether it has reported that it is done.
     pub(crate) is_done: bool,
 }
 
@@ -59,18 +59,18 @@ impl Fleet {
         let start = millis(self.settings.start());
         let ready_at = self.soon(start * 4 / 5..=start * 6 / 5);
         let machine = &mut self.machines[id];
-        let place = &mut machine.places[local.0 as usize];
-        assert!(place.is_none(), "two processes in one place of {}", machine.node);
-        *place = Some(Process {
+        let slot = &mut machine.slots[local.0 as usize];
+        assert!(slot.is_none(), "two processes in one slot of {}", machine.node);
+        *slot = Some(Process {
             incarnation,
             ready_at,
-            seat: None,
+            assignment: None,
             takes_part: false,
             state_of: None,
             is_done: false,
         });
         let pid = Pid { machine: id, life: machine.life, local_rank: local, incarnation };
-        self.queue.schedule(ready_at, Happening::Warms(pid));
+        self.queue.schedule(ready_at, FleetEvent::Warms(pid));
     }
 
     pub(crate) fn warms(&mut self, pid: Pid) {
@@ -80,13 +80,19 @@ impl Fleet {
         }
     }
 
-    pub(crate) fn tell(&mut self, id: MachineId, local_rank: LocalRank, command: RankCommand) {
+    pub(crate) fn send_command(
+        &mut self,
+        id: MachineId,
+        local_rank: LocalRank,
+        command: RankCommand,
+    ) {
         let Some(pid) = self.occupant(id, local_rank) else { return };
-        let seat = self.process(pid).and_then(|process| process.seat);
-        let is_of = |generation| seat.is_some_and(|seat| seat.generation == generation);
+        let assignment = self.process(pid).and_then(|process| process.assignment);
+        let is_of =
+            |generation| assignment.is_some_and(|assignment| assignment.generation == generation);
         match command {
             RankCommand::Join { generation, rank, world_size, .. } => {
-                self.join(pid, Seat { generation, rank }, world_size);
+                self.join(pid, Assignment { generation, rank }, world_size);
             }
             RankCommand::Begin { generation, .. } if is_of(generation) => {
                 self.begin(pid, generation);
@@ -98,57 +104,58 @@ impl Fleet {
             }
             RankCommand::Begin { .. }
             | RankCommand::Drain { .. }
-            | RankCommand::Hold { .. }
+            | RankCommand::Pause { .. }
             | RankCommand::Checkpoint { .. } => {}
         }
     }
 
-    fn join(&mut self, pid: Pid, seat: Seat, world_size: u32) {
-        self.open_group(seat.generation, world_size);
+    fn join(&mut self, pid: Pid, assignment: Assignment, world_size: u32) {
+        self.open_group(assignment.generation, world_size);
         self.leave_group(pid);
         let left = self.soon(up_to(self.settings.leave()));
         let Some(process) = self.process_mut(pid) else { return };
-        process.seat = Some(seat);
+        process.assignment = Some(assignment);
         let at = left.max(process.ready_at);
-        self.queue.schedule(at, Happening::Listens(pid, seat.generation));
+        self.queue.schedule(at, FleetEvent::Listens(pid, assignment.generation));
     }
 
     pub(crate) fn listens(&mut self, pid: Pid, generation: Generation) {
         let Some(process) = self.process(pid) else { return };
-        if process.seat.is_some_and(|seat| seat.generation == generation) {
+        if process.assignment.is_some_and(|assignment| assignment.generation == generation) {
             let step = process.state_of.and_then(|of| self.step_of(of));
             let address = format!("10.{}.{}.7:40000", pid.machine / 256, pid.machine % 256);
-            self.say(pid, RankNews::Ready { address, step });
+            self.send_report(pid, RankReport::Ready { address, step });
         }
     }
 
-    pub(crate) fn loses_touch(&mut self, pid: Pid, generation: Generation) {
+    pub(crate) fn loss_detected(&mut self, pid: Pid, generation: Generation) {
         let Some(process) = self.process_mut(pid) else { return };
-        let is_there = process.seat.is_some_and(|seat| seat.generation == generation);
+        let is_there =
+            process.assignment.is_some_and(|assignment| assignment.generation == generation);
         if is_there && !process.is_done && std::mem::take(&mut process.takes_part) {
-            self.say(pid, RankNews::Lost { detail: "a rank is gone".to_owned() });
+            self.send_report(pid, RankReport::Lost { detail: "a rank is gone".to_owned() });
         }
     }
 
-    /// Says that it is done, and exits.
+    /// Reports that it is done, and exits.
     pub(crate) fn done(&mut self, pid: Pid, outcome: Outcome, digest: String) {
-        self.say(pid, RankNews::Done { outcome, digest });
+        self.send_report(pid, RankReport::Done { outcome, digest });
         if let Some(process) = self.process_mut(pid) {
             process.is_done = true;
         }
         let at = self.soon(0..=30);
         let failure = baton_job::session::failure_of(Some(75), None, false);
-        self.queue.schedule(at, Happening::Dies(pid, failure));
+        self.queue.schedule(at, FleetEvent::ProcessEnds(pid, failure));
     }
 
-    /// The process ends, and its agent sees it.
-    pub(crate) fn die(&mut self, pid: Pid, failure: Failure) {
+    /// The process ends, and its agent is notified.
+    pub(crate) fn end_process(&mut self, pid: Pid, failure: Failure) {
         if self.process(pid).is_none() {
             return;
         }
         self.leave_group(pid);
         let Pid { machine, local_rank, incarnation, .. } = pid;
-        self.machines[machine].places[local_rank.0 as usize] = None;
+        self.machines[machine].slots[local_rank.0 as usize] = None;
         self.drive(machine, Event::RankExited { local_rank, incarnation, failure });
     }
 }

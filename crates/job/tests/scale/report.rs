@@ -1,47 +1,47 @@
-//! What a run has shown, in Markdown.
+//! Results of a run, as Markdown.
 
 use std::{fmt::Write, time::Duration};
 
 use baton_job::engine::Recovery;
 
 use crate::{
-    coordinator::Cost,
+    coordinator::CoordinatorCost,
     fleet::Fleet,
     ledger::Ledger,
     settings::{HOUR, Settings},
 };
 
-/// What a run has shown.
-pub(crate) struct Report<'a> {
+/// Results of a run.
+pub(crate) struct RunReport<'a> {
     fleet: &'a Fleet,
-    /// How long the run took, and how much of that it had a processor.
+    /// Wall time of the run, and its processor time.
     took: (Duration, Duration),
-    /// How long a coordinator took to come back from the journal in its end.
+    /// Time to replay the journal of the whole run.
     replay: Duration,
 }
 
-impl<'a> Report<'a> {
+impl<'a> RunReport<'a> {
     pub(crate) fn new(fleet: &'a Fleet, took: (Duration, Duration)) -> Self {
         let (_, replay) = fleet.coordinator.replayed(&fleet.settings, fleet.now);
         Self { fleet, took, replay }
     }
 
-    /// Time that brought nothing because of recoveries, as the coordinator reckons it for its users.
+    /// Time lost because of recoveries, as the coordinator reports it to users.
     pub(crate) fn interrupted(&self) -> Duration {
         let spending = self.fleet.coordinator.engine.status().spending;
         spending.interrupted.read(spending.meter.read(self.fleet.now))
     }
 
-    /// The same without what updates cost that were made again.
-    pub(crate) fn stood_still(&self) -> Duration {
+    /// The same without the time of repeated updates.
+    pub(crate) fn downtime(&self) -> Duration {
         let redo: Duration = self.recoveries().map(|recovery| recovery.redo).sum();
         self.interrupted().saturating_sub(redo)
     }
 
-    /// The same as the fleet saw it, from the moment on when nothing went on any more.
-    pub(crate) fn stood_still_as_seen(&self) -> Duration {
+    /// The same as measured by the simulation, from the moment when training stopped.
+    pub(crate) fn observed_downtime(&self) -> Duration {
         let first = self.recoveries().filter_map(|recovery| recovery.parts().first_step);
-        Duration::from_millis(self.fleet.ledger.standing) + first.sum::<Duration>()
+        Duration::from_millis(self.fleet.ledger.idle) + first.sum::<Duration>()
     }
 
     fn recoveries(&self) -> impl Iterator<Item = &Recovery> {
@@ -50,7 +50,7 @@ impl<'a> Report<'a> {
 
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
-        // Nothing that is written to a string can fail.
+        // Writing to a string cannot fail.
         let _ = self.write(&mut text);
         text
     }
@@ -61,16 +61,16 @@ impl<'a> Report<'a> {
         let wall = now.0 as f64;
         let percent = |time: u64| 100.0 * time as f64 / wall;
         writeln!(to, "| of {:.1} h | h | % |\n|---|---|---|", wall / HOUR)?;
-        for (what, time) in [
+        for (label, time) in [
             ("**goodput**: new updates, each as long as with all ranks", ledger.useful),
-            ("updates took longer because ranks were missing", ledger.slower),
-            ("first updates, and stalls of checkpoints", ledger.later),
-            ("updates made again", ledger.redone),
-            ("updates under way when a member left", ledger.thrown_away),
-            ("standing still", ledger.standing),
-            ("until the first update", ledger.starting),
+            ("additional time of updates because ranks were missing", ledger.slower),
+            ("slower first updates, and pauses for checkpoints", ledger.stalled),
+            ("repeated updates", ledger.redone),
+            ("unfinished updates when a rank left", ledger.discarded),
+            ("no training", ledger.idle),
+            ("before the first update", ledger.starting),
         ] {
-            writeln!(to, "| {what} | {:.2} | {:.2} |", time as f64 / HOUR, percent(time))?;
+            writeln!(to, "| {label} | {:.2} | {:.2} |", time as f64 / HOUR, percent(time))?;
         }
         self.write_events(to)?;
         self.write_recoveries(to)?;
@@ -78,27 +78,27 @@ impl<'a> Report<'a> {
         self.write_cost(to, &coordinator.cost)?;
         let (wall, processor) = self.took;
         let (wall, processor) = (wall.as_secs_f64(), processor.as_secs_f64());
-        writeln!(to, "\nsimulated in {wall:.0} s, {processor:.0} s of them on a processor")
+        writeln!(to, "\nsimulated in {wall:.0} s, with {processor:.0} s of processor time")
     }
 
     fn write_events(&self, to: &mut String) -> std::fmt::Result {
         let Fleet { ledger, coordinator, booted, .. } = self.fleet;
         let planned = self.recoveries().filter(|recovery| recovery.planned).count();
         writeln!(to, "\n| | number |\n|---|---|")?;
-        for (what, count) in [
-            ("interruptions with a notice", ledger.noticed),
-            ("interruptions without", ledger.unnoticed),
+        for (label, count) in [
+            ("interruptions with a notice", ledger.with_notice),
+            ("interruptions without a notice", ledger.without_notice),
             ("crashes of a rank", ledger.crashes),
-            ("machines in all", u64::from(*booted)),
+            ("machines in total", u64::from(*booted)),
             ("generations", coordinator.generations),
             ("planned changes of nodes", planned as u64),
             ("recoveries from a failure", coordinator.recoveries.len() as u64 - planned as u64),
-            ("ends of the job, started again from a checkpoint", coordinator.ends.len() as u64),
+            ("ends of the job, restarted from a checkpoint", coordinator.ends.len() as u64),
             ("updates", ledger.high_water),
-            ("updates lost and made again", ledger.lost_steps),
+            ("updates lost and repeated", ledger.lost_steps),
             ("checkpoints", ledger.commits),
         ] {
-            writeln!(to, "| {what} | {} |", grouped(count))?;
+            writeln!(to, "| {label} | {} |", grouped(count))?;
         }
         for end in &coordinator.ends {
             writeln!(to, "\n{end}")?;
@@ -112,7 +112,7 @@ impl<'a> Report<'a> {
         totals.sort();
         let (Some(longest), false) = (totals.last(), done.is_empty()) else { return Ok(()) };
         let median = totals[totals.len() / 2];
-        writeln!(to, "\n| part of a recovery | in all, h | on average, s |\n|---|---|---|")?;
+        writeln!(to, "\n| part of a recovery | total, h | average, s |\n|---|---|---|")?;
         for part in 0..6 {
             let took = |r: &&Recovery| r.parts().named()[part].1.unwrap_or_default();
             let sum: Duration = done.iter().map(took).sum();
@@ -123,56 +123,56 @@ impl<'a> Report<'a> {
         let sum: Duration = totals.iter().sum();
         writeln!(
             to,
-            "| **from the first word to the first update** | {:.2} | median {:.1}, longest {:.1} |",
+            "| **from the first report to the first update** | {:.2} | median {:.1}, longest {:.1} |",
             sum.as_secs_f64() / 3_600.0,
             median.as_secs_f64(),
             longest.as_secs_f64()
         )?;
         writeln!(
             to,
-            "\ninterrupted as the coordinator tells it: {:.2} h",
+            "\ninterrupted, as the coordinator reports it: {:.2} h",
             self.interrupted().as_secs_f64() / 3_600.0
         )
     }
 
-    fn write_cost(&self, to: &mut String, cost: &Cost) -> std::fmt::Result {
+    fn write_cost(&self, to: &mut String, cost: &CoordinatorCost) -> std::fmt::Result {
         let Fleet { ledger, coordinator, now, .. } = self.fleet;
         let hours = now.0 as f64 / HOUR;
         let per_hour = |time: Duration| time.as_secs_f64() / hours;
-        let signs =
-            cost.signs.time.as_secs_f64() * 3_600.0 / (ledger.sampled_seconds.max(1)) as f64;
+        let heartbeats =
+            cost.heartbeats.time.as_secs_f64() * 3_600.0 / (ledger.sampled_seconds.max(1)) as f64;
         writeln!(to, "\n| the coordinator | |\n|---|---|")?;
-        for (what, value) in [
-            ("events of control", grouped(cost.control.events)),
+        for (label, value) in [
+            ("control events", grouped(cost.control.events)),
             (
-                "the engine's time for them, s per simulated hour",
+                "engine time for them, s per simulated hour",
                 format!("{:.2}", per_hour(cost.control.time)),
             ),
-            ("the longest of them, ms", format!("{:.1}", 1e3 * cost.control.longest.as_secs_f64())),
-            ("signs of life handled, of one second in an hour", grouped(cost.signs.events)),
-            ("the engine's time for all of them, s per simulated hour", format!("{signs:.2}")),
+            ("longest of them, ms", format!("{:.1}", 1e3 * cost.control.longest.as_secs_f64())),
+            ("heartbeats handled, from one second of every hour", grouped(cost.heartbeats.events)),
+            ("engine time for all heartbeats, s per simulated hour", format!("{heartbeats:.2}")),
             ("directives sent", grouped(cost.directives)),
             (
-                "addresses told, MB per generation",
+                "addresses sent, MB per generation",
                 format!(
                     "{:.1}",
                     cost.address_bytes as f64 / 1e6 / coordinator.generations.max(1) as f64
                 ),
             ),
-            ("records of the journal", grouped(coordinator.records() as u64)),
+            ("records in the journal", grouped(coordinator.records() as u64)),
             ("… MB of JSON", format!("{:.1}", cost.record_bytes as f64 / 1e6)),
-            ("events of its log", grouped(cost.notices)),
-            ("… MB of JSON", format!("{:.1}", cost.notice_bytes as f64 / 1e6)),
+            ("job events", grouped(cost.job_events)),
+            ("… MB of JSON", format!("{:.1}", cost.event_bytes as f64 / 1e6)),
             (
-                "to write both as JSON, s per simulated hour",
+                "time to write both as JSON, s per simulated hour",
                 format!("{:.3}", per_hour(cost.writing)),
             ),
             (
-                "to come back from the journal in the end, s",
+                "time to replay the journal at the end, s",
                 format!("{:.2}", self.replay.as_secs_f64()),
             ),
         ] {
-            writeln!(to, "| {what} | {value} |")?;
+            writeln!(to, "| {label} | {value} |")?;
         }
         Ok(())
     }
@@ -185,7 +185,7 @@ fn write_days(to: &mut String, settings: &Settings, ledger: &Ledger) -> std::fmt
     let millis = 86_400_000.0;
     writeln!(
         to,
-        "\n| day | machines, on average of {} | fewest | ranks that train, on average of {} | generations | goodput, % |\n|---|---|---|---|---|---|",
+        "\n| day | machines, average (of {}) | fewest | ranks that train, average (of {}) | generations | goodput, % |\n|---|---|---|---|---|---|",
         settings.machines(),
         settings.world_size()
     )?;
@@ -205,7 +205,7 @@ fn write_days(to: &mut String, settings: &Settings, ledger: &Ledger) -> std::fmt
     Ok(())
 }
 
-/// With a comma after every three digits.
+/// The number with a comma after every three digits.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();

@@ -1,40 +1,40 @@
-//! An agent's shell: a machine, the processes in its places, and its deaths.
+//! A model of an agent: its session, the processes in its slots, and its crashes.
 
 use baton_job::{
     NodeId,
     exit::Failure,
     ids::LocalRank,
-    message::{Directive, Launch, RankSays},
+    message::{Directive, Launch, RankMessage},
     session::{Action, Event, Session, failure_of},
     time::Time,
 };
 
 use crate::{
-    cluster::{Cluster, Happening},
+    cluster::{Cluster, SimEvent},
     common::SIGUSR2,
     fact::Fact,
     network::ConnectionId,
-    process::{Doing, Pid, killed},
+    process::{Pid, ProcessPhase, killed},
 };
 
-/// An agent's place in the cluster.
+/// Index of an agent in the cluster.
 pub(crate) type AgentId = usize;
 
-/// An agent that may be down.
+/// An agent, which may be down.
 pub(crate) struct Agent {
     pub(crate) node: NodeId,
     pub(crate) session: Option<Session>,
-    /// Grows with every start.
+    /// Number of starts.
     pub(crate) life: u64,
-    /// Its own clock begins here.
+    /// Zero of the agent's clock.
     started_at: Time,
     pub(crate) connection: Option<ConnectionId>,
     pub(crate) cut_off_until: Time,
-    /// The last process of each place.
-    pub(crate) places: Vec<Option<Pid>>,
-    /// The newest launch it was given in this life.
+    /// The last process in each slot.
+    pub(crate) slots: Vec<Option<Pid>>,
+    /// The newest launch received since the last start.
     pub(crate) launch: Option<Launch>,
-    pub(crate) leaves: bool,
+    pub(crate) is_leaving: bool,
 }
 
 impl Agent {
@@ -46,13 +46,13 @@ impl Agent {
             started_at: Time(0),
             connection: None,
             cut_off_until: Time(0),
-            places: vec![None; slots as usize],
+            slots: vec![None; slots as usize],
             launch: None,
-            leaves: false,
+            is_leaving: false,
         }
     }
 
-    /// Its machine's deadline on the clock of the history.
+    /// The session's deadline, on the simulation's clock.
     pub(crate) fn deadline(&self) -> Option<Time> {
         let local = self.session.as_ref()?.deadline()?;
         Some(Time(self.started_at.0 + local.0))
@@ -64,7 +64,7 @@ impl Agent {
 }
 
 impl Cluster {
-    /// Feeds an agent's machine and performs its actions.
+    /// Passes an event to an agent's session and performs its actions.
     pub(crate) fn drive(&mut self, id: AgentId, event: Event) {
         self.log(|| format!("agent {id}: {event:?}"));
         let agent = &mut self.agents[id];
@@ -78,23 +78,23 @@ impl Cluster {
                 Action::Connect => self.connect(id),
                 Action::Send(report) => self.send_up(id, report),
                 Action::Spawn { local_rank, incarnation } => {
-                    let crowded = self.occupant(id, local_rank).is_some();
-                    self.facts.push(Fact::Spawned { place: (id, local_rank), crowded });
+                    let occupied = self.occupant(id, local_rank).is_some();
+                    self.facts.push(Fact::Spawned { slot: (id, local_rank), occupied });
                     let pid = self.spawn(id, local_rank, incarnation);
-                    self.agents[id].places[local_rank.0 as usize] = Some(pid);
+                    self.agents[id].slots[local_rank.0 as usize] = Some(pid);
                 }
-                // A spare makes a start quicker, and nothing else.
+                // A spare only makes a start faster.
                 Action::KeepSpare => {}
-                Action::Tell { local_rank, command } => {
+                Action::SendToRank { local_rank, command } => {
                     if let Some(pid) = self.occupant(id, local_rank) {
-                        self.tell(pid, command);
+                        self.send_command(pid, command);
                     }
                 }
                 Action::Terminate(local_rank) => self.terminate(id, local_rank),
                 Action::Kill(local_rank) => {
                     if let Some(pid) = self.occupant(id, local_rank) {
-                        self.note_end(pid);
-                        self.die(pid, killed());
+                        self.record_end(pid);
+                        self.end_process(pid, killed());
                     }
                 }
                 Action::Exit(outcome) => {
@@ -106,37 +106,38 @@ impl Cluster {
         }
     }
 
-    /// The live process of a place.
+    /// The running process in a slot.
     pub(crate) fn occupant(&self, id: AgentId, local_rank: LocalRank) -> Option<Pid> {
-        self.agents[id].places[local_rank.0 as usize].filter(|pid| self.processes[*pid].alive)
+        self.agents[id].slots[local_rank.0 as usize].filter(|pid| self.processes[*pid].alive)
     }
 
     fn terminate(&mut self, id: AgentId, local_rank: LocalRank) {
         let Some(pid) = self.occupant(id, local_rank) else { return };
-        self.note_end(pid);
-        // Some do not listen.
+        self.record_end(pid);
+        // Some processes ignore the request.
         if !self.processes[pid].hangs && self.rng.u8(0..8) > 0 {
             let at = self.soon(1..=500);
-            self.schedule(at, Happening::Dies(pid));
+            self.schedule(at, SimEvent::ProcessEnds(pid));
         }
     }
 
-    fn note_end(&mut self, pid: Pid) {
+    fn record_end(&mut self, pid: Pid) {
         let process = &mut self.processes[pid];
         if std::mem::replace(&mut process.ending, true) {
             return;
         }
         let agent = &self.agents[process.agent];
-        let launch = agent.launch.as_ref().filter(|_| !agent.leaves);
-        let seated =
+        let launch = agent.launch.as_ref().filter(|_| !agent.is_leaving);
+        let is_assigned =
             |launch: &Launch| launch.ranks.iter().any(|(_, local)| *local == process.local_rank);
-        let fit = process.is_healthy() && process.step.is_some() && process.doing != Doing::Done;
-        let wanted = fit && launch.is_some_and(seated);
+        let fit =
+            process.is_healthy() && process.step.is_some() && process.phase != ProcessPhase::Done;
+        let useful = fit && launch.is_some_and(is_assigned);
         let replaced = launch.is_some_and(|launch| launch.replace.contains(&process.local_rank));
-        self.facts.push(Fact::Ended { pid, wanted, replaced });
+        self.facts.push(Fact::Ended { pid, useful, replaced });
     }
 
-    pub(crate) fn directed(&mut self, id: AgentId, directive: Directive) {
+    pub(crate) fn receive_directive(&mut self, id: AgentId, directive: Directive) {
         let agent = &mut self.agents[id];
         match &directive {
             Directive::Launch(launch)
@@ -147,16 +148,16 @@ impl Cluster {
             {
                 agent.launch = Some(launch.clone());
             }
-            Directive::Dismiss { .. } | Directive::Release { .. } => agent.leaves = true,
+            Directive::Dismiss { .. } | Directive::Release { .. } => agent.is_leaving = true,
             _ => {}
         }
-        self.drive(id, Event::Directed(directive));
+        self.drive(id, Event::Directive(directive));
     }
 
-    pub(crate) fn said(&mut self, pid: Pid, says: RankSays) {
+    pub(crate) fn rank_message(&mut self, pid: Pid, message: RankMessage) {
         if let Some((id, local_rank)) = self.parent(pid) {
             let incarnation = self.processes[pid].incarnation;
-            self.drive(id, Event::RankSaid { local_rank, incarnation, says });
+            self.drive(id, Event::RankReported { local_rank, incarnation, message });
         }
     }
 
@@ -176,7 +177,7 @@ impl Cluster {
         }
     }
 
-    /// The agent that started a process, if it still lives.
+    /// The agent that started a process, if it still runs.
     fn parent(&self, pid: Pid) -> Option<(AgentId, LocalRank)> {
         let process = &self.processes[pid];
         let agent = &self.agents[process.agent];
@@ -184,14 +185,14 @@ impl Cluster {
             .then_some((process.agent, process.local_rank))
     }
 
-    /// The agent's process ends; the kernel ends its ranks soon after.
-    pub(crate) fn agent_dies(&mut self, id: AgentId) {
-        self.log(|| format!("agent {id} dies"));
-        self.facts.push(Fact::AgentDied);
-        for local_rank in 0..self.agents[id].places.len() {
+    /// The agent crashes; the kernel kills its ranks soon after.
+    pub(crate) fn agent_crashes(&mut self, id: AgentId) {
+        self.log(|| format!("agent {id} crashes"));
+        self.facts.push(Fact::AgentCrashed);
+        for local_rank in 0..self.agents[id].slots.len() {
             if let Some(pid) = self.occupant(id, LocalRank(local_rank as u32)) {
                 let at = self.soon(0..=50);
-                self.schedule(at, Happening::Dies(pid));
+                self.schedule(at, SimEvent::ProcessEnds(pid));
             }
         }
         self.agent_is_gone(id);
@@ -210,7 +211,7 @@ impl Cluster {
         wait_ms: std::ops::RangeInclusive<u64>,
     ) {
         let at = self.soon(wait_ms);
-        self.schedule(at, Happening::AgentRestarts(id));
+        self.schedule(at, SimEvent::AgentRestarts(id));
     }
 
     /// A service manager starts the agent, unless the job is known to be over.
@@ -221,23 +222,23 @@ impl Cluster {
         let now = self.now;
         let policy = self.plan.policy.clone();
         let agent = &mut self.agents[id];
-        let slots = agent.places.len() as u32;
+        let slots = agent.slots.len() as u32;
         agent.session = Some(Session::new(agent.node.clone(), slots, policy));
         agent.life += 1;
         agent.started_at = now;
-        agent.places.fill(None);
+        agent.slots.fill(None);
         agent.launch = None;
-        agent.leaves = false;
+        agent.is_leaving = false;
         self.drive(id, Event::Tick);
     }
 
-    pub(crate) fn must_go(&mut self, id: AgentId) {
-        self.agents[id].leaves = true;
-        self.drive(id, Event::MustGo { reason: "spot notice".to_owned() });
+    pub(crate) fn shutdown_signal(&mut self, id: AgentId) {
+        self.agents[id].is_leaving = true;
+        self.drive(id, Event::ShutdownSignal { reason: "spot notice".to_owned() });
     }
 
-    /// A process that was asked to end does.
-    pub(crate) fn dies(&mut self, pid: Pid) {
-        self.die(pid, failure_of(None, Some(SIGUSR2), false));
+    /// A process that was asked to exit does so.
+    pub(crate) fn process_ends(&mut self, pid: Pid) {
+        self.end_process(pid, failure_of(None, Some(SIGUSR2), false));
     }
 }

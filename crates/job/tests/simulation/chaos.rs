@@ -1,24 +1,24 @@
-//! Faults, until calm.
+//! Faults, until the calm phase.
 
 use baton_job::{engine, session, time::Time};
 
 use crate::{
     agent::AgentId,
-    cluster::{Cluster, Happening},
+    cluster::{Cluster, SimEvent},
     fact::Fact,
     process::{Pid, bad_input, killed},
 };
 
 type Fault = fn(&mut Cluster);
 
-/// Each with its weight and name.
+/// Faults, each with weight and name.
 const FAULTS: &[(u32, &str, Fault)] = &[
     (60, "a rank is killed", |cluster| {
-        cluster.with_process(|cluster, pid| cluster.die(pid, killed()));
+        cluster.with_process(|cluster, pid| cluster.end_process(pid, killed()));
     }),
     (20, "a rank hangs", |cluster| cluster.with_process(Cluster::hang)),
     (1, "a rank finds bad input", |cluster| {
-        cluster.with_process(|cluster, pid| cluster.die(pid, bad_input()));
+        cluster.with_process(|cluster, pid| cluster.end_process(pid, bad_input()));
     }),
     (40, "a connection breaks", |cluster| {
         cluster.with_agent(|cluster, id| {
@@ -35,38 +35,40 @@ const FAULTS: &[(u32, &str, Fault)] = &[
             }
         });
     }),
-    (20, "the coordinator dies", Cluster::coordinator_dies),
-    (20, "the coordinator dies between two actions", |cluster| {
-        cluster.coordinator.dies_after = Some(cluster.rng.usize(0..6));
+    (20, "the coordinator crashes", Cluster::coordinator_crashes),
+    (20, "the coordinator crashes between two actions", |cluster| {
+        cluster.coordinator.crashes_after = Some(cluster.rng.usize(0..6));
     }),
-    (20, "an agent dies", |cluster| {
+    (20, "an agent crashes", |cluster| {
         cluster.with_agent(|cluster, id| {
-            cluster.agent_dies(id);
+            cluster.agent_crashes(id);
             cluster.restart_agent_after(id, 50..=10_000);
         });
     }),
-    (6, "every agent dies", |cluster| {
+    (6, "every agent crashes", |cluster| {
         for id in cluster.running_agents() {
-            cluster.agent_dies(id);
+            cluster.agent_crashes(id);
             cluster.restart_agent_after(id, 50..=3_000);
         }
     }),
-    (3, "a node must go", |cluster| cluster.with_agent(Cluster::must_go)),
-    (1, "a node must go at once", |cluster| {
+    (3, "a node receives a shutdown signal", |cluster| {
+        cluster.with_agent(Cluster::shutdown_signal)
+    }),
+    (1, "a node receives two shutdown signals", |cluster| {
         cluster.with_agent(|cluster, id| {
-            cluster.must_go(id);
-            cluster.drive(id, session::Event::MustGo { reason: "now".to_owned() });
+            cluster.shutdown_signal(id);
+            cluster.drive(id, session::Event::ShutdownSignal { reason: "now".to_owned() });
         });
     }),
-    (20, "a checkpoint is wanted", |cluster| cluster.coordinate(engine::Event::Checkpoint)),
-    (6, "a pause is wanted", |cluster| {
+    (20, "a checkpoint is requested", |cluster| cluster.coordinate(engine::Event::Checkpoint)),
+    (6, "a pause is requested", |cluster| {
         cluster.coordinate(engine::Event::Pause { reason: "a user".to_owned() });
     }),
-    (12, "the end of a pause is wanted", |cluster| cluster.coordinate(engine::Event::Resume)),
-    (4, "a drain is wanted", |cluster| {
+    (12, "a resume is requested", |cluster| cluster.coordinate(engine::Event::Resume)),
+    (4, "a drain is requested", |cluster| {
         cluster.coordinate(engine::Event::Drain { reason: "a user".to_owned() });
     }),
-    (2, "a drain is wanted while nobody is in touch", |cluster| {
+    (2, "a drain is requested while no agent is connected", |cluster| {
         for id in cluster.running_agents() {
             if let Some(connection) = cluster.agents[id].connection {
                 cluster.break_connection(connection);
@@ -75,14 +77,14 @@ const FAULTS: &[(u32, &str, Fault)] = &[
         }
         cluster.coordinate(engine::Event::Drain { reason: "a user".to_owned() });
     }),
-    (1, "a stop is wanted", |cluster| cluster.coordinate(engine::Event::Stop)),
+    (1, "a stop is requested", |cluster| cluster.coordinate(engine::Event::Stop)),
 ];
 
 impl Cluster {
     pub(crate) fn schedule_fault(&mut self) {
         let every = self.plan.fault_every_ms;
         let at = self.soon(1..=2 * every);
-        self.schedule(at, Happening::Fault);
+        self.schedule(at, SimEvent::Fault);
     }
 
     pub(crate) fn fault(&mut self) {
@@ -91,9 +93,9 @@ impl Cluster {
         }
         self.schedule_fault();
         if self.coordinator.job_is_over() {
-            // The same command again: a job that did not complete is taken up.
+            // The user runs the same command again: a job that did not complete continues.
             if self.rng.u8(0..3) == 0 {
-                self.coordinator_dies();
+                self.coordinator_crashes();
             }
             return;
         }
@@ -109,28 +111,29 @@ impl Cluster {
         }
     }
 
-    /// Faults stop; whatever is down comes up, every connection is made anew.
+    /// Faults stop; whatever is down is started, and every connection is opened again.
     pub(crate) fn calm_down(&mut self) {
         self.log(|| "CALM".to_owned());
         self.calm_since = Some(self.now);
-        self.coordinator.dies_after = None;
+        self.coordinator.crashes_after = None;
         self.reset_all_connections();
         self.coordinator_restarts();
-        // Nobody lets a job stand still for ever.
+        // A paused job would never end.
         self.coordinate(engine::Event::Resume);
         for id in 0..self.agents.len() {
             self.agents[id].cut_off_until = Time(0);
             self.restart_agent_after(id, 0..=500);
         }
-        // A rank that hangs is found out by the others of its generation, if any still need it.
+        // A hanging rank is detected by others of its generation that still need it; without such ranks it is ended
+        // here.
         for pid in 0..self.processes.len() {
             let generation = self.processes[pid].generation();
-            let noticed = self.processes.iter().any(|other| {
+            let is_needed = self.processes.iter().any(|other| {
                 let is_there = other.is_healthy() && other.generation() == generation;
                 is_there && !self.has_finished(other)
             });
-            if self.processes[pid].hangs && !noticed {
-                self.die(pid, killed());
+            if self.processes[pid].hangs && !is_needed {
+                self.end_process(pid, killed());
             }
         }
     }

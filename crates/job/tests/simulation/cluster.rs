@@ -1,11 +1,11 @@
-//! The whole simulated cluster: one clock, one queue, one generator of chance.
+//! The whole simulated cluster: one clock, one queue, one random number generator.
 
 use std::{collections::VecDeque, ops::RangeInclusive};
 
 use baton_job::{
     engine,
     exit::Failure,
-    message::{Directive, RankCommand, RankSays, Report},
+    message::{AgentReport, Directive, RankCommand, RankMessage},
     session,
     time::Time,
 };
@@ -15,37 +15,37 @@ use crate::{
     agent::{Agent, AgentId},
     common::{queue::Queue, store::Store},
     coordinator::Coordinator,
-    fact::{Fact, Machine},
+    fact::{Fact, StateMachine},
     network::{Connection, ConnectionId},
     plan::Plan,
     process::{Pid, Process, Wake},
     training::{Group, GroupId},
 };
 
-/// Whether a history is told in words, which costs more than the history itself.
+/// Whether a history is logged, which takes longer than the history itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Telling {
-    Silent,
+pub(crate) enum Logging {
+    Off,
     Tail,
 }
 
-/// Lines kept of a history that is told.
-const TAIL: usize = 150;
+/// Number of log lines kept.
+const MAX_LOG_LINES: usize = 150;
 
-/// What happens at a time.
-pub(crate) enum Happening {
+/// An event of the simulation.
+pub(crate) enum SimEvent {
     Connected(ConnectionId),
-    Up(ConnectionId, Report),
+    Up(ConnectionId, AgentReport),
     Down(ConnectionId, Directive),
     AgentNotices(ConnectionId),
     CoordinatorNotices(ConnectionId),
     Commanded(Pid, RankCommand),
-    Said(Pid, RankSays),
+    RankMessage(Pid, RankMessage),
     Exited(Pid, Failure),
-    Woken { pid: Pid, listening: u64, wake: Wake },
-    Dies(Pid),
+    Woken { pid: Pid, listen_number: u64, wake: Wake },
+    ProcessEnds(Pid),
     Warms(Pid),
-    Pulses(Pid),
+    Heartbeat(Pid),
     StepEnds(GroupId),
     ShardsWritten(GroupId),
     ManifestLands(GroupId),
@@ -55,7 +55,7 @@ pub(crate) enum Happening {
     Calm,
 }
 
-/// Everything there is.
+/// State of the whole simulation.
 pub(crate) struct Cluster {
     pub(crate) now: Time,
     pub(crate) rng: Rng,
@@ -66,17 +66,17 @@ pub(crate) struct Cluster {
     pub(crate) processes: Vec<Process>,
     pub(crate) groups: Vec<Group>,
     pub(crate) store: Store,
-    /// What happened in the present event.
+    /// Facts of the present event.
     pub(crate) facts: Vec<Fact>,
-    /// When faults stopped, if they have.
+    /// Time when faults stopped, if they have.
     pub(crate) calm_since: Option<Time>,
-    queue: Queue<Happening>,
-    telling: Telling,
+    queue: Queue<SimEvent>,
+    logging: Logging,
     tail: VecDeque<String>,
 }
 
 impl Cluster {
-    pub(crate) fn new(seed: u64, telling: Telling) -> Self {
+    pub(crate) fn new(seed: u64, logging: Logging) -> Self {
         let mut rng = Rng::with_seed(seed);
         let mut store = Store::default();
         let plan = Plan::new(&mut rng, &mut store);
@@ -92,33 +92,33 @@ impl Cluster {
             facts: Vec::new(),
             calm_since: None,
             queue: Queue::new(),
-            telling,
+            logging,
             tail: VecDeque::new(),
             plan,
         };
         for id in 0..cluster.agents.len() {
             cluster.restart_agent_after(id, 0..=300);
         }
-        cluster.schedule(Time(0).after(cluster.plan.chaos), Happening::Calm);
+        cluster.schedule(Time(0).after(cluster.plan.chaos), SimEvent::Calm);
         cluster.schedule_fault();
         cluster.coordinate(engine::Event::Tick);
         cluster
     }
 
-    /// A time after now, by chance.
+    /// A random time after now; `wait_ms` is the range of the wait in milliseconds.
     pub(crate) fn soon(&mut self, wait_ms: RangeInclusive<u64>) -> Time {
         Time(self.now.0 + self.rng.u64(wait_ms))
     }
 
-    pub(crate) fn schedule(&mut self, at: Time, happening: Happening) {
-        self.queue.schedule(at, happening);
+    pub(crate) fn schedule(&mut self, at: Time, event: SimEvent) {
+        self.queue.schedule(at, event);
     }
 
     pub(crate) fn is_calm(&self) -> bool {
         self.calm_since.is_some()
     }
 
-    /// Whether the job is over and everybody has left.
+    /// Whether the job is over and all agents and ranks have exited.
     pub(crate) fn is_over(&self) -> bool {
         self.is_calm()
             && self.coordinator.job_is_over()
@@ -126,23 +126,23 @@ impl Cluster {
             && self.processes.iter().all(|process| !process.alive)
     }
 
-    /// The next event; false if nothing will ever happen again.
+    /// Handles the next event; false if there is none.
     pub(crate) fn advance(&mut self) -> bool {
         let queued = self.queue.next_at();
         match (self.next_wake(), queued) {
-            (Some((at, machine)), queued) if queued.is_none_or(|queued| at < queued) => {
+            (Some((at, state_machine)), queued) if queued.is_none_or(|queued| at < queued) => {
                 self.now = self.now.max(at);
-                self.facts.push(Fact::Woke(machine));
-                match machine {
-                    Machine::Engine => self.coordinate(engine::Event::Tick),
-                    Machine::Session(id) => self.drive(id, session::Event::Tick),
+                self.facts.push(Fact::Woke(state_machine));
+                match state_machine {
+                    StateMachine::Engine => self.coordinate(engine::Event::Tick),
+                    StateMachine::Session(id) => self.drive(id, session::Event::Tick),
                 }
                 true
             }
             (_, Some(_)) => {
-                if let Some((at, happening)) = self.queue.pop() {
+                if let Some((at, event)) = self.queue.pop() {
                     self.now = at;
-                    self.happen(happening);
+                    self.handle_event(event);
                 }
                 true
             }
@@ -150,52 +150,51 @@ impl Cluster {
         }
     }
 
-    /// The machine that wants to be woken first.
-    fn next_wake(&self) -> Option<(Time, Machine)> {
-        let engine = self.coordinator.deadline().map(|at| (at, Machine::Engine));
-        let sessions = self
-            .agents
-            .iter()
-            .enumerate()
-            .filter_map(|(id, agent)| agent.deadline().map(|at| (at, Machine::Session(id))));
+    /// The state machine with the earliest deadline.
+    fn next_wake(&self) -> Option<(Time, StateMachine)> {
+        let engine = self.coordinator.deadline().map(|at| (at, StateMachine::Engine));
+        let sessions =
+            self.agents.iter().enumerate().filter_map(|(id, agent)| {
+                agent.deadline().map(|at| (at, StateMachine::Session(id)))
+            });
         engine.into_iter().chain(sessions).min_by_key(|(at, _)| *at)
     }
 
-    fn happen(&mut self, happening: Happening) {
-        match happening {
-            Happening::Connected(id) => self.connected(id),
-            Happening::Up(id, report) => self.up(id, report),
-            Happening::Down(id, directive) => self.down(id, directive),
-            Happening::AgentNotices(id) => self.agent_notices(id),
-            Happening::CoordinatorNotices(id) => self.coordinator_notices(id),
-            Happening::Commanded(pid, command) => self.commanded(pid, command),
-            Happening::Said(pid, says) => self.said(pid, says),
-            Happening::Exited(pid, failure) => self.exited(pid, failure),
-            Happening::Woken { pid, listening, wake } => self.woken(pid, listening, wake),
-            Happening::Dies(pid) => self.dies(pid),
-            Happening::Warms(pid) => self.warms(pid),
-            Happening::Pulses(pid) => self.pulses(pid),
-            Happening::StepEnds(group) => self.step_ends(group),
-            Happening::ShardsWritten(group) => self.shards_written(group),
-            Happening::ManifestLands(group) => self.manifest_lands(group),
-            Happening::CoordinatorRestarts => self.coordinator_restarts(),
-            Happening::AgentRestarts(id) => self.agent_restarts(id),
-            Happening::Fault => self.fault(),
-            Happening::Calm => self.calm_down(),
+    fn handle_event(&mut self, event: SimEvent) {
+        match event {
+            SimEvent::Connected(id) => self.connected(id),
+            SimEvent::Up(id, report) => self.up(id, report),
+            SimEvent::Down(id, directive) => self.down(id, directive),
+            SimEvent::AgentNotices(id) => self.agent_notices(id),
+            SimEvent::CoordinatorNotices(id) => self.coordinator_notices(id),
+            SimEvent::Commanded(pid, command) => self.commanded(pid, command),
+            SimEvent::RankMessage(pid, message) => self.rank_message(pid, message),
+            SimEvent::Exited(pid, failure) => self.exited(pid, failure),
+            SimEvent::Woken { pid, listen_number, wake } => self.woken(pid, listen_number, wake),
+            SimEvent::ProcessEnds(pid) => self.process_ends(pid),
+            SimEvent::Warms(pid) => self.warms(pid),
+            SimEvent::Heartbeat(pid) => self.rank_heartbeat(pid),
+            SimEvent::StepEnds(group) => self.step_ends(group),
+            SimEvent::ShardsWritten(group) => self.shards_written(group),
+            SimEvent::ManifestLands(group) => self.manifest_lands(group),
+            SimEvent::CoordinatorRestarts => self.coordinator_restarts(),
+            SimEvent::AgentRestarts(id) => self.agent_restarts(id),
+            SimEvent::Fault => self.fault(),
+            SimEvent::Calm => self.calm_down(),
         }
     }
 
-    /// A line of the history, made only if somebody reads it.
+    /// Adds a line to the log, if logging is on.
     pub(crate) fn log(&mut self, line: impl FnOnce() -> String) {
-        if self.telling == Telling::Tail {
-            if self.tail.len() == TAIL {
+        if self.logging == Logging::Tail {
+            if self.tail.len() == MAX_LOG_LINES {
                 self.tail.pop_front();
             }
             self.tail.push_back(format!("{} {}", self.now, line()));
         }
     }
 
-    /// The last lines of the history.
+    /// The last lines of the log.
     pub(crate) fn tail(&self) -> String {
         self.tail.iter().map(|line| format!("{line}\n")).collect()
     }

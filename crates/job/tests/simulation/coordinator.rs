@@ -1,4 +1,4 @@
-//! The coordinator's shell: a machine, its journal, and its deaths.
+//! A model of the coordinator: the engine, its journal, and its crashes.
 
 use baton_job::{
     Generation,
@@ -10,22 +10,22 @@ use baton_job::{
 use baton_recipe::Step;
 
 use crate::{
-    cluster::{Cluster, Happening},
+    cluster::{Cluster, SimEvent},
     fact::Fact,
     plan::Plan,
     process::Process,
 };
 
-/// A coordinator that may be down.
+/// The coordinator, which may be down.
 pub(crate) struct Coordinator {
     pub(crate) engine: Option<Engine>,
-    /// Grows with every start.
+    /// Number of starts.
     pub(crate) life: u64,
     pub(crate) journal: Vec<Record>,
     attachments: u64,
-    /// It dies between two actions of one of the next events: after so many of them.
-    pub(crate) dies_after: Option<usize>,
-    /// The machine's status after the last event, and before it.
+    /// Number of actions after which the coordinator crashes, in one of the next events.
+    pub(crate) crashes_after: Option<usize>,
+    /// The engine's status after the last event, and before it.
     pub(crate) status: Status,
     pub(crate) status_before: Status,
 }
@@ -39,18 +39,18 @@ impl Coordinator {
             life: 1,
             journal: Vec::new(),
             attachments: 0,
-            dies_after: None,
+            crashes_after: None,
             status_before: status.clone(),
             status,
         }
     }
 
-    /// When its machine wants to be woken. It lives by the clock of the history, as does what its journal tells.
+    /// The engine's deadline. Engine and journal use the simulation's clock.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.engine.as_ref()?.deadline()
     }
 
-    /// What the journal tells of rollbacks, as generations up to `generation` have to heed it.
+    /// The restore rule with the journal's rollbacks that apply to generations up to `generation`.
     pub(crate) fn restore(&self, plan: &Plan, generation: Generation) -> Restore {
         let rollbacks = self.journal.iter().filter_map(|record| match record {
             Record::Diverged(Incident { rollback: Some(rollback), .. }) => Some(rollback.clone()),
@@ -60,7 +60,7 @@ impl Coordinator {
         Restore { rollbacks, ..plan.origin.restore.clone() }
     }
 
-    /// Whether the job is over, for a coordinator that runs.
+    /// Whether the coordinator runs and the job is over.
     pub(crate) fn job_is_over(&self) -> bool {
         self.engine.as_ref().is_some_and(|engine| engine.outcome().is_some())
     }
@@ -72,14 +72,14 @@ impl Coordinator {
 }
 
 impl Cluster {
-    /// The step of a process, if no rollback has made its state worthless.
+    /// The step of a process, if no rollback has invalidated its state.
     pub(crate) fn good_step(&self, process: &Process) -> Option<u64> {
         let restore = self.coordinator.restore(&self.plan, Generation(u64::MAX));
-        let is_good = |step: &u64| restore.condemned_by(process.state_of, Step(*step)).is_none();
+        let is_good = |step: &u64| restore.invalidated_by(process.state_of, Step(*step)).is_none();
         process.step.filter(is_good)
     }
 
-    /// Feeds the machine and performs its actions, or the first few if the coordinator dies in them.
+    /// Passes an event to the engine and performs its actions, or only the first ones if the coordinator crashes then.
     pub(crate) fn coordinate(&mut self, event: Event) {
         self.log(|| format!("coordinator: {event:?}"));
         let now = self.now;
@@ -88,10 +88,10 @@ impl Cluster {
         let status = engine.status();
         self.coordinator.status_before = std::mem::replace(&mut self.coordinator.status, status);
         self.facts.push(Fact::EngineMoved);
-        let dies_after = self.coordinator.dies_after.take_if(|after| *after < actions.len());
+        let crashes_after = self.coordinator.crashes_after.take_if(|after| *after < actions.len());
         for (done, action) in actions.into_iter().enumerate() {
-            if dies_after == Some(done) {
-                return self.coordinator_dies();
+            if crashes_after == Some(done) {
+                return self.coordinator_crashes();
             }
             self.perform(action);
         }
@@ -109,25 +109,25 @@ impl Cluster {
                 self.facts.push(Fact::FenceRaised(generation));
             }
             Action::Send { attachment, directive, .. } => {
-                self.facts.push(Fact::Told(directive.clone()));
+                self.facts.push(Fact::DirectiveSent(directive.clone()));
                 self.send_down(attachment, directive);
             }
             Action::Refuse { attachment, .. } => self.refuse(attachment),
-            Action::Announce(_) | Action::Write(_) | Action::Measured(_) => {}
+            Action::Publish(_) | Action::WriteDiagnosis(_) | Action::AddPoint(_) => {}
         }
     }
 
-    pub(crate) fn coordinator_dies(&mut self) {
+    pub(crate) fn coordinator_crashes(&mut self) {
         if self.coordinator.engine.take().is_none() {
             return;
         }
-        self.log(|| "the coordinator dies".to_owned());
-        self.facts.push(Fact::CoordinatorDied);
+        self.log(|| "the coordinator crashes".to_owned());
+        self.facts.push(Fact::CoordinatorCrashed);
         self.coordinator.life += 1;
         self.reset_all_connections();
         let slow = self.rng.u8(0..4) == 0;
         let at = if slow { self.soon(1_000..=15_000) } else { self.soon(50..=1_000) };
-        self.schedule(at, Happening::CoordinatorRestarts);
+        self.schedule(at, SimEvent::CoordinatorRestarts);
     }
 
     pub(crate) fn coordinator_restarts(&mut self) {

@@ -1,43 +1,43 @@
-//! What happened, for invariants and counts.
+//! Facts about each event, for invariants and counts.
 
 use baton_job::{Generation, engine::Record, exit::Outcome, ids::LocalRank, message::Directive};
 
 use crate::{agent::AgentId, process::Pid};
 
-/// One thing that happened in one event.
+/// One thing that happened in an event.
 pub(crate) enum Fact {
-    /// The coordinator's machine handled an event; its status is in the cluster.
+    /// The engine handled an event; its status is in the cluster.
     EngineMoved,
-    /// An agent's machine handled an event.
+    /// A session handled an event.
     SessionMoved(AgentId),
-    /// A machine was woken at the time it had asked for.
-    Woke(Machine),
-    /// The journal took a record.
+    /// A state machine was woken at its deadline.
+    Woke(StateMachine),
+    /// A record was written to the journal.
     Persisted(Record),
     /// The store's fence was raised.
     FenceRaised(Generation),
-    /// The coordinator said something to an agent.
-    Told(Directive),
-    /// A coordinator died.
-    CoordinatorDied,
-    /// A coordinator was built from the journal.
+    /// The coordinator sent a directive to an agent.
+    DirectiveSent(Directive),
+    /// The coordinator crashed.
+    CoordinatorCrashed,
+    /// The coordinator was restarted from the journal.
     CoordinatorReplayed,
-    /// An agent died, with all its ranks.
-    AgentDied,
-    /// An agent left of its own will.
+    /// An agent crashed, with all its ranks.
+    AgentCrashed,
+    /// An agent exited.
     AgentLeft(AgentId, Outcome),
     /// A rank process was started.
     Spawned {
-        place: (AgentId, LocalRank),
-        /// The one before in this place had not ended.
-        crowded: bool,
+        slot: (AgentId, LocalRank),
+        /// Whether the previous process in this slot had not ended.
+        occupied: bool,
     },
     /// An agent ends a rank process.
     Ended {
         pid: Pid,
-        /// It was told to take a place in the newest generation and could have.
-        wanted: bool,
-        /// The coordinator took it for hanging.
+        /// Whether the process was healthy, had state, and was assigned in the newest generation.
+        useful: bool,
+        /// Whether the coordinator had it replaced because it seemed to hang.
         replaced: bool,
     },
     /// All ranks of a generation met and agreed on a step.
@@ -45,7 +45,7 @@ pub(crate) enum Fact {
     /// Ranks made an update.
     Stepped {
         step: u64,
-        /// The generation in which each of them is.
+        /// Generation of each of these ranks.
         generations: Vec<Generation>,
     },
     /// A checkpoint became visible.
@@ -56,9 +56,9 @@ pub(crate) enum Fact {
     Fault(&'static str),
 }
 
-/// Who waits.
+/// A state machine of the simulation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Machine {
+pub(crate) enum StateMachine {
     Engine,
     Session(AgentId),
 }
@@ -66,12 +66,12 @@ pub(crate) enum Machine {
 /// A generation that has met.
 pub(crate) struct Meeting {
     pub(crate) generation: Generation,
-    /// By rank.
-    pub(crate) places: Vec<(AgentId, LocalRank)>,
-    /// The steps of those that held state.
-    pub(crate) held: Vec<u64>,
-    /// The step they agreed on.
+    /// Slots by rank.
+    pub(crate) slots: Vec<(AgentId, LocalRank)>,
+    /// Steps of the ranks that had state.
+    pub(crate) steps: Vec<u64>,
+    /// Step with which training starts.
     pub(crate) start: u64,
-    /// The generation that came to the state they take; none of fresh weights.
+    /// Generation that produced the state with which training starts; `None` for fresh weights.
     pub(crate) state_of: Option<Generation>,
 }

@@ -1,31 +1,31 @@
-//! One history: chaos, then calm, then the end; invariants are checked after every event.
+//! Runs one history: faults, then calm, then the end; invariants are checked after every event.
 
 use std::{fmt, time::Duration};
 
 use crate::{
-    cluster::{Cluster, Telling},
+    cluster::{Cluster, Logging},
     invariants::{self, Invariant},
     tally::Tally,
 };
 
-/// Longest virtual time from calm to the end.
-const PATIENCE: Duration = Duration::from_secs(1_800);
+/// Longest virtual time from the last fault to the end of the job.
+const END_TIMEOUT: Duration = Duration::from_secs(1_800);
 
-/// Events of one history; one that needs more spins.
-const MOST_EVENTS: u64 = 500_000;
+/// Most events in one history; more mean an endless loop.
+const MAX_EVENTS: u64 = 500_000;
 
 /// An invariant that did not hold.
 pub(crate) struct Violation {
     seed: u64,
     invariant: &'static str,
-    what: String,
+    problem: String,
     tail: String,
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, invariant, what, tail } = self;
-        writeln!(f, "{tail}\nviolated: {invariant}\n{what}")?;
+        let Self { seed, invariant, problem, tail } = self;
+        writeln!(f, "{tail}\nviolated: {invariant}\n{problem}")?;
         write!(
             f,
             "rerun this history: BATON_SIM_SEED={seed} cargo test -p baton-job --test simulation"
@@ -33,30 +33,30 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Runs the history of `seed`; one that violates an invariant runs again to be told.
+/// Runs the history of `seed`; if it violates an invariant, it is run again with a log.
 pub(crate) fn run(seed: u64) -> Result<Tally, Violation> {
-    attempt(seed, Telling::Silent).or_else(|_| attempt(seed, Telling::Tail))
+    attempt(seed, Logging::Off).or_else(|_| attempt(seed, Logging::Tail))
 }
 
-fn attempt(seed: u64, telling: Telling) -> Result<Tally, Violation> {
-    let mut cluster = Cluster::new(seed, telling);
+fn attempt(seed: u64, logging: Logging) -> Result<Tally, Violation> {
+    let mut cluster = Cluster::new(seed, logging);
     let mut invariants = invariants::all();
     let mut tally = Tally::default();
     let mut events = 0;
-    let failed = |cluster: &Cluster, invariant, what| {
-        Err(Violation { seed, invariant, what, tail: cluster.tail() })
+    let failed = |cluster: &Cluster, invariant, problem| {
+        Err(Violation { seed, invariant, problem, tail: cluster.tail() })
     };
     while !cluster.is_over() {
-        let goes_on = cluster.advance();
+        let has_next = cluster.advance();
         events += 1;
-        if let Err((invariant, what)) = check(&mut invariants, &mut cluster, &mut tally) {
-            return failed(&cluster, invariant, what);
+        if let Err((invariant, problem)) = check(&mut invariants, &mut cluster, &mut tally) {
+            return failed(&cluster, invariant, problem);
         }
-        let late = cluster.calm_since.is_some_and(|calm| cluster.now > calm.after(PATIENCE));
-        if !goes_on || late || events > MOST_EVENTS {
-            let what =
+        let late = cluster.calm_since.is_some_and(|calm| cluster.now > calm.after(END_TIMEOUT));
+        if !has_next || late || events > MAX_EVENTS {
+            let problem =
                 format!("no end at {} after {events} events: {}", cluster.now, stuck(&cluster));
-            return failed(&cluster, "after the last fault every job comes to an end", what);
+            return failed(&cluster, "after the last fault every job ends", problem);
         }
     }
     tally.count("histories");
@@ -72,7 +72,7 @@ fn check(
     for fact in &facts {
         tally.observe(cluster, fact);
         for invariant in &mut *invariants {
-            invariant.check(cluster, fact).map_err(|what| (invariant.sentence(), what))?;
+            invariant.check(cluster, fact).map_err(|problem| (invariant.sentence(), problem))?;
         }
     }
     Ok(())

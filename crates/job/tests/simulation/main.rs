@@ -1,23 +1,23 @@
-//! A hundred thousand histories of a whole cluster on virtual time.
+//! Simulates a hundred thousand histories of a whole cluster on virtual time.
 //!
-//! The two machines of this crate run as they are; everything around them is a model: rank processes
-//! ([`process`], [`training`]), the checkpoint store ([`common::store`]), connections ([`network`]) and the
-//! shells that perform actions ([`coordinator`], [`agent`]). One seed decides a history: its cluster
-//! ([`plan`]) and every delay, loss and fault ([`chaos`]). After a time of faults comes calm, and
-//! then the job must end. The [`invariants`] are checked after every event.
+//! The real engine and sessions run; everything else is a model: rank processes ([`process`], [`training`]), the
+//! checkpoint store ([`common::store`]), connections ([`network`]), and the programs that perform actions
+//! ([`coordinator`], [`agent`]). One seed determines a history: its cluster ([`plan`]) and every delay, loss and fault
+//! ([`chaos`]). After some time the faults stop, and then the job must end. The [`invariants`] are checked after every
+//! event.
 //!
 //! ```text
-//! BATON_SIM_SEED=17            cargo test -p baton-job --test simulation    that history alone
-//! BATON_SIM_HISTORIES=1000000  cargo test -p baton-job --test simulation    more of them
+//! BATON_SIM_SEED=17            cargo test -p baton-job --test simulation    only that history
+//! BATON_SIM_HISTORIES=1000000  cargo test -p baton-job --test simulation    more histories
 //! ```
 //!
-//! The harness was proved by planting bugs. Caught were, among others: launch before persist, no
-//! fence, a store that ignores it, survivors started anew, exits and words of older processes,
-//! launches of older generations and news over older connections let in, the restore rule lost,
-//! hanging ranks forgotten in a pause, a generation opened before all nodes were heard or while one
-//! was away, a drain told to nobody, an end before it is persisted, an exit with ranks running,
-//! rollbacks left out of a launch, forgotten with the coordinator or of another generation than the
-//! next, attached time forgotten with the coordinator.
+//! The simulation was tested with planted bugs. It found, among others: a launch before its record is persisted; no
+//! fence, or a store that ignores it; running processes that are restarted; exits and reports of old processes,
+//! launches of old generations, or reports over old connections that are not ignored; a lost restore rule; hanging
+//! ranks that are forgotten during a pause; a generation that is opened before all nodes have reported, or while one is
+//! away; a drain that is not sent; an end before it is persisted; an exit with running ranks; rollbacks that are left
+//! out of a launch, forgotten when the coordinator restarts, or of another generation than the next; attached time that
+//! is forgotten when the coordinator restarts.
 
 #![allow(clippy::panic, reason = "a test fails loudly")]
 
@@ -40,26 +40,26 @@ use std::{num::NonZero, ops::Range, thread};
 
 use crate::{history::Violation, tally::Tally};
 
-/// Histories of an ordinary test run.
+/// Number of histories in an ordinary test run.
 const HISTORIES: u64 = 100_000;
 
-/// What must happen at least so often in as many histories, so that the simulation cannot become
-/// idle without anybody noticing.
+/// Minimum count of each kind of event in [`HISTORIES`] histories, so that the simulation cannot silently stop testing
+/// something.
 const EXPECTED: &[(u64, &str)] = &[
     (60_000, "ended completed"),
     (2_000, "ended drained"),
     (400, "ended stopped"),
     (400, "ended by bad input"),
-    (20, "ended worn out"),
+    (20, "ended after too many failures"),
     (2_000, "ended diverged"),
     (800, "ended by a limit"),
     (8_000, "rollbacks"),
-    (1_200, "rollbacks to before the state that was begun with"),
+    (1_200, "rollbacks to before the starting state"),
     (120_000, "generations"),
     (40_000, "coordinator restarts"),
     (2_000, "coordinator restarts that ranks did not notice"),
-    (40_000, "agent deaths"),
-    (4_000, "drains told"),
+    (40_000, "agent crashes"),
+    (4_000, "drains sent"),
     (2_000, "hanging ranks replaced"),
     (12_000, "meetings from a commit"),
     (12_000, "meetings of survivors with newcomers"),
@@ -68,9 +68,9 @@ const EXPECTED: &[(u64, &str)] = &[
     (400_000, "commits"),
     (2_000, "commits refused by the fence"),
     (20_000, "stale messages"),
-    (40_000, "words of skipped samples"),
+    (40_000, "reports of skipped samples"),
     (40_000, "recoveries"),
-    (20_000, "recoveries of ranks that all told that they met"),
+    (20_000, "recoveries in which all ranks reported that they met"),
     (400, "recoveries of planned changes"),
     (4_000, "recoveries that lost steps"),
 ];
@@ -89,7 +89,7 @@ fn every_history_keeps_the_invariants_and_ends() {
     }
 }
 
-/// Runs the histories of `seeds`, shared out among all cores.
+/// Runs the histories of `seeds`, distributed over all cores.
 fn run_all(seeds: Range<u64>) -> Tally {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
     let run_share = |first: usize| {

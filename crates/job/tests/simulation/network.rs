@@ -1,37 +1,37 @@
-//! Connections between agents and the coordinator: slow, breaking, and at times out of order.
+//! Connections between agents and the coordinator: with delays, breaks, and sometimes out of order.
 //!
-//! Both ends learn of a break later, each at its own time, and what was on its way may still arrive:
-//! so messages of an old connection come after the new one stands.
+//! Each end detects a broken connection at a different time, and messages in flight may still arrive. So messages of an
+//! old connection can arrive after a new one was opened.
 
 use baton_job::{
     engine,
     ids::Attachment,
-    message::{Directive, Report},
+    message::{AgentReport, Directive},
     session,
     time::Time,
 };
 
 use crate::{
     agent::{Agent, AgentId},
-    cluster::{Cluster, Happening},
-    plan::Temper,
+    cluster::{Cluster, SimEvent},
+    plan::NetworkFaults,
 };
 
-/// A connection of the whole history.
+/// Index of a connection.
 pub(crate) type ConnectionId = usize;
 
-/// One try of an agent to reach the coordinator, and the stream if it did.
+/// One attempt of an agent to connect to the coordinator, and the stream if it succeeded.
 pub(crate) struct Connection {
     agent: AgentId,
-    /// Which life of the agent opened it.
+    /// Start number of the agent that opened it.
     agent_life: u64,
-    /// Which life of the coordinator it leads to.
+    /// Start number of the coordinator it connects to.
     coordinator_life: u64,
-    /// Given with the hello.
+    /// Assigned when the hello is received.
     attachment: Option<Attachment>,
-    stands: bool,
+    is_open: bool,
     opened_at: Time,
-    /// Streams keep order: when the last message each way arrives.
+    /// When the last message in each direction arrives, because streams keep order.
     up_until: Time,
     down_until: Time,
 }
@@ -44,7 +44,7 @@ impl Cluster {
             agent_life: self.agents[agent].life,
             coordinator_life: self.coordinator.life,
             attachment: None,
-            stands: true,
+            is_open: true,
             opened_at: self.now,
             up_until: self.now,
             down_until: self.now,
@@ -55,34 +55,34 @@ impl Cluster {
         } else {
             let at = self.soon(1..=20);
             self.connections[id].up_until = at;
-            self.schedule(at, Happening::Connected(id));
+            self.schedule(at, SimEvent::Connected(id));
         }
     }
 
     pub(crate) fn connected(&mut self, id: ConnectionId) {
-        if self.connections[id].stands && self.is_present(id) {
+        if self.connections[id].is_open && self.is_current(id) {
             self.drive(self.connections[id].agent, session::Event::Connected);
         }
     }
 
     /// Whether the agent that opened a connection still uses it.
-    fn is_present(&self, id: ConnectionId) -> bool {
+    fn is_current(&self, id: ConnectionId) -> bool {
         let agent = &self.agents[self.connections[id].agent];
         agent.life == self.connections[id].agent_life && agent.connection == Some(id)
     }
 
     pub(crate) fn break_connection(&mut self, id: ConnectionId) {
-        if !std::mem::replace(&mut self.connections[id].stands, false) {
+        if !std::mem::replace(&mut self.connections[id].is_open, false) {
             return;
         }
-        for notice in [Happening::AgentNotices(id), Happening::CoordinatorNotices(id)] {
+        for notice in [SimEvent::AgentNotices(id), SimEvent::CoordinatorNotices(id)] {
             let at = if self.rng.u8(0..4) == 0 { self.soon(0..=2_000) } else { self.soon(0..=20) };
             self.schedule(at, notice);
         }
     }
 
     pub(crate) fn agent_notices(&mut self, id: ConnectionId) {
-        if self.is_present(id) {
+        if self.is_current(id) {
             self.agents[self.connections[id].agent].connection = None;
             self.drive(self.connections[id].agent, session::Event::Disconnected);
         }
@@ -98,25 +98,25 @@ impl Cluster {
         }
     }
 
-    pub(crate) fn send_up(&mut self, agent: AgentId, report: Report) {
+    pub(crate) fn send_up(&mut self, agent: AgentId, report: AgentReport) {
         let Some(id) = self.agents[agent].connection else { return };
-        let arrives = self.travel(self.connections[id].up_until);
-        for (at, keeps_order) in arrives {
+        let deliveries = self.delivery_times(self.connections[id].up_until);
+        for (at, keeps_order) in deliveries {
             if keeps_order {
                 self.connections[id].up_until = at;
             }
-            self.schedule(at, Happening::Up(id, report.clone()));
+            self.schedule(at, SimEvent::Up(id, report.clone()));
         }
     }
 
     pub(crate) fn send_down(&mut self, attachment: Attachment, directive: Directive) {
         let Some(id) = self.stream_of(attachment) else { return };
-        let arrives = self.travel(self.connections[id].down_until);
-        for (at, keeps_order) in arrives {
+        let deliveries = self.delivery_times(self.connections[id].down_until);
+        for (at, keeps_order) in deliveries {
             if keeps_order {
                 self.connections[id].down_until = at;
             }
-            self.schedule(at, Happening::Down(id, directive.clone()));
+            self.schedule(at, SimEvent::Down(id, directive.clone()));
         }
     }
 
@@ -127,10 +127,10 @@ impl Cluster {
         }
     }
 
-    /// Since when an agent's present stream stands.
-    pub(crate) fn in_touch_since(&self, agent: &Agent) -> Option<Time> {
+    /// When an agent's present stream was opened.
+    pub(crate) fn connected_since(&self, agent: &Agent) -> Option<Time> {
         let connection = &self.connections[agent.connection?];
-        connection.stands.then_some(connection.opened_at)
+        connection.is_open.then_some(connection.opened_at)
     }
 
     /// The attachment of an agent's present stream.
@@ -146,37 +146,39 @@ impl Cluster {
         })
     }
 
-    /// When the copies of a message arrive, and whether later ones queue behind them.
-    fn travel(&mut self, last: Time) -> Vec<(Time, bool)> {
-        let temper = if self.is_calm() { Temper::HONEST } else { self.plan.temper };
-        if self.rng.f64() < temper.loss {
+    /// When the copies of a message arrive, and whether later messages must wait for them.
+    fn delivery_times(&mut self, last: Time) -> Vec<(Time, bool)> {
+        let network_faults =
+            if self.is_calm() { NetworkFaults::NONE } else { self.plan.network_faults };
+        if self.rng.f64() < network_faults.loss {
             return Vec::new();
         }
         let slow = self.rng.u8(0..40) == 0;
         let usual = if slow { self.soon(1..=500) } else { self.soon(1..=10) };
-        let mut arrives = vec![(usual.max(last), true)];
-        if self.rng.f64() < temper.reordering {
-            arrives = vec![(self.soon(1..=1_000), false)];
+        let mut deliveries = vec![(usual.max(last), true)];
+        if self.rng.f64() < network_faults.reordering {
+            deliveries = vec![(self.soon(1..=1_000), false)];
         }
-        if self.rng.f64() < temper.duplication {
-            arrives.push((self.soon(1..=1_000), false));
+        if self.rng.f64() < network_faults.duplication {
+            deliveries.push((self.soon(1..=1_000), false));
         }
-        arrives
+        deliveries
     }
 
-    /// What was on its way when the connection broke arrives or does not.
-    fn arrives(&mut self, id: ConnectionId) -> bool {
-        self.connections[id].stands || self.rng.bool()
+    /// Whether a message arrives: random for messages in flight on a broken connection.
+    fn is_delivered(&mut self, id: ConnectionId) -> bool {
+        self.connections[id].is_open || self.rng.bool()
     }
 
-    pub(crate) fn up(&mut self, id: ConnectionId, report: Report) {
-        if self.connections[id].coordinator_life != self.coordinator.life || !self.arrives(id) {
+    pub(crate) fn up(&mut self, id: ConnectionId, report: AgentReport) {
+        if self.connections[id].coordinator_life != self.coordinator.life || !self.is_delivered(id)
+        {
             return;
         }
         let connection = &mut self.connections[id];
         let node = self.agents[connection.agent].node.clone();
         match (report, connection.attachment) {
-            (Report::Hello(hello), None) if connection.stands => {
+            (AgentReport::Hello(hello), None) if connection.is_open => {
                 let attachment = self.coordinator.next_attachment();
                 connection.attachment = Some(attachment);
                 self.coordinate(engine::Event::Attached { attachment, hello });
@@ -191,12 +193,12 @@ impl Cluster {
 
     pub(crate) fn down(&mut self, id: ConnectionId, directive: Directive) {
         let agent = self.connections[id].agent;
-        if self.connections[id].agent_life == self.agents[agent].life && self.arrives(id) {
-            self.directed(agent, directive);
+        if self.connections[id].agent_life == self.agents[agent].life && self.is_delivered(id) {
+            self.receive_directive(agent, directive);
         }
     }
 
-    /// Everything starts anew: both ends of every stream are told.
+    /// Breaks every connection.
     pub(crate) fn reset_all_connections(&mut self) {
         for id in 0..self.connections.len() {
             self.break_connection(id);

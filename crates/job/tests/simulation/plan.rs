@@ -1,58 +1,58 @@
-//! What one history is about: the cluster, the job and how unkind the world is, all from the seed.
+//! Settings of one history, all derived from the seed: the cluster, the job, and the rate of faults.
 
 use std::{sync::OnceLock, time::Duration};
 
-use baton_job::{Generation, JobId, engine::Origin, message::Restore, session::Policy};
-use baton_recipe::{JobSpec, spec::Remedy};
+use baton_job::{Generation, JobId, engine::JobOrigin, message::Restore, session::Policy};
+use baton_recipe::{JobSpec, spec::GuardRemedy};
 use fastrand::Rng;
 
 use crate::common::{self, store::Store};
 
-/// What messages between coordinator and agents suffer besides delay and broken connections.
+/// Faults of messages between coordinator and agents, in addition to delays and broken connections: probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Temper {
+pub(crate) struct NetworkFaults {
     pub(crate) loss: f64,
     pub(crate) duplication: f64,
     pub(crate) reordering: f64,
 }
 
-impl Temper {
-    /// In order and once, as gRPC keeps it while a connection stands.
-    pub(crate) const HONEST: Self = Self { loss: 0.0, duplication: 0.0, reordering: 0.0 };
+impl NetworkFaults {
+    /// In order and exactly once, as gRPC guarantees while a connection is open.
+    pub(crate) const NONE: Self = Self { loss: 0.0, duplication: 0.0, reordering: 0.0 };
     const HARSH: Self = Self { loss: 0.01, duplication: 0.03, reordering: 0.05 };
 
-    pub(crate) fn is_honest(self) -> bool {
-        self == Self::HONEST
+    pub(crate) fn is_reliable(self) -> bool {
+        self == Self::NONE
     }
 }
 
-/// An update at which training goes wrong.
+/// A planned divergence.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Trap {
-    /// Updates made before it.
+pub(crate) struct PlannedDivergence {
+    /// Updates before the divergence is detected.
     pub(crate) step: u64,
-    /// The state is spoiled after so many updates already, though it does not show before `step`.
-    pub(crate) spoils_after: Option<u64>,
-    /// So many rollbacks cure it.
+    /// Updates after which the state is corrupted, if that is before the divergence is detected.
+    pub(crate) corrupts_after: Option<u64>,
+    /// Number of rollbacks after which it does not happen again.
     pub(crate) cured_by: usize,
 }
 
-/// The fixed facts of one history.
+/// The fixed settings of one history.
 pub(crate) struct Plan {
     pub(crate) spec: JobSpec,
-    pub(crate) origin: Origin,
+    pub(crate) origin: JobOrigin,
     pub(crate) policy: Policy,
-    /// Ranks each node can run.
+    /// Number of ranks that each node can run.
     pub(crate) slots: Vec<u32>,
     pub(crate) total_steps: u64,
     pub(crate) step_ms: u64,
-    /// Steps between periodic saves; 0 is off.
+    /// Steps between periodic saves; 0: none.
     pub(crate) save_every: u64,
-    pub(crate) trap: Option<Trap>,
-    /// Whether ranks keep the state before the update at which training goes wrong.
+    pub(crate) divergence: Option<PlannedDivergence>,
+    /// Whether ranks keep their state when training diverges.
     pub(crate) keeps_state: bool,
-    pub(crate) temper: Temper,
-    /// How long faults happen.
+    pub(crate) network_faults: NetworkFaults,
+    /// Time in which faults happen.
     pub(crate) chaos: Duration,
     /// Mean time between two faults.
     pub(crate) fault_every_ms: u64,
@@ -74,7 +74,7 @@ impl Plan {
         let total_steps = if long { rng.u64(100..=150) } else { rng.u64(10..=60) };
         spec.guard.enabled = rng.u8(0..10) > 0;
         spec.guard.max_rollbacks = rng.u32(0..=4);
-        spec.guard.remedy = if rng.bool() { Remedy::LowerLr } else { Remedy::SkipBatch };
+        spec.guard.remedy = if rng.bool() { GuardRemedy::LowerLr } else { GuardRemedy::SkipBatch };
         if rng.u8(0..10) == 0 {
             spec.limits.max_hours = Some(rng.f64() * 30.0 / 3_600.0);
         }
@@ -86,9 +86,13 @@ impl Plan {
             total_steps,
             step_ms: rng.u64(20..=100),
             save_every: rng.u64(0..=12),
-            trap: trap(rng, total_steps),
+            divergence: divergence(rng, total_steps),
             keeps_state: rng.bool(),
-            temper: if rng.u8(0..10) < 7 { Temper::HONEST } else { Temper::HARSH },
+            network_faults: if rng.u8(0..10) < 7 {
+                NetworkFaults::NONE
+            } else {
+                NetworkFaults::HARSH
+            },
             chaos: Duration::from_millis(rng.u64(500..=15_000)),
             fault_every_ms: rng.u64(100..=3_000),
         }
@@ -99,18 +103,19 @@ impl Plan {
     }
 }
 
-/// In some histories training goes wrong.
-fn trap(rng: &mut Rng, total_steps: u64) -> Option<Trap> {
+/// In some histories training diverges.
+fn divergence(rng: &mut Rng, total_steps: u64) -> Option<PlannedDivergence> {
     if rng.u8(0..5) > 0 {
         return None;
     }
     let step = rng.u64(0..total_steps);
-    let spoils_after = (step > 0 && rng.bool()).then(|| rng.u64(step.saturating_sub(9)..step) + 1);
-    Some(Trap { step, spoils_after, cured_by: rng.usize(1..=4) })
+    let corrupts_after =
+        (step > 0 && rng.bool()).then(|| rng.u64(step.saturating_sub(9)..step) + 1);
+    Some(PlannedDivergence { step, corrupts_after, cured_by: rng.usize(1..=4) })
 }
 
-/// A new job; in some stores an earlier run has left commits, which it may be told to leave alone.
-fn origin(rng: &mut Rng, store: &mut Store, total_steps: u64) -> Origin {
+/// A new job. In some stores an earlier run has left commits, which the job may have to ignore.
+fn origin(rng: &mut Rng, store: &mut Store, total_steps: u64) -> JobOrigin {
     let mut generation = Generation(0);
     if rng.u8(0..4) == 0 {
         for _ in 0..rng.u64(1..=3) {
@@ -120,7 +125,7 @@ fn origin(rng: &mut Rng, store: &mut Store, total_steps: u64) -> Origin {
     }
     let first_generation = generation.next();
     let not_before = if rng.bool() { Generation(0) } else { first_generation };
-    Origin {
+    JobOrigin {
         job: JobId(uuid::Uuid::nil()),
         recipe: None,
         first_generation,

@@ -1,11 +1,10 @@
-//! A model of one rank process: it does what it is told, in its own time, and says what a real one
-//! says.
+//! A model of one rank process: it obeys commands with delays, and sends the reports of a real one.
 
 use baton_job::{
     Generation, Rank,
     exit::{Class, Failure, Outcome},
     ids::{Incarnation, LocalRank},
-    message::{Pulse, RankCommand, RankNews, RankSays, Restore},
+    message::{RankCommand, RankHeartbeat, RankMessage, RankReport, Restore},
     session,
     time::Time,
 };
@@ -13,69 +12,69 @@ use baton_recipe::Step;
 
 use crate::{
     agent::AgentId,
-    cluster::{Cluster, Happening},
+    cluster::{Cluster, SimEvent},
     training::GroupId,
 };
 
-/// A process of the whole history, in the order of their starts.
+/// Index of a process, in the order of starts.
 pub(crate) type Pid = usize;
 
-/// Where others can meet a process: it listens anew for each generation.
+/// Address on which a process waits for the other ranks; a new one for each generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(crate) pid: Pid,
-    pub(crate) listening: u64,
+    pub(crate) listen_number: u64,
 }
 
 impl Address {
     fn parse(text: &str) -> Option<Self> {
-        let (pid, listening) = text.split_once('/')?;
-        Some(Self { pid: pid.parse().ok()?, listening: listening.parse().ok()? })
+        let (pid, listen_number) = text.split_once('/')?;
+        Some(Self { pid: pid.parse().ok()?, listen_number: listen_number.parse().ok()? })
     }
 }
 
-/// A place taken in a generation.
+/// A rank's assignment in a generation.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct Assignment {
     pub(crate) generation: Generation,
     pub(crate) rank: Rank,
     pub(crate) world_size: u32,
     pub(crate) restore: Restore,
 }
 
-/// What a process does in its place.
+/// Phase of a process.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Doing {
-    /// Starting, or letting go of what it did before.
+pub(crate) enum ProcessPhase {
+    /// Starting, or leaving the previous generation.
     Preparing,
-    /// Listening, until it is told to begin.
+    /// Listening, until the command to begin.
     Listening,
-    /// Looking for the others, then taking the state.
+    /// Connecting to the others, then restoring the state.
     Meeting(Vec<Address>),
     /// Training or saving.
     Training,
-    /// Alone with its state.
+    /// Waiting for the next generation.
     Waiting,
     /// Finished; about to exit.
     Done,
 }
 
-/// What a process will find when it looks up again.
+/// What a process does when a wait is over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wake {
-    /// It can listen.
+    /// It listens.
     Listen,
-    /// Nobody came to the meeting.
+    /// The other ranks did not connect in time.
     MeetingTimeout,
-    /// It has the state.
+    /// The state is restored.
     Start,
-    /// Its collective broke.
+    /// Its collective failed.
     GiveUp,
     /// The last checkpoint is durable.
     Finish,
 }
 
-/// Its votes in the next step.
+/// Votes of a process in the next step.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Votes {
     pub(crate) save: bool,
@@ -86,32 +85,32 @@ pub(crate) struct Votes {
 /// One rank process.
 pub(crate) struct Process {
     pub(crate) agent: AgentId,
-    /// Which life of the agent started it.
+    /// Start number of the agent that started it.
     pub(crate) life: u64,
     pub(crate) local_rank: LocalRank,
     pub(crate) incarnation: Incarnation,
     pub(crate) alive: bool,
-    /// It answers nothing and nobody.
+    /// Whether it hangs.
     pub(crate) hangs: bool,
-    /// It was asked to end.
+    /// Whether it was asked to exit.
     pub(crate) ending: bool,
-    /// Its last finished step, if it holds state.
+    /// Its last finished step, if it has state.
     pub(crate) step: Option<u64>,
-    /// The generation in which it came to that state.
+    /// Generation that produced that state.
     pub(crate) state_of: Generation,
-    /// That state leads to divergence.
-    pub(crate) spoiled: bool,
-    pub(crate) place: Option<Place>,
-    pub(crate) doing: Doing,
-    /// Grows with every place, so that wishes of an earlier one are dropped.
-    pub(crate) listening: u64,
+    /// Whether that state leads to divergence.
+    pub(crate) corrupted: bool,
+    pub(crate) assignment: Option<Assignment>,
+    pub(crate) phase: ProcessPhase,
+    /// Number of assignments so far; waits of earlier ones are ignored.
+    pub(crate) listen_number: u64,
     pub(crate) votes: Votes,
     pub(crate) group: Option<GroupId>,
-    /// Samples it could not use.
+    /// Number of samples it could not use.
     pub(crate) skipped: u64,
-    /// Pipes keep order: when the last message each way arrives.
-    heard_until: Time,
-    said_until: Time,
+    /// When the last message in each direction arrives, because sockets keep order.
+    commands_until: Time,
+    reports_until: Time,
 }
 
 impl Process {
@@ -120,15 +119,15 @@ impl Process {
     }
 
     pub(crate) fn generation(&self) -> Option<Generation> {
-        self.place.as_ref().map(|place| place.generation)
+        self.assignment.as_ref().map(|assignment| assignment.generation)
     }
 
     pub(crate) fn restore(&self) -> Restore {
-        self.place.as_ref().map(|place| place.restore.clone()).unwrap_or_default()
+        self.assignment.as_ref().map(|assignment| assignment.restore.clone()).unwrap_or_default()
     }
 
     fn address(&self, pid: Pid) -> Address {
-        Address { pid, listening: self.listening }
+        Address { pid, listen_number: self.listen_number }
     }
 }
 
@@ -149,70 +148,74 @@ impl Cluster {
             ending: false,
             step: None,
             state_of: Generation(0),
-            spoiled: false,
-            place: None,
-            doing: Doing::Preparing,
-            listening: 0,
+            corrupted: false,
+            assignment: None,
+            phase: ProcessPhase::Preparing,
+            listen_number: 0,
             votes: Votes::default(),
             group: None,
             skipped: 0,
-            heard_until: Time(0),
-            said_until: Time(0),
+            commands_until: Time(0),
+            reports_until: Time(0),
         });
         let pid = self.processes.len() - 1;
-        let (warm, pulse) = (self.soon(50..=1_000), self.now.after(session::PULSE));
-        self.schedule(warm, Happening::Warms(pid));
-        self.schedule(pulse, Happening::Pulses(pid));
+        let (warm, heartbeat) =
+            (self.soon(50..=1_000), self.now.after(session::RANK_HEARTBEAT_INTERVAL));
+        self.schedule(warm, SimEvent::Warms(pid));
+        self.schedule(heartbeat, SimEvent::Heartbeat(pid));
         pid
     }
 
-    /// It tells what it does, unless it hangs.
-    pub(crate) fn pulses(&mut self, pid: Pid) {
+    /// Sends a heartbeat, unless the process hangs.
+    pub(crate) fn rank_heartbeat(&mut self, pid: Pid) {
         if !self.processes[pid].alive {
             return;
         }
         if self.processes[pid].is_healthy() {
             let step = Step(self.processes[pid].step.unwrap_or_default());
-            self.say(pid, RankNews::Pulse(Pulse { step, ..Pulse::default() }));
+            self.send_report(
+                pid,
+                RankReport::Heartbeat(RankHeartbeat { step, ..RankHeartbeat::default() }),
+            );
         }
-        self.schedule(self.now.after(session::PULSE), Happening::Pulses(pid));
+        self.schedule(self.now.after(session::RANK_HEARTBEAT_INTERVAL), SimEvent::Heartbeat(pid));
     }
 
-    pub(crate) fn tell(&mut self, pid: Pid, command: RankCommand) {
-        let at = self.soon(0..=5).max(self.processes[pid].heard_until);
-        self.processes[pid].heard_until = at;
-        self.schedule(at, Happening::Commanded(pid, command));
+    pub(crate) fn send_command(&mut self, pid: Pid, command: RankCommand) {
+        let at = self.soon(0..=5).max(self.processes[pid].commands_until);
+        self.processes[pid].commands_until = at;
+        self.schedule(at, SimEvent::Commanded(pid, command));
     }
 
-    pub(crate) fn say(&mut self, pid: Pid, news: RankNews) {
+    pub(crate) fn send_report(&mut self, pid: Pid, report: RankReport) {
         let Some(generation) = self.processes[pid].generation() else { return };
-        let at = self.soon(0..=5).max(self.processes[pid].said_until);
-        self.processes[pid].said_until = at;
-        self.schedule(at, Happening::Said(pid, RankSays { generation, news }));
+        let at = self.soon(0..=5).max(self.processes[pid].reports_until);
+        self.processes[pid].reports_until = at;
+        self.schedule(at, SimEvent::RankMessage(pid, RankMessage { generation, report }));
     }
 
     pub(crate) fn commanded(&mut self, pid: Pid, command: RankCommand) {
-        if !self.processes[pid].is_healthy() || self.processes[pid].doing == Doing::Done {
+        if !self.processes[pid].is_healthy() || self.processes[pid].phase == ProcessPhase::Done {
             return;
         }
-        self.log(|| format!("process {pid} is told {command:?}"));
+        self.log(|| format!("process {pid} receives {command:?}"));
         let current = self.processes[pid].generation();
         match command {
             RankCommand::Join { generation, rank, world_size, restore, paused } => {
-                self.join(pid, Place { generation, rank, world_size, restore });
+                self.join(pid, Assignment { generation, rank, world_size, restore });
                 self.processes[pid].votes.pause = paused;
             }
             RankCommand::Begin { generation, peers } if current == Some(generation) => {
-                if self.processes[pid].doing == Doing::Listening {
+                if self.processes[pid].phase == ProcessPhase::Listening {
                     let peers = peers.iter().filter_map(|peer| Address::parse(peer)).collect();
-                    self.processes[pid].doing = Doing::Meeting(peers);
-                    // Less than the coordinator's own patience.
-                    let patience = self.plan.rendezvous().mul_f64(0.8);
-                    self.wake(pid, self.now.after(patience), Wake::MeetingTimeout);
+                    self.processes[pid].phase = ProcessPhase::Meeting(peers);
+                    // Shorter than the coordinator's timeout.
+                    let timeout = self.plan.rendezvous().mul_f64(0.8);
+                    self.wake(pid, self.now.after(timeout), Wake::MeetingTimeout);
                     self.meet(pid);
                 }
             }
-            RankCommand::Hold { generation, paused } if current == Some(generation) => {
+            RankCommand::Pause { generation, paused } if current == Some(generation) => {
                 self.processes[pid].votes.pause = paused;
             }
             RankCommand::Checkpoint { generation } if current == Some(generation) => {
@@ -223,18 +226,19 @@ impl Cluster {
             }
             RankCommand::Begin { .. }
             | RankCommand::Checkpoint { .. }
-            | RankCommand::Hold { .. }
+            | RankCommand::Pause { .. }
             | RankCommand::Drain { .. } => {}
         }
     }
 
-    fn join(&mut self, pid: Pid, place: Place) {
-        let was_busy = matches!(self.processes[pid].doing, Doing::Meeting(_) | Doing::Training);
+    fn join(&mut self, pid: Pid, assignment: Assignment) {
+        let was_busy =
+            matches!(self.processes[pid].phase, ProcessPhase::Meeting(_) | ProcessPhase::Training);
         if was_busy {
-            // Of the generation it leaves: too late for everybody.
-            self.say(pid, RankNews::Lost { detail: "a newer generation".to_owned() });
+            // About the generation that it leaves, so this report is stale.
+            self.send_report(pid, RankReport::Lost { detail: "a newer generation".to_owned() });
         }
-        let prepared = if self.processes[pid].place.is_none() {
+        let prepared = if self.processes[pid].assignment.is_none() {
             self.soon(50..=1_000)
         } else {
             self.soon(0..=200)
@@ -242,76 +246,81 @@ impl Cluster {
         self.leave_group(pid, 0..=300);
         let process = &mut self.processes[pid];
         let state_of = process.state_of;
-        let is_good = |step: &u64| place.restore.condemned_by(state_of, Step(*step)).is_none();
+        let is_good =
+            |step: &u64| assignment.restore.invalidated_by(state_of, Step(*step)).is_none();
         process.step = process.step.filter(is_good);
-        process.place = Some(place);
-        process.doing = Doing::Preparing;
-        process.listening += 1;
+        process.assignment = Some(assignment);
+        process.phase = ProcessPhase::Preparing;
+        process.listen_number += 1;
         process.votes = Votes::default();
         self.wake(pid, prepared, Wake::Listen);
     }
 
     pub(crate) fn wake(&mut self, pid: Pid, at: Time, wake: Wake) {
-        let listening = self.processes[pid].listening;
-        self.schedule(at, Happening::Woken { pid, listening, wake });
+        let listen_number = self.processes[pid].listen_number;
+        self.schedule(at, SimEvent::Woken { pid, listen_number, wake });
     }
 
-    pub(crate) fn woken(&mut self, pid: Pid, listening: u64, wake: Wake) {
+    pub(crate) fn woken(&mut self, pid: Pid, listen_number: u64, wake: Wake) {
         let process = &self.processes[pid];
-        if !process.is_healthy() || process.listening != listening {
+        if !process.is_healthy() || process.listen_number != listen_number {
             return;
         }
-        match (wake, &process.doing) {
-            (Wake::Listen, Doing::Preparing) => {
-                let Address { pid, listening } = process.address(pid);
+        match (wake, &process.phase) {
+            (Wake::Listen, ProcessPhase::Preparing) => {
+                let Address { pid, listen_number } = process.address(pid);
                 let step = process.step.map(Step);
-                self.processes[pid].doing = Doing::Listening;
-                self.say(pid, RankNews::Ready { address: format!("{pid}/{listening}"), step });
+                self.processes[pid].phase = ProcessPhase::Listening;
+                self.send_report(
+                    pid,
+                    RankReport::Ready { address: format!("{pid}/{listen_number}"), step },
+                );
             }
-            (Wake::MeetingTimeout, Doing::Meeting(_)) if process.group.is_none() => {
-                self.lose_touch(pid, "nobody came");
+            (Wake::MeetingTimeout, ProcessPhase::Meeting(_)) if process.group.is_none() => {
+                self.report_loss(pid, "the other ranks did not connect");
             }
-            (Wake::Start, Doing::Meeting(_)) => self.start(pid),
-            (Wake::GiveUp, Doing::Meeting(_) | Doing::Training) => {
+            (Wake::Start, ProcessPhase::Meeting(_)) => self.start(pid),
+            (Wake::GiveUp, ProcessPhase::Meeting(_) | ProcessPhase::Training) => {
                 self.processes[pid].group = None;
-                self.lose_touch(pid, "a rank is gone");
+                self.report_loss(pid, "a rank is gone");
             }
-            (Wake::Finish, Doing::Training) => self.finish(pid),
+            (Wake::Finish, ProcessPhase::Training) => self.finish(pid),
             _ => {}
         }
     }
 
-    fn lose_touch(&mut self, pid: Pid, detail: &str) {
-        self.processes[pid].doing = Doing::Waiting;
-        self.say(pid, RankNews::Lost { detail: detail.to_owned() });
+    fn report_loss(&mut self, pid: Pid, detail: &str) {
+        self.processes[pid].phase = ProcessPhase::Waiting;
+        self.send_report(pid, RankReport::Lost { detail: detail.to_owned() });
     }
 
-    /// Says that it is done, and exits.
+    /// Reports that it is done, and exits.
     pub(crate) fn done(&mut self, pid: Pid, outcome: Outcome) {
         let digest = format!("digest of step {:?}", self.processes[pid].step);
-        self.say(pid, RankNews::Done { outcome, digest });
-        self.processes[pid].doing = Doing::Done;
+        self.send_report(pid, RankReport::Done { outcome, digest });
+        self.processes[pid].phase = ProcessPhase::Done;
         let at = self.soon(0..=30);
-        self.schedule(at, Happening::Dies(pid));
+        self.schedule(at, SimEvent::ProcessEnds(pid));
     }
 
-    /// The process ends, whatever it did.
-    pub(crate) fn die(&mut self, pid: Pid, failure: Failure) {
+    /// The process ends.
+    pub(crate) fn end_process(&mut self, pid: Pid, failure: Failure) {
         if !self.processes[pid].alive {
             return;
         }
-        self.log(|| format!("process {pid} dies: {failure}"));
+        self.log(|| format!("process {pid} ends: {failure}"));
         self.processes[pid].alive = false;
         self.leave_group(pid, 0..=300);
-        self.refuse_those_who_look_for(pid);
-        let at = self.soon(0..=20).max(self.processes[pid].said_until);
-        self.schedule(at, Happening::Exited(pid, failure));
+        self.disconnect_from(pid);
+        let at = self.soon(0..=20).max(self.processes[pid].reports_until);
+        self.schedule(at, SimEvent::Exited(pid, failure));
     }
 
-    fn refuse_those_who_look_for(&mut self, gone: Pid) {
+    /// Ranks that try to connect to a process that has ended give up.
+    fn disconnect_from(&mut self, gone: Pid) {
         for pid in 0..self.processes.len() {
-            let looks = match &self.processes[pid].doing {
-                Doing::Meeting(peers) => peers.iter().any(|peer| peer.pid == gone),
+            let looks = match &self.processes[pid].phase {
+                ProcessPhase::Meeting(peers) => peers.iter().any(|peer| peer.pid == gone),
                 _ => false,
             };
             if looks && self.processes[pid].group.is_none() {
@@ -321,7 +330,7 @@ impl Cluster {
         }
     }
 
-    /// The process stops answering. Its peers find out when their patience ends.
+    /// The process stops answering. Its peers detect that after their timeout.
     pub(crate) fn hang(&mut self, pid: Pid) {
         self.processes[pid].hangs = true;
         self.leave_group(pid, 1_000..=4_000);
@@ -333,5 +342,5 @@ pub(crate) fn killed() -> Failure {
 }
 
 pub(crate) fn bad_input() -> Failure {
-    Failure { class: Class::BadInput, message: "a file is no beton file".to_owned() }
+    Failure { class: Class::BadInput, message: "a file is not a beton file".to_owned() }
 }

@@ -1,4 +1,4 @@
-//! Counts of what really happened, so that a simulation that idles is found out.
+//! Counts of events, to detect a simulation that no longer tests something.
 
 use std::{collections::BTreeMap, ops::AddAssign};
 
@@ -10,23 +10,23 @@ use baton_job::{
 
 use crate::{cluster::Cluster, fact::Fact};
 
-/// How often each kind of thing happened.
+/// Count of each kind of event.
 #[derive(Default)]
 pub(crate) struct Tally(BTreeMap<&'static str, u64>);
 
 impl Tally {
-    pub(crate) fn count(&mut self, what: &'static str) {
-        *self.0.entry(what).or_default() += 1;
+    pub(crate) fn count(&mut self, name: &'static str) {
+        *self.0.entry(name).or_default() += 1;
     }
 
-    fn of(&self, what: &str) -> u64 {
-        self.0.get(what).copied().unwrap_or_default()
+    fn of(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or_default()
     }
 
-    /// Which of `things` happened less than the number of times beside it.
-    pub(crate) fn too_rare<'a>(&self, things: &[(u64, &'a str)]) -> Vec<&'a str> {
-        let rare = things.iter().filter(|(least, what)| self.of(what) < *least);
-        rare.map(|(_, what)| *what).collect()
+    /// The events in `minimums` that happened less often than required.
+    pub(crate) fn too_rare<'a>(&self, minimums: &[(u64, &'a str)]) -> Vec<&'a str> {
+        let rare = minimums.iter().filter(|(least, name)| self.of(name) < *least);
+        rare.map(|(_, name)| *name).collect()
     }
 
     pub(crate) fn observe(&mut self, cluster: &Cluster, fact: &Fact) {
@@ -38,7 +38,9 @@ impl Tally {
                 Outcome::LimitReached { .. } => "ended by a limit",
                 Outcome::Stopped => "ended stopped",
                 Outcome::Failed { failure } if failure.class == Class::Diverged => "ended diverged",
-                Outcome::Failed { failure } if failure.class.is_retriable() => "ended worn out",
+                Outcome::Failed { failure } if failure.class.is_retriable() => {
+                    "ended after too many failures"
+                }
                 Outcome::Failed { .. } => "ended by bad input",
             }),
             Fact::Persisted(Record::Diverged(Incident {
@@ -48,30 +50,30 @@ impl Tally {
             })) => {
                 self.count("rollbacks");
                 if rollback.before == diagnosis.step {
-                    self.count("rollbacks to before the state that was begun with");
+                    self.count("rollbacks to before the starting state");
                 }
             }
             Fact::EngineMoved => self.compare(cluster),
             Fact::CoordinatorReplayed => self.count("coordinator restarts"),
-            Fact::AgentDied => self.count("agent deaths"),
+            Fact::AgentCrashed => self.count("agent crashes"),
             Fact::AgentLeft(..) => self.count("agents left"),
             Fact::Ended { replaced: true, .. } => self.count("hanging ranks replaced"),
             Fact::Met(meeting) => {
-                let world = meeting.places.len();
-                self.count(match meeting.held.len() {
+                let world = meeting.slots.len();
+                self.count(match meeting.steps.len() {
                     0 if meeting.state_of.is_some() => "meetings from a commit",
                     0 => "meetings from fresh weights",
-                    held if held < world => "meetings of survivors with newcomers",
+                    steps if steps < world => "meetings of survivors with newcomers",
                     _ => "meetings of survivors",
                 });
-                if meeting.held.iter().any(|step| *step < meeting.start) {
+                if meeting.steps.iter().any(|step| *step < meeting.start) {
                     self.count("meetings of survivors at different steps");
                 }
             }
             Fact::Stepped { .. } => self.count("steps"),
             Fact::Committed { .. } => self.count("commits"),
             Fact::CommitRefused => self.count("commits refused by the fence"),
-            Fact::Told(Directive::Drain { .. }) => self.count("drains told"),
+            Fact::DirectiveSent(Directive::Drain { .. }) => self.count("drains sent"),
             Fact::Fault(name) => self.count(name),
             _ => {}
         }
@@ -84,12 +86,12 @@ impl Tally {
             self.count("coordinator restarts that ranks did not notice");
         }
         if after.skipped_samples > before.skipped_samples {
-            self.count("words of skipped samples");
+            self.count("reports of skipped samples");
         }
         if let Some(recovered) = newly_recovered(before, after) {
             self.count("recoveries");
             if recovered.met_at.is_some() {
-                self.count("recoveries of ranks that all told that they met");
+                self.count("recoveries in which all ranks reported that they met");
             }
             if recovered.planned {
                 self.count("recoveries of planned changes");
@@ -104,11 +106,11 @@ impl Tally {
     }
 
     pub(crate) fn report(&self) -> String {
-        self.0.iter().map(|(what, count)| format!("{count:>10} {what}\n")).collect()
+        self.0.iter().map(|(name, count)| format!("{count:>10} {name}\n")).collect()
     }
 }
 
-/// The recovery that has just come to its first step.
+/// The recovery that has just reached its first step.
 fn newly_recovered<'a>(before: &Status, after: &'a Status) -> Option<&'a Recovery> {
     let last = after.recoveries.back()?;
     let is_new = before.recoveries.back().is_some_and(|one| one.stepped_at.is_none());
@@ -117,8 +119,8 @@ fn newly_recovered<'a>(before: &Status, after: &'a Status) -> Option<&'a Recover
 
 impl AddAssign for Tally {
     fn add_assign(&mut self, other: Self) {
-        for (what, count) in other.0 {
-            *self.0.entry(what).or_default() += count;
+        for (name, count) in other.0 {
+            *self.0.entry(name).or_default() += count;
         }
     }
 }

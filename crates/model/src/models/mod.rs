@@ -6,10 +6,10 @@ use std::{fmt, sync::LazyLock};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-use self::resnet::Kind::{Basic, Bottleneck};
-use crate::{Description, Options};
+use self::resnet::BlockKind::{Basic, Bottleneck};
+use crate::{NetworkDescription, NetworkOptions};
 
-/// The networks, by the name in `model.arch`. To add one is to add a line.
+/// The networks, with their names in `model.arch`. A new network needs one more line here.
 static MODELS: &[Model] = &[
     image("resnet18", |options| resnet::images(options, Basic, [2, 2, 2, 2])),
     image("resnet34", |options| resnet::images(options, Basic, [3, 4, 6, 3])),
@@ -17,51 +17,51 @@ static MODELS: &[Model] = &[
     image("resnet101", |options| resnet::images(options, Bottleneck, [3, 4, 23, 3])),
     image("resnet152", |options| resnet::images(options, Bottleneck, [3, 8, 36, 3])),
     signal("resnet34_1d", |options| resnet::signals(options, Basic, [3, 4, 6, 3])),
-    // Softmax regression in plain Rust (`crates/trainer/src/linear.rs`): milliseconds per epoch, for
-    // trying out everything around the training itself.
-    Model { name: "linear", sees: Sees::Anything, describe: None },
+    // Softmax regression in plain Rust (`crates/trainer/src/linear.rs`): it takes milliseconds per epoch, for tests of
+    // everything except the training computation.
+    Model { name: "linear", input: InputKind::Anything, describe: None },
 ];
 
-/// What a network sees.
+/// The kind of input that a network accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sees {
+pub enum InputKind {
     /// Images.
     Images,
     /// Arrays of shape (length) or (channels, length).
     Signals,
-    /// Both.
+    /// Images or arrays.
     Anything,
 }
 
 #[derive(Debug)]
 struct Model {
     name: &'static str,
-    sees: Sees,
-    /// Absent if it is not made of layers.
+    input: InputKind,
+    /// Absent if the network is not described by layers.
     describe: Option<Describe>,
 }
 
-type Describe = fn(&Options) -> Description;
+type Describe = fn(&NetworkOptions) -> NetworkDescription;
 
 const fn image(name: &'static str, describe: Describe) -> Model {
-    Model { name, sees: Sees::Images, describe: Some(describe) }
+    Model { name, input: InputKind::Images, describe: Some(describe) }
 }
 
 const fn signal(name: &'static str, describe: Describe) -> Model {
-    Model { name, sees: Sees::Signals, describe: Some(describe) }
+    Model { name, input: InputKind::Signals, describe: Some(describe) }
 }
 
-/// A network of the registry.
+/// A network in the registry, `MODELS`.
 #[derive(Clone, Copy)]
 pub struct Arch(&'static Model);
 
 impl Arch {
-    /// All of them.
+    /// All networks in the registry.
     pub fn all() -> impl Iterator<Item = Self> {
         MODELS.iter().map(Self)
     }
 
-    /// The one with this name.
+    /// The network with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::all().find(|arch| arch.name() == name)
@@ -73,10 +73,10 @@ impl Arch {
         self.0.name
     }
 
-    /// What it sees.
+    /// The kind of input that it accepts.
     #[must_use]
-    pub fn sees(self) -> Sees {
-        self.0.sees
+    pub fn input_kind(self) -> InputKind {
+        self.0.input
     }
 
     /// Whether it is the softmax regression in plain Rust, which has no description.
@@ -85,9 +85,9 @@ impl Arch {
         self.0.describe.is_none()
     }
 
-    /// The network; absent for `linear`.
+    /// The description of the network; absent for `linear`.
     #[must_use]
-    pub fn describe(self, options: &Options) -> Option<Description> {
+    pub fn describe(self, options: &NetworkOptions) -> Option<NetworkDescription> {
         self.0.describe.map(|describe| describe(options))
     }
 }
@@ -125,10 +125,10 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may fail loudly")]
 
     use super::*;
-    use crate::Input;
+    use crate::InputShape;
 
     #[test]
-    fn an_unknown_name_is_refused_with_all_names() {
+    fn an_unknown_name_is_rejected_with_a_list_of_all_names() {
         let read = |name: &str| serde_json::from_str::<Arch>(&format!("{name:?}"));
         assert_eq!(read("resnet34_1d").unwrap(), Arch::named("resnet34_1d").unwrap());
         let error = read("resnet19").unwrap_err().to_string();
@@ -138,16 +138,17 @@ mod tests {
 
     #[test]
     fn batch_norm_needs_two_samples_where_one_pixel_is_left() {
-        let options = Options { channels: 3, outputs: 2, zero_init_gamma: false, blur_pool: false };
+        let options =
+            NetworkOptions { channels: 3, outputs: 2, zero_init_gamma: false, blur_pool: false };
         let network = Arch::named("resnet18").unwrap().describe(&options).unwrap();
-        // Five halvings, each rounded up.
-        for (resolution, least) in [(32, 2), (33, 1), (224, 1)] {
-            assert_eq!(network.least_batch(Input::Image { resolution }), least, "{resolution}");
+        // The size is halved five times, each time rounded up.
+        for (resolution, min) in [(32, 2), (33, 1), (224, 1)] {
+            assert_eq!(network.min_batch(InputShape::Image { resolution }), min, "{resolution}");
         }
-        let signals = Options { channels: 1, ..options };
+        let signals = NetworkOptions { channels: 1, ..options };
         let network = Arch::named("resnet34_1d").unwrap().describe(&signals).unwrap();
-        for (length, least) in [(32, 2), (33, 1)] {
-            assert_eq!(network.least_batch(Input::Signal { channels: 1, length }), least);
+        for (length, min) in [(32, 2), (33, 1)] {
+            assert_eq!(network.min_batch(InputShape::Signal { channels: 1, length }), min);
         }
     }
 }

@@ -1,49 +1,56 @@
 //! ResNet-18 to ResNet-152: He et al. 2015 (arXiv 1512.03385), with the stride of a bottleneck on its
-//! 3×3 convolution ("v1.5", as in torchvision and in every published speed record); and ResNet-34 in
-//! one dimension.
+//! 3×3 convolution ("v1.5", as in torchvision and in all published speed records); and ResNet-34 in one dimension.
 //!
-//! Names, shapes, order and the distribution of initial values are torchvision's. In one dimension a
-//! kernel has nine samples, as many as a 3×3 kernel has pixels (the first has fifteen), so that
-//! ResNet-34 keeps its 21 M parameters.
+//! Names, shapes, order and the distribution of initial values are the same as in torchvision. In one dimension a
+//! kernel has nine values, as many as a 3×3 kernel (the first kernel has fifteen), so that ResNet-34 keeps its 21 M
+//! parameters.
 
-use crate::{Builder, Description, Layer, Options, builder::Conv};
+use crate::{Builder, Layer, NetworkDescription, NetworkOptions, builder::Conv};
 
-/// Width of the first residual stage.
-const WIDTH: u64 = 64;
-/// Strided convolutions of at least so many channels are blurred before, as in ffcv-imagenet: all but
-/// the first.
-const LEAST_BLURRED: u64 = 16;
+/// Width (number of channels) of the first residual stage.
+const FIRST_WIDTH: u64 = 64;
+/// Strided convolutions with at least this many input channels get blurred inputs, as in ffcv-imagenet: all but the
+/// first.
+const MIN_BLURRED_CHANNELS: u64 = 16;
 
 /// The two kinds of residual block.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum BlockKind {
     /// 3×3, 3×3.
     Basic,
     /// 1×1, 3×3, 1×1 with four times the channels.
     Bottleneck,
 }
 
-/// One that sees images.
-pub(crate) fn images(options: &Options, kind: Kind, depths: [u64; 4]) -> Description {
+/// A ResNet for images.
+pub(crate) fn images(
+    options: &NetworkOptions,
+    kind: BlockKind,
+    depths: [u64; 4],
+) -> NetworkDescription {
     Resnet { options, kind, side: 3, network: Builder::images() }.describe(7, depths)
 }
 
-/// One that sees signals.
-pub(crate) fn signals(options: &Options, kind: Kind, depths: [u64; 4]) -> Description {
+/// A ResNet for signals.
+pub(crate) fn signals(
+    options: &NetworkOptions,
+    kind: BlockKind,
+    depths: [u64; 4],
+) -> NetworkDescription {
     Resnet { options, kind, side: 9, network: Builder::signals() }.describe(15, depths)
 }
 
 struct Resnet<'a> {
-    options: &'a Options,
-    kind: Kind,
-    /// Of the kernels larger than one, but the first.
+    options: &'a NetworkOptions,
+    kind: BlockKind,
+    /// Side of the kernels that are larger than 1, except the first kernel.
     side: u64,
     network: Builder,
 }
 
-/// A convolution in a residual block.
+/// Channels, kernel size and stride of a convolution.
 #[derive(Clone, Copy)]
-struct Shape {
+struct ConvShape {
     inputs: u64,
     outputs: u64,
     side: u64,
@@ -51,14 +58,18 @@ struct Shape {
 }
 
 impl Resnet<'_> {
-    fn describe(mut self, stem_side: u64, depths: [u64; 4]) -> Description {
+    fn describe(mut self, stem_side: u64, depths: [u64; 4]) -> NetworkDescription {
         self.network.block("stem");
-        let shape =
-            Shape { inputs: self.options.channels, outputs: WIDTH, side: stem_side, stride: 2 };
+        let shape = ConvShape {
+            inputs: self.options.channels,
+            outputs: FIRST_WIDTH,
+            side: stem_side,
+            stride: 2,
+        };
         let stem = self.conv("conv1", "bn1", shape);
         self.network.conv_norm(stem);
         self.network.push(Layer::MaxPool { side: 3, stride: 2 });
-        let (mut inputs, mut width) = (WIDTH, WIDTH);
+        let (mut inputs, mut width) = (FIRST_WIDTH, FIRST_WIDTH);
         for (number, depth) in (1..).zip(depths) {
             self.network.block(&format!("layer{number}"));
             for index in 0..depth {
@@ -73,23 +84,23 @@ impl Resnet<'_> {
         self.network.finish()
     }
 
-    /// Appends a residual block and returns the number of its outputs.
+    /// Appends a residual block and returns its number of output channels.
     fn residual(&mut self, name: &str, inputs: u64, width: u64, stride: u64) -> u64 {
         let (side, one) = (self.side, 1);
         let (outputs, shapes) = match self.kind {
-            Kind::Basic => (
+            BlockKind::Basic => (
                 width,
                 vec![
-                    Shape { inputs, outputs: width, side, stride },
-                    Shape { inputs: width, outputs: width, side, stride: 1 },
+                    ConvShape { inputs, outputs: width, side, stride },
+                    ConvShape { inputs: width, outputs: width, side, stride: 1 },
                 ],
             ),
-            Kind::Bottleneck => (
+            BlockKind::Bottleneck => (
                 4 * width,
                 vec![
-                    Shape { inputs, outputs: width, side: one, stride: 1 },
-                    Shape { inputs: width, outputs: width, side, stride },
-                    Shape { inputs: width, outputs: 4 * width, side: one, stride: 1 },
+                    ConvShape { inputs, outputs: width, side: one, stride: 1 },
+                    ConvShape { inputs: width, outputs: width, side, stride },
+                    ConvShape { inputs: width, outputs: 4 * width, side: one, stride: 1 },
                 ],
             ),
         };
@@ -106,16 +117,16 @@ impl Resnet<'_> {
         }
         let shortcut = (stride != 1 || inputs != outputs).then(|| {
             let (conv, norm) = (format!("{name}.downsample.0"), format!("{name}.downsample.1"));
-            let conv = self.conv(&conv, &norm, Shape { inputs, outputs, side: one, stride });
+            let conv = self.conv(&conv, &norm, ConvShape { inputs, outputs, side: one, stride });
             self.network.tensors_of_conv(Conv { relu: false, ..conv })
         });
         self.network.push(Layer::Residual { name: name.to_owned(), body, shortcut });
         outputs
     }
 
-    fn conv<'n>(&self, name: &'n str, norm: &'n str, shape: Shape) -> Conv<'n> {
-        let Shape { inputs, outputs, side, stride } = shape;
-        let blurred = self.options.blur_pool && stride > 1 && inputs >= LEAST_BLURRED;
+    fn conv<'n>(&self, name: &'n str, norm: &'n str, shape: ConvShape) -> Conv<'n> {
+        let ConvShape { inputs, outputs, side, stride } = shape;
+        let blurred = self.options.blur_pool && stride > 1 && inputs >= MIN_BLURRED_CHANNELS;
         Conv { inputs, outputs, side, stride, blurred, ..Conv::new(name, norm) }
     }
 }

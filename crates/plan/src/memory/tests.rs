@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{gpu, kit::recipe, network::Input};
+use crate::{gpu, kit::recipe, network::InputShape};
 
 fn spec(changes: &[&str]) -> JobSpec {
     recipe(
@@ -15,7 +15,7 @@ fn spec(changes: &[&str]) -> JobSpec {
 }
 
 fn network(spec: &JobSpec, resolution: u64) -> Network {
-    Network::new(&spec.model, Input::Image { resolution }).unwrap()
+    Network::new(&spec.model, InputShape::Image { resolution }).unwrap()
 }
 
 fn need(changes: &[&str], resolution: u64, batch: u64) -> Memory {
@@ -28,7 +28,7 @@ fn part(memory: &Memory, name: &str) -> u64 {
 }
 
 #[test]
-fn the_state_is_counted_by_hand() {
+fn the_state_has_the_expected_size() {
     let memory = need(&["ema={ decay = 0.999 }"], 224, 256);
     let (parameters, statistics) = (25_557_032, 53_120);
     // All but BatchNorm's scales and shifts, one each per statistic, and the last bias.
@@ -38,7 +38,10 @@ fn the_state_is_counted_by_hand() {
     assert_eq!(part(&memory, "optimizer"), 4 * parameters);
     assert_eq!(part(&memory, "averaged weights"), 4 * (parameters + statistics) + 2 * kernels);
     assert_eq!(part(&memory, "BatchNorm statistics"), 8 * statistics);
-    assert_eq!(part(&memory, "gradient sums"), 2 * 4 * (parameters + statistics + TAIL));
+    assert_eq!(
+        part(&memory, "gradient sums"),
+        2 * 4 * (parameters + statistics + GRADIENT_TAIL_LEN)
+    );
     let state = 3 * parameters + 2 * statistics;
     assert_eq!(part(&memory, "copy for a checkpoint"), 4 * state.div_ceil(8));
     assert_eq!(memory.total_bytes, memory.parts.iter().map(|part| part.bytes).sum::<u64>());
@@ -47,10 +50,10 @@ fn the_state_is_counted_by_hand() {
 #[test]
 fn the_fixed_tree_receives_the_other_ranks_slices() {
     let strict = ["precision.determinism=strict"];
-    let slice = (25_557_032_u64 + 53_120 + TAIL).div_ceil(8);
-    assert_eq!(part(&need(&strict, 224, 1), "sums of others"), 7 * slice * 4);
-    assert_eq!(part(&need(&[], 224, 1), "sums of others"), 0);
-    // Of eight virtual ranks three ranks hold 0..3 and 3..6, in two subtrees each, and 6..8 in one.
+    let slice = (25_557_032_u64 + 53_120 + GRADIENT_TAIL_LEN).div_ceil(8);
+    assert_eq!(part(&need(&strict, 224, 1), "received sums"), 7 * slice * 4);
+    assert_eq!(part(&need(&[], 224, 1), "received sums"), 0);
+    // With eight virtual ranks on three ranks, 0..3 and 3..6 have two subtrees each, and 6..8 has one.
     assert_eq!(subtrees(8, 3), 4);
 }
 
@@ -65,12 +68,12 @@ fn adamw_keeps_two_moments_and_fp32_no_copy() {
 #[test]
 fn resnet50_keeps_twice_its_convolution_outputs() {
     let memory = need(&[], 224, 1);
-    // Before and after BatchNorm, 2 bytes each, but for four shortcuts that are added up at once.
+    // Values before and after BatchNorm, 2 bytes each, except four shortcuts that are added immediately.
     let shortcuts = 256 * 56 * 56 + 512 * 28 * 28 + 1_024 * 14 * 14 + 2_048 * 7 * 7;
     let norms = 2 * (2 * 11_113_984 - shortcuts);
-    // The image, and max pooling with its indices.
+    // The image, and the output of max pooling with its indices.
     let rest = 2 * 3 * 224 * 224 + (2 + 8) * 64 * 56 * 56;
-    // Most is there once the gradient has come through the head: of the last block's output.
+    // The peak is after the backward pass of the head, with gradients of the last block's output.
     let gradients = 3 * 2 * 2_048 * 7 * 7;
     assert_eq!(part(&memory, "activations"), norms + rest + gradients);
 }
@@ -80,8 +83,8 @@ fn the_reference_recipe_fits_into_an_a100_with_room_to_spare() {
     let gib = need(&[], 224, 256).total_bytes as f64 / f64::from(1 << 30);
     assert!((10.0..16.0).contains(&gib), "{gib}");
     let spec = spec(&[]);
-    let room = gpu::A100_40.memory_bytes;
-    let largest = Memory::largest_micro_batch(&spec, &network(&spec, 224), 8, room);
+    let gpu_memory_bytes = gpu::A100_40.memory_bytes;
+    let largest = Memory::largest_micro_batch(&spec, &network(&spec, 224), 8, gpu_memory_bytes);
     assert!((512..1_024).contains(&largest), "{largest}");
 }
 
@@ -89,21 +92,21 @@ fn the_reference_recipe_fits_into_an_a100_with_room_to_spare() {
 fn the_largest_batch_is_the_last_that_fits() {
     let spec = spec(&[]);
     let network = network(&spec, 224);
-    let room = gpu::T4.memory_bytes;
-    let largest = Memory::largest_micro_batch(&spec, &network, 1, room);
-    assert!(Memory::new(&spec, &network, 1, largest).total_bytes <= room);
-    assert!(Memory::new(&spec, &network, 1, largest + 1).total_bytes > room);
+    let gpu_memory_bytes = gpu::T4.memory_bytes;
+    let largest = Memory::largest_micro_batch(&spec, &network, 1, gpu_memory_bytes);
+    assert!(Memory::new(&spec, &network, 1, largest).total_bytes <= gpu_memory_bytes);
+    assert!(Memory::new(&spec, &network, 1, largest + 1).total_bytes > gpu_memory_bytes);
     assert_eq!(Memory::largest_micro_batch(&spec, &network, 1, 1 << 30), 0);
 }
 
 #[test]
-fn leaves_are_those_of_the_fold() {
-    // As `a_fold_needs_few_buffers_and_serves_again` in crates/collectives/src/tree.rs.
+fn leaves_are_counted_as_in_the_fold() {
+    // The same numbers as in the tests of crates/collectives/src/tree.rs.
     assert_eq!(leaves(64, 1, 1), 7);
     assert_eq!(leaves(8, 8, 1), 1);
     assert_eq!(leaves(8, 4, 1), 2);
     assert_eq!(leaves(8, 1, 1), 4);
-    // Rank 1 of 3 has the virtual ranks 3, 4 and 5: none but the last two join.
+    // Rank 1 of 3 has the virtual ranks 3, 4 and 5: only the last two form a subtree.
     assert_eq!(leaves(8, 3, 1), 3);
     assert_eq!(leaves(1, 1, 2), 2);
 }
@@ -134,7 +137,7 @@ fn frozen_weights_have_no_gradient_moment_or_average() {
         (part(&all, "BatchNorm statistics") - part(&frozen, "BatchNorm statistics")) / 8;
     assert_eq!(part(&frozen, "optimizer"), part(&frozen, "weights"));
     assert!(part(&frozen, "averaged weights") < part(&all, "averaged weights"));
-    // f32, and the kernels in bf16: all but BatchNorm's scales and shifts.
+    // f32 values, and a bf16 copy of all but BatchNorm's scales and shifts.
     let expected = 4 * (values + statistics) + 2 * (values - statistics);
     assert_eq!(part(&frozen, "frozen weights"), expected);
 }

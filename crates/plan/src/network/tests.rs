@@ -1,18 +1,18 @@
 use super::*;
 use crate::kit::recipe;
 
-fn network(arch: &str, classes: u32, changes: &[&str], input: Input) -> Network {
+fn network(arch: &str, classes: u32, changes: &[&str], input: InputShape) -> Network {
     let model = format!("model={{ arch='{arch}', num_classes={classes} }}");
     let spec = recipe(&[&model], changes);
     Network::new(&spec.model, input).unwrap()
 }
 
 fn at(resolution: u64, arch: &str) -> Network {
-    network(arch, 1_000, &[], Input::Image { resolution })
+    network(arch, 1_000, &[], InputShape::Image { resolution })
 }
 
 fn signals(outputs: u32) -> Network {
-    let input = Input::Signal { channels: 1, length: 100 };
+    let input = InputShape::Signal { channels: 1, length: 100 };
     network("resnet34_1d", outputs, &["loss.kind=mse"], input)
 }
 
@@ -28,17 +28,16 @@ fn parameters_are_torchvisions() {
     ] {
         let network = at(224, arch);
         assert_eq!(network.parameters(), parameters, "{arch}");
-        let found = network.layers.iter().filter(|layer| layer.kind == Kind::Norm).count();
+        let found = network.layers.iter().filter(|layer| layer.kind == OperationKind::Norm).count();
         assert_eq!(found, norms, "{arch}");
     }
-    // As the trainer's own test has it.
+    // The trainer's own test has the same number.
     assert_eq!(signals(2).parameters(), 21_277_250);
 }
 
 #[test]
 fn multiplications_are_torchvisions() {
-    // torchvision 0.26: `_ops` of the weights' metadata, in units of 10⁹ multiplications with addition
-    // at 224 px.
+    // torchvision 0.26: `_ops` of the weights' metadata, in 10⁹ multiply-add operations at 224 px.
     for (arch, giga) in [
         ("resnet18", 1.814),
         ("resnet34", 3.664),
@@ -52,17 +51,17 @@ fn multiplications_are_torchvisions() {
 }
 
 #[test]
-fn convolutions_of_resnet50_put_out_eleven_million_values() {
-    let put_out = |resolution| -> u64 {
+fn convolutions_of_resnet50_have_eleven_million_outputs() {
+    let outputs = |resolution| -> u64 {
         let layers = at(resolution, "resnet50").layers;
-        let convolutions = layers.iter().filter(|layer| layer.kind == Kind::Convolution);
+        let convolutions = layers.iter().filter(|layer| layer.kind == OperationKind::Convolution);
         convolutions.map(|layer| layer.outputs).sum()
     };
     // By hand, at 224 px: stem 64·112²; layer1 3·(64+64+256)·56² + 256·56²; layer2 128·56² +
     // (128+512)·28² + 3·(128+128+512)·28² + 512·28²; and so on.
-    assert_eq!(put_out(224), 11_113_984);
+    assert_eq!(outputs(224), 11_113_984);
     // The figure in recipes/resnet50_t4.toml.
-    let smaller = put_out(192) as f64 / 1e6;
+    let smaller = outputs(192) as f64 / 1e6;
     assert!((smaller - 8.2).abs() < 0.05, "{smaller}");
 }
 
@@ -94,12 +93,12 @@ fn odd_sides_are_rounded_up_and_signals_stay_flat() {
 
 #[test]
 fn a_blur_precedes_strided_convolutions_but_the_first() {
-    let input = Input::Image { resolution: 224 };
+    let input = InputShape::Image { resolution: 224 };
     let blurred = network("resnet50", 1_000, &["model.blur_pool=true"], input);
     let blurs: Vec<&str> = blurred
         .layers
         .iter()
-        .filter(|layer| layer.kind == Kind::Blur)
+        .filter(|layer| layer.kind == OperationKind::Blur)
         .map(|layer| layer.name.as_str())
         .collect();
     let expected = ["layer2.0", "layer3.0", "layer4.0"]

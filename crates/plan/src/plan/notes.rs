@@ -1,42 +1,43 @@
-//! What the reader of a plan should know or change.
+//! Notes of a plan: problems and advice for the user.
 
 use baton_recipe::{
-    Sees,
+    InputKind,
     dry_run::{DryRun, Stretch},
-    spec::{Compute, Device},
+    spec::{Compute, DeviceChoice},
 };
 
-use super::{Plan, Question};
-use crate::{Machine, memory, update::Limit};
+use super::{PlanRequest, RecipePlan};
+use crate::{Machine, memory, update::Bottleneck};
 
-impl Question<'_> {
-    pub(super) fn notes(&self, plan: &Plan, machine: &Machine, run: &DryRun) -> Vec<String> {
+impl PlanRequest<'_> {
+    pub(super) fn notes(&self, plan: &RecipePlan, machine: &Machine, run: &DryRun) -> Vec<String> {
         let (spec, mut notes) = (self.spec, Vec::new());
         if !plan.fits {
             let Stretch { micro_batch, resolution, .. } = plan.memory_phase;
             let network = |resolution| self.network(resolution).ok();
-            let (ranks, room) = (plan.ranks, plan.gpu_memory_bytes);
-            let remedy = match memory::accumulation_that_fits(spec, run, ranks, room, network) {
+            let (ranks, max_bytes) = (plan.ranks, plan.gpu_memory_bytes);
+            let remedy = match memory::accumulation_that_fits(spec, run, ranks, max_bytes, network)
+            {
                 Some(parts) => format!(
-                    "--set train.grad_accumulation={parts} makes it (BatchNorm then sees fewer samples), \
+                    "--set train.grad_accumulation={parts} makes them fit (BatchNorm then sees fewer samples), \
                      or name stages in train.recompute"
                 ),
                 None => "name stages in train.recompute, or lower train.global_batch".to_owned(),
             };
-            let is_signal = spec.model.arch.sees() == Sees::Signals;
+            let is_signal = spec.model.arch.input_kind() == InputKind::Signals;
             let at = if is_signal { String::new() } else { format!(" at {resolution} px") };
             notes.push(format!("micro-batches of {micro_batch}{at} do not fit: {remedy}"));
         }
         if spec.cluster.min_ranks > machine.gpus {
             notes.push(format!(
-                "cluster.min_ranks = {} waits for more than one such machine; planned for one, with \
+                "cluster.min_ranks = {} needs more than one such machine; this plan is for one, with \
                  --set cluster.min_ranks={}",
                 spec.cluster.min_ranks, plan.ranks
             ));
         }
         if plan.ranks < machine.gpus {
             notes.push(format!(
-                "{} of {} GPUs stay idle: train.virtual_ranks = {} and cluster.max_ranks = {} allow \
+                "{} of {} GPUs are idle: train.virtual_ranks = {} and cluster.max_ranks = {} allow \
                  no more",
                 machine.gpus - plan.ranks,
                 machine.gpus,
@@ -50,20 +51,19 @@ impl Question<'_> {
                 machine.gpu.name
             ));
         }
-        if plan.limit == Limit::Loader {
+        if plan.limit == Bottleneck::Loader {
             let threads = plan.loader.map_or(0, |loader| loader.threads);
             notes.push(match threads < machine.vcpus {
                 true => format!(
                     "only {threads} of {} vCPUs decode: raise data.decode_threads",
                     machine.vcpus
                 ),
-                false => {
-                    "every vCPU decodes: take a machine with more of them, or raw images".to_owned()
-                }
+                false => "all vCPUs decode: choose a machine with more vCPUs, or use raw images"
+                    .to_owned(),
             });
         }
-        if spec.cluster.device == Device::Cpu {
-            notes.push("cluster.device = cpu: the plan is for GPUs all the same".to_owned());
+        if spec.cluster.device == DeviceChoice::Cpu {
+            notes.push("cluster.device = cpu: this plan is for GPUs nevertheless".to_owned());
         }
         notes
     }

@@ -11,8 +11,8 @@ fn spec(name: &str, changes: &[&str]) -> JobSpec {
     JobSpec::read(&file, &changes, |path| fs::read_to_string(path)).unwrap()
 }
 
-fn question(spec: &JobSpec) -> Question<'_> {
-    Question {
+fn question(spec: &JobSpec) -> PlanRequest<'_> {
+    PlanRequest {
         spec,
         samples: IMAGENET,
         val_samples: 50_000,
@@ -22,7 +22,7 @@ fn question(spec: &JobSpec) -> Question<'_> {
     }
 }
 
-fn plan(name: &str, changes: &[&str], machine: &str) -> Plan {
+fn plan(name: &str, changes: &[&str], machine: &str) -> RecipePlan {
     let spec = spec(name, changes);
     question(&spec).plan(Machine::named(machine).unwrap()).unwrap()
 }
@@ -42,7 +42,7 @@ fn every_recipe_has_a_plan_on_every_machine() {
 }
 
 #[test]
-fn money_is_hours_times_price() {
+fn cost_is_hours_times_price() {
     let plan = plan("resnet50_p4d_60ep", &[], "p4d.24xlarge");
     let kinds: Vec<&str> = plan.costs.iter().map(|cost| cost.kind).collect();
     assert_eq!(kinds, ["on_demand", "spot"]);
@@ -50,7 +50,7 @@ fn money_is_hours_times_price() {
         assert_eq!(cost.dollars, cost.dollars_per_hour * plan.seconds / 3_600.0);
     }
     let spec = spec("resnet50_p4d_60ep", &[]);
-    let given = Question { dollars_per_hour: Some(11.0), ..question(&spec) };
+    let given = PlanRequest { dollars_per_hour: Some(11.0), ..question(&spec) };
     let given = given.plan(Machine::named("p4d.24xlarge").unwrap()).unwrap();
     assert_eq!(
         given.costs,
@@ -59,7 +59,7 @@ fn money_is_hours_times_price() {
 }
 
 #[test]
-fn the_reference_recipe_has_three_phases_and_looks_at_every_sample() {
+fn the_reference_recipe_has_three_phases_and_uses_every_sample() {
     let plan = plan("resnet50_p4d_60ep", &[], "p4d.24xlarge");
     let shown: Vec<_> = plan
         .phases
@@ -69,13 +69,13 @@ fn the_reference_recipe_has_three_phases_and_looks_at_every_sample() {
     // Whole batches only: 312 of 4,096, 417 of 3,072, 625 of 2,048; 20 epochs each.
     let expected = [(160, 512, 25_559_040), (192, 384, 25_620_480), (224, 256, 25_600_000)];
     assert_eq!(shown, expected);
-    // 59 times a tenth, then all of it; raw and averaged weights.
+    // 59 evaluations of a tenth, then one of the whole set; raw and averaged weights.
     assert_eq!((plan.evaluation.samples, plan.evaluation.passes), (59 * 5_000 + 50_000, 2));
     assert_eq!((plan.ranks, plan.fits, plan.micro_batch), (8, true, 256));
     assert!(plan.notes.is_empty(), "{:?}", plan.notes);
 }
 
-/// Minutes that FFCV publishes for its recipes on this machine (the recipes' first lines have them).
+/// FFCV publishes minutes for its recipes on this machine; they are in the first lines of the recipes.
 #[test]
 fn ffcvs_published_times_are_met_within_a_fifth() {
     for (name, published) in [("resnet50_ffcv_16ep", 14.9), ("resnet50_ffcv_88ep", 77.2)] {
@@ -85,7 +85,7 @@ fn ffcvs_published_times_are_met_within_a_fifth() {
 }
 
 #[test]
-fn larger_images_take_longer_and_more_gpus_less_long() {
+fn larger_images_take_longer_and_more_gpus_less_time() {
     let plan = plan("resnet50_p4d_60ep", &[], "p4d.24xlarge");
     let rates: Vec<f64> = plan.phases.iter().map(|phase| -phase.images_per_second).collect();
     assert!(rates.is_sorted(), "{rates:?}");
@@ -111,7 +111,7 @@ fn gradients_over_tcp_take_longer_than_over_nvswitch() {
 #[test]
 fn few_threads_make_the_loader_the_limit() {
     let slow = plan("resnet50_p4d_60ep", &["data.decode_threads=1"], "p4d.24xlarge");
-    assert_eq!(slow.limit, Limit::Loader);
+    assert_eq!(slow.limit, Bottleneck::Loader);
     assert_eq!(slow.phases[0].images_per_second, 8.0 * 1_482.0);
     assert_eq!(slow.notes, ["only 8 of 96 vCPUs decode: raise data.decode_threads"]);
     let area = plan("resnet50_p4d_60ep", &["data.resize=area"], "h200");
@@ -120,7 +120,7 @@ fn few_threads_make_the_loader_the_limit() {
 }
 
 #[test]
-fn what_does_not_fit_gets_a_remedy_that_does() {
+fn a_recipe_that_does_not_fit_gets_a_remedy_that_does() {
     let deep = "model.arch=resnet152";
     let small = plan("resnet50_p4d_60ep", &[deep], "t4");
     assert!(!small.fits, "{:?}", small.memory);
@@ -135,18 +135,18 @@ fn what_does_not_fit_gets_a_remedy_that_does() {
 }
 
 #[test]
-fn what_does_not_suit_a_machine_is_told() {
+fn mismatches_of_recipe_and_machine_are_noted() {
     let notes = plan("resnet50_p4d_60ep", &[], "p3.8xlarge").notes.join("\n");
     assert!(notes.contains("V100-16 has no bf16"), "{notes}");
     assert!(notes.contains("--set cluster.min_ranks=4"), "{notes}");
     let idle = plan("resnet50_t4", &[], "p4d.24xlarge").notes.join("\n");
-    assert!(idle.contains("7 of 8 GPUs stay idle"), "{idle}");
+    assert!(idle.contains("7 of 8 GPUs are idle"), "{idle}");
     let cpu = plan("digits_cpu", &["cluster.device=cpu"], "l4").notes.join("\n");
     assert!(cpu.contains("cluster.device = cpu"), "{cpu}");
 }
 
 #[test]
-fn a_calibration_stretches_all_that_the_gpu_does() {
+fn a_calibration_scales_the_gpus_time() {
     let bench = |factor: f64| {
         let machine = Machine::named("h200").unwrap();
         let text = |seconds: f64| {
@@ -161,7 +161,7 @@ fn a_calibration_stretches_all_that_the_gpu_does() {
     let spec = spec("resnet50_a100_bf16_adamw", &["data.decode_threads=24"]);
     let machine = Machine::named("h200").unwrap();
     let seconds = |calibration: Option<&Calibration>| {
-        let plan = Question { calibration, ..question(&spec) }.plan(machine).unwrap();
+        let plan = PlanRequest { calibration, ..question(&spec) }.plan(machine).unwrap();
         (plan.calibration, plan.phases[0].update.seconds)
     };
     let (none, plain) = seconds(None);
@@ -172,25 +172,25 @@ fn a_calibration_stretches_all_that_the_gpu_does() {
 }
 
 #[test]
-fn a_calibration_of_something_else_is_refused() {
-    let refused = |text: &str| Calibration::from_json(text).unwrap_err().to_string();
-    assert!(refused("{}").contains("baton-worker bench --json"));
+fn an_invalid_calibration_is_rejected() {
+    let rejected = |text: &str| Calibration::from_json(text).unwrap_err().to_string();
+    assert!(rejected("{}").contains("baton-worker bench --json"));
     let bench = |on_gpu: bool, reducing: f64| {
         format!(
             r#"{{"arch": "resnet50", "resolution": 64, "batch": 16, "compute": "fp32",
                  "on_gpu": {on_gpu}, "step_seconds": 0.5, "all_reduce_seconds": {reducing}}}"#
         )
     };
-    assert!(refused(&bench(false, 0.1)).contains("not a GPU"));
-    assert!(refused(&bench(true, 0.5)).contains("all_reduce_seconds"));
+    assert!(rejected(&bench(false, 0.1)).contains("not a GPU"));
+    assert!(rejected(&bench(true, 0.5)).contains("all_reduce_seconds"));
     let read = Calibration::from_json(&bench(true, 0.1)).unwrap();
     assert!((read.images_per_second() - 40.0).abs() < 1e-9);
 }
 
 #[test]
-fn what_cannot_run_has_no_plan() {
+fn a_recipe_that_cannot_run_has_no_plan() {
     let spec = spec("resnet50_p4d_60ep", &[]);
-    let few = Question { samples: 10, ..question(&spec) };
+    let few = PlanRequest { samples: 10, ..question(&spec) };
     let error = few.plan(&MACHINES[0]).unwrap_err().to_string();
     assert!(error.contains("train.global_batch"), "{error}");
     let error = Machine::named("dgx").unwrap_err().to_string();

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{gpu, kit::recipe, network::Input};
+use crate::{gpu, kit::recipe, network::InputShape};
 
 fn spec(changes: &[&str]) -> JobSpec {
     recipe(
@@ -13,12 +13,12 @@ fn spec(changes: &[&str]) -> JobSpec {
 
 fn images_per_second(gpu: &Gpu, changes: &[&str], batch: u64) -> f64 {
     let spec = spec(changes);
-    let network = Network::new(&spec.model, Input::Image { resolution: 224 }).unwrap();
+    let network = Network::new(&spec.model, InputShape::Image { resolution: 224 }).unwrap();
     let roofline = Roofline::new(gpu, spec.precision.compute);
     batch as f64 / total(&roofline.training(&spec, &network, batch)).total()
 }
 
-/// The data sheet's column beside that of [`gpu::A100_40`]; no machine here has it.
+/// From the column next to [`gpu::A100_40`] of the data sheet; no machine of the list has it.
 const A100_80: Gpu = Gpu { name: "A100-80", bandwidth: 2_039e9, ..gpu::A100_40 };
 
 #[test]
@@ -32,17 +32,17 @@ fn published_rates_of_one_gpu_are_met_within_a_tenth() {
     }
 }
 
-/// What docs/plan.md admits.
+/// A known error, explained in docs/plan.md.
 #[test]
-fn tf32_is_taken_for_faster_than_published() {
+fn tf32_is_estimated_faster_than_published() {
     let found = images_per_second(&A100_80, &[], 256);
     assert!((1_250.0..1_400.0).contains(&found), "{found:.0}, 938 published");
 }
 
 #[test]
-fn small_batches_wait_for_the_host() {
+fn small_batches_are_limited_by_launches() {
     let (spec, gpu) = (spec(&["precision.compute=bf16"]), gpu::H100);
-    let network = Network::new(&spec.model, Input::Image { resolution: 224 }).unwrap();
+    let network = Network::new(&spec.model, InputShape::Image { resolution: 224 }).unwrap();
     let roofline = Roofline::new(&gpu, spec.precision.compute);
     let seconds = total(&roofline.training(&spec, &network, 1));
     assert!(seconds.launches > seconds.arithmetic + seconds.bandwidth, "{seconds:?}");
@@ -59,7 +59,7 @@ fn larger_batches_never_train_fewer_images_per_second() {
 }
 
 #[test]
-fn what_is_computed_again_takes_a_forward_pass_more_and_what_is_frozen_no_gradient() {
+fn recomputed_stages_need_another_forward_pass_and_frozen_stages_no_gradient() {
     let rate = |changes: &[&str]| images_per_second(&gpu::L4, changes, 128);
     let all = "train.recompute=['stem', 'layer1', 'layer2', 'layer3', 'layer4']";
     let slower = rate(&[]) / rate(&[all]);
@@ -69,18 +69,18 @@ fn what_is_computed_again_takes_a_forward_pass_more_and_what_is_frozen_no_gradie
 }
 
 #[test]
-fn convolutions_of_a_forward_pass_are_two_operations_per_multiplication() {
+fn a_multiplication_counts_as_two_operations() {
     let spec = spec(&[]);
-    let network = Network::new(&spec.model, Input::Image { resolution: 224 }).unwrap();
+    let network = Network::new(&spec.model, InputShape::Image { resolution: 224 }).unwrap();
     let rows = Roofline::new(&gpu::T4, spec.precision.compute).evaluation(&network, 10);
     let flop: f64 = rows.iter().map(|row| row.flop).sum();
     assert_eq!(flop, 2.0 * 10.0 * network.macs() as f64);
 }
 
 #[test]
-fn a_device_that_does_as_well_as_it_ever_did_takes_as_long_as_its_bounds() {
+fn the_time_at_measured_peaks_is_between_its_bounds() {
     let spec = spec(&["precision.compute=bf16"]);
-    let network = Network::new(&spec.model, Input::Image { resolution: 224 }).unwrap();
+    let network = Network::new(&spec.model, InputShape::Image { resolution: 224 }).unwrap();
     let (flop, bytes) = (500e12, 3e12);
     let rows = Roofline::of_peaks(flop, bytes, Compute::Bf16).training(&spec, &network, 256);
     let seconds = total(&rows);

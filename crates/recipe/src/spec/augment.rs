@@ -8,19 +8,19 @@ use super::{JobSpec, rules::Rules};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Augment {
-    /// Area of the random crop as a share of the image (Szegedy et al. 2015, as torchvision's
-    /// RandomResizedCrop).
+    /// Smallest and largest area of the random crop, as fractions of the image (Szegedy et al. 2015, as in
+    /// torchvision's RandomResizedCrop).
     pub crop_scale: [f64; 2],
-    /// Width over height of the random crop.
+    /// Smallest and largest ratio of width to height of the random crop.
     pub crop_ratio: [f64; 2],
     /// Probability of a horizontal flip.
     pub flip: f64,
-    /// MixUp (Zhang et al. 2018): own share λ ~ Beta(α, α); 0 is off. Batches that get CutMix get no
-    /// MixUp.
+    /// MixUp (Zhang et al. 2018): the weight λ of the sample itself is drawn from Beta(α, α); 0 disables it. Batches
+    /// that get CutMix get no MixUp.
     pub mixup_alpha: f64,
-    /// Share of micro-batches that get CutMix (Yun et al. 2019).
+    /// Fraction of micro-batches that get CutMix (Yun et al. 2019).
     pub cutmix_probability: f64,
-    /// CutMix: own share of the area ~ Beta(α, α), above 0.
+    /// CutMix: the fraction of the area that a sample keeps is drawn from Beta(α, α); above 0.
     pub cutmix_alpha: f64,
 }
 
@@ -39,27 +39,27 @@ impl Default for Augment {
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let augment = &spec.augment;
-    let [least, most] = augment.crop_scale;
+    let [min, max] = augment.crop_scale;
     rules.check(
-        0.0 < least && least <= most && most <= 1.0,
+        0.0 < min && min <= max && max <= 1.0,
         "augment.crop_scale",
         format!("{:?}", augment.crop_scale),
-        "must be two shares of the image, 0 < least <= most <= 1",
+        "must be two fractions of the image, 0 < min <= max <= 1",
     );
-    let [narrow, wide] = augment.crop_ratio;
+    let [min, max] = augment.crop_ratio;
     rules.check(
-        0.0 < narrow && narrow <= wide && wide.is_finite(),
+        0.0 < min && min <= max && max.is_finite(),
         "augment.crop_ratio",
         format!("{:?}", augment.crop_ratio),
-        "must be two positive ratios, narrow <= wide",
+        "must be two positive ratios, min <= max",
     );
-    rules.share("augment.flip", augment.flip);
+    rules.fraction("augment.flip", augment.flip);
     rules.check(
         augment.mixup_alpha >= 0.0 && augment.mixup_alpha.is_finite(),
         "augment.mixup_alpha",
         augment.mixup_alpha,
         "must be at least 0",
     );
-    rules.share("augment.cutmix_probability", augment.cutmix_probability);
+    rules.fraction("augment.cutmix_probability", augment.cutmix_probability);
     rules.positive("augment.cutmix_alpha", augment.cutmix_alpha);
 }

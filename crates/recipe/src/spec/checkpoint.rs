@@ -1,24 +1,24 @@
-//! When and where state is saved.
+//! When and where the state is saved.
 
 use serde::{Deserialize, Serialize};
 
 use super::{JobSpec, rules::Rules};
 
-/// When and where state is saved.
+/// When and where the state is saved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Checkpoint {
-    /// Folder, or `s3://bucket/prefix`; empty is `checkpoints` in the run folder.
+    /// Folder, or `s3://bucket/prefix`; empty means `checkpoints` in the run folder.
     pub dir: String,
-    /// Epochs between saves; 0 is off.
+    /// Epochs between saves; 0 disables them.
     pub every_epochs: u32,
-    /// Updates between saves; 0 is off.
+    /// Updates between saves; 0 disables them.
     pub every_steps: u64,
-    /// Newest ones kept, at least 1.
+    /// Number of newest checkpoints that are kept, at least 1.
     pub keep_last: u32,
-    /// Keep the best by evaluation too.
+    /// Also keep the checkpoint with the best evaluation.
     pub keep_best: bool,
-    /// Keep those of the end of every so many epochs for ever too; 0 is off.
+    /// Also keep forever the checkpoint at the end of every n-th epoch; 0 disables this.
     pub keep_every_epochs: u32,
 }
 
@@ -36,6 +36,5 @@ impl Default for Checkpoint {
 }
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
-    let keep = spec.checkpoint.keep_last;
-    rules.check(keep >= 1, "checkpoint.keep_last", keep, "must be at least 1");
+    rules.at_least_1("checkpoint.keep_last", spec.checkpoint.keep_last);
 }

@@ -8,32 +8,32 @@ use super::{JobSpec, rules::Rules};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// Training starts with no fewer ranks.
+    /// Minimum number of ranks with which training starts.
     pub min_ranks: u32,
-    /// Most ranks that take part, at most `train.virtual_ranks`; 0 is as many as those.
+    /// Maximum number of ranks that take part, at most `train.virtual_ranks`; 0 means `train.virtual_ranks`.
     pub max_ranks: u32,
-    /// Where ranks compute: `auto` (CUDA where there is a GPU, else CPU), `cpu`, `cuda`.
-    pub device: Device,
-    /// How ranks exchange gradients. `auto`: NCCL on GPUs, else TCP; `tcp`, through host memory; `nccl`,
-    /// on GPUs only. Each keeps the strict order.
+    /// Device of the ranks: `auto` (CUDA if there is a GPU, else CPU), `cpu`, `cuda`.
+    pub device: DeviceChoice,
+    /// How ranks exchange gradients. `auto`: NCCL on GPUs, else TCP; `tcp`: through host memory; `nccl`: on GPUs
+    /// only. All of them keep the strict order.
     pub collective: CollectiveKind,
-    /// libtorch's threads per rank on CPU, 1..1024; results repeat bit by bit only for one value of it.
+    /// Threads of libtorch per rank on CPU, 1..1024; results are bit-identical only for the same value.
     pub threads_per_rank: u32,
-    /// How long a vanished node may take to come back before its ranks are given up.
+    /// Time in which a lost node can reconnect before its ranks are treated as lost.
     pub node_grace_seconds: f64,
-    /// Longest wait for ranks to start and meet.
+    /// Longest wait for ranks to start and to connect to each other.
     pub rendezvous_seconds: f64,
     /// Longest wait inside one collective operation.
     pub collective_seconds: f64,
-    /// A rank that trains and has not answered for so long, or computes or evaluates one batch for so
-    /// long, or waits four times as long for its loader or for a save, is killed and replaced; 0: never.
+    /// A training rank is killed and replaced if it sends no heartbeat for this time, computes or evaluates one batch
+    /// for this time, or waits four times as long for its loader or for a save; 0 is never.
     pub hang_seconds: f64,
-    /// Every node keeps one more process ready, which takes the place of a rank that dies: it has loaded
-    /// the libraries and opened the data, and holds no memory of a GPU.
+    /// Every node keeps a spare process ready, which replaces a rank that dies: it has loaded the libraries and opened
+    /// the data, and uses no GPU memory.
     pub warm_spare: bool,
-    /// Longest wait for ranks to save and stop once asked.
+    /// Longest wait for ranks to save and stop after the request.
     pub drain_seconds: f64,
-    /// Generations in a row that may die without a new step before the job fails.
+    /// Consecutive generations that may fail without a new step before the job fails.
     pub restart_limit: u32,
 }
 
@@ -42,7 +42,7 @@ impl Default for Cluster {
         Self {
             min_ranks: 1,
             max_ranks: 0,
-            device: Device::Auto,
+            device: DeviceChoice::Auto,
             collective: CollectiveKind::Auto,
             threads_per_rank: 1,
             node_grace_seconds: 5.0,
@@ -56,11 +56,11 @@ impl Default for Cluster {
     }
 }
 
-/// Where ranks compute.
+/// Device of the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Device {
-    /// CUDA where there is a GPU, else CPU.
+pub enum DeviceChoice {
+    /// CUDA if there is a GPU, else CPU.
     #[default]
     Auto,
     /// CPU.
@@ -76,31 +76,31 @@ pub enum CollectiveKind {
     /// NCCL on GPUs, else TCP.
     #[default]
     Auto,
-    /// Baton's own, over TCP, in host memory.
+    /// Baton's own implementation, over TCP, in host memory.
     Tcp,
-    /// NVIDIA's library, in device memory.
+    /// NVIDIA's library NCCL, in device memory.
     Nccl,
 }
 
 impl JobSpec {
-    /// The most ranks that can take part: each runs at least one virtual rank.
+    /// Maximum number of ranks that can take part: each of them needs at least one virtual rank.
     #[must_use]
     pub fn max_ranks(&self) -> u32 {
         match self.cluster.max_ranks {
             0 => self.train.virtual_ranks,
-            most => most.min(self.train.virtual_ranks),
+            max => max.min(self.train.virtual_ranks),
         }
     }
 }
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let cluster = &spec.cluster;
-    let most = spec.max_ranks();
+    let max = spec.max_ranks();
     rules.check(
-        (1..=most).contains(&cluster.min_ranks),
+        (1..=max).contains(&cluster.min_ranks),
         "cluster.min_ranks",
         cluster.min_ranks,
-        &format!("must be 1..{most} (the lesser of cluster.max_ranks and train.virtual_ranks)"),
+        &format!("must be 1..{max} (the smaller of cluster.max_ranks and train.virtual_ranks)"),
     );
     rules.check(
         cluster.max_ranks <= spec.train.virtual_ranks,
@@ -108,17 +108,12 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         cluster.max_ranks,
         &format!("must not exceed train.virtual_ranks = {}", spec.train.virtual_ranks),
     );
-    rules.check(
-        (1..=1024).contains(&cluster.threads_per_rank),
-        "cluster.threads_per_rank",
-        cluster.threads_per_rank,
-        "must be 1..1024",
-    );
+    rules.within("cluster.threads_per_rank", cluster.threads_per_rank, 1..=1024);
     rules.check(
         cluster.hang_seconds == 0.0 || (3.0..=86_400.0).contains(&cluster.hang_seconds),
         "cluster.hang_seconds",
         cluster.hang_seconds,
-        "must be 3..86400 seconds, as a rank tells once a second that it lives, or 0 for never",
+        "must be 3..86400 seconds, because a rank sends a heartbeat once a second, or 0 for never",
     );
     for (field, seconds) in [
         ("cluster.node_grace_seconds", cluster.node_grace_seconds),

@@ -1,63 +1,64 @@
-//! The files and how they are read.
+//! The data sets and how they are read.
 
 use serde::{Deserialize, Serialize};
 
 use super::{JobSpec, rules::Rules};
 
-/// The files and how they are read.
+/// The data sets and how they are read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Data {
     /// Training set: a `.beton` file, a folder, a pattern such as `/data/train-*.beton`, or the same in an
     /// object store (`s3://bucket/train-*.beton`).
     pub train: String,
-    /// Validation set, as `train`.
+    /// Validation set, in the same form as `train`.
     pub val: String,
-    /// Name of the field that the model sees: RGB images, or arrays for `resnet34_1d` and `linear`.
+    /// Name of the field with the model's input: RGB images, or arrays for `resnet34_1d` and `linear`.
     #[serde(default = "input_field")]
     pub input_field: String,
     /// Name of the field with the target: Int for classes, Int or Float for a regression.
     #[serde(default = "label_field")]
     pub label_field: String,
-    /// Order of samples in an epoch: `random`, `sequential`, `quasi_random` (for data that does not fit
-    /// into memory); each a function of (seed, epoch).
+    /// Order of the samples in an epoch: `random`, `sequential`, or `quasi_random` (for data that does not fit into
+    /// memory). Each order depends only on the seed and the epoch.
     #[serde(default)]
     pub order: Order,
-    /// Samples shuffled with each other in quasi-random order, at least: what the memory of a node
-    /// should hold twice.
+    /// Minimum number of samples that are shuffled with each other in quasi-random order; the memory of a node should
+    /// have room for twice as many.
     #[serde(default = "shuffle_window")]
     pub shuffle_window: u64,
-    /// How a crop gets the size of a sample: `fast`, an antialiased triangle filter; `area`, ffcv's own
-    /// pixels, slower.
+    /// How a crop is resized to the size of a sample: `fast`: an antialiased triangle filter; `area`: the same pixels
+    /// as ffcv, slower.
     #[serde(default)]
     pub resize: Resize,
-    /// What happens on samples that cannot be used: `fail` ends the job with the sample's name; `skip`
-    /// takes the next good one and counts.
+    /// What to do with damaged samples: `fail`: end the job and name the sample; `skip`: use the next undamaged sample,
+    /// and count the skipped ones.
     #[serde(default)]
     pub on_bad_sample: OnBadSample,
-    /// Leave out the last samples of an epoch that do not fill a global batch. If false, each
-    /// micro-batch of the last batch needs two samples.
+    /// Skip the last samples of an epoch if they do not fill a global batch. If false, each micro-batch of the last
+    /// batch needs at least two samples.
     #[serde(default = "drop_last")]
     pub drop_last: bool,
     /// Decoding threads per rank, 1..256.
     #[serde(default = "decode_threads")]
     pub decode_threads: u32,
-    /// Decoded micro-batches held ready per rank, 1..64.
+    /// Number of decoded micro-batches kept ready per rank, 1..64.
     #[serde(default = "prefetch_batches")]
     pub prefetch_batches: u32,
-    /// Keep a rank's decoding threads on its share of the node's cores.
+    /// Pin a rank's decoding threads to its part of the node's cores.
     #[serde(default = "pin_threads")]
     pub pin_threads: bool,
-    /// Folder for copies of remote shards, on a fast local disk; empty is `cache` in the run folder.
+    /// Folder for copies of remote shards, on a fast local disk; empty means `cache` in the run folder.
     #[serde(default)]
     pub cache_dir: String,
-    /// Most that the copies of remote shards may take, in GiB; shared by the ranks of a node.
+    /// Maximum total size of the copies of remote shards, in GiB; shared by the ranks of a node.
     #[serde(default = "cache_gib")]
     pub cache_gib: f64,
-    /// Mean per channel, subtracted; in units of 0..255. The default is ImageNet's.
+    /// Mean per channel, which is subtracted; in units of 0..255. The default is that of ImageNet.
     #[serde(default = "mean")]
     pub mean: [f32; 3],
-    /// Standard deviation per channel, divided by; in units of 0..255, above 0. The default is ImageNet's.
+    /// Standard deviation per channel, by which the difference is divided; in units of 0..255, above 0. The default is
+    /// that of ImageNet.
     #[serde(default = "std")]
     pub std: [f32; 3],
 }
@@ -94,41 +95,40 @@ fn std() -> [f32; 3] {
     [58.395, 57.12, 57.375]
 }
 
-/// Order of samples in an epoch; each a function of (seed, epoch).
+/// Order of the samples in an epoch, which depends only on the seed and the epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     /// A new permutation every epoch.
     #[default]
     Random,
-    /// As in the file.
+    /// The order of the file.
     Sequential,
-    /// Blocks of samples in a new order every epoch, and the samples of a window of blocks shuffled
-    /// with each other: for data that does not fit into memory. A block is a page of a file, or, where
-    /// there are many files, a file.
+    /// Blocks of samples in a new order every epoch; the samples of a window of blocks are shuffled with each other.
+    /// For data that does not fit into memory. A block is a page of a file or, if there are many files, a file.
     QuasiRandom,
 }
 
-/// How a crop gets the size of a sample.
+/// How a crop is resized to the size of a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Resize {
-    /// Antialiased triangle filter, as torchvision's and Pillow's; large crops are already reduced
-    /// while they are decoded.
+    /// Antialiased triangle filter, as in torchvision and Pillow; large crops are already reduced while they are
+    /// decoded.
     #[default]
     Fast,
-    /// OpenCV's `INTER_AREA` and the fast inverse DCT: the pixels that ffcv makes.
+    /// OpenCV's `INTER_AREA` and the fast inverse DCT: the same pixels as ffcv.
     Area,
 }
 
-/// What becomes of samples that cannot be used.
+/// What to do with damaged samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnBadSample {
-    /// They end the job, with their names.
+    /// End the job and name the sample.
     #[default]
     Fail,
-    /// The next good one takes its place, and it is counted; evaluation leaves it out.
+    /// Use the next undamaged sample instead, and count the skipped one; evaluation omits it.
     Skip,
 }
 
@@ -142,8 +142,6 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         format!("{std:?}"),
         "must be above 0",
     );
-    let threads = data.decode_threads;
-    rules.check((1..=256).contains(&threads), "data.decode_threads", threads, "must be 1..256");
-    let ahead = data.prefetch_batches;
-    rules.check((1..=64).contains(&ahead), "data.prefetch_batches", ahead, "must be 1..64");
+    rules.within("data.decode_threads", data.decode_threads, 1..=256);
+    rules.within("data.prefetch_batches", data.prefetch_batches, 1..=64);
 }

@@ -1,4 +1,4 @@
-//! In which values two trees differ, and which differences between recipes matter to a saved state.
+//! Differences between two trees of values, and which differences between recipes matter for a saved state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::{Error, JobSpec};
 
-/// Fields and sections that do not affect the resulting weights: where a job runs, how its data is
-/// prepared, how often it is saved and when it stops.
+/// Fields and sections that do not affect the resulting weights: where a job runs, how its data is prepared, how often
+/// it is saved and when it stops.
 const NO_EFFECT_ON_WEIGHTS: [&str; 9] = [
     "name",
     "checkpoint",
@@ -24,27 +24,27 @@ const NO_EFFECT_ON_WEIGHTS: [&str; 9] = [
     "data.cache_gib",
 ];
 
-/// A value that two trees, such as recipes, do not share.
+/// A field whose values in two trees, such as recipes, differ.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Difference {
-    /// Its dotted path, as for `--set` in a recipe.
+pub struct FieldDifference {
+    /// Dotted path of the field, as for `--set` in a recipe.
     pub field: String,
-    /// In the first one; `None` if it has no such field.
+    /// Value in the first tree; `None` if it has no such field.
     pub a: Option<Value>,
-    /// In the second one.
+    /// Value in the second tree; `None` if it has no such field.
     pub b: Option<Value>,
 }
 
 /// `train.epochs: 16 → 20`
-impl fmt::Display for Difference {
+impl fmt::Display for FieldDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = |value: &Option<Value>| value.as_ref().map_or("-".to_owned(), Value::to_string);
         write!(f, "{}: {} → {}", self.field, shown(&self.a), shown(&self.b))
     }
 }
 
-impl Difference {
-    /// Field by field; a list is one value.
+impl FieldDifference {
+    /// Compares two trees field by field; a list counts as one value.
     #[must_use]
     pub fn between(a: Value, b: Value) -> Vec<Self> {
         let (in_a, in_b) = (values(a), values(b));
@@ -59,7 +59,7 @@ impl Difference {
             .collect()
     }
 
-    /// Whether recipes that differ in this field can end with different weights.
+    /// Whether recipes that differ in this field can give different weights.
     #[must_use]
     pub fn affects_weights(&self) -> bool {
         affects_weights(&self.field)
@@ -67,29 +67,32 @@ impl Difference {
 }
 
 impl JobSpec {
-    /// Defaults are filled in first.
+    /// Differences between two recipes, with all defaults set.
     #[must_use]
-    pub fn differences(&self, other: &Self) -> Vec<Difference> {
-        // A tree of plain structs, strings and numbers has no way to fail here.
+    pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
+        // Serializing plain structs, strings and numbers cannot fail.
         let [a, b] = [self, other].map(|spec| serde_json::to_value(spec).unwrap_or_default());
-        Difference::between(a, b)
+        FieldDifference::between(a, b)
     }
 
-    /// Why this recipe cannot go on with a state that the recipe `saved` as JSON led to: every changed field
-    /// that affects the weights, as text. Empty if it can. A field that did not exist when `saved` was written
-    /// had its default; one that this version does not know comes from a newer one.
+    /// Why this recipe cannot continue with a state of the recipe `saved` (as JSON): every changed field that affects
+    /// the weights, as text. Empty if it can. A field that did not exist when `saved` was written has its default; a
+    /// field unknown to this version comes from a newer version.
     #[must_use]
     pub fn changes_since(&self, saved: &str) -> Vec<String> {
         match Self::from_saved(saved) {
             Ok(saved) => {
                 let differences = saved.differences(self).into_iter();
-                differences.filter(Difference::affects_weights).map(|d| d.to_string()).collect()
+                differences
+                    .filter(FieldDifference::affects_weights)
+                    .map(|d| d.to_string())
+                    .collect()
             }
             Err(error) => vec![error.to_string()],
         }
     }
 
-    /// Everything that affects the weights, by dotted path.
+    /// All values that affect the weights, by dotted path.
     pub(super) fn weight_values(&self) -> BTreeMap<String, Value> {
         // As in `differences`.
         let mut values = values(serde_json::to_value(self).unwrap_or_default());
@@ -97,16 +100,15 @@ impl JobSpec {
         values
     }
 
-    /// Reads a recipe that was saved as JSON, as [`to_json`](Self::to_json) makes it, by this version or an
-    /// older one.
+    /// Reads a recipe that this version or an older one saved as JSON with [`to_json`](Self::to_json).
     ///
     /// # Errors
-    /// [`Error::Saved`] names the field that this version does not know.
+    /// [`Error::Saved`] with the field that is unknown to this version.
     pub fn from_saved(saved: &str) -> Result<Self, Error> {
         let json = &mut serde_json::Deserializer::from_str(saved);
         serde_path_to_error::deserialize(json).map_err(|error| {
             let problem = error.inner().to_string();
-            // Without the list of all fields that there are.
+            // Omit the list of all existing fields.
             let problem = problem.split(", expected").next().unwrap_or(&problem);
             Error::Saved(format!("{}: {problem}", error.path()))
         })
@@ -114,12 +116,12 @@ impl JobSpec {
 }
 
 fn affects_weights(field: &str) -> bool {
-    !NO_EFFECT_ON_WEIGHTS.iter().any(|left_out| {
-        field.strip_prefix(left_out).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    !NO_EFFECT_ON_WEIGHTS.iter().any(|excluded| {
+        field.strip_prefix(excluded).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     })
 }
 
-/// All values by their dotted paths.
+/// All values of a tree, by their dotted paths.
 fn values(tree: Value) -> BTreeMap<String, Value> {
     fn collect(value: Value, path: String, into: &mut BTreeMap<String, Value>) {
         match value {

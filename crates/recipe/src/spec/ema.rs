@@ -8,9 +8,10 @@ use super::{JobSpec, rules::Rules};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ema {
-    /// Share kept each time, between 0 and 1; reaches back over about `every_steps / (1 − decay)` updates.
+    /// Fraction of the average that is kept at each change of it, between 0 and 1; the average covers about
+    /// `every_steps / (1 − decay)` updates.
     pub decay: f64,
-    /// Updates between two times, at least 1.
+    /// Updates between two changes of the average, at least 1.
     #[serde(default = "every_steps")]
     pub every_steps: u32,
 }
@@ -22,5 +23,5 @@ fn every_steps() -> u32 {
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let Some(ema) = &spec.ema else { return };
     rules.between_0_and_1("ema.decay", ema.decay);
-    rules.check(ema.every_steps >= 1, "ema.every_steps", ema.every_steps, "must be at least 1");
+    rules.at_least_1("ema.every_steps", ema.every_steps);
 }

@@ -1,30 +1,29 @@
-//! What is done against training that goes wrong.
+//! Detection and remedy of divergence.
 
 use serde::{Deserialize, Serialize};
 
 use super::{JobSpec, rules::Rules};
 
-/// What is done against training that goes wrong.
+/// Detection and remedy of divergence.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Guard {
-    /// Watch at all; without it only a loss or gradient that is no number ends the job.
+    /// Whether the guard is on; without it, only a loss or gradient that is not finite ends the job.
     pub enabled: bool,
     /// Updates over which the loss is averaged, 1..100000.
     pub window: u32,
-    /// How far that average may rise above its lowest value, as a share of the average of the first
-    /// window.
+    /// How far that average may rise above its lowest value, as a fraction of the average of the first window.
     pub loss_rise: f64,
-    /// An evaluation below this share of the best one is a collapse, in [0, 1); 0 is off. Of a regression:
-    /// Spearman's correlation.
+    /// An evaluation below this fraction of the best one is a collapse, in [0, 1); 0 is off. For a regression, the
+    /// score is Spearman's correlation.
     pub accuracy_collapse: f64,
-    /// What changes after going back to the last good checkpoint. `lower_lr`: the whole schedule times
-    /// `lr_factor` from then on; `skip_batch`: the batch at which training went wrong and the one before
-    /// it are left out, as an update that spoils the weights shows in the next batch's loss.
-    pub remedy: Remedy,
-    /// Factor on the learning rate from then on, between 0 and 1.
+    /// What changes after a rollback to the last valid checkpoint. `lower_lr`: the whole schedule is multiplied by
+    /// `lr_factor` from then on; `skip_batch`: the batch at which training diverged and the batch before it are
+    /// skipped, because only the loss of the next batch shows that an update damaged the weights.
+    pub remedy: GuardRemedy,
+    /// Factor by which the learning rate is multiplied from then on, between 0 and 1.
     pub lr_factor: f64,
-    /// Times to go back before the job fails, at most 100.
+    /// Most rollbacks before the job fails, at most 100.
     pub max_rollbacks: u32,
 }
 
@@ -35,7 +34,7 @@ impl Default for Guard {
             window: 20,
             loss_rise: 0.5,
             accuracy_collapse: 0.25,
-            remedy: Remedy::LowerLr,
+            remedy: GuardRemedy::LowerLr,
             lr_factor: 0.5,
             max_rollbacks: 3,
         }
@@ -45,11 +44,11 @@ impl Default for Guard {
 /// What changes after a rollback.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Remedy {
-    /// The learning rate.
+pub enum GuardRemedy {
+    /// The learning rate is lowered.
     #[default]
     LowerLr,
-    /// The batch at which training went wrong and the one before it are left out.
+    /// The batch at which training diverged and the batch before it are skipped.
     SkipBatch,
 }
 
@@ -62,12 +61,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         "must be 1..100000 updates",
     );
     rules.positive("guard.loss_rise", guard.loss_rise);
-    rules.check(
-        (0.0..1.0).contains(&guard.accuracy_collapse),
-        "guard.accuracy_collapse",
-        guard.accuracy_collapse,
-        "must be in [0, 1)",
-    );
+    rules.below_1("guard.accuracy_collapse", guard.accuracy_collapse);
     rules.between_0_and_1("guard.lr_factor", guard.lr_factor);
     rules.check(
         guard.max_rollbacks <= 100,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{JobSpec, evaluation::is_metric, rules::Rules};
+use super::{JobSpec, evaluation::check_metric, rules::Rules};
 use crate::task;
 
 /// When to stop early.
@@ -15,26 +15,26 @@ pub struct Limits {
     /// `{ metric = "top1", value = 0.78 }`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<Target>,
-    /// The old spelling of a `target` for `top1`; understood as that.
+    /// Deprecated spelling of `target` for `top1`; still supported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_top1: Option<f64>,
-    /// The job is **complete** after so many evaluations without a better one, at least 1.
+    /// The job is **complete** after this many consecutive evaluations without improvement, at least 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patience: Option<u32>,
-    /// The job **stops with a checkpoint** once nodes have been attached for so many hours; raise it to go
-    /// on.
+    /// The job **stops with a checkpoint** once nodes have been attached for this many hours in total; raise it to
+    /// resume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_hours: Option<f64>,
-    /// The same for so many dollars; needs the price.
+    /// Like `max_hours`, but for a cost in dollars; needs `dollars_per_hour`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_dollars: Option<f64>,
-    /// Price of all nodes together.
+    /// Price of all nodes together, dollars per hour.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dollars_per_hour: Option<f64>,
 }
 
 impl Limits {
-    /// The target, however it is spelt.
+    /// The target, from `target` or from the deprecated `target_top1`.
     #[must_use]
     pub fn target(&self) -> Option<Target> {
         let top1 = |value| Target { metric: "top1".to_owned(), value };
@@ -49,11 +49,11 @@ pub struct Target {
     /// The job is **complete** once this metric of the whole validation set reaches `target.value`:
     /// `target = { metric = "top1", value = 0.78 }`.
     pub metric: String,
-    /// A share is 0..1; a metric of which lower is better reaches it from above.
+    /// Target value. Fractions are 0..1; a metric for which lower is better reaches it from above.
     pub value: f64,
 }
 
-/// As in a recipe.
+/// The form in a recipe.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "limits.target = {{ metric = \"{}\", value = {} }}", self.metric, self.value)
@@ -64,7 +64,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let limits = &spec.limits;
     let share = "must be above 0 and at most 1, e.g. 0.78 for 78 %";
     if let Some(Target { metric, value }) = &limits.target {
-        is_metric(spec, "limits.target.metric", metric, rules);
+        check_metric(spec, "limits.target.metric", metric, rules);
         let is_share = task::find(metric).is_some_and(|metric| metric.is_share);
         let fits = value.is_finite() && (!is_share || (0.0 < *value && *value <= 1.0));
         let rule = if is_share { share } else { "must be a number" };
@@ -72,7 +72,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     }
     if let Some(target) = limits.target_top1 {
         rules.check(0.0 < target && target <= 1.0, "limits.target_top1", target, share);
-        let twice = "is the old spelling of limits.target, which is there too: leave it out";
+        let twice = "is the deprecated spelling of limits.target, which is set too: remove it";
         rules.check(limits.target.is_none(), "limits.target_top1", target, twice);
     }
     rules.check(limits.patience != Some(0), "limits.patience", 0, "must be at least 1");

@@ -1,7 +1,18 @@
-//! The recipe: one file that says everything about a job.
+//! The recipe: one file that defines a job completely.
 //!
-//! A [`JobSpec`] exists only in validated form: [`JobSpec::from_toml`] refuses unknown keys, values
-//! out of range and features this build does not have, each with field, value and rule.
+//! A [`JobSpec`] is always valid: [`JobSpec::from_toml`] refuses unknown keys, values out of range and features that
+//! this build does not have, each with field, value and rule.
+//!
+//! `docs/recipes.md` repeats the doc comments of the fields of all sections, and a test compares them: run `make fix`
+//! after a change.
+//!
+//! # What may change in the sections
+//!
+//! Recipes of every earlier version, also those in journals and checkpoints, must stay readable, and lead to the same
+//! weights. So a new key has a default, which stands for what was done before the key existed; no key or variant is
+//! renamed or removed (a better spelling is added, and [`JobSpec::old_keys`] names the old one); no default that affects
+//! the weights changes; and no rule refuses a value that an earlier version trained with. [`JobSpec::recipe_hash`] may
+//! change, as it is only displayed.
 
 mod augment;
 mod checkpoint;
@@ -32,59 +43,58 @@ pub(crate) use self::model::ignored;
 pub use self::{
     augment::Augment,
     checkpoint::Checkpoint,
-    cluster::{Cluster, CollectiveKind, Device},
+    cluster::{Cluster, CollectiveKind, DeviceChoice},
     data::{Data, OnBadSample, Order, Resize},
-    difference::Difference,
+    difference::FieldDifference,
     ema::Ema,
     error::{Error, Violation},
     evaluation::Evaluation,
-    guard::{Guard, Remedy},
+    guard::{Guard, GuardRemedy},
     limits::{Limits, Target},
-    loss::{Loss, LossKind},
-    model::{Arch, Model},
-    optimizer::Optimizer,
+    loss::{LossKind, LossSpec},
+    model::{Arch, ModelSpec},
+    optimizer::OptimizerSpec,
     precision::{Compute, Determinism, LossScale, Precision},
-    resolve::{Origin, Resolved},
+    resolve::{Resolved, ValueOrigin},
     schedule::Schedule,
-    train::{Phase, Train},
+    train::{Train, TrainPhase},
 };
 
 /// A complete, valid job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobSpec {
-    /// Names the run folder and the job in every display: letters, digits, `-`, `_`, `.`; never taken from
-    /// a base.
+    /// Name of the job and of its run folder: letters, digits, `-`, `_`, `.`; never inherited from a base.
     pub name: String,
-    /// Root of every random draw: initial weights, sample order, augmentation.
+    /// Seed of all random numbers: initial weights, sample order, augmentation.
     #[serde(default)]
     pub seed: u64,
     /// The network.
-    pub model: Model,
-    /// The files and how they are read.
+    pub model: ModelSpec,
+    /// The data sets and how they are read.
     pub data: Data,
     /// Random changes to training images.
     #[serde(default)]
     pub augment: Augment,
-    /// Length and batch.
+    /// Length of training and batch size.
     pub train: Train,
     /// The update rule.
-    pub optimizer: Optimizer,
+    pub optimizer: OptimizerSpec,
     /// The learning rate as a function of the sample cursor.
     pub schedule: Schedule,
-    /// The objective.
+    /// The loss function.
     #[serde(default)]
-    pub loss: Loss,
+    pub loss: LossSpec,
     /// Number formats.
     #[serde(default)]
     pub precision: Precision,
     /// Moving average of the weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ema: Option<Ema>,
-    /// When and how accuracy is measured.
+    /// When and how training is evaluated.
     #[serde(default)]
     pub evaluation: Evaluation,
-    /// When and where state is saved.
+    /// When and where the state is saved.
     #[serde(default)]
     pub checkpoint: Checkpoint,
     /// Processes and devices.
@@ -93,16 +103,16 @@ pub struct JobSpec {
     /// When to stop early.
     #[serde(default)]
     pub limits: Limits,
-    /// What is done against training that goes wrong.
+    /// Detection and remedy of divergence.
     #[serde(default)]
     pub guard: Guard,
 }
 
 impl JobSpec {
-    /// Reads a recipe file and its bases by `read`, as [`Resolved::read`] does.
+    /// Reads a recipe file and its bases with `read`, like [`Resolved::read`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as those of [`Resolved::read`].
     pub fn read(
         file: &Path,
         overrides: &[String],
@@ -114,45 +124,45 @@ impl JobSpec {
     /// Reads a recipe without bases and applies `overrides`, each `dotted.key=value` with a TOML value.
     ///
     /// # Errors
-    /// A base, unknown keys, wrong types, values against a rule.
+    /// A base, unknown keys, wrong types, or values that violate a rule.
     pub fn from_toml(text: &str, overrides: &[String]) -> Result<Self, Error> {
         let alone = Path::new("");
         Self::read(alone, overrides, |path| match path == alone {
             true => Ok(text.to_owned()),
             false => Err(io::Error::other(
-                "this recipe came without its folder: send what `baton recipe show FILE --toml` prints",
+                "this recipe was sent without its folder: send the output of `baton recipe show FILE --toml`",
             )),
         })
     }
 
-    /// Reads the form in which a coordinator hands the recipe to its agents.
+    /// Reads the JSON with which a coordinator sends the recipe to its agents.
     ///
     /// # Errors
-    /// As [`Self::from_toml`].
+    /// Like those of [`Self::from_toml`].
     pub fn from_json(text: &str) -> Result<Self, Error> {
         let spec: Self = serde_json::from_str(text).map_err(Error::Json)?;
         spec.validated()
     }
 
-    /// The form that [`Self::from_json`] reads.
+    /// The recipe as JSON, for [`Self::from_json`].
     #[must_use]
     pub fn to_json(&self) -> String {
-        // A tree of plain structs, strings and numbers has no way to fail here.
+        // Serializing plain structs, strings and numbers cannot fail.
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// With every value, as [`from_toml`](Self::from_toml) reads it.
+    /// The recipe as TOML with every value, for [`from_toml`](Self::from_toml).
     #[must_use]
     pub fn to_toml(&self) -> String {
-        // As above.
+        // Serializing cannot fail, as above.
         toml::to_string(self).unwrap_or_default()
     }
 
-    /// Keys that are understood but spelt otherwise now.
+    /// Deprecated keys that the recipe uses.
     #[must_use]
     pub fn old_keys(&self) -> Vec<Violation> {
         let target = self.limits.target_top1.and_then(|value| {
-            let rule = format!("is the old spelling of {}", self.limits.target()?);
+            let rule = format!("is the deprecated spelling of {}", self.limits.target()?);
             Some(Violation { field: "limits.target_top1", value: value.to_string(), rule })
         });
         target.into_iter().collect()
@@ -163,10 +173,10 @@ impl JobSpec {
         if violations.is_empty() { Ok(self) } else { Err(Error::Invalid(violations)) }
     }
 
-    /// BLAKE3 of everything that affects the weights, for people to compare.
+    /// BLAKE3 hash of all values that affect the weights, for people to compare recipes.
     #[must_use]
     pub fn recipe_hash(&self) -> String {
-        // As above.
+        // Serializing cannot fail, as above.
         let values = serde_json::to_string(&self.weight_values()).unwrap_or_default();
         blake3::hash(values.as_bytes()).to_hex().to_string()
     }

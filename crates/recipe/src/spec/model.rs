@@ -3,39 +3,39 @@
 use std::fmt::Display;
 
 pub use baton_model::Arch;
-use baton_model::{Description, Options, Sees};
+use baton_model::{InputKind, NetworkDescription, NetworkOptions};
 use serde::{Deserialize, Serialize};
 
-use super::{Compute, JobSpec, Optimizer, Violation, rules::Rules};
+use super::{Compute, JobSpec, OptimizerSpec, Violation, rules::Rules};
 
 /// The network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Model {
+pub struct ModelSpec {
     /// `resnet18`, `resnet34`, `resnet50`, `resnet101`, `resnet152` (torchvision's, v1.5); `resnet34_1d`
-    /// for signals: kernels of nine samples; `linear`: softmax regression in plain Rust, for trying out
-    /// everything around training.
+    /// for signals: kernels of nine samples; `linear`: softmax regression in plain Rust, for tests of
+    /// everything except the network.
     pub arch: Arch,
-    /// Number of outputs: classes (2 or more), or values of a regression (1 or more).
+    /// Number of outputs: classes (at least 2), or values of a regression (at least 1).
     pub num_classes: u32,
-    /// Start the last BatchNorm scale of every residual block at 0 (Goyal et al. 2017, §5.1).
+    /// Initialize the last BatchNorm scale of every residual block with 0 (Goyal et al. 2017, §5.1).
     #[serde(default)]
     pub zero_init_gamma: bool,
     /// NHWC memory order of activations and convolution weights: faster convolutions, the same result
-    /// up to rounding.
+    /// except for rounding.
     #[serde(default = "channels_last")]
     pub channels_last: bool,
     /// A fixed 3 × 3 blur before every strided convolution of 16 channels or more (Zhang 2019), as in
     /// ffcv-imagenet; images only.
     #[serde(default)]
     pub blur_pool: bool,
-    /// Weights to begin with: a safetensors file with torchvision's names; empty begins at random.
+    /// Initial weights: a safetensors file with torchvision's names; empty means random weights.
     #[serde(default)]
     pub pretrained: String,
-    /// Leave the classifier of `pretrained` out, for another set of classes.
+    /// Do not load the classifier of `pretrained`, for another set of classes.
     #[serde(default)]
     pub new_head: bool,
-    /// Blocks that keep their weights and BatchNorm statistics, from the first on: `stem`, `layer1` …
+    /// Blocks whose weights and BatchNorm statistics stay unchanged; they must be the first blocks: `stem`, `layer1` …
     /// `layer4` of a ResNet; needs `pretrained`.
     #[serde(default)]
     pub freeze: Vec<String>,
@@ -45,12 +45,12 @@ fn channels_last() -> bool {
     true
 }
 
-impl Model {
-    /// The network for inputs of so many channels, with the blocks of [`freeze`](Self::freeze) frozen;
-    /// absent for `linear`, which is not made of layers.
+impl ModelSpec {
+    /// The network for inputs with this many channels, with the blocks of [`freeze`](Self::freeze) frozen; `None` for
+    /// `linear`, which does not consist of layers.
     #[must_use]
-    pub fn describe(&self, channels: u64) -> Option<Description> {
-        let options = Options {
+    pub fn describe(&self, channels: u64) -> Option<NetworkDescription> {
+        let options = NetworkOptions {
             channels,
             outputs: self.num_classes.into(),
             zero_init_gamma: self.zero_init_gamma,
@@ -61,42 +61,42 @@ impl Model {
 }
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
-    let least = if spec.loss.kind.is_regression() { 1 } else { 2 };
+    let min = if spec.loss.kind.is_regression() { 1 } else { 2 };
     rules.check(
-        spec.model.num_classes >= least,
+        spec.model.num_classes >= min,
         "model.num_classes",
         spec.model.num_classes,
-        &format!("must be at least {least}"),
+        &format!("must be at least {min}"),
     );
     blocks(spec, rules);
     if spec.model.arch.is_linear() {
         linear(spec, rules);
     }
-    if spec.model.arch.sees() == Sees::Signals {
+    if spec.model.arch.input_kind() == InputKind::Signals {
         signals(spec, rules);
     }
 }
 
-/// Parts of the network that the recipe names.
+/// Rules for blocks of the network that the recipe names.
 fn blocks(spec: &JobSpec, rules: &mut Rules) {
     let model = &spec.model;
     let frozen = &model.freeze;
     let listed = |names: &[String]| format!("[{}]", names.join(", "));
-    // How many channels the inputs have changes no name.
+    // The names do not depend on the number of channels.
     if let Some(network) = model.describe(1) {
         let known: Vec<String> = network.block_names().map(str::to_owned).collect();
         rules.check(
             frozen.iter().eq(known.iter().take(frozen.len())),
             "model.freeze",
             listed(frozen),
-            &format!("must be {} in this order, from the first on", known.join(", ")),
+            &format!("must be {} in this order, beginning with the first", known.join(", ")),
         );
         for name in &spec.train.recompute {
             rules.check(
                 known.contains(name),
                 "train.recompute",
                 name,
-                &format!("is no block of this network: choose among {}", known.join(", ")),
+                &format!("is not a block of this network: choose among {}", known.join(", ")),
             );
         }
     }
@@ -105,60 +105,60 @@ fn blocks(spec: &JobSpec, rules: &mut Rules) {
         frozen.is_empty() || pretrained,
         "model.freeze",
         listed(frozen),
-        "keeps random weights: name a file in model.pretrained",
+        "would keep random weights: set model.pretrained to a file",
     );
     rules.check(
         !model.new_head || pretrained,
         "model.new_head",
         true,
-        "needs model.pretrained, as every head is new without it",
+        "needs model.pretrained; without it, every head is new",
     );
     for name in &spec.train.recompute {
         rules.check(
             !frozen.contains(name),
             "train.recompute",
             name,
-            "is frozen and keeps no activations: leave it out",
+            "is frozen and keeps no activations: remove it",
         );
     }
 }
 
-/// What the plain-Rust model does not have is refused, never ignored.
+/// Refuses options that the plain-Rust model does not support.
 fn linear(spec: &JobSpec, rules: &mut Rules) {
     let (model, train) = (&spec.model, &spec.train);
-    let mut absent = |used: bool, field: &'static str, value: &dyn Display| {
-        rules.check(!used, field, value, "is not known to model.arch = \"linear\": leave it out");
+    let mut unsupported = |used: bool, field: &'static str, value: &dyn Display| {
+        rules.check(!used, field, value, "is not supported by model.arch = \"linear\": remove it");
     };
-    let sgd = matches!(spec.optimizer, Optimizer::Sgd { .. });
-    absent(!sgd, "optimizer.kind", &"other than sgd");
-    absent(model.blur_pool, "model.blur_pool", &true);
-    absent(!model.pretrained.is_empty(), "model.pretrained", &model.pretrained);
-    absent(spec.loss.kind.is_regression(), "loss.kind", &"regression");
-    absent(spec.precision.compute != Compute::Fp32, "precision.compute", &"other than fp32");
-    absent(spec.precision.fused, "precision.fused", &true);
-    absent(spec.ema.is_some(), "ema", &"a section");
-    absent(!train.recompute.is_empty(), "train.recompute", &"stages");
+    let sgd = matches!(spec.optimizer, OptimizerSpec::Sgd { .. });
+    unsupported(!sgd, "optimizer.kind", &"other than sgd");
+    unsupported(model.blur_pool, "model.blur_pool", &true);
+    unsupported(!model.pretrained.is_empty(), "model.pretrained", &model.pretrained);
+    unsupported(spec.loss.kind.is_regression(), "loss.kind", &"regression");
+    unsupported(spec.precision.compute != Compute::Fp32, "precision.compute", &"other than fp32");
+    unsupported(spec.precision.fused, "precision.fused", &true);
+    unsupported(spec.ema.is_some(), "ema", &"a section");
+    unsupported(!train.recompute.is_empty(), "train.recompute", &"stages");
     let clip = train.clip_grad_norm;
-    absent(clip.is_some(), "train.clip_grad_norm", &clip.unwrap_or_default());
-    absent(spec.augment.mixup_alpha != 0.0, "augment.mixup_alpha", &spec.augment.mixup_alpha);
+    unsupported(clip.is_some(), "train.clip_grad_norm", &clip.unwrap_or_default());
+    unsupported(spec.augment.mixup_alpha != 0.0, "augment.mixup_alpha", &spec.augment.mixup_alpha);
     let cutmix = spec.augment.cutmix_probability;
-    absent(cutmix != 0.0, "augment.cutmix_probability", &cutmix);
-    absent(spec.evaluation.flip, "evaluation.flip", &true);
+    unsupported(cutmix != 0.0, "augment.cutmix_probability", &cutmix);
+    unsupported(spec.evaluation.flip, "evaluation.flip", &true);
     let changes = train.phases.iter().any(|phase| phase.resolution != train.resolution);
-    absent(changes, "train.phases", &"another resolution");
+    unsupported(changes, "train.phases", &"another resolution");
 }
 
-/// Values that the network ignores. In a file they may be meant for another `arch` and stay; as a change
-/// by hand they are a mistake.
+/// Values that the network ignores. In a file they are allowed, as they may be for another `arch`; as a change with
+/// `--set` they are a mistake.
 pub(crate) fn ignored(spec: &JobSpec) -> Vec<Violation> {
     if !spec.model.arch.is_linear() {
         return Vec::new();
     }
     let mut rules = Rules::default();
-    let ignored = "is ignored by model.arch = \"linear\": leave it out";
+    let ignored = "is ignored by model.arch = \"linear\": remove it";
     rules.check(!spec.model.zero_init_gamma, "model.zero_init_gamma", true, ignored);
     rules.check(spec.model.channels_last, "model.channels_last", false, ignored);
-    if let Optimizer::Sgd { weight_decay, decay_norm_and_bias, .. } = spec.optimizer {
+    if let OptimizerSpec::Sgd { weight_decay, decay_norm_and_bias, .. } = spec.optimizer {
         rules.check(
             weight_decay == 0.0 || decay_norm_and_bias,
             "optimizer.decay_norm_and_bias",
@@ -169,10 +169,10 @@ pub(crate) fn ignored(spec: &JobSpec) -> Vec<Violation> {
     rules.violations()
 }
 
-/// What has no meaning in one dimension.
+/// Refuses options that have no meaning in one dimension.
 fn signals(spec: &JobSpec, rules: &mut Rules) {
     let arch = spec.model.arch.name();
-    let one_dimension = format!("is of images: leave it out with model.arch = \"{arch}\"");
+    let one_dimension = format!("is for images only: remove it with model.arch = \"{arch}\"");
     rules.check(!spec.model.blur_pool, "model.blur_pool", true, &one_dimension);
     rules.check(!spec.evaluation.flip, "evaluation.flip", true, &one_dimension);
     rules.check(!spec.precision.fused, "precision.fused", true, &one_dimension);

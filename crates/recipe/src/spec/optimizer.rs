@@ -7,41 +7,41 @@ use super::{JobSpec, rules::Rules};
 /// The update rule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
-pub enum Optimizer {
+pub enum OptimizerSpec {
     /// Stochastic gradient descent as in `torch.optim.SGD` without dampening.
     Sgd {
-        /// Factor on the running gradient, in [0, 1).
+        /// Factor of the running gradient, in [0, 1).
         #[serde(default)]
         momentum: f64,
-        /// Look ahead by one momentum step; needs momentum.
+        /// Nesterov momentum: look ahead by one momentum step; needs momentum.
         #[serde(default)]
         nesterov: bool,
         /// L2 penalty, in [0, 1).
         #[serde(default)]
         weight_decay: f64,
-        /// Decay BatchNorm parameters and biases too.
+        /// Also decay BatchNorm parameters and biases.
         #[serde(default)]
         decay_norm_and_bias: bool,
     },
     /// Adam with decoupled weight decay (Loshchilov & Hutter 2019) as in `torch.optim.AdamW`.
     AdamW {
-        /// Factors on the running gradient and its square, in [0, 1).
+        /// Factors of the running gradient and of its running square, in [0, 1).
         #[serde(default = "betas")]
         betas: [f64; 2],
         /// Added to the denominator, above 0.
         #[serde(default = "eps")]
         eps: f64,
-        /// Decoupled decay, times the learning rate; in [0, 1).
+        /// Decoupled decay, multiplied by the learning rate; in [0, 1).
         #[serde(default)]
         weight_decay: f64,
-        /// Decay BatchNorm parameters and biases too.
+        /// Also decay BatchNorm parameters and biases.
         #[serde(default)]
         decay_norm_and_bias: bool,
     },
-    /// SGD with a rate of its own for every layer (You et al. 2017), for very large batches. BatchNorm
-    /// parameters and biases neither decay nor get a rate of their own.
+    /// SGD with a separate rate for every layer (You et al. 2017), for very large batches. BatchNorm parameters and
+    /// biases do not decay and have no separate rate.
     Lars {
-        /// Factor on the running gradient, in [0, 1).
+        /// Factor of the running gradient, in [0, 1).
         #[serde(default)]
         momentum: f64,
         /// L2 penalty, in [0, 1).
@@ -67,39 +67,28 @@ fn trust_coefficient() -> f64 {
 }
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
-    let decay = |rules: &mut Rules, value: f64| {
-        rules.check(
-            (0.0..1.0).contains(&value),
-            "optimizer.weight_decay",
-            value,
-            "must be in [0, 1)",
-        );
-    };
-    let factor = |rules: &mut Rules, value: f64| {
-        rules.check((0.0..1.0).contains(&value), "optimizer.momentum", value, "must be in [0, 1)");
-    };
     match spec.optimizer {
-        Optimizer::Sgd { momentum, nesterov, weight_decay, .. } => {
-            factor(rules, momentum);
+        OptimizerSpec::Sgd { momentum, nesterov, weight_decay, .. } => {
+            rules.below_1("optimizer.momentum", momentum);
             rules.check(
                 !nesterov || momentum > 0.0,
                 "optimizer.nesterov",
                 nesterov,
                 "needs optimizer.momentum above 0",
             );
-            decay(rules, weight_decay);
+            rules.below_1("optimizer.weight_decay", weight_decay);
         }
-        Optimizer::AdamW { betas, eps, weight_decay, .. } => {
+        OptimizerSpec::AdamW { betas, eps, weight_decay, .. } => {
             let valid = betas.iter().all(|beta| (0.0..1.0).contains(beta));
             rules.check(valid, "optimizer.betas", format!("{betas:?}"), "must be in [0, 1)");
             rules.positive("optimizer.eps", eps);
-            decay(rules, weight_decay);
+            rules.below_1("optimizer.weight_decay", weight_decay);
         }
-        Optimizer::Lars { momentum, weight_decay, trust_coefficient, eps } => {
-            factor(rules, momentum);
+        OptimizerSpec::Lars { momentum, weight_decay, trust_coefficient, eps } => {
+            rules.below_1("optimizer.momentum", momentum);
             rules.positive("optimizer.trust_coefficient", trust_coefficient);
             rules.positive("optimizer.eps", eps);
-            decay(rules, weight_decay);
+            rules.below_1("optimizer.weight_decay", weight_decay);
         }
     }
 }

@@ -8,20 +8,20 @@ use super::{JobSpec, rules::Rules};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Precision {
-    /// `fp32`, `bf16`, `fp16`: format of activations and of the weights' working copy. Master weights,
-    /// optimizer and BatchNorm are fp32 always.
+    /// `fp32`, `bf16`, `fp16`: format of activations and of the working copy of the weights. Master weights, optimizer
+    /// and BatchNorm always use fp32.
     pub compute: Compute,
-    /// `strict`: gradients are added in a fixed tree, one result for every number of ranks; `fast`: the
-    /// library's own all-reduce, whose order depends on the number of ranks; on GPUs also the algorithms
-    /// that cuDNN finds fastest at the start, so that two runs can differ in the last bits.
+    /// `strict`: gradients are summed in a fixed tree, so the result is the same for every number of ranks; `fast`: the
+    /// all-reduce of the library, with an order that depends on the number of ranks; on GPUs also the algorithms that
+    /// cuDNN measures as fastest at the start, so two runs can differ in the last bits.
     pub determinism: Determinism,
-    /// Kernels of our own for BatchNorm with what follows it, and for SGD: fewer trips through a GPU's
-    /// memory. Off until `baton-worker bench --set precision.fused=true` has shown on your GPU that it
-    /// pays; results differ from those without it in the last bits. Needs `model.channels_last`, images.
-    /// A process compiles them when it starts, 2.4 s: keep `cluster.warm_spare` on. On a CPU the same
-    /// kernels run, one thread, very slowly: for tests.
+    /// Baton's own kernels for BatchNorm with the operations after it, and for SGD: fewer passes through a GPU's
+    /// memory. Enable it only if `baton-worker bench --set precision.fused=true` is faster on your GPU; results differ
+    /// in the last bits from those without it. Needs `model.channels_last` and images. A process compiles the kernels
+    /// when it starts, in 2.4 s: keep `cluster.warm_spare` on. On a CPU the same kernels run very slowly, with one
+    /// thread, for tests.
     pub fused: bool,
-    /// Dynamic loss scaling of fp16.
+    /// Dynamic loss scaling for fp16.
     pub loss_scale: LossScale,
 }
 
@@ -29,13 +29,13 @@ pub struct Precision {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LossScale {
-    /// First factor on the loss; of fp16 only, as `torch.amp.GradScaler`.
+    /// Initial factor of the loss; fp16 only, as in `torch.amp.GradScaler`.
     pub initial: f64,
-    /// Its change after `growth_interval` updates without overflow, at least 1.
+    /// Factor by which it grows after `growth_interval` updates without overflow, at least 1.
     pub growth: f64,
-    /// Its change after an overflow, whose update is left out; between 0 and 1.
+    /// Factor by which it shrinks after an overflow, for which the update is skipped; between 0 and 1.
     pub backoff: f64,
-    /// Updates between two growths, at least 1.
+    /// Updates without overflow before it grows, at least 1.
     pub growth_interval: u32,
 }
 
@@ -45,27 +45,27 @@ impl Default for LossScale {
     }
 }
 
-/// Working number format.
+/// Number format of activations and of the working copy of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Compute {
-    /// IEEE single.
+    /// IEEE single precision.
     #[default]
     Fp32,
     /// bfloat16.
     Bf16,
-    /// IEEE half with dynamic loss scaling.
+    /// IEEE half precision, with dynamic loss scaling.
     Fp16,
 }
 
-/// What is promised about bits.
+/// Which results are bit-identical.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Determinism {
-    /// The fixed tree over virtual ranks: one result for every number of ranks.
+    /// Sums in a fixed tree over virtual ranks: the same result for every number of ranks.
     #[default]
     Strict,
-    /// The library's own all-reduce, and on GPUs the algorithms that cuDNN finds fastest.
+    /// The all-reduce of the library, and on GPUs the algorithms that cuDNN measures as fastest.
     Fast,
 }
 
@@ -74,7 +74,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         !spec.precision.fused || spec.model.channels_last,
         "precision.fused",
         true,
-        "needs model.channels_last = true, whose order its kernels read in",
+        "needs model.channels_last = true, because its kernels need this memory order",
     );
     let scale = &spec.precision.loss_scale;
     rules.positive("precision.loss_scale.initial", scale.initial);
@@ -85,10 +85,5 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         "must be at least 1",
     );
     rules.between_0_and_1("precision.loss_scale.backoff", scale.backoff);
-    rules.check(
-        scale.growth_interval >= 1,
-        "precision.loss_scale.growth_interval",
-        scale.growth_interval,
-        "must be at least 1",
-    );
+    rules.at_least_1("precision.loss_scale.growth_interval", scale.growth_interval);
 }

@@ -1,7 +1,7 @@
-//! From what is written to a recipe: a file, the files that it is based on, and changes of single values.
+//! Resolves a recipe from a file, the files that it is based on, and changes of single values.
 //!
-//! All of them are parsed with positions in one common numbering of bytes, so that whatever is wrong with
-//! the merged recipe is shown where it was written.
+//! All of them are parsed with byte positions in one common numbering, so that an error in the merged recipe can name
+//! the location where the value was written.
 
 use std::{
     borrow::Cow,
@@ -18,33 +18,34 @@ use toml::{
 
 use super::{Error, JobSpec, model, rules};
 
-/// Most files of one recipe: its own and its bases.
-const MOST_FILES: usize = 8;
+/// Most files of one recipe: the recipe's own file and its bases.
+const MAX_RECIPE_FILES: usize = 8;
 
-/// A valid recipe, and where its values come from.
+/// A valid recipe, and the origins of its values.
 #[derive(Clone, Debug)]
 pub struct Resolved {
-    /// The recipe, every default filled in.
+    /// The recipe, with all defaults set.
     pub spec: JobSpec,
-    /// What its files and changes set, without defaults.
+    /// The values that files and changes set, without defaults.
     pub set: toml::Table,
-    /// Who set each value, by its dotted path.
-    pub origins: BTreeMap<String, Origin>,
+    /// The origin of each value, by its dotted path.
+    pub origins: BTreeMap<String, ValueOrigin>,
 }
 
-/// Who sets a value.
+/// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// A file: the recipe's own, or a base.
+pub enum ValueOrigin {
+    /// A file: the recipe's own file, or a base.
     File(PathBuf),
     /// A change such as `train.epochs=3`.
     Change(String),
 }
 
-/// What sets values, and the position of its first byte.
-struct Source {
-    origin: Origin,
+/// A text that sets values.
+struct RecipeSource {
+    origin: ValueOrigin,
     text: String,
+    /// Position of its first byte in the common numbering.
     start: usize,
 }
 
@@ -52,52 +53,56 @@ impl Resolved {
     /// Reads a recipe and its bases with `read`, and applies `changes`, each `dotted.key=value` with a TOML
     /// value.
     ///
-    /// A file names its base by `base = "other.toml"`, a path relative to the file itself. Tables are
-    /// merged key by key and the file wins; other values are replaced, and so is a table whose `kind` the
-    /// file changes. The name is never inherited, as two jobs of one name would share a run folder.
+    /// A file names its base with `base = "other.toml"`, a path relative to the file itself. Tables are merged key by
+    /// key; values of the file override those of the base. Other values are replaced, and so is a table whose `kind`
+    /// the file changes. The name is never inherited, because two jobs with the same name would share a run folder.
     ///
     /// # Errors
-    /// Files that cannot be read, bases in a circle, unknown keys, wrong types, values against a rule.
+    /// Files that cannot be read, bases in a cycle, unknown keys, wrong types, values that violate a rule.
     pub fn read(
         file: &Path,
         changes: &[String],
         read: impl Fn(&Path) -> io::Result<String>,
     ) -> Result<Self, Error> {
         let mut sources = Vec::new();
-        add(&mut sources, Origin::File(file.to_owned()), read(file).map_err(Error::Unreadable)?);
+        add(
+            &mut sources,
+            ValueOrigin::File(file.to_owned()),
+            read(file).map_err(Error::Unreadable)?,
+        );
         while let Some((path, error)) = next_base(&sources)? {
             let text = read(&path).map_err(|why| error(why.to_string()))?;
-            add(&mut sources, Origin::File(path), text);
+            add(&mut sources, ValueOrigin::File(path), text);
         }
         let files = sources.len();
         for change in changes {
             let value = change.split_once('=').ok_or_else(|| Error::Override(change.clone()))?.1;
-            add(&mut sources, Origin::Change(change.clone()), format!("v = {value}"));
+            add(&mut sources, ValueOrigin::Change(change.clone()), format!("v = {value}"));
         }
-        // Spaces before a text move its positions to where it starts.
-        let placed: Vec<String> =
+        // Leading spaces move the positions in each text to the common numbering.
+        let padded: Vec<String> =
             sources.iter().map(|source| " ".repeat(source.start) + &source.text).collect();
         let mut table = DeTable::new();
-        for text in placed[..files].iter().rev() {
+        for text in padded[..files].iter().rev() {
             table.remove("name");
-            let own = DeTable::parse(text).map_err(|error| written(&sources, &error))?;
+            let own = DeTable::parse(text).map_err(|error| located_error(&sources, &error))?;
             table = merged(table, own.into_inner());
             table.remove("base");
         }
-        for (source, text) in sources.iter().zip(&placed).skip(files) {
+        for (source, text) in sources.iter().zip(&padded).skip(files) {
             apply(&mut table, source, text)?;
         }
         Self::of_table(table, &sources)
     }
 
-    fn of_table(table: DeTable<'_>, sources: &[Source]) -> Result<Self, Error> {
+    fn of_table(table: DeTable<'_>, sources: &[RecipeSource]) -> Result<Self, Error> {
         let mut origins = BTreeMap::new();
         collect_origins(&table, "", sources, &mut origins);
         let root = || Deserializer::from(Spanned::new(0..0, table.clone()));
-        let in_place = |error| written(sources, &error);
-        let spec = JobSpec::deserialize(root()).map_err(in_place)?;
-        let set = toml::Table::deserialize(root()).map_err(in_place)?;
-        let is_change = |field| matches!(origins.get(field), Some(Origin::Change(_)));
+        let locate = |error| located_error(sources, &error);
+        let spec = JobSpec::deserialize(root()).map_err(locate)?;
+        let set = toml::Table::deserialize(root()).map_err(locate)?;
+        let is_change = |field| matches!(origins.get(field), Some(ValueOrigin::Change(_)));
         let mut violations = rules::violations(&spec);
         let ignored = model::ignored(&spec).into_iter();
         violations.extend(ignored.filter(|violation| is_change(violation.field)));
@@ -108,25 +113,25 @@ impl Resolved {
     }
 }
 
-fn add(sources: &mut Vec<Source>, origin: Origin, text: String) {
-    let start = sources.last().map_or(0, |last: &Source| last.start + last.text.len() + 1);
-    sources.push(Source { origin, text, start });
+fn add(sources: &mut Vec<RecipeSource>, origin: ValueOrigin, text: String) {
+    let start = sources.last().map_or(0, |last: &RecipeSource| last.start + last.text.len() + 1);
+    sources.push(RecipeSource { origin, text, start });
 }
 
-/// The base that the last file names, and what to say if it cannot be read.
+/// The base that the last file names, and the error for the case that it cannot be read.
 fn next_base(
-    sources: &[Source],
+    sources: &[RecipeSource],
 ) -> Result<Option<(PathBuf, impl Fn(String) -> Error + use<>)>, Error> {
-    let Some(Source { origin: Origin::File(file), text, start }) = sources.last() else {
+    let Some(RecipeSource { origin: ValueOrigin::File(file), text, start }) = sources.last() else {
         return Ok(None);
     };
     let table = DeTable::parse(text).map_err(|error| {
         let at = start + error.span().map_or(0, |span| span.start);
-        Error::Text { place: place(sources, at), problem: one_line(error.message()) }
+        Error::Text { location: location(sources, at), problem: one_line(error.message()) }
     })?;
     let Some(base) = table.get_ref().get("base") else { return Ok(None) };
-    let place = place(sources, start + base.span().start);
-    let refuse = move |problem| Error::Text { place: place.clone(), problem };
+    let location = location(sources, start + base.span().start);
+    let refuse = move |problem| Error::Text { location: location.clone(), problem };
     let DeValue::String(name) = base.get_ref() else {
         return Err(refuse(
             "base must be a path from this file to another recipe, e.g. base = \"other.toml\""
@@ -135,8 +140,8 @@ fn next_base(
     };
     let path = file.parent().unwrap_or(Path::new("")).join(name.as_ref());
     let files = sources.iter().filter_map(|source| match &source.origin {
-        Origin::File(file) => Some(file),
-        Origin::Change(_) => None,
+        ValueOrigin::File(file) => Some(file),
+        ValueOrigin::Change(_) => None,
     });
     let chain = || {
         let chain: Vec<_> =
@@ -144,11 +149,11 @@ fn next_base(
         chain.join(" -> ")
     };
     if files.clone().any(|file| *file == path) {
-        return Err(refuse(format!("bases go in a circle, {}: remove one base", chain())));
+        return Err(refuse(format!("bases form a cycle, {}: remove one base", chain())));
     }
-    if sources.len() == MOST_FILES {
-        let most = MOST_FILES - 1;
-        return Err(refuse(format!("more than {most} bases, {}: remove some", chain())));
+    if sources.len() == MAX_RECIPE_FILES {
+        let max = MAX_RECIPE_FILES - 1;
+        return Err(refuse(format!("more than {max} bases, {}: remove some", chain())));
     }
     let name = name.to_string();
     let unreadable = move |why| {
@@ -159,40 +164,38 @@ fn next_base(
     Ok(Some((path, unreadable)))
 }
 
-/// `base` with everything that `heir` sets.
-fn merged<'i>(mut base: DeTable<'i>, heir: DeTable<'i>) -> DeTable<'i> {
-    for (key, value) in heir {
-        let (span, above) = (value.span(), value.into_inner());
-        let below = base.remove(&key).map(Spanned::into_inner);
-        let value = match (below, above) {
-            (Some(DeValue::Table(below)), DeValue::Table(above))
-                if !changes_kind(&below, &above) =>
-            {
-                DeValue::Table(merged(below, above))
+/// `base` with all values that `derived` sets.
+fn merged<'i>(mut base: DeTable<'i>, derived: DeTable<'i>) -> DeTable<'i> {
+    for (key, value) in derived {
+        let (span, new) = (value.span(), value.into_inner());
+        let old = base.remove(&key).map(Spanned::into_inner);
+        let value = match (old, new) {
+            (Some(DeValue::Table(old)), DeValue::Table(new)) if !changes_kind(&old, &new) => {
+                DeValue::Table(merged(old, new))
             }
-            (_, above) => above,
+            (_, new) => new,
         };
         base.insert(key, Spanned::new(span, value));
     }
     base
 }
 
-/// Whether keys of `below` may be foreign to `above`.
-fn changes_kind(below: &DeTable<'_>, above: &DeTable<'_>) -> bool {
+/// Whether `new` changes the kind of the table, so that keys of `old` may be invalid.
+fn changes_kind(old: &DeTable<'_>, new: &DeTable<'_>) -> bool {
     let kind = |table: &DeTable<'_>| {
         table.get("kind").and_then(|kind| kind.get_ref().as_str().map(str::to_owned))
     };
-    above.contains_key("kind") && kind(above) != kind(below)
+    new.contains_key("kind") && kind(new) != kind(old)
 }
 
-/// Sets one value, whatever was there.
-fn apply<'i>(table: &mut DeTable<'i>, source: &Source, placed: &'i str) -> Result<(), Error> {
-    let Origin::Change(change) = &source.origin else { return Ok(()) };
+/// Sets one value, and replaces any old one.
+fn apply<'i>(table: &mut DeTable<'i>, source: &RecipeSource, padded: &'i str) -> Result<(), Error> {
+    let ValueOrigin::Change(change) = &source.origin else { return Ok(()) };
     let malformed = || Error::Override(change.clone());
     let (path, text) = change.split_once('=').ok_or_else(malformed)?;
     let span = source.start..source.start;
-    // A bare word is taken as a string, so that `--set cluster.device=cpu` needs no inner quotes.
-    let value = DeTable::parse(placed)
+    // A bare word is read as a string, so that `--set cluster.device=cpu` needs no inner quotes.
+    let value = DeTable::parse(padded)
         .ok()
         .and_then(|parsed| parsed.into_inner().remove("v"))
         .unwrap_or_else(|| {
@@ -204,8 +207,8 @@ fn apply<'i>(table: &mut DeTable<'i>, source: &Source, placed: &'i str) -> Resul
     };
     if path == "base" {
         return Err(Error::Text {
-            place: format!("override `{change}`: "),
-            problem: "base is said in a file: name a file that has this base".to_owned(),
+            location: format!("override `{change}`: "),
+            problem: "base can be set only in a file: give a file that has this base".to_owned(),
         });
     }
     let key = |name: &str| Spanned::new(span.clone(), Cow::Owned(name.to_owned()));
@@ -215,7 +218,7 @@ fn apply<'i>(table: &mut DeTable<'i>, source: &Source, placed: &'i str) -> Resul
             at.insert(key(section), Spanned::new(span.clone(), DeValue::Table(DeTable::new())));
         }
         let inner = at.get_mut(section).ok_or_else(malformed)?;
-        // Of a table with kinds, an error knows no more than its place.
+        // An error in a table with a `kind` has only the position of the table, so use that of the change.
         if inner.get_ref().get("kind").is_some() {
             let value = mem::replace(inner.get_mut(), DeValue::Boolean(false));
             *inner = Spanned::new(span.clone(), value);
@@ -233,8 +236,8 @@ fn apply<'i>(table: &mut DeTable<'i>, source: &Source, placed: &'i str) -> Resul
 fn collect_origins(
     table: &DeTable<'_>,
     section: &str,
-    sources: &[Source],
-    into: &mut BTreeMap<String, Origin>,
+    sources: &[RecipeSource],
+    into: &mut BTreeMap<String, ValueOrigin>,
 ) {
     for (key, value) in table {
         let path = format!("{section}{}", key.get_ref());
@@ -249,32 +252,32 @@ fn collect_origins(
     }
 }
 
-fn source_at(sources: &[Source], at: usize) -> Option<&Source> {
+fn source_at(sources: &[RecipeSource], at: usize) -> Option<&RecipeSource> {
     sources.iter().rfind(|source| source.start <= at)
 }
 
-/// Names the place in front of what is wrong there.
-fn place(sources: &[Source], at: usize) -> String {
+/// The location as a prefix of an error message.
+fn location(sources: &[RecipeSource], at: usize) -> String {
     let Some(source) = source_at(sources, at) else { return String::new() };
     let before = source.text.get(..at - source.start).unwrap_or(&source.text);
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
     match &source.origin {
-        // Callers name the file that they asked for.
-        Origin::File(_) if source.start == 0 => format!("at line {line}, column {column}: "),
-        Origin::File(file) => {
+        // Callers add the name of the recipe's own file.
+        ValueOrigin::File(_) if source.start == 0 => format!("at line {line}, column {column}: "),
+        ValueOrigin::File(file) => {
             format!("in base {} at line {line}, column {column}: ", file.display())
         }
-        Origin::Change(change) => format!("override `{change}`: "),
+        ValueOrigin::Change(change) => format!("override `{change}`: "),
     }
 }
 
-fn written(sources: &[Source], error: &toml::de::Error) -> Error {
-    let place = error.span().map_or(String::new(), |span| place(sources, span.start));
-    Error::Text { place, problem: one_line(error.message()) }
+fn located_error(sources: &[RecipeSource], error: &toml::de::Error) -> Error {
+    let location = error.span().map_or(String::new(), |span| location(sources, span.start));
+    Error::Text { location, problem: one_line(error.message()) }
 }
 
-/// A daemon's error is one line.
+/// Joins the lines of a message, because errors are logged as one line.
 fn one_line(message: &str) -> String {
     message.replace('\n', " ")
 }

@@ -1,22 +1,22 @@
-//! The rules that a recipe must keep: each section's in its own file, and all checked, so that every
-//! fault shows at once.
+//! Checks the rules of a recipe. The rules of each section are in its own file; all are checked, so that all violations
+//! are reported at once.
 
-use std::fmt::Display;
+use std::{fmt::Display, ops::RangeInclusive};
 
 use super::{
     JobSpec, Violation, augment, checkpoint, cluster, data, ema, evaluation, guard, limits, loss,
     model, optimizer, precision, schedule, train,
 };
 
-/// Every rule that `spec` breaks.
+/// All violations in `spec`.
 pub(super) fn violations(spec: &JobSpec) -> Vec<Violation> {
     let mut rules = Rules::default();
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     rules.check(
-        !spec.name.is_empty() && spec.name.chars().all(plain) && !spec.name.starts_with('.'),
+        !spec.name.is_empty() && spec.name.chars().all(is_allowed) && !spec.name.starts_with('.'),
         "name",
         format!("{:?}", spec.name),
-        "must be letters, digits, '-', '_' and '.', as it names the run folder",
+        "must be letters, digits, '-', '_' and '.', because it is the name of the run folder",
     );
     for check in [
         model::check,
@@ -39,7 +39,7 @@ pub(super) fn violations(spec: &JobSpec) -> Vec<Violation> {
     rules.violations()
 }
 
-/// What the rules found so far.
+/// The violations found so far.
 #[derive(Default)]
 pub(super) struct Rules(Vec<Violation>);
 
@@ -48,6 +48,7 @@ impl Rules {
         self.0
     }
 
+    /// Records a violation unless `holds`.
     pub(super) fn check(
         &mut self,
         holds: bool,
@@ -60,18 +61,40 @@ impl Rules {
         }
     }
 
-    /// A share in [0, 1].
-    pub(super) fn share(&mut self, field: &'static str, value: f64) {
+    /// Checks that the value is a fraction in [0, 1].
+    pub(super) fn fraction(&mut self, field: &'static str, value: f64) {
         self.check((0.0..=1.0).contains(&value), field, value, "must be in [0, 1]");
     }
 
-    /// A number above 0 and below 1.
+    /// Checks that the value is a fraction in [0, 1).
+    pub(super) fn below_1(&mut self, field: &'static str, value: f64) {
+        self.check((0.0..1.0).contains(&value), field, value, "must be in [0, 1)");
+    }
+
+    /// Checks that the value is a number above 0 and at most 1.
+    pub(super) fn above_0_to_1(&mut self, field: &'static str, value: f64) {
+        self.check(0.0 < value && value <= 1.0, field, value, "must be above 0 and at most 1");
+    }
+
+    /// Checks that the value is a number above 0 and below 1.
     pub(super) fn between_0_and_1(&mut self, field: &'static str, value: f64) {
         self.check(0.0 < value && value < 1.0, field, value, "must be between 0 and 1");
     }
 
-    /// A finite number above 0.
+    /// Checks that the value is a finite number above 0.
     pub(super) fn positive(&mut self, field: &'static str, value: f64) {
         self.check(value > 0.0 && value.is_finite(), field, value, "must be above 0");
+    }
+
+    /// Checks that the value is a number of at least 1.
+    pub(super) fn at_least_1(&mut self, field: &'static str, value: impl Into<f64>) {
+        let value = value.into();
+        self.check(value >= 1.0, field, value, "must be at least 1");
+    }
+
+    /// Checks that the value is a count in a range.
+    pub(super) fn within(&mut self, field: &'static str, value: u32, range: RangeInclusive<u32>) {
+        let rule = format!("must be {}..{}", range.start(), range.end());
+        self.check(range.contains(&value), field, value, &rule);
     }
 }

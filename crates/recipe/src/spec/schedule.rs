@@ -4,22 +4,22 @@ use serde::{Deserialize, Serialize};
 
 use super::{JobSpec, rules::Rules};
 
-/// The learning rate as a function of the sample cursor. It is never scaled by the batch silently.
+/// The learning rate as a function of the sample cursor. It is never scaled with the batch automatically.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Schedule {
-    /// One value throughout.
+    /// The same rate for the whole training.
     Constant {
         /// The rate, at least 0.
         lr: f64,
     },
-    /// Linear from near zero to the peak, then half a cosine down to `final_lr`.
+    /// Linear rise from near 0 to the peak, then half a cosine down to `final_lr`.
     WarmupCosine {
         /// Highest rate, at least 0.
         peak_lr: f64,
-        /// Length of the linear rise in epochs, with fraction; below `train.epochs`.
+        /// Length of the linear rise in epochs, which may be fractional; below `train.epochs`.
         warmup_epochs: f64,
-        /// Rate that an update after the last would have.
+        /// Rate at the end of the cosine, directly after the last update.
         #[serde(default)]
         final_lr: f64,
     },
@@ -27,31 +27,31 @@ pub enum Schedule {
     OneCycle {
         /// Highest rate, at least 0.
         peak_lr: f64,
-        /// Share of training spent rising, between 0 and 1.
+        /// Fraction of the training during which the rate rises, between 0 and 1.
         #[serde(default = "pct_start")]
         pct_start: f64,
-        /// Peak / first rate, at least 1.
+        /// Ratio of the peak to the first rate, at least 1.
         #[serde(default = "div_factor")]
         div_factor: f64,
-        /// First / last rate, at least 1.
+        /// Ratio of the first to the last rate, at least 1.
         #[serde(default = "final_div_factor")]
         final_div_factor: f64,
     },
-    /// Straight lines between (epoch, value) points, as ffcv-imagenet's "cyclic" schedule.
+    /// Straight lines between (epoch, rate) points, like ffcv-imagenet's "cyclic" schedule.
     PiecewiseLinear {
-        /// `[[epoch, rate], …]` in rising order of epoch, the first at epoch 0.
+        /// `[[epoch, rate], …]` in increasing order of epochs, the first at epoch 0.
         points: Vec<[f64; 2]>,
     },
-    /// `lr · gamma^n` after n of the milestones, as `torch.optim.lr_scheduler.MultiStepLR`.
+    /// `lr · gamma^n` after n of the milestones, as in `torch.optim.lr_scheduler.MultiStepLR`.
     Step {
         /// Rate before the first milestone, at least 0.
         lr: f64,
-        /// Epochs of the drops, rising, between 0 and `train.epochs`.
+        /// Epochs of the drops, in increasing order, between 0 and `train.epochs`.
         milestones: Vec<f64>,
         /// Factor of each drop, above 0 and at most 1.
         #[serde(default = "gamma")]
         gamma: f64,
-        /// Length of the linear rise in epochs, with fraction; below `train.epochs`.
+        /// Length of the linear rise in epochs, which may be fractional; below `train.epochs`.
         #[serde(default)]
         warmup_epochs: f64,
     },
@@ -85,18 +85,8 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         Schedule::OneCycle { peak_lr, pct_start, div_factor, final_div_factor } => {
             rate(rules, "schedule.peak_lr", *peak_lr);
             rules.between_0_and_1("schedule.pct_start", *pct_start);
-            rules.check(
-                *div_factor >= 1.0,
-                "schedule.div_factor",
-                div_factor,
-                "must be at least 1",
-            );
-            rules.check(
-                *final_div_factor >= 1.0,
-                "schedule.final_div_factor",
-                final_div_factor,
-                "must be at least 1",
-            );
+            rules.at_least_1("schedule.div_factor", *div_factor);
+            rules.at_least_1("schedule.final_div_factor", *final_div_factor);
         }
         Schedule::PiecewiseLinear { points } => {
             rules.check(
@@ -109,7 +99,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
                 points.windows(2).all(|pair| pair[0][0] < pair[1][0]),
                 "schedule.points",
                 format!("{points:?}"),
-                "must be in rising order of epoch",
+                "must be in increasing order of epochs",
             );
             for point in points {
                 rate(rules, "schedule.points", point[1]);
@@ -123,20 +113,15 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
                 rising && milestones.iter().all(within),
                 "schedule.milestones",
                 format!("{milestones:?}"),
-                &format!("must be rising epochs between 0 and train.epochs = {epochs}"),
+                &format!("must be increasing epochs between 0 and train.epochs = {epochs}"),
             );
-            rules.check(
-                0.0 < *gamma && *gamma <= 1.0,
-                "schedule.gamma",
-                gamma,
-                "must be above 0 and at most 1",
-            );
+            rules.above_0_to_1("schedule.gamma", *gamma);
             warmup(rules, *warmup_epochs, epochs);
         }
     }
 }
 
-/// A number of epochs at the start of training.
+/// Checks the length of the warm-up in epochs.
 fn warmup(rules: &mut Rules, warmup_epochs: f64, epochs: u32) {
     rules.check(
         (0.0..f64::from(epochs)).contains(&warmup_epochs),

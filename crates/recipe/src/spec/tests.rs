@@ -1,4 +1,4 @@
-//! Recipes good and bad.
+//! Tests of valid and invalid recipes.
 
 use std::io;
 
@@ -11,7 +11,7 @@ fn refused(overrides: &[&str]) -> String {
 }
 
 #[test]
-fn minimal_recipe_gets_defaults_and_survives_the_wire() {
+fn minimal_recipe_gets_defaults_and_survives_serialization() {
     let spec = JobSpec::from_toml(MINIMAL, &[]).unwrap();
     assert_eq!(spec.train.virtual_ranks, 8);
     assert_eq!(JobSpec::from_json(&spec.to_json()).unwrap(), spec);
@@ -47,9 +47,9 @@ fn all_violations_are_listed_at_once() {
     }
 }
 
-/// Field, value, rule and remedy of whatever a slip of the pen can do.
+/// Each message has field, value, rule and remedy.
 #[test]
-fn wrong_values_are_refused_before_anything_starts() {
+fn wrong_values_are_refused() {
     for (entries, expected) in [
         (&["schedule.lr=-0.1"][..], "schedule.lr = -0.1: must be at least 0"),
         (&["train.grad_accumulation=3"], "virtual_ranks x train.grad_accumulation = 24"),
@@ -59,12 +59,12 @@ fn wrong_values_are_refused_before_anything_starts() {
         ),
         (
             &["train.phases=[{from_epoch=1, resolution=176, global_batch=64}]"],
-            "train.phases.resolution = 176: must be a multiple of 32 where train.phases changes it, \
+            "train.phases.resolution = 176: must be a multiple of 32 if train.phases changes it, \
              e.g. 192",
         ),
         (
             &["train.phases=[{from_epoch=2, resolution=64, global_batch=64}]"],
-            "train.phases.from_epoch = 2: must be 0 (after the phase before and its ramp) or later, \
+            "train.phases.from_epoch = 2: must be 0 (after the previous phase and its ramp) or later, \
              and below train.epochs = 2",
         ),
         (
@@ -73,7 +73,7 @@ fn wrong_values_are_refused_before_anything_starts() {
         ),
         (
             &["loss.kind=mse", "augment.mixup_alpha=0.2"],
-            "augment.mixup_alpha = 0.2: is of classes: set it to 0, or loss.kind = \"cross_entropy\"",
+            "augment.mixup_alpha = 0.2: is for classification only: set it to 0, or loss.kind = \"cross_entropy\"",
         ),
         (
             &["augment.cutmix_probability=1.5"],
@@ -82,7 +82,7 @@ fn wrong_values_are_refused_before_anything_starts() {
         (&["train.clip_grad_norm=0.0"], "train.clip_grad_norm = 0: must be above 0"),
         (&["ema.decay=1.0"], "ema.decay = 1: must be between 0 and 1"),
         (&["model.freeze=['layer1']"], "model.freeze = [layer1]: must be stem, layer1,"),
-        (&["model.freeze=['stem']"], "keeps random weights: name a file in model.pretrained"),
+        (&["model.freeze=['stem']"], "would keep random weights: set model.pretrained to a file"),
         (&["limits.max_dollars=10.0"], "limits.max_dollars = 10: needs the price: set"),
         (&["limits.target_top1=78.0"], "must be above 0 and at most 1, e.g. 0.78 for 78 %"),
         (
@@ -91,29 +91,29 @@ fn wrong_values_are_refused_before_anything_starts() {
         ),
         (
             &["limits.target={metric='mae', value=0.5}"],
-            "limits.target.metric = mae: is no metric of this recipe; there are top1, top5, loss",
+            "limits.target.metric = mae: is not a metric of this recipe; its metrics are top1, top5, loss",
         ),
         (
             &["limits={target={metric='top1', value=0.5}, target_top1=0.5}"],
-            "limits.target_top1 = 0.5: is the old spelling of limits.target, which is there too",
+            "limits.target_top1 = 0.5: is the deprecated spelling of limits.target, which is set too",
         ),
         (
             &["evaluation.best=top_1"],
-            "evaluation.best = top_1: is no metric of this recipe; there are top1, top5, loss",
+            "evaluation.best = top_1: is not a metric of this recipe; its metrics are top1, top5, loss",
         ),
         (&["guard.lr_factor=1.0"], "guard.lr_factor = 1: must be between 0 and 1"),
         (&["evaluation.subset=0.0"], "evaluation.subset = 0: must be above 0 and at most 1"),
         (
             &["schedule={kind='step', lr=0.1, milestones=[5.0]}"],
-            "schedule.milestones = [5.0]: must be rising epochs between 0 and train.epochs = 2",
+            "schedule.milestones = [5.0]: must be increasing epochs between 0 and train.epochs = 2",
         ),
         (
             &["model.arch=linear", "train.clip_grad_norm=1.0"],
-            "train.clip_grad_norm = 1: is not known to model.arch = \"linear\": leave it out",
+            "train.clip_grad_norm = 1: is not supported by model.arch = \"linear\": remove it",
         ),
         (
             &["model.arch=resnet34_1d", "model.blur_pool=true"],
-            "model.blur_pool = true: is of images",
+            "model.blur_pool = true: is for images only",
         ),
         (
             &["model.channels_last=false", "precision.fused=true"],
@@ -121,7 +121,7 @@ fn wrong_values_are_refused_before_anything_starts() {
         ),
         (
             &["model.arch=resnet34_1d", "precision.fused=true"],
-            "precision.fused = true: is of images",
+            "precision.fused = true: is for images only",
         ),
     ] {
         let error = refused(entries);
@@ -130,7 +130,7 @@ fn wrong_values_are_refused_before_anything_starts() {
 }
 
 #[test]
-fn unknown_schedule_is_refused_with_those_that_there_are() {
+fn unknown_schedule_is_refused_with_a_list_of_known_ones() {
     let error = refused(&["schedule.kind=cyclic"]);
     assert!(error.contains("cyclic") && error.contains("piecewise_linear"), "{error}");
 }
@@ -159,7 +159,7 @@ fn every_part_of_a_recipe_can_be_used_together() {
 }
 
 #[test]
-fn the_old_key_of_a_target_means_the_same_and_is_named() {
+fn the_deprecated_key_of_a_target_has_the_same_meaning_and_is_reported() {
     let read = |entry: &str| JobSpec::from_toml(MINIMAL, &[entry.to_owned()]).unwrap();
     let old = read("limits.target_top1=0.78");
     let new = read("limits.target={metric='top1', value=0.78}");
@@ -167,13 +167,13 @@ fn the_old_key_of_a_target_means_the_same_and_is_named() {
     assert_eq!(new.old_keys(), []);
     assert_eq!(
         old.old_keys()[0].to_string(),
-        "limits.target_top1 = 0.78: is the old spelling of \
+        "limits.target_top1 = 0.78: is the deprecated spelling of \
          limits.target = { metric = \"top1\", value = 0.78 }"
     );
 }
 
 #[test]
-fn the_best_evaluation_is_by_the_first_metric_unless_the_recipe_names_one() {
+fn the_first_metric_decides_the_best_evaluation_unless_the_recipe_names_another() {
     let names = |entries: &[&str]| -> Vec<&str> {
         let entries: Vec<String> = entries.iter().map(|&entry| entry.to_owned()).collect();
         let spec = JobSpec::from_toml(MINIMAL, &entries).unwrap();
@@ -190,7 +190,7 @@ fn override_without_value_is_refused_with_an_example() {
 }
 
 #[test]
-fn recipe_hash_ignores_where_it_runs_and_sees_what_it_computes() {
+fn recipe_hash_depends_only_on_what_affects_the_weights() {
     let hash =
         |entry: &str| JobSpec::from_toml(MINIMAL, &[entry.to_owned()]).unwrap().recipe_hash();
     let base = hash("seed=0");
@@ -216,7 +216,7 @@ fn changes(overrides: &[&str], saved: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_field_that_a_saved_recipe_lacks_had_its_default() {
+fn a_field_missing_in_a_saved_recipe_has_its_default() {
     let older = saved_by_another_version(|recipe| {
         assert!(recipe["loss"].as_object_mut().unwrap().remove("label_smoothing").is_some());
         assert!(recipe["optimizer"].as_object_mut().unwrap().remove("nesterov").is_some());
@@ -227,11 +227,11 @@ fn a_field_that_a_saved_recipe_lacks_had_its_default() {
 }
 
 #[test]
-fn a_field_of_a_newer_version_is_named_with_a_remedy() {
+fn a_field_of_a_newer_version_is_reported_with_a_remedy() {
     let newer = saved_by_another_version(|recipe| recipe["train"]["warp"] = 9.into());
     assert_eq!(
         changes(&[], &newer),
-        ["train.warp: unknown field `warp`; a newer Baton wrote it: go on with that version"]
+        ["train.warp: unknown field `warp`; a newer Baton wrote it: continue with that version"]
     );
     let newer = saved_by_another_version(|recipe| recipe["optimizer"]["kind"] = "muon".into());
     let named = changes(&[], &newer);
@@ -239,7 +239,7 @@ fn a_field_of_a_newer_version_is_named_with_a_remedy() {
 }
 
 #[test]
-fn only_changes_that_affect_the_weights_separate_a_recipe_from_a_saved_state() {
+fn only_changes_that_affect_the_weights_are_reported_against_a_saved_state() {
     let saved = saved_by_another_version(|_| ());
     assert_eq!(
         changes(&["train.epochs=3", "schedule={kind='constant', lr=0.2}"], &saved),
@@ -257,7 +257,7 @@ fn only_changes_that_affect_the_weights_separate_a_recipe_from_a_saved_state() {
 }
 
 #[test]
-fn the_strict_order_goes_with_every_collective() {
+fn the_strict_order_works_with_every_collective() {
     for collective in ["auto", "tcp", "nccl"] {
         let strict =
             ["precision.determinism=strict".to_owned(), format!("cluster.collective={collective}")];
@@ -265,10 +265,10 @@ fn the_strict_order_goes_with_every_collective() {
     }
 }
 
-/// Reads `heir.toml` among such files.
+/// Reads `derived.toml` from these files.
 fn with_files(files: &[(&str, &str)], changes: &[&str]) -> Result<Resolved, Error> {
     let changes: Vec<String> = changes.iter().map(|&entry| entry.to_owned()).collect();
-    Resolved::read(Path::new("jobs/heir.toml"), &changes, |path| {
+    Resolved::read(Path::new("jobs/derived.toml"), &changes, |path| {
         let file = files.iter().find(|(name, _)| Path::new("jobs").join(name) == path);
         let (_, text) =
             file.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no such file"))?;
@@ -276,7 +276,7 @@ fn with_files(files: &[(&str, &str)], changes: &[&str]) -> Result<Resolved, Erro
     })
 }
 
-/// What is said of `heir.toml`, in one line.
+/// The error for `derived.toml`, in one line.
 fn refused_with_files(files: &[(&str, &str)], changes: &[&str]) -> String {
     let error = with_files(files, changes).unwrap_err().to_string();
     assert!(!error.contains('\n'), "{error}");
@@ -285,34 +285,37 @@ fn refused_with_files(files: &[(&str, &str)], changes: &[&str]) -> String {
 
 #[test]
 fn a_recipe_changes_single_values_of_its_base() {
-    let heir = "
-        name = 'heir'
+    let derived = "
+        name = 'derived'
         base = '../base.toml'
         model.freeze = []
         train.epochs = 4
         optimizer = { kind = 'sgd', nesterov = true }
     ";
     let base = MINIMAL.replace("num_classes = 10", "num_classes = 10\nfreeze = ['stem']");
-    let files = [("heir.toml", heir), ("../base.toml", &base)];
+    let files = [("derived.toml", derived), ("../base.toml", &base)];
     let Resolved { spec, set, origins } = with_files(&files, &["train.global_batch=32"]).unwrap();
-    assert_eq!((spec.name.as_str(), spec.train.epochs, spec.train.global_batch), ("heir", 4, 32));
+    assert_eq!(
+        (spec.name.as_str(), spec.train.epochs, spec.train.global_batch),
+        ("derived", 4, 32)
+    );
     assert!(spec.model.freeze.is_empty());
-    let Optimizer::Sgd { momentum, nesterov, .. } = spec.optimizer else { panic!("{spec:?}") };
+    let OptimizerSpec::Sgd { momentum, nesterov, .. } = spec.optimizer else { panic!("{spec:?}") };
     assert_eq!((momentum, nesterov), (0.9, true));
-    let file = |path: &str| Some(Origin::File(Path::new("jobs").join(path)));
-    assert_eq!(origins.get("train.epochs").cloned(), file("heir.toml"));
+    let file = |path: &str| Some(ValueOrigin::File(Path::new("jobs").join(path)));
+    assert_eq!(origins.get("train.epochs").cloned(), file("derived.toml"));
     assert_eq!(origins.get("optimizer.momentum").cloned(), file("../base.toml"));
-    assert!(matches!(origins.get("train.global_batch"), Some(Origin::Change(_))));
+    assert!(matches!(origins.get("train.global_batch"), Some(ValueOrigin::Change(_))));
     assert_eq!(origins.get("train.virtual_ranks"), None);
-    // Sent to another machine it says the same.
+    // Sent to another machine, it gives the same recipe.
     let sent = JobSpec::from_toml(&set.to_string(), &[]).unwrap();
     assert_eq!(sent, spec);
 }
 
 #[test]
-fn another_kind_takes_no_key_of_the_old_one_along() {
-    let heir = "
-        name = 'heir'
+fn another_kind_inherits_no_keys_of_the_old_kind() {
+    let derived = "
+        name = 'derived'
         base = 'base.toml'
         [optimizer]
         kind = 'adamw'
@@ -324,14 +327,16 @@ fn another_kind_takes_no_key_of_the_old_one_along() {
         kind = 'mse'
     ";
     let base = format!("{MINIMAL}[loss]\nlabel_smoothing = 0.1\n");
-    let spec = with_files(&[("heir.toml", heir), ("base.toml", &base)], &[]).unwrap().spec;
-    assert!(matches!(spec.optimizer, Optimizer::AdamW { .. }) && spec.loss.label_smoothing == 0.0);
+    let spec = with_files(&[("derived.toml", derived), ("base.toml", &base)], &[]).unwrap().spec;
+    assert!(
+        matches!(spec.optimizer, OptimizerSpec::AdamW { .. }) && spec.loss.label_smoothing == 0.0
+    );
 }
 
 #[test]
-fn bases_have_bases() {
+fn a_base_can_have_a_base() {
     let files = [
-        ("heir.toml", "name = 'heir'\nbase = 'a/near.toml'\nseed = 1"),
+        ("derived.toml", "name = 'derived'\nbase = 'a/near.toml'\nseed = 1"),
         ("a/near.toml", "base = 'far.toml'\nseed = 2\ntrain.epochs = 3"),
         ("a/far.toml", MINIMAL),
     ];
@@ -341,30 +346,32 @@ fn bases_have_bases() {
 
 #[test]
 fn a_name_is_not_inherited() {
-    let files = [("heir.toml", "base = 'base.toml'"), ("base.toml", MINIMAL)];
+    let files = [("derived.toml", "base = 'base.toml'"), ("base.toml", MINIMAL)];
     assert!(refused_with_files(&files, &[]).contains("missing field `name`"));
     assert_eq!(with_files(&files, &["name=other"]).unwrap().spec.name, "other");
 }
 
 #[test]
-fn bases_that_cannot_be_used_are_refused_where_they_are_named() {
+fn errors_of_bases_name_the_location_of_the_base() {
     let loops = [
-        ("heir.toml", "name = 'heir'\nbase = 'one.toml'"),
+        ("derived.toml", "name = 'derived'\nbase = 'one.toml'"),
         ("one.toml", "base = 'two.toml'"),
         ("two.toml", "seed = 1\nbase = 'one.toml'"),
     ];
     assert_eq!(
         refused_with_files(&loops, &[]),
-        "recipe: in base jobs/two.toml at line 2, column 8: bases go in a circle, jobs/heir.toml -> \
+        "recipe: in base jobs/two.toml at line 2, column 8: bases form a cycle, jobs/derived.toml -> \
          jobs/one.toml -> jobs/two.toml -> jobs/one.toml: remove one base"
     );
-    let itself = [("heir.toml", "base = 'heir.toml'")];
-    assert!(refused_with_files(&itself, &[]).contains("at line 1, column 8: bases go in a circle"));
-    // Names that differ each time.
-    let deeper = [("heir.toml", "base = 'x/../heir.toml'")];
-    let deep = Resolved::read(Path::new("heir.toml"), &[], |_| Ok(deeper[0].1.to_owned()));
+    let itself = [("derived.toml", "base = 'derived.toml'")];
+    assert!(refused_with_files(&itself, &[]).contains("at line 1, column 8: bases form a cycle"));
+    // Here the path is different each time.
+    let deeper = [("derived.toml", "base = 'x/../derived.toml'")];
+    let deep = Resolved::read(Path::new("derived.toml"), &[], |_| Ok(deeper[0].1.to_owned()));
     assert!(
-        deep.unwrap_err().to_string().contains("more than 7 bases, heir.toml -> x/../heir.toml")
+        deep.unwrap_err()
+            .to_string()
+            .contains("more than 7 bases, derived.toml -> x/../derived.toml")
     );
     for (base, expected) in [
         (
@@ -378,21 +385,21 @@ fn bases_that_cannot_be_used_are_refused_where_they_are_named() {
              base = \"other.toml\"",
         ),
     ] {
-        assert_eq!(refused_with_files(&[("heir.toml", base)], &[]), expected);
+        assert_eq!(refused_with_files(&[("derived.toml", base)], &[]), expected);
     }
-    assert!(refused(&["base=other.toml"]).contains("name a file that has this base"));
+    assert!(refused(&["base=other.toml"]).contains("give a file that has this base"));
     let alone = JobSpec::from_toml("base = 'other.toml'", &[]).unwrap_err().to_string();
     assert!(alone.contains("baton recipe show FILE --toml"), "{alone}");
 }
 
 #[test]
-fn what_is_wrong_is_shown_where_it_was_written() {
+fn errors_name_the_location_where_the_value_was_written() {
     let base = MINIMAL.replace("epochs = 2", "epochs = 2\nepoch_count = 3");
-    let heir = "name = 'heir'\nbase = 'base.toml'\nseed = 1\n";
-    let error = refused_with_files(&[("heir.toml", heir), ("base.toml", &base)], &[]);
+    let derived = "name = 'derived'\nbase = 'base.toml'\nseed = 1\n";
+    let error = refused_with_files(&[("derived.toml", derived), ("base.toml", &base)], &[]);
     assert!(error.contains("in base jobs/base.toml at line 11, column 1: unknown"), "{error}");
-    let heir = format!("{heir}train.epochs = 'two'\n");
-    let files = [("heir.toml", heir.as_str()), ("base.toml", MINIMAL)];
+    let derived = format!("{derived}train.epochs = 'two'\n");
+    let files = [("derived.toml", derived.as_str()), ("base.toml", MINIMAL)];
     let error = refused_with_files(&files, &[]);
     assert!(error.starts_with("recipe: at line 4, column 16: invalid type"), "{error}");
     let error = refused_with_files(&[files[0], ("base.toml", "seed = ")], &[]);
@@ -404,7 +411,7 @@ fn what_is_wrong_is_shown_where_it_was_written() {
 }
 
 #[test]
-fn what_the_network_ignores_is_refused_as_a_change_and_kept_in_a_file() {
+fn values_that_the_network_ignores_are_refused_as_a_change_and_allowed_in_a_file() {
     let of_resnet = MINIMAL.replace("num_classes = 10", "num_classes = 10\nzero_init_gamma = true");
     let changes = |more: &[&str]| {
         [&["model.arch=linear"], more]

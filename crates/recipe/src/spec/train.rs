@@ -1,58 +1,56 @@
-//! Length and batch.
+//! Length of training and batch size.
 
 use std::ops::RangeInclusive;
 
-use baton_model::Sees;
+use baton_model::InputKind;
 use serde::{Deserialize, Serialize};
 
 use super::{JobSpec, rules::Rules};
 
-/// Length and batch.
+/// Length of training and batch size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Train {
-    /// Passes over the training data, 1..1000000.
+    /// Number of epochs, which are passes over the training data; 1..1000000.
     pub epochs: u32,
-    /// Samples per update over all ranks, until the first of `phases`; a multiple of `virtual_ranks` ×
-    /// `grad_accumulation`.
+    /// Samples per update over all ranks, until the first phase; a multiple of `virtual_ranks` × `grad_accumulation`.
     pub global_batch: u32,
-    /// Side of the training images in pixels, until the first of `phases`; 32..4096 (`linear`: from 1).
-    /// Signals ignore it.
+    /// Side of the training images in pixels, until the first phase; 32..4096 (`linear`: from 1). Ignored for signals.
     #[serde(default = "resolution")]
     pub resolution: u32,
-    /// Parts of every global batch, whatever the number of ranks: a power of two up to 4096, and the most
-    /// ranks that can take part. 1 for a single GPU; 8 for a node of eight.
+    /// Number of parts of every global batch, independent of the number of ranks: a power of two up to 4096. It is also
+    /// the largest number of ranks. 1 for a single GPU; 8 for a node with eight GPUs.
     #[serde(default = "virtual_ranks")]
     pub virtual_ranks: u32,
-    /// Micro-batches per virtual rank and update, one after the other: less memory, the same global
-    /// batch, fewer samples for BatchNorm.
+    /// Micro-batches per virtual rank and update, computed one after the other: less memory, the same global batch,
+    /// fewer samples for BatchNorm.
     #[serde(default = "grad_accumulation")]
     pub grad_accumulation: u32,
-    /// Largest L2 norm of the whole gradient, which is scaled down to it; above 0; as
+    /// Largest L2 norm of the whole gradient; a larger gradient is scaled down to it; above 0; as in
     /// `torch.nn.utils.clip_grad_norm_`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_grad_norm: Option<f64>,
-    /// Progressive resize: resolution and batch from an epoch on; a list, see below.
+    /// Progressive resize: changes of resolution and batch at certain epochs; a list, see below.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub phases: Vec<Phase>,
-    /// Blocks whose activations are computed again for the gradient instead of kept (Chen et al. 2016):
-    /// less memory, one more forward pass of them; not frozen ones.
+    pub phases: Vec<TrainPhase>,
+    /// Blocks whose activations are recomputed for the gradient instead of kept (Chen et al. 2016): less memory, one
+    /// more forward pass of these blocks; frozen blocks are not allowed.
     #[serde(default)]
     pub recompute: Vec<String>,
 }
 
-/// What changes at an epoch.
+/// Resolution and batch size from an epoch on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Phase {
-    /// Its first epoch, counted from 0: 1 or more, after the phase before and its ramp, below
+pub struct TrainPhase {
+    /// First epoch of the phase, counted from 0: at least 1, after the previous phase and its ramp, below
     /// `train.epochs`.
     pub from_epoch: u32,
-    /// Side of the images in pixels; where phases are used all are multiples of 32.
+    /// Side of the images in pixels; with phases, all resolutions must be multiples of 32.
     pub resolution: u32,
     /// Samples per update, by the same rule as `train.global_batch`.
     pub global_batch: u32,
-    /// Epochs in which the resolution rises from the one before; 0 is at once.
+    /// Number of epochs in which the resolution rises from that of the previous phase; 0 means at once.
     #[serde(default)]
     pub ramp_epochs: u32,
 }
@@ -80,24 +78,18 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
 
 fn length_and_batch(spec: &JobSpec, rules: &mut Rules) {
     let train = &spec.train;
-    let epochs = 1..=1_000_000;
-    rules.check(epochs.contains(&train.epochs), "train.epochs", train.epochs, "must be 1..1000000");
+    rules.within("train.epochs", train.epochs, 1..=1_000_000);
     rules.check(
         train.virtual_ranks.is_power_of_two() && train.virtual_ranks <= 4096,
         "train.virtual_ranks",
         train.virtual_ranks,
         "must be a power of two, at most 4096",
     );
-    rules.check(
-        (1..=4096).contains(&train.grad_accumulation),
-        "train.grad_accumulation",
-        train.grad_accumulation,
-        "must be 1..4096",
-    );
+    rules.within("train.grad_accumulation", train.grad_accumulation, 1..=4096);
     batch(spec, "train.global_batch", train.global_batch, rules);
 }
 
-/// Every micro-batch of every virtual rank gets the same number of samples.
+/// Checks that every micro-batch of every virtual rank gets the same number of samples.
 fn batch(spec: &JobSpec, field: &'static str, value: u32, rules: &mut Rules) {
     let (ranks, parts) = (spec.train.virtual_ranks, spec.train.grad_accumulation);
     let divisor = u64::from(ranks) * u64::from(parts);
@@ -111,7 +103,7 @@ fn batch(spec: &JobSpec, field: &'static str, value: u32, rules: &mut Rules) {
     rules.check(value >= 1 && divisible, field, value, &rule);
 }
 
-/// Sides that images may have, in pixels.
+/// Allowed sides of images, in pixels.
 pub(super) fn sides(spec: &JobSpec) -> RangeInclusive<u32> {
     let smallest = if spec.model.arch.is_linear() { 1 } else { 32 };
     smallest..=4096
@@ -124,33 +116,33 @@ fn phases(spec: &JobSpec, rules: &mut Rules) {
         first.from_epoch >= 1,
         "train.phases.from_epoch",
         first.from_epoch,
-        "must be at least 1: train.resolution and train.global_batch hold from epoch 0",
+        "must be at least 1: train.resolution and train.global_batch apply from epoch 0",
     );
-    let mut free_from = 0;
+    let mut next_free = 0;
     for phase in &train.phases {
         rules.check(
-            phase.from_epoch >= free_from && phase.from_epoch < train.epochs,
+            phase.from_epoch >= next_free && phase.from_epoch < train.epochs,
             "train.phases.from_epoch",
             phase.from_epoch,
             &format!(
-                "must be {free_from} (after the phase before and its ramp) or later, and below \
+                "must be {next_free} (after the previous phase and its ramp) or later, and below \
                  train.epochs = {}",
                 train.epochs
             ),
         );
-        free_from = phase.from_epoch.saturating_add(phase.ramp_epochs.max(1));
+        next_free = phase.from_epoch.saturating_add(phase.ramp_epochs.max(1));
         batch(spec, "train.phases.global_batch", phase.global_batch, rules);
     }
     rules.check(
-        free_from <= train.epochs,
+        next_free <= train.epochs,
         "train.phases.ramp_epochs",
         train.phases.last().map_or(0, |last| last.ramp_epochs),
         &format!("must end by train.epochs = {}", train.epochs),
     );
-    if spec.model.arch.sees() != Sees::Images {
+    if spec.model.arch.input_kind() != InputKind::Images {
         return;
     }
-    // Maps of odd sides waste tiles of a GPU, and every change costs a search for algorithms.
+    // Feature maps with odd sides waste tiles of a GPU, and every change of the side costs a search for algorithms.
     let sides = train.phases.iter().map(|phase| ("train.phases.resolution", phase.resolution));
     for (field, side) in std::iter::once(("train.resolution", train.resolution)).chain(sides) {
         rules.check(
@@ -158,7 +150,7 @@ fn phases(spec: &JobSpec, rules: &mut Rules) {
             field,
             side,
             &format!(
-                "must be a multiple of 32 where train.phases changes it, e.g. {}",
+                "must be a multiple of 32 if train.phases changes it, e.g. {}",
                 side.next_multiple_of(32).clamp(32, 4096)
             ),
         );

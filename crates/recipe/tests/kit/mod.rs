@@ -1,11 +1,11 @@
-//! The recipe of tests, for any crate: it needs `baton_recipe` alone.
+//! The recipe for tests of any crate; it depends only on `baton_recipe`.
 
 #![allow(clippy::panic, reason = "a test may fail loudly")]
 #![allow(dead_code, reason = "each crate uses its part")]
 
 use baton_recipe::JobSpec;
 
-/// No more than a recipe must say, of images that are not there.
+/// A recipe with only the required values; its images do not exist.
 pub(crate) const RECIPE: &str = r#"
 name = "demo"
 [model]
@@ -26,9 +26,10 @@ kind = "constant"
 lr = 0.1
 "#;
 
-/// [`RECIPE`] with two lists of changes, as `--set` makes them: those of all tests of a file, and of one.
-pub(crate) fn recipe(of_all: &[&str], of_one: &[&str]) -> JobSpec {
-    let changes: Vec<String> = of_all.iter().chain(of_one).map(|&one| one.to_owned()).collect();
+/// [`RECIPE`] with two lists of changes in the form of `--set`: those of all tests in a file, and those of one test.
+pub(crate) fn recipe(common: &[&str], specific: &[&str]) -> JobSpec {
+    let changes: Vec<String> =
+        common.iter().chain(specific).map(|&change| change.to_owned()).collect();
     match JobSpec::from_toml(RECIPE, &changes) {
         Ok(spec) => spec,
         Err(error) => panic!("{error}"),

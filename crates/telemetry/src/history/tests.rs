@@ -14,8 +14,9 @@ fn step(step: u64) -> StreamMetricsResponse {
 }
 
 fn evaluation(step: u64) -> StreamMetricsResponse {
-    let accuracy =
-        Some(baton_recipe::progress::Accuracy::before_names(360, 0.1, (0.7, 0.9), None).into());
+    let accuracy = Some(
+        baton_recipe::progress::Accuracy::from_legacy_fields(360, 0.1, (0.7, 0.9), None).into(),
+    );
     let extent = Extent::Full.into();
     point(
         1_000_000 + step,
@@ -42,11 +43,15 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn what_was_added_is_there_after_a_restart() {
+fn added_points_are_kept_over_a_restart() {
     let (_folder, path) = folder();
     let fit = Some(Fit { mae: 0.25, pearson: 0.5, spearman: -1.0 });
-    let accuracy =
-        Accuracy::from(baton_recipe::progress::Accuracy::before_names(7, 0.125, (0.0, 0.0), fit));
+    let accuracy = Accuracy::from(baton_recipe::progress::Accuracy::from_legacy_fields(
+        7,
+        0.125,
+        (0.0, 0.0),
+        fit,
+    ));
     let full = point(
         5,
         Metrics::Evaluation(EvaluatedStep {
@@ -73,22 +78,22 @@ fn what_was_added_is_there_after_a_restart() {
         step_of_epoch: 9,
         metrics: vec![("top1".to_owned(), 0.2).into()],
     };
-    let told = [began(0), point(4, Metrics::Step(update)), full.clone()];
+    let added = [began(0), point(4, Metrics::Step(update)), full.clone()];
     let mut history = History::open(&path).unwrap();
-    for point in told.clone() {
+    for point in added.clone() {
         history.add(point).unwrap();
     }
     drop(history);
 
     let history = History::open(&path).unwrap();
 
-    assert_eq!(history.points(0), told);
+    assert_eq!(history.points(0), added);
     assert_eq!(history.points(4), [began(0), full]);
     assert_eq!(history.unreadable_lines(), 0);
 }
 
 #[test]
-fn a_loss_that_is_no_number_stays_none() {
+fn a_loss_that_is_not_finite_is_read_as_nan() {
     let (_folder, path) = folder();
     let mut history = History::open(&path).unwrap();
     let update = Step { step: 1, loss: f64::INFINITY, ..Default::default() };
@@ -101,14 +106,16 @@ fn a_loss_that_is_no_number_stays_none() {
 }
 
 #[test]
-fn a_torn_last_line_is_overwritten_by_the_next_one() {
-    for torn in ["{\"unix_millis\":17,\"gen", "{\"unix_millis\":17}", "\0\0\0\0", "nonsense\n"] {
+fn an_incomplete_last_line_is_overwritten_by_the_next_one() {
+    for incomplete in
+        ["{\"unix_millis\":17,\"gen", "{\"unix_millis\":17}", "\0\0\0\0", "nonsense\n"]
+    {
         let (_folder, path) = folder();
         let mut history = History::open(&path).unwrap();
         history.add(step(1)).unwrap();
         drop(history);
         let mut text = fs::read(&path).unwrap();
-        text.extend(torn.as_bytes());
+        text.extend(incomplete.as_bytes());
         fs::write(&path, text).unwrap();
 
         let mut history = History::open(&path).unwrap();
@@ -116,13 +123,13 @@ fn a_torn_last_line_is_overwritten_by_the_next_one() {
         drop(history);
 
         let history = History::open(&path).unwrap();
-        assert_eq!(history.points(0), [step(1), step(2)], "{torn}");
-        assert_eq!(history.unreadable_lines(), 0, "{torn}");
+        assert_eq!(history.points(0), [step(1), step(2)], "{incomplete}");
+        assert_eq!(history.unreadable_lines(), 0, "{incomplete}");
     }
 }
 
 #[test]
-fn unreadable_lines_in_the_middle_are_passed_over_and_counted() {
+fn unreadable_lines_in_the_middle_are_skipped_and_counted() {
     let (_folder, path) = folder();
     let [first, last] = [step(1), step(2)].map(|point| line(&point).unwrap());
     let text = [&first[..], b"\n", b"{\"began_at\":-1}\n", b"\xff\xfe\n", &last[..]].concat();
@@ -135,7 +142,7 @@ fn unreadable_lines_in_the_middle_are_passed_over_and_counted() {
 }
 
 #[test]
-fn lines_of_a_newer_version_are_read_as_far_as_they_are_known() {
+fn unknown_fields_of_a_newer_version_are_ignored() {
     let (_folder, path) = folder();
     let text = "{\"unix_millis\":9,\"generation\":1,\"began_at\":5,\"mood\":\"good\"}\n";
     fs::write(&path, text).unwrap();
@@ -146,13 +153,13 @@ fn lines_of_a_newer_version_are_read_as_far_as_they_are_known() {
 }
 
 #[test]
-fn going_back_drops_what_was_told_of_later_steps_and_keeps_the_mark() {
+fn a_rollback_drops_points_of_later_steps_and_keeps_the_mark() {
     let (_folder, path) = folder();
     let mut history = History::open(&path).unwrap();
-    for told in
+    for point in
         [began(0), step(1), step(2), evaluation(2), step(3), evaluation(3), began(2), step(3)]
     {
-        history.add(told).unwrap();
+        history.add(point).unwrap();
     }
 
     let points = history.points(0);
@@ -161,11 +168,11 @@ fn going_back_drops_what_was_told_of_later_steps_and_keeps_the_mark() {
 }
 
 #[test]
-fn an_update_told_twice_is_one() {
+fn an_update_added_twice_is_kept_once() {
     let (_folder, path) = folder();
     let mut history = History::open(&path).unwrap();
-    for told in [step(1), step(2), step(1), step(2), step(3)] {
-        history.add(told).unwrap();
+    for point in [step(1), step(2), step(1), step(2), step(3)] {
+        history.add(point).unwrap();
     }
     drop(history);
 
@@ -177,15 +184,15 @@ fn an_update_told_twice_is_one() {
 fn an_evaluation_made_again_replaces_the_first_one() {
     let (_folder, path) = folder();
     let mut history = History::open(&path).unwrap();
-    for told in [evaluation(2), began(2), evaluation(2)] {
-        history.add(told).unwrap();
+    for point in [evaluation(2), began(2), evaluation(2)] {
+        history.add(point).unwrap();
     }
 
     assert_eq!(history.points(0), [began(2), evaluation(2)]);
 }
 
 #[test]
-fn a_long_job_is_thinned_evenly_with_its_ends_kept() {
+fn a_long_job_is_thinned_evenly_and_keeps_its_first_and_last_points() {
     let (_folder, path) = folder();
     let mut history = History::open(&path).unwrap();
     for at in 0..50_000 {
@@ -199,22 +206,22 @@ fn a_long_job_is_thinned_evenly_with_its_ends_kept() {
     let gaps: Vec<_> = kept.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let (last, others) = gaps.split_last().unwrap();
     let (least, most) = (others.iter().min().unwrap(), others.iter().max().unwrap());
-    // One update is told every ten steps.
+    // There is one update every ten steps.
     assert!(most - least <= 10 && last <= most, "{least} {most} {last}");
 }
 
 #[test]
-fn a_file_that_grew_too_large_is_written_anew_with_what_is_in_memory() {
+fn a_file_that_is_too_large_is_rewritten_with_the_points_in_memory() {
     let (folder, path) = folder();
-    let limits = Limits { points: 8, file_bytes: 10_000 };
+    let limits = HistoryLimits { points: 8, file_bytes: 10_000 };
     let mut history = History::with_limits(path.clone(), limits).unwrap();
-    for told in 1..=100 {
-        history.add(step(told)).unwrap();
+    for number in 1..=100 {
+        history.add(step(number)).unwrap();
     }
     history.flush().unwrap();
 
     let text = fs::read_to_string(&path).unwrap();
-    let thinned: Thinned = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let thinned: ThinnedHeader = serde_json::from_str(text.lines().next().unwrap()).unwrap();
     assert!(thinned.thinned_to_steps.is_power_of_two() && thinned.thinned_to_steps > 1);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     let points = history.points(0);
@@ -224,7 +231,7 @@ fn a_file_that_grew_too_large_is_written_anew_with_what_is_in_memory() {
 }
 
 #[test]
-fn updates_wait_for_a_second_and_marks_do_not() {
+fn updates_are_flushed_once_a_second_and_marks_at_once() {
     let (_folder, path) = folder();
     let lines = || fs::read_to_string(&path).unwrap().lines().count();
     let at = |unix_millis, update| StreamMetricsResponse { unix_millis, ..step(update) };
@@ -246,7 +253,7 @@ fn updates_wait_for_a_second_and_marks_do_not() {
 }
 
 #[test]
-fn a_file_that_cannot_be_opened_is_named() {
+fn the_error_names_a_file_that_cannot_be_opened() {
     let (folder, _) = folder();
     let path = folder.path().join("missing/metrics.jsonl");
 
@@ -261,27 +268,27 @@ fn any_point() -> impl Strategy<Value = (u8, u64)> {
 
 proptest! {
     #[test]
-    fn any_series_stays_bounded_and_is_the_same_after_a_restart(
+    fn any_history_stays_bounded_and_is_unchanged_by_a_restart(
         series in prop::collection::vec(any_point(), 0..400)
     ) {
-        let limits = Limits { points: 8, file_bytes: 4_000 };
+        let limits = HistoryLimits { points: 8, file_bytes: 4_000 };
         let (_folder, path) = folder();
         let mut history = History::with_limits(path.clone(), limits).unwrap();
         let mut newest = 0;
         let mut longest = 0;
         for (at, (kind, number)) in series.into_iter().enumerate() {
-            // Mostly forward, so that there is something to thin; sometimes back or anywhere.
-            let told = match kind {
+            // Mostly forward, so that there is something to thin; sometimes back or to any step.
+            let point = match kind {
                 0..14 => { newest += number / 8; step(newest) }
                 14 => step(number),
                 15..18 => evaluation(newest.saturating_sub(number / 10)),
                 _ => { newest = newest.saturating_sub(number); began(newest) }
             };
-            let told = StreamMetricsResponse { unix_millis: 1_000 + at as u64, ..told };
-            longest = longest.max(line(&told).unwrap().len() as u64);
-            history.add(told).unwrap();
+            let point = StreamMetricsResponse { unix_millis: 1_000 + at as u64, ..point };
+            longest = longest.max(line(&point).unwrap().len() as u64);
+            history.add(point).unwrap();
             prop_assert!(history.points(0).len() <= 3 * limits.points);
-            // What is in memory fits twice.
+            // The file may grow to twice the size of the points in memory.
             let most = limits.file_bytes.max(2 * longest * (3 * limits.points as u64 + 1));
             prop_assert!(history.bytes <= most, "{} of {most}", history.bytes);
         }

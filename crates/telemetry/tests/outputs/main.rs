@@ -1,4 +1,4 @@
-//! What a made-up job looks like in every form.
+//! The metrics of a sample job in every format.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 

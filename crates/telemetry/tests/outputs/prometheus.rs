@@ -12,8 +12,8 @@ struct Series {
     value: f64,
 }
 
-/// Reads a page by the grammar, and panics where it does not hold: every series belongs to the family whose HELP and
-/// TYPE stand directly above it.
+/// Parses a page, and panics if it violates the grammar: every series must belong to the family whose HELP and TYPE are
+/// directly above it.
 fn parse(page: &str) -> Vec<Series> {
     let mut all = Vec::new();
     let mut families = BTreeSet::new();
@@ -95,7 +95,7 @@ fn a_full_status_as_a_page() {
 }
 
 #[test]
-fn an_empty_status_has_no_series_of_what_does_not_exist() {
+fn an_empty_status_has_no_series_for_absent_values() {
     let all = parse(&text(&GetStatusResponse::default()));
 
     for name in ["baton_step", "baton_train_loss", "baton_checkpoint_step", "baton_spent_dollars"] {
@@ -105,7 +105,7 @@ fn an_empty_status_has_no_series_of_what_does_not_exist() {
 }
 
 #[test]
-fn labels_come_back_as_they_were() {
+fn labels_are_escaped() {
     let all = parse(&text(&sample::status()));
 
     let info = all.iter().find(|series| series.name == "baton_info").unwrap();
@@ -113,18 +113,18 @@ fn labels_come_back_as_they_were() {
 }
 
 #[test]
-fn one_phase_is_the_present_one() {
+fn exactly_one_phase_is_the_current_one() {
     let all = parse(&text(&sample::status()));
 
     let phases = values(&all, "baton_phase");
     assert_eq!((phases.len(), phases.iter().sum::<f64>()), (11, 1.0));
-    let present =
+    let current =
         all.iter().find(|series| series.name == "baton_phase" && series.value == 1.0).unwrap();
-    assert_eq!(present.labels["phase"], "training");
+    assert_eq!(current.labels["phase"], "training");
 }
 
 #[test]
-fn what_is_no_finite_number_is_left_out() {
+fn values_that_are_not_finite_have_no_series() {
     let latest = Step { loss: f64::NAN, lr: f64::INFINITY, top1: 0.5, ..Step::default() };
     let all = parse(&text(&GetStatusResponse { latest: Some(latest), ..Default::default() }));
 
@@ -134,24 +134,24 @@ fn what_is_no_finite_number_is_left_out() {
 }
 
 #[test]
-fn too_many_ranks_are_told_in_sum_only() {
+fn too_many_ranks_have_only_aggregates() {
     let mut status = sample::status();
     status.ranks = (0..1_024).map(sample::rank).collect();
     let all = parse(&text(&status));
-    assert_eq!(values(&all, "baton_rank_slowness_ratio").len(), 1_024);
+    assert_eq!(values(&all, "baton_rank_slowdown_ratio").len(), 1_024);
 
     status.ranks.push(sample::rank(1_024));
     let all = parse(&text(&status));
 
     assert!(!all.iter().any(|series| series.name.starts_with("baton_rank_")));
     assert!(!all.iter().any(|series| series.name.starts_with("baton_gpu_")));
-    assert_eq!(values(&all, "baton_ranks_slowness_ratio"), [513.0, 257.0]);
+    assert_eq!(values(&all, "baton_ranks_slowdown_ratio"), [513.0, 257.0]);
     assert_eq!(values(&all, "baton_ranks"), [1_025.0]);
     assert!(!values(&all, "baton_node_cpu_ratio").is_empty());
 }
 
 #[test]
-fn a_counter_that_cannot_be_told_is_left_out() {
+fn a_counter_that_cannot_be_computed_has_no_series() {
     let mut status = sample::status();
     assert_eq!(values(&parse(&text(&status)), "baton_recoveries_planned_total"), [1.0]);
 

@@ -1,10 +1,10 @@
-use baton_telemetry::report::{Report, json};
+use baton_telemetry::report::{RunReport, json};
 
 use crate::sample;
 
 #[test]
 fn the_json_has_status_points_events_and_recipe() {
-    let report = Report {
+    let report = RunReport {
         status: sample::status(),
         points: sample::points(),
         events: sample::events(),
@@ -21,6 +21,6 @@ fn the_json_has_status_points_events_and_recipe() {
 }
 
 #[test]
-fn a_job_without_anything_has_a_report() {
-    json(&Report::default()).unwrap();
+fn an_empty_job_has_a_report() {
+    json(&RunReport::default()).unwrap();
 }

@@ -1,16 +1,16 @@
-//! A made-up job of 2,000 updates: interrupted at 700 and 1,400, the second time with a way back of 100.
+//! A sample job of 2,000 updates: interrupted at 700 and at 1,400, the second time with a rollback by 100 updates.
 
 use baton_proto::v1::{
     Accuracy, Activity, Checkpoint, Diagnosis, DrainStatus, EvaluatedStep, Extent,
-    GetStatusResponse, Gpu, Host, Incident, Loader, NodeStatus, Outcome, PauseStatus, Pulse,
-    RankStatus, Recovery, Rollback, SaveTimes, Spending, Step, StreamMetricsResponse,
-    WatchEventsResponse, get_status_response::Phase, outcome, stream_metrics_response::Metrics,
-    watch_events_response::Kind,
+    GetStatusResponse, Gpu, Host, Incident, Loader, NodeStatus, Outcome, PauseStatus,
+    RankHeartbeat, RankStatus, Recovery, Rollback, SaveTimes, Spending, Step,
+    StreamMetricsResponse, WatchEventsResponse, get_status_response::Phase, outcome,
+    stream_metrics_response::Metrics, watch_events_response::Kind,
 };
 
 const START_MILLIS: u64 = 1_763_000_000_000;
 
-/// Everything that can be told, told.
+/// A status with every field set.
 pub(crate) fn status() -> GetStatusResponse {
     GetStatusResponse {
         job_id: "7b0c6f2e-52f3-4c3e-9d5e-0d1f6a1c9b11".to_owned(),
@@ -43,7 +43,6 @@ pub(crate) fn status() -> GetStatusResponse {
         recoveries_total: 2,
         stale_messages: 4,
         began_with: Some("checkpoint step-0000001300-gen-000002".to_owned()),
-        save_problem: None,
         drain: Some(DrainStatus {
             reason: "a user asked".to_owned(),
             seconds_left: 110.0,
@@ -74,10 +73,11 @@ pub(crate) fn status() -> GetStatusResponse {
         pause: Some(PauseStatus { reason: "a look at the data".to_owned(), seconds: 7.0 }),
         coordinator_started_unix_seconds: START_MILLIS / 1_000,
         coordinator_version: "0.1.0".to_owned(),
+        ..GetStatusResponse::default()
     }
 }
 
-/// Its numbers, with what was undone left out, as a history gives them.
+/// The metric points, without the rolled back ones, as a history returns them.
 pub(crate) fn points() -> Vec<StreamMetricsResponse> {
     let mut points = Vec::new();
     for (generation, began, ended) in [(1, 0, 700), (2, 700, 1_300), (3, 1_300, 2_000)] {
@@ -100,7 +100,7 @@ pub(crate) fn point(step: u64, generation: u64, metrics: Metrics) -> StreamMetri
 
 pub(crate) fn update(step: u64) -> Step {
     let done = step as f64 / 2_000.0;
-    // A little noise that is the same everywhere.
+    // Deterministic noise.
     let noise = (step / 10 * 7 % 13) as f64 / 13.0 - 0.5;
     Step {
         step,
@@ -138,7 +138,7 @@ pub(crate) fn evaluated(step: u64, extent: Extent) -> EvaluatedStep {
 }
 
 pub(crate) fn events() -> Vec<WatchEventsResponse> {
-    let told = [
+    let events = [
         (0, 1, Kind::GenerationOpened, "2 ranks on 2 nodes"),
         (0, 1, Kind::TrainingStarted, "from fresh weights"),
         (700, 1, Kind::RankFailed, "rank 1 on <node-1>: killed by signal 9"),
@@ -153,7 +153,7 @@ pub(crate) fn events() -> Vec<WatchEventsResponse> {
         let (kind, step, message) = (kind.into(), Some(step), message.to_owned());
         WatchEventsResponse { id, unix_millis, kind, generation, step, message }
     };
-    (1..).zip(told).map(event).collect()
+    (1..).zip(events).map(event).collect()
 }
 
 pub(crate) fn rank(rank: u32) -> RankStatus {
@@ -163,14 +163,14 @@ pub(crate) fn rank(rank: u32) -> RankStatus {
         local_rank: 0,
         state: "training".to_owned(),
         loader: Some(Loader { wait: 0.02, ready: 3, room: 4, skipped: 1, last_skipped: None }),
-        pulse: Some(Pulse {
+        heartbeat: Some(RankHeartbeat {
             activity: Activity::Computing.into(),
             seconds: 0.5,
             step: 2_000,
             own_step_seconds: 0.2 + 0.1 * f64::from(rank),
         }),
         heartbeat_age_seconds: Some(0.5),
-        slowness: Some(1.0 + 0.5 * f64::from(rank)),
+        slowdown: Some(1.0 + 0.5 * f64::from(rank)),
         gpu: Some(Gpu {
             index: 0,
             name: "NVIDIA H100 80GB HBM3".to_owned(),
@@ -209,7 +209,7 @@ fn recoveries() -> Vec<Recovery> {
     let first = Recovery {
         generation: 2,
         cause: "rank 1 on <node-1>: killed by signal 9".to_owned(),
-        settle_seconds: Some(0.2),
+        detect_seconds: Some(0.2),
         tear_down_seconds: Some(0.5),
         respawn_seconds: Some(2.5),
         rendezvous_seconds: Some(0.25),

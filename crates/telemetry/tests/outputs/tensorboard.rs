@@ -7,7 +7,7 @@ use baton_telemetry::tensorboard::EventFile;
 
 use crate::sample;
 
-/// What one event says, read without the code under test.
+/// An event, parsed without the code under test.
 #[derive(Debug, Default, PartialEq)]
 struct Event {
     wall_time: f64,
@@ -140,7 +140,7 @@ fn a_file_begins_with_its_version() {
 }
 
 #[test]
-fn an_update_is_told_with_all_its_numbers() {
+fn an_update_is_written_with_all_its_metrics() {
     let update = sample::update(700);
     let point = sample::point(700, 2, Metrics::Step(update.clone()));
 
@@ -164,7 +164,7 @@ fn an_update_is_told_with_all_its_numbers() {
 }
 
 #[test]
-fn evaluations_of_all_and_of_a_part_have_tags_of_their_own() {
+fn evaluations_on_the_whole_set_and_on_a_subset_have_different_tags() {
     for (extent, part) in [(Extent::Full, "val"), (Extent::Subset, "val_subset")] {
         let evaluated = sample::evaluated(100, extent);
 
@@ -191,30 +191,30 @@ fn a_regression_has_its_own_tags() {
 }
 
 #[test]
-fn a_new_beginning_takes_back_what_came_after_it_and_is_marked() {
+fn a_restart_of_training_drops_later_steps_and_is_marked() {
     let events = events_of(&[sample::point(1_300, 3, Metrics::BeganAt(1_300))]);
 
-    // TensorBoard forgets the step of the START and all later ones; 1,300 is good.
+    // TensorBoard drops the step of the START event and all later ones; step 1,300 is still valid.
     assert_eq!((events[1].step, events[1].session_status), (1_301, Some(1)));
     assert_eq!(events[2].step, 1_300);
     assert_eq!(events[2].scalars, [("run/generation".to_owned(), 3.0)].into());
 }
 
 #[test]
-fn two_files_of_one_second_are_two_in_the_order_of_their_making() {
+fn files_created_in_the_same_second_sort_in_the_order_of_creation() {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("new/tensorboard");
-    let made: Vec<_> = (0..3)
+    let created: Vec<_> = (0..3)
         .map(|_| EventFile::create(&dir, 1_763_000_000, "a/b.c").unwrap().path().to_owned())
         .collect();
 
-    assert!(made.is_sorted_by(|a, b| a < b), "{made:?}");
-    let name = made[0].file_name().and_then(|name| name.to_str()).unwrap();
+    assert!(created.is_sorted_by(|a, b| a < b), "{created:?}");
+    let name = created[0].file_name().and_then(|name| name.to_str()).unwrap();
     assert_eq!(name, "events.out.tfevents.1763000000.a-b-c.0000");
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_is_named() {
+fn the_error_names_a_folder_that_cannot_be_created() {
     let file = tempfile::NamedTempFile::new().unwrap();
 
     let problem = EventFile::create(&file.path().join("logs"), 0, "here").unwrap_err().to_string();

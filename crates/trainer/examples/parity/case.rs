@@ -1,11 +1,11 @@
-//! One recipe and what it starts from, in a folder that several recipes may share.
+//! One recipe and its inputs, in a folder that several recipes may share.
 //!
-//! | file | what it holds |
+//! | file | content |
 //! |---|---|
 //! | `NAME.toml` | the recipe |
-//! | `weights.safetensors` | weights and running statistics by torchvision's names |
+//! | `weights.safetensors` | weights and running statistics with torchvision's names |
 //! | `batches.safetensors` | `inputs`, u8 (batches, samples, side, side, 3) or f32 (batches, samples, …), and `labels`, i64 (batches, samples), or `targets`, f32 (batches, samples, outputs) |
-//! | `baton-NAME.safetensors` | what Baton made of it |
+//! | `baton-NAME.safetensors` | Baton's results |
 
 use std::{
     fmt, fs,
@@ -94,7 +94,7 @@ impl Case {
         }
     }
 
-    /// Writes the results beside the recipe.
+    /// Writes the results to the recipe's folder.
     pub(crate) fn write(&self, results: &Named) -> Result<()> {
         let file = self.folder.join(format!("baton-{}.safetensors", self.name));
         Ok(Tensor::write_safetensors(results, file)?)
@@ -118,7 +118,7 @@ fn part_of_inputs(inputs: &TensorView<'_>, number: usize) -> Inputs {
     Inputs::Arrays { values, shape: shape.iter().map(|side| *side as u64).collect() }
 }
 
-/// The values of a tensor; none of one that is not there.
+/// The values of a tensor; empty if there is no tensor.
 fn numbers<T, const SIZE: usize>(
     tensor: Option<TensorView<'_>>,
     of: fn([u8; SIZE]) -> T,
@@ -133,7 +133,7 @@ fn part<T>(all: &[T], number: usize, count: usize) -> &[T] {
     &all[number * each..(number + 1) * each]
 }
 
-/// The tensors by longer names.
+/// The tensors with their names prefixed by `folder`.
 pub(crate) fn under(folder: &str, tensors: Named) -> impl Iterator<Item = (String, Tensor)> {
     tensors.into_iter().map(move |(name, tensor)| (format!("{folder}/{name}"), tensor))
 }

@@ -1,7 +1,7 @@
 //! A short training.
 
 use baton_recipe::Step;
-use baton_trainer::{Learner, Update, learner::Reading};
+use baton_trainer::{Learner, Update, learner::DeferredScalar};
 use tch::Tensor;
 
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     updates::averages,
 };
 
-/// The loss before and the loss's factor after every update, and the averages in the end.
+/// The loss before every update, the loss scale after it, and the averages at the end.
 pub(crate) fn results(case: &Case) -> Result<Named> {
     let mut learner = case.learner()?;
     let mut leaf = learner.new_leaf()?;

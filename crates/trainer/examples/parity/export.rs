@@ -1,5 +1,4 @@
-//! A real training on the digits, its checkpoint as PyTorch reads it, and what Baton says to the
-//! validation set.
+//! A real training on the digits, its checkpoint exported for PyTorch, and Baton's outputs for the validation set.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -8,12 +7,12 @@ use baton_checkpoint::{
     export::{self, Float, Weights},
 };
 use baton_collectives::tcp::TcpCollective;
-use baton_data::{Batch, Dataset, Loader, Options, Request, Source, View};
+use baton_data::{Batch, Dataset, Loader, Options, Preprocessing, Request, Source};
 use baton_job::{Generation, JobId, exit::Outcome, message::Restore};
 use baton_recipe::{JobSpec, progress::Accuracy};
 use baton_trainer::{
-    Controls, GenerationContext, Inputs, Job, Learner, Trainer,
-    torch::{Device, Mode, TorchLearner},
+    Controls, GenerationContext, JobInputs, Learner, Trainer, TrainingJob,
+    torch::{BatchNormMode, Device, TorchLearner},
 };
 use tch::Tensor;
 
@@ -22,8 +21,8 @@ use crate::{
     updates::averages_of,
 };
 
-/// Writes `raw.safetensors` and `averaged.safetensors` beside the recipe. Tells the pixels and labels of
-/// the validation set, the logits of both models, and the (loss, top-1) that the job measured.
+/// Writes `raw.safetensors` and `averaged.safetensors` to the recipe's folder. Returns the pixels and labels of the
+/// validation set, the logits of both models, and the (loss, top-1) that the job measured.
 pub(crate) fn results(case: &Case) -> Result<Named> {
     let location = case.folder.join("checkpoints").display().to_string();
     let mut trainer = trainer(&case.spec, &location)?;
@@ -41,9 +40,9 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
     let side = i64::from(side);
     let pixels = Tensor::from_slice(pixels).f_view([-1, side, side, 3])?;
     let learner = trainer.learner();
-    let raw_logits = learner.logits(&batch, Mode::Evaluation)?;
+    let raw_logits = learner.logits(&batch, BatchNormMode::Evaluation)?;
     show_averages(learner)?;
-    let averaged_logits = learner.logits(&batch, Mode::Evaluation)?;
+    let averaged_logits = learner.logits(&batch, BatchNormMode::Evaluation)?;
     let progress = &manifest.progress;
     let accuracy = [&progress.last_evaluation, &progress.last_ema].map(accuracy);
     let [raw_accuracy, averaged_accuracy] = accuracy;
@@ -59,16 +58,17 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
 }
 
 fn trainer(spec: &Arc<JobSpec>, location: &str) -> Result<Trainer<TorchLearner>> {
-    let inputs = Inputs::open(spec, Path::new(""))?;
+    let inputs = JobInputs::open(spec, Path::new(""))?;
     let input_type = inputs.input_type().clone();
     let id = JobId("00000000-0000-0000-0000-000000000000".parse()?);
-    let job = Job { id, spec: spec.clone(), store: Arc::new(Store::open(location)?), inputs };
+    let job =
+        TrainingJob { id, spec: spec.clone(), store: Arc::new(Store::open(location)?), inputs };
     let spec = spec.clone();
     let build = move || TorchLearner::new(&spec, &input_type, Device::Cpu);
     Ok(Trainer::new(job, Box::new(build))?)
 }
 
-/// The whole job, alone.
+/// Runs the whole job on one rank.
 fn train(trainer: &mut Trainer<TorchLearner>) -> Result<()> {
     let mut alone = TcpCollective::alone(Duration::from_secs(60))?;
     let (collective, restore) = (&mut alone, &Restore::default());
@@ -92,7 +92,7 @@ fn newest(location: &str) -> Result<Manifest> {
     }
 }
 
-/// Overwrites what is trained with the averages.
+/// Overwrites the trained weights with their averages.
 fn show_averages(learner: &mut TorchLearner) -> Result<()> {
     for region in ["weights", "bn_running"] {
         let mut regions = learner.regions();
@@ -109,15 +109,15 @@ fn accuracy(accuracy: &Option<Accuracy>) -> Tensor {
     Tensor::from_slice(&[value("loss"), value("top1")])
 }
 
-/// All of it in one batch.
+/// The whole validation set in one batch.
 fn validation_set(spec: &JobSpec) -> Result<Batch> {
     let set = Arc::new(Dataset::open(Source::new(&spec.data.val))?);
-    let view = View::Evaluate {
+    let preprocessing = Preprocessing::Evaluate {
         resolution: spec.train.resolution,
         resize: spec.data.resize,
         crop_ratio: spec.evaluation.crop_ratio,
     };
-    let request = Request { epoch: 0, samples: (0..set.len()).collect(), view };
+    let request = Request { epoch: 0, samples: (0..set.len()).collect(), preprocessing };
     let mut loader = Loader::start(set, &Options::new(1, 1), [request].into_iter());
     Ok(loader.next().ok_or("the validation set is empty")??)
 }

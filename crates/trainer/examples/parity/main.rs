@@ -1,6 +1,6 @@
-//! Baton's side of `make parity`: computes, from what `scripts/parity/parity.py` wrote, everything
-//! that PyTorch computes too, for comparison there. Each part has a module of the same name in Python,
-//! which says what is compared and how closely.
+//! Baton's side of `make parity`: reads the files of `scripts/parity/parity.py` and computes everything that PyTorch
+//! computes too, for comparison there. Each part has a Python module of the same name, which states what is compared
+//! and with which tolerance.
 
 mod case;
 mod curves;
@@ -16,7 +16,7 @@ use baton_trainer::torch::device;
 
 use self::case::{Case, Named, Result};
 
-/// Computes what one part of parity.py compares.
+/// Computes the results that one part of parity.py compares.
 type Part = fn(&Case) -> Result<Named>;
 
 /// The parts by the names of their folders.
@@ -31,7 +31,7 @@ const PARTS: [(&str, Part); 6] = [
 
 fn main() -> Result<()> {
     let work = env::args().nth(1).ok_or("usage: parity FOLDER")?;
-    // As many as in Python, for the same rounding.
+    // The same number as in Python, for the same rounding.
     device::set_threads(1);
     for (part, results) in PARTS {
         let folder = Path::new(&work).join(part);

@@ -1,12 +1,12 @@
 //! Mixed images and their loss.
 
 use baton_data::mix::Mix;
-use baton_trainer::{Learner, learner::Reading};
+use baton_trainer::{Learner, learner::DeferredScalar};
 use tch::Tensor;
 
 use crate::case::{Case, Named, Result};
 
-/// Of each batch: how it is mixed, what the network sees, and the mean loss.
+/// For each batch: the mix, the mixed images, and the mean loss.
 pub(crate) fn results(case: &Case) -> Result<Named> {
     let mut learner = case.learner()?;
     let mut leaf = learner.new_leaf()?;

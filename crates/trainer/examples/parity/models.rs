@@ -3,8 +3,8 @@
 use baton_recipe::Step;
 use baton_trainer::{
     Learner, Update,
-    learner::Reading,
-    torch::{Mode, TorchLearner},
+    learner::DeferredScalar,
+    torch::{BatchNormMode, TorchLearner},
 };
 use tch::Tensor;
 
@@ -14,8 +14,8 @@ use crate::case::{Case, Named, Result, under};
 pub(crate) fn results(case: &Case) -> Result<Named> {
     let mut learner = case.learner()?;
     let batch = &case.batches()?[0];
-    let evaluation = learner.logits(batch, Mode::Evaluation)?;
-    let training = learner.logits(batch, Mode::Training)?;
+    let evaluation = learner.logits(batch, BatchNormMode::Evaluation)?;
+    let training = learner.logits(batch, BatchNormMode::Training)?;
     let mut leaf = learner.new_leaf()?;
     let loss = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf)?;
     let loss = Tensor::from(loss.value()? / batch.len() as f64);

@@ -11,17 +11,17 @@ use crate::{
     models::weights_and_running,
 };
 
-/// As in updates.py: the second update shows the moments, and on which side of them the rate is.
+/// The same rates as in updates.py: the second update depends on the moments, and on where the rate is applied.
 const RATES: [f64; 2] = [1.0, 0.5];
 
-/// Weights after both, and their moving average if the recipe has it.
+/// Weights after both updates, and their moving average if the recipe has it.
 pub(crate) fn results(case: &Case) -> Result<Named> {
     let mut learner = case.learner()?;
     let batch = &case.batches()?[0];
     let mut gradient = learner.new_leaf()?;
     learner.gradient(batch, 1.0 / batch.len() as f32, &mut gradient)?;
     for (step, factor) in (0..).zip(RATES) {
-        // An update leaves nothing of its leaf.
+        // An update destroys its leaf.
         let mut leaf = learner.new_leaf()?;
         leaf.add(&gradient)?;
         learner.measure(&mut leaf)?;
@@ -38,29 +38,29 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
 
 /// The moving averages of all weights and running statistics.
 pub(crate) fn averages(learner: &mut TorchLearner) -> Result<Named> {
-    let places = learner.tensors();
+    let locations = learner.tensors();
     let mut regions = HashMap::new();
     for region in learner.regions() {
         regions.insert(region.name, region.buffer.to_host()?);
     }
     let mut averages = Named::new();
-    for place in places {
-        let region = averages_of(place.region);
-        let len = place.shape.iter().product::<usize>();
-        let values = Tensor::from_slice(&regions[region][place.offset..place.offset + len]);
-        let shape: Vec<i64> = place.shape.iter().map(|side| *side as i64).collect();
+    for location in locations {
+        let region = averages_of(location.region);
+        let len = location.shape.iter().product::<usize>();
+        let values = Tensor::from_slice(&regions[region][location.offset..location.offset + len]);
+        let shape: Vec<i64> = location.shape.iter().map(|side| *side as i64).collect();
         let tensor = match *shape {
-            [o, i, h, w] if place.channels_last => {
+            [o, i, h, w] if location.channels_last => {
                 values.f_view([o, h, w, i])?.f_permute([0, 3, 1, 2])?.f_contiguous()?
             }
             _ => values.f_view(shape.as_slice())?,
         };
-        averages.push((place.name, tensor));
+        averages.push((location.name, tensor));
     }
     Ok(averages)
 }
 
-/// The region that holds the averages of another one.
+/// The region with the averages of another one.
 pub(crate) fn averages_of(region: &str) -> &'static str {
     if region == "weights" { "ema" } else { "bn_running_ema" }
 }

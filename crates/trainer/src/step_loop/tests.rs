@@ -28,9 +28,9 @@ fn trainer_on(store: Store, overrides: &[&str]) -> Trainer<LinearLearner> {
         "optimizer={ kind='sgd' }",
     ];
     let spec = Arc::new(recipe(&of_all, overrides));
-    let inputs = Inputs::open(&spec, Path::new("")).unwrap();
+    let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
     let store = Arc::new(store);
-    let job = Job {
+    let job = TrainingJob {
         id: JobId("00000000-0000-0000-0000-000000000000".parse().unwrap()),
         spec: spec.clone(),
         store,
@@ -39,27 +39,27 @@ fn trainer_on(store: Store, overrides: &[&str]) -> Trainer<LinearLearner> {
     Trainer::new(job, Box::new(move || LinearLearner::new(&spec, &InputType::Image))).unwrap()
 }
 
-type Told = (Result<Outcome, Error>, Vec<RankNews>);
+type RunResult = (Result<Outcome, Error>, Vec<RankReport>);
 
-/// One generation of all ranks.
+/// Runs one generation of all ranks.
 fn run_all(
     trainers: &mut [Trainer<LinearLearner>],
     generation: Generation,
     restore: &Restore,
-) -> Vec<Told> {
+) -> Vec<RunResult> {
     let world_size = u32::try_from(trainers.len()).unwrap();
     let group = local::group(world_size, Duration::from_secs(60));
     let run = |trainer: &mut Trainer<LinearLearner>, mut collective| {
         let collective: &mut local::LocalCollective = &mut collective;
-        let mut news = Vec::new();
+        let mut reports = Vec::new();
         let ended = trainer.run(&mut GenerationContext {
             generation,
             collective,
             restore,
             controls: &Controls::default(),
-            report: &mut |told| news.push(told),
+            report: &mut |report| reports.push(report),
         });
-        (ended, news)
+        (ended, reports)
     };
     std::thread::scope(|scope| {
         let members = trainers.iter_mut().zip(group);
@@ -70,25 +70,26 @@ fn run_all(
     })
 }
 
-/// One generation of one rank.
+/// Runs one generation of one rank.
 fn run_alone(
     trainer: &mut Trainer<LinearLearner>,
     generation: Generation,
     restore: &Restore,
-) -> Told {
+) -> RunResult {
     run_all(std::slice::from_mut(trainer), generation, restore).remove(0)
 }
 
-fn committed(news: &[RankNews]) -> Vec<&Commit> {
-    news.iter()
-        .filter_map(|news| match news {
-            RankNews::Saved(commit) => Some(commit),
+fn committed(reports: &[RankReport]) -> Vec<&Commit> {
+    reports
+        .iter()
+        .filter_map(|report| match report {
+            RankReport::Saved(commit) => Some(commit),
             _ => None,
         })
         .collect()
 }
 
-/// Whose writes take so long that many updates are made meanwhile.
+/// A store whose writes are so slow that many updates are made meanwhile.
 fn slow_store() -> Store {
     let slow = ThrottleConfig {
         wait_put_per_call: Duration::from_millis(300),
@@ -99,19 +100,19 @@ fn slow_store() -> Store {
 }
 
 #[test]
-fn training_goes_on_while_a_checkpoint_is_written_and_none_is_left_out() {
+fn training_continues_while_a_checkpoint_is_written_and_none_is_skipped() {
     let overrides = ["train.epochs=3", "checkpoint.keep_last=99"];
     let mut trainer = trainer_on(slow_store(), &overrides);
-    let (ended, news) = run_alone(&mut trainer, Generation(1), &Restore::default());
+    let (ended, reports) = run_alone(&mut trainer, Generation(1), &Restore::default());
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
 
-    let waits = news.iter().filter_map(|news| match news {
-        RankNews::SaveWaits { step, behind, .. } => Some((*step, *behind)),
+    let waits = reports.iter().filter_map(|report| match report {
+        RankReport::SaveWaits { step, behind, .. } => Some((*step, *behind)),
         _ => None,
     });
     // The whole second epoch was trained meanwhile.
     assert_eq!(waits.collect::<Vec<_>>(), [(Step(8), Step(4)), (Step(12), Step(8))]);
-    let saved = committed(&news);
+    let saved = committed(&reports);
     let steps: Vec<Step> = saved.iter().map(|commit| commit.step).collect();
     assert_eq!(steps, [Step(4), Step(8), Step(12)]);
     for commit in saved {
@@ -121,26 +122,26 @@ fn training_goes_on_while_a_checkpoint_is_written_and_none_is_left_out() {
 }
 
 #[test]
-fn save_that_fails_is_told_and_a_later_one_succeeds() {
+fn failed_save_is_reported_and_a_later_one_succeeds() {
     let folder = tempfile::tempdir().unwrap();
-    // Where the first one's folder would be.
+    // A file where the folder of the first checkpoint would be.
     std::fs::write(folder.path().join("step-0000000004-gen-000001"), "in the way").unwrap();
     let location = folder.path().to_str().unwrap();
     let mut trainer = trainer_with(location, &["train.epochs=3"]);
-    let (ended, news) = run_alone(&mut trainer, Generation(1), &Restore::default());
+    let (ended, reports) = run_alone(&mut trainer, Generation(1), &Restore::default());
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-    let told = |kind: fn(&RankNews) -> bool| news.iter().position(kind);
-    let failed = told(|news| matches!(news, RankNews::SaveFailed(_))).unwrap();
-    let saved = told(|news| matches!(news, RankNews::Saved(_))).unwrap();
-    assert!(failed < saved, "{news:?}");
-    let RankNews::SaveFailed(SaveProblem { message, fence: None }) = &news[failed] else {
+    let index = |kind: fn(&RankReport) -> bool| reports.iter().position(kind);
+    let failed = index(|report| matches!(report, RankReport::SaveFailed(_))).unwrap();
+    let saved = index(|report| matches!(report, RankReport::Saved(_))).unwrap();
+    assert!(failed < saved, "{reports:?}");
+    let RankReport::SaveFailed(SaveProblem { message, fence: None }) = &reports[failed] else {
         panic!()
     };
     assert!(message.contains("step-0000000004-gen-000001"), "{message}");
 }
 
 #[test]
-fn checkpoint_of_another_recipe_is_refused_with_the_difference_or_taken_if_so_told() {
+fn checkpoint_of_another_recipe_is_refused_with_the_difference_unless_changes_are_allowed() {
     let folder = tempfile::tempdir().unwrap();
     let location = folder.path().to_str().unwrap();
     run_alone(&mut trainer(location), Generation(1), &Restore::default()).0.unwrap();
@@ -153,12 +154,13 @@ fn checkpoint_of_another_recipe_is_refused_with_the_difference_or_taken_if_so_to
     assert!(refused.contains("--allow-recipe-change"), "{refused}");
 
     let allowed = Restore { allow_recipe_change: true, ..Restore::default() };
-    let (ended, news) = run_alone(&mut trainer_with(location, &changed), Generation(3), &allowed);
+    let (ended, reports) =
+        run_alone(&mut trainer_with(location, &changed), Generation(3), &allowed);
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-    let Some(RankNews::Started { source: StateSource::Checkpoint(restored), progress }) =
-        news.iter().find(|news| matches!(news, RankNews::Started { .. }))
+    let Some(RankReport::Started { source: StateSource::Checkpoint(restored), progress }) =
+        reports.iter().find(|report| matches!(report, RankReport::Started { .. }))
     else {
-        panic!("{news:?}")
+        panic!("{reports:?}")
     };
     assert_eq!(progress.step, Step(4));
     assert_eq!(restored.changes, ["train.epochs: 1 → 2"]);
@@ -170,7 +172,7 @@ fn checkpoint_of_another_recipe_is_refused_with_the_difference_or_taken_if_so_to
     assert!(refused.contains("must keep its shape"), "{refused}");
 }
 
-/// Two epochs whose rate rises so far in the second that the loss overflows.
+/// Two epochs; in the second the learning rate rises so far that the loss overflows.
 const EXPLODING: [&str; 3] = [
     "train.epochs=3",
     "schedule={kind='piecewise_linear', points=[[0.0, 0.1], [1.0, 0.1], [1.01, 1e38], [3.0, 1e38]]}",
@@ -178,7 +180,7 @@ const EXPLODING: [&str; 3] = [
 ];
 
 #[test]
-fn a_divergence_is_told_with_its_batch_and_changes_no_state() {
+fn a_divergence_is_reported_with_its_batch_and_changes_no_state() {
     let folder = tempfile::tempdir().unwrap();
     let mut trainer = trainer_with(folder.path().to_str().unwrap(), &EXPLODING);
     let (ended, _) = run_alone(&mut trainer, Generation(1), &Restore::default());
@@ -192,7 +194,7 @@ fn a_divergence_is_told_with_its_batch_and_changes_no_state() {
 }
 
 #[test]
-fn a_rollback_goes_on_from_the_last_good_checkpoint_with_a_lower_rate() {
+fn a_rollback_resumes_from_the_last_good_checkpoint_with_a_lower_rate() {
     let folder = tempfile::tempdir().unwrap();
     let location = folder.path().to_str().unwrap();
     let mut trainer = trainer_with(location, &EXPLODING);
@@ -201,20 +203,20 @@ fn a_rollback_goes_on_from_the_last_good_checkpoint_with_a_lower_rate() {
 
     let rollback = Rollback { generation: Generation(2), before: found.step, skip: None };
     let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
-    let (ended, news) = run_alone(&mut trainer, Generation(2), &restore);
+    let (ended, reports) = run_alone(&mut trainer, Generation(2), &restore);
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-    let started = news.iter().find_map(|news| match news {
-        RankNews::Started { progress, source } => Some((progress, source)),
+    let started = reports.iter().find_map(|report| match report {
+        RankReport::Started { progress, source } => Some((progress, source)),
         _ => None,
     });
     let (progress, source) = started.unwrap();
-    // Of the end of the first epoch, though the rank held a later state.
+    // The checkpoint at the end of the first epoch, although the rank had a later state.
     assert_eq!((progress.step, progress.lr_cuts), (Step(4), 1));
     assert!(matches!(source, StateSource::Checkpoint(_)), "{source:?}");
 }
 
 #[test]
-fn a_batch_named_by_a_rollback_and_the_one_before_are_left_out() {
+fn a_batch_named_by_a_rollback_and_the_one_before_are_skipped() {
     let folder = tempfile::tempdir().unwrap();
     let location = folder.path().to_str().unwrap();
     let mut trainer = trainer_with(location, &["train.epochs=2"]);
@@ -228,24 +230,24 @@ fn a_batch_named_by_a_rollback_and_the_one_before_are_left_out() {
 }
 
 #[test]
-fn a_target_completes_the_job_and_is_told() {
+fn a_target_completes_the_job_and_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let location = folder.path().to_str().unwrap();
     let target = ["train.epochs=50", "limits.target_top1=0.5", "evaluation.subset=0.5"];
     let mut trainer = trainer_with(location, &target);
-    let (ended, news) = run_alone(&mut trainer, Generation(1), &Restore::default());
+    let (ended, reports) = run_alone(&mut trainer, Generation(1), &Restore::default());
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-    let evaluations = news.iter().filter_map(|news| match news {
-        RankNews::Evaluated { extent, accuracy, .. } => Some((*extent, accuracy.samples)),
+    let evaluations = reports.iter().filter_map(|report| match report {
+        RankReport::Evaluated { extent, accuracy, .. } => Some((*extent, accuracy.samples)),
         _ => None,
     });
     let evaluations: Vec<_> = evaluations.collect();
     assert_eq!(evaluations.first(), Some(&(Extent::Subset, 180)));
     assert_eq!(evaluations.last(), Some(&(Extent::Full, 360)));
-    let reasons: Vec<_> = news
+    let reasons: Vec<_> = reports
         .iter()
-        .filter_map(|news| match news {
-            RankNews::EndsEarly { reason } => Some(reason.as_str()),
+        .filter_map(|report| match report {
+            RankReport::EndsEarly { reason } => Some(reason.as_str()),
             _ => None,
         })
         .collect();
@@ -271,7 +273,7 @@ fn accumulated_micro_batches_give_nearly_the_same_model() {
 }
 
 #[test]
-fn survivors_of_one_step_go_on_together_though_one_had_evaluated_after_it() {
+fn survivors_of_one_step_continue_together_even_if_one_had_evaluated_after_it() {
     let folder = tempfile::tempdir().unwrap();
     let location = folder.path().to_str().unwrap();
     let mut survivors = [trainer(location), trainer(location)];
@@ -289,7 +291,7 @@ fn survivors_of_one_step_go_on_together_though_one_had_evaluated_after_it() {
 }
 
 #[test]
-fn a_checkpoint_lost_with_its_generation_is_made_up_for_in_the_next() {
+fn a_checkpoint_lost_with_its_generation_is_written_in_the_next() {
     let overrides = ["train.epochs=2", "checkpoint.every_epochs=0"];
     let mut survivor = trainer_on(Store::memory().unwrap(), &overrides);
     survivor.validity = StateValidity::Complete;
@@ -299,15 +301,15 @@ fn a_checkpoint_lost_with_its_generation_is_made_up_for_in_the_next() {
     survivor.position.progress.evaluated_fully = Some(Epoch(1));
     survivor.position.progress.saved = Some(Step(3));
 
-    let (ended, news) = run_alone(&mut survivor, Generation(2), &Restore::default());
+    let (ended, reports) = run_alone(&mut survivor, Generation(2), &Restore::default());
 
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-    let steps: Vec<Step> = committed(&news).iter().map(|commit| commit.step).collect();
+    let steps: Vec<Step> = committed(&reports).iter().map(|commit| commit.step).collect();
     assert_eq!(steps, [Step(4), Step(8)]);
 }
 
 #[test]
-fn a_checkpoint_of_two_ranks_is_restored_by_any_number_and_damage_to_a_share_is_known_to_all() {
+fn a_checkpoint_of_two_ranks_is_restored_by_any_number_and_all_ranks_learn_of_a_damaged_shard() {
     let folder = tempfile::tempdir().unwrap();
     let location = folder.path().to_str().unwrap();
     let new = || trainer_with(location, &["train.epochs=2"]);
@@ -321,9 +323,9 @@ fn a_checkpoint_of_two_ranks_is_restored_by_any_number_and_damage_to_a_share_is_
 
     for world_size in [2, 1] {
         let mut restored: Vec<_> = (0..world_size).map(|_| new()).collect();
-        for (ended, news) in run_all(&mut restored, Generation(2), &Restore::default()) {
+        for (ended, reports) in run_all(&mut restored, Generation(2), &Restore::default()) {
             assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-            let RankNews::Started { progress, .. } = &news[0] else { panic!("{news:?}") };
+            let RankReport::Started { progress, .. } = &reports[0] else { panic!("{reports:?}") };
             assert_eq!(progress.step, Step(8));
         }
         assert!(restored.iter_mut().all(|trainer| state(trainer) == undisturbed));
@@ -335,11 +337,12 @@ fn a_checkpoint_of_two_ranks_is_restored_by_any_number_and_damage_to_a_share_is_
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&share, bytes).unwrap();
     let mut restored = [new(), new()];
-    for (ended, news) in run_all(&mut restored, Generation(3), &Restore::default()) {
+    for (ended, reports) in run_all(&mut restored, Generation(3), &Restore::default()) {
         assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-        let RankNews::Started { source: StateSource::Checkpoint(restored), progress } = &news[0]
+        let RankReport::Started { source: StateSource::Checkpoint(restored), progress } =
+            &reports[0]
         else {
-            panic!("{news:?}")
+            panic!("{reports:?}")
         };
         assert_eq!(progress.step, Step(4));
         assert!(restored.skipped[0].contains("shard-00001-of-00002"), "{restored:?}");

@@ -1,4 +1,4 @@
-//! libtorch's memory as the collectives and checkpoints see it.
+//! Access to libtorch's memory for collectives and checkpoints.
 
 use baton_collectives::{BufferMut, DeviceSliceMut};
 use tch::{Device, Tensor};
@@ -6,10 +6,10 @@ use tch::{Device, Tensor};
 use super::failure::During;
 use crate::learner::Error;
 
-/// The values of a contiguous f32 tensor that owns its storage, where they are; no values are lent as if
-/// on the host, for libtorch has no address of them.
+/// The values of a contiguous f32 tensor that owns its storage, on its device. An empty tensor becomes an empty host
+/// buffer, because libtorch has no address for it.
 ///
-/// The caller keeps every other view of the storage to itself and unused while the buffer is lent.
+/// The caller must not use any other view of the storage while the buffer is in use.
 pub(super) fn lend(flat: &mut Tensor) -> BufferMut<'_> {
     let (start, len) = (flat.data_ptr(), flat.numel());
     if len == 0 {
@@ -28,9 +28,9 @@ pub(super) fn lend(flat: &mut Tensor) -> BufferMut<'_> {
     BufferMut::Host(unsafe { std::slice::from_raw_parts_mut(start.cast(), len) })
 }
 
-/// The values of a contiguous f32 tensor on the CPU, to be written; nothing of a tensor elsewhere.
+/// The values of a contiguous f32 tensor on the CPU, for writing; empty for a tensor on another device.
 ///
-/// The caller keeps other views of the storage unused meanwhile.
+/// The caller must not use any other view of the storage meanwhile.
 pub(super) fn write(flat: &mut Tensor) -> &mut [f32] {
     match lend(flat) {
         BufferMut::Host(values) => values,
@@ -38,9 +38,9 @@ pub(super) fn write(flat: &mut Tensor) -> &mut [f32] {
     }
 }
 
-/// The values of a contiguous f32 tensor on the CPU, to be read; nothing of a tensor elsewhere.
+/// The values of a contiguous f32 tensor on the CPU, for reading; empty for a tensor on another device.
 ///
-/// The caller lets nobody write to the storage meanwhile.
+/// The caller must not write to the storage meanwhile.
 pub(super) fn read(flat: &Tensor) -> &[f32] {
     if flat.device() != Device::Cpu || flat.numel() == 0 {
         return &[];
@@ -52,7 +52,7 @@ pub(super) fn read(flat: &Tensor) -> &[f32] {
     }
 }
 
-/// Values in a GPU's memory, for trying out collectives without a model.
+/// Values in GPU memory, for tests of collectives without a model.
 #[derive(Debug)]
 pub struct DeviceBuffer(Tensor);
 
@@ -60,7 +60,7 @@ impl DeviceBuffer {
     /// Copies `values` to the GPU numbered `ordinal`; call [`open`](super::device::open) first.
     ///
     /// # Errors
-    /// No such GPU; out of memory.
+    /// The GPU does not exist; out of memory.
     pub fn new(values: &[f32], ordinal: usize) -> Result<Self, Error> {
         let tensor = Tensor::f_from_slice(values);
         let tensor = tensor.and_then(|tensor| tensor.f_to_device(Device::Cuda(ordinal)));

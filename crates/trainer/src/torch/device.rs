@@ -1,9 +1,9 @@
-//! Readies libtorch in this process: threads, determinism, CPU or GPU.
+//! Prepares libtorch in this process: threads, determinism, CPU or GPU.
 //!
-//! One binary serves both. It links `libtorch_cpu` alone; where there is an NVIDIA driver,
-//! `libtorch_cuda.so` is opened at start and registers CUDA with libtorch by its static
-//! initialisers. This must come before anything asks libtorch about CUDA, as libtorch remembers
-//! the first answer: call [`open`] before any other function of this crate that touches libtorch.
+//! The same binary runs on both. It links only `libtorch_cpu`; if there is an NVIDIA driver, `libtorch_cuda.so` is
+//! opened at start and registers CUDA with libtorch in its static initialisers. This must happen before any code asks
+//! libtorch about CUDA, because libtorch remembers the first answer: call [`open`] before any other function of this
+//! crate that uses libtorch.
 
 use std::{
     ffi::{c_int, c_uint},
@@ -16,7 +16,7 @@ use std::{
 use baton_job::ids::LocalRank;
 use baton_recipe::{
     JobSpec,
-    spec::{Determinism, Device as Wanted},
+    spec::{Determinism, DeviceChoice},
 };
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LAZY};
 use tch::{Cuda, Device};
@@ -24,44 +24,44 @@ use tch::{Cuda, Device};
 pub use super::buffer::DeviceBuffer;
 use crate::learner::Error;
 
-/// Loads what [`open`] needs whatever the device: libtorch's CUDA half, seconds of work, if there are GPUs and the
-/// recipe allows them. Reserves no memory of theirs.
+/// Loads in advance what [`open`] needs for any device: libtorch's CUDA half, which takes seconds, if there are GPUs
+/// and the recipe allows them. Reserves no GPU memory.
 pub fn prepare(spec: &JobSpec) {
-    if spec.cluster.device != Wanted::Cpu {
-        // What is wrong is told by `open`, and by whoever builds a learner.
+    if spec.cluster.device != DeviceChoice::Cpu {
+        // Errors are reported later, by `open` and when a learner is built.
         let found = gpus();
-        if spec.precision.fused && matches!(found, Found::Gpus(1..)) {
+        if spec.precision.fused && matches!(found, GpuSearch::Gpus(1..)) {
             let _ = baton_gpu::kernels::Kernels::compile_ahead(0);
         }
     }
 }
 
-/// Sets threads and determinism as the recipe says and picks this process's device: with CUDA, the
-/// GPU numbered `local_rank`.
+/// Sets threads and determinism from the recipe and chooses this process's device: with CUDA, the GPU with the number
+/// `local_rank`.
 ///
-/// `cluster.device = "auto"` takes the CPU only where there is no NVIDIA driver or no GPU: a GPU
-/// that cannot be used is an error, as training on the CPU instead would be a costly surprise.
+/// `cluster.device = "auto"` chooses the CPU only if there is no NVIDIA driver or no GPU. A GPU that cannot be used is
+/// an error, because training on the CPU instead would be a costly surprise.
 ///
 /// # Errors
 /// [`Error::Device`] with a remedy: no driver, a libtorch without CUDA, no GPU, too few GPUs.
 pub fn open(spec: &JobSpec, local_rank: LocalRank) -> Result<Device, Error> {
     set_threads(spec.cluster.threads_per_rank);
     let found = match spec.cluster.device {
-        Wanted::Cpu => return Ok(Device::Cpu),
-        Wanted::Auto | Wanted::Cuda => gpus(),
+        DeviceChoice::Cpu => return Ok(Device::Cpu),
+        DeviceChoice::Auto | DeviceChoice::Cuda => gpus(),
     };
     let device = choose(spec.cluster.device, local_rank, found).map_err(Error::Device)?;
-    // Timing algorithms against each other picks differently from run to run.
+    // cuDNN's benchmark mode times algorithms and may choose differently in each run.
     Cuda::cudnn_set_benchmark(spec.precision.determinism == Determinism::Fast);
     Ok(device)
 }
 
-/// Sets libtorch's threads inside one operation; between operations it gets one, as training is one
-/// chain of operations. Results are bit-identical only for one value of `threads`.
+/// Sets the number of libtorch threads inside one operation. Between operations libtorch gets one thread, because
+/// training is one chain of operations. Results are bit-identical only for the same value of `threads`.
 pub fn set_threads(threads: u32) {
     static INTEROP: Once = Once::new();
     tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX));
-    // libtorch allows this once per process and panics through tch the second time.
+    // libtorch allows this once per process; tch panics the second time.
     INTEROP.call_once(|| {
         if tch::get_num_interop_threads() != 1 {
             tch::set_num_interop_threads(1);
@@ -69,7 +69,7 @@ pub fn set_threads(threads: u32) {
     });
 }
 
-/// The version of the libtorch that is running, e.g. `2.11.0`; `unknown` before 2.10.
+/// Version of the running libtorch, e.g. `2.11.0`; `unknown` before 2.10.
 #[must_use]
 pub fn torch_version() -> String {
     type AbiVersion = unsafe extern "C" fn() -> u64;
@@ -89,66 +89,66 @@ pub fn torch_version() -> String {
     }
 }
 
-/// What a search for GPUs came to.
+/// Result of a search for GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Found {
+enum GpuSearch {
     /// `libcuda.so.1` does not load.
     NoDriver,
     /// A driver, but libtorch's CUDA half does not load.
     NoTorchCuda(String),
-    /// So many GPUs that this process may see.
+    /// Number of GPUs that this process may use.
     Gpus(u32),
 }
 
-fn choose(wanted: Wanted, local_rank: LocalRank, found: Found) -> Result<Device, String> {
+fn choose(choice: DeviceChoice, local_rank: LocalRank, found: GpuSearch) -> Result<Device, String> {
     match found {
-        Found::NoDriver | Found::Gpus(0) if wanted == Wanted::Auto => Ok(Device::Cpu),
-        Found::NoDriver => Err(
+        GpuSearch::NoDriver | GpuSearch::Gpus(0) if choice == DeviceChoice::Auto => Ok(Device::Cpu),
+        GpuSearch::NoDriver => Err(
             "no NVIDIA driver (libcuda.so.1) on this node: install it, or set cluster.device = \"cpu\""
                 .to_owned(),
         ),
-        Found::NoTorchCuda(reason) => Err(format!(
+        GpuSearch::NoTorchCuda(reason) => Err(format!(
             "this node has an NVIDIA driver, but libtorch's CUDA half does not load ({reason}): \
              install the torch wheel with its dependencies, or set cluster.device = \"cpu\""
         )),
-        Found::Gpus(0) => Err(
+        GpuSearch::Gpus(0) => Err(
             "the NVIDIA driver shows no GPU: see `nvidia-smi` and CUDA_VISIBLE_DEVICES, or set \
              cluster.device = \"cpu\""
                 .to_owned(),
         ),
-        Found::Gpus(count) if local_rank.0 >= count => Err(format!(
+        GpuSearch::Gpus(count) if local_rank.0 >= count => Err(format!(
             "local rank {local_rank} has no GPU, as this node shows {count}: start at most {count} \
              ranks here, or see CUDA_VISIBLE_DEVICES"
         )),
-        Found::Gpus(_) => Ok(Device::Cuda(local_rank.0 as usize)),
+        GpuSearch::Gpus(_) => Ok(Device::Cuda(local_rank.0 as usize)),
     }
 }
 
-fn gpus() -> Found {
+fn gpus() -> GpuSearch {
     let count = match driver_gpus() {
-        None => return Found::NoDriver,
-        Some(0) => return Found::Gpus(0),
+        None => return GpuSearch::NoDriver,
+        Some(0) => return GpuSearch::Gpus(0),
         Some(count) => count,
     };
-    // Beside libtorch_cpu.so, else wherever the loader searches.
+    // In the folder of libtorch_cpu.so, else in the dynamic loader's search path.
     let torch_cuda = torch_folder().unwrap_or_default().join("libtorch_cuda.so");
     match load(torch_cuda) {
-        Err(error) => Found::NoTorchCuda(error.to_string()),
+        Err(error) => GpuSearch::NoTorchCuda(error.to_string()),
         Ok(_) if Cuda::device_count() < i64::from(count) => {
-            Found::NoTorchCuda("the driver is too old for it".to_owned())
+            GpuSearch::NoTorchCuda("the driver is too old for it".to_owned())
         }
-        Ok(_) => Found::Gpus(count),
+        Ok(_) => GpuSearch::Gpus(count),
     }
 }
 
-/// GPUs that NVIDIA's driver shows this process, 0 without a driver. Takes no GPU memory, unlike
-/// opening a device.
+/// Number of GPUs that NVIDIA's driver reports to this process, 0 without a driver. Uses no GPU memory, unlike opening
+/// a device.
 #[must_use]
 pub fn gpu_count() -> u32 {
     driver_gpus().unwrap_or(0)
 }
 
-/// The memory of a GPU as the driver tells it; none of a CPU.
+/// Memory of a GPU as reported by the driver; `None` for a CPU.
 #[must_use]
 pub fn memory_bytes(device: Device) -> Option<u64> {
     type DeviceGet = unsafe extern "C" fn(device: *mut c_int, ordinal: c_int) -> c_int;
@@ -156,21 +156,21 @@ pub fn memory_bytes(device: Device) -> Option<u64> {
     let Device::Cuda(ordinal) = device else { return None };
     let driver = load("libcuda.so.1".into()).ok()?;
     let (mut handle, mut bytes) = (0, 0);
-    // SAFETY: both signatures are those of the CUDA driver API, section "Device Management"; what is written to
-    // outlives the calls. Without a driver that was initialised they return an error.
+    // SAFETY: both signatures are those of the CUDA driver API, section "Device Management"; the output variables
+    // outlive the calls. Without an initialised driver the functions return an error.
     #[allow(unsafe_code)]
-    let told = unsafe {
+    let is_known = unsafe {
         let get = driver.get::<DeviceGet>(b"cuDeviceGet\0").ok()?;
         let total = driver.get::<DeviceTotalMem>(b"cuDeviceTotalMem_v2\0").ok()?;
         get(&raw mut handle, c_int::try_from(ordinal).ok()?) == 0
             && total(&raw mut bytes, handle) == 0
     };
-    told.then_some(bytes as u64)
+    is_known.then_some(bytes as u64)
 }
 
-/// Nothing without a driver.
+/// Number of GPUs that the driver reports; `None` without a driver.
 fn driver_gpus() -> Option<u32> {
-    type Init = unsafe extern "C" fn(flags: c_uint) -> c_int;
+    type CuInit = unsafe extern "C" fn(flags: c_uint) -> c_int;
     type DeviceGetCount = unsafe extern "C" fn(count: *mut c_int) -> c_int;
     let driver = load("libcuda.so.1".into()).ok()?;
     let mut count = 0;
@@ -178,7 +178,7 @@ fn driver_gpus() -> Option<u32> {
     // "Device Management"; `count` outlives the call.
     #[allow(unsafe_code)]
     let ready = unsafe {
-        let init = driver.get::<Init>(b"cuInit\0").ok()?;
+        let init = driver.get::<CuInit>(b"cuInit\0").ok()?;
         let get_count = driver.get::<DeviceGetCount>(b"cuDeviceGetCount\0").ok()?;
         init(0) == 0 && get_count(&raw mut count) == 0
     };
@@ -186,17 +186,17 @@ fn driver_gpus() -> Option<u32> {
     Some(if ready { u32::try_from(count).unwrap_or(0) } else { 0 })
 }
 
-/// Opens a library for the rest of the process's life, its symbols visible to all.
+/// Opens a library for the rest of the process's life, with its symbols visible to all other libraries.
 fn load(path: PathBuf) -> Result<ManuallyDrop<Library>, libloading::Error> {
-    // SAFETY: runs the static initialisers of NVIDIA's driver or of libtorch, which are made to be
-    // loaded this way: Python's `import torch` does the same.
+    // SAFETY: this runs the static initialisers of NVIDIA's driver or of libtorch, which are designed to be loaded this
+    // way: Python's `import torch` does the same.
     #[allow(unsafe_code)]
     let library = unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_GLOBAL) }?;
     // Never closed: libtorch keeps pointers into it.
     Ok(ManuallyDrop::new(library))
 }
 
-/// The folder of the `libtorch_cpu.so` that this process runs with.
+/// The folder of the `libtorch_cpu.so` that this process uses.
 fn torch_folder() -> Option<PathBuf> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| line.ends_with("/libtorch_cpu.so"))?;
@@ -208,40 +208,41 @@ fn torch_folder() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    fn refused(wanted: Wanted, local_rank: u32, found: Found) -> String {
-        choose(wanted, LocalRank(local_rank), found).unwrap_err()
+    fn refused(choice: DeviceChoice, local_rank: u32, found: GpuSearch) -> String {
+        choose(choice, LocalRank(local_rank), found).unwrap_err()
     }
 
     #[test]
     fn auto_takes_the_gpu_of_the_local_rank() {
-        let device = choose(Wanted::Auto, LocalRank(3), Found::Gpus(8));
+        let device = choose(DeviceChoice::Auto, LocalRank(3), GpuSearch::Gpus(8));
         assert_eq!(device, Ok(Device::Cuda(3)));
     }
 
     #[test]
-    fn auto_takes_the_cpu_only_where_there_is_no_gpu() {
-        assert_eq!(choose(Wanted::Auto, LocalRank(0), Found::NoDriver), Ok(Device::Cpu));
-        assert_eq!(choose(Wanted::Auto, LocalRank(0), Found::Gpus(0)), Ok(Device::Cpu));
-        let broken = refused(Wanted::Auto, 0, Found::NoTorchCuda("libcudnn.so.9".to_owned()));
+    fn auto_takes_the_cpu_only_if_there_is_no_gpu() {
+        assert_eq!(choose(DeviceChoice::Auto, LocalRank(0), GpuSearch::NoDriver), Ok(Device::Cpu));
+        assert_eq!(choose(DeviceChoice::Auto, LocalRank(0), GpuSearch::Gpus(0)), Ok(Device::Cpu));
+        let broken =
+            refused(DeviceChoice::Auto, 0, GpuSearch::NoTorchCuda("libcudnn.so.9".to_owned()));
         assert!(broken.contains("libcudnn.so.9") && broken.contains("install"), "{broken}");
     }
 
     #[test]
     fn cuda_without_a_gpu_is_refused_with_a_remedy() {
-        let no_driver = refused(Wanted::Cuda, 0, Found::NoDriver);
+        let no_driver = refused(DeviceChoice::Cuda, 0, GpuSearch::NoDriver);
         assert!(no_driver.contains("driver") && no_driver.contains("cluster.device"));
-        let no_gpu = refused(Wanted::Cuda, 0, Found::Gpus(0));
+        let no_gpu = refused(DeviceChoice::Cuda, 0, GpuSearch::Gpus(0));
         assert!(no_gpu.contains("nvidia-smi"), "{no_gpu}");
     }
 
     #[test]
     fn more_local_ranks_than_gpus_are_refused() {
-        let error = refused(Wanted::Auto, 2, Found::Gpus(2));
+        let error = refused(DeviceChoice::Auto, 2, GpuSearch::Gpus(2));
         assert!(error.contains("local rank 2") && error.contains("at most 2"), "{error}");
     }
 
     #[test]
-    fn running_libtorch_is_the_pinned_one() {
+    fn the_running_libtorch_has_the_pinned_version() {
         assert_eq!(torch_version(), "2.11.0");
         assert!(torch_folder().is_some_and(|folder| folder.join("libc10.so").is_file()));
     }

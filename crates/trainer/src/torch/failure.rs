@@ -1,12 +1,12 @@
-//! libtorch's errors in this crate's words.
+//! Converts libtorch's errors into this crate's errors.
 
 use tch::TchError;
 
-use crate::learner::{Error, Memory};
+use crate::learner::{Error, MemoryKind};
 
-/// Names the operation that failed.
+/// Adds the name of the failed operation to an error.
 pub(super) trait During<T> {
-    /// Turns libtorch's error into ours.
+    /// Converts libtorch's error.
     fn during(self, operation: &'static str) -> Result<T, Error>;
 }
 
@@ -17,7 +17,7 @@ impl<T> During<T> for Result<T, TchError> {
                 TchError::Torch(text) => text,
                 other => other.to_string(),
             };
-            // What follows the first line is a C++ backtrace.
+            // The lines after the first are a C++ backtrace.
             let message = text.lines().next().unwrap_or_default().to_owned();
             match memory_named_in(&message) {
                 Some(memory) => Error::OutOfMemory { memory, operation, message },
@@ -27,13 +27,13 @@ impl<T> During<T> for Result<T, TchError> {
     }
 }
 
-/// The memory that libtorch says was too small; it gives texts only.
-fn memory_named_in(message: &str) -> Option<Memory> {
-    let says = |words: &[&str]| words.iter().any(|words| message.contains(words));
-    if !says(&["out of memory", "bad_alloc", "can't allocate memory"]) {
+/// The kind of memory that was exhausted, judged by libtorch's message: its errors have no code.
+fn memory_named_in(message: &str) -> Option<MemoryKind> {
+    let contains = |words: &[&str]| words.iter().any(|words| message.contains(words));
+    if !contains(&["out of memory", "bad_alloc", "can't allocate memory"]) {
         return None;
     }
-    Some(if message.contains("CUDA") { Memory::Gpu } else { Memory::Host })
+    Some(if message.contains("CUDA") { MemoryKind::Gpu } else { MemoryKind::Host })
 }
 
 #[cfg(test)]
@@ -41,11 +41,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libtorchs_words_for_a_full_memory_are_understood() {
+    fn libtorchs_messages_about_exhausted_memory_are_recognised() {
         for (words, memory) in [
-            ("CUDA out of memory. Tried to allocate 20.00 GiB", Some(Memory::Gpu)),
-            ("std::bad_alloc", Some(Memory::Host)),
-            ("DefaultCPUAllocator: can't allocate memory: you tried to", Some(Memory::Host)),
+            ("CUDA out of memory. Tried to allocate 20.00 GiB", Some(MemoryKind::Gpu)),
+            ("std::bad_alloc", Some(MemoryKind::Host)),
+            ("DefaultCPUAllocator: can't allocate memory: you tried to", Some(MemoryKind::Host)),
             ("CUDA error: an illegal memory access was encountered", None),
         ] {
             let failed: Result<(), _> = Err(TchError::Torch(format!("{words}\nbacktrace")));

@@ -1,62 +1,62 @@
-//! Where each tensor lies in its flat buffer.
+//! Layout of the tensors in flat buffers.
 //!
 //! | buffer | values, f32 |
 //! |---|---|
-//! | weights, gradient, optimizer moments | trained parameters: first those with a working copy in the recipe's number format, among them first those that decay |
-//! | running statistics | mean and unbiased variance of every BatchNorm layer that is trained |
-//! | frozen | parameters and statistics that keep their values |
-//! | leaf | batch statistics (as running statistics), gradient, tail |
+//! | weights, gradient, optimizer moments | trained parameters: first those with a working copy in the recipe's number format, among them first those with weight decay |
+//! | running statistics | mean and unbiased variance of every trained BatchNorm layer |
+//! | frozen | parameters and statistics that training does not change |
+//! | leaf | batch statistics (same layout as running statistics), gradient, tail |
 //!
-//! A convolution's weight (OIHW) is stored in OHWI order when the network computes in channels-last
-//! format, so that no operation has to reorder it. Every tensor begins at a multiple of [`ALIGNMENT`];
-//! what is between two of them is zero. The leaf begins with the statistics, which are short, so that
-//! tensors begin there alike.
+//! A convolution's weight (OIHW) is stored in OHWI order when the network computes in channels-last format, so that no
+//! operation has to reorder it. Every tensor begins at a multiple of [`TENSOR_ALIGNMENT`]; the padding between two
+//! tensors is zero. The leaf begins with the statistics; they are short, and the gradient after them is aligned too.
 
-use baton_model::{Description, Init};
+use baton_model::{Init, NetworkDescription};
 use tch::Tensor;
 
 use super::optimizer::Segment;
-use crate::learner::TensorPlace;
+use crate::learner::TensorLocation;
 
 /// Name of the region of all trained parameters.
 pub(super) const WEIGHTS: &str = "weights";
 /// Name of the region of BatchNorm's running statistics.
 pub(super) const BN_RUNNING: &str = "bn_running";
 /// Name of the region of frozen parameters and statistics.
-pub(super) const FROZEN: &str = "frozen";
+pub(super) const FROZEN_REGION: &str = "frozen";
 
-/// Values, of 64 bytes: a cache line, and what vectorised kernels need to take the same path for each
-/// tensor wherever it lies, hence to find the same bits.
-pub(super) const ALIGNMENT: i64 = baton_checkpoint::ALIGNMENT as i64;
+/// Alignment of tensors in values, 64 bytes: a cache line. With it, vectorised kernels take the same code path for a
+/// tensor at any offset, and so compute the same bits.
+pub(super) const TENSOR_ALIGNMENT: i64 = baton_checkpoint::ALIGNMENT as i64;
 
-/// One tensor and its place.
+/// One tensor and its position in a buffer.
 #[derive(Clone, Debug)]
-pub(super) struct Slot {
+pub(super) struct FlatTensor {
     /// Name in checkpoints and exports.
     pub(super) name: String,
-    /// Sides; (out, in, height, width) for convolutions.
+    /// Dimensions; (out, in, height, width) for convolutions.
     pub(super) shape: Vec<i64>,
-    /// First value in its buffer: that of what is trained, or of what is frozen.
+    /// Index of the first value in the buffer of trained or of frozen tensors.
     pub(super) offset: i64,
-    /// Stored in OHWI order.
+    /// Whether the values are stored in OHWI order.
     pub(super) channels_last: bool,
-    /// Value before training.
+    /// Initial value.
     pub(super) init: Init,
-    /// Keeps its value.
+    /// Whether training leaves the values unchanged.
     pub(super) frozen: bool,
-    /// Decays whatever the recipe says, and has a rate of its own with LARS.
+    /// Whether weight decay applies even if the recipe excludes norms and biases; LARS then uses a separate learning
+    /// rate for it.
     pub(super) decays: bool,
-    /// Is computed with in the recipe's number format.
+    /// Whether the network computes with a copy in the recipe's number format.
     pub(super) is_cast: bool,
-    /// Place in the order of a state dict.
+    /// Index in the order of a state dict.
     position: usize,
 }
 
-impl Slot {
+impl FlatTensor {
     fn new(tensor: &baton_model::Tensor, channels_last: bool) -> Self {
         Self {
             name: tensor.name.clone(),
-            shape: tensor.shape.iter().map(|&side| side as i64).collect(),
+            shape: tensor.shape.iter().map(|&dim| dim as i64).collect(),
             offset: 0,
             channels_last: channels_last && tensor.shape.len() == 4,
             init: tensor.init,
@@ -76,7 +76,7 @@ impl Slot {
         self.offset + self.len()
     }
 
-    /// This tensor in its buffer, which may be a view of another one.
+    /// A view of this tensor in `buffer`, which may itself be a view.
     pub(super) fn view(&self, buffer: &Tensor) -> tch::Result<Tensor> {
         buffer.f_narrow(0, self.offset, self.len())?.f_as_strided(
             &self.shape,
@@ -85,8 +85,8 @@ impl Slot {
         )
     }
 
-    /// The values of `tensor`, shaped as this slot, as one dimension in stored order. No copy is
-    /// made if `tensor` has this slot's strides.
+    /// The values of `tensor`, which must have the shape of `self`, as one dimension in stored order. No copy is made
+    /// if it also has the strides of `self`.
     pub(super) fn flatten(&self, tensor: &Tensor) -> tch::Result<Tensor> {
         if self.channels_last {
             tensor.f_permute([0, 2, 3, 1])?.f_reshape([-1])
@@ -102,10 +102,10 @@ impl Slot {
         }
     }
 
-    fn place(&self, region: &'static str) -> TensorPlace {
-        TensorPlace {
+    fn location(&self, region: &'static str) -> TensorLocation {
+        TensorLocation {
             name: self.name.clone(),
-            shape: self.shape.iter().map(|&side| to_usize(side)).collect(),
+            shape: self.shape.iter().map(|&dim| to_usize(dim)).collect(),
             region,
             offset: to_usize(self.offset),
             channels_last: self.channels_last,
@@ -115,42 +115,43 @@ impl Slot {
 
 /// All tensors of a network, in the order of its description.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct FlatLayout {
     /// Weights, scales, shifts and biases.
-    pub(super) parameters: Vec<Slot>,
+    pub(super) parameters: Vec<FlatTensor>,
     /// Mean, variance, mean, variance, …
-    pub(super) statistics: Vec<Slot>,
-    /// So many values at the start of the trained parameters have a working copy.
+    pub(super) statistics: Vec<FlatTensor>,
+    /// Number of values at the start of the trained parameters that have a working copy.
     pub(super) cast_len: i64,
-    /// So many values at the start of what is frozen have one.
+    /// Number of values at the start of the frozen tensors that have a working copy.
     pub(super) frozen_cast_len: i64,
-    /// Where frozen parameters would lie among the trained ones, and how many values they have.
+    /// Offset and length of the gaps that frozen parameters would fill between the trained ones.
     pub(super) gaps: Vec<(i64, i64)>,
 }
 
-impl Layout {
+impl FlatLayout {
     /// Gives every tensor of `network` its offset.
-    pub(super) fn new(network: &Description, channels_last: bool) -> Self {
-        let slots = |tensors: &[baton_model::Tensor]| -> Vec<Slot> {
-            tensors.iter().map(|tensor| Slot::new(tensor, channels_last)).collect()
+    pub(super) fn new(network: &NetworkDescription, channels_last: bool) -> Self {
+        let entries = |tensors: &[baton_model::Tensor]| -> Vec<FlatTensor> {
+            tensors.iter().map(|tensor| FlatTensor::new(tensor, channels_last)).collect()
         };
         let (mut parameters, mut statistics) =
-            (slots(&network.parameters), slots(&network.statistics));
+            (entries(&network.parameters), entries(&network.statistics));
         let gaps = gaps(&mut parameters);
-        let cast_len = place_in_turn(parameters.iter_mut().filter(|slot| !slot.frozen));
-        place_in_turn(statistics.iter_mut().filter(|slot| !slot.frozen));
+        let cast_len = assign_offsets(parameters.iter_mut().filter(|entry| !entry.frozen));
+        assign_offsets(statistics.iter_mut().filter(|entry| !entry.frozen));
         let all = parameters.iter_mut().chain(&mut statistics);
-        let frozen_cast_len = place_in_turn(all.filter(|slot| slot.frozen));
+        let frozen_cast_len = assign_offsets(all.filter(|entry| entry.frozen));
         Self { parameters, statistics, cast_len, frozen_cast_len, gaps }
     }
 
-    /// What an optimizer updates, in order; one segment per tensor, or as few as there can be.
+    /// Ranges that an optimizer updates, in order: one segment per tensor, or as few as possible.
     pub(super) fn segments(&self, per_tensor: bool) -> Vec<Segment> {
-        let mut slots: Vec<&Slot> = self.parameters.iter().filter(|slot| !slot.frozen).collect();
-        slots.sort_by_key(|slot| slot.offset);
+        let mut entries: Vec<&FlatTensor> =
+            self.parameters.iter().filter(|entry| !entry.frozen).collect();
+        entries.sort_by_key(|entry| entry.offset);
         let mut segments: Vec<Segment> = Vec::new();
-        for slot in slots {
-            let (start, len, decays) = (slot.offset, slot.len(), slot.decays);
+        for entry in entries {
+            let (start, len, decays) = (entry.offset, entry.len(), entry.decays);
             match segments.last_mut() {
                 Some(last)
                     if !per_tensor
@@ -165,90 +166,95 @@ impl Layout {
         segments
     }
 
-    /// Values of all trained parameters, with what is between them.
+    /// Length of the buffer of trained parameters, with padding.
     pub(super) fn parameters_len(&self) -> i64 {
-        end_of(self.parameters.iter().filter(|slot| !slot.frozen))
+        end_of(self.parameters.iter().filter(|entry| !entry.frozen))
     }
 
-    /// Values of all running statistics that are trained, with what is between them.
+    /// Length of the buffer of running statistics, with padding.
     pub(super) fn statistics_len(&self) -> i64 {
-        end_of(self.statistics.iter().filter(|slot| !slot.frozen))
+        end_of(self.statistics.iter().filter(|entry| !entry.frozen))
     }
 
-    /// Values of all that is frozen, with what is between.
+    /// Length of the buffer of frozen tensors, with padding.
     pub(super) fn frozen_len(&self) -> i64 {
-        end_of(self.parameters.iter().chain(&self.statistics).filter(|slot| slot.frozen))
+        end_of(self.parameters.iter().chain(&self.statistics).filter(|entry| entry.frozen))
     }
 
-    /// Where the gradient begins in a leaf.
+    /// Offset of the gradient in a leaf.
     pub(super) fn gradient_start(&self) -> i64 {
         aligned(self.statistics_len())
     }
 
     /// Every tensor with its region, in the order of a state dict.
-    pub(super) fn state_dict(&self) -> Vec<(&Slot, &'static str)> {
-        let region = |slot: &Slot, trained| if slot.frozen { FROZEN } else { trained };
-        let parameters = self.parameters.iter().map(|slot| (slot, region(slot, WEIGHTS)));
-        let statistics = self.statistics.iter().map(|slot| (slot, region(slot, BN_RUNNING)));
-        let mut slots: Vec<_> = parameters.chain(statistics).collect();
-        slots.sort_by_key(|(slot, _)| slot.position);
-        slots
+    pub(super) fn state_dict(&self) -> Vec<(&FlatTensor, &'static str)> {
+        let region =
+            |entry: &FlatTensor, trained| if entry.frozen { FROZEN_REGION } else { trained };
+        let parameters = self.parameters.iter().map(|entry| (entry, region(entry, WEIGHTS)));
+        let statistics = self.statistics.iter().map(|entry| (entry, region(entry, BN_RUNNING)));
+        let mut entries: Vec<_> = parameters.chain(statistics).collect();
+        entries.sort_by_key(|(entry, _)| entry.position);
+        entries
     }
 
-    /// [`Self::state_dict`] for readers without libtorch.
-    pub(super) fn places(&self) -> Vec<TensorPlace> {
-        self.state_dict().into_iter().map(|(slot, region)| slot.place(region)).collect()
+    /// [`Self::state_dict`] as locations, for readers without libtorch.
+    pub(super) fn tensor_locations(&self) -> Vec<TensorLocation> {
+        self.state_dict().into_iter().map(|(entry, region)| entry.location(region)).collect()
     }
 }
 
-/// Lays `slots` one after the other, those that are cast first; returns the end of those.
-fn place_in_turn<'a>(slots: impl Iterator<Item = &'a mut Slot>) -> i64 {
-    let mut slots: Vec<_> = slots.collect();
-    // Stable, so that otherwise the order stays.
-    slots.sort_by_key(|slot| (!slot.is_cast, !slot.decays));
-    slots.iter_mut().fold(0, |end, slot| {
-        slot.offset = aligned(end);
-        slot.end()
+/// Assigns consecutive offsets to `entries`, first to those with a working copy; returns the end of these.
+fn assign_offsets<'a>(entries: impl Iterator<Item = &'a mut FlatTensor>) -> i64 {
+    let mut entries: Vec<_> = entries.collect();
+    // A stable sort keeps the order otherwise.
+    entries.sort_by_key(|entry| (!entry.is_cast, !entry.decays));
+    entries.iter_mut().fold(0, |end, entry| {
+        entry.offset = aligned(end);
+        entry.end()
     });
-    end_of(slots.iter().map(|slot| &**slot).filter(|slot| slot.is_cast))
+    end_of(entries.iter().map(|entry| &**entry).filter(|entry| entry.is_cast))
 }
 
-/// Where frozen ones would lie among the others: the norm of a gradient is summed up in blocks, whose
-/// borders depend on it.
-fn gaps(slots: &mut [Slot]) -> Vec<(i64, i64)> {
-    place_in_turn(slots.iter_mut());
-    let mut in_turn: Vec<&Slot> = slots.iter().collect();
-    in_turn.sort_by_key(|slot| slot.offset);
+/// Gaps that frozen parameters would fill among the others. The norm of a gradient is summed in blocks, and the block
+/// boundaries depend on these gaps.
+fn gaps(entries: &mut [FlatTensor]) -> Vec<(i64, i64)> {
+    assign_offsets(entries.iter_mut());
+    let mut ordered: Vec<&FlatTensor> = entries.iter().collect();
+    ordered.sort_by_key(|entry| entry.offset);
     let (mut gaps, mut trained): (Vec<(i64, i64)>, i64) = (Vec::new(), 0);
-    for slot in in_turn {
+    for entry in ordered {
         match gaps.last_mut() {
-            _ if !slot.frozen => trained = aligned(trained) + slot.len(),
-            Some((at, len)) if *at == aligned(trained) => *len = aligned(*len) + slot.len(),
-            _ => gaps.push((aligned(trained), slot.len())),
+            _ if !entry.frozen => trained = aligned(trained) + entry.len(),
+            Some((at, len)) if *at == aligned(trained) => *len = aligned(*len) + entry.len(),
+            _ => gaps.push((aligned(trained), entry.len())),
         }
     }
     gaps.iter_mut().for_each(|(_, len)| *len = aligned(*len));
     gaps
 }
 
-fn end_of<'a>(slots: impl Iterator<Item = &'a Slot>) -> i64 {
-    slots.map(Slot::end).max().unwrap_or_default()
+fn end_of<'a>(entries: impl Iterator<Item = &'a FlatTensor>) -> i64 {
+    entries.map(FlatTensor::end).max().unwrap_or_default()
 }
 
-/// The first offset from `end` on at which a tensor may begin.
+/// The first aligned offset that is not before `end`.
 fn aligned(end: i64) -> i64 {
-    (end + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT
+    (end + TENSOR_ALIGNMENT - 1) / TENSOR_ALIGNMENT * TENSOR_ALIGNMENT
 }
 
-/// Sides and offsets are sums and products of small positive constants.
+/// Converts a dimension or an offset: a sum or product of small positive constants.
 fn to_usize(value: i64) -> usize {
     usize::try_from(value).unwrap_or_default()
 }
 
-/// `slots` as views of the buffers of what is trained and of what is frozen.
+/// Views of `entries` in the buffers of trained and of frozen tensors.
 ///
-/// `detach` makes each a tensor of its own for autograd.
-pub(super) fn views(slots: &[Slot], trained: &Tensor, frozen: &Tensor) -> tch::Result<Vec<Tensor>> {
-    let buffer = |slot: &Slot| if slot.frozen { frozen } else { trained };
-    slots.iter().map(|slot| slot.view(buffer(slot))?.f_detach()).collect()
+/// Each view is detached: a separate tensor for autograd.
+pub(super) fn views(
+    entries: &[FlatTensor],
+    trained: &Tensor,
+    frozen: &Tensor,
+) -> tch::Result<Vec<Tensor>> {
+    let buffer = |entry: &FlatTensor| if entry.frozen { frozen } else { trained };
+    entries.iter().map(|entry| entry.view(buffer(entry))?.f_detach()).collect()
 }

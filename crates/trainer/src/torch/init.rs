@@ -1,45 +1,45 @@
 //! Initial values: a function of the seed alone.
 //!
-//! The numbers are drawn here rather than by libtorch, whose CPU generator is one per process (two
-//! learners in two threads would disturb each other) and whose normal distribution uses other
-//! approximations, hence other bits, on CPUs with AVX2 than without. Logarithm and cosine come from
-//! the `libm` crate for the same reason: the C library's depend on its version and on the CPU.
+//! The random numbers are computed here rather than by libtorch, because its CPU generator is shared by the whole
+//! process (two learners in two threads would disturb each other), and because its normal distribution uses different
+//! approximations, with different bits, on CPUs with AVX2. Logarithm and cosine come from the `libm` crate for the same
+//! reason: those of the C library depend on its version and on the CPU.
 
 use std::f64::consts::TAU;
 
 use baton_model::Init;
 use tch::Tensor;
 
-use super::flat::Slot;
+use super::flat::FlatTensor;
 
-/// Fills the buffers of what is trained and of what is frozen with the initial values of `slots`.
+/// Fills the buffers of trained and of frozen tensors with the initial values of `entries`.
 ///
-/// Values are drawn in the order of `slots` and, within a tensor, in torchvision's (OIHW) order, so
-/// that they do not depend on device or memory format.
+/// Values are drawn in the order of `entries` and, within a tensor, in torchvision's (OIHW) order, so that they do not
+/// depend on device or memory format.
 pub(super) fn fill(
     trained: &Tensor,
     frozen: &Tensor,
-    slots: &[Slot],
+    entries: &[FlatTensor],
     seed: u64,
 ) -> tch::Result<()> {
-    let mut draws = Draws(seed);
-    for slot in slots {
-        let mut view = slot.view(if slot.frozen { frozen } else { trained })?;
-        let mut draw = || match slot.init {
+    let mut random = InitRandom(seed);
+    for entry in entries {
+        let mut view = entry.view(if entry.frozen { frozen } else { trained })?;
+        let mut draw = || match entry.init {
             Init::Constant(value) => value,
-            Init::Normal { std } => (std * draws.normal()) as f32,
-            Init::Uniform { bound } => (bound * (2.0 * draws.unit() - 1.0)) as f32,
+            Init::Normal { std } => (std * random.normal()) as f32,
+            Init::Uniform { bound } => (bound * (2.0 * random.unit() - 1.0)) as f32,
         };
-        let values: Vec<f32> = (0..slot.len()).map(|_| draw()).collect();
-        view.f_copy_(&Tensor::f_from_slice(&values)?.f_view(slot.shape.as_slice())?)?;
+        let values: Vec<f32> = (0..entry.len()).map(|_| draw()).collect();
+        view.f_copy_(&Tensor::f_from_slice(&values)?.f_view(entry.shape.as_slice())?)?;
     }
     Ok(())
 }
 
 /// SplitMix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators").
-struct Draws(u64);
+struct InitRandom(u64);
 
-impl Draws {
+impl InitRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -65,9 +65,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn normal_draws_have_mean_zero_and_variance_one() {
-        let mut draws = Draws(7);
-        let sample: Vec<f64> = (0..100_000).map(|_| draws.normal()).collect();
+    fn normal_numbers_have_mean_zero_and_variance_one() {
+        let mut random = InitRandom(7);
+        let sample: Vec<f64> = (0..100_000).map(|_| random.normal()).collect();
         let mean = sample.iter().sum::<f64>() / sample.len() as f64;
         let variance = sample.iter().map(|x| x * x).sum::<f64>() / sample.len() as f64;
         let beyond_two = sample.iter().filter(|x| x.abs() > 2.0).count();
@@ -77,8 +77,8 @@ mod tests {
     }
 
     #[test]
-    fn draws_are_the_published_sequence() {
+    fn numbers_are_the_published_sequence() {
         // First output of the authors' SplitMix64 for state 0.
-        assert_eq!(Draws(0).next(), 0xE220_A839_7B1D_CDAF);
+        assert_eq!(InitRandom(0).next(), 0xE220_A839_7B1D_CDAF);
     }
 }

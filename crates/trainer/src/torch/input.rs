@@ -1,4 +1,4 @@
-//! From the loader's bytes to what the network sees, on the device.
+//! Copies batches from the loader to the device and normalises them.
 
 use baton_data::{Batch, Inputs};
 use baton_gpu::{Ticket, Uploads};
@@ -9,46 +9,46 @@ use tch::{Device, Kind, Tensor};
 use super::failure::During;
 use crate::learner::Error;
 
-/// Images become `(pixel - mean) / std` per channel, in 0..255 units; signals stay as they are.
+/// Images become `(pixel - mean) / std` per channel, with pixels from 0 to 255; signals are not changed.
 #[derive(Debug)]
-pub(super) struct Input {
+pub(super) struct DeviceInput {
     mean: Tensor,
     std: Tensor,
     device: Device,
     channels_last: bool,
     kind: Kind,
-    /// On a GPU.
-    crossing: Option<Crossing>,
+    /// Uploads to a GPU; `None` on a CPU.
+    uploader: Option<BatchUploader>,
 }
 
 /// A batch on the device.
-pub(super) struct Loaded {
-    /// Images, shape (samples, 3, resolution, resolution), in channels-last memory order if the network is;
-    /// or signals, shape (samples, channels, length).
+pub(super) struct LoadedBatch {
+    /// Images, shape (samples, 3, resolution, resolution), in channels-last memory format if the network uses it; or
+    /// signals, shape (samples, channels, length).
     pub(super) inputs: Tensor,
     /// Labels, i64, shape (samples); or values, f32, shape (samples, outputs).
     pub(super) targets: Tensor,
 }
 
-/// Batches on their way to a GPU.
+/// Uploads batches to a GPU.
 #[derive(Debug)]
-struct Crossing {
+struct BatchUploader {
     uploads: Uploads,
-    /// The one that was sent before its turn.
-    ahead: Option<(Identity, Ticket)>,
+    /// The batch that `prefetch` has sent and that is not used yet.
+    ahead: Option<(BatchIdentity, Ticket)>,
 }
 
-/// Two batches with the same one hold the same bytes: what a sample looks like follows from these.
+/// Two batches of equal identity contain the same bytes: these fields determine the samples and their augmentation.
 #[derive(Debug, PartialEq, Eq)]
-struct Identity {
+struct BatchIdentity {
     epoch: u32,
     samples: Vec<u64>,
-    /// Length of all inputs, which tells the resolution.
+    /// Length of all inputs, which depends on the resolution.
     bytes: usize,
 }
 
-impl Input {
-    /// Puts the constants on `device`; inputs will have `kind`.
+impl DeviceInput {
+    /// Copies the constants to `device`; inputs will be of type `kind`.
     pub(super) fn new(
         data: &Data,
         device: Device,
@@ -58,64 +58,69 @@ impl Input {
         let constant = |values: &[f32]| Tensor::f_from_slice(values)?.f_to_device(device);
         let mean = constant(&data.mean).during("copy constants")?;
         let std = constant(&data.std).during("copy constants")?;
-        let crossing = match device {
+        let uploader = match device {
             Device::Cuda(ordinal) => {
                 let device = baton_gpu::Device::open(i32::try_from(ordinal).unwrap_or(i32::MAX))?;
-                Some(Crossing { uploads: Uploads::new(device)?, ahead: None })
+                Some(BatchUploader { uploads: Uploads::new(device)?, ahead: None })
             }
             _ => None,
         };
-        Ok(Self { mean, std, device, channels_last, kind, crossing })
+        Ok(Self { mean, std, device, channels_last, kind, uploader })
     }
 
-    /// Begins to bring `batch` to a GPU, while that computes.
+    /// Starts copying `batch` to a GPU while the GPU computes.
     pub(super) fn prefetch(&mut self, batch: &Batch) -> Result<(), Error> {
-        if let Some(crossing) = &mut self.crossing {
-            crossing.give_up()?;
-            let ticket = crossing.uploads.send(&[bytes_of(batch), bytes_of_targets(batch)])?;
-            crossing.ahead = Some((Identity::of(batch), ticket));
+        if let Some(uploader) = &mut self.uploader {
+            uploader.discard_ahead()?;
+            let ticket = uploader.uploads.send(&[bytes_of(batch), bytes_of_targets(batch)])?;
+            uploader.ahead = Some((BatchIdentity::of(batch), ticket));
         }
         Ok(())
     }
 
-    /// The batch as the network sees it.
-    pub(super) fn load(&mut self, batch: &Batch) -> Result<Loaded, Error> {
-        let Some(crossing) = &mut self.crossing else {
+    /// The batch on the device, normalised.
+    pub(super) fn load(&mut self, batch: &Batch) -> Result<LoadedBatch, Error> {
+        let Some(uploader) = &mut self.uploader else {
             let inputs = flat_inputs(batch).and_then(|flat| self.normalise(batch, &flat));
-            return Ok(Loaded {
+            return Ok(LoadedBatch {
                 inputs: inputs.during("copy inputs")?,
                 targets: targets(batch).during("copy targets")?,
             });
         };
-        let ticket = match crossing.ahead.take() {
-            Some((identity, ticket)) if identity == Identity::of(batch) => ticket,
+        let ticket = match uploader.ahead.take() {
+            Some((identity, ticket)) if identity == BatchIdentity::of(batch) => ticket,
             other => {
-                crossing.ahead = other;
-                crossing.give_up()?;
-                crossing.uploads.send(&[bytes_of(batch), bytes_of_targets(batch)])?
+                uploader.ahead = other;
+                uploader.discard_ahead()?;
+                uploader.uploads.send(&[bytes_of(batch), bytes_of_targets(batch)])?
             }
         };
-        let address = crossing.uploads.receive(&ticket)?;
+        let address = uploader.uploads.receive(&ticket)?;
         let (inputs, targets) = (address + ticket.offset(0), address + ticket.offset(1));
-        // SAFETY: `Uploads` lends what was sent to work that is queued on libtorch's stream before `release`.
+        // SAFETY: `Uploads` keeps the memory valid for work that is queued on libtorch's stream before `release`.
         #[allow(unsafe_code)]
-        let loaded = unsafe { self.copied_from(batch, inputs, targets) }.during("copy inputs");
-        if let Some(crossing) = &mut self.crossing {
-            crossing.uploads.release(ticket)?;
+        let loaded = unsafe { self.copy_from_device(batch, inputs, targets) }.during("copy inputs");
+        if let Some(uploader) = &mut self.uploader {
+            uploader.uploads.release(ticket)?;
         }
         loaded
     }
 
-    /// Queues copies of what lies at these addresses, and keeps nothing that points there.
+    /// Queues copies of the data at these device addresses; the result contains no pointer to them.
     ///
     /// # Safety
-    /// They are of this device, and as many bytes as `batch` has lie there until the copies are made.
+    /// The addresses are of this device, and as many bytes as `batch` has are valid there until the copies are made.
     #[allow(unsafe_code)]
-    unsafe fn copied_from(&self, batch: &Batch, inputs: u64, targets: u64) -> tch::Result<Loaded> {
+    unsafe fn copy_from_device(
+        &self,
+        batch: &Batch,
+        inputs: u64,
+        targets: u64,
+    ) -> tch::Result<LoadedBatch> {
         let view = |address: u64, shape: &[i64], kind: Kind| {
             let strides: Vec<i64> =
                 (1..=shape.len()).map(|axis| shape[axis..].iter().product()).collect();
-            // SAFETY: the caller's promise; the tensor does not outlive this function.
+            // SAFETY: guaranteed by the caller; the tensor does not outlive this function.
             unsafe { Tensor::f_from_blob(address as *const u8, shape, &strides, kind, self.device) }
         };
         let (shape, kind) = match &batch.inputs {
@@ -125,13 +130,13 @@ impl Input {
         let flat = view(inputs, &[shape as i64], kind)?;
         let inputs = self.normalise(batch, &flat)?;
         let (shape, kind) = target_shape(batch);
-        let lent = view(targets, &shape, kind)?;
-        let mut targets = lent.f_empty_like()?;
-        targets.f_copy_(&lent)?;
-        Ok(Loaded { inputs, targets })
+        let uploaded = view(targets, &shape, kind)?;
+        let mut targets = uploaded.f_empty_like()?;
+        targets.f_copy_(&uploaded)?;
+        Ok(LoadedBatch { inputs, targets })
     }
 
-    /// What the network sees of inputs as they lie in `batch`; a copy.
+    /// The network's inputs, computed from the flat inputs of `batch`; always a copy.
     fn normalise(&self, batch: &Batch, flat: &Tensor) -> tch::Result<Tensor> {
         let samples = batch.len() as i64;
         match &batch.inputs {
@@ -153,13 +158,13 @@ impl Input {
     }
 }
 
-impl Crossing {
-    /// Gives back what was sent ahead of a turn that never came.
-    fn give_up(&mut self) -> Result<(), Error> {
+impl BatchUploader {
+    /// Releases a batch that was sent ahead but not used.
+    fn discard_ahead(&mut self) -> Result<(), Error> {
         match self.ahead.take() {
             None => Ok(()),
             Some((_, ticket)) => {
-                // Else its memory could be written to while it is still being filled.
+                // Wait for the upload first; otherwise its memory could be reused while it is still written.
                 self.uploads.receive(&ticket)?;
                 Ok(self.uploads.release(ticket)?)
             }
@@ -167,13 +172,13 @@ impl Crossing {
     }
 }
 
-impl Identity {
+impl BatchIdentity {
     fn of(batch: &Batch) -> Self {
         Self { epoch: batch.epoch, samples: batch.samples.clone(), bytes: bytes_of(batch).len() }
     }
 }
 
-/// Pixels cross as bytes: a quarter of what floats would be.
+/// The inputs as bytes. Pixels are uploaded as bytes: a quarter of their size as f32.
 fn bytes_of(batch: &Batch) -> &[u8] {
     match &batch.inputs {
         Inputs::Images { pixels, .. } => pixels,
@@ -213,10 +218,10 @@ fn target_shape(batch: &Batch) -> (Vec<i64>, Kind) {
 
 /// Channels and length of an array that is a signal: (length) or (channels, length).
 pub(super) fn signal_shape(shape: &[u64]) -> Option<[i64; 2]> {
-    let side = |side: u64| i64::try_from(side).ok();
+    let dim = |dim: u64| i64::try_from(dim).ok();
     match *shape {
-        [length] => Some([1, side(length)?]),
-        [channels, length] => Some([side(channels)?, side(length)?]),
+        [length] => Some([1, dim(length)?]),
+        [channels, length] => Some([dim(channels)?, dim(length)?]),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! [`TorchLearner`]: a network with its optimizer, and [`TorchLeaf`], one contribution to an update.
+//! [`TorchLearner`], a network with its optimizer, and [`TorchLeaf`], one contribution to an update.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use baton_checkpoint::Float;
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, mix::Mix};
 use baton_gpu::Readback;
-use baton_model::{Description, Input as InputSize};
+use baton_model::{InputShape, NetworkDescription};
 use baton_recipe::{JobSpec, spec::Augment};
 use tch::{Device, Kind, Tensor};
 
@@ -14,71 +14,72 @@ use super::{
     backward::Pass,
     buffer::lend,
     failure::During,
-    flat::{self, Layout, Slot, views},
+    flat::{self, FlatLayout, FlatTensor, views},
     fused::Fused,
     init,
-    input::{Input, Loaded, signal_shape},
+    input::{DeviceInput, LoadedBatch, signal_shape},
     mixing,
     network::{self, Tensors},
     optimizer::{Optimizer, Rates},
     task::{self, Task},
     weights,
-    working::{self, Frozen, Working},
+    working::{self, FrozenTensors, WorkingWeights},
 };
 use crate::learner::{
-    Error, Judged, Leaf, Learner, Reading, Region, TAIL, TensorPlace, Update, VOTE, Weights,
+    BatchEvaluation, DeferredScalar, Error, EvaluatedWeights, Leaf, Learner, Region, TAIL,
+    TensorLocation, Update, VOTE,
 };
 
 /// Share of the running BatchNorm statistics that one update replaces; torch's `momentum`.
 const STATISTICS_MOMENTUM: f64 = 0.1;
 
-/// Where BatchNorm takes its statistics from.
+/// The statistics that BatchNorm uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// From the batch.
+pub enum BatchNormMode {
+    /// Those of the batch.
     Training,
-    /// From the running averages.
+    /// The running averages.
     Evaluation,
 }
 
 /// A network and its optimizer on one device.
 ///
-/// Regions, all f32: `weights`; as long and in the same order the optimizer's `momentum` (SGD, LARS)
-/// or `exp_avg` and `exp_avg_sq` (AdamW) and the averaged weights `ema`; with fp16 the three values of
-/// `loss_scale`; `bn_running` and its average `bn_running_ema`; `frozen`, if anything is.
+/// Regions, all f32: `weights`; with the same length and order the optimizer's `momentum` (SGD, LARS) or `exp_avg` and
+/// `exp_avg_sq` (AdamW) and the averaged weights `ema`; with fp16 the three values of `loss_scale`; `bn_running` and
+/// its average `bn_running_ema`; `frozen`, if any block is frozen.
 #[derive(Debug)]
 pub struct TorchLearner {
     device: Device,
-    network: Description,
-    pub(super) layout: Layout,
+    network: NetworkDescription,
+    pub(super) layout: FlatLayout,
     recipe: Recipe,
-    input: Input,
+    input: DeviceInput,
     task: Box<dyn Task>,
     optimizer: Optimizer,
-    /// Absent if the recipe wants libtorch's kernels alone.
+    /// `None` if the recipe uses only libtorch's kernels.
     fused: Option<Fused>,
     pub(super) weights: Tensor,
     pub(super) running: Tensor,
     /// Parameters and statistics of frozen blocks.
-    pub(super) frozen: Frozen,
-    /// Of `weights`, each the start of a gradient.
-    pub(super) working: Working,
+    pub(super) frozen: FrozenTensors,
+    /// Readable copies of `weights`; their gradients are computed.
+    pub(super) working: WorkingWeights,
     /// Views of `running`.
     running_views: Vec<Tensor>,
     averaged: Option<Averaged>,
     pub(super) blur: Option<Tensor>,
-    /// Where batch statistics go that nobody needs, and views of it.
+    /// Receives batch statistics that are not needed, with views of it.
     spare_statistics: (Tensor, Vec<Tensor>),
 }
 
-/// What the learner reads of the recipe at every step.
+/// Fields of the recipe that the learner reads at every step.
 #[derive(Debug)]
 struct Recipe {
     seed: u64,
     augment: Augment,
     recompute: Vec<String>,
     pretrained: Option<Pretrained>,
-    /// Mirror images in evaluations.
+    /// Evaluate mirrored images too.
     flip: bool,
     channels_last: bool,
 }
@@ -89,12 +90,12 @@ struct Pretrained {
     head: weights::Head,
 }
 
-/// The averaged model; its weights are the optimizer's.
+/// The averaged model; the optimizer owns its weights.
 #[derive(Debug)]
 struct Averaged {
     running: Tensor,
     running_views: Vec<Tensor>,
-    working: Working,
+    working: WorkingWeights,
 }
 
 /// Batch statistics, gradient and tail, in this order, in one tensor.
@@ -107,24 +108,24 @@ pub struct TorchLeaf {
     tail: Tensor,
     /// Views of `statistics`, one per running statistic of the network.
     pub(super) statistics_views: Vec<Tensor>,
-    /// The tail on its way from a GPU, once it was sent for.
+    /// The copy of the tail from a GPU, once it was started.
     readback: Option<Readback<TAIL>>,
-    is_sent_for: bool,
+    is_readback_started: bool,
 }
 
-/// A batch's loss, a scalar on the device; none of an empty batch.
+/// A batch's loss, a scalar on the device; `None` for an empty batch.
 #[derive(Debug)]
 pub struct TorchLoss(Option<Tensor>);
 
-impl Reading for TorchLoss {
+impl DeferredScalar for TorchLoss {
     fn value(&self) -> Result<f64, Error> {
         self.0.as_ref().map_or(Ok(0.0), |loss| f64::try_from(loss).during("read the loss"))
     }
 }
 
 impl TorchLearner {
-    /// The network of `spec.model` for such inputs, with initial values from `spec.seed`, on `device`
-    /// (see [`device::open`](super::device::open)).
+    /// The network of `spec.model` for inputs of this type, with initial values from `spec.seed`, on `device` (see
+    /// [`device::open`](super::device::open)).
     ///
     /// # Errors
     /// `model.arch` is not made of layers; out of memory.
@@ -134,7 +135,7 @@ impl TorchLearner {
         Ok(learner)
     }
 
-    /// The same with zeros for weights, for whoever [`initialise`](Learner::initialise)s or restores it.
+    /// The same with zero weights, to be [initialised](Learner::initialise) or restored later.
     ///
     /// # Errors
     /// `model.arch` is not made of layers; out of memory.
@@ -146,16 +147,20 @@ impl TorchLearner {
         let network = spec.model.describe(channels as u64).ok_or_else(|| {
             Error::Recipe(format!("model.arch = {:?} has no layers", spec.model.arch))
         })?;
-        Self::of(spec, network, device)
+        Self::with_network(spec, network, device)
     }
 
-    /// As [`blank`](Self::blank), with `network` in place of the recipe's.
+    /// Like [`blank`](Self::blank), with `network` in place of the recipe's.
     ///
     /// # Errors
     /// Out of memory.
-    pub fn of(spec: &JobSpec, network: Description, device: Device) -> Result<Self, Error> {
+    pub fn with_network(
+        spec: &JobSpec,
+        network: NetworkDescription,
+        device: Device,
+    ) -> Result<Self, Error> {
         let kind = working::kind(spec.precision.compute);
-        let input = Input::new(&spec.data, device, spec.model.channels_last, kind)?;
+        let input = DeviceInput::new(&spec.data, device, spec.model.channels_last, kind)?;
         let fused = spec.precision.fused.then(|| Fused::on(device)).transpose()?;
         Self::build(spec, device, network, input, fused).during("build the network")
     }
@@ -163,23 +168,23 @@ impl TorchLearner {
     fn build(
         spec: &JobSpec,
         device: Device,
-        network: Description,
-        input: Input,
+        network: NetworkDescription,
+        input: DeviceInput,
         fused: Option<Fused>,
     ) -> tch::Result<Self> {
-        let layout = Layout::new(&network, spec.model.channels_last);
+        let layout = FlatLayout::new(&network, spec.model.channels_last);
         let float = (Kind::Float, device);
         let weights = Tensor::f_zeros([layout.parameters_len()], float)?;
         let running = Tensor::f_zeros([layout.statistics_len()], float)?;
         let kind = working::kind(spec.precision.compute);
-        let frozen = Frozen::new(&layout, kind, device)?;
-        let working = Working::new(&layout, &weights, &frozen, kind)?;
+        let frozen = FrozenTensors::new(&layout, kind, device)?;
+        let working = WorkingWeights::new(&layout, &weights, &frozen, kind)?;
         working.require_gradients(&layout)?;
         let optimizer = Optimizer::new(spec, &layout, device)?;
         let averaged = match optimizer.averaged() {
             None => None,
             Some(averaged) => {
-                let working = Working::new(&layout, averaged, &frozen, kind)?;
+                let working = WorkingWeights::new(&layout, averaged, &frozen, kind)?;
                 let running = running.f_zeros_like()?;
                 let running_views = views(&layout.statistics, &running, &frozen.masters)?;
                 Some(Averaged { running, running_views, working })
@@ -224,33 +229,32 @@ impl TorchLearner {
     /// Outputs for `batch`, f32, shape (samples, classes); changes no state and records no gradient.
     ///
     /// # Errors
-    /// The device failed; the inputs do not have the length that their number and shape ask for.
-    pub fn logits(&mut self, batch: &Batch, mode: Mode) -> Result<Tensor, Error> {
+    /// The device failed; the number of input values does not match the batch's size and shape.
+    pub fn logits(&mut self, batch: &Batch, mode: BatchNormMode) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         self.refresh()?;
-        let Loaded { inputs, .. } = self.input.load(batch)?;
+        let LoadedBatch { inputs, .. } = self.input.load(batch)?;
         let tensors = self.tensors(&self.working, &self.running_views);
         let batch = match mode {
-            Mode::Evaluation => None,
-            Mode::Training => Some(self.spare_statistics.1.as_slice()),
+            BatchNormMode::Evaluation => None,
+            BatchNormMode::Training => Some(self.spare_statistics.1.as_slice()),
         };
         let tensors = Tensors { batch, ..tensors };
         tensors.forward(&self.network, &inputs).during("forward pass")
     }
 
-    /// What the network sees of a training batch, shape (samples, channels, …), what it should say, and
-    /// how both are mixed.
+    /// The network's inputs for a training batch, shape (samples, channels, …), its targets, and how both are mixed.
     ///
     /// # Errors
-    /// The device failed; the inputs do not have the length that their number and shape ask for.
+    /// The device failed; the number of input values does not match the batch's size and shape.
     pub fn mixed(&mut self, batch: &Batch) -> Result<(Tensor, Tensor, Mix), Error> {
-        let Loaded { inputs, targets } = self.input.load(batch)?;
+        let LoadedBatch { inputs, targets } = self.input.load(batch)?;
         let mix = Mix::of_batch(self.recipe.seed, batch, &self.recipe.augment);
         let mixed = mixing::inputs(&inputs, &mix).during("mix inputs")?;
         Ok((mixed, targets, mix))
     }
 
-    fn tensors<'a>(&'a self, working: &'a Working, running: &'a [Tensor]) -> Tensors<'a> {
+    fn tensors<'a>(&'a self, working: &'a WorkingWeights, running: &'a [Tensor]) -> Tensors<'a> {
         Tensors {
             parameters: &working.parameters,
             running,
@@ -261,55 +265,56 @@ impl TorchLearner {
         }
     }
 
-    /// Copies of every weight and running statistic, on the CPU, by their names, in the order of a
-    /// state dict.
+    /// Copies of every weight and running statistic, on the CPU, with their names, in the order of a state dict.
     ///
     /// # Errors
     /// Out of memory.
     pub fn state_dict(&self) -> Result<Vec<(String, Tensor)>, Error> {
         let tensors = self.state_views()?;
-        tensors.into_iter().map(|(slot, view)| Ok((slot.name.clone(), copy_out(&view)?))).collect()
+        tensors
+            .into_iter()
+            .map(|(entry, view)| Ok((entry.name.clone(), copy_out(&view)?)))
+            .collect()
     }
 
-    /// Copies of the gradients in `leaf`, on the CPU, by their names, in the order of the
-    /// description.
+    /// Copies of the gradients in `leaf`, on the CPU, with their names, in the order of the description.
     ///
     /// # Errors
     /// Out of memory.
     pub fn gradients(&self, leaf: &TorchLeaf) -> Result<Vec<(String, Tensor)>, Error> {
-        let slots = self.layout.parameters.iter().filter(|slot| !slot.frozen);
-        let view = |slot: &Slot| slot.view(&leaf.gradient).during("view gradients");
-        slots.map(|slot| Ok((slot.name.clone(), copy_out(&view(slot)?)?))).collect()
+        let entries = self.layout.parameters.iter().filter(|entry| !entry.frozen);
+        let view = |entry: &FlatTensor| entry.view(&leaf.gradient).during("view gradients");
+        entries.map(|entry| Ok((entry.name.clone(), copy_out(&view(entry)?)?))).collect()
     }
 
-    /// Every weight and running statistic in the order of a state dict. Writing to a view changes the
-    /// learner; none may live on while [`Learner::regions`] lends out the same memory.
-    pub(super) fn state_views(&self) -> Result<Vec<(&Slot, Tensor)>, Error> {
-        let slots = self.layout.state_dict().into_iter();
-        let views = slots.map(|(slot, region)| {
+    /// Views of every weight and running statistic in the order of a state dict. Writing to a view changes the learner;
+    /// all views must be dropped before [`Learner::regions`] gives access to the same memory.
+    pub(super) fn state_views(&self) -> Result<Vec<(&FlatTensor, Tensor)>, Error> {
+        let entries = self.layout.state_dict().into_iter();
+        let views = entries.map(|(entry, region)| {
             let buffer = match region {
                 flat::WEIGHTS => &self.weights,
                 flat::BN_RUNNING => &self.running,
                 _ => &self.frozen.masters,
             };
-            Ok((slot, slot.view(buffer)?))
+            Ok((entry, entry.view(buffer)?))
         });
         views.collect::<tch::Result<_>>().during("view the state")
     }
 
-    /// What it trains.
+    /// The network that it trains.
     #[must_use]
-    pub fn network(&self) -> &Description {
+    pub fn network(&self) -> &NetworkDescription {
         &self.network
     }
 
     /// Names of the head's tensors.
     pub(super) fn head(&self) -> impl Iterator<Item = &str> {
         let parameters = &self.layout.parameters[self.network.head.parameters.clone()];
-        parameters.iter().map(|slot| slot.name.as_str())
+        parameters.iter().map(|entry| entry.name.as_str())
     }
 
-    /// The masters have changed.
+    /// Marks the working copies as stale after a change of the f32 weights.
     pub(super) fn invalidate(&mut self) {
         self.working.cast.invalidate();
         self.frozen.cast.invalidate();
@@ -334,12 +339,12 @@ impl TorchLearner {
             tail: flat.f_narrow(0, start + gradient, TAIL as i64)?,
             statistics_views: views(&self.layout.statistics, &flat, &self.frozen.masters)?,
             readback: None,
-            is_sent_for: false,
+            is_readback_started: false,
             flat,
         })
     }
 
-    /// Finds the gradient of the scaled loss of `inputs` and writes it into `leaf`, with its sums.
+    /// Computes the gradient of the scaled loss of `inputs` and writes it into `leaf`, with the batch's sums.
     fn pass(
         &self,
         inputs: &Tensor,
@@ -365,32 +370,35 @@ impl TorchLearner {
                 Some(factor) => Ok((loss, scaled.f_mul(factor)?)),
             }
         };
-        let found = pass.run(inputs, loss).during("forward and backward pass")?;
-        self.keep(found.gradients, leaf).during("collect gradients")?;
-        let first_metric = self.task.first_metric(&found.outputs, targets);
+        let result = pass.run(inputs, loss).during("forward and backward pass")?;
+        self.write_gradients(result.gradients, leaf).during("collect gradients")?;
+        let first_metric = self.task.first_metric(&result.outputs, targets);
         first_metric
-            .and_then(|sum| leaf.set_sums(Some(&found.loss), sum.as_ref(), targets.size()[0]))
+            .and_then(|sum| leaf.set_sums(Some(&result.loss), sum.as_ref(), targets.size()[0]))
             .during("sum up the batch")?;
-        Ok(TorchLoss(Some(found.loss)))
+        Ok(TorchLoss(Some(result.loss)))
     }
 
     /// Writes gradients into `leaf`.
     ///
-    /// A gradient per parameter, then one concatenation. The other way, `grad().set_data(view)` once
-    /// and backward accumulating into the views, costs more: the views must be zeroed and then read as
-    /// well as written (ResNet-50, one CPU thread: 40 ms against 16 ms). Nor could they lie in the
-    /// leaf, as autograd refuses changes to a tensor that shares memory with the statistics it keeps
-    /// for BatchNorm.
-    fn keep(&self, gradients: Vec<(usize, Tensor)>, leaf: &TorchLeaf) -> tch::Result<()> {
-        let slots = &self.layout.parameters;
-        let mut flat: Vec<(i64, Tensor)> = Vec::with_capacity(slots.len());
+    /// This is one gradient per parameter, then one concatenation. The alternative, `grad().set_data(view)` once and
+    /// backward accumulating into the views, is slower: the views must be zeroed and then read as well as written
+    /// (ResNet-50, one CPU thread: 40 ms against 16 ms). The views could not be in the leaf either: autograd refuses
+    /// changes to a tensor that shares memory with the statistics it keeps for BatchNorm.
+    fn write_gradients(
+        &self,
+        gradients: Vec<(usize, Tensor)>,
+        leaf: &TorchLeaf,
+    ) -> tch::Result<()> {
+        let entries = &self.layout.parameters;
+        let mut flat: Vec<(i64, Tensor)> = Vec::with_capacity(entries.len());
         for (index, gradient) in gradients {
-            let slot = &slots[index];
-            flat.push((slot.offset, slot.flatten(&gradient)?));
+            let entry = &entries[index];
+            flat.push((entry.offset, entry.flatten(&gradient)?));
         }
         flat.sort_by_key(|(offset, _)| *offset);
         flat.push((self.layout.parameters_len(), leaf.gradient.f_narrow(0, 0, 0)?));
-        // Zeros for what is between tensors.
+        // Zeros as padding between tensors.
         let (mut whole, mut end) = (Vec::with_capacity(flat.len()), 0);
         for (offset, gradient) in flat {
             if end < offset {
@@ -404,8 +412,8 @@ impl TorchLearner {
         Ok(())
     }
 
-    /// Outputs in evaluation mode, averaged with those for the mirrored images if the recipe says so.
-    fn judge(&self, inputs: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
+    /// Outputs in evaluation mode, averaged with those for the mirrored images if the recipe requests it.
+    fn evaluation_outputs(&self, inputs: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
         let outputs = tensors.forward(&self.network, inputs)?;
         if !self.recipe.flip {
             return Ok(outputs);
@@ -437,7 +445,7 @@ impl Learner for TorchLearner {
         let (seed, frozen) = (self.recipe.seed, &self.frozen.masters);
         init::fill(&self.weights, frozen, &self.layout.parameters, seed)
             .and_then(|()| init::fill(&self.running, frozen, &self.layout.statistics, seed))
-            .during("set the first weights")
+            .during("set the initial weights")
     }
 
     fn load_initial(&mut self) -> Result<(), Error> {
@@ -455,13 +463,13 @@ impl Learner for TorchLearner {
         scale: f32,
         leaf: &mut TorchLeaf,
     ) -> Result<TorchLoss, Error> {
-        leaf.is_sent_for = false;
+        leaf.is_readback_started = false;
         if batch.is_empty() {
-            leaf.contribute_nothing(&self.running).during("clear a leaf")?;
+            leaf.clear(&self.running).during("clear a leaf")?;
             return Ok(TorchLoss(None));
         }
         let size = size_of(batch);
-        if (batch.len() as u64) < self.network.least_batch(size) {
+        if (batch.len() as u64) < self.network.min_batch(size) {
             let side = size.size().width;
             return Err(Error::Torch {
                 operation: "batch normalisation",
@@ -475,7 +483,7 @@ impl Learner for TorchLearner {
         self.task.check(batch)?;
         self.refresh()?;
         let (inputs, targets, mix) = self.mixed(batch)?;
-        // Momentum 1 multiplies what was there by 0, which keeps infinities and NaNs alive.
+        // Momentum 1 multiplies the old value by 0, which would keep infinities and NaNs.
         let _ = leaf.statistics.f_zero_().during("clear statistics")?;
         self.pass(&inputs, &targets, &mix, scale, leaf)
     }
@@ -524,9 +532,13 @@ impl Learner for TorchLearner {
         Ok(())
     }
 
-    fn evaluate(&mut self, batch: &Batch, weights: Weights) -> Result<Judged, Error> {
+    fn evaluate(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+    ) -> Result<BatchEvaluation, Error> {
         if batch.is_empty() {
-            return Ok(Judged::default());
+            return Ok(BatchEvaluation::default());
         }
         let _no_grad = tch::no_grad_guard();
         self.refresh()?;
@@ -534,19 +546,19 @@ impl Learner for TorchLearner {
             averaged.working.cast.refresh(masters).during("cast weights")?;
         }
         self.task.check(batch)?;
-        let Loaded { inputs, targets } = self.input.load(batch)?;
+        let LoadedBatch { inputs, targets } = self.input.load(batch)?;
         let tensors = match (weights, &self.averaged) {
-            (Weights::Averaged, Some(averaged)) => {
+            (EvaluatedWeights::Averaged, Some(averaged)) => {
                 self.tensors(&averaged.working, &averaged.running_views)
             }
             _ => self.tensors(&self.working, &self.running_views),
         };
-        let outputs = self.judge(&inputs, tensors).during("forward pass")?;
+        let outputs = self.evaluation_outputs(&inputs, tensors).during("forward pass")?;
         self.task.evaluate(batch, &outputs, &targets).during("loss and metrics")
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {
-        // Whoever asks may write.
+        // The caller may write to the regions.
         self.invalidate();
         let averaged = self.averaged.as_mut();
         let averaged_running = averaged.map(|averaged| ("bn_running_ema", &mut averaged.running));
@@ -556,45 +568,45 @@ impl Learner for TorchLearner {
         let all = std::iter::once(weights).chain(state).chain([running]).chain(averaged_running);
         let all = all.map(|(name, tensor)| Region { name, buffer: lend(tensor), frozen: None });
         let frozen = (self.layout.frozen_len() > 0).then(|| Region {
-            name: flat::FROZEN,
+            name: flat::FROZEN_REGION,
             buffer: lend(&mut self.frozen.masters),
             frozen: Some(Float::F32),
         });
         all.chain(frozen).collect()
     }
 
-    fn tensors(&self) -> Vec<TensorPlace> {
-        self.layout.places()
+    fn tensors(&self) -> Vec<TensorLocation> {
+        self.layout.tensor_locations()
     }
 }
 
 impl TorchLeaf {
-    /// No gradient, and statistics that leave the running ones where they are.
-    fn contribute_nothing(&mut self, running: &Tensor) -> tch::Result<()> {
+    /// The contribution of an empty batch: zero gradient, and statistics that do not change the running ones.
+    fn clear(&mut self, running: &Tensor) -> tch::Result<()> {
         self.statistics.f_copy_(running)?;
         let _ = self.gradient.f_zero_()?;
         self.set_sums(None, None, 0)
     }
 
-    /// Writes a batch's sums, of which the first two are on the device; absent is 0.
+    /// Writes a batch's sums. The first two are on the device; `None` is written as 0.
     fn set_sums(
         &self,
         loss: Option<&Tensor>,
         first_metric: Option<&Tensor>,
         samples: i64,
     ) -> tch::Result<()> {
-        let slot = |number| self.tail.f_select(0, number);
+        let entry = |number| self.tail.f_select(0, number);
         for (number, sum) in [loss, first_metric].into_iter().enumerate() {
-            let mut slot = slot(number as i64)?;
+            let mut entry = entry(number as i64)?;
             match sum {
-                Some(sum) => slot.f_copy_(sum)?,
-                None => drop(slot.f_zero_()?),
+                Some(sum) => entry.f_copy_(sum)?,
+                None => drop(entry.f_zero_()?),
             }
         }
-        slot(2)?.f_fill_(samples as f64).map(drop)
+        entry(2)?.f_fill_(samples as f64).map(drop)
     }
 
-    /// The one value of the gradient's norm.
+    /// The gradient's norm, as a view of one value.
     fn norm(&self) -> tch::Result<Tensor> {
         self.tail.f_narrow(0, VOTE.end as i64, 1)
     }
@@ -609,38 +621,40 @@ impl Leaf for TorchLeaf {
     fn set_vote(&mut self, vote: [f32; VOTE.end - VOTE.start]) -> Result<(), Error> {
         let write = || -> tch::Result<()> {
             let _ = self.tail.f_slice(0, VOTE.start as i64, None, 1)?.f_zero_()?;
-            // To copy them from the host would make it wait for a GPU. They are rarely set.
-            for (slot, vote) in VOTE.zip(vote).filter(|(_, vote)| *vote != 0.0) {
-                let _ = self.tail.f_select(0, slot as i64)?.f_fill_(f64::from(vote))?;
+            // Copying the votes from the host would make it wait for a GPU. They are rarely set.
+            for (entry, vote) in VOTE.zip(vote).filter(|(_, vote)| *vote != 0.0) {
+                let _ = self.tail.f_select(0, entry as i64)?.f_fill_(f64::from(vote))?;
             }
             Ok(())
         };
         write().during("write the vote")
     }
 
-    fn send_for_tail(&mut self) -> Result<(), Error> {
+    fn start_tail_readback(&mut self) -> Result<(), Error> {
         let Device::Cuda(ordinal) = self.tail.device() else { return Ok(()) };
         let device = baton_gpu::Device::open(i32::try_from(ordinal).unwrap_or(i32::MAX))?;
         let readback = match &mut self.readback {
             Some(readback) => readback,
             none => none.insert(Readback::new(device)?),
         };
-        // SAFETY: libtorch allocated so many f32 in the device's primary context, for as long as this leaf
-        // lives, and works on them on its default stream alone.
+        // SAFETY: libtorch allocated this many f32 in the device's primary context; they live as long as this leaf, and
+        // only libtorch's default stream works on them.
         #[allow(unsafe_code)]
         unsafe {
-            readback.send_for(self.tail.data_ptr() as u64)?;
+            readback.start(self.tail.data_ptr() as u64)?;
         }
-        self.is_sent_for = true;
+        self.is_readback_started = true;
         Ok(())
     }
 
     fn tail(&mut self) -> Result<[f32; TAIL], Error> {
-        if !self.is_sent_for {
-            self.send_for_tail()?;
+        if !self.is_readback_started {
+            self.start_tail_readback()?;
         }
-        // Another time it may be another one.
-        if let (true, Some(readback)) = (std::mem::take(&mut self.is_sent_for), &self.readback) {
+        // The flag is cleared: a later call needs a new copy.
+        if let (true, Some(readback)) =
+            (std::mem::take(&mut self.is_readback_started), &self.readback)
+        {
             return Ok(readback.values()?);
         }
         let mut tail = [0.0; TAIL];
@@ -654,14 +668,14 @@ impl Leaf for TorchLeaf {
 }
 
 /// The size of a batch's samples.
-fn size_of(batch: &Batch) -> InputSize {
+fn size_of(batch: &Batch) -> InputShape {
     match &batch.inputs {
         baton_data::Inputs::Images { resolution, .. } => {
-            InputSize::Image { resolution: u64::from(*resolution) }
+            InputShape::Image { resolution: u64::from(*resolution) }
         }
         baton_data::Inputs::Arrays { shape, .. } => {
             let [channels, length] = signal_shape(shape).unwrap_or_default();
-            InputSize::Signal { channels: channels as u64, length: length as u64 }
+            InputShape::Signal { channels: channels as u64, length: length as u64 }
         }
     }
 }

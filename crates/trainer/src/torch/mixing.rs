@@ -1,7 +1,7 @@
 //! MixUp (Zhang et al. 2018, arXiv 1710.09412) and CutMix (Yun et al. 2019, arXiv 1905.04899).
 //!
-//! Sample i of a micro-batch is mixed with sample i - 1 (torchvision's `roll(1)`): the order of samples
-//! is random already. Two weighted losses equal the loss of the mixed target.
+//! Sample i of a micro-batch is mixed with sample i - 1 (torchvision's `roll(1)`): the order of samples is random
+//! already. The weighted sum of two losses equals the loss of the mixed target.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use tch::Tensor;
 
 use super::task::Task;
 
-/// The inputs as the network is to see them.
+/// The mixed inputs for the network.
 pub(super) fn inputs(inputs: &Tensor, mix: &Mix) -> tch::Result<Tensor> {
     match mix {
         Mix::None => Ok(inputs.shallow_clone()),

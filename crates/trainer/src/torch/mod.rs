@@ -1,28 +1,27 @@
 //! Networks on libtorch.
 //!
-//! The whole state is a few flat f32 buffers (`flat` says how they are cut), so that an
-//! all-reduce, an optimizer update, a checkpoint or bringing a peer up to date is one operation on
-//! one buffer.
+//! The whole state is stored in a few flat f32 buffers (`flat` defines their layout), so that an all-reduce, an
+//! optimizer update, a checkpoint or a transfer to another rank is one operation on one buffer.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
-//! | [`device`] | opening CPU or GPU, threads, libtorch's version |
-//! | [`learner`] | [`TorchLearner`]: the [`Learner`](crate::Learner) contract over the parts below |
+//! | [`device`] | opening CPU or GPU, threads, version of libtorch |
+//! | [`learner`] | [`TorchLearner`]: implements [`Learner`](crate::Learner) with the parts below |
 //! | [`weights`] | reading exported weights |
-//! | [`peaks`] | what a device can do at best |
-//! | `flat` | where each tensor lies in its buffer |
-//! | `network` | what libtorch does for each layer of a network |
-//! | `fused` | kernels of our own in place of libtorch's |
+//! | [`peaks`] | measured peak rates of a device |
+//! | `flat` | position of each tensor in its buffer |
+//! | `network` | the libtorch operations for each kind of layer |
+//! | `fused` | our own kernels in place of libtorch's |
 //! | `working` | weights in the recipe's number format |
 //! | `backward` | one forward and backward pass |
-//! | `buffer` | lending those buffers to collectives and checkpoints |
-//! | `init` | initial values from the seed alone |
+//! | `buffer` | access to the buffers for collectives and checkpoints |
+//! | `init` | initial values, from the seed alone |
 //! | `input`, `mixing` | bytes to normalised pixels; MixUp and CutMix |
-//! | `task` | what a target is, the loss, the metrics |
+//! | `task` | targets, loss and metrics |
 //! | `optimizer` | clipping, SGD, AdamW, LARS, moving average, loss scale on flat buffers |
 //!
-//! tch's plain methods panic; everything here uses the fallible `f_` forms. Inner modules return
-//! [`tch::TchError`]; the learner adds what was being done.
+//! The plain methods of tch panic; this code uses only the fallible `f_` forms. Inner modules return
+//! [`tch::TchError`]; the learner adds the name of the operation that failed.
 
 mod backward;
 mod buffer;
@@ -47,5 +46,5 @@ pub use tch::Device;
 
 pub use self::{
     device::gpu_count,
-    learner::{Mode, TorchLeaf, TorchLearner},
+    learner::{BatchNormMode, TorchLeaf, TorchLearner},
 };

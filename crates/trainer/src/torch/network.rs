@@ -1,41 +1,45 @@
-//! Runs a described network: the only place that knows what libtorch does for each kind of layer.
+//! Runs a described network: the only module that maps kinds of layers to libtorch operations.
 
-use baton_model::{ConvNorm, Description, Layer, Linear, size::padding};
+use baton_model::{ConvNorm, Layer, Linear, NetworkDescription, size::padding};
 use tch::{Device, Kind, Tensor};
 
-use super::fused::{self, Fused, Then};
+use super::fused::{self, Epilogue, Fused};
 
 /// Added to BatchNorm's variance; torch's default.
 const EPSILON: f64 = 1e-5;
 
-/// What a forward pass reads; lists in the order of the [`Description`]'s.
+/// Tensors that a forward pass reads; the lists have the order of those in the [`NetworkDescription`].
 #[derive(Clone, Copy)]
 pub(super) struct Tensors<'a> {
     pub(super) parameters: &'a [Tensor],
-    /// What BatchNorm takes where it takes no batch's.
+    /// Running statistics, for BatchNorm layers that do not use those of the batch.
     pub(super) running: &'a [Tensor],
-    /// As `running`; each layer overwrites its views with the batch's mean and unbiased variance.
+    /// Receives the batch's mean and unbiased variance, in the order of `running`. `None`: use `running`.
     pub(super) batch: Option<&'a [Tensor]>,
-    /// One 3×3 filter for each of the most channels that are blurred.
+    /// One 3×3 filter per channel, for as many channels as the widest blurred layer has.
     pub(super) blur: Option<&'a Tensor>,
-    /// Compute 1×1 convolutions as products of matrices: activations lie channels-last on a CPU.
-    /// There libtorch spends up to half of their time on reordering weights.
+    /// Compute 1×1 convolutions as matrix products, for channels-last activations on a CPU: there libtorch's
+    /// convolution spends up to half of its time on reordering weights.
     pub(super) pointwise_as_product: bool,
-    /// What computes BatchNorm and all behind it where it takes a batch's statistics; libtorch if absent.
+    /// Kernels for BatchNorm with batch statistics and the operations after it; `None`: libtorch's.
     pub(super) fused: Option<Fused>,
 }
 
 impl Tensors<'_> {
     /// Outputs (samples, classes), f32, of `inputs`: images (samples, 3, height, width) or signals
     /// (samples, channels, length).
-    pub(super) fn forward(self, network: &Description, inputs: &Tensor) -> tch::Result<Tensor> {
+    pub(super) fn forward(
+        self,
+        network: &NetworkDescription,
+        inputs: &Tensor,
+    ) -> tch::Result<Tensor> {
         let (frozen, trained) = network.blocks.split_at(network.frozen_blocks());
-        let kept = Self { batch: None, ..self };
-        let x = kept.layers(frozen.iter().flat_map(|block| &block.layers), inputs)?;
+        let inference = Self { batch: None, ..self };
+        let x = inference.layers(frozen.iter().flat_map(|block| &block.layers), inputs)?;
         self.layers(trained.iter().chain([&network.head]).flat_map(|block| &block.layers), &x)
     }
 
-    /// What comes out of `layers`, one after the other, if `x` goes in.
+    /// Output of `layers` for the input `x`.
     pub(super) fn layers<'l>(
         self,
         layers: impl IntoIterator<Item = &'l Layer>,
@@ -87,17 +91,17 @@ impl Tensors<'_> {
                 last,
                 &through(first)?,
                 (fused, batch),
-                Then::AddRelu(&shortcut),
+                Epilogue::AddRelu(&shortcut),
             );
         }
-        // BatchNorm and the sum do not need their output for the gradient, hence the operations in
-        // place, as in torchvision.
+        // BatchNorm and the addition do not need their output for the gradient, so the operations can be in place, as
+        // in torchvision.
         through(body)?.f_add_(&through_shortcut()?)?.f_relu_()
     }
 
     fn conv_norm(self, layer: &ConvNorm, x: &Tensor) -> tch::Result<Tensor> {
         if let Some(fused) = self.fused_batch() {
-            let then = if layer.relu { Then::Relu } else { Then::Nothing };
+            let then = if layer.relu { Epilogue::Relu } else { Epilogue::None };
             return self.fused_conv_norm(layer, x, fused, then);
         }
         // Momentum 1 replaces the running statistics with the batch's.
@@ -123,19 +127,19 @@ impl Tensors<'_> {
         layer: &ConvNorm,
         x: &Tensor,
         (fused, batch): (Fused, &[Tensor]),
-        then: Then<'_>,
+        epilogue: Epilogue<'_>,
     ) -> tch::Result<Tensor> {
-        let norm = fused::Layer {
+        let norm = fused::NormLayer {
             scale: &self.parameters[layer.scale],
             shift: &self.parameters[layer.shift],
             batch_mean: &batch[layer.mean],
             batch_variance: &batch[layer.variance],
             epsilon: EPSILON,
         };
-        fused.batch_norm(&self.convolve(layer, x)?, norm, then)
+        fused.batch_norm(&self.convolve(layer, x)?, norm, epilogue)
     }
 
-    /// Blurred before if the layer says so.
+    /// The convolution, after a blur if the layer has one.
     fn convolve(self, layer: &ConvNorm, x: &Tensor) -> tch::Result<Tensor> {
         let kernel = &self.parameters[layer.kernel];
         let blurred = match self.blur {
@@ -154,10 +158,9 @@ impl Tensors<'_> {
             if stride > 1 {
                 pixels = pixels.f_slice(1, None, None, stride)?.f_slice(2, None, None, stride)?;
             }
-            // Of more than two dimensions, `linear` would choose between one product and one per image
-            // by whether the weight asks for a gradient, and the two round differently on some
-            // processors: averaged and frozen weights, which ask for none, must give the bits of
-            // trained ones.
+            // With more than two dimensions, `linear` chooses between one product and one per image depending on
+            // whether the weight requires a gradient, and the two round differently on some processors. Averaged and
+            // frozen weights, which require none, must give the same bits as trained ones.
             let mut shape = pixels.size();
             let channels = shape.pop().unwrap_or_default();
             shape.push(-1);
@@ -177,16 +180,16 @@ impl Tensors<'_> {
         x.f_linear(weight, None::<&Tensor>)?.f_to_kind(bias.kind())?.f_add(bias)
     }
 
-    /// Both if there are both.
+    /// The kernels and the batch statistics, if both are present.
     fn fused_batch(&self) -> Option<(Fused, &[Tensor])> {
         self.fused.zip(self.batch)
     }
 }
 
-/// The filters that `network` blurs with, one per channel, if it does: outer product of (1, 2, 1) with
-/// itself, over 16.
+/// The blur filters of `network`, one per channel, or `None` if no layer is blurred: outer product of (1, 2, 1) with
+/// itself, divided by 16.
 pub(super) fn blur_filters(
-    network: &Description,
+    network: &NetworkDescription,
     kind: Kind,
     device: Device,
 ) -> tch::Result<Option<Tensor>> {

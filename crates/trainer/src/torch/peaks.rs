@@ -1,4 +1,4 @@
-//! What a device can do at best, measured: what a step is held against.
+//! Measured peak rates of a device, to compare a step with.
 
 use std::time::Instant;
 
@@ -9,25 +9,25 @@ use tch::{Device, Kind, Tensor};
 use super::{failure::During, working};
 use crate::learner::Error;
 
-/// Rates that libtorch reached on a device.
+/// Rates that libtorch achieved on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peaks {
     /// Bytes read and written per second by a copy in the device's memory.
     pub copy_bytes_per_second: f64,
-    /// Floating-point operations per second of a product of square matrices in the recipe's number format. That of
-    /// fp32 is without TF32, in which libtorch convolves on GPUs that have it.
+    /// Floating-point operations per second of a product of square matrices in the recipe's number format. For fp32
+    /// this is without TF32, which libtorch uses for convolutions on GPUs that have it.
     pub flop_per_second: f64,
 }
 
-/// Times each is measured; the best counts, as others may use the machine.
+/// Number of measurements of each rate; the best one counts, because other programs may use the machine.
 const TRIES: u32 = 5;
 
-/// Measures both, which takes a second.
+/// Measures both rates; takes about a second.
 ///
 /// # Errors
 /// Out of memory.
 pub fn measure(device: Device, compute: Compute) -> Result<Peaks, Error> {
-    // Large enough that a GPU's caches do not help, and that it is not over before it has begun.
+    // Large enough that a GPU's caches have no effect and launch times do not matter.
     let (values, side, repeats) = match device {
         Device::Cpu => (1_i64 << 24, 1_024_i64, 1_u32),
         _ => (1 << 28, 8_192, 10),
@@ -37,7 +37,7 @@ pub fn measure(device: Device, compute: Compute) -> Result<Peaks, Error> {
 
 fn rates(device: Device, kind: Kind, values: i64, side: i64, repeats: u32) -> tch::Result<Peaks> {
     let _no_grad = tch::no_grad_guard();
-    // Not zeros: with them a GPU draws less power, and is faster than it will be.
+    // Random values: with zeros a GPU draws less power and runs faster than in training.
     let from = Tensor::f_randn([values], (Kind::Float, device))?;
     let mut to = from.f_empty_like()?;
     let copy = best_seconds(repeats, &mut to, |to| to.f_copy_(&from))?;
@@ -47,13 +47,13 @@ fn rates(device: Device, kind: Kind, values: i64, side: i64, repeats: u32) -> tc
         matrix.f_matmul_out(product, &matrix).map(|_| ())
     })?;
     Ok(Peaks {
-        // 4 bytes, read and written.
+        // 4 bytes per value, read and written.
         copy_bytes_per_second: 8.0 * values as f64 / copy,
         flop_per_second: 2.0 * (side as f64).powi(3) / multiply,
     })
 }
 
-/// Of one operation on `target`.
+/// Shortest time of one operation on `target`, seconds.
 fn best_seconds(
     repeats: u32,
     target: &mut Tensor,
@@ -73,7 +73,7 @@ fn best_seconds(
     Ok(best)
 }
 
-/// For all that is queued: a value of it is only known then.
+/// Waits for all queued work: reading a value requires its result.
 fn wait(tensor: &Tensor) -> tch::Result<f64> {
     tensor.f_reshape([-1])?.f_double_value(&[0])
 }
@@ -83,9 +83,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_those_of_this_machine() {
+    fn rates_are_plausible() {
         let found = rates(Device::Cpu, Kind::Float, 1 << 20, 128, 1).unwrap();
-        // Between a wrist watch and all of the world's computers.
+        // Wide bounds: from far below any CPU to far above any GPU.
         assert!((1e6..1e15).contains(&found.copy_bytes_per_second), "{found:?}");
         assert!((1e6..1e18).contains(&found.flop_per_second), "{found:?}");
     }

@@ -1,4 +1,4 @@
-//! Reading exported weights: one safetensors file with torchvision's names and shapes.
+//! Reads exported weights: one safetensors file with torchvision's names and shapes.
 
 use std::{
     collections::HashSet,
@@ -12,18 +12,18 @@ use tch::{Kind, Tensor};
 use super::{failure::During, learner::TorchLearner};
 use crate::learner;
 
-/// A counter that torchvision's files carry and nothing here needs.
+/// Suffix of a counter in torchvision's files that is not used here.
 const UNUSED: &str = ".num_batches_tracked";
 
-/// Why weights were not read.
+/// Error while reading weights.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file did not open.
+    /// The file cannot be opened or read.
     #[error("weights {path:?}: {source}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// Not a safetensors file, or a damaged one.
@@ -31,10 +31,10 @@ pub enum Error {
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Error of the safetensors reader.
         message: String,
     },
-    /// Made for another network.
+    /// The file contains the weights of another network.
     #[error(
         "weights {path:?} do not fit model.arch and model.num_classes (for other classes set \
          model.new_head = true): {}", problems.join("; ")
@@ -45,26 +45,26 @@ pub enum Error {
         /// Every tensor that is missing, unknown or of the wrong shape.
         problems: Vec<String>,
     },
-    /// libtorch refused.
+    /// libtorch reported an error.
     #[error(transparent)]
     Learner(#[from] learner::Error),
 }
 
-/// What becomes of the classifier.
+/// Source of the classifier's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// It comes from the file.
+    /// The file.
     FromFile,
-    /// It keeps its values: the file's is of other classes.
+    /// The current weights: the file's classifier is for other classes.
     New,
 }
 
-/// Overwrites all weights and running statistics of `learner` with those in the file at `path`.
-/// The optimizer's state stays as it is.
+/// Overwrites all weights and running statistics of `learner` with those in the file at `path`. The optimizer's state
+/// does not change.
 ///
 /// # Errors
-/// The file is unreadable, damaged, or does not hold exactly the network's tensors in f32; the
-/// learner is then unchanged.
+/// The file is unreadable, damaged, or does not contain exactly the network's tensors in f32. The learner is then
+/// unchanged.
 pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), Error> {
     let bytes = fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let file = SafeTensors::deserialize(&bytes)
@@ -74,37 +74,38 @@ pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), E
         Head::New => learner.head().collect(),
         Head::FromFile => HashSet::new(),
     };
-    views.retain(|(slot, _)| !new.contains(slot.name.as_str()));
-    let wanted = views.iter().map(|(slot, _)| (slot.name.as_str(), slot.shape.as_slice()));
-    let problems = mismatches(&file, wanted, &new);
+    views.retain(|(entry, _)| !new.contains(entry.name.as_str()));
+    let expected = views.iter().map(|(entry, _)| (entry.name.as_str(), entry.shape.as_slice()));
+    let problems = mismatches(&file, expected, &new);
     if !problems.is_empty() {
         return Err(Error::Mismatch { path: path.to_owned(), problems });
     }
-    for (slot, mut view) in views {
-        // Present and of this shape: checked above.
-        let Ok(tensor) = file.tensor(&slot.name) else { continue };
-        Tensor::f_from_data_size(tensor.data(), &slot.shape, Kind::Float)
+    for (entry, mut view) in views {
+        // The tensor exists and has this shape: checked above.
+        let Ok(tensor) = file.tensor(&entry.name) else { continue };
+        Tensor::f_from_data_size(tensor.data(), &entry.shape, Kind::Float)
             .and_then(|tensor| view.f_copy_(&tensor))
             .during("copy weights")?;
     }
+    // All working copies are cast again before they are used.
     learner.invalidate();
     Ok(())
 }
 
-/// What speaks against the tensors of `file`, of which those that are `ignored` do not matter.
+/// Differences between the tensors of `file` and the expected names and shapes, except those that are `ignored`.
 fn mismatches<'a>(
     file: &SafeTensors<'_>,
-    wanted: impl Iterator<Item = (&'a str, &'a [i64])>,
+    expected: impl Iterator<Item = (&'a str, &'a [i64])>,
     ignored: &HashSet<&'a str>,
 ) -> Vec<String> {
     let mut problems = Vec::new();
     let mut known = ignored.clone();
-    for (name, shape) in wanted {
+    for (name, shape) in expected {
         known.insert(name);
         match file.tensor(name) {
             Err(_) => problems.push(format!("{name} is missing")),
             Ok(tensor) => {
-                let same = tensor.shape().iter().map(|&side| side as i64).eq(shape.iter().copied());
+                let same = tensor.shape().iter().map(|&dim| dim as i64).eq(shape.iter().copied());
                 if !same || tensor.dtype() != Dtype::F32 {
                     let (found, dtype) = (tensor.shape(), tensor.dtype());
                     problems.push(format!("{name} is {found:?} {dtype:?}, not {shape:?} F32"));

@@ -1,10 +1,10 @@
-//! Waits for the errors that the driver tells of.
+//! Receives GPU errors (Xid) from the driver.
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
 use baton_job::{
     gpu::{
-        Device,
+        GpuDevice,
         xid::{LOST, UNCORRECTABLE, Xid},
     },
     session::Event,
@@ -15,47 +15,47 @@ use nvml_wrapper::{
 };
 use tracing::{debug, warn};
 
-use super::{super::Input, Gpus, Queue};
+use super::{super::AgentInput, Gpus, InputQueue};
 
-/// How long to wait before looking whether anybody is there to be told.
-const WAIT: Duration = Duration::from_secs(1);
+/// Time after which a wait for events is interrupted to check whether the agent is still running.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Until nobody is there to be told.
-pub(super) fn watch(gpus: &Gpus, queue: &Queue) {
-    let whole = |device: &Device| (device.gpu, Device { is_part: false, ..device.clone() });
-    // Parts have none of their own.
-    let mut devices: BTreeMap<u32, Device> = gpus.visible.devices.iter().map(whole).collect();
+/// Forwards errors until the agent's queue is closed.
+pub(super) fn watch(gpus: &Gpus, queue: &InputQueue) {
+    let whole = |device: &GpuDevice| (device.gpu, GpuDevice { is_part: false, ..device.clone() });
+    // The driver reports errors for a whole GPU, not for its parts.
+    let mut devices: BTreeMap<u32, GpuDevice> = gpus.visible.devices.iter().map(whole).collect();
     for (gpu, device) in &mut devices {
-        device.uuid = gpus.installed.get(*gpu as usize).and_then(|it| it.uuid.clone());
+        device.uuid = gpus.installed.get(*gpu as usize).and_then(|gpu| gpu.uuid.clone());
     }
     let events = match register(gpus, &devices) {
         Ok(events) => events,
         Err(error) => {
-            warn!("errors of GPUs (Xid) are not watched, as the driver says: {error}");
+            warn!("GPU errors (Xid) are not monitored: the driver reports: {error}");
             return;
         }
     };
     while !queue.is_closed() {
-        match events.wait(WAIT.as_millis() as u32) {
+        match events.wait(STOP_CHECK_INTERVAL.as_millis() as u32) {
             Ok(event) => {
-                let Some(xid) = number(&event) else { continue };
-                match of(&event, &devices, gpus) {
-                    Some(device) => tell(gpus, queue, device, xid),
-                    None => warn!("a GPU that cannot be named has an error (Xid {})", xid.0),
+                let Some(xid) = xid_of(&event) else { continue };
+                match device_of(&event, &devices, gpus) {
+                    Some(device) => report(gpus, queue, device, xid),
+                    None => warn!("an unknown GPU has an error (Xid {})", xid.0),
                 }
             }
             Err(NvmlError::Timeout) => {}
             Err(error) => {
-                debug!(%error, "the driver tells of no errors");
+                debug!(%error, "cannot wait for GPU errors");
                 if matches!(error, NvmlError::GpuLost) {
-                    // Each is told once: nothing more comes of it.
-                    let (lost, well): (BTreeMap<_, _>, _) = std::mem::take(&mut devices)
+                    // Each lost GPU is reported once; it sends no further events.
+                    let (lost, present): (BTreeMap<_, _>, _) = std::mem::take(&mut devices)
                         .into_iter()
                         .partition(|(_, device)| gpus.health(device).lost);
-                    lost.values().for_each(|device| tell(gpus, queue, device, LOST));
-                    devices = well;
+                    lost.values().for_each(|device| report(gpus, queue, device, LOST));
+                    devices = present;
                 }
-                thread::sleep(WAIT);
+                thread::sleep(STOP_CHECK_INTERVAL);
             }
         }
     }
@@ -63,25 +63,25 @@ pub(super) fn watch(gpus: &Gpus, queue: &Queue) {
 
 fn register<'driver>(
     gpus: &'driver Gpus,
-    devices: &BTreeMap<u32, Device>,
+    devices: &BTreeMap<u32, GpuDevice>,
 ) -> Result<EventSet<'driver>, NvmlError> {
     let driver = gpus.driver.as_ref().ok_or(NvmlError::Uninitialized)?;
     let mut events = driver.create_event_set()?;
     for device in devices.values() {
         let handle = gpus.handle(device)?;
-        let wanted = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
-        let wanted = wanted & handle.supported_event_types().unwrap_or(EventTypes::empty());
-        if wanted.is_empty() {
-            // As on some virtual GPUs; the others are watched all the same.
-            warn!("errors of {device} (Xid) are not watched: its driver tells of none");
+        let types = EventTypes::CRITICAL_XID_ERROR | EventTypes::DOUBLE_BIT_ECC_ERROR;
+        let types = types & handle.supported_event_types().unwrap_or(EventTypes::empty());
+        if types.is_empty() {
+            // Some virtual GPUs do not support these events; the other GPUs are still monitored.
+            warn!("errors of {device} (Xid) are not monitored: the driver does not support this");
             continue;
         }
-        events = handle.register_events(wanted, events).map_err(|error| error.error)?;
+        events = handle.register_events(types, events).map_err(|error| error.error)?;
     }
     Ok(events)
 }
 
-fn number(event: &EventData<'_>) -> Option<Xid> {
+fn xid_of(event: &EventData<'_>) -> Option<Xid> {
     match event.event_data {
         Some(XidError::Value(number)) => Some(Xid(number)),
         Some(XidError::Unknown) => None,
@@ -89,20 +89,20 @@ fn number(event: &EventData<'_>) -> Option<Xid> {
     }
 }
 
-/// The GPU of an event; one that has just been lost may not tell its UUID any more.
-fn of<'a>(
+/// The GPU of an event. The UUID of a GPU that was just lost may be unreadable; then the first lost GPU is assumed.
+fn device_of<'a>(
     event: &EventData<'_>,
-    devices: &'a BTreeMap<u32, Device>,
+    devices: &'a BTreeMap<u32, GpuDevice>,
     gpus: &Gpus,
-) -> Option<&'a Device> {
+) -> Option<&'a GpuDevice> {
     let uuid = event.device.uuid().ok();
     let named = devices.values().find(|device| uuid.is_some() && device.uuid == uuid);
     named.or_else(|| devices.values().find(|device| gpus.health(device).lost))
 }
 
-fn tell(gpus: &Gpus, queue: &Queue, device: &Device, xid: Xid) {
+fn report(gpus: &Gpus, queue: &InputQueue, device: &GpuDevice, xid: Xid) {
     let gpu = device.to_string();
     warn!("{}", xid.describe(&gpu));
     let local_ranks = gpus.ranks_of(device.gpu);
-    let _ = queue.send(Input::Event(Event::GpuFailed { local_ranks, gpu, xid }));
+    let _ = queue.send(AgentInput::Event(Event::GpuFailed { local_ranks, gpu, xid }));
 }

@@ -1,42 +1,42 @@
 //! `baton checkpoint diff`
 
-use baton_checkpoint::{Compared, Difference, Finding, Manifest, Store};
+use baton_checkpoint::{ComparedItem, Comparison, Difference, Manifest, Store};
 use baton_job::exit::{FAILED, Failure, OK};
 use baton_recipe::{JobSpec, spec};
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
-use super::{
-    bar::bar,
-    folder::{Bare, Folder, Reference, about, blocking, open, pick},
-};
+use super::folder::{BareWord, FolderFlags, Reference, blocking, open, pick, store_failure};
 use crate::{
-    commands::recipe::diff::{table, text as recipe_text},
+    commands::{
+        bar::{BYTES, bar},
+        recipe::diff::{table, text as recipe_text},
+    },
     failure::bad_input,
-    human, json, output,
+    human, json,
 };
 
-/// Show how far two checkpoints lie apart: recipe, position, and every tensor
+/// Compare two checkpoints: recipe, position, and every tensor
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   baton checkpoint diff step-0000000440-gen-000003 step-0000000880-gen-000003
-  baton checkpoint diff runs/a/checkpoints runs/b/checkpoints --top 3      the newest of each
+  baton checkpoint diff runs/a/checkpoints runs/b/checkpoints --top 3      the newest of each folder
   baton checkpoint diff runs/a/checkpoints/step-0000000440-gen-000003 s3://bucket/a --json
 
-Bits are compared, whatever the numbers of ranks that wrote them; digests are verified first. The \
+Digests are verified first, then bits are compared; the numbers of ranks may differ. The \
 relative difference of two values is |a - b| / max(|a|, |b|).
-Exit codes, as diff(1): 0 the same recipe, position and bits, 1 different, 2 trouble.")]
+Exit codes, as diff(1): 0 the same recipe, position and bits, 1 different, 2 error.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    folder: Folder,
-    /// A name; or a folder or s3://BUCKET/PREFIX, with /NAME for another than the newest
+    folder: FolderFlags,
+    /// A name, or a folder or s3://BUCKET/PREFIX, with /NAME for a checkpoint other than the newest
     #[arg(value_name = "A")]
     a: String,
-    /// The other one
+    /// The other checkpoint
     #[arg(value_name = "B")]
     b: String,
-    /// Most tensors that are shown, the most different first
+    /// Maximum number of tensors to show, the most different first
     #[arg(long, value_name = "N", default_value_t = 10)]
     top: usize,
     /// Print one JSON object
@@ -45,37 +45,37 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<u8, Failure> {
-    // Exit code 1 is that of a difference.
-    let trouble = |failure: Failure| bad_input(failure.message);
-    let [a, b] = [&args.a, &args.b].map(|typed| Reference::parse(typed, Bare::Name));
+    // An error must not exit with 1, which means that the checkpoints differ.
+    let as_bad_input = |failure: Failure| bad_input(failure.message);
+    let [a, b] = [&args.a, &args.b].map(|typed| Reference::parse(typed, BareWord::Name));
     let folder = match (&a.location, &b.location) {
         (Some(_), Some(_)) => None,
-        _ => Some(args.folder.find().await.map_err(trouble)?),
+        _ => Some(args.folder.find().await.map_err(as_bad_input)?),
     };
     let compared = blocking(move || {
         let [a, b] = [a, b].map(|reference| Side::open(reference, folder.as_deref()));
         compare(&a?, &b?, args.top)
     });
-    let difference = compared.await.map_err(trouble)?;
-    output::line(if args.json { json::line(&difference) } else { text(&difference) });
+    let difference = compared.await.map_err(as_bad_input)?;
+    json::print(args.json, &difference, text);
     Ok(if difference.same { OK } else { FAILED })
 }
 
-/// One of the two.
+/// One of the two checkpoints.
 struct Side {
     store: Store,
     manifest: Manifest,
 }
 
 impl Side {
-    /// `folder` is where a name lies that comes without a place.
+    /// Opens a checkpoint; `folder` is used if the reference has no location.
     fn open(reference: Reference, folder: Option<&str>) -> Result<Self, Failure> {
         let store = open(reference.location.as_deref().or(folder).unwrap_or_default())?;
         let manifest = pick(&store, reference.name.as_deref())?;
         Ok(Self { store, manifest })
     }
 
-    fn told(&self) -> json::ComparedCheckpoint {
+    fn description(&self) -> json::ComparedCheckpoint {
         json::ComparedCheckpoint {
             location: self.store.location().to_owned(),
             name: self.manifest.name(),
@@ -86,39 +86,40 @@ impl Side {
         }
     }
 
-    /// Its recipe as a tree of values, with defaults where this version knows all fields; one that is none
-    /// shows as its text.
+    /// Its recipe as a JSON value, with defaults if this version accepts the recipe; as a plain string if the recipe is
+    /// not valid JSON.
     fn recipe(&self) -> Value {
         let text = &self.manifest.recipe;
-        let known = JobSpec::from_saved(text).ok().and_then(|spec| serde_json::to_value(spec).ok());
-        let tree = known.or_else(|| serde_json::from_str(text).ok());
+        let with_defaults =
+            JobSpec::from_saved(text).ok().and_then(|spec| serde_json::to_value(spec).ok());
+        let tree = with_defaults.or_else(|| serde_json::from_str(text).ok());
         tree.unwrap_or_else(|| Value::String(text.clone()))
     }
 
-    /// Its position as a tree of values.
+    /// Its position as a JSON value.
     fn progress(&self) -> Value {
-        // Plain structs and numbers: nothing here can fail.
+        // Serializing plain structs and numbers cannot fail.
         serde_json::to_value(&self.manifest.progress).unwrap_or_default()
     }
 }
 
 fn compare(a: &Side, b: &Side, top: usize) -> Result<json::CheckpointDifference, Failure> {
-    let bar = bar(a.manifest.all_bytes().saturating_add(b.manifest.all_bytes()));
+    let bar = bar(BYTES, a.manifest.all_bytes().saturating_add(b.manifest.all_bytes()));
     for Side { store, manifest } in [a, b] {
         let one_at_a_time = std::num::NonZeroUsize::MIN;
-        let proven = store.prove(&[manifest], one_at_a_time, &|bytes| bar.inc(bytes));
-        proven.into_iter().collect::<Result<(), _>>().map_err(about)?;
+        let verified = store.verify(&[manifest], one_at_a_time, &|bytes| bar.inc(bytes));
+        verified.into_iter().collect::<Result<(), _>>().map_err(store_failure)?;
     }
     bar.finish_and_clear();
     let state = Difference::between((&a.store, &a.manifest), (&b.store, &b.manifest));
-    let state = state.map_err(about)?;
-    let recipe = json::RecipeDifference::of(spec::Difference::between(a.recipe(), b.recipe()));
-    let progress = spec::Difference::between(a.progress(), b.progress());
-    let different = || state.tensors.iter().filter(|tensor| tensor.finding != Finding::Same);
+    let state = state.map_err(store_failure)?;
+    let recipe = json::RecipeDifference::of(spec::FieldDifference::between(a.recipe(), b.recipe()));
+    let progress = spec::FieldDifference::between(a.progress(), b.progress());
+    let different = || state.tensors.iter().filter(|tensor| tensor.finding != Comparison::Same);
     Ok(json::CheckpointDifference {
         same: recipe.fields.is_empty() && progress.is_empty() && state.is_none(),
-        a: a.told(),
-        b: b.told(),
+        a: a.description(),
+        b: b.description(),
         recipe,
         progress,
         regions: state.regions.iter().map(part).collect(),
@@ -128,13 +129,13 @@ fn compare(a: &Side, b: &Side, top: usize) -> Result<json::CheckpointDifference,
     })
 }
 
-fn part(compared: &Compared) -> json::ComparedPart {
+fn part(compared: &ComparedItem) -> json::ComparedPart {
     let (finding, spread) = match compared.finding {
-        Finding::Same => ("same", None),
-        Finding::Different(spread) => ("different", Some(spread)),
-        Finding::OtherShape => ("other_shape", None),
-        Finding::OnlyInFirst => ("only_in_a", None),
-        Finding::OnlyInSecond => ("only_in_b", None),
+        Comparison::Same => ("same", None),
+        Comparison::Different(spread) => ("different", Some(spread)),
+        Comparison::OtherShape => ("other_shape", None),
+        Comparison::OnlyInFirst => ("only_in_a", None),
+        Comparison::OnlyInSecond => ("only_in_b", None),
     };
     json::ComparedPart {
         name: compared.name.clone(),
@@ -146,7 +147,7 @@ fn part(compared: &Compared) -> json::ComparedPart {
     }
 }
 
-/// For people.
+/// The comparison as text.
 fn text(difference: &json::CheckpointDifference) -> String {
     let side = |name: &str, side: &json::ComparedCheckpoint| {
         let json::ComparedCheckpoint {
@@ -181,7 +182,7 @@ fn text(difference: &json::CheckpointDifference) -> String {
     parts.join("\n\n")
 }
 
-/// A table begins below its title, a few words do not.
+/// A title with its text: a table starts on the next line, a short text on the same line.
 fn titled(title: &str, text: &str) -> String {
     let gap = if text.contains('\n') { '\n' } else { ' ' };
     format!("{title}:{gap}{text}")
@@ -220,12 +221,12 @@ mod tests {
     use super::*;
     use crate::commands::checkpoint::samples::{self, Sample};
 
-    /// Two checkpoints in a store whose place is left out of what is told.
+    /// Compares two checkpoints in a temporary store, whose location is replaced in the result.
     fn compared(a: &Sample, b: &Sample, top: usize) -> json::CheckpointDifference {
-        let place = samples::store();
+        let store = samples::store();
         let [a, b] = [a, b].map(|sample| Side {
-            store: open(&place.location()).unwrap(),
-            manifest: sample.save(&place.store),
+            store: open(&store.location()).unwrap(),
+            manifest: sample.save(&store.store),
         });
         let mut difference = compare(&a, &b, top).unwrap();
         for side in [&mut difference.a, &mut difference.b] {
@@ -235,15 +236,15 @@ mod tests {
     }
 
     #[test]
-    fn the_same_state_of_other_ranks_is_no_difference() {
+    fn the_same_state_of_other_ranks_is_not_a_difference() {
         let other = Sample { generation: 3, ranks: 3, ..Sample::default() };
         let difference = compared(&Sample::default(), &other, 10);
         assert!(difference.same);
         assert_snapshot!(text(&difference));
     }
 
-    /// Another recipe, a later step and three values that have moved.
-    fn apart(top: usize) -> json::CheckpointDifference {
+    /// Compares checkpoints with another recipe, a later step and three changed values.
+    fn changed(top: usize) -> json::CheckpointDifference {
         let weights = vec![0.0, 1.5, 2.0, 3.0, 8.0, f32::NAN];
         let recipe =
             r#"{"checkpoint":{"keep_last":3,"keep_best":true,"keep_every_epochs":4}, "seed":1}"#;
@@ -252,21 +253,21 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_names_recipe_position_and_tensors() {
-        let difference = apart(10);
+    fn a_difference_shows_recipe_position_and_tensors() {
+        let difference = changed(10);
         assert!(!difference.same);
         assert_snapshot!(text(&difference));
     }
 
     #[test]
-    fn only_the_most_different_tensors_are_shown_and_counted_all() {
-        let text = text(&apart(1));
+    fn only_the_most_different_tensors_are_shown_but_all_are_counted() {
+        let text = text(&changed(1));
         assert!(text.contains("tensors: 2 of 2 differ, the 1 most different"), "{text}");
         assert!(text.contains("\n fc.bias ") && !text.contains("fc.weight"), "{text}");
     }
 
     #[test]
     fn a_difference_as_json() {
-        assert_snapshot!(json::line(&apart(10)));
+        assert_snapshot!(json::line(&changed(10)));
     }
 }

@@ -6,28 +6,28 @@ use baton_checkpoint::export::{Float, Weights, safetensors_as};
 use baton_job::exit::Failure;
 use clap::ValueEnum;
 
-use super::folder::{Folder, about, pick, with_store};
-use crate::{human, json, output};
+use super::folder::{FolderFlags, pick, store_failure, with_store};
+use crate::{human, json};
 
 /// Write a checkpoint's weights as safetensors, with torchvision's names and shapes
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  baton checkpoint export --out resnet50.safetensors                               the newest
+  baton checkpoint export --out resnet50.safetensors                               the newest checkpoint
   baton checkpoint export step-0000000440-gen-000003 --out resnet50.safetensors
   baton checkpoint export --ema --out resnet50.safetensors                         averaged weights
   baton checkpoint export --dtype f16 --out resnet50.safetensors                   half the size
 
 With --dtype f16 or bf16 every floating-point tensor is rounded to the nearest value, ties to even: the \
 weights, the biases, and BatchNorm's running statistics too, as in PyTorch's model.half(). \
-num_batches_tracked stays int64. A value that f16 cannot hold is refused and named; bf16 holds nearly \
-all that f32 does. `baton-worker eval` and fine-tuning read f32 only.")]
+num_batches_tracked stays int64. A value out of the range of f16 is an error that names it; bf16 has nearly \
+the range of f32. `baton-worker eval` and fine-tuning read only f32.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    folder: Folder,
-    /// Which one [default: the newest whole one]
+    folder: FolderFlags,
+    /// Name of the checkpoint [default: the newest whole one]
     name: Option<String>,
-    /// The moving average of the weights instead of the weights
+    /// Export the moving average of the weights instead of the weights
     #[arg(long)]
     ema: bool,
     /// The type of floating-point values
@@ -64,7 +64,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };
     let manifest = with_store(location, move |store| {
         let manifest = pick(store, args.name.as_deref())?;
-        safetensors_as(float, store, &manifest, weights, &out).map_err(about)?;
+        safetensors_as(float, store, &manifest, weights, &out).map_err(store_failure)?;
         Ok(manifest)
     })
     .await?;
@@ -79,13 +79,10 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
         averaged: args.ema,
         bytes,
     };
-    if args.json {
-        output::line(json::line(&exported));
-        return Ok(());
-    }
-    let json::ExportedWeights { path, arch, step, dtype, .. } = exported;
-    let cast = if dtype == "f32" { String::new() } else { format!(" in {dtype}") };
-    let size = human::bytes(bytes);
-    output::line(format_args!("wrote {path}: {arch} of step {step}{cast} ({size})"));
+    json::print(args.json, &exported, |exported| {
+        let json::ExportedWeights { path, arch, step, dtype, .. } = exported;
+        let cast = if dtype == "f32" { String::new() } else { format!(" in {dtype}") };
+        format!("wrote {path}: {arch} of step {step}{cast} ({})", human::bytes(bytes))
+    });
     Ok(())
 }

@@ -9,31 +9,31 @@ use baton_job::{
 };
 use tokio::process::Command;
 
-use crate::{failure::failed, up::decide::NOT_LOADED};
+use crate::{failure::failed, up::decide::LIBRARY_MISSING};
 
-/// Write weights as the checkpoint that a job begins with
+/// Write weights as a checkpoint from which a job starts
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   baton checkpoint import resnet50.safetensors --recipe recipes/digits_cpu.toml --into runs/new/checkpoints
   baton up recipes/digits_cpu.toml --run-dir runs/new
 
-The file holds a torchvision state dict in f32, as `baton checkpoint export` writes it. The checkpoint is that \
-of step 0: momentum, averaged weights and schedule begin anew. Unlike model.pretrained it leaves the recipe \
-as it is.")]
+The file contains a torchvision state dict in f32, as `baton checkpoint export` writes it. The checkpoint is for \
+step 0: momentum, averaged weights and schedule start from the beginning. Unlike model.pretrained, it does not \
+change the recipe.")]
 pub(crate) struct Args {
     /// Weights as safetensors, with torchvision's names
     weights: PathBuf,
-    /// The recipe of the job; its training data says what goes into the model
+    /// Recipe of the job; its training data must be readable, because the model's input shape is read from it
     #[arg(long, value_name = "FILE")]
     recipe: PathBuf,
     /// Change one value of the recipe; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// The folder or s3://BUCKET/PREFIX to write to, without checkpoints as yet
+    /// The folder or s3://BUCKET/PREFIX to write to; it must not contain checkpoints
     #[arg(long, value_name = "LOCATION")]
     into: String,
-    /// The file's last layer is for other classes: begin with a new one
+    /// Ignore the file's last layer, which is for other classes, and start with a new one
     #[arg(long)]
     new_head: bool,
     /// Print one JSON object
@@ -41,7 +41,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Runs the one program that knows how a model's weights lie in memory.
+/// Runs baton-worker, which contains the memory layout of the models' weights.
 pub(super) async fn run(args: Args) -> Result<u8, Failure> {
     let mut command = Command::new(programs::find("baton-worker")?);
     command.arg("import").arg(&args.weights).arg("--recipe").arg(&args.recipe);
@@ -54,19 +54,19 @@ pub(super) async fn run(args: Args) -> Result<u8, Failure> {
             command.arg(flag);
         }
     }
-    let ended = command.kill_on_drop(true).status().await;
-    let ended = ended.map_err(|error| {
-        failed(format!("baton-worker does not start: {error}; build it with `make build`"))
+    let status = command.kill_on_drop(true).status().await;
+    let status = status.map_err(|error| {
+        failed(format!("cannot start baton-worker: {error}; build it with `make build`"))
     })?;
-    match ended.code() {
-        Some(NOT_LOADED) => {
-            Err(failed("baton-worker does not find its libraries (named above): run `make setup`"))
+    match status.code() {
+        Some(LIBRARY_MISSING) => {
+            Err(failed("baton-worker cannot find its libraries (named above): run `make setup`"))
         }
-        // It has said why.
+        // baton-worker has printed the error.
         Some(code) => Ok(u8::try_from(code).unwrap_or(FAILED)),
         None => {
-            let how = failure_of(None, ended.signal(), false).message;
-            Err(failed(format!("baton-worker: {how}; nothing was imported")))
+            let message = failure_of(None, status.signal(), false).message;
+            Err(failed(format!("baton-worker: {message}; nothing was imported")))
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use baton_checkpoint::{
-    Entry, EntryState, Kept, Manifest, Removed, UNFINISHED, Verdict, WRITTEN_BY_NEWER,
+    Entry, EntryState, KeepReason, Manifest, PruneDecision, RemovalReason, UNFINISHED,
+    WRITTEN_BY_NEWER,
 };
 use baton_job::exit::Failure;
 use baton_proto::v1::{self, CheckpointEntry};
@@ -11,8 +12,8 @@ use baton_recipe::progress::Accuracy;
 use comfy_table::{Table, presets};
 
 use super::{
-    folder::{Folder, with_store},
-    keeping::{judged, rollbacks},
+    folder::{FolderFlags, with_store},
+    keeping::{rollbacks, with_decisions},
 };
 use crate::{connect::Coordinator, human, json, output, render};
 
@@ -24,13 +25,13 @@ Examples:
   baton checkpoint ls --dir /mnt/shared/job/checkpoints --json
   baton checkpoint ls --dir s3://bucket/job
 
-METRIC is that of exactly these weights, if they were evaluated; \"EMA\" marks that of the averaged \
-weights where it is the better one. KEPT BECAUSE is what the next save of the same run decides by, after \
-the recipe of the newest checkpoint: checkpoint.keep_last, keep_best, keep_every_epochs. Checkpoints of \
-another job are outside this run, and damaged ones are left for you; `baton checkpoint rm` removes them.")]
+METRIC is the evaluation of exactly these weights, if there was one; \"EMA\" marks the metric of the averaged \
+weights if it is better. KEPT BECAUSE is the reason why the next save of the same run keeps the checkpoint, by the \
+newest checkpoint's recipe: checkpoint.keep_last, keep_best, keep_every_epochs. Checkpoints of another job are \
+outside this run, and damaged ones are never removed automatically; `baton checkpoint rm` removes them.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    folder: Folder,
+    folder: FolderFlags,
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
@@ -49,15 +50,17 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn list(folder: &Folder) -> Result<Vec<json::ListedCheckpoint>, Failure> {
+async fn list(folder: &FolderFlags) -> Result<Vec<json::ListedCheckpoint>, Failure> {
     let (location, status) = folder.find_with_status().await?;
     let rollbacks = rollbacks(status.as_ref());
-    let judged = with_store(location, move |store| judged(store, &rollbacks)).await;
-    match (judged, status) {
-        (Ok(judged), _) => Ok(judged.iter().map(|(entry, verdict)| row(entry, verdict)).collect()),
-        // The folder may lie on the coordinator's machine alone.
+    let with_decisions = with_store(location, move |store| with_decisions(store, &rollbacks)).await;
+    match (with_decisions, status) {
+        (Ok(with_decisions), _) => {
+            Ok(with_decisions.iter().map(|(entry, decision)| row(entry, decision)).collect())
+        }
+        // The folder may exist only on the coordinator's machine.
         (Err(unreachable), Some(_)) => {
-            let entries = match Coordinator::find(&folder.place) {
+            let entries = match Coordinator::find(&folder.target) {
                 Ok(mut coordinator) => coordinator.checkpoints().await,
                 Err(_) => return Err(unreachable),
             };
@@ -68,7 +71,7 @@ async fn list(folder: &Folder) -> Result<Vec<json::ListedCheckpoint>, Failure> {
     }
 }
 
-fn row(entry: &Entry, verdict: &Verdict) -> json::ListedCheckpoint {
+fn row(entry: &Entry, decision: &PruneDecision) -> json::ListedCheckpoint {
     let state = match &entry.state {
         EntryState::Whole(_) => "whole",
         EntryState::Damaged(_) => "damaged",
@@ -76,17 +79,17 @@ fn row(entry: &Entry, verdict: &Verdict) -> json::ListedCheckpoint {
         EntryState::Unfinished => "unfinished",
     };
     let manifest = entry.state.manifest();
-    let (kept, removed) = match verdict {
-        Verdict::Kept(reasons) => (reasons.as_slice(), None),
-        Verdict::Removed(reason) => ([].as_slice(), Some(*reason)),
+    let (kept, removed) = match decision {
+        PruneDecision::Kept(reasons) => (reasons.as_slice(), None),
+        PruneDecision::Removed(reason) => ([].as_slice(), Some(*reason)),
     };
     let accuracy = manifest.and_then(Manifest::accuracy);
     let ema = accuracy.and_then(|_| manifest?.progress.last_ema.as_ref());
-    let told = |accuracy: &Accuracy| v1::Accuracy::from(accuracy.clone());
+    let to_wire = |accuracy: &Accuracy| v1::Accuracy::from(accuracy.clone());
     let best = manifest.and_then(Manifest::best_accuracy);
     let mark = if best == accuracy { "" } else { " EMA" };
-    let metric = best.map(|best| metric(&told(best)) + mark);
-    let (accuracy, ema) = (accuracy.map(told), ema.map(told));
+    let metric = best.map(|best| metric(&to_wire(best)) + mark);
+    let (accuracy, ema) = (accuracy.map(to_wire), ema.map(to_wire));
     json::ListedCheckpoint {
         name: entry.name.clone(),
         whole: manifest.is_some(),
@@ -103,10 +106,10 @@ fn row(entry: &Entry, verdict: &Verdict) -> json::ListedCheckpoint {
         top5: accuracy.as_ref().map(|accuracy| accuracy.top5),
         metrics: accuracy.map(|accuracy| accuracy.named()).unwrap_or_default(),
         ema: ema.map(Into::into),
-        kept_because: Some(kept.iter().map(|reason| kept_word(*reason)).collect()),
-        removed_because: removed.map(removed_word),
+        kept_because: Some(kept.iter().map(|reason| keep_reason_name(*reason)).collect()),
+        removed_because: removed.map(removal_reason_name),
         metric,
-        verdict: Some(verdict.to_string()),
+        verdict: Some(decision.to_string()),
     }
 }
 
@@ -116,29 +119,29 @@ fn metric(accuracy: &v1::Accuracy) -> String {
     metrics.map(|metric| render::metric(&metric)).collect::<Vec<_>>().join(", ")
 }
 
-fn kept_word(reason: Kept) -> &'static str {
+fn keep_reason_name(reason: KeepReason) -> &'static str {
     match reason {
-        Kept::Newest => "newest",
-        Kept::Last(_) => "last",
-        Kept::Best => "best",
-        Kept::EveryEpochs(_) => "every_epochs",
-        Kept::OutsideRun => "outside_run",
-        Kept::Damaged => "damaged",
-        Kept::Newer => "newer",
-        Kept::InProgress => "in_progress",
+        KeepReason::Newest => "newest",
+        KeepReason::Last(_) => "last",
+        KeepReason::Best => "best",
+        KeepReason::EveryEpochs(_) => "every_epochs",
+        KeepReason::OutsideRun => "outside_run",
+        KeepReason::Damaged => "damaged",
+        KeepReason::Newer => "newer",
+        KeepReason::InProgress => "in_progress",
     }
 }
 
-fn removed_word(reason: Removed) -> &'static str {
+fn removal_reason_name(reason: RemovalReason) -> &'static str {
     match reason {
-        Removed::NotAskedFor => "not_asked_for",
-        Removed::Condemned => "condemned",
-        Removed::DeadSave => "dead_save",
+        RemovalReason::NotAskedFor => "not_asked_for",
+        RemovalReason::Invalidated => "invalidated",
+        RemovalReason::DeadSave => "dead_save",
     }
 }
 
 impl From<&CheckpointEntry> for json::ListedCheckpoint {
-    /// What a coordinator tells of a folder that only it can see.
+    /// Converts what a coordinator reports about a folder that only it can read.
     fn from(entry: &CheckpointEntry) -> Self {
         let checkpoint = entry.checkpoint.as_ref();
         let accuracy = checkpoint.and_then(|checkpoint| checkpoint.accuracy.as_ref());
@@ -171,7 +174,7 @@ impl From<&CheckpointEntry> for json::ListedCheckpoint {
     }
 }
 
-/// For people, at this moment.
+/// The list as a table, with ages at this time.
 fn text(listed: &[json::ListedCheckpoint], now_unix_seconds: u64) -> String {
     if listed.is_empty() {
         return "no checkpoints yet".to_owned();

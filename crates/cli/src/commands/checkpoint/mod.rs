@@ -1,6 +1,5 @@
 //! `baton checkpoint`
 
-mod bar;
 mod cp;
 mod diff;
 mod export;
@@ -8,7 +7,6 @@ mod folder;
 mod import;
 mod keeping;
 mod ls;
-mod now;
 mod rm;
 #[cfg(test)]
 mod samples;
@@ -17,7 +15,10 @@ mod verify;
 use baton_job::exit::{Failure, OK};
 use clap::Subcommand;
 
-/// List, prove, compare, copy, export, import, remove and take checkpoints
+use super::steer;
+use crate::connect::CoordinatorFlags;
+
+/// List, verify, compare, copy, export, import, remove and save checkpoints
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Ls(ls::Args),
@@ -27,10 +28,18 @@ pub(crate) enum Command {
     Export(export::Args),
     Import(import::Args),
     Rm(rm::Args),
-    Now(now::Args),
+    /// Save after the current step and continue training
+    #[command(after_help = "\
+Examples:
+  baton checkpoint now
+  baton watch          shows when it is durable")]
+    Now {
+        #[command(flatten)]
+        target: CoordinatorFlags,
+    },
 }
 
-/// Runs the command; the exit code of one that did what it should.
+/// Runs the command and returns its exit code if it succeeded.
 pub(super) async fn run(command: Command) -> Result<u8, Failure> {
     let done = match command {
         Command::Ls(args) => ls::run(args).await,
@@ -40,7 +49,7 @@ pub(super) async fn run(command: Command) -> Result<u8, Failure> {
         Command::Export(args) => export::run(args).await,
         Command::Import(args) => return import::run(args).await,
         Command::Rm(args) => rm::run(args).await,
-        Command::Now(args) => now::run(args).await,
+        Command::Now { target } => steer::checkpoint(&target).await,
     };
     done.map(|()| OK)
 }

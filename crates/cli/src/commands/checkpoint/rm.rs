@@ -1,38 +1,38 @@
 //! `baton checkpoint rm`
 
-use baton_checkpoint::{Entry, Kept, Manifest, Store, Verdict, judge};
+use baton_checkpoint::{Entry, KeepReason, Manifest, PruneDecision, Store, prune_decisions};
 use baton_job::{exit::Failure, message::Rollback};
 
 use super::{
-    folder::{Folder, about, named, with_store},
+    folder::{FolderFlags, named, store_failure, with_store},
     keeping::{listed, rollbacks},
 };
 use crate::{failure::bad_input, human, json, output};
 
-/// Remove checkpoints for good
+/// Remove checkpoints permanently
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   baton checkpoint rm step-0000000440-gen-000003
   baton checkpoint rm step-0000000440-gen-000003 step-0000000480-gen-000003 --yes
 
-The newest whole checkpoint, the best one, one of a newer Baton, and a save that may be in progress are \
-refused without --force; then nothing is removed. Where there is no terminal to ask on, --yes is needed. A manifest \
-goes first: what is half removed is no checkpoint.
+The newest whole checkpoint, the best one, one of a newer Baton, and a save that may be in progress are removed \
+only with --force; without it, nothing is removed. Without a terminal, --yes is needed. A checkpoint's manifest is \
+removed first, so a partly removed checkpoint is never used.
 
-A job that uses the folder meanwhile trains on, for its state is in its memory, and saves as before: the \
-fence keeps out older generations, not you. What is lost is a place to go back to. A rank that reads the \
-checkpoint at that very moment fails, and its job takes the next older one.")]
+A job that uses the folder continues to train and to save, because its state is in memory and the fence does not \
+affect this command. But it can no longer roll back to a removed checkpoint. A rank that is reading the checkpoint at \
+that time fails, and its job restores the next older one.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    folder: Folder,
-    /// Which ones
+    folder: FolderFlags,
+    /// Names of the checkpoints
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long, short)]
     yes: bool,
-    /// Remove also what a job would go on from, or may be writing
+    /// Also remove checkpoints from which a job would resume, or that may be being written
     #[arg(long)]
     force: bool,
     /// Print one JSON object
@@ -46,16 +46,16 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let removed = with_store(location, move |store| {
         let chosen = choose(store, &args.names, args.force, &rollbacks)?;
         if !args.yes {
-            ask(&chosen, store.location())?;
+            confirm(&chosen, store.location())?;
         }
         remove(store, &chosen)
     })
     .await?;
-    output::line(if args.json { json::line(&removed) } else { text(&removed) });
+    json::print(args.json, &removed, text);
     Ok(())
 }
 
-/// What is to be removed, once it is sure that all of it may be.
+/// The entries to remove, after checking that all of them may be removed.
 fn choose(
     store: &Store,
     names: &[String],
@@ -63,60 +63,67 @@ fn choose(
     rollbacks: &[Rollback],
 ) -> Result<Vec<Entry>, Failure> {
     let (entries, mut retention) = listed(store, rollbacks)?;
-    // Whatever the recipe says of it.
+    // The best checkpoint is protected even if the recipe does not keep it.
     retention.keep_best = true;
-    let verdicts = judge(&entries, &retention);
+    let decisions = prune_decisions(&entries, &retention);
     for name in names {
         named(&entries, name, store.location())?;
     }
-    let judged = entries.into_iter().zip(verdicts);
-    let chosen: Vec<(Entry, Verdict)> =
-        judged.filter(|(entry, _)| names.contains(&entry.name)).collect();
-    let dear = chosen.iter().find_map(|(entry, verdict)| Some((entry, why_dear(verdict)?)));
-    match dear {
-        Some((entry, why)) if !force => {
-            Err(bad_input(format!("{} is {why}: --force removes it all the same", entry.name)))
+    let decided = entries.into_iter().zip(decisions);
+    let chosen: Vec<(Entry, PruneDecision)> =
+        decided.filter(|(entry, _)| names.contains(&entry.name)).collect();
+    let protected =
+        chosen.iter().find_map(|(entry, decision)| Some((entry, protection(decision)?)));
+    match protected {
+        Some((entry, reason)) if !force => {
+            Err(bad_input(format!("{} is {reason}: add --force to remove it", entry.name)))
         }
         _ => Ok(chosen.into_iter().map(|(entry, _)| entry).collect()),
     }
 }
 
-/// Why nobody should remove it lightly.
-fn why_dear(verdict: &Verdict) -> Option<&'static str> {
-    let Verdict::Kept(reasons) = verdict else { return None };
+/// Why a checkpoint is removed only with `--force`, if it is.
+fn protection(decision: &PruneDecision) -> Option<&'static str> {
+    let PruneDecision::Kept(reasons) = decision else { return None };
     reasons.iter().find_map(|reason| match reason {
-        Kept::Newest => Some("the newest whole checkpoint, from which a job goes on"),
-        Kept::Newer => Some("written by a newer Baton, which a job may go on with"),
-        Kept::Best => Some("the best checkpoint of its run"),
-        Kept::InProgress => Some("perhaps being written at this moment"),
-        Kept::Last(_) | Kept::EveryEpochs(_) | Kept::OutsideRun | Kept::Damaged => None,
+        KeepReason::Newest => Some("the newest whole checkpoint, from which a job resumes"),
+        KeepReason::Newer => {
+            Some("written by a newer Baton, and a job of that version may resume from it")
+        }
+        KeepReason::Best => Some("the best checkpoint of its run"),
+        KeepReason::InProgress => Some("possibly still being written"),
+        KeepReason::Last(_)
+        | KeepReason::EveryEpochs(_)
+        | KeepReason::OutsideRun
+        | KeepReason::Damaged => None,
     })
 }
 
-fn ask(chosen: &[Entry], location: &str) -> Result<(), Failure> {
+fn confirm(chosen: &[Entry], location: &str) -> Result<(), Failure> {
     let manifests = chosen.iter().filter_map(|entry| entry.state.manifest());
     let bytes = manifests.map(Manifest::bytes).fold(0, u64::saturating_add);
-    let what = human::count(chosen.len() as u64, "checkpoint");
+    let count = human::count(chosen.len() as u64, "checkpoint");
     let size = if bytes == 0 { String::new() } else { format!(" ({})", human::bytes(bytes)) };
-    match output::confirm(format_args!("remove {what}{size} of {location} for good?")) {
+    match output::confirm(format_args!("permanently remove {count}{size} of {location}?")) {
         Some(true) => Ok(()),
-        Some(false) => Err(bad_input("nothing is removed")),
-        None => Err(bad_input("there is no terminal to ask on: --yes removes without asking")),
+        Some(false) => Err(bad_input("nothing was removed")),
+        None => Err(bad_input("cannot ask for confirmation without a terminal: add --yes")),
     }
 }
 
 fn remove(store: &Store, chosen: &[Entry]) -> Result<json::RemovedCheckpoints, Failure> {
-    let mut gone = json::RemovedCheckpoints { removed: Vec::new(), freed_bytes: 0 };
+    let mut result = json::RemovedCheckpoints { removed: Vec::new(), freed_bytes: 0 };
     for entry in chosen {
-        gone.freed_bytes += store.discard(entry.id).map_err(about)?;
-        gone.removed.push(entry.name.clone());
+        result.freed_bytes += store.discard(entry.id).map_err(store_failure)?;
+        result.removed.push(entry.name.clone());
     }
-    Ok(gone)
+    Ok(result)
 }
 
-fn text(gone: &json::RemovedCheckpoints) -> String {
-    let what = human::count(gone.removed.len() as u64, "checkpoint");
-    format!("removed {what}, {} freed: {}", human::bytes(gone.freed_bytes), gone.removed.join(", "))
+fn text(result: &json::RemovedCheckpoints) -> String {
+    let count = human::count(result.removed.len() as u64, "checkpoint");
+    let (bytes, names) = (human::bytes(result.freed_bytes), result.removed.join(", "));
+    format!("removed {count}, {bytes} freed: {names}")
 }
 
 #[cfg(test)]
@@ -127,32 +134,32 @@ mod tests {
     use crate::commands::checkpoint::samples;
 
     #[test]
-    fn removing_tells_what_is_gone() {
+    fn the_removed_checkpoints_are_listed() {
         let sample = samples::run();
         let names = ["step-0000000088-gen-000002", "step-0000000066-gen-000002"].map(String::from);
         let chosen = choose(&sample.store, &names, false, &[]).unwrap();
-        let gone = remove(&sample.store, &chosen).unwrap();
+        let result = remove(&sample.store, &chosen).unwrap();
         let left = sample.store.list().unwrap();
         assert!(!left.iter().any(|entry| names.contains(&entry.name)));
-        assert_eq!(gone.removed, names);
+        assert_eq!(result.removed, names);
         // A manifest's length depends on the numbers in it.
-        let gone = json::RemovedCheckpoints { freed_bytes: 12_345, ..gone };
-        assert_snapshot!(format!("{}\n{}", text(&gone), json::line(&gone)));
+        let result = json::RemovedCheckpoints { freed_bytes: 12_345, ..result };
+        assert_snapshot!(format!("{}\n{}", text(&result), json::line(&result)));
     }
 
     #[test]
-    fn what_a_job_goes_on_from_is_removed_only_by_force() {
+    fn a_protected_checkpoint_is_removed_only_with_force() {
         let sample = samples::run();
-        let refused = |name: &str| {
+        let rejected = |name: &str| {
             let names = [name.to_owned(), "step-0000000088-gen-000002".to_owned()];
             assert!(choose(&sample.store, &names, true, &[]).is_ok());
             choose(&sample.store, &names, false, &[]).unwrap_err().message
         };
         assert_snapshot!(
             [
-                refused("step-0000000110-gen-000002"),
-                refused("step-0000000044-gen-000002"),
-                refused("step-0000000121-gen-000002"),
+                rejected("step-0000000110-gen-000002"),
+                rejected("step-0000000044-gen-000002"),
+                rejected("step-0000000121-gen-000002"),
             ]
             .join("\n")
         );
@@ -160,10 +167,10 @@ mod tests {
     }
 
     #[test]
-    fn a_mistyped_name_removes_nothing_and_is_put_right() {
+    fn a_mistyped_name_removes_nothing_and_is_corrected() {
         let sample = samples::run();
         let names = ["step-0000000088-gen-000002", "step-88"].map(String::from);
-        let refused = choose(&sample.store, &names, true, &[]).unwrap_err().message;
-        assert!(refused.contains("is step-0000000088-gen-000002 meant?"), "{refused}");
+        let error = choose(&sample.store, &names, true, &[]).unwrap_err().message;
+        assert!(error.contains("did you mean step-0000000088-gen-000002?"), "{error}");
     }
 }

@@ -10,25 +10,26 @@ use baton_recipe::{
 };
 use tempfile::TempDir;
 
-pub(super) struct Place {
+/// A store in a temporary folder.
+pub(super) struct TestStore {
     pub(super) store: Store,
     pub(super) folder: TempDir,
 }
 
-impl Place {
+impl TestStore {
     pub(super) fn location(&self) -> String {
         self.folder.path().display().to_string()
     }
 }
 
 /// An empty store.
-pub(super) fn store() -> Place {
+pub(super) fn store() -> TestStore {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&folder.path().display().to_string()).unwrap();
-    Place { store, folder }
+    TestStore { store, folder }
 }
 
-/// What a checkpoint is made of.
+/// Properties of a checkpoint to write.
 pub(super) struct Sample {
     pub(super) generation: u64,
     pub(super) step: u64,
@@ -84,7 +85,7 @@ impl Sample {
             offset,
             channels_last: false,
         };
-        let accuracy = |top1| Accuracy::before_names(360, 0.25, (top1, 0.997), None);
+        let accuracy = |top1| Accuracy::from_legacy_fields(360, 0.25, (top1, 0.997), None);
         let region = |(name, values): &(&str, Vec<f32>)| RegionInfo {
             name: (*name).to_owned(),
             len: values.len(),
@@ -118,29 +119,29 @@ impl Sample {
     }
 }
 
-/// The newest checkpoint of a store, as if a newer Baton had written it.
-pub(super) fn of_a_newer_baton() -> Place {
-    let place = store();
-    Sample { step: 66, ..Sample::default() }.save(&place.store);
-    let manifest = Sample::default().save(&place.store);
-    let path = place.folder.path().join(manifest.name()).join("manifest.json");
+/// A store whose newest checkpoint looks as if a newer Baton had written it.
+pub(super) fn of_a_newer_baton() -> TestStore {
+    let test_store = store();
+    Sample { step: 66, ..Sample::default() }.save(&test_store.store);
+    let manifest = Sample::default().save(&test_store.store);
+    let path = test_store.folder.path().join(manifest.name()).join("manifest.json");
     let text = std::fs::read_to_string(&path).unwrap();
     let text = text.replace(&format!("\"version\": {VERSION},"), "\"version\": 99,");
     let (text, _) = text.rsplit_once(",\n  \"blake3\"").unwrap();
     let digest = blake3::hash(text.as_bytes()).to_hex();
     std::fs::write(path, format!("{text},\n  \"blake3\": \"{digest}\"\n}}")).unwrap();
-    place
+    test_store
 }
 
-/// A run that has been through something: a checkpoint for every reason to keep or to remove one.
-pub(super) fn run() -> Place {
-    let place = store();
-    let store = &place.store;
+/// The checkpoints of a run: one for every reason to keep or to remove a checkpoint.
+pub(super) fn run() -> TestStore {
+    let test_store = store();
+    let store = &test_store.store;
     let sample = Sample::default;
     Sample { generation: 1, step: 200, job: 6, ..sample() }.save(store);
     store.raise_fence(Generation(2)).unwrap();
     let broken = Sample { step: 22, epoch: 1, ..sample() }.save(store);
-    let shard = place.folder.path().join(broken.name()).join(&broken.shards[1].file);
+    let shard = test_store.folder.path().join(broken.name()).join(&broken.shards[1].file);
     std::fs::remove_file(shard).unwrap();
     Sample { step: 44, epoch: 2, top1: Some((0.912, Some(0.95))), ..sample() }.save(store);
     Sample { step: 55, epoch: 2, cursor: 704, ..sample() }.write(store);
@@ -149,5 +150,5 @@ pub(super) fn run() -> Place {
     Sample { step: 100, epoch: 4, cursor: 768, ..sample() }.save(store);
     Sample { step: 110, epoch: 5, ..sample() }.save(store);
     Sample { step: 121, epoch: 5, cursor: 704, ..sample() }.write(store);
-    place
+    test_store
 }

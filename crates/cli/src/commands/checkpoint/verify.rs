@@ -5,32 +5,33 @@ use std::num::NonZeroUsize;
 use baton_checkpoint::{Entry, EntryState, Error, Manifest, Store, WRITTEN_BY_NEWER};
 use baton_job::exit::Failure;
 
-use super::{
-    bar::bar,
-    folder::{Folder, about, named, none_whole, with_store},
+use super::folder::{FolderFlags, named, none_whole, store_failure, with_store};
+use crate::{
+    commands::bar::{BYTES, bar},
+    failure::bad_input,
+    human, json,
 };
-use crate::{failure::bad_input, human, json, output};
 
-/// Most files that are read at once unless told otherwise.
-const MOST_JOBS: usize = 8;
+/// Default maximum number of files read at the same time.
+const DEFAULT_MAX_JOBS: usize = 8;
 
-/// Read checkpoints whole and compare every file with its digest
+/// Read all files of checkpoints and compare them with their digests
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  baton checkpoint verify                               all of them
+  baton checkpoint verify                               all checkpoints
   baton checkpoint verify step-0000000440-gen-000003
   baton checkpoint verify --dir s3://bucket/job --jobs 4 --json
 
-A save that was never finished is no damage. Exit codes: 0 all are whole, 2 some are damaged, or of a \
-newer Baton that alone can read them.")]
+An unfinished save does not count as damaged. Exit codes: 0 no damage, 2 some are damaged, or written by a \
+newer Baton and unreadable for this one.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    folder: Folder,
-    /// Which ones [default: all]
+    folder: FolderFlags,
+    /// Names of the checkpoints [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Files that are read at once [default: cores, 8 at most]
+    /// Number of files read at the same time [default: number of cores, at most 8]
     #[arg(long, value_name = "N")]
     jobs: Option<NonZeroUsize>,
     /// Print one JSON object per checkpoint
@@ -40,15 +41,9 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let location = args.folder.find().await?;
-    let (names, jobs) = (args.names, args.jobs.unwrap_or_else(cores));
+    let (names, jobs) = (args.names, args.jobs.unwrap_or_else(default_jobs));
     let verified = with_store(location, move |store| verify(store, &names, jobs)).await?;
-    for one in &verified {
-        if args.json {
-            output::line(json::line(one));
-        } else {
-            output::line(text(one));
-        }
-    }
+    verified.iter().for_each(|one| json::print(args.json, one, text));
     let all = human::count(verified.len() as u64, "checkpoint");
     let count = |state| verified.iter().filter(|one| one.state == state).count();
     match (count("damaged"), count("newer")) {
@@ -57,14 +52,14 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
             Err(bad_input(format!("{newer} of {all} {WRITTEN_BY_NEWER}: verify with that version")))
         }
         (damaged, _) => Err(bad_input(format!(
-            "{damaged} of {all} damaged: no job resumes from such; `baton checkpoint rm NAME` removes one"
+            "{damaged} of {all} damaged: jobs do not resume from these; `baton checkpoint rm NAME` removes one"
         ))),
     }
 }
 
-fn cores() -> NonZeroUsize {
-    let most = NonZeroUsize::MIN.saturating_add(MOST_JOBS - 1);
-    std::thread::available_parallelism().map_or(NonZeroUsize::MIN, |cores| cores.min(most))
+fn default_jobs() -> NonZeroUsize {
+    let max = NonZeroUsize::MIN.saturating_add(DEFAULT_MAX_JOBS - 1);
+    std::thread::available_parallelism().map_or(NonZeroUsize::MIN, |cores| cores.min(max))
 }
 
 fn verify(
@@ -72,7 +67,7 @@ fn verify(
     names: &[String],
     jobs: NonZeroUsize,
 ) -> Result<Vec<json::VerifiedCheckpoint>, Failure> {
-    let mut entries = store.list().map_err(about)?;
+    let mut entries = store.list().map_err(store_failure)?;
     if entries.is_empty() && names.is_empty() {
         return Err(none_whole(store.location()));
     }
@@ -81,13 +76,14 @@ fn verify(
     }
     entries.retain(|entry| names.is_empty() || names.contains(&entry.name));
     let whole: Vec<&Manifest> = entries.iter().filter_map(|entry| entry.state.manifest()).collect();
-    let bar = bar(whole.iter().map(|manifest| manifest.all_bytes()).fold(0, u64::saturating_add));
-    let mut outcomes = store.prove(&whole, jobs, &|bytes| bar.inc(bytes)).into_iter();
+    let bar =
+        bar(BYTES, whole.iter().map(|manifest| manifest.all_bytes()).fold(0, u64::saturating_add));
+    let mut outcomes = store.verify(&whole, jobs, &|bytes| bar.inc(bytes)).into_iter();
     bar.finish_and_clear();
     entries.iter().map(|entry| finding(entry, || outcomes.next())).collect()
 }
 
-/// What was found; `outcome` is asked where the files had to be read.
+/// The result for one entry; `outcome` is called if the entry's files were read.
 fn finding(
     entry: &Entry,
     outcome: impl FnOnce() -> Option<Result<(), Error>>,
@@ -99,8 +95,8 @@ fn finding(
         EntryState::Whole(_) => match outcome() {
             None | Some(Ok(())) => ("whole", None),
             Some(Err(Error::Damaged { problem, .. })) => ("damaged", Some(problem)),
-            // That a file cannot be read now says nothing about it.
-            Some(Err(error)) => return Err(about(error)),
+            // A file that cannot be read now may still be intact.
+            Some(Err(error)) => return Err(store_failure(error)),
         },
     };
     let manifest = entry.state.manifest();
@@ -134,15 +130,15 @@ mod tests {
     use crate::commands::checkpoint::samples;
 
     #[test]
-    fn every_checkpoint_is_judged_in_one_line() {
+    fn every_checkpoint_is_verified_in_one_line() {
         let sample = samples::run();
-        // A flipped bit that no size tells of.
+        // A flipped bit does not change the file's size.
         let manifest = pick_step(&sample.store, 66);
         let shard = sample.folder.path().join(manifest.name()).join(&manifest.shards[0].file);
         let mut bytes = std::fs::read(&shard).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(shard, bytes).unwrap();
-        let verified = verify(&sample.store, &[], cores()).unwrap();
+        let verified = verify(&sample.store, &[], default_jobs()).unwrap();
         let lines: Vec<String> = verified.iter().map(text).collect();
         assert_snapshot!(lines.join("\n"));
         let lines: Vec<String> = verified.iter().map(json::line).collect();
@@ -156,13 +152,13 @@ mod tests {
     }
 
     #[test]
-    fn only_the_named_ones_are_read_and_an_unknown_one_is_told() {
+    fn only_the_named_checkpoints_are_read_and_an_unknown_name_is_rejected() {
         let sample = samples::run();
         let store = &sample.store;
         let names = ["step-0000000088-gen-000002".to_owned()];
-        assert_eq!(verify(store, &names, cores()).unwrap().len(), 1);
+        assert_eq!(verify(store, &names, default_jobs()).unwrap().len(), 1);
         let names = [names[0].clone(), "step-0000000089-gen-000002".to_owned()];
-        let refused = verify(store, &names, cores()).unwrap_err().message;
-        assert!(refused.contains("is step-0000000088-gen-000002 meant?"), "{refused}");
+        let error = verify(store, &names, default_jobs()).unwrap_err().message;
+        assert!(error.contains("did you mean step-0000000088-gen-000002?"), "{error}");
     }
 }

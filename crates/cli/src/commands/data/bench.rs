@@ -3,16 +3,15 @@
 use std::{num::NonZeroUsize, sync::Arc};
 
 use baton_data::{
-    Dataset, InputType, Labels, Options, Source, View,
-    bench::{self, Plan, Report},
+    Dataset, InputType, Labels, Options, Preprocessing, Source,
+    bench::{self, BenchOptions, BenchReport},
 };
 use baton_job::exit::Failure;
 use baton_recipe::spec::{Augment, OnBadSample, Order, Resize};
 use clap::ValueEnum;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::failure;
-use crate::{failure::bad_input, human, json, output};
+use crate::{commands::bar::bar, failure::bad_input, human, json};
 
 /// Measure how fast this machine loads a data set
 #[derive(Debug, clap::Args)]
@@ -20,14 +19,14 @@ use crate::{failure::bad_input, human, json, output};
 Examples:
   baton data bench train.beton                       warm: from the page cache
   baton data bench train.beton --cold --threads 8    from disk, 8 threads
-  baton data bench train.beton --resize area         with ffcv's own pixels
+  baton data bench train.beton --resize area         with the same pixels as ffcv
   baton data bench signals-train.beton --input-field signal --label-field target --outputs 1
 
-The first pass warms the page cache and is slower than later ones unless the file was read before.
-Beside the passes, single samples are timed on one thread: `read` from the page cache, `decode`,
+The first pass fills the page cache, and is slower than later ones unless the file was read before.
+In addition, single samples are timed on one thread: `read` from the page cache, `decode`,
 `resize` with crop and flip.")]
 pub(crate) struct Args {
-    /// A .beton file, a pattern such as 'train-*.beton', or the same at s3://
+    /// A .beton file, a pattern such as 'train-*.beton', or either of them at s3://
     location: String,
     /// Side of the samples in pixels
     #[arg(long, value_name = "PIXELS", default_value_t = 160)]
@@ -44,7 +43,7 @@ pub(crate) struct Args {
     /// Passes over the data
     #[arg(long, value_name = "N", default_value_t = 3)]
     epochs: u32,
-    /// Most batches of a pass; 0 is all
+    /// Maximum number of batches per pass; 0 is all
     #[arg(long, value_name = "N", default_value_t = 0)]
     batches: u64,
     /// Order of samples
@@ -53,13 +52,13 @@ pub(crate) struct Args {
     /// Samples shuffled with each other in quasi-random order
     #[arg(long, value_name = "SAMPLES", default_value_t = 16_384)]
     shuffle_window: u64,
-    /// How a crop gets the size of a sample
+    /// Method that resizes a crop to the sample's size
     #[arg(long, value_enum, default_value_t = ResizeName::Fast)]
     resize: ResizeName,
-    /// Random crops and flips, or the centre
+    /// Random crops and flips as in training, or the centre crop as in evaluation
     #[arg(long, value_enum, default_value_t = ViewName::Train)]
     view: ViewName,
-    /// Make the system forget the file before every pass
+    /// Drop the file from the page cache before every pass
     #[arg(long)]
     cold: bool,
     /// Name of the input field
@@ -111,21 +110,23 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             args.location
         )));
     }
-    let bar = bar(dataset.len() * u64::from(args.epochs));
+    let template = "{bar:40} {pos}/{len} samples  {per_sec}";
+    let bar = bar(template, dataset.len() * u64::from(args.epochs));
     let report = bench::run(&dataset, &plan, |samples| bar.inc(samples));
     bar.finish_and_clear();
     let report = report.map_err(failure)?;
-    if args.json {
-        output::line(json::line(&report));
-    } else {
-        output::line(text(&report, dataset.input_type(), plan.options.threads));
-    }
+    json::print(args.json, &report, |report| {
+        text(report, dataset.input_type(), plan.options.threads)
+    });
     Ok(())
 }
 
-fn plan(args: &Args) -> Result<Plan, Failure> {
+fn plan(args: &Args) -> Result<BenchOptions, Failure> {
     if !(1..=4096).contains(&args.resolution) {
-        return Err(bad_input(format!("--resolution {}: take 1 to 4096 pixels", args.resolution)));
+        return Err(bad_input(format!(
+            "--resolution {}: must be 1 to 4096 pixels",
+            args.resolution
+        )));
     }
     if args.batch == 0 || args.epochs == 0 {
         return Err(bad_input("--batch and --epochs must be at least 1".to_owned()));
@@ -135,13 +136,17 @@ fn plan(args: &Args) -> Result<Plan, Failure> {
         ResizeName::Area => Resize::Area,
     };
     let resolution = args.resolution;
-    let view = match args.view {
-        ViewName::Train => View::Train { seed: 0, resolution, resize, augment: Augment::default() },
-        ViewName::Evaluate => View::Evaluate { resolution, resize, crop_ratio: 224.0 / 256.0 },
+    let preprocessing = match args.view {
+        ViewName::Train => {
+            Preprocessing::Train { seed: 0, resolution, resize, augment: Augment::default() }
+        }
+        ViewName::Evaluate => {
+            Preprocessing::Evaluate { resolution, resize, crop_ratio: 224.0 / 256.0 }
+        }
     };
     let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    Ok(Plan {
-        view,
+    Ok(BenchOptions {
+        preprocessing,
         order: match args.order {
             OrderName::Random => Order::Random,
             OrderName::QuasiRandom => Order::QuasiRandom,
@@ -156,8 +161,8 @@ fn plan(args: &Args) -> Result<Plan, Failure> {
     })
 }
 
-/// For people.
-fn text(report: &Report, input_type: &InputType, threads: usize) -> String {
+/// The report as text.
+fn text(report: &BenchReport, input_type: &InputType, threads: usize) -> String {
     let rates: Vec<String> =
         report.images_per_second.iter().map(|rate| format!("{rate:.0}")).collect();
     let mut lines = vec![
@@ -170,7 +175,7 @@ fn text(report: &Report, input_type: &InputType, threads: usize) -> String {
         format!("{:.1} µs of processor time per sample", report.cpu_seconds_per_image * 1e6),
         format!("{:.1} ms from the start of a pass to its first batch", report.first_batch_ms),
         format!(
-            "{:.0} MB of memory at most, {:.0} MB of its own; {:.0} MB read from disk",
+            "{:.0} MB of memory at most, {:.0} MB of it anonymous; {:.0} MB read from disk",
             report.peak_rss_mb, report.peak_anonymous_rss_mb, report.read_from_disk_mb
         ),
     ];
@@ -192,10 +197,4 @@ fn text(report: &Report, input_type: &InputType, threads: usize) -> String {
         lines.push(format!("{skipped} skipped: `baton data verify` lists them"));
     }
     lines.join("\n")
-}
-
-/// Draws on standard error, and only on a terminal.
-fn bar(samples: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} samples  {per_sec}");
-    ProgressBar::new(samples).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -9,7 +9,7 @@ use baton_data::{
 use baton_job::exit::Failure;
 
 use super::failure;
-use crate::{human, json, output};
+use crate::{human, json};
 
 /// Show what is in a .beton file: fields, sizes, modes and resolutions
 #[derive(Debug, clap::Args)]
@@ -18,8 +18,8 @@ Examples:
   baton data inspect train.beton
   baton data inspect --json train.beton | jq .samples
 
-Reads the rows and the allocation table only, so it takes a moment for any size of file. To look at
-every image, use `baton data verify`.")]
+Reads only the rows and the allocation table, so it is fast for any size of file. To check every
+image, use `baton data verify`.")]
 pub(crate) struct Args {
     /// The file
     file: PathBuf,
@@ -30,15 +30,11 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let survey = Beton::open(&args.file).and_then(|beton| Survey::of(&beton)).map_err(failure)?;
-    if args.json {
-        output::line(json::line(&survey));
-    } else {
-        output::line(text(&survey).trim_end());
-    }
+    json::print(args.json, &survey, |survey| text(survey).trim_end().to_owned());
     Ok(())
 }
 
-/// For people.
+/// The survey as text.
 fn text(survey: &Survey) -> String {
     let mut text = format!(
         "{} in {}, {} of {}\n",
@@ -89,7 +85,7 @@ fn lines(values: &Values) -> Vec<String> {
             vec![format!("shape {shape:?}, dtype {dtype}")]
         }
         Values::Arrays { .. } => {
-            vec!["its shape and dtype cannot be read; `baton data verify` says why".to_owned()]
+            vec!["its shape and dtype cannot be read; `baton data verify` shows why".to_owned()]
         }
         Values::Images { jpeg, raw, broken, bytes, width, height, longer_side } => {
             let mut lines = vec![format!("{jpeg} JPEG, {raw} raw"), stored(bytes)];
@@ -117,7 +113,7 @@ fn lines(values: &Values) -> Vec<String> {
 
 fn stored(bytes: &Sizes) -> String {
     format!(
-        "{} in all; {} to {}, mean {}",
+        "{} in total; {} to {}, mean {}",
         human::bytes(bytes.total),
         human::bytes(bytes.least),
         human::bytes(bytes.most),

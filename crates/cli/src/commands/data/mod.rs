@@ -12,7 +12,7 @@ use clap::Subcommand;
 
 use crate::failure::{bad_input, failed};
 
-/// Make data sets, look into them, check and measure them
+/// Write, inspect, verify and measure data sets
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Write(write::Args),
@@ -33,7 +33,7 @@ pub(super) fn run(command: &Command) -> Result<(), Failure> {
     }
 }
 
-/// Whether another try may help: it may where the machine refused, not where the input is wrong.
+/// Classifies an error: a retry may help if the machine caused it, but not if the input is wrong.
 fn write_failure(error: WriteError) -> Failure {
     match error {
         WriteError::Io { operation: "open" | "read", .. } => bad_input(error),
@@ -46,7 +46,7 @@ fn write_failure(error: WriteError) -> Failure {
     }
 }
 
-/// Whether another try may help: it may where the machine refused, not where the data is wrong.
+/// Classifies an error: a retry may help if the machine caused it, but not if the data is wrong.
 fn failure(error: baton_data::Error) -> Failure {
     match error {
         baton_data::Error::Thread(_)

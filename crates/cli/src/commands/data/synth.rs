@@ -6,26 +6,26 @@ use std::{
     time::Instant,
 };
 
-use baton_data::synth::{INPUT_FIELD, Part, Signals, TARGET_FIELD};
+use baton_data::synth::{INPUT_FIELD, Signals, Split, TARGET_FIELD};
 use baton_job::exit::Failure;
 use clap::Subcommand;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressDrawTarget;
 
 use super::write_failure;
 use crate::{
+    commands::bar::{SAMPLES, bar},
     failure::{bad_input, failed},
     human,
     json::{self, SynthesizedData, WrittenFile},
-    output,
 };
 
-/// Make up data whose answer is known
+/// Make synthetic data with known targets
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Signals(Args),
 }
 
-/// Write signals to find a frequency in: a regression, for model.arch = "resnet34_1d"
+/// Write signals whose frequency is the target: a regression, for model.arch = "resnet34_1d"
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -33,40 +33,41 @@ Examples:
       data/signals-train.beton with 8192 samples and data/signals-val.beton with 2048
 
   baton data synth signals --out data --channels 3 --window 500 --noise 1 --force
-      three noisy channels of 500 positions, in the place of earlier files
+      three noisy channels of 500 positions; replaces earlier files
 
 A signal is a damped oscillation that drifts, in normal noise:
   a exp(-d s) sin(2 pi f s + p) + o + b (s - 1/2) + noise n      s = position / window
 with f = 2 + 10 target cycles per window. Field `signal` is an array of f32 of shape
-(channels, window), field `target` a number uniform in 0 to 1; all else is drawn uniformly and says
-nothing of it. No linear model does better than to say 1/2 always (mean absolute error 0.25);
-fitting the formula to the default signals gets 0.005. The same options write the same bytes on
+(channels, window), field `target` a number uniform in 0 to 1. All other values are drawn uniformly and are
+independent of it. No linear model is better than the constant 1/2 (mean absolute error 0.25);
+fitting the formula to the default signals reaches 0.005. The same options write the same bytes on
 every machine.")]
 pub(crate) struct Args {
-    /// Folder to write to; made if it is not there
+    /// Folder to write to; created if it does not exist
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Samples for training
+    /// Number of samples for training
     #[arg(long, value_name = "N", default_value_t = 8_192,
         value_parser = clap::value_parser!(u64).range(1..))]
     samples: u64,
-    /// Samples for validation, none of them among those for training
+    /// Number of samples for validation, different from those for training
     #[arg(long, value_name = "N", default_value_t = 2_048,
         value_parser = clap::value_parser!(u64).range(1..))]
     val_samples: u64,
-    /// Positions of a signal
+    /// Number of positions of a signal
     #[arg(long, value_name = "N", default_value_t = Signals::default().window)]
     window: u32,
-    /// Signals of a sample: of one frequency, each with its own amplitude, phase, offset and drift
+    /// Number of signals per sample: all with the same frequency, each with a different amplitude, phase, offset and
+    /// drift
     #[arg(long, value_name = "N", default_value_t = Signals::default().channels)]
     channels: u32,
-    /// Standard deviation of the noise, beside amplitudes of 0.5 to 2
+    /// Standard deviation of the noise; amplitudes are 0.5 to 2
     #[arg(long, value_name = "X", default_value_t = Signals::default().noise)]
     noise: f64,
-    /// Draws the signals
+    /// Seed of the random signals
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Replace files that are there
+    /// Replace existing files
     #[arg(long)]
     force: bool,
     /// Print one JSON object at the end, and nothing else
@@ -79,20 +80,23 @@ pub(super) fn run(command: &Command) -> Result<(), Failure> {
     let &Args { window, channels, noise, seed, .. } = args;
     let signals = Signals { window, channels, noise, seed };
     signals.check().map_err(write_failure)?;
-    let parts = [
-        (Part::Train, args.samples, args.out.join("signals-train.beton")),
-        (Part::Val, args.val_samples, args.out.join("signals-val.beton")),
+    let splits = [
+        (Split::Train, args.samples, args.out.join("signals-train.beton")),
+        (Split::Val, args.val_samples, args.out.join("signals-val.beton")),
     ];
     if !args.force {
-        parts.iter().try_for_each(|(_, _, path)| refuse_existing(path))?;
+        splits.iter().try_for_each(|(_, _, path)| reject_existing(path))?;
     }
     fs::create_dir_all(&args.out)
         .map_err(|error| failed(format!("cannot create {}: {error}", args.out.display())))?;
 
-    let begun = Instant::now();
-    let bar = bar(args.samples.saturating_add(args.val_samples), args.json);
-    let write = |(part, samples, path): (Part, u64, PathBuf)| {
-        let written = signals.write(part, samples, &path, || bar.inc(1));
+    let start = Instant::now();
+    let bar = bar(SAMPLES, args.samples.saturating_add(args.val_samples));
+    if args.json {
+        bar.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    let write = |(split, samples, path): (Split, u64, PathBuf)| {
+        let written = signals.write(split, samples, &path, || bar.inc(1));
         written.map_err(write_failure).map(|written| WrittenFile {
             path: path.display().to_string(),
             samples: written.samples,
@@ -100,7 +104,7 @@ pub(super) fn run(command: &Command) -> Result<(), Failure> {
             kept: false,
         })
     };
-    let [train, val] = parts;
+    let [train, val] = splits;
     let files = [write(train)?, write(val)?];
     bar.finish_and_clear();
     let synthesized = SynthesizedData {
@@ -108,44 +112,31 @@ pub(super) fn run(command: &Command) -> Result<(), Failure> {
         input_field: INPUT_FIELD,
         shape: [channels, window],
         label_field: TARGET_FIELD,
-        seconds: begun.elapsed().as_secs_f64(),
+        seconds: start.elapsed().as_secs_f64(),
     };
-    if args.json {
-        output::line(json::line(&synthesized));
-    } else {
-        conclude(&synthesized);
-    }
+    json::print(args.json, &synthesized, text);
     Ok(())
 }
 
-fn refuse_existing(path: &Path) -> Result<(), Failure> {
+fn reject_existing(path: &Path) -> Result<(), Failure> {
     if path.exists() {
         let path = path.display();
-        return Err(bad_input(format!("{path} is there already: --force replaces it")));
+        return Err(bad_input(format!("{path} already exists: --force replaces it")));
     }
     Ok(())
 }
 
-/// Draws on standard error, and only on a terminal.
-fn bar(samples: u64, is_quiet: bool) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} samples  {per_sec}  {eta} left");
-    let bar = ProgressBar::new(samples);
-    if is_quiet {
-        bar.set_draw_target(ProgressDrawTarget::hidden());
-    }
-    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
-/// For people.
-fn conclude(synthesized: &SynthesizedData) {
+/// The result as text.
+fn text(synthesized: &SynthesizedData) -> String {
     let SynthesizedData { files, shape, .. } = synthesized;
-    for file in files {
+    let files = files.iter().map(|file| {
         let samples = human::count(file.samples, "sample");
         let bytes = human::bytes(file.bytes);
-        output::line(format_args!("{}: {samples} of shape {shape:?}, {bytes}", file.path));
-    }
-    output::line(format_args!(
-        "for a recipe: data.input_field = \"{INPUT_FIELD}\", data.label_field = \"{TARGET_FIELD}\", \
+        format!("{}: {samples} of shape {shape:?}, {bytes}\n", file.path)
+    });
+    let files: String = files.collect();
+    format!(
+        "{files}for a recipe: data.input_field = \"{INPUT_FIELD}\", data.label_field = \"{TARGET_FIELD}\", \
          model.num_classes = 1, loss.kind = \"mse\""
-    ));
+    )
 }

@@ -4,13 +4,16 @@ use std::{num::NonZeroUsize, path::PathBuf};
 
 use baton_data::{Beton, verify::Verifier};
 use baton_job::exit::Failure;
-use indicatif::{ProgressBar, ProgressStyle};
 
 use super::failure;
-use crate::{failure::bad_input, human, json, output};
+use crate::{
+    commands::bar::{SAMPLES, bar},
+    failure::bad_input,
+    human, json, output,
+};
 
-/// Faults that are shown without --all.
-const SHOWN: usize = 20;
+/// Maximum number of faults shown without --all.
+const MAX_SHOWN_FAULTS: usize = 20;
 
 /// Read every value of every sample, decode every image, and list what is bad
 #[derive(Debug, clap::Args)]
@@ -19,11 +22,11 @@ Examples:
   baton data verify train.beton
   baton data verify --all --json train-*.beton
 
-A number that is NaN, infinite or beyond f32 is bad, in whatever field: nothing can be learned from it.
-Exit code 0 if all is well, 2 if anything is bad. To train on what is left, set
+A number that is NaN, infinite or out of the range of f32 is bad in every field, because training cannot use it.
+Exit code 0 if nothing is bad, 2 otherwise. To train on the good samples, set
 data.on_bad_sample = \"skip\" in the recipe.")]
 pub(crate) struct Args {
-    /// The files
+    /// Files to verify
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Decoding threads [default: all cores]
@@ -37,9 +40,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What was found in a file.
+/// The result for one file.
 #[derive(Debug, serde::Serialize)]
-struct Verified {
+struct VerifiedFile {
     file: String,
     samples: u64,
     bad: u64,
@@ -64,7 +67,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         let samples = human::count(verified.samples, "sample");
         output::line(match verified.bad {
-            0 => format!("{}: {samples}, all well", verified.file),
+            0 => format!("{}: {samples}, no faults", verified.file),
             bad => format!("{}: {samples}, {}", verified.file, human::count(bad, "fault")),
         });
     }
@@ -77,16 +80,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn verify(path: &PathBuf, args: &Args) -> Result<Verified, Failure> {
+fn verify(path: &PathBuf, args: &Args) -> Result<VerifiedFile, Failure> {
     let beton = Beton::open(path).map_err(failure)?;
     let verifier = Verifier::new(&beton).map_err(failure)?;
-    let bar = bar(beton.len());
+    let bar = bar(SAMPLES, beton.len());
     let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = args.threads.map_or_else(cores, NonZeroUsize::get);
     let found = verifier.check_all(threads, |samples| bar.inc(samples));
     bar.finish_and_clear();
     let mut faults: Vec<String> = verifier.faults().iter().map(ToString::to_string).collect();
-    // A value that its row contradicts is found again when it is read.
+    // A fault found in the rows is found again when the value is read.
     for fault in found.iter().map(ToString::to_string) {
         if !faults.contains(&fault) {
             faults.push(fault);
@@ -94,13 +97,7 @@ fn verify(path: &PathBuf, args: &Args) -> Result<Verified, Failure> {
     }
     let bad = faults.len() as u64;
     if !args.all {
-        faults.truncate(SHOWN);
+        faults.truncate(MAX_SHOWN_FAULTS);
     }
-    Ok(Verified { file: path.display().to_string(), samples: beton.len(), bad, faults })
-}
-
-/// Draws on standard error, and only on a terminal.
-fn bar(samples: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} samples  {per_sec}  {eta} left");
-    ProgressBar::new(samples).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    Ok(VerifiedFile { file: path.display().to_string(), samples: beton.len(), bad, faults })
 }

@@ -1,22 +1,22 @@
-//! The arithmetic of a plan, so that a reader can follow every number by hand. Pure.
+//! The arithmetic of a plan, so that a reader can check every number by hand. Pure functions.
 
 use std::fmt::Write;
 
 use baton_plan::{
-    Machine, Plan, Question,
-    plan::Phase,
+    Machine, PlanRequest, RecipePlan,
+    plan::PlannedPhase,
     price,
     roofline::{
-        BANDWIDTH_EFFICIENCY, FP32_EFFICIENCY, LAUNCH_SECONDS, Roofline, Seconds,
-        TENSOR_CORE_EFFICIENCY,
+        BANDWIDTH_EFFICIENCY, FP32_EFFICIENCY, LAUNCH_SECONDS, Roofline, TENSOR_CORE_EFFICIENCY,
+        TimeByLimit,
     },
 };
-use baton_recipe::Sees;
+use baton_recipe::InputKind;
 
 use super::table::{dollars, wrapped};
 use crate::human::{bytes, count, duration, grouped};
 
-pub(super) fn text(question: &Question<'_>, plan: &Plan, machine: &Machine) -> String {
+pub(super) fn text(request: &PlanRequest<'_>, plan: &RecipePlan, machine: &Machine) -> String {
     let mut text = format!(
         "{}: {} with {} {} and {} vCPUs\n",
         machine.name, machine.instance, machine.gpus, machine.gpu.name, machine.vcpus
@@ -26,29 +26,29 @@ pub(super) fn text(question: &Question<'_>, plan: &Plan, machine: &Machine) -> S
         let _ = writeln!(text, "{}", wrapped(&format!("  {name:<24}"), &value));
     };
     line(
-        "memory of a GPU",
+        "memory of one GPU",
         format!(
-            "{} of {}, at most, with {} samples at a time of {}:",
+            "at most {} of {}, with micro-batches of {} samples of {}:",
             bytes(plan.memory.total_bytes),
             bytes(plan.gpu_memory_bytes),
             plan.memory_phase.micro_batch,
-            size(question, plan.memory_phase.resolution)
+            size(request, plan.memory_phase.resolution)
         ),
     );
     for part in &plan.memory.parts {
         line(&format!("  {}", part.name), format!("{}: {}", bytes(part.bytes), part.how));
     }
-    rates(question, plan, machine, &mut line);
+    rates(request, plan, machine, &mut line);
     for phase in &plan.phases {
-        phase_lines(question, plan, phase, &mut line);
+        phase_lines(request, plan, phase, &mut line);
     }
     let evaluation = &plan.evaluation;
     line(
         "evaluations",
         format!(
-            "{} samples of {}, forward passes over each: {}, at {:.0} a second: {}",
+            "{} samples of {}, forward passes per sample: {}, at {:.0} samples/s: {}",
             grouped(evaluation.samples),
-            size(question, evaluation.resolution),
+            size(request, evaluation.resolution),
             evaluation.passes,
             evaluation.images_per_second,
             duration(evaluation.seconds)
@@ -78,14 +78,14 @@ pub(super) fn text(question: &Question<'_>, plan: &Plan, machine: &Machine) -> S
     text.trim_end().to_owned()
 }
 
-/// What the GPU, its neighbours and the CPUs are taken to reach.
+/// The assumed speeds of the GPU and the data loader.
 fn rates(
-    question: &Question<'_>,
-    plan: &Plan,
+    request: &PlanRequest<'_>,
+    plan: &RecipePlan,
     machine: &Machine,
     line: &mut impl FnMut(&str, String),
 ) {
-    let compute = question.spec.precision.compute;
+    let compute = request.spec.precision.compute;
     let arithmetic = machine.gpu.arithmetic(compute);
     let roofline = Roofline::new(&machine.gpu, compute);
     let efficiency = if arithmetic.tensor_cores { TENSOR_CORE_EFFICIENCY } else { FP32_EFFICIENCY };
@@ -101,20 +101,20 @@ fn rates(
     line(
         "memory bandwidth",
         format!(
-            "{:.0} GB/s (data sheet) x {BANDWIDTH_EFFICIENCY} = {:.0} GB/s; each operation takes {:.0} us at \
-             least, for its start",
+            "{:.0} GB/s (data sheet) x {BANDWIDTH_EFFICIENCY} = {:.0} GB/s; each operation takes at least \
+             {:.0} us to launch",
             machine.gpu.bandwidth / 1e9,
             roofline.bytes_per_second / 1e9,
             LAUNCH_SECONDS * 1e6
         ),
     );
     if let Some(factor) = plan.calibration {
-        line("calibration", format!("all that the GPU does x {factor:.3}, as measured"));
+        line("calibration", format!("all GPU times x {factor:.3}, as measured"));
     }
     line(
         "data loader",
         match plan.loader {
-            None => "not known for signals; taken to be fast enough".to_owned(),
+            None => "speed not known for signals; assumed to be fast enough".to_owned(),
             Some(loader) => format!(
                 "{} threads x {} images/s (docs/measurements/loader.md) = {:.0} images/s",
                 loader.threads, loader.images_per_second_and_thread, loader.images_per_second
@@ -124,17 +124,17 @@ fn rates(
 }
 
 fn phase_lines(
-    question: &Question<'_>,
-    plan: &Plan,
-    phase: &Phase,
+    request: &PlanRequest<'_>,
+    plan: &RecipePlan,
+    phase: &PlannedPhase,
     line: &mut impl FnMut(&str, String),
 ) {
-    let Phase { stretch, update, .. } = phase;
+    let PlannedPhase { stretch, update, .. } = phase;
     line(
         &format!("epochs {}-{}", stretch.first_epoch, stretch.last_epoch()),
         format!(
-            "{}, {} samples per update on {}; {} of {} on each:",
-            size(question, stretch.resolution),
+            "{}, {} samples per update on {}; {} of {} per rank:",
+            size(request, stretch.resolution),
             stretch.global_batch,
             count(plan.ranks.into(), "rank"),
             batches(update.micro_batches),
@@ -142,18 +142,18 @@ fn phase_lines(
         ),
     );
     for row in &update.pass {
-        let work = match row.flop {
+        let flop = match row.flop {
             0.0 => String::new(),
             flop => format!("{:.1} GFLOP, ", flop / 1e9),
         };
         line(
             &format!("  {}", row.kind.name()),
-            format!("{work}{}: {}", bytes(row.bytes as u64), bounds(row.seconds)),
+            format!("{flop}{}: {}", bytes(row.bytes as u64), bounds(row.seconds)),
         );
     }
-    let reduced = update.all_reduce.map_or("one rank has none; 0".to_owned(), |all_reduce| {
+    let reduced = update.all_reduce.map_or("none with one rank; 0".to_owned(), |all_reduce| {
         format!(
-            "{} by each rank over {} at {:.1} GB/s, {:.2}",
+            "{} per rank over {} at {:.1} GB/s, {:.2}",
             bytes(all_reduce.bytes as u64),
             all_reduce.way,
             all_reduce.bytes_per_second / 1e9,
@@ -176,7 +176,7 @@ fn phase_lines(
     line(
         "  time",
         format!(
-            "{} samples at {:.0} a second (limit: {}): {}",
+            "{} samples at {:.0} samples/s (limit: {}): {}",
             grouped(phase.samples),
             phase.images_per_second,
             phase.limit.name(),
@@ -185,11 +185,11 @@ fn phase_lines(
     );
 }
 
-/// Of a sample: signals have no resolution.
-fn size(question: &Question<'_>, resolution: u32) -> String {
-    let [channels, length] = question.signal;
-    match question.spec.model.arch.sees() {
-        Sees::Signals => format!("{channels} x {length} values"),
+/// Size of a sample: the resolution of an image, or the shape of a signal.
+fn size(request: &PlanRequest<'_>, resolution: u32) -> String {
+    let [channels, length] = request.signal;
+    match request.spec.model.arch.input_kind() {
+        InputKind::Signals => format!("{channels} x {length} values"),
         _ => format!("{resolution} px"),
     }
 }
@@ -198,14 +198,14 @@ fn batches(number: u64) -> String {
     if number == 1 { "1 micro-batch".to_owned() } else { format!("{number} micro-batches") }
 }
 
-/// `ms of what bounds them`, for those that are there.
-fn bounds(seconds: Seconds) -> String {
+/// Milliseconds by what limits the operations, without those that are zero.
+fn bounds(seconds: TimeByLimit) -> String {
     let parts = [
         (seconds.arithmetic, "arithmetic"),
         (seconds.bandwidth, "memory"),
-        (seconds.launches, "starts"),
+        (seconds.launches, "launches"),
     ];
     let parts = parts.iter().filter(|(seconds, _)| *seconds > 0.0);
-    let parts = parts.map(|(seconds, what)| format!("{:.2} ms {what}", seconds * 1e3));
+    let parts = parts.map(|(seconds, limit)| format!("{:.2} ms {limit}", seconds * 1e3));
     parts.collect::<Vec<_>>().join(" + ")
 }

@@ -6,17 +6,17 @@ mod table;
 use std::{fs, path::PathBuf};
 
 use baton_job::exit::Failure;
-use baton_plan::{Calibration, Error, MACHINES, Machine, Plan, Question};
-use baton_recipe::{JobSpec, Sees};
+use baton_plan::{Calibration, Error, MACHINES, Machine, PlanRequest, RecipePlan};
+use baton_recipe::{InputKind, JobSpec};
 
 use super::recipe::{self, Samples};
 use crate::{failure::bad_input, json, output};
 
-/// Tell what a recipe needs and costs: memory, batch that fits, images per second, time, money
+/// Estimate what a recipe needs and costs: memory, batch that fits, images per second, time, money
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  baton plan resnet50_p4d_60ep                                   on every machine that is known
+  baton plan resnet50_p4d_60ep                                   on all known machines
   baton plan resnet50_t4 --on t4,l4 --explain                    with the arithmetic
   baton plan resnet50_p4d_60ep --on g5.12xlarge --set train.grad_accumulation=2
   baton plan resnet50_p4d_60ep --on p4d.24xlarge --price 8.50    dollars per hour of the machine
@@ -26,31 +26,31 @@ Examples:
 Machines: p4d.24xlarge, p3.8xlarge, g5.12xlarge, g6.12xlarge (whole instances);
 t4, l4, a100-40, h100, h200 (one GPU).
 
-Nothing is measured: a roofline over data sheets, which a calibration corrects. Prices are a table
-with a date. The formulas, their sources, and how far they may be off: docs/plan.md.")]
+Nothing is measured: times are computed with a roofline model from data sheets, which a calibration
+corrects. Prices are from a dated list. Formulas, sources and accuracy: docs/plan.md.")]
 pub(crate) struct Args {
-    /// A recipe, or the name of one in recipes/
+    /// Recipe file, or the name of a recipe in recipes/
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
-    /// Machines [default: all that are known]
+    /// Machines [default: all known machines]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     on: Vec<String>,
     /// Change one value, e.g. --set precision.compute=fp16; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Price of the whole machine, in place of the table's
+    /// Price of the whole machine, instead of the price list's
     #[arg(long, value_name = "USD_PER_HOUR", value_parser = price)]
     price: Option<f64>,
-    /// What `baton-worker bench --json` printed on the GPU of --on: scales the roofline to it
+    /// Output of `baton-worker bench --json` on the GPU of --on, to correct the estimates
     #[arg(long, value_name = "FILE", requires = "on")]
     calibration: Option<PathBuf>,
-    /// Samples of the training set [default: what its files have; of 1,000 classes, ImageNet's]
+    /// Samples of the training set [default: counted in its files, or ImageNet's for 1,000 classes]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     samples: Option<u64>,
-    /// Samples of the validation set [default: likewise]
+    /// Samples of the validation set [default: counted in its files, or ImageNet's for 1,000 classes]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     val_samples: Option<u64>,
-    /// Size of a signal, for model.arch = resnet34_1d
+    /// Channels and length of a signal, for model.arch = resnet34_1d
     #[arg(long, value_name = "CHANNELSxLENGTH", default_value = "1x100", value_parser = signal)]
     signal: Signal,
     /// Print the arithmetic too
@@ -61,10 +61,10 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Samples of ImageNet-1k (ILSVRC 2012), training and validation, and its classes.
+/// Numbers of training samples, validation samples and classes of ImageNet-1k (ILSVRC 2012).
 const IMAGENET: ([u64; 2], u32) = ([1_281_167, 50_000], 1_000);
 
-/// Channels and length.
+/// Channels and length of a signal.
 #[derive(Clone, Copy, Debug)]
 struct Signal([u64; 2]);
 
@@ -75,7 +75,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let calibration = args.calibration.as_deref().map(|file| {
         let about = |problem: String| bad_input(format!("{}: {problem}", file.display()));
         if machines.iter().any(|machine| machine.gpu != machines[0].gpu) {
-            return Err(about("is of one GPU: name machines with that one in --on".to_owned()));
+            return Err(about(
+                "was measured on one GPU type: name only machines with that type in --on"
+                    .to_owned(),
+            ));
         }
         let text = fs::read_to_string(file).map_err(|error| about(error.to_string()))?;
         Calibration::from_json(&text).map_err(|error| about(error.to_string()))
@@ -83,7 +86,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let calibration = calibration.transpose()?;
     let ([samples, val_samples], assumed) =
         sizes(&spec, args).map_err(|problem| recipe::about(&path, problem))?;
-    let question = Question {
+    let request = PlanRequest {
         spec: &spec,
         samples,
         val_samples,
@@ -91,31 +94,31 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         dollars_per_hour: args.price,
         calibration: calibration.as_ref(),
     };
-    let plans = machines.iter().map(|machine| question.plan(machine));
-    let plans: Vec<Plan> = plans.collect::<Result<_, _>>().map_err(|error| match error {
+    let plans = machines.iter().map(|machine| request.plan(machine));
+    let plans: Vec<RecipePlan> = plans.collect::<Result<_, _>>().map_err(|error| match error {
         Error::Calibration(_) => bad_input(error.to_string()),
         _ => recipe::about(&path, error),
     })?;
     if args.json {
-        output::line(json::line(&told(&question, &plans)));
+        output::line(json::line(&plan_json(&request, &plans)));
         return Ok(());
     }
-    output::line(table::text(&question, &plans, assumed));
+    output::line(table::text(&request, &plans, assumed));
     if args.explain {
         for (plan, machine) in plans.iter().zip(&machines) {
-            output::line(format_args!("\n{}", explain::text(&question, plan, machine)));
+            output::line(format_args!("\n{}", explain::text(&request, plan, machine)));
         }
     }
     Ok(())
 }
 
-/// For scripts.
-fn told<'a>(question: &Question<'_>, plans: &'a [Plan]) -> json::PlannedRecipe<'a> {
+/// The output of `--json`.
+fn plan_json<'a>(request: &PlanRequest<'_>, plans: &'a [RecipePlan]) -> json::PlannedRecipe<'a> {
     json::PlannedRecipe {
-        recipe: question.spec.name.clone(),
-        samples: question.samples,
-        val_samples: question.val_samples,
-        prices_looked_up: question
+        recipe: request.spec.name.clone(),
+        samples: request.samples,
+        val_samples: request.val_samples,
+        prices_looked_up: request
             .dollars_per_hour
             .is_none()
             .then_some(baton_plan::price::LOOKED_UP),
@@ -131,21 +134,22 @@ fn machines(names: &[String]) -> Result<Vec<&'static Machine>, Failure> {
     named.collect::<Result<_, _>>().map_err(bad_input)
 }
 
-/// Sizes of the training and the validation set, and whether they are guessed.
+/// Sizes of the training and the validation set, and whether one of them is assumed.
 fn sizes(spec: &JobSpec, args: &Args) -> Result<([u64; 2], bool), String> {
     let locations = [&spec.data.train, &spec.data.val];
     let given = [args.samples, args.val_samples];
     let (imagenet, classes) = IMAGENET;
-    let guessable = spec.model.num_classes == classes && spec.model.arch.sees() == Sees::Images;
+    let may_be_imagenet =
+        spec.model.num_classes == classes && spec.model.arch.input_kind() == InputKind::Images;
     let (mut sizes, mut assumed) = ([0; 2], false);
     for (index, flag) in ["--samples", "--val-samples"].into_iter().enumerate() {
         sizes[index] = match Samples::at(locations[index], given[index])? {
             Samples::Known(samples) => samples,
-            Samples::Unknown(_) if guessable => {
+            Samples::Unknown(_) if may_be_imagenet => {
                 assumed = true;
                 imagenet[index]
             }
-            Samples::Unknown(why) => return Err(format!("{why}; {flag} N tells its size")),
+            Samples::Unknown(why) => return Err(format!("{why}; give its size with {flag} N")),
         };
     }
     Ok((sizes, assumed))
@@ -159,8 +163,8 @@ fn price(text: &str) -> Result<f64, String> {
 fn signal(text: &str) -> Result<Signal, String> {
     let parts = text.split_once('x');
     let side = |side: &str| side.parse::<u64>().ok().filter(|side| (1..=1 << 20).contains(side));
-    let read = parts.and_then(|(channels, length)| Some([side(channels)?, side(length)?]));
-    read.map(Signal).ok_or_else(|| "must be channels x length, e.g. 1x100".to_owned())
+    let sides = parts.and_then(|(channels, length)| Some([side(channels)?, side(length)?]));
+    sides.map(Signal).ok_or_else(|| "must be channels x length, e.g. 1x100".to_owned())
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Plans of a recipe, a line each, for people. Pure: what goes in decides what comes out.
+//! Plans of a recipe as a table for people. Pure functions.
 
-use baton_plan::{Plan, Question, plan::Cost, price, update::Limit};
+use baton_plan::{PlanRequest, RecipePlan, plan::Cost, price, update::Bottleneck};
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::human::{count, grouped};
@@ -8,28 +8,29 @@ use crate::human::{count, grouped};
 /// 2³⁰ bytes.
 const GIB: f64 = 1_073_741_824.0;
 
-/// Columns of the narrowest screen that a plan is made for.
+/// Maximum width of a line, in columns.
 pub(super) const WIDTH: usize = 100;
 
-pub(super) fn text(question: &Question<'_>, plans: &[Plan], assumed: bool) -> String {
-    let mut sections = vec![heading(question, assumed), table(question, plans)];
+/// The whole text. `assumed`: the sizes of the data sets are assumed, not known.
+pub(super) fn text(request: &PlanRequest<'_>, plans: &[RecipePlan], assumed: bool) -> String {
+    let mut sections = vec![heading(request, assumed), table(request, plans)];
     let notes: Vec<String> = notes(plans).iter().map(|note| wrapped("", note)).collect();
     if !notes.is_empty() {
         sections.push(notes.join("\n"));
     }
-    sections.push(footing(question, plans));
+    sections.push(footer(request, plans));
     sections.join("\n\n")
 }
 
-fn heading(question: &Question<'_>, assumed: bool) -> String {
-    let spec = question.spec;
-    let sizes = [question.samples, question.val_samples].map(grouped);
-    let from = match assumed {
-        true => ": taken to be ImageNet's; --samples tells others",
+fn heading(request: &PlanRequest<'_>, assumed: bool) -> String {
+    let spec = request.spec;
+    let sizes = [request.samples, request.val_samples].map(grouped);
+    let source = match assumed {
+        true => " (assumed: ImageNet; set others with --samples)",
         false => "",
     };
     format!(
-        "{}: {} for {}\n{} training and {} validation samples{from}",
+        "{}: {} for {}\n{} training and {} validation samples{source}",
         spec.name,
         spec.model.arch.name(),
         count(spec.train.epochs.into(), "epoch"),
@@ -38,8 +39,8 @@ fn heading(question: &Question<'_>, assumed: bool) -> String {
     )
 }
 
-/// What is to be said of machines, once if it is the same of several.
-fn notes(plans: &[Plan]) -> Vec<String> {
+/// Notes of all plans; a note that several machines share is shown once.
+fn notes(plans: &[RecipePlan]) -> Vec<String> {
     let mut notes: Vec<(Vec<&str>, &str)> = Vec::new();
     for (plan, note) in
         plans.iter().flat_map(|plan| plan.notes.iter().map(move |note| (plan, note)))
@@ -52,7 +53,8 @@ fn notes(plans: &[Plan]) -> Vec<String> {
     notes.iter().map(|(machines, note)| format!("{}: {note}", machines.join(", "))).collect()
 }
 
-/// `text` after `start`; what does not fit goes on below, indented as far.
+/// `text` after `start`, wrapped at [`WIDTH`]; further lines are indented by the width of `start`, or by two
+/// spaces if it is empty.
 pub(super) fn wrapped(start: &str, text: &str) -> String {
     let indent = if start.is_empty() { "  ".to_owned() } else { " ".repeat(start.len()) };
     let (mut lines, mut line) = (Vec::new(), start.to_owned());
@@ -70,11 +72,11 @@ pub(super) fn wrapped(start: &str, text: &str) -> String {
     lines.join("\n")
 }
 
-fn table(question: &Question<'_>, plans: &[Plan]) -> String {
+fn table(request: &PlanRequest<'_>, plans: &[RecipePlan]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     let mut header = vec!["MACHINE", "GPUS", "GIB", "BATCH", "IMG/S", "LIMIT", "TIME"];
-    header.extend(match question.dollars_per_hour {
+    header.extend(match request.dollars_per_hour {
         Some(_) => vec!["COST"],
         None => vec!["ON DEMAND", "SPOT"],
     });
@@ -104,29 +106,30 @@ fn table(question: &Question<'_>, plans: &[Plan]) -> String {
     table.trim_fmt()
 }
 
-/// Those that train, of all.
-fn gpus(plan: &Plan) -> String {
+/// The GPUs of a machine, and how many of them train if not all do.
+fn gpus(plan: &RecipePlan) -> String {
     let idle = if plan.ranks < plan.gpus { format!("{} of ", plan.ranks) } else { String::new() };
     format!("{idle}{} {}", plan.gpus, plan.gpu)
 }
 
-fn needed(plan: &Plan) -> String {
+/// Needed and available memory of one GPU.
+fn needed(plan: &RecipePlan) -> String {
     let gib = |bytes: u64| format!("{:.1}", bytes as f64 / GIB);
     let verdict = if plan.fits { "" } else { " NO" };
     format!("{}/{}{verdict}", gib(plan.memory.total_bytes), gib(plan.gpu_memory_bytes))
 }
 
-/// A limit in one word.
-fn short(limit: Limit) -> &'static str {
+/// The bottleneck in one word.
+fn short(limit: Bottleneck) -> &'static str {
     match limit {
-        Limit::MemoryBandwidth => "memory",
-        Limit::Launches => "launches",
-        Limit::Loader => "loader",
-        Limit::Arithmetic | Limit::AllReduce | Limit::Optimizer => limit.name(),
+        Bottleneck::MemoryBandwidth => "memory",
+        Bottleneck::Launches => "launches",
+        Bottleneck::Loader => "loader",
+        Bottleneck::Arithmetic | Bottleneck::AllReduce | Bottleneck::Optimizer => limit.name(),
     }
 }
 
-/// Minutes, or hours where there are many.
+/// A time in minutes, or in hours from 100 minutes on.
 fn time(seconds: f64) -> String {
     match seconds / 60.0 {
         minutes if minutes < 100.0 => format!("{minutes:.1} min"),
@@ -134,7 +137,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// An amount of money, with cents where they matter.
+/// An amount of money, with cents below $1,000.
 pub(super) fn dollars(amount: f64) -> String {
     if amount < 1_000.0 {
         format!("${amount:.2}")
@@ -143,11 +146,11 @@ pub(super) fn dollars(amount: f64) -> String {
     }
 }
 
-fn footing(question: &Question<'_>, plans: &[Plan]) -> String {
-    let estimate = match (question.calibration, plans.first().and_then(|plan| plan.calibration)) {
+fn footer(request: &PlanRequest<'_>, plans: &[RecipePlan]) -> String {
+    let estimate = match (request.calibration, plans.first().and_then(|plan| plan.calibration)) {
         (Some(measured), Some(factor)) => format!(
-            "Calibrated: {:.1} images/s were measured on one GPU ({} at {} px, batch {}), so all that the \
-             GPU does is taken to last {factor:.3} times as long as the roofline says.",
+            "Calibrated: {:.1} images/s were measured on one GPU ({} at {} px, batch {}), so all GPU times \
+             of the roofline are multiplied by {factor:.3}.",
             measured.images_per_second(),
             measured.arch.name(),
             measured.resolution,
@@ -162,13 +165,13 @@ fn footing(question: &Question<'_>, plans: &[Plan]) -> String {
             format!("Cost at the given {} per hour.", dollars(*dollars_per_hour))
         }
         _ => format!(
-            "Prices as looked up on {}: {}. They change; --price.",
+            "Prices of {}: {}. Prices change; override them with --price.",
             price::LOOKED_UP,
             price::SOURCE
         ),
     };
-    let columns = "GIB: needed on a GPU, with allowances, of what it has. BATCH: the recipe's micro-batch at \
-                   its largest images, of the largest that fits. LIMIT: memory is its bandwidth. TIME: \
-                   all epochs and evaluations; starts, checkpoints and interruptions come on top.";
+    let columns = "GIB: memory needed on one GPU, with allowances / its size. BATCH: the recipe's micro-batch at \
+                   its largest images / the largest that fits. LIMIT: the bottleneck; memory is the memory \
+                   bandwidth. TIME: all epochs and evaluations, without starts, checkpoints and interruptions.";
     [columns, &estimate, &prices].map(|text| wrapped("", text)).join("\n")
 }

@@ -10,8 +10,8 @@ fn spec(recipe: &str, changes: &[&str]) -> JobSpec {
     recipe::read(&path, &changes).unwrap()
 }
 
-fn question(spec: &JobSpec) -> Question<'_> {
-    Question {
+fn request(spec: &JobSpec) -> PlanRequest<'_> {
+    PlanRequest {
         spec,
         samples: 1_281_167,
         val_samples: 50_000,
@@ -21,8 +21,8 @@ fn question(spec: &JobSpec) -> Question<'_> {
     }
 }
 
-fn plans(question: &Question<'_>, machines: &[&str]) -> Vec<Plan> {
-    let machine = |name: &&str| question.plan(Machine::named(name).unwrap()).unwrap();
+fn plans(request: &PlanRequest<'_>, machines: &[&str]) -> Vec<RecipePlan> {
+    let machine = |name: &&str| request.plan(Machine::named(name).unwrap()).unwrap();
     machines.iter().map(machine).collect()
 }
 
@@ -40,50 +40,50 @@ fn narrow(text: String) -> String {
 #[test]
 fn the_reference_recipe_on_every_machine() {
     let spec = spec("resnet50_p4d_60ep", &[]);
-    let question = question(&spec);
-    assert_snapshot!(narrow(table::text(&question, &plans(&question, &all()), true)));
+    let request = request(&spec);
+    assert_snapshot!(narrow(table::text(&request, &plans(&request, &all()), true)));
 }
 
 #[test]
-fn a_price_of_ones_own_takes_the_place_of_both() {
+fn a_given_price_replaces_the_listed_prices() {
     let spec = spec("resnet50_ffcv_16ep", &[]);
-    let question = Question { dollars_per_hour: Some(8.5), ..question(&spec) };
-    assert_snapshot!(narrow(table::text(&question, &plans(&question, &["p4d.24xlarge"]), false)));
+    let request = PlanRequest { dollars_per_hour: Some(8.5), ..request(&spec) };
+    assert_snapshot!(narrow(table::text(&request, &plans(&request, &["p4d.24xlarge"]), false)));
 }
 
 #[test]
-fn a_calibration_is_named() {
+fn a_calibration_is_shown() {
     let text = r#"{"arch": "resnet50", "resolution": 224, "batch": 128, "compute": "bf16",
         "on_gpu": true, "step_seconds": 0.1, "all_reduce_seconds": 0.0}"#;
     let measured = Calibration::from_json(text).unwrap();
     let spec = spec("resnet50_a100_bf16_adamw", &[]);
-    let question = Question { calibration: Some(&measured), ..question(&spec) };
-    assert_snapshot!(narrow(table::text(&question, &plans(&question, &["a100-40"]), true)));
+    let request = PlanRequest { calibration: Some(&measured), ..request(&spec) };
+    assert_snapshot!(narrow(table::text(&request, &plans(&request, &["a100-40"]), true)));
 }
 
 #[test]
 fn the_arithmetic_of_several_gpus() {
     let spec = spec("resnet50_p4d_60ep", &[]);
-    let question = question(&spec);
-    let plan = &plans(&question, &["p4d.24xlarge"])[0];
+    let request = request(&spec);
+    let plan = &plans(&request, &["p4d.24xlarge"])[0];
     let machine = Machine::named("p4d.24xlarge").unwrap();
-    assert_snapshot!(narrow(explain::text(&question, plan, machine)));
+    assert_snapshot!(narrow(explain::text(&request, plan, machine)));
 }
 
 #[test]
 fn the_arithmetic_of_signals() {
     let spec = spec("resnet34_1d_signals", &[]);
-    let question = Question { samples: 8_192, val_samples: 2_048, ..question(&spec) };
-    let plan = &plans(&question, &["t4"])[0];
-    assert_snapshot!(narrow(explain::text(&question, plan, Machine::named("t4").unwrap())));
+    let request = PlanRequest { samples: 8_192, val_samples: 2_048, ..request(&spec) };
+    let plan = &plans(&request, &["t4"])[0];
+    assert_snapshot!(narrow(explain::text(&request, plan, Machine::named("t4").unwrap())));
 }
 
 #[test]
 fn a_plan_as_json() {
     let spec = spec("resnet50_t4", &[]);
-    let question = question(&spec);
-    let plans = plans(&question, &["t4"]);
-    assert_json_snapshot!(told(&question, &plans));
+    let request = request(&spec);
+    let plans = plans(&request, &["t4"]);
+    assert_json_snapshot!(plan_json(&request, &plans));
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use baton_job::exit::Failure;
 
 use crate::{
-    connect::{Coordinator, Where},
+    connect::{Coordinator, CoordinatorFlags},
     output,
 };
 
-/// Print the recipe of the job that a coordinator has, with every value
+/// Print the complete recipe of a coordinator's job
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -17,14 +17,14 @@ Examples:
   baton recipe get --coordinator http://10.0.0.7:29600")]
 pub(crate) struct Args {
     #[command(flatten)]
-    place: Where,
-    /// Print it as JSON
+    target: CoordinatorFlags,
+    /// Print the recipe as JSON
     #[arg(long)]
     json: bool,
 }
 
 pub(super) async fn run(args: &Args) -> Result<(), Failure> {
-    let recipe = Coordinator::find(&args.place)?.recipe().await?;
+    let recipe = Coordinator::find(&args.target)?.recipe().await?;
     output::line(if args.json { &recipe.json } else { &recipe.toml }.trim_end());
     Ok(())
 }

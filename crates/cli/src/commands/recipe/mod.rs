@@ -17,7 +17,7 @@ use baton_recipe::spec;
 use clap::Subcommand;
 use serde::Serialize;
 
-/// Look at recipes, check and compare them
+/// Show, check and compare recipes
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Show(show::Args),
@@ -26,7 +26,7 @@ pub(crate) enum Command {
     Get(get::Args),
 }
 
-/// Runs the command; the exit code of one that did what it should.
+/// Runs the command and returns its exit code if it succeeded.
 pub(super) async fn run(command: &Command) -> Result<u8, Failure> {
     match command {
         Command::Show(args) => show::run(args).map(|()| OK),
@@ -36,16 +36,16 @@ pub(super) async fn run(command: &Command) -> Result<u8, Failure> {
     }
 }
 
-/// All that is wrong with a recipe.
-fn broken(path: &Path, faults: Vec<spec::Violation>) -> Failure {
+/// The error for an invalid recipe, with all its faults.
+fn invalid(path: &Path, faults: Vec<spec::Violation>) -> Failure {
     about(path, spec::Error::Invalid(faults))
 }
 
-/// The word that a recipe has for a choice.
+/// The name of a choice in a recipe.
 fn word(choice: &impl Serialize) -> String {
     match serde_json::to_value(choice) {
         Ok(serde_json::Value::String(word)) => word,
-        // A choice with values of its own.
+        // A choice that has further values.
         Ok(serde_json::Value::Object(values)) => {
             values.get("kind").and_then(|kind| kind.as_str()).unwrap_or_default().to_owned()
         }

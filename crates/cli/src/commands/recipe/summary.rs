@@ -1,12 +1,12 @@
-//! What a recipe comes to, for people. Pure: what goes in decides what comes out.
+//! Summary of the run that a recipe describes, as text. Pure functions.
 
 use std::fmt::Write;
 
 use baton_recipe::{
-    Epoch, JobSpec, Sees,
+    Epoch, InputKind, JobSpec,
     dry_run::DryRun,
     schedule::linearly_scaled,
-    spec::{Determinism, Optimizer, Remedy, Target},
+    spec::{Determinism, GuardRemedy, OptimizerSpec, Target},
     task,
 };
 use comfy_table::{Table, presets};
@@ -14,13 +14,13 @@ use comfy_table::{Table, presets};
 use super::{Samples, word};
 use crate::human::{count, grouped, percent, rate};
 
-/// Epochs whose learning rate is drawn, about.
+/// Approximate number of epochs whose learning rate is drawn.
 const DRAWN_EPOCHS: usize = 20;
-/// Length of the highest bar, in characters.
-const BAR: f64 = 40.0;
+/// Length of the longest bar, in characters.
+const BAR_LENGTH: f64 = 40.0;
 
-/// `run` is the walk over `samples`, or over a stand-in where they are not known: numbers of updates are
-/// then left out.
+/// The summary. `run` simulates training on `samples`, or on an assumed number of samples if the number is unknown;
+/// numbers of updates are then left out.
 pub(super) fn text(
     spec: &JobSpec,
     run: &DryRun,
@@ -29,7 +29,7 @@ pub(super) fn text(
 ) -> String {
     let sections = [
         heading(spec, samples),
-        stretches(spec, run, samples),
+        phases(spec, run, samples),
         learning_rate(spec, run),
         linear_scaling(run, other_batches),
         settings(spec, run, samples),
@@ -43,26 +43,26 @@ pub(super) fn text(
 fn heading(spec: &JobSpec, samples: &Samples) -> String {
     let outputs = if spec.loss.kind.is_regression() { "value" } else { "class" };
     let outputs = match (spec.model.num_classes, outputs) {
-        (1, one) => format!("1 {one}"),
-        (more, "class") => format!("{more} classes"),
-        (more, _) => format!("{more} values"),
+        (1, unit) => format!("1 {unit}"),
+        (number, "class") => format!("{number} classes"),
+        (number, _) => format!("{number} values"),
     };
     let size = match samples {
         Samples::Known(samples) => {
             format!("{}: {} samples", spec.data.train, grouped(*samples))
         }
         Samples::Unknown(why) => {
-            format!("{why}; --samples N counts updates and checkpoints")
+            format!("{why}; give the number with --samples N to see updates and checkpoints")
         }
     };
     format!("{}: {} for {outputs}\n{size}", spec.name, spec.model.arch.name())
 }
 
-fn sees_images(spec: &JobSpec) -> bool {
-    spec.model.arch.sees() != Sees::Signals
+fn has_images(spec: &JobSpec) -> bool {
+    spec.model.arch.input_kind() != InputKind::Signals
 }
 
-fn stretches(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
+fn phases(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
     let known = matches!(samples, Samples::Known(_));
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
@@ -75,7 +75,7 @@ fn stretches(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
         let (first, last) = (stretch.first_epoch, stretch.last_epoch());
         let mut row = vec![
             if first == last { first.to_string() } else { format!("{first}-{last}") },
-            if sees_images(spec) { stretch.resolution.to_string() } else { "-".to_owned() },
+            if has_images(spec) { stretch.resolution.to_string() } else { "-".to_owned() },
             stretch.global_batch.to_string(),
             stretch.micro_batch.to_string(),
         ];
@@ -88,11 +88,11 @@ fn stretches(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
     table.trim_fmt()
 }
 
-/// The rate at the start of some epochs, and at the end.
+/// Chart of the learning rate at the start of some epochs, and at the end.
 fn learning_rate(spec: &JobSpec, run: &DryRun) -> String {
     let first = run.epoch_lrs.first().copied().unwrap_or_default();
     let mut text = format!(
-        "learning rate ({}): {} at first, {} at most (in epoch {}), {} at last\n",
+        "learning rate ({}): starts at {}, peaks at {} (in epoch {}), ends at {}\n",
         word(&spec.schedule),
         rate(first),
         rate(run.peak_lr),
@@ -104,10 +104,10 @@ fn learning_rate(spec: &JobSpec, run: &DryRun) -> String {
         run.epoch_lrs.iter().enumerate().filter(|(epoch, _)| {
             epoch.is_multiple_of(every) || *epoch == run.peak_epoch.0 as usize
         });
-    let mut line = |place: &str, lr: f64| {
-        let bar = "#".repeat((BAR * lr / run.peak_lr).round() as usize);
+    let mut line = |label: &str, lr: f64| {
+        let bar = "#".repeat((BAR_LENGTH * lr / run.peak_lr).round() as usize);
         // Writing to a string never fails.
-        let _ = writeln!(text, "{}", format!("  {place:<10} {:>8} {bar}", rate(lr)).trim_end());
+        let _ = writeln!(text, "{}", format!("  {label:<10} {:>8} {bar}", rate(lr)).trim_end());
     };
     for (epoch, lr) in drawn {
         line(&format!("epoch {epoch}"), *lr);
@@ -116,7 +116,7 @@ fn learning_rate(spec: &JobSpec, run: &DryRun) -> String {
     text
 }
 
-/// For the batches asked for, and for those that the recipe itself changes to.
+/// Linearly scaled peak learning rates, for the requested batches and for the batches of the recipe's other phases.
 fn linear_scaling(run: &DryRun, other_batches: &[u64]) -> String {
     let batch = global_batch(run, run.peak_epoch);
     let of_phases = run.stretches.iter().map(|stretch| stretch.global_batch);
@@ -125,16 +125,16 @@ fn linear_scaling(run: &DryRun, other_batches: &[u64]) -> String {
     batches.dedup();
     batches.retain(|other| *other != batch);
     let used = format!(
-        "the peak of {} is used at a global batch of {batch}; nothing is scaled silently",
+        "the peak of {} is used at a global batch of {batch}; Baton never scales it automatically",
         rate(run.peak_lr)
     );
     if batches.is_empty() {
         return format!(
-            "{used} (--global-batch N\nshows what linear scaling makes of it for another)"
+            "{used}\n(--global-batch N shows the linearly scaled rate for another batch)"
         );
     }
     let mut text =
-        format!("{used}. Linear scaling\n(Goyal et al. 2017, section 2.1) would make of it:\n");
+        format!("{used}.\nLinear scaling (Goyal et al. 2017, section 2.1) would give:\n");
     for other in batches {
         let scaled = linearly_scaled(run.peak_lr, batch, other);
         let _ = writeln!(text, "  {} at a global batch of {other}", rate(scaled));
@@ -147,7 +147,7 @@ fn global_batch(run: &DryRun, epoch: Epoch) -> u64 {
     of_epoch.map_or(0, |stretch| stretch.global_batch)
 }
 
-/// What follows from the recipe without standing in it, and what is easily overlooked.
+/// Values that follow from the recipe but are not written in it, and settings that are easily overlooked.
 fn settings(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
     let mut lines = Vec::new();
     let mut line = |name, value: String| lines.push(format!("{name:<14}{value}"));
@@ -158,11 +158,11 @@ fn settings(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
     line("precision", precision(spec));
     line("evaluations", evaluations(spec, run));
     if matches!(samples, Samples::Known(_)) {
-        line("checkpoints", format!("{}, at {} kept", grouped(run.saves), kept(spec)));
+        line("checkpoints", format!("{}, at most {} kept", grouped(run.saves), kept(spec)));
     }
     line("ends early", ends_early(spec));
     line("guard", guard(spec));
-    line("recipe hash", format!("{} (of all that decides the weights)", spec.recipe_hash()));
+    line("recipe hash", format!("{} (of all values that affect the weights)", spec.recipe_hash()));
     lines.join("\n")
 }
 
@@ -179,8 +179,8 @@ fn length(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
 }
 
 fn ranks(spec: &JobSpec) -> String {
-    let (least, most) = (spec.cluster.min_ranks, spec.max_ranks());
-    let ranks = if least == most { most.to_string() } else { format!("{least} to {most}") };
+    let (min, max) = (spec.cluster.min_ranks, spec.max_ranks());
+    let ranks = if min == max { max.to_string() } else { format!("{min} to {max}") };
     let virtual_ranks = count(spec.train.virtual_ranks.into(), "virtual rank");
     match spec.train.grad_accumulation {
         1 => format!("{ranks}, running {virtual_ranks}"),
@@ -205,9 +205,9 @@ fn loss(spec: &JobSpec) -> String {
 }
 
 fn optimizer(spec: &JobSpec) -> String {
-    let (Optimizer::Sgd { weight_decay, .. }
-    | Optimizer::AdamW { weight_decay, .. }
-    | Optimizer::Lars { weight_decay, .. }) = &spec.optimizer;
+    let (OptimizerSpec::Sgd { weight_decay, .. }
+    | OptimizerSpec::AdamW { weight_decay, .. }
+    | OptimizerSpec::Lars { weight_decay, .. }) = &spec.optimizer;
     let mut parts = vec![word(&spec.optimizer), format!("weight decay {weight_decay}")];
     if let Some(norm) = spec.train.clip_grad_norm {
         parts.push(format!("gradient clipped to a norm of {norm}"));
@@ -221,7 +221,7 @@ fn optimizer(spec: &JobSpec) -> String {
 
 fn precision(spec: &JobSpec) -> String {
     let promise = match spec.precision.determinism {
-        Determinism::Strict => "one result for every number of ranks",
+        Determinism::Strict => "same result for any number of ranks",
         Determinism::Fast => "the last bits can differ from run to run",
     };
     let determinism = word(&spec.precision.determinism);
@@ -234,7 +234,7 @@ fn evaluations(spec: &JobSpec, run: &DryRun) -> String {
         let share = percent(spec.evaluation.subset);
         let _ = write!(text, " and {} of {share} of it", run.subset_evaluations);
     }
-    if sees_images(spec) {
+    if has_images(spec) {
         let _ = write!(text, ", at {} px", spec.evaluation_resolution());
     }
     if spec.evaluation.flip {
@@ -245,7 +245,7 @@ fn evaluations(spec: &JobSpec, run: &DryRun) -> String {
 
 fn kept(spec: &JobSpec) -> String {
     let best = if spec.checkpoint.keep_best { " and the best" } else { "" };
-    format!("most {}{best}", spec.checkpoint.keep_last)
+    format!("{}{best}", spec.checkpoint.keep_last)
 }
 
 fn ends_early(spec: &JobSpec) -> String {
@@ -261,7 +261,7 @@ fn ends_early(spec: &JobSpec) -> String {
             }
         }),
         limits.patience.map(|patience| {
-            format!("complete after {} without a better one", count(patience.into(), "evaluation"))
+            format!("complete after {} without improvement", count(patience.into(), "evaluation"))
         }),
         limits.max_hours.map(|hours| format!("saved and stopped after {hours} h")),
         limits.max_dollars.map(|dollars| format!("saved and stopped after ${dollars}")),
@@ -273,14 +273,14 @@ fn ends_early(spec: &JobSpec) -> String {
 fn guard(spec: &JobSpec) -> String {
     let guard = &spec.guard;
     let remedy = match guard.remedy {
-        Remedy::LowerLr => format!("then with the learning rate times {}", guard.lr_factor),
-        Remedy::SkipBatch => "then without the batch".to_owned(),
+        GuardRemedy::LowerLr => format!("then with the learning rate times {}", guard.lr_factor),
+        GuardRemedy::SkipBatch => "then without the batch".to_owned(),
     };
     match guard.enabled {
         true => {
-            format!("goes back {} at most, {remedy}", count(guard.max_rollbacks.into(), "time"))
+            format!("rolls back at most {}, {remedy}", count(guard.max_rollbacks.into(), "time"))
         }
-        false => "off: only a loss or gradient that is no number ends the job".to_owned(),
+        false => "off: only a loss or gradient that is not finite ends the job".to_owned(),
     }
 }
 
@@ -306,18 +306,18 @@ mod tests {
             Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recipes/{recipe}.toml"));
         let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
         let spec = super::super::read(&file, &overrides).unwrap();
-        let walked = match samples {
+        let simulated = match samples {
             Samples::Known(samples) => samples,
             Samples::Unknown(_) => 4_096_000,
         };
-        let run = DryRun::new(&spec, walked).unwrap();
+        let run = DryRun::new(&spec, simulated).unwrap();
         let text = super::text(&spec, &run, &samples, other_batches);
-        // Any new field of a recipe changes it.
+        // The hash changes with every new field of a recipe.
         text.replace(&spec.recipe_hash(), "HASH")
     }
 
     #[test]
-    fn summary_of_a_recipe_whose_data_is_here() {
+    fn summary_of_a_recipe_with_local_data() {
         assert_snapshot!(shown("digits_cpu", &[], Samples::Known(1_437), &[128, 32]));
     }
 
@@ -327,8 +327,8 @@ mod tests {
     }
 
     #[test]
-    fn summary_without_the_data_counts_no_updates() {
-        let samples = Samples::Unknown("/data/imagenet is not here".to_owned());
+    fn summary_without_data_shows_no_updates() {
+        let samples = Samples::Unknown("/data/imagenet does not exist on this machine".to_owned());
         assert_snapshot!(shown("resnet50_t4", &[], samples, &[]));
     }
 

@@ -1,4 +1,4 @@
-//! Loss, accuracy, learning rate and throughput over the job's updates.
+//! Charts of loss, accuracy, learning rate and throughput over the job's updates.
 
 use baton_proto::v1::Metric;
 use baton_recipe::task;
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// A curve with its name, as the title has it.
+/// A curve with its name for the title.
 struct Curve<'a> {
     name: &'a str,
     points: &'a [(f64, f64)],
@@ -28,28 +28,31 @@ struct Curve<'a> {
     marker: Marker,
 }
 
-/// What the axis of a chart shows.
+/// The value axis of a chart.
 struct Scale {
-    /// Kept on the axis, whatever the values.
+    /// Fixed lower end; by the values if `None`.
     low: Option<f64>,
+    /// Fixed upper end; by the values if `None`.
     high: Option<f64>,
     text: fn(f64) -> String,
 }
 
-/// Four charts, in as many areas.
+/// Draws four charts into four areas.
 pub(super) fn draw(frame: &mut Frame<'_>, areas: &[Rect], state: &State, theme: Theme) {
     let curves = &state.curves;
     let metric = curves.evaluation.as_ref().or(curves.batch.as_ref());
     let name = |metric: &Option<Metric>| metric.as_ref().map(|metric| metric.name.clone());
-    // Batches may tell of nothing that evaluations are compared by.
-    let both = curves.evaluation.is_none() || name(&curves.batch) == name(&curves.evaluation);
-    let score = metric.filter(|_| !both).map_or("validation", |metric| task::title(&metric.name));
+    // The batches' metric may differ from the one by which evaluations are compared.
+    let same_metric =
+        curves.evaluation.is_none() || name(&curves.batch) == name(&curves.evaluation);
+    let score =
+        metric.filter(|_| !same_metric).map_or("validation", |metric| task::title(&metric.name));
     let curve = |name, points, style| Curve { name, points, style, marker: Marker::Braille };
     let mut accuracy = vec![
         curve("train", curves.batches.as_slice(), theme.dim()),
         Curve { marker: Marker::Dot, ..curve(score, curves.score.as_slice(), theme.other()) },
     ];
-    if !both {
+    if !same_metric {
         accuracy.remove(0);
     }
     let share = match metric.is_none_or(|metric| metric.is_share) {
@@ -87,7 +90,7 @@ fn chart(
     let mut title = vec![Span::raw(" ")];
     for curve in curves {
         let last = curve.points.last().map_or("-".to_owned(), |(_, value)| (scale.text)(*value));
-        // So that the dots are told from the line without colours too.
+        // Distinguishes the dots from the line without colours too.
         let sign = if curve.marker == Marker::Dot { "• " } else { "" };
         title.push(Span::styled(format!("{sign}{} {last} ", curve.name), curve.style));
     }
@@ -96,7 +99,7 @@ fn chart(
     let Some(last) = all().map(|(at, _)| *at).reduce(f64::max) else {
         let inner = block.inner(area);
         frame.render_widget(block, area);
-        frame.render_widget(Line::styled("nothing yet", theme.dim()).centered(), inner);
+        frame.render_widget(Line::styled("no data yet", theme.dim()).centered(), inner);
         return;
     };
     let first = all().map(|(at, _)| *at).fold(last, f64::min);
@@ -112,7 +115,7 @@ fn chart(
         Dataset::default().data(points).graph_type(GraphType::Scatter).style(style)
     };
     let curve = |curve: &Curve<'_>| {
-        // Dots alone would leave a curve of few evaluations hard to see; a line alone would hide how few they are.
+        // Evaluations are few, so they are drawn as dots; a line would hide how few they are.
         let kind = if curve.marker == Marker::Dot { GraphType::Scatter } else { GraphType::Line };
         (curve.marker, kind, curve.style)
     };
@@ -138,10 +141,10 @@ fn chart(
     frame.render_widget(chart, area);
 }
 
-/// The least and the greatest value that are shown.
+/// The lower and upper end of the value axis.
 fn bounds(values: impl Iterator<Item = f64> + Clone, scale: &Scale) -> (f64, f64) {
     let low = scale.low.unwrap_or_else(|| values.clone().fold(f64::INFINITY, f64::min));
     let high = scale.high.unwrap_or_else(|| values.fold(f64::NEG_INFINITY, f64::max));
-    // A curve that is level, or below a bound, still needs a height.
+    // A constant curve, or one below a fixed end, still needs a range.
     if high > low { (low, high) } else { (high.min(low), high.max(low) + 1.0) }
 }

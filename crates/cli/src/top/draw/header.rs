@@ -1,4 +1,4 @@
-//! The job, what it does and how far it is; and what a person should know first.
+//! The header: the job, its phase and progress, and the most important message.
 
 use baton_proto::v1::GetStatusResponse;
 use ratatui::{
@@ -15,31 +15,31 @@ use crate::{
     top::{state::State, theme::Theme},
 };
 
-/// Its rows.
+/// Height of the header in rows.
 pub(super) const HEIGHT: u16 = 4;
 
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
     let rows = Layout::vertical([Constraint::Length(1); HEIGHT as usize]).areas::<4>(area);
-    let right = place(state, theme);
+    let right = connection(state, theme);
     let width = u16::try_from(right.width()).unwrap_or(u16::MAX).min(area.width / 2);
-    let [left, place] =
+    let [left, right_area] =
         Layout::horizontal([Constraint::Min(0), Constraint::Length(width)]).areas(rows[0]);
-    frame.render_widget(right, place);
+    frame.render_widget(right, right_area);
     if let Some(status) = state.job() {
         frame.render_widget(progress(status, area.width, theme), rows[1]);
         frame.render_widget(numbers(status, area.width), rows[2]);
     }
-    let what = what(state, theme);
-    let is_cut = what.width() > usize::from(left.width);
-    frame.render_widget(what, left);
-    let whole = || state.job().filter(|_| is_cut).map(|job| (theme.dim(), job.reason.clone()));
-    if let Some((style, text)) = notice(state, theme).or_else(whole) {
+    let job = job(state, theme);
+    let is_cut = job.width() > usize::from(left.width);
+    frame.render_widget(job, left);
+    let reason = || state.job().filter(|_| is_cut).map(|job| (theme.dim(), job.reason.clone()));
+    if let Some((style, text)) = message(state, theme).or_else(reason) {
         frame.render_widget(Line::styled(format!(" {}", clean(&text)), style), rows[3]);
     }
 }
 
-/// The job and what it does.
-fn what(state: &State, theme: Theme) -> Line<'static> {
+/// The job's name and phase.
+fn job(state: &State, theme: Theme) -> Line<'static> {
     let Some(status) = state.job() else {
         return Line::styled(" baton", theme.bold());
     };
@@ -51,13 +51,13 @@ fn what(state: &State, theme: Theme) -> Line<'static> {
     ])
 }
 
-/// Generation, coordinator, and whether it answers.
-fn place(state: &State, theme: Theme) -> Line<'static> {
+/// Generation, coordinator, and whether the coordinator answers.
+fn connection(state: &State, theme: Theme) -> Line<'static> {
     let generation = state.job().map_or(0, |status| status.generation);
     let address = clean(state.address.trim_start_matches("http://")).into_owned();
-    let connection = match state.silent_for() {
-        Some(silent) => {
-            let seconds = silent.as_secs();
+    let connection = match state.no_answer_for() {
+        Some(age) => {
+            let seconds = age.as_secs();
             Span::styled(format!("○ no answer for {seconds} s "), theme.bad())
         }
         None => Span::styled("● live ", theme.good()),
@@ -69,7 +69,7 @@ fn place(state: &State, theme: Theme) -> Line<'static> {
 /// `epoch 5/16  step 101/352  ███░░░ 28.7 %  2 min 05 s left  32 px  batch 64`
 fn progress(status: &GetStatusResponse, width: u16, theme: Theme) -> Line<'static> {
     let Some(step) = &status.latest else {
-        return Line::styled(" no update has been made yet", theme.dim());
+        return Line::styled(" no update yet", theme.dim());
     };
     let position = Position::new(step, status.epochs);
     let left = format!(
@@ -101,22 +101,22 @@ fn numbers(status: &GetStatusResponse, width: u16) -> Line<'static> {
         parts.push(format!("{:.0} {unit}/s", step.samples_per_second));
         parts.push(format!("wait {}", human::percent(step.loader_wait)));
     }
-    let score = |found: &baton_proto::v1::EvaluatedStep| {
-        found.accuracy.as_ref().map(render::score).unwrap_or_default()
+    let score = |evaluated: &baton_proto::v1::EvaluatedStep| {
+        evaluated.accuracy.as_ref().map(render::score).unwrap_or_default()
     };
-    parts.extend(status.evaluation.as_ref().map(|found| format!("val {}", score(found))));
-    parts.extend(status.best.as_ref().map(|found| format!("best {}", score(found))));
-    // Half a number would be a wrong one.
+    parts.extend(status.evaluation.as_ref().map(|latest| format!("val {}", score(latest))));
+    parts.extend(status.best.as_ref().map(|best| format!("best {}", score(best))));
+    // A truncated number would be wrong, so whole parts are left out.
     while parts.len() > 1 && parts.join("  ").chars().count() >= usize::from(width) {
         parts.pop();
     }
     Line::raw(format!(" {}", parts.join("  ")))
 }
 
-/// The one thing that a person should know first, if there is one.
-fn notice(state: &State, theme: Theme) -> Option<(Style, String)> {
-    if let Some(why) = state.silence.as_ref().filter(|_| state.silent_for().is_some()) {
-        return Some((theme.bad(), why.clone()));
+/// The most important message, if there is one.
+fn message(state: &State, theme: Theme) -> Option<(Style, String)> {
+    if let Some(error) = state.status_error.as_ref().filter(|_| state.no_answer_for().is_some()) {
+        return Some((theme.bad(), error.clone()));
     }
     let status = state.job()?;
     if let Some(drain) = &status.drain {
@@ -124,18 +124,18 @@ fn notice(state: &State, theme: Theme) -> Option<(Style, String)> {
     }
     if let Some(pause) = &status.pause {
         let text =
-            format!("paused for {}: {}; p goes on", human::duration(pause.seconds), pause.reason);
+            format!("paused for {}: {}; p resumes", human::duration(pause.seconds), pause.reason);
         return Some((theme.warning(), text));
     }
-    if let Some(recovery) = render::recovery_under_way(status) {
+    if let Some(recovery) = render::current_recovery(status) {
         return Some((theme.warning(), render::recovery(recovery, true)));
     }
     if let Some(problem) = &status.save_problem {
-        return Some((theme.bad(), format!("SAVING FAILS, training goes on: {problem}")));
+        return Some((theme.bad(), format!("SAVING FAILS, training continues: {problem}")));
     }
     if status.outcome.is_some() {
-        return Some((theme.bold(), format!("the job is over; q leaves.  {}", status.reason)));
+        return Some((theme.bold(), format!("the job has ended; q quits.  {}", status.reason)));
     }
     let is_idle = status.name.is_empty();
-    is_idle.then(|| (theme.accent(), "`baton submit RECIPE` gives it a job".to_owned()))
+    is_idle.then(|| (theme.accent(), "`baton submit RECIPE` starts a job".to_owned()))
 }

@@ -1,4 +1,4 @@
-//! What is told in words: the job's past and cost, events, and the log.
+//! Panes with text: the job's checkpoints, cost and recoveries; events; the log.
 
 use baton_proto::v1::{GetStatusResponse, StreamLogsResponse};
 use ratatui::{
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Checkpoints, cost, and what went wrong, the newest first.
+/// Checkpoints, cost, incidents and recoveries, the newest first.
 pub(super) fn job(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
     let block = block(" Job: checkpoints, cost, recoveries ", Some(Pane::Job), state, theme);
     let lines = state.job().map(|status| job_lines(status, theme)).unwrap_or_default();
@@ -39,21 +39,21 @@ fn job_lines(status: &GetStatusResponse, theme: Theme) -> Vec<Line<'static>> {
             ])
         }));
     };
-    let usual = ratatui::style::Style::new();
+    let normal = ratatui::style::Style::new();
     add("deadline", theme.warning(), status.drain.as_ref().map(render::drain));
-    add("checkpoint", usual, render::checkpoint(status).or(Some("none yet".to_owned())));
+    add("checkpoint", normal, render::checkpoint(status).or(Some("none yet".to_owned())));
     add(
         "saving",
         theme.bad(),
         status.save_problem.as_ref().map(|problem| format!("FAILS: {problem}")),
     );
     let spending = status.spending.as_ref();
-    add("spent", usual, spending.and_then(render::spending));
-    add("cost", usual, spending.and_then(render::rates));
-    add("lost", usual, spending.and_then(render::lost));
-    add("evaluation", usual, status.evaluation.as_ref().map(render::evaluation));
-    add("best", usual, status.best.as_ref().map(render::evaluation));
-    add("began", usual, status.began_with.clone());
+    add("spent", normal, spending.and_then(render::spending));
+    add("cost", normal, spending.and_then(render::rates));
+    add("lost", normal, spending.and_then(render::lost));
+    add("evaluation", normal, status.evaluation.as_ref().map(render::evaluation));
+    add("best", normal, status.best.as_ref().map(render::evaluation));
+    add("started", normal, status.began_with.clone());
     let ended = status.outcome.as_ref().map(|outcome| {
         let failure = outcome.failure.as_ref().map_or(&outcome.reason, |failure| &failure.message);
         let kind = outcome.kind().name().replace('_', " ");
@@ -63,22 +63,22 @@ fn job_lines(status: &GetStatusResponse, theme: Theme) -> Vec<Line<'static>> {
     for incident in status.incidents.iter().rev() {
         add("diverged", theme.bad(), Some(render::incident(incident)));
     }
-    let under_way = render::recovery_under_way(status);
+    let current = render::current_recovery(status);
     let total = status.recoveries_total;
     add(
         "recoveries",
-        usual,
-        (total > 0).then(|| format!("{} in all, the newest first", human::grouped(total))),
+        normal,
+        (total > 0).then(|| format!("{} in total, newest first", human::grouped(total))),
     );
     for recovery in status.recoveries.iter().rev() {
-        let style = if under_way == Some(recovery) { theme.warning() } else { usual };
-        let text = render::recovery(recovery, under_way == Some(recovery));
+        let style = if current == Some(recovery) { theme.warning() } else { normal };
+        let text = render::recovery(recovery, current == Some(recovery));
         add(&human::ago(recovery.age_seconds), style, Some(text));
     }
     lines
 }
 
-/// What happened, the newest at the bottom.
+/// Events, the newest at the bottom.
 pub(super) fn events(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
     let block = block(" Events ", None, state, theme);
     let rows = usize::from(block.inner(area).height);
@@ -98,11 +98,11 @@ pub(super) fn events(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Th
     frame.render_widget(Paragraph::new(lines).block(block), area);
 }
 
-/// The newest lines of the log at the bottom, or as far up as was scrolled.
+/// Log lines, the newest at the bottom unless the user has scrolled up.
 pub(super) fn log(frame: &mut Frame<'_>, area: Rect, state: &State, theme: Theme) {
-    let title = match state.chosen_rank().filter(|_| state.one_rank) {
-        Some(rank) => format!(" Log of rank {rank}; f: of all "),
-        None => " Log of all; f: of the chosen rank ".to_owned(),
+    let title = match state.selected_rank().filter(|_| state.one_rank) {
+        Some(rank) => format!(" Log of rank {rank}; f: all "),
+        None => " Log of all; f: selected rank ".to_owned(),
     };
     let block = block(title, Some(Pane::Log), state, theme);
     let rows = usize::from(block.inner(area).height);

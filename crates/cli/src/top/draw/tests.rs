@@ -100,8 +100,8 @@ fn idle() {
 #[test]
 fn disconnected() {
     let mut state = state(testing::training());
-    let why = "nothing answers at http://127.0.0.1:29600 (--coordinator)".to_owned();
-    state.handle(Time(12_000), Input::Silence(why));
+    let why = "no coordinator answers at http://127.0.0.1:29600 (--coordinator)".to_owned();
+    state.handle(Time(12_000), Input::NoAnswer(why));
     assert_snapshot!(text(SMALL, &state));
 }
 
@@ -113,12 +113,12 @@ fn many_ranks_scroll() {
 }
 
 #[test]
-fn a_wish_is_asked_for_and_its_answer_shown() {
+fn a_request_is_confirmed_and_its_result_shown() {
     let mut state = pressed(state(testing::training()), "d");
     assert_snapshot!(text(SMALL, &state));
     state = pressed(state, "y");
     state.handle(Time(0), Input::Answer(Err("the job is being drained".to_owned())));
-    assert!(text(SMALL, &state).contains("not done: the job is being drained"));
+    assert!(text(SMALL, &state).contains("failed: the job is being drained"));
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn without_colours_there_are_none() {
     assert!(!buffer.content().iter().all(|cell| is_plain(cell.fg)));
 }
 
-/// A status of which every text is hostile and every number extreme.
+/// A state with `text` in every text field and `number` in every number field.
 fn hostile(text: &str, number: f64) -> State {
     let mut status = testing::many(3);
     let text = || text.to_owned();
@@ -165,7 +165,7 @@ fn hostile(text: &str, number: f64) -> State {
     status.incidents.iter_mut().for_each(|incident| incident.cause = text());
     for rank in &mut status.ranks {
         (rank.node_id, rank.state) = (text(), text());
-        (rank.slowness, rank.heartbeat_age_seconds) = (Some(number), Some(number));
+        (rank.slowdown, rank.heartbeat_age_seconds) = (Some(number), Some(number));
         rank.gpu.as_mut().unwrap().memory_total = 0;
     }
     for node in &mut status.nodes {
@@ -198,7 +198,7 @@ fn hostile(text: &str, number: f64) -> State {
 }
 
 #[test]
-fn what_others_wrote_neither_steers_the_terminal_nor_ends_the_dashboard() {
+fn foreign_text_neither_controls_the_terminal_nor_crashes_the_dashboard() {
     let texts = [
         "\x1b[2J\x1b]0;title\x07\r\n\u{9b}31m\u{202e}back".to_owned(),
         "日本語".repeat(100),
@@ -214,8 +214,11 @@ fn what_others_wrote_neither_steers_the_terminal_nor_ends_the_dashboard() {
                 let state = pressed(hostile(text, number), pane);
                 for size in [SMALL, LARGE] {
                     let buffer = drawn(size, &state, Theme::Colours);
-                    let steers = |symbol: &str| symbol.contains(char::is_control);
-                    assert!(!buffer.content().iter().any(|cell| steers(cell.symbol())), "{text:?}");
+                    let is_control = |symbol: &str| symbol.contains(char::is_control);
+                    assert!(
+                        !buffer.content().iter().any(|cell| is_control(cell.symbol())),
+                        "{text:?}"
+                    );
                 }
             }
         }
@@ -223,7 +226,7 @@ fn what_others_wrote_neither_steers_the_terminal_nor_ends_the_dashboard() {
 }
 
 #[test]
-fn nothing_told_is_nothing_to_fail_of() {
+fn an_empty_state_can_be_drawn() {
     let mut state = State::new(String::new());
     for pane in ["1", "2", "3", "4", "5"] {
         state = pressed(state, &format!("{pane}jkgGf"));

@@ -1,30 +1,30 @@
 //! BatchNorm, forward and backward.
 
 use super::super::Kernels;
-use super::super::batch_norm::{Backward, Forward, Shape};
+use super::super::batch_norm::{BatchNorm, Shape};
 use super::*;
 
 const EPSILON: f32 = 1e-5;
 
-/// What is behind the normalisation.
+/// Operations after the normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Behind {
+struct Epilogue {
     residual: bool,
     relu: bool,
 }
 
-const BEHIND: [Behind; 4] = [
-    Behind { residual: false, relu: false },
-    Behind { residual: false, relu: true },
-    Behind { residual: true, relu: false },
-    Behind { residual: true, relu: true },
+const EPILOGUES: [Epilogue; 4] = [
+    Epilogue { residual: false, relu: false },
+    Epilogue { residual: false, relu: true },
+    Epilogue { residual: true, relu: false },
+    Epilogue { residual: true, relu: true },
 ];
 
-/// Inputs of a pass there and back.
+/// Inputs of a forward and a backward pass.
 #[derive(Clone)]
 struct Case {
     shape: Shape,
-    behind: Behind,
+    epilogue: Epilogue,
     x: Stored,
     residual: Stored,
     y_gradient: Stored,
@@ -32,7 +32,7 @@ struct Case {
     shift: Vec<f32>,
 }
 
-/// What came of it.
+/// Results of both passes.
 #[derive(Debug)]
 struct Outcome {
     y: Stored,
@@ -47,7 +47,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// NaNs too are compared by their bits.
+    /// The bits of all results: NaNs too are compared by their bits.
     fn bits(&self) -> Vec<u32> {
         let of = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
         [
@@ -66,8 +66,8 @@ impl Outcome {
 }
 
 impl Case {
-    /// Channels with means and deviations of their own.
-    fn new(rows: usize, channels: usize, element: Element, behind: Behind) -> Self {
+    /// A case in which every channel has a different mean and deviation.
+    fn new(rows: usize, channels: usize, element: Element, epilogue: Epilogue) -> Self {
         let mut random = fastrand::Rng::with_seed((rows * 31 + channels) as u64);
         let shape = Shape { rows, channels, element };
         let of_channels: Vec<[f32; 2]> =
@@ -85,7 +85,7 @@ impl Case {
             |mean| -> Vec<f32> { (0..channels).map(|_| normal(&mut random, mean, 0.5)).collect() };
         Self {
             shape,
-            behind,
+            epilogue,
             x: Stored::of(element, &x),
             residual: Stored::of(element, &residual),
             y_gradient: Stored::of(element, &y_gradient),
@@ -95,12 +95,12 @@ impl Case {
     }
 
     fn run(&self, kernels: &Kernels) -> Outcome {
-        let Self { shape, behind, mut x, mut residual, mut y_gradient, scale, shift } =
+        let Self { shape, epilogue, mut x, mut residual, mut y_gradient, scale, shift } =
             self.clone();
         let Shape { rows, channels, element } = shape;
         let of_rows = || Stored::zeros(element, rows * channels);
         let of_channels = || vec![0.0_f32; channels];
-        // Whatever was there before must not matter.
+        // NaN, because earlier values must not matter.
         let mut workspace = vec![f32::NAN; shape.workspace()];
         let mut outcome = Outcome {
             y: of_rows(),
@@ -114,10 +114,10 @@ impl Case {
             shift_gradient: of_channels(),
         };
         let address = |values: &mut [f32]| values.as_mut_ptr() as u64;
-        let forward = Forward {
+        let forward = BatchNorm {
             shape,
             x: x.address(),
-            residual: if behind.residual { residual.address() } else { 0 },
+            residual: if epilogue.residual { residual.address() } else { 0 },
             y: outcome.y.address(),
             scale: scale.as_ptr() as u64,
             shift: shift.as_ptr() as u64,
@@ -127,37 +127,31 @@ impl Case {
             batch_variance: address(&mut outcome.batch_variance),
             workspace: address(&mut workspace),
             epsilon: EPSILON,
-            relu: behind.relu,
+            relu: epilogue.relu,
+            ..BatchNorm::default()
         };
-        let backward = Backward {
-            shape,
-            x: forward.x,
-            y: if behind.residual { forward.y } else { 0 },
-            scale: forward.scale,
-            shift: forward.shift,
-            mean: forward.mean,
-            inverse_deviation: forward.inverse_deviation,
+        let backward = BatchNorm {
+            y: if epilogue.residual { forward.y } else { 0 },
             y_gradient: y_gradient.address(),
             x_gradient: outcome.x_gradient.address(),
-            residual_gradient: if behind.residual {
+            residual_gradient: if epilogue.residual {
                 outcome.residual_gradient.address()
             } else {
                 0
             },
             scale_gradient: address(&mut outcome.scale_gradient),
             shift_gradient: address(&mut outcome.shift_gradient),
-            workspace: forward.workspace,
-            relu: behind.relu,
+            ..forward
         };
-        // SAFETY: every address is that of a buffer of the size that the shape says.
+        // SAFETY: every address is that of a buffer of the size that the shape states.
         unsafe {
-            forward.run(kernels).unwrap();
-            backward.run(kernels).unwrap();
+            forward.forward(kernels).unwrap();
+            backward.backward(kernels).unwrap();
         }
         outcome
     }
 
-    /// Plain sums in f64, a channel at a time. `y` decides where the ReLU lets gradients through.
+    /// Compares with plain sums in f64, channel by channel. `y` decides where the ReLU passes gradients.
     fn check(&self, outcome: &Outcome) {
         let Shape { rows, channels, element } = self.shape;
         let wide =
@@ -167,8 +161,9 @@ impl Case {
         let found_x_gradient = wide(&outcome.x_gradient);
         let found_residual_gradient = wide(&outcome.residual_gradient);
         let (count, step) = (rows as f64, step(element));
-        let what =
-            |name: &str, at: usize| format!("{name}[{at}] of {:?}, {:?}", self.shape, self.behind);
+        let what = |name: &str, at: usize| {
+            format!("{name}[{at}] of {:?}, {:?}", self.shape, self.epilogue)
+        };
         for channel in 0..channels {
             let places = || (0..rows).map(|row| row * channels + channel);
             let mean = places().map(|at| x[at]).sum::<f64>() / count;
@@ -179,12 +174,12 @@ impl Case {
             let found_mean = f64::from(outcome.batch_mean[channel]);
             assert_near(found_mean, mean, 4e-6 * size, || what("mean", channel));
             assert_eq!(outcome.mean[channel].to_bits(), outcome.batch_mean[channel].to_bits());
-            // For one row torch has no number either.
+            // For one row the result is NaN in torch too.
             let unbiased = square / (count - 1.0);
             let found_variance = f64::from(outcome.batch_variance[channel]);
             assert_near(found_variance, unbiased, 1e-5 * unbiased, || what("variance", channel));
 
-            let through = |at: usize| !self.behind.relu || found_y[at] > 0.0;
+            let through = |at: usize| !self.epilogue.relu || found_y[at] > 0.0;
             let gradient = |at: usize| if through(at) { y_gradient[at] } else { 0.0 };
             let normal = |at: usize| (x[at] - mean) / deviation;
             let sum = places().map(gradient).sum::<f64>();
@@ -199,11 +194,11 @@ impl Case {
             for at in places() {
                 let mut y = normal(at) * scale + shift;
                 let mut size = (normal(at) * scale).abs() + shift.abs() + scale.abs();
-                if self.behind.residual {
+                if self.epilogue.residual {
                     y += residual[at];
                     size += residual[at].abs();
                 }
-                if self.behind.relu {
+                if self.epilogue.relu {
                     y = y.max(0.0);
                 }
                 let near = step * y.abs() + 2e-6 * size * (1.0 + mean.abs() / deviation) + 1e-7;
@@ -216,7 +211,7 @@ impl Case {
                         + 0.1);
                 let near = step * derived.abs() + 2e-5 * size + 1e-7;
                 assert_near(found_x_gradient[at], derived, near, || what("x's gradient", at));
-                if self.behind.residual {
+                if self.epilogue.residual {
                     let name = || what("residual's gradient", at);
                     assert_near(found_residual_gradient[at], gradient(at), 0.0, name);
                 }
@@ -226,23 +221,23 @@ impl Case {
 }
 
 fn assert_near(found: f64, expected: f64, within: f64, what: impl Fn() -> String) {
-    let both_none = found.is_nan() && expected.is_nan();
+    let both_nan = found.is_nan() && expected.is_nan();
     assert!(
-        both_none || (found - expected).abs() <= within,
+        both_nan || (found - expected).abs() <= within,
         "{}: {found} is not {expected} within {within}",
         what()
     );
 }
 
 #[test]
-fn values_and_gradients_are_those_of_plain_arithmetic() {
-    // Odd numbers of channels and rows, one and many tiles and chunks, packs that fit and that do not.
+fn values_and_gradients_equal_those_of_plain_arithmetic() {
+    // Odd numbers of channels and rows, one and many tiles and chunks, channels with and without whole packs.
     let sizes = [(2, 1), (3, 7), (9, 64), (50, 12), (1000, 3), (777, 40), (130, 520), (33, 2048)];
     let kernels = Kernels::on_host();
     for (rows, channels) in sizes {
         for element in ELEMENTS {
-            for behind in BEHIND {
-                let case = Case::new(rows, channels, element, behind);
+            for epilogue in EPILOGUES {
+                let case = Case::new(rows, channels, element, epilogue);
                 case.check(&case.run(&kernels));
             }
         }
@@ -250,18 +245,18 @@ fn values_and_gradients_are_those_of_plain_arithmetic() {
 }
 
 #[test]
-fn many_rows_are_summed_up_as_well_as_few() {
-    // As many chunks as there can be.
-    let behind = Behind { residual: false, relu: true };
+fn many_rows_are_summed_as_exactly_as_few() {
+    // The maximum number of chunks.
+    let epilogue = Epilogue { residual: false, relu: true };
     for (channels, element) in [(64, Element::Bf16), (3, Element::F32)] {
-        let case = Case::new(40_000, channels, element, behind);
+        let case = Case::new(40_000, channels, element, epilogue);
         case.check(&case.run(&Kernels::on_host()));
     }
 }
 
 #[test]
 fn a_mean_far_from_zero_does_not_hurt_the_variance() {
-    let mut case = Case::new(5000, 8, Element::F32, BEHIND[0]);
+    let mut case = Case::new(5000, 8, Element::F32, EPILOGUES[0]);
     let mut random = fastrand::Rng::with_seed(3);
     let x: Vec<f32> = (0..5000 * 8).map(|_| normal(&mut random, 1000.0, 1.0)).collect();
     case.x = Stored::of(Element::F32, &x);
@@ -278,7 +273,7 @@ fn a_mean_far_from_zero_does_not_hurt_the_variance() {
 
 #[test]
 fn huge_values_stay_finite_as_long_as_their_squares_do() {
-    let mut case = Case::new(64, 16, Element::F32, BEHIND[1]);
+    let mut case = Case::new(64, 16, Element::F32, EPILOGUES[1]);
     let x: Vec<f32> = case.x.values().iter().map(|x| x * -1e17).collect();
     case.x = Stored::of(Element::F32, &x);
     let outcome = case.run(&Kernels::on_host());
@@ -290,20 +285,20 @@ fn huge_values_stay_finite_as_long_as_their_squares_do() {
 #[test]
 fn a_single_row_has_no_variance_and_gives_the_shift() {
     for element in ELEMENTS {
-        let case = Case::new(1, 24, element, BEHIND[0]);
+        let case = Case::new(1, 24, element, EPILOGUES[0]);
         let outcome = case.run(&Kernels::on_host());
         assert!(outcome.batch_variance.iter().all(|variance| variance.is_nan()));
         assert_eq!(outcome.y, Stored::of(element, &case.shift));
-        // As torch: a constant has no slope.
+        // As in torch: a constant has no gradient.
         assert!(outcome.x_gradient.values().iter().all(|gradient| gradient.abs() < 1e-4));
     }
 }
 
 #[test]
-fn what_is_no_number_stays_in_its_channel_and_there() {
+fn nan_and_infinity_stay_in_their_channel() {
     for element in ELEMENTS {
         for wrong in [f32::NAN, f32::INFINITY] {
-            let mut case = Case::new(300, 8, element, BEHIND[3]);
+            let mut case = Case::new(300, 8, element, EPILOGUES[3]);
             let mut x = case.x.values();
             x[100 * 8 + 5] = wrong;
             case.x = Stored::of(element, &x);
@@ -318,21 +313,22 @@ fn what_is_no_number_stays_in_its_channel_and_there() {
 }
 
 #[test]
-fn nothing_to_normalise_is_nothing_done() {
+fn an_empty_matrix_changes_nothing() {
     for (rows, channels) in [(0, 16), (16, 0)] {
-        let outcome = Case::new(rows, channels, Element::F32, BEHIND[3]).run(&Kernels::on_host());
+        let outcome =
+            Case::new(rows, channels, Element::F32, EPILOGUES[3]).run(&Kernels::on_host());
         assert!(outcome.batch_mean.iter().all(|mean| *mean == 0.0));
     }
 }
 
 #[test]
-fn bits_do_not_depend_on_which_thread_or_block_comes_first() {
+fn bits_do_not_depend_on_the_order_of_threads_and_blocks() {
     for (rows, channels) in [(9000, 40), (700, 35), (64, 1024)] {
         for element in ELEMENTS {
-            let case = Case::new(rows, channels, element, BEHIND[3]);
+            let case = Case::new(rows, channels, element, EPILOGUES[3]);
             let bits = case.run(&Kernels::on_host()).bits();
             for seed in [0, 1, 2] {
-                let kernels = Kernels::on_host_in_some_order(seed);
+                let kernels = Kernels::on_host_with_order(seed);
                 assert!(case.run(&kernels).bits() == bits, "{:?}, order {seed}", case.shape);
             }
         }
@@ -340,11 +336,11 @@ fn bits_do_not_depend_on_which_thread_or_block_comes_first() {
 }
 
 #[test]
-fn channels_that_fill_no_pack_come_to_the_same() {
-    let behind = BEHIND[3];
-    let case = Case::new(60, 16, Element::Bf16, behind);
+fn channels_without_whole_packs_give_the_same_result() {
+    let epilogue = EPILOGUES[3];
+    let case = Case::new(60, 16, Element::Bf16, epilogue);
     let whole = case.run(&Kernels::on_host());
-    // With one channel less the narrow kernels run, which must agree with the wide ones.
+    // With one channel less the narrow kernels run; they must agree with the wide ones.
     let without_last = |stored: &Stored| {
         let values = stored.values();
         let kept: Vec<f32> = values.chunks(16).flat_map(|row| row[..15].to_vec()).collect();
@@ -357,7 +353,7 @@ fn channels_that_fill_no_pack_come_to_the_same() {
         y_gradient: without_last(&case.y_gradient),
         scale: case.scale[..15].to_vec(),
         shift: case.shift[..15].to_vec(),
-        behind,
+        epilogue,
     };
     let found = narrow.run(&Kernels::on_host());
     narrow.check(&found);

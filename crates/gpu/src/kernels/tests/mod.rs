@@ -1,18 +1,18 @@
-//! The kernels' own source on the host, against plain arithmetic in f64.
+//! Tests of the kernels' source on the host, compared with plain arithmetic in f64.
 
 mod batch_norm;
 mod sgd;
 
 use half::{bf16, f16};
 
-use super::{Element, Kernels, Place};
+use super::{Element, KernelTarget, Kernels};
 
 const ELEMENTS: [Element; 3] = [Element::F32, Element::Bf16, Element::F16];
 
 impl Kernels {
-    /// On the host, with a block's threads, and the blocks, taking their turns in an order that `seed` says.
-    fn on_host_in_some_order(seed: u64) -> Self {
-        Self(Place::Host { seed })
+    /// Kernels on the host whose threads and blocks run in an order that depends on `seed`.
+    fn on_host_with_order(seed: u64) -> Self {
+        Self(KernelTarget::Host { seed })
     }
 }
 
@@ -29,7 +29,7 @@ impl Stored {
         Self { element, len, words: vec![0; (len * element.bytes()).div_ceil(16)] }
     }
 
-    /// Rounded to the nearest.
+    /// `values`, rounded to nearest.
     fn of(element: Element, values: &[f32]) -> Self {
         let bytes: Vec<u8> = match element {
             Element::F32 => values.iter().flat_map(|value| value.to_ne_bytes()).collect(),
@@ -64,7 +64,7 @@ impl Stored {
     }
 }
 
-/// The first number format's step at 1.
+/// Distance from 1 to the next value of the format.
 fn step(element: Element) -> f64 {
     match element {
         Element::F32 => f64::from(f32::EPSILON),
@@ -73,7 +73,7 @@ fn step(element: Element) -> f64 {
     }
 }
 
-/// About normal: mean and deviation as told.
+/// Approximately normally distributed values.
 fn normal(random: &mut fastrand::Rng, mean: f32, deviation: f32) -> f32 {
     let sum: f32 = (0..12).map(|_| random.f32()).sum();
     mean + deviation * (sum - 6.0)

@@ -1,10 +1,10 @@
-//! SGD with all that is done in the same pass.
+//! SGD with everything that is done in the same pass.
 
 use super::super::Kernels;
 use super::super::sgd::Sgd;
 use super::*;
 
-/// Buffers of an update.
+/// The buffers of an update.
 #[derive(Clone)]
 struct Case {
     weights: Stored,
@@ -33,23 +33,14 @@ impl Case {
             norm: 2.0,
             loss_scale: None,
             rule: Sgd {
-                weights: 0,
-                gradient: 0,
-                velocity: 0,
-                average: 0,
-                working: 0,
-                element: Element::F32,
-                norm: 0,
-                loss_scale: 0,
                 len,
                 decayed: len * 2 / 3,
-                cast: 0,
-                clip: None,
                 lr: 0.3,
                 momentum: if momentum.is_some() { 0.9 } else { 0.0 },
                 nesterov: momentum == Some(true),
                 weight_decay: 1e-3,
                 share: 0.01,
+                ..Sgd::default()
             },
         }
     }
@@ -71,12 +62,12 @@ impl Case {
         self
     }
 
-    /// The same in plain f32, in the order of the trainer's update on a CPU, whose bits it must have.
+    /// The same in plain f32, in the order of the trainer's CPU update; the bits must be equal.
     fn expected(&self) -> Self {
         let mut after = self.clone();
         let rule = &self.rule;
         let norm = f64::from(self.norm);
-        let clip = rule.clip.map_or(1.0, |most| (most / (norm + 1e-6)).min(1.0));
+        let clip = if rule.clip > 0.0 { (rule.clip / (norm + 1e-6)).min(1.0) } else { 1.0 };
         let factor = (clip / f64::from(self.loss_scale.unwrap_or(1.0))) as f32;
         let values = |stored: &Option<Stored>| stored.as_ref().map(Stored::values);
         let (mut weights, gradient) = (self.weights.values(), self.gradient.values());
@@ -123,7 +114,7 @@ impl Case {
 
     fn assert_as_expected(self) {
         let expected = self.expected();
-        let found = self.run(&Kernels::on_host_in_some_order(7));
+        let found = self.run(&Kernels::on_host_with_order(7));
         assert!(found.weights == expected.weights, "weights, {:?}", expected.rule);
         assert!(found.velocity == expected.velocity, "velocity, {:?}", expected.rule);
         assert!(found.average == expected.average, "average, {:?}", expected.rule);
@@ -132,7 +123,7 @@ impl Case {
 }
 
 #[test]
-fn weights_and_velocity_are_those_of_torchs_formulas() {
+fn weights_and_velocity_follow_torchs_formulas() {
     for len in [1, 2, 5, 1023, 100_000] {
         for momentum in [None, Some(false), Some(true)] {
             Case::new(len, momentum).assert_as_expected();
@@ -141,31 +132,31 @@ fn weights_and_velocity_are_those_of_torchs_formulas() {
 }
 
 #[test]
-fn clipping_and_the_losses_factor_are_read_where_the_gradient_is() {
+fn clipping_and_loss_scale_are_read_on_the_device() {
     for norm in [0.5, 30.0] {
         for loss_scale in [None, Some(1024.0)] {
             let mut case = Case::new(777, Some(true));
             (case.norm, case.loss_scale) = (norm, loss_scale);
-            case.rule.clip = Some(1.0);
+            case.rule.clip = 1.0;
             case.assert_as_expected();
         }
     }
 }
 
 #[test]
-fn the_average_follows_in_the_same_pass() {
+fn the_average_is_updated_in_the_same_pass() {
     for share in [0.001, 1.0] {
         Case::new(4099, Some(true)).with_average(share).assert_as_expected();
     }
 }
 
 #[test]
-fn the_working_copy_is_rounded_to_the_nearest() {
+fn the_working_copy_is_rounded_to_nearest() {
     for element in [Element::Bf16, Element::F16] {
-        // None, some, and all of the weights; ends inside and between packs.
+        // No, some, and all weights; the end is inside and between packs.
         for cast in [0, 3, 512, 1022, 1030] {
             let mut case = Case::new(1030, Some(true)).with_working(element, cast);
-            // Halfway cases, far out, and too small.
+            // Halfway between two values, too large, and too small.
             let mut weights = case.weights.values();
             weights[..12].copy_from_slice(&[
                 1.0 + 1.0 / 256.0,
@@ -189,10 +180,10 @@ fn the_working_copy_is_rounded_to_the_nearest() {
 }
 
 #[test]
-fn every_half_is_read_and_written_as_it_is() {
-    use super::super::batch_norm::{Forward, Shape};
+fn every_f16_is_read_and_written_unchanged() {
+    use super::super::batch_norm::{BatchNorm, Shape};
 
-    // With deviation 1 by epsilon's choice this would round; a ReLU's residual does not: 0 * x + r.
+    // x is 0 and the output is the residual: 0 * x + r, without rounding.
     let finite: Vec<f32> = (0..=u16::MAX)
         .map(|bits| f16::from_bits(bits).to_f32())
         .filter(|v| v.is_finite())
@@ -205,7 +196,7 @@ fn every_half_is_read_and_written_as_it_is() {
     let mut workspace = vec![0.0_f32; shape.workspace()];
     let [scale, shift, mean, inverse_deviation, batch_mean, batch_variance] =
         of_channels.each_mut().map(|value| std::ptr::from_mut(value) as u64);
-    let forward = Forward {
+    let forward = BatchNorm {
         shape,
         x: x.address(),
         residual: residual.address(),
@@ -218,22 +209,22 @@ fn every_half_is_read_and_written_as_it_is() {
         batch_variance,
         workspace: workspace.as_mut_ptr() as u64,
         epsilon: 1e-5,
-        relu: false,
+        ..BatchNorm::default()
     };
-    // SAFETY: every address is that of a buffer of the size that the shape says.
-    unsafe { forward.run(&Kernels::on_host()) }.unwrap();
+    // SAFETY: every address is that of a buffer of the size that the shape states.
+    unsafe { forward.forward(&Kernels::on_host()) }.unwrap();
     assert_eq!(y.values(), finite);
 }
 
 #[test]
-fn a_gradient_that_is_not_finite_moves_only_the_average() {
+fn a_gradient_that_is_not_finite_changes_only_the_average() {
     for norm in [f32::NAN, f32::INFINITY] {
         let mut case =
             Case::new(1001, Some(true)).with_average(0.25).with_working(Element::Bf16, 900);
         let mut gradient = case.gradient.values();
         gradient[17] = norm;
         case.gradient = Stored::of(Element::F32, &gradient);
-        (case.norm, case.rule.clip) = (norm, Some(1.0));
+        (case.norm, case.rule.clip) = (norm, 1.0);
         let found = case.clone().run(&Kernels::on_host());
         assert!(found.weights == case.weights && found.velocity == case.velocity);
         assert!(found.average != case.average);
@@ -242,10 +233,10 @@ fn a_gradient_that_is_not_finite_moves_only_the_average() {
 }
 
 #[test]
-fn a_buffer_that_does_not_begin_at_16_bytes_is_updated_all_the_same() {
+fn a_buffer_that_is_not_aligned_to_16_bytes_is_updated_the_same() {
     let case = Case::new(1000, Some(true));
     let expected = case.expected().weights.values();
-    // All but the first weight; what belongs to them begins in the midst of 16 bytes.
+    // All weights except the first; their buffers then begin inside a block of 16 bytes.
     let mut shifted = case.clone();
     let mut velocity = shifted.velocity.take().unwrap();
     let rule = Sgd {
@@ -257,7 +248,7 @@ fn a_buffer_that_does_not_begin_at_16_bytes_is_updated_all_the_same() {
         decayed: case.rule.decayed - 1,
         ..case.rule
     };
-    // SAFETY: 999 values lie behind the first.
+    // SAFETY: 999 values follow the first.
     unsafe { rule.run(&Kernels::on_host()) }.unwrap();
     let found = shifted.weights.values();
     assert_eq!(found[1..], expected[1..]);
@@ -265,6 +256,6 @@ fn a_buffer_that_does_not_begin_at_16_bytes_is_updated_all_the_same() {
 }
 
 #[test]
-fn no_weights_are_no_work() {
+fn an_update_of_no_weights_does_nothing() {
     Case::new(0, Some(true)).assert_as_expected();
 }

@@ -1,16 +1,16 @@
-//! Time and money.
+//! Limits on time and money.
 
 use super::*;
 use crate::exit::LIMIT_REACHED;
 
-const WORDS: &str = "limits.max_hours = 2 is reached; raise it to go on";
+const REASON: &str = "limits.max_hours = 2 is reached; raise it to resume";
 const HOUR: f64 = 3_600.0;
 
 fn two_hours() -> JobSpec {
     spec_with(&["limits.max_hours=2"])
 }
 
-/// One node, attached since 0, trains.
+/// One node, attached since second 0, trains.
 fn training_with(spec: &JobSpec) -> Engine {
     let mut engine = Engine::new(spec, origin(), at(0.0));
     attach(&mut engine, at(0.0), 0, 1, None);
@@ -24,7 +24,7 @@ fn spent(engine: &Engine, now: Time) -> f64 {
 }
 
 fn limit() -> Outcome {
-    Outcome::LimitReached { reason: WORDS.to_owned() }
+    Outcome::LimitReached { reason: REASON.to_owned() }
 }
 
 fn metered(actions: &[Action]) -> Vec<Duration> {
@@ -45,7 +45,7 @@ fn the_meter_runs_while_a_node_is_attached() {
     assert_eq!(spent(&engine, at(130.0)), 30.0);
     attach(&mut engine, at(140.0), 1, 1, None);
     detach(&mut engine, at(150.0), 0);
-    assert_eq!(spent(&engine, at(160.0)), 60.0, "two nodes count as one");
+    assert_eq!(spent(&engine, at(160.0)), 60.0, "the time of two nodes is not added");
     detach(&mut engine, at(170.0), 1);
     assert_eq!(spent(&engine, at(900.0)), 70.0);
     attach(&mut engine, at(1_000.0), 0, 1, None);
@@ -63,11 +63,11 @@ fn the_meter_stops_when_the_job_is_over() {
 fn the_meter_is_persisted_with_generations_saves_and_ends_and_every_minute_of_steps() {
     let mut engine = training(&[1]);
     let generation = engine.lifecycle.generation;
-    let mut seconds = |now, news| {
-        let event = report(&engine, generation, 0, news);
+    let mut seconds = |now, rank_report| {
+        let event = rank_event(&engine, generation, 0, rank_report);
         metered(&engine.handle(at(now), event))
     };
-    assert_eq!(seconds(10.0, RankNews::Saved(commit(1, 5))), [Duration::from_secs(10)]);
+    assert_eq!(seconds(10.0, RankReport::Saved(commit(1, 5))), [Duration::from_secs(10)]);
     assert_eq!(seconds(60.0, stepped(6)), []);
     assert_eq!(seconds(70.0, stepped(7)), [Duration::from_secs(70)]);
     assert_eq!(seconds(75.0, crashed()), [Duration::from_secs(75)]);
@@ -75,12 +75,12 @@ fn the_meter_is_persisted_with_generations_saves_and_ends_and_every_minute_of_st
 }
 
 #[test]
-fn the_meter_goes_on_after_a_restart_of_the_coordinator() {
+fn the_meter_continues_after_a_restart_of_the_coordinator() {
     let spent_before = Record::Metered(Duration::from_secs(100));
     let mut engine = replay(&[opened(1, vec![placement(0, 0, 0)]), spent_before]);
-    assert_eq!(spent(&engine, at(50.0)), 100.0, "nobody is attached yet");
+    assert_eq!(spent(&engine, at(50.0)), 100.0, "no node is attached yet");
 
-    attach(&mut engine, at(60.0), 0, 1, holding(1, &[(0, RankPhase::Training)]));
+    attach(&mut engine, at(60.0), 0, 1, running(1, &[(0, RankPhase::Training)]));
 
     assert_eq!(spent(&engine, at(65.0)), 105.0);
 }
@@ -88,7 +88,7 @@ fn the_meter_goes_on_after_a_restart_of_the_coordinator() {
 // ---- the end of the budget ----
 
 #[test]
-fn the_machine_wakes_when_the_budget_ends_and_drains() {
+fn the_job_drains_when_the_budget_is_used_up() {
     let mut engine = training_with(&two_hours());
     assert_eq!(tick(&mut engine, at(2.0 * HOUR - 1.0)), []);
     assert_eq!(engine.deadline(), Some(at(2.0 * HOUR)));
@@ -96,8 +96,8 @@ fn the_machine_wakes_when_the_budget_ends_and_drains() {
     let actions = engine.handle(at(2.0 * HOUR), Event::Tick);
 
     assert_eq!(metered(&actions), [Duration::from_secs(7_200)]);
-    let told = Directive::Drain { generation: Generation(1), reason: WORDS.to_owned() };
-    assert_eq!(actions.last(), Some(&send(0, 1, told)));
+    let drain = Directive::Drain { generation: Generation(1), reason: REASON.to_owned() };
+    assert_eq!(actions.last(), Some(&send(0, 1, drain)));
     assert_eq!(engine.status().phase, PhaseName::Draining);
 }
 
@@ -105,9 +105,9 @@ fn the_machine_wakes_when_the_budget_ends_and_drains() {
 fn a_job_drained_by_its_budget_has_reached_its_limit() {
     let mut engine = training_with(&two_hours());
     tick(&mut engine, at(2.0 * HOUR));
-    let ended = Outcome::Drained { reason: WORDS.to_owned() };
+    let ended = Outcome::Drained { reason: REASON.to_owned() };
 
-    let actions = say(&mut engine, at(2.0 * HOUR + 5.0), 0, done(ended, "d"));
+    let actions = report(&mut engine, at(2.0 * HOUR + 5.0), 0, done(ended, "d"));
 
     assert_eq!(actions[0], Action::Persist(Record::Ended(limit())));
     assert_eq!(actions[1], send(0, 1, Directive::Dismiss { outcome: limit() }));
@@ -115,27 +115,29 @@ fn a_job_drained_by_its_budget_has_reached_its_limit() {
 }
 
 #[test]
-fn a_job_that_completes_in_its_last_minute_is_complete() {
+fn a_job_that_completes_during_the_drain_is_complete() {
     let mut engine = training_with(&two_hours());
     tick(&mut engine, at(2.0 * HOUR));
-    say(&mut engine, at(2.0 * HOUR + 5.0), 0, done(Outcome::Completed, "d"));
+    report(&mut engine, at(2.0 * HOUR + 5.0), 0, done(Outcome::Completed, "d"));
     assert_eq!(engine.outcome(), Some(&Outcome::Completed));
 }
 
 #[test]
-fn ranks_that_do_not_stop_in_time_are_told_of_in_the_outcome() {
+fn ranks_that_do_not_stop_in_time_are_mentioned_in_the_outcome() {
     let mut engine = training_with(&two_hours());
     tick(&mut engine, at(2.0 * HOUR));
     tick(&mut engine, at(2.0 * HOUR + 100.0));
-    let reason = format!("{WORDS}; ranks did not stop in time, the last checkpoint counts");
+    let reason = format!(
+        "{REASON}; ranks did not stop in time, so the job continues from the last checkpoint"
+    );
     assert_eq!(engine.outcome(), Some(&Outcome::LimitReached { reason }));
 }
 
 #[test]
-fn a_drain_that_was_asked_for_in_time_stays_one() {
+fn a_drain_that_was_requested_before_the_limit_stays_a_drain() {
     let mut engine = training_with(&two_hours());
     drain(&mut engine, at(HOUR));
-    say(&mut engine, at(HOUR + 5.0), 0, done(drained(), "d"));
+    report(&mut engine, at(HOUR + 5.0), 0, done(drained(), "d"));
     assert_eq!(engine.outcome(), Some(&drained()));
 }
 
@@ -151,7 +153,7 @@ fn ended_by_limit() -> [Record; 3] {
 }
 
 #[test]
-fn the_same_command_ends_again_at_once_with_the_same_words() {
+fn the_same_command_ends_again_at_once_with_the_same_reason() {
     let mut engine = replay_with(&two_hours(), &ended_by_limit());
 
     let actions = tick(&mut engine, at(0.0));
@@ -160,25 +162,25 @@ fn the_same_command_ends_again_at_once_with_the_same_words() {
 }
 
 #[test]
-fn the_same_command_with_a_higher_limit_goes_on() {
+fn the_same_command_with_a_higher_limit_continues() {
     let spec = spec_with(&["limits.max_hours=3"]);
     let mut engine = replay_with(&spec, &ended_by_limit());
     assert_eq!(tick(&mut engine, at(0.0)), []);
 
     assert!(opens(&attach(&mut engine, at(1.0), 0, 1, None), 2));
 
-    let told_of_next = at(1.0 + 0.8 * 3.0 * HOUR - 7_201.0);
-    assert_eq!(engine.accounting.wakes_at(), Some(told_of_next), "half of it is behind");
+    let next_alert = at(1.0 + 0.8 * 3.0 * HOUR - 7_201.0);
+    assert_eq!(engine.accounting.wakes_at(), Some(next_alert), "the alert at 50 % is over");
 }
 
 #[test]
 fn ranks_that_were_drained_by_the_budget_without_the_coordinator_have_reached_the_limit() {
     let [opened, metered, _] = ended_by_limit();
     let mut engine = replay_with(&two_hours(), &[opened, metered]);
-    let outcome = Outcome::Drained { reason: WORDS.to_owned() };
+    let outcome = Outcome::Drained { reason: REASON.to_owned() };
     let phase = RankPhase::Done { outcome, digest: "d".to_owned() };
 
-    attach(&mut engine, at(1.0), 0, 1, holding(1, &[(0, phase)]));
+    attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, phase)]));
 
     assert_eq!(engine.outcome(), Some(&limit()));
 }
@@ -186,38 +188,38 @@ fn ranks_that_were_drained_by_the_budget_without_the_coordinator_have_reached_th
 // ---- money ----
 
 #[test]
-fn the_earlier_limit_counts() {
+fn the_limit_that_is_reached_first_applies() {
     let limits = ["limits.max_hours=9", "limits.max_dollars=10", "limits.dollars_per_hour=4"];
-    let most = |spec: &JobSpec| training_with(spec).status().spending.most.unwrap();
-    assert_eq!(most(&spec_with(&limits)), Duration::from_secs(9_000));
+    let limit = |spec: &JobSpec| training_with(spec).status().spending.limit.unwrap();
+    assert_eq!(limit(&spec_with(&limits)), Duration::from_secs(9_000));
 
     let spec = spec_with(&[&["limits.max_hours=1"], &limits[1..]].concat());
-    assert_eq!(most(&spec), Duration::from_secs(3_600));
+    assert_eq!(limit(&spec), Duration::from_secs(3_600));
 }
 
 #[test]
-fn money_ends_the_job_in_its_own_words() {
+fn the_limit_on_money_ends_the_job_with_its_reason() {
     let limits = ["limits.max_dollars=10", "limits.dollars_per_hour=4"];
     let mut engine = training_with(&spec_with(&limits));
     tick(&mut engine, at(2.5 * HOUR));
-    let reason = "limits.max_dollars = 10 is reached, at 4 dollars per hour; raise it to go on";
+    let reason = "limits.max_dollars = 10 is reached, at 4 dollars per hour; raise it to resume";
     assert_eq!(engine.status().reason, format!("draining: {reason}; 100 s to save and stop"));
 }
 
 #[test]
-fn what_the_whole_job_will_cost_is_told_while_it_trains() {
+fn the_projected_cost_of_the_job_is_shown_while_it_trains() {
     let mut engine = training_with(&spec_with(&["limits.dollars_per_hour=4"]));
     assert_eq!(engine.status().projected_dollars(at(HOUR)), None);
     // Two epochs of 100 batches of 36 samples, half an epoch done, 1.5 samples a second.
-    let news = StepNews {
+    let rank_report = StepReport {
         step: Step(50),
         step_of_epoch: 50,
         steps_per_epoch: 100,
         global_batch: 36,
         samples_per_second: 1.5,
-        ..StepNews::default()
+        ..StepReport::default()
     };
-    say(&mut engine, at(HOUR), 0, RankNews::Stepped(news));
+    report(&mut engine, at(HOUR), 0, RankReport::Stepped(rank_report));
 
     let status = engine.status();
 
@@ -227,25 +229,25 @@ fn what_the_whole_job_will_cost_is_told_while_it_trains() {
     assert_eq!(training(&[1]).status().spending.dollars(Duration::from_secs(3_600)), None);
 }
 
-// ---- what is told of it ----
+// ---- alerts ----
 
 #[test]
-fn the_use_of_the_budget_is_told_at_a_half_four_fifths_and_nineteen_twentieths_once_each() {
+fn use_of_the_budget_is_published_once_each_at_50_80_and_95_percent() {
     let mut engine =
         training_with(&spec_with(&["limits.max_hours=2", "limits.dollars_per_hour=4"]));
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     while let Some(deadline) = engine.deadline().filter(|at| *at < super::at(2.0 * HOUR)) {
         let alerts =
             engine.handle(deadline, Event::Tick).into_iter().filter_map(|action| match action {
-                Action::Announce(notice) if notice.kind == NoticeKind::Budget => {
-                    Some(notice.message)
+                Action::Publish(published) if published.kind == JobEventKind::Budget => {
+                    Some(published.message)
                 }
                 _ => None,
             });
-        told.extend(alerts.map(|message| (deadline, message)));
+        messages.extend(alerts.map(|message| (deadline, message)));
     }
     assert_eq!(
-        told,
+        messages,
         [
             (
                 at(HOUR),
@@ -267,7 +269,7 @@ fn the_use_of_the_budget_is_told_at_a_half_four_fifths_and_nineteen_twentieths_o
 }
 
 #[test]
-fn a_coordinator_that_comes_back_does_not_tell_again() {
+fn a_restarted_coordinator_does_not_publish_the_same_alert_again() {
     let records = [Record::Created(origin()), Record::Metered(Duration::from_secs(5_000))];
     let mut engine = Engine::replay(&two_hours(), &records, at(0.0)).unwrap();
     engine.handle(at(0.0), Event::Tick);
@@ -276,27 +278,27 @@ fn a_coordinator_that_comes_back_does_not_tell_again() {
 }
 
 #[test]
-fn interruptions_cost_what_the_meter_shows_until_the_first_step_and_the_steps_made_again() {
+fn interruptions_cost_the_metered_time_until_the_first_step_and_the_steps_made_again() {
     let mut engine = training_with(&spec(1));
     let pace = |step| {
-        RankNews::Stepped(StepNews {
+        RankReport::Stepped(StepReport {
             step: Step(step),
             global_batch: 64,
             samples_per_second: 32.0,
-            ..StepNews::default()
+            ..StepReport::default()
         })
     };
-    say(&mut engine, at(100.0), 0, pace(50));
+    report(&mut engine, at(100.0), 0, pace(50));
     let interrupted = |engine: &Engine, now| {
         engine.status().spending.interrupted.read(engine.accounting.spent(now)).as_secs_f64()
     };
     assert_eq!(interrupted(&engine, at(110.0)), 0.0);
-    say(&mut engine, at(110.0), 0, crashed());
-    assert_eq!(interrupted(&engine, at(113.0)), 3.0, "it goes on");
+    report(&mut engine, at(110.0), 0, crashed());
+    assert_eq!(interrupted(&engine, at(113.0)), 3.0, "the recovery is in progress");
     all_ready(&mut engine, at(114.0), None);
     let progress = Progress { step: Step(45), ..Progress::default() };
-    say(&mut engine, at(115.0), 0, RankNews::Started { source: StateSource::Fresh, progress });
-    say(&mut engine, at(116.0), 0, pace(46));
+    report(&mut engine, at(115.0), 0, RankReport::Started { source: StateSource::Fresh, progress });
+    report(&mut engine, at(116.0), 0, pace(46));
     assert_eq!(interrupted(&engine, at(900.0)), 6.0 + 5.0 * 2.0, "five steps of two seconds");
 
     let kept = engine.status().recoveries.back().unwrap().clone();
@@ -306,16 +308,16 @@ fn interruptions_cost_what_the_meter_shows_until_the_first_step_and_the_steps_ma
 }
 
 #[test]
-fn a_pass_costs_its_steps_at_the_present_rate() {
+fn an_epoch_costs_its_steps_at_the_current_rate() {
     let mut engine = training_with(&spec_with(&["limits.dollars_per_hour=3.6"]));
-    let news = StepNews {
+    let rank_report = StepReport {
         step: Step(1),
         steps_per_epoch: 100,
         global_batch: 64,
         samples_per_second: 32.0,
-        ..StepNews::default()
+        ..StepReport::default()
     };
-    say(&mut engine, at(10.0), 0, RankNews::Stepped(news));
+    report(&mut engine, at(10.0), 0, RankReport::Stepped(rank_report));
     let dollars = engine.status().dollars_per_epoch().unwrap();
     assert!((dollars - 0.2).abs() < 1e-9, "200 s at a tenth of a cent: {dollars}");
 }

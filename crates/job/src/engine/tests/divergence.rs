@@ -1,4 +1,4 @@
-//! Training that goes wrong.
+//! Training that diverges.
 
 use super::*;
 use crate::message::{Restore, Rollback};
@@ -6,7 +6,7 @@ use baton_recipe::guard::{BatchMark, Diagnosis, Divergence};
 
 // ---- states ----
 
-/// Two ranks on two nodes train since this step.
+/// Two ranks on two nodes train from this step on.
 fn training_since(step: u64, overrides: &[&str]) -> Engine {
     let mut engine = Engine::new(&spec_with(overrides), origin(), at(0.0));
     engine.policy.min_ranks = 2;
@@ -18,18 +18,18 @@ fn training_since(step: u64, overrides: &[&str]) -> Engine {
     engine
 }
 
-/// The generation that was opened comes to train.
+/// Brings the opened generation to training.
 fn train(engine: &mut Engine, now: Time, step: u64) {
     all_ready(engine, now, None);
     let progress = Progress { step: Step(step), ..Progress::default() };
     for rank in 0..engine.status().ranks.len() as u32 {
         let source = StateSource::Fresh;
-        say(engine, now, rank, RankNews::Started { source, progress: progress.clone() });
+        report(engine, now, rank, RankReport::Started { source, progress: progress.clone() });
     }
     assert_eq!(engine.status().phase, PhaseName::Training);
 }
 
-// ---- news ----
+// ---- reports ----
 
 fn diagnosis(step: u64) -> Diagnosis {
     Diagnosis {
@@ -43,8 +43,8 @@ fn diagnosis(step: u64) -> Diagnosis {
     }
 }
 
-fn diverged(step: u64) -> RankNews {
-    RankNews::Diverged(diagnosis(step))
+fn diverged(step: u64) -> RankReport {
+    RankReport::Diverged(diagnosis(step))
 }
 
 fn rollback(generation: u64, before: u64) -> Rollback {
@@ -63,70 +63,72 @@ fn launched_rollbacks(actions: &[Action]) -> Vec<Vec<Rollback>> {
     launches(actions).into_iter().map(|launch| launch.restore.rollbacks).collect()
 }
 
-// ---- going back ----
+// ---- rolling back ----
 
 #[test]
-fn divergence_is_persisted_written_and_answered_with_a_generation_that_goes_back() {
+fn a_divergence_is_persisted_written_and_followed_by_a_generation_that_rolls_back() {
     let mut engine = training_since(30, &[]);
 
-    let actions = say(&mut engine, at(10.0), 1, diverged(40));
+    let actions = report(&mut engine, at(10.0), 1, diverged(40));
 
     let back = rollback(2, 41);
     let expected = incident(1, 40, Some(back.clone()));
     assert_eq!(actions[0], Action::Persist(Record::Diverged(expected)));
-    assert!(matches!(&actions[1], Action::Write(written) if written.name() == "diagnosis-1"));
+    assert!(
+        matches!(&actions[1], Action::WriteDiagnosis(written) if written.name() == "diagnosis-1")
+    );
     assert!(opens(&actions[2..], 2));
     assert_eq!(launched_rollbacks(&actions), [vec![back.clone()], vec![back]]);
 }
 
 #[test]
-fn what_follows_is_announced_with_the_name_of_the_written_diagnosis() {
+fn the_remedy_is_published_with_the_name_of_the_diagnosis_file() {
     let mut engine = training_since(30, &[]);
     let generation = engine.lifecycle.generation;
-    let event = report(&engine, generation, 0, diverged(40));
+    let event = rank_event(&engine, generation, 0, diverged(40));
 
     let actions = engine.handle(at(10.0), event);
 
-    let notice = actions.into_iter().find_map(|action| match action {
-        Action::Announce(notice) if notice.kind == NoticeKind::Diverged => Some(notice),
+    let published = actions.into_iter().find_map(|action| match action {
+        Action::Publish(published) if published.kind == JobEventKind::Diverged => Some(published),
         _ => None,
     });
-    let notice = notice.unwrap();
-    assert_eq!((notice.generation, notice.step), (Generation(1), Some(Step(40))));
+    let published = published.unwrap();
+    assert_eq!((published.generation, published.step), (Generation(1), Some(Step(40))));
     assert_eq!(
-        notice.message,
-        "training went wrong: the loss is not a finite number at step 40 (epoch 1, sample 640 of \
+        published.message,
+        "training diverged: the loss is not a finite number at step 40 (epoch 1, sample 640 of \
          it), lr 1.000e-1, gradient norm 3.500e0, samples 7, 9; back to before step 41 with a lower \
          learning rate (rollback 1 of 3); see diagnosis-1.md in the run folder"
     );
 }
 
 #[test]
-fn later_words_of_the_same_divergence_change_nothing() {
+fn later_reports_of_the_same_divergence_change_nothing() {
     let mut engine = training_since(30, &[]);
     detach(&mut engine, at(9.0), 1);
-    // Node 1, which is away, keeps the generation open.
-    say(&mut engine, at(10.0), 0, diverged(40));
-    assert_eq!(engine.status().phase, PhaseName::Settling);
+    // Node 1 is disconnected, so the generation stays open.
+    report(&mut engine, at(10.0), 0, diverged(40));
+    assert_eq!(engine.status().phase, PhaseName::Detecting);
 
     let phase = RankPhase::Diverged(diagnosis(40));
-    let actions = attach(&mut engine, at(11.0), 1, 1, holding(1, &[(1, phase)]));
+    let actions = attach(&mut engine, at(11.0), 1, 1, running(1, &[(1, phase)]));
 
     assert!(opens(&actions, 2));
     assert_eq!(rollbacks(&engine), [rollback(2, 41)]);
 }
 
 #[test]
-fn a_node_that_is_away_is_waited_for_before_going_back() {
+fn a_rollback_waits_for_a_disconnected_node() {
     let mut engine = training_since(30, &[]);
     detach(&mut engine, at(9.0), 1);
 
-    let actions = say(&mut engine, at(10.0), 0, diverged(40));
+    let actions = report(&mut engine, at(10.0), 0, diverged(40));
 
     assert!(launches(&actions).is_empty());
     assert_eq!(
         engine.status().reason,
-        "rolling back: the loss is not a finite number; waiting for node node1, which is away"
+        "rolling back: the loss is not a finite number; waiting for node node1, which is disconnected"
     );
     assert!(opens(&tick(&mut engine, at(14.0)), 2));
 }
@@ -134,50 +136,55 @@ fn a_node_that_is_away_is_waited_for_before_going_back() {
 #[test]
 fn every_later_launch_carries_all_rollbacks() {
     let mut engine = training_since(30, &[]);
-    say(&mut engine, at(10.0), 0, diverged(40));
+    report(&mut engine, at(10.0), 0, diverged(40));
     train(&mut engine, at(11.0), 30);
     let both = vec![rollback(2, 41), rollback(3, 36)];
 
-    let actions = say(&mut engine, at(12.0), 0, diverged(35));
+    let actions = report(&mut engine, at(12.0), 0, diverged(35));
     assert_eq!(launched_rollbacks(&actions), [both.clone(), both.clone()]);
 
-    let actions = say(&mut engine, at(13.0), 1, crashed());
+    let actions = report(&mut engine, at(13.0), 1, crashed());
     assert_eq!(launched_rollbacks(&actions), [both.clone(), both]);
 }
 
 #[test]
-fn where_no_step_could_be_made_the_state_that_was_begun_with_is_no_good() {
+fn a_state_from_which_no_step_could_be_made_is_invalid() {
     let mut engine = training_since(30, &[]);
-    say(&mut engine, at(10.0), 0, diverged(40));
+    report(&mut engine, at(10.0), 0, diverged(40));
     train(&mut engine, at(11.0), 40);
 
-    say(&mut engine, at(12.0), 0, diverged(40));
+    report(&mut engine, at(12.0), 0, diverged(40));
 
     assert_eq!(rollbacks(&engine), [rollback(2, 41), rollback(3, 40)]);
 }
 
 #[test]
-fn the_batch_is_left_out_if_the_recipe_wants_that() {
+fn the_batch_is_skipped_if_the_recipe_sets_that_remedy() {
     let mut engine = training_since(30, &["guard.remedy=skip_batch"]);
-    say(&mut engine, at(10.0), 0, diverged(40));
+    report(&mut engine, at(10.0), 0, diverged(40));
 
     assert_eq!(rollbacks(&engine)[0].skip, Some(diagnosis(40).batch));
 }
 
 #[test]
-fn a_collapse_has_no_batch_to_leave_out() {
+fn a_collapse_has_no_batch_to_skip() {
     let mut engine = training_since(30, &["guard.remedy=skip_batch"]);
     let divergence = Divergence::AccuracyCollapsed { score: 0.1, best: 0.9 };
-    say(&mut engine, at(10.0), 0, RankNews::Diverged(Diagnosis { divergence, ..diagnosis(40) }));
+    report(
+        &mut engine,
+        at(10.0),
+        0,
+        RankReport::Diverged(Diagnosis { divergence, ..diagnosis(40) }),
+    );
 
     assert_eq!(rollbacks(&engine)[0].skip, None);
 }
 
 #[test]
-fn a_rollback_is_no_failed_generation() {
+fn a_rollback_does_not_count_as_a_failed_generation() {
     let mut engine = training_since(30, &["guard.max_rollbacks=9", "cluster.restart_limit=0"]);
     for round in 0..9 {
-        say(&mut engine, at(10.0), 0, diverged(40 - round));
+        report(&mut engine, at(10.0), 0, diverged(40 - round));
         train(&mut engine, at(11.0), 30);
     }
 
@@ -186,13 +193,13 @@ fn a_rollback_is_no_failed_generation() {
 }
 
 #[test]
-fn a_death_told_after_the_divergence_does_not_make_it_a_failure() {
+fn a_death_reported_after_the_divergence_does_not_make_it_a_failure() {
     let mut engine = training_since(30, &["cluster.restart_limit=0"]);
     detach(&mut engine, at(9.0), 1);
-    say(&mut engine, at(10.0), 0, diverged(40));
-    say(&mut engine, at(10.1), 0, crashed());
+    report(&mut engine, at(10.0), 0, diverged(40));
+    report(&mut engine, at(10.1), 0, crashed());
 
-    let back = attach(&mut engine, at(11.0), 1, 1, holding(1, &[(1, RankPhase::Waiting)]));
+    let back = attach(&mut engine, at(11.0), 1, 1, running(1, &[(1, RankPhase::Waiting)]));
 
     assert!(opens(&back, 2), "{:?}", engine.outcome());
 }
@@ -200,12 +207,12 @@ fn a_death_told_after_the_divergence_does_not_make_it_a_failure() {
 #[test]
 fn steps_made_again_after_a_rollback_are_progress() {
     let mut engine = training_since(0, &["cluster.restart_limit=1"]);
-    say(&mut engine, at(9.0), 0, stepped(40));
-    say(&mut engine, at(10.0), 0, diverged(40));
+    report(&mut engine, at(9.0), 0, stepped(40));
+    report(&mut engine, at(10.0), 0, diverged(40));
     train(&mut engine, at(11.0), 30);
     for (now, step) in [(12.0, 31), (14.0, 32), (16.0, 33)] {
-        say(&mut engine, at(now), 0, stepped(step));
-        say(&mut engine, at(now), 1, crashed());
+        report(&mut engine, at(now), 0, stepped(step));
+        report(&mut engine, at(now), 1, crashed());
         train(&mut engine, at(now), 30);
     }
 
@@ -215,10 +222,10 @@ fn steps_made_again_after_a_rollback_are_progress() {
 #[test]
 fn readers_see_the_step_go_back_with_its_reason() {
     let mut engine = training_since(0, &[]);
-    say(&mut engine, at(9.0), 0, stepped(40));
-    say(&mut engine, at(10.0), 0, diverged(40));
+    report(&mut engine, at(9.0), 0, stepped(40));
+    report(&mut engine, at(10.0), 0, diverged(40));
     train(&mut engine, at(11.0), 30);
-    say(&mut engine, at(12.0), 0, stepped(31));
+    report(&mut engine, at(12.0), 0, stepped(31));
 
     let status = engine.status();
     assert_eq!(status.latest.unwrap().step, Step(31));
@@ -227,36 +234,36 @@ fn readers_see_the_step_go_back_with_its_reason() {
 }
 
 #[test]
-fn evaluations_that_were_rolled_back_count_no_more() {
+fn evaluations_that_were_rolled_back_are_discarded() {
     let mut engine = training_since(0, &[]);
-    let found = |step, top1| RankNews::Evaluated {
+    let found = |step, top1| RankReport::Evaluated {
         step: Step(step),
         epoch: baton_recipe::Epoch(1),
         accuracy: Accuracy::new(8, [("top1", top1)]),
         ema: None,
         extent: baton_recipe::progress::Extent::Full,
     };
-    say(&mut engine, at(8.0), 0, found(20, 0.9));
-    say(&mut engine, at(9.0), 0, found(40, 0.1));
+    report(&mut engine, at(8.0), 0, found(20, 0.9));
+    report(&mut engine, at(9.0), 0, found(40, 0.1));
     let divergence = Divergence::AccuracyCollapsed { score: 0.1, best: 0.9 };
-    // The state at which the generation began is no good.
-    let news = RankNews::Diverged(Diagnosis { divergence, ..diagnosis(39) });
-    say(&mut engine, at(10.0), 0, news);
+    // The state with which the generation began is invalid.
+    let rank_report = RankReport::Diverged(Diagnosis { divergence, ..diagnosis(39) });
+    report(&mut engine, at(10.0), 0, rank_report);
 
     let status = engine.status();
     assert_eq!(status.evaluation, None);
     assert_eq!(status.best.map(|(step, _)| step), Some(Step(20)));
 }
 
-// ---- the end ----
+// ---- end of the job ----
 
 #[test]
 fn when_the_attempts_are_used_up_the_job_fails_for_good_with_advice() {
     let mut engine = training_since(30, &["guard.max_rollbacks=1"]);
-    say(&mut engine, at(10.0), 0, diverged(40));
+    report(&mut engine, at(10.0), 0, diverged(40));
     train(&mut engine, at(11.0), 30);
 
-    let actions = say(&mut engine, at(12.0), 0, diverged(42));
+    let actions = report(&mut engine, at(12.0), 0, diverged(42));
 
     assert_eq!(actions[0], Action::Persist(Record::Diverged(incident(2, 42, None))));
     let failure = failure_of(&engine);
@@ -265,7 +272,7 @@ fn when_the_attempts_are_used_up_the_job_fails_for_good_with_advice() {
         failure.message,
         "training diverged, after 1 rollbacks (guard.max_rollbacks = 1): the loss is not a finite \
          number at step 42 (epoch 1, sample 640 of it), lr 1.000e-1, gradient norm 3.500e0, samples \
-         7, 9; try: look at the samples named above with `baton data inspect train.beton`; if they \
+         7, 9; try: inspect the samples named above with `baton data inspect train.beton`; if they \
          are bad, set guard.remedy = \"skip_batch\"; set train.clip_grad_norm = 1.0; lengthen the \
          warm-up, or lower the learning rate in schedule"
     );
@@ -276,19 +283,19 @@ fn when_the_attempts_are_used_up_the_job_fails_for_good_with_advice() {
 fn without_the_guard_the_first_divergence_ends_the_job() {
     let mut engine = training_since(30, &["guard.enabled=false"]);
 
-    say(&mut engine, at(10.0), 0, diverged(40));
+    report(&mut engine, at(10.0), 0, diverged(40));
 
     assert!(failure_of(&engine).message.contains("guard.enabled = false"));
 }
 
 #[test]
-fn both_diagnoses_are_written_under_numbers_of_their_own() {
+fn each_diagnosis_is_written_under_a_different_number() {
     let mut engine = training_since(30, &["guard.max_rollbacks=1"]);
     let mut names = Vec::new();
     for step in [40, 42] {
-        let actions = say(&mut engine, at(10.0), 0, diverged(step));
+        let actions = report(&mut engine, at(10.0), 0, diverged(step));
         names.extend(actions.into_iter().filter_map(|action| match action {
-            Action::Write(written) => Some((written.name(), written.remedy)),
+            Action::WriteDiagnosis(written) => Some((written.name(), written.remedy)),
             _ => None,
         }));
         if engine.outcome().is_none() {
@@ -300,32 +307,32 @@ fn both_diagnoses_are_written_under_numbers_of_their_own() {
     assert_eq!(names, [("diagnosis-1".to_owned(), back), ("diagnosis-2".to_owned(), ended)]);
 }
 
-// ---- what is written ----
+// ---- diagnosis files ----
 
-fn written(news: RankNews) -> WrittenDiagnosis {
+fn written(rank_report: RankReport) -> WrittenDiagnosis {
     let mut engine = training_since(30, &[]);
-    let latest = StepNews {
+    let latest = StepReport {
         step: Step(39),
         loss: 2.5,
         lr: 0.1,
         gradient_norm: Some(f64::NAN),
-        ..StepNews::default()
+        ..StepReport::default()
     };
-    say(&mut engine, at(9.0), 0, RankNews::Stepped(latest));
-    let actions = say(&mut engine, at(10.0), 0, news);
+    report(&mut engine, at(9.0), 0, RankReport::Stepped(latest));
+    let actions = report(&mut engine, at(10.0), 0, rank_report);
     let written = |action| match action {
-        Action::Write(written) => Some(*written),
+        Action::WriteDiagnosis(written) => Some(*written),
         _ => None,
     };
     actions.into_iter().find_map(written).unwrap()
 }
 
 #[test]
-fn a_person_reads_what_happened_what_was_done_and_what_to_try() {
+fn the_markdown_file_has_what_happened_what_was_done_and_what_to_try() {
     let expected = "\
 # Diagnosis 1 of demo
 
-Training went wrong: the loss is not a finite number.
+Training diverged: the loss is not a finite number.
 
 What was done: back to before step 41 with a lower learning rate.
 
@@ -339,11 +346,11 @@ What was done: back to before step 41 with a lower learning rate.
 | loss of the batch | no finite number |
 | gradient norm | 3.5000e0 |
 | samples | 7, 9 |
-| last update told | step 39, loss 2.5000, learning rate 1.0000e-1, gradient norm no finite number |
+| last update reported | step 39, loss 2.5000, learning rate 1.0000e-1, gradient norm no finite number |
 
-Try, the likeliest first:
+Try these, most likely first:
 
-1. look at the samples named above with `baton data inspect train.beton`; if they are bad, set guard.remedy = \"skip_batch\"
+1. inspect the samples named above with `baton data inspect train.beton`; if they are bad, set guard.remedy = \"skip_batch\"
 2. set train.clip_grad_norm = 1.0
 3. lengthen the warm-up, or lower the learning rate in schedule
 ";
@@ -351,7 +358,7 @@ Try, the likeliest first:
 }
 
 #[test]
-fn a_program_reads_the_same_in_json_whatever_is_not_finite() {
+fn the_json_file_has_null_for_numbers_that_are_not_finite() {
     let json: serde_json::Value = serde_json::from_str(&written(diverged(40)).to_json()).unwrap();
     assert_eq!(json["diagnosis"]["step"], 40);
     assert_eq!(json["diagnosis"]["samples"], serde_json::json!([7, 9]));
@@ -363,22 +370,26 @@ fn a_program_reads_the_same_in_json_whatever_is_not_finite() {
 // ---- drains ----
 
 #[test]
-fn a_drain_ends_the_job_once_no_rank_turns_out_to_hold_a_good_state() {
+fn a_drain_ends_the_job_if_no_rank_holds_a_valid_state() {
     let mut engine = training_since(30, &[]);
     drain(&mut engine, at(10.0));
-    say(&mut engine, at(10.1), 0, diverged(40));
+    report(&mut engine, at(10.1), 0, diverged(40));
 
     all_ready(&mut engine, at(11.0), None);
 
     assert_eq!(engine.outcome(), Some(&drained()));
-    assert_eq!(rollbacks(&engine), [rollback(2, 41)], "the next start knows of it");
+    assert_eq!(
+        rollbacks(&engine),
+        [rollback(2, 41)],
+        "the rollback is recorded for the next start"
+    );
 }
 
 #[test]
-fn a_drain_saves_the_good_state_that_ranks_still_hold() {
+fn a_drain_saves_a_valid_state_that_ranks_still_hold() {
     let mut engine = training_since(30, &[]);
     drain(&mut engine, at(10.0));
-    say(&mut engine, at(10.1), 0, diverged(40));
+    report(&mut engine, at(10.1), 0, diverged(40));
     all_ready(&mut engine, at(11.0), Some(40));
     assert_eq!(engine.status().phase, PhaseName::Meeting);
 
@@ -401,16 +412,16 @@ fn rollbacks_survive_the_coordinator() {
     let back = rollback(1, 41);
     let mut engine = replayed(&[Record::Diverged(incident(1, 40, Some(back.clone())))]);
     for number in [0, 1] {
-        let held = holding(1, &[(number, RankPhase::Training)]);
+        let held = running(1, &[(number, RankPhase::Training)]);
         attach(&mut engine, at(1.0), number, 1, held);
     }
 
     assert_eq!(
         engine.status().phase,
         PhaseName::Training,
-        "generation 1 is the one that went back"
+        "generation 1 is the one that carries out the rollback"
     );
-    let actions = say(&mut engine, at(10.0), 1, crashed());
+    let actions = report(&mut engine, at(10.0), 1, crashed());
     assert_eq!(launched_rollbacks(&actions), [vec![back.clone()], vec![back]]);
 }
 
@@ -418,10 +429,10 @@ fn rollbacks_survive_the_coordinator() {
 fn a_rollback_that_was_persisted_is_carried_out_by_the_next_coordinator() {
     let back = rollback(2, 41);
     let mut engine = replayed(&[Record::Diverged(incident(1, 40, Some(back.clone())))]);
-    // The word of this rank's divergence is still on its way to its agent.
-    attach(&mut engine, at(1.0), 0, 1, holding(1, &[(0, RankPhase::Training)]));
+    // The report of this rank's divergence has not reached its agent yet.
+    attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, RankPhase::Training)]));
 
-    let held = holding(1, &[(1, RankPhase::Training)]);
+    let held = running(1, &[(1, RankPhase::Training)]);
     let actions = attach(&mut engine, at(1.0), 1, 1, held);
 
     assert_eq!(launched_rollbacks(&actions), [vec![back.clone()], vec![back.clone()]]);
@@ -429,14 +440,14 @@ fn a_rollback_that_was_persisted_is_carried_out_by_the_next_coordinator() {
 }
 
 #[test]
-fn ranks_that_diverged_without_the_coordinator_are_heard_when_all_are_back() {
+fn ranks_that_diverged_without_the_coordinator_are_rolled_back_once_all_have_reported() {
     let mut engine = replayed(&[]);
     let phase = |_| RankPhase::Diverged(diagnosis(40));
-    let first = attach(&mut engine, at(1.0), 0, 1, holding(1, &[(0, phase(0))]));
-    assert!(launches(&first).is_empty(), "node 1 may be back in a moment");
+    let first = attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, phase(0))]));
+    assert!(launches(&first).is_empty(), "node 1 may still reattach");
     assert_eq!(rollbacks(&engine), [rollback(2, 41)]);
 
-    let actions = attach(&mut engine, at(2.0), 1, 1, holding(1, &[(1, phase(1))]));
+    let actions = attach(&mut engine, at(2.0), 1, 1, running(1, &[(1, phase(1))]));
 
     assert!(opens(&actions, 2));
     assert_eq!(engine.status().incidents.len(), 1);
@@ -455,18 +466,18 @@ fn a_job_that_diverged_for_good_does_so_again_at_the_next_divergence() {
     attach(&mut engine, at(1.0), 0, 1, None);
     train(&mut engine, at(2.0), 30);
 
-    say(&mut engine, at(3.0), 0, diverged(40));
+    report(&mut engine, at(3.0), 0, diverged(40));
 
     assert_eq!(failure_of(&engine).class, Class::Diverged);
 }
 
-// ---- the rule ----
+// ---- the rule for rollbacks ----
 
 #[test]
-fn a_rollback_condemns_what_is_older_than_it_and_not_before_its_step() {
+fn a_rollback_invalidates_older_generations_from_its_step_on() {
     let restore = Restore { rollbacks: vec![rollback(3, 41)], ..Restore::default() };
-    let condemned =
-        |generation, step| restore.condemned_by(Generation(generation), Step(step)).is_some();
-    assert!(condemned(2, 41) && condemned(1, 90));
-    assert!(!condemned(2, 40) && !condemned(3, 41));
+    let invalidated =
+        |generation, step| restore.invalidated_by(Generation(generation), Step(step)).is_some();
+    assert!(invalidated(2, 41) && invalidated(1, 90));
+    assert!(!invalidated(2, 40) && !invalidated(3, 41));
 }

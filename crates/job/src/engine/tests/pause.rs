@@ -1,4 +1,4 @@
-//! Standing still and going on.
+//! Pause and resume.
 
 use super::*;
 
@@ -6,41 +6,41 @@ fn pause(engine: &mut Engine, now: Time) -> Vec<Action> {
     engine.handle(now, Event::Pause { reason: "lunch".to_owned() })
 }
 
-fn hold(node: u32, attachment: u64, number: u64, paused: bool) -> Action {
-    send(node, attachment, Directive::Hold(Hold { number, paused }))
+fn pause_directive(node: u32, attachment: u64, number: u64, paused: bool) -> Action {
+    send(node, attachment, Directive::Pause(PauseState { number, paused }))
 }
 
-fn kinds(actions: &[Action]) -> Vec<NoticeKind> {
+fn kinds(actions: &[Action]) -> Vec<JobEventKind> {
     let kind = |action: &Action| match action {
-        Action::Announce(notice) => Some(notice.kind),
+        Action::Publish(published) => Some(published.kind),
         _ => None,
     };
     actions.iter().filter_map(kind).collect()
 }
 
 #[test]
-fn a_pause_is_written_down_then_told_to_every_node_and_so_is_its_end() {
+fn pause_and_resume_are_persisted_and_then_sent_to_every_node() {
     let mut engine = training(&[1, 1]);
     let actions = pause(&mut engine, at(10.0));
     let record = Record::Paused { reason: "lunch".to_owned(), at: Duration::from_secs(10) };
     assert_eq!(actions[0], Action::Persist(record));
-    assert_eq!(actions[2..], [hold(0, 1, 1, true), hold(1, 2, 1, true)]);
-    assert_eq!(kinds(&actions), [NoticeKind::Paused]);
+    assert_eq!(actions[2..], [pause_directive(0, 1, 1, true), pause_directive(1, 2, 1, true)]);
+    assert_eq!(kinds(&actions), [JobEventKind::Paused]);
     let status = engine.status();
     assert_eq!((status.phase, status.since), (PhaseName::Paused, at(10.0)));
     assert!(status.reason.contains("lunch") && status.reason.contains("baton resume"));
 
     let actions = engine.handle(at(40.0), Event::Resume);
     assert_eq!(actions[0], Action::Persist(Record::Resumed { at: Duration::from_secs(40) }));
-    assert_eq!(actions[2..], [hold(0, 1, 2, false), hold(1, 2, 2, false)]);
-    assert_eq!(kinds(&actions), [NoticeKind::Resumed]);
+    assert_eq!(actions[2..], [pause_directive(0, 1, 2, false), pause_directive(1, 2, 2, false)]);
+    assert_eq!(kinds(&actions), [JobEventKind::Resumed]);
     assert_eq!(engine.status().phase, PhaseName::Training);
     let paused = engine.status().spending.paused;
     assert_eq!(paused.read(Duration::from_secs(99)), Duration::from_secs(30));
 }
 
 #[test]
-fn what_is_paused_cannot_be_paused_and_what_is_not_cannot_be_resumed() {
+fn a_paused_job_cannot_be_paused_and_a_running_job_cannot_be_resumed() {
     let mut engine = training(&[1]);
     assert!(engine.can_resume().unwrap_err().contains("not paused"));
     assert_eq!(engine.handle(at(9.0), Event::Resume), []);
@@ -53,38 +53,38 @@ fn what_is_paused_cannot_be_paused_and_what_is_not_cannot_be_resumed() {
 }
 
 #[test]
-fn ranks_of_a_new_generation_stand_still_from_the_start() {
+fn ranks_of_a_new_generation_start_paused() {
     let mut engine = training(&[1, 1]);
     pause(&mut engine, at(10.0));
-    let actions = say(&mut engine, at(11.0), 1, crashed());
+    let actions = report(&mut engine, at(11.0), 1, crashed());
     let launches = actions.iter().filter_map(|action| match action {
-        Action::Send { directive: Directive::Launch(launch), .. } => Some(launch.hold),
+        Action::Send { directive: Directive::Launch(launch), .. } => Some(launch.pause),
         _ => None,
     });
-    assert_eq!(launches.collect::<Vec<_>>(), [Hold { number: 1, paused: true }; 2]);
+    assert_eq!(launches.collect::<Vec<_>>(), [PauseState { number: 1, paused: true }; 2]);
 }
 
 #[test]
-fn a_node_that_comes_back_is_told_whether_to_stand_still() {
+fn a_node_that_reconnects_gets_the_current_pause_state() {
     let mut engine = training(&[1, 1]);
     detach(&mut engine, at(10.0), 1);
     pause(&mut engine, at(11.0));
-    let held = || holding(1, &[(1, RankPhase::Training)]);
-    let told = attach(&mut engine, at(12.0), 1, 1, held());
-    assert!(told.contains(&hold(1, 3, 1, true)), "{told:?}");
+    let held = || running(1, &[(1, RankPhase::Training)]);
+    let actions = attach(&mut engine, at(12.0), 1, 1, held());
+    assert!(actions.contains(&pause_directive(1, 3, 1, true)), "{actions:?}");
     detach(&mut engine, at(13.0), 1);
     engine.handle(at(14.0), Event::Resume);
-    let told = attach(&mut engine, at(15.0), 1, 1, held());
-    assert!(told.contains(&hold(1, 4, 2, false)), "{told:?}");
+    let actions = attach(&mut engine, at(15.0), 1, 1, held());
+    assert!(actions.contains(&pause_directive(1, 4, 2, false)), "{actions:?}");
 }
 
 #[test]
-fn a_pause_outlives_the_coordinator() {
+fn a_pause_survives_a_restart_of_the_coordinator() {
     let placements = training(&[1]).lifecycle.world().unwrap().placements().to_vec();
     let paused = Record::Paused { reason: "lunch".to_owned(), at: Duration::from_secs(10) };
     let mut engine =
         replay(&[opened(1, placements), paused, Record::Metered(Duration::from_secs(15))]);
-    attach(&mut engine, at(100.0), 0, 1, holding(1, &[(0, RankPhase::Training)]));
+    attach(&mut engine, at(100.0), 0, 1, running(1, &[(0, RankPhase::Training)]));
     assert_eq!(engine.status().phase, PhaseName::Paused);
     engine.handle(at(120.0), Event::Resume);
     let paused = engine.status().spending.paused;
@@ -96,7 +96,7 @@ fn a_pause_outlives_the_coordinator() {
 }
 
 #[test]
-fn a_drain_ends_a_pause_so_that_the_same_command_goes_on() {
+fn a_drain_ends_a_pause_so_that_the_same_command_resumes_training() {
     let mut engine = training(&[1]);
     pause(&mut engine, at(10.0));
     let actions = engine.handle(at(11.0), Event::Drain { reason: "spot notice".to_owned() });

@@ -2,39 +2,39 @@
 
 use super::*;
 
-// ---- what happens ----
+// ---- events ----
 
-/// A rank takes the state after this many updates.
-fn started_at(step: u64) -> RankNews {
+/// A rank starts with the state after this many updates.
+fn started_at(step: u64) -> RankReport {
     let progress = Progress { step: Step(step), ..Progress::default() };
-    RankNews::Started { source: StateSource::Survivor { rank: Rank(0) }, progress }
+    RankReport::Started { source: StateSource::Survivor { rank: Rank(0) }, progress }
 }
 
-fn all_say(engine: &mut Engine, now: Time, news: &RankNews) {
+fn all_report(engine: &mut Engine, now: Time, rank_report: &RankReport) {
     for rank in 0..engine.status().ranks.len() as u32 {
-        say(engine, now, rank, news.clone());
+        report(engine, now, rank, rank_report.clone());
     }
 }
 
-/// The present generation comes to its first step, a tenth of a second a part.
+/// Brings the current generation to its first step; each part takes a tenth of a second.
 fn recover(engine: &mut Engine, seconds: f64, from: u64) {
     all_ready(engine, at(seconds + 0.1), Some(from));
-    all_say(engine, at(seconds + 0.2), &RankNews::Met);
-    all_say(engine, at(seconds + 0.3), &started_at(from));
-    say(engine, at(seconds + 0.4), 0, stepped(from + 1));
+    all_report(engine, at(seconds + 0.2), &RankReport::Met);
+    all_report(engine, at(seconds + 0.3), &started_at(from));
+    report(engine, at(seconds + 0.4), 0, stepped(from + 1));
 }
 
 /// Two ranks on two nodes have made 40 updates.
 fn after_40_steps() -> Engine {
     let mut engine = training(&[1, 1]);
     engine.policy.min_ranks = 1;
-    say(&mut engine, at(9.0), 0, stepped(40));
+    report(&mut engine, at(9.0), 0, stepped(40));
     engine
 }
 
-// ---- what is told ----
+// ---- results ----
 
-/// Of the newest recovery, in milliseconds.
+/// Parts of the newest recovery, in milliseconds.
 fn parts(engine: &Engine) -> [Option<u128>; 6] {
     let newest = engine.status().recoveries.back().unwrap().parts();
     newest.named().map(|(_, took)| took.map(|took| took.as_millis()))
@@ -45,32 +45,34 @@ fn total_ms(engine: &Engine) -> Option<u128> {
 }
 
 fn lost_steps(engine: &Engine) -> Vec<u64> {
-    engine.status().recoveries.iter().map(|one| one.lost_steps).collect()
+    engine.status().recoveries.iter().map(|recovery| recovery.lost_steps).collect()
 }
 
-/// The notices of recoveries that this news of rank 0 brings.
-fn recovered(engine: &mut Engine, now: Time, news: RankNews) -> Vec<String> {
-    let event = report(engine, engine.lifecycle.generation, 0, news);
-    let told = engine.handle(now, event).into_iter().filter_map(|action| match action {
-        Action::Announce(notice) if notice.kind == NoticeKind::Recovered => Some(notice.message),
+/// Texts about recoveries that are published after this report of rank 0.
+fn recovered(engine: &mut Engine, now: Time, rank_report: RankReport) -> Vec<String> {
+    let event = rank_event(engine, engine.lifecycle.generation, 0, rank_report);
+    let messages = engine.handle(now, event).into_iter().filter_map(|action| match action {
+        Action::Publish(published) if published.kind == JobEventKind::Recovered => {
+            Some(published.message)
+        }
         _ => None,
     });
-    told.collect()
+    messages.collect()
 }
 
 #[test]
-fn each_part_counts_from_the_end_of_the_one_before() {
+fn each_part_begins_at_the_end_of_the_previous_part() {
     let mut engine = after_40_steps();
-    say(&mut engine, at(10.0), 0, lost());
-    say(&mut engine, at(10.1), 1, crashed());
-    say(&mut engine, at(10.3), 0, ready(0, Some(40)));
-    say(&mut engine, at(11.5), 1, ready(1, None));
-    say(&mut engine, at(11.51), 0, RankNews::Met);
-    say(&mut engine, at(11.55), 1, RankNews::Met);
-    say(&mut engine, at(11.6), 0, started_at(40));
-    say(&mut engine, at(11.7), 1, started_at(40));
+    report(&mut engine, at(10.0), 0, lost());
+    report(&mut engine, at(10.1), 1, crashed());
+    report(&mut engine, at(10.3), 0, ready(0, Some(40)));
+    report(&mut engine, at(11.5), 1, ready(1, None));
+    report(&mut engine, at(11.51), 0, RankReport::Met);
+    report(&mut engine, at(11.55), 1, RankReport::Met);
+    report(&mut engine, at(11.6), 0, started_at(40));
+    report(&mut engine, at(11.7), 1, started_at(40));
 
-    let told = recovered(&mut engine, at(11.8), stepped(41));
+    let messages = recovered(&mut engine, at(11.8), stepped(41));
 
     assert_eq!(
         engine.status().recoveries.iter().collect::<Vec<_>>(),
@@ -94,28 +96,28 @@ fn each_part_counts_from_the_end_of_the_one_before() {
     );
     assert_eq!(parts(&engine), [100, 200, 1_200, 50, 150, 100].map(Some));
     assert_eq!(
-        told,
+        messages,
         [
-            "recovered in 1.80 s (settle 0.10, tear down 0.20, respawn 1.20, rendezvous 0.05, restore 0.15, \
+            "recovered in 1.80 s (detect 0.10, tear down 0.20, respawn 1.20, rendezvous 0.05, restore 0.15, \
           first step 0.10), 0 steps lost: rank 1: killed"
         ]
     );
-    assert_eq!(recovered(&mut engine, at(12.0), stepped(42)), [""; 0], "told once");
+    assert_eq!(recovered(&mut engine, at(12.0), stepped(42)), [""; 0], "published once");
 }
 
 #[test]
 fn a_part_is_absent_until_it_has_ended() {
     let mut engine = after_40_steps();
-    say(&mut engine, at(10.0), 1, crashed());
+    report(&mut engine, at(10.0), 1, crashed());
     let none = [None; 5];
     assert_eq!(parts(&engine)[..1], [Some(0)]);
     assert_eq!(parts(&engine)[1..], none);
 
-    say(&mut engine, at(10.1), 0, ready(0, Some(40)));
-    assert_eq!(parts(&engine)[1..], none, "another rank may yet tell that it holds state");
+    report(&mut engine, at(10.1), 0, ready(0, Some(40)));
+    assert_eq!(parts(&engine)[1..], none, "another rank may still report that it holds state");
 
-    say(&mut engine, at(11.0), 1, ready(1, None));
-    say(&mut engine, at(11.1), 1, RankNews::Met);
+    report(&mut engine, at(11.0), 1, ready(1, None));
+    report(&mut engine, at(11.1), 1, RankReport::Met);
     assert_eq!(parts(&engine), [Some(0), Some(100), Some(900), None, None, None]);
     assert_eq!(total_ms(&engine), None);
 }
@@ -123,89 +125,92 @@ fn a_part_is_absent_until_it_has_ended() {
 #[test]
 fn without_a_survivor_nothing_is_torn_down_and_steps_are_lost() {
     let mut engine = after_40_steps();
-    say(&mut engine, at(10.0), 0, crashed());
+    report(&mut engine, at(10.0), 0, crashed());
     all_ready(&mut engine, at(11.0), None);
-    all_say(&mut engine, at(11.5), &RankNews::Met);
-    all_say(&mut engine, at(12.0), &started_at(39));
+    all_report(&mut engine, at(11.5), &RankReport::Met);
+    all_report(&mut engine, at(12.0), &started_at(39));
 
-    let told = recovered(&mut engine, at(12.5), stepped(40));
+    let messages = recovered(&mut engine, at(12.5), stepped(40));
 
     assert_eq!(parts(&engine), [0, 0, 1_000, 500, 500, 500].map(Some));
-    assert!(told[0].ends_with("first step 0.50), 1 step lost: rank 0: killed"), "{told:?}");
+    assert!(messages[0].ends_with("first step 0.50), 1 step lost: rank 0: killed"), "{messages:?}");
 }
 
 #[test]
-fn nobody_had_to_be_started_where_all_hold_state() {
+fn respawn_takes_no_time_if_all_ranks_hold_state() {
     let mut engine = after_40_steps();
-    say(&mut engine, at(10.0), 0, lost());
-    say(&mut engine, at(10.0), 1, lost());
-    say(&mut engine, at(10.2), 0, ready(0, Some(40)));
-    say(&mut engine, at(10.6), 1, ready(1, Some(40)));
+    report(&mut engine, at(10.0), 0, lost());
+    report(&mut engine, at(10.0), 1, lost());
+    report(&mut engine, at(10.2), 0, ready(0, Some(40)));
+    report(&mut engine, at(10.6), 1, ready(1, Some(40)));
 
     assert_eq!(parts(&engine)[..3], [0, 600, 0].map(Some));
 }
 
 #[test]
-fn a_rank_that_tells_again_that_it_is_ready_was_so_before() {
+fn a_repeated_ready_report_does_not_change_when_the_rank_became_ready() {
     let mut engine = after_40_steps();
-    say(&mut engine, at(10.0), 1, crashed());
-    say(&mut engine, at(10.1), 0, ready(0, Some(40)));
+    report(&mut engine, at(10.0), 1, crashed());
+    report(&mut engine, at(10.1), 0, ready(0, Some(40)));
     detach(&mut engine, at(10.2), 0);
     let phase = RankPhase::Ready { address: address(0), step: Some(Step(40)) };
-    attach(&mut engine, at(10.9), 0, 1, holding(2, &[(0, phase)]));
+    attach(&mut engine, at(10.9), 0, 1, running(2, &[(0, phase)]));
 
-    say(&mut engine, at(11.0), 1, ready(1, None));
+    report(&mut engine, at(11.0), 1, ready(1, None));
 
     assert_eq!(parts(&engine)[..3], [0, 100, 900].map(Some));
 }
 
 #[test]
-fn a_meeting_that_one_rank_could_not_tell_of_counts_to_what_follows() {
+fn rendezvous_is_included_in_the_next_part_if_a_rank_did_not_report_it() {
     let mut engine = after_40_steps();
-    say(&mut engine, at(10.0), 1, crashed());
+    report(&mut engine, at(10.0), 1, crashed());
     all_ready(&mut engine, at(11.0), Some(40));
-    say(&mut engine, at(11.1), 0, RankNews::Met);
+    report(&mut engine, at(11.1), 0, RankReport::Met);
     detach(&mut engine, at(11.2), 1);
-    attach(&mut engine, at(11.3), 1, 1, holding(2, &[(1, RankPhase::Meeting)]));
-    all_say(&mut engine, at(11.5), &started_at(40));
-    say(&mut engine, at(11.6), 1, RankNews::Met);
+    attach(&mut engine, at(11.3), 1, 1, running(2, &[(1, RankPhase::Meeting)]));
+    all_report(&mut engine, at(11.5), &started_at(40));
+    report(&mut engine, at(11.6), 1, RankReport::Met);
 
-    let told = recovered(&mut engine, at(11.7), stepped(41));
+    let messages = recovered(&mut engine, at(11.7), stepped(41));
 
     assert_eq!(parts(&engine), [Some(0), Some(1_000), Some(0), None, Some(500), Some(200)]);
-    assert!(told[0].contains("(settle 0.00, tear down 1.00, respawn 0.00, restore 0.50, "));
+    assert!(messages[0].contains("(detect 0.00, tear down 1.00, respawn 0.00, restore 0.50, "));
 }
 
 #[test]
-fn waiting_for_a_node_that_is_away_counts_from_the_first_word() {
+fn waiting_for_a_disconnected_node_counts_from_the_first_report() {
     let mut engine = training(&[1, 1]);
     detach(&mut engine, at(9.0), 1);
-    say(&mut engine, at(10.0), 0, crashed());
+    report(&mut engine, at(10.0), 0, crashed());
 
-    attach(&mut engine, at(11.0), 1, 1, holding(1, &[(1, RankPhase::Waiting)]));
+    attach(&mut engine, at(11.0), 1, 1, running(1, &[(1, RankPhase::Waiting)]));
 
     assert_eq!(parts(&engine)[0], Some(1_000));
 }
 
 #[test]
-fn what_a_restarted_coordinator_hears_first_counts_before_all_are_heard() {
+fn after_a_restart_detection_counts_from_the_first_report_of_a_loss() {
     let mut engine = reattaching(&[1, 1]);
-    attach(&mut engine, at(1.0), 0, 1, holding(1, &[(0, RankPhase::Waiting)]));
+    attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, RankPhase::Waiting)]));
 
-    attach(&mut engine, at(3.0), 1, 1, holding(1, &[(1, RankPhase::Waiting)]));
+    attach(&mut engine, at(3.0), 1, 1, running(1, &[(1, RankPhase::Waiting)]));
 
-    assert_eq!(causes(&engine), ["the coordinator restarted and not all ranks are still there"]);
+    assert_eq!(
+        causes(&engine),
+        ["the coordinator restarted, and some ranks are no longer running"]
+    );
     assert_eq!(parts(&engine)[0], Some(2_000));
 }
 
 #[test]
-fn a_generation_that_fails_before_its_first_step_leaves_its_recovery_as_it_is() {
+fn a_generation_that_fails_before_its_first_step_leaves_its_recovery_incomplete() {
     let mut engine = after_40_steps();
-    say(&mut engine, at(10.0), 0, crashed());
+    report(&mut engine, at(10.0), 0, crashed());
     all_ready(&mut engine, at(11.0), None);
-    all_say(&mut engine, at(11.5), &RankNews::Met);
-    all_say(&mut engine, at(12.0), &started_at(30));
-    say(&mut engine, at(13.0), 1, crashed());
+    all_report(&mut engine, at(11.5), &RankReport::Met);
+    all_report(&mut engine, at(12.0), &started_at(30));
+    report(&mut engine, at(13.0), 1, crashed());
     let failed = engine.status().recoveries[0].clone();
 
     tick(&mut engine, at(14.0));
@@ -215,50 +220,51 @@ fn a_generation_that_fails_before_its_first_step_leaves_its_recovery_as_it_is() 
     assert_eq!(status.recoveries[0], failed);
     assert_eq!((failed.generation, failed.total()), (Generation(2), None));
     assert_eq!(status.recoveries[1].generation, Generation(3));
-    assert_eq!(parts(&engine), [1_000, 100, 0, 100, 100, 100].map(Some), "the pause counts");
-    assert_eq!(lost_steps(&engine), [10, 0], "what was lost already is not lost again");
+    assert_eq!(parts(&engine), [1_000, 100, 0, 100, 100, 100].map(Some), "the backoff is included");
+    assert_eq!(lost_steps(&engine), [10, 0], "steps that were lost before are not counted again");
 }
 
 #[test]
 fn steps_that_are_lost_while_they_are_made_again_are_counted_once_more() {
     let mut engine = after_40_steps();
     for (seconds, from, reached) in [(10.0, 30, 35), (20.0, 30, 33)] {
-        say(&mut engine, at(seconds), 0, crashed());
+        report(&mut engine, at(seconds), 0, crashed());
         tick(&mut engine, at(seconds + 2.0));
         recover(&mut engine, seconds + 2.0, from);
-        say(&mut engine, at(seconds + 3.0), 0, stepped(reached));
+        report(&mut engine, at(seconds + 3.0), 0, stepped(reached));
     }
 
     assert_eq!(lost_steps(&engine), [10, 5]);
 }
 
 #[test]
-fn a_planned_change_is_a_recovery_but_no_failure() {
+fn a_planned_change_is_a_recovery_but_not_a_failure() {
     let mut engine = after_40_steps();
-    must_go(&mut engine, at(10.0), 0, Some(120.0));
-    say(&mut engine, at(10.1), 0, ready(0, Some(40)));
-    say(&mut engine, at(10.15), 0, RankNews::Met);
-    say(&mut engine, at(10.2), 0, started_at(40));
+    depart(&mut engine, at(10.0), 0, Some(120.0));
+    report(&mut engine, at(10.1), 0, ready(0, Some(40)));
+    report(&mut engine, at(10.15), 0, RankReport::Met);
+    report(&mut engine, at(10.2), 0, started_at(40));
 
-    let told = recovered(&mut engine, at(10.3), stepped(41));
+    let messages = recovered(&mut engine, at(10.3), stepped(41));
 
     let status = engine.status();
     assert!(status.recoveries[0].planned);
     assert_eq!(parts(&engine), [0, 100, 0, 50, 50, 100].map(Some));
-    assert_eq!(told, ["went on after 0.30 s: node node0: spot notice"]);
+    assert_eq!(messages, ["training continued after 0.30 s: node node0: spot notice"]);
     assert_eq!(engine.lifecycle.failures, 0);
 }
 
 #[test]
-fn a_failure_amid_a_planned_change_is_a_recovery_of_its_own() {
+fn a_failure_during_a_planned_change_is_a_separate_recovery() {
     let mut engine = after_40_steps();
     attach(&mut engine, at(9.5), 2, 1, None);
     warm(&mut engine, at(10.0), 2, 0);
-    say(&mut engine, at(10.5), 0, crashed());
+    report(&mut engine, at(10.5), 0, crashed());
 
     let status = engine.status();
-    let told: Vec<_> = status.recoveries.iter().map(|one| (one.planned, one.total())).collect();
-    assert_eq!(told, [(true, None), (false, None)]);
+    let recoveries: Vec<_> =
+        status.recoveries.iter().map(|recovery| (recovery.planned, recovery.total())).collect();
+    assert_eq!(recoveries, [(true, None), (false, None)]);
     assert_eq!(causes(&engine)[1], "rank 0: killed");
 }
 
@@ -268,7 +274,7 @@ fn the_newest_thousand_are_kept_and_all_are_counted() {
     for number in 1..=1_003u64 {
         let seconds = 10.0 * number as f64;
         let failure = crash(format!("failure {number}"));
-        say(&mut engine, at(seconds), 0, RankNews::Exited(failure));
+        report(&mut engine, at(seconds), 0, RankReport::Exited(failure));
         recover(&mut engine, seconds, number);
     }
 
@@ -279,9 +285,9 @@ fn the_newest_thousand_are_kept_and_all_are_counted() {
 }
 
 #[test]
-fn a_cause_of_many_pages_is_cut() {
+fn a_very_long_cause_is_cut() {
     let mut engine = training(&[1]);
-    say(&mut engine, at(10.0), 0, RankNews::Exited(crash("é".repeat(5_000))));
+    report(&mut engine, at(10.0), 0, RankReport::Exited(crash("é".repeat(5_000))));
 
     let cause = causes(&engine).remove(0);
     assert_eq!(cause.chars().count(), 501);
@@ -289,11 +295,11 @@ fn a_cause_of_many_pages_is_cut() {
 }
 
 #[test]
-fn recoveries_survive_the_coordinator_also_those_that_were_cut_off() {
+fn recoveries_survive_the_coordinator_including_incomplete_ones() {
     let mut records = vec![Record::Created(origin())];
     let mut engine = after_40_steps();
-    let mut handle = |engine: &mut Engine, now, rank, news| {
-        let event = report(engine, engine.lifecycle.generation, rank, news);
+    let mut handle = |engine: &mut Engine, now, rank, rank_report| {
+        let event = rank_event(engine, engine.lifecycle.generation, rank, rank_report);
         let persisted = engine.handle(now, event).into_iter().filter_map(|action| match action {
             Action::Persist(record) => Some(record),
             _ => None,
@@ -302,12 +308,12 @@ fn recoveries_survive_the_coordinator_also_those_that_were_cut_off() {
     };
     handle(&mut engine, at(10.0), 1, crashed());
     handle(&mut engine, at(10.0), 0, lost());
-    // It dies again before it comes to a step.
+    // A rank dies again before the first step.
     handle(&mut engine, at(11.0), 1, crashed());
     handle(&mut engine, at(11.0), 0, lost());
     engine.handle(at(15.0), Event::Tick);
     all_ready(&mut engine, at(15.1), Some(40));
-    all_say(&mut engine, at(15.3), &started_at(40));
+    all_report(&mut engine, at(15.3), &started_at(40));
     handle(&mut engine, at(15.4), 0, stepped(41));
 
     let replayed = Engine::replay(&spec(1), &records, at(20.0)).unwrap().status();

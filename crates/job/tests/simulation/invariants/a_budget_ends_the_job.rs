@@ -1,5 +1,5 @@
-//! A job with a budget ends when that is used up, not before, and not later than a drain takes; a
-//! coordinator that is started again begins the drain anew.
+//! A job with a budget ends when the budget is used up: not before, and not later than a drain takes. A restarted
+//! coordinator begins the drain again.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::{cluster::Cluster, fact::Fact};
 
 #[derive(Default)]
 pub(super) struct ABudgetEndsTheJob {
-    /// What the meter showed when the coordinator started.
+    /// Reading of the meter when the coordinator started.
     at_start: Duration,
 }
 
 impl Invariant for ABudgetEndsTheJob {
     fn sentence(&self) -> &'static str {
-        "a budget that is used up ends the job, and no other does"
+        "a job with a budget ends when it is used up, not before"
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
@@ -30,7 +30,7 @@ impl Invariant for ABudgetEndsTheJob {
             Fact::EngineMoved if !cluster.coordinator.job_is_over() => {
                 let drain = cluster.plan.spec.cluster.drain_seconds;
                 let most = spending
-                    .most
+                    .limit
                     .map(|most| most.max(self.at_start) + Duration::from_secs_f64(drain));
                 match most.filter(|most| spent > *most && cluster.coordinator.engine.is_some()) {
                     Some(most) => {
@@ -40,7 +40,7 @@ impl Invariant for ABudgetEndsTheJob {
                 }
             }
             Fact::Persisted(Record::Ended(Outcome::LimitReached { reason })) => {
-                match spending.most {
+                match spending.limit {
                     Some(most) if spent >= most => Ok(()),
                     most => Err(format!("{reason}, but {spent:?} of {most:?} are spent")),
                 }

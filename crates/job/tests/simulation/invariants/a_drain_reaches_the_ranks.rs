@@ -1,4 +1,4 @@
-//! Where all ranks train and all nodes are in touch, a drain does not run out of time.
+//! If all ranks train and all nodes are connected, a drain does not run out of time.
 
 use baton_job::{
     engine::{PhaseName, Record},
@@ -6,10 +6,11 @@ use baton_job::{
 };
 
 use super::Invariant;
-use crate::{cluster::Cluster, fact::Fact, process::Doing};
+use crate::{cluster::Cluster, fact::Fact, process::ProcessPhase};
 
-/// Longer than a drain takes once it is told, and shorter than any drain's patience.
-const LONG_MS: u64 = 3_000;
+/// Time without problems, in milliseconds: longer than a drain takes once it is sent, and shorter than any drain
+/// timeout.
+const HEALTHY_MS: u64 = 3_000;
 
 pub(super) struct ADrainReachesTheRanks;
 
@@ -25,35 +26,37 @@ impl Invariant for ADrainReachesTheRanks {
         else {
             return Ok(());
         };
-        let late = reason.contains("did not stop in time");
-        if late && cluster.plan.temper.is_honest() && all_is_well(cluster) {
-            return Err(format!("nothing was in the way: {reason}"));
+        let timed_out = reason.contains("did not stop in time");
+        if timed_out && cluster.plan.network_faults.is_reliable() && all_is_well(cluster) {
+            return Err(format!("the drain timed out without a problem: {reason}"));
         }
         Ok(())
     }
 }
 
-/// Whether nothing has been wrong for long.
+/// Whether there was no problem for [`HEALTHY_MS`].
 fn all_is_well(cluster: &Cluster) -> bool {
     let status = &cluster.coordinator.status_before;
     let now = cluster.now;
-    let long = now.0.saturating_sub(status.since.0) >= LONG_MS;
-    let in_touch = |node: &_| {
+    let long = now.0.saturating_sub(status.since.0) >= HEALTHY_MS;
+    let is_connected = |node: &_| {
         let agent = cluster.agents.iter().find(|agent| agent.node == *node);
         agent.is_some_and(|agent| {
-            cluster.in_touch_since(agent).is_some_and(|since| since.0 + LONG_MS <= cluster.now.0)
+            cluster
+                .connected_since(agent)
+                .is_some_and(|since| since.0 + HEALTHY_MS <= cluster.now.0)
         })
     };
     let trains = |rank: &u32| {
         cluster.processes.iter().any(|process| {
-            let place = process.place.as_ref();
-            let here = place.is_some_and(|place| {
-                (place.generation, place.rank.0) == (status.generation, *rank)
+            let assignment = process.assignment.as_ref();
+            let here = assignment.is_some_and(|assignment| {
+                (assignment.generation, assignment.rank.0) == (status.generation, *rank)
             });
-            here && process.is_healthy() && process.doing == Doing::Training
+            here && process.is_healthy() && process.phase == ProcessPhase::Training
         })
     };
     status.phase == PhaseName::Draining
         && long
-        && status.ranks.iter().all(|rank| in_touch(&rank.node) && trains(&rank.rank.0))
+        && status.ranks.iter().all(|rank| is_connected(&rank.node) && trains(&rank.rank.0))
 }

@@ -1,5 +1,5 @@
-//! The meter shows for how long nodes were attached: counted here anew, in the life of every
-//! coordinator from where its journal stood.
+//! The meter shows for how long nodes were attached. Computed here independently; after a restart of the coordinator it
+//! continues from the value in the journal.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use crate::{cluster::Cluster, fact::Fact};
 
 #[derive(Default)]
 pub(super) struct AttachedTimeAddsUp {
-    /// Of former lives, as the journal has it, and of this one.
+    /// Attached time of earlier coordinators, from the journal, and of this one.
     sum: Duration,
-    /// Since when a node is attached.
+    /// Time since which a node is attached.
     since: Option<Time>,
     persisted: Duration,
 }
 
 impl Invariant for AttachedTimeAddsUp {
     fn sentence(&self) -> &'static str {
-        "attached time adds up, over the lives of the coordinator"
+        "attached time adds up, over restarts of the coordinator"
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
@@ -56,6 +56,6 @@ impl AttachedTimeAddsUp {
         if shown == self.sum {
             return Ok(());
         }
-        Err(format!("the meter shows {shown:?}, and it is {:?}", self.sum))
+        Err(format!("the meter shows {shown:?} instead of {:?}", self.sum))
     }
 }

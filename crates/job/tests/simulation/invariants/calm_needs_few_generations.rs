@@ -1,13 +1,14 @@
-//! After the last fault a few generations are enough to come to the end, besides those that go back
-//! because training went wrong: what failed is found and put right, not tried again and again.
+//! After the last fault a few generations are enough to end the job, not counting rollbacks after divergence. The cause
+//! of a failure is found and removed, instead of trying again and again.
 
 use baton_job::engine::Record;
 
 use super::Invariant;
 use crate::{cluster::Cluster, fact::Fact};
 
-/// One for what the faults have left, one for each kind of thing that shows only then.
-const MOST: u32 = 5;
+/// Most generations after the last fault: one for the last faults, and one for each kind of problem that is detected
+/// only then.
+const MAX_GENERATIONS: u32 = 5;
 
 #[derive(Default)]
 pub(super) struct CalmNeedsFewGenerations {
@@ -25,9 +26,9 @@ impl Invariant for CalmNeedsFewGenerations {
         let last = restore.rollbacks.last();
         let goes_back = last.is_some_and(|rollback| rollback.generation == *generation);
         self.opened += u32::from(cluster.is_calm() && !goes_back);
-        if self.opened <= MOST {
+        if self.opened <= MAX_GENERATIONS {
             return Ok(());
         }
-        Err(format!("generation {generation} is number {} since then", self.opened))
+        Err(format!("generation {generation} is number {} since the last fault", self.opened))
     }
 }

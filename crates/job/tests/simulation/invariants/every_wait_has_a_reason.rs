@@ -1,20 +1,20 @@
-//! Every wait has a reason in words, and an end: a deadline, or something outside that the reason
-//! names. A machine that was woken at its deadline does not ask for the same time again.
+//! Every wait has a reason, and an end: a deadline, or something outside that the reason names. A state machine that
+//! was woken at its deadline does not return the same deadline again.
 
 use baton_job::{Time, engine::PhaseName};
 
 use super::Invariant;
 use crate::{
     cluster::Cluster,
-    fact::{Fact, Machine},
+    fact::{Fact, StateMachine},
 };
 
-/// Wakes of one machine at one time; each may bring the next thing to do at once.
-const MOST_WAKES: u32 = 3;
+/// Most times that a state machine may be woken at the same time: each wake may cause another immediate one.
+const MAX_WAKES: u32 = 3;
 
 #[derive(Default)]
 pub(super) struct EveryWaitHasAReason {
-    woken: Option<(Machine, Time)>,
+    woken: Option<(StateMachine, Time)>,
     times: u32,
 }
 
@@ -27,23 +27,25 @@ impl Invariant for EveryWaitHasAReason {
         match fact {
             Fact::EngineMoved => waits_for_something(cluster),
             Fact::SessionMoved(id) => match &cluster.agents[*id].session {
-                Some(session) if session.reason().is_empty() => Err("an agent has none".to_owned()),
+                Some(session) if session.reason().is_empty() => {
+                    Err("an agent gives no reason".to_owned())
+                }
                 _ => Ok(()),
             },
-            Fact::Woke(machine) => self.woke(*machine, cluster.now),
+            Fact::Woke(state_machine) => self.woke(*state_machine, cluster.now),
             _ => Ok(()),
         }
     }
 }
 
 impl EveryWaitHasAReason {
-    fn woke(&mut self, machine: Machine, now: Time) -> Result<(), String> {
-        let again = self.woken.replace((machine, now)) == Some((machine, now));
+    fn woke(&mut self, state_machine: StateMachine, now: Time) -> Result<(), String> {
+        let again = self.woken.replace((state_machine, now)) == Some((state_machine, now));
         self.times = if again { self.times + 1 } else { 1 };
-        if self.times <= MOST_WAKES {
+        if self.times <= MAX_WAKES {
             return Ok(());
         }
-        Err("a machine asks to be woken at the same time for ever".to_owned())
+        Err("a state machine returns the same deadline again and again".to_owned())
     }
 }
 

@@ -1,5 +1,5 @@
-//! A generation is not opened without a node that is away, within its grace, and alone has the
-//! furthest step.
+//! A generation is not opened without a node that is the only one with the newest step, as long as its grace period
+//! lasts.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ use crate::{cluster::Cluster, fact::Fact};
 
 #[derive(Default)]
 pub(super) struct NoNodeIsLeftBehind {
-    /// Nodes of the running generation that are away, each since when.
+    /// Nodes of the running generation that are away, with the time since when.
     away: BTreeMap<NodeId, Time>,
 }
 
 impl Invariant for NoNodeIsLeftBehind {
     fn sentence(&self) -> &'static str {
-        "no node that alone has the furthest step is left behind within its grace"
+        "no node that alone has the newest step is left behind within its grace period"
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
@@ -53,21 +53,27 @@ impl NoNodeIsLeftBehind {
         if matches!(before, PhaseName::Gathering | PhaseName::Backoff) {
             return Ok(());
         }
-        let furthest = placements.iter().filter_map(|place| held_on(cluster, &place.node)).max();
+        let newest = placements
+            .iter()
+            .filter_map(|placement| newest_step_on(cluster, &placement.node))
+            .max();
         for (node, since) in &self.away {
             let grace = cluster.plan.spec.cluster.node_grace_seconds;
             let in_grace = cluster.now.since(*since).as_secs_f64() < grace;
-            let held = held_on(cluster, node);
-            if in_grace && held > furthest && placements.iter().all(|place| place.node != *node) {
-                return Err(format!("{node} is away since {since} with step {held:?}"));
+            let steps = newest_step_on(cluster, node);
+            if in_grace
+                && steps > newest
+                && placements.iter().all(|placement| placement.node != *node)
+            {
+                return Err(format!("{node} is away since {since} with step {steps:?}"));
             }
         }
         Ok(())
     }
 }
 
-/// The furthest step of healthy ranks on a node whose agent lives.
-fn held_on(cluster: &Cluster, node: &NodeId) -> Option<u64> {
+/// The newest step of healthy ranks on a node whose agent runs.
+fn newest_step_on(cluster: &Cluster, node: &NodeId) -> Option<u64> {
     let healthy = cluster.processes.iter().filter(|process| process.is_healthy());
     healthy
         .filter(|process| {

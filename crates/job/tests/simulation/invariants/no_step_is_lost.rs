@@ -1,5 +1,5 @@
-//! No step is lost while a survivor holds it: a generation starts at the furthest step of its
-//! ranks, and no agent ends a healthy rank that holds state and has a place in the new generation.
+//! No step is lost while a rank has it: a generation starts at the newest step of its ranks, and no agent ends a
+//! healthy rank with state that is assigned in the new generation.
 
 use super::Invariant;
 use crate::{cluster::Cluster, fact::Fact};
@@ -8,26 +8,26 @@ pub(super) struct NoStepIsLost;
 
 impl Invariant for NoStepIsLost {
     fn sentence(&self) -> &'static str {
-        "no step is lost while a survivor holds it"
+        "no step is lost while a rank has it"
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
         match fact {
-            Fact::Met(meeting) => match meeting.held.iter().max() {
-                Some(&furthest) if furthest != meeting.start => Err(format!(
-                    "generation {} starts at step {}, but a rank holds step {furthest}",
+            Fact::Met(meeting) => match meeting.steps.iter().max() {
+                Some(&newest) if newest != meeting.start => Err(format!(
+                    "generation {} starts at step {}, but a rank has step {newest}",
                     meeting.generation, meeting.start
                 )),
                 _ => Ok(()),
             },
-            // Where messages get lost, a healthy rank may well be taken for a hanging one.
-            Fact::Ended { pid, wanted: true, replaced } => {
-                if *replaced && !cluster.plan.temper.is_honest() {
+            // If messages are lost, a healthy rank may seem to hang.
+            Fact::Ended { pid, useful: true, replaced } => {
+                if *replaced && !cluster.plan.network_faults.is_reliable() {
                     return Ok(());
                 }
                 let step = cluster.processes[*pid].step;
-                let why = if *replaced { "taken for hanging" } else { "not kept" };
-                Err(format!("process {pid} holds step {step:?} and has a place, but is {why}"))
+                let problem = if *replaced { "was replaced as hanging" } else { "was not kept" };
+                Err(format!("process {pid} has step {step:?} and an assignment, but {problem}"))
             }
             _ => Ok(()),
         }

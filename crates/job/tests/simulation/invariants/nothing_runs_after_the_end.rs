@@ -1,4 +1,4 @@
-//! An agent that leaves leaves no rank process behind.
+//! No rank process runs after its agent has exited.
 
 use super::Invariant;
 use crate::{cluster::Cluster, fact::Fact};
@@ -18,7 +18,9 @@ impl Invariant for NothingRunsAfterTheEnd {
             process.alive && (process.agent, process.life) == (*id, life)
         };
         match (0..cluster.processes.len()).find(left) {
-            Some(pid) => Err(format!("agent {id} left ({outcome}), but its process {pid} runs")),
+            Some(pid) => {
+                Err(format!("agent {id} exited ({outcome}), but its process {pid} still runs"))
+            }
             None => Ok(()),
         }
     }

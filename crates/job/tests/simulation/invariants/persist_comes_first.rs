@@ -1,5 +1,5 @@
-//! What a peer sees was persisted before: a generation's opening and its fence before any launch of
-//! it, the job's end before any dismissal.
+//! Everything that a peer sees was persisted before: the opening and the fence of a generation before its launch, the
+//! end of the job before a dismissal.
 
 use baton_job::{Generation, engine::Record, message::Directive};
 
@@ -15,7 +15,7 @@ pub(super) struct PersistComesFirst {
 
 impl Invariant for PersistComesFirst {
     fn sentence(&self) -> &'static str {
-        "what a peer sees was persisted before"
+        "everything that a peer sees was persisted before"
     }
 
     fn check(&mut self, _: &Cluster, fact: &Fact) -> Result<(), String> {
@@ -29,7 +29,7 @@ impl Invariant for PersistComesFirst {
             }
             Fact::Persisted(Record::Ended(_)) => self.ended = true,
             Fact::FenceRaised(generation) => self.fenced = *generation,
-            Fact::Told(Directive::Launch(launch)) => {
+            Fact::DirectiveSent(Directive::Launch(launch)) => {
                 let generation = launch.generation;
                 if generation > self.opened {
                     return Err(format!(
@@ -40,7 +40,7 @@ impl Invariant for PersistComesFirst {
                     return Err(format!("launch of generation {generation} before its fence"));
                 }
             }
-            Fact::Told(Directive::Dismiss { outcome }) if !self.ended => {
+            Fact::DirectiveSent(Directive::Dismiss { outcome }) if !self.ended => {
                 return Err(format!("dismissal ({outcome}) before the end was persisted"));
             }
             _ => {}

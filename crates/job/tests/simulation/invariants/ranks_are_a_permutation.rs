@@ -1,4 +1,4 @@
-//! The ranks of a generation are 0..W, each on a place of its own, and no place runs two processes.
+//! The ranks of a generation are 0..W, each in a different slot, and no slot runs two processes.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ pub(super) struct RanksAreAPermutation;
 
 impl Invariant for RanksAreAPermutation {
     fn sentence(&self) -> &'static str {
-        "ranks are a permutation: 0..W, each on a place of its own"
+        "ranks are a permutation: 0..W, each in a different slot"
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
@@ -17,22 +17,22 @@ impl Invariant for RanksAreAPermutation {
             Fact::EngineMoved => {
                 let ranks = &cluster.coordinator.status.ranks;
                 let in_order = ranks.iter().zip(0..).all(|(status, rank)| status.rank.0 == rank);
-                let places: BTreeSet<_> =
+                let slots: BTreeSet<_> =
                     ranks.iter().map(|status| (&status.node, status.local_rank)).collect();
-                if in_order && places.len() == ranks.len() {
+                if in_order && slots.len() == ranks.len() {
                     return Ok(());
                 }
                 Err(format!("{ranks:?}"))
             }
             Fact::Met(meeting) => {
-                let places: BTreeSet<_> = meeting.places.iter().collect();
-                if places.len() == meeting.places.len() {
+                let slots: BTreeSet<_> = meeting.slots.iter().collect();
+                if slots.len() == meeting.slots.len() {
                     return Ok(());
                 }
-                Err(format!("generation {} met on {:?}", meeting.generation, meeting.places))
+                Err(format!("generation {} met on {:?}", meeting.generation, meeting.slots))
             }
-            Fact::Spawned { place, crowded: true } => {
-                Err(format!("a second process was started in place {place:?}"))
+            Fact::Spawned { slot, occupied: true } => {
+                Err(format!("a second process was started in slot {slot:?}"))
             }
             _ => Ok(()),
         }

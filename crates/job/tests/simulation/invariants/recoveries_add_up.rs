@@ -1,9 +1,9 @@
-//! The parts of a recovery follow each other and add up to the whole: none is told before the one before it, and
-//! no time is told twice or left out. Only that all ranks have met may have gone unheard.
+//! The parts of a recovery are in order and add up to its total time: no part is known before the previous one, and no
+//! time is counted twice or left out. Only the report that all ranks have met may be missing.
 
 use std::time::Duration;
 
-use baton_job::engine::{Parts, Recovery};
+use baton_job::engine::{Recovery, RecoveryParts};
 
 use super::Invariant;
 use crate::{cluster::Cluster, fact::Fact};
@@ -12,7 +12,7 @@ pub(super) struct RecoveriesAddUp;
 
 impl Invariant for RecoveriesAddUp {
     fn sentence(&self) -> &'static str {
-        "the parts of a recovery follow each other and add up to the whole"
+        "the parts of a recovery are in order and add up to the total"
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
@@ -23,7 +23,7 @@ impl Invariant for RecoveriesAddUp {
         if status.recoveries.len() as u64 > status.recoveries_total {
             return Err(format!("{} recoveries are too few", status.recoveries_total));
         }
-        // Those before it change no more.
+        // Earlier recoveries do not change any more.
         match status.recoveries.back() {
             Some(last) if !is_sound(last) => Err(format!("{last:?}")),
             _ => Ok(()),
@@ -32,8 +32,9 @@ impl Invariant for RecoveriesAddUp {
 }
 
 fn is_sound(recovery: &Recovery) -> bool {
-    let Parts { settle, tear_down, respawn, rendezvous, restore, first_step } = recovery.parts();
-    let certain = [settle, tear_down, respawn, restore, first_step];
+    let RecoveryParts { detect, tear_down, respawn, rendezvous, restore, first_step } =
+        recovery.parts();
+    let certain = [detect, tear_down, respawn, restore, first_step];
     let follow = certain.is_sorted_by_key(Option::is_none);
     let met_first = rendezvous.is_none() || respawn.is_some();
     let sum: Duration = certain.into_iter().chain([rendezvous]).flatten().sum();

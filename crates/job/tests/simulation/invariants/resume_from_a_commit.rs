@@ -1,5 +1,5 @@
-//! A generation of which no rank holds state starts from the newest commit that the job's restore
-//! rule and its rollbacks allow, and from step 0 only if there is none.
+//! If no rank has state, a generation starts from the newest commit that the job's restore rule and its rollbacks
+//! allow, and from step 0 only if there is none.
 
 use super::Invariant;
 use crate::{cluster::Cluster, fact::Fact};
@@ -8,7 +8,7 @@ pub(super) struct ResumeFromACommit;
 
 impl Invariant for ResumeFromACommit {
     fn sentence(&self) -> &'static str {
-        "without survivors, training resumes from the newest good commit"
+        "without survivors, training resumes from the newest valid commit"
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
@@ -16,7 +16,7 @@ impl Invariant for ResumeFromACommit {
         let restore = cluster.coordinator.restore(&cluster.plan, meeting.generation);
         let newest = cluster.store.newest(&restore).map(|(commit, _)| commit);
         let step = newest.map_or(0, |commit| commit.step.0);
-        if !meeting.held.is_empty() || meeting.start == step {
+        if !meeting.steps.is_empty() || meeting.start == step {
             return Ok(());
         }
         let generation = meeting.generation;

@@ -1,5 +1,5 @@
-//! A job goes back as often as its guard allows and no more, each time with the generation that is
-//! opened next; only then does divergence end it.
+//! A job rolls back as often as its guard allows, each time with the next generation. Only after that does a divergence
+//! end the job.
 
 use baton_job::{
     Generation,
@@ -13,7 +13,7 @@ use crate::{cluster::Cluster, fact::Fact};
 #[derive(Default)]
 pub(super) struct RollbacksAreBounded {
     made: u32,
-    /// The generation that the last one announced, until it is opened.
+    /// Generation of the last rollback, until it is opened.
     due: Option<Generation>,
 }
 
@@ -33,9 +33,9 @@ impl Invariant for RollbacksAreBounded {
                     return Err(format!("{rollback:?} is number {} of {most}", self.made));
                 }
                 match self.due.replace(rollback.generation) {
-                    Some(due) => {
-                        Err(format!("{rollback:?} while generation {due} is due to go back"))
-                    }
+                    Some(due) => Err(format!(
+                        "{rollback:?} before generation {due} of the last rollback was opened"
+                    )),
                     None => Ok(()),
                 }
             }
@@ -45,7 +45,7 @@ impl Invariant for RollbacksAreBounded {
                 }
                 _ => Ok(()),
             },
-            // A word that was on its way when the rollback was persisted must not undo it.
+            // A message that was in flight when the rollback was persisted must not undo it.
             Fact::Stepped { step, generations } => match self.due {
                 Some(due) if generations.contains(&due) => {
                     Err(format!("generation {due} made step {step} before it was opened"))

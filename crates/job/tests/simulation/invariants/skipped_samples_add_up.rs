@@ -1,5 +1,5 @@
-//! Of the samples that ranks skipped, the status tells no more than were skipped and no less than its
-//! own ranks told of; a rank that is gone tells nothing.
+//! The status counts at most as many skipped samples as were skipped, and at least as many as its present ranks
+//! reported. A rank that is gone has no loader report.
 
 use baton_job::engine::RankState;
 
@@ -24,13 +24,15 @@ impl Invariant for SkippedSamplesAddUp {
             return Err(format!("{gone:?}"));
         }
         let counted = status.skipped_samples;
-        let told: u64 =
+        let reported: u64 =
             status.ranks.iter().filter_map(|rank| rank.loader.as_ref()).map(|l| l.skipped).sum();
         let skipped: u64 = cluster.processes.iter().map(|process| process.skipped).sum();
-        // A word that another has overtaken looks like one of a process that counts anew.
-        let counted_twice = cluster.plan.temper.is_honest() && counted > skipped;
-        if counted < told || counted_twice {
-            return Err(format!("{counted} are counted; {told} were told, {skipped} skipped"));
+        // A report that arrives late looks like that of a new process, whose count starts at zero.
+        let counted_twice = cluster.plan.network_faults.is_reliable() && counted > skipped;
+        if counted < reported || counted_twice {
+            return Err(format!(
+                "{counted} are counted; {reported} were reported, {skipped} skipped"
+            ));
         }
         Ok(())
     }

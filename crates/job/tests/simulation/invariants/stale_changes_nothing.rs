@@ -1,7 +1,7 @@
 //! A message of an older generation, connection or process changes nothing but the count of such
 //! messages.
 //!
-//! Now and then a copy of a machine is fed one, as the history itself brings them about too rarely.
+//! Copies of the state machines are given such messages regularly, because they are too rare in the histories.
 
 use baton_job::{
     Generation, Rank, Time,
@@ -9,7 +9,8 @@ use baton_job::{
     exit::{Class, Failure, Outcome},
     ids::{Attachment, Incarnation, LocalRank},
     message::{
-        Directive, Hold, Launch, LoaderNews, RankNews, RankSays, Report, Restore, StateSource,
+        AgentReport, Directive, Launch, LoaderReport, PauseState, RankMessage, RankReport, Restore,
+        StateSource,
     },
     session::{self, Session},
 };
@@ -26,7 +27,7 @@ use crate::{
     fact::Fact,
 };
 
-/// Events of a machine between two probes.
+/// Number of events between two probes.
 const PROBE_EVERY: u64 = 24;
 
 #[derive(Default)]
@@ -54,16 +55,16 @@ impl Invariant for StaleChangesNothing {
     }
 }
 
-/// News that would matter if they were fresh.
-fn news() -> Vec<RankNews> {
+/// Reports that would change something if they were not stale.
+fn report() -> Vec<RankReport> {
     vec![
-        RankNews::Ready { address: "0/0".to_owned(), step: None },
-        RankNews::Started { source: StateSource::Fresh, progress: Progress::default() },
-        RankNews::Loader(LoaderNews { skipped: 1, ..LoaderNews::default() }),
-        RankNews::Lost { detail: "stale".to_owned() },
-        RankNews::Diverged(diagnosis()),
-        RankNews::Done { outcome: Outcome::Completed, digest: "stale".to_owned() },
-        RankNews::Exited(failure()),
+        RankReport::Ready { address: "0/0".to_owned(), step: None },
+        RankReport::Started { source: StateSource::Fresh, progress: Progress::default() },
+        RankReport::Loader(LoaderReport { skipped: 1, ..LoaderReport::default() }),
+        RankReport::Lost { detail: "stale".to_owned() },
+        RankReport::Diverged(diagnosis()),
+        RankReport::Done { outcome: Outcome::Completed, digest: "stale".to_owned() },
+        RankReport::Exited(failure()),
     ]
 }
 
@@ -93,12 +94,12 @@ fn probe_engine(cluster: &Cluster) -> Result<(), String> {
     let older = Generation(coordinator.status.generation.0.saturating_sub(1));
     for agent in &cluster.agents {
         let present = cluster.attachment_of(agent).unwrap_or(Attachment(0));
-        for news in news() {
+        for report in report() {
             for (attachment, generation) in
                 [(Attachment(0), coordinator.status.generation), (present, older)]
             {
-                let news = news.clone();
-                let report = Report::Rank { generation, rank: Rank(0), news };
+                let report = report.clone();
+                let report = AgentReport::Rank { generation, rank: Rank(0), report };
                 let node = agent.node.clone();
                 probe(engine, now, engine::Event::Reported { node, attachment, report }, 1)?;
             }
@@ -111,14 +112,14 @@ fn probe_engine(cluster: &Cluster) -> Result<(), String> {
 
 fn probe(engine: &Engine, now: Time, event: engine::Event, counted: u64) -> Result<(), String> {
     let mut copy = engine.clone();
-    let told = format!("{event:?}");
+    let event_text = format!("{event:?}");
     let actions = copy.handle(now, event);
     let mut expected = engine.status();
     expected.stale_messages += counted;
     if actions.is_empty() && copy.status() == expected && copy.deadline() == engine.deadline() {
         return Ok(());
     }
-    Err(format!("{told} led the coordinator to {actions:?}, {:?}", copy.status()))
+    Err(format!("{event_text} made the coordinator return {actions:?}, {:?}", copy.status()))
 }
 
 fn probe_session(cluster: &Cluster, id: AgentId) -> Result<(), String> {
@@ -129,20 +130,20 @@ fn probe_session(cluster: &Cluster, id: AgentId) -> Result<(), String> {
         return Ok(());
     }
     let mut events = directives(agent);
-    for local_rank in 0..agent.places.len() as u32 {
+    for local_rank in 0..agent.slots.len() as u32 {
         let local_rank = LocalRank(local_rank);
-        for news in news() {
-            let says = RankSays { generation: generation_of(agent), news };
+        for report in report() {
+            let message = RankMessage { generation: generation_of(agent), report };
             let incarnation = Incarnation(u64::MAX);
-            events.push(session::Event::RankSaid { local_rank, incarnation, says });
+            events.push(session::Event::RankReported { local_rank, incarnation, message });
         }
         let (incarnation, failure) = (Incarnation(u64::MAX), failure());
         events.push(session::Event::RankExited { local_rank, incarnation, failure });
-        let Some(pid) = agent.places[local_rank.0 as usize] else { continue };
+        let Some(pid) = agent.slots[local_rank.0 as usize] else { continue };
         let incarnation = cluster.processes[pid].incarnation;
-        for news in news() {
-            let says = RankSays { generation: older(agent), news };
-            events.push(session::Event::RankSaid { local_rank, incarnation, says });
+        for report in report() {
+            let message = RankMessage { generation: older(agent), report };
+            events.push(session::Event::RankReported { local_rank, incarnation, message });
         }
     }
     events.into_iter().try_for_each(|event| probe_one_session(session, now, event))
@@ -152,13 +153,13 @@ fn generation_of(agent: &Agent) -> Generation {
     agent.launch.as_ref().map(|launch| launch.generation).unwrap_or_default()
 }
 
-/// A generation before the agent's; if it knows none yet, one that will never be.
+/// A generation before the agent's; if the agent has none yet, one that never exists.
 fn older(agent: &Agent) -> Generation {
     Generation(generation_of(agent).0.wrapping_sub(1))
 }
 
 fn directives(agent: &Agent) -> Vec<session::Event> {
-    if agent.leaves || generation_of(agent) == Generation(0) {
+    if agent.is_leaving || generation_of(agent) == Generation(0) {
         return Vec::new();
     }
     let generation = older(agent);
@@ -168,26 +169,26 @@ fn directives(agent: &Agent) -> Vec<session::Event> {
         ranks: vec![(Rank(0), LocalRank(0))],
         replace: vec![LocalRank(0)],
         restore: Restore::default(),
-        hold: Hold::default(),
+        pause: PauseState::default(),
     };
     let stale = [
         Directive::Launch(launch),
         Directive::Begin { generation, peers: ["0/0".to_owned()].into() },
         Directive::Checkpoint { generation },
-        Directive::Hold(Hold { number: 0, paused: true }),
+        Directive::Pause(PauseState { number: 0, paused: true }),
         Directive::Drain { generation, reason: "stale".to_owned() },
     ];
-    stale.into_iter().map(session::Event::Directed).collect()
+    stale.into_iter().map(session::Event::Directive).collect()
 }
 
 fn probe_one_session(session: &Session, now: Time, event: session::Event) -> Result<(), String> {
     let mut copy = session.clone();
-    let told = format!("{event:?}");
+    let event_text = format!("{event:?}");
     let actions = copy.handle(now, event);
     let unchanged = copy.reason() == session.reason() && copy.deadline() == session.deadline();
     let counted = copy.stale_messages() == session.stale_messages() + 1;
     if actions.is_empty() && unchanged && counted {
         return Ok(());
     }
-    Err(format!("{told} led an agent to {actions:?}, {}", copy.reason()))
+    Err(format!("{event_text} made an agent return {actions:?}, {}", copy.reason()))
 }

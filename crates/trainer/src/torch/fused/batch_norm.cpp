@@ -1,6 +1,6 @@
-// BatchNorm with what follows it as one operation that autograd knows. tch has no operations of one's own,
-// hence the only C++ of this crate. It allocates and keeps what the gradient needs; the arithmetic is
-// Rust's, which is called back (mod.rs). It links libtorch_cpu and libc10, whatever the device.
+// BatchNorm with the operations after it as one operation with a gradient for autograd. tch cannot define custom
+// operations, so this is the only C++ of this crate. It allocates and keeps what the gradient needs; it calls back
+// into Rust for the arithmetic (mod.rs). It links libtorch_cpu and libc10 for every device.
 
 #include <cstdint>
 #include <cstring>
@@ -17,65 +17,30 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// --- Declared alike in mod.rs ---------------------------------------------------------------------
+namespace kernel {
+#include "batch_norm.h"
+}
 
-struct Shape {
-    int64_t rows;
-    int64_t channels;
-    // Bytes and kind of a value: 0 f32, 1 bf16, 2 f16.
-    int32_t element;
-};
+// --- The same declarations are in mod.rs ----------------------------------------------------------
 
-struct Forward {
-    Shape shape;
-    const void *x;
-    const void *residual;
-    void *y;
-    const void *scale;
-    const void *shift;
-    void *mean;
-    void *inverse_deviation;
-    void *batch_mean;
-    void *batch_variance;
-    void *workspace;
-    float epsilon;
-    int32_t relu;
-};
-
-struct Backward {
-    Shape shape;
-    const void *x;
-    const void *y;
-    const void *scale;
-    const void *shift;
-    const void *mean;
-    const void *inverse_deviation;
-    const void *y_gradient;
-    void *x_gradient;
-    void *residual_gradient;
-    void *scale_gradient;
-    void *shift_gradient;
-    void *workspace;
-    int32_t relu;
-};
-
-// Where a message goes that says what failed.
+// Buffer for an error message.
 struct Message {
     char *text;
     size_t len;
 };
 
-// Lives as long as the process.
+// Callbacks into Rust; never freed.
 struct Kernels {
-    const void *place;
-    // f32 values.
-    int64_t (*workspace)(const Shape *);
-    // False: failed.
-    bool (*forward)(const void *place, const Forward *, Message);
-    bool (*backward)(const void *place, const Backward *, Message);
+    // First argument of the callbacks.
+    const void *address;
+    // Size of the workspace in f32 values.
+    int64_t (*workspace)(const kernel::Shape *);
+    // Return false if they failed.
+    bool (*forward)(const void *address, const kernel::BatchNorm *, Message);
+    bool (*backward)(const void *address, const kernel::BatchNorm *, Message);
 };
 
-// What is not a tensor.
+// Arguments other than tensors.
 struct Options {
     const Kernels *kernels;
     float epsilon;
@@ -84,7 +49,7 @@ struct Options {
 
 // --------------------------------------------------------------------------------------------------
 
-Shape shape_of(const Tensor &x) {
+kernel::Shape shape_of(const Tensor &x) {
     TORCH_CHECK(x.dim() == 4, "fused BatchNorm takes images, not ", x.dim(), " dimensions");
     int32_t element = 0;
     switch (x.scalar_type()) {
@@ -96,54 +61,53 @@ Shape shape_of(const Tensor &x) {
     return {x.size(0) * x.size(2) * x.size(3), x.size(1), element};
 }
 
-// Nothing is copied if it lies so already.
+// Copies only if the memory format is different.
 Tensor channels_last(const Tensor &x) { return x.contiguous(at::MemoryFormat::ChannelsLast); }
 
-Tensor floats(int64_t len, const Tensor &beside) {
-    return at::empty({len}, beside.options().dtype(at::kFloat).requires_grad(false));
+Tensor floats(int64_t len, const Tensor &like) {
+    return at::empty({len}, like.options().dtype(at::kFloat).requires_grad(false));
 }
 
-// `text` of the one who is called back becomes an exception, which autograd carries to where it began.
-template <class Call>
-void call(bool (*run)(const void *, const Call *, Message), const Kernels &kernels, const Call &call) {
+// Calls back into Rust. A failure becomes an exception with the message, which autograd passes to its caller.
+void call(bool (*run)(const void *, const kernel::BatchNorm *, Message), const Kernels &kernels,
+          const kernel::BatchNorm &arguments) {
     char text[512] = "";
-    TORCH_CHECK(run(kernels.place, &call, {text, sizeof text}), text);
+    TORCH_CHECK(run(kernels.address, &arguments, {text, sizeof text}), text);
 }
 
 struct BatchNorm : torch::autograd::Function<BatchNorm> {
-    static Tensor forward(AutogradContext *context, const Tensor &x_somehow,
-                          const std::optional<Tensor> &residual_somehow, const Tensor &scale,
+    static Tensor forward(AutogradContext *context, const Tensor &x_any_format,
+                          const std::optional<Tensor> &residual_any_format, const Tensor &scale,
                           const Tensor &shift, void *batch_mean, void *batch_variance,
                           const Options &options) {
-        const Shape shape = shape_of(x_somehow);
-        const Tensor x = channels_last(x_somehow);
-        const bool has_residual = residual_somehow.has_value();
-        const Tensor residual = has_residual ? channels_last(*residual_somehow) : Tensor();
+        const kernel::Shape shape = shape_of(x_any_format);
+        const Tensor x = channels_last(x_any_format);
+        const bool has_residual = residual_any_format.has_value();
+        const Tensor residual = has_residual ? channels_last(*residual_any_format) : Tensor();
         TORCH_CHECK(!has_residual || (residual.sizes() == x.sizes() && residual.dtype() == x.dtype()),
-                    "fused BatchNorm adds only what has its input's shape and type");
+                    "fused BatchNorm can add only a tensor of its input's shape and type");
         TORCH_CHECK(scale.numel() == shape.channels && scale.scalar_type() == at::kFloat &&
                         shift.numel() == shape.channels && shift.scalar_type() == at::kFloat,
-                    "fused BatchNorm has one f32 of each parameter for each channel");
+                    "fused BatchNorm needs one f32 of each parameter for each channel");
         const Tensor y = at::empty_like(x);
         const Tensor mean = floats(shape.channels, x), inverse = floats(shape.channels, x);
         const Tensor workspace = floats(options.kernels->workspace(&shape), x);
-        const Forward told = {
-            shape,
-            x.const_data_ptr(),
-            has_residual ? residual.const_data_ptr() : nullptr,
-            y.data_ptr(),
-            scale.const_data_ptr(),
-            shift.const_data_ptr(),
-            mean.data_ptr(),
-            inverse.data_ptr(),
-            batch_mean,
-            batch_variance,
-            workspace.data_ptr(),
-            options.epsilon,
-            options.relu,
-        };
-        call(options.kernels->forward, *options.kernels, told);
-        // What the ReLU let pass shows in x alone, unless something was added to it.
+        kernel::BatchNorm arguments = {};
+        arguments.shape = shape;
+        arguments.x = x.const_data_ptr();
+        arguments.residual = has_residual ? residual.const_data_ptr() : nullptr;
+        arguments.y = y.data_ptr();
+        arguments.scale = scale.const_data_ptr<float>();
+        arguments.shift = shift.const_data_ptr<float>();
+        arguments.mean = mean.data_ptr<float>();
+        arguments.inverse_deviation = inverse.data_ptr<float>();
+        arguments.batch_mean = static_cast<float *>(batch_mean);
+        arguments.batch_variance = static_cast<float *>(batch_variance);
+        arguments.workspace = workspace.data_ptr<float>();
+        arguments.epsilon = options.epsilon;
+        arguments.relu = options.relu;
+        call(options.kernels->forward, *options.kernels, arguments);
+        // Without a residual, x alone determines where the ReLU passed values; with one, y is needed.
         const bool needs_y = options.relu && has_residual;
         context->save_for_backward({x, scale, shift, mean, inverse, needs_y ? y : Tensor()});
         context->saved_data["kernels"] = reinterpret_cast<int64_t>(options.kernels);
@@ -159,30 +123,29 @@ struct BatchNorm : torch::autograd::Function<BatchNorm> {
             *reinterpret_cast<const Kernels *>(context->saved_data["kernels"].toInt());
         const bool has_residual = context->saved_data["residual"].toBool();
         const Tensor y_gradient = channels_last(gradients[0]);
-        const Shape shape = shape_of(x);
+        const kernel::Shape shape = shape_of(x);
         const Tensor x_gradient = at::empty_like(x);
         const Tensor residual_gradient = has_residual ? at::empty_like(x) : Tensor();
         const Tensor scale_gradient = floats(shape.channels, x);
         const Tensor shift_gradient = floats(shape.channels, x);
         const Tensor workspace = floats(kernels.workspace(&shape), x);
-        const Backward told = {
-            shape,
-            x.const_data_ptr(),
-            y.defined() ? y.const_data_ptr() : nullptr,
-            saved[1].const_data_ptr(),
-            saved[2].const_data_ptr(),
-            saved[3].const_data_ptr(),
-            saved[4].const_data_ptr(),
-            y_gradient.const_data_ptr(),
-            x_gradient.data_ptr(),
-            has_residual ? residual_gradient.data_ptr() : nullptr,
-            scale_gradient.data_ptr(),
-            shift_gradient.data_ptr(),
-            workspace.data_ptr(),
-            context->saved_data["relu"].toBool(),
-        };
-        call(kernels.backward, kernels, told);
-        // One for each argument of `forward`.
+        kernel::BatchNorm arguments = {};
+        arguments.shape = shape;
+        arguments.x = x.const_data_ptr();
+        arguments.y = y.defined() ? y.data_ptr() : nullptr;
+        arguments.scale = saved[1].const_data_ptr<float>();
+        arguments.shift = saved[2].const_data_ptr<float>();
+        arguments.mean = saved[3].data_ptr<float>();
+        arguments.inverse_deviation = saved[4].data_ptr<float>();
+        arguments.y_gradient = y_gradient.const_data_ptr();
+        arguments.x_gradient = x_gradient.data_ptr();
+        arguments.residual_gradient = has_residual ? residual_gradient.data_ptr() : nullptr;
+        arguments.scale_gradient = scale_gradient.data_ptr<float>();
+        arguments.shift_gradient = shift_gradient.data_ptr<float>();
+        arguments.workspace = workspace.data_ptr<float>();
+        arguments.relu = context->saved_data["relu"].toBool();
+        call(kernels.backward, kernels, arguments);
+        // One gradient for each argument of `forward`.
         return {x_gradient, residual_gradient, scale_gradient, shift_gradient,
                 Tensor(),   Tensor(),          Tensor()};
     }
@@ -190,8 +153,8 @@ struct BatchNorm : torch::autograd::Function<BatchNorm> {
 
 } // namespace
 
-// y, which the caller owns; null, and what failed in `message`. `residual` may be null. Statistics are
-// written to the tensors' memory unseen by autograd, which watches the buffer that they are views of.
+// Returns y, which the caller owns, or null with the error in `message`. `residual` may be null. The statistics are
+// written to the tensors' memory without autograd's knowledge; it tracks changes of the buffer that they are views of.
 extern "C" Tensor *baton_batch_norm(const Kernels *kernels, const Tensor *x, const Tensor *residual,
                                     const Tensor *scale, const Tensor *shift,
                                     const Tensor *batch_mean, const Tensor *batch_variance,

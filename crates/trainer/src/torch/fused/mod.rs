@@ -1,5 +1,5 @@
-//! Kernels of our own in place of libtorch's: BatchNorm with the sum and the ReLU behind it here, the
-//! update in [`optimizer`](super::optimizer). Off unless `precision.fused` says so.
+//! Our own kernels in place of libtorch's: here BatchNorm with the addition and the ReLU after it; the optimizer update
+//! is in [`optimizer`](super::optimizer). Used only if the recipe sets `precision.fused`.
 #![allow(unsafe_code)]
 
 use std::{
@@ -11,7 +11,10 @@ use std::{
 
 use baton_gpu::{
     Stream,
-    kernels::{Element, Kernels, batch_norm},
+    kernels::{
+        Kernels,
+        batch_norm::{BatchNorm, Shape},
+    },
 };
 use tch::{Device, TchError, Tensor};
 use torch_sys::C_tensor;
@@ -22,38 +25,39 @@ use crate::learner::Error;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fused {
     kernels: &'static Kernels,
-    table: &'static Table,
+    table: &'static KernelTable,
 }
 
-/// A BatchNorm layer: parameters, and where the batch's statistics go. All f32, one per channel.
+/// A BatchNorm layer: its parameters, and the tensors that receive the batch statistics. All f32, one value per
+/// channel.
 #[derive(Clone, Copy)]
-pub(super) struct Layer<'a> {
+pub(super) struct NormLayer<'a> {
     pub(super) scale: &'a Tensor,
     pub(super) shift: &'a Tensor,
-    /// Becomes the batch's mean.
+    /// Receives the batch's mean.
     pub(super) batch_mean: &'a Tensor,
-    /// Becomes the batch's unbiased variance.
+    /// Receives the batch's unbiased variance.
     pub(super) batch_variance: &'a Tensor,
     /// Added to the variance.
     pub(super) epsilon: f64,
 }
 
-/// What follows the normalisation.
+/// Operations after the normalisation, done by the same kernel.
 #[derive(Clone, Copy)]
-pub(super) enum Then<'a> {
+pub(super) enum Epilogue<'a> {
     /// Nothing.
-    Nothing,
+    None,
     /// ReLU.
     Relu,
-    /// A sum, then ReLU.
+    /// Addition of this tensor, then ReLU.
     AddRelu(&'a Tensor),
 }
 
 impl Fused {
-    /// Those for `device`. They are compiled once per process and device, and kept.
+    /// The kernels for `device`. They are compiled once per process and device, and kept.
     ///
     /// # Errors
-    /// The device's compiler is missing or does not know the device.
+    /// NVRTC, the compiler of kernels, is missing or does not support the device.
     pub(super) fn on(device: Device) -> Result<Self, Error> {
         static KNOWN: Mutex<BTreeMap<Option<usize>, Fused>> = Mutex::new(BTreeMap::new());
 
@@ -73,45 +77,45 @@ impl Fused {
         let kernels = match ordinal {
             None => Kernels::on_host(),
             Some(ordinal) => on_gpu(ordinal).map_err(|error| match error {
-                // No other try will do.
+                // A retry cannot help.
                 baton_gpu::Error::LibraryMissing { .. } | baton_gpu::Error::Nvrtc { .. } => {
                     Error::Recipe(format!("precision.fused: {error}"))
                 }
                 error => error.into(),
             })?,
         };
-        // Graphs hold on to it, and a device keeps its kernels as it keeps its context.
+        // Autograd graphs keep a pointer to it; like the device's context it is never freed.
         let kernels: &Kernels = Box::leak(Box::new(kernels));
-        let place = ptr::from_ref(kernels) as usize;
-        let table = Box::leak(Box::new(Table { place, workspace, forward, backward }));
+        let address = ptr::from_ref(kernels) as usize;
+        let table = Box::leak(Box::new(KernelTable { address, workspace, forward, backward }));
         let fused = Self { kernels, table };
         known.insert(ordinal, fused);
         Ok(fused)
     }
 
-    /// Where they run.
+    /// The kernels of this device.
     pub(super) fn kernels(self) -> &'static Kernels {
         self.kernels
     }
 
-    /// Normalises `x` (samples, channels, height, width) by its own statistics: what `batch_norm` in
-    /// training with momentum 1, `add_` and `relu_` do, without rounding in between. `x` and the output
-    /// lie channels-last; f32, bf16 or fp16.
+    /// Normalises `x` (samples, channels, height, width) by its own statistics: the same as `batch_norm` in training
+    /// with momentum 1, `add_` and `relu_`, without rounding in between. `x` and the output are in channels-last memory
+    /// format; f32, bf16 or fp16.
     ///
     /// # Errors
     /// Shapes or types do not fit; out of memory.
     pub(super) fn batch_norm(
         self,
         x: &Tensor,
-        layer: Layer<'_>,
-        then: Then<'_>,
+        layer: NormLayer<'_>,
+        epilogue: Epilogue<'_>,
     ) -> tch::Result<Tensor> {
-        let residual = match then {
-            Then::AddRelu(residual) => residual.as_ptr(),
-            Then::Nothing | Then::Relu => ptr::null(),
+        let residual = match epilogue {
+            Epilogue::AddRelu(residual) => residual.as_ptr(),
+            Epilogue::None | Epilogue::Relu => ptr::null(),
         };
         let mut text: [c_char; 1024] = [0; 1024];
-        // SAFETY: all tensors are alive; the table is for ever. What comes back is a new tensor or null.
+        // SAFETY: all tensors are alive; the table is never freed. The result is a new tensor or null.
         let y = unsafe {
             baton_batch_norm(
                 self.table,
@@ -122,16 +126,16 @@ impl Fused {
                 layer.batch_mean.as_ptr(),
                 layer.batch_variance.as_ptr(),
                 layer.epsilon as f32,
-                !matches!(then, Then::Nothing),
-                Message { text: text.as_mut_ptr(), len: text.len() },
+                !matches!(epilogue, Epilogue::None),
+                ErrorText { text: text.as_mut_ptr(), len: text.len() },
             )
         };
         if y.is_null() {
-            // SAFETY: zeros at first, of which the last is never written to.
+            // SAFETY: initialised with zeros, and the last byte is never written.
             let text = unsafe { CStr::from_ptr(text.as_ptr()) };
             return Err(TchError::Torch(text.to_string_lossy().into_owned()));
         }
-        // SAFETY: it is ours alone.
+        // SAFETY: no other code has this pointer.
         Ok(unsafe { Tensor::from_ptr(y) })
     }
 }
@@ -141,69 +145,27 @@ fn on_gpu(ordinal: usize) -> Result<Kernels, baton_gpu::Error> {
     Kernels::on_stream(Stream::of_torch(device))
 }
 
-// --- Declared alike in batch_norm.cpp, where the members are explained -------------------------------
+// --- The same declarations are in batch_norm.cpp, with comments on the members ------------------------
 
 #[repr(C)]
-struct Shape {
-    rows: i64,
-    channels: i64,
-    element: i32,
-}
-
-#[repr(C)]
-struct Forward {
-    shape: Shape,
-    x: u64,
-    residual: u64,
-    y: u64,
-    scale: u64,
-    shift: u64,
-    mean: u64,
-    inverse_deviation: u64,
-    batch_mean: u64,
-    batch_variance: u64,
-    workspace: u64,
-    epsilon: f32,
-    relu: i32,
-}
-
-#[repr(C)]
-struct Backward {
-    shape: Shape,
-    x: u64,
-    y: u64,
-    scale: u64,
-    shift: u64,
-    mean: u64,
-    inverse_deviation: u64,
-    y_gradient: u64,
-    x_gradient: u64,
-    residual_gradient: u64,
-    scale_gradient: u64,
-    shift_gradient: u64,
-    workspace: u64,
-    relu: i32,
-}
-
-#[repr(C)]
-struct Message {
+struct ErrorText {
     text: *mut c_char,
     len: usize,
 }
 
 #[derive(Debug)]
 #[repr(C)]
-struct Table {
-    /// A `&'static Kernels`.
-    place: usize,
+struct KernelTable {
+    /// Address of the `&'static Kernels`.
+    address: usize,
     workspace: unsafe extern "C" fn(*const Shape) -> i64,
-    forward: unsafe extern "C" fn(*const c_void, *const Forward, Message) -> bool,
-    backward: unsafe extern "C" fn(*const c_void, *const Backward, Message) -> bool,
+    forward: unsafe extern "C" fn(*const c_void, *const BatchNorm, ErrorText) -> bool,
+    backward: unsafe extern "C" fn(*const c_void, *const BatchNorm, ErrorText) -> bool,
 }
 
 unsafe extern "C" {
     fn baton_batch_norm(
-        kernels: *const Table,
+        kernels: *const KernelTable,
         x: *const C_tensor,
         residual: *const C_tensor,
         scale: *const C_tensor,
@@ -212,93 +174,50 @@ unsafe extern "C" {
         batch_variance: *const C_tensor,
         epsilon: f32,
         relu: bool,
-        message: Message,
+        message: ErrorText,
     ) -> *mut C_tensor;
-}
-
-impl Shape {
-    fn of_kernels(&self) -> batch_norm::Shape {
-        let size = |side| usize::try_from(side).unwrap_or_default();
-        let element = match self.element {
-            0 => Element::F32,
-            1 => Element::Bf16,
-            _ => Element::F16,
-        };
-        batch_norm::Shape { rows: size(self.rows), channels: size(self.channels), element }
-    }
 }
 
 /// # Safety
 /// `shape` is readable.
 unsafe extern "C" fn workspace(shape: *const Shape) -> i64 {
-    // SAFETY: the caller's promise.
-    unsafe { &*shape }.of_kernels().workspace() as i64
+    // SAFETY: guaranteed by the caller.
+    unsafe { *shape }.workspace() as i64
 }
 
 /// # Safety
-/// `place` is a table's; `told` has the addresses of tensors on its device, of the sizes that the shape
-/// says, that live until libtorch's stream has come past; `message` is writable.
-unsafe extern "C" fn forward(place: *const c_void, told: *const Forward, message: Message) -> bool {
-    // SAFETY: the caller's promise.
-    let (kernels, told) = unsafe { (&*place.cast::<Kernels>(), &*told) };
-    let forward = batch_norm::Forward {
-        shape: told.shape.of_kernels(),
-        x: told.x,
-        residual: told.residual,
-        y: told.y,
-        scale: told.scale,
-        shift: told.shift,
-        mean: told.mean,
-        inverse_deviation: told.inverse_deviation,
-        batch_mean: told.batch_mean,
-        batch_variance: told.batch_variance,
-        workspace: told.workspace,
-        epsilon: told.epsilon,
-        relu: told.relu != 0,
-    };
-    // SAFETY: the caller's promise.
-    unsafe { message.tell(forward.run(kernels)) }
+/// `kernels` is the address in a table; `arguments` contains addresses of tensors on its device, of the sizes given by
+/// the shape, that live until libtorch's stream has finished this work; `message` is writable.
+unsafe extern "C" fn forward(
+    kernels: *const c_void,
+    arguments: *const BatchNorm,
+    message: ErrorText,
+) -> bool {
+    // SAFETY: guaranteed by the caller.
+    unsafe { message.write_error((*arguments).forward(&*kernels.cast::<Kernels>())) }
 }
 
 /// # Safety
 /// As [`forward`].
 unsafe extern "C" fn backward(
-    place: *const c_void,
-    told: *const Backward,
-    message: Message,
+    kernels: *const c_void,
+    arguments: *const BatchNorm,
+    message: ErrorText,
 ) -> bool {
-    // SAFETY: the caller's promise.
-    let (kernels, told) = unsafe { (&*place.cast::<Kernels>(), &*told) };
-    let backward = batch_norm::Backward {
-        shape: told.shape.of_kernels(),
-        x: told.x,
-        y: told.y,
-        scale: told.scale,
-        shift: told.shift,
-        mean: told.mean,
-        inverse_deviation: told.inverse_deviation,
-        y_gradient: told.y_gradient,
-        x_gradient: told.x_gradient,
-        residual_gradient: told.residual_gradient,
-        scale_gradient: told.scale_gradient,
-        shift_gradient: told.shift_gradient,
-        workspace: told.workspace,
-        relu: told.relu != 0,
-    };
-    // SAFETY: the caller's promise.
-    unsafe { message.tell(backward.run(kernels)) }
+    // SAFETY: guaranteed by the caller.
+    unsafe { message.write_error((*arguments).backward(&*kernels.cast::<Kernels>())) }
 }
 
-impl Message {
-    /// Whether it went well; writes down what did not.
+impl ErrorText {
+    /// Returns true for success; otherwise writes the error's text and returns false.
     ///
     /// # Safety
-    /// `text` has `len` writable bytes, which are zeros.
-    unsafe fn tell(self, result: Result<(), baton_gpu::Error>) -> bool {
+    /// `text` has `len` writable bytes, all zero.
+    unsafe fn write_error(self, result: Result<(), baton_gpu::Error>) -> bool {
         let Err(error) = result else { return true };
         let text = error.to_string();
         let len = text.len().min(self.len.saturating_sub(1));
-        // SAFETY: the caller's promise; one zero stays at the end.
+        // SAFETY: guaranteed by the caller; the last byte stays zero.
         unsafe { ptr::copy_nonoverlapping(text.as_ptr(), self.text.cast(), len) };
         false
     }

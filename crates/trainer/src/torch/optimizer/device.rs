@@ -1,16 +1,16 @@
-//! Updates on a GPU: whole-buffer kernels, and no number that the host would have to wait for.
+//! Updates on a GPU: kernels over whole buffers; the host waits for no number.
 
 use tch::{Device, Kind, Tensor};
 
 use super::{CLIP_EPSILON, Optimizer, Rates, Rule, Scaler, Segment};
 
 /// Scalars of one update, on the device.
-struct Numbers {
+struct DeviceScalars {
     device: Device,
-    /// On the gradient.
+    /// Factor of the gradient.
     factor: Option<Tensor>,
-    /// Whether the gradient is finite; absent where nothing scales the loss: who makes such an update then
-    /// does not go on from it.
+    /// Whether the gradient is finite; `None` if the loss is not scaled: training does not continue from such an update
+    /// anyway.
     finite: Option<Tensor>,
 }
 
@@ -22,16 +22,16 @@ impl Optimizer {
         norm: &Tensor,
         rates: Rates,
     ) -> tch::Result<()> {
-        let numbers = self.numbers(gradient.device(), norm)?;
-        if let Some(factor) = &numbers.factor {
+        let scalars = self.scalars(gradient.device(), norm)?;
+        if let Some(factor) = &scalars.factor {
             let _ = gradient.shallow_clone().f_mul_(factor)?;
         }
-        if let Some(finite) = &numbers.finite {
-            // Nothing times infinity is no number, so that a factor of 0 would not do.
+        if let Some(finite) = &scalars.finite {
+            // A factor of 0 is not enough: 0 times infinity is NaN.
             let _ = gradient.shallow_clone().f_masked_fill_(&finite.f_logical_not()?, 0.0)?;
         }
         let updates = match &self.scaler {
-            None => numbers.scalar(rates.step.0 as f64 + 1.0)?,
+            None => scalars.scalar(rates.step.0 as f64 + 1.0)?,
             Some(scaler) => {
                 (scaler.state.f_select(0, 2)?.f_neg()?).f_add_scalar(rates.step.0 as f64 + 1.0)?
             }
@@ -42,7 +42,7 @@ impl Optimizer {
                 *segment,
                 weights,
                 gradient,
-                &numbers,
+                &scalars,
                 (rates.lr, decay),
                 &updates,
             )?;
@@ -51,13 +51,13 @@ impl Optimizer {
         {
             let _ = average.weights.f_lerp_(weights, share)?;
         }
-        if let (Some(finite), Some(scaler)) = (&numbers.finite, &mut self.scaler) {
+        if let (Some(finite), Some(scaler)) = (&scalars.finite, &mut self.scaler) {
             scaler.adjust_on_device(finite)?;
         }
         Ok(())
     }
 
-    fn numbers(&self, device: Device, norm: &Tensor) -> tch::Result<Numbers> {
+    fn scalars(&self, device: Device, norm: &Tensor) -> tch::Result<DeviceScalars> {
         let norm = norm.f_select(0, 0)?;
         let clip = self.clip.map(|most| {
             norm.f_add_scalar(CLIP_EPSILON)?.f_reciprocal()?.f_mul_scalar(most)?.f_clamp_max(1.0)
@@ -69,7 +69,7 @@ impl Optimizer {
             (Some(clip), Some(scale)) => Some(clip.f_div(&scale)?),
         };
         let finite = self.scaler.as_ref().map(|_| norm.f_isfinite()).transpose()?;
-        Ok(Numbers { device, factor, finite })
+        Ok(DeviceScalars { device, factor, finite })
     }
 
     fn update_segment(
@@ -77,29 +77,29 @@ impl Optimizer {
         segment: Segment,
         weights: &Tensor,
         gradient: &Tensor,
-        numbers: &Numbers,
+        scalars: &DeviceScalars,
         (lr, decay): (f64, f64),
         updates: &Tensor,
     ) -> tch::Result<()> {
         let of = |buffer: &Tensor| buffer.f_narrow(0, segment.start, segment.len);
         let (mut weights, gradient) = (of(weights)?, of(gradient)?);
         // tch offers no `add_` with a factor; `addcmul_` with a scalar tensor does the same.
-        let minus_lr = numbers.if_finite(-lr)?;
+        let minus_lr = scalars.if_finite(-lr)?;
         match &self.rule {
             Rule::Sgd { velocity: None, .. } => {
-                let _ = weights.f_mul_(&numbers.shrink(lr * decay)?)?;
+                let _ = weights.f_mul_(&scalars.shrink(lr * decay)?)?;
                 let _ = weights.f_addcmul_(&gradient, &minus_lr)?;
             }
             Rule::Sgd { momentum, nesterov, velocity: Some(velocity) } => {
                 let mut velocity = of(velocity)?;
                 // velocity = gradient + momentum * velocity + weight_decay * weights
-                let _ = velocity.f_mul_(&numbers.else_one(*momentum)?)?.f_add_(&gradient)?;
-                let _ = velocity.f_addcmul_(&weights, &numbers.if_finite(decay)?)?;
+                let _ = velocity.f_mul_(&scalars.else_one(*momentum)?)?.f_add_(&gradient)?;
+                let _ = velocity.f_addcmul_(&weights, &scalars.if_finite(decay)?)?;
                 if *nesterov {
                     // weights -= lr * (gradient + weight_decay * weights + momentum * velocity)
-                    let _ = weights.f_mul_(&numbers.shrink(lr * decay)?)?;
+                    let _ = weights.f_mul_(&scalars.shrink(lr * decay)?)?;
                     let _ = weights.f_addcmul_(&gradient, &minus_lr)?;
-                    let ahead = numbers.if_finite(-lr * momentum)?;
+                    let ahead = scalars.if_finite(-lr * momentum)?;
                     let _ = weights.f_addcmul_(&velocity, &ahead)?;
                 } else {
                     let _ = weights.f_addcmul_(&velocity, &minus_lr)?;
@@ -107,13 +107,13 @@ impl Optimizer {
             }
             Rule::Lars { momentum, trust, eps, velocity } => {
                 let mut velocity = of(velocity)?;
-                let decayed = gradient.f_addcmul(&weights, &numbers.scalar(decay)?)?;
+                let decayed = gradient.f_addcmul(&weights, &scalars.scalar(decay)?)?;
                 let rate = match segment.decays {
                     true => layer_rate(&weights, &gradient, *trust, decay, *eps)?,
-                    false => numbers.scalar(1.0)?,
+                    false => scalars.scalar(1.0)?,
                 };
-                let rate = rate.f_mul(&numbers.if_finite(1.0)?)?;
-                let _ = velocity.f_mul_(&numbers.else_one(*momentum)?)?;
+                let rate = rate.f_mul(&scalars.if_finite(1.0)?)?;
+                let _ = velocity.f_mul_(&scalars.else_one(*momentum)?)?;
                 let _ = velocity.f_addcmul_(&decayed, &rate)?;
                 let _ = weights.f_addcmul_(&velocity, &minus_lr)?;
             }
@@ -123,10 +123,10 @@ impl Optimizer {
                     let power = updates.f_mul_scalar(libm::log(beta))?.f_exp()?;
                     power.f_neg()?.f_add_scalar(1.0)
                 };
-                let _ = weights.f_mul_(&numbers.shrink(lr * decay)?)?;
-                let _ = mean.f_lerp_tensor_(&gradient, &numbers.if_finite(1.0 - beta1)?)?;
-                let _ = square.f_mul_(&numbers.else_one(*beta2)?)?;
-                let new = numbers.if_finite(1.0 - beta2)?;
+                let _ = weights.f_mul_(&scalars.shrink(lr * decay)?)?;
+                let _ = mean.f_lerp_tensor_(&gradient, &scalars.if_finite(1.0 - beta1)?)?;
+                let _ = square.f_mul_(&scalars.else_one(*beta2)?)?;
+                let new = scalars.if_finite(1.0 - beta2)?;
                 let _ = square.f_addcmul_(&gradient.f_square()?, &new)?;
                 let root = square.f_sqrt()?.f_div_(&correction(*beta2)?.f_sqrt()?)?;
                 let direction = mean.f_div(&root.f_add_scalar(*eps)?)?;
@@ -138,7 +138,7 @@ impl Optimizer {
     }
 }
 
-/// As `layer_rates` on a CPU.
+/// The same as `layer_rates` on a CPU.
 fn layer_rate(
     weights: &Tensor,
     gradient: &Tensor,
@@ -153,17 +153,17 @@ fn layer_rate(
     rate.f_where_self(&known, &rate.f_ones_like()?)
 }
 
-impl Numbers {
+impl DeviceScalars {
     fn scalar(&self, value: f64) -> tch::Result<Tensor> {
         Tensor::f_full(&[] as &[i64], value, (Kind::Float, self.device))
     }
 
-    /// `value`, or 0 where the update is left out.
+    /// `value`, or 0 if the update is skipped.
     fn if_finite(&self, value: f64) -> tch::Result<Tensor> {
         self.choose(value, 0.0)
     }
 
-    /// `value`, or 1 where the update is left out.
+    /// `value`, or 1 if the update is skipped.
     fn else_one(&self, value: f64) -> tch::Result<Tensor> {
         self.choose(value, 1.0)
     }
@@ -176,14 +176,14 @@ impl Numbers {
         }
     }
 
-    /// `1 - part`, or 1 where the update is left out.
+    /// `1 - part`, or 1 if the update is skipped.
     fn shrink(&self, part: f64) -> tch::Result<Tensor> {
         self.else_one(1.0 - part)
     }
 }
 
 impl Scaler {
-    /// As `adjust` on a CPU.
+    /// The same as `adjust` on a CPU.
     pub(super) fn adjust_on_device(&mut self, finite: &Tensor) -> tch::Result<()> {
         let value = |index| self.state.f_select(0, index);
         let (scale, skipped) = (value(0)?, value(2)?);

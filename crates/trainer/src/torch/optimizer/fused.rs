@@ -1,4 +1,4 @@
-//! SGD in one kernel of our own: weights, velocity, average and working copy in one pass over memory.
+//! SGD in a single kernel: weights, velocity, average and working copy in one pass over memory.
 #![allow(unsafe_code)]
 
 use baton_gpu::kernels::{Element, sgd::Sgd};
@@ -7,17 +7,17 @@ use tch::{Kind, TchError, Tensor};
 use super::{Optimizer, Rates, Rule, Segment};
 use crate::torch::fused::Fused;
 
-/// Weights that lie one behind the other, those that decay first.
+/// A contiguous range of weights; those with weight decay come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Run {
+struct WeightRun {
     start: i64,
     len: i64,
+    /// Number of values with weight decay.
     decayed: i64,
 }
 
 impl Optimizer {
-    /// As [`Self::update`], of SGD only, and the working copy of the first weights with them. The
-    /// gradient stays as it is.
+    /// Like [`Self::update`], for SGD only; also updates the working copy of the weights. The gradient is not changed.
     pub(in crate::torch) fn update_fused(
         &mut self,
         fused: Fused,
@@ -27,7 +27,7 @@ impl Optimizer {
         rates: Rates,
     ) -> tch::Result<()> {
         let Rule::Sgd { momentum, nesterov, velocity } = &self.rule else {
-            return Err(TchError::Torch("there is a fused update of SGD only".to_owned()));
+            return Err(TchError::Torch("only SGD has a fused update".to_owned()));
         };
         let share = self.averaging_share(rates.step);
         let average = share.and(self.averaged());
@@ -54,15 +54,15 @@ impl Optimizer {
                 len: length(run.len),
                 decayed: length(run.decayed),
                 cast: length(cast),
-                clip: self.clip,
+                clip: self.clip.unwrap_or_default(),
                 lr: rates.lr as f32,
                 momentum: *momentum as f32,
                 nesterov: *nesterov,
                 weight_decay: self.weight_decay as f32,
                 share: share.unwrap_or_default() as f32,
             };
-            // SAFETY: flat buffers of one length, each with memory of its own on the kernels' device,
-            // used on libtorch's stream alone; runs lie inside.
+            // SAFETY: flat buffers of the same length in separate memory on the kernels' device, used only on
+            // libtorch's stream; the runs are within the buffers.
             unsafe { update.run(fused.kernels()) }
                 .map_err(|error| TchError::Torch(error.to_string()))?;
         }
@@ -72,9 +72,9 @@ impl Optimizer {
         Ok(())
     }
 
-    /// As few as there can be.
-    fn runs(&self) -> Vec<Run> {
-        let mut runs: Vec<Run> = Vec::new();
+    /// The segments, joined into as few runs as possible.
+    fn runs(&self) -> Vec<WeightRun> {
+        let mut runs: Vec<WeightRun> = Vec::new();
         for segment in &self.segments {
             let Segment { start, len, .. } = *segment;
             let decayed = if self.decay_of(*segment) == 0.0 { 0 } else { len };
@@ -86,7 +86,7 @@ impl Optimizer {
                     last.len += len;
                     last.decayed += decayed;
                 }
-                _ => runs.push(Run { start, len, decayed }),
+                _ => runs.push(WeightRun { start, len, decayed }),
             }
         }
         runs
@@ -106,6 +106,6 @@ fn element(kind: Kind) -> tch::Result<Element> {
         Kind::Float => Ok(Element::F32),
         Kind::BFloat16 => Ok(Element::Bf16),
         Kind::Half => Ok(Element::F16),
-        other => Err(TchError::Torch(format!("no fused update beside {other:?}"))),
+        other => Err(TchError::Torch(format!("no fused update for a working copy of {other:?}"))),
     }
 }

@@ -1,8 +1,8 @@
 //! Updates on a CPU: every value is read and written once.
 //!
-//! An update is bound by memory, so that the operations of a block follow each other while it is in
-//! the cache. Plain Rust: no operation here depends on the CPU's instruction set, nor does the result
-//! on the number of threads.
+//! An update is limited by memory bandwidth, so all operations on a block are done while it is in the cache. Plain
+//! Rust: no operation here depends on the CPU's instruction set, and the result does not depend on the number of
+//! threads.
 
 use std::{array, borrow::Cow, mem};
 
@@ -11,21 +11,24 @@ use tch::Tensor;
 use super::{CLIP_EPSILON, Optimizer, Rates, Rule, Scaler, Segment};
 use crate::torch::buffer::{read, write};
 
-/// Values that are worked on at a time: 64 KiB of each buffer.
-const BLOCK: usize = 16 * 1024;
+/// Number of values per block: 64 KiB of each buffer. Another number would change the bits of the gradient's norm.
+const UPDATE_BLOCK_LEN: usize = 16 * 1024;
 
-/// L2 norm of `gradient`, summed up as if zeros lay in it at `gaps` (where, how many): the sum is the same
-/// bit for bit whether frozen parameters have a place in the gradient, as they once had, or none.
+/// L2 norm of `gradient`, summed as if it contained zeros at `gaps` (offset, length). The sum is then bit-identical
+/// whether frozen parameters have a range in the gradient, as in older versions, or not.
 pub(super) fn norm(gradient: &[f32], gaps: &[(usize, usize)]) -> f64 {
     let mut pieces = Vec::new();
-    let (mut done, mut before) = (0, 0);
+    let (mut done, mut gaps_len) = (0, 0);
     for (at, len) in gaps.iter().copied().chain([(gradient.len(), 0)]) {
         let at = at.min(gradient.len());
-        pieces.push((done + before, &gradient[done..at]));
-        (done, before) = (at, before + len);
+        pieces.push((done + gaps_len, &gradient[done..at]));
+        (done, gaps_len) = (at, gaps_len + len);
     }
     let block = |number: usize| -> Cow<'_, [f32]> {
-        let (start, end) = (number * BLOCK, (number * BLOCK + BLOCK).min(done + before));
+        let (start, end) = (
+            number * UPDATE_BLOCK_LEN,
+            (number * UPDATE_BLOCK_LEN + UPDATE_BLOCK_LEN).min(done + gaps_len),
+        );
         let mut zeros = Vec::new();
         for (first, values) in &pieces {
             let (from, to) = (start.max(*first), end.min(first + values.len()));
@@ -40,13 +43,14 @@ pub(super) fn norm(gradient: &[f32], gaps: &[(usize, usize)]) -> f64 {
         }
         Cow::Owned(zeros)
     };
-    let mut squares = vec![0.0; (done + before).div_ceil(BLOCK)];
+    let mut squares = vec![0.0; (done + gaps_len).div_ceil(UPDATE_BLOCK_LEN)];
     let blocks: Vec<_> = squares.iter_mut().enumerate().collect();
     in_parallel(blocks, threads(), &|(number, square)| *square = sum_of_squares(&block(number)));
     squares.iter().sum::<f64>().sqrt()
 }
 
-/// In four runs side by side, four sums for each: a single run is read at half the memory's speed.
+/// Splits the values into four parts that are read at the same time, with four sums each: reading one part after the
+/// other reaches only half of the memory bandwidth.
 fn sum_of_squares(values: &[f32]) -> f64 {
     let (groups, rest) = values.as_chunks::<4>();
     let run = groups.len() / 4;
@@ -62,19 +66,20 @@ fn sum_of_squares(values: &[f32]) -> f64 {
     all.map(f64::from).sum()
 }
 
-/// One block of every buffer that an update touches.
-struct Block<'a> {
+/// One block of every buffer that an update uses.
+struct ParameterBlock<'a> {
     weights: &'a mut [f32],
     gradient: &'a [f32],
-    /// First and second moment, as far as the rule has them.
+    /// First and second moment, if the rule has them.
     moments: [Option<&'a mut [f32]>; 2],
     average: Option<&'a mut [f32]>,
-    /// Factor on the learning rate; LARS has one per layer.
+    /// Factor of the learning rate; with LARS one per layer.
     layer_rate: f32,
     weight_decay: f32,
 }
 
 impl Optimizer {
+    /// [`Self::update`] for a CPU.
     pub(in crate::torch) fn update_on_host(
         &mut self,
         weights: &mut Tensor,
@@ -87,16 +92,16 @@ impl Optimizer {
             Some([scale, _, skipped]) => (*scale, *skipped),
             _ => (1.0, 0.0),
         };
-        let clip = self.clip.map_or(1.0, |most| (most / (norm + CLIP_EPSILON)).min(1.0));
+        let clip = self.clip.map_or(1.0, |max_norm| (max_norm / (norm + CLIP_EPSILON)).min(1.0));
         let share = self.averaging_share(rates.step).map(|share| share as f32);
         if norm.is_finite() {
-            let numbers = Numbers {
+            let scalars = UpdateScalars {
                 factor: (clip / f64::from(scale)) as f32,
                 lr: rates.lr,
                 updates: rates.step.0 as f64 + 1.0 - f64::from(skipped),
                 share,
             };
-            self.apply(write(weights), read(gradient), &numbers);
+            self.apply(write(weights), read(gradient), &scalars);
         } else if let (Some(share), Some(average)) = (share, &mut self.average) {
             blend(write(&mut average.weights), read(weights), share);
         }
@@ -106,19 +111,19 @@ impl Optimizer {
         Ok(())
     }
 
-    fn apply(&mut self, weights: &mut [f32], gradient: &[f32], numbers: &Numbers) {
-        let layer_rates = self.layer_rates(weights, gradient, numbers);
-        let kernel = Kernel::new(&self.rule, numbers);
+    fn apply(&mut self, weights: &mut [f32], gradient: &[f32], scalars: &UpdateScalars) {
+        let layer_rates = self.layer_rates(weights, gradient, scalars);
+        let kernel = UpdateKernel::new(&self.rule, scalars);
         let decays: Vec<f32> = self.segments.iter().map(|s| self.decay_of(*s) as f32).collect();
         let (first, second) = match &mut self.rule {
             Rule::Sgd { velocity, .. } => (velocity.as_mut(), None),
             Rule::AdamW { mean, square, .. } => (Some(mean), Some(square)),
             Rule::Lars { velocity, .. } => (Some(velocity), None),
         };
-        let mut weights = Rest(weights);
-        let mut moments = [first, second].map(|moment| moment.map(|m| Rest(write(m))));
-        let average = numbers.share.and(self.average.as_mut());
-        let mut average = average.map(|average| Rest(write(&mut average.weights)));
+        let mut weights = RemainingValues(weights);
+        let mut moments = [first, second].map(|moment| moment.map(|m| RemainingValues(write(m))));
+        let average = scalars.share.and(self.average.as_mut());
+        let mut average = average.map(|average| RemainingValues(write(&mut average.weights)));
 
         let mut blocks = Vec::new();
         let mut end = 0;
@@ -126,7 +131,7 @@ impl Optimizer {
             self.segments.iter().zip(layer_rates).zip(decays)
         {
             let (start, len) = (segment.start as usize, segment.len as usize);
-            // Zeros may lie between segments.
+            // There may be padding between segments.
             let gap = start - end;
             end = start + len;
             moments.iter_mut().flatten().for_each(|moment| {
@@ -136,9 +141,9 @@ impl Optimizer {
             average.iter_mut().for_each(|average| {
                 average.take(gap);
             });
-            for gradient in gradient[start..end].chunks(BLOCK) {
+            for gradient in gradient[start..end].chunks(UPDATE_BLOCK_LEN) {
                 let len = gradient.len();
-                blocks.push(Block {
+                blocks.push(ParameterBlock {
                     weights: weights.take(len),
                     gradient,
                     moments: moments.each_mut().map(|m| m.as_mut().map(|m| m.take(len))),
@@ -148,40 +153,40 @@ impl Optimizer {
                 });
             }
         }
-        in_parallel(blocks, threads(), &|block| kernel.run(block, numbers));
+        in_parallel(blocks, threads(), &|block| kernel.run(block, scalars));
     }
 
-    /// You et al. 2017: `η ‖w‖ / (‖g‖ + λ ‖w‖)` for each layer's kernel, 1 for anything else.
-    fn layer_rates(&self, weights: &[f32], gradient: &[f32], numbers: &Numbers) -> Vec<f32> {
+    /// You et al. 2017: `η ‖w‖ / (‖g‖ + λ ‖w‖)` for the weight of each layer, 1 for other parameters (LARS).
+    fn layer_rates(&self, weights: &[f32], gradient: &[f32], scalars: &UpdateScalars) -> Vec<f32> {
         let Rule::Lars { trust, eps, .. } = self.rule else {
             return vec![1.0; self.segments.len()];
         };
         let rate = |segment: &Segment| {
             let range = segment.start as usize..(segment.start + segment.len) as usize;
             let weight_norm = norm(&weights[range.clone()], &[]);
-            let gradient_norm = norm(&gradient[range], &[]) * f64::from(numbers.factor);
-            let whole = gradient_norm + self.weight_decay * weight_norm + eps;
-            let known = segment.decays && weight_norm > 0.0 && gradient_norm > 0.0;
-            if known { (trust * weight_norm / whole) as f32 } else { 1.0 }
+            let gradient_norm = norm(&gradient[range], &[]) * f64::from(scalars.factor);
+            let denominator = gradient_norm + self.weight_decay * weight_norm + eps;
+            let applies = segment.decays && weight_norm > 0.0 && gradient_norm > 0.0;
+            if applies { (trust * weight_norm / denominator) as f32 } else { 1.0 }
         };
         self.segments.iter().map(rate).collect()
     }
 }
 
-/// Numbers of one update.
-struct Numbers {
-    /// On the gradient: clipping, and the loss's own factor undone.
+/// Scalars of one update.
+struct UpdateScalars {
+    /// Factor of the gradient: clipping, and division by the loss scale.
     factor: f32,
     lr: f64,
-    /// Updates made with this one.
+    /// Number of updates including this one.
     updates: f64,
-    /// Of the new weights in their average.
+    /// Weight of the new weights in their average.
     share: Option<f32>,
 }
 
-/// A rule with its numbers worked out.
+/// A rule with its constants computed for one update.
 #[derive(Clone, Copy)]
-enum Kernel {
+enum UpdateKernel {
     Sgd {
         lr: f32,
         momentum: f32,
@@ -189,18 +194,22 @@ enum Kernel {
     },
     AdamW {
         lr: f32,
-        /// Shares of the new moments, rounded by themselves: 1 less a rounded 0.999 is off by 1e-5.
+        /// `1 - beta` for both moments, computed in f64 and then rounded: 1 minus an f32 of 0.999 is off by a relative
+        /// 1e-5.
         take: [f32; 2],
+        /// `beta2`: the share of the second moment that is kept.
         keep_square: f32,
+        /// The learning rate, divided by the bias correction of the first moment.
         unbiased_lr: f32,
+        /// Square root of the bias correction of the second moment.
         root_correction: f32,
         eps: f32,
     },
 }
 
-impl Kernel {
-    fn new(rule: &Rule, numbers: &Numbers) -> Self {
-        let lr = numbers.lr as f32;
+impl UpdateKernel {
+    fn new(rule: &Rule, scalars: &UpdateScalars) -> Self {
+        let lr = scalars.lr as f32;
         match *rule {
             Rule::Sgd { momentum, nesterov, .. } => {
                 Self::Sgd { lr, momentum: momentum as f32, nesterov }
@@ -209,12 +218,12 @@ impl Kernel {
                 Self::Sgd { lr, momentum: momentum as f32, nesterov: false }
             }
             Rule::AdamW { betas, eps, .. } => {
-                let [bias1, bias2] = betas.map(|beta| 1.0 - libm::pow(beta, numbers.updates));
+                let [bias1, bias2] = betas.map(|beta| 1.0 - libm::pow(beta, scalars.updates));
                 Self::AdamW {
                     lr,
                     take: betas.map(|beta| (1.0 - beta) as f32),
                     keep_square: betas[1] as f32,
-                    unbiased_lr: (numbers.lr / bias1) as f32,
+                    unbiased_lr: (scalars.lr / bias1) as f32,
                     root_correction: bias2.sqrt() as f32,
                     eps: eps as f32,
                 }
@@ -222,10 +231,11 @@ impl Kernel {
         }
     }
 
-    fn run(&self, block: Block<'_>, numbers: &Numbers) {
-        let Block { weights, gradient, moments, average, layer_rate, weight_decay } = block;
-        let factor = numbers.factor;
-        let average = average.zip(numbers.share);
+    fn run(&self, block: ParameterBlock<'_>, scalars: &UpdateScalars) {
+        let ParameterBlock { weights, gradient, moments, average, layer_rate, weight_decay } =
+            block;
+        let factor = scalars.factor;
+        let average = average.zip(scalars.share);
         match (*self, moments) {
             (Self::Sgd { lr, .. }, [None, _]) => sweep(weights, gradient, average, move |w, g| {
                 *w -= lr * (g * factor + weight_decay * *w);
@@ -288,8 +298,8 @@ impl Scaler {
     }
 }
 
-/// Does `update` to every weight, with what belongs to it, and takes the weight into its average in the
-/// same pass: the more buffers are read side by side, the better the memory is used.
+/// Calls `update` for every weight with its other values, and updates the average in the same pass: reading more
+/// buffers in parallel uses the memory bandwidth better.
 fn sweep<T>(
     weights: &mut [f32],
     others: impl IntoIterator<Item = T>,
@@ -321,10 +331,10 @@ fn blend(average: &mut [f32], weights: &[f32], share: f32) {
     }
 }
 
-/// What is left of a buffer that is handed out piece by piece.
-struct Rest<'a>(&'a mut [f32]);
+/// The part of a buffer that was not taken yet.
+struct RemainingValues<'a>(&'a mut [f32]);
 
-impl<'a> Rest<'a> {
+impl<'a> RemainingValues<'a> {
     /// The next `len` values.
     fn take(&mut self, len: usize) -> &'a mut [f32] {
         let (piece, rest) = mem::take(&mut self.0).split_at_mut(len);
@@ -337,7 +347,7 @@ fn threads() -> usize {
     usize::try_from(tch::get_num_threads()).unwrap_or(1)
 }
 
-/// Works on `items`, each thread on a run of them.
+/// Processes `items` in parallel, each thread a contiguous range of them.
 fn in_parallel<T: Send>(mut items: Vec<T>, threads: usize, work: &(impl Fn(T) + Sync)) {
     let share = items.len().div_ceil(threads.max(1)).max(1);
     std::thread::scope(|scope| {

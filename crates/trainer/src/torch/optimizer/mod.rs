@@ -1,4 +1,4 @@
-//! What an update does with the summed gradient: unscale, clip, SGD, AdamW or LARS, moving average.
+//! The optimizer update from the summed gradient: unscale, clip, SGD, AdamW or LARS, moving average.
 //!
 //! Formulas are those of `torch.nn.utils.clip_grad_norm_`, `torch.optim.SGD` (dampening 0),
 //! `torch.optim.AdamW` (without amsgrad), You et al. 2017 (arXiv 1708.03888, algorithm 1, but with the
@@ -6,9 +6,9 @@
 //! `torch.optim.swa_utils.get_ema_multi_avg_fn` and `torch.amp.GradScaler`. Moments start at zero,
 //! which for SGD equals torch's first step (`buffer = gradient`).
 //!
-//! Everything is done on flat buffers, in ways that compute the same: [`host`] makes one pass over
-//! memory on a CPU; [`device`] is a handful of kernels on a GPU, with every number that depends on the
-//! gradient kept there, so that no host waits; [`fused`] is one kernel of our own, for SGD.
+//! Everything works on flat buffers, in three implementations of the same formulas: [`host`] makes one pass over
+//! memory on a CPU; [`device`] uses a few libtorch kernels on a GPU and keeps every number that depends on the gradient
+//! there, so that the host never waits; [`fused`] is a single kernel for SGD.
 
 mod device;
 mod fused;
@@ -17,19 +17,19 @@ mod host;
 use baton_recipe::{JobSpec, Step, spec};
 use tch::{Device, Kind, Tensor};
 
-use super::{buffer::read, flat::Layout};
+use super::{buffer::read, flat::FlatLayout};
 
-/// Added to the norm that clips; torch's constant.
+/// Added to the norm when clipping; torch's constant.
 const CLIP_EPSILON: f64 = 1e-6;
 
-/// A run of parameters that are treated alike.
+/// A range of parameters with the same treatment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     /// First value.
     pub(super) start: i64,
     /// Number of values.
     pub(super) len: i64,
-    /// Weight decay applies, and LARS gives it a rate of its own.
+    /// Whether weight decay applies and LARS uses a separate rate.
     pub(super) decays: bool,
 }
 
@@ -37,9 +37,9 @@ pub(super) struct Segment {
 #[derive(Debug)]
 pub(super) struct Optimizer {
     rule: Rule,
-    /// What is updated. One segment per tensor if rates differ.
+    /// The ranges to update. One segment per tensor if rates differ.
     segments: Vec<Segment>,
-    /// Where frozen parameters would lie, and how many values they have.
+    /// Offset and length of the gaps that frozen parameters would fill.
     gaps: Vec<(usize, usize)>,
     weight_decay: f64,
     decay_all: bool,
@@ -67,11 +67,11 @@ struct Average {
 #[derive(Debug)]
 struct Scaler {
     rule: spec::LossScale,
-    /// The factor, updates since it last changed, updates left out; f32, where the weights are.
+    /// Three f32 on the device of the weights: the scale, updates since it last changed, updates skipped.
     state: Tensor,
 }
 
-/// What an update is told.
+/// Step number and learning rate of an update.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rates {
     pub(super) step: Step,
@@ -79,20 +79,20 @@ pub(super) struct Rates {
 }
 
 impl Optimizer {
-    /// State for the parameters of `layout` as `spec` has it.
-    pub(super) fn new(spec: &JobSpec, layout: &Layout, device: Device) -> tch::Result<Self> {
+    /// Initial state for the parameters of `layout`.
+    pub(super) fn new(spec: &JobSpec, layout: &FlatLayout, device: Device) -> tch::Result<Self> {
         let parameters = layout.parameters_len();
         let zeros = || Tensor::f_zeros([parameters], (Kind::Float, device));
         let (rule, weight_decay, decay_all) = match spec.optimizer {
-            spec::Optimizer::Sgd { momentum, nesterov, weight_decay, decay_norm_and_bias } => {
+            spec::OptimizerSpec::Sgd { momentum, nesterov, weight_decay, decay_norm_and_bias } => {
                 let velocity = (momentum != 0.0).then(zeros).transpose()?;
                 (Rule::Sgd { momentum, nesterov, velocity }, weight_decay, decay_norm_and_bias)
             }
-            spec::Optimizer::AdamW { betas, eps, weight_decay, decay_norm_and_bias } => {
+            spec::OptimizerSpec::AdamW { betas, eps, weight_decay, decay_norm_and_bias } => {
                 let rule = Rule::AdamW { betas, eps, mean: zeros()?, square: zeros()? };
                 (rule, weight_decay, decay_norm_and_bias)
             }
-            spec::Optimizer::Lars { momentum, weight_decay, trust_coefficient, eps } => {
+            spec::OptimizerSpec::Lars { momentum, weight_decay, trust_coefficient, eps } => {
                 let (trust, velocity) = (trust_coefficient, zeros()?);
                 (Rule::Lars { momentum, trust, eps, velocity }, weight_decay, false)
             }
@@ -125,7 +125,7 @@ impl Optimizer {
         })
     }
 
-    /// The state that must survive, by torch's names.
+    /// The state to save in checkpoints, with torch's names.
     pub(super) fn state(&mut self) -> Vec<(&'static str, &mut Tensor)> {
         let mut state = match &mut self.rule {
             Rule::Sgd { velocity, .. } => velocity.iter_mut().map(|v| ("momentum", v)).collect(),
@@ -137,25 +137,25 @@ impl Optimizer {
         state
     }
 
-    /// The averaged weights, if the recipe has them.
+    /// The averaged weights, if the recipe has an EMA.
     pub(super) fn averaged(&self) -> Option<&Tensor> {
         self.average.as_ref().map(|average| &average.weights)
     }
 
-    /// How an update averages: the share that the new values get, if it does at all. The first time
-    /// they replace the old ones.
+    /// Weight of the new values in the average after this step, or `None` if this step does not update the average. The
+    /// first update replaces the average.
     pub(super) fn averaging_share(&self, step: Step) -> Option<f64> {
         let Average { decay, every, .. } = self.average.as_ref()?;
         let updates = step.0 + 1;
         updates.is_multiple_of(*every).then(|| if updates == *every { 1.0 } else { 1.0 - decay })
     }
 
-    /// The factor on the loss, a scalar tensor, if there is one.
+    /// The loss scale, a scalar tensor, if the loss is scaled.
     pub(super) fn loss_scale(&self) -> tch::Result<Option<Tensor>> {
         self.scaler.as_ref().map(|scaler| scaler.state.f_select(0, 0)).transpose()
     }
 
-    /// Writes the gradient's L2 norm, without the loss's factor, into the one value of `norm`.
+    /// Writes the gradient's L2 norm, with the loss scale divided out, into the one value of `norm`.
     pub(super) fn measure(&self, gradient: &Tensor, norm: &mut Tensor) -> tch::Result<()> {
         let mut found = match gradient.device() {
             Device::Cpu => Tensor::f_from_slice(&[host::norm(read(gradient), &self.gaps) as f32])?,
@@ -167,9 +167,8 @@ impl Optimizer {
         norm.f_copy_(&found)
     }
 
-    /// One update of `weights` with `gradient`, which is as long and of no use afterwards; `norm` is
-    /// what [`Self::measure`] found. A gradient that is not finite changes the loss's factor, not the
-    /// weights.
+    /// One update of `weights` with `gradient`, which has the same length and no defined values afterwards; `norm` is
+    /// the result of [`Self::measure`]. If the gradient is not finite, only the loss scale changes, not the weights.
     pub(super) fn update(
         &mut self,
         weights: &mut Tensor,
@@ -183,7 +182,7 @@ impl Optimizer {
         }
     }
 
-    /// Whether [`Self::update_fused`] can do it.
+    /// Whether [`Self::update_fused`] can make the update.
     pub(super) fn is_sgd(&self) -> bool {
         matches!(self.rule, Rule::Sgd { .. })
     }

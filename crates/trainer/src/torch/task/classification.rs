@@ -1,12 +1,12 @@
-//! One class out of several.
+//! Classification: predicts one class out of several.
 
 use baton_data::Batch;
 use tch::{Device, Kind, Reduction, Tensor};
 
 use super::Task;
-use crate::learner::{Error, Judged, Sums};
+use crate::learner::{BatchEvaluation, Error, Sums};
 
-/// Class index that [`Tensor::f_cross_entropy_loss`] would leave out; labels never have it.
+/// Class index that [`Tensor::f_cross_entropy_loss`] would skip; no label has it.
 const IGNORED: i64 = -100;
 
 /// Cross entropy with label smoothing (Szegedy et al. 2016, §7) as in `torch.nn.CrossEntropyLoss`: the
@@ -35,27 +35,35 @@ impl Task for Classification {
         outputs.f_cross_entropy_loss(targets, none, Reduction::Sum, IGNORED, self.smoothing)
     }
 
-    /// How many first guesses are right. Of equals the first one is the guess.
+    /// Number of correct top-1 predictions. Among equal outputs the first class is the prediction.
     fn first_metric(&self, outputs: &Tensor, targets: &Tensor) -> tch::Result<Option<Tensor>> {
         let guesses = outputs.f_detach()?.f_argmax(1, false)?;
         Ok(Some(guesses.f_eq_tensor(targets)?.f_sum(Kind::Float)?))
     }
 
-    /// With fewer than five classes every sample counts for `top5`.
-    fn evaluate(&self, _batch: &Batch, outputs: &Tensor, targets: &Tensor) -> tch::Result<Judged> {
+    /// With fewer than five classes every sample counts as correct for `top5`.
+    fn evaluate(
+        &self,
+        _batch: &Batch,
+        outputs: &Tensor,
+        targets: &Tensor,
+    ) -> tch::Result<BatchEvaluation> {
         let loss = self.loss(outputs, targets)?.f_detach()?.f_to_kind(Kind::Double)?;
         let guesses = i64::from(self.classes.min(5));
         let (_, ranked) = outputs.f_detach()?.f_topk(guesses, 1, true, true)?;
-        let right = ranked.f_eq_tensor(&targets.f_unsqueeze(1)?)?;
-        let sum = |right: &Tensor| right.f_sum(Kind::Double);
-        let top1 = sum(&right.f_select(1, 0)?)?;
-        let top5 = sum(&right)?;
-        // Three numbers in one copy.
+        let correct = ranked.f_eq_tensor(&targets.f_unsqueeze(1)?)?;
+        let sum = |correct: &Tensor| correct.f_sum(Kind::Double);
+        let top1 = sum(&correct.f_select(1, 0)?)?;
+        let top5 = sum(&correct)?;
+        // One copy for three numbers.
         let mut numbers = [0.0_f64; 3];
         let sums = Tensor::f_stack(&[loss, top1, top5], 0)?.f_to_device(Device::Cpu)?;
         sums.f_copy_data(&mut numbers, 3)?;
         let [loss, top1, top5] = numbers;
         let count = outputs.size2()?.0 as u64;
-        Ok(Judged { sums: Sums { loss, others: vec![top1, top5], count }, ..Judged::default() })
+        Ok(BatchEvaluation {
+            sums: Sums { loss, others: vec![top1, top5], count },
+            ..BatchEvaluation::default()
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! What training is for: what a target is, what is minimised, what is measured.
+//! Tasks: targets, loss and metrics.
 
 mod classification;
 mod regression;
@@ -10,12 +10,12 @@ use baton_recipe::{JobSpec, spec::LossKind};
 use tch::Tensor;
 
 pub(super) use self::{classification::Classification, regression::Regression};
-use crate::learner::{Error, Judged};
+use crate::learner::{BatchEvaluation, Error};
 
 /// A task. `baton_recipe::task` names its metrics.
 pub(super) trait Task: Debug + Send {
-    /// Refuses a batch with a target that no output can have: on a GPU, libtorch would only find it
-    /// after the fact, and then the process is lost.
+    /// Returns an error for a batch with an invalid target. On a GPU, libtorch would detect it only after the kernel
+    /// has failed, and the process would be lost.
     fn check(&self, _batch: &Batch) -> Result<(), Error> {
         Ok(())
     }
@@ -23,13 +23,18 @@ pub(super) trait Task: Debug + Send {
     /// Sum of the losses of all samples, a scalar. `outputs` has shape (samples, outputs).
     fn loss(&self, outputs: &Tensor, targets: &Tensor) -> tch::Result<Tensor>;
 
-    /// Sum of the first metric over a training batch, a scalar; absent if it has no sum.
+    /// Sum of the first metric over a training batch, a scalar; `None` if the metric is not a sum.
     fn first_metric(&self, outputs: &Tensor, targets: &Tensor) -> tch::Result<Option<Tensor>>;
 
-    /// What an evaluation finds in `batch`.
+    /// Evaluates `batch`.
     ///
-    /// This is where the host waits for the device.
-    fn evaluate(&self, batch: &Batch, outputs: &Tensor, targets: &Tensor) -> tch::Result<Judged>;
+    /// The host waits for the device here.
+    fn evaluate(
+        &self,
+        batch: &Batch,
+        outputs: &Tensor,
+        targets: &Tensor,
+    ) -> tch::Result<BatchEvaluation>;
 }
 
 /// The task of a recipe.

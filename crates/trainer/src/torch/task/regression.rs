@@ -1,17 +1,18 @@
-//! One or several numbers.
+//! Regression: predicts one or several numbers.
 
 use baton_data::Batch;
 use tch::{Device, Kind, Reduction, Tensor};
 
 use super::Task;
-use crate::learner::{Judged, Sums};
+use crate::learner::{BatchEvaluation, Sums};
 
-/// Mean square or Huber's loss as in `torch.nn.MSELoss` and `torch.nn.HuberLoss`, the mean over a
-/// sample's outputs.
+/// Mean squared error or Huber loss, as in `torch.nn.MSELoss` and `torch.nn.HuberLoss`; the mean over a sample's
+/// outputs.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::torch) struct Regression {
+    /// Number of predicted numbers per sample.
     pub(in crate::torch) outputs: u32,
-    /// Huber's loss, which is a line beyond this.
+    /// Error beyond which the Huber loss is linear; `None`: mean squared error.
     pub(in crate::torch) huber_delta: Option<f64>,
 }
 
@@ -28,12 +29,17 @@ impl Task for Regression {
         Ok(None)
     }
 
-    fn evaluate(&self, batch: &Batch, outputs: &Tensor, targets: &Tensor) -> tch::Result<Judged> {
+    fn evaluate(
+        &self,
+        batch: &Batch,
+        outputs: &Tensor,
+        targets: &Tensor,
+    ) -> tch::Result<BatchEvaluation> {
         let loss = self.loss(outputs, targets)?.f_detach()?.f_to_kind(Kind::Double)?;
         let count = outputs.size2()?.0 as u64;
         let sums = Sums { loss: f64::try_from(loss)?, others: Vec::new(), count };
         let predictions = outputs.f_to_device(Device::Cpu)?.f_reshape([-1])?;
-        Ok(Judged {
+        Ok(BatchEvaluation {
             sums,
             predictions: Vec::try_from(&predictions)?,
             targets: batch.targets.clone(),

@@ -1,28 +1,28 @@
-//! Kernels of our own beside libtorch's, on the host.
+//! Our own kernels compared with libtorch's, on the host.
 
 use tch::Kind;
 
 use super::*;
-use crate::torch::fused::{Fused, Layer, Then};
+use crate::torch::fused::{Epilogue, Fused, NormLayer};
 
 const FUSED: &str = "precision.fused=true";
 const EPSILON: f64 = 1e-5;
 
-/// What is behind a normalisation.
+/// Operations after a normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Behind {
+enum EpilogueKind {
     Nothing,
     Relu,
     AddRelu,
 }
 
-/// Inputs of one layer, each the start of a gradient; all f32.
+/// Inputs of one layer, each with a gradient; all f32.
 struct Inputs {
     x: Tensor,
     residual: Tensor,
     scale: Tensor,
     shift: Tensor,
-    /// Of the output.
+    /// Gradient of the output.
     gradient: Tensor,
 }
 
@@ -33,9 +33,9 @@ impl Inputs {
     fn new(size: [i64; 4]) -> Self {
         tch::manual_seed(7);
         let options = (Kind::Float, Device::Cpu);
-        let lying = |tensor: Tensor| tensor.permute([0, 3, 1, 2]);
+        let channels_last = |tensor: Tensor| tensor.permute([0, 3, 1, 2]);
         let [n, c, h, w] = size;
-        let random = || lying(Tensor::randn([n, h, w, c], options));
+        let random = || channels_last(Tensor::randn([n, h, w, c], options));
         Self {
             x: random() * 2.0 + 1.0,
             residual: random(),
@@ -45,13 +45,13 @@ impl Inputs {
         }
     }
 
-    /// By `layer(x, residual, scale, shift, mean, variance)`, activations rounded to `kind` before and
-    /// computed with in `work`.
+    /// Runs `layer(x, residual, scale, shift, mean, variance)` with activations rounded to `kind` and computed in
+    /// `work`.
     fn run(
         &self,
         kind: Kind,
         work: Kind,
-        behind: Behind,
+        epilogue: EpilogueKind,
         layer: impl Fn([&Tensor; 6]) -> Tensor,
     ) -> Outcome {
         let activations = [&self.x, &self.residual].map(|t| t.to_kind(kind).to_kind(work));
@@ -62,40 +62,40 @@ impl Inputs {
         let y = layer([&x, &residual, &scale, &shift, &mean.detach(), &variance.detach()]);
         let gradient = self.gradient.to_kind(kind).to_kind(work);
         let objective = (&y * gradient).sum(Kind::Float);
-        let mut wanted = vec![&x, &scale, &shift];
-        if behind == Behind::AddRelu {
-            wanted.push(&residual);
+        let mut with_respect_to = vec![&x, &scale, &shift];
+        if epilogue == EpilogueKind::AddRelu {
+            with_respect_to.push(&residual);
         }
-        let gradients = Tensor::run_backward(&[&objective], &wanted, false, false);
+        let gradients = Tensor::run_backward(&[&objective], &with_respect_to, false, false);
         let mut outcome = vec![y.detach(), mean.detach(), variance.detach()];
         outcome.extend(gradients);
         outcome.into_iter().map(|tensor| tensor.to_kind(Kind::Float)).collect()
     }
 
-    fn fused(&self, kind: Kind, behind: Behind) -> Outcome {
+    fn fused(&self, kind: Kind, epilogue: EpilogueKind) -> Outcome {
         let fused = Fused::on(Device::Cpu).unwrap();
-        self.run(kind, kind, behind, |[x, residual, scale, shift, mean, variance]| {
-            let layer = Layer {
+        self.run(kind, kind, epilogue, |[x, residual, scale, shift, mean, variance]| {
+            let layer = NormLayer {
                 scale,
                 shift,
                 batch_mean: mean,
                 batch_variance: variance,
                 epsilon: EPSILON,
             };
-            let then = match behind {
-                Behind::Nothing => Then::Nothing,
-                Behind::Relu => Then::Relu,
-                Behind::AddRelu => Then::AddRelu(residual),
+            let epilogue = match epilogue {
+                EpilogueKind::Nothing => Epilogue::None,
+                EpilogueKind::Relu => Epilogue::Relu,
+                EpilogueKind::AddRelu => Epilogue::AddRelu(residual),
             };
-            let y = fused.batch_norm(x, layer, then).unwrap();
+            let y = fused.batch_norm(x, layer, epilogue).unwrap();
             assert_eq!((y.kind(), y.stride()), (x.kind(), x.stride()));
             y
         })
     }
 
     /// libtorch's operations in f32.
-    fn plain(&self, kind: Kind, behind: Behind) -> Outcome {
-        self.run(kind, Kind::Float, behind, |[x, residual, scale, shift, mean, variance]| {
+    fn plain(&self, kind: Kind, epilogue: EpilogueKind) -> Outcome {
+        self.run(kind, Kind::Float, epilogue, |[x, residual, scale, shift, mean, variance]| {
             let running = (Some(mean), Some(variance));
             let y = x.batch_norm(
                 Some(scale),
@@ -107,10 +107,10 @@ impl Inputs {
                 EPSILON,
                 true,
             );
-            match behind {
-                Behind::Nothing => y,
-                Behind::Relu => y.relu(),
-                Behind::AddRelu => (y + residual).relu(),
+            match epilogue {
+                EpilogueKind::Nothing => y,
+                EpilogueKind::Relu => y.relu(),
+                EpilogueKind::AddRelu => (y + residual).relu(),
             }
         })
     }
@@ -122,15 +122,16 @@ fn a_fused_layer_is_batch_norm_sum_and_relu() {
     for size in [[4, 64, 7, 5], [3, 10, 3, 3], [2, 256, 1, 1]] {
         let inputs = Inputs::new(size);
         for (kind, tolerance) in kinds {
-            for behind in [Behind::Nothing, Behind::Relu, Behind::AddRelu] {
-                let (found, expected) = (inputs.fused(kind, behind), inputs.plain(kind, behind));
+            for epilogue in [EpilogueKind::Nothing, EpilogueKind::Relu, EpilogueKind::AddRelu] {
+                let (found, expected) =
+                    (inputs.fused(kind, epilogue), inputs.plain(kind, epilogue));
                 assert_eq!(found.len(), expected.len());
                 for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                    // Two values make a normalised one of 1 or -1, whatever they are: no gradient.
+                    // Two values always become 1 and -1 after the normalisation: no gradient.
                     let scale = if size[3] == 1 && index == 3 { 1e4 } else { 1.0 };
                     let error = relative_error(found, expected);
-                    let most = tolerance * scale;
-                    assert!(error < most, "{size:?}, {kind:?}, {behind:?}, {index}: {error}");
+                    let limit = tolerance * scale;
+                    assert!(error < limit, "{size:?}, {kind:?}, {epilogue:?}, {index}: {error}");
                 }
             }
         }
@@ -138,45 +139,45 @@ fn a_fused_layer_is_batch_norm_sum_and_relu() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error() {
+fn inputs_that_do_not_fit_are_an_error() {
     let fused = Fused::on(Device::Cpu).unwrap();
     let of = |channels| Tensor::ones([channels], (Kind::Float, Device::Cpu));
-    let refused = |x: &Tensor, channels, then: Then<'_>| {
+    let refused = |x: &Tensor, channels, epilogue: Epilogue<'_>| {
         let (scale, statistics) = (of(channels), of(channels));
-        let layer = Layer {
+        let layer = NormLayer {
             scale: &scale,
             shift: &scale,
             batch_mean: &statistics,
             batch_variance: &statistics,
             epsilon: EPSILON,
         };
-        fused.batch_norm(x, layer, then).unwrap_err().to_string()
+        fused.batch_norm(x, layer, epilogue).unwrap_err().to_string()
     };
     let x = Tensor::ones([2, 8, 4, 4], (Kind::Float, Device::Cpu));
-    let flat = refused(&x.view([2, 8, 16]), 8, Then::Relu);
+    let flat = refused(&x.view([2, 8, 16]), 8, Epilogue::Relu);
     assert!(flat.contains("takes images, not 3 dimensions"), "{flat}");
-    let double = refused(&x.to_kind(Kind::Double), 8, Then::Relu);
+    let double = refused(&x.to_kind(Kind::Double), 8, Epilogue::Relu);
     assert!(double.contains("does not take"), "{double}");
-    let parameters = refused(&x, 4, Then::Nothing);
+    let parameters = refused(&x, 4, Epilogue::None);
     assert!(parameters.contains("for each channel"), "{parameters}");
     let other = x.to_kind(Kind::Half);
-    let residual = refused(&x, 8, Then::AddRelu(&other));
+    let residual = refused(&x, 8, Epilogue::AddRelu(&other));
     assert!(residual.contains("shape and type"), "{residual}");
 }
 
-/// Gradients by name, and what else a pass tells.
+/// Logits, statistics, sums, and gradients by name of one pass.
 fn pass(overrides: &[&str], count: usize) -> (Tensor, Tensor, Sums, Vec<(String, Tensor)>) {
     let mut learner = learner(overrides);
-    let logits = learner.logits(&batch(count), crate::torch::Mode::Training).unwrap();
+    let logits = learner.logits(&batch(count), crate::torch::BatchNormMode::Training).unwrap();
     let (leaf, sums) = gradient_of(&mut learner, &batch(count));
     let gradients = learner.gradients(&leaf).unwrap();
     (logits, leaf.statistics, sums, gradients)
 }
 
 #[test]
-fn a_fused_network_computes_as_the_plain_one() {
-    // Zeros for the last scale of each block: otherwise the last bits decide which values a ReLU lets
-    // pass, and gradients that are both right differ (docs/decisions/0007-pointwise-products.md).
+fn a_fused_network_computes_the_same_as_the_plain_one() {
+    // Zeros for the last scale of each block: otherwise the last bits decide which values a ReLU passes, and two
+    // correct gradients differ (docs/decisions/0007-pointwise-products.md).
     let networks: [&[&str]; 3] = [
         &[],
         &["model.arch=resnet18", "model.blur_pool=true"],
@@ -189,7 +190,9 @@ fn a_fused_network_computes_as_the_plain_one() {
         let error = relative_error(&logits, &plain_logits);
         assert!(error < 1e-4, "{network:?}, logits: {error}");
         let of_statistics = relative_error(&statistics, &plain_statistics);
-        println!("{network:?}: logits {error:.1e} apart, statistics {of_statistics:.1e}");
+        println!(
+            "{network:?}: difference of logits {error:.1e}, of statistics {of_statistics:.1e}"
+        );
         assert!(of_statistics < 1e-5, "{network:?}, statistics: {of_statistics}");
         assert!((sums.loss / plain_sums.loss - 1.0).abs() < 1e-5, "{network:?}, loss");
         let mut worst = 0.0_f64;
@@ -203,7 +206,7 @@ fn a_fused_network_computes_as_the_plain_one() {
             worst = worst.max(error);
             assert!(error < 1e-3, "{network:?}, {name}: {error}");
         }
-        println!("{network:?}: gradients up to {worst:.1e} apart");
+        println!("{network:?}: difference of gradients up to {worst:.1e}");
     }
 }
 
@@ -268,7 +271,7 @@ fn frozen_stages_of_a_fused_network_keep_weights_and_statistics() {
     }
 }
 
-/// One update from the same gradient; afterwards everything there is.
+/// The state and the working copy after updates with fixed gradients.
 fn updated(overrides: &[&str]) -> (Vec<(&'static str, Vec<u32>)>, Tensor) {
     let mut learner = learner(overrides);
     for step in 0..3 {
@@ -278,8 +281,8 @@ fn updated(overrides: &[&str]) -> (Vec<(&'static str, Vec<u32>)>, Tensor) {
         leaf.gradient.copy_(&Tensor::from_slice(&values));
         update(&mut learner, &mut leaf, step as u64, 0.1);
     }
-    // The next pass reads these: no cast comes before.
-    let _ = learner.logits(&batch(2), crate::torch::Mode::Evaluation).unwrap();
+    // Reads the working copy that the update wrote; no cast comes before.
+    let _ = learner.logits(&batch(2), crate::torch::BatchNormMode::Evaluation).unwrap();
     let working: Vec<Tensor> = learner
         .working
         .parameters
@@ -312,7 +315,7 @@ fn a_fused_update_has_the_bits_of_the_update_on_a_cpu() {
 }
 
 #[test]
-fn other_optimizers_take_their_usual_way() {
+fn other_optimizers_are_updated_without_the_fused_kernel() {
     let adamw = "optimizer={kind='adamw', weight_decay=0.1}";
     assert!(updated(&[adamw]).0 == updated(&[adamw, FUSED]).0);
 }

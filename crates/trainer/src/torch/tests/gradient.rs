@@ -1,7 +1,7 @@
 //! Gradients and batch statistics.
 
 use super::*;
-use crate::learner::{Error, Reading, VOTE};
+use crate::learner::{DeferredScalar, Error, VOTE};
 
 #[test]
 fn same_batch_gives_the_same_bits() {
@@ -30,7 +30,7 @@ fn gradient_and_vote_overwrite_the_whole_leaf() {
 }
 
 #[test]
-fn loss_along_the_gradient_falls_as_fast_as_the_gradient_says() {
+fn loss_along_the_gradient_falls_at_the_rate_of_the_gradient() {
     let mut learner = learner(&[]);
     let batch = batch(16);
     let (leaf, _) = gradient_of(&mut learner, &batch);
@@ -75,7 +75,7 @@ fn scale_multiplies_the_gradient_but_not_the_sums() {
     let mut half = learner.new_leaf().unwrap();
     learner.gradient(&batch(4), 1.0, &mut one).unwrap();
     learner.gradient(&batch(4), 0.5, &mut half).unwrap();
-    assert_eq!(told(&mut one), told(&mut half));
+    assert_eq!(sums_of(&mut one), sums_of(&mut half));
     assert!((&one.gradient * 0.5).equal(&half.gradient));
     assert!(one.statistics.equal(&half.statistics));
 }
@@ -92,7 +92,7 @@ fn leaves_add_up_value_by_value() {
     sum.add(&other).unwrap();
     assert_eq!(host(sum.buffer()), expected);
     assert_eq!(sum.tail().unwrap()[VOTE], [3.0; 4]);
-    assert_eq!(told(&mut sum).count, 6);
+    assert_eq!(sums_of(&mut sum).count, 6);
 }
 
 #[test]
@@ -122,11 +122,11 @@ fn update_moves_running_statistics_by_a_tenth_of_the_mean_over_micro_batches() {
     let (other, _) = gradient_of(&mut learner, &batch(2));
     sum.add(&other).unwrap();
     let before = values(&learner.running);
-    let told = values(&sum.statistics);
+    let batch_sums = values(&sum.statistics);
     learner.measure(&mut sum).unwrap();
     learner.update(&mut sum, &Update { step: Step(0), lr: 0.0, micro_batches: 2 }).unwrap();
     let after = values(&learner.running);
-    for ((before, sum), after) in before.iter().zip(told).zip(after) {
+    for ((before, sum), after) in before.iter().zip(batch_sums).zip(after) {
         let expected = 0.9 * before + 0.1 * (sum / 2.0);
         assert!((after - expected).abs() <= 1e-6 * expected.abs().max(1.0));
     }
@@ -140,7 +140,7 @@ fn empty_batch_contributes_nothing() {
     host(leaf.buffer()).fill(f32::NAN);
     let loss = learner.gradient(&empty, 1.0, &mut leaf).unwrap();
     assert_eq!(
-        (loss.value().unwrap(), told(&mut leaf)),
+        (loss.value().unwrap(), sums_of(&mut leaf)),
         (0.0, Sums { others: vec![0.0], ..Sums::default() })
     );
     assert_eq!(evaluated(&mut learner, &empty), Sums::default());
@@ -165,7 +165,7 @@ fn label_out_of_range_is_refused_by_sample() {
     for label in [-100, -1, 10] {
         let mut batch = batch(4);
         batch.labels[2] = label;
-        let evaluated = learner.evaluate(&batch, Weights::Raw).map(drop);
+        let evaluated = learner.evaluate(&batch, EvaluatedWeights::Raw).map(drop);
         for result in [learner.gradient(&batch, 1.0, &mut leaf).map(drop), evaluated] {
             let named = matches!(
                 result,
@@ -181,6 +181,6 @@ fn images_of_the_wrong_length_are_refused() {
     let batch = batch(4);
     let (pixels, _) = batch.images().unwrap();
     let batch = Batch::of_images(&pixels[1..], 32, batch.labels.clone(), batch.samples.clone());
-    let error = learner(&[]).evaluate(&batch, Weights::Raw).unwrap_err().to_string();
+    let error = learner(&[]).evaluate(&batch, EvaluatedWeights::Raw).unwrap_err().to_string();
     assert!(error.starts_with("copy inputs: ") && !error.contains('\n'), "{error}");
 }

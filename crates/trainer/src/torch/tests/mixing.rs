@@ -22,7 +22,7 @@ fn mixup_weighs_each_sample_with_the_one_before() {
 }
 
 #[test]
-fn cutmix_takes_the_window_from_the_sample_before_and_the_rest_stays() {
+fn cutmix_takes_the_window_from_the_sample_before_and_keeps_the_rest() {
     let x = numbered(2, 5).permute([0, 1, 3, 2]);
     let window = Window { rows: 1..3, columns: 2..5 };
     let mixed = mixing::inputs(&x, &Mix::CutMix { lambda: 0.76, window }).unwrap();
@@ -58,7 +58,7 @@ fn mixed_loss_is_the_cross_entropy_with_the_mixed_target() {
 }
 
 #[test]
-fn a_batch_is_mixed_by_its_epoch_and_first_sample_alone() {
+fn the_mix_of_a_batch_depends_only_on_its_epoch_and_first_sample() {
     let loss_of = |epoch, first| {
         let mut learner = learner(&["augment.mixup_alpha=1.0", "augment.cutmix_probability=0.5"]);
         let mut batch = batch(4);

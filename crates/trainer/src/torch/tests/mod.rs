@@ -1,4 +1,4 @@
-//! What a learner promises, on the smallest network and images.
+//! Properties of the learner, tested on the smallest network and images.
 
 mod fused;
 mod gradient;
@@ -21,7 +21,7 @@ use tch::{Device, Tensor};
 use super::{TorchLeaf, TorchLearner, device};
 use crate::{
     kit,
-    learner::{Leaf, Learner, Sums, Update, Weights},
+    learner::{EvaluatedWeights, Leaf, Learner, Sums, Update},
 };
 
 fn recipe(overrides: &[&str]) -> JobSpec {
@@ -40,8 +40,8 @@ fn learner(overrides: &[&str]) -> TorchLearner {
     TorchLearner::new(&recipe(overrides), &InputType::Image, Device::Cpu).unwrap()
 }
 
-/// `count` images of 32 × 32 pixels: bytes from a linear congruential generator, lighter for higher
-/// labels so that there is something to learn.
+/// `count` images of 32 × 32 pixels: bytes from a linear congruential generator, brighter for higher labels so that
+/// there is something to learn.
 fn batch(count: usize) -> Batch {
     let mut state = 1_u32;
     let mut images = Vec::new();
@@ -58,12 +58,12 @@ fn batch(count: usize) -> Batch {
 fn gradient_of(learner: &mut TorchLearner, batch: &Batch) -> (TorchLeaf, Sums) {
     let mut leaf = learner.new_leaf().unwrap();
     learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf).unwrap();
-    let sums = told(&mut leaf);
+    let sums = sums_of(&mut leaf);
     (leaf, sums)
 }
 
-/// What a leaf's tail tells of its batch.
-fn told(leaf: &mut TorchLeaf) -> Sums {
+/// The sums in a leaf's tail.
+fn sums_of(leaf: &mut TorchLeaf) -> Sums {
     let [loss, top1, count, ..] = leaf.tail().unwrap();
     Sums { loss: loss.into(), others: vec![top1.into()], count: count as u64 }
 }
@@ -86,7 +86,7 @@ fn update(learner: &mut TorchLearner, leaf: &mut TorchLeaf, step: u64, lr: f64) 
 }
 
 fn evaluated(learner: &mut TorchLearner, batch: &Batch) -> Sums {
-    learner.evaluate(batch, Weights::Raw).unwrap().sums
+    learner.evaluate(batch, EvaluatedWeights::Raw).unwrap().sums
 }
 
 fn host(buffer: BufferMut<'_>) -> &mut [f32] {

@@ -1,7 +1,7 @@
-//! A network that is no ResNet, as docs/models.md shows it.
+//! A network other than ResNet: the example of docs/models.md.
 
-use baton_model::Options;
-use baton_plan::network::{Input, Network};
+use baton_model::NetworkOptions;
+use baton_plan::network::{InputShape, Network};
 
 use super::*;
 use crate::torch::weights::{self, Head};
@@ -10,22 +10,23 @@ const DOCS: &str = include_str!("../../../../../docs/models.md");
 const EXAMPLE: &str = include_str!("tiny_vgg.rs");
 
 fn tiny_vgg(freeze: &[&str], changes: &[&str]) -> TorchLearner {
-    let options = Options { channels: 3, outputs: 10, zero_init_gamma: false, blur_pool: false };
+    let options =
+        NetworkOptions { channels: 3, outputs: 10, zero_init_gamma: false, blur_pool: false };
     let freeze: Vec<String> = freeze.iter().map(|&name| name.to_owned()).collect();
     let network = tiny_vgg::describe(&options).frozen(&freeze);
     device::set_threads(1);
-    let mut learner = TorchLearner::of(&recipe(changes), network, Device::Cpu).unwrap();
+    let mut learner = TorchLearner::with_network(&recipe(changes), network, Device::Cpu).unwrap();
     learner.initialise().unwrap();
     learner
 }
 
 #[test]
-fn the_documented_network_is_the_one_that_is_tested() {
+fn the_documented_network_is_the_tested_one() {
     assert!(DOCS.contains(EXAMPLE));
 }
 
 #[test]
-fn the_documented_network_learns_with_every_way_to_compute_it() {
+fn the_documented_network_learns_with_every_computation_option() {
     for changes in [
         &[][..],
         &["precision.compute=bf16", "ema.decay=0.5"],
@@ -56,14 +57,14 @@ fn blocks_of_any_network_can_be_frozen_and_its_head_replaced() {
 }
 
 #[test]
-fn the_plan_counts_what_the_documented_network_has() {
+fn the_plan_counts_the_values_of_the_documented_network() {
     let learner = tiny_vgg(&[], &[]);
-    let planned = Network::of(learner.network(), Input::Image { resolution: 32 });
+    let planned = Network::of(learner.network(), InputShape::Image { resolution: 32 });
     let counted = [planned.parameters(), planned.kernels(), planned.statistics()];
     let layout = &learner.layout;
     let trained = [layout.parameters_len(), layout.cast_len, layout.statistics_len()];
     assert_eq!(counted.map(|values| values as i64), trained);
-    // 9 taps x channels in x channels out x pixels, then the linear layer.
+    // 9 kernel positions x channels in x channels out x pixels, then the linear layer.
     let by_hand = 9 * (3 * 16 * 1_024 + 16 * 32 * 256 + 32 * 64 * 64) + 640;
     assert_eq!(planned.macs(), by_hand);
 }

@@ -1,22 +1,22 @@
-//! Names, shapes, places and initial values.
+//! Names, shapes, locations and initial values of tensors.
 
-use baton_model::{Builder, Init, Role};
+use baton_model::{Builder, Init, TensorRole};
 use baton_plan::network;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::torch::flat::{ALIGNMENT, BN_RUNNING, FROZEN, Layout, Slot};
+use crate::torch::flat::{BN_RUNNING, FROZEN_REGION, FlatLayout, FlatTensor, TENSOR_ALIGNMENT};
 
-fn layout(arch: &str, classes: u32) -> Layout {
+fn layout(arch: &str, classes: u32) -> FlatLayout {
     let arch = format!("model.arch={arch}");
     let classes = format!("model.num_classes={classes}");
     let channels = if arch.ends_with("1d") { 1 } else { 3 };
     layout_by(&[&arch, &classes], channels)
 }
 
-fn layout_by(changes: &[&str], channels: u64) -> Layout {
+fn layout_by(changes: &[&str], channels: u64) -> FlatLayout {
     let model = recipe(changes).model;
-    Layout::new(&model.describe(channels).unwrap(), model.channels_last)
+    FlatLayout::new(&model.describe(channels).unwrap(), model.channels_last)
 }
 
 #[test]
@@ -36,11 +36,11 @@ fn parameter_counts_are_torchvisions() {
     }
 }
 
-/// `baton plan` counts the values of a description, training lays them out.
+/// `baton plan` counts the values of a description; training assigns their offsets.
 #[test]
-fn what_is_planned_is_what_is_trained() {
-    let image = network::Input::Image { resolution: 32 };
-    let signal = network::Input::Signal { channels: 1, length: 100 };
+fn planned_and_trained_sizes_are_equal() {
+    let image = network::InputShape::Image { resolution: 32 };
+    let signal = network::InputShape::Signal { channels: 1, length: 100 };
     for (arch, input) in [("resnet18", image), ("resnet50", image), ("resnet34_1d", signal)] {
         let layout = layout(arch, 37);
         let arch_change = format!("model.arch={arch}");
@@ -54,46 +54,46 @@ fn what_is_planned_is_what_is_trained() {
 
 proptest! {
     #[test]
-    fn tensors_of_any_shape_are_aligned_and_apart(
+    fn tensors_of_any_shape_are_aligned_and_do_not_overlap(
         shapes in vec((vec(1_u64..40, 1..5), any::<bool>(), any::<bool>(), any::<bool>()), 1..12),
         channels_last: bool,
     ) {
         let mut network = Builder::images().finish();
         for (position, (shape, decays, is_cast, frozen)) in shapes.into_iter().enumerate() {
-            let role = if frozen { Role::Frozen } else { Role::Trained };
+            let role = if frozen { TensorRole::Frozen } else { TensorRole::Trained };
             let (name, init) = (position.to_string(), Init::Constant(0.0));
             let tensor = baton_model::Tensor { name, shape, init, decays, is_cast, role, position };
             network.parameters.push(tensor.clone());
             network.statistics.push(tensor);
         }
-        let layout = Layout::new(&network, channels_last);
-        prop_assert_eq!(layout.gradient_start() % ALIGNMENT, 0);
-        let is_frozen = |slot: &&Slot| slot.frozen;
+        let layout = FlatLayout::new(&network, channels_last);
+        prop_assert_eq!(layout.gradient_start() % TENSOR_ALIGNMENT, 0);
+        let is_frozen = |entry: &&FlatTensor| entry.frozen;
         let all = || layout.parameters.iter().chain(&layout.statistics);
-        for slots in [
-            layout.parameters.iter().filter(|slot| !slot.frozen).collect::<Vec<_>>(),
-            layout.statistics.iter().filter(|slot| !slot.frozen).collect(),
+        for entries in [
+            layout.parameters.iter().filter(|entry| !entry.frozen).collect::<Vec<_>>(),
+            layout.statistics.iter().filter(|entry| !entry.frozen).collect(),
             all().filter(is_frozen).collect(),
         ] {
-            let mut places: Vec<_> =
-                slots.iter().map(|slot| (slot.offset, slot.offset + slot.len())).collect();
-            places.sort_unstable();
-            prop_assert!(places.iter().all(|(start, _)| start % ALIGNMENT == 0));
-            prop_assert!(places.windows(2).all(|pair| pair[0].1 <= pair[1].0));
-            prop_assert!(places.windows(2).all(|pair| pair[1].0 - pair[0].1 < ALIGNMENT));
+            let mut ranges: Vec<_> =
+                entries.iter().map(|entry| (entry.offset, entry.offset + entry.len())).collect();
+            ranges.sort_unstable();
+            prop_assert!(ranges.iter().all(|(start, _)| start % TENSOR_ALIGNMENT == 0));
+            prop_assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+            prop_assert!(ranges.windows(2).all(|pair| pair[1].0 - pair[0].1 < TENSOR_ALIGNMENT));
         }
-        for slot in &layout.parameters {
-            let cast = if slot.frozen { layout.frozen_cast_len } else { layout.cast_len };
-            prop_assert_eq!(slot.offset < cast, slot.is_cast);
+        for entry in &layout.parameters {
+            let cast = if entry.frozen { layout.frozen_cast_len } else { layout.cast_len };
+            prop_assert_eq!(entry.offset < cast, entry.is_cast);
             for per_tensor in [false, true] {
                 let segments = layout.segments(per_tensor);
-                let end = slot.offset + slot.len();
+                let end = entry.offset + entry.len();
                 let covering: Vec<_> = segments
                     .iter()
-                    .filter(|s| !slot.frozen && s.start < end && slot.offset < s.start + s.len)
+                    .filter(|s| !entry.frozen && s.start < end && entry.offset < s.start + s.len)
                     .collect();
-                prop_assert_eq!(covering.len(), usize::from(!slot.frozen));
-                prop_assert!(covering.iter().all(|segment| segment.decays == slot.decays));
+                prop_assert_eq!(covering.len(), usize::from(!entry.frozen));
+                prop_assert!(covering.iter().all(|segment| segment.decays == entry.decays));
             }
         }
     }
@@ -101,8 +101,8 @@ proptest! {
 
 #[test]
 fn names_shapes_and_order_are_torchvisions() {
-    let places = layout("resnet50", 1000).places();
-    let named: Vec<_> = places.iter().map(|place| (&*place.name, &*place.shape)).collect();
+    let locations = layout("resnet50", 1000).tensor_locations();
+    let named: Vec<_> = locations.iter().map(|tensor| (&*tensor.name, &*tensor.shape)).collect();
     assert_eq!(
         named[..6],
         [
@@ -125,7 +125,7 @@ fn names_shapes_and_order_are_torchvisions() {
 fn in_one_dimension_resnet34_keeps_its_size() {
     let layout = layout("resnet34_1d", 2);
     assert_eq!(layout.parameters_len(), 21_277_250);
-    let names: Vec<&str> = layout.parameters.iter().map(|slot| &*slot.name).collect();
+    let names: Vec<&str> = layout.parameters.iter().map(|entry| &*entry.name).collect();
     assert_eq!(names.len(), 110);
     assert_eq!(layout.parameters[0].shape, [64, 1, 15]);
     let at = |name: &str| names.iter().position(|found| *found == name).unwrap();
@@ -134,7 +134,7 @@ fn in_one_dimension_resnet34_keeps_its_size() {
 }
 
 #[test]
-fn frozen_stages_have_a_buffer_of_their_own() {
+fn frozen_stages_have_a_separate_buffer() {
     let layout = |freeze: &str| {
         let freeze = format!("model.freeze={freeze}");
         layout_by(&["model.pretrained=a.safetensors", &freeze], 3)
@@ -148,31 +148,31 @@ fn frozen_stages_have_a_buffer_of_their_own() {
     assert_eq!(frozen.statistics_len(), whole.statistics_len() - norms);
     assert_eq!((frozen.frozen_len(), frozen.frozen_cast_len), (kernels + 2 * norms, kernels));
     assert_eq!(frozen.gaps, [(0, kernels), (frozen.cast_len, norms)]);
-    let values = |layout: &Layout| layout.segments(true).iter().map(|s| s.len).sum::<i64>();
+    let values = |layout: &FlatLayout| layout.segments(true).iter().map(|s| s.len).sum::<i64>();
     assert_eq!(values(&frozen), frozen.parameters_len());
-    for place in frozen.places() {
+    for tensor in frozen.tensor_locations() {
         let is_frozen =
-            ["conv1", "bn1", "layer1"].iter().any(|stage| place.name.starts_with(stage));
-        assert_eq!(place.region == FROZEN, is_frozen, "{}", place.name);
+            ["conv1", "bn1", "layer1"].iter().any(|stage| tensor.name.starts_with(stage));
+        assert_eq!(tensor.region == FROZEN_REGION, is_frozen, "{}", tensor.name);
     }
 }
 
 #[test]
-fn tensors_tile_their_regions_with_the_decaying_ones_first() {
+fn tensors_fill_their_regions_without_gaps_and_with_the_decaying_ones_first() {
     let layout = layout("resnet18", 7);
     let mut next = [0, 0];
-    let mut places = layout.places();
-    places.sort_by_key(|place| (place.region, place.offset));
-    for place in places {
-        let next = &mut next[usize::from(place.region == BN_RUNNING)];
-        assert_eq!(place.offset, *next, "{}", place.name);
-        *next += place.shape.iter().product::<usize>();
+    let mut locations = layout.tensor_locations();
+    locations.sort_by_key(|tensor| (tensor.region, tensor.offset));
+    for tensor in locations {
+        let next = &mut next[usize::from(tensor.region == BN_RUNNING)];
+        assert_eq!(tensor.offset, *next, "{}", tensor.name);
+        *next += tensor.shape.iter().product::<usize>();
     }
     assert_eq!(next, [layout.parameters_len() as usize, layout.statistics_len() as usize]);
-    for slot in &layout.parameters {
-        let name = &slot.name;
+    for entry in &layout.parameters {
+        let name = &entry.name;
         let norm = name.contains("bn") || name.contains("downsample.1");
-        assert_eq!(slot.offset < layout.cast_len, !norm && name != "fc.bias", "{name}");
+        assert_eq!(entry.offset < layout.cast_len, !norm && name != "fc.bias", "{name}");
     }
 }
 

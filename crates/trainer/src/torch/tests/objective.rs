@@ -1,4 +1,4 @@
-//! Loss and counts of right guesses.
+//! Loss and counts of correct predictions.
 
 use super::*;
 use crate::torch::task::{Classification, Regression, Task};
@@ -27,7 +27,7 @@ fn smoothed_loss_is_the_cross_entropy_with_the_smoothed_target() {
     }
 }
 
-/// Samples with the label as the first guess and among the first five, and all samples.
+/// Number of samples whose label is the top prediction, and among the top five; and the number of samples.
 fn hits(classes: u32, logits: &Tensor, labels: &Tensor) -> (Vec<f64>, u64) {
     let task = Classification { classes, smoothing: 0.0 };
     let sums = task.evaluate(&Batch::default(), logits, labels).unwrap().sums;
@@ -35,8 +35,8 @@ fn hits(classes: u32, logits: &Tensor, labels: &Tensor) -> (Vec<f64>, u64) {
 }
 
 #[test]
-fn guesses_count_up_to_the_fifth() {
-    // Class c is guess number c + 1.
+fn correct_predictions_are_counted_up_to_the_fifth() {
+    // Class c is prediction number c + 1.
     let logits = Tensor::from_slice(&[6.0_f32, 5.0, 4.0, 3.0, 2.0, 1.0]).repeat([4, 1]);
     let labels = Tensor::from_slice(&[0_i64, 1, 4, 5]);
     let sums = hits(6, &logits, &labels);
@@ -44,7 +44,7 @@ fn guesses_count_up_to_the_fifth() {
 }
 
 #[test]
-fn with_fewer_than_five_classes_every_sample_is_among_the_first_five() {
+fn with_fewer_than_five_classes_every_sample_is_among_the_top_five() {
     let logits = Tensor::from_slice(&[2.0_f32, 1.0, 0.0]).repeat([3, 1]);
     let labels = Tensor::from_slice(&[0_i64, 1, 2]);
     let sums = hits(3, &logits, &labels);
@@ -57,12 +57,12 @@ fn regression_losses_are_torchs_means_over_the_outputs() {
     let targets = Tensor::from_slice(&[0.0_f32, 2.0, -1.0, 0.0]).view([2, 2]);
     let loss = |huber_delta| {
         let task = Regression { outputs: 2, huber_delta };
-        let judged = task.evaluate(&Batch::default(), &outputs, &targets).unwrap();
-        assert_eq!((judged.sums.others.len(), judged.sums.count), (0, 2));
-        assert_eq!(judged.predictions, values(&outputs));
-        judged.sums.loss
+        let evaluation = task.evaluate(&Batch::default(), &outputs, &targets).unwrap();
+        assert_eq!((evaluation.sums.others.len(), evaluation.sums.count), (0, 2));
+        assert_eq!(evaluation.predictions, values(&outputs));
+        evaluation.sums.loss
     };
     assert_eq!(loss(None), (1.0 + 9.0 + 0.0 + 0.25) / 2.0);
-    // Beyond 2 the line 2 (|x| - 1).
+    // Beyond 2 the loss is the line 2 (|x| - 1).
     assert_eq!(loss(Some(2.0)), (0.5 + 4.0 + 0.0 + 0.125) / 2.0);
 }

@@ -1,22 +1,22 @@
-//! Update rules against scalar versions in f64, on a CPU and in the ways a GPU takes.
+//! Update rules compared with scalar versions in f64, on a CPU and with the GPU implementations.
 
-use baton_model::{Builder, Init, Role};
+use baton_model::{Builder, Init, TensorRole};
 use tch::Kind;
 
 use super::*;
 use crate::torch::{
-    flat::Layout,
+    flat::FlatLayout,
     fused::Fused,
     optimizer::{Optimizer, Rates},
 };
 
-/// The kernel ends where the next tensor may begin, so that nothing is between them.
+/// The kernel ends at the next alignment border, so that there is no padding after it.
 const PARAMETERS: usize = KERNEL + 2;
 const KERNEL: usize = 16;
 const UPDATES: u64 = 25;
 
-/// Tensors by name, shape and role, of which those of two dimensions decay.
-fn layout_of(tensors: &[(&str, &[u64], Role)]) -> Layout {
+/// A layout of tensors with name, shape and role; those with two dimensions have weight decay.
+fn layout_of(tensors: &[(&str, &[u64], TensorRole)]) -> FlatLayout {
     let mut network = Builder::images().finish();
     for (position, (name, shape, role)) in tensors.iter().enumerate() {
         network.parameters.push(baton_model::Tensor {
@@ -29,15 +29,18 @@ fn layout_of(tensors: &[(&str, &[u64], Role)]) -> Layout {
             position,
         });
     }
-    Layout::new(&network, false)
+    FlatLayout::new(&network, false)
 }
 
 /// A kernel and a bias.
-fn layout() -> Layout {
-    layout_of(&[("fc.weight", &[2, 8], Role::Trained), ("fc.bias", &[2], Role::Trained)])
+fn layout() -> FlatLayout {
+    layout_of(&[
+        ("fc.weight", &[2, 8], TensorRole::Trained),
+        ("fc.bias", &[2], TensorRole::Trained),
+    ])
 }
 
-/// First weights.
+/// Initial weights.
 fn start() -> [f32; PARAMETERS] {
     std::array::from_fn(|i| [1.0, -2.0, 0.5, 3.0, -0.1, 0.0][i % 6])
 }
@@ -50,9 +53,9 @@ fn rate_at(step: u64) -> f64 {
     0.1 / (1.0 + step as f64)
 }
 
-/// How an update is computed.
+/// Implementation of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Implementation {
     Host,
     Device,
     Fused,
@@ -62,19 +65,21 @@ enum Way {
 struct Side {
     optimizer: Optimizer,
     weights: Tensor,
-    way: Way,
+    implementation: Implementation,
 }
 
 impl Side {
-    /// The same in every way that there is.
-    fn all(spec: &JobSpec, layout: &Layout, start: &[f32]) -> Vec<Self> {
-        let side = |way| Self {
+    /// The same optimizer with every implementation.
+    fn all(spec: &JobSpec, layout: &FlatLayout, start: &[f32]) -> Vec<Self> {
+        let side = |implementation| Self {
             optimizer: Optimizer::new(spec, layout, Device::Cpu).unwrap(),
             weights: Tensor::from_slice(start),
-            way,
+            implementation,
         };
-        let sides = [Way::Host, Way::Device, Way::Fused].map(side).into_iter();
-        sides.filter(|side| side.way != Way::Fused || side.optimizer.is_sgd()).collect()
+        let all = [Implementation::Host, Implementation::Device, Implementation::Fused];
+        let has_it =
+            |side: &Self| side.implementation != Implementation::Fused || side.optimizer.is_sgd();
+        all.map(side).into_iter().filter(has_it).collect()
     }
 
     fn update(&mut self, gradient: &[f32], step: u64, lr: f64) {
@@ -83,10 +88,10 @@ impl Side {
         self.optimizer.measure(&gradient, &mut norm).unwrap();
         let (weights, rates) = (&mut self.weights, Rates { step: Step(step), lr });
         let optimizer = &mut self.optimizer;
-        match self.way {
-            Way::Host => optimizer.update_on_host(weights, &gradient, &norm, rates),
-            Way::Device => optimizer.update_on_device(weights, &gradient, &norm, rates),
-            Way::Fused => {
+        match self.implementation {
+            Implementation::Host => optimizer.update_on_host(weights, &gradient, &norm, rates),
+            Implementation::Device => optimizer.update_on_device(weights, &gradient, &norm, rates),
+            Implementation::Fused => {
                 let fused = Fused::on(Device::Cpu).unwrap();
                 optimizer.update_fused(fused, (weights, None), &gradient, &norm, rates)
             }
@@ -100,7 +105,7 @@ impl Side {
     }
 }
 
-/// Runs a recipe's optimizer beside `scalar(weights, gradient, step)`, which updates in f64.
+/// Compares a recipe's optimizer with `scalar(weights, gradient, step)`, which updates in f64.
 fn compare(overrides: &[&str], mut scalar: impl FnMut(&mut [f64; PARAMETERS], &[f64], u64)) {
     let start = start();
     let mut sides = Side::all(&recipe(overrides), &layout(), &start);
@@ -113,7 +118,7 @@ fn compare(overrides: &[&str], mut scalar: impl FnMut(&mut [f64; PARAMETERS], &[
             side.update(&gradient, step, rate_at(step));
             for (found, expected) in values(&side.weights).into_iter().zip(expected) {
                 let error = (f64::from(found) - expected).abs();
-                assert!(error < 4e-6, "{overrides:?} step {step}, {:?}", side.way);
+                assert!(error < 4e-6, "{overrides:?} step {step}, {:?}", side.implementation);
             }
         }
     }
@@ -169,7 +174,7 @@ fn adamw_follows_torchs_formula() {
     }
 }
 
-/// You et al. 2017, algorithm 1; the rate multiplies when the weights change, as in SGD here.
+/// You et al. 2017, algorithm 1; the rate is applied when the weights change, as in SGD here.
 #[test]
 fn lars_follows_its_paper() {
     let (trust, decay) = (0.02, 0.01);
@@ -217,7 +222,7 @@ fn average_begins_with_the_first_weights_and_follows_every_few_updates() {
             averages.push(side.state("ema")[5]);
         }
         // Weights 0, -1, -2, -3, -4; at -1 a copy, at -3 a quarter of the way from there.
-        assert_eq!(averages, [0.0, -1.0, -1.0, -1.5, -1.5], "{:?}", side.way);
+        assert_eq!(averages, [0.0, -1.0, -1.0, -1.5, -1.5], "{:?}", side.implementation);
     }
 }
 
@@ -249,18 +254,18 @@ fn an_overflow_changes_the_loss_scale_and_nothing_else() {
             side.update(&scaled(2.0), 3, 0.1);
             side.update(&scaled(2.0), 4, 0.1);
             assert_eq!(side.state("loss_scale"), [8.0, 0.0, 2.0], "{optimizer}");
-            // As if the bad ones had never been.
+            // The same as without the bad gradients.
             for step in 0..3 {
                 other.update(&gradient, step, 0.1);
             }
             let error = relative_error(&side.weights, &other.weights);
-            assert!(error < 1e-6, "{optimizer}, {:?}: {error}", side.way);
+            assert!(error < 1e-6, "{optimizer}, {:?}: {error}", side.implementation);
         }
     }
 }
 
 #[test]
-fn rate_zero_leaves_weights_alone() {
+fn rate_zero_does_not_change_the_weights() {
     let adamw = "optimizer={kind='adamw', weight_decay=0.1, decay_norm_and_bias=true}";
     let start = start();
     for mut side in Side::all(&recipe(&[adamw]), &layout(), &start) {
@@ -271,7 +276,7 @@ fn rate_zero_leaves_weights_alone() {
 
 #[test]
 fn every_value_of_many_blocks_is_updated_once() {
-    use Role::{Frozen, Trained};
+    use TensorRole::{Frozen, Trained};
     let layout = layout_of(&[
         ("conv1.weight", &[1, 50_001], Frozen),
         ("fc.weight", &[1, 300_001], Trained),
@@ -286,21 +291,21 @@ fn every_value_of_many_blocks_is_updated_once() {
             side.update(&vec![1.0; len], step, 1.0);
         }
         let all = |values: &[f32], expected: f32| {
-            let trained = layout.parameters.iter().filter(|slot| !slot.frozen);
-            let mut all = trained.flat_map(|slot| {
-                values[slot.offset as usize..(slot.offset + slot.len()) as usize].to_vec()
+            let trained = layout.parameters.iter().filter(|entry| !entry.frozen);
+            let mut all = trained.flat_map(|entry| {
+                values[entry.offset as usize..(entry.offset + entry.len()) as usize].to_vec()
             });
             all.all(|value| value == expected)
         };
         assert!(all(&values(&side.weights), -2.5));
-        // -1, then half way to -2.5.
+        // -1, then half of the way to -2.5.
         assert!(all(&side.state("ema"), -1.75));
     }
 }
 
 #[test]
-fn frozen_parameters_do_not_move_a_bit_of_the_norm() {
-    use Role::{Frozen, Trained};
+fn frozen_parameters_change_no_bit_of_the_norm() {
+    use TensorRole::{Frozen, Trained};
     let of = |role| {
         layout_of(&[
             ("conv1.weight", &[1, 50_001], role),
@@ -313,12 +318,12 @@ fn frozen_parameters_do_not_move_a_bit_of_the_norm() {
     };
     let (whole, frozen) = (of(Trained), of(Frozen));
     let value = |tensor: usize, i: i64| ((tensor as i64 * 7_919 + i) as f32 * 0.37).sin();
-    let norm_of = |layout: &Layout| {
+    let norm_of = |layout: &FlatLayout| {
         let mut gradient = vec![0.0; layout.parameters_len() as usize];
         for tensor in [1, 4, 5] {
-            let slot = &layout.parameters[tensor];
-            for i in 0..slot.len() {
-                gradient[(slot.offset + i) as usize] = value(tensor, i);
+            let entry = &layout.parameters[tensor];
+            for i in 0..entry.len() {
+                gradient[(entry.offset + i) as usize] = value(tensor, i);
             }
         }
         let optimizer = Optimizer::new(&recipe(&[]), layout, Device::Cpu).unwrap();

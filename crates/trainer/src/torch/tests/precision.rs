@@ -1,11 +1,11 @@
-//! bf16 and fp16 beside fp32.
+//! bf16 and fp16 compared with fp32.
 
 use super::*;
 use crate::learner::VOTE;
 
 #[test]
 fn half_formats_give_nearly_the_gradient_of_fp32() {
-    // As far off as torch's own autocast is on such a network: 0.4 with bf16.
+    // The same error as torch's autocast has on such a network: 0.4 with bf16.
     let mut fp32 = learner(&[]);
     let (exact, exact_sums) = gradient_of(&mut fp32, &batch(8));
     for (compute, scale, tolerance) in [("bf16", 1.0, 0.5), ("fp16", 1024.0, 0.25)] {
@@ -21,7 +21,7 @@ fn half_formats_give_nearly_the_gradient_of_fp32() {
 }
 
 #[test]
-fn half_formats_learn_and_keep_f32_masters() {
+fn half_formats_learn_and_keep_f32_weights() {
     for compute in ["bf16", "fp16"] {
         let compute = format!("precision.compute={compute}");
         let mut learner = learner(&[&compute, "ema.decay=0.5"]);
@@ -29,17 +29,17 @@ fn half_formats_learn_and_keep_f32_masters() {
         let losses: Vec<f64> =
             (0..6).map(|step| train_at(0.01, &mut learner, &batch, step)).collect();
         assert!(losses[5] < 0.75 * losses[0], "{compute}: {losses:?}");
-        // No bf16 or fp16 number has so many digits.
+        // bf16 and fp16 have fewer digits.
         let fine = values(&learner.weights).iter().filter(|w| w.to_bits() & 0xfff != 0).count();
         assert!(fine > learner.layout.cast_len as usize / 2, "{compute}: {fine}");
         let raw = evaluated(&mut learner, &batch);
-        let averaged = learner.evaluate(&batch, Weights::Averaged).unwrap().sums;
+        let averaged = learner.evaluate(&batch, EvaluatedWeights::Averaged).unwrap().sums;
         assert!(raw.loss.is_finite() && averaged.loss.is_finite() && raw != averaged);
     }
 }
 
 #[test]
-fn an_overflow_halves_the_scale_and_leaves_the_weights() {
+fn an_overflow_halves_the_scale_and_keeps_the_weights() {
     let fp16 = ["precision.compute=fp16", "precision.loss_scale.initial=1e30"];
     let mut learner = learner(&fp16);
     let before = values(&learner.weights);
@@ -59,7 +59,7 @@ fn averaged_weights_are_evaluated_with_averaged_statistics() {
     for step in 0..2 {
         train(&mut averaging, &batch(8), step);
     }
-    // The average of two states, put into a learner that has none.
+    // Copies the averaged state into a learner without an average.
     let regions: Vec<(&str, Vec<f32>)> =
         averaging.regions().into_iter().map(|r| (r.name, host(r.buffer).to_vec())).collect();
     let region = |name: &str| regions.iter().find(|(found, _)| *found == name).unwrap().1.clone();
@@ -70,17 +70,17 @@ fn averaged_weights_are_evaluated_with_averaged_statistics() {
             _ => {}
         }
     }
-    let found = averaging.evaluate(&batch(8), Weights::Averaged).unwrap();
+    let found = averaging.evaluate(&batch(8), EvaluatedWeights::Averaged).unwrap();
     assert_eq!(found.sums, evaluated(&mut plain, &batch(8)));
     assert_ne!(found.sums, evaluated(&mut averaging, &batch(8)));
 }
 
 #[test]
-fn weights_that_ask_for_no_gradient_are_evaluated_alike() {
+fn weights_without_a_gradient_are_evaluated_the_same() {
     let frozen = "model.freeze=['stem', 'layer1', 'layer2', 'layer3', 'layer4']";
     for arch in ["model.arch=resnet18", "model.arch=resnet50"] {
         let sums = evaluated(&mut learner(&[arch]), &batch(8));
-        // The recipe wants a file, which is not read here.
+        // The recipe requires a file; it is not read here.
         let mut frozen = learner(&[arch, frozen, "model.pretrained=none.safetensors"]);
         assert_eq!(evaluated(&mut frozen, &batch(8)), sums, "{arch}");
     }

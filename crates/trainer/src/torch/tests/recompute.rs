@@ -1,4 +1,4 @@
-//! Activations computed a second time.
+//! Recomputed activations.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The whole state: what changes it, and that the regions are all of it.
+//! The whole state: what changes it, and that the regions contain all of it.
 
 use safetensors::{Dtype, serialize, tensor::TensorView};
 
@@ -75,7 +75,7 @@ fn regions_are_the_whole_state_bit_by_bit() {
 }
 
 #[test]
-fn regions_are_named_after_what_the_optimizer_keeps() {
+fn regions_are_named_after_the_optimizers_state() {
     let names = |overrides: &[&str]| {
         let mut learner = learner(overrides);
         learner.regions().iter().map(|region| region.name).collect::<Vec<_>>()
@@ -93,21 +93,21 @@ fn regions_are_named_after_what_the_optimizer_keeps() {
 }
 
 #[test]
-fn places_find_each_tensor_in_its_region() {
+fn locations_find_each_tensor_in_its_region() {
     for channels_last in ["true", "false"] {
         let mut learner = learner(&[&format!("model.channels_last={channels_last}")]);
         let tensors = learner.state_dict().unwrap();
-        let places = learner.tensors();
-        assert_eq!(tensors.len(), places.len());
+        let locations = learner.tensors();
+        assert_eq!(tensors.len(), locations.len());
         let regions: Vec<_> =
             learner.regions().into_iter().map(|r| (r.name, host(r.buffer))).collect();
-        for ((name, tensor), place) in tensors.iter().zip(&places) {
-            assert_eq!(*name, place.name);
-            let (_, region) = regions.iter().find(|(name, _)| *name == place.region).unwrap();
-            let len: usize = place.shape.iter().product();
-            let stored = &region[place.offset..place.offset + len];
+        for ((name, tensor), location) in tensors.iter().zip(&locations) {
+            assert_eq!(*name, location.name);
+            let (_, region) = regions.iter().find(|(name, _)| *name == location.region).unwrap();
+            let len: usize = location.shape.iter().product();
+            let stored = &region[location.offset..location.offset + len];
             let expected =
-                if place.channels_last { tensor.permute([0, 2, 3, 1]) } else { tensor.copy() };
+                if location.channels_last { tensor.permute([0, 2, 3, 1]) } else { tensor.copy() };
             assert!(stored == values(&expected), "{name}");
         }
     }
@@ -204,7 +204,7 @@ fn training_begins_with_pretrained_weights_and_a_head_for_other_classes() {
 
 #[test]
 fn every_tensor_begins_at_a_multiple_of_64_bytes() {
-    // Vectorised kernels take other paths elsewhere, and round differently: on every processor some do.
+    // Without alignment vectorised kernels take other paths and round differently; on every processor some kernels do.
     for options in [
         &["model.num_classes=11"][..],
         &["model.num_classes=13", "model.arch=resnet50", "ema.decay=0.5"],
@@ -218,20 +218,20 @@ fn every_tensor_begins_at_a_multiple_of_64_bytes() {
         let gradients =
             flat::views(&learner.layout.parameters, &leaf.gradient, &learner.frozen.masters)
                 .unwrap();
-        let places: Vec<usize> = weights
+        let addresses: Vec<usize> = weights
             .iter()
             .chain(&leaf.statistics_views)
             .chain(&gradients)
             .map(|tensor| tensor.data_ptr() as usize)
             .chain(state.map(|tensor| tensor.data_ptr() as usize))
             .collect();
-        assert!(places.len() > 250, "{options:?}");
-        assert!(places.iter().all(|place| place.is_multiple_of(64)), "{options:?}");
+        assert!(addresses.len() > 250, "{options:?}");
+        assert!(addresses.iter().all(|address| address.is_multiple_of(64)), "{options:?}");
     }
 }
 
 #[test]
-fn all_but_the_head_may_be_frozen() {
+fn all_blocks_except_the_head_can_be_frozen() {
     let frozen = "model.freeze=['stem', 'layer1', 'layer2', 'layer3', 'layer4']";
     let changes = [frozen, "model.pretrained=none.safetensors", "ema.decay=0.5"];
     let mut learner = learner(&changes);
@@ -240,7 +240,7 @@ fn all_but_the_head_may_be_frozen() {
     assert!(lens.contains(&("bn_running", 0)) && lens.contains(&("bn_running_ema", 0)));
     let before = learner.state_dict().unwrap();
     train(&mut learner, &batch(8), 0);
-    let _ = learner.logits(&batch(8), crate::torch::Mode::Training).unwrap();
+    let _ = learner.logits(&batch(8), crate::torch::BatchNormMode::Training).unwrap();
     for ((name, before), (_, after)) in before.iter().zip(learner.state_dict().unwrap()) {
         assert_eq!(before.equal(&after), !name.starts_with("fc."), "{name}");
     }

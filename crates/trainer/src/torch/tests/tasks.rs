@@ -5,7 +5,7 @@ use tch::Kind;
 
 use super::*;
 
-/// Signals of one channel whose target is their mean.
+/// Signals with one channel; the target is their mean.
 fn signals(count: usize, length: usize) -> Batch {
     let value = |i: usize| ((i * 37 % 101) as f32 / 50.0 - 1.0) + (i / length % 5) as f32 * 0.3;
     let values: Vec<f32> = (0..count * length).map(value).collect();
@@ -30,7 +30,7 @@ fn signal_learner() -> TorchLearner {
 }
 
 #[test]
-fn a_network_of_one_dimension_learns_a_regression() {
+fn a_one_dimensional_network_learns_a_regression() {
     let mut learner = signal_learner();
     let batch = signals(8, 100);
     let losses: Vec<f64> = (0..8).map(|step| train_at(0.001, &mut learner, &batch, step)).collect();
@@ -38,27 +38,27 @@ fn a_network_of_one_dimension_learns_a_regression() {
 }
 
 #[test]
-fn a_regression_is_judged_by_its_predictions() {
+fn a_regression_is_evaluated_by_its_predictions() {
     let mut learner = signal_learner();
     let batch = signals(3, 100);
-    let judged = learner.evaluate(&batch, Weights::Raw).unwrap();
-    assert_eq!(judged.targets, batch.targets);
-    assert_eq!(judged.predictions.len(), 3);
-    let logits = values(&learner.logits(&batch, crate::torch::Mode::Evaluation).unwrap());
-    assert_eq!(judged.predictions, logits);
+    let evaluation = learner.evaluate(&batch, EvaluatedWeights::Raw).unwrap();
+    assert_eq!(evaluation.targets, batch.targets);
+    assert_eq!(evaluation.predictions.len(), 3);
+    let logits = values(&learner.logits(&batch, crate::torch::BatchNormMode::Evaluation).unwrap());
+    assert_eq!(evaluation.predictions, logits);
 }
 
-/// ffcv-imagenet's `BlurPoolConv2d`, written out.
+/// `BlurPoolConv2d` of ffcv-imagenet, computed by hand.
 #[test]
-fn blur_pool_blurs_before_strided_convolutions_but_the_first() {
+fn blur_pool_blurs_before_all_strided_convolutions_except_the_first() {
     let mut plain = learner(&[]);
     let mut blurred = learner(&["model.blur_pool=true"]);
     assert_eq!(plain.tensors(), blurred.tensors());
     let of = |learner: &mut TorchLearner| gradient_of(learner, &batch(4)).0;
     let (a, b) = (of(&mut plain), of(&mut blurred));
     let statistics = |leaf: &TorchLeaf, name: &str| {
-        let slots = &plain.layout.statistics;
-        let at = slots.iter().position(|slot| slot.name == name).unwrap();
+        let entries = &plain.layout.statistics;
+        let at = entries.iter().position(|entry| entry.name == name).unwrap();
         leaf.statistics_views[at].copy()
     };
     for (name, same) in [
@@ -91,7 +91,7 @@ fn blur_pool_blurs_before_strided_convolutions_but_the_first() {
 }
 
 #[test]
-fn mirrored_images_are_averaged_with_the_images() {
+fn with_flip_the_outputs_of_mirrored_images_are_averaged() {
     let mut plain = learner(&[]);
     let mut both = learner(&["evaluation.flip=true"]);
     train(&mut plain, &batch(8), 0);
@@ -103,11 +103,11 @@ fn mirrored_images_are_averaged_with_the_images() {
         let pixels: Vec<u8> = Vec::try_from(&tensor.view([-1])).unwrap();
         Batch::of_images(&pixels, 32, images.labels.clone(), images.samples.clone())
     };
-    let judged = both.evaluate(&images, Weights::Raw).unwrap().sums.loss;
+    let averaged = both.evaluate(&images, EvaluatedWeights::Raw).unwrap().sums.loss;
     assert_eq!(
-        both.evaluate(&mirrored, Weights::Raw).unwrap().sums.loss.to_bits(),
-        judged.to_bits()
+        both.evaluate(&mirrored, EvaluatedWeights::Raw).unwrap().sums.loss.to_bits(),
+        averaged.to_bits()
     );
     let plain = evaluated(&mut plain, &images).loss;
-    assert!((plain - judged).abs() > 1e-6, "{plain} {judged}");
+    assert!((plain - averaged).abs() > 1e-6, "{plain} {averaged}");
 }

@@ -1,8 +1,8 @@
 //! A small VGG (Simonyan & Zisserman 2014, arXiv 1409.1556) with BatchNorm.
 
-use baton_model::{Builder, Description, Layer, Options, builder::Conv};
+use baton_model::{Builder, Layer, NetworkDescription, NetworkOptions, builder::Conv};
 
-pub(crate) fn describe(options: &Options) -> Description {
+pub(crate) fn describe(options: &NetworkOptions) -> NetworkDescription {
     let mut network = Builder::images();
     let mut inputs = options.channels;
     for (number, outputs) in (1..).zip([16, 32, 64]) {

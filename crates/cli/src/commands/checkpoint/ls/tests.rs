@@ -14,12 +14,12 @@ use crate::{commands::checkpoint::samples, testing};
 const NOW: u64 = 1_795_252_508 + 7_200;
 
 fn rows(rollbacks: &[Rollback]) -> Vec<json::ListedCheckpoint> {
-    let judged = judged(&samples::run().store, rollbacks).unwrap();
-    judged.iter().map(|(entry, verdict)| row(entry, verdict)).collect()
+    let listed = with_decisions(&samples::run().store, rollbacks).unwrap();
+    listed.iter().map(|(entry, decision)| row(entry, decision)).collect()
 }
 
 #[test]
-fn listed_checkpoints_tell_why_each_is_kept() {
+fn listed_checkpoints_show_why_each_is_kept() {
     assert_snapshot!(text(&rows(&[]), NOW));
 }
 
@@ -30,9 +30,9 @@ fn listed_checkpoints_as_json() {
 }
 
 #[test]
-fn one_of_a_newer_baton_is_listed_as_that_and_not_as_damaged() {
-    let judged = judged(&samples::of_a_newer_baton().store, &[]).unwrap();
-    let row = row(&judged[0].0, &judged[0].1);
+fn a_newer_batons_checkpoint_is_not_listed_as_damaged() {
+    let listed = with_decisions(&samples::of_a_newer_baton().store, &[]).unwrap();
+    let row = row(&listed[0].0, &listed[0].1);
     assert_eq!((row.state, row.whole), ("newer", false));
     assert_eq!(row.kept_because.as_deref(), Some(["newer"].as_slice()));
     let text = text(&[row], NOW);
@@ -41,16 +41,20 @@ fn one_of_a_newer_baton_is_listed_as_that_and_not_as_damaged() {
 }
 
 #[test]
-fn what_a_rollback_made_worthless_is_kept_no_longer() {
+fn checkpoints_invalidated_by_a_rollback_are_removed() {
     let rollback = Rollback { generation: Generation(3), before: Step(70), skip: None };
     let rows = rows(&[rollback]);
-    let verdict = |step: u64| {
+    let decision = |step: u64| {
         let row = rows.iter().find(|row| row.step == Some(step)).unwrap();
         row.verdict.clone().unwrap()
     };
     assert_eq!(
-        [110, 88, 66].map(verdict),
-        ["no longer: training went wrong here", "no longer: training went wrong here", "newest",]
+        [110, 88, 66].map(decision),
+        [
+            "to be removed: training diverged here",
+            "to be removed: training diverged here",
+            "newest",
+        ]
     );
 }
 
@@ -58,13 +62,13 @@ fn what_a_rollback_made_worthless_is_kept_no_longer() {
 fn the_metric_of_a_regression_is_its_correlation() {
     let fit = |spearman| {
         let fit = Some(Fit { mae: 0.125, pearson: 0.9, spearman });
-        v1::Accuracy::from(Accuracy::before_names(8, 0.5, (0.0, 0.0), fit))
+        v1::Accuracy::from(Accuracy::from_legacy_fields(8, 0.5, (0.0, 0.0), fit))
     };
     assert_eq!(metric(&fit(0.912)), "Spearman 0.9120, Pearson 0.9000, MAE 0.1250");
 }
 
 #[test]
-fn a_folder_that_only_the_coordinator_sees_is_listed_without_reasons() {
+fn a_folder_read_by_the_coordinator_is_listed_without_reasons() {
     let whole = CheckpointEntry {
         name: "step-0000000088-gen-000002".to_owned(),
         whole: true,

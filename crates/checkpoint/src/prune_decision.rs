@@ -1,0 +1,157 @@
+//! Decides which checkpoints are kept and which are removed, and why. Pruning and listing use the same rule.
+
+use std::fmt;
+
+use crate::{Entry, EntryState, Manifest, Retention};
+
+/// What pruning does with a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PruneDecision {
+    /// It is kept, for all of these reasons; there is at least one.
+    Kept(Vec<KeepReason>),
+    /// It is removed.
+    Removed(RemovalReason),
+}
+
+/// Why a checkpoint is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeepReason {
+    /// It is the newest complete checkpoint of the run.
+    Newest,
+    /// It is one of the newest checkpoints; the number is `keep_last`.
+    Last(u32),
+    /// It has the best score.
+    Best,
+    /// It was saved at the end of an epoch that `keep_every_epochs`, the number, selects.
+    EveryEpochs(u32),
+    /// It belongs to another run.
+    OutsideRun,
+    /// It is damaged and needs inspection by a person.
+    Damaged,
+    /// Only a newer Baton can read it.
+    Newer,
+    /// Its save may still be in progress.
+    InProgress,
+}
+
+/// Why a checkpoint is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovalReason {
+    /// No retention rule keeps it.
+    NotAskedFor,
+    /// Training diverged and was rolled back to an earlier step.
+    Invalidated,
+    /// Its save was abandoned and will never finish.
+    DeadSave,
+}
+
+/// The decision for each of `entries`, which must be sorted newest first.
+#[must_use]
+pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDecision> {
+    let whole = entries.iter().filter_map(|entry| entry.state.manifest());
+    let ours: Vec<&Manifest> = whole.filter(|manifest| is_good(manifest, retention)).collect();
+    let newest = ours.first().map(|manifest| manifest.id());
+    let graded =
+        ours.iter().filter_map(|manifest| Some((manifest.id(), manifest.best_accuracy()?)));
+    // The order is newest first and the last of equals is taken, so the oldest of equals is kept.
+    let best = graded.reduce(|best, next| if best.1.is_better_than(next.1) { best } else { next });
+    let best = best.filter(|_| retention.keep_best).map(|(id, _)| id);
+
+    let decision = |entry: &Entry| match &entry.state {
+        EntryState::Damaged(_) => PruneDecision::Kept(vec![KeepReason::Damaged]),
+        EntryState::Newer(_) => PruneDecision::Kept(vec![KeepReason::Newer]),
+        EntryState::Unfinished => {
+            // A save newer than the newest complete checkpoint may be in progress, unless its generation has
+            // ended. An ended generation has no save in progress, whichever run it belonged to.
+            let is_dead = entry.id.generation < retention.generation
+                || newest.is_some_and(|newest| entry.id < newest);
+            if is_dead {
+                PruneDecision::Removed(RemovalReason::DeadSave)
+            } else {
+                PruneDecision::Kept(vec![KeepReason::InProgress])
+            }
+        }
+        EntryState::Whole(_) if entry.id.generation < retention.restore.not_before => {
+            PruneDecision::Kept(vec![KeepReason::OutsideRun])
+        }
+        EntryState::Whole(manifest) => {
+            let age_rank = ours.iter().position(|ours| ours.id() == entry.id);
+            match age_rank {
+                None => PruneDecision::Removed(RemovalReason::Invalidated),
+                Some(age_rank) => reasons(manifest, age_rank, best == Some(entry.id), retention),
+            }
+        }
+    };
+    entries.iter().map(decision).collect()
+}
+
+/// The decision for a good checkpoint of the run; `age_rank` is the number of newer good checkpoints.
+fn reasons(
+    manifest: &Manifest,
+    age_rank: usize,
+    is_best: bool,
+    retention: &Retention,
+) -> PruneDecision {
+    let (last, every) = (retention.keep_last.max(1), retention.keep_every_epochs);
+    let progress = &manifest.progress;
+    let ends_epoch = progress.cursor == 0 && progress.epoch.0 > 0;
+    let mut kept = Vec::new();
+    match age_rank {
+        0 => kept.push(KeepReason::Newest),
+        age_rank if age_rank < last as usize => kept.push(KeepReason::Last(last)),
+        _ => {}
+    }
+    kept.extend(is_best.then_some(KeepReason::Best));
+    let is_of_every = ends_epoch && progress.epoch.0.is_multiple_of(every);
+    kept.extend(is_of_every.then_some(KeepReason::EveryEpochs(every)));
+    if kept.is_empty() {
+        PruneDecision::Removed(RemovalReason::NotAskedFor)
+    } else {
+        PruneDecision::Kept(kept)
+    }
+}
+
+/// Whether the run can resume from it.
+fn is_good(manifest: &Manifest, retention: &Retention) -> bool {
+    let restore = &retention.restore;
+    manifest.generation >= restore.not_before
+        && restore.invalidated_by(manifest.generation, manifest.step).is_none()
+}
+
+impl fmt::Display for PruneDecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kept(reasons) => {
+                let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+                f.write_str(&reasons.join(", "))
+            }
+            Self::Removed(reason) => write!(f, "to be removed: {reason}"),
+        }
+    }
+}
+
+impl fmt::Display for KeepReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Newest => f.write_str("newest"),
+            Self::Last(last) => write!(f, "last {last}"),
+            Self::Best => f.write_str("best"),
+            Self::EveryEpochs(1) => f.write_str("every epoch"),
+            Self::EveryEpochs(every) => write!(f, "every {every} epochs"),
+            Self::OutsideRun => f.write_str("outside this run"),
+            Self::Damaged => f.write_str("damaged: please inspect"),
+            Self::Newer => f.write_str("needs a newer Baton"),
+            Self::InProgress => f.write_str("may be in progress"),
+        }
+    }
+}
+
+impl fmt::Display for RemovalReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotAskedFor => "no retention rule keeps it",
+            Self::Invalidated => "training diverged here",
+            Self::DeadSave => "its save was abandoned",
+        })
+    }
+}
