@@ -44,7 +44,7 @@ const OTHER_JSON: [(&str, &str); 5] = [
 const DESERIALIZED: [&str; 5] = ["EvaluatedStep", "Fit", "Metric", "Step", "StreamMetricsResponse"];
 
 /// Fields whose JSON is customized.
-const FIELDS: [(&str, &str); 20] = [
+const FIELDS: [(&str, &str); 21] = [
     ("CheckpointEntry.damage", "serialize_with = \"crate::json::null_if_empty\""),
     ("Fit.mae", NUMBER),
     ("Fit.pearson", NUMBER),
@@ -56,6 +56,8 @@ const FIELDS: [(&str, &str); 20] = [
         "Metric.direction",
         "serialize_with = \"crate::json::direction\", deserialize_with = \"crate::json::read_direction\"",
     ),
+    // Files written before the rename have `is_share`.
+    ("Metric.is_fraction", "alias = \"is_share\""),
     ("Metric.value", NUMBER),
     ("NodeStatus.node_id", "rename = \"node\""),
     ("RankHeartbeat.activity", "serialize_with = \"crate::json::activity\""),

@@ -1,4 +1,7 @@
 //! The flags of `baton-coordinator serve`.
+//!
+//! Flags and environment variables are a promise to unit files and scripts: adding is allowed, renaming is not. Help
+//! texts may change at any time.
 
 use std::{net::SocketAddr, path::PathBuf};
 

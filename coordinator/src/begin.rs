@@ -144,7 +144,7 @@ fn changes(origin: &JobOrigin, spec: &JobSpec, store: &Store) -> Result<Vec<Stri
         // A journal of format 1 has no recipe; the checkpoints of its job have it.
         let entries = store.list().map_err(bad_input)?;
         saved = entries.into_iter().find_map(|entry| match entry.state {
-            EntryState::Whole(manifest) if manifest.job == origin.job => Some(manifest.recipe),
+            EntryState::Complete(manifest) if manifest.job == origin.job => Some(manifest.recipe),
             _ => None,
         });
     }

@@ -18,7 +18,7 @@ use baton_job::{
     Time,
     engine::{Action, Engine, Event, Record, Status},
     ids::Attachment,
-    message::Directive,
+    message::{Directive, Hello},
 };
 use tokio::sync::{broadcast, oneshot, watch};
 use tracing::{debug, info, warn};
@@ -35,8 +35,15 @@ use crate::{
 pub(crate) enum JobInput {
     /// An event for the state machine.
     Event(Box<Event>),
-    /// An agent's stream opened; its directives go to `outbox`.
-    Opened { attachment: Attachment, outbox: Outbox },
+    /// An agent's stream opened with this hello; its directives go to `outbox`. `accepted` is answered before the first
+    /// directive, or dropped if the loop ends: an agent that was welcomed waits for a restart of its coordinator, so a
+    /// coordinator that has done its last round must welcome nobody.
+    Attached {
+        attachment: Attachment,
+        hello: Box<Hello>,
+        outbox: Outbox,
+        accepted: oneshot::Sender<()>,
+    },
     /// A user's request that may be refused; `answer` gets the result.
     Request { request: UserRequest, answer: oneshot::Sender<Result<(), String>> },
     /// A watcher asks for the events after an id, and for all that follow.
@@ -141,6 +148,7 @@ pub(crate) struct JobLoop {
 
 /// A message to an agent or a user.
 enum OutgoingMessage {
+    Accepted(oneshot::Sender<()>),
     Directive(Attachment, Directive),
     Refusal(Attachment, String),
     Answer(oneshot::Sender<Result<(), String>>, Result<(), String>),
@@ -249,8 +257,10 @@ impl JobLoop {
     fn handle_input(&mut self, input: JobInput) -> Result<bool> {
         match input {
             JobInput::Event(event) => self.handle_event(*event)?,
-            JobInput::Opened { attachment, outbox } => {
+            JobInput::Attached { attachment, hello, outbox, accepted } => {
                 self.outboxes.insert(attachment, outbox);
+                self.outgoing.push(OutgoingMessage::Accepted(accepted));
+                self.handle_event(Event::Attached { attachment, hello: *hello })?;
             }
             JobInput::Request { request, answer } => {
                 let (possible, event) = match request {
@@ -337,9 +347,9 @@ impl JobLoop {
                     warn!("{error:#}");
                 }
             }
-            Action::Publish(notice) => {
-                info!(kind = ?notice.kind, generation = %notice.generation, "{}", notice.message);
-                let event = self.journal.log(unix_millis(), notice)?;
+            Action::Publish(event) => {
+                info!(kind = ?event.kind, generation = %event.generation, "{}", event.message);
+                let event = self.journal.log(unix_millis(), event)?;
                 if let Some(traces) = &mut self.traces {
                     traces.event(&event);
                 }
@@ -354,6 +364,8 @@ impl JobLoop {
         self.journal.commit()?;
         for outgoing in self.outgoing.drain(..) {
             match outgoing {
+                // The agent may have disconnected.
+                OutgoingMessage::Accepted(agent) => drop(agent.send(())),
                 OutgoingMessage::Directive(attachment, directive) => {
                     // A stream that just closed reports itself as detached.
                     if let Some(outbox) = self.outboxes.get(&attachment) {

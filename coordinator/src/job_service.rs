@@ -327,7 +327,7 @@ fn checkpoint_entry(entry: Entry) -> v1::CheckpointEntry {
     let manifest = entry.state.manifest();
     v1::CheckpointEntry {
         name: entry.name,
-        whole: manifest.is_some(),
+        complete: manifest.is_some(),
         damage,
         epoch: manifest.map_or(0, |manifest| manifest.progress.epoch.0),
         created_unix_seconds: manifest.map_or(0, |manifest| manifest.created_unix_seconds),
@@ -337,13 +337,13 @@ fn checkpoint_entry(entry: Entry) -> v1::CheckpointEntry {
 
 /// The message for an event.
 pub(crate) fn event_message(event: LoggedEvent) -> v1::WatchEventsResponse {
-    let LoggedEvent { id, unix_millis, notice } = event;
+    let LoggedEvent { id, unix_millis, event } = event;
     v1::WatchEventsResponse {
         id,
         unix_millis,
-        kind: v1::watch_events_response::Kind::from(notice.kind).into(),
-        generation: notice.generation.0,
-        step: notice.step.map(|step| step.0),
-        message: notice.message,
+        kind: v1::watch_events_response::Kind::from(event.kind).into(),
+        generation: event.generation.0,
+        step: event.step.map(|step| step.0),
+        message: event.message,
     }
 }

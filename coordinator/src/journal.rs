@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 /// The format that this build writes, and the newest that it reads. Raise it when an entry is added or changed in a way
 /// that older programs cannot read.
 ///
-/// 1: no version is written; `Created` has a hash of the recipe. 2: `Created` has the recipe.
+/// 1: no version is written; `Created` has a hash of the recipe; a logged event is in `notice`. 2: `Created` has the
+/// recipe; a logged event is in `event`.
 const FORMAT: u64 = 2;
 
 /// Table of properties of the whole file: its [`FORMAT`].
@@ -26,7 +27,8 @@ pub(crate) struct LoggedEvent {
     pub(crate) id: u64,
     /// Milliseconds since 1970-01-01 UTC.
     pub(crate) unix_millis: u64,
-    pub(crate) notice: JobEvent,
+    #[serde(alias = "notice")]
+    pub(crate) event: JobEvent,
 }
 
 type JournalTable = TableDefinition<'static, u64, &'static [u8]>;
@@ -86,11 +88,11 @@ impl Journal {
     }
 
     /// Adds an event, with the next id, to the pending entries.
-    pub(crate) fn log(&mut self, unix_millis: u64, notice: JobEvent) -> Result<LoggedEvent> {
-        let event = LoggedEvent { id: self.next_event, unix_millis, notice };
-        self.pending.push((EVENTS, event.id, serde_json::to_vec(&event)?));
+    pub(crate) fn log(&mut self, unix_millis: u64, event: JobEvent) -> Result<LoggedEvent> {
+        let logged = LoggedEvent { id: self.next_event, unix_millis, event };
+        self.pending.push((EVENTS, logged.id, serde_json::to_vec(&logged)?));
         self.next_event += 1;
-        Ok(event)
+        Ok(logged)
     }
 
     /// Makes all pending entries durable in one transaction, so with one wait for the disk.
@@ -194,8 +196,15 @@ mod tests {
         journal.commit().unwrap();
         assert_eq!(journal.last_event(), 2);
         assert_eq!(journal.events_after(0).unwrap().len(), 2);
-        assert_eq!(journal.events_after(1).unwrap()[0].notice.message, "second");
+        assert_eq!(journal.events_after(1).unwrap()[0].event.message, "second");
         assert_eq!(journal.events_after(u64::MAX).unwrap(), []);
+    }
+
+    #[test]
+    fn an_event_under_its_name_of_format_1_is_read() {
+        let logged = LoggedEvent { id: 1, unix_millis: 7, event: job_event("first") };
+        let old = serde_json::to_string(&logged).unwrap().replace("\"event\":", "\"notice\":");
+        assert_eq!(serde_json::from_str::<LoggedEvent>(&old).unwrap(), logged);
     }
 
     fn open_error(path: &Path) -> String {

@@ -13,14 +13,14 @@ use baton_proto::{
     v1::{self, node_service_server::NodeService},
 };
 use serde::Serialize;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_stream::{Stream, StreamExt, wrappers::UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
     job::JobInput,
     logs::LogBuffer,
-    served::{CurrentJob, ServedJob},
+    served::{CurrentJob, ServedJob, shutting_down},
 };
 
 /// Implements `NodeService`.
@@ -66,8 +66,9 @@ impl NodeService for NodeApi {
         let attachment = Attachment(self.next_attachment.fetch_add(1, Ordering::Relaxed));
         let node = hello.node.clone();
         let (outbox, directives) = mpsc::unbounded_channel();
-        served.queue(JobInput::Opened { attachment, outbox })?;
-        served.queue(Event::Attached { attachment, hello }.into())?;
+        let (accepted, welcomed) = oneshot::channel();
+        let hello = Box::new(hello);
+        served.queue(JobInput::Attached { attachment, hello, outbox, accepted })?;
 
         let job = served.job.clone();
         tokio::spawn(async move {
@@ -85,6 +86,8 @@ impl NodeService for NodeApi {
             }
             job.send(Event::Detached { node, attachment }.into());
         });
+        // After the spawn: an agent that disconnects during this wait must be detached, too.
+        welcomed.await.map_err(|_| shutting_down())?;
 
         let welcome = tokio_stream::once(frame(&welcome(&served)));
         let directives =

@@ -110,6 +110,6 @@ impl CurrentJob {
     }
 }
 
-fn shutting_down() -> Status {
+pub(crate) fn shutting_down() -> Status {
     Status::unavailable("shutting down")
 }

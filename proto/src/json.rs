@@ -74,7 +74,7 @@ pub(crate) fn number<'de, D: Deserializer<'de>>(input: D) -> Result<f64, D::Erro
     Ok(Option::deserialize(input)?.unwrap_or(f64::NAN))
 }
 
-/// The metrics of an update or of an evaluation, or the step at which training started.
+/// The metrics of a step or of an evaluation, or the step at which training started.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PointJson {
     unix_millis: u64,
@@ -113,7 +113,7 @@ impl From<PointJson> for v1::StreamMetricsResponse {
 /// An evaluation; `ema` and `extent` only for the latest one.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct EvaluationJson {
-    /// Number of updates before the evaluation.
+    /// Number of steps before the evaluation.
     step: u64,
     #[serde(deserialize_with = "number")]
     loss: f64,

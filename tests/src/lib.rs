@@ -412,7 +412,7 @@ impl Cluster {
         self.read_store(|store| {
             let entries = store.list().expect("a listing").into_iter();
             let at_the_end_of_an_epoch = |state: EntryState| match state {
-                EntryState::Whole(manifest) if manifest.progress.cursor == 0 => Some(manifest),
+                EntryState::Complete(manifest) if manifest.progress.cursor == 0 => Some(manifest),
                 _ => None,
             };
             let manifest = entries
@@ -435,7 +435,7 @@ impl Cluster {
 #[must_use]
 pub fn newest_state(store: &Store) -> Vec<(String, Vec<f32>)> {
     let newest = store.list().expect("a listing").into_iter().next().expect("a checkpoint");
-    let EntryState::Whole(manifest) = newest.state else { panic!("{} is damaged", newest.name) };
+    let EntryState::Complete(manifest) = newest.state else { panic!("{} is damaged", newest.name) };
     state_of(store, &manifest)
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use baton_job::exit;
 use baton_proto::v1::{DrainRequest, get_status_response::Phase};
-use baton_tests::{Cluster, WAIT_TIMEOUT, kill, stop, terminate};
+use baton_tests::{Cluster, WAIT_TIMEOUT, in_time, kill, stop, terminate};
 
 /// Number of faults in an ordinary test run.
 const FAULTS: u64 = 8;
@@ -66,8 +66,9 @@ async fn random_faults_change_no_bit() {
     let mut cluster = set_up(Cluster::endless());
     start(&mut cluster, "127.0.0.1:0").await;
     let mut kinds: Vec<Fault> = Vec::new();
+    let all_ranks = NODES.iter().map(|(_, ranks)| ranks).sum();
     for number in 0..faults {
-        let before = trains(&cluster, NODES.iter().map(|(_, ranks)| ranks).sum()).await;
+        let before = trains(&cluster, all_ranks).await;
         tokio::time::sleep(Duration::from_millis(rng.u64(0..300))).await;
         if kinds.is_empty() {
             kinds.extend(ALL);
@@ -77,6 +78,8 @@ async fn random_faults_change_no_bit() {
         println!("{number}: {fault:?} at step {before}");
         inject(&mut cluster, fault, &mut rng).await;
     }
+    // The last fault must be recovered from, too.
+    trains(&cluster, all_ranks).await;
     drain(&mut cluster).await;
     let (epochs, state) = cluster.newest_epoch();
     println!("{epochs} epochs");
@@ -128,8 +131,7 @@ async fn inject(cluster: &mut Cluster, fault: Fault, rng: &mut fastrand::Rng) {
     let generation = cluster.status().await.generation;
     match fault {
         Fault::KillRank | Fault::StopRank => {
-            let pids = cluster.rank_pids(agent);
-            let Some(pid) = rng.choice(pids) else { return };
+            let pid = running_rank(cluster, agent, rng).await;
             if matches!(fault, Fault::KillRank) {
                 kill(pid)
             } else {
@@ -173,6 +175,19 @@ async fn inject(cluster: &mut Cluster, fault: Fault, rng: &mut fastrand::Rng) {
             start(cluster, "127.0.0.1:0").await;
         }
     }
+}
+
+/// The process id of a random rank of an agent. An agent has none while it replaces its ranks.
+async fn running_rank(cluster: &Cluster, agent: usize, rng: &mut fastrand::Rng) -> u32 {
+    let wait = async {
+        loop {
+            if let Some(pid) = rng.choice(cluster.rank_pids(agent)) {
+                return pid;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    in_time("the agent runs ranks", wait).await
 }
 
 /// Waits for a newer generation to train.

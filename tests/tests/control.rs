@@ -99,7 +99,7 @@ async fn status_and_checkpoints_show_the_state_of_the_job() {
 
     let list = cluster.client().await.list_checkpoints(ListCheckpointsRequest {}).await.unwrap();
     let newest = list.into_inner().checkpoints.into_iter().next().unwrap();
-    assert!(newest.whole);
+    assert!(newest.complete);
     assert_eq!(newest.checkpoint.map(|c| c.step), saved.step);
     cluster.client().await.stop(StopRequest {}).await.unwrap();
     cluster.finish().await;

@@ -211,7 +211,7 @@ async fn status_shows_every_ranks_loader() {
     for rank in &status.ranks {
         let loader =
             rank.loader.as_ref().unwrap_or_else(|| panic!("rank {} sent no report", rank.rank));
-        assert_eq!(loader.room, 3);
+        assert_eq!(loader.capacity, 3);
         assert!(loader.ready <= 3 && (0.0..=1.0).contains(&loader.wait));
     }
 }

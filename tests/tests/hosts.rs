@@ -80,7 +80,7 @@ fn start_agent(cluster: &mut Cluster, host: usize) {
     cluster.start_agent_by(&launcher, &node, RANKS, &["--host", &at], &[]);
 }
 
-/// Current time per update, seconds.
+/// Current time per step, seconds.
 async fn step_seconds(cluster: &Cluster) -> f64 {
     let step = async || cluster.status().await.latest.map_or(0, |latest| latest.step);
     let (before, begin) = (step().await, Instant::now());

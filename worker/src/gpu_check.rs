@@ -1,4 +1,7 @@
 //! `baton-worker gpu-check`: checks CUDA, NCCL and the GPU kernels on a machine with a GPU, in about a minute.
+//!
+//! Every check must pass on every supported GPU. It needs no files and no network, and compares with the CPU, with
+//! libtorch or with a repetition of itself. A failed check does not stop the following ones.
 
 use std::time::{Duration, Instant};
 
@@ -142,7 +145,7 @@ fn nccl_abort_then_reconnect() -> Result<String, String> {
     Ok("aborted and re-initialised".to_owned())
 }
 
-/// Compares the losses of three updates on the same batches on both devices.
+/// Compares the losses of three steps on the same batches on both devices.
 fn same_losses(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
     let losses = |device| -> Result<Vec<f64>, baton_trainer::learner::Error> {
         let mut learner = TorchLearner::new(recipe, &InputType::Image, device)?;

@@ -4,6 +4,9 @@
 //! contain `checkpoint` spans and job events as span events; `recovery` spans with their parts; and `pause` spans.
 //! A span is exported when it ends. Ids are derived from the job's id, so that spans exported after a restart of the
 //! coordinator join the same trace; spans open at the restart are restored from the event log.
+//!
+//! Names of spans and attributes are a promise to dashboards of traces (docs/watching.md): adding is allowed, renaming
+//! is not. Texts in them may change at any time.
 
 use std::{
     borrow::Cow,
@@ -87,16 +90,16 @@ impl Timeline {
     }
 
     /// Adds a job event, which may open or close spans.
-    pub(crate) fn event(&mut self, event: &LoggedEvent) {
-        let LoggedEvent { unix_millis, notice, .. } = event;
+    pub(crate) fn event(&mut self, logged: &LoggedEvent) {
+        let LoggedEvent { unix_millis, event, .. } = logged;
         let at = Time(*unix_millis);
         // These may follow the end of the job, when agents leave and the driver reports errors of the ended ranks.
-        if !matches!(notice.kind, JobEventKind::NodeLost | JobEventKind::GpuWarning) {
+        if !matches!(event.kind, JobEventKind::NodeLost | JobEventKind::GpuWarning) {
             self.began.get_or_insert(at);
         }
-        match notice.kind {
+        match event.kind {
             JobEventKind::GenerationOpened => {
-                let number = notice.generation;
+                let number = event.generation;
                 let (events, dropped) = (Vec::new(), 0);
                 self.generation = Some(OpenGeneration { number, since: at, events, dropped });
             }
@@ -111,7 +114,7 @@ impl Timeline {
             | JobEventKind::Resumed => {}
             kind => {
                 if let Some(open) = &mut self.generation {
-                    open.add_event(at, kind, notice.step.map(|step| step.0), &notice.message);
+                    open.add_event(at, kind, event.step.map(|step| step.0), &event.message);
                 }
             }
         }
@@ -212,7 +215,7 @@ impl Timeline {
         let until = recovery.stepped_at.unwrap_or(now);
         let mut whole = self.span("recovery", recovery.lost_at, until, attributes);
         if recovery.stepped_at.is_none() {
-            whole.status = Status::error("it did not reach its first update");
+            whole.status = Status::error("it did not reach its first step");
         }
         let parent_span_id = whole.span_context.span_id();
         let mut spans = vec![whole];
@@ -288,7 +291,7 @@ fn open_pause(records: &[Record], events: &[LoggedEvent]) -> Option<(Time, Strin
         _ => None,
     });
     let reason = last.flatten()?;
-    let paused = events.iter().rev().find(|event| event.notice.kind == JobEventKind::Paused)?;
+    let paused = events.iter().rev().find(|logged| logged.event.kind == JobEventKind::Paused)?;
     Some((Time(paused.unix_millis), reason))
 }
 
@@ -322,8 +325,8 @@ mod tests {
 
     fn logged(at: u64, kind: JobEventKind, number: u64) -> LoggedEvent {
         let message = format!("{kind:?} as text");
-        let notice = JobEvent { kind, generation: Generation(number), step: None, message };
-        LoggedEvent { id: at, unix_millis: at, notice }
+        let event = JobEvent { kind, generation: Generation(number), step: None, message };
+        LoggedEvent { id: at, unix_millis: at, event }
     }
 
     fn opened(number: u64) -> Record {

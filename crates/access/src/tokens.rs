@@ -24,7 +24,7 @@ impl Token {
         let text = text.trim();
         if text.len() < MIN_TOKEN_CHARS {
             let problem = format!(
-                "a token has at least {MIN_TOKEN_CHARS} characters; `baton cert` makes good ones"
+                "a token has at least {MIN_TOKEN_CHARS} characters; create one with `baton cert`"
             );
             return Err(Error(problem));
         }

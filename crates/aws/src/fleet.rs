@@ -27,11 +27,9 @@ const STAGE_FILE: &str = "stage.json";
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Fleet {
     /// Desired number of machines in the group; 0 when the job has ended.
-    #[serde(rename = "wanted")]
     pub(super) desired: u64,
     pub(super) machines: Vec<Machine>,
     /// AWS's message about why the group last failed to get a machine.
-    #[serde(rename = "trouble")]
     pub(super) launch_failure: Option<String>,
 }
 
@@ -65,7 +63,7 @@ pub(super) enum Role {
 pub(super) struct Stage {
     /// Time of the report, Unix seconds.
     pub(super) unix_seconds: u64,
-    #[serde(rename = "words")]
+    /// The stage, as text.
     pub(super) text: String,
 }
 

@@ -1,4 +1,6 @@
 //! `baton aws status`
+//!
+//! The keys of `--json` are a promise to scripts: adding is allowed, renaming is not. The text may change at any time.
 
 use std::{thread, time::Duration};
 
@@ -42,7 +44,7 @@ const STATUS_POLL_INTERVAL: Duration = Duration::from_secs(15);
 struct StatusJson<'a> {
     job: &'a str,
     stack: &'a str,
-    #[serde(rename = "place")]
+    /// Address of the job's files in the bucket.
     url: String,
     #[serde(flatten)]
     fleet: &'a Fleet,

@@ -5,7 +5,7 @@ use std::{io, ops::Range};
 use futures::{StreamExt, stream};
 use object_store::ObjectStoreExt;
 
-use crate::{Error, Store, direct, file::of_disk};
+use crate::{Error, Store, direct, file::to_storage_error};
 
 /// Bytes per read request to a bucket: large enough that latency does not dominate.
 const REQUEST_BYTES: u64 = 8 << 20;
@@ -22,9 +22,8 @@ impl Store {
         each: &mut dyn FnMut(&[u8]),
     ) -> Result<(), Error> {
         let read = match &self.folder {
-            Some(folder) => {
-                direct::read(&folder.join(file), range, each).map_err(|error| of_disk(file, error))
-            }
+            Some(folder) => direct::read(&folder.join(file), range, each)
+                .map_err(|error| to_storage_error(file, error)),
             None => self.read_object(file, range, each),
         };
         read.map_err(|source| self.failed("read", file, source))
@@ -45,7 +44,7 @@ impl Store {
         while let Some((block, bytes)) = self.wait(responses.next()) {
             let bytes = bytes?;
             if bytes.len() as u64 != block.end - block.start {
-                return Err(of_disk(file, io::ErrorKind::UnexpectedEof.into()));
+                return Err(to_storage_error(file, io::ErrorKind::UnexpectedEof.into()));
             }
             each(&bytes);
         }

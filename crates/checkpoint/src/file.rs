@@ -65,7 +65,7 @@ impl Store {
                 let created = path.parent().map_or(Ok(()), folder::create);
                 let written =
                     created.and_then(|()| direct::write(&path, pieces.iter().map(AsRef::as_ref)));
-                written.map_err(|error| self.failed("write", file, of_disk(file, error)))
+                written.map_err(|error| self.failed("write", file, to_storage_error(file, error)))
             }
             None => {
                 let mut hasher = blake3::Hasher::new();
@@ -135,7 +135,7 @@ fn may_be_repeated(error: &Error) -> bool {
 }
 
 /// Converts an I/O error into the error that an object store would return.
-pub(crate) fn of_disk(file: &str, error: io::Error) -> object_store::Error {
+pub(crate) fn to_storage_error(file: &str, error: io::Error) -> object_store::Error {
     let (store, source) = ("checkpoint", Box::new(error));
     match source.kind() {
         io::ErrorKind::NotFound => object_store::Error::NotFound { path: file.to_owned(), source },

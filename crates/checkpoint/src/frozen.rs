@@ -80,7 +80,7 @@ impl Store {
         }
         let mut used = HashSet::new();
         for entry in self.list()? {
-            let EntryState::Whole(manifest) = entry.state else { return Ok(Vec::new()) };
+            let EntryState::Complete(manifest) = entry.state else { return Ok(Vec::new()) };
             used.extend(manifest.frozen.iter().map(|frozen| Path::from(frozen.path())));
         }
         files.retain(|file| !used.contains(&file.location));

@@ -1,4 +1,8 @@
 //! Decides which checkpoints are kept and which are removed, and why. Pruning and listing use the same rule.
+//!
+//! The newest checkpoint from which the run can resume must be kept whatever the settings are, so `keep_last` counts as
+//! at least 1. What cannot be judged, because it is damaged, of a newer version or perhaps still being written, must be
+//! kept too.
 
 use std::fmt;
 
@@ -48,8 +52,8 @@ pub enum RemovalReason {
 /// The decision for each of `entries`, which must be sorted newest first.
 #[must_use]
 pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDecision> {
-    let whole = entries.iter().filter_map(|entry| entry.state.manifest());
-    let ours: Vec<&Manifest> = whole.filter(|manifest| is_good(manifest, retention)).collect();
+    let complete = entries.iter().filter_map(|entry| entry.state.manifest());
+    let ours: Vec<&Manifest> = complete.filter(|manifest| is_good(manifest, retention)).collect();
     let newest = ours.first().map(|manifest| manifest.id());
     let graded =
         ours.iter().filter_map(|manifest| Some((manifest.id(), manifest.best_accuracy()?)));
@@ -71,10 +75,10 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
                 PruneDecision::Kept(vec![KeepReason::InProgress])
             }
         }
-        EntryState::Whole(_) if entry.id.generation < retention.restore.not_before => {
+        EntryState::Complete(_) if entry.id.generation < retention.restore.not_before => {
             PruneDecision::Kept(vec![KeepReason::OutsideRun])
         }
-        EntryState::Whole(manifest) => {
+        EntryState::Complete(manifest) => {
             let age_rank = ours.iter().position(|ours| ours.id() == entry.id);
             match age_rank {
                 None => PruneDecision::Removed(RemovalReason::Invalidated),

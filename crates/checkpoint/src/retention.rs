@@ -1,4 +1,8 @@
 //! Retention: rules for which checkpoints are kept, and pruning of the others.
+//!
+//! Pruning must never remove the newest checkpoint from which the run can resume, a complete checkpoint of another run,
+//! a checkpoint that is damaged or that only a newer Baton can read, or a save that may be in progress. A generation
+//! that has been replaced must remove nothing, so the fence is checked before each removal.
 
 use baton_job::{Generation, message::Restore};
 

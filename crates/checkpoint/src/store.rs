@@ -47,8 +47,8 @@ pub struct Entry {
 /// State of a checkpoint, judged by its manifest and file sizes only. [`Store::verify`] checks digests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EntryState {
-    /// Complete: all files exist with the right size.
-    Whole(Box<Manifest>),
+    /// All files exist with the right size.
+    Complete(Box<Manifest>),
     /// Damaged, with a description of the problem.
     Damaged(String),
     /// Only a newer Baton can read it; whether it is complete is unknown.
@@ -62,7 +62,7 @@ impl EntryState {
     #[must_use]
     pub fn manifest(&self) -> Option<&Manifest> {
         match self {
-            Self::Whole(manifest) => Some(manifest),
+            Self::Complete(manifest) => Some(manifest),
             Self::Damaged(_) | Self::Newer(_) | Self::Unfinished => None,
         }
     }
@@ -71,7 +71,7 @@ impl EntryState {
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         match self {
-            Self::Whole(_) => None,
+            Self::Complete(_) => None,
             Self::Damaged(problem) => Some(problem.clone()),
             Self::Newer(version) => Some(version.to_string()),
             Self::Unfinished => Some(UNFINISHED.to_owned()),
@@ -143,14 +143,14 @@ impl Store {
     ) -> Result<Self, Error> {
         let prefix = Path::parse(prefix).map_err(|error| unusable(location, error))?;
         let objects = access.bucket(bucket).map_err(|error| unusable(location, error))?;
-        Self::over(location, Arc::new(PrefixStore::new(objects, prefix)))
+        Self::from_object_store(location, Arc::new(PrefixStore::new(objects, prefix)))
     }
 
     fn in_folder(location: &str) -> Result<Self, Error> {
         let files = LocalFileSystem::new_with_prefix(location)
             .map_err(|error| unusable(location, error))?
             .with_fsync(true);
-        let store = Self::over(location, Arc::new(files))?;
+        let store = Self::from_object_store(location, Arc::new(files))?;
         Ok(Self { folder: Some(PathBuf::from(location)), ..store })
     }
 
@@ -159,7 +159,7 @@ impl Store {
     /// # Errors
     /// The system cannot start a thread.
     pub fn memory() -> Result<Self, Error> {
-        Self::over("memory", Arc::new(InMemory::new()))
+        Self::from_object_store("memory", Arc::new(InMemory::new()))
     }
 
     /// A store on any object store with consistent listings and create-only writes. `location` is its name in
@@ -167,7 +167,7 @@ impl Store {
     ///
     /// # Errors
     /// The system cannot start a thread.
-    pub fn over(location: &str, objects: Arc<dyn ObjectStore>) -> Result<Self, Error> {
+    pub fn from_object_store(location: &str, objects: Arc<dyn ObjectStore>) -> Result<Self, Error> {
         let blocking =
             Blocking::new("checkpoint-io", 1).map_err(|error| unusable(location, error))?;
         Ok(Self { location: location.to_owned(), folder: None, objects, blocking })
@@ -305,7 +305,7 @@ impl Store {
 
     fn entry(&self, id: SaveId) -> Result<Entry, Error> {
         let state = match self.inspect(id) {
-            Ok(Some(manifest)) => EntryState::Whole(Box::new(manifest)),
+            Ok(Some(manifest)) => EntryState::Complete(Box::new(manifest)),
             Ok(None) => EntryState::Unfinished,
             Err(Error::Damaged { problem, .. }) => EntryState::Damaged(problem),
             Err(Error::NewerVersion { version, .. }) => EntryState::Newer(version),

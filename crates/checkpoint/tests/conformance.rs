@@ -100,7 +100,7 @@ fn an_old_generation_is_fenced() {
         assert!(matches!(shard, Err(Error::Fenced { .. })));
         assert_eq!(store.prune(&keep(1, false, 0, 2)).warnings.len(), 1);
         let states: Vec<_> = store.list().unwrap().into_iter().map(|entry| entry.state).collect();
-        assert!(matches!(states.as_slice(), [EntryState::Unfinished, EntryState::Whole(_)]));
+        assert!(matches!(states.as_slice(), [EntryState::Unfinished, EntryState::Complete(_)]));
 
         saved(store, id(3, 20), 1);
         let pruned = store.prune(&keep(1, false, 0, 3));

@@ -55,7 +55,7 @@ fn crash(
     after: AfterFault,
 ) -> usize {
     let what = format!("{outcome:?} at {at}, then {after:?}");
-    let plain = Store::over("plain", objects.clone()).unwrap();
+    let plain = Store::from_object_store("plain", objects.clone()).unwrap();
     saved_with(&plain, id(1, 5), 10.0);
     saved_with(&plain, id(1, 10), 10.0);
 
@@ -73,7 +73,8 @@ fn crash(
             _ => InjectedResult::Succeeds,
         }
     });
-    let hooked = Store::over("hooked", Arc::new(Hooked::new(objects.clone(), hook))).unwrap();
+    let hooked =
+        Store::from_object_store("hooked", Arc::new(Hooked::new(objects.clone(), hook))).unwrap();
     let is_committed = save(&hooked);
 
     let found = newest(&plain);
@@ -92,10 +93,10 @@ fn crash(
     assert!(pruned.warnings.is_empty(), "{what}: {:?}", pruned.warnings);
     let entries = plain.list().unwrap();
     assert!(
-        matches!(entries.as_slice(), [only] if only.state == EntryState::Whole(Box::new(next))),
+        matches!(entries.as_slice(), [only] if only.state == EntryState::Complete(Box::new(next))),
         "{what}: {entries:?}"
     );
-    let EntryState::Whole(next) = &entries[0].state else { return 0 };
+    let EntryState::Complete(next) = &entries[0].state else { return 0 };
     assert_eq!(plain.read_region(next, "frozen").unwrap(), [20.0; 8], "{what}");
     assert_eq!(frozen_files(&*objects), 1, "{what}: unused frozen files are removed");
     count.load(Ordering::SeqCst)
@@ -178,7 +179,7 @@ proptest! {
     ) {
         let folder = TempDir::new().unwrap();
         let files = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
-        let store = Store::over("folder", Arc::new(files)).unwrap();
+        let store = Store::from_object_store("folder", Arc::new(files)).unwrap();
         let good = saved(&store, id(1, 10), 2);
         saved(&store, id(1, 20), 2);
         let names = [
@@ -207,7 +208,7 @@ proptest! {
 #[test]
 fn a_bucket_that_does_not_respond_is_not_damage() {
     let objects = Arc::new(InMemory::new());
-    let plain = Store::over("plain", objects.clone()).unwrap();
+    let plain = Store::from_object_store("plain", objects.clone()).unwrap();
     saved(&plain, id(1, 10), 1);
     saved(&plain, id(1, 20), 1);
     for file in ["manifest.json", "shard-00000-of-00001.safetensors"] {
@@ -217,7 +218,7 @@ fn a_bucket_that_does_not_respond_is_not_damage() {
             _ => InjectedResult::Succeeds,
         });
         let hooked = Arc::new(Hooked::new(objects.clone(), hook));
-        let store = Store::over("s3://bucket/runs", hooked).unwrap();
+        let store = Store::from_object_store("s3://bucket/runs", hooked).unwrap();
         let error = find(&store, 0, None).expect_err("a network failure must not lose ten steps");
         assert!(error.to_string().contains("check the network"), "{error}");
         assert_eq!(store.list().is_err(), file == "manifest.json");
@@ -232,7 +233,7 @@ fn a_full_disk_is_reported_in_one_line_with_a_remedy() {
         _ => InjectedResult::Succeeds,
     });
     let store = Arc::new(Hooked::new(Arc::new(InMemory::new()), hook));
-    let store = Store::over("/data/checkpoints", store).unwrap();
+    let store = Store::from_object_store("/data/checkpoints", store).unwrap();
     let error = store.write_shard(&id(1, 10), Rank(0), 1, &snapshot(10, 0, 1)).unwrap_err();
     let text = error.to_string();
     assert!(!text.contains('\n'), "{text}");

@@ -110,12 +110,16 @@ fn every_interleaving(run: impl Fn(&Turns) -> bool) -> (usize, usize) {
 /// prunes. Returns whether the commit succeeded.
 fn race(turns: &Turns, prunes: bool) -> bool {
     let objects = Arc::new(InMemory::new());
-    let plain = Store::over("plain", objects.clone()).unwrap();
+    let plain = Store::from_object_store("plain", objects.clone()).unwrap();
     saved(&plain, id(1, 10), 2);
     let first = plain.write_shard(&id(1, 20), Rank(0), 2, &kit::snapshot(20, 0, 2)).unwrap();
 
-    let over =
-        |thread| Store::over("hooked", Arc::new(Hooked::new(objects.clone(), turns.hook(thread))));
+    let over = |thread| {
+        Store::from_object_store(
+            "hooked",
+            Arc::new(Hooked::new(objects.clone(), turns.hook(thread))),
+        )
+    };
     let (committing, raising) = (over(COMMITTER).unwrap(), over(RAISER).unwrap());
     let outcome = thread::scope(|scope| {
         let commit = scope.spawn(|| {
@@ -185,7 +189,7 @@ fn an_abandoned_save_is_refused_and_pruned_and_its_tombstone_is_kept() {
     store.raise_fence(Generation(2)).expect("may be repeated");
     assert!(matches!(store.commit(&late), Err(Error::Fenced { .. })));
     let states: Vec<_> = store.list().unwrap().into_iter().map(|entry| entry.state).collect();
-    assert!(matches!(states.as_slice(), [EntryState::Unfinished, EntryState::Whole(_)]));
+    assert!(matches!(states.as_slice(), [EntryState::Unfinished, EntryState::Complete(_)]));
 
     assert_eq!(store.prune(&keep(1, false, 0, 2)).removed, [id(1, 20).name()]);
     assert_eq!(store.list().unwrap().len(), 1);

@@ -60,7 +60,7 @@ fn every_version_is_read_with_equal_values() {
         let store = Store::open_existing(fixture(version).to_str().unwrap()).unwrap();
         let entries = store.list().unwrap();
         let [only] = entries.as_slice() else { panic!("{entries:?}") };
-        let EntryState::Whole(manifest) = &only.state else { panic!("{only:?}") };
+        let EntryState::Complete(manifest) = &only.state else { panic!("{only:?}") };
 
         let (shards, frozen) = (manifest.shards.clone(), manifest.frozen.clone());
         assert_eq!(frozen.len(), usize::from(version > 1));

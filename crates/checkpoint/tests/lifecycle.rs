@@ -695,6 +695,6 @@ fn listing_shows_each_state_newest_first() {
         f.store.list().unwrap().into_iter().map(|entry| entry.state).collect();
     assert!(matches!(
         states.as_slice(),
-        [EntryState::Unfinished, EntryState::Damaged(_), EntryState::Whole(_)]
+        [EntryState::Unfinished, EntryState::Damaged(_), EntryState::Complete(_)]
     ));
 }

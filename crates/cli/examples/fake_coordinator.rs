@@ -46,7 +46,7 @@ fn main() {
     }
 }
 
-/// Simulates one update, unless the job is paused.
+/// Simulates one step, unless the job is paused.
 fn simulate(state: &mut FakeState, step: u64) {
     let unix_millis = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
     let request = state.requests.iter().rev().find(|request| !request.starts_with("checkpoint"));

@@ -153,7 +153,7 @@ type Client = JobServiceClient<InterceptedService<Channel, Bearer>>;
 
 /// Stream of events with increasing ids, across restarts of the coordinator.
 pub(crate) type Events = Follow<EventFeed>;
-/// Stream of metrics of updates and evaluations, across restarts of the coordinator.
+/// Stream of metrics of steps and evaluations, across restarts of the coordinator.
 pub(crate) type Metrics = Follow<MetricsFeed>;
 /// Stream of log lines, across restarts of the coordinator.
 pub(crate) type Logs = Follow<LogFeed>;
@@ -272,7 +272,7 @@ impl Coordinator {
         Follow::new(self.clone(), EventFeed { after, past_only: true })
     }
 
-    /// Metrics of updates and evaluations so far, and with `follow` also new ones.
+    /// Metrics of steps and evaluations so far, and with `follow` also new ones.
     pub(crate) fn metrics(&self, follow: bool) -> Metrics {
         Follow::new(self.clone(), MetricsFeed::new(follow))
     }

@@ -21,11 +21,11 @@ use crate::output;
 pub(crate) struct Recoveries {
     /// Number of recoveries over the job's whole life.
     pub(crate) recoveries_total: u64,
-    /// Median over the failures below that reached their first update, without planned changes.
+    /// Median over the failures below that reached their first step, without planned changes.
     pub(crate) median_total_seconds: Option<f64>,
     /// The longest of them.
     pub(crate) worst_total_seconds: Option<f64>,
-    /// Updates that had to be repeated because of all recoveries below.
+    /// Steps that had to be repeated because of all recoveries below.
     pub(crate) lost_steps: u64,
     /// The newest 1,000 recoveries, oldest first.
     pub(crate) recoveries: Vec<Recovery>,
@@ -33,9 +33,9 @@ pub(crate) struct Recoveries {
 
 /// `baton pause --json` and `baton resume --json`.
 #[derive(Debug, Serialize)]
-pub(crate) struct SteeredJob {
-    /// The request: `pause` or `resume`.
-    pub(crate) asked: &'static str,
+pub(crate) struct ControlledJob {
+    /// `pause` or `resume`.
+    pub(crate) request: &'static str,
     /// Name of the job, URL of its coordinator, and where the URL is from.
     pub(crate) job: String,
 }
@@ -46,12 +46,12 @@ pub(crate) struct ListedCheckpoint {
     /// Name of its folder.
     pub(crate) name: String,
     /// Whether all its files exist and have the right size.
-    pub(crate) whole: bool,
-    /// `whole`, `damaged`, `newer` (a newer Baton wrote it) or `unfinished`.
+    pub(crate) complete: bool,
+    /// `complete`, `damaged`, `newer` (a newer Baton wrote it) or `unfinished`.
     pub(crate) state: &'static str,
-    /// Why no job can resume from it, if it is not whole.
+    /// Why no job can resume from it, if it is not complete.
     pub(crate) damage: Option<String>,
-    /// Number of updates made.
+    /// Number of steps made.
     pub(crate) step: Option<u64>,
     /// Number of complete epochs.
     pub(crate) epoch: Option<u32>,
@@ -92,7 +92,7 @@ pub(crate) struct ListedCheckpoint {
 pub(crate) struct VerifiedCheckpoint {
     /// Name of its folder.
     pub(crate) name: String,
-    /// `whole` (every byte is as it was written), `damaged`, `newer` (a newer Baton wrote it) or
+    /// `complete` (every byte is as it was written), `damaged`, `newer` (a newer Baton wrote it) or
     /// `unfinished`.
     pub(crate) state: &'static str,
     /// What is wrong if it is damaged; the format version if a newer Baton wrote it.
@@ -112,7 +112,7 @@ pub(crate) struct ExportedWeights {
     pub(crate) path: String,
     /// Network, by its recipe name.
     pub(crate) arch: String,
-    /// Number of updates made.
+    /// Number of steps made.
     pub(crate) step: u64,
     /// `f32`, `f16` or `bf16`.
     pub(crate) dtype: String,
@@ -201,7 +201,7 @@ pub(crate) struct CopiedCheckpoint {
     pub(crate) written_bytes: u64,
     /// Number of files that already existed and match their digests.
     pub(crate) kept_files: u64,
-    /// Whether the whole checkpoint already existed.
+    /// Whether the complete checkpoint already existed.
     pub(crate) was_there: bool,
 }
 
@@ -317,10 +317,10 @@ pub(crate) struct CheckedRecipe {
     pub(crate) faults: Vec<Violation>,
     /// Why the size of its training set is unknown, so that `run` is missing.
     pub(crate) not_walked_because: Option<String>,
-    /// Keys with an old name, which is still accepted.
-    pub(crate) old_keys: Vec<Violation>,
+    /// Deprecated keys, which are still accepted.
+    pub(crate) deprecated_keys: Vec<Violation>,
     /// Values that are valid but probably wrong.
-    pub(crate) doubts: Vec<Violation>,
+    pub(crate) warnings: Vec<Violation>,
     /// The simulated run.
     pub(crate) run: Option<DryRun>,
 }

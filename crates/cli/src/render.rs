@@ -1,4 +1,6 @@
-//! Statuses, events and the end of a job as text. Pure functions.
+//! Statuses, events and the end of a job as text for people. The text may change at any time; scripts use `--json`.
+//!
+//! Pure functions.
 
 use std::path::Path;
 
@@ -88,7 +90,7 @@ pub(crate) fn phase_line(status: &GetStatusResponse, paint: Paint) -> String {
     format!("{}: {}", paint.phase(status.phase(), &phase), clean(reason))
 }
 
-/// Position of an update in the job.
+/// Position of a step in the job.
 pub(crate) struct Position {
     /// Current epoch, counted from 1.
     pub(crate) epoch: u32,
@@ -113,7 +115,7 @@ impl Position {
     }
 }
 
-/// Metrics of the latest update.
+/// Metrics of the latest step.
 pub(crate) fn numbers(step: &Step) -> String {
     let norm = step.gradient_norm.map(|norm| format!("  grad {norm:.3}"));
     let scale = step.loss_scale.map(|scale| format!("  scale {scale:.0}"));
@@ -134,7 +136,7 @@ pub(crate) fn numbers(step: &Step) -> String {
     )
 }
 
-/// The job's progress in one line; `None` before its first update.
+/// The job's progress in one line; `None` before its first step.
 pub(crate) fn progress_line(status: &GetStatusResponse) -> Option<String> {
     let step = status.latest.as_ref()?;
     let position = Position::new(step, status.epochs);
@@ -176,7 +178,7 @@ pub(crate) fn metric(metric: &Metric) -> String {
 
 /// `91.2 %`
 pub(crate) fn value(metric: &Metric) -> String {
-    if metric.is_share { human::percent(metric.value) } else { format!("{:.4}", metric.value) }
+    if metric.is_fraction { human::percent(metric.value) } else { format!("{:.4}", metric.value) }
 }
 
 /// The best evaluation, unless it is the latest one, which is always shown.
@@ -273,7 +275,7 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     add("start", idle.then(|| "`baton submit RECIPE` starts a job".to_owned()));
     add("deadline", status.drain.as_ref().map(drain));
     add("progress", status.latest.as_ref().map(|step| progress(step, status)));
-    add("update", status.latest.as_ref().map(numbers));
+    add("step", status.latest.as_ref().map(numbers));
     add("evaluation", status.evaluation.as_ref().map(evaluation));
     add("best", best(status).map(evaluation));
     add("started", status.began_with.clone());
@@ -396,17 +398,17 @@ fn spans(mut numbers: Vec<u32>) -> String {
 /// Age of a rank's last heartbeat from which it is shown, seconds.
 const STALE_HEARTBEAT_SECONDS: f64 = 5.0;
 
-/// `step 440  own time 0.512 s/update  loader wait 3.1 %, queue 6/8`, followed by anything unusual.
+/// `step 440  own time 0.512 s/step  loader wait 3.1 %, queue 6/8`, followed by anything unusual.
 fn rank_line(rank: &RankStatus) -> Option<String> {
     let mut parts = Vec::new();
     if let Some(heartbeat) = &rank.heartbeat {
         parts.push(format!("step {}", heartbeat.step));
         if heartbeat.own_step_seconds > 0.0 {
-            parts.push(format!("own time {:.3} s/update", heartbeat.own_step_seconds));
+            parts.push(format!("own time {:.3} s/step", heartbeat.own_step_seconds));
         }
     }
-    if let Some(Loader { wait, ready, room, .. }) = &rank.loader {
-        parts.push(format!("loader wait {}, queue {ready}/{room}", human::percent(*wait)));
+    if let Some(Loader { wait, ready, capacity, .. }) = &rank.loader {
+        parts.push(format!("loader wait {}, queue {ready}/{capacity}", human::percent(*wait)));
     }
     if let Some(slowdown) = rank.slowdown.filter(|slowdown| *slowdown >= 1.5) {
         parts.push(format!("SLOW: {slowdown:.1} times the median"));

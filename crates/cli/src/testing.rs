@@ -281,7 +281,7 @@ pub(crate) fn many(ranks: u32) -> GetStatusResponse {
 /// Start of the job, Unix milliseconds.
 const JOB_START: u64 = 1_795_252_508_000;
 
-/// Metrics of updates and evaluations, with a recovery between them.
+/// Metrics of steps and evaluations, with a recovery between them.
 pub(crate) fn points() -> Vec<StreamMetricsResponse> {
     let point = |seconds: u64, generation, metrics| StreamMetricsResponse {
         unix_millis: JOB_START + 1_000 * seconds,
@@ -440,7 +440,7 @@ fn evaluated(step: u64, top1: f64) -> EvaluatedStep {
     EvaluatedStep { step, accuracy: Some(accuracy(top1)), ..EvaluatedStep::default() }
 }
 
-/// A rollback after `step` updates in a generation, to the next generation.
+/// A rollback after `step` steps in a generation, to the next generation.
 fn rolled_back(generation: u64, step: u64) -> Incident {
     Incident {
         generation,
@@ -478,7 +478,7 @@ fn with_loader(rank: RankStatus, wait: f64, ready: u32) -> RankStatus {
     let activity = Activity::Computing.into();
     let own_step_seconds = 0.5 + wait;
     RankStatus {
-        loader: Some(Loader { wait, ready, room: 8, ..Loader::default() }),
+        loader: Some(Loader { wait, ready, capacity: 8, ..Loader::default() }),
         heartbeat: Some(RankHeartbeat { activity, seconds: 0.1, step: 440, own_step_seconds }),
         heartbeat_age_seconds: Some(0.4),
         slowdown: Some(own_step_seconds / 0.531),

@@ -41,7 +41,7 @@ fn a_list_shows_why_each_is_kept() {
     assert_eq!((code, error.as_str()), (0, ""));
     let rows: Vec<&str> = output.lines().collect();
     assert!(rows[0].contains("METRIC") && rows[0].ends_with("KEPT BECAUSE"), "{output}");
-    assert!(rows[2].contains(" whole ") && rows[2].ends_with("newest"), "{output}");
+    assert!(rows[2].contains(" complete ") && rows[2].ends_with("newest"), "{output}");
     assert_eq!(rows.len(), 10);
 }
 
@@ -53,7 +53,7 @@ fn verification_ends_with_2_if_any_is_damaged_and_with_0_if_none_is() {
     let name = "step-0000000088-gen-000002";
     let (code, output, error) = baton(&test, &["verify", "--dir", ".", name, "--jobs", "1"]);
     assert_eq!((code, error.as_str()), (0, ""));
-    assert_eq!(output, format!("{name}: whole: 456 B in 3 files match their digests\n"));
+    assert_eq!(output, format!("{name}: complete: 456 B in 3 files match their digests\n"));
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn a_printed_recipe_is_complete_and_reads_as_the_same_recipe() {
     let json = show(&["good.toml", "--json"]);
     assert!(json.contains(r#""virtual_ranks": 8"#), "{json}");
     let whole = show(&["good.toml", "--set", "train.epochs=3", "--samples", "640"]);
-    assert!(whole.contains("3 epochs, 30 updates"), "{whole}");
+    assert!(whole.contains("3 epochs, 30 steps"), "{whole}");
     let without_origins: String = whole
         .lines()
         .map(|line| line.split('#').next().unwrap().trim_end().to_owned() + "\n")
@@ -147,7 +147,7 @@ fn a_recipe_is_found_by_its_name_in_recipes() {
     fs::create_dir(folder.0.path().join("recipes")).unwrap();
     folder.write("recipes/mine.toml", RECIPE);
     let text = stdout(&folder.baton(&["recipe", "check", "mine", "--samples", "6400"]));
-    assert_eq!(text, "recipes/mine.toml: ok: 2 epochs, 200 updates over 6,400 samples\n");
+    assert_eq!(text, "recipes/mine.toml: ok: 2 epochs, 200 steps over 6,400 samples\n");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn a_check_counts_the_samples_of_local_files_and_reports_missing_files() {
         stdout(&folder.baton(&["recipe", "check", "good.toml", "--set", &train]))
     };
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-train.beton");
-    assert_eq!(checked(digits), "good.toml: ok: 2 epochs, 44 updates over 1,437 samples\n");
+    assert_eq!(checked(digits), "good.toml: ok: 2 epochs, 44 steps over 1,437 samples\n");
     for (train, why) in
         [("no.beton", "does not exist on this machine"), ("s3://bucket/x.beton", "is not read")]
     {
@@ -187,7 +187,7 @@ fn a_check_lists_all_faults_of_all_recipes() {
     assert_eq!(
         lines[..3],
         [
-            "good.toml: ok: 2 epochs, 200 updates over 6,400 samples",
+            "good.toml: ok: 2 epochs, 200 steps over 6,400 samples",
             "bad.toml: train.global_batch = 60: must be a multiple of train.virtual_ranks = 8",
             "bad.toml: schedule.lr = -1: must be at least 0",
         ]
@@ -205,7 +205,7 @@ fn a_check_lists_all_faults_of_all_recipes() {
     let (output, _, code) = checked(&["good.toml", "--samples", "640", "--set", "ema.decay=0.999"]);
     assert_eq!(code, Some(0));
     assert!(
-        output.contains("good.toml: doubtful: ema.decay = 0.999: averages over 1000"),
+        output.contains("good.toml: warning: ema.decay = 0.999: averages over 1000"),
         "{output}"
     );
 }
@@ -330,7 +330,11 @@ fn an_empty_folder_has_no_checkpoints() {
     fs::create_dir(folder.0.path().join("empty")).unwrap();
     let text = stdout(&folder.baton(&["checkpoint", "ls", "--dir", "empty"]));
     assert_eq!(text.trim(), "no checkpoints yet");
-    assert!(folder.rejected(1, &["checkpoint", "verify", "--dir", "empty"]).contains("no whole"));
+    assert!(
+        folder
+            .rejected(1, &["checkpoint", "verify", "--dir", "empty"])
+            .contains("no complete checkpoint")
+    );
 }
 
 #[test]
@@ -496,7 +500,7 @@ fn a_plan_needs_no_data_for_imagenet_but_the_size_of_any_other_data_set() {
     let output = stdout(&folder.baton(&[&sized[..], &["--json"]].concat()));
     let output: serde_json::Value = serde_json::from_str(&output).unwrap();
     assert_eq!(output["plans"][0]["machine"], "h200");
-    assert_eq!(output["plans"][0]["phases"][0]["samples"], 2 * 640);
+    assert_eq!(output["plans"][0]["segments"][0]["samples"], 2 * 640);
     let explained = stdout(&folder.baton(&[&sized[..], &["--explain"]].concat()));
     assert!(explained.contains("memory bandwidth"), "{explained}");
 }

@@ -64,7 +64,7 @@ fn pause_and_resume_show_the_job_and_send_the_reason() {
     assert_eq!(stdout(&fake, &["resume"]), format!("{job}: training resumes\n"));
     let output: serde_json::Value =
         serde_json::from_str(&stdout(&fake, &["pause", "--json"])).unwrap();
-    assert_eq!(output, serde_json::json!({ "asked": "pause", "job": job }));
+    assert_eq!(output, serde_json::json!({ "request": "pause", "job": job }));
     assert_eq!(fake.requests(), ["pause: the GPUs are needed", "resume", "pause: `baton pause`"]);
 }
 

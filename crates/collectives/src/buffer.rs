@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use baton_gpu::{Adder, Device, Freezer, Stream};
+use baton_gpu::{Adder, Device, DeviceSnapshot, Stream};
 
 use crate::{Error, cuda};
 
@@ -163,15 +163,15 @@ impl DeviceSliceMut<'_> {
         Self { address, len, device, borrowed: PhantomData }
     }
 
-    /// Starts a copy of the current values within the device, to be read later; `freezer` must be of the same device.
+    /// Starts a copy of the current values within the device, to be read later; `snapshot` must be of the same device.
     ///
     /// # Errors
     /// Out of memory.
     #[allow(unsafe_code)]
-    pub fn freeze(&self, freezer: &mut Freezer) -> Result<(), Error> {
+    pub fn capture(&self, snapshot: &mut DeviceSnapshot) -> Result<(), Error> {
         // SAFETY: `from_raw` guarantees that the values are valid. Their owner changes them on libtorch's stream, and
         // so do collectives, whose streams wait for that one.
-        unsafe { freezer.freeze(self.address, self.len * size_of::<f32>()) }?;
+        unsafe { snapshot.capture(self.address, self.len * size_of::<f32>()) }?;
         Ok(())
     }
 

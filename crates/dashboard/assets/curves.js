@@ -25,11 +25,11 @@ const CHARTS = [
 ];
 
 /** The chart of a metric. Training steps may lack a value of the metric. */
-const metricChart = ({ name, is_share: isShare }) => {
+const metricChart = ({ name, is_fraction: isFraction }) => {
   const read = ({ metrics }) => metrics.find((it) => it.name === name)?.value;
   const trained = (history) => history.curve(read).filter(([, value]) => Number.isFinite(value));
   return {
-    title: name, series: VALIDATED, format: (it) => (isShare ? percent(it) : decimal(it)), fromZero: true,
+    title: name, series: VALIDATED, format: (it) => (isFraction ? percent(it) : decimal(it)), fromZero: true,
     curves: [trained, validation(read), averaged(read)],
   };
 };

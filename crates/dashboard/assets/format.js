@@ -16,10 +16,10 @@ export const decimal = (value, digits = 3) => {
   return value.toFixed(size >= 100 ? Math.min(digits, 1) : digits);
 };
 
-export const metricNumber = (it) => (it?.is_share ? percent(it.value, 2) : decimal(it?.value));
+export const metricNumber = (it) => (it?.is_fraction ? percent(it.value, 2) : decimal(it?.value));
 
 // A value that is not a fraction has the metric's name.
-export const metricValue = (it) => (!it || it.is_share ? metricNumber(it) : `${metricNumber(it)} ${it.name}`);
+export const metricValue = (it) => (!it || it.is_fraction ? metricNumber(it) : `${metricNumber(it)} ${it.name}`);
 
 export const percent = (share, digits = 1) => (known(share) ? `${(share * 100).toFixed(digits)} %` : NONE);
 

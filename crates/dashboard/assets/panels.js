@@ -292,7 +292,7 @@ export const drawCheckpoints = (status, listed) => {
     { head: "Stall", number: true, cell: ({ checkpoint }) => duration(checkpoint?.stall_seconds) },
     { head: "Written in", number: true, cell: ({ checkpoint }) => duration(checkpoint?.save_seconds) },
     { head: "Saved", cell: (it) => clock(it.created_unix_seconds * 1000) },
-    { head: "State", cell: (it) => (it.whole ? "complete" : it.damage ?? "damaged"), mark: (it) => (it.whole ? "" : "bad") },
+    { head: "State", cell: (it) => (it.complete ? "complete" : it.damage ?? "damaged"), mark: (it) => (it.complete ? "" : "bad") },
   ], shown);
 };
 

@@ -38,7 +38,7 @@ mod support;
 
 use support::{Fake, Job};
 
-/// Interval of the job's simulated updates.
+/// Interval of the job's simulated steps.
 const TICK: Duration = Duration::from_millis(250);
 const STEPS_PER_TICK: u64 = 5;
 const STEPS_PER_EPOCH: u64 = 500;
@@ -326,7 +326,7 @@ impl SimulatedJob {
             0,
             v1::CheckpointEntry {
                 name: checkpoint.name.clone(),
-                whole: true,
+                complete: true,
                 damage: String::new(),
                 checkpoint: Some(checkpoint.clone()),
                 epoch: 0,
@@ -367,7 +367,7 @@ impl SimulatedJob {
         self.event(
             job,
             Kind::Recovered,
-            "the first step is done after 4.0 s; 10 updates were repeated",
+            "the first step is done after 4.0 s; 10 steps were repeated",
         );
         self.point(job, Metrics::BeganAt(self.step));
         if job.status.ranks.len() > 1 {
@@ -433,7 +433,7 @@ impl SimulatedJob {
             loader: Some(v1::Loader {
                 wait: share / 10.0,
                 ready: 3,
-                room: 4,
+                capacity: 4,
                 skipped: 0,
                 last_skipped: None,
             }),

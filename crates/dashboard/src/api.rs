@@ -1,4 +1,6 @@
 //! The read-only routes: status, metrics, events and so on, as JSON.
+//!
+//! Routes, parameters and keys are a promise to scripts: adding is allowed, renaming is not.
 
 use std::sync::Arc;
 

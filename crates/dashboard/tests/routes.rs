@@ -25,7 +25,7 @@ use tower::ServiceExt;
 #[allow(dead_code)]
 mod support;
 
-use support::{Fake, event, line, update};
+use support::{Fake, event, line, step_point};
 
 const OWN: [(&str, &str); 2] = [("x-baton-request", "1"), ("content-type", "application/json")];
 
@@ -124,7 +124,7 @@ async fn the_status_has_the_json_of_the_command_line() {
 async fn points_events_and_lines_are_listed_from_the_requested_start() {
     let jobs = Arc::new(Fake::new());
     for number in 1..=3 {
-        jobs.job().points.add(update(number * 100, number));
+        jobs.job().points.add(step_point(number * 100, number));
         jobs.job().events.add(event(number, "something"));
         jobs.job().lines.add(line(u32::try_from(number).unwrap() % 2, &format!("line {number}")));
     }
@@ -151,7 +151,7 @@ async fn checkpoints_and_recipe_are_returned() {
         },
         v1::CheckpointEntry {
             name: "step-1".into(),
-            whole: true,
+            complete: true,
             checkpoint: Some(v1::Checkpoint { step: 1, bytes: 9, ..Default::default() }),
             ..Default::default()
         },

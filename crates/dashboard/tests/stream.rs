@@ -19,7 +19,7 @@ use tower::ServiceExt;
 #[allow(dead_code)]
 mod support;
 
-use support::{Fake, event, line, update};
+use support::{Fake, event, line, step_point};
 
 /// A client that reads the stream.
 struct Client {
@@ -88,7 +88,7 @@ async fn a_client_gets_the_status_past_events_and_new_events() {
     let jobs = Arc::new(Fake::new());
     jobs.job().status.name = "digits".into();
     jobs.job().events.add(event(1, "began"));
-    jobs.job().points.add(update(100, 1));
+    jobs.job().points.add(step_point(100, 1));
     let mut client = open(&router(Arc::clone(&jobs)), "/api/stream", None).await;
 
     assert_eq!(client.next().await.unwrap().data["name"], "digits");
@@ -104,9 +104,9 @@ async fn a_client_that_reconnects_gets_nothing_twice_and_misses_nothing() {
     for number in 1..=4 {
         jobs.job().events.add(event(number, "event"));
     }
-    // An evaluation may have the same time as its update.
+    // An evaluation may have the same time as its step.
     for (millis, step) in [(100, 1), (100, 2), (100, 3), (200, 4)] {
-        jobs.job().points.add(update(millis, step));
+        jobs.job().points.add(step_point(millis, step));
     }
     let router = router(jobs);
 
@@ -138,7 +138,7 @@ async fn a_query_gives_the_start() {
     let jobs = Arc::new(Fake::new());
     for number in 1..=3 {
         jobs.job().events.add(event(number, "event"));
-        jobs.job().points.add(update(number * 100, number));
+        jobs.job().points.add(step_point(number * 100, number));
     }
     let mut client = open(&router(jobs), "/api/stream?after_event=2&after_metric=200", None).await;
     assert_eq!(client.next_of("event").await.data["id"], 3);

@@ -7,7 +7,7 @@
 //! | [`DeviceMemory`], [`Pinned`] | memory, and asynchronous copies |
 //! | [`Adder`] | sums of values in device memory |
 //! | [`Uploads`] | copies of inputs to the device while it computes on earlier ones |
-//! | [`Freezer`] | a copy of the device's state that the host reads later |
+//! | [`DeviceSnapshot`] | a copy of the device's state that the host reads later |
 //! | [`Readback`] | an asynchronous copy of a few numbers to the host |
 //! | [`HostWaits`] | counts the calls in which the host waits for the device, to check that there are none |
 //! | [`kernels`] | our own kernels, on a GPU or on the host |
@@ -21,8 +21,8 @@
 
 mod add;
 mod device;
+mod device_snapshot;
 mod error;
-mod freezer;
 pub mod kernels;
 mod memory;
 pub mod module;
@@ -33,8 +33,8 @@ mod waits;
 
 pub use add::Adder;
 pub use device::Device;
+pub use device_snapshot::DeviceSnapshot;
 pub use error::Error;
-pub use freezer::Freezer;
 pub use memory::{DeviceMemory, Pinned, copy, copy_in, copy_out};
 pub use readback::Readback;
 pub use stream::{Stream, StreamEvent};

@@ -609,8 +609,8 @@ pub struct LoaderReport {
     pub wait: f64,
     /// Number of finished batches that wait for training.
     pub ready: u32,
-    /// Maximum number of finished batches that can wait.
-    pub room: u32,
+    /// Capacity: maximum number of finished batches that can wait for training.
+    pub capacity: u32,
     /// Number of samples that could not be used and were replaced or skipped since the process started.
     pub skipped: u64,
     /// What was wrong with the last of these samples: one line with file, sample and byte.

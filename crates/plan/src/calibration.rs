@@ -11,7 +11,7 @@ use crate::{
     machine::Machine,
     network::{InputShape, Network},
     roofline::Roofline,
-    update::UpdateEstimate,
+    step::StepEstimate,
 };
 
 /// The fields of `baton-worker bench --json` that the plan uses.
@@ -79,9 +79,8 @@ impl Calibration {
         let network = Network::new(&spec.model, input).ok_or(Error::Linear)?;
         let roofline = Roofline::new(&machine.gpu, self.compute);
         let one_rank = (machine, 1);
-        let update =
-            UpdateEstimate::new(&spec, &network, one_rank, &roofline, u64::from(self.batch));
-        Ok(self.compute_seconds() / update.seconds)
+        let step = StepEstimate::new(&spec, &network, one_rank, &roofline, u64::from(self.batch));
+        Ok(self.compute_seconds() / step.seconds)
     }
 
     /// The recipe that the bench trains; must match `worker/src/bench`.

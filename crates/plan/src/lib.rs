@@ -9,7 +9,7 @@
 //! | [`gpu`], [`machine`], [`price`] | data sheets, instances, prices, each with its source |
 //! | [`memory`] | memory needed on a GPU, and the micro-batch that fits |
 //! | [`roofline`] | time of a forward or backward pass |
-//! | [`update`] | time of an update: passes, all-reduce, optimizer; the loader in parallel |
+//! | [`step`] | time of a step: passes, all-reduce, optimizer; the loader in parallel |
 //! | [`plan`] | time and cost of the whole recipe |
 //! | [`remedy`] | what to do if a GPU's memory is too small |
 //! | [`calibration`] | measured times in place of estimates |
@@ -31,7 +31,7 @@ pub mod plan;
 pub mod price;
 pub mod remedy;
 pub mod roofline;
-pub mod update;
+pub mod step;
 
 use baton_recipe::spec::Violation;
 

@@ -142,8 +142,8 @@ impl Memory {
     }
 }
 
-/// The smallest number of micro-batches per virtual rank, above the recipe's, with which every phase of `run` needs at
-/// most `max_bytes`; `network` builds the network for a resolution.
+/// The smallest number of micro-batches per virtual rank, above the recipe's, with which every segment of `run` needs
+/// at most `max_bytes`; `network` builds the network for a resolution.
 pub fn accumulation_that_fits(
     spec: &JobSpec,
     run: &DryRun,
@@ -156,13 +156,13 @@ pub fn accumulation_that_fits(
     (spec.train.grad_accumulation + 1..=4_096).find(|parts| {
         spec.train.grad_accumulation = *parts;
         let parts = virtual_ranks * u64::from(*parts);
-        run.stretches.iter().all(|stretch| {
+        run.segments.iter().all(|segment| {
             // BatchNorm needs at least two samples for a variance.
-            let micro_batch = stretch.global_batch / parts;
-            let is_valid = stretch.global_batch.is_multiple_of(parts) && micro_batch >= 2;
+            let micro_batch = segment.global_batch / parts;
+            let is_valid = segment.global_batch.is_multiple_of(parts) && micro_batch >= 2;
             let fits =
                 |network| Memory::new(&spec, &network, ranks, micro_batch).total_bytes <= max_bytes;
-            is_valid && network(stretch.resolution).is_some_and(fits)
+            is_valid && network(segment.resolution).is_some_and(fits)
         })
     })
 }

@@ -4,7 +4,7 @@ mod notes;
 
 use baton_recipe::{
     InputKind, JobSpec,
-    dry_run::{DryRun, Stretch},
+    dry_run::{DryRun, EpochSegment},
     progress::TrainingPlan,
 };
 use serde::Serialize;
@@ -14,7 +14,7 @@ use crate::{
     memory::Memory,
     network::{InputShape, Network},
     roofline::{Roofline, total},
-    update::{Bottleneck, LoaderEstimate, UpdateEstimate},
+    step::{Bottleneck, LoaderEstimate, StepEstimate},
 };
 
 /// What to plan.
@@ -52,16 +52,16 @@ pub struct RecipePlan {
     pub gpu_memory_bytes: u64,
     /// Whether `memory` fits into `gpu_memory_bytes`.
     pub fits: bool,
-    /// Memory that a GPU needs, in the phase that needs the most.
+    /// Memory that a GPU needs, in the epochs that need the most.
     pub memory: Memory,
-    /// The phase that needs this memory.
-    pub memory_phase: Stretch,
+    /// The epochs that need this memory.
+    pub memory_segment: EpochSegment,
     /// Micro-batch of the recipe at the largest resolution, samples.
     pub micro_batch: u64,
     /// The largest micro-batch that fits at this resolution; 0 if even one sample does not fit.
     pub largest_micro_batch: u64,
-    /// The phases of the training.
-    pub phases: Vec<PlannedPhase>,
+    /// The segments of the training, in order.
+    pub segments: Vec<PlannedSegment>,
     /// All evaluations together.
     pub evaluation: EvaluationEstimate,
     /// Speed of the data loader; unknown for signals.
@@ -82,14 +82,14 @@ pub struct RecipePlan {
 
 /// Consecutive epochs with one resolution and one batch size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PlannedPhase {
+pub struct PlannedSegment {
     /// The epochs.
-    pub stretch: Stretch,
-    /// One update of this phase.
-    pub update: UpdateEstimate,
+    pub segment: EpochSegment,
+    /// One step of these epochs.
+    pub step: StepEstimate,
     /// Speed of all ranks together, limited by the loader too.
     pub images_per_second: f64,
-    /// The bottleneck of this phase.
+    /// The bottleneck of these epochs.
     pub limit: Bottleneck,
     /// Samples of all its epochs.
     pub samples: u64,
@@ -138,29 +138,28 @@ impl PlanRequest<'_> {
         roofline.calibration = calibration.unwrap_or(1.0);
         let loader = LoaderEstimate::new(spec, machine, ranks);
         let loader_limit = loader.map_or(f64::INFINITY, |loader| loader.images_per_second);
-        let mut phases = Vec::new();
-        let mut largest_need: Option<(Memory, Stretch)> = None;
-        for stretch in &run.stretches {
-            let network = self.network(stretch.resolution)?;
-            let need = Memory::new(spec, &network, ranks, stretch.micro_batch);
+        let mut segments = Vec::new();
+        let mut largest_need: Option<(Memory, EpochSegment)> = None;
+        for segment in &run.segments {
+            let network = self.network(segment.resolution)?;
+            let need = Memory::new(spec, &network, ranks, segment.micro_batch);
             if largest_need
                 .as_ref()
                 .is_none_or(|(largest, _)| need.total_bytes > largest.total_bytes)
             {
-                largest_need = Some((need, *stretch));
+                largest_need = Some((need, *segment));
             }
             let hardware = (machine, ranks);
-            let update =
-                UpdateEstimate::new(spec, &network, hardware, &roofline, stretch.micro_batch);
-            phases.push(self.phase(*stretch, update, loader_limit));
+            let step = StepEstimate::new(spec, &network, hardware, &roofline, segment.micro_batch);
+            segments.push(self.planned_segment(*segment, step, loader_limit));
         }
         // A run has at least one epoch.
-        let (memory, memory_phase) = largest_need.ok_or(Error::Recipe(Vec::new()))?;
+        let (memory, memory_segment) = largest_need.ok_or(Error::Recipe(Vec::new()))?;
         let evaluation = self.evaluation(&run, &roofline, ranks, loader_limit)?;
-        let training: f64 = phases.iter().map(|phase| phase.seconds).sum();
+        let training: f64 = segments.iter().map(|segment| segment.seconds).sum();
         let seconds = training + evaluation.seconds;
-        let largest = run.stretches.iter().max_by_key(|stretch| stretch.resolution);
-        let resolution = largest.map_or(0, |stretch| stretch.resolution);
+        let largest = run.segments.iter().max_by_key(|segment| segment.resolution);
+        let resolution = largest.map_or(0, |segment| segment.resolution);
         let network = self.network(resolution)?;
         let gpu_memory_bytes = machine.gpu.memory_bytes;
         let mut plan = RecipePlan {
@@ -172,8 +171,8 @@ impl PlanRequest<'_> {
             gpu_memory_bytes,
             fits: memory.total_bytes <= gpu_memory_bytes,
             memory,
-            memory_phase,
-            micro_batch: largest.map_or(0, |stretch| stretch.micro_batch),
+            memory_segment,
+            micro_batch: largest.map_or(0, |segment| segment.micro_batch),
             largest_micro_batch: Memory::largest_micro_batch(
                 spec,
                 &network,
@@ -181,8 +180,8 @@ impl PlanRequest<'_> {
                 gpu_memory_bytes,
             ),
             images_per_second: run.samples_seen as f64 / training,
-            limit: limit(&phases),
-            phases,
+            limit: limit(&segments),
+            segments,
             evaluation,
             loader,
             seconds,
@@ -203,16 +202,21 @@ impl PlanRequest<'_> {
         Network::new(&self.spec.model, input).ok_or(Error::Linear)
     }
 
-    fn phase(&self, stretch: Stretch, update: UpdateEstimate, loader_limit: f64) -> PlannedPhase {
-        let computed = stretch.global_batch as f64 / update.seconds;
+    fn planned_segment(
+        &self,
+        segment: EpochSegment,
+        step: StepEstimate,
+        loader_limit: f64,
+    ) -> PlannedSegment {
+        let computed = segment.global_batch as f64 / step.seconds;
         let epoch_samples =
-            TrainingPlan::new(self.spec, self.samples).epoch_samples(stretch.first_epoch);
-        let samples = epoch_samples * u64::from(stretch.epochs);
+            TrainingPlan::new(self.spec, self.samples).epoch_samples(segment.first_epoch);
+        let samples = epoch_samples * u64::from(segment.epochs);
         let images_per_second = computed.min(loader_limit);
-        PlannedPhase {
-            limit: if loader_limit < computed { Bottleneck::Loader } else { update.limit() },
-            stretch,
-            update,
+        PlannedSegment {
+            limit: if loader_limit < computed { Bottleneck::Loader } else { step.limit() },
+            segment,
+            step,
             images_per_second,
             samples,
             seconds: samples as f64 / images_per_second,
@@ -258,11 +262,15 @@ impl PlanRequest<'_> {
 }
 
 /// The bottleneck during most of the training time.
-fn limit(phases: &[PlannedPhase]) -> Bottleneck {
+fn limit(segments: &[PlannedSegment]) -> Bottleneck {
     let time_of = |limit: Bottleneck| -> f64 {
-        phases.iter().filter(|phase| phase.limit == limit).map(|phase| phase.seconds).sum()
+        segments
+            .iter()
+            .filter(|segment| segment.limit == limit)
+            .map(|segment| segment.seconds)
+            .sum()
     };
-    let limits = phases.iter().map(|phase| phase.limit);
+    let limits = segments.iter().map(|segment| segment.limit);
     limits.max_by(|a, b| time_of(*a).total_cmp(&time_of(*b))).unwrap_or(Bottleneck::Arithmetic)
 }
 

@@ -19,10 +19,10 @@ pub fn for_memory(
     network: impl Fn(u32) -> Option<Network>,
 ) -> Option<String> {
     let run = DryRun::new(spec, samples).ok()?;
-    let needs = run.stretches.iter().filter_map(|stretch| {
-        let network = network(stretch.resolution)?;
-        let need = Memory::new(spec, &network, ranks, stretch.micro_batch).total_bytes;
-        Some((need, stretch.micro_batch, network))
+    let needs = run.segments.iter().filter_map(|segment| {
+        let network = network(segment.resolution)?;
+        let need = Memory::new(spec, &network, ranks, segment.micro_batch).total_bytes;
+        Some((need, segment.micro_batch, network))
     });
     let (need, micro_batch, largest) = needs.max_by_key(|(need, ..)| *need)?;
     let fits = Memory::largest_micro_batch(spec, &largest, ranks, memory_bytes);

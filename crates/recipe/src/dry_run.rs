@@ -18,7 +18,7 @@ pub struct DryRun {
     /// Samples of the training set.
     pub samples: u64,
     /// Consecutive epochs with the same resolution and batch size, in order.
-    pub stretches: Vec<Stretch>,
+    pub segments: Vec<EpochSegment>,
     /// Total number of optimizer updates.
     pub steps: u64,
     /// Samples trained on, over all epochs.
@@ -41,7 +41,7 @@ pub struct DryRun {
 
 /// Consecutive epochs with the same resolution and batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Stretch {
+pub struct EpochSegment {
     /// First epoch.
     pub first_epoch: Epoch,
     /// Number of epochs.
@@ -56,7 +56,7 @@ pub struct Stretch {
     pub steps_per_epoch: u64,
 }
 
-impl Stretch {
+impl EpochSegment {
     /// Last epoch.
     #[must_use]
     pub fn last_epoch(&self) -> Epoch {
@@ -71,7 +71,7 @@ impl DryRun {
     /// The run is impossible, or would learn nothing: all violations.
     pub fn new(spec: &JobSpec, samples: u64) -> Result<Self, Vec<Violation>> {
         let plan = TrainingPlan::new(spec, samples);
-        let stretches = stretches(spec, &plan);
+        let segments = segments(spec, &plan);
         let mut violations = unusable_batches(spec, samples);
         if !violations.is_empty() {
             return Err(violations);
@@ -91,7 +91,7 @@ impl DryRun {
         let epochs = || (0..plan.epochs).map(Epoch);
         Ok(Self {
             samples,
-            stretches,
+            segments,
             steps: plan.total_steps(),
             samples_seen: epochs().map(|epoch| plan.epoch_samples(epoch)).sum(),
             epoch_lrs: epochs().map(|epoch| rates.of_update(epoch, 0)).collect(),
@@ -106,16 +106,16 @@ impl DryRun {
 
     /// Settings that are valid, but probably not intended.
     #[must_use]
-    pub fn doubts(&self, spec: &JobSpec) -> Vec<Violation> {
-        let mut doubts = spec::ignored(spec);
-        let mut doubt = |field, value: String, rule: String| {
-            doubts.push(Violation { field, value, rule });
+    pub fn warnings(&self, spec: &JobSpec) -> Vec<Violation> {
+        let mut warnings = spec::ignored(spec);
+        let mut warn = |field, value: String, rule: String| {
+            warnings.push(Violation { field, value, rule });
         };
         let epochs = f64::from(spec.train.epochs);
         match &spec.schedule {
             Schedule::PiecewiseLinear { points } => {
                 if let Some(beyond) = points.iter().find(|point| point[0] > epochs) {
-                    doubt(
+                    warn(
                         "schedule.points",
                         format!("{beyond:?}"),
                         format!(
@@ -127,7 +127,7 @@ impl DryRun {
             Schedule::WarmupCosine { warmup_epochs, .. } | Schedule::Step { warmup_epochs, .. }
                 if *warmup_epochs > epochs / 2.0 =>
             {
-                doubt(
+                warn(
                     "schedule.warmup_epochs",
                     warmup_epochs.to_string(),
                     format!("is more than half of train.epochs = {epochs}"),
@@ -136,13 +136,13 @@ impl DryRun {
             _ => {}
         }
         if let Some(ema) = &spec.ema {
-            let updates = f64::from(ema.every_steps) / (1.0 - ema.decay);
-            if updates > self.steps as f64 {
-                doubt(
+            let steps = f64::from(ema.every_steps) / (1.0 - ema.decay);
+            if steps > self.steps as f64 {
+                warn(
                     "ema.decay",
                     ema.decay.to_string(),
                     format!(
-                        "averages over {updates:.0} updates, but there are only {}: the average still \
+                        "averages over {steps:.0} steps, but there are only {}: the average still \
                          contains much of the first weights",
                         self.steps
                     ),
@@ -150,16 +150,16 @@ impl DryRun {
             }
         }
         if spec.guard.enabled && u64::from(spec.guard.window) >= self.steps {
-            doubt(
+            warn(
                 "guard.window",
                 spec.guard.window.to_string(),
                 format!(
-                    "is not below the {} updates of the run: a rise of the loss is never detected",
+                    "is not below the {} steps of the run: a rise of the loss is never detected",
                     self.steps
                 ),
             );
         }
-        doubts
+        warnings
     }
 }
 
@@ -199,16 +199,16 @@ pub fn unusable_batches(spec: &JobSpec, samples: u64) -> Vec<Violation> {
     violations
 }
 
-fn stretches(spec: &JobSpec, plan: &TrainingPlan) -> Vec<Stretch> {
+fn segments(spec: &JobSpec, plan: &TrainingPlan) -> Vec<EpochSegment> {
     let parts = u64::from(spec.train.virtual_ranks) * u64::from(spec.train.grad_accumulation);
-    let mut stretches: Vec<Stretch> = Vec::new();
+    let mut segments: Vec<EpochSegment> = Vec::new();
     for epoch in (0..plan.epochs).map(Epoch) {
         let (resolution, global_batch) = (plan.resolution(epoch), plan.global_batch(epoch));
-        match stretches.last_mut() {
+        match segments.last_mut() {
             Some(last) if (last.resolution, last.global_batch) == (resolution, global_batch) => {
                 last.epochs += 1;
             }
-            _ => stretches.push(Stretch {
+            _ => segments.push(EpochSegment {
                 first_epoch: epoch,
                 epochs: 1,
                 resolution,
@@ -218,7 +218,7 @@ fn stretches(spec: &JobSpec, plan: &TrainingPlan) -> Vec<Stretch> {
             }),
         }
     }
-    stretches
+    segments
 }
 
 /// Number of checkpoints in and directly after `epoch`, one for each step at which [`TrainingPlan::due`] saves.
@@ -299,9 +299,9 @@ mod tests {
         text(&DryRun::new(&spec(overrides), samples).unwrap_err())
     }
 
-    fn doubted(overrides: &[&str], samples: u64) -> String {
+    fn warned(overrides: &[&str], samples: u64) -> String {
         let spec = spec(overrides);
-        text(&DryRun::new(&spec, samples).unwrap().doubts(&spec))
+        text(&DryRun::new(&spec, samples).unwrap().warnings(&spec))
     }
 
     /// The same result, by simulating every update like training.
@@ -309,7 +309,7 @@ mod tests {
         let plan = TrainingPlan::new(spec, samples);
         let mut run = DryRun {
             samples,
-            stretches: stretches(spec, &plan),
+            segments: segments(spec, &plan),
             steps: 0,
             samples_seen: 0,
             epoch_lrs: Vec::new(),
@@ -340,7 +340,7 @@ mod tests {
                         Extent::Subset => run.subset_evaluations += 1,
                         Extent::Full => run.full_evaluations += 1,
                     }
-                    progress.note_evaluation(Accuracy::default(), None, extent);
+                    progress.record_evaluation(Accuracy::default(), None, extent);
                 }
                 Due::Save => {
                     progress.saved = Some(progress.step);
@@ -390,12 +390,12 @@ mod tests {
     }
 
     #[test]
-    fn a_ramp_is_one_stretch_per_resolution() {
+    fn a_ramp_is_one_segment_per_resolution() {
         let phases = "train.phases=[{ from_epoch = 1, resolution = 128, global_batch = 32, \
                       ramp_epochs = 2 }]";
         let run = DryRun::new(&spec(&[phases]), 160).unwrap();
         let shown: Vec<_> = run
-            .stretches
+            .segments
             .iter()
             .map(|s| (s.first_epoch.0, s.last_epoch().0, s.resolution, s.micro_batch))
             .collect();
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_are_probably_not_intended_are_doubted() {
+    fn settings_that_are_probably_not_intended_are_warned_about() {
         let points = "schedule={ kind = 'piecewise_linear', points = [[0.0, 0.1], [16.0, 0.0]] }";
         for (entries, expected) in [
             (&[points][..], "schedule.points = [16.0, 0.0]: is after train.epochs = 4"),
@@ -442,13 +442,13 @@ mod tests {
             ),
             (
                 &["ema.decay=0.99"],
-                "ema.decay = 0.99: averages over 100 updates, but there are only 40",
+                "ema.decay = 0.99: averages over 100 steps, but there are only 40",
             ),
-            (&["guard.window=40"], "guard.window = 40: is not below the 40 updates of the run"),
+            (&["guard.window=40"], "guard.window = 40: is not below the 40 steps of the run"),
         ] {
-            let doubts = doubted(entries, 160);
-            assert!(doubts.starts_with(expected), "{doubts}");
+            let warnings = warned(entries, 160);
+            assert!(warnings.starts_with(expected), "{warnings}");
         }
-        assert_eq!(doubted(&[], 160), "");
+        assert_eq!(warned(&[], 160), "");
     }
 }

@@ -171,7 +171,7 @@ pub enum Extent {
 impl Progress {
     /// Adds an evaluation of the raw weights and, if there are any, of the averaged weights; the better of the two
     /// counts.
-    pub fn note_evaluation(&mut self, raw: Accuracy, ema: Option<Accuracy>, extent: Extent) {
+    pub fn record_evaluation(&mut self, raw: Accuracy, ema: Option<Accuracy>, extent: Extent) {
         // A second evaluation of the same weights, on more samples, replaces the first.
         let again = self.evaluated == Some(self.epoch);
         self.evaluated = Some(self.epoch);
@@ -510,7 +510,7 @@ mod tests {
                 }
                 Due::Evaluate(extent) => {
                     let found = top1(score(progress.epoch.0));
-                    progress.note_evaluation(found, None, extent);
+                    progress.record_evaluation(found, None, extent);
                     actions.push(if extent == Extent::Full { 'e' } else { 'q' });
                 }
                 Due::Save => {
@@ -617,10 +617,10 @@ mod tests {
     #[test]
     fn the_better_of_raw_and_averaged_weights_counts() {
         let mut progress = Progress::default();
-        progress.note_evaluation(top1(0.3), Some(top1(0.6)), Extent::Full);
+        progress.record_evaluation(top1(0.3), Some(top1(0.6)), Extent::Full);
         assert_eq!(progress.best.clone().unwrap().1, top1(0.6));
         progress.epoch = Epoch(1);
-        progress.note_evaluation(top1(0.5), Some(top1(0.4)), Extent::Full);
+        progress.record_evaluation(top1(0.5), Some(top1(0.4)), Extent::Full);
         assert_eq!((progress.best.unwrap().1, progress.evaluations_since_best), (top1(0.6), 1));
     }
 
@@ -638,9 +638,9 @@ mod tests {
     fn evaluations_are_compared_by_their_first_metric() {
         let found = |loss, top1| Accuracy::new(8, [("loss", loss), ("top1", top1)]);
         let mut progress = Progress::default();
-        progress.note_evaluation(found(0.5, 0.9), None, Extent::Full);
+        progress.record_evaluation(found(0.5, 0.9), None, Extent::Full);
         progress.epoch = Epoch(1);
-        progress.note_evaluation(found(0.4, 0.1), Some(found(0.6, 1.0)), Extent::Full);
+        progress.record_evaluation(found(0.4, 0.1), Some(found(0.6, 1.0)), Extent::Full);
         assert_eq!(progress.best, Some((Step(0), found(0.4, 0.1))));
         // After a change of the metric, the best result starts again: a result without the metric is worse.
         assert!(Accuracy::new(8, [("spearman", 0.1)]).is_better_than(&found(0.4, 0.1)));

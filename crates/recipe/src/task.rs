@@ -14,7 +14,7 @@ pub struct Metric {
     /// How the values of all samples are combined.
     pub reduction: Reduction,
     /// Whether the value is a fraction, 0..1, that is shown in percent.
-    pub is_share: bool,
+    pub is_fraction: bool,
 }
 
 /// Which values are better.
@@ -87,7 +87,7 @@ pub fn display((name, value): &(String, f64)) -> String {
 #[must_use]
 pub fn display_value(name: &str, value: f64) -> String {
     match find(name) {
-        Some(Metric { is_share: true, .. }) => format!("{:.2} %", value * 100.0),
+        Some(Metric { is_fraction: true, .. }) => format!("{:.2} %", value * 100.0),
         _ => format!("{value:.4}"),
     }
 }
@@ -107,13 +107,13 @@ const fn mean(
     name: &'static str,
     title: &'static str,
     direction: MetricDirection,
-    is_share: bool,
+    is_fraction: bool,
 ) -> Metric {
-    Metric { name, title, direction, reduction: Reduction::Mean, is_share }
+    Metric { name, title, direction, reduction: Reduction::Mean, is_fraction }
 }
 
 const fn of_all(name: &'static str, title: &'static str, direction: MetricDirection) -> Metric {
-    Metric { name, title, direction, reduction: Reduction::AllSamples, is_share: false }
+    Metric { name, title, direction, reduction: Reduction::AllSamples, is_fraction: false }
 }
 
 #[cfg(test)]

@@ -112,10 +112,10 @@ fn every_recipe_can_run_on_its_data() {
         let spec = recipe(&name);
         let run = DryRun::new(&spec, training_samples(&spec));
         let run = run.unwrap_or_else(|faults| panic!("{name}: {faults:?}"));
-        let doubts = run.doubts(&spec);
-        assert!(doubts.is_empty(), "{name}: {doubts:?}");
+        let warnings = run.warnings(&spec);
+        assert!(warnings.is_empty(), "{name}: {warnings:?}");
         assert_eq!(
-            run.stretches.iter().map(|stretch| stretch.epochs).sum::<u32>(),
+            run.segments.iter().map(|segment| segment.epochs).sum::<u32>(),
             spec.train.epochs
         );
     }
@@ -147,7 +147,7 @@ fn ffcv_recipes_change_resolution_and_rate_at_the_same_epochs_as_ffcv() {
         let spec = recipe(&format!("resnet50_ffcv_{epochs}ep"));
         let run = DryRun::new(&spec, 1_281_167).unwrap();
         let shown: Vec<_> = run
-            .stretches
+            .segments
             .iter()
             .map(|s| (s.first_epoch.0, s.resolution, s.global_batch, s.steps_per_epoch))
             .collect();

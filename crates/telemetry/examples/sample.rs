@@ -18,11 +18,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let events = dir.join("tensorboard");
     let mut file = EventFile::create(&events, 1_763_000_000, "first")?;
     for point in sample::points() {
-        // The second coordinator starts with the third generation, after updates that are rolled back.
+        // The second coordinator starts with the third generation, after steps that are rolled back.
         if let (3, Some(Metrics::BeganAt(step))) = (point.generation, &point.metrics) {
             for undone in (step + 10..=step + 100).step_by(10) {
-                let update = Step { loss: 99.0, ..sample::update(undone) };
-                file.add(&sample::point(undone, 2, Metrics::Step(update)))?;
+                let metrics = Step { loss: 99.0, ..sample::step_metrics(undone) };
+                file.add(&sample::point(undone, 2, Metrics::Step(metrics)))?;
             }
             file.flush()?;
             file = EventFile::create(&events, 1_763_000_400, "second")?;

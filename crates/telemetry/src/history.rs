@@ -2,7 +2,7 @@
 //!
 //! Scripts depend on the format of the file: each line is a point, oldest first, as `baton metrics --json` prints it. A
 //! line with `began_at` invalidates the points of later steps in earlier lines. A file that was thinned out begins with
-//! a line `{"thinned_to_steps":N}`: of every N steps before that, it has only the first reported update. Fields and
+//! a line `{"thinned_to_steps":N}`: of every N steps before that, it has only the first reported step. Fields and
 //! kinds of lines may be added, but never renamed or removed.
 
 mod points;
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use self::points::KeptPoints;
 use crate::error::Error;
 
-/// Shortest time between two flushes of updates to the file, by the times of the updates, milliseconds.
+/// Shortest time between two flushes of steps to the file, by the times of the steps, milliseconds.
 const FLUSH_INTERVAL_MILLIS: u64 = 1_000;
 
 /// Limits of memory and file size.
@@ -40,15 +40,15 @@ impl Default for HistoryLimits {
 /// First line of a file that was thinned out.
 #[derive(Debug, Serialize, Deserialize)]
 struct ThinnedHeader {
-    /// Stride: of every range of this many steps, the file has only the first update.
+    /// Stride: of every range of this many steps, the file has only the first.
     thinned_to_steps: u64,
 }
 
 /// The metric points of the whole job.
 ///
-/// Memory holds at most 4,096 updates, 4,096 evaluations and 4,096 starts of training. If there are more
-/// updates, a stride is doubled until at most half of them are left: only the first update of each stride, and the
-/// newest update, are kept. If there are more evaluations or starts, every second one of the older half is dropped. The
+/// Memory holds at most 4,096 steps, 4,096 evaluations and 4,096 starts of training. If there are more
+/// steps, a stride is doubled until at most half of them are left: only the first step of each stride, and the
+/// newest step, are kept. If there are more evaluations or starts, every second one of the older half is dropped. The
 /// file has all points until it exceeds 64 MiB; then it is rewritten with the points in memory.
 #[derive(Debug)]
 pub struct History {
@@ -61,7 +61,7 @@ pub struct History {
     bytes: u64,
     /// Size at which the file is rewritten, bytes.
     rewrite_at: u64,
-    /// Time of the last flushed update.
+    /// Time of the last flushed step.
     flushed_unix_millis: u64,
 }
 
@@ -95,9 +95,9 @@ impl History {
         })
     }
 
-    /// Adds a point. An update that is not later than the newest one is skipped.
+    /// Adds a point. A step that is not later than the newest one is skipped.
     ///
-    /// Updates are flushed to the file at most once a second, by their own times; all other points at once. The file is
+    /// Steps are flushed to the file at most once a second, by their own times; all other points at once. The file is
     /// not synced to the disk: a crash of the machine loses a few points of a curve.
     ///
     /// # Errors

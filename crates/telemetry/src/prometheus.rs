@@ -5,6 +5,9 @@
 //! is not finite has no series. Up to 1,024 ranks and up to 1,024 nodes have their own series (`baton_rank_…`,
 //! `baton_gpu_…`, `baton_node_…`). The maximum and the mean over all of them always exist (`baton_ranks_…`,
 //! `baton_gpus_…`, `baton_nodes_…` with the label `of`).
+//!
+//! Names and labels are a promise to dashboards and alerts: adding is allowed, renaming is not. Help texts may change at
+//! any time.
 
 use std::fmt::Write;
 
@@ -130,26 +133,18 @@ const RANK_METRICS: [ItemMetric<RankStatus>; 6] = [
     ("heartbeat_age_seconds", "Seconds since the rank's last heartbeat.", |rank| {
         rank.heartbeat_age_seconds
     }),
-    (
-        "own_step_seconds",
-        "The rank's own time per update, without collective operations.",
-        |rank| {
-            rank.heartbeat
-                .map(|heartbeat| heartbeat.own_step_seconds)
-                .filter(|seconds| *seconds > 0.0)
-        },
-    ),
-    ("slowdown_ratio", "The rank's own time per update divided by the median.", |rank| {
-        rank.slowdown
+    ("own_step_seconds", "The rank's own time per step, without collective operations.", |rank| {
+        rank.heartbeat.map(|heartbeat| heartbeat.own_step_seconds).filter(|seconds| *seconds > 0.0)
     }),
+    ("slowdown_ratio", "The rank's own time per step divided by the median.", |rank| rank.slowdown),
     ("loader_wait_ratio", "Fraction of time that the rank waited for its loader.", |rank| {
         rank.loader.as_ref().map(|loader| loader.wait)
     }),
     ("loader_ready_batches", "Finished batches that wait for the rank.", |rank| {
         rank.loader.as_ref().map(|loader| f64::from(loader.ready))
     }),
-    ("loader_room_batches", "Most finished batches that can wait for the rank.", |rank| {
-        rank.loader.as_ref().map(|loader| f64::from(loader.room))
+    ("loader_capacity_batches", "Most finished batches that can wait for the rank.", |rank| {
+        rank.loader.as_ref().map(|loader| f64::from(loader.capacity))
     }),
 ];
 
@@ -247,8 +242,8 @@ fn job(page: &mut Page, status: &v1::GetStatusResponse) {
 }
 
 fn step(page: &mut Page, step: &v1::Step) {
-    page.gauge("step", "Optimizer updates made.", step.step as f64);
-    page.gauge("planned_steps", "Optimizer updates of the complete job.", step.total_steps as f64);
+    page.gauge("step", "Training steps made.", step.step as f64);
+    page.gauge("planned_steps", "Training steps of the complete job.", step.total_steps as f64);
     page.gauge("epoch", "Complete epochs.", f64::from(step.epoch));
     page.gauge("epoch_step", "Batches done in the current epoch.", step.step_of_epoch as f64);
     page.gauge("epoch_steps", "Batches of the current epoch.", step.steps_per_epoch as f64);
@@ -257,7 +252,7 @@ fn step(page: &mut Page, step: &v1::Step) {
         let help = format!("{} of the latest batch.", task::title(&metric.name));
         page.gauge(&format!("train_{}", name_with_unit(&metric)), &help, metric.value);
     }
-    page.gauge("learning_rate", "Learning rate of the latest update.", step.lr);
+    page.gauge("learning_rate", "Learning rate of the latest step.", step.lr);
     page.gauge("gradient_norm", "L2 norm of the gradient before clipping.", step.gradient_norm);
     page.gauge("loss_scale", "Factor by which the loss is scaled.", step.loss_scale);
     page.gauge(
@@ -265,7 +260,7 @@ fn step(page: &mut Page, step: &v1::Step) {
         "Side length of the training images.",
         Some(f64::from(step.resolution)).filter(|side| *side > 0.0),
     );
-    page.gauge("global_batch_samples", "Samples of a full update.", step.global_batch as f64);
+    page.gauge("global_batch_samples", "Samples of a full step.", step.global_batch as f64);
     page.gauge("samples_per_second", "Throughput of all ranks together.", step.samples_per_second);
     page.gauge(
         "loader_wait_ratio",
@@ -276,7 +271,7 @@ fn step(page: &mut Page, step: &v1::Step) {
 
 /// The metric's name with its unit.
 fn name_with_unit(metric: &v1::Metric) -> String {
-    let unit = if metric.is_share { "_ratio" } else { "" };
+    let unit = if metric.is_fraction { "_ratio" } else { "" };
     format!("{}{unit}", metric.name)
 }
 
@@ -293,7 +288,7 @@ fn evaluations(page: &mut Page, status: &v1::GetStatusResponse) {
             found.extend(accuracy.as_ref().map(|accuracy| (labels, accuracy)));
         }
     }
-    page.family(MetricKind::Gauge, "evaluation_step", "Updates made before the evaluation.", steps);
+    page.family(MetricKind::Gauge, "evaluation_step", "Steps made before the evaluation.", steps);
     // One family for each metric of any of them, in the task's order.
     let mut families: Vec<(v1::Metric, Vec<LabeledValue>)> = Vec::new();
     for (labels, accuracy) in found {
@@ -318,11 +313,7 @@ fn evaluations(page: &mut Page, status: &v1::GetStatusResponse) {
 
 fn checkpoint(page: &mut Page, checkpoint: &v1::Checkpoint, age_seconds: Option<f64>) {
     let took = checkpoint.took;
-    page.gauge(
-        "checkpoint_step",
-        "Updates made before the last checkpoint.",
-        checkpoint.step as f64,
-    );
+    page.gauge("checkpoint_step", "Steps made before the last checkpoint.", checkpoint.step as f64);
     page.gauge("checkpoint_age_seconds", "Age of the last checkpoint.", age_seconds);
     page.gauge("checkpoint_bytes", "Size of the last checkpoint.", checkpoint.bytes as f64);
     page.gauge(
@@ -391,7 +382,7 @@ fn recoveries(page: &mut Page, status: &v1::GetStatusResponse) {
     page.gauge("recovery_age_seconds", "Time since the last recovery began.", last.age_seconds);
     page.gauge(
         "recovery_lost_steps",
-        "Updates that had to be repeated after the last recovery.",
+        "Steps that had to be repeated after the last recovery.",
         last.lost_steps as f64,
     );
 }

@@ -123,7 +123,7 @@ impl EventFile {
 
     /// Writes a point; [`flush`](Self::flush) makes it visible.
     ///
-    /// The tags of an update begin with `train/`, those of an evaluation with `val/`, or `val_ema/` with averaged
+    /// The tags of a step begin with `train/`, those of an evaluation with `val/`, or `val_ema/` with averaged
     /// weights; those of an evaluation on a part of the validation set with `val_subset/` and `val_subset_ema/`. Where
     /// training restarted, an event makes TensorBoard drop later steps, and `run/generation` marks the step.
     ///
@@ -137,7 +137,7 @@ impl EventFile {
             EventRecord { wall_time, step, content: Some(content) }
         };
         match &point.metrics {
-            Some(Metrics::Step(update)) => self.write(&event(update.step, step(update))),
+            Some(Metrics::Step(metrics)) => self.write(&event(metrics.step, step(metrics))),
             Some(Metrics::Evaluation(evaluated)) => {
                 self.write(&event(evaluated.step, evaluation(evaluated)))
             }

@@ -374,8 +374,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// For any number of ranks, any interruptions, and any batch size in each stretch between them, the sequence is
-        /// the order of the epoch, with every sample once.
+        /// For any number of ranks, any interruptions, and any batch size in each interval between them, the sequence
+        /// is the order of the epoch, with every sample once.
         #[test]
         fn ranks_resumes_and_batch_sizes_never_change_the_sequence(
             kind in prop_oneof![
@@ -386,15 +386,15 @@ mod tests {
             epoch in 0_u32..8,
             virtual_ranks in (0_u32..4).prop_map(|power| 1 << power),
             accumulation in 1_u64..4,
-            stretches in vec((1_u32..9, 1_u32..120, 1_u64..5), 1..12),
+            intervals in vec((1_u32..9, 1_u32..120, 1_u64..5), 1..12),
         ) {
             let set = set();
             let sample_blocks = set.sample_blocks().unwrap();
             let order = SampleOrder::new(kind, seed, window, sample_blocks);
             let start = Progress { epoch: Epoch(epoch), ..Progress::default() };
             let (mut seen, mut at) = (Vec::new(), start);
-            // The last stretch goes to the end of the epoch.
-            for (world_size, batch, steps) in stretches.into_iter().chain([(3, 64, u64::MAX)]) {
+            // The last interval goes to the end of the epoch.
+            for (world_size, batch, steps) in intervals.into_iter().chain([(3, 64, u64::MAX)]) {
                 let plan = plan(batch);
                 let left = (SAMPLES - at.cursor).div_ceil(batch.into());
                 let (samples, end) = updates(

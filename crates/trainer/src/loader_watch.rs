@@ -44,7 +44,7 @@ impl LoaderWatch {
         Some(LoaderReport {
             wait,
             ready: u32::try_from(stats.ready).unwrap_or(u32::MAX),
-            room: u32::try_from(stats.capacity).unwrap_or(u32::MAX),
+            capacity: u32::try_from(stats.capacity).unwrap_or(u32::MAX),
             skipped: self.skipped + stats.skipped,
             last_skipped: stats.last_skipped.clone().or_else(|| self.last_skipped.clone()),
         })
@@ -71,7 +71,7 @@ mod tests {
         let (mut watch, start) = (LoaderWatch::default(), Instant::now());
         let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
         let first = watch.report(at(0.0), &stats(400, 0, None)).unwrap();
-        assert_eq!((first.wait, first.ready, first.room), (0.0, 2, 3));
+        assert_eq!((first.wait, first.ready, first.capacity), (0.0, 2, 3));
         assert_eq!(watch.report(at(0.9), &stats(500, 0, None)), None);
         let second = watch.report(at(2.0), &stats(900, 0, None)).unwrap();
         assert!((second.wait - 0.25).abs() < 1e-9, "{}", second.wait);

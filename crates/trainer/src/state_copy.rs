@@ -2,7 +2,7 @@
 
 use baton_checkpoint::{Snapshot, slice_of};
 use baton_collectives::{BufferMut, DeviceSliceMut, Error};
-use baton_gpu::{Device, Freezer};
+use baton_gpu::{Device, DeviceSnapshot};
 use baton_job::Rank;
 
 use crate::Learner;
@@ -20,7 +20,7 @@ pub struct StateCopy {
 struct DeviceCopy {
     region: &'static str,
     len: usize,
-    freezer: Freezer,
+    snapshot: DeviceSnapshot,
 }
 
 impl StateCopy {
@@ -43,7 +43,7 @@ impl StateCopy {
                     self.snapshot.slice(region.name, len).copy_from_slice(values);
                 }
                 BufferMut::Device(values) => {
-                    if let Err(error) = self.freeze(region.name, &values) {
+                    if let Err(error) = self.capture(region.name, &values) {
                         // A slow step is better than a missing checkpoint.
                         tracing::warn!(
                             region = region.name, %error,
@@ -63,21 +63,21 @@ impl StateCopy {
     /// # Errors
     /// The device failed.
     pub fn snapshot(&mut self) -> Result<&Snapshot, Error> {
-        for DeviceCopy { region, len, freezer } in &mut self.on_device {
-            freezer.thaw(bytemuck::cast_slice_mut(self.snapshot.slice(region, *len)))?;
+        for DeviceCopy { region, len, snapshot } in &mut self.on_device {
+            snapshot.read(bytemuck::cast_slice_mut(self.snapshot.slice(region, *len)))?;
         }
         Ok(&self.snapshot)
     }
 
-    fn freeze(&mut self, region: &'static str, values: &DeviceSliceMut<'_>) -> Result<(), Error> {
+    fn capture(&mut self, region: &'static str, values: &DeviceSliceMut<'_>) -> Result<(), Error> {
         let known = self.on_device.iter().position(|copy| copy.region == region);
-        // Removed from the list, so that after a failure there is nothing to thaw.
-        let mut freezer = match known {
-            Some(index) => self.on_device.swap_remove(index).freezer,
-            None => Freezer::new(Device::open(values.device())?)?,
+        // Removed from the list, so that after a failure there is nothing to read.
+        let mut snapshot = match known {
+            Some(index) => self.on_device.swap_remove(index).snapshot,
+            None => DeviceSnapshot::new(Device::open(values.device())?)?,
         };
-        values.freeze(&mut freezer)?;
-        self.on_device.push(DeviceCopy { region, len: values.len(), freezer });
+        values.capture(&mut snapshot)?;
+        self.on_device.push(DeviceCopy { region, len: values.len(), snapshot });
         Ok(())
     }
 }

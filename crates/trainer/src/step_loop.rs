@@ -401,7 +401,7 @@ impl<L: Learner> Trainer<L> {
                 samples: Vec::new(),
             })));
         }
-        progress.note_evaluation(raw.clone(), ema.clone(), extent);
+        progress.record_evaluation(raw.clone(), ema.clone(), extent);
         if context.collective.rank() == Rank(0) {
             let (step, epoch) = (progress.step, progress.epoch);
             (context.report)(RankReport::Evaluated { step, epoch, accuracy: raw, ema, extent });

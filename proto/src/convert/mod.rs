@@ -1,5 +1,8 @@
 //! Converts types of `baton-job` to the messages of [`v1`](crate::v1) that users receive, and some messages back, for
 //! `baton`.
+//!
+//! Names and numbers of the messages are a promise to clients (`tests/compatibility`). Rust names in `baton-job` may
+//! change freely: this module keeps the messages as they are.
 
 mod divergence;
 mod status;

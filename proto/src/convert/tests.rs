@@ -126,7 +126,7 @@ fn a_status_has_activity_and_loader_of_each_rank_and_the_skipped_samples() {
     let loader = LoaderReport {
         wait: 0.25,
         ready: 3,
-        room: 8,
+        capacity: 8,
         skipped: 12,
         last_skipped: Some("train.beton: sample 7: no JPEG at byte 4096".into()),
     };
@@ -292,8 +292,14 @@ fn every_outcome_converts_back_unchanged_and_one_of_a_newer_version_is_none() {
     }
 }
 
-fn metric(name: &str, value: f64, direction: i32, is_share: bool) -> v1::Metric {
-    v1::Metric { name: name.to_owned(), value, direction, is_share }
+fn metric(name: &str, value: f64, direction: i32, is_fraction: bool) -> v1::Metric {
+    v1::Metric { name: name.to_owned(), value, direction, is_fraction }
+}
+
+#[test]
+fn metrics_with_the_old_name_of_a_field_are_read() {
+    let line = r#"{"name":"top1","value":0.5,"direction":"higher","is_share":true}"#;
+    assert_eq!(serde_json::from_str::<v1::Metric>(line).unwrap(), metric("top1", 0.5, 1, true));
 }
 
 #[test]

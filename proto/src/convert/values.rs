@@ -31,8 +31,8 @@ impl From<(String, f64)> for v1::Metric {
             task::MetricDirection::Higher => Direction::Higher,
             task::MetricDirection::Lower => Direction::Lower,
         });
-        let is_share = known.is_some_and(|metric| metric.is_share);
-        Self { name, value, direction: direction.into(), is_share }
+        let is_fraction = known.is_some_and(|metric| metric.is_fraction);
+        Self { name, value, direction: direction.into(), is_fraction }
     }
 }
 
@@ -150,8 +150,8 @@ impl From<RankHeartbeat> for v1::RankHeartbeat {
 }
 
 impl From<LoaderReport> for v1::Loader {
-    fn from(LoaderReport { wait, ready, room, skipped, last_skipped }: LoaderReport) -> Self {
-        Self { wait, ready, room, skipped, last_skipped }
+    fn from(LoaderReport { wait, ready, capacity, skipped, last_skipped }: LoaderReport) -> Self {
+        Self { wait, ready, capacity, skipped, last_skipped }
     }
 }
 

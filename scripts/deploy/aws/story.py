@@ -198,7 +198,7 @@ def single(story):
 
     story.until("the group is empty", lambda: not cloud.members(group))
     last = story.status(name)
-    assert last["wanted"] == 0 and last["report"]["instance"] == third, last
+    assert last["desired"] == 0 and last["report"]["instance"] == third, last
     assert "completed" in story.baton("aws", "logs", third), "the log of the only job is not shown without its name"
     listed = story.baton("aws", "logs", "--name", name, "--list").split()
     assert set(listed) == {first, second, third}, listed

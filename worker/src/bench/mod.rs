@@ -2,6 +2,10 @@
 //!
 //! With several ranks this process starts itself once per rank; they connect to each other and exchange gradients
 //! like the ranks of a job.
+//!
+//! The measured step must be the job's own: it is made by the same [`Stepper`], and nothing else runs between its
+//! start and its end. Keys of `--json` are a promise to scripts and to `baton plan --calibration`: adding is allowed,
+//! renaming is not.
 
 mod batches;
 mod ranks;

@@ -11,7 +11,7 @@ use crate::{
     human, json, output, render,
 };
 
-/// Print the metrics of updates and evaluations since the job's start
+/// Print the metrics of steps and evaluations since the job's start
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -20,7 +20,7 @@ Examples:
   baton metrics --csv >digits.csv
   baton metrics --json | jq -r 'select(.evaluation).evaluation.top1'
 
-If there are many updates, only some of them are printed. After a recovery or a rollback, training resumes from an \
+If there are many steps, only some of them are printed. After a recovery or a rollback, training resumes from an \
 earlier step; the later steps printed before are then invalid.")]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -4,6 +4,7 @@ mod bar;
 mod cert;
 mod checkpoint;
 mod completion;
+mod control;
 mod data;
 mod events;
 mod logs;
@@ -12,7 +13,6 @@ mod plan;
 pub(crate) mod recipe;
 mod recoveries;
 mod status;
-mod steer;
 mod submit;
 mod watch;
 
@@ -67,7 +67,7 @@ enum Command {
     Logs(logs::Args),
     Recoveries(recoveries::Args),
     #[command(flatten)]
-    Steer(steer::Command),
+    Control(control::Command),
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
     #[command(subcommand)]
@@ -94,7 +94,7 @@ impl Cli {
             Command::Metrics(args) => metrics::run(args).await,
             Command::Logs(args) => logs::run(args).await,
             Command::Recoveries(args) => recoveries::run(args).await,
-            Command::Steer(command) => steer::run(command).await,
+            Command::Control(command) => control::run(command).await,
             Command::Checkpoint(command) => return checkpoint::run(command).await,
             Command::Recipe(command) => return recipe::run(&command).await,
             Command::Aws(command) => return baton_aws::run(&command).await,

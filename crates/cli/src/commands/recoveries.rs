@@ -22,15 +22,15 @@ Examples:
   baton recoveries --json | jq '.recoveries[-1].respawn_seconds'
 
 A recovery starts with the first report of a failure, or with a planned change of nodes, and ends with the \
-first update of the next generation. Its parts follow each other; all are in seconds:
+first step of the next generation. Its parts follow each other; all are in seconds:
   DETECT      until the next generation opens: waiting to learn which ranks were lost, and backoff
   TEAR DOWN   until the surviving ranks have left the old generation and are ready again
   RESPAWN     until the restarted ranks are ready too; 0 if there are none
   RENDEZVOUS  until all ranks have connected to each other
   RESTORE     until all ranks have the state, from a surviving rank or a checkpoint
-  FIRST STEP  until the first update is done
+  FIRST STEP  until the first step is done
 
-GEN is the generation that takes over. LOST STEPS are updates that have to be repeated. A part that has not ended is \
+GEN is the generation that takes over. LOST STEPS have to be repeated. A part that has not ended is \
 \"…\". It is \"-\" if it never ends, because its generation failed too; the next line then shows the next attempt. A \
 rendezvous that no rank could report is also \"-\"; its time is then part of RESTORE. Median and worst exclude planned \
 changes. All recoveries are counted, and the newest 1,000 are kept, also over restarts of the coordinator.")]

@@ -141,7 +141,7 @@ impl Follow<EventFeed> {
     }
 }
 
-/// Metrics of updates and evaluations.
+/// Metrics of steps and evaluations.
 pub(crate) struct MetricsFeed {
     follow: bool,
     /// The newest points received. They are all from the same millisecond, and more points from this millisecond may

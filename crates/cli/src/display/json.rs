@@ -1,4 +1,4 @@
-//! JSON lines for scripts.
+//! JSON lines for scripts. Keys are a promise: adding is allowed, renaming is not.
 
 use baton_job::Time;
 use baton_proto::v1::{GetStatusResponse, WatchEventsResponse};

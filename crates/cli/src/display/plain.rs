@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_printed_before_the_first_update() {
+    fn nothing_is_printed_before_the_first_step() {
         assert!(!ProgressLimiter::default().is_due(Time(0), &GetStatusResponse::default()));
     }
 }

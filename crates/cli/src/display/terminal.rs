@@ -16,7 +16,7 @@ pub(super) struct TerminalDisplay {
     phase: ProgressBar,
     epoch: ProgressBar,
     job: ProgressBar,
-    update: ProgressBar,
+    step: ProgressBar,
     evaluation: ProgressBar,
     checkpoint: ProgressBar,
 }
@@ -42,11 +42,11 @@ impl TerminalDisplay {
         let epoch = add(bar_template, "epoch", 1);
         let job = add(bar_template, "job", JOB_BAR_LENGTH);
         let text = "  {prefix:11} {wide_msg}";
-        let update = add(text, "update", 0);
+        let step = add(text, "step", 0);
         let evaluation = add(text, "evaluation", 0);
         let checkpoint = add(text, "checkpoint", 0);
         phase.set_message("starting");
-        Self { paint, bars, phase, epoch, job, update, evaluation, checkpoint }
+        Self { paint, bars, phase, epoch, job, step, evaluation, checkpoint }
     }
 
     fn print(&self, text: &str) {
@@ -73,7 +73,7 @@ impl Display for TerminalDisplay {
             let eta = status.eta_seconds.map(|eta| format!(", {} left", human::duration(eta)));
             let eta = eta.unwrap_or_default();
             self.job.set_message(format!("step {}/{}{eta}", step.step, step.total_steps));
-            self.update.set_message(render::numbers(step));
+            self.step.set_message(render::numbers(step));
         }
         if let Some(evaluated) = &status.evaluation {
             self.evaluation.set_message(render::evaluation(evaluated));

@@ -1,4 +1,4 @@
-//! Metrics of the job as curves over its updates.
+//! Metrics of the job as curves over its steps.
 
 use baton_proto::v1::{Accuracy, Metric, StreamMetricsResponse, stream_metrics_response::Metrics};
 
@@ -30,7 +30,7 @@ const MAX_POINTS: usize = 4_096;
 const MAX_VALUE: f64 = 1e30;
 
 impl Curves {
-    /// Adds the metrics of an update or an evaluation.
+    /// Adds the metrics of a step or an evaluation.
     pub(super) fn add(&mut self, point: &StreamMetricsResponse) {
         match &point.metrics {
             Some(Metrics::Step(step)) => {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn undone_updates_are_not_drawn() {
+    fn undone_steps_are_not_drawn() {
         let mut curves = Curves::default();
         testing::points().iter().for_each(|point| curves.add(point));
         let steps: Vec<f64> = curves.loss.iter().map(|(at, _)| *at).collect();

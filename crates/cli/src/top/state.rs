@@ -20,7 +20,7 @@ pub(super) enum Input {
     NoAnswer(String),
     /// An event of the job.
     Event(WatchEventsResponse),
-    /// Metrics of an update or an evaluation.
+    /// Metrics of a step or an evaluation.
     Point(StreamMetricsResponse),
     /// A log line.
     Line(StreamLogsResponse),

@@ -128,7 +128,7 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
     let programs = Programs::find()?;
     let run_dir = args.run_dir.clone().unwrap_or_else(|| Path::new(RUNS).join(&spec.name));
     let mut display = display::new(args.json);
-    for key in spec.old_keys() {
+    for key in spec.deprecated_keys() {
         display.note(&key.to_string());
     }
     let drain = Duration::from_secs_f64(spec.cluster.drain_seconds);

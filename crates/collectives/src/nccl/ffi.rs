@@ -310,7 +310,11 @@ fn meaning(code: ncclResult_t) -> (&'static str, &'static str) {
             ("ncclInternalError", "a bug in NCCL or memory corruption; set NCCL_DEBUG=WARN")
         }
         R::ncclInvalidArgument => ("ncclInvalidArgument", "an argument is invalid"),
-        R::ncclInvalidUsage => ("ncclInvalidUsage", "NCCL was used wrongly, or an old driver"),
+        R::ncclInvalidUsage => (
+            "ncclInvalidUsage",
+            "the communicator does not allow this call now: two ranks may share one GPU, or the driver is too old \
+             for this NCCL",
+        ),
         R::ncclRemoteError => ("ncclRemoteError", "a peer left or the network failed"),
         R::ncclInProgress => ("ncclInProgress", "still in progress"),
         R::ncclNumResults => ("ncclNumResults", "unknown"),

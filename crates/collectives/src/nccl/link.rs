@@ -12,15 +12,15 @@ use super::ffi::{Communicator, DeviceValues, NcclUniqueId};
 use super::fixed_tree::FixedTree;
 use crate::{AbortHandle, DeviceSliceMut, Error};
 
-/// Timeout and abort of one operation.
-pub(super) struct Limit<'a> {
+/// Name, timeout and abort of one operation.
+pub(super) struct OperationContext<'a> {
     pub(super) operation: &'static str,
     pub(super) timeout: Duration,
     pub(super) started: Instant,
     pub(super) abort: &'a AbortHandle,
 }
 
-impl Limit<'_> {
+impl OperationContext<'_> {
     /// Polls `is_done` until it is true. It polls, because an abort could not wake a thread that is blocked in the
     /// driver.
     fn wait_until(&self, is_done: impl Fn() -> Result<bool, Error>) -> Result<(), Error> {
@@ -92,36 +92,36 @@ impl Link {
     }
 
     /// Waits until NCCL has queued all requested work in its stream.
-    pub(super) fn wait_until_ready(&self, limit: &Limit<'_>) -> Result<(), Error> {
-        limit.wait_until(|| self.communicator.is_ready())
+    pub(super) fn wait_until_ready(&self, context: &OperationContext<'_>) -> Result<(), Error> {
+        context.wait_until(|| self.communicator.is_ready())
     }
 
     pub(super) fn all_reduce(
         &self,
-        limit: &Limit<'_>,
+        context: &OperationContext<'_>,
         values: &mut DeviceSliceMut<'_>,
     ) -> Result<(), Error> {
         let values = DeviceValues::from(values);
         // SAFETY: the slice is borrowed for this call and on our device; see `run`.
-        self.run(limit, || unsafe { self.communicator.all_reduce(self.stream(), values) })
+        self.run(context, || unsafe { self.communicator.all_reduce(self.stream(), values) })
     }
 
     pub(super) fn broadcast(
         &self,
-        limit: &Limit<'_>,
+        context: &OperationContext<'_>,
         root: Rank,
         values: &mut DeviceSliceMut<'_>,
     ) -> Result<(), Error> {
         let values = DeviceValues::from(values);
         // SAFETY: as above.
-        self.run(limit, || unsafe { self.communicator.broadcast(self.stream(), root, values) })
+        self.run(context, || unsafe { self.communicator.broadcast(self.stream(), root, values) })
     }
 
     /// Adds up all ranks' `sums` in the fixed tree; `sums` are this rank's subtrees. The total is written to the first
     /// one.
     pub(super) fn sum_in_tree(
         &mut self,
-        limit: &Limit<'_>,
+        context: &OperationContext<'_>,
         virtual_ranks: u32,
         sums: &mut [&mut DeviceSliceMut<'_>],
     ) -> Result<(), Error> {
@@ -130,14 +130,14 @@ impl Link {
         let plan = tree.plan(virtual_ranks, sums)?;
         let channel = (&self.communicator, self.stream());
         // SAFETY: as above, for all sums.
-        self.run(limit, || unsafe { plan.queue(channel, || self.wait_until_ready(limit)) })
+        self.run(context, || unsafe { plan.queue(channel, || self.wait_until_ready(context)) })
     }
 
     /// Calls `queue` to queue work on our stream, ordered after all that libtorch has queued and before all that it
     /// will queue, and waits until the work is done.
     fn run(
         &self,
-        limit: &Limit<'_>,
+        context: &OperationContext<'_>,
         queue: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
         let Streams { torch, ours, ready, finished } = &self.streams;
@@ -145,11 +145,11 @@ impl Link {
         ours.wait_for(ready)?;
         queue()?;
         // A non-blocking communicator may queue its work later, and the event must come after that work.
-        self.wait_until_ready(limit)?;
+        self.wait_until_ready(context)?;
         ours.mark(finished)?;
         torch.wait_for(finished)?;
         // Polls NCCL too, to detect its errors.
-        limit.wait_until(|| Ok(self.communicator.is_ready()? && finished.is_reached()?))
+        context.wait_until(|| Ok(self.communicator.is_ready()? && finished.is_reached()?))
     }
 
     /// Frees the communicator and ends its running work. After the timeout its thread, memory and kernels are leaked.

@@ -35,7 +35,7 @@ use crate::{AbortHandle, BufferMut, Collective, DeviceSliceMut, Error, Part, ope
 use ffi::NcclUniqueId;
 pub use ffi::{Version, is_present, version};
 use fixed_tree::FixedTree;
-use link::{Limit, Link};
+use link::{Link, OperationContext};
 
 /// The first version with non-blocking communicators.
 const MIN_VERSION: Version = Version { major: 2, minor: 14, patch: 0 };
@@ -110,7 +110,7 @@ impl NcclCollective {
         let abort = bootstrap.abort_handle();
         let mut group = Self { bootstrap, device, options, abort, link };
         let timeout = options.connect_timeout;
-        group.run(operation::CONNECT, timeout, |link, limit| link.wait_until_ready(limit))?;
+        group.run(operation::CONNECT, timeout, |link, context| link.wait_until_ready(context))?;
         Ok(group)
     }
 
@@ -118,7 +118,7 @@ impl NcclCollective {
     fn work(
         &mut self,
         operation: &'static str,
-        body: impl FnOnce(&mut Link, &Limit<'_>) -> Result<(), Error>,
+        body: impl FnOnce(&mut Link, &OperationContext<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.run(operation, self.options.operation_timeout, body)
     }
@@ -128,14 +128,15 @@ impl NcclCollective {
         &mut self,
         operation: &'static str,
         timeout: Duration,
-        body: impl FnOnce(&mut Link, &Limit<'_>) -> Result<(), Error>,
+        body: impl FnOnce(&mut Link, &OperationContext<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.abort.check(operation)?;
         let Some(link) = &mut self.link else {
             return Err(Error::Broken { operation });
         };
-        let limit = Limit { operation, timeout, started: Instant::now(), abort: &self.abort };
-        let result = body(link, &limit);
+        let context =
+            OperationContext { operation, timeout, started: Instant::now(), abort: &self.abort };
+        let result = body(link, &context);
         result.or_else(|error| self.leave().and(Err(error)))
     }
 
@@ -153,7 +154,7 @@ impl NcclCollective {
             });
         };
         let slice = self.on_device(operation::ALL_REDUCE, &mut part.buffer)?;
-        self.work(operation::ALL_REDUCE, |link, limit| link.all_reduce(limit, slice))
+        self.work(operation::ALL_REDUCE, |link, context| link.all_reduce(context, slice))
     }
 
     fn sum_in_tree(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error> {
@@ -162,8 +163,8 @@ impl NcclCollective {
             .iter_mut()
             .map(|part| self.on_device(operation::ALL_REDUCE, &mut part.buffer))
             .collect::<Result<Vec<_>, Error>>()?;
-        self.work(operation::ALL_REDUCE, |link, limit| {
-            link.sum_in_tree(limit, virtual_ranks, &mut sums)
+        self.work(operation::ALL_REDUCE, |link, context| {
+            link.sum_in_tree(context, virtual_ranks, &mut sums)
         })
     }
 
@@ -212,7 +213,7 @@ impl Collective for NcclCollective {
     fn broadcast(&mut self, root: Rank, mut buffer: BufferMut<'_>) -> Result<(), Error> {
         crate::check_root(root, self.world_size())?;
         let slice = self.on_device(operation::BROADCAST, &mut buffer)?;
-        self.work(operation::BROADCAST, |link, limit| link.broadcast(limit, root, slice))
+        self.work(operation::BROADCAST, |link, context| link.broadcast(context, root, slice))
     }
 
     fn all_gather_bytes(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {

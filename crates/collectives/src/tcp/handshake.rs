@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 use super::mesh::{closed, now_or_later};
-use super::wait::Limit;
+use super::wait::OperationContext;
 use super::wire::RankHello;
 use crate::{Error, Membership, operation};
 
@@ -28,7 +28,7 @@ pub(super) fn connect_all(
     listener: TcpListener,
     me: Membership,
     addresses: &[String],
-    limit: &Limit<'_>,
+    context: &OperationContext<'_>,
 ) -> Result<Vec<Option<TcpStream>>, Error> {
     listener.set_nonblocking(true).map_err(Error::io(operation::CONNECT))?;
     let lower = (0..me.rank.0).map(Rank).zip(addresses);
@@ -41,7 +41,7 @@ pub(super) fn connect_all(
         let mut sockets = vec![(listener.as_fd(), PollFlags::IN)];
         sockets.extend(handshake.outgoing.iter().map(|(_, connection)| connection.interest()));
         sockets.extend(handshake.incoming.iter().map(PendingConnection::interest));
-        let ready = limit.wait(&sockets, missing)?;
+        let ready = context.wait(&sockets, missing)?;
 
         let (outgoing, incoming) = ready[1..].split_at(handshake.outgoing.len());
         handshake.advance_incoming(incoming);

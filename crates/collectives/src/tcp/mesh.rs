@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use baton_job::Rank;
 use rustix::event::PollFlags;
 
-use super::wait::{AbortSignal, Limit};
+use super::wait::{AbortSignal, OperationContext};
 use super::wire::{MessageHeader, MessageKind};
 use crate::Error;
 
@@ -55,7 +55,7 @@ impl Mesh {
     /// all start with sending do not block each other.
     pub(super) fn exchange(
         &mut self,
-        limit: &Limit<'_>,
+        context: &OperationContext<'_>,
         kind: MessageKind,
         argument: u32,
         messages: Vec<Message<'_>>,
@@ -74,10 +74,10 @@ impl Mesh {
             transfers.retain(|transfer| !transfer.is_done());
             let Some(first) = transfers.first() else { return Ok(()) };
             let sockets: Vec<_> = transfers.iter().map(Transfer::interest).collect();
-            let ready = limit.wait(&sockets, first.peer)?;
+            let ready = context.wait(&sockets, first.peer)?;
             for (transfer, ready) in transfers.iter_mut().zip(ready) {
                 if ready {
-                    transfer.advance(limit.operation)?;
+                    transfer.advance(context.operation)?;
                 }
             }
         }

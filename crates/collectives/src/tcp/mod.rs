@@ -34,7 +34,7 @@ use crate::buffer::Staged;
 use crate::tree::{self, Fold, slice_of};
 use crate::{AbortHandle, BufferMut, Collective, Error, Membership, Part, TreeNode, operation};
 use mesh::{Mesh, Message};
-use wait::{AbortSignal, Limit};
+use wait::{AbortSignal, OperationContext};
 use wire::MessageKind;
 
 /// Number of values added at a time: 32 KiB of each partial sum.
@@ -115,8 +115,9 @@ impl TcpCollective {
         }
         let me = Membership { protocol: wire::PROTOCOL, generation, rank, world_size };
         let abort_signal = AbortSignal::new(abort)?;
-        let limit = Limit::new(operation::CONNECT, options.connect_timeout, &abort_signal)?;
-        let streams = handshake::connect_all(listener.socket, me, peers, &limit)?;
+        let context =
+            OperationContext::new(operation::CONNECT, options.connect_timeout, &abort_signal)?;
+        let streams = handshake::connect_all(listener.socket, me, peers, &context)?;
         Ok(Self {
             mesh: Mesh::new(rank, abort_signal, streams),
             operation_timeout: options.operation_timeout,
@@ -142,15 +143,15 @@ impl TcpCollective {
     fn run<T>(
         &mut self,
         operation: &'static str,
-        body: impl FnOnce(&mut Self, &Limit<'_>) -> Result<T, Error>,
+        body: impl FnOnce(&mut Self, &OperationContext<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let abort_signal = self.mesh.abort_signal.clone();
-        let limit = Limit::new(operation, self.operation_timeout, &abort_signal)?;
+        let context = OperationContext::new(operation, self.operation_timeout, &abort_signal)?;
         if self.broken {
             return Err(Error::Broken { operation });
         }
         self.broken = true;
-        let done = body(self, &limit)?;
+        let done = body(self, &context)?;
         self.broken = false;
         Ok(done)
     }
@@ -159,7 +160,7 @@ impl TcpCollective {
     /// is written to `sums[0]`.
     fn sum_own_slice(
         &mut self,
-        limit: &Limit<'_>,
+        context: &OperationContext<'_>,
         virtual_ranks: u32,
         sums: &mut [&mut [f32]],
     ) -> Result<(), Error> {
@@ -184,7 +185,7 @@ impl TcpCollective {
                 receive: Some(cast_slice_mut(receive)),
             });
         }
-        self.mesh.exchange(limit, MessageKind::AllReduce, virtual_ranks, messages)?;
+        self.mesh.exchange(context, MessageKind::AllReduce, virtual_ranks, messages)?;
         // In blocks that stay in the cache, because each value is part of several additions.
         for offset in (0..own.len()).step_by(SUM_BLOCK_LEN) {
             let block = offset..own.len().min(offset + SUM_BLOCK_LEN);
@@ -214,7 +215,7 @@ impl TcpCollective {
     /// Every rank sends its slice of `values` to all others, except to `complete`, which has all slices already.
     fn gather_slices(
         &mut self,
-        limit: &Limit<'_>,
+        context: &OperationContext<'_>,
         (kind, argument): (MessageKind, u32),
         values: &mut [f32],
         complete: Option<Rank>,
@@ -229,13 +230,13 @@ impl TcpCollective {
                 .then(|| cast_slice_mut(std::mem::take(&mut slices[peer.0 as usize]))),
         };
         let messages = self.mesh.peers().map(message).collect();
-        self.mesh.exchange(limit, kind, argument, messages)
+        self.mesh.exchange(context, kind, argument, messages)
     }
 
     /// Every rank sends `mine` to all others; the entries of `all` must have the right lengths already.
     fn gather(
         &mut self,
-        limit: &Limit<'_>,
+        context: &OperationContext<'_>,
         mine: &[u8],
         all: &mut [impl AsMut<[u8]>],
     ) -> Result<(), Error> {
@@ -248,13 +249,13 @@ impl TcpCollective {
                 messages.push(Message { peer: rank, send, receive });
             }
         }
-        self.mesh.exchange(limit, MessageKind::AllGatherBytes, 0, messages)
+        self.mesh.exchange(context, MessageKind::AllGatherBytes, 0, messages)
     }
 
     /// The root sends every rank its slice.
     fn scatter_slices(
         &mut self,
-        limit: &Limit<'_>,
+        context: &OperationContext<'_>,
         root: Rank,
         values: &mut [f32],
     ) -> Result<(), Error> {
@@ -271,7 +272,7 @@ impl TcpCollective {
             let mine = cast_slice_mut(std::mem::take(&mut slices[me.0 as usize]));
             vec![Message { peer: root, send: None, receive: Some(mine) }]
         };
-        self.mesh.exchange(limit, MessageKind::Broadcast, root.0, messages)
+        self.mesh.exchange(context, MessageKind::Broadcast, root.0, messages)
     }
 }
 
@@ -285,7 +286,7 @@ impl Collective for TcpCollective {
     }
 
     fn all_reduce(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error> {
-        self.run(operation::ALL_REDUCE, |group, limit| {
+        self.run(operation::ALL_REDUCE, |group, context| {
             let world_size = group.world_size();
             tree::check_parts(group.rank(), world_size, virtual_ranks, parts)?;
             if world_size == 1 {
@@ -296,28 +297,28 @@ impl Collective for TcpCollective {
                 .map(|part| Staged::new(part.buffer.reborrow(), &mut group.staging))
                 .collect::<Result<Vec<_>, Error>>()?;
             let mut sums: Vec<&mut [f32]> = staged.iter_mut().map(Staged::values).collect();
-            group.sum_own_slice(limit, virtual_ranks, &mut sums)?;
-            group.gather_slices(limit, (MessageKind::AllReduce, virtual_ranks), sums[0], None)?;
+            group.sum_own_slice(context, virtual_ranks, &mut sums)?;
+            group.gather_slices(context, (MessageKind::AllReduce, virtual_ranks), sums[0], None)?;
             staged.into_iter().try_for_each(|sum| sum.write_back(&mut group.staging))
         })
     }
 
     fn broadcast(&mut self, root: Rank, buffer: BufferMut<'_>) -> Result<(), Error> {
-        self.run(operation::BROADCAST, |group, limit| {
+        self.run(operation::BROADCAST, |group, context| {
             crate::check_root(root, group.world_size())?;
             let mut staged = Staged::new(buffer, &mut group.staging)?;
-            group.scatter_slices(limit, root, staged.values())?;
+            group.scatter_slices(context, root, staged.values())?;
             let kind = (MessageKind::Broadcast, root.0);
-            group.gather_slices(limit, kind, staged.values(), Some(root))?;
+            group.gather_slices(context, kind, staged.values(), Some(root))?;
             staged.write_back(&mut group.staging)
         })
     }
 
     fn all_gather_bytes(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        self.run(operation::ALL_GATHER_BYTES, |group, limit| {
+        self.run(operation::ALL_GATHER_BYTES, |group, context| {
             crate::check_gathered(group.rank(), mine.len() as u64)?;
             let mut lengths = vec![[0; 8]; group.world_size() as usize];
-            group.gather(limit, &(mine.len() as u64).to_le_bytes(), &mut lengths)?;
+            group.gather(context, &(mine.len() as u64).to_le_bytes(), &mut lengths)?;
 
             let mut all = Vec::new();
             for (rank, length) in (0..).map(Rank).zip(lengths) {
@@ -325,7 +326,7 @@ impl Collective for TcpCollective {
                 crate::check_gathered(rank, length)?;
                 all.push(vec![0; length as usize]);
             }
-            group.gather(limit, mine, &mut all)?;
+            group.gather(context, mine, &mut all)?;
             Ok(all)
         })
     }

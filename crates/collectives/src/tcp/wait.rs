@@ -30,16 +30,16 @@ impl AbortSignal {
     }
 }
 
-/// Deadline and abort of one operation.
+/// Name, deadline and abort of one operation.
 #[derive(Debug)]
-pub(super) struct Limit<'a> {
+pub(super) struct OperationContext<'a> {
     pub(super) operation: &'static str,
     after: Duration,
     deadline: Instant,
     abort_signal: &'a AbortSignal,
 }
 
-impl<'a> Limit<'a> {
+impl<'a> OperationContext<'a> {
     /// Starts an operation with the timeout `after`.
     pub(super) fn new(
         operation: &'static str,

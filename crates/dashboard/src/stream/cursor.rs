@@ -9,7 +9,7 @@ pub(super) struct Cursor {
     pub(super) event: u64,
     /// All points before this time are received, Unix milliseconds.
     millis: u64,
-    /// Number of received points of exactly this time: an update and its evaluation may have the same time.
+    /// Number of received points of exactly this time: a step and its evaluation may have the same time.
     count: u64,
 }
 

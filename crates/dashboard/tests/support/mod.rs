@@ -108,8 +108,8 @@ impl Job {
     }
 }
 
-/// The metric point of an update.
-pub(crate) fn update(unix_millis: u64, step: u64) -> v1::StreamMetricsResponse {
+/// The metric point of a step.
+pub(crate) fn step_point(unix_millis: u64, step: u64) -> v1::StreamMetricsResponse {
     let step = v1::Step { step, ..Default::default() };
     v1::StreamMetricsResponse { unix_millis, generation: 1, metrics: Some(Metrics::Step(step)) }
 }

@@ -175,11 +175,11 @@ impl CachedBucket {
         self.signal.change();
     }
 
-    /// The edition of the plan, and the shards to keep in the cache from now on, as (position, shard).
+    /// The version of the plan, and the shards to keep in the cache from now on, as (position, shard).
     pub(super) fn window(&self) -> (u64, Vec<(usize, usize)>) {
         let plan = self.plan();
         let bytes = |shard: usize| self.objects[shard].meta.size;
-        (plan.edition, plan.window(self.cache.max_bytes, bytes))
+        (plan.version, plan.window(self.cache.max_bytes, bytes))
     }
 
     /// Ignores poisoning: the plan is valid after any panic.

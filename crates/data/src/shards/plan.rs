@@ -6,14 +6,14 @@ use std::collections::{HashMap, HashSet};
 #[derive(Debug, Default)]
 pub(super) struct PrefetchPlan {
     /// Number of the plan; a replaced plan gets a new number.
-    pub(super) edition: u64,
+    pub(super) version: u64,
     /// Position and shard of each remaining use, in order.
     rest: Vec<(usize, usize)>,
 }
 
 impl PrefetchPlan {
     pub(super) fn replace(&mut self, shards: impl Iterator<Item = usize>) {
-        self.edition += 1;
+        self.version += 1;
         self.rest = shards.enumerate().collect();
     }
 

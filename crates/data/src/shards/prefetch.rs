@@ -24,7 +24,7 @@ pub(super) fn spawn(bucket: Arc<CachedBucket>) -> io::Result<JoinHandle<()>> {
 /// Progress of the thread with the current plan.
 #[derive(Default)]
 struct PrefetchState {
-    edition: u64,
+    version: u64,
     /// Shards that were found in the cache or fetched.
     complete: HashSet<usize>,
     /// Shards that could not be fetched.
@@ -47,9 +47,9 @@ fn run(bucket: &CachedBucket) {
 /// Shards that other ranks are fetching are skipped: the ranks of a node have similar plans, so the node fetches as
 /// many shards at a time as it has ranks. A single thread would be too slow, because computing digests takes a core.
 fn fetch_next(bucket: &CachedBucket, state: &mut PrefetchState) -> bool {
-    let (edition, window) = bucket.window();
-    if edition != state.edition {
-        *state = PrefetchState { edition, ..PrefetchState::default() };
+    let (version, window) = bucket.window();
+    if version != state.version {
+        *state = PrefetchState { version, ..PrefetchState::default() };
     }
     for (position, shard) in window {
         let is_known = state.complete.contains(&shard) && bucket.is_there(shard);

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, unsafe_code)] // Test helpers may panic like tests.
 
 mod adder;
-mod freezer;
+mod device_snapshot;
 mod order;
 mod readback;
 mod uploads;

@@ -89,7 +89,7 @@ impl WrittenDiagnosis {
              | | |\n|---|---|\n\
              | job | {job} |\n\
              | generation | {generation} |\n\
-             | updates made before | {} |\n\
+             | steps made before | {} |\n\
              | batch | epoch {epoch}, from sample {cursor} of its order |\n\
              | learning rate | {:.4e} |\n\
              | loss of the batch | {} |\n\
@@ -108,7 +108,7 @@ impl WrittenDiagnosis {
             let StepReport { step, loss, lr, .. } = latest;
             let norm = number_or_none(latest.gradient_norm);
             text += &format!(
-                "| last update reported | step {step}, loss {loss:.4}, learning rate {lr:.4e}, gradient \
+                "| last step reported | step {step}, loss {loss:.4}, learning rate {lr:.4e}, gradient \
                  norm {norm} |\n"
             );
         }

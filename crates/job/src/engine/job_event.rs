@@ -189,7 +189,7 @@ pub(super) fn describe_straggler(
     let seconds = heartbeat.own_step_seconds;
     format!(
         "rank {rank} (local rank {local_rank} of node {node}) delays the others: its own work takes \
-         {seconds:.3} s per update, {slowdown:.1} times the median of all ranks"
+         {seconds:.3} s per step, {slowdown:.1} times the median of all ranks"
     )
 }
 

@@ -52,7 +52,7 @@ impl Results {
 
     /// Records an evaluation. The best of raw and averaged weights is used, and a second evaluation of the same
     /// weights replaces the first, as in
-    /// [`Progress::note_evaluation`](baton_recipe::progress::Progress::note_evaluation).
+    /// [`Progress::record_evaluation`](baton_recipe::progress::Progress::record_evaluation).
     pub(super) fn record_evaluation(
         &mut self,
         generation: Generation,

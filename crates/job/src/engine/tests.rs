@@ -205,7 +205,7 @@ fn stepped(step: u64) -> RankReport {
 fn loader(skipped: u64) -> LoaderReport {
     let last_skipped =
         (skipped > 0).then(|| "train.beton: sample 7: no JPEG at byte 4096".to_owned());
-    LoaderReport { wait: 0.25, ready: 3, room: 8, skipped, last_skipped }
+    LoaderReport { wait: 0.25, ready: 3, capacity: 8, skipped, last_skipped }
 }
 
 fn lost() -> RankReport {

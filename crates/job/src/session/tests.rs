@@ -437,7 +437,8 @@ fn reconnects_at_growing_intervals() {
 fn loader_reports_are_forwarded_and_change_no_phase() {
     let mut session = joining(5);
     reports(&mut session, at(2.0), 0, started());
-    let report = RankReport::Loader(LoaderReport { ready: 3, room: 8, ..LoaderReport::default() });
+    let report =
+        RankReport::Loader(LoaderReport { ready: 3, capacity: 8, ..LoaderReport::default() });
 
     assert_eq!(reports(&mut session, at(3.0), 0, report.clone()), [forwarded(0, report)]);
 }

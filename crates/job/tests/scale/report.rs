@@ -32,7 +32,7 @@ impl<'a> RunReport<'a> {
         spending.interrupted.read(spending.meter.read(self.fleet.now))
     }
 
-    /// The same without the time of repeated updates.
+    /// The same without the time of repeated steps.
     pub(crate) fn downtime(&self) -> Duration {
         let redo: Duration = self.recoveries().map(|recovery| recovery.redo).sum();
         self.interrupted().saturating_sub(redo)
@@ -62,13 +62,13 @@ impl<'a> RunReport<'a> {
         let percent = |time: u64| 100.0 * time as f64 / wall;
         writeln!(to, "| of {:.1} h | h | % |\n|---|---|---|", wall / HOUR)?;
         for (label, time) in [
-            ("**goodput**: new updates, each as long as with all ranks", ledger.useful),
-            ("additional time of updates because ranks were missing", ledger.slower),
-            ("slower first updates, and pauses for checkpoints", ledger.stalled),
-            ("repeated updates", ledger.redone),
-            ("unfinished updates when a rank left", ledger.discarded),
+            ("**goodput**: new steps, each as long as with all ranks", ledger.useful),
+            ("additional time of steps because ranks were missing", ledger.slower),
+            ("slower first steps, and pauses for checkpoints", ledger.stalled),
+            ("repeated steps", ledger.redone),
+            ("unfinished steps when a rank left", ledger.discarded),
             ("no training", ledger.idle),
-            ("before the first update", ledger.starting),
+            ("before the first step", ledger.starting),
         ] {
             writeln!(to, "| {label} | {:.2} | {:.2} |", time as f64 / HOUR, percent(time))?;
         }
@@ -94,8 +94,8 @@ impl<'a> RunReport<'a> {
             ("planned changes of nodes", planned as u64),
             ("recoveries from a failure", coordinator.recoveries.len() as u64 - planned as u64),
             ("ends of the job, restarted from a checkpoint", coordinator.ends.len() as u64),
-            ("updates", ledger.high_water),
-            ("updates lost and repeated", ledger.lost_steps),
+            ("steps", ledger.high_water),
+            ("steps lost and repeated", ledger.lost_steps),
             ("checkpoints", ledger.commits),
         ] {
             writeln!(to, "| {label} | {} |", grouped(count))?;
@@ -123,7 +123,7 @@ impl<'a> RunReport<'a> {
         let sum: Duration = totals.iter().sum();
         writeln!(
             to,
-            "| **from the first report to the first update** | {:.2} | median {:.1}, longest {:.1} |",
+            "| **from the first report to the first step** | {:.2} | median {:.1}, longest {:.1} |",
             sum.as_secs_f64() / 3_600.0,
             median.as_secs_f64(),
             longest.as_secs_f64()

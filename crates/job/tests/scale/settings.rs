@@ -39,7 +39,7 @@ settings! {
     notice = 120.0: "seconds from the notice of an interruption to the machine's end",
     replacement = 300.0: "seconds from a machine's end to its replacement, on average",
     crashes = 2e-5: "crashes per rank process and hour",
-    step = 0.5: "seconds of an update with all ranks",
+    step = 0.5: "seconds of a step with all ranks",
     save_every = 600.0: "seconds between checkpoints",
     save = 30.0: "seconds until a checkpoint is committed",
     stall = 0.1: "seconds that training pauses for a checkpoint",
@@ -47,7 +47,7 @@ settings! {
     leave = 0.5: "most seconds until a process has left its generation",
     meet = 30.0: "seconds of a rendezvous",
     restore = 2.0: "seconds to copy the state to ranks without it",
-    first = 1.0: "additional seconds of the first update",
+    first = 1.0: "additional seconds of the first step",
 }
 
 impl Settings {

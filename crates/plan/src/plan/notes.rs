@@ -2,18 +2,18 @@
 
 use baton_recipe::{
     InputKind,
-    dry_run::{DryRun, Stretch},
+    dry_run::{DryRun, EpochSegment},
     spec::{Compute, DeviceChoice},
 };
 
 use super::{PlanRequest, RecipePlan};
-use crate::{Machine, memory, update::Bottleneck};
+use crate::{Machine, memory, step::Bottleneck};
 
 impl PlanRequest<'_> {
     pub(super) fn notes(&self, plan: &RecipePlan, machine: &Machine, run: &DryRun) -> Vec<String> {
         let (spec, mut notes) = (self.spec, Vec::new());
         if !plan.fits {
-            let Stretch { micro_batch, resolution, .. } = plan.memory_phase;
+            let EpochSegment { micro_batch, resolution, .. } = plan.memory_segment;
             let network = |resolution| self.network(resolution).ok();
             let (ranks, max_bytes) = (plan.ranks, plan.gpu_memory_bytes);
             let remedy = match memory::accumulation_that_fits(spec, run, ranks, max_bytes, network)

@@ -35,8 +35,8 @@ fn every_recipe_has_a_plan_on_every_machine() {
             let plan = question(&spec).plan(machine).unwrap();
             assert!(plan.seconds > 0.0 && plan.seconds.is_finite(), "{name} {}", machine.name);
             assert!(plan.ranks <= machine.gpus);
-            let phases: f64 = plan.phases.iter().map(|phase| phase.seconds).sum();
-            assert!((plan.seconds - phases - plan.evaluation.seconds).abs() < 1e-6);
+            let segments: f64 = plan.segments.iter().map(|planned| planned.seconds).sum();
+            assert!((plan.seconds - segments - plan.evaluation.seconds).abs() < 1e-6);
         }
     }
 }
@@ -59,12 +59,12 @@ fn cost_is_hours_times_price() {
 }
 
 #[test]
-fn the_reference_recipe_has_three_phases_and_uses_every_sample() {
+fn the_reference_recipe_has_three_segments_and_uses_every_sample() {
     let plan = plan("resnet50_p4d_60ep", &[], "p4d.24xlarge");
     let shown: Vec<_> = plan
-        .phases
+        .segments
         .iter()
-        .map(|phase| (phase.stretch.resolution, phase.update.micro_batch, phase.samples))
+        .map(|planned| (planned.segment.resolution, planned.step.micro_batch, planned.samples))
         .collect();
     // Whole batches only: 312 of 4,096, 417 of 3,072, 625 of 2,048; 20 epochs each.
     let expected = [(160, 512, 25_559_040), (192, 384, 25_620_480), (224, 256, 25_600_000)];
@@ -87,10 +87,10 @@ fn ffcvs_published_times_are_met_within_a_fifth() {
 #[test]
 fn larger_images_take_longer_and_more_gpus_less_time() {
     let plan = plan("resnet50_p4d_60ep", &[], "p4d.24xlarge");
-    let rates: Vec<f64> = plan.phases.iter().map(|phase| -phase.images_per_second).collect();
+    let rates: Vec<f64> = plan.segments.iter().map(|planned| -planned.images_per_second).collect();
     assert!(rates.is_sorted(), "{rates:?}");
     let one = super::tests::plan("resnet50_p4d_60ep", &[], "a100-40");
-    let faster = one.phases[2].update.seconds / plan.phases[2].update.seconds;
+    let faster = one.segments[2].step.seconds / plan.segments[2].step.seconds;
     assert!((6.0..8.0).contains(&faster), "{faster}");
 }
 
@@ -98,21 +98,21 @@ fn larger_images_take_longer_and_more_gpus_less_time() {
 fn gradients_over_tcp_take_longer_than_over_nvswitch() {
     let seconds = |changes: &[&str]| {
         let plan = plan("resnet50_p4d_60ep", changes, "p4d.24xlarge");
-        plan.phases[0].update.all_reduce.unwrap().seconds
+        plan.segments[0].step.all_reduce.unwrap().seconds
     };
     // 2 · 7/8 · 4 B · (25,557,032 + 53,120) values, at 210 and at 0.9 GB/s.
     assert!((seconds(&[]) - 0.000_854).abs() < 1e-6);
     assert!((seconds(&["cluster.collective=tcp"]) - 0.199_19).abs() < 1e-5);
     let strict = ["precision.determinism=strict", "cluster.collective=auto"];
     assert_eq!(seconds(&strict), seconds(&[]));
-    assert_eq!(plan("resnet50_t4", &[], "t4").phases[0].update.all_reduce, None);
+    assert_eq!(plan("resnet50_t4", &[], "t4").segments[0].step.all_reduce, None);
 }
 
 #[test]
 fn few_threads_make_the_loader_the_limit() {
     let slow = plan("resnet50_p4d_60ep", &["data.decode_threads=1"], "p4d.24xlarge");
     assert_eq!(slow.limit, Bottleneck::Loader);
-    assert_eq!(slow.phases[0].images_per_second, 8.0 * 1_482.0);
+    assert_eq!(slow.segments[0].images_per_second, 8.0 * 1_482.0);
     assert_eq!(slow.notes, ["only 8 of 96 vCPUs decode: raise data.decode_threads"]);
     let area = plan("resnet50_p4d_60ep", &["data.resize=area"], "h200");
     assert_eq!(area.loader.unwrap().images_per_second, 11.0 * 1_252.0);
@@ -162,7 +162,7 @@ fn a_calibration_scales_the_gpus_time() {
     let machine = Machine::named("h200").unwrap();
     let seconds = |calibration: Option<&Calibration>| {
         let plan = PlanRequest { calibration, ..question(&spec) }.plan(machine).unwrap();
-        (plan.calibration, plan.phases[0].update.seconds)
+        (plan.calibration, plan.segments[0].step.seconds)
     };
     let (none, plain) = seconds(None);
     let (factor, slow) = seconds(Some(&bench(2.0)));

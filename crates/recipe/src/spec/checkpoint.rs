@@ -12,7 +12,7 @@ pub struct Checkpoint {
     pub dir: String,
     /// Epochs between saves; 0 disables them.
     pub every_epochs: u32,
-    /// Updates between saves; 0 disables them.
+    /// Steps between saves; 0 disables them.
     pub every_steps: u64,
     /// Number of newest checkpoints that are kept, at least 1.
     pub keep_last: u32,

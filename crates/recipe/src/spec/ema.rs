@@ -9,9 +9,9 @@ use super::{JobSpec, rules::Rules};
 #[serde(deny_unknown_fields)]
 pub struct Ema {
     /// Fraction of the average that is kept at each change of it, between 0 and 1; the average covers about
-    /// `every_steps / (1 − decay)` updates.
+    /// `every_steps / (1 − decay)` steps.
     pub decay: f64,
-    /// Updates between two changes of the average, at least 1.
+    /// Steps between two changes of the average, at least 1.
     #[serde(default = "every_steps")]
     pub every_steps: u32,
 }

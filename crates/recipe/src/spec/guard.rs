@@ -10,7 +10,7 @@ use super::{JobSpec, rules::Rules};
 pub struct Guard {
     /// Whether the guard is on; without it, only a loss or gradient that is not finite ends the job.
     pub enabled: bool,
-    /// Updates over which the loss is averaged, 1..100000.
+    /// Steps over which the loss is averaged, 1..100000.
     pub window: u32,
     /// How far that average may rise above its lowest value, as a fraction of the average of the first window.
     pub loss_rise: f64,
@@ -58,7 +58,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         (1..=100_000).contains(&guard.window),
         "guard.window",
         guard.window,
-        "must be 1..100000 updates",
+        "must be 1..100000 steps",
     );
     rules.positive("guard.loss_rise", guard.loss_rise);
     rules.below_1("guard.accuracy_collapse", guard.accuracy_collapse);

@@ -65,9 +65,9 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let share = "must be above 0 and at most 1, e.g. 0.78 for 78 %";
     if let Some(Target { metric, value }) = &limits.target {
         check_metric(spec, "limits.target.metric", metric, rules);
-        let is_share = task::find(metric).is_some_and(|metric| metric.is_share);
-        let fits = value.is_finite() && (!is_share || (0.0 < *value && *value <= 1.0));
-        let rule = if is_share { share } else { "must be a number" };
+        let is_fraction = task::find(metric).is_some_and(|metric| metric.is_fraction);
+        let fits = value.is_finite() && (!is_fraction || (0.0 < *value && *value <= 1.0));
+        let rule = if is_fraction { share } else { "must be a number" };
         rules.check(fits, "limits.target.value", value, rule);
     }
     if let Some(target) = limits.target_top1 {

@@ -10,9 +10,9 @@
 //!
 //! Recipes of every earlier version, also those in journals and checkpoints, must stay readable, and lead to the same
 //! weights. So a new key has a default, which stands for what was done before the key existed; no key or variant is
-//! renamed or removed (a better spelling is added, and [`JobSpec::old_keys`] names the old one); no default that affects
-//! the weights changes; and no rule refuses a value that an earlier version trained with. [`JobSpec::recipe_hash`] may
-//! change, as it is only displayed.
+//! renamed or removed (a better spelling is added, and [`JobSpec::deprecated_keys`] names the deprecated one); no
+//! default that affects the weights changes; and no rule refuses a value that an earlier version trained with.
+//! [`JobSpec::recipe_hash`] may change, as it is only displayed.
 
 mod augment;
 mod checkpoint;
@@ -160,7 +160,7 @@ impl JobSpec {
 
     /// Deprecated keys that the recipe uses.
     #[must_use]
-    pub fn old_keys(&self) -> Vec<Violation> {
+    pub fn deprecated_keys(&self) -> Vec<Violation> {
         let target = self.limits.target_top1.and_then(|value| {
             let rule = format!("is the deprecated spelling of {}", self.limits.target()?);
             Some(Violation { field: "limits.target_top1", value: value.to_string(), rule })

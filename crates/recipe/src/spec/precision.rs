@@ -31,11 +31,11 @@ pub struct Precision {
 pub struct LossScale {
     /// Initial factor of the loss; fp16 only, as in `torch.amp.GradScaler`.
     pub initial: f64,
-    /// Factor by which it grows after `growth_interval` updates without overflow, at least 1.
+    /// Factor by which it grows after `growth_interval` steps without overflow, at least 1.
     pub growth: f64,
     /// Factor by which it shrinks after an overflow, for which the update is skipped; between 0 and 1.
     pub backoff: f64,
-    /// Updates without overflow before it grows, at least 1.
+    /// Steps without overflow before it grows, at least 1.
     pub growth_interval: u32,
 }
 

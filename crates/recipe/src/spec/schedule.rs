@@ -19,7 +19,7 @@ pub enum Schedule {
         peak_lr: f64,
         /// Length of the linear rise in epochs, which may be fractional; below `train.epochs`.
         warmup_epochs: f64,
-        /// Rate at the end of the cosine, directly after the last update.
+        /// Rate at the end of the cosine, directly after the last step.
         #[serde(default)]
         final_lr: f64,
     },

@@ -164,9 +164,9 @@ fn the_deprecated_key_of_a_target_has_the_same_meaning_and_is_reported() {
     let old = read("limits.target_top1=0.78");
     let new = read("limits.target={metric='top1', value=0.78}");
     assert_eq!(old.limits.target(), new.limits.target());
-    assert_eq!(new.old_keys(), []);
+    assert_eq!(new.deprecated_keys(), []);
     assert_eq!(
-        old.old_keys()[0].to_string(),
+        old.deprecated_keys()[0].to_string(),
         "limits.target_top1 = 0.78: is the deprecated spelling of \
          limits.target = { metric = \"top1\", value = 0.78 }"
     );

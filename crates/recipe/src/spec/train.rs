@@ -13,7 +13,7 @@ use super::{JobSpec, rules::Rules};
 pub struct Train {
     /// Number of epochs, which are passes over the training data; 1..1000000.
     pub epochs: u32,
-    /// Samples per update over all ranks, until the first phase; a multiple of `virtual_ranks` × `grad_accumulation`.
+    /// Samples per step over all ranks, until the first phase; a multiple of `virtual_ranks` × `grad_accumulation`.
     pub global_batch: u32,
     /// Side of the training images in pixels, until the first phase; 32..4096 (`linear`: from 1). Ignored for signals.
     #[serde(default = "resolution")]
@@ -22,7 +22,7 @@ pub struct Train {
     /// the largest number of ranks. 1 for a single GPU; 8 for a node with eight GPUs.
     #[serde(default = "virtual_ranks")]
     pub virtual_ranks: u32,
-    /// Micro-batches per virtual rank and update, computed one after the other: less memory, the same global batch,
+    /// Micro-batches per virtual rank and step, computed one after the other: less memory, the same global batch,
     /// fewer samples for BatchNorm.
     #[serde(default = "grad_accumulation")]
     pub grad_accumulation: u32,
@@ -48,7 +48,7 @@ pub struct TrainPhase {
     pub from_epoch: u32,
     /// Side of the images in pixels; with phases, all resolutions must be multiples of 32.
     pub resolution: u32,
-    /// Samples per update, by the same rule as `train.global_batch`.
+    /// Samples per step, by the same rule as `train.global_batch`.
     pub global_batch: u32,
     /// Number of epochs in which the resolution rises from that of the previous phase; 0 means at once.
     #[serde(default)]

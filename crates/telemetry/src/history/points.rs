@@ -18,7 +18,7 @@ pub(super) struct KeptPoints {
     limit: usize,
     /// Number of points added.
     added: u64,
-    /// Of every range of this many steps the first update is kept, and also the newest update. A power of two, so that
+    /// Of every range of this many steps the first is kept, and also the newest step. A power of two, so that
     /// thinning out twice gives the same as thinning out once.
     stride: u64,
     steps: Vec<NumberedPoint>,
@@ -78,7 +78,7 @@ impl KeptPoints {
         if self.steps.last().is_some_and(|last| new.step <= last.step) {
             return false;
         }
-        // The previous newest update was kept only because it was the newest.
+        // The previous newest step was kept only because it was the newest.
         if let [.., before, last] = &self.steps[..]
             && last.step / self.stride == before.step / self.stride
         {

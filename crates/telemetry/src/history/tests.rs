@@ -61,7 +61,7 @@ fn added_points_are_kept_over_a_restart() {
             extent: Extent::Subset.into(),
         }),
     );
-    let update = Step {
+    let metrics = Step {
         step: 1,
         epoch: 2,
         total_steps: 3,
@@ -78,7 +78,7 @@ fn added_points_are_kept_over_a_restart() {
         step_of_epoch: 9,
         metrics: vec![("top1".to_owned(), 0.2).into()],
     };
-    let added = [began(0), point(4, Metrics::Step(update)), full.clone()];
+    let added = [began(0), point(4, Metrics::Step(metrics)), full.clone()];
     let mut history = History::open(&path).unwrap();
     for point in added.clone() {
         history.add(point).unwrap();
@@ -96,8 +96,8 @@ fn added_points_are_kept_over_a_restart() {
 fn a_loss_that_is_not_finite_is_read_as_nan() {
     let (_folder, path) = folder();
     let mut history = History::open(&path).unwrap();
-    let update = Step { step: 1, loss: f64::INFINITY, ..Default::default() };
-    history.add(point(1, Metrics::Step(update))).unwrap();
+    let metrics = Step { step: 1, loss: f64::INFINITY, ..Default::default() };
+    history.add(point(1, Metrics::Step(metrics))).unwrap();
     drop(history);
 
     let points = History::open(&path).unwrap().points(0);
@@ -168,7 +168,7 @@ fn a_rollback_drops_points_of_later_steps_and_keeps_the_mark() {
 }
 
 #[test]
-fn an_update_added_twice_is_kept_once() {
+fn a_step_added_twice_is_kept_once() {
     let (_folder, path) = folder();
     let mut history = History::open(&path).unwrap();
     for point in [step(1), step(2), step(1), step(2), step(3)] {
@@ -206,7 +206,7 @@ fn a_long_job_is_thinned_evenly_and_keeps_its_first_and_last_points() {
     let gaps: Vec<_> = kept.windows(2).map(|pair| pair[1] - pair[0]).collect();
     let (last, others) = gaps.split_last().unwrap();
     let (least, most) = (others.iter().min().unwrap(), others.iter().max().unwrap());
-    // There is one update every ten steps.
+    // One step in ten is added.
     assert!(most - least <= 10 && last <= most, "{least} {most} {last}");
 }
 
@@ -231,10 +231,10 @@ fn a_file_that_is_too_large_is_rewritten_with_the_points_in_memory() {
 }
 
 #[test]
-fn updates_are_flushed_once_a_second_and_marks_at_once() {
+fn steps_are_flushed_once_a_second_and_marks_at_once() {
     let (_folder, path) = folder();
     let lines = || fs::read_to_string(&path).unwrap().lines().count();
-    let at = |unix_millis, update| StreamMetricsResponse { unix_millis, ..step(update) };
+    let at = |unix_millis, number| StreamMetricsResponse { unix_millis, ..step(number) };
     let mut history = History::open(&path).unwrap();
     history.add(at(10_000, 1)).unwrap();
     history.add(at(10_999, 2)).unwrap();

@@ -1,4 +1,4 @@
-//! A sample job of 2,000 updates: interrupted at 700 and at 1,400, the second time with a rollback by 100 updates.
+//! A sample job of 2,000 steps: interrupted at 700 and at 1,400, the second time with a rollback by 100 steps.
 
 use baton_proto::v1::{
     Accuracy, Activity, Checkpoint, Diagnosis, DrainStatus, EvaluatedStep, Extent,
@@ -20,7 +20,7 @@ pub(crate) fn status() -> GetStatusResponse {
         phase_seconds: 61.5,
         generation: 3,
         epochs: 20,
-        latest: Some(update(2_000)),
+        latest: Some(step_metrics(2_000)),
         evaluation: Some(evaluated(2_000, Extent::Full)),
         best: Some(EvaluatedStep {
             ema: None,
@@ -83,7 +83,7 @@ pub(crate) fn points() -> Vec<StreamMetricsResponse> {
     for (generation, began, ended) in [(1, 0, 700), (2, 700, 1_300), (3, 1_300, 2_000)] {
         points.push(point(began, generation, Metrics::BeganAt(began)));
         for step in (began + 10..=ended).step_by(10) {
-            points.push(point(step, generation, Metrics::Step(update(step))));
+            points.push(point(step, generation, Metrics::Step(step_metrics(step))));
             if step % 100 == 0 {
                 let found = evaluated(step, Extent::Full);
                 points.push(point(step, generation, Metrics::Evaluation(found)));
@@ -98,7 +98,7 @@ pub(crate) fn point(step: u64, generation: u64, metrics: Metrics) -> StreamMetri
     StreamMetricsResponse { unix_millis, generation, metrics: Some(metrics) }
 }
 
-pub(crate) fn update(step: u64) -> Step {
+pub(crate) fn step_metrics(step: u64) -> Step {
     let done = step as f64 / 2_000.0;
     // Deterministic noise.
     let noise = (step / 10 * 7 % 13) as f64 / 13.0 - 0.5;
@@ -162,7 +162,7 @@ pub(crate) fn rank(rank: u32) -> RankStatus {
         node_id: format!("node-{rank}"),
         local_rank: 0,
         state: "training".to_owned(),
-        loader: Some(Loader { wait: 0.02, ready: 3, room: 4, skipped: 1, last_skipped: None }),
+        loader: Some(Loader { wait: 0.02, ready: 3, capacity: 4, skipped: 1, last_skipped: None }),
         heartbeat: Some(RankHeartbeat {
             activity: Activity::Computing.into(),
             seconds: 0.5,

@@ -140,9 +140,9 @@ fn a_file_begins_with_its_version() {
 }
 
 #[test]
-fn an_update_is_written_with_all_its_metrics() {
-    let update = sample::update(700);
-    let point = sample::point(700, 2, Metrics::Step(update.clone()));
+fn a_step_is_written_with_all_its_metrics() {
+    let metrics = sample::step_metrics(700);
+    let point = sample::point(700, 2, Metrics::Step(metrics.clone()));
 
     let events = events_of(std::slice::from_ref(&point));
 
@@ -159,7 +159,7 @@ fn an_update_is_written_with_all_its_metrics() {
         "top1",
     ];
     assert!(events[1].scalars.keys().eq(tags.map(|tag| format!("train/{tag}")).iter()));
-    assert_eq!(events[1].scalars["train/loss"], update.loss as f32);
+    assert_eq!(events[1].scalars["train/loss"], metrics.loss as f32);
     assert_eq!(events[1].scalars["train/resolution"], 160.0);
 }
 

@@ -87,7 +87,7 @@ fn train(trainer: &mut Trainer<TorchLearner>) -> Result<()> {
 
 fn newest(location: &str) -> Result<Manifest> {
     match Store::open_existing(location)?.list()?.into_iter().next().map(|entry| entry.state) {
-        Some(EntryState::Whole(manifest)) => Ok(*manifest),
+        Some(EntryState::Complete(manifest)) => Ok(*manifest),
         other => Err(format!("the job left {other:?}").into()),
     }
 }

@@ -96,7 +96,7 @@ fn slow_store() -> Store {
         ..ThrottleConfig::default()
     };
     let objects = ThrottledStore::new(InMemory::new(), slow);
-    Store::over("slow memory", Arc::new(objects)).unwrap()
+    Store::from_object_store("slow memory", Arc::new(objects)).unwrap()
 }
 
 #[test]

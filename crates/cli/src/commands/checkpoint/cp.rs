@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  baton checkpoint cp runs/digits_cpu/checkpoints /mnt/backup/digits         the newest whole checkpoint
+  baton checkpoint cp runs/digits_cpu/checkpoints /mnt/backup/digits         the newest complete checkpoint
   baton checkpoint cp runs/a/checkpoints/step-0000000440-gen-000003 s3://bucket/a
   baton checkpoint cp s3://bucket/a runs/b/checkpoints
 
@@ -25,7 +25,7 @@ Do not copy to where a job saves: the destination takes over the checkpoint's ge
 an older generation can no longer save. A job that starts there resumes from the newest checkpoint; \
 its recipe must be the same.")]
 pub(crate) struct Args {
-    /// A folder or s3://BUCKET/PREFIX, with /NAME for a checkpoint other than the newest whole one
+    /// A folder or s3://BUCKET/PREFIX, with /NAME for a checkpoint other than the newest complete one
     #[arg(value_name = "SOURCE")]
     source: String,
     /// The folder or s3://BUCKET/PREFIX to copy to; created if it does not exist

@@ -25,7 +25,7 @@ the range of f32. `baton-worker eval` and fine-tuning read only f32.")]
 pub(crate) struct Args {
     #[command(flatten)]
     folder: FolderFlags,
-    /// Name of the checkpoint [default: the newest whole one]
+    /// Name of the checkpoint [default: the newest complete one]
     name: Option<String>,
     /// Export the moving average of the weights instead of the weights
     #[arg(long)]

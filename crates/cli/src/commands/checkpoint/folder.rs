@@ -123,11 +123,11 @@ fn nearest<'a>(entries: &'a [Entry], typed: &str) -> Option<&'a str> {
     entries.iter().min_by_key(distance).map(|entry| entry.name.as_str())
 }
 
-/// The manifest of an entry that must be whole.
-pub(super) fn whole_manifest(entry: &Entry) -> Result<&Manifest, Failure> {
+/// The manifest of an entry that must be complete.
+pub(super) fn complete_manifest(entry: &Entry) -> Result<&Manifest, Failure> {
     let name = &entry.name;
     match &entry.state {
-        EntryState::Whole(manifest) => Ok(manifest),
+        EntryState::Complete(manifest) => Ok(manifest),
         EntryState::Damaged(problem) => {
             Err(bad_input(format!("checkpoint {name} is damaged: {problem}; use another one")))
         }
@@ -140,23 +140,24 @@ pub(super) fn whole_manifest(entry: &Entry) -> Result<&Manifest, Failure> {
     }
 }
 
-/// The checkpoint called `name`, or the newest whole one. It is an error if the newest one is from a newer Baton.
+/// The checkpoint called `name`, or the newest complete one. It is an error if the newest one is from a newer Baton.
 pub(super) fn pick(store: &Store, name: Option<&str>) -> Result<Manifest, Failure> {
     let entries = store.list().map_err(store_failure)?;
     match name {
-        Some(name) => whole_manifest(named(&entries, name, store.location())?).cloned(),
+        Some(name) => complete_manifest(named(&entries, name, store.location())?).cloned(),
         None => {
-            let is_candidate =
-                |state: &EntryState| matches!(state, EntryState::Whole(_) | EntryState::Newer(_));
+            let is_candidate = |state: &EntryState| {
+                matches!(state, EntryState::Complete(_) | EntryState::Newer(_))
+            };
             let newest = entries.iter().find(|entry| is_candidate(&entry.state));
-            whole_manifest(newest.ok_or_else(|| none_whole(store.location()))?).cloned()
+            complete_manifest(newest.ok_or_else(|| none_complete(store.location()))?).cloned()
         }
     }
 }
 
-/// The error if there is no whole checkpoint.
-pub(super) fn none_whole(location: &str) -> Failure {
-    failed(format!("there is no whole checkpoint in {location}"))
+/// The error if there is no complete checkpoint.
+pub(super) fn none_complete(location: &str) -> Failure {
+    failed(format!("there is no complete checkpoint in {location}"))
 }
 
 /// A checkpoint as the user typed it: a name, a location, or both with a slash between them.

@@ -53,16 +53,17 @@ pub(super) fn rollbacks(status: Option<&GetStatusResponse>) -> Vec<Rollback> {
     incidents.iter().filter_map(|incident| incident.rollback).map(Rollback::from).collect()
 }
 
-/// The retention rule by the recipe of the newest whole checkpoint. Its run is assumed to have written all checkpoints
-/// of the same job, because a checkpoint does not record whether the job took over another job's checkpoints.
+/// The retention rule by the recipe of the newest complete checkpoint. Its run is assumed to have written all
+/// checkpoints of the same job, because a checkpoint does not record whether the job took over those of another job.
 fn retention(entries: &[Entry], fence: Generation, rollbacks: &[Rollback]) -> Retention {
-    let whole = || entries.iter().filter_map(|entry| entry.state.manifest());
-    let newest = whole().next();
+    let complete = || entries.iter().filter_map(|entry| entry.state.manifest());
+    let newest = complete().next();
     let recipe =
         newest.and_then(|newest| serde_json::from_str::<RetentionRecipe>(&newest.recipe).ok());
     let RetentionSettings { keep_last, keep_best, keep_every_epochs } =
         recipe.unwrap_or_default().checkpoint;
-    let of_run = whole().filter(|manifest| newest.is_some_and(|newest| newest.job == manifest.job));
+    let of_run =
+        complete().filter(|manifest| newest.is_some_and(|newest| newest.job == manifest.job));
     let not_before = of_run.map(|manifest| manifest.generation).min().unwrap_or(Generation(0));
     let rollbacks = rollbacks.to_vec();
     Retention {

@@ -73,7 +73,7 @@ async fn list(folder: &FolderFlags) -> Result<Vec<json::ListedCheckpoint>, Failu
 
 fn row(entry: &Entry, decision: &PruneDecision) -> json::ListedCheckpoint {
     let state = match &entry.state {
-        EntryState::Whole(_) => "whole",
+        EntryState::Complete(_) => "complete",
         EntryState::Damaged(_) => "damaged",
         EntryState::Newer(_) => "newer",
         EntryState::Unfinished => "unfinished",
@@ -92,7 +92,7 @@ fn row(entry: &Entry, decision: &PruneDecision) -> json::ListedCheckpoint {
     let (accuracy, ema) = (accuracy.map(to_wire), ema.map(to_wire));
     json::ListedCheckpoint {
         name: entry.name.clone(),
-        whole: manifest.is_some(),
+        complete: manifest.is_some(),
         damage: entry.state.problem(),
         step: manifest.map(|manifest| manifest.step.0),
         epoch: manifest.map(|manifest| manifest.progress.epoch.0),
@@ -147,8 +147,8 @@ impl From<&CheckpointEntry> for json::ListedCheckpoint {
         let accuracy = checkpoint.and_then(|checkpoint| checkpoint.accuracy.as_ref());
         Self {
             name: entry.name.clone(),
-            whole: entry.whole,
-            damage: (!entry.whole).then(|| entry.damage.clone()),
+            complete: entry.complete,
+            damage: (!entry.complete).then(|| entry.damage.clone()),
             step: checkpoint.map(|checkpoint| checkpoint.step),
             epoch: checkpoint.map(|_| entry.epoch),
             top1: accuracy.map(|accuracy| accuracy.top1),
@@ -156,7 +156,7 @@ impl From<&CheckpointEntry> for json::ListedCheckpoint {
             bytes: checkpoint.map(|checkpoint| checkpoint.bytes),
             created_unix_seconds: checkpoint.map(|_| entry.created_unix_seconds),
             state: match entry.damage.as_str() {
-                _ if entry.whole => "whole",
+                _ if entry.complete => "complete",
                 UNFINISHED => "unfinished",
                 problem if problem.starts_with(WRITTEN_BY_NEWER) => "newer",
                 _ => "damaged",

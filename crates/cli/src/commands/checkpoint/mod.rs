@@ -15,7 +15,7 @@ mod verify;
 use baton_job::exit::{Failure, OK};
 use clap::Subcommand;
 
-use super::steer;
+use super::control;
 use crate::connect::CoordinatorFlags;
 
 /// List, verify, compare, copy, export, import, remove and save checkpoints
@@ -49,7 +49,7 @@ pub(super) async fn run(command: Command) -> Result<u8, Failure> {
         Command::Export(args) => export::run(args).await,
         Command::Import(args) => return import::run(args).await,
         Command::Rm(args) => rm::run(args).await,
-        Command::Now { target } => steer::checkpoint(&target).await,
+        Command::Now { target } => control::checkpoint(&target).await,
     };
     done.map(|()| OK)
 }

@@ -16,7 +16,7 @@ Examples:
   baton checkpoint rm step-0000000440-gen-000003
   baton checkpoint rm step-0000000440-gen-000003 step-0000000480-gen-000003 --yes
 
-The newest whole checkpoint, the best one, one of a newer Baton, and a save that may be in progress are removed \
+The newest complete checkpoint, the best one, one of a newer Baton, and a save that may be in progress are removed \
 only with --force; without it, nothing is removed. Without a terminal, --yes is needed. A checkpoint's manifest is \
 removed first, so a partly removed checkpoint is never used.
 
@@ -86,7 +86,7 @@ fn choose(
 fn protection(decision: &PruneDecision) -> Option<&'static str> {
     let PruneDecision::Kept(reasons) = decision else { return None };
     reasons.iter().find_map(|reason| match reason {
-        KeepReason::Newest => Some("the newest whole checkpoint, from which a job resumes"),
+        KeepReason::Newest => Some("the newest complete checkpoint, from which a job resumes"),
         KeepReason::Newer => {
             Some("written by a newer Baton, and a job of that version may resume from it")
         }

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use baton_checkpoint::{Entry, EntryState, Error, Manifest, Store, WRITTEN_BY_NEWER};
 use baton_job::exit::Failure;
 
-use super::folder::{FolderFlags, named, none_whole, store_failure, with_store};
+use super::folder::{FolderFlags, named, none_complete, store_failure, with_store};
 use crate::{
     commands::bar::{BYTES, bar},
     failure::bad_input,
@@ -69,16 +69,19 @@ fn verify(
 ) -> Result<Vec<json::VerifiedCheckpoint>, Failure> {
     let mut entries = store.list().map_err(store_failure)?;
     if entries.is_empty() && names.is_empty() {
-        return Err(none_whole(store.location()));
+        return Err(none_complete(store.location()));
     }
     for name in names {
         named(&entries, name, store.location())?;
     }
     entries.retain(|entry| names.is_empty() || names.contains(&entry.name));
-    let whole: Vec<&Manifest> = entries.iter().filter_map(|entry| entry.state.manifest()).collect();
-    let bar =
-        bar(BYTES, whole.iter().map(|manifest| manifest.all_bytes()).fold(0, u64::saturating_add));
-    let mut outcomes = store.verify(&whole, jobs, &|bytes| bar.inc(bytes)).into_iter();
+    let complete: Vec<&Manifest> =
+        entries.iter().filter_map(|entry| entry.state.manifest()).collect();
+    let bar = bar(
+        BYTES,
+        complete.iter().map(|manifest| manifest.all_bytes()).fold(0, u64::saturating_add),
+    );
+    let mut outcomes = store.verify(&complete, jobs, &|bytes| bar.inc(bytes)).into_iter();
     bar.finish_and_clear();
     entries.iter().map(|entry| finding(entry, || outcomes.next())).collect()
 }
@@ -92,8 +95,8 @@ fn finding(
         EntryState::Unfinished => ("unfinished", None),
         EntryState::Damaged(problem) => ("damaged", Some(problem.clone())),
         EntryState::Newer(version) => ("newer", Some(version.to_string())),
-        EntryState::Whole(_) => match outcome() {
-            None | Some(Ok(())) => ("whole", None),
+        EntryState::Complete(_) => match outcome() {
+            None | Some(Ok(())) => ("complete", None),
             Some(Err(Error::Damaged { problem, .. })) => ("damaged", Some(problem)),
             // A file that cannot be read now may still be intact.
             Some(Err(error)) => return Err(store_failure(error)),
@@ -147,8 +150,8 @@ mod tests {
 
     fn pick_step(store: &Store, step: u64) -> Manifest {
         let entries = store.list().unwrap();
-        let mut whole = entries.iter().filter_map(|entry| entry.state.manifest());
-        whole.find(|manifest| manifest.step.0 == step).unwrap().clone()
+        let mut complete = entries.iter().filter_map(|entry| entry.state.manifest());
+        complete.find(|manifest| manifest.step.0 == step).unwrap().clone()
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use baton_plan::{
     Machine, PlanRequest, RecipePlan,
-    plan::PlannedPhase,
+    plan::PlannedSegment,
     price,
     roofline::{
         BANDWIDTH_EFFICIENCY, FP32_EFFICIENCY, LAUNCH_SECONDS, Roofline, TENSOR_CORE_EFFICIENCY,
@@ -31,16 +31,16 @@ pub(super) fn text(request: &PlanRequest<'_>, plan: &RecipePlan, machine: &Machi
             "at most {} of {}, with micro-batches of {} samples of {}:",
             bytes(plan.memory.total_bytes),
             bytes(plan.gpu_memory_bytes),
-            plan.memory_phase.micro_batch,
-            size(request, plan.memory_phase.resolution)
+            plan.memory_segment.micro_batch,
+            size(request, plan.memory_segment.resolution)
         ),
     );
     for part in &plan.memory.parts {
         line(&format!("  {}", part.name), format!("{}: {}", bytes(part.bytes), part.how));
     }
     rates(request, plan, machine, &mut line);
-    for phase in &plan.phases {
-        phase_lines(request, plan, phase, &mut line);
+    for planned in &plan.segments {
+        segment_lines(request, plan, planned, &mut line);
     }
     let evaluation = &plan.evaluation;
     line(
@@ -123,25 +123,25 @@ fn rates(
     );
 }
 
-fn phase_lines(
+fn segment_lines(
     request: &PlanRequest<'_>,
     plan: &RecipePlan,
-    phase: &PlannedPhase,
+    planned: &PlannedSegment,
     line: &mut impl FnMut(&str, String),
 ) {
-    let PlannedPhase { stretch, update, .. } = phase;
+    let PlannedSegment { segment, step, .. } = planned;
     line(
-        &format!("epochs {}-{}", stretch.first_epoch, stretch.last_epoch()),
+        &format!("epochs {}-{}", segment.first_epoch, segment.last_epoch()),
         format!(
-            "{}, {} samples per update on {}; {} of {} per rank:",
-            size(request, stretch.resolution),
-            stretch.global_batch,
+            "{}, {} samples per step on {}; {} of {} per rank:",
+            size(request, segment.resolution),
+            segment.global_batch,
             count(plan.ranks.into(), "rank"),
-            batches(update.micro_batches),
-            update.micro_batch
+            batches(step.micro_batches),
+            step.micro_batch
         ),
     );
-    for row in &update.pass {
+    for row in &step.pass {
         let flop = match row.flop {
             0.0 => String::new(),
             flop => format!("{:.1} GFLOP, ", flop / 1e9),
@@ -151,7 +151,7 @@ fn phase_lines(
             format!("{flop}{}: {}", bytes(row.bytes as u64), bounds(row.seconds)),
         );
     }
-    let reduced = update.all_reduce.map_or("none with one rank; 0".to_owned(), |all_reduce| {
+    let reduced = step.all_reduce.map_or("none with one rank; 0".to_owned(), |all_reduce| {
         format!(
             "{} per rank over {} at {:.1} GB/s, {:.2}",
             bytes(all_reduce.bytes as u64),
@@ -161,26 +161,26 @@ fn phase_lines(
         )
     });
     line("  all-reduce", format!("{reduced} ms"));
-    let moved = bytes(update.optimizer_bytes as u64);
-    line("  optimizer", format!("{moved}: {:.2} ms", update.optimizer_seconds * 1e3));
+    let moved = bytes(step.optimizer_bytes as u64);
+    line("  optimizer", format!("{moved}: {:.2} ms", step.optimizer_seconds * 1e3));
     line(
-        "  update",
+        "  step",
         format!(
             "{} x {:.2} + sums {:.2} + all-reduce + optimizer = {:.2} ms",
-            update.micro_batches,
-            update.passes.total() * 1e3 / update.micro_batches.max(1) as f64,
-            update.sum_seconds * 1e3,
-            update.seconds * 1e3
+            step.micro_batches,
+            step.passes.total() * 1e3 / step.micro_batches.max(1) as f64,
+            step.sum_seconds * 1e3,
+            step.seconds * 1e3
         ),
     );
     line(
         "  time",
         format!(
             "{} samples at {:.0} samples/s (limit: {}): {}",
-            grouped(phase.samples),
-            phase.images_per_second,
-            phase.limit.name(),
-            duration(phase.seconds)
+            grouped(planned.samples),
+            planned.images_per_second,
+            planned.limit.name(),
+            duration(planned.seconds)
         ),
     );
 }

@@ -1,6 +1,6 @@
-//! Plans of a recipe as a table for people. Pure functions.
+//! Plans of a recipe as a table for people. The text may change at any time; scripts use `--json`. Pure functions.
 
-use baton_plan::{PlanRequest, RecipePlan, plan::Cost, price, update::Bottleneck};
+use baton_plan::{PlanRequest, RecipePlan, plan::Cost, price, step::Bottleneck};
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::human::{count, grouped};

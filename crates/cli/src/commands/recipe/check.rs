@@ -23,7 +23,7 @@ Examples:
   baton recipe check digits_cpu --set train.global_batch=4096
   baton recipe check mine.toml --samples 1281167 --json
 
-Prints one line for each valid recipe, and all faults of an invalid one. `doubtful` marks values that
+Prints one line for each valid recipe, and all faults of an invalid one. `warning` marks values that
 are valid but probably wrong. Exit code 2 if any recipe is invalid.")]
 pub(crate) struct Args {
     /// Recipe files, or names of recipes in recipes/
@@ -67,17 +67,17 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
         Err(Error::Invalid(faults)) => return CheckedRecipe { faults, ..found },
         Err(error) => return CheckedRecipe { problem: Some(error.to_string()), ..found },
     };
-    let old_keys = spec.old_keys();
+    let deprecated_keys = spec.deprecated_keys();
     match Samples::of(&spec, args.samples) {
         Err(problem) => CheckedRecipe { problem: Some(problem), ..found },
         Ok(Samples::Unknown(why)) => {
-            CheckedRecipe { ok: true, old_keys, not_walked_because: Some(why), ..found }
+            CheckedRecipe { ok: true, deprecated_keys, not_walked_because: Some(why), ..found }
         }
         Ok(Samples::Known(samples)) => match DryRun::new(&spec, samples) {
             Err(faults) => CheckedRecipe { faults, ..found },
             Ok(run) => {
-                let doubts = run.doubts(&spec);
-                CheckedRecipe { ok: true, old_keys, doubts, run: Some(run), ..found }
+                let warnings = run.warnings(&spec);
+                CheckedRecipe { ok: true, deprecated_keys, warnings, run: Some(run), ..found }
             }
         },
     }
@@ -93,13 +93,13 @@ fn lines(found: &CheckedRecipe) -> Vec<String> {
     }));
     lines.extend(found.run.iter().map(|run| {
         format!(
-            "ok: {}, {} updates over {} samples",
+            "ok: {}, {} steps over {} samples",
             count(run.epoch_lrs.len() as u64, "epoch"),
             grouped(run.steps),
             grouped(run.samples)
         )
     }));
-    lines.extend(found.old_keys.iter().map(|key| format!("note: {key}")));
-    lines.extend(found.doubts.iter().map(|doubt| format!("doubtful: {doubt}")));
+    lines.extend(found.deprecated_keys.iter().map(|key| format!("note: {key}")));
+    lines.extend(found.warnings.iter().map(|warning| format!("warning: {warning}")));
     lines
 }

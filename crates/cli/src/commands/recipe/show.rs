@@ -94,7 +94,7 @@ fn with_origins(resolved: &Resolved, path: &Path) -> String {
     text
 }
 
-/// Number of samples to assume for a training set of unknown size: 1,000 updates per epoch. Resolutions, batches and,
+/// Number of samples to assume for a training set of unknown size: 1,000 steps per epoch. Resolutions, batches and,
 /// except for rounding, learning rates do not depend on the number.
 fn assumed_samples(spec: &JobSpec) -> u64 {
     let batches = spec.train.phases.iter().map(|phase| phase.global_batch);

@@ -20,7 +20,7 @@ const DRAWN_EPOCHS: usize = 20;
 const BAR_LENGTH: f64 = 40.0;
 
 /// The summary. `run` simulates training on `samples`, or on an assumed number of samples if the number is unknown;
-/// numbers of updates are then left out.
+/// numbers of steps are then left out.
 pub(super) fn text(
     spec: &JobSpec,
     run: &DryRun,
@@ -29,12 +29,12 @@ pub(super) fn text(
 ) -> String {
     let sections = [
         heading(spec, samples),
-        phases(spec, run, samples),
+        segments(spec, run, samples),
         learning_rate(spec, run),
         linear_scaling(run, other_batches),
         settings(spec, run, samples),
-        doubts(spec, run, samples),
-        spec.old_keys().iter().map(|key| format!("note: {key}\n")).collect(),
+        warnings(spec, run, samples),
+        spec.deprecated_keys().iter().map(|key| format!("note: {key}\n")).collect(),
     ];
     let sections = sections.iter().map(|section| section.trim_end());
     sections.filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n\n")
@@ -52,7 +52,7 @@ fn heading(spec: &JobSpec, samples: &Samples) -> String {
             format!("{}: {} samples", spec.data.train, grouped(*samples))
         }
         Samples::Unknown(why) => {
-            format!("{why}; give the number with --samples N to see updates and checkpoints")
+            format!("{why}; give the number with --samples N to see steps and checkpoints")
         }
     };
     format!("{}: {} for {outputs}\n{size}", spec.name, spec.model.arch.name())
@@ -62,26 +62,26 @@ fn has_images(spec: &JobSpec) -> bool {
     spec.model.arch.input_kind() != InputKind::Signals
 }
 
-fn phases(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
+fn segments(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
     let known = matches!(samples, Samples::Known(_));
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     let mut header = vec!["EPOCHS", "PIXELS", "GLOBAL BATCH", "MICRO-BATCH"];
     if known {
-        header.extend(["UPDATES/EPOCH", "UPDATES"]);
+        header.extend(["STEPS/EPOCH", "STEPS"]);
     }
     table.set_header(header);
-    for stretch in &run.stretches {
-        let (first, last) = (stretch.first_epoch, stretch.last_epoch());
+    for segment in &run.segments {
+        let (first, last) = (segment.first_epoch, segment.last_epoch());
         let mut row = vec![
             if first == last { first.to_string() } else { format!("{first}-{last}") },
-            if has_images(spec) { stretch.resolution.to_string() } else { "-".to_owned() },
-            stretch.global_batch.to_string(),
-            stretch.micro_batch.to_string(),
+            if has_images(spec) { segment.resolution.to_string() } else { "-".to_owned() },
+            segment.global_batch.to_string(),
+            segment.micro_batch.to_string(),
         ];
         if known {
-            let updates = stretch.steps_per_epoch;
-            row.extend([grouped(updates), grouped(updates * u64::from(stretch.epochs))]);
+            let steps = segment.steps_per_epoch;
+            row.extend([grouped(steps), grouped(steps * u64::from(segment.epochs))]);
         }
         table.add_row(row);
     }
@@ -119,8 +119,8 @@ fn learning_rate(spec: &JobSpec, run: &DryRun) -> String {
 /// Linearly scaled peak learning rates, for the requested batches and for the batches of the recipe's other phases.
 fn linear_scaling(run: &DryRun, other_batches: &[u64]) -> String {
     let batch = global_batch(run, run.peak_epoch);
-    let of_phases = run.stretches.iter().map(|stretch| stretch.global_batch);
-    let mut batches: Vec<u64> = of_phases.chain(other_batches.iter().copied()).collect();
+    let of_segments = run.segments.iter().map(|segment| segment.global_batch);
+    let mut batches: Vec<u64> = of_segments.chain(other_batches.iter().copied()).collect();
     batches.sort_unstable();
     batches.dedup();
     batches.retain(|other| *other != batch);
@@ -143,8 +143,8 @@ fn linear_scaling(run: &DryRun, other_batches: &[u64]) -> String {
 }
 
 fn global_batch(run: &DryRun, epoch: Epoch) -> u64 {
-    let of_epoch = run.stretches.iter().find(|stretch| stretch.last_epoch() >= epoch);
-    of_epoch.map_or(0, |stretch| stretch.global_batch)
+    let of_epoch = run.segments.iter().find(|segment| segment.last_epoch() >= epoch);
+    of_epoch.map_or(0, |segment| segment.global_batch)
 }
 
 /// Values that follow from the recipe but are not written in it, and settings that are easily overlooked.
@@ -169,11 +169,9 @@ fn settings(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
 fn length(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
     let epochs = count(spec.train.epochs.into(), "epoch");
     match samples {
-        Samples::Known(_) => format!(
-            "{epochs}, {} updates, {} samples",
-            grouped(run.steps),
-            grouped(run.samples_seen)
-        ),
+        Samples::Known(_) => {
+            format!("{epochs}, {} steps, {} samples", grouped(run.steps), grouped(run.samples_seen))
+        }
         Samples::Unknown(_) => epochs,
     }
 }
@@ -213,8 +211,8 @@ fn optimizer(spec: &JobSpec) -> String {
         parts.push(format!("gradient clipped to a norm of {norm}"));
     }
     if let Some(ema) = &spec.ema {
-        let updates = f64::from(ema.every_steps) / (1.0 - ema.decay);
-        parts.push(format!("EMA over about {} updates", grouped(updates.round() as u64)));
+        let steps = f64::from(ema.every_steps) / (1.0 - ema.decay);
+        parts.push(format!("EMA over about {} steps", grouped(steps.round() as u64)));
     }
     parts.join(", ")
 }
@@ -254,7 +252,7 @@ fn ends_early(spec: &JobSpec) -> String {
         limits.target().map(|Target { metric, value }| {
             let title = task::title(&metric);
             match task::find(&metric) {
-                Some(metric) if metric.is_share => {
+                Some(metric) if metric.is_fraction => {
                     format!("complete at {title} {}", percent(value))
                 }
                 _ => format!("complete at {title} {value}"),
@@ -284,10 +282,10 @@ fn guard(spec: &JobSpec) -> String {
     }
 }
 
-fn doubts(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
+fn warnings(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {
     match samples {
         Samples::Known(_) => {
-            run.doubts(spec).iter().map(|doubt| format!("doubtful: {doubt}\n")).collect()
+            run.warnings(spec).iter().map(|warning| format!("warning: {warning}\n")).collect()
         }
         Samples::Unknown(_) => String::new(),
     }
@@ -327,13 +325,13 @@ mod tests {
     }
 
     #[test]
-    fn summary_without_data_shows_no_updates() {
+    fn summary_without_data_shows_no_steps() {
         let samples = Samples::Unknown("/data/imagenet does not exist on this machine".to_owned());
         assert_snapshot!(shown("resnet50_t4", &[], samples, &[]));
     }
 
     #[test]
-    fn summary_of_a_doubtful_regression_without_a_guard() {
+    fn summary_of_a_regression_with_a_warning_and_without_a_guard() {
         let changes = ["guard.enabled=false", "schedule.warmup_epochs=3.0", "limits.patience=1"];
         assert_snapshot!(shown("resnet34_1d_signals", &changes, Samples::Known(8_192), &[]));
     }

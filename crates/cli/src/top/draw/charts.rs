@@ -1,4 +1,4 @@
-//! Charts of loss, accuracy, learning rate and throughput over the job's updates.
+//! Charts of loss, accuracy, learning rate and throughput over the job's steps.
 
 use baton_proto::v1::Metric;
 use baton_recipe::task;
@@ -55,7 +55,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, areas: &[Rect], state: &State, theme: 
     if !same_metric {
         accuracy.remove(0);
     }
-    let share = match metric.is_none_or(|metric| metric.is_share) {
+    let share = match metric.is_none_or(|metric| metric.is_fraction) {
         true => Scale { low: Some(0.0), high: Some(1.0), text: human::percent },
         false => Scale { low: None, high: None, text: |score| format!("{score:.3}") },
     };

@@ -69,7 +69,7 @@ fn connection(state: &State, theme: Theme) -> Line<'static> {
 /// `epoch 5/16  step 101/352  ███░░░ 28.7 %  2 min 05 s left  32 px  batch 64`
 fn progress(status: &GetStatusResponse, width: u16, theme: Theme) -> Line<'static> {
     let Some(step) = &status.latest else {
-        return Line::styled(" no update yet", theme.dim());
+        return Line::styled(" no step yet", theme.dim());
     };
     let position = Position::new(step, status.epochs);
     let left = format!(
@@ -90,7 +90,7 @@ fn progress(status: &GetStatusResponse, width: u16, theme: Theme) -> Line<'stati
     Line::from_iter([Span::raw(left), Span::styled(bar, theme.good()), Span::raw(right)])
 }
 
-/// The latest update and evaluation.
+/// The latest step and evaluation.
 fn numbers(status: &GetStatusResponse, width: u16) -> Line<'static> {
     let mut parts = Vec::new();
     if let Some(step) = &status.latest {

@@ -57,7 +57,7 @@ const RANK_COLUMNS: [Column<RankStatus>; 14] = [
     column("WAIT", 7, 5, |rank| Some(human::percent(rank.loader.as_ref()?.wait))),
     column("QUEUE", 6, 8, |rank| {
         let loader = rank.loader.as_ref()?;
-        Some(format!("{}/{}", loader.ready, loader.room))
+        Some(format!("{}/{}", loader.ready, loader.capacity))
     }),
     column("LAST REPORT", 11, 1, |rank| Some(format!("{:.1} s", rank.heartbeat_age_seconds?))),
     column("GPU", 7, 2, |rank| Some(human::percent(rank.gpu.as_ref()?.utilisation?))),

@@ -340,13 +340,13 @@ What was done: back to before step 41 with a lower learning rate.
 |---|---|
 | job | 00000000-0000-0000-0000-000000000000 |
 | generation | 1 |
-| updates made before | 40 |
+| steps made before | 40 |
 | batch | epoch 1, from sample 640 of its order |
 | learning rate | 1.0000e-1 |
 | loss of the batch | no finite number |
 | gradient norm | 3.5000e0 |
 | samples | 7, 9 |
-| last update reported | step 39, loss 2.5000, learning rate 1.0000e-1, gradient norm no finite number |
+| last step reported | step 39, loss 2.5000, learning rate 1.0000e-1, gradient norm no finite number |
 
 Try these, most likely first:
 

@@ -105,7 +105,7 @@ fn an_evaluation_whose_rank_died_before_its_report_is_published_when_the_others_
     report(&mut engine, at(10.0), 0, evaluated(10, top1(0.5), None, Extent::Full));
     let mut began_after = |step, top1_share, extent| {
         let mut progress = Progress { step: Step(step), epoch: Epoch(3), ..Progress::default() };
-        progress.note_evaluation(top1(top1_share), None, extent);
+        progress.record_evaluation(top1(top1_share), None, extent);
         published(
             &mut engine,
             RankReport::Started { source: StateSource::Survivor { rank: Rank(0) }, progress },

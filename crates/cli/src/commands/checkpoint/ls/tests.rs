@@ -10,7 +10,7 @@ use insta::assert_snapshot;
 use super::*;
 use crate::{commands::checkpoint::samples, testing};
 
-/// Two hours after the first update.
+/// Two hours after the first step.
 const NOW: u64 = 1_795_252_508 + 7_200;
 
 fn rows(rollbacks: &[Rollback]) -> Vec<json::ListedCheckpoint> {
@@ -33,7 +33,7 @@ fn listed_checkpoints_as_json() {
 fn a_newer_batons_checkpoint_is_not_listed_as_damaged() {
     let listed = with_decisions(&samples::of_a_newer_baton().store, &[]).unwrap();
     let row = row(&listed[0].0, &listed[0].1);
-    assert_eq!((row.state, row.whole), ("newer", false));
+    assert_eq!((row.state, row.complete), ("newer", false));
     assert_eq!(row.kept_because.as_deref(), Some(["newer"].as_slice()));
     let text = text(&[row], NOW);
     assert!(text.contains("written by a newer Baton (format 99;"), "{text}");
@@ -69,9 +69,9 @@ fn the_metric_of_a_regression_is_its_correlation() {
 
 #[test]
 fn a_folder_read_by_the_coordinator_is_listed_without_reasons() {
-    let whole = CheckpointEntry {
+    let complete = CheckpointEntry {
         name: "step-0000000088-gen-000002".to_owned(),
-        whole: true,
+        complete: true,
         checkpoint: testing::training().checkpoint,
         epoch: 4,
         created_unix_seconds: NOW - 600,
@@ -92,7 +92,7 @@ fn a_folder_read_by_the_coordinator_is_listed_without_reasons() {
         damage: NewerVersion { found: 99, supported: 1 }.to_string(),
         ..CheckpointEntry::default()
     };
-    let entries = [&newer, &whole, &damaged, &unfinished].map(json::ListedCheckpoint::from);
+    let entries = [&newer, &complete, &damaged, &unfinished].map(json::ListedCheckpoint::from);
     assert_snapshot!(text(&entries, NOW));
     assert_eq!(text(&[], NOW), "no checkpoints yet");
 }

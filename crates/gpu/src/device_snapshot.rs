@@ -7,24 +7,24 @@ use crate::{Device, DeviceMemory, Error, Pinned, Stream, StreamEvent};
 /// Number of bytes that are copied to the host at a time.
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Keeps a copy of values. [`freeze`](Self::freeze) copies them within device memory, which takes the device a fraction
-/// of a millisecond and the host almost no time. Another thread, which may wait, [reads](Self::thaw) the copy while
-/// training continues.
+/// Keeps a copy of values. [`capture`](Self::capture) copies them within device memory, which takes the device a
+/// fraction of a millisecond and the host almost no time. Another thread, which may wait, [reads](Self::read) the copy
+/// while training continues.
 #[derive(Debug)]
-pub struct Freezer {
+pub struct DeviceSnapshot {
     torch: Stream,
     stream: Stream,
     memory: Option<DeviceMemory>,
     /// Marks libtorch's stream after the copy.
-    frozen: StreamEvent,
+    captured: StreamEvent,
     /// Marks our stream after the last read of the copy.
-    thawed: StreamEvent,
+    last_read: StreamEvent,
     /// Two buffers for chunks, each with an event that marks its copy.
     chunks: [Option<(Pinned, StreamEvent)>; 2],
 }
 
-impl Freezer {
-    /// A freezer without a copy.
+impl DeviceSnapshot {
+    /// A snapshot without values.
     ///
     /// # Errors
     /// The device failed.
@@ -33,8 +33,8 @@ impl Freezer {
             torch: Stream::of_torch(device),
             stream: Stream::new(device)?,
             memory: None,
-            frozen: StreamEvent::new(device)?,
-            thawed: StreamEvent::new(device)?,
+            captured: StreamEvent::new(device)?,
+            last_read: StreamEvent::new(device)?,
             chunks: [None, None],
         })
     }
@@ -47,35 +47,35 @@ impl Freezer {
     ///
     /// # Safety
     /// `bytes` bytes of the device must be valid at `from`, and only work on libtorch's stream may change them.
-    pub unsafe fn freeze(&mut self, from: u64, bytes: usize) -> Result<(), Error> {
+    pub unsafe fn capture(&mut self, from: u64, bytes: usize) -> Result<(), Error> {
         let memory = match self.memory.take() {
             Some(memory) if memory.len() == bytes => memory,
             _ => DeviceMemory::new(self.torch.device(), bytes)?,
         };
-        self.torch.wait_for(&self.thawed)?;
+        self.torch.wait_for(&self.last_read)?;
         // SAFETY: guaranteed by the caller for `from`; the memory is our own, of the same length, and the stream waits
         // for its last read.
         unsafe { copy(&self.torch, memory.address(), from, bytes) }?;
-        self.torch.mark(&self.frozen)?;
+        self.torch.mark(&self.captured)?;
         self.memory = Some(memory);
         Ok(())
     }
 
-    /// Waits for the frozen copy, and writes it to `to`, which may be shorter.
+    /// Waits for the copy, and writes it to `to`, which may be shorter.
     ///
     /// # Errors
     /// The device failed.
     ///
     /// # Panics
-    /// `to` is longer than the frozen copy.
-    pub fn thaw(&mut self, to: &mut [u8]) -> Result<(), Error> {
-        let frozen = self.memory.as_ref();
+    /// `to` is longer than the copy.
+    pub fn read(&mut self, to: &mut [u8]) -> Result<(), Error> {
+        let copied = self.memory.as_ref();
         assert!(
-            frozen.map_or(0, DeviceMemory::len) >= to.len(),
-            "cannot thaw more than was frozen"
+            copied.map_or(0, DeviceMemory::len) >= to.len(),
+            "cannot read more than was captured"
         );
-        let Some(memory) = frozen else { return Ok(()) };
-        self.stream.wait_for(&self.frozen)?;
+        let Some(memory) = copied else { return Ok(()) };
+        self.stream.wait_for(&self.captured)?;
         let device = self.stream.device();
         let mut previous: Option<(&mut [u8], usize)> = None;
         for (number, chunk) in to.chunks_mut(CHUNK_BYTES).enumerate() {
@@ -98,7 +98,7 @@ impl Freezer {
         if let Some((chunk, turn)) = previous {
             take(&self.chunks[turn], chunk)?;
         }
-        self.stream.mark(&self.thawed)
+        self.stream.mark(&self.last_read)
     }
 }
 

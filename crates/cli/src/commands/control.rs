@@ -69,15 +69,15 @@ pub(super) async fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Pause { target, reason, json } => {
             let job = send(&target, async |coordinator| coordinator.pause(reason).await).await?;
-            json::print(json, &json::SteeredJob { asked: "pause", job }, |steered| {
-                let job = &steered.job;
+            json::print(json, &json::ControlledJob { request: "pause", job }, |controlled| {
+                let job = &controlled.job;
                 format!("{job}: pausing after the current step; `baton resume` continues")
             });
         }
         Command::Resume { target, json } => {
             let job = send(&target, async |coordinator| coordinator.resume().await).await?;
-            json::print(json, &json::SteeredJob { asked: "resume", job }, |steered| {
-                format!("{}: training resumes", steered.job)
+            json::print(json, &json::ControlledJob { request: "resume", job }, |controlled| {
+                format!("{}: training resumes", controlled.job)
             });
         }
         Command::Drain { target, reason } => {

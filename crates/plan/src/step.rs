@@ -1,7 +1,7 @@
-//! Time of one optimizer update on a machine: passes, gradient sums, all-reduce, optimizer; and the loader's speed.
+//! Time of one step on a machine: passes, gradient sums, all-reduce, optimizer; and the loader's speed.
 //!
 //! Baton runs the parts one after the other (`crates/trainer/src/step_loop.rs`), so their times add up. The loader
-//! works in parallel, so the slower of update and loader decides.
+//! works in parallel, so the slower of step and loader decides.
 //!
 //! Serialized names of fields and variants are part of `baton plan --json`: they are added, never renamed.
 
@@ -122,9 +122,9 @@ impl AllReduceEstimate {
     }
 }
 
-/// Time of one update.
+/// Time of one step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct UpdateEstimate {
+pub struct StepEstimate {
     /// Number of micro-batches of the rank that has the most.
     pub micro_batches: u64,
     /// Samples per micro-batch.
@@ -141,11 +141,11 @@ pub struct UpdateEstimate {
     pub optimizer_bytes: f64,
     /// Time of the optimizer: gradient norm, clipping, update rule, averaged weights, working copy.
     pub optimizer_seconds: f64,
-    /// Time of the whole update.
+    /// Time of the whole step.
     pub seconds: f64,
 }
 
-impl UpdateEstimate {
+impl StepEstimate {
     /// Estimate for `ranks` ranks on `machine`.
     #[must_use]
     pub fn new(
