@@ -88,6 +88,13 @@ impl Controls {
         self.changed.notify_all();
     }
 
+    /// Whether a vote now would ask for anything.
+    pub(crate) fn has_request(&self) -> bool {
+        self.save.load(Ordering::Acquire)
+            || self.stop.load(Ordering::Acquire)
+            || *self.pause.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// This rank's vote; `writing`: it is still writing its shard. A request to save is cleared by this call; a request
     /// to stop is kept.
     pub(crate) fn vote(&self, writing: bool) -> Votes {

@@ -3,6 +3,8 @@
 //! Validation batches are numbered; of W ranks, rank r evaluates the batches r, r + W, … The results are gathered and
 //! added in the order of their numbers, so that the sums have the same bits for every number of ranks.
 
+use std::time::{Duration, Instant};
+
 use baton_collectives::{Collective, MAX_GATHERED_BYTES};
 use baton_job::message::Activity;
 use baton_recipe::{
@@ -11,68 +13,107 @@ use baton_recipe::{
     progress::{Accuracy, Extent},
     task::{self, Reduction},
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, Learner, Sums,
-    activity::SharedActivity,
+    Error, GenerationContext, Learner, Sums, Trainer,
     agree::gather,
     controls::Votes,
-    inputs::JobInputs,
+    inputs::BatchFeed,
     learner::{BatchEvaluation, EvaluatedWeights},
-    loader_watch::LoaderWatch,
 };
 
-/// Result of an evaluation, and the votes of all ranks after it.
+/// Longest time between two votes during an evaluation, unless a single batch takes longer. A rank that has a request
+/// votes after its current batch.
+const VOTE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Result of an evaluation.
 pub(crate) struct Evaluated {
     pub(crate) raw: Accuracy,
     /// With the averaged weights, if the recipe has an EMA.
     pub(crate) ema: Option<Accuracy>,
-    pub(crate) votes: Votes,
+}
+
+/// A rank's message to the others during an evaluation.
+#[derive(Serialize, Deserialize)]
+struct Ballot {
+    votes: Votes,
+    /// This rank has evaluated all of its batches.
+    done: bool,
 }
 
 /// Number of a batch, and its evaluation with each kind of weights.
 type NumberedEvaluations = (u64, Vec<BatchEvaluation>);
 
-/// Evaluates `learner` on the validation set.
-pub(crate) fn evaluate<L: Learner>(
-    learner: &mut L,
-    inputs: &JobInputs,
-    extent: Extent,
-    collective: &mut dyn Collective,
-    loaders: &mut LoaderWatch,
-    vote: impl FnOnce() -> Votes,
-    activity: &SharedActivity,
-) -> Result<Evaluated, Error> {
-    let spec = inputs.spec();
-    let kinds = match spec.ema {
-        Some(_) => &[EvaluatedWeights::Raw, EvaluatedWeights::Averaged][..],
-        None => &[EvaluatedWeights::Raw],
-    };
-    let (rank, world) = (u64::from(collective.rank().0), u64::from(collective.world_size()));
-    let numbers = (rank..inputs.val_batches(extent)).step_by(world as usize);
-    let mut feed = inputs.val_feed(extent, numbers.clone());
-    let mut mine: Vec<NumberedEvaluations> = Vec::new();
-    for number in numbers {
-        activity.set(Activity::Loading);
-        let Some(batch) = feed.next()? else { break };
-        activity.set(Activity::Evaluating);
-        let evaluations = kinds.iter().map(|weights| learner.evaluate(&batch, *weights));
-        mine.push((number, evaluations.collect::<Result<_, _>>()?));
-        feed.recycle(batch);
+impl<L: Learner> Trainer<L> {
+    /// Evaluates the model on the validation set; returns the result and the last votes of all ranks.
+    ///
+    /// The ranks vote while they evaluate. A checkpoint is written meanwhile; a stop or a pause cuts the evaluation
+    /// short. It has no result then, and is made again as a whole.
+    pub(crate) fn evaluate_set(
+        &mut self,
+        context: &mut GenerationContext<'_>,
+        extent: Extent,
+    ) -> Result<(Option<Evaluated>, Votes), Error> {
+        let spec = self.job.spec.clone();
+        let kinds = match spec.ema {
+            Some(_) => &[EvaluatedWeights::Raw, EvaluatedWeights::Averaged][..],
+            None => &[EvaluatedWeights::Raw],
+        };
+        let (rank, world) = (context.collective.rank().0, context.collective.world_size());
+        let mut numbers =
+            (u64::from(rank)..self.job.inputs.val_batches(extent)).step_by(world as usize);
+        let mut feed = self.job.inputs.val_feed(extent, numbers.clone());
+        let mut mine: Vec<NumberedEvaluations> = Vec::new();
+        let last_votes = loop {
+            let done =
+                self.evaluate_until_vote(context, &mut feed, &mut numbers, kinds, &mut mine)?;
+            let ballot = Ballot { votes: context.controls.vote(self.saver.is_busy()), done };
+            let ballots = gather(context.collective, &ballot)?;
+            let all_done = ballots.iter().all(|ballot| ballot.done);
+            let votes = ballots.into_iter().fold(Votes::default(), |all, one| all.or(one.votes));
+            if all_done || votes.stop || votes.pause {
+                break (all_done, votes);
+            }
+            self.drive_checkpoint(votes, context)?;
+        };
+        self.loaders.end(feed.stats());
+        let (is_complete, votes) = last_votes;
+        if !is_complete {
+            return Ok((None, votes));
+        }
+        let mut all = gather_in_parts(context.collective, mine)?;
+        all.sort_by_key(|(number, _)| *number);
+        let of_kind = |kind: usize| {
+            let evaluations: Vec<&BatchEvaluation> =
+                all.iter().filter_map(|(_, evaluations)| evaluations.get(kind)).collect();
+            combine_evaluations(&evaluations, &spec)
+        };
+        let ema = (kinds.len() > 1).then(|| of_kind(1));
+        Ok((Some(Evaluated { raw: of_kind(0), ema }), votes))
     }
-    loaders.end(feed.stats());
 
-    let votes = gather(collective, &vote())?;
-    let votes = votes.into_iter().fold(Votes::default(), Votes::or);
-    let mut all = gather_in_parts(collective, mine)?;
-    all.sort_by_key(|(number, _)| *number);
-    let of_kind = |kind: usize| {
-        let evaluations: Vec<&BatchEvaluation> =
-            all.iter().filter_map(|(_, evaluations)| evaluations.get(kind)).collect();
-        combine_evaluations(&evaluations, spec)
-    };
-    let ema = (kinds.len() > 1).then(|| of_kind(1));
-    Ok(Evaluated { raw: of_kind(0), ema, votes })
+    /// Evaluates this rank's next batches until it should vote; returns whether none is left.
+    fn evaluate_until_vote(
+        &mut self,
+        context: &GenerationContext<'_>,
+        feed: &mut BatchFeed,
+        numbers: &mut impl Iterator<Item = u64>,
+        kinds: &[EvaluatedWeights],
+        mine: &mut Vec<NumberedEvaluations>,
+    ) -> Result<bool, Error> {
+        let (began, activity) = (Instant::now(), context.controls.activity());
+        while began.elapsed() < VOTE_INTERVAL && !context.controls.has_request() {
+            let Some(number) = numbers.next() else { return Ok(true) };
+            activity.set(Activity::Loading);
+            let batch = feed.next()?.ok_or(Error::Bug("the loader of the validation set ended"))?;
+            activity.set(Activity::Evaluating);
+            let evaluations = kinds.iter().map(|weights| self.learner.evaluate(&batch, *weights));
+            mine.push((number, evaluations.collect::<Result<_, _>>()?));
+            feed.recycle(batch);
+        }
+        Ok(false)
+    }
 }
 
 /// Gathers lists of any length, in messages that are small enough for the collective.

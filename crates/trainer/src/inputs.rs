@@ -110,11 +110,6 @@ impl JobInputs {
         self.start(&self.train, requests)
     }
 
-    /// The recipe.
-    pub(crate) fn spec(&self) -> &JobSpec {
-        &self.spec
-    }
-
     /// Number of validation samples that an evaluation of this extent uses.
     fn val_samples(&self, extent: Extent) -> u64 {
         let all = self.val.len();

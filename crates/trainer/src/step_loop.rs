@@ -84,7 +84,7 @@ pub struct Trainer<L: Learner> {
     /// Whether the learner contains the state of `position`.
     validity: StateValidity,
     pub(crate) saver: Saver,
-    loaders: LoaderWatch,
+    pub(crate) loaders: LoaderWatch,
 }
 
 impl<L: Learner> Trainer<L> {
@@ -366,22 +366,14 @@ impl<L: Learner> Trainer<L> {
         Ok(metrics)
     }
 
+    /// Makes an evaluation that is due. If a vote cuts it short, it stays due.
     fn evaluate(
         &mut self,
         context: &mut GenerationContext<'_>,
         extent: Extent,
     ) -> Result<Votes, Error> {
-        let saver = &mut self.saver;
-        let vote = || context.controls.vote(saver.is_busy());
-        let evaluation::Evaluated { raw, ema, votes } = evaluation::evaluate(
-            &mut self.learner,
-            &self.job.inputs,
-            extent,
-            context.collective,
-            &mut self.loaders,
-            vote,
-            context.controls.activity(),
-        )?;
+        let (evaluated, votes) = self.evaluate_set(context, extent)?;
+        let Some(evaluation::Evaluated { raw, ema }) = evaluated else { return Ok(votes) };
         let spec = &self.job.spec;
         let progress = &mut self.position.progress;
         let collapse = || {

@@ -1,0 +1,246 @@
+//! Requests that arrive during an evaluation.
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
+
+#[path = "../../recipe/tests/kit/mod.rs"]
+mod kit;
+#[path = "../../collectives/tests/kit/local.rs"]
+mod local;
+
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use baton_checkpoint::Store;
+use baton_data::{Batch, InputType};
+use baton_job::{
+    Generation, JobId,
+    exit::Outcome,
+    message::{Activity, RankReport, Restore},
+};
+use baton_recipe::Step;
+use baton_trainer::{
+    BatchEvaluation, Controls, Error, EvaluatedWeights, GenerationContext, JobInputs, Learner,
+    Trainer, TrainingJob, Update,
+    learner::{self, Region, TensorLocation},
+    linear::{HostLeaf, LinearLearner},
+};
+
+/// Called with the number of evaluated batches before each one.
+type Hook = Arc<dyn Fn(u64) + Send + Sync>;
+
+/// A learner that calls a hook before it evaluates a batch.
+struct HookedLearner {
+    inner: LinearLearner,
+    evaluated: Arc<AtomicU64>,
+    hook: Hook,
+}
+
+impl Learner for HookedLearner {
+    type Leaf = HostLeaf;
+    type Loss = f64;
+
+    fn new_leaf(&mut self) -> Result<HostLeaf, learner::Error> {
+        self.inner.new_leaf()
+    }
+
+    fn gradient(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        leaf: &mut HostLeaf,
+    ) -> Result<f64, learner::Error> {
+        self.inner.gradient(batch, scale, leaf)
+    }
+
+    fn measure(&mut self, sum: &mut HostLeaf) -> Result<(), learner::Error> {
+        self.inner.measure(sum)
+    }
+
+    fn update(&mut self, sum: &mut HostLeaf, update: &Update) -> Result<(), learner::Error> {
+        self.inner.update(sum, update)
+    }
+
+    fn evaluate(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+    ) -> Result<BatchEvaluation, learner::Error> {
+        (self.hook)(self.evaluated.fetch_add(1, Ordering::SeqCst));
+        self.inner.evaluate(batch, weights)
+    }
+
+    fn regions(&mut self) -> Vec<Region<'_>> {
+        self.inner.regions()
+    }
+
+    fn tensors(&self) -> Vec<TensorLocation> {
+        self.inner.tensors()
+    }
+}
+
+/// Validation batches of each of the two ranks.
+const BATCHES: u64 = 18;
+
+struct TestRank {
+    trainer: Trainer<HookedLearner>,
+    evaluated: Arc<AtomicU64>,
+}
+
+/// A rank of two, with a store that both share.
+fn rank(store: &Arc<Store>, hook: Hook) -> TestRank {
+    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
+    let overrides = [
+        "model.arch=linear",
+        &format!("data={{ train='{digits}', val='{digits}' }}"),
+        "train={ epochs=2, global_batch=90, resolution=8, virtual_ranks=2 }",
+        "optimizer={ kind='sgd' }",
+        "evaluation={ every_epochs=1, batch=10 }",
+        "checkpoint={ every_epochs=0 }",
+    ];
+    let spec = Arc::new(kit::recipe(&overrides, &[]));
+    let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
+    let id = JobId("00000000-0000-0000-0000-000000000000".parse().unwrap());
+    let job = TrainingJob { id, spec: spec.clone(), store: store.clone(), inputs };
+    let evaluated = Arc::<AtomicU64>::default();
+    let count = evaluated.clone();
+    let build = move || {
+        let inner = LinearLearner::new(&spec, &InputType::Image)?;
+        Ok(HookedLearner { inner, evaluated: count.clone(), hook: hook.clone() })
+    };
+    TestRank { trainer: Trainer::new(job, Box::new(build)).unwrap(), evaluated }
+}
+
+type RunResult = (Result<Outcome, Error>, Vec<RankReport>);
+
+/// Runs one generation of both ranks; returns the results in rank order.
+fn generation(number: u64, ranks: &mut [TestRank], controls: &[Arc<Controls>]) -> Vec<RunResult> {
+    let run = |rank: &mut TestRank, mut collective: local::LocalCollective, controls: &Controls| {
+        let (restore, mut reports) = (Restore::default(), Vec::new());
+        let ended = rank.trainer.run(&mut GenerationContext {
+            generation: Generation(number),
+            collective: &mut collective,
+            restore: &restore,
+            controls,
+            report: &mut |report| reports.push(report),
+        });
+        (ended, reports)
+    };
+    thread::scope(|scope| {
+        let group = local::group(2, Duration::from_secs(60));
+        let members = ranks.iter_mut().zip(group).zip(controls);
+        let threads: Vec<_> = members
+            .map(|((rank, collective), controls)| {
+                scope.spawn(move || run(rank, collective, controls))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn two_controls() -> [Arc<Controls>; 2] {
+    [Arc::default(), Arc::default()]
+}
+
+/// Evaluations and final digest, as text.
+fn results(reports: &[RankReport]) -> Vec<String> {
+    let lasting = reports.iter().filter(|report| {
+        matches!(report, RankReport::Evaluated { .. })
+            || matches!(report, RankReport::Done { outcome: Outcome::Completed, .. })
+    });
+    lasting.map(|report| format!("{report:?}")).collect()
+}
+
+fn undisturbed() -> Vec<String> {
+    let store = Arc::new(Store::memory().unwrap());
+    let mut ranks = [0, 1].map(|_| rank(&store, Arc::new(|_| {})));
+    let ended = generation(1, &mut ranks, &two_controls());
+    let reports = &ended[0].1;
+    assert_eq!(results(reports).len(), 2 + 1, "{reports:?}");
+    assert_eq!(ranks[0].evaluated.load(Ordering::SeqCst), 2 * BATCHES);
+    results(reports)
+}
+
+#[test]
+fn a_stop_cuts_an_evaluation_short_after_the_current_batch_and_it_is_made_again_with_the_same_result()
+ {
+    let store = Arc::new(Store::memory().unwrap());
+    let stopped = two_controls();
+    let requested = stopped.clone();
+    let notice: Hook = Arc::new(move |evaluated| {
+        if evaluated == 2 {
+            requested.iter().for_each(|controls| controls.request_stop("a notice".to_owned()));
+        }
+    });
+    let mut ranks = [rank(&store, notice.clone()), rank(&store, notice)];
+    let ended = generation(1, &mut ranks, &stopped);
+    for ((outcome, reports), rank) in ended.iter().zip(&ranks) {
+        assert!(matches!(outcome, Ok(Outcome::Drained { .. })), "{outcome:?}");
+        assert_eq!(results(reports), [""; 0], "an evaluation that is cut short has no result");
+        assert_eq!(rank.trainer.step(), Some(Step(4)));
+        let evaluated = rank.evaluated.load(Ordering::SeqCst);
+        assert!(evaluated < BATCHES, "{evaluated} of {BATCHES} batches were evaluated");
+    }
+    let saved =
+        |report: &RankReport| matches!(report, RankReport::Saved(commit) if commit.step == Step(4));
+    assert!(ended[0].1.iter().any(saved), "{:?}", ended[0].1);
+
+    let resumed = generation(2, &mut ranks, &two_controls());
+    assert!(matches!(resumed[0].0, Ok(Outcome::Completed)), "{:?}", resumed[0].0);
+    assert_eq!(results(&resumed[0].1), undisturbed());
+}
+
+#[test]
+fn a_pause_cuts_an_evaluation_short_and_it_is_made_again_after_the_pause_with_the_same_result() {
+    let store = Arc::new(Store::memory().unwrap());
+    let paused = two_controls();
+    let requested = paused.clone();
+    // One of the ranks gets the request much later than the other: both must pause.
+    let pause: Hook = Arc::new(move |evaluated| {
+        if evaluated == 2 {
+            requested[0].set_paused(true);
+        }
+    });
+    let mut ranks = [rank(&store, pause), rank(&store, Arc::new(|_| {}))];
+    let watched = paused.clone();
+    let resume = thread::spawn(move || {
+        let activity =
+            || watched.each_ref().map(|controls| controls.activity().heartbeat().activity);
+        while activity() != [Activity::Paused; 2] {
+            thread::yield_now();
+        }
+        watched[0].set_paused(false);
+    });
+    let ended = generation(1, &mut ranks, &paused);
+    resume.join().unwrap();
+    assert!(matches!(ended[0].0, Ok(Outcome::Completed)), "{:?}", ended[0].0);
+    assert_eq!(results(&ended[0].1), undisturbed());
+    assert_eq!(ranks[0].evaluated.load(Ordering::SeqCst), 3 + 2 * BATCHES);
+}
+
+#[test]
+fn a_checkpoint_requested_during_an_evaluation_begins_before_its_end() {
+    let store = Arc::new(Store::memory().unwrap());
+    let controls = two_controls();
+    let requested = controls.clone();
+    let save: Hook = Arc::new(move |evaluated| {
+        if evaluated == 2 {
+            requested.iter().for_each(|controls| controls.request_save());
+        }
+    });
+    let mut ranks = [rank(&store, save), rank(&store, Arc::new(|_| {}))];
+    let ended = generation(1, &mut ranks, &controls);
+    let reports = &ended[0].1;
+    assert_eq!(results(reports), undisturbed());
+    let saved = reports.iter().filter_map(|report| match report {
+        RankReport::Saved(commit) => Some((commit.step, commit.accuracy.is_some())),
+        _ => None,
+    });
+    // That of step 4 has no accuracy, because it was copied before the evaluation was complete.
+    assert_eq!(saved.collect::<Vec<_>>(), [(Step(4), false), (Step(8), true)]);
+}
