@@ -88,6 +88,14 @@ impl SharedActivity {
         self.lock().begin(activity, Instant::now());
     }
 
+    /// Sets the current activity; if it is the current one already, its time goes on.
+    pub(crate) fn enter(&self, activity: Activity) {
+        let mut state = self.lock();
+        if state.activity != activity {
+            state.begin(activity, Instant::now());
+        }
+    }
+
     /// Records that update `step` has ended, or that training starts after it.
     pub(crate) fn stepped(&self, step: Step) {
         self.lock().stepped(step, Instant::now());
@@ -100,9 +108,18 @@ impl SharedActivity {
 
     /// Runs `operation` as [`Activity::Exchanging`], then restores the previous activity.
     fn exchange<T>(&self, operation: impl FnOnce() -> T) -> T {
-        let before = self.lock().begin(Activity::Exchanging, Instant::now());
+        let began = Instant::now();
+        let (before, since) = {
+            let mut state = self.lock();
+            let since = state.since;
+            (state.begin(Activity::Exchanging, began), since)
+        };
         let result = operation();
-        self.set(before);
+        let now = Instant::now();
+        let mut state = self.lock();
+        state.begin(before, now);
+        // Its time goes on, without the time of the operation: votes must not hide a load that has stalled.
+        state.since = now - (began - since);
         result
     }
 

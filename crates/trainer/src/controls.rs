@@ -24,25 +24,37 @@ pub struct Controls {
 
 /// Requests after a step, of one rank or of all ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Votes {
+pub struct Votes {
     pub(crate) save: bool,
     pub(crate) stop: bool,
     /// At least one rank is still writing its shard of a checkpoint.
     pub(crate) writing: bool,
     /// Make no further step until the job is resumed.
     pub(crate) pause: bool,
+    /// A rank gave up waiting for its data, because another vote asks for a stop or a pause: its part of the step is
+    /// missing, so the step must not be made.
+    pub(crate) abandon: bool,
 }
 
 impl Votes {
     /// The votes as numbers for the tail of the gradient; the all-reduce adds them up.
     pub(crate) fn to_tail(self) -> [f32; 4] {
-        [self.save, self.stop, self.writing, self.pause].map(|vote| f32::from(u8::from(vote)))
+        let votes = [self.save, self.stop, self.writing, self.pause];
+        let mut tail = votes.map(|vote| f32::from(u8::from(vote)));
+        // A sum with a NaN is NaN, whatever the others add.
+        if self.abandon {
+            tail[2] = f32::NAN;
+        }
+        tail
     }
 
     /// The votes of all ranks together, from the sums in the tail.
     pub(crate) fn from_tail(tail: &[f32]) -> Self {
         let vote = |slot: usize| tail.get(slot).is_some_and(|votes| *votes > 0.0);
-        Self { save: vote(0), stop: vote(1), writing: vote(2), pause: vote(3) }
+        let abandon = tail.get(2).is_some_and(|votes| votes.is_nan());
+        // In an abandoned step nobody knows whether a rank is writing; the next vote tells.
+        let writing = abandon || vote(2);
+        Self { save: vote(0), stop: vote(1), writing, pause: vote(3), abandon }
     }
 
     /// Whether the loop must do anything before the next step; `is_saving`: a checkpoint is being written.
@@ -56,6 +68,7 @@ impl Votes {
             stop: self.stop || other.stop,
             writing: self.writing || other.writing,
             pause: self.pause || other.pause,
+            abandon: self.abandon || other.abandon,
         }
     }
 }
@@ -90,9 +103,7 @@ impl Controls {
 
     /// Whether a vote now would ask for anything.
     pub(crate) fn has_request(&self) -> bool {
-        self.save.load(Ordering::Acquire)
-            || self.stop.load(Ordering::Acquire)
-            || *self.pause.lock().unwrap_or_else(PoisonError::into_inner)
+        self.save.load(Ordering::Acquire) || self.interrupts_waiting()
     }
 
     /// This rank's vote; `writing`: it is still writing its shard. A request to save is cleared by this call; a request
@@ -103,7 +114,14 @@ impl Controls {
             stop: self.stop.load(Ordering::Acquire),
             writing,
             pause: *self.pause.lock().unwrap_or_else(PoisonError::into_inner),
+            abandon: false,
         }
+    }
+
+    /// Whether a rank should not wait for its data any longer.
+    pub(crate) fn interrupts_waiting(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+            || *self.pause.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// While training is paused: waits for `timeout`, or until a request changes. Otherwise returns at once.

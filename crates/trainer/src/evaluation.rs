@@ -3,7 +3,10 @@
 //! Validation batches are numbered; of W ranks, rank r evaluates the batches r, r + W, … The results are gathered and
 //! added in the order of their numbers, so that the sums have the same bits for every number of ranks.
 
-use std::time::{Duration, Instant};
+use std::{
+    iter::Peekable,
+    time::{Duration, Instant},
+};
 
 use baton_collectives::{Collective, MAX_GATHERED_BYTES};
 use baton_job::message::Activity;
@@ -21,6 +24,7 @@ use crate::{
     controls::Votes,
     inputs::BatchFeed,
     learner::{BatchEvaluation, EvaluatedWeights},
+    step::DATA_POLL_INTERVAL,
 };
 
 /// Longest time between two votes during an evaluation, unless a single batch takes longer. A rank that has a request
@@ -61,9 +65,10 @@ impl<L: Learner> Trainer<L> {
             None => &[EvaluatedWeights::Raw],
         };
         let (rank, world) = (context.collective.rank().0, context.collective.world_size());
-        let mut numbers =
+        let numbers =
             (u64::from(rank)..self.job.inputs.val_batches(extent)).step_by(world as usize);
         let mut feed = self.job.inputs.val_feed(extent, numbers.clone());
+        let mut numbers = numbers.peekable();
         let mut mine: Vec<NumberedEvaluations> = Vec::new();
         let last_votes = loop {
             let done =
@@ -78,6 +83,7 @@ impl<L: Learner> Trainer<L> {
             self.drive_checkpoint(votes, context)?;
         };
         self.loaders.end(feed.stats());
+        feed.detach();
         let (is_complete, votes) = last_votes;
         if !is_complete {
             return Ok((None, votes));
@@ -98,14 +104,18 @@ impl<L: Learner> Trainer<L> {
         &mut self,
         context: &GenerationContext<'_>,
         feed: &mut BatchFeed,
-        numbers: &mut impl Iterator<Item = u64>,
+        numbers: &mut Peekable<impl Iterator<Item = u64>>,
         kinds: &[EvaluatedWeights],
         mine: &mut Vec<NumberedEvaluations>,
     ) -> Result<bool, Error> {
         let (began, activity) = (Instant::now(), context.controls.activity());
         while began.elapsed() < VOTE_INTERVAL && !context.controls.has_request() {
-            let Some(number) = numbers.next() else { return Ok(true) };
-            activity.set(Activity::Loading);
+            let Some(number) = numbers.peek().copied() else { return Ok(true) };
+            activity.enter(Activity::Loading);
+            if !feed.wait_until_ready(DATA_POLL_INTERVAL) {
+                continue;
+            }
+            numbers.next();
             let batch = feed.next()?.ok_or(Error::Bug("the loader of the validation set ended"))?;
             activity.set(Activity::Evaluating);
             let evaluations = kinds.iter().map(|weights| self.learner.evaluate(&batch, *weights));

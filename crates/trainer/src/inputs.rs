@@ -1,6 +1,6 @@
 //! The data of a job: opened, checked against the recipe, and cut into micro-batches.
 
-use std::{ops::Range, path::Path, sync::Arc};
+use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 use baton_data::{
     Batch, CpuShare, Dataset, EpochOrder, InputType, Loader, LoaderStats, Options, Preprocessing,
@@ -186,6 +186,31 @@ impl BatchFeed {
     #[must_use]
     pub fn repeating(batch: Batch) -> Self {
         Self { loader: None, ahead: Some(Ok(batch)) }
+    }
+
+    /// Waits until [`next`](Self::next) returns at once, for `timeout` at most; returns whether it does.
+    pub(crate) fn wait_until_ready(&mut self, timeout: Duration) -> bool {
+        if self.ahead.is_some() {
+            return true;
+        }
+        match &mut self.loader {
+            Some(loader) => loader.wait_until_ready(timeout),
+            // Only a test has a feed without a loader and a batch.
+            None => false,
+        }
+    }
+
+    /// Ends the feed without waiting for a disk that may not answer.
+    pub(crate) fn detach(self) {
+        if let Some(loader) = self.loader {
+            loader.detach();
+        }
+    }
+
+    /// A feed that is never ready, as if its disk did not answer.
+    #[cfg(test)]
+    pub(crate) fn stalled() -> Self {
+        Self { loader: None, ahead: None }
     }
 
     /// The next batch; `None` after the last.

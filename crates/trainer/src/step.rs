@@ -12,7 +12,8 @@ use baton_job::message::{Activity, StepReport};
 use baton_recipe::{JobSpec, guard::BatchMark, spec::Determinism};
 
 use crate::{
-    Controls, Error, Leaf, Learner, Update, controls::Votes, inputs::BatchFeed, suspects::Suspects,
+    Controls, Error, Leaf, Learner, Update, controls::Votes, inputs::BatchFeed, learner::VOTE,
+    suspects::Suspects,
 };
 
 /// Whether the learner's memory contains a state from which training can continue.
@@ -81,6 +82,19 @@ pub struct StepTimes {
     pub update: Duration,
 }
 
+/// Result of [`Stepper::step`].
+#[derive(Clone, Copy, Debug)]
+pub enum StepEnd {
+    /// The update was made.
+    Made(StepTimes),
+    /// A rank's data did not arrive before a stop or a pause was requested: no rank made the update. These are the votes
+    /// of all ranks.
+    Abandoned(Votes),
+}
+
+/// Longest time that a rank waits for its data before it looks at the requests.
+pub(crate) const DATA_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Makes the steps of one generation.
 pub struct Stepper<L: Learner> {
     /// Virtual ranks of this rank.
@@ -98,12 +112,19 @@ impl<L: Learner> Stepper<L> {
         Self { fold: Fold::new(block.start), block, pending: None }
     }
 
+    /// Virtual ranks of this rank.
+    pub(crate) fn block(&self) -> &Range<u32> {
+        &self.block
+    }
+
     /// Makes one update. `read` is called with the newest step whose sums are known.
     ///
     /// The state is not changed before the all-reduce has ended, so a rank that loses its peers in this call still has
     /// the state before the step. If the host runs ahead, the update is queued at once, and its sums are read when the
     /// next step's gradients are queued behind it: by then the sums are ready, and the device has work. Otherwise the
     /// sums are read first, and the update is made afterwards.
+    ///
+    /// While a rank waits for its data, it looks at the requests: a stop or a pause must not wait for a disk.
     ///
     /// # Errors
     /// The other ranks are lost, the data cannot be read, the device failed, or `read` returned an error.
@@ -112,13 +133,21 @@ impl<L: Learner> Stepper<L> {
         context: &mut StepContext<'_, L>,
         next: NextStep,
         read: &mut ReadSums<'_, L>,
-    ) -> Result<StepTimes, Error> {
+    ) -> Result<StepEnd, Error> {
         let mut suspects = Suspects::none();
+        let mut abandon = false;
         for virtual_rank in self.block.clone() {
-            let mut leaf = self.leaf(context, next.scale, &mut suspects)?;
+            let mut leaf = match self.leaf(context, next.scale, abandon, &mut suspects)? {
+                Some(leaf) => leaf,
+                // All ranks must add the same number of leaves; the values of this one are never used.
+                None => {
+                    abandon = true;
+                    self.take_leaf(context.learner)?
+                }
+            };
             // One vote per rank is enough; a late vote includes the most recent requests.
             let vote = match virtual_rank + 1 == self.block.end {
-                true => context.controls.vote((context.is_writing)()),
+                true => Votes { abandon, ..context.controls.vote((context.is_writing)()) },
                 false => Votes::default(),
             };
             leaf.set_vote(vote.to_tail())?;
@@ -146,6 +175,13 @@ impl<L: Learner> Stepper<L> {
         let mut sums = sums.into_iter().map(|(_, leaf)| leaf);
         let mut total = sums.next().ok_or(Error::Bug("a rank without virtual ranks"))?;
         sums.for_each(|leaf| self.fold.recycle(leaf));
+        if !context.ahead {
+            let votes = Votes::from_tail(&total.tail()?[VOTE]);
+            if votes.abandon {
+                self.fold.recycle(total);
+                return Ok(StepEnd::Abandoned(votes));
+            }
+        }
         context.learner.measure(&mut total)?;
         let mut pending = PendingStep::<L> { total, step: next, suspects };
         if context.ahead {
@@ -157,7 +193,8 @@ impl<L: Learner> Stepper<L> {
             update(context, &mut pending)?;
             self.fold.recycle(pending.total);
         }
-        Ok(StepTimes { all_reduce: update_began - reduce_began, update: update_began.elapsed() })
+        let update = update_began.elapsed();
+        Ok(StepEnd::Made(StepTimes { all_reduce: update_began - reduce_began, update }))
     }
 
     /// Reads the sums of the last update, if they have not been read.
@@ -179,24 +216,41 @@ impl<L: Learner> Stepper<L> {
         Ok(())
     }
 
-    /// Contribution of one virtual rank: the sum over its micro-batches.
+    /// Memory for a leaf.
+    fn take_leaf(&mut self, learner: &mut L) -> Result<L::Leaf, Error> {
+        match self.fold.take_buffer() {
+            Some(leaf) => Ok(leaf),
+            None => Ok(learner.new_leaf()?),
+        }
+    }
+
+    /// Contribution of one virtual rank: the sum over its micro-batches. `None` if the step is to be abandoned: its data
+    /// did not arrive before a stop or a pause was requested, or the step was abandoned before.
+    ///
+    /// A learner that runs ahead makes its update before the votes are known, so it must wait for its data.
     fn leaf(
         &mut self,
         context: &mut StepContext<'_, L>,
         scale: f32,
+        abandon: bool,
         suspects: &mut Suspects<L::Loss>,
-    ) -> Result<L::Leaf, Error> {
+    ) -> Result<Option<L::Leaf>, Error> {
+        if abandon {
+            return Ok(None);
+        }
         let StepContext { learner, feed, controls, .. } = context;
         let activity = controls.activity();
         let mut sum: Option<L::Leaf> = None;
         for _ in 0..context.spec.train.grad_accumulation {
             activity.set(Activity::Loading);
+            while !context.ahead && !feed.wait_until_ready(DATA_POLL_INTERVAL) {
+                if controls.interrupts_waiting() {
+                    return Ok(None);
+                }
+            }
             let batch = feed.next()?.ok_or(Error::Bug("the loader ended"))?;
             activity.set(Activity::Computing);
-            let mut leaf = match self.fold.take_buffer() {
-                Some(leaf) => leaf,
-                None => learner.new_leaf()?,
-            };
+            let mut leaf = self.take_leaf(learner)?;
             let loss = learner.gradient(&batch, scale, &mut leaf)?;
             suspects.note(&batch.samples, loss);
             feed.recycle(batch);
@@ -215,7 +269,7 @@ impl<L: Learner> Stepper<L> {
                 }
             });
         }
-        sum.ok_or(Error::Bug("an update without micro-batches"))
+        sum.map(Some).ok_or(Error::Bug("an update without micro-batches"))
     }
 }
 

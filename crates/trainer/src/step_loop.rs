@@ -8,6 +8,7 @@
 //! `checkpointing.rs` writes checkpoints.
 
 use std::{
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -38,7 +39,7 @@ use crate::{
     learner,
     loader_watch::LoaderWatch,
     saving::Saver,
-    step::{StateValidity, StepContext, Stepper},
+    step::{StateValidity, StepContext, StepEnd, Stepper},
     step_metrics::{self, StepMetrics},
     throughput::Throughput,
 };
@@ -71,6 +72,14 @@ pub struct GenerationContext<'a> {
 
 /// Time between two votes of paused ranks on whether to resume.
 const PAUSE_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Result of one turn of the loop that should make a step.
+enum StepResult {
+    /// The update was made; the metrics are those of the newest update whose sums are known.
+    Made(Option<StepMetrics>),
+    /// No rank made the update.
+    Abandoned(Votes),
+}
 
 /// Builds a learner in its state before the first step.
 pub type BuildLearner<L> = Box<dyn Fn() -> Result<L, learner::Error> + Send>;
@@ -134,10 +143,10 @@ impl<L: Learner> Trainer<L> {
         activity.stepped(self.position.progress.step);
         let (rank, world) = (context.collective.rank(), context.collective.world_size());
         let block = virtual_block(self.job.spec.train.virtual_ranks, rank, world);
-        let mut feed = self.job.inputs.train_feed(&self.position.progress, block.clone());
-        self.loaders.begin();
+        let mut feed = self.train_feed(&block);
         let outcome = self.train(context, &mut Stepper::new(block), &mut feed);
         self.loaders.end(feed.stats());
+        feed.detach();
         if let Err(Error::Diverged(_)) = outcome {
             // A newer checkpoint means less lost work. The divergence is the error to report, not a failed save.
             let _ = self.finish_writing(context);
@@ -197,17 +206,28 @@ impl<L: Learner> Trainer<L> {
             agreed = match self.plan().due(&self.position.progress) {
                 Due::Train => {
                     let samples = self.plan().next_batch(&self.position.progress);
-                    let metrics = self.make_step(context, stepper, feed, ahead)?;
-                    ahead = all_run_ahead;
-                    let stats = feed.stats();
-                    throughput.count(samples, stats.waited);
-                    if let Some(report) = self.loaders.report(Instant::now(), &stats) {
-                        (context.report)(RankReport::Loader(report));
+                    match self.make_step(context, stepper, feed, ahead)? {
+                        StepResult::Made(metrics) => {
+                            ahead = all_run_ahead;
+                            let stats = feed.stats();
+                            throughput.count(samples, stats.waited);
+                            if let Some(report) = self.loaders.report(Instant::now(), &stats) {
+                                (context.report)(RankReport::Loader(report));
+                            }
+                            metrics.map(|(report, votes)| {
+                                report_step(report, context, &mut throughput);
+                                votes
+                            })
+                        }
+                        StepResult::Abandoned(votes) => {
+                            // Some of the step's batches are used up; they are needed again.
+                            let used = std::mem::replace(feed, self.train_feed(stepper.block()));
+                            self.loaders.end(used.stats());
+                            used.detach();
+                            throughput = Throughput::start(feed.stats().waited);
+                            Some(votes)
+                        }
                     }
-                    metrics.map(|(report, votes)| {
-                        report_step(report, context, &mut throughput);
-                        votes
-                    })
                 }
                 Due::SkipBatch => {
                     let plan = self.job.inputs.plan();
@@ -262,6 +282,12 @@ impl<L: Learner> Trainer<L> {
         Ok(votes)
     }
 
+    /// The micro-batches of this rank from the current position on.
+    fn train_feed(&mut self, block: &Range<u32>) -> BatchFeed {
+        self.loaders.begin();
+        self.job.inputs.train_feed(&self.position.progress, block.clone())
+    }
+
     fn plan(&self) -> &TrainingPlan {
         self.job.inputs.plan()
     }
@@ -305,14 +331,14 @@ impl<L: Learner> Trainer<L> {
         Ok(())
     }
 
-    /// Makes one update; returns the metrics of the newest update whose sums are known.
+    /// Makes one update.
     fn make_step(
         &mut self,
         context: &mut GenerationContext<'_>,
         stepper: &mut Stepper<L>,
         feed: &mut BatchFeed,
         ahead: bool,
-    ) -> Result<Option<StepMetrics>, Error> {
+    ) -> Result<StepResult, Error> {
         let next = step_metrics::before(&self.job, &self.position.progress);
         let Self { job, learner, position, validity, saver, .. } = self;
         let progress = &mut position.progress;
@@ -335,16 +361,20 @@ impl<L: Learner> Trainer<L> {
                 Ok(())
             },
         );
-        if let Err(error) = made {
-            if metrics.is_some_and(|(_, votes)| votes.save) {
-                // All ranks voted for this save and will not vote again: treat it like a save that was lost.
-                progress.saved = Some(progress.step);
+        match made {
+            Ok(StepEnd::Made(_)) => {}
+            Ok(StepEnd::Abandoned(votes)) => return Ok(StepResult::Abandoned(votes)),
+            Err(error) => {
+                if metrics.is_some_and(|(_, votes)| votes.save) {
+                    // All ranks voted for this save and will not vote again: treat it like a save that was lost.
+                    progress.saved = Some(progress.step);
+                }
+                return Err(error);
             }
-            return Err(error);
         }
         job.inputs.plan().advance(progress);
         context.controls.activity().stepped(progress.step);
-        Ok(metrics)
+        Ok(StepResult::Made(metrics))
     }
 
     /// Metrics of the last update, if its sums have not been read yet.

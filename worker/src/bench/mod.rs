@@ -27,7 +27,7 @@ use baton_plan::{
 use baton_recipe::{JobSpec, Step, median, spec::Compute};
 use baton_trainer::{
     Controls, Leaf, Learner, StateCopy, Update,
-    step::{NextStep, ReadSums, StateValidity, StepContext, Stepper},
+    step::{NextStep, ReadSums, StateValidity, StepContext, StepEnd, Stepper},
     torch::{
         self, TorchLearner,
         peaks::{self, Peaks},
@@ -191,7 +191,9 @@ fn measure(
             controls: &controls,
             is_writing: &mut || false,
         };
-        let times = stepper.step(&mut context, next, read)?;
+        let StepEnd::Made(times) = stepper.step(&mut context, next, read)? else {
+            return Err(crash("the step was abandoned; this is a bug"));
+        };
         steps.push(start.elapsed().as_secs_f64());
         reduces.push(times.all_reduce.as_secs_f64());
         updates.push(times.update.as_secs_f64());

@@ -66,7 +66,7 @@ pub struct LoaderStats {
 /// An iterator over finished batches, strictly in the order of the requests.
 ///
 /// The first batch with a sample that cannot be decoded is an error and the last item. When the loader is dropped,
-/// each thread stops after its current sample.
+/// each thread stops after its current sample, and the drop waits for that; [`detach`](Self::detach) does not wait.
 pub struct Loader {
     shared: Arc<SharedState>,
     threads: Vec<JoinHandle<()>>,
@@ -116,6 +116,26 @@ impl Loader {
         // There is capacity for another batch.
         self.shared.work.notify_all();
         Some(item)
+    }
+
+    /// Waits until [`next`](Iterator::next) returns at once, for `timeout` at most; returns whether it does.
+    pub fn wait_until_ready(&mut self, timeout: Duration) -> bool {
+        let called = Instant::now();
+        let state = self.shared.lock();
+        let waited = self
+            .shared
+            .batch_ready
+            .wait_timeout_while(state, timeout, |state| !state.queue.is_ready());
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let is_ready = state.queue.is_ready();
+        drop(state);
+        self.waited += called.elapsed();
+        is_ready
+    }
+
+    /// Ends the loader without waiting for its threads, one of which may wait for a disk that does not answer.
+    pub fn detach(mut self) {
+        self.threads.clear();
     }
 
     /// Returns the memory of a used batch, for reuse.

@@ -137,6 +137,15 @@ impl BatchQueue {
         self.open.iter().take_while(|open| open.missing == 0).count()
     }
 
+    /// Whether [`take`](Self::take) would return something other than [`NextBatch::Pending`].
+    pub(super) fn is_ready(&self) -> bool {
+        self.failure.is_some()
+            || match self.open.front() {
+                None => self.requests.is_none(),
+                Some(first) => first.missing == 0,
+            }
+    }
+
     /// The first batch if it is finished. After an error nothing follows.
     pub(super) fn take(&mut self) -> NextBatch {
         if let Some(error) = self.failure.take() {

@@ -349,3 +349,60 @@ fn a_checkpoint_of_two_ranks_is_restored_by_any_number_and_all_ranks_learn_of_a_
     }
     assert!(restored.iter_mut().all(|trainer| state(trainer) == undisturbed));
 }
+
+fn weights(learner: &mut LinearLearner) -> Vec<Vec<f32>> {
+    learner.regions().iter().map(|region| region.buffer.to_host().unwrap()).collect()
+}
+
+/// Makes a step of two ranks. The data of rank 1 never arrives, and one of them gets a request.
+fn step_without_data(requested: usize, request: fn(&Controls)) -> Vec<Votes> {
+    let controls = [Controls::default(), Controls::default()];
+    request(&controls[requested]);
+    let group = local::group(2, Duration::from_secs(60));
+    let step = |rank: u32, mut collective: local::LocalCollective, controls: &Controls| {
+        let mut trainer = trainer_on(Store::memory().unwrap(), &[]);
+        let block = rank..rank + 1;
+        let mut feed = if rank == 0 { trainer.train_feed(&block) } else { BatchFeed::stalled() };
+        let next = step_metrics::before(&trainer.job, &trainer.position.progress);
+        let before = weights(&mut trainer.learner);
+        let mut validity = StateValidity::Complete;
+        let made = Stepper::new(block).step(
+            &mut StepContext {
+                spec: &trainer.job.spec,
+                learner: &mut trainer.learner,
+                validity: &mut validity,
+                collective: &mut collective,
+                feed: &mut feed,
+                controls,
+                is_writing: &mut || false,
+                ahead: false,
+            },
+            next,
+            &mut |_, _| panic!("the sums of an abandoned step mean nothing"),
+        );
+        assert_eq!(validity, StateValidity::Complete);
+        assert_eq!(weights(&mut trainer.learner), before);
+        match made.unwrap() {
+            StepEnd::Abandoned(votes) => votes,
+            StepEnd::Made(_) => panic!("a step without the data of rank 1 was made"),
+        }
+    };
+    std::thread::scope(|scope| {
+        let members = group.into_iter().zip(&controls).zip(0..);
+        let threads: Vec<_> = members
+            .map(|((collective, controls), rank)| {
+                scope.spawn(move || step(rank, collective, controls))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_stop_or_pause_does_not_wait_for_data_and_no_rank_makes_the_step() {
+    let stop = step_without_data(1, |controls| controls.request_stop("a notice".to_owned()));
+    let abandoned = Votes { abandon: true, writing: true, ..Votes::default() };
+    assert_eq!(stop, [Votes { stop: true, ..abandoned }; 2]);
+    let pause = step_without_data(1, |controls| controls.set_paused(true));
+    assert_eq!(pause, [Votes { pause: true, ..abandoned }; 2]);
+}
