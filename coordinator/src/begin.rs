@@ -19,6 +19,7 @@ use baton_recipe::JobSpec;
 use crate::{
     args::Args,
     clock::Clock,
+    disk,
     job::JobLoop,
     journal::Journal,
     metrics::JobMetrics,
@@ -38,8 +39,8 @@ pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
     let PreparedJob { engine, journal, store, records } = prepare(args, &spec, clock)?;
     let collector = args.otlp_endpoint.as_ref();
     let traces = collector.map(|at| traces(at, &engine, &journal, &records)).transpose()?;
-    let metrics =
-        JobMetrics::open(&args.run_dir).map_err(|error| bad_input(format!("{error:#}")))?;
+    let metrics = JobMetrics::open(&args.run_dir)
+        .map_err(|error| disk::failure(&args.run_dir, format!("{error:#}")))?;
     let metrics = Arc::new(metrics);
     let job_id = engine.origin().job;
     let store_location = store.location().to_owned();
@@ -71,7 +72,9 @@ pub(crate) fn store_recipe(run_dir: &Path, recipe: &str) -> Result<(), Failure> 
     let written = fs::create_dir_all(run_dir)
         .and_then(|()| fs::write(&temporary, recipe))
         .and_then(|()| fs::rename(&temporary, &path));
-    written.map_err(|error| bad_input(format!("{}: cannot be written: {error}", path.display())))
+    written.map_err(|error| {
+        disk::failure(&path, format!("{}: cannot be written: {error}", path.display()))
+    })
 }
 
 /// Removes the stored recipe of a job that cannot start, so that the next coordinator does not try it again.
@@ -105,10 +108,13 @@ fn traces(
 
 /// Opens the store and the journal, and resumes the job in them or starts a new one.
 fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Failure> {
-    let store = Store::open(&store_location(spec, &args.run_dir)).map_err(bad_input)?;
+    let store = Store::open(&store_location(spec, &args.run_dir))
+        .map_err(|error| disk::store_failure(&error))?;
     let path = args.run_dir.join("journal.redb");
     let new_run = args.no_auto_resume || args.resume.is_some();
-    let open = |path: &Path| Journal::open(path).map_err(|error| bad_input(format!("{error:#}")));
+    let open = |path: &Path| {
+        Journal::open(path).map_err(|error| disk::failure(path, format!("{error:#}")))
+    };
     let (mut journal, mut records) = open(&path)?;
     if new_run && !records.is_empty() {
         drop(journal);

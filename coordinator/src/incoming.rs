@@ -1,8 +1,8 @@
 //! Accepts connections.
 //!
 //! Each connection takes a file descriptor, and their number is limited; the journal and the store need some too. So
-//! the server closes a connection on which the client sends nothing, and at the limit new connections wait in the
-//! listener's queue.
+//! the server closes a connection on which the client sends nothing at first, or nothing is sent in either direction for
+//! some time; and at the limit new connections wait in the listener's queue.
 
 use std::{
     io::{self, IoSlice},
@@ -19,7 +19,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
-    time::{sleep, timeout},
+    time::{Instant, Sleep, sleep, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
@@ -27,6 +27,9 @@ use tracing::warn;
 
 /// Longest wait for the first byte of a client. In HTTP and TLS the client sends first.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time in which nothing is sent in either direction. It ends connections whose client stops after the TLS
+/// handshake, or within a request. The server pings HTTP/2 clients, and the dashboard's stream has comments, more often.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Wait before the next accept after a failed one.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Capacity of the queue of connections that have sent a byte and that the server has not taken yet.
@@ -40,8 +43,61 @@ const RESERVED_FILES: u64 = 64;
 /// A connection on which the client has sent at least one byte.
 pub(crate) struct Connection {
     stream: TcpStream,
+    idle: IdleTimer,
     /// Counts this connection against the limit until it is closed.
     _permit: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    fn new(stream: TcpStream, permit: OwnedSemaphorePermit, idle_timeout: Duration) -> Self {
+        Self { stream, idle: IdleTimer::new(idle_timeout), _permit: permit }
+    }
+
+    /// The result of an attempt to send or receive, of which `is_progress` says whether any byte was.
+    fn checked<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        polled: Poll<io::Result<T>>,
+        is_progress: bool,
+    ) -> Poll<io::Result<T>> {
+        if is_progress {
+            self.idle.restart();
+        }
+        if polled.is_pending() && self.idle.poll_expired(context) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        polled
+    }
+}
+
+/// Notices that nothing was sent in either direction.
+struct IdleTimer {
+    timeout: Duration,
+    last_progress: Instant,
+    /// Set again only when it ends, because that costs more than to store a time.
+    sleep: Pin<Box<Sleep>>,
+}
+
+impl IdleTimer {
+    fn new(timeout: Duration) -> Self {
+        Self { timeout, last_progress: Instant::now(), sleep: Box::pin(sleep(timeout)) }
+    }
+
+    fn restart(&mut self) {
+        self.last_progress = Instant::now();
+    }
+
+    /// Whether the time is over; if not, wakes the task when it may be.
+    fn poll_expired(&mut self, context: &mut Context<'_>) -> bool {
+        while self.sleep.as_mut().poll(context).is_ready() {
+            let end = self.last_progress + self.timeout;
+            if end <= Instant::now() {
+                return true;
+            }
+            self.sleep.as_mut().reset(end);
+        }
+        false
+    }
 }
 
 /// Binds an address and listens on it. Must be called in a tokio runtime.
@@ -94,7 +150,7 @@ async fn accept(
         match listener.accept().await {
             Ok((stream, _)) => {
                 tokio::spawn(wait_for_first_byte(
-                    Connection { stream, _permit: permit },
+                    Connection::new(stream, permit, IDLE_TIMEOUT),
                     ready.clone(),
                 ));
             }
@@ -135,7 +191,9 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(context, buffer);
+        self.checked(context, polled, buffer.filled().len() > before)
     }
 }
 
@@ -145,7 +203,9 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        let polled = Pin::new(&mut self.stream).poll_write(context, bytes);
+        let is_progress = matches!(polled, Poll::Ready(Ok(1..)));
+        self.checked(context, polled, is_progress)
     }
 
     fn poll_write_vectored(
@@ -153,7 +213,9 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, pieces)
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        let is_progress = matches!(polled, Poll::Ready(Ok(1..)));
+        self.checked(context, polled, is_progress)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -166,5 +228,32 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_without_traffic_is_closed() {
+        let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let permit = Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap();
+        let mut connection = Connection::new(stream, permit, Duration::from_millis(50));
+        // Each byte starts the time again.
+        for _ in 0..3 {
+            client.write_all(b"x").await.unwrap();
+            assert_eq!(connection.read_u8().await.unwrap(), b'x');
+        }
+        let last = Instant::now();
+
+        let closed = connection.read_u8().await.unwrap_err();
+
+        assert_eq!(closed.kind(), io::ErrorKind::TimedOut);
+        assert!(last.elapsed() >= Duration::from_millis(40), "{:?}", last.elapsed());
     }
 }

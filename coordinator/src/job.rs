@@ -27,6 +27,7 @@ use crate::{
     clock::{Clock, unix_millis},
     diagnosis,
     journal::{Journal, LoggedEvent},
+    mesh_secret::CurrentMeshSecret,
     metrics::JobMetrics,
     traces::Traces,
 };
@@ -67,7 +68,16 @@ pub(crate) enum UserRequest {
 }
 
 /// Directives to one agent; an error closes its stream.
-pub(crate) type Outbox = tokio::sync::mpsc::UnboundedSender<Result<Directive, String>>;
+pub(crate) type Outbox = tokio::sync::mpsc::UnboundedSender<Result<Directive, AgentRefusal>>;
+
+/// Why an agent is refused.
+#[derive(Debug)]
+pub(crate) struct AgentRefusal {
+    /// One line: what, and what to do.
+    pub(crate) reason: String,
+    /// Whether the agent may attach again.
+    pub(crate) retry: bool,
+}
 
 /// Past events, and the feed of the following ones, without a gap between them.
 pub(crate) struct EventSubscription {
@@ -138,6 +148,7 @@ pub(crate) struct JobLoop {
     /// Random identity of this loop, written with the fence of the generations that it opens. The job's id is not
     /// enough: if the run folder was copied, two coordinators have the same job.
     store_owner: String,
+    mesh_secret: CurrentMeshSecret,
     /// Messages to send once the journal is committed.
     outgoing: Vec<OutgoingMessage>,
     /// Job events of this round, not sent to watchers yet.
@@ -150,7 +161,7 @@ pub(crate) struct JobLoop {
 enum OutgoingMessage {
     Accepted(oneshot::Sender<()>),
     Directive(Attachment, Directive),
-    Refusal(Attachment, String),
+    Refusal(Attachment, AgentRefusal),
     Answer(oneshot::Sender<Result<(), String>>, Result<(), String>),
 }
 
@@ -198,6 +209,7 @@ impl JobLoop {
             saved: None,
             last_reason: String::new(),
             store_owner: uuid::Uuid::new_v4().to_string(),
+            mesh_secret: CurrentMeshSecret::default(),
             outgoing: Vec::new(),
             new_events: Vec::new(),
             unpublished_since: None,
@@ -331,12 +343,16 @@ impl JobLoop {
                     }
                 }
             }
-            Action::Send { attachment, directive, .. } => {
+            Action::Send { attachment, mut directive, .. } => {
+                if let Directive::Begin { generation, secret, .. } = &mut directive {
+                    *secret = self.mesh_secret.of(*generation)?;
+                }
                 self.outgoing.push(OutgoingMessage::Directive(attachment, directive));
             }
-            Action::Refuse { node, attachment, reason } => {
-                warn!(%node, reason, "agent refused");
-                self.outgoing.push(OutgoingMessage::Refusal(attachment, reason));
+            Action::Refuse { node, attachment, reason, retry } => {
+                warn!(%node, reason, retry, "agent refused");
+                let refusal = AgentRefusal { reason, retry };
+                self.outgoing.push(OutgoingMessage::Refusal(attachment, refusal));
             }
             Action::AddPoint(measured) => {
                 self.metrics.add(unix_millis(), self.engine.generation(), measured);
@@ -372,9 +388,9 @@ impl JobLoop {
                         let _ = outbox.send(Ok(directive));
                     }
                 }
-                OutgoingMessage::Refusal(attachment, reason) => {
+                OutgoingMessage::Refusal(attachment, refusal) => {
                     if let Some(outbox) = self.outboxes.remove(&attachment) {
-                        let _ = outbox.send(Err(reason));
+                        let _ = outbox.send(Err(refusal));
                     }
                 }
                 // The caller may have disconnected.

@@ -1,20 +1,28 @@
 //! The durable state, which survives `kill -9`: the engine's records and the event log, in one redb file.
+//!
+//! redb does not verify what it reads, so every entry has a checksum: a journal in which one bit changed could otherwise
+//! be valid, and lead to another training without anyone noticing.
 
 use std::{panic, path::Path};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use baton_job::engine::{JobEvent, Record};
 use redb::{
-    Database, DatabaseError, ReadOnlyDatabase, ReadableDatabase, TableDefinition, TableError,
+    Database, ReadOnlyDatabase, ReadableDatabase, TableDefinition, TableError, TableHandle,
+    WriteTransaction,
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// The format that this build writes, and the newest that it reads. Raise it when an entry is added or changed in a way
 /// that older programs cannot read.
 ///
 /// 1: no version is written; `Created` has a hash of the recipe; a logged event is in `notice`. 2: `Created` has the
-/// recipe; a logged event is in `event`.
-const FORMAT: u64 = 2;
+/// recipe; a logged event is in `event`. 3: a checksum before the JSON of every entry; both tables always exist.
+const FORMAT: u64 = 3;
+/// The first format with checksums.
+const CHECKSUM_FORMAT: u64 = 3;
+/// Length of an entry's checksum, bytes.
+const CHECKSUM_LEN: usize = 8;
 
 /// Table of properties of the whole file: its [`FORMAT`].
 const METADATA: TableDefinition<'static, &str, u64> = TableDefinition::new("about");
@@ -46,38 +54,41 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Opens or creates the file and returns its records.
+    /// Opens or creates the file and returns its records. A file of an older format gets this build's format.
     ///
     /// # Errors
-    /// Another process has it open; a newer Baton wrote it (then the file is unchanged); or it is damaged.
+    /// One line. Another process has it open; a newer Baton wrote it (then the file is unchanged); it is damaged; or
+    /// the system cannot read or write it.
     pub(crate) fn open(path: &Path) -> Result<(Self, Vec<Record>)> {
-        without_panic(|| Self::read(path)).with_context(|| format!("journal {}", path.display()))
+        let opened = without_panic(|| Self::read(path));
+        opened.map_err(|problem| anyhow!(problem.describe(path)))
     }
 
-    fn read(path: &Path) -> Result<(Self, Vec<Record>)> {
+    fn read(path: &Path) -> Result<(Self, Vec<Record>), Problem> {
         // Opening for writing changes the file, so check the format first. If this open fails, the one below reports
         // why.
         if let Ok(database) = ReadOnlyDatabase::open(path) {
-            check_format(&database)?;
+            format_of(&database)?;
         }
-        let database = Database::create(path).map_err(|error| match error {
-            DatabaseError::DatabaseAlreadyOpen => {
-                anyhow!("another coordinator is running on this run folder; stop it, or give another --run-dir")
-            }
-            error => anyhow!(error).context(UNUSABLE_HINT),
-        })?;
-        check_format(&database)?;
-        let records: Vec<(u64, Record)> =
-            read_from(&database, RECORDS, 0).context(UNUSABLE_HINT)?;
-        let events: Vec<(u64, LoggedEvent)> =
-            read_from(&database, EVENTS, 0).context(UNUSABLE_HINT)?;
-        let write = database.begin_write()?;
-        write.open_table(METADATA)?.insert("format", FORMAT)?;
-        write.commit()?;
+        let mut database = Database::create(path).map_err(unusable)?;
+        let format = format_of(&database)?;
+        let records = entries(&database, RECORDS, 0, format)?;
+        let events = entries(&database, EVENTS, 0, format)?;
         let next_record = records.last().map_or(0, |(key, _)| key + 1);
         let next_event = events.last().map_or(1, |(key, _)| key + 1);
-        let records = records.into_iter().map(|(_, record)| record).collect();
-        Ok((Self { database, next_record, next_event, pending: Vec::new() }, records))
+        let parsed = records.iter().map(|(key, json)| parse(RECORDS, *key, json));
+        let parsed = parsed.collect::<Result<Vec<Record>, Problem>>()?;
+        for (key, json) in &events {
+            parse::<LoggedEvent>(EVENTS, *key, json)?;
+        }
+        // Finds damage to what redb needs for writing, on which a later commit would panic.
+        if !database.check_integrity().map_err(unusable)? {
+            return Err(Problem::Damaged("its pages do not fit together".to_owned()));
+        }
+        if format != Some(FORMAT) {
+            upgrade(&database, &records, &events)?;
+        }
+        Ok((Self { database, next_record, next_event, pending: Vec::new() }, parsed))
     }
 
     /// Adds a record to the pending entries.
@@ -100,17 +111,19 @@ impl Journal {
         if self.pending.is_empty() {
             return Ok(());
         }
-        let write = self.database.begin_write()?;
-        for (table, key, bytes) in self.pending.drain(..) {
-            write.open_table(table)?.insert(key, bytes.as_slice())?;
-        }
-        write.commit().context("the journal cannot be written; is the disk full?")
+        let pending = std::mem::take(&mut self.pending);
+        write(&self.database, &pending).context(
+            "the journal cannot be written; free space on the disk of the run folder, or check that disk",
+        )
     }
 
     /// Committed events with an id above `after`, oldest first.
     pub(crate) fn events_after(&self, after: u64) -> Result<Vec<LoggedEvent>> {
-        let events = read_from(&self.database, EVENTS, after.saturating_add(1))?;
-        Ok(events.into_iter().map(|(_, event)| event).collect())
+        let first = after.saturating_add(1);
+        let read = entries(&self.database, EVENTS, first, Some(FORMAT)).and_then(|entries| {
+            entries.into_iter().map(|(key, json)| parse(EVENTS, key, &json)).collect()
+        });
+        read.map_err(|problem| anyhow!(problem.describe(Path::new("of this job"))))
     }
 
     /// The id of the newest event; 0 before the first.
@@ -119,56 +132,173 @@ impl Journal {
     }
 }
 
-/// Problem and remedy for any other error of the file.
-const UNUSABLE_HINT: &str = "cannot be used; if it is damaged or from another version of Baton, move it away, and the \
-                             job resumes from its newest checkpoint";
+/// Why a journal cannot be used.
+#[derive(Debug)]
+enum Problem {
+    /// Another process has it open.
+    InUse,
+    /// A newer Baton wrote it, in this format.
+    Newer(u64),
+    /// What is wrong with its content.
+    Damaged(String),
+    /// The system cannot read or write it.
+    System(redb::Error),
+}
 
-/// Runs `work` and converts a panic to an error, because redb panics on some damaged files.
-fn without_panic<T>(work: impl FnOnce() -> Result<T> + panic::UnwindSafe) -> Result<T> {
+impl Problem {
+    /// One line: what, where, what to do.
+    fn describe(&self, path: &Path) -> String {
+        let journal = format!("journal {}", path.display());
+        match self {
+            Self::InUse => format!(
+                "{journal} is in use: another coordinator is running on this run folder; stop it, or give another \
+                 --run-dir"
+            ),
+            Self::Newer(found) => format!(
+                "{journal} was written by a newer Baton (format {found}, this one reads {FORMAT}): use that version, \
+                 or move it away: training resumes from the newest checkpoint"
+            ),
+            // The journal is the only place of the job's origin, rollbacks and budget. Only the user can decide to
+            // continue without them.
+            Self::Damaged(detail) => format!(
+                "{journal} is damaged; move it away: training resumes from the newest checkpoint ({detail})"
+            ),
+            Self::System(error) => format!("{journal} cannot be used: {error}; check the disk"),
+        }
+    }
+}
+
+/// Sorts an error of redb.
+fn unusable(error: impl Into<redb::Error>) -> Problem {
+    match error.into() {
+        redb::Error::DatabaseAlreadyOpen => Problem::InUse,
+        // Errors of redb itself, such as a file that is too short, have no number of the system.
+        redb::Error::Io(error) if error.raw_os_error().is_none() => {
+            Problem::Damaged(error.to_string())
+        }
+        error @ (redb::Error::Io(_) | redb::Error::PreviousIo) => Problem::System(error),
+        error => Problem::Damaged(error.to_string()),
+    }
+}
+
+/// Runs `work` and converts a panic to damage: redb trusts the file that it reads, and panics on some damaged files.
+fn without_panic<T>(
+    work: impl FnOnce() -> Result<T, Problem> + panic::UnwindSafe,
+) -> Result<T, Problem> {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
     let result = panic::catch_unwind(work);
     panic::set_hook(hook);
-    result.unwrap_or_else(|_| Err(anyhow!(UNUSABLE_HINT)))
+    result.unwrap_or_else(|_| Err(Problem::Damaged("its pages cannot be read".to_owned())))
 }
 
-fn check_format(database: &impl ReadableDatabase) -> Result<()> {
-    let found = match database.begin_read()?.open_table(METADATA) {
-        Ok(about) => about.get("format")?.map_or(1, |format| format.value()),
-        Err(TableError::TableDoesNotExist(_)) => 1,
-        Err(error) => return Err(error).context(UNUSABLE_HINT),
+/// The file's format; `None` if the file is empty.
+fn format_of(database: &impl ReadableDatabase) -> Result<Option<u64>, Problem> {
+    let read = database.begin_read().map_err(unusable)?;
+    let found = match read.open_table(METADATA) {
+        Ok(about) => about.get("format").map_err(unusable)?.map_or(1, |format| format.value()),
+        Err(TableError::TableDoesNotExist(_)) => {
+            let is_empty = read.list_tables().map_err(unusable)?.next().is_none();
+            return Ok((!is_empty).then_some(1));
+        }
+        Err(error) => return Err(unusable(error)),
     };
-    if found > FORMAT {
-        bail!(
-            "was written by a newer Baton (format {found}, this one reads {FORMAT}): use that version, or move \
-             the file away, and the job resumes from its newest checkpoint"
-        );
-    }
-    Ok(())
+    if found > FORMAT { Err(Problem::Newer(found)) } else { Ok(Some(found)) }
 }
 
-fn read_from<T: for<'de> Deserialize<'de>>(
+/// Keys and JSON of a table's entries from `first` on.
+fn entries(
     database: &Database,
-    table: TableDefinition<'_, u64, &[u8]>,
+    table: JournalTable,
     first: u64,
-) -> Result<Vec<(u64, T)>> {
-    let mut values = Vec::new();
-    let table = match database.begin_read()?.open_table(table) {
-        Err(TableError::TableDoesNotExist(_)) => return Ok(values),
-        table => table?,
+    format: Option<u64>,
+) -> Result<Vec<(u64, Vec<u8>)>, Problem> {
+    let has_checksums = format.is_some_and(|format| format >= CHECKSUM_FORMAT);
+    let mut entries: Vec<(u64, Vec<u8>)> = Vec::new();
+    let read = database.begin_read().map_err(unusable)?;
+    let opened = match read.open_table(table) {
+        Err(TableError::TableDoesNotExist(_)) if !has_checksums => return Ok(entries),
+        opened => opened.map_err(unusable)?,
     };
-    for entry in table.range(first..)? {
-        let (key, bytes) = entry?;
-        let value = serde_json::from_slice(bytes.value())
-            .with_context(|| format!("entry {}", key.value()))?;
-        values.push((key.value(), value));
+    for entry in opened.range(first..).map_err(unusable)? {
+        let (key, bytes) = entry.map_err(unusable)?;
+        let (key, bytes) = (key.value(), bytes.value());
+        if !has_checksums {
+            entries.push((key, bytes.to_vec()));
+            continue;
+        }
+        let damaged = |what| Problem::Damaged(format!("entry {key} of {} {what}", table.name()));
+        if entries.last().is_some_and(|(before, _)| before.checked_add(1) != Some(key)) {
+            return Err(damaged("does not follow the one before"));
+        }
+        match bytes.split_at_checked(CHECKSUM_LEN) {
+            Some((found, json)) if found == checksum(table, key, json) => {
+                entries.push((key, json.to_vec()));
+            }
+            _ => return Err(damaged("has a wrong checksum")),
+        }
     }
-    Ok(values)
+    Ok(entries)
+}
+
+fn parse<T: DeserializeOwned>(table: JournalTable, key: u64, json: &[u8]) -> Result<T, Problem> {
+    serde_json::from_slice(json)
+        .map_err(|error| Problem::Damaged(format!("entry {key} of {}: {error}", table.name())))
+}
+
+/// The first bytes of the BLAKE3 hash of an entry and its place, so that an entry at another place is found, too.
+fn checksum(table: JournalTable, key: u64, json: &[u8]) -> [u8; CHECKSUM_LEN] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(table.name().as_bytes()).update(&key.to_le_bytes()).update(json);
+    let mut checksum = [0; CHECKSUM_LEN];
+    hasher.finalize_xof().fill(&mut checksum);
+    checksum
+}
+
+/// Writes a new file's format, or all entries of an older file with their checksums.
+fn upgrade(
+    database: &Database,
+    records: &[(u64, Vec<u8>)],
+    events: &[(u64, Vec<u8>)],
+) -> Result<(), Problem> {
+    let write = database.begin_write().map_err(unusable)?;
+    write.open_table(METADATA).map_err(unusable)?.insert("format", FORMAT).map_err(unusable)?;
+    for (table, entries) in [(RECORDS, records), (EVENTS, events)] {
+        write.open_table(table).map_err(unusable)?;
+        for (key, json) in entries {
+            insert(&write, table, *key, json).map_err(unusable)?;
+        }
+    }
+    write.commit().map_err(unusable)
+}
+
+fn write(database: &Database, pending: &[PendingEntry]) -> Result<(), redb::Error> {
+    let write = database.begin_write()?;
+    for (table, key, json) in pending {
+        insert(&write, *table, *key, json)?;
+    }
+    Ok(write.commit()?)
+}
+
+fn insert(
+    write: &WriteTransaction,
+    table: JournalTable,
+    key: u64,
+    json: &[u8],
+) -> Result<(), redb::Error> {
+    let entry = [&checksum(table, key, json), json].concat();
+    write.open_table(table)?.insert(key, entry.as_slice())?;
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use baton_job::{Generation, engine::JobEventKind, exit::Outcome};
+    use baton_job::{
+        Generation, JobId,
+        engine::{JobEventKind, JobOrigin},
+        exit::Outcome,
+        message::Restore,
+    };
 
     use super::*;
 
@@ -207,6 +337,101 @@ mod tests {
         assert_eq!(serde_json::from_str::<LoggedEvent>(&old).unwrap(), logged);
     }
 
+    /// A journal with the origin of a job and an event.
+    fn written(path: &Path) -> Vec<Record> {
+        let (mut journal, _) = Journal::open(path).unwrap();
+        let records = vec![
+            Record::Created(JobOrigin {
+                job: JobId::default(),
+                recipe: Some("the recipe".to_owned()),
+                first_generation: Generation(1),
+                restore: Restore::default(),
+            }),
+            Record::Ended(Outcome::Stopped),
+        ];
+        for record in &records {
+            journal.append(record).unwrap();
+        }
+        journal.log(7, job_event("first")).unwrap();
+        journal.commit().unwrap();
+        records
+    }
+
+    fn damage(path: &Path) -> String {
+        let error = format!("{:#}", Journal::open(path).err().unwrap());
+        let line = format!(
+            "journal {} is damaged; move it away: training resumes from the newest checkpoint",
+            path.display()
+        );
+        assert!(error.starts_with(&line), "{error}");
+        error
+    }
+
+    #[test]
+    fn a_flipped_bit_in_an_entry_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.redb");
+        written(&path);
+        let whole = std::fs::read(&path).unwrap();
+        // Without a checksum, this would be valid: no checkpoint before generation 8 may be used.
+        let origin = br#"{"created":"#;
+        let starts = whole.windows(origin.len()).enumerate().filter(|(_, bytes)| bytes == origin);
+        let starts: Vec<usize> = starts.map(|(at, _)| at).collect();
+        assert!(!starts.is_empty());
+        let field = br#""not_before":0"#;
+        let mut flipped = whole.clone();
+        for start in starts {
+            let found = whole[start..].windows(field.len()).position(|bytes| bytes == field);
+            flipped[start + found.unwrap() + field.len() - 1] ^= 8;
+        }
+        assert!(flipped.windows(field.len()).any(|bytes| bytes == br#""not_before":8"#));
+        std::fs::write(&path, flipped).unwrap();
+
+        assert!(damage(&path).contains("entry 0 of records has a wrong checksum"));
+    }
+
+    #[test]
+    fn a_flipped_bit_anywhere_gives_the_same_records_or_a_clear_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.redb");
+        let records = written(&path);
+        let whole = std::fs::read(&path).unwrap();
+        let used: Vec<usize> = (0..whole.len()).filter(|at| whole[*at] != 0).collect();
+        for at in used.iter().step_by(used.len() / 200) {
+            let mut flipped = whole.clone();
+            flipped[*at] ^= 1 << (at % 8);
+            std::fs::write(&path, flipped).unwrap();
+            match Journal::open(&path) {
+                // The bit is one that nothing reads, or redb has restored the state before the last transaction.
+                Ok((_, read)) => assert!(records.starts_with(&read), "byte {at}: {read:?}"),
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    assert!(error.contains("move it away"), "byte {at}: {error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_journal_that_lacks_an_entry_or_a_table_is_damaged() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, table) in [("entry", None), ("a", Some(RECORDS)), ("b", Some(EVENTS))] {
+            let path = folder.path().join(name);
+            written(&path);
+            let (mut journal, _) = Journal::open(&path).unwrap();
+            journal.next_record += 1;
+            journal.append(&Record::Ended(Outcome::Stopped)).unwrap();
+            journal.commit().unwrap();
+            if let Some(table) = table {
+                let write = journal.database.begin_write().unwrap();
+                assert!(write.delete_table(table).unwrap());
+                write.commit().unwrap();
+            }
+            drop(journal);
+            damage(&path);
+        }
+    }
+
     fn open_error(path: &Path) -> String {
         let before = std::fs::read(path).unwrap();
         let error = format!("{:#}", Journal::open(path).err().unwrap());
@@ -227,28 +452,40 @@ mod tests {
         let error = open_error(&path);
 
         assert!(
-            error.contains("newer Baton (format 3, this one reads 2): use that version"),
+            error.contains("newer Baton (format 4, this one reads 3): use that version"),
             "{error}"
         );
         assert!(error.contains("journal.redb"), "{error}");
     }
 
     #[test]
-    fn journal_without_a_format_is_read_as_format_1() {
+    fn journals_of_older_formats_are_read_and_get_checksums() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("journal.redb");
-        let database = Database::create(&path).unwrap();
-        let write = database.begin_write().unwrap();
-        let ended = br#"{"ended":{"kind":"stopped"}}"#;
-        write.open_table(RECORDS).unwrap().insert(0, ended.as_slice()).unwrap();
-        write.commit().unwrap();
-        drop(database);
+        let json = |event: &LoggedEvent| serde_json::to_string(event).unwrap();
+        for format in [1, 2] {
+            let path = folder.path().join(format!("{format}.redb"));
+            let logged = LoggedEvent { id: 1, unix_millis: 7, event: job_event("first") };
+            let database = Database::create(&path).unwrap();
+            let write = database.begin_write().unwrap();
+            let ended = br#"{"ended":{"kind":"stopped"}}"#;
+            write.open_table(RECORDS).unwrap().insert(0, ended.as_slice()).unwrap();
+            write.open_table(EVENTS).unwrap().insert(1, json(&logged).as_bytes()).unwrap();
+            if format > 1 {
+                write.open_table(METADATA).unwrap().insert("format", format).unwrap();
+            }
+            write.commit().unwrap();
+            drop(database);
 
-        let (journal, records) = Journal::open(&path).unwrap();
+            for _ in 0..2 {
+                let (mut journal, records) = Journal::open(&path).unwrap();
 
-        assert_eq!(records, [Record::Ended(Outcome::Stopped)]);
-        let about = journal.database.begin_read().unwrap().open_table(METADATA).unwrap();
-        assert_eq!(about.get("format").unwrap().unwrap().value(), FORMAT);
+                assert_eq!(records, [Record::Ended(Outcome::Stopped)]);
+                assert_eq!(journal.events_after(0).unwrap()[0], logged);
+                assert_eq!(format_of(&journal.database).unwrap(), Some(FORMAT));
+                journal.log(8, job_event("next")).unwrap();
+                journal.commit().unwrap();
+            }
+        }
     }
 
     #[test]
@@ -259,8 +496,7 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         for end in [100, 5_000, whole.len() - 4_096] {
             std::fs::write(&path, &whole[..end]).unwrap();
-            let error = format!("{:#}", Journal::open(&path).err().unwrap());
-            assert!(error.contains("move it away"), "{end} bytes: {error}");
+            damage(&path);
         }
     }
 

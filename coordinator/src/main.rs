@@ -9,17 +9,21 @@
 
 mod args;
 mod begin;
+mod body_deadline;
 mod clock;
 mod diagnosis;
+mod disk;
 mod endpoint;
 mod incoming;
 mod job;
 mod job_service;
 mod journal;
 mod logs;
+mod mesh_secret;
 mod metrics;
 mod node_service;
 mod report;
+mod report_limits;
 mod serve;
 mod served;
 mod traces;

@@ -18,8 +18,9 @@ use tokio_stream::{Stream, StreamExt, wrappers::UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
-    job::JobInput,
+    job::{AgentRefusal, JobInput},
     logs::LogBuffer,
+    report_limits,
     served::{CurrentJob, ServedJob, shutting_down},
 };
 
@@ -49,14 +50,12 @@ impl NodeService for NodeApi {
         let mut incoming = request.into_inner();
         let first = incoming.message().await?.ok_or_else(|| bad_hello("is missing"))?;
         first.check_version().map_err(Status::failed_precondition)?;
-        let hello = match first.read() {
-            Ok(AgentReport::Hello(hello)) if hello.node.0.is_empty() => {
-                return Err(bad_hello("names no node"));
-            }
+        let hello = match report_limits::read(&first) {
             Ok(AgentReport::Hello(hello)) => hello,
             Ok(_) => return Err(bad_hello("must be the first message")),
             Err(error) => return Err(bad_hello(&format!("is malformed: {error}"))),
         };
+        report_limits::check_node_id(&hello.node).map_err(|problem| bad_hello(&problem))?;
         if let Some(revision) = first.other_revision(REVISION) {
             let node = &hello.node;
             tracing::warn!(%node, revision, ours = REVISION, "another build of the same version; allowed");
@@ -73,7 +72,7 @@ impl NodeService for NodeApi {
         let job = served.job.clone();
         tokio::spawn(async move {
             while let Some(Ok(frame)) = incoming.next().await {
-                match frame.read() {
+                match report_limits::read(&frame) {
                     Ok(report) => {
                         let node = node.clone();
                         job.send(Event::Reported { node, attachment, report }.into());
@@ -93,7 +92,11 @@ impl NodeService for NodeApi {
         let directives =
             UnboundedReceiverStream::new(directives).map(|directive| match directive {
                 Ok(directive) => frame(&directive),
-                Err(reason) => Err(Status::failed_precondition(reason)),
+                // An agent exits if the precondition failed, and tries again if the node is not available.
+                Err(AgentRefusal { reason, retry: true }) => Err(Status::unavailable(reason)),
+                Err(AgentRefusal { reason, retry: false }) => {
+                    Err(Status::failed_precondition(reason))
+                }
             });
         Ok(Response::new(Box::pin(welcome.chain(directives))))
     }

@@ -2,7 +2,7 @@
 
 use std::{error::Error as _, fs, net::SocketAddr, sync::Arc, time::Duration};
 
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use baton_access::AccessGuard;
 use baton_job::exit::{Failure, Outcome, bad_input, crash};
 use baton_proto::{
@@ -25,7 +25,9 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     args::{Args, LogFormat},
     begin::{self, RunningJob},
+    body_deadline,
     clock::unix_millis,
+    disk,
     endpoint::CoordinatorFile,
     incoming,
     job::{JobInput, StatusSnapshot},
@@ -64,7 +66,10 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
         let address = listener.local_addr().map_err(crash)?;
         fs::create_dir_all(&args.run_dir).map_err(|error| {
             let dir = args.run_dir.display();
-            bad_input(format!("run folder {dir}: {error}; give a writable one with --run-dir"))
+            let problem = format!("run folder {dir}: {error}");
+            disk::full(&args.run_dir, &problem).unwrap_or_else(|| {
+                bad_input(format!("{problem}; give a writable one with --run-dir"))
+            })
         })?;
         let running = spec.map(|spec| task::block_in_place(|| begin::begin(args, spec)));
         let running = running.transpose()?;
@@ -229,7 +234,10 @@ async fn serve_all(
         .add_service(jobs)
         .add_service(nodes);
     let merged = std::mem::take(routes.axum_router_mut()).merge(dashboard);
-    *routes.axum_router_mut() = merged.layer(from_fn_with_state(guard, baton_access::guard));
+    // The layer added last comes first: a client without access is refused before its body is read.
+    *routes.axum_router_mut() = merged
+        .layer(from_fn(body_deadline::limit))
+        .layer(from_fn_with_state(guard, baton_access::guard));
     server.add_routes(routes).serve_with_incoming(incoming::incoming(listener)).await?;
     Ok(())
 }

@@ -70,7 +70,7 @@ mod tests {
     use std::time::Duration;
 
     use baton_job::{
-        Generation, NodeId, Rank,
+        Generation, MeshSecret, NodeId, Rank,
         exit::{Class, Failure, Outcome},
         ids::LocalRank,
         message::{
@@ -229,7 +229,11 @@ mod tests {
         let replace = vec![LocalRank(1)];
         vec![
             Directive::Launch(Launch { generation, world_size: 9, ranks, replace, restore, pause }),
-            Directive::Begin { generation, peers: ["a:1".to_owned(), "b:2".to_owned()].into() },
+            Directive::Begin {
+                generation,
+                peers: ["a:1".to_owned(), "b:2".to_owned()].into(),
+                secret: MeshSecret::new([0xff; MeshSecret::BYTES]),
+            },
             Directive::Checkpoint { generation },
             Directive::Drain { generation, reason: reason.clone() },
             Directive::Pause(pause),

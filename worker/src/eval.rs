@@ -40,6 +40,7 @@ pub(crate) struct Args {
 /// Evaluates and prints.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let spec = recipe(&args.recipe, &args.overrides)?;
+    baton_checkpoint::check_weights_file(&args.weights).map_err(bad_input)?;
     let cache_dir = Source::new("").cache_dir;
     let source = Source::of_recipe(&spec, &args.data, cache_dir);
     let set = Dataset::open(source).map_err(Error::from)?;

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use baton_checkpoint::Store;
+use baton_checkpoint::{Store, check_weights_file};
 use baton_data::{Dataset, Source};
 use baton_job::{
     JobId,
-    exit::{Failure, bad_input},
+    exit::{Failure, bad_input, crash},
 };
 use baton_trainer::{
     Error,
@@ -48,10 +48,20 @@ struct Imported<'a> {
     bytes: u64,
 }
 
+/// Makes the kernel end this process together with the one that started it: `baton checkpoint import` may be terminated,
+/// and then nobody waits for the result.
+fn end_with_parent() -> Result<(), Failure> {
+    let signal = Some(rustix::process::Signal::TERM);
+    rustix::process::set_parent_process_death_signal(signal)
+        .map_err(|error| crash(format!("cannot follow the parent process: {error}")))
+}
+
 /// Writes the checkpoint and prints its name.
 #[allow(clippy::print_stdout, reason = "the result is this command's output")]
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    end_with_parent()?;
     let spec = recipe(&args.recipe, &args.overrides)?;
+    check_weights_file(&args.weights).map_err(bad_input)?;
     let source = Source::of_recipe(&spec, &spec.data.train, Source::new("").cache_dir);
     let set = Dataset::open(source).map_err(Error::from)?;
     // The checkpoint's bytes do not depend on the device.

@@ -111,13 +111,15 @@ fn too_long(length: usize) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use baton_job::{exit::Class, ids::Generation};
+    use baton_job::{MeshSecret, exit::Class, ids::Generation};
 
     use super::*;
 
     #[test]
     fn frames_are_read_in_order_until_the_end() {
-        let begin = RankCommand::Begin { generation: Generation(3), peers: vec!["a:1".to_owned()] };
+        let (generation, peers) = (Generation(3), vec!["a:1".to_owned()]);
+        let secret = MeshSecret::new([7; MeshSecret::BYTES]);
+        let begin = RankCommand::Begin { generation, peers, secret };
         let drain = RankCommand::Drain { generation: Generation(3), reason: "ü".to_owned() };
         let sent = [ToRank::Command(begin), ToRank::Command(drain)];
         let mut bytes = Vec::new();

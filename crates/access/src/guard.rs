@@ -12,7 +12,7 @@ use tonic::Status;
 
 use crate::{
     Tokens,
-    role::{RequiredAccess, is_web, required_access},
+    role::{RequiredAccess, call_name, is_web, required_access},
 };
 
 /// The access check of all services of a coordinator. Without tokens it allows all calls, except gRPC calls of web
@@ -61,8 +61,33 @@ fn check(tokens: &Tokens, path: &str, authorization: Option<&str>) -> Result<(),
     match roles.iter().any(|role| role.covers(needed)) {
         true => Ok(()),
         false => Err(Status::permission_denied(format!(
-            "this needs a token of role {needed}, but yours has the role {}",
-            roles[0]
+            "{} needs {} token; this one is {}",
+            call_name(path),
+            needed.possessive(),
+            roles[0].possessive()
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_call_the_role_that_it_needs_and_that_of_the_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokens");
+        std::fs::write(&path, "agent agent-0123456789\nviewer viewer-0123456789\n").unwrap();
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, private).unwrap();
+        let tokens = Tokens::read(&path).unwrap();
+        let refusal = |path, role| {
+            check(&tokens, path, Some(&format!("Bearer {role}-0123456789"))).unwrap_err()
+        };
+
+        let pause = refusal("/baton.v1.JobService/Pause", "agent");
+        assert_eq!(pause.message(), "pause needs an operator's token; this one is an agent's");
+        let attach = refusal("/baton.v1.NodeService/Attach", "viewer");
+        assert_eq!(attach.message(), "attach needs an agent's token; this one is a viewer's");
     }
 }

@@ -27,6 +27,16 @@ impl AccessRole {
         }
     }
 
+    /// The name of someone with this role, followed by `'s`.
+    #[must_use]
+    pub fn possessive(self) -> &'static str {
+        match self {
+            Self::Viewer => "a viewer's",
+            Self::Operator => "an operator's",
+            Self::Agent => "an agent's",
+        }
+    }
+
     /// Whether this role allows the calls that need the role `needed`.
     #[must_use]
     pub fn covers(self, needed: Self) -> bool {
@@ -82,6 +92,20 @@ pub fn required_access(path: &str) -> RequiredAccess {
     }
 }
 
+/// Name of a call for people, by its path: the last part in words, such as `trigger checkpoint`.
+#[must_use]
+pub fn call_name(path: &str) -> String {
+    let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let mut name = String::new();
+    for letter in last.chars() {
+        if letter.is_ascii_uppercase() && !name.is_empty() {
+            name.push(' ');
+        }
+        name.push(letter.to_ascii_lowercase());
+    }
+    name
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,6 +114,18 @@ mod tests {
     fn an_operator_has_the_access_of_a_viewer_and_an_agent_has_not() {
         let covered = AccessRole::ALL.map(|role| AccessRole::ALL.map(|needed| role.covers(needed)));
         assert_eq!(covered, [[true, false, false], [true, true, false], [false, false, true]]);
+    }
+
+    #[test]
+    fn a_call_is_named_in_words() {
+        for (path, name) in [
+            ("/baton.v1.JobService/Pause", "pause"),
+            ("/baton.v1.JobService/TriggerCheckpoint", "trigger checkpoint"),
+            ("/api/control/pause", "pause"),
+            ("/metrics", "metrics"),
+        ] {
+            assert_eq!(call_name(path), name);
+        }
     }
 
     #[test]

@@ -55,6 +55,7 @@ pub(crate) fn write<'a>(
 /// multiples of 4 bytes, each block does too.
 pub(crate) fn read(file: &Path, range: Range<u64>, each: &mut dyn FnMut(&[u8])) -> io::Result<()> {
     let file = open(OpenOptions::new().read(true), file)?;
+    folder::check_is_regular(&file)?;
     let mut offset = range.start - range.start % ALIGNMENT as u64;
     let max_len = range.end.saturating_sub(offset).min(BLOCK_BYTES as u64) as usize;
     let mut block = AlignedBlock::new(max_len.next_multiple_of(ALIGNMENT));
@@ -70,12 +71,12 @@ pub(crate) fn read(file: &Path, range: Range<u64>, each: &mut dyn FnMut(&[u8])) 
     Ok(())
 }
 
-/// Opens a file for direct I/O if the file system supports it.
+/// Opens a file for direct I/O if the file system supports it. Never waits: see [`folder::check_is_regular`].
 fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    let direct = i32::try_from(OFlags::DIRECT.bits()).unwrap_or_default();
-    match options.custom_flags(direct).open(path) {
+    let flags = |flags: OFlags| i32::try_from(flags.bits()).unwrap_or_default();
+    match options.custom_flags(flags(OFlags::DIRECT | OFlags::NONBLOCK)).open(path) {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-            options.custom_flags(0).open(path)
+            options.custom_flags(flags(OFlags::NONBLOCK)).open(path)
         }
         opened => opened,
     }

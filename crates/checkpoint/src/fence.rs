@@ -117,6 +117,10 @@ impl Store {
     fn unfinished_below(&self, generation: Generation) -> Result<Vec<SaveId>, Error> {
         let older = self.ids()?.into_iter().filter(|id| id.generation < generation);
         let checks = older.map(|id| async move {
+            if self.is_special(&manifest_file(id)) {
+                // Nothing can be committed under a name that is taken.
+                return Ok(None);
+            }
             match self.objects.head(&Path::from(manifest_file(id))).await {
                 Ok(_) => Ok(None),
                 Err(object_store::Error::NotFound { .. }) => Ok(Some(id)),

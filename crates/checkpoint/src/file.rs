@@ -1,6 +1,6 @@
 //! Operations on a single file of the store, in a folder or a bucket.
 
-use std::io;
+use std::{fs, io};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -25,12 +25,23 @@ impl Store {
 
     /// The bytes of a small file, at most `max_bytes`; `None` if the file does not exist.
     pub(crate) fn read(&self, file: &str, max_bytes: u64) -> Result<Option<Bytes>, Error> {
+        if self.is_special(file) {
+            let error = io::Error::other(folder::NOT_REGULAR);
+            return Err(self.failed("read", file, to_storage_error(file, error)));
+        }
         let path = Path::from(file);
         match self.wait(whole(&*self.objects, &path, max_bytes)) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(object_store::Error::NotFound { .. }) => Ok(None),
             Err(source) => Err(self.failed("read", file, source)),
         }
+    }
+
+    /// Whether something that is not a regular file has this name in a local folder. The object store would open it, and
+    /// wait for ever if it is a named pipe.
+    pub(crate) fn is_special(&self, file: &str) -> bool {
+        let Some(folder) = &self.folder else { return false };
+        fs::metadata(folder.join(file)).is_ok_and(|metadata| !metadata.is_file())
     }
 
     /// Writes a file. It appears atomically and is durable when this returns.

@@ -66,6 +66,15 @@ pub(crate) fn clear(folder: &Path, kept: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// An error unless `file` is a regular file. To open a named pipe blocks until somebody writes to it, so open the file
+/// with `O_NONBLOCK`, which changes nothing for a regular one.
+pub(crate) fn check_is_regular(file: &File) -> io::Result<()> {
+    if file.metadata()?.is_file() { Ok(()) } else { Err(io::Error::other(NOT_REGULAR)) }
+}
+
+/// The problem of what has the name of a file and is none: a named pipe, a device, a folder.
+pub(crate) const NOT_REGULAR: &str = "it is not a regular file";
+
 /// Makes creations and removals in a folder durable.
 pub(crate) fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()

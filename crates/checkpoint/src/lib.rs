@@ -44,6 +44,7 @@ mod store;
 mod transfer;
 mod values;
 mod verify;
+mod weights_file;
 
 pub use access::BucketAccess;
 pub use copy::CopyResult;
@@ -61,3 +62,4 @@ pub use retention::{Pruned, Retention};
 pub use shard::{ShardHeader, slice_of};
 pub use snapshot::Snapshot;
 pub use store::{Entry, EntryState, Store, UNFINISHED};
+pub use weights_file::check_weights_file;

@@ -268,7 +268,8 @@ impl Store {
     pub(crate) fn remove(&self, id: SaveId) -> Result<(), Error> {
         let name = id.name();
         let manifest = format!("{name}/{MANIFEST}");
-        let existing = self.read(&manifest, MAX_BYTES)?;
+        let existing =
+            if self.is_special(&manifest) { None } else { self.read(&manifest, MAX_BYTES)? };
         let has_tombstone = existing.is_some_and(|bytes| Tombstone::parse(&bytes).is_some());
         if !has_tombstone {
             self.delete(&Path::from(manifest))?;
@@ -323,7 +324,12 @@ impl Store {
 
     /// The manifest of a checkpoint, after a check of the file sizes; `None` if it is unfinished.
     pub(crate) fn inspect(&self, id: SaveId) -> Result<Option<Manifest>, Error> {
-        let Some(bytes) = self.read(&format!("{}/{MANIFEST}", id.name()), MAX_BYTES)? else {
+        let path = format!("{}/{MANIFEST}", id.name());
+        if self.is_special(&path) {
+            let problem = format!("its {MANIFEST} is not a regular file");
+            return Err(Error::Damaged { name: id.name(), problem });
+        }
+        let Some(bytes) = self.read(&path, MAX_BYTES)? else {
             return Ok(None);
         };
         if Tombstone::parse(&bytes).is_some() {

@@ -5,6 +5,7 @@ mod kit;
 
 use std::{
     fs,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
 };
 
@@ -23,6 +24,7 @@ use baton_recipe::{
     progress::{Accuracy, Fit},
 };
 use kit::{assert_holds, find, find_by, id, keep, names, newest, saved, sealed, written};
+use rustix::fs::{CWD, Mode, mkfifoat};
 use tempfile::TempDir;
 
 struct Fixture {
@@ -453,6 +455,52 @@ fn a_newer_format_is_reported_and_neither_skipped_nor_damaged_nor_removed() {
     );
     f.store.prune(&retention);
     assert_eq!(names(&f.store), [id(1, 20), id(1, 10)].map(|id| id.name()));
+}
+
+#[test]
+fn a_named_pipe_in_place_of_a_manifest_or_a_shard_is_damage_and_nothing_waits_for_it() {
+    let (f, to) = (fixture(), fixture());
+    let good = saved(&f.store, id(1, 10), 1);
+    let shardless = saved(&f.store, id(1, 20), 1);
+    let without_manifest = saved(&f.store, id(1, 30), 1);
+    let pipe = |f: &Fixture, id: SaveId, name: &str| {
+        let path = file(f, id, name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let _ = fs::remove_file(&path);
+        mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+    };
+    let shard = &shardless.shards[0].file;
+    pipe(&f, id(1, 30), "manifest.json");
+    pipe(&f, id(1, 20), shard);
+
+    let states: Vec<_> = f.store.list().unwrap().into_iter().map(|entry| entry.state).collect();
+    let manifest_problem = "its manifest.json is not a regular file";
+    assert_eq!(states[0], EntryState::Damaged(manifest_problem.to_owned()));
+    assert_eq!(states[1], EntryState::Damaged(format!("{shard} is missing")));
+    assert!(matches!(states[2], EntryState::Complete(_)), "{:?}", states[2]);
+    for (damaged, problem) in [(&without_manifest, manifest_problem), (&shardless, "is missing")] {
+        let error = f.store.manifest(&damaged.name()).unwrap_err();
+        assert!(matches!(error, Error::Damaged { .. }), "{error}");
+        assert!(error.to_string().contains(problem), "{error}");
+    }
+    let verified = f.store.verify(&[&shardless], NonZeroUsize::MIN, &|_| {});
+    let error = verified[0].as_ref().unwrap_err();
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+    assert_eq!(newest(&f.store).manifest, good);
+
+    // A copy replaces such a shard and takes such a manifest for another checkpoint.
+    pipe(&to, id(1, 10), &good.shards[0].file);
+    f.store.copy_to(&good, &to.store, &|_| {}).unwrap();
+    assert_holds(&to.store, &good);
+    pipe(&to, id(1, 10), "manifest.json");
+    let error = f.store.copy_to(&good, &to.store, &|_| {}).unwrap_err();
+    assert!(error.to_string().contains("not a regular file"), "{error}");
+
+    f.store.claim(Generation(2), "owner").unwrap();
+    for damaged in [id(1, 30), id(1, 20)] {
+        f.store.discard(damaged).unwrap();
+    }
+    assert_eq!(names(&f.store), [id(1, 10).name()]);
 }
 
 #[test]

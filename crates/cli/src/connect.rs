@@ -34,6 +34,8 @@ use crate::failure::{bad_input, failed};
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:29600";
 /// Environment variable with the coordinator's address.
 const COORDINATOR_VARIABLE: &str = "BATON_COORDINATOR";
+/// Flag with the coordinator's address.
+const COORDINATOR_FLAG: &str = "--coordinator";
 /// Folder in which `baton up` creates run folders.
 pub(crate) const RUNS: &str = "runs";
 /// HTTP/2 flow control window, bytes.
@@ -47,7 +49,7 @@ pub(crate) struct CoordinatorFlags {
     /// URL of the coordinator [env: BATON_COORDINATOR] [default: the newest run below runs/]
     #[arg(long, value_name = "URL")]
     pub(crate) coordinator: Option<String>,
-    /// Run folder of the job, which contains its coordinator's address
+    /// Run folder of the job, which contains its coordinator's address; overrides BATON_COORDINATOR
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -111,14 +113,11 @@ impl EndpointFile {
     }
 }
 
-/// Finds the coordinator. In this order: the flag `--coordinator`, the environment `variable`, the run folder given by
-/// `--run-dir`, the newest run below `runs`, the default address.
+/// Finds the coordinator. In this order: the flag `--coordinator`, the run folder given by `--run-dir`, the environment
+/// `variable`, the newest run below `runs`, the default address.
 fn find(flags: &CoordinatorFlags, variable: Option<&str>, runs: &Path) -> Result<Address, Failure> {
     if let Some(address) = &flags.coordinator {
-        return Ok(Address::new(address, "--coordinator"));
-    }
-    if let Some(address) = variable {
-        return Ok(Address::new(address, COORDINATOR_VARIABLE));
+        return Ok(Address::new(address, COORDINATOR_FLAG));
     }
     if let Some(run_dir) = &flags.run_dir {
         let path = EndpointFile::path(run_dir);
@@ -130,6 +129,9 @@ fn find(flags: &CoordinatorFlags, variable: Option<&str>, runs: &Path) -> Result
             ))
         })?;
         return Ok(Address::of_endpoint(&endpoint, &path));
+    }
+    if let Some(address) = variable {
+        return Ok(Address::new(address, COORDINATOR_VARIABLE));
     }
     let newest = newest_below(runs, "coordinator.json");
     let found = newest.and_then(|path| Some((EndpointFile::read(&path)?, path)));
@@ -197,6 +199,11 @@ impl Coordinator {
             .connect_lazy();
         let client = JobServiceClient::with_interceptor(channel, credentials.bearer());
         Ok(Self { address, client })
+    }
+
+    /// Whether the user has named this coordinator, so that no other place may be used instead.
+    pub(crate) fn is_named(&self) -> bool {
+        [COORDINATOR_FLAG, COORDINATOR_VARIABLE].contains(&self.address.source.as_str())
     }
 
     /// Whether a coordinator is reachable, even if it rejects this client's credentials.
@@ -313,6 +320,16 @@ impl Coordinator {
             Code::Unimplemented => failed(format!(
                 "{url} ({source}) does not support this call: check that it is a coordinator of the same version"
             )),
+            // An answer of the coordinator itself has no source.
+            Code::Unknown | Code::Internal
+                if status.source().is_some() && url.starts_with("http://") =>
+            {
+                let secure = url.replacen("http", "https", 1);
+                failed(format!(
+                    "{url} ({source}) does not answer as a coordinator without TLS does: if this port speaks TLS, \
+                     use {secure}"
+                ))
+            }
             code => failed(format!(
                 "{url} ({source}) returned an error: {} ({code:?})",
                 status.message()
@@ -345,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coordinator_is_found_by_flag_environment_run_folder_newest_run_default() {
+    fn a_coordinator_is_found_by_flag_run_folder_environment_newest_run_default() {
         let runs = runs(&[("old", 1, 100), ("new", 2, 10), ("older", 3, 200)]);
         let mut flags = CoordinatorFlags {
             coordinator: Some("http://flag:9".to_owned()),
@@ -357,9 +374,9 @@ mod tests {
         };
         assert_eq!(url(&flags, Some("env:8"), runs.path()), "http://flag:9");
         flags.coordinator = None;
-        assert_eq!(url(&flags, Some("env:8"), runs.path()), "http://env:8");
-        assert_eq!(url(&flags, None, runs.path()), "http://127.0.0.1:1");
+        assert_eq!(url(&flags, Some("env:8"), runs.path()), "http://127.0.0.1:1");
         flags.run_dir = None;
+        assert_eq!(url(&flags, Some("env:8"), runs.path()), "http://env:8");
         assert_eq!(url(&flags, None, runs.path()), "http://127.0.0.1:2");
         let nowhere = Path::new("/nowhere");
         assert_eq!(url(&flags, None, nowhere), "http://127.0.0.1:29600");

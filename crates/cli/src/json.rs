@@ -14,7 +14,7 @@ use baton_recipe::{
 };
 use serde::Serialize;
 
-use crate::output;
+use crate::{clean, output};
 
 /// `baton recoveries --json`.
 #[derive(Debug, Serialize)]
@@ -359,7 +359,7 @@ pub(crate) struct PlannedRecipe<'a> {
 /// One line of JSON.
 pub(crate) fn line(value: &impl Serialize) -> String {
     // Serializing plain structs, strings and numbers cannot fail.
-    serde_json::to_string(value).unwrap_or_default()
+    clean::json(serde_json::to_string(value).unwrap_or_default())
 }
 
 /// Prints a result: with `as_json` as one line of JSON, otherwise as the text that `text` returns.

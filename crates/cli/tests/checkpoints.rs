@@ -172,6 +172,55 @@ fn nothing_is_removed_without_confirmation() {
 }
 
 #[test]
+fn an_export_never_replaces_a_pipe_or_a_device() {
+    let test = samples::run();
+    let pipe = test.folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    std::os::unix::fs::symlink("/dev/full", test.folder.path().join("link")).unwrap();
+    for out in ["pipe", "link", "."] {
+        let error = rejected(&test, 2, &["export", "--dir", ".", "--out", out]);
+        assert_eq!(
+            error,
+            format!("error: {out} exists and is not a regular file: give another path\n")
+        );
+    }
+    assert!(!fs::metadata(pipe).unwrap().is_file());
+}
+
+#[test]
+fn names_in_a_forged_manifest_do_not_control_the_terminal() {
+    let test = samples::store();
+    let forge = |step| {
+        let sample = Sample { step, weights: vec![step as f32; 6], ..Sample::default() };
+        let mut manifest = sample.write(&test.store);
+        "resnet18\x1b]0;title\x07".clone_into(&mut manifest.arch);
+        "fc\x1b[2J\u{9b}.weight".clone_into(&mut manifest.tensors[0].name);
+        test.store.commit(&manifest).unwrap();
+        manifest.name()
+    };
+    let (a, b) = (forge(1), forge(2));
+    let (code, output, error) = baton(&test, &["diff", &a, &b, "--dir", "."]);
+    assert_eq!(code, 1, "{error}");
+    assert!(output.contains("resnet18") && output.contains(".weight"), "{output}");
+    assert!(!output.contains(['\x1b', '\x07', '\u{9b}']), "{output:?}");
+
+    let (_, output, _) = baton(&test, &["diff", &a, &b, "--dir", ".", "--json"]);
+    assert!(!output.contains(['\x1b', '\x07', '\u{9b}']), "{output:?}");
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!(output["a"]["arch"], "resnet18\x1b]0;title\x07", "the value is unchanged");
+}
+
+#[test]
+fn a_number_of_jobs_out_of_range_is_refused_with_the_range() {
+    let test = samples::run();
+    for (jobs, problem) in [("0", "must be at least 1"), ("1025", "must be at most 1024")] {
+        let (code, _, error) = baton(&test, &["verify", "--dir", ".", "--jobs", jobs]);
+        assert!(code == 2 && error.contains(problem), "{error}");
+    }
+}
+
+#[test]
 fn a_copy_creates_its_folder() {
     let test = samples::run();
     let (code, output, error) = baton(&test, &["cp", &test.location(), "copies"]);

@@ -142,6 +142,17 @@ fn a_missing_recipe_and_a_malformed_change_are_reported() {
 }
 
 #[test]
+fn a_recipe_that_is_no_text_is_called_that() {
+    let folder = TestFolder::new();
+    fs::write(folder.0.path().join("binary.toml"), [0xff, 0xfe, 0]).unwrap();
+    let problem = "binary.toml: is not a text file; is it the recipe?";
+    let error = folder.rejected(2, &["recipe", "show", "binary.toml"]);
+    assert_eq!(error, format!("error: {problem}"));
+    let checked = folder.baton(&["recipe", "check", "binary.toml"]);
+    assert_eq!(String::from_utf8(checked.stdout).unwrap(), format!("{problem}\n"));
+}
+
+#[test]
 fn a_recipe_is_found_by_its_name_in_recipes() {
     let folder = TestFolder::new();
     fs::create_dir(folder.0.path().join("recipes")).unwrap();
@@ -166,6 +177,52 @@ fn a_check_counts_the_samples_of_local_files_and_reports_missing_files() {
             "good.toml: ok, but the run was not simulated: {train} {why}; give its size with --samples N\n"
         );
         assert_eq!(checked(train), expected);
+    }
+}
+
+#[test]
+fn a_check_refuses_data_that_can_never_be_read() {
+    let folder = TestFolder::new();
+    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-train.beton");
+    let whole = fs::read(digits).unwrap();
+    fs::write(folder.0.path().join("cut.beton"), &whole[..whole.len() / 2]).unwrap();
+    fs::create_dir(folder.0.path().join("folder")).unwrap();
+    for (location, problem) in [
+        ("http://host/train.beton", "only paths, file:// and s3:// are supported"),
+        ("s3://", "the bucket must be named"),
+        ("folder", "folder is a folder without .beton files"),
+        ("cut.beton", "cut.beton: "),
+    ] {
+        for field in ["data.train", "data.val"] {
+            let set = format!("{field}={location}");
+            let checked = folder.baton(&["recipe", "check", "good.toml", "--set", &set]);
+            let output = String::from_utf8(checked.stdout).unwrap();
+            assert_eq!(checked.status.code(), Some(2), "{output}");
+            assert!(output.contains(problem) && output.lines().count() == 1, "{output}");
+            assert!(!output.contains("does not exist"), "{output}");
+        }
+    }
+}
+
+#[test]
+fn numbers_that_no_machine_can_handle_are_refused_with_the_range() {
+    let folder = TestFolder::new();
+    let most = u64::MAX.to_string();
+    let samples = "1..=1000000000000";
+    let threads = "must be at most 1024";
+    for (arguments, range) in [
+        (&["recipe", "check", "good.toml", "--samples", &most][..], samples),
+        (&["recipe", "show", "good.toml", "--samples", &most], samples),
+        (&["plan", "good.toml", "--samples", &most, "--val-samples", "64"], samples),
+        (&["plan", "good.toml", "--samples", "640", "--val-samples", &most], samples),
+        (&["data", "bench", "train.beton", "--threads", "1000000"], threads),
+        (&["data", "verify", "train.beton", "--threads", "1000000"], threads),
+        (&["data", "write", "--from", "a", "--to", "b", "--threads", "1000000"], threads),
+    ] {
+        let output = folder.baton(arguments);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(range) && !error.contains("panicked"), "{error}");
     }
 }
 
@@ -315,9 +372,46 @@ fn up_passes_on_why_the_coordinator_refused() {
 }
 
 #[test]
+fn a_resume_from_what_is_no_checkpoint_is_refused_before_anything_starts() {
+    let folder = TestFolder::new();
+    fs::create_dir(folder.0.path().join("empty")).unwrap();
+    let name = "step-0000000440-gen-000003";
+    let at = |location: &str| format!("{location}/{name}");
+    for (checkpoint, problem) in [
+        ("nosuch", "is not a checkpoint"),
+        ("", "is not a checkpoint"),
+        ("..", "is not a checkpoint"),
+        ("s3://", "is not a checkpoint"),
+        ("http://x", "is not a checkpoint"),
+        ("s3://bucket/nosuch", "is not a checkpoint"),
+        (name, "runs/demo/checkpoints does not exist"),
+        (&at("empty"), "there is no checkpoint"),
+        (&at("nowhere"), "nowhere does not exist"),
+        (&at("http://x"), "http:// is not supported"),
+    ] {
+        let error = folder.rejected(2, &["up", "good.toml", "--resume", checkpoint]);
+        assert!(error.contains("--resume") && error.contains(problem), "{error}");
+        assert!(!folder.0.path().join("runs").exists(), "{error}");
+    }
+}
+
+#[test]
+fn weights_cannot_be_imported_for_a_model_without_layers() {
+    let folder = TestFolder::new();
+    folder.write("linear.toml", &RECIPE.replace("resnet18", "linear"));
+    let import = ["checkpoint", "import", "w.safetensors", "--recipe", "linear.toml"];
+    let error = folder.rejected(2, &[&import[..], &["--into", "new"]].concat());
+    let expected = "linear.toml: model.arch = \"linear\" cannot be imported: use a ResNet";
+    assert_eq!(error, format!("error: {expected}"));
+}
+
+#[test]
 fn checkpoints_of_a_missing_folder_are_an_error() {
     let folder = TestFolder::new();
-    assert!(folder.rejected(1, &["checkpoint", "ls", "--dir", "nowhere"]).contains("nowhere"));
+    let error = folder.rejected(1, &["checkpoint", "ls", "--dir", "nowhere"]);
+    assert!(error.starts_with("error: nowhere does not exist: "), "{error}");
+    let error = folder.rejected(1, &["checkpoint", "ls", "--dir", "good.toml"]);
+    assert!(error.starts_with("error: good.toml is not a folder: "), "{error}");
     assert!(folder.rejected(1, &["checkpoint", "verify", "--dir", "nowhere"]).contains("nowhere"));
     let export = ["checkpoint", "export", "--dir", "nowhere", "--out", "w.safetensors"];
     assert!(folder.rejected(1, &export).contains("nowhere"));
@@ -411,6 +505,18 @@ fn bad_images_are_reported_and_then_bad_input_or_left_out() {
 
     let text = stdout(&folder.baton(&[&write[..], &["--on-bad-image", "skip"]].concat()));
     assert!(text.contains("4 samples") && text.contains("skipped 1 bad image\n"), "{text}");
+}
+
+#[test]
+fn names_of_images_do_not_control_the_terminal() {
+    let folder = TestFolder::new();
+    let bad = images(&folder, 2).join("cat/\x1b]0;title\x07\u{9b}2J.jpg");
+    fs::write(bad, "no image").unwrap();
+    let output = folder.baton(&["data", "write", "--from", "images", "--to", "set.beton"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert_eq!(error.matches("2J.jpg").count(), 2, "in its own line and in the error: {error}");
+    assert!(!error.contains(['\x1b', '\x07', '\u{9b}']), "{error:?}");
 }
 
 #[test]

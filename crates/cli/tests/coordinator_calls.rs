@@ -8,7 +8,8 @@ mod fake;
 mod testing;
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpListener,
     process::{Child, ChildStdout, Command, Output, Stdio},
 };
 
@@ -75,6 +76,28 @@ fn a_refusal_is_one_line() {
     let output = baton(&fake, &["resume"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "error: the job is not paused\n");
+}
+
+#[test]
+fn http_to_a_port_with_tls_is_answered_with_the_right_url() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            let _ = client.read(&mut [0; 1_024]);
+            // RFC 8446, 5.1 and 6: the record of a fatal alert, "protocol version".
+            let _ = client.write_all(&[21, 3, 3, 0, 2, 2, 70]);
+        }
+    });
+    let url = format!("http://{address}");
+    let output = Command::new(env!("CARGO_BIN_EXE_baton"))
+        .args(["status", "--coordinator", &url])
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains(&format!("if this port speaks TLS, use https://{address}")), "{error}");
+    assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1));
 }
 
 #[test]

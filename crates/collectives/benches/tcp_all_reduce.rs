@@ -4,11 +4,11 @@
 
 use std::time::{Duration, Instant};
 
-use baton_collectives::tcp::{Listener, TcpCollective, TcpOptions};
+use baton_collectives::tcp::{Listener, RankGroup, TcpCollective, TcpOptions};
 use baton_collectives::tree::maximal_subtrees;
 use baton_collectives::{AbortHandle, BufferMut, Collective, Part};
 use baton_job::plan::virtual_block;
-use baton_job::{Generation, Rank};
+use baton_job::{Generation, MeshSecret, Rank};
 
 const VALUES: usize = 25_600_000;
 const REPEATS: usize = 15;
@@ -40,8 +40,9 @@ fn run_rank(rank: Rank, listener: Listener, peers: &[String]) -> Vec<f64> {
     let long = Duration::from_secs(60);
     let options = TcpOptions { connect_timeout: long, operation_timeout: long };
     let abort = AbortHandle::new();
-    let mut group =
-        TcpCollective::connect(listener, Generation(1), rank, peers, options, abort).unwrap();
+    let secret = &MeshSecret::new([7; MeshSecret::BYTES]);
+    let group = RankGroup { generation: Generation(1), rank, peers, secret };
+    let mut group = TcpCollective::connect(listener, group, options, abort).unwrap();
     let nodes = maximal_subtrees(virtual_block(VIRTUAL_RANKS, rank, group.world_size()));
     let mut sums = vec![vec![1.0; VALUES]; nodes.len()];
     let mut once = || {

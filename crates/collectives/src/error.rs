@@ -72,6 +72,15 @@ pub enum Error {
         /// The process that answered.
         got: Membership,
     },
+    /// The process at a peer's address claims to be the expected rank and does not know the generation's secret.
+    #[error(
+        "connect: what answers at the address of rank {rank} does not know the generation's secret, so it is not that \
+         rank; find out which program has taken its port"
+    )]
+    Impostor {
+        /// The rank that it claims to be.
+        rank: Rank,
+    },
     /// Ranks do different things: their operations, lengths or roots differ.
     #[error("{operation}: {detail}")]
     Protocol {

@@ -1,4 +1,5 @@
-//! The only module that prints.
+//! The only module that prints. Everything except [`painted`] and [`page`] is cleaned here, because names, paths and
+//! messages may come from files of others.
 
 use std::{
     fmt::Display,
@@ -8,8 +9,15 @@ use std::{
 
 use baton_job::exit::{self, Failure};
 
+use crate::clean::{clean, lines};
+
 /// Prints a line of a command's result. Exits successfully if the reader has closed the pipe (`baton watch | head`).
 pub fn line(text: impl Display) {
+    painted(lines(&text.to_string()));
+}
+
+/// As [`line`], for a text with colours, whose parts must be clean already.
+pub fn painted(text: impl Display) {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => process::exit(i32::from(exit::OK)),
         _ => {}
@@ -18,22 +26,22 @@ pub fn line(text: impl Display) {
 
 /// Prints a line of a running job, best effort: the job continues even if the reader has closed the pipe.
 pub fn job_line(text: impl Display) {
-    let _ = writeln!(io::stdout(), "{text}");
+    let _ = writeln!(io::stdout(), "{}", lines(&text.to_string()));
 }
 
-/// Clears the terminal and prints `text` at its top.
+/// Clears the terminal and prints `text`, whose parts must be clean already, at its top.
 pub fn page(text: impl Display) {
-    line(format_args!("\x1b[H\x1b[J{text}"));
+    painted(format_args!("\x1b[H\x1b[J{text}"));
 }
 
 /// Prints a line about a command's progress to standard error, separate from its result.
 pub fn note(text: impl Display) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", lines(&text.to_string()));
 }
 
 /// Prints why a command failed.
 pub fn error(failure: &Failure) {
-    let _ = writeln!(io::stderr(), "error: {}", failure.message.replace('\n', " "));
+    let _ = writeln!(io::stderr(), "error: {}", clean(&failure.message));
 }
 
 /// Asks the user to confirm; `None` if standard input or standard error is not a terminal.
@@ -41,7 +49,7 @@ pub fn confirm(question: impl Display) -> Option<bool> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return None;
     }
-    let _ = write!(io::stderr(), "{question} [y/N] ");
+    let _ = write!(io::stderr(), "{} [y/N] ", lines(&question.to_string()));
     let _ = io::stderr().flush();
     let mut answer = String::new();
     let _ = io::stdin().read_line(&mut answer);

@@ -1,7 +1,7 @@
 //! Finding and reading recipe files, by path or by name.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -23,8 +23,20 @@ pub fn read(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
 /// # Errors
 /// What is wrong with the recipe, in one line.
 pub fn resolved(path: &Path, overrides: &[String]) -> Result<Resolved, Failure> {
-    Resolved::read(path, overrides, |path| fs::read_to_string(path))
-        .map_err(|error| about(path, error))
+    Resolved::read(path, overrides, text).map_err(|error| about(path, error))
+}
+
+/// The text of a recipe file.
+///
+/// # Errors
+/// The file cannot be read, or is no text.
+pub fn text(path: &Path) -> io::Result<String> {
+    fs::read_to_string(path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => {
+            io::Error::new(error.kind(), "is not a text file; is it the recipe?")
+        }
+        _ => error,
+    })
 }
 
 /// Folder of the recipes that can be given by name.

@@ -1,8 +1,10 @@
-//! How many samples a recipe's training set has.
+//! How many samples a training set has.
+
+use std::path::Path;
 
 use baton_data::{
-    Error,
-    shards::{Options, ShardSet},
+    Beton, Error,
+    shards::{self, Options, ShardSet},
 };
 use baton_recipe::JobSpec;
 
@@ -21,23 +23,40 @@ impl Samples {
         Self::at(&spec.data.train, given)
     }
 
-    /// Size of the data set at `location`: the given number, or else read from the headers of local files. Buckets are
-    /// not read, so that checking a recipe needs neither network nor credentials.
+    /// Size of the data set at `location`: the given number, or else counted in local files. Buckets are not read, so
+    /// that checking a recipe needs neither network nor credentials.
+    ///
+    /// # Errors
+    /// The location is invalid, a folder without data, or a file that is damaged.
     pub fn at(location: &str, given: Option<u64>) -> Result<Self, String> {
+        let is_remote = shards::is_remote(location).map_err(|error| error.to_string())?;
         if let Some(samples) = given {
             return Ok(Self::Known(samples));
         }
-        if location.contains("://") && !location.starts_with("file://") {
+        if is_remote {
             return Ok(Self::Unknown(format!("{location} is not read")));
         }
-        // Local files are never cached, so the options of the cache do not matter.
-        let options = Options::new("", 0);
-        match ShardSet::open(location, &options).and_then(|set| set.samples()) {
-            Ok(shards) => Ok(Self::Known(shards.iter().sum())),
-            Err(Error::NothingMatches { .. }) => {
+        match count(location) {
+            Ok(samples) => Ok(Self::Known(samples)),
+            Err(Error::NothingMatches { .. }) if !is_there(location) => {
                 Ok(Self::Unknown(format!("{location} does not exist on this machine")))
+            }
+            Err(Error::NothingMatches { .. }) => {
+                Err(format!("{location} is a folder without .beton files"))
             }
             Err(error) => Err(error.to_string()),
         }
     }
+}
+
+/// Number of samples in local files, each of which is opened, because the header of a file that was cut off is intact.
+fn count(location: &str) -> Result<u64, Error> {
+    // Local files are never cached, so the options of the cache do not matter.
+    let set = ShardSet::open(location, &Options::new("", 0))?;
+    let samples = |shard| -> Result<u64, Error> { Ok(Beton::open(set.local(shard)?)?.len()) };
+    (0..set.len()).map(samples).sum()
+}
+
+fn is_there(location: &str) -> bool {
+    Path::new(location.strip_prefix("file://").unwrap_or(location)).exists()
 }

@@ -101,7 +101,7 @@ async fn check(request: Request, next: Next) -> Response {
         (RequiredAccess::Nothing, _) | (_, Some("Bearer operator")) => None,
         (RequiredAccess::Role(AccessRole::Viewer), Some("Bearer viewer")) => None,
         (_, Some("Bearer viewer")) => Some(Status::permission_denied(
-            "this needs a token of role operator, and yours is a viewer's",
+            "this needs an operator's token; this one is a viewer's",
         )),
         _ => Some(Status::unauthenticated("this coordinator does not know that token")),
     };

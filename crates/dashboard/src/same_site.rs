@@ -67,7 +67,8 @@ fn host_of(uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
 
 /// Passes on requests about the job only if their host is an IP address or localhost.
 pub(crate) async fn only_by_address(request: Request, next: Next) -> Response {
-    let is_about_job = request.uri().path().starts_with("/api/");
+    let path = request.uri().path();
+    let is_about_job = path.starts_with("/api/") || path == "/metrics";
     let host = host_of(request.uri(), request.headers());
     if is_about_job && !host.as_ref().is_some_and(is_address) {
         return Refusal::forbidden(

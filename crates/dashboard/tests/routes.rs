@@ -279,7 +279,16 @@ async fn without_tokens_requests_about_the_job_need_an_address_as_host() {
     assert_eq!(ask("localhost:29600", "/api/status").await, StatusCode::OK);
     assert_eq!(ask("evil.example:29600", "/api/status").await, StatusCode::FORBIDDEN);
     assert_eq!(ask("evil.example:29600", "/api/control/stop").await, StatusCode::FORBIDDEN);
+    assert_eq!(ask("127.0.0.1:29600", "/metrics").await, StatusCode::OK);
+    assert_eq!(ask("evil.example:29600", "/metrics").await, StatusCode::FORBIDDEN);
     assert_eq!(ask("gpu.example:29600", "/").await, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn with_tokens_metrics_are_read_under_any_host_name() {
+    let request = Request::get("/metrics").header("host", "gpu.example:29600");
+    let response = call(&Arc::new(Fake::new()), request.body(Body::empty()).unwrap()).await;
+    assert_eq!(response.status(), StatusCode::OK);
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@
 //! | [`plan`] | which node runs which rank; which rank runs which virtual ranks |
 //! | [`gpu`] | a node's GPUs: which rank uses which, whether they are healthy and free |
 //! | [`message`] | messages between coordinator, agent and rank |
+//! | [`mesh_secret`] | the secret with which the ranks of one generation recognise each other |
 //! | [`exit`] | why a process ended, and what follows from it |
 //! | [`engine`] | coordinator: generations, recovery, draining |
 //! | [`session`] | agent: spawning, watching and stopping the ranks of one node |
@@ -23,10 +24,12 @@ pub mod ids;
 #[cfg(test)]
 #[path = "../../recipe/tests/kit/mod.rs"]
 mod kit;
+pub mod mesh_secret;
 pub mod message;
 pub mod plan;
 pub mod session;
 pub mod time;
 
 pub use ids::{Generation, JobId, NodeId, Rank};
+pub use mesh_secret::MeshSecret;
 pub use time::Time;

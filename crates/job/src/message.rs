@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     exit::{Failure, Outcome},
     ids::{Generation, JobId, LocalRank, NodeId, Rank},
+    mesh_secret::MeshSecret,
 };
 use baton_recipe::{
     Step,
@@ -145,6 +146,8 @@ pub enum Directive {
         /// `host:port` of each rank's listener; the same list for all agents.
         #[serde(with = "shared")]
         peers: Arc<[String]>,
+        /// With which the ranks recognise each other; the coordinator's loop puts it in.
+        secret: MeshSecret,
     },
     /// Save after the current step and continue.
     Checkpoint {
@@ -640,6 +643,8 @@ pub enum RankCommand {
         generation: Generation,
         /// `host:port` of each rank.
         peers: Vec<String>,
+        /// With which the ranks recognise each other.
+        secret: MeshSecret,
     },
     /// Vote to pause, or to resume.
     Pause {

@@ -12,6 +12,10 @@ use crate::{
     spec::{self, Schedule, Violation},
 };
 
+/// Most samples of a data set: with the longest `train.epochs`, every count of a run then fits into 64 bits. No data set
+/// is nearly as large.
+pub const MAX_SAMPLES: u64 = 1_000_000_000_000;
+
 /// Totals of a run that does not fail or end early.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DryRun {
@@ -70,6 +74,13 @@ impl DryRun {
     /// # Errors
     /// The run is impossible, or would learn nothing: all violations.
     pub fn new(spec: &JobSpec, samples: u64) -> Result<Self, Vec<Violation>> {
+        if samples > MAX_SAMPLES {
+            return Err(vec![Violation {
+                field: "data.train",
+                value: format!("{samples} samples"),
+                rule: format!("must have 1..{MAX_SAMPLES}"),
+            }]);
+        }
         let plan = TrainingPlan::new(spec, samples);
         let segments = segments(spec, &plan);
         let mut violations = unusable_batches(spec, samples);
@@ -411,6 +422,17 @@ mod tests {
         );
         let phases = "train.phases=[{ from_epoch = 1, resolution = 64, global_batch = 32 }]";
         assert!(refused(&[phases], 31).starts_with("train.phases.global_batch = 32: is more than"));
+    }
+
+    #[test]
+    fn a_number_of_samples_that_would_overflow_is_refused() {
+        for samples in [MAX_SAMPLES + 1, u64::MAX] {
+            let expected = format!("data.train = {samples} samples: must have 1..{MAX_SAMPLES}");
+            assert_eq!(refused(&[], samples), expected);
+        }
+        let long = spec(&["train.epochs=1000000"]);
+        let run = DryRun::new(&long, MAX_SAMPLES).unwrap();
+        assert_eq!(run.samples_seen, MAX_SAMPLES * 1_000_000);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The bench on several ranks: one process each.
 //!
-//! A rank prints its address, reads the addresses of all ranks from its standard input, and prints its results.
+//! A rank prints its address, reads the secret and the addresses of all ranks from its standard input, and prints its
+//! results.
 
 use std::{
     env,
@@ -14,7 +15,7 @@ use baton_collectives::{
     tcp::{self, TcpCollective},
 };
 use baton_job::{
-    Generation, Rank,
+    Generation, MeshSecret, Rank,
     exit::{Failure, crash},
 };
 use baton_recipe::JobSpec;
@@ -24,7 +25,7 @@ use super::{Args, BenchResult, measure};
 /// Longest wait for the other ranks.
 pub(super) const MEETING_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Starts all ranks, sends each the addresses of all, and collects their results.
+/// Starts all ranks, sends each the secret and the addresses of all, and collects their results.
 pub(super) fn start_all(args: &Args) -> Result<Vec<BenchResult>, Failure> {
     let mut ranks = Vec::new();
     for rank in 0..args.ranks {
@@ -32,10 +33,11 @@ pub(super) fn start_all(args: &Args) -> Result<Vec<BenchResult>, Failure> {
     }
     let addresses: Vec<String> =
         ranks.iter_mut().map(BenchRank::address).collect::<Result<_, _>>()?;
-    let peers = format!("{}\n", addresses.join(" "));
+    let meeting = (tcp::draw_secret().map_err(crash)?, addresses);
+    let meeting = format!("{}\n", serde_json::to_string(&meeting).map_err(crash)?);
     for rank in &mut ranks {
         let mut input = rank.child.stdin.take().ok_or_else(|| crash("a rank has no input"))?;
-        input.write_all(peers.as_bytes()).map_err(crash)?;
+        input.write_all(meeting.as_bytes()).map_err(crash)?;
     }
     ranks.into_iter().map(BenchRank::finish).collect()
 }
@@ -45,15 +47,16 @@ pub(super) fn start_all(args: &Args) -> Result<Vec<BenchResult>, Failure> {
 pub(super) fn run_rank(args: &Args, spec: &JobSpec, rank: u32) -> Result<(), Failure> {
     let listener = tcp::Listener::bind("127.0.0.1").map_err(crash)?;
     println!("{}", listener.address());
-    let mut peers = String::new();
-    stdin().read_line(&mut peers).map_err(crash)?;
-    let peers: Vec<String> = peers.split_whitespace().map(str::to_owned).collect();
+    let mut meeting = String::new();
+    stdin().read_line(&mut meeting).map_err(crash)?;
+    let (secret, peers): (MeshSecret, Vec<String>) =
+        serde_json::from_str(&meeting).map_err(crash)?;
     let options =
         tcp::TcpOptions { connect_timeout: MEETING_TIMEOUT, operation_timeout: MEETING_TIMEOUT };
     let abort = AbortHandle::default();
     let (generation, rank) = (Generation(1), Rank(rank));
-    let mut collective = TcpCollective::connect(listener, generation, rank, &peers, options, abort)
-        .map_err(crash)?;
+    let group = tcp::RankGroup { generation, rank, peers: &peers, secret: &secret };
+    let mut collective = TcpCollective::connect(listener, group, options, abort).map_err(crash)?;
     let measured = measure(args, spec, &mut collective)?;
     println!("{}", serde_json::to_string(&measured).map_err(crash)?);
     Ok(())

@@ -7,7 +7,7 @@ use std::{os::unix::net::UnixStream, sync::Arc, thread};
 
 use baton_collectives::AbortHandle;
 use baton_job::{
-    Generation, Rank,
+    Generation, MeshSecret, Rank,
     message::{RankCommand, RankHeartbeat, Restore},
 };
 use baton_trainer::Controls;
@@ -29,6 +29,15 @@ pub(super) struct GenerationAssignment {
     pub(super) controls: Arc<Controls>,
 }
 
+/// What a rank needs to connect to the others.
+#[derive(Clone)]
+pub(super) struct Meeting {
+    /// Addresses of all ranks.
+    pub(super) peers: Vec<String>,
+    /// With which the ranks recognise each other.
+    pub(super) secret: MeshSecret,
+}
+
 /// State of the [`Inbox`].
 #[derive(Default)]
 struct InboxState {
@@ -36,8 +45,8 @@ struct InboxState {
     assignment: Option<GenerationAssignment>,
     /// Whether the main thread has taken `assignment`.
     taken: bool,
-    /// Addresses of all ranks, once all are ready.
-    peers: Option<Vec<String>>,
+    /// Set once all ranks are ready.
+    meeting: Option<Meeting>,
 }
 
 /// The newest assignment and its commands; shared by the reading thread and the main thread.
@@ -65,9 +74,8 @@ impl Inbox {
         }
     }
 
-    /// Waits until all ranks of `generation` are ready and returns their addresses; `None` if a newer generation was
-    /// announced first.
-    pub(super) fn wait_for_begin(&self, generation: Generation) -> Option<Vec<String>> {
+    /// Waits until all ranks of `generation` are ready; `None` if a newer generation was announced first.
+    pub(super) fn wait_for_begin(&self, generation: Generation) -> Option<Meeting> {
         let mut state = self.0.0.lock();
         loop {
             let current = state
@@ -77,8 +85,8 @@ impl Inbox {
             if !current {
                 return None;
             }
-            if let Some(peers) = &state.peers {
-                return Some(peers.clone());
+            if let Some(meeting) = &state.meeting {
+                return Some(meeting.clone());
             }
             self.0.1.wait(&mut state);
         }
@@ -117,10 +125,10 @@ impl Inbox {
                 controls.set_paused(paused);
                 let assignment =
                     GenerationAssignment { generation, rank, world_size, restore, abort, controls };
-                *state = InboxState { assignment: Some(assignment), taken: false, peers: None };
+                *state = InboxState { assignment: Some(assignment), taken: false, meeting: None };
             }
-            RankCommand::Begin { generation, peers } if current == Some(generation) => {
-                state.peers = Some(peers);
+            RankCommand::Begin { generation, peers, secret } if current == Some(generation) => {
+                state.meeting = Some(Meeting { peers, secret });
             }
             RankCommand::Pause { generation, paused } if current == Some(generation) => {
                 if let Some(assignment) = &state.assignment {

@@ -45,7 +45,7 @@ use baton_trainer::{
 };
 use tracing::{info, warn};
 
-use self::inbox::{GenerationAssignment, Inbox};
+use self::inbox::{GenerationAssignment, Inbox, Meeting};
 use crate::{
     link::{self, FromRank, Setup, SlotAssignment, ToRank},
     logging,
@@ -267,10 +267,10 @@ impl RankProcess {
             RankReport::Ready { address: listener.address().to_owned(), step: trainer.step() };
         self.sender.report(generation, ready);
         // `None`: a newer generation was announced first.
-        let Some(peers) = self.inbox.wait_for_begin(generation) else {
+        let Some(meeting) = self.inbox.wait_for_begin(generation) else {
             return Err(baton_collectives::Error::Aborted { operation: "rendezvous" }.into());
         };
-        let mut collective = self.meet(listener, assignment, &peers)?;
+        let mut collective = self.meet(listener, assignment, &meeting)?;
         self.sender.report(generation, RankReport::Met);
         let outcome = trainer.run(&mut GenerationContext {
             generation,
@@ -288,16 +288,21 @@ impl RankProcess {
         &self,
         listener: tcp::Listener,
         assignment: &GenerationAssignment,
-        peers: &[String],
+        meeting: &Meeting,
     ) -> Result<Box<dyn Collective>, Error> {
         let cluster = &self.spec.cluster;
         // Shorter than the coordinator's timeout, so that a waiting rank reports its error first.
-        let meeting = Duration::from_secs_f64(cluster.rendezvous_seconds * 0.8);
+        let connect_timeout = Duration::from_secs_f64(cluster.rendezvous_seconds * 0.8);
         let operation = Duration::from_secs_f64(cluster.collective_seconds);
-        let options = tcp::TcpOptions { connect_timeout: meeting, operation_timeout: operation };
-        let (generation, rank) = (assignment.generation, assignment.rank);
+        let options = tcp::TcpOptions { connect_timeout, operation_timeout: operation };
+        let group = tcp::RankGroup {
+            generation: assignment.generation,
+            rank: assignment.rank,
+            peers: &meeting.peers,
+            secret: &meeting.secret,
+        };
         let abort = assignment.abort.clone();
-        let mut tcp = TcpCollective::connect(listener, generation, rank, peers, options, abort)?;
+        let mut tcp = TcpCollective::connect(listener, group, options, abort)?;
         let gpu = match self.device {
             Device::Cuda(ordinal) => i32::try_from(ordinal).ok(),
             _ => None,
@@ -305,7 +310,7 @@ impl RankProcess {
         let nccl = match cluster.collective {
             // A single GPU has no gradients to exchange, so it needs no NCCL. NCCL does not support parts of GPUs
             // (MIG).
-            CollectiveKind::Auto if peers.len() == 1 => false,
+            CollectiveKind::Auto if meeting.peers.len() == 1 => false,
             CollectiveKind::Auto => {
                 let can = gpu.is_some() && !has_part_of_gpu();
                 tcp.all_gather_bytes(&[u8::from(can)])?.iter().all(|can| can == &[1])
@@ -321,7 +326,7 @@ impl RankProcess {
                         Determinism::Strict => nccl::SummationOrder::FixedTree,
                         Determinism::Fast => nccl::SummationOrder::Library,
                     },
-                    connect_timeout: meeting,
+                    connect_timeout,
                     operation_timeout: operation,
                     abort_timeout: NCCL_ABORT_TIMEOUT,
                 };

@@ -8,7 +8,7 @@ use baton_proto::v1::{StreamLogsRequest, StreamLogsResponse};
 use super::watch::{END_GRACE, RECONNECT_TIMEOUT};
 use crate::{
     connect::{Coordinator, CoordinatorFlags, Feed, Follow},
-    json,
+    json, output,
     render::{self, Paint},
 };
 
@@ -51,8 +51,9 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
         follow: args.follow,
     });
     let paint = Paint::detect();
-    let show = |line: &StreamLogsResponse| {
-        json::print(args.json, line, |line| render::log_line(line, paint));
+    let show = |line: &StreamLogsResponse| match args.json {
+        true => output::line(json::line(line)),
+        false => output::painted(render::log_line(line, paint)),
     };
     if args.follow {
         // Fails at once if the coordinator does not answer now; later interruptions are retried.

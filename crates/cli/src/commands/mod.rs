@@ -2,7 +2,7 @@
 
 mod bar;
 mod cert;
-mod checkpoint;
+pub(crate) mod checkpoint;
 mod completion;
 mod control;
 mod data;
@@ -16,10 +16,12 @@ mod status;
 mod submit;
 mod watch;
 
+use std::{fs, num::NonZeroUsize, path::Path};
+
 use baton_job::exit::Failure;
 use clap::{Parser, Subcommand};
 
-use crate::{top, up};
+use crate::{failure::bad_input, top, up};
 
 /// Trains on machines that may be interrupted: start a job, watch it, control it.
 #[derive(Debug, Parser)]
@@ -40,8 +42,8 @@ Examples:
   baton recipe show digits_cpu                   every setting, and the resulting run
   baton plan resnet50_p4d_60ep                   memory, images/s, time and cost
 
-A command uses the first of these coordinators that is set: --coordinator URL, the environment
-variable BATON_COORDINATOR, the coordinator of --run-dir DIR, the coordinator of the newest run
+A command uses the first of these coordinators that is set: --coordinator URL, the coordinator of
+--run-dir DIR, the environment variable BATON_COORDINATOR, the coordinator of the newest run
 below runs/, http://127.0.0.1:29600.
 
 Exit codes:
@@ -104,6 +106,30 @@ impl Cli {
             Command::Completion(args) => completion::run(&args),
         };
         done.map(|()| baton_job::exit::OK)
+    }
+}
+
+/// Most threads of a command: far more than any machine has cores, and few enough for any system to start.
+const MAX_THREADS: usize = 1_024;
+
+/// Parses a number of threads.
+fn threads(text: &str) -> Result<NonZeroUsize, String> {
+    let number = text.parse::<usize>().map_err(|_| format!("must be 1 to {MAX_THREADS}"))?;
+    match NonZeroUsize::new(number) {
+        None => Err("must be at least 1".to_owned()),
+        Some(number) if number.get() > MAX_THREADS => Err(format!("must be at most {MAX_THREADS}")),
+        Some(number) => Ok(number),
+    }
+}
+
+/// Refuses to replace something that is no regular file, for instance a device.
+fn refuse_special_file(target: &Path) -> Result<(), Failure> {
+    match fs::metadata(target) {
+        Ok(existing) if !existing.is_file() => Err(bad_input(format!(
+            "{} exists and is not a regular file: give another path",
+            target.display()
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -50,6 +50,6 @@ fn show(args: &Args, status: &GetStatusResponse) {
     let text = render::status(status, Paint::detect());
     match args.watch && output::is_terminal() {
         true => output::page(text),
-        false => output::line(text),
+        false => output::painted(text),
     }
 }

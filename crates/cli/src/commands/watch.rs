@@ -8,7 +8,7 @@ use baton_proto::v1::{WatchEventsResponse, watch_events_response::Kind};
 use crate::{
     connect::{Coordinator, CoordinatorFlags},
     failure::failed,
-    json,
+    json, output,
     render::{self, Day, Paint},
 };
 
@@ -63,7 +63,10 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
 
 /// Prints an event.
 pub(super) fn show(event: &WatchEventsResponse, json: bool, paint: Paint) {
-    json::print(json, event, |event| render::event(event, Day::Shown, paint));
+    match json {
+        true => output::line(json::line(event)),
+        false => output::painted(render::event(event, Day::Shown, paint)),
+    }
 }
 
 /// Whether the job has ended; a coordinator that no longer answers counts as the end too.

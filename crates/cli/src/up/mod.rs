@@ -1,11 +1,12 @@
 //! `baton up`: runs a job on this machine from start to end.
 //!
 //! [`programs`] builds the commands of the child processes, [`feed`] sends all inputs to one queue, [`decide`] decides
-//! what to do when a child ends, [`run_lock`] prevents two runs in one run folder.
+//! what to do when a child ends, [`resume`] checks `--resume`, [`run_lock`] prevents two runs in one run folder.
 
 pub(crate) mod decide;
 mod feed;
 pub(crate) mod programs;
+mod resume;
 mod run_lock;
 
 use std::{
@@ -125,8 +126,11 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
             args.listen
         )));
     }
-    let programs = Programs::find()?;
     let run_dir = args.run_dir.clone().unwrap_or_else(|| Path::new(RUNS).join(&spec.name));
+    if let Some(checkpoint) = &args.resume {
+        resume::check(checkpoint, &spec, &run_dir).await?;
+    }
+    let programs = Programs::find()?;
     let mut display = display::new(args.json);
     for key in spec.deprecated_keys() {
         display.note(&key.to_string());

@@ -31,6 +31,8 @@ pub(crate) struct FakeState {
     pub(crate) points: Vec<StreamMetricsResponse>,
     pub(crate) lines: Vec<StreamLogsResponse>,
     pub(crate) recipe: GetRecipeResponse,
+    /// Error for requests of the status.
+    pub(crate) status_refusal: Option<Status>,
     /// Error for requests that would change the job.
     pub(crate) refusal: Option<Status>,
     /// Requests that would change the job.
@@ -138,7 +140,11 @@ impl JobService for SharedState {
     type StreamLogsStream = Items<StreamLogsResponse>;
 
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Answer<GetStatusResponse> {
-        Ok(Response::new(self.lock().status.clone()))
+        let state = self.lock();
+        match &state.status_refusal {
+            Some(refusal) => Err(refusal.clone()),
+            None => Ok(Response::new(state.status.clone())),
+        }
     }
 
     async fn watch_events(

@@ -1,20 +1,30 @@
 //! Connecting the ranks of one generation.
 //!
 //! Every rank connects to all lower ranks and accepts connections from all higher ones. Both sides of a connection send
-//! their own identity and the rank they expect ([`RankHello`]), and both compare. A wrong answer to an outgoing
-//! connection is an error: the list of addresses is wrong. A wrong incoming connection is closed and the wait
-//! continues, because any program can connect: ranks of older generations, port scanners, health checks.
+//! their own identity and the rank they expect ([`RankHello`]), and both compare. Then both prove that they know the
+//! generation's secret (`proof`):
+//!
+//! | message | from | content |
+//! |---|---|---|
+//! | 1 | the connecting side | hello, nonce |
+//! | 2 | the accepting side | hello, nonce, proof |
+//! | 3 | the connecting side | proof |
+//!
+//! A wrong answer to an outgoing connection is an error: the list of addresses is wrong. A wrong incoming connection is
+//! closed and the wait continues, because any program can connect: ranks of older generations, port scanners, health
+//! checks, somebody who wants to take a rank's place. It gets no place before its proof is right.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use baton_job::Rank;
+use baton_job::{MeshSecret, Rank};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 use super::mesh::{closed, now_or_later};
+use super::proof::{OPENING_BYTES, Opening, PROOF_BYTES, Side, open, prove};
 use super::wait::OperationContext;
 use super::wire::RankHello;
 use crate::{Error, Membership, operation};
@@ -22,12 +32,15 @@ use crate::{Error, Membership, operation};
 /// Maximum number of silent incoming connections in addition to those that are expected; beyond it the oldest is
 /// closed.
 const MAX_EXTRA_CONNECTIONS: usize = 256;
+/// Bytes that the other side sends at most before the first message: its opening and its proof.
+const MAX_RECEIVED: usize = OPENING_BYTES + PROOF_BYTES;
 
 /// Connects `me` to all other ranks; the streams are indexed by rank and non-blocking.
 pub(super) fn connect_all(
     listener: TcpListener,
     me: Membership,
     addresses: &[String],
+    secret: &MeshSecret,
     context: &OperationContext<'_>,
 ) -> Result<Vec<Option<TcpStream>>, Error> {
     listener.set_nonblocking(true).map_err(Error::io(operation::CONNECT))?;
@@ -36,7 +49,7 @@ pub(super) fn connect_all(
         .map(|(peer, address)| PendingConnection::open(peer, address))
         .collect::<Result<_, _>>()?;
     let connected = addresses.iter().map(|_| None).collect();
-    let mut handshake = Handshake { me, connected, outgoing, incoming: Vec::new() };
+    let mut handshake = Handshake::new(me, secret, connected, outgoing);
     while let Some(missing) = handshake.first_missing() {
         let mut sockets = vec![(listener.as_fd(), PollFlags::IN)];
         sockets.extend(handshake.outgoing.iter().map(|(_, connection)| connection.interest()));
@@ -54,14 +67,26 @@ pub(super) fn connect_all(
 }
 
 /// The connections of one rank while they are being set up.
-struct Handshake {
+struct Handshake<'a> {
     me: Membership,
+    secret: &'a MeshSecret,
     connected: Vec<Option<TcpStream>>,
     outgoing: Vec<(Rank, PendingConnection)>,
     incoming: Vec<PendingConnection>,
+    /// Whether a connection without the secret was logged; later ones are not.
+    has_warned: bool,
 }
 
-impl Handshake {
+impl<'a> Handshake<'a> {
+    fn new(
+        me: Membership,
+        secret: &'a MeshSecret,
+        connected: Vec<Option<TcpStream>>,
+        outgoing: Vec<(Rank, PendingConnection)>,
+    ) -> Self {
+        Self { me, secret, connected, outgoing, incoming: Vec::new(), has_warned: false }
+    }
+
     fn first_missing(&self) -> Option<Rank> {
         let is_missing =
             |rank: &Rank| *rank != self.me.rank && self.connected[rank.0 as usize].is_none();
@@ -76,30 +101,43 @@ impl Handshake {
     fn advance_outgoing(&mut self, ready: &[bool]) -> Result<(), Error> {
         let pending = std::mem::take(&mut self.outgoing);
         for ((peer, mut connection), ready) in pending.into_iter().zip(ready) {
-            let lost =
-                |source| Error::LostPeer { rank: peer, operation: operation::CONNECT, source };
-            if !ready {
+            if *ready && self.advance_to(peer, &mut connection)? {
+                self.connected[peer.0 as usize] = Some(connection.stream);
+            } else {
                 self.outgoing.push((peer, connection));
-                continue;
-            }
-            if connection.must_send_hello {
-                connection.send_hello(RankHello { from: self.me, to: peer }).map_err(lost)?;
-            }
-            match connection.read_hello().map_err(lost)? {
-                None => self.outgoing.push((peer, connection)),
-                Some(hello) if hello == self.expected(peer) => {
-                    self.connected[peer.0 as usize] = Some(connection.stream);
-                }
-                Some(hello) => {
-                    let expected = self.expected(peer).from;
-                    return Err(Error::Refused { expected, got: hello.from });
-                }
             }
         }
         Ok(())
     }
 
-    /// Reads from incoming connections. A failed one is closed; that is not an error of this rank.
+    /// Continues a connection that this rank has opened to `peer`; true once both have proven themselves.
+    fn advance_to(&self, peer: Rank, connection: &mut PendingConnection) -> Result<bool, Error> {
+        let lost = |source| Error::LostPeer { rank: peer, operation: operation::CONNECT, source };
+        let mine = match connection.sent {
+            Some(opening) => opening,
+            None => connection.send_opening(RankHello { from: self.me, to: peer }).map_err(lost)?,
+        };
+        // The hello alone says why a connection is refused; then nothing may follow it.
+        if !connection.receive(RankHello::SIZE).map_err(lost)? {
+            return Ok(false);
+        }
+        let (hello, expected) = (connection.hello().map_err(lost)?, self.expected(peer));
+        if hello != expected {
+            return Err(Error::Refused { expected: expected.from, got: hello.from });
+        }
+        if !connection.receive(MAX_RECEIVED).map_err(lost)? {
+            return Ok(false);
+        }
+        let theirs = connection.opening();
+        if connection.proof() != prove(self.secret, Side::Accepting, &mine, &theirs) {
+            return Err(Error::Impostor { rank: peer });
+        }
+        let proof = prove(self.secret, Side::Connecting, &mine, &theirs);
+        connection.stream.write_all(proof.as_bytes()).map_err(lost)?;
+        Ok(true)
+    }
+
+    /// Continues incoming connections. A failed one is closed; that is not an error of this rank.
     fn advance_incoming(&mut self, ready: &[bool]) {
         let pending = std::mem::take(&mut self.incoming);
         for (mut connection, ready) in pending.into_iter().zip(ready) {
@@ -107,25 +145,67 @@ impl Handshake {
                 self.incoming.push(connection);
                 continue;
             }
-            match connection.read_hello() {
+            match self.advance_from(&mut connection) {
                 Ok(None) => self.incoming.push(connection),
-                Ok(Some(hello)) => self.answer(connection, hello),
+                Ok(Some(peer)) if self.is_missing_higher(peer) => {
+                    self.connected[peer.0 as usize] = Some(connection.stream);
+                }
+                Ok(Some(_)) => {}
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    self.warn_once(&connection);
+                }
                 Err(_) => {}
             }
         }
     }
 
-    /// Sends our hello, so that the other side can report the reason if we then close the connection.
-    fn answer(&mut self, mut connection: PendingConnection, hello: RankHello) {
-        let peer = hello.from.rank;
-        let answered = connection.send_hello(RankHello { from: self.me, to: peer }).is_ok();
-        let is_expected = peer > self.me.rank && hello == self.expected(peer);
-        if answered
-            && is_expected
-            && let Some(entry @ None) = self.connected.get_mut(peer.0 as usize)
-        {
-            *entry = Some(connection.stream);
+    /// Continues an incoming connection; returns the rank at its other end once that has proven itself.
+    fn advance_from(&self, connection: &mut PendingConnection) -> io::Result<Option<Rank>> {
+        // An answer before all of the opening has arrived could be lost: closing a connection discards what was sent if
+        // something was not read.
+        if !connection.receive(OPENING_BYTES)? {
+            return Ok(None);
         }
+        let (hello, theirs) = (connection.hello()?, connection.opening());
+        let peer = hello.from.rank;
+        let mine = match connection.sent {
+            Some(opening) => opening,
+            None => {
+                // Also to a wrong one, so that it can report the reason.
+                let mine = connection.send_opening(RankHello { from: self.me, to: peer })?;
+                if hello != self.expected(peer) || !self.is_missing_higher(peer) {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
+                let proof = prove(self.secret, Side::Accepting, &theirs, &mine);
+                connection.stream.write_all(proof.as_bytes())?;
+                mine
+            }
+        };
+        if !connection.receive(MAX_RECEIVED)? {
+            return Ok(None);
+        }
+        if connection.proof() != prove(self.secret, Side::Connecting, &theirs, &mine) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        Ok(Some(peer))
+    }
+
+    /// Whether `peer` must connect to this rank and has not.
+    fn is_missing_higher(&self, peer: Rank) -> bool {
+        let entry = self.connected.get(peer.0 as usize);
+        peer > self.me.rank && entry.is_some_and(Option::is_none)
+    }
+
+    fn warn_once(&mut self, connection: &PendingConnection) {
+        if std::mem::replace(&mut self.has_warned, true) {
+            return;
+        }
+        let from = connection.stream.peer_addr().map_or_else(|_| "?".to_owned(), |a| a.to_string());
+        tracing::warn!(
+            %from,
+            "closed a connection that claims to be a rank and does not know this generation's secret: find out what \
+             runs there; later ones are not logged"
+        );
     }
 
     /// Number of higher ranks that have not connected yet.
@@ -153,14 +233,16 @@ impl Handshake {
     }
 }
 
-/// A connection whose exchange of hellos is not complete.
+/// A connection whose handshake is not complete.
 struct PendingConnection {
     stream: TcpStream,
-    /// Whether our hello is still to be sent; the connection must be established first.
-    must_send_hello: bool,
-    /// The received bytes of the other side's hello.
-    hello: [u8; RankHello::SIZE],
-    received: usize,
+    /// Whether this rank has opened it: then it sends first, once the connection is established.
+    is_outgoing: bool,
+    /// What this side has sent first, once it has.
+    sent: Option<Opening>,
+    /// What the other side has sent, up to `len`: its hello, nonce and proof.
+    received: [u8; MAX_RECEIVED],
+    len: usize,
 }
 
 impl PendingConnection {
@@ -185,36 +267,56 @@ impl PendingConnection {
         })
     }
 
-    fn new(stream: TcpStream, must_send_hello: bool) -> io::Result<Self> {
+    fn new(stream: TcpStream, is_outgoing: bool) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, must_send_hello, hello: [0; RankHello::SIZE], received: 0 })
+        Ok(Self { stream, is_outgoing, sent: None, received: [0; MAX_RECEIVED], len: 0 })
     }
 
     fn interest(&self) -> (BorrowedFd<'_>, PollFlags) {
-        let flags = if self.must_send_hello { PollFlags::OUT } else { PollFlags::IN };
+        let must_send = self.is_outgoing && self.sent.is_none();
+        let flags = if must_send { PollFlags::OUT } else { PollFlags::IN };
         (self.stream.as_fd(), flags)
     }
 
-    /// Sends our hello. It always fits into a new connection's send buffer.
-    fn send_hello(&mut self, hello: RankHello) -> io::Result<()> {
-        self.must_send_hello = false;
-        self.stream.write_all(&hello.encode())
+    /// Sends our hello with a new nonce. All that a side sends in a handshake fits into a new connection's send buffer.
+    fn send_opening(&mut self, hello: RankHello) -> io::Result<Opening> {
+        let opening = open(hello)?;
+        self.stream.write_all(&opening)?;
+        self.sent = Some(opening);
+        Ok(opening)
     }
 
-    /// The other side's hello, if it has arrived completely.
-    fn read_hello(&mut self) -> io::Result<Option<RankHello>> {
-        while self.received < RankHello::SIZE {
-            match now_or_later(self.stream.read(&mut self.hello[self.received..]))? {
-                None => return Ok(None),
+    /// Reads until `len` bytes have arrived and not beyond them: messages may follow. False if some are missing.
+    fn receive(&mut self, len: usize) -> io::Result<bool> {
+        while self.len < len {
+            match now_or_later(self.stream.read(&mut self.received[self.len..len]))? {
+                None => return Ok(false),
                 Some(0) => return Err(closed()),
-                Some(count) => self.received += count,
+                Some(count) => self.len += count,
             }
         }
-        match RankHello::decode(&self.hello) {
-            Some(hello) => Ok(Some(hello)),
-            None => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a Baton rank")),
-        }
+        Ok(true)
+    }
+
+    /// The other side's hello, after it was received.
+    fn hello(&self) -> io::Result<RankHello> {
+        let hello = self.received.first_chunk().and_then(RankHello::decode);
+        hello.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "it is not a Baton rank"))
+    }
+
+    /// The other side's opening, after it was received.
+    fn opening(&self) -> Opening {
+        let mut opening = [0; OPENING_BYTES];
+        opening.copy_from_slice(&self.received[..OPENING_BYTES]);
+        opening
+    }
+
+    /// The other side's proof, after it was received.
+    fn proof(&self) -> blake3::Hash {
+        let mut proof = [0; PROOF_BYTES];
+        proof.copy_from_slice(&self.received[OPENING_BYTES..]);
+        blake3::Hash::from_bytes(proof)
     }
 }
 
@@ -236,15 +338,29 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let connected = (0..WORLD).map(|_| None).collect();
-        let mut handshake = Handshake { me, connected, outgoing: Vec::new(), incoming: Vec::new() };
+        let secret = MeshSecret::new([7; MeshSecret::BYTES]);
+        let mut handshake = Handshake::new(me, &secret, connected, Vec::new());
         let mut clients: Vec<(Rank, TcpStream)> = Vec::new();
         for rank in (1..WORLD).map(Rank) {
             clients.push((rank, TcpStream::connect(address).unwrap()));
             handshake.accept(&listener).unwrap();
         }
+        let mut openings = Vec::new();
         for (rank, stream) in &mut clients {
             let hello = RankHello { from: Membership { rank: *rank, ..me }, to: Rank(0) };
-            stream.write_all(&hello.encode()).unwrap();
+            openings.push(open(hello).unwrap());
+            stream.write_all(openings.last().unwrap()).unwrap();
+        }
+        while handshake.incoming.iter().any(|connection| connection.sent.is_none()) {
+            let ready = vec![true; handshake.incoming.len()];
+            handshake.advance_incoming(&ready);
+        }
+        for ((_, stream), mine) in clients.iter_mut().zip(&openings) {
+            let (mut theirs, mut proof) = ([0; OPENING_BYTES], [0; PROOF_BYTES]);
+            stream.read_exact(&mut theirs).unwrap();
+            stream.read_exact(&mut proof).unwrap();
+            let proof = prove(&secret, Side::Connecting, mine, &theirs);
+            stream.write_all(proof.as_bytes()).unwrap();
         }
         let deadline = Instant::now() + Duration::from_secs(30);
         while let Some(missing) = handshake.first_missing() {

@@ -3,6 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `handshake` | connecting the ranks of one generation, and rejecting all other connections |
+//! | `proof` | how both ends of a connection prove that they know the generation's secret |
 //! | `mesh` | the connections, and message exchange over all of them at the same time |
 //! | `wait` | waiting until a socket is ready, the deadline passes or the group is aborted |
 //! | `wire` | the format of the bytes |
@@ -17,6 +18,7 @@
 
 mod handshake;
 mod mesh;
+mod proof;
 mod wait;
 mod wire;
 
@@ -27,13 +29,14 @@ use std::convert::Infallible;
 use std::net::TcpListener;
 use std::time::Duration;
 
-use baton_job::{Generation, Rank};
+use baton_job::{Generation, MeshSecret, Rank};
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::buffer::Staged;
 use crate::tree::{self, Fold, slice_of};
 use crate::{AbortHandle, BufferMut, Collective, Error, Membership, Part, TreeNode, operation};
 use mesh::{Mesh, Message};
+pub use proof::draw_secret;
 use wait::{AbortSignal, OperationContext};
 use wire::MessageKind;
 
@@ -80,6 +83,19 @@ pub struct TcpOptions {
     pub operation_timeout: Duration,
 }
 
+/// The ranks of a generation, as one of them knows them.
+#[derive(Clone, Copy, Debug)]
+pub struct RankGroup<'a> {
+    /// The generation.
+    pub generation: Generation,
+    /// This rank.
+    pub rank: Rank,
+    /// Addresses of all ranks, in order.
+    pub peers: &'a [String],
+    /// The generation's secret, equal on all ranks.
+    pub secret: &'a MeshSecret,
+}
+
 /// One rank's handle to a group of processes.
 #[derive(Debug)]
 pub struct TcpCollective {
@@ -93,31 +109,34 @@ pub struct TcpCollective {
 }
 
 impl TcpCollective {
-    /// Connects to the other ranks of `generation`; `peers` are the addresses of all ranks, in order.
+    /// Connects to the other ranks of `group`.
     ///
-    /// Connections from other generations and other programs are refused and do not disturb the handshake. Addresses
-    /// should be numeric: a name lookup can block beyond the deadline.
+    /// Connections from other generations, from other programs and from anybody who does not know the secret are refused
+    /// and do not disturb the handshake. Addresses should be numeric: a name lookup can block beyond the deadline.
     ///
     /// # Errors
-    /// A lost or late peer, a peer in another generation, `abort`.
+    /// A lost or late peer, a peer in another generation or without the secret, no secret for several ranks, `abort`.
     pub fn connect(
         listener: Listener,
-        generation: Generation,
-        rank: Rank,
-        peers: &[String],
+        group: RankGroup<'_>,
         options: TcpOptions,
         abort: AbortHandle,
     ) -> Result<Self, Error> {
+        let RankGroup { generation, rank, peers, secret } = group;
         let world_size = peers.len() as u32;
         if rank.0 >= world_size {
             let detail = format!("there is no rank {rank} in a group of {world_size}");
+            return Err(Error::Protocol { operation: operation::CONNECT, detail });
+        }
+        if world_size > 1 && !secret.is_drawn() {
+            let detail = "the coordinator has sent no secret for the ranks".to_owned();
             return Err(Error::Protocol { operation: operation::CONNECT, detail });
         }
         let me = Membership { protocol: wire::PROTOCOL, generation, rank, world_size };
         let abort_signal = AbortSignal::new(abort)?;
         let context =
             OperationContext::new(operation::CONNECT, options.connect_timeout, &abort_signal)?;
-        let streams = handshake::connect_all(listener.socket, me, peers, &context)?;
+        let streams = handshake::connect_all(listener.socket, me, peers, secret, &context)?;
         Ok(Self {
             mesh: Mesh::new(rank, abort_signal, streams),
             operation_timeout: options.operation_timeout,
@@ -135,7 +154,10 @@ impl TcpCollective {
         let listener = Listener::bind("127.0.0.1")?;
         let peers = [listener.address().to_owned()];
         let options = TcpOptions { connect_timeout: timeout, operation_timeout: timeout };
-        Self::connect(listener, Generation(0), Rank(0), &peers, options, AbortHandle::new())
+        // Nobody can join a group of one.
+        let secret = &MeshSecret::default();
+        let group = RankGroup { generation: Generation(0), rank: Rank(0), peers: &peers, secret };
+        Self::connect(listener, group, options, AbortHandle::new())
     }
 
     /// Runs one operation. After a failure, connections may be in the middle of a message, so no other operation is

@@ -5,11 +5,16 @@ use std::net::{SocketAddr, TcpStream};
 
 use rustix::net::{AddressFamily, SocketType, bind, socket};
 
+use super::proof::{OPENING_BYTES, Opening, PROOF_BYTES, Side, open, prove};
 use super::wire::{MessageHeader, PROTOCOL, RankHello};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
 const OPTIONS: TcpOptions = TcpOptions { connect_timeout: LONG, operation_timeout: LONG };
+
+fn secret() -> MeshSecret {
+    MeshSecret::new([7; MeshSecret::BYTES])
+}
 
 /// Rank 0 of 2 in generation 2, not connected yet; the test plays rank 1.
 fn rank_0(
@@ -20,27 +25,74 @@ fn rank_0(
     let address = listener.address().to_owned();
     // Rank 0 makes no outgoing connections, so the address of rank 1 does not matter.
     let peers = [address.clone(), String::new()];
-    let connect =
-        move || TcpCollective::connect(listener, Generation(2), Rank(0), &peers, options, abort);
+    let connect = move || {
+        let (generation, rank, secret) = (Generation(2), Rank(0), &secret());
+        let group = RankGroup { generation, rank, peers: &peers, secret };
+        TcpCollective::connect(listener, group, options, abort)
+    };
     (address, connect)
 }
 
 fn rank_1(rank_0: &str, generation: u64) -> Result<TcpCollective, Error> {
+    rank_1_with(&secret(), rank_0, generation)
+}
+
+fn rank_1_with(secret: &MeshSecret, rank_0: &str, generation: u64) -> Result<TcpCollective, Error> {
     let listener = Listener::bind("127.0.0.1").unwrap();
-    let peers = [rank_0.to_owned(), listener.address().to_owned()];
-    let abort = AbortHandle::new();
-    TcpCollective::connect(listener, Generation(generation), Rank(1), &peers, OPTIONS, abort)
+    let peers = &[rank_0.to_owned(), listener.address().to_owned()];
+    let group = RankGroup { generation: Generation(generation), rank: Rank(1), peers, secret };
+    TcpCollective::connect(listener, group, OPTIONS, AbortHandle::new())
+}
+
+const RANK_1: Membership =
+    Membership { protocol: PROTOCOL, generation: Generation(2), rank: Rank(1), world_size: 2 };
+const RANK_0: Membership = Membership { rank: Rank(0), ..RANK_1 };
+
+/// What a side sends before the first message.
+type Handshake = (Opening, [u8; PROOF_BYTES]);
+
+/// Sends rank 1's opening to rank 0 and reads the answer.
+fn opened(rank_0: &str, opening: &Opening) -> (TcpStream, Handshake) {
+    let mut stream = TcpStream::connect(rank_0).unwrap();
+    stream.write_all(opening).unwrap();
+    let (mut theirs, mut proof) = ([0; OPENING_BYTES], [0; PROOF_BYTES]);
+    stream.read_exact(&mut theirs).unwrap();
+    stream.read_exact(&mut proof).unwrap();
+    assert_eq!(theirs.first_chunk().and_then(RankHello::decode).unwrap().from, RANK_0);
+    (stream, (theirs, proof))
+}
+
+/// A connection on which the other side sends nothing more and that it has closed.
+fn assert_is_closed(mut stream: TcpStream) {
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    match stream.read(&mut [0]) {
+        Ok(0) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+        other => panic!("not closed: {other:?}"),
+    }
+}
+
+/// Rank 0 connects with the true rank 1, after all that came before.
+fn assert_they_meet(
+    address: &str,
+    rank_0: std::thread::ScopedJoinHandle<'_, Result<TcpCollective, Error>>,
+) {
+    let mut second = rank_1(address, 2).unwrap();
+    let mut first = rank_0.join().unwrap().unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(move || second.all_gather_bytes(b"one").unwrap());
+        let gathered = first.all_gather_bytes(b"zero").unwrap();
+        assert_eq!(gathered, [b"zero".to_vec(), b"one".to_vec()]);
+        assert_eq!(other.join().unwrap(), gathered);
+    });
 }
 
 /// A hand-written connection of rank 1.
 fn rank_1_by_hand(rank_0: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(rank_0).unwrap();
-    let from =
-        Membership { protocol: PROTOCOL, generation: Generation(2), rank: Rank(1), world_size: 2 };
-    stream.write_all(&RankHello { from, to: Rank(0) }.encode()).unwrap();
-    let mut answer = [0; RankHello::SIZE];
-    stream.read_exact(&mut answer).unwrap();
-    assert_eq!(RankHello::decode(&answer).unwrap().from, Membership { rank: Rank(0), ..from });
+    let mine = open(RankHello { from: RANK_1, to: Rank(0) }).unwrap();
+    let (mut stream, (theirs, _)) = opened(rank_0, &mine);
+    let proof = prove(&secret(), Side::Connecting, &mine, &theirs);
+    stream.write_all(proof.as_bytes()).unwrap();
     stream
 }
 
@@ -63,17 +115,78 @@ fn garbage_silence_and_stale_generations_do_not_disturb_the_handshake() {
         let refused = rank_1(&address, 1).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "connect: expected rank 0 of 2 in generation 1 (protocol 1), found rank 0 of 2 in \
-             generation 2 (protocol 1); wait for the coordinator's next generation"
+            "connect: expected rank 0 of 2 in generation 1 (protocol 2), found rank 0 of 2 in \
+             generation 2 (protocol 2); wait for the coordinator's next generation"
         );
 
-        let mut second = rank_1(&address, 2).unwrap();
-        let mut first = connected.join().unwrap().unwrap();
-        let other = scope.spawn(move || second.all_gather_bytes(b"one").unwrap());
-        let gathered = first.all_gather_bytes(b"zero").unwrap();
-        assert_eq!(gathered, [b"zero".to_vec(), b"one".to_vec()]);
-        assert_eq!(other.join().unwrap(), gathered);
+        assert_they_meet(&address, connected);
     });
+}
+
+#[test]
+fn a_connection_that_does_not_know_the_secret_takes_no_ranks_place() {
+    let (address, connect) = rank_0(OPTIONS, AbortHandle::new());
+    std::thread::scope(|scope| {
+        let connected = scope.spawn(connect);
+        let mine = open(RankHello { from: RANK_1, to: Rank(0) }).unwrap();
+        let (mut silent, _) = opened(&address, &mine);
+        let (mut guessing, (theirs, proof)) = opened(&address, &mine);
+        let other_secret = MeshSecret::new([8; MeshSecret::BYTES]);
+        let guess = prove(&other_secret, Side::Connecting, &mine, &theirs);
+        guessing.write_all(guess.as_bytes()).unwrap();
+        assert_is_closed(guessing);
+        // Sends rank 0's own proof back to it.
+        let (mut mirroring, _) = opened(&address, &mine);
+        mirroring.write_all(&proof).unwrap();
+        assert_is_closed(mirroring);
+
+        assert_they_meet(&address, connected);
+        silent.write_all(&[0; PROOF_BYTES]).ok();
+    });
+}
+
+#[test]
+fn a_recorded_handshake_cannot_be_replayed() {
+    let mine = open(RankHello { from: RANK_1, to: Rank(0) }).unwrap();
+    let (address, connect) = rank_0(OPTIONS, AbortHandle::new());
+    let recorded = std::thread::scope(|scope| {
+        let connected = scope.spawn(connect);
+        let (mut stream, (theirs, _)) = opened(&address, &mine);
+        let proof = prove(&secret(), Side::Connecting, &mine, &theirs);
+        stream.write_all(proof.as_bytes()).unwrap();
+        connected.join().unwrap().unwrap();
+        proof
+    });
+
+    // The same rank of the same generation, with the same secret.
+    let (address, connect) = rank_0(OPTIONS, AbortHandle::new());
+    std::thread::scope(|scope| {
+        let connected = scope.spawn(connect);
+        let (mut replaying, _) = opened(&address, &mine);
+        replaying.write_all(recorded.as_bytes()).unwrap();
+        assert_is_closed(replaying);
+        assert_they_meet(&address, connected);
+    });
+}
+
+#[test]
+fn a_process_that_took_a_ranks_port_gets_no_connection() {
+    let (address, connect) = rank_0(OPTIONS, AbortHandle::new());
+    let refused = std::thread::scope(|scope| {
+        scope.spawn(connect);
+        let other_secret = MeshSecret::new([8; MeshSecret::BYTES]);
+        let refused = rank_1_with(&other_secret, &address, 2).unwrap_err();
+        drop(rank_1(&address, 2).unwrap());
+        refused
+    });
+    assert!(matches!(refused, Error::Impostor { rank: Rank(0) }), "{refused}");
+    assert!(refused.to_string().contains("does not know the generation's secret"), "{refused}");
+}
+
+#[test]
+fn ranks_do_not_connect_without_a_secret() {
+    let refused = rank_1_with(&MeshSecret::default(), "127.0.0.1:1", 2).unwrap_err();
+    assert_eq!(refused.to_string(), "connect: the coordinator has sent no secret for the ranks");
 }
 
 #[test]

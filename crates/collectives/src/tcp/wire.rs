@@ -1,6 +1,6 @@
 //! The format of the bytes on a connection. All numbers are little-endian.
 //!
-//! A connection begins with one [`RankHello`] in each direction. Messages follow: a [`MessageHeader`] and as many bytes
+//! A connection begins with a [`RankHello`] in each direction and the rest of the handshake (`proof`). Messages follow: a [`MessageHeader`] and as many bytes
 //! as it states. Values are f32 as they are in memory.
 
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::Membership;
 compile_error!("values are sent in memory order, which must be little-endian");
 
 /// Version of the protocol, incremented when messages change; ranks with a different version are refused.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 
 const MAGIC: [u8; 4] = *b"BATN";
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use baton_collectives::tcp::{self, TcpCollective};
 use baton_collectives::{AbortHandle, Collective};
-use baton_job::{Generation, Rank};
+use baton_job::{Generation, MeshSecret, Rank};
 
 type Member = Box<dyn Collective>;
 
@@ -46,8 +46,9 @@ fn tcp_group(world_size: u32, operation_timeout: Duration) -> Vec<Member> {
     let options = tcp::TcpOptions { connect_timeout: LONG, operation_timeout };
     on_every_rank(listeners, |rank, listener| {
         let abort = AbortHandle::new();
-        let member =
-            TcpCollective::connect(listener, Generation(1), rank, &peers, options, abort).unwrap();
+        let secret = &MeshSecret::new([7; MeshSecret::BYTES]);
+        let group = tcp::RankGroup { generation: Generation(1), rank, peers: &peers, secret };
+        let member = TcpCollective::connect(listener, group, options, abort).unwrap();
         Box::new(member) as Member
     })
 }

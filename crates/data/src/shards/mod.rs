@@ -87,6 +87,14 @@ impl Options {
     }
 }
 
+/// Whether a data set is in a bucket, judged by its location alone.
+///
+/// # Errors
+/// The location is empty, a URL of an unsupported scheme or without a bucket, or an invalid pattern.
+pub fn is_remote(location: &str) -> Result<bool, Error> {
+    Ok(matches!(source::parse(location)?, SourceLocation::Bucket { .. }))
+}
+
 /// The shards that `data.train` in a recipe refers to, sorted by name.
 pub struct ShardSet {
     names: Vec<String>,

@@ -26,6 +26,10 @@ impl Draft {
         let mut name = OsString::from(".");
         name.push(target.file_name().ok_or_else(|| Error::Target { path: target.to_owned() })?);
         name.push(".draft");
+        // The rename would replace a device or a pipe.
+        if fs::metadata(target).is_ok_and(|existing| !existing.is_file()) {
+            return Err(Error::SpecialFile { path: target.to_owned() });
+        }
         let path = target.with_file_name(name);
         loop {
             // Do not truncate yet: it may belong to another writer.
@@ -131,6 +135,20 @@ mod tests {
         assert!(matches!(Draft::create(&target), Err(Error::Busy { .. })));
         drop(first);
         Draft::create(&target).unwrap();
+    }
+
+    #[test]
+    fn a_target_that_is_no_regular_file_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pipe, link) = (folder.path().join("pipe"), folder.path().join("link"));
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).unwrap();
+        std::os::unix::fs::symlink("/dev/full", &link).unwrap();
+        for target in [&pipe, &link, folder.path()] {
+            let refused = Draft::create(target).unwrap_err().to_string();
+            assert!(refused.contains("is not a regular file"), "{refused}");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left behind");
     }
 
     #[test]

@@ -30,6 +30,12 @@ pub enum Error {
         /// The path as given.
         path: PathBuf,
     },
+    /// The target exists and is no regular file.
+    #[error("{} exists and is not a regular file: give another path", path.display())]
+    SpecialFile {
+        /// The path as given.
+        path: PathBuf,
+    },
     /// The fields cannot be stored.
     #[error("field \"{name}\": {reason}")]
     Field {

@@ -7,6 +7,7 @@ use super::{
 use crate::{
     exit::{Failure, crash},
     ids::{Attachment, LocalRank, NodeId, Rank},
+    mesh_secret::MeshSecret,
     message::{AgentHeartbeat, Directive, Hello, RankReport},
     time::Time,
 };
@@ -14,8 +15,19 @@ use std::time::Duration;
 
 impl Engine {
     pub(super) fn attached(&mut self, now: Time, attachment: Attachment, hello: Hello) {
+        let is_taken = self.nodes.get(&hello.node).is_some_and(|state| state.is_alive(now));
+        if is_taken && !self.is_same_agent(&hello) {
+            let Hello { node, running, .. } = hello;
+            let reason = format!(
+                "node {node} is already attached; give this agent another name with --node-id"
+            );
+            // An agent that has run ranks of this job may have missed the newest launch when its stream broke. Then
+            // its old stream is soon silent.
+            let retry = running.is_some();
+            return self.actions.push(Action::Refuse { node, attachment, reason, retry });
+        }
         let Hello { node, slots, running } = hello;
-        let before = self.nodes.insert(node.clone(), Node::new(attachment, slots));
+        let before = self.nodes.insert(node.clone(), Node::new(attachment, now, slots));
         if let (Some(old), Some(state)) = (&before, self.nodes.get_mut(&node)) {
             // A new agent on the same machine does not remove the cause of the failures.
             (state.failures, state.quarantined_until) = (old.failures, old.quarantined_until);
@@ -23,12 +35,14 @@ impl Engine {
         match before {
             Some(old) if old.is_attached() => {
                 let reason = format!(
-                    "another agent attached as node {node}; give each agent a different --node-id"
+                    "node {node} attached again over another connection; if these are two agents, give one of them \
+                     another name with --node-id"
                 );
                 self.actions.push(Action::Refuse {
                     node: node.clone(),
                     attachment: old.attachment,
                     reason,
+                    retry: false,
                 });
             }
             _ => self.publish(
@@ -83,6 +97,17 @@ impl Engine {
         }
     }
 
+    /// Whether a hello is from the agent that is attached already. That agent may reconnect before the coordinator
+    /// notices that its stream broke. It is known by the generation and the ranks that it runs: a second agent of the
+    /// same name runs none.
+    fn is_same_agent(&self, hello: &Hello) -> bool {
+        let Some(held) = &hello.running else { return false };
+        let may_run =
+            |rank| self.lifecycle.world().is_none_or(|world| world.runs(&hello.node, rank));
+        held.generation == self.lifecycle.generation
+            && held.ranks.iter().all(|(rank, _)| may_run(*rank))
+    }
+
     /// Sends the current state again: a node that reconnects may have missed a directive to begin, pause, resume or
     /// drain.
     fn resend_state(&mut self, node: &NodeId) {
@@ -92,8 +117,8 @@ impl Engine {
         let generation = self.lifecycle.generation;
         match (&self.lifecycle.phase, &self.drain) {
             (Phase::Meeting { world, .. }, _) => {
-                let peers = world.peers();
-                self.send(node, Directive::Begin { generation, peers });
+                let (peers, secret) = (world.peers(), MeshSecret::default());
+                self.send(node, Directive::Begin { generation, peers, secret });
             }
             (Phase::Training { .. }, Some(drain)) => {
                 let reason = drain.reason.clone();

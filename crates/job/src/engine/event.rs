@@ -96,6 +96,8 @@ pub enum Action {
         attachment: Attachment,
         /// Why, as text.
         reason: String,
+        /// Whether its agent may attach again: the reason may soon be gone.
+        retry: bool,
     },
     /// Add a metric point.
     AddPoint(MetricPoint),

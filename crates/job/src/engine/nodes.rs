@@ -19,10 +19,14 @@ use crate::{
     time::Time,
 };
 
+/// An agent that has sent nothing for this long may be gone. It sends a heartbeat every second.
+const MAX_SILENCE: Duration = Duration::from_secs(5);
+
 /// A node that is attached, or was until recently.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) attachment: Attachment,
+    pub(super) attached_at: Time,
     pub(super) slots: u32,
     /// While it is disconnected: when its ranks are given up.
     given_up_at: Option<Time>,
@@ -46,9 +50,10 @@ pub(super) struct LastAgentHeartbeat {
 }
 
 impl Node {
-    pub(super) fn new(attachment: Attachment, slots: u32) -> Self {
+    pub(super) fn new(attachment: Attachment, attached_at: Time, slots: u32) -> Self {
         Self {
             attachment,
+            attached_at,
             slots,
             given_up_at: None,
             departure: None,
@@ -61,6 +66,14 @@ impl Node {
 
     pub(super) fn is_attached(&self) -> bool {
         self.given_up_at.is_none()
+    }
+
+    /// Whether its agent has sent something a short time ago. A stream that broke may stay attached for some seconds
+    /// after its agent has gone.
+    pub(super) fn is_alive(&self, now: Time) -> bool {
+        let heartbeat_at = self.heartbeat.as_ref().map(|last| last.at);
+        let last_sign = heartbeat_at.map_or(self.attached_at, |at| at.max(self.attached_at));
+        self.is_attached() && now.since(last_sign) < MAX_SILENCE
     }
 
     pub(super) fn is_given_up(&self, now: Time) -> bool {
@@ -207,8 +220,8 @@ mod tests {
     #[test]
     fn the_next_timeout_follows_every_change() {
         let mut nodes = Nodes::default();
-        nodes.insert(id("a"), Node::new(Attachment(1), 1));
-        nodes.insert(id("b"), Node::new(Attachment(2), 1));
+        nodes.insert(id("a"), Node::new(Attachment(1), Time(0), 1));
+        nodes.insert(id("b"), Node::new(Attachment(2), Time(0), 1));
         assert_eq!(nodes.next_wake_at(), None);
 
         nodes.mark_disconnected(&id("a"), Time(50));
@@ -221,7 +234,7 @@ mod tests {
         assert_eq!(nodes.next_wake_at(), Some(Time(30)));
         nodes.values_mut().for_each(|node| node.quarantined_until = None);
         assert_eq!(nodes.next_wake_at(), Some(Time(50)));
-        nodes.insert(id("a"), Node::new(Attachment(3), 1));
+        nodes.insert(id("a"), Node::new(Attachment(3), Time(0), 1));
         assert_eq!(nodes.next_wake_at(), None);
         nodes.mark_disconnected(&id("a"), Time(60));
         nodes.remove(&id("a"));
@@ -232,11 +245,11 @@ mod tests {
     fn nodes_that_reconnected_or_were_removed_are_not_disconnected() {
         let mut nodes = Nodes::default();
         for name in ["a", "b", "c"] {
-            nodes.insert(id(name), Node::new(Attachment(1), 1));
+            nodes.insert(id(name), Node::new(Attachment(1), Time(0), 1));
             nodes.mark_disconnected(&id(name), Time(50));
         }
         nodes.mark_disconnected(&id("unknown"), Time(50));
-        nodes.insert(id("a"), Node::new(Attachment(2), 1));
+        nodes.insert(id("a"), Node::new(Attachment(2), Time(0), 1));
         nodes.remove(&id("b"));
         assert!(nodes.disconnected.iter().eq([&id("c")]));
         assert_eq!(nodes.past_grace_time(Time(49)), []);

@@ -1,5 +1,6 @@
 //! Tests of single events: set a state, handle one event, check the actions. `tests/simulation` tests whole jobs.
 
+mod attachments;
 mod budget;
 mod divergence;
 mod evaluation;
@@ -15,6 +16,7 @@ use crate::{
     exit::{self, Class, Failure},
     ids::{Attachment, JobId, LocalRank, Rank},
     kit::recipe,
+    mesh_secret::MeshSecret,
     message::{
         AgentHeartbeat, AgentReport, Commit, Hello, Launch, LoaderReport, PauseState,
         RankHeartbeat, RankPhase, RankReport, Restore, RunningRanks, SaveProblem, StateSource,
@@ -34,6 +36,11 @@ fn spec_with(overrides: &[&str]) -> JobSpec {
 
 fn at(seconds: f64) -> Time {
     Time(0).after(Duration::from_secs_f64(seconds))
+}
+
+fn begin(generation: u64, peers: &[String]) -> Directive {
+    let (peers, secret) = (peers.into(), MeshSecret::default());
+    Directive::Begin { generation: Generation(generation), peers, secret }
 }
 
 fn node(number: u32) -> NodeId {
@@ -335,8 +342,7 @@ fn begins_when_all_are_ready() {
 
     let actions = report(&mut engine, at(2.0), 0, ready(0, None));
 
-    let begin =
-        Directive::Begin { generation: Generation(1), peers: [address(0), address(1)].into() };
+    let begin = begin(1, &[address(0), address(1)]);
     assert_eq!(actions, [send(0, 1, begin.clone()), send(1, 2, begin)]);
 }
 
@@ -526,22 +532,6 @@ fn a_drain_publishes_each_stage_and_accepts_an_earlier_deadline() {
 }
 
 #[test]
-fn a_second_agent_of_the_same_name_replaces_the_first() {
-    let mut engine = gathering(2);
-    attach(&mut engine, at(1.0), 0, 1, None);
-
-    let actions = attach(&mut engine, at(2.0), 0, 1, None);
-
-    let reason =
-        "another agent attached as node node0; give each agent a different --node-id".to_owned();
-    let refuse = Action::Refuse { node: node(0), attachment: Attachment(1), reason };
-    assert_eq!(actions, [refuse]);
-    let late = Event::Detached { node: node(0), attachment: Attachment(1) };
-    engine.handle(at(3.0), late);
-    assert!(engine.status().nodes[0].attached);
-}
-
-#[test]
 fn an_agent_that_missed_its_launch_gets_it_again_with_a_full_timeout() {
     let mut engine = forming(&[1, 1]);
     detach(&mut engine, at(17.0), 1);
@@ -560,8 +550,7 @@ fn a_node_that_reconnects_gets_the_begin_directive_again() {
 
     let actions = attach(&mut engine, at(3.0), 1, 1, running(1, &[(1, waits)]));
 
-    let begin =
-        Directive::Begin { generation: Generation(1), peers: [address(0), address(1)].into() };
+    let begin = begin(1, &[address(0), address(1)]);
     assert_eq!(actions, [send(1, 3, begin)]);
 }
 

@@ -10,6 +10,7 @@ use super::{
 use crate::{
     exit::{Class, Failure, Outcome, crash},
     ids::{LocalRank, NodeId},
+    mesh_secret::MeshSecret,
     message::{Directive, Launch},
     plan::place_ranks,
     time::Time,
@@ -108,7 +109,8 @@ impl Engine {
         let until = now.after(self.policy.rendezvous);
         let reason = format!("{} ranks connect and restore their state", world.size());
         self.lifecycle.set_phase(now, Phase::Meeting { world, until }, reason);
-        self.send_to_world(&Directive::Begin { generation, peers });
+        let secret = MeshSecret::default();
+        self.send_to_world(&Directive::Begin { generation, peers, secret });
     }
 
     pub(super) fn train_when_all_started(&mut self, now: Time) {

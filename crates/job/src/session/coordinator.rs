@@ -8,6 +8,7 @@ use crate::{
     exit::Outcome,
     gpu::xid::PossibleCause,
     ids::{Generation, Incarnation, LocalRank, Rank},
+    mesh_secret::MeshSecret,
     message::{
         AgentReport, Directive, Hello, Launch, PauseState, RankCommand, RankPhase, RunningRanks,
     },
@@ -71,8 +72,8 @@ impl Session {
             Directive::Launch(launch) if launch.generation == self.generation => {
                 self.set_pause(launch.pause);
             }
-            Directive::Begin { generation, peers } if generation == self.generation => {
-                self.begin(&peers);
+            Directive::Begin { generation, peers, secret } if generation == self.generation => {
+                self.begin(&peers, &secret);
             }
             Directive::Checkpoint { generation } if generation == self.generation => {
                 // One vote is enough. If all ranks voted, a late vote could come after the step at which the others
@@ -210,14 +211,15 @@ impl Session {
         }
     }
 
-    pub(super) fn begin(&mut self, peers: &[String]) {
+    pub(super) fn begin(&mut self, peers: &[String], secret: &MeshSecret) {
         let generation = self.generation;
         for local_rank in self.local_ranks() {
             let Some(slot) = self.slot_mut(local_rank) else { continue };
             // Received twice after a reconnect; a rank that has met the others must not meet again.
             if let Process::Alive { phase: phase @ RankPhase::Ready { .. } } = &mut slot.process {
                 *phase = RankPhase::Meeting;
-                let command = RankCommand::Begin { generation, peers: peers.to_vec() };
+                let (peers, secret) = (peers.to_vec(), secret.clone());
+                let command = RankCommand::Begin { generation, peers, secret };
                 self.actions.push(Action::SendToRank { local_rank, command });
             }
         }

@@ -5,6 +5,7 @@ use crate::{
     exit::{Class, Failure},
     gpu::xid::Xid,
     ids::{Incarnation, Rank},
+    mesh_secret::MeshSecret,
     message::{
         Activity, AgentHeartbeat, Directive, Hello, Launch, LoaderReport, RankCommand,
         RankHeartbeat, RankMessage, RankPhase, RankReport, Restore, RunningRanks, StateSource,
@@ -72,8 +73,12 @@ fn launched(generation: u64, ranks: u32) -> Event {
 }
 
 fn begin(generation: u64) -> Event {
-    let peers = vec!["host:0".to_owned()];
-    Event::Directive(Directive::Begin { generation: Generation(generation), peers: peers.into() })
+    let (generation, peers) = (Generation(generation), ["host:0".to_owned()].into());
+    Event::Directive(Directive::Begin { generation, peers, secret: secret() })
+}
+
+fn secret() -> MeshSecret {
+    MeshSecret::new([7; MeshSecret::BYTES])
 }
 
 fn shutdown_signal() -> Event {
@@ -348,7 +353,8 @@ fn begin_is_sent_to_a_rank_once() {
     let mut session = joining(1);
     reports(&mut session, at(2.0), 0, ready(0, None));
 
-    let passed = RankCommand::Begin { generation: Generation(1), peers: vec!["host:0".to_owned()] };
+    let (generation, peers) = (Generation(1), vec!["host:0".to_owned()]);
+    let passed = RankCommand::Begin { generation, peers, secret: secret() };
     assert_eq!(session.handle(at(3.0), begin(1)), [send_to_rank(0, passed)]);
     assert_eq!(session.handle(at(3.1), begin(1)), []);
 }

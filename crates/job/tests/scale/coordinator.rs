@@ -205,11 +205,11 @@ impl Fleet {
                 let cost = &mut self.coordinator.cost;
                 cost.directives += 1;
                 let directive = match directive {
-                    Directive::Begin { generation, peers } => {
+                    Directive::Begin { generation, peers, secret } => {
                         cost.address_bytes += peers.iter().map(|one| one.len() as u64).sum::<u64>();
                         // A real agent sends the list to each of its ranks. Here no rank connects, so the list is
                         // dropped to save memory.
-                        Directive::Begin { generation, peers: [].into() }
+                        Directive::Begin { generation, peers: [].into(), secret }
                     }
                     other => other,
                 };

@@ -205,7 +205,7 @@ impl Cluster {
                 self.join(pid, Assignment { generation, rank, world_size, restore });
                 self.processes[pid].votes.pause = paused;
             }
-            RankCommand::Begin { generation, peers } if current == Some(generation) => {
+            RankCommand::Begin { generation, peers, .. } if current == Some(generation) => {
                 if self.processes[pid].phase == ProcessPhase::Listening {
                     let peers = peers.iter().filter_map(|peer| Address::parse(peer)).collect();
                     self.processes[pid].phase = ProcessPhase::Meeting(peers);

@@ -16,7 +16,7 @@ pub struct ModelSpec {
     /// for signals: kernels of nine samples; `linear`: softmax regression in plain Rust, for tests of
     /// everything except the network.
     pub arch: Arch,
-    /// Number of outputs: classes (at least 2), or values of a regression (at least 1).
+    /// Number of outputs, at most 16777216: classes (at least 2), or values of a regression (at least 1).
     pub num_classes: u32,
     /// Initialize the last BatchNorm scale of every residual block with 0 (Goyal et al. 2017, §5.1).
     #[serde(default)]
@@ -60,6 +60,10 @@ impl ModelSpec {
     }
 }
 
+/// Most outputs of a network. The last layer of the smallest ResNet has 512 weights per output: these are 34 GB, and
+/// training needs at least twice as much.
+const MAX_OUTPUTS: u32 = 1 << 24;
+
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let min = if spec.loss.kind.is_regression() { 1 } else { 2 };
     rules.check(
@@ -67,6 +71,14 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         "model.num_classes",
         spec.model.num_classes,
         &format!("must be at least {min}"),
+    );
+    rules.check(
+        spec.model.num_classes <= MAX_OUTPUTS,
+        "model.num_classes",
+        spec.model.num_classes,
+        &format!(
+            "must be at most {MAX_OUTPUTS}, because the last layer of more outputs fits into no GPU"
+        ),
     );
     blocks(spec, rules);
     if spec.model.arch.is_linear() {

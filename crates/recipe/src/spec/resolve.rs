@@ -32,6 +32,11 @@ pub struct Resolved {
     pub origins: BTreeMap<String, ValueOrigin>,
 }
 
+/// Sections with a `kind`, and an example of each. An error about the type of such a section names only this program's
+/// own type.
+const TABLES: [(&str, &str); 2] =
+    [("optimizer", "{kind = \"sgd\"}"), ("schedule", "{kind = \"constant\", lr = 0.1}")];
+
 /// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ValueOrigin {
@@ -98,6 +103,15 @@ impl Resolved {
     fn of_table(table: DeTable<'_>, sources: &[RecipeSource]) -> Result<Self, Error> {
         let mut origins = BTreeMap::new();
         collect_origins(&table, "", sources, &mut origins);
+        for (section, example) in TABLES {
+            if let Some(value) = table.get(section)
+                && !matches!(value.get_ref(), DeValue::Table(_))
+            {
+                let problem = format!("{section} must be a table, e.g. {example}");
+                let location = location(sources, value.span().start);
+                return Err(Error::Text { location, problem });
+            }
+        }
         let root = || Deserializer::from(Spanned::new(0..0, table.clone()));
         let locate = |error| located_error(sources, &error);
         let spec = JobSpec::deserialize(root()).map_err(locate)?;

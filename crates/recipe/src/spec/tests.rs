@@ -47,6 +47,34 @@ fn all_violations_are_listed_at_once() {
     }
 }
 
+#[test]
+fn a_section_with_a_kind_that_is_no_table_is_refused_with_an_example() {
+    for change in ["optimizer=sgd", "optimizer=3"] {
+        assert_eq!(
+            refused(&[change]),
+            format!(
+                "recipe: override `{change}`: optimizer must be a table, e.g. {{kind = \"sgd\"}}"
+            )
+        );
+    }
+    assert!(refused(&["schedule=[]"]).contains("schedule must be a table, e.g. {kind ="));
+    let (before, _) = MINIMAL.split_once("[optimizer]").unwrap();
+    let text = format!("schedule = 1\noptimizer = \"sgd\"\n{before}");
+    let error = JobSpec::from_toml(&text, &[]).unwrap_err().to_string();
+    assert!(error.contains("at line 2") && error.contains("must be a table"), "{error}");
+}
+
+#[test]
+fn more_outputs_than_any_gpu_has_memory_for_are_refused() {
+    for outputs in ["16777217", "4000000000"] {
+        let expected = format!("model.num_classes = {outputs}: must be at most 16777216");
+        let error = refused(&[&format!("model.num_classes={outputs}")]);
+        assert!(error.contains(&expected), "{error}");
+    }
+    let most = ["model.num_classes=16777216".to_owned()];
+    assert!(JobSpec::from_toml(MINIMAL, &most).is_ok());
+}
+
 /// Each message has field, value, rule and remedy.
 #[test]
 fn wrong_values_are_refused() {

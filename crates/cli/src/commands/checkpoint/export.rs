@@ -7,7 +7,7 @@ use baton_job::exit::Failure;
 use clap::ValueEnum;
 
 use super::folder::{FolderFlags, pick, store_failure, with_store};
-use crate::{human, json};
+use crate::{commands::refuse_special_file, human, json};
 
 /// Write a checkpoint's weights as safetensors, with torchvision's names and shapes
 #[derive(Debug, clap::Args)]
@@ -59,6 +59,7 @@ impl Dtype {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
+    refuse_special_file(&args.out)?;
     let location = args.folder.find().await?;
     let (out, float) = (args.out.clone(), args.dtype.float());
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };

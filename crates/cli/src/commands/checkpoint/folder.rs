@@ -1,6 +1,6 @@
 //! Finds the folder with a job's checkpoints, and a checkpoint by its name.
 
-use std::path::Path;
+use std::{fs, io, path::Path};
 
 use baton_checkpoint::{Entry, EntryState, Error, Manifest, SaveId, Store};
 use baton_job::exit::Failure;
@@ -23,7 +23,8 @@ pub(super) struct FolderFlags {
 
 impl FolderFlags {
     /// The folder: the one given, or else the one reported by a coordinator, or else the one in the given run folder,
-    /// or else the one in the newest run folder.
+    /// or else the one in the newest run folder. Names repeat between jobs, so a coordinator that the user has named,
+    /// or one that refuses, is never replaced by a folder.
     pub(super) async fn find(&self) -> Result<String, Failure> {
         Ok(self.find_with_status().await?.0)
     }
@@ -35,7 +36,7 @@ impl FolderFlags {
         if let Some(dir) = &self.dir {
             return Ok((dir.clone(), None));
         }
-        if let Some(status) = self.status().await {
+        if let Some(status) = self.status().await? {
             return Ok((status.checkpoint_location.clone(), Some(status)));
         }
         let in_run = match &self.target.run_dir {
@@ -52,14 +53,28 @@ impl FolderFlags {
         )))
     }
 
-    async fn status(&self) -> Option<GetStatusResponse> {
-        let status = Coordinator::find(&self.target).ok()?.status().await.ok()?;
-        Some(status).filter(|status| !status.checkpoint_location.is_empty())
+    /// The coordinator's status, if there is a coordinator with a job.
+    async fn status(&self) -> Result<Option<GetStatusResponse>, Failure> {
+        let mut coordinator = match Coordinator::find(&self.target) {
+            Ok(coordinator) => coordinator,
+            // No coordinator is running in the given run folder.
+            Err(failure) if failure.class.is_retriable() => return Ok(None),
+            Err(failure) => return Err(failure),
+        };
+        match coordinator.status().await {
+            Ok(status) if !status.checkpoint_location.is_empty() => Ok(Some(status)),
+            Ok(_) if coordinator.is_named() => Err(failed(format!(
+                "the coordinator at {} has no job: give the folder of the checkpoints with --dir",
+                coordinator.url()
+            ))),
+            Err(failure) if coordinator.is_named() || !failure.class.is_retriable() => Err(failure),
+            Ok(_) | Err(_) => Ok(None),
+        }
     }
 }
 
 /// Default folder of checkpoints inside a run folder.
-const CHECKPOINTS: &str = "checkpoints";
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
 /// Runs `work` with the store at `location` on a thread for blocking calls.
 pub(super) async fn with_store<T: Send + 'static>(
@@ -70,7 +85,7 @@ pub(super) async fn with_store<T: Send + 'static>(
 }
 
 /// Runs blocking `work` on a separate thread.
-pub(super) async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     match tokio::task::spawn_blocking(work).await {
@@ -80,12 +95,24 @@ pub(super) async fn blocking<T: Send + 'static>(
 }
 
 /// The store at `location`, which must exist.
-pub(super) fn open(location: &str) -> Result<Store, Failure> {
+pub(crate) fn open(location: &str) -> Result<Store, Failure> {
+    if !location.contains("://") {
+        let problem = match fs::metadata(location) {
+            Ok(found) if !found.is_dir() => Some("is not a folder"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some("does not exist"),
+            _ => None,
+        };
+        if let Some(problem) = problem {
+            return Err(failed(format!(
+                "{location} {problem}: give the folder of the checkpoints"
+            )));
+        }
+    }
     Store::open_existing(location).map_err(store_failure)
 }
 
 /// Converts an error of the store, and decides whether a retry could help.
-pub(super) fn store_failure(error: Error) -> Failure {
+pub(crate) fn store_failure(error: Error) -> Failure {
     let message = error.to_string();
     match error {
         Error::Missing { .. }

@@ -9,7 +9,7 @@ use baton_job::{
 };
 use tokio::process::Command;
 
-use crate::{failure::failed, up::decide::LIBRARY_MISSING};
+use crate::{commands::recipe, failure::failed, up::decide::LIBRARY_MISSING};
 
 /// Write weights as a checkpoint from which a job starts
 #[derive(Debug, clap::Args)]
@@ -43,6 +43,11 @@ pub(crate) struct Args {
 
 /// Runs baton-worker, which contains the memory layout of the models' weights.
 pub(super) async fn run(args: Args) -> Result<u8, Failure> {
+    let spec = recipe::read(&args.recipe, &args.overrides)?;
+    if spec.model.arch.is_linear() {
+        let problem = "model.arch = \"linear\" cannot be imported: use a ResNet";
+        return Err(recipe::about(&args.recipe, problem));
+    }
     let mut command = Command::new(programs::find("baton-worker")?);
     command.arg("import").arg(&args.weights).arg("--recipe").arg(&args.recipe);
     for entry in &args.overrides {

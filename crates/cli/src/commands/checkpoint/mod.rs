@@ -3,7 +3,7 @@
 mod cp;
 mod diff;
 mod export;
-mod folder;
+pub(crate) mod folder;
 mod import;
 mod keeping;
 mod ls;

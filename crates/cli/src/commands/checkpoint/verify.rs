@@ -7,7 +7,10 @@ use baton_job::exit::Failure;
 
 use super::folder::{FolderFlags, named, none_complete, store_failure, with_store};
 use crate::{
-    commands::bar::{BYTES, bar},
+    commands::{
+        bar::{BYTES, bar},
+        threads,
+    },
     failure::bad_input,
     human, json,
 };
@@ -32,7 +35,7 @@ pub(crate) struct Args {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     /// Number of files read at the same time [default: number of cores, at most 8]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     jobs: Option<NonZeroUsize>,
     /// Print one JSON object per checkpoint
     #[arg(long)]

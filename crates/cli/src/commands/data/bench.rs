@@ -11,7 +11,11 @@ use baton_recipe::spec::{Augment, OnBadSample, Order, Resize};
 use clap::ValueEnum;
 
 use super::failure;
-use crate::{commands::bar::bar, failure::bad_input, human, json};
+use crate::{
+    commands::{bar::bar, threads},
+    failure::bad_input,
+    human, json,
+};
 
 /// Measure how fast this machine loads a data set
 #[derive(Debug, clap::Args)]
@@ -35,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 256)]
     batch: u64,
     /// Decoding threads [default: all cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<NonZeroUsize>,
     /// Batches decoded ahead
     #[arg(long, value_name = "N", default_value_t = 3)]

@@ -7,7 +7,10 @@ use baton_job::exit::Failure;
 
 use super::failure;
 use crate::{
-    commands::bar::{SAMPLES, bar},
+    commands::{
+        bar::{SAMPLES, bar},
+        threads,
+    },
     failure::bad_input,
     human, json, output,
 };
@@ -30,7 +33,7 @@ pub(crate) struct Args {
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Decoding threads [default: all cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<NonZeroUsize>,
     /// List every bad sample, not just the first 20
     #[arg(long)]

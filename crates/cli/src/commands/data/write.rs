@@ -15,7 +15,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget};
 
 use super::write_failure;
 use crate::{
-    commands::bar::bar,
+    commands::{bar::bar, threads},
     failure::bad_input,
     human,
     json::{self, WrittenData},
@@ -87,7 +87,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_PAGE_BYTES)]
     page_size: u32,
     /// Number of threads that decode and encode [default: all cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = threads)]
     threads: Option<NonZeroUsize>,
     /// Print one JSON object at the end, and nothing else
     #[arg(long)]

@@ -7,7 +7,7 @@ use std::{fs, path::PathBuf};
 
 use baton_job::exit::Failure;
 use baton_plan::{Calibration, Error, MACHINES, Machine, PlanRequest, RecipePlan};
-use baton_recipe::{InputKind, JobSpec};
+use baton_recipe::{InputKind, JobSpec, dry_run::MAX_SAMPLES};
 
 use super::recipe::{self, Samples};
 use crate::{failure::bad_input, json, output};
@@ -45,10 +45,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "on")]
     calibration: Option<PathBuf>,
     /// Samples of the training set [default: counted in its files, or ImageNet's for 1,000 classes]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_SAMPLES))]
     samples: Option<u64>,
     /// Samples of the validation set [default: counted in its files, or ImageNet's for 1,000 classes]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_SAMPLES))]
     val_samples: Option<u64>,
     /// Channels and length of a signal, for model.arch = resnet34_1d
     #[arg(long, value_name = "CHANNELSxLENGTH", default_value = "1x100", value_parser = signal)]

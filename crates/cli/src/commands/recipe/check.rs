@@ -1,14 +1,15 @@
 //! `baton recipe check`
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use baton_job::exit::Failure;
-use baton_recipe::{JobSpec, dry_run::DryRun, spec::Error};
+use baton_recipe::{
+    JobSpec,
+    dry_run::{DryRun, MAX_SAMPLES},
+    spec::Error,
+};
 
-use super::{Samples, find};
+use super::{Samples, find, text};
 use crate::{
     failure::bad_input,
     human::{count, grouped},
@@ -33,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Samples of the training set [default: counted in its files]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_SAMPLES))]
     samples: Option<u64>,
     /// Print one JSON object per line
     #[arg(long)]
@@ -62,12 +63,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 
 fn check(path: &Path, args: &Args) -> CheckedRecipe {
     let found = CheckedRecipe { recipe: path.display().to_string(), ..CheckedRecipe::default() };
-    let spec = match JobSpec::read(path, &args.overrides, |path| fs::read_to_string(path)) {
+    let spec = match JobSpec::read(path, &args.overrides, text) {
         Ok(spec) => spec,
         Err(Error::Invalid(faults)) => return CheckedRecipe { faults, ..found },
         Err(error) => return CheckedRecipe { problem: Some(error.to_string()), ..found },
     };
     let deprecated_keys = spec.deprecated_keys();
+    if let Err(problem) = Samples::at(&spec.data.val, None) {
+        return CheckedRecipe { problem: Some(problem), ..found };
+    }
     match Samples::of(&spec, args.samples) {
         Err(problem) => CheckedRecipe { problem: Some(problem), ..found },
         Ok(Samples::Unknown(why)) => {

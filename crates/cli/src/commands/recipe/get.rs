@@ -3,6 +3,7 @@
 use baton_job::exit::Failure;
 
 use crate::{
+    clean,
     connect::{Coordinator, CoordinatorFlags},
     output,
 };
@@ -25,6 +26,6 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: &Args) -> Result<(), Failure> {
     let recipe = Coordinator::find(&args.target)?.recipe().await?;
-    output::line(if args.json { &recipe.json } else { &recipe.toml }.trim_end());
+    output::line(if args.json { clean::json(recipe.json) } else { recipe.toml }.trim_end());
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 
 pub(crate) use baton_console::{
     Samples,
-    recipe::{about, find, read, resolved},
+    recipe::{about, find, read, resolved, text},
 };
 use baton_job::exit::{Failure, OK};
 use baton_recipe::spec;

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use baton_job::exit::Failure;
 use baton_recipe::{
     JobSpec,
-    dry_run::DryRun,
+    dry_run::{DryRun, MAX_SAMPLES},
     spec::{Resolved, ValueOrigin},
 };
 
 use super::{Samples, about, find, invalid, resolved, summary};
-use crate::{failure::failed, output};
+use crate::{clean, failure::failed, output};
 
 /// Print a recipe with the origin of every value, and a summary of the resulting run
 #[derive(Debug, clap::Args)]
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Samples of the training set [default: counted in its files]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_SAMPLES))]
     samples: Option<u64>,
     /// Show the linearly scaled learning rate for this global batch; may be repeated
     #[arg(long = "global-batch", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let resolved = resolved(&path, &args.overrides)?;
     let spec = &resolved.spec;
     let text = match args.json {
-        true => serde_json::to_string_pretty(spec).map_err(failed)?,
+        true => clean::json(serde_json::to_string_pretty(spec).map_err(failed)?),
         false if args.toml => spec.to_toml(),
         false => with_origins(&resolved, &path),
     };

@@ -4,7 +4,7 @@
 //! Copies of the state machines are given such messages regularly, because they are too rare in the histories.
 
 use baton_job::{
-    Generation, Rank, Time,
+    Generation, MeshSecret, Rank, Time,
     engine::{self, Engine},
     exit::{Class, Failure, Outcome},
     ids::{Attachment, Incarnation, LocalRank},
@@ -173,7 +173,11 @@ fn directives(agent: &Agent) -> Vec<session::Event> {
     };
     let stale = [
         Directive::Launch(launch),
-        Directive::Begin { generation, peers: ["0/0".to_owned()].into() },
+        Directive::Begin {
+            generation,
+            peers: ["0/0".to_owned()].into(),
+            secret: MeshSecret::default(),
+        },
         Directive::Checkpoint { generation },
         Directive::Pause(PauseState { number: 0, paused: true }),
         Directive::Drain { generation, reason: "stale".to_owned() },

@@ -1,0 +1,45 @@
+//! Checks the checkpoint of `--resume` before anything starts: the ranks would find out late, and would be restarted.
+
+use std::path::Path;
+
+use baton_checkpoint::SaveId;
+use baton_job::exit::Failure;
+use baton_recipe::JobSpec;
+
+use crate::{
+    commands::checkpoint::folder::{CHECKPOINTS, blocking, open, store_failure},
+    failure::bad_input,
+};
+
+/// Checks that `typed` is a checkpoint of the job's own store, or the path or URL of another one.
+///
+/// # Errors
+/// It is not, or it is damaged, or its bucket does not answer.
+pub(super) async fn check(typed: &str, spec: &JobSpec, run_dir: &Path) -> Result<(), Failure> {
+    // The same rule as when a rank restores.
+    let (location, name) = match typed.trim_end_matches('/').rsplit_once('/') {
+        Some((location, name)) => (location.to_owned(), name.to_owned()),
+        None => (own_store(spec, run_dir), typed.to_owned()),
+    };
+    if SaveId::parse(&name).is_none() {
+        return Err(bad_input(format!(
+            "--resume {typed:?} is not a checkpoint: give a name such as step-0000000440-gen-000003, \
+             or FOLDER/NAME, or s3://BUCKET/PREFIX/NAME; `baton checkpoint ls` lists them"
+        )));
+    }
+    blocking(move || {
+        let about = |message: String| format!("--resume: {message}");
+        let store = open(&location).map_err(|failure| bad_input(about(failure.message)))?;
+        let manifest = store.manifest(&name).map_err(store_failure);
+        manifest.map(drop).map_err(|failure| Failure { message: about(failure.message), ..failure })
+    })
+    .await
+}
+
+/// Location of the checkpoints of a job, by the rule of the coordinator.
+fn own_store(spec: &JobSpec, run_dir: &Path) -> String {
+    match spec.checkpoint.dir.as_str() {
+        "" => run_dir.join(CHECKPOINTS).display().to_string(),
+        dir => dir.to_owned(),
+    }
+}
