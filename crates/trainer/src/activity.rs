@@ -118,8 +118,11 @@ impl SharedActivity {
         let now = Instant::now();
         let mut state = self.lock();
         state.begin(before, now);
-        // Its time goes on, without the time of the operation: votes must not hide a load that has stalled.
-        state.since = now - (began - since);
+        // After an operation with others, an activity begins again. Not so a load: votes during an evaluation must not
+        // hide that it has stalled.
+        if before == Activity::Loading {
+            state.since = now - (began - since);
+        }
         result
     }
 

@@ -451,9 +451,12 @@ impl Learner for TorchLearner {
     fn load_initial(&mut self) -> Result<(), Error> {
         let Some(Pretrained { path, head }) = &self.recipe.pretrained else { return Ok(()) };
         let (path, head) = (path.clone(), *head);
+        let unusable = |problem: String| Error::Recipe(format!("model.pretrained: {problem}"));
+        // The file is read as a whole: not before it is known to be one of weights.
+        baton_checkpoint::check_weights_file(&path).map_err(unusable)?;
         weights::load(self, &path, head).map_err(|error| match error {
             weights::Error::Learner(error) => error,
-            error => Error::Recipe(format!("model.pretrained: {error}")),
+            error => unusable(error.to_string()),
         })
     }
 

@@ -37,7 +37,8 @@ pub enum Error {
     /// The file contains the weights of another network.
     #[error(
         "weights {path:?} do not fit model.arch and model.num_classes (for other classes set \
-         model.new_head = true): {}", problems.join("; ")
+         model.new_head = true): {}",
+        first_of(problems)
     )]
     Mismatch {
         /// The file.
@@ -48,6 +49,15 @@ pub enum Error {
     /// libtorch reported an error.
     #[error(transparent)]
     Learner(#[from] learner::Error),
+}
+
+/// The first problems as text, and how many follow: another network differs in every tensor.
+fn first_of(problems: &[String]) -> String {
+    const SHOWN: usize = 3;
+    let shown = problems.iter().take(SHOWN).cloned();
+    let more = problems.len().saturating_sub(SHOWN);
+    let rest = (more > 0).then(|| format!("and {more} more"));
+    shown.chain(rest).collect::<Vec<_>>().join("; ")
 }
 
 /// Source of the classifier's weights.
