@@ -12,7 +12,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 pub(crate) struct CurrentMeshSecret(Option<(Generation, MeshSecret)>);
 
 impl CurrentMeshSecret {
-    /// The secret of `generation`: the same for all its agents, also if one reconnects and is told again.
+    /// The secret of `generation`: the same for all its agents, and for one that reconnects.
     pub(crate) fn of(&mut self, generation: Generation) -> Result<MeshSecret> {
         if let Some((current, secret)) = &self.0
             && *current == generation

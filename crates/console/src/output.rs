@@ -16,7 +16,7 @@ pub fn line(text: impl Display) {
     painted(lines(&text.to_string()));
 }
 
-/// As [`line`], for a text with colours, whose parts must be clean already.
+/// As [`line()`], for a text with colours, whose parts must be clean already.
 pub fn painted(text: impl Display) {
     match writeln!(io::stdout(), "{text}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => process::exit(i32::from(exit::OK)),

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 use super::mesh::{closed, now_or_later};
-use super::proof::{OPENING_BYTES, Opening, PROOF_BYTES, Side, open, prove};
+use super::proof::{ConnectionEnd, OPENING_BYTES, Opening, PROOF_BYTES, open, prove};
 use super::wait::OperationContext;
 use super::wire::RankHello;
 use crate::{Error, Membership, operation};
@@ -129,10 +129,10 @@ impl<'a> Handshake<'a> {
             return Ok(false);
         }
         let theirs = connection.opening();
-        if connection.proof() != prove(self.secret, Side::Accepting, &mine, &theirs) {
+        if connection.proof() != prove(self.secret, ConnectionEnd::Accepting, &mine, &theirs) {
             return Err(Error::Impostor { rank: peer });
         }
-        let proof = prove(self.secret, Side::Connecting, &mine, &theirs);
+        let proof = prove(self.secret, ConnectionEnd::Connecting, &mine, &theirs);
         connection.stream.write_all(proof.as_bytes()).map_err(lost)?;
         Ok(true)
     }
@@ -176,7 +176,7 @@ impl<'a> Handshake<'a> {
                 if hello != self.expected(peer) || !self.is_missing_higher(peer) {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
-                let proof = prove(self.secret, Side::Accepting, &theirs, &mine);
+                let proof = prove(self.secret, ConnectionEnd::Accepting, &theirs, &mine);
                 connection.stream.write_all(proof.as_bytes())?;
                 mine
             }
@@ -184,7 +184,7 @@ impl<'a> Handshake<'a> {
         if !connection.receive(MAX_RECEIVED)? {
             return Ok(None);
         }
-        if connection.proof() != prove(self.secret, Side::Connecting, &theirs, &mine) {
+        if connection.proof() != prove(self.secret, ConnectionEnd::Connecting, &theirs, &mine) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         Ok(Some(peer))
@@ -359,7 +359,7 @@ mod tests {
             let (mut theirs, mut proof) = ([0; OPENING_BYTES], [0; PROOF_BYTES]);
             stream.read_exact(&mut theirs).unwrap();
             stream.read_exact(&mut proof).unwrap();
-            let proof = prove(&secret, Side::Connecting, mine, &theirs);
+            let proof = prove(&secret, ConnectionEnd::Connecting, mine, &theirs);
             stream.write_all(proof.as_bytes()).unwrap();
         }
         let deadline = Instant::now() + Duration::from_secs(30);

@@ -27,7 +27,7 @@ pub(super) const OPENING_BYTES: usize = RankHello::SIZE + NONCE_BYTES;
 /// An end of a connection.
 #[derive(Clone, Copy, Debug)]
 #[repr(u8)]
-pub(super) enum Side {
+pub(super) enum ConnectionEnd {
     /// It has called the other.
     Connecting = 1,
     /// It has a listener.
@@ -45,7 +45,7 @@ pub(super) fn open(hello: RankHello) -> Result<Opening, Errno> {
 /// The proof of `side`. Comparing two of them takes the same time wherever they differ.
 pub(super) fn prove(
     secret: &MeshSecret,
-    side: Side,
+    side: ConnectionEnd,
     connecting: &Opening,
     accepting: &Opening,
 ) -> blake3::Hash {
@@ -80,14 +80,14 @@ mod tests {
     fn a_proof_depends_on_everything_that_it_covers() {
         let (secret, other) = (draw_secret().unwrap(), draw_secret().unwrap());
         let (a, b, c) = ([1; OPENING_BYTES], [2; OPENING_BYTES], [3; OPENING_BYTES]);
-        let proof = prove(&secret, Side::Connecting, &a, &b);
-        assert_eq!(proof, prove(&secret, Side::Connecting, &a, &b));
+        let proof = prove(&secret, ConnectionEnd::Connecting, &a, &b);
+        assert_eq!(proof, prove(&secret, ConnectionEnd::Connecting, &a, &b));
         for different in [
-            prove(&other, Side::Connecting, &a, &b),
-            prove(&secret, Side::Accepting, &a, &b),
-            prove(&secret, Side::Connecting, &b, &a),
-            prove(&secret, Side::Connecting, &c, &b),
-            prove(&secret, Side::Connecting, &a, &c),
+            prove(&other, ConnectionEnd::Connecting, &a, &b),
+            prove(&secret, ConnectionEnd::Accepting, &a, &b),
+            prove(&secret, ConnectionEnd::Connecting, &b, &a),
+            prove(&secret, ConnectionEnd::Connecting, &c, &b),
+            prove(&secret, ConnectionEnd::Connecting, &a, &c),
         ] {
             assert_ne!(proof, different);
         }

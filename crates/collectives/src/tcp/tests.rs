@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use rustix::net::{AddressFamily, SocketType, bind, socket};
 
-use super::proof::{OPENING_BYTES, Opening, PROOF_BYTES, Side, open, prove};
+use super::proof::{ConnectionEnd, OPENING_BYTES, Opening, PROOF_BYTES, open, prove};
 use super::wire::{MessageHeader, PROTOCOL, RankHello};
 use super::*;
 
@@ -91,7 +91,7 @@ fn assert_they_meet(
 fn rank_1_by_hand(rank_0: &str) -> TcpStream {
     let mine = open(RankHello { from: RANK_1, to: Rank(0) }).unwrap();
     let (mut stream, (theirs, _)) = opened(rank_0, &mine);
-    let proof = prove(&secret(), Side::Connecting, &mine, &theirs);
+    let proof = prove(&secret(), ConnectionEnd::Connecting, &mine, &theirs);
     stream.write_all(proof.as_bytes()).unwrap();
     stream
 }
@@ -132,7 +132,7 @@ fn a_connection_that_does_not_know_the_secret_takes_no_ranks_place() {
         let (mut silent, _) = opened(&address, &mine);
         let (mut guessing, (theirs, proof)) = opened(&address, &mine);
         let other_secret = MeshSecret::new([8; MeshSecret::BYTES]);
-        let guess = prove(&other_secret, Side::Connecting, &mine, &theirs);
+        let guess = prove(&other_secret, ConnectionEnd::Connecting, &mine, &theirs);
         guessing.write_all(guess.as_bytes()).unwrap();
         assert_is_closed(guessing);
         // Sends rank 0's own proof back to it.
@@ -152,7 +152,7 @@ fn a_recorded_handshake_cannot_be_replayed() {
     let recorded = std::thread::scope(|scope| {
         let connected = scope.spawn(connect);
         let (mut stream, (theirs, _)) = opened(&address, &mine);
-        let proof = prove(&secret(), Side::Connecting, &mine, &theirs);
+        let proof = prove(&secret(), ConnectionEnd::Connecting, &mine, &theirs);
         stream.write_all(proof.as_bytes()).unwrap();
         connected.join().unwrap().unwrap();
         proof
