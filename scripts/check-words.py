@@ -71,8 +71,10 @@ ITEM = re.compile(
 )
 
 
-def tracked() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, check=True).stdout.decode()
+def ours() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=True
+    ).stdout.decode()
     return [Path(name) for name in listed.split("\0") if name and not SKIPPED.fullmatch(name) and Path(name).is_file()]
 
 
@@ -122,7 +124,7 @@ def names(files: list[Path]) -> dict[str, set[str]]:
 
 
 def main() -> None:
-    files = tracked()
+    files = ours()
     failures = odd_words(files)
     shared = names(files)
     for name, where in sorted(shared.items()):
