@@ -74,6 +74,9 @@ impl Journal {
         let format = format_of(&database)?;
         let records = entries(&database, RECORDS, 0, format)?;
         let events = entries(&database, EVENTS, 0, format)?;
+        if let Some((first @ 1.., _)) = records.first() {
+            return Err(Problem::Damaged(format!("there is no record before record {first}")));
+        }
         let next_record = records.last().map_or(0, |(key, _)| key + 1);
         let next_event = events.last().map_or(1, |(key, _)| key + 1);
         let parsed = records.iter().map(|(key, json)| parse(RECORDS, *key, json));
@@ -415,6 +418,14 @@ mod tests {
     #[test]
     fn a_journal_that_lacks_an_entry_or_a_table_is_damaged() {
         let folder = tempfile::tempdir().unwrap();
+        let first = folder.path().join("first");
+        written(&first);
+        let database = Database::open(&first).unwrap();
+        let write = database.begin_write().unwrap();
+        assert!(write.open_table(RECORDS).unwrap().remove(0).unwrap().is_some());
+        write.commit().unwrap();
+        drop(database);
+        assert!(damage(&first).contains("there is no record before record 1"));
         for (name, table) in [("entry", None), ("a", Some(RECORDS)), ("b", Some(EVENTS))] {
             let path = folder.path().join(name);
             written(&path);

@@ -164,8 +164,10 @@ fn same_losses(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
     };
     let on_gpu = losses(gpu).map_err(text)?;
     let on_cpu = losses(Device::Cpu).map_err(text)?;
+    let differences = on_gpu.iter().zip(&on_cpu).map(|(gpu, cpu)| ((gpu - cpu) / cpu).abs());
+    // `f64::max` would pass over a loss that is not a number.
     let worst =
-        on_gpu.iter().zip(&on_cpu).map(|(gpu, cpu)| ((gpu - cpu) / cpu).abs()).fold(0.0, f64::max);
+        differences.fold(0.0, |worst, one| if one > worst || one.is_nan() { one } else { worst });
     let detail = format!(
         "losses {on_gpu:.5?} on the GPU, {on_cpu:.5?} on the CPU, largest difference {worst:.1e}"
     );

@@ -36,6 +36,9 @@ pub struct Votes {
     pub(crate) abandon: bool,
 }
 
+/// Slot of the votes on writing in the tail; not a number if a rank abandons the step.
+const WRITING: usize = 2;
+
 impl Votes {
     /// The votes as numbers for the tail of the gradient; the all-reduce adds them up.
     pub(crate) fn to_tail(self) -> [f32; 4] {
@@ -43,7 +46,7 @@ impl Votes {
         let mut tail = votes.map(|vote| f32::from(u8::from(vote)));
         // A sum with a NaN is NaN, whatever the others add.
         if self.abandon {
-            tail[2] = f32::NAN;
+            tail[WRITING] = f32::NAN;
         }
         tail
     }
@@ -51,9 +54,9 @@ impl Votes {
     /// The votes of all ranks together, from the sums in the tail.
     pub(crate) fn from_tail(tail: &[f32]) -> Self {
         let vote = |slot: usize| tail.get(slot).is_some_and(|votes| *votes > 0.0);
-        let abandon = tail.get(2).is_some_and(|votes| votes.is_nan());
+        let abandon = tail.get(WRITING).is_some_and(|votes| votes.is_nan());
         // In an abandoned step nobody knows whether a rank is writing; the next vote tells.
-        let writing = abandon || vote(2);
+        let writing = abandon || vote(WRITING);
         Self { save: vote(0), stop: vote(1), writing, pause: vote(3), abandon }
     }
 

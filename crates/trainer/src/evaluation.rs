@@ -70,7 +70,7 @@ impl<L: Learner> Trainer<L> {
         let mut feed = self.job.inputs.val_feed(extent, numbers.clone());
         let mut numbers = numbers.peekable();
         let mut mine: Vec<NumberedEvaluations> = Vec::new();
-        let last_votes = loop {
+        let (is_complete, votes) = loop {
             let done =
                 self.evaluate_until_vote(context, &mut feed, &mut numbers, kinds, &mut mine)?;
             let ballot = Ballot { votes: context.controls.vote(self.saver.is_busy()), done };
@@ -84,7 +84,6 @@ impl<L: Learner> Trainer<L> {
         };
         self.loaders.end(feed.stats());
         feed.detach();
-        let (is_complete, votes) = last_votes;
         if !is_complete {
             return Ok((None, votes));
         }

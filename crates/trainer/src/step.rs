@@ -137,13 +137,15 @@ impl<L: Learner> Stepper<L> {
         let mut suspects = Suspects::none();
         let mut abandon = false;
         for virtual_rank in self.block.clone() {
-            let mut leaf = match self.leaf(context, next.scale, abandon, &mut suspects)? {
+            let leaf = match abandon {
+                true => None,
+                false => self.leaf(context, next.scale, &mut suspects)?,
+            };
+            abandon = leaf.is_none();
+            let mut leaf = match leaf {
                 Some(leaf) => leaf,
                 // All ranks must add the same number of leaves; the values of this one are never used.
-                None => {
-                    abandon = true;
-                    self.take_leaf(context.learner)?
-                }
+                None => self.take_leaf(context.learner)?,
             };
             // One vote per rank is enough; a late vote includes the most recent requests.
             let vote = match virtual_rank + 1 == self.block.end {
@@ -224,20 +226,16 @@ impl<L: Learner> Stepper<L> {
         }
     }
 
-    /// Contribution of one virtual rank: the sum over its micro-batches. `None` if the step is to be abandoned: its data
-    /// did not arrive before a stop or a pause was requested, or the step was abandoned before.
+    /// Contribution of one virtual rank: the sum over its micro-batches. `None` if its data did not arrive before a
+    /// stop or a pause was requested.
     ///
     /// A learner that runs ahead makes its update before the votes are known, so it must wait for its data.
     fn leaf(
         &mut self,
         context: &mut StepContext<'_, L>,
         scale: f32,
-        abandon: bool,
         suspects: &mut Suspects<L::Loss>,
     ) -> Result<Option<L::Leaf>, Error> {
-        if abandon {
-            return Ok(None);
-        }
         let StepContext { learner, feed, controls, .. } = context;
         let activity = controls.activity();
         let mut sum: Option<L::Leaf> = None;
