@@ -40,15 +40,17 @@ build: setup ## compile baton, baton-coordinator and baton-worker
 run: build ## train on handwritten digits, no GPU needed; ARGS="--no-auto-resume" adds flags
 	$(BIN)/baton up $(RECIPE) --ranks $(RANKS) $(ARGS)
 
-# Doc tests run first, so that the test runner's count is printed last. The programs are built
-# beforehand because whole-process tests start them from $(BIN).
+# Doc tests run first, so that the test runner's count and the skipped tests are printed last. The
+# programs are built beforehand because whole-process tests start them from $(BIN).
 .PHONY: test
 test: tools ## every test; ARGS="some_name" selects by name
 	$(BUILD)
 	$(if $(ARGS),,cargo test --workspace --doc)
 	if [ -x .tools/bin/cargo-nextest ]; \
 	then .tools/bin/cargo-nextest nextest run --workspace $(ARGS); \
+		scripts/check-skips.py $(dir $(BIN))nextest/default/junit.xml; \
 	else cargo test --workspace --lib --bins --tests $(ARGS); \
+		echo "without cargo-nextest, skipped tests are not counted"; \
 	fi
 
 # Cheap checks first. See deny.toml for why cargo-deny checks no advisories.
@@ -57,7 +59,10 @@ lint: tools ## formatting, clippy, docs, licences, scripts, links, words; writes
 	cargo metadata --locked --format-version 1 >/dev/null  # Cargo.lock is up to date
 	cargo fmt --all --check
 	scripts/check-shell.sh
-	if [ -x .tools/bin/ruff ]; then .tools/bin/ruff check --quiet && .tools/bin/ruff format --quiet --check; fi
+	if [ -x .tools/bin/ruff ]; \
+	then .tools/bin/ruff check --quiet && .tools/bin/ruff format --quiet --check; \
+	else echo "without ruff, Python is not checked"; \
+	fi
 	python3 scripts/check-links.py
 	scripts/check-features.py
 	scripts/check-words.py
@@ -93,6 +98,11 @@ sim-scale: ## 1,024 spot machines for a week, simulated in minutes; SCALE="nodes
 .PHONY: fuzz
 fuzz: setup ## damaged files, JPEGs and checkpoints at length; RUNS=1000000, TARGET="jpeg shard"
 	RUNS=$(RUNS) TARGET="$(TARGET)" scripts/fuzz.sh $(ARGS)
+
+# Not part of test and lint: a thousand runs of the tests.
+.PHONY: mutants
+mutants: ## mutation check of the core: each small change must fail a test; ARGS="baton-job --share 0/8" for a part
+	scripts/mutants.py $(ARGS)
 
 .PHONY: fuzz-check
 fuzz-check: setup ## formatting and clippy of fuzz/, without libFuzzer

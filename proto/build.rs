@@ -4,9 +4,10 @@
 use std::{env, fs, path::PathBuf};
 
 /// Messages whose JSON is derived from their fields.
-const JSON: [&str; 18] = [
+const JSON: [&str; 19] = [
     "CheckpointEntry",
     "DrainStatus",
+    "EvaluationProgress",
     "Fit",
     "GetStatusResponse",
     "Gpu",

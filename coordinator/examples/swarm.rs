@@ -188,8 +188,13 @@ impl Agent {
         }));
         if let Some(rank) = self.ranks.get((self.heartbeat.0 % u64::from(self.slots)) as usize) {
             let activity = Activity::Computing;
-            let heartbeat =
-                RankHeartbeat { step: Step(1), own_step_seconds: 0.1, seconds: 0.01, activity };
+            let heartbeat = RankHeartbeat {
+                step: Step(1),
+                own_step_seconds: 0.1,
+                seconds: 0.01,
+                activity,
+                evaluation: None,
+            };
             self.send_rank_report(*rank, RankReport::Heartbeat(heartbeat));
         }
     }

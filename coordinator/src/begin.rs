@@ -2,12 +2,15 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
     sync::Arc,
     thread::{self, JoinHandle},
 };
 
-use baton_checkpoint::{EntryState, Store};
+use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
+use baton_checkpoint::{
+    CheckpointReference, Claimant, EntryState, Error as StoreError, ResumePoint, Store,
+};
 use baton_job::{
     Generation, JobId,
     engine::{Engine, JobOrigin, Record},
@@ -45,9 +48,18 @@ pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
     let job_id = engine.origin().job;
     let store_location = store.location().to_owned();
     tracing::info!(job = %job_id, recipe = %spec.to_json(), "serving");
+    let claimant = Claimant {
+        owner: uuid::Uuid::new_v4().to_string(),
+        job: job_id,
+        name: spec.name.clone(),
+        recipe: spec.to_json(),
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        run_dir: path::absolute(&args.run_dir).map_err(crash)?.display().to_string(),
+    };
     let run_dir = args.run_dir.clone();
+    let claim = (store, claimant);
     let (job_loop, job) =
-        JobLoop::new(engine, journal, store, run_dir, clock, metrics.clone(), traces);
+        JobLoop::new(engine, journal, claim, run_dir, clock, metrics.clone(), traces);
     let thread = thread::Builder::new()
         .name("job".to_owned())
         .spawn(move || job_loop.run())
@@ -110,12 +122,23 @@ fn traces(
 fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Failure> {
     let store = Store::open(&store_location(spec, &args.run_dir))
         .map_err(|error| disk::store_failure(&error))?;
+    if let Some(typed) = &args.resume
+        && let CheckpointReference { location: None, id } = checkpoint(typed)?
+    {
+        // Checked before the journal of an older run is set aside. A folder that the user names may exist only on the
+        // machine of the rank that reads it.
+        store.manifest(&id.name()).map_err(|error| bad_input(format!("--resume: {error}")))?;
+    }
     let path = args.run_dir.join("journal.redb");
     let new_run = args.no_auto_resume || args.resume.is_some();
     let open = |path: &Path| {
         Journal::open(path).map_err(|error| disk::failure(path, format!("{error:#}")))
     };
     let (mut journal, mut records) = open(&path)?;
+    let may_be_replaced = args.no_auto_resume || args.allow_recipe_change;
+    if (new_run || records.is_empty()) && !may_be_replaced {
+        refuse_store_of_another_recipe(spec, &store)?;
+    }
     if new_run && !records.is_empty() {
         drop(journal);
         set_aside(&path)?;
@@ -141,6 +164,42 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         ),
     };
     Ok(PreparedJob { engine, journal, store, records })
+}
+
+/// The checkpoint of `--resume`.
+pub(crate) fn checkpoint(typed: &str) -> Result<CheckpointReference, Failure> {
+    typed.parse().map_err(|error| bad_input(format!("--resume: {error}")))
+}
+
+/// Refuses a new run in a store that a job of another recipe uses or has used: opening a generation would end that job,
+/// and restoring its checkpoints would fail afterwards.
+fn refuse_store_of_another_recipe(spec: &JobSpec, store: &Store) -> Result<(), Failure> {
+    let failure = |error: StoreError| disk::store_failure(&error);
+    let claimant = store.claimant(store.fence().map_err(failure)?).map_err(failure)?;
+    let user = claimant.map(|claimant| (format!("is used by {claimant}"), claimant.recipe));
+    // A job of an older version is known only by its checkpoints.
+    let newest = match store.find(&Restore::default(), &mut |_, _| Ok(())) {
+        Err(StoreError::NoUsableCheckpoint { .. }) => None,
+        found => found.map_err(failure)?,
+    };
+    let newest = newest.map(|ResumePoint { manifest, .. }| {
+        let name = JobSpec::from_saved(&manifest.recipe).map(|saved| saved.name);
+        let name = name.map(|name| format!(" `{name}`")).unwrap_or_default();
+        (format!("has checkpoint {} of job{name}", manifest.name()), manifest.recipe)
+    });
+    for (what, recipe) in [user, newest].into_iter().flatten() {
+        let changes = spec.changes_since(&recipe);
+        if !changes.is_empty() {
+            return Err(bad_input(format!(
+                "checkpoint store {} {what}, whose recipe would give different weights ({}): set checkpoint.dir to \
+                 another store, or continue from these checkpoints with --allow-recipe-change, or start a new run \
+                 there with --no-auto-resume; both flags end the other job if it still runs",
+                store.location(),
+                changes.join(", ")
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Differences between the recipes that prevent `spec` from continuing the job in the journal.
@@ -204,6 +263,6 @@ fn store_location(spec: &JobSpec, run_dir: &Path) -> String {
 }
 
 fn read_recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
-    JobSpec::read(path, overrides, |path| fs::read_to_string(path))
+    JobSpec::read(path, overrides, |path| read_text(path, MAX_RECIPE_BYTES))
         .map_err(|error| bad_input(format!("{}: {error}", path.display())))
 }

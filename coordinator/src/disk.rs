@@ -23,7 +23,7 @@ pub(crate) fn failure(path: &Path, problem: impl Display) -> Failure {
 /// The failure for a checkpoint store that cannot be used.
 pub(crate) fn store_failure(error: &StoreError) -> Failure {
     match error {
-        StoreError::Location { location, problem } if is_full(problem) => {
+        StoreError::Location { location, problem, .. } if is_full(problem) => {
             failure(Path::new(location), format!("checkpoint store {location}: {problem}"))
         }
         error => failure(Path::new("the checkpoint store"), error),
@@ -45,6 +45,14 @@ mod tests {
 
     use super::*;
 
+    fn unusable(location: &str, problem: &str) -> StoreError {
+        StoreError::Location {
+            location: location.to_owned(),
+            problem: problem.to_owned(),
+            remedy: "set checkpoint.dir to another folder",
+        }
+    }
+
     fn exit_code(failure: &Failure) -> u8 {
         Outcome::Failed { failure: failure.clone() }.exit_code()
     }
@@ -53,8 +61,7 @@ mod tests {
     fn a_full_disk_is_retriable_and_names_what_to_free() {
         // This device is always full.
         let full = fs::write("/dev/full", "text").unwrap_err().to_string();
-        let store =
-            StoreError::Location { location: "/run/ckpt".to_owned(), problem: full.clone() };
+        let store = unusable("/run/ckpt", &full);
 
         for (failed, place) in [
             (store_failure(&store), "/run/ckpt"),
@@ -63,16 +70,15 @@ mod tests {
             assert_eq!(exit_code(&failed), baton_job::exit::FAILED, "{failed}");
             let remedy = format!("free space on the disk of {place} and start the job again");
             assert!(failed.message.ends_with(&remedy), "{failed}");
-            assert!(!failed.message.contains("writable"), "{failed}");
+            assert!(!failed.message.contains("checkpoint.dir"), "{failed}");
         }
     }
 
     #[test]
     fn a_folder_that_cannot_be_created_is_bad_input() {
         let missing = fs::write("/nowhere/file", "text").unwrap_err().to_string();
-        let store = StoreError::Location { location: "/nowhere".to_owned(), problem: missing };
-        let failed = store_failure(&store);
+        let failed = store_failure(&unusable("/nowhere", &missing));
         assert_eq!(exit_code(&failed), baton_job::exit::BAD_INPUT, "{failed}");
-        assert!(failed.message.contains("set checkpoint.dir to a writable folder"), "{failed}");
+        assert!(failed.message.ends_with("; set checkpoint.dir to another folder"), "{failed}");
     }
 }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use baton_access::RunFolder;
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -15,6 +16,10 @@ struct Endpoint {
     pid: u32,
     /// Whether clients must use `https`.
     tls: bool,
+    /// Id of the run, which clients send with every call.
+    run_id: String,
+    /// Inode number of the run folder, by which clients recognize a copy of it.
+    folder: u64,
 }
 
 /// The file; deleted when this value is dropped.
@@ -22,9 +27,20 @@ pub(crate) struct CoordinatorFile(PathBuf);
 
 impl CoordinatorFile {
     /// Writes the file atomically.
-    pub(crate) fn write(run_dir: &Path, address: SocketAddr, tls: bool) -> Result<Self> {
+    pub(crate) fn write(
+        run_dir: &Path,
+        run: RunFolder,
+        address: SocketAddr,
+        tls: bool,
+    ) -> Result<Self> {
         let path = run_dir.join("coordinator.json");
-        let endpoint = Endpoint { address: address.to_string(), pid: std::process::id(), tls };
+        let endpoint = Endpoint {
+            address: address.to_string(),
+            pid: std::process::id(),
+            tls,
+            run_id: run.run_id,
+            folder: run.inode,
+        };
         let temporary = path.with_extension(format!("{}.tmp", endpoint.pid));
         fs::write(&temporary, serde_json::to_vec(&endpoint)?)
             .and_then(|()| fs::rename(&temporary, &path))
@@ -35,7 +51,7 @@ impl CoordinatorFile {
 
 impl Drop for CoordinatorFile {
     fn drop(&mut self) {
-        // Best effort: a stale file only costs the next caller one refused connection.
+        // Best effort: the next caller of a stale file is refused, as its run is not served at that address.
         let _ = fs::remove_file(&self.0);
     }
 }

@@ -7,6 +7,7 @@
 use std::{
     io::{self, IoSlice},
     net::SocketAddr,
+    os::fd::AsFd,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -16,8 +17,9 @@ use std::{
 use futures::Stream;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy, sink},
     net::{TcpListener, TcpSocket, TcpStream},
+    runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{Instant, Sleep, sleep, timeout},
 };
@@ -30,6 +32,8 @@ const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time in which nothing is sent in either direction. It ends connections whose client stops after the TLS
 /// handshake, or within a request. The server pings HTTP/2 clients, and the dashboard's stream has comments, more often.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time in which the input of a connection that the server has given up is still read.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Wait before the next accept after a failed one.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Capacity of the queue of connections that have sent a byte and that the server has not taken yet.
@@ -45,12 +49,12 @@ pub(crate) struct Connection {
     stream: TcpStream,
     idle: IdleTimer,
     /// Counts this connection against the limit until it is closed.
-    _permit: OwnedSemaphorePermit,
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
     fn new(stream: TcpStream, permit: OwnedSemaphorePermit, idle_timeout: Duration) -> Self {
-        Self { stream, idle: IdleTimer::new(idle_timeout), _permit: permit }
+        Self { stream, idle: IdleTimer::new(idle_timeout), permit: Some(permit) }
     }
 
     /// The result of an attempt to send or receive, of which `is_progress` says whether any byte was.
@@ -67,6 +71,27 @@ impl Connection {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         polled
+    }
+}
+
+/// Ends the connection, but still reads what the client sends until the client closes it too. If input were left unread,
+/// the system would reset the connection, and the client could lose what was sent last: in TLS, the alert that says why
+/// its certificate is refused.
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let (Ok(runtime), Ok(socket)) =
+            (Handle::try_current(), self.stream.as_fd().try_clone_to_owned())
+        else {
+            return;
+        };
+        let permit = self.permit.take();
+        runtime.spawn(async move {
+            let mut stream = TcpStream::from_std(socket.into())?;
+            stream.shutdown().await?;
+            let _ = timeout(LINGER_TIMEOUT, copy(&mut stream, &mut sink())).await;
+            drop(permit);
+            io::Result::Ok(())
+        });
     }
 }
 
@@ -233,7 +258,7 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::AsyncReadExt;
 
     use super::*;
 
@@ -255,5 +280,27 @@ mod tests {
 
         assert_eq!(closed.kind(), io::ErrorKind::TimedOut);
         assert!(last.elapsed() >= Duration::from_millis(40), "{:?}", last.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_client_receives_the_last_words_of_a_connection_whose_input_is_not_read() {
+        let listener = listen(([127, 0, 0, 1], 0).into()).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let permits = Arc::new(Semaphore::new(1));
+        let permit = permits.clone().acquire_owned().await.unwrap();
+        let mut connection = Connection::new(stream, permit, Duration::from_secs(60));
+        client.write_all(b"not read").await.unwrap();
+        connection.write_all(b"refused").await.unwrap();
+
+        drop(connection);
+
+        client.write_all(b"not read either").await.unwrap();
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).await.unwrap();
+        assert_eq!(received, b"refused");
+        assert_eq!(permits.available_permits(), 0, "the connection counts until it is closed");
+        drop(client);
+        let _permit = permits.acquire().await.unwrap();
     }
 }

@@ -13,10 +13,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use baton_checkpoint::Store;
+use baton_checkpoint::{Claimant, Store};
 use baton_job::{
     Time,
-    engine::{Action, Engine, Event, Record, Status},
+    engine::{Action, AgentRetry, Engine, Event, Record, Status},
     ids::Attachment,
     message::{Directive, Hello},
 };
@@ -76,7 +76,7 @@ pub(crate) struct AgentRefusal {
     /// One line: what, and what to do.
     pub(crate) reason: String,
     /// Whether the agent may attach again.
-    pub(crate) retry: bool,
+    pub(crate) retry: AgentRetry,
 }
 
 /// Past events, and the feed of the following ones, without a gap between them.
@@ -145,9 +145,8 @@ pub(crate) struct JobLoop {
     events: broadcast::Sender<LoggedEvent>,
     saved: Option<Instant>,
     last_reason: String,
-    /// Random identity of this loop, written with the fence of the generations that it opens. The job's id is not
-    /// enough: if the run folder was copied, two coordinators have the same job.
-    store_owner: String,
+    /// Written with the fence of the generations that this loop opens.
+    claimant: Claimant,
     mesh_secret: CurrentMeshSecret,
     /// Messages to send once the journal is committed.
     outgoing: Vec<OutgoingMessage>,
@@ -178,7 +177,7 @@ impl JobLoop {
     pub(crate) fn new(
         engine: Engine,
         journal: Journal,
-        store: Store,
+        (store, claimant): (Store, Claimant),
         run_dir: PathBuf,
         clock: Clock,
         metrics: Arc<JobMetrics>,
@@ -208,7 +207,7 @@ impl JobLoop {
             events,
             saved: None,
             last_reason: String::new(),
-            store_owner: uuid::Uuid::new_v4().to_string(),
+            claimant,
             mesh_secret: CurrentMeshSecret::default(),
             outgoing: Vec::new(),
             new_events: Vec::new(),
@@ -333,7 +332,7 @@ impl JobLoop {
             }
             Action::Fence(generation) => {
                 self.commit()?;
-                match self.store.claim(generation, &self.store_owner) {
+                match self.store.claim(generation, &self.claimant) {
                     Ok(()) => {}
                     Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
                         return Ok(Some(Event::TakenOver { message: error.to_string() }));
@@ -350,7 +349,7 @@ impl JobLoop {
                 self.outgoing.push(OutgoingMessage::Directive(attachment, directive));
             }
             Action::Refuse { node, attachment, reason, retry } => {
-                warn!(%node, reason, retry, "agent refused");
+                warn!(%node, reason, ?retry, "agent refused");
                 let refusal = AgentRefusal { reason, retry };
                 self.outgoing.push(OutgoingMessage::Refusal(attachment, refusal));
             }

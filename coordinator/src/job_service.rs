@@ -227,14 +227,15 @@ fn invalid_recipe(error: spec::Error) -> Status {
         spec::Error::Invalid(violations) => violations
             .into_iter()
             .map(|Violation { field, value, rule }| {
-                (field.to_owned(), format!("is {value}: {rule}"))
+                (field.into_owned(), format!("is {value}: {rule}"))
             })
             .collect(),
         spec::Error::Override(_) => vec![("overrides".to_owned(), message.clone())],
         spec::Error::Unreadable(_)
         | spec::Error::Text { .. }
         | spec::Error::Json(_)
-        | spec::Error::Saved(_) => {
+        | spec::Error::Saved(_)
+        | spec::Error::SavedNotFinite(_) => {
             vec![("recipe".to_owned(), message.clone())]
         }
     };

@@ -3,9 +3,14 @@
 //! redb does not verify what it reads, so every entry has a checksum: a journal in which one bit changed could otherwise
 //! be valid, and lead to another training without anyone noticing.
 
-use std::{panic, path::Path};
+use std::{
+    panic,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use baton_job::engine::{JobEvent, Record};
 use redb::{
     Database, ReadOnlyDatabase, ReadableDatabase, TableDefinition, TableError, TableHandle,
@@ -44,9 +49,21 @@ type JournalTable = TableDefinition<'static, u64, &'static [u8]>;
 /// An entry that is not committed yet: its table, its key and its JSON.
 type PendingEntry = (JournalTable, u64, Vec<u8>);
 
+/// Pauses before a commit that failed is tried again. The ranks train meanwhile, but the coordinator answers nobody, so
+/// this must be short: without a coordinator, an agent whose machine is taken away saves by itself.
+const PAUSES: &[Duration] = &[
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+    Duration::from_secs(8),
+];
+
 /// The journal of one job. Entries are durable once they are committed.
 pub(crate) struct Journal {
-    database: Database,
+    path: PathBuf,
+    /// `None` after a commit that failed: redb must open the file again then.
+    database: Option<Database>,
+    pauses: &'static [Duration],
     next_record: u64,
     next_event: u64,
     /// Entries to commit.
@@ -91,7 +108,9 @@ impl Journal {
         if format != Some(FORMAT) {
             upgrade(&database, &records, &events)?;
         }
-        Ok((Self { database, next_record, next_event, pending: Vec::new() }, parsed))
+        let (path, pauses, pending) = (path.to_owned(), PAUSES, Vec::new());
+        let database = Some(database);
+        Ok((Self { path, database, pauses, next_record, next_event, pending }, parsed))
     }
 
     /// Adds a record to the pending entries.
@@ -109,21 +128,40 @@ impl Journal {
         Ok(logged)
     }
 
-    /// Makes all pending entries durable in one transaction, so with one wait for the disk.
+    /// Makes all pending entries durable in one transaction, so with one wait for the disk. If it fails, for example
+    /// because the disk is full, waits and tries again for some seconds.
     pub(crate) fn commit(&mut self) -> Result<()> {
         if self.pending.is_empty() {
             return Ok(());
         }
-        let pending = std::mem::take(&mut self.pending);
-        write(&self.database, &pending).context(
-            "the journal cannot be written; free space on the disk of the run folder, or check that disk",
-        )
+        let mut pauses = self.pauses.iter();
+        loop {
+            let Err(error) = self.try_commit() else { return Ok(()) };
+            let problem = format!(
+                "the journal cannot be written ({error}); free space on the disk of the run folder, or check that disk"
+            );
+            let Some(pause) = pauses.next() else { return Err(anyhow!(problem)) };
+            tracing::error!("{problem}; training goes on, next attempt in {} s", pause.as_secs());
+            thread::sleep(*pause);
+        }
+    }
+
+    fn try_commit(&mut self) -> Result<(), redb::Error> {
+        let database = match self.database.take() {
+            Some(database) => database,
+            None => Database::create(&self.path)?,
+        };
+        write(&database, &self.pending)?;
+        self.database = Some(database);
+        self.pending.clear();
+        Ok(())
     }
 
     /// Committed events with an id above `after`, oldest first.
     pub(crate) fn events_after(&self, after: u64) -> Result<Vec<LoggedEvent>> {
         let first = after.saturating_add(1);
-        let read = entries(&self.database, EVENTS, first, Some(FORMAT)).and_then(|entries| {
+        let database = self.database.as_ref().ok_or_else(|| anyhow!("the journal is closed"))?;
+        let read = entries(database, EVENTS, first, Some(FORMAT)).and_then(|entries| {
             entries.into_iter().map(|(key, json)| parse(EVENTS, key, &json)).collect()
         });
         read.map_err(|problem| anyhow!(problem.describe(Path::new("of this job"))))
@@ -311,6 +349,41 @@ mod tests {
     }
 
     #[test]
+    fn a_commit_waits_until_the_disk_has_space_again() {
+        const PAUSES: &[Duration] = &[Duration::from_millis(1); 200];
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.redb");
+        let (mut journal, _) = Journal::open(&path).unwrap();
+        journal.pauses = PAUSES;
+        // As after a failed commit; and a folder where the file should be, until somebody removes it.
+        journal.database = None;
+        let moved = folder.path().join("moved");
+        std::fs::rename(&path, &moved).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        journal.append(&Record::Ended(Outcome::Stopped)).unwrap();
+        let user = thread::spawn({
+            let path = path.clone();
+            move || {
+                std::fs::remove_dir(&path).unwrap();
+                std::fs::rename(&moved, &path).unwrap();
+            }
+        });
+        journal.commit().unwrap();
+        user.join().unwrap();
+        drop(journal);
+        assert_eq!(Journal::open(&path).unwrap().1, [Record::Ended(Outcome::Stopped)]);
+
+        let (mut journal, _) = Journal::open(&path).unwrap();
+        journal.pauses = &[];
+        journal.database = None;
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        journal.append(&Record::Ended(Outcome::Stopped)).unwrap();
+        let error = journal.commit().unwrap_err().to_string();
+        assert!(error.contains("free space on the disk of the run folder"), "{error}");
+    }
+
+    #[test]
     fn reopened_journal_holds_what_was_appended() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal.redb");
@@ -434,7 +507,7 @@ mod tests {
             journal.append(&Record::Ended(Outcome::Stopped)).unwrap();
             journal.commit().unwrap();
             if let Some(table) = table {
-                let write = journal.database.begin_write().unwrap();
+                let write = journal.database.as_ref().unwrap().begin_write().unwrap();
                 assert!(write.delete_table(table).unwrap());
                 write.commit().unwrap();
             }
@@ -455,7 +528,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal.redb");
         let (journal, _) = Journal::open(&path).unwrap();
-        let write = journal.database.begin_write().unwrap();
+        let write = journal.database.as_ref().unwrap().begin_write().unwrap();
         write.open_table(METADATA).unwrap().insert("format", FORMAT + 1).unwrap();
         write.commit().unwrap();
         drop(journal);
@@ -492,7 +565,7 @@ mod tests {
 
                 assert_eq!(records, [Record::Ended(Outcome::Stopped)]);
                 assert_eq!(journal.events_after(0).unwrap()[0], logged);
-                assert_eq!(format_of(&journal.database).unwrap(), Some(FORMAT));
+                assert_eq!(format_of(journal.database.as_ref().unwrap()).unwrap(), Some(FORMAT));
                 journal.log(8, job_event("next")).unwrap();
                 journal.commit().unwrap();
             }

@@ -28,7 +28,10 @@ mod serve;
 mod served;
 mod traces;
 
-use std::process::ExitCode;
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
 
 use baton_job::exit;
 use clap::{Parser, Subcommand};
@@ -63,8 +66,32 @@ fn main() -> ExitCode {
         Ok(None) => ExitCode::from(exit::OK),
         Err(failure) => {
             // Always as plain text, because `baton up` and people look for this line in the log.
-            eprintln!("error: {failure}");
+            // `eprintln!` panics if the disk of the log is full.
+            let _ = writeln!(io::stderr(), "error: {failure}");
             ExitCode::from(exit::Outcome::Failed { failure }.exit_code())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// Commands without `--json`, with the reason.
+    const WITHOUT_JSON: [(&str, &str); 1] = [(
+        "serve",
+        "runs until the job ends; its address is in coordinator.json of the run folder",
+    )];
+
+    #[test]
+    fn every_command_that_prints_a_result_has_json() {
+        let command = Args::command();
+        let prints_text = |command: &&clap::Command| {
+            command.get_arguments().all(|flag| flag.get_long() != Some("json"))
+        };
+        let without = command.get_subcommands().filter(prints_text).map(clap::Command::get_name);
+        assert!(without.eq(WITHOUT_JSON.map(|(command, _)| command)));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use baton_build_info::REVISION;
 use baton_job::{
-    engine::Event,
+    engine::{AgentRetry, Event},
     ids::Attachment,
     message::{AgentReport, Welcome},
 };
@@ -92,11 +92,12 @@ impl NodeService for NodeApi {
         let directives =
             UnboundedReceiverStream::new(directives).map(|directive| match directive {
                 Ok(directive) => frame(&directive),
-                // An agent exits if the precondition failed, and tries again if the node is not available.
-                Err(AgentRefusal { reason, retry: true }) => Err(Status::unavailable(reason)),
-                Err(AgentRefusal { reason, retry: false }) => {
-                    Err(Status::failed_precondition(reason))
-                }
+                // The agent knows by the code what to do.
+                Err(AgentRefusal { reason, retry }) => Err(match retry {
+                    AgentRetry::Reconnect => Status::unavailable(reason),
+                    AgentRetry::Restart => Status::already_exists(reason),
+                    AgentRetry::Never => Status::failed_precondition(reason),
+                }),
             });
         Ok(Response::new(Box::pin(welcome.chain(directives))))
     }

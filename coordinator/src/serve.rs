@@ -1,9 +1,16 @@
 //! Runs the server: from the flags until the job ends.
 
-use std::{error::Error as _, fs, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    error::Error as _,
+    fs,
+    io::{self, Write as _},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::middleware::{from_fn, from_fn_with_state};
-use baton_access::AccessGuard;
+use baton_access::{AccessGuard, RunFolder, run::same_run};
 use baton_job::exit::{Failure, Outcome, bad_input, crash};
 use baton_proto::{
     DESCRIPTORS,
@@ -49,6 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
     }
     // The recipe is read before a port is bound: this is cheap, and an error in it is permanent.
     let spec = begin::recipe(args)?;
+    args.resume.as_deref().map(begin::checkpoint).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -71,11 +79,13 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
                 bad_input(format!("{problem}; give a writable one with --run-dir"))
             })
         })?;
+        let run = RunFolder::of(&args.run_dir).map_err(crash)?;
+        let run_id = Arc::from(run.run_id.as_str());
         let running = spec.map(|spec| task::block_in_place(|| begin::begin(args, spec)));
         let running = running.transpose()?;
         let mut signals = QuitSignals::listen()
             .map_err(|error| crash(format!("cannot listen to signals: {error}")))?;
-        let _endpoint = CoordinatorFile::write(&args.run_dir, address, has_tls)
+        let _endpoint = CoordinatorFile::write(&args.run_dir, run, address, has_tls)
             .map_err(|error| crash(format!("{error:#}")))?;
         tracing::info!(%address, "listening");
         print_address(address);
@@ -87,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
         let jobs = JobApi::new(current.clone(), logs.clone(), started_unix_seconds);
         let nodes = NodeApi::new(current, logs);
         tokio::select! {
-            served = serve_all(server, listener, jobs, nodes, guard) => {
+            served = serve_all(server, listener, jobs, nodes, guard, run_id) => {
                 Err(crash(format!("the server ended: {served:?}")))
             }
             ended = serve(args, running, writer, &mut signals, started_unix_seconds) => ended,
@@ -211,6 +221,7 @@ async fn serve_all(
     jobs: JobApi,
     nodes: NodeApi,
     guard: AccessGuard,
+    run_id: Arc<str>,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let jobs = Arc::new(jobs);
     let dashboard = match guard.tokens.is_some() {
@@ -237,7 +248,9 @@ async fn serve_all(
     // The layer added last comes first: a client without access is refused before its body is read.
     *routes.axum_router_mut() = merged
         .layer(from_fn(body_deadline::limit))
-        .layer(from_fn_with_state(guard, baton_access::guard));
+        .layer(from_fn_with_state(guard, baton_access::guard))
+        // Before the tokens, which may be those of the other run.
+        .layer(from_fn_with_state(run_id, same_run));
     server.add_routes(routes).serve_with_incoming(incoming::incoming(listener)).await?;
     Ok(())
 }
@@ -275,15 +288,19 @@ impl QuitSignals {
 }
 
 /// Prints the address, the only line on standard output, for a caller that started this with port 0.
-#[allow(clippy::print_stdout, reason = "the address is this command's output")]
 fn print_address(address: SocketAddr) {
-    println!("{address}");
+    // `println!` panics if the disk of the log is full.
+    let _ = writeln!(io::stdout(), "{address}");
 }
 
 fn start_logging(format: LogFormat, logs: LogBuffer) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let writer = move || Tee(logs.clone());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
+    let log = tracing_subscriber::fmt()
+        // If the disk of the log is full, a message about that would panic.
+        .log_internal_errors(false)
+        .with_env_filter(filter)
+        .with_writer(writer);
     match format {
         LogFormat::Text => log.with_ansi(false).init(),
         LogFormat::Json => log.json().init(),

@@ -47,14 +47,19 @@ impl v1::Frame {
     /// # Errors
     /// The agent has another version, or sends none. The text is one line for the user.
     pub fn check_version(&self) -> Result<(), String> {
-        match self.hello.as_ref().map(|hello| hello.version.as_str()) {
-            Some(PROTOCOL_VERSION) => Ok(()),
-            other => Err(format!(
-                "this agent is baton-worker {}, the coordinator is baton-coordinator {PROTOCOL_VERSION}: install the \
-                 same version on all machines",
-                other.unwrap_or("of an unknown version")
-            )),
-        }
+        let other = match self.hello.as_ref().map(|hello| hello.version.as_str()) {
+            Some(PROTOCOL_VERSION) => return Ok(()),
+            // Releases before protocol 3 sent only the version of the package.
+            Some(version) if !version.contains("protocol") => {
+                format!("{version} (no protocol named)")
+            }
+            Some(version) => version.to_owned(),
+            None => "of an unknown version".to_owned(),
+        };
+        Err(format!(
+            "this agent is baton-worker {other}, the coordinator is baton-coordinator {PROTOCOL_VERSION}: install the \
+             same version on all machines"
+        ))
     }
 
     /// The git revision of the agent's build if it differs from `revision`. Such builds work together if their versions
@@ -311,6 +316,6 @@ mod tests {
 
         let old = b"\x0a\x0c\x0a\x01a\x10\x01\x22\x050.1.0";
         let refusal = v1::Frame::decode(old.as_slice()).unwrap().check_version().unwrap_err();
-        assert!(refusal.contains("baton-worker 0.1.0,"), "{refusal}");
+        assert!(refusal.contains("baton-worker 0.1.0 (no protocol named),"), "{refusal}");
     }
 }

@@ -7,6 +7,7 @@ Each part starts its own jobs and returns numbers by name; jobs.py defines how f
 
 import itertools
 import json
+import os
 import random
 import shutil
 import signal
@@ -41,7 +42,9 @@ CALM = 8 * SAVE_EVERY
 AFTERMATH = 2 * SAVE_EVERY
 KILL_EVERY = 15.0
 HANG_SECONDS = 5
-PARTS = ["rank-kill", "all-kill", "coordinator-kill", "sigstop", "goodput"]
+PARTS = ["rank-kill", "all-kill", "coordinator-kill", "sigstop", "notice", "goodput"]
+# An evaluation that takes far longer than a step, after an epoch of few steps.
+EVALUATING = ["train.global_batch=360", "evaluation={ every_epochs=1, resolution=128 }"]
 PARTS_OF_RECOVERY = ["detect", "tear_down", "respawn", "rendezvous", "restore", "first_step", "total"]
 
 
@@ -71,6 +74,11 @@ class Bench:
             for key, value in found.items():
                 self.seen.setdefault(f"{job.name} {what}: {key}", []).append(value)
             say(f"{what}, round {number}, {job.name}: " + describe(found))
+
+    def worst(self, prefix):
+        """The largest number of all whose names begin so; None if nothing was measured."""
+        values = [value for name, all_ in self.seen.items() if name.startswith(prefix) for value in all_]
+        return round(max(values), 2) if values else None
 
     def median(self, name):
         """None if that was not measured."""
@@ -216,6 +224,79 @@ def sigstop(job, number):
     return beyond | found | {"step": step} | parts_of_recovery(job)
 
 
+# ---- notices ----
+
+
+def has(kind, text=""):
+    return lambda event: event["kind"] == kind and text in event["message"]
+
+
+def while_training(job, number):
+    run_until_kill(job, number)
+
+
+def while_launching(job, number):
+    while_training(job, number)
+    job.kill()
+    job.start()
+    job.wait_until(job.ranks, "rank")
+
+
+def while_resuming(job, number):
+    while_training(job, number)
+    events = len(job.events())
+    job.kill()
+    job.start()
+    job.wait_until(lambda: any(map(has("training_started"), job.events()[events:])), "start of training")
+
+
+def while_saving(job, number):
+    step = run_until_kill(job, number)
+    save = (job.steps[-1].number // SAVE_EVERY + 1) * SAVE_EVERY
+    job.wait_for_number(save)
+    time.sleep(step / 10)
+
+
+def while_evaluating(job, _):
+    job.wait_until(lambda: job.serving() and job.status()["evaluating"], "evaluation")
+
+
+def while_paused(job, number):
+    while_training(job, number)
+    job.command_line("pause")
+    job.wait_until(lambda: {rank["heartbeat"]["activity"] for rank in job.status()["ranks"]} == {"paused"}, "pause")
+
+
+NOTICES = {
+    "launching": (while_launching, []),
+    "resuming": (while_resuming, []),
+    "training": (while_training, []),
+    "saving": (while_saving, []),
+    "evaluating": (while_evaluating, EVALUATING),
+    "paused": (while_paused, []),
+}
+
+
+def notice(phase):
+    """The part that takes the machine away in a phase: SIGTERM to its agent."""
+
+    def part(job, number):
+        phase(job, number)
+        events = len(job.events())
+        sent = time.time()
+        os.kill(job.agent(), signal.SIGTERM)
+
+        def commit():
+            new = job.events()[events:]
+            # Where no rank had a state, nothing has to be committed, and the job ends at once.
+            safe = [event for event in new if has("draining", "is durable")(event) or has("ended")(event)]
+            return safe[0] if safe else None
+
+        return {"seconds": job.wait_until(commit, "commit")["unix_millis"] / 1000 - sent}
+
+    return part
+
+
 def measure_all(bench, arguments):
     def kill_repeatedly(job, _):
         return goodput(job, arguments.goodput_seconds, arguments.seed)
@@ -232,6 +313,9 @@ def measure_all(bench, arguments):
             bench.measure("coordinator-kill", coordinator_kill, number, bench.baton())
         if "sigstop" in parts:
             bench.measure("sigstop", sigstop, number, bench.baton(f"cluster.hang_seconds={HANG_SECONDS}"))
+        if "notice" in parts:
+            for name, (phase, settings) in NOTICES.items():
+                bench.measure(f"notice while {name}", notice(phase), number, bench.baton(*settings))
         # Once: it takes long and has many kills.
         if "goodput" in parts and number == 1:
             say(f"goodput, seed {arguments.seed}")
@@ -253,6 +337,7 @@ def report(bench):
         "coordinator_kill_gap_ratio": bench.median("baton coordinator-kill: gap ratio"),
         "goodput_percent": bench.median("baton goodput: percent"),
         "sigstop_seconds": bench.median("baton sigstop: seconds beyond the deadline"),
+        "notice_worst_seconds": bench.worst("baton notice while "),
     }
     print(f"RESULT {json.dumps(results)}")
 

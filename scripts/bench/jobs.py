@@ -171,9 +171,22 @@ class Baton(Job):
         except (OSError, ValueError):
             return None
 
-    def status(self):
-        command = [self.program, "status", "--json", "--run-dir", self.run_dir]
+    def agent(self):
+        return self.child("agent") or common.fail(f"{self.name} has no agent to signal; {self.logs()}")
+
+    def events(self):
+        """The events that `baton up --json` has printed."""
+        lines = (self.folder / "output").read_text(encoding="utf-8").splitlines(keepends=True)
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [record for record in records if record["type"] == "event"]
+
+    def command_line(self, name):
+        """Runs a command of `baton` for this job; returns its JSON."""
+        command = [self.program, name, "--json", "--run-dir", self.run_dir]
         return json.loads(subprocess.check_output(command, timeout=common.TIMEOUT_SECONDS))
+
+    def status(self):
+        return self.command_line("status")
 
 
 class Torch(Job):

@@ -25,6 +25,7 @@ use baton_proto::v1::{
     GetStatusRequest, GetStatusResponse, WatchEventsRequest, WatchEventsResponse,
     job_service_client::JobServiceClient, watch_events_response::Kind,
 };
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
@@ -37,11 +38,13 @@ use tonic::{
 };
 
 pub use processes::{
-    ProcessExit, announce_end, binary, children, descendants, kill, stop, terminate,
+    ProcessExit, announce_end, binary, children, descendants, interrupt, kill, stop, terminate,
 };
 
 /// Longest wait for a single event. Generous, because test machines are shared; it matters only if something is broken.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time between two looks at what no event announces.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The recipe of the tests: softmax regression on 8×8 digits.
 pub const RECIPE: &str = r#"
@@ -218,7 +221,18 @@ impl Cluster {
             command.args(["--set", entry]);
         }
         let command = self.logged(&mut command, "up").envs(environment.iter().copied());
-        command.stdout(Stdio::null()).kill_on_drop(true).spawn().expect("baton up")
+        command.spawn().expect("baton up")
+    }
+
+    /// Waits until a coordinator that `baton up` has started serves, and uses it from now on.
+    pub async fn served_by(&mut self, up: &Child) {
+        let file = self.run_dir().join("coordinator.json");
+        let look = async || {
+            let endpoint: Value = serde_json::from_slice(&fs::read(&file).ok()?).ok()?;
+            let is_child = children(up.id()?).iter().any(|pid| endpoint["pid"] == *pid);
+            is_child.then(|| format!("http://{}", endpoint["address"].as_str().expect("a text")))
+        };
+        self.url = self.until("`baton up` serves", look).await;
     }
 
     /// Starts an agent that offers `ranks`.
@@ -274,6 +288,24 @@ impl Cluster {
         let same = log.try_clone().expect("its clone");
         command.envs(self.environment.iter().cloned());
         command.stdin(Stdio::null()).stdout(same).stderr(log).kill_on_drop(true)
+    }
+
+    /// Polls until `look` finds something: for what no event announces, such as a line in a log.
+    ///
+    /// # Panics
+    /// After [`WAIT_TIMEOUT`], with the coordinator's log.
+    pub async fn until<T>(&self, description: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+        let poll = async {
+            loop {
+                if let Some(found) = look().await {
+                    return found;
+                }
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+        };
+        let result = tokio::time::timeout(WAIT_TIMEOUT, poll).await;
+        let log = || self.log("coordinator");
+        result.unwrap_or_else(|_| panic!("timed out: {description}:\n{}", log()))
     }
 
     /// The log of a process.
@@ -495,4 +527,10 @@ impl Events {
 pub async fn in_time<T>(description: &str, future: impl Future<Output = T>) -> T {
     let result = tokio::time::timeout(WAIT_TIMEOUT, future).await;
     result.unwrap_or_else(|_| panic!("timed out: {description}"))
+}
+
+/// Says that a test cannot look on this machine. Return from the test then. Only what `tests/skips.txt` lists may be
+/// skipped: `scripts/check-skips.py` counts these lines.
+pub fn skipped(reason: &str) {
+    eprintln!("test skipped: {reason}");
 }

@@ -61,6 +61,11 @@ pub fn stop(pid: u32) {
     kill_process(raw(pid), Signal::STOP).expect("it can be stopped");
 }
 
+/// Sends SIGINT, like Ctrl-C in a terminal.
+pub fn interrupt(pid: u32) {
+    kill_process(raw(pid), Signal::INT).expect("it can be signalled");
+}
+
 /// Asks a process to exit, with SIGTERM.
 pub fn terminate(pid: u32) {
     kill_process(raw(pid), Signal::TERM).expect("it can be signalled");

@@ -159,13 +159,11 @@ async fn a_job_of_one_command_can_be_seen_and_controlled_only_with_the_right_rol
         [AccessRole::Viewer, AccessRole::Operator].map(|role| certs.join(format!("{role}.token")));
     let as_viewer = [&client[..], &[("BATON_TOKEN_FILE", viewer.as_path())]].concat();
     let as_operator = [&client[..], &[("BATON_TOKEN_FILE", operator.as_path())]].concat();
-    baton_tests::in_time("the job trains", async {
-        while !String::from_utf8_lossy(&ask(&["status"], &as_viewer).stdout).contains("ranks train")
-        {
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-        }
-    })
-    .await;
+    let trains = async || {
+        let status = ask(&["status"], &as_viewer).stdout;
+        String::from_utf8_lossy(&status).contains("ranks train").then_some(())
+    };
+    cluster.until("the job trains", trains).await;
 
     let without_token = ask(&["status"], &client);
     assert_eq!(without_token.status.code(), Some(i32::from(exit::BAD_INPUT)));
@@ -198,6 +196,35 @@ async fn a_job_of_one_command_can_be_seen_and_controlled_only_with_the_right_rol
         let text = fs::read_to_string(log.unwrap().path()).unwrap();
         assert!(!has_secret(&text), "a token is in the logs");
     }
+}
+
+#[tokio::test]
+async fn a_wrong_client_certificate_is_named_as_such() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [known, unknown] = folders.each_ref().map(|folder| certs(folder.path()));
+    let file = |folder: &Path, name: &str| folder.join(name).display().to_string();
+    let mut cluster = Cluster::new();
+    let mut flags = secured(&known);
+    flags.extend(["--tls-client-ca".to_owned(), file(&known, "ca.pem")]);
+    cluster.start_coordinator(&flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let url = cluster.url().replace("http://", "https://");
+    let (ca, token) = (file(&known, "ca.pem"), known.join("viewer.token"));
+    let ask = |client: &[&str]| {
+        let status = ["status", "--coordinator", &url, "--tls-ca", &ca];
+        let ended =
+            baton(&[&status[..], client].concat(), &[("BATON_TOKEN_FILE", token.as_path())]);
+        assert_eq!(ended.status.code(), Some(i32::from(exit::BAD_INPUT)), "{ended:?}");
+        stderr(&ended)
+    };
+
+    let (cert, key) = (file(&unknown, "client.pem"), file(&unknown, "client-key.pem"));
+    let error = ask(&["--client-cert", &cert, "--client-key", &key]);
+    assert!(error.contains("refuses the certificate of --client-cert"), "{error}");
+    let error = ask(&[]);
+    assert!(error.contains("your own certificate with --client-cert"), "{error}");
+    let other_key = file(&known, "client-key.pem");
+    let error = ask(&["--client-cert", &cert, "--client-key", &other_key]);
+    assert!(error.contains(&cert) && error.contains(&other_key), "{error}");
 }
 
 #[test]

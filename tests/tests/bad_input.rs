@@ -59,6 +59,24 @@ fn error_names_an_unknown_recipe_key_and_its_line() {
 }
 
 #[test]
+fn an_error_on_a_full_disk_keeps_its_exit_code() {
+    let cluster = Cluster::new();
+    fs::remove_file(cluster.recipe()).unwrap();
+    // Every write to this device fails, as the disk is full.
+    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+    let run_dir = cluster.run_dir();
+    let mut coordinator = Command::new(binary("baton-coordinator"));
+    coordinator.arg("serve").arg("--recipe").arg(cluster.recipe()).arg("--run-dir").arg(&run_dir);
+    let mut agent = Command::new(binary("baton-worker"));
+    agent.args(["agent", "--coordinator", "http://127.0.0.1:1", "--connect-seconds", "0.2"]);
+    agent.args(["--ranks", "1", "--run-dir"]).arg(&run_dir);
+    for (mut command, code) in [(coordinator, exit::BAD_INPUT), (agent, exit::FAILED)] {
+        let status = command.stdout(full()).stderr(full()).status().unwrap();
+        assert_eq!(status.code(), Some(i32::from(code)), "{command:?}");
+    }
+}
+
+#[test]
 fn error_names_a_missing_recipe() {
     let cluster = Cluster::new();
     fs::remove_file(cluster.recipe()).unwrap();
@@ -72,6 +90,25 @@ fn error_names_an_unwritable_checkpoint_folder() {
     // A folder below a file cannot be created, not even by root.
     let error = refused(&cluster, &["--set", &format!("checkpoint.dir={file}/below")]);
     assert!(error.contains(&file) && error.contains("below"), "{error}");
+    assert!(
+        error.ends_with("a part of this path is a file: set checkpoint.dir to a folder"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_resume_from_what_is_no_checkpoint_is_refused_before_the_run_folder_is_changed() {
+    let cluster = Cluster::new();
+    let name = "step-0000000440-gen-000003";
+    for (typed, problem) in [
+        ("nosuch", "--resume: \"nosuch\" is not a checkpoint: give a name such as"),
+        ("", "--resume: \"\" is not a checkpoint"),
+        (name, "--resume: there is no checkpoint step-0000000440-gen-000003 in "),
+    ] {
+        let error = refused(&cluster, &["--resume", typed]);
+        assert!(error.contains(problem), "{error}");
+        assert!(!cluster.run_dir().join("journal.redb").exists(), "{error}");
+    }
 }
 
 #[test]
@@ -120,6 +157,65 @@ async fn changed_recipe_does_not_continue_an_old_run() {
     let error = refused(&cluster, &["--set", "train.epochs=1", "--set", "seed=8"]);
     assert!(error.contains("(seed: 7 → 8)") && error.contains("--no-auto-resume"), "{error}");
     assert!(cluster.newest_state() == before);
+}
+
+/// Starts a job with a store of its own; another job must not use that store without a flag, and the first goes on.
+async fn store_of_another_job(mut healthy: Cluster, awaited: Kind, expected: &str) {
+    let store = healthy.run_dir().with_file_name("store").display().to_string();
+    healthy = healthy.set(&format!("checkpoint.dir={store}"));
+    healthy.start_coordinator(&[]).await;
+    healthy.start_agent("node", 1);
+    let mut events = healthy.events().await;
+    events.next_of(awaited).await;
+
+    let intruder = Cluster::new();
+    let dir = format!("checkpoint.dir={store}");
+    let change = ["--set", &dir, "--set", "name=other", "--set", "seed=8"];
+    let error = refused(&intruder, &change);
+    for part in [expected, "seed: 7 → 8", "checkpoint.dir", "--no-auto-resume"] {
+        assert!(error.contains(part), "{part} is missing in {error}");
+    }
+    let (coordinator, agents) = healthy.finish().await;
+    let log = healthy.log("coordinator");
+    assert!(coordinator.success() && agents[0].success(), "{log}");
+    assert!(!log.contains("taken over"), "{log}");
+}
+
+#[tokio::test]
+async fn the_store_of_a_job_of_another_recipe_is_refused_and_that_job_goes_on() {
+    store_of_another_job(Cluster::new(), Kind::Saved, "is used by job `story` (run folder ").await;
+}
+
+#[tokio::test]
+async fn a_store_without_a_checkpoint_yet_belongs_to_the_job_that_opened_it() {
+    let never = Cluster::new().set("checkpoint={ every_epochs=0, every_steps=0 }");
+    store_of_another_job(never, Kind::TrainingStarted, "is used by job `story`").await;
+}
+
+#[tokio::test]
+async fn a_store_of_an_older_version_is_known_by_its_newest_checkpoint() {
+    let mut cluster = Cluster::new().set("train.epochs=1");
+    cluster.run_to_the_end(1).await;
+    let store = cluster.run_dir().join("checkpoints");
+    for fence in fs::read_dir(store.join("fences")).unwrap() {
+        fs::write(fence.unwrap().path(), "0d6e2f6e-2ad5-4a52-8df5-7a6f5a3a7e1c\n").unwrap();
+    }
+    let dir = format!("checkpoint.dir={}", store.display());
+    let error = refused(&Cluster::new(), &["--set", &dir, "--set", "seed=8"]);
+    assert!(error.contains("of job `story`") && error.contains("has checkpoint step-"), "{error}");
+}
+
+#[tokio::test]
+async fn the_same_recipe_continues_in_a_new_run_folder() {
+    let mut lost = Cluster::new().set("train.epochs=1");
+    let state = lost.run_to_the_end(1).await;
+    let dir = format!("checkpoint.dir={}", lost.run_dir().join("checkpoints").display());
+    let mut cluster = Cluster::new().set("train.epochs=1").set(&dir);
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let (coordinator, _) = cluster.finish().await;
+    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    assert!(lost.newest_state() == state);
 }
 
 #[test]

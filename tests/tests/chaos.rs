@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use baton_job::exit;
 use baton_proto::v1::{DrainRequest, get_status_response::Phase};
-use baton_tests::{Cluster, WAIT_TIMEOUT, in_time, kill, stop, terminate};
+use baton_tests::{Cluster, kill, stop, terminate};
 
 /// Number of faults in an ordinary test run.
 const FAULTS: u64 = 8;
@@ -69,6 +69,7 @@ async fn random_faults_change_no_bit() {
     let all_ranks = NODES.iter().map(|(_, ranks)| ranks).sum();
     for number in 0..faults {
         let before = trains(&cluster, all_ranks).await;
+        // The fault comes at any moment of a step.
         tokio::time::sleep(Duration::from_millis(rng.u64(0..300))).await;
         if kinds.is_empty() {
             kinds.extend(ALL);
@@ -107,22 +108,14 @@ async fn start(cluster: &mut Cluster, listen: &str) {
 
 /// Waits until this number of ranks train; returns their step.
 async fn trains(cluster: &Cluster, ranks: u32) -> u64 {
-    let wait = async {
-        loop {
-            let status = cluster.status().await;
-            let step = status.latest.as_ref().map_or(0, |latest| latest.step);
-            assert!(status.phase() != Phase::Ended, "the job ended: {}", status.reason);
-            if status.phase() == Phase::Training && status.ranks.len() == ranks as usize && step > 0
-            {
-                return step;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+    let look = async || {
+        let status = cluster.status().await;
+        let step = status.latest.as_ref().map_or(0, |latest| latest.step);
+        assert!(status.phase() != Phase::Ended, "the job ended: {}", status.reason);
+        let all = status.ranks.len() == ranks as usize;
+        (status.phase() == Phase::Training && all && step > 0).then_some(step)
     };
-    match tokio::time::timeout(WAIT_TIMEOUT, wait).await {
-        Ok(step) => step,
-        Err(_) => panic!("no training:\n{}", cluster.log("coordinator")),
-    }
+    cluster.until(&format!("{ranks} ranks train"), look).await
 }
 
 async fn inject(cluster: &mut Cluster, fault: Fault, rng: &mut fastrand::Rng) {
@@ -179,24 +172,11 @@ async fn inject(cluster: &mut Cluster, fault: Fault, rng: &mut fastrand::Rng) {
 
 /// The process id of a random rank of an agent. An agent has none while it replaces its ranks.
 async fn running_rank(cluster: &Cluster, agent: usize, rng: &mut fastrand::Rng) -> u32 {
-    let wait = async {
-        loop {
-            if let Some(pid) = rng.choice(cluster.rank_pids(agent)) {
-                return pid;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    in_time("the agent runs ranks", wait).await
+    cluster.until("the agent runs ranks", async || rng.choice(cluster.rank_pids(agent))).await
 }
 
 /// Waits for a newer generation to train.
 async fn opened(cluster: &Cluster, generation: u64) {
-    let wait = async {
-        while cluster.status().await.generation <= generation {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let opened = tokio::time::timeout(WAIT_TIMEOUT, wait).await;
-    assert!(opened.is_ok(), "no generation after {generation}:\n{}", cluster.log("coordinator"));
+    let opened = async || (cluster.status().await.generation > generation).then_some(());
+    cluster.until(&format!("a generation after {generation}"), opened).await;
 }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::{Cluster, WAIT_TIMEOUT, binary, newest_state};
+use baton_tests::{Cluster, WAIT_TIMEOUT, binary, newest_state, skipped};
 
 #[test]
 fn an_empty_machine_with_only_the_bucket_continues_the_job() {
@@ -162,8 +162,7 @@ impl Drop for SmallDisk {
 #[test]
 fn training_continues_while_the_disk_is_full_and_the_next_checkpoint_that_fits_is_saved() {
     let Some(mut run) = SmallDisk::start() else {
-        eprintln!("skipped: the kernel does not allow a mount namespace");
-        return;
+        return skipped("no mount namespaces: the kernel does not allow them");
     };
     let output = BufReader::new(run.up.stdout.take().unwrap());
     let (sender, lines) = mpsc::channel();

@@ -95,13 +95,15 @@ async fn bad_samples_end_the_job_with_their_names_or_are_skipped_and_counted() {
         }
     });
 
-    let mut failing = training_on(&pattern);
+    let mut failing = training_on(&pattern).set("checkpoint={ every_epochs=0 }");
     failing.start_coordinator(&[]).await;
     failing.start_agent("node", 2);
     let (coordinator, _) = failing.finish().await;
     assert_eq!(coordinator.code(), Some(2), "{}", failing.log("coordinator"));
     let log = failing.log("coordinator");
     assert!(log.contains("train-0.beton: sample ") && log.contains("does not decode"), "{log}");
+    // All ranks hold the state before the step that needs the sample.
+    assert_eq!(failing.checkpoint_names().len(), 1, "{log}");
 
     let skipping = || training_on(&pattern).set("data.on_bad_sample=skip");
     let one = skipping().run_to_the_end(1).await;

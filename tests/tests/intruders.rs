@@ -23,7 +23,7 @@ async fn a_second_agent_of_the_same_node_is_refused_and_the_job_continues() {
     cluster.start_agent("node", 1);
     let refused = cluster.agent_ends(1).await;
 
-    assert_eq!(refused.code(), Some(i32::from(exit::BAD_INPUT)));
+    assert_eq!(refused.code(), Some(i32::from(exit::FAILED)));
     let reason = "node node is already attached; give this agent another name with --node-id";
     assert!(cluster.log("agent").contains(reason), "{}", cluster.log("agent"));
     events.next_of(Kind::Saved).await;

@@ -99,6 +99,51 @@ async fn a_notice_to_one_of_two_nodes_costs_its_ranks_and_no_step() {
 }
 
 #[tokio::test]
+async fn a_notice_during_a_long_evaluation_is_obeyed_at_once_and_the_evaluation_is_made_after_the_resume()
+ {
+    // At this resolution the evaluation takes much longer than everything else.
+    let settings = [
+        "model.arch=resnet18",
+        "train={ epochs=1, global_batch=720, resolution=32, virtual_ranks=2 }",
+        "schedule={ kind='constant', lr=0.1 }",
+        "checkpoint={ every_epochs=1 }",
+        "evaluation={ every_epochs=1, resolution=384 }",
+    ];
+    let mut cluster = settings.into_iter().fold(Cluster::new(), Cluster::set);
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    let saved = events.next_of(Kind::Saved).await;
+    let evaluating = in_time("the evaluation", async {
+        loop {
+            if let Some(progress) = cluster.status().await.evaluating {
+                return progress;
+            }
+        }
+    });
+    assert_eq!(evaluating.await.total, 360);
+    terminate(cluster.agent_pid(0));
+    let mut durable = events.next_of(Kind::Draining).await;
+    while !durable.message.contains("is durable") {
+        durable = events.next_of(Kind::Draining).await;
+    }
+    assert_eq!(durable.step, saved.step, "nothing remained to be saved");
+    let (coordinator, _) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)));
+    let saved_before = cluster.checkpoint_names();
+
+    let mut cluster = cluster.set("evaluation.resolution=32");
+    cluster.start_coordinator(&["--allow-recipe-change"]).await;
+    let mut events = cluster.events().await;
+    cluster.start_agent("node", 1);
+    let evaluated = events.next_of(Kind::Evaluated).await;
+    assert_eq!(evaluated.step, saved.step);
+    let (coordinator, _) = cluster.finish().await;
+    assert_eq!(coordinator.code(), Some(i32::from(exit::OK)));
+    assert_eq!(cluster.checkpoint_names(), saved_before, "the evaluation was added to it");
+}
+
+#[tokio::test]
 async fn a_rebalance_recommendation_is_answered_with_a_checkpoint() {
     let service = Service::start();
     let sparse = ["checkpoint.every_epochs=0", "checkpoint.every_steps=0", "train.epochs=100000"];

@@ -2,7 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-use std::{fs, time::Duration};
+use std::fs;
 
 use baton_job::exit;
 use baton_proto::v1::{
@@ -18,7 +18,7 @@ use tonic_types::StatusExt;
 
 /// Waits until all ranks report that they are paused after the same step; returns this step.
 async fn paused_step(cluster: &Cluster) -> u64 {
-    loop {
+    let look = async || {
         let status = cluster.status().await;
         let paused = |rank: &v1::RankStatus| {
             let heartbeat =
@@ -26,13 +26,12 @@ async fn paused_step(cluster: &Cluster) -> u64 {
             heartbeat.map(|heartbeat| heartbeat.step)
         };
         let steps: Option<Vec<u64>> = status.ranks.iter().map(paused).collect();
-        if let Some([first, rest @ ..]) = steps.as_deref()
-            && rest.iter().all(|step| step == first)
-        {
-            return *first;
+        match steps.as_deref() {
+            Some([first, rest @ ..]) => rest.iter().all(|step| step == first).then_some(*first),
+            Some([]) | None => None,
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    };
+    cluster.until("all ranks pause at one step", look).await
 }
 
 #[tokio::test]
@@ -73,9 +72,8 @@ async fn a_job_stays_paused_through_failures_and_restarts_saves_on_request_and_e
     cluster.kill_coordinator().await;
     cluster.start_coordinator(&address.each_ref().map(String::as_str)).await;
     let mut events = cluster.events().await;
-    while cluster.status().await.phase() != Phase::Paused {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_paused = async || (cluster.status().await.phase() == Phase::Paused).then_some(());
+    cluster.until("the job is paused", is_paused).await;
     assert_eq!(paused_step(&cluster).await, at);
 
     cluster.client().await.resume(ResumeRequest {}).await.unwrap();
@@ -253,17 +251,13 @@ async fn the_status_has_machine_statistics_and_round_trip_times() {
     let mut cluster = Cluster::endless();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 1);
-    loop {
-        let node = cluster.status().await.nodes.into_iter().next();
-        if let Some(node) = node
-            && let (Some(host), Some(round_trip)) = (node.host, node.round_trip_seconds)
-        {
-            assert!(host.cpus > 0 && host.memory_total > 0 && host.disk_total > 0, "{host:?}");
-            assert!(round_trip < 5.0 && node.heartbeat_age_seconds.unwrap() < 60.0);
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    let look = async || {
+        let node = cluster.status().await.nodes.into_iter().next()?;
+        Some((node.host?, node.round_trip_seconds?, node.heartbeat_age_seconds?))
+    };
+    let (host, round_trip, heartbeat_age) = cluster.until("the statistics", look).await;
+    assert!(host.cpus > 0 && host.memory_total > 0 && host.disk_total > 0, "{host:?}");
+    assert!(round_trip < 5.0 && heartbeat_age < 60.0);
     cluster.client().await.stop(StopRequest {}).await.unwrap();
     cluster.finish().await;
 }

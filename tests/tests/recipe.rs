@@ -2,11 +2,11 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-use std::path::Path;
+use std::{path::Path, process::Command};
 
 use baton_data::write::{Array, Field, FieldKind, Value, Writer};
 use baton_proto::v1::watch_events_response::Kind as Event;
-use baton_tests::{Cluster, kill};
+use baton_tests::{Cluster, binary, kill};
 
 /// A ResNet with all options that change its results.
 fn everything(few: &str) -> Cluster {
@@ -75,6 +75,92 @@ async fn with_every_option_on_ranks_kills_and_resumes_change_no_bit() {
     killed.kill_coordinator().await;
     killed.kill_agent(0).await;
     assert!(killed.run_to_the_end(1).await == one, "two ranks or a kill changed bits");
+}
+
+/// Runs `baton`, which must succeed.
+fn baton(arguments: &[&str]) {
+    let run = Command::new(binary("baton")).args(arguments).output().unwrap();
+    assert!(run.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&run.stderr));
+}
+
+/// Options that exclude some of [`everything`]: frozen blocks, Nesterov's momentum, Baton's own kernels.
+#[tokio::test]
+async fn with_frozen_blocks_nesterov_and_fused_kernels_ranks_and_kills_change_no_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let few = few_digits(folder.path(), 16);
+    let small = || {
+        [
+            "train={ epochs=2, global_batch=8, resolution=32, virtual_ranks=2 }",
+            "evaluation={ every_epochs=2, resolution=32, batch=16 }",
+            "checkpoint={ every_epochs=0, every_steps=1 }",
+        ]
+        .into_iter()
+        .fold(on(&few), |cluster, entry| cluster.set(entry))
+        .set("optimizer={ kind='sgd', momentum=0.9, nesterov=true, weight_decay=1e-3 }")
+    };
+    let mut before = small().set("model={ arch='resnet18', num_classes=10 }");
+    let whole = before.run_to_the_end(1).await;
+    let weights = folder.path().join("weights.safetensors").display().to_string();
+    let checkpoints = before.run_dir().join("checkpoints").display().to_string();
+    baton(&["checkpoint", "export", "--dir", &checkpoints, "--out", &weights]);
+
+    let model = format!(
+        "model={{ arch='resnet18', num_classes=10, pretrained='{weights}', freeze=['stem', 'layer1'] }}"
+    );
+    let tuning = || small().set(&model).set("precision.fused=true");
+    let one = tuning().run_to_the_end(1).await;
+    let len = |state: &[(String, Vec<f32>)]| {
+        state.iter().find(|(name, _)| name == "weights").unwrap().1.len()
+    };
+    assert!(len(&one) < len(&whole), "nothing is frozen");
+    assert_survives_a_kill(tuning(), &one).await;
+}
+
+/// Two ranks, one of which is killed, end with `expected`.
+async fn assert_survives_a_kill(mut cluster: Cluster, expected: &[(String, Vec<f32>)]) {
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.saved_at(2).await;
+    kill(cluster.rank_pids(0)[1]);
+    events.next_of(Event::RankFailed).await;
+    let (coordinator, _) = cluster.finish().await;
+    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    assert!(cluster.newest_state() == expected, "two ranks or a kill changed bits");
+}
+
+/// Signals whose target is a float, with the optimizer that no other story uses.
+#[tokio::test]
+async fn a_regression_is_learnt_and_evaluated_with_the_same_bits_on_two_ranks_and_through_a_kill() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().display().to_string();
+    let sizes = ["--samples", "512", "--val-samples", "128", "--noise", "0"];
+    baton(&[&["data", "synth", "signals", "--out", &out][..], &sizes].concat());
+    let regression = || {
+        [
+            "data.input_field=signal",
+            "data.label_field=target",
+            "model={ arch='resnet34_1d', num_classes=1, zero_init_gamma=true, channels_last=false }",
+            "train={ epochs=2, global_batch=32, virtual_ranks=2 }",
+            "optimizer={ kind='lars', momentum=0.9, trust_coefficient=0.02 }",
+            "schedule={ kind='warmup_cosine', peak_lr=1.0, warmup_epochs=0.5 }",
+            "loss.kind=huber",
+            "augment={}",
+            "evaluation={ every_epochs=2 }",
+            "checkpoint={ every_epochs=1, every_steps=2 }",
+        ]
+        .into_iter()
+        .fold(Cluster::new(), |cluster, entry| cluster.set(entry))
+        .set(&format!("data.train={out}/signals-train.beton"))
+        .set(&format!("data.val={out}/signals-val.beton"))
+    };
+    let mut learner = regression();
+    let one = learner.run_to_the_end(1).await;
+    let log = learner.log("coordinator");
+    let fit = log.split("validation Spearman ").nth(1).and_then(|rest| rest.split(',').next());
+    let fit: f64 = fit.and_then(|number| number.parse().ok()).expect(&log);
+    assert!(fit > 0.5, "{log}");
+    assert_survives_a_kill(regression(), &one).await;
 }
 
 /// Four updates: fp16 has no fast convolutions on CPUs.

@@ -2,11 +2,9 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-use std::time::Duration;
-
 use baton_job::exit;
 use baton_proto::v1::{DrainRequest, watch_events_response::Kind};
-use baton_tests::{Cluster, in_time, kill, stop};
+use baton_tests::{Cluster, kill, stop};
 
 /// Pseudo-random but repeatable steps below `limit`, in increasing order.
 fn moments(seed: u64, count: usize, limit: u64) -> Vec<u64> {
@@ -77,12 +75,8 @@ async fn a_spare_replaces_a_dead_rank_with_the_same_bits() {
     cluster.start_agent("node", 2);
     let mut events = cluster.events().await;
     for spares in 1..=2 {
-        in_time("a spare is ready", async {
-            while cluster.log("agent").matches("spare started").count() < spares {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        })
-        .await;
+        let started = || cluster.log("agent").matches("spare started").count();
+        cluster.until("a spare is ready", async || (started() >= spares).then_some(())).await;
         // Processes are in the order of their starts, so the spare is the last.
         let [_, killed, spare] = cluster.rank_pids(0)[..] else { panic!("not two and a spare") };
         kill(killed);

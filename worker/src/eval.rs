@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
+use baton_console::json;
 use baton_data::{Dataset, Loader, Options, Preprocessing, Request, Source};
 use baton_job::{
     exit::{Failure, bad_input},
     ids::LocalRank,
 };
-use baton_recipe::{JobSpec, progress::Accuracy, task};
+use baton_recipe::{JobSpec, task};
 use baton_trainer::{
     BatchEvaluation, Error, EvaluatedWeights, Learner, combine_evaluations,
     torch::{self, TorchLearner, weights::Head},
@@ -49,7 +51,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut learner = TorchLearner::new(&spec, set.input_type(), device)?;
     torch::weights::load(&mut learner, &args.weights, Head::FromFile).map_err(bad_input)?;
     let evaluations = evaluate(&mut learner, set, &spec)?;
-    print(&combine_evaluations(&evaluations.iter().collect::<Vec<_>>(), &spec), args.json);
+    let accuracy = combine_evaluations(&evaluations.iter().collect::<Vec<_>>(), &spec);
+    json::print(args.json, &accuracy, |accuracy| {
+        let shown = accuracy.metrics.iter().map(task::display);
+        let shown = shown.collect::<Vec<_>>().join(", ");
+        format!("{shown} on {} samples", accuracy.samples)
+    });
     Ok(())
 }
 
@@ -74,7 +81,7 @@ fn evaluate(
     let bar = ProgressBar::new(len);
     let mut evaluations = Vec::new();
     while let Some(batch) = loader.next().transpose()? {
-        evaluations.push(learner.evaluate(&batch, EvaluatedWeights::Raw)?);
+        evaluations.extend(learner.evaluate(&batch, EvaluatedWeights::Raw, &mut || false)?);
         bar.inc(batch.len() as u64);
         loader.recycle(batch);
     }
@@ -84,17 +91,6 @@ fn evaluate(
 
 /// Reads a recipe file, with values changed on the command line.
 pub(crate) fn recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
-    JobSpec::read(path, overrides, |path| std::fs::read_to_string(path))
+    JobSpec::read(path, overrides, |path| read_text(path, MAX_RECIPE_BYTES))
         .map_err(|error| bad_input(format!("{}: {error}", path.display())))
-}
-
-#[allow(clippy::print_stdout, reason = "the result is this command's output")]
-fn print(accuracy: &Accuracy, json: bool) {
-    if json {
-        println!("{}", serde_json::to_string(accuracy).unwrap_or_default());
-    } else {
-        let shown = accuracy.metrics.iter().map(task::display);
-        let shown = shown.collect::<Vec<_>>().join(", ");
-        println!("{shown} on {} samples", accuracy.samples);
-    }
 }

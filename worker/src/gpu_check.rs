@@ -10,6 +10,7 @@ use baton_collectives::{
     nccl::{self, NcclCollective},
     tcp::TcpCollective,
 };
+use baton_console::{json, output};
 use baton_data::InputType;
 use baton_gpu::HostWaits;
 use baton_job::{
@@ -26,11 +27,44 @@ use baton_trainer::{
     learner::DeferredScalar,
     torch::{self, BatchNormMode, Device, TorchLeaf, TorchLearner},
 };
+use serde::Serialize;
 
 use crate::bench::synthetic_batch;
 
+/// Check CUDA, NCCL and the GPU kernels, and compare the loss with the CPU's.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Print one JSON object per check.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One line of `--json`.
+#[derive(Debug, Serialize)]
+struct CheckResult<'a> {
+    /// Name of the check.
+    check: &'a str,
+    /// Whether it passed.
+    ok: bool,
+    /// What it measured, or what is wrong.
+    detail: &'a str,
+    /// Its duration.
+    seconds: f64,
+    /// Version of libtorch.
+    libtorch: &'a str,
+    /// The device, as libtorch calls it.
+    device: &'a str,
+}
+
+impl CheckResult<'_> {
+    fn text(&self) -> String {
+        let verdict = if self.ok { "ok    " } else { "FAILED" };
+        format!("{verdict}  {}: {} ({:.2} s)", self.check, self.detail, self.seconds)
+    }
+}
+
 /// Runs every check and prints a line for each; fails if one failed.
-pub(crate) fn run() -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let recipe = recipe()?;
     let device = torch::device::open(&recipe, LocalRank(0))?;
     let recipe = &recipe;
@@ -48,19 +82,23 @@ pub(crate) fn run() -> Result<(), Failure> {
         ("fused update same as plain", Box::new(move || same_update(recipe, device))),
     ];
     let all = checks.len();
-    print_line(&format!("libtorch {} on {device:?}", torch::device::torch_version()));
+    let (libtorch, device) = (torch::device::torch_version(), format!("{device:?}"));
+    if !args.json {
+        output::line(format_args!("libtorch {libtorch} on {device}"));
+    }
     let mut failed = 0;
-    for (name, check) in checks {
+    for (check, run) in checks {
         let start = Instant::now();
-        let result = check();
+        let result = run();
         let seconds = start.elapsed().as_secs_f64();
-        match result {
-            Ok(detail) => print_line(&format!("ok      {name}: {detail} ({seconds:.2} s)")),
-            Err(problem) => {
-                failed += 1;
-                print_line(&format!("FAILED  {name}: {problem} ({seconds:.2} s)"));
-            }
-        }
+        failed += usize::from(result.is_err());
+        let (ok, detail) = match &result {
+            Ok(detail) => (true, detail),
+            Err(problem) => (false, problem),
+        };
+        let result =
+            CheckResult { check, ok, detail, seconds, libtorch: &libtorch, device: &device };
+        json::print(args.json, &result, CheckResult::text);
     }
     if failed == 0 {
         return Ok(());
@@ -405,14 +443,24 @@ fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-#[allow(clippy::print_stdout, reason = "the report is this command's output")]
-fn print_line(line: &str) {
-    println!("{line}");
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_check_is_a_line_of_text_or_of_json() {
+        let result = CheckResult {
+            check: "NCCL library",
+            ok: false,
+            detail: "missing",
+            seconds: 0.25,
+            libtorch: "2.9",
+            device: "Cuda(0)",
+        };
+        assert_eq!(result.text(), "FAILED  NCCL library: missing (0.25 s)");
+        let expected = r#"{"check":"NCCL library","ok":false,"detail":"missing","seconds":0.25,"libtorch":"2.9","device":"Cuda(0)"}"#;
+        assert_eq!(json::line(&result), expected);
+    }
 
     #[test]
     fn difference_is_a_share_of_the_norm_and_zero_between_equals() {

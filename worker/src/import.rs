@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use baton_checkpoint::{Store, check_weights_file};
+use baton_console::json;
 use baton_data::{Dataset, Source};
 use baton_job::{
     JobId,
@@ -57,7 +58,6 @@ fn end_with_parent() -> Result<(), Failure> {
 }
 
 /// Writes the checkpoint and prints its name.
-#[allow(clippy::print_stdout, reason = "the result is this command's output")]
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     end_with_parent()?;
     let spec = recipe(&args.recipe, &args.overrides)?;
@@ -73,15 +73,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let commit = write_initial_checkpoint(&mut learner, JobId::default(), &spec, &store)?;
     let (arch, location) = (spec.model.arch.name(), store.location());
     let imported = Imported { checkpoint: commit.name, location, arch, bytes: commit.bytes };
-    if args.json {
-        println!("{}", serde_json::to_string(&imported).unwrap_or_default());
-    } else {
-        println!(
+    json::print(args.json, &imported, |imported| {
+        format!(
             "wrote checkpoint {} to {location}: {arch} with the weights of {}; a job of this recipe with \
              checkpoint.dir = {location:?} starts from it",
             imported.checkpoint,
             args.weights.display()
-        );
-    }
+        )
+    });
     Ok(())
 }

@@ -26,6 +26,7 @@ mod signals;
 
 use std::process::ExitCode;
 
+use baton_console::output;
 use baton_job::exit::{Failure, Outcome};
 use clap::{Parser, Subcommand};
 use tikv_jemallocator::Jemalloc;
@@ -68,7 +69,7 @@ enum Command {
     /// Measure seconds per training step on made-up images.
     Bench(bench::Args),
     /// Check CUDA, NCCL and the GPU kernels, and compare the loss with the CPU's.
-    GpuCheck,
+    GpuCheck(gpu_check::Args),
 }
 
 fn main() -> ExitCode {
@@ -78,12 +79,12 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::run(&args).map(|()| Outcome::Completed),
         Command::Import(args) => import::run(&args).map(|()| Outcome::Completed),
         Command::Bench(args) => bench::run(&args).map(|()| Outcome::Completed),
-        Command::GpuCheck => gpu_check::run().map(|()| Outcome::Completed),
+        Command::GpuCheck(args) => gpu_check::run(&args).map(|()| Outcome::Completed),
     };
     match result {
         Ok(outcome) => ExitCode::from(outcome.exit_code()),
         Err(failure) => {
-            eprintln!("error: {failure}");
+            output::error(&failure);
             ExitCode::from(exit_code(failure))
         }
     }
@@ -91,4 +92,37 @@ fn main() -> ExitCode {
 
 fn exit_code(failure: Failure) -> u8 {
     Outcome::Failed { failure }.exit_code()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// Commands without `--json`, with the reason.
+    const WITHOUT_JSON: [(&str, &str); 2] = [
+        ("agent", "runs until the job ends and prints no result, only its log"),
+        ("rank", "is started by an agent, and reports to it"),
+    ];
+
+    #[test]
+    fn every_command_that_prints_a_result_has_json_and_is_in_the_documentation() {
+        let documentation = include_str!("../../docs/watching.md");
+        let command = Args::command();
+        let has_json = |command: &&clap::Command| {
+            command.get_arguments().any(|flag| flag.get_long() == Some("json"))
+        };
+        let (with, without): (Vec<_>, Vec<_>) = command.get_subcommands().partition(has_json);
+        let without: Vec<&str> = without.iter().map(|command| command.get_name()).collect();
+        assert_eq!(without, WITHOUT_JSON.map(|(command, _)| command));
+        for command in with {
+            let name = command.get_name();
+            let is_documented = documentation.contains(&format!("`baton-worker {name}`"));
+            assert!(
+                is_documented,
+                "the section JSON of docs/watching.md has no `baton-worker {name}`"
+            );
+        }
+    }
 }

@@ -38,6 +38,19 @@ fn weights_that_are_a_named_pipe_are_refused_at_once() {
 }
 
 #[test]
+fn names_of_files_do_not_control_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = folder.path().join("\x1b]0;title\x07\u{9b}2J.safetensors");
+    let mut import = Command::new(WORKER);
+    import.arg("import").arg(&weights).args(["--recipe", RECIPE, "--into"]).arg(folder.path());
+    let refused = import.output().unwrap();
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{error}");
+    assert!(error.contains("2J.safetensors") && error.lines().count() == 1, "{error:?}");
+    assert!(!error.contains(['\x1b', '\x07', '\u{9b}']), "{error:?}");
+}
+
+#[test]
 fn an_import_ends_with_the_process_that_started_it() {
     let folder = tempfile::tempdir().unwrap();
     let recipe = pipe(folder.path());

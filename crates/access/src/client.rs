@@ -6,7 +6,7 @@ use tonic::{
     Request, Status,
     metadata::{Ascii, MetadataValue},
     service::Interceptor,
-    transport::{ClientTlsConfig, Endpoint},
+    transport::{ClientTlsConfig, Endpoint, Identity},
 };
 
 use crate::{Error, Token};
@@ -72,15 +72,40 @@ impl ClientCredentials {
     }
 }
 
-/// The problem with a certificate or with TLS, if it is the cause of a failed connection.
+/// Why the TLS connection failed, with a remedy, if TLS is the cause of an error.
 #[must_use]
 pub fn tls_problem(error: &(dyn error::Error + 'static)) -> Option<String> {
     let cause = innermost(error);
-    let is_about_tls = ["certificate", "tls", "handshake", "corrupt message"];
     let lower = cause.to_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| lower.contains(word));
     // After a timeout of the handshake, there is no certificate that could be wrong.
-    let is_timeout = lower.starts_with("tls handshake timeout");
-    (!is_timeout && is_about_tls.iter().any(|word| lower.contains(word))).then_some(cause)
+    if has(&["tls handshake timeout"])
+        || !has(&["certificate", "tls", "handshake", "corrupt message", "fatal alert"])
+    {
+        return None;
+    }
+    let remedy = match has(&["fatal alert"]) && !has(&["certificaterequired"]) && has(CLIENT_ALERTS)
+    {
+        true => {
+            "the coordinator refuses the certificate of --client-cert: give one that the authority of the \
+             coordinator's --tls-client-ca has issued and that is still valid"
+        }
+        false => {
+            "give the certificate's authority with --tls-ca, and your own certificate with --client-cert if the \
+             coordinator requires one"
+        }
+    };
+    Some(format!("the TLS connection failed ({cause}): {remedy}"))
+}
+
+/// Alerts by which a server refuses a client's certificate, in lower case.
+const CLIENT_ALERTS: &[&str] = &["certificate", "unknownca", "decrypterror", "accessdenied"];
+
+/// Checks that a certificate and its private key can be used, and belong together.
+pub(crate) fn check_identity(identity: &Identity) -> Result<(), String> {
+    let tls = ClientTlsConfig::new().identity(identity.clone());
+    let checked = Endpoint::from_static("https://coordinator").tls_config(tls);
+    checked.map(drop).map_err(|error| innermost(&error))
 }
 
 fn innermost(error: &(dyn error::Error + 'static)) -> String {

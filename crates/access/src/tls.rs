@@ -1,15 +1,13 @@
 //! Certificates, keys and tokens from files given by flags.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, ServerTlsConfig};
 
 use crate::{
     Error, Token, Tokens,
-    client::{Bearer, ClientCredentials},
+    bounded::{MAX_PEM_BYTES, read_text},
+    client::{Bearer, ClientCredentials, check_identity},
 };
 
 /// Flags of a server.
@@ -116,7 +114,16 @@ impl TlsFiles {
             None => ClientTlsConfig::new().with_native_roots(),
         };
         let tls = match (&self.client_cert, &self.client_key) {
-            (Some(cert), Some(key)) => tls.identity(Identity::from_pem(read(cert)?, read(key)?)),
+            (Some(cert), Some(key)) => {
+                let identity = Identity::from_pem(read(cert)?, read(key)?);
+                check_identity(&identity).map_err(|problem| {
+                    let (cert, key) = (cert.display(), key.display());
+                    Error(format!(
+                        "{cert} and {key} cannot be used as client certificate and its private key: {problem}"
+                    ))
+                })?;
+                tls.identity(identity)
+            }
             _ => tls,
         };
         Ok(ClientCredentials { tls, bearer: Bearer::new(token)? })
@@ -175,7 +182,7 @@ impl ClientFiles {
 pub const TOKEN_VARIABLE: &str = "BATON_TOKEN";
 
 fn read(path: &Path) -> Result<String, Error> {
-    let text = fs::read_to_string(path).map_err(|error| Error::of_file(path, error))?;
+    let text = read_text(path, MAX_PEM_BYTES).map_err(|error| Error::of_file(path, error))?;
     match text.contains("-----BEGIN ") {
         true => Ok(text),
         false => Err(Error::of_file(path, "is not a PEM file: it has no -----BEGIN line")),

@@ -6,7 +6,10 @@ use std::{
     path::Path,
 };
 
-use crate::{AccessRole, Error};
+use crate::{
+    AccessRole, Error,
+    bounded::{MAX_TOKENS_BYTES, read_text},
+};
 
 /// Minimum length of a token; shorter ones could be guessed.
 const MIN_TOKEN_CHARS: usize = 16;
@@ -140,7 +143,7 @@ fn read_private(path: &Path) -> Result<String, Error> {
         );
         return Err(Error::of_file(path, problem));
     }
-    fs::read_to_string(path).map_err(|error| Error::of_file(path, error))
+    read_text(path, MAX_TOKENS_BYTES).map_err(|error| Error::of_file(path, error))
 }
 
 /// Whether only its owner can access a file, or root owns it and a group may read it: Kubernetes mounts a secret in

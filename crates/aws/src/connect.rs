@@ -1,6 +1,7 @@
 //! `baton aws connect`
 
 use std::{
+    collections::BTreeMap,
     env, fs, io,
     net::{Ipv4Addr, TcpListener},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -11,11 +12,11 @@ use std::{
 
 use baton_console::{
     failure::{bad_input, failed},
-    output,
+    json, output,
 };
 use baton_job::exit::{self, Failure};
 use rustix::process::{Pid, Signal, kill_process_group};
-use serde_json::json;
+use serde::Serialize;
 use tokio::{
     io::AsyncReadExt,
     net::TcpStream,
@@ -48,6 +49,9 @@ pub struct Args {
     /// Local port [default: 29600 without a command, a free port with one]
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
+    /// Print one JSON object once the tunnel is open; a command has its own --json
+    #[arg(long, conflicts_with = "command")]
+    json: bool,
     /// `baton` command to run, with its flags
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
@@ -72,9 +76,7 @@ pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
     let mut tunnel = Tunnel::open(session(&api, &instance, port), &instance, port).await?;
     if args.command.is_empty() {
         output::note(format_args!("connected to {instance}; in another terminal:"));
-        environment
-            .iter()
-            .for_each(|(name, value)| output::line(format_args!("export {name}={value}")));
+        json::print(args.json, &OpenTunnel { instance: &instance, environment }, export);
         tokio::select! {
             _ = tokio::signal::ctrl_c() => {}
             reason = tunnel.ended() => return Err(reason),
@@ -98,6 +100,21 @@ pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
     }
 }
 
+/// The output of `--json`.
+#[derive(Debug, Serialize)]
+struct OpenTunnel<'a> {
+    /// Instance id of the coordinator's machine.
+    instance: &'a str,
+    /// Environment variables with which `baton` commands use the tunnel.
+    environment: BTreeMap<&'static str, String>,
+}
+
+/// The environment variables as commands of a shell.
+fn export(tunnel: &OpenTunnel<'_>) -> String {
+    let export = |(name, value): (&&str, &String)| format!("export {name}={value}");
+    tunnel.environment.iter().map(export).collect::<Vec<_>>().join("\n")
+}
+
 /// The machine with the coordinator, and the credentials that the coordinator requires.
 fn find(api: &impl Api, flags: &JobFlags) -> Result<(String, Option<Credentials>), Failure> {
     let job = flags.job(api)?;
@@ -114,12 +131,13 @@ fn find(api: &impl Api, flags: &JobFlags) -> Result<(String, Option<Credentials>
 }
 
 /// Environment variables with which `baton` commands use the tunnel.
-fn environment(port: u16, credentials: Option<&Credentials>) -> Vec<(&'static str, String)> {
+fn environment(port: u16, credentials: Option<&Credentials>) -> BTreeMap<&'static str, String> {
     let scheme = if credentials.is_some() { "https" } else { "http" };
-    let mut variables = vec![("BATON_COORDINATOR", format!("{scheme}://127.0.0.1:{port}"))];
+    let url = format!("{scheme}://127.0.0.1:{port}");
+    let mut variables = BTreeMap::from([("BATON_COORDINATOR", url)]);
     if let Some(credentials) = credentials {
-        variables.push(("BATON_TLS_CA", credentials.file("ca").display().to_string()));
-        variables.push(("BATON_TOKEN_FILE", credentials.file("token").display().to_string()));
+        variables.insert("BATON_TLS_CA", credentials.file("ca").display().to_string());
+        variables.insert("BATON_TOKEN_FILE", credentials.file("token").display().to_string());
     }
     variables
 }
@@ -172,7 +190,7 @@ const SESSION: [&str; 2] = ["ssm", "start-session"];
 
 /// The AWS CLI command that forwards a local port to the coordinator's.
 fn session(api: &AwsCli, instance: &str, port: u16) -> Command {
-    let ports = json!({"portNumber": [COORDINATOR_PORT.to_string()], "localPortNumber": [port.to_string()]});
+    let ports = serde_json::json!({"portNumber": [COORDINATOR_PORT.to_string()], "localPortNumber": [port.to_string()]});
     let document = ["--document-name", "AWS-StartPortForwardingSession", "--parameters"];
     let call = [&SESSION[..], &["--target", instance], &document, &[&ports.to_string()]];
     Command::from(api.command(&call.concat()))
@@ -225,7 +243,7 @@ impl Drop for Tunnel {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::{ScriptedApi, break_each, launched_answers};
@@ -245,6 +263,17 @@ mod tests {
         assert_eq!(instance, "i-0");
         assert_eq!(fs::read_to_string(credentials.unwrap().file("token")).unwrap(), "b");
         break_each(answers, |api| find(api, &JobFlags::default()));
+    }
+
+    #[test]
+    fn an_open_tunnel_is_shown_as_exports_or_as_json() {
+        let tunnel = OpenTunnel { instance: "i-0", environment: environment(29600, None) };
+        assert_eq!(export(&tunnel), "export BATON_COORDINATOR=http://127.0.0.1:29600");
+        let expected = json!({
+            "instance": "i-0",
+            "environment": {"BATON_COORDINATOR": "http://127.0.0.1:29600"},
+        });
+        assert_eq!(serde_json::to_value(&tunnel).unwrap(), expected);
     }
 
     #[tokio::test]

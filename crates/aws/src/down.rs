@@ -5,8 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_console::{failure::bad_input, human, output};
+use baton_console::{failure::bad_input, human, json, output};
 use baton_job::exit::Failure;
+use serde::Serialize;
 
 use crate::{
     AwsFlags,
@@ -41,6 +42,48 @@ pub struct Args {
     /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The output of `--json`: what is kept, and still costs money.
+#[derive(Debug, Serialize)]
+struct KeptData<'a> {
+    job: &'a str,
+    /// Address of the job's files in its bucket; `null` if they are deleted, or the bucket is not known.
+    url: Option<&'a str>,
+    /// Whether the job's bucket is known; otherwise its files there are kept.
+    bucket_is_known: bool,
+    volumes: Vec<KeptVolume<'a>>,
+}
+
+/// A volume that is kept.
+#[derive(Debug, Serialize)]
+struct KeptVolume<'a> {
+    /// Id of the volume.
+    volume: &'a str,
+    gigabytes: u64,
+    zone: &'a str,
+    /// Whether the user made it, and not `baton aws up`.
+    made_by_user: bool,
+}
+
+impl<'a> KeptData<'a> {
+    fn new(job: &'a Job, delete_data: bool, url: Option<&'a str>, kept: &'a [Volume]) -> Self {
+        let volumes = kept.iter().map(|kept| KeptVolume {
+            volume: &kept.id,
+            gigabytes: kept.gigabytes,
+            zone: &kept.zone,
+            made_by_user: kept.made_by_user,
+        });
+        Self {
+            job: job.name(),
+            url: url.filter(|_| !delete_data),
+            bucket_is_known: url.is_some(),
+            volumes: volumes.collect(),
+        }
+    }
 }
 
 /// Price of a gp3 volume in us-east-1, dollars per GB and month; not checked against
@@ -121,7 +164,9 @@ fn remove(api: &impl Api, job: &Job, args: &Args) -> Result<(), Failure> {
     if let (true, Some(url)) = (args.delete_data, &url) {
         api.call(&["s3", "rm", "--recursive", "--only-show-errors", &format!("{url}/")])?;
     }
-    remaining(job, args.delete_data, url.as_deref(), &kept).iter().for_each(output::line);
+    let url = url.as_deref();
+    let kept_data = KeptData::new(job, args.delete_data, url, &kept);
+    json::print(args.json, &kept_data, |_| remaining(job, args.delete_data, url, &kept).join("\n"));
     Ok(())
 }
 
@@ -193,7 +238,14 @@ mod tests {
     use serde_json::{Value, json};
 
     fn args(delete_data: bool) -> Args {
-        Args { name: None, aws: AwsFlags::default(), delete_data, bucket: None, yes: true }
+        Args {
+            name: None,
+            aws: AwsFlags::default(),
+            delete_data,
+            bucket: None,
+            yes: true,
+            json: false,
+        }
     }
 
     fn with_one_machine() -> ScriptedApi {
@@ -261,6 +313,26 @@ mod tests {
         assert!(text.contains("name it with --bucket"), "{text}");
         let text = remaining(&job, false, Some("s3://b/digits"), &[]).join("\n");
         assert!(text.contains("--delete-data --bucket b`"), "{text}");
+    }
+
+    #[test]
+    fn what_remains_as_json() {
+        let job = "digits".parse().unwrap();
+        let volume = Volume {
+            id: "vol-1".to_owned(),
+            gigabytes: 500,
+            zone: "us-east-1a".to_owned(),
+            made_by_user: false,
+        };
+        let kept = [volume];
+        let found = serde_json::to_value(KeptData::new(&job, false, Some("s3://b/digits"), &kept));
+        let volumes = json!([{
+            "volume": "vol-1", "gigabytes": 500, "zone": "us-east-1a", "made_by_user": false,
+        }]);
+        let expected = json!({"job": "digits", "url": "s3://b/digits", "bucket_is_known": true, "volumes": volumes});
+        assert_eq!(found.unwrap(), expected);
+        let none = serde_json::to_value(KeptData::new(&job, true, None, &[])).unwrap();
+        assert_eq!((&none["url"], &none["bucket_is_known"]), (&Value::Null, &false.into()));
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::{thread, time::Duration};
 
-use baton_console::{failure::bad_input, output};
+use baton_console::{failure::bad_input, json};
 use baton_job::exit::Failure;
+use serde::Serialize;
 
 use crate::{JobFlags, api::Api, fleet, stack};
 
@@ -27,6 +28,18 @@ pub struct Args {
     /// Keep printing new lines, every 15 seconds
     #[arg(short, long)]
     follow: bool,
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+}
+
+/// One line of `--json`.
+#[derive(Debug, Serialize)]
+struct LoggedLine<'a> {
+    /// Instance id of the machine.
+    instance: &'a str,
+    /// Line of its log; `null` with `--list`.
+    line: Option<&'a str>,
 }
 
 /// Poll interval of `--follow`; a machine writes its log about as often.
@@ -41,7 +54,10 @@ fn show(api: &impl Api, args: &Args) -> Result<(), Failure> {
     let stack = stack::get(api, &job)?;
     let machines = fleet::machines_with_file(api, &stack, "log.txt")?;
     if args.list {
-        machines.iter().for_each(output::line);
+        for instance in &machines {
+            let listed = LoggedLine { instance, line: None };
+            json::print(args.json, &listed, |_| instance.clone());
+        }
         return Ok(());
     }
     let Some(instance) = args.instance.as_ref().or(machines.last()) else {
@@ -58,7 +74,10 @@ fn show(api: &impl Api, args: &Args) -> Result<(), Failure> {
             ))
         })?;
         let text = String::from_utf8_lossy(&text).into_owned();
-        new_lines(&last, &text).iter().for_each(output::line);
+        for line in new_lines(&last, &text) {
+            let logged = LoggedLine { instance, line: Some(line) };
+            json::print(args.json, &logged, |_| line.to_owned());
+        }
         last = text;
         if !args.follow {
             return Ok(());
@@ -91,6 +110,7 @@ mod tests {
             instance: instance.map(ToOwned::to_owned),
             list: false,
             follow: false,
+            json: false,
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::{thread, time::Duration};
 
-use baton_console::{failure::failed, human, output};
+use baton_console::{clean, human, json, output};
 use baton_job::exit::Failure;
 use serde::Serialize;
 
@@ -41,14 +41,25 @@ const STATUS_POLL_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
-struct StatusJson<'a> {
+pub(super) struct StatusJson<'a> {
     job: &'a str,
     stack: &'a str,
     /// Address of the job's files in the bucket.
     url: String,
     #[serde(flatten)]
     fleet: &'a Fleet,
-    report: &'a Option<JobReport>,
+    report: Option<&'a JobReport>,
+}
+
+impl<'a> StatusJson<'a> {
+    pub(super) fn new(
+        job: &'a Job,
+        stack: &'a Stack,
+        fleet: &'a Fleet,
+        report: Option<&'a JobReport>,
+    ) -> Self {
+        Self { job: job.name(), stack: &stack.status, url: stack.url(), fleet, report }
+    }
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -57,14 +68,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     loop {
         let (stack, fleet, report) = query(&api, &job)?;
         if args.json {
-            let status = StatusJson {
-                job: job.name(),
-                stack: &stack.status,
-                url: stack.url(),
-                fleet: &fleet,
-                report: &report,
-            };
-            output::line(serde_json::to_string(&status).map_err(failed)?);
+            output::line(json::line(&StatusJson::new(&job, &stack, &fleet, report.as_ref())));
         } else {
             let text = text(&job, &stack, &fleet, report.as_ref(), fleet::now());
             match args.watch && output::is_terminal() {
@@ -86,7 +90,7 @@ fn query(api: &impl Api, job: &Job) -> Result<(Stack, Fleet, Option<JobReport>),
     Ok((stack, fleet, report))
 }
 
-/// The status as text.
+/// The status as text. AWS's messages and the machines' reports do not control the terminal.
 pub(super) fn text(
     job: &Job,
     stack: &Stack,
@@ -123,7 +127,7 @@ pub(super) fn text(
         }
         None => lines.push("the job has reported nothing yet".to_owned()),
     }
-    lines.join("\n")
+    clean::lines(&lines.join("\n")).into_owned()
 }
 
 fn summary(fleet: &Fleet) -> String {
@@ -201,6 +205,11 @@ mod tests {
         reported by i-1 20 s ago:
         training, epoch 3
         ");
+        let hostile = JobReport { text: "\x1b[2Jphase \x1b]0;title\x07".to_owned(), ..report };
+        fleet.launch_failure = Some("no \u{9b}2Jcapacity".to_owned());
+        let shown = text(&job, &stack_of("1"), &fleet, Some(&hostile), 1_000);
+        assert!(shown.contains("\n  no machine: no \u{fffd}2Jcapacity\n"), "{shown:?}");
+        assert!(shown.ends_with("\nphase \u{fffd}]0;title\u{fffd}"), "{shown:?}");
         fleet.desired = 0;
         fleet.machines[0].role = Role::Coordinator;
         assert!(

@@ -10,12 +10,13 @@ use std::{
 use baton_console::{
     Samples,
     failure::{bad_input, failed},
-    human, output,
+    human, json, output,
     recipe::{about, find, read},
 };
 use baton_job::exit::{self, Failure};
 use baton_plan::{Machine as MachineType, PlanRequest};
 use baton_recipe::JobSpec;
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
@@ -26,7 +27,7 @@ use crate::{
     market::{self, Zone, ZoneChoice, list},
     recipe::{self, RemoteRecipe},
     stack::{self, Job, Stack},
-    status,
+    status::{self, StatusJson},
     volume::{self, Volume},
 };
 
@@ -94,6 +95,21 @@ pub struct Args {
     /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
+    /// Print one JSON object at the end
+    #[arg(long)]
+    json: bool,
+}
+
+/// The output of `--json`.
+#[derive(Debug, Serialize)]
+struct Launched<'a> {
+    job: &'a str,
+    /// Address of the job's files in the bucket.
+    url: String,
+    /// With `--stage-only`, the commands with which the user can launch the job.
+    commands: Option<Vec<String>>,
+    /// The status when training has started, as by `baton aws status --json`; `null` with `--no-wait`.
+    status: Option<StatusJson<'a>>,
 }
 
 /// Throughput of a large gp3 volume, MiB/s: the maximum for its 3,000 operations per second; the default is 125
@@ -114,15 +130,32 @@ pub(super) fn run(args: &Args) -> Result<u8, Failure> {
     let path = find(&args.recipe);
     let spec = read(&path, &args.overrides)?;
     let api = args.aws.api();
-    let Some(launched) = launch(&api, args, &path, spec)? else { return Ok(exit::OK) };
+    let launched = match launch(&api, args, &path, spec)? {
+        LaunchResult::Stack(launched) => launched,
+        LaunchResult::Staged { job, url, commands } => {
+            let text = commands.join("\n");
+            let staged = Launched { job: job.name(), url, commands: Some(commands), status: None };
+            json::print(args.json, &staged, |_| text);
+            return Ok(exit::OK);
+        }
+    };
     if args.no_wait {
-        output::line(format_args!(
-            "{} is launched; `baton aws status --name {}` shows its progress",
-            launched.job, launched.job
-        ));
+        let LaunchedJob { job, stack, .. } = &launched;
+        let answer = Launched { job: job.name(), url: stack.url(), commands: None, status: None };
+        json::print(args.json, &answer, |_| {
+            format!("{job} is launched; `baton aws status --name {job}` shows its progress")
+        });
         return Ok(exit::OK);
     }
-    follow(&api, &launched)
+    follow(&api, &launched, args.json)
+}
+
+/// What a launch has done.
+enum LaunchResult {
+    /// The job's stack exists.
+    Stack(LaunchedJob),
+    /// The job's files are uploaded to this address; the commands create the stack.
+    Staged { job: Job, url: String, commands: Vec<String> },
 }
 
 /// A job whose stack exists.
@@ -138,7 +171,7 @@ fn launch(
     args: &Args,
     path: &Path,
     spec: JobSpec,
-) -> Result<Option<LaunchedJob>, Failure> {
+) -> Result<LaunchResult, Failure> {
     let name = args.name.clone().map_or_else(|| Job::of_recipe(&spec.name), Ok);
     let job = name.map_err(|problem| about(path, problem))?;
     let account = api.json(&["sts", "get-caller-identity"])?;
@@ -146,7 +179,7 @@ fn launch(
     if let Some(stack) = &existing
         && let Some(launched) = running_job(api, &job, stack)?
     {
-        return Ok(Some(launched));
+        return Ok(LaunchResult::Stack(launched));
     }
 
     let volume = volume(api, &job)?;
@@ -218,10 +251,10 @@ fn launch(
         parameters.insert("Image", coordinator.image.clone());
     }
     if args.stage_only {
-        output::line(command(&job, &parameters, args.nodes));
-        return Ok(None);
+        let commands = commands(&job, &parameters, args.nodes);
+        return Ok(LaunchResult::Staged { job, url: job_url, commands: commands.into() });
     }
-    create(api, job, &parameters, args.nodes).map(Some)
+    create(api, job, &parameters, args.nodes).map(LaunchResult::Stack)
 }
 
 /// Creates the stack, then requests machines. If their number were in the template, a launch while AWS has no capacity
@@ -592,21 +625,24 @@ fn parameters(
     parameters
 }
 
-/// The command with which the user can create the same stack.
-fn command(job: &Job, parameters: &BTreeMap<&str, String>, nodes: u32) -> String {
+/// The commands with which the user can create the same stack and request its machines.
+fn commands(job: &Job, parameters: &BTreeMap<&str, String>, nodes: u32) -> [String; 2] {
     let given = parameters.iter().filter(|(_, value)| !value.is_empty());
     let given: Vec<String> = given.map(|(key, value)| format!("{key}={value}")).collect();
-    format!(
-        "aws cloudformation deploy --stack-name {0} --template-file deploy/aws/baton.yaml --capabilities CAPABILITY_IAM \\\n    \
-         --tags baton:job={job} --parameter-overrides {1}\n\
-         aws autoscaling set-desired-capacity --auto-scaling-group-name {0} --desired-capacity {nodes}",
-        job.stack(),
+    let stack = job.stack();
+    let deploy = format!(
+        "aws cloudformation deploy --stack-name {stack} --template-file deploy/aws/baton.yaml --capabilities CAPABILITY_IAM \\\n    \
+         --tags baton:job={job} --parameter-overrides {}",
         given.join(" ")
-    )
+    );
+    let request = format!(
+        "aws autoscaling set-desired-capacity --auto-scaling-group-name {stack} --desired-capacity {nodes}"
+    );
+    [deploy, request]
 }
 
 /// Waits until the job trains, and prints what happens until then.
-fn follow(api: &impl Api, launched: &LaunchedJob) -> Result<u8, Failure> {
+fn follow(api: &impl Api, launched: &LaunchedJob, as_json: bool) -> Result<u8, Failure> {
     let LaunchedJob { job, stack, since } = launched;
     output::note("waiting until training starts; Ctrl-C stops waiting, the job continues");
     let (mut printed, start) = (Vec::new(), Instant::now());
@@ -626,7 +662,11 @@ fn follow(api: &impl Api, launched: &LaunchedJob) -> Result<u8, Failure> {
             report.as_ref().and_then(|report| report.status["phase"].as_str()).unwrap_or_default();
         let has_ended = fleet.desired == 0 && start.elapsed() >= GROUP_UPDATE_DELAY;
         if has_ended || STARTED_PHASES.contains(&phase) {
-            output::line(status::text(job, stack, &fleet, report.as_ref(), fleet::now()));
+            let status = Some(StatusJson::new(job, stack, &fleet, report.as_ref()));
+            let answer = Launched { job: job.name(), url: stack.url(), commands: None, status };
+            json::print(as_json, &answer, |_| {
+                status::text(job, stack, &fleet, report.as_ref(), fleet::now())
+            });
             output::note(format_args!(
                 "\nstatus: baton aws status --name {job}     connect: baton aws connect --name {job} -- top     end: baton aws down --name {job}"
             ));
@@ -815,6 +855,20 @@ mod tests {
     }
 
     #[test]
+    fn a_staged_job_prints_its_commands_as_json_too() {
+        let parameters = BTreeMap::from([("Job", "digits".to_owned()), ("Image", String::new())]);
+        let commands = commands(&job(), &parameters, 3);
+        assert!(commands[0].ends_with(" --parameter-overrides Job=digits"), "{commands:?}");
+        assert!(commands[1].ends_with("baton-digits --desired-capacity 3"), "{commands:?}");
+        let (job, url) = ("digits", "s3://b/digits".to_owned());
+        let staged = Launched { job, url, commands: Some(commands.to_vec()), status: None };
+        let expected = json!({
+            "job": "digits", "url": "s3://b/digits", "commands": commands, "status": null,
+        });
+        assert_eq!(serde_json::to_value(&staged).unwrap(), expected);
+    }
+
+    #[test]
     fn an_error_of_any_call_ends_the_launch_with_one_line_that_names_it() {
         let (args, spec) = (
             args(&["--yes", "--instance-type", "c7i.xlarge"]),
@@ -832,8 +886,8 @@ mod tests {
         break_each(coordinator_answers, |api| CoordinatorMachine::of(api, &stack));
         let launched = || LaunchedJob { job: job(), stack: stack.clone(), since: 0 };
         let starting = || report_answers(fleet_answers(ScriptedApi::new(), 1, &["i-1"]));
-        assert_eq!(follow(&starting(), &launched()).unwrap(), exit::OK);
-        break_each(starting, |api| follow(api, &launched()));
+        assert_eq!(follow(&starting(), &launched(), true).unwrap(), exit::OK);
+        break_each(starting, |api| follow(api, &launched(), false));
         let stages = || ScriptedApi::new().answer("s3 cp", Value::Null);
         break_each(stages, |api| outcome(api, &stack));
     }

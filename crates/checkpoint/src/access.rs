@@ -67,7 +67,7 @@ impl<'a> Location<'a> {
 
 impl BucketAccess {
     /// A client for the bucket, not connected yet.
-    pub(crate) fn bucket(&self, name: &str) -> Result<AmazonS3, object_store::Error> {
+    pub(crate) fn bucket(&self, name: &str) -> Result<AmazonS3, String> {
         let retry = RetryConfig {
             backoff: BackoffConfig {
                 init_backoff: Duration::from_millis(100).min(self.retry_timeout / 1000),

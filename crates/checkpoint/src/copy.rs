@@ -5,9 +5,9 @@ use object_store::PutMode;
 
 use crate::{
     Error, Manifest, Store,
+    evaluation::evaluation_file,
     manifest::MAX_BYTES,
     name::{LATEST, MANIFEST},
-    store::taken,
 };
 
 /// Result of copying a checkpoint.
@@ -45,6 +45,7 @@ impl Store {
             location: self.location().to_owned(),
         })?;
         if to.holds_commit(&name, &path, &commit)? {
+            self.copy_evaluation(manifest, to)?;
             progress(manifest.all_bytes());
             let kept = manifest.files().count();
             return Ok(CopyResult { kept, was_there: true, ..CopyResult::default() });
@@ -66,13 +67,22 @@ impl Store {
             progress(file.bytes);
         }
         if let Some(existing) = to.create(&path, &commit)? {
-            return Err(taken(manifest.id(), &existing));
+            return Err(to.taken(manifest.id(), &existing));
         }
+        self.copy_evaluation(manifest, to)?;
         if to.ids()?.first() == Some(&manifest.id()) {
             // Best effort: no code reads this file, so the copy is complete without it.
             let _ = to.write(LATEST, format!("{name}\n").into(), PutMode::Overwrite);
         }
         Ok(copied)
+    }
+
+    fn copy_evaluation(&self, manifest: &Manifest, to: &Self) -> Result<(), Error> {
+        let file = evaluation_file(manifest.id());
+        match self.read(&file, MAX_BYTES)? {
+            Some(evaluation) => to.write(&file, evaluation.into(), PutMode::Overwrite),
+            None => Ok(()),
+        }
     }
 
     /// Whether the store already has exactly this manifest; an error if it has a different one.

@@ -3,25 +3,37 @@
 use std::{error, fmt, io, iter};
 
 use baton_job::Generation;
+use baton_s3::{brief, hide_password};
 
 /// Why a checkpoint operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The folder or bucket cannot be used at all.
     #[error(
-        "checkpoint store {location}: {}; set checkpoint.dir to a writable folder or s3://bucket/prefix",
-        one_line(problem)
+        "checkpoint store {}: {}; {remedy}",
+        hide_password(location),
+        shortened(&hide_password(problem))
     )]
     Location {
         /// The folder or bucket.
         location: String,
         /// Error message of the system.
         problem: String,
+        /// What the user can do.
+        remedy: &'static str,
+    },
+    /// An environment variable for access to the bucket is invalid.
+    #[error("checkpoint store {location}: {problem}")]
+    Access {
+        /// The bucket.
+        location: String,
+        /// The variable, and what is wrong.
+        problem: String,
     },
     /// A file cannot be written, read or listed.
     #[error(
         "cannot {operation} {subject} in checkpoint store {location}: {}; {}",
-        one_line(source),
+        shortened(&brief(source)),
         remedy(location, source)
     )]
     Storage {
@@ -36,23 +48,27 @@ pub enum Error {
     },
     /// A newer generation has taken over.
     #[error(
-        "generation {mine} can no longer change checkpoints: generation {fence} has taken over"
+        "generation {mine} can no longer change checkpoints: generation {fence}{by} has taken over"
     )]
     Fenced {
         /// Generation of the writer.
         mine: Generation,
         /// The newest generation.
         fence: Generation,
+        /// The job of that generation, as a part of the message; empty if unknown.
+        by: String,
     },
     /// Another coordinator uses the store.
     #[error(
-        "another coordinator has taken over checkpoint store {location} with generation {generation}; stop one of the two jobs, or set checkpoint.dir to a separate store for this job"
+        "another coordinator has taken over checkpoint store {location} with generation {generation}{by}; stop one of the two jobs, or set checkpoint.dir to a separate store for this job"
     )]
     TakenOver {
         /// The folder or bucket.
         location: String,
         /// Generation of the other coordinator.
         generation: Generation,
+        /// The job of that generation, as a part of the message; empty if unknown.
+        by: String,
     },
     /// A different checkpoint of that name exists.
     #[error("checkpoint {0} already exists")]
@@ -67,6 +83,12 @@ pub enum Error {
         /// The store: a folder or bucket.
         location: String,
     },
+    /// The text does not name a checkpoint.
+    #[error(
+        "{0:?} is not a checkpoint: give a name such as step-0000000440-gen-000003, or FOLDER/NAME, or \
+         s3://BUCKET/PREFIX/NAME; `baton checkpoint ls` lists them"
+    )]
+    NoReference(String),
     /// Files are missing or changed, or the manifest is inconsistent.
     #[error("checkpoint {name} is damaged: {problem}")]
     Damaged {
@@ -113,6 +135,20 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// Whether the store may be usable soon: a file system was full, not mounted or not writable. For a bucket this is
+    /// false, because its client has tried for minutes before it gave up.
+    #[must_use]
+    pub fn is_of_folder(&self) -> bool {
+        match self {
+            Self::Location { location, .. } | Self::Storage { location, .. } => {
+                !location.contains("://")
+            }
+            _ => false,
+        }
+    }
+}
+
 /// The format version of a checkpoint that a newer Baton wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{WRITTEN_BY_NEWER} (format {found}; this one reads up to {supported}): use that version")]
@@ -126,9 +162,9 @@ pub struct NewerVersion {
 /// The beginning of the message of [`NewerVersion`].
 pub const WRITTEN_BY_NEWER: &str = "written by a newer Baton";
 
-/// Joins the lines of a message and limits its length: servers respond with pages of XML.
-fn one_line(text: &impl fmt::Display) -> String {
-    let line = text.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+/// Joins the lines of a message and limits its length: servers respond with pages of HTML.
+fn shortened(text: &str) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(MAX_MESSAGE_CHARS) {
         Some((end, _)) => format!("{} ...", &line[..end]),
         None => line,
@@ -137,27 +173,101 @@ fn one_line(text: &impl fmt::Display) -> String {
 
 const MAX_MESSAGE_CHARS: usize = 400;
 
+impl Error {
+    /// The error for a location that cannot be used.
+    pub(crate) fn unusable(
+        location: &str,
+        problem: impl fmt::Display,
+        remedy: &'static str,
+    ) -> Self {
+        Self::Location { location: location.to_owned(), problem: problem.to_string(), remedy }
+    }
+
+    /// The error for a folder that cannot be created, written or read.
+    pub(crate) fn unusable_folder(location: &str, error: &io::Error) -> Self {
+        Self::unusable(location, error, folder_remedy(error.kind()).unwrap_or(OTHER_FOLDER))
+    }
+}
+
+/// The advice for a folder if nothing is known about the problem.
+pub(crate) const OTHER_FOLDER: &str =
+    "check that this user may create and write this folder, or set checkpoint.dir to another one";
+
+/// The advice for a problem with a folder.
+fn folder_remedy(problem: io::ErrorKind) -> Option<&'static str> {
+    Some(match problem {
+        io::ErrorKind::PermissionDenied => {
+            "give this user write permission there, or set checkpoint.dir to another folder"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free some disk space, or lower checkpoint.keep_last"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => {
+            "mount the file system writable, or set checkpoint.dir to another folder"
+        }
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            "a part of this path is a file: set checkpoint.dir to a folder"
+        }
+        _ => return None,
+    })
+}
+
 /// The advice at the end of a storage error.
 fn remedy(location: &str, source: &object_store::Error) -> &'static str {
     use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
     let causes = iter::successors(Some(source as &(dyn error::Error + 'static)), |e| e.source());
     let system = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).last();
-    match (system.map(io::Error::kind), source) {
-        (Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded), _) => {
-            "free some disk space, or lower checkpoint.keep_last"
-        }
-        (Some(io::ErrorKind::ReadOnlyFilesystem), _) => {
-            "mount the file system writable, or set checkpoint.dir to another folder"
-        }
-        (_, PermissionDenied { .. } | Unauthenticated { .. }) if location.starts_with("s3://") => {
+    let known = system.and_then(|error| folder_remedy(error.kind()));
+    if let Some(remedy) = known.filter(|_| !location.starts_with("s3://")) {
+        return remedy;
+    }
+    match source {
+        PermissionDenied { .. } | Unauthenticated { .. } if location.starts_with("s3://") => {
             "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the role of this machine: it must be allowed to list, read, write and delete objects"
         }
-        (_, NotFound { .. }) if location.starts_with("s3://") => {
+        NotFound { .. } if location.starts_with("s3://") => {
             "check the name of the bucket, AWS_REGION and AWS_ENDPOINT_URL"
         }
         _ if location.starts_with("s3://") => {
             "check the network, AWS_REGION and AWS_ENDPOINT_URL, and that there are credentials"
         }
         _ => "check the disk, and that this user may read and write the folder",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Store;
+
+    #[test]
+    fn a_folder_that_cannot_be_used_is_one_line_with_a_remedy_for_its_problem() {
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let denied = Error::unusable_folder("/mnt/shared", &denied).to_string();
+        assert_eq!(
+            denied,
+            "checkpoint store /mnt/shared: permission denied; give this user write permission there, or set \
+             checkpoint.dir to another folder"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "text").unwrap();
+        // Not even root can create a folder below a file.
+        let below = file.join("below").display().to_string();
+        let missing = folder.path().join("missing").display().to_string();
+        for (opened, remedy) in [
+            (
+                Store::open(&below),
+                "; a part of this path is a file: set checkpoint.dir to a folder",
+            ),
+            (Store::open("gs://bucket"), "; set checkpoint.dir to a folder or s3://BUCKET/PREFIX"),
+            (
+                Store::open_existing(&missing),
+                "missing: it does not exist; give the folder of the checkpoints",
+            ),
+        ] {
+            let error = opened.unwrap_err().to_string();
+            assert!(error.ends_with(remedy) && !error.contains('\n'), "{error}");
+        }
     }
 }

@@ -16,10 +16,15 @@
 //! each removal; if it read the fence a moment too early, it still removes one checkpoint that retention does not
 //! keep, which is never the newest good checkpoint that it has listed.
 //!
+//! The content of a fence is the [`Claimant`] of its generation, for people and for coordinators of other jobs; the
+//! proof does not need it.
+//!
 //! All of this needs listings that include everything written before, as local disks, FSx for Lustre and S3 provide.
 //! NFS clients cache listings for up to a minute: mount with `actimeo=0`.
 
-use baton_job::Generation;
+use std::fmt;
+
+use baton_job::{Generation, JobId};
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectStoreExt, path::Path};
 use serde::{Deserialize, Serialize};
@@ -28,6 +33,31 @@ use crate::{
     Error, SaveId, Store, VERSION,
     name::{FENCES, MANIFEST},
 };
+
+/// The coordinator that opened a generation, as JSON in the fence. Fences of older versions have only a number or the
+/// `owner`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claimant {
+    /// Random identity of the coordinator's process. The job's id is not enough: if the run folder was copied, two
+    /// coordinators have the same job.
+    pub owner: String,
+    /// The job.
+    pub job: JobId,
+    /// Name of the job.
+    pub name: String,
+    /// The recipe as JSON.
+    pub recipe: String,
+    /// Name of the coordinator's machine.
+    pub host: String,
+    /// The run folder on that machine.
+    pub run_dir: String,
+}
+
+impl fmt::Display for Claimant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "job `{}` (run folder {} on host {})", self.name, self.run_dir, self.host)
+    }
+}
 
 /// Content of a manifest file that blocks the commit of an abandoned save.
 #[derive(Debug, Serialize, Deserialize)]
@@ -43,6 +73,9 @@ impl Tombstone {
         serde_json::from_slice(bytes).ok()
     }
 }
+
+/// Maximum size of a fence, bytes: it contains a recipe.
+const MAX_FENCE_BYTES: u64 = 1 << 20;
 
 /// Maximum number of requests to the store in flight.
 const MAX_CONCURRENT_REQUESTS: usize = 16;
@@ -66,6 +99,15 @@ impl Store {
         Ok(Generation(numbers.max().unwrap_or(0)))
     }
 
+    /// The coordinator that opened this generation; `None` if the fence does not say it.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn claimant(&self, generation: Generation) -> Result<Option<Claimant>, Error> {
+        let fence = self.read(&fence_file(generation), MAX_FENCE_BYTES)?;
+        Ok(fence.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+
     /// Prevents generations below `generation` from changing anything in this store; never lowers the fence.
     /// When this returns, their uncommitted saves can never be committed. May be repeated after a failure.
     ///
@@ -76,16 +118,20 @@ impl Store {
         self.abandon_unfinished_below(generation)
     }
 
-    /// Raises the fence for a generation that only `owner` may open: if two coordinators on one store used the
-    /// same generation, the ranks of both could commit. May be repeated by the same owner.
+    /// Raises the fence for a generation that only `claimant` may open: if two coordinators on one store used the
+    /// same generation, the ranks of both could commit. May be repeated by the same claimant.
     ///
     /// # Errors
-    /// [`Error::TakenOver`] if another owner has claimed this generation or a newer one; the store cannot be read
+    /// [`Error::TakenOver`] if another one has claimed this generation or a newer one; the store cannot be read
     /// or written.
-    pub fn claim(&self, generation: Generation, owner: &str) -> Result<(), Error> {
-        let taken_over =
-            |by| Error::TakenOver { location: self.location().to_owned(), generation: by };
-        if self.create(&fence_file(generation), format!("{owner}\n").as_bytes())?.is_some() {
+    pub fn claim(&self, generation: Generation, claimant: &Claimant) -> Result<(), Error> {
+        let taken_over = |fence| Error::TakenOver {
+            location: self.location().to_owned(),
+            generation: fence,
+            by: self.named_claimant(fence),
+        };
+        let text = format!("{}\n", serde_json::json!(claimant));
+        if self.create(&fence_file(generation), text.as_bytes())?.is_some() {
             return Err(taken_over(generation));
         }
         // Read the fence last: of two concurrent claims, the one with the older generation then sees the newer one.
@@ -109,7 +155,18 @@ impl Store {
 
     pub(crate) fn check_fence(&self, mine: Generation) -> Result<(), Error> {
         let fence = self.fence()?;
-        if mine < fence { Err(Error::Fenced { mine, fence }) } else { Ok(()) }
+        if mine < fence { Err(self.fenced(mine, fence)) } else { Ok(()) }
+    }
+
+    /// The error of a writer of generation `mine`.
+    pub(crate) fn fenced(&self, mine: Generation, fence: Generation) -> Error {
+        Error::Fenced { mine, fence, by: self.named_claimant(fence) }
+    }
+
+    /// The claimant of a generation as a part of a message, or nothing if it is unknown.
+    fn named_claimant(&self, generation: Generation) -> String {
+        let claimant = self.claimant(generation).ok().flatten();
+        claimant.map(|claimant| format!(" of {claimant}")).unwrap_or_default()
     }
 
     /// Every save of an older generation that has a folder and no manifest. Lists the folders only, because each

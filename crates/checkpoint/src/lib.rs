@@ -10,6 +10,7 @@
 //!   shard-00000-of-00002.safetensors      slice of every region that rank 0 wrote
 //!   shard-00001-of-00002.safetensors
 //!   manifest.json                         written last, create-only: this write is the commit
+//!   evaluation.json                       results of an evaluation that followed the commit, if one did
 //! ```
 //!
 //! Start with [`Store`]; [`Manifest`] describes the content of a checkpoint. Every call blocks: do not call
@@ -25,6 +26,7 @@ mod difference;
 mod digest;
 mod direct;
 mod error;
+mod evaluation;
 pub mod export;
 mod fence;
 mod file;
@@ -51,11 +53,12 @@ pub use copy::CopyResult;
 pub use difference::{ComparedItem, Comparison, Difference, ValueDifference};
 pub use digest::StateDigest;
 pub use error::{Error, NewerVersion, WRITTEN_BY_NEWER};
+pub use fence::Claimant;
 pub use float::Float;
 pub use frozen::FrozenEntry;
 pub use layout::{ALIGNMENT, FlatRegion, LayoutMapping, MovedRange, StateLayout};
 pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};
-pub use name::SaveId;
+pub use name::{CheckpointReference, SaveId};
 pub use prune_decision::{KeepReason, PruneDecision, RemovalReason, prune_decisions};
 pub use restore::ResumePoint;
 pub use retention::{Pruned, Retention};

@@ -19,14 +19,14 @@ use crate::{
 /// | version | added fields |
 /// |---|---|
 /// | 1 | |
-/// | 2 | `layout`, `frozen` |
+/// | 2 | `layout`, `frozen`; later the optional `train_samples` |
 pub const VERSION: u32 = 2;
 
 /// Maximum size of a manifest, bytes. The manifest of a ResNet-152 with 8 shards has about 150 kB.
 pub(crate) const MAX_BYTES: u64 = 64 << 20;
 
 /// The commit record of one checkpoint: a JSON file whose last field, `blake3`, is the digest of the text
-/// before it.
+/// before it. [`Store::add_evaluation`](crate::Store::add_evaluation) can replace `progress` after the commit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Format version.
@@ -43,6 +43,9 @@ pub struct Manifest {
     pub step: Step,
     /// The position of training.
     pub progress: Progress,
+    /// Number of samples of the training set; absent if the writer did not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train_samples: Option<u64>,
     /// Seed of all random numbers of the run.
     pub seed: u64,
     /// Number of virtual ranks, the fixed parts of every global batch.
@@ -337,12 +340,12 @@ const SEAL: &str = ",\n  \"blake3\": \"";
 const END: &str = "\"\n}";
 
 /// Appends the digest of the text. It is needed because JSON with a flipped bit may still be valid.
-fn seal(json: &str) -> String {
+pub(crate) fn seal(json: &str) -> String {
     let text = json.strip_suffix("\n}").unwrap_or(json);
     format!("{text}{SEAL}{}{END}", blake3::hash(text.as_bytes()).to_hex())
 }
 
-fn is_sealed(bytes: &[u8]) -> bool {
+pub(crate) fn is_sealed(bytes: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(bytes) else { return false };
     let Some((text, digest)) = text.rsplit_once(SEAL) else { return false };
     digest.strip_suffix(END) == Some(blake3::hash(text.as_bytes()).to_hex().as_str())

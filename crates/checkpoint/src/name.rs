@@ -2,11 +2,16 @@
 //!
 //! Checkpoints of every earlier version have these names: they may not change.
 
+use std::str::FromStr;
+
 use baton_job::{Generation, Rank};
 use baton_recipe::Step;
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
 
 /// Identity of a checkpoint. Ordered by age: a higher generation is newer, whatever its step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SaveId {
     /// The generation that writes the checkpoint.
     pub generation: Generation,
@@ -34,7 +39,33 @@ impl SaveId {
     }
 }
 
+/// A checkpoint as a user names it, for instance with `--resume`: `NAME`, or `LOCATION/NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointReference {
+    /// The folder or `s3://bucket/prefix`, if given.
+    pub location: Option<String>,
+    /// Identity of the checkpoint.
+    pub id: SaveId,
+}
+
+impl FromStr for CheckpointReference {
+    type Err = Error;
+
+    fn from_str(typed: &str) -> Result<Self, Error> {
+        let trimmed = typed.trim_end_matches('/');
+        let (location, name) = match trimmed.rsplit_once('/') {
+            // The checkpoint is in the root folder.
+            Some(("", name)) => (Some("/"), name),
+            Some((location, name)) => (Some(location), name),
+            None => (None, trimmed),
+        };
+        let id = SaveId::parse(name).ok_or_else(|| Error::NoReference(typed.to_owned()))?;
+        Ok(Self { location: location.map(str::to_owned), id })
+    }
+}
+
 pub(crate) const MANIFEST: &str = "manifest.json";
+pub(crate) const EVALUATION: &str = "evaluation.json";
 pub(crate) const FROZEN: &str = "frozen";
 pub(crate) const FENCES: &str = "fences";
 pub(crate) const LATEST: &str = "latest";
@@ -54,6 +85,31 @@ mod tests {
         assert_eq!(SaveId::parse(&id.name()), Some(id));
         for other in ["step-440-gen-3", "step-0000000440", "latest", "step-x-gen-y", ""] {
             assert_eq!(SaveId::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_reference_is_a_name_with_or_without_a_location() {
+        let id = SaveId { generation: Generation(3), step: Step(440) };
+        let name = id.name();
+        for (typed, location) in [
+            (name.clone(), None),
+            (format!("{name}/"), None),
+            (format!("/{name}"), Some("/")),
+            (format!("runs/a/{name}"), Some("runs/a")),
+            (format!("s3://bucket/prefix/{name}/"), Some("s3://bucket/prefix")),
+        ] {
+            let expected = CheckpointReference { location: location.map(str::to_owned), id };
+            assert_eq!(typed.parse::<CheckpointReference>().unwrap(), expected, "{typed}");
+        }
+    }
+
+    #[test]
+    fn what_names_no_checkpoint_is_refused_with_the_forms_that_do() {
+        for typed in ["nosuch", "", "..", "/", "s3://", "http://x", "s3://bucket/nosuch"] {
+            let error = typed.parse::<CheckpointReference>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{typed:?} is not a checkpoint: ")), "{error}");
+            assert!(error.contains("FOLDER/NAME") && !error.contains('\n'), "{error}");
         }
     }
 }

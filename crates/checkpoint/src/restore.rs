@@ -2,7 +2,7 @@
 
 use baton_job::message::{Restore, Rollback};
 
-use crate::{Error, Manifest, SaveId, Store};
+use crate::{CheckpointReference, Error, Manifest, SaveId, Store};
 
 /// A checkpoint to resume from.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,18 +93,12 @@ impl Store {
         skipped: Vec<String>,
         verify: &mut dyn FnMut(&Self, &Manifest) -> Result<(), Error>,
     ) -> Result<ResumePoint, Error> {
-        let (parent, name) = match path.trim_end_matches('/').rsplit_once('/') {
-            Some((parent, name)) => (Some(parent), name),
-            None => (None, path),
-        };
-        let other = match parent {
-            Some(parent) => Some(Self::open_existing(parent)?),
-            None => None,
-        };
+        let CheckpointReference { location, id } = path.parse()?;
+        let other = location.as_deref().map(Self::open_existing).transpose()?;
         let store = other.as_ref().unwrap_or(self);
-        let manifest = store.manifest(name)?;
+        let manifest = store.manifest(&id.name())?;
         verify(store, &manifest)?;
-        Ok(ResumePoint { manifest, other_store: parent.map(str::to_owned), skipped })
+        Ok(ResumePoint { manifest, other_store: location, skipped })
     }
 }
 

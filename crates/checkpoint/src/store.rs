@@ -16,6 +16,8 @@ use object_store::{
 use crate::{
     BucketAccess, Error, Manifest, NewerVersion, SaveId, ShardEntry, Snapshot,
     access::Location,
+    error::OTHER_FOLDER,
+    evaluation::evaluation_file,
     fence::Tombstone,
     folder,
     manifest::MAX_BYTES,
@@ -104,7 +106,7 @@ impl Store {
     /// The folder cannot be created, or the store is not writable.
     pub fn open_with(location: &str, access: &BucketAccess) -> Result<Self, Error> {
         // Test a write now: otherwise the first save would fail, hours later.
-        match Location::of(location).map_err(|problem| unusable(location, problem))? {
+        match parsed(location)? {
             Location::Bucket { name, prefix } => {
                 let store = Self::in_bucket(location, name, prefix, access)?;
                 let probe = format!("probe-{}", std::process::id());
@@ -115,7 +117,7 @@ impl Store {
             Location::Folder(folder) => {
                 let path = path::Path::new(folder);
                 let prepared = folder::create(path).and_then(|()| folder::probe(path));
-                prepared.map_err(|error| unusable(location, error))?;
+                prepared.map_err(|error| Error::unusable_folder(location, &error))?;
                 Self::in_folder(location)
             }
         }
@@ -127,7 +129,7 @@ impl Store {
     /// The folder does not exist; the environment has invalid settings for the bucket. A missing bucket is
     /// detected only when it is first used.
     pub fn open_existing(location: &str) -> Result<Self, Error> {
-        match Location::of(location).map_err(|problem| unusable(location, problem))? {
+        match parsed(location)? {
             Location::Bucket { name, prefix } => {
                 Self::in_bucket(location, name, prefix, &BucketAccess::default())
             }
@@ -141,14 +143,25 @@ impl Store {
         prefix: &str,
         access: &BucketAccess,
     ) -> Result<Self, Error> {
-        let prefix = Path::parse(prefix).map_err(|error| unusable(location, error))?;
-        let objects = access.bucket(bucket).map_err(|error| unusable(location, error))?;
+        let prefix = Path::parse(prefix)
+            .map_err(|error| Error::unusable(location, error, "give another prefix"))?;
+        let objects = access
+            .bucket(bucket)
+            .map_err(|problem| Error::Access { location: location.to_owned(), problem })?;
         Self::from_object_store(location, Arc::new(PrefixStore::new(objects, prefix)))
     }
 
     fn in_folder(location: &str) -> Result<Self, Error> {
+        // The library's message says neither that the folder is missing nor what to do.
+        let found = fs::read_dir(location);
+        found.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                Error::unusable(location, "it does not exist", "give the folder of the checkpoints")
+            }
+            _ => Error::unusable_folder(location, &error),
+        })?;
         let files = LocalFileSystem::new_with_prefix(location)
-            .map_err(|error| unusable(location, error))?
+            .map_err(|error| Error::unusable(location, error, OTHER_FOLDER))?
             .with_fsync(true);
         let store = Self::from_object_store(location, Arc::new(files))?;
         Ok(Self { folder: Some(PathBuf::from(location)), ..store })
@@ -168,8 +181,9 @@ impl Store {
     /// # Errors
     /// The system cannot start a thread.
     pub fn from_object_store(location: &str, objects: Arc<dyn ObjectStore>) -> Result<Self, Error> {
-        let blocking =
-            Blocking::new("checkpoint-io", 1).map_err(|error| unusable(location, error))?;
+        let blocking = Blocking::new("checkpoint-io", 1).map_err(|error| {
+            Error::unusable(location, error, "raise this user's limit of processes (ulimit -u)")
+        })?;
         Ok(Self { location: location.to_owned(), folder: None, objects, blocking })
     }
 
@@ -227,7 +241,7 @@ impl Store {
     ) -> Result<ShardEntry, Error> {
         self.check_fence(save.generation)?;
         if let Some(existing) = self.read(&format!("{}/{MANIFEST}", save.name()), MAX_BYTES)? {
-            return Err(taken(*save, &existing));
+            return Err(self.taken(*save, &existing));
         }
         let file = shard_file(rank, world_size);
         let pieces = snapshot.encode().map_err(|error| Error::NotCommittable {
@@ -247,7 +261,7 @@ impl Store {
     pub fn commit(&self, manifest: &Manifest) -> Result<Commit, Error> {
         let name = manifest.name();
         let bytes = manifest.encode()?;
-        if let Some(problem) = self.first_wrong_file(manifest)? {
+        if let Some(problem) = first_wrong_file(manifest, &self.file_sizes(manifest)?) {
             // A newer generation may have pruned the files.
             self.check_fence(manifest.generation)?;
             let problem = format!("{problem}; do all nodes share {}?", self.location);
@@ -256,7 +270,7 @@ impl Store {
         // Check the fence before creating the manifest: module `fence` explains why.
         self.check_fence(manifest.generation)?;
         if let Some(existing) = self.create(&format!("{name}/{MANIFEST}"), &bytes)? {
-            return Err(taken(manifest.id(), &existing));
+            return Err(self.taken(manifest.id(), &existing));
         }
         // Best effort: no code reads this file, and the next commit writes it again.
         let _ = self.write(LATEST, format!("{name}\n").into(), PutMode::Overwrite);
@@ -298,7 +312,8 @@ impl Store {
         let Some(folder) = &self.folder else { return Ok(()) };
         match work(&folder.join(id.name())) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(unusable(&self.location, format!("{}: {error}", id.name())))
+                let remedy = "check that this user may remove files there";
+                Err(Error::unusable(&self.location, format!("{}: {error}", id.name()), remedy))
             }
             _ => Ok(()),
         }
@@ -335,11 +350,15 @@ impl Store {
         if Tombstone::parse(&bytes).is_some() {
             return Ok(None);
         }
-        let manifest = Manifest::parse(id, &bytes)?;
-        match self.first_wrong_file(&manifest)? {
-            Some(problem) => Err(Error::Damaged { name: id.name(), problem }),
-            None => Ok(Some(manifest)),
+        let mut manifest = Manifest::parse(id, &bytes)?;
+        let sizes = self.file_sizes(&manifest)?;
+        if let Some(problem) = first_wrong_file(&manifest, &sizes) {
+            return Err(Error::Damaged { name: id.name(), problem });
         }
+        if sizes.contains_key(&evaluation_file(id)) {
+            self.read_evaluation(&mut manifest)?;
+        }
+        Ok(Some(manifest))
     }
 
     /// Whether an unfinished save was pruned and only its tombstone remains.
@@ -348,32 +367,36 @@ impl Store {
         Ok(matches!(files.as_slice(), [only] if only.location.filename() == Some(MANIFEST)))
     }
 
-    /// The problem of the first file that is missing or does not have the size in the manifest.
-    fn first_wrong_file(&self, manifest: &Manifest) -> Result<Option<String>, Error> {
+    /// The error for a write to a save whose manifest file exists; `existing` is its content.
+    pub(crate) fn taken(&self, id: SaveId, existing: &[u8]) -> Error {
+        match Tombstone::parse(existing) {
+            Some(tombstone) => self.fenced(id.generation, tombstone.abandoned_by),
+            None => Error::Exists(id.name()),
+        }
+    }
+
+    /// Sizes of the files of a checkpoint, by path.
+    fn file_sizes(&self, manifest: &Manifest) -> Result<HashMap<String, u64>, Error> {
         let mut files = self.files(&manifest.name())?;
         if !manifest.frozen.is_empty() {
             files.extend(self.files(FROZEN)?);
         }
-        let sizes: HashMap<&str, u64> =
-            files.iter().map(|file| (file.location.as_ref(), file.size)).collect();
-        Ok(manifest.files().find_map(|file| match sizes.get(file.path.as_str()) {
-            None => Some(format!("{} is missing", file.name)),
-            Some(size) if *size != file.bytes => {
-                Some(format!("{} has {size} bytes instead of {}", file.name, file.bytes))
-            }
-            Some(_) => None,
-        }))
+        Ok(files.into_iter().map(|file| (file.location.to_string(), file.size)).collect())
     }
 }
 
-fn unusable(location: &str, problem: impl fmt::Display) -> Error {
-    Error::Location { location: location.to_owned(), problem: problem.to_string() }
+/// The problem of the first file that is missing or does not have the size in the manifest.
+fn first_wrong_file(manifest: &Manifest, sizes: &HashMap<String, u64>) -> Option<String> {
+    manifest.files().find_map(|file| match sizes.get(file.path.as_str()) {
+        None => Some(format!("{} is missing", file.name)),
+        Some(size) if *size != file.bytes => {
+            Some(format!("{} has {size} bytes instead of {}", file.name, file.bytes))
+        }
+        Some(_) => None,
+    })
 }
 
-/// The error for a write to a save whose manifest file exists; `existing` is its content.
-pub(crate) fn taken(id: SaveId, existing: &[u8]) -> Error {
-    match Tombstone::parse(existing) {
-        Some(tombstone) => Error::Fenced { mine: id.generation, fence: tombstone.abandoned_by },
-        None => Error::Exists(id.name()),
-    }
+fn parsed(location: &str) -> Result<Location<'_>, Error> {
+    let remedy = "set checkpoint.dir to a folder or s3://BUCKET/PREFIX";
+    Location::of(location).map_err(|problem| Error::unusable(location, problem, remedy))
 }

@@ -168,10 +168,17 @@ fn an_unusable_bucket_is_reported_in_one_line_with_a_remedy() {
     assert!(wrong_key.contains("check AWS_ACCESS_KEY_ID"), "{wrong_key}");
     let no_bucket = refused("s3://nowhere/runs", "AWS_REGION", "eu-west-1");
     assert!(no_bucket.contains("check the name of the bucket"), "{no_bucket}");
+    assert!(no_bucket.contains("NoSuchBucket") && !no_bucket.contains('<'), "{no_bucket}");
     // A port that was just closed.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let no_server = refused(&server.location(), "AWS_ENDPOINT_URL", &format!("http://{port}"));
-    assert!(no_server.contains("check the network"), "{no_server}");
+    let url = format!("http://user:secret@{port}");
+    let no_server = refused(&server.location(), "AWS_ENDPOINT_URL", &url);
+    assert!(
+        no_server.contains("check the network") && !no_server.contains("secret"),
+        "{no_server}"
+    );
+    let no_url = refused(&server.location(), "AWS_ENDPOINT_URL", "nonsense");
+    assert!(no_url.contains("AWS_ENDPOINT_URL = \"nonsense\" is not a URL"), "{no_url}");
     let no_name = refused("s3:///runs", "AWS_REGION", "eu-west-1");
     assert!(no_name.contains("the bucket name is missing"), "{no_name}");
 }

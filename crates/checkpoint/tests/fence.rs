@@ -8,13 +8,13 @@ use std::{
     thread,
 };
 
-use baton_checkpoint::{EntryState, Error, Store};
-use baton_job::{Generation, Rank};
+use baton_checkpoint::{Claimant, EntryState, Error, Store};
+use baton_job::{Generation, JobId, Rank};
 use kit::{
     hook::{Hook, Hooked, Operation},
     id, keep, newest, saved, written,
 };
-use object_store::memory::InMemory;
+use object_store::{ObjectStoreExt, memory::InMemory};
 
 const COMMITTER: usize = 0;
 const RAISER: usize = 1;
@@ -198,10 +198,54 @@ fn an_abandoned_save_is_refused_and_pruned_and_its_tombstone_is_kept() {
     assert!(matches!(late, Err(Error::Fenced { .. })));
 }
 
+fn claimant(owner: &str) -> Claimant {
+    Claimant {
+        owner: owner.to_owned(),
+        job: JobId::default(),
+        name: format!("job of {owner}"),
+        recipe: "{}".to_owned(),
+        host: "node1".to_owned(),
+        run_dir: "runs/n6".to_owned(),
+    }
+}
+
+#[test]
+fn the_error_of_the_loser_names_the_job_that_took_over() {
+    let store = Store::memory().unwrap();
+    store.claim(Generation(1), &claimant("first")).unwrap();
+    let late = written(&store, id(1, 10), 1);
+    store.claim(Generation(2), &claimant("second")).unwrap();
+    assert_eq!(store.claimant(Generation(2)).unwrap(), Some(claimant("second")));
+
+    let fenced = store.commit(&late).unwrap_err().to_string();
+    let taken_over = store.claim(Generation(1), &claimant("first")).unwrap_err().to_string();
+
+    let by = "generation 2 of job `job of second` (run folder runs/n6 on host node1)";
+    assert!(fenced.contains(by), "{fenced}");
+    assert!(taken_over.contains(by), "{taken_over}");
+}
+
+#[test]
+fn the_claimant_of_a_fence_of_an_older_version_is_unknown() {
+    let objects = Arc::new(InMemory::new());
+    let store = Store::from_object_store("old", objects.clone()).unwrap();
+    store.raise_fence(Generation(1)).unwrap();
+    let owner = "0d6e2f6e-2ad5-4a52-8df5-7a6f5a3a7e1c\n";
+    let fence = "fences/000002".into();
+    futures::executor::block_on(objects.put(&fence, owner.into())).unwrap();
+
+    assert_eq!(store.fence().unwrap(), Generation(2));
+    for generation in 1..=3 {
+        assert_eq!(store.claimant(Generation(generation)).unwrap(), None);
+    }
+    let error = store.claim(Generation(1), &claimant("late")).unwrap_err();
+    assert!(matches!(error, Error::TakenOver { by, .. } if by.is_empty()));
+}
+
 #[test]
 fn only_one_owner_can_claim_a_generation_and_none_an_older_one() {
     let store = Store::memory().unwrap();
-    let taken_by = |generation, owner| match store.claim(Generation(generation), owner) {
+    let taken_by = |generation, owner| match store.claim(Generation(generation), &claimant(owner)) {
         Ok(()) => None,
         Err(Error::TakenOver { generation, .. }) => Some(generation.0),
         Err(error) => panic!("{error}"),
@@ -225,4 +269,15 @@ fn the_fence_is_never_lowered() {
         store.raise_fence(Generation(raised)).unwrap();
         assert_eq!(store.fence().unwrap(), Generation(fence));
     }
+}
+
+#[test]
+fn raising_the_fence_again_does_not_abandon_a_save_of_the_same_generation() {
+    let store = Store::memory().unwrap();
+    store.raise_fence(Generation(2)).unwrap();
+    let manifest = written(&store, id(2, 10), 1);
+    store.raise_fence(Generation(2)).unwrap();
+    store.raise_fence(Generation(1)).unwrap();
+    store.commit(&manifest).unwrap();
+    assert_eq!(newest(&store).manifest, manifest);
 }

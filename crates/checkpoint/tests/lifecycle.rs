@@ -21,7 +21,7 @@ use baton_job::{
 };
 use baton_recipe::{
     Epoch, Step,
-    progress::{Accuracy, Fit},
+    progress::{Accuracy, Extent, Fit, Progress},
 };
 use kit::{assert_holds, find, find_by, id, keep, names, newest, saved, sealed, written};
 use rustix::fs::{CWD, Mode, mkfifoat};
@@ -496,7 +496,7 @@ fn a_named_pipe_in_place_of_a_manifest_or_a_shard_is_damage_and_nothing_waits_fo
     let error = f.store.copy_to(&good, &to.store, &|_| {}).unwrap_err();
     assert!(error.to_string().contains("not a regular file"), "{error}");
 
-    f.store.claim(Generation(2), "owner").unwrap();
+    f.store.raise_fence(Generation(2)).unwrap();
     for damaged in [id(1, 30), id(1, 20)] {
         f.store.discard(damaged).unwrap();
     }
@@ -745,4 +745,94 @@ fn listing_shows_each_state_newest_first() {
         states.as_slice(),
         [EntryState::Unfinished, EntryState::Damaged(_), EntryState::Complete(_)]
     ));
+}
+
+// ---- evaluations that follow the commit ----
+
+/// The position after an evaluation of `manifest`'s state.
+fn evaluated(manifest: &Manifest, top1: f64) -> Progress {
+    let mut progress = manifest.progress.clone();
+    let accuracy = Accuracy::new(8, [("top1", top1)]);
+    progress.record_evaluation(accuracy, None, Extent::Full);
+    progress
+}
+
+fn top1(manifest: &Manifest) -> Option<f64> {
+    manifest.accuracy()?.get("top1")
+}
+
+/// A checkpoint at the end of an epoch, before its evaluation.
+fn at_epoch_end(store: &Store, id: SaveId) -> Manifest {
+    at_epoch(store, id, 1, 0);
+    store.manifest(&id.name()).unwrap()
+}
+
+#[test]
+fn an_evaluation_after_the_commit_belongs_to_the_checkpoint_and_its_copies() {
+    let f = fixture();
+    let manifest = at_epoch_end(&f.store, id(1, 8));
+    assert_eq!(top1(&manifest), None);
+    f.store.add_evaluation(id(1, 8), &evaluated(&manifest, 0.5), Generation(1)).unwrap();
+    assert_eq!(newest(&f.store).manifest.progress, evaluated(&manifest, 0.5));
+    // On the whole set, after a subset.
+    f.store.add_evaluation(id(1, 8), &evaluated(&manifest, 0.75), Generation(2)).unwrap();
+    let manifest = newest(&f.store).manifest;
+    assert_eq!(top1(&manifest), Some(0.75));
+    assert_holds(&f.store, &manifest);
+
+    let copy = fixture();
+    f.store.copy_to(&manifest, &copy.store, &|_| {}).unwrap();
+    assert_eq!(newest(&copy.store).manifest, manifest);
+}
+
+#[test]
+fn a_checkpoint_is_as_good_as_its_later_evaluation() {
+    let f = fixture();
+    for (step, top1) in [(8, 0.5), (16, 0.9), (24, 0.6)] {
+        let manifest = at_epoch_end(&f.store, id(1, step));
+        f.store.add_evaluation(id(1, step), &evaluated(&manifest, top1), Generation(1)).unwrap();
+    }
+    f.store.prune(&keep(1, true, 0, 1));
+    assert_eq!(names(&f.store), [id(1, 24).name(), id(1, 16).name()]);
+    let gone = f.folder.path().join(id(1, 8).name());
+    assert!(!gone.exists(), "its evaluation is removed with it");
+}
+
+#[test]
+fn a_damaged_or_foreign_evaluation_leaves_the_checkpoint_not_evaluated() {
+    let f = fixture();
+    let manifest = at_epoch_end(&f.store, id(1, 8));
+    let progress = evaluated(&manifest, 0.5);
+    f.store.add_evaluation(id(1, 8), &progress, Generation(1)).unwrap();
+    let path = file(&f, id(1, 8), "evaluation.json");
+    let good = fs::read_to_string(&path).unwrap();
+    let state = || {
+        let manifest = newest(&f.store).manifest;
+        assert_holds(&f.store, &manifest);
+        top1(&manifest)
+    };
+    assert_eq!(state(), Some(0.5));
+    for damaged in [&good.replace("0.5", "0.6"), &good[..good.len() / 2], ""] {
+        fs::write(&path, damaged).unwrap();
+        assert_eq!(state(), None, "{damaged}");
+    }
+    let other = Progress { step: Step(9), ..progress.clone() };
+    f.store.add_evaluation(id(1, 8), &other, Generation(1)).unwrap();
+    assert_eq!(state(), None, "an evaluation of another step");
+    fs::remove_file(&path).unwrap();
+    mkfifoat(CWD, &path, Mode::RUSR).unwrap();
+    assert_eq!(state(), None, "a named pipe, and nothing waits for it");
+}
+
+#[test]
+fn an_evaluation_is_added_only_to_a_checkpoint_and_not_by_a_replaced_generation() {
+    let f = fixture();
+    let manifest = written(&f.store, id(1, 8), 1);
+    f.store.add_evaluation(id(1, 8), &evaluated(&manifest, 0.5), Generation(1)).unwrap();
+    assert!(!file(&f, id(1, 8), "evaluation.json").exists(), "the checkpoint is not committed");
+    f.store.commit(&manifest).unwrap();
+    f.store.raise_fence(Generation(2)).unwrap();
+    let late = f.store.add_evaluation(id(1, 8), &evaluated(&manifest, 0.5), Generation(1));
+    assert!(matches!(late, Err(Error::Fenced { .. })), "{late:?}");
+    assert!(!file(&f, id(1, 8), "evaluation.json").exists());
 }

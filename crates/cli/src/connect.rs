@@ -11,7 +11,9 @@ use std::{
     time::Duration,
 };
 
-use baton_access::{Bearer, ClientCredentials, ClientFiles, client::tls_problem};
+use baton_access::{
+    ClientCredentials, ClientFiles, ForRun, RunFolder, client::tls_problem, run::OTHER_RUN,
+};
 use baton_job::exit::Failure;
 use baton_proto::v1::{
     CheckpointEntry, DrainRequest, GetRecipeRequest, GetRecipeResponse, GetStatusRequest,
@@ -61,6 +63,8 @@ pub(crate) struct CoordinatorFlags {
 pub(crate) struct Address {
     url: String,
     source: String,
+    /// Id of the run, if the address is from a run folder.
+    run_id: Option<String>,
 }
 
 impl Address {
@@ -69,13 +73,15 @@ impl Address {
             true => address.to_owned(),
             false => format!("http://{address}"),
         };
-        Self { url, source: source.into() }
+        Self { url, source: source.into(), run_id: None }
     }
 
     /// The address from a file that a coordinator wrote.
     pub(crate) fn of_endpoint(endpoint: &EndpointFile, path: &Path) -> Self {
         let scheme = if endpoint.tls { "https" } else { "http" };
-        Self::new(&format!("{scheme}://{}", endpoint.address), path.display().to_string())
+        let address = format!("{scheme}://{}", endpoint.address);
+        let run_id = endpoint.run_id.clone();
+        Self { run_id, ..Self::new(&address, path.display().to_string()) }
     }
 
     /// As `http://host:port` or `https://host:port`.
@@ -94,6 +100,10 @@ pub(crate) struct EndpointFile {
     /// Whether it serves over TLS.
     #[serde(default)]
     pub(crate) tls: bool,
+    /// Id of its run; older versions have none.
+    run_id: Option<String>,
+    /// Inode number of its run folder; older versions have none.
+    folder: Option<u64>,
 }
 
 impl EndpointFile {
@@ -110,6 +120,14 @@ impl EndpointFile {
             endpoint.address.set_ip(IpAddr::V4(Ipv4Addr::LOCALHOST));
         }
         Some(endpoint)
+    }
+
+    /// Whether the coordinator wrote the file into this folder: not into another one, of which this is a copy.
+    pub(crate) fn is_of(&self, run_dir: &Path) -> bool {
+        match (self.folder, RunFolder::of(run_dir)) {
+            (Some(written), Ok(found)) => written == found.inode,
+            _ => true,
+        }
     }
 }
 
@@ -128,17 +146,29 @@ fn find(flags: &CoordinatorFlags, variable: Option<&str>, runs: &Path) -> Result
                 path.display()
             ))
         })?;
-        return Ok(Address::of_endpoint(&endpoint, &path));
+        return of_run(run_dir, &endpoint, &path);
     }
     if let Some(address) = variable {
         return Ok(Address::new(address, COORDINATOR_VARIABLE));
     }
     let newest = newest_below(runs, "coordinator.json");
     let found = newest.and_then(|path| Some((EndpointFile::read(&path)?, path)));
-    Ok(match found {
-        Some((endpoint, path)) => Address::of_endpoint(&endpoint, &path),
-        None => Address::new(DEFAULT_LISTEN, "the default"),
-    })
+    match found {
+        Some((endpoint, path)) => of_run(path.parent().unwrap_or(runs), &endpoint, &path),
+        None => Ok(Address::new(DEFAULT_LISTEN, "the default")),
+    }
+}
+
+/// The address in the file of a run folder, unless this is a copy of the folder that the coordinator serves.
+fn of_run(run_dir: &Path, endpoint: &EndpointFile, path: &Path) -> Result<Address, Failure> {
+    if endpoint.is_of(run_dir) {
+        return Ok(Address::of_endpoint(endpoint, path));
+    }
+    let (dir, address) = (run_dir.display(), endpoint.address);
+    Err(failed(format!(
+        "no coordinator is running in {dir}: it is a copy of the run folder of the coordinator at {address}; give \
+         that folder with --run-dir, or start a job here with `baton up RECIPE --run-dir {dir}`"
+    )))
 }
 
 /// The most recently modified `runs/*/name`.
@@ -151,7 +181,7 @@ pub(crate) fn newest_below(runs: &Path, name: &str) -> Option<PathBuf> {
         .map(|(_, path)| path)
 }
 
-type Client = JobServiceClient<InterceptedService<Channel, Bearer>>;
+type Client = JobServiceClient<InterceptedService<Channel, ForRun>>;
 
 /// Stream of events with increasing ids, across restarts of the coordinator.
 pub(crate) type Events = Follow<EventFeed>;
@@ -181,7 +211,7 @@ impl Coordinator {
     /// The coordinator at an address.
     pub(crate) fn at(address: Address, credentials: &ClientCredentials) -> Result<Self, Failure> {
         let endpoint = Endpoint::from_shared(address.url.clone()).map_err(|error| {
-            let Address { url, source } = &address;
+            let Address { url, source, .. } = &address;
             bad_input(format!(
                 "{url:?} ({source}) is not an address such as http://host:29600: {error}"
             ))
@@ -197,7 +227,9 @@ impl Coordinator {
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(CALL_TIMEOUT)
             .connect_lazy();
-        let client = JobServiceClient::with_interceptor(channel, credentials.bearer());
+        let for_run = ForRun::new(credentials.bearer(), address.run_id.as_deref());
+        let for_run = for_run.map_err(|error| bad_input(format!("{}: {error}", address.source)))?;
+        let client = JobServiceClient::with_interceptor(channel, for_run);
         Ok(Self { address, client })
     }
 
@@ -218,7 +250,7 @@ impl Coordinator {
     /// job was changed.
     pub(crate) async fn name(&mut self) -> Result<String, Failure> {
         let name = self.status().await?.name;
-        let Address { url, source } = &self.address;
+        let Address { url, source, .. } = &self.address;
         Ok(format!("{name} at {url} ({source})"))
     }
 
@@ -295,14 +327,24 @@ impl Coordinator {
     }
 
     fn explain(&self, status: &tonic::Status) -> Failure {
-        let Address { url, source } = &self.address;
+        let Address { url, source, .. } = &self.address;
         if let Some(problem) = status.source().and_then(tls_problem) {
-            return bad_input(format!(
-                "{url} ({source}): the TLS connection failed ({problem}): give the certificate's authority with \
-                 --tls-ca, and your own certificate with --client-cert if the coordinator requires one"
-            ));
+            return bad_input(format!("{url} ({source}): {problem}"));
         }
         match status.code() {
+            Code::FailedPrecondition if status.message() == OTHER_RUN => bad_input(format!(
+                "the coordinator at {url} serves another run, and the one that wrote {source} is not running: start \
+                 it again with `baton up`, give a folder of checkpoints with --dir, or use the other one with \
+                 --coordinator {url}"
+            )),
+            // With TLS 1.3 a refused client is disconnected after its handshake, and the reason may be lost.
+            Code::Unknown if url.starts_with("https://") && status.source().is_some() => {
+                bad_input(format!(
+                    "{url} ({source}) closed the TLS connection: it probably refuses the certificate of \
+                     --client-cert, or requires one; give your own certificate with --client-cert, one that the \
+                     authority of the coordinator's --tls-client-ca has issued and that is still valid"
+                ))
+            }
             Code::FailedPrecondition | Code::OutOfRange => failed(status.message()),
             Code::InvalidArgument => bad_input(status.message()),
             Code::Unauthenticated | Code::PermissionDenied => {
@@ -391,6 +433,27 @@ mod tests {
         };
         let message = find(&flags, None, folder.path()).unwrap_err().message;
         assert!(message.contains("coordinator.json") && message.contains("baton up"), "{message}");
+    }
+
+    #[test]
+    fn the_file_of_another_run_folder_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let run_dir = folder.path().join("run");
+        fs::create_dir(&run_dir).unwrap();
+        let find = |inode: u64, run_dir: Option<&Path>| {
+            let text =
+                format!(r#"{{"address":"127.0.0.1:1","pid":7,"run_id":"a","folder":{inode}}}"#);
+            fs::write(EndpointFile::path(&folder.path().join("run")), text).unwrap();
+            let run_dir = run_dir.map(Path::to_owned);
+            let flags = CoordinatorFlags { run_dir, ..CoordinatorFlags::default() };
+            find(&flags, None, folder.path())
+        };
+        let inode = RunFolder::of(&run_dir).unwrap().inode;
+        for given in [Some(run_dir.as_path()), None] {
+            assert_eq!(find(inode, given).unwrap().run_id.as_deref(), Some("a"));
+            let message = find(inode + 1, given).unwrap_err().message;
+            assert!(message.contains("is a copy of the run folder"), "{message}");
+        }
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //! Fractions are 0..1, durations are seconds. A value that does not exist yet is `null`, as is a number that is
 //! infinite or NaN. The coordinator's messages are printed with their field names.
 
+pub(crate) use baton_console::json::{line, print};
 use baton_data::write::Summary;
-use baton_plan::RecipePlan;
+use baton_plan::{RecipePlan, notice::MissedDeadline};
 use baton_proto::{
     AveragedAccuracy,
     v1::{Fit, GetStatusResponse, Metric, Recovery, WatchEventsResponse},
@@ -13,8 +14,6 @@ use baton_recipe::{
     spec::{FieldDifference, Violation},
 };
 use serde::Serialize;
-
-use crate::{clean, output};
 
 /// `baton recoveries --json`.
 #[derive(Debug, Serialize)]
@@ -31,13 +30,24 @@ pub(crate) struct Recoveries {
     pub(crate) recoveries: Vec<Recovery>,
 }
 
-/// `baton pause --json` and `baton resume --json`.
+/// `--json` of `baton pause`, `resume`, `drain`, `stop` and `checkpoint now`.
 #[derive(Debug, Serialize)]
 pub(crate) struct ControlledJob {
-    /// `pause` or `resume`.
+    /// `pause`, `resume`, `drain`, `stop` or `checkpoint`.
     pub(crate) request: &'static str,
     /// Name of the job, URL of its coordinator, and where the URL is from.
     pub(crate) job: String,
+}
+
+/// `baton cert --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct MadeCertificates {
+    /// Folder of the files.
+    pub(crate) folder: String,
+    /// Names of the files.
+    pub(crate) files: Vec<String>,
+    /// Days for which the certificates are valid.
+    pub(crate) days: u32,
 }
 
 /// One line of `baton checkpoint ls --json`.
@@ -182,6 +192,8 @@ pub(crate) struct ComparedPart {
 /// `baton checkpoint rm --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct RemovedCheckpoints {
+    /// Where they were.
+    pub(crate) location: String,
     /// Names of the removed checkpoints.
     pub(crate) removed: Vec<String>,
     /// Total size of their files.
@@ -321,6 +333,8 @@ pub(crate) struct CheckedRecipe {
     pub(crate) deprecated_keys: Vec<Violation>,
     /// Values that are valid but probably wrong.
     pub(crate) warnings: Vec<Violation>,
+    /// What takes longer than the notices of `--notice` leave.
+    pub(crate) missed_deadlines: Vec<MissedDeadline>,
     /// The simulated run.
     pub(crate) run: Option<DryRun>,
 }
@@ -354,15 +368,4 @@ pub(crate) struct PlannedRecipe<'a> {
     pub(crate) prices_looked_up: Option<&'static str>,
     /// One plan per machine.
     pub(crate) plans: &'a [RecipePlan],
-}
-
-/// One line of JSON.
-pub(crate) fn line(value: &impl Serialize) -> String {
-    // Serializing plain structs, strings and numbers cannot fail.
-    clean::json(serde_json::to_string(value).unwrap_or_default())
-}
-
-/// Prints a result: with `as_json` as one line of JSON, otherwise as the text that `text` returns.
-pub(crate) fn print<T: Serialize>(as_json: bool, answer: &T, text: impl FnOnce(&T) -> String) {
-    output::line(if as_json { line(answer) } else { text(answer) });
 }

@@ -6,9 +6,10 @@ use std::path::Path;
 
 use baton_job::exit::Outcome;
 use baton_proto::v1::{
-    self, Accuracy, EvaluatedStep, Extent, GetStatusResponse, Gpu, Host, Incident, Loader, Metric,
-    NodeStatus, PauseStatus, RankStatus, Recovery, Spending, Step, StreamLogsResponse,
-    WatchEventsResponse, get_status_response::Phase, watch_events_response::Kind,
+    self, Accuracy, EvaluatedStep, EvaluationProgress, Extent, GetStatusResponse, Gpu, Host,
+    Incident, Loader, Metric, NodeStatus, PauseStatus, RankStatus, Recovery, Spending, Step,
+    StreamLogsResponse, WatchEventsResponse, get_status_response::Phase,
+    watch_events_response::Kind,
 };
 use baton_recipe::task;
 
@@ -155,6 +156,18 @@ pub(crate) fn progress_line(status: &GetStatusResponse) -> Option<String> {
     ))
 }
 
+/// `evaluating 1,200 of 5,000 samples, 410/s, 9 s left`
+pub(crate) fn evaluating(progress: &EvaluationProgress) -> String {
+    let (samples, total) = (human::grouped(progress.samples), human::grouped(progress.total));
+    let rate = progress.samples_per_second.map(|rate| format!(", {rate:.0}/s"));
+    let left = progress.seconds_left.map(|left| format!(", {} left", human::duration(left)));
+    format!(
+        "evaluating {samples} of {total} samples{}{}",
+        rate.unwrap_or_default(),
+        left.unwrap_or_default()
+    )
+}
+
 /// An evaluation and its step.
 pub(crate) fn evaluation(evaluated: &EvaluatedStep) -> String {
     let quick = if evaluated.extent() == Extent::Subset { "  (quick)" } else { "" };
@@ -276,6 +289,7 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     add("deadline", status.drain.as_ref().map(drain));
     add("progress", status.latest.as_ref().map(|step| progress(step, status)));
     add("step", status.latest.as_ref().map(numbers));
+    add("now", status.evaluating.as_ref().map(evaluating));
     add("evaluation", status.evaluation.as_ref().map(evaluation));
     add("best", best(status).map(evaluation));
     add("started", status.began_with.clone());

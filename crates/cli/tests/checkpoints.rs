@@ -87,6 +87,27 @@ fn a_damaged_checkpoint_is_reported_with_the_reason() {
 }
 
 #[test]
+fn a_damaged_checkpoint_is_named_if_another_or_none_is_used_instead() {
+    let test = samples::store();
+    let older = Sample { step: 66, ..Sample::default() }.save(&test.store).name();
+    let newest = Sample::default().save(&test.store);
+    let shard = |name: &str, file: &str| test.folder.path().join(name).join(file);
+    fs::remove_file(shard(&newest.name(), &newest.shards[1].file)).unwrap();
+    let damage = |name: &str| format!("{name} ({} is missing)", newest.shards[1].file);
+
+    let (code, output, error) = baton(&test, &["cp", &test.location(), "copies"]);
+    assert_eq!(code, 1, "{error}");
+    assert!(output.starts_with(&format!("copied {older} to copies")), "{output}");
+    let expected = format!("damaged and not copied: {}\n", damage(&newest.name()));
+    assert!(error.ends_with(&expected), "{error}");
+
+    fs::remove_file(shard(&older, &newest.shards[1].file)).unwrap();
+    let error = rejected(&test, 2, &["export", "--dir", ".", "--out", "w.safetensors"]);
+    let both = format!("damaged: {}, {}\n", damage(&newest.name()), damage(&older));
+    assert!(error.contains("there is no complete checkpoint") && error.ends_with(&both), "{error}");
+}
+
+#[test]
 fn a_newer_batons_checkpoint_is_neither_damaged_nor_skipped() {
     let test = samples::of_a_newer_baton();
     let newest = "step-0000000088-gen-000002";
@@ -163,7 +184,7 @@ fn nothing_is_removed_without_confirmation() {
     assert!(error.contains("--yes") && exists(), "{error}");
     let (code, output, _) = baton(&test, &["rm", name, "--dir", ".", "--yes"]);
     assert_eq!(code, 0);
-    assert!(output.starts_with("removed 1 checkpoint, ") && !exists(), "{output}");
+    assert!(output.starts_with("removed 1 checkpoint from ") && !exists(), "{output}");
     let newest = "step-0000000110-gen-000002";
     let error = rejected(&test, 2, &["rm", newest, "--dir", ".", "--yes"]);
     assert!(error.contains("--force"), "{error}");

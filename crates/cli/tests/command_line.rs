@@ -268,6 +268,44 @@ fn a_check_lists_all_faults_of_all_recipes() {
 }
 
 #[test]
+fn a_check_marks_what_takes_longer_than_the_notice_of_a_machine() {
+    let folder = TestFolder::new();
+    let check = ["recipe", "check", "good.toml", "--samples", "640", "--val-samples", "50000000"];
+    let check = [&check[..], &["--set", "guard.window=5"]].concat();
+    let lines = |more: &[&str]| {
+        let text = stdout(&folder.baton(&[&check[..], more].concat()));
+        text.lines().map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    let on_ec2 = lines(&[]);
+    assert_eq!(on_ec2.len(), 2, "{on_ec2:?}");
+    assert!(on_ec2[1].starts_with("good.toml: warning: an evaluation of the whole validation set"));
+    assert!(
+        on_ec2[1].contains("the 120 s of an EC2 spot notice on ") && on_ec2[1].contains("t4 (")
+    );
+    assert_eq!(lines(&["--set", "cluster.device=cpu"]).len(), 1, "nothing is estimated for a CPU");
+    let on_all = lines(&["--notice", "ec2,gce,kubernetes", "--set", "cluster.device=cpu"]);
+    assert_eq!(on_all.len(), 3, "{on_all:?}");
+    let expected = "good.toml: warning: cluster.drain_seconds = 100: a save may take longer than the 12 s of a \
+                    Kubernetes eviction";
+    assert!(on_all[2].starts_with(expected), "{on_all:?}");
+
+    let json = lines(&["--notice", "kubernetes", "--json"]).join("\n");
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let missed = json["missed_deadlines"].as_array().unwrap();
+    assert_eq!(
+        missed.iter().map(|one| &one["subject"]).collect::<Vec<_>>(),
+        ["save", "evaluation"]
+    );
+    assert_eq!(
+        (&missed[0]["notice"], &missed[0]["seconds"]),
+        (&"kubernetes".into(), &100.0.into())
+    );
+    let unknown = folder.baton(&[&check[..], &["--notice", "moon"]].concat());
+    let error = String::from_utf8(unknown.stderr).unwrap();
+    assert!(error.contains("must be one of ec2, gce, kubernetes"), "{error}");
+}
+
+#[test]
 fn a_check_as_json() {
     let folder = TestFolder::new();
     let arguments = ["recipe", "check", "good.toml", "no.toml", "--samples", "640", "--json"];
@@ -369,6 +407,27 @@ fn up_passes_on_why_the_coordinator_refused() {
     let error = folder.rejected(1, &["up", "good.toml"]);
     assert!(error.contains("exit code 3") && error.contains("coordinator.log"), "{error}");
     assert!(folder.log("coordinator.log").contains("INFO hello"));
+}
+
+#[test]
+fn certificates_are_listed_as_text_or_as_json() {
+    let folder = TestFolder::new();
+    let text = stdout(&folder.baton(&["cert"]));
+    assert!(text.starts_with("certs: ca.pem, ca-key.pem, ") && text.contains("90 days"), "{text}");
+    let output = stdout(&folder.baton(&["cert", "--out", "more", "--days", "3", "--json"]));
+    let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert_eq!((&output["folder"], &output["days"]), (&"more".into(), &3.into()));
+    let files = output["files"].as_array().unwrap();
+    assert_eq!((files.len(), &files[0]), (10, &"ca.pem".into()));
+}
+
+#[test]
+fn an_error_with_json_is_the_same_line_on_standard_error() {
+    let folder = TestFolder::new();
+    let output = folder.baton(&["status", "--json", "--coordinator", "http://127.0.0.1:1"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{error}");
+    assert!(error.starts_with("error: ") && error.lines().count() == 1, "{error}");
 }
 
 #[test]
@@ -626,4 +685,47 @@ fn a_plan_that_cannot_be_made_is_one_line_of_error() {
     let error = rejected(&["--on", "t4,l4", "--calibration", &bench]);
     assert!(error.contains("was measured on one GPU type"), "{error}");
     assert!(rejected(&["--on", "t4", "--calibration", "no.json"]).contains("no.json"));
+}
+
+#[test]
+fn a_file_without_an_end_is_refused() {
+    let folder = TestFolder::new();
+    let endless = folder.write("endless.toml", "base = \"/dev/zero\"\n").display().to_string();
+    for arguments in [
+        &["recipe", "check", "/dev/zero"][..],
+        &["recipe", "check", &endless],
+        &["up", "/dev/zero"],
+        &["status", "--token-file", "/dev/zero"],
+        &["status", "--tls-ca", "/dev/zero"],
+    ] {
+        let output = folder.baton(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        // `recipe check` prints what is wrong with each recipe, as a result.
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains("/dev/zero") && text.contains("is larger than"), "{text}");
+    }
+    let show = "cat good.toml | ./baton recipe check /dev/stdin";
+    let piped = Command::new("sh").args(["-c", show]).current_dir(folder.0.path()).output();
+    assert!(stdout(&piped.unwrap()).contains("ok"));
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error_and_a_closed_pipe_is_none() {
+    let folder = TestFolder::new();
+    let run = |command: &str| {
+        let mut shell = Command::new("bash");
+        shell.args(["-c", command]).current_dir(folder.0.path()).output().unwrap()
+    };
+    for command in ["recipe show good.toml --toml", "recipe check good.toml", "completion bash"] {
+        let output = run(&format!("./baton {command} > /dev/full"));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{command}: {stderr}");
+        assert!(stderr.starts_with("error: the output cannot be written: "), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+    // The reader has ended before the first line is written.
+    let output =
+        run("exec {ended}> >(:); wait $!; ./baton recipe show good.toml >&$ended; echo $? >&2");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "0\n");
 }

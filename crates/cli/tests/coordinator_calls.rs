@@ -13,7 +13,9 @@ use std::{
     process::{Child, ChildStdout, Command, Output, Stdio},
 };
 
-use baton_proto::v1::{GetRecipeResponse, StreamLogsResponse};
+use baton_proto::v1::{
+    GetRecipeResponse, StreamLogsResponse, WatchEventsResponse, watch_events_response::Kind,
+};
 use fake::{FakeCoordinator, FakeState};
 
 fn training() -> FakeState {
@@ -63,10 +65,28 @@ fn pause_and_resume_show_the_job_and_send_the_reason() {
     let expected = format!("{job}: pausing after the current step; `baton resume` continues\n");
     assert_eq!(output, expected);
     assert_eq!(stdout(&fake, &["resume"]), format!("{job}: training resumes\n"));
-    let output: serde_json::Value =
-        serde_json::from_str(&stdout(&fake, &["pause", "--json"])).unwrap();
-    assert_eq!(output, serde_json::json!({ "request": "pause", "job": job }));
-    assert_eq!(fake.requests(), ["pause: the GPUs are needed", "resume", "pause: `baton pause`"]);
+    assert_eq!(fake.requests(), ["pause: the GPUs are needed", "resume"]);
+}
+
+#[test]
+fn a_request_that_changes_the_job_answers_as_json_with_the_job() {
+    let fake = FakeCoordinator::start(training());
+    let job = format!("digits_cpu at http://{} (--coordinator)", fake.address());
+    for (arguments, request) in [
+        (&["pause"][..], "pause"),
+        (&["resume"], "resume"),
+        (&["checkpoint", "now"], "checkpoint"),
+        (&["drain", "--reason", "noon"], "drain"),
+        (&["stop"], "stop"),
+    ] {
+        let output = stdout(&fake, &[arguments, &["--json"]].concat());
+        let output: serde_json::Value = serde_json::from_str(&output).unwrap();
+        assert_eq!(output, serde_json::json!({ "request": request, "job": job }));
+    }
+    assert_eq!(
+        fake.requests(),
+        ["pause: `baton pause`", "resume", "checkpoint", "drain: noon", "stop"]
+    );
 }
 
 #[test]
@@ -160,6 +180,97 @@ fn followed_logs_continue_after_a_restart_and_end_with_the_job() {
     assert_eq!(next_line(&mut output), "rank 0 │ line 7");
     assert_eq!(next_line(&mut output), "");
     assert!(child.wait().unwrap().success());
+}
+
+/// An event after those of [`training`].
+fn event(id: u64, kind: Kind, message: &str) -> WatchEventsResponse {
+    let message = message.to_owned();
+    WatchEventsResponse { id, kind: kind.into(), message, ..testing::events()[0].clone() }
+}
+
+/// Starts `baton watch` with flags, and reads the events of [`training`].
+fn watch(fake: &FakeCoordinator, flags: &[&str]) -> (Child, BufReader<ChildStdout>) {
+    let mut command = command(fake, &[&["watch"], flags].concat());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    testing::events().iter().for_each(|event| {
+        let line = next_line(&mut output);
+        assert!(line.contains(&event.message), "{line}");
+    });
+    (child, output)
+}
+
+#[test]
+fn a_watch_follows_a_coordinator_that_comes_back_until_the_job_ends() {
+    let fake = FakeCoordinator::start(training());
+    let (mut child, mut output) = watch(&fake, &[]);
+    let mut notes = BufReader::new(child.stderr.take().unwrap());
+    let mut note = || {
+        let mut line = String::new();
+        notes.read_line(&mut line).unwrap();
+        line
+    };
+    let address = fake.address();
+    drop(fake);
+    let expected = format!(
+        "http://{address} (--coordinator) is not reachable, retrying for 10 min 00 s; the job may still run\n"
+    );
+    assert_eq!(note(), expected);
+
+    let mut state = training();
+    state.events.push(event(8, Kind::TrainingStarted, "training continues"));
+    let fake = FakeCoordinator::start_at(address, state);
+    assert_eq!(note(), format!("http://{address} is reachable again\n"));
+    assert!(next_line(&mut output).contains("training continues"));
+    fake.update(|state| {
+        state.events.push(event(9, Kind::Ended, "completed"));
+        state.status = testing::completed();
+    });
+    assert!(next_line(&mut output).contains("completed"));
+    assert_eq!(next_line(&mut output), "");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_coordinator_that_stays_away_is_not_the_end_of_the_job_even_after_the_end_of_an_earlier_run() {
+    let mut state = training();
+    state.events.push(event(8, Kind::Ended, "saved and stopped"));
+    // The job was resumed, but the next event has not come yet.
+    let fake = FakeCoordinator::start(state);
+    let (child, mut output) = watch(&fake, &["--retry-seconds", "1"]);
+    assert!(next_line(&mut output).contains("saved and stopped"));
+    drop(fake);
+    let output = child.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let last = error.lines().last().unwrap();
+    assert!(last.starts_with("error: no coordinator answers at http://127.0.0.1:"), "{error}");
+    assert!(last.ends_with("; continue later with --after 8"), "{error}");
+}
+
+#[test]
+fn a_coordinator_that_leaves_after_the_end_of_its_job_ends_the_watch() {
+    let fake = FakeCoordinator::start(training());
+    let (mut child, mut output) = watch(&fake, &[]);
+    fake.update(|state| {
+        state.status_refusal = Some(tonic::Status::unavailable("gone"));
+        state.events.push(event(8, Kind::Ended, "failed"));
+    });
+    assert!(next_line(&mut output).contains("failed"));
+    assert_eq!(next_line(&mut output), "");
+    assert_eq!(child.wait().unwrap().code(), Some(0), "whatever the outcome is");
+}
+
+#[test]
+fn a_watch_of_a_job_that_has_ended_prints_its_events_and_ends() {
+    let fake = FakeCoordinator::start(FakeState { status: testing::completed(), ..training() });
+    let output = stdout(&fake, &["watch"]);
+    assert_eq!(output.lines().count(), testing::events().len(), "{output}");
+    let refusal = Some(tonic::Status::permission_denied("this needs a token of role viewer"));
+    let fake = FakeCoordinator::start(FakeState { status_refusal: refusal, ..training() });
+    let output = baton(&fake, &["watch"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{error}");
 }
 
 #[test]

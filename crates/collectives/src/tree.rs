@@ -235,13 +235,46 @@ mod tests {
 
         let foreign = [part(TreeNode::leaf(0), &mut a[..])];
         assert!(refused(&foreign).to_string().contains("rank 1 must pass"));
-        let uneven = [part(TreeNode::leaf(2), &mut a[..]), part(TreeNode::leaf(3), &mut b[..])];
-        assert!(check_parts(Rank(1), 2, 4, &uneven).is_err());
+        let pair = TreeNode { start: 4, leaves: 2 };
+        let uneven = [part(TreeNode::leaf(3), &mut a[..]), part(pair, &mut b[..])];
+        let error = check_parts(Rank(1), 3, 8, &uneven).unwrap_err();
+        assert!(error.to_string().contains("has 3 values"), "{error}");
         assert!(check_parts(Rank(0), 3, 6, &[]).is_err());
         assert!(check_parts(Rank(0), 8, 4, &[]).is_err());
     }
 
+    #[test]
+    fn the_right_parts_are_accepted_with_their_length() {
+        let (mut a, mut b) = ([0.0; 3], [0.0; 3]);
+        let pair = TreeNode { start: 4, leaves: 2 };
+        let parts = [(TreeNode::leaf(3), &mut a), (pair, &mut b)]
+            .map(|(node, values)| Part { node, buffer: BufferMut::Host(values) });
+        assert_eq!(check_parts(Rank(1), 3, 8, &parts).unwrap(), 3);
+        // As many virtual ranks as ranks.
+        assert_eq!(check_parts(Rank(3), 8, 8, &parts[..1]).unwrap(), 3);
+    }
+
+    #[test]
+    fn addition_is_element_by_element() {
+        let mut left = [1.0, 2.0, 0.5];
+        add(&mut left, &[10.0, -2.0, 0.25]);
+        assert_eq!(left, [11.0, 0.0, 0.75]);
+    }
+
     proptest! {
+        #[test]
+        fn slices_of_the_ranks_cover_all_values_once_and_evenly(world in 1u32..40, len in 0usize..500) {
+            let mut next = 0;
+            for rank in 0..world {
+                let slice = slice_of(Rank(rank), world, len);
+                prop_assert_eq!(slice.start, next);
+                let even = len / world as usize;
+                prop_assert!(slice.len() == even || slice.len() == even + 1);
+                next = slice.end;
+            }
+            prop_assert_eq!(next, len);
+        }
+
         #[test]
         fn a_fold_returns_exactly_the_maximal_subtrees(start in 0u32..70, len in 0u32..70) {
             let block = start..start + len;

@@ -5,6 +5,7 @@
 //! | [`output`] | the only module that prints |
 //! | [`failure`] | errors of a command: one line, and the class behind its exit code |
 //! | [`human`] | numbers, durations and dates as text; pure |
+//! | [`json`] | results of `--json` |
 //! | [`clean`] | untrusted text, made safe for a terminal |
 //! | [`recipe`] | recipe files, by path or by name |
 //! | [`programs`] | finds the other programs of Baton |
@@ -15,6 +16,7 @@
 pub mod clean;
 pub mod failure;
 pub mod human;
+pub mod json;
 pub mod output;
 pub mod programs;
 pub mod recipe;

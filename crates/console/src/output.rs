@@ -7,11 +7,15 @@ use std::{
     process,
 };
 
-use baton_job::exit::{self, Failure};
+use baton_job::exit::{self, Failure, Outcome};
 
-use crate::clean::{clean, lines};
+use crate::{
+    clean::{clean, lines},
+    failure::failed,
+};
 
-/// Prints a line of a command's result. Exits successfully if the reader has closed the pipe (`baton watch | head`).
+/// Prints a line of a command's result. Exits successfully if the reader has closed the pipe (`baton watch | head`), and
+/// with an error if the result cannot be written, for instance to a full disk.
 pub fn line(text: impl Display) {
     painted(lines(&text.to_string()));
 }
@@ -19,8 +23,15 @@ pub fn line(text: impl Display) {
 /// As [`line()`], for a text with colours, whose parts must be clean already.
 pub fn painted(text: impl Display) {
     match writeln!(io::stdout(), "{text}") {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => process::exit(i32::from(exit::OK)),
-        _ => {}
+        Ok(()) => {}
+        Err(problem) if problem.kind() == ErrorKind::BrokenPipe => {
+            process::exit(i32::from(exit::OK))
+        }
+        Err(problem) => {
+            let failure = failed(format!("the output cannot be written: {problem}"));
+            error(&failure);
+            process::exit(i32::from(Outcome::Failed { failure }.exit_code()));
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! Finding and reading recipe files, by path or by name.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
+use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_job::exit::Failure;
 use baton_recipe::{JobSpec, spec::Resolved};
 
@@ -31,7 +32,7 @@ pub fn resolved(path: &Path, overrides: &[String]) -> Result<Resolved, Failure> 
 /// # Errors
 /// The file cannot be read, or is no text.
 pub fn text(path: &Path) -> io::Result<String> {
-    fs::read_to_string(path).map_err(|error| match error.kind() {
+    read_text(path, MAX_RECIPE_BYTES).map_err(|error| match error.kind() {
         io::ErrorKind::InvalidData => {
             io::Error::new(error.kind(), "is not a text file; is it the recipe?")
         }

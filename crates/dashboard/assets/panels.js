@@ -96,6 +96,14 @@ const drawBanner = (status, elapsed) => {
   show(banner, lines.length > 0);
 };
 
+/** `evaluating: 1,200 of 5,000 samples, 9 s to go`; empty if there is no evaluation in progress. */
+const evaluating = (progress, elapsed) => {
+  if (!progress) return "";
+  const left = minus(progress.seconds_left ?? null, elapsed);
+  return `evaluating: ${whole(progress.samples)} of ${whole(progress.total)} samples` +
+    (left === null ? "" : `, ${duration(left)} to go`);
+};
+
 const drawProgress = (status, elapsed) => {
   const { latest } = status;
   show(byId("progress"), Boolean(latest));
@@ -110,6 +118,7 @@ const drawProgress = (status, elapsed) => {
     latest.resolution > 0 ? `${latest.resolution} px` : "",
     `batch ${whole(latest.global_batch)}`,
     eta === null ? "" : `${duration(eta)} to go`,
+    evaluating(status.evaluating, elapsed),
   ].filter(Boolean).join(" · "));
 };
 

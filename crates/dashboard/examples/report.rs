@@ -4,7 +4,7 @@ use std::{env, error::Error, fs};
 
 use baton_telemetry::report::RunReport;
 
-#[allow(dead_code, missing_docs, unreachable_pub)]
+#[allow(clippy::unwrap_used, dead_code, missing_docs, unreachable_pub)]
 #[path = "../../telemetry/tests/outputs/sample.rs"]
 mod sample;
 

@@ -165,6 +165,15 @@ impl Dataset {
         self.len() == 0
     }
 
+    /// Total size of the files; 0 if they are in a bucket, which is the same for all nodes.
+    #[must_use]
+    pub fn local_bytes(&self) -> u64 {
+        match &self.shards {
+            Shards::Local(shards) => shards.iter().map(|shard| shard.beton.file_bytes()).sum(),
+            Shards::Remote(_) => 0,
+        }
+    }
+
     /// Type of the inputs.
     #[must_use]
     pub fn input_type(&self) -> &InputType {

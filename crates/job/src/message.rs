@@ -592,6 +592,37 @@ impl Activity {
     }
 }
 
+/// Progress of an evaluation, all ranks together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationProgress {
+    /// Samples evaluated.
+    pub samples: u64,
+    /// Samples to evaluate.
+    pub total: u64,
+    /// Seconds since its start.
+    pub seconds: f64,
+}
+
+impl EvaluationProgress {
+    /// Samples evaluated per second; absent before the first.
+    #[must_use]
+    pub fn samples_per_second(&self) -> Option<f64> {
+        (self.samples > 0 && self.seconds > 0.0).then(|| self.samples as f64 / self.seconds)
+    }
+
+    /// Estimated seconds from its start to its end; absent before the first sample.
+    #[must_use]
+    pub fn total_seconds(&self) -> Option<f64> {
+        Some(self.total as f64 / self.samples_per_second()?)
+    }
+
+    /// Estimated seconds to its end; absent before the first sample.
+    #[must_use]
+    pub fn seconds_left(&self) -> Option<f64> {
+        Some((self.total_seconds()? - self.seconds).max(0.0))
+    }
+}
+
 /// Heartbeat of a rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankHeartbeat {
@@ -603,6 +634,9 @@ pub struct RankHeartbeat {
     pub step: Step,
     /// Seconds of this rank's own work per recent update, excluding collectives; 0 before the first update.
     pub own_step_seconds: f64,
+    /// The evaluation in progress, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluation: Option<EvaluationProgress>,
 }
 
 /// State of one rank's data loader.

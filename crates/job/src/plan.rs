@@ -132,7 +132,35 @@ mod tests {
         assert_eq!(place_ranks(&offers(&[2, 1]), 4, 8), None);
     }
 
+    #[test]
+    fn only_siblings_join_to_their_parent() {
+        let node = |start, leaves| TreeNode { start, leaves };
+        assert_eq!(node(8, 4).join(node(12, 4)), Some(node(8, 8)));
+        for (left, right, why) in [
+            (node(8, 4), node(12, 2), "of different size"),
+            (node(8, 2), node(12, 2), "not adjacent"),
+            (node(12, 4), node(8, 4), "in the wrong order"),
+            (node(4, 4), node(8, 4), "neighbours with different parents"),
+            (node(2, 2), node(4, 2), "neighbours with different parents"),
+        ] {
+            assert_eq!(left.join(right), None, "{why}: {left:?}, {right:?}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn a_block_is_covered_by_the_fewest_subtrees(start in 0u32..70, len in 0u32..70) {
+            let nodes = maximal_subtrees(start..start + len);
+            let mut next = start;
+            for node in &nodes {
+                prop_assert_eq!(node.start, next);
+                prop_assert!(node.leaves.is_power_of_two() && node.start % node.leaves == 0);
+                next += node.leaves;
+            }
+            prop_assert_eq!(next, start + len);
+            prop_assert!(nodes.windows(2).all(|pair| pair[0].join(pair[1]).is_none()));
+        }
+
         #[test]
         fn ranks_are_a_permutation_and_contiguous_on_each_node(
             slots in prop::collection::vec(0u32..9, 0..6), most in 1u32..40, rotate in 0usize..6,

@@ -12,6 +12,7 @@
 //! | [`step`] | time of a step: passes, all-reduce, optimizer; the loader in parallel |
 //! | [`plan`] | time and cost of the whole recipe |
 //! | [`remedy`] | what to do if a GPU's memory is too small |
+//! | [`notice`] | what takes longer than a machine's notice leaves |
 //! | [`calibration`] | measured times in place of estimates |
 //!
 //! docs/plan.md explains the formulas and their accuracy.
@@ -27,6 +28,7 @@ pub mod layer;
 pub mod machine;
 pub mod memory;
 pub mod network;
+pub mod notice;
 pub mod plan;
 pub mod price;
 pub mod remedy;
@@ -38,6 +40,7 @@ use baton_recipe::spec::Violation;
 pub use self::{
     calibration::Calibration,
     machine::{MACHINES, Machine},
+    notice::Notice,
     plan::{PlanRequest, RecipePlan},
 };
 

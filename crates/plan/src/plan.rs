@@ -110,6 +110,8 @@ pub struct EvaluationEstimate {
     pub images_per_second: f64,
     /// Time of all evaluations.
     pub seconds: f64,
+    /// Time of one evaluation of the whole validation set.
+    pub longest_seconds: f64,
 }
 
 /// Cost of the recipe at one price.
@@ -241,7 +243,15 @@ impl PlanRequest<'_> {
         let samples = u64::from(run.full_evaluations) * self.val_samples
             + u64::from(run.subset_evaluations) * subset;
         let seconds = samples as f64 / images_per_second;
-        Ok(EvaluationEstimate { resolution, samples, passes, images_per_second, seconds })
+        let longest_seconds = self.val_samples as f64 / images_per_second;
+        Ok(EvaluationEstimate {
+            resolution,
+            samples,
+            passes,
+            images_per_second,
+            seconds,
+            longest_seconds,
+        })
     }
 
     fn costs(&self, machine: &Machine, seconds: f64) -> Vec<Cost> {

@@ -76,7 +76,7 @@ impl DryRun {
     pub fn new(spec: &JobSpec, samples: u64) -> Result<Self, Vec<Violation>> {
         if samples > MAX_SAMPLES {
             return Err(vec![Violation {
-                field: "data.train",
+                field: "data.train".into(),
                 value: format!("{samples} samples"),
                 rule: format!("must have 1..{MAX_SAMPLES}"),
             }]);
@@ -91,7 +91,7 @@ impl DryRun {
         let (peak_lr, peak_epoch) = rates.peak();
         if peak_lr == 0.0 {
             violations.push(Violation {
-                field: "schedule",
+                field: "schedule".into(),
                 value: "0 throughout".to_owned(),
                 rule: "trains nothing: raise the learning rate".to_owned(),
             });
@@ -119,8 +119,8 @@ impl DryRun {
     #[must_use]
     pub fn warnings(&self, spec: &JobSpec) -> Vec<Violation> {
         let mut warnings = spec::ignored(spec);
-        let mut warn = |field, value: String, rule: String| {
-            warnings.push(Violation { field, value, rule });
+        let mut warn = |field: &'static str, value: String, rule: String| {
+            warnings.push(Violation { field: field.into(), value, rule });
         };
         let epochs = f64::from(spec.train.epochs);
         match &spec.schedule {
@@ -187,7 +187,7 @@ pub fn unusable_batches(spec: &JobSpec, samples: u64) -> Vec<Violation> {
         let field = if number == 0 { "train.global_batch" } else { "train.phases.global_batch" };
         if used == 0 {
             violations.push(Violation {
-                field,
+                field: field.into(),
                 value: batch.to_string(),
                 rule: format!("is more than the {samples} samples of data.train: lower it"),
             });
@@ -197,7 +197,7 @@ pub fn unusable_batches(spec: &JobSpec, samples: u64) -> Vec<Violation> {
         // BatchNorm cannot compute a variance of one sample.
         if last != 0 && last < 2 * parts {
             violations.push(Violation {
-                field: "data.drop_last",
+                field: "data.drop_last".into(),
                 value: "false".to_owned(),
                 rule: format!(
                     "leaves a last batch of {last} of {samples} samples, too few for {parts} \

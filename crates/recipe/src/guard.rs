@@ -296,4 +296,74 @@ mod tests {
         let collapsed = loss(0.5, 2.1).unwrap();
         assert!(collapsed.to_string().contains("rose to 2.1000 from 0.5000"), "{collapsed}");
     }
+
+    #[test]
+    fn a_score_at_the_bound_is_not_a_collapse_and_a_guard_that_is_off_finds_none() {
+        let guard = Guard::default();
+        let top1 = |score, guard| collapse(task::find("top1").unwrap(), 0.8, score, guard);
+        let loss = |score, guard| collapse(task::find("loss").unwrap(), 0.5, score, guard);
+        assert_eq!((top1(0.2, &guard), loss(2.0, &guard)), (None, None), "the bound itself");
+        let off = Guard { enabled: false, ..Guard::default() };
+        assert_eq!((top1(0.0, &off), loss(9.0, &off)), (None, None));
+        // Every score is at least a fraction of 0 of the best.
+        let never = Guard { accuracy_collapse: 0.0, ..Guard::default() };
+        assert_eq!(top1(0.0, &never), None);
+    }
+
+    #[test]
+    fn a_loss_that_stays_zero_is_not_a_divergence() {
+        assert_eq!(observed([0.0; 20]).1, None);
+    }
+
+    #[test]
+    fn without_the_guard_only_numbers_that_are_not_finite_are_detected() {
+        let spec = kit::recipe(&["guard.window=4"], &["guard.enabled=false"]);
+        let mut watch = LossWatch::default();
+        for loss in [1.0, 1.0, 1.0, 1.0, 1e6, 1e9] {
+            assert_eq!(watch.observe(loss, 1.0, &spec), Ok(()));
+        }
+        assert_eq!(watch.observe(f64::INFINITY, 1.0, &spec), Err(Divergence::LossNotFinite));
+    }
+
+    #[test]
+    fn the_mean_is_plain_in_the_first_window_and_exponential_after_it() {
+        let (watch, _) = observed([4.0, 2.0, 3.0, 3.0]);
+        assert_eq!((watch.updates, watch.mean, watch.first, watch.lowest), (4, 3.0, 3.0, 3.0));
+        let (watch, _) = observed([4.0, 2.0, 3.0, 3.0, 1.0, 4.0]);
+        assert_eq!((watch.updates, watch.mean), (6, 2.875), "a quarter of each new loss");
+        assert_eq!((watch.first, watch.lowest), (3.0, 2.5));
+    }
+
+    #[test]
+    fn the_advice_fits_the_divergence_the_recipe_and_the_step() {
+        let advice = |divergence, step, samples: &[u64], changes: &[&str]| {
+            let diagnosis = Diagnosis {
+                divergence,
+                step: Step(step),
+                batch: BatchMark::default(),
+                lr: 0.1,
+                loss: None,
+                gradient_norm: None,
+                samples: samples.to_vec(),
+            };
+            diagnosis.advice(&kit::recipe(&[], changes))
+        };
+        let inspect = "inspect the samples named above with `baton data inspect train.beton`; if they are bad, set \
+                       guard.remedy = \"skip_batch\"";
+        let compare = "compare training and validation data and data.mean and data.std of both";
+        let bf16 = "set precision.compute = \"bf16\", which has the range of fp32";
+        let clip = "set train.clip_grad_norm = 1.0";
+        let warm_up = "lengthen the warm-up, or lower the learning rate in schedule";
+        let lower = "lower the learning rate in schedule (it was 1.000e-1)";
+
+        let collapsed = Divergence::AccuracyCollapsed { score: 0.1, best: 0.8 };
+        let clipped = "train.clip_grad_norm=0.5";
+        assert_eq!(
+            advice(Divergence::LossNotFinite, 499, &[7], &["precision.compute=fp16"]),
+            [inspect, bf16, clip, warm_up]
+        );
+        assert_eq!(advice(Divergence::LossNotFinite, 500, &[], &[clipped]), [lower]);
+        assert_eq!(advice(collapsed, 501, &[7], &[clipped]), [compare, lower]);
+        assert_eq!(advice(Divergence::GradientNotFinite, 0, &[7], &[clipped]), [warm_up]);
+    }
 }

@@ -387,22 +387,22 @@ impl TrainingPlan {
         f64::from(progress.epoch.0) + progress.cursor as f64 / samples as f64
     }
 
-    /// The next action. An evaluation is done before the save of the same step, so that the checkpoint contains its
-    /// accuracy.
+    /// The next action. A save comes before the evaluation of the same step: however long the evaluation takes, it puts no
+    /// update at risk.
     #[must_use]
     pub fn due(&self, progress: &Progress) -> Due {
         let at_epoch_end = progress.cursor == 0 && progress.epoch.0 > 0;
         let done = progress.epoch.0 >= self.epochs || self.ends_early(progress).is_some();
         let every = |n: u32| n > 0 && progress.epoch.0.is_multiple_of(n);
-        if at_epoch_end && let Some(extent) = self.evaluation_due(progress) {
-            return Due::Evaluate(extent);
-        }
         let by_epoch = at_epoch_end && (done || every(self.save_every_epochs));
         let by_step = self.save_every_steps > 0
             && progress.step.0 > 0
             && progress.step.0.is_multiple_of(self.save_every_steps);
         if (by_epoch || by_step) && progress.saved != Some(progress.step) {
             return Due::Save;
+        }
+        if at_epoch_end && let Some(extent) = self.evaluation_due(progress) {
+            return Due::Evaluate(extent);
         }
         match progress {
             _ if done => Due::Finish,
@@ -523,8 +523,8 @@ mod tests {
     }
 
     #[test]
-    fn evaluates_before_saving_at_each_epoch_end_and_saves_between() {
-        assert_eq!(actions(&plan()), "ttestste".to_owned() + "s");
+    fn saves_before_evaluating_at_each_epoch_end_and_between() {
+        assert_eq!(actions(&plan()), "ttsetstse");
     }
 
     #[test]
@@ -535,7 +535,7 @@ mod tests {
             save_every_steps: 0,
             ..plan()
         };
-        assert_eq!(actions(&rare), "ttttes");
+        assert_eq!(actions(&rare), "ttttse");
     }
 
     #[test]
@@ -582,7 +582,7 @@ mod tests {
     #[test]
     fn subset_evaluations_are_made_only_before_the_last_epoch() {
         let plan = TrainingPlan { subset: true, save_every_steps: 0, ..plan() };
-        assert_eq!(actions(&plan), "ttqsttes");
+        assert_eq!(actions(&plan), "ttsqttse");
     }
 
     #[test]
@@ -596,7 +596,7 @@ mod tests {
         };
         let mut progress = Progress::default();
         let score = |epoch| if epoch == 2 { 0.8 } else { 0.1 };
-        assert_eq!(run_plan(&plan, &mut progress, score), "ttqsttqes");
+        assert_eq!(run_plan(&plan, &mut progress, score), "ttsqttsqe");
         assert!(
             plan.ends_early(&progress)
                 .unwrap()
@@ -610,7 +610,7 @@ mod tests {
         let plan = TrainingPlan { epochs: 9, save_every_steps: 0, patience: Some(2), ..plan() };
         let mut progress = Progress::default();
         let score = |epoch: u32| if epoch == 2 { 0.8 } else { 0.1 };
-        assert_eq!(run_plan(&plan, &mut progress, score), "ttesttesttesttes");
+        assert_eq!(run_plan(&plan, &mut progress, score), "ttsettsettsettse");
         assert_eq!(progress.best.unwrap().0, Step(4));
     }
 
@@ -630,7 +630,7 @@ mod tests {
         let plan = TrainingPlan { epochs: 9, save_every_steps: 0, target, ..plan() };
         let mut progress = Progress::default();
         let top1 = |epoch: u32| f64::from(epoch) * 0.25;
-        assert_eq!(run_plan(&plan, &mut progress, top1), "ttesttesttes");
+        assert_eq!(run_plan(&plan, &mut progress, top1), "ttsettsettse");
         assert!(plan.ends_early(&progress).unwrap().contains("reached: loss 0.2500"));
     }
 
@@ -683,7 +683,7 @@ mod tests {
         let mark = |epoch, cursor| BatchMark { epoch: Epoch(epoch), cursor };
         let skips = vec![mark(0, 4), mark(1, 0)];
         let mut progress = Progress { skips, ..Progress::default() };
-        assert_eq!(run_plan(&plan, &mut progress, |_| 0.5), "t-es-tes");
+        assert_eq!(run_plan(&plan, &mut progress, |_| 0.5), "t-se-tse");
         assert_eq!(progress.step, Step(2));
     }
 }

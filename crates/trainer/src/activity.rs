@@ -8,7 +8,7 @@ use std::{
 use baton_collectives::{AbortHandle, BufferMut, Collective, Error, Part};
 use baton_job::{
     Rank,
-    message::{Activity, RankHeartbeat},
+    message::{Activity, EvaluationProgress, RankHeartbeat},
 };
 use baton_recipe::Step;
 
@@ -27,6 +27,8 @@ struct ActivityState {
     exchange_time: Duration,
     /// Moving average of the time of one update without collective operations, seconds.
     own_step_seconds: f64,
+    /// The evaluation in progress: samples evaluated by all ranks and in total, and its start.
+    evaluation: Option<(u64, u64, Instant)>,
 }
 
 /// Weight of the newest update in the moving average of step times.
@@ -41,6 +43,7 @@ impl ActivityState {
             last_step_end: None,
             exchange_time: Duration::ZERO,
             own_step_seconds: 0.0,
+            evaluation: None,
         }
     }
 
@@ -79,8 +82,20 @@ impl SharedActivity {
     /// The heartbeat to send now.
     #[must_use]
     pub fn heartbeat(&self) -> RankHeartbeat {
-        let ActivityState { activity, since, step, own_step_seconds, .. } = *self.lock();
-        RankHeartbeat { activity, seconds: since.elapsed().as_secs_f64(), step, own_step_seconds }
+        let ActivityState { activity, since, step, own_step_seconds, evaluation, .. } =
+            *self.lock();
+        let seconds = |since: Instant| since.elapsed().as_secs_f64();
+        let evaluation = evaluation.map(|(samples, total, began)| EvaluationProgress {
+            samples,
+            total,
+            seconds: seconds(began),
+        });
+        RankHeartbeat { activity, seconds: seconds(since), step, own_step_seconds, evaluation }
+    }
+
+    /// Sets the progress of an evaluation: samples evaluated and in total, and when it began. `None` ends it.
+    pub(crate) fn evaluating(&self, progress: Option<(u64, u64, Instant)>) {
+        self.lock().evaluation = progress;
     }
 
     /// Sets the current activity; its time counts from now.

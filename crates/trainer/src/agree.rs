@@ -7,7 +7,7 @@
 //! its rank reports `Ready`, so it never gets here. The messages of this module are never stored, and all ranks of a
 //! generation run the same version.
 
-use baton_checkpoint::{Manifest, Store};
+use baton_checkpoint::{Manifest, SaveId, Store};
 use baton_collectives::Collective;
 use baton_job::{
     Generation, Rank,
@@ -32,10 +32,17 @@ pub(crate) struct AgreedState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RunPosition {
     pub(crate) progress: Progress,
-    /// Step of the last committed checkpoint; `progress.saved` also counts failed attempts.
-    pub(crate) durable: Option<Step>,
+    /// The last committed checkpoint; `progress.saved` also counts failed attempts.
+    pub(crate) durable: Option<SaveId>,
     /// Number of rollbacks so far. A state from before the last rollback is no longer valid.
     pub(crate) rollbacks: usize,
+}
+
+impl RunPosition {
+    /// Step of the last committed checkpoint.
+    pub(crate) fn durable_step(&self) -> Option<Step> {
+        self.durable.map(|checkpoint| checkpoint.step)
+    }
 }
 
 /// What decides where training begins if no rank has a state.
@@ -130,7 +137,7 @@ impl RestoreContext<'_> {
     pub(crate) fn position(
         &self,
         mut progress: Progress,
-        durable: Option<Step>,
+        durable: Option<SaveId>,
         written_by: Generation,
     ) -> RunPosition {
         let rollbacks = &self.restore.rollbacks;

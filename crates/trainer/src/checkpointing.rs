@@ -1,5 +1,7 @@
 //! Decides when a checkpoint is started, advanced and waited for. All ranks call these functions after the same update.
 
+use std::{thread, time::Duration};
+
 use baton_checkpoint::SaveId;
 use baton_job::{
     Rank,
@@ -7,6 +9,18 @@ use baton_job::{
 };
 
 use crate::{Error, GenerationContext, Learner, Trainer, controls::Votes};
+
+/// Pauses before the last save is tried again.
+pub(crate) const LAST_SAVE_PAUSES: &[Duration] = &[
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+    Duration::from_secs(8),
+    Duration::from_secs(15),
+    Duration::from_secs(30),
+    Duration::from_secs(60),
+    Duration::from_secs(60),
+];
 
 impl<L: Learner> Trainer<L> {
     /// Advances the checkpoint that is being written, and starts one that a user asked for.
@@ -20,9 +34,9 @@ impl<L: Learner> Trainer<L> {
         {
             // A failure is reported and training continues: the next checkpoint may succeed.
             let _ = self.note_written(written, context);
-            if self.saver.take_request() {
-                self.begin_writing(context);
-            }
+        }
+        if !self.saver.is_active() && self.saver.take_request() {
+            self.begin_writing(context);
         }
         if votes.save && self.position.progress.saved != Some(self.position.progress.step) {
             self.save_when_possible(context);
@@ -36,14 +50,14 @@ impl<L: Learner> Trainer<L> {
         &mut self,
         context: &mut GenerationContext<'_>,
     ) -> Result<(), Error> {
-        if let Some((behind, seconds)) = self.saver.active_save() {
-            if context.collective.rank() == Rank(0) {
-                let step = self.position.progress.step;
-                (context.report)(RankReport::SaveWaits { step, behind, seconds });
-            }
-            // A failure is reported and training continues: the next checkpoint may succeed.
-            let _ = self.finish_writing(context)?;
+        if let Some((behind, seconds)) = self.saver.active_save()
+            && context.collective.rank() == Rank(0)
+        {
+            let step = self.position.progress.step;
+            (context.report)(RankReport::SaveWaits { step, behind, seconds });
         }
+        // A failure is reported and training continues: the next checkpoint may succeed.
+        let _ = self.finish_writing(context)?;
         self.begin_writing(context);
         Ok(())
     }
@@ -73,7 +87,27 @@ impl<L: Learner> Trainer<L> {
         context: &mut GenerationContext<'_>,
     ) -> Result<Result<(), SaveProblem>, Error> {
         let written = self.saver.finish(&self.job, context.collective)?;
-        Ok(written.map_or(Ok(()), |written| self.note_written(written, context)))
+        let result = written.map_or(Ok(()), |written| self.note_written(written, context));
+        // An evaluation may follow the commit.
+        self.saver.finish(&self.job, context.collective)?;
+        Ok(result)
+    }
+
+    /// Adds the last evaluation to the checkpoint of the same state, now or when that checkpoint is committed.
+    pub(crate) fn add_evaluation(&mut self, context: &GenerationContext<'_>) {
+        let progress = &self.position.progress;
+        if progress.evaluated_at == Some(progress.step) && progress.saved == Some(progress.step) {
+            self.saver.note_evaluation(progress.clone());
+            self.begin_adding_evaluation(context);
+        }
+    }
+
+    fn begin_adding_evaluation(&mut self, context: &GenerationContext<'_>) {
+        if let Some(durable) = self.position.durable {
+            let (generation, restore) = (context.generation, context.restore);
+            let rank = context.collective.rank();
+            self.saver.add_evaluation(durable, (generation, restore), &self.job, rank);
+        }
     }
 
     fn note_written(
@@ -82,7 +116,9 @@ impl<L: Learner> Trainer<L> {
         context: &mut GenerationContext<'_>,
     ) -> Result<(), SaveProblem> {
         if let Ok(commit) = &written {
-            self.position.durable = Some(commit.step);
+            self.position.durable =
+                Some(SaveId { generation: commit.generation, step: commit.step });
+            self.begin_adding_evaluation(context);
         }
         if context.collective.rank() == Rank(0) {
             (context.report)(match &written {
@@ -93,19 +129,39 @@ impl<L: Learner> Trainer<L> {
         written.map(|_| ())
     }
 
-    /// Saves the current state, unless a checkpoint of it is committed already.
+    /// Saves the current state, unless a checkpoint of it is committed already. If it cannot be written, all ranks try
+    /// again for some minutes: a full disk is cleaned up and a bucket comes back, but the state would be gone. A drain has
+    /// a deadline of its own.
     pub(crate) fn ensure_saved(
         &mut self,
         context: &mut GenerationContext<'_>,
     ) -> Result<(), Error> {
+        let step = self.position.progress.step;
+        let being_written = self.saver.active_save().map(|(step, _)| step);
+        let is_copied = [being_written, self.position.durable_step()].contains(&Some(step));
+        let report_copied = |context: &mut GenerationContext<'_>| {
+            if context.collective.rank() == Rank(0) {
+                (context.report)(RankReport::Copied { step });
+            }
+        };
+        if is_copied {
+            report_copied(context);
+        }
         let _ = self.finish_writing(context)?;
-        if self.position.durable == Some(self.position.progress.step) {
+        if self.position.durable_step() == Some(step) {
             return Ok(());
         }
-        self.begin_writing(context);
-        if context.collective.rank() == Rank(0) {
-            (context.report)(RankReport::Copied { step: self.position.progress.step });
+        let mut pauses = self.last_save_pauses.iter();
+        loop {
+            self.begin_writing(context);
+            if !is_copied && pauses.len() == self.last_save_pauses.len() {
+                report_copied(context);
+            }
+            let Err(problem) = self.finish_writing(context)? else { return Ok(()) };
+            match pauses.next().filter(|_| problem.fence.is_none()) {
+                Some(pause) => thread::sleep(*pause),
+                None => return Err(Error::LastSave(problem.message)),
+            }
         }
-        self.finish_writing(context)?.map_err(|problem| Error::LastSave(problem.message))
     }
 }

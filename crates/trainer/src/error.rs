@@ -55,7 +55,10 @@ impl Error {
             Self::Data(_)
             | Self::Mismatch(_)
             | Self::Diverged(_)
-            | Self::Checkpoint(baton_checkpoint::Error::NewerVersion { .. }) => Class::BadInput,
+            | Self::Checkpoint(
+                baton_checkpoint::Error::NewerVersion { .. }
+                | baton_checkpoint::Error::Access { .. },
+            ) => Class::BadInput,
             Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => {
                 Class::BadInput
             }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use baton_collectives::{Collective, MAX_GATHERED_BYTES};
+use baton_data::Batch;
 use baton_job::message::Activity;
 use baton_recipe::{
     JobSpec,
@@ -19,16 +20,17 @@ use baton_recipe::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, GenerationContext, Learner, Sums, Trainer,
+    Controls, Error, GenerationContext, Learner, Sums, Trainer,
     agree::gather,
     controls::Votes,
     inputs::BatchFeed,
     learner::{BatchEvaluation, EvaluatedWeights},
+    saving::Saver,
     step::DATA_POLL_INTERVAL,
 };
 
-/// Longest time between two votes during an evaluation, unless a single batch takes longer. A rank that has a request
-/// votes after its current batch.
+/// Longest time between two votes during an evaluation. On a CPU, a single layer may take longer. A rank that has
+/// a request votes after the layer that it computes.
 const VOTE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Result of an evaluation.
@@ -44,15 +46,76 @@ struct Ballot {
     votes: Votes,
     /// This rank has evaluated all of its batches.
     done: bool,
+    /// Samples that this rank has evaluated.
+    samples: u64,
 }
 
 /// Number of a batch, and its evaluation with each kind of weights.
 type NumberedEvaluations = (u64, Vec<BatchEvaluation>);
 
+/// The votes of all ranks during an evaluation. All ranks vote equally often, each whenever it can.
+struct Voting<'a> {
+    collective: &'a mut dyn Collective,
+    controls: &'a Controls,
+    last: Instant,
+    /// Samples to evaluate, and when the evaluation began.
+    total: (u64, Instant),
+}
+
+/// Why the ranks stop evaluating.
+#[derive(Clone, Copy)]
+enum Interruption {
+    /// Every rank has evaluated all of its batches.
+    Done,
+    /// These votes need an action.
+    Votes,
+}
+
+impl Voting<'_> {
+    fn is_due(&self) -> bool {
+        self.last.elapsed() >= VOTE_INTERVAL || self.controls.has_request()
+    }
+
+    /// Votes; returns the votes of all ranks if they interrupt the evaluation, which is the same on all ranks.
+    fn vote(
+        &mut self,
+        saver: &mut Saver,
+        samples: u64,
+        done: bool,
+    ) -> Result<Option<(Votes, Interruption)>, Error> {
+        let ballot = Ballot { votes: self.controls.vote(saver.is_busy()), done, samples };
+        let ballots = gather(self.collective, &ballot)?;
+        self.last = Instant::now();
+        let samples = ballots.iter().map(|ballot| ballot.samples).sum();
+        self.controls.activity().evaluating(Some((samples, self.total.0, self.total.1)));
+        let all_done = ballots.iter().all(|ballot| ballot.done);
+        let votes = ballots.into_iter().fold(Votes::default(), |all, one| all.or(one.votes));
+        let must_act = votes.need_action(saver.is_active()).then_some(Interruption::Votes);
+        let interruption = if all_done { Some(Interruption::Done) } else { must_act };
+        Ok(interruption.map(|interruption| (votes, interruption)))
+    }
+}
+
+/// This rank's part of an evaluation.
+struct Share<N: Iterator<Item = u64>> {
+    feed: BatchFeed,
+    /// Numbers of the batches that are not evaluated yet.
+    numbers: Peekable<N>,
+    /// The next batch, once it is loaded.
+    next: Option<Batch>,
+    kinds: &'static [EvaluatedWeights],
+    evaluated: Vec<NumberedEvaluations>,
+    /// Number of samples in `evaluated`.
+    samples: u64,
+    /// Samples of all ranks together, and when the evaluation began.
+    total: (u64, Instant),
+}
+
 impl<L: Learner> Trainer<L> {
     /// Evaluates the model on the validation set; returns the result and the last votes of all ranks.
     ///
-    /// The ranks vote while they evaluate. A checkpoint is written meanwhile; a stop or a pause cuts the evaluation
+    /// The ranks vote while they evaluate, also in the middle of a batch. For a vote that needs an action, a batch is
+    /// abandoned and evaluated again later. A checkpoint is written meanwhile; a stop or a pause cuts the evaluation
     /// short. It has no result then, and is made again as a whole.
     pub(crate) fn evaluate_set(
         &mut self,
@@ -67,27 +130,31 @@ impl<L: Learner> Trainer<L> {
         let (rank, world) = (context.collective.rank().0, context.collective.world_size());
         let numbers =
             (u64::from(rank)..self.job.inputs.val_batches(extent)).step_by(world as usize);
-        let mut feed = self.job.inputs.val_feed(extent, numbers.clone());
-        let mut numbers = numbers.peekable();
-        let mut mine: Vec<NumberedEvaluations> = Vec::new();
-        let (is_complete, votes) = loop {
-            let done =
-                self.evaluate_until_vote(context, &mut feed, &mut numbers, kinds, &mut mine)?;
-            let ballot = Ballot { votes: context.controls.vote(self.saver.is_busy()), done };
-            let ballots = gather(context.collective, &ballot)?;
-            let all_done = ballots.iter().all(|ballot| ballot.done);
-            let votes = ballots.into_iter().fold(Votes::default(), |all, one| all.or(one.votes));
-            if all_done || votes.stop || votes.pause {
-                break (all_done, votes);
-            }
-            self.drive_checkpoint(votes, context)?;
+        let feed = self.job.inputs.val_feed(extent, numbers.clone());
+        let mut share = Share {
+            feed,
+            numbers: numbers.peekable(),
+            next: None,
+            kinds,
+            evaluated: Vec::new(),
+            samples: 0,
+            total: (self.job.inputs.val_samples(extent), Instant::now()),
         };
-        self.loaders.end(feed.stats());
-        feed.detach();
+        let (is_complete, votes) = loop {
+            let (votes, why) = self.evaluate_until_interrupted(context, &mut share)?;
+            match why {
+                Interruption::Done => break (true, votes),
+                Interruption::Votes if votes.stop || votes.pause => break (false, votes),
+                Interruption::Votes => self.drive_checkpoint(votes, context)?,
+            }
+        };
+        context.controls.activity().evaluating(None);
+        self.loaders.end(share.feed.stats());
+        share.feed.detach();
         if !is_complete {
             return Ok((None, votes));
         }
-        let mut all = gather_in_parts(context.collective, mine)?;
+        let mut all = gather_in_parts(context.collective, share.evaluated)?;
         all.sort_by_key(|(number, _)| *number);
         let of_kind = |kind: usize| {
             let evaluations: Vec<&BatchEvaluation> =
@@ -98,30 +165,56 @@ impl<L: Learner> Trainer<L> {
         Ok((Some(Evaluated { raw: of_kind(0), ema }), votes))
     }
 
-    /// Evaluates this rank's next batches until it should vote; returns whether none is left.
-    fn evaluate_until_vote(
+    /// Evaluates this rank's next batches until all ranks are done or must act.
+    fn evaluate_until_interrupted<N: Iterator<Item = u64>>(
         &mut self,
-        context: &GenerationContext<'_>,
-        feed: &mut BatchFeed,
-        numbers: &mut Peekable<impl Iterator<Item = u64>>,
-        kinds: &[EvaluatedWeights],
-        mine: &mut Vec<NumberedEvaluations>,
-    ) -> Result<bool, Error> {
-        let (began, activity) = (Instant::now(), context.controls.activity());
-        while began.elapsed() < VOTE_INTERVAL && !context.controls.has_request() {
-            let Some(number) = numbers.peek().copied() else { return Ok(true) };
-            activity.enter(Activity::Loading);
-            if !feed.wait_until_ready(DATA_POLL_INTERVAL) {
-                continue;
+        context: &mut GenerationContext<'_>,
+        share: &mut Share<N>,
+    ) -> Result<(Votes, Interruption), Error> {
+        let Self { learner, saver, .. } = self;
+        let (controls, activity) = (context.controls, context.controls.activity());
+        let collective = &mut *context.collective;
+        let mut voting = Voting { collective, controls, last: Instant::now(), total: share.total };
+        loop {
+            let number = share.numbers.peek().copied();
+            if (number.is_none() || voting.is_due())
+                && let Some(interruption) = voting.vote(saver, share.samples, number.is_none())?
+            {
+                return Ok(interruption);
             }
-            numbers.next();
-            let batch = feed.next()?.ok_or(Error::Bug("the loader of the validation set ended"))?;
+            let Some(number) = number else { continue };
+            if share.next.is_none() {
+                activity.enter(Activity::Loading);
+                if !share.feed.wait_until_ready(DATA_POLL_INTERVAL) {
+                    continue;
+                }
+                share.next = share.feed.next()?;
+            }
+            let batch = share.next.take();
+            let batch = batch.ok_or(Error::Bug("the loader of the validation set ended"))?;
             activity.set(Activity::Evaluating);
-            let evaluations = kinds.iter().map(|weights| self.learner.evaluate(&batch, *weights));
-            mine.push((number, evaluations.collect::<Result<_, _>>()?));
-            feed.recycle(batch);
+            let (mut interruption, samples) = (None, share.samples);
+            let mut is_interrupted = || {
+                if interruption.is_none() && voting.is_due() {
+                    interruption = voting.vote(saver, samples, false).transpose();
+                }
+                interruption.is_some()
+            };
+            let mut evaluate =
+                |weights: &_| learner.evaluate(&batch, *weights, &mut is_interrupted);
+            let evaluations = share.kinds.iter().map(&mut evaluate).collect::<Result<_, _>>()?;
+            if let Some(evaluations) = evaluations {
+                share.samples += batch.len() as u64;
+                share.evaluated.push((number, evaluations));
+                share.numbers.next();
+                share.feed.recycle(batch);
+            } else {
+                share.next = Some(batch);
+            }
+            if let Some(interruption) = interruption {
+                return interruption;
+            }
         }
-        Ok(false)
     }
 }
 

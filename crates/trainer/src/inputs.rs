@@ -12,6 +12,7 @@ use baton_recipe::{
     progress::{Extent, Progress, TrainingPlan},
     spec::Order,
 };
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
@@ -24,6 +25,37 @@ pub struct JobInputs {
     spec: Arc<JobSpec>,
     plan: TrainingPlan,
     cpus: CpuShare,
+}
+
+/// Samples and bytes of the data sets of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DataSummary {
+    train: (u64, u64),
+    val: (u64, u64),
+}
+
+impl DataSummary {
+    /// An error if the ranks, in rank order, have different data: with other files on one node, or a file that was
+    /// replaced while some ranks had it open, the job would train something else.
+    pub(crate) fn check_equal(all: &[Self], spec: &JobSpec) -> Result<(), Error> {
+        let Some(first) = all.first() else { return Ok(()) };
+        for (rank, other) in all.iter().enumerate() {
+            let sets = [
+                (&spec.data.train, first.train, other.train),
+                (&spec.data.val, first.val, other.val),
+            ];
+            if let Some((set, (samples, bytes), (others, other_bytes))) =
+                sets.into_iter().find(|(_, mine, other)| mine != other)
+            {
+                return Err(Error::Mismatch(format!(
+                    "{set} differs between ranks: {samples} samples in {bytes} bytes on rank 0, {others} samples in \
+                     {other_bytes} bytes on rank {rank}; give all nodes the same files, and do not replace them during \
+                     a run"
+                )));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl JobInputs {
@@ -78,6 +110,12 @@ impl JobInputs {
         &self.plan
     }
 
+    /// What must be equal on all ranks.
+    pub(crate) fn summary(&self) -> DataSummary {
+        let of = |set: &Dataset| (set.len(), set.local_bytes());
+        DataSummary { train: of(&self.train), val: of(&self.val) }
+    }
+
     /// Type of a sample's input.
     #[must_use]
     pub fn input_type(&self) -> &InputType {
@@ -111,7 +149,7 @@ impl JobInputs {
     }
 
     /// Number of validation samples that an evaluation of this extent uses.
-    fn val_samples(&self, extent: Extent) -> u64 {
+    pub(crate) fn val_samples(&self, extent: Extent) -> u64 {
         let all = self.val.len();
         match extent {
             Extent::Full => all,

@@ -235,7 +235,8 @@ pub trait Learner {
     /// The device failed.
     fn update(&mut self, sum: &mut Self::Leaf, update: &Update) -> Result<(), Error>;
 
-    /// Loss, correct predictions and outputs in evaluation mode; changes no state.
+    /// Loss, correct predictions and outputs in evaluation mode; changes no state. Where a batch may take more than a
+    /// moment, `is_interrupted` is called several times; `None` if it returned true.
     ///
     /// # Errors
     /// The device failed, or a label is out of range.
@@ -243,7 +244,8 @@ pub trait Learner {
         &mut self,
         batch: &Batch,
         weights: EvaluatedWeights,
-    ) -> Result<BatchEvaluation, Error>;
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<BatchEvaluation>, Error>;
 
     /// The whole state, in a fixed order.
     fn regions(&mut self) -> Vec<Region<'_>>;

@@ -181,13 +181,14 @@ impl Learner for LinearLearner {
         &mut self,
         batch: &Batch,
         _weights: EvaluatedWeights,
-    ) -> Result<BatchEvaluation, Error> {
+        _is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<BatchEvaluation>, Error> {
         let mut sums = Sums::default();
         for index in 0..batch.len() {
             let probabilities = self.probabilities(&self.values(batch, index));
             self.add_sample(&probabilities, self.label(batch, index)?, &mut sums);
         }
-        Ok(BatchEvaluation { sums, ..BatchEvaluation::default() })
+        Ok(Some(BatchEvaluation { sums, ..BatchEvaluation::default() }))
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {

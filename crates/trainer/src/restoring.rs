@@ -18,7 +18,11 @@ use baton_job::{
     Generation, Rank,
     message::{Restore, Restored, StateSource},
 };
-use baton_recipe::{JobSpec, progress::Progress, schedule::learning_rate};
+use baton_recipe::{
+    JobSpec,
+    progress::{Progress, TrainingPlan},
+    schedule::learning_rate,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -90,7 +94,8 @@ fn choose<L: Learner>(
     let mut accepted = Ok(Vec::new());
     let mut alone = false;
     let found = store.find(restore, &mut |found_in, manifest| {
-        let read = changes(manifest, spec, restore, found_in.location()).and_then(|changes| {
+        let location = found_in.location();
+        let read = changes(manifest, spec, plan, restore, location).and_then(|changes| {
             moves(manifest, learner)?;
             // Other ranks may have no access to a folder that a user names.
             alone = found_in.location() != store.location();
@@ -131,7 +136,7 @@ fn choose<L: Learner>(
         let agreed = AgreedState { source: StateSource::Fresh, position };
         return Ok(RestorePlan { agreed, provider });
     };
-    let durable = Some(manifest.progress.step);
+    let durable = Some(manifest.id());
     let position = context.position(manifest.progress.clone(), durable, manifest.generation);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let restored = Restored {
@@ -264,14 +269,21 @@ fn reader_of(writer: Rank, world_size: u32) -> Rank {
     Rank(writer.0 % world_size.max(1))
 }
 
-/// Differences between the checkpoint's recipe and this one that affect the weights.
+/// Differences between the checkpoint's recipe and data and these ones that affect the weights.
 fn changes(
     manifest: &Manifest,
     spec: &JobSpec,
+    plan: &TrainingPlan,
     restore: &Restore,
     location: &str,
 ) -> Result<Vec<String>, Error> {
-    let changes = spec.changes_since(&manifest.recipe);
+    let mut changes = spec.changes_since(&manifest.recipe);
+    if let Some(samples) = manifest.train_samples.filter(|samples| *samples != plan.samples) {
+        changes.push(format!(
+            "the training set {} has {} samples instead of {samples}",
+            spec.data.train, plan.samples
+        ));
+    }
     if changes.is_empty() || restore.allow_recipe_change {
         return Ok(changes);
     }

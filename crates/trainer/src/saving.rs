@@ -18,7 +18,7 @@ use baton_checkpoint::{
 };
 use baton_collectives::Collective;
 use baton_job::{
-    JobId, Rank,
+    Generation, JobId, Rank,
     message::{Commit, Restore, SaveProblem, SaveTimes},
 };
 use baton_recipe::{JobSpec, Step, progress::Progress};
@@ -38,6 +38,8 @@ pub(crate) struct Saver {
     /// Saves of earlier generations that may still be running, for example because the store does not answer.
     abandoned: Vec<SavePhase>,
     another_requested: bool,
+    /// The position after an evaluation of a state whose checkpoint may not be committed yet.
+    evaluation: Option<Progress>,
     /// On rank 0: the frozen regions that it has written in this generation.
     frozen: Option<Vec<FrozenEntry>>,
 }
@@ -50,6 +52,8 @@ enum SavePhase {
     Writing { save: Save, shard: Task<(Result<Written, SaveProblem>, StateCopy)> },
     /// Rank 0 writes the manifest; the other ranks have no thread.
     Committing { save: Save, manifest: Option<Task<Result<Commit, SaveProblem>>> },
+    /// Rank 0 adds an evaluation to a committed checkpoint.
+    AddingEvaluation { added: Option<Task<Result<(), SaveProblem>>> },
 }
 
 /// The files that a rank has written.
@@ -75,15 +79,15 @@ struct Save {
 }
 
 impl Saver {
-    /// Whether a checkpoint is being written.
+    /// Whether anything is being written.
     pub(crate) fn is_active(&self) -> bool {
-        self.active_save().is_some()
+        !matches!(self.phase, SavePhase::Idle)
     }
 
     /// Step of the checkpoint that is being written, and seconds since its start.
     pub(crate) fn active_save(&self) -> Option<(Step, f64)> {
         match &self.phase {
-            SavePhase::Idle => None,
+            SavePhase::Idle | SavePhase::AddingEvaluation { .. } => None,
             SavePhase::Writing { save, .. } | SavePhase::Committing { save, .. } => {
                 Some((save.step, save.started.elapsed().as_secs_f64()))
             }
@@ -117,10 +121,14 @@ impl Saver {
         collective: &dyn Collective,
     ) {
         let started = Instant::now();
+        // This checkpoint contains all evaluations so far.
+        self.evaluation = None;
         let (rank, world_size) = (collective.rank(), collective.world_size());
         let commit = (rank == Rank(0)).then(|| {
+            let train_samples = Some(job.inputs.plan().samples);
             let manifest = draft(learner, progress, id, world_size, job.id, &job.spec);
-            (manifest, retention(id, restore, job))
+            let manifest = Manifest { train_samples, ..manifest };
+            (manifest, retention(id.generation, restore, job))
         });
         let mut copy = std::mem::take(&mut self.spare);
         let taken = copy.take(learner, rank, world_size);
@@ -196,7 +204,45 @@ impl Saver {
                 }
                 Ok(Some(committed))
             }
+            SavePhase::AddingEvaluation { added } => {
+                if let Some(Err(problem)) = added.map(|task| join(task).flatten()) {
+                    tracing::warn!("a checkpoint lacks its evaluation: {}", problem.message);
+                }
+                Ok(None)
+            }
         }
+    }
+
+    /// Notes the position after an evaluation of the state of the newest checkpoint.
+    pub(crate) fn note_evaluation(&mut self, progress: Progress) {
+        self.evaluation = Some(progress);
+    }
+
+    /// Starts to add the noted evaluation to the committed checkpoint `to`, if it belongs to its step. `by` is the
+    /// current generation and its rule for restoring.
+    pub(crate) fn add_evaluation(
+        &mut self,
+        to: SaveId,
+        by: (Generation, &Restore),
+        job: &TrainingJob,
+        rank: Rank,
+    ) {
+        if self.is_active() {
+            return;
+        }
+        let Some(progress) = self.evaluation.take_if(|progress| progress.step == to.step) else {
+            return;
+        };
+        let added = (rank == Rank(0)).then(|| {
+            let store = Arc::clone(&job.store);
+            let (generation, retention) = (by.0, retention(by.0, by.1, job));
+            spawn(move || {
+                store.add_evaluation(to, &progress, generation).map_err(problem)?;
+                prune(&store, &retention);
+                Ok(())
+            })
+        });
+        self.phase = SavePhase::AddingEvaluation { added };
     }
 
     /// Runs the remaining phases, if any, and waits for their end.
@@ -216,6 +262,7 @@ impl Saver {
     /// Lets the current save run to its end without waiting for it. The fence decides whether it may still commit.
     pub(crate) fn abandon(&mut self) {
         self.another_requested = false;
+        self.evaluation = None;
         self.frozen = None;
         self.abandoned.push(std::mem::take(&mut self.phase));
     }
@@ -228,6 +275,7 @@ impl SavePhase {
             Self::Idle => false,
             Self::Writing { shard, .. } => is_running(shard),
             Self::Committing { manifest, .. } => manifest.as_ref().is_some_and(is_running),
+            Self::AddingEvaluation { added } => added.as_ref().is_some_and(is_running),
         }
     }
 }
@@ -327,6 +375,7 @@ fn draft<L: Learner>(
         generation: id.generation,
         step: progress.step,
         progress: progress.clone(),
+        train_samples: None,
         seed: spec.seed,
         virtual_ranks: spec.train.virtual_ranks,
         world_size,
@@ -339,13 +388,13 @@ fn draft<L: Learner>(
     }
 }
 
-fn retention(id: SaveId, restore: &Restore, job: &TrainingJob) -> Retention {
+fn retention(generation: Generation, restore: &Restore, job: &TrainingJob) -> Retention {
     Retention {
         keep_last: job.spec.checkpoint.keep_last,
         keep_best: job.spec.checkpoint.keep_best,
         keep_every_epochs: job.spec.checkpoint.keep_every_epochs,
         restore: restore.clone(),
-        generation: id.generation,
+        generation,
     }
 }
 

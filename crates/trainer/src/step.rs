@@ -8,7 +8,10 @@ use std::{
 };
 
 use baton_collectives::{Collective, Part, TreeNode, tree::Fold};
-use baton_job::message::{Activity, StepReport};
+use baton_job::{
+    exit::Class,
+    message::{Activity, StepReport},
+};
 use baton_recipe::{JobSpec, guard::BatchMark, spec::Determinism};
 
 use crate::{
@@ -103,18 +106,25 @@ pub struct Stepper<L: Learner> {
     fold: Fold<L::Leaf>,
     /// The last update, if its sums have not been read yet.
     pending: Option<PendingStep<L>>,
+    /// Why this rank cannot continue, although the state is intact.
+    failure: Option<Error>,
 }
 
 impl<L: Learner> Stepper<L> {
     /// A stepper for the virtual ranks in `block`.
     #[must_use]
     pub fn new(block: Range<u32>) -> Self {
-        Self { fold: Fold::new(block.start), block, pending: None }
+        Self { fold: Fold::new(block.start), block, pending: None, failure: None }
     }
 
     /// Virtual ranks of this rank.
     pub(crate) fn block(&self) -> &Range<u32> {
         &self.block
+    }
+
+    /// Why this rank cannot continue after an abandoned step, if that is the reason for it.
+    pub(crate) fn take_failure(&mut self) -> Option<Error> {
+        self.failure.take()
     }
 
     /// Makes one update. `read` is called with the newest step whose sums are known.
@@ -124,7 +134,9 @@ impl<L: Learner> Stepper<L> {
     /// next step's gradients are queued behind it: by then the sums are ready, and the device has work. Otherwise the
     /// sums are read first, and the update is made afterwards.
     ///
-    /// While a rank waits for its data, it looks at the requests: a stop or a pause must not wait for a disk.
+    /// While a rank waits for its data, it looks at the requests: a stop or a pause must not wait for a disk. If a sample
+    /// cannot be used and the recipe does not skip it, the rank votes for a stop, so that all ranks save before the job
+    /// ends.
     ///
     /// # Errors
     /// The other ranks are lost, the data cannot be read, the device failed, or `read` returned an error.
@@ -139,7 +151,14 @@ impl<L: Learner> Stepper<L> {
         for virtual_rank in self.block.clone() {
             let leaf = match abandon {
                 true => None,
-                false => self.leaf(context, next.scale, &mut suspects)?,
+                false => match self.leaf(context, next.scale, &mut suspects) {
+                    // A learner that runs ahead cannot abandon a step.
+                    Err(error) if !context.ahead && error.failure().class == Class::BadInput => {
+                        self.failure = Some(error);
+                        None
+                    }
+                    leaf => leaf?,
+                },
             };
             abandon = leaf.is_none();
             let mut leaf = match leaf {
@@ -149,7 +168,10 @@ impl<L: Learner> Stepper<L> {
             };
             // One vote per rank is enough; a late vote includes the most recent requests.
             let vote = match virtual_rank + 1 == self.block.end {
-                true => Votes { abandon, ..context.controls.vote((context.is_writing)()) },
+                true => {
+                    let votes = context.controls.vote((context.is_writing)());
+                    Votes { abandon, stop: votes.stop || self.failure.is_some(), ..votes }
+                }
                 false => Votes::default(),
             };
             leaf.set_vote(vote.to_tail())?;

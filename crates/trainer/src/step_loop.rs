@@ -33,9 +33,10 @@ use crate::{
     Controls, Error, JobInputs, Learner,
     activity::MonitoredCollective,
     agree::{self, RestoreContext, RunPosition},
+    checkpointing::LAST_SAVE_PAUSES,
     controls::Votes,
     digest, evaluation,
-    inputs::BatchFeed,
+    inputs::{BatchFeed, DataSummary},
     learner,
     loader_watch::LoaderWatch,
     saving::Saver,
@@ -93,6 +94,8 @@ pub struct Trainer<L: Learner> {
     /// Whether the learner contains the state of `position`.
     validity: StateValidity,
     pub(crate) saver: Saver,
+    /// Pauses before the last save is tried again.
+    pub(crate) last_save_pauses: &'static [Duration],
     pub(crate) loaders: LoaderWatch,
 }
 
@@ -110,6 +113,7 @@ impl<L: Learner> Trainer<L> {
             position: RunPosition::default(),
             validity: StateValidity::Untouched,
             saver: Saver::default(),
+            last_save_pauses: LAST_SAVE_PAUSES,
             loaders: LoaderWatch::default(),
         })
     }
@@ -133,6 +137,8 @@ impl<L: Learner> Trainer<L> {
     pub fn run(&mut self, context: &mut GenerationContext<'_>) -> Result<Outcome, Error> {
         self.saver.abandon();
         let activity = context.controls.activity();
+        // The last generation may have ended during an evaluation.
+        activity.evaluating(None);
         let mut monitored = MonitoredCollective { inner: &mut *context.collective, activity };
         let context = &mut GenerationContext {
             collective: &mut monitored,
@@ -162,13 +168,19 @@ impl<L: Learner> Trainer<L> {
     ) -> Result<Outcome, Error> {
         let (rank, activity) = (context.collective.rank(), context.controls.activity());
         let mut throughput = Throughput::start(feed.stats().waited);
-        if self.position.progress.saved != self.position.durable {
+        if self.position.progress.saved != self.position.durable_step() {
             // A save was lost with the last generation, or failed.
             self.save_when_possible(context);
         }
         // All ranks must read the votes after the same step; otherwise they would wait for each other.
-        let ahead = agree::gather(context.collective, &self.learner.runs_ahead())?;
+        let mine = (self.learner.runs_ahead(), self.job.inputs.summary());
+        let (ahead, data): (Vec<bool>, Vec<DataSummary>) =
+            agree::gather(context.collective, &mine)?.into_iter().unzip();
         let all_run_ahead = ahead.into_iter().all(|ahead| ahead);
+        if let Err(error) = DataSummary::check_equal(&data, &self.job.spec) {
+            self.save_before_the_end(context)?;
+            return Err(error);
+        }
         // The first step is read and reported at once: a user may be waiting for it.
         let mut ahead = false;
         // Vote before the first step too: ranks that join a new generation while the job is paused make no step.
@@ -198,6 +210,9 @@ impl<L: Learner> Trainer<L> {
                         });
                     }
                     self.ensure_saved(context)?;
+                    if let Some(error) = stepper.take_failure() {
+                        return Err(error);
+                    }
                     let reason = context.controls.reason();
                     return self.done(Outcome::Drained { reason }, context);
                 }
@@ -257,6 +272,14 @@ impl<L: Learner> Trainer<L> {
                     return self.done(Outcome::Completed, context);
                 }
             };
+        }
+    }
+
+    /// Saves, if there is anything to save, before all ranks end with an error that does not concern the state.
+    fn save_before_the_end(&mut self, context: &mut GenerationContext<'_>) -> Result<(), Error> {
+        match self.position.progress.step {
+            Step(0) => Ok(()),
+            _ => self.ensure_saved(context),
         }
     }
 
@@ -325,6 +348,10 @@ impl<L: Learner> Trainer<L> {
         let mut source = plan.agreed.source;
         if let StateSource::Checkpoint(restored) = &mut source {
             restored.seconds = began.elapsed().as_secs_f64();
+        }
+        if matches!(source, StateSource::Survivor { .. }) {
+            // The rank that added it to the checkpoint may be lost.
+            self.add_evaluation(context);
         }
         let progress = self.position.progress.clone();
         (context.report)(RankReport::Started { source, progress });
@@ -424,8 +451,9 @@ impl<L: Learner> Trainer<L> {
             })));
         }
         progress.record_evaluation(raw.clone(), ema.clone(), extent);
+        let (step, epoch) = (progress.step, progress.epoch);
+        self.add_evaluation(context);
         if context.collective.rank() == Rank(0) {
-            let (step, epoch) = (progress.step, progress.epoch);
             (context.report)(RankReport::Evaluated { step, epoch, accuracy: raw, ema, extent });
         }
         Ok(votes)

@@ -90,8 +90,9 @@ impl Learner for QueueingLearner {
         &mut self,
         batch: &Batch,
         weights: EvaluatedWeights,
-    ) -> Result<BatchEvaluation, learner::Error> {
-        self.inner.evaluate(batch, weights)
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<BatchEvaluation>, learner::Error> {
+        self.inner.evaluate(batch, weights, is_interrupted)
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {

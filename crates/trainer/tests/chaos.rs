@@ -159,9 +159,10 @@ impl<L: Learner> Learner for RecordingLearner<L> {
         &mut self,
         batch: &Batch,
         weights: EvaluatedWeights,
-    ) -> Result<BatchEvaluation, learner::Error> {
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<BatchEvaluation>, learner::Error> {
         self.watch.moment();
-        self.inner.evaluate(batch, weights)
+        self.inner.evaluate(batch, weights, is_interrupted)
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {

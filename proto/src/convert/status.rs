@@ -112,6 +112,7 @@ pub fn status(status: &Status, now: Time, job: JobInfo<'_>) -> v1::GetStatusResp
             reason: pause.reason.clone(),
             seconds: seconds(pause.since, now),
         }),
+        evaluating: status.evaluating.map(Into::into),
         outcome: status.outcome.clone().map(Into::into),
         coordinator_started_unix_seconds: job.coordinator_started_unix_seconds,
         coordinator_version: job.coordinator_version.to_owned(),

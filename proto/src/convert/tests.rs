@@ -393,7 +393,13 @@ fn every_number_is_in_the_right_field() {
     assert_eq!(v1::Checkpoint::from(commit), checkpoint);
 
     let activity = Activity::Exchanging;
-    let heartbeat = RankHeartbeat { activity, seconds: 1.0, step: Step(2), own_step_seconds: 3.0 };
+    let heartbeat = RankHeartbeat {
+        activity,
+        seconds: 1.0,
+        step: Step(2),
+        own_step_seconds: 3.0,
+        evaluation: None,
+    };
     let activity = v1::Activity::Exchanging.into();
     let wire = v1::RankHeartbeat { activity, seconds: 1.0, step: 2, own_step_seconds: 3.0 };
     assert_eq!(v1::RankHeartbeat::from(heartbeat), wire);

@@ -4,7 +4,8 @@ use baton_job::{
     engine::EvaluationResult,
     exit::{Class, Failure, Outcome},
     message::{
-        Activity, Commit, GpuStats, HostStats, LoaderReport, RankHeartbeat, SaveTimes, StepReport,
+        Activity, Commit, EvaluationProgress, GpuStats, HostStats, LoaderReport, RankHeartbeat,
+        SaveTimes, StepReport,
     },
 };
 use baton_recipe::{
@@ -142,8 +143,21 @@ same_variants!(
     [Restoring, Loading, Computing, Exchanging, Evaluating, Saving, Paused]
 );
 
+impl From<EvaluationProgress> for v1::EvaluationProgress {
+    fn from(progress: EvaluationProgress) -> Self {
+        Self {
+            samples: progress.samples,
+            total: progress.total,
+            seconds: progress.seconds,
+            samples_per_second: progress.samples_per_second(),
+            seconds_left: progress.seconds_left(),
+        }
+    }
+}
+
 impl From<RankHeartbeat> for v1::RankHeartbeat {
-    fn from(RankHeartbeat { activity, seconds, step, own_step_seconds }: RankHeartbeat) -> Self {
+    fn from(heartbeat: RankHeartbeat) -> Self {
+        let RankHeartbeat { activity, seconds, step, own_step_seconds, .. } = heartbeat;
         let activity = v1::Activity::from(activity).into();
         Self { activity, seconds, step: step.0, own_step_seconds }
     }

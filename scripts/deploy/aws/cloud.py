@@ -25,8 +25,10 @@ from werkzeug.serving import make_server
 
 REGION = "us-east-1"
 ZONE = REGION + "a"
-# Seconds of a spot notice: EC2 gives 120.
-NOTICE = 40
+# Seconds of a spot notice, as EC2 gives them.
+NOTICE = 120
+# Limit for each wait; reached only when something is broken.
+TIMEOUT_SECONDS = 600
 IMAGE_PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 IMAGE = "ami-12c6146b"
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIAEXAMPLE", "AWS_SECRET_ACCESS_KEY": "no-secret"}
@@ -161,14 +163,14 @@ class Cloud:
         self.machines[instance.id] = machine
         machine.on()
 
-    def interrupt(self, instance):
+    def interrupt(self, instance, has_saved):
         """Interrupts a machine like EC2: a notice, some time, the end. The group then starts another one."""
         machine = self.machines[instance]
         end = time.time() + NOTICE
         at = datetime.datetime.fromtimestamp(end, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         machine.metadata["spot/instance-action"] = json.dumps({"action": "terminate", "time": at})
         # EC2 waits for the whole time; here a machine that has saved ends earlier.
-        while time.time() < end and not machine.is_idle():
+        while time.time() < end and not (has_saved() and machine.is_idle()):
             time.sleep(0.5)
         self.ec2.terminate_instances(InstanceIds=[instance])
 
@@ -177,16 +179,24 @@ class Cloud:
         machine = self.machines[instance]
         machine.metadata["events/recommendations/rebalance"] = json.dumps({"noticeTime": "2026-01-01T00:00:00Z"})
         self.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, MaxSize=2, DesiredCapacity=2)
-        while not any(member != instance and self.machines.get(member) for member in self.members(group)):
-            time.sleep(0.5)
+        started = lambda: any(member != instance and self.machines.get(member) for member in self.members(group))
+        self.until("the group starts another machine", started)
         machine.metadata["autoscaling/target-lifecycle-state"] = "Terminated"
-        deadline = time.time() + 120
-        while time.time() < deadline and instance not in self.completed_hooks:
-            time.sleep(0.5)
+        self.until(f"{instance} completes its hook", lambda: instance in self.completed_hooks)
         self.autoscaling.terminate_instance_in_auto_scaling_group(
             InstanceId=instance, ShouldDecrementDesiredCapacity=True
         )
         self.autoscaling.update_auto_scaling_group(AutoScalingGroupName=group, MaxSize=1)
+
+    def until(self, what, look):
+        """Waits until `look` returns a true value, and returns it."""
+        deadline = time.time() + TIMEOUT_SECONDS
+        while not (seen := look()):
+            if self.broken:
+                raise self.broken
+            assert time.time() < deadline, f"not within {TIMEOUT_SECONDS} s: {what}"
+            time.sleep(0.5)
+        return seen
 
     def members(self, group):
         groups = self.autoscaling.describe_auto_scaling_groups(AutoScalingGroupNames=[group])["AutoScalingGroups"]

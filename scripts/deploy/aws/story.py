@@ -3,6 +3,9 @@
     story.py REPOSITORY PROGRAMS [single|several]
 
 Started by scripts/deploy/aws.sh, in separate namespaces. Each printed line has been checked.
+
+No line depends on how fast this machine is: a job that is watched has no end until it is drained, and every wait is for
+a condition that stays true.
 """
 
 import json
@@ -13,28 +16,28 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
-from cloud import Cloud
+from cloud import TIMEOUT_SECONDS, Cloud
 from machine import make_bridge
 
-TIMEOUT_SECONDS = 150
-# Small enough for two cores, long enough to be interrupted.
+# Small enough for two cores. The schedule does not depend on the number of epochs, so a job without an end and one of a
+# few epochs have the same weights after these epochs.
 QUICK = [
-    "train.epochs=60",
     "train.global_batch=64",
     "train.resolution=8",
     "train.virtual_ranks=4",
     "model.arch=linear",
     "cluster.device=cpu",
     "cluster.max_ranks=4",
-    "checkpoint.every_steps=10",
-    "checkpoint.every_epochs=1",
-    "evaluation.every_epochs=20",
-    "evaluation.resolution=8",
+    "checkpoint={ every_epochs=1, keep_last=3, keep_best=false }",
+    "evaluation={ every_epochs=1000000, crop_ratio=1.0, resolution=8 }",
+    "schedule={ kind='constant', lr=0.1 }",
     "optimizer={ kind='sgd', momentum=0.9 }",
 ]
+ENDLESS = "train.epochs=1000000"
+# How a command on a single machine finds its coordinator.
+LOCAL = ["BATON_COORDINATOR=http://127.0.0.1:29600"]
 
 
 class Story:
@@ -63,8 +66,7 @@ class Story:
         )
         return ended.stdout + ended.stderr
 
-    def up(self, name, *arguments, code=0):
-        sets = [word for entry in QUICK for word in ("--set", entry)]
+    def up(self, name, *arguments, settings=(ENDLESS,)):
         return self.baton(
             "aws",
             "up",
@@ -74,50 +76,53 @@ class Story:
             "--instance-type",
             "c5.xlarge",
             "--yes",
-            *sets,
+            *sets(*QUICK, *settings),
             *arguments,
-            code=code,
         )
 
     def status(self, name):
         return json.loads(self.baton("aws", "status", "--name", name, "--json"))
 
     def until(self, what, look):
-        deadline = time.time() + TIMEOUT_SECONDS
-        while not (seen := look()):
-            if self.cloud.broken:
-                raise self.cloud.broken
-            assert time.time() < deadline, f"not within {TIMEOUT_SECONDS} s: {what}"
-            time.sleep(1)
-        return seen
+        return self.cloud.until(what, look)
 
-    def job_status(self, machine, environment=()):
+    def job_status(self, machine, environment=LOCAL):
         """The status of the job from the coordinator on a machine, or None without a coordinator."""
+        if not machine.leader():
+            return None
         ended = machine.inside("env", *environment, "/opt/baton/bin/baton", "status", "--json")
         return json.loads(ended.stdout) if ended.returncode == 0 else None
 
-    def wait_until_training(self, name, machine):
-        """Waits until the job trains on this machine; returns its status."""
+    def wait_until_training(self, name, instance):
+        """Waits until the job trains on this machine; returns the machine and the job's status."""
 
         def look():
-            found = self.cloud.machines.get(machine)
-            status = found and found.leader() and self.job_status(found, ["BATON_COORDINATOR=http://127.0.0.1:29600"])
-            return status if status and step(status) > 0 else None
+            machine = self.cloud.machines.get(instance)
+            status = machine and self.job_status(machine)
+            return status and is_training(status) and (machine, status)
 
-        return self.until(f"{name} trains on {machine}", look)
+        return self.until(f"{name} trains on {instance}", look)
 
-    def reported(self, name, machine, file):
-        """A file of a machine's reports in the bucket."""
+    def pause(self, machine):
+        """Pauses the job after a step, so that its step stays the same; returns the step."""
+        machine.inside("env", *LOCAL, "/opt/baton/bin/baton", "pause", check=True)
+        paused = lambda: (status := self.job_status(machine)) and status["phase"] == "paused" and status
+        return step(self.until("the job is paused", paused))
+
+    def bucket(self):
         [bucket] = self.cloud.s3.list_buckets()["Buckets"]
-        return (
-            self.cloud.s3.get_object(Bucket=bucket["Name"], Key=f"{name}/machines/{machine}/{file}")["Body"]
-            .read()
-            .decode()
-        )
+        return bucket["Name"]
 
-    def train_alone(self):
+    def stage(self, name, instance):
+        """What a machine reported last, from the bucket; empty before its first report."""
+        try:
+            found = self.cloud.s3.get_object(Bucket=self.bucket(), Key=f"{name}/machines/{instance}/stage.json")
+        except self.cloud.s3.exceptions.NoSuchKey:
+            return ""
+        return json.loads(found["Body"].read())["stage"]
+
+    def train_alone(self, epochs):
         """Runs the same training on this machine without interruption."""
-        sets = [word for entry in QUICK for word in ("--set", entry)]
         self.baton(
             "up",
             "recipes/digits_cpu.toml",
@@ -127,15 +132,29 @@ class Story:
             str(self.folder / "alone"),
             "--listen",
             "127.0.0.1:0",
-            *sets,
+            *sets(*QUICK, f"train.epochs={epochs}"),
         )
 
     def others(self, group, known):
         return [member for member in self.cloud.members(group) if member not in known]
 
 
+def sets(*entries):
+    return [word for entry in entries for word in ("--set", entry)]
+
+
 def step(status):
     return (status.get("latest") or {}).get("step", 0)
+
+
+def is_training(status):
+    """Whether a step has been made after the start of these ranks."""
+    return status["phase"] == "training" and step(status) > 0
+
+
+def wrote_checkpoint(status):
+    """Whether the last checkpoint is of these ranks."""
+    return (status["checkpoint"] or {}).get("generation") == status["generation"]
 
 
 def check_continued(status, earliest):
@@ -145,29 +164,27 @@ def check_continued(status, earliest):
 
 
 def single(story):
-    """One machine with a volume: launched, interrupted, rebalanced, completed, torn down."""
+    """One machine with a volume: launched, interrupted, rebalanced, drained, torn down; and a job that completes."""
     cloud, name, group = story.cloud, "digits", "baton-digits"
     output = story.up(name, "--volume-gb", "1", "--max-price", "2.5", "--no-wait")
     [first] = cloud.members(group)
     assert "per hour" in output and "volume of 1 GB" in output, output
-    assert story.wait_until_training(name, first)
+    root, _ = story.wait_until_training(name, first)
     story.say(f"up: {first} trains")
 
-    root = cloud.machines[first]
-    # Paused during the checks: on a fast machine the job would otherwise complete before the interruption.
-    assert root.inside("/opt/baton/bin/baton", "pause", "--coordinator", "http://127.0.0.1:29600").returncode == 0
     assert root.inside("findmnt", "-n", "-o", "FSTYPE", "/data").stdout.strip() == "ext4", "no volume at /data"
     assert root.inside("findmnt", "-n", "/var/lib/baton").returncode == 0, "the journal is not on the volume"
     users = root.inside("ps", "-o", "user=", "-C", "baton-worker,baton-coordinat").stdout.split()
     assert users and set(users) == {"baton"}, users
     story.say("the volume is mounted at /data; services run as their own user")
     try:
-        socket.create_connection((root.address, 29600), timeout=2).close()
+        socket.create_connection((root.address, 29600), timeout=TIMEOUT_SECONDS).close()
         raise AssertionError("the port of the coordinator is open")
     except ConnectionRefusedError:
         pass  # The machine is reachable and refuses the connection.
     story.say("the coordinator's port is closed to others")
 
+    before = story.pause(root)
     assert "paused" in story.baton("aws", "connect", "--name", name, "--", "status").lower()
     story.say("`baton aws connect -- status` reads the status over gRPC, through a session")
     output = story.up(name)
@@ -176,37 +193,44 @@ def single(story):
     ), output
     story.say("a second launch does not change a running job, waits until it trains, and shows its status")
 
-    before = step(story.job_status(root, ["BATON_COORDINATOR=http://127.0.0.1:29600"]))
-    cloud.interrupt(first)
+    cloud.interrupt(first, lambda: "saved" in story.stage(name, first))
     [second] = story.until("another machine", lambda: story.others(group, [first]))
-    assert "saved" in json.loads(story.reported(name, first, "stage.json"))["stage"], (
-        "the machine did not report its save"
-    )
-    check_continued(story.wait_until_training(name, second), before)
+    assert "saved" in story.stage(name, first), "the machine did not report its save"
+    root, status = story.wait_until_training(name, second)
+    check_continued(status, before)
     story.say(f"a spot interruption: {second} has the volume, and continues from step {before} or later by itself")
 
-    alone = threading.Thread(target=story.train_alone)
-    alone.start()
-    cloud.machines[second].inside(
-        "/opt/baton/bin/baton", "pause", "--coordinator", "http://127.0.0.1:29600", check=True
-    )
+    before = story.pause(root)
     cloud.rebalance(group, second)
-    assert second in cloud.completed_hooks, "the machine did not report its save"
     [third] = story.until("another machine", lambda: story.others(group, [first, second]))
-    check_continued(story.wait_until_training(name, third), before)
+    root, status = story.wait_until_training(name, third)
+    check_continued(status, before)
     story.say(f"a rebalance recommendation: {second} saved within its hook, {third} waited and continued")
 
+    # At the end of an epoch, as same_bits needs a checkpoint there.
+    saved = lambda: (status := story.job_status(root)) and wrote_checkpoint(status)
+    story.until(f"{third} saves", saved)
+    story.baton("aws", "connect", "--name", name, "--", "drain")
     story.until("the group is empty", lambda: not cloud.members(group))
     last = story.status(name)
     assert last["desired"] == 0 and last["report"]["instance"] == third, last
-    assert "completed" in story.baton("aws", "logs", third), "the log of the only job is not shown without its name"
+    assert "drained" in story.baton("aws", "logs", third), "the log of the only job is not shown without its name"
     listed = story.baton("aws", "logs", "--name", name, "--list").split()
     assert set(listed) == {first, second, third}, listed
-    story.say("completed: the group was set to 0, so no machine costs money; status and logs come from the bucket")
+    story.say("drained: the group was set to 0, so no machine costs money; status and logs come from the bucket")
 
-    alone.join()
     same_bits(story, name)
     story.say("the weights are bit-identical to those of an undisturbed run on this machine")
+
+    # This one is not watched while it trains, so it may be as fast as it wants.
+    short, group = "short", "baton-short"
+    story.up(short, "--no-wait", settings=["train.epochs=2"])
+    [only] = story.until("its machine", lambda: set(cloud.machines) - {first, second, third})
+    story.until("the group is empty", lambda: not cloud.members(group))
+    assert story.stage(short, only) == "completed", story.stage(short, only)
+    assert "completed" in story.baton("aws", "logs", "--name", short, only)
+    story.say(f"completed: {only} trained to the end, and the group was set to 0")
+    story.baton("aws", "down", "--name", short, "--delete-data", "--yes")
 
     output = story.baton("aws", "down", "--name", name, "--yes")
     assert "vol-" in output and "s3://" in output, output
@@ -224,7 +248,7 @@ def single(story):
 def several(story):
     """Two nodes and a coordinator: TLS, tokens in Parameter Store, a node lost without notice, a drain."""
     cloud, name, group = story.cloud, "nodes", "baton-nodes"
-    output = story.up(name, "--nodes", "2", "--set", "cluster.min_ranks=1", "--set", "train.epochs=100000", "--no-wait")
+    output = story.up(name, "--nodes", "2", "--no-wait", settings=[ENDLESS, "cluster.min_ranks=1"])
     assert "is launched" in output, output
     nodes = story.until("two nodes", lambda: (found := cloud.members(group)) and len(found) == 2 and found)
     find = lambda: [
@@ -239,7 +263,7 @@ def several(story):
         "BATON_TOKEN_FILE=/etc/baton/certs/viewer.token",
     ]
     both = lambda: (
-        (status := story.job_status(coordinator, keys)) and len(status["ranks"]) == 2 and step(status) > 0 and status
+        (status := story.job_status(coordinator, keys)) and len(status["ranks"]) == 2 and is_training(status) and status
     )
     story.until("both nodes train", both)
     story.say(f"up: {coordinator.id} is the coordinator, {' and '.join(nodes)} train")
@@ -259,7 +283,8 @@ def several(story):
     without = ["BATON_COORDINATOR=https://" + coordinator.address + ":29600", keys[1]]
     refused = cloud.machines[nodes[0]].inside("env", *without, "/opt/baton/bin/baton", "status")
     assert refused.returncode == 2 and "token" in refused.stdout, refused.stdout
-    assert "training" in story.baton("aws", "connect", "--name", name, "--", "status").lower()
+    trains = lambda: "training" in story.baton("aws", "connect", "--name", name, "--", "status").lower()
+    story.until("the status, through a session, is training", trains)
     story.say("`baton aws connect -- status` works with TLS and an operator's token")
 
     lost = nodes[0]
@@ -287,10 +312,19 @@ def stacks(cloud):
 
 
 def same_bits(story, name):
-    """Compares the exported weights of the job with those of an undisturbed run on this machine."""
-    bucket = story.cloud.s3.list_buckets()["Buckets"][0]["Name"]
-    for source, target in ((f"s3://{bucket}/{name}/checkpoints", "a"), (str(story.folder / "alone/checkpoints"), "b")):
-        story.baton("checkpoint", "export", "--dir", source, "--out", str(story.folder / target))
+    """Compares the job's weights after its last complete epoch with those of an undisturbed run of as many epochs."""
+    store, alone = f"s3://{story.bucket()}/{name}/checkpoints", str(story.folder / "alone/checkpoints")
+
+    def complete(folder):
+        lines = story.baton("checkpoint", "ls", "--json", "--dir", folder).splitlines()
+        return {found["step"]: found for found in map(json.loads, lines) if found["complete"]}
+
+    of_job = complete(store)
+    story.train_alone(epochs=max(found["epoch"] for found in of_job.values()))
+    last = max(complete(alone))
+    assert last in of_job, f"the job has no checkpoint after step {last}, only after {sorted(of_job)}"
+    for folder, checkpoint, file in ((store, of_job[last]["name"], "a"), (alone, complete(alone)[last]["name"], "b")):
+        story.baton("checkpoint", "export", checkpoint, "--dir", folder, "--out", str(story.folder / file))
     assert (story.folder / "a").read_bytes() == (story.folder / "b").read_bytes(), "the weights differ"
 
 

@@ -75,8 +75,8 @@ enum AgentInput {
     Event(Event),
     /// The coordinator's answer to a new connection.
     Welcome(Welcome),
-    /// The coordinator refused this agent, with the reason.
-    Refused(String),
+    /// The coordinator refused this agent.
+    Refused(Failure),
 }
 
 type InputQueue = mpsc::UnboundedSender<AgentInput>;
@@ -183,9 +183,9 @@ impl Agent {
                 Err(_) | Ok(None) => return Ok(Event::Tick),
                 Ok(Some(AgentInput::Event(event))) => return Ok(event),
                 Ok(Some(AgentInput::Welcome(welcome))) => self.welcome(welcome)?,
-                Ok(Some(AgentInput::Refused(reason))) => {
+                Ok(Some(AgentInput::Refused(failure))) => {
                     self.processes.kill_all();
-                    return Err(bad_input(format!("the coordinator refused this agent: {reason}")));
+                    return Err(failure);
                 }
             }
         }

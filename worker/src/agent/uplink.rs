@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use baton_access::{Bearer, ClientCredentials};
 use baton_build_info::REVISION;
 use baton_job::{
-    exit::{Failure, bad_input},
+    exit::{Failure, bad_input, crash},
     message::AgentReport,
     session::Event,
 };
@@ -93,14 +93,14 @@ impl Uplink {
         tokio::spawn(async move {
             let ended = serve_stream(endpoint, bearer, messages, &queue).await;
             let input = match ended {
-                Err(status) if is_final(&status) => {
-                    AgentInput::Refused(status.message().to_owned())
-                }
-                Err(status) => {
-                    debug!(%status, "disconnected");
-                    *last_error.lock() = describe(&status);
-                    AgentInput::Event(Event::Disconnected)
-                }
+                Err(status) => match refusal(&status) {
+                    Some(failure) => AgentInput::Refused(failure),
+                    None => {
+                        debug!(%status, "disconnected");
+                        *last_error.lock() = describe(&status);
+                        AgentInput::Event(Event::Disconnected)
+                    }
+                },
                 Ok(()) => AgentInput::Event(Event::Disconnected),
             };
             let _ = queue.send(input);
@@ -143,14 +143,19 @@ async fn serve_stream(
     Ok(())
 }
 
-/// Whether retrying is useless because the coordinator would refuse again.
-fn is_final(status: &Status) -> bool {
-    use Code::{
-        FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented,
-    };
-    let finals =
-        [FailedPrecondition, InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented];
-    finals.contains(&status.code())
+/// Why the agent must end, if the coordinator refuses it and connecting again is useless.
+fn refusal(status: &Status) -> Option<Failure> {
+    let reason = format!("the coordinator refused this agent: {}", status.message());
+    match status.code() {
+        // Another agent of this name, which may just have been killed: a new start may succeed.
+        Code::AlreadyExists => Some(crash(reason)),
+        Code::FailedPrecondition
+        | Code::InvalidArgument
+        | Code::PermissionDenied
+        | Code::Unauthenticated
+        | Code::Unimplemented => Some(bad_input(reason)),
+        _ => None,
+    }
 }
 
 fn describe(status: &Status) -> String {

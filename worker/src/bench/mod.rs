@@ -13,6 +13,7 @@ mod ranks;
 use std::{path::PathBuf, time::Instant};
 
 use baton_collectives::{Collective, tcp::TcpCollective};
+use baton_console::json;
 use baton_data::{Batch, InputType};
 use baton_job::{
     Rank,
@@ -298,7 +299,6 @@ pub(crate) fn synthetic_batch(samples: u32, resolution: u32) -> Batch {
 }
 
 /// Prints the largest value of each measurement over all ranks, because ranks wait for each other in every step.
-#[allow(clippy::print_stdout, reason = "the result is this command's output")]
 fn print(args: &Args, spec: &JobSpec, all: &[BenchResult]) {
     let most = |value: fn(&BenchResult) -> f64| all.iter().map(value).fold(0.0, f64::max);
     let largest = BenchResult {
@@ -315,47 +315,48 @@ fn print(args: &Args, spec: &JobSpec, all: &[BenchResult]) {
         peaks: all.iter().find_map(|measured| measured.peaks),
     };
     let roofline_share = roofline_share(spec, args, &largest);
-    if args.json {
-        let report = StepBenchReport {
-            arch: &args.arch,
-            resolution: args.resolution,
-            batch: args.batch,
-            ranks: args.ranks,
-            compute: spec.precision.compute,
-            measured: largest,
-            roofline_share,
-        };
-        println!("{}", serde_json::to_string(&report).unwrap_or_default());
-        return;
-    }
-    let images = f64::from(args.batch * args.ranks);
-    println!(
-        "{} at {} px, {} ranks x batch {}: {:.4} s per step (median; best {:.4}), {:.1} images/s; \
-         all-reduce {:.4} s, optimizer {:.4} s, {:.0} page faults, {:.0} MiB per rank",
-        args.arch,
-        args.resolution,
-        args.ranks,
-        args.batch,
-        largest.step_seconds,
-        largest.best_step_seconds,
-        images / largest.step_seconds,
-        largest.all_reduce_seconds,
-        largest.optimizer_seconds,
-        largest.page_faults,
-        largest.peak_mib
+    let report = StepBenchReport {
+        arch: &args.arch,
+        resolution: args.resolution,
+        batch: args.batch,
+        ranks: args.ranks,
+        compute: spec.precision.compute,
+        measured: largest,
+        roofline_share,
+    };
+    json::print(args.json, &report, text);
+}
+
+/// The report as text.
+fn text(report: &StepBenchReport<'_>) -> String {
+    let StepBenchReport { arch, resolution, batch, ranks, measured, roofline_share, .. } = report;
+    let images = f64::from(batch * ranks);
+    let mut lines = vec![format!(
+        "{arch} at {resolution} px, {ranks} ranks x batch {batch}: {:.4} s per step (median; best {:.4}), {:.1} \
+         images/s; all-reduce {:.4} s, optimizer {:.4} s, {:.0} page faults, {:.0} MiB per rank",
+        measured.step_seconds,
+        measured.best_step_seconds,
+        images / measured.step_seconds,
+        measured.all_reduce_seconds,
+        measured.optimizer_seconds,
+        measured.page_faults,
+        measured.peak_mib
+    )];
+    lines.extend(
+        measured
+            .snapshot_seconds
+            .map(|seconds| format!("a checkpoint pauses training for {:.2} ms", seconds * 1e3)),
     );
-    if let Some(seconds) = largest.snapshot_seconds {
-        println!("a checkpoint pauses training for {:.2} ms", seconds * 1e3);
-    }
-    if let (Some(peaks), Some(share)) = (largest.peaks, roofline_share) {
-        println!(
+    if let (Some(peaks), Some(share)) = (measured.peaks, roofline_share) {
+        lines.push(format!(
             "peak rates of this device: copy {:.1} GB/s, compute {:.2} TFLOP/s; at these rates forward and backward \
              pass would take {:.1} % of the step",
             peaks.copy_bytes_per_second / 1e9,
             peaks.flop_per_second / 1e12,
             share * 100.0
-        );
+        ));
     }
+    lines.join("\n")
 }
 
 #[cfg(test)]

@@ -55,6 +55,9 @@ use crate::{
 /// Longest wait for `ncclCommAbort`, which may hang; after that the process must exit.
 const NCCL_ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Pauses between attempts to open the store, in seconds: one minute in total.
+const STORE_PAUSES: [u64; 6] = [1, 2, 4, 8, 16, 29];
+
 /// A rank process; started by the agent.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -139,7 +142,8 @@ fn train(link: UnixStream, sender: &MessageSender) -> Result<(), Failure> {
     if let Some(log) = log {
         redirect_output(&log).map_err(|error| crash(format!("log {}: {error}", log.display())))?;
     }
-    let job = job?;
+    // A spare may have tried long ago.
+    let job = opened(job, &STORE_PAUSES.map(Duration::from_secs), || open_job(&setup, &spec))?;
     let inputs = job.inputs.on_cpus(CpuShare::of_rank(local_rank, setup.local_ranks));
     let job = TrainingJob { inputs, ..job };
     let inbox =
@@ -182,6 +186,27 @@ fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<TrainingJob, Error> {
     let store = Arc::new(Store::open(&setup.job.checkpoint_location)?);
     let inputs = JobInputs::open(spec, &setup.cache_dir)?;
     Ok(TrainingJob { id: setup.job.job_id, spec: spec.clone(), store, inputs })
+}
+
+/// The `first` result of opening a job, or that of a later attempt if the store is a folder that cannot be used at the
+/// moment: each rank that ends counts against `cluster.restart_limit`.
+fn opened<T>(
+    first: Result<T, Error>,
+    pauses: &[Duration],
+    mut again: impl FnMut() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut result = first;
+    for &pause in pauses {
+        match &result {
+            Err(Error::Checkpoint(error)) if error.is_of_folder() => {
+                warn!("{error}; trying again in {} s", pause.as_secs());
+            }
+            _ => break,
+        }
+        thread::sleep(pause);
+        result = again();
+    }
+    result
 }
 
 /// Redirects standard output and standard error to a log file.
@@ -372,5 +397,51 @@ impl MessageSender {
         if let Ok(link) = self.0.lock() {
             let _ = link::write(&*link, message);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAUSES: [Duration; 3] = [Duration::ZERO; 3];
+
+    #[test]
+    fn a_store_that_becomes_usable_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        std::fs::write(&path, "a file where the folder should be").unwrap();
+        let open = || Ok(Store::open(&path.display().to_string())?);
+        let mut attempts = 0;
+        let store = opened(open(), &PAUSES, || {
+            attempts += 1;
+            if attempts == 2 {
+                std::fs::remove_file(&path).unwrap();
+            }
+            open()
+        });
+        assert_eq!(store.unwrap().location(), path.display().to_string());
+        assert_eq!(attempts, 2);
+    }
+
+    #[test]
+    fn attempts_end_and_other_errors_are_not_repeated() {
+        let attempts = |error: fn() -> Error| {
+            let mut attempts = 0;
+            let ended = opened(Err(error()), &PAUSES, || {
+                attempts += 1;
+                Err::<(), _>(error())
+            });
+            assert_eq!(ended.unwrap_err().to_string(), error().to_string());
+            attempts
+        };
+        fn location(location: &str) -> Error {
+            let problem = "Input/output error".to_owned();
+            let location = location.to_owned();
+            baton_checkpoint::Error::Location { location, problem, remedy: "mount it" }.into()
+        }
+        assert_eq!(attempts(|| location("/mnt/store")), PAUSES.len());
+        assert_eq!(attempts(|| location("s3://bucket/store")), 0);
+        assert_eq!(attempts(|| Error::Mismatch("recipe".to_owned())), 0);
     }
 }

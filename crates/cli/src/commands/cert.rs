@@ -17,7 +17,7 @@ use rcgen::{
 
 use crate::{
     failure::{bad_input, failed},
-    output,
+    json::{self, MadeCertificates},
 };
 
 /// Make a certificate authority, certificates and tokens for a coordinator that other machines call
@@ -47,6 +47,9 @@ pub(crate) struct Args {
     /// Days for which the certificates are valid
     #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=825))]
     days: u32,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 /// Names of a coordinator on the same machine; every certificate has them.
@@ -66,13 +69,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         ))
     })?;
     write(folder, &files).map_err(|error| failed(format!("{}: {error}", folder.display())))?;
-    let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
-    output::line(format!(
-        "{}: {}; valid for {} days (`baton cert --help` explains the files)",
-        folder.display(),
-        names.join(", "),
-        args.days
-    ));
+    let made = MadeCertificates {
+        folder: folder.display().to_string(),
+        files: files.into_iter().map(|file| file.name).collect(),
+        days: args.days,
+    };
+    json::print(args.json, &made, |MadeCertificates { folder, files, days }| {
+        let files = files.join(", ");
+        format!("{folder}: {files}; valid for {days} days (`baton cert --help` explains the files)")
+    });
     Ok(())
 }
 
@@ -162,7 +167,8 @@ mod tests {
     use super::*;
 
     fn make_certs(folder: &Path) -> Result<(), Failure> {
-        run(&Args { out: folder.to_owned(), hosts: vec!["10.0.0.5".to_owned()], days: 3 })
+        let (out, hosts) = (folder.to_owned(), vec!["10.0.0.5".to_owned()]);
+        run(&Args { out, hosts, days: 3, json: false })
     }
 
     #[test]

@@ -5,7 +5,7 @@ use clap::Subcommand;
 
 use crate::{
     connect::{Coordinator, CoordinatorFlags},
-    json, output,
+    json::{self, ControlledJob},
 };
 
 #[derive(Debug, Subcommand)]
@@ -53,6 +53,9 @@ Examples:
         /// Reason, shown in status and events
         #[arg(long, value_name = "TEXT", default_value = "`baton drain`")]
         reason: String,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
     },
     /// Stop immediately, without saving; work since the last checkpoint is lost
     #[command(after_help = "\
@@ -62,6 +65,9 @@ Examples:
     Stop {
         #[command(flatten)]
         target: CoordinatorFlags,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -69,40 +75,39 @@ pub(super) async fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Pause { target, reason, json } => {
             let job = send(&target, async |coordinator| coordinator.pause(reason).await).await?;
-            json::print(json, &json::ControlledJob { request: "pause", job }, |controlled| {
-                let job = &controlled.job;
-                format!("{job}: pausing after the current step; `baton resume` continues")
-            });
+            show(json, "pause", job, "pausing after the current step; `baton resume` continues");
         }
         Command::Resume { target, json } => {
             let job = send(&target, async |coordinator| coordinator.resume().await).await?;
-            json::print(json, &json::ControlledJob { request: "resume", job }, |controlled| {
-                format!("{}: training resumes", controlled.job)
-            });
+            show(json, "resume", job, "training resumes");
         }
-        Command::Drain { target, reason } => {
+        Command::Drain { target, reason, json } => {
             let job = send(&target, async |coordinator| coordinator.drain(reason).await).await?;
-            output::line(format_args!(
-                "{job}: saving after the current step, then stopping; `baton status --watch` shows the progress"
-            ));
+            let follows = "saving after the current step, then stopping; `baton status --watch` shows the progress";
+            show(json, "drain", job, follows);
         }
-        Command::Stop { target } => {
+        Command::Stop { target, json } => {
             let job = send(&target, async |coordinator| coordinator.stop().await).await?;
-            output::line(format_args!(
-                "{job}: stopping; `baton up` with the same recipe resumes from the last checkpoint"
-            ));
+            let follows =
+                "stopping; `baton up` with the same recipe resumes from the last checkpoint";
+            show(json, "stop", job, follows);
         }
     }
     Ok(())
 }
 
 /// `baton checkpoint now`
-pub(super) async fn checkpoint(target: &CoordinatorFlags) -> Result<(), Failure> {
+pub(super) async fn checkpoint(target: &CoordinatorFlags, json: bool) -> Result<(), Failure> {
     let job = send(target, async |coordinator| coordinator.trigger_checkpoint().await).await?;
-    output::line(format_args!(
-        "{job}: saving after the current step; `baton watch` shows when it is durable"
-    ));
+    let follows = "saving after the current step; `baton watch` shows when it is durable";
+    show(json, "checkpoint", job, follows);
     Ok(())
+}
+
+/// Prints which job was changed and, as text, what follows.
+fn show(as_json: bool, request: &'static str, job: String, follows: &str) {
+    let controlled = ControlledJob { request, job };
+    json::print(as_json, &controlled, |controlled| format!("{}: {follows}", controlled.job));
 }
 
 /// Sends a request, and returns the job's name and address, so that the user sees which job was changed.

@@ -144,6 +144,41 @@ mod tests {
         Cli::command().debug_assert();
     }
 
+    /// Commands without `--json`, with the reason.
+    const WITHOUT_JSON: [(&str, &str); 2] = [
+        ("baton completion", "prints a script for a shell"),
+        ("baton top", "is a dashboard on a terminal"),
+    ];
+
+    /// All commands that have no subcommands, by their names.
+    fn leaves(path: &str, command: &clap::Command) -> Vec<(String, bool)> {
+        let path = format!("{path} {}", command.get_name());
+        if command.has_subcommands() {
+            return command.get_subcommands().flat_map(|below| leaves(&path, below)).collect();
+        }
+        let has_json = command.get_arguments().any(|flag| flag.get_long() == Some("json"));
+        vec![(path.trim_start().to_owned(), has_json)]
+    }
+
+    #[test]
+    fn every_command_that_prints_a_result_has_json_and_is_in_the_documentation() {
+        let documentation = include_str!("../../../../docs/watching.md");
+        let mut without: Vec<String> = Vec::new();
+        for (command, has_json) in leaves("", &Cli::command()) {
+            if has_json {
+                let name = command.trim_start_matches("baton ");
+                assert!(
+                    documentation.contains(&format!("`{name}`")),
+                    "the section JSON of docs/watching.md has no `{name}`"
+                );
+            } else {
+                without.push(command);
+            }
+        }
+        without.sort_unstable();
+        assert_eq!(without, WITHOUT_JSON.map(|(command, _)| command));
+    }
+
     #[test]
     fn every_command_has_an_example() {
         fn check(command: &clap::Command) {

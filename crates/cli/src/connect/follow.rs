@@ -8,9 +8,11 @@ use baton_proto::v1::{
     StreamLogsRequest, StreamLogsResponse, StreamMetricsRequest, StreamMetricsResponse,
     WatchEventsRequest, WatchEventsResponse,
 };
+use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
-use super::{Client, Coordinator};
+use super::{Address, Client, Coordinator};
+use crate::{human, output};
 
 /// A kind of stream, with the position of the last item received.
 pub(crate) trait Feed: Send {
@@ -32,37 +34,79 @@ pub(crate) struct Follow<F: Feed> {
     coordinator: Coordinator,
     feed: F,
     stream: Option<Streaming<F::Item>>,
+    /// Time when the stream was opened.
+    opened: Instant,
+    outage: Option<Outage>,
+    /// Whether to print a note when the coordinator becomes unreachable, and when it is reachable again.
+    announces: bool,
+}
+
+/// A time without the coordinator.
+#[derive(Clone, Copy)]
+struct Outage {
+    since: Instant,
+    is_announced: bool,
 }
 
 /// Pause before another attempt to reach a coordinator.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
+/// Outages that are shorter are not announced: a coordinator restarts within this time.
+const ANNOUNCED_OUTAGE: Duration = Duration::from_secs(1);
+/// A stream that ends earlier than this after it was opened does not end an outage.
+const STABLE_STREAM: Duration = Duration::from_secs(1);
 
 impl<F: Feed> Follow<F> {
     pub(super) fn new(coordinator: Coordinator, feed: F) -> Self {
-        Self { coordinator, feed, stream: None }
+        let opened = Instant::now();
+        Self { coordinator, feed, stream: None, opened, outage: None, announces: false }
+    }
+
+    /// Prints a note when the coordinator becomes unreachable, and when it is reachable again.
+    pub(crate) fn announced(self) -> Self {
+        Self { announces: true, ..self }
     }
 
     /// The next item of a feed without an end. Retries for up to `reconnect_timeout` while the coordinator is
-    /// unreachable.
+    /// unreachable; this time goes on if the call is dropped and made again.
     ///
     /// # Errors
     /// The coordinator stayed unreachable, or it rejects the call.
     pub(crate) async fn next(&mut self, reconnect_timeout: Duration) -> Result<F::Item, Failure> {
-        let mut unreachable_since = None;
         loop {
             let status = match self.try_next().await {
-                Ok(Some(item)) => return Ok(item),
+                Ok(Some(item)) => {
+                    self.outage = None;
+                    return Ok(item);
+                }
                 Ok(None) => Status::unavailable("the stream ended"),
                 Err(status) => status,
             };
-            self.stream = None;
-            let unreachable_since =
-                *unreachable_since.get_or_insert_with(tokio::time::Instant::now);
-            if is_permanent(&status) || unreachable_since.elapsed() >= reconnect_timeout {
+            let was_open = self.stream.take().is_some();
+            let elapsed = self.outage_continues(was_open, reconnect_timeout);
+            if is_permanent(&status) || elapsed >= reconnect_timeout {
                 return Err(self.coordinator.explain(&status));
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
         }
+    }
+
+    /// Records that the coordinator is unreachable; returns for how long it has been.
+    fn outage_continues(&mut self, was_open: bool, reconnect_timeout: Duration) -> Duration {
+        if was_open && self.opened.elapsed() >= STABLE_STREAM {
+            self.outage = None;
+        }
+        let new = || Outage { since: Instant::now(), is_announced: false };
+        let outage = self.outage.get_or_insert_with(new);
+        let elapsed = outage.since.elapsed();
+        if self.announces && !outage.is_announced && elapsed >= ANNOUNCED_OUTAGE {
+            outage.is_announced = true;
+            let Address { url, source, .. } = &self.coordinator.address;
+            output::note(format_args!(
+                "{url} ({source}) is not reachable, retrying for {}; the job may still run",
+                human::duration(reconnect_timeout.as_secs_f64())
+            ));
+        }
+        elapsed
     }
 
     /// The next item of a feed that ends; `None` at its end.
@@ -86,7 +130,15 @@ impl<F: Feed> Follow<F> {
     async fn stream(&mut self) -> Result<&mut Streaming<F::Item>, Status> {
         let stream = match self.stream.take() {
             Some(stream) => stream,
-            None => self.feed.open(&mut self.coordinator.client).await?,
+            None => {
+                let stream = self.feed.open(&mut self.coordinator.client).await?;
+                self.opened = Instant::now();
+                if let Some(outage) = self.outage.as_mut().filter(|outage| outage.is_announced) {
+                    outage.is_announced = false;
+                    output::note(format_args!("{} is reachable again", self.coordinator.url()));
+                }
+                stream
+            }
         };
         Ok(self.stream.insert(stream))
     }

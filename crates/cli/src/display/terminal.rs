@@ -75,7 +75,9 @@ impl Display for TerminalDisplay {
             self.job.set_message(format!("step {}/{}{eta}", step.step, step.total_steps));
             self.step.set_message(render::numbers(step));
         }
-        if let Some(evaluated) = &status.evaluation {
+        if let Some(progress) = &status.evaluating {
+            self.evaluation.set_message(render::evaluating(progress));
+        } else if let Some(evaluated) = &status.evaluation {
             self.evaluation.set_message(render::evaluation(evaluated));
         }
         if let Some(text) = render::checkpoint(status) {

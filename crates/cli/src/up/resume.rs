@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use baton_checkpoint::SaveId;
+use baton_checkpoint::CheckpointReference;
 use baton_job::exit::Failure;
 use baton_recipe::JobSpec;
 
@@ -16,21 +16,14 @@ use crate::{
 /// # Errors
 /// It is not, or it is damaged, or its bucket does not answer.
 pub(super) async fn check(typed: &str, spec: &JobSpec, run_dir: &Path) -> Result<(), Failure> {
-    // The same rule as when a rank restores.
-    let (location, name) = match typed.trim_end_matches('/').rsplit_once('/') {
-        Some((location, name)) => (location.to_owned(), name.to_owned()),
-        None => (own_store(spec, run_dir), typed.to_owned()),
-    };
-    if SaveId::parse(&name).is_none() {
-        return Err(bad_input(format!(
-            "--resume {typed:?} is not a checkpoint: give a name such as step-0000000440-gen-000003, \
-             or FOLDER/NAME, or s3://BUCKET/PREFIX/NAME; `baton checkpoint ls` lists them"
-        )));
-    }
+    let about = |message: String| format!("--resume: {message}");
+    let CheckpointReference { location, id } = typed
+        .parse()
+        .map_err(|error: baton_checkpoint::Error| bad_input(about(error.to_string())))?;
+    let location = location.unwrap_or_else(|| own_store(spec, run_dir));
     blocking(move || {
-        let about = |message: String| format!("--resume: {message}");
         let store = open(&location).map_err(|failure| bad_input(about(failure.message)))?;
-        let manifest = store.manifest(&name).map_err(store_failure);
+        let manifest = store.manifest(&id.name()).map_err(store_failure);
         manifest.map(drop).map_err(|failure| Failure { message: about(failure.message), ..failure })
     })
     .await

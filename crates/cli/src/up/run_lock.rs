@@ -92,7 +92,8 @@ fn in_use(run_dir: &Path) -> Failure {
 
 async fn is_served(run_dir: &Path) -> bool {
     let path = EndpointFile::path(run_dir);
-    let Some(endpoint) = EndpointFile::read(&path) else { return false };
+    let endpoint = EndpointFile::read(&path).filter(|endpoint| endpoint.is_of(run_dir));
+    let Some(endpoint) = endpoint else { return false };
     let address = Address::of_endpoint(&endpoint, &path);
     let Ok(mut coordinator) = Coordinator::at(address, &ClientCredentials::default()) else {
         return false;

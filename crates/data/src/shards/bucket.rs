@@ -56,10 +56,8 @@ impl CachedBucket {
         // Two threads are enough to decrypt TLS at several GB/s; the caller computes digests and writes to disk.
         let io = Blocking::new("shards-io", 2).map_err(Error::FetchThread)?;
         let remote = BucketClient::new(bucket, &options.environment, options.retry);
-        let remote = remote.map_err(|error| Error::Source {
-            source_text: source_text.to_owned(),
-            problem: error.to_string(),
-        })?;
+        let remote = remote
+            .map_err(|problem| Error::Source { source_text: source_text.to_owned(), problem })?;
         let objects = io.run(remote.list(source_text, keys))?;
         refuse_too_large(&objects, options.cache_bytes)?;
         let cache = Cache::open(&options.cache_dir, options.cache_bytes, Arc::clone(&signal))?;

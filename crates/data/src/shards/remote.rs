@@ -62,7 +62,7 @@ impl BucketClient {
         bucket: &str,
         environment: &[(String, String)],
         retry: RetryPolicy,
-    ) -> Result<Self, object_store::Error> {
+    ) -> Result<Self, String> {
         // No retries here: `retry` implements them.
         let no_retries = RetryConfig {
             backoff: BackoffConfig::default(),

@@ -4,10 +4,11 @@
 //! not multiply.
 
 use std::{
-    error::Error as StdError,
     fmt,
     time::{Duration, Instant},
 };
+
+use baton_s3::{ROLE, brief};
 
 /// Timeouts and retries of requests.
 #[derive(Clone, Copy, Debug)]
@@ -138,9 +139,6 @@ impl RequestFault {
 /// Part of the message of `object_store` for a redirect without a location.
 const REDIRECT: &str = "Received redirect";
 
-/// Part of every URL from which a machine fetches the credentials of its role.
-const ROLE: &str = "/latest/";
-
 /// The HTTP status of the store's response, if there was one.
 ///
 /// `object_store` has error variants for some statuses only, and otherwise only a message, which is parsed here. If
@@ -157,28 +155,6 @@ fn status(error: &object_store::Error) -> Option<u16> {
             let (_, rest) = words.split_once("status code: ")?;
             rest.get(..3)?.parse().ok()
         }
-    }
-}
-
-/// A short message: the innermost error, because every layer above repeats it, and from S3's XML only code and
-/// message.
-fn brief(error: &object_store::Error) -> String {
-    let mut innermost: &dyn StdError = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    let words = innermost.to_string();
-    let tag = |name: &str| {
-        let (_, rest) = words.split_once(&format!("<{name}>"))?;
-        rest.split_once(&format!("</{name}>")).map(|(text, _)| text)
-    };
-    match (tag("Code"), tag("Message")) {
-        (Some(code), Some(message)) => format!("the store responded with {code}: {message}"),
-        (Some(code), None) => format!("the store responded with {code}"),
-        _ if error.to_string().contains(ROLE) => {
-            format!("no credentials are set, and the machine's role could not be read ({words})")
-        }
-        _ => words.trim_end_matches([':', ' ']).to_owned(),
     }
 }
 
@@ -279,13 +255,5 @@ mod tests {
         for fault in [status("400 Bad Request"), redirect, RequestFault::Changed] {
             assert!(!fault.is_transient(), "{fault}");
         }
-    }
-
-    #[test]
-    fn an_xml_response_is_reported_in_one_line() {
-        let xml = "status code: 403: <Error><Code>InvalidAccessKeyId</Code>\
-                   <Message>No such key.</Message></Error>";
-        let expected = "the store responded with InvalidAccessKeyId: No such key.";
-        assert_eq!(generic(xml).to_string(), expected);
     }
 }

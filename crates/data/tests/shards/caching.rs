@@ -123,6 +123,7 @@ fn a_caller_waits_for_a_lease_to_end() {
 
     thread::scope(|scope| {
         let waiting = scope.spawn(|| fs::read(shards.local(1).unwrap()).unwrap());
+        // Time in which a caller that does not wait would have ended; the test passes however long it is.
         thread::sleep(Duration::from_millis(200));
         assert!(!waiting.is_finished());
         drop(lease);

@@ -1,8 +1,8 @@
 //! Agents attach, detach and send heartbeats; nodes join and leave.
 
 use super::{
-    Action, Engine, JobEventKind, elastic::Departure, lifecycle::Phase, membership::Member,
-    nodes::Node,
+    Action, AgentRetry, Engine, JobEventKind, elastic::Departure, lifecycle::Phase,
+    membership::Member, nodes::Node,
 };
 use crate::{
     exit::{Failure, crash},
@@ -23,7 +23,7 @@ impl Engine {
             );
             // An agent that has run ranks of this job may have missed the newest launch when its stream broke. Then
             // its old stream is soon silent.
-            let retry = running.is_some();
+            let retry = if running.is_some() { AgentRetry::Reconnect } else { AgentRetry::Restart };
             return self.actions.push(Action::Refuse { node, attachment, reason, retry });
         }
         let Hello { node, slots, running } = hello;
@@ -42,7 +42,7 @@ impl Engine {
                     node: node.clone(),
                     attachment: old.attachment,
                     reason,
-                    retry: false,
+                    retry: AgentRetry::Never,
                 });
             }
             _ => self.publish(

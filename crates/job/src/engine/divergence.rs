@@ -76,9 +76,11 @@ impl Divergences {
         }
         // If the generation could not complete a single step, the state that it began with is already invalid.
         let made_no_step = began_at == Some(diagnosis.step);
-        let before = if made_no_step { diagnosis.step } else { diagnosis.step.next() };
-        let has_batch = !matches!(diagnosis.divergence, Divergence::AccuracyCollapsed { .. });
-        let skips = guard.remedy == GuardRemedy::SkipBatch && has_batch;
+        // The state of this step was evaluated, and its checkpoint may be committed already.
+        let has_collapsed = matches!(diagnosis.divergence, Divergence::AccuracyCollapsed { .. });
+        let before =
+            if made_no_step || has_collapsed { diagnosis.step } else { diagnosis.step.next() };
+        let skips = guard.remedy == GuardRemedy::SkipBatch && !has_collapsed;
         let skip = skips.then_some(diagnosis.batch);
         Some(Rollback { generation: next, before, skip })
     }

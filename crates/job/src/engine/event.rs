@@ -96,8 +96,8 @@ pub enum Action {
         attachment: Attachment,
         /// Why, as text.
         reason: String,
-        /// Whether its agent may attach again: the reason may soon be gone.
-        retry: bool,
+        /// Whether its agent may attach again.
+        retry: AgentRetry,
     },
     /// Add a metric point.
     AddPoint(MetricPoint),
@@ -105,6 +105,17 @@ pub enum Action {
     WriteDiagnosis(Box<WrittenDiagnosis>),
     /// Publish a job event to all watchers.
     Publish(JobEvent),
+}
+
+/// Whether an agent whose connection is refused may attach again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentRetry {
+    /// It connects again: it has run ranks of this job, and the reason will soon be gone.
+    Reconnect,
+    /// It ends, but may be started again: the agent before it may just have been killed.
+    Restart,
+    /// It ends, because another agent took its place.
+    Never,
 }
 
 /// A point in the series of metrics, from which curves are drawn.

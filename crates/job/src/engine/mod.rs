@@ -94,7 +94,7 @@ pub use self::{
     divergence::Incident,
     drain::DrainStatus,
     evaluation::EvaluationResult,
-    event::{Action, Event, MetricPoint},
+    event::{Action, AgentRetry, Event, MetricPoint},
     job_event::{JobEvent, JobEventKind},
     pause::Pause,
     record::{JobOrigin, Record},

@@ -75,8 +75,8 @@ impl Engine {
             RankReport::Stepped(report) => self.stepped(now, report),
             RankReport::Evaluated { step, epoch, accuracy, ema, extent } => {
                 let evaluation = EvaluationResult { step, accuracy, ema, extent };
-                // An agent that reconnects reports its evaluations again.
-                if !self.results.includes_from(self.lifecycle.generation, &evaluation) {
+                let by = (self.lifecycle.generation, self.lifecycle.began_at);
+                if !self.results.is_repeated(by, &evaluation) {
                     self.evaluated(epoch, evaluation);
                 }
             }
@@ -204,7 +204,7 @@ impl Engine {
         self.publish_at(JobEventKind::Saved, Some(commit.step), text);
         self.drain_advanced(now, commit.step, DrainStage::Durable);
         self.results.save_problem = None;
-        self.results.commit = Some(commit);
+        self.results.record_commit(commit);
     }
 
     /// Stores the newest report of a rank's loader, and publishes an event when it skips samples.
@@ -222,6 +222,9 @@ impl Engine {
     fn rank_heartbeat(&mut self, now: Time, rank: Rank, heartbeat: RankHeartbeat) {
         let world = self.lifecycle.world_mut().filter(|world| !world.is_gone(rank));
         let Some(world) = world else { return };
+        if let Some(seconds) = heartbeat.evaluation.and_then(|progress| progress.total_seconds()) {
+            self.results.evaluation_seconds = Some(seconds);
+        }
         let Some(slowdown) = world.rank_heartbeats.record(now, rank, heartbeat) else { return };
         if let Some(placement) = world.placement_of(rank) {
             let text = job_event::describe_straggler(placement, heartbeat, slowdown);

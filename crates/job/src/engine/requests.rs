@@ -1,5 +1,7 @@
 //! Requests for a drain, a pause or a checkpoint, from users; a drain may also come from a machine or a budget.
 
+use std::time::Duration;
+
 use super::{
     Action, DrainStatus, Engine, JobEventKind, Record, drain::DrainStage, lifecycle::Phase,
 };
@@ -94,17 +96,19 @@ impl Engine {
         let until = now.after(self.policy.drain);
         let until = end.map_or(until, |end| until.min(end));
         let left = until.since(now).as_secs();
+        let too_late = self.too_late_to_save(until.since(now));
+        let too_late = too_late.map(|text| format!("; {text}")).unwrap_or_default();
         if let Some(drain) = &mut self.drain {
             if until < drain.until {
                 drain.until = until;
-                let text = format!("{reason}; {left} s are left to save and stop");
+                let text = format!("{reason}; {left} s are left to save and stop{too_late}");
                 self.publish(JobEventKind::Draining, text);
             }
             return;
         }
         // The ranks save and stop at the step at which they are paused.
         self.end_pause(now);
-        let text = format!("saving and stopping, {left} s are left: {reason}");
+        let text = format!("saving and stopping, {left} s are left: {reason}{too_late}");
         self.publish(JobEventKind::Draining, text);
         self.drain = Some(DrainStatus::new(reason.clone(), now, until));
         match &self.lifecycle.phase {
@@ -124,9 +128,22 @@ impl Engine {
     pub(super) fn send_drain_if_requested(&mut self, now: Time) {
         let Some(DrainStatus { reason, until, .. }) = self.drain.clone() else { return };
         let left = until.since(now).as_secs();
-        self.lifecycle.reason = format!("draining: {reason}; {left} s to save and stop");
+        let too_late = self.too_late_to_save(until.since(now));
+        let too_late = too_late.map(|text| format!("; {text}")).unwrap_or_default();
+        self.lifecycle.reason = format!("draining: {reason}; {left} s to save and stop{too_late}");
         let generation = self.lifecycle.generation;
         self.send_to_world(&Directive::Drain { generation, reason });
+    }
+
+    /// A warning if the last save took longer than the time that is `left`.
+    fn too_late_to_save(&self, left: Duration) -> Option<String> {
+        let seconds = self.results.save_seconds()?;
+        (seconds > left.as_secs_f64()).then(|| {
+            format!(
+                "this may be too late: the last checkpoint took {seconds:.1} s; if it is not done in time, the job \
+                 continues from the one before"
+            )
+        })
     }
 
     /// Records the progress of saving and stopping.
@@ -135,15 +152,38 @@ impl Engine {
         if let Some(text) = drain.and_then(|drain| drain.advance(now, step, stage)) {
             self.publish_at(JobEventKind::Draining, Some(step), text);
         }
+        // Nothing remains to be written if the checkpoint of this step is committed already.
+        if stage == DrainStage::Copied && self.holds_checkpoint_of(step) {
+            self.drain_advanced(now, step, DrainStage::Durable);
+        }
+    }
+
+    fn holds_checkpoint_of(&self, step: Step) -> bool {
+        let commit = self.results.commit.as_ref().filter(|commit| commit.step == step);
+        commit.is_some_and(|commit| {
+            let mut rollbacks = self.divergences.rollbacks();
+            !rollbacks.any(|rollback| rollback.invalidates(commit.generation, step))
+        })
     }
 
     /// Ends a drain that takes too long.
     pub(super) fn expire_drain(&mut self, now: Time) {
         let Some(drain) = self.drain.take_if(|drain| drain.until <= now) else { return };
-        let reason = format!(
-            "{}; ranks did not stop in time, so the job continues from the last checkpoint",
-            drain.reason
-        );
+        let reached = self.results.reached;
+        let saved = match self.results.commit.as_ref().map(|commit| commit.step) {
+            Some(step) if step >= reached => {
+                format!("the state after step {step} was saved before")
+            }
+            Some(step) => format!(
+                "the state after step {reached} was not saved: the job continues from the checkpoint of step {step}, \
+                 so the steps since then, {}, are lost",
+                reached.0 - step.0
+            ),
+            None => format!(
+                "the state after step {reached} was not saved, and this job has saved none before"
+            ),
+        };
+        let reason = format!("{}; ranks did not stop in time, and {saved}", drain.reason);
         self.end(now, Outcome::Drained { reason });
     }
 

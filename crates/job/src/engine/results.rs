@@ -19,6 +19,8 @@ pub(super) struct Results {
     pub(super) reached: Step,
     pub(super) latest: Option<StepReport>,
     pub(super) evaluation: Option<EvaluationResult>,
+    /// Estimated seconds that the newest evaluation takes or took.
+    pub(super) evaluation_seconds: Option<f64>,
     /// The generation that reported the newest evaluation.
     evaluated_in: Generation,
     pub(super) best: Option<(Step, Accuracy)>,
@@ -41,13 +43,16 @@ impl Results {
         self.evaluation.as_ref().is_some_and(|known| known.position() >= evaluation.position())
     }
 
-    /// The same, but only if `generation` reported it.
-    pub(super) fn includes_from(
+    /// Whether this report of `generation`, which began at `began_at`, is a repetition: its agent has connected again,
+    /// or an earlier generation reported the result and ended before the checkpoint contained it.
+    pub(super) fn is_repeated(
         &self,
-        generation: Generation,
+        (generation, began_at): (Generation, Option<Step>),
         evaluation: &EvaluationResult,
     ) -> bool {
-        self.evaluated_in == generation && self.includes(evaluation)
+        let from_before = began_at == Some(evaluation.step);
+        (self.evaluated_in == generation && self.includes(evaluation))
+            || (from_before && self.evaluation.as_ref() == Some(evaluation))
     }
 
     /// Records an evaluation. The best of raw and averaged weights is used, and a second evaluation of the same
@@ -68,6 +73,22 @@ impl Results {
         }
         self.evaluation = Some(evaluation);
         self.evaluated_in = generation;
+        self.grade_commit();
+    }
+
+    /// Records a checkpoint.
+    pub(super) fn record_commit(&mut self, commit: Commit) {
+        self.commit = Some(commit);
+        self.grade_commit();
+    }
+
+    /// Gives the newest checkpoint the accuracy of an evaluation of the same state, which usually ends after the commit.
+    fn grade_commit(&mut self) {
+        if let (Some(commit), Some(evaluation)) = (&mut self.commit, &self.evaluation)
+            && commit.step == evaluation.step
+        {
+            commit.accuracy = Some(evaluation.accuracy.clone());
+        }
     }
 
     /// Whether a checkpoint is newer than all recorded ones.
@@ -76,11 +97,16 @@ impl Results {
         self.commit.as_ref().is_none_or(|known| position(known) < position(commit))
     }
 
+    /// Seconds that the last checkpoint took, from the copy of the state to the commit, if they are known.
+    pub(super) fn save_seconds(&self) -> Option<f64> {
+        Some(self.commit.as_ref()?.took?.seconds)
+    }
+
     /// Records a checkpoint from the journal.
     pub(super) fn replay_commit(&mut self, commit: &Commit) {
         self.high_water = self.high_water.max(commit.step);
         self.reached = commit.step;
-        self.commit = Some(commit.clone());
+        self.record_commit(commit.clone());
     }
 
     /// Discards results from step `before` on, because training is rolled back. Steps that are repeated count as

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     exit::Outcome,
     ids::{Generation, LocalRank, NodeId, Rank},
-    message::{Commit, LoaderReport, MachineStats, RankHeartbeat, StepReport},
+    message::{Commit, EvaluationProgress, LoaderReport, MachineStats, RankHeartbeat, StepReport},
     time::Time,
 };
 use baton_recipe::{Step, progress::Accuracy};
@@ -39,6 +39,10 @@ pub struct Status {
     pub latest: Option<StepReport>,
     /// The latest evaluation.
     pub evaluation: Option<EvaluationResult>,
+    /// The evaluation in progress, if there is one.
+    pub evaluating: Option<EvaluationProgress>,
+    /// Estimated seconds that the evaluations after the current step take, with what is left of the current one.
+    pub evaluation_seconds: f64,
     /// The best evaluation and its step.
     pub best: Option<(Step, Accuracy)>,
     /// The last committed checkpoint.
@@ -199,6 +203,7 @@ impl Engine {
     pub fn status(&self) -> Status {
         let (lifecycle, results) = (&self.lifecycle, &self.results);
         let pause = self.pauses.current.clone();
+        let evaluating = self.evaluating();
         Status {
             phase: self.phase_name(),
             reason: self.status_reason(),
@@ -213,6 +218,8 @@ impl Engine {
             epochs: self.spec.train.epochs,
             latest: results.latest.clone(),
             evaluation: results.evaluation.clone(),
+            evaluating,
+            evaluation_seconds: self.evaluation_seconds(evaluating),
             best: results.best.clone(),
             commit: results.commit.clone(),
             save_problem: results.save_problem.clone(),
@@ -245,6 +252,22 @@ impl Engine {
             (Some(pause), _) => format!("{reason} (paused: {})", pause.reason),
             (None, _) => reason.clone(),
         }
+    }
+
+    /// Progress of the evaluation that the ranks are making.
+    fn evaluating(&self) -> Option<EvaluationProgress> {
+        let world = self.lifecycle.training_world()?;
+        world.rank_heartbeats.latest(Rank(0))?.heartbeat.evaluation
+    }
+
+    /// Estimated seconds of all evaluations to come, each as long as the last one; `current` is in progress.
+    fn evaluation_seconds(&self, current: Option<EvaluationProgress>) -> f64 {
+        let Some(latest) = &self.results.latest else { return 0.0 };
+        let (every, epochs) = (self.spec.evaluation.every_epochs, self.spec.train.epochs);
+        let upcoming = (latest.epoch.0 + 1..=epochs)
+            .filter(|epoch| *epoch == epochs || (every > 0 && epoch.is_multiple_of(every)));
+        let of_current = current.and_then(|current| current.seconds_left()).unwrap_or(0.0);
+        of_current + upcoming.count() as f64 * self.results.evaluation_seconds.unwrap_or(0.0)
     }
 
     fn phase_name(&self) -> PhaseName {
@@ -311,7 +334,7 @@ impl Engine {
 }
 
 impl Status {
-    /// Estimated seconds until the last update at the current rate; absent while there is no rate.
+    /// Estimated seconds until the last update at the current rate, with evaluations; absent while there is no rate.
     ///
     /// Computed from samples, not updates: an epoch has the same number of samples with any batch size.
     #[must_use]
@@ -321,7 +344,8 @@ impl Status {
         let passes = f64::from(self.epochs.saturating_sub(latest.epoch.0));
         let per_pass = latest.steps_per_epoch as f64;
         let batches = (passes * per_pass - latest.step_of_epoch as f64).max(0.0);
-        training.then(|| batches * latest.global_batch as f64 / latest.samples_per_second)
+        let updates = batches * latest.global_batch as f64 / latest.samples_per_second;
+        training.then_some(updates + self.evaluation_seconds)
     }
 
     /// Estimated cost of an epoch in dollars at the current rate, if a price is set.

@@ -3,10 +3,14 @@
 mod attachments;
 mod budget;
 mod divergence;
+mod edges;
 mod evaluation;
 mod heartbeats;
 mod pause;
 mod recovery;
+mod requests;
+mod texts;
+mod waits;
 
 use std::time::Duration;
 
@@ -18,9 +22,9 @@ use crate::{
     kit::recipe,
     mesh_secret::MeshSecret,
     message::{
-        AgentHeartbeat, AgentReport, Commit, Hello, Launch, LoaderReport, PauseState,
-        RankHeartbeat, RankPhase, RankReport, Restore, RunningRanks, SaveProblem, StateSource,
-        StepReport,
+        AgentHeartbeat, AgentReport, Commit, EvaluationProgress, Hello, Launch, LoaderReport,
+        PauseState, RankHeartbeat, RankPhase, RankReport, Restore, Rollback, RunningRanks,
+        SaveProblem, SaveTimes, StateSource, StepReport,
     },
     plan::Placement,
 };
@@ -1067,6 +1071,51 @@ fn an_agent_that_attaches_after_the_end_is_dismissed() {
 // ---- drains, in every phase ----
 
 #[test]
+fn a_drain_at_the_step_of_a_committed_checkpoint_is_durable_at_once() {
+    let durable_at = |rollback: bool| {
+        let mut engine = training(&[1]);
+        report(&mut engine, at(9.0), 0, RankReport::Saved(commit(1, 7)));
+        if rollback {
+            let before = Step(7);
+            let rollback = Rollback { generation: Generation(2), before, skip: None };
+            let diagnosis = divergence::diagnosis(7);
+            let incident =
+                Incident { generation: Generation(1), diagnosis, rollback: Some(rollback) };
+            engine.record_incident(&incident);
+        }
+        drain(&mut engine, at(10.0));
+        report(&mut engine, at(11.0), 0, RankReport::Stopping { step: Step(7) });
+        report(&mut engine, at(11.0), 0, RankReport::Copied { step: Step(7) });
+        engine.status().drain.unwrap().durable_at
+    };
+    assert_eq!(durable_at(false), Some(at(11.0)));
+    assert_eq!(durable_at(true), None, "a checkpoint that a rollback invalidated does not count");
+}
+
+#[test]
+fn a_drain_says_if_the_last_save_took_longer_than_the_time_left() {
+    let texts = |save_seconds: f64, seconds_left: f64| {
+        let mut engine = training(&[1]);
+        let took = Some(SaveTimes { stall_seconds: 0.0, seconds: save_seconds });
+        report(&mut engine, at(9.0), 0, RankReport::Saved(Commit { took, ..commit(1, 7) }));
+        let actions = depart(&mut engine, at(10.0), 0, Some(seconds_left));
+        let event = actions.into_iter().find_map(|action| match action {
+            Action::Publish(JobEvent { kind: JobEventKind::Draining, message, .. }) => {
+                Some(message)
+            }
+            _ => None,
+        });
+        (event.unwrap(), engine.status().reason)
+    };
+    let warning = "; this may be too late: the last checkpoint took 31.0 s; if it is not done in time, the job \
+                   continues from the one before";
+    let event = "saving and stopping, 30 s are left: node node0: spot notice";
+    let reason = "draining: node node0: spot notice; 30 s to save and stop";
+    assert_eq!(texts(29.0, 30.0), (event.to_owned(), reason.to_owned()));
+    assert_eq!(texts(31.0, 30.0), (format!("{event}{warning}"), format!("{reason}{warning}")));
+}
+
+#[test]
 fn draining_while_gathering_ends_the_job() {
     let mut engine = gathering(1);
     let actions = drain(&mut engine, at(10.0));
@@ -1172,10 +1221,31 @@ fn a_drain_that_takes_too_long_ends_the_job() {
 
     tick(&mut engine, at(110.0));
 
-    let reason =
-        "a user asked; ranks did not stop in time, so the job continues from the last checkpoint"
-            .to_owned();
-    assert_eq!(engine.outcome(), Some(&Outcome::Drained { reason }));
+    let reason = "a user asked; ranks did not stop in time, and the state after step 0 was not saved, and this job \
+                  has saved none before";
+    assert_eq!(engine.outcome(), Some(&Outcome::Drained { reason: reason.to_owned() }));
+}
+
+#[test]
+fn a_drain_that_takes_too_long_tells_how_many_steps_are_lost() {
+    for (reached, expected) in [
+        (7, "the state after step 7 was saved before"),
+        (
+            19,
+            "the state after step 19 was not saved: the job continues from the checkpoint of step 7, so the steps \
+             since then, 12, are lost",
+        ),
+    ] {
+        let mut engine = training(&[1]);
+        report(&mut engine, at(9.0), 0, RankReport::Saved(commit(1, 7)));
+        report(&mut engine, at(9.5), 0, stepped(reached));
+        drain(&mut engine, at(10.0));
+
+        tick(&mut engine, at(110.0));
+
+        let reason = format!("a user asked; ranks did not stop in time, and {expected}");
+        assert_eq!(engine.outcome(), Some(&Outcome::Drained { reason }));
+    }
 }
 
 #[test]

@@ -995,3 +995,163 @@ fn warnings_about_gpus_are_kept_until_the_coordinator_is_connected() {
     session.handle(at(0.3), Event::Disconnected);
     assert_eq!(session.handle(at(1.0), Event::Connected), [hello(1, None)]);
 }
+
+// ---- limits ----
+
+#[test]
+fn only_the_newest_evaluations_are_sent_again() {
+    let evaluated = |step| RankReport::Evaluated {
+        step: Step(step),
+        epoch: Epoch(1),
+        accuracy: Accuracy::default(),
+        ema: None,
+        extent: Extent::Full,
+    };
+    let mut session = training(1);
+    for step in 0..258 {
+        reports(&mut session, at(9.0), 0, evaluated(step));
+    }
+    session.handle(at(10.0), Event::Disconnected);
+
+    let actions = session.handle(at(12.0), Event::Connected);
+
+    let again: Vec<Action> = (2..258).map(|step| forwarded(0, evaluated(step))).collect();
+    assert_eq!(actions[1..], again);
+}
+
+#[test]
+fn the_first_warnings_about_gpus_are_kept_while_the_coordinator_is_away() {
+    let mut session = attached(1);
+    session.handle(at(1.0), Event::Disconnected);
+    for number in 0..66 {
+        session.handle(at(1.0), Event::GpuWarning { message: format!("warning {number}") });
+    }
+
+    let actions = session.handle(at(2.0), Event::Connected);
+
+    let kept: Vec<Action> = (0..64).map(|number| warned(&format!("warning {number}"))).collect();
+    assert_eq!(actions[1..], kept);
+}
+
+#[test]
+fn a_rank_that_loads_saves_or_is_paused_may_take_four_times_as_long() {
+    for activity in [Activity::Loading, Activity::Saving, Activity::Paused] {
+        for (seconds, dies) in [(79.0, false), (80.0, true)] {
+            let mut session = with_hang_timeout();
+            let actions = reports(&mut session, at(4.0), 0, heartbeat(activity, seconds));
+            let killed = actions.contains(&Action::Kill(LocalRank(0)));
+            assert_eq!(killed, dies, "{activity:?} for {seconds} s: {actions:?}");
+        }
+    }
+    let mut session = with_hang_timeout();
+    let actions = reports(&mut session, at(4.0), 0, heartbeat(Activity::Restoring, 1e6));
+    assert!(!actions.contains(&Action::Kill(LocalRank(0))), "{actions:?}");
+}
+
+#[test]
+fn ranks_are_checked_for_hangs_four_times_per_timeout() {
+    let mut session = with_hang_timeout();
+    session.handle(at(4.0), Event::Tick);
+    assert_eq!(session.deadline(), Some(at(9.0)));
+    session.handle(at(9.0), Event::Tick);
+    assert_eq!(session.deadline(), Some(at(14.0)));
+    // The last reports of the ranks arrived at 3 s.
+    session.handle(at(19.0), Event::Tick);
+    assert_eq!(session.deadline(), Some(at(23.0)), "the timeout is nearer");
+    session.set_policy(Policy::default());
+    assert_eq!(session.deadline(), None, "no limit");
+}
+
+#[test]
+fn an_agent_counts_as_suspended_after_more_than_half_the_hang_timeout() {
+    // The last reports of the ranks arrived at 3 s.
+    for (checked_at, now, suspended) in [(13.0, 23.0, false), (12.0, 23.0, true)] {
+        let mut session = with_hang_timeout();
+        session.handle(at(4.0), Event::Tick);
+        session.handle(at(checked_at), Event::Tick);
+        let actions = session.handle(at(now), Event::Tick);
+        let killed = actions.contains(&Action::Kill(LocalRank(0)));
+        assert_eq!(killed, !suspended, "not checked from {checked_at} s to {now} s: {actions:?}");
+    }
+}
+
+// ---- warm-ups and spares, at their edges ----
+
+fn warm(local: u32) -> Event {
+    Event::Directive(Directive::Warm { local_ranks: vec![LocalRank(local)] })
+}
+
+fn rank_warm(local: u32, incarnation: u64) -> Event {
+    Event::RankWarm { local_rank: LocalRank(local), incarnation: Incarnation(incarnation) }
+}
+
+fn warm_report(local: u32) -> Action {
+    Action::Send(AgentReport::Warm { local_rank: LocalRank(local) })
+}
+
+#[test]
+fn a_process_that_is_ready_is_reported_again_and_kept() {
+    let mut session = attached(1);
+    session.handle(at(1.0), launched(1, 0));
+    session.handle(at(1.1), warm(0));
+    assert_eq!(session.handle(at(2.0), rank_warm(0, 1)), [warm_report(0)]);
+
+    assert_eq!(session.handle(at(3.0), warm(0)), [warm_report(0)]);
+
+    // Twice, because the first repetition must not lose that it is ready.
+    assert_eq!(session.handle(at(4.0), warm(0)), [warm_report(0)]);
+}
+
+#[test]
+fn a_process_that_replaces_a_hanging_one_is_not_ready_by_itself() {
+    let mut session = attached(1);
+    session.handle(at(1.0), launched(1, 0));
+    session.handle(at(1.1), warm(0));
+    assert_eq!(session.handle(at(90.0), warm(0)), [Action::Kill(LocalRank(0))]);
+    assert_eq!(exit(&mut session, at(90.1), 0), [spawn(0, 2)]);
+    assert_eq!(session.handle(at(91.0), rank_warm(0, 1)), [], "of the killed process");
+
+    assert_eq!(session.handle(at(180.0), warm(0)), [Action::Kill(LocalRank(0))]);
+
+    // It still sends that it is ready, but is being killed.
+    assert_eq!(session.handle(at(180.1), rank_warm(0, 2)), []);
+}
+
+#[test]
+fn a_process_with_a_rank_is_neither_warmed_up_nor_reported_as_ready() {
+    let mut session = joining(1);
+    assert_eq!(session.handle(at(2.0), rank_warm(0, 1)), []);
+    assert_eq!(session.handle(at(2.1), warm(0)), []);
+}
+
+#[test]
+fn a_process_that_was_to_be_warm_joins_if_its_slot_gets_a_rank_before_the_old_one_has_ended() {
+    let mut session = attached(1);
+    session.handle(at(1.0), launched(1, 0));
+    session.handle(at(1.1), warm(0));
+    session.handle(at(90.0), warm(0));
+    assert_eq!(session.handle(at(90.05), launched(2, 1)), []);
+
+    assert_eq!(exit(&mut session, at(90.1), 0), [spawn(0, 2), join(2, 0)]);
+}
+
+#[test]
+fn no_spare_is_kept_on_a_node_that_must_leave() {
+    let mut session = joining(1);
+    session.set_policy(Policy { warm_spare: true, ..Policy::default() });
+    session.handle(at(1.5), shutdown_signal());
+
+    let actions = reports(&mut session, at(2.0), 0, started());
+
+    assert_eq!(actions, [forwarded(0, started())]);
+}
+
+#[test]
+fn a_process_without_a_rank_gets_no_commands() {
+    let mut session = attached(1);
+    session.handle(at(1.0), launched(1, 0));
+    session.handle(at(1.1), warm(0));
+    session.handle(at(2.0), rank_warm(0, 1));
+
+    assert_eq!(session.handle(at(3.0), pause(1, true)), []);
+}

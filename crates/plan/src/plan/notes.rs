@@ -7,7 +7,11 @@ use baton_recipe::{
 };
 
 use super::{PlanRequest, RecipePlan};
-use crate::{Machine, memory, step::Bottleneck};
+use crate::{
+    Machine, Notice, memory,
+    notice::{EvaluationTime, missed_deadlines},
+    step::Bottleneck,
+};
 
 impl PlanRequest<'_> {
     pub(super) fn notes(&self, plan: &RecipePlan, machine: &Machine, run: &DryRun) -> Vec<String> {
@@ -62,6 +66,11 @@ impl PlanRequest<'_> {
                     .to_owned(),
             });
         }
+        // All known machines are Amazon's.
+        let evaluation =
+            EvaluationTime { machine: plan.machine, seconds: plan.evaluation.longest_seconds };
+        let missed = missed_deadlines(spec, &[evaluation], Notice::Ec2);
+        notes.extend(missed.into_iter().map(|missed| missed.message));
         if spec.cluster.device == DeviceChoice::Cpu {
             notes.push("cluster.device = cpu: this plan is for GPUs nevertheless".to_owned());
         }

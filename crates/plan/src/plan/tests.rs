@@ -199,3 +199,18 @@ fn a_recipe_that_cannot_run_has_no_plan() {
         super::tests::spec("digits_cpu", &["model.arch=linear", "optimizer={ kind = 'sgd' }"]);
     assert!(matches!(question(&linear).plan(&MACHINES[0]), Err(Error::Linear)));
 }
+
+#[test]
+fn an_evaluation_that_is_longer_than_a_spot_notice_is_noted() {
+    let spec = spec("resnet50_t4", &["cluster.drain_seconds=121.0"]);
+    let notes = |val_samples| {
+        let request = PlanRequest { val_samples, ..question(&spec) };
+        let plan = request.plan(Machine::named("t4").unwrap()).unwrap();
+        let expected = val_samples as f64 / plan.evaluation.images_per_second;
+        assert_eq!(plan.evaluation.longest_seconds, expected);
+        plan.notes.into_iter().filter(|note| note.contains("EC2 spot notice")).collect::<Vec<_>>()
+    };
+    assert!(matches!(notes(1).as_slice(), [save] if save.starts_with("cluster.drain_seconds")));
+    let long = notes(10_000_000);
+    assert!(matches!(long.as_slice(), [_, note] if note.contains("evaluation")), "{long:?}");
+}

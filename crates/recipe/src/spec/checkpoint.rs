@@ -37,4 +37,12 @@ impl Default for Checkpoint {
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     rules.at_least_1("checkpoint.keep_last", spec.checkpoint.keep_last);
+    let scheme = spec.checkpoint.dir.split_once("://").map(|(scheme, _)| scheme);
+    // The rest of a URL may contain a password.
+    rules.check(
+        scheme.is_none_or(|scheme| scheme == "s3"),
+        "checkpoint.dir",
+        format!("{}://…", scheme.unwrap_or_default()),
+        "must be a folder or s3://bucket/prefix",
+    );
 }

@@ -115,17 +115,18 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         cluster.hang_seconds,
         "must be 3..86400 seconds, because a rank sends a heartbeat once a second, or 0 for never",
     );
-    for (field, seconds) in [
-        ("cluster.node_grace_seconds", cluster.node_grace_seconds),
-        ("cluster.rendezvous_seconds", cluster.rendezvous_seconds),
-        ("cluster.collective_seconds", cluster.collective_seconds),
-        ("cluster.drain_seconds", cluster.drain_seconds),
+    // Within less than a second, no rank connects, exchanges a gradient or saves.
+    for (field, seconds, min) in [
+        ("cluster.node_grace_seconds", cluster.node_grace_seconds, 0.0),
+        ("cluster.rendezvous_seconds", cluster.rendezvous_seconds, 1.0),
+        ("cluster.collective_seconds", cluster.collective_seconds, 1.0),
+        ("cluster.drain_seconds", cluster.drain_seconds, 1.0),
     ] {
         rules.check(
-            (0.0..=86_400.0).contains(&seconds),
+            (min..=86_400.0).contains(&seconds),
             field,
             seconds,
-            "must be 0..86400 seconds",
+            &format!("must be {min}..86400 seconds"),
         );
     }
 }

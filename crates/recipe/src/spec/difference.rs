@@ -103,11 +103,14 @@ impl JobSpec {
     /// Reads a recipe that this version or an older one saved as JSON with [`to_json`](Self::to_json).
     ///
     /// # Errors
-    /// [`Error::Saved`] with the field that is unknown to this version.
+    /// [`Error::Saved`] with the field that is unknown to this version, or [`Error::SavedNotFinite`].
     pub fn from_saved(saved: &str) -> Result<Self, Error> {
         let json = &mut serde_json::Deserializer::from_str(saved);
         serde_path_to_error::deserialize(json).map_err(|error| {
             let problem = error.inner().to_string();
+            if problem.starts_with("invalid type: null") {
+                return Error::SavedNotFinite(error.path().to_string());
+            }
             // Omit the list of all existing fields.
             let problem = problem.split(", expected").next().unwrap_or(&problem);
             Error::Saved(format!("{}: {problem}", error.path()))

@@ -1,6 +1,6 @@
 //! Errors of a recipe.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use serde::Serialize;
 
@@ -26,6 +26,10 @@ pub enum Error {
     /// A recipe saved with a state has a field or value that is unknown to this version.
     #[error("{0}; a newer Baton wrote it: continue with that version")]
     Saved(String),
+    /// A recipe saved with a state has a null where a number stands: an older version took NaN and infinity, which JSON
+    /// does not have.
+    #[error("{0}: instead of a number there is null, as an older Baton saved NaN and infinity")]
+    SavedNotFinite(String),
     /// An override is not `dotted.key=value`.
     #[error("override `{0}` is not of the form section.key=value, e.g. train.epochs=3")]
     Override(String),
@@ -38,7 +42,7 @@ pub enum Error {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
     /// Dotted path of the key.
-    pub field: &'static str,
+    pub field: Cow<'static, str>,
     /// The value found.
     pub value: String,
     /// The rule, or the remedy.

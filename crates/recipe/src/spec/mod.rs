@@ -163,7 +163,8 @@ impl JobSpec {
     pub fn deprecated_keys(&self) -> Vec<Violation> {
         let target = self.limits.target_top1.and_then(|value| {
             let rule = format!("is the deprecated spelling of {}", self.limits.target()?);
-            Some(Violation { field: "limits.target_top1", value: value.to_string(), rule })
+            let field = "limits.target_top1".into();
+            Some(Violation { field, value: value.to_string(), rule })
         });
         target.into_iter().collect()
     }

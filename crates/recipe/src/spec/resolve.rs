@@ -116,10 +116,10 @@ impl Resolved {
         let locate = |error| located_error(sources, &error);
         let spec = JobSpec::deserialize(root()).map_err(locate)?;
         let set = toml::Table::deserialize(root()).map_err(locate)?;
-        let is_change = |field| matches!(origins.get(field), Some(ValueOrigin::Change(_)));
+        let is_change = |field: &str| matches!(origins.get(field), Some(ValueOrigin::Change(_)));
         let mut violations = rules::violations(&spec);
         let ignored = model::ignored(&spec).into_iter();
-        violations.extend(ignored.filter(|violation| is_change(violation.field)));
+        violations.extend(ignored.filter(|violation| is_change(violation.field.as_ref())));
         match violations.is_empty() {
             true => Ok(Self { spec, set, origins }),
             false => Err(Error::Invalid(violations)),

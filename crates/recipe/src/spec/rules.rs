@@ -1,22 +1,29 @@
 //! Checks the rules of a recipe. The rules of each section are in its own file; all are checked, so that all violations
 //! are reported at once.
 
-use std::{fmt::Display, ops::RangeInclusive};
+use std::{borrow::Cow, fmt::Display, ops::RangeInclusive};
+
+use toml::Value;
 
 use super::{
     JobSpec, Violation, augment, checkpoint, cluster, data, ema, evaluation, guard, limits, loss,
     model, optimizer, precision, schedule, train,
 };
 
+/// Maximum length of a job's name. File systems allow 255 bytes; some is left for suffixes.
+const MAX_NAME_CHARS: usize = 200;
+
 /// All violations in `spec`.
 pub(super) fn violations(spec: &JobSpec) -> Vec<Violation> {
     let mut rules = Rules::default();
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     rules.check(
-        !spec.name.is_empty() && spec.name.chars().all(is_allowed) && !spec.name.starts_with('.'),
+        (1..=MAX_NAME_CHARS).contains(&spec.name.len()) && spec.name.chars().all(is_allowed) && !spec.name.starts_with('.'),
         "name",
         format!("{:?}", spec.name),
-        "must be letters, digits, '-', '_' and '.', because it is the name of the run folder",
+        &format!(
+            "must be 1..{MAX_NAME_CHARS} letters, digits, '-', '_' and '.', because it is the name of the run folder"
+        ),
     );
     for check in [
         model::check,
@@ -36,7 +43,32 @@ pub(super) fn violations(spec: &JobSpec) -> Vec<Violation> {
     ] {
         check(spec, &mut rules);
     }
+    // A recipe that cannot be written as TOML came as JSON, which has no other numbers than finite ones.
+    if let Ok(tree) = Value::try_from(spec) {
+        check_finite("", &tree, &mut rules);
+    }
     rules.violations()
+}
+
+/// Checks that all numbers are finite: recipes are saved and sent as JSON, which has no other numbers.
+fn check_finite(field: &str, value: &Value, rules: &mut Rules) {
+    match value {
+        Value::Float(number) if !number.is_finite() && !rules.has(field) => {
+            rules.check(false, field.to_owned(), number, "must be a finite number");
+        }
+        Value::Array(values) => {
+            for value in values {
+                check_finite(field, value, rules);
+            }
+        }
+        Value::Table(values) => {
+            let dot = if field.is_empty() { "" } else { "." };
+            for (key, value) in values {
+                check_finite(&format!("{field}{dot}{key}"), value, rules);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// The violations found so far.
@@ -48,15 +80,21 @@ impl Rules {
         self.0
     }
 
+    /// Whether a value of this field violates a rule.
+    fn has(&self, field: &str) -> bool {
+        self.0.iter().any(|violation| violation.field == field)
+    }
+
     /// Records a violation unless `holds`.
     pub(super) fn check(
         &mut self,
         holds: bool,
-        field: &'static str,
+        field: impl Into<Cow<'static, str>>,
         value: impl Display,
         rule: &str,
     ) {
         if !holds {
+            let field = field.into();
             self.0.push(Violation { field, value: value.to_string(), rule: rule.to_owned() });
         }
     }

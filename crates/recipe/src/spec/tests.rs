@@ -158,6 +158,53 @@ fn wrong_values_are_refused() {
 }
 
 #[test]
+fn a_number_that_is_not_finite_is_refused_by_the_name_of_its_key() {
+    for (change, expected) in [
+        ("data.mean=[nan, 1, 1]", "data.mean = NaN: must be a finite number"),
+        ("data.std=[1, inf, 1]", "data.std = inf: must be a finite number"),
+        ("schedule.points=[[0.0, 0.1], [inf, 0.1]]", "schedule.points = inf: must be a finite"),
+        ("schedule.div_factor=inf", "schedule.div_factor = inf: must be a finite number"),
+        ("loss.huber_delta=nan", "loss.huber_delta = NaN: must be above 0"),
+    ] {
+        let kind = match change.split('=').next() {
+            Some("schedule.points") => "schedule={kind='piecewise_linear', points=[]}",
+            Some("schedule.div_factor") => "schedule={kind='one_cycle', peak_lr=0.1}",
+            _ => "seed=1",
+        };
+        let error = refused(&[kind, change]);
+        assert!(error.contains(expected), "{change}: {error}");
+        assert_eq!(error.matches(" = ").count(), 1, "{change}: {error}");
+    }
+}
+
+#[test]
+fn times_too_short_for_any_rank_are_refused() {
+    for field in ["rendezvous_seconds", "collective_seconds", "drain_seconds"] {
+        let error = refused(&[&format!("cluster.{field}=0.5")]);
+        assert!(error.contains(&format!("cluster.{field} = 0.5: must be 1..86400")), "{error}");
+        let least = [format!("cluster.{field}=1.0")];
+        assert!(JobSpec::from_toml(MINIMAL, &least).is_ok(), "{field}");
+    }
+    assert!(JobSpec::from_toml(MINIMAL, &["cluster.node_grace_seconds=0.0".to_owned()]).is_ok());
+}
+
+#[test]
+fn a_checkpoint_folder_with_an_unknown_scheme_is_refused_without_its_password() {
+    let error = refused(&["checkpoint.dir='http://user:secret@host/x'"]);
+    assert_eq!(error, "recipe: checkpoint.dir = http://…: must be a folder or s3://bucket/prefix");
+    for dir in ["s3://bucket/x", "/shared/x", "relative"] {
+        assert!(JobSpec::from_toml(MINIMAL, &[format!("checkpoint.dir='{dir}'")]).is_ok(), "{dir}");
+    }
+}
+
+#[test]
+fn a_name_too_long_for_a_folder_is_refused() {
+    let name = |len: usize| format!("name='{}'", "n".repeat(len));
+    assert!(refused(&[&name(201)]).contains("must be 1..200 letters"));
+    assert!(JobSpec::from_toml(MINIMAL, &[name(200)]).is_ok());
+}
+
+#[test]
 fn unknown_schedule_is_refused_with_a_list_of_known_ones() {
     let error = refused(&["schedule.kind=cyclic"]);
     assert!(error.contains("cyclic") && error.contains("piecewise_linear"), "{error}");
@@ -264,6 +311,20 @@ fn a_field_of_a_newer_version_is_reported_with_a_remedy() {
     let newer = saved_by_another_version(|recipe| recipe["optimizer"]["kind"] = "muon".into());
     let named = changes(&[], &newer);
     assert!(named[0].starts_with("optimizer.kind: unknown variant `muon`; "), "{named:?}");
+}
+
+#[test]
+fn a_saved_value_that_was_not_finite_is_not_ascribed_to_a_newer_version() {
+    let older = saved_by_another_version(|recipe| {
+        assert!(recipe["data"]["mean"][0].is_number());
+        recipe["data"]["mean"][0] = serde_json::Value::Null;
+    });
+    assert_eq!(
+        changes(&[], &older),
+        [
+            "data.mean[0]: instead of a number there is null, as an older Baton saved NaN and infinity"
+        ]
+    );
 }
 
 #[test]

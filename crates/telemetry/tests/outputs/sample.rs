@@ -1,5 +1,7 @@
 //! A sample job of 2,000 steps: interrupted at 700 and at 1,400, the second time with a rollback by 100 steps.
 
+use std::path::Path;
+
 use baton_proto::v1::{
     Accuracy, Activity, Checkpoint, Diagnosis, DrainStatus, EvaluatedStep, Extent,
     GetStatusResponse, Gpu, Host, Incident, Loader, NodeStatus, Outcome, PauseStatus,
@@ -7,6 +9,7 @@ use baton_proto::v1::{
     StreamMetricsResponse, WatchEventsResponse, get_status_response::Phase, outcome,
     stream_metrics_response::Metrics, watch_events_response::Kind,
 };
+use baton_telemetry::tensorboard::EventFile;
 
 const START_MILLIS: u64 = 1_763_000_000_000;
 
@@ -91,6 +94,24 @@ pub(crate) fn points() -> Vec<StreamMetricsResponse> {
         }
     }
     points
+}
+
+/// Writes TensorBoard's files of two coordinators: the second starts with the third generation, after the steps that
+/// are rolled back.
+pub(crate) fn write_event_files(folder: &Path) {
+    let mut file = EventFile::create(folder, 1_763_000_000, "first").unwrap();
+    for sample in points() {
+        if let (3, Some(Metrics::BeganAt(step))) = (sample.generation, &sample.metrics) {
+            for undone in (step + 10..=step + 100).step_by(10) {
+                let metrics = Step { loss: 99.0, ..step_metrics(undone) };
+                file.add(&point(undone, 2, Metrics::Step(metrics))).unwrap();
+            }
+            file.flush().unwrap();
+            file = EventFile::create(folder, 1_763_000_400, "second").unwrap();
+        }
+        file.add(&sample).unwrap();
+    }
+    file.flush().unwrap();
 }
 
 pub(crate) fn point(step: u64, generation: u64, metrics: Metrics) -> StreamMetricsResponse {

@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use baton_proto::v1::{
     Accuracy, EvaluatedStep, Extent, Fit, StreamMetricsResponse, stream_metrics_response::Metrics,
@@ -198,6 +198,28 @@ fn a_restart_of_training_drops_later_steps_and_is_marked() {
     assert_eq!((events[1].step, events[1].session_status), (1_301, Some(1)));
     assert_eq!(events[2].step, 1_300);
     assert_eq!(events[2].scalars, [("run/generation".to_owned(), 3.0)].into());
+}
+
+/// Both of its readers show each series without the steps that were rolled back.
+#[test]
+fn tensorboard_itself_reads_the_files_of_two_coordinators() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let packages = root.join(".tools/python");
+    assert!(packages.is_dir(), "{} is missing: run `make tools` first", packages.display());
+    let folder = tempfile::tempdir().unwrap();
+    sample::write_event_files(folder.path());
+
+    let read = Command::new("python3")
+        .arg(root.join("scripts/check-tensorboard.py"))
+        .arg(folder.path())
+        .env("PYTHONPATH", packages)
+        .output()
+        .unwrap();
+
+    let printed = String::from_utf8_lossy(&read.stdout);
+    assert!(read.status.success(), "{printed}{}", String::from_utf8_lossy(&read.stderr));
+    let loss = printed.lines().find(|line| line.starts_with("train/loss ")).unwrap();
+    assert!(loss.contains(" 200 points, steps 10 to 2000,"), "{printed}");
 }
 
 #[test]

@@ -140,6 +140,82 @@ fn failed_save_is_reported_and_a_later_one_succeeds() {
     assert!(message.contains("step-0000000004-gen-000001"), "{message}");
 }
 
+/// A job whose last save, at step 4, finds a file where the checkpoint's folder should be. The file is removed when that
+/// save has failed `removed_after` times. Returns the outcome and the number of failed saves.
+fn last_save_fails(removed_after: usize) -> (Result<Outcome, Error>, usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let in_the_way = folder.path().join("step-0000000004-gen-000001");
+    std::fs::write(&in_the_way, "").unwrap();
+    let mut trainer = trainer(folder.path().to_str().unwrap());
+    const PAUSES: &[Duration] = &[Duration::from_millis(1); 3];
+    trainer.last_save_pauses = PAUSES;
+    let mut failed = 0;
+    let ended = trainer.run(&mut GenerationContext {
+        generation: Generation(1),
+        collective: &mut local::group(1, Duration::from_secs(60)).remove(0),
+        restore: &Restore::default(),
+        controls: &Controls::default(),
+        report: &mut |report| {
+            failed += usize::from(matches!(report, RankReport::SaveFailed(_)));
+            if failed == removed_after && in_the_way.is_file() {
+                std::fs::remove_file(&in_the_way).unwrap();
+            }
+        },
+    });
+    (ended, failed)
+}
+
+#[test]
+fn the_last_save_is_tried_again_because_the_state_would_be_lost() {
+    // The periodic save of this step fails first, and counts as an attempt.
+    let (ended, failed) = last_save_fails(3);
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    assert_eq!(failed, 3);
+    let (ended, failed) = last_save_fails(usize::MAX);
+    assert!(matches!(ended, Err(Error::LastSave(_))), "{ended:?}");
+    assert_eq!(failed, 1 + 4, "the periodic one, the last one, and three more");
+}
+
+fn digits(set: &str) -> String {
+    format!("{}/../../assets/digits/digits-{set}.beton", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_resume_with_another_training_set_is_refused_unless_changes_are_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = folder.path().join("store");
+    let set = folder.path().join("train.beton");
+    let data = format!("data.train='{}'", set.display());
+    let resume = |contents: &str, generation: u64, restore: &Restore| {
+        std::fs::copy(digits(contents), &set).unwrap();
+        let mut trainer = trainer_with(location.to_str().unwrap(), &[&data]);
+        run_alone(&mut trainer, Generation(generation), restore).0
+    };
+    resume("val", 1, &Restore::default()).unwrap();
+    let refused = resume("train", 2, &Restore::default()).unwrap_err().to_string();
+    assert!(refused.contains("has 1437 samples instead of 360"), "{refused}");
+    let allowed = Restore { allow_recipe_change: true, ..Restore::default() };
+    assert!(matches!(resume("train", 3, &allowed), Ok(Outcome::Completed)));
+}
+
+#[test]
+fn ranks_with_different_data_do_not_train_together() {
+    let store = tempfile::tempdir().unwrap();
+    let mut trainers = ["val", "train"].map(|set| {
+        let data = format!("data.train='{}'", digits(set));
+        trainer_with(store.path().to_str().unwrap(), &[&data])
+    });
+    let ended = run_all(&mut trainers, Generation(1), &Restore::default());
+    for (ended, _) in ended {
+        let error = ended.unwrap_err();
+        assert_eq!(error.failure().class, baton_job::exit::Class::BadInput);
+        let text = error.to_string();
+        let (first, second) = ("360 samples in ", "1437 samples in ");
+        assert!(text.contains(first) && text.contains(second), "{text}");
+        assert!(text.contains("on rank 1; give all nodes the same files"), "{text}");
+    }
+}
+
 #[test]
 fn checkpoint_of_another_recipe_is_refused_with_the_difference_unless_changes_are_allowed() {
     let folder = tempfile::tempdir().unwrap();

@@ -413,13 +413,20 @@ impl TorchLearner {
     }
 
     /// Outputs in evaluation mode, averaged with those for the mirrored images if the recipe requests it.
-    fn evaluation_outputs(&self, inputs: &Tensor, tensors: Tensors<'_>) -> tch::Result<Tensor> {
-        let outputs = tensors.forward(&self.network, inputs)?;
+    fn evaluation_outputs(
+        &self,
+        inputs: &Tensor,
+        tensors: Tensors<'_>,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> tch::Result<Option<Tensor>> {
+        let mut forward =
+            |inputs: &Tensor| tensors.forward_unless(&self.network, inputs, is_interrupted);
+        let Some(outputs) = forward(inputs)? else { return Ok(None) };
         if !self.recipe.flip {
-            return Ok(outputs);
+            return Ok(Some(outputs));
         }
-        let mirrored = tensors.forward(&self.network, &inputs.f_flip([-1])?)?;
-        outputs.f_add(&mirrored)?.f_div_scalar(2.0)
+        let Some(mirrored) = forward(&inputs.f_flip([-1])?)? else { return Ok(None) };
+        outputs.f_add(&mirrored)?.f_div_scalar(2.0).map(Some)
     }
 }
 
@@ -539,9 +546,10 @@ impl Learner for TorchLearner {
         &mut self,
         batch: &Batch,
         weights: EvaluatedWeights,
-    ) -> Result<BatchEvaluation, Error> {
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<BatchEvaluation>, Error> {
         if batch.is_empty() {
-            return Ok(BatchEvaluation::default());
+            return Ok(Some(BatchEvaluation::default()));
         }
         let _no_grad = tch::no_grad_guard();
         self.refresh()?;
@@ -556,8 +564,9 @@ impl Learner for TorchLearner {
             }
             _ => self.tensors(&self.working, &self.running_views),
         };
-        let outputs = self.evaluation_outputs(&inputs, tensors).during("forward pass")?;
-        self.task.evaluate(batch, &outputs, &targets).during("loss and metrics")
+        let outputs = self.evaluation_outputs(&inputs, tensors, is_interrupted);
+        let Some(outputs) = outputs.during("forward pass")? else { return Ok(None) };
+        self.task.evaluate(batch, &outputs, &targets).during("loss and metrics").map(Some)
     }
 
     fn regions(&mut self) -> Vec<Region<'_>> {

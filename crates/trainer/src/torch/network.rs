@@ -39,6 +39,24 @@ impl Tensors<'_> {
         self.layers(trained.iter().chain([&network.head]).flat_map(|block| &block.layers), &x)
     }
 
+    /// Outputs as of [`forward`](Self::forward), of a pass that needs no gradient. `is_interrupted` is called before each
+    /// layer; `None` if it returned true.
+    pub(super) fn forward_unless(
+        self,
+        network: &NetworkDescription,
+        inputs: &Tensor,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> tch::Result<Option<Tensor>> {
+        let mut x = inputs.shallow_clone();
+        for layer in network.blocks.iter().chain([&network.head]).flat_map(|block| &block.layers) {
+            if is_interrupted() {
+                return Ok(None);
+            }
+            x = self.layer(layer, &x)?;
+        }
+        Ok(Some(x))
+    }
+
     /// Output of `layers` for the input `x`.
     pub(super) fn layers<'l>(
         self,

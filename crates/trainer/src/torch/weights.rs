@@ -15,6 +15,9 @@ use crate::learner;
 /// Suffix of a counter in torchvision's files that is not used here.
 const UNUSED: &str = ".num_batches_tracked";
 
+/// Suffix of the variances of BatchNorm.
+const VARIANCE: &str = "running_var";
+
 /// Error while reading weights.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -46,6 +49,17 @@ pub enum Error {
         /// Every tensor that is missing, unknown or of the wrong shape.
         problems: Vec<String>,
     },
+    /// The file contains values with which no network can be trained.
+    #[error(
+        "weights {path:?} cannot be used: {}; export them again from a state before they were damaged",
+        first_of(problems)
+    )]
+    Values {
+        /// The file.
+        path: PathBuf,
+        /// Every tensor with such values.
+        problems: Vec<String>,
+    },
     /// libtorch reported an error.
     #[error(transparent)]
     Learner(#[from] learner::Error),
@@ -73,8 +87,8 @@ pub enum Head {
 /// does not change.
 ///
 /// # Errors
-/// The file is unreadable, damaged, or does not contain exactly the network's tensors in f32. The learner is then
-/// unchanged.
+/// The file is unreadable, damaged, or does not contain exactly the network's tensors in f32, or they have values that
+/// are not finite or negative variances. The learner is then unchanged.
 pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), Error> {
     let bytes = fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let file = SafeTensors::deserialize(&bytes)
@@ -90,6 +104,15 @@ pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), E
     if !problems.is_empty() {
         return Err(Error::Mismatch { path: path.to_owned(), problems });
     }
+    let tensors = views.iter().filter_map(|(entry, _)| {
+        // The tensor exists and has this type: checked above.
+        file.tensor(&entry.name).ok().map(|tensor| (entry.name.as_str(), tensor))
+    });
+    let problems: Vec<_> =
+        tensors.filter_map(|(name, tensor)| impossible_values(name, tensor.data())).collect();
+    if !problems.is_empty() {
+        return Err(Error::Values { path: path.to_owned(), problems });
+    }
     for (entry, mut view) in views {
         // The tensor exists and has this shape: checked above.
         let Ok(tensor) = file.tensor(&entry.name) else { continue };
@@ -100,6 +123,21 @@ pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), E
     // All working copies are cast again before they are used.
     learner.invalidate();
     Ok(())
+}
+
+/// What is wrong with the f32 values of a tensor. They would make the first loss NaN, and the data would seem to be at
+/// fault.
+fn impossible_values(name: &str, bytes: &[u8]) -> Option<String> {
+    let count = |is_wrong: fn(f32) -> bool| {
+        let values = bytes.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value));
+        values.filter(|&value| is_wrong(value)).count()
+    };
+    let is_variance = name.ends_with(VARIANCE);
+    let (wrong, one, more) = match count(|value| !value.is_finite()) {
+        0 if is_variance => (count(|value| value < 0.0), "negative variance", "negative variances"),
+        wrong => (wrong, "value that is not finite", "values that are not finite"),
+    };
+    (wrong > 0).then(|| format!("{name} has {wrong} {}", if wrong == 1 { one } else { more }))
 }
 
 /// Differences between the tensors of `file` and the expected names and shapes, except those that are `ignored`.

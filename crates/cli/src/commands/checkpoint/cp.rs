@@ -3,10 +3,10 @@
 use baton_checkpoint::Store;
 use baton_job::exit::Failure;
 
-use super::folder::{BareWord, Reference, blocking, open, pick, store_failure};
+use super::folder::{BareWord, Reference, blocking, open, pick_and_skip, store_failure};
 use crate::{
     commands::bar::{BYTES, bar},
-    failure::bad_input,
+    failure::{bad_input, failed},
     human, json,
 };
 
@@ -23,7 +23,9 @@ an interrupted copy, run the command again. Only one file is in memory at a time
 
 Do not copy to where a job saves: the destination takes over the checkpoint's generation, and a job there of \
 an older generation can no longer save. A job that starts there resumes from the newest checkpoint; \
-its recipe must be the same.")]
+its recipe must be the same.
+
+Exit code 1 after a copy: newer checkpoints were not copied because they are damaged.")]
 pub(crate) struct Args {
     /// A folder or s3://BUCKET/PREFIX, with /NAME for a checkpoint other than the newest complete one
     #[arg(value_name = "SOURCE")]
@@ -38,31 +40,40 @@ pub(crate) struct Args {
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let (source, destination) = (args.source, args.destination);
-    let copied = blocking(move || copy(&source, &destination)).await?;
+    let (copied, skipped) = blocking(move || copy(&source, &destination)).await?;
     json::print(args.json, &copied, text);
-    Ok(())
+    if skipped.is_empty() {
+        return Ok(());
+    }
+    Err(failed(format!(
+        "{} is not the newest; damaged and not copied: {}",
+        copied.name,
+        skipped.join(", ")
+    )))
 }
 
-fn copy(source: &str, destination: &str) -> Result<json::CopiedCheckpoint, Failure> {
+/// Copies a checkpoint. Also returns the newer ones that are damaged.
+fn copy(source: &str, destination: &str) -> Result<(json::CopiedCheckpoint, Vec<String>), Failure> {
     let Reference { location, name } = Reference::parse(source, BareWord::Location);
     let location = location.ok_or_else(|| {
         bad_input(format!("{source} is only a name: add its folder, as in FOLDER/{source}"))
     })?;
     let from = open(&location)?;
-    let manifest = pick(&from, name.as_deref())?;
+    let (manifest, skipped) = pick_and_skip(&from, name.as_deref())?;
     let to = Store::open(destination).map_err(store_failure)?;
     let bar = bar(BYTES, manifest.all_bytes());
     let copied = from.copy_to(&manifest, &to, &|bytes| bar.inc(bytes));
     bar.finish_and_clear();
     let copied = copied.map_err(store_failure)?;
-    Ok(json::CopiedCheckpoint {
+    let copied = json::CopiedCheckpoint {
         name: manifest.name(),
         location: destination.to_owned(),
         written_files: copied.written as u64,
         written_bytes: copied.written_bytes,
         kept_files: copied.kept as u64,
         was_there: copied.was_there,
-    })
+    };
+    Ok((copied, skipped))
 }
 
 fn text(copied: &json::CopiedCheckpoint) -> String {
@@ -93,7 +104,8 @@ mod tests {
         let source = from.location();
         let mut shown = Vec::new();
         let mut copy = || {
-            let copied = copy(&source, &destination).unwrap();
+            let (copied, skipped) = copy(&source, &destination).unwrap();
+            assert_eq!(skipped, [""; 0]);
             shown.push(text(&copied).replace(&destination, "[destination]"));
             shown.push(json::line(&copied).replace(&destination, "[destination]"));
         };

@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path};
 
-use baton_checkpoint::{Entry, EntryState, Error, Manifest, SaveId, Store};
+use baton_checkpoint::{CheckpointReference, Entry, EntryState, Error, Manifest, Store};
 use baton_job::exit::Failure;
 use baton_proto::v1::GetStatusResponse;
 
@@ -115,7 +115,9 @@ pub(crate) fn open(location: &str) -> Result<Store, Failure> {
 pub(crate) fn store_failure(error: Error) -> Failure {
     let message = error.to_string();
     match error {
-        Error::Missing { .. }
+        Error::NoReference(_)
+        | Error::Missing { .. }
+        | Error::Access { .. }
         | Error::Damaged { .. }
         | Error::Exists(_)
         | Error::NewerVersion { .. } => bad_input(message),
@@ -169,17 +171,34 @@ pub(super) fn complete_manifest(entry: &Entry) -> Result<&Manifest, Failure> {
 
 /// The checkpoint called `name`, or the newest complete one. It is an error if the newest one is from a newer Baton.
 pub(super) fn pick(store: &Store, name: Option<&str>) -> Result<Manifest, Failure> {
+    pick_and_skip(store, name).map(|(manifest, _)| manifest)
+}
+
+/// Like [`pick`], also with the damaged checkpoints that are newer than the picked one, if no name was given.
+pub(super) fn pick_and_skip(
+    store: &Store,
+    name: Option<&str>,
+) -> Result<(Manifest, Vec<String>), Failure> {
     let entries = store.list().map_err(store_failure)?;
-    match name {
-        Some(name) => complete_manifest(named(&entries, name, store.location())?).cloned(),
-        None => {
-            let is_candidate = |state: &EntryState| {
-                matches!(state, EntryState::Complete(_) | EntryState::Newer(_))
-            };
-            let newest = entries.iter().find(|entry| is_candidate(&entry.state));
-            complete_manifest(newest.ok_or_else(|| none_complete(store.location()))?).cloned()
+    if let Some(name) = name {
+        let manifest = complete_manifest(named(&entries, name, store.location())?)?;
+        return Ok((manifest.clone(), Vec::new()));
+    }
+    let mut damaged = Vec::new();
+    for entry in &entries {
+        match &entry.state {
+            EntryState::Complete(_) | EntryState::Newer(_) => {
+                return Ok((complete_manifest(entry)?.clone(), damaged));
+            }
+            EntryState::Damaged(problem) => damaged.push(format!("{} ({problem})", entry.name)),
+            EntryState::Unfinished => {}
         }
     }
+    let none = none_complete(store.location());
+    if damaged.is_empty() {
+        return Err(none);
+    }
+    Err(bad_input(format!("{}; damaged: {}", none.message, damaged.join(", "))))
 }
 
 /// The error if there is no complete checkpoint.
@@ -200,18 +219,12 @@ impl Reference {
     /// Parses what the user typed. `bare` decides the meaning of a word without a slash that is not a checkpoint's
     /// name.
     pub(super) fn parse(typed: &str, bare: BareWord) -> Self {
-        let trimmed = typed.trim_end_matches('/');
-        let is_name = |text: &str| SaveId::parse(text).is_some();
-        match trimmed.rsplit_once('/') {
-            Some((location, name)) if is_name(name) => {
-                // The checkpoint is in the root folder.
-                let location = if location.is_empty() { "/" } else { location };
-                Self { location: Some(location.to_owned()), name: Some(name.to_owned()) }
+        match typed.parse() {
+            Ok(CheckpointReference { location, id }) => Self { location, name: Some(id.name()) },
+            Err(_) if bare == BareWord::Name && !typed.contains('/') => {
+                Self { location: None, name: Some(typed.to_owned()) }
             }
-            None if is_name(trimmed) || (bare == BareWord::Name && trimmed == typed) => {
-                Self { location: None, name: Some(trimmed.to_owned()) }
-            }
-            _ => Self { location: Some(typed.to_owned()), name: None },
+            Err(_) => Self { location: Some(typed.to_owned()), name: None },
         }
     }
 }
@@ -228,6 +241,19 @@ pub(super) enum BareWord {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::checkpoint::samples::{self, Sample};
+
+    #[test]
+    fn without_a_complete_checkpoint_the_damaged_one_is_named() {
+        let sample = samples::store();
+        assert!(pick(&sample.store, None).unwrap_err().class.is_retriable());
+        let name = Sample::default().save(&sample.store).name();
+        let manifest = sample.folder.path().join(&name).join("manifest.json");
+        fs::write(manifest, "{").unwrap();
+        let failure = pick(&sample.store, None).unwrap_err();
+        assert!(!failure.class.is_retriable());
+        assert!(failure.message.contains(&format!("damaged: {name} (")), "{failure}");
+    }
 
     const NAME: &str = "step-0000000440-gen-000003";
 
@@ -254,7 +280,7 @@ mod tests {
     #[test]
     fn the_nearest_name_contains_the_typed_text_or_differs_least() {
         let entry = |generation, step| {
-            let id = SaveId {
+            let id = baton_checkpoint::SaveId {
                 generation: baton_job::Generation(generation),
                 step: baton_recipe::Step(step),
             };

@@ -36,6 +36,9 @@ Examples:
     Now {
         #[command(flatten)]
         target: CoordinatorFlags,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -49,7 +52,7 @@ pub(super) async fn run(command: Command) -> Result<u8, Failure> {
         Command::Export(args) => export::run(args).await,
         Command::Import(args) => return import::run(args).await,
         Command::Rm(args) => rm::run(args).await,
-        Command::Now { target } => control::checkpoint(&target).await,
+        Command::Now { target, json } => control::checkpoint(&target, json).await,
     };
     done.map(|()| OK)
 }

@@ -112,7 +112,11 @@ fn confirm(chosen: &[Entry], location: &str) -> Result<(), Failure> {
 }
 
 fn remove(store: &Store, chosen: &[Entry]) -> Result<json::RemovedCheckpoints, Failure> {
-    let mut result = json::RemovedCheckpoints { removed: Vec::new(), freed_bytes: 0 };
+    let mut result = json::RemovedCheckpoints {
+        location: store.location().to_owned(),
+        removed: Vec::new(),
+        freed_bytes: 0,
+    };
     for entry in chosen {
         result.freed_bytes += store.discard(entry.id).map_err(store_failure)?;
         result.removed.push(entry.name.clone());
@@ -123,7 +127,7 @@ fn remove(store: &Store, chosen: &[Entry]) -> Result<json::RemovedCheckpoints, F
 fn text(result: &json::RemovedCheckpoints) -> String {
     let count = human::count(result.removed.len() as u64, "checkpoint");
     let (bytes, names) = (human::bytes(result.freed_bytes), result.removed.join(", "));
-    format!("removed {count}, {bytes} freed: {names}")
+    format!("removed {count} from {}, {bytes} freed: {names}", result.location)
 }
 
 #[cfg(test)]
@@ -142,8 +146,10 @@ mod tests {
         let left = sample.store.list().unwrap();
         assert!(!left.iter().any(|entry| names.contains(&entry.name)));
         assert_eq!(result.removed, names);
+        assert_eq!(result.location, sample.store.location());
         // A manifest's length depends on the numbers in it.
-        let result = json::RemovedCheckpoints { freed_bytes: 12_345, ..result };
+        let location = "[folder]".to_owned();
+        let result = json::RemovedCheckpoints { location, freed_bytes: 12_345, ..result };
         assert_snapshot!(format!("{}\n{}", text(&result), json::line(&result)));
     }
 

@@ -106,6 +106,7 @@ impl Sample {
                 last_ema: self.top1.and_then(|(_, ema)| ema).map(accuracy),
                 ..Progress::default()
             },
+            train_samples: None,
             seed: 1,
             virtual_ranks: 8,
             world_size: self.ranks,

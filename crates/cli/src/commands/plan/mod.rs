@@ -3,8 +3,9 @@
 mod explain;
 mod table;
 
-use std::{fs, path::PathBuf};
+use std::path::PathBuf;
 
+use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_job::exit::Failure;
 use baton_plan::{Calibration, Error, MACHINES, Machine, PlanRequest, RecipePlan};
 use baton_recipe::{InputKind, JobSpec, dry_run::MAX_SAMPLES};
@@ -80,7 +81,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                     .to_owned(),
             ));
         }
-        let text = fs::read_to_string(file).map_err(|error| about(error.to_string()))?;
+        let text = read_text(file, MAX_RECIPE_BYTES).map_err(|error| about(error.to_string()))?;
         Calibration::from_json(&text).map_err(|error| about(error.to_string()))
     });
     let calibration = calibration.transpose()?;

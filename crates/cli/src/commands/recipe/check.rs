@@ -3,10 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use baton_job::exit::Failure;
+use baton_plan::{
+    MACHINES, Notice, PlanRequest, RecipePlan,
+    notice::{EvaluationTime, missed_deadlines},
+};
 use baton_recipe::{
-    JobSpec,
+    InputKind, JobSpec,
     dry_run::{DryRun, MAX_SAMPLES},
-    spec::Error,
+    spec::{DeviceChoice, Error},
 };
 
 use super::{Samples, find, text};
@@ -23,9 +27,11 @@ Examples:
   baton recipe check recipes/*.toml
   baton recipe check digits_cpu --set train.global_batch=4096
   baton recipe check mine.toml --samples 1281167 --json
+  baton recipe check mine.toml --notice kubernetes        for spot nodes of a Kubernetes cluster
 
 Prints one line for each valid recipe, and all faults of an invalid one. `warning` marks values that
-are valid but probably wrong. Exit code 2 if any recipe is invalid.")]
+are valid but probably wrong, and what takes longer than the machine's notice leaves: a save by
+cluster.drain_seconds, an evaluation by the estimates of `baton plan`. Exit code 2 if any recipe is invalid.")]
 pub(crate) struct Args {
     /// Recipe files, or names of recipes in recipes/
     #[arg(value_name = "FILE|NAME", required = true)]
@@ -36,6 +42,12 @@ pub(crate) struct Args {
     /// Samples of the training set [default: counted in its files]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_SAMPLES))]
     samples: Option<u64>,
+    /// Samples of the validation set [default: counted in its files]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MAX_SAMPLES))]
+    val_samples: Option<u64>,
+    /// Kinds of notice before a machine's end: ec2 (120 s), gce (30 s), kubernetes (12 s)
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',', default_value = "ec2", value_parser = notice)]
+    notice: Vec<Notice>,
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
@@ -69,22 +81,76 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
         Err(error) => return CheckedRecipe { problem: Some(error.to_string()), ..found },
     };
     let deprecated_keys = spec.deprecated_keys();
-    if let Err(problem) = Samples::at(&spec.data.val, None) {
-        return CheckedRecipe { problem: Some(problem), ..found };
-    }
+    let val_samples = match Samples::at(&spec.data.val, args.val_samples) {
+        Ok(samples) => samples,
+        Err(problem) => return CheckedRecipe { problem: Some(problem), ..found },
+    };
+    let deadlines = |evaluations: &[EvaluationTime]| {
+        let missed = |notice: &Notice| missed_deadlines(&spec, evaluations, *notice);
+        args.notice.iter().flat_map(missed).collect::<Vec<_>>()
+    };
     match Samples::of(&spec, args.samples) {
         Err(problem) => CheckedRecipe { problem: Some(problem), ..found },
         Ok(Samples::Unknown(why)) => {
-            CheckedRecipe { ok: true, deprecated_keys, not_walked_because: Some(why), ..found }
+            let missed_deadlines = deadlines(&[]);
+            let not_walked_because = Some(why);
+            CheckedRecipe {
+                ok: true,
+                deprecated_keys,
+                not_walked_because,
+                missed_deadlines,
+                ..found
+            }
         }
         Ok(Samples::Known(samples)) => match DryRun::new(&spec, samples) {
             Err(faults) => CheckedRecipe { faults, ..found },
             Ok(run) => {
                 let warnings = run.warnings(&spec);
-                CheckedRecipe { ok: true, deprecated_keys, warnings, run: Some(run), ..found }
+                let missed_deadlines = deadlines(&evaluation_times(&spec, samples, &val_samples));
+                let run = Some(run);
+                CheckedRecipe {
+                    ok: true,
+                    deprecated_keys,
+                    warnings,
+                    missed_deadlines,
+                    run,
+                    ..found
+                }
             }
         },
     }
+}
+
+/// Estimated duration of an evaluation on every known machine. Empty if there is no estimate: on a CPU, for signals,
+/// whose shape is in the data, or if the size of the validation set is not known.
+fn evaluation_times(spec: &JobSpec, samples: u64, val_samples: &Samples) -> Vec<EvaluationTime> {
+    let is_estimated = spec.cluster.device != DeviceChoice::Cpu
+        && spec.model.arch.input_kind() == InputKind::Images;
+    let val_samples = match val_samples {
+        Samples::Known(samples) if is_estimated => *samples,
+        _ => return Vec::new(),
+    };
+    let request = PlanRequest {
+        spec,
+        samples,
+        val_samples,
+        // Only for signals.
+        signal: [1, 1],
+        dollars_per_hour: None,
+        calibration: None,
+    };
+    let plans = MACHINES.iter().filter_map(|machine| request.plan(machine).ok());
+    let time = |plan: RecipePlan| EvaluationTime {
+        machine: plan.machine,
+        seconds: plan.evaluation.longest_seconds,
+    };
+    plans.map(time).collect()
+}
+
+/// Parses a kind of notice.
+fn notice(text: &str) -> Result<Notice, String> {
+    Notice::named(text)
+        .ok_or_else(|| format!("must be one of {}", Notice::ALL.map(Notice::name).join(", ")))
 }
 
 /// The result as text.
@@ -105,5 +171,7 @@ fn lines(found: &CheckedRecipe) -> Vec<String> {
     }));
     lines.extend(found.deprecated_keys.iter().map(|key| format!("note: {key}")));
     lines.extend(found.warnings.iter().map(|warning| format!("warning: {warning}")));
+    let missed = found.missed_deadlines.iter();
+    lines.extend(missed.map(|missed| format!("warning: {}", missed.message)));
     lines
 }

@@ -104,6 +104,7 @@ fn numbers(status: &GetStatusResponse, width: u16) -> Line<'static> {
     let score = |evaluated: &baton_proto::v1::EvaluatedStep| {
         evaluated.accuracy.as_ref().map(render::score).unwrap_or_default()
     };
+    parts.extend(status.evaluating.as_ref().map(render::evaluating));
     parts.extend(status.evaluation.as_ref().map(|latest| format!("val {}", score(latest))));
     parts.extend(status.best.as_ref().map(|best| format!("best {}", score(best))));
     // A truncated number would be wrong, so whole parts are left out.

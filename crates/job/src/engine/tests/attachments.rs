@@ -8,7 +8,7 @@ fn heartbeat(engine: &mut Engine, now: Time, number: u32) {
     engine.handle(now, Event::Reported { node: node(number), attachment, report });
 }
 
-fn refused(attachment: u64, retry: bool) -> Action {
+fn refused(attachment: u64, retry: AgentRetry) -> Action {
     let reason = "node node0 is already attached; give this agent another name with --node-id";
     let attachment = Attachment(attachment);
     Action::Refuse { node: node(0), attachment, reason: reason.to_owned(), retry }
@@ -17,7 +17,7 @@ fn refused(attachment: u64, retry: bool) -> Action {
 /// Whether the connection `attachment` of node 0 is closed because a newer one replaces it.
 fn replaces(actions: &[Action], attachment: u64) -> bool {
     actions.iter().any(|action| {
-        matches!(action, Action::Refuse { attachment: closed, reason, .. }
+        matches!(action, Action::Refuse { attachment: closed, reason, retry: AgentRetry::Never, .. }
             if *closed == Attachment(attachment) && reason.contains("attached again"))
     })
 }
@@ -29,7 +29,7 @@ fn a_second_agent_of_the_same_name_is_refused_while_the_first_is_alive() {
 
     let actions = attach(&mut engine, at(60.0), 0, 1, None);
 
-    assert_eq!(actions, [refused(3, false)]);
+    assert_eq!(actions, [refused(3, AgentRetry::Restart)]);
     let late = Event::Detached { node: node(0), attachment: Attachment(3) };
     engine.handle(at(61.0), late);
     let status = engine.status();
@@ -45,7 +45,7 @@ fn an_agent_that_runs_ranks_of_another_node_is_refused() {
 
     let actions = attach(&mut engine, at(60.0), 0, 1, running(1, &[(1, RankPhase::Training)]));
 
-    assert_eq!(actions, [refused(3, true)]);
+    assert_eq!(actions, [refused(3, AgentRetry::Reconnect)]);
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn an_agent_that_missed_a_launch_replaces_its_broken_connection_once_that_is_sil
     assert_eq!(engine.lifecycle.generation, Generation(2));
     let missed = || running(1, &[(0, RankPhase::Training)]);
 
-    assert_eq!(attach(&mut engine, at(60.0), 0, 1, missed()), [refused(3, true)]);
+    assert_eq!(attach(&mut engine, at(60.0), 0, 1, missed()), [refused(3, AgentRetry::Reconnect)]);
     let actions = attach(&mut engine, at(64.0), 0, 1, missed());
 
     assert!(replaces(&actions, 1), "{actions:?}");
@@ -82,7 +82,7 @@ fn a_restarted_agent_replaces_one_that_is_silent() {
     let mut engine = gathering(2);
     attach(&mut engine, at(1.0), 0, 1, None);
 
-    assert_eq!(attach(&mut engine, at(2.0), 0, 1, None), [refused(2, false)]);
+    assert_eq!(attach(&mut engine, at(2.0), 0, 1, None), [refused(2, AgentRetry::Restart)]);
     let actions = attach(&mut engine, at(6.0), 0, 1, None);
 
     assert!(replaces(&actions, 1), "{actions:?}");

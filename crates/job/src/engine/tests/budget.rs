@@ -128,7 +128,7 @@ fn ranks_that_do_not_stop_in_time_are_mentioned_in_the_outcome() {
     tick(&mut engine, at(2.0 * HOUR));
     tick(&mut engine, at(2.0 * HOUR + 100.0));
     let reason = format!(
-        "{REASON}; ranks did not stop in time, so the job continues from the last checkpoint"
+        "{REASON}; ranks did not stop in time, and the state after step 0 was not saved, and this job has saved none before"
     );
     assert_eq!(engine.outcome(), Some(&Outcome::LimitReached { reason }));
 }

@@ -31,7 +31,7 @@ fn train(engine: &mut Engine, now: Time, step: u64) {
 
 // ---- reports ----
 
-fn diagnosis(step: u64) -> Diagnosis {
+pub(super) fn diagnosis(step: u64) -> Diagnosis {
     Diagnosis {
         divergence: Divergence::LossNotFinite,
         step: Step(step),
@@ -167,7 +167,7 @@ fn the_batch_is_skipped_if_the_recipe_sets_that_remedy() {
 }
 
 #[test]
-fn a_collapse_has_no_batch_to_skip() {
+fn a_collapse_has_no_batch_to_skip_and_invalidates_the_checkpoint_of_the_evaluated_state() {
     let mut engine = training_since(30, &["guard.remedy=skip_batch"]);
     let divergence = Divergence::AccuracyCollapsed { score: 0.1, best: 0.9 };
     report(
@@ -177,7 +177,9 @@ fn a_collapse_has_no_batch_to_skip() {
         RankReport::Diverged(Diagnosis { divergence, ..diagnosis(40) }),
     );
 
-    assert_eq!(rollbacks(&engine)[0].skip, None);
+    assert_eq!(rollbacks(&engine), [rollback(2, 40)]);
+    assert!(engine.restore().invalidated_by(Generation(1), Step(40)).is_some());
+    assert!(engine.restore().invalidated_by(Generation(1), Step(39)).is_none());
 }
 
 #[test]

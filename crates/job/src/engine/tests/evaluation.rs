@@ -156,7 +156,71 @@ fn an_early_end_is_published_and_completes_the_job() {
     assert_eq!(engine.outcome(), Some(&Outcome::Completed));
 }
 
+// ---- evaluations and checkpoints ----
+
+#[test]
+fn a_checkpoint_has_the_accuracy_of_an_evaluation_that_ends_before_or_after_its_commit() {
+    let accuracy = |reports: [RankReport; 2]| {
+        let mut engine = training(&[1]);
+        for rank_report in reports {
+            report(&mut engine, at(10.0), 0, rank_report);
+        }
+        engine.status().commit.unwrap().accuracy
+    };
+    let saved = |step| RankReport::Saved(commit(1, step));
+    let evaluation = || evaluated(20, top1(0.75), None, Extent::Full);
+    assert_eq!(accuracy([saved(20), evaluation()]), Some(top1(0.75)));
+    assert_eq!(accuracy([evaluation(), saved(20)]), Some(top1(0.75)));
+    assert_eq!(accuracy([evaluation(), saved(21)]), None);
+}
+
+#[test]
+fn an_evaluation_made_again_because_the_checkpoint_lacks_it_is_published_only_once() {
+    let mut engine = training(&[1]);
+    let evaluation = || evaluated(20, top1(0.75), None, Extent::Full);
+    assert_eq!(published(&mut engine, evaluation()).len(), 1);
+    engine.lifecycle.generation = Generation(2);
+    engine.lifecycle.began_at = Some(Step(20));
+    let mut again = |rank_report| {
+        let event = rank_event(&engine, Generation(2), 0, rank_report);
+        engine.handle(at(11.0), event).len()
+    };
+    assert_eq!(again(evaluation()), 0);
+    let other = evaluated(20, top1(0.5), None, Extent::Full);
+    assert_ne!(again(other), 0, "another result is news");
+}
+
 // ---- the time left ----
+
+fn evaluating(samples: u64, seconds: f64) -> RankReport {
+    let evaluation = Some(EvaluationProgress { samples, total: 1000, seconds });
+    RankReport::Heartbeat(RankHeartbeat { evaluation, ..RankHeartbeat::default() })
+}
+
+#[test]
+fn an_evaluation_shows_its_progress_and_the_time_left_includes_the_ones_to_come() {
+    let mut engine = training(&[1]);
+    let mut left_after = |rank_report| {
+        report(&mut engine, at(10.0), 0, rank_report);
+        (engine.status().evaluating, engine.status().eta_seconds())
+    };
+    let step = StepReport {
+        step: Step(20),
+        epoch: Epoch(1),
+        steps_per_epoch: 20,
+        global_batch: 64,
+        samples_per_second: 64.0,
+        ..StepReport::default()
+    };
+    // One of the recipe's two epochs is left.
+    assert_eq!(left_after(RankReport::Stepped(step)), (None, Some(20.0)));
+    assert_eq!(left_after(evaluating(0, 0.5)).1, Some(20.0));
+    let (progress, left) = left_after(evaluating(250, 2.0));
+    assert_eq!(progress.unwrap().samples_per_second(), Some(125.0));
+    assert_eq!(left, Some(20.0 + 6.0 + 8.0), "6 s of this evaluation, 8 s of the next one");
+    let idle = RankReport::Heartbeat(RankHeartbeat::default());
+    assert_eq!(left_after(idle), (None, Some(20.0 + 8.0)));
+}
 
 #[test]
 fn the_time_left_is_computed_from_samples_and_so_independent_of_the_batch_size() {

@@ -1,6 +1,7 @@
 //! Heartbeats, which every process sends once a second.
 
 use super::*;
+use crate::engine::rank_heartbeats::RankHeartbeats;
 use crate::message::{HostStats, MachineStats};
 
 fn heartbeat(
@@ -74,4 +75,50 @@ fn metric_points_are_added_once_from_the_reports_of_rank_0() {
         points_of(0, RankReport::Stepped(rank_report.clone())),
         [MetricPoint::Step(rank_report)]
     );
+}
+
+// ---- slow ranks ----
+
+fn own_time(own_step_seconds: f64) -> RankHeartbeat {
+    RankHeartbeat { own_step_seconds, ..RankHeartbeat::default() }
+}
+
+#[test]
+fn the_median_is_reused_for_half_a_second() {
+    let mut ranks = RankHeartbeats::new(2);
+    ranks.record(at(0.0), Rank(0), own_time(1.0));
+    // The first heartbeat alone gave no median.
+    for _ in 0..10 {
+        assert_eq!(ranks.record(at(0.4), Rank(1), own_time(5.0)), None);
+    }
+    for _ in 0..9 {
+        assert_eq!(ranks.record(at(0.5), Rank(1), own_time(5.0)), None);
+    }
+    assert_eq!(ranks.record(at(0.5), Rank(1), own_time(5.0)), Some(5.0));
+    assert_eq!(ranks.record(at(0.5), Rank(1), own_time(5.0)), None, "published once");
+}
+
+#[test]
+fn ranks_without_a_step_count_neither_for_the_median_nor_as_slow() {
+    let mut ranks = RankHeartbeats::new(4);
+    for (rank, seconds) in [(0, 0.0), (1, 0.0), (2, 2.0), (3, 3.0)] {
+        ranks.record(at(1.0), Rank(rank), own_time(seconds));
+    }
+    let median = ranks.median();
+    assert_eq!(median, Some(2.0));
+    let slowdown = |rank| ranks.latest(Rank(rank)).unwrap().slowdown(median);
+    assert_eq!((slowdown(0), slowdown(3)), (None, Some(1.5)));
+}
+
+#[test]
+fn a_rank_that_was_fast_once_is_counted_as_slow_from_the_start() {
+    let mut ranks = RankHeartbeats::new(2);
+    let mut published = Vec::new();
+    for second in 0..30u32 {
+        let now = at(f64::from(second));
+        ranks.record(now, Rank(0), own_time(1.0));
+        let own = if second == 9 { 1.0 } else { 1.5 };
+        published.extend(ranks.record(now, Rank(1), own_time(own)).map(|_| second));
+    }
+    assert_eq!(published, [19], "the tenth in a row");
 }

@@ -165,7 +165,7 @@ fn label_out_of_range_is_refused_by_sample() {
     for label in [-100, -1, 10] {
         let mut batch = batch(4);
         batch.labels[2] = label;
-        let evaluated = learner.evaluate(&batch, EvaluatedWeights::Raw).map(drop);
+        let evaluated = learner.evaluate(&batch, EvaluatedWeights::Raw, &mut || false).map(drop);
         for result in [learner.gradient(&batch, 1.0, &mut leaf).map(drop), evaluated] {
             let named = matches!(
                 result,
@@ -181,6 +181,9 @@ fn images_of_the_wrong_length_are_refused() {
     let batch = batch(4);
     let (pixels, _) = batch.images().unwrap();
     let batch = Batch::of_images(&pixels[1..], 32, batch.labels.clone(), batch.samples.clone());
-    let error = learner(&[]).evaluate(&batch, EvaluatedWeights::Raw).unwrap_err().to_string();
+    let error = learner(&[])
+        .evaluate(&batch, EvaluatedWeights::Raw, &mut || false)
+        .unwrap_err()
+        .to_string();
     assert!(error.starts_with("copy inputs: ") && !error.contains('\n'), "{error}");
 }

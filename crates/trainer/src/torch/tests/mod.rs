@@ -86,7 +86,7 @@ fn update(learner: &mut TorchLearner, leaf: &mut TorchLeaf, step: u64, lr: f64) 
 }
 
 fn evaluated(learner: &mut TorchLearner, batch: &Batch) -> Sums {
-    learner.evaluate(batch, EvaluatedWeights::Raw).unwrap().sums
+    learner.evaluate(batch, EvaluatedWeights::Raw, &mut || false).unwrap().unwrap().sums
 }
 
 fn host(buffer: BufferMut<'_>) -> &mut [f32] {

@@ -33,7 +33,11 @@ fn half_formats_learn_and_keep_f32_weights() {
         let fine = values(&learner.weights).iter().filter(|w| w.to_bits() & 0xfff != 0).count();
         assert!(fine > learner.layout.cast_len as usize / 2, "{compute}: {fine}");
         let raw = evaluated(&mut learner, &batch);
-        let averaged = learner.evaluate(&batch, EvaluatedWeights::Averaged).unwrap().sums;
+        let averaged = learner
+            .evaluate(&batch, EvaluatedWeights::Averaged, &mut || false)
+            .unwrap()
+            .unwrap()
+            .sums;
         assert!(raw.loss.is_finite() && averaged.loss.is_finite() && raw != averaged);
     }
 }
@@ -70,7 +74,8 @@ fn averaged_weights_are_evaluated_with_averaged_statistics() {
             _ => {}
         }
     }
-    let found = averaging.evaluate(&batch(8), EvaluatedWeights::Averaged).unwrap();
+    let found =
+        averaging.evaluate(&batch(8), EvaluatedWeights::Averaged, &mut || false).unwrap().unwrap();
     assert_eq!(found.sums, evaluated(&mut plain, &batch(8)));
     assert_ne!(found.sums, evaluated(&mut averaging, &batch(8)));
 }

@@ -179,6 +179,35 @@ fn weights_of_another_network_are_refused_with_every_reason() {
 }
 
 #[test]
+fn weights_with_impossible_values_are_refused_with_the_names_of_their_tensors() {
+    let mut learner = learner(&[]);
+    let before = state(&mut learner);
+    let file = |name: &str, value: f64| {
+        export(&learner, |tensors| {
+            let (_, tensor) = tensors.iter_mut().find(|(tensor, _)| tensor == name).unwrap();
+            *tensor = tensor.copy();
+            let _ = tensor.view(-1).get(0).fill_(value);
+        })
+    };
+    let wrong = [
+        ("layer3.0.conv1.weight", f64::NAN, "has 1 value that is not finite"),
+        ("fc.bias", f64::INFINITY, "has 1 value that is not finite"),
+        ("bn1.running_var", f64::NAN, "has 1 value that is not finite"),
+        ("bn1.running_var", -1.0, "has 1 negative variance"),
+    ];
+    let wrong =
+        wrong.map(|(name, value, problem)| (file(name, value), format!("{name} {problem}")));
+    let negative_weight = file("fc.bias", -1.0);
+    for (file, problem) in wrong {
+        let error = weights::load(&mut learner, file.path(), Head::FromFile).unwrap_err();
+        let Error::Values { problems, .. } = &error else { panic!("{error}") };
+        assert_eq!(*problems, [problem]);
+        assert!(state(&mut learner) == before);
+    }
+    weights::load(&mut learner, negative_weight.path(), Head::FromFile).unwrap();
+}
+
+#[test]
 fn damaged_weights_are_refused() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), b"not safetensors").unwrap();

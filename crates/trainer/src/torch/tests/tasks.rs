@@ -41,7 +41,8 @@ fn a_one_dimensional_network_learns_a_regression() {
 fn a_regression_is_evaluated_by_its_predictions() {
     let mut learner = signal_learner();
     let batch = signals(3, 100);
-    let evaluation = learner.evaluate(&batch, EvaluatedWeights::Raw).unwrap();
+    let evaluation =
+        learner.evaluate(&batch, EvaluatedWeights::Raw, &mut || false).unwrap().unwrap();
     assert_eq!(evaluation.targets, batch.targets);
     assert_eq!(evaluation.predictions.len(), 3);
     let logits = values(&learner.logits(&batch, crate::torch::BatchNormMode::Evaluation).unwrap());
@@ -103,9 +104,15 @@ fn with_flip_the_outputs_of_mirrored_images_are_averaged() {
         let pixels: Vec<u8> = Vec::try_from(&tensor.view([-1])).unwrap();
         Batch::of_images(&pixels, 32, images.labels.clone(), images.samples.clone())
     };
-    let averaged = both.evaluate(&images, EvaluatedWeights::Raw).unwrap().sums.loss;
+    let averaged =
+        both.evaluate(&images, EvaluatedWeights::Raw, &mut || false).unwrap().unwrap().sums.loss;
     assert_eq!(
-        both.evaluate(&mirrored, EvaluatedWeights::Raw).unwrap().sums.loss.to_bits(),
+        both.evaluate(&mirrored, EvaluatedWeights::Raw, &mut || false)
+            .unwrap()
+            .unwrap()
+            .sums
+            .loss
+            .to_bits(),
         averaged.to_bits()
     );
     let plain = evaluated(&mut plain, &images).loss;

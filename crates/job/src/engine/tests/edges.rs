@@ -1,0 +1,132 @@
+//! Cases at the edge of a rule, where it applies no more or not yet.
+
+use super::*;
+
+// ---- drains ----
+
+#[test]
+fn only_the_checkpoint_of_the_step_at_which_ranks_stop_completes_a_drain() {
+    let mut engine = training(&[1]);
+    drain(&mut engine, at(10.0));
+    report(&mut engine, at(11.0), 0, RankReport::Stopping { step: Step(7) });
+
+    report(&mut engine, at(12.0), 0, RankReport::Saved(commit(1, 5)));
+    assert_eq!(engine.status().drain.unwrap().durable_at, None, "an earlier checkpoint");
+
+    report(&mut engine, at(13.0), 0, RankReport::Saved(commit(1, 7)));
+    assert_eq!(engine.status().drain.unwrap().durable_at, Some(at(13.0)));
+}
+
+#[test]
+fn a_second_drain_is_published_only_if_its_deadline_is_earlier() {
+    let mut engine = training(&[1]);
+    drain(&mut engine, at(10.0));
+    let mut texts = |seconds_left| {
+        let actions = depart(&mut engine, at(20.0), 0, Some(seconds_left));
+        actions
+            .into_iter()
+            .filter_map(|action| match action {
+                Action::Publish(published) => Some(published.message),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
+    };
+
+    assert_eq!(texts(90.0), [""; 0], "the same deadline");
+    assert_eq!(texts(89.0), ["node node0: spot notice; 89 s are left to save and stop"]);
+    assert_eq!(texts(89.0), [""; 0]);
+}
+
+#[test]
+fn a_rank_that_dies_again_during_a_drain_is_restarted_without_a_backoff() {
+    let mut engine = training(&[1, 1]);
+    report(&mut engine, at(10.0), 1, crashed());
+    drain(&mut engine, at(10.5));
+
+    assert!(opens(&report(&mut engine, at(11.0), 1, crashed()), 3));
+}
+
+// ---- nodes ----
+
+#[test]
+fn a_node_without_ranks_is_removed_when_it_disconnects() {
+    let mut waiting = gathering(2);
+    attach(&mut waiting, at(1.0), 0, 1, None);
+    detach(&mut waiting, at(2.0), 0);
+    assert_eq!(waiting.status().nodes, []);
+
+    let mut over = training(&[1]);
+    over.handle(at(9.0), Event::Stop);
+    detach(&mut over, at(10.0), 0);
+    assert_eq!(over.status().nodes, []);
+    assert_eq!(over.deadline(), None);
+}
+
+#[test]
+fn a_node_that_leaves_before_it_is_ready_does_not_take_part() {
+    let mut engine = training(&[1]);
+    attach(&mut engine, at(3.0), 1, 1, None);
+    depart(&mut engine, at(4.0), 1, None);
+
+    assert_eq!(without_events(warm(&mut engine, at(5.0), 1, 0)), []);
+
+    assert_eq!(placed(&engine), ["node0"]);
+}
+
+/// Rank 2, on the node with two ranks, has died twice.
+fn failing_node_with_a_rank_that_lives(others_live: bool) -> Engine {
+    let mut engine = training(&[1, 2]);
+    engine.policy.min_ranks = 1;
+    report(&mut engine, at(10.0), 2, crashed());
+    all_ready(&mut engine, at(11.0), Some(0));
+    all_started(&mut engine, at(12.0));
+    if !others_live {
+        // Its generation ends only once node 1 is back.
+        detach(&mut engine, at(12.5), 1);
+        report(&mut engine, at(12.6), 0, crashed());
+        let held = running(2, &[(1, RankPhase::Training)]);
+        attach(&mut engine, at(13.0), 1, 2, held);
+    } else {
+        report(&mut engine, at(13.0), 2, crashed());
+    }
+    if engine.status().phase == PhaseName::Backoff {
+        let until = engine.deadline().unwrap();
+        tick(&mut engine, until);
+    }
+    engine
+}
+
+#[test]
+fn a_failing_node_with_a_rank_that_lives_is_quarantined_if_others_hold_the_state() {
+    assert_eq!(placed(&failing_node_with_a_rank_that_lives(true)), ["node0"]);
+}
+
+#[test]
+fn a_failing_node_that_holds_the_only_state_is_not_quarantined() {
+    let engine = failing_node_with_a_rank_that_lives(false);
+    assert_eq!(placed(&engine), ["node0", "node1", "node1"]);
+}
+
+// ---- losses ----
+
+#[test]
+fn of_two_deaths_the_first_is_the_cause() {
+    let mut engine = training(&[1, 1, 1]);
+    detach(&mut engine, at(9.0), 2);
+    report(&mut engine, at(10.0), 0, crashed());
+    report(&mut engine, at(10.5), 1, crashed());
+
+    attach(&mut engine, at(11.0), 2, 1, running(1, &[(2, RankPhase::Waiting)]));
+
+    assert_eq!(causes(&engine), ["rank 0: killed"]);
+}
+
+#[test]
+fn a_rank_that_started_over_while_its_node_was_disconnected_counts_as_dead() {
+    let mut engine = training(&[1, 1]);
+    detach(&mut engine, at(10.0), 1);
+
+    attach(&mut engine, at(11.0), 1, 1, running(1, &[(1, RankPhase::Joining)]));
+
+    assert_eq!(causes(&engine), ["rank 1: rank 1 ended while node node1 was disconnected"]);
+}

@@ -1,0 +1,130 @@
+//! Tests of signals that people and schedulers send: to an agent, and to `baton up`, whose children may also die.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+
+use std::{fs, process::ExitStatus};
+
+use baton_job::exit;
+use baton_proto::v1::watch_events_response::Kind;
+use baton_tests::{
+    Cluster, ProcessExit, announce_end, children, descendants, in_time, interrupt, kill, stop,
+};
+use tokio::process::Child;
+
+/// The last complete epoch of a disturbed run has the bits of an undisturbed one.
+async fn assert_undisturbed(cluster: &Cluster) {
+    let (epochs, state) = cluster.newest_epoch();
+    assert!(Cluster::of_epochs(epochs).run_to_the_end(2).await == state, "{epochs} epochs");
+}
+
+#[tokio::test]
+async fn sigint_and_sigusr1_to_an_agent_save_and_stop_with_the_same_bits() {
+    for name in ["SIGINT", "SIGUSR1"] {
+        let mut cluster = Cluster::endless();
+        cluster.start_coordinator(&[]).await;
+        cluster.start_agent("node", 2);
+        let mut events = cluster.events().await;
+        events.saved_at(30).await;
+
+        let agent = cluster.agent_pid(0);
+        if name == "SIGINT" {
+            interrupt(agent)
+        } else {
+            announce_end(agent)
+        }
+
+        let begins = events.next_of(Kind::Draining).await;
+        assert!(begins.message.contains(name), "{begins:?}");
+        let (coordinator, agents) = cluster.finish().await;
+        let drained = Some(i32::from(exit::DRAINED));
+        assert_eq!(coordinator.code(), drained, "{}", cluster.log("coordinator"));
+        assert_eq!(agents[0].code(), drained, "{}", cluster.log("agent"));
+        assert_undisturbed(&cluster).await;
+    }
+}
+
+async fn end_of(up: &mut Child) -> ExitStatus {
+    in_time("`baton up` ends", up.wait()).await.unwrap()
+}
+
+/// The process id of a child of `baton up`.
+fn child(up: &Child, program: &str) -> u32 {
+    let is_program = |pid: &u32| {
+        let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        command.split('\0').next().is_some_and(|path| path.ends_with(program))
+    };
+    let children = children(up.id().unwrap());
+    children.into_iter().find(is_program).unwrap_or_else(|| panic!("no {program} is running"))
+}
+
+#[tokio::test]
+async fn ctrl_c_saves_and_stops_the_same_command_resumes_and_a_second_ctrl_c_stops_immediately() {
+    let mut cluster = Cluster::endless();
+    let mut up = cluster.up(&[], &[]);
+    cluster.served_by(&up).await;
+    cluster.events().await.saved_at(30).await;
+    interrupt(up.id().unwrap());
+    let drained = end_of(&mut up).await;
+    assert_eq!(drained.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
+
+    let mut up = cluster.up(&[], &[]);
+    cluster.served_by(&up).await;
+    cluster.new_events().await.next_of(Kind::Saved).await;
+    let resumed = cluster.status().await.began_with.unwrap();
+    assert!(resumed.contains("checkpoint step-"), "{resumed}");
+    // Stopped ranks cannot save, so only the second Ctrl-C can end the job.
+    let processes = descendants(up.id().unwrap());
+    children(child(&up, "baton-worker")).into_iter().for_each(stop);
+    let exits: Vec<_> = processes[1..].iter().map(|pid| ProcessExit::of(*pid)).collect();
+    let stopped = cluster
+        .until("`baton up` ends", async || {
+            // Two signals within half a second count as one.
+            let ended = up.try_wait().unwrap();
+            if ended.is_none() {
+                interrupt(up.id().unwrap());
+            }
+            ended
+        })
+        .await;
+    assert_eq!(stopped.code(), Some(130), "{}", cluster.log("up"));
+    for exit in exits {
+        in_time("its processes end", exit.wait()).await;
+    }
+    let log = cluster.log("up");
+    assert_eq!(log.matches("press Ctrl-C again to stop immediately").count(), 2, "{log}");
+    assert_eq!(log.matches("stopped immediately; the same command resumes").count(), 1, "{log}");
+    assert_undisturbed(&cluster).await;
+}
+
+#[tokio::test]
+async fn up_restarts_a_killed_coordinator_and_a_killed_agent_with_the_same_bits() {
+    let mut cluster = Cluster::endless();
+    let mut up = cluster.up(&[], &[]);
+    cluster.served_by(&up).await;
+    cluster.events().await.saved_at(30).await;
+    let is_restarted = async |cluster: &Cluster, name: &str| {
+        let note = format!("the {name} was ended by signal 9; restarting it");
+        let look = async || cluster.log("up").contains(&note).then_some(());
+        cluster.until(&note, look).await;
+    };
+
+    let ranks = children(child(&up, "baton-worker"));
+    kill(child(&up, "baton-coordinator"));
+    is_restarted(&cluster, "coordinator").await;
+    cluster.served_by(&up).await;
+    let mut events = cluster.new_events().await;
+    events.next_of(Kind::Saved).await;
+    assert_eq!(cluster.status().await.generation, 1, "training continued meanwhile");
+    assert_eq!(children(child(&up, "baton-worker")), ranks);
+
+    kill(child(&up, "baton-worker"));
+    is_restarted(&cluster, "agent").await;
+    events.next_of(Kind::TrainingStarted).await;
+    events.next_of(Kind::Saved).await;
+    assert!(cluster.status().await.generation > 1);
+
+    interrupt(up.id().unwrap());
+    let drained = end_of(&mut up).await;
+    assert_eq!(drained.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
+    assert_undisturbed(&cluster).await;
+}
