@@ -21,8 +21,9 @@ use std::{
 };
 
 use baton_checkpoint::{EntryState, Manifest, Store};
+use baton_job::exit;
 use baton_proto::v1::{
-    GetStatusRequest, GetStatusResponse, WatchEventsRequest, WatchEventsResponse,
+    DrainRequest, GetStatusRequest, GetStatusResponse, WatchEventsRequest, WatchEventsResponse,
     job_service_client::JobServiceClient, watch_events_response::Kind,
 };
 use serde_json::Value;
@@ -109,8 +110,8 @@ impl Cluster {
         }
     }
 
-    /// A run without an end, whose schedule does not depend on the number of epochs. Stop it, and compare its last
-    /// complete epoch with a run [`of_epochs`](Self::of_epochs).
+    /// A run without an end, whose schedule does not depend on the number of epochs: nothing depends on how fast the
+    /// machine is. [`end`](Self::end) it, then [`assert_undisturbed_bits`](Self::assert_undisturbed_bits).
     #[must_use]
     pub fn endless() -> Self {
         Self::of_epochs(1_000_000)
@@ -122,7 +123,7 @@ impl Cluster {
         Self::new()
             .set(&format!("train.epochs={epochs}"))
             .set("schedule={ kind='constant', lr=0.1 }")
-            .set("checkpoint={ every_epochs=1, every_steps=0, keep_best=false }")
+            .set("checkpoint={ every_epochs=1, every_steps=0, keep_last=10, keep_best=false }")
             .set("evaluation.every_epochs=1000000")
     }
 
@@ -412,6 +413,30 @@ impl Cluster {
         (status.expect("its status"), agents)
     }
 
+    /// Lets an [`endless`](Self::endless) run save at the end of one more epoch, and ends it by a drain.
+    pub async fn end(&mut self) {
+        let mut events = self.new_events().await;
+        let look = async || self.status().await.latest.map(|latest| latest.steps_per_epoch);
+        let per_epoch = self.until("a step", look).await;
+        // A save that is due while another one is being written is left out.
+        while !events.next_of(Kind::Saved).await.step().is_multiple_of(per_epoch) {}
+        let reason = "end of the test".to_owned();
+        self.client().await.drain(DrainRequest { reason }).await.expect("a drain");
+        let (coordinator, _) = self.finish().await;
+        let code = Some(i32::from(exit::DRAINED));
+        assert_eq!(coordinator.code(), code, "{}", self.log("coordinator"));
+    }
+
+    /// Asserts that the last complete epoch of an [`endless`](Self::endless) run has the bits of an undisturbed run with
+    /// the same settings on one rank.
+    pub async fn assert_undisturbed_bits(&self) {
+        let (epochs, state) = self.newest_epoch();
+        let mut undisturbed = Self::new();
+        undisturbed.overrides.clone_from(&self.overrides);
+        undisturbed = undisturbed.set(&format!("train.epochs={epochs}"));
+        assert!(undisturbed.run_to_the_end(1).await == state, "different after {epochs} epochs");
+    }
+
     /// Starts a coordinator and one agent with `ranks` ranks, waits for the end of the job, and returns its final
     /// state.
     pub async fn run_to_the_end(&mut self, ranks: u32) -> Vec<(String, Vec<f32>)> {
@@ -435,24 +460,19 @@ impl Cluster {
     /// All values of the newest checkpoint.
     #[must_use]
     pub fn newest_state(&self) -> Vec<(String, Vec<f32>)> {
-        self.read_store(newest_state)
+        self.read_store(|store| {
+            let newest = store.list().expect("a listing").into_iter().next().expect("a checkpoint");
+            let EntryState::Complete(manifest) = newest.state else {
+                panic!("{} is damaged", newest.name)
+            };
+            state_of(store, &manifest)
+        })
     }
 
     /// The number of epochs and all values of the newest checkpoint that was saved at the end of an epoch.
     #[must_use]
     pub fn newest_epoch(&self) -> (u64, Vec<(String, Vec<f32>)>) {
-        self.read_store(|store| {
-            let entries = store.list().expect("a listing").into_iter();
-            let at_the_end_of_an_epoch = |state: EntryState| match state {
-                EntryState::Complete(manifest) if manifest.progress.cursor == 0 => Some(manifest),
-                _ => None,
-            };
-            let manifest = entries
-                .map(|entry| entry.state)
-                .find_map(at_the_end_of_an_epoch)
-                .expect("an epoch");
-            (manifest.progress.epoch.0.into(), state_of(store, &manifest))
-        })
+        self.read_store(newest_epoch)
     }
 
     fn read_store<T: Send>(&self, read: impl FnOnce(&Store) -> T + Send) -> T {
@@ -463,12 +483,17 @@ impl Cluster {
     }
 }
 
-/// All values of the newest checkpoint in a store.
+/// The number of epochs and all values of the newest checkpoint in a store that was saved at the end of an epoch.
 #[must_use]
-pub fn newest_state(store: &Store) -> Vec<(String, Vec<f32>)> {
-    let newest = store.list().expect("a listing").into_iter().next().expect("a checkpoint");
-    let EntryState::Complete(manifest) = newest.state else { panic!("{} is damaged", newest.name) };
-    state_of(store, &manifest)
+pub fn newest_epoch(store: &Store) -> (u64, Vec<(String, Vec<f32>)>) {
+    let at_the_end_of_an_epoch = |state: EntryState| match state {
+        EntryState::Complete(manifest) if manifest.progress.cursor == 0 => Some(manifest),
+        _ => None,
+    };
+    let entries = store.list().expect("a listing").into_iter();
+    let manifest =
+        entries.map(|entry| entry.state).find_map(at_the_end_of_an_epoch).expect("an epoch");
+    (manifest.progress.epoch.0.into(), state_of(store, &manifest))
 }
 
 /// All values of a checkpoint.

@@ -3,7 +3,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use baton_job::exit;
-use baton_proto::v1::{DrainRequest, watch_events_response::Kind};
+use baton_proto::v1::watch_events_response::Kind;
 use baton_tests::{Cluster, kill, stop};
 
 /// Pseudo-random but repeatable steps below `limit`, in increasing order.
@@ -19,6 +19,11 @@ fn moments(seed: u64, count: usize, limit: u64) -> Vec<u64> {
     moments
 }
 
+/// An endless run that also saves within epochs.
+fn endless() -> Cluster {
+    Cluster::endless().set("checkpoint.every_steps=50")
+}
+
 #[tokio::test]
 async fn every_number_of_ranks_ends_with_the_same_bits() {
     let one = Cluster::new().run_to_the_end(1).await;
@@ -30,9 +35,7 @@ async fn every_number_of_ranks_ends_with_the_same_bits() {
 
 #[tokio::test]
 async fn ranks_killed_at_three_moments_change_no_bit() {
-    let undisturbed = Cluster::new().run_to_the_end(2).await;
-
-    let mut cluster = Cluster::new();
+    let mut cluster = endless();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     let mut events = cluster.events().await;
@@ -44,17 +47,14 @@ async fn ranks_killed_at_three_moments_change_no_bit() {
         let started = events.next_of(Kind::TrainingStarted).await;
         assert!(started.message.contains("with the state of rank"), "{}", started.message);
     }
-    let (coordinator, _) = cluster.finish().await;
+    cluster.end().await;
 
-    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
-    assert!(cluster.newest_state() == undisturbed);
+    cluster.assert_undisturbed_bits().await;
 }
 
 #[tokio::test]
 async fn a_stopped_rank_is_named_and_replaced_with_the_same_bits() {
-    let undisturbed = Cluster::new().run_to_the_end(2).await;
-
-    let mut cluster = Cluster::new().set("cluster.hang_seconds=3");
+    let mut cluster = endless().set("cluster.hang_seconds=3");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     let mut events = cluster.events().await;
@@ -62,10 +62,9 @@ async fn a_stopped_rank_is_named_and_replaced_with_the_same_bits() {
     stop(cluster.rank_pids(0)[1]);
     let failed = events.next_of(Kind::RankFailed).await;
     assert!(failed.message.contains("did not answer for 3 s"), "{}", failed.message);
-    let (coordinator, _) = cluster.finish().await;
+    cluster.end().await;
 
-    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
-    assert!(cluster.newest_state() == undisturbed);
+    cluster.assert_undisturbed_bits().await;
 }
 
 #[tokio::test]
@@ -84,20 +83,14 @@ async fn a_spare_replaces_a_dead_rank_with_the_same_bits() {
         assert!(cluster.rank_pids(0).contains(&spare));
     }
     assert_eq!(cluster.log("agent").matches("is_warm=true").count(), 2);
-    let step = cluster.status().await.latest.unwrap().step;
-    events.saved_at(step + 44).await;
-    cluster.client().await.drain(DrainRequest { reason: "enough".to_owned() }).await.unwrap();
-    cluster.finish().await;
+    cluster.end().await;
 
-    let (epochs, state) = cluster.newest_epoch();
-    assert!(Cluster::of_epochs(epochs).run_to_the_end(1).await == state);
+    cluster.assert_undisturbed_bits().await;
 }
 
 #[tokio::test]
 async fn everything_killed_at_three_moments_resumes_from_the_newest_checkpoint() {
-    let undisturbed = Cluster::new().run_to_the_end(2).await;
-
-    let mut cluster = Cluster::new();
+    let mut cluster = endless();
     for (run, step) in moments(2, 3, 200).into_iter().enumerate() {
         cluster.start_coordinator(&[]).await;
         // Use another number of ranks each time.
@@ -118,16 +111,16 @@ async fn everything_killed_at_three_moments_resumes_from_the_newest_checkpoint()
         cluster.kill_coordinator().await;
         cluster.kill_agent(0).await;
     }
-    let state = cluster.run_to_the_end(4).await;
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 4);
+    cluster.end().await;
 
-    assert!(state == undisturbed);
+    cluster.assert_undisturbed_bits().await;
 }
 
 #[tokio::test]
 async fn ranks_end_with_their_killed_agent_and_a_new_agent_continues() {
-    let undisturbed = Cluster::new().run_to_the_end(2).await;
-
-    let mut cluster = Cluster::new();
+    let mut cluster = endless();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     let mut events = cluster.events().await;
@@ -135,15 +128,14 @@ async fn ranks_end_with_their_killed_agent_and_a_new_agent_continues() {
     cluster.kill_agent(0).await;
     cluster.start_agent("node", 2);
     events.next_of(Kind::TrainingStarted).await;
-    let (coordinator, _) = cluster.finish().await;
+    cluster.end().await;
 
-    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
-    assert!(cluster.newest_state() == undisturbed);
+    cluster.assert_undisturbed_bits().await;
 }
 
 #[tokio::test]
 async fn training_does_not_pause_while_a_killed_coordinator_restarts() {
-    let mut cluster = Cluster::new().set("train.epochs=60");
+    let mut cluster = endless();
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     cluster.events().await.saved_at(20).await;
@@ -164,17 +156,12 @@ async fn training_does_not_pause_while_a_killed_coordinator_restarts() {
     assert_eq!(after.generation, before.generation, "{}", after.reason);
     assert_eq!(cluster.rank_pids(0), ranks);
     assert_eq!(after.job_id, before.job_id);
-    let (coordinator, _) = cluster.finish().await;
-    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    cluster.end().await;
 }
 
 #[tokio::test]
 async fn the_other_nodes_continue_without_a_lost_node() {
-    // Long enough for another node to join during training.
-    let cluster = || Cluster::new().set("train.epochs=300");
-    let undisturbed = cluster().run_to_the_end(1).await;
-
-    let mut cluster = cluster().set("cluster.min_ranks=1").set("cluster.node_grace_seconds=0.3");
+    let mut cluster = endless().set("cluster.min_ranks=1").set("cluster.node_grace_seconds=0.3");
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("a", 2);
     let mut events = cluster.events().await;
@@ -184,10 +171,9 @@ async fn the_other_nodes_continue_without_a_lost_node() {
     cluster.kill_agent(0).await;
     let started = events.next_of(Kind::TrainingStarted).await;
     assert!(started.message.contains("from checkpoint"), "{}", started.message);
-    let (coordinator, _) = cluster.finish().await;
+    cluster.end().await;
 
-    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
-    assert!(cluster.newest_state() == undisturbed);
+    cluster.assert_undisturbed_bits().await;
 }
 
 #[tokio::test]
@@ -227,11 +213,7 @@ async fn resnet_ends_with_the_same_bits_for_every_number_of_ranks_and_through_a_
 async fn of_two_coordinators_on_one_store_the_older_is_fenced_and_ends_permanently() {
     let store = tempfile::tempdir().unwrap();
     let dir = format!("checkpoint.dir={}", store.path().display());
-    let job = || {
-        // Long enough for both coordinators.
-        let cluster = Cluster::new().set("train.epochs=100000").set("checkpoint.every_steps=100");
-        cluster.set("checkpoint.every_epochs=0").set(&dir)
-    };
+    let job = || Cluster::endless().set(&dir);
     let mut older = job();
     older.start_coordinator(&[]).await;
     older.start_agent("node", 1);
@@ -257,11 +239,7 @@ async fn of_two_coordinators_on_one_store_the_older_is_fenced_and_ends_permanent
     let status = newer.status().await;
     let began_with = status.began_with.unwrap();
     assert!(began_with.contains("step-"), "{began_with}");
-    newer.events().await.saved_at(status.latest.unwrap().step).await;
-    let reason = "end of the test".to_owned();
-    newer.client().await.drain(DrainRequest { reason }).await.unwrap();
-    let (coordinator, _) = newer.finish().await;
-    assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)), "{}", newer.log("coordinator"));
+    newer.end().await;
 }
 
 #[tokio::test]

@@ -11,12 +11,6 @@ use baton_tests::{
 };
 use tokio::process::Child;
 
-/// The last complete epoch of a disturbed run has the bits of an undisturbed one.
-async fn assert_undisturbed(cluster: &Cluster) {
-    let (epochs, state) = cluster.newest_epoch();
-    assert!(Cluster::of_epochs(epochs).run_to_the_end(2).await == state, "{epochs} epochs");
-}
-
 #[tokio::test]
 async fn sigint_and_sigusr1_to_an_agent_save_and_stop_with_the_same_bits() {
     for name in ["SIGINT", "SIGUSR1"] {
@@ -39,7 +33,7 @@ async fn sigint_and_sigusr1_to_an_agent_save_and_stop_with_the_same_bits() {
         let drained = Some(i32::from(exit::DRAINED));
         assert_eq!(coordinator.code(), drained, "{}", cluster.log("coordinator"));
         assert_eq!(agents[0].code(), drained, "{}", cluster.log("agent"));
-        assert_undisturbed(&cluster).await;
+        cluster.assert_undisturbed_bits().await;
     }
 }
 
@@ -93,7 +87,7 @@ async fn ctrl_c_saves_and_stops_the_same_command_resumes_and_a_second_ctrl_c_sto
     let log = cluster.log("up");
     assert_eq!(log.matches("press Ctrl-C again to stop immediately").count(), 2, "{log}");
     assert_eq!(log.matches("stopped immediately; the same command resumes").count(), 1, "{log}");
-    assert_undisturbed(&cluster).await;
+    cluster.assert_undisturbed_bits().await;
 }
 
 #[tokio::test]
@@ -126,5 +120,5 @@ async fn up_restarts_a_killed_coordinator_and_a_killed_agent_with_the_same_bits(
     interrupt(up.id().unwrap());
     let drained = end_of(&mut up).await;
     assert_eq!(drained.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
-    assert_undisturbed(&cluster).await;
+    cluster.assert_undisturbed_bits().await;
 }
