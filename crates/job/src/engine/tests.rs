@@ -1112,6 +1112,7 @@ fn a_drain_says_if_the_last_save_took_longer_than_the_time_left() {
     let event = "saving and stopping, 30 s are left: node node0: spot notice";
     let reason = "draining: node node0: spot notice; 30 s to save and stop";
     assert_eq!(texts(29.0, 30.0), (event.to_owned(), reason.to_owned()));
+    assert_eq!(texts(30.0, 30.0), (event.to_owned(), reason.to_owned()));
     assert_eq!(texts(31.0, 30.0), (format!("{event}{warning}"), format!("{reason}{warning}")));
 }
 

@@ -349,6 +349,32 @@ fn repeated_launch_does_not_restart_ended_processes() {
 }
 
 #[test]
+fn repeated_launch_brings_a_pause_that_was_missed() {
+    let mut session = training(1);
+    let launch = Launch { pause: PauseState { number: 1, paused: true }, ..launch(1, 1) };
+
+    let actions = session.handle(at(10.0), Event::Directive(Directive::Launch(launch)));
+
+    assert_eq!(actions, [pause_command(0, true)]);
+    assert_eq!(session.stale_messages(), 0);
+}
+
+#[test]
+fn replaced_process_is_part_of_the_next_hello() {
+    let mut session = training(1);
+    let launch = Launch { replace: vec![LocalRank(0)], ..launch(2, 1) };
+    session.handle(at(10.0), Event::Directive(Directive::Launch(launch)));
+    session.handle(at(10.1), Event::Disconnected);
+    session.handle(at(10.2), Event::Tick);
+
+    let actions = session.handle(at(10.3), Event::Connected);
+
+    let running = running_ranks(&[(0, RankPhase::Joining)]);
+    let running = running.map(|running| RunningRanks { generation: Generation(2), ..running });
+    assert_eq!(actions, [hello(1, running)]);
+}
+
+#[test]
 fn begin_is_sent_to_a_rank_once() {
     let mut session = joining(1);
     reports(&mut session, at(2.0), 0, ready(0, None));
@@ -872,6 +898,17 @@ fn dismissed_agent_stops_its_ranks_and_exits_when_they_have_ended() {
     assert_eq!(session.reason(), "leaving (completed); 0 ranks still run");
     assert_eq!(exit(&mut session, at(10.1), 0), []);
     assert_eq!(exit(&mut session, at(10.2), 1), [Action::Exit(Outcome::Completed)]);
+}
+
+#[test]
+fn released_agent_stops_its_ranks_and_exits_as_drained() {
+    let mut session = training(1);
+    let released = Event::Directive(Directive::Release { reason: "a user asked".to_owned() });
+
+    assert_eq!(session.handle(at(10.0), released), [Action::Terminate(LocalRank(0))]);
+
+    let drained = Outcome::Drained { reason: "a user asked".to_owned() };
+    assert_eq!(exit(&mut session, at(10.1), 0), [Action::Exit(drained)]);
 }
 
 #[test]

@@ -483,3 +483,13 @@ fn a_rollback_invalidates_older_generations_from_its_step_on() {
     assert!(invalidated(2, 41) && invalidated(1, 90));
     assert!(!invalidated(2, 40) && !invalidated(3, 41));
 }
+
+#[test]
+fn a_divergence_before_the_restart_of_the_coordinator_is_rolled_back_without_the_absent_nodes() {
+    let engine = training_since(0, &[]);
+    let placements = engine.lifecycle.world().unwrap().placements().to_vec();
+    let mut restarted = replay(&[opened(1, placements), Record::Saved(commit(1, 20))]);
+    let diverged = running(1, &[(0, RankPhase::Diverged(diagnosis(40)))]);
+
+    assert!(opens(&attach(&mut restarted, at(6.0), 0, 1, diverged), 2));
+}

@@ -130,3 +130,44 @@ fn a_rank_that_started_over_while_its_node_was_disconnected_counts_as_dead() {
 
     assert_eq!(causes(&engine), ["rank 1: rank 1 ended while node node1 was disconnected"]);
 }
+
+#[test]
+fn a_second_hello_over_one_connection_only_counts_as_stale() {
+    let mut engine = training(&[1]);
+    let hello = Hello { node: node(0), slots: 1, running: None };
+    agent_report(&mut engine, at(10.0), 0, AgentReport::Hello(hello));
+    assert_eq!(engine.status().stale_messages, 1);
+    assert_eq!(engine.status().phase, PhaseName::Training);
+}
+
+#[test]
+fn a_node_that_reattaches_without_ranks_while_they_start_starts_them_again() {
+    let mut engine = forming(&[1, 1]);
+    report(&mut engine, at(1.0), 1, ready(1, None));
+    detach(&mut engine, at(2.0), 1);
+    attach(&mut engine, at(3.0), 1, 1, None);
+
+    // Its earlier process is gone, so rank 0 alone does not complete the generation.
+    assert_eq!(report(&mut engine, at(4.0), 0, ready(0, None)), []);
+    assert_eq!(engine.status().phase, PhaseName::Forming);
+    report(&mut engine, at(5.0), 1, ready(1, None));
+    assert_eq!(engine.status().phase, PhaseName::Meeting);
+}
+
+#[test]
+fn progress_forgives_failures_although_all_nodes_had_some() {
+    let mut engine = training(&[1]);
+    for failure in 0..8 {
+        let now = 10.0 * f64::from(failure + 1);
+        report(&mut engine, at(now), 0, crashed());
+        if engine.status().phase == PhaseName::Backoff {
+            let until = engine.deadline().unwrap();
+            tick(&mut engine, until);
+        }
+        all_ready(&mut engine, at(now + 2.0), None);
+        all_started(&mut engine, at(now + 3.0));
+        report(&mut engine, at(now + 4.0), 0, stepped(u64::try_from(failure).unwrap() + 1));
+        assert_eq!(engine.nodes[&node(0)].failures, 0);
+    }
+    assert_eq!(engine.outcome(), None);
+}

@@ -84,6 +84,16 @@ fn a_full_evaluation_of_the_same_weights_replaces_the_quick_one() {
 }
 
 #[test]
+fn a_full_evaluation_replaces_only_a_best_of_the_same_step() {
+    let best = best_after(&[
+        (10, top1(0.9), None, Extent::Full),
+        (20, top1(0.5), None, Extent::Subset),
+        (20, top1(0.6), None, Extent::Full),
+    ]);
+    assert_eq!(best, (Step(10), top1(0.9)));
+}
+
+#[test]
 fn an_evaluation_that_is_reported_again_is_published_only_once() {
     let mut engine = training(&[1]);
     let mut times =
@@ -220,6 +230,28 @@ fn an_evaluation_shows_its_progress_and_the_time_left_includes_the_ones_to_come(
     assert_eq!(left, Some(20.0 + 6.0 + 8.0), "6 s of this evaluation, 8 s of the next one");
     let idle = RankReport::Heartbeat(RankHeartbeat::default());
     assert_eq!(left_after(idle), (None, Some(20.0 + 8.0)));
+}
+
+#[test]
+fn the_last_epoch_and_every_few_are_evaluated() {
+    let evaluations_left = |every: u32, epoch: u32| {
+        let every = format!("evaluation.every_epochs={every}");
+        let spec = spec_with(&["train.epochs=10", &every, "cluster.min_ranks=1"]);
+        let mut engine = Engine::new(&spec, origin(), at(0.0));
+        attach(&mut engine, at(0.0), 0, 1, None);
+        all_ready(&mut engine, at(1.0), None);
+        all_started(&mut engine, at(2.0));
+        let step = StepReport { epoch: Epoch(epoch), ..StepReport::default() };
+        report(&mut engine, at(10.0), 0, RankReport::Stepped(step));
+        // An evaluation takes a second.
+        report(&mut engine, at(10.0), 0, evaluating(1000, 1.0));
+        report(&mut engine, at(11.0), 0, RankReport::Heartbeat(RankHeartbeat::default()));
+        engine.status().evaluation_seconds
+    };
+    assert_eq!(evaluations_left(3, 0), 4.0, "after epochs 3, 6, 9 and 10");
+    assert_eq!(evaluations_left(3, 3), 3.0);
+    assert_eq!(evaluations_left(3, 9), 1.0);
+    assert_eq!(evaluations_left(5, 0), 2.0);
 }
 
 #[test]

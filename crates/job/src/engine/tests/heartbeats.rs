@@ -99,6 +99,16 @@ fn the_median_is_reused_for_half_a_second() {
 }
 
 #[test]
+fn the_speed_of_a_dead_rank_is_forgotten() {
+    let mut ranks = RankHeartbeats::new(2);
+    ranks.record(at(0.0), Rank(0), own_time(1.0));
+    ranks.record(at(0.0), Rank(1), own_time(5.0));
+    ranks.remove(Rank(1));
+    assert!(ranks.latest(Rank(0)).is_some() && ranks.latest(Rank(1)).is_none());
+    assert_eq!(ranks.median(), None, "a single rank is not compared");
+}
+
+#[test]
 fn ranks_without_a_step_count_neither_for_the_median_nor_as_slow() {
     let mut ranks = RankHeartbeats::new(4);
     for (rank, seconds) in [(0, 0.0), (1, 0.0), (2, 2.0), (3, 3.0)] {
