@@ -146,8 +146,14 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
     }
     let engine = match Engine::replay(spec, &records, clock.now()) {
         Some(resumed) => match changes(resumed.origin(), spec, &store)?.as_slice() {
-            [] => resumed,
+            [] => {
+                if resumed.outcome().is_none() {
+                    refuse_empty_store(&resumed, &store)?;
+                }
+                resumed
+            }
             _ if args.allow_recipe_change => {
+                refuse_empty_store(&resumed, &store)?;
                 // A checkpoint that the old run must not resume from is excluded for this run too.
                 let restore = Restore { allow_recipe_change: true, ..resumed.restore() };
                 drop(journal);
@@ -200,6 +206,21 @@ fn refuse_store_of_another_recipe(spec: &JobSpec, store: &Store) -> Result<(), F
         }
     }
     Ok(())
+}
+
+/// Refuses to begin training again because the checkpoints are gone: most likely a disk is not mounted, or
+/// `checkpoint.dir` was changed.
+fn refuse_empty_store(resumed: &Engine, store: &Store) -> Result<(), Failure> {
+    let Some(commit) = resumed.status().commit else { return Ok(()) };
+    if !store.list().map_err(|error| disk::store_failure(&error))?.is_empty() {
+        return Ok(());
+    }
+    let location = store.location();
+    Err(bad_input(format!(
+        "checkpoint store {location} is empty, but this job has saved {} in its store: mount the disk, set checkpoint.dir \
+         to the store, or start from the beginning with --no-auto-resume",
+        commit.name
+    )))
 }
 
 /// Differences between the recipes that prevent `spec` from continuing the job in the journal.

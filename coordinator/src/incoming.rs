@@ -43,6 +43,8 @@ const READY_QUEUE_LEN: usize = 64;
 const LISTEN_BACKLOG: u32 = 4_096;
 /// File descriptors reserved for the other files of this process.
 const RESERVED_FILES: u64 = 64;
+/// Connections that the smallest job needs: two of each agent, `baton up`, and some people and programs that watch.
+const MIN_CONNECTIONS: u64 = 16;
 
 /// A connection on which the client has sent at least one byte.
 pub(crate) struct Connection {
@@ -134,17 +136,33 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(LISTEN_BACKLOG)
 }
 
-/// Stream of accepted clients. Must be called in a tokio runtime. Dropping the stream stops accepting.
+/// Number of connections that this process can serve.
 ///
-/// Raises this process's limit of open files to the maximum: the usual default is about 1,000, and each agent takes
-/// two.
-pub(crate) fn incoming(listener: TcpListener) -> impl Stream<Item = io::Result<Connection>> {
+/// Raises its limit of open files to the maximum: the usual default is about 1,000, and each agent takes two.
+///
+/// # Errors
+/// The limit is too low to serve even a small job; the text has the remedy.
+pub(crate) fn max_connections() -> Result<usize, String> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
-    let limit = if raised.is_ok() { maximum } else { current };
-    let max_connections = limit.unwrap_or(u64::MAX).saturating_sub(RESERVED_FILES).max(1);
-    let max_connections =
-        usize::try_from(max_connections).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+    let limit = if raised.is_ok() { maximum } else { current }.unwrap_or(u64::MAX);
+    let connections = limit.saturating_sub(RESERVED_FILES);
+    if connections < MIN_CONNECTIONS {
+        return Err(format!(
+            "this process may open only {limit} files, and a coordinator needs {}: raise the limit (ulimit -Hn, \
+             LimitNOFILE of a systemd unit)",
+            RESERVED_FILES + MIN_CONNECTIONS
+        ));
+    }
+    Ok(usize::try_from(connections).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS))
+}
+
+/// Stream of accepted clients, of which at most `max_connections` are open at the same time. Must be called in a tokio
+/// runtime. Dropping the stream stops accepting.
+pub(crate) fn incoming(
+    listener: TcpListener,
+    max_connections: usize,
+) -> impl Stream<Item = io::Result<Connection>> {
     let (ready, clients) = mpsc::channel(READY_QUEUE_LEN);
     tokio::spawn(async move {
         let stopped = ready.clone();

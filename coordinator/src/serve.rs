@@ -5,6 +5,7 @@ use std::{
     fs,
     io::{self, Write as _},
     net::SocketAddr,
+    path,
     sync::Arc,
     time::Duration,
 };
@@ -16,6 +17,7 @@ use baton_proto::{
     DESCRIPTORS,
     v1::{job_service_server::JobServiceServer, node_service_server::NodeServiceServer},
 };
+use futures::Stream;
 use tokio::{
     net::TcpListener,
     signal::unix,
@@ -36,7 +38,7 @@ use crate::{
     clock::unix_millis,
     disk,
     endpoint::CoordinatorFile,
-    incoming,
+    incoming::{self, Connection},
     job::{JobInput, StatusSnapshot},
     job_service::JobApi,
     logs::{LogBuffer, Tee},
@@ -69,6 +71,14 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
         let tokens = args.access.tokens().map_err(unusable)?.map(Arc::new);
         let guard = AccessGuard { tokens, web_refusal: baton_dashboard::refusal };
         let server = server(tls)?;
+        if path::absolute(&args.run_dir).map_err(crash)?.to_str().is_none() {
+            let dir = args.run_dir.display();
+            let problem = "its path is not UTF-8, as the journal and manifests are";
+            return Err(bad_input(format!(
+                "run folder {dir}: {problem}; give another one with --run-dir"
+            )));
+        }
+        let max_connections = incoming::max_connections().map_err(bad_input)?;
         // The port is bound before any file is changed, because binding fails most often.
         let listener = bind(args)?;
         let address = listener.local_addr().map_err(crash)?;
@@ -96,8 +106,9 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
         let started_unix_seconds = unix_millis() / 1_000;
         let jobs = JobApi::new(current.clone(), logs.clone(), started_unix_seconds);
         let nodes = NodeApi::new(current, logs);
+        let clients = incoming::incoming(listener, max_connections);
         tokio::select! {
-            served = serve_all(server, listener, jobs, nodes, guard, run_id) => {
+            served = serve_all(server, clients, jobs, nodes, guard, run_id) => {
                 Err(crash(format!("the server ended: {served:?}")))
             }
             ended = serve(args, running, writer, &mut signals, started_unix_seconds) => ended,
@@ -217,7 +228,7 @@ fn server(tls: Option<ServerTlsConfig>) -> Result<Server, Failure> {
 /// gRPC and the web dashboard on one port.
 async fn serve_all(
     mut server: Server,
-    listener: TcpListener,
+    clients: impl Stream<Item = io::Result<Connection>>,
     jobs: JobApi,
     nodes: NodeApi,
     guard: AccessGuard,
@@ -251,7 +262,7 @@ async fn serve_all(
         .layer(from_fn_with_state(guard, baton_access::guard))
         // Before the tokens, which may be those of the other run.
         .layer(from_fn_with_state(run_id, same_run));
-    server.add_routes(routes).serve_with_incoming(incoming::incoming(listener)).await?;
+    server.add_routes(routes).serve_with_incoming(clients).await?;
     Ok(())
 }
 

@@ -2,7 +2,14 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-use std::{fs, net::TcpListener, os::unix::fs::PermissionsExt, path::Path, process::Command};
+use std::{
+    ffi::OsStr,
+    fs,
+    net::TcpListener,
+    os::unix::{ffi::OsStrExt, fs::PermissionsExt},
+    path::Path,
+    process::Command,
+};
 
 use baton_job::{
     NodeId, exit,
@@ -121,6 +128,34 @@ fn error_names_a_port_in_use_and_a_remedy() {
 }
 
 #[test]
+fn too_few_open_files_are_refused_with_a_remedy() {
+    let cluster = Cluster::new();
+    let program = binary("baton-coordinator");
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 50 && exec \"$0\" serve --listen 127.0.0.1:0 --run-dir \"$1\""]);
+    let output = limited.arg(program).arg(cluster.run_dir()).output().unwrap();
+    assert_eq!(output.status.code(), Some(i32::from(exit::BAD_INPUT)));
+    let error = one_error_line(&String::from_utf8_lossy(&output.stderr));
+    assert!(error.contains("may open only 50 files") && error.contains("ulimit"), "{error}");
+}
+
+#[test]
+fn a_run_folder_whose_path_is_not_text_is_refused() {
+    let cluster = Cluster::new();
+    let run_dir = cluster.run_dir().join(OsStr::from_bytes(b"\xff"));
+    let mut coordinator = Command::new(binary("baton-coordinator"));
+    coordinator.args(["serve", "--listen", "127.0.0.1:0"]);
+    let mut agent = Command::new(binary("baton-worker"));
+    agent.args(["agent", "--coordinator", "http://127.0.0.1:1", "--ranks", "1"]);
+    for mut command in [coordinator, agent] {
+        let output = command.arg("--run-dir").arg(&run_dir).output().unwrap();
+        assert_eq!(output.status.code(), Some(i32::from(exit::BAD_INPUT)), "{output:?}");
+        let error = one_error_line(&String::from_utf8_lossy(&output.stderr));
+        assert!(error.contains("UTF-8"), "{error}");
+    }
+}
+
+#[test]
 fn address_reachable_from_other_machines_needs_a_flag() {
     let error = refused(&Cluster::new(), &["--listen", "0.0.0.0:0"]);
     assert!(error.contains("--insecure"), "{error}");
@@ -203,6 +238,33 @@ async fn a_store_of_an_older_version_is_known_by_its_newest_checkpoint() {
     let dir = format!("checkpoint.dir={}", store.display());
     let error = refused(&Cluster::new(), &["--set", &dir, "--set", "seed=8"]);
     assert!(error.contains("of job `story`") && error.contains("has checkpoint step-"), "{error}");
+}
+
+#[tokio::test]
+async fn a_job_whose_checkpoints_are_gone_or_damaged_is_not_begun_again() {
+    let mut cluster = Cluster::endless();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.end().await;
+    let store = cluster.run_dir().join("checkpoints");
+    let away = cluster.run_dir().join("away");
+
+    fs::rename(&store, &away).unwrap();
+    let overrides = cluster.overrides();
+    let same: Vec<&str> = overrides.iter().flat_map(|entry| ["--set", entry]).collect();
+    for flags in [&[][..], &["--set", "seed=8", "--allow-recipe-change"]] {
+        let error = refused(&cluster, &[&same[..], flags].concat());
+        assert!(error.contains("is empty, but this job has saved step-"), "{error}");
+        assert!(error.contains("mount the disk"), "{error}");
+    }
+
+    fs::remove_dir_all(&store).unwrap();
+    fs::rename(&away, &store).unwrap();
+    for name in cluster.checkpoint_names() {
+        fs::write(store.join(name).join("manifest.json"), "damaged").unwrap();
+    }
+    let log = failed(&mut cluster).await;
+    assert!(log.contains("are damaged") && log.contains("--no-auto-resume"), "{log}");
 }
 
 #[tokio::test]

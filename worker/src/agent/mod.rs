@@ -121,6 +121,10 @@ struct Agent {
 
 impl Agent {
     async fn new(args: Args) -> Result<Self, Failure> {
+        if args.run_dir.to_str().is_none() {
+            let dir = args.run_dir.display();
+            return Err(bad_input(format!("--run-dir {dir}: its path must be UTF-8")));
+        }
         let node = NodeId(match &args.node_id {
             Some(name) => name.clone(),
             None => rustix::system::uname().nodename().to_string_lossy().into_owned(),

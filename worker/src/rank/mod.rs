@@ -128,7 +128,9 @@ fn socket() -> std::io::Result<UnixStream> {
 fn train(link: UnixStream, sender: &MessageSender) -> Result<(), Failure> {
     let setup = match link::read::<ToRank>(&link) {
         Ok(Some(ToRank::Setup(setup))) => setup,
-        other => return Err(crash(format!("expected the setup from the agent, got {other:?}"))),
+        Ok(Some(_)) => return Err(crash("the agent's first message is not the setup")),
+        Ok(None) => return Err(crash("the agent ended before it sent the setup")),
+        Err(error) => return Err(crash(format!("the setup from the agent: {error}"))),
     };
     let spec = JobSpec::from_json(&setup.job.recipe_json).map_err(bad_input)?;
     let spec = Arc::new(spec);
