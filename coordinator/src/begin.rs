@@ -146,14 +146,8 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
     }
     let engine = match Engine::replay(spec, &records, clock.now()) {
         Some(resumed) => match changes(resumed.origin(), spec, &store)?.as_slice() {
-            [] => {
-                if resumed.outcome().is_none() {
-                    refuse_empty_store(&resumed, &store)?;
-                }
-                resumed
-            }
+            [] => resumed,
             _ if args.allow_recipe_change => {
-                refuse_empty_store(&resumed, &store)?;
                 // A checkpoint that the old run must not resume from is excluded for this run too.
                 let restore = Restore { allow_recipe_change: true, ..resumed.restore() };
                 drop(journal);
@@ -208,27 +202,12 @@ fn refuse_store_of_another_recipe(spec: &JobSpec, store: &Store) -> Result<(), F
     Ok(())
 }
 
-/// Refuses to begin training again because the checkpoints are gone: most likely a disk is not mounted, or
-/// `checkpoint.dir` was changed.
-fn refuse_empty_store(resumed: &Engine, store: &Store) -> Result<(), Failure> {
-    let Some(commit) = resumed.status().commit else { return Ok(()) };
-    if !store.list().map_err(|error| disk::store_failure(&error))?.is_empty() {
-        return Ok(());
-    }
-    let location = store.location();
-    Err(bad_input(format!(
-        "checkpoint store {location} is empty, but this job has saved {} in its store: mount the disk, set checkpoint.dir \
-         to the store, or start from the beginning with --no-auto-resume",
-        commit.name
-    )))
-}
-
 /// Differences between the recipes that prevent `spec` from continuing the job in the journal.
 fn changes(origin: &JobOrigin, spec: &JobSpec, store: &Store) -> Result<Vec<String>, Failure> {
     let mut saved = origin.recipe.clone();
     if saved.is_none() {
         // A journal of format 1 has no recipe; the checkpoints of its job have it.
-        let entries = store.list().map_err(bad_input)?;
+        let entries = store.list().map_err(|error| disk::store_failure(&error))?;
         saved = entries.into_iter().find_map(|entry| match entry.state {
             EntryState::Complete(manifest) if manifest.job == origin.job => Some(manifest.recipe),
             _ => None,
@@ -243,7 +222,7 @@ fn new_origin(
     restore: impl FnOnce(Generation) -> Restore,
 ) -> Result<JobOrigin, Failure> {
     // The fence is at least the number of every generation that has written to this store.
-    let first_generation = store.fence().map_err(bad_input)?.next();
+    let first_generation = store.fence().map_err(|error| disk::store_failure(&error))?.next();
     let job = JobId(uuid::Uuid::new_v4());
     let restore = restore(first_generation);
     Ok(JobOrigin { job, recipe: Some(spec.to_json()), first_generation, restore })

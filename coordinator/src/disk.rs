@@ -20,12 +20,13 @@ pub(crate) fn failure(path: &Path, problem: impl Display) -> Failure {
     full(path, &problem).unwrap_or_else(|| bad_input(problem))
 }
 
-/// The failure for a checkpoint store that cannot be used.
+/// The failure for a checkpoint store that cannot be used. Another try helps if a bucket does not respond.
 pub(crate) fn store_failure(error: &StoreError) -> Failure {
     match error {
         StoreError::Location { location, problem, .. } if is_full(problem) => {
             failure(Path::new(location), format!("checkpoint store {location}: {problem}"))
         }
+        error if error.is_transient() => crash(error),
         error => failure(Path::new("the checkpoint store"), error),
     }
 }

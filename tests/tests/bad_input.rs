@@ -46,7 +46,12 @@ fn one_error_line(text: &str) -> String {
 
 /// Runs a job that must fail because of its input; returns the coordinator's log.
 async fn failed(cluster: &mut Cluster) -> String {
-    cluster.start_coordinator(&[]).await;
+    failed_with(cluster, &[]).await
+}
+
+/// The same with flags of the coordinator.
+async fn failed_with(cluster: &mut Cluster, flags: &[&str]) -> String {
+    cluster.start_coordinator(flags).await;
     cluster.start_agent("node", 2);
     let (coordinator, agents) = cluster.finish().await;
     let log = cluster.log("coordinator");
@@ -250,21 +255,26 @@ async fn a_job_whose_checkpoints_are_gone_or_damaged_is_not_begun_again() {
     let away = cluster.run_dir().join("away");
 
     fs::rename(&store, &away).unwrap();
-    let overrides = cluster.overrides();
-    let same: Vec<&str> = overrides.iter().flat_map(|entry| ["--set", entry]).collect();
-    for flags in [&[][..], &["--set", "seed=8", "--allow-recipe-change"]] {
-        let error = refused(&cluster, &[&same[..], flags].concat());
-        assert!(error.contains("is empty, but this job has saved step-"), "{error}");
-        assert!(error.contains("mount the disk"), "{error}");
-    }
+    let log = failed(&mut cluster).await;
+    assert!(log.contains("has no checkpoint, but this job has saved step-"), "{log}");
 
     fs::remove_dir_all(&store).unwrap();
     fs::rename(&away, &store).unwrap();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+
     for name in cluster.checkpoint_names() {
         fs::write(store.join(name).join("manifest.json"), "damaged").unwrap();
     }
     let log = failed(&mut cluster).await;
     assert!(log.contains("are damaged") && log.contains("--no-auto-resume"), "{log}");
+
+    fs::remove_dir_all(&store).unwrap();
+    cluster = cluster.set("seed=8");
+    let log = failed_with(&mut cluster, &["--allow-recipe-change"]).await;
+    assert!(log.contains("mount its disk"), "{log}");
 }
 
 #[tokio::test]

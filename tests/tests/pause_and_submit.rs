@@ -168,7 +168,7 @@ async fn metrics_survive_a_restart_and_are_written_for_tensorboard_and_the_repor
     let mut client = cluster.client().await;
     let mut points = client.stream_metrics(follow).await.unwrap().into_inner();
     let first = points.next().await.unwrap().unwrap();
-    assert_eq!(first.metrics, Some(Metrics::BeganAt(0)));
+    assert_eq!((first.generation, first.metrics), (1, Some(Metrics::BeganAt(0))));
     while !matches!(points.next().await.unwrap().unwrap().metrics, Some(Metrics::Step(_))) {}
     let address = cluster.same_address();
     cluster.kill_coordinator().await;

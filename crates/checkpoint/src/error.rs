@@ -125,6 +125,17 @@ pub enum Error {
         /// Each skipped checkpoint with the reason.
         skipped: Vec<String>,
     },
+    /// The job has saved checkpoints, and the store has none: most likely its disk is not mounted, or the recipe names
+    /// another store.
+    #[error(
+        "checkpoint store {location} has no checkpoint, but this job has saved {name}: mount its disk, set checkpoint.dir to the store, or start from scratch with --no-auto-resume"
+    )]
+    CheckpointsGone {
+        /// The store: a folder or bucket.
+        location: String,
+        /// The newest checkpoint that the job has saved.
+        name: String,
+    },
     /// The export cannot be written.
     #[error("{path}: {problem}")]
     Export {
@@ -146,6 +157,14 @@ impl Error {
             }
             _ => false,
         }
+    }
+
+    /// Whether a later try may succeed: a bucket does not respond, and access to it is not refused.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
+        matches!(self, Self::Storage { location, source, .. } if location.starts_with("s3://")
+            && !matches!(**source, NotFound { .. } | PermissionDenied { .. } | Unauthenticated { .. }))
     }
 }
 
@@ -239,6 +258,24 @@ fn remedy(location: &str, source: &object_store::Error) -> &'static str {
 mod tests {
     use super::*;
     use crate::Store;
+
+    #[test]
+    fn only_a_bucket_that_does_not_respond_may_be_tried_later() {
+        let failed = |location: &str, source| Error::Storage {
+            operation: "read",
+            subject: "fences".to_owned(),
+            location: location.to_owned(),
+            source: Box::new(source),
+        };
+        let timed_out = || object_store::Error::Generic { store: "S3", source: "timed out".into() };
+        let refused = || object_store::Error::PermissionDenied {
+            path: "fences".to_owned(),
+            source: "403".into(),
+        };
+        assert!(failed("s3://bucket/job", timed_out()).is_transient());
+        assert!(!failed("s3://bucket/job", refused()).is_transient());
+        assert!(!failed("/runs/job", timed_out()).is_transient());
+    }
 
     #[test]
     fn a_folder_that_cannot_be_used_is_one_line_with_a_remedy_for_its_problem() {

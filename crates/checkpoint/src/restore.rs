@@ -23,6 +23,7 @@ impl Store {
     /// # Errors
     /// The store cannot be read, or the checkpoint named by the user is missing or damaged;
     /// [`Error::NoUsableCheckpoint`] if there are checkpoints, none of them is good and at least one is damaged;
+    /// [`Error::CheckpointsGone`] if there is none, but the job has saved some;
     /// [`Error::NewerVersion`], or a bucket that does not respond: that is not damage, and falling back to an older
     /// checkpoint would lose training time.
     pub fn find(
@@ -52,13 +53,20 @@ impl Store {
                 }
             }
         }
-        match &restore.path {
-            Some(path) => self.named(path, skipped, verify).map(Some),
-            // Without any good checkpoint the run starts with fresh weights.
-            None if !any_damaged => Ok(None),
-            None => {
-                Err(Error::NoUsableCheckpoint { location: self.location().to_owned(), skipped })
+        let location = || self.location().to_owned();
+        let is_valid =
+            |(generation, step): &(_, _)| restore.invalidated_by(*generation, *step).is_none();
+        match (&restore.path, restore.last_saved.filter(is_valid)) {
+            (None, _) if any_damaged => {
+                Err(Error::NoUsableCheckpoint { location: location(), skipped })
             }
+            (_, Some((generation, step))) => {
+                let name = SaveId { step, generation }.name();
+                Err(Error::CheckpointsGone { location: location(), name })
+            }
+            (Some(path), None) => self.named(path, skipped, verify).map(Some),
+            // Without any good checkpoint the run starts with fresh weights.
+            (None, None) => Ok(None),
         }
     }
 

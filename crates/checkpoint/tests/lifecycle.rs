@@ -276,6 +276,25 @@ fn if_all_checkpoints_are_invalidated_the_run_restarts_where_it_began() {
 }
 
 #[test]
+fn a_store_without_the_checkpoints_that_the_job_has_saved_is_an_error() {
+    let f = fixture();
+    let last_saved = Some((Generation(1), Step(20)));
+    for path in [None, Some(id(1, 10).name())] {
+        let error = find_by(&f.store, &Restore { path, last_saved, ..after(&[]) }).unwrap_err();
+        let expected = format!(
+            "has no checkpoint, but this job has saved {}: mount its disk",
+            id(1, 20).name()
+        );
+        assert!(error.to_string().contains(&expected), "{error}");
+    }
+    let rolled_back = Restore { last_saved, ..after(&[(2, 5)]) };
+    assert!(find_by(&f.store, &rolled_back).unwrap().is_none(), "it was not valid any more");
+    saved(&f.store, id(1, 10), 1);
+    let found = find_by(&f.store, &Restore { last_saved, ..after(&[]) }).unwrap().unwrap();
+    assert_eq!(found.manifest.id(), id(1, 10), "an older one is left");
+}
+
+#[test]
 fn damage_older_than_an_invalidated_checkpoint_is_still_an_error() {
     let f = fixture();
     saved(&f.store, id(1, 10), 1);

@@ -41,6 +41,10 @@ pub struct Restore {
     /// Rollbacks so far, in order; states and checkpoints that they invalidate are not used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rollbacks: Vec<Rollback>,
+    /// Generation and step of the newest checkpoint that the job has saved. If it is valid, but the store has no
+    /// checkpoint at all, the job ends instead of beginning again: most likely a disk is not mounted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_saved: Option<(Generation, Step)>,
 }
 
 impl Restore {

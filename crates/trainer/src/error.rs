@@ -58,6 +58,7 @@ impl Error {
             | Self::Checkpoint(
                 baton_checkpoint::Error::NewerVersion { .. }
                 | baton_checkpoint::Error::NoUsableCheckpoint { .. }
+                | baton_checkpoint::Error::CheckpointsGone { .. }
                 | baton_checkpoint::Error::Access { .. },
             ) => Class::BadInput,
             Self::Learner(learner::Error::Label { .. } | learner::Error::Recipe(_)) => {

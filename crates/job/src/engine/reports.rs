@@ -292,11 +292,15 @@ impl Engine {
 
     // ---- divergences ----
 
-    /// Where the state of a generation comes from: the job's rule, with all rollbacks so far.
+    /// Where the state of a generation comes from: the job's rule, with all rollbacks and checkpoints so far.
     #[must_use]
     pub fn restore(&self) -> Restore {
+        let origin = self.origin.restore.clone();
         let rollbacks = self.divergences.rollbacks().cloned().collect();
-        Restore { rollbacks, ..self.origin.restore.clone() }
+        let commit = self.results.commit.as_ref();
+        let last_saved =
+            commit.map(|commit| (commit.generation, commit.step)).or(origin.last_saved);
+        Restore { rollbacks, last_saved, ..origin }
     }
 
     /// Handles the report of a rank of the current generation that training diverged.

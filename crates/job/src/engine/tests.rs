@@ -1347,7 +1347,9 @@ fn a_drained_job_is_resumed() {
 
     let actions = attach(&mut engine, at(1.0), 0, 1, None);
 
-    assert_eq!(launches(&actions), [launch(2, 1, &[(0, 0)])]);
+    let last_saved = Some((Generation(1), Step(50)));
+    let restore = Restore { last_saved, ..Restore::default() };
+    assert_eq!(launches(&actions), [Launch { restore, ..launch(2, 1, &[(0, 0)]) }]);
     assert_eq!(engine.status().commit, Some(commit(1, 50)));
 }
 
