@@ -3,9 +3,10 @@
 //! Flags and environment variables are a promise to unit files and scripts: adding is allowed, renaming is not. Help
 //! texts may change at any time.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use baton_access::ServerFiles;
+use baton_job::parse_seconds;
 use clap::ValueEnum;
 use tonic::transport::Uri;
 
@@ -48,8 +49,8 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub(crate) log_format: LogFormat,
     /// Time to answer queries after the job has ended, seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
-    pub(crate) linger_seconds: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
+    pub(crate) linger_seconds: Duration,
     /// Exit when the parent process exits.
     #[arg(long)]
     pub(crate) exit_with_parent: bool,

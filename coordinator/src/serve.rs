@@ -135,7 +135,6 @@ async fn serve(
     // There is a job from here on; further submissions are refused.
     drop(submissions);
     let RunningJob { served, thread } = running;
-    let linger = Duration::from_secs_f64(args.linger_seconds.clamp(0.0, 3600.0));
     let outcome = tokio::select! {
         outcome = ended(served.job.snapshots()) => outcome,
         () = signals.quit_requested() => {
@@ -145,7 +144,7 @@ async fn serve(
     };
     if outcome.is_some() {
         report::write(&args.run_dir, &served, started_unix_seconds).await;
-        tokio::time::sleep(linger).await;
+        tokio::time::sleep(args.linger_seconds).await;
     }
     served.job.send(JobInput::Quit);
     let end = task::block_in_place(|| thread.join());

@@ -306,6 +306,26 @@ fn agent_without_a_coordinator_fails_with_a_remedy() {
 }
 
 #[test]
+fn errors_name_invalid_flags() {
+    let folder = tempfile::tempdir().unwrap();
+    let refuse = |program: &str, arguments: &[&str], expected: &str| {
+        let mut command = Command::new(binary(program));
+        let output = command.args(arguments).arg("--run-dir").arg(folder.path()).output().unwrap();
+        let error = one_error_line(&String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(i32::from(exit::BAD_INPUT)), "{error}");
+        assert!(error.contains(expected), "{error}");
+    };
+    let agent = ["agent", "--ranks", "1", "--coordinator"];
+    for seconds in ["nan", "1e300"] {
+        let flag = format!("--connect-seconds={seconds}");
+        refuse("baton-worker", &[&agent[..], &["127.0.0.1:1", &flag]].concat(), "0..86400 seconds");
+        let flag = format!("--linger-seconds={seconds}");
+        refuse("baton-coordinator", &["serve", &flag], "0..86400 seconds");
+    }
+    refuse("baton-worker", &[&agent[..], &["ftp://host"]].concat(), "begin with http://");
+}
+
+#[test]
 fn errors_name_invalid_certificates_and_tokens() {
     let cluster = Cluster::new();
     let folder = tempfile::tempdir().unwrap();

@@ -32,4 +32,4 @@ pub mod time;
 
 pub use ids::{Generation, JobId, NodeId, Rank};
 pub use mesh_secret::MeshSecret;
-pub use time::Time;
+pub use time::{Time, parse_seconds};

@@ -27,8 +27,34 @@ impl Time {
     }
 }
 
+/// Most seconds that a flag may have: a day.
+const MAX_FLAG_SECONDS: f64 = 86_400.0;
+
+/// The value of a flag in seconds, such as `0.5`.
+///
+/// # Errors
+/// It is not a number, or not in the range that the text says.
+pub fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=MAX_FLAG_SECONDS).contains(seconds));
+    let seconds = seconds.ok_or_else(|| format!("must be 0..{MAX_FLAG_SECONDS} seconds"))?;
+    Ok(Duration::from_secs_f64(seconds))
+}
+
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.3} s", self.0 as f64 / 1_000.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_of_a_flag_are_a_number_in_range() {
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["nan", "inf", "1e300", "-1", "soon", ""] {
+            assert_eq!(parse_seconds(text), Err("must be 0..86400 seconds".to_owned()), "{text}");
+        }
     }
 }

@@ -24,6 +24,7 @@ use baton_job::{
     NodeId, Time,
     exit::{Failure, Outcome, bad_input, crash},
     message::{RankCommand, Welcome},
+    parse_seconds,
     session::{Action, Event, Policy, Session},
 };
 use baton_recipe::{JobSpec, spec::DeviceChoice};
@@ -59,8 +60,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", default_value = ".")]
     run_dir: PathBuf,
     /// Give up after this many seconds if no coordinator has ever answered.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
-    connect_seconds: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
+    connect_seconds: Duration,
     /// Drain this node when this file appears; the file is then removed.
     #[arg(long, value_name = "FILE")]
     drain_file: Option<PathBuf>,
@@ -274,8 +275,7 @@ impl Agent {
 
     /// Fails if no coordinator has ever answered within the limit.
     fn check_connect_timeout(&self) -> Result<(), Failure> {
-        let timeout = Duration::from_secs_f64(self.args.connect_seconds.max(0.0));
-        if self.welcome.is_some() || self.start.elapsed() < timeout {
+        if self.welcome.is_some() || self.start.elapsed() < self.args.connect_seconds {
             return Ok(());
         }
         Err(crash(format!(

@@ -56,10 +56,15 @@ impl Uplink {
         queue: InputQueue,
     ) -> Result<Self, Failure> {
         let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-        let endpoint = Endpoint::from_shared(url.clone())
-            .map_err(|error| {
-                bad_input(format!("--coordinator {url}: {error}; e.g. http://10.0.0.1:29600"))
-            })?
+        let invalid = |problem: &str| {
+            bad_input(format!("--coordinator {url}: {problem}; e.g. http://10.0.0.1:29600"))
+        };
+        let endpoint = Endpoint::from_shared(url.clone());
+        let endpoint = endpoint.map_err(|error| invalid(&error.to_string()))?;
+        if !matches!(endpoint.uri().scheme_str(), Some("http" | "https")) {
+            return Err(invalid("must begin with http:// or https://"));
+        }
+        let endpoint = endpoint
             .connect_timeout(Duration::from_secs(3))
             .tcp_nodelay(true)
             // Large enough for one message with the addresses of thousands of ranks.
