@@ -108,7 +108,7 @@ fn main() {
 fn checkpoints() {
     let manifest = baton_fuzz::SHARD_MANIFEST;
     save("manifest", "cut_off", &manifest.as_bytes()[..manifest.len() / 2]);
-    save("manifest", "newer", manifest.replace("\"version\": 1", "\"version\": 2").as_bytes());
+    save("manifest", "newer", manifest.replace("\"version\": 1", "\"version\": 99").as_bytes());
     save("manifest", "outside", manifest.replace("\"offset\": 12", "\"offset\": 13").as_bytes());
     save(
         "manifest",

@@ -1,4 +1,5 @@
-//! Parses a checkpoint's manifest, and checks its entries for files and tensors.
+//! Parses a checkpoint's manifest, and checks its entries for files and tensors. The input has no digest: no mutation
+//! would keep it correct.
 #![no_main]
 
 use baton_checkpoint::{Manifest, SaveId, slice_of};
@@ -12,7 +13,10 @@ const ID: SaveId = SaveId { generation: Generation(2), step: Step(88) };
 
 fuzz_target!(|bytes: &[u8]| {
     // A digit and a comma of a shape become 8 bytes, and 24 bytes while a vector grows; the rest is names and messages.
-    let read = within(32 * bytes.len() + 65_536, || observe(Manifest::parse(ID, bytes)));
+    let read = within(32 * bytes.len() + 65_536, || {
+        let sealed = str::from_utf8(bytes).ok().map(Manifest::seal);
+        observe(Manifest::parse(ID, sealed.as_deref().map_or(bytes, str::as_bytes)))
+    });
     let Some(manifest) = read else { return };
     assert_eq!(manifest.id(), ID);
     for shard in &manifest.shards {
@@ -27,6 +31,7 @@ fuzz_target!(|bytes: &[u8]| {
         let end = tensor.offset + tensor.shape.iter().product::<usize>();
         assert!(region.is_some_and(|region| end <= region.len), "a tensor outside its region");
     }
-    let again = serde_json::to_vec(&manifest).expect("the manifest can be serialized");
-    assert_eq!(Manifest::parse(ID, &again).expect("the output can be parsed"), manifest);
+    let again = serde_json::to_string_pretty(&manifest).expect("the manifest can be serialized");
+    let again = Manifest::seal(&again);
+    assert_eq!(Manifest::parse(ID, again.as_bytes()).expect("the output can be parsed"), manifest);
 });

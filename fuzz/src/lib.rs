@@ -15,7 +15,7 @@ pub mod damage;
 pub mod file;
 pub mod memory;
 
-/// A manifest whose first shard has 15 values: 8 of `weights`, 5 of `momentum` and 2 of `bn_running`.
+/// A manifest without its digest, whose first shard has 15 values: 8 of `weights`, 5 of `momentum` and 2 of `bn_running`.
 pub const SHARD_MANIFEST: &str = include_str!("../seeds/manifest/two_ranks");
 
 /// The value of a result; an error only counts as coverage.

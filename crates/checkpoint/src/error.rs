@@ -5,6 +5,8 @@ use std::{error, fmt, io, iter};
 use baton_job::Generation;
 use baton_s3::{brief, hide_password};
 
+use crate::access::Location;
+
 /// Why a checkpoint operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -153,19 +155,43 @@ impl Error {
     pub fn is_of_folder(&self) -> bool {
         match self {
             Self::Location { location, .. } | Self::Storage { location, .. } => {
-                !location.contains("://")
+                matches!(Location::of(location), Ok(Location::Folder(_)))
             }
             _ => false,
         }
+    }
+
+    /// Whether the error may be a network failure: a storage error of a bucket.
+    pub(crate) fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Storage { location, .. } if is_bucket(location))
     }
 
     /// Whether a later try may succeed: a bucket does not respond, and access to it is not refused.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
-        matches!(self, Self::Storage { location, source, .. } if location.starts_with("s3://")
-            && !matches!(**source, NotFound { .. } | PermissionDenied { .. } | Unauthenticated { .. }))
+        self.is_unreachable()
+            && !matches!(self, Self::Storage { source, .. }
+                if matches!(**source, NotFound { .. } | PermissionDenied { .. } | Unauthenticated { .. }))
     }
+
+    /// The error for a location that cannot be used.
+    pub(crate) fn unusable(
+        location: &str,
+        problem: impl fmt::Display,
+        remedy: &'static str,
+    ) -> Self {
+        Self::Location { location: location.to_owned(), problem: problem.to_string(), remedy }
+    }
+
+    /// The error for a folder that cannot be created, written or read.
+    pub(crate) fn unusable_folder(location: &str, error: &io::Error) -> Self {
+        Self::unusable(location, error, folder_remedy(error.kind()).unwrap_or(OTHER_FOLDER))
+    }
+}
+
+fn is_bucket(location: &str) -> bool {
+    matches!(Location::of(location), Ok(Location::Bucket { .. }))
 }
 
 /// The format version of a checkpoint that a newer Baton wrote.
@@ -191,22 +217,6 @@ fn shortened(text: &str) -> String {
 }
 
 const MAX_MESSAGE_CHARS: usize = 400;
-
-impl Error {
-    /// The error for a location that cannot be used.
-    pub(crate) fn unusable(
-        location: &str,
-        problem: impl fmt::Display,
-        remedy: &'static str,
-    ) -> Self {
-        Self::Location { location: location.to_owned(), problem: problem.to_string(), remedy }
-    }
-
-    /// The error for a folder that cannot be created, written or read.
-    pub(crate) fn unusable_folder(location: &str, error: &io::Error) -> Self {
-        Self::unusable(location, error, folder_remedy(error.kind()).unwrap_or(OTHER_FOLDER))
-    }
-}
 
 /// The advice for a folder if nothing is known about the problem.
 pub(crate) const OTHER_FOLDER: &str =
@@ -237,17 +247,17 @@ fn remedy(location: &str, source: &object_store::Error) -> &'static str {
     let causes = iter::successors(Some(source as &(dyn error::Error + 'static)), |e| e.source());
     let system = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).last();
     let known = system.and_then(|error| folder_remedy(error.kind()));
-    if let Some(remedy) = known.filter(|_| !location.starts_with("s3://")) {
+    if let Some(remedy) = known.filter(|_| !is_bucket(location)) {
         return remedy;
     }
     match source {
-        PermissionDenied { .. } | Unauthenticated { .. } if location.starts_with("s3://") => {
+        PermissionDenied { .. } | Unauthenticated { .. } if is_bucket(location) => {
             "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the role of this machine: it must be allowed to list, read, write and delete objects"
         }
-        NotFound { .. } if location.starts_with("s3://") => {
+        NotFound { .. } if is_bucket(location) => {
             "check the name of the bucket, AWS_REGION and AWS_ENDPOINT_URL"
         }
-        _ if location.starts_with("s3://") => {
+        _ if is_bucket(location) => {
             "check the network, AWS_REGION and AWS_ENDPOINT_URL, and that there are credentials"
         }
         _ => "check the disk, and that this user may read and write the folder",

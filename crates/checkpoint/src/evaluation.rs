@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Manifest, SaveId, Store,
-    manifest::{MAX_BYTES, is_sealed, seal},
+    manifest::{MAX_BYTES, is_sealed},
     name::{EVALUATION, MANIFEST},
 };
 
@@ -49,14 +49,14 @@ impl Store {
             problem: format!("its evaluation cannot be encoded: {error}"),
         };
         let text = serde_json::to_string_pretty(&evaluation).map_err(not_writable)?;
-        self.write(&evaluation_file(id), seal(&text).into(), PutMode::Overwrite)
+        self.write(&evaluation_file(id), Manifest::seal(&text).into(), PutMode::Overwrite)
     }
 
     /// Takes over the evaluation that was added to a checkpoint.
     pub(crate) fn read_evaluation(&self, manifest: &mut Manifest) -> Result<(), Error> {
         let file = evaluation_file(manifest.id());
         let bytes = match self.read(&file, MAX_BYTES) {
-            Err(error) if self.is_unreachable(&error) => return Err(error),
+            Err(error) if error.is_unreachable() => return Err(error),
             read => read.ok().flatten(),
         };
         let Some(bytes) = bytes.filter(|bytes| is_sealed(bytes)) else { return Ok(()) };

@@ -234,7 +234,7 @@ impl Manifest {
         let not_committable = |problem| Error::NotCommittable { name: self.name(), problem };
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| not_committable(error.to_string()))?;
-        let text = seal(&text);
+        let text = Self::seal(&text);
         if text.len() as u64 > MAX_BYTES {
             return Err(not_committable(format!("its manifest has more than {MAX_BYTES} bytes")));
         }
@@ -245,6 +245,14 @@ impl Manifest {
             ))
         })?;
         Ok(text.into_bytes())
+    }
+
+    /// Appends the digest of the JSON text, without which it cannot be parsed: JSON with a flipped bit may still be valid.
+    #[must_use]
+    pub fn seal(json: &str) -> String {
+        let json = json.trim_end();
+        let text = json.strip_suffix('}').unwrap_or(json).trim_end();
+        format!("{text}{SEAL}{}{END}", blake3::hash(text.as_bytes()).to_hex())
     }
 
     /// Parses the manifest from the folder of `id` and checks that it is consistent. Does not check the files.
@@ -338,12 +346,6 @@ impl Manifest {
 /// a newer manifest can be distinguished from a damaged one.
 const SEAL: &str = ",\n  \"blake3\": \"";
 const END: &str = "\"\n}";
-
-/// Appends the digest of the text. It is needed because JSON with a flipped bit may still be valid.
-pub(crate) fn seal(json: &str) -> String {
-    let text = json.strip_suffix("\n}").unwrap_or(json);
-    format!("{text}{SEAL}{}{END}", blake3::hash(text.as_bytes()).to_hex())
-}
 
 pub(crate) fn is_sealed(bytes: &[u8]) -> bool {
     let Ok(text) = str::from_utf8(bytes) else { return false };

@@ -78,7 +78,7 @@ impl Store {
         match error {
             Error::Damaged { problem, .. } => Ok(problem),
             Error::NewerVersion { .. } => Err(error),
-            error if self.is_unreachable(&error) => Err(error),
+            error if error.is_unreachable() => Err(error),
             other => Ok(other.to_string()),
         }
     }

@@ -325,16 +325,10 @@ impl Store {
             Ok(None) => EntryState::Unfinished,
             Err(Error::Damaged { problem, .. }) => EntryState::Damaged(problem),
             Err(Error::NewerVersion { version, .. }) => EntryState::Newer(version),
-            Err(error) if self.is_unreachable(&error) => return Err(error),
+            Err(error) if error.is_unreachable() => return Err(error),
             Err(error) => EntryState::Damaged(error.to_string()),
         };
         Ok(Entry { name: id.name(), id, state })
-    }
-
-    /// Whether the error may be a network failure: a storage error of a bucket.
-    pub(crate) fn is_unreachable(&self, error: &Error) -> bool {
-        matches!(error, Error::Storage { .. })
-            && matches!(Location::of(&self.location), Ok(Location::Bucket { .. }))
     }
 
     /// The manifest of a checkpoint, after a check of the file sizes; `None` if it is unfinished.

@@ -54,6 +54,14 @@ fn fixture_manifest(version: u32, shards: Vec<ShardEntry>, frozen: Vec<FrozenEnt
     }
 }
 
+/// Without it `shard` cannot begin, and `manifest` tries nothing but what is refused.
+#[test]
+fn the_seed_of_the_fuzz_targets_is_a_valid_manifest() {
+    let seed = include_str!("../../../fuzz/seeds/manifest/two_ranks");
+    let manifest = Manifest::parse(id(2, 88), Manifest::seal(seed).as_bytes()).unwrap();
+    assert_eq!((manifest.shards.len(), manifest.tensors.len()), (2, 3));
+}
+
 #[test]
 fn every_version_is_read_with_equal_values() {
     for version in 1..=VERSION {

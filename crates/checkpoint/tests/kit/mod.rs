@@ -129,7 +129,5 @@ pub(crate) fn keep(keep_last: u32, keep_best: bool, not_before: u64, generation:
 /// A manifest's text with the correct digest.
 pub(crate) fn sealed(mut json: serde_json::Value) -> String {
     json.as_object_mut().unwrap().remove("blake3");
-    let text = serde_json::to_string_pretty(&json).unwrap();
-    let text = text.strip_suffix("\n}").unwrap();
-    format!("{text},\n  \"blake3\": \"{}\"\n}}", blake3::hash(text.as_bytes()).to_hex())
+    Manifest::seal(&serde_json::to_string_pretty(&json).unwrap())
 }

@@ -231,6 +231,16 @@ fn forwarded(rank: u32, report: RankReport) -> Action {
     Action::Send(AgentReport::Rank { generation: Generation(1), rank: Rank(rank), report })
 }
 
+fn evaluated(step: u64) -> RankReport {
+    RankReport::Evaluated {
+        step: Step(step),
+        epoch: Epoch(1),
+        accuracy: Accuracy::default(),
+        ema: None,
+        extent: Extent::Full,
+    }
+}
+
 fn spawn(local: u32, incarnation: u64) -> Action {
     Action::Spawn { local_rank: LocalRank(local), incarnation: Incarnation(incarnation) }
 }
@@ -622,13 +632,6 @@ fn divergence_while_the_coordinator_is_away_is_reported_in_the_next_hello() {
 
 #[test]
 fn evaluations_are_sent_again_after_a_reconnect() {
-    let evaluated = |step| RankReport::Evaluated {
-        step: Step(step),
-        epoch: Epoch(1),
-        accuracy: Accuracy::default(),
-        ema: None,
-        extent: Extent::Full,
-    };
     let mut session = training(1);
     assert_eq!(reports(&mut session, at(9.0), 0, evaluated(10)), [forwarded(0, evaluated(10))]);
     session.handle(at(10.0), Event::Disconnected);
@@ -1037,13 +1040,6 @@ fn warnings_about_gpus_are_kept_until_the_coordinator_is_connected() {
 
 #[test]
 fn only_the_newest_evaluations_are_sent_again() {
-    let evaluated = |step| RankReport::Evaluated {
-        step: Step(step),
-        epoch: Epoch(1),
-        accuracy: Accuracy::default(),
-        ema: None,
-        extent: Extent::Full,
-    };
     let mut session = training(1);
     for step in 0..258 {
         reports(&mut session, at(9.0), 0, evaluated(step));

@@ -129,8 +129,7 @@ pub(super) fn of_a_newer_baton() -> TestStore {
     let text = std::fs::read_to_string(&path).unwrap();
     let text = text.replace(&format!("\"version\": {VERSION},"), "\"version\": 99,");
     let (text, _) = text.rsplit_once(",\n  \"blake3\"").unwrap();
-    let digest = blake3::hash(text.as_bytes()).to_hex();
-    std::fs::write(path, format!("{text},\n  \"blake3\": \"{digest}\"\n}}")).unwrap();
+    std::fs::write(path, Manifest::seal(text)).unwrap();
     test_store
 }
 
