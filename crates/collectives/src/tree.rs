@@ -239,8 +239,10 @@ mod tests {
         let uneven = [part(TreeNode::leaf(3), &mut a[..]), part(pair, &mut b[..])];
         let error = check_parts(Rank(1), 3, 8, &uneven).unwrap_err();
         assert!(error.to_string().contains("has 3 values"), "{error}");
-        assert!(check_parts(Rank(0), 3, 6, &[]).is_err());
-        assert!(check_parts(Rank(0), 8, 4, &[]).is_err());
+        for (world_size, virtual_ranks) in [(3, 6), (8, 4)] {
+            let error = check_parts(Rank(0), world_size, virtual_ranks, &[]).unwrap_err();
+            assert!(error.to_string().contains("there must be a power of two"), "{error}");
+        }
     }
 
     #[test]

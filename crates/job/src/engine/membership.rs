@@ -395,7 +395,13 @@ mod tests {
             let mut world = World::new((0..size).map(placement).collect());
             for (rank, kind) in changes {
                 match kind {
-                    7 => world.mark_all_lost(),
+                    7 => {
+                        world.mark_all_lost();
+                        let runs = |member: &Member| {
+                            matches!(member.kind(), MemberKind::Launched | MemberKind::Ready | MemberKind::Started)
+                        };
+                        prop_assert!(!world.members.iter().any(runs));
+                    }
                     kind => world.set(Rank(rank), member(kind)),
                 }
             }
