@@ -170,9 +170,8 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
-        self.is_unreachable()
-            && !matches!(self, Self::Storage { source, .. }
-                if matches!(**source, NotFound { .. } | PermissionDenied { .. } | Unauthenticated { .. }))
+        matches!(self, Self::Storage { location, source, .. } if is_bucket(location)
+            && !matches!(**source, NotFound { .. } | PermissionDenied { .. } | Unauthenticated { .. }))
     }
 
     /// The error for a location that cannot be used.
