@@ -42,8 +42,12 @@ pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
     let PreparedJob { engine, journal, store, records } = prepare(args, &spec, clock)?;
     let collector = args.otlp_endpoint.as_ref();
     let traces = collector.map(|at| traces(at, &engine, &journal, &records)).transpose()?;
-    let metrics = JobMetrics::open(&args.run_dir)
-        .map_err(|error| disk::failure(&args.run_dir, format!("{error:#}")))?;
+    let metrics = JobMetrics::open(&args.run_dir).map_err(|error| {
+        let problem = format!("{error:#}");
+        disk::full(&args.run_dir, &problem).unwrap_or_else(|| {
+            bad_input(format!("{problem}; move it away, or make the run folder writable"))
+        })
+    })?;
     let metrics = Arc::new(metrics);
     let job_id = engine.origin().job;
     let store_location = store.location().to_owned();

@@ -109,6 +109,16 @@ fn error_names_an_unwritable_checkpoint_folder() {
 }
 
 #[test]
+fn what_stands_in_the_place_of_the_metrics_is_named_once() {
+    let cluster = Cluster::new();
+    fs::create_dir_all(cluster.run_dir()).unwrap();
+    fs::write(cluster.run_dir().join("tensorboard"), "").unwrap();
+    let error = refused(&cluster, &[]);
+    assert_eq!(error.matches("File exists").count(), 1, "{error}");
+    assert!(error.ends_with("; move it away, or make the run folder writable"), "{error}");
+}
+
+#[test]
 fn a_resume_from_what_is_no_checkpoint_is_refused_before_the_run_folder_is_changed() {
     let cluster = Cluster::new();
     let name = "step-0000000440-gen-000003";

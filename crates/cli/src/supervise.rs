@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     fmt,
     fs::{self, File, OpenOptions},
-    io::{Read, Seek, SeekFrom},
+    io::{ErrorKind, Read, Seek, SeekFrom},
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
@@ -16,7 +16,7 @@ use baton_job::{Time, exit::Failure};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::Command;
 
-use crate::failure::failed;
+use crate::failure::{bad_input, failed};
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,13 @@ impl Child {
         let explain = |subject: &Path, error: std::io::Error| {
             failed(format!("{}: {error}; the {} cannot be started", subject.display(), self.name))
         };
-        let log = open_log(&self.log).map_err(|error| explain(&self.log, error))?;
+        let log = open_log(&self.log).map_err(|error| match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => explain(&self.log, error),
+            _ => bad_input(format!(
+                "the log {} cannot be written: {error}; give a writable folder with --run-dir",
+                self.log.display()
+            )),
+        })?;
         let log_offset = log.metadata().map_or(0, |metadata| metadata.len());
         let errors = log.try_clone().map_err(|error| explain(&self.log, error))?;
         let mut process = command
@@ -199,6 +205,8 @@ fn last_error_in(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use baton_job::exit::Class;
+
     use super::*;
 
     fn at_secs(seconds: u64) -> Time {
@@ -251,6 +259,16 @@ mod tests {
         let log = "INFO serving\nerror: first\nWARN no error: here\nerror: second\nINFO bye\n";
         assert_eq!(last_error_in(log).as_deref(), Some("second"));
         assert_eq!(last_error_in("INFO all good\n"), None);
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_is_bad_input() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("logs"), "").unwrap();
+        let mut child = Child::new("shell", folder.path().join("logs/shell.log"));
+        let failure = child.start(Command::new("sh"), |_| ()).unwrap_err();
+        assert_eq!(failure.class, Class::BadInput, "{failure}");
+        assert!(failure.message.ends_with("; give a writable folder with --run-dir"), "{failure}");
     }
 
     #[tokio::test]

@@ -12,7 +12,6 @@ use object_store::{
     ClientConfigKey, RetryConfig,
     aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey},
 };
-
 use url::Url;
 
 pub use blocking::Blocking;

@@ -4,14 +4,14 @@ use std::{io, path::PathBuf};
 
 /// A file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {operation} {}: {source}", path.display())]
+#[error("cannot {operation} {}: {problem}", path.display())]
 pub struct Error {
     /// The operation that failed.
     operation: &'static str,
     /// The file.
     path: PathBuf,
     /// The error of the operating system.
-    source: io::Error,
+    problem: io::Error,
 }
 
 impl Error {
@@ -21,6 +21,6 @@ impl Error {
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
-        move |source| Self { operation, path, source }
+        move |problem| Self { operation, path, problem }
     }
 }
