@@ -108,13 +108,13 @@ check_context() {
     folder="$(bd mount "$container")"
 
     # cargo's lists of sources. A file that does not exist here belongs to another checkout, in which the programs were
-    # built.
+    # built. Of .git only the revision is read, and the build goes on without it.
     while read -r file; do
         [ -e "$file" ] || continue
         read=$((read + 1))
         [ -e "$folder/$file" ] || absent+=("$file")
     done < <(sed 's/^[^:]*://' "$BIN"/{baton,baton-coordinator,baton-worker}.d | tr ' ' '\n' |
-        sed -n "s|^$built/||p" | grep -v '^target/' | sort -u)
+        sed -n "s|^$built/||p" | grep -vE '^(target|\.git)/' | sort -u)
     [ "$read" -gt 100 ] || fail "cargo's lists in $BIN (*.d) name only $read sources"
     for file in Makefile Cargo.lock .cargo/config.toml scripts/setup.sh LICENSE; do
         [ -e "$folder/$file" ] || absent+=("$file")
