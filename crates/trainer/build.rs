@@ -1,4 +1,4 @@
-//! Compiles the one C++ file against libtorch's headers, and lets tests, examples and benches of this crate find
+//! Compiles the C++ files against libtorch's headers, and lets tests, examples and benches of this crate find
 //! libtorch without `LD_LIBRARY_PATH`.
 //!
 //! Cargo does not pass link arguments on to dependent crates: a crate with a binary sets the same argument from
@@ -14,27 +14,28 @@ fn main() {
         println!("cargo::error=no libtorch_cpu.so in {folder:?}: run `make setup`");
         return;
     }
-    batch_norm(Path::new(&folder));
+    compile(Path::new(&folder));
     println!("cargo::rustc-link-arg=-Wl,-rpath,{folder}");
     println!("cargo::metadata=libtorch_lib={folder}");
 }
 
 /// Uses the same settings as torch-sys for its own file.
-fn batch_norm(libraries: &Path) {
-    const BATCH_NORM_SOURCE: &str = "src/torch/fused/batch_norm.cpp";
+fn compile(libraries: &Path) {
+    const SOURCES: [&str; 2] = ["src/torch/fused/batch_norm.cpp", "src/torch/program/executor.cpp"];
     /// Folder of batch_norm.h.
     const KERNELS: &str = "../gpu/src/kernels";
-    println!("cargo::rerun-if-changed={BATCH_NORM_SOURCE}");
-    println!("cargo::rerun-if-changed={KERNELS}/batch_norm.h");
+    for file in SOURCES.iter().copied().chain(["../gpu/src/kernels/batch_norm.h"]) {
+        println!("cargo::rerun-if-changed={file}");
+    }
     let include = libraries.join("../include");
     cc::Build::new()
         .cpp(true)
         .std("c++17")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        .file(BATCH_NORM_SOURCE)
+        .files(SOURCES)
         .include(KERNELS)
         // Warnings only for our own code.
         .flag(format!("-isystem{}", include.display()))
         .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
-        .compile("baton_batch_norm");
+        .compile("baton_trainer_torch");
 }

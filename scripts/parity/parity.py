@@ -20,6 +20,7 @@ import curves
 import export
 import mixing
 import models
+import programs
 import schedules
 import torch
 import updates
@@ -27,6 +28,7 @@ from cases import Table
 
 PARTS = {
     "models": models,
+    "programs": programs,
     "updates": updates,
     "curves": curves,
     "schedules": schedules,

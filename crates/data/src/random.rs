@@ -42,6 +42,8 @@ pub enum RandomPurpose {
     Window = 3,
     /// How the samples of a micro-batch are mixed.
     Mix = 4,
+    /// Random numbers of layers, such as dropout.
+    Layer = 5,
     /// Whether the writer stores an image as JPEG. Numbers from 16 on are for writing data.
     Store = 16,
     /// A synthetic signal.
@@ -68,7 +70,7 @@ impl Draws {
     }
 
     /// 64 random bits.
-    fn bits(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         if let Some(bits) = self.left.take() {
             return bits;
         }

@@ -20,7 +20,11 @@ static MODELS: &[Model] = &[
     // Softmax regression in plain Rust (`crates/trainer/src/linear.rs`): it takes milliseconds per epoch, for tests of
     // everything except the training computation.
     Model { name: "linear", input: InputKind::Anything, describe: None },
+    // A program that `torch.export` wrote; `crates/program` describes it.
+    Model { name: PROGRAM, input: InputKind::Anything, describe: None },
 ];
+
+const PROGRAM: &str = "program";
 
 /// The kind of input that a network accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,10 +86,16 @@ impl Arch {
     /// Whether it is the softmax regression in plain Rust, which has no description.
     #[must_use]
     pub fn is_linear(self) -> bool {
-        self.0.describe.is_none()
+        self.0.describe.is_none() && !self.is_program()
     }
 
-    /// The description of the network; absent for `linear`.
+    /// Whether it is a program in a file.
+    #[must_use]
+    pub fn is_program(self) -> bool {
+        self.name() == PROGRAM
+    }
+
+    /// The description of the network; absent for `linear` and `program`.
     #[must_use]
     pub fn describe(self, options: &NetworkOptions) -> Option<NetworkDescription> {
         self.0.describe.map(|describe| describe(options))

@@ -13,9 +13,12 @@ use super::{Compute, JobSpec, OptimizerSpec, Violation, rules::Rules};
 #[serde(deny_unknown_fields)]
 pub struct ModelSpec {
     /// `resnet18`, `resnet34`, `resnet50`, `resnet101`, `resnet152` (torchvision's, v1.5); `resnet34_1d`
-    /// for signals: kernels of nine samples; `linear`: softmax regression in plain Rust, for tests of
-    /// everything except the network.
+    /// for signals: kernels of nine samples; `program`: any PyTorch network, exported to the file in `program`;
+    /// `linear`: softmax regression in plain Rust, for tests of everything except the network.
     pub arch: Arch,
+    /// With `arch = "program"`: a file that `torch.export.save` wrote.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub program: String,
     /// Number of outputs, at most 16777216: classes (at least 2), or values of a regression (at least 1).
     pub num_classes: u32,
     /// Initialize the last BatchNorm scale of every residual block with 0 (Goyal et al. 2017, §5.1).
@@ -81,6 +84,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         ),
     );
     blocks(spec, rules);
+    program(spec, rules);
     if spec.model.arch.is_linear() {
         linear(spec, rules);
     }
@@ -133,6 +137,44 @@ fn blocks(spec: &JobSpec, rules: &mut Rules) {
             "is frozen and keeps no activations: remove it",
         );
     }
+}
+
+/// Refuses options that a program decides itself.
+fn program(spec: &JobSpec, rules: &mut Rules) {
+    let model = &spec.model;
+    if !model.arch.is_program() {
+        rules.check(
+            model.program.is_empty(),
+            "model.program",
+            &model.program,
+            "needs model.arch = \"program\"",
+        );
+        return;
+    }
+    rules.check(
+        !model.program.is_empty(),
+        "model.program",
+        "\"\"",
+        "must be the file of the program: write it with torch.export.save",
+    );
+    let mut unsupported = |used: bool, field: &'static str, remedy: &str| {
+        rules.check(!used, field, true, &format!("is part of the program: {remedy}"));
+    };
+    unsupported(model.zero_init_gamma, "model.zero_init_gamma", "initialise it in Python");
+    unsupported(model.blur_pool, "model.blur_pool", "add it in Python");
+    unsupported(model.new_head, "model.new_head", "replace the head in Python");
+    unsupported(!model.freeze.is_empty(), "model.freeze", "set requires_grad = False in Python");
+    unsupported(
+        !spec.train.recompute.is_empty(),
+        "train.recompute",
+        "the blocks of a program are not known",
+    );
+    rules.check(
+        !spec.precision.fused,
+        "precision.fused",
+        true,
+        "has kernels only for the networks of model.arch other than \"program\": remove it",
+    );
 }
 
 /// Refuses options that the plain-Rust model does not support.

@@ -3,7 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | `NAME.toml` | the recipe |
-//! | `weights.safetensors` | weights and running statistics with torchvision's names |
+//! | `weights.safetensors` | weights and running statistics with torchvision's names; absent for programs |
 //! | `batches.safetensors` | `inputs`, u8 (batches, samples, side, side, 3) or f32 (batches, samples, …), and `labels`, i64 (batches, samples), or `targets`, f32 (batches, samples, outputs) |
 //! | `baton-NAME.safetensors` | Baton's results |
 
@@ -64,7 +64,11 @@ impl Case {
             Inputs::Arrays { shape, .. } => InputType::Array(shape.clone()),
         };
         let mut learner = TorchLearner::new(&self.spec, &input_type, Device::Cpu)?;
-        weights::load(&mut learner, &self.folder.join("weights.safetensors"), Head::FromFile)?;
+        // A program has its own weights.
+        let weights = self.folder.join("weights.safetensors");
+        if weights.exists() {
+            weights::load(&mut learner, &weights, Head::FromFile)?;
+        }
         Ok(learner)
     }
 

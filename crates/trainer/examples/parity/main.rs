@@ -20,8 +20,9 @@ use self::case::{Case, Named, Result};
 type Part = fn(&Case) -> Result<Named>;
 
 /// The parts by the names of their folders.
-const PARTS: [(&str, Part); 6] = [
+const PARTS: [(&str, Part); 7] = [
     ("models", models::results),
+    ("programs", models::results),
     ("updates", updates::results),
     ("curves", curves::results),
     ("schedules", schedules::results),

@@ -7,13 +7,16 @@
 use baton_model::{Block, NetworkDescription};
 use tch::Tensor;
 
-use super::network::Tensors;
+use super::{
+    layers::Tensors,
+    network::{NetworkState, PassResult},
+};
 
 /// Inputs of one forward and backward pass.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub(super) network: &'a NetworkDescription,
-    /// `tensors.batch` receives the batch statistics.
+    /// `tensors.state.batch` receives the batch statistics.
     pub(super) tensors: Tensors<'a>,
     /// Number of blocks at the start of the network that are frozen: no gradient, statistics not updated.
     pub(super) frozen: usize,
@@ -21,16 +24,6 @@ pub(super) struct Pass<'a> {
     pub(super) recompute: &'a [String],
     /// Receives the batch statistics of a recomputation; the first computation has stored the same values already.
     pub(super) spare_statistics: &'a [Tensor],
-}
-
-/// Result of a pass.
-pub(super) struct PassResult {
-    /// Outputs (samples, classes), detached.
-    pub(super) outputs: Tensor,
-    /// The loss, detached.
-    pub(super) loss: Tensor,
-    /// Gradients with the index of their parameter; frozen parameters have none.
-    pub(super) gradients: Vec<(usize, Tensor)>,
 }
 
 /// Consecutive blocks whose gradients are computed together.
@@ -47,7 +40,7 @@ impl<'a> Pass<'a> {
     pub(super) fn run(
         &self,
         inputs: &Tensor,
-        loss: impl FnOnce(&Tensor) -> tch::Result<(Tensor, Tensor)>,
+        loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
     ) -> tch::Result<PassResult> {
         let mut x = self.through_frozen(inputs)?;
         let mut groups: Vec<BlockGroup<'_>> = Vec::new();
@@ -75,7 +68,7 @@ impl<'a> Pass<'a> {
 
     fn through_frozen(&self, inputs: &Tensor) -> tch::Result<Tensor> {
         let _no_grad = tch::no_grad_guard();
-        let tensors = Tensors { batch: None, ..self.tensors };
+        let tensors = self.tensors.with_running();
         let frozen = &self.network.blocks[..self.frozen];
         tensors.layers(frozen.iter().flat_map(|block| &block.layers), inputs)
     }
@@ -120,7 +113,7 @@ impl<'a> Pass<'a> {
                 // tch can start only at scalars; the gradient of this scalar is `upstream`.
                 Some(upstream) => output.f_mul(&upstream)?.f_sum(None)?,
             };
-            let parameters = indices.iter().map(|index| &self.tensors.parameters[*index]);
+            let parameters = indices.iter().map(|index| &self.tensors.state.parameters[*index]);
             let input = (number > 0).then_some(&group.input);
             let with_respect_to: Vec<&Tensor> = parameters.chain(input).collect();
             let mut computed = Tensor::f_run_backward(&[&derived], &with_respect_to, false, false)?;
@@ -131,7 +124,8 @@ impl<'a> Pass<'a> {
     }
 
     fn recompute(&self, blocks: &[&Block], input: &Tensor) -> tch::Result<Tensor> {
-        let tensors = Tensors { batch: Some(self.spare_statistics), ..self.tensors };
+        let state = NetworkState { batch: Some(self.spare_statistics), ..self.tensors.state };
+        let tensors = Tensors { state, ..self.tensors };
         tensors.layers(blocks.iter().flat_map(|block| &block.layers), input)
     }
 }

@@ -176,6 +176,20 @@ impl FlatLayout {
         end_of(self.statistics.iter().filter(|entry| !entry.frozen))
     }
 
+    /// Ranges of the trained statistics, start and length, with what `of` says for all statistics of a range.
+    pub(super) fn trained_statistics(&self, of: impl Fn(usize) -> f64) -> Vec<(i64, i64, f64)> {
+        let mut ranges: Vec<(i64, i64, f64)> = Vec::new();
+        let trained = self.statistics.iter().enumerate().filter(|(_, entry)| !entry.frozen);
+        for (index, entry) in trained {
+            let value = of(index);
+            match ranges.last_mut() {
+                Some((start, len, last)) if *last == value => *len = entry.end() - *start,
+                _ => ranges.push((entry.offset, entry.len(), value)),
+            }
+        }
+        ranges
+    }
+
     /// Length of the buffer of frozen tensors, with padding.
     pub(super) fn frozen_len(&self) -> i64 {
         end_of(self.parameters.iter().chain(&self.statistics).filter(|entry| entry.frozen))

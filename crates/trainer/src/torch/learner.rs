@@ -4,23 +4,28 @@ use std::path::PathBuf;
 
 use baton_checkpoint::Float;
 use baton_collectives::BufferMut;
-use baton_data::{Batch, InputType, mix::Mix};
+use baton_data::{
+    Batch, InputType,
+    mix::Mix,
+    random::{Draws, RandomPurpose},
+};
 use baton_gpu::Readback;
 use baton_model::{InputShape, NetworkDescription};
 use baton_recipe::{JobSpec, spec::Augment};
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    backward::Pass,
     buffer::lend,
     failure::During,
     flat::{self, FlatLayout, FlatTensor, views},
     fused::Fused,
     init,
     input::{DeviceInput, LoadedBatch, signal_shape},
+    layers::LayeredNetwork,
     mixing,
-    network::{self, Tensors},
+    network::{Network, NetworkState},
     optimizer::{Optimizer, Rates},
+    program::ProgramNetwork,
     task::{self, Task},
     weights,
     working::{self, FrozenTensors, WorkingWeights},
@@ -29,9 +34,6 @@ use crate::learner::{
     BatchEvaluation, DeferredScalar, Error, EvaluatedWeights, Leaf, Learner, Region, TAIL,
     TensorLocation, Update, VOTE,
 };
-
-/// Share of the running BatchNorm statistics that one update replaces; torch's `momentum`.
-const STATISTICS_MOMENTUM: f64 = 0.1;
 
 /// The statistics that BatchNorm uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +52,7 @@ pub enum BatchNormMode {
 #[derive(Debug)]
 pub struct TorchLearner {
     device: Device,
-    network: NetworkDescription,
+    network: Box<dyn Network>,
     pub(super) layout: FlatLayout,
     recipe: Recipe,
     input: DeviceInput,
@@ -67,9 +69,8 @@ pub struct TorchLearner {
     /// Views of `running`.
     running_views: Vec<Tensor>,
     averaged: Option<Averaged>,
-    pub(super) blur: Option<Tensor>,
-    /// Receives batch statistics that are not needed, with views of it.
-    spare_statistics: (Tensor, Vec<Tensor>),
+    /// Ranges of the running statistics with the share that an update replaces.
+    momenta: Vec<(i64, i64, f64)>,
 }
 
 /// Fields of the recipe that the learner reads at every step.
@@ -77,11 +78,9 @@ pub struct TorchLearner {
 struct Recipe {
     seed: u64,
     augment: Augment,
-    recompute: Vec<String>,
     pretrained: Option<Pretrained>,
     /// Evaluate mirrored images too.
     flip: bool,
-    channels_last: bool,
 }
 
 #[derive(Debug)]
@@ -140,6 +139,11 @@ impl TorchLearner {
     /// # Errors
     /// `model.arch` is not made of layers; out of memory.
     pub fn blank(spec: &JobSpec, input_type: &InputType, device: Device) -> Result<Self, Error> {
+        if spec.model.arch.is_program() {
+            let network = ProgramNetwork::read(spec, device)?;
+            let description = network.description().clone();
+            return Self::with(spec, &description, device, |_, _| Ok(Box::new(network)));
+        }
         let channels = match input_type {
             InputType::Image => 3,
             InputType::Array(shape) => signal_shape(shape).map_or(1, |[channels, _]| channels),
@@ -159,20 +163,36 @@ impl TorchLearner {
         network: NetworkDescription,
         device: Device,
     ) -> Result<Self, Error> {
-        let kind = working::kind(spec.precision.compute);
-        let input = DeviceInput::new(&spec.data, device, spec.model.channels_last, kind)?;
+        let description = network.clone();
+        Self::with(spec, &description, device, |layout, fused| {
+            let network = LayeredNetwork::new(spec, network, layout, fused, device);
+            Ok(Box::new(network.during("build the network")?))
+        })
+    }
+
+    /// A learner for the network that `make` makes from the layout of its description.
+    fn with(
+        spec: &JobSpec,
+        description: &NetworkDescription,
+        device: Device,
+        make: impl FnOnce(&FlatLayout, Option<Fused>) -> Result<Box<dyn Network>, Error>,
+    ) -> Result<Self, Error> {
+        let layout = FlatLayout::new(description, spec.model.channels_last);
         let fused = spec.precision.fused.then(|| Fused::on(device)).transpose()?;
-        Self::build(spec, device, network, input, fused).during("build the network")
+        let network = make(&layout, fused)?;
+        let input =
+            DeviceInput::new(&spec.data, device, spec.model.channels_last, network.input_kind())?;
+        Self::build(spec, device, network, layout, input, fused).during("build the network")
     }
 
     fn build(
         spec: &JobSpec,
         device: Device,
-        network: NetworkDescription,
+        network: Box<dyn Network>,
+        layout: FlatLayout,
         input: DeviceInput,
         fused: Option<Fused>,
     ) -> tch::Result<Self> {
-        let layout = FlatLayout::new(&network, spec.model.channels_last);
         let float = (Kind::Float, device);
         let weights = Tensor::f_zeros([layout.parameters_len()], float)?;
         let running = Tensor::f_zeros([layout.statistics_len()], float)?;
@@ -190,7 +210,7 @@ impl TorchLearner {
                 Some(Averaged { running, running_views, working })
             }
         };
-        let spare = running.f_zeros_like()?;
+        let momenta = layout.trained_statistics(|index| network.momentum(index));
         let model = &spec.model;
         let pretrained = (!model.pretrained.is_empty()).then(|| Pretrained {
             path: model.pretrained.clone().into(),
@@ -202,19 +222,13 @@ impl TorchLearner {
             task: task::of(spec),
             optimizer,
             running_views: views(&layout.statistics, &running, &frozen.masters)?,
-            spare_statistics: {
-                let spare_views = views(&layout.statistics, &spare, &frozen.masters)?;
-                (spare, spare_views)
-            },
-            blur: network::blur_filters(&network, kind, device)?,
+            momenta,
             fused,
             recipe: Recipe {
                 seed: spec.seed,
                 augment: spec.augment.clone(),
-                recompute: spec.train.recompute.clone(),
                 pretrained,
                 flip: spec.evaluation.flip,
-                channels_last: model.channels_last,
             },
             network,
             layout,
@@ -234,13 +248,19 @@ impl TorchLearner {
         let _no_grad = tch::no_grad_guard();
         self.refresh()?;
         let LoadedBatch { inputs, .. } = self.input.load(batch)?;
-        let tensors = self.tensors(&self.working, &self.running_views);
+        let inputs = self.network.prepared(inputs)?;
+        let spare = self.running.f_zeros_like();
+        let spare =
+            spare.and_then(|spare| views(&self.layout.statistics, &spare, &self.frozen.masters));
+        let spare = spare.during("allocate statistics")?;
         let batch = match mode {
             BatchNormMode::Evaluation => None,
-            BatchNormMode::Training => Some(self.spare_statistics.1.as_slice()),
+            BatchNormMode::Training => Some(spare.as_slice()),
         };
-        let tensors = Tensors { batch, ..tensors };
-        tensors.forward(&self.network, &inputs).during("forward pass")
+        let state = state(&self.working, &self.running_views, batch);
+        let outputs = self.network.outputs(&inputs, state, &mut || false)?;
+        // It was not interrupted.
+        outputs.ok_or_else(|| Error::Recipe("the forward pass was interrupted".to_owned()))
     }
 
     /// The network's inputs for a training batch, shape (samples, channels, …), its targets, and how both are mixed.
@@ -249,20 +269,10 @@ impl TorchLearner {
     /// The device failed; the number of input values does not match the batch's size and shape.
     pub fn mixed(&mut self, batch: &Batch) -> Result<(Tensor, Tensor, Mix), Error> {
         let LoadedBatch { inputs, targets } = self.input.load(batch)?;
+        let inputs = self.network.prepared(inputs)?;
         let mix = Mix::of_batch(self.recipe.seed, batch, &self.recipe.augment);
         let mixed = mixing::inputs(&inputs, &mix).during("mix inputs")?;
         Ok((mixed, targets, mix))
-    }
-
-    fn tensors<'a>(&'a self, working: &'a WorkingWeights, running: &'a [Tensor]) -> Tensors<'a> {
-        Tensors {
-            parameters: &working.parameters,
-            running,
-            batch: None,
-            blur: self.blur.as_ref(),
-            pointwise_as_product: self.device == Device::Cpu && self.recipe.channels_last,
-            fused: self.fused,
-        }
     }
 
     /// Copies of every weight and running statistic, on the CPU, with their names, in the order of a state dict.
@@ -305,12 +315,12 @@ impl TorchLearner {
     /// The network that it trains.
     #[must_use]
     pub fn network(&self) -> &NetworkDescription {
-        &self.network
+        self.network.description()
     }
 
     /// Names of the head's tensors.
     pub(super) fn head(&self) -> impl Iterator<Item = &str> {
-        let parameters = &self.layout.parameters[self.network.head.parameters.clone()];
+        let parameters = &self.layout.parameters[self.network().head.parameters.clone()];
         parameters.iter().map(|entry| entry.name.as_str())
     }
 
@@ -344,25 +354,18 @@ impl TorchLearner {
         })
     }
 
-    /// Computes the gradient of the scaled loss of `inputs` and writes it into `leaf`, with the batch's sums.
+    /// Computes the gradient of the scaled loss of a batch, given with its mixed inputs, and writes it into `leaf`, with
+    /// the batch's sums.
     fn pass(
         &self,
-        inputs: &Tensor,
-        targets: &Tensor,
-        mix: &Mix,
+        batch: &Batch,
+        (inputs, targets, mix): &(Tensor, Tensor, Mix),
         scale: f32,
         leaf: &TorchLeaf,
     ) -> Result<TorchLoss, Error> {
-        let tensors = self.tensors(&self.working, &self.running_views);
-        let pass = Pass {
-            network: &self.network,
-            tensors: Tensors { batch: Some(&leaf.statistics_views), ..tensors },
-            frozen: self.network.frozen_blocks(),
-            recompute: &self.recipe.recompute,
-            spare_statistics: &self.spare_statistics.1,
-        };
+        let state = state(&self.working, &self.running_views, Some(&leaf.statistics_views));
         let factor = self.optimizer.loss_scale().during("loss scale")?;
-        let loss = |outputs: &Tensor| {
+        let mut loss = |outputs: &Tensor| {
             let loss = mixing::loss(&*self.task, outputs, targets, mix)?;
             let scaled = loss.f_mul_scalar(f64::from(scale))?;
             match &factor {
@@ -370,7 +373,9 @@ impl TorchLearner {
                 Some(factor) => Ok((loss, scaled.f_mul(factor)?)),
             }
         };
-        let result = pass.run(inputs, loss).during("forward and backward pass")?;
+        let first = batch.samples.first().copied().unwrap_or_default();
+        let random = Draws::new(self.recipe.seed, batch.epoch, first, RandomPurpose::Layer);
+        let result = self.network.gradients(inputs, state, random, &mut loss)?;
         self.write_gradients(result.gradients, leaf).during("collect gradients")?;
         let first_metric = self.task.first_metric(&result.outputs, targets);
         first_metric
@@ -416,17 +421,18 @@ impl TorchLearner {
     fn evaluation_outputs(
         &self,
         inputs: &Tensor,
-        tensors: Tensors<'_>,
+        state: NetworkState<'_>,
         is_interrupted: &mut dyn FnMut() -> bool,
-    ) -> tch::Result<Option<Tensor>> {
-        let mut forward =
-            |inputs: &Tensor| tensors.forward_unless(&self.network, inputs, is_interrupted);
+    ) -> Result<Option<Tensor>, Error> {
+        let mut forward = |inputs: &Tensor| self.network.outputs(inputs, state, is_interrupted);
         let Some(outputs) = forward(inputs)? else { return Ok(None) };
         if !self.recipe.flip {
             return Ok(Some(outputs));
         }
-        let Some(mirrored) = forward(&inputs.f_flip([-1])?)? else { return Ok(None) };
-        outputs.f_add(&mirrored)?.f_div_scalar(2.0).map(Some)
+        let mirrored = inputs.f_flip([-1]).during("mirror the images")?;
+        let Some(mirrored) = forward(&mirrored)? else { return Ok(None) };
+        let sum = outputs.f_add(&mirrored);
+        sum.and_then(|sum| sum.f_div_scalar(2.0)).map(Some).during("average the outputs")
     }
 }
 
@@ -449,6 +455,15 @@ impl Learner for TorchLearner {
     fn initialise(&mut self) -> Result<(), Error> {
         let _no_grad = tch::no_grad_guard();
         self.invalidate();
+        if let Some(values) = self.network.initial_values()? {
+            let mut views = self.state_views()?;
+            for (entry, view) in &mut views {
+                if let Some((_, value)) = values.iter().find(|(name, _)| *name == entry.name) {
+                    view.f_copy_(value).during("set the initial weights")?;
+                }
+            }
+            return Ok(());
+        }
         let (seed, frozen) = (self.recipe.seed, &self.frozen.masters);
         init::fill(&self.weights, frozen, &self.layout.parameters, seed)
             .and_then(|()| init::fill(&self.running, frozen, &self.layout.statistics, seed))
@@ -492,10 +507,10 @@ impl Learner for TorchLearner {
         }
         self.task.check(batch)?;
         self.refresh()?;
-        let (inputs, targets, mix) = self.mixed(batch)?;
+        let mixed = self.mixed(batch)?;
         // Momentum 1 multiplies the old value by 0, which would keep infinities and NaNs.
         let _ = leaf.statistics.f_zero_().during("clear statistics")?;
-        self.pass(&inputs, &targets, &mix, scale, leaf)
+        self.pass(batch, &mixed, scale, leaf)
     }
 
     fn measure(&mut self, sum: &mut TorchLeaf) -> Result<(), Error> {
@@ -527,12 +542,15 @@ impl Learner for TorchLearner {
                     .during("optimizer update")?;
             }
         }
-        // running = 0.9 * running + 0.1 * (mean over the micro-batches)
-        let _ = sum
-            .statistics
-            .f_div_scalar_(i64::from(micro_batches))
-            .and_then(|mean| self.running.f_lerp_(&mean, STATISTICS_MOMENTUM))
-            .during("statistics update")?;
+        // running = (1 - momentum) * running + momentum * (mean over the micro-batches)
+        let mean = sum.statistics.f_div_scalar_(i64::from(micro_batches));
+        mean.and_then(|mean| {
+            self.momenta.iter().try_for_each(|&(start, len, momentum)| {
+                let mean = mean.f_narrow(0, start, len)?;
+                self.running.f_narrow(0, start, len)?.f_lerp_(&mean, momentum).map(drop)
+            })
+        })
+        .during("statistics update")?;
         if let (Some(share), Some(averaged)) =
             (self.optimizer.averaging_share(step), &mut self.averaged)
         {
@@ -558,14 +576,15 @@ impl Learner for TorchLearner {
         }
         self.task.check(batch)?;
         let LoadedBatch { inputs, targets } = self.input.load(batch)?;
-        let tensors = match (weights, &self.averaged) {
+        let inputs = self.network.prepared(inputs)?;
+        let state = match (weights, &self.averaged) {
             (EvaluatedWeights::Averaged, Some(averaged)) => {
-                self.tensors(&averaged.working, &averaged.running_views)
+                state(&averaged.working, &averaged.running_views, None)
             }
-            _ => self.tensors(&self.working, &self.running_views),
+            _ => state(&self.working, &self.running_views, None),
         };
-        let outputs = self.evaluation_outputs(&inputs, tensors, is_interrupted);
-        let Some(outputs) = outputs.during("forward pass")? else { return Ok(None) };
+        let outputs = self.evaluation_outputs(&inputs, state, is_interrupted)?;
+        let Some(outputs) = outputs else { return Ok(None) };
         self.task.evaluate(batch, &outputs, &targets).during("loss and metrics").map(Some)
     }
 
@@ -677,6 +696,14 @@ impl Leaf for TorchLeaf {
     fn buffer(&mut self) -> BufferMut<'_> {
         lend(&mut self.flat)
     }
+}
+
+fn state<'a>(
+    working: &'a WorkingWeights,
+    running: &'a [Tensor],
+    batch: Option<&'a [Tensor]>,
+) -> NetworkState<'a> {
+    NetworkState { parameters: &working.parameters, running, batch }
 }
 
 /// The size of a batch's samples.

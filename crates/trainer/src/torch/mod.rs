@@ -10,7 +10,10 @@
 //! | [`weights`] | reading exported weights |
 //! | [`peaks`] | measured peak rates of a device |
 //! | `flat` | position of each tensor in its buffer |
-//! | `network` | the libtorch operations for each kind of layer |
+//! | `network` | what the learner needs of a network |
+//! | `layers` | networks of `crates/model`: the libtorch operations for each kind of layer |
+//! | `program` | networks written by `torch.export` |
+//! | `error_text` | messages of our C++ code |
 //! | `fused` | our own kernels in place of libtorch's |
 //! | `working` | weights in the recipe's number format |
 //! | `backward` | one forward and backward pass |
@@ -26,16 +29,19 @@
 mod backward;
 mod buffer;
 pub mod device;
+mod error_text;
 mod failure;
 mod flat;
 mod fused;
 mod init;
 mod input;
+mod layers;
 pub mod learner;
 mod mixing;
 mod network;
 mod optimizer;
 pub mod peaks;
+mod program;
 mod task;
 #[cfg(test)]
 mod tests;

@@ -1,229 +1,90 @@
-//! Runs a described network: the only module that maps kinds of layers to libtorch operations.
+//! What the learner needs of a network. Two implementations: [`layers`](super::layers) for the networks of
+//! `crates/model`, [`program`](super::program) for those that `torch.export` wrote.
 
-use baton_model::{ConvNorm, Layer, Linear, NetworkDescription, size::padding};
-use tch::{Device, Kind, Tensor};
+use std::fmt::Debug;
 
-use super::fused::{self, Epilogue, Fused};
+use baton_data::random::Draws;
+use baton_model::{InputShape, NetworkDescription};
+use tch::{Kind, Tensor};
 
-/// Added to BatchNorm's variance; torch's default.
-const EPSILON: f64 = 1e-5;
+use crate::learner::Error;
 
-/// Tensors that a forward pass reads; the lists have the order of those in the [`NetworkDescription`].
+/// A network on a device. Its state belongs to the learner.
+pub(super) trait Network: Debug + Send {
+    /// Its tensors.
+    fn description(&self) -> &NetworkDescription;
+
+    /// Smallest batch size with which every BatchNorm layer gets more than one value per channel.
+    fn min_batch(&self, input: InputShape) -> u64 {
+        self.description().min_batch(input)
+    }
+
+    /// Share of a running statistic that one update replaces; torch's `momentum`.
+    fn momentum(&self, _statistic: usize) -> f64 {
+        0.1
+    }
+
+    /// The values to start from by name, if they are not those of [`baton_model::Init`].
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn initial_values(&self) -> Result<Option<Vec<(String, Tensor)>>, Error> {
+        Ok(None)
+    }
+
+    /// The inputs in the form that it takes.
+    ///
+    /// # Errors
+    /// It does not take inputs of this shape.
+    fn prepared(&self, inputs: Tensor) -> Result<Tensor, Error> {
+        Ok(inputs)
+    }
+
+    /// Number format of its inputs.
+    fn input_kind(&self) -> Kind;
+
+    /// Outputs (samples, outputs), f32, of a pass without a gradient. `is_interrupted` is called several times; `None`
+    /// if it returned true.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn outputs(
+        &self,
+        inputs: &Tensor,
+        state: NetworkState<'_>,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Tensor>, Error>;
+
+    /// Outputs, loss and gradients of a batch. `loss(outputs)` returns the loss to report, and the scalar to
+    /// differentiate.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn gradients(
+        &self,
+        inputs: &Tensor,
+        state: NetworkState<'_>,
+        random: Draws,
+        loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
+    ) -> Result<PassResult, Error>;
+}
+
+/// The tensors that a pass uses; the lists have the order of those in the [`NetworkDescription`].
 #[derive(Clone, Copy)]
-pub(super) struct Tensors<'a> {
+pub(super) struct NetworkState<'a> {
     pub(super) parameters: &'a [Tensor],
     /// Running statistics, for BatchNorm layers that do not use those of the batch.
     pub(super) running: &'a [Tensor],
     /// Receives the batch's mean and unbiased variance, in the order of `running`. `None`: use `running`.
     pub(super) batch: Option<&'a [Tensor]>,
-    /// One 3×3 filter per channel, for as many channels as the widest blurred layer has.
-    pub(super) blur: Option<&'a Tensor>,
-    /// Compute 1×1 convolutions as matrix products, for channels-last activations on a CPU: there libtorch's
-    /// convolution spends up to half of its time on reordering weights.
-    pub(super) pointwise_as_product: bool,
-    /// Kernels for BatchNorm with batch statistics and the operations after it; `None`: libtorch's.
-    pub(super) fused: Option<Fused>,
 }
 
-impl Tensors<'_> {
-    /// Outputs (samples, classes), f32, of `inputs`: images (samples, 3, height, width) or signals
-    /// (samples, channels, length).
-    pub(super) fn forward(
-        self,
-        network: &NetworkDescription,
-        inputs: &Tensor,
-    ) -> tch::Result<Tensor> {
-        let (frozen, trained) = network.blocks.split_at(network.frozen_blocks());
-        let inference = Self { batch: None, ..self };
-        let x = inference.layers(frozen.iter().flat_map(|block| &block.layers), inputs)?;
-        self.layers(trained.iter().chain([&network.head]).flat_map(|block| &block.layers), &x)
-    }
-
-    /// Outputs as of [`forward`](Self::forward), of a pass that needs no gradient. `is_interrupted` is called before each
-    /// layer; `None` if it returned true.
-    pub(super) fn forward_unless(
-        self,
-        network: &NetworkDescription,
-        inputs: &Tensor,
-        is_interrupted: &mut dyn FnMut() -> bool,
-    ) -> tch::Result<Option<Tensor>> {
-        let mut x = inputs.shallow_clone();
-        for layer in network.blocks.iter().chain([&network.head]).flat_map(|block| &block.layers) {
-            if is_interrupted() {
-                return Ok(None);
-            }
-            x = self.layer(layer, &x)?;
-        }
-        Ok(Some(x))
-    }
-
-    /// Output of `layers` for the input `x`.
-    pub(super) fn layers<'l>(
-        self,
-        layers: impl IntoIterator<Item = &'l Layer>,
-        x: &Tensor,
-    ) -> tch::Result<Tensor> {
-        layers.into_iter().try_fold(x.shallow_clone(), |x, layer| self.layer(layer, &x))
-    }
-
-    fn layer(self, layer: &Layer, x: &Tensor) -> tch::Result<Tensor> {
-        let is_signal = x.dim() == 3;
-        match layer {
-            Layer::ConvNorm(layer) => self.conv_norm(layer, x),
-            Layer::MaxPool { side, stride } => {
-                let [side, stride, padding] = [*side, *stride, padding(*side)].map(|n| n as i64);
-                match is_signal {
-                    true => x.f_max_pool1d([side], [stride], [padding], [1], false),
-                    false => x.f_max_pool2d([side; 2], [stride; 2], [padding; 2], [1, 1], false),
-                }
-            }
-            Layer::Residual { body, shortcut, .. } => self.residual(body, shortcut.as_ref(), x),
-            Layer::GlobalMean => {
-                let pooled = match is_signal {
-                    true => x.f_adaptive_avg_pool1d([1])?,
-                    false => x.f_adaptive_avg_pool2d([1, 1])?,
-                };
-                pooled.f_flatten(1, -1)
-            }
-            Layer::Linear(layer) => self.linear(layer, x),
-        }
-    }
-
-    fn residual(
-        self,
-        body: &[ConvNorm],
-        shortcut: Option<&ConvNorm>,
-        x: &Tensor,
-    ) -> tch::Result<Tensor> {
-        let through_shortcut = || match shortcut {
-            Some(layer) => self.conv_norm(layer, x),
-            None => Ok(x.shallow_clone()),
-        };
-        let through = |body: &[ConvNorm]| {
-            body.iter().try_fold(x.shallow_clone(), |y, layer| self.conv_norm(layer, &y))
-        };
-        if let (Some((fused, batch)), Some((last, first))) = (self.fused_batch(), body.split_last())
-        {
-            let shortcut = through_shortcut()?;
-            return self.fused_conv_norm(
-                last,
-                &through(first)?,
-                (fused, batch),
-                Epilogue::AddRelu(&shortcut),
-            );
-        }
-        // BatchNorm and the addition do not need their output for the gradient, so the operations can be in place, as
-        // in torchvision.
-        through(body)?.f_add_(&through_shortcut()?)?.f_relu_()
-    }
-
-    fn conv_norm(self, layer: &ConvNorm, x: &Tensor) -> tch::Result<Tensor> {
-        if let Some(fused) = self.fused_batch() {
-            let then = if layer.relu { Epilogue::Relu } else { Epilogue::None };
-            return self.fused_conv_norm(layer, x, fused, then);
-        }
-        // Momentum 1 replaces the running statistics with the batch's.
-        let (views, training, momentum) = match self.batch {
-            Some(views) => (views, true, 1.0),
-            None => (self.running, false, 0.0),
-        };
-        let mut y = self.convolve(layer, x)?.f_batch_norm(
-            Some(&self.parameters[layer.scale]),
-            Some(&self.parameters[layer.shift]),
-            Some(&views[layer.mean]),
-            Some(&views[layer.variance]),
-            training,
-            momentum,
-            EPSILON,
-            true,
-        )?;
-        if layer.relu { y.f_relu_() } else { Ok(y) }
-    }
-
-    fn fused_conv_norm(
-        self,
-        layer: &ConvNorm,
-        x: &Tensor,
-        (fused, batch): (Fused, &[Tensor]),
-        epilogue: Epilogue<'_>,
-    ) -> tch::Result<Tensor> {
-        let norm = fused::NormLayer {
-            scale: &self.parameters[layer.scale],
-            shift: &self.parameters[layer.shift],
-            batch_mean: &batch[layer.mean],
-            batch_variance: &batch[layer.variance],
-            epsilon: EPSILON,
-        };
-        fused.batch_norm(&self.convolve(layer, x)?, norm, epilogue)
-    }
-
-    /// The convolution, after a blur if the layer has one.
-    fn convolve(self, layer: &ConvNorm, x: &Tensor) -> tch::Result<Tensor> {
-        let kernel = &self.parameters[layer.kernel];
-        let blurred = match self.blur {
-            Some(filters) if layer.blurred => Some(blur(x, filters)?),
-            _ => None,
-        };
-        let x = blurred.as_ref().unwrap_or(x);
-        let (none, stride) = (None::<&Tensor>, layer.stride as i64);
-        let side = kernel.size().last().copied().unwrap_or(1);
-        let padding = padding(side as u64) as i64;
-        if x.dim() == 3 {
-            return x.f_conv1d(kernel, none, [stride], [padding], [1], 1);
-        }
-        if side == 1 && self.pointwise_as_product {
-            let mut pixels = x.f_permute([0, 2, 3, 1])?;
-            if stride > 1 {
-                pixels = pixels.f_slice(1, None, None, stride)?.f_slice(2, None, None, stride)?;
-            }
-            // With more than two dimensions, `linear` chooses between one product and one per image depending on
-            // whether the weight requires a gradient, and the two round differently on some processors. Averaged and
-            // frozen weights, which require none, must give the same bits as trained ones.
-            let mut shape = pixels.size();
-            let channels = shape.pop().unwrap_or_default();
-            shape.push(-1);
-            let matrix = kernel.f_flatten(1, -1)?;
-            let product = pixels.f_reshape([-1, channels])?.f_linear(&matrix, none)?;
-            return product.f_reshape(&shape)?.f_permute([0, 3, 1, 2]);
-        }
-        x.f_conv2d(kernel, none, [stride; 2], [padding; 2], [1, 1], 1)
-    }
-
-    fn linear(self, layer: &Linear, x: &Tensor) -> tch::Result<Tensor> {
-        let (weight, bias) = (&self.parameters[layer.weight], &self.parameters[layer.bias]);
-        if weight.kind() == bias.kind() {
-            return x.f_linear(weight, Some(bias));
-        }
-        // The product in the recipe's number format, the sum in f32.
-        x.f_linear(weight, None::<&Tensor>)?.f_to_kind(bias.kind())?.f_add(bias)
-    }
-
-    /// The kernels and the batch statistics, if both are present.
-    fn fused_batch(&self) -> Option<(Fused, &[Tensor])> {
-        self.fused.zip(self.batch)
-    }
-}
-
-/// The blur filters of `network`, one per channel, or `None` if no layer is blurred: outer product of (1, 2, 1) with
-/// itself, divided by 16.
-pub(super) fn blur_filters(
-    network: &NetworkDescription,
-    kind: Kind,
-    device: Device,
-) -> tch::Result<Option<Tensor>> {
-    let layers = network.blocks.iter().flat_map(|block| &block.layers);
-    let blurred = layers.flat_map(Layer::norms).filter(|layer| layer.blurred);
-    let channels = blurred.map(|layer| network.parameters[layer.kernel].shape[1]);
-    let Some(most) = channels.max() else { return Ok(None) };
-    let row = Tensor::f_from_slice(&[1.0_f32, 2.0, 1.0])?;
-    let filter = row.f_outer(&row)?.f_div_scalar(16.0)?;
-    let filters = filter.f_repeat([most as i64, 1, 1, 1])?.f_to_kind(kind)?;
-    filters.f_to_device(device).map(Some)
-}
-
-/// Zhang 2019 (arXiv 1904.11486): each channel with its own filter.
-fn blur(x: &Tensor, filters: &Tensor) -> tch::Result<Tensor> {
-    let channels = x.size().get(1).copied().unwrap_or_default();
-    let filters = filters.f_narrow(0, 0, channels)?;
-    x.f_conv2d(&filters, None::<&Tensor>, [1, 1], [1, 1], [1, 1], channels)
+/// Result of a pass.
+pub(super) struct PassResult {
+    /// Outputs (samples, outputs), detached.
+    pub(super) outputs: Tensor,
+    /// The loss, detached.
+    pub(super) loss: Tensor,
+    /// Gradients with the index of their parameter. Frozen parameters have none, nor have those without influence.
+    pub(super) gradients: Vec<(usize, Tensor)>,
 }

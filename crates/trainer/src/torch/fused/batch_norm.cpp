@@ -1,5 +1,5 @@
 // BatchNorm with the operations after it as one operation with a gradient for autograd. tch cannot define custom
-// operations, so this is the only C++ of this crate. It allocates and keeps what the gradient needs; it calls back
+// operations. It allocates and keeps what the gradient needs; it calls back
 // into Rust for the arithmetic (mod.rs). It links libtorch_cpu and libc10 for every device.
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::{CStr, c_char, c_void},
+    ffi::c_void,
     ptr,
     sync::{Mutex, PoisonError},
 };
@@ -16,9 +16,10 @@ use baton_gpu::{
         batch_norm::{BatchNorm, Shape},
     },
 };
-use tch::{Device, TchError, Tensor};
+use tch::{Device, Tensor};
 use torch_sys::C_tensor;
 
+use super::error_text::ErrorText;
 use crate::learner::Error;
 
 /// Kernels for one device.
@@ -114,27 +115,24 @@ impl Fused {
             Epilogue::AddRelu(residual) => residual.as_ptr(),
             Epilogue::None | Epilogue::Relu => ptr::null(),
         };
-        let mut text: [c_char; 1024] = [0; 1024];
-        // SAFETY: all tensors are alive; the table is never freed. The result is a new tensor or null.
-        let y = unsafe {
-            baton_batch_norm(
-                self.table,
-                x.as_ptr(),
-                residual,
-                layer.scale.as_ptr(),
-                layer.shift.as_ptr(),
-                layer.batch_mean.as_ptr(),
-                layer.batch_variance.as_ptr(),
-                layer.epsilon as f32,
-                !matches!(epilogue, Epilogue::None),
-                ErrorText { text: text.as_mut_ptr(), len: text.len() },
-            )
-        };
-        if y.is_null() {
-            // SAFETY: initialised with zeros, and the last byte is never written.
-            let text = unsafe { CStr::from_ptr(text.as_ptr()) };
-            return Err(TchError::Torch(text.to_string_lossy().into_owned()));
-        }
+        let y = ErrorText::captured(|message| {
+            // SAFETY: all tensors are alive; the table is never freed. The result is a new tensor or null.
+            let y = unsafe {
+                baton_batch_norm(
+                    self.table,
+                    x.as_ptr(),
+                    residual,
+                    layer.scale.as_ptr(),
+                    layer.shift.as_ptr(),
+                    layer.batch_mean.as_ptr(),
+                    layer.batch_variance.as_ptr(),
+                    layer.epsilon as f32,
+                    !matches!(epilogue, Epilogue::None),
+                    message,
+                )
+            };
+            (!y.is_null()).then_some(y)
+        })?;
         // SAFETY: no other code has this pointer.
         Ok(unsafe { Tensor::from_ptr(y) })
     }
@@ -146,12 +144,6 @@ fn on_gpu(ordinal: usize) -> Result<Kernels, baton_gpu::Error> {
 }
 
 // --- The same declarations are in batch_norm.cpp, with comments on the members ------------------------
-
-#[repr(C)]
-struct ErrorText {
-    text: *mut c_char,
-    len: usize,
-}
 
 #[derive(Debug)]
 #[repr(C)]
@@ -206,19 +198,4 @@ unsafe extern "C" fn backward(
 ) -> bool {
     // SAFETY: guaranteed by the caller.
     unsafe { message.write_error((*arguments).backward(&*kernels.cast::<Kernels>())) }
-}
-
-impl ErrorText {
-    /// Returns true for success; otherwise writes the error's text and returns false.
-    ///
-    /// # Safety
-    /// `text` has `len` writable bytes, all zero.
-    unsafe fn write_error(self, result: Result<(), baton_gpu::Error>) -> bool {
-        let Err(error) = result else { return true };
-        let text = error.to_string();
-        let len = text.len().min(self.len.saturating_sub(1));
-        // SAFETY: guaranteed by the caller; the last byte stays zero.
-        unsafe { ptr::copy_nonoverlapping(text.as_ptr(), self.text.cast(), len) };
-        false
-    }
 }

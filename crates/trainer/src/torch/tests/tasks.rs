@@ -3,7 +3,7 @@
 use baton_data::Inputs;
 use tch::Kind;
 
-use super::*;
+use super::{super::layers::blur_filters, *};
 
 /// Signals with one channel; the target is their mean.
 fn signals(count: usize, length: usize) -> Batch {
@@ -71,7 +71,8 @@ fn blur_pool_blurs_before_all_strided_convolutions_except_the_first() {
         assert_eq!(statistics(&a, name).equal(&statistics(&b, name)), same, "{name}");
     }
 
-    let filters = blurred.blur.as_ref().unwrap();
+    let filters =
+        blur_filters(blurred.network(), Kind::Float, Device::Cpu).unwrap().expect("a blurred layer");
     let x = Tensor::rand([1, 16, 4, 4], (Kind::Float, Device::Cpu));
     let padded = x.constant_pad_nd([1, 1, 1, 1]);
     let found = x.conv2d(&filters.narrow(0, 0, 16), None::<&Tensor>, [1, 1], [1, 1], [1, 1], 16);

@@ -1,0 +1,45 @@
+//! Programs: networks that `torch.export` has written to a `.pt2` file, read without libtorch.
+//!
+//! The file is not trusted: everything is checked, and no allocation is larger than the file times a small factor.
+//! `crates/trainer/src/torch/program` runs the graph.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`program`] | [`Program`]: tensors, inputs, outputs |
+//! | [`graph`] | the list of operators |
+//! | [`rewrite`] | the graphs for training and for evaluation |
+//! | [`tensor`] | tensors in the file |
+//! | `archive`, `schema` | the zip file and its JSON |
+
+#![forbid(unsafe_code)]
+
+mod archive;
+pub mod graph;
+pub mod program;
+pub mod rewrite;
+mod schema;
+pub mod tensor;
+
+use std::path::{Path, PathBuf};
+
+pub use self::{
+    graph::{Argument, Graph, Node, NodeResult, Source, Value},
+    program::{InputTensor, Parameter, Program},
+    rewrite::BatchNorm,
+    tensor::{Dtype, StoredTensor},
+};
+
+/// A program that cannot be read or trained.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("program {} {problem}", path.display())]
+pub struct Error {
+    path: PathBuf,
+    /// What is wrong and what to do, after the name of the file.
+    problem: String,
+}
+
+impl Error {
+    pub(crate) fn new(path: &Path, problem: impl Into<String>) -> Self {
+        Self { path: path.to_owned(), problem: problem.into() }
+    }
+}

@@ -1,0 +1,537 @@
+//! A program: its graph, and the tensors that belong to it.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use baton_model::{Block, Init, NetworkDescription, Tensor, TensorRole};
+use serde::Deserialize;
+
+use crate::{
+    Error,
+    archive::Archive,
+    graph::{Flattener, Graph, Scope, Settings, Source, Value},
+    rewrite::{BatchNorm, FoundNorm},
+    schema::{self, InputSpec, OutputSpec, Payload, Size},
+    tensor::{Dtype, StoredTensor, stored},
+};
+
+/// A program in a file.
+#[derive(Debug)]
+pub struct Program {
+    path: PathBuf,
+    archive: Archive,
+    /// Version of PyTorch that wrote it.
+    pub torch_version: String,
+    /// Parameters, each once even if several modules share it.
+    pub parameters: Vec<Parameter>,
+    /// Running means and variances of BatchNorm.
+    pub statistics: Vec<StoredTensor>,
+    /// Tensors that training does not change.
+    pub constants: Vec<Constant>,
+    /// The BatchNorms.
+    pub norms: Vec<BatchNorm>,
+    /// The inputs of a batch.
+    pub input: InputTensor,
+    /// Shape of the outputs; `None` for sizes that depend on the input.
+    pub output: Vec<Option<u64>>,
+    /// The operators.
+    pub graph: Graph,
+    /// Smallest batch with which every BatchNorm gets more than one value per channel.
+    pub min_batch: u64,
+    /// BLAKE3 digest of everything but the weights, hexadecimal.
+    pub digest: String,
+}
+
+/// A parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameter {
+    /// Its values; the name is the first of its names.
+    pub tensor: StoredTensor,
+    /// Whether it is trained.
+    pub requires_grad: bool,
+    /// Its other names, if modules share it.
+    pub aliases: Vec<String>,
+}
+
+/// A tensor that training does not change.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Constant {
+    /// Its values.
+    pub tensor: StoredTensor,
+    /// Whether the module's state dict contains it.
+    pub is_persistent: bool,
+}
+
+/// What the program takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputTensor {
+    /// Name of the argument.
+    pub name: String,
+    /// Type of its elements.
+    pub dtype: Dtype,
+    /// Shape; the first axis counts samples. `None` for sizes that may change.
+    pub shape: Vec<Option<u64>>,
+    /// Most samples of a batch, if there is a limit.
+    pub max_samples: Option<u64>,
+}
+
+/// Fewest samples that `torch.export` can leave open. It treats 1 differently only where PyTorch itself does.
+const SMALLEST_OPEN_SIZE: i64 = 2;
+
+impl Program {
+    /// Reads a `.pt2` file that `torch.export.save` wrote. Weights are not read yet.
+    ///
+    /// # Errors
+    /// Not such a file, damaged, or a program that cannot be trained.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let archive = Archive::open(path).map_err(|problem| Error::new(path, problem))?;
+        Self::of(path, archive).map_err(|problem| Error::new(path, problem))
+    }
+
+    fn of(path: &Path, archive: Archive) -> Result<Self, String> {
+        let name = model_name(&archive)?;
+        let text = archive.read(&format!("models/{name}.json"))?;
+        let versions: schema::Versions = parse(&text, &name)?;
+        let schema::SchemaVersion { major, minor } = versions.schema_version;
+        if major != schema::MAJOR_VERSION {
+            return Err(format!(
+                "has schema version {major}.{minor}, written by PyTorch {}, but this Baton reads version {}: export \
+                 it with PyTorch 2.11",
+                versions.torch_version,
+                schema::MAJOR_VERSION
+            ));
+        }
+        let program: schema::ExportedProgram = parse(&text, &name)?;
+        let stored = Stored::read(&archive, &name)?;
+        let mut digest = blake3::Hasher::new();
+        digest.update(&text);
+
+        let mut inputs = Inputs::default();
+        let mut flattener = Flattener::new();
+        let mut scope = Scope::new();
+        for spec in &program.graph_module.signature.input_specs {
+            let name = inputs.add(spec, &stored, &program.graph_module.graph, &mut flattener)?;
+            if let Some((name, value)) = name {
+                scope.insert(name, value);
+            }
+        }
+        let graph = &program.graph_module.graph;
+        flattener.add(graph, &mut scope, Settings::OUTERMOST)?;
+        let (output, output_meta) = output(&program.graph_module, &scope)?;
+        let Flattener { values, nodes } = flattener;
+        let Inputs { parameters, buffers, values: sources, input } = inputs;
+        let input = input.ok_or("takes no input: give it a tensor of samples")?;
+        let mut graph = Graph { values, inputs: Vec::new(), nodes, output };
+        let buffer_of = |value: Value| match sources.get(&value) {
+            Some(Origin::Buffer(index)) => Some(*index),
+            _ => None,
+        };
+        graph.remove_counters(|value| {
+            buffer_of(value).is_some_and(|index| {
+                let tensor = &buffers[index].tensor;
+                tensor.shape.is_empty() && tensor.dtype == Dtype::I64
+            })
+        });
+        if graph.is_training() == Some(false) {
+            return Err(
+                "was exported in evaluation mode: call model.train() before torch.export.export"
+                    .to_owned(),
+            );
+        }
+        let found = graph.norms(buffer_of)?;
+        let (roles, norms, statistics) = statistics(&found, &buffers, &graph)?;
+        let mut constants = Vec::new();
+        let mut sources_of = Vec::new();
+        for (value, origin) in &sources {
+            let source = match origin {
+                Origin::Parameter(index) => Source::Parameter(*index),
+                Origin::Input => Source::Input,
+                Origin::Buffer(index) => match roles.get(index) {
+                    Some(statistic) => Source::Statistic(*statistic),
+                    None => {
+                        constants.push(buffers[*index].clone());
+                        Source::Constant(constants.len() - 1)
+                    }
+                },
+            };
+            sources_of.push((*value, source));
+        }
+        graph.inputs = sources_of;
+        graph.set_last_uses();
+        for constant in &constants {
+            digest.update(&archive.read(&constant.tensor.entry)?);
+        }
+        let min_batch = min_batch(&found, &program.graph_module.graph);
+        Ok(Self {
+            path: path.to_owned(),
+            torch_version: versions.torch_version,
+            input: input.finish(&program.range_constraints)?,
+            output: shape(&output_meta.sizes),
+            parameters,
+            statistics,
+            constants,
+            norms,
+            graph,
+            min_batch,
+            digest: digest.finalize().to_hex().to_string(),
+            archive,
+        })
+    }
+
+    /// The bytes of a tensor's storage.
+    ///
+    /// # Errors
+    /// The file has changed or is damaged.
+    pub fn storage(&self, tensor: &StoredTensor) -> Result<Vec<u8>, Error> {
+        self.archive.read(&tensor.entry).map_err(|problem| Error::new(&self.path, problem))
+    }
+
+    /// An error about this program.
+    #[must_use]
+    pub fn error(&self, problem: impl Into<String>) -> Error {
+        Error::new(&self.path, problem)
+    }
+
+    /// Its tensors as those of a network whose head is the whole program. Initial values are in the file.
+    ///
+    /// Constants that are part of the module's state dict follow the statistics, frozen.
+    #[must_use]
+    pub fn describe(&self) -> NetworkDescription {
+        let tensor = |stored: &StoredTensor, position, is_trained| Tensor {
+            name: stored.name.clone(),
+            shape: stored.shape.clone(),
+            init: Init::Constant(0.0),
+            decays: false,
+            is_cast: false,
+            role: if is_trained { TensorRole::Trained } else { TensorRole::Frozen },
+            position,
+        };
+        let mut position = 0..;
+        let mut next = || position.next().unwrap_or(usize::MAX);
+        let parameters: Vec<Tensor> = self
+            .parameters
+            .iter()
+            .map(|parameter| Tensor {
+                // Weights of layers have two axes or more; biases and scales of norms have one.
+                decays: parameter.tensor.shape.len() > 1,
+                ..tensor(&parameter.tensor, next(), parameter.requires_grad)
+            })
+            .collect();
+        let is_trained = |index: usize| {
+            self.norms
+                .iter()
+                .any(|norm| norm.is_training && [norm.mean, norm.variance].contains(&index))
+        };
+        let statistics = self.statistics.iter().enumerate();
+        let statistics = statistics.map(|(index, stored)| (stored, is_trained(index)));
+        let constants = self.persistent_constants().map(|constant| (&constant.tensor, false));
+        let statistics: Vec<Tensor> = statistics
+            .chain(constants)
+            .map(|(stored, is_trained)| tensor(stored, next(), is_trained))
+            .collect();
+        let head = Block {
+            name: "program".to_owned(),
+            layers: Vec::new(),
+            parameters: 0..parameters.len(),
+            statistics: 0..statistics.len(),
+        };
+        NetworkDescription { parameters, statistics, blocks: Vec::new(), head }
+    }
+
+    /// Constants that are part of the module's state dict.
+    pub fn persistent_constants(&self) -> impl Iterator<Item = &Constant> {
+        self.constants.iter().filter(|constant| constant.is_persistent)
+    }
+}
+
+/// The only model of a file.
+fn model_name(archive: &Archive) -> Result<String, String> {
+    let names = archive
+        .names("models/")
+        .filter_map(|name| name.strip_prefix("models/")?.strip_suffix(".json").map(str::to_owned));
+    let names: Vec<String> = names.collect();
+    match names.as_slice() {
+        [name] => Ok(name.clone()),
+        [] => {
+            Err("has no models/model.json: write it with torch.export.save of PyTorch 2.11"
+                .to_owned())
+        }
+        names => Err(format!("has several models, {}: save one", names.join(", "))),
+    }
+}
+
+fn parse<'a, T: Deserialize<'a>>(text: &'a [u8], name: &str) -> Result<T, String> {
+    serde_json::from_slice(text).map_err(|error| {
+        format!("models/{name}.json cannot be read ({error}): export it with PyTorch 2.11")
+    })
+}
+
+/// The lists of weights and constants.
+struct Stored<'a> {
+    archive: &'a Archive,
+    weights: Payload,
+    constants: Payload,
+}
+
+const WEIGHTS: &str = "data/weights";
+const CONSTANTS: &str = "data/constants";
+
+impl<'a> Stored<'a> {
+    fn read(archive: &'a Archive, name: &str) -> Result<Self, String> {
+        let list = |folder: &str, kind: &str| {
+            let path = format!("{folder}/{name}_{kind}_config.json");
+            let text = archive.read(&path)?;
+            serde_json::from_slice(&text).map_err(|error| format!("{path} is damaged: {error}"))
+        };
+        let (weights, constants) = (list(WEIGHTS, "weights")?, list(CONSTANTS, "constants")?);
+        Ok(Self { archive, weights, constants })
+    }
+
+    /// A parameter or buffer. Buffers that are not persistent are among the constants.
+    fn find(&self, name: &str) -> Result<(StoredTensor, bool), String> {
+        let lists = [(&self.weights, WEIGHTS), (&self.constants, CONSTANTS)];
+        let found =
+            lists.into_iter().find_map(|(list, folder)| Some((list.config.get(name)?, folder)));
+        let (entry, folder) =
+            found.ok_or_else(|| format!("has no values of {name}: it is damaged"))?;
+        let tensor = stored(name, entry, folder, |path| self.archive.size(path))?;
+        let requires_grad = entry.tensor_meta.as_ref().is_some_and(|meta| meta.requires_grad);
+        Ok((tensor, requires_grad))
+    }
+}
+
+/// What a value of the graph's inputs is.
+enum Origin {
+    Parameter(usize),
+    Buffer(usize),
+    Input,
+}
+
+/// The inputs of the graph while they are read.
+#[derive(Default)]
+struct Inputs {
+    parameters: Vec<Parameter>,
+    buffers: Vec<Constant>,
+    values: BTreeMap<Value, Origin>,
+    input: Option<OpenInput>,
+}
+
+/// The user's input, with the symbol of its number of samples.
+struct OpenInput {
+    name: String,
+    dtype: Dtype,
+    sizes: Vec<Size>,
+}
+
+impl Inputs {
+    /// Adds an input; returns its name in the graph.
+    fn add(
+        &mut self,
+        spec: &InputSpec,
+        stored: &Stored<'_>,
+        graph: &schema::Graph,
+        flattener: &mut Flattener,
+    ) -> Result<Option<(String, Value)>, String> {
+        let (name, origin) = match spec {
+            InputSpec::Parameter { arg, parameter_name } => {
+                (&arg.name, Origin::Parameter(self.parameter(parameter_name, stored)?))
+            }
+            InputSpec::Buffer { arg, buffer_name, persistent } => {
+                (&arg.name, self.buffer(buffer_name, *persistent, stored)?)
+            }
+            InputSpec::TensorConstant { arg, tensor_constant_name } => {
+                (&arg.name, self.buffer(tensor_constant_name, false, stored)?)
+            }
+            InputSpec::UserInput { arg: schema::Argument::AsTensor(name) } => {
+                if let Some(first) = &self.input {
+                    return Err(format!(
+                        "takes several inputs, {} and {}: export a module whose forward takes one tensor",
+                        first.name, name.name
+                    ));
+                }
+                let meta = graph.tensor_values.get(&name.name);
+                let meta =
+                    meta.ok_or_else(|| format!("does not describe its input {}", name.name))?;
+                let dtype = Dtype::of(meta.dtype)
+                    .ok_or_else(|| format!("input {} has an unknown type", name.name))?;
+                let sizes = meta.sizes.clone();
+                self.input = Some(OpenInput { name: name.name.clone(), dtype, sizes });
+                (&name.name, Origin::Input)
+            }
+            // A constant argument such as None or True: it is part of the nodes already.
+            InputSpec::UserInput { .. } | InputSpec::ConstantInput(_) => return Ok(None),
+            InputSpec::CustomObj(_) | InputSpec::Token(_) => {
+                return Err("uses a custom object, which only Python can make".to_owned());
+            }
+        };
+        let value = flattener.value();
+        self.values.insert(value, origin);
+        Ok(Some((name.clone(), value)))
+    }
+
+    fn parameter(&mut self, name: &str, stored: &Stored<'_>) -> Result<usize, String> {
+        let (tensor, requires_grad) = stored.find(name)?;
+        if tensor.dtype != Dtype::F32 {
+            return Err(format!(
+                "parameter {name} is {}, but master weights are float32: call model.float() before the export, and \
+                 set precision.compute",
+                tensor.dtype.name()
+            ));
+        }
+        let tied = self.parameters.iter().position(|other| other.tensor.is_tied_to(&tensor));
+        if let Some(index) = tied {
+            self.parameters[index].aliases.push(name.to_owned());
+            return Ok(index);
+        }
+        self.parameters.push(Parameter { tensor, requires_grad, aliases: Vec::new() });
+        Ok(self.parameters.len() - 1)
+    }
+
+    fn buffer(
+        &mut self,
+        name: &str,
+        is_persistent: bool,
+        stored: &Stored<'_>,
+    ) -> Result<Origin, String> {
+        let (tensor, _) = stored.find(name)?;
+        self.buffers.push(Constant { tensor, is_persistent });
+        Ok(Origin::Buffer(self.buffers.len() - 1))
+    }
+}
+
+impl OpenInput {
+    fn finish(
+        self,
+        ranges: &BTreeMap<String, schema::RangeConstraint>,
+    ) -> Result<InputTensor, String> {
+        let Self { name, dtype, sizes } = self;
+        let samples = match sizes.first() {
+            Some(Size::AsExpr(expression)) => &expression.expr_str,
+            Some(Size::AsInt(samples)) => {
+                return Err(format!(
+                    "takes exactly {samples} samples: export it with dynamic_shapes=({{0: torch.export.Dim(\"b\", min=2, \
+                     max=4096)}},)"
+                ));
+            }
+            None => return Err(format!("input {name} is a single number, not a batch")),
+        };
+        // `Symbol('s77', positive=True, integer=True)`, or just the name in other versions.
+        let symbol = samples.split('\'').nth(1).unwrap_or(samples);
+        let range = ranges.get(symbol);
+        let min = range.and_then(|range| range.min_val).unwrap_or(SMALLEST_OPEN_SIZE);
+        if min > SMALLEST_OPEN_SIZE {
+            return Err(format!(
+                "takes at least {min} samples, but the last batch of an evaluation may be smaller: export it with min=2"
+            ));
+        }
+        let max_samples =
+            range.and_then(|range| range.max_val).and_then(|max| u64::try_from(max).ok());
+        Ok(InputTensor { name, dtype, shape: shape(&sizes), max_samples })
+    }
+}
+
+fn shape(sizes: &[Size]) -> Vec<Option<u64>> {
+    let size = |size: &Size| match size {
+        Size::AsInt(size) => u64::try_from(*size).ok(),
+        Size::AsExpr(_) => None,
+    };
+    sizes.iter().map(size).collect()
+}
+
+/// The value that the program returns, with its description.
+fn output(
+    module: &schema::GraphModule,
+    scope: &Scope,
+) -> Result<(Value, schema::TensorMeta), String> {
+    let mut outputs = Vec::new();
+    for spec in &module.signature.output_specs {
+        match spec {
+            OutputSpec::UserOutput { arg } => outputs.push(arg),
+            OutputSpec::BufferMutation { buffer_name: name }
+            | OutputSpec::ParameterMutation { parameter_name: name }
+            | OutputSpec::UserInputMutation { user_input_name: name } => {
+                return Err(format!(
+                    "returns a new {name}, as programs do after run_decompositions: save the result of \
+                     torch.export.export itself"
+                ));
+            }
+            OutputSpec::LossOutput(_)
+            | OutputSpec::GradientToParameter(_)
+            | OutputSpec::GradientToUserInput(_)
+            | OutputSpec::Token(_) => {
+                return Err(
+                    "is a joint graph with its gradients: export the module itself".to_owned()
+                );
+            }
+        }
+    }
+    let [schema::Argument::AsTensor(name)] = outputs.as_slice() else {
+        return Err(format!(
+            "returns {} values: export a module that returns one tensor of shape (samples, outputs)",
+            outputs.len()
+        ));
+    };
+    let meta = module.graph.tensor_values.get(&name.name).cloned();
+    let value = scope.get(&name.name).copied();
+    value.zip(meta).ok_or_else(|| format!("does not make its output {}: it is damaged", name.name))
+}
+
+type Statistics = (BTreeMap<usize, usize>, Vec<BatchNorm>, Vec<StoredTensor>);
+
+/// Which buffers are statistics, by their index among the buffers.
+fn statistics(
+    found: &[FoundNorm],
+    buffers: &[Constant],
+    graph: &Graph,
+) -> Result<Statistics, String> {
+    let (mut roles, mut tensors) = (BTreeMap::new(), Vec::new());
+    let mut norms = Vec::new();
+    for FoundNorm { node, buffers: pair, momentum, is_training } in found {
+        let mut indices = [0; 2];
+        for (index, buffer) in indices.iter_mut().zip(pair) {
+            let tensor = &buffers[*buffer].tensor;
+            if tensor.dtype != Dtype::F32 {
+                return Err(format!("{} is {}, not float32", tensor.name, tensor.dtype.name()));
+            }
+            if roles.contains_key(buffer) {
+                return Err(format!(
+                    "{}: this BatchNorm is used twice in a step, and its statistics would depend on the order: use \
+                     two modules",
+                    graph.nodes[*node].location
+                ));
+            }
+            *index = tensors.len();
+            roles.insert(*buffer, tensors.len());
+            tensors.push(tensor.clone());
+        }
+        let [mean, variance] = indices;
+        norms.push(BatchNorm {
+            node: *node,
+            mean,
+            variance,
+            momentum: *momentum,
+            is_training: *is_training,
+        });
+    }
+    Ok((roles, norms, tensors))
+}
+
+/// 2 if a BatchNorm gets one value per channel and sample.
+fn min_batch(found: &[FoundNorm], graph: &schema::Graph) -> u64 {
+    if found.is_empty() {
+        return 1;
+    }
+    let norms =
+        graph.nodes.iter().filter(|node| node.target.starts_with("torch.ops.aten.batch_norm."));
+    let has_one_value = |node: &schema::Node| {
+        let Some(schema::Argument::AsTensor(input)) = node.inputs.first().map(|input| &input.arg)
+        else {
+            return false;
+        };
+        let sizes = graph.tensor_values.get(&input.name).map(|meta| shape(&meta.sizes));
+        sizes.is_some_and(|sizes| sizes.iter().skip(2).all(|size| *size == Some(1)))
+    };
+    if norms.into_iter().any(has_one_value) { 2 } else { 1 }
+}

@@ -1,0 +1,329 @@
+//! A graph prepared for libtorch: the Rust side of executor.cpp.
+
+use std::{
+    ffi::{CString, c_char},
+    ptr::NonNull,
+};
+
+use baton_program::{
+    Argument, Dtype, Graph, Node, NodeResult, Source, Value,
+    graph::{Location, MemoryFormat},
+};
+use tch::{Device, TchError, Tensor};
+use torch_sys::C_tensor;
+
+use super::super::error_text::ErrorText;
+
+/// A graph whose operators and constant arguments libtorch has looked up.
+#[derive(Debug)]
+pub(super) struct Executor {
+    graph: NonNull<CGraph>,
+    nodes: Vec<NodeSettings>,
+    inputs: Vec<(Value, Source)>,
+    values: u32,
+    output: Value,
+}
+
+#[derive(Debug)]
+struct NodeSettings {
+    has_gradient: bool,
+    is_autocast: bool,
+    location: Location,
+}
+
+/// How a graph is run.
+pub(super) struct HowToRun<'a> {
+    pub(super) has_gradient: bool,
+    /// Number format of autocast.
+    pub(super) autocast: Option<Dtype>,
+    /// The seed of the next node.
+    pub(super) seed: &'a mut dyn FnMut() -> u64,
+}
+
+/// An error of an operator.
+pub(super) struct RunError {
+    pub(super) location: String,
+    pub(super) error: TchError,
+}
+
+impl Executor {
+    /// Looks up the operators of `graph`.
+    ///
+    /// # Errors
+    /// An operator does not exist or does not take these arguments.
+    pub(super) fn new(graph: &Graph, device: Device) -> Result<Self, String> {
+        let (is_gpu, ordinal) = match device {
+            Device::Cuda(ordinal) => (true, i32::try_from(ordinal).unwrap_or(i32::MAX)),
+            _ => (false, 0),
+        };
+        // SAFETY: returns a new object, or ends the process if there is no memory.
+        let handle = NonNull::new(unsafe { baton_graph_new(is_gpu, ordinal) });
+        let mut executor = Self {
+            graph: handle.ok_or("out of memory")?,
+            nodes: Vec::with_capacity(graph.nodes.len()),
+            inputs: graph.inputs.clone(),
+            values: graph.values,
+            output: graph.output,
+        };
+        for node in &graph.nodes {
+            executor.add(node).map_err(|error| {
+                let text = error.to_string();
+                let text = text.lines().next().unwrap_or_default();
+                format!("{}: {}: {text}", node.location, node.operator)
+            })?;
+            executor.nodes.push(NodeSettings {
+                has_gradient: node.has_gradient,
+                is_autocast: node.is_autocast,
+                location: node.location.clone(),
+            });
+        }
+        Ok(executor)
+    }
+
+    fn add(&mut self, node: &Node) -> tch::Result<()> {
+        for argument in &node.arguments {
+            self.push(&argument.value);
+            let name = c_string(&argument.name)?;
+            // SAFETY: the graph is alive, and an argument was pushed.
+            unsafe { baton_graph_name(self.graph.as_ptr(), name.as_ptr()) };
+        }
+        let operator = node.operator.strip_prefix("_operator::").unwrap_or(&node.operator);
+        let (operator, overload) = (c_string(operator)?, c_string(&node.overload)?);
+        let mut results = Vec::new();
+        for (returned, result) in (0..).zip(&node.results) {
+            match result {
+                NodeResult::Unused => {}
+                NodeResult::One(value) => {
+                    results.push(CResult { returned, element: -1, value: value.0 });
+                }
+                NodeResult::Many(values) => {
+                    let each = (0..).zip(values);
+                    results.extend(each.map(|(element, value)| CResult {
+                        returned,
+                        element,
+                        value: value.0,
+                    }));
+                }
+            }
+        }
+        let last_uses: Vec<u32> = node.last_uses.iter().map(|value| value.0).collect();
+        ErrorText::captured(|message| {
+            // SAFETY: the graph is alive; the texts end with zero; the lists have these lengths.
+            let is_added = unsafe {
+                baton_graph_add(
+                    self.graph.as_ptr(),
+                    operator.as_ptr(),
+                    overload.as_ptr(),
+                    results.as_ptr(),
+                    results.len(),
+                    last_uses.as_ptr(),
+                    last_uses.len(),
+                    message,
+                )
+            };
+            is_added.then_some(())
+        })
+    }
+
+    fn push(&mut self, argument: &Argument) {
+        let graph = self.graph.as_ptr();
+        // SAFETY: the graph is alive, and a list takes as many arguments as were pushed for it.
+        unsafe {
+            match argument {
+                Argument::Value(value) => baton_graph_push_value(graph, value.0),
+                Argument::None => baton_graph_push_none(graph),
+                Argument::Int(value) => baton_graph_push_int(graph, *value),
+                Argument::Float(value) => baton_graph_push_float(graph, *value),
+                Argument::Bool(value) => baton_graph_push_bool(graph, *value),
+                Argument::Text(text) => {
+                    baton_graph_push_text(graph, text.as_ptr().cast(), text.len());
+                }
+                Argument::List(items) => {
+                    items.iter().for_each(|item| self.push(item));
+                    baton_graph_push_list(graph, items.len());
+                }
+                Argument::Dtype(dtype) => baton_graph_push_int(graph, scalar_type(*dtype).into()),
+                Argument::MemoryFormat(format) => {
+                    baton_graph_push_int(graph, memory_format(*format));
+                }
+                // c10::Layout::Strided
+                Argument::Strided => baton_graph_push_int(graph, 0),
+                Argument::Device => baton_graph_push_device(graph),
+            }
+        }
+    }
+
+    /// The output for the tensors that `source` gives. `is_interrupted` is called before each operator; `None` if it
+    /// returned true.
+    pub(super) fn run<'a>(
+        &self,
+        source: &dyn Fn(Source) -> &'a Tensor,
+        how: HowToRun<'_>,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Tensor>, RunError> {
+        let values = Values::new(self.values);
+        for (value, from) in &self.inputs {
+            values.set(*value, source(*from));
+        }
+        let autocast = how.autocast.map_or(-1, scalar_type);
+        for (index, node) in self.nodes.iter().enumerate() {
+            if is_interrupted() {
+                return Ok(None);
+            }
+            let run = CRun {
+                seed: (how.seed)(),
+                has_gradient: how.has_gradient && node.has_gradient,
+                autocast: if node.is_autocast { autocast } else { -1 },
+            };
+            ErrorText::captured(|message| {
+                // SAFETY: both objects are alive, and the values are as many as the graph has.
+                let is_done =
+                    unsafe { baton_graph_run(self.graph.as_ptr(), index, values.0, run, message) };
+                is_done.then_some(())
+            })
+            .map_err(|error| RunError { location: node.location.to_string(), error })?;
+        }
+        values.take(self.output).map(Some).ok_or_else(|| RunError {
+            location: "output".to_owned(),
+            error: TchError::Torch("is not a tensor".to_owned()),
+        })
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        // SAFETY: made by `baton_graph_new`, and freed once.
+        unsafe { baton_graph_free(self.graph.as_ptr()) };
+    }
+}
+
+// SAFETY: the graph is changed only while it is made; a run only reads it.
+unsafe impl Send for Executor {}
+
+/// The values of one run.
+struct Values(*mut CValues);
+
+impl Values {
+    fn new(len: u32) -> Self {
+        // SAFETY: returns a new object, or ends the process if there is no memory.
+        Self(unsafe { baton_values_new(len as usize) })
+    }
+
+    fn set(&self, value: Value, tensor: &Tensor) {
+        // SAFETY: both are alive; the value is one of the graph.
+        unsafe { baton_values_set(self.0, value.0, tensor.as_ptr()) };
+    }
+
+    fn take(&self, value: Value) -> Option<Tensor> {
+        // SAFETY: the values are alive; a tensor is given away.
+        let tensor = unsafe { baton_values_take(self.0, value.0) };
+        // SAFETY: no other code has this pointer.
+        (!tensor.is_null()).then(|| unsafe { Tensor::from_ptr(tensor) })
+    }
+}
+
+impl Drop for Values {
+    fn drop(&mut self) {
+        // SAFETY: made by `baton_values_new`, and freed once.
+        unsafe { baton_values_free(self.0) };
+    }
+}
+
+/// Counts the changes of a tensor and its views.
+pub(super) fn version(tensor: &Tensor) -> u32 {
+    // SAFETY: the tensor is alive.
+    unsafe { baton_tensor_version(tensor.as_ptr()) }
+}
+
+fn c_string(text: &str) -> tch::Result<CString> {
+    CString::new(text).map_err(|error| TchError::Torch(format!("{text:?} is not a name: {error}")))
+}
+
+/// c10::ScalarType
+fn scalar_type(dtype: Dtype) -> i32 {
+    match dtype {
+        Dtype::U8 => 0,
+        Dtype::I8 => 1,
+        Dtype::I16 => 2,
+        Dtype::I32 => 3,
+        Dtype::I64 => 4,
+        Dtype::F16 => 5,
+        Dtype::F32 => 6,
+        Dtype::F64 => 7,
+        Dtype::Bool => 11,
+        Dtype::Bf16 => 15,
+    }
+}
+
+/// c10::MemoryFormat
+fn memory_format(format: MemoryFormat) -> i64 {
+    match format {
+        MemoryFormat::Contiguous => 0,
+        MemoryFormat::Preserve => 1,
+        MemoryFormat::ChannelsLast => 2,
+        MemoryFormat::ChannelsLast3d => 3,
+    }
+}
+
+// --- The same declarations are in executor.cpp ----------------------------------------------------
+
+#[repr(C)]
+struct CGraph {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+struct CValues {
+    _private: [u8; 0],
+}
+
+#[repr(C)]
+struct CResult {
+    returned: u32,
+    element: i32,
+    value: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CRun {
+    seed: u64,
+    has_gradient: bool,
+    autocast: i32,
+}
+
+unsafe extern "C" {
+    fn baton_graph_new(is_gpu: bool, ordinal: i32) -> *mut CGraph;
+    fn baton_graph_free(graph: *mut CGraph);
+    fn baton_graph_push_value(graph: *mut CGraph, value: u32);
+    fn baton_graph_push_none(graph: *mut CGraph);
+    fn baton_graph_push_int(graph: *mut CGraph, value: i64);
+    fn baton_graph_push_float(graph: *mut CGraph, value: f64);
+    fn baton_graph_push_bool(graph: *mut CGraph, value: bool);
+    fn baton_graph_push_device(graph: *mut CGraph);
+    fn baton_graph_push_text(graph: *mut CGraph, text: *const c_char, len: usize);
+    fn baton_graph_push_list(graph: *mut CGraph, len: usize);
+    fn baton_graph_name(graph: *mut CGraph, name: *const c_char);
+    fn baton_graph_add(
+        graph: *mut CGraph,
+        name: *const c_char,
+        overload: *const c_char,
+        results: *const CResult,
+        results_len: usize,
+        last_uses: *const u32,
+        last_uses_len: usize,
+        message: ErrorText,
+    ) -> bool;
+    fn baton_values_new(len: usize) -> *mut CValues;
+    fn baton_values_free(values: *mut CValues);
+    fn baton_values_set(values: *mut CValues, index: u32, tensor: *const C_tensor);
+    fn baton_values_take(values: *mut CValues, index: u32) -> *mut C_tensor;
+    fn baton_graph_run(
+        graph: *const CGraph,
+        node: usize,
+        values: *mut CValues,
+        how: CRun,
+        message: ErrorText,
+    ) -> bool;
+    fn baton_tensor_version(tensor: *const C_tensor) -> u32;
+}
